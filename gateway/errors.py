@@ -112,7 +112,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 class EdgeError(WeftError):
-    """A refusal for which HTTP has a finer status than the reason, or asks for a header of its own."""
+    """A refusal for which HTTP has a finer status than the reason, or needs a header."""
 
     def __init__(
         self, http_status: int, reason: Reason, message: str, *, headers: tuple[tuple[bytes, bytes], ...] = ()
@@ -266,7 +266,7 @@ def retry_headers(error: WeftError) -> list[tuple[bytes, bytes]]:
 
 
 def _is_long_limit(error: WeftError) -> bool:
-    """Whether a limit has no room for longer than clients wait: they must not try again by themselves."""
+    """Whether a limit has no room for longer than clients wait: they must not retry automatically."""
     return error.reason is Reason.RATE_LIMIT_EXCEEDED and (error.retry_after_seconds or 0.0) > MAX_RETRY_AFTER_SECONDS
 
 

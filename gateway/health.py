@@ -78,7 +78,7 @@ async def get_authority(deps: Gateway, request: Request) -> Response:
     facts_of(request.scope).surface = "authority"
     file = deps.config.tls.authority_file
     if file is None:
-        raise WeftError(Reason.NOT_FOUND, "this gateway has no authority of its own; the system's trust is enough")
+        raise WeftError(Reason.NOT_FOUND, "this gateway has no authority; the system's trust is enough")
     try:
         content = await asyncio.to_thread(_read_limited, file.expanduser())
     except OSError as error:

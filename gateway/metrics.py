@@ -14,7 +14,7 @@ _COMPLETED = "completed"
 
 
 class GatewayMetrics:
-    """The gateway's metrics on a page of its own or the host's."""
+    """The gateway's metrics on its own page or the host's."""
 
     def __init__(self, page: MetricsPage | None = None) -> None:
         self.page = page = MetricsPage() if page is None else page

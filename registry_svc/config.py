@@ -41,7 +41,7 @@ class KeysConfig:
     on the first start. Back it up with the database: without it no key works. Default: `state/key-pepper` under the
     home."""
     max_keys: Annotated[int, Ge(1), Le(40_000)] = 10_000
-    """Keys that may exist at once. Revoked and expired ones make room for new ones."""
+    """Keys that may exist. Revoked and expired ones make room for new ones."""
     keep_seconds: Seconds = 30 * DAY_SECONDS
     """How long a key stays listed once it was revoked or has expired."""
     revoke_all_if_pepper_lost: bool = False
@@ -60,7 +60,7 @@ class SecretsConfig:
     first secret. The first key encrypts, all of them decrypt: a start with a new first line encrypts everything again
     with that. Back it up apart from the database. Default: `state/secret-keys` under the home."""
     max_secrets: Annotated[int, Ge(1), Le(10_000)] = 1_000
-    """Secrets that may exist at once."""
+    """Secrets that may exist."""
     delete_all_if_key_lost: bool = False
     """Whether a start without the keys deletes all secrets, which are unreadable then. Otherwise it is refused."""
 
@@ -115,7 +115,7 @@ class GovernanceSettings:
     def __post_init__(self) -> None:
         ids = [signer.id for signer in self.signers]
         if len(set(ids)) < len(ids):
-            raise ValueError("signers must have ids of their own")
+            raise ValueError("signers must have their own ids")
         if self.mode is GovernanceMode.SIGNATURES and any(signer.public_key is None for signer in self.signers):
             raise ValueError("every signer needs a public_key where mode is signatures")
         if self.mode is not GovernanceMode.OFF:
@@ -162,7 +162,7 @@ class OperationLimits(OperationSettings):
     timeout_seconds: float = 3_600.0
     """Longest time that one operation may take; then it is cancelled, and failed."""
     max_running: int = 32
-    """Operations that are carried out at once; more wait."""
+    """Operations that are carried out concurrently; more wait."""
     max_unfinished: int = 1_000
     """Operations that may wait or run; more are refused."""
 
@@ -193,7 +193,7 @@ class LedgerConfig(LedgerSettings):
     max_wait_seconds: float = 300.0
     """Longest wait for memory."""
     max_leases: int = 10_000
-    """Leases that may exist at once, in all of the mesh."""
+    """Leases that may exist, in all of the mesh."""
     watch_interval_seconds: float = 0.25
     """How often they do while a request waits for memory on their host."""
     reclaim_wait_seconds: float = 2.0
@@ -260,7 +260,7 @@ class RegistrySettings:
     restart_grace_seconds: Seconds = 90.0
     """For this long after a start of the registry no runner expires: runners could not reach it while it was away."""
     allow_cloud_fallback: Annotated[bool | None, PUBLIC] = None
-    """Whether routes may fall back to models off the premises, on a new database; later `weft config set` changes it.
+    """Whether routes may fall back to remote models, on a new database; later `weft config set` changes it.
     Default: what the environment variable WEFT_ALLOW_CLOUD_FALLBACK says, else true."""
     aliases: Annotated[tuple[AliasSetting, ...], MaxLen(MAX_ALIASES), PUBLIC] = ()
     """Aliases of models; one that an operator declares comes before one of the same name or pattern here."""
@@ -276,7 +276,7 @@ class RegistrySettings:
     """Secrets, such as the API keys of providers."""
 
     def max_of(self, kind: "ResourceKind") -> int:
-        """Returns how many resources of a kind there may be at once."""
+        """Returns how many resources of a kind there may be."""
         return int(getattr(self, f"max_{kind.plural}", MAX_DECLARED))
 
     def __post_init__(self) -> None:
@@ -288,7 +288,7 @@ class RegistrySettings:
                 (each.tenant if what == "pattern" else "", getattr(each, what) or each.name) for each in self.aliases
             ]
             if len(set(given)) < len(given):
-                raise SettingError("aliases", f"each must have a {what} of its own")
+                raise SettingError("aliases", f"each must have its own {what}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -328,23 +328,23 @@ class RegistryConfig(RegistrySettings):
     max_agents_per_session: int = 256
     """Agents that one runner may publish."""
     max_runners: int = 100_000
-    """Runners that may be known at once, inactive ones included."""
+    """Runners that may be known, inactive ones included."""
     max_routers: int = 64
-    """Routers that may be known at once."""
+    """Routers that may be known."""
     max_models: int = 100_000
-    """Models that may be known at once, declared or published."""
+    """Models that may be known, declared or published."""
     max_agents: int = 10_000
-    """Agents that may be known at once, declared or published."""
+    """Agents that may be known, declared or published."""
     max_routes: int = 1_000
-    """Routes that may be declared at once."""
+    """Routes that may be declared."""
     max_aliases: int = MAX_ALIASES
-    """Aliases that may be declared at once."""
+    """Aliases that may be declared."""
     max_profiles: int = 64
-    """Profiles that may be declared at once."""
+    """Profiles that may be declared."""
     max_workflows: int = 256
-    """Workflows that may be declared at once."""
+    """Workflows that may be declared."""
     max_tenants: int = 10_000
-    """Tenants that may be declared at once."""
+    """Tenants that may be declared."""
     tenants: "tuple[TenantManifest, ...]" = ()
     """Tenants of weft.yaml, to be shown where none is declared of their name."""
     max_profile_documents: int = 512
@@ -360,6 +360,6 @@ class RegistryConfig(RegistrySettings):
     max_events: int = 1_000
     """Events that are remembered, also over restarts."""
     max_join_tokens: int = 1_000
-    """Join tokens that may exist at once, expired ones not counted."""
+    """Join tokens that may exist, expired ones not counted."""
     security: ChannelSecurity = field(default_factory=ChannelSecurity)
     """TLS credentials and trust for calls that leave this machine."""

@@ -296,7 +296,7 @@ class RegistryService:
         self._sweeper.start()
 
     async def stop(self, grace_seconds: float) -> None:
-        """See Service.stop; watchers are ended at once."""
+        """See Service.stop; watchers are ended immediately."""
         await self._sweeper.stop()
         await self._stop_books(grace_seconds)
         await self.beats.stop()

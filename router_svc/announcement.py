@@ -79,7 +79,7 @@ class RouterAnnouncement(Service):
 
     @override
     async def start(self) -> None:
-        """Begin. Returns at once; it is registered as soon as the registry answers."""
+        """Begin. Returns immediately; it is registered as soon as the registry answers."""
         self._registry = self._connect()
         self._stub = cast(
             "RouterSessionServiceAsyncStub", router_session_service_pb2_grpc.RouterSessionServiceStub(self._registry)

@@ -23,9 +23,9 @@ class RelayConfig:
     address: str
     """This router's own gRPC target, at which runners behind the relay are reached."""
     max_links: int = MAX_LINKS
-    """Links that may be open at once."""
+    """Links that may be open."""
     max_calls_per_link: int = 1024
-    """Calls that may run at once on one link."""
+    """Calls that may run concurrently on one link."""
     open_timeout_seconds: float = 10.0
     """Longest time from the first byte of a link until its runner has opened a session."""
 

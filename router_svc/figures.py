@@ -172,7 +172,7 @@ class FiguresRecorder:
         return message
 
     def _start_of(self, steps: Sequence[Step]) -> datetime:
-        """Return the time of day at which the first step began; of no steps, the one that goes on."""
+        """Return the time of day at which the first step began; of no steps, the one that continues."""
         now, seconds = self._clock.monotonic(), self._limits.step_seconds
         index = steps[0].index if steps else int(now // seconds)
         return self._clock.utc_now() - timedelta(seconds=now - index * seconds)

@@ -94,7 +94,7 @@ class Mailbox:
     was_placed: bool = False
     """Whether a grant was delivered."""
     ended: asyncio.Future[None] | None = None
-    """Set at the end of the request; None: nobody waits for it."""
+    """Set at the end of the request; None: no one waits for it."""
     _on_cancelled: placement.OnCancelled | None = None
     wait_kind: WaitKind | None = None
     """What the request waited for last; None: it has not waited."""
@@ -210,7 +210,7 @@ class WakeStarter(Protocol):
     """Port: carries wakes out."""
 
     def begin(self, wakes: Wakes, finished: WakeFinished) -> None:
-        """Start a wake; return at once, and call `finished` later, from the event loop."""
+        """Start a wake; return immediately, and call `finished` later, from the event loop."""
         ...
 
     def give_up(self, model: str) -> None:

@@ -78,7 +78,7 @@ class MemoryWatch:
         return None if self._seen_at is None else self._clock.monotonic() - self._seen_at
 
     async def start(self) -> None:
-        """Start polling. Returns at once."""
+        """Start polling. Returns immediately."""
         self._hurry_until = self._clock.monotonic() + START_HURRY_SECONDS
         self._task = start_critical(self._follow(), name="memory-watch")
 

@@ -54,7 +54,7 @@ _OUTCOMES = {number: name.removeprefix("OUTCOME_").lower() for name, number in r
 
 
 class RouterMetrics(SchedulingObserver):
-    """The metrics of one router, on a page of its own or the host's."""
+    """The metrics of one router, on its own page or the host's."""
 
     def __init__(self, page: MetricsPage | None = None) -> None:
         self.page = page = MetricsPage() if page is None else page

@@ -42,7 +42,7 @@ NOTHING_COUNTED = Counted((), 0, 0.0)
 
 
 class _TenantWindows:
-    """The windows of one tenant that has limits of its own."""
+    """The windows of one tenant that has its own limits."""
 
     def __init__(self, tenant: str, windows: RateWindows, config: RateLimitConfig, clock: Clock) -> None:
         self._tenant = tenant
@@ -137,11 +137,11 @@ class RateLimits:
         self._clients = {client: self._tracked_client(client, rates) for client, rates in client_rates.items()}
         self._declared: Mapping[str, tuple[TenantLimit, ...] | None] = {}
         self._named: dict[str, _TenantWindows] = {}
-        """The tenants with limits of their own, declared or configured; the others have the default."""
+        """The tenants with their own limits, declared or configured; the others have the default."""
         self._name_tenants()
 
     def reconfigure(self, config: RateLimitConfig, client_rates: Mapping[str, tuple[Rate, ...]]) -> None:
-        """Uses other rates from now on. What was counted in a window that stays goes on to count."""
+        """Uses other rates from now on. What was counted in a window that stays still counts."""
         before, self._config = self._config, config
         if before.max_tenants != config.max_tenants:
             self._tenants.forget_all()
@@ -168,7 +168,7 @@ class RateLimits:
         self._name_tenants()
 
     def _name_tenants(self) -> None:
-        """Brings the tenants with limits of their own up to date."""
+        """Brings the tenants with their own limits up to date."""
         wanted: dict[str, tuple[TenantLimit, ...]] = {
             name: over_the_whole(rates) for name, rates in self._config.tenants.items() if name not in self._declared
         }

@@ -10,7 +10,7 @@ from google.protobuf.duration_pb2 import Duration
 from weft.api.common.v1 import receipt_pb2
 
 TOLERANCE_SECONDS = 0.002
-"""Each duration of a receipt is rounded by itself."""
+"""Each duration of a receipt is rounded separately."""
 
 
 class ReceiptFault(StrEnum):

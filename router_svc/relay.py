@@ -369,7 +369,7 @@ class Relay:
             closing.add_done_callback(self._closing.discard)
 
     async def _close_session(self, calls: SessionCalls, session: LinkSession) -> None:
-        """Report to the mesh at once that the runner is gone, unless it is back already."""
+        """Report to the mesh immediately that the runner is gone, unless it is back already."""
         async with calls.turn(session.runner):
             if session.runner not in self._links:
                 with suppress(WeftError):

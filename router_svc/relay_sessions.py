@@ -45,7 +45,7 @@ class LinkSession:
     host: str = ""
     """The host that the runner reported."""
     max_requests: int = 0
-    """Maximum concurrent requests of the runner; 0: no limit of its own."""
+    """Maximum concurrent requests of the runner; 0: no separate limit."""
     opened: asyncio.Event = field(default_factory=asyncio.Event)
     opening: asyncio.Task[Message] | None = None
     """Set while the registry is opening it."""
@@ -136,7 +136,7 @@ class SessionCalls:
         return CallEnd()
 
     async def report_draining(self, session: LinkSession) -> None:
-        """Report to the mesh at once that a runner takes nothing new. Raises WeftError.
+        """Report to the mesh immediately that a runner takes nothing new. Raises WeftError.
 
         Before its first heartbeat that is left to it. The number is the runner's next one, so that its own heartbeat of
         that number counts as a repeat and not as stale.

@@ -29,7 +29,7 @@ class RequestEnded:
     was_placed: bool = False
     """Whether a runner may have worked on it."""
     is_closing: bool = False
-    """Whether this router stops, so that the dispatcher goes on without it."""
+    """Whether this router stops, so that the dispatcher continues without it."""
 
 
 Subscriber = Callable[[RequestEnded], None]

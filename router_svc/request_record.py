@@ -44,7 +44,7 @@ class EndedRequest(msgspec.Struct, gc=False, kw_only=True):
     receipt: bytes | None = None
     """A Receipt; None: not reported."""
     cancelled_by: str = ""
-    """Who cancelled it; empty: nobody did."""
+    """Who cancelled it; empty: no one did."""
     asked_model: str = ""
     """The name that was asked for, where an alias stood for the model; empty: no alias."""
     number: int = 0

@@ -267,6 +267,6 @@ def _no_memory() -> WeftError:
 
 
 def _as_wake_failure(error: WeftError) -> WeftError:
-    """Return the failure of a wake. Lack of memory has a reason of its own: it may be temporary."""
+    """Return the failure of a wake. Lack of memory has its own reason: it may be temporary."""
     reason = error.reason if error.reason is Reason.INSUFFICIENT_MEMORY else Reason.WAKE_FAILED
     return WeftError(reason, error.message[:MAX_ERROR_CHARS], metadata=error.metadata)

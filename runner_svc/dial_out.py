@@ -130,7 +130,7 @@ class DialOut(Service):
         server.add_generic_rpc_handlers((RawServices(REGISTRY_SERVICES, self._serve_registry),))
 
     async def start(self) -> None:
-        """Start dialing in the background. Returns at once."""
+        """Start dialing in the background. Returns immediately."""
         self._local = grpc.aio.insecure_channel(self._config.local_address, options=_LOCAL_OPTIONS)
         self._given_up = asyncio.get_running_loop().create_future()
         self._task = start_critical(self._keep_linked(), name="dial-out")

@@ -38,7 +38,7 @@ def _memory_bytes(state: InstanceState) -> int | None:
 
 _MODEL_FIGURES: tuple[tuple[str, str, Callable[[InstanceState], float | None]], ...] = (
     ("weft_runner_requests_running", "Requests that hold a slot.", lambda state: state.slots_used),
-    ("weft_runner_slots", "Requests that it may serve at once.", lambda state: state.slots_total),
+    ("weft_runner_slots", "Requests that it may serve concurrently.", lambda state: state.slots_total),
     (
         "weft_runner_model_memory_bytes",
         "Accelerator memory of a model, weights and cache.",

@@ -73,7 +73,7 @@ class RequestRecord:
     """The error by which `fail` ended it."""
     output_chars: int = 0
     left_premises: bool = False
-    """Whether a called tool sent data off the premises."""
+    """Whether a called tool sent data to a remote provider."""
     answered: bool = False
     """Whether the end of the answer was sent: the caller may hang up from then on."""
     tool_iterations_left: int | None = None

@@ -338,7 +338,7 @@ class RunnerService(Service):
         return task
 
     async def _end_once_idle(self, instance: Instance) -> None:
-        """End an instance when its last request has ended, each of which has limits of its own."""
+        """End an instance when its last request has ended, each of which has its own limits."""
         try:
             while instance.slots.holders:
                 await self._clock.sleep(DRAIN_CHECK_SECONDS)
@@ -392,7 +392,7 @@ class RunnerService(Service):
         return {model: page for model, page in pages.items() if page is not None}
 
     def reopen_session(self) -> None:
-        """Reopen the session at once: the path to the registry has changed. Does nothing before `start`."""
+        """Reopen the session immediately: the path to the registry has changed. Does nothing before `start`."""
         if self._session is not None:
             self._session.reopen()
 

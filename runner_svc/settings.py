@@ -129,7 +129,7 @@ class RunnerSettings:
     """Unique in the mesh."""
     runtime: Annotated[str, Checked(_name_of_installed), PUBLIC] = DEFAULT_RUNTIME
     """The kind of engine: llama.cpp's server or llama-cpp-python, which weft starts, an OpenAI-compatible server that
-    runs already, the models of a provider off the premises, or one that another package adds, see docs/engines.md;
+    runs already, the models of a remote provider, or one that another package adds, see docs/engines.md;
     `weft doctor` lists them."""
     command: Annotated[tuple[str, ...] | None, PUBLIC] = None
     """The server program and its first arguments. Default: `llama-server` on PATH, else the xllamacpp launcher. For
@@ -139,12 +139,12 @@ class RunnerSettings:
     ctranslate2`."""
     url: Annotated[str, MaxLen(2048), PUBLIC, SECRET] | None = field(default=None, repr=False)
     """Base URL of a server that runs already, such as `http://127.0.0.1:11434`. Without `models` every model that the
-    server lists is served, and the list is followed; models without a `url` of their own have this one."""
+    server lists is served, and the list is followed; models without a `url` have this one."""
     api_key_env: Annotated[str, MaxLen(128), PUBLIC] | None = None
     """With `url`: environment variable that holds the server's key."""
     remote: bool | None = None
-    """With `url` and without `models`: whether serving its models sends bytes off the premises. It must be set where
-    the address is not one of a network of your own."""
+    """With `url` and without `models`: whether serving its models sends bytes to a remote provider. Required if
+    the address is outside your own networks."""
     max_listed_models: Annotated[int, Ge(1), Le(1024), PUBLIC] = DEFAULT_MAX_LISTED_MODELS
     """With `url` and without `models`: so many models of the server's list are served, the first ones."""
     models: Annotated[tuple[ModelSettings, ...], PUBLIC]
@@ -152,7 +152,7 @@ class RunnerSettings:
     agents: Annotated[tuple[AgentSettings, ...], MaxLen(256), PUBLIC] = ()
     """Agents it publishes with its models."""
     max_requests: Annotated[int, Ge(1), Le(65_536)] | None = None
-    """Requests it works on at once over all its models. Default: as many as its slots."""
+    """Requests it works on concurrently over all its models. Default: as many as its slots."""
     devices: Annotated[tuple[Annotated[int, Ge(0), Le(63)], ...], MaxLen(64), PUBLIC] = ()
     """Accelerators of the host that it may use, by number in the order of the PCI bus. Default: those that
     CUDA_VISIBLE_DEVICES names, or all."""

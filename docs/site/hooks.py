@@ -16,7 +16,12 @@ from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
-SHIM = "iframe-worker.js"
+ASSETS = (
+    DOCS / "site" / "iframe-worker.js",
+    DOCS / "site" / "colors.css",
+    ROOT / "gateway" / "workbench" / "page" / "icon.svg",
+)
+"""What the site needs besides pages; mark and colors are the workbench's."""
 REDIRECTS = DOCS / "site" / "redirects.txt"
 """Pages that are gone, one a line: the old page, a blank, and the page that has its content now."""
 LANGUAGES = {".py": "python", ".proto": "protobuf", ".yaml": "yaml", ".json": "json", ".sh": "bash"}
@@ -46,8 +51,8 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Adds the files of the repository that pages link to, those that these link to, and all contracts."""
-    script = (DOCS / "site" / SHIM).read_text("utf-8")
-    files.append(File.generated(config, f"assets/{SHIM}", content=script))
+    for asset in ASSETS:
+        files.append(File.generated(config, f"assets/{asset.name}", content=asset.read_text("utf-8")))
     wanted = {path for file in files.documentation_pages() for path in _linked(DOCS / file.src_uri)}
     done: set[Path] = set()
     waiting = [*wanted, *_contracts()]

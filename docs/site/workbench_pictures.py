@@ -28,7 +28,7 @@ QUESTIONS = (
 )
 ROUNDS = 12
 BESIDE = 6
-"""Chats at once: more than the demo model has slots, so that some wait."""
+"""Concurrent chats: more than the demo model has slots, so that some wait."""
 PAUSE_SECONDS = 4.0
 WIDTH, HEIGHT = 1280, 800
 ACTION_MILLISECONDS = 60_000.0

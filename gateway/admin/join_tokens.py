@@ -156,7 +156,7 @@ async def create_join_token(deps: JoinTokens, request: Request) -> Response:
 
 
 async def revoke_join_token(deps: JoinTokens, request: Request) -> Response:
-    """Revokes a join token at once for new links; runners that joined with it stay until their link ends."""
+    """Revokes a join token immediately for new links; runners that joined with it stay until their link ends."""
     begin_change(request, SURFACE)
     token_id = require_name(request.path_params["id"], "id")
     await deps.tokens.revoke(token_id)

@@ -145,7 +145,7 @@ async def list_keys(deps: Keys, request: Request) -> Response:
 
 
 async def revoke_key(deps: Keys, request: Request) -> Response:
-    """Revokes a key at once, on every gateway and router."""
+    """Revokes a key immediately, on every gateway and router."""
     begin_change(request, SURFACE)
     key_id = _id_of(request)
     await deps.keys.revoke(key_id)

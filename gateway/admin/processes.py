@@ -42,7 +42,7 @@ class LogLevelBody(DocumentPart):
     process: Annotated[str, Field(max_length=MAX_PROCESS_CHARS)] = MESH
     """`gateway`, `router`, `registry`, `runner/NAME`, or `mesh`: the process of `weft up`."""
     level: Literal["debug", "info", "warning", "error", "reset"]
-    """The lowest level that it logs; `reset`: the configured one, at once."""
+    """The lowest level that it logs; `reset`: the configured one, immediately."""
     seconds: Annotated[int, Field(ge=1, le=int(MAX_LOG_LEVEL_SECONDS))] | None = None
     """For how long; then the configured level holds again. Absent: 10 min."""
 

@@ -51,7 +51,7 @@ class StreamEncoder(AnswerState, ABC):
     """The Content-Type of the stream."""
 
     def __init__(self, identity: AnswerIdentity, *, choice_count: int, include_events: bool = False) -> None:
-        """`include_events`: whether notices are events of their own instead of comments."""
+        """`include_events`: whether notices are separate events instead of comments."""
         super().__init__(identity, choice_count=choice_count)
         self._include_events = include_events
         self._held: list[event_pb2.InferenceEvent] = []
@@ -122,7 +122,7 @@ class StreamEncoder(AnswerState, ABC):
         return comment_of(event, kind)
 
     def _notice(self, event: event_pb2.InferenceEvent, kind: str, out: list[bytes]) -> None:
-        """Append a notice as an event of its own; as a comment in an API without such events."""
+        """Append a notice as its own event; as a comment in an API without such events."""
         out.append(self._aside(event, kind))
 
     def _encode_content(self, event: event_pb2.InferenceEvent, out: list[bytes]) -> None:

@@ -314,7 +314,7 @@ class EventStream(SseResponse):
             await writer.finish(b"")
 
     async def _check_key(self, scope: Scope, block: Interruptible) -> None:
-        """Interrupt `block` once the key is revoked or has expired: a stream has no end of its own."""
+        """Interrupt `block` once the key is revoked or has expired: a stream may never end."""
         deps = self._deps
         while deps.gate.needs_keys:
             await deps.clock.sleep(deps.config.key_check_seconds)

@@ -22,7 +22,7 @@ class TenantRateLimits:
 
     @property
     def tracked(self) -> int:
-        """Number of unnamed tenants that have a window of their own."""
+        """Number of unnamed tenants that have their own window."""
         return len(self._tracked)
 
     def take(self, tenant: str) -> None:

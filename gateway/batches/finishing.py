@@ -162,7 +162,7 @@ class BatchFinisher:
         self._config = deps.config.batches
 
     async def run(self) -> None:
-        """Writes results until cancelled, those of at most `max_finishing` batches at once."""
+        """Writes results until cancelled, those of at most `max_finishing` batches concurrently."""
         writing: dict[str, asyncio.Task[None]] = {}
         try:
             while True:

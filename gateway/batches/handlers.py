@@ -43,7 +43,7 @@ UPLOAD_TIMEOUT_SECONDS = 3600.0
 
 
 class ConcurrencyLimit:
-    """A limit on how many blocks run at once."""
+    """A limit on how many blocks run concurrently."""
 
     def __init__(self, size: int, what: str) -> None:
         """`what` completes the error message, such as "files are being uploaded (max_uploads)"."""

@@ -34,7 +34,7 @@ class DisconnectNotifier:
         self._has_happened = False
 
     def listen(self, notify: Callable[[], None]) -> None:
-        """Call `notify` at the disconnect; at once, if that has already happened."""
+        """Call `notify` at the disconnect; immediately, if that has already happened."""
         self._notify = notify
         if self._has_happened:
             notify()

@@ -74,7 +74,7 @@ class ConnectionCounts:
 
 
 def _origin(address: str) -> str:
-    """Returns the key that an address is counted under; empty for addresses without a limit of their own."""
+    """Returns the key that an address is counted under; empty for addresses without their own limit."""
     try:
         found = ipaddress.ip_address(address.partition("%")[0])
     except ValueError:

@@ -243,7 +243,7 @@ class AppServer:
             self._server.request_stop(grace_seconds)
 
     async def wait_stopped(self) -> None:
-        """Return when the server has stopped; at once when it does not run."""
+        """Return when the server has stopped; immediately when it does not run."""
         if self._serving is not None:
             await self._serving
         if self._socket_path is not None:

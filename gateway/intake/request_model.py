@@ -106,7 +106,7 @@ class HandledRequest(StrictModel):
 
     user: UserName | None = None
     allow_remote: bool | None = None
-    """Extension: whether the request may leave the premises of the mesh."""
+    """Extension: whether the request may be sent to remote models and tools."""
     keep_alive: KeepAlive | None = None
     """Extension: how long the model stays loaded afterwards: seconds, "5m", 0 (not at all), -1 (no limit)."""
     prompt_cache_key: Any = None
@@ -170,7 +170,7 @@ def _require_short_stops(stop: object, field: str, most: int) -> None:
 
 
 def _require_few_tokens(params: HandledRequest, limits: RequestLimits) -> None:
-    """Limits `n` times `max_tokens`: all answers of a prompt are generated at once."""
+    """Limits `n` times `max_tokens`: all answers of a prompt are generated concurrently."""
     count = _value(params, "n") or 1
     newer = _value(params, "max_completion_tokens")
     name = "max_tokens" if newer is None else "max_completion_tokens"

@@ -1,4 +1,4 @@
-"""The media of one request: inline bytes are checked at once, addresses are collected and fetched before dispatch.
+"""The media of one request: inline bytes are checked immediately, addresses are collected and fetched before dispatch.
 
 Translation is synchronous: `RequestMedia.image` returns a placeholder for the address, and `supply` replaces it by the
 bytes. It is awaited where the answer is produced (`gateway.answers.generation.Work`), so that a disconnect cancels the
@@ -31,7 +31,7 @@ class MediaAddress:
     field: str
     """The path of its first occurrence in the request, such as `messages[3].content[1].image_url.url`."""
     optional: bool = False
-    """Whether it is of earlier turns alone: the request goes on without a file that cannot be fetched."""
+    """Whether it is of earlier turns alone: the request continues without a file that cannot be fetched."""
 
 
 class MediaSource(Protocol):

@@ -42,7 +42,7 @@ class Shape(Enum):
     MESSAGE = "message"
     """In a message, as in a chat."""
     RESPONSE = "response"
-    """In a field of its own."""
+    """In its own field."""
 
 
 def done_reason(finish: int) -> str:

@@ -129,8 +129,8 @@ async def begin_operation(
 
 
 def require_success(operation: operation_pb2.Operation) -> None:
-    """Raises the reason of an operation that failed, DEADLINE_EXCEEDED for one that goes on."""
+    """Raises the reason of an operation that failed, DEADLINE_EXCEEDED for one that continues."""
     if operation.state not in ENDED:
-        raise WeftError(Reason.DEADLINE_EXCEEDED, f"it goes on as {operation.name}; see /v1/admin/{operation.name}")
+        raise WeftError(Reason.DEADLINE_EXCEEDED, f"it continues as {operation.name}; see /v1/admin/{operation.name}")
     if operation.state != _SUCCEEDED:
         raise WeftError(reason_of(operation), operation.detail or "the operation was cancelled")

@@ -49,8 +49,8 @@ class MeshConfig(_Part):
     """Settings of the whole mesh that operators can change while it runs."""
 
     allow_cloud_fallback: bool
-    """Whether a route may fall back to a model that sends bytes off the premises. The primary of a route, and a model
-    that is requested by name, are not affected. Each request must allow it as well."""
+    """Whether a route may fall back to a remote model. The primary of a route, and a model that is requested by name,
+    are not affected. Each request must allow it as well."""
     journal: JournalWord | None = None
     """Whether requests are durable tasks where neither their model nor their tenant has a setting: `none`, `wait`, or
     `keep`. Absent: as it is; in an answer, it was never set."""

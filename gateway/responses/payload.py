@@ -316,7 +316,7 @@ def _choose_allowed(chat: ChatBuilder, choice: ResponsesToolChoiceObject, tools:
     names: set[str | None] = {_offered_name(tool, tools) for tool in choice.tools if tool.type == FUNCTION}
     namespaces = {tool.name for tool in choice.tools if tool.type == NAMESPACE}
     names |= {flat for flat, member in members_by_flat_name(tools).items() if member.namespace in namespaces}
-    chat.require_offered(names, "tool_choice.tools", "names a function that is none of the tools")
+    chat.require_offered(names, "tool_choice.tools", "names a function that is not among the tools")
     chat.keep_functions(names, "tool_choice.tools")
     chat.choose_mode(choice.mode, "tool_choice.mode")
 

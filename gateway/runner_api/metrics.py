@@ -66,7 +66,7 @@ class RequestObserver:
         clock: Clock,
         named_tenants: Iterable[str] = (),
     ) -> None:
-        """`named_tenants` always have labels of their own, up to the limit."""
+        """`named_tenants` always have their own labels, up to the limit."""
         self._queue = queue
         self._max_queue_depth = max_queue_depth
         self._model_label = model_label

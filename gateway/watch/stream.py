@@ -22,7 +22,7 @@ class CoalescingBuffer:
     """A queue of changes by kind and name. A change replaces the one that waits for the same name, in its place."""
 
     def __init__(self, max_names: int) -> None:
-        """`max_names`: how many names may wait at once, those of all kinds together."""
+        """`max_names`: how many names may wait concurrently, those of all kinds together."""
         self._max_names = max_names
         self._waiting: dict[_Key, Change] = {}
         self._names = 0
@@ -99,7 +99,7 @@ class WatchStream:
         self._filled, self._has_room = asyncio.Event(), asyncio.Event()
 
     async def writes(self) -> AsyncGenerator[bytes]:
-        """Yields complete server-sent events, several at once where several wait; it ends with its reader."""
+        """Yields complete server-sent events, several concurrently where several wait; it ends with its reader."""
         pumps = [start_task(self._pump(source), name=f"watch-{source.kind}") for source in self._sources]
         try:
             while True:

@@ -41,7 +41,7 @@ class ApiKey:
         return self.revoked_at is None and (self.expires_at is None or now < self.expires_at)
 
     def ended_at_or_will(self) -> datetime | None:
-        """When it ended, or will; None: it will not by itself."""
+        """When it ended, or will; None: it has no expiry."""
         return min((at for at in (self.revoked_at, self.expires_at) if at is not None), default=None)
 
     def clamped_to_now(self, now: datetime) -> "ApiKey":

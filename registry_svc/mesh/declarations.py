@@ -538,7 +538,7 @@ def _happening(before: MeshSettings, settings: MeshSettings) -> EventDraft:
     if before.allow_cloud_fallback != settings.allow_cloud_fallback:
         changes.append(f"routes {may} fall back to remote models")
     if before.journal != settings.journal:
-        changes.append(f"requests without a setting of their own are journaled: {_journal_word(settings)}")
+        changes.append(f"requests without their own setting are journaled: {_journal_word(settings)}")
     return EventDraft(
         kind=None,
         name="settings",

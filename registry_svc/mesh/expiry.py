@@ -156,7 +156,7 @@ class Retired:
 
 
 class Retirements:
-    """Forgets retired runners at once, or with a later sweep when they are gone and their memory is free."""
+    """Forgets retired runners immediately, or with a later sweep when they are gone and their memory is free."""
 
     def __init__(self, core: RegistryCore, lease_count: LeaseCount) -> None:
         self._core = core

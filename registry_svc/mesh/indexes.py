@@ -68,7 +68,7 @@ class IdIndex:
 
 
 class PoolIndex:
-    """All pools. A model is in the pool it names, or in the one of its own name."""
+    """All pools. A model is in the pool it names, or in the one with its name."""
 
     def __init__(self) -> None:
         self._pools: dict[str, _Tally] = {}

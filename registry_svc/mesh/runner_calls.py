@@ -267,7 +267,7 @@ class GrpcRunnerCalls(RunnerCalls):
 
 
 async def _at_once() -> None:
-    """Returns at once: no other registry is there."""
+    """Returns immediately: no other registry is there."""
 
 
 async def _responses(call: "grpc.aio.UnaryStreamCall[Any, T]") -> AsyncGenerator[T]:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 log = get_logger("weft.registry")
 
 MAX_UNLOADS = 16
-"""Unload requests in progress at once; other models wait for a later sweep."""
+"""Concurrent unload requests; other models wait for a later sweep."""
 
 
 class UnownedModels:

@@ -1,4 +1,4 @@
-"""Carries out operations: a limited number at once, those on one model one after the other."""
+"""Carries out operations: a limited number concurrently, those on one model one after the other."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence

@@ -124,7 +124,7 @@ class Job:
         self._patient_until = patient_until
         self._cancel_requested = False
         self._calling: asyncio.Task[Any] | None = None
-        """A load or a pull, which is cancelled at once."""
+        """A load or a pull, which is cancelled immediately."""
         self._added = ""
         """The model that was added for this load; empty: none, or it was served before."""
         self._runners: dict[str, str] = {}
@@ -132,7 +132,7 @@ class Job:
         self._result = operation_pb2.OperationResult()
 
     def request_cancel(self) -> None:
-        """End it as soon as may be: a load or a pull at once, an unload or a flush before its next call."""
+        """End it as soon as may be: a load or a pull immediately, an unload or a flush before its next call."""
         self._cancel_requested = True
         if self._calling is not None:
             self._calling.cancel()
@@ -218,7 +218,7 @@ class Job:
         self._result.added.CopyFrom(added)
 
     async def _until_published(self, model: str) -> None:
-        """Wait until the mesh knows a model that was added: its runner says so by itself.
+        """Wait until the mesh knows a model that was added: its runner says so automatically.
 
         Raises MODEL_NOT_FOUND after PUBLISHED_SECONDS: the runner could not publish it.
         """
@@ -301,7 +301,7 @@ class Job:
         )
 
     async def _call_cancellably(self, runner: str, call: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """Returns what a call to a runner returns, which a cancellation ends at once: then JobCancelled."""
+        """Returns what a call to a runner returns, which a cancellation ends immediately: then JobCancelled."""
         self._require_wanted()
         self._calling = calling = asyncio.create_task(
             self._deps.presence.patient_call(runner, call, self._patient_until), name=f"call-{runner}"

@@ -412,7 +412,7 @@ class OperationUnloader:
         except TimeoutError:
             raise WeftError(
                 Reason.DEADLINE_EXCEEDED,
-                f"{model} did not unload within {MAX_UNLOAD_WAIT_SECONDS:.0f} s; {view.operation.name} goes on, and "
+                f"{model} did not unload within {MAX_UNLOAD_WAIT_SECONDS:.0f} s; {view.operation.name} continues, and "
                 "nothing was deleted: delete it again when that has ended",
                 metadata={"model": model, "operation": view.operation.name},
             ) from None

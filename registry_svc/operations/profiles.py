@@ -42,7 +42,7 @@ from weft.kernel.unknown_names import MODEL, unknown_name
 log = get_logger("weft.registry.operations")
 
 MAX_DESCRIBED_AT_ONCE = 16
-"""Runners that are asked at once how their models are loaded."""
+"""Runners that are asked concurrently how their models are loaded."""
 _NUMBERS: Mapping[StepKind, ProfileStep.Kind.ValueType] = {
     StepKind.UNLOAD: ProfileStep.KIND_UNLOAD,
     StepKind.LOAD: ProfileStep.KIND_LOAD,

@@ -78,7 +78,7 @@ class RouterSessions:
             self._keep(changed)
 
     async def unregister(self, name: str, incarnation: str) -> None:
-        """Delete a router at once; an unknown one is ignored, and an earlier incarnation."""
+        """Delete a router immediately; an unknown one is ignored, and an earlier incarnation."""
 
         async def leave() -> None:
             known = self._core.routers.get(name)

@@ -114,7 +114,7 @@ MAX_UPLOADS = 64
 """Concurrent uploads; two chunks of each are held in memory at most."""
 SWEPT_AT_ONCE = 100
 MAX_OF_TASK = 1_000
-"""Files of one task that are released at once; a sweep releases the others."""
+"""Files of one task that are released at a time; a sweep releases the others."""
 ALL_ATTEMPTS: Container[int] = range(2**31)
 """The inputs of a task and the results of all its attempts."""
 _FILES = (BATCH_INPUT, BATCH_OUTPUT, *MEDIA_INPUTS)

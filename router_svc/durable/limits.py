@@ -43,7 +43,7 @@ class TaskSettings:
     poll_interval_seconds: Seconds = 60.0
     """How often the database is polled for tasks that no notification announced."""
     max_running: Count = 256
-    """Attempts that one router runs at once."""
+    """Attempts that one router runs concurrently."""
     piece_interval_seconds: Seconds = 0.25
     """How often the output of a running task is written to the database ..."""
     max_spec_bytes: Bytes = 16 * MEBIBYTE
@@ -61,9 +61,9 @@ class TaskLimits(TaskSettings):
     sweep_batch: int = 500
     """Tasks that one statement of a sweep changes."""
     max_lanes: int = 256
-    """Lanes (model, tenant and priority class) that one router offers tasks of at once; the others follow in turn."""
+    """Lanes (model, tenant and priority class) of tasks that one router offers concurrently; more wait in turn."""
     offers_per_lane: int = 4
-    """Tasks of one lane that wait for a slot at once."""
+    """Tasks of one lane that wait for a slot."""
     peeked_per_lane: int = 32
     """Tasks of one lane that are read ahead."""
     max_peeked_bytes: int = 64 * MEBIBYTE
@@ -73,7 +73,7 @@ class TaskLimits(TaskSettings):
     max_origin_bytes: int = 12 * MEBIBYTE
     """Size of the submitter's own data that is stored with a task."""
     max_watches: int = 1024
-    """Watchers of tasks at once."""
+    """Concurrent watchers of tasks."""
     watch_poll_seconds: float = 2.0
     """How often a watcher polls, in case it missed an event."""
     schemas: SchemaLimits = field(default_factory=SchemaLimits)

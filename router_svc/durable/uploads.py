@@ -35,7 +35,7 @@ class Uploads:
         if self._under_way >= self._most:
             raise WeftError(
                 Reason.TOO_MANY_RESOURCES,
-                f"{self._most} {self._kind} are being uploaded at once, as many as may; send it again in a moment",
+                f"{self._most} {self._kind} are being uploaded, which is the limit; retry later",
                 retry_after_seconds=RETRY_SECONDS,
             )
         self._under_way += 1

@@ -10,13 +10,13 @@ class WatchLimits:
     """Bounds of the watches of one router."""
 
     max_watches: int = 1_024
-    """Watches of requests and of figures at once."""
+    """Concurrent watches of requests and of figures."""
     max_waiting_changes: int = 10_000
     """Changed requests that may wait for one watcher before it is ended with WATCH_LAGGED."""
     max_batch: int = 200
     """Requests in one message."""
     interval_seconds: float = 0.1
-    """Least time between two messages of changes; the first one after silence is sent at once."""
+    """Least time between two messages of changes; the first one after silence is sent immediately."""
     figures_interval_seconds: float = 1.0
     """Least time between two messages of positions and estimates."""
 

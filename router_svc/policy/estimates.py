@@ -246,7 +246,7 @@ class Estimates:
     def note_media(
         self, candidate: Candidate, unit: WorkUnit, work: float, seconds: float, device_seconds: float
     ) -> None:
-        """Record the duration of served work on media, and its share of it where several ran at once."""
+        """Record the duration of served work on media, and its share of it where several ran concurrently."""
         if not _is_measurement(seconds) or work <= 0.0:
             return
         self._note_speed(_model_host(candidate), unit, seconds, None, work)

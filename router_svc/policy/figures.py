@@ -271,7 +271,7 @@ class FigureRing:
             self._ended.extend(known.get(index) or Step(index, 0, 0) for index in range(min(known), current.index))
 
     def present(self, now: float) -> Step:
-        """Return the step that goes on."""
+        """Return the step that continues."""
         return self._at(now)
 
     def _at(self, now: float) -> Step:

@@ -25,7 +25,7 @@ class RequestKind:
     failed_wakes: frozenset[str] = frozenset()
     """Models whose wake failed while the request waited for it; it does not wake them again."""
     durable: bool = False
-    """Whether the requests are durable: they wait in classes of their own, so that figures for callers exclude them."""
+    """Whether the requests are durable: they wait in their own classes, so that figures for callers exclude them."""
     _hash: int = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -108,7 +108,7 @@ class Request:
     status: Waits | Loads | Placed | FailedAttempt | None = None
     """For its record: the last of these."""
     cancelled_by: str = ""
-    """Who cancelled it; empty: nobody did."""
+    """Who cancelled it; empty: no one did."""
 
     @staticmethod
     def of(key: int, spec: PlacementRequest, now: float, *, allow_remote: bool = False) -> "Request":

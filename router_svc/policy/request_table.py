@@ -149,7 +149,7 @@ class RequestTable:
             self.settle_pause(request_class, capacity, now)
 
     def settle_pause(self, request_class: RequestClass, capacity: Capacity, now: float) -> None:
-        """Pause the queue timeout while a class waits for a load that is certain; it goes on at the end of the load.
+        """Pause the queue timeout while a class waits for a load that is certain; it continues at the end of the load.
 
         Failing loads pause it only for a limited time in all.
         """

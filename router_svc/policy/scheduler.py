@@ -57,7 +57,7 @@ MAX_REVIEWS_AT_ONCE = 3
 
 
 class Scheduler:
-    """Places requests on candidates: at once when a slot is free and no request is ahead, otherwise in fair order."""
+    """Places requests on candidates: immediately if a slot is free and no request is ahead, else in fair order."""
 
     def __init__(self, limits: SchedulerLimits | None = None, settings: Settings | None = None) -> None:
         limits, settings = limits or SchedulerLimits(), settings or Settings()

@@ -30,7 +30,7 @@ class ChoicePolicy(Enum):
 
 
 class RemotePermission(Enum):
-    """Whether a tenant's requests may leave the premises."""
+    """Whether a tenant's requests may be sent to a remote provider."""
 
     NEVER = "never"
     ON_REQUEST = "on_request"
@@ -57,7 +57,7 @@ class PoolSettings:
     """`first_token`: the model with the lowest expected time to the first token, by its queue, its speed and its cached
     prefixes; `least_loaded`, `random`, or `round_robin`."""
     max_in_flight: Annotated[int, Ge(0), Le(1_000_000)] = 0
-    """Requests that may run on its models at once. 0: as many as they have slots."""
+    """Requests that may run on its models concurrently. 0: as many as they have slots."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,16 +67,16 @@ class TenantSettings:
     weight: Annotated[float, Gt(0), Le(1000)] = 1.0
     """Its share of scarce capacity, relative to the other tenants'."""
     max_in_flight: Annotated[int, Ge(0), Le(1_000_000)] = 0
-    """Its requests that may run at once; more wait. 0: no limit."""
+    """Its requests that may run concurrently; more wait. 0: no limit."""
     allow_remote: RemotePermission = RemotePermission.ON_REQUEST
-    """Whether its requests may leave the premises: `on_request` where a request itself has `allow_remote`."""
+    """Whether its requests may be sent to a remote provider: `on_request` where a request itself has `allow_remote`."""
     journal: JournalWord | None = None
     """Whether its requests are durable tasks without asking for it: `wait`, while their callers wait; `keep`, and also
     when a caller has disconnected; `none`. A model's own setting counts first. `weft serve gateway` reads it too.
     Default: as the mesh's setting."""
 
     def permits_remote(self, *, requested: bool) -> bool:
-        """Whether its request may leave the premises; `requested`: the request itself allows it."""
+        """Whether its request may be sent to a remote provider; `requested`: the request itself allows it."""
         match self.allow_remote:
             case RemotePermission.NEVER:
                 return False

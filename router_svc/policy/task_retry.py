@@ -11,7 +11,7 @@ MAX_OFFER_PAUSE_SECONDS = 30.0
 
 
 MAX_FRUITLESS_ATTEMPTS = 100
-"""Free attempts of a task that fail through no fault of its own; after that such attempts count like all others."""
+"""Free attempts of a task that fail without its fault; after that such attempts count like all others."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,7 +9,7 @@ from weft.kernel.units import Rate
 
 
 class LimitSubject(Enum):
-    """What has a window of its own."""
+    """What has its own window."""
 
     TENANT = "tenant"
     KEY = "key"

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 OTHER = "_other"
-"""The tenant, key, model and name of the rows for what has no row of its own. No name of the mesh begins with `_`."""
+"""The tenant, key, model and name of the rows for everything else. No name of the mesh begins with `_`."""
 
 
 class UsageKey(NamedTuple):
@@ -20,14 +20,14 @@ class UsageKey(NamedTuple):
 
 
 class HourRows:
-    """The rows of one hour: at most `limit` of their own, as many for the rest of tenants, and one for everything else.
+    """The rows of one hour: at most `limit` separate ones, as many for the rest of tenants, and one for the others.
 
     A row that exists stays: only what has none yet may be counted in `OTHER`. Sums per tenant are exact for
     up to `limit` tenants.
     """
 
     def __init__(self, limit: int, existing: Iterable[UsageKey] = ()) -> None:
-        """`limit`: most rows of their own, and most tenants with a row for the rest."""
+        """`limit`: most separate rows, and most tenants with a row for the rest."""
         self._limit = limit
         self._own = 0
         self._rest = 0

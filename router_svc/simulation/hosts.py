@@ -120,7 +120,7 @@ class Host:
     unowned_bytes: int = 0
     max_requests: int = 0
     engine_requests: int = 0
-    """Requests that each engine computes at once; 0: as many as it has slots."""
+    """Requests that each engine computes concurrently; 0: as many as it has slots."""
     figures_until: float = inf
     """When the figures of its engines cease to arrive."""
     remote: bool = False

@@ -61,7 +61,7 @@ class TrackedRequest:
 
 
 class TargetState(NamedTuple):
-    """What goes on for the requests of one target."""
+    """What continues for the requests of one target."""
 
     members: tuple[Instance, ...]
     woken_at: float
@@ -230,7 +230,7 @@ class InvariantChecker:
 
     def _check_wake(self, wakes: Wakes, now: float) -> None:
         model = wakes.model
-        _require(model not in self._waking, f"{model} is woken twice at once")
+        _require(model not in self._waking, f"{model} is woken twice")
         _require(model in self._reported, f"{model} is woken, and is unknown")
         self._waking[model] = now
         candidate = self._reported[model]
@@ -334,7 +334,7 @@ class InvariantChecker:
         slack = limits.wake_settle_seconds + TELL_INTERVAL_SECONDS + 2 * LATE_SECONDS
         quiet, longest_quiet = now - tracked.quiet_since, limits.queue_timeout_seconds + slack
         if quiet > longest_quiet:
-            raise InvariantError(f"request {key} waits {quiet:.1f} s and nothing goes on for it")
+            raise InvariantError(f"request {key} waits {quiet:.1f} s and nothing continues for it")
         most = limits.queue_timeout_seconds + limits.max_load_pause_seconds
         waited = tracked.waited_seconds + now - tracked.waits_since
         if target.woken_at < now - waited + most:

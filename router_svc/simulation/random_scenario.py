@@ -90,7 +90,7 @@ def _with_unowned_memory(random: Random, scenario: Scenario) -> Scenario:
 
 
 def _with_durable(random: Random, scenario: Scenario) -> Scenario:
-    """Adds one or two streams of durable requests from a random source of their own.
+    """Adds one or two streams of durable requests from their own random source.
 
     The requests are withdrawn after a while, so that a run ends even if nothing is ever loaded for them.
     """

@@ -279,7 +279,7 @@ class Loader:
         return None
 
     def withdraw(self, instance: Instance) -> WakeFailure | None:
-        """Cancels the wait for memory; returns the failure of its wake. None: it does not wait, and goes on."""
+        """Cancels the wait for memory; returns the failure of its wake. None: it does not wait, and continues."""
         host = instance.host
         if instance not in host.claims:
             return None

@@ -76,7 +76,7 @@ class HostGroup:
     max_requests: int = 0
     """Concurrent requests of its runner over all models; 0: as many as there are slots."""
     engine_requests: int = 0
-    """Requests that an engine on it computes at once, as many as its KV cache has room for; further ones wait in the
+    """Requests that an engine on it computes concurrently, as many as its KV cache has room for; more wait in the
     engine. 0: as many as it has slots, and the engine reports no figures."""
     figures_until_seconds: float = math.inf
     """When the figures of its engines cease to arrive."""
@@ -220,7 +220,7 @@ class Failure:
 
     mode: FailureMode
     hosts: Annotated[tuple[Name, ...], MaxLen(1000)] = ()
-    """Hosts or groups; empty: all. A remote model is on a host of its own name."""
+    """Hosts or groups; empty: all. A remote model is on a host with its name."""
     at_seconds: Annotated[float, Ge(0), Le(MAX_SECONDS)]
     """When it begins."""
     for_seconds: Annotated[float, Gt(0), Le(MAX_SECONDS)]

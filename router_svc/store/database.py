@@ -20,7 +20,7 @@ ROUTER_OWNER = OwnerRole(
     service="router",
     table="router_leader",
     standby_reason=Reason.ROUTER_STANDBY,
-    advice="gateways find the router that leads by themselves",
+    advice="gateways find the router that leads automatically",
     replaced_reason=Reason.ROUTER_STANDBY,
 )
 SCHEMA = Schema(

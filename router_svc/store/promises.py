@@ -163,7 +163,7 @@ class Promises(CommitCounter):
         """The loss that was found at the start."""
 
     def begin(self, tx: Tx) -> None:
-        """Compares the counts; writes the one from which it goes on, if that is another. Raises OSError."""
+        """Compares the counts; writes the one from which it continues, if that is another. Raises OSError."""
         row = tx.row("SELECT store_id, commits FROM promises")
         found = Promise(store_id=new_id(STORE_PREFIX), commits=0) if row is None else _promise_of(row)
         promised = self.file.read()

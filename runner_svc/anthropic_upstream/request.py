@@ -110,7 +110,7 @@ def _set_thinking(body: Json, payload: chat_pb2.ChatPayload, profile: ParameterP
 
 
 def _goes_on_unsigned(messages: Sequence[chat_pb2.ChatMessage]) -> bool:
-    """Whether the turn goes on after a tool's result, and its caller has not handed back the signed thinking before it.
+    """Whether the turn continues after a tool's result, and its caller has not returned the signed thinking before it.
 
     The API then takes no more thinking in that turn. Callers of OpenAI's APIs, which have no signatures, have none.
     """

@@ -158,7 +158,9 @@ class MessagesReader(StreamReader):
         if block.type != "tool_use":
             return _content(ChunkDelta(content=block.text or None, reasoning_content=block.thinking or None))
         if len(self._call_numbers) >= MAX_BLOCKS:
-            raise WeftError(Reason.BACKEND_PROTOCOL_ERROR, f"the provider called over {MAX_BLOCKS:,} tools at once")
+            raise WeftError(
+                Reason.BACKEND_PROTOCOL_ERROR, f"the provider called over {MAX_BLOCKS:,} tools in one answer"
+            )
         number = self._call_numbers[place] = len(self._call_numbers)
         written = msgspec.json.encode(block.input).decode() if block.input else ""
         if not written:

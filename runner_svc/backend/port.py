@@ -67,7 +67,7 @@ class ProcessSigns:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExitReport:
-    """How an engine ended by itself."""
+    """How an engine ended on its own."""
 
     reason: Reason
     """SERVER_DIED or OUT_OF_MEMORY; CONNECT_FAILED for a server that weft did not start and that does not answer."""
@@ -322,7 +322,7 @@ class Backend(Protocol):
         return ()
 
     async def wait_exit(self) -> ExitReport:
-        """Return when the engine's process has ended by itself.
+        """Return when the engine's process has ended on its own.
 
         Returns only for a process that `start` reported ready; not for `stop`.
         """

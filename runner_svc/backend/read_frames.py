@@ -1,4 +1,4 @@
-"""Puts together the frames of what an engine has sent at once; most of it is text."""
+"""Puts together the frames of what an engine has sent so far; most of it is text."""
 
 from weft.api.common.v1 import event_pb2
 from weft.dispatch.frames import MAX_JOINED_CHARS, MAX_JOINED_TEXTS, Frame
@@ -28,7 +28,7 @@ class ReadFrames:
         return self._frame
 
     def add_text(self, choice: int, text: str) -> list[str] | None:
-        """Add a text; returns the list to which texts of the same choice may be appended that follow at once.
+        """Add a text; returns the list to which texts of the same choice may be appended that follow immediately.
 
         None: it was not added, because it may continue the text of an event that is there.
         """
@@ -49,7 +49,7 @@ class ReadFrames:
             frame += events
 
     def add_alone(self, events: Frame) -> None:
-        """Add a frame of its own."""
+        """Add its own frame."""
         self._end_frame()
         self._frames.append(events)
 

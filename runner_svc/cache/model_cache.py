@@ -87,7 +87,7 @@ class ModelCache:
     def generating(
         self, partition: Partition | None, payload: GenerationPayload
     ) -> AbstractAsyncContextManager[RunningTurn]:
-        """Cache use of a generating turn; enter it at once. A partition of None shares with no other request."""
+        """Cache use of a generating turn; enter it immediately. A partition of None shares with no other request."""
         directory = self._present_directory()
         if directory is None:
             return nullcontext(self._unplaced(partition))

@@ -114,7 +114,7 @@ def make_offer(
 
 
 def require_local(offer: Offer, box: ToolBox) -> None:
-    """Raises PERMISSION_DENIED naming the first tool that would send data off the premises."""
+    """Raises PERMISSION_DENIED naming the first tool that would send data to a remote provider."""
     for tool in offer.tools.values():
         if box.is_remote(tool.name):
             raise WeftError(

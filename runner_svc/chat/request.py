@@ -44,7 +44,7 @@ class ChatRequest:
     agent: str = ""
     """The requested agent; empty: none."""
     allow_remote: bool = False
-    """Whether tools may send data of it off the premises."""
+    """Whether tools may send its data to a remote provider."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

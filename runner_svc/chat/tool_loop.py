@@ -145,7 +145,7 @@ class CheckedCall:
     as_message: json_value_pb2.JsonObject
     """The same as a message for events."""
     remote: bool = False
-    """Whether the call sends data off the premises."""
+    """Whether the call sends data to a remote provider."""
 
     def called(self) -> event_pb2.InferenceEvent:
         """Returns the event of the call."""

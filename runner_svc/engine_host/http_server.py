@@ -138,7 +138,7 @@ class Engine(ABC):
     """A loaded model."""
 
     slots = 1
-    """Number of requests that it works on at once, each in a thread."""
+    """Number of requests that it works on concurrently, each in a thread."""
 
     @property
     @abstractmethod
@@ -336,7 +336,7 @@ def _body(raw: bytes, content_type: str) -> dict[str, Any]:
 
 
 def say(line: str) -> None:
-    """Write a line of output at once."""
+    """Write a line of output immediately."""
     sys.stderr.write(f"{line}\n")
     sys.stderr.flush()
 
@@ -367,7 +367,7 @@ def program_parser(name: str, description: str | None, *, needs_model: bool = Tr
     parser = argparse.ArgumentParser(prog=name, description=description)
     parser.add_argument("--port", type=int, default=0, help="0: a free one")
     parser.add_argument("--threads", type=int, default=1, help="threads per request")
-    parser.add_argument("--slots", type=int, default=1, help="requests at once")
+    parser.add_argument("--slots", type=int, default=1, help="concurrent requests")
     parser.add_argument("--model", required=needs_model, type=Path, help="file or folder of the model")
     return parser
 

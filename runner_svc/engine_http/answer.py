@@ -132,7 +132,7 @@ class Answer:
             yield part
 
     def release(self) -> None:
-        """Let another request have the connection if the answer has arrived completely; close it at once otherwise.
+        """Let another request have the connection if the answer has arrived completely; close it immediately otherwise.
 
         That cancels the server's work on the request. Idempotent.
         """

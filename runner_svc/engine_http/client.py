@@ -73,7 +73,7 @@ class EngineClient:
         return answer
 
     def close(self) -> None:
-        """Close every connection at once. Idempotent."""
+        """Close every connection immediately. Idempotent."""
         self._is_closed = True
         if self._sweep is not None:
             self._sweep.cancel()

@@ -56,7 +56,7 @@ class EngineConnection(asyncio.Protocol):
         return transport is not None and not transport.is_closing() and not self._has_unread_bytes()
 
     def abort(self, fault: "HttpFaultError | None" = None) -> None:
-        """Close the connection at once. `fault` ends an answer that is under way."""
+        """Close the connection immediately. `fault` ends an answer that is under way."""
         answer, self._answer = self._answer, None
         if answer is not None and fault is not None:
             answer.fail(fault)

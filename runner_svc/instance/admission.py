@@ -73,7 +73,7 @@ class SlotTable:
 
     @contextmanager
     def hold(self, request_id: str) -> Iterator[None]:
-        """Holds a slot for the length of the block. Raises NO_SLOT_AVAILABLE at once when all are taken."""
+        """Holds a slot for the length of the block. Raises NO_SLOT_AVAILABLE immediately when all are taken."""
         if len(self._holders) >= self._total:
             raise WeftError(
                 Reason.NO_SLOT_AVAILABLE,
@@ -187,7 +187,7 @@ class AdmittedRequest:
     def _other_form(
         self, chat: chat_pb2.ChatPayload, error: WeftError
     ) -> tuple[chat_pb2.ChatPayload, list[warning_pb2.Warning]] | None:
-        """See `fallback_for`; None as well for an error that is no refusal of the request by an engine that goes on."""
+        """See `fallback_for`; None as well for an error that is not a refusal by an engine that continues."""
         is_refusal = self.record.verdict is None and error.reason in _REFUSALS
         return fallback_for(chat, error.message) if is_refusal else None
 

@@ -158,7 +158,7 @@ class Instance:
         return self.idle_timer.shown_seconds if self.phase is Phase.READY else None
 
     async def start(self) -> None:
-        """Start the lifecycle task. Returns at once; the engine loads in the background."""
+        """Start the lifecycle task. Returns immediately; the engine loads in the background."""
         self._task = start_critical(self._lifecycle.run(), name=f"instance-{self.model}")
 
     async def stop(self) -> None:
@@ -277,7 +277,7 @@ class Instance:
         return was_loaded
 
     def _pin(self, pinned: bool) -> None:
-        """Set the pin. Routers learn of it at once: they would choose the model for eviction otherwise."""
+        """Set the pin. Routers learn of it immediately: they would choose the model for eviction otherwise."""
         if pinned != self.memory.pinned:
             self.memory.pin(pinned)
             self._on_change()
@@ -310,7 +310,7 @@ class Instance:
             why = f"is {self.phase.name.lower()}"
         if why:
             raise WeftError(Reason.RESOURCE_IN_USE, f"{self.model} keeps its memory: it {why}")
-        log.info("model gives way", model=self.model, wanted_by=wanted_by)
+        log.info("model yields", model=self.model, wanted_by=wanted_by)
         self._yields_memory = True
         try:
             await self._unload(ends_process=False)

@@ -292,7 +292,7 @@ class LifecycleLoop:
             self._note(Waits(detail))
 
     async def _serve(self) -> Event:
-        """Watch the backend until it ends by itself, is faulted, or is to sleep."""
+        """Watch the backend until it ends on its own, is faulted, or is to sleep."""
         exited = asyncio.create_task(self._backend.wait_exit())
         watchdog = Watchdog(self._records, self._backend, self._config.timeouts, self._clock)
         watching = asyncio.create_task(watchdog.run())
@@ -446,7 +446,7 @@ class IdleTimer:
 
     @property
     def limit_seconds(self) -> float | None:
-        """Idle time after which it goes to sleep; None: never by itself."""
+        """Idle time after which it goes to sleep; None: never."""
         limit = self._limit(self._request_seconds)
         return FIRST_REQUEST_SECONDS if limit == 0 and not self._has_served else limit
 
@@ -487,7 +487,7 @@ class IdleTimer:
         self._asked_seconds = keep_alive_seconds
 
     def note_request_end(self, keep_alive_seconds: float | None) -> bool:
-        """Record the end of a request and its keep-alive. Returns whether `decide` should be called again at once."""
+        """Record the end of a request and its keep-alive. Returns whether `decide` should be called now."""
         before = self.limit_seconds
         self.begin()
         if self._has_served and keep_alive_seconds == self._request_seconds:

@@ -29,7 +29,7 @@ MAX_CRASH_BYTES = 64 * 1024
 
 PULLING = "pulling"
 FETCH_STEPS = 10
-"""How often the progress of a pull is reported at once; other reports have it too."""
+"""How often the progress of a pull is reported without waiting; other reports have it too."""
 WAITING_FOR_MEMORY = "waiting for memory"
 STARTING = "starting"
 LOADING = "loading"

@@ -58,7 +58,7 @@ class HibernationSettings:
     """Whether routers can wake the host of an attached server."""
     max_wait_seconds: float = DEFAULT_MAX_WAIT_SECONDS
     """Maximum wait from the first step of a wake until requests are admitted. Where a wake is only the load of an own
-    process, it bounds the callers alone: the load goes on for as long as it makes progress."""
+    process, it bounds the callers alone: the load continues for as long as it makes progress."""
     sleep: SleepSettings | None = None
     """None: it goes to sleep by `unload` and keep-alive only."""
     drain_seconds: float = 10.0
@@ -121,14 +121,14 @@ ADAPTED_OPERATIONS = frozenset({Operation.CHAT, Operation.COMPLETION, Operation.
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedAdapter:
-    """An adapter of a model, which the mesh knows as a model of its own."""
+    """An adapter of a model, which the mesh knows as its own model."""
 
     name: str
     """Unique in the mesh."""
     pool: str = ""
     """As of a model."""
     file: Path | None = None
-    """The file whose digest goes on receipts; None: there is none."""
+    """The file with the digest for receipts; None: there is none."""
     skills: frozenset[Skill] = frozenset()
     """The skills that the configuration lists, all that it has then; empty: those of its model."""
 
@@ -141,7 +141,7 @@ class ServedModel(ModelEngine):
     """Unique in the mesh."""
     slots: int = 4
     pool: str = ""
-    """Models of one pool are interchangeable; empty: a pool of its own."""
+    """Models of one pool are interchangeable; empty: its own pool."""
     tags: tags_pb2.Tags = field(default_factory=tags_pb2.Tags)
     """Its tier, labels and owner; those of its adapters too."""
     upstream_name: str = ""
@@ -158,7 +158,7 @@ class ServedModel(ModelEngine):
     target_inflight: int | None = None
     """Concurrent requests that it admits; None: as many as its slots."""
     adapters: tuple[ServedAdapter, ...] = ()
-    """Adapters of the model: models of their own, which its instance serves as well."""
+    """Adapters of the model: separate models, which its instance serves as well."""
     fetch: FetchModel | None = field(default=None, repr=False)
     """Pulls its files before the first load; None: they are there."""
     lack: WeftError | None = None

@@ -94,7 +94,7 @@ class LearnedMemory:
         except FileNotFoundError:
             return {}
         except (OSError, ValueError, RecursionError) as error:
-            log.warning("what loads took cannot be read; learning begins anew", file=self._file.name, error=str(error))
+            log.warning("what loads took cannot be read; learning begins again", file=self._file.name, error=str(error))
             return {}
         return {entry.key: entry.measured_bytes for entry in state.entries}
 

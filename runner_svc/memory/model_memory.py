@@ -160,7 +160,7 @@ class ModelMemory(MemoryUser):
             self._ledger.note_change()
 
     def pin(self, pinned: bool) -> None:
-        """Set whether it is protected from eviction; reported to the ledger at once."""
+        """Set whether it is protected from eviction; reported to the ledger immediately."""
         self.pinned = pinned
         if self.grant is not None:
             self._ledger.note_change()

@@ -30,7 +30,7 @@ class MemoryUser(Protocol):
         ...
 
     def note_lease_lost(self, why: str) -> None:
-        """The lease was lost: every process that uses it must be ended at once."""
+        """The lease was lost: every process that uses it must be ended immediately."""
         ...
 
     def note_memory_seen(self, seen_bytes: int | None) -> None:
@@ -69,7 +69,7 @@ class MemoryLedger:
         """Report the use of the leases to the ledger now."""
 
     def release(self, grant: Lease) -> None:
-        """Release a lease whose processes have ended. Returns at once and never fails, also for a lost lease."""
+        """Release a lease whose processes have ended. Returns immediately and never fails, also for a lost lease."""
 
 
 class MemoryForecast:

@@ -1,4 +1,4 @@
-"""A pull in a process of its own, for a process with an event loop."""
+"""A pull in its own process, for a process with an event loop."""
 
 import json
 import sys

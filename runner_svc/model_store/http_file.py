@@ -145,7 +145,7 @@ class FileTransfer:
                     raise WeftError(Reason.BACKEND_PROTOCOL_ERROR, str(error)) from None
                 # What an earlier run has left may be at fault.
                 resumed = False
-                self._ports.on_note(f"{error}; it is loaded anew")
+                self._ports.on_note(f"{error}; it is loaded again")
                 self._reset()
                 continue
             self._state_file.unlink(missing_ok=True)

@@ -53,12 +53,12 @@ def server_root(url: str) -> str:
 
 
 def require_known_place(url: str, *, remote: bool | None, field: str) -> None:
-    """Raises INVALID_ARGUMENT naming `field` for a server of which it is not known whether it is off the premises."""
+    """Raises INVALID_ARGUMENT naming `field` for a server that may be remote or not."""
     if remote is None and not is_private_host(URL(url).host or ""):
         raise invalid_field(
             field,
-            "must be set, because the server's address is not one of a network of your own: true where it is off the "
-            "premises (only requests with allow_remote are sent there then), else false",
+            "must be set, because the server's address is not one of your own network: true if it is a "
+            "remote provider (then only requests with allow_remote are sent there), else false",
         )
 
 

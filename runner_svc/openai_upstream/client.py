@@ -127,7 +127,7 @@ class Endpoint:
     """What the body of a generation says in addition, by the adapter that answers; that of the model itself is under
     the empty name. Empty: the model has no adapters."""
     is_provider: bool = False
-    """Whether it is off the premises. Then its base URL includes the version of its interface, it is sent only the
+    """Whether it is remote. Then its base URL includes the version of its interface, it is sent only the
     request itself (no request ids, no traces), and no request twice: the first may have been served, and it costs."""
 
 
@@ -181,7 +181,7 @@ class OpenAiHttp:
         self.in_flight = 0
         """Requests of callers that it works on."""
         self.most_in_flight = 0
-        """The most of them at once since this was last set to their present number."""
+        """The most of them since this was last set to their present number."""
         self._http = EngineClient(
             endpoint.base_url,
             socket_path=endpoint.socket_path,

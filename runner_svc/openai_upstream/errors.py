@@ -173,7 +173,7 @@ def _verdict(message: str, text: str, *, is_refusal: bool) -> WeftError:
 
 
 def provider_refusal(status: int, body: bytes, headers: Mapping[str, str]) -> WeftError:
-    """Returns the same for a provider off the premises, where keys, accounts and addresses are the operator's fault.
+    """Returns the same for a remote provider, where keys, accounts and addresses are the operator's fault.
 
     The provider's message about a key is not repeated: it may quote parts of the key.
     """

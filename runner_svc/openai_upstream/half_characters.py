@@ -7,7 +7,7 @@ from runner_svc.openai_upstream.chunks import ChunkChoice
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 """Stands for a half that no chunk completes."""
 _BYTES = re.compile("[\udc80-\udcff]+")
-"""Bytes that are no UTF-8 by themselves, as Python's `surrogateescape` reads them."""
+"""Bytes that alone are not UTF-8, as Python's `surrogateescape` reads them."""
 _HALVES = re.compile("[\ud800-\udfff]")
 _ARGUMENTS = "arguments"
 _MAX_PREFIX = 3

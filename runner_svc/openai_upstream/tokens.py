@@ -108,7 +108,7 @@ def _result(reply: _Reply, *, with_pieces: bool) -> tokenize_pb2.TokenizeResult:
     if reply.count is not None and reply.count != len(ids):
         raise WeftError(Reason.BACKEND_PROTOCOL_ERROR, f"the engine counts {reply.count} tokens and sends {len(ids)}")
     if not all(0 <= token <= _MAX_INT32 for token in ids):
-        raise WeftError(Reason.BACKEND_PROTOCOL_ERROR, "the engine sent a token that is none")
+        raise WeftError(Reason.BACKEND_PROTOCOL_ERROR, "the engine sent an invalid token")
     return tokenize_pb2.TokenizeResult(
         count=len(ids),
         ids=ids,
@@ -118,10 +118,10 @@ def _result(reply: _Reply, *, with_pieces: bool) -> tokenize_pb2.TokenizeResult:
 
 
 def _bytes(piece: str | list[int]) -> bytes:
-    """Returns the bytes of a token; llama.cpp writes one that is no text by itself as a list of bytes."""
+    """Returns the bytes of a token; llama.cpp writes one that alone is not text as a list of bytes."""
     if isinstance(piece, str):
         return piece.encode()
     try:
         return bytes(piece)
     except ValueError:
-        raise WeftError(Reason.BACKEND_PROTOCOL_ERROR, "the engine sent a piece that is none") from None
+        raise WeftError(Reason.BACKEND_PROTOCOL_ERROR, "the engine sent an invalid piece of a token") from None

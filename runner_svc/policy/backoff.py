@@ -38,7 +38,7 @@ class RedialLimits:
     max_seconds: float = 30.0
     """Maximum of any pause."""
     min_seconds: float = 0.05
-    """Minimum of any pause: a peer that ends each link at once is not dialed in a tight loop."""
+    """Minimum of any pause: a peer that ends each link immediately is not dialed in a tight loop."""
     share_of_absence: float = 0.5
     """Maximum of a pause, as a share of the time since the last success. A peer that is back is found within that share
     of its absence; the number of attempts grows with the logarithm of the absence."""

@@ -52,7 +52,7 @@ class UnownedContent(Enum):
 
     EMPTY = "nothing"
     """The slot is empty."""
-    UNUSABLE = "for nobody"
+    UNUSABLE = "unusable"
     """Text of several partitions, of an unshared request, or to be forgotten: it must not be used."""
 
 

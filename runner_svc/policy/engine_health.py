@@ -1,4 +1,4 @@
-"""What the phases of a runner's engines mean for its health: without one it is degraded, and goes on."""
+"""What the phases of a runner's engines mean for its health: without one it is degraded, and continues."""
 
 from collections.abc import Mapping
 

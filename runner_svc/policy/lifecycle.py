@@ -95,7 +95,7 @@ class WakeFailed:
 
 @dataclass(frozen=True, slots=True)
 class Died:
-    """The engine ended by itself."""
+    """The engine ended on its own."""
 
     reason: Reason
     how: str
@@ -370,7 +370,7 @@ def _blame(state: LifeState, event: LoadFailed | WakeFailed | Died | Faulted) ->
 
 
 def _after_death(state: LifeState, now: float, rules: LifeRules, *, hopeless: bool) -> LifeState:
-    """Start again, at once or after a pause: always after one if an immediate start would fail the same way."""
+    """Start again, immediately or after a pause: always after one if an immediate start would fail the same way."""
     history, pause = state.history.after_death(now, rules.limits, must_pause=hopeless)
     state = replace(state, history=history)
     if not pause and not hopeless:
@@ -476,7 +476,7 @@ def is_unmet(event: Event) -> bool:
 def verdict_on(event: Died | Faulted, *, attached: bool) -> WeftError:
     """Returns the error of the running requests."""
     if isinstance(event, Faulted):
-        done = "let go of" if attached else "restarted"
+        done = "released" if attached else "restarted"
         return WeftError(Reason.WORKER_RESTARTED, f"the engine was {done} while it worked on the request: {event.how}")
     reason = Reason.OUT_OF_MEMORY if event.reason is Reason.OUT_OF_MEMORY else Reason.SERVER_DIED
     error = WeftError(reason, f"the engine died while it worked on the request ({event.how})")

@@ -95,7 +95,7 @@ class MemorySettings:
     gpu_layers: int = -1
     """Layers on accelerators; -1: all of them."""
     embeds: bool = False
-    """Whether a text to embed is computed at once: see `tokens_at_once`."""
+    """Whether a text to embed is computed in one batch: see `tokens_at_once`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,9 +105,9 @@ class EngineHabits:
     flash_attention: bool = True
     """Whether flash attention is on by default; llama.cpp's "auto" is on wherever the model supports it."""
     computes_whole_batches: bool = False
-    """Whether the whole batch is computed at once, rather than in micro-batches."""
+    """Whether the whole batch is computed together, rather than in micro-batches."""
     embeds: bool = False
-    """Whether a text to embed is computed at once, so that micro-batches are as long as a context by default."""
+    """Whether a text to embed is computed in one batch, so that micro-batches are as long as a context by default."""
 
 
 def settings_for(
@@ -146,7 +146,7 @@ class KnownModel:
     projector_bytes: int = 0
     """Size of the file with the encoder of its images and audio; all of it is on a device."""
     adapter_bytes: int = 0
-    """Size of its adapters, which are on the device whole and all at once."""
+    """Size of its adapters, which are all on the device, whole."""
     draft: "KnownModel | None" = None
     """The model that drafts tokens for it."""
 
@@ -256,7 +256,7 @@ def compute_bytes(shape: ModelShape, settings: MemorySettings) -> int:
 
 
 def tokens_at_once(shape: ModelShape | None, settings: MemorySettings) -> int:
-    """Returns the tokens that are computed at once, llama.cpp's physical batch. `shape` None: unknown.
+    """Returns the tokens that are computed in one batch, llama.cpp's physical batch. `shape` None: unknown.
 
     A text to embed must fit in it, as pooling needs all of its tokens: it is as long as the context if its compute
     buffers take EMBEDDING_COMPUTE_BYTES at most, and EMBEDDING_TOKENS otherwise. A model of which only some layers fit

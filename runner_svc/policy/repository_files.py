@@ -163,7 +163,7 @@ class NamedModel:
     """One GGUF model of a repository."""
 
     name: str
-    """What it can be named by: its quantization, where it has one of its own, else its file."""
+    """What it can be named by: its quantization, if it has a separate one, else its file."""
     size_bytes: int
     """Size of its weights."""
 
@@ -257,7 +257,7 @@ def _usual(models: Sequence[_Weights], field: str) -> _Weights:
 
 
 def _names(models: Sequence[_Weights]) -> list[str]:
-    """Returns what each model can be named by: its quantization, where it has one of its own, else its file."""
+    """Returns what each model can be named by: its quantization, if it has a separate one, else its file."""
     names = [model.quantization for model in models]
     return [name if name and names.count(name) == 1 else model.path for model, name in zip(models, names, strict=True)]
 

@@ -34,6 +34,6 @@ class StopGraces:
     first_term_seconds: float = 3.0
     """llama-server hangs on its first SIGTERM when a request is in flight (3 of 4 runs, measured) ..."""
     second_term_seconds: float = 2.0
-    """... and ends at once on the second."""
+    """... and ends immediately on the second."""
     kill_seconds: float = 5.0
     """After SIGKILL the kernel only needs time to clean up."""

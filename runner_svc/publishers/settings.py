@@ -13,7 +13,7 @@ class PublisherTerms:
     """What publishers may do, and how often they are to call."""
 
     max_sessions: Annotated[int, Ge(1), Le(10_000)] = 64
-    """Publishers that may be registered at once."""
+    """Publishers that may be registered."""
     max_models: Annotated[int, Ge(1), Le(1024)] = 64
     """Models of one publisher."""
     max_tasks: Annotated[int, Ge(1), Le(65_536)] = 256
@@ -37,7 +37,7 @@ class PublisherLimits(PublisherTerms):
     """Every bound of publishers, their tasks and their results."""
 
     max_connections: int = 1024
-    """Connections at once; one more is closed."""
+    """Concurrent connections; one more is closed."""
     max_registration_bytes: int = 262_144
     """Size of a registration."""
     max_waiting_chunks: int = 64

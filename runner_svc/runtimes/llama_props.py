@@ -90,7 +90,7 @@ def _of_flags(names: dict[str, Skill], flags: object) -> Abilities:
 
 
 def _of_template_caps(caps: object) -> Abilities:
-    """Returns whether the template takes tools: described by itself, or at least as calls of earlier turns."""
+    """Returns whether the template takes tools: described separately, or at least as calls of earlier turns."""
     if not isinstance(caps, dict):
         return UNKNOWN
     values = [caps.get(name) for name in ("supports_tools", "supports_tool_calls")]

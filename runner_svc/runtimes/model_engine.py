@@ -110,13 +110,13 @@ class ModelEngine:
     context_tokens: int = 0
     """Context of one slot; 0: unknown."""
     model_path: Path | None = None
-    """The file whose digest goes on receipts."""
+    """The file with the digest for receipts."""
     quantizations: Mapping[str, Path] = field(default_factory=dict)
     """Further files of the same model that may be loaded, by quantization."""
     forecast: MemoryForecast = field(default_factory=MemoryForecast)
     """Forecast of the memory that its loads take."""
     remote: bool = False
-    """Whether serving it sends data off the premises."""
+    """Whether serving it sends data to a remote provider."""
     timeouts: TimeoutProfile = field(default_factory=TimeoutProfile)
     abilities: Abilities = UNKNOWN
     """What the model takes, as its files show."""

@@ -99,9 +99,9 @@ class Runtime(Generic[Settings]):
     to check before a start."""
     find_program_fault: Callable[[Settings, tuple[str, ...] | None, Mapping[str, str]], ModelFault | None] | None = None
     """Checks within seconds whether the program of a model is installed; given are the runner's `command` and the
-    environment. None: its models have no program of their own."""
+    environment. None: its models have no program."""
     variable_prefix: str | None = None
-    """Prefix of the environment variables of the runner that its engine reads; None: it reads none of its own."""
+    """Prefix of the environment variables of the runner that its engine reads; None: it reads none."""
     no_output: str = ""
     """Why weft cannot show the engine's output; empty: it can."""
     advice: Mapping[str, str] = field(default_factory=dict)

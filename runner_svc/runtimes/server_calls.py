@@ -1,4 +1,4 @@
-"""The calls of backends over one server with OpenAI's interface, whoever started it."""
+"""The calls of backends over one server with OpenAI's interface, started by the runner or not."""
 
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing, contextmanager

@@ -80,7 +80,7 @@ class WakeSettings:
     headers: Annotated[Mapping[str, str], MaxLen(32), SECRET] = field(default_factory=dict, repr=False)
     """For http. `${WEFT_WAKE_...}` stands for that environment variable of the runner; not with `by: mesh`."""
     argv: Annotated[Arguments, MaxLen(64), SECRET] = field(default=(), repr=False)
-    """For command: the program and its arguments; there is no shell. What it leaves running needs an output of its own:
+    """For command: the program and its arguments; there is no shell. What it leaves running needs its own output:
     its standard error is closed."""
     mac_address: str | None = None
     """For wake_on_lan: hardware address of the sleeping network card."""
@@ -124,7 +124,7 @@ class SleepSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdapterSettings:
-    """An adapter (LoRA) of a model, which is a model of its own in the mesh."""
+    """An adapter (LoRA) of a model, which is its own model in the mesh."""
 
     name: Annotated[ModelName, PUBLIC]
     """Its name as a model, unique in the mesh."""
@@ -135,7 +135,7 @@ class AdapterSettings:
 
     @property
     def digested_file(self) -> Path | None:
-        """The file whose digest goes on receipts; None: there is none on this machine."""
+        """The file with the digest for receipts; None: there is none on this machine."""
         return None
 
 
@@ -164,7 +164,7 @@ class ModelSettings:
     """What it can do beyond text, `text` itself included, such as `[text, image, tools]`; a request for anything else
     goes to other models. Default: as its files and its engine show; what they do not show is tried."""
     remote: bool | None = None
-    """Whether serving it sends bytes off the premises. Default: no, unless the runtime says otherwise."""
+    """Whether serving it sends bytes to a remote provider. Default: no, unless the runtime says otherwise."""
     publish: bool | None = None
     """Whether the mesh learns of it. Default: yes in `weft up` and `weft serve`, no in `weft runner join`."""
     keep_alive: Annotated[str, MaxLen(32)] | float | None = None
@@ -177,9 +177,9 @@ class ModelSettings:
     pin: bool = False
     """Whether it is never evicted for another model, and stays loaded."""
     target_inflight: Annotated[int, Ge(1), Le(1024)] | None = None
-    """Requests that each replica works on at once. Default: `slots`."""
+    """Requests that each replica works on concurrently. Default: `slots`."""
     slots: Annotated[int, Ge(1), Le(1024), PUBLIC] = 4
-    """Requests it works on at once."""
+    """Requests it works on concurrently."""
     context_tokens: Annotated[int, Ge(16), Le(16_777_216), PUBLIC] | None = None
     """Context of one slot. Default: 2048 for engines that weft starts; of servers that it does not start it is unknown
     unless it is set here."""
@@ -209,8 +209,8 @@ class ModelSettings:
     """Sampling parameters of requests that leave them out, also in their agent, such as `temperature: 0.2`; for the
     maximum of tokens there is `default_max_tokens`. Default: the engine's own."""
     repetition: Repetition = "kill"
-    """What happens to an answer that repeats a line or a piece of text over and over: it goes on unread (off), goes on
-    with a warning (warn), or ends with `repeated_line_loop` (kill)."""
+    """What happens to an answer that repeats a line or a piece of text. off: not checked; warn: a warning; kill: it
+    ends with `repeated_line_loop`."""
 
     tried_by: ClassVar[str] = ""
     """The command that tries a model that does not chat, without its name; empty: it chats."""
@@ -227,7 +227,7 @@ class ModelSettings:
 
     @property
     def served_adapters(self) -> tuple[AdapterSettings, ...]:
-        """The adapters of the model that are models of their own."""
+        """The adapters of the model that are separate models."""
         return ()
 
     @property
@@ -243,7 +243,7 @@ class SleepingModelSettings(ModelSettings):
     wake: WakeSettings | None = None
     """What wakes it when it hibernates."""
     sleep: SleepSettings | None = None
-    """What puts it to sleep when it is idle. Default: it never hibernates by itself."""
+    """What puts it to sleep when it is idle. Default: it never hibernates."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -310,7 +310,7 @@ class SourcedModelSettings(HostedModelSettings):
     files_setting: ClassVar[str]
     """The setting that names its files where no source does."""
     other_files_settings: ClassVar[tuple[str, ...]] = ()
-    """Further settings that name files, each enough by itself."""
+    """Further settings that name files, each sufficient alone."""
 
     def __post_init__(self) -> None:
         if self.source is not None and getattr(self, self.files_setting) is not None:
@@ -407,7 +407,7 @@ class MediaModelSettings(PathModelSettings):
     """Adds what can be said about a model of images or recordings whose engine is a library."""
 
     slots: Annotated[int, Ge(1), Le(1024), PUBLIC] = 1
-    """Requests it works on at once."""
+    """Requests it works on concurrently."""
 
 
 # Without slots: it is mixed into settings that have them.

@@ -117,7 +117,7 @@ class StartedServer(ServerCalls, ProcessBackend, Generic[Model]):
     external_listener: bool = False
     """Whether a process that the server did not start listens on its port: it is then not checked whose port it is."""
     listener_remedy: str = ""
-    """What to do if the server is right and no process of its own listens on its port; empty: nothing."""
+    """What to do if the server is right and none of its processes listens on its port; empty: nothing."""
     health_path: str = HEALTH
     """The route that is answered with `healthy_status` once the server takes requests."""
     healthy_status: int = HEALTHY

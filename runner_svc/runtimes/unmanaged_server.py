@@ -62,7 +62,7 @@ class UnmanagedServer(ServerCalls, Generic[Model]):
     noun = "server"
     """What the server is called in messages."""
     is_provider = False
-    """Whether it is off the premises; see Endpoint.is_provider."""
+    """Whether it is remote; see Endpoint.is_provider."""
 
     def __init__(
         self,

@@ -52,7 +52,7 @@ class RequestAdmission:
         clock: Clock,
         clock_offset: ClockOffset | None = None,
     ) -> None:
-        """`remote_models`: serving them sends data off the premises. `clock`: the mesh's."""
+        """`remote_models`: serving them sends data to a remote provider. `clock`: the mesh's."""
         self._clock_offset = clock_offset
         self._identity = identity
         self._gate = gate

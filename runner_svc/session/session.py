@@ -70,7 +70,7 @@ class KeyedGate(Protocol):
 
 
 class RunnerSession:
-    """Sends heartbeats: at once or at the report interval after a change, else at the heartbeat interval.
+    """Sends heartbeats: immediately or at the report interval after a change, else at the heartbeat interval.
 
     A lost connection causes a heartbeat too. The runner goes on serving while the registry is away.
     """
@@ -123,25 +123,25 @@ class RunnerSession:
         return self._session_id
 
     def note_change(self) -> None:
-        """Report at once: something changed that routers should know."""
+        """Report immediately: something changed that routers should know."""
         self._changed.set()
 
     def note_other_registry(self) -> None:
-        """Report at once: calls go to another registry now, which has none of this runner's reports."""
+        """Report immediately: calls go to another registry now, which has none of this runner's reports."""
         self._moves += 1
         self._changed.set()
 
     def note_models(self) -> None:
-        """Publish at once: the runner serves other models now. The session keeps its id and its ticket key."""
+        """Publish immediately: the runner serves other models now. The session keeps its id and its ticket key."""
         self._models_changed = True
         self._changed.set()
 
     async def start(self) -> None:
-        """Start the session task. Returns at once; the session opens as soon as the registry answers."""
+        """Start the session task. Returns immediately; the session opens as soon as the registry answers."""
         self._begin()
 
     def reopen(self) -> None:
-        """Reopen the session at once, with the same id; calls and retries under way are cancelled."""
+        """Reopen the session immediately, with the same id; calls and retries under way are cancelled."""
         if self._running is not None:
             self._running.cancel()
             self._session_id = ""

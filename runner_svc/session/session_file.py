@@ -51,7 +51,7 @@ class SessionFile:
             replace_file(self._path, session_id.encode("ascii") + b"\n")
         except OSError as error:
             log.error(  # noqa: TRY400 - the system's message is enough
-                "the session id cannot be written, the runner goes on without; free the disk or make the file writable",
+                "cannot write the session id; the runner continues without it. Free the disk or make the file writable",
                 file=str(self._path),
                 why=error.strerror,
             )

@@ -57,7 +57,7 @@ class ProcessLimits:
     """What the kernel lets a program and its descendants take; only Linux has these."""
 
     memory_bytes: int | None = None
-    """Private memory of each process, and memory of all of them where they have a cgroup of their own; None: any."""
+    """Private memory of each process, and memory of all of them where they have their own cgroup; None: any."""
     oom_score: int = 0
     """How much sooner than the runner the kernel ends it when memory runs out: 0 to 1000, added to the runner's own."""
 
@@ -209,7 +209,7 @@ class GuardedEngine(asyncio.Protocol):
             case ["left", *pids]:
                 log.error("processes of an engine do not die", pids=pids)
             case _:
-                log.error("a guardian said what nobody understands", line=" ".join(words)[:200])
+                log.error("a guardian sent an unknown line", line=" ".join(words)[:200])
 
     def _start_is(self, outcome: int | OSError) -> None:
         if not self._started.done():

@@ -39,7 +39,7 @@ _SIGNAL_NAMES = MappingProxyType({number.value: number.name for number in signal
 
 
 class SupervisedProcess:
-    """A child process in a session and group of its own, with its output drained into a LogRing.
+    """A child process in its own session and group, with its output drained into a LogRing.
 
     It and all its descendants end when it is stopped, when it dies, and within moments of the runner's death, whatever
     their session or group (on Linux; see `system.py` for other systems). A descendant that holds the output pipe cannot

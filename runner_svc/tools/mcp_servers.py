@@ -104,7 +104,7 @@ class McpServer(ToolRunner):
         return () if self._connection is None else tuple(self._tools.values())
 
     async def call(self, name: str, arguments: Mapping[str, Any]) -> ToolOutcome:
-        """Call a tool. A server that is down is tried again at once. Raises TOOL_UNAVAILABLE."""
+        """Call a tool. A server that is down is tried again immediately. Raises TOOL_UNAVAILABLE."""
         if self._connection is None:
             self._want()
             await self._wait_settled(CONNECT_SECONDS)

@@ -31,7 +31,7 @@ class ToolSettings:
     allow: Annotated[tuple[str, ...], MaxLen(256), PUBLIC] = ()
     """For MCP: the server's tools that may be used. Default: all of them."""
     remote: bool = False
-    """Whether calling it sends bytes off the premises; then only requests with `allow_remote` get it."""
+    """Whether calling it sends bytes to a remote provider; then only requests with `allow_remote` get it."""
     timeout_seconds: Annotated[float, Gt(0), Le(3600)] = 30.0
     """Timeout of one call; the model gets the timeout as the result."""
     max_output_bytes: Annotated[int, Ge(256), Le(16_777_216)] = 65_536

@@ -41,7 +41,7 @@ class ToolBox:
         self._abandoned: set[asyncio.Task[ToolOutcome]] = set()
 
     async def start(self) -> None:
-        """Start every source concurrently. A source that is down retries by itself and delays no other."""
+        """Start every source concurrently. A source that is down retries automatically and delays no other."""
         await asyncio.gather(*(source.start() for source in self._sources))
 
     async def stop(self) -> None:
@@ -76,7 +76,7 @@ class ToolBox:
         )
 
     def is_remote(self, name: str) -> bool:
-        """Whether a call of this tool sends data off the premises."""
+        """Whether a call of this tool sends data to a remote provider."""
         source = self._source_of(name)
         return source is not None and source.settings.remote
 
@@ -114,7 +114,7 @@ class ToolBox:
         return task.result()
 
     async def _end(self, task: asyncio.Task[ToolOutcome]) -> bool:
-        """Cancel a call that takes too long. Returns False where it goes on: it is abandoned."""
+        """Cancel a call that takes too long. Returns False where it continues: it is abandoned."""
         task.cancel()
         self._abandoned.add(task)
         task.add_done_callback(self._abandoned.discard)

@@ -47,7 +47,7 @@ async def test_a_pull_that_is_interrupted_goes_on_and_ends_in_a_real_answer_of_o
     first.send_signal(signal.SIGINT)
     out, err = await asyncio.wait_for(first.communicate(), RUN_SECONDS)
     assert (first.returncode, out) == (130, b"")
-    assert b"stopped; what was pulled is kept, and the same command goes on there" in err
+    assert b"stopped; what was pulled is kept, and the same command continues there" in err
     assert not WeftHome(home).is_claimed(), "the mesh has ended with the command"
 
     hub.faults.chunk_seconds, before = 0.0, hub.sent_bytes

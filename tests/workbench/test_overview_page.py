@@ -32,7 +32,7 @@ def test_the_last_hour_is_shown_as_charts_that_go_on_while_requests_end(page: "P
     page.get_by_role("img", name="Time per token: p50 ").wait_for()
     with busy(mesh):
         page.locator(".tile", has_text="Waiting").get_by_text("3", exact=True).wait_for()
-        page.get_by_role("img", name="Requests at once: running 1, waiting 3").wait_for()
+        page.get_by_role("img", name="Concurrent requests: running 1, waiting 3").wait_for()
         picture(page, "overview")
 
 
@@ -46,7 +46,7 @@ def test_the_charts_are_of_one_model_where_one_is_chosen(page: "Page", mesh: Mes
 
 def test_the_pointer_over_a_chart_shows_the_figures_of_that_time(page: "Page", mesh: MeshProcess) -> None:
     opened(page, mesh, "", "Overview")
-    chart = page.get_by_role("img", name="Requests at once")
+    chart = page.get_by_role("img", name="Concurrent requests")
     chart.hover()
     page.locator(".cursor").first.wait_for(state="attached")
 

@@ -37,7 +37,7 @@ class HandlingOptions(TypedDict, total=False):
     """Options of every request about its handling."""
 
     allow_remote: bool
-    """Whether the request may leave the premises of the mesh: to models and tools elsewhere."""
+    """Whether the request may be sent to remote models and tools."""
     keep_alive: float | str
     """How long the model stays loaded afterwards: seconds, a duration such as "5m", 0 (unload), -1 (keep)."""
     priority: Literal["high", "normal", "low"]

@@ -82,7 +82,7 @@ class CallDeps:
         return FleetView(revision=1) if self.fleet is None else self.fleet.view
 
     def may_leave(self, grant: Grant) -> bool:
-        """Whether using a grant may send bytes off the premises."""
+        """Whether using a grant may send bytes to a remote provider."""
         return may_leave(self.view(), grant)
 
     def record(self, trace: RequestTrace, receipt: receipt_pb2.Receipt, ended: float) -> None:
@@ -91,7 +91,7 @@ class CallDeps:
 
 
 def may_leave(view: FleetView, grant: Grant) -> bool:
-    """Whether using a grant may send bytes off the premises; the ticket decides for a model that `view` lacks."""
+    """Whether using a grant may send bytes to a remote provider; the ticket decides for a model that `view` lacks."""
     known = view.models.get(grant.model)
     if known is None or known.expected:
         return ticket_pb2.TicketClaims.FromString(grant.claims).allow_remote

@@ -104,7 +104,7 @@ class EndReporter:
         return len(self._held)
 
     def send(self, request: PlacementRequest, receipt: receipt_pb2.Receipt, arrived_at: float) -> None:
-        """Report how a request ended that arrived at a monotonic time; returns at once.
+        """Report how a request ended that arrived at a monotonic time; returns immediately.
 
         One end too many is dropped, counted and logged.
         """

@@ -384,7 +384,7 @@ class FleetWatcher:
         self._listeners.append(listener)
 
     async def start(self) -> None:
-        """Begin to follow. Returns at once; `wait_ready` waits for the first snapshot."""
+        """Begin to follow. Returns immediately; `wait_ready` waits for the first snapshot."""
         self._task = start_critical(self._follow(), name="fleet-watcher")
 
     async def wait_ready(self) -> None:

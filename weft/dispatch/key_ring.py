@@ -51,7 +51,7 @@ class KeyRingWatcher:
         return self._first_snapshot.is_set()
 
     async def start(self) -> None:
-        """Begin to follow. Returns at once; `wait_ready` waits for the first snapshot."""
+        """Begin to follow. Returns immediately; `wait_ready` waits for the first snapshot."""
         self._task = start_critical(self._follow(), name="key-ring-watcher")
 
     async def wait_ready(self) -> None:

@@ -262,7 +262,7 @@ _BY_PAYLOAD = {
 
 
 def operation_of(payload: Message) -> OperationSpec[Any, Any]:
-    """Returns the operation of a payload. Raises KeyError for a message that is none."""
+    """Returns the operation of a payload. Raises KeyError for another message."""
     return _BY_PAYLOAD[payload.DESCRIPTOR.full_name]
 
 

@@ -87,7 +87,7 @@ def waiting_event(decision: WaitingInQueue | LoadingModel) -> event_pb2.Inferenc
 
 OnCancelled = Callable[[WeftError], None]
 """Called with `request_cancelled`, from the event loop; must not block. Raises the WeftError that says why nothing can
-end the request; then it goes on."""
+end the request; then it continues."""
 CANCELLED_BY = "cancelled_by"
 """Key of an error's metadata with the name of who cancelled the request."""
 MAX_CANCELLER_CHARS = 256
@@ -131,7 +131,7 @@ class Placement(Protocol):
         ...
 
     def watch_cancellation(self, on_cancelled: "OnCancelled") -> None:
-        """Calls `on_cancelled` when the request is cancelled while its latest grant is used; at once if it was before.
+        """Calls `on_cancelled` when the request is cancelled while its latest grant is used; now if it was before.
 
         A later call replaces an earlier one.
         """

@@ -32,7 +32,7 @@ class Claim:
     """An amount to be counted."""
 
     key: str
-    """Key of the window; keys of different kinds must differ by themselves."""
+    """Key of the window; keys of different kinds must differ."""
     who: str
     """The same for people, such as "Tenant community-x"."""
     rate: Rate

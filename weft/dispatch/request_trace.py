@@ -112,7 +112,7 @@ class AttemptRecord:
 
     grant: Grant
     remote: bool
-    """Whether the runner may send the request off the premises."""
+    """Whether the runner may send the request to a remote provider."""
     began: float
     ended: float | None = None
     """When it failed; None: it is the last one, and ended with the request."""
@@ -173,7 +173,7 @@ class RequestTrace:
     seen: TokenCounter | None = None
     """What was seen of the present attempt's answer; None: it is no text."""
     left_premises: bool = False
-    """Whether a tool was seen to send bytes off the premises."""
+    """Whether a tool was seen to send bytes to a remote provider."""
     waits: list[WaitPeriod] = field(default_factory=list)
     """Periods of waiting in order, at most `MAX_WAIT_PERIODS`."""
     asked_model: str = ""
@@ -207,7 +207,7 @@ class RequestTrace:
             self.waits[-1].ended = now
 
     def note_grant(self, grant: Grant, now: float, *, remote: bool = False) -> None:
-        """Records a new attempt; `remote`: its runner may send the request off the premises."""
+        """Records a new attempt; `remote`: its runner may send the request to a remote provider."""
         self._end_load_wait(now)
         self._end_wait(now)
         self.granted, self.usage = now, None
@@ -225,7 +225,7 @@ class RequestTrace:
         self.attempts[-1].answered = True
 
     def note_tool_calls(self, frame: Frame) -> None:
-        """Records tool calls, which end a frame of their own."""
+        """Records tool calls, which end their own frame."""
         if any(event.tool_call.remote for event in frame):
             self.left_premises = True
 

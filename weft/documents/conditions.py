@@ -154,7 +154,7 @@ def _awake(model: Model) -> Condition:
         return _holds("Awake", False, "Hibernating", _ASLEEP)
     if model.status in (Model.STATUS_ACTIVE, Model.STATUS_FAILED):
         return _holds("Awake", True, "Awake", "it is awake")
-    return Condition(type="Awake", status="Unknown", reason="NoRunner", message="nobody is there who could tell")
+    return Condition(type="Awake", status="Unknown", reason="NoRunner", message="no live runner serves it")
 
 
 def _model_ready(model: Model, instance: InstanceState | None) -> Condition:

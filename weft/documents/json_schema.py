@@ -120,7 +120,7 @@ class SchemaSet:
         checked = checked and not descriptor.GetOptions().Extensions[pb.document_message].observed
         properties: dict[str, Schema] = {}
         if plan.kind:
-            properties["kind"] = {"const": plan.kind, "type": "string", "description": "What it is."}
+            properties["kind"] = {"const": plan.kind, "type": "string", "description": "Kind of document."}
         required = list(properties)
         for oneof in descriptor.oneofs:
             if is_typed(oneof):

@@ -68,7 +68,7 @@ class LoadSettings(DocumentPart):
     memory_budget_mb: Annotated[int, Field(ge=1, le=MAX_MEMORY_MB)] | None = None
     """The most accelerator memory it may take, in MiB."""
     keep_alive: KeepAlive | None = None
-    """How long it stays loaded after a request: seconds, a length such as "5m", 0, or -1 for ever (the default)."""
+    """How long it stays loaded after a request: seconds, a length such as "5m", 0, or -1 for no limit (the default)."""
     pin: bool = False
     """Whether it is never evicted for another model."""
     parameters: dict[Annotated[str, Field(max_length=MAX_PARAMETER_CHARS)], CheckedLoadValue] = Field(

@@ -33,7 +33,7 @@ def resource_schema(kind: ResourceKind) -> DocumentSchema:
         status = nullable(_status_schema(kind, schemas)) | {
             "description": "What is true of it now; ignored by `apply`."
         }
-        own = {"kind": {"const": kind.value, "type": "string", "description": "What it is."}}
+        own = {"kind": {"const": kind.value, "type": "string", "description": "Kind of document."}}
         properties = own | declared["properties"] | {"status": status}
         return object_schema(properties, ["kind", *declared["required"]], KINDS[kind].summary)
 
@@ -46,7 +46,7 @@ def resource_list_schema(kind: ResourceKind, page_token: Schema, *, required: bo
     def build(schemas: SchemaSet) -> Schema:
         properties = {
             "nextPageToken": page_token,
-            "kind": {"const": kind.list_kind, "type": "string", "description": "What it is."},
+            "kind": {"const": kind.list_kind, "type": "string", "description": "Kind of document."},
             "items": {
                 "type": "array",
                 "items": resource_schema(kind).add(schemas),

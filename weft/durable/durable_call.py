@@ -169,7 +169,7 @@ class WatchedTask:
         """Returns the error for an attempt that was lost after content was sent."""
         reason, words = await self._why_lost()
         kept = self._journal.when_left is WhenLeft.KEEP
-        then = f"task {self.id} goes on" if kept else f"task {self.id} is cancelled"
+        then = f"task {self.id} continues" if kept else f"task {self.id} is cancelled"
         message = f"the answer was interrupted and would start over ({words}); {then}"
         return WeftError(reason, message, metadata={TASK_ID: self.id, "content_started": "true"})
 
@@ -211,7 +211,7 @@ class WatchedTask:
         clock, config = self._tools.clock, self._tools.config
         after, lost_at, pause = 0, None, config.retry_interval_seconds
         while True:
-            failure = WeftError(Reason.SERVICE_UNAVAILABLE, "the router ended the watch of a task that goes on")
+            failure = WeftError(Reason.SERVICE_UNAVAILABLE, "the router ended the watch of a task that continues")
             try:
                 async with aclosing(self._tools.tasks.watch(self._context.tenant, self.id, after)) as found:
                     async for item in found:
@@ -243,7 +243,7 @@ class WatchedTask:
             return
         if self._journal.when_left is WhenLeft.KEEP and not self._journal.is_ended():
             self._submitting.add_done_callback(_noted)
-            log.info("caller left, task goes on", request_id=self._context.request_id, task_id=self.id or None)
+            log.info("caller left, task continues", request_id=self._context.request_id, task_id=self.id or None)
             return
         # A second cancellation or the timeout does not cancel the submission itself.
         ending = asyncio.ensure_future(self._end(self._submitting))

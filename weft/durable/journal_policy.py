@@ -30,7 +30,7 @@ class JournalRules:
     tenants: Mapping[str, JournalMode] = field(default_factory=dict)
 
     def of_tenant(self, tenant: str) -> JournalMode:
-        """Returns the mode of a tenant; UNSET where it has none of its own."""
+        """Returns the mode of a tenant; UNSET if it has none."""
         return self.tenants.get(tenant, self.default_tenant)
 
 
@@ -52,7 +52,7 @@ class JournalPolicy:
         self._is_possible = is_possible
         self._view: FleetView | None = None
         self._has_modes = False
-        """Whether a model of that view has a mode of its own: else no request needs its models looked up."""
+        """Whether a model of that view has its own mode: else no request needs its models looked up."""
 
     def mode_of(self, name: str, tenant: str) -> JournalMode:
         """Returns the mode of a tenant's requests for a model, pool, route or agent."""

@@ -183,7 +183,7 @@ def _bus_place(nvml: Any, handle: Any) -> tuple[int, int, int]:
 
 
 def _card(nvml: Any, handle: Any, index: int) -> _Card | None:
-    """Reads a card; None for one without memory figures of its own, which an operator declares.
+    """Reads a card; None for one without memory figures, which an operator declares.
 
     The registry refuses a whole snapshot with impossible figures, and every lease of the host would be lost with it.
     """

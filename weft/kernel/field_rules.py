@@ -145,7 +145,7 @@ class _Plan:
     required: tuple[Check, ...]
     """Checks of a message: that something is set in it."""
     values: Mapping[FieldDescriptor, Check]
-    """Checks of the values that are set, by field: its name would be made anew at each check."""
+    """Checks of the values that are set, by field: its name would be made again at each check."""
 
 
 @cache
@@ -334,7 +334,7 @@ def _enum_check(enum: EnumDescriptor, rules: pb.FieldRules) -> Check:
 
 @cache
 def enum_words(enum: EnumDescriptor) -> Mapping[int, str]:
-    """Returns the words of an enum's values in documents, by number; the unspecified one has only a word of its own."""
+    """Returns the words of an enum's values in documents, by number; the unspecified one has only its own word."""
     dashes = enum.GetOptions().Extensions[pb.document_enum].dashes
     zero = enum.values_by_number[0].name
     prefix = zero.removesuffix("UNSPECIFIED")

@@ -64,7 +64,7 @@ class HealthLimits:
     better_after_checks: Annotated[int, Ge(1), Le(1_000)] = 3
     """Consecutive checks after which a component that is better is reported as such."""
     better_after_seconds: Annotated[float, Ge(0), Le(3600)] = 10.0
-    """Shortest time between the first and the last of them. One that has not been well yet is well at once."""
+    """Shortest time between the first and the last of them. One that has not been well yet is well immediately."""
     write_check_seconds: Annotated[float, Ge(0.1), Le(3600)] = 60.0
     """Time between two writes that check a database while they succeed: each is synchronised to disk."""
     max_fleet_view_age_seconds: Annotated[float, Ge(0), Le(86_400)] = 30.0
@@ -139,7 +139,7 @@ class HealthCheck:
     """Full names of the gRPC services that do not serve while it is down; empty for an essential one: all."""
     at_answer: Callable[[], Observation | None] | None = None
     """A further check that is made whenever health is answered: it returns why the component cannot work now, or None.
-    It counts at once, also before the next round of checks of a process that was frozen. None: there is none."""
+    It counts immediately, also before the next round of checks of a process that was frozen. None: there is none."""
 
 
 EVENT_LOOP = "event_loop"

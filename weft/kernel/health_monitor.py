@@ -31,7 +31,7 @@ CHECK_INTERVAL_SECONDS = 1.0
 STARTING_INTERVAL_SECONDS = 0.1
 """Pause between checks while a component has not been well yet."""
 CHECK_TIMEOUT_SECONDS = 5.0
-"""A check that takes longer counts as a component that is down; it goes on, and is not run twice at a time."""
+"""A check that takes longer counts as a component that is down; it continues, and is not run twice at a time."""
 CHECK_WAIT_SECONDS = 0.5
 """How long one round waits for checks that take their time."""
 MAX_STARTING_SECONDS = 60.0
@@ -204,7 +204,7 @@ class HealthMonitor(HealthSource):
                 await asyncio.gather(timer, everything, return_exceptions=True)
 
     def _seen(self, each: _Checked, now: float) -> Observation | None:
-        """Returns what the check of a component has shown; None: it goes on."""
+        """Returns what the check of a component has shown; None: it continues."""
         if each.task is None:
             return None
         if each.task.done():

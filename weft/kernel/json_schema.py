@@ -343,7 +343,7 @@ class _References:
         if known is not None:
             return known
         if id(schema) in self._open:
-            self._refuse(schema, "must not be defined by itself alone: a reference leads back to where it stands")
+            self._refuse(schema, "must not refer to itself")
             return 1
         if not schema.keys() & _IN_PLACE:
             return 1

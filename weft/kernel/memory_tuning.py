@@ -14,7 +14,7 @@ MIDDLE_PER_OLD = 50
 M_MMAP_THRESHOLD = -3
 """From glibc's malloc.h."""
 MAPPED_BYTES = 1024 * 1024
-"""Allocations from this size on get memory of their own, which goes back to the system when they end."""
+"""Allocations from this size on get their own memory, which goes back to the system when they end."""
 
 
 def collect_rarely() -> None:

@@ -34,7 +34,7 @@ class Resource(Enum):
     INFERENCE = "inference"
     """Requests to models, their receipts, and stored answers."""
     REMOTE = "remote"
-    """Requests that leave the premises, which may cost money: `create` allows them where their tenant may."""
+    """Requests to remote models, which may cost money: `create` allows them where their tenant may."""
     MODELS = "models"
     """Models, pools, agents and routes."""
     RUNNERS = "runners"
@@ -108,7 +108,7 @@ USE_SECRETS = Access(Resource.SECRETS, Role.CREATE)
 ANY_SOURCE = Access(Resource.MODELS, Role.EDIT)
 """Scope that a load or a pull of a path or a URL needs: a runner reads any file and asks any server for it."""
 MAY_LEAVE = Access(Resource.REMOTE, Role.CREATE)
-"""Scope that a request needs to leave the premises, besides its tenant's permission."""
+"""Scope that a request needs for remote models, besides its tenant's permission."""
 KEY_VARIABLES = frozenset({"WEFT_API_KEY", "WEFT_SERVICE_KEY", "WEFT_JOIN_TOKEN"})
 """Environment variables with keys of a mesh. They are removed from the environment of programs that a runner starts."""
 DEFAULT_SCOPES = ("inference:create", "inference:edit", "models:view")

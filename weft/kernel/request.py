@@ -21,7 +21,7 @@ class Priority(IntEnum):
     NORMAL = 2
     LOW = 3
     DURABLE = 4
-    """Durable tasks: below all interactive requests, with a share of their own. No caller can claim it."""
+    """Durable tasks: below all interactive requests, with their own share. No caller can claim it."""
 
     @property
     def wire(self) -> int:
@@ -82,7 +82,7 @@ class JournalMode(IntEnum):
     WAIT = 2
     """Each is a task while its caller waits; a caller who disconnects cancels it."""
     KEEP = 3
-    """The same, and a task whose caller disconnects goes on."""
+    """The same, and a task whose caller disconnects continues."""
 
 
 JournalWord = Literal["none", "wait", "keep"]

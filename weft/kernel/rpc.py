@@ -32,7 +32,7 @@ FIRST_RECONNECT_MS = 100
 MAX_RECONNECT_MS = 2_000
 CONNECT_ATTEMPT_MS = 10_000
 """How long one attempt to connect may take, handshake included: gRPC calls it the least back-off, 20 s by default.
-Packets of an attempt that began while the link was down are sent again ever later; a new attempt begins at once."""
+Packets of an attempt that began while the link was down are sent again ever later; a new attempt begins immediately."""
 MAX_CHANNELS = 1024
 
 log = get_logger("weft.rpc")
@@ -241,7 +241,7 @@ _REMOVED = "Stream removed"
 """gRPC's details of a call whose connection is gone."""
 _UNWRITTEN = "Internal error from Core"
 """gRPC's details (grpcio 1.85) of a streaming call whose message was not taken by its connection."""
-_CLOSED_AT_ONCE = "the peer closed the connection at once; it may ask for TLS, or for another certificate"
+_CLOSED_AT_ONCE = "the peer closed the connection immediately; it may ask for TLS, or for another certificate"
 _HANDSHAKE_WORDS: tuple[tuple[str, str], ...] = (
     ("CERTIFICATE_VERIFY_FAILED: certificate has expired", "the peer's certificate has expired"),
     ("CERTIFICATE_VERIFY_FAILED: certificate is not yet valid", "the peer's certificate is not valid yet"),

@@ -145,7 +145,7 @@ def _serves(source: HealthSource, service: str) -> bool:
 
 
 def start_task(work: Coroutine[None, None, None], *, name: str) -> asyncio.Task[None]:
-    """Starts a background task that ends by itself and whose failure concerns it alone.
+    """Starts a background task that ends on its own and whose failure concerns it alone.
 
     A failure is logged when it happens. Loops that run as long as the process are started with `start_critical` or
     `start_restarting`.
@@ -169,7 +169,7 @@ def start_critical(work: Coroutine[None, None, None], *, name: str) -> asyncio.T
 def start_restarting(
     make_work: Callable[[], Coroutine[None, None, None]], *, name: str, clock: Clock
 ) -> asyncio.Task[None]:
-    """Starts a loop without state of its own: after an unforeseen end it is logged and restarted.
+    """Starts its own loop without state: after an unforeseen end it is logged and restarted.
 
     The pause before that is FIRST_RESTART_PAUSE_SECONDS, doubled with each death up to MAX_RESTART_PAUSE_SECONDS.
     """

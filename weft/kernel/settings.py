@@ -143,7 +143,7 @@ RequestRate = Annotated[Rate, Read(str, partial(_parsed, parse_rate))]
 Rates = Annotated[
     tuple[Rate, ...], Read(tuple[Annotated[str, Checked(_check_any_rate)], ...], partial(_parsed, parse_rates))
 ]
-"""Rates that hold at once, such as `100req/min` and `20000tok/min`."""
+"""Rates that hold together, such as `100req/min` and `20000tok/min`."""
 
 
 def require_positive(settings: "DataclassInstance", *, may_be_zero: frozenset[str] = frozenset()) -> None:

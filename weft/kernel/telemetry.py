@@ -29,7 +29,7 @@ _TRACE_ID_BITS, _SPAN_ID_BITS = 128, 64
 
 
 class BoundedLogFile:
-    """A log file that is rotated to `<name>.1` at its size limit, and made anew once it was moved or removed.
+    """A log file that is rotated to `<name>.1` at its size limit, and made again once it was moved or removed.
 
     Writers get no error for a full or broken disk: failed writes are dropped, and their number is written once the file
     can be written again.

@@ -71,7 +71,7 @@ def _window(word: str) -> int:
 
 
 def parse_rates(texts: Iterable[str], field: str) -> tuple[Rate, ...]:
-    """Several rates that hold at once. Raises INVALID_ARGUMENT naming `field`, also for two of one unit and window."""
+    """Several rates that hold together. Raises INVALID_ARGUMENT naming `field`, also for two of one unit and window."""
     rates = tuple(parse_any_rate(text, field) for text in texts)
     if len({(rate.unit, rate.window_seconds) for rate in rates}) < len(rates):
         raise invalid_field(field, "has two rates of the same unit and window")

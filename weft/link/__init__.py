@@ -1,1 +1,1 @@
-"""The link of a dial-out runner: gRPC calls both ways over one stream, each with flow control of its own."""
+"""The link of a dial-out runner: gRPC calls both ways over one stream, each with its own flow control."""

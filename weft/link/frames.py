@@ -25,7 +25,7 @@ WINDOW_BYTES = 256 * 1024
 MAX_PART_BYTES = 64 * 1024
 """Largest message, or part of one, in a frame."""
 MAX_FRAMES_AT_ONCE = 8192
-"""Maximum number of frames in one message; processing more at once would delay other links."""
+"""Maximum number of frames in one message; processing more in one step would delay other links."""
 MAX_METHOD_CHARS = 256
 MAX_CALL_METADATA_BYTES = 32 * 1024
 MAX_STATUS_MESSAGE_CHARS = 8 * 1024

@@ -20,7 +20,7 @@ from weft.link.multiplexer import CallBegan, CallEnded, CallReadable, Event, Lin
 log = get_logger("weft.link")
 
 MAX_BATCH_BYTES = 128 * 1024
-"""Bytes given to the transport at once. Small, so that a call that has just become ready waits little."""
+"""Bytes given to the transport at a time. Small, so that a call that has just become ready waits little."""
 MAX_UNSENT_BYTES_PER_CALL = 64 * 1024
 """A call with more unsent bytes than this makes its sender wait."""
 
@@ -165,7 +165,7 @@ class Link:
     async def _read_all(self, stream: _Stream) -> None:
         while (message := await _on_stream(stream.read())) is not grpc.aio.EOF:
             if len(message.frames) > MAX_FRAMES_AT_ONCE:
-                raise LinkProtocolError(f"{len(message.frames)} frames at once")
+                raise LinkProtocolError(f"{len(message.frames)} frames in one message")
             for frame in message.frames:
                 if (event := self._mux.receive(frame)) is not None:
                     self._handle(event)

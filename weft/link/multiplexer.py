@@ -31,9 +31,9 @@ class LinkLimits:
     """Bounds of one link."""
 
     max_own_calls: int = 1024
-    """Calls begun here that may run at once."""
+    """Calls begun here that may run concurrently."""
     max_peer_calls: int = 1024
-    """Calls begun by the peer that may run at once."""
+    """Calls begun by the peer that may run concurrently."""
     max_message_bytes: int = MAX_MESSAGE_BYTES
     max_unread_bytes: int = 256 * 1024 * 1024
     """Received and not yet read, over all calls."""
@@ -216,7 +216,7 @@ class Multiplexer:
         if call_id % 2 == self._side or call_id <= self._last_peer_id:
             raise LinkProtocolError(f"{call_id} cannot be the id of a new call")
         if len(self._calls) - self._own_calls >= self._limits.max_peer_calls:
-            raise LinkProtocolError(f"more than {self._limits.max_peer_calls} calls at once")
+            raise LinkProtocolError(f"more than {self._limits.max_peer_calls} concurrent calls")
         self._last_peer_id = call_id
         return CallBegan(self._add(call_id, start, SendHalf(call_id, start.initial_credit), is_own=False))
 
@@ -239,7 +239,7 @@ class Multiplexer:
         return None if part.more else CallReadable(call)
 
     def _fail(self, call: Call, error: WeftError) -> Event:
-        """Ends a call whose messages cannot be kept; the link goes on."""
+        """Ends a call whose messages cannot be kept; the link continues."""
         self.release(call)
         if call.is_own:
             self.cancel(call, status_of(error))

@@ -95,7 +95,7 @@ def _unique(members: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _no_constant(_: str) -> Any:
-    raise MalformedToken("holds a number that is none")
+    raise MalformedToken("has an invalid number")
 
 
 def _finite(text: str) -> float:

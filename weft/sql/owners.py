@@ -52,7 +52,7 @@ class OwnerRole:
         """Returns the error of an attempt to own a database that another process owns."""
         return WeftError(
             Reason.ALREADY_EXISTS,
-            f"another {self.service} runs on this database; stop it, or give this one a database of its own; "
+            f"another {self.service} runs on this database; stop it, or give this one its own database; "
             f"on PostgreSQL, `weft serve {self.service}` waits as its standby",
         )
 

@@ -322,7 +322,7 @@ class Paired(Service):
                 # Another standby was quicker, the owner has connected again, or the database is away.
                 if error.reason not in {Reason.ALREADY_EXISTS, Reason.SERVICE_UNAVAILABLE}:
                     raise
-                log.info("the standby goes on waiting", why=error.message)
+                log.info("the standby continues to wait", why=error.message)
                 await self._clock.sleep(RETRY_AFTER_SECONDS)
             else:
                 self._is_owner = True

@@ -42,7 +42,7 @@ def attach(
         str, typer.Option("--api-key-env", help="Environment variable of the runner that holds the server's key.")
     ] = "",
     remote: Annotated[
-        bool | None, typer.Option("--remote/--no-remote", help="Whether it is remote, beyond networks of your own.")
+        bool | None, typer.Option("--remote/--no-remote", help="Whether it is remote, beyond your own networks.")
     ] = None,
     runner: Annotated[str, typer.Option("--runner", help="The runner that reaches it. Default: the only one.")] = "",
     token: TokenOption = None,

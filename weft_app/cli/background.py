@@ -22,7 +22,7 @@ STOP_SECONDS = 60.0
 """Longest wait for the end of a start that Ctrl-C has broken off."""
 POLL_SECONDS = 0.05
 MAX_READ_BYTES = 65_536
-"""Bytes of the output that are read at once."""
+"""Bytes of the output that are read at a time."""
 OUTPUT_NAME = "up.out"
 STOP_LINE = "  stop with Ctrl-C"
 """Last line that `weft up` prints of its start."""
@@ -50,7 +50,7 @@ def arguments_of(context: typer.Context, *, without: frozenset[str]) -> list[str
 
 
 def up_in_background(home: WeftHome, arguments: Sequence[str], show_line: ShowLine = str) -> None:
-    """Starts `weft up` with these arguments in a session of its own, and returns when it serves.
+    """Starts `weft up` with these arguments in its own session, and returns when it serves.
 
     Its output is shown until then, each line by `show_line`, and kept in a file. Ends the command with the exit code of
     a start that failed; Ctrl-C ends the start. Raises DEADLINE_EXCEEDED after START_SECONDS; the start goes on.

@@ -76,7 +76,7 @@ def create_model(
     ] = None,
     owner: Annotated[str, typer.Option("--owner", help="Who answers for it. Default: the caller's key.")] = "",
     context_tokens: Annotated[int, typer.Option("--context-tokens", min=0, help="Context; 0: unknown.")] = 0,
-    slots: Annotated[int, typer.Option("--slots", min=0, help="Requests that are sent at once; 0: 4.")] = 0,
+    slots: Annotated[int, typer.Option("--slots", min=0, help="Requests that are sent concurrently; 0: 4.")] = 0,
     timeout_seconds: Annotated[
         float, typer.Option("--timeout", min=0, help="Seconds until an answer must begin; 0: 120.")
     ] = 0,

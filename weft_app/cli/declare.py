@@ -253,7 +253,7 @@ def _selected(home: Path, words: list[str], selector: str) -> list[Target]:
         found = selected(mesh.documents(kind), wanted)
     if len(found) > MAX_SELECTED:
         raise invalid_field(
-            "--selector", f"selects {len(found)} {kind.plural}; at most {MAX_SELECTED} are deleted at once"
+            "--selector", f"selects {len(found)} {kind.plural}; at most {MAX_SELECTED} are deleted at a time"
         )
     if not found:
         note(f"no {kind.plural} have such labels")

@@ -63,7 +63,7 @@ class _Subject:
 def estimate(
     target: Annotated[str, typer.Argument(metavar="PATH|NAME", help="File, folder, configured model, or just a name.")],
     ctx: Annotated[int | None, typer.Option("--ctx", min=1, max=16_777_216, help="Context of one slot.")] = None,
-    slots: Annotated[int | None, typer.Option("--slots", min=1, max=1024, help="Requests at once.")] = None,
+    slots: Annotated[int | None, typer.Option("--slots", min=1, max=1024, help="Concurrent requests.")] = None,
     cache_type: Annotated[
         str, typer.Option("--cache-type", help="Type of the cache: " + ", ".join(CACHE_TYPE_BYTES))
     ] = "",

@@ -57,7 +57,7 @@ def _lines(found: Document) -> Iterator[str]:
     minutes = found["stepCount"] * found["stepSeconds"] / 60
     waiting, running = max(found["waiting"], default=0), max(found["running"], default=0)
     yield ""
-    yield f"{minutes:.0f} minutes; at most {waiting} requests waited and {running} ran at once"
+    yield f"{minutes:.0f} minutes; peak {waiting} waiting and {running} running"
     for device in found["devices"]:
         known = [share for share in device["utilization"] if share is not None]
         used = f"computed {sum(known) / len(known):.0%} of the time" if known else "use unknown"

@@ -210,7 +210,7 @@ class ImageTarget:
             require_writable(numbered(Path(self.output), self.count), force=self.force)
 
     def add(self, made: image_pb2.GeneratedImage) -> None:
-        """Takes an image that is complete; a file is written at once."""
+        """Takes an image that is complete; a file is written immediately."""
         if self._is_document:
             self._images.append(made)
             return

@@ -156,7 +156,7 @@ def rotate(
     home: HomeOption = DEFAULT_HOME,
     output: FormatOption = NamedFormat.TABLE,
 ) -> None:
-    """Give a key a new secret, and print it. It is shown only this once; a secret still in grace ends at once.
+    """Give a key a new secret, and print it. It is shown only this once; a secret still in grace ends immediately.
 
     Example: weft keys rotate 3k9x0a7bq2mz --grace 1d
     """

@@ -1,4 +1,4 @@
-"""A log file that is read while its writer goes on: its older part, what is there, and what comes."""
+"""A log file that is read while its writer continues: its older part, what is there, and what comes."""
 
 import os
 from collections.abc import Iterator

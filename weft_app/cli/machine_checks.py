@@ -105,7 +105,7 @@ def _amd(system_folder: Path) -> Iterator[Finding]:
         yield Finding(
             check="accelerators",
             verdict=Verdict.OK,
-            detail=f"AMD: {sizes}; engines use it, weft leases no memory of it by itself",
+            detail=f"AMD: {sizes}; engines use it, weft does not lease its memory",
             remedy=_DECLARE,
         )
 
@@ -127,8 +127,8 @@ def _apple(platform: str, machine: str) -> Iterator[Finding]:
         yield Finding(
             check="accelerators",
             verdict=Verdict.OK,
-            detail="Apple GPU, which shares the memory of the machine: llama.cpp uses it (Metal), weft leases no "
-            "memory of it by itself",
+            detail="Apple GPU, which shares the memory of the machine: llama.cpp uses it (Metal), weft does "
+            "not lease its memory",
             remedy=_DECLARE,
         )
 

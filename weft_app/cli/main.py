@@ -31,9 +31,9 @@ class CommandPlace:
     """The module of a command, and its line in `weft --help`."""
 
     place: str
-    """"module:attribute" of a function, or of an app with commands of its own."""
+    """"module:attribute" of a function, or of its own app with commands."""
     summary: str
-    """The first paragraph of its own help."""
+    """The first paragraph of its help."""
 
 
 PANELS: Mapping[str, Mapping[str, CommandPlace]] = {
@@ -55,7 +55,7 @@ PANELS: Mapping[str, Mapping[str, CommandPlace]] = {
         ),
         "reload": CommandPlace(
             "weft_app.cli.reload:reload",
-            "Have a running mesh read its weft.yaml again: what changed drains, all else goes on.",
+            "Have a running mesh read its weft.yaml again: what changed drains, all else continues.",
         ),
         "status": CommandPlace(
             "weft_app.cli.status:status",
@@ -122,7 +122,7 @@ PANELS: Mapping[str, Mapping[str, CommandPlace]] = {
         ),
         "top": CommandPlace(
             "weft_app.cli.top:top",
-            "Show devices, models, queue and last ends on one page that goes on until q or Ctrl-C.",
+            "Show devices, models, queue and last ends on one page that continues until q or Ctrl-C.",
         ),
         "figures": CommandPlace(
             "weft_app.cli.figures:figures",

@@ -41,7 +41,7 @@ def fetched(task_id: str, kind: str, home: Path) -> tuple[list[event_pb2.Inferen
         try:
             events = _followed(tasks, task_id)
         except KeyboardInterrupt:
-            stopped(f"the task goes on, and `weft cancel task {task_id}` ends it", "no longer waiting")
+            stopped(f"the task continues, and `weft cancel task {task_id}` ends it", "no longer waiting")
         for event in events:
             _fill(tasks, event)
     return events, spec

@@ -34,7 +34,7 @@ from weft_app.cli.mesh_api import Api
 
 READ_TIMEOUT_SECONDS = 5.0
 MAX_ASKED_AT_ONCE = 16
-"""Runners that are asked at once; one that does not answer must not delay the others."""
+"""Runners that are asked concurrently; one that does not answer must not delay the others."""
 _KEYS = ("registry", "KeyService")
 _TOKENS = ("registry", "JoinTokenService")
 _NAMES = {"state": "selection", "after": "afterSequence", "unfinished": "unfinishedOnly"}

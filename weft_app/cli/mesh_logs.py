@@ -239,7 +239,7 @@ def _print_new(readers: Sequence["_Reader"], wanted: Filter, output: LinesFormat
         say("".join(entry.shown(output) for entry in new))
     for reader in readers:
         if reader.file.take_lost():
-            note(f"lines of {reader.file.path.name} were lost: it was replaced twice at once")
+            note(f"lines of {reader.file.path.name} were lost: it was replaced twice")
 
 
 class _Reader:

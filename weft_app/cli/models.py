@@ -321,5 +321,5 @@ def _explained_stop(last: pb.PullProgress) -> Iterator[None]:
         yield
     except KeyboardInterrupt:
         kept = f"{size_words(last.done_bytes)} are kept; " if last.done_bytes else ""
-        note(f"stopped; {kept}the same command goes on there")
+        note(f"stopped; {kept}the same command continues there")
         raise typer.Exit(_TERMINATED + received[0] if received else EXIT_INTERRUPTED) from None

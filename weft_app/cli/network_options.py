@@ -41,7 +41,7 @@ PortOption = Annotated[
 ]
 TlsOption = Annotated[
     TlsChoice | None,
-    typer.Option("--tls", help="auto: a certificate of its own, on loopback too. Default beyond loopback."),
+    typer.Option("--tls", help="auto: its own certificate, on loopback too. Default beyond loopback."),
 ]
 InsecureOption = Annotated[
     bool,

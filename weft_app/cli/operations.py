@@ -158,7 +158,7 @@ def _selected_models(selector: str, home: Path) -> list[str]:
     with connect_documents(home) as mesh:
         found = [document["name"] for document in selected(mesh.documents(ResourceKind.MODEL), wanted)]
     if len(found) > MAX_SELECTED:
-        raise invalid_field("--selector", f"selects {len(found)} models; at most {MAX_SELECTED} are changed at once")
+        raise invalid_field("--selector", f"selects {len(found)} models; at most {MAX_SELECTED} are changed at a time")
     if not found:
         note("no models have such labels")
     return found

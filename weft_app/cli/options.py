@@ -41,7 +41,7 @@ EXIT_CODES: Mapping[Reason, int] = {
 
 
 class OutputFormat(StrEnum):
-    """Output format of commands with rows of their own."""
+    """Output format of commands with their own rows."""
 
     TABLE = "table"
     JSON = "json"
@@ -49,7 +49,7 @@ class OutputFormat(StrEnum):
 
 
 class WideFormat(StrEnum):
-    """Output format of commands with rows of their own and further columns."""
+    """Output format of commands with their own rows and further columns."""
 
     TABLE = "table"
     WIDE = "wide"
@@ -139,7 +139,7 @@ _OTHER_OPTIONS: Mapping[str, str] = MappingProxyType(
 )
 """Parameters of commands whose fields in messages have other names."""
 _OF_SUBJECTS = frozenset({"name", "id", "request_id", "operation", "lease_id", "model", "runner", "source"})
-"""Fields that say what a request is about: without an option of their own, the last argument of the command."""
+"""Fields that say what a request is about: without their own option, the last argument of the command."""
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Calls of commands on services of the registry that have no client of their own."""
+"""Calls of commands on services of the registry that have no separate client."""
 
 from collections.abc import Callable
 from pathlib import Path

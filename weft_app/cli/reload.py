@@ -33,7 +33,7 @@ def reload(
     output: PageOutputOption = OutputFormat.TABLE,
     home: HomeOption = DEFAULT_HOME,
 ) -> None:
-    """Have a running mesh read its weft.yaml again: what changed drains, all else goes on.
+    """Have a running mesh read its weft.yaml again: what changed drains, all else continues.
 
     A file that is wrong changes nothing. Settings that need a restart are named, and stay as they are.
 

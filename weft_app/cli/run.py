@@ -75,7 +75,7 @@ def run(
     context: Annotated[
         int | None, typer.Option("--context", "--ctx", min=16, max=16_777_216, help="Context of one slot in tokens.")
     ] = None,
-    slots: Annotated[int | None, typer.Option("--slots", min=1, max=1024, help="Requests at once.")] = None,
+    slots: Annotated[int | None, typer.Option("--slots", min=1, max=1024, help="Concurrent requests.")] = None,
     name: Annotated[str, typer.Option("--name", help="Name of the model in the mesh. Default: by its source.")] = "",
     runner: Annotated[str, typer.Option("--runner", help="Of a source: the runner that is to serve it.")] = "",
     system: Annotated[str | None, typer.Option("--system", "-s", help="System prompt.")] = None,
@@ -216,7 +216,7 @@ def _cancel(operations: Operations, operation: operation_pb2.Operation) -> None:
         for last in operations.watch(operation.name):
             if has_ended(last):
                 break
-    note("stopped; what was pulled is kept, and the same command goes on there")
+    note("stopped; what was pulled is kept, and the same command continues there")
 
 
 def _answer_document(

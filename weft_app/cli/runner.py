@@ -138,7 +138,7 @@ def join(
         loaded = _load(config, server, details, read_environment(os.environ).applied_to)
         section, published = pick_published(loaded, runner, publish or [])
         if section.http_port is not None:
-            say("note: a runner that joins over a link has no HTTP API of its own; its http_port changes nothing\n")
+            say("note: a runner that joins over a link has no HTTP API; its http_port is ignored\n")
         plan = JoinPlan(
             runner=section,
             published=tuple(published),
@@ -214,7 +214,7 @@ def _load(
         for name, value in {**server, **details}.items():
             if value is not None:
                 option = f"--{name.replace('_', '-')}"
-                raise invalid_field(option, "is for --url; models of the configuration have names of their own")
+                raise invalid_field(option, "is for --url; models of the configuration have their own names")
         return load_config(config, below=environment)
     given = ServerOptions(
         runner=server["name"] or _machine_name(),

@@ -125,7 +125,9 @@ def _text(text: str | None, file: Path | None) -> str:
     if not text.strip():
         raise invalid_field("TEXT", "is empty")
     if len(text) > MAX_SPEECH_CHARS:
-        raise invalid_field("TEXT", f"has {len(text)} characters; at most {MAX_SPEECH_CHARS} at once, send it in parts")
+        raise invalid_field(
+            "TEXT", f"has {len(text)} characters; at most {MAX_SPEECH_CHARS} in one request, send it in parts"
+        )
     return text
 
 

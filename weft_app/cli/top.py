@@ -48,7 +48,7 @@ def top(
         float, typer.Option("--interval", min=0.2, max=60.0, help="Seconds between two reads.")
     ] = INTERVAL_SECONDS,
 ) -> None:
-    """Show devices, models, queue and last ends on one page that goes on until q or Ctrl-C.
+    """Show devices, models, queue and last ends on one page that continues until q or Ctrl-C.
 
     Keys: q quits, p pauses, n, l and m sort models by name, load or memory. With -o json, one document per line.
 

@@ -203,7 +203,7 @@ def size_settings(sizing: added_model_pb2.ModelSizing, runtime: Runtime[Any]) ->
 
 def _require_absolute(source: ModelSource) -> None:
     if isinstance(source, PathSource) and not source.path.startswith(("/", "~")):
-        raise invalid_field("source", f"{source} must be a whole path: the runner has a working folder of its own")
+        raise invalid_field("source", f"{source} must be a whole path: the runner has its own working folder")
 
 
 def _format_of(path: Path) -> WeightFormat:

@@ -23,7 +23,7 @@ MAX_NAME_CHARS = 63
 """As long as a label of DNS."""
 MAX_VERSION_CHARS = 32
 FINGERPRINT_KEY, VERSION_KEY = "fp", "version"
-"""Keys of the TXT record. The name is the instance's, and the port and the addresses are in records of their own."""
+"""Keys of the TXT record. The name is the instance's, and the port and the addresses are in separate records."""
 OTHER_WAY = (
     "join with the line that `weft runner token create` prints on the mesh's machine: it names the mesh's addresses"
 )

@@ -60,7 +60,7 @@ class Announcer:
         self._clock = clock
         self._read_addresses = read_addresses
         self._host = f"weft-{uuid.uuid4().hex[:12]}.local."
-        """A host name of its own: the machine's belongs to its own responder."""
+        """Its own host name: the machine's belongs to its own responder."""
         self._multicast: AsyncZeroconf | None = None
         self._info: AsyncServiceInfo | None = None
         self._sending: asyncio.Future[Any] | None = None

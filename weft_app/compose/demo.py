@@ -23,9 +23,9 @@ DEMO_SOURCE = (
 that of requirements/model.lock."""
 DEMO_MODEL = "smollm2-135m"
 DEMO_RUNNER = "local"
-DEMO_NOT_PULLED = "the next request tries again; without a network, serve a file of your own: weft run ./model.gguf"
+DEMO_NOT_PULLED = "the next request tries again; without a network, serve your own file: weft run ./model.gguf"
 DEMO_MAX_TOKENS = 512
-"""Token limit of an answer that names none: a model of this size seldom stops by itself."""
+"""Token limit of an answer that names none: a model of this size seldom stops on its own."""
 
 
 def demo_model_path() -> Path:

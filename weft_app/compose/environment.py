@@ -296,7 +296,7 @@ def _ignored(given: Mapping[str, str], *, multi_tenant: bool, metrics: bool) -> 
 
 
 def allow_cloud_fallback(configured: bool | None, environment: Mapping[str, str]) -> bool:
-    """Returns whether routes may fall back to models off the premises until an operator changes it.
+    """Returns whether routes may fall back to remote models until an operator changes it.
 
     `configured` is the value of weft.yaml, None for none. Raises INVALID_ARGUMENT naming the variable.
     """

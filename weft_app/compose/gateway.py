@@ -212,7 +212,7 @@ class MeshClients:
     health: HealthSource = HealthSource()  # noqa: RUF009 - it has no state
     """The health of this process."""
     metrics: MetricsPage | None = None
-    """The page of this process; None: one of its own."""
+    """The page of this process; None: a separate one."""
     discovery: DiscoverySource = look_nowhere
     """Looks for engines and model files on the mesh's machine."""
     ends: EndReporter | None = None

@@ -65,7 +65,7 @@ class ServerOptions:
     upstream_model: str | None = None
     api_key_env: str | None = None
     remote: bool | None = None
-    """Whether it is off the premises; None: not stated."""
+    """Whether it is remote; None: not stated."""
 
 
 def config_with_server(

@@ -19,11 +19,11 @@ from weft.kernel.service import Service
 log = get_logger("weft.metrics")
 
 MAX_CONNECTIONS = 16
-"""Connections of scrapers at once; one more is closed."""
+"""Concurrent connections of scrapers; one more is closed."""
 KEEP_ALIVE_SECONDS = 75.0
 """How long an idle connection of a scraper is kept: longer than a usual interval of scrapes."""
 MAX_SCRAPES = 2
-"""Pages that are made at once; one more is refused with 503."""
+"""Pages that are made concurrently; one more is refused with 503."""
 UNIX_PREFIX = "unix:"
 _FIELD = "metrics.listen"
 _BACKLOG = 16
@@ -103,7 +103,7 @@ class MetricsServer(Service):
             is_well, document = probe_answer(request.path, self._health)
             return web.json_response(document, status=200 if is_well else 503)
         if self._scrapes >= MAX_SCRAPES:
-            return web.Response(status=503, headers={"retry-after": "1"}, text="too many scrapes at once\n")
+            return web.Response(status=503, headers={"retry-after": "1"}, text="too many concurrent scrapes\n")
         self._scrapes += 1
         try:
             page = await self._page.render(", ".join(request.headers.getall("accept", [])))

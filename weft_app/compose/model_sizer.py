@@ -42,7 +42,7 @@ def _positive(options: load_pb2.LoadOptions, name: str) -> int | None:
 
 
 def sizing_message(chosen: ChosenSize, memory: MachineMemory) -> added_model_pb2.ModelSizing:
-    """Returns a choice as the added model keeps it: layers only where the engine would not put them there by itself."""
+    """Returns a choice as the added model keeps it: layers only if the engine would place them otherwise."""
     sizing = added_model_pb2.ModelSizing(context_tokens=chosen.context_tokens, slots=chosen.slots)
     if chosen.place is Place.SPLIT or (chosen.place is Place.HOST and memory.devices):
         sizing.gpu_layers = chosen.gpu_layers

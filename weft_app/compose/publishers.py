@@ -48,7 +48,7 @@ RUNTIME_NAME = "http"
 SECRET_BYTES = 32
 MAX_SECRET_CHARS = 256
 KEPT_IDS_PER_SESSION = 4
-"""Session ids of earlier publishers that are kept, by the most publishers at once."""
+"""Session ids of earlier publishers that are kept, by the most publishers at a time."""
 
 
 class PublisherRunner:

@@ -1,4 +1,4 @@
-"""The reload of a mesh: weft.yaml is read again, and what changed is carried out while everything else goes on."""
+"""The reload of a mesh: weft.yaml is read again, and what changed is carried out while everything else continues."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Iterable
@@ -210,7 +210,7 @@ class MeshReload:
             if refusal := self._mesh.runners.refusal(runner):
                 return f"does not start: {refusal}"
             await self._mesh.clock.sleep(START_CHECK_SECONDS)
-        return f"has not come within {START_SECONDS:.0f} s; it goes on starting, see its log"
+        return f"has not come within {START_SECONDS:.0f} s; it continues to start, see its log"
 
 
 def _require_file(current: ReadConfiguration, read: ReadConfiguration) -> None:

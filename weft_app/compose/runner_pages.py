@@ -14,7 +14,7 @@ MAX_PAGE_BYTES = 4 * 1024 * 1024
 """Maximum size of a runner's page: 20,000 series."""
 MAX_SERIES = 20_000
 TIMEOUT_SECONDS = 1.0
-"""How long a runner may take for its page; all are asked at once. One that is late is missing from this scrape."""
+"""How long a runner may take for its page; all are asked concurrently. One that is late is missing from this scrape."""
 HELD_SECONDS = 1.0
 """Maximum age of the runners' pages, so that several scrapers cost them no more than one."""
 _CHUNK_BYTES = 65_536

@@ -74,7 +74,7 @@ class KeyCheck:
         self._source = source
 
     async def follow(self, registry: grpc.aio.Channel) -> None:
-        """Follows the keys of a registry in another process. Returns at once."""
+        """Follows the keys of a registry in another process. Returns immediately."""
         self._watcher = KeyRingWatcher(registry, self._clock)
         await self._watcher.start()
 

@@ -56,7 +56,7 @@ def runner_context(section: RunnerSettings) -> ModelContext:
 def served_model(
     section: RunnerSettings, model: ModelSettings, drain_seconds: float, context: ModelContext | None = None
 ) -> ServedModel:
-    """Returns one model, which has one engine: replicas are models of their own, see `with_replicas`.
+    """Returns one model, which has one engine: replicas are separate models, see `with_replicas`.
 
     One that needs what this machine does not have is built again by each load, which fails while that is so.
     Raises INVALID_ARGUMENT naming a setting that conflicts with another one.

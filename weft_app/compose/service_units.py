@@ -145,7 +145,7 @@ class UnitPlan:
 
     @property
     def environment_files(self) -> tuple[str, ...]:
-        """Files of its environment, read in this order: one for all units, and one of its own."""
+        """Files of its environment, read in this order: one for all units, and one for this unit."""
         folder = SYSTEM_SETTINGS if self.is_system else USER_SETTINGS
         return f"{folder}/weft.env", f"{folder}/weft-{self.kind}.env"
 
@@ -183,7 +183,7 @@ class UnitPlan:
         if not self.is_system:
             return ["# weft.yaml is looked for here.", f"WorkingDirectory=-{USER_SETTINGS}"]
         return [
-            "# A user of its own, which exists while a unit of weft runs; all of them are the same one.",
+            "# A separate user, which exists while a unit of weft runs; all units share it.",
             "DynamicUser=yes",
             "User=weft",
             "StateDirectory=weft",

@@ -61,7 +61,7 @@ class Systemd:
         return Path(SYSTEM_SETTINGS) if self.is_system else Path("~/.config/weft").expanduser()
 
     def install(self, plan: UnitPlan, environment: Mapping[str, str]) -> Path:
-        """Writes a unit, and the environment file of its own where there is something to write there.
+        """Writes a unit, and its environment file where there is something to write there.
 
         Returns the file. Raises ALREADY_EXISTS where there is one that weft has not written, PERMISSION_DENIED.
         """

@@ -116,7 +116,7 @@ class DiscoverySettings:
     """Where engines are looked for. Default: the usual ports of Ollama, LM Studio, llama.cpp, vLLM and SGLang, and what
     OLLAMA_HOST names."""
     timeout_seconds: Annotated[float, Gt(0), Le(60)] = 2.0
-    """Longest wait for one answer; all addresses are asked at once."""
+    """Longest wait for one answer; all addresses are asked concurrently."""
     max_files: Annotated[int, Ge(0), Le(MAX_MODELS), PUBLIC] = 16
     """So many model files of other programs are served; 0: none. They are loaded with their first request."""
     mesh_seconds: Annotated[float, Ge(0), Le(60)] = 2.0
@@ -205,7 +205,7 @@ class NamesTwiceError(ValueError):
         if names:
             said.append(
                 f"names must be unique over runners, models and agents: {', '.join(sorted(names))} "
-                "(replicas have names of their own and share a pool)"
+                "(replicas have their own names and share a pool)"
             )
         if pools:
             said.append(f"a pool cannot have the name of a runner or an agent: {', '.join(sorted(pools))}")

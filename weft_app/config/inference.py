@@ -100,7 +100,7 @@ def _runtime_of(runner: Document, models: list[Document], index: int) -> str:
         reasons = ", ".join(f"{runtime} for {why}" for runtime, why in sorted(needed.items()))
         raise invalid_field(
             f"runners.{index}.{_RUNTIME}",
-            f"must be named, or the models put into runners of their own: they need {reasons}{_at(runner)}",
+            f"must be named, or the models put into their own runners: they need {reasons}{_at(runner)}",
         )
     return next(iter(needed), DEFAULT_RUNTIME)
 

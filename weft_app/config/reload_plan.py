@@ -108,7 +108,7 @@ class ReloadPlan:
 
     @property
     def restarted(self) -> tuple[str, ...]:
-        """The runners with other settings of their own."""
+        """The runners with changed settings."""
         return self._runners(Action.CHANGED)
 
     @property

@@ -95,7 +95,7 @@ class HostSection:
     max_requests: Limit = 0
     """Concurrent requests of its runner. 0: as many as its models have slots."""
     engine_requests: Limit = 0
-    """Requests that each engine computes at once, as many as its KV cache has room for; further ones wait in it, and it
+    """Requests that each engine computes concurrently, as many as its KV cache has room for; more wait in it, and it
     reports figures of its load. 0: as many as its models have slots, without figures."""
     figures_until_seconds: Duration | None = None
     """When the figures of its engines cease to arrive. Default: never."""
@@ -193,7 +193,7 @@ class TenantSection:
         default_factory=lambda: {"normal": 1.0}
     )
     """How its requests are divided over the priority classes: `{high: 1, low: 3}`. Those of `durable` are tasks without
-    a queue timeout; a router offers them from its database a few at a time, here all are offered at once."""
+    a queue timeout; a router offers them from its database a few at a time, here all are offered together."""
 
     def __post_init__(self) -> None:
         if not any(self.priorities.values()):
@@ -264,7 +264,7 @@ class RouterSection(QueueLimits):
     """Limits of the router that differ from its defaults, by their names under `router`."""
 
     max_durable_waiting: Annotated[int, Ge(1), Le(MAX_REQUESTS)] = SchedulerLimits().max_durable_waiting
-    """Durable tasks that wait at once; more are refused. A real router never offers that many."""
+    """Durable tasks that wait; more are refused. A real router never offers that many."""
 
 
 def _amount(value: float | AmountSection) -> Amount:

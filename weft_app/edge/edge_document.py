@@ -22,11 +22,11 @@ CONNECT_RETRIES = 2
 CONNECT_TIMEOUT_SECONDS = 2.0
 """For a connection to a gateway."""
 MAX_RETRIES = 16
-"""Requests to gateways, of those at once, that may be sent again at once."""
+"""Concurrent requests to gateways that may be sent again."""
 MAX_PENDING_REQUESTS = 1024
-"""Requests to gateways, of those at once, that may wait for a connection to one."""
+"""Concurrent requests to gateways that may wait for a connection."""
 MAX_CONCURRENT_STREAMS = 100
-"""Requests at once on one HTTP/2 connection."""
+"""Concurrent requests on one HTTP/2 connection."""
 GATEWAYS = "gateways"
 """Name of the cluster."""
 LISTENER = "edge"

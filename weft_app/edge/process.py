@@ -95,7 +95,7 @@ ADMIN_TIMEOUT_SECONDS = 2.0
 log = get_logger("weft.edge")
 
 RESTARTS = RestartLimits(max_deaths=5, window_seconds=30.0, first_pause_seconds=1.0, max_pause_seconds=30.0)
-"""Envoy is started again at once; after so many deaths in the window with a pause, which doubles up to the longest."""
+"""Envoy is restarted immediately; after so many deaths in the window with a pause that doubles up to the longest."""
 READY_CHECK_SECONDS = 0.05
 DRAIN_CHECK_SECONDS = 0.1
 FLUSH_SECONDS = 5.0

@@ -27,7 +27,7 @@ _IN_FRONT_OF_GATEWAYS = """\
     refused-stream, reset-before-request
   per_connection_buffer_limit_bytes        memory of one connection; a slow reader holds back its gateway, not this
                                            proxy
-  max_connections, max_requests            what is over them is refused at once
+  max_connections, max_requests            what is over them is refused immediately
   health check of /readyz (several         a gateway that drains or has no router gets nothing new; running streams go
     gateways)                              on. If most are unready, all are asked: their 503 names the reason
   idle_timeout of the cluster              shorter than the gateway's, or a request meets a connection that just closes
@@ -47,7 +47,7 @@ Runners join through this Envoy: HTTP/2 in, HTTP/2 out to the relay of a router.
 
 A link is one gRPC stream that lasts for days. What matters here:
   timeout: 0s, stream_idle_timeout: 0s   a route's usual 15 s, or 5 min of silence, would cut the link
-  no retry policy                        a stream cannot be sent twice; runners dial again by themselves
+  no retry policy                        a stream cannot be sent twice; runners dial again automatically
   http2_protocol_options on both sides   gRPC needs HTTP/2 all the way
   idle_timeout: 0s upstream              the connection to the relay stays while its links do
   connection_keepalive 10s               a peer that is gone without a word is noticed within 20 s; more often than

@@ -18,7 +18,7 @@ from weft_testing.conformance.runner_requests import (
 )
 from weft_testing.conformance.runner_under_test import RunnerUnderTest
 
-STOPS = frozenset({"at once", "at the next token"})
+STOPS = frozenset({"immediately", "at the next token"})
 """Words of the claim `cancellation` by which a program stops the work for a caller who has left."""
 SAMPLE_SECONDS = 1.0
 MIN_WORK = 0.1

@@ -31,7 +31,7 @@ _WAITS = Section(
     (
         Panel(
             title="Waits by reason",
-            about="What requests waited for: a slot, their tenant's share, memory, a load, a model that gives way.",
+            about="What requests waited for: a slot, their tenant's share, memory, a load, a model that yields.",
             unit=Unit.PER_SECOND,
             view=View.AREAS,
             width=12,

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 
 UNLOAD_GRACE_SECONDS = 10.0
-"""How long an unowned model stays loaded before it is unloaded: a forced delete unloads by itself."""
+"""How long an unowned model stays loaded before it is unloaded: a forced delete unloads automatically."""
 UNLOAD_RETRY_SECONDS = 60.0
 """How long after one request to unload it the next one follows, while it is still loaded."""
 

@@ -144,7 +144,7 @@ def require_same_action(earlier: GovernedOperation, action: bytes) -> None:
     if earlier.action != action:
         raise WeftError(
             Reason.ALREADY_EXISTS,
-            "this request_id was used for another operation; use one of its own for each",
+            "this request_id was used for another operation; use a different one for each",
             metadata={"operation": earlier.name},
         )
 

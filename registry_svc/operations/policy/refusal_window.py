@@ -36,7 +36,7 @@ class RefusalWindow:
         self._counted: Counter[str] = Counter()
 
     def takes(self, now: datetime) -> bool:
-        """Whether a refusal at `now` gets an entry of its own. Call `closed` first."""
+        """Whether a refusal at `now` gets its own entry. Call `closed` first."""
         if self._since is None:
             self._since = now
         if self._written < MAX_ENTRIES_PER_WINDOW:

@@ -252,14 +252,14 @@ COUNT_PAUSE_SECONDS = 1.0
 MAX_LISTED = 100
 DEFAULT_LISTED = 20
 MAX_CREATIONS = 16
-"""Batches that are created at once."""
+"""Batches that are created concurrently."""
 READ_AT_ONCE = 64
-"""Items whose results are listed at once ..."""
+"""Items whose results are listed at a time ..."""
 MAX_READ_BYTES = 4 * 1024 * 1024
-"""... and bytes of results read at once, unless one item alone is longer."""
+"""... and bytes of results read at a time, unless one item alone is longer."""
 SWEPT_AT_ONCE = 100
 SETTLED_AT_ONCE = 10
-"""Batches whose items a sweep counts at once."""
+"""Batches whose items a sweep counts at a time."""
 RETRY_SECONDS = 15.0
 """How long after a failed attempt to write its results a batch is handed out again."""
 WRITING_SECONDS = 3_600.0
@@ -435,7 +435,7 @@ class BatchServicer(batch_service_pb2_grpc.BatchServiceServicer):
             self._has_unwritten.set()
 
     async def _next_unwritten(self) -> batch_pb.Batch | None:
-        """Takes the oldest batch that nobody writes; None: there is none."""
+        """Takes the oldest batch that no one writes; None: there is none."""
         now, taken = self._clock.monotonic(), len(self._in_hand) + len(self._problems)
         for batch in await self._store.unwritten(taken + 1):
             _, retry_at = self._problems.get(batch.id, (None, now))
@@ -609,7 +609,7 @@ class BatchServicer(batch_service_pb2_grpc.BatchServiceServicer):
 
 
 def _read_groups(lines: Sequence[Item]) -> Iterator[Sequence[Item]]:
-    """Splits items into groups that are read at once."""
+    """Splits items into groups that are read together."""
     some: list[Item] = []
     size = 0
     for line in lines:

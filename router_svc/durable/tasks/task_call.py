@@ -99,7 +99,7 @@ class GatedPlace(Placement):
                 await self._place.report_finished(Reason.CANCELLED)
                 raise
         elif self._gated.failed is not None:
-            raise WeftError(self._gated.failed, "the runner failed, and no other one is free at once")
+            raise WeftError(self._gated.failed, "the runner failed, and no other one is free now")
         return decision
 
     @override

@@ -31,7 +31,7 @@ MAX_WRITE_PAUSE_SECONDS = 2.0
 WRITE_PATIENCE_SECONDS = 300.0
 """After this long without a database a result is dropped, and the task is retried."""
 MAX_SAVED_AT_ONCE = 16
-"""Results of a router that are written at once; others wait."""
+"""Results of a router that are written concurrently; others wait."""
 INPUTS: Container[int] = (0,)
 """The attempt number of inputs."""
 _NOT_KEPT = frozenset({"queued", "loading", "progress", "work_progress", "partial_image", None})
@@ -59,7 +59,7 @@ class TaskMedia:
         self._files = files
         self._saving = asyncio.Semaphore(MAX_SAVED_AT_ONCE)
         self._given: set[str] = set()
-        """Tasks that run here and were given files; as many as run at once."""
+        """Tasks that run here and were given files; as many as run concurrently."""
 
     async def accepted(self, new: NewTask, spec: task_pb2.TaskSpec, field: str) -> NewTask:
         """Returns a new task, with its inputs in files. Their files are checked, and named by their type.

@@ -65,7 +65,7 @@ MAX_REMEMBERED = 10_000
 """Tasks that are remembered while reads are in progress; beyond that the oldest is dropped."""
 
 _Key = tuple[str, str]
-"""Tenant and task id: a task does not exist for other tenants, independently of its own."""
+"""Tenant and task id: a task does not exist for other tenants."""
 
 
 class MonotonicReads:

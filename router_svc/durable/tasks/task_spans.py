@@ -37,7 +37,7 @@ def submission_span(spec: task_pb2.TaskSpec) -> TraceContext | None:
 
 
 def task_span(task_id: str, spec: task_pb2.TaskSpec, sampling: Sampling) -> TraceContext:
-    """Returns the context of a task: in the trace of its submission, else in a trace of its own."""
+    """Returns the context of a task: in the trace of its submission, else in its own trace."""
     above = submission_span(spec)
     if above is not None:
         return above.child(span_id_of(task_id))

@@ -94,7 +94,9 @@ class CandidateIndex:
         if found is None:
             return None
         endpoint = found.endpoint
-        assert pick.needs.allow_remote or not endpoint.candidate.remote, "nothing leaves the premises without a permit"
+        assert pick.needs.allow_remote or not endpoint.candidate.remote, (
+            "nothing is sent to a remote provider without a permit"
+        )
         return Choice(
             candidate=endpoint.candidate,
             policy=found.policy,

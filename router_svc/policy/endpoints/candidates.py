@@ -47,7 +47,7 @@ class Candidate:
     """Its engine's own figures of its load; None: it has no request, or does not report them."""
     operations: frozenset[Operation]
     remote: bool = False
-    """Whether serving it sends bytes off the premises."""
+    """Whether serving it sends bytes to a remote provider."""
     runner_max_requests: int = 0
     """Maximum number of requests on its runner over all its models; 0: as many as its slots."""
     runner_wakes: bool = False
@@ -77,7 +77,7 @@ class Candidate:
     context_tokens: int = 0
     """Context of one slot; 0: unknown."""
     base_model: str = ""
-    """The model whose engine serves it, as an adapter of that model; empty: it has an engine of its own."""
+    """The model whose engine serves it, as an adapter of that model; empty: it has its own engine."""
     key: tuple[str, str, str] = field(init=False, repr=False, compare=False)
     """Unique for as long as the runner process lives."""
 

@@ -130,7 +130,7 @@ def _readiness_gate(candidate: Candidate) -> str:
 
 
 def _not_offered(name: str, operation: Operation, members: Iterable[Candidate]) -> str:
-    """Return what is lacking and, for operations that not every server offers by itself, how a runner can offer it."""
+    """Return what is lacking and, for operations that not every server offers, how a runner can offer it."""
     message = f"{name} does not offer {operation.name.lower()}"
     how = _HOW_OFFERED.get(operation)
     if how is None:

@@ -18,7 +18,7 @@ from router_svc.policy.limits import SchedulerLimits
 from weft.kernel.failures import FailureKind
 
 CLEAN_AFTER_SECONDS = 10.0
-"""How long after its last failure a runner no longer counts as one that failed lately; at once after a success."""
+"""How long after its last failure a runner no longer counts as one that failed lately; immediately after a success."""
 EJECTION_BASE_SECONDS = 10.0
 """Length of an ejection, in seconds, times the number of ejections in a row, up to `max_ejection_seconds`."""
 OUTLIER_MAX_FAILURE_SHARE = 0.5

@@ -57,7 +57,7 @@ class MeshChange:
     routes: Mapping[str, Route] | None = None
     """All routes by name; None: unchanged."""
     cloud_fallback: bool | None = None
-    """Whether routes may fall back to models off the premises; None: unchanged."""
+    """Whether routes may fall back to remote models; None: unchanged."""
 
 
 _WHAT_COUNTS = attrgetter(

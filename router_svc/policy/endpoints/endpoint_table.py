@@ -71,7 +71,7 @@ class EndpointTable:
         self.forget_if_unused(endpoint)
 
     def set_routes(self, routes: Mapping[str, Route], *, cloud_fallback: bool) -> None:
-        """Replace all routes. `cloud_fallback`: whether they may fall back to candidates off the premises."""
+        """Replace all routes. `cloud_fallback`: whether they may fall back to remote candidates."""
         self._routes = RouteTable(routes, cloud_fallback=cloud_fallback)
         self._freed |= dict.fromkeys(self._routes.queues)
 

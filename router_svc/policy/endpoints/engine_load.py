@@ -18,9 +18,9 @@ class EngineFigures:
     sampled_at: float
     """Seconds by the runner's clock. Only compared with other samples of the runner: a newer one renews the figures."""
     running: int = 0
-    """Requests that the engine computes, whoever sent them."""
+    """Requests that the engine computes, from all senders."""
     waiting: int = 0
-    """Requests that wait in the engine, whoever sent them."""
+    """Requests that wait in the engine, from all senders."""
     others: int = 0
     """Requests that run or wait there and that others than its runner sent."""
     cache_share: float = 0.0

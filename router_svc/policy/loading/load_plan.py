@@ -33,7 +33,7 @@ class Demand:
 
     @property
     def is_durable(self) -> bool:
-        """Whether it is a demand of durable requests, which have demands of their own."""
+        """Whether it is a demand of durable requests, which have their own demands."""
         return self.priority is Priority.DURABLE
 
 

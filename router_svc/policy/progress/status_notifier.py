@@ -1,4 +1,4 @@
-"""Status messages for waiting requests: at once when a request begins to wait, then at most one per interval."""
+"""Status messages for waiting requests: immediately when a request begins to wait, then at most one per interval."""
 
 import math
 from collections import deque

@@ -91,7 +91,7 @@ class Admission:
         )
 
     def _too_slow(self, request: Request, queue: Queue, capacity: Capacity, now: float) -> Rejects | None:
-        """In overload, refuse a request at once whose expected wait exceeds its part of the queue timeout."""
+        """In overload, refuse a request immediately whose expected wait exceeds its part of the queue timeout."""
         if queue.grant_rate.backlogged_seconds(now) < self._limits.overload_after_seconds:
             return None
         expected = max(self._behind_all(request, queue, capacity, now), self._behind_own(request, queue, now))

@@ -236,7 +236,7 @@ class Queue:
         self.note_placed(priority, waited_seconds, now)
 
     def note_placed(self, priority: Priority, waited_seconds: float, now: float) -> None:
-        """Record a grant to a request of this class, whether it waited here or was placed at once.
+        """Record a grant to a request of this class, whether it waited here or was placed immediately.
 
         The grant rate is that of callers, which their status messages and refusals are based on.
         """

@@ -122,5 +122,5 @@ class RequestClass:
         return self.cold_since is None or now < self.cold_since + longest_seconds
 
     def stands_still(self, now: float, longest_seconds: float) -> bool:
-        """Whether the queue timeout is paused. A wake under way has a time limit of its own."""
+        """Whether the queue timeout is paused. A wake under way has its own time limit."""
         return self.is_paused and (self.awaited_wake is not None or self.may_pause(now, longest_seconds))

@@ -370,7 +370,7 @@ class ComfyUiBackend(ProcessBackend):
             await self._remove_files(place, names)
 
     async def _remove_files(self, place: str, names: Iterable[str]) -> None:
-        """Removes files of a ComfyUI that weft started with folders of its own; others keep theirs."""
+        """Removes files of a ComfyUI that weft started with its own folders; others keep theirs."""
         folder = self._folder
         if folder is None:
             return
@@ -402,7 +402,7 @@ async def _until_ready(api: ComfyApi) -> None:
 
 
 def _name_files(graph: dict[str, Any], outputs: Sequence[str]) -> None:
-    """Gives the files of output nodes names of their own.
+    """Gives the files of output nodes their own names.
 
     A node that is asked for the same again answers with the names of files that may be removed by then.
     """

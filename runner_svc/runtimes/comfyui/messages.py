@@ -18,7 +18,7 @@ MAX_ERROR_CHARS = 300
 MAX_NODE_ID_CHARS = 64
 _HEADER = struct.Struct(">I")
 _OUT_OF_MEMORY = ("outofmemory", "out of memory", "exceed allowed memory")
-_ADVICE = "ask for a smaller image or fewer at once, or unload another model"
+_ADVICE = "ask for a smaller image or fewer images, or unload another model"
 IMAGE_TYPES: tuple[tuple[bytes, str], ...] = (
     (b"\x89PNG\r\n\x1a\n", "image/png"),
     (b"\xff\xd8\xff", "image/jpeg"),

@@ -1,1 +1,1 @@
-"""The runtime ctranslate2: the library in a child process of its own, one per model."""
+"""The runtime ctranslate2: the library in its own child process, one per model."""

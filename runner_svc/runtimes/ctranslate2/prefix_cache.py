@@ -26,7 +26,7 @@ class Beginning:
     cached: bool = False
     """Whether the library has its state."""
     wants_reload: bool = False
-    """Whether there would be room for a longer one if the model were loaded anew."""
+    """Whether there would be room for a longer one if the model were loaded again."""
 
 
 NO_BEGINNING = Beginning(0)

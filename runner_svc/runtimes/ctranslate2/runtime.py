@@ -1,4 +1,4 @@
-"""The runtime ctranslate2: the library in a child process of its own, one per model (docs/decisions/0011)."""
+"""The runtime ctranslate2: the library in its own child process, one per model (docs/decisions/0011)."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -76,7 +76,7 @@ class CTranslate2Model(FileModelSettings):
     """A model that CTranslate2 generates with, converted by `ct2-transformers-converter`."""
 
     slots: Annotated[int, Ge(1), Le(1024)] = 1
-    """Requests it works on at once, each in threads of its own. With more than 1, no prefix of a prompt is reused."""
+    """Requests it works on concurrently, each in its own threads. With more than 1, no prefix of a prompt is reused."""
     device: Annotated[Device, Argument("--device"), PUBLIC] = "auto"
     """Where it computes; `auto` takes an accelerator if there is one."""
     compute_type: Annotated[ComputeType, Argument("--compute-type"), PUBLIC] = "int8"

@@ -37,7 +37,7 @@ MAX_JSON_BYTES = 64 * 1024 * 1024
 RELOAD_SHARE = 20
 """Factor on the time of a load: so long lies between two loads that only drop kept prompts."""
 UNLOAD_SECONDS = 2.0
-"""The library unloads nothing while a thread of it works, which goes on for some ms after the last token is here: how
+"""The library unloads nothing while a thread of it works, which continues for some ms after the last token is here: how
 long to ask it again ..."""
 UNLOAD_POLL_SECONDS = 0.01
 """... and how often."""

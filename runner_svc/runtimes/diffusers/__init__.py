@@ -1,1 +1,1 @@
-"""The runtime diffusers: pipelines of images in a process of their own."""
+"""The runtime diffusers: pipelines of images in their own process."""

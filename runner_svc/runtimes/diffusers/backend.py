@@ -50,7 +50,7 @@ QUANTIZED_SHARES: Mapping[str, float] = MappingProxyType(
 )
 """Memory per byte of 16-bit weights, with what is not quantized."""
 SEQUENTIAL_SHARE = 0.15
-"""Share of the weights that is on a device at once with `sequential`: the largest layers, and what computes."""
+"""Share of the weights that is on a device at any time with `sequential`: the largest layers, and what computes."""
 
 
 class DiffusersForecast(FileForecast):
@@ -81,7 +81,7 @@ class DiffusersForecast(FileForecast):
         )
 
     def _share(self, plan: LoadPlan) -> float:
-        """Returns the share of the weights that devices hold at once."""
+        """Returns the share of the weights that devices hold at any time."""
         placement = placement_of(self._of_model, plan.parameters)
         offload = placement["cpu_offload"]
         if offload == "sequential":

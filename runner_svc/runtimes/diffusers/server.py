@@ -89,7 +89,7 @@ class DiffusersEngine(ImageEngine):
         # Outside of `except`: the error's traceback would hold the memory that is to be freed.
         if memory_error:
             self._pipelines.release()
-            advice = "ask for a smaller size or fewer images at once"
+            advice = "ask for a smaller size or fewer images"
             configured = "let the operator set cpu_offload, vae_tiling, attention_slicing or a quantization"
             shown = memory_error.splitlines()[0][:MAX_WORDS_OF_ERROR]
             message = f"the memory of the device ran out; {advice}, or {configured}. {shown}"

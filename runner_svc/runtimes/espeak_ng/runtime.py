@@ -22,7 +22,7 @@ class EspeakModel(SpeechSettings):
     """The program espeak-ng with all its voices, which are in no files of yours."""
 
     slots: Annotated[int, Ge(1), Le(1024), PUBLIC] = 2
-    """Requests it works on at once."""
+    """Requests it works on concurrently."""
 
     @property
     def location(self) -> str:

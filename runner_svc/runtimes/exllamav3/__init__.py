@@ -1,1 +1,1 @@
-"""The runtime exllamav3: the library in a child process of its own, one per model."""
+"""The runtime exllamav3: the library in its own child process, one per model."""

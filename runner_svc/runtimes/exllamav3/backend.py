@@ -27,7 +27,7 @@ from weft.kernel.load_parameters import LoadParameter, LoadValue
 
 SERVER_PROGRAM = "runner_svc.runtimes.exllamav3.server"
 CHUNK_TOKENS = 2048
-"""Tokens of a prompt that the server computes at once, unless `--chunk-tokens` says otherwise."""
+"""Tokens of a prompt that the server computes in one batch, unless `--chunk-tokens` says otherwise."""
 QUANT_WORDS = (*map(str, range(2, 9)), str(FULL_BITS))
 
 
@@ -51,7 +51,7 @@ _CACHE_TYPES = ((4, "q4_0"), (5, "q5_0"), (8, "q8_0"), (16, "f16"))
 
 
 class ExllamaV3Forecast(FileForecast):
-    """The forecast of a model whose cache has a size of its own, instead of one per request."""
+    """The forecast of a model whose cache has its own size, instead of one per request."""
 
     def __init__(self, forecast: ForecastModel, estimator: MemoryEstimator, model: ExllamaV3Model) -> None:
         super().__init__(forecast, estimator)

@@ -1,4 +1,4 @@
-"""The runtime exllamav3: the library in a child process of its own, one per model (docs/decisions/0011)."""
+"""The runtime exllamav3: the library in its own child process, one per model (docs/decisions/0011)."""
 
 import os
 import shutil
@@ -78,7 +78,7 @@ class ExllamaV3Model(FileModelSettings):
     """A model in the format EXL3 that ExLlamaV3 generates with, on CUDA devices."""
 
     slots: Annotated[int, Ge(1), Le(256), PUBLIC] = 4
-    """Requests it works on at once, which share the cache."""
+    """Requests it works on concurrently, which share the cache."""
     cache_tokens: Annotated[int, Ge(PAGE_TOKENS), Le(16_777_216), PUBLIC] | None = None
     """Tokens of the cache, for all requests together; a multiple of 256. Default: the context of every slot."""
     cache_quant: Annotated[CacheBits, PUBLIC] | None = None

@@ -280,7 +280,7 @@ class ExllamaV3Engine(TextEngine):
         return "stop" if stopped else _FINISH_REASONS.get(reason, "stop")
 
     async def _results_of(self, tokens: list[int], options: dict[str, Any]) -> AsyncGenerator[dict[str, Any]]:
-        """Yields the results of a job; closing frees its pages at once. Raises RefusedError."""
+        """Yields the results of a job; closing frees its pages immediately. Raises RefusedError."""
         ids = self._torch.tensor([tokens], dtype=self._torch.long)
         try:
             running = self._library.AsyncJob(self._generator, input_ids=ids, **options)

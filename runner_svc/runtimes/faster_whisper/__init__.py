@@ -1,1 +1,1 @@
-"""The runtime faster_whisper: Whisper models in a child process of its own, one per model."""
+"""The runtime faster_whisper: Whisper models in its own child process, one per model."""

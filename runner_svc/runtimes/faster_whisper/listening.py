@@ -15,9 +15,9 @@ from runner_svc.engine_host.media_routes import TranscriptionRequest, send_progr
 from runner_svc.runtimes.faster_whisper.recording import SAMPLE_RATE, RecordingReader
 
 PIECE_SECONDS = 180
-"""So much of a recording is given to the model at once."""
+"""So much of a recording is given to the model at a time."""
 WINDOW_SECONDS = 30
-"""So much the model hears at once."""
+"""So much the model processes at a time."""
 PROMPT_TOKENS = 224
 """So much of what was said before the model is told, at most: half of its context."""
 SILENCE_PEAK = 1e-4

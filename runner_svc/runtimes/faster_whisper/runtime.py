@@ -1,4 +1,4 @@
-"""The runtime faster_whisper: the library in a child process of its own, one per model (docs/decisions/0011)."""
+"""The runtime faster_whisper: the library in its own child process, one per model (docs/decisions/0011)."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -48,7 +48,7 @@ class FasterWhisperModel(MediaModelSettings):
     tried_by: ClassVar[str] = "weft transcribe talk.mp3"
 
     slots: Annotated[int, Ge(1), Le(64), PUBLIC] = 1
-    """Recordings it works on at once, each in threads of its own."""
+    """Recordings it works on concurrently, each in its own threads."""
     device: Annotated[Device, Argument("--device"), PUBLIC] = "auto"
     """Where it computes; `auto` takes an accelerator if there is one."""
     compute_type: Annotated[ComputeType, Argument("--compute-type"), PUBLIC] = "int8"
@@ -82,6 +82,6 @@ RUNTIME = Runtime(
     environment=ENVIRONMENT,
     advice={
         "operations": "it transcribes and translates recordings",
-        "context_tokens": "a Whisper model hears 30 s at once",
+        "context_tokens": "a Whisper model processes 30 s at a time",
     },
 )

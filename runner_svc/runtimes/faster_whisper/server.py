@@ -29,8 +29,8 @@ from runner_svc.runtimes.faster_whisper.recording import RecordingReader
 TOKENIZER_FILE = "tokenizer.json"
 WEIGHTS_FILE = "model.bin"
 UNLOAD_SECONDS = 2.0
-"""The library unloads nothing while a thread of it works, which goes on for some ms after the last answer: how long to
-ask it again ..."""
+"""The library unloads nothing while a thread of it works, which continues for some ms after the last answer: how long
+to ask it again ..."""
 UNLOAD_POLL_SECONDS = 0.01
 """... and how often."""
 _OUT_OF_MEMORY = "out of memory"

@@ -1,1 +1,1 @@
-"""Runtime llama_cpp_python: the library in a child process of its own."""
+"""Runtime llama_cpp_python: the library in its own child process."""

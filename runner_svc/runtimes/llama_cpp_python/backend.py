@@ -69,7 +69,7 @@ def load_parameters(model: LlamaCppPythonModel, trained_context_tokens: int = 0)
         word_parameter("flash_attention", "Flash attention; off where nothing is said.", ("on", "off")),
         word_parameter("cache_type_k", "Type of the keys in the prefix cache.", CACHE_TYPES),
         word_parameter("cache_type_v", "Type of the values in the prefix cache.", CACHE_TYPES),
-        whole_parameter("batch_tokens", "Tokens that are computed at once.", 1, MAX_BATCH_TOKENS),
+        whole_parameter("batch_tokens", "Tokens that are computed in one batch.", 1, MAX_BATCH_TOKENS),
     )
 
 

@@ -1,4 +1,4 @@
-"""The runtime llama_cpp_python: the library in a child process of its own, one per model (docs/decisions/0011)."""
+"""The runtime llama_cpp_python: the library in its own child process, one per model (docs/decisions/0011)."""
 
 from dataclasses import dataclass
 from importlib.util import find_spec

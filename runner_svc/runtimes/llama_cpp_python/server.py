@@ -139,7 +139,9 @@ class LlamaCppEngine(TextEngine):
             if not length:
                 raise RefusedError("a text that is to be embedded has no tokens")
             if length > limit:
-                raise RefusedError(f"a text has {length} tokens; this model embeds at most {limit} at once", TOO_LONG)
+                raise RefusedError(
+                    f"a text has {length} tokens; this model embeds at most {limit} in one text", TOO_LONG
+                )
         self._caller = caller
         self._output_embeddings(True)
         data, total = [], 0

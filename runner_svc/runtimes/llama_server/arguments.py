@@ -150,7 +150,7 @@ def habits_of(model: LlamaServerModel) -> EngineHabits:
 
 
 def _batches(model: LlamaServerModel, order: LoadOrder, shape: ModelShape | None) -> list[str]:
-    """Returns batch sizes that hold the longest text to embed or rank, which is computed at once.
+    """Returns batch sizes that hold the longest text to embed or rank, which is computed in one batch.
 
     The number of slots divides them: with mean pooling llama.cpp aborts with others.
     """
@@ -175,13 +175,13 @@ def load_parameters(model: LlamaServerModel, trained_context_tokens: int = 0) ->
     """Returns the load parameters of a model; `trained_context_tokens`: see ModelContext."""
     return (
         context_parameter(model.slot_context_tokens, trained_context_tokens),
-        whole_parameter("slots", "Requests it works on at once.", 1, MAX_SLOTS, model.slots),
+        whole_parameter("slots", "Requests it works on concurrently.", 1, MAX_SLOTS, model.slots),
         whole_parameter("gpu_layers", "Layers on accelerators; -1: as many as fit.", -1, MAX_GPU_LAYERS),
         word_parameter("flash_attention", "Flash attention.", ("on", "off", "auto")),
         word_parameter("cache_type_k", "Type of the keys in the prefix cache.", CACHE_TYPES),
         word_parameter("cache_type_v", "Type of the values in the prefix cache.", CACHE_TYPES),
-        whole_parameter("batch_tokens", "Tokens that are handed over at once.", 1, MAX_BATCH_TOKENS),
-        whole_parameter("ubatch_tokens", "Tokens that are computed at once.", 1, MAX_BATCH_TOKENS),
+        whole_parameter("batch_tokens", "Tokens that are handed over in one batch.", 1, MAX_BATCH_TOKENS),
+        whole_parameter("ubatch_tokens", "Tokens that are computed in one batch.", 1, MAX_BATCH_TOKENS),
         whole_parameter("image_max_tokens", "Tokens that one image may take; for vision models.", 1, MAX_IMAGE_TOKENS),
         word_parameter("spec_type", "Speculative decoding; draft-mtp needs a model that was made for it.", SPECULATION),
         whole_parameter("spec_draft_n_max", "Tokens that are guessed at a time.", 1, MAX_DRAFT_TOKENS),

@@ -28,7 +28,7 @@ _MEDIA = frozenset({Skill.IMAGE, Skill.AUDIO})
 _USUAL_PROJECTOR = Abilities(skills=frozenset({Skill.IMAGE}))
 """Of audio nothing is known then."""
 _HUB_FLAGS = ("-hf", "-hfr", "--hf-repo", "-hff", "--hf-file", "--mmproj-auto")
-"""Flags with which the server may find a projector by itself."""
+"""Flags with which the server may find a projector automatically."""
 
 
 def file_abilities(model: LlamaServerModel, templates: Sequence[str]) -> Abilities:

@@ -29,7 +29,7 @@ def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--parallel", type=int, default=1, help="slots")
     parser.add_argument("--ctx-size", type=int, default=0, help="tokens over all slots; 0: what the model was made for")
     parser.add_argument("--batch-size", "-b", type=int, default=2048, help="tokens per prefill step")
-    parser.add_argument("--ubatch-size", "-ub", type=int, default=512, help="tokens that are computed at once")
+    parser.add_argument("--ubatch-size", "-ub", type=int, default=512, help="tokens that are computed in one batch")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--n-gpu-layers", "--gpu-layers", "-ngl", type=int, default=-1, help="-1: as many as fit")
     parser.add_argument("--split-mode", choices=["none", "layer", "row"], default="layer")

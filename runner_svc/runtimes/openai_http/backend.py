@@ -116,12 +116,12 @@ class AttachedServer(UnmanagedServer[OpenAiHttpModel]):
         )
 
     def _slots_of(self, told: int) -> int:
-        """Returns the slots by what the server says of its own; 0: as the settings say."""
+        """Returns the slots that the server reports; 0: those of the settings."""
         if self.model.slots:
             return told if told < self.model.slots else 0
         if told > MAX_ATTACHED_SLOTS:
             log.warning(
-                "server works on more requests at once than it is sent",
+                "server works on more concurrent requests than it is sent",
                 model=self.model.name,
                 server_slots=told,
                 max_slots=MAX_ATTACHED_SLOTS,

@@ -34,7 +34,7 @@ class ServerFacts:
     context_tokens: int = 0
     """Context of one request, prompt and answer together."""
     slots: int = 0
-    """Requests that the server works on at once, over all its clients."""
+    """Requests that the server works on concurrently, over all its clients."""
     abilities: Abilities = UNKNOWN
 
 

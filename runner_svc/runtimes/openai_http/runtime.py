@@ -40,9 +40,9 @@ PARAMETERS = EngineParameters(
 
 
 ATTACHED_SLOTS = 64
-"""Requests at once of a server that does not say how many it works on: it has a queue of its own."""
+"""Concurrent requests of a server that does not say how many it works on: it has its own queue."""
 MAX_ATTACHED_SLOTS = 4096
-"""Maximum number of requests at once, also of a server that says that it works on more."""
+"""Maximum number of concurrent requests, also of a server that says that it works on more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,11 +52,11 @@ class OpenAiHttpModel(UpstreamSettings, SleepingModelSettings):
     url: Annotated[str, MaxLen(2048), PUBLIC, SECRET] = field(repr=False)
     """Base URL of the server, such as `http://127.0.0.1:11434/v1`."""
     slots: Annotated[int, Ge(0), Le(MAX_ATTACHED_SLOTS), PUBLIC] = 0
-    """Requests that it is sent at once, where the server does not say that it works on fewer. 0: as many as it says, at
-    most 4096; 64 where it does not say."""
+    """Concurrent requests, unless the server reports fewer. 0: as many as it reports, at most 4096, or 64 if it does
+    not report."""
     remote: bool | None = None
-    """Whether serving it sends bytes off the premises. It must be set where the address of the server is not one of a
-    network of your own."""
+    """Whether serving it sends bytes to a remote provider. Required if the address of the server is
+    outside your own networks."""
     embeddings: bool | None = None
     """Whether it also gives embeddings. Default: yes."""
     operations: Annotated[tuple[OperationName, ...], MaxLen(len(Operation)), PUBLIC] = ()

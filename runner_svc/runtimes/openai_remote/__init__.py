@@ -1,1 +1,1 @@
-"""Runtime openai_remote: a provider off the premises."""
+"""Runtime openai_remote: a remote provider."""

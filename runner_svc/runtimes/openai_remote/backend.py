@@ -1,4 +1,4 @@
-"""The backend of the runtime openai_remote: a model of a provider off the premises.
+"""The backend of the runtime openai_remote: a model of a remote provider.
 
 The provider has OpenAI's Chat Completions or Anthropic's Messages.
 

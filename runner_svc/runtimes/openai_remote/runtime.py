@@ -27,12 +27,12 @@ MESSAGES_PARAMETERS = EngineParameters(engine="a provider with Anthropic's API",
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenAiRemoteModel(UpstreamSettings):
-    """A model of a provider off the premises."""
+    """A model of a remote provider."""
 
     url: Annotated[str, MaxLen(2048), PUBLIC, SECRET] = field(repr=False)
     """Base URL of the provider, https and with its version, such as `https://api.example.com/v1`."""
     remote: bool | None = None
-    """Whether serving it sends bytes off the premises. Always so: true or left out."""
+    """Whether serving it sends bytes to a remote provider. Always so: true or left out."""
     embeddings: bool | None = None
     """Whether it also gives embeddings. Default: no."""
     operations: Annotated[tuple[OperationName, ...], MaxLen(len(Operation)), PUBLIC] = ()

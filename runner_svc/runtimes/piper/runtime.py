@@ -29,7 +29,7 @@ class PiperModel(SpeechSettings, MediaModelSettings):
     voices: Annotated[Mapping[VoiceName, PathText], MaxLen(MAX_NAMED_VOICES), PUBLIC] = field(default_factory=dict)
     """Voices by the names that requests have for them, such as `amy: ~/voices/en_US-amy-medium.onnx`."""
     slots: Annotated[int, Ge(1), Le(1024), PUBLIC] = 1
-    """Requests it works on at once, each with `threads` processor threads."""
+    """Requests it works on concurrently, each with `threads` processor threads."""
 
     other_files_settings: ClassVar[tuple[str, ...]] = ("voices",)
 

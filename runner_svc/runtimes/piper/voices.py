@@ -19,7 +19,7 @@ MAX_CONFIGURATION_BYTES = 4 * 1024 * 1024
 MIN_RATE, MAX_RATE = 8_000, 48_000
 SUFFIX = ".onnx"
 PHONEMIZERS = ("espeak", "text", "hebrew")
-"""Sorts of phonemes that the library makes by itself; for the others it needs further libraries, or downloads files."""
+"""Sorts of phonemes that the library makes; for the others it needs further libraries, or downloads files."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

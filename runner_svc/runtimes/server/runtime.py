@@ -178,7 +178,7 @@ RUNTIME = Runtime(
     parameters=PARAMETERS,
     find_program_fault=_find_program_fault,
     advice={
-        "path": "this runtime starts a program of its own choice: set model, and command or preset",
+        "path": "this runtime starts a program, not a file: set model, and command or preset",
         "url": "a server that runs already is a model of a runner with `runtime: openai_http`",
         "api_key_env": "weft makes a key for each start: set key_variable to the variable that the program reads",
     },

@@ -64,7 +64,7 @@ def load_parameters(model: VllmModel, trained_context_tokens: int = 0) -> tuple[
     pixels, drafting = model.mm_processor_kwargs.get("max_pixels"), model.speculative_config
     return (
         context_parameter(model.slot_context_tokens, trained_context_tokens),
-        whole_parameter("slots", "Requests it works on at once.", 1, MAX_SLOTS, model.slots),
+        whole_parameter("slots", "Requests it works on concurrently.", 1, MAX_SLOTS, model.slots),
         whole_parameter(
             "kv_cache_memory_bytes", "KV cache on each device.", 1, MAX_CACHE_BYTES, model.kv_cache_memory_bytes
         ),
@@ -150,7 +150,7 @@ def _engine_arguments(model: VllmModel, order: LoadOrder, shape: ModelShape | No
 
 
 def _adapter_arguments(model: VllmModel) -> list[str]:
-    """Returns how many adapters are on the device at once: all of them, so that none is loaded for a request."""
+    """Returns how many adapters are on the device: all of them, so that none is loaded for a request."""
     count = len(model.served_adapters)
     return ["--max-loras", str(count), "--max-cpu-loras", str(count)] if count > 1 else []
 

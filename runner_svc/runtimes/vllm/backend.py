@@ -1,4 +1,4 @@
-"""The backend of the runtime vllm: `vllm serve` as a supervised child process, on a Unix socket of its own.
+"""The backend of the runtime vllm: `vllm serve` as a supervised child process, on its own Unix socket.
 
 Its routes to sleep, to empty the cache and to abort a request exist only in its development mode, and no key protects
 them or the others of that mode, which run code in the engine. The socket is in a folder that only this user can enter.
@@ -126,7 +126,7 @@ def _whole(text: str) -> int:
 
 
 ROUTE_SECONDS = 5.0
-"""Timeout of a route that answers at once."""
+"""Timeout of a route that answers immediately."""
 SLEEP_SECONDS = 120.0
 """Timeout of a sleep or a wake, which copies the weights between devices and main memory."""
 RESET_TRIES = 10

@@ -79,7 +79,7 @@ _CACHE_TYPES: Mapping[float, str] = {1.0: "q8_0", 2.0: "f16", 4.0: "f32"}
 
 
 class VllmForecast(FileForecast):
-    """The forecast of a model whose KV cache has a size of its own, instead of one per request."""
+    """The forecast of a model whose KV cache has its own size, instead of one per request."""
 
     def __init__(
         self, forecast: ForecastModel, estimator: MemoryEstimator, model: VllmModel, shape: ModelShape | None

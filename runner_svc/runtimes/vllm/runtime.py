@@ -75,7 +75,7 @@ class _AdapterConfig(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VllmAdapter(AdapterSettings):
-    """An adapter of a model of vLLM's: a model of its own, which shares the engine of that model."""
+    """An adapter of a model of vLLM's: its own model, which shares the engine of that model."""
 
     path: Annotated[ModelId, PUBLIC]
     """A folder with `adapter_config.json` and `adapter_model.safetensors`, as PEFT writes it, or an id of the hub."""
@@ -112,7 +112,7 @@ def local_or_id(path: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VllmModel(SourcedModelSettings):
-    """A model that a `vllm serve` of its own serves.
+    """A model with its own `vllm serve`.
 
     `context_tokens` is vLLM's `max_model_len`, and `slots` its `max_num_seqs`: set few for one user, since vLLM
     reserves memory for CUDA graphs by their number.
@@ -156,7 +156,7 @@ class VllmModel(SourcedModelSettings):
     tool_call_parser: Annotated[Word, PUBLIC] | None = None
     """How calls of tools are read from the model's text, such as `hermes`. Default: tools are not called."""
     adapters: Annotated[tuple[VllmAdapter, ...], MaxLen(MAX_ADAPTERS)] = ()
-    """Adapters (LoRA) of this model, each a model of its own with a name of its own. They share its process, slots and
+    """Adapters (LoRA) of this model, each its own model with its own name. They share its process, slots and
     memory, and are loaded and unloaded with it."""
     sleep_level: Annotated[int, Ge(1), Le(2)] | None = None
     """How an idle model on accelerators hibernates, in a process that stays: with its weights in main memory (1), or

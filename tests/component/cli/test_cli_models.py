@@ -101,7 +101,7 @@ def test_an_interrupted_pull_says_how_to_go_on_and_does(stage: Stage, number: si
     process.send_signal(number)
     _, err = process.communicate(timeout=WAIT_SECONDS)
     assert process.returncode == code
-    assert "are kept; the same command goes on there" in err
+    assert "are kept; the same command continues there" in err
     assert "Traceback" not in err
     assert stage.run("models", "ls").stdout.count("\n") == 1
     stage.hub.faults.chunk_seconds = 0.0

@@ -87,7 +87,7 @@ async def test_too_many_frames_at_once_end_the_link(mesh: Mesh) -> None:
         await link.send(*[pb.LinkFrame(call_id=1, credit=1)] * (MAX_FRAMES_AT_ONCE + 1))
         error = await end_of(link.call)
         assert error.reason is Reason.MALFORMED_REQUEST
-        assert "at once" in error.message
+        assert "in one message" in error.message
 
 
 async def test_frames_for_calls_of_nobody_end_the_senders_link_only(mesh: Mesh) -> None:

@@ -101,7 +101,7 @@ async def test_a_server_is_sent_no_more_than_the_ceiling_and_the_log_says_so() -
         with capture_logs() as lines:
             async with attached(url, upstream_model="m") as (_, facts):
                 assert facts.slots == MAX_ATTACHED_SLOTS
-    (line,) = (line for line in lines if line["event"] == "server works on more requests at once than it is sent")
+    (line,) = (line for line in lines if line["event"] == "server works on more concurrent requests than it is sent")
     assert (line["server_slots"], line["max_slots"]) == (10**6, MAX_ATTACHED_SLOTS)
 
 

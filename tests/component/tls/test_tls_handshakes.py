@@ -14,7 +14,7 @@ from weft.kernel.tls import ServerTls, TlsFiles
 from weft.kernel.tls_channel import ChannelSecurity
 from weft_testing.certificates import Authority, Pair
 
-CLOSED = "the peer closed the connection at once; it may ask for TLS, or for another certificate"
+CLOSED = "the peer closed the connection immediately; it may ask for TLS, or for another certificate"
 
 
 @pytest.fixture

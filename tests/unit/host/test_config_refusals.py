@@ -126,7 +126,7 @@ def refused(folder: Path, text: str) -> FieldError:
         (
             f"{HTTP}      - {{name: m, url: 'http://a/v1'}}\n      - {{name: m, url: 'http://b/v1'}}\n",
             "configuration",
-            "m (replicas have names of their own and share a pool) (in {folder}/weft.yaml line 5, weft.yaml line 6)",
+            "m (replicas have their own names and share a pool) (in {folder}/weft.yaml line 5, weft.yaml line 6)",
             None,
         ),
         # a key that is no text

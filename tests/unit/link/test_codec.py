@@ -131,5 +131,5 @@ async def test_too_many_frames_at_once_are_refused_before_they_are_looked_at() -
     link._mux.take_frames(1)
     await link.run(OneMessage(*[credit(1, 1)] * MAX_FRAMES_AT_ONCE), relay_service_pb2.AttachRequest)
     assert call.status is not None
-    with pytest.raises(LinkProtocolError, match="at once"):
+    with pytest.raises(LinkProtocolError, match="in one message"):
         await link.run(OneMessage(*[pb.LinkFrame()] * (MAX_FRAMES_AT_ONCE + 1)), relay_service_pb2.AttachRequest)

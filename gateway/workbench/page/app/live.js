@@ -49,7 +49,7 @@ export function useLive(...kinds) {
   }, [names]);
 }
 
-/** Forgets what another caller was shown, and opens the stream anew. */
+/** Forgets what another caller was shown, and opens the stream again. */
 export function restart() {
   for (const each of collections.values()) each.value = { items: new Map(), isComplete: false, problem: "" };
   openKinds = "";
@@ -73,7 +73,7 @@ function schedule() {
   }, 20);
 }
 
-/** Reads the stream until it is aborted; begins anew after every end. @param {string[]} kinds @param {AbortSignal} signal */
+/** Reads the stream until it is aborted; begins again after every end. @param {string[]} kinds @param {AbortSignal} signal */
 async function follow(kinds, signal) {
   let asked = kinds;
   for (let failures = 0; !signal.aborted; failures += 1) {

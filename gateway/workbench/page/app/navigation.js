@@ -34,7 +34,7 @@ export function go(path, query = {}, { replace = false } = {}) {
   place.value = readPlace();
 }
 
-/** Follows links within the page without loading it anew. @param {MouseEvent} event */
+/** Follows links within the page without loading it again. @param {MouseEvent} event */
 export function followLink(event) {
   const link = event.target instanceof Element ? event.target.closest("a") : null;
   const isPlain = event.button === 0 && !event.metaKey && !event.ctrlKey && !event.shiftKey && !event.altKey;

@@ -2,7 +2,7 @@
 
 export const ENDPOINTS = ["/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses"];
 const MAX_CUSTOM_ID_CHARS = 256;
-/** More problems than a person mends at once are not kept; the gateway names as many. */
+/** More problems than a person fixes in one go are not kept; the gateway names as many. */
 const MAX_PROBLEMS = 100;
 const UNPRINTABLE = /[\p{C}\p{Zl}\p{Zp}]/u;
 

@@ -30,7 +30,7 @@ class _RepetitionPolicyEnumTypeWrapper(google.protobuf.internal.enum_type_wrappe
     REPETITION_POLICY_OFF: _RepetitionPolicy.ValueType  # 1
     """Repetition is not checked."""
     REPETITION_POLICY_WARN: _RepetitionPolicy.ValueType  # 2
-    """It goes on, with a warning."""
+    """It continues, with a warning."""
     REPETITION_POLICY_KILL: _RepetitionPolicy.ValueType  # 3
     """It ends with ERROR_REASON_REPEATED_LINE_LOOP."""
 
@@ -42,7 +42,7 @@ REPETITION_POLICY_UNSPECIFIED: RepetitionPolicy.ValueType  # 0
 REPETITION_POLICY_OFF: RepetitionPolicy.ValueType  # 1
 """Repetition is not checked."""
 REPETITION_POLICY_WARN: RepetitionPolicy.ValueType  # 2
-"""It goes on, with a warning."""
+"""It continues, with a warning."""
 REPETITION_POLICY_KILL: RepetitionPolicy.ValueType  # 3
 """It ends with ERROR_REASON_REPEATED_LINE_LOOP."""
 global___RepetitionPolicy = RepetitionPolicy

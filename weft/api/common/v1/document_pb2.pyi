@@ -264,7 +264,7 @@ class DocumentField(google.protobuf.message.Message):
     default_json: builtins.str
     """Value in documents where the field is not set, as JSON."""
     keep_alive: builtins.bool
-    """Whether a duration may also be written as a text such as "5m", and any negative one means for ever."""
+    """Whether a duration may also be written as a text such as "5m", and any negative one means no limit."""
     @property
     def bool_words(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
         """The words for false and true."""

@@ -74,7 +74,7 @@ class _ErrorReasonEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._En
     """The caller went away or cancelled."""
     ERROR_REASON_DEADLINE_UNREACHABLE: _ErrorReason.ValueType  # 28
     """By what the mesh has measured, the answer would come after the request's deadline or its route's budget; it was
-    refused at once and nothing was tried. The metadata's `estimate_seconds` says how long it would take.
+    refused immediately and nothing was tried. The metadata's `estimate_seconds` says how long it would take.
     """
     ERROR_REASON_TICKET_INVALID: _ErrorReason.ValueType  # 40
     """The ticket is missing, forged, used before, or for another runner, model or request."""
@@ -87,7 +87,7 @@ class _ErrorReasonEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._En
     ERROR_REASON_WATCH_LAGGED: _ErrorReason.ValueType  # 44
     """A watcher fell behind its buffer: watch again for a fresh snapshot."""
     ERROR_REASON_LEASE_LOST: _ErrorReason.ValueType  # 45
-    """The lease is not the caller's any more: what runs under it must be ended at once."""
+    """The lease is not the caller's any more: what runs under it must be ended immediately."""
     ERROR_REASON_PERMIT_INVALID: _ErrorReason.ValueType  # 46
     """The registry's permit for an operation is missing, forged, used before, out of time, or for another runner or model."""
     ERROR_REASON_OPERATION_REFUSED: _ErrorReason.ValueType  # 47
@@ -216,7 +216,7 @@ ERROR_REASON_CANCELLED: ErrorReason.ValueType  # 27
 """The caller went away or cancelled."""
 ERROR_REASON_DEADLINE_UNREACHABLE: ErrorReason.ValueType  # 28
 """By what the mesh has measured, the answer would come after the request's deadline or its route's budget; it was
-refused at once and nothing was tried. The metadata's `estimate_seconds` says how long it would take.
+refused immediately and nothing was tried. The metadata's `estimate_seconds` says how long it would take.
 """
 ERROR_REASON_TICKET_INVALID: ErrorReason.ValueType  # 40
 """The ticket is missing, forged, used before, or for another runner, model or request."""
@@ -229,7 +229,7 @@ ERROR_REASON_STALE_HEARTBEAT: ErrorReason.ValueType  # 43
 ERROR_REASON_WATCH_LAGGED: ErrorReason.ValueType  # 44
 """A watcher fell behind its buffer: watch again for a fresh snapshot."""
 ERROR_REASON_LEASE_LOST: ErrorReason.ValueType  # 45
-"""The lease is not the caller's any more: what runs under it must be ended at once."""
+"""The lease is not the caller's any more: what runs under it must be ended immediately."""
 ERROR_REASON_PERMIT_INVALID: ErrorReason.ValueType  # 46
 """The registry's permit for an operation is missing, forged, used before, out of time, or for another runner or model."""
 ERROR_REASON_OPERATION_REFUSED: ErrorReason.ValueType  # 47

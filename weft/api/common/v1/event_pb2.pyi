@@ -62,7 +62,7 @@ class _FinishReason:
 class _FinishReasonEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTypeWrapper[_FinishReason.ValueType], builtins.type):
     DESCRIPTOR: google.protobuf.descriptor.EnumDescriptor
     FINISH_REASON_UNSPECIFIED: _FinishReason.ValueType  # 0
-    """The choice goes on."""
+    """The choice continues."""
     FINISH_REASON_STOP: _FinishReason.ValueType  # 1
     """A natural end or a stop string."""
     FINISH_REASON_LENGTH: _FinishReason.ValueType  # 2
@@ -76,7 +76,7 @@ class FinishReason(_FinishReason, metaclass=_FinishReasonEnumTypeWrapper):
     """FinishReason is why a choice ended."""
 
 FINISH_REASON_UNSPECIFIED: FinishReason.ValueType  # 0
-"""The choice goes on."""
+"""The choice continues."""
 FINISH_REASON_STOP: FinishReason.ValueType  # 1
 """A natural end or a stop string."""
 FINISH_REASON_LENGTH: FinishReason.ValueType  # 2
@@ -98,7 +98,7 @@ class InferenceEvent(google.protobuf.message.Message):
     a fault.
 
     Events travel in frames (`repeated InferenceEvent`): whatever has arrived since the last write is one frame, and the
-    first content is always alone in its frame and sent at once. Only where the answer is read when complete
+    first content is always alone in its frame and sent immediately. Only where the answer is read when complete
     (ServeOptions.whole), events that arrived with the first content share its frame. Texts that arrived together may be
     one `delta` (Delta.piece_lengths), where the dispatcher reads that (ServeOptions.joined_texts).
     """
@@ -387,7 +387,7 @@ class Delta(google.protobuf.message.Message):
     @property
     def extra_fields(self) -> weft.api.common.v1.json_value_pb2.JsonObject:
         """Fields of the engine's message that this API does not know, such as `reasoning_details`. Hand them back with the
-        next request (ChatMessage.extra_fields). Lists continue over several deltas. Not content by themselves.
+        next request (ChatMessage.extra_fields). Lists continue over several deltas. They are not content.
         """
 
     def __init__(
@@ -527,7 +527,7 @@ class ToolCall(google.protobuf.message.Message):
     name: builtins.str
     """The tool's name."""
     remote: builtins.bool
-    """Whether the call sends bytes off the premises."""
+    """Whether the call sends bytes to a remote provider."""
     @property
     def arguments(self) -> weft.api.common.v1.json_value_pb2.JsonObject:
         """The arguments, already checked against the tool's schema."""

@@ -32,7 +32,7 @@ class LinkFrame(google.protobuf.message.Message):
     """The receiver has used up this many bytes of parts: as many more may be sent."""
     @property
     def start(self) -> global___CallStart:
-        """A call begins. Its first messages may follow at once, within the first credit."""
+        """A call begins. Its first messages may follow immediately, within the first credit."""
 
     @property
     def part(self) -> global___MessagePart:

@@ -35,7 +35,7 @@ class _PriorityEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumT
     refused.
     """
     PRIORITY_DURABLE: _Priority.ValueType  # 5
-    """Durable tasks: below all interactive requests, with a share of their own. Only services of the mesh may send it."""
+    """Durable tasks: below all interactive requests, with their own share. Only services of the mesh may send it."""
 
 class Priority(_Priority, metaclass=_PriorityEnumTypeWrapper):
     """Priority is the priority class of a request in the queue."""
@@ -53,5 +53,5 @@ PRIORITY_SYSTEM: Priority.ValueType  # 4
 refused.
 """
 PRIORITY_DURABLE: Priority.ValueType  # 5
-"""Durable tasks: below all interactive requests, with a share of their own. Only services of the mesh may send it."""
+"""Durable tasks: below all interactive requests, with their own share. Only services of the mesh may send it."""
 global___Priority = Priority

@@ -113,7 +113,7 @@ class Receipt(google.protobuf.message.Message):
     answered without one, or the runner has no digest of it.
     """
     cancelled_by: builtins.str
-    """Who cancelled it by its id, such as "key:<id>". Empty: nobody did."""
+    """Who cancelled it by its id, such as "key:<id>". Empty: no one did."""
     task_id: builtins.str
     """The durable task that it is an attempt of. Empty: it is no task."""
     asked_model: builtins.str
@@ -293,7 +293,7 @@ class Attempt(google.protobuf.message.Message):
     model: builtins.str
     """The model that was tried, by its name in the mesh: a pool or a route may try several."""
     message: builtins.str
-    """The error that ended it, as its caller gets it if no other attempt follows; at most 512 characters. Empty: none did."""
+    """The error that ended it, as its caller gets it if no other attempt follows; at most 512 characters. Empty: no one did."""
     engine_exit: builtins.str
     """How its engine ended meanwhile: "exit code 1", "signal SIGKILL". Empty: it did not end, or its runner did not start it."""
     @property

@@ -149,7 +149,7 @@ class Definition(google.protobuf.message.Message):
     context_tokens: builtins.int
     """Context of one slot, the smallest of the members'."""
     remote: builtins.bool
-    """Whether serving it may send bytes off the premises."""
+    """Whether serving it may send bytes to a remote provider."""
     @property
     def operations(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
         """The supported operations."""

@@ -111,7 +111,7 @@ class ConfigurationChange(google.protobuf.message.Message):
         EFFECT_UNSPECIFIED: ConfigurationChange._Effect.ValueType  # 0
         """Not set."""
         EFFECT_LIVE: ConfigurationChange._Effect.ValueType  # 1
-        """At once; no request notices."""
+        """Immediately; no request notices."""
         EFFECT_MODEL_RELOAD: ConfigurationChange._Effect.ValueType  # 2
         """Running requests of the model are finished, and it is loaded again."""
         EFFECT_RUNNER_RESTART: ConfigurationChange._Effect.ValueType  # 3
@@ -125,7 +125,7 @@ class ConfigurationChange(google.protobuf.message.Message):
     EFFECT_UNSPECIFIED: ConfigurationChange.Effect.ValueType  # 0
     """Not set."""
     EFFECT_LIVE: ConfigurationChange.Effect.ValueType  # 1
-    """At once; no request notices."""
+    """Immediately; no request notices."""
     EFFECT_MODEL_RELOAD: ConfigurationChange.Effect.ValueType  # 2
     """Running requests of the model are finished, and it is loaded again."""
     EFFECT_RUNNER_RESTART: ConfigurationChange.Effect.ValueType  # 3

@@ -283,7 +283,7 @@ class CancelOperationResponse(google.protobuf.message.Message):
     OPERATION_FIELD_NUMBER: builtins.int
     @property
     def operation(self) -> weft.api.operations.v1.operation_pb2.Operation:
-        """As it is now: CANCELLED only once nothing of it goes on."""
+        """As it is now: CANCELLED only once nothing of it continues."""
 
     def __init__(
         self,

@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class OperationServiceStub(object):
-    """OperationService creates, follows and cancels governed work. Operations are durable: one that is acknowledged goes on
+    """OperationService creates, follows and cancels governed work. Operations are durable: one that is acknowledged continues
     after a restart of the registry, and is kept for 7 days once it has ended.
     """
 
@@ -89,7 +89,7 @@ class OperationServiceStub(object):
 
 
 class OperationServiceServicer(object):
-    """OperationService creates, follows and cancels governed work. Operations are durable: one that is acknowledged goes on
+    """OperationService creates, follows and cancels governed work. Operations are durable: one that is acknowledged continues
     after a restart of the registry, and is kept for 7 days once it has ended.
     """
 
@@ -98,7 +98,7 @@ class OperationServiceServicer(object):
 
         ALREADY_EXISTS / ALREADY_EXISTS for a request_id that was used for another action. Where governance asks for a token,
         PERMISSION_DENIED / OPERATION_REFUSED without a good one: why is in the audit log. MODEL_NOT_FOUND and
-        INVALID_ARGUMENT as far as that can be seen at once; all else becomes the operation's own failure.
+        INVALID_ARGUMENT as far as that can be seen immediately; all else becomes the operation's own failure.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -235,7 +235,7 @@ def add_OperationServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class OperationService(object):
-    """OperationService creates, follows and cancels governed work. Operations are durable: one that is acknowledged goes on
+    """OperationService creates, follows and cancels governed work. Operations are durable: one that is acknowledged continues
     after a restart of the registry, and is kept for 7 days once it has ended.
     """
 

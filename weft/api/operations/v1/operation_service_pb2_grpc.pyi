@@ -18,7 +18,7 @@ class _ServicerContext(grpc.ServicerContext, grpc.aio.ServicerContext):  # type:
     ...
 
 class OperationServiceStub:
-    """OperationService creates, follows and cancels governed work. Operations are durable: one that is acknowledged goes on
+    """OperationService creates, follows and cancels governed work. Operations are durable: one that is acknowledged continues
     after a restart of the registry, and is kept for 7 days once it has ended.
     """
 
@@ -31,7 +31,7 @@ class OperationServiceStub:
 
     ALREADY_EXISTS / ALREADY_EXISTS for a request_id that was used for another action. Where governance asks for a token,
     PERMISSION_DENIED / OPERATION_REFUSED without a good one: why is in the audit log. MODEL_NOT_FOUND and
-    INVALID_ARGUMENT as far as that can be seen at once; all else becomes the operation's own failure.
+    INVALID_ARGUMENT as far as that can be seen immediately; all else becomes the operation's own failure.
     """
 
     GetOperation: grpc.UnaryUnaryMultiCallable[
@@ -98,7 +98,7 @@ class OperationServiceStub:
     """ListAuditEntries returns the audit log, oldest first."""
 
 class OperationServiceAsyncStub:
-    """OperationService creates, follows and cancels governed work. Operations are durable: one that is acknowledged goes on
+    """OperationService creates, follows and cancels governed work. Operations are durable: one that is acknowledged continues
     after a restart of the registry, and is kept for 7 days once it has ended.
     """
 
@@ -110,7 +110,7 @@ class OperationServiceAsyncStub:
 
     ALREADY_EXISTS / ALREADY_EXISTS for a request_id that was used for another action. Where governance asks for a token,
     PERMISSION_DENIED / OPERATION_REFUSED without a good one: why is in the audit log. MODEL_NOT_FOUND and
-    INVALID_ARGUMENT as far as that can be seen at once; all else becomes the operation's own failure.
+    INVALID_ARGUMENT as far as that can be seen immediately; all else becomes the operation's own failure.
     """
 
     GetOperation: grpc.aio.UnaryUnaryMultiCallable[
@@ -177,7 +177,7 @@ class OperationServiceAsyncStub:
     """ListAuditEntries returns the audit log, oldest first."""
 
 class OperationServiceServicer(metaclass=abc.ABCMeta):
-    """OperationService creates, follows and cancels governed work. Operations are durable: one that is acknowledged goes on
+    """OperationService creates, follows and cancels governed work. Operations are durable: one that is acknowledged continues
     after a restart of the registry, and is kept for 7 days once it has ended.
     """
 
@@ -191,7 +191,7 @@ class OperationServiceServicer(metaclass=abc.ABCMeta):
 
         ALREADY_EXISTS / ALREADY_EXISTS for a request_id that was used for another action. Where governance asks for a token,
         PERMISSION_DENIED / OPERATION_REFUSED without a good one: why is in the audit log. MODEL_NOT_FOUND and
-        INVALID_ARGUMENT as far as that can be seen at once; all else becomes the operation's own failure.
+        INVALID_ARGUMENT as far as that can be seen immediately; all else becomes the operation's own failure.
         """
 
     @abc.abstractmethod

@@ -184,7 +184,7 @@ class SetLogLevelRequest(google.protobuf.message.Message):
     DURATION_FIELD_NUMBER: builtins.int
     REQUESTED_BY_FIELD_NUMBER: builtins.int
     level: builtins.str
-    """"debug", "info", "warning" or "error"; empty: the configured one, at once."""
+    """"debug", "info", "warning" or "error"; empty: the configured one, immediately."""
     requested_by: builtins.str
     """Who asks, such as "key:<id>", for callers that act for others; of others it is their own name."""
     @property

@@ -47,7 +47,7 @@ class CentralModelServiceServicer(object):
     """
 
     def WatchCentralModels(self, request, context):
-        """WatchCentralModels streams all central models with the keys of their providers: at once, and after every change.
+        """WatchCentralModels streams all central models with the keys of their providers: immediately, and after every change.
         Only over a Unix socket, TLS, or with a key of the mesh: PERMISSION_DENIED / PERMISSION_DENIED otherwise.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

@@ -25,7 +25,7 @@ class CentralModelServiceStub:
         weft.api.registry.v1.central_model_service_pb2.WatchCentralModelsRequest,
         weft.api.registry.v1.central_model_service_pb2.WatchCentralModelsResponse,
     ]
-    """WatchCentralModels streams all central models with the keys of their providers: at once, and after every change.
+    """WatchCentralModels streams all central models with the keys of their providers: immediately, and after every change.
     Only over a Unix socket, TLS, or with a key of the mesh: PERMISSION_DENIED / PERMISSION_DENIED otherwise.
     """
 
@@ -36,7 +36,7 @@ class CentralModelServiceAsyncStub:
         weft.api.registry.v1.central_model_service_pb2.WatchCentralModelsRequest,
         weft.api.registry.v1.central_model_service_pb2.WatchCentralModelsResponse,
     ]
-    """WatchCentralModels streams all central models with the keys of their providers: at once, and after every change.
+    """WatchCentralModels streams all central models with the keys of their providers: immediately, and after every change.
     Only over a Unix socket, TLS, or with a key of the mesh: PERMISSION_DENIED / PERMISSION_DENIED otherwise.
     """
 
@@ -49,7 +49,7 @@ class CentralModelServiceServicer(metaclass=abc.ABCMeta):
         request: weft.api.registry.v1.central_model_service_pb2.WatchCentralModelsRequest,
         context: _ServicerContext,
     ) -> typing.Union[collections.abc.Iterator[weft.api.registry.v1.central_model_service_pb2.WatchCentralModelsResponse], collections.abc.AsyncIterator[weft.api.registry.v1.central_model_service_pb2.WatchCentralModelsResponse]]:
-        """WatchCentralModels streams all central models with the keys of their providers: at once, and after every change.
+        """WatchCentralModels streams all central models with the keys of their providers: immediately, and after every change.
         Only over a Unix socket, TLS, or with a key of the mesh: PERMISSION_DENIED / PERMISSION_DENIED otherwise.
         """
 

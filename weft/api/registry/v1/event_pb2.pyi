@@ -53,7 +53,7 @@ class _EventReasonEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._En
     EVENT_REASON_READY: _EventReason.ValueType  # 13
     """Its backend takes requests."""
     EVENT_REASON_DIED: _EventReason.ValueType  # 14
-    """Its backend ended by itself: the message has the signal or the exit code, and the number of the restart."""
+    """Its backend ended on its own: the message has the signal or the exit code, and the number of the restart."""
     EVENT_REASON_RESTARTED: _EventReason.ValueType  # 15
     """Its runner ended its backend because of a fault, such as a stall; the message says which."""
     EVENT_REASON_UNOWNED: _EventReason.ValueType  # 16
@@ -93,7 +93,7 @@ EVENT_REASON_FAILED: EventReason.ValueType  # 12
 EVENT_REASON_READY: EventReason.ValueType  # 13
 """Its backend takes requests."""
 EVENT_REASON_DIED: EventReason.ValueType  # 14
-"""Its backend ended by itself: the message has the signal or the exit code, and the number of the restart."""
+"""Its backend ended on its own: the message has the signal or the exit code, and the number of the restart."""
 EVENT_REASON_RESTARTED: EventReason.ValueType  # 15
 """Its runner ended its backend because of a fault, such as a stall; the message says which."""
 EVENT_REASON_UNOWNED: EventReason.ValueType  # 16

@@ -76,7 +76,7 @@ class JoinTokenServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def RevokeJoinToken(self, request, context):
-        """RevokeJoinToken makes a token useless at once for new links; a link that stands is not cut.
+        """RevokeJoinToken makes a token useless immediately for new links; a link that stands is not cut.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -37,7 +37,7 @@ class JoinTokenServiceStub:
         weft.api.registry.v1.join_token_service_pb2.RevokeJoinTokenRequest,
         weft.api.registry.v1.join_token_service_pb2.RevokeJoinTokenResponse,
     ]
-    """RevokeJoinToken makes a token useless at once for new links; a link that stands is not cut."""
+    """RevokeJoinToken makes a token useless immediately for new links; a link that stands is not cut."""
 
     CheckJoinToken: grpc.UnaryUnaryMultiCallable[
         weft.api.registry.v1.join_token_service_pb2.CheckJoinTokenRequest,
@@ -64,7 +64,7 @@ class JoinTokenServiceAsyncStub:
         weft.api.registry.v1.join_token_service_pb2.RevokeJoinTokenRequest,
         weft.api.registry.v1.join_token_service_pb2.RevokeJoinTokenResponse,
     ]
-    """RevokeJoinToken makes a token useless at once for new links; a link that stands is not cut."""
+    """RevokeJoinToken makes a token useless immediately for new links; a link that stands is not cut."""
 
     CheckJoinToken: grpc.aio.UnaryUnaryMultiCallable[
         weft.api.registry.v1.join_token_service_pb2.CheckJoinTokenRequest,
@@ -97,7 +97,7 @@ class JoinTokenServiceServicer(metaclass=abc.ABCMeta):
         request: weft.api.registry.v1.join_token_service_pb2.RevokeJoinTokenRequest,
         context: _ServicerContext,
     ) -> typing.Union[weft.api.registry.v1.join_token_service_pb2.RevokeJoinTokenResponse, collections.abc.Awaitable[weft.api.registry.v1.join_token_service_pb2.RevokeJoinTokenResponse]]:
-        """RevokeJoinToken makes a token useless at once for new links; a link that stands is not cut."""
+        """RevokeJoinToken makes a token useless immediately for new links; a link that stands is not cut."""
 
     @abc.abstractmethod
     def CheckJoinToken(

@@ -29,7 +29,7 @@ class _JournalModeEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._En
     JOURNAL_MODE_WAIT: _JournalMode.ValueType  # 2
     """Each is a task while its caller waits for the answer. A caller who disconnects cancels it."""
     JOURNAL_MODE_KEEP: _JournalMode.ValueType  # 3
-    """The same, and a task whose caller disconnects goes on."""
+    """The same, and a task whose caller disconnects continues."""
 
 class JournalMode(_JournalMode, metaclass=_JournalModeEnumTypeWrapper):
     """JournalMode is whether requests are durable tasks without their callers asking for it.
@@ -45,5 +45,5 @@ JOURNAL_MODE_NONE: JournalMode.ValueType  # 1
 JOURNAL_MODE_WAIT: JournalMode.ValueType  # 2
 """Each is a task while its caller waits for the answer. A caller who disconnects cancels it."""
 JOURNAL_MODE_KEEP: JournalMode.ValueType  # 3
-"""The same, and a task whose caller disconnects goes on."""
+"""The same, and a task whose caller disconnects continues."""
 global___JournalMode = JournalMode

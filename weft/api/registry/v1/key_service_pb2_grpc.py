@@ -82,7 +82,7 @@ class KeyServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def RevokeKey(self, request, context):
-        """RevokeKey makes a key useless at once, everywhere that watches. It stays listed for 30 days. NOT_FOUND / NOT_FOUND.
+        """RevokeKey makes a key useless immediately, everywhere that watches. It stays listed for 30 days. NOT_FOUND / NOT_FOUND.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

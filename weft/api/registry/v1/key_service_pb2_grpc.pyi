@@ -39,7 +39,7 @@ class KeyServiceStub:
         weft.api.registry.v1.key_service_pb2.RevokeKeyRequest,
         weft.api.registry.v1.key_service_pb2.RevokeKeyResponse,
     ]
-    """RevokeKey makes a key useless at once, everywhere that watches. It stays listed for 30 days. NOT_FOUND / NOT_FOUND."""
+    """RevokeKey makes a key useless immediately, everywhere that watches. It stays listed for 30 days. NOT_FOUND / NOT_FOUND."""
 
     RotateKey: grpc.UnaryUnaryMultiCallable[
         weft.api.registry.v1.key_service_pb2.RotateKeyRequest,
@@ -78,7 +78,7 @@ class KeyServiceAsyncStub:
         weft.api.registry.v1.key_service_pb2.RevokeKeyRequest,
         weft.api.registry.v1.key_service_pb2.RevokeKeyResponse,
     ]
-    """RevokeKey makes a key useless at once, everywhere that watches. It stays listed for 30 days. NOT_FOUND / NOT_FOUND."""
+    """RevokeKey makes a key useless immediately, everywhere that watches. It stays listed for 30 days. NOT_FOUND / NOT_FOUND."""
 
     RotateKey: grpc.aio.UnaryUnaryMultiCallable[
         weft.api.registry.v1.key_service_pb2.RotateKeyRequest,
@@ -123,7 +123,7 @@ class KeyServiceServicer(metaclass=abc.ABCMeta):
         request: weft.api.registry.v1.key_service_pb2.RevokeKeyRequest,
         context: _ServicerContext,
     ) -> typing.Union[weft.api.registry.v1.key_service_pb2.RevokeKeyResponse, collections.abc.Awaitable[weft.api.registry.v1.key_service_pb2.RevokeKeyResponse]]:
-        """RevokeKey makes a key useless at once, everywhere that watches. It stays listed for 30 days. NOT_FOUND / NOT_FOUND."""
+        """RevokeKey makes a key useless immediately, everywhere that watches. It stays listed for 30 days. NOT_FOUND / NOT_FOUND."""
 
     @abc.abstractmethod
     def RotateKey(

@@ -275,7 +275,7 @@ class RenewLeasesResponse(google.protobuf.message.Message):
     NEXT_WITHIN_FIELD_NUMBER: builtins.int
     @property
     def lost_lease_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
-        """Leases that are not its own any more: their processes must be ended at once."""
+        """Leases that are not its own any more: their processes must be ended immediately."""
 
     @property
     def watched_processes(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[weft.api.registry.v1.lease_pb2.ProcessId]:
@@ -353,8 +353,8 @@ class ReleaseProgramLeaseRequest(google.protobuf.message.Message):
     lease_id: builtins.str
     """The lease."""
     requested_by: builtins.str
-    """Who wants it, for the audit log, such as "cli:alice@laptop"; at most 256 characters. Ignored for a caller with a key
-    of its own, whose name is used.
+    """Who wants it, for the audit log, such as "cli:alice@laptop"; at most 256 characters. A caller with a key is
+    named by its key instead.
     """
     def __init__(
         self,
@@ -389,7 +389,7 @@ global___ReleaseProgramLeaseResponse = ReleaseProgramLeaseResponse
 
 @typing.final
 class ReleaseEarlierLivesRequest(google.protobuf.message.Message):
-    """ReleaseEarlierLivesRequest names the life that goes on."""
+    """ReleaseEarlierLivesRequest names the life that continues."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 

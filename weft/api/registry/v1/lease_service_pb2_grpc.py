@@ -87,7 +87,7 @@ class LeaseServiceServicer(object):
         what it waits for, then the lease. Cancelling the call gives up the place in the queue, and a lease that was
         granted but not yet renewed.
 
-        Permanent refusals come at once: INSUFFICIENT_MEMORY when the host could not hold it even if it were empty,
+        Permanent refusals come immediately: INSUFFICIENT_MEMORY when the host could not hold it even if it were empty,
         NOT_FOUND / NOT_FOUND for a host without devices. INSUFFICIENT_MEMORY too when `max_wait` passes; its message says
         who holds the memory. One queue per host: an earlier waiter is not overtaken on its devices by an equal or lower
         priority. Calling it again with the same request_id returns the same lease while it is held.

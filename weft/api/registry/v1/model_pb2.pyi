@@ -268,7 +268,7 @@ class ModelProvider(google.protobuf.message.Message):
     api_key_ref: builtins.str
     """The secret with its API key, "secret/NAME". Empty: it needs no key."""
     slots: builtins.int
-    """Requests that are sent at once. 0: 4."""
+    """Requests that are sent concurrently. 0: 4."""
     max_retries: builtins.int
     """How often a request for which the provider was too busy, or to which no connection was made, is sent again."""
     token_limit_name: builtins.str
@@ -326,13 +326,13 @@ class ModelManifest(google.protobuf.message.Message):
     joined by '/', such as "Qwen/Qwen3-8B". At most 128 characters.
     """
     pool_name: builtins.str
-    """Members of one pool answer for each other. Empty: a pool of its own, named like the model."""
+    """Members of one pool answer for each other. Empty: its own pool, named like the model."""
     context_tokens: builtins.int
     """Context of one slot, prompt and answer together. 0: unknown until loaded."""
     digest: builtins.str
     """Digest of the model file, "sha256:<64 hex digits>", or empty."""
     remote: builtins.bool
-    """Whether serving it sends bytes off the premises."""
+    """Whether serving it sends bytes to a remote provider."""
     upstream: builtins.str
     """What it is outside the mesh: the name of its file or folder, or the name that its server or provider has for it.
     Empty: not known. A runner says it; the provider of a central model has it in `upstream_model`.

@@ -16,7 +16,7 @@ DESCRIPTOR: google.protobuf.descriptor.FileDescriptor
 @typing.final
 class Pool(google.protobuf.message.Message):
     """Pool is the set of models that answer for one name. It is derived: models join by their `pool_name`, and a model
-    without one is in the pool of its own name.
+    without one is in the pool with its name.
     """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor

@@ -26,7 +26,7 @@ class RouteManifest(google.protobuf.message.Message):
     """RouteManifest is a ladder of models for one kind of task. Callers ask for it as model "route/<name>".
 
     The first candidate is the primary, the others are fallbacks. Which one answers is a matter of their position, of who
-    is loaded and of who is busy; see `pin_primary`. A fallback that would send bytes off the premises is left out unless
+    is loaded and of who is busy; see `pin_primary`. A fallback that would send bytes to a remote provider is left out unless
     the mesh's settings allow it, and any candidate that would unless the request allows it.
     """
 
@@ -51,7 +51,7 @@ class RouteManifest(google.protobuf.message.Message):
     @property
     def budget(self) -> google.protobuf.duration_pb2.Duration:
         """How long an answer may take from its arrival to its end, loads and waiting included. A request that would take longer
-        is refused at once, and one that does is cut off. Not set: as long as the request's own deadline.
+        is refused immediately, and one that does is cut off. Not set: as long as the request's own deadline.
         """
 
     @property

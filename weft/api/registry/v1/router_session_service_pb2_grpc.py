@@ -81,7 +81,7 @@ class RouterSessionServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def UnregisterRouter(self, request, context):
-        """UnregisterRouter says good-bye: the router is deleted at once. An unknown one is ignored.
+        """UnregisterRouter says good-bye: the router is deleted immediately. An unknown one is ignored.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -47,7 +47,7 @@ class RouterSessionServiceStub:
         weft.api.registry.v1.router_session_service_pb2.UnregisterRouterRequest,
         weft.api.registry.v1.router_session_service_pb2.UnregisterRouterResponse,
     ]
-    """UnregisterRouter says good-bye: the router is deleted at once. An unknown one is ignored."""
+    """UnregisterRouter says good-bye: the router is deleted immediately. An unknown one is ignored."""
 
 class RouterSessionServiceAsyncStub:
     """RouterSessionService is how routers make themselves known and stay known.
@@ -78,7 +78,7 @@ class RouterSessionServiceAsyncStub:
         weft.api.registry.v1.router_session_service_pb2.UnregisterRouterRequest,
         weft.api.registry.v1.router_session_service_pb2.UnregisterRouterResponse,
     ]
-    """UnregisterRouter says good-bye: the router is deleted at once. An unknown one is ignored."""
+    """UnregisterRouter says good-bye: the router is deleted immediately. An unknown one is ignored."""
 
 class RouterSessionServiceServicer(metaclass=abc.ABCMeta):
     """RouterSessionService is how routers make themselves known and stay known.
@@ -115,6 +115,6 @@ class RouterSessionServiceServicer(metaclass=abc.ABCMeta):
         request: weft.api.registry.v1.router_session_service_pb2.UnregisterRouterRequest,
         context: _ServicerContext,
     ) -> typing.Union[weft.api.registry.v1.router_session_service_pb2.UnregisterRouterResponse, collections.abc.Awaitable[weft.api.registry.v1.router_session_service_pb2.UnregisterRouterResponse]]:
-        """UnregisterRouter says good-bye: the router is deleted at once. An unknown one is ignored."""
+        """UnregisterRouter says good-bye: the router is deleted immediately. An unknown one is ignored."""
 
 def add_RouterSessionServiceServicer_to_server(servicer: RouterSessionServiceServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...

@@ -131,9 +131,9 @@ class Capability(google.protobuf.message.Message):
     WORKER_HOSTS_FIELD_NUMBER: builtins.int
     FOLLOWED_SERVERS_FIELD_NUMBER: builtins.int
     draining: builtins.bool
-    """Whether it drains: running work goes on, new work is refused."""
+    """Whether it drains: running work continues, new work is refused."""
     max_requests: builtins.int
-    """Requests it works on at once over all its models. 0: as many as its slots."""
+    """Requests it works on concurrently over all its models. 0: as many as its slots."""
     clock_refused: builtins.bool
     """Whether that is more than the mesh allows: until the clock is set right the runner takes no requests."""
     adds_models: builtins.bool
@@ -294,7 +294,7 @@ class InstanceState(google.protobuf.message.Message):
     phase: global___InstanceState.Phase.ValueType
     """Where it is in its life."""
     slots_total: builtins.int
-    """Requests it can work on at once."""
+    """Requests it can work on concurrently."""
     slots_used: builtins.int
     """Requests it works on."""
     load_progress: builtins.float
@@ -309,7 +309,7 @@ class InstanceState(google.protobuf.message.Message):
     """How often its engine ended because of a fault since its runner started."""
     base_model: builtins.str
     """The model whose engine serves it, where it is an adapter of that model: they share process, slots and memory, and
-    are loaded and unloaded together. Empty: it has an engine of its own.
+    are loaded and unloaded together. Empty: it has its own engine.
     """
     added_source: builtins.str
     """What the files of a model come from that was asked for by its source, such as "hf:Qwen/Qwen3-8B-GGUF:Q4_K_M"; of a
@@ -327,7 +327,7 @@ class InstanceState(google.protobuf.message.Message):
 
     @property
     def unload_time(self) -> google.protobuf.timestamp_pb2.Timestamp:
-        """When it will be unloaded if nothing is asked of it until then. Not set: not by itself."""
+        """When it will be unloaded if nothing is asked of it until then. Not set: never."""
 
     @property
     def load_eta(self) -> google.protobuf.duration_pb2.Duration:

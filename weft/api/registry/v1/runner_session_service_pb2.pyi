@@ -92,7 +92,7 @@ class OpenSessionResponse(google.protobuf.message.Message):
 
     @property
     def mesh_time(self) -> google.protobuf.timestamp_pb2.Timestamp:
-        """The mesh's time, by which tickets and permits are judged. It goes on evenly while the registry runs, also when that
+        """The mesh's time, by which tickets and permits are judged. It continues evenly while the registry runs, also when that
         one's clock is set.
         """
 

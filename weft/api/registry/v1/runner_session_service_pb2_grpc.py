@@ -86,7 +86,7 @@ class RunnerSessionServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def CloseSession(self, request, context):
-        """CloseSession says good-bye: the runner and its models become inactive at once.
+        """CloseSession says good-bye: the runner and its models become inactive immediately.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -49,7 +49,7 @@ class RunnerSessionServiceStub:
         weft.api.registry.v1.runner_session_service_pb2.CloseSessionRequest,
         weft.api.registry.v1.runner_session_service_pb2.CloseSessionResponse,
     ]
-    """CloseSession says good-bye: the runner and its models become inactive at once."""
+    """CloseSession says good-bye: the runner and its models become inactive immediately."""
 
     RetireSession: grpc.UnaryUnaryMultiCallable[
         weft.api.registry.v1.runner_session_service_pb2.RetireSessionRequest,
@@ -93,7 +93,7 @@ class RunnerSessionServiceAsyncStub:
         weft.api.registry.v1.runner_session_service_pb2.CloseSessionRequest,
         weft.api.registry.v1.runner_session_service_pb2.CloseSessionResponse,
     ]
-    """CloseSession says good-bye: the runner and its models become inactive at once."""
+    """CloseSession says good-bye: the runner and its models become inactive immediately."""
 
     RetireSession: grpc.aio.UnaryUnaryMultiCallable[
         weft.api.registry.v1.runner_session_service_pb2.RetireSessionRequest,
@@ -143,7 +143,7 @@ class RunnerSessionServiceServicer(metaclass=abc.ABCMeta):
         request: weft.api.registry.v1.runner_session_service_pb2.CloseSessionRequest,
         context: _ServicerContext,
     ) -> typing.Union[weft.api.registry.v1.runner_session_service_pb2.CloseSessionResponse, collections.abc.Awaitable[weft.api.registry.v1.runner_session_service_pb2.CloseSessionResponse]]:
-        """CloseSession says good-bye: the runner and its models become inactive at once."""
+        """CloseSession says good-bye: the runner and its models become inactive immediately."""
 
     @abc.abstractmethod
     def RetireSession(

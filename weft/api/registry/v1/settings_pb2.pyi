@@ -21,13 +21,13 @@ class MeshSettings(google.protobuf.message.Message):
     REVISION_FIELD_NUMBER: builtins.int
     JOURNAL_FIELD_NUMBER: builtins.int
     allow_cloud_fallback: builtins.bool
-    """Whether a route may fall back to a model that sends bytes off the premises. A route's primary, and a model that is
+    """Whether a route may fall back to a model that sends bytes to a remote provider. A route's primary, and a model that is
     asked for by its own name, are deliberate choices and not concerned. Every request must allow it besides.
     """
     revision: builtins.int
     """Counts up with every change."""
     journal: weft.api.registry.v1.journal_pb2.JournalMode.ValueType
-    """Whether requests are durable tasks where neither their model nor their tenant has a setting of its own."""
+    """Whether requests are durable tasks where neither their model nor their tenant has its own setting."""
     def __init__(
         self,
         *,

@@ -37,7 +37,7 @@ class _RemotePermissionEnumTypeWrapper(google.protobuf.internal.enum_type_wrappe
     """They may, whatever the request says."""
 
 class RemotePermission(_RemotePermission, metaclass=_RemotePermissionEnumTypeWrapper):
-    """RemotePermission is whether a tenant's requests may leave the premises."""
+    """RemotePermission is whether a tenant's requests may be sent to a remote provider."""
 
 REMOTE_PERMISSION_UNSPECIFIED: RemotePermission.ValueType  # 0
 """Not set: as ON_REQUEST."""
@@ -68,15 +68,15 @@ class TenantManifest(google.protobuf.message.Message):
     LIMITS_FIELD_NUMBER: builtins.int
     UNLIMITED_FIELD_NUMBER: builtins.int
     name: builtins.str
-    """The tenant, as in X-Tenant-ID; at most 64 characters, in the form of a model's name. Tenants have a namespace of their own."""
+    """The tenant, as in X-Tenant-ID; at most 64 characters, in the form of a model's name. Tenants have their own namespace."""
     description: builtins.str
     """For people; at most 1,024 characters."""
     weight: builtins.float
     """Its share of scarce capacity, relative to the other tenants'. Not set: 1."""
     max_in_flight: builtins.int
-    """Its requests that may run at once; more wait. 0: no limit."""
+    """Its requests that may run concurrently; more wait. 0: no limit."""
     allow_remote: global___RemotePermission.ValueType
-    """Whether its requests may leave the premises. Not set: on_request."""
+    """Whether its requests may be sent to a remote provider. Not set: on_request."""
     journal: weft.api.registry.v1.journal_pb2.JournalMode.ValueType
     """Whether its requests are durable tasks without asking for it. Not set: as the mesh's setting."""
     unlimited: builtins.bool
@@ -109,7 +109,7 @@ global___TenantManifest = TenantManifest
 class TenantLimit(google.protobuf.message.Message):
     """TenantLimit is how much may be asked for in any period of one length: requests, tokens or both.
 
-    The window slides: it has no beginning of its own, and the calendar plays no part. What was counted leaves it at its
+    The window slides: it has no fixed beginning and ignores the calendar. What was counted leaves it at its
     length later, at most a 256th of the length after that.
     """
 
@@ -172,7 +172,7 @@ class TenantLimit(google.protobuf.message.Message):
         """
 
     class Subject(_Subject, metaclass=_SubjectEnumTypeWrapper):
-        """Subject is what has a window of its own."""
+        """Subject is what has its own window."""
 
     SUBJECT_UNSPECIFIED: TenantLimit.Subject.ValueType  # 0
     """Not set: as TENANT."""
@@ -193,7 +193,7 @@ class TenantLimit(google.protobuf.message.Message):
     window: global___TenantLimit.Window.ValueType
     """The length of the period."""
     per: global___TenantLimit.Subject.ValueType
-    """What has a window of its own."""
+    """What has its own window."""
     model: builtins.str
     """Only requests for this name, or with "*" at its end for all names that begin so: of a model or a pool, or route/ and a
     route. Empty: all.

@@ -442,7 +442,7 @@ global___ReadBatchResultsRequest = ReadBatchResultsRequest
 
 @typing.final
 class ReadBatchResultsResponse(google.protobuf.message.Message):
-    """ReadBatchResultsResponse is a piece of a line's result. A line begins with its task and goes on with its pieces."""
+    """ReadBatchResultsResponse is a piece of a line's result. A line begins with its task and continues with its pieces."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 

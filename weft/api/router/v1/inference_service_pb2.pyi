@@ -40,7 +40,7 @@ class RequestOptions(google.protobuf.message.Message):
     priority: weft.api.common.v1.priority_pb2.Priority.ValueType
     """The priority class in the queue. Unspecified: normal."""
     allow_remote: builtins.bool
-    """Whether the request may leave the premises. Default no."""
+    """Whether the request may be sent to a remote provider. Default no."""
     cache_mode: weft.api.common.v1.cache_mode_pb2.CacheMode.ValueType
     """Whether the prefix cache is used."""
     cache_tag: builtins.str

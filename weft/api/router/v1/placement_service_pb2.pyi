@@ -64,7 +64,7 @@ class PoolQueue(google.protobuf.message.Message):
     RUNNING_COUNT_FIELD_NUMBER: builtins.int
     AVERAGE_WAIT_FIELD_NUMBER: builtins.int
     pool: builtins.str
-    """The pool, where a model without one is a pool of its own; or route/ and the name of a route."""
+    """The pool, where a model without one is its own pool; or route/ and the name of a route."""
     waiting_count: builtins.int
     """Requests that wait for one of its models."""
     max_waiting: builtins.int
@@ -168,7 +168,7 @@ class PlaceOpen(google.protobuf.message.Message):
     priority: weft.api.common.v1.priority_pb2.Priority.ValueType
     """The priority class in the queue."""
     allow_remote: builtins.bool
-    """Whether it may leave the premises."""
+    """Whether it may be sent to a remote provider."""
     attempts_used: builtins.int
     """Attempts granted by an earlier placement of the same request; attempt numbers go on from there."""
     prompt_tokens: builtins.int

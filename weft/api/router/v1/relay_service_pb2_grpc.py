@@ -47,7 +47,7 @@ class RelayServiceServicer(object):
     """
 
     def Attach(self, request_iterator, context):
-        """Attach opens a link: one stream that carries gRPC calls both ways, each with flow control of its own.
+        """Attach opens a link: one stream that carries gRPC calls both ways, each with its own flow control.
 
         The runner sends its token as metadata "authorization: Bearer <token>"; UNAUTHENTICATED / UNAUTHENTICATED when it
         is invalid. Over the link the runner calls RunnerSessionService, and the router calls the runner's own services:

@@ -25,7 +25,7 @@ class RelayServiceStub:
         weft.api.router.v1.relay_service_pb2.AttachRequest,
         weft.api.router.v1.relay_service_pb2.AttachResponse,
     ]
-    """Attach opens a link: one stream that carries gRPC calls both ways, each with flow control of its own.
+    """Attach opens a link: one stream that carries gRPC calls both ways, each with its own flow control.
 
     The runner sends its token as metadata "authorization: Bearer <token>"; UNAUTHENTICATED / UNAUTHENTICATED when it
     is invalid. Over the link the runner calls RunnerSessionService, and the router calls the runner's own services:
@@ -42,7 +42,7 @@ class RelayServiceAsyncStub:
         weft.api.router.v1.relay_service_pb2.AttachRequest,
         weft.api.router.v1.relay_service_pb2.AttachResponse,
     ]
-    """Attach opens a link: one stream that carries gRPC calls both ways, each with flow control of its own.
+    """Attach opens a link: one stream that carries gRPC calls both ways, each with its own flow control.
 
     The runner sends its token as metadata "authorization: Bearer <token>"; UNAUTHENTICATED / UNAUTHENTICATED when it
     is invalid. Over the link the runner calls RunnerSessionService, and the router calls the runner's own services:
@@ -61,7 +61,7 @@ class RelayServiceServicer(metaclass=abc.ABCMeta):
         request_iterator: _MaybeAsyncIterator[weft.api.router.v1.relay_service_pb2.AttachRequest],
         context: _ServicerContext,
     ) -> typing.Union[collections.abc.Iterator[weft.api.router.v1.relay_service_pb2.AttachResponse], collections.abc.AsyncIterator[weft.api.router.v1.relay_service_pb2.AttachResponse]]:
-        """Attach opens a link: one stream that carries gRPC calls both ways, each with flow control of its own.
+        """Attach opens a link: one stream that carries gRPC calls both ways, each with its own flow control.
 
         The runner sends its token as metadata "authorization: Bearer <token>"; UNAUTHENTICATED / UNAUTHENTICATED when it
         is invalid. Over the link the runner calls RunnerSessionService, and the router calls the runner's own services:

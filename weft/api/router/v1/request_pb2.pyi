@@ -91,11 +91,11 @@ class RequestRecord(google.protobuf.message.Message):
     state: global___RequestRecord.State.ValueType
     """Where it is."""
     reason: weft.api.common.v1.error_reason_pb2.ErrorReason.ValueType
-    """Why it ended without an answer; unspecified while it goes on, and when it completed."""
+    """Why it ended without an answer; unspecified while it continues, and when it completed."""
     message: builtins.str
     """The same in words, as its caller got it; of an attempt's error at most 512 characters."""
     cancelled_by: builtins.str
-    """Who cancelled it, such as "key:<id>". Empty: nobody, or its caller went away."""
+    """Who cancelled it, such as "key:<id>". Empty: none, or its caller went away."""
     asked_model: builtins.str
     """The name that the caller asked for, where an alias stood for `target`. Empty: it asked for no alias."""
     @property
@@ -254,7 +254,7 @@ class ConsideredCandidate(google.protobuf.message.Message):
     score: builtins.float
     """Its worth; of two the higher one is preferred. What goes into it depends on the policy."""
     gate: builtins.str
-    """What kept it from being chosen, in words, such as "all 4 slots are busy" or "off the premises". Empty: nothing."""
+    """What kept it from being chosen, in words, such as "all 4 slots are busy" or "remote". Empty: nothing."""
     chosen: builtins.bool
     """Whether it was chosen."""
     engine_load: builtins.str
@@ -311,7 +311,7 @@ class ClientRecord(google.protobuf.message.Message):
     token_count: builtins.int
     """Tokens of prompts and answers, as far as they are known."""
     route: builtins.str
-    """The route that its requests without a model of their own take. Empty: none."""
+    """The route that its requests for the model "auto" take. Empty: none."""
     default_priority: weft.api.common.v1.priority_pb2.Priority.ValueType
     """The priority class of requests that name none; unspecified: normal."""
     measured_count: builtins.int

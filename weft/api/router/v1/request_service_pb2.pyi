@@ -427,7 +427,7 @@ class GetFiguresResponse(google.protobuf.message.Message):
     FIGURES_FIELD_NUMBER: builtins.int
     @property
     def figures(self) -> weft.api.router.v1.figures_pb2.Figures:
-        """Those of the last hour, without the step that goes on."""
+        """Those of the last hour, without the step that continues."""
 
     def __init__(
         self,

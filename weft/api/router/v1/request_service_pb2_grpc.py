@@ -90,7 +90,7 @@ class RequestServiceServicer(object):
     """
 
     def GetRequest(self, request, context):
-        """GetRequest returns one request, while it goes on and for a while after; NOT_FOUND / NOT_FOUND when it is not
+        """GetRequest returns one request, while it continues and for a while after; NOT_FOUND / NOT_FOUND when it is not
         remembered. Of two requests with one id it is the later one.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -136,7 +136,7 @@ class RequestServiceServicer(object):
 
     def ListLimitUses(self, request, context):
         """ListLimitUses returns how much of the limits of tenants is used: every window that counts something now, and those of
-        tenants with limits of their own that have a window for the whole tenant.
+        tenants with their own limits that have a window for the whole tenant.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -30,7 +30,7 @@ class RequestServiceStub:
         weft.api.router.v1.request_service_pb2.GetRequestRequest,
         weft.api.router.v1.request_service_pb2.GetRequestResponse,
     ]
-    """GetRequest returns one request, while it goes on and for a while after; NOT_FOUND / NOT_FOUND when it is not
+    """GetRequest returns one request, while it continues and for a while after; NOT_FOUND / NOT_FOUND when it is not
     remembered. Of two requests with one id it is the later one.
     """
 
@@ -74,7 +74,7 @@ class RequestServiceStub:
         weft.api.router.v1.request_service_pb2.ListLimitUsesResponse,
     ]
     """ListLimitUses returns how much of the limits of tenants is used: every window that counts something now, and those of
-    tenants with limits of their own that have a window for the whole tenant.
+    tenants with their own limits that have a window for the whole tenant.
     """
 
     GetFigures: grpc.UnaryUnaryMultiCallable[
@@ -101,7 +101,7 @@ class RequestServiceAsyncStub:
         weft.api.router.v1.request_service_pb2.GetRequestRequest,
         weft.api.router.v1.request_service_pb2.GetRequestResponse,
     ]
-    """GetRequest returns one request, while it goes on and for a while after; NOT_FOUND / NOT_FOUND when it is not
+    """GetRequest returns one request, while it continues and for a while after; NOT_FOUND / NOT_FOUND when it is not
     remembered. Of two requests with one id it is the later one.
     """
 
@@ -145,7 +145,7 @@ class RequestServiceAsyncStub:
         weft.api.router.v1.request_service_pb2.ListLimitUsesResponse,
     ]
     """ListLimitUses returns how much of the limits of tenants is used: every window that counts something now, and those of
-    tenants with limits of their own that have a window for the whole tenant.
+    tenants with their own limits that have a window for the whole tenant.
     """
 
     GetFigures: grpc.aio.UnaryUnaryMultiCallable[
@@ -174,7 +174,7 @@ class RequestServiceServicer(metaclass=abc.ABCMeta):
         request: weft.api.router.v1.request_service_pb2.GetRequestRequest,
         context: _ServicerContext,
     ) -> typing.Union[weft.api.router.v1.request_service_pb2.GetRequestResponse, collections.abc.Awaitable[weft.api.router.v1.request_service_pb2.GetRequestResponse]]:
-        """GetRequest returns one request, while it goes on and for a while after; NOT_FOUND / NOT_FOUND when it is not
+        """GetRequest returns one request, while it continues and for a while after; NOT_FOUND / NOT_FOUND when it is not
         remembered. Of two requests with one id it is the later one.
         """
 
@@ -228,7 +228,7 @@ class RequestServiceServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[weft.api.router.v1.request_service_pb2.ListLimitUsesResponse, collections.abc.Awaitable[weft.api.router.v1.request_service_pb2.ListLimitUsesResponse]]:
         """ListLimitUses returns how much of the limits of tenants is used: every window that counts something now, and those of
-        tenants with limits of their own that have a window for the whole tenant.
+        tenants with their own limits that have a window for the whole tenant.
         """
 
     @abc.abstractmethod

@@ -26,7 +26,7 @@ class SubmitTaskRequest(google.protobuf.message.Message):
     idempotency_key: builtins.str
     """The same submission has the same key; at most 255 characters. Empty: none, and sent twice it is done twice."""
     request_id: builtins.str
-    """Id of the request whose caller waits for the task: it can be cancelled by it. Empty: nobody waits. Not a part of
+    """Id of the request whose caller waits for the task: it can be cancelled by it. Empty: no one waits. Not a part of
     what the same submission is.
     """
     requested_by: builtins.str

@@ -98,7 +98,7 @@ class UsageCounts(google.protobuf.message.Message):
     unknown_count: builtins.int
     """Requests that came without a receipt: their gateway was lost."""
     retried_count: builtins.int
-    """Attempts of tasks that were begun again: no requests of their own, but their tokens count."""
+    """Attempts of tasks that were begun again: they are no separate requests, but their tokens count."""
     prompt_tokens: builtins.int
     """Tokens of prompts, cached ones included."""
     cached_prompt_tokens: builtins.int

@@ -88,7 +88,7 @@ class AttachedServer(google.protobuf.message.Message):
     api_key_env: builtins.str
     """Environment variable of the runner that holds the server's key; empty: it needs none."""
     remote: builtins.bool
-    """Whether serving its models sends bytes off the premises. Absent: it is on a network of your own."""
+    """Whether serving its models sends bytes to a remote provider. Absent: it is on your own network."""
     listed_count: builtins.int
     """Models that it listed when it was attached; more than are served if the runner's `max_listed_models` is less."""
     @property
@@ -143,7 +143,7 @@ class ModelSizing(google.protobuf.message.Message):
     context_tokens: builtins.int
     """Context of one slot, prompt and answer together. 0: the runtime's default."""
     slots: builtins.int
-    """Requests that it works on at once. 0: the runtime's default."""
+    """Requests that it works on concurrently. 0: the runtime's default."""
     gpu_layers: builtins.int
     """Layers on accelerators, of engines that can have some of them in the memory of the host; -1: all. Absent: as many as
     the engine finds room for.

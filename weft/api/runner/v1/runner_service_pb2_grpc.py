@@ -140,7 +140,7 @@ class RunnerServiceServicer(object):
     def PullModel(self, request, context):
         """PullModel pulls the files of a model into the store of the runner's home and streams how far it is, then what is
         stored. Two pulls of one source are one. Cancelling the call ends the pull; what was loaded of it is kept, and the
-        next one goes on there. Needs a permit as Load does.
+        next one continues there. Needs a permit as Load does.
 
         INVALID_ARGUMENT names what the source has not, or says that the disk or the limit of the store has no room for it;
         NOT_FOUND for a repository that is not there or not shown; PERMISSION_DENIED for a gated one.

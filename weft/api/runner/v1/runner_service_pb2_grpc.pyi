@@ -67,7 +67,7 @@ class RunnerServiceStub:
     ]
     """PullModel pulls the files of a model into the store of the runner's home and streams how far it is, then what is
     stored. Two pulls of one source are one. Cancelling the call ends the pull; what was loaded of it is kept, and the
-    next one goes on there. Needs a permit as Load does.
+    next one continues there. Needs a permit as Load does.
 
     INVALID_ARGUMENT names what the source has not, or says that the disk or the limit of the store has no room for it;
     NOT_FOUND for a repository that is not there or not shown; PERMISSION_DENIED for a gated one.
@@ -176,7 +176,7 @@ class RunnerServiceAsyncStub:
     ]
     """PullModel pulls the files of a model into the store of the runner's home and streams how far it is, then what is
     stored. Two pulls of one source are one. Cancelling the call ends the pull; what was loaded of it is kept, and the
-    next one goes on there. Needs a permit as Load does.
+    next one continues there. Needs a permit as Load does.
 
     INVALID_ARGUMENT names what the source has not, or says that the disk or the limit of the store has no room for it;
     NOT_FOUND for a repository that is not there or not shown; PERMISSION_DENIED for a gated one.
@@ -295,7 +295,7 @@ class RunnerServiceServicer(metaclass=abc.ABCMeta):
     ) -> typing.Union[collections.abc.Iterator[weft.api.runner.v1.runner_service_pb2.PullModelResponse], collections.abc.AsyncIterator[weft.api.runner.v1.runner_service_pb2.PullModelResponse]]:
         """PullModel pulls the files of a model into the store of the runner's home and streams how far it is, then what is
         stored. Two pulls of one source are one. Cancelling the call ends the pull; what was loaded of it is kept, and the
-        next one goes on there. Needs a permit as Load does.
+        next one continues there. Needs a permit as Load does.
 
         INVALID_ARGUMENT names what the source has not, or says that the disk or the limit of the store has no room for it;
         NOT_FOUND for a repository that is not there or not shown; PERMISSION_DENIED for a gated one.

@@ -65,7 +65,7 @@ class TicketClaims(google.protobuf.message.Message):
     attempt: builtins.int
     """Which attempt of the request, counted from 1."""
     allow_remote: builtins.bool
-    """Whether the runner may send bytes off the premises for it."""
+    """Whether the runner may send bytes to a remote provider for it."""
     ticket_id: builtins.str
     """Unique for every ticket, and accepted once. Distinct from the request's id, which callers choose and may repeat."""
     @property

@@ -54,7 +54,7 @@ export function FileChips({ files, onChange }) {
 
 /** @param {{file: Attachment, onChange: (file: Attachment | null) => void}} props */
 function FileChip({ file, onChange }) {
-  // An object of its own per load: the element stays the same when its picture is made smaller.
+  // A separate object per load: the element stays the same when its picture is made smaller.
   const [loaded, setLoaded] = useState(/** @type {{image: HTMLImageElement, width: number, height: number} | null} */ (null));
   const sides = loaded ? `${loaded.width} x ${loaded.height}, ` : "";
   const isLarge = loaded !== null && Math.max(loaded.width, loaded.height) > SMALL_PIXELS;

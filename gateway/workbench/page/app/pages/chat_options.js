@@ -26,6 +26,6 @@ export function OptionsPanel({ conversation }) {
       <option value="">as the model does</option><option value="on">on</option><option value="off">off</option></select></label>
     ${can("remote:create") &&
     html`<label class="inline"><input type="checkbox" checked=${options.allowRemote}
-      onChange=${(/** @type {any} */ event) => set({ allowRemote: event.target.checked })} /> May leave the premises</label>`}
+      onChange=${(/** @type {any} */ event) => set({ allowRemote: event.target.checked })} /> Allow remote models</label>`}
   </div>`;
 }

@@ -79,7 +79,7 @@ export function send(text, attachments) {
   answerTurn(conversation, conversation.turns.length - 1);
 }
 
-/** Sends a message anew with another text: what came after it is dropped. @param {number} at @param {string} text */
+/** Sends a message again with another text: what came after it is dropped. @param {number} at @param {string} text */
 export function resend(at, text) {
   const conversation = shown.value;
   stopAll(conversation);
@@ -94,7 +94,7 @@ function answerTurn(conversation, at) {
   conversation.models.forEach((_, column) => void run(conversation, column, at));
 }
 
-/** Asks the model of a column anew for its answer. @param {number} at @param {number} column */
+/** Asks the model of a column again for its answer. @param {number} at @param {number} column */
 export function regenerate(at, column) {
   const conversation = shown.value;
   const { answers } = conversation.turns[at];

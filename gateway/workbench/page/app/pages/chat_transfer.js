@@ -19,7 +19,7 @@ export function save(conversations, name) {
   setTimeout(() => URL.revokeObjectURL(url), 1000);
 }
 
-/** The conversations of a file, with ids of their own. Raises Error for another file. @param {string} text @returns {Conversation[]} */
+/** The conversations of a file, with their own ids. Raises Error for another file. @param {string} text @returns {Conversation[]} */
 export function parse(text) {
   let file;
   try {

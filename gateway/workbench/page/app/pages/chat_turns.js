@@ -37,7 +37,7 @@ function announcementOf(conversation) {
   return last.answers.some((answer) => answer.state === "failed") ? "The answer failed." : "The answer is there.";
 }
 
-/** Keeps the end of what grows in sight, as long as it is: whoever has scrolled up stays there.
+/** Keeps the end of what grows in sight, as long as it is: a reader who has scrolled up stays there.
  * @param {{current: HTMLElement | null}} box */
 function useFollowedEnd(box) {
   const [isAtEnd, setAtEnd] = useState(true);

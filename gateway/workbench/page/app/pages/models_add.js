@@ -90,7 +90,7 @@ export function AddDialog({ onClose, first = "serve", source = "" }) {
         ${way === "serve" && text("context", "Context in tokens", "what fits")}
         ${way === "pull" && choice("form", "Form", [["", "GGUF where there is one"], ["gguf", "GGUF"], ["folder", "folder of safetensors"]])}
         ${way === "attach" && text("key", "Variable with its key", "of the runner's environment")}
-        ${way === "attach" && choice("remote", "Off the premises", [["", "by its address"], ["no", "no"], ["yes", "yes"]])}
+        ${way === "attach" && choice("remote", "Remote", [["", "by its address"], ["no", "no"], ["yes", "yes"]])}
       </div>
       <${Code} label="Command" text=${call.text} />
       <${ErrorNote} error=${error} />
@@ -102,6 +102,6 @@ export function AddDialog({ onClose, first = "serve", source = "" }) {
 
 const HELP = {
   serve: "A model of the Hugging Face hub by its name, or a file that the runner reaches: it is pulled, served under a name, and loaded. weft.yaml stays as it is.",
-  pull: "Its files are pulled to the home of the runner. A pull that is cancelled goes on where it ended.",
+  pull: "Its files are pulled to the home of the runner. A pull that is cancelled continues where it ended.",
   attach: "Every model that the server lists is served, and its list is followed. weft never starts or stops it.",
 };

@@ -125,7 +125,7 @@ function factsOf(model, admin) {
     ["Declared by", kind === "public" ? "an operator" : "its runner"],
     ["Since", clock(createdAt)],
     ["Last heartbeat", clock(lastHeartbeatAt)],
-    ["Off the premises", model.remote ? "yes" : "no"],
+    ["Remote", model.remote ? "yes" : "no"],
     ["Source", instance.addedSource],
     ["Upstream", model.upstream],
     ["File", [file.architecture, file.parameterCount && `${count(file.parameterCount)} parameters`, file.quantization, file.sizeBytes && bytes(file.sizeBytes)].filter(Boolean).join(", ")],

@@ -9,7 +9,7 @@ export function stateOf(model) {
   return state ?? "";
 }
 
-/** Whether requests are served at once. @param {any} model */
+/** Whether requests are served immediately. @param {any} model */
 export const isReady = (model) => ["ready", "active"].includes(stateOf(model));
 
 /** Whether a load would start an engine. @param {any} model */

@@ -42,7 +42,7 @@ function Shortage({ model, host }) {
   return html`<h3>Memory of ${host}</h3>
     ${needed > 0 &&
     html`<p>It needs ${bytes(needed)}; ${bytes(free)} ${memory.devices.length > 1 ? `of ${memory.devices.length} devices are` : "are"} free${lacking > 0
-        ? html`: <strong>${bytes(lacking)} are missing</strong>` : ""}.${lacking > 0 ? " Idle models that are not pinned give way to a load." : ""}${memory.waitingCount ? ` Waiting for memory there: ${memory.waitingCount}.` : ""}</p>`}
+        ? html`: <strong>${bytes(lacking)} are missing</strong>` : ""}.${lacking > 0 ? " Idle models that are not pinned yield to a load." : ""}${memory.waitingCount ? ` Waiting for memory there: ${memory.waitingCount}.` : ""}</p>`}
     ${(lacking > 0 || memory.waitingCount > 0) && memory.devices.map((/** @type {any} */ device) => html`<${Device} key=${device.index} device=${device} leases=${memory.leases} />`)}`;
 }
 

@@ -22,7 +22,7 @@ export function Audit({ operations }) {
       const head = newest.current || Math.max(0, (await get("/v1/admin/audit", { pageSize: 1 })).headSequence - PAGE);
       const found = (await get("/v1/admin/audit", { after: head, pageSize: 1000 })).items;
       newest.current = Math.max(newest.current, found.at(-1)?.sequence ?? head);
-      // Two reads that run at once begin at the same entry: what the other has added is left out.
+      // Two reads that run concurrently begin at the same entry: what the other has added is left out.
       setEntries((old) => [...found.filter((/** @type {any} */ one) => one.sequence > (old?.[0]?.sequence ?? 0)).reverse(), ...(old ?? [])]);
       setError(null);
     } catch (failure) {

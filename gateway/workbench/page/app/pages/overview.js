@@ -53,8 +53,8 @@ function Tiles({ series, of }) {
   const wrong = sumOf(failed) + sumOf(rejected);
   const first = of.times.timeToFirstTokenSeconds;
   return html`<dl class="tiles">
-    <${Tile} name="Running" value=${series.running[series.running.length - 1]} note=${`at most ${Math.max(...series.running)} at once`} />
-    <${Tile} name="Waiting" value=${series.waiting[series.waiting.length - 1]} note=${`at most ${Math.max(...series.waiting)} at once`} href=${can("inference:view") ? address("queue") : ""} />
+    <${Tile} name="Running" value=${series.running[series.running.length - 1]} note=${`peak ${Math.max(...series.running)}`} />
+    <${Tile} name="Waiting" value=${series.waiting[series.waiting.length - 1]} note=${`peak ${Math.max(...series.waiting)}`} href=${can("inference:view") ? address("queue") : ""} />
     <${Tile} name="Requests" value=${count(ended)} note=${wrong ? `${count(wrong)} failed or refused` : "none failed"} isBad=${wrong > 0} href=${can("inference:view") ? address("requests") : ""} />
     <${Tile} name="Tokens out" value=${count(sumOf(completionTokens))} note=${`${count(sumOf(promptTokens))} in`} />
     <${Tile} name="First token" value=${newest(first.p50) === null ? "-" : seconds(newest(first.p50))} note=${newest(first.p95) === null ? "none yet" : `p95 ${seconds(newest(first.p95))}, of the latest`} />
@@ -88,7 +88,7 @@ function Charts({ series, of }) {
       { name: "refused", tone: "busy", values: rate("rejected", 60) },
       { name: "cancelled", tone: "blue", values: rate("cancelled", 60) },
     ]} />
-    <${LineChart} title="Requests at once" times=${times} format=${count} least=${1} empty="none" lines=${[
+    <${LineChart} title="Concurrent requests" times=${times} format=${count} least=${1} empty="none" lines=${[
       { name: "running", tone: "accent", values: series.running, isArea: true },
       { name: "waiting", tone: "busy", values: series.waiting },
     ]} />

@@ -58,7 +58,7 @@ export function Timeline({ record }) {
   </div>`;
 }
 
-/** The time, each second while a request goes on. @param {boolean} isRunning */
+/** The time, each second while a request continues. @param {boolean} isRunning */
 export function useNow(isRunning) {
   const [now, setNow] = useState(Date.now());
   useEffect(() => {

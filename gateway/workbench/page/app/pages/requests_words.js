@@ -3,7 +3,7 @@ import { html } from "../parts/html.js";
 import { seconds, words } from "../parts/format.js";
 import { State } from "../parts/widgets.js";
 
-/** Its state while it goes on, and how it ended. @param {any} request @returns {string} */
+/** Its state while it continues, and how it ended. @param {any} request @returns {string} */
 export function outcomeOf(request) {
   if (request.state !== "ended") return request.state;
   return request.reason || "completed";
@@ -16,7 +16,7 @@ export function Outcome({ request }) {
   return isError ? html`<span class="state bad" title=${request.message}>${words(outcome)}</span>` : html`<${State} value=${outcome} title=${request.message} />`;
 }
 
-/** Seconds from its arrival to its end; null while it goes on. @param {any} request */
+/** Seconds from its arrival to its end; null while it continues. @param {any} request */
 export function tookOf({ arrivedAt, endedAt, receipt }) {
   if (!endedAt) return null;
   return receipt?.totalSeconds ?? Math.max(0, (Date.parse(endedAt) - Date.parse(arrivedAt)) / 1000);
@@ -29,7 +29,7 @@ export function waitText({ queued, loading }) {
   return "";
 }
 
-/** When it is expected to begin; empty: nobody knows. @param {any} request */
+/** When it is expected to begin; empty: no one knows. @param {any} request */
 export function etaText({ queued, loading }) {
   const eta = (queued ?? loading)?.etaSeconds;
   return eta === undefined ? "" : `about ${seconds(eta)}`;

@@ -48,7 +48,7 @@ function factsOf({ status = {} }) {
     ["Engine", status.runtime],
     ["Version", status.version],
     ["Slots", slots.total && `${slots.used} of ${slots.total} busy`],
-    ["At most at once", status.maxRequests],
+    ["Max concurrent requests", status.maxRequests],
     ["Adds models", status.addsModels && "yes"],
     ["Attached servers", (status.attachedServers ?? []).join(", ")],
     ["Clock", status.clockOffsetSeconds && `${status.clockOffsetSeconds} s off`],
@@ -133,7 +133,7 @@ function RemoveDialog({ runner, onClose }) {
   const isActive = runner.status?.state === "active";
   return html`<${Confirm} title=${`Remove ${runner.name}`} action="Remove" isDangerous onClose=${onClose}
     text=${html`<p>${isActive
-        ? "It runs: its requests end first and its models are unloaded. It comes back by itself unless it is stopped on its own machine."
+        ? "It runs: its requests end first and its models are unloaded. It comes back automatically unless it is stopped on its own machine."
         : "It is away. Its models leave the lists; it may join again."}</p>
       <${Code} label="Command" text=${command("delete", "runner", runner.name, ["--force", isActive])} />`}
     onDo=${async () => {

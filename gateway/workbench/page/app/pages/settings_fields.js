@@ -3,7 +3,7 @@ import { html, useId } from "../parts/html.js";
 import { collection } from "../live.js";
 import { valueOf, withValue } from "./settings_kinds.js";
 
-/** Lines that a list shows at once. */
+/** Lines that a list shows. */
 const LIST_ROWS = 4;
 const AREA_ROWS = 6;
 
@@ -28,7 +28,7 @@ export function FormField({ field, document, onChange, isFixed }) {
     ${field.type === "target" && html`<datalist id=${id}>${targets(field.name === "target").map((target) => html`<option key=${target} value=${target} />`)}</datalist>`}`;
 }
 
-/** Whoever answers requests: models and pools, and with `all` agents and routes. @param {boolean} all */
+/** What answers requests: models and pools, and with `all` agents and routes. @param {boolean} all */
 function targets(all) {
   const names = (/** @type {string} */ kind) => [...collection(kind).value.items.keys()];
   const models = [...new Set([...names("model"), ...names("pool")])].sort();

@@ -5,7 +5,7 @@
  *   name: string, label: string, type: "text" | "area" | "number" | "flag" | "list" | "target" | "models" | "records",
  *   hint?: string, isWide?: boolean,
  * }} Field
- * A field of a document. `list`: texts, one in each line; `target`: whoever answers a request; `models`: models and pools, in lines.
+ * A field of a document. `list`: texts, one in each line; `target`: what answers a request; `models`: models and pools, in lines.
  * `records`: objects, one in each line, as `field=value field=value`.
  * @typedef {{
  *   kind: string, plural: string, title: string, one: string, about: string, fields: Field[], empty: Record<string, any>, rights: string, afterDeletion: string,
@@ -21,7 +21,7 @@ const DESCRIPTION = { name: "description", label: "Description", type: "text", i
 /** @type {Kind[]} */
 export const KINDS = [
   {
-    kind: "agent", plural: "agents", title: "Agents", one: "agent", about: "A model or a pool with a prompt and parameters of its own: asked for as agent/NAME.",
+    kind: "agent", plural: "agents", title: "Agents", one: "agent", about: "A model or a pool with its own prompt and parameters: requested as agent/NAME.",
     rights: "models", afterDeletion: "Requests for it are refused from then on.",
     empty: { model: "" },
     fields: [
@@ -81,7 +81,7 @@ export const KINDS = [
     fields: [
       NAME,
       { name: "weight", label: "Weight", type: "number", hint: "1; relative to the others" },
-      { name: "maxInFlight", label: "Requests at once", type: "number", hint: "no limit" },
+      { name: "maxInFlight", label: "Concurrent requests", type: "number", hint: "no limit" },
       { name: "allowRemote", label: "Models outside", type: "text", hint: "never, on_request or always" },
       DESCRIPTION,
       { name: "limits", label: "Limits", type: "records", hint: "one in each line: window=minute requests=20 tokens=40000", isWide: true },

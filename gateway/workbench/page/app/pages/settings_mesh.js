@@ -1,4 +1,4 @@
-// The settings of the whole mesh, which routers follow at once.
+// The settings of the whole mesh, which routers follow immediately.
 import { html, useEffect, useState } from "../parts/html.js";
 import { get, put } from "../api.js";
 import { comebacks } from "../live.js";
@@ -14,7 +14,7 @@ const JOURNAL = [
   ["", "was never set"],
   ["none", "not journaled"],
   ["wait", "as a task; its caller waits"],
-  ["keep", "as a task that goes on without its caller"],
+  ["keep", "as a task that continues without its caller"],
 ];
 
 export function MeshSettings() {
@@ -43,8 +43,8 @@ export function MeshSettings() {
   return html`<form class="panel" onSubmit=${(/** @type {Event} */ event) => { event.preventDefault(); setShown(true); }} novalidate>
       <div class="fields">
         <label class="inline"><input type="checkbox" name="allowCloudFallback" checked=${wanted.allowCloudFallback} disabled=${!mayEdit}
-          onChange=${(/** @type {any} */ event) => setWanted({ ...wanted, allowCloudFallback: event.target.checked })} /> Routes may fall back to models off the premises</label>
-        <label>Requests without a setting of their own <select name="journal" value=${wanted.journal ?? ""} disabled=${!mayEdit}
+          onChange=${(/** @type {any} */ event) => setWanted({ ...wanted, allowCloudFallback: event.target.checked })} /> Routes may fall back to remote models</label>
+        <label>Default durability <select name="journal" value=${wanted.journal ?? ""} disabled=${!mayEdit}
           onChange=${(/** @type {any} */ event) => setWanted({ ...wanted, journal: event.target.value || undefined })}>
           ${JOURNAL.filter(([value]) => value || !present?.journal).map(([value, words]) => html`<option key=${value} value=${value}>${words}</option>`)}</select></label>
       </div>

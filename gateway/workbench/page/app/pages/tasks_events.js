@@ -17,7 +17,7 @@ const ATTEMPT = 2 ** 32;
 /** @type {TaskNews} */
 const NOTHING = { task: null, text: "", reasoning: "", journal: [], error: null };
 
-/** Follows a task to its end; `path` is empty while nobody wants to know. @param {string} path @returns {TaskNews} */
+/** Follows a task to its end; `path` is empty while no one wants to know. @param {string} path @returns {TaskNews} */
 export function useTaskEvents(path) {
   const [news, setNews] = useState(NOTHING);
   useEffect(() => {

@@ -56,7 +56,7 @@ export function ago(value, now = Date.now()) {
 /** Words of an enum, such as "hibernating" of "HIBERNATING" or "load_failed". @param {string | undefined} value */
 export const words = (value) => (value ?? "").toLowerCase().replaceAll("_", " ");
 
-/** Who did something, by the name of a caller; empty: nobody, or not known. @param {string | undefined} name */
+/** Who did something, by the name of a caller; empty: no one, or not known. @param {string | undefined} name */
 export const actor = (name) => (name === "local" ? "an operator on this machine" : (name ?? ""));
 
 /** JSON documents of the mesh have 64-bit numbers as text. @param {number | string | undefined | null} value */

@@ -27,7 +27,7 @@ export function safeAddress(href) {
   }
 }
 
-/** A text of markdown. While it grows (`isComplete` false) only its last blocks are read and drawn anew.
+/** A text of markdown. While it grows (`isComplete` false) only its last blocks are read and drawn again.
  * @param {{text: string, isComplete?: boolean}} props */
 export function Markdown({ text, isComplete = true }) {
   const blocks = useRef(/** @type {Blocks | null} */ (null));
@@ -130,7 +130,7 @@ function childrenOf(tokens) {
   return stack[0].children;
 }
 
-/** Elements without attributes of their own. */
+/** Elements without their own attributes. */
 const PLAIN = new Set(["p", "blockquote", "ul", "li", "thead", "tbody", "tr", "strong", "em", "s"]);
 
 /** @param {any} token that opens it @param {any[]} children @returns {any} */

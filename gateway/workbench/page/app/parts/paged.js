@@ -17,7 +17,7 @@ const NOTHING = { rows: [], next: "", isComplete: false, isBusy: false, error: n
 
 /** The rows of a list, which have an `id`. `load` asks for a page of some size after a mark, "" for the first one.
  * @param {(after: string, size: number) => Promise<ListPage>} load @param {string} key What is listed: another one is another list.
- * @param {{size: number, most: number}} pages How many rows a page has, and how many it may have: what is shown is asked for anew as one page.
+ * @param {{size: number, most: number}} pages How many rows a page has, and how many it may have: what is shown is asked for again as one page.
  * @returns {PagedList} */
 export function usePages(load, key, { size, most }) {
   const [state, setState] = useState(NOTHING);
