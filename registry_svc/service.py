@@ -20,7 +20,7 @@ from registry_svc.mesh.central import Bell, CentralModels, CentralModelServicer
 from registry_svc.mesh.core import RegistryCore
 from registry_svc.mesh.declarations import Declarations, SettingsManager
 from registry_svc.mesh.expiry import Expiry, Retirements
-from registry_svc.mesh.runner_calls import GrpcRunnerCalls
+from registry_svc.mesh.runner_calls import RunnerCalls
 from registry_svc.mesh.servicers import (
     Catalogue,
     DeclarationServicer,
@@ -170,7 +170,7 @@ class RegistryService:
             database, REGISTRY_OWNER, SystemClock(), config.owner_silence_seconds, self._extend_grace
         )
         """The heartbeats of the owner of the database."""
-        self._calls = calls = GrpcRunnerCalls(core, self._channels, self.beats.until_current)
+        self._calls = calls = RunnerCalls(core, self._channels, self.beats.until_current)
         store, sessions = LeaseStore(database), session_lookup(core)
         self.ledger = Ledger(
             store, core.clock, config.ledger, calls, sessions, dial_out_lookup(core), owner_lookup(core)

@@ -33,7 +33,7 @@ from registry_svc.ledger.reconciler import Evictor, Reconciler
 from registry_svc.ledger.requests import holder_from, memory_request_from, processes_in, renewed_with
 from registry_svc.ledger.wait_queue import Waiter, WaitQueue, require_place, require_possible
 from registry_svc.mesh.policy.unowned import UnownedModel
-from registry_svc.mesh.runner_calls import EvictionCalls
+from registry_svc.mesh.runner_calls import RunnerCalls
 from registry_svc.newest_states import NewestStates
 from registry_svc.writer import SingleWriter
 from weft.api.registry.v1 import lease_pb2
@@ -75,7 +75,7 @@ class Ledger:
         store: LeaseStore,
         clock: Clock,
         config: LedgerConfig,
-        calls: EvictionCalls,
+        calls: RunnerCalls,
         session_of: SessionOf,
         is_dial_out: IsDialOut = no_dial_out,
         owns_model: OwnsModel = owns_all,

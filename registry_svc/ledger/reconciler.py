@@ -32,7 +32,7 @@ from registry_svc.ledger.policy.leases import (
     released,
 )
 from registry_svc.ledger.wait_queue import WaitQueue, wait_status, wait_timeout
-from registry_svc.mesh.runner_calls import EvictionAnswer, EvictionCalls, EvictionRequest
+from registry_svc.mesh.runner_calls import EvictionAnswer, EvictionRequest, RunnerCalls
 from weft.kernel.clock import Clock
 from weft.kernel.errors import WeftError
 from weft.kernel.log import get_logger
@@ -57,7 +57,7 @@ EVICTION_LIMIT_SECONDS = 60.0
 class Evictor:
     """Sends eviction requests and keeps the state of each attempt by lease. `wake` is called with every answer."""
 
-    def __init__(self, calls: EvictionCalls, clock: Clock, wake: Callable[[], None]) -> None:
+    def __init__(self, calls: RunnerCalls, clock: Clock, wake: Callable[[], None]) -> None:
         self._calls = calls
         self._clock = clock
         self._wake = wake

@@ -1,12 +1,10 @@
-"""The registry's calls to runners: carry this out, give that up. A port; `grpc_runner_calls` is it over gRPC."""
+"""The registry's calls to runners: load, unload, pull, flush, evict."""
 
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
 from enum import Enum, auto
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
-
-from typing_extensions import override
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from registry_svc.mesh.core import RegistryCore
 from registry_svc.mesh.session_state import SessionState
@@ -50,60 +48,6 @@ class EvictionRequest:
     """For the log."""
 
 
-class EvictionCalls(Protocol):
-    """Calls to runners that free accelerator memory."""
-
-    async def evict(self, request: EvictionRequest) -> EvictionAnswer:
-        """Have a runner give up the memory of an idle model. Returns once it sleeps. Never raises a WeftError."""
-        ...
-
-
-class RunnerCalls(EvictionCalls, Protocol):
-    """Calls to runners, which are found by name and must be active.
-
-    Each call carries a permit made for it. All but `evict` raise the runner's own WeftError, NO_RUNNER_AVAILABLE when
-    the runner is not active, and WORKER_LOST when the connection breaks. Closing or cancelling a call cancels the work.
-    """
-
-    def load(
-        self, runner: str, model: str, options: load_pb2.LoadOptions, *, operation_id: str
-    ) -> AsyncGenerator[runner_service_pb2.LoadResponse]:
-        """Load a model; the last response is the result."""
-        ...
-
-    async def unload(self, runner: str, model: str, *, operation_id: str) -> runner_service_pb2.UnloadResponse:
-        """Unload a model."""
-        ...
-
-    async def flush_cache(
-        self, runner: str, request: runner_service_pb2.FlushCacheRequest, *, operation_id: str
-    ) -> runner_service_pb2.FlushCacheResponse:
-        """Forget cached prefixes; the permit is added to `request`."""
-        ...
-
-    def pull(
-        self, runner: str, request: operation_pb2.PullModel, *, operation_id: str
-    ) -> AsyncGenerator[runner_service_pb2.PullModelResponse]:
-        """Pull the files of a model; the last response is what is stored."""
-        ...
-
-    def add_model(
-        self, runner: str, name: str, request: operation_pb2.LoadModel, *, operation_id: str
-    ) -> AsyncGenerator[runner_service_pb2.AddModelResponse]:
-        """Serve a model by its source under a name; the last response is the model."""
-        ...
-
-    async def remove_model(
-        self, runner: str, model: str, *, operation_id: str
-    ) -> runner_service_pb2.RemoveModelResponse:
-        """Serve a model no longer that was added."""
-        ...
-
-    async def load_options(self, runner: str) -> dict[str, load_pb2.LoadOptions]:
-        """Return how each model of a runner is loaded, or would be loaded next; without a permit."""
-        ...
-
-
 log = get_logger("weft.registry.operations")
 
 # An idle model ends within its backend's graces, which add up to less than this.
@@ -117,8 +61,12 @@ T = TypeVar("T")
 Metadata = tuple[tuple[str, str], ...]
 
 
-class GrpcRunnerCalls(RunnerCalls):
-    """RunnerCalls over gRPC. The caller owns `channels` and closes it."""
+class RunnerCalls:
+    """Calls to runners, which are found by name and must be active. The caller owns `channels` and closes it.
+
+    Each call carries a permit made for it. All but `evict` raise the runner's own WeftError, NO_RUNNER_AVAILABLE when
+    the runner is not active, and WORKER_LOST when the connection breaks. Closing or cancelling a call cancels the work.
+    """
 
     def __init__(
         self, core: RegistryCore, channels: ChannelPool, until_owner: Callable[[], Awaitable[None]] | None = None
@@ -128,10 +76,10 @@ class GrpcRunnerCalls(RunnerCalls):
         self._core = core
         self._channels = channels
 
-    @override
     async def load(
         self, runner: str, model: str, options: load_pb2.LoadOptions, *, operation_id: str
     ) -> AsyncGenerator[runner_service_pb2.LoadResponse]:
+        """Load a model; the last response is the result."""
         state = await self._member(runner)
         request = runner_service_pb2.LoadRequest(
             model=model,
@@ -143,10 +91,10 @@ class GrpcRunnerCalls(RunnerCalls):
             async for response in responses:
                 yield response
 
-    @override
     async def pull(
         self, runner: str, request: operation_pb2.PullModel, *, operation_id: str
     ) -> AsyncGenerator[runner_service_pb2.PullModelResponse]:
+        """Pull the files of a model; the last response is what is stored."""
         state = await self._member(runner)
         permit = self._permit(state, Action.PULL, model=request.source, operation_id=operation_id)
         asked = runner_service_pb2.PullModelRequest(source=request.source, form=request.form, permit=permit)
@@ -155,10 +103,10 @@ class GrpcRunnerCalls(RunnerCalls):
             async for response in responses:
                 yield response
 
-    @override
     async def add_model(
         self, runner: str, name: str, request: operation_pb2.LoadModel, *, operation_id: str
     ) -> AsyncGenerator[runner_service_pb2.AddModelResponse]:
+        """Serve a model by its source under a name; the last response is the model."""
         state = await self._member(runner)
         asked = runner_service_pb2.AddModelRequest(
             source=request.source,
@@ -171,10 +119,10 @@ class GrpcRunnerCalls(RunnerCalls):
             async for response in responses:
                 yield response
 
-    @override
     async def remove_model(
         self, runner: str, model: str, *, operation_id: str
     ) -> runner_service_pb2.RemoveModelResponse:
+        """Serve a model no longer that was added."""
         state = await self._member(runner)
         request = runner_service_pb2.RemoveModelRequest(
             model=model, permit=self._permit(state, Action.REMOVE, model=model, operation_id=operation_id)
@@ -182,8 +130,8 @@ class GrpcRunnerCalls(RunnerCalls):
         stub, metadata = await self._reach(state)
         return await _answer(stub.RemoveModel(request, metadata=metadata))
 
-    @override
     async def unload(self, runner: str, model: str, *, operation_id: str) -> runner_service_pb2.UnloadResponse:
+        """Unload a model."""
         state = await self._member(runner)
         request = runner_service_pb2.UnloadRequest(
             model=model, permit=self._permit(state, Action.UNLOAD, model=model, operation_id=operation_id)
@@ -191,10 +139,10 @@ class GrpcRunnerCalls(RunnerCalls):
         stub, metadata = await self._reach(state)
         return await _answer(stub.Unload(request, metadata=metadata))
 
-    @override
     async def flush_cache(
         self, runner: str, request: runner_service_pb2.FlushCacheRequest, *, operation_id: str
     ) -> runner_service_pb2.FlushCacheResponse:
+        """Forget cached prefixes; the permit is added to `request`."""
         state = await self._member(runner)
         permitted = runner_service_pb2.FlushCacheRequest()
         permitted.CopyFrom(request)
@@ -202,8 +150,8 @@ class GrpcRunnerCalls(RunnerCalls):
         stub, metadata = await self._reach(state)
         return await _answer(stub.FlushCache(permitted, metadata=metadata))
 
-    @override
     async def load_options(self, runner: str) -> dict[str, load_pb2.LoadOptions]:
+        """Return how each model of a runner is loaded, or would be loaded next; without a permit."""
         stub, metadata = await self._reach(await self._member(runner))
         request = runner_service_pb2.DescribeRequest()
         found = await _answer(stub.Describe(request, timeout=DESCRIBE_TIMEOUT_SECONDS, metadata=metadata))
@@ -218,8 +166,8 @@ class GrpcRunnerCalls(RunnerCalls):
         except WeftError:
             return ""
 
-    @override
     async def evict(self, request: EvictionRequest) -> EvictionAnswer:
+        """Have a runner give up the memory of an idle model. Returns once it sleeps. Never raises a WeftError."""
         try:
             state = await self._member(request.runner)
             message = runner_service_pb2.YieldMemoryRequest(

@@ -4,7 +4,7 @@ import asyncio
 import json
 import os
 import signal
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from registry_svc.ledger.lease_store import LeaseStore
 from registry_svc.ledger.ledger import Ledger
 from registry_svc.ledger.policy.leases import LeaseState
 from registry_svc.ledger.servicer import LeaseServicer
-from registry_svc.mesh.runner_calls import EvictionAnswer, EvictionRequest
+from registry_svc.mesh.runner_calls import EvictionAnswer, EvictionRequest, RunnerCalls
 from registry_svc.mesh.store import SqlStore
 from weft.api.registry.v1 import lease_service_pb2_grpc
 from weft.api.registry.v1.lease_service_pb2 import HostMemory
@@ -28,17 +28,10 @@ WAIT_SECONDS = 30.0
 POLL_SECONDS = 0.02
 
 
-class NoRunners:
-    """See RunnerCalls: there is nobody to ask."""
+class NoRunners(RunnerCalls):
+    """There is nobody to ask."""
 
-    def load(self, *args: Any, **named: Any) -> AsyncGenerator[Any]:
-        raise NotImplementedError
-
-    async def unload(self, *args: Any, **named: Any) -> Any:
-        raise NotImplementedError
-
-    async def flush_cache(self, *args: Any, **named: Any) -> Any:
-        raise NotImplementedError
+    def __init__(self) -> None: ...
 
     async def evict(self, request: EvictionRequest) -> EvictionAnswer:
         return EvictionAnswer.UNREACHABLE

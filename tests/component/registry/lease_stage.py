@@ -12,7 +12,7 @@ from registry_svc.ledger.lease_store import LeaseStore, StoredLedger
 from registry_svc.ledger.ledger import Ledger
 from registry_svc.ledger.policy.leases import Grant, Holder, HolderKind, Lease
 from registry_svc.ledger.requests import check_acquire, check_renewal
-from registry_svc.mesh.runner_calls import EvictionAnswer, EvictionRequest
+from registry_svc.mesh.runner_calls import EvictionAnswer, EvictionRequest, RunnerCalls
 from weft.api.registry.v1 import lease_pb2
 from weft.api.registry.v1.lease_service_pb2 import (
     AcquireLeaseRequest,
@@ -144,20 +144,11 @@ class SimulatedHost:
 
 
 @dataclass
-class ScriptedCalls:
+class ScriptedCalls(RunnerCalls):
     """The runners' side of YieldMemory: who is asked, and what they say."""
 
     answer: Callable[[EvictionRequest], Awaitable[EvictionAnswer]] | None = None
     asked: list[EvictionRequest] = field(default_factory=list)
-
-    def load(self, *_: Any, **__: Any) -> Any:
-        raise AssertionError("the VRAM ledger loads nothing")
-
-    async def unload(self, *_: Any, **__: Any) -> Any:
-        raise AssertionError("the VRAM ledger unloads nothing")
-
-    async def flush_cache(self, *_: Any, **__: Any) -> Any:
-        raise AssertionError("the VRAM ledger flushes nothing")
 
     async def evict(self, request: EvictionRequest) -> EvictionAnswer:
         self.asked.append(request)

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 
 from registry_svc.config import OperationLimits
-from registry_svc.mesh.runner_calls import EvictionAnswer, EvictionRequest
+from registry_svc.mesh.runner_calls import EvictionAnswer, EvictionRequest, RunnerCalls
 from registry_svc.mesh.store import SqlStore
 from registry_svc.operations.governance import Gatekeeper, OpenGate
 from registry_svc.operations.job import JobDeps
@@ -61,8 +61,8 @@ def flush(
 
 
 @dataclass
-class ScriptedCalls:
-    """See RunnerCalls. A load waits for what `answer` says of its model; unloads succeed at once unless held."""
+class ScriptedCalls(RunnerCalls):
+    """A load waits for what `answer` says of its model; unloads succeed at once unless held."""
 
     heard: list[str] = field(default_factory=list)
     """Every call and every end of a load without a result, in order."""

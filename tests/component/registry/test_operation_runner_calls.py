@@ -16,7 +16,7 @@ from roster_harness import BareRegistry
 
 from registry_svc.config import OperationLimits, RegistryConfig
 from registry_svc.mesh.domain import Session
-from registry_svc.mesh.runner_calls import EvictionAnswer, EvictionRequest, GrpcRunnerCalls
+from registry_svc.mesh.runner_calls import EvictionAnswer, EvictionRequest, RunnerCalls
 from registry_svc.operations.governance import OpenGate
 from registry_svc.operations.operation_store import OperationStore
 from registry_svc.operations.operations import OperationService
@@ -109,7 +109,7 @@ class RunnerStage:
     session: Session
     runner: PermitCheckingRunner
     server: grpc.aio.Server
-    calls: GrpcRunnerCalls
+    calls: RunnerCalls
     address: str
 
     async def load(self, model: str = "m1") -> list[pb.LoadResponse]:
@@ -156,7 +156,7 @@ async def a_stage(tmp_path: Path, *, relayed: bool = False) -> AsyncIterator[Run
     runner_service_pb2_grpc.add_RunnerServiceServicer_to_server(runner, server)
     server.add_insecure_port(target)
     await server.start()
-    calls = GrpcRunnerCalls(registry.core, channels)
+    calls = RunnerCalls(registry.core, channels)
     try:
         yield RunnerStage(registry, session, runner, server, calls, address)
     finally:
@@ -185,7 +185,7 @@ async def test_nothing_is_asked_of_a_runner_before_this_registry_is_the_owner(st
         asked.set()
         await owner.wait()
 
-    calls = GrpcRunnerCalls(stage.registry.core, channels, until_owner)
+    calls = RunnerCalls(stage.registry.core, channels, until_owner)
     unload = asyncio.create_task(calls.unload("r1", "m1", operation_id="op-1"))
     async with asyncio.timeout(LIMIT_SECONDS):
         await asked.wait()
