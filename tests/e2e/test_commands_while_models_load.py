@@ -132,16 +132,6 @@ async def test_a_start_in_the_background_returns_when_the_models_are_ready_and_n
         assert (await start.weft("status"))[0] == EXIT_NOT_FOUND
 
 
-@pytest.mark.nightly("repeats restarts of a mesh")
-async def test_a_mesh_whose_model_still_loads_is_restarted(tmp_path: Path) -> None:
-    async with started(tmp_path, never_healthy=True) as start:
-        await start.loading()
-        write(tmp_path, fake_runner("a"))
-        code, shown, error = await start.weft("restart")
-        assert (code, "serves again" in shown) == (EXIT_OK, True), error
-        assert has_started(start.home.running())
-
-
 @pytest.mark.parametrize(
     "arguments",
     [(), pytest.param(("-d",), marks=pytest.mark.nightly("the same, in the background"))],

@@ -1,6 +1,5 @@
-"""A laptop and a mesh over time: restarts, revoked tokens, clocks that are off, and how much a laptop takes at once."""
+"""A laptop and a mesh over time: restarts, revoked tokens, and links that come and go."""
 
-import asyncio
 import re
 import signal
 from collections.abc import Iterator
@@ -9,19 +8,14 @@ from typing import Any
 
 import aiohttp
 import pytest
-import yaml
 from join_process import capturing_proxy, laptop_server, make_token, relay_facts, running_join
 from kit.fake_backend import run_fake_backend
-from kit.warm_python import warm
 from mesh_process import MeshProcess, eventually, run_weft, running_mesh, write_config
 
 from runner_svc.policy.backoff import RedialLimits
 from weft.api.registry.v1 import runner_pb2
-from weft_testing.fake_backend.process import FakeBackendProcess
 from weft_testing.free_port import free_port
 
-CLOCK_OFF = warm("kit.clock_off")
-DAY_SECONDS = 86_400
 FLAPS = 3
 """Losses, with two dials each: by the third a wait that did not begin anew would be longer than a first one."""
 MANY_FLAPS = 8
@@ -90,42 +84,6 @@ async def test_a_token_that_is_revoked_meanwhile_keeps_the_link_and_ends_the_com
             assert await laptop.exit_code() == 1
             assert "the join token is not valid; create another: weft runner token create" in laptop.output
             assert "Traceback" not in laptop.output
-
-
-@pytest.mark.nightly("a clock that is wrong")
-@pytest.mark.parametrize("seconds", [-3 * DAY_SECONDS, 3 * DAY_SECONDS])
-async def test_a_laptop_whose_clock_is_off_works_all_the_same(
-    plain_mesh: MeshProcess, tmp_path: Path, seconds: int
-) -> None:
-    token, url = (await make_token(plain_mesh.home))["token"], relay_facts(plain_mesh.home)["url"]
-    within = (*CLOCK_OFF, str(seconds))
-    async with run_fake_backend() as backend:
-        server = laptop_server(backend.base_url)
-        with running_join(tmp_path / "laptop", url, token, *server, within=within) as laptop:
-            await laptop.until("joined as laptop")
-            await _ready(plain_mesh)
-
-
-async def test_a_laptop_gets_no_more_requests_at_once_than_it_wants(plain_mesh: MeshProcess, tmp_path: Path) -> None:
-    async with run_fake_backend("--parallel", "4", answer_tokens=10, tokens_per_second=40) as backend:
-        with await _joined_with_limit(plain_mesh, tmp_path, backend, max_requests=1) as laptop:
-            await laptop.until("joined as laptop")
-            await _ready(plain_mesh)
-            chats = [asyncio.create_task(_chat(plain_mesh, max_tokens=10)) for _ in range(5)]
-            most = 0
-            while not all(chat.done() for chat in chats):
-                most = max(most, (await backend.state()).active_requests)
-            assert [chat.result() for chat in chats] == [200] * 5
-            assert most == 1
-
-
-async def _joined_with_limit(mesh: MeshProcess, folder: Path, backend: FakeBackendProcess, *, max_requests: int) -> Any:
-    model = {"name": "llama", "url": f"{backend.base_url}/v1", "slots": 4, "publish": True}
-    runner = {"name": "laptop", "runtime": "openai_http", "max_requests": max_requests, "models": [model]}
-    config = folder / "laptop.yaml"
-    config.write_text(yaml.safe_dump({"runners": [runner]}))
-    token, url = (await make_token(mesh.home))["token"], relay_facts(mesh.home)["url"]
-    return running_join(folder / "laptop", url, token, "--config", str(config))
 
 
 @pytest.mark.nightly("cuts a link by turns")

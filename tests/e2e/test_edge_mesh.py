@@ -145,18 +145,6 @@ async def test_a_body_of_a_chat_above_envoys_buffers_goes_through(http: aiohttp.
         assert (await answer.json())["error"]["code"] == "context_length_exceeded"
 
 
-async def test_a_durable_task_is_accepted_and_ends(http: aiohttp.ClientSession) -> None:
-    async with http.post("/api/v1/inference-tasks", json={"body": _body()}) as answer:
-        assert answer.status in {200, 202}, await answer.text()
-        task = (await answer.json())["id"]
-
-    async def is_done() -> bool:
-        async with http.get(f"/api/v1/inference-tasks/{task}") as found:
-            return bool((await found.json())["state"] == "completed")
-
-    await eventually(is_done, 20.0, "the task does not end")
-
-
 async def test_a_caller_who_hangs_up_ends_the_work_of_the_engine(
     mesh: MeshProcess, http: aiohttp.ClientSession
 ) -> None:
@@ -228,34 +216,6 @@ async def test_a_stop_lets_streams_end(tmp_path: Path) -> None:
             mesh.process.send_signal(signal.SIGTERM)
             assert "data: [DONE]" in await answer.text()
         assert await asyncio.to_thread(mesh.process.wait, 30.0) == 0
-
-
-@pytest.mark.nightly("repeats kills, cuts or swaps of a whole mesh")
-@pytest.mark.timeout(300)
-async def test_a_stop_under_1000_streams_loses_none(tmp_path: Path) -> None:
-    streams = 1000
-    runner = fake_runner("a", slots=streams, tokens_per_second=1, answer_tokens=25)
-    config = write_config(tmp_path, runner, drain_seconds=120.0)
-    with running_mesh(tmp_path / "home", "--config", str(config), "--edge", "envoy") as mesh:
-        began = asyncio.Semaphore(0)
-
-        async def ask(http: aiohttp.ClientSession) -> str:
-            async with http.post(CHAT, json=_body(stream=True)) as answer:
-                assert answer.status == 200, await answer.text()
-                first = await answer.content.readline()
-                began.release()
-                return first.decode() + await answer.text()
-
-        connector, forever = aiohttp.TCPConnector(limit=0), aiohttp.ClientTimeout(total=None)
-        async with aiohttp.ClientSession(mesh.url, connector=connector, timeout=forever) as http:
-            asked = [asyncio.create_task(ask(http)) for _ in range(streams)]
-            for _ in range(streams):
-                await began.acquire()
-            mesh.process.send_signal(signal.SIGTERM)
-            texts = await asyncio.gather(*asked)
-        whole = [text for text in texts if "data: [DONE]" in text and "tok24" in text]
-        assert len(whole) == streams
-        assert await asyncio.to_thread(mesh.process.wait, 60.0) == 0
 
 
 async def test_the_edge_has_the_certificate_of_the_mesh_and_takes_a_new_one(tmp_path: Path) -> None:

@@ -91,31 +91,3 @@ def test_two_models_of_one_source_pull_it_once_and_are_served_without_the_hub_at
         assert _chat(mesh.url, NAME)
         assert _chat(mesh.url, f"{NAME}-2")
     assert hub.requests == []
-
-
-async def test_a_failed_pull_is_said_is_no_crash_loop_and_the_next_request_tries_again(
-    hub: ModelHub, tmp_path: Path
-) -> None:
-    files = hub.repositories.pop("acme/tiny-GGUF")
-    with running_mesh(tmp_path / "home", "--config", _config(tmp_path)) as mesh:
-
-        async def failed() -> InstanceState | None:
-            instance = await _instance(mesh)
-            return instance if instance is not None and "no such repository" in instance.detail else None
-
-        assert (await eventually(failed, 30, "the failure is not said")).fault_count == 0
-        with pytest.raises(openai.APIStatusError, match="no such repository"):
-            _chat(mesh.url)
-        hub.repositories["acme/tiny-GGUF"] = files
-        assert _chat(mesh.url)
-
-
-async def test_an_unload_ends_a_pull_and_the_next_load_goes_on_with_it(hub: ModelHub, tmp_path: Path) -> None:
-    hub.faults.chunk_seconds = 0.1
-    with running_mesh(tmp_path / "home", "--config", _config(tmp_path)) as mesh:
-        await eventually(lambda: hub.sent_bytes > 100_000, 30, "nothing is pulled")
-        assert (await run_weft("unload", NAME, home=mesh.home))[0] == 0
-        hub.faults.chunk_seconds = 0.0
-        sent = hub.sent_bytes
-        assert _chat(mesh.url)
-    assert hub.sent_bytes - sent < len(WEIGHTS)

@@ -1,7 +1,6 @@
 """What a router knows of requests, clients, accounts and figures, after it was killed, over real processes."""
 
 import asyncio
-import json
 import signal
 import sqlite3
 from collections.abc import Mapping
@@ -10,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
-import pytest
 from apart_mesh import running_apart
 from mesh_process import POOL, eventually, fake_runner, run_weft, write_config
 
@@ -41,19 +39,6 @@ async def stream(http: aiohttp.ClientSession, request_id: str, began: asyncio.Ev
     async with http.post("/v1/chat/completions", json=LONG, headers={"X-Request-Id": request_id}) as response:
         async for _ in response.content:
             began.set()
-
-
-async def completed_stream(http: aiohttp.ClientSession, request_id: str, began: asyncio.Event) -> int:
-    """The tokens of a stream that goes on while its router dies, and completes."""
-    asked = CHAT | {"max_tokens": 600, "stream": True, "stream_options": {"include_usage": True}}
-    tokens = 0
-    async with http.post("/v1/chat/completions", json=asked, headers={"X-Request-Id": request_id}) as response:
-        async for line in response.content:
-            began.set()
-            data = line.removeprefix(b"data: ").strip()
-            if data.startswith(b"{"):
-                tokens = (json.loads(data).get("usage") or {}).get("completion_tokens", tokens)
-    return tokens
 
 
 async def request(http: aiohttp.ClientSession, request_id: str) -> Mapping[str, Any]:
@@ -104,14 +89,6 @@ async def until_written(home: Path, *, ended: int, under_way: int) -> None:
     await eventually(is_written, WAIT_SECONDS, "the records are not written")
 
 
-async def until_rows(home: Path, condition: str, count: int) -> None:
-    await eventually(
-        lambda: rows(home, f"SELECT count(*) FROM request_records WHERE {condition}") == [(count,)],
-        WAIT_SECONDS,
-        f"there are never {count} records with {condition}",
-    )
-
-
 async def test_records_figures_clients_and_accounts_are_there_after_a_router_was_killed(tmp_path: Path) -> None:
     config = write_config(tmp_path, fake_runner("a", tokens_per_second=200.0, answer_tokens=0), router=QUICK)
     with running_apart(tmp_path, config) as mesh:
@@ -156,51 +133,3 @@ async def test_records_figures_clients_and_accounts_are_there_after_a_router_was
             assert b"secret word" not in content
             assert b"r-long" in content
             await asyncio.gather(cut_off, return_exceptions=True)
-
-
-async def until_completed(http: aiohttp.ClientSession, request_id: str) -> Mapping[str, Any]:
-    async def is_completed() -> Mapping[str, Any] | None:
-        found = await request(http, request_id)
-        return found if found.get("receipt", {}).get("outcome") == "completed" else None
-
-    found: Mapping[str, Any] = await eventually(is_completed, WAIT_SECONDS, f"the end of {request_id} is never known")
-    return found
-
-
-@pytest.mark.nightly("a matrix of kills of routers")
-async def test_a_stream_that_completes_after_its_router_was_killed_is_recorded_as_completed_with_its_tokens(
-    tmp_path: Path,
-) -> None:
-    config = write_config(tmp_path, fake_runner("a", tokens_per_second=200.0, answer_tokens=0), router=QUICK)
-    with running_apart(tmp_path, config) as mesh:
-        async with aiohttp.ClientSession(mesh.url) as http:
-            await eventually(lambda: has_router(http), WAIT_SECONDS, "there is no router")
-            began = asyncio.Event()
-            answer = asyncio.create_task(completed_stream(http, "r-long", began))
-            await began.wait()
-            await until_rows(mesh.home, "ended_at IS NULL", 1)
-            mesh.end("router", signal.SIGKILL)
-            tokens = await answer
-            assert tokens == 600, "the stream did not complete without its router"
-            mesh.start("router")
-            found = await until_completed(http, "r-long")
-            assert "reason" not in found
-            assert found["receipt"]["completionTokens"] == tokens
-            assert [attempt["runner"] for attempt in found["receipt"]["attempts"]] == ["a"]
-            assert await listed(http, "completed") == {"r-long"}
-            assert await listed(http, "failed") == set()
-            code, out, error = await run_weft("explain", "r-long", home=mesh.home)
-            assert code == 0, error
-            assert "completed" in out
-            assert "lost" not in out
-            async with http.get("/metrics") as response:
-                assert 'weft_gateway_end_reports_total{fate="accepted"} 1.0' in await response.text()
-            async with http.get("/v1/usage") as response:
-                total = (await response.json())["total"]
-            assert (total["completed"], total["completionTokens"]) == (1, tokens)
-            # One more kill: what was written stays.
-            await until_rows(mesh.home, "ended_at IS NOT NULL AND reason = 0", 1)
-            mesh.end("router", signal.SIGKILL)
-            mesh.start("router")
-            await eventually(lambda: has_router(http), WAIT_SECONDS, "there is no router")
-            assert await request(http, "r-long") == found

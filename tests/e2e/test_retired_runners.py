@@ -72,31 +72,3 @@ async def test_models_taken_out_of_the_file_are_gone_at_the_next_start(tmp_path:
     with running_mesh(home, "--config", str(_config(tmp_path, "a", "b"))) as mesh:
         assert await _names(mesh, "models") == ["declared", "m-a", "m-b", "m-laptop"], "it may come back"
         assert "not in the configuration" not in _said(mesh)
-
-
-@pytest.mark.nightly("repeats restarts of a mesh")
-async def test_a_model_taken_out_of_a_runner_that_stays_is_gone_at_the_next_start(tmp_path: Path) -> None:
-    home, runner = tmp_path / "home", fake_runner("a", pool="pool-a")
-    both = {**runner, "models": [*runner["models"], {"name": "m-old", "pool": "old", "path": __file__}]}
-    with running_mesh(home, "--config", str(write_config(tmp_path, both))) as mesh:
-        assert await _names(mesh, "models") == ["m-a", "m-old"]
-    with running_mesh(home, "--config", str(write_config(tmp_path, runner))) as mesh:
-        assert await _names(mesh, "models") == ["m-a"]
-        assert await _names(mesh, "pools") == ["pool-a"]
-
-
-@pytest.mark.nightly("repeats restarts of a mesh")
-async def test_tasks_that_wait_for_a_retired_model_are_said_and_kept(tmp_path: Path) -> None:
-    home, slow = tmp_path / "home", {"answer_tokens": 0, "tokens_per_second": 5}
-    with running_mesh(home, "--config", str(_config(tmp_path, "a", "b", **slow))) as mesh:
-        submitted = [await run_weft("chat", "m-b", "--async", "-m", "hi", home=home) for _ in range(3)]
-        assert [code for code, _, _ in submitted] == [0, 0, 0], submitted
-        waiting = [out.split()[0] for _, out, _ in submitted]
-        mesh.stop(signal.SIGKILL)
-    with running_mesh(home, "--config", str(_config(tmp_path, "a"))) as mesh:
-        assert "durable tasks still wait for m-b (weft get tasks)" in _said(mesh)
-        _, out, _ = await run_weft("get", "tasks", "-o", "json", home=home)
-        assert len(json.loads(out)["items"]) == 3
-    with running_mesh(home, "--config", str(_config(tmp_path, "a", "b"))):
-        code, _, error = await run_weft("wait", "task", waiting[-1], "--timeout", "60s", home=home)
-        assert code == 0, error

@@ -8,8 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
-import pytest
-from join_process import make_token, relay_facts, running_join
 from mesh_process import COLD_WEFT, MeshProcess, eventually, fake_runner, run_weft, running_mesh, write_config
 from test_runner_http import op_token
 
@@ -120,37 +118,3 @@ async def test_no_secret_is_in_logs_answers_or_lists_of_processes_at_the_level_d
         keys = _engine_keys(mesh)
         assert keys, "the engine has no key"
         assert _found(await _said(mesh, url), {"key of an engine": keys, **secrets}) == []
-
-
-@pytest.mark.nightly("the same, of a laptop")
-async def test_what_a_laptop_proves_itself_with_is_in_no_log_of_either_side(tmp_path: Path) -> None:
-    (tmp_path / "laptop").mkdir()
-    runner = fake_runner("laptop")
-    runner["models"] = [{"name": PLAIN, "path": __file__, "publish": True, "memory_mb": 100}]
-    memory = {"declared": [{"name": "budget", "memory_mb": 3000}]}
-    log = {"level": "debug"}
-    laptop = write_config(tmp_path / "laptop", runner, accelerators=memory, log=log)
-    config = write_config(tmp_path, relay={"listen": "127.0.0.1:0"}, log=log)
-    with running_mesh(tmp_path / "home", "--config", str(config), weft=COLD_WEFT) as mesh:
-        token, url = (await make_token(mesh.home))["token"], relay_facts(mesh.home)["url"]
-        home = tmp_path / "laptop" / "home"
-        with running_join(home, url, token, "--config", str(laptop)) as joined:
-            await joined.until("joined as laptop")
-
-            async def answered() -> bool:
-                body = {"model": PLAIN, "max_tokens": 3, "messages": [{"role": "user", "content": PROMPT}]}
-                return await _ask(f"{mesh.url}/v1/chat/completions", body) == 200
-
-            await eventually(answered, SECONDS, "the model does not answer")
-            assert _made_by_the_mesh(mesh.home), "there is no session"
-            secrets = {"join token": {token, token.rpartition("_")[2]}, **_made_by_the_mesh(mesh.home)}
-            logs = [*(mesh.home / "logs").iterdir(), *(home / "logs").iterdir(), home.parent / f"{home.name}.out"]
-            said = {str(path): path.read_text() for path in logs if path.is_file()}
-            files = (mesh.home / "state").glob("registry.db*")
-            said["database"] = "".join(path.read_bytes().decode("latin-1") for path in files)
-            code, said["token list"], _ = await run_weft("runner", "token", "list", "-o", "json", home=mesh.home)
-            said["processes"] = json.dumps([process.cmdline() for process in mesh.family()])
-            assert code == 0
-            assert _found(said, {"plain": {PLAIN}}), "nothing was searched"
-            assert _found(said | {"database": ""}, secrets | {"prompt": {PROMPT}}) == []
-            assert _found({"database": said["database"]}, {"join token": secrets["join token"]}) == []

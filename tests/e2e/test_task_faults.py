@@ -4,15 +4,12 @@ import asyncio
 import signal
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
-from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
-from join_process import laptop_server, make_token, relay_facts, running_join
-from kit.fake_backend import run_fake_backend
-from mesh_process import eventually, fake_runner, running_mesh, write_config
-from task_mesh import QUICK_TASKS, TaskMesh, Tasks, all_over, running_task_mesh, task_service
+from mesh_process import eventually, fake_runner
+from task_mesh import TaskMesh, Tasks, all_over, running_task_mesh, task_service
 
 from weft.api.common.v1 import chat_pb2, sampling_pb2
 from weft.api.router.v1 import inference_service_pb2, inference_service_pb2_grpc, task_pb2
@@ -62,50 +59,6 @@ async def test_a_task_whose_runner_is_killed_in_the_middle_of_its_answer_is_begu
     assert ended.attempt == len(attempts) >= 2
     assert all(attempt.reason for attempt in attempts[:-1])
     assert not attempts[-1].reason
-
-
-async def test_a_task_waits_for_a_runner_that_nobody_has_seen_yet_and_starts_when_it_shows_up(
-    mesh: TaskMesh, tasks: Tasks
-) -> None:
-    task = (await tasks.submit(5, model=ABSENT)).task.id
-
-    async def knows_why() -> bool:
-        return bool((await tasks.get(task)).task.waiting_for)
-
-    await eventually(knows_why, 10.0, "nobody knows why it waits")
-    waiting = await tasks.get(task)
-    assert waiting.task.state == task_pb2.TASK_STATE_PENDING
-    assert not waiting.attempts
-    await asyncio.to_thread(mesh.start_runner, "absent")
-    ended, text = await tasks.answer(task)
-    assert (ended.state, ended.attempt, text) == (task_pb2.TASK_STATE_COMPLETED, 1, expected_text(5))
-
-
-async def test_a_cancel_reaches_the_backend(mesh: TaskMesh, tasks: Tasks) -> None:
-    task = (await tasks.submit(900, model=SLOW)).task.id
-    await tasks.until_it_says_something(task)
-    assert (await tasks.cancel(task)).state == task_pb2.TASK_STATE_CANCELLED
-    await eventually(lambda: mesh.backend_events(task, "cancelled"), 5.0, "the backend works on")
-    assert (await tasks.get(task)).task.state == task_pb2.TASK_STATE_CANCELLED
-    assert not mesh.backend_events(task, "finished")
-
-
-async def test_a_cancel_reaches_the_backend_of_a_laptop_that_dialled_out(tmp_path: Path) -> None:
-    config = write_config(tmp_path, relay={"listen": "127.0.0.1:0"}, router={"tasks": QUICK_TASKS})
-    with running_mesh(tmp_path / "home", "--config", str(config)) as mesh:
-        token = (await make_token(mesh.home))["token"]
-        url = relay_facts(mesh.home)["url"]
-        async with (
-            run_fake_backend(answer_tokens=0, tokens_per_second=20) as backend,
-            task_service(mesh.grpc) as tasks,
-        ):
-            # It is accepted before the laptop is there.
-            task = (await tasks.submit(2000, model="llama")).task.id
-            with running_join(tmp_path / "laptop", url, token, *laptop_server(backend.base_url)):
-                await tasks.until_it_says_something(task)
-                assert (await tasks.cancel(task)).state == task_pb2.TASK_STATE_CANCELLED
-                await backend.wait_for_state(lambda state: state.requests_cancelled == 1)
-                assert (await backend.state()).active_requests == 0
 
 
 @pytest.mark.nightly("repeats kills, cuts or swaps of a whole mesh")

@@ -4,8 +4,6 @@ import json
 from typing import Any, cast
 
 import pytest
-from openai.lib.streaming.chat import ChatCompletionStreamState
-from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from gateway.answers.answer_builder import MAX_NOTICES, AnswerIdentity
 from gateway.openai.chat_answer import ChatAnswer, ChatStream
@@ -131,16 +129,6 @@ def test_a_notice_is_a_comment_and_a_chunk_only_on_request(
     assert [chunk for chunk in data_of(told) if "weft" not in chunk] == data_of(plain)
 
 
-def test_the_sdk_accumulates_a_stream_with_notices_to_the_same_answer() -> None:
-    frame = [started(), warning(), tool_call(), tool_result(), piece("a"), signal(), piece("b"), *end()]
-    for include_events in (False, True):
-        state: ChatCompletionStreamState[None] = ChatCompletionStreamState()
-        encoded = chat_stream(include_events=include_events).encode(frame)
-        for chunk in data_of(encoded):
-            state.handle_chunk(ChatCompletionChunk.model_validate(chunk))
-        assert state.current_completion_snapshot.choices[0].message.content == "ab"
-
-
 def test_without_notices_asking_for_them_changes_nothing() -> None:
     frame = [started(), piece("a"), *end()]
     assert chat_stream(include_events=True).encode(frame) == chat_stream().encode(frame)
@@ -214,14 +202,6 @@ def test_a_whole_answer_has_what_there_is_and_nothing_else(answer_type: Any) -> 
     bare = answer_type(IDENTITY, choice_count=1, logprobs=False)
     bare.add([started(), piece("a"), *end()])
     assert set(document) - set(json.loads(bare.body())) == {"warnings", "signals"}
-
-
-def test_the_sdk_takes_a_whole_answer_with_signals() -> None:
-    answer = ChatAnswer(IDENTITY, choice_count=1, logprobs=False)
-    answer.add([started(), signal(), *end()])
-    parsed = ChatCompletion.model_validate_json(answer.body())
-    assert parsed.model_extra is not None
-    assert parsed.model_extra["signals"] == [{"name": "NEEDS_EXTERNAL_INFO", "arguments": {}}]
 
 
 def test_a_whole_answer_holds_a_bounded_number_of_them() -> None:
