@@ -146,8 +146,6 @@ class GovernanceConfig(GovernanceSettings):
 class OperationSettings:
     """Loads, unloads and flushes as durable operations. A value that makes no sense raises INVALID_ARGUMENT."""
 
-    keep_seconds: Seconds = 604_800.0
-    """How long a finished operation is kept."""
     max_audit_entries: Annotated[int, Ge(1_000), Le(100_000_000)] = 1_000_000
     """Entries of the audit log, which is never truncated automatically; at the limit operations are refused."""
 
@@ -159,6 +157,8 @@ class OperationSettings:
 class OperationLimits(OperationSettings):
     """Every bound of operations."""
 
+    keep_seconds: float = 604_800.0
+    """How long a finished operation is kept."""
     timeout_seconds: float = 3_600.0
     """Longest time that one operation may take; then it is cancelled, and failed."""
     max_running: int = 32
@@ -255,8 +255,6 @@ class RegistrySettings:
     """How often runners report capability."""
     inactive_after_seconds: Annotated[Seconds, PUBLIC] = 90.0
     """Time without a heartbeat after which a runner is inactive."""
-    delete_after_seconds: Seconds = 14_400.0
-    """Inactivity after which a runner is deleted."""
     restart_grace_seconds: Seconds = 90.0
     """For this long after a start of the registry no runner expires: runners could not reach it while it was away."""
     allow_cloud_fallback: Annotated[bool | None, PUBLIC] = None
@@ -295,6 +293,8 @@ class RegistrySettings:
 class RegistryConfig(RegistrySettings):
     """The registry. A value that makes no sense raises INVALID_ARGUMENT naming the field."""
 
+    delete_after_seconds: float = 14_400.0
+    """Inactivity after which a runner is deleted."""
     max_clock_offset_seconds: float = 300.0
     """A runner whose clock is further from the registry's takes no requests. Not for runners that join over a relay.
     The default is the lifetime of an operation token."""

@@ -31,10 +31,6 @@ class TaskSettings:
     """... up to this."""
     keep_seconds: Annotated[Seconds, PUBLIC] = 7 * 86_400.0
     """How long a finished task is kept, unless it is released before: by its caller, or by one of these bounds."""
-    max_kept_per_tenant: Annotated[Count, PUBLIC] = 1_000_000
-    """Finished tasks of one tenant that are kept. Beyond it the oldest are released; see `sweep_interval_seconds`."""
-    max_kept_tenant_bytes: Annotated[Bytes, PUBLIC] = 16 * 1024 * MEBIBYTE
-    """Size of the finished tasks of one tenant, requests and answers; as above."""
     max_kept_bytes: Annotated[Bytes, PUBLIC] = 64 * 1024 * MEBIBYTE
     """Size of the finished tasks of all tenants; as above."""
     sweep_interval_seconds: Seconds = 300.0
@@ -42,12 +38,8 @@ class TaskSettings:
     and all are counted for the metrics `weft_tasks` and `weft_oldest_task_age_seconds`."""
     poll_interval_seconds: Seconds = 60.0
     """How often the database is polled for tasks that no notification announced."""
-    max_running: Count = 256
-    """Attempts that one router runs concurrently."""
     piece_interval_seconds: Seconds = 0.25
     """How often the output of a running task is written to the database ..."""
-    max_spec_bytes: Bytes = 16 * MEBIBYTE
-    """Size of one task's request, its attachments included."""
     max_result_bytes: Bytes = 64 * MEBIBYTE
     """Size of one task's answer."""
     max_open_per_tenant: Count = 200_000
@@ -58,6 +50,14 @@ class TaskSettings:
 class TaskLimits(TaskSettings):
     """Every bound of durable tasks, those of live requests included."""
 
+    max_kept_per_tenant: int = 1_000_000
+    """Finished tasks of one tenant that are kept. Beyond it the oldest are released; see `sweep_interval_seconds`."""
+    max_kept_tenant_bytes: int = 16 * 1024 * MEBIBYTE
+    """Size of the finished tasks of one tenant, requests and answers; as above."""
+    max_running: int = 256
+    """Attempts that one router runs concurrently."""
+    max_spec_bytes: int = 16 * MEBIBYTE
+    """Size of one task's request, its attachments included."""
     sweep_batch: int = 500
     """Tasks that one statement of a sweep changes."""
     max_lanes: int = 256
@@ -136,11 +136,6 @@ class UsageSettings:
 
     keep_seconds: Annotated[Seconds, PUBLIC] = 90 * 86_400.0
     """How long the usage of an hour is kept."""
-    max_rows_per_hour: Annotated[int, Ge(1), Le(100_000), PUBLIC] = 1_000
-    """Rows of one hour: combinations of tenant, key, model and name asked for. Beyond it, what has no row yet counts as
-    `_other`, by tenant for as many tenants."""
-    flush_interval_seconds: Annotated[Seconds, PUBLIC] = 2.0
-    """How often counts are written: the most usage of live requests that a killed router loses. Tasks lose none."""
     tenant_metrics: Annotated[bool, PUBLIC] = False
     """Whether the metrics of usage (`weft_usage_...`) have the label `tenant`: who reads metrics then sees tenants."""
 
@@ -149,6 +144,11 @@ class UsageSettings:
 class UsageLimits(UsageSettings):
     """Every bound of usage."""
 
+    max_rows_per_hour: int = 1_000
+    """Rows of one hour: combinations of tenant, key, model and name asked for. Beyond it, what has no row yet counts as
+    `_other`, by tenant for as many tenants."""
+    flush_interval_seconds: float = 2.0
+    """How often counts are written: the most usage of live requests that a killed router loses. Tasks lose none."""
     sweep_interval_seconds: float = 3_600.0
     """How often hours past `keep_seconds` are deleted."""
 

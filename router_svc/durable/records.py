@@ -22,7 +22,7 @@ log = get_logger("weft.router")
 
 RETURN_SECONDS = 30.0
 """How long after a start the tenants whose requests waited at the last end may come back with what they are owed:
-gateways place such requests again within `gateway.router_outage_limit_seconds`."""
+gateways place such requests again within `ReconnectConfig.router_outage_limit_seconds`."""
 
 ObserveDropped = Callable[[int], None]
 """Called with a number of records that were dropped."""

@@ -150,15 +150,14 @@ class TenantRates:
     tenants: Annotated[Mapping[TenantName, Rates], MaxLen(10_000), PUBLIC] = field(default_factory=dict)
     """By tenant, as in X-Tenant-ID."""
 
-    spared_for_callers_percent: Annotated[float, Ge(0), Le(100), PUBLIC] = 20.0
-    """Part of each window that durable work leaves to live requests: tasks, items of batches and journaled requests
-    wait when no more than this is left. 100: they are not started while anything of the window is used."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RateLimitConfig(TenantRates):
     """Rates per tenant with every default resolved; empty: no limit."""
 
+    spared_for_callers_percent: float = 20.0
+    """Part of each window that durable work leaves to live requests: tasks, items of batches and journaled requests
+    wait when no more than this is left. 100: they are not started while anything of the window is used."""
     max_tenants: int = 1000
     """Tenants that are counted one by one besides those that are named; those beyond share one window."""
     max_subjects: int = 1000

@@ -12,9 +12,9 @@ class ReleaseBound(Enum):
     """Why finished tasks are released before their time."""
 
     COUNT = "count"
-    """Their tenant has as many as it may (`router.tasks.max_kept_per_tenant`)."""
+    """Their tenant has as many as it may."""
     TENANT_BYTES = "tenant_bytes"
-    """Those of their tenant are as long as they may be (`router.tasks.max_kept_tenant_bytes`)."""
+    """Those of their tenant are as long as they may be."""
     BYTES = "bytes"
     """Those of all tenants are as long as they may be (`router.tasks.max_kept_bytes`)."""
 

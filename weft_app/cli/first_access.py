@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 TIMEOUT_SECONDS = 5.0
 SECONDS_OF_DAY = 86_400
+INVITATION_DAYS = 30
+"""Lifetime of the first invitation. A runner that joined with it needs a new one to dial again after that."""
 KEY_FILE = "first-admin-key"
 JOIN_FILE = "first-invitation"
 DESCRIPTION = "made by the first start of weft up"
@@ -39,14 +41,10 @@ class FirstAccess:
     """The file that holds it instead: what is not a terminal may be a log that others read."""
     join_command: str = ""
     join_file: Path | None = None
-    join_days: int = 0
-    """Lifetime of the invitation."""
 
 
-async def first_access(host: "UpHost", home: WeftHome, *, is_terminal: bool, invitation_days: int) -> FirstAccess:
+async def first_access(host: "UpHost", home: WeftHome, *, is_terminal: bool) -> FirstAccess:
     """Makes an admin key where callers need keys and there is none, and an invitation where runners may join.
-
-    `invitation_days`: its lifetime.
 
     A registry that refuses leaves both empty: the banner then names the commands.
     """
@@ -58,17 +56,13 @@ async def first_access(host: "UpHost", home: WeftHome, *, is_terminal: bool, inv
             if host.asks_for_keys:
                 key = await _first_key(channel)
             if host.relay is not None and host.relay.url.startswith("https://"):
-                token = await _first_token(channel, invitation_days)
+                token = await _first_token(channel)
                 invitation = join_command(home.root, token)[0] if token else ""
     except grpc.aio.AioRpcError as error:
         note(f"no first key was made: {error_from_call(error, Reason.SERVICE_UNAVAILABLE).message}")
     if is_terminal:
-        return FirstAccess(key=key, join_command=invitation, join_days=invitation_days)
-    return FirstAccess(
-        key_file=_kept(home.root / KEY_FILE, key),
-        join_file=_kept(home.root / JOIN_FILE, invitation),
-        join_days=invitation_days,
-    )
+        return FirstAccess(key=key, join_command=invitation)
+    return FirstAccess(key_file=_kept(home.root / KEY_FILE, key), join_file=_kept(home.root / JOIN_FILE, invitation))
 
 
 async def _first_key(channel: grpc.aio.Channel) -> str:
@@ -81,7 +75,7 @@ async def _first_key(channel: grpc.aio.Channel) -> str:
     return str((await stub.CreateKey(request, timeout=TIMEOUT_SECONDS)).text)
 
 
-async def _first_token(channel: grpc.aio.Channel, days: int) -> str:
+async def _first_token(channel: grpc.aio.Channel) -> str:
     """Returns the text of a new join token; empty where one is valid already."""
     stub = cast("Any", join_token_service_pb2_grpc.JoinTokenServiceStub(channel))
     pb = join_token_service_pb2
@@ -92,7 +86,7 @@ async def _first_token(channel: grpc.aio.Channel, days: int) -> str:
     ):
         return ""
     request = pb.CreateJoinTokenRequest(description=DESCRIPTION)
-    request.lifetime.FromSeconds(days * SECONDS_OF_DAY)
+    request.lifetime.FromSeconds(INVITATION_DAYS * SECONDS_OF_DAY)
     return str((await stub.CreateJoinToken(request, timeout=TIMEOUT_SECONDS)).token)
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from weft_app.cli.background import STOP_LINE
-from weft_app.cli.first_access import JOIN_FILE, KEY_FILE, FirstAccess
+from weft_app.cli.first_access import INVITATION_DAYS, JOIN_FILE, KEY_FILE, FirstAccess
 from weft_app.cli.ui import PAGE
 from weft_app.compose.home import WeftHome
 from weft_app.config.config import CONFIG_NAME
@@ -39,11 +39,8 @@ def ready_text(host: "UpHost", home: WeftHome, access: FirstAccess) -> str:
 class KeptAccess:
     """The secrets that a start in the background has kept in files, put back into its text for a terminal."""
 
-    def __init__(self, home: WeftHome, invitation_days: int) -> None:
-        """`invitation_days`: lifetime of the first invitation."""
-        self._kept = FirstAccess(
-            key_file=home.root / KEY_FILE, join_file=home.root / JOIN_FILE, join_days=invitation_days
-        )
+    def __init__(self, home: WeftHome) -> None:
+        self._kept = FirstAccess(key_file=home.root / KEY_FILE, join_file=home.root / JOIN_FILE)
         self._shown: list[Path] = []
 
     def on_terminal(self, line: str) -> str:
@@ -114,10 +111,10 @@ def _key_lines(access: FirstAccess) -> Iterator[str]:
 
 def _join_lines(url: str, access: FirstAccess) -> Iterator[str]:
     if access.join_command:
-        yield f"join from other machines with this line, shown only now, valid for {access.join_days} days:"
+        yield f"join from other machines with this line, shown only now, valid for {INVITATION_DAYS} days:"
         yield access.join_command
     elif access.join_file is not None:
-        yield f"join from other machines with the line in {access.join_file}, valid for {access.join_days} days"
+        yield f"join from other machines with the line in {access.join_file}, valid for {INVITATION_DAYS} days"
     else:
         yield f"join at {url}; make a line to join with: weft runner token create"
 

@@ -172,7 +172,7 @@ def _detached(
     arguments = arguments_of(context, without=frozenset({"detach", "discover"}))
     # Asked for here, where the terminal is.
     found = _offered(read_here, home, discover, no_demo=no_demo)
-    kept = KeptAccess(home, read_here.relay.first_invitation_days)
+    kept = KeptAccess(home)
     arguments += ["--discover", Discover.NO if found is None else Discover.YES]
     up_in_background(home, arguments, kept.on_terminal if sys.stdout.isatty() else str)
     kept.remove_shown()
@@ -208,8 +208,7 @@ async def _run(
         with StageDisplay(total=host.stage_count) as display:
             ready = await until(stop, host.start(display.show))
         if ready:
-            is_terminal, days = sys.stdout.isatty(), config.relay.first_invitation_days
-            access = await first_access(host, home, is_terminal=is_terminal, invitation_days=days)
+            access = await first_access(host, home, is_terminal=sys.stdout.isatty())
             say(ready_text(host, home, access))
             followers = [start_critical(_reload_when(reload, host), name="reloads")]
             if watch is not None:

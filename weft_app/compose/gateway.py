@@ -56,7 +56,6 @@ from weft.dispatch.fleet import FleetSource, FleetWatcher
 from weft.dispatch.fleet_health import fleet_check, router_check
 from weft.dispatch.leader_placement import LeaderPlacement
 from weft.dispatch.placement import QueueSource
-from weft.dispatch.reconnecting_placement import ReconnectConfig
 from weft.dispatch.remote_router import RemotePlacement, RemoteRequests, RequestSource, RouterSource, RouterWatch
 from weft.dispatch.router_links import RouterLinks
 from weft.durable.batches import BatchClient, FileClient
@@ -328,7 +327,6 @@ class _RemoteMesh:
             self.routers.placement,
             self.channels,
             clock=self.clock,
-            steady=ReconnectConfig(router_outage_limit_seconds=self._config.gateway.router_outage_limit_seconds),
             fleet=self.fleet,
             tracing=self.tracing,
             service=ServiceName.GATEWAY,

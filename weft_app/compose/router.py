@@ -65,7 +65,6 @@ def _rate_limits(section: RouterSettings) -> RateLimitConfig:
     return RateLimitConfig(
         default=default if written.default is None else written.default,
         tenants=written.tenants,
-        spared_for_callers_percent=written.spared_for_callers_percent,
     )
 
 

@@ -56,9 +56,6 @@ class RelaySettings:
     """PEM chain. Default off loopback: a self-signed one under the home, which runners pin by its fingerprint."""
     key_file: Annotated[PathText | None, PUBLIC] = None
     """PEM key of the certificate."""
-    first_invitation_days: Annotated[int, Ge(1), Le(3650), PUBLIC] = 30
-    """Lifetime of the invitation that the first `weft up --host` makes. A runner that joined with it needs a new one to
-    dial again after that; `weft runner token create` makes others, with any lifetime."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

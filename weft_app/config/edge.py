@@ -25,11 +25,7 @@ class EdgeSettings:
     max_connections: Annotated[Count, PUBLIC] = 4096
     """Open connections; one more is closed."""
     max_requests_per_second: Annotated[Count, PUBLIC] = 1000
-    """Requests of all callers together, on average; one more is answered 429. Limits of tenants are the mesh's own."""
-    max_request_burst: Annotated[Count, PUBLIC] = 2000
-    """Requests that may come together after a pause."""
+    """Requests of all callers together, on average; one more is answered 429. After a pause twice as many may come
+    together. Limits of tenants are the mesh's own."""
     max_requests: Annotated[Count, PUBLIC] = 4096
     """Concurrent requests that are passed on to gateways; one more is answered 503."""
-    drain_notice_seconds: Annotated[int, Ge(1), Le(600)] = 1
-    """How long a stop still accepts connections, and asks callers to connect again elsewhere, before it closes the
-    port; running requests then have `drain_seconds`."""

@@ -27,6 +27,8 @@ MAX_PENDING_REQUESTS = 1024
 """Concurrent requests to gateways that may wait for a connection."""
 MAX_CONCURRENT_STREAMS = 100
 """Concurrent requests on one HTTP/2 connection."""
+BURST = 2
+"""Seconds of requests that may come together after a pause."""
 GATEWAYS = "gateways"
 """Name of the cluster."""
 LISTENER = "edge"
@@ -156,7 +158,7 @@ def _rate_limit(plan: EdgePlan) -> Document:
         "extensions.filters.http.local_ratelimit.v3.LocalRateLimit",
         stat_prefix=LISTENER,
         token_bucket={
-            "max_tokens": max(limits.max_request_burst, limits.max_requests_per_second),
+            "max_tokens": BURST * limits.max_requests_per_second,
             "tokens_per_fill": limits.max_requests_per_second,
             "fill_interval": "1s",
         },

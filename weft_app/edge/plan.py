@@ -59,7 +59,6 @@ class EdgeLimits:
 
     max_connections: int
     max_requests_per_second: int
-    max_request_burst: int
     max_requests: int
     handshake_timeout_seconds: float
     idle_seconds: float
@@ -72,7 +71,6 @@ def limits_of(config: WeftConfig) -> EdgeLimits:
     return EdgeLimits(
         max_connections=edge.max_connections,
         max_requests_per_second=edge.max_requests_per_second,
-        max_request_burst=edge.max_request_burst,
         max_requests=edge.max_requests,
         handshake_timeout_seconds=gateway.tls.handshake_timeout_seconds,
         idle_seconds=connections.idle_seconds,

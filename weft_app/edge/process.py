@@ -98,6 +98,8 @@ RESTARTS = RestartLimits(max_deaths=5, window_seconds=30.0, first_pause_seconds=
 """Envoy is restarted immediately; after so many deaths in the window with a pause that doubles up to the longest."""
 READY_CHECK_SECONDS = 0.05
 DRAIN_CHECK_SECONDS = 0.1
+DRAIN_NOTICE_SECONDS = 1
+"""How long a stop still accepts connections, and asks callers to connect again elsewhere."""
 FLUSH_SECONDS = 5.0
 """How long, once the gateway has ended, the last bytes of answers may take to slow readers."""
 GRACES = StopGraces(first_term_seconds=3.0, second_term_seconds=1.0, kill_seconds=5.0)
@@ -206,7 +208,7 @@ class EdgeProxy:
             self._tasks.append(start_task(self._follow_certificate(self._tls), name="edge-certificate"))
 
     async def drain(self) -> None:
-        """Closes the port after `drain_notice_seconds`; running requests continue. Does nothing while Envoy is down."""
+        """Closes the port after DRAIN_NOTICE_SECONDS; running requests continue. Does nothing while Envoy is down."""
         if self._fault:
             return
         try:
@@ -215,7 +217,7 @@ class EdgeProxy:
         except WeftError as error:
             log.warning("envoy cannot be drained", why=error.message)
             return
-        await self._clock.sleep(self._settings.drain_notice_seconds)
+        await self._clock.sleep(DRAIN_NOTICE_SECONDS)
 
     async def stop(self, grace_seconds: float = 0.0) -> None:
         """Ends it once it carries nothing, at the latest after the grace, and after FLUSH_SECONDS. Idempotent.
@@ -287,7 +289,7 @@ class EdgeProxy:
             *(str(self._binary), "-c", str(self._files.configuration), "--disable-hot-restart"),
             # Notices of filters that are young come with each start.
             *("-l", "warning", "--component-log-level", "misc:error", "--log-format", "[%l] %v"),
-            *("--drain-time-s", str(self._settings.drain_notice_seconds), "--drain-strategy", "immediate"),
+            *("--drain-time-s", str(DRAIN_NOTICE_SECONDS), "--drain-strategy", "immediate"),
             *(() if threads is None else ("--concurrency", str(threads))),
         ]
 

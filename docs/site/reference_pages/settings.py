@@ -65,12 +65,16 @@ settings that need each other are checked when weft starts and by `weft doctor`.
 
 def page() -> str:
     """Returns the page."""
-    return "\n".join([_INTRODUCTION, *_section("", WeftConfig)])
+    return "\n".join([_INTRODUCTION, *_section("", WeftConfig, {})])
 
 
-def _section(path: str, kind: type) -> Iterator[str]:
-    """Yields the tables of the section at `path`, then those of the sections inside it."""
+def _section(path: str, kind: type, shown: dict[type, str]) -> Iterator[str]:
+    """Yields the tables of the section at `path`, then those of the sections inside it; a kind in `shown` by name."""
     yield f"## `{path}`\n" if path else "## The file\n"
+    if kind in shown:
+        yield f"Each has the settings of `{shown[kind]}`.\n"
+        return
+    shown[kind] = path
     yield from _tables(list(_described(kind)))
     for setting in settings_of(kind):
         where = f"{path}.{setting.name}" if path else setting.name
@@ -78,7 +82,7 @@ def _section(path: str, kind: type) -> Iterator[str]:
             yield from _models(where)
         else:
             for section in setting.sections:
-                yield from _section(where, section)
+                yield from _section(where, section, shown)
 
 
 def _models(path: str) -> Iterator[str]:

@@ -100,7 +100,7 @@ def test_a_value_that_is_wrong_is_named_with_exit_code_two(file: Path) -> None:
 
 def test_no_setting_is_left_out() -> None:
     names = {value.name for value in effective_values(LoadedConfig(WeftConfig(), {}))}
-    assert {"host", "gateway.limits.max_image_bytes", "router.tasks.max_running", "tls.ca_file"} <= names
+    assert {"host", "gateway.limits.max_image_bytes", "router.tasks.max_kept_bytes", "tls.ca_file"} <= names
     assert len(names) > 140
 
 

@@ -56,7 +56,7 @@ def test_what_is_to_be_tried_is_what_the_models_do(
 
 
 def test_a_line_of_the_background_is_shown_as_it_is_where_its_file_cannot_be_read(tmp_path: Path) -> None:
-    kept = KeptAccess(WeftHome(tmp_path), 30)
+    kept = KeptAccess(WeftHome(tmp_path))
     line = f"  keys      callers need one. The first, of an admin, is in {tmp_path / KEY_FILE}"
     assert kept.on_terminal(line) == line
     assert kept.on_terminal("  keys      callers need one: weft keys create").endswith("weft keys create")

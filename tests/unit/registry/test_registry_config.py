@@ -36,9 +36,9 @@ def test_no_spread_is_a_choice_and_a_negative_one_is_not() -> None:
 
 
 def test_the_file_reaches_the_registry(tmp_path: Path) -> None:
-    section = RegistrySettings(restart_grace_seconds=7.0, delete_after_seconds=86_400.0)
+    section = RegistrySettings(restart_grace_seconds=7.0, inactive_after_seconds=86_400.0)
     config = registry_config(WeftConfig(registry=section), WeftHome(tmp_path))
-    assert (config.restart_grace_seconds, config.delete_after_seconds) == (7.0, 86_400.0)
+    assert (config.restart_grace_seconds, config.inactive_after_seconds) == (7.0, 86_400.0)
 
 
 def test_no_grace_is_a_choice_but_a_negative_one_is_not() -> None:
