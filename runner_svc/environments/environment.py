@@ -1,7 +1,7 @@
 """The declaration of an engine's environment: its variants, their lock files, and what proves that it works.
 
-An environment is a folder beside this file with its lock files and an `environment.py`, which holds `ENVIRONMENT`;
-`runner_svc.environments.table` finds them. Several runtimes may share one: their descriptors name it.
+The lock files of weft's own are in folders beside this file. A runtime's descriptor names its environment; several may
+share one.
 """
 
 from collections.abc import Mapping
@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
+FOLDER = Path(__file__).parent
+"""Where the folders of weft's own environments are."""
 PythonVersion = tuple[int, int]
 """A minor version of Python, such as (3, 11)."""
 
@@ -47,8 +49,8 @@ class EngineEnvironment:
     variants: Mapping[Variant, EnvironmentVariant]
     check: str
     """Python code that its interpreter runs after the installation; an exception means that it does not work."""
-    oldest_python: PythonVersion
-    newest_python: PythonVersion
+    oldest_python: PythonVersion = (3, 11)
+    newest_python: PythonVersion = (3, 13)
     """The versions of Python that the locks have packages for."""
     machine: str = "Linux x86_64"
     """The system and processor that the locks have packages for."""

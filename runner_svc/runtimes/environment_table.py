@@ -1,9 +1,5 @@
-"""The table of environments: the folders in `runner_svc/environments`, and those of runtimes of other packages."""
+"""The environments of all runtimes, those of other packages included."""
 
-import pkgutil
-from importlib import import_module
-
-import runner_svc.environments
 from runner_svc.environments.environment import EngineEnvironment
 from runner_svc.runtimes.table import AnyRuntime, built_in, installed
 from weft.kernel.errors import WeftError
@@ -13,11 +9,7 @@ from weft.kernel.reasons import Reason
 
 def environments() -> tuple[EngineEnvironment, ...]:
     """Returns all environments by name: weft's own, and those of runtimes of other packages."""
-    folders = pkgutil.iter_modules(runner_svc.environments.__path__)
-    found = {module.name: _load(module.name) for module in folders if module.ispkg}
-    for each in installed():
-        if each.runtime is not None and (environment := each.runtime.environment) is not None:
-            found.setdefault(environment.name, environment)
+    found = {each.environment.name: each.environment for each in reversed(_runtimes()) if each.environment is not None}
     return tuple(found[name] for name in sorted(found))
 
 
@@ -32,15 +24,10 @@ def require_environment(name: str) -> EngineEnvironment:
 
 def users_of(environment: EngineEnvironment) -> tuple[AnyRuntime, ...]:
     """Returns the runtimes whose engines run in an environment."""
-    others = [each.runtime for each in installed() if each.runtime is not None]
-    runtimes = [*built_in(), *others]
     return tuple(
-        each for each in runtimes if each.environment is not None and each.environment.name == environment.name
+        each for each in _runtimes() if each.environment is not None and each.environment.name == environment.name
     )
 
 
-def _load(name: str) -> EngineEnvironment:
-    environment = import_module(f"runner_svc.environments.{name}.environment").ENVIRONMENT
-    if not isinstance(environment, EngineEnvironment) or environment.name != name:
-        raise WeftError(Reason.INTERNAL, f"runner_svc/environments/{name} does not describe an environment")
-    return environment
+def _runtimes() -> list[AnyRuntime]:
+    return [*built_in(), *(each.runtime for each in installed() if each.runtime is not None)]

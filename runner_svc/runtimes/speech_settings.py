@@ -6,10 +6,20 @@ from typing import Annotated, ClassVar
 
 from annotated_types import MaxLen
 
+from runner_svc.environments.environment import FOLDER, EngineEnvironment, EnvironmentVariant, Variant
 from runner_svc.policy.voices import MAX_VOICE_CHARS
 from runner_svc.runtimes.settings import StartedModelSettings
 from weft.kernel.settings import PUBLIC, Pattern
 
+SPEECH_ENVIRONMENT = EngineEnvironment(
+    folder=FOLDER / "speech",
+    summary="piper 1.8.0 and PyAV 18.1.0",
+    variants={
+        Variant.CPU: EnvironmentVariant(locks=("cpu.lock",), installed_bytes=315_000_000, download_bytes=115_000_000)
+    },
+    check="import av, piper; piper.PiperVoice; av.codec.Codec('libmp3lame', 'w')",
+)
+"""The environment of text to speech: piper, and the encoders of recordings, which every engine of it uses."""
 VoiceName = Annotated[str, MaxLen(MAX_VOICE_CHARS), Pattern(r"^[^\x00-\x1f\x7f]+$")]
 MAX_ALIASES = 256
 

@@ -8,12 +8,12 @@ from typing_extensions import override
 
 from runner_svc.backend.port import CallInfo, LoadOrder
 from runner_svc.engine_host.request import PreparedRequest
-from runner_svc.environments.ctranslate2.environment import ENVIRONMENT
 from runner_svc.openai_upstream.request import warning_frame
 from runner_svc.policy.load_plan import context_parameter, word_parameter
 from runner_svc.policy.parameters import ParameterWarning
 from runner_svc.runtimes.ctranslate2.runtime import (
     BEAM_SIZE,
+    ENVIRONMENT,
     PARAMETERS,
     RUNTIME,
     UNUSED_BY_BEAMS,

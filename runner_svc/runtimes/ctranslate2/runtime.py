@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from annotated_types import Ge, Le
 from typing_extensions import override
 
-from runner_svc.environments.ctranslate2.environment import ENVIRONMENT
+from runner_svc.environments.environment import FOLDER, EngineEnvironment, EnvironmentVariant, Variant
 from runner_svc.policy.engine_choice import WeightFormat
 from runner_svc.policy.model_sizing import EnginePlaces
 from runner_svc.policy.parameters import (
@@ -29,6 +29,19 @@ if TYPE_CHECKING:
 
 
 MAX_BEAMS = 16
+ENVIRONMENT = EngineEnvironment(
+    folder=FOLDER / "ctranslate2",
+    summary="CTranslate2 4.8.5",
+    variants={
+        Variant.CPU: EnvironmentVariant(locks=("cpu.lock",), installed_bytes=275_000_000, download_bytes=71_000_000),
+        Variant.CUDA: EnvironmentVariant(
+            locks=("cuda.lock",), installed_bytes=1_400_000_000, download_bytes=723_000_000
+        ),
+    },
+    check="import ctranslate2, tokenizers; ctranslate2.Generator",
+)
+
+
 PARAMETERS = EngineParameters(
     engine="CTranslate2",
     # The arguments of generate_batch in version 4.8.

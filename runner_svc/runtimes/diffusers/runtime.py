@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
-from runner_svc.environments.diffusers.environment import ENVIRONMENT
+from runner_svc.environments.environment import FOLDER, EngineEnvironment, EnvironmentVariant, Variant
 from runner_svc.policy.engine_choice import WeightFormat
 from runner_svc.policy.model_sizing import EnginePlaces
 from runner_svc.policy.parameters import EngineParameters, Number
@@ -19,6 +19,21 @@ if TYPE_CHECKING:
 
 
 MAX_SEQUENCE_TOKENS = 512
+ENVIRONMENT = EngineEnvironment(
+    folder=FOLDER / "diffusers",
+    summary="diffusers 0.42.1",
+    variants={
+        Variant.CPU: EnvironmentVariant(
+            locks=("cpu-torch.lock", "cpu.lock"), installed_bytes=1_150_000_000, download_bytes=300_000_000
+        ),
+        Variant.CUDA: EnvironmentVariant(
+            locks=("cuda.lock",), installed_bytes=5_500_000_000, download_bytes=2_700_000_000
+        ),
+    },
+    check="import diffusers, PIL, torch, transformers; diffusers.StableDiffusionPipeline",
+)
+
+
 PARAMETERS = EngineParameters(
     engine="diffusers",
     # The arguments of the pipelines of version 0.42; each family has some of them (families.py).

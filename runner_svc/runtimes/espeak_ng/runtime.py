@@ -6,10 +6,9 @@ from typing import Annotated
 
 from annotated_types import Ge, Le
 
-from runner_svc.environments.speech.environment import ENVIRONMENT
 from runner_svc.policy.parameters import EngineParameters
 from runner_svc.runtimes.runtime import Requirement, Runtime, deferred
-from runner_svc.runtimes.speech_settings import SpeechSettings
+from runner_svc.runtimes.speech_settings import SPEECH_ENVIRONMENT, SpeechSettings
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft.kernel.settings import PUBLIC
@@ -52,7 +51,7 @@ RUNTIME = Runtime(
     build=deferred("runner_svc.runtimes.espeak_ng.backend:build"),
     parameters=PARAMETERS,
     requirement=Requirement(name=PROGRAM, find=_find, remedy=REMEDY),
-    environment=ENVIRONMENT,
+    environment=SPEECH_ENVIRONMENT,
     needs_environment=False,
     advice={
         "operations": "it speaks, and nothing else",

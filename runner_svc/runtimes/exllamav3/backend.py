@@ -6,11 +6,11 @@ from dataclasses import replace
 from typing_extensions import override
 
 from runner_svc.backend.port import CacheIsolation, LoadOrder
-from runner_svc.environments.exllamav3.environment import ENVIRONMENT
 from runner_svc.memory.estimate import FileForecast, ForecastModel, MemoryEstimator, ModelFiles, manifest_bytes_of
 from runner_svc.policy.load_plan import LoadPlan, context_parameter, whole_parameter, word_parameter
 from runner_svc.policy.memory_estimate import MemorySettings
 from runner_svc.runtimes.exllamav3.runtime import (
+    ENVIRONMENT,
     FULL_BITS,
     PAGE_TOKENS,
     PARAMETERS,

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 from annotated_types import Ge, Le, MaxLen
 from typing_extensions import override
 
-from runner_svc.environments.exllamav3.environment import ENVIRONMENT
+from runner_svc.environments.environment import FOLDER, EngineEnvironment, EnvironmentVariant, Variant
 from runner_svc.policy.engine_choice import WeightFormat
 from runner_svc.policy.model_sizing import EnginePlaces
 from runner_svc.policy.parameters import (
@@ -30,6 +30,18 @@ from runner_svc.runtimes.settings import FileModelSettings
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft.kernel.settings import PUBLIC, Before, Pattern
+
+ENVIRONMENT = EngineEnvironment(
+    folder=FOLDER / "exllamav3",
+    summary="ExLlamaV3 1.6.5",
+    variants={
+        Variant.CUDA: EnvironmentVariant(
+            locks=("cuda.lock",), installed_bytes=5_720_000_000, download_bytes=2_700_000_000
+        ),
+    },
+    check="import exllamav3",
+)
+
 
 PARAMETERS = EngineParameters(
     engine="ExLlamaV3",

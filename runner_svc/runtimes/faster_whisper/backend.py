@@ -5,8 +5,13 @@ from collections.abc import Mapping
 from typing_extensions import override
 
 from runner_svc.backend.port import LoadOrder
-from runner_svc.environments.faster_whisper.environment import ENVIRONMENT
-from runner_svc.runtimes.faster_whisper.runtime import PARAMETERS, RUNTIME, FasterWhisperModel, _load_values
+from runner_svc.runtimes.faster_whisper.runtime import (
+    ENVIRONMENT,
+    PARAMETERS,
+    RUNTIME,
+    FasterWhisperModel,
+    _load_values,
+)
 from runner_svc.runtimes.media_server import MediaServer
 from runner_svc.runtimes.model_engine import ModelContext, ModelEngine, media_engine
 from weft.kernel.abilities import Abilities

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 from annotated_types import Ge, Le
 from typing_extensions import override
 
-from runner_svc.environments.faster_whisper.environment import ENVIRONMENT
+from runner_svc.environments.environment import FOLDER, EngineEnvironment, EnvironmentVariant, Variant
 from runner_svc.policy.engine_choice import WeightFormat
 from runner_svc.policy.model_sizing import EnginePlaces
 from runner_svc.policy.parameters import EngineParameters
@@ -20,6 +20,19 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from weft.kernel.load_parameters import LoadValue
+
+
+ENVIRONMENT = EngineEnvironment(
+    folder=FOLDER / "faster_whisper",
+    summary="faster-whisper 1.2.1",
+    variants={
+        Variant.CPU: EnvironmentVariant(locks=("cpu.lock",), installed_bytes=464_000_000, download_bytes=81_000_000),
+        Variant.CUDA: EnvironmentVariant(
+            locks=("cuda.lock",), installed_bytes=1_600_000_000, download_bytes=733_000_000
+        ),
+    },
+    check="import av, ctranslate2, faster_whisper.vad, onnxruntime; faster_whisper.WhisperModel",
+)
 
 
 PARAMETERS = EngineParameters(engine="faster-whisper")

@@ -6,11 +6,10 @@ from typing import Annotated, ClassVar
 
 from annotated_types import Ge, Le, MaxLen
 
-from runner_svc.environments.speech.environment import ENVIRONMENT
 from runner_svc.policy.parameters import EngineParameters
 from runner_svc.runtimes.runtime import Runtime, deferred
 from runner_svc.runtimes.settings import MediaModelSettings
-from runner_svc.runtimes.speech_settings import SpeechSettings, VoiceName
+from runner_svc.runtimes.speech_settings import SPEECH_ENVIRONMENT, SpeechSettings, VoiceName
 from weft.kernel.settings import PUBLIC, PathText
 
 PARAMETERS = EngineParameters(engine="piper")
@@ -41,6 +40,6 @@ RUNTIME = Runtime(
     settings=PiperModel,
     build=deferred("runner_svc.runtimes.piper.backend:build"),
     parameters=PARAMETERS,
-    environment=ENVIRONMENT,
+    environment=SPEECH_ENVIRONMENT,
     advice={"operations": "it speaks, and nothing else"},
 )

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing_extensions import override
 
 from runner_svc.backend.port import Backend
-from runner_svc.environments.vllm.environment import ENVIRONMENT
 from runner_svc.memory.estimate import (
     FileForecast,
     ForecastModel,
@@ -33,6 +32,7 @@ from runner_svc.runtimes.vllm.runtime import (
     _SKILLS,
     ADAPTER_CONFIG,
     ADAPTER_WEIGHTS,
+    ENVIRONMENT,
     PROGRAM,
     RUNTIME,
     VllmAdapter,

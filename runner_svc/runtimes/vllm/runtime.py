@@ -9,7 +9,7 @@ import msgspec
 from annotated_types import Ge, Gt, Le, MaxLen
 from typing_extensions import override
 
-from runner_svc.environments.vllm.environment import ENVIRONMENT
+from runner_svc.environments.environment import FOLDER, EngineEnvironment, EnvironmentVariant, Variant
 from runner_svc.policy.engine_choice import WeightFormat
 from runner_svc.policy.memory_estimate import EngineHabits
 from runner_svc.policy.model_sizing import EnginePlaces
@@ -32,6 +32,25 @@ from runner_svc.runtimes.runtime import Runtime, deferred
 from runner_svc.runtimes.settings import MAX_ADAPTERS, NOT_PULLED, AdapterSettings, SourcedModelSettings
 from weft.kernel.request import Skill
 from weft.kernel.settings import PUBLIC, PathText, Pattern
+
+ENVIRONMENT = EngineEnvironment(
+    folder=FOLDER / "vllm",
+    summary="vLLM 0.32.0",
+    variants={
+        Variant.CPU: EnvironmentVariant(
+            locks=("cpu-torch.lock", "cpu.lock"),
+            installed_bytes=3_300_000_000,
+            download_bytes=900_000_000,
+            # The program asks for its version under this name, and the build for processors has another.
+            stubs=("vllm==0.32.0+cpu",),
+        ),
+        Variant.CUDA: EnvironmentVariant(
+            locks=("cuda.lock",), installed_bytes=8_500_000_000, download_bytes=3_960_000_000
+        ),
+    },
+    check="from vllm.entrypoints.cli import main",
+)
+
 
 PARAMETERS = EngineParameters(
     engine="vLLM",

@@ -32,10 +32,9 @@ from record_exllamav3 import CALLED, RECORD
 
 from runner_svc.backend.port import Backend, BackendFacts, CacheIsolation, CacheUse, CallInfo, LoadOrder
 from runner_svc.cache.manager import CacheManager
-from runner_svc.environments.exllamav3.environment import ENVIRONMENT
 from runner_svc.environments.folder import EnvironmentFolder
 from runner_svc.runtimes.exllamav3.backend import SERVER_PROGRAM, ExllamaV3Backend
-from runner_svc.runtimes.exllamav3.runtime import ExllamaV3Model
+from runner_svc.runtimes.exllamav3.runtime import ENVIRONMENT, ExllamaV3Model
 from runner_svc.runtimes.library_server import program_command
 from weft.api.common.v1 import chat_pb2, completion_pb2, embedding_pb2, event_pb2, json_value_pb2, sampling_pb2
 from weft.dispatch.frames import Frame, has_content
