@@ -15,6 +15,7 @@ from weakref import WeakValueDictionary
 from google.protobuf.json_format import MessageToJson, Parse, ParseError
 
 from runner_svc.attached_servers import AttachedServers, record_models, server_record
+from runner_svc.followed_servers import FollowingHost
 from runner_svc.instance.settings import ServedModel
 from runner_svc.policy.followed_models import FollowedModel
 from runner_svc.policy.model_sizing import MachineMemory
@@ -85,23 +86,11 @@ class ModelAdder(Protocol):
         ...
 
 
-class ModelHost(Protocol):
-    """What serves the models; see `RunnerService`."""
-
-    def is_served(self, name: str) -> bool:
-        """Whether a model or an adapter of this name is served."""
-        ...
+class ModelHost(FollowingHost, Protocol):
+    """What serves the models, and knows how much memory there is; see `RunnerService`."""
 
     async def machine_memory(self) -> MachineMemory:
         """Returns the memory by which a model without a configuration is sized."""
-        ...
-
-    async def serve(self, model: ServedModel) -> None:
-        """Serves one more model."""
-        ...
-
-    async def remove(self, name: str) -> int:
-        """Ends a model after its requests; returns the accelerator memory that it held, in bytes."""
         ...
 
 

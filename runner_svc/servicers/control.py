@@ -3,12 +3,13 @@
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import aclosing
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import grpc
 from typing_extensions import override
 
 from runner_svc.added_models import AddedModels, ShowPull, shown
+from runner_svc.cache.manager import CacheManager
 from runner_svc.instance.instance import Instance
 from runner_svc.instance.load_messages import load_spec_from, own_quantization
 from runner_svc.model_store.store import FORMS
@@ -34,14 +35,6 @@ MAX_LOG_LINES = 1000
 T = TypeVar("T")
 
 
-class CacheFlush(Protocol):
-    """The port to the prefix caches."""
-
-    async def flush(self, request: pb.FlushCacheRequest) -> pb.FlushCacheResponse:
-        """Forget what the request names; its permit has been checked."""
-        ...
-
-
 class RunnerServicer(runner_service_pb2_grpc.RunnerServiceServicer):
     """See RunnerService."""
 
@@ -51,7 +44,7 @@ class RunnerServicer(runner_service_pb2_grpc.RunnerServiceServicer):
         instances: Mapping[str, Instance],
         *,
         permits: PermitGate,
-        cache: CacheFlush,
+        cache: CacheManager,
         clock: Clock,
         added: AddedModels | None = None,
     ) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, cast
+from typing import TYPE_CHECKING, cast
 
 import grpc
 
@@ -16,6 +16,7 @@ from runner_svc.session.session_file import SessionFile
 from runner_svc.waiting import event_within
 from weft.api.registry.v1 import model_pb2, runner_pb2, runner_session_service_pb2_grpc
 from weft.api.registry.v1 import runner_session_service_pb2 as pb
+from weft.dispatch.tickets import PermitGate, TicketGate
 from weft.kernel.clock import Clock
 from weft.kernel.errors import WeftError
 from weft.kernel.log import get_logger
@@ -61,14 +62,6 @@ _AWAY = REGISTRY_AWAY | {Reason.DEADLINE_EXCEEDED}
 _LOST_ON_THE_WAY = frozenset({Reason.SERVICE_UNAVAILABLE, Reason.DEADLINE_EXCEEDED})
 
 
-class KeyedGate(Protocol):
-    """A verifier of tickets or permits that are signed with the session's key."""
-
-    def use_key(self, key: bytes) -> None:
-        """Replace the key."""
-        ...
-
-
 class RunnerSession:
     """Sends heartbeats: immediately or at the report interval after a change, else at the heartbeat interval.
 
@@ -80,7 +73,7 @@ class RunnerSession:
         *,
         registry: grpc.aio.Channel,
         report: RunnerReport,
-        gates: Sequence[KeyedGate],
+        gates: Sequence[TicketGate | PermitGate],
         incarnation: str,
         session_file: Path,
         clock: Clock,
