@@ -372,15 +372,20 @@ def program_parser(name: str, description: str | None, *, needs_model: bool = Tr
     return parser
 
 
-def serve(load: Callable[[], Engine], port: int) -> NoReturn:
+def numbers(text: str) -> tuple[float, ...]:
+    """Reads a flag with numbers that are separated by commas."""
+    return tuple(map(float, text.split(",")))
+
+
+def serve(load: Callable[[argparse.Namespace], Engine], options: argparse.Namespace) -> NoReturn:
     """Load the engine, say where the server listens, and serve until the process ends."""
     try:
-        engine = load()
+        engine = load(options)
     except ImportError as error:
         sys.exit(f"{NO_LIBRARY} {' '.join(str(error).split())}")
     except RefusedError as error:
         sys.exit(f"{NO_MODEL} [{error.kind}]: {' '.join(str(error).split())}")
-    server = Server(engine, port)
+    server = Server(engine, options.port)
     say(f"listening on http://127.0.0.1:{server.server_port}")
     say("the engine is ready")
     server.serve_forever()

@@ -1,8 +1,12 @@
 """The routes of an engine that generates text: llama.cpp's and their words."""
 
+import json
+import re
+import time
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from runner_svc.engine_host.http_server import TOO_LONG, UNSUPPORTED, Caller, Engine, RefusedError, Route, Turn
@@ -12,6 +16,13 @@ REQUEST_FIELDS = frozenset({
     *("stream_options", "return_progress", "cache_prompt", "cache_salt", "id_slot", "model", "ends_loops"),
 })  # fmt: skip
 """Fields of a completion; the others are parameters of the library's sampling."""
+MAX_JSON_BYTES = 64 * 1024 * 1024
+"""Maximum size of a JSON file of a model; tokenizers of large vocabularies have 30 MB."""
+MAX_SCHEMA_CHARS = 64 * 1024
+MAX_REPETITIONS = 2000
+"""Maximum number of repetitions of one item, as in llama.cpp's own grammars; 10**9 would take all memory."""
+_COUNTS = ("minItems", "maxItems", "minLength", "maxLength")
+_BRACES = re.compile(r"\{(\d*)(?:,(\d*))?\}")
 
 
 @dataclass(slots=True)
@@ -55,6 +66,10 @@ class TextEngine(Engine):
         """Stream the continuations of the prompts of a request, and its usage."""
 
     @abstractmethod
+    def prompt_of(self, prompt: str | list[int], *, add_special: bool) -> Sequence[Any]:
+        """Returns a prompt as the engine takes it. Raises RefusedError for one that it cannot take."""
+
+    @abstractmethod
     def tokens_of(self, text: str, *, add_special: bool) -> list[int]:
         """Returns the tokens of a text; called in any thread."""
 
@@ -65,6 +80,12 @@ class TextEngine(Engine):
     @abstractmethod
     def forget(self) -> int:
         """Erase the cached prompts; returns their number of tokens. No request runs."""
+
+    def read_prompts(self, body: dict[str, Any]) -> tuple[list[Any], Usage]:
+        """Returns the prompts of a completion as the engine takes them, and its usage so far."""
+        began = time.perf_counter()
+        prompts = [self.prompt_of(prompt, add_special=body.get("add_special", True)) for prompt in _prompts_of(body)]
+        return prompts, Usage(prompt_tokens=sum(map(len, prompts)), tokenize_seconds=time.perf_counter() - began)
 
     def embed(self, texts: list[str], caller: Caller) -> dict[str, Any]:
         """Returns the answer to a request for embeddings."""
@@ -107,7 +128,7 @@ def send_usage(caller: Caller, usage: Usage) -> None:
     caller.send({"choices": [], "usage": tokens, "timings": timings})
 
 
-def prompts_of(body: dict[str, Any]) -> list[str | list[int]]:
+def _prompts_of(body: dict[str, Any]) -> list[str | list[int]]:
     """Returns the prompts of a completion: texts, or the ids of tokens."""
     given = body["prompt"] if isinstance(body["prompt"], list) else [body["prompt"]]
     return [given] if given and isinstance(given[0], int) else given
@@ -132,7 +153,51 @@ def sampling_of(body: dict[str, Any], known: frozenset[str], library: str) -> di
     return sampling
 
 
+def logit_bias_of(body: dict[str, Any], vocabulary: int) -> dict[int, float]:
+    """Returns the bias of the tokens that the vocabulary has."""
+    given = ((int(token), value) for token, value in (body.get("logit_bias") or {}).items())
+    return {token: value for token, value in given if 0 <= token < vocabulary}
+
+
 def token_limit(body: dict[str, Any], prompt_tokens: int, context_tokens: int) -> int:
     """Returns the most tokens of an answer."""
     room = context_tokens - prompt_tokens
     return room if body.get("max_tokens") is None else min(int(body["max_tokens"]), room)
+
+
+def schema_fault(schema: str) -> str:
+    """Returns the fault of a schema that is too large; empty: none."""
+    if len(schema) > MAX_SCHEMA_CHARS:
+        return f"the schema must be at most {MAX_SCHEMA_CHARS:,} characters"
+    left: list[Any] = [json.loads(schema)]
+    while left:
+        part = left.pop()
+        if isinstance(part, list):
+            left += part
+        elif isinstance(part, dict):
+            if any(count > MAX_REPETITIONS for count in _counts(part)):
+                return f"at most {MAX_REPETITIONS:,} repetitions can be asked for"
+            left += part.values()
+    return ""
+
+
+def _counts(part: dict[str, Any]) -> list[float]:
+    counts = [value for name in _COUNTS if isinstance(value := part.get(name), int | float)]
+    pattern = part.get("pattern")
+    if isinstance(pattern, str):
+        # Nine digits are over the limit already.
+        counts += [float(digits[:9]) for braces in _BRACES.findall(pattern) for digits in braces if digits]
+    return counts
+
+
+def json_file(path: Path) -> dict[str, Any]:
+    """Returns the object in a JSON file of a model; empty: there is none. Raises RefusedError."""
+    if not path.is_file():
+        return {}
+    if path.stat().st_size > MAX_JSON_BYTES:
+        raise RefusedError(f"{path} is over {MAX_JSON_BYTES:,} bytes")
+    try:
+        content = json.loads(path.read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise RefusedError(f"{path} is no JSON: {error}") from error
+    return content if isinstance(content, dict) else {}

@@ -4,43 +4,35 @@ PYTHON .../runner_svc/engine_host/bootstrap.py runner_svc.runtimes.ctranslate2.s
 """
 
 import argparse
-import ctypes
-import json
 import sys
 import time
-from contextlib import closing, suppress
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from runner_svc.engine_host.cuda_libraries import load_cuda_libraries
-from runner_svc.engine_host.http_server import BUSY, Caller, RefusedError, import_library, program_parser, serve
+from runner_svc.engine_host.http_server import Caller, RefusedError, import_library, program_parser, serve
 from runner_svc.engine_host.stop_strings import StopMatcher
 from runner_svc.engine_host.text_routes import (
     TextEngine,
     Usage,
     check_prompt,
-    prompts_of,
+    json_file,
     sampling_of,
     send_choice,
     send_usage,
     token_limit,
 )
 from runner_svc.engine_host.token_text import TokenBytes
+from runner_svc.engine_host.unload import unload
 from runner_svc.runtimes.ctranslate2.prefix_cache import Beginning, PrefixCache
 
 TOKENIZER_FILE = "tokenizer.json"
 GENERATION_FILE = "generation_config.json"
 CONFIG_FILE = "config.json"
-MAX_JSON_BYTES = 64 * 1024 * 1024
-"""Maximum size of a JSON file of a model; tokenizers of large vocabularies have 30 MB."""
 RELOAD_SHARE = 20
 """Factor on the time of a load: so long lies between two loads that only drop kept prompts."""
-UNLOAD_SECONDS = 2.0
-"""The library unloads nothing while a thread of it works, which continues for some ms after the last token is here: how
-long to ask it again ..."""
-UNLOAD_POLL_SECONDS = 0.01
-"""... and how often."""
 _SAMPLING = frozenset({"temperature", "top_k", "top_p", "repetition_penalty", "no_repeat_ngram_size"})
 _BEAMS = frozenset({"beam_size", "length_penalty", "patience"})
 
@@ -87,15 +79,8 @@ class CTranslate2Engine(TextEngine):
     def sleep(self) -> None:
         """See Engine.sleep."""
         self._prefixes.forget()
-        deadline = time.monotonic() + UNLOAD_SECONDS
-        self._generator.unload_model()
-        while self._generator.model_is_loaded and time.monotonic() < deadline:
-            time.sleep(UNLOAD_POLL_SECONDS)
-            self._generator.unload_model()
-        if self._generator.model_is_loaded:
-            raise RefusedError("the engine is at work; its memory cannot be freed now", BUSY)
+        unload(self._generator)
         self._prefixes.reloaded()
-        _return_free_memory()
 
     def wake(self) -> None:
         """See Engine.wake."""
@@ -106,9 +91,7 @@ class CTranslate2Engine(TextEngine):
 
     def complete(self, body: dict[str, Any], caller: Caller) -> None:
         """See Engine.complete."""
-        began = time.perf_counter()
-        prompts = [self._tokens(prompt, body.get("add_special", True)) for prompt in prompts_of(body)]
-        usage = Usage(prompt_tokens=sum(map(len, prompts)), tokenize_seconds=time.perf_counter() - began)
+        prompts, usage = self.read_prompts(body)
         for name in ("grammar", "json_schema", "logit_bias"):
             if body.get(name):
                 given = "response_format" if name == "json_schema" else name
@@ -189,7 +172,8 @@ class CTranslate2Engine(TextEngine):
             "cache_static_prompt": bool(beginning.tokens),
         }
 
-    def _tokens(self, prompt: str | list[int], add_special: bool) -> tuple[str, ...]:
+    def prompt_of(self, prompt: str | list[int], *, add_special: bool) -> tuple[str, ...]:
+        """See TextEngine.prompt_of."""
         if isinstance(prompt, str):
             tokens = self._tokenizer.encode(prompt, add_special_tokens=add_special).tokens
         else:
@@ -231,12 +215,6 @@ class CTranslate2Engine(TextEngine):
         return beginning
 
 
-def _return_free_memory() -> None:
-    """Give freed memory back to the system; glibc keeps it for itself otherwise, others have no such call."""
-    with suppress(AttributeError, OSError):
-        ctypes.CDLL(None).malloc_trim(0)
-
-
 @dataclass(slots=True)
 class _Answering:
     """The answers to one prompt of a request."""
@@ -271,30 +249,17 @@ def _tokenizer(tokenizers: Any, folder: Path) -> tuple[Any, TokenBytes]:
     made = tokenizers.Tokenizer.from_file(str(path))
     made.no_truncation()
     made.no_padding()
-    return made, TokenBytes(_json_file(path))
+    return made, TokenBytes(json_file(path))
 
 
 def _end_tokens(folder: Path, tokenizer: Any) -> frozenset[str]:
     """Returns the tokens that end an answer; empty: the library's default."""
-    tokens = {_json_file(folder / CONFIG_FILE).get("eos_token")}
-    numbers = _json_file(folder / GENERATION_FILE).get("eos_token_id")
+    tokens = {json_file(folder / CONFIG_FILE).get("eos_token")}
+    numbers = json_file(folder / GENERATION_FILE).get("eos_token_id")
     for number in numbers if isinstance(numbers, list) else [numbers]:
         if isinstance(number, int):
             tokens.add(tokenizer.id_to_token(number))
     return frozenset(token for token in tokens if isinstance(token, str))
-
-
-def _json_file(path: Path) -> dict[str, Any]:
-    """Returns the object in a JSON file; empty: there is none."""
-    if not path.is_file():
-        return {}
-    if path.stat().st_size > MAX_JSON_BYTES:
-        raise RefusedError(f"{path} is over {MAX_JSON_BYTES:,} bytes")
-    try:
-        content = json.loads(path.read_bytes())
-    except (ValueError, RecursionError) as error:
-        raise RefusedError(f"{path} is no JSON: {error}") from error
-    return content if isinstance(content, dict) else {}
 
 
 def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
@@ -317,8 +282,7 @@ def load(options: argparse.Namespace) -> CTranslate2Engine:
 
 def main() -> None:
     """Load the model, then work on requests."""
-    options = parse_arguments()
-    serve(lambda: load(options), options.port)
+    serve(load, parse_arguments())
 
 
 if __name__ == "__main__":

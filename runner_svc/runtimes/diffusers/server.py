@@ -347,8 +347,7 @@ def _quiet(library: Any) -> Any:
 
 def main() -> None:
     """Load the model, then work on requests."""
-    options = parse_arguments()
-    serve(lambda: load(options), options.port)
+    serve(load, parse_arguments())
 
 
 if __name__ == "__main__":

@@ -33,8 +33,7 @@ def _encoders() -> Any | None:
 
 def main() -> None:
     """List the voices, then speak."""
-    options = parse_arguments()
-    serve(lambda: load(options), options.port)
+    serve(load, parse_arguments())
 
 
 if __name__ == "__main__":

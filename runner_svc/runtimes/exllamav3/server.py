@@ -6,7 +6,6 @@ PYTHON .../runner_svc/engine_host/bootstrap.py runner_svc.runtimes.exllamav3.ser
 import argparse
 import asyncio
 import concurrent.futures
-import json
 import os
 import queue
 import sys
@@ -24,6 +23,7 @@ from runner_svc.engine_host.http_server import (
     LoadReports,
     RefusedError,
     import_library,
+    numbers,
     program_parser,
     serve,
 )
@@ -32,8 +32,10 @@ from runner_svc.engine_host.text_routes import (
     TextEngine,
     Usage,
     check_prompt,
-    prompts_of,
+    json_file,
+    logit_bias_of,
     sampling_of,
+    schema_fault,
     send_choice,
     send_progress,
     send_usage,
@@ -49,8 +51,6 @@ WAIT_REPORT_SECONDS = 1.0
 START_SECONDS = 60.0
 """Time for the generator to start; it allocates little."""
 FULL_BITS = 16
-MAX_TOKENIZER_BYTES = 64 * 1024 * 1024
-MAX_SCHEMA_CHARS = 64 * 1024
 _FINISH_REASONS = {"stop_token": "stop", "stop_string": "stop", "end_filter": "stop", "max_new_tokens": "length"}
 _SAMPLER = frozenset(
     {
@@ -133,9 +133,7 @@ class ExllamaV3Engine(TextEngine):
 
     def complete(self, body: dict[str, Any], caller: Caller) -> None:
         """See Engine.complete."""
-        began = time.perf_counter()
-        prompts = [self._tokens(prompt, body.get("add_special", True)) for prompt in prompts_of(body)]
-        usage = Usage(prompt_tokens=sum(map(len, prompts)), tokenize_seconds=time.perf_counter() - began)
+        prompts, usage = self.read_prompts(body)
         answering = _Answering(body, caller, prompts, usage, self._job_options(body))
         work = asyncio.run_coroutine_threadsafe(self._generate(answering), self._loop)
         try:
@@ -191,10 +189,7 @@ class ExllamaV3Engine(TextEngine):
         except (AssertionError, OSError, ValueError, KeyError) as error:
             raise RefusedError(f"{options.model} is no model of ExLlamaV3: {error or type(error).__name__}") from error
         self._tokenizer = library.Tokenizer.from_config(config)
-        tokenizer_file = options.model / "tokenizer.json"
-        if tokenizer_file.stat().st_size > MAX_TOKENIZER_BYTES:
-            raise RefusedError(f"{tokenizer_file} is over {MAX_TOKENIZER_BYTES:,} bytes")
-        self._token_bytes = TokenBytes(json.loads(tokenizer_file.read_bytes()))
+        self._token_bytes = TokenBytes(json_file(options.model / "tokenizer.json"))
         self._end_tokens: list[int] = list(config.eos_token_id_list)
         bits = {"k_bits": options.key_bits, "v_bits": options.value_bits}
         is_quantized = bits != {"k_bits": FULL_BITS, "v_bits": FULL_BITS}
@@ -305,9 +300,7 @@ class ExllamaV3Engine(TextEngine):
         sampling = {name: value for name, value in given.items() if name in _SAMPLER}
         if "top_k" in sampling:
             sampling["top_k"] = max(sampling["top_k"], 0)
-        vocabulary = self._tokenizer.actual_vocab_size
-        biases = ((int(token), value) for token, value in (body.get("logit_bias") or {}).items())
-        bias = {token: value for token, value in biases if 0 <= token < vocabulary}
+        bias = logit_bias_of(body, self._tokenizer.actual_vocab_size)
         finds_loops = body.get("ends_loops") and loops.loop_tokens
         # Without any of them the library's own defaults hold.
         sampler = self._library.ComboSampler(**sampling, logit_bias=bias or None) if sampling or bias else None
@@ -327,14 +320,15 @@ class ExllamaV3Engine(TextEngine):
         name, source = (
             ("response_format", {"json_schema": schema}) if schema else ("grammar", {"gbnf_grammar": grammar})
         )
-        if schema and len(schema) > MAX_SCHEMA_CHARS:
-            raise RefusedError(f"{name}: must be at most {MAX_SCHEMA_CHARS:,} characters")
+        if schema and (why := schema_fault(schema)):
+            raise RefusedError(f"{name}: {why}")
         try:
             return [self._library.LLGuidanceFilter(self._tokenizer, eos_after_completed=True, **source)]
         except (ValueError, RuntimeError) as error:
             raise RefusedError(f"{name}: {error}") from error
 
-    def _tokens(self, prompt: str | list[int], add_special: bool) -> list[int]:
+    def prompt_of(self, prompt: str | list[int], *, add_special: bool) -> list[int]:
+        """See TextEngine.prompt_of."""
         tokens = self.tokens_of(prompt, add_special=add_special) if isinstance(prompt, str) else prompt
         check_prompt(tokens, self.context_tokens, self._tokenizer.actual_vocab_size)
         return tokens
@@ -347,7 +341,7 @@ def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--cache-tokens", type=int, default=2304, help="tokens of the cache for all requests")
     parser.add_argument("--key-bits", type=int, default=FULL_BITS)
     parser.add_argument("--value-bits", type=int, default=FULL_BITS)
-    parser.add_argument("--gpu-split", type=_shares, default=(), help="GiB on each device, separated by commas")
+    parser.add_argument("--gpu-split", type=numbers, default=(), help="GiB on each device, separated by commas")
     parser.add_argument("--tensor-parallel", action="store_true")
     parser.add_argument("--tp-backend", choices=["native", "nccl"], default="native")
     parser.add_argument("--chunk-tokens", type=int, default=2048)
@@ -356,10 +350,6 @@ def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--loop-tokens", type=int, default=4096, help="repeats that end an answer; 0: never")
     parser.add_argument("--loop-repeats", type=int, default=16, help="fewest repeats among these tokens")
     return parser.parse_args(argv)
-
-
-def _shares(text: str) -> tuple[float, ...]:
-    return tuple(float(share) for share in text.split(","))
 
 
 def load(options: argparse.Namespace) -> ExllamaV3Engine:
@@ -372,8 +362,7 @@ def load(options: argparse.Namespace) -> ExllamaV3Engine:
 
 def main() -> None:
     """Load the model, then work on requests."""
-    options = parse_arguments()
-    serve(lambda: load(options), options.port)
+    serve(load, parse_arguments())
 
 
 if __name__ == "__main__":

@@ -5,16 +5,13 @@ PYTHON .../runner_svc/engine_host/bootstrap.py runner_svc.runtimes.faster_whispe
 
 import argparse
 import copy
-import ctypes
 import sys
-import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 from runner_svc.engine_host.cuda_libraries import load_cuda_libraries
 from runner_svc.engine_host.http_server import (
-    BUSY,
     OUT_OF_MEMORY,
     Caller,
     RefusedError,
@@ -23,16 +20,12 @@ from runner_svc.engine_host.http_server import (
     serve,
 )
 from runner_svc.engine_host.media_routes import TranscriptionEngine, TranscriptionRequest
+from runner_svc.engine_host.unload import unload
 from runner_svc.runtimes.faster_whisper.listening import Library, Listening
 from runner_svc.runtimes.faster_whisper.recording import RecordingReader
 
 TOKENIZER_FILE = "tokenizer.json"
 WEIGHTS_FILE = "model.bin"
-UNLOAD_SECONDS = 2.0
-"""The library unloads nothing while a thread of it works, which continues for some ms after the last answer: how long
-to ask it again ..."""
-UNLOAD_POLL_SECONDS = 0.01
-"""... and how often."""
 _OUT_OF_MEMORY = "out of memory"
 
 
@@ -75,16 +68,7 @@ class WhisperEngine(TranscriptionEngine):
 
     def sleep(self) -> None:
         """See Engine.sleep."""
-        library, deadline = self._model.model, time.monotonic() + UNLOAD_SECONDS
-        library.unload_model()
-        while library.model_is_loaded and time.monotonic() < deadline:
-            time.sleep(UNLOAD_POLL_SECONDS)
-            library.unload_model()
-        if library.model_is_loaded:
-            raise RefusedError("the engine is at work; its memory cannot be freed now", BUSY)
-        with suppress(AttributeError, OSError):
-            # Freed memory goes back to the system; glibc keeps it for itself otherwise, others have no such call.
-            ctypes.CDLL(None).malloc_trim(0)
+        unload(self._model.model)
 
     def wake(self) -> None:
         """See Engine.wake."""
@@ -134,8 +118,7 @@ def load(options: argparse.Namespace) -> WhisperEngine:
 
 def main() -> None:
     """Load the model, then work on requests."""
-    options = parse_arguments()
-    serve(lambda: load(options), options.port)
+    serve(load, parse_arguments())
 
 
 if __name__ == "__main__":

@@ -5,10 +5,8 @@ PYTHON .../runner_svc/engine_host/bootstrap.py runner_svc.runtimes.llama_cpp_pyt
 
 import argparse
 import inspect
-import json
 import logging
 import random
-import re
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -22,6 +20,7 @@ from runner_svc.engine_host.http_server import (
     LoadReports,
     RefusedError,
     import_library,
+    numbers,
     program_parser,
     serve,
 )
@@ -30,45 +29,14 @@ from runner_svc.engine_host.text_routes import (
     TextEngine,
     Usage,
     check_prompt,
-    prompts_of,
+    logit_bias_of,
     sampling_of,
+    schema_fault,
     send_choice,
     send_progress,
     send_usage,
     token_limit,
 )
-
-MAX_SCHEMA_CHARS = 64 * 1024
-MAX_REPETITIONS = 2000
-"""Maximum number of repetitions of one item, as in llama.cpp's own grammars; 10**9 would take all memory."""
-_COUNTS = ("minItems", "maxItems", "minLength", "maxLength")
-_BRACES = re.compile(r"\{(\d*)(?:,(\d*))?\}")
-
-
-def schema_fault(schema: str) -> str:
-    """Returns the fault of a schema that is too large; empty: none."""
-    if len(schema) > MAX_SCHEMA_CHARS:
-        return f"the schema must be at most {MAX_SCHEMA_CHARS:,} characters"
-    left: list[Any] = [json.loads(schema)]
-    while left:
-        part = left.pop()
-        if isinstance(part, list):
-            left += part
-        elif isinstance(part, dict):
-            if any(count > MAX_REPETITIONS for count in _counts(part)):
-                return f"at most {MAX_REPETITIONS:,} repetitions can be asked for"
-            left += part.values()
-    return ""
-
-
-def _counts(part: dict[str, Any]) -> list[float]:
-    counts = [value for name in _COUNTS if isinstance(value := part.get(name), int | float)]
-    pattern = part.get("pattern")
-    if isinstance(pattern, str):
-        # Nine digits are over the limit already.
-        counts += [float(digits[:9]) for braces in _BRACES.findall(pattern) for digits in braces if digits]
-    return counts
-
 
 MEAN_POOLING = 1
 """llama.cpp's number for one vector per text, the pooling that weft also sets for llama-server."""
@@ -154,9 +122,7 @@ class LlamaCppEngine(TextEngine):
 
     def complete(self, body: dict[str, Any], caller: Caller) -> None:
         """See Engine.complete."""
-        began = time.perf_counter()
-        prompts = [self._prompt(prompt, body.get("add_special", True)) for prompt in prompts_of(body)]
-        usage = Usage(prompt_tokens=sum(map(len, prompts)), tokenize_seconds=time.perf_counter() - began)
+        prompts, usage = self.read_prompts(body)
         options, grammar = self._sampling(body), self._grammar(body)
         self._caller, self._usage = caller, usage
         self._output_embeddings(False)
@@ -215,7 +181,8 @@ class LlamaCppEngine(TextEngine):
             if self._counts_prefill:
                 send_progress(caller, self._prompt_total, int(llama.n_tokens), cached)
 
-    def _prompt(self, prompt: str | list[int], add_special: bool) -> list[int]:
+    def prompt_of(self, prompt: str | list[int], *, add_special: bool) -> list[int]:
+        """See TextEngine.prompt_of."""
         if isinstance(prompt, str):
             prompt = self.tokens_of(prompt, add_special=add_special) or [self._llama.token_bos()]
         check_prompt(prompt, self.context_tokens, self._llama.n_vocab())
@@ -223,10 +190,7 @@ class LlamaCppEngine(TextEngine):
 
     def _sampling(self, body: dict[str, Any]) -> dict[str, Any]:
         options = sampling_of(body, self._known, "llama-cpp-python")
-        if body.get("logit_bias"):
-            vocabulary = self._llama.n_vocab()
-            given = ((int(token), value) for token, value in body["logit_bias"].items())
-            bias = {token: value for token, value in given if 0 <= token < vocabulary}
+        if bias := logit_bias_of(body, self._llama.n_vocab()):
 
             def add_bias(_: Any, scores: Any) -> Any:
                 for token, value in bias.items():
@@ -307,19 +271,14 @@ def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--flash-attention", choices=["on", "off"], default="off")
     parser.add_argument("--cache-type-k", choices=list(CACHE_TYPES), help="default: f16")
     parser.add_argument("--cache-type-v", choices=list(CACHE_TYPES), help="default: f16")
-    parser.add_argument("--tensor-split", type=_parts, default=(), help="parts of the model for each device: 3,1")
+    parser.add_argument("--tensor-split", type=numbers, default=(), help="parts of the model for each device: 3,1")
     parser.add_argument("--embeddings", action="store_true")
     return parser.parse_args(argv)
 
 
-def _parts(text: str) -> tuple[float, ...]:
-    return tuple(float(part) for part in text.split(","))
-
-
 def main() -> None:
     """Load the model, then work on one request after the other."""
-    options = parse_arguments()
-    serve(lambda: LlamaCppEngine(import_library("llama_cpp"), options), options.port)
+    serve(lambda options: LlamaCppEngine(import_library("llama_cpp"), options), parse_arguments())
 
 
 if __name__ == "__main__":

@@ -144,8 +144,7 @@ def load(options: argparse.Namespace) -> SpeechEngine:
 
 def main() -> None:
     """Load the voices, then speak."""
-    options = parse_arguments()
-    serve(lambda: load(options), options.port)
+    serve(load, parse_arguments())
 
 
 if __name__ == "__main__":

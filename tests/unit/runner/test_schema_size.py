@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from runner_svc.runtimes.llama_cpp_python.server import MAX_REPETITIONS, MAX_SCHEMA_CHARS, schema_fault
+from runner_svc.engine_host.text_routes import MAX_REPETITIONS, MAX_SCHEMA_CHARS, schema_fault
 
 
 @pytest.mark.parametrize(
