@@ -33,7 +33,7 @@ from registry_svc.operations.policy.lifecycle import (
     require_same_action,
 )
 from registry_svc.operations.policy.loads import LoadTimes
-from registry_svc.operations.runner_presence import MeshRunnerDirectory, RunnerPresence
+from registry_svc.operations.runner_presence import RunnerDirectory, RunnerPresence
 from registry_svc.writer import SingleWriter
 from weft.api.operations.v1 import operation_pb2
 from weft.api.operations.v1.operation_service_pb2 import (
@@ -488,7 +488,7 @@ class OperationService:
         settings: OperationLimits,
         tracing: Tracing = NO_TRACING,
     ) -> None:
-        directory = MeshRunnerDirectory(core)
+        directory = RunnerDirectory(core)
         deps = JobDeps(
             calls=calls,
             directory=directory,

@@ -1,11 +1,9 @@
 """Runners as operations see them, and calls that end when their runner goes, whatever the connection shows."""
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
-
-from typing_extensions import override
+from typing import Any, TypeVar
 
 from registry_svc.mesh.claims import claim_to
 from registry_svc.mesh.core import RegistryCore
@@ -38,159 +36,89 @@ class AddedModelView:
     runner: str
 
 
-class RunnerDirectory(Protocol):
+class RunnerDirectory:
     """Lookup of runners, models and pools."""
-
-    def runner_of(self, model: str) -> str | None:
-        """The runner that serves a model; empty: none yet. None: no model of this name is known."""
-        ...
-
-    def holder_of(self, model: str) -> str | None:
-        """See `runner_of`; also the runner that has the model loaded and does not publish it any more."""
-        ...
-
-    def pool(self, name: str) -> tuple[PoolMember, ...]:
-        """The members of a pool by name; empty: there is none of this name."""
-        ...
-
-    def names_pool(self, name: str) -> bool:
-        """Whether models name a pool of this name, so that it is more than one model's own."""
-        ...
-
-    def runner(self, name: str) -> RunnerSnapshot | None:
-        """A runner; None: unknown."""
-        ...
-
-    def active_runners(self) -> list[str]:
-        """The names of all that are there, in order."""
-        ...
-
-    def is_active(self, runner: str) -> bool:
-        """Whether a runner is there."""
-        ...
-
-    def adding_runners(self) -> list[str]:
-        """The names of those that are there and serve models by their source, in order."""
-        ...
-
-    def attaching_runners(self) -> list[str]:
-        """The names of those that are there and attach servers, in order."""
-        ...
-
-    def runner_of_server(self, server: str) -> str | None:
-        """The runner that is there and has attached a server; None: none has one of this name."""
-        ...
-
-    def added_models(self) -> list[AddedModelView]:
-        """The models that runners which are there serve by their source."""
-        ...
-
-    def known_names(self) -> Iterable[str]:
-        """The names of all models and pools."""
-        ...
-
-    def runner_names(self) -> Iterable[str]:
-        """The names of all runners, also of those that are not there."""
-        ...
-
-    def is_taken(self, name: str) -> bool:
-        """Whether any resource has a name, so that a runner could not publish a model of it."""
-        ...
-
-
-class MeshRunnerDirectory(RunnerDirectory):
-    """See RunnerDirectory."""
 
     def __init__(self, core: RegistryCore) -> None:
         self._core = core
 
-    @override
     def runner_of(self, model: str) -> str | None:
+        """The runner that serves a model; empty: none yet. None: no model of this name is known."""
         found = self._core.mesh.model(model)
         return None if found is None else found.runner
 
-    @override
     def holder_of(self, model: str) -> str | None:
+        """See `runner_of`; also the runner that has the model loaded and does not publish it any more."""
         found = self.runner_of(model)
         return self._core.mesh.unowned_on(model) if found is None else found
 
-    @override
     def pool(self, name: str) -> tuple[PoolMember, ...]:
+        """The members of a pool by name; empty: there is none of this name."""
         found = self._core.mesh.pool(name)
         if found is None:
             return ()
         return tuple(self._pool_member(model.manifest.name, model.runner) for model in found.members)
 
-    @override
     def names_pool(self, name: str) -> bool:
+        """Whether models name a pool of this name, so that it is more than one model's own."""
         return self._core.mesh.pools.is_explicit(name)
 
-    @override
     def runner(self, name: str) -> RunnerSnapshot | None:
+        """A runner; None: unknown."""
         member = self._core.mesh.of_runner(name)
         if member is None:
             return None
         return RunnerSnapshot(name=name, incarnation=member.profile.incarnation, active=member.pulse.active)
 
-    @override
     def active_runners(self) -> list[str]:
+        """The names of all that are there, in order."""
         return sorted(member.profile.name for member in self._core.mesh if member.pulse.active)
 
-    @override
     def is_active(self, runner: str) -> bool:
+        """Whether a runner is there."""
         member = self._core.mesh.of_runner(runner)
         return member is not None and member.pulse.active
 
-    @override
     def adding_runners(self) -> list[str]:
-        return sorted(
-            member.profile.name
-            for member in self._core.mesh
-            if member.pulse.active and member.capability.message().adds_models
-        )
+        """The names of those that are there and serve models by their source, in order."""
+        return sorted(name for name, report in self._reports() if report.adds_models)
 
-    @override
     def attaching_runners(self) -> list[str]:
-        return sorted(
-            member.profile.name
-            for member in self._core.mesh
-            if member.pulse.active and member.capability.message().attaches_servers
-        )
+        """The names of those that are there and attach servers, in order."""
+        return sorted(name for name, report in self._reports() if report.attaches_servers)
 
-    @override
     def runner_of_server(self, server: str) -> str | None:
-        return next(
-            (
-                member.profile.name
-                for member in self._core.mesh
-                if member.pulse.active and server in member.capability.message().attached_servers
-            ),
-            None,
-        )
+        """The runner that is there and has attached a server; None: none has one of this name."""
+        return next((name for name, report in self._reports() if server in report.attached_servers), None)
 
-    @override
     def added_models(self) -> list[AddedModelView]:
+        """The models that runners which are there serve by their source."""
         return [
-            AddedModelView(model=instance.model, source=instance.added_source, runner=member.profile.name)
-            for member in self._core.mesh
-            if member.pulse.active
-            for instance in member.capability.message().instances
+            AddedModelView(model=instance.model, source=instance.added_source, runner=name)
+            for name, report in self._reports()
+            for instance in report.instances
             if instance.added_source
         ]
 
-    @override
     def known_names(self) -> Iterable[str]:
+        """The names of all models and pools."""
         mesh = self._core.mesh
         return {*mesh.names_of(ResourceKind.MODEL), *mesh.names_of(ResourceKind.POOL)}
 
-    @override
     def runner_names(self) -> Iterable[str]:
+        """The names of all runners, also of those that are not there."""
         return self._core.mesh.names_of(ResourceKind.RUNNER)
 
-    @override
     def is_taken(self, name: str) -> bool:
+        """Whether any resource has a name, so that a runner could not publish a model of it."""
         mesh = self._core.mesh
         return bool(claim_to(mesh, ResourceKind.MODEL, name).owners or mesh.pools.is_explicit(name))
+
+    def _reports(self) -> Iterator[tuple[str, runner_pb2.Capability]]:
+        """Yields the name and the last report of each runner that is there."""
+        for member in self._core.mesh:
+            if member.pulse.active:
+                yield member.profile.name, member.capability.message()
 
     def _pool_member(self, model: str, runner: str) -> PoolMember:
         member = self._core.mesh.of_runner(runner) if runner else None

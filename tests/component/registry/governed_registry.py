@@ -17,7 +17,7 @@ from registry_svc.operations.job import JobDeps
 from registry_svc.operations.operation_store import OperationStore
 from registry_svc.operations.operations import Operations
 from registry_svc.operations.policy.loads import LoadTimes, PoolMember
-from registry_svc.operations.runner_presence import AddedModelView, RunnerPresence, RunnerSnapshot
+from registry_svc.operations.runner_presence import AddedModelView, RunnerDirectory, RunnerPresence, RunnerSnapshot
 from weft.api.operations.v1 import operation_pb2
 from weft.api.operations.v1.operation_service_pb2 import CreateOperationRequest
 from weft.kernel.clock import Clock, SystemClock
@@ -26,8 +26,10 @@ DATABASE = "registry.db"
 WITNESS = "witness.json"
 
 
-class NobodyThere:
-    """See Directory: two models are known, and no runner."""
+class NobodyThere(RunnerDirectory):
+    """Two models are known, and no runner."""
+
+    def __init__(self) -> None: ...
 
     def runner_of(self, model: str) -> str | None:
         return "" if model in ("qwen", "other") else None

@@ -16,7 +16,7 @@ from registry_svc.operations.operation_store import OperationStore
 from registry_svc.operations.operations import Operations
 from registry_svc.operations.policy.lifecycle import OperationState
 from registry_svc.operations.policy.loads import LoadTimes, PoolMember
-from registry_svc.operations.runner_presence import AddedModelView, RunnerPresence, RunnerSnapshot
+from registry_svc.operations.runner_presence import AddedModelView, RunnerDirectory, RunnerPresence, RunnerSnapshot
 from weft.api.operations.v1 import operation_pb2
 from weft.api.operations.v1.operation_service_pb2 import AuditEntry, CreateOperationRequest
 from weft.api.runner.v1 import added_model_pb2, load_pb2, runner_service_pb2
@@ -179,8 +179,8 @@ class ScriptedCalls(RunnerCalls):
 
 
 @dataclass
-class FakeDirectory:
-    """See RunnerDirectory. Models by runner; every model is in a pool of its own, or in those of `pools`."""
+class FakeDirectory(RunnerDirectory):
+    """Models by runner; every model is in a pool of its own, or in those of `pools`."""
 
     models: dict[str, str] = field(default_factory=lambda: {"m1": "r1", "m2": "r1", "m3": "r2"})
     pools: dict[str, list[PoolMember]] = field(default_factory=dict)

@@ -22,7 +22,7 @@ from registry_svc.operations.operation_store import OperationStore
 from registry_svc.operations.operations import OperationService
 from registry_svc.operations.policy.lifecycle import OperationState
 from registry_svc.operations.policy.loads import PoolMember
-from registry_svc.operations.runner_presence import LOOK_INTERVAL_SECONDS, MeshRunnerDirectory, RunnerSnapshot
+from registry_svc.operations.runner_presence import LOOK_INTERVAL_SECONDS, RunnerDirectory, RunnerSnapshot
 from weft.api.common.v1 import priority_pb2
 from weft.api.operations.v1 import operation_pb2
 from weft.api.registry.v1.model_pb2 import MODEL_OPERATION_CHAT, ModelManifest
@@ -283,7 +283,7 @@ async def test_a_runner_that_keeps_its_memory_refused(stage: RunnerStage, reason
 
 
 async def test_the_directory_says_what_the_registry_knows(stage: RunnerStage) -> None:
-    directory = MeshRunnerDirectory(stage.registry.core)
+    directory = RunnerDirectory(stage.registry.core)
     assert (directory.runner_of("m1"), directory.runner_of("m9")) == ("r1", None)
     assert (directory.names_pool("p"), directory.names_pool("m1")) == (True, False)
     assert directory.runner("r1") == RunnerSnapshot(name="r1", incarnation="life-1", active=True)
