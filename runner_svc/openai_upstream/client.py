@@ -595,7 +595,7 @@ def _best_first(found: list[_Score], payload: rerank_pb2.RerankPayload) -> list[
         message = f"the engine sent scores of {len(places)} documents for {wanted} of {count}"
         raise WeftError(Reason.BACKEND_PROTOCOL_ERROR, message)
     if not all(math.isfinite(score.relevance_score) for score in found):
-        raise WeftError(Reason.BACKEND_PROTOCOL_ERROR, "the engine sent a score that is no number")
+        raise WeftError(Reason.BACKEND_PROTOCOL_ERROR, "the engine returned an invalid score")
     found.sort(key=lambda score: (-score.relevance_score, score.index))
     return [rerank_pb2.RerankScore(index=score.index, score=score.relevance_score) for score in found[:wanted]]
 

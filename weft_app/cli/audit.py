@@ -77,7 +77,8 @@ def show_head(home: HomeOption = DEFAULT_HOME) -> None:
 @app.command("verify")
 def verify(
     head: Annotated[
-        str | None, typer.Option("--head", metavar="SEQUENCE:HASH", help="Head of the log that was stored elsewhere.")
+        str | None,
+        typer.Option("--head", metavar="SEQUENCE:HASH", help="Expected hash of the last entry, stored elsewhere."),
     ] = None,
     head_file: Annotated[Path | None, typer.Option("--head-file", help="File with the head.")] = None,
     home: HomeOption = DEFAULT_HOME,

@@ -65,7 +65,7 @@ def create_model(
         str, typer.Option("--upstream-model", help="The provider's name of the model. Default: NAME.")
     ] = "",
     pool: Annotated[str, typer.Option("--pool", help="Pool that it is a member of.")] = "",
-    embeddings: Annotated[bool, typer.Option("--embeddings", help="It also gives embeddings.")] = False,
+    embeddings: Annotated[bool, typer.Option("--embeddings", help="The model also serves embeddings.")] = False,
     skills: Annotated[
         list[str] | None,
         typer.Option("--skill", help="text, image, audio or tools; repeatable. Default: unknown."),
@@ -74,7 +74,7 @@ def create_model(
     labels: Annotated[
         list[str] | None, typer.Option("--label", metavar="KEY=VALUE", help="Label to select it by; repeatable.")
     ] = None,
-    owner: Annotated[str, typer.Option("--owner", help="Who answers for it. Default: the caller's key.")] = "",
+    owner: Annotated[str, typer.Option("--owner", help="Owner. Default: the caller's key.")] = "",
     context_tokens: Annotated[int, typer.Option("--context-tokens", min=0, help="Context; 0: unknown.")] = 0,
     slots: Annotated[int, typer.Option("--slots", min=0, help="Requests that are sent concurrently; 0: 4.")] = 0,
     timeout_seconds: Annotated[

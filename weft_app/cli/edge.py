@@ -96,7 +96,7 @@ def config(
         Path | None, typer.Option("--certificate", help="PEM chain, as Envoy finds it. Default: plain HTTP.")
     ] = None,
     key: Annotated[Path | None, typer.Option("--key", help="PEM key of the certificate, as Envoy finds it.")] = None,
-    output: Annotated[EdgeFormat, typer.Option("--output", "-o", help="How to print.")] = EdgeFormat.YAML,
+    output: Annotated[EdgeFormat, typer.Option("--output", "-o", help="Output format.")] = EdgeFormat.YAML,
 ) -> None:
     """Print an Envoy configuration: its limits are those of weft.yaml (`edge`, `gateway.connections`).
 

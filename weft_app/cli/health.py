@@ -43,9 +43,7 @@ _PROCESSES = Listing(
 
 
 def health(
-    live: Annotated[
-        bool, typer.Option("--live", help="Ask whether each process itself works, not whether it should get requests.")
-    ] = False,
+    live: Annotated[bool, typer.Option("--live", help="Check liveness instead of readiness.")] = False,
     home: HomeOption = DEFAULT_HOME,
     output: OutputOption = OutputFormat.TABLE,
 ) -> None:

@@ -71,9 +71,7 @@ def image(
     size: Annotated[str, typer.Option("--size", help="WIDTHxHEIGHT in pixels. Default: the model's own.")] = "",
     steps: Annotated[int | None, typer.Option("--steps", min=1, max=1000, help="Steps of each image.")] = None,
     seed: Annotated[int | None, typer.Option("--seed", min=0, help="The same seed makes the same image.")] = None,
-    guidance: Annotated[
-        float | None, typer.Option("--guidance", min=0, max=100, help="How closely it follows PROMPT.")
-    ] = None,
+    guidance: Annotated[float | None, typer.Option("--guidance", min=0, max=100, help="Guidance scale.")] = None,
     negative: Annotated[str, typer.Option("--negative", help="What the image must not show.")] = "",
     quality: Annotated[str, typer.Option("--quality", help="How much effort, in the model's words.")] = "",
     source: Annotated[list[Path] | None, typer.Option("--from", help="Image to work from; several times.")] = None,

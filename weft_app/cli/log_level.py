@@ -31,7 +31,7 @@ def log_level(
     ] = None,
     *,
     duration: Annotated[
-        str, typer.Option("--for", metavar="TIME", help="How long it holds: such as 30s or 1h, at most 4h.")
+        str, typer.Option("--for", metavar="TIME", help="Duration, such as 30s or 1h, at most 4h.")
     ] = "10m",
     home: HomeOption = DEFAULT_HOME,
 ) -> None:

@@ -206,7 +206,7 @@ PANELS: Mapping[str, Mapping[str, CommandPlace]] = {
     },
     "Administration": {
         "config": CommandPlace(
-            "weft_app.cli.mesh_config:app", "Show what weft.yaml means; show and change settings of the whole mesh."
+            "weft_app.cli.mesh_config:app", "Show the effective weft.yaml; show and change settings of the mesh."
         ),
         "keys": CommandPlace("weft_app.cli.keys:app", "Manage API keys: their scopes and tenants."),
         "runner": CommandPlace(

@@ -13,7 +13,7 @@ from weft_app.cli.mesh_documents import Document, connect
 from weft_app.cli.options import DEFAULT_HOME, ConfigOption, HomeOption, OutputFormat, OutputOption
 from weft_app.cli.output import Column, Listing, say
 
-app = typer.Typer(help="Show what weft.yaml means; show and change settings of the whole mesh.", no_args_is_help=True)
+app = typer.Typer(help="Show the effective weft.yaml; show and change settings of the mesh.", no_args_is_help=True)
 
 PATH = "/api/v1/config"
 ALLOW_CLOUD_FALLBACK = "allowCloudFallback"
@@ -61,8 +61,12 @@ def show(
     service: Annotated[
         ConfiguredService, typer.Option("--service", help="Which command reads it: `weft up`, or `weft serve SERVICE`.")
     ] = ConfiguredService.UP,
-    port: Annotated[int | None, typer.Option("--port", "-p", help="As this option of that command.")] = None,
-    grpc_port: Annotated[int | None, typer.Option("--grpc-port", help="As this option of that command.")] = None,
+    port: Annotated[
+        int | None, typer.Option("--port", "-p", help="Same as this option of `weft up` or `weft serve`.")
+    ] = None,
+    grpc_port: Annotated[
+        int | None, typer.Option("--grpc-port", help="Same as this option of `weft up` or `weft serve`.")
+    ] = None,
     output: OutputOption = OutputFormat.TABLE,
 ) -> None:
     """Show the configuration and where each value comes from: file and line, environment, command line or default.

@@ -177,7 +177,7 @@ def _pull_there(source: str, runner: str, form: ModelForm | None, home: Path, ou
 def list_models(
     found: Annotated[
         bool,
-        typer.Option("--found", help="Those of Ollama, LM Studio and the hub's cache instead, as `source` names them."),
+        typer.Option("--found", help="List models of Ollama, LM Studio and the hub's cache instead."),
     ] = False,
     home: HomeOption = DEFAULT_HOME,
     config: ConfigOption = None,

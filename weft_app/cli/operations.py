@@ -398,9 +398,7 @@ def list_operations(
     home: HomeOption = DEFAULT_HOME,
     output: OutputOption = OutputFormat.TABLE,
     *,
-    watch: Annotated[
-        bool, typer.Option("--watch", "-w", help="Then print each that is new or changes, until Ctrl-C.")
-    ] = False,
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Print changes until Ctrl-C.")] = False,
 ) -> None:
     """List operations, newest first; with --watch oldest first, then each that is new or changes.
 

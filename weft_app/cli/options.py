@@ -101,10 +101,10 @@ ConfigOption = Annotated[
         "Default: the environment variable LLM_POOL_SETTINGS_PATH, else ./weft.yaml.",
     ),
 ]
-OutputOption = Annotated[OutputFormat, typer.Option("--output", "-o", help="How to print.")]
+OutputOption = Annotated[OutputFormat, typer.Option("--output", "-o", help="Output format.")]
 PageOutputOption = Annotated[OutputFormat, typer.Option("--output", "-o", help="Output format; table is text.")]
-WideOutputOption = Annotated[WideFormat, typer.Option("--output", "-o", help="How to print.")]
-ResourceOutputOption = Annotated[ResourceFormat, typer.Option("--output", "-o", help="How to print.")]
+WideOutputOption = Annotated[WideFormat, typer.Option("--output", "-o", help="Output format.")]
+ResourceOutputOption = Annotated[ResourceFormat, typer.Option("--output", "-o", help="Output format.")]
 WatchOption = Annotated[bool, typer.Option("--watch", "-w", help="Watch for changes until Ctrl-C.")]
 
 __all__ = ["DEFAULT_HOME", "ConfigOption", "HomeOption", "OutputFormat", "OutputOption", "reporting"]

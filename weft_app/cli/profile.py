@@ -38,7 +38,7 @@ def save(
     name: NameArgument,
     description: Annotated[str, typer.Option("--description", "-d", help="Purpose, for people.")] = "",
     leave_others: Annotated[
-        bool, typer.Option("--leave-others", help="A switch to it leaves models alone that are not loaded now.")
+        bool, typer.Option("--leave-others", help="Do not unload other models at a switch.")
     ] = False,
     dry_run: DryRunOption = False,
     home: HomeOption = DEFAULT_HOME,

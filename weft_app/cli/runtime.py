@@ -92,7 +92,7 @@ def install(
     python: Annotated[
         Path | None, typer.Option("--python", help="Python to make it with. Default: weft's own, or one on PATH.")
     ] = None,
-    reinstall: Annotated[bool, typer.Option("--reinstall", help="Also where it is installed as it should be.")] = False,
+    reinstall: Annotated[bool, typer.Option("--reinstall", help="Reinstall even if it is up to date.")] = False,
     timeout: Annotated[float, typer.Option("--timeout", min=1, help="Longest installation, in seconds.")] = (
         DEFAULT_SECONDS
     ),

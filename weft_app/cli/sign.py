@@ -79,7 +79,7 @@ PolicyOption = Annotated[
 LifetimeOption = Annotated[
     int,
     typer.Option(
-        "--lifetime", min=1, max=MAX_LIFETIME_SECONDS, help="Without a mesh: how many seconds the token is good."
+        "--lifetime", min=1, max=MAX_LIFETIME_SECONDS, help="Without a mesh: lifetime of the token in seconds."
     ),
 ]
 

@@ -53,12 +53,12 @@ def speak(
     *,
     file: Annotated[Path | None, typer.Option("--file", "-f", help="File with what to say; - is stdin.")] = None,
     model: Annotated[str, typer.Option("--model", help="Default: the only model.", autocompletion=complete_model)] = "",
-    voice: Annotated[str, typer.Option("--voice", help="Who says it, in the model's words.")] = "",
+    voice: Annotated[str, typer.Option("--voice", help="Name of the voice.")] = "",
     audio_format: Annotated[
         str, typer.Option("--format", help=f"{', '.join(FORMATS)}. Default: by the file's name, else mp3.")
     ] = "",
     speed: Annotated[float | None, typer.Option("--speed", min=MIN_SPEED, max=MAX_SPEED, help="How fast.")] = None,
-    instructions: Annotated[str, typer.Option("--instructions", help="How it is said, in words.")] = "",
+    instructions: Annotated[str, typer.Option("--instructions", help="Instructions for the speaker.")] = "",
     force: Annotated[bool, typer.Option("--force", help="Overwrite the file.")] = False,
     detach: DetachOption = False,
     fetch: FetchOption = "",

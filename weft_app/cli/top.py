@@ -43,7 +43,7 @@ _WAITS = ("queued", "loading")
 def top(
     home: HomeOption = DEFAULT_HOME,
     output: OutputOption = OutputFormat.TABLE,
-    once: Annotated[bool, typer.Option("--once", help="Print once and leave.")] = False,
+    once: Annotated[bool, typer.Option("--once", help="Print once and exit.")] = False,
     interval: Annotated[
         float, typer.Option("--interval", min=0.2, max=60.0, help="Seconds between two reads.")
     ] = INTERVAL_SECONDS,

@@ -61,8 +61,10 @@ def transcribe(
     vtt: Annotated[bool, typer.Option("--vtt", help="Captions as WebVTT.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="A document with segments and their times.")] = False,
     words: Annotated[bool, typer.Option("--words", help="As --json, with the times of single words.")] = False,
-    language: Annotated[str, typer.Option("--language", help="Of the recording, such as de. Default: found out.")] = "",
-    translate: Annotated[bool, typer.Option("--translate", help="Into English, whatever is spoken.")] = False,
+    language: Annotated[
+        str, typer.Option("--language", help="Language of the recording, such as de. Default: detected.")
+    ] = "",
+    translate: Annotated[bool, typer.Option("--translate", help="Translate to English.")] = False,
     prompt: Annotated[str, typer.Option("--prompt", help="Words that guide the style, such as names.")] = "",
     temperature: Annotated[float | None, typer.Option("--temperature", min=0, max=1, help="0 is greedy.")] = None,
     force: Annotated[bool, typer.Option("--force", help="Overwrite the file.")] = False,

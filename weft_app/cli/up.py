@@ -80,7 +80,7 @@ def up(
             "--runner-http-port",
             min=0,
             max=MAX_PORT,
-            help="Also serve the own HTTP API of the only runner here, see docs/api.md.",
+            help="Port of the HTTP API of the only runner, see docs/api.md.",
         ),
     ] = None,
     http_port: Annotated[int | None, typer.Option("--http-port", min=0, max=MAX_PORT, hidden=True)] = None,

@@ -46,7 +46,7 @@ _CSV_COUNTS = (
 def usage(
     by: Annotated[
         str,
-        typer.Option("--by", help="What rows are kept apart by: tenant, key, model, asked, hour or day, with commas."),
+        typer.Option("--by", help="Group rows by tenant, key, model, asked, hour or day, with commas."),
     ] = "tenant",
     since: Annotated[
         str, typer.Option("--since", help="Requests that ended in this time, such as 12h or 30d, or since a date.")
@@ -54,7 +54,7 @@ def usage(
     until: Annotated[str, typer.Option("--until", help="Requests that ended before; a time ago, or a date.")] = "",
     tenant: Annotated[str, typer.Option("--tenant", help="Only this tenant.")] = "",
     model: Annotated[str, typer.Option("--model", help="Only this model.")] = "",
-    output: Annotated[UsageFormat, typer.Option("--output", "-o", help="How to print.")] = UsageFormat.TABLE,
+    output: Annotated[UsageFormat, typer.Option("--output", "-o", help="Output format.")] = UsageFormat.TABLE,
     home: HomeOption = DEFAULT_HOME,
 ) -> None:
     """Show what tenants, keys and models used: requests, tokens, media, accelerator time, remote requests.

@@ -65,7 +65,7 @@ BudgetOption = Annotated[
 ]
 EvictOption = Annotated[str, typer.Option("--evict", metavar="MODEL", help="Unload this model first.")]
 ReplicasOption = Annotated[
-    int, typer.Option("--replicas", min=0, max=64, help="Of a pool: number of members loaded afterwards.")
+    int, typer.Option("--replicas", min=0, max=64, help="Number of pool members to keep loaded.")
 ]
 PinOption = Annotated[bool, typer.Option("--pin", help="Never evict it for another model.")]
 KeepAliveOption = Annotated[
@@ -173,7 +173,7 @@ def load(
 def pull(
     source: Annotated[str, typer.Argument(metavar="SOURCE", help="A source such as hf:OWNER/REPO.")],
     *,
-    runner: Annotated[str, typer.Option("--runner", help="The runner whose home it is pulled to.")] = "",
+    runner: Annotated[str, typer.Option("--runner", help="The runner that pulls it.")] = "",
     form: Annotated[str, typer.Option("--form", help="gguf, or folder.")] = "",
 ) -> operation_pb2.OperationAction:
     """Returns the action of a pull. Raises INVALID_ARGUMENT naming the option."""
@@ -203,8 +203,10 @@ def flush(
         typer.Option("--scope", help="Prefixes that are dropped; default: by the other options."),
     ] = None,
     everything: Annotated[bool, typer.Option("--all", help="All cached prefixes.")] = False,
-    model: Annotated[str, typer.Option("--model", help="Of this model.", autocompletion=complete_model)] = "",
-    tenant: Annotated[str, typer.Option("--tenant", help="Of this tenant.")] = "",
+    model: Annotated[
+        str, typer.Option("--model", help="Only prefixes of this model.", autocompletion=complete_model)
+    ] = "",
+    tenant: Annotated[str, typer.Option("--tenant", help="Only prefixes of this tenant.")] = "",
     tag: Annotated[str, typer.Option("--tag", help="Only prefixes with this cache tag.")] = "",
     runner: Annotated[str, typer.Option("--runner", help="Only on this runner.")] = "",
 ) -> operation_pb2.OperationAction:
