@@ -171,7 +171,7 @@ def test_half_a_surrogate_in_a_name_does_not_get_into_the_error() -> None:
         ({"$ref": 5}, r"\.\$ref: "),
         ({"properties": {"a": {"$ref": "#/$defs/nothing"}}}, "does not have"),
         ({"properties": {"a": {"$ref": "#/required/0"}}, "required": ["a"]}, "does not have"),
-        ({"allOf": [{"$ref": "#"}]}, "defined by itself"),
+        ({"allOf": [{"$ref": "#"}]}, "must not refer to itself"),
         ({"additionalProperties": "no"}, r"\.additionalProperties: "),
         ({"properties": {"a": {"maximum": float("inf")}}}, "not JSON compliant"),
         ({"properties": {"a": {"maximum": 10**400}}}, "beyond the range"),
