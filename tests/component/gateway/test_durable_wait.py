@@ -275,7 +275,7 @@ async def test_an_answer_that_broke_off_ends_with_an_error_and_no_other_words() 
             told += await reader.readuntil(b"0\r\n\r\n")
         task_id = tasks.one.task.id
         assert b'"code":"server_died"' in told
-        assert f"task {task_id} goes on".encode() in told
+        assert f"task {task_id} continues".encode() in told
         assert b"evening" not in told
         assert b"[DONE]" not in told
         assert tasks.cancelled == []

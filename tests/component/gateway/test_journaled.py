@@ -227,7 +227,7 @@ async def test_an_answer_that_broke_off_is_an_error_and_never_continued_with_ano
     (task_id,) = tasks.kept
     assert caught.value.reason is Reason.SERVER_DIED
     assert task_id in caught.value.message
-    assert ("goes on" in caught.value.message) is not is_cancelled
+    assert ("continues" in caught.value.message) is not is_cancelled
     assert caught.value.metadata["task_id"] == task_id
     assert text_of(found) == "Hello"
     assert bool(tasks.cancelled) is is_cancelled
