@@ -161,10 +161,10 @@ async def _until_logged(backend: ExllamaV3Backend, begin: str) -> str:
             await asyncio.sleep(0.01)
 
 
-async def test_with_a_shared_cache_a_tenant_does_find_the_pages_of_another(model: Path) -> None:
+async def test_with_one_salt_a_tenant_does_find_the_pages_of_another(model: Path) -> None:
     """The negative control of the suite over this engine."""
-    async with _running(model, shared_cache=True) as (backend, _):
-        tenants = Tenants(backend, CacheManager.over([OneModel(backend)]), lambda use: _of(use.salt))
+    async with _running(model) as (backend, _):
+        tenants = Tenants(backend, CacheManager.over([OneModel(backend)]), lambda _: _of("same"))
         assert await tenants.cached("a", SEA) == 0
         assert await tenants.cached("b", SEA) > MIN_HIT_TOKENS
 
@@ -218,7 +218,7 @@ async def test_settings_and_the_order_of_a_load_reach_the_library(model: Path) -
 
 
 async def test_parameters_have_the_names_of_the_library(model: Path) -> None:
-    async with _running(model, {"echo_options": True}, requeue_tokens=512) as (backend, _):
+    async with _running(model, {"echo_options": True}, extra_arguments=("--requeue-tokens", "512")) as (backend, _):
         assert json.loads(await reply(backend, chat())) == {"rq": 512, "banned": []}
         payload = _sampled(temperature=0.5, top_k=-1, repeat_penalty=1.5, frequency_penalty=0.5, seed=7)
         told = json.loads(await reply(backend, _with_extra(payload, banned_strings=["as an AI"], min_new_tokens=3)))
@@ -340,11 +340,7 @@ async def test_a_request_that_waits_for_another_tenant_reports_that_it_does_and_
         assert await reply(backend, limited, _of("b")), "the place of the one that gave up is free"
 
 
-async def test_a_shared_cache_is_said_to_be_shared_and_a_flush_empties_it(model: Path) -> None:
-    async with _running(model, shared_cache=True) as (backend, _):
-        assert backend.cache_isolation is CacheIsolation.NONE
-        assert await _cached(backend, "hello", "a") == 0
-        assert await _cached(backend, "hello", "b") > 0
+async def test_a_flush_empties_the_cache(model: Path) -> None:
     async with _running(model) as (backend, _):
         assert await _cached(backend, "hello", "a") == 0
         erased = await backend.erase_cache()
@@ -353,7 +349,9 @@ async def test_a_shared_cache_is_said_to_be_shared_and_a_flush_empties_it(model:
 
 
 async def test_a_prefill_is_reported_and_one_that_is_given_up_is_cancelled_in_the_library(model: Path) -> None:
-    async with _running(model, {"seconds_per_chunk": 0.05}, chunk_tokens=256, context_tokens=8192) as (backend, _):
+    chunks = ("--chunk-tokens", "256")
+    slow = {"seconds_per_chunk": 0.05}
+    async with _running(model, slow, extra_arguments=chunks, context_tokens=8192) as (backend, _):
         async with aclosing(backend.generate(chat("x" * 5000), CALL)) as frames:
             async with asyncio.timeout(20.0):
                 reports = [(await anext(frames))[0].progress for _ in range(2)]
