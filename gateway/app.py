@@ -97,7 +97,7 @@ class GatewayPorts:
     keys: KeyRingSource | None = None
     """The valid API keys; None: callers need none."""
     api_keys: KeysPort | None = None
-    """Creates and revokes keys; None, or where callers need no keys: no endpoints for it."""
+    """Creates and revokes keys; None: no endpoints for it."""
     join_tokens: JoinTokensPort | None = None
     """Keeps the tokens with which runners join; None: no endpoints for it."""
     join_command: JoinCommands = _no_command
@@ -241,7 +241,7 @@ def gate_of(keys: KeyRingSource | None, clock: Clock) -> Gate:
 def _serve_management(app: EdgeApp, deps: GatewayDeps, ports: GatewayPorts) -> None:
     if ports.admin is not None:
         app.serve(ADMIN, {AdminDeps: AdminDeps(gateway=deps, ports=ports.admin)})
-    if ports.keys is not None and ports.api_keys is not None:
+    if ports.api_keys is not None:
         app.serve(KEYS, {KeysDeps: KeysDeps(gateway=deps, keys=ports.api_keys)})
     if ports.join_tokens is not None:
         tokens = JoinTokenDeps(gateway=deps, tokens=ports.join_tokens, join_command=ports.join_command)

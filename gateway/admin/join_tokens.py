@@ -11,6 +11,7 @@ from starlette.responses import Response
 from typing_extensions import override
 
 from gateway.answers.unary import json_response
+from gateway.auth.authentication import HOME_SOCKET
 from gateway.deps import GatewayDeps
 from gateway.intake.query import begin_change, begin_read
 from gateway.operations import read_body
@@ -131,7 +132,8 @@ async def list_join_tokens(deps: JoinTokens, request: Request) -> Response:
 async def create_join_token(deps: JoinTokens, request: Request) -> Response:
     """Makes a join token, with the command to type on the other machine; the only time that it is shown."""
     wanted = await read_body(request, deps.gateway.config, NewJoinTokenBody, SURFACE, optional=True)
-    if deps.join_command("") is None:
+    # On the socket of its home the caller names relays elsewhere.
+    if deps.join_command("") is None and not request.scope.get(HOME_SOCKET):
         raise WeftError(
             Reason.UNSUPPORTED_OPERATION,
             "no runner can join here: the mesh listens on this machine alone; weft up --host 0.0.0.0, or relay.listen "
@@ -143,13 +145,9 @@ async def create_join_token(deps: JoinTokens, request: Request) -> Response:
     made = await deps.tokens.create(creation)
     _note("join token made", request, made.join_token.id)
     command = deps.join_command(made.token)
-    assert command is not None, "it was there before"
-    answer = NewJoinToken(
-        join_token=made.join_token,
-        token=made.token,
-        command=command.text,
-        this_machine_only=command.this_machine_only,
-    )
+    answer = NewJoinToken(join_token=made.join_token, token=made.token)
+    if command is not None:
+        answer.command, answer.this_machine_only = command.text, command.this_machine_only
     response = json_response(document_of(answer), 201)
     response.headers["cache-control"] = "no-store"
     return response

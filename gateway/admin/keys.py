@@ -1,4 +1,8 @@
-"""`/api/v1/keys`: list, create, rotate and revoke API keys. Absent where callers need no keys."""
+"""`/api/v1/keys`: list, create, rotate and revoke API keys.
+
+Where callers need no keys, they are served on the socket of a home alone: the user of a home may prepare keys, and
+others on its machine may not.
+"""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -11,6 +15,7 @@ from starlette.responses import Response
 from typing_extensions import override
 
 from gateway.answers.unary import json_response
+from gateway.auth.authentication import HOME_SOCKET
 from gateway.deps import GatewayDeps
 from gateway.intake.query import begin_change, begin_read
 from gateway.operations import read_body
@@ -134,8 +139,15 @@ class KeysDeps:
 Keys = Annotated[KeysDeps, collaborator(KeysDeps)]
 
 
+def _require_served(deps: KeysDeps, request: Request) -> None:
+    """Raises NOT_FOUND where callers need no keys, unless they are on the socket of a home."""
+    if not (deps.gateway.gate.needs_keys or request.scope.get(HOME_SOCKET)):
+        raise WeftError(Reason.NOT_FOUND, "API keys are not served where callers need none; use weft keys at its home")
+
+
 async def list_keys(deps: Keys, request: Request) -> Response:
     """Lists all keys without their secrets, newest first."""
+    _require_served(deps, request)
     begin_read(request, SURFACE)
     found = await deps.keys.list_all()
     document = document_of(found)
@@ -146,6 +158,7 @@ async def list_keys(deps: Keys, request: Request) -> Response:
 
 async def revoke_key(deps: Keys, request: Request) -> Response:
     """Revokes a key immediately, on every gateway and router."""
+    _require_served(deps, request)
     begin_change(request, SURFACE)
     key_id = _id_of(request)
     await deps.keys.revoke(key_id)
@@ -155,6 +168,7 @@ async def revoke_key(deps: Keys, request: Request) -> Response:
 
 async def create_key(deps: Keys, request: Request) -> Response:
     """Creates a key. The answer is the only time that the secret is shown."""
+    _require_served(deps, request)
     wanted = await read_body(request, deps.gateway.config, NewKeyBody, SURFACE, optional=True)
     _require_scopes(request, wanted.scopes or DEFAULT_SCOPES)
     creation = key_pb.CreateKeyRequest(description=wanted.description, tenant=wanted.tenant, scopes=wanted.scopes)
@@ -167,6 +181,7 @@ async def create_key(deps: Keys, request: Request) -> Response:
 
 async def rotate_key(deps: Keys, request: Request) -> Response:
     """Gives a key a new secret, shown only in this answer; the old one stays valid for a grace period."""
+    _require_served(deps, request)
     wanted = await read_body(request, deps.gateway.config, RotateBody, SURFACE, optional=True)
     # The caller receives the new secret, whatever its tenant: so the caller must be allowed to create keys, and the key
     # may have no scope that the caller lacks. Scopes of a key never change.

@@ -20,7 +20,7 @@ from weft.kernel.principal import Principal
 from weft.kernel.reasons import Reason
 
 SURFACE = "api"
-PARAMETERS = ("kinds",)
+PARAMETERS = ("kinds", "allTenants")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,10 +43,13 @@ def watch_deps(gateway: GatewayDeps, sources: Sequence[WatchSource]) -> WatchDep
 async def watch(deps: Watch, request: Request) -> Response:
     """Streams what there is of the kinds, then every change, as server-sent events.
 
-    `kinds`: words with commas between them; without it, every kind that the caller may see.
+    `kinds`: words with commas between them; without it, every kind that the caller may see. `allTenants`: requests and
+    tasks of any tenant, where the caller may name other tenants.
     """
     query = begin_read(request, SURFACE, PARAMETERS)
-    caller = WatchCaller(principal=facts_of(request.scope).principal, tenant=tenant_of(request.scope))
+    principal = facts_of(request.scope).principal
+    is_of_all = query.flag("allTenants") and principal.names_tenants
+    caller = WatchCaller(principal=principal, tenant="" if is_of_all else tenant_of(request.scope))
     if "kinds" in query:
         sources = _wanted(deps, query.text("kinds"), caller.principal)
     else:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 import yaml
+from kit.home_gateway import home_gateway
 from mesh_process import WEFT
 from typer.testing import CliRunner, Result
 
@@ -57,8 +58,9 @@ def stop_in_order(process: "subprocess.Popen[str]") -> None:
 
 
 def weft(home: Path, *arguments: str) -> Result:
-    """A `weft` command to its end."""
-    return CliRunner().invoke(app, arguments, env={"WEFT_HOME": str(home), "COLUMNS": "300"})
+    """A `weft` command to its end, with a gateway of the home."""
+    with home_gateway(home, f"unix:{home}/run/registry.sock"):
+        return CliRunner().invoke(app, arguments, env={"WEFT_HOME": str(home), "COLUMNS": "300"})
 
 
 @asynccontextmanager

@@ -60,7 +60,9 @@ def mesh_url(home: Path | str | None = None) -> str:
     folder = home_folder(home)
     if elsewhere := _variable(URL_VARIABLE, folder):
         return require_url(elsewhere)
-    return _fact(folder, "url") or _served(folder, "gateway") or _no_gateway(folder)
+    is_killed = bool(address := _fact(folder, "grpc")) and not _unless_dead(address)
+    own = "" if is_killed else _fact(folder, "url")
+    return own or _served(folder, "gateway") or _no_gateway(folder)
 
 
 def require_url(url: str) -> str:

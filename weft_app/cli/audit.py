@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -11,9 +11,12 @@ from weft.api.operations.v1 import operation_service_pb2 as pb
 from weft.client.operations import connect_operations
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.reasons import Reason
-from weft_app.cli.mesh_documents import Document, connect
+from weft_app.cli.mesh_api import connect
 from weft_app.cli.options import DEFAULT_HOME, HomeOption, OutputFormat, OutputOption, note
 from weft_app.cli.output import Column, Listing, say
+
+if TYPE_CHECKING:
+    from weft_app.cli.mesh_documents import Document
 
 AUDIT = "/v1/admin/audit"
 PAGE_SIZE = 1000

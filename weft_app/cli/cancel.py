@@ -13,7 +13,8 @@ from weft.kernel.names import MAX_REQUEST_ID_CHARS, require_token
 from weft.kernel.reasons import Reason
 from weft_app.cli.completion import complete_cancelled_kind
 from weft_app.cli.formats import FORMATS
-from weft_app.cli.mesh_documents import Document, connect
+from weft_app.cli.mesh_api import connect
+from weft_app.cli.mesh_documents import Document
 from weft_app.cli.options import DEFAULT_HOME, HomeOption, OutputFormat, PageOutputOption, exit_code, note, words_of
 from weft_app.cli.output import print_page, safe_text
 from weft_app.cli.targets import BATCH_WORDS, OPERATION_WORDS, REQUEST_WORDS, TASK_WORDS
@@ -98,7 +99,7 @@ def _cancelled_kind(words: Sequence[str]) -> tuple[str, list[str]]:
 def cancel_requests(ids: Sequence[str], tenant: str, output: OutputFormat, home: Path) -> None:
     """Cancels requests by their ids and prints how each ended. A failure of one does not stop the others."""
     failures: list[WeftError] = []
-    with connect(home, CANCEL_TIMEOUT_SECONDS, "router") as api:
+    with connect(home, CANCEL_TIMEOUT_SECONDS) as api:
         for each in ids:
             try:
                 path = f"/v1/requests/{require_token(each, 'ID', MAX_REQUEST_ID_CHARS)}/cancel"

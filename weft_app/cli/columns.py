@@ -73,6 +73,12 @@ def _used(tenant: Document) -> str:
     return used_text(tenant.get(USES, ()))
 
 
+def without_heartbeat(document: Document) -> Document:
+    """Returns a resource without the time of its last heartbeat."""
+    status = {name: value for name, value in document["status"].items() if name != "lastHeartbeatAt"}
+    return document | {"status": status}
+
+
 def graph_bytes(workflow: Document) -> int:
     """Returns the length of a workflow's graph as JSON."""
     return len(json.dumps(workflow["graph"], separators=(",", ":"), ensure_ascii=False).encode())
@@ -283,6 +289,7 @@ def _listing(kind: ResourceKind, empty: str, columns: Sequence[Column], wide: Se
         name=label_of,
         kind=kind.list_kind,
         document=lambda document: {key: value for key, value in document.items() if key != USES},
+        lasting=without_heartbeat,
         yaml=declared_yaml,
         plural=kind.plural,
     )

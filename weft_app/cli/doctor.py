@@ -40,7 +40,8 @@ from weft_app.cli.machine_checks import (
     platform_finding,
     port_findings,
 )
-from weft_app.cli.mesh_documents import Document, connect
+from weft_app.cli.mesh_api import connect
+from weft_app.cli.mesh_documents import Document
 from weft_app.cli.mesh_processes import examine_mesh
 from weft_app.cli.network_options import (
     AnnounceOption,

@@ -6,10 +6,11 @@ from typing import Annotated
 import typer
 
 from weft.documents.resource_kinds import ResourceKind
-from weft.kernel.errors import invalid_field
+from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.unknown_names import unknown_name
 from weft_app.cli.columns import EVENTS
 from weft_app.cli.completion import complete_resource
+from weft_app.cli.follow import follow_events
 from weft_app.cli.mesh_documents import connect_documents
 from weft_app.cli.options import (
     DEFAULT_HOME,
@@ -22,7 +23,7 @@ from weft_app.cli.options import (
     reporting,
 )
 from weft_app.cli.output import Feed, say
-from weft_app.cli.targets import parse_targets
+from weft_app.cli.targets import is_missing, parse_targets
 
 MAX_PAST_EVENTS = 1000
 
@@ -46,9 +47,11 @@ def events(
     with reporting(interrupted=EXIT_OK if watch else 130):
         kind, name = _scope(resources or [])
         if watch:
-            _note_unknown(kind, name, home)
-            _follow(kind, name, limit, output, home)
-            return
+            name = _known_name(kind, name, home)
+            feed = Feed(EVENTS, output)
+            say(feed.first(()))
+            for event in follow_events(home, kind.value if kind else "", name, limit):
+                say(feed.row(event))
         with connect_documents(home) as mesh:
             found = mesh.events(kind, name, limit)
             if kind is not None and name and not found and name not in (names := set(mesh.names(kind))):
@@ -66,21 +69,15 @@ def _scope(words: list[str]) -> tuple[ResourceKind | None, str]:
     return kind, targets[0].name if targets else ""
 
 
-def _note_unknown(kind: ResourceKind | None, name: str, home: Path) -> None:
-    """Says on standard error that nothing has this name yet: it may come while events are followed."""
+def _known_name(kind: ResourceKind | None, name: str, home: Path) -> str:
+    """Returns the name for a name or an id; says on standard error that nothing has it yet: it may come."""
     if kind is None or not name:
-        return
+        return name
     with connect_documents(home) as mesh:
-        names = set(mesh.names(kind))
-    if name not in names:
-        note(unknown_name(kind.value, name, names).message)
-
-
-def _follow(kind: ResourceKind | None, name: str, limit: int, output: ResourceFormat, home: HomeOption) -> None:
-    from weft.documents.codec import document_of  # noqa: PLC0415 - it is over gRPC
-    from weft_app.cli.follow import follow_events  # noqa: PLC0415 - as above
-
-    feed = Feed(EVENTS, output)
-    say(feed.first(()))
-    for event in follow_events(home, kind, name, limit):
-        say(feed.row(document_of(event)))
+        try:
+            return str(mesh.document(kind, name)["name"])
+        except WeftError as error:
+            if not is_missing(error):
+                raise
+            note(error.message)
+            return name

@@ -10,8 +10,8 @@ from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft.kernel.units import wait_words
 from weft_app.cli.formats import FORMATS, moment_in, span
-from weft_app.cli.mesh_api import CALL_TIMEOUT_SECONDS, Api
-from weft_app.cli.mesh_documents import Document, connect
+from weft_app.cli.mesh_api import MeshApi, connect
+from weft_app.cli.mesh_documents import Document
 from weft_app.cli.options import DEFAULT_HOME, HomeOption, OutputFormat, PageOutputOption
 from weft_app.cli.output import INDENT, Column, TextTable, page, print_page, safe_text
 from weft_app.cli.usage_text import has_tokens, work_parts
@@ -133,7 +133,7 @@ _COSTS = (
 )
 
 
-def _last(api: Api) -> str:
+def _last(api: MeshApi) -> str:
     """Returns the id of the request that ended last. Raises NOT_FOUND."""
     for request in api.get("/v1/requests", limit=1, state="ended", allTenants=True)["items"]:
         return str(request["requestId"])
@@ -165,7 +165,7 @@ def explain(
 
 def show_request(request_id: str, output: OutputFormat, home: Path) -> None:
     """Prints all that is known of a request; empty: of the one that ended last."""
-    with connect(home, CALL_TIMEOUT_SECONDS, "router") as api:
+    with connect(home) as api:
         found = api.get(f"/v1/requests/{request_id or _last(api)}", allTenants=True)
     print_page(output, lambda: explanation(found), lambda: found)
 

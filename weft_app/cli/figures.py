@@ -3,8 +3,8 @@
 from collections.abc import Callable, Iterator
 
 from weft.kernel.units import size_words
-from weft_app.cli.mesh_api import CALL_TIMEOUT_SECONDS
-from weft_app.cli.mesh_documents import Document, connect
+from weft_app.cli.mesh_api import connect
+from weft_app.cli.mesh_documents import Document
 from weft_app.cli.options import DEFAULT_HOME, HomeOption, OutputFormat, OutputOption, reporting
 from weft_app.cli.output import Column, TextTable, print_document, say
 
@@ -43,7 +43,7 @@ def figures(home: HomeOption = DEFAULT_HOME, output: OutputOption = OutputFormat
     Example: weft figures -o json
     """
     with reporting():
-        with connect(home, CALL_TIMEOUT_SECONDS, "router") as api:
+        with connect(home) as api:
             found = api.get("/v1/admin/figures")
         if output is not OutputFormat.TABLE:
             print_document(found, output)

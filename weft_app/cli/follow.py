@@ -1,32 +1,39 @@
-"""Watches of the mesh that survive lost connections."""
+"""The watch of the mesh, opened again after a break, and records that are printed as they change."""
 
+import math
 import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
-from weft.documents.resource_kinds import ResourceKind
-from weft.kernel.errors import WeftError
+from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.reasons import REGISTRY_AWAY, Reason
+from weft_app.cli.mesh_api import connect
+from weft_app.cli.mesh_documents import Document
 from weft_app.cli.options import note
+from weft_app.cli.output import TEXTS, Feed, Listing, json_line, say
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from weft.api.registry.v1.event_pb2 import Event
-    from weft.documents.kinds import Key
-    from weft.documents.mesh_state import MeshState
-
+WATCH = "/api/v1/watch"
 RETRY_PAUSE_SECONDS = 1.0
 RETRY_LIMIT_SECONDS = 60.0
-"""Longest outage that is retried."""
+"""Longest outage that is retried; the gateway sends something more often."""
+INTERVAL_SECONDS = 1.0
+"""Interval between two readings of what the mesh has no watch of."""
 AWAY = REGISTRY_AWAY | {Reason.SHUTTING_DOWN}
-"""Reasons after which a registry may be back soon."""
+"""Reasons after which a mesh may be back soon."""
+DELETED = "deleted"
+MAX_REMEMBERED = 20_000
+"""Records whose last line is remembered; of requests that end there is always one more."""
 
 
 class Breaks:
     """Retry policy of a broken watch: whether it is opened again, and after which pause."""
 
-    def __init__(self) -> None:
+    def __init__(self, limit_seconds: float) -> None:
+        """`limit_seconds`: longest outage that is retried."""
+        self._limit_seconds = limit_seconds
         self._began = False
         self._away_since: float | None = None
 
@@ -34,63 +41,261 @@ class Breaks:
         """Resets the outage: something arrived."""
         self._began, self._away_since = True, None
 
-    def survive(self, error: WeftError) -> None:
-        """Waits until the next try is due. Raises `error` where a retry cannot help or the outage is too long."""
-        if error.reason is Reason.WATCH_LAGGED:
-            note("this terminal is slower than the mesh; some changes are merged")
-            return
+    def note(self, error: WeftError) -> None:
+        """Notes an outage. Raises `error` where a retry cannot help or the outage is too long."""
         if error.reason not in AWAY or not self._began:
             raise error
         if self._away_since is None:
             self._away_since = time.monotonic()
             note(f"{error.message}; watching again when it is back")
-        if time.monotonic() - self._away_since > RETRY_LIMIT_SECONDS:
+        if time.monotonic() - self._away_since > self._limit_seconds:
             raise error
+
+    def survive(self, error: WeftError) -> None:
+        """Waits until the next try is due. Raises as `note`."""
+        self.note(error)
         time.sleep(RETRY_PAUSE_SECONDS)
 
 
-def follow_resources(home: Path) -> "Iterator[tuple[MeshState, frozenset[Key]]]":
-    """Yields views of the mesh with the keys that may have changed: everything at first, then every change.
+@dataclass(slots=True)
+class _Known:
+    """What a watch knows of one kind: the documents by name."""
 
-    Raises SERVICE_UNAVAILABLE when the mesh does not run, or was unreachable for RETRY_LIMIT_SECONDS.
+    documents: dict[str, Document] = field(default_factory=dict)
+    renewed: dict[str, Document] | None = field(default_factory=dict)
+    """What has arrived of all that there is; None: all of it has arrived."""
+
+    def take(self, change: Document) -> list[str]:
+        """Applies a change; returns the names that may have changed."""
+        name = change.get("name", "")
+        match change["change"]:
+            case "reset":
+                self.renewed = {}
+            case "synced" if self.renewed is not None:
+                names = [*self.renewed, *(name for name in self.documents if name not in self.renewed)]
+                self.documents.clear()
+                self.documents.update(self.renewed)
+                self.renewed = None
+                return names
+            case "put" if self.renewed is not None:
+                self.renewed[name] = change["object"]
+            case "put":
+                self.documents[name] = change["object"]
+                return [name]
+            case "delete":
+                self.documents.pop(name, None)
+                return [name]
+        return []
+
+
+State = dict[str, dict[str, Document]]
+"""Documents by name, by kind."""
+
+
+def watch(home: Path, kinds: Sequence[str], deadline: float | None = None, **query: Any) -> Iterator[Document]:
+    """Yields the changes of some kinds as the mesh sends them; each connection begins with a `reset` of every kind.
+
+    It ends at the `deadline`. Raises SERVICE_UNAVAILABLE when the mesh does not run, or was away for
+    RETRY_LIMIT_SECONDS; with a deadline only the former.
     """
-    from weft.client.resources import connect_registry  # noqa: PLC0415 - what only polls needs no gRPC
-    from weft.documents.mesh_state import MeshState  # noqa: PLC0415 - as above
+    breaks = Breaks(RETRY_LIMIT_SECONDS if deadline is None else math.inf)
+    while True:
+        away, failure = None, WeftError(Reason.SERVICE_UNAVAILABLE, "the mesh ended the watch")
+        try:
+            with connect(home, RETRY_LIMIT_SECONDS) as api:
+                yield from ({"kind": kind, "change": "reset"} for kind in kinds)
+                for change in api.events(WATCH, deadline, kinds=",".join(kinds), **query):
+                    if change is None or change["change"] == "unavailable":
+                        away = away if change is None else WeftError(Reason.SERVICE_UNAVAILABLE, change["message"])
+                        if away is not None:
+                            breaks.note(away)
+                    else:
+                        away = None
+                        breaks.none()
+                        yield change
+        except WeftError as error:
+            failure = error
+        if deadline is not None and time.monotonic() >= deadline:
+            return
+        breaks.survive(failure)
 
-    state, breaks = MeshState(), Breaks()
+
+def follow(
+    home: Path, kinds: Sequence[str], deadline: float | None = None, **query: Any
+) -> Iterator[tuple[State, list[tuple[str, str]]]]:
+    """Yields what there is of some kinds with all keys, then with each change the keys that may have changed.
+
+    Raises as `watch`.
+    """
+    known = {kind: _Known() for kind in kinds}
+    state = {kind: each.documents for kind, each in known.items()}
+    keys, has_begun = list[tuple[str, str]](), False
+    for change in watch(home, kinds, deadline, **query):
+        kind = change["kind"]
+        keys += ((kind, name) for name in known[kind].take(change))
+        if all(each.renewed is None for each in known.values()) and (keys or not has_begun):
+            has_begun = True
+            yield state, keys
+            keys = []
+
+
+def follow_events(home: Path, kind: str, name: str, past_limit: int) -> Iterator[Document]:
+    """Yields recent events, then every new one, each once. Raises as `watch`."""
+    last, is_synced = 0, False
+    for change in watch(home, ("event",)):
+        events: list[Document] = []
+        if change["change"] == "reset":
+            is_synced = False
+        elif change["change"] == "synced":
+            is_synced = True
+            with connect(home) as api:
+                events = api.get("/api/v1/events", kind=kind, name=name, limit=past_limit)["items"]
+            if events and events[-1]["sequence"] < last:
+                # A restarted registry: its event numbers start again.
+                last = 0
+        elif is_synced:
+            events = [change["object"]]
+        for event in events:
+            is_wanted = kind in ("", event["resourceKind"]) and name in ("", event["resourceName"])
+            if is_wanted and event["sequence"] > last:
+                last = event["sequence"]
+                yield event
+
+
+def wait_interval() -> None:
+    """Waits until the next reading is due."""
+    time.sleep(INTERVAL_SECONDS)
+
+
+class RecordChanges:
+    """Prints records, then each one that is new, has changed or is gone."""
+
+    def __init__(
+        self,
+        listing: Listing,
+        output: StrEnum,
+        *,
+        gone: str = "gone",
+        last_row: Callable[[Any], Any] | None = None,
+        has_header: bool = True,
+    ) -> None:
+        """The listing's `name` identifies each record.
+
+        `gone`: the word for one that is no longer there; `last_row` returns what is printed of it instead.
+        `has_header`: whether a header is printed before there are records.
+        """
+        self._listing = listing
+        self._output = output
+        self._feed = Feed(listing, output)
+        self._gone = gone
+        self._last_row = last_row
+        self._has_header = has_header
+        self._has_begun = False
+        self._shown: dict[str, tuple[Any, Any]] = {}
+        """The fingerprint of each record that is there, and the record where its end shows it."""
+
+    def all(self, found: Iterable[Any]) -> None:
+        """Prints what is different from what was shown, all of it at first; what is not in `found` is gone."""
+        now = {self._listing.name(record): record for record in found}
+        if not self._has_begun and (now or self._has_header):
+            self._has_begun = True
+            say(self._feed.first(now.values()))
+            self._shown = {name: self._kept(record) for name, record in now.items()}
+            return
+        for name in [name for name in self._shown if name not in now]:
+            self.gone(name)
+        for record in now.values():
+            self.one(record)
+
+    def one(self, record: Any) -> None:
+        """Prints a record if it is new or has changed."""
+        name, kept = self._listing.name(record), self._kept(record)
+        if name in self._shown and self._shown[name][0] == kept[0]:
+            return
+        self._shown[name] = kept
+        if len(self._shown) > MAX_REMEMBERED:
+            del self._shown[next(iter(self._shown))]
+        say(self._feed.row(record) if self._has_begun else self._feed.first([record]))
+        self._has_begun = True
+
+    def last(self, record: Any) -> None:
+        """Prints a record for the last time, if it was shown."""
+        if self._shown.pop(self._listing.name(record), None) is not None:
+            say(self._feed.row(record))
+
+    def gone(self, name: str) -> None:
+        """Prints that a record is no longer there, if it was shown."""
+        kept = self._shown.pop(name, None)
+        if kept is not None:
+            say(self._farewell(name) if self._last_row is None else self._feed.row(self._last_row(kept[1])))
+
+    def _kept(self, record: Any) -> tuple[Any, Any]:
+        return self._fingerprint(record), record if self._last_row else None
+
+    def _fingerprint(self, record: Any) -> Any:
+        if self._output in TEXTS:
+            return self._feed.table.fingerprint(record)
+        if self._output == "yaml" and self._listing.yaml is not None:
+            return self._listing.yaml(record)
+        return self._listing.lasting(record)
+
+    def _farewell(self, name: str) -> str:
+        kind, _, own_name = name.rpartition("/")
+        match self._output.value:
+            case "json":
+                named = {"kind": kind, "name": own_name} if self._gone == DELETED else {"name": name}
+                return json_line(named | {self._gone: True})
+            case "yaml":
+                return f"# {name} is {self._gone}\n"
+            case "name":
+                return f"{name}\n"
+        table = self._feed.table
+        place = next((table.titles.index(each) for each in ("STATUS", "STATE") if each in table.titles), 1)
+        cells = [self._gone if each == place else "-" for each in range(1, len(table.titles))]
+        return table.line([own_name if self._has_header else name, *cells])
+
+
+def poll_records(listing: Listing, output: StrEnum, read: Callable[[], Iterable[Any]]) -> None:
+    """Prints records until Ctrl-C, then each that is new, has changed or is gone, as successive readings show it.
+
+    Raises the error of a reading, that of a mesh which is away only after a minute.
+    """
+    changes, breaks = RecordChanges(listing, output), Breaks(RETRY_LIMIT_SECONDS)
     while True:
         try:
-            with connect_registry(home=home) as registry:
-                for response in registry.watch():
-                    breaks.none()
-                    yield state, state.fold(response)
+            changes.all(list(read()))
         except WeftError as error:
-            breaks.survive(error)
+            breaks.note(error)
+        else:
+            breaks.none()
+        wait_interval()
 
 
-def follow_events(home: Path, kind: ResourceKind | None, name: str, past_limit: int) -> "Iterator[Event]":
-    """Yields recent events, then every new one, each once. Raises like `follow_resources`."""
-    from weft.client.resources import connect_registry  # noqa: PLC0415 - as above
+def show_records(
+    listing: Listing,
+    words: Sequence[str],
+    output: StrEnum,
+    read: Callable[[], Iterable[Any]],
+    unknown: Callable[[str], WeftError],
+    *,
+    key: str = "name",
+    watch: bool = False,
+) -> None:
+    """Prints the records that `words` name, all without names; `watch`: until Ctrl-C, with each that changes.
 
-    last, breaks = 0, Breaks()
-    while True:
-        try:
-            with connect_registry(home=home) as registry:
-                # The watch is opened before the past is listed, so that no event falls between the two.
-                coming = registry.watch_events(kind, name)
-                past = registry.events(kind, name, past_limit)
-                breaks.none()
-                if past and past[-1].sequence < last:
-                    # A restarted registry: its event numbers start again.
-                    last = 0
-                for event in _both(past, coming):
-                    if event.sequence > last:
-                        last = event.sequence
-                        yield event
-        except WeftError as error:
-            breaks.survive(error)
+    `key`: where a record has its name; `unknown` returns the error for a name that none has.
+    """
+    if output == "yaml":
+        raise invalid_field("--output", f"must be table, wide, json or name: {listing.plural} are not declared")
+    names = {word.partition("/")[2] for word in words} if "/" in words[0] else set(words[1:])
 
+    def picked() -> list[Any]:
+        return [record for record in read() if not names or record[key] in names]
 
-def _both(past: "list[Event]", coming: "Iterator[Event]") -> "Iterator[Event]":
-    yield from past
-    yield from coming
+    found = picked()
+    if missing := names - {record[key] for record in found}:
+        raise unknown(min(missing))
+    if watch:
+        poll_records(listing, output, picked)
+    else:
+        listing.print(found, output)

@@ -11,8 +11,10 @@ from weft.documents.resource_kinds import ResourceKind, listed_kinds
 from weft.documents.selectors import Selector, parse_selector
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.reasons import NO_REGISTRY
+from weft.kernel.unknown_names import unknown_name
 from weft_app.cli.columns import MIXED, NOTHING, USES, labelled_listing, listing_of
 from weft_app.cli.completion import complete_shown, complete_with_tasks
+from weft_app.cli.follow import DELETED, RecordChanges, State, follow
 from weft_app.cli.mesh_documents import Document, MeshDocuments, connect_documents
 from weft_app.cli.options import (
     DEFAULT_HOME,
@@ -35,6 +37,7 @@ from weft_app.cli.targets import (
     TASK_WORDS,
     Scope,
     SelectorOption,
+    Target,
     labelled,
     scope_of,
     selected,
@@ -131,9 +134,7 @@ def _show_resources(words: list[str], selector: str, output: ResourceFormat, hom
             scope = labelled(scope_of(mesh, words), selector)
             found = None if watch else _found(mesh, scope, wanted, output)
         if found is None:
-            from weft_app.cli.resource_watch import ResourceWatch  # noqa: PLC0415 - it is over gRPC
-
-            ResourceWatch(scope, output, wanted).run(home)
+            _watch(home, scope, output, wanted)
             return
     except WeftError as error:
         if error.reason not in NO_REGISTRY or output not in TEXTS or selector:
@@ -159,6 +160,34 @@ def _show_resources(words: list[str], selector: str, output: ResourceFormat, hom
     listing.print(documents, output, (lambda: documents[0]) if len(scope.targets) == 1 else None)
     for line in found.left_out:
         note(line)
+
+
+def _watch(home: Path, scope: Scope, output: ResourceFormat, selector: Selector) -> None:
+    """Prints the resources of a scope, then each one that changes, until Ctrl-C."""
+    is_alone = len(scope.kinds) == 1
+    printed = {
+        kind.value: RecordChanges(
+            listing_of(kind) if is_alone else labelled_listing(kind), output, gone=DELETED, has_header=is_alone
+        )
+        for kind in scope.kinds
+    }
+    names = frozenset[tuple[str, str]]()
+    for state, changed in follow(home, tuple(printed)):
+        if scope.targets and not names:
+            names = frozenset((target.kind.value, _known_name(state, target)) for target in scope.targets)
+        for kind in dict.fromkeys(kind for kind, _ in changed) if names or not scope.targets else ():
+            there = state[kind].values()
+            wanted = [each for each in there if not names or (kind, each["name"]) in names]
+            printed[kind].all(sorted(selected(wanted, selector), key=lambda each: str(each["name"])))
+
+
+def _known_name(state: State, target: Target) -> str:
+    """Returns the name of a resource that is named by its name or id. Raises NOT_FOUND."""
+    there = state[target.kind.value]
+    for name, document in there.items():
+        if target.name in (name, document["status"].get("id")):
+            return name
+    raise unknown_name(target.kind.value, target.name, there)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from weft.kernel.errors import invalid_field
-from weft_app.cli.mesh_documents import connect
+from weft_app.cli.mesh_api import connect
 from weft_app.cli.options import DEFAULT_HOME, HomeOption, OutputFormat, OutputOption
 from weft_app.cli.output import Column, Listing, print_document, safe_text, say
 
@@ -66,8 +66,7 @@ def create(
     # First, so that wrong addresses make no token.
     invite = inviting(home, addresses or (), fingerprint)
     lifetime = {} if expires is None else {"lifetimeSeconds": lifetime_seconds(expires, "--expires")}
-    # A gateway makes tokens only where runners join at its own machine.
-    with connect(home, is_always_served=False) as api:
+    with connect(home) as api:
         created = api.post(JOIN_TOKENS, {"description": description, **lifetime})
     command, hint = invite(created["token"])
     if output is not OutputFormat.TABLE:

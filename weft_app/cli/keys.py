@@ -1,7 +1,6 @@
 """`weft keys`: the API keys that authenticate callers."""
 
 from collections.abc import Mapping
-from contextlib import AbstractContextManager
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,8 +10,8 @@ import typer
 from weft.kernel.errors import WeftError
 from weft.kernel.principal import DEFAULT_SCOPES, Resource
 from weft_app.cli.join_tokens import lifetime_seconds
-from weft_app.cli.mesh_api import CALL_TIMEOUT_SECONDS, Api
-from weft_app.cli.mesh_documents import Document, connect
+from weft_app.cli.mesh_api import connect
+from weft_app.cli.mesh_documents import Document
 from weft_app.cli.options import DEFAULT_HOME, HomeOption, NamedFormat, naming_fields
 from weft_app.cli.output import Column, Listing, print_document, say
 
@@ -77,7 +76,7 @@ _KEYS = Listing(
 def complete_key_id(ctx: typer.Context, incomplete: str) -> list[str]:
     """Completes the ids of existing keys."""
     try:
-        with connect_keys(ctx.params.get("home") or DEFAULT_HOME, COMPLETION_TIMEOUT_SECONDS) as api:
+        with connect(ctx.params.get("home") or DEFAULT_HOME, COMPLETION_TIMEOUT_SECONDS) as api:
             found = api.get(KEYS)["items"]
     except (WeftError, OSError, ValueError):
         # Completion prints nothing about faults of the mesh: the command line is half typed.
@@ -121,7 +120,7 @@ def create(
         wanted = dict.fromkeys((*(scopes_of(role) if role else ()), *(scopes or ())))
         lifetime = {} if expires is None else {"lifetimeSeconds": lifetime_seconds(expires, "--expires")}
         body = {"description": description, "tenant": tenant, "scopes": list(wanted), **lifetime}
-        with connect_keys(home) as api:
+        with connect(home) as api:
             _show_new(home, api.post(KEYS, body), output)
 
 
@@ -131,7 +130,7 @@ def list_keys(home: HomeOption = DEFAULT_HOME, output: FormatOption = NamedForma
 
     Example: weft keys list -o json
     """
-    with connect_keys(home) as api:
+    with connect(home) as api:
         _KEYS.print(api.get(KEYS)["items"], output)
 
 
@@ -141,7 +140,7 @@ def revoke(key_id: IdArgument, home: HomeOption = DEFAULT_HOME, output: FormatOp
 
     Example: weft keys revoke 3k9x0a7bq2mz
     """
-    with naming_fields(_option_of), connect_keys(home) as api:
+    with naming_fields(_option_of), connect(home) as api:
         api.delete(f"{KEYS}/{key_id}")
         document = {"kind": "ApiKey", "id": key_id, "state": "revoked"}
         _show(output, f"key {key_id} revoked\n", f"{key_id}\n", document)
@@ -162,14 +161,9 @@ def rotate(
     """
     with naming_fields(_option_of):
         seconds = None if grace is None else 0 if grace == "0" else lifetime_seconds(grace, "--grace")
-        with connect_keys(home) as api:
+        with connect(home) as api:
             rotated = api.post(f"{KEYS}/{key_id}/rotate", {} if seconds is None else {"graceSeconds": seconds})
         _show_new(home, rotated, output)
-
-
-def connect_keys(home: Path, timeout_seconds: float = CALL_TIMEOUT_SECONDS) -> AbstractContextManager[Api]:
-    """Connects to what keeps the keys: gateways serve them only where callers need some."""
-    return connect(home, timeout_seconds, is_always_served=False)
 
 
 def _show_new(home: Path, key: Document, output: NamedFormat) -> None:

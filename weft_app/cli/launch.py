@@ -18,8 +18,9 @@ from weft.kernel.reasons import Reason
 from weft_app.cli.completion import complete_chat_target
 from weft_app.cli.formats import moment_in
 from weft_app.cli.http_mesh import HttpMesh, http_mesh
-from weft_app.cli.keys import KEYS, KeyRole, connect_keys, scopes_of
+from weft_app.cli.keys import KEYS, KeyRole, scopes_of
 from weft_app.cli.launch_tools import TOOLS, Access, Tool
+from weft_app.cli.mesh_api import connect
 from weft_app.cli.mesh_documents import Document, connect_documents
 from weft_app.cli.options import DEFAULT_HOME, HomeOption, NamedFormat, note
 from weft_app.cli.output import Column, Listing, say
@@ -129,17 +130,16 @@ def _key(home: Path, mesh: HttpMesh, tool: str) -> str:
     asks = running.get("asksForKeys") if running.get("url") == mesh.url else mesh.asks_for_keys()
     if not asks:
         return ANY_KEY
-    if not mesh.has_registry:
+    if not mesh.is_own:
         raise invalid_field(
             "--key",
-            f"is needed: callers of {mesh.url} have keys, and WEFT_REGISTRY, which makes one, is not set; give a key "
-            f"here or in {KEY_VARIABLE}",
+            f"is needed: callers of {mesh.url} have keys; give a key here or in {KEY_VARIABLE}",
         )
     file = root.root / KEY_FOLDER / tool
     if kept := _kept_key(home, file):
         return kept
     wanted = {"description": f"weft launch {tool}", "scopes": list(scopes_of(KeyRole.USER))}
-    with connect_keys(home) as api:
+    with connect(home) as api:
         text = str(api.post(KEYS, wanted | {"lifetimeSeconds": KEY_LIFETIME_SECONDS})["key"])
     try:
         replace_file(file, f"{text}\n".encode())
@@ -154,7 +154,7 @@ def _kept_key(home: Path, file: Path) -> str:
         text = file.read_text("utf-8").strip()
     except (OSError, ValueError):
         return ""
-    with connect_keys(home) as api:
+    with connect(home) as api:
         good = [key for key in api.get(KEYS)["items"] if key["state"] == "good" and _lasts(key)]
     return text if any(text.startswith(f"{KEY_PREFIX}_{key['id']}_") for key in good) else ""
 
@@ -165,7 +165,7 @@ def _lasts(key: Document) -> bool:
 
 def _only_model(home: Path, mesh: HttpMesh, key: str) -> str:
     """Returns the model that can only be meant. Raises INVALID_ARGUMENT naming those that there are."""
-    if mesh.has_registry:
+    if mesh.is_own:
         with connect_documents(home) as registry:
             names = list(registry.names(ResourceKind.POOL))
     else:

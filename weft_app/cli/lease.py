@@ -31,7 +31,8 @@ from weft_app.cli.lease_table import (
     leased_bytes,
     print_hosts,
 )
-from weft_app.cli.mesh_documents import Document, connect
+from weft_app.cli.mesh_api import connect
+from weft_app.cli.mesh_documents import Document
 from weft_app.cli.options import (
     DEFAULT_HOME,
     HomeOption,

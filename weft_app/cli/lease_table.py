@@ -7,11 +7,12 @@ from pathlib import Path
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft.kernel.units import size_words
+from weft_app.cli.follow import show_records
 from weft_app.cli.formats import moment_in
-from weft_app.cli.mesh_documents import Document, connect
+from weft_app.cli.mesh_api import connect
+from weft_app.cli.mesh_documents import Document
 from weft_app.cli.options import ResourceFormat
 from weft_app.cli.output import Column, Listing, print_table, say
-from weft_app.cli.record_watch import show_records
 
 MAX_LEASE_ID_CHARS = 128
 

@@ -8,9 +8,9 @@ from weft.client.requests import connect_requests
 from weft.kernel.errors import WeftError
 from weft.kernel.principal import actor_words
 from weft.kernel.units import Rate, RateUnit, wait_words
+from weft_app.cli.follow import poll_records
 from weft_app.cli.options import ResourceFormat, note
 from weft_app.cli.output import Column, Listing, page, table_block
-from weft_app.cli.record_watch import RecordWatch
 
 MAX_SHOWN_USES = 3
 """Windows of one tenant in a table; `weft describe` has all of them."""
@@ -47,7 +47,7 @@ class KnownUses:
     def follow(self, output: ResourceFormat) -> None:
         """Prints them as a table, then each one that changes, until Ctrl-C."""
         self._note("; the registry is not waited for")
-        RecordWatch(_WINDOWS, output, self._read).run()
+        poll_records(_WINDOWS, output, self._read)
 
     def page(self) -> str:
         """Returns those of one tenant as a page. Raises the registry's error where there are none."""

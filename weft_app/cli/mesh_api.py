@@ -6,10 +6,11 @@ It imports no service, no gRPC and no protobuf.
 import json
 import os
 import socket
+import time
 from collections.abc import Iterator
-from http.client import HTTPConnection, HTTPException, HTTPSConnection
+from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
 from pathlib import Path
-from typing import Any, Protocol, Self
+from typing import Any, Self
 from urllib.parse import quote, urlencode, urlsplit
 
 from typing_extensions import override
@@ -17,11 +18,16 @@ from typing_extensions import override
 from weft.client._home import (
     ADDRESS_VARIABLES,
     KEY_VARIABLE,
+    URL_VARIABLE,
     FoundHome,
+    Service,
     home_folder,
     is_served,
+    mesh_address,
+    mesh_ca_file,
     mesh_url,
 )
+from weft.kernel.address import addresses_of
 from weft.kernel.errors import FieldError, WeftError, invalid_field
 from weft.kernel.reasons import Reason
 
@@ -34,14 +40,21 @@ _REASONS = {"invalid_api_key": Reason.UNAUTHENTICATED}
 """Reasons whose code in an error has another name."""
 
 
-class Api(Protocol):
-    """Calls of the HTTP API by their paths. Every failure is a WeftError with a reason."""
+class MeshApi:
+    """Calls of the HTTP API over one connection. Every failure is a WeftError with a reason."""
 
-    def ask(
-        self, method: str, path: str, query: dict[str, Any], body: dict[str, Any] | None = None, tenant: str = ""
-    ) -> Any:
-        """Returns the document of an answer; None: it has none. Parameters that are empty are left out."""
-        ...
+    def __init__(self, connection: HTTPConnection, address: str, key: str | None = None) -> None:
+        """`address` is named where it does not answer; `key`: None: that of WEFT_API_KEY."""
+        self._connection = connection
+        self._address = address
+        key = os.environ.get(KEY_VARIABLE, "").strip() if key is None else key
+        self._headers = {"Authorization": f"Bearer {key}"} if key else {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._connection.close()
 
     def get(self, path: str, **query: Any) -> Any:
         """Returns the document at a path."""
@@ -68,16 +81,126 @@ class Api(Protocol):
                 return
             query["pageToken"] = page["nextPageToken"]
 
+    def events(self, path: str, deadline: float | None = None, **query: Any) -> Iterator[Any]:
+        """Yields the documents of a stream of server-sent events; None: a keepalive.
 
-def api_socket(home: Path) -> Path | None:
-    """Returns the socket of the HTTP API of the `weft up` of a home.
+        Raises the error of a failed stream, SERVICE_UNAVAILABLE where it breaks off, or lasts until the `deadline`.
+        """
+        answer = self._open("GET", path, query, None, {})
+        try:
+            while line := self._line(answer, deadline):
+                if line.startswith(b"data: {"):
+                    document = json.loads(line.removeprefix(b"data: "))
+                    if "error" in document and "kind" not in document:
+                        raise _error_of(0, line.removeprefix(b"data: ")) from HTTPException()
+                    yield document
+                elif line.startswith(b":"):
+                    yield None
+        except (OSError, HTTPException, ValueError) as error:
+            raise self._away(error) from error
+        finally:
+            answer.close()
 
-    None: it serves none, was killed, or a variable names a mesh.
+    def _line(self, answer: HTTPResponse, deadline: float | None) -> bytes:
+        """Returns the next line of an answer; empty: it has ended."""
+        if deadline is not None and self._connection.sock is not None:
+            self._connection.sock.settimeout(max(0.001, deadline - time.monotonic()))
+        return answer.readline()
+
+    def ask(
+        self, method: str, path: str, query: dict[str, Any], body: dict[str, Any] | None = None, tenant: str = ""
+    ) -> Any:
+        """Returns the document of an answer; None: it has none. Parameters that are empty are left out."""
+        headers = {"X-Tenant-ID": tenant} if tenant else {}
+        with self._open(method, path, query, body, headers) as answer:
+            try:
+                content = answer.read()
+                return json.loads(content) if content else None
+            except (OSError, HTTPException, ValueError) as error:  # no JSON is a ValueError
+                raise self._away(error) from error
+
+    def _open(
+        self,
+        method: str,
+        path: str,
+        query: dict[str, Any],
+        body: dict[str, Any] | None,
+        headers: dict[str, str],
+    ) -> HTTPResponse:
+        """Sends a request and returns the answer once its head is there. Raises the error of a refusal."""
+        given = {name: 1 if value is True else value for name, value in query.items() if value not in ("", None, 0)}
+        target = f"{quote(path)}?{urlencode(given)}" if given else quote(path)
+        headers = self._headers | headers
+        data = None if body is None else json.dumps(body).encode()
+        if data is not None:
+            headers["Content-Type"] = "application/json"
+        try:
+            self._connection.request(method, target, data, headers)
+            answer = self._connection.getresponse()
+            if answer.status >= 400:
+                raise _error_of(answer.status, answer.read()) from HTTPException(answer.status)
+        except (OSError, HTTPException) as error:
+            raise self._away(error) from error
+        return answer
+
+    def _away(self, error: Exception) -> WeftError:
+        self._connection.close()
+        message = f"the mesh at {self._address} does not answer: {_words_of(error)}"
+        return WeftError(Reason.SERVICE_UNAVAILABLE, message)
+
+
+def connect(home: Path, timeout_seconds: float = CALL_TIMEOUT_SECONDS) -> MeshApi:
+    """Connects to the mesh that commands of a home call: that of WEFT_URL, or the gateway of the home.
+
+    Raises SERVICE_UNAVAILABLE where none is known, naming what to set.
+    """
+    url = gateway_url(home)
+    if url == own_url(home) and (path := api_socket(home)) is not None:
+        return MeshApi(SocketConnection(path, timeout_seconds), f"unix:{path}")
+    return MeshApi(connection_to(url, mesh_ca_file(url, home), timeout_seconds), url)
+
+
+def gateway_url(home: Path) -> str:
+    """Returns the URL of the mesh that commands of a home call, see `mesh_url`.
+
+    Raises SERVICE_UNAVAILABLE, naming what to set, where it is not known: a variable with a gRPC address of another
+    mesh than the home's names none.
     """
     folder = home_folder(home)
-    if isinstance(folder, FoundHome) and any(os.environ.get(name) for name in ADDRESS_VARIABLES.values()):
-        return None
-    path = folder / "run" / SOCKET_NAME
+    is_by_variable = bool(os.environ.get(URL_VARIABLE)) and isinstance(folder, FoundHome)
+    if not is_by_variable and (named := _named_elsewhere(folder)):
+        raise WeftError(
+            Reason.SERVICE_UNAVAILABLE,
+            f"{named[0]} names a mesh elsewhere, whose HTTP address is not known: name that in {URL_VARIABLE}, or the "
+            f"mesh of this machine by --home {home}",
+        )
+    return mesh_url(folder)
+
+
+def _named_elsewhere(folder: Path) -> list[str]:
+    """Returns the variables with gRPC addresses that are not those of what runs on a home."""
+    if not isinstance(folder, FoundHome):
+        return []
+    found = []
+    for service, variable in ADDRESS_VARIABLES.items():
+        named = os.environ.get(variable, "").strip()
+        if named and not set(addresses_of(named)) <= set(addresses_of(_own_address(folder, service))):
+            found.append(variable)
+    return found
+
+
+def _own_address(folder: Path, service: Service) -> str:
+    """Returns the address of a service that a home has, whatever variables say; empty: none."""
+    try:
+        # A plain path is a named home.
+        return mesh_address(Path(folder), service)
+    except WeftError:
+        return ""
+
+
+def api_socket(home: Path) -> Path | None:
+    """Returns the socket of the HTTP API of the gateway of a home; None: it serves none, or was killed."""
+    path = home_folder(home) / "run" / SOCKET_NAME
     return path if is_served(path) else None
 
 
@@ -101,46 +224,6 @@ def connection_to(url: str, ca_file: Path | None, timeout_seconds: float) -> HTT
     except OSError as error:  # ssl.SSLError is one, too
         raise invalid_field("WEFT_CA_FILE", f"{ca_file} cannot be read as PEM certificates") from error
     return HTTPSConnection(parts.netloc, timeout=timeout_seconds, context=context)
-
-
-class MeshApi(Api):
-    """Calls over one connection."""
-
-    def __init__(self, connection: HTTPConnection, address: str, key: str | None = None) -> None:
-        """`address` is named where it does not answer; `key`: None: that of WEFT_API_KEY."""
-        self._connection = connection
-        self._address = address
-        key = os.environ.get(KEY_VARIABLE, "").strip() if key is None else key
-        self._headers = {"Authorization": f"Bearer {key}"} if key else {}
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._connection.close()
-
-    @override
-    def ask(
-        self, method: str, path: str, query: dict[str, Any], body: dict[str, Any] | None = None, tenant: str = ""
-    ) -> Any:
-        given = {name: 1 if value is True else value for name, value in query.items() if value not in ("", None, 0)}
-        target = f"{quote(path)}?{urlencode(given)}" if given else quote(path)
-        headers = self._headers | ({"X-Tenant-ID": tenant} if tenant else {})
-        data = None if body is None else json.dumps(body).encode()
-        if data is not None:
-            headers["Content-Type"] = "application/json"
-        try:
-            self._connection.request(method, target, data, headers)
-            with self._connection.getresponse() as answer:
-                content = answer.read()
-                if answer.status >= 400:
-                    raise _error_of(answer.status, content) from HTTPException(answer.status)
-                return json.loads(content) if content else None
-        except (OSError, HTTPException, ValueError) as error:  # no JSON is a ValueError
-            self._connection.close()
-            raise WeftError(
-                Reason.SERVICE_UNAVAILABLE, f"the mesh at {self._address} does not answer: {_words_of(error)}"
-            ) from error
 
 
 class SocketConnection(HTTPConnection):

@@ -9,7 +9,8 @@ from typing import Annotated
 import typer
 
 from weft.kernel.errors import invalid_field
-from weft_app.cli.mesh_documents import Document, connect
+from weft_app.cli.mesh_api import connect
+from weft_app.cli.mesh_documents import Document
 from weft_app.cli.options import DEFAULT_HOME, ConfigOption, HomeOption, OutputFormat, OutputOption
 from weft_app.cli.output import Column, Listing, say
 

@@ -1,32 +1,13 @@
 """The mesh that a command calls, and its resources as documents."""
 
-import os
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from weft.client._home import (
-    ADDRESS_VARIABLES,
-    URL_VARIABLE,
-    FoundHome,
-    Service,
-    home_folder,
-    mesh_address,
-    mesh_ca_file,
-    require_url,
-)
 from weft.documents.resource_kinds import ResourceKind
 from weft.kernel.errors import WeftError
-from weft_app.cli.mesh_api import (
-    CALL_TIMEOUT_SECONDS,
-    Api,
-    MeshApi,
-    SocketConnection,
-    api_socket,
-    connection_to,
-    own_url,
-)
+from weft_app.cli.mesh_api import CALL_TIMEOUT_SECONDS, MeshApi, connect
 
 PAGE_SIZE = 1000
 Document = dict[str, Any]
@@ -34,39 +15,10 @@ Processes = Mapping[tuple[str, str], Document]
 """What is known of the process of an engine (`processId`, `restartCount`), by runner and model."""
 
 
-def connect(
-    home: Path,
-    timeout_seconds: float = CALL_TIMEOUT_SECONDS,
-    service: Service = "registry",
-    *,
-    is_always_served: bool = True,
-) -> AbstractContextManager[Api]:
-    """Connects to the mesh of a home: that of WEFT_URL, the gateway of `weft up`, or else `service` over gRPC.
-
-    `is_always_served`: whether every gateway serves what is asked for. Raises SERVICE_UNAVAILABLE when none runs.
-    """
-    if url := _url_elsewhere(home):
-        return MeshApi(connection_to(url, mesh_ca_file(url, home), timeout_seconds), url)
-    if is_always_served and (path := api_socket(home)) is not None:
-        return MeshApi(SocketConnection(path, timeout_seconds), f"unix:{path}")
-    mesh_address(home, service)  # raises where none runs, before gRPC is imported
-    from weft_app.cli.mesh_grpc import GrpcApi  # noqa: PLC0415 - gRPC takes longer than the rest
-
-    return GrpcApi(home, timeout_seconds)
-
-
-def _url_elsewhere(home: Path) -> str:
-    """Returns the URL of a mesh that WEFT_URL alone names; empty: it names none, or that of the home."""
-    if not isinstance(home_folder(home), FoundHome) or any(map(os.environ.get, ADDRESS_VARIABLES.values())):
-        return ""
-    url = os.environ.get(URL_VARIABLE, "").strip().rstrip("/")
-    return require_url(url) if url and url != own_url(home) else ""
-
-
 class MeshDocuments:
     """Reads resources. Every failure is a WeftError with a reason."""
 
-    def __init__(self, api: Api) -> None:
+    def __init__(self, api: MeshApi) -> None:
         self._api = api
 
     def documents(self, kind: ResourceKind) -> list[Document]:
@@ -92,13 +44,9 @@ class MeshDocuments:
         with suppress(WeftError):
             found = self._api.get("/v1/admin/models")
             replicas = [each for model in found["items"] for each in model["replicas"]["members"]]
-            return processes_of([*replicas, *found.get("unowned", ())])
+            engines = [*replicas, *found.get("unowned", ())]
+            return {(each.get("runner", ""), each["model"]): each for each in engines}
         return {}
-
-
-def processes_of(engines: list[Document]) -> Processes:
-    """Returns the processes of engines by runner and model."""
-    return {(each.get("runner", ""), each["model"]): each for each in engines}
 
 
 @contextmanager

@@ -26,8 +26,10 @@ from weft.kernel.units import size_words
 from weft_app.cli import verbs
 from weft_app.cli.asked_model import create_operation
 from weft_app.cli.completion import complete_model
-from weft_app.cli.follow import Breaks
-from weft_app.cli.mesh_documents import Document, connect, connect_documents
+from weft_app.cli.follow import RecordChanges
+from weft_app.cli.follow import follow as follow_mesh
+from weft_app.cli.mesh_api import connect
+from weft_app.cli.mesh_documents import Document, connect_documents
 from weft_app.cli.options import (
     DEFAULT_HOME,
     EXIT_OK,
@@ -41,7 +43,6 @@ from weft_app.cli.options import (
 )
 from weft_app.cli.output import Column, Listing, document_text, print_page, safe_text, say
 from weft_app.cli.progress import ProgressStyle, shown_progress
-from weft_app.cli.record_watch import RecordChanges
 from weft_app.cli.targets import selected, selector_of
 
 if TYPE_CHECKING:
@@ -416,33 +417,15 @@ def list_operations(
 def _watch_operations(home: Path, limit: int, output: OutputFormat, *, unfinished: bool) -> None:
     """Prints operations, oldest first, then each that is new or changes; `unfinished`: until it has ended."""
     stream = replace(_OPERATIONS, yaml=lambda one: document_text(one, OutputFormat.YAML))
-    changes, breaks, has_begun = RecordChanges(stream, output), Breaks(), False
-    while True:
-        known: list[Operation] | None = []
-        """Those that there are, until all of them have arrived."""
-        try:
-            with connect_operations(home=home) as operations:
-                for response in operations.watch_all(limit):
-                    breaks.none()
-                    if known is None:
-                        _print_change(changes, response.operation, unfinished=unfinished)
-                    elif response.HasField("operation"):
-                        known.append(response.operation)
-                    else:
-                        if not has_begun:
-                            changes.first(document_of(one) for one in known if not (unfinished and has_ended(one)))
-                        for one in known if has_begun else ():
-                            _print_change(changes, one, unfinished=unfinished)
-                        known, has_begun = None, True
-        except WeftError as error:
-            breaks.survive(error)
-
-
-def _print_change(changes: RecordChanges, operation: Operation, *, unfinished: bool) -> None:
-    if unfinished and has_ended(operation):
-        changes.last(document_of(operation))
-    else:
-        changes.one(document_of(operation))
+    changes, is_first = RecordChanges(stream, output), True
+    for state, changed in follow_mesh(home, ("operation",)):
+        there = [state["operation"][name] for _, name in changed]
+        if is_first:
+            there = sorted(there, key=lambda one: str(one.get("createdAt", "")))[-limit:]
+            changes.all(one for one in there if not unfinished or one["state"] in _UNFINISHED)
+            is_first = False
+        for one in there:
+            (changes.one if not unfinished or one["state"] in _UNFINISHED else changes.last)(one)
 
 
 @app.command("get")

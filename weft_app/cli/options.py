@@ -164,6 +164,7 @@ def words_of(error: WeftError) -> str:
 def _parameter_of(field: str) -> str:
     """Returns the option or argument of the running command for a field of a message; else its last step."""
     step = re.sub(r"\[[^\]]*\]", "", field).rpartition(".")[2]
+    step = re.sub(r"(?<!^)(?=[A-Z])", "_", step).lower()
     name = _OTHER_OPTIONS.get(step, step)
     option = f"--{name.replace('_', '-')}"
     parameters = _running_parameters()

@@ -114,6 +114,8 @@ class Listing:
     """The kind of a document of several records."""
     document: Callable[[Any], Any] = dict
     """Returns a record as JSON types."""
+    lasting: Callable[[Any], Any] = dict
+    """Returns what of a record makes a watch print it again when it changes."""
     yaml: Callable[[Any], str] | None = None
     """Returns a record as a YAML document; YAML is a stream of these. None: it is one document, as JSON is."""
     plural: str = ""

@@ -1,15 +1,17 @@
 """`weft ps`: the loaded models of every runner."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from weft.documents.resource_kinds import ResourceKind
 from weft.kernel.units import size_words
+from weft_app.cli.columns import without_heartbeat
+from weft_app.cli.follow import RecordChanges, follow
 from weft_app.cli.formats import moment_in, seconds_ago
-from weft_app.cli.mesh_documents import Document, Processes, connect_documents, processes_of
+from weft_app.cli.mesh_documents import Document, Processes, connect_documents
 from weft_app.cli.options import (
     DEFAULT_HOME,
     EXIT_INTERRUPTED,
@@ -20,10 +22,7 @@ from weft_app.cli.options import (
     WideOutputOption,
     reporting,
 )
-from weft_app.cli.output import TEXTS, Column, Feed, Listing, document_text, say
-
-if TYPE_CHECKING:
-    from weft.documents.mesh_state import MeshState
+from weft_app.cli.output import Column, Listing, document_text
 
 _COLUMNS = (
     Column("MODEL", "model"),
@@ -52,6 +51,8 @@ _PROCESSES = Listing(
     columns=_COLUMNS,
     wide=_WIDE,
     kind="ProcessList",
+    name=lambda row: f"{row['runner']}/{row['model']}",
+    lasting=lambda row: {name: value for name, value in row.items() if name != "until"},
     plural="models on runners",
     empty="no runner has a model yet; weft load hf:OWNER/REPO loads one, weft get runners lists the runners",
 )
@@ -68,7 +69,7 @@ def ps(
     """
     with reporting(interrupted=EXIT_OK if watch else EXIT_INTERRUPTED):
         if watch:
-            ProcessWatch(output).run(home)
+            _watch(home, output)
             return
         with connect_documents(home) as mesh:
             runners = mesh.documents(ResourceKind.RUNNER)
@@ -76,68 +77,21 @@ def ps(
         _PROCESSES.print(_rows_of(runners, processes), output)
 
 
-class ProcessWatch:
-    """Prints each model on each runner, then each one that changes, as the registry's watch says.
+def _watch(home: Path, output: WideFormat) -> None:
+    """Prints each model on each runner, then each one that changes, until Ctrl-C.
 
-    A runner is asked for its processes when what the registry knows of it has changed.
+    Runners are asked for their processes when what the registry knows of one has changed.
     """
-
-    def __init__(self, output: WideFormat) -> None:
-        self._output = output
-        stream = replace(_PROCESSES, yaml=lambda row: document_text(row, WideFormat.YAML))
-        self._feed = Feed(stream, output)
-        self._known: dict[str, Any] = {}
-        """What the registry knows of each runner, without its heartbeats."""
-        self._shown: dict[tuple[str, str], Any] = {}
-        """What was last printed, by runner and model."""
-
-    def run(self, home: Path) -> None:
-        """Prints until Ctrl-C."""
-        from weft_app.cli.follow import follow_resources  # noqa: PLC0415 - as in `_news`
-
-        following = follow_resources(home)
-        state, _ = next(following)
-        say(self._feed.first(self._news(state, state.runners)))
-        for state, changed in following:
-            for row in self._news(state, [name for kind, name in changed if kind is ResourceKind.RUNNER]):
-                say(self._feed.row(row))
-
-    def _news(self, state: "MeshState", names: Iterable[str]) -> list[dict[str, Any]]:
-        """Returns the rows of runners that have changed, and those of models that are gone."""
-        from weft.documents.resources import plain  # noqa: PLC0415 - only a watch is over gRPC
-        from weft_app.cli.mesh_grpc import described_processes  # noqa: PLC0415 - as above
-
-        found = {name: state.document((ResourceKind.RUNNER, name)) for name in sorted(names)}
-        documents = {name: None if document is None else plain(document) for name, document in found.items()}
-        asked = [document for name, document in documents.items() if document and self._is_new(name, document)]
-        gone = [name for name, document in documents.items() if document is None]
-        rows = _rows_of(asked, processes_of(list(described_processes(asked))))
-        news = [row for row in rows if self._is_news(row)]
-        left = {(row["runner"], row["model"]) for row in rows}
-        looked_at = {*gone, *(document["name"] for document in asked)}
-        for runner, model in sorted(self._shown):
-            if runner in looked_at and (runner, model) not in left:
-                news.append(self._shown.pop((runner, model))[0] | _GONE)
-        for name in gone:
-            self._known.pop(name, None)
-        return news
-
-    def _is_new(self, name: str, document: Document) -> bool:
-        known = {key: value for key, value in document["status"].items() if key != "lastHeartbeatAt"}
-        is_new = self._known.get(name) != known
-        self._known[name] = known
-        return is_new
-
-    def _is_news(self, row: dict[str, Any]) -> bool:
-        key, fingerprint = (row["runner"], row["model"]), self._fingerprint(row)
-        is_news = key not in self._shown or self._shown[key][1] != fingerprint
-        self._shown[key] = (row, fingerprint)
-        return is_news
-
-    def _fingerprint(self, row: dict[str, Any]) -> Any:
-        if self._output in TEXTS:
-            return self._feed.table.fingerprint(row)
-        return {name: value for name, value in row.items() if name != "until"}
+    stream = replace(_PROCESSES, yaml=lambda row: document_text(row, WideFormat.YAML))
+    changes = RecordChanges(stream, output, last_row=lambda row: row | _GONE)
+    known = None
+    for state, _ in follow(home, (ResourceKind.RUNNER.value,)):
+        runners = sorted(state[ResourceKind.RUNNER.value].values(), key=lambda runner: str(runner["name"]))
+        now = [without_heartbeat(runner) for runner in runners]
+        if now != known:
+            known = now
+            with connect_documents(home) as mesh:
+                changes.all(_rows_of(runners, mesh.processes()))
 
 
 def _rows_of(runners: Sequence[Document], processes: Processes) -> list[dict[str, Any]]:

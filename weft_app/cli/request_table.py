@@ -1,14 +1,14 @@
 """`weft get requests` and `weft get clients`."""
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
 
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.reasons import Reason
+from weft_app.cli.follow import RecordChanges, follow, poll_records
 from weft_app.cli.formats import moment_in, text_at
-from weft_app.cli.mesh_api import CALL_TIMEOUT_SECONDS
-from weft_app.cli.mesh_documents import Document, connect
+from weft_app.cli.mesh_api import connect
+from weft_app.cli.mesh_documents import Document
 from weft_app.cli.options import ResourceFormat, note
 from weft_app.cli.output import TEXTS, Column, Listing, say
 from weft_app.cli.targets import REQUEST_WORDS
@@ -140,7 +140,7 @@ def show_requests(
 
 
 def _read(home: Path, names: Sequence[str], state: str, *, is_requests: bool) -> Document:
-    with connect(home, CALL_TIMEOUT_SECONDS, "router") as api:
+    with connect(home) as api:
         if not is_requests:
             return _named_clients(api.get("/v1/clients"), names)
         if not names:
@@ -165,22 +165,31 @@ def _watch(
     *,
     is_named: bool,
 ) -> None:
-    # Watches are over gRPC.
-    from weft_app.cli.record_watch import RecordWatch  # noqa: PLC0415
-    from weft_app.cli.request_watch import follow_requests, watch_ended, watch_named, watch_under_way  # noqa: PLC0415
-
-    def records() -> list[Document]:
-        return list(read()["items"])
-
     if listing is _CLIENTS:
-        RecordWatch(listing, output, records).run()
-    elif state:
-        # Read first. What ends between the two is in the snapshot of the watch.
-        watch_ended(listing, output, records(), follow_requests(home, MAX_SHOWN), partial(_has_outcome, state))
-    elif is_named:
-        watch_named(listing, output, records, follow_requests(home))
-    else:
-        watch_under_way(listing, output, follow_requests(home))
+        poll_records(listing, output, lambda: read()["items"])
+    changes, is_first = RecordChanges(listing, output), True
+    first = read()["items"] if state or is_named else []
+    named = {record["requestId"] for record in first} if is_named else set()
+    for watched, changed in follow(home, ("request",), allTenants=True):
+        records = [watched["request"][name] for _, name in changed if name in watched["request"]]
+        if is_first:
+            # What ends between the reading and the snapshot of the watch is in the snapshot.
+            changes.all(first or [record for record in records if record["state"] != "ended" and not state])
+            is_first = False
+        if not is_named:
+            _print_news(changes, records, state)
+        elif not named.isdisjoint(record["requestId"] for record in records):
+            changes.all(read()["items"])
+
+
+def _print_news(changes: RecordChanges, records: list[Document], state: str) -> None:
+    """Prints requests under way that changed, once more when they end; with a state those that ended so."""
+    for record in sorted(records, key=lambda record: str(record.get("endedAt", ""))):
+        has_ended = record["state"] == "ended"
+        if has_ended and not state:
+            changes.last(record)
+        elif has_ended is bool(state) and (not state or _has_outcome(state, record)):
+            changes.one(record)
 
 
 def _has_outcome(state: str, request: Document) -> bool:

@@ -5,10 +5,11 @@ from pathlib import Path
 
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
-from weft_app.cli.mesh_documents import Document, connect
+from weft_app.cli.follow import show_records
+from weft_app.cli.mesh_api import connect
+from weft_app.cli.mesh_documents import Document
 from weft_app.cli.options import ResourceFormat
 from weft_app.cli.output import Column, Listing
-from weft_app.cli.record_watch import show_records
 
 _COLUMNS = (
     Column("ROUTER", "name"),

@@ -16,11 +16,11 @@ from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.names import require_name
 from weft.kernel.reasons import Reason
 from weft.kernel.unknown_names import SECRET, unknown_name
-from weft_app.cli.mesh_api import Api
-from weft_app.cli.mesh_documents import Document, connect
+from weft_app.cli.follow import show_records
+from weft_app.cli.mesh_api import MeshApi, connect
+from weft_app.cli.mesh_documents import Document
 from weft_app.cli.options import DEFAULT_HOME, HomeOption, NamedFormat, ResourceFormat, exit_code, note, words_of
 from weft_app.cli.output import Column, Listing, print_document, say
-from weft_app.cli.record_watch import show_records
 from weft_app.cli.targets import SECRET_WORDS
 
 MAX_VALUE_CHARS = 8_192
@@ -146,7 +146,7 @@ def delete_secrets(words: Sequence[str], home: Path, *, ignore_not_found: bool, 
         raise typer.Exit(next(code for code in codes if code))
 
 
-def _delete(api: Api, name: str, *, ignore_not_found: bool, force: bool) -> int:
+def _delete(api: MeshApi, name: str, *, ignore_not_found: bool, force: bool) -> int:
     """Deletes one secret; returns 0 or the exit code of its failure."""
     try:
         api.delete(f"{SECRETS}/{name}", force=force)
@@ -221,10 +221,10 @@ def _show(secret: Document, done: str, output: NamedFormat) -> None:
         print_document(secret, output)
 
 
-def names_of_secrets(api: Api) -> list[str]:
+def names_of_secrets(api: MeshApi) -> list[str]:
     """Returns the names of the secrets of a mesh."""
     return [str(secret["name"]) for secret in api.get(SECRETS)["items"]]
 
 
-def _with_suggestion(api: Api, name: str, error: WeftError) -> WeftError:
+def _with_suggestion(api: MeshApi, name: str, error: WeftError) -> WeftError:
     return unknown_name(SECRET, name, names_of_secrets(api)) if error.reason is Reason.NOT_FOUND else error

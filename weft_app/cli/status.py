@@ -12,8 +12,8 @@ import typer
 from weft.documents.resource_kinds import ResourceKind
 from weft.kernel.errors import WeftError
 from weft_app.cli.formats import age
-from weft_app.cli.mesh_api import Api, api_socket
-from weft_app.cli.mesh_documents import Document, connect, connect_documents
+from weft_app.cli.mesh_api import MeshApi, api_socket, connect
+from weft_app.cli.mesh_documents import Document, connect_documents
 from weft_app.cli.options import DEFAULT_HOME, EXIT_NOT_FOUND, HomeOption, OutputFormat, PageOutputOption
 from weft_app.cli.output import Column, page, print_page, table_block
 from weft_app.compose.home import WeftHome, state_of
@@ -132,7 +132,7 @@ def _healths(home: WeftHome, mesh: str) -> list[dict[str, Any]]:
         return [_told_health(api, name) for name in ("mesh", *(f"runner/{name}" for name in runners))]
 
 
-def _told_health(api: Api, process: str) -> dict[str, Any]:
+def _told_health(api: MeshApi, process: str) -> dict[str, Any]:
     """Returns the health of a process as the gateway says it; one that does not answer is not well."""
     try:
         answer = api.get("/v1/admin/process-health", process=process)

@@ -16,6 +16,7 @@ from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.names import MAX_REQUEST_ID_CHARS, process_name, require_token
 from weft.kernel.reasons import Reason
 from weft_app.cli.chat import shown
+from weft_app.cli.follow import poll_records
 from weft_app.cli.formats import local, shortened
 from weft_app.cli.mesh_documents import Document
 from weft_app.cli.options import (
@@ -27,7 +28,6 @@ from weft_app.cli.options import (
     words_of,
 )
 from weft_app.cli.output import Column, Listing, page, print_page, safe_text, say
-from weft_app.cli.record_watch import RecordWatch
 from weft_app.cli.targets import TASK_WORDS
 
 MAX_SHOWN = 1_000
@@ -161,8 +161,7 @@ def show_tasks(
                     return [document_of(tasks.get(each)) for each in ids]
                 return list(map(document_of, tasks.newest(MAX_SHOWN, states=states, caller=caller).tasks))
 
-        RecordWatch(_TASKS, output, read).run()
-        return
+        poll_records(_TASKS, output, read)
     with connect_tasks(home=home) as tasks:
         if ids:
             found, notice = [document_of(tasks.get(each)) for each in ids], ""

@@ -16,8 +16,8 @@ from weft.documents.resource_kinds import ResourceKind
 from weft.kernel.errors import WeftError
 from weft_app.cli.formats import moment_in
 from weft_app.cli.lease_table import hosts_of
-from weft_app.cli.mesh_api import CALL_TIMEOUT_SECONDS
-from weft_app.cli.mesh_documents import Document, connect, connect_documents
+from weft_app.cli.mesh_api import connect
+from weft_app.cli.mesh_documents import Document, connect_documents
 from weft_app.cli.options import DEFAULT_HOME, EXIT_OK, HomeOption, OutputFormat, OutputOption, reporting
 from weft_app.cli.output import document_text, json_line, print_document, say
 from weft_app.cli.ps import memory_bytes
@@ -110,7 +110,7 @@ class TopSource:
         waiting: list[Document] = []
         ended: list[Document] = []
         try:
-            with connect(self._home, CALL_TIMEOUT_SECONDS, "router") as api:
+            with connect(self._home) as api:
                 listed = api.get("/v1/requests", limit=MAX_SHOWN, allTenants=True)
                 waiting = [request for request in listed["items"] if request["state"] in _WAITS]
                 running, total = len(listed["items"]) - len(waiting), listed["total"]

@@ -14,7 +14,8 @@ import typer
 from weft.documents.resource_kinds import ResourceKind
 from weft.kernel.unknown_names import MODEL_OR_POOL, unknown_name
 from weft_app.cli.formats import moment_in
-from weft_app.cli.mesh_documents import Document, connect, connect_documents
+from weft_app.cli.mesh_api import connect
+from weft_app.cli.mesh_documents import Document, connect_documents
 from weft_app.cli.options import DEFAULT_HOME, HomeOption, naming_fields, note, reporting
 from weft_app.cli.output import Column, TextTable, print_document, say
 
@@ -65,7 +66,7 @@ def usage(
     """
     with reporting():
         groups = [word.strip() for word in by.split(",") if word.strip()]
-        with naming_fields("--{}".format), connect(home, CALL_TIMEOUT_SECONDS, "router") as api:
+        with naming_fields("--{}".format), connect(home) as api:
             found = api.get(
                 "/v1/admin/usage",
                 by=",".join(groups),

@@ -11,22 +11,19 @@ from typing import Annotated
 
 import typer
 
-from weft.client.resources import CALL_TIMEOUT_SECONDS, connect_registry
-from weft.documents.mesh_state import MeshState
 from weft.documents.resource_kinds import ResourceKind
-from weft.documents.resources import AnyDocument
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.reasons import Reason
 from weft.kernel.unknown_names import unknown_name
-from weft_app.cli.follow import AWAY
+from weft_app.cli.follow import follow
 from weft_app.cli.get import ResourcesArgument
+from weft_app.cli.mesh_documents import Document, connect_documents
 from weft_app.cli.options import DEFAULT_HOME, HomeOption
 from weft_app.cli.output import say
 from weft_app.cli.targets import Target, one_target
 from weft_app.cli.tasks import is_about_tasks, wait_for_task
 
 MAX_TIMEOUT_SECONDS = 7 * 86_400.0
-RETRY_PAUSE_SECONDS = 0.2
 
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h)?")
 _UNIT_SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, None: 1.0}
@@ -34,7 +31,6 @@ _WITH_STATUS = frozenset(
     {ResourceKind.MODEL, ResourceKind.AGENT, ResourceKind.RUNNER, ResourceKind.ROUTE, ResourceKind.PROFILE}
 )
 _STATES = ("active", "inactive", "hibernating", "failed")
-_BREAKS = AWAY | {Reason.WATCH_LAGGED}
 
 
 class What(Enum):
@@ -56,13 +52,14 @@ class Expectation:
     value: str = ""
     """The expected status, in lower case."""
 
-    def holds(self, document: AnyDocument | None) -> bool:
+    def holds(self, document: Document | None) -> bool:
         """Whether the resource fulfils it now; None: it does not exist."""
         if document is None or self.what in (What.EXISTS, What.DELETE):
             return (document is None) == (self.what is What.DELETE)
         if self.what is What.STATUS:
-            return document.state == self.value
-        return any(one.type.lower() == self.name and one.status.lower() == self.value for one in document.conditions)
+            return _state_of(document) == self.value
+        conditions = document["status"]["conditions"]
+        return any(one["type"].lower() == self.name and one["status"].lower() == self.value for one in conditions)
 
 
 def wait(
@@ -171,63 +168,39 @@ def parse_duration(text: str, field: str = "--timeout") -> float:
 
 
 def _wait(target: Target, expectation: Expectation, timeout_seconds: float, home: Path) -> None:
+    kind, name = target.kind.value, target.name
+    there: Mapping[str, Document] = {}
     deadline = time.monotonic() + timeout_seconds
-    if timeout_seconds == 0:
-        _look_once(target, expectation, home)
-        return
-    last = _Last(target)
-    connected = False
-    while True:
-        try:
-            with connect_registry(home=home) as registry:
-                state = MeshState()
-                for response in registry.watch(max(0.001, deadline - time.monotonic())):
-                    connected = True
-                    state.fold(response)
-                    if last.met(expectation, state):
-                        return
-        except WeftError as error:
-            if error.reason is Reason.DEADLINE_EXCEEDED or (connected and time.monotonic() >= deadline):
-                raise last.timed_out(timeout_seconds) from error
-            if error.reason not in _BREAKS or not connected:
-                raise
-            time.sleep(RETRY_PAUSE_SECONDS)
+    if timeout_seconds:
+        for state, _ in follow(home, (kind,), deadline=deadline):
+            there = state[kind]
+            if expectation.holds(there.get(name)):
+                return
+    else:
+        with connect_documents(home) as mesh:
+            there = {document["name"]: document for document in mesh.documents(target.kind)}
+        if expectation.holds(there.get(name)):
+            return
+    raise _timed_out(target, there, timeout_seconds)
 
 
-def _look_once(target: Target, expectation: Expectation, home: Path) -> None:
-    last = _Last(target)
-    with connect_registry(home=home) as registry:
-        state = MeshState()
-        state.fold(next(registry.watch(CALL_TIMEOUT_SECONDS)))
-    if not last.met(expectation, state):
-        raise last.timed_out(0.0)
+def _timed_out(target: Target, there: Mapping[str, Document], seconds: float) -> WeftError:
+    """Returns the timeout error, with the state that was last seen."""
+    after = f"after {seconds:g} s" if seconds else "now"
+    document = there.get(target.name)
+    if document is None:
+        missing = unknown_name(target.kind.value, target.name, there)
+        return WeftError(Reason.DEADLINE_EXCEEDED, f"{missing.message} ({after})", metadata=missing.metadata)
+    state = _state_of(document)
+    failing = [one for one in document["status"]["conditions"] if one["status"] != "True"]
+    parts = [f"it is {state}"] if state else []
+    parts += [f"{one['type']} is {one['status'].lower()}: {one['message']}" for one in failing]
+    return WeftError(Reason.DEADLINE_EXCEEDED, f"{target} is not there {after}: {'; '.join(parts) or 'it is well'}")
 
 
-class _Last:
-    """The resource as last seen."""
-
-    def __init__(self, target: Target) -> None:
-        self._target = target
-        self._document: AnyDocument | None = None
-        self._state = MeshState()
-
-    def met(self, expectation: Expectation, state: MeshState) -> bool:
-        """Looks again; returns whether the condition holds."""
-        self._state = state
-        self._document = state.document((self._target.kind, self._target.name))
-        return expectation.holds(self._document)
-
-    def timed_out(self, seconds: float) -> WeftError:
-        """Returns the timeout error, with the state that was last seen."""
-        after = f"after {seconds:g} s" if seconds else "now"
-        if self._document is None or self._document.observed is None:
-            names = (one.name for one in self._state.documents(self._target.kind))
-            missing = unknown_name(self._target.kind.value, self._target.name, names)
-            return WeftError(Reason.DEADLINE_EXCEEDED, f"{missing.message} ({after})", metadata=missing.metadata)
-        state = self._document.state
-        failing = [one for one in self._document.conditions if one.status != "True"]
-        parts = [f"it is {state}"] if state else []
-        parts += [f"{one.type} is {one.status.lower()}: {one.message}" for one in failing]
-        return WeftError(
-            Reason.DEADLINE_EXCEEDED, f"{self._target} is not there {after}: {'; '.join(parts) or 'it is well'}"
-        )
+def _state_of(document: Document) -> str:
+    """Returns whether a resource can be used, such as "active"; empty: its kind has no such state."""
+    status = document["status"]
+    if document["kind"] == ResourceKind.PROFILE:
+        return "active" if status["active"] else "inactive"
+    return str(status.get("state", ""))

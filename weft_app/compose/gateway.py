@@ -276,7 +276,7 @@ def build_gateway(
     return gateway.service.build(edge, ports, metrics=mesh.metrics, socket_path=socket_path)
 
 
-class _RemoteMesh:
+class RemoteMesh:
     """The clients of a gateway whose registry and routers are in other processes."""
 
     def __init__(self, config: WeftConfig, home: WeftHome) -> None:
@@ -356,12 +356,13 @@ class _RemoteMesh:
 async def serve_gateway(config: WeftConfig, home: WeftHome, announce: Announce) -> None:
     """Serves a gateway over a registry and a router in other processes, until a signal arrives."""
     stop = stop_requested()
-    remote, page = _RemoteMesh(config, home), metrics_page(config)
+    remote, page = RemoteMesh(config, home), metrics_page(config)
     page.add_spans(remote.tracing)
     checks = [router_check(remote.routers), fleet_check(remote.fleet, config.health)]
     monitor = HealthMonitor(checks, remote.clock, config.health)
     figures = metrics_services(config, page, "gateway", monitor)
-    service = build_gateway(with_edge_certificate(config, home), home, remote.clients(monitor, page))
+    clients = remote.clients(monitor, page)
+    service = build_gateway(with_edge_certificate(config, home), home, clients, socket_path=home.http_socket())
     # For its health, and for commands of this machine.
     own = GrpcHost(guard=None if remote.keys is None else remote.keys.interceptor())
     own.bind(home.address("gateway"))

@@ -3,16 +3,19 @@
 import json
 import queue
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import grpc
 from grpc_status import rpc_status
+from kit.home_gateway import home_gateway
 from kit.resources import declared, page, snapshot
 from typer.testing import CliRunner, Result
 
@@ -41,19 +44,21 @@ from weft.api.registry.v1 import (
 )
 from weft.api.router.v1 import inference_service_pb2, inference_service_pb2_grpc
 from weft.api.runner.v1 import load_pb2, runner_service_pb2, runner_service_pb2_grpc
+from weft.documents.codec import document_of
 from weft.documents.kinds import packed
 from weft.documents.mesh_state import MeshState, pool_message, pool_of
 from weft.documents.resource_kinds import ResourceKind
-from weft.documents.resources import declared_document
+from weft.documents.resources import declared_document, plain
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft.kernel.rpc import SERVER_OPTIONS, error_to_status
 from weft.kernel.unknown_names import unknown_name
+from weft_app.cli.follow import WATCH
 from weft_app.cli.main import app
+from weft_app.cli.mesh_api import MeshApi
 
 pb = registry_service_pb2
 APPLY = declaration_service_pb2.ApplyResult
-_END = object()
 
 
 def refuse_with(context: Any, error: WeftError) -> None:
@@ -74,9 +79,12 @@ class ScriptedMesh:
     state: MeshState = field(default_factory=MeshState)
     events: list[registry_event_pb2.Event] = field(default_factory=list)
     changes: "queue.Queue[Any]" = field(default_factory=queue.Queue)
+    """What a watch tells after its snapshot: changes, an outage of the registry, or another error that ends it."""
     denies_routes: bool = False
-    """What a watch tells after its snapshot: changes, or an error that ends it."""
-    new_events: "queue.Queue[Any]" = field(default_factory=queue.Queue)
+    new_events: list[registry_event_pb2.Event | WeftError] = field(default_factory=list)
+    """What a watch of events tells after those that there are: events, or an error that ends it."""
+    reborn: list[registry_event_pb2.Event] | None = None
+    """The events of a registry that was away: it counts anew."""
     applied: list[declaration_service_pb2.ApplyRequest] = field(default_factory=list)
     settings: settings_pb2.MeshSettings = field(
         default_factory=lambda: settings_pb2.MeshSettings(allow_cloud_fallback=True, revision=1)
@@ -96,7 +104,8 @@ class ScriptedMesh:
     releases: list[lease_service_pb2.ReleaseProgramLeaseRequest] = field(default_factory=list)
     keys: list[key_service_pb2.Key] = field(default_factory=list)
     watches: int = 0
-    events_were_listed: threading.Event = field(default_factory=threading.Event)
+    gateways: ExitStack = field(default_factory=ExitStack)
+    _is_served: bool = False
 
     def add(
         self, *resources: model_pb2.Model | agent_pb2.Agent | runner_pb2.Runner | route_pb2.Route | alias_pb2.Alias
@@ -115,14 +124,82 @@ class ScriptedMesh:
                     self.state.runners[resource.name] = resource
 
     def run(self, *arguments: str, stdin: str | bytes | None = None) -> Result:
-        """A `weft` command to its end."""
-        return CliRunner().invoke(app, arguments, input=stdin, env={"WEFT_HOME": str(self.home), "COLUMNS": "200"})
+        """A `weft` command to its end; one that watches gets Ctrl-C at the end of the script."""
+        self.serve()
+        events = MeshApi.events
+
+        def told(api: MeshApi, path: str, deadline: float | None = None, **query: Any) -> Iterator[Any]:
+            if path == WATCH and query["kinds"] == "event":
+                return self._stream_of_events()
+            if path != WATCH:
+                return events(api, path, deadline, **query)
+            return self._stream(query["kinds"].split(","), deadline)
+
+        with patch.object(MeshApi, "events", told):
+            return CliRunner().invoke(app, arguments, input=stdin, env={"WEFT_HOME": str(self.home), "COLUMNS": "200"})
+
+    def _stream(self, kinds: list[str], deadline: float | None) -> Iterator[Any]:
+        """What the gateway's watch sends."""
+        self.watches += 1
+        state = MeshState()
+        state.fold(self.snapshot())
+        yield from _everything(state, kinds)
+        while not self.changes.empty():
+            told = self.changes.get()
+            if isinstance(told, WeftError):
+                if told.reason is not Reason.SERVICE_UNAVAILABLE:
+                    raise told
+                for kind in kinds:
+                    yield {"kind": kind, "change": "unavailable", "message": told.message}
+                    yield {"kind": kind, "change": "reset"}
+                yield from _everything(state, kinds)
+                continue
+            response = pb.WatchResponse(revision=2, change=told)
+            self.state.fold(response)
+            for kind, name in sorted(state.fold(response)):
+                found = state.document((kind, name))
+                if kind in kinds:
+                    change = {"change": "delete"} if found is None else {"change": "put", "object": plain(found)}
+                    yield {"kind": kind.value, "name": name, **change}
+        if deadline is None:
+            raise KeyboardInterrupt
+        time.sleep(max(0.0, deadline - time.monotonic()))
+
+    def _stream_of_events(self) -> Iterator[Any]:
+        """What the gateway's watch of events sends: those that there are already come again."""
+        yield from (_put_event(event) for event in self.events)
+        yield {"kind": "event", "change": "synced"}
+        while self.new_events:
+            told = self.new_events.pop(0)
+            if isinstance(told, WeftError):
+                self.events[:] = self.reborn or self.events
+                raise told
+            yield _put_event(told)
+        raise KeyboardInterrupt
+
+    def serve(self) -> None:
+        """Starts the gateway, which knows of what the mesh has now; the first command does."""
+        if not self._is_served:
+            self._is_served = True
+            address = json.loads((self.home / "run" / "up.json").read_text())["grpc"]
+            self.gateways.enter_context(home_gateway(self.home, address, is_ready=True))
 
     def snapshot(self) -> pb.WatchResponse:
         runners = [pb.WatchedRunner(runner=runner) for runner in self.state.runners.values()]
         declared = (each for rows in self.state.declared.values() for each in rows.values())
         told = snapshot(*self.state.models.values(), *declared, runners=runners, settings=self.settings)
         return pb.WatchResponse(revision=1, snapshot=told)
+
+
+def _put_event(event: registry_event_pb2.Event) -> dict[str, Any]:
+    return {"kind": "event", "change": "put", "name": str(event.sequence), "object": document_of(event)}
+
+
+def _everything(state: MeshState, kinds: list[str]) -> Iterator[Any]:
+    for kind in kinds:
+        for document in state.documents(ResourceKind(kind)):
+            yield {"kind": kind, "change": "put", "name": document.name, "object": plain(document)}
+        yield {"kind": kind, "change": "synced"}
 
 
 class _Registry(registry_service_pb2_grpc.RegistryServiceServicer):
@@ -159,20 +236,16 @@ class _Registry(registry_service_pb2_grpc.RegistryServiceServicer):
             for event in self._mesh.events
             if (not request.kind or event.kind == request.kind) and (not request.name or event.name == request.name)
         ]
-        self._mesh.events_were_listed.set()
         return pb.ListEventsResponse(events=wanted[-(request.limit or 100) :])
 
-    def Watch(self, request: Any, context: Any) -> Iterator[Any]:  # noqa: N802
-        self._mesh.watches += 1
-        yield self._mesh.snapshot()
-        for told in _until_end(self._mesh.changes, context):
-            response = pb.WatchResponse(revision=2, change=told)
-            self._mesh.state.fold(response)
-            yield response
-
     def WatchEvents(self, request: Any, context: Any) -> Iterator[Any]:  # noqa: N802
-        for told in _until_end(self._mesh.new_events, context):
-            yield pb.WatchEventsResponse(event=told)
+        raise NotImplementedError
+
+    def Watch(self, request: Any, context: Any) -> Iterator[Any]:  # noqa: N802
+        yield self._mesh.snapshot()
+        left = threading.Event()
+        context.add_callback(left.set)
+        left.wait()
 
     def _pool(self, name: str) -> Any:
         return pool_message(name, [model for model in self._mesh.state.models.values() if pool_of(model) == name])
@@ -182,28 +255,6 @@ class _Registry(registry_service_pb2_grpc.RegistryServiceServicer):
         if name not in rows:
             refuse_with(context, unknown_name(kind, name, rows))
         return rows[name]
-
-
-def _until_end(told: "queue.Queue[Any]", context: Any) -> Iterator[Any]:
-    """What the script says, until it says an error or the caller leaves."""
-    context.add_callback(lambda: told.put(_END))
-    while (item := told.get()) is not _END:
-        if isinstance(item, WeftError):
-            context.abort_with_status(rpc_status.to_status(error_to_status(item)))
-        yield item
-
-
-class TellOneByOne:
-    """A queue whose items are made when they are asked for."""
-
-    def __init__(self, items: Iterator[Any]) -> None:
-        self._items = items
-
-    def put(self, item: Any) -> None:
-        """The caller left; there is nothing to end."""
-
-    def get(self) -> Any:
-        return next(self._items, _END)
 
 
 class _Declarations(declaration_service_pb2_grpc.DeclarationServiceServicer):
@@ -412,9 +463,10 @@ def scripted_mesh(home: Path, *, add: Callable[[grpc.Server], None] = lambda _: 
     inference_service_pb2_grpc.add_InferenceServiceServicer_to_server(_Inference(mesh), server)  # type: ignore[abstract]  # see above
     add(server)
     address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
-    (home / "run" / "up.json").write_text(json.dumps({"grpc": address, "url": "http://127.0.0.1:1"}))
+    (home / "run" / "up.json").write_text(json.dumps({"grpc": address}))
     server.start()
     try:
-        yield mesh
+        with mesh.gateways:
+            yield mesh
     finally:
         server.stop(grace=None).wait()

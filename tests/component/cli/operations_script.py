@@ -11,6 +11,7 @@ from typing import Any
 
 import grpc
 from cli_harness import refuse
+from kit.home_gateway import home_gateway
 from kit.resources import declared
 from typer.testing import CliRunner, Result
 
@@ -42,8 +43,6 @@ class ScriptedRegistry:
     home: Path
     told: list[Operation] = field(default_factory=list)
     """What a watch tells, one after the other."""
-    watches: list[list[Operation | Reason]] = field(default_factory=list)
-    """What each watch of all operations tells after those, and the reason for which it ends."""
     refusal: WeftError | None = None
     unknown: frozenset[str] = frozenset()
     """The models that loads without a source do not find."""
@@ -111,16 +110,6 @@ class ScriptedOperations(operation_service_pb2_grpc.OperationServiceServicer):
         for operation in self._script.told:
             yield pb.WatchOperationResponse(operation=operation)
 
-    def WatchOperations(self, request: Any, context: Any) -> Iterator[Any]:  # noqa: N802
-        step = self._script.watches.pop(0)
-        for operation in self._script.told:
-            yield pb.WatchOperationsResponse(operation=operation)
-        yield pb.WatchOperationsResponse(synced=True)
-        for each in step:
-            if isinstance(each, Reason):
-                refuse(context, each, "the watch ended")
-            yield pb.WatchOperationsResponse(operation=each)  # type: ignore[arg-type]  # refuse raises
-
     def CancelOperation(self, request: Any, context: Any) -> Any:  # noqa: N802
         self._script.cancelled.append(request)
         return pb.CancelOperationResponse(operation=self._script.told[0])
@@ -167,6 +156,7 @@ def scripted_registry(home: Path) -> Iterator[ScriptedRegistry]:
     (home / "run" / "up.json").write_text(json.dumps({"grpc": address}))
     server.start()
     try:
-        yield script
+        with home_gateway(home, address):
+            yield script
     finally:
         server.stop(grace=None).wait()

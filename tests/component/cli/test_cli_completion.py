@@ -90,6 +90,7 @@ def _offered(home: Path, line: str) -> list[str]:
     ],
 )
 def test_kinds_and_names_are_offered_as_they_are_now(mesh: ScriptedMesh, line: str, offered: list[str]) -> None:
+    mesh.serve()
     assert _offered(mesh.home, line) == offered
 
 

@@ -205,7 +205,7 @@ def test_wait_for_what_holds_ends_at_once(mesh: ScriptedMesh, expected: str) -> 
     ],
 )
 def test_wait_ends_with_the_change_it_waits_for(mesh: ScriptedMesh, expected: str, changes: list[Change]) -> None:
-    for change in [WeftError(Reason.WATCH_LAGGED, "too slow"), *changes]:
+    for change in changes:
         mesh.changes.put(change)
     result = mesh.run("wait", "model", "qwen", "--for", expected)
     assert result.exit_code == 0, result.output

@@ -150,8 +150,9 @@ def test_a_launch_uses_the_key_of_the_one_before_until_it_is_revoked_or_about_to
 ) -> None:
     del tools
     with scripted_mesh(tmp_path / "scripted") as mesh:
+        mesh.serve()
         facts = mesh.home / "run" / "up.json"
-        facts.write_text(json.dumps(json.loads(facts.read_text()) | {"url": "http://127.0.0.1:7", "asksForKeys": True}))
+        facts.write_text(json.dumps(json.loads(facts.read_text()) | {"asksForKeys": True}))
         first = _printed_key(mesh.home)
         assert (mesh.home / "launch-keys" / "aider").stat().st_mode & 0o777 == 0o600
         assert _printed_key(mesh.home) == first
@@ -178,7 +179,7 @@ def test_a_mesh_elsewhere_is_found_by_its_variable_and_asked_whether_it_needs_ke
             assert (
                 "export OPENAI_API_KEY=weft_k\n" in launch(*words, "--key", "weft_k", home=where, WEFT_URL=url).stdout
             )
-            # The registry of the home makes no key for another mesh.
+            # No key is made for another mesh.
             refused = launch(*words, home=where, WEFT_URL=url)
             assert refused.exit_code == 2
             assert "WEFT_API_KEY" in refused.stderr
@@ -215,15 +216,6 @@ def test_the_only_model_of_a_mesh_elsewhere_is_meant(tools: Path, home: Path) ->
         assert "there are qwen, gemma" in launch(*words, home=home, WEFT_URL=url).stderr
 
 
-def test_a_key_for_a_mesh_elsewhere_is_made_by_the_registry_that_is_named_with_it(tools: Path, tmp_path: Path) -> None:
-    del tools
-    with scripted_mesh(tmp_path / "scripted") as mesh, gateway(asks_for_keys=True) as url:
-        registry = json.loads((mesh.home / "run" / "up.json").read_text())["grpc"]
-        said = launch("aider", "--print", "--model", "m", home=tmp_path / "x", WEFT_URL=url, WEFT_REGISTRY=registry)
-        assert said.exit_code == 0, said.stderr
-        assert len(mesh.keys) == 1
-
-
 def test_a_gateway_that_is_served_apart_is_found_by_its_home(tools: Path, tmp_path: Path) -> None:
     del tools
     (tmp_path / "run").mkdir()
@@ -235,6 +227,7 @@ def test_a_gateway_that_is_served_apart_is_found_by_its_home(tools: Path, tmp_pa
 def test_without_a_model_the_only_one_is_meant_and_of_several_one_must_be_said(tools: Path, tmp_path: Path) -> None:
     del tools
     with scripted_mesh(tmp_path / "scripted") as mesh:
+        mesh.serve()
         mesh.add(Model(manifest=ModelManifest(name="only"), runner="r1"))
         assert "# aider --model openai/only\n" in launch("aider", "--print", home=mesh.home).stdout
         mesh.add(Model(manifest=ModelManifest(name="other"), runner="r1"))

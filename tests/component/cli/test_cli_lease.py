@@ -56,7 +56,7 @@ def test_a_release_says_when_the_memory_is_free_and_who_wanted_it(mesh: Scripted
     done = mesh.run("lease", "release", "lease-p", "--yes")
     assert done.exit_code == 0
     assert done.stdout == "lease/lease-p is released: 5 GiB of titan are free once its processes have ended\n"
-    assert mesh.releases[0].requested_by.startswith("cli:")
+    assert mesh.releases[0].requested_by == "local"
     assert "when its processes have ended" in mesh.run("get", "lease/lease-p").stdout
 
 

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from operations_script import GIB, ScriptedRegistry, an_operation, audit_entries, scripted_registry
@@ -10,10 +11,11 @@ from operations_script import GIB, ScriptedRegistry, an_operation, audit_entries
 from weft.api.common.v1 import error_reason_pb2
 from weft.api.operations.v1 import operation_pb2
 from weft.api.runner.v1 import runner_service_pb2
+from weft.documents.codec import document_of
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.reasons import Reason
 from weft.kernel.short_names import SHORT_NAMES
-from weft_app.cli import follow
+from weft_app.cli.mesh_api import MeshApi
 from weft_app.cli.options import EXIT_NOT_FOUND
 
 
@@ -228,32 +230,41 @@ def test_operations_are_listed_in_a_table_and_as_documents(registry: ScriptedReg
     assert (document["kind"], document["items"][0]["requestedBy"]) == ("OperationList", "cli:alice")
 
 
+def _put(operation: operation_pb2.Operation) -> dict[str, Any]:
+    return {"kind": "operation", "change": "put", "name": operation.name, "object": document_of(operation)}
+
+
+def _watched(monkeypatch: pytest.MonkeyPatch, *changes: operation_pb2.Operation | str) -> None:
+    """What the mesh sends of operations: those that there are until "synced", then changes; then Ctrl-C."""
+
+    def events(*_: object, **__: object) -> Iterator[dict[str, Any]]:
+        for change in changes:
+            yield {"kind": "operation", "change": change} if isinstance(change, str) else _put(change)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(MeshApi, "events", events)
+
+
 def test_a_watch_of_operations_prints_each_that_is_new_or_changes_also_after_an_outage(
     registry: ScriptedRegistry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(follow, "RETRY_PAUSE_SECONDS", 0.0)
-    running, done = an_operation("RUNNING", stage="loading"), an_operation("SUCCEEDED")
-    other = an_operation("PENDING")
+    running, done, other = an_operation("RUNNING", stage="loading"), an_operation("SUCCEEDED"), an_operation("PENDING")
     other.name = "operations/op-2"
-    registry.told = [running]
-    registry.watches = [[running, other, Reason.SERVICE_UNAVAILABLE], [done, Reason.PERMISSION_DENIED]]
+    _watched(monkeypatch, running, "synced", running, other, "reset", done, other, "synced")
     found = registry.run("operation", "list", "-w")
     assert [line.split()[:4] for line in found.stdout.splitlines()[1:]] == [
         ["op-1", "load", "qwen", "running"],
         ["op-2", "load", "qwen", "pending"],
         ["op-1", "load", "qwen", "succeeded"],
     ]
-    assert "watching again" in found.stderr
 
 
 def test_a_watch_of_unfinished_operations_prints_the_end_of_each_and_none_that_had_ended(
-    registry: ScriptedRegistry,
+    registry: ScriptedRegistry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    old = an_operation("FAILED")
+    old, done = an_operation("FAILED"), an_operation("SUCCEEDED")
     old.name = "operations/op-0"
-    registry.told = [old, an_operation("RUNNING")]
-    done = an_operation("SUCCEEDED")
-    registry.watches = [[done, done, Reason.PERMISSION_DENIED]]
+    _watched(monkeypatch, old, an_operation("RUNNING"), "synced", done, done)
     lines = registry.run("operation", "list", "--unfinished", "-w", "-o", "json").stdout.splitlines()
     assert [json.loads(line)["state"] for line in lines] == ["running", "succeeded"]
 

@@ -3,15 +3,15 @@
 import asyncio
 import json
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from datetime import UTC, datetime, timedelta
-from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 import pytest
+from kit.home_gateway import home_gateway
 from kit.request_endings import ending
 from typer.testing import CliRunner, Result
 
@@ -23,22 +23,19 @@ from router_svc.policy.endpoints.choice import Choice, Considered
 from router_svc.policy.request import Request
 from router_svc.policy.settings import ClientProfile, RateLimitConfig
 from router_svc.request_log import RequestLog
-from router_svc.request_servicer import LocalRequests, RequestServicer, request_record
+from router_svc.request_servicer import LocalRequests, RequestServicer
 from weft.api.common.v1 import receipt_pb2
 from weft.api.router.v1 import request_service_pb2_grpc
 from weft.dispatch.fleet import FleetView
-from weft.documents.codec import document_of
 from weft.kernel.clock import SystemClock
 from weft.kernel.placement_request import PlacementRequest
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation, Priority
 from weft.kernel.rpc import new_server
 from weft.kernel.units import Rate, RateUnit
+from weft_app.cli import follow as follow_module
+from weft_app.cli.follow import follow
 from weft_app.cli.main import app
-from weft_app.cli.mesh_documents import connect
-from weft_app.cli.options import ResourceFormat
-from weft_app.cli.request_table import _ENDED, _REQUESTS, _has_outcome
-from weft_app.cli.request_watch import follow_requests, watch_ended, watch_named, watch_under_way
 from weft_testing.fake_clock import FakeClock
 from weft_testing.free_port import free_port
 
@@ -96,6 +93,11 @@ class Mesh:
         assert self._loop is not None, "it is served"
         self._loop.call_soon_threadsafe(event)
 
+    def gateway(self) -> AbstractContextManager[str]:
+        """The gateway of the home; the registry is away."""
+        router = json.loads((self.home / "run" / "up.json").read_text())["grpc"]
+        return home_gateway(self.home, f"127.0.0.1:{free_port()}", router)
+
     @contextmanager
     def serving(self) -> Iterator[None]:
         """On an event loop of its own: commands block theirs."""
@@ -127,7 +129,7 @@ class Mesh:
 @pytest.fixture
 def mesh(tmp_path: Path) -> Iterator[Mesh]:
     mesh = Mesh(tmp_path / "home")
-    with mesh.serving():
+    with mesh.serving(), mesh.gateway():
         yield mesh
 
 
@@ -358,25 +360,23 @@ def test_what_requests_and_clients_cannot_do_is_refused(mesh: Mesh, arguments: t
 def test_tenants_are_listed_as_a_router_knows_them_while_no_registry_answers(mesh: Mesh) -> None:
     mesh.arrive(1, "req-1", tenant="acme")
     mesh.arrive(2, "req-2", tenant="other")
-    away = {"WEFT_REGISTRY": f"127.0.0.1:{free_port()}"}
-    found = mesh.run("get", "tenants", "-o", "wide", **away)
+    found = mesh.run("get", "tenants", "-o", "wide")
     assert found.exit_code == 0
     header, *rows = found.stdout.splitlines()
     assert header.split() == ["TENANT", "LIMIT", "OF", "USED", "LEFT", "EMPTY", "IN"]
     assert [row.split()[0] for row in rows] == ["acme", "other"]
     assert found.stderr.startswith("weft: no registry answers: declarations of tenants (weight, ")
-    one = mesh.run("get", "tenants", "acme", **away)
+    one = mesh.run("get", "tenants", "acme")
     assert [row.split()[0] for row in one.stdout.splitlines()[1:]] == ["acme"]
     # What is no table is read by programs, which must not take a part for the whole.
-    assert mesh.run("get", "tenants", "-o", "json", **away).exit_code == 1
-    assert mesh.run("get", "models", **away).exit_code == 1
+    assert mesh.run("get", "tenants", "-o", "json").exit_code == 1
+    assert mesh.run("get", "models").exit_code == 1
 
 
 def test_get_all_shows_the_limits_of_tenants_and_says_what_is_missing_while_no_registry_answers(mesh: Mesh) -> None:
     mesh.arrive(1, "req-1", tenant="acme")
-    away = {"WEFT_REGISTRY": f"127.0.0.1:{free_port()}"}
     for words in (("all",), ("models,tenants",)):
-        found = mesh.run("get", *words, **away)
+        found = mesh.run("get", *words)
         assert found.exit_code == 1
         assert [row.split()[0] for row in found.stdout.splitlines()] == ["TENANT", "acme"]
         known, missing = found.stderr.splitlines()
@@ -385,23 +385,22 @@ def test_get_all_shows_the_limits_of_tenants_and_says_what_is_missing_while_no_r
         assert ("runners" in missing) == (words == ("all",))
         assert "tenants" not in missing
     # No part is taken for the whole by programs, and labels are not known to a router.
-    assert mesh.run("get", "all", "-o", "json", **away).stdout == ""
-    assert mesh.run("get", "all", "-l", "tier=fast", **away).stdout == ""
+    assert mesh.run("get", "all", "-o", "json").stdout == ""
+    assert mesh.run("get", "all", "-l", "tier=fast").stdout == ""
 
 
 def test_a_tenant_is_described_by_its_limits_while_no_registry_answers(mesh: Mesh) -> None:
     mesh.arrive(1, "req-1", tenant="acme")
     mesh.arrive(2, "req-2", tenant="other")
-    away = {"WEFT_REGISTRY": f"127.0.0.1:{free_port()}"}
     for words in (("tenant", "acme"), ("tenant/acme",)):
-        found = mesh.run("describe", *words, **away)
+        found = mesh.run("describe", *words)
         assert found.exit_code == 0
         name, title, header, row = found.stdout.splitlines()
         assert (name.split(), title) == (["Name:", "acme"], "Used:")
         assert (header.split()[0], row.split()[0]) == ("LIMIT", "50")
         assert found.stderr.startswith("weft: no registry answers: ")
     for unknown in (("tenant", "nobody"), ("model", "acme"), ("acme",), ("tenant", "acme", "-o", "json")):
-        missing = mesh.run("describe", *unknown, **away)
+        missing = mesh.run("describe", *unknown)
         assert (missing.exit_code, missing.stdout) == (1, "")
 
 
@@ -411,14 +410,14 @@ def test_tenants_are_watched_as_a_router_counts_them_while_no_registry_answers(
     mesh.arrive(1, "req-1", tenant="acme")
     readings = iter((lambda: mesh.arrive(2, "req-2", tenant="acme"), lambda: None))
 
-    def wait(_: float) -> None:
+    def wait() -> None:
         following = next(readings, None)
         if following is None:
             raise KeyboardInterrupt
         following()
 
-    monkeypatch.setattr("weft_app.cli.record_watch.time", SimpleNamespace(sleep=wait))
-    found = mesh.run("get", "tenants", "-w", WEFT_REGISTRY=f"127.0.0.1:{free_port()}")
+    monkeypatch.setattr(follow_module, "wait_interval", wait)
+    found = mesh.run("get", "tenants", "-w")
     assert found.exit_code == 0
     header, *rows = found.stdout.splitlines()
     assert header.split() == ["TENANT", "LIMIT", "OF", "USED", "LEFT", "EMPTY", "IN"]
@@ -427,12 +426,13 @@ def test_tenants_are_watched_as_a_router_counts_them_while_no_registry_answers(
 
 
 def test_without_a_registry_and_a_router_the_failure_of_the_registry_is_shown(mesh: Mesh) -> None:
-    registry, router = free_port(), free_port()
-    away = {"WEFT_REGISTRY": f"127.0.0.1:{registry}", "WEFT_ROUTER": f"127.0.0.1:{router}"}
+    router = free_port()
+    facts = mesh.home / "run" / "up.json"
+    facts.write_text(json.dumps(json.loads(facts.read_text()) | {"grpc": f"127.0.0.1:{router}"}))
     for words in (("get", "tenants"), ("get", "all"), ("describe", "tenant", "acme"), ("get", "tenants", "-w")):
-        found = mesh.run(*words, **away)
+        found = mesh.run(*words)
         assert found.exit_code == 1
-        assert (str(registry) in found.stderr, str(router) in found.stderr) == (True, False)
+        assert ("the registry cannot be reached" in found.stderr, str(router) in found.stderr) == (True, False)
 
 
 def test_without_a_mesh_the_command_says_so(tmp_path: Path) -> None:
@@ -472,30 +472,26 @@ def test_an_unknown_request_does_not_stop_the_cancellation_of_the_others(mesh: M
     assert "--tenant: goes with requests" in mesh.run("cancel", "task-1", "--tenant", "acme").output
 
 
-def _ends_after(capsys: pytest.CaptureFixture[str], watch: Callable[[], None]) -> list[str]:
-    """The lines of a watch until Ctrl-C."""
-    with pytest.raises(KeyboardInterrupt):
-        watch()
-    return capsys.readouterr().out.splitlines()
+def _watched(mesh: Mesh, *arguments: str, events: Sequence[Callable[[], None]] = ()) -> list[str]:
+    """The lines of a watch of requests: each event comes after the one before was seen; then Ctrl-C."""
 
-
-def _interrupted(
-    mesh: Mesh, *events: Callable[[], None], ended_limit: int = 0
-) -> Iterator[tuple[list[dict[str, Any]], bool]]:
-    """What a watch of requests yields: each event comes after the one before was seen; then Ctrl-C."""
-    following = follow_requests(mesh.home, ended_limit)
-    yield next(following)
-    for event in events:
-        mesh.soon(event)
+    def until_interrupted(*asked: Any, **query: Any) -> Iterator[Any]:
+        following = follow(*asked, **query)
         yield next(following)
-    raise KeyboardInterrupt
+        for event in events:
+            mesh.soon(event)
+            yield next(following)
+        raise KeyboardInterrupt
+
+    with patch("weft_app.cli.request_table.follow", until_interrupted):
+        result = mesh.run("get", *arguments, "-w")
+    assert result.exit_code == 0, result.output
+    return result.stdout.splitlines()
 
 
-def test_requests_under_way_are_followed_by_the_routers_watch_until_they_end(
-    mesh: Mesh, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_requests_under_way_are_followed_by_the_routers_watch_until_they_end(mesh: Mesh) -> None:
     at = mesh.arrive(1, "req-1")
-    mesh.arrive(2, "req-2")
+    mesh.arrive(2, "req-2", tenant="acme")
     mesh.log.note_end(ending(2, at + 1))
 
     def waits() -> None:
@@ -505,12 +501,9 @@ def test_requests_under_way_are_followed_by_the_routers_watch_until_they_end(
         mesh.log.note_end(ending(1, at + 5, Reason.UNSPECIFIED))
 
     def arrives() -> None:
-        mesh.arrive(3, "req-3")
+        mesh.arrive(3, "req-3", tenant="acme")
 
-    following = _interrupted(mesh, waits, ends, arrives)
-    header, first, waiting, ended, new = _ends_after(
-        capsys, lambda: watch_under_way(_REQUESTS, ResourceFormat.TABLE, following)
-    )
+    header, first, waiting, ended, new = _watched(mesh, "requests", events=(waits, ends, arrives))
     assert header.split()[:3] == ["REQUEST", "TARGET", "STATE"]
     assert [line.split()[:3] for line in (first, waiting, ended, new)] == [
         ["req-1", "qwen", "queued"],
@@ -521,38 +514,25 @@ def test_requests_under_way_are_followed_by_the_routers_watch_until_they_end(
     assert "VRAM: needs 5.1 GiB" in waiting
 
 
-def test_ended_requests_are_followed_by_their_outcome(mesh: Mesh, capsys: pytest.CaptureFixture[str]) -> None:
+def test_ended_requests_are_followed_by_their_outcome(mesh: Mesh) -> None:
     at = [mesh.arrive(key, f"req-{key}") for key in range(1, 5)]
     mesh.log.note_end(ending(1, at[0] + 1, Reason.STALL_TIMEOUT))
 
     def end(key: int, reason: Reason) -> Callable[[], None]:
         return lambda: mesh.log.note_end(ending(key, at[key - 1] + 1, reason))
 
-    following = _interrupted(mesh, end(2, Reason.UNSPECIFIED), end(3, Reason.WORKER_LOST), ended_limit=10)
-    remembered, _ = mesh.log.ended(9, at[0] + 1, "", lambda _: True)
-    first = [document_of(request_record(entry, with_decisions=False)) for entry in remembered]
-    lines = _ends_after(
-        capsys,
-        lambda: watch_ended(_ENDED, ResourceFormat.NAME, first, following, partial(_has_outcome, "failed")),
-    )
-    assert lines == ["req-1", "req-3"]
+    events = (end(2, Reason.UNSPECIFIED), end(3, Reason.WORKER_LOST))
+    assert _watched(mesh, "requests", "--state", "failed", "-o", "name", events=events) == ["req-1", "req-3"]
 
 
-def test_a_named_request_is_read_again_with_its_decisions_when_it_changes(
-    mesh: Mesh, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_named_request_is_read_again_with_its_decisions_when_it_changes(mesh: Mesh) -> None:
     at = mesh.arrive(1, "req-1")
     mesh.arrive(2, "req-2")
-
-    def read() -> list[dict[str, Any]]:
-        with connect(mesh.home, 5.0, "router") as api:
-            return [api.get("/v1/requests/req-1")]
 
     def waits(key: int) -> Callable[[], None]:
         return lambda: mesh.log.note_decisions([Waits(key=key, position=1, reason="busy")], at + 1)
 
-    following = _interrupted(mesh, waits(2), waits(1))
-    lines = _ends_after(capsys, lambda: watch_named(_REQUESTS, ResourceFormat.JSON, read, following))
+    lines = _watched(mesh, "requests", "req-1", "-o", "json", events=(waits(2), waits(1)))
     before, after = (json.loads(line) for line in lines)
     assert (before["decisions"], after["decisions"][0]["kind"]) == ([], "queued")
 
@@ -576,17 +556,8 @@ def test_figures_of_the_last_hour_are_a_table_and_a_document(mesh: Mesh) -> None
     [(("requests",), ["req-1"]), (("requests", "--state", "ended"), ["req-2"]), (("requests", "req-2"), ["req-2"])],
 )
 def test_a_watch_of_requests_ends_with_ctrl_c_and_without_an_error(
-    mesh: Mesh, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], ids: list[str]
+    mesh: Mesh, arguments: tuple[str, ...], ids: list[str]
 ) -> None:
     mesh.arrive(1, "req-1")
     mesh.log.note_end(ending(2, mesh.arrive(2, "req-2") + 1, Reason.UNSPECIFIED))
-
-    following = follow_requests
-
-    def until_interrupted(home: Path, ended_limit: int = 0) -> Iterator[tuple[list[dict[str, Any]], bool]]:
-        yield next(following(home, ended_limit))
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("weft_app.cli.request_watch.follow_requests", until_interrupted)
-    result = mesh.run("get", *arguments, "-w", "-o", "name")
-    assert (result.exit_code, result.stdout.splitlines()) == (0, ids)
+    assert _watched(mesh, *arguments, "-o", "name") == ids

@@ -11,8 +11,6 @@ from kit.resources import gone, put
 
 from weft.api.registry.v1 import route_pb2
 from weft.documents.resources import declared_document
-from weft.kernel.errors import WeftError
-from weft.kernel.reasons import Reason
 
 pytest_plugins = ("cli_mesh",)
 
@@ -84,7 +82,6 @@ def test_a_watch_of_routes_shows_each_that_changes(mesh: ScriptedMesh) -> None:
     mesh.changes.put(put(some_route("new")))
     mesh.changes.put(gone("route", "summaries"))
     mesh.changes.put(gone("route", "never-there"))
-    mesh.changes.put(WeftError(Reason.INTERNAL, "the script is over"))
     lines = mesh.run("get", "routes", "-w").stdout.splitlines()
     assert [line.split()[:2] for line in lines[1:]] == [
         ["summaries", "active"],

@@ -1,11 +1,13 @@
 """Whatever field of a message a service refuses: a command names the option or argument that was typed."""
 
+import json
 import re
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from kit.home_gateway import home_gateway
 from kit.refusing_services import RefusingServices, refusing_services
 from typer.testing import CliRunner
 
@@ -72,18 +74,21 @@ _NAMED = re.compile(r"(?:^|: )(?P<name>--[a-z-]+(?: \w+)?|[A-Z][A-Z-]*): is refu
 
 
 @pytest.fixture(scope="module")
-def services() -> Iterator[tuple[RefusingServices, str]]:
-    with refusing_services() as services:
-        yield services
+def services(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[RefusingServices, Path]]:
+    with refusing_services() as (services, address):
+        home = tmp_path_factory.mktemp("home")
+        (home / "run").mkdir()
+        (home / "run" / "up.json").write_text(json.dumps({"grpc": address}))
+        with home_gateway(home, address):
+            yield services, home
 
 
 @pytest.mark.parametrize("line", COMMAND_LINES)
 def test_a_refused_field_has_the_name_of_its_option_or_argument(
-    line: str, services: tuple[RefusingServices, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    line: str, services: tuple[RefusingServices, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    refusing, address = services
-    for name, value in (("WEFT_HOME", str(tmp_path)), ("WEFT_REGISTRY", address), ("WEFT_ROUTER", address)):
-        monkeypatch.setenv(name, value)
+    refusing, home = services
+    monkeypatch.setenv("WEFT_HOME", str(home))
     refusing.place, refusing.typed = 0, []
     while refusing.place == 0 or refusing.place < len(refusing.typed):
         said = CliRunner().invoke(app, shlex.split(line)).output

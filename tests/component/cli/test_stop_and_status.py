@@ -122,11 +122,12 @@ def test_a_home_without_a_mesh_is_stopped(tmp_path: Path) -> None:
 def test_services_that_run_apart_are_a_mesh_that_runs(tmp_path: Path) -> None:
     home = WeftHome(tmp_path)
     home.create()
-    with scripted_mesh(tmp_path / "scripted") as mesh, socket.create_server(("127.0.0.1", 0)) as gateway:
+    with scripted_mesh(tmp_path / "scripted") as mesh:
         mesh.add(Model(manifest=ModelManifest(name="qwen"), runner="r1", status=Model.STATUS_ACTIVE))
         mesh.add(Model(manifest=ModelManifest(name="typo"), runner="r1", status=Model.STATUS_FAILED))
         address = json.loads((mesh.home / "run" / "up.json").read_text())["grpc"]
-        url = f"http://127.0.0.1:{gateway.getsockname()[1]}"
+        mesh.serve()
+        url = json.loads((mesh.home / "run" / "up.json").read_text())["url"]
         home.address_file("registry").write_text(address)
         home.address_file("gateway").write_text(url)
         with socket.create_server(("127.0.0.1", 0)) as ended:

@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from kit.home_gateway import home_gateway
 from kit.warm_python import warm
 
 from registry_svc.config import LedgerConfig
@@ -62,7 +63,9 @@ class LedgerHome:
         self._port = server.add_insecure_port(f"127.0.0.1:{self._port}")
         await server.start()
         (self.home / "run").mkdir(parents=True, exist_ok=True)
-        (self.home / "run" / "up.json").write_text(json.dumps({"grpc": f"127.0.0.1:{self._port}"}))
+        facts = self.home / "run" / "up.json"
+        found = json.loads(facts.read_text()) if facts.exists() else {}
+        facts.write_text(json.dumps(found | {"grpc": f"127.0.0.1:{self._port}"}))
         self.ledger = ledger
 
         async def stop() -> None:
@@ -116,7 +119,8 @@ async def ledger_home(folder: Path, **settings: Any) -> AsyncIterator[LedgerHome
     home = LedgerHome(folder, LedgerConfig(**{**quick, **settings}))
     await home.start()
     try:
-        yield home
+        with home_gateway(folder, json.loads((folder / "run" / "up.json").read_text())["grpc"]):
+            yield home
     finally:
         await home.stop()
 

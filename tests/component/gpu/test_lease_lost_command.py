@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from fake_cards_stage import GIB, Stage, needs_the_fake
+from kit.home_gateway import home_gateway
 from ledger_home import WEFT, acquire_command, program, weft_command
 from scripted_ledger import Script, scripted_ledger
 
@@ -33,12 +34,13 @@ def ledger() -> Iterator[Script]:
 
 
 @pytest.fixture
-def stage(tmp_path: Path, ledger: Script) -> Stage:
+def stage(tmp_path: Path, ledger: Script) -> Iterator[Stage]:
     made = Stage(tmp_path, 8 * GIB, 8 * GIB)
     (tmp_path / "home" / "run").mkdir(parents=True)
     (tmp_path / "home" / "run" / "up.json").write_text(json.dumps({"grpc": ledger.target}))
     made.environment["WEFT_HOME"] = str(tmp_path / "home")
-    return made
+    with home_gateway(tmp_path / "home", ledger.target):
+        yield made
 
 
 async def test_a_command_whose_lease_is_lost_is_ended_with_all_that_it_started(stage: Stage, ledger: Script) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import yaml
+from kit.home_gateway import home_gateway
 from kit.warm_python import warm
 from typer.testing import CliRunner, Result
 
@@ -42,7 +43,8 @@ def home(tmp_path: Path) -> Path:
 
 
 def _weft(home: Path, *words: str) -> Result:
-    return CliRunner().invoke(app, words, env={"WEFT_HOME": str(home), "COLUMNS": "200"})
+    with home_gateway(home, f"unix:{home}/run/registry.sock"):
+        return CliRunner().invoke(app, words, env={"WEFT_HOME": str(home), "COLUMNS": "200"})
 
 
 def _configured(folder: Path) -> Path:

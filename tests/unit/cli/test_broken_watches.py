@@ -18,14 +18,14 @@ def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 @pytest.mark.parametrize("reason", [Reason.SERVICE_UNAVAILABLE, Reason.REGISTRY_STANDBY, Reason.SHUTTING_DOWN])
 def test_a_watch_that_had_begun_begins_again_after_a_takeover(reason: Reason, pauses: list[float]) -> None:
-    breaks = Breaks()
+    breaks = Breaks(60.0)
     breaks.none()
     breaks.survive(WeftError(reason, "away"))
     assert pauses == [RETRY_PAUSE_SECONDS]
 
 
 def test_a_watch_that_never_began_and_one_that_is_refused_end(pauses: list[float]) -> None:
-    breaks = Breaks()
+    breaks = Breaks(60.0)
     with pytest.raises(WeftError):
         breaks.survive(WeftError(Reason.REGISTRY_STANDBY, "away"))
     breaks.none()

@@ -2,7 +2,7 @@
 
 import re
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import pytest
 import typer
@@ -12,8 +12,7 @@ from typer.testing import CliRunner, Result
 from weft.api.registry.v1.model_pb2 import Model, ModelManifest
 from weft.api.registry.v1.runner_pb2 import InstanceState
 from weft.documents.resource_kinds import ResourceKind
-from weft.documents.resources import ModelDocument, model_document
-from weft.documents.yaml_documents import parse_document
+from weft.documents.resources import model_document, plain
 from weft.kernel.errors import FieldError
 from weft_app.cli.background import arguments_of
 from weft_app.cli.columns import listing_of
@@ -78,9 +77,9 @@ def test_other_durations_are_refused(text: str) -> None:
         parse_duration(text)
 
 
-def _model(state: str) -> ModelDocument:
+def _model(state: str) -> dict[str, Any]:
     number = Model.Status.Value(f"STATUS_{state.upper()}")
-    return model_document(Model(manifest=ModelManifest(name="m"), kind=Model.KIND_PUBLIC, status=number))
+    return plain(model_document(Model(manifest=ModelManifest(name="m"), kind=Model.KIND_PUBLIC, status=number)))
 
 
 def test_expectations_hold_or_not() -> None:
@@ -92,7 +91,7 @@ def test_expectations_hold_or_not() -> None:
     assert gone.holds(None)
     assert not gone.holds(_model("inactive"))
     exists = parse_expectation("exists", ResourceKind.POOL)
-    assert exists.holds(parse_document({"kind": "pool", "name": "p"}))
+    assert exists.holds({"kind": "pool", "name": "p"})
     assert not exists.holds(None)
 
 

@@ -181,7 +181,7 @@ def fast(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mapping[str, Ende
         run = Path(home) / "run"
         run.mkdir()
         (run / "up.json").write_text(
-            json.dumps({"grpc": "unix:/nowhere", "state": "running", "url": "http://127.0.0.1:1"})
+            json.dumps({"grpc": "127.0.0.1:1", "state": "running", "url": "http://127.0.0.1:1"})
         )
         programs = [Program(CALL, words.split(), {"WEFT_HOME": home}) for words in FAST]
         with (

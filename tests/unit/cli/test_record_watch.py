@@ -6,9 +6,10 @@ import pytest
 
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
+from weft_app.cli import follow
+from weft_app.cli.follow import poll_records
 from weft_app.cli.options import ResourceFormat
 from weft_app.cli.output import Column, Listing
-from weft_app.cli.record_watch import RecordWatch
 
 LISTING = Listing(
     columns=(
@@ -40,8 +41,10 @@ def _watched(
         if not left:
             raise KeyboardInterrupt
 
-    with pytest.raises(KeyboardInterrupt):
-        RecordWatch(LISTING, output, read).run(wait)
+    with pytest.MonkeyPatch.context() as patches:
+        patches.setattr(follow, "wait_interval", wait)
+        with pytest.raises(KeyboardInterrupt):
+            poll_records(LISTING, output, read)
     return capsys.readouterr().out.splitlines()
 
 
@@ -70,14 +73,6 @@ def test_documents_are_one_line_each(capsys: pytest.CaptureFixture[str]) -> None
     assert [json.loads(line) for line in lines] == [_row("a", "queued"), {"name": "a", "gone": True}]
 
 
-def test_an_error_that_a_retry_cannot_help_ends_the_watch() -> None:
-    readings: list[list[dict[str, str]] | WeftError] = [[], WeftError(Reason.PERMISSION_DENIED, "no")]
-
-    def read() -> list[dict[str, str]]:
-        found = readings.pop(0)
-        if isinstance(found, WeftError):
-            raise found
-        return found
-
+def test_an_error_that_a_retry_cannot_help_ends_the_watch(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(WeftError, match="no"):
-        RecordWatch(LISTING, ResourceFormat.TABLE, read).run(lambda: None)
+        _watched(capsys, ResourceFormat.TABLE, [], WeftError(Reason.PERMISSION_DENIED, "no"))

@@ -1,0 +1,67 @@
+"""A real gateway on the socket of a home, in front of a registry and a router that a test serves over gRPC."""
+
+import asyncio
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import structlog
+
+from weft.kernel.health import HealthSource
+from weft.kernel.metrics import MetricsPage
+from weft_app.compose.gateway import RemoteMesh, build_gateway
+from weft_app.compose.home import WeftHome
+from weft_app.config.config import AddressSettings, WeftConfig
+
+START_SECONDS = 30.0
+SILENT = 50
+"""The level of what a gateway does not say."""
+
+
+@contextmanager
+def home_gateway(home: Path, registry: str, router: str = "", *, is_ready: bool = False) -> Iterator[str]:
+    """Yields the URL of the gateway, which is in the file of `weft up` too; `router`: that of the registry by default;
+    `is_ready`: once it knows what the registry has.
+
+    It runs on a thread and an event loop of its own: commands block theirs.
+    """
+    ready, over = threading.Event(), asyncio.Event()
+    loops: list[asyncio.AbstractEventLoop] = []
+    urls: list[str] = []
+    folder = WeftHome(home)
+    folder.create()
+    config = WeftConfig(port=0, addresses=AddressSettings(registry=registry, router=router or registry))
+
+    async def serve() -> None:
+        remote = RemoteMesh(config, folder)
+        service = build_gateway(
+            config, folder, remote.clients(HealthSource(), MetricsPage()), socket_path=folder.http_socket()
+        )
+        await remote.start()
+        await service.start()
+        if is_ready:
+            async with asyncio.timeout(START_SECONDS):
+                await remote.fleet.wait_ready()
+        loops.append(asyncio.get_running_loop())
+        urls.append(service.url)
+        ready.set()
+        await over.wait()
+        await service.stop(0)
+        await remote.stop()
+
+    # Its log would be in the output of commands.
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(SILENT))
+    thread = threading.Thread(target=asyncio.run, args=(serve(),))
+    thread.start()
+    try:
+        assert ready.wait(START_SECONDS)
+        facts = folder.running() or {"grpc": registry}
+        folder.up_file.write_text(json.dumps(facts | {"url": urls[0]}))
+        yield urls[0]
+    finally:
+        if loops:
+            loops[0].call_soon_threadsafe(over.set)
+        thread.join(START_SECONDS)
+        structlog.reset_defaults()
