@@ -56,10 +56,10 @@ class Edge:
 
 
 def _make_key(mesh: ComposeProcesses) -> str:
-    """A key, by a command in the container of one registry, also where the other one owns the database."""
+    """A key, by a command in the container of a gateway."""
     deadline = time.monotonic() + READY_SECONDS
     while True:
-        command = [*WEFT, "keys", "create", "-o", "name", "--home", str(mesh.home("registry-2"))]
+        command = [*WEFT, "keys", "create", "-o", "name", "--home", str(mesh.home("gateway-2"))]
         made = subprocess.run(command, capture_output=True, text=True, env=user_environment(), check=False)
         if made.returncode == 0:
             return made.stdout.strip()

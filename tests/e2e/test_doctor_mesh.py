@@ -41,7 +41,7 @@ async def test_each_process_of_a_mesh_apart_is_listed_with_its_version(tmp_path:
 
 
 async def test_a_registry_whose_database_a_newer_release_has_changed_is_named(tmp_path: Path) -> None:
-    with running_apart(tmp_path, write_config(tmp_path, fake_runner("a")), ("registry",)) as mesh:
+    with running_apart(tmp_path, write_config(tmp_path, fake_runner("a")), ("registry", "gateway")) as mesh:
         with closing(sqlite3.connect(mesh.home / "state" / "registry.db")) as database, database:
             database.execute(f"UPDATE {SCHEMA.version_table} SET version_num = '9999'")
         (finding,) = [each for each in await _findings(mesh.home, 1) if each["check"] == "schema"]

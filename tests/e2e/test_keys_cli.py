@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import yaml
+from kit.home_gateway import home_gateway
 from registry_process import key_ring, serving_registry, stop_in_order, weft
 
 from weft.kernel.errors import WeftError
@@ -165,7 +166,8 @@ def offered(home: Path, line: str) -> list[str]:
 def test_ids_of_keys_that_are_not_revoked_are_offered_after_a_tab(home: Path, tmp_path: Path) -> None:
     kept, gone = created(home)["id"], created(home)["id"]
     weft(home, "keys", "revoke", gone)
-    assert kept in offered(home, "weft keys revoke ")
-    assert gone not in offered(home, "weft keys revoke ")
-    assert offered(home, f"weft keys rotate {kept[:8]}") == [kept]
+    with home_gateway(home, f"unix:{home}/run/registry.sock"):
+        assert kept in offered(home, "weft keys revoke ")
+        assert gone not in offered(home, "weft keys revoke ")
+        assert offered(home, f"weft keys rotate {kept[:8]}") == [kept]
     assert offered(tmp_path, "weft keys revoke ") == []

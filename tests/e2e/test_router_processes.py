@@ -252,7 +252,7 @@ async def test_beside_weft_up_a_router_stands_by_and_a_second_weft_up_says_why_i
             await eventually(is_listed, OUTAGE_SECONDS, "the router beside weft up does not stand by")
 
             async def reaches_leader() -> bool:
-                return (await run_weft("get", "requests", home=there.home))[0] == 0
+                return (await run_weft("get", "tasks", home=there.home))[0] == 0
 
             # Once the standby has read where the leader serves.
             await eventually(
