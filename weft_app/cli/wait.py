@@ -174,20 +174,25 @@ def _wait(target: Target, expectation: Expectation, timeout_seconds: float, home
     if timeout_seconds:
         for state, _ in follow(home, (kind,), deadline=deadline):
             there = state[kind]
-            if expectation.holds(there.get(name)):
+            if expectation.holds(_found(there, name)):
                 return
     else:
         with connect_documents(home) as mesh:
             there = {document["name"]: document for document in mesh.documents(target.kind)}
-        if expectation.holds(there.get(name)):
+        if expectation.holds(_found(there, name)):
             return
     raise _timed_out(target, there, timeout_seconds)
+
+
+def _found(there: Mapping[str, Document], name: str) -> Document | None:
+    """Returns the resource of a name, or of an id; None: there is none."""
+    return there.get(name) or next((each for each in there.values() if each["status"].get("id") == name), None)
 
 
 def _timed_out(target: Target, there: Mapping[str, Document], seconds: float) -> WeftError:
     """Returns the timeout error, with the state that was last seen."""
     after = f"after {seconds:g} s" if seconds else "now"
-    document = there.get(target.name)
+    document = _found(there, target.name)
     if document is None:
         missing = unknown_name(target.kind.value, target.name, there)
         return WeftError(Reason.DEADLINE_EXCEEDED, f"{missing.message} ({after})", metadata=missing.metadata)
