@@ -1,5 +1,6 @@
 """POST /v1/chat/completions: the handler, and the translation of messages, tools and options to a chat payload."""
 
+from collections import deque
 from typing import Annotated
 
 from starlette.requests import Request
@@ -235,18 +236,23 @@ class _Conversation:
         self._chat = chat
         # The older form has no ids: a result answers the last call of its function.
         self._last_calls: dict[str, str] = {}
+        self._without_id: deque[str] = deque()
+        """Ids given to calls that came without one, until their results come in the same order."""
 
     def add(self, message: Message, field: str) -> None:
         """Add a turn; `field` is its path in the request."""
         self._require_fit(message, field)
-        orphan = self._orphan(message, field)
+        answered = message.tool_call_id or ""
+        if message.role == "tool" and not answered and self._without_id:
+            answered = self._without_id.popleft()
+        orphan = self._orphan(message, answered, field)
         target = orphan or self._chat.add_message(message.role)
         if message.content is not None:
             self._chat.add_content(target, message.content, f"{field}.content", self._add_part)
         if orphan is not None:
             return
-        if message.role == "tool" and message.tool_call_id is not None:
-            target.tool_call_id = message.tool_call_id
+        if message.role == "tool":
+            target.tool_call_id = answered
         if message.role == "function":
             target.tool_call_id = self._last_calls[message.name or ""]
         elif message.name is not None:
@@ -255,7 +261,7 @@ class _Conversation:
             self._add_assistant(target, message, field)
 
     def _require_fit(self, message: Message, field: str) -> None:
-        if message.role == "tool" and message.tool_call_id is None:
+        if message.role == "tool" and not (message.tool_call_id or self._without_id or self._chat.is_answered):
             raise invalid_field(f"{field}.tool_call_id", "is required for role 'tool'")
         if message.role != "assistant":
             for name, given in (("tool_calls", message.tool_calls), ("function_call", message.function_call)):
@@ -268,11 +274,11 @@ class _Conversation:
         if message.content == [] and message.role != "assistant":
             raise invalid_field(f"{field}.content", "must have at least one part")
 
-    def _orphan(self, message: Message, field: str) -> chat_pb2.ChatMessage | None:
-        """See `ChatBuilder.add_orphan`."""
+    def _orphan(self, message: Message, answered: str, field: str) -> chat_pb2.ChatMessage | None:
+        """See `ChatBuilder.add_orphan`; `answered` is the call of a tool's result."""
         if message.role == "tool":
             problem = "answers no tool call of an earlier assistant message"
-            return self._chat.add_orphan(message.tool_call_id or "", f"{field}.tool_call_id", problem)
+            return self._chat.add_orphan(answered, f"{field}.tool_call_id", problem)
         if message.role == "function" and message.name not in self._last_calls:
             problem = "names no function that an earlier assistant message called"
             return self._chat.add_orphan("", f"{field}.name", problem)
@@ -288,7 +294,11 @@ class _Conversation:
             target.extra_fields.CopyFrom(extra)
         for index, call in enumerate(message.tool_calls or ()):
             called = _called(call, f"{field}.tool_calls[{index}]")
-            self._chat.add_call(target, call.id, *called, _unknown_fields(call))
+            call_id = call.id
+            if not call_id:
+                call_id = f"call_{len(self._chat.messages)}_{index}"
+                self._without_id.append(call_id)
+            self._chat.add_call(target, call_id, *called, _unknown_fields(call))
         if message.function_call is not None:
             made = message.function_call
             call_id = f"call_{len(self._chat.messages)}"

@@ -77,7 +77,8 @@ FunctionChoice = Annotated[
 MAX_TOOL_CALL_ID_CHARS = 256
 MAX_LABEL_CHARS = 512
 
-ToolCallId = Annotated[str, Field(min_length=1, max_length=MAX_TOOL_CALL_ID_CHARS)]
+ToolCallId = Annotated[str, Field(max_length=MAX_TOOL_CALL_ID_CHARS)]
+"""Empty or missing where the server of an earlier answer gave none."""
 
 
 CallArguments = Annotated[
@@ -142,7 +143,7 @@ class CustomCall(StrictModel):
 class ToolCallMade(_MadeByEngine):
     """A tool call in the conversation so far."""
 
-    id: ToolCallId
+    id: ToolCallId | None = None
     type: Literal["function", "custom"] = "function"
     function: FunctionCall | None = None
     custom: CustomCall | None = None

@@ -32,11 +32,12 @@ Bias = Annotated[float, Field(ge=-100, le=100)]
 
 
 def _token_limit(value: object) -> object:
-    return None if value == -1 and isinstance(value, int) else value
+    whole = int(value) if isinstance(value, float) and value.is_integer() else value
+    return None if whole == -1 and isinstance(whole, int) else whole
 
 
 TokenLimit = Annotated[Annotated[int, Field(ge=1, le=MAX_INT32)] | None, BeforeValidator(_token_limit)]
-"""The maximum number of tokens of an answer; -1 is no limit, as in llama.cpp's server and in LangChain."""
+"""The maximum number of tokens of an answer; -1 is no limit, as in llama.cpp's server and in LangChain. 8.0 is 8."""
 
 
 class StreamOptions(StrictModel):

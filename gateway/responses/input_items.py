@@ -114,7 +114,7 @@ class ItemReader:
 
     def _add_call(self, item: InputItem, field: str) -> None:
         for name in ("call_id", "name", "arguments"):
-            if getattr(item, name) is None or (name == "name" and not item.name):
+            if getattr(item, name) is None or (name != "arguments" and not getattr(item, name)):
                 raise invalid_field(f"{field}.{name}", "is required")
         if len(item.name or "") > MAX_CALL_NAME_CHARS:
             raise invalid_field(f"{field}.name", f"must have at most {MAX_CALL_NAME_CHARS} characters")
@@ -127,7 +127,7 @@ class ItemReader:
         self._chat.add_call(turn, item.call_id or "", name, _arguments(item.arguments), extra)
 
     def _add_output(self, item: InputItem, field: str) -> None:
-        if item.call_id is None:
+        if not item.call_id:
             raise invalid_field(f"{field}.call_id", "is required")
         orphan = self._chat.add_orphan(
             item.call_id, f"{field}.call_id", "answers no function call of the input", may_be_lost=self._has_lost

@@ -106,6 +106,7 @@ def test_defaults_spelled_out_are_accepted() -> None:
         ({"max_tokens": 5}, {"max_tokens": 5}),
         ({"max_tokens": 5, "max_completion_tokens": 6}, {"max_tokens": 6}),
         ({"max_tokens": -1}, {}),
+        ({"max_tokens": 8.0}, {"max_tokens": 8}),
         ({"max_completion_tokens": -1}, {}),
         ({"top_k": 0, "seed": -1}, {"top_k": 0, "seed": "-1"}),
         ({"seed": 2**63 - 1}, {"seed": str(2**63 - 1)}),
@@ -471,6 +472,16 @@ def test_results_of_the_older_form_answer_the_last_call_of_their_function() -> N
     assert [message.tool_call_id for message in results] == [call.id for call in calls]
     assert calls[0].id != calls[1].id
     assert [part.text for part in results[1].content] == ["two"]
+
+
+@pytest.mark.parametrize("nameless", [{}, {"id": ""}, {"id": None}])
+def test_calls_of_the_history_without_an_id_ended_the_conversation(nameless: dict[str, object]) -> None:
+    calls = [{**nameless, "type": "function", "function": {"name": name, "arguments": "{}"}} for name in "ab"]
+    results = [{"role": "tool", "content": "1"}, {"role": "tool", "tool_call_id": "", "content": "2"}]
+    payload = payload_of(messages=[USER, calling(*calls), *results, USER, calling(*calls), *results])
+    made = [call.id for message in payload.messages for call in message.tool_calls]
+    assert made == [message.tool_call_id for message in payload.messages if message.role == chat_pb2.ROLE_TOOL]
+    assert len(set(made)) == 4
 
 
 def test_a_custom_call_of_another_server_stays_in_the_conversation() -> None:
