@@ -48,7 +48,7 @@ test-slow: $(VENV)/.dev ## run the tests that start meshes, real engines, Postgr
 
 test-nightly: $(VENV)/.dev ## run simulator statistics, storms, torture, and properties with 500 examples
 	@$(COMPILED)
-	@$(PYTEST) $(SIDE_BY_SIDE) $(SLOW_WORKERS) -m "(nightly or hypothesis) and not runtimes" --hypothesis-profile=nightly $(ARGS)
+	@$(PYTEST) $(SIDE_BY_SIDE) $(SLOW_WORKERS) -m "(nightly or hypothesis) and not runtimes" --hypothesis-profile=nightly --timeout 600 $(ARGS)
 	@$(PYTEST) -m "nightly and runtimes" tests/runtimes
 
 baseline: $(VENV)/.dev ## compare what users see with tests/baseline/recorded

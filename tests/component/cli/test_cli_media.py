@@ -350,7 +350,7 @@ def test_speech_in_a_pipe_is_bytes_and_a_text_may_come_from_a_file_or_a_pipe(stu
     [
         (("Hi", "-f", "x"), "--file: is instead of TEXT; give one of them"),
         (("",), "TEXT: is empty"),
-        (("x" * 5000,), "TEXT: has 5000 characters; at most 4096 at once, send it in parts"),
+        (("x" * 5000,), "TEXT: has 5000 characters; at most 4096 in one request, send it in parts"),
         (
             ("Hi", "-o", "hi.txt"),
             "--output: hi.txt must end with .mp3, .opus, .aac, .flac, .wav, .pcm, or give --format",
