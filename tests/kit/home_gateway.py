@@ -52,6 +52,7 @@ def home_gateway(home: Path, registry: str, router: str = "", *, is_ready: bool 
         await remote.stop()
 
     # Its log would be in the output of commands.
+    logging = structlog.get_config()
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(SILENT))
     thread = threading.Thread(target=asyncio.run, args=(serve(),))
     thread.start()
@@ -64,4 +65,4 @@ def home_gateway(home: Path, registry: str, router: str = "", *, is_ready: bool 
         if loops:
             loops[0].call_soon_threadsafe(over.set)
         thread.join(START_SECONDS)
-        structlog.reset_defaults()
+        structlog.configure(**logging)

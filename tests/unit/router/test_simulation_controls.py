@@ -55,7 +55,7 @@ PLANTED = {
     KeepsNoShare: "durable requests of .* were passed over",
     ForcesForDurable: "in the place of what callers use",
     ForgetsDeadlines: "beyond its deadline|after its deadline",
-    CountsOnUnownedMemory: "and nothing goes on for it",
+    CountsOnUnownedMemory: "and nothing continues for it",
 }
 
 TRIED_FIRST = {
