@@ -107,6 +107,11 @@ def _join(gateway: Place, other: Place, name: str, gateway_address: str, other_a
         place.run("ip", "address", "add", f"{address}/24", "dev", link)
         place.run("ip", "link", "set", link, "up")
         place.run("ip", "link", "set", "lo", "up")
+    # A link runs some time after it was set up: until then its address is none of the machine's.
+    for place, link in ((gateway, name), (other, "eth0")):
+        place.run(
+            "timeout", "10", "sh", "-c", f"until ip link show dev {link} | grep -q 'state UP'; do sleep 0.01; done"
+        )
 
 
 def _address(text: str) -> str:

@@ -4,6 +4,7 @@ import asyncio
 import json
 import sqlite3
 import subprocess
+from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 
@@ -155,27 +156,29 @@ def test_the_previous_release_refuses_a_newer_database_and_leaves_it_as_it_is(
 
 Tables = dict[str, dict[str, tuple[str, bool]]]
 """Columns by table: the type, and whether a row may be written without a value."""
-_PREVIOUS_COLUMNS = (
-    "{t.name: {c.name: (str(c.type), bool(c.nullable or c.server_default is not None)) for c in t.columns} "
-    "for t in SCHEMA.metadata.tables.values()}"
-)
+_STATEMENTS = '[each for r in SCHEMA.revisions for each in statements_of(SCHEMA.scripts / f"{r}.sql", "sqlite")]'
 
 
-def _tables(release: PreviousRelease, service: str) -> Tables:
-    imports = f"import json; from {MODULES[service]} import SCHEMA"
-    found: Tables = json.loads(release.evaluate(imports, f"json.dumps({_PREVIOUS_COLUMNS})"))
-    return found
+def _tables_of(release: PreviousRelease, service: str) -> Tables:
+    imports = (
+        f"import json; from {MODULES[service]} import SCHEMA; from {statements_of.__module__} import statements_of"
+    )
+    return _tables(json.loads(release.evaluate(imports, f"json.dumps({_STATEMENTS})")))
 
 
 def _own_tables(schema: Schema) -> Tables:
+    return _tables(
+        [each for revision in schema.revisions for each in statements_of(schema.scripts / f"{revision}.sql", "sqlite")]
+    )
+
+
+def _tables(statements: Sequence[str]) -> Tables:
     with closing(sqlite3.connect(":memory:")) as database:
-        for revision in schema.revisions:
-            for statement in statements_of(schema.scripts / f"{revision}.sql", "sqlite"):
-                database.execute(statement)
+        for statement in statements:
+            database.execute(statement)
         return {
             table: {
-                # SQLite numbers rows only in a column of this type, which holds as much as the other.
-                name: ("BIGINT" if name == "seq" else kind, not is_required or default is not None)
+                name: (kind, not is_required or default is not None)
                 for _, name, kind, is_required, default, _ in database.execute(f"PRAGMA table_info({table})")
             }
             for (table,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall()
@@ -202,7 +205,7 @@ def test_the_previous_release_can_read_and_write_the_tables_of_this_one(
     previous: PreviousRelease, service: str
 ) -> None:
     """An older router goes on beside a newer one that has migrated the database of both."""
-    assert _narrowed(_tables(previous, service), _own_tables(SCHEMAS[service])) == set()
+    assert _narrowed(_tables_of(previous, service), _own_tables(SCHEMAS[service])) == set()
 
 
 @pytest.mark.parametrize(

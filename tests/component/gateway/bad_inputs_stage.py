@@ -302,8 +302,14 @@ class Victim:
     """Its memory after the first good request."""
 
     def endpoints(self, case: Case) -> list[Endpoint]:
-        """Its endpoints that a case concerns."""
-        return [endpoint for endpoint in ENDPOINTS if endpoint.route in self.routes and case.applies(endpoint)]
+        """Its endpoints that a case concerns; those of keys only if callers have one, as here in a header."""
+        return [
+            endpoint
+            for endpoint in ENDPOINTS
+            if endpoint.route in self.routes
+            and case.applies(endpoint)
+            and (self.headers or not endpoint.path.startswith("/api/v1/keys"))
+        ]
 
     def exchange(self, raw: bytes) -> bytes:
         """Send, and read until the peer has closed."""

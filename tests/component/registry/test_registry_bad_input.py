@@ -232,7 +232,7 @@ async def test_a_million_of_anything_is_refused_by_its_field(mesh: RunningRegist
         mesh, lambda _, report: runner.beat(report), _million_instances(million), "capability.instances"
     )
     await _require_refusal(mesh, lambda m, names: m.apply(_pool("m1", *names)), ["m"] * million, _MEMBERS)
-    declarations = declaration_service_pb2.ApplyRequest(declarations=[_pool("m1")] * million)
+    declarations = declaration_service_pb2.ApplyRequest(declarations=[_pool("m1")] * (million // 2))
     await _require_refusal(mesh, lambda m, request: m.declarations.Apply(request), declarations, "declarations")
     opening = runner.opening()
     opening.models.extend([manifest("m2")] * 100_000)
