@@ -135,6 +135,7 @@ async def test_a_mesh_without_a_fault_is_well_in_every_component(watched: Watche
         assert (body["live"], body["ready"]) == (True, True)
         assert await watched.ask(service, "/livez") == (200, {"status": "ok"})
     assert await watched.status("registry", "nobody") == "NOT_FOUND"
+    assert await watched.status("registry", "liveness") == "SERVING", "weft health --live asks for it"
 
 
 async def test_a_registry_whose_store_takes_no_writes_does_not_serve_until_it_does_again(watched: Watched) -> None:

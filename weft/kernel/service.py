@@ -46,14 +46,18 @@ class Service(Protocol):
         ...
 
 
+LIVENESS = ("", "liveness")
+"""The names by which callers ask whether a process is alive."""
+
+
 class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # the package has no types
-    """grpc.health.v1 for one server: the empty name is live, a service's name is whether it can do its work.
+    """grpc.health.v1 for one server: `LIVENESS` is whether it is alive, a service's name is whether it can do its work.
 
     Each message says what holds when it is sent, not what held at the last change.
     """
 
     def __init__(self) -> None:
-        self._answers: dict[str, Callable[[], bool]] = {"": _yes}
+        self._answers: dict[str, Callable[[], bool]] = dict.fromkeys(LIVENESS, _yes)
         """Whether it serves, by name."""
         self._changed = asyncio.Event()
         """Set with the next change, and then replaced."""
@@ -81,11 +85,6 @@ class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # the packa
         self._answers.update(dict.fromkeys((*service_names, "readiness"), _yes if serving else _no))
         self.tell()
 
-    def set_live(self) -> None:
-        """Report the process as alive."""
-        self._answers[""] = _yes
-        self.tell()
-
     def follow(self, service_names: Iterable[str], source: HealthSource) -> None:
         """Report the named services, readiness and liveness as the health of this process has them from now on.
 
@@ -93,7 +92,7 @@ class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # the packa
         """
         self._answers.update({name: partial(_serves, source, name) for name in service_names})
         self._answers["readiness"] = lambda: source.report.is_ready
-        self._answers[""] = lambda: source.report.is_live
+        self._answers.update(dict.fromkeys(LIVENESS, lambda: source.report.is_live))
         self.tell()
 
     def tell(self) -> None:

@@ -108,7 +108,6 @@ class GrpcHost:
             self._health.register_check(self._server)
         else:
             self._health.register(self._server, names)
-        self._health.set_live()
         self._health.set_serving(names, serving=False)
         # A service that depends on another one reaches it: connections are retried until the server admits calls.
         for service in services:

@@ -106,7 +106,6 @@ async def serving(keys: KeyRing, address: str = "127.0.0.1:0") -> AsyncIterator[
     )
     health = Health()
     health.register(server, [])
-    health.set_live()
     port = server.add_insecure_port(address)
     await server.start()
     try:
@@ -206,8 +205,9 @@ async def test_whoever_reaches_the_socket_of_this_machine_is_local_and_one_who_s
 async def test_health_answers_strangers_and_reflection_does_not() -> None:
     async with serving(ring()) as (address, _), open_channel(address) as channel:
         health = health_pb2_grpc.HealthStub(channel)
-        answer = await health.Check(health_pb2.HealthCheckRequest(), timeout=5)
-        assert answer.status == health_pb2.HealthCheckResponse.SERVING
+        for name in ("", "liveness"):
+            answer = await health.Check(health_pb2.HealthCheckRequest(service=name), timeout=5)
+            assert answer.status == health_pb2.HealthCheckResponse.SERVING, name
         asks = channel.stream_stream(
             "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo",
             request_serializer=bytes,

@@ -317,7 +317,6 @@ async def running_registry(
     # After the start, which may be refused: gRPC keeps the socket of a server that was never started.
     server.add_insecure_port(address)
     await server.start()
-    health.set_live()
     health.set_serving(service.service_names, serving=True)
     async with open_channel(address) as channel:
         registry = cast("RegistryServiceAsyncStub", registry_service_pb2_grpc.RegistryServiceStub(channel))
