@@ -41,6 +41,7 @@ def running_keyed_router(folder: Path) -> Iterator[KeyedRouter]:
         services.start("registry")
         address = services.start("router", "--listen", "tls:127.0.0.1:0")
         services.start("runner")
+        services.start("gateway")
         assert files.ca_file is not None
         router = KeyedRouter(f"localhost:{address.rpartition(':')[2]}", files.ca_file, _new_key(folder / "home"))
         _wait_until_ready(router)
