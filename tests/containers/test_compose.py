@@ -148,8 +148,8 @@ def docker() -> Iterator[Docker]:
 def _make_key(compose: Callable[..., str]) -> str:
     """A key, by either registry, as docs/deploy.md says."""
     deadline = time.monotonic() + READY_SECONDS
-    for registry in cycle(("registry-1", "registry-2")):
-        made = compose("exec", "-T", registry, "weft", "keys", "create", "-o", "name", rc=None).strip()
+    for gateway in cycle(("gateway-1", "gateway-2")):
+        made = compose("exec", "-T", gateway, "weft", "keys", "create", "-o", "name", rc=None).strip()
         if made:
             return made
         assert time.monotonic() < deadline

@@ -58,7 +58,9 @@ def built(language: str, scratch: Path) -> ClientProgram:
 
 def build_steps(language: str) -> list[str]:
     """Returns the commands of the one shell block of a language's section, in order."""
-    (section,) = re.findall(rf"^#### {re.escape(language)}\n(.*?)(?=^##|\Z)", PAGE.read_text(), re.DOTALL | re.MULTILINE)
+    (section,) = re.findall(
+        rf"^#### {re.escape(language)}\n(.*?)(?=^##|\Z)", PAGE.read_text(), re.DOTALL | re.MULTILINE
+    )
     (block,) = re.findall(r"```sh\n(.*?)```", section, re.DOTALL)
     return str(block).splitlines()
 
