@@ -146,7 +146,7 @@ def docker() -> Iterator[Docker]:
 
 
 def _make_key(compose: Callable[..., str]) -> str:
-    """A key, by either registry, as docs/deploy.md says."""
+    """A key, at either gateway, as docs/deploy.md says."""
     deadline = time.monotonic() + READY_SECONDS
     for gateway in cycle(("gateway-1", "gateway-2")):
         made = compose("exec", "-T", gateway, "weft", "keys", "create", "-o", "name", rc=None).strip()
