@@ -47,6 +47,17 @@ async def until(admin: Any, condition: str) -> None:
             await admin.execute("SELECT pg_stat_clear_snapshot()")
 
 
+async def test_texts_of_a_database_in_ascii_were_bytes(postgres: PostgresServer) -> None:
+    postgres.sql("CREATE DATABASE ascii ENCODING 'SQL_ASCII' LC_COLLATE 'C' LC_CTYPE 'C' TEMPLATE template0")
+    store = SqlStore(postgres.url("ascii"))
+    await store.open()
+    try:
+        assert await store.run(lambda tx: tx.value("SELECT 'Jürgen'::text")) == "Jürgen"
+    finally:
+        await store.close()
+        postgres.sql("DROP DATABASE ascii")
+
+
 async def test_one_connection_holds_the_lock_and_waits_for_the_disk(owner: SqlStore, admin: Any) -> None:
     assert await admin.fetchval(f"SELECT count(*) {OF_STORE}") == 1
     held = "SELECT count(*) FROM pg_locks l JOIN pg_stat_activity a USING (pid) WHERE l.locktype = 'advisory'"

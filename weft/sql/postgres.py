@@ -96,6 +96,8 @@ class PostgresConnection(Connection):
                 self._address.url,
                 autocommit=True,
                 application_name=self._application,
+                # Of a database in SQL_ASCII, texts would be bytes.
+                client_encoding="utf8",
                 connect_timeout=CONNECT_TIMEOUT_SECONDS,
                 options=" ".join(f"-c {name}={value}" for name, value in settings.items()),
             )
