@@ -91,12 +91,12 @@ class Mesh:
         return {task.id: task for task in kept.values() if task.key.startswith(prefix)}
 
     def until_well(self) -> None:
-        """Waits until each service of weft is ready, or, of registries, live: one is the standby."""
+        """Waits until each service of weft is ready, or, of registries and routers, live: one is the standby."""
         deadline = time.monotonic() + READY_SECONDS
         for service in SERVING:
             if service in ("postgres", "envoy"):
                 continue
-            asked = "weft health --live" if service.startswith("registry") else "weft health"
+            asked = "weft health --live" if service.startswith(("registry", "router")) else "weft health"
             while "well" not in self.compose("exec", "-T", service, "sh", "-c", f"{asked} && echo well", rc=None):
                 assert time.monotonic() < deadline, service
                 time.sleep(POLL_SECONDS)
