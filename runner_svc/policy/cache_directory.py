@@ -153,8 +153,9 @@ class CacheDirectory:
             owner = slot.owner
             if owner is not partition and owner is not UnownedContent.EMPTY and owner != partition:
                 return False
-            if slot.turn is not None and slot.turn.fresh:
-                # Until that turn reaches the engine, the slot may hold text that it must not use.
+            if slot.turn is not None and (slot.turn.fresh or slot.forget):
+                # Until that turn reaches the engine, the slot may hold text that it must not use; what is to be
+                # forgotten is there until it ends.
                 return False
         return True
 

@@ -316,6 +316,10 @@ def test_no_turn_is_ever_shown_a_kept_prompt_that_is_not_its_own(steps: list[tup
     _run(steps, slots, _keeping)
 
 
+def test_the_text_of_a_turn_that_was_flushed_at_work_was_shown_to_the_next_one() -> None:
+    _run([("begin", C, True, 0), ("forget", None, None), ("begin", C, True, 0)], 1, _keeping)
+
+
 def test_conversations_that_take_turns_find_their_kept_prompts() -> None:
     steps: list[tuple[object, ...]] = []
     for partition in (A, A, A, B) * 8:
