@@ -223,12 +223,12 @@ def _text_of(path: Path) -> str:
     return ""
 
 
-async def run_weft(*arguments: str, home: Path, stdin: bytes | None = None) -> tuple[int, str, str]:
-    """A `weft` command to its end: exit code, stdout, stderr."""
+async def run_weft(*arguments: str, home: Path, stdin: bytes | None = None, url: str = "") -> tuple[int, str, str]:
+    """A `weft` command to its end: exit code, stdout, stderr. `url`: of a mesh elsewhere."""
     process = await asyncio.create_subprocess_exec(
         *WEFT,
         *arguments,
-        env={**user_environment(), "WEFT_HOME": str(home), "COLUMNS": "200"},
+        env={**user_environment(), "WEFT_HOME": str(home), "COLUMNS": "200", **({"WEFT_URL": url} if url else {})},
         stdin=asyncio.subprocess.PIPE if stdin is not None else asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,

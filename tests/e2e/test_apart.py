@@ -69,21 +69,6 @@ async def test_services_in_processes_of_their_own_serve_a_request(mesh: Apart) -
     assert _tokens(lines) == 5
 
 
-@pytest.mark.nightly("services apart, replaced in the redesign")
-async def test_commands_on_the_host_of_a_router_find_the_registry_that_its_configuration_names(tmp_path: Path) -> None:
-    with running_apart(tmp_path, write_config(tmp_path), ("registry",)) as mesh:
-        host = tmp_path / "host"
-        host.mkdir()
-        registry = f"unix:{mesh.home}/run/registry.sock"
-        with running_apart(host, write_config(host, addresses={"registry": registry}), ("router",)) as there:
-            code, out, err = await run_weft("get", "routers", home=there.home)
-            assert code == 0, err
-            assert out.splitlines()[1].split()[1] == "leader"
-        code, out, err = await run_weft("get", "routers", home=there.home)
-    assert (code, out) == (1, "")
-    assert "WEFT_REGISTRY is not set, and no `weft up` or `weft serve` of this home names an address" in err
-
-
 async def test_requests_are_served_while_the_registry_is_away_and_the_runner_is_known_when_it_is_back(
     mesh: Apart,
 ) -> None:

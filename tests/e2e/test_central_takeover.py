@@ -56,7 +56,7 @@ async def provider(mesh: TlsMesh) -> AsyncIterator[CountingProvider]:
 
 
 async def _weft(mesh: TlsMesh, *arguments: str) -> str:
-    places = {"WEFT_REGISTRY": mesh.addresses["registry"], "WEFT_ROUTER": mesh.addresses["router"]}
+    places = {"WEFT_URL": mesh.addresses["gateway"], "WEFT_REGISTRY": mesh.addresses["registry"]}
     code, out, error = await weft(*arguments, **places, **mesh.environment("operator"))
     assert code == 0, error
     return out

@@ -56,11 +56,16 @@ async def test_a_mesh_of_two_releases_serves_chats_tasks_and_heartbeats(
         await _require_examined(mesh)
 
 
+async def _weft(mesh: MixedMesh, *arguments: str) -> tuple[int, str, str]:
+    """A command on the host of the mesh, by one of its gateways."""
+    return await run_weft(*arguments, home=mesh.apart.home, url=next(iter(mesh.urls.values())))
+
+
 async def _beats(mesh: MixedMesh) -> None:
     """Asserts that the registry gets heartbeats of both runners."""
 
     async def heartbeats() -> dict[str, str]:
-        code, out, error = await run_weft("get", "runners", "-o", "json", home=mesh.apart.home)
+        code, out, error = await _weft(mesh, "get", "runners", "-o", "json")
         assert code == 0, error
         found = json.loads(out)["items"]
         assert [each["status"]["state"] for each in found] == ["active", "active"], found
@@ -77,7 +82,7 @@ async def _beats(mesh: MixedMesh) -> None:
 
 async def _require_examined(mesh: MixedMesh) -> None:
     """Asserts that `weft doctor --mesh` lists the processes, and finds nothing that does not go together."""
-    code, out, error = await run_weft("doctor", "--mesh", "-o", "json", home=mesh.apart.home)
+    code, out, error = await _weft(mesh, "doctor", "--mesh", "-o", "json")
     assert code == 0, out + error
     details = [each["detail"] for each in json.loads(out)["items"]]
     for name in ("registry: ", "router", "runner/a: ", "runner/b: "):
