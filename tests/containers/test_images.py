@@ -111,6 +111,8 @@ def test_the_row_of_the_readme_is_carried_out_and_undone(podman: Podman, llama_c
     try:
         container = Container(podman, "weft")
         container.until("weft", "health", seconds=180.0)
+        # The key is made once the mesh is ready.
+        container.until("test", "-s", "/var/lib/weft/first-admin-key")
         assert container.run("cat", "/var/lib/weft/first-admin-key").startswith("weft_")
     finally:
         podman.run(*undo.split()[1:])
