@@ -41,7 +41,7 @@ class KeysConfig:
     on the first start. Back it up with the database: without it no key works. Default: `state/key-pepper` under the
     home."""
     max_keys: Annotated[int, Ge(1), Le(40_000)] = 10_000
-    """Keys that may exist. Revoked and expired ones make room for new ones."""
+    """Maximum number of keys. Revoked and expired ones make room for new ones."""
     keep_seconds: Seconds = 30 * DAY_SECONDS
     """How long a key stays listed once it was revoked or has expired."""
     revoke_all_if_pepper_lost: bool = False
@@ -60,7 +60,7 @@ class SecretsConfig:
     first secret. The first key encrypts, all of them decrypt: a start with a new first line encrypts everything again
     with that. Back it up apart from the database. Default: `state/secret-keys` under the home."""
     max_secrets: Annotated[int, Ge(1), Le(10_000)] = 1_000
-    """Secrets that may exist."""
+    """Maximum number of secrets."""
     delete_all_if_key_lost: bool = False
     """Whether a start without the keys deletes all secrets, which are unreadable then. Otherwise it is refused."""
 
@@ -193,7 +193,7 @@ class LedgerConfig(LedgerSettings):
     max_wait_seconds: float = 300.0
     """Longest wait for memory."""
     max_leases: int = 10_000
-    """Leases that may exist, in all of the mesh."""
+    """Maximum number of leases, in all of the mesh."""
     watch_interval_seconds: float = 0.25
     """How often they do while a request waits for memory on their host."""
     reclaim_wait_seconds: float = 2.0
@@ -274,7 +274,7 @@ class RegistrySettings:
     """Secrets, such as the API keys of providers."""
 
     def max_of(self, kind: "ResourceKind") -> int:
-        """Returns how many resources of a kind there may be."""
+        """Returns the maximum number of resources of a kind."""
         return int(getattr(self, f"max_{kind.plural}", MAX_DECLARED))
 
     def __post_init__(self) -> None:
@@ -328,23 +328,23 @@ class RegistryConfig(RegistrySettings):
     max_agents_per_session: int = 256
     """Agents that one runner may publish."""
     max_runners: int = 100_000
-    """Runners that may be known, inactive ones included."""
+    """Maximum number of known runners, inactive ones included."""
     max_routers: int = 64
-    """Routers that may be known."""
+    """Maximum number of known routers."""
     max_models: int = 100_000
-    """Models that may be known, declared or published."""
+    """Maximum number of known models, declared or published."""
     max_agents: int = 10_000
-    """Agents that may be known, declared or published."""
+    """Maximum number of known agents, declared or published."""
     max_routes: int = 1_000
-    """Routes that may be declared."""
+    """Maximum number of declared routes."""
     max_aliases: int = MAX_ALIASES
-    """Aliases that may be declared."""
+    """Maximum number of declared aliases."""
     max_profiles: int = 64
-    """Profiles that may be declared."""
+    """Maximum number of declared profiles."""
     max_workflows: int = 256
-    """Workflows that may be declared."""
+    """Maximum number of declared workflows."""
     max_tenants: int = 10_000
-    """Tenants that may be declared."""
+    """Maximum number of declared tenants."""
     tenants: "tuple[TenantManifest, ...]" = ()
     """Tenants of weft.yaml, to be shown where none is declared of their name."""
     max_profile_documents: int = 512
@@ -360,6 +360,6 @@ class RegistryConfig(RegistrySettings):
     max_events: int = 1_000
     """Events that are remembered, also over restarts."""
     max_join_tokens: int = 1_000
-    """Join tokens that may exist, expired ones not counted."""
+    """Maximum number of join tokens, expired ones not counted."""
     security: ChannelSecurity = field(default_factory=ChannelSecurity)
     """TLS credentials and trust for calls that leave this machine."""

@@ -23,7 +23,7 @@ class RelayConfig:
     address: str
     """This router's own gRPC target, at which runners behind the relay are reached."""
     max_links: int = MAX_LINKS
-    """Links that may be open."""
+    """Maximum number of open links."""
     max_calls_per_link: int = 1024
     """Calls that may run concurrently on one link."""
     open_timeout_seconds: float = 10.0

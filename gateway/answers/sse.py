@@ -122,7 +122,7 @@ class StreamEncoder(AnswerState, ABC):
         return comment_of(event, kind)
 
     def _notice(self, event: event_pb2.InferenceEvent, kind: str, out: list[bytes]) -> None:
-        """Append a notice as its own event; as a comment in an API without such events."""
+        """Append a notice as a separate event; as a comment in an API without such events."""
         out.append(self._aside(event, kind))
 
     def _encode_content(self, event: event_pb2.InferenceEvent, out: list[bytes]) -> None:

@@ -382,7 +382,7 @@ class MessagesStream(StreamEncoder):
             out += (self._head, encode_json(text), b"}", _END)
 
     def _add_seal(self, kind: str, seal: str, out: list[bytes]) -> None:
-        """Ends the block of thinking with its signature, or sends what is encrypted as its own block."""
+        """Ends the block of thinking with its signature, or sends what is encrypted as a separate block."""
         if self._calls.is_within:
             self._late.append((kind, seal))
             return

@@ -42,7 +42,7 @@ class Shape(Enum):
     MESSAGE = "message"
     """In a message, as in a chat."""
     RESPONSE = "response"
-    """In its own field."""
+    """In a separate field."""
 
 
 def done_reason(finish: int) -> str:

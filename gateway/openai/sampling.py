@@ -47,7 +47,7 @@ class StreamOptions(StrictModel):
     include_obfuscation: bool | None = None
     """Accepted; padding against traffic analysis is not sent."""
     include_weft_events: bool | None = None
-    """Extension: whether signals, warnings and tools that the mesh runs are their own chunks instead of comments."""
+    """Extension: whether signals, warnings and tools that the mesh runs are separate chunks instead of comments."""
 
 
 class GenerationRequest(HandledRequest):

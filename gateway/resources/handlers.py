@@ -169,7 +169,7 @@ async def get_config(deps: Gateway, request: Request) -> Response:
 
 
 async def put_config(deps: Gateway, request: Request) -> Response:
-    """Changes the settings of the whole mesh. The answer is sent once they are stored and routers are notified."""
+    """Changes the settings of the whole mesh. It answers once they are stored; routers are notified immediately."""
     facts = facts_of(request.scope)
     facts.surface = SURFACE
     require_local_caller(request.scope)

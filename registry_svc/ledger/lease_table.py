@@ -23,7 +23,7 @@ IsDialOut = Callable[[str], bool]
 """By a runner's name: whether it is a dial-out runner, whose host name is unverified."""
 
 MAX_HOSTS = 10_000
-"""Hosts that are remembered. Far more than the mesh has runners on; programs need no session to name one."""
+"""Maximum number of remembered hosts. Far more than the mesh has runners on; programs need no session to name one."""
 
 DEVICES_KEPT_SECONDS = 60.0
 """How long the devices of a host are remembered after a report without devices."""

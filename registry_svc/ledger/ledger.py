@@ -56,7 +56,7 @@ MAX_WAITING_WRITES = 1_024
 MAX_PROCESSES = 1_024
 """Processes of one lease that have not been seen to end."""
 MAX_WATCHERS = 1_024
-"""Callers that may watch the memory of hosts."""
+"""Maximum number of callers that watch the memory of hosts."""
 MAX_WATCHED = 4_096
 """Processes that one observation may be asked to report on."""
 # A step so much later than the one before means that the registry itself was frozen.

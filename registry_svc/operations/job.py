@@ -218,7 +218,7 @@ class Job:
         self._result.added.CopyFrom(added)
 
     async def _until_published(self, model: str) -> None:
-        """Wait until the mesh knows a model that was added: its runner says so automatically.
+        """Wait until the mesh knows a model that was added: its runner reports it.
 
         Raises MODEL_NOT_FOUND after PUBLISHED_SECONDS: the runner could not publish it.
         """

@@ -19,8 +19,8 @@ from router_svc.durable.uploads import (
     UPLOAD_LIMIT_SECONDS,
     Uploads,
     incomplete_stream,
+    received,
     upload_timed_out,
-    with_idle_timeout,
 )
 from router_svc.store.database import RouterDatabase
 from weft.api.router.v1 import file_service_pb2 as file_pb
@@ -196,10 +196,7 @@ class FileServicer(file_service_pb2_grpc.FileServiceServicer):
         self, request_iterator: AsyncIterator[file_pb.UploadFileRequest], context: Context
     ) -> file_pb.UploadFileResponse:
         tenant = tenant_in(context)
-        async with aclosing(with_idle_timeout(aiter(request_iterator), idle_seconds=self._idle_seconds)) as messages:
-            first = await anext(messages, None)
-            if first is None:
-                raise incomplete_stream()
+        async with received(request_iterator, idle_seconds=self._idle_seconds) as (first, messages):
             if first.file.purpose in _OF_SERVICES:
                 caller().require(MESH_ACCESS)
             if first.file.purpose == TASK_INPUT:

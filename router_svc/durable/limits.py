@@ -63,7 +63,7 @@ class TaskLimits(TaskSettings):
     max_lanes: int = 256
     """Lanes (model, tenant and priority class) of tasks that one router offers concurrently; more wait in turn."""
     offers_per_lane: int = 4
-    """Tasks of one lane that wait for a slot."""
+    """Maximum number of tasks of one lane that wait for a slot."""
     peeked_per_lane: int = 32
     """Tasks of one lane that are read ahead."""
     max_peeked_bytes: int = 64 * MEBIBYTE

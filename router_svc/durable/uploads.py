@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from typing import TypeVar
 
 from weft.kernel.errors import WeftError
@@ -78,9 +78,7 @@ IDLE_SECONDS = 60.0
 MessageT = TypeVar("MessageT")
 
 
-async def with_idle_timeout(
-    messages: AsyncIterator[MessageT], *, idle_seconds: float = IDLE_SECONDS
-) -> AsyncGenerator[MessageT]:
+async def _with_idle_timeout(messages: AsyncIterator[MessageT], *, idle_seconds: float) -> AsyncGenerator[MessageT]:
     """Yields every message. Raises DEADLINE_EXCEEDED if none comes for `idle_seconds`."""
     while True:
         try:
@@ -93,6 +91,21 @@ async def with_idle_timeout(
                 Reason.DEADLINE_EXCEEDED, f"the client sent nothing for {idle_seconds:g} seconds"
             ) from error
         yield message
+
+
+@asynccontextmanager
+async def received(
+    messages: AsyncIterator[MessageT], *, idle_seconds: float
+) -> AsyncGenerator[tuple[MessageT, AsyncGenerator[MessageT]]]:
+    """Yields the first message of an upload, and the others.
+
+    Raises DEADLINE_EXCEEDED if none comes for `idle_seconds`, CANCELLED if there is none.
+    """
+    async with aclosing(_with_idle_timeout(aiter(messages), idle_seconds=idle_seconds)) as others:
+        first = await anext(others, None)
+        if first is None:
+            raise incomplete_stream()
+        yield first, others
 
 
 def incomplete_stream() -> WeftError:

@@ -85,7 +85,7 @@ class SchedulingLimits:
     lower_band_patience_seconds: float = 5.0
     """... once the first request of that priority has waited this long."""
     max_durable_waiting: int = 4_096
-    """Durable tasks that wait for a slot; the others wait in the database."""
+    """Maximum number of durable tasks that wait for a slot; the others wait in the database."""
     durable_idle_seconds: float = 30.0
     """How long a model must have had no caller before durable tasks may have another one loaded in its place."""
     overload_after_seconds: float = 10.0

@@ -49,7 +49,7 @@ class ReadFrames:
             frame += events
 
     def add_alone(self, events: Frame) -> None:
-        """Add its own frame."""
+        """Add a separate frame."""
         self._end_frame()
         self._frames.append(events)
 

@@ -121,7 +121,7 @@ ADAPTED_OPERATIONS = frozenset({Operation.CHAT, Operation.COMPLETION, Operation.
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedAdapter:
-    """An adapter of a model, which the mesh knows as its own model."""
+    """An adapter of a model, which the mesh knows as a separate model."""
 
     name: str
     """Unique in the mesh."""

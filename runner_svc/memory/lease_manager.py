@@ -46,7 +46,7 @@ DEFAULT_MARGIN_BYTES = 512 * MEBIBYTE
 """The default of the ledger's `device_margin_mb`."""
 MIN_RENEW_SECONDS = 0.05
 LOOK_FOR_DEVICES_SECONDS = 60.0
-"""Interval of looking for devices on a host that has none; each load looks automatically."""
+"""Interval of looking for devices on a host that has none; each load looks as well."""
 MAX_LEASES = 1024
 """Leases of one runner, as in `RenewLeasesRequest.leases`, including those whose release is pending."""
 MAX_CONCURRENT_REQUESTS = 8

@@ -1,4 +1,4 @@
-"""The program that pulls for a runner: its own process, so that a runner neither imports nor waits for the hub.
+"""The program that pulls for a runner: a separate process, so that a runner neither imports nor waits for the hub.
 
     python -m runner_svc.model_store.program SOURCE --store FOLDER [--form FORM] [--limit BYTES] [--memory BYTES]
         [--allow-http]

@@ -57,7 +57,7 @@ def require_known_place(url: str, *, remote: bool | None, field: str) -> None:
     if remote is None and not is_private_host(URL(url).host or ""):
         raise invalid_field(
             field,
-            "must be set, because the server's address is not one of your own network: true if it is a "
+            "must be set, because the server's address is not in your own network: true if it is a "
             "remote provider (then only requests with allow_remote are sent there), else false",
         )
 

@@ -181,7 +181,7 @@ class OpenAiHttp:
         self.in_flight = 0
         """Requests of callers that it works on."""
         self.most_in_flight = 0
-        """The most of them since this was last set to their present number."""
+        """The most concurrent ones since this was last set to their present number."""
         self._http = EngineClient(
             endpoint.base_url,
             socket_path=endpoint.socket_path,

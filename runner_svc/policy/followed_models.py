@@ -45,7 +45,7 @@ class FollowedList:
     server: str
     """Its name, which stands before the name of a model where that is taken."""
     most: int
-    """So many models are served concurrently."""
+    """Maximum number of models that are served."""
     listed_count: int = 0
     """Models of the latest list."""
     _served: dict[str, str] = field(default_factory=dict)

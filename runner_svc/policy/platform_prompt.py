@@ -94,7 +94,8 @@ def _signal_rules(facts: PromptFacts) -> str:
     if not facts.signals:
         return ""
     lines = [
-        "Control signals: call one of these functions to tell the operator something. No result comes back.",
+        # words: a text for models, which act by its wording
+        "Control signals: call one of these functions to tell whoever steers you something. No result comes back.",
         *map(_line, facts.signals),
     ]
     if facts.text_calls and not facts.tools:

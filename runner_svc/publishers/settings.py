@@ -13,7 +13,7 @@ class PublisherTerms:
     """What publishers may do, and how often they are to call."""
 
     max_sessions: Annotated[int, Ge(1), Le(10_000)] = 64
-    """Publishers that may be registered."""
+    """Maximum number of registered publishers."""
     max_models: Annotated[int, Ge(1), Le(1024)] = 64
     """Models of one publisher."""
     max_tasks: Annotated[int, Ge(1), Le(65_536)] = 256

@@ -124,7 +124,7 @@ class SleepSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdapterSettings:
-    """An adapter (LoRA) of a model, which is its own model in the mesh."""
+    """An adapter (LoRA) of a model, which is a separate model in the mesh."""
 
     name: Annotated[ModelName, PUBLIC]
     """Its name as a model, unique in the mesh."""

@@ -1,4 +1,4 @@
-"""The guardian of an engine, its own process.
+"""The guardian of an engine, a separate process.
 
 It is run as `python -I -S guardian.py <socket> <runner's pid> <leaf> <mode> <bytes> <score>`. It becomes the sub-reaper
 of the engine's descendants, so that none can leave its tree, starts the engine in its own session, and waits. When the

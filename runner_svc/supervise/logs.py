@@ -97,7 +97,7 @@ class LogRing:
         return lines
 
     def end_line(self) -> None:
-        """End the stream: text after its last newline is its own line."""
+        """End the stream: text after its last newline is a line, too."""
         partial, self._partial = self._partial, b""
         if partial:
             self._append(self._text(partial))

@@ -57,7 +57,7 @@ class PythonFunction(ToolRunner):
 
     @override
     def why_missing(self, name: str) -> str:
-        return f"{self._name} is its own function; there is no {name}"
+        return f"{self._name} is a single function; there is no {name}"
 
     @override
     def descriptions(self) -> Sequence[ToolDescription]:

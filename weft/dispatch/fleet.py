@@ -163,7 +163,7 @@ class FleetView:
 
 
 def abilities_in(view: FleetView, model: ModelView) -> Abilities:
-    """Returns what is known of a model: as it is declared, and as its runner reports it."""
+    """Returns the view of a model: its declaration, with what its runner reports."""
     runner = view.runners.get(model.runner)
     instance = None if runner is None else runner.instances.get(model.name)
     return reported_over(model.skills or frozenset(), instance)

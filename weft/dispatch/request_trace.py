@@ -225,7 +225,7 @@ class RequestTrace:
         self.attempts[-1].answered = True
 
     def note_tool_calls(self, frame: Frame) -> None:
-        """Records tool calls, which end their own frame."""
+        """Records tool calls, which are always in a separate frame."""
         if any(event.tool_call.remote for event in frame):
             self.left_premises = True
 

@@ -44,7 +44,7 @@ class Computed:
 
 
 def _load_options(_: "load_pb2.LoadOptions", document: dict[str, Any]) -> None:
-    """Writes the context as its own field: every engine has it."""
+    """Writes the context as a separate field: every engine has it."""
     context = document["parameters"].pop(CONTEXT_TOKENS, None)
     if context is not None:
         document["contextTokens"] = context

@@ -74,7 +74,7 @@ class MeshState:
         return None if message is None else observed_document(kind, message)
 
     def _name_of(self, kind: ResourceKind, text: str) -> str:
-        """Returns the name for an id, and any other text as it is."""
+        """Returns the name for an id, and any other text unchanged."""
         if not is_resource_id(text):
             return text
         known = self._known(kind) if kind in _IDENTIFIED else {}

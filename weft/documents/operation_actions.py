@@ -59,7 +59,7 @@ _FORMS: Mapping[Form, model_store_pb2.StoredForm.ValueType] = MappingProxyType(
 
 
 class LoadSettings(DocumentPart):
-    """How a model is loaded this time; what is left out is as it is configured."""
+    """Options of one load of a model; absent ones are as configured."""
 
     context_tokens: Annotated[int, Field(ge=MIN_CONTEXT_TOKENS, le=MAX_CONTEXT_TOKENS)] | None = None
     """Context of one slot."""

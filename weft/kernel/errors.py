@@ -88,7 +88,7 @@ def renaming_fields(name_of: Callable[[str], str]) -> Iterator[None]:
 
 
 MAX_REFUSALS = 32
-"""So many wrong values are named."""
+"""Maximum number of wrong values that are named."""
 
 
 def refused_together(refused: Sequence[FieldError], omitted: int = 0) -> FieldError:

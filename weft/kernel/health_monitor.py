@@ -63,7 +63,7 @@ class _Checked:
     began: float = 0.0
 
     def answered_at(self, now: float) -> Component:
-        """Returns the component as it is at this moment; what is down anyway keeps its reason."""
+        """Returns the current state of the component; one that is down already keeps its reason."""
         found = None if self.check.at_answer is None else self.check.at_answer()
         if found is None or self.component.state in (HealthState.DOWN, HealthState.STARTING):
             return self.component

@@ -81,7 +81,7 @@ class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # the packa
         )
 
     def set_serving(self, service_names: Iterable[str], *, serving: bool) -> None:
-        """Report the named services, and the readiness of all, as so; liveness stays as it is."""
+        """Report the named services, and the readiness of all, as serving or not; liveness is unchanged."""
         self._answers.update(dict.fromkeys((*service_names, "readiness"), _yes if serving else _no))
         self.tell()
 
@@ -168,7 +168,7 @@ def start_critical(work: Coroutine[None, None, None], *, name: str) -> asyncio.T
 def start_restarting(
     make_work: Callable[[], Coroutine[None, None, None]], *, name: str, clock: Clock
 ) -> asyncio.Task[None]:
-    """Starts its own loop without state: after an unforeseen end it is logged and restarted.
+    """Starts a loop that keeps no state: after an unforeseen end it is logged and restarted.
 
     The pause before that is FIRST_RESTART_PAUSE_SECONDS, doubled with each death up to MAX_RESTART_PAUSE_SECONDS.
     """

@@ -1,4 +1,4 @@
-"""The HTTP request of a wake recipe. Its own module, because most routers never need the HTTP client's memory."""
+"""The HTTP request of a wake recipe. A separate module, because most routers never need the HTTP client's memory."""
 
 import re
 from collections.abc import Mapping

@@ -31,7 +31,7 @@ class CommandPlace:
     """The module of a command, and its line in `weft --help`."""
 
     place: str
-    """"module:attribute" of a function, or of its own app with commands."""
+    """"module:attribute" of a function, or of an app with its own commands."""
     summary: str
     """The first paragraph of its help."""
 

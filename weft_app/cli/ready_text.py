@@ -44,7 +44,7 @@ class KeptAccess:
         self._shown: list[Path] = []
 
     def on_terminal(self, line: str) -> str:
-        """Returns a line of the text as a start on a terminal shows it; as it is where no file can be read."""
+        """Returns a line of the text as a start on a terminal shows it; unchanged if no file can be read."""
         kept = self._kept
         if kept.key_file is not None and (secret := self._secret_in(line, kept.key_file)):
             shown = replace(kept, key=secret, key_file=None)

@@ -138,7 +138,7 @@ class SectionAdder(ModelAdder):
     def _served(
         self, added: added_model_pb2.AddedModel, runtime: Runtime[Any], source: ModelSource, files: FoundFiles | None
     ) -> ServedModel:
-        """Returns a model as it is served, by the settings that weft.yaml would have for it."""
+        """Returns the served model for the settings that weft.yaml would have for it."""
         # A folder may have been named that holds the file.
         if isinstance(source, PathSource) and files is None:
             files = self._sources.files_here(source)

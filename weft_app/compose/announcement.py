@@ -32,7 +32,7 @@ _FINGERPRINT = re.compile(r"sha256:[0-9a-f]{64}")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Announcement:
-    """One mesh as it is announced."""
+    """The announcement of one mesh."""
 
     name: str
     port: int

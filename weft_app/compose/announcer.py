@@ -60,7 +60,7 @@ class Announcer:
         self._clock = clock
         self._read_addresses = read_addresses
         self._host = f"weft-{uuid.uuid4().hex[:12]}.local."
-        """Its own host name: the machine's belongs to its own responder."""
+        """A separate host name: the machine's belongs to the machine's responder."""
         self._multicast: AsyncZeroconf | None = None
         self._info: AsyncServiceInfo | None = None
         self._sending: asyncio.Future[Any] | None = None
@@ -172,7 +172,7 @@ def announcer_of(config: WeftConfig, relay: RelayEndpoint, clock: Clock) -> Anno
 
 
 def _addresses(interfaces: tuple[str, ...], relay: RelayEndpoint, host: str) -> tuple[str, ...]:
-    """Returns the addresses of this machine at which the relay is, as far as they are announced."""
+    """Returns the announced addresses of the relay on this machine."""
     found = this_machine().addresses
     if not relay.is_everywhere:
         return tuple(each for each in found if each == host)

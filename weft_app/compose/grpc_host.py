@@ -152,7 +152,7 @@ class GrpcHost:
 
 
 def _bind_error(address: str) -> WeftError:
-    """Returns why an address cannot be bound, found by its own socket: gRPC tells the reason to its log alone."""
+    """Returns why an address cannot be bound, by binding a socket: gRPC writes the reason only to its log."""
     bare = without_tls(address)
     in_use = WeftError(Reason.ALREADY_EXISTS, f"cannot listen on {address}: it is in use")
     if bare.startswith("unix:"):

@@ -264,7 +264,7 @@ class RouterSection(QueueLimits):
     """Limits of the router that differ from its defaults, by their names under `router`."""
 
     max_durable_waiting: Annotated[int, Ge(1), Le(MAX_REQUESTS)] = SchedulerLimits().max_durable_waiting
-    """Durable tasks that wait; more are refused. A real router never offers that many."""
+    """Maximum number of durable tasks that wait; more are refused. A real router never offers that many."""
 
 
 def _amount(value: float | AmountSection) -> Amount:

@@ -28,8 +28,8 @@ from router_svc.durable.uploads import (
     UPLOAD_LIMIT_SECONDS,
     Uploads,
     incomplete_stream,
+    received,
     upload_timed_out,
-    with_idle_timeout,
 )
 from weft.api.router.v1 import batch_service_pb2 as batch_pb
 from weft.api.router.v1 import batch_service_pb2_grpc, task_pb2
@@ -318,12 +318,11 @@ class BatchServicer(batch_service_pb2_grpc.BatchServiceServicer):
         self, request_iterator: AsyncIterator[batch_pb.CreateBatchRequest], context: Context
     ) -> batch_pb.CreateBatchResponse:
         tenant = tenant_in(context)
-        async with aclosing(with_idle_timeout(aiter(request_iterator), idle_seconds=self._idle_seconds)) as messages:
-            first = await anext(messages, None)
-            if first is None:
-                raise incomplete_stream()
-            async with aclosing(_lines(first, messages, partial(self._name, tenant))) as lines:
-                batch = await self._create(_new(tenant, first.batch), lines, asking_caller(first.requested_by))
+        async with (
+            received(request_iterator, idle_seconds=self._idle_seconds) as (first, messages),
+            aclosing(_lines(first, messages, partial(self._name, tenant))) as lines,
+        ):
+            batch = await self._create(_new(tenant, first.batch), lines, asking_caller(first.requested_by))
         return batch_pb.CreateBatchResponse(batch=batch)
 
     def _name(self, tenant: str, spec: task_pb2.TaskSpec) -> None:

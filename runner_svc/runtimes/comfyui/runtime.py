@@ -45,7 +45,7 @@ class ComfyUiModel(StartedModelSettings):
     """File of a workflow document (docs/media.md) that answers requests for this model by its own name. Default: the
     model answers only requests for workflows."""
     slots: Annotated[int, Ge(1), Le(64), PUBLIC] = 1
-    """Requests that are queued in it; ComfyUI works on one at a time."""
+    """Maximum number of requests that are queued in it; ComfyUI works on one at a time."""
     memory_mb: Annotated[int, Ge(1), Le(16_777_216), PUBLIC] | None = None
     """Accelerator memory that it takes, in MiB. Default: unknown, and no memory is leased for it."""
 

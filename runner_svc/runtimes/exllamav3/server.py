@@ -189,7 +189,10 @@ class ExllamaV3Engine(TextEngine):
         except (AssertionError, OSError, ValueError, KeyError) as error:
             raise RefusedError(f"{options.model} is no model of ExLlamaV3: {error or type(error).__name__}") from error
         self._tokenizer = library.Tokenizer.from_config(config)
-        self._token_bytes = TokenBytes(json_file(options.model / "tokenizer.json"))
+        tokenizer = json_file(options.model / "tokenizer.json")
+        if not tokenizer:
+            raise RefusedError(f"{options.model} has no tokenizer.json")
+        self._token_bytes = TokenBytes(tokenizer)
         self._end_tokens: list[int] = list(config.eos_token_id_list)
         bits = {"k_bits": options.key_bits, "v_bits": options.value_bits}
         is_quantized = bits != {"k_bits": FULL_BITS, "v_bits": FULL_BITS}

@@ -1,1 +1,1 @@
-"""The runtime faster_whisper: Whisper models in its own child process, one per model."""
+"""The runtime faster_whisper: Whisper models, each in its own child process."""

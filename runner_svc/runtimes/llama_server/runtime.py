@@ -71,7 +71,7 @@ PARAMETERS = EngineParameters(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LlamaAdapter(AdapterSettings):
-    """An adapter of a model of llama.cpp's server: its own model, which shares the engine of that model."""
+    """An adapter of a model of llama.cpp's server: a separate model, which shares the engine of that model."""
 
     path: Annotated[PathText, PUBLIC]
     """The GGUF file of the adapter, as `convert_lora_to_gguf.py` makes it; `~` is your home folder."""
@@ -106,7 +106,7 @@ class LlamaServerModel(GgufModelSettings):
     computed again; 0: none. At most an eighth of the machine's memory and half of the free memory of `/dev/shm`."""
 
     adapters: Annotated[tuple[LlamaAdapter, ...], MaxLen(MAX_ADAPTERS)] = ()
-    """Adapters (LoRA) of this model, each its own model with its own name. They share its process, slots and
+    """Adapters (LoRA) of this model, each a separate model with its own name. They share its process, slots and
     memory, and are loaded and unloaded with it."""
 
     @property

@@ -94,7 +94,7 @@ class _AdapterConfig(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VllmAdapter(AdapterSettings):
-    """An adapter of a model of vLLM's: its own model, which shares the engine of that model."""
+    """An adapter of a model of vLLM's: a separate model, which shares the engine of that model."""
 
     path: Annotated[ModelId, PUBLIC]
     """A folder with `adapter_config.json` and `adapter_model.safetensors`, as PEFT writes it, or an id of the hub."""

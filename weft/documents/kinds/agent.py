@@ -21,7 +21,7 @@ def check_agent(manifest: AgentManifest, field: str) -> None:
 
 
 def _drop_defaults(behaviour: AgentBehaviour) -> None:
-    """Clear what is as it is anyway: absent and default are one."""
+    """Clear fields that have their default: absent means the same."""
     if behaviour.stop_on_decision_request:
         behaviour.ClearField("stop_on_decision_request")
     if behaviour.parse_text_tool_calls:

@@ -95,7 +95,7 @@ class RequestRecord(google.protobuf.message.Message):
     message: builtins.str
     """The same in words, as its caller got it; of an attempt's error at most 512 characters."""
     cancelled_by: builtins.str
-    """Who cancelled it, such as "key:<id>". Empty: none, or its caller went away."""
+    """Who cancelled it, such as "key:<id>". Empty: no one, or its caller went away."""
     asked_model: builtins.str
     """The name that the caller asked for, where an alias stood for `target`. Empty: it asked for no alias."""
     @property
