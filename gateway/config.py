@@ -404,6 +404,9 @@ class GatewaySettings:
     """Deadline of every request, and the maximum of X-Request-Timeout-Seconds."""
     sse_keepalive_seconds: Seconds = 10.0
     """Interval after which a silent stream gets a comment."""
+    receipt_comments: bool = True
+    """Whether a stream ends with its receipt as a comment. The header `X-Receipt-Comment: true` or `false` of a request
+    replaces it."""
     keep_responses: Annotated[KeepResponses, PUBLIC] = KeepResponses.BY_DEFAULT
     """Which responses of `/v1/responses` are stored with their input: all unless a request says `"store": false`, those
     whose request says `"store": true`, or none. Stored responses stay until they are deleted or expire
@@ -448,9 +451,6 @@ class GatewaySettings:
 class GatewayConfig(GatewaySettings):
     """Address, limits and timeouts of the gateway."""
 
-    receipt_comments: bool = True
-    """Whether a stream ends with its receipt as a comment. The header `X-Receipt-Comment: true` or `false` of a request
-    replaces it."""
     batches: BatchEdgeConfig = field(default_factory=BatchEdgeConfig)
     cors: CorsConfig = field(default_factory=CorsConfig)
     limits: RequestLimits = field(default_factory=RequestLimits)

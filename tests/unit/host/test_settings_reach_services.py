@@ -71,6 +71,10 @@ def test_a_file_that_says_nothing_means_the_services_own_defaults() -> None:
     assert task_limits(config) == TaskLimits()
 
 
+def test_the_receipts_at_the_end_of_streams_can_be_turned_off() -> None:
+    assert not gateway_config(parse_config({"gateway": {"receipt_comments": False}})).receipt_comments
+
+
 @pytest.mark.parametrize(
     ("path", "name"),
     [
