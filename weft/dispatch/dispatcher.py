@@ -6,7 +6,7 @@ operations is in `weft.dispatch.operations`.
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Generic, TypeVar
 
@@ -37,6 +37,7 @@ from weft.dispatch.operations import ChunkT, OperationSpec, PayloadT, ended_earl
 from weft.dispatch.parameter_checks import serve_options
 from weft.dispatch.payload_description import Payload, affinity_key, describe
 from weft.dispatch.placement import Decision, Grant, PlacementPort, canceller_of
+from weft.dispatch.prompt_beginnings import PromptBeginnings
 from weft.dispatch.reconnecting_placement import ReconnectConfig, ReconnectingPlacement
 from weft.dispatch.request_spans import request_spans
 from weft.dispatch.request_trace import RequestContext, RequestTrace, log_internal, log_receipt
@@ -76,6 +77,7 @@ class CallDeps:
     service: ServiceName
     ends: EndReporter | None = None
     """Hands over the ends of requests whose router was lost; None: they are lost with it."""
+    beginnings: PromptBeginnings = field(default_factory=PromptBeginnings)
 
     def view(self) -> FleetView:
         """Returns the current view of the mesh; empty without a fleet."""
@@ -316,6 +318,9 @@ class _RequestRun(Generic[T]):
             behaviour=self.behaviour,
             unread=lambda: skills_lacking_behind(self.deps.view(), self.context.model),
         )
+        if request.affinity_key and isinstance(self.payload, chat_pb2.ChatPayload):
+            change = self.deps.beginnings.note(request.affinity_key, self.context.session, self.payload)
+            self.trace.prompt_change = change
         self._placing = ReconnectingPlacement(
             self.deps.placement,
             request,

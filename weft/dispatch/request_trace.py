@@ -178,6 +178,8 @@ class RequestTrace:
     """Periods of waiting in order, at most `MAX_WAIT_PERIODS`."""
     asked_model: str = ""
     """The name in the request, also once its agent is resolved."""
+    prompt_change: receipt_pb2.PromptChange | None = None
+    """What changed in its prompt since earlier requests of its session; None: nothing that is known."""
     _load_wait_at_grant: float = 0.0
     _loading_since: float | None = None
 
@@ -273,6 +275,8 @@ class RequestTrace:
         set_seconds(receipt.queue_wait, waited)
         set_seconds(receipt.load_wait, self.load_wait)
         set_seconds(receipt.total_time, now - self.arrived)
+        if self.prompt_change is not None:
+            receipt.prompt_change.CopyFrom(self.prompt_change)
         _note_outside(receipt)
         if self.first_content is not None:
             set_seconds(receipt.time_to_first_token, self.first_content - self.arrived)

@@ -31,6 +31,7 @@ from weft.gpu.nvml import read_within
 from weft.kernel.clock import offset_words
 from weft.kernel.errors import WeftError
 from weft.kernel.units import size_words
+from weft_app.cli.explain import prompt_change
 from weft_app.cli.findings import Finding, Verdict, attempt, failed
 from weft_app.cli.lease_table import hosts_of, lease_rows, leased_bytes
 from weft_app.cli.machine_checks import (
@@ -77,6 +78,9 @@ MIN_FREE_BYTES = 1024**3
 MAX_ASKED_AT_ONCE = 8
 """Servers that are asked for their models at the same time."""
 MAX_NAMED_LEASES = 4
+MAX_EXAMINED_REQUESTS = 200
+MIN_PROMPT_CHANGES = 3
+"""Fewer changes of a session are not reported: a new day, or other tools, change a prompt once."""
 
 
 _FINDINGS = Listing(
@@ -186,6 +190,7 @@ def examine(home: WeftHome, config_path: Path | None, network: NetworkOptions) -
         lambda: _engines(home) if home.running() is not None else (),
         lambda: _central_models(home),
         lambda: _clocks(home),
+        lambda: _prompts(home) if home.running() is not None else (),
     ]
     with ThreadPoolExecutor(len(checks), thread_name_prefix="doctor") as pool:
         for found in pool.map(lambda check: list(check()), checks):
@@ -481,6 +486,29 @@ def _engines(home: WeftHome) -> Iterator[Finding]:
         )
     if not faulty:
         yield Finding(check="engines", verdict=Verdict.OK, detail="none ended because of a fault")
+
+
+def _prompts(home: WeftHome) -> Iterator[Finding]:
+    """Yields one finding per session of the latest requests with a prompt that keeps changing near its beginning."""
+    try:
+        with connect(home.root) as api:
+            requests = api.get("/v1/requests", limit=MAX_EXAMINED_REQUESTS, state="ended", allTenants=True)["items"]
+    except WeftError:
+        return
+    sessions: dict[tuple[str, str], Document] = {}
+    for request in requests:
+        receipt = request.get("receipt", {})
+        if "promptChange" in receipt:
+            sessions.setdefault((request["tenant"], receipt["promptChange"]["session"]), request)
+    for request in sessions.values():
+        change = request["receipt"]["promptChange"]
+        if change["changeCount"] >= MIN_PROMPT_CHANGES and 2 * change["changeCount"] > change["requestCount"]:
+            yield Finding(
+                check="prompts",
+                verdict=Verdict.WARNING,
+                detail=f"{prompt_change(request['receipt'])}; nothing after that is cached",
+                remedy=f"put what changes at the end: weft explain {request['requestId']}",
+            )
 
 
 def unowned_leases(home: WeftHome) -> str:

@@ -119,6 +119,17 @@ def _cancelled(receipt: Document) -> str | None:
     return f"by {FORMATS['actor'](receipt['cancelledBy'])}" if receipt.get("cancelledBy") else None
 
 
+def prompt_change(receipt: Document) -> str | None:
+    """Returns where a prompt differs from earlier ones of its session, as text; None: it does not."""
+    if (change := receipt.get("promptChange")) is None:
+        return None
+    count = f"{change['changeCount']} of {change['requestCount']} requests"
+    if change.get("inTools"):
+        return f"the tools of session {change['session']} change ({count})"
+    begin, end = change["sameCharacterCount"] + 1, change["endCharacter"]
+    return f"the system prompt of session {change['session']} changes between characters {begin} and {end} ({count})"
+
+
 _OUTCOME = Column("Outcome", "outcome")
 _COSTS = (
     Column("Waited", _waited),
@@ -126,6 +137,7 @@ _COSTS = (
     Column("Engine", _engine),
     Column("GPU", _device_usage),
     Column("Tokens", _tokens),
+    Column("Not cached", prompt_change),
     Column("Work", lambda receipt: ", ".join(work_parts(receipt)) or None),
     Column("Remote", "leftPremises"),
     Column("Cancelled", _cancelled),

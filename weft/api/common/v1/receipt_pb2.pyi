@@ -88,6 +88,7 @@ class Receipt(google.protobuf.message.Message):
     ASKED_MODEL_FIELD_NUMBER: builtins.int
     DEVICE_USAGE_FIELD_NUMBER: builtins.int
     LACKED_ROUTER_FIELD_NUMBER: builtins.int
+    PROMPT_CHANGE_FIELD_NUMBER: builtins.int
     request_id: builtins.str
     """The request's id, the same on every hop."""
     outcome: global___Outcome.ValueType
@@ -171,6 +172,12 @@ class Receipt(google.protobuf.message.Message):
         mesh knows of.
         """
 
+    @property
+    def prompt_change(self) -> global___PromptChange:
+        """Where the beginning of its prompt differs from earlier requests of its session, which no prefix cache survives. Not set: it
+        does not differ, or the request names no session.
+        """
+
     def __init__(
         self,
         *,
@@ -199,12 +206,51 @@ class Receipt(google.protobuf.message.Message):
         asked_model: builtins.str = ...,
         device_usage: global___DeviceUsage | None = ...,
         lacked_router: builtins.bool = ...,
+        prompt_change: global___PromptChange | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["_tokens_per_second", b"_tokens_per_second", "device_usage", b"device_usage", "engine_timings", b"engine_timings", "gpu_time", b"gpu_time", "load_wait", b"load_wait", "queue_wait", b"queue_wait", "time_to_first_token", b"time_to_first_token", "tokens_per_second", b"tokens_per_second", "total_time", b"total_time", "usage", b"usage"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_tokens_per_second", b"_tokens_per_second", "adapter_digest", b"adapter_digest", "asked_model", b"asked_model", "attempts", b"attempts", "cancelled_by", b"cancelled_by", "device_usage", b"device_usage", "engine_timings", b"engine_timings", "gpu_time", b"gpu_time", "host", b"host", "lacked_router", b"lacked_router", "left_premises", b"left_premises", "load_wait", b"load_wait", "model", b"model", "model_digest", b"model_digest", "outcome", b"outcome", "queue_wait", b"queue_wait", "reason", b"reason", "request_id", b"request_id", "signals", b"signals", "task_id", b"task_id", "time_to_first_token", b"time_to_first_token", "tokens_per_second", b"tokens_per_second", "tool_run_count", b"tool_run_count", "total_time", b"total_time", "usage", b"usage", "warnings", b"warnings"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_tokens_per_second", b"_tokens_per_second", "device_usage", b"device_usage", "engine_timings", b"engine_timings", "gpu_time", b"gpu_time", "load_wait", b"load_wait", "prompt_change", b"prompt_change", "queue_wait", b"queue_wait", "time_to_first_token", b"time_to_first_token", "tokens_per_second", b"tokens_per_second", "total_time", b"total_time", "usage", b"usage"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_tokens_per_second", b"_tokens_per_second", "adapter_digest", b"adapter_digest", "asked_model", b"asked_model", "attempts", b"attempts", "cancelled_by", b"cancelled_by", "device_usage", b"device_usage", "engine_timings", b"engine_timings", "gpu_time", b"gpu_time", "host", b"host", "lacked_router", b"lacked_router", "left_premises", b"left_premises", "load_wait", b"load_wait", "model", b"model", "model_digest", b"model_digest", "outcome", b"outcome", "prompt_change", b"prompt_change", "queue_wait", b"queue_wait", "reason", b"reason", "request_id", b"request_id", "signals", b"signals", "task_id", b"task_id", "time_to_first_token", b"time_to_first_token", "tokens_per_second", b"tokens_per_second", "tool_run_count", b"tool_run_count", "total_time", b"total_time", "usage", b"usage", "warnings", b"warnings"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_tokens_per_second", b"_tokens_per_second"]) -> typing.Literal["tokens_per_second"] | None: ...
 
 global___Receipt = Receipt
+
+@typing.final
+class PromptChange(google.protobuf.message.Message):
+    """PromptChange is a change of the tools or the system prompt within a session."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    SESSION_FIELD_NUMBER: builtins.int
+    IN_TOOLS_FIELD_NUMBER: builtins.int
+    SAME_CHARACTER_COUNT_FIELD_NUMBER: builtins.int
+    END_CHARACTER_FIELD_NUMBER: builtins.int
+    CHANGE_COUNT_FIELD_NUMBER: builtins.int
+    REQUEST_COUNT_FIELD_NUMBER: builtins.int
+    session: builtins.str
+    """The session, as its caller names it."""
+    in_tools: builtins.bool
+    """Whether the names or the descriptions of its tools changed, or their order. False: its system prompt changed."""
+    same_character_count: builtins.int
+    """Characters of the system prompt that did not change. 0: those that changed are not known, as of tools."""
+    end_character: builtins.int
+    """Characters up to which something changed; the first one that did is between the two."""
+    change_count: builtins.int
+    """Requests of the session that changed something, this one included."""
+    request_count: builtins.int
+    """Its requests."""
+    def __init__(
+        self,
+        *,
+        session: builtins.str = ...,
+        in_tools: builtins.bool = ...,
+        same_character_count: builtins.int = ...,
+        end_character: builtins.int = ...,
+        change_count: builtins.int = ...,
+        request_count: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["change_count", b"change_count", "end_character", b"end_character", "in_tools", b"in_tools", "request_count", b"request_count", "same_character_count", b"same_character_count", "session", b"session"]) -> None: ...
+
+global___PromptChange = PromptChange
 
 @typing.final
 class DeviceUsage(google.protobuf.message.Message):
