@@ -48,8 +48,9 @@ _SESSION_HEADERS = {
     b"session_id": "session_id",
 }
 """In order of precedence. Codex sends the last two, by version."""
-_AGENT_HEADER = b"x-claude-code-agent-id"
-"""Sub-agents have the session of their parent, but prompts that differ from the first character on."""
+_AGENT_HEADERS = {b"x-claude-code-agent-id": "X-Claude-Code-Agent-Id", b"thread-id": "Thread-Id"}
+"""Sub-agents of Claude Code and Codex have the session of their parent, but prompts that differ from the first
+character on. OpenCode's have another session."""
 _AS_CONFIGURED = Handling()
 _RECEIPT_COMMENT = "X-Receipt-Comment"
 _SWITCHES = {b"true": True, b"false": False}
@@ -226,12 +227,15 @@ def _client_id(headers: Headers, params: HandledRequest) -> str:
 
 
 def _session(headers: Headers, params: HandledRequest) -> str:
-    agent = headers.get(_AGENT_HEADER, b"").decode("latin-1")
     for header, name in _SESSION_HEADERS.items():
-        given = headers.get(header)
-        if given:
+        if given := headers.get(header):
             session = require_session(given.decode("latin-1"), name)
-            return require_session(f"{session}/{agent}", "X-Claude-Code-Agent-Id") if agent else session
+            for agent_header, agent_name in _AGENT_HEADERS.items():
+                agent = headers.get(agent_header, b"").decode("latin-1").strip()
+                # Codex names its main thread like the session.
+                if agent and agent != session:
+                    return require_session(f"{session}/{agent}", agent_name)
+            return session
     key = params.prompt_cache_key
     return require_session(key, "prompt_cache_key") if isinstance(key, str) else ""
 

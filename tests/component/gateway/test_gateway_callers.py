@@ -54,6 +54,8 @@ async def test_headers_say_the_same_and_win(path: str) -> None:
         ({"X-Claude-Code-Agent-Id": "a7"}, ""),
         ({"session_id": "codex"}, "codex"),
         ({"Session-Id": "codex"}, "codex"),
+        ({"Session-Id": "root", "Thread-Id": "root"}, "root"),
+        ({"Session-Id": "root", "Thread-Id": "child", "X-Codex-Parent-Thread-Id": "root"}, "root/child"),
         ({"X-Session-Id": "opencode", "X-Parent-Session-Id": "parent"}, "opencode"),
     ],
 )
