@@ -20,6 +20,7 @@ from runner_svc.policy.memory_estimate import (
     estimate_memory,
     settings_for,
 )
+from runner_svc.runtimes.llama_server.runtime import LlamaServerModel
 from runner_svc.runtimes.settings import DEFAULT_CONTEXT_TOKENS, ModelSettings, StartedModelSettings
 from runner_svc.settings import RunnerSettings
 from weft.kernel.errors import WeftError, invalid_field
@@ -170,10 +171,22 @@ def _document(subject: _Subject, facts: ModelFacts, settings: MemorySettings, fo
         "cacheTypeV": settings.cache_type_v,
         "quantization": facts.quantization,
         "trainedContextTokens": facts.context_tokens,
+        "keptPromptBytes": _kept_prompt_bytes(subject.model),
     }
+
+
+def _kept_prompt_bytes(model: ModelSettings | None) -> int:
+    """Returns the most memory of the host that an engine uses for prompts that no slot holds any more."""
+    # llama.cpp cannot save the prompts of a model with a projector.
+    if not isinstance(model, LlamaServerModel) or model.projector_file is not None:
+        return 0
+    return model.kept_prompts_mb * MEBIBYTE
 
 
 def _print(document: dict[str, Any]) -> None:
     basis = f"{document['contextTokens']} tokens in each of {document['slots']} slots"
     total = {"name": f"total (from its {_WORDS[document['source']]}; {basis})"}
-    print_table([*document["parts"], total | {"bytes": document["bytes"]}], _COLUMNS)
+    kept = {"name": "kept prompts, at most (host memory, not in the total)", "bytes": document["keptPromptBytes"]}
+    print_table(
+        [*document["parts"], total | {"bytes": document["bytes"]}, *([kept] if kept["bytes"] else [])], _COLUMNS
+    )

@@ -69,6 +69,19 @@ def test_a_configured_model_is_estimated_as_it_is_configured(home: Path) -> None
     assert (document["bytes"], document["source"], document["cacheTypeK"]) == (777 * MEBIBYTE, "manifest", "q4_0")
 
 
+def test_the_memory_of_kept_prompts_is_shown_beside_the_total(home: Path) -> None:
+    _configure(home, kept_prompts_mb=300)
+    document = _json("tiny")
+    assert document["keptPromptBytes"] == 300 * MEBIBYTE
+    assert document["bytes"] == sum(part["bytes"] for part in document["parts"])
+    code, output = _run("tiny")
+    assert code == 0
+    assert any(line.startswith("kept prompts, at most") and line.endswith("300 MiB") for line in output.splitlines())
+    for unsaved in ({"kept_prompts_mb": 0}, {"mmproj_path": "projector.gguf"}):
+        _configure(home, **unsaved)
+        assert _json("tiny")["keptPromptBytes"] == 0
+
+
 def test_a_configured_model_is_estimated_by_what_its_runner_learned(home: Path) -> None:
     _configure(home, memory_mb=777)
     identity = read_model_facts(demo_model_path()).identity
