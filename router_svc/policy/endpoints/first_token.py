@@ -177,7 +177,8 @@ def first_token(candidate: Candidate, busy: Busy, speed: Speed, prompt_tokens: i
     """Return the expected time to the first token of a prompt on an endpoint with a free slot."""
     overhead, per_token = speed.prefill()
     running = busy.requests + busy.load.others
-    ahead = running - busy.load.slots(candidate.slots)
+    # No slot is free while requests wait in the engine, whatever holds them up there.
+    ahead = max(running - busy.load.slots(candidate.slots), busy.load.waiting - 1)
     return FirstToken(
         overhead_seconds=overhead,
         prefill_seconds=per_token * (busy.owed_tokens + max(0, prompt_tokens - hit.tokens)),

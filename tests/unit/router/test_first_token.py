@@ -11,9 +11,10 @@ from router_svc.policy.endpoints.candidate_index import CandidateIndex
 from router_svc.policy.endpoints.candidates import Candidate, Readiness
 from router_svc.policy.endpoints.choice import Choice, PickRequest
 from router_svc.policy.endpoints.cluster_view import MeshChange
-from router_svc.policy.endpoints.first_token import SPEED_SECONDS, Speed, Speeds
+from router_svc.policy.endpoints.engine_load import EngineLoad
+from router_svc.policy.endpoints.first_token import SPEED_SECONDS, Busy, Speed, Speeds, first_token
 from router_svc.policy.endpoints.needs import Needs
-from router_svc.policy.endpoints.prefix_affinity import Hit, PrefixCaches
+from router_svc.policy.endpoints.prefix_affinity import NO_HIT, Hit, PrefixCaches
 from router_svc.policy.request import Request
 from router_svc.policy.scheduler import Scheduler
 from router_svc.policy.settings import ChoicePolicy, PoolSettings
@@ -61,6 +62,23 @@ def test_a_conversation_returns_to_the_cache_of_its_earlier_turns() -> None:
     mesh = mesh_of("a", "b", "c")
     home = served_by(mesh, prompt(1, 2))
     assert {served_by(mesh, prompt(1, 2, *range(3, 3 + turn))) for turn in range(1, 9)} == {home}
+
+
+@pytest.mark.parametrize("keys", [(b"s", b"s/1", b"s/2", b"s/3", b"s/4", b"s/5"), (b"s",) * 6, (b"",) * 6])
+def test_a_fan_out_of_sub_agents_does_not_move_the_main_agent_off_its_cache(keys: tuple[bytes, ...]) -> None:
+    mesh = mesh_of("a", "b")
+    main = prompt(*range(1, 21), affinity_key=keys[0])
+    home = served_by(mesh, main)
+    for _ in range(3):
+        running = [
+            placed_on(mesh, prompt(30, 31, 32, number, affinity_key=key)) for number, key in enumerate(keys[1:], 40)
+        ]
+        for choice in running:
+            assert choice.expected is not None
+            mesh.owe(choice.candidate, -choice.expected.uncached_tokens)
+            mesh.release(choice.candidate)
+        assert served_by(mesh, main) == home
+        main = prompt(*main.prefix_digests, len(main.prefix_digests) + 1, affinity_key=keys[0])
 
 
 def test_equal_prompts_stay_together_while_all_endpoints_process_prompts() -> None:
@@ -117,6 +135,15 @@ def test_an_unloaded_model_has_lost_its_prefixes() -> None:
     scheduler.apply(MeshChange(candidates=(member("a", readiness=Readiness.ASLEEP),)), 1.0)
     scheduler.apply(MeshChange(candidates=(member("a"),)), 2.0)
     assert caches.hits("p", (1, 2)) == {}
+
+
+def test_no_slot_is_free_while_requests_wait_in_the_engine() -> None:
+    def wait_seconds(waiting: int) -> float:
+        busy = Busy(requests=110, owed_tokens=0.0, load=EngineLoad(waiting=waiting))
+        return first_token(member("a", slots=256), busy, Speed(), 100, NO_HIT).wait_seconds
+
+    assert wait_seconds(0) == 0.0
+    assert 0.0 < wait_seconds(1) < wait_seconds(10)
 
 
 def test_the_choice_explains_its_seconds_and_those_of_the_others() -> None:
