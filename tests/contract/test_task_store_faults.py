@@ -25,6 +25,7 @@ from weft_testing.postgres_server import PYTHON_OF_THE_WHEEL, PostgresServer, ru
 pytest_plugins = ("database_fixtures",)
 
 PATIENCE_MS = 100
+POLL_SECONDS = 0.01
 MOST_BYTES = 512 * 1024
 LOCKS_IT = """
 import sqlite3, sys
@@ -78,10 +79,14 @@ def full_disk() -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
-def crash(server: PostgresServer, database: str) -> None:
-    """One of its processes is killed, so that it ends all others, recovers from its log, and begins anew."""
+async def crash(server: PostgresServer, database: str) -> None:
+    """Kills one of its processes, so that it ends all others and recovers; returns once it has noticed."""
     pid = int(server.sql(f"{BACKENDS} AND datname = '{database}' LIMIT 1"))
     os.kill(pid, signal.SIGKILL)
+    signs = f"(PID {pid}) was terminated by signal 9"
+    # Until then it accepts connections, which it ends later: under load, when the test is over.
+    while signs not in (server.socket_folder / "log").read_text():  # noqa: ASYNC110 - another process writes it
+        await asyncio.sleep(POLL_SECONDS)
 
 
 async def refused(awaited: Awaitable[object]) -> WeftError:
@@ -227,7 +232,7 @@ async def test_a_postgres_that_is_restarted_is_found_again() -> None:
         claim = await begun(store, "task-1")
         submitters = Submitters(store)
         await submitters.go_on()
-        crash(server, name)
+        await crash(server, name)
         await submitters.go_on()
         await submitters.check()
         assert await store.end(claim, DONE, NOW)
