@@ -236,20 +236,27 @@ def _run(plan: "JoinPlan", config: "WeftConfig", home: Path) -> None:
     configure_logging("runner", level=config.log.level, file=log_file)
     logs = folder.logs / f"runner-{plan.runner.name}.log"
     say(f"runner {plan.runner.name} joins {plan.shown_address}; logs: {logs}\n")
-    _warn_of_other_models(plan)
+    _warn_of_missing_models(plan)
     run_service(join_mesh(plan, config, folder, LinkReporter(plan).show))
     say("stopped\n")
 
 
-def _warn_of_other_models(plan: "JoinPlan") -> None:
-    """Warns where a server has other models than the one to publish: the runner joins, the model is not ready."""
+def _warn_of_missing_models(plan: "JoinPlan") -> None:
+    """Warns of models that cannot be served yet: the runner joins, and serves them once their server has them."""
+    if plan.runner.follows_server:
+        from weft_app.compose.followed_servers import list_of_followed, why_none_served  # noqa: PLC0415 - see _run
+
+        found = asyncio.run(list_of_followed(plan.runner))
+        if found is not None and not (found.models and found.models.names):
+            say(f"warn {plan.runner.name}: {why_none_served(found)}\n")
     find_fault = plan.runner.engine.find_fault
     if find_fault is None:
         return
     for model in plan.runner.models:
         fault = find_fault(model, os.environ) if model.name in plan.published else None
-        if fault is not None and fault.is_there:
-            say(f"warn {model.name}: {fault.message}\n")
+        if fault is not None:
+            remedy = "" if fault.is_there else f"; {fault.remedy}"
+            say(f"warn {model.name}: {fault.message}{remedy}\n")
 
 
 class LinkReporter:

@@ -1,4 +1,4 @@
-"""`weft runner join --url` with a server that has other models than the one that it is to publish."""
+"""`weft runner join --url` with a server that does not have the models to publish, or does not answer."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -7,22 +7,40 @@ import pytest
 
 from runner_svc.runtimes.openai_http import backend
 from runner_svc.runtimes.runtime import ModelFault
-from runner_svc.runtimes.table import require_runtime
-from weft_app.cli.runner import _warn_of_other_models
+from weft_app.cli.runner import _warn_of_missing_models
+from weft_app.compose.join import ServerOptions, config_with_server
+from weft_testing.free_port import free_port
+
+OTHER = "the server has no model llama; it has llama3.2:3b (set upstream_model)"
 
 
-@pytest.mark.parametrize(("is_there", "runtime", "warns"), [
-    (True, "openai_http", True), (False, "openai_http", False), (True, "llama_server", False),
-])  # fmt: skip
-def test_a_server_that_lists_other_models_is_named_at_the_terminal_before_it_joins(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *, is_there: bool, runtime: str, warns: bool
+def joined(model: str | None) -> Any:
+    """The plan of a join with a server that does not answer."""
+    config = config_with_server(None, ServerOptions(runner="ann", url=f"http://127.0.0.1:{free_port()}", model=model))
+    assert config.runners is not None
+    return SimpleNamespace(runner=config.runners[0], published=(model,))
+
+
+def test_join_warns_of_a_server_that_lists_other_models(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = "the server has no model llama; it has llama3.2:3b (set upstream_model)"
-    fault = ModelFault(message=words, remedy="", is_there=is_there)
-    monkeypatch.setattr(backend, "find_fault", lambda *_: fault)
-    models = [SimpleNamespace(name=name, upstream_model=None) for name in ("llama", "not published")]
-    plan: Any = SimpleNamespace(
-        runner=SimpleNamespace(models=models, engine=require_runtime(runtime)), published=("llama",)
-    )
-    _warn_of_other_models(plan)
-    assert capsys.readouterr().out == (f"warn llama: {words}\n" if warns else "")
+    monkeypatch.setattr(backend, "find_fault", lambda *_: ModelFault(message=OTHER, remedy="", is_there=True))
+    _warn_of_missing_models(joined("llama"))
+    assert capsys.readouterr().out == f"warn llama: {OTHER}\n"
+
+
+def test_join_warns_of_a_server_that_does_not_answer_when_one_model_is_named(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    _warn_of_missing_models(joined("llama"))
+    assert "does not answer" in (said := capsys.readouterr().out)
+    assert said.startswith("warn llama: http://127.0.0.1:")
+    assert said.endswith("; start the server, or correct `url`\n")
+
+
+def test_join_warns_of_a_server_that_does_not_answer_when_all_models_are_published(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    _warn_of_missing_models(joined(None))
+    said = capsys.readouterr().out
+    assert said == "warn ann: serves no model of its server: it does not answer; start it, or correct url\n"
