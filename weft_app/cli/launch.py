@@ -4,6 +4,7 @@ import os
 import shlex
 import shutil
 from collections.abc import Mapping
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Annotated, Any
@@ -110,6 +111,8 @@ def launch(
         say(_export_lines(environment, command))
         return
     assert program is not None, "refused above"
+    if chosen.calls_tools and mesh.is_own:
+        _require_tools(home, chosen, access.model)
     os.execve(program, command, {**os.environ, **environment})  # noqa: S606 - the program that was asked for
 
 
@@ -174,6 +177,23 @@ def _only_model(home: Path, mesh: HttpMesh, key: str) -> str:
         return names[0]
     there = f"there are {', '.join(names[:MAX_NAMES])}" if names else "the mesh has none yet"
     raise invalid_field("--model", f"say which model is meant; {there}")
+
+
+def _require_tools(home: Path, tool: Tool, model: str) -> None:
+    """Raises INVALID_ARGUMENT if all models that may answer are known not to call tools."""
+    models: list[Document] = []
+    with suppress(WeftError), connect_documents(home) as registry:
+        models = registry.documents(ResourceKind.MODEL)
+    members = [each for each in models if model in {each["name"], each.get("status", {}).get("pool")}]
+    if not members or not all("tools" in _abilities(each).get("lacking", ()) for each in members):
+        return
+    able = sorted(each["name"] for each in models if "tools" in _abilities(each).get("skills", ()))
+    others = f"these do: {', '.join(able[:MAX_NAMES])}" if able else "load one that does, such as hf:Qwen/Qwen3-4B-GGUF"
+    raise invalid_field("--model", f"{model} calls no tools, and {tool.title} needs them; {others}")
+
+
+def _abilities(model: Document) -> Mapping[str, Any]:
+    return dict(model.get("status", {}).get("instance", {}).get("abilities", {}))
 
 
 def _trust(mesh: HttpMesh) -> dict[str, str]:

@@ -40,6 +40,8 @@ class Tool:
     environment: Callable[[Access], Mapping[str, str]]
     arguments: Callable[[Access], list[str]] = _nothing
     """Come before those of the caller."""
+    calls_tools: bool = False
+    """Whether every request offers tools, which some models cannot call."""
 
 
 def _claude(access: Access) -> Mapping[str, str]:
@@ -90,6 +92,7 @@ TOOLS: Mapping[str, Tool] = MappingProxyType(
             program="claude",
             install="npm install -g @anthropic-ai/claude-code",
             environment=_claude,
+            calls_tools=True,
             arguments=lambda access: ["--model", access.model],
         ),
         "codex": Tool(
@@ -97,6 +100,7 @@ TOOLS: Mapping[str, Tool] = MappingProxyType(
             program="codex",
             install="npm install -g @openai/codex",
             environment=lambda access: {CODEX_KEY: access.key},
+            calls_tools=True,
             arguments=_codex_arguments,
         ),
         "opencode": Tool(
@@ -104,6 +108,7 @@ TOOLS: Mapping[str, Tool] = MappingProxyType(
             program="opencode",
             install="npm install -g opencode-ai",
             environment=_opencode,
+            calls_tools=True,
             arguments=lambda access: ["--model", f"weft/{access.model}"],
         ),
         "aider": Tool(

@@ -15,10 +15,12 @@ from typing import Any
 
 import pytest
 from cli_harness import scripted_mesh
+from cli_samples import some_model, some_runner
 from typer.testing import CliRunner, Result
 from typing_extensions import override
 
-from weft.api.registry.v1.model_pb2 import Model, ModelManifest
+from weft.api.registry.v1.model_pb2 import MODEL_SKILL_TOOLS, Model, ModelAbilities, ModelManifest
+from weft.api.registry.v1.runner_pb2 import Capability, InstanceState
 from weft_app.cli import launch_tools
 from weft_app.cli.launch_tools import TOOLS, Access
 from weft_app.cli.main import app
@@ -234,6 +236,24 @@ def test_without_a_model_the_only_one_is_meant_and_of_several_one_must_be_said(t
         said = launch("aider", "--print", home=mesh.home)
     assert said.exit_code == 2
     assert "there are only, other" in said.stderr
+
+
+def test_a_model_that_calls_no_tools_is_refused_for_an_agent_with_those_that_do(
+    tools: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tools / "aider").rename(tools / "claude")
+    monkeypatch.setattr("os.execve", lambda *_: pytest.fail("it was started"))
+    with scripted_mesh(tmp_path / "scripted") as mesh:
+        demo = InstanceState(model="demo", abilities=ModelAbilities(lacking=[MODEL_SKILL_TOOLS]))
+        qwen = InstanceState(model="qwen", abilities=ModelAbilities(skills=[MODEL_SKILL_TOOLS]))
+        mesh.add(*(some_model(each.model) for each in (demo, qwen)))
+        runner = some_runner(mesh.home.name)
+        runner.capability.CopyFrom(Capability(instances=[demo, qwen]))
+        mesh.add(runner)
+        mesh.serve()
+        said = launch("claude", "--model", "demo", home=mesh.home)
+    assert said.exit_code == 2
+    assert "demo calls no tools, and Claude Code needs them; these do: qwen" in said.stderr
 
 
 def test_the_settings_of_programs_need_the_standard_library_alone() -> None:
