@@ -21,7 +21,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from podman import FOLDER as CONTAINERS
-from podman import ROOT, ROOTS
+from podman import ROOT, ROOTS, no_namespaces
 
 from weft_testing.free_port import free_port
 
@@ -61,7 +61,7 @@ def missing() -> str:
     needed = [name for name in ("apt-get", "perl", "unshare", "nsenter", "setpriv", "ip") if shutil.which(name) is None]
     if needed and not (FOLDER / "done").exists():
         return f"there is no {', '.join(needed)} to unpack and run Docker with"
-    return ""
+    return no_namespaces()
 
 
 def _environment(folder: Path) -> dict[str, str]:

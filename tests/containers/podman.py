@@ -4,6 +4,7 @@ import os
 import platform
 import shutil
 import subprocess
+import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -22,11 +23,28 @@ START_SECONDS = 60.0
 POLL_SECONDS = 0.5
 LIMITS = ("--ulimit", "nofile=1024:4096", "--ulimit", "nproc=1000:2000")
 """Podman's own are higher than a root without CAP_SYS_RESOURCE may set."""
+_LAYERS = "mkdir lower upper work all && mount -t overlay overlay -o lowerdir=lower,upperdir=upper,workdir=work all"
 HARDENED = ("--read-only", "--cap-drop", "all", "--security-opt", "no-new-privileges", "--network", "none")
+
+
+def no_namespaces() -> str:
+    """Why namespaces and overlay mounts cannot be made here, as in a container without privileges; empty: they can."""
+    FOLDER.mkdir(exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=FOLDER) as folder:
+        tried = subprocess.run(
+            ["unshare", "--net", "--mount", "--pid", "--fork", "sh", "-c", _LAYERS],
+            cwd=folder,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    return f"no namespaces can be made here: {tried.stderr.strip()}" if tried.returncode else ""
 
 
 def missing() -> str:
     """Why there can be no podman here; empty: there can."""
+    if why := no_namespaces():
+        return why
     if shutil.which("podman") is not None or (FOLDER / "done").exists():
         return ""
     if os.geteuid() != 0:
