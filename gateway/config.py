@@ -22,6 +22,8 @@ MIN_BYTES_PER_SECOND = 1024
 """Lowest average rate of a file ..."""
 MAX_HEADER_COUNT = 100
 """Headers of one request; one more is 431."""
+HANDSHAKE_TIMEOUT_SECONDS = 10.0
+"""Maximum duration of a TLS handshake."""
 HEADER_TIMEOUT_SECONDS = 10.0
 """From the first byte, or the connect, to the end of the headers."""
 REGISTRY_TIMEOUT_SECONDS = 10.0
@@ -260,16 +262,16 @@ class ConnectionSettings:
     max_connections: Annotated[int, Ge(1), Le(1_000_000), PUBLIC] = 2048
     """Open connections; one more is answered 503 and closed. Never more than half of the files that the process may
     have open."""
-    max_header_bytes: Annotated[int, Ge(1024), Le(1_048_576)] = 32 * 1024
-    """Size of the request line and headers."""
-    idle_seconds: Annotated[int, Ge(1), Le(86_400)] = 75
-    """How long a connection is kept between two requests."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConnectionLimits(ConnectionSettings):
     """Every bound of one connection."""
 
+    max_header_bytes: int = 32 * 1024
+    """Size of the request line and headers."""
+    idle_seconds: int = 75
+    """How long a connection is kept between two requests."""
     max_connections_per_address: int = 256
     """Open connections from one address, or one /64 network of IPv6; one more is answered 429 and closed. Loopback is
     not counted: a local proxy connects for all its callers."""
@@ -317,8 +319,6 @@ class EdgeTls:
     self_signed: Annotated[bool | None, PUBLIC] = None
     """Whether the gateway makes its certificate itself, of an authority that it keeps under the home and that clients
     trust by its file or fingerprint. Default: beyond loopback, where no certificate is named."""
-    handshake_timeout_seconds: Seconds = 10.0
-    """Maximum duration of a TLS handshake."""
 
     @property
     def is_set(self) -> bool:

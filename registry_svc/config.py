@@ -23,7 +23,6 @@ from weft.kernel.settings import (
 )
 from weft.kernel.tls_channel import ChannelSecurity
 
-DAY_SECONDS = 86_400.0
 MEBIBYTE = 1024 * 1024
 
 if TYPE_CHECKING:
@@ -34,21 +33,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeysConfig:
-    """API keys, see docs/security.md. A value that makes no sense raises INVALID_ARGUMENT naming the field."""
+    """API keys, see docs/security.md."""
 
     pepper_file: Annotated[PathText | None, PUBLIC] = None
     """The file with the secret that the digests of all keys are made with: 32 bytes that only its owner may read, made
     on the first start. Back it up with the database: without it no key works. Default: `state/key-pepper` under the
     home."""
-    max_keys: Annotated[int, Ge(1), Le(40_000)] = 10_000
-    """Maximum number of keys. Revoked and expired ones make room for new ones."""
-    keep_seconds: Seconds = 30 * DAY_SECONDS
-    """How long a key stays listed once it was revoked or has expired."""
     revoke_all_if_pepper_lost: bool = False
     """Whether a start with another pepper revokes all keys, which are useless then. Otherwise it is refused."""
-
-    def __post_init__(self) -> None:
-        require_positive(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,8 +51,6 @@ class SecretsConfig:
     """The file with the keys that secrets are encrypted with, one a line, which only its owner may read; made with the
     first secret. The first key encrypts, all of them decrypt: a start with a new first line encrypts everything again
     with that. Back it up apart from the database. Default: `state/secret-keys` under the home."""
-    max_secrets: Annotated[int, Ge(1), Le(10_000)] = 1_000
-    """Maximum number of secrets."""
     delete_all_if_key_lost: bool = False
     """Whether a start without the keys deletes all secrets, which are unreadable then. Otherwise it is refused."""
 

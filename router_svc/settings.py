@@ -10,7 +10,7 @@ from router_svc.durable.limits import (
     BatchSettings,
     RecordSettings,
     ResponseSettings,
-    ResultLimits,
+    ResultSettings,
     TaskSettings,
     UsageSettings,
 )
@@ -41,7 +41,7 @@ class RouterSettings(QueueLimits, Settings):
     """Kept responses."""
     tasks: TaskSettings = field(default_factory=TaskSettings)
     """Durable tasks."""
-    results: ResultLimits = field(default_factory=ResultLimits)
+    results: ResultSettings = field(default_factory=ResultSettings)
     """Images and recordings of tasks."""
     batches: BatchSettings = field(default_factory=BatchSettings)
     """Files and batches."""

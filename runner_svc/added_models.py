@@ -38,6 +38,8 @@ from weft.kernel.reasons import Reason
 SCHEMA_VERSION = 1
 MAX_FILE_BYTES = 16 * 1024**2
 MAX_REASONS = 16
+MAX_ADDED_MODELS = 32
+"""Models that one runner serves by their source, besides those of its configuration."""
 
 ShowPull = Callable[[model_store_pb2.PullProgress], None]
 """Called with how far a pull is."""
@@ -102,7 +104,7 @@ class AddedModels:
         adder: ModelAdder | None,
         host: ModelHost,
         file: Path,
-        max_models: int,
+        max_models: int = MAX_ADDED_MODELS,
         *,
         servers: AttachedServers | None = None,
     ) -> None:
@@ -292,8 +294,8 @@ class AddedModels:
         if len(self._models.keys() | self._adding | {name}) > self._max_models:
             raise WeftError(
                 Reason.TOO_MANY_RESOURCES,
-                f"this runner serves {self._max_models} models by their source already "
-                "(model_store.max_added_models); remove one with weft delete model NAME",
+                f"this runner serves {self._max_models} models by their source already; "
+                "remove one with weft delete model NAME",
                 metadata={"limit": str(self._max_models)},
             )
 

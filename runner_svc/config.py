@@ -11,7 +11,7 @@ from runner_svc.followed_servers import FollowedServer
 from runner_svc.instance.settings import ServedModel
 from runner_svc.memory.lease_manager import Observer
 from runner_svc.runtimes.table import DEFAULT_RUNTIME
-from runner_svc.settings import DEFAULT_DEVICE_SAMPLE_SECONDS, DEFAULT_MAX_ADDED_MODELS
+from runner_svc.settings import DEFAULT_DEVICE_SAMPLE_SECONDS
 from runner_svc.supervise.leftovers import Leftovers
 from runner_svc.tools.port import ToolSettings
 from weft.api.registry.v1 import agent_pb2
@@ -46,8 +46,6 @@ class RunnerConfig:
     """What makes models of sources; None: the runner serves what its configuration names alone."""
     server_adder: ServerAdder | None = None
     """What makes servers of addresses that are attached while it runs; None: it attaches none."""
-    max_added_models: int = DEFAULT_MAX_ADDED_MODELS
-    """Models that it serves by their source."""
     observer: Observer | None = None
     """Observer of this host's accelerators; None: devices are not observed, and no memory is leased."""
     device_sample_seconds: float = DEFAULT_DEVICE_SAMPLE_SECONDS

@@ -103,7 +103,7 @@ class RunnerService(Service):
         if config.server_adder is not None:
             file = config.session_file.with_suffix(SUFFIX)
             servers = AttachedServers(config.server_adder, self._followed)
-            self._added = AddedModels(config.adder, self, file, config.max_added_models, servers=servers)
+            self._added = AddedModels(config.adder, self, file, servers=servers)
         for instance in self._instances.values():
             instance.on_adopted = partial(self._note_adopted, instance)
         self._gate = TicketGate(runner=config.name, incarnation=incarnation)

@@ -35,7 +35,6 @@ _RESTART = RestartLimits()
 _TIMEOUTS = TimeoutProfile()
 
 
-DEFAULT_MAX_ADDED_MODELS = 32
 DEFAULT_MAX_LISTED_MODELS = 1_024
 DEFAULT_DEVICE_SAMPLE_SECONDS = 0.25
 
@@ -49,8 +48,6 @@ class ModelStoreSettings:
     limit but the disk, of which 256 MiB stay free."""
     allow_http: bool = False
     """Whether a pull may ask other machines without encryption."""
-    max_added_models: Annotated[int, Ge(0), Le(1_024), PUBLIC] = DEFAULT_MAX_ADDED_MODELS
-    """Models that one runner serves by their source, besides those of this file; 0: none."""
 
     @property
     def disk_limit_bytes(self) -> int | None:

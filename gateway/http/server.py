@@ -14,7 +14,7 @@ from starlette.types import ASGIApp
 from typing_extensions import override
 from uvicorn import Server
 
-from gateway.config import ConnectionLimits, EdgeTls, Exposure
+from gateway.config import HANDSHAKE_TIMEOUT_SECONDS, ConnectionLimits, Exposure
 from gateway.http.protocol import EdgeProtocol, EdgeServerConfig, within_open_files
 from gateway.http.tls import server_context
 from weft.kernel.errors import WeftError, invalid_field
@@ -36,7 +36,7 @@ _ACCEPTING_TURNS = 3
 class EdgeServer(Server):
     """Serves until `request_stop`."""
 
-    def __init__(self, config: EdgeServerConfig, tls: tuple[ssl.SSLContext, EdgeTls] | None = None) -> None:
+    def __init__(self, config: EdgeServerConfig, tls: ssl.SSLContext | None = None) -> None:
         """Without `tls` it speaks plain HTTP."""
         super().__init__(config)
         self._edge_config = config
@@ -63,7 +63,7 @@ class EdgeServer(Server):
     @override
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         if self._tls is not None:
-            await self._startup_with_tls(sockets or [], *self._tls)
+            await self._startup_with_tls(sockets or [], self._tls)
         elif sockets and sockets[0].family == socket.AF_UNIX:
             await self.lifespan.startup()
             loop = asyncio.get_running_loop()
@@ -73,7 +73,7 @@ class EdgeServer(Server):
             await super().startup(sockets)
         self._started.set()
 
-    async def _startup_with_tls(self, sockets: list[socket.socket], context: ssl.SSLContext, tls: EdgeTls) -> None:
+    async def _startup_with_tls(self, sockets: list[socket.socket], context: ssl.SSLContext) -> None:
         """Starts as uvicorn does, with a handshake timeout: uvicorn allows a minute, without a setting."""
         await self.lifespan.startup()
         loop = asyncio.get_running_loop()
@@ -82,7 +82,7 @@ class EdgeServer(Server):
                 self._protocol,
                 sock=listener,
                 ssl=context,
-                ssl_handshake_timeout=tls.handshake_timeout_seconds,
+                ssl_handshake_timeout=HANDSHAKE_TIMEOUT_SECONDS,
                 backlog=self._edge_config.backlog,
             )
             for listener in sockets
@@ -226,7 +226,7 @@ class AppServer:
                 proxy_headers=False,
                 server_header=False,
             ),
-            None if context is None or self._exposure.tls is None else (context, self._exposure.tls),
+            context,
         )
         self._serving = start_critical(self._server.serve(sockets=[listener]), name=f"{self._name}-http")
         started = asyncio.create_task(self._server.wait_started())

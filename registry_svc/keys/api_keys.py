@@ -38,6 +38,10 @@ from weft.kernel.reasons import Reason
 from weft.kernel.timestamps import seconds_of
 
 DEFAULT_GRACE_SECONDS = 3_600.0
+MAX_KEYS = 10_000
+"""Keys of the mesh. Revoked and expired ones make room for new ones."""
+KEPT_DAYS = 30
+"""How long a key stays listed once it was revoked or has expired."""
 """How long the old secret of a rotated key stays valid where the caller does not say."""
 log = get_logger("weft.registry.keys")
 
@@ -201,7 +205,7 @@ class ApiKeys:
         self._watchers.publish([_changed(key)])
 
     async def _make_room(self, now: datetime) -> None:
-        limit = self._config.max_keys
+        limit = MAX_KEYS
         if len(self._keys) >= limit:
             over = sorted((key for key in self._keys.values() if not key.is_good(now)), key=_ended)
             await self._forget([key.id for key in over[: len(self._keys) - limit + 1]])
@@ -227,7 +231,7 @@ class ApiKeys:
         self._watchers.publish([_changed(key) for key in keys if key.id in self._good])
 
     def _forgettable(self, now: datetime) -> list[ApiKey]:
-        longest = timedelta(seconds=self._config.keep_seconds)
+        longest = timedelta(days=KEPT_DAYS)
         return [
             key for key in self._keys.values() if (over := key.ended_at_or_will()) is not None and over + longest <= now
         ]

@@ -23,6 +23,7 @@ log = get_logger("weft.registry.secrets")
 
 MAX_VALUE_CHARS = 8_192
 MAX_LISTED_NAMES = 10
+MAX_SECRETS = 1_000
 
 
 def require_value(value: str) -> str:
@@ -119,7 +120,7 @@ class Secrets:
                 f"there is a secret {name!r} already; `weft rotate secret {name}` gives it a new value",
                 metadata={"secret": name},
             )
-        require_room("secrets", len(self._secrets), 1, self._config.max_secrets)
+        require_room("secrets", len(self._secrets), 1, MAX_SECRETS)
         self._require_key()
         now = self._core.clock.utc_now()
         sealed = self._cipher.seal(name, 1, value)

@@ -144,7 +144,7 @@ class Shelf:
         if usage.count > self.max_count:
             raise WeftError(
                 Reason.TOO_MANY_RESOURCES,
-                f"the tenant has {self.max_count} {self.what}, its limit ({self.section}); delete some",
+                f"the tenant has {self.max_count} {self.what}, its limit; delete some",
             )
         if usage.size > self.max_tenant_bytes:
             raise WeftError(

@@ -40,8 +40,6 @@ class TaskSettings:
     """How often the database is polled for tasks that no notification announced."""
     piece_interval_seconds: Seconds = 0.25
     """How often the output of a running task is written to the database ..."""
-    max_result_bytes: Bytes = 64 * MEBIBYTE
-    """Size of one task's answer."""
     max_open_per_tenant: Count = 200_000
     """Unfinished tasks of one tenant."""
 
@@ -56,6 +54,8 @@ class TaskLimits(TaskSettings):
     """Size of the finished tasks of one tenant, requests and answers; as above."""
     max_running: int = 256
     """Attempts that one router runs concurrently."""
+    max_result_bytes: int = 64 * MEBIBYTE
+    """Size of one task's answer."""
     max_spec_bytes: int = 16 * MEBIBYTE
     """Size of one task's request, its attachments included."""
     sweep_batch: int = 500
@@ -81,7 +81,7 @@ class TaskLimits(TaskSettings):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ResultLimits:
+class ResultSettings:
     """Images and recordings that tasks are given and that models make. `router.results` in weft.yaml.
 
     Beyond a bound, tasks and images by address are refused; nothing that is kept gives way.
@@ -89,15 +89,21 @@ class ResultLimits:
 
     max_bytes: Annotated[Bytes, PUBLIC] = 64 * MEBIBYTE
     """Size of one image or recording that a model makes."""
-    max_input_bytes: Annotated[int, Ge(1024), Le(56 * MEBIBYTE), PUBLIC] = 48 * MEBIBYTE
-    """Size of all images and recordings that one task is given; they travel to a runner in one message."""
     max_tenant_bytes: Annotated[Bytes, PUBLIC] = 4 * 1024 * MEBIBYTE
     """Size of all images and recordings of one tenant."""
     max_total_bytes: Annotated[Bytes, PUBLIC] = 16 * 1024 * MEBIBYTE
     """Size of all images and recordings of all tenants."""
     keep_seconds: Annotated[Seconds, PUBLIC] = 7 * 86_400.0
     """How long one is kept, unless its task is deleted before. What a task was given is deleted with its end."""
-    max_per_tenant: Count = 100_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResultLimits(ResultSettings):
+    """Every bound of images and recordings of tasks."""
+
+    max_input_bytes: int = 48 * MEBIBYTE
+    """Size of all images and recordings that one task is given; they travel to a runner in one message."""
+    max_per_tenant: int = 100_000
     """Images and recordings of one tenant."""
 
 
@@ -112,16 +118,16 @@ class BatchSettings:
     keep_batch_seconds: Annotated[Seconds, PUBLIC] = 30 * 86_400.0
     """How long a finished batch is kept; its tasks for `router.tasks.keep_seconds`, and until all results are
     written."""
-    max_files_per_tenant: Count = 10_000
-    """Files of one tenant."""
-    max_batches_per_tenant: Count = 10_000
-    """Batches of one tenant."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchLimits(BatchSettings):
     """Every bound of files and batches."""
 
+    max_files_per_tenant: int = 10_000
+    """Files of one tenant."""
+    max_batches_per_tenant: int = 10_000
+    """Batches of one tenant."""
     max_file_bytes: int = 200 * MEBIBYTE
     """Size of an uploaded file; a file of results is as long as the answers are."""
     max_lines: int = 50_000
@@ -184,8 +190,6 @@ class ResponseSettings:
 
     keep_seconds: Annotated[Seconds, PUBLIC] = 30 * 86_400.0
     """How long a response is kept."""
-    max_tenant_bytes: Annotated[int, Ge(1024), Le(1024**5)] = 4 * 1024 * MEBIBYTE
-    """Size of all responses of one tenant."""
     max_total_bytes: Annotated[int, Ge(1024), Le(1024**5), PUBLIC] = 16 * 1024 * MEBIBYTE
     """Size of all responses of all tenants."""
 
@@ -194,6 +198,8 @@ class ResponseSettings:
 class ResponseLimits(ResponseSettings):
     """Every bound of kept responses."""
 
+    max_tenant_bytes: int = 4 * 1024 * MEBIBYTE
+    """Size of all responses of one tenant."""
     max_bytes: int = 16 * MEBIBYTE
     """Size of one response with its input."""
     max_chain_bytes: int = 48 * MEBIBYTE

@@ -92,7 +92,7 @@ def read_registration(raw: bytes, max_models: int) -> Registration:
     found = read(raw, Registration, "the registration")
     require_name(found.name, "name")
     if len(found.models) > max_models:
-        message = f"{len(found.models)} models are over the limit of {max_models} (publishers.max_models)"
+        message = f"{len(found.models)} models are over the limit of {max_models}"
         raise WeftError(Reason.TOO_MANY_RESOURCES, message)
     for index, model in enumerate(found.models):
         require_name_of_model(model.name, f"models[{index}].name")

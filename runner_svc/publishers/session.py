@@ -134,7 +134,7 @@ class PublisherSession:
         if self.end_error is not None:
             raise WeftError(Reason.WORKER_LOST, self.end_error.message)
         if len(self.tasks) >= self.limits.max_tasks:
-            message = f"the publisher has {self.limits.max_tasks} tasks, which is its limit (publishers.max_tasks)"
+            message = f"the publisher has {self.limits.max_tasks} tasks, which is its limit"
             raise WeftError(Reason.NO_SLOT_AVAILABLE, message)
         task = PublisherTask(self.limits.max_waiting_chunks, self.clock.monotonic())
         task.event = event("task", task=task.id, **request)

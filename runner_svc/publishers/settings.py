@@ -14,10 +14,6 @@ class PublisherTerms:
 
     max_sessions: Annotated[int, Ge(1), Le(10_000)] = 64
     """Maximum number of registered publishers."""
-    max_models: Annotated[int, Ge(1), Le(1024)] = 64
-    """Models of one publisher."""
-    max_tasks: Annotated[int, Ge(1), Le(65_536)] = 256
-    """Tasks of one publisher that have not ended."""
     max_chunk_bytes: Annotated[int, Ge(1024), Le(16_777_216)] = 262_144
     """Size of one line of a result: one chunk of an answer."""
     max_answer_bytes: Annotated[int, Ge(1024), Le(1_073_741_824)] = 67_108_864
@@ -36,6 +32,10 @@ class PublisherTerms:
 class PublisherLimits(PublisherTerms):
     """Every bound of publishers, their tasks and their results."""
 
+    max_models: int = 64
+    """Models of one publisher."""
+    max_tasks: int = 256
+    """Tasks of one publisher that have not ended."""
     max_connections: int = 1024
     """Concurrent connections; one more is closed."""
     max_registration_bytes: int = 262_144

@@ -69,7 +69,7 @@ def silent() -> Iterator[str]:
 @pytest.fixture(scope="module")
 def config(account: Path, ollama: ListingServer, silent: str) -> Path:
     path = account / "weft.yaml"
-    discovery = {"addresses": [silent, ollama.address], "timeout_seconds": 1.0}
+    discovery = {"addresses": [silent, ollama.address]}
     path.write_text(json.dumps({"port": 0, "drain_seconds": 1.0, "discovery": discovery}))
     return path
 

@@ -11,7 +11,7 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Annotated, Any
 
-from annotated_types import Ge, Gt, Le
+from annotated_types import Ge, Le
 
 
 class HealthState(StrEnum):
@@ -69,8 +69,6 @@ class HealthLimits:
     """Time between two writes that check a database while they succeed: each is synchronised to disk."""
     max_fleet_view_age_seconds: Annotated[float, Ge(0), Le(86_400)] = 30.0
     """Age from which routers and gateways that have lost the registry are degraded; they go on with what they know."""
-    max_event_loop_delay_seconds: Annotated[float, Gt(0), Le(3600)] = 5.0
-    """A process that is this late for its checks again and again is stuck, and not live."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

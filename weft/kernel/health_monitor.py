@@ -36,6 +36,8 @@ CHECK_WAIT_SECONDS = 0.5
 """How long one round waits for checks that take their time."""
 MAX_STARTING_SECONDS = 60.0
 """After this time without having been well, a component is checked as seldom as the others."""
+MAX_EVENT_LOOP_DELAY_SECONDS = 5.0
+"""A process that is this late for its checks again and again is stuck, and not live."""
 
 HealthListener = Callable[[HealthReport], Awaitable[None]]
 
@@ -170,7 +172,7 @@ class HealthMonitor(HealthSource):
         return STARTING_INTERVAL_SECONDS if is_young and is_starting else CHECK_INTERVAL_SECONDS
 
     async def _look_at_event_loop(self) -> Observation:
-        if self._delay_seconds <= self._limits.max_event_loop_delay_seconds:
+        if self._delay_seconds <= MAX_EVENT_LOOP_DELAY_SECONDS:
             return WELL
         return down("event_loop_stuck", f"the process was {self._delay_seconds:.0f} s late for what it had to do")
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import typer
 
-from weft.kernel.errors import WeftError, invalid_field
+from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft_app.cli.options import EXIT_FAILED, EXIT_INTERRUPTED, note
 from weft_app.cli.output import safe_text
@@ -20,7 +20,6 @@ from weft_app.compose.announcement import OTHER_WAY, Announcement, joined_mesh, 
 from weft_app.compose.invitation import SCHEME, Invitation, parse_invitation
 from weft_app.compose.join_address import FindAddresses, Trust, parse_fingerprint
 from weft_app.compose.mesh_finder import find_addresses, find_meshes
-from weft_app.config.config import DiscoverySettings
 
 COMMAND = "weft runner join --fingerprint sha256:... --token-file FILE"
 
@@ -36,24 +35,22 @@ class JoinDialog:
 
 
 def announced_mesh(
-    settings: DiscoverySettings, fingerprint: str | None, read_token: Callable[[], str], given_token: str
+    fingerprint: str | None, read_token: Callable[[], str], given_token: str
 ) -> tuple[Invitation, FindAddresses | None]:
     """Returns the announced mesh to join, and the function that finds it again when its addresses change.
 
     With a fingerprint it is the one that is announced with it. Otherwise it is asked for on a terminal; elsewhere the
     command is refused with what was found. `read_token` raises INVALID_ARGUMENT where no token is `given_token`.
     """
-    if not settings.mesh_seconds:
-        raise invalid_field("URL", f"is needed where discovery.mesh_seconds is 0: {OTHER_WAY}")
     wanted = None if fingerprint is None else parse_fingerprint(fingerprint, "--fingerprint")
     token = read_token() if wanted is not None else given_token
-    found = asyncio.run(find_meshes(settings.mesh_seconds))
+    found = asyncio.run(find_meshes())
     if wanted is not None:
         chosen = Invitation(addresses=joined_mesh(found, wanted), trust=Trust(fingerprint=wanted), token=token)
     else:
         require_some(found)
         chosen = ask_mesh(found, token, _dialog(found))
-    find = partial(find_addresses, settings.mesh_seconds, chosen.trust.fingerprint)
+    find = partial(find_addresses, chosen.trust.fingerprint)
     return chosen, find if chosen.trust.fingerprint else None
 
 

@@ -57,33 +57,37 @@ def discover(
     loaded = load_config(config)
     settings = loaded.discovery
     if addresses:
-        given = {"addresses": addresses, "max_files": settings.max_files, "mesh_seconds": 0}
-        settings = parse_section(DiscoverySettings, given)
+        settings = parse_section(DiscoverySettings, {"addresses": addresses, "max_files": settings.max_files})
     folder = WeftHome(home.expanduser().absolute())
-    asyncio.run(_show(settings, loaded.accelerators, folder, output))
+    asyncio.run(_show(settings, loaded.accelerators, folder, output, listens=not addresses))
 
 
 async def _show(
-    settings: DiscoverySettings, accelerators: AcceleratorSettings, home: WeftHome, output: OutputFormat
+    settings: DiscoverySettings,
+    accelerators: AcceleratorSettings,
+    home: WeftHome,
+    output: OutputFormat,
+    *,
+    listens: bool,
 ) -> None:
     """Prints what is on this machine, then the meshes that are announced on its network: they take longer."""
     async with asyncio.TaskGroup() as tasks:
-        announced = tasks.create_task(_found_meshes(settings.mesh_seconds))
+        announced = tasks.create_task(_found_meshes()) if listens else None
         found = await look(settings, home, accelerators=accelerators)
         if output is OutputFormat.TABLE:
             say("".join(f"{line}\n" for line in _page(found, settings)))
-    meshes = announced.result()
+    meshes = () if announced is None else announced.result()
     if output is not OutputFormat.TABLE:
         say(document_text({**_document(found), "meshes": [asdict(mesh) for mesh in meshes]}, output))
     elif meshes:
         say("".join(f"{line}\n" for line in ("", *TextTable(_MESHES).text(meshes).splitlines(), "", _JOIN_LINE)))
 
 
-async def _found_meshes(seconds: float) -> "Sequence[Announcement]":
+async def _found_meshes() -> "Sequence[Announcement]":
     from weft_app.compose.mesh_finder import find_meshes  # noqa: PLC0415 - `up` imports this
 
     try:
-        return await find_meshes(seconds) if seconds else ()
+        return await find_meshes()
     except WeftError as error:
         note(f"announced meshes were not looked for: {error.message}")
         return ()

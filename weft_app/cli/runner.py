@@ -128,7 +128,7 @@ def join(
 
         find: FindAddresses | None = None
         if url is None:
-            mesh, find = _announced(config, token, token_file, ca_file, fingerprint)
+            mesh, find = _announced(token, token_file, ca_file, fingerprint)
         else:
             mesh = _mesh(url, token, token_file, ca_file, fingerprint)
         server = {"name": name, "url": server_url, "model": model}
@@ -307,17 +307,15 @@ def _mesh(
 
 
 def _announced(
-    config: Path | None, token: str | None, token_file: Path | None, ca_file: Path | None, fingerprint: str | None
+    token: str | None, token_file: Path | None, ca_file: Path | None, fingerprint: str | None
 ) -> "tuple[Invitation, FindAddresses | None]":
     """Returns the announced mesh to join, and what finds it again."""
     from weft_app.cli.announced import announced_mesh  # noqa: PLC0415 - see weft_app.cli.serve
-    from weft_app.config.loader import load_config  # noqa: PLC0415
 
     if ca_file is not None:
         raise invalid_field("--ca-file", "needs the URL of the mesh, whose name the certificate is for")
     given = _read_token(token, token_file) if token or token_file else ""
-    settings = load_config(config).discovery
-    return announced_mesh(settings, fingerprint, lambda: given or _read_token(token, token_file), given)
+    return announced_mesh(fingerprint, lambda: given or _read_token(token, token_file), given)
 
 
 def _read_token(token: str | None, token_file: Path | None) -> str:

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from runner_svc.discovery import FoundServer
 
 MAX_FILE_BYTES = 1024**2
+ANSWER_SECONDS = 2.0
+"""Longest wait for one answer; all addresses are asked concurrently."""
 OLLAMA_VARIABLE = "OLLAMA_HOST"
 _ANY_ADDRESS = ("", "0.0.0.0", "[::]", "::")  # noqa: S104 - addresses that a server listens on, not ours
 _FILE = "discovered.json"
@@ -87,7 +89,7 @@ async def discover(
     from runner_svc.model_store.found import found_models, program_folders  # noqa: PLC0415
 
     addresses = dict.fromkeys((*settings.addresses, *ollama_address(environment)))
-    servers = await find_servers(tuple(addresses), settings.timeout_seconds)
+    servers = await find_servers(tuple(addresses), ANSWER_SECONDS)
     # In threads: a running mesh looks, too, and folders may be large or on a network.
     files = await asyncio.to_thread(found_models, program_folders(environment)) if settings.max_files else []
     added = [each.name for each in await asyncio.to_thread(remembered_models, home.state / "runners")]

@@ -14,6 +14,8 @@ from router_svc.durable.limits import (
     RecordSettings,
     ResponseLimits,
     ResponseSettings,
+    ResultLimits,
+    ResultSettings,
     TaskLimits,
     TaskSettings,
     UsageLimits,
@@ -125,7 +127,8 @@ def router_stores(
         **values_of(BatchSettings, config.router.batches),
         max_file_bytes=config.gateway.batches.max_file_bytes,
     )
-    files = FileServicer(database, batch_limits, clock, results=config.router.results)
+    results = ResultLimits(**values_of(ResultSettings, config.router.results))
+    files = FileServicer(database, batch_limits, clock, results=results)
     parts = TaskServiceDeps(
         placement=router.placement,
         fleet=router,

@@ -65,8 +65,7 @@ def with_edge_certificate(config: WeftConfig, home: WeftHome) -> WeftConfig:
     own = own_edge_certificate(config, home)
     if own is not None:
         prepare_edge_certificate(config, own)
-        timeout = gateway.tls.handshake_timeout_seconds
-        gateway = replace(gateway, tls=replace(own.files, handshake_timeout_seconds=timeout))
+        gateway = replace(gateway, tls=own.files)
     return replace(config, gateway=gateway)
 
 

@@ -20,6 +20,8 @@ from weft_app.compose.join_address import JoinAddress
 if TYPE_CHECKING:
     from zeroconf.asyncio import AsyncZeroconf
 
+LISTEN_SECONDS = 2.0
+"""How long announcements are listened for."""
 RESOLVE_MILLISECONDS = 1000
 """Longest wait for the addresses of the meshes that were heard of; mostly they came with their names."""
 
@@ -48,7 +50,7 @@ def open_multicast(interfaces: Sequence[str] = ()) -> "AsyncZeroconf":
     return AsyncZeroconf(interfaces=chosen, ip_version=IPVersion.V4Only)
 
 
-async def find_meshes(seconds: float, interfaces: Sequence[str] = ()) -> tuple[Announcement, ...]:
+async def find_meshes(seconds: float = LISTEN_SECONDS, interfaces: Sequence[str] = ()) -> tuple[Announcement, ...]:
     """Returns the meshes that answer within this time, by name. Raises CONNECT_FAILED without multicast."""
     with multicast_errors():
         from zeroconf.asyncio import AsyncServiceBrowser, AsyncServiceInfo  # noqa: PLC0415 - few commands need it
@@ -69,9 +71,9 @@ async def find_meshes(seconds: float, interfaces: Sequence[str] = ()) -> tuple[A
     return tuple(sorted((mesh for mesh in found if mesh is not None), key=lambda mesh: (mesh.name, mesh.fingerprint)))
 
 
-async def find_addresses(seconds: float, fingerprint: str) -> tuple[JoinAddress, ...]:
+async def find_addresses(fingerprint: str) -> tuple[JoinAddress, ...]:
     """Returns where the mesh with this fingerprint is announced now. Raises NOT_FOUND, or CONNECT_FAILED."""
-    return joined_mesh(await find_meshes(seconds), fingerprint)
+    return joined_mesh(await find_meshes(), fingerprint)
 
 
 def _announced(info: Any) -> Announcement | None:

@@ -117,7 +117,6 @@ def runner_config(  # noqa: PLR0913 - what the file says about this host, by its
         followed=configured_servers(section, build_added, probes=context.probes),
         server_adder=SectionServers(section, build_added, context.probes),
         adder=adder,
-        max_added_models=stores.max_added_models,
         observer=None if accelerators is None else host_observer(accelerators),
         device_indexes=section.devices,
         memory_wait_seconds=section.memory_wait_seconds,

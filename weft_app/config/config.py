@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal
 
-from annotated_types import Ge, Gt, Le, MaxLen, MinLen
+from annotated_types import Ge, Le, MaxLen, MinLen
 
 from gateway.config import GatewaySettings
 from registry_svc.config import RegistrySettings
@@ -112,12 +112,8 @@ class DiscoverySettings:
     addresses: Annotated[tuple[HostAndPort, ...], MaxLen(64), PUBLIC] = USUAL_ADDRESSES
     """Where engines are looked for. Default: the usual ports of Ollama, LM Studio, llama.cpp, vLLM and SGLang, and what
     OLLAMA_HOST names."""
-    timeout_seconds: Annotated[float, Gt(0), Le(60)] = 2.0
-    """Longest wait for one answer; all addresses are asked concurrently."""
     max_files: Annotated[int, Ge(0), Le(MAX_MODELS), PUBLIC] = 16
     """So many model files of other programs are served; 0: none. They are loaded with their first request."""
-    mesh_seconds: Annotated[float, Ge(0), Le(60)] = 2.0
-    """How long `weft discover` and `weft runner join` listen for announced meshes; 0: not at all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

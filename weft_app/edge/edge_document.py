@@ -1,6 +1,6 @@
 """Envoy in front of gateways, as its configuration: the listener with its limits, the routes, the ways behind it."""
 
-from gateway.config import HEADER_TIMEOUT_SECONDS, MAX_HEADER_COUNT
+from gateway.config import HANDSHAKE_TIMEOUT_SECONDS, HEADER_TIMEOUT_SECONDS, MAX_HEADER_COUNT, ConnectionLimits
 from weft_app.edge.fragments import (
     Document,
     duration,
@@ -13,6 +13,7 @@ from weft_app.edge.fragments import (
 from weft_app.edge.local_replies import local_replies
 from weft_app.edge.plan import CertificateFiles, EdgePlan, ServerCertificate
 
+_CONNECTIONS = ConnectionLimits()
 BUFFER_BYTES = 1_048_576
 """Memory of one connection, per direction; a slow reader holds back its gateway, not the proxy."""
 HEALTH_INTERVAL_SECONDS = 1.0
@@ -60,7 +61,7 @@ def edge_document(plan: EdgePlan) -> Document:
 def _listener(plan: EdgePlan) -> Document:
     chain: Document = {}
     if plan.certificate is not None:
-        chain["transport_socket_connect_timeout"] = duration(plan.limits.handshake_timeout_seconds)
+        chain["transport_socket_connect_timeout"] = duration(HANDSHAKE_TIMEOUT_SECONDS)
         chain["transport_socket"] = _tls(plan.certificate)
     return {
         "name": LISTENER,
@@ -103,7 +104,6 @@ def _connection_limit(plan: EdgePlan) -> Document:
 
 
 def _connection_manager(plan: EdgePlan) -> Document:
-    limits = plan.limits
     return extension(
         "envoy.filters.network.http_connection_manager",
         "extensions.filters.network.http_connection_manager.v3.HttpConnectionManager",
@@ -116,7 +116,7 @@ def _connection_manager(plan: EdgePlan) -> Document:
         request_headers_timeout=duration(HEADER_TIMEOUT_SECONDS),
         stream_idle_timeout="0s",
         common_http_protocol_options={
-            "idle_timeout": duration(limits.idle_seconds),
+            "idle_timeout": duration(_CONNECTIONS.idle_seconds),
             "max_headers_count": MAX_HEADER_COUNT,
             "headers_with_underscores_action": "REJECT_REQUEST",
         },
@@ -125,7 +125,7 @@ def _connection_manager(plan: EdgePlan) -> Document:
             "initial_stream_window_size": MAX_CONCURRENT_WINDOW_BYTES,
             "initial_connection_window_size": max(MAX_CONCURRENT_WINDOW_BYTES, BUFFER_BYTES),
         },
-        max_request_headers_kb=max(1, limits.max_header_bytes // 1024),
+        max_request_headers_kb=_CONNECTIONS.max_header_bytes // 1024,
         normalize_path=True,
         local_reply_config=local_replies(),
         route_config={"virtual_hosts": [{"name": "mesh", "domains": ["*"], "routes": [_route()]}]},
@@ -206,7 +206,7 @@ def _gateways(plan: EdgePlan) -> Document:
         **checks,
         "typed_extension_protocol_options": http_options(
             # Shorter than the gateway's own, so that no request meets a connection that it just closes.
-            common_http_protocol_options={"idle_timeout": duration(limits.idle_seconds / 2)},
+            common_http_protocol_options={"idle_timeout": duration(_CONNECTIONS.idle_seconds / 2)},
             explicit_http_config={"http_protocol_options": {}},
         ),
     }

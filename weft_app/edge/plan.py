@@ -60,21 +60,15 @@ class EdgeLimits:
     max_connections: int
     max_requests_per_second: int
     max_requests: int
-    handshake_timeout_seconds: float
-    idle_seconds: float
-    max_header_bytes: int
 
 
 def limits_of(config: WeftConfig) -> EdgeLimits:
     """Returns the limits that a configuration sets."""
-    edge, gateway, connections = config.edge, config.gateway, config.gateway.connections
+    edge = config.edge
     return EdgeLimits(
         max_connections=edge.max_connections,
         max_requests_per_second=edge.max_requests_per_second,
         max_requests=edge.max_requests,
-        handshake_timeout_seconds=gateway.tls.handshake_timeout_seconds,
-        idle_seconds=connections.idle_seconds,
-        max_header_bytes=connections.max_header_bytes,
     )
 
 

@@ -338,8 +338,7 @@ class BatchServicer(batch_service_pb2_grpc.BatchServiceServicer):
         if await self._store.count(batch.tenant) >= self._limits.max_batches_per_tenant:
             raise WeftError(
                 Reason.TOO_MANY_RESOURCES,
-                f"the tenant has {self._limits.max_batches_per_tenant} batches, its limit "
-                "(router.batches.max_batches_per_tenant)",
+                f"the tenant has {self._limits.max_batches_per_tenant} batches, its limit; delete some",
             )
         if batch.errors:
             async for _ in lines:

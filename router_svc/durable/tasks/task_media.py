@@ -177,7 +177,7 @@ class TaskMedia:
             if total > limit:
                 raise FieldError(
                     f"{field}.payload.{name}",
-                    f"makes more than {limit} bytes of images and recordings (router.results.max_input_bytes)",
+                    f"makes more than {limit} bytes of images and recordings",
                     Reason.REQUEST_TOO_LARGE,
                 )
 

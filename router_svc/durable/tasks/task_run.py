@@ -131,7 +131,7 @@ class OutputRecorder:
         if self._bytes > limit:
             raise WeftError(
                 Reason.REQUEST_TOO_LARGE,
-                f"the answer has more than {limit} bytes (router.tasks.max_result_bytes); ask for less in one task",
+                f"the answer has more than {limit} bytes; ask for less in one task",
             )
         self._unwritten += events
         self._unwritten_bytes += size

@@ -39,16 +39,16 @@ def service(config: GatewayConfig) -> GatewayService:
     return gateway.service.build(config, ports)
 
 
+SHORTENED = "gateway.http.server.HANDSHAKE_TIMEOUT_SECONDS"
+
+
 def edge_tls(files: TlsFiles) -> EdgeTls:
     return EdgeTls(certificate_file=files.certificate_file, key_file=files.key_file)
 
 
 @asynccontextmanager
-async def serving(
-    files: TlsFiles, config: GatewayConfig | None = None, handshake_timeout_seconds: float = 10.0
-) -> AsyncIterator[GatewayService]:
-    edge = replace(edge_tls(files), handshake_timeout_seconds=handshake_timeout_seconds)
-    running = service(replace(config or GatewayConfig(port=0), tls=edge))
+async def serving(files: TlsFiles, config: GatewayConfig | None = None) -> AsyncIterator[GatewayService]:
+    running = service(replace(config or GatewayConfig(port=0), tls=edge_tls(files)))
     await running.start()
     try:
         yield running
@@ -122,14 +122,20 @@ async def test_tls_older_than_1_2_is_refused(ca: Authority, files: TlsFiles) -> 
     ],
     ids=["plain HTTP", "HTTP/2 preface", "a hello without end", "garbage"],
 )
-async def test_what_is_not_tls_is_cut_and_hurts_nobody(ca: Authority, files: TlsFiles, words: bytes) -> None:
-    async with serving(files, handshake_timeout_seconds=0.2) as edge:
+async def test_what_is_not_tls_is_cut_and_hurts_nobody(
+    ca: Authority, files: TlsFiles, words: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(SHORTENED, 0.2)
+    async with serving(files) as edge:
         assert b"HTTP" not in await first_bytes(edge.port, words)
         assert await is_answered(edge, trusting(ca))
 
 
-async def test_a_client_that_does_not_finish_its_handshake_is_cut(ca: Authority, files: TlsFiles) -> None:
-    async with serving(files, handshake_timeout_seconds=0.05) as edge:
+async def test_a_client_that_does_not_finish_its_handshake_is_cut(
+    ca: Authority, files: TlsFiles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(SHORTENED, 0.05)
+    async with serving(files) as edge:
         assert await first_bytes(edge.port, b"") == b""
         assert await is_answered(edge, trusting(ca))
 

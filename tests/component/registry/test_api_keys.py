@@ -12,7 +12,6 @@ from google.protobuf.duration_pb2 import Duration
 from key_stage import KeyStage, bare_keys, registry_with_keys
 from registry_harness import refused, running_registry
 
-from registry_svc.config import KeysConfig
 from weft.api.registry.v1 import key_service_pb2 as pb
 from weft.api.registry.v1 import key_service_pb2_grpc
 from weft.kernel.errors import FieldError, WeftError
@@ -152,9 +151,11 @@ async def test_keys_are_listed_newest_first(stage: KeyStage) -> None:
     assert [key.description for key in await stage.listed()] == ["third", "second", "first"]
 
 
-async def test_there_is_a_limit_of_keys_and_those_that_ended_make_room_the_earliest_first(tmp_path: Path) -> None:
-    config = KeysConfig(pepper_file=tmp_path / "key-pepper", max_keys=6)
-    async with registry_with_keys(tmp_path, config=config) as stage:
+async def test_there_is_a_limit_of_keys_and_those_that_ended_make_room_the_earliest_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("registry_svc.keys.api_keys.MAX_KEYS", 6)
+    async with registry_with_keys(tmp_path) as stage:
         ids = [(await stage.create())[0] for _ in range(5)]
         _, text = await stage.create()
         with refused(Reason.TOO_MANY_RESOURCES):

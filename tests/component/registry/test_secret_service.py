@@ -146,8 +146,9 @@ async def test_names_are_unique_and_must_exist(tmp_path: Path) -> None:
             await _create(secrets, name="no name")
 
 
-async def test_there_are_as_many_as_may_be_and_no_more(tmp_path: Path) -> None:
-    async with secrets_in(tmp_path, max_secrets=2) as secrets:
+async def test_there_are_as_many_as_may_be_and_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("registry_svc.secrets.secrets.MAX_SECRETS", 2)
+    async with secrets_in(tmp_path) as secrets:
         await _create(secrets, "a")
         await _create(secrets, "b")
         with refused(Reason.TOO_MANY_RESOURCES):

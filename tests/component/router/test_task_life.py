@@ -189,7 +189,7 @@ async def test_an_answer_that_is_too_long_to_keep_fails_the_task_and_ends_its_ru
         failed = await bench.until(task.id, task_pb2.TASK_STATE_FAILED)
         assert failed.HasField("error")
         assert Reason(failed.error.reason) is Reason.REQUEST_TOO_LARGE
-        assert "router.tasks.max_result_bytes" in failed.error.message
+        assert "more than 1000 bytes" in failed.error.message
         assert call.left.is_set()
 
 

@@ -161,7 +161,7 @@ async def test_a_name_that_another_model_has_is_refused(runner: Runner, name: st
 async def test_more_models_than_the_bound_are_refused_until_one_is_removed(runner: Runner) -> None:
     await runner.add("a")
     await runner.add("b")
-    with pytest.raises(WeftError, match="max_added_models") as refused:
+    with pytest.raises(WeftError, match="2 models by their source already") as refused:
         await runner.add("c")
     assert refused.value.reason is Reason.TOO_MANY_RESOURCES
     await runner.models.remove("a")

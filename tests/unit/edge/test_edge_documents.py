@@ -9,7 +9,6 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from gateway.config import ConnectionSettings, GatewaySettings
 from weft.kernel.errors import WeftError
 from weft_app.cli.main import app
 from weft_app.config.config import WeftConfig
@@ -63,13 +62,10 @@ def test_json_and_yaml_say_the_same() -> None:
 
 
 def test_limits_are_those_of_the_configuration() -> None:
-    config = WeftConfig(
-        edge=EdgeSettings(max_connections=7, max_requests_per_second=11),
-        gateway=GatewaySettings(connections=ConnectionSettings(idle_seconds=30)),
-    )
+    config = WeftConfig(edge=EdgeSettings(max_connections=7, max_requests_per_second=11))
     document = edge_document(replace(PLAN, limits=limits_of(config)))
     assert _found(document, "tokens_per_fill") == [11]
-    assert _found(document, "idle_timeout") == ["30s", "15s"]
+    assert _found(document, "idle_timeout") == ["75s", "37.5s"]
     assert _found(document, "max_active_downstream_connections") == [7]
 
 

@@ -18,7 +18,7 @@ from gateway.config import (
     ResultConfig,
 )
 from registry_svc.config import LedgerConfig, LedgerSettings, RegistryConfig, RegistrySettings
-from router_svc.durable.limits import BatchSettings, ResultLimits, TaskLimits, TaskSettings
+from router_svc.durable.limits import BatchSettings, ResultSettings, TaskLimits, TaskSettings
 from router_svc.policy.limits import QueueLimits, SchedulerLimits
 from weft_app.compose.durable_services import task_limits
 from weft_app.compose.gateway import gateway_config
@@ -108,9 +108,9 @@ def test_what_the_file_says_of_batches_arrives(name: str) -> None:
     assert getattr(parse_config({"router": {"batches": {name: other}}}).router.batches, name) == other
 
 
-@pytest.mark.parametrize("name", [field.name for field in fields(ResultLimits)])
+@pytest.mark.parametrize("name", [field.name for field in fields(ResultSettings)])
 def test_what_the_file_says_of_results_arrives(name: str) -> None:
-    other = getattr(ResultLimits(), name) + 1
+    other = getattr(ResultSettings(), name) + 1
     assert getattr(parse_config({"router": {"results": {name: other}}}).router.results, name) == other
 
 

@@ -7,9 +7,10 @@ from contextlib import asynccontextmanager
 import pytest
 from typing_extensions import override
 
-from weft.kernel.health import WELL, Component, HealthCheck, HealthLimits, HealthReport, HealthState, Observation, down
+from weft.kernel.health import WELL, Component, HealthCheck, HealthReport, HealthState, Observation, down
 from weft.kernel.health_monitor import (
     CHECK_TIMEOUT_SECONDS,
+    MAX_EVENT_LOOP_DELAY_SECONDS,
     HealthMonitor,
     paced,
 )
@@ -150,9 +151,9 @@ async def test_a_check_that_fails_is_a_fault_whose_error_is_not_shown() -> None:
 async def test_a_process_that_is_late_again_and_again_is_stuck() -> None:
     clock, switch = LateClock(), Switch()
     async with watching(switch, clock) as monitor:
-        clock.lateness = HealthLimits().max_event_loop_delay_seconds + 1.0
+        clock.lateness = MAX_EVENT_LOOP_DELAY_SECONDS + 1.0
         for _ in range(5):
-            await clock.advance(HealthLimits().max_event_loop_delay_seconds + 2.0)
+            await clock.advance(MAX_EVENT_LOOP_DELAY_SECONDS + 2.0)
             await let_all_run()
         assert not monitor.report.is_live
         clock.lateness = 0.0

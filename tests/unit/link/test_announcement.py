@@ -20,7 +20,6 @@ from weft_app.compose.announcement import (
 )
 from weft_app.compose.announcer import require_announceable
 from weft_app.compose.join_address import JoinAddress, Trust
-from weft_app.config.config import DiscoverySettings
 from weft_app.config.loader import load_config
 
 PIN, OTHER_PIN = "sha256:" + "ab" * 32, "sha256:" + "cd" * 32
@@ -152,7 +151,7 @@ def test_a_number_that_is_not_in_the_list_is_refused(number: str) -> None:
 def found_on_the_network(monkeypatch: pytest.MonkeyPatch) -> list[Announcement]:
     found: list[Announcement] = []
 
-    async def find(_: float) -> tuple[Announcement, ...]:
+    async def find() -> tuple[Announcement, ...]:
         return tuple(found)
 
     monkeypatch.setattr("weft_app.cli.announced.find_meshes", find)
@@ -168,24 +167,22 @@ def test_without_a_terminal_what_was_found_is_listed_with_the_command(
 ) -> None:
     found_on_the_network.append(mesh())
     with pytest.raises(WeftError, match=r"weft runner join --fingerprint sha256:... --token-file FILE"):
-        announced_mesh(DiscoverySettings(), None, no_token, "")
+        announced_mesh(None, no_token, "")
     assert f"atlas at 192.168.1.5:7443, {PIN}" in capsys.readouterr().err
 
 
 def test_a_fingerprint_and_a_token_need_no_terminal(found_on_the_network: list[Announcement]) -> None:
     found_on_the_network += [mesh("a", OTHER_PIN), mesh("b", PIN)]
-    invitation, find = announced_mesh(DiscoverySettings(), PIN, lambda: TOKEN, TOKEN)
+    invitation, find = announced_mesh(PIN, lambda: TOKEN, TOKEN)
     assert (invitation.trust, invitation.token) == (Trust(fingerprint=PIN), TOKEN)
     assert find is not None
     with pytest.raises(FieldError, match="is needed"):
-        announced_mesh(DiscoverySettings(), PIN, no_token, "")
+        announced_mesh(PIN, no_token, "")
 
 
 def test_no_announcement_and_no_listening_are_said_with_the_other_way() -> None:
     with pytest.raises(WeftError, match=r"weft up --host 0.0.0.0 --announce announces one.*weft runner token create"):
         require_some([])
-    with pytest.raises(FieldError, match=r"mesh_seconds is 0.*weft runner token create"):
-        announced_mesh(DiscoverySettings(mesh_seconds=0), None, no_token, "")
 
 
 def test_one_line_says_where_a_mesh_is_and_by_what_it_is_known() -> None:

@@ -155,7 +155,7 @@ class RunnerServiceServicer(object):
         under the same name is returned as it is. Needs a permit as Load does.
 
         Refuses as PullModel; ALREADY_EXISTS for a name that another model of the runner has; TOO_MANY_RESOURCES beyond
-        `model_store.max_added_models`; UNSUPPORTED_OPERATION where no runtime that is installed loads such files.
+        32 added models; UNSUPPORTED_OPERATION where no runtime that is installed loads such files.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -82,7 +82,7 @@ class RunnerServiceStub:
     under the same name is returned as it is. Needs a permit as Load does.
 
     Refuses as PullModel; ALREADY_EXISTS for a name that another model of the runner has; TOO_MANY_RESOURCES beyond
-    `model_store.max_added_models`; UNSUPPORTED_OPERATION where no runtime that is installed loads such files.
+    32 added models; UNSUPPORTED_OPERATION where no runtime that is installed loads such files.
     """
 
     RemoveModel: grpc.UnaryUnaryMultiCallable[
@@ -191,7 +191,7 @@ class RunnerServiceAsyncStub:
     under the same name is returned as it is. Needs a permit as Load does.
 
     Refuses as PullModel; ALREADY_EXISTS for a name that another model of the runner has; TOO_MANY_RESOURCES beyond
-    `model_store.max_added_models`; UNSUPPORTED_OPERATION where no runtime that is installed loads such files.
+    32 added models; UNSUPPORTED_OPERATION where no runtime that is installed loads such files.
     """
 
     RemoveModel: grpc.aio.UnaryUnaryMultiCallable[
@@ -312,7 +312,7 @@ class RunnerServiceServicer(metaclass=abc.ABCMeta):
         under the same name is returned as it is. Needs a permit as Load does.
 
         Refuses as PullModel; ALREADY_EXISTS for a name that another model of the runner has; TOO_MANY_RESOURCES beyond
-        `model_store.max_added_models`; UNSUPPORTED_OPERATION where no runtime that is installed loads such files.
+        32 added models; UNSUPPORTED_OPERATION where no runtime that is installed loads such files.
         """
 
     @abc.abstractmethod
