@@ -1,17 +1,9 @@
 """The command line of an engine's program, as the settings of a model declare it."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
-from runner_svc.runtimes.settings import ModelSettings
-
-
-@dataclass(frozen=True, slots=True)
-class Argument:
-    """Marks a setting as a flag of the program, which is left out if the setting is unset or false."""
-
-    name: str
+from runner_svc.runtimes.settings import Argument, ModelSettings
 
 
 def flags_of(model: ModelSettings, chosen: Mapping[str, Any]) -> list[str]:

@@ -18,7 +18,7 @@ from runner_svc.openai_upstream.client import Endpoint, OpenAiHttp
 from runner_svc.openai_upstream.errors import own_error
 from runner_svc.runtimes.flags import flags_of
 from runner_svc.runtimes.model_engine import ModelContext
-from runner_svc.runtimes.settings import PathModelSettings, StartedModelSettings
+from runner_svc.runtimes.settings import CTranslate2Settings, PathModelSettings, StartedModelSettings
 from runner_svc.runtimes.started_server import StartedServer, StartLog
 from runner_svc.supervise.process_time import GpuTime
 from weft.kernel.errors import WeftError
@@ -107,8 +107,8 @@ class LibraryServer(StartedServer[Settings], Generic[Settings]):
 
     def sleeps_in_place(self, order: LoadOrder) -> bool:
         """Whether the engine can free its memory and keep its process after such a load, and is configured so."""
-        del order
-        return False
+        # With a lease its memory is given back now, and a process keeps some of a device for as long as it runs.
+        return isinstance(self.model, CTranslate2Settings) and self.model.sleeps_in_place and not order.shares
 
     @override
     def load_progress(self) -> float | None:

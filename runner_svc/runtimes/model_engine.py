@@ -30,8 +30,8 @@ from runner_svc.policy.timeouts import StopGraces, TimeoutProfile
 from runner_svc.runtimes.settings import (
     FileModelSettings,
     HostedModelSettings,
-    MediaModelSettings,
     ModelSettings,
+    PathModelSettings,
     StartedModelSettings,
     UpstreamSettings,
 )
@@ -128,7 +128,7 @@ class ModelEngine:
     """Whether a request that cannot reach the server is no sign that the server is gone."""
 
 
-def file_context(model: FileModelSettings, context: ModelContext, command: tuple[str, ...] | None) -> ModelContext:
+def file_context(model: PathModelSettings, context: ModelContext, command: tuple[str, ...] | None) -> ModelContext:
     """Returns the context of a model in files, whose engine is started by `command`; None: as its backend does."""
     context.require_file("chat_template_path", model.chat_template_file)
     facts = read_model_facts(model.file)
@@ -184,13 +184,6 @@ def _template_in(file: Path) -> tuple[str, ...]:
         return ()
 
 
-def model_files(model: FileModelSettings) -> ModelFiles:
-    """Returns the files that the engine of a model loads."""
-    return ModelFiles(
-        path=model.file, projector=model.projector_file, draft=model.draft_file, adapters=model.adapter_files
-    )
-
-
 MAX_ARCHITECTURE_CHARS = 64
 _VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 LIBRARY_PATH = "LD_LIBRARY_PATH"
@@ -229,80 +222,54 @@ def text_abilities(templates: Sequence[str]) -> Abilities:
     return only_text.completed_by(abilities_of_templates(templates))
 
 
-def file_engine(
-    model: FileModelSettings,
-    context: ModelContext,
-    make_backend: Callable[[], Backend],
-    *,
-    operations: frozenset[Operation],
-    habits: EngineHabits,
-    load_values: Mapping[str, LoadValue],
-    abilities: Abilities = UNKNOWN,
-) -> ModelEngine:
-    """Returns the engine of a model in files; `load_values` are its configured load parameters."""
-    quantizations = {name: variant.expanduser() for name, variant in model.quantizations.items()}
-    weights = {name: model.weights_of(variant) for name, variant in quantizations.items()}
-    for name, variant in weights.items():
-        context.require_file(f"quantizations.{name}", variant)
-    files = model_files(model)
-    forecast = ForecastModel(
+def forecast_model(
+    model: PathModelSettings, habits: EngineHabits, load_values: Mapping[str, LoadValue] = MappingProxyType({})
+) -> ForecastModel:
+    """Returns what determines the memory of a model in files; `load_values` are its configured load parameters."""
+    files, quantizations = ModelFiles(path=model.weights_of(model.file)), {}
+    if isinstance(model, FileModelSettings):
+        files = replace(files, projector=model.projector_file, draft=model.draft_file, adapters=model.adapter_files)
+        quantizations = {name: model.weights_of(path.expanduser()) for name, path in model.quantizations.items()}
+    return ForecastModel(
         name=model.name,
-        files=replace(files, path=model.weights_of(files.path)),
-        quantizations=weights,
+        files=files,
+        quantizations=quantizations,
         context_tokens=model.slot_context_tokens,
         slots=model.slots,
         parameters=load_values,
         habits=habits,
         manifest_bytes=manifest_bytes_of(model.memory_mb),
     )
+
+
+def file_engine(
+    model: PathModelSettings,
+    context: ModelContext,
+    make_backend: Callable[[], Backend],
+    forecast: FileForecast,
+    *,
+    operations: frozenset[Operation],
+    abilities: Abilities = UNKNOWN,
+) -> ModelEngine:
+    """Returns the engine of a model in files."""
+    quantizations: dict[str, Path] = {}
+    if isinstance(model, FileModelSettings):
+        quantizations = {name: path.expanduser() for name, path in model.quantizations.items()}
+    for name, path in quantizations.items():
+        context.require_file(f"quantizations.{name}", model.weights_of(path))
+    weights = model.weights_of(model.file)
     return ModelEngine(
         make_backend=make_backend,
         slots=model.slots,
-        context_tokens=model.slot_context_tokens,
-        model_path=model.weights_of(model.file),
+        context_tokens=model.slot_context_tokens if isinstance(model, FileModelSettings) else 0,
+        model_path=None if weights.is_dir() else weights,
         quantizations=quantizations,
-        forecast=FileForecast(forecast, context.estimator),
+        forecast=forecast,
         remote=bool(model.remote),
         timeouts=context.timeouts,
         operations=operations,
         abilities=abilities,
         model_file=context.model_file,
-    )
-
-
-def media_engine(
-    model: MediaModelSettings,
-    context: ModelContext,
-    make_backend: Callable[[], Backend],
-    *,
-    operations: frozenset[Operation],
-    habits: EngineHabits,
-    load_values: Mapping[str, LoadValue] = MappingProxyType({}),
-    abilities: Abilities = UNKNOWN,
-) -> ModelEngine:
-    """Returns the engine of a model of images or recordings in files; `load_values` as of `file_engine`."""
-    weights = model.weights_of(model.file)
-    facts = read_model_facts(weights)
-    forecast = ForecastModel(
-        name=model.name,
-        files=ModelFiles(path=weights),
-        quantizations={},
-        context_tokens=model.slot_context_tokens,
-        slots=model.slots,
-        parameters=load_values,
-        habits=habits,
-        manifest_bytes=manifest_bytes_of(model.memory_mb),
-    )
-    return ModelEngine(
-        make_backend=make_backend,
-        slots=model.slots,
-        model_path=weights if weights.is_file() else None,
-        forecast=FileForecast(forecast, context.estimator),
-        remote=bool(model.remote),
-        timeouts=context.timeouts,
-        operations=operations,
-        abilities=abilities,
-        model_file=model_file_of(facts),
     )
 
 

@@ -8,7 +8,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 from annotated_types import Ge, Le, MaxLen
 from typing_extensions import override
@@ -30,10 +30,21 @@ from weft.kernel.settings import (
     off_for_false,
 )
 
+if TYPE_CHECKING:
+    from weft.kernel.load_parameters import LoadValue
+
 NOT_PULLED = Path("/dev/null/not-pulled")
 """A path that cannot exist, of a model whose source was not pulled yet."""
 DEFAULT_CONTEXT_TOKENS = 2048
 """Context of one slot of an engine that weft starts."""
+
+
+@dataclass(frozen=True, slots=True)
+class Argument:
+    """Marks a setting as a flag of the program, which is left out if the setting is unset or false."""
+
+    name: str
+
 
 MAX_ADAPTERS = 32
 """Of one model."""
@@ -408,6 +419,53 @@ class MediaModelSettings(PathModelSettings):
 
     slots: Annotated[int, Ge(1), Le(1024), PUBLIC] = 1
     """Requests it works on concurrently."""
+
+
+Device = Literal["cpu", "cuda", "auto"]
+
+
+# Without slots: it is mixed into settings that have them.
+@dataclass(frozen=True, kw_only=True)
+class DeviceSettings(PathModelSettings):
+    """Adds where a library computes."""
+
+    device: Annotated[Device, Argument("--device"), PUBLIC] = "auto"
+    """Where it computes; `auto` takes an accelerator if there is one."""
+
+    @property
+    def device_values(self) -> "Mapping[str, LoadValue]":
+        """The load parameters that follow from the device: on a processor no layer is on a device."""
+        return {"gpu_layers": 0} if self.device == "cpu" else {}
+
+
+ComputeType = Literal[
+    "default",
+    "auto",
+    "int8",
+    "int8_float32",
+    "int8_float16",
+    "int8_bfloat16",
+    "int16",
+    "float16",
+    "bfloat16",
+    "float32",
+]
+
+
+# Without slots: it is mixed into settings that have them.
+@dataclass(frozen=True, kw_only=True)
+class CTranslate2Settings(DeviceSettings):
+    """Adds what can be said about a model in the form of CTranslate2."""
+
+    compute_type: Annotated[ComputeType, Argument("--compute-type"), PUBLIC] = "int8"
+    """Type of the weights. One that the device does not have becomes the nearest that it has."""
+    sleeps_in_place: bool = False
+    """Whether it hibernates, when idle, by unloading the weights in its process, which wakes in a moment. Default: its
+    process is ended, as it always is where it holds memory of accelerators."""
+
+    @override
+    def weights_of(self, path: Path) -> Path:
+        return path / "model.bin"
 
 
 # Without slots: it is mixed into settings that have them.

@@ -6,8 +6,9 @@ from typing import get_args
 
 from typing_extensions import override
 
-from runner_svc.backend.port import CallInfo, LoadOrder
+from runner_svc.backend.port import CallInfo
 from runner_svc.engine_host.request import PreparedRequest
+from runner_svc.memory.estimate import FileForecast
 from runner_svc.openai_upstream.request import warning_frame
 from runner_svc.policy.load_plan import context_parameter, word_parameter
 from runner_svc.policy.parameters import ParameterWarning
@@ -17,11 +18,17 @@ from runner_svc.runtimes.ctranslate2.runtime import (
     PARAMETERS,
     RUNTIME,
     UNUSED_BY_BEAMS,
-    ComputeType,
     CTranslate2Model,
-    _load_values,
 )
-from runner_svc.runtimes.model_engine import ModelContext, ModelEngine, file_context, file_engine, text_abilities
+from runner_svc.runtimes.model_engine import (
+    ModelContext,
+    ModelEngine,
+    file_context,
+    file_engine,
+    forecast_model,
+    text_abilities,
+)
+from runner_svc.runtimes.settings import ComputeType
 from runner_svc.runtimes.text_server import TextServer
 from weft.dispatch.frames import GenerationPayload
 from weft.kernel.load_parameters import LoadParameter
@@ -52,11 +59,6 @@ class CTranslate2Backend(TextServer[CTranslate2Model]):
         return load_parameters(self.model)
 
     @override
-    def sleeps_in_place(self, order: LoadOrder) -> bool:
-        # With a lease its memory is given back now, and a process keeps some of a device for as long as it runs.
-        return self.model.sleeps_in_place and not order.shares
-
-    @override
     async def prepared(self, payload: GenerationPayload, call: CallInfo) -> PreparedRequest:
         prepared = await super().prepared(payload, call)
         sampling = prepared.request.sampling
@@ -80,8 +82,7 @@ def build(model: CTranslate2Model, context: ModelContext) -> ModelEngine:
         model,
         context,
         lambda: CTranslate2Backend(model, context),
+        FileForecast(forecast_model(model, RUNTIME.habits, model.device_values), context.estimator),
         operations=CTranslate2Backend.always,
-        habits=RUNTIME.habits,
-        load_values=_load_values(model),
         abilities=text_abilities(context.templates),
     )

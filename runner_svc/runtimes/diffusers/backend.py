@@ -8,7 +8,7 @@ from typing import get_args
 
 from typing_extensions import override
 
-from runner_svc.memory.estimate import FileForecast, ForecastModel, MemoryEstimator, ModelFiles, manifest_bytes_of
+from runner_svc.memory.estimate import FileForecast, ForecastModel, MemoryEstimator
 from runner_svc.model_files.pipeline_folder import PipelineFolderError, read_pipeline_folder
 from runner_svc.policy.load_plan import LoadPlan, word_parameter
 from runner_svc.policy.memory_estimate import EstimateSource, MemoryEstimate, MemoryPart, MemorySettings
@@ -20,10 +20,9 @@ from runner_svc.runtimes.diffusers.runtime import (
     DiffusersModel,
     Dtype,
     Quantization,
-    _load_values,
 )
 from runner_svc.runtimes.media_server import MediaServer
-from runner_svc.runtimes.model_engine import ModelContext, ModelEngine, media_engine
+from runner_svc.runtimes.model_engine import ModelContext, ModelEngine, file_context, file_engine, forecast_model
 from weft.kernel.load_parameters import LoadParameter, LoadValue
 from weft.kernel.request import Operation
 
@@ -129,20 +128,10 @@ def _check(model: DiffusersModel, context: ModelContext) -> None:
 def build(model: DiffusersModel, context: ModelContext) -> ModelEngine:
     """Returns the engine of a model; see Runtime.build."""
     _check(model, context)
-    engine = media_engine(
+    return file_engine(
         model,
-        context,
+        file_context(model, context, context.command),
         lambda: DiffusersBackend(model, context),
+        DiffusersForecast(forecast_model(model, RUNTIME.habits, model.device_values), context.estimator, model),
         operations=OPERATIONS,
-        habits=RUNTIME.habits,
     )
-    forecast = ForecastModel(
-        name=model.name,
-        files=ModelFiles(path=model.file),
-        context_tokens=model.slot_context_tokens,
-        slots=model.slots,
-        parameters=_load_values(model),
-        habits=RUNTIME.habits,
-        manifest_bytes=manifest_bytes_of(model.memory_mb),
-    )
-    return replace(engine, forecast=DiffusersForecast(forecast, context.estimator, model))

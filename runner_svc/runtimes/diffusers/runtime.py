@@ -1,22 +1,15 @@
 """The runtime diffusers: pipelines of images in a child process, one per model (docs/decisions/0011)."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from runner_svc.environments.environment import FOLDER, EngineEnvironment, EnvironmentVariant, Variant
 from runner_svc.policy.engine_choice import WeightFormat
 from runner_svc.policy.model_sizing import EnginePlaces
 from runner_svc.policy.parameters import EngineParameters, Number
-from runner_svc.runtimes.flags import Argument
 from runner_svc.runtimes.runtime import Runtime, deferred
-from runner_svc.runtimes.settings import MediaModelSettings
+from runner_svc.runtimes.settings import Argument, DeviceSettings, MediaModelSettings
 from weft.kernel.settings import PUBLIC
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from weft.kernel.load_parameters import LoadValue
-
 
 MAX_SEQUENCE_TOKENS = 512
 ENVIRONMENT = EngineEnvironment(
@@ -47,7 +40,6 @@ PARAMETERS = EngineParameters(
 )
 
 
-Device = Literal["cpu", "cuda", "auto"]
 Dtype = Literal["auto", "float32", "float16", "bfloat16"]
 DeviceMap = Literal["none", "balanced"]
 CpuOffload = Literal["none", "model", "sequential"]
@@ -55,13 +47,11 @@ Quantization = Literal["none", "bitsandbytes_4bit", "bitsandbytes_8bit"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DiffusersModel(MediaModelSettings):
+class DiffusersModel(MediaModelSettings, DeviceSettings):
     """A pipeline that makes images: the folder that `save_pretrained` of diffusers writes, weights as safetensors."""
 
     tried_by: ClassVar[str] = 'weft image "a lighthouse" -o lighthouse.png'
 
-    device: Annotated[Device, Argument("--device"), PUBLIC] = "auto"
-    """Where it computes; `auto` takes an accelerator if there is one."""
     dtype: Annotated[Dtype, Argument("--dtype"), PUBLIC] = "auto"
     """Type of the numbers. Default: float32 on a processor; on an accelerator float16, for sd3 and flux bfloat16."""
     device_map: Annotated[DeviceMap, Argument("--device-map"), PUBLIC] = "none"
@@ -73,11 +63,6 @@ class DiffusersModel(MediaModelSettings):
     """Quantizes the denoiser and the large encoders of text as they are loaded, on an accelerator."""
 
 
-def _load_values(model: DiffusersModel) -> "Mapping[str, LoadValue]":
-    # On a processor no layer is on a device.
-    return {"gpu_layers": 0} if model.device == "cpu" else {}
-
-
 RUNTIME = Runtime(
     name="diffusers",
     summary="diffusers in a process that weft starts: images by Stable Diffusion and FLUX",
@@ -87,7 +72,7 @@ RUNTIME = Runtime(
     formats=frozenset({WeightFormat.PIPELINE}),
     places=EnginePlaces(in_layers=False),
     parameters=PARAMETERS,
-    load_values=_load_values,
+    load_values=lambda model: model.device_values,
     environment=ENVIRONMENT,
     advice={
         "operations": "the library's operations are fixed",

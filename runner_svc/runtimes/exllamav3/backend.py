@@ -5,8 +5,9 @@ from dataclasses import replace
 
 from typing_extensions import override
 
+from runner_svc.backend.llama_flags import values_of_flags
 from runner_svc.backend.port import CacheIsolation, LoadOrder
-from runner_svc.memory.estimate import FileForecast, ForecastModel, MemoryEstimator, ModelFiles, manifest_bytes_of
+from runner_svc.memory.estimate import FileForecast, ForecastModel, MemoryEstimator, ModelFiles
 from runner_svc.policy.load_plan import LoadPlan, context_parameter, whole_parameter, word_parameter
 from runner_svc.policy.memory_estimate import MemorySettings
 from runner_svc.runtimes.exllamav3.runtime import (
@@ -20,7 +21,14 @@ from runner_svc.runtimes.exllamav3.runtime import (
     cache_bits,
     cache_tokens_of,
 )
-from runner_svc.runtimes.model_engine import ModelContext, ModelEngine, file_context, file_engine, text_abilities
+from runner_svc.runtimes.model_engine import (
+    ModelContext,
+    ModelEngine,
+    file_context,
+    file_engine,
+    forecast_model,
+    text_abilities,
+)
 from runner_svc.runtimes.text_server import TextServer
 from weft.kernel.errors import invalid_field
 from weft.kernel.load_parameters import LoadParameter, LoadValue
@@ -28,6 +36,7 @@ from weft.kernel.load_parameters import LoadParameter, LoadValue
 SERVER_PROGRAM = "runner_svc.runtimes.exllamav3.server"
 CHUNK_TOKENS = 2048
 """Tokens of a prompt that the server computes in one batch, unless `--chunk-tokens` says otherwise."""
+MAX_CHUNK_TOKENS = 1_048_576
 QUANT_WORDS = (*map(str, range(2, 9)), str(FULL_BITS))
 
 
@@ -68,8 +77,14 @@ class ExllamaV3Forecast(FileForecast):
             slots=settings.slots,
             cache_type_k=_cache_type(keys),
             cache_type_v=_cache_type(values),
-            ubatch_tokens=CHUNK_TOKENS,
+            ubatch_tokens=_chunk_tokens(model.extra_arguments),
         )
+
+
+def _chunk_tokens(extra_arguments: Sequence[str]) -> int:
+    parameter = whole_parameter("chunk_tokens", "", 1, MAX_CHUNK_TOKENS, CHUNK_TOKENS)
+    given = values_of_flags(extra_arguments, {"--chunk-tokens": parameter.name}, (parameter,))
+    return int(given.get(parameter.name, CHUNK_TOKENS))
 
 
 def _cache_type(bits: int) -> str:
@@ -131,29 +146,18 @@ def build(model: ExllamaV3Model, context: ModelContext) -> ModelEngine:
     """Returns the engine of a model; see Runtime.build."""
     _check(model, context)
     context = file_context(model, context, context.command)
+    # The heads of all files of a folder tell its shape.
+    quantizations = {name: path.expanduser() for name, path in model.quantizations.items()}
+    files = ModelFiles(path=model.file)
+    described = replace(forecast_model(model, RUNTIME.habits), files=files, quantizations=quantizations)
     engine = file_engine(
         model,
         context,
         lambda: ExllamaV3Backend(model, context),
+        ExllamaV3Forecast(described, context.estimator, model),
         operations=ExllamaV3Backend.always,
-        habits=RUNTIME.habits,
-        load_values={},
         abilities=text_abilities(context.templates),
     )
-    forecast = ForecastModel(
-        name=model.name,
-        files=ModelFiles(path=model.file),
-        quantizations=engine.quantizations,
-        context_tokens=model.slot_context_tokens,
-        slots=model.slots,
-        parameters={},
-        habits=RUNTIME.habits,
-        manifest_bytes=manifest_bytes_of(model.memory_mb),
-    )
     single = model.file / WEIGHTS_FILE
-    return replace(
-        engine,
-        # The digest of one of several files would not tell the model.
-        model_path=single if single.is_file() else None,
-        forecast=ExllamaV3Forecast(forecast, context.estimator, model),
-    )
+    # The digest of one of several files would not tell the model.
+    return replace(engine, model_path=single if single.is_file() else None)

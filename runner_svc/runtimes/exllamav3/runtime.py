@@ -24,9 +24,8 @@ from runner_svc.policy.parameters import (
     Number,
     Texts,
 )
-from runner_svc.runtimes.flags import Argument
 from runner_svc.runtimes.runtime import Requirement, Runtime, deferred
-from runner_svc.runtimes.settings import FileModelSettings
+from runner_svc.runtimes.settings import Argument, FileModelSettings
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft.kernel.settings import PUBLIC, Before, Pattern

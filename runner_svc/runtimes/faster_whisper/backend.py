@@ -5,15 +5,15 @@ from collections.abc import Mapping
 from typing_extensions import override
 
 from runner_svc.backend.port import LoadOrder
+from runner_svc.memory.estimate import FileForecast
 from runner_svc.runtimes.faster_whisper.runtime import (
     ENVIRONMENT,
     PARAMETERS,
     RUNTIME,
     FasterWhisperModel,
-    _load_values,
 )
 from runner_svc.runtimes.media_server import MediaServer
-from runner_svc.runtimes.model_engine import ModelContext, ModelEngine, media_engine
+from runner_svc.runtimes.model_engine import ModelContext, ModelEngine, file_context, file_engine, forecast_model
 from weft.kernel.abilities import Abilities
 from weft.kernel.request import Operation, Skill
 
@@ -33,11 +33,6 @@ class FasterWhisperBackend(MediaServer[FasterWhisperModel]):
     missing_library = "faster-whisper and PyAV cannot be loaded; run: weft runtime install faster_whisper"
 
     @override
-    def sleeps_in_place(self, order: LoadOrder) -> bool:
-        # With a lease its memory is given back now, and a process keeps some of a device for as long as it runs.
-        return self.model.sleeps_in_place and not order.shares
-
-    @override
     def environment(self, order: LoadOrder) -> Mapping[str, str]:
         # The library never looks for what a folder lacks on the internet.
         return {**super().environment(order), "HF_HUB_OFFLINE": "1"}
@@ -50,12 +45,11 @@ class FasterWhisperBackend(MediaServer[FasterWhisperModel]):
 
 def build(model: FasterWhisperModel, context: ModelContext) -> ModelEngine:
     """Returns the engine of a model; see Runtime.build."""
-    return media_engine(
+    return file_engine(
         model,
-        context,
+        file_context(model, context, context.command),
         lambda: FasterWhisperBackend(model, context),
+        FileForecast(forecast_model(model, RUNTIME.habits, model.device_values), context.estimator),
         operations=OPERATIONS,
-        habits=RUNTIME.habits,
-        load_values=_load_values(model),
         abilities=ABILITIES,
     )

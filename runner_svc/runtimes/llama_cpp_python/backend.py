@@ -14,10 +14,18 @@ from runner_svc.backend.llama_flags import (
 )
 from runner_svc.backend.port import CallInfo, EmbeddingResult, LoadOrder
 from runner_svc.engine_host.request import PreparedRequest
+from runner_svc.memory.estimate import FileForecast
 from runner_svc.policy.load_plan import context_parameter, whole_parameter, word_parameter
 from runner_svc.runtimes.library_server import program_command
 from runner_svc.runtimes.llama_cpp_python.runtime import PARAMETERS, RUNTIME, LlamaCppPythonModel
-from runner_svc.runtimes.model_engine import ModelContext, ModelEngine, file_context, file_engine, text_abilities
+from runner_svc.runtimes.model_engine import (
+    ModelContext,
+    ModelEngine,
+    file_context,
+    file_engine,
+    forecast_model,
+    text_abilities,
+)
 from runner_svc.runtimes.text_server import TextServer
 from weft.api.common.v1 import chat_pb2, embedding_pb2
 from weft.dispatch.frames import GenerationPayload
@@ -161,8 +169,7 @@ def build(model: LlamaCppPythonModel, context: ModelContext) -> ModelEngine:
         model,
         context,
         lambda: LlamaCppPythonBackend(model, context),
+        FileForecast(forecast_model(model, RUNTIME.habits, load_values(model)), context.estimator),
         operations=operations_of(model),
-        habits=RUNTIME.habits,
-        load_values=load_values(model),
         abilities=text_abilities(context.templates),
     )

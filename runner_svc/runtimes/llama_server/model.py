@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+from runner_svc.memory.estimate import FileForecast
 from runner_svc.model_files.gguf import is_gguf, read_gguf_header
 from runner_svc.policy.template_abilities import abilities_of_templates
 from runner_svc.runtimes.llama_server.arguments import (
@@ -19,7 +20,7 @@ from runner_svc.runtimes.llama_server.arguments import (
 )
 from runner_svc.runtimes.llama_server.backend import LlamaServerBackend
 from runner_svc.runtimes.llama_server.runtime import LlamaAdapter, LlamaServerModel, llama_command
-from runner_svc.runtimes.model_engine import ModelContext, ModelEngine, file_context, file_engine
+from runner_svc.runtimes.model_engine import ModelContext, ModelEngine, file_context, file_engine, forecast_model
 from weft.kernel.abilities import UNKNOWN, Abilities
 from weft.kernel.errors import WeftError
 from weft.kernel.request import Skill
@@ -120,8 +121,9 @@ def build(model: LlamaServerModel, context: ModelContext) -> ModelEngine:
         model,
         context,
         lambda: LlamaServerBackend(model, context),
+        FileForecast(
+            forecast_model(model, habits_of(model), configured_parameters(model.extra_arguments)), context.estimator
+        ),
         operations=operations_of(model),
-        habits=habits_of(model),
-        load_values=configured_parameters(model.extra_arguments),
         abilities=file_abilities(model, context.templates),
     )

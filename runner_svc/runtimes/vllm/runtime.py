@@ -27,9 +27,8 @@ from runner_svc.policy.parameters import (
     TokenIds,
 )
 from runner_svc.policy.repository_files import ModelForm
-from runner_svc.runtimes.flags import Argument
 from runner_svc.runtimes.runtime import Runtime, deferred
-from runner_svc.runtimes.settings import MAX_ADAPTERS, NOT_PULLED, AdapterSettings, SourcedModelSettings
+from runner_svc.runtimes.settings import MAX_ADAPTERS, NOT_PULLED, AdapterSettings, Argument, SourcedModelSettings
 from weft.kernel.request import Skill
 from weft.kernel.settings import PUBLIC, PathText, Pattern
 

@@ -109,6 +109,16 @@ async def test_the_forecast_has_one_cache_for_all_slots_with_its_bits(tmp_path: 
     assert small == pytest.approx(8192 * FULL_TOKEN_BYTES * 18 / 64)
 
 
+async def test_the_forecast_has_the_batch_that_extra_arguments_name(tmp_path: Path) -> None:
+    folder, sizes = _folder(tmp_path / "m"), []
+    for arguments in ((), ("--chunk-tokens", "256")):
+        model, context = engine_settings(ExllamaV3Model, path=folder, extra_arguments=arguments)
+        estimate = await RUNTIME.build(model, context).forecast.expect(AS_CONFIGURED)
+        assert estimate is not None
+        sizes.append(estimate.bytes)
+    assert sizes[1] < sizes[0]
+
+
 def test_a_card_and_the_compiler_are_looked_for_and_their_absence_is_named(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
