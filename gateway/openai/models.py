@@ -21,7 +21,7 @@ from weft.dispatch.agents import agent_name_of, known_names, members_of, name_as
 from weft.dispatch.aliases import AskedName, exact_aliases
 from weft.dispatch.fleet import FleetView, ModelView, abilities_in, base_in
 from weft.kernel.errors import WeftError, invalid_field
-from weft.kernel.names import AGENT_PREFIX, ROUTE_PREFIX, WORKFLOW_PREFIX
+from weft.kernel.names import AGENT_PREFIX, ROUTE_PREFIX, WORKFLOW_PREFIX, ascii_name
 from weft.kernel.principal import VIEW_MODELS, Principal
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Skill
@@ -42,7 +42,7 @@ async def list_models(deps: Inference, request: Request) -> Response:
 
 async def get_model(deps: Inference, request: Request) -> Response:
     """Returns one model or pool."""
-    return _answer(deps, request, request.path_params["model"])
+    return _answer(deps, request, ascii_name(request.path_params["model"]))
 
 
 async def get_agent(deps: Inference, request: Request) -> Response:

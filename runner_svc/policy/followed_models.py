@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from weft.kernel.model_source import GGUF, LATEST_TAG, free_name
-from weft.kernel.names import MAX_NAME_CHARS, is_model_name, is_resource_id
+from weft.kernel.names import MAX_NAME_CHARS, ascii_name, is_model_name, is_resource_id
 
 LOOKS_UNTIL_GONE = 2
 """So many lists in a row lack a model until it is served no longer: a server that starts lists nothing at first."""
@@ -125,5 +125,5 @@ def _candidates(upstream: str, server: str) -> list[str]:
 
 
 def _cleaned(text: str) -> str:
-    parts = [_UNNAMEABLE.sub("-", part).strip("-._:") for part in text.split("/")]
+    parts = [_UNNAMEABLE.sub("-", part).strip("-._:") for part in ascii_name(text).split("/")]
     return "/".join(filter(None, parts))[: MAX_NAME_CHARS - _NUMBER_CHARS].rstrip("-._:/")

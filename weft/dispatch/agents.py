@@ -23,6 +23,7 @@ from weft.kernel.names import (
     KIND_PREFIXES,
     ROUTE_PREFIX,
     WORKFLOW_PREFIX,
+    ascii_name,
     is_resource_id,
     require_name,
     require_name_of_model,
@@ -50,12 +51,14 @@ def agent_name_of(model: str) -> str | None:
 
 
 def require_model_name(text: str, field: str) -> str:
-    """Returns `text` if it is a valid model of a request. Raises INVALID_ARGUMENT naming `field`.
+    """Returns the model of a request. Raises INVALID_ARGUMENT naming `field`.
 
-    It is a model's name, or one of `KIND_PREFIXES` and a name.
+    It is a model's name, in any letters (`ascii_name`), or one of `KIND_PREFIXES` and a name.
     """
     prefix = next((each for each in KIND_PREFIXES if text.startswith(each)), "") if "/" in text else ""
-    return f"{prefix}{require_name(text.removeprefix(prefix), field)}" if prefix else require_name_of_model(text, field)
+    if prefix:
+        return f"{prefix}{require_name(text.removeprefix(prefix), field)}"
+    return require_name_of_model(ascii_name(text), field)
 
 
 def named(view: FleetView, model: str) -> str:

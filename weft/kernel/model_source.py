@@ -20,6 +20,7 @@ from typing import assert_never
 from urllib.parse import SplitResult, unquote, urlsplit
 
 from weft.kernel.errors import FieldError, invalid_field
+from weft.kernel.names import ascii_name
 
 MAX_SOURCE_CHARS = 2_048
 MAX_PART_CHARS = 96
@@ -274,6 +275,19 @@ def shown_source(source: ModelSource) -> str:
     return source.shown if isinstance(source, UrlSource) else str(source)
 
 
+def names_gguf(source: ModelSource) -> bool:
+    """Whether the text of a source shows that it is a GGUF file, wherever that is."""
+    match source:
+        case HubSource() | LmStudioSource():
+            return bool(source.wanted or _GGUF_REPOSITORY.search(source.repository))
+        case OllamaSource() | UrlSource():
+            return True
+        case PathSource():
+            return source.path.lower().endswith(GGUF)
+        case _:
+            assert_never(source)
+
+
 def suggested_name(source: ModelSource) -> str:
     """Returns a short name for the model of a source, such as "qwen3-8b-q4_k_m"; a valid name of the mesh."""
     match source:
@@ -288,7 +302,7 @@ def suggested_name(source: ModelSource) -> str:
             words = base if source.tag == LATEST_TAG else f"{base}:{source.tag}"
         case _:
             assert_never(source)
-    cleaned = _UNNAMEABLE.sub("-", words.lower()).strip("-._:")[:MAX_SUGGESTED_CHARS].rstrip("-._:")
+    cleaned = _UNNAMEABLE.sub("-", ascii_name(words.lower())).strip("-._:")[:MAX_SUGGESTED_CHARS].rstrip("-._:")
     return cleaned or "model"
 
 

@@ -64,6 +64,17 @@ def is_model_name(text: str) -> bool:
     return is_valid and not text.startswith(KIND_PREFIXES)
 
 
+def ascii_name(text: str) -> str:
+    """Returns a model's name with other letters than ASCII in Punycode, part by part, as names of hosts have them.
+
+    Servers and callers may write any letters; no two of their names become one. Other texts are returned unchanged.
+    """
+    if text.isascii() or len(text) > MAX_NAME_CHARS:
+        return text
+    parts = text.split("/")
+    return "/".join(part if part.isascii() else f"xn--{part.encode('punycode').decode()}" for part in parts)
+
+
 def is_token(text: str, max_chars: int) -> bool:
     """Whether `text` is a safe identifier of at most `max_chars` characters."""
     return 0 < len(text) <= max_chars and _TOKEN.fullmatch(text) is not None

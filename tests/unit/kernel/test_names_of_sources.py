@@ -29,6 +29,8 @@ from weft.kernel.names import is_name
         ("ollama:someone/llama3.2", "llama3.2"),
         ("lmstudio:community/Qwen3-8B-GGUF", "qwen3-8b"),
         ("/", "model"),
+        ("/models/模型.gguf", "xn--xgs754b"),
+        ("/models/Über Modell.gguf", "xn--ber-modell-8db"),
         (f"/models/{'x' * 300}.gguf", "x" * MAX_SUGGESTED_CHARS),
     ],
 )

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runner_svc.policy.followed_models import LOOKS_UNTIL_GONE, FollowedList, FollowedModel
-from weft.kernel.names import is_model_name
+from weft.kernel.names import ascii_name, is_model_name
 
 
 def nothing_taken(_: str) -> bool:
@@ -23,6 +23,20 @@ def test_a_model_has_the_name_that_the_server_has_for_it() -> None:
     models = following()
     models.step(["llama3.2:3b", "nomic-embed-text:latest", "Qwen/Qwen3-8B", "/models/smol.gguf"], nothing_taken)
     assert list(names(models).values()) == ["llama3.2:3b", "nomic-embed-text", "Qwen/Qwen3-8B", "smol"]
+
+
+def test_letters_that_are_not_ascii_are_kept_in_the_name_of_a_model() -> None:
+    """`über/模型` became `ber`, and models with such names alone became `model` and a number."""
+    listed = ["über/模型", "uber/模型", "ber", "模型", "型模", "é", "e\u0301", "Ωmega:7b", "/models/日本.gguf"]
+    models = following(most=20)
+    models.step(listed, nothing_taken)
+    found = names(models)
+    assert found == {
+        upstream: ascii_name(upstream.removeprefix("/models/").removesuffix(".gguf")) for upstream in listed
+    }
+    assert len(set(found.values())) == len(listed)
+    assert all(map(is_model_name, found.values()))
+    assert found["über/模型"] == "xn--ber-goa/xn--xgs754b"
 
 
 def test_a_model_appears_when_the_list_has_it() -> None:
