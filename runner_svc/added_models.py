@@ -23,6 +23,7 @@ from runner_svc.policy.repository_files import ModelForm
 from weft.api.runner.v1 import added_model_pb2, load_pb2, model_store_pb2
 from weft.kernel.errors import FieldError, WeftError, invalid_field
 from weft.kernel.file_replacement import replace_file
+from weft.kernel.load_parameters import LoadParameter
 from weft.kernel.log import get_logger
 from weft.kernel.model_source import (
     ModelSource,
@@ -77,6 +78,13 @@ class ModelAdder(Protocol):
         """Returns a model as it is served, with `added`: its files are here, engine and size are chosen.
 
         Raises as `pull`, and UNSUPPORTED_OPERATION where no installed engine loads it.
+        """
+        ...
+
+    def load_parameters(self, source: ModelSource) -> list[Sequence[LoadParameter]]:
+        """Returns the load parameters of each engine that may serve a source, the runner's own first.
+
+        Raises UNSUPPORTED_OPERATION where no installed engine loads it.
         """
         ...
 
@@ -142,6 +150,10 @@ class AddedModels:
     async def pull(self, source: str, form: ModelForm | None, show: ShowPull) -> model_store_pb2.StoredModel:
         """Pulls the files of a model. Raises as `ModelAdder.pull`."""
         return await self._sources.pull(asked_source(source, "source"), form, show)
+
+    def load_parameters(self, source: str) -> list[Sequence[LoadParameter]]:
+        """Returns the parameters that a load of a source may have, as `ModelAdder.load_parameters`."""
+        return self._sources.load_parameters(asked_source(source, "source"))
 
     @property
     def servers(self) -> list[str]:

@@ -1,7 +1,7 @@
 """GET /v1/admin/models and /v1/admin/gpu-memory, and loads, unloads and cache flushes."""
 
 import asyncio
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, Literal
 
@@ -12,7 +12,6 @@ from gateway.admin.operations import SURFACE, Admin, AdminDeps, AdminPorts, acce
 from gateway.admin.schemas import FlushBody, LoadBody, PullBody, SourceLoadBody, UnloadBody
 from gateway.answers.unary import json_response
 from gateway.intake.query import begin_read
-from gateway.load_checks import require_loadable, require_parameters_of_source
 from gateway.operations import read_body, require_source
 from gateway.resources.handlers import known_name_of
 from weft.api.gateway.v1 import admin_model_pb2 as pb
@@ -22,6 +21,8 @@ from weft.dispatch.fleet import FleetView, ModelView, abilities_in, file_in
 from weft.dispatch.operations import OPERATIONS
 from weft.dispatch.placement import PoolQueue
 from weft.documents.codec import document_of, word_of
+from weft.documents.computed import CONTEXT_TOKENS
+from weft.documents.load_checks import require_loadable
 from weft.documents.operation_actions import (
     LoadSettings,
     flush_action,
@@ -31,8 +32,7 @@ from weft.documents.operation_actions import (
     unload_action,
 )
 from weft.kernel.abilities import Abilities
-from weft.kernel.errors import FieldError, WeftError, invalid_field
-from weft.kernel.model_source import asked_source, server_source
+from weft.kernel.errors import FieldError, WeftError, invalid_field, renaming_fields
 from weft.kernel.names import require_name
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation, Skill
@@ -270,9 +270,9 @@ async def load_model(deps: Admin, request: Request) -> Response:
         members = view.pool_members(name) if named is None or body.replicas else [named]
         described = await deps.ports.instances.instances(runners_of(members))
         found = (described.get(member.runner, {}).get(member.name) for member in members)
-        context_field = "" if body.context_tokens is None else "contextTokens"
         own = {member.name: file_in(view, member).quantization for member in members}
-        require_loadable(options, [one for one in found if one is not None], own, context_field=context_field)
+        with renaming_fields(_names_in(body)):
+            require_loadable(options, [one for one in found if one is not None], own)
     return await accept_operation(request, deps.ports, action, body.authorization)
 
 
@@ -290,16 +290,18 @@ async def load_source(deps: Admin, request: Request) -> Response:
     require_source(request, body.source, parameters=body.parameters)
     if body.quantization is not None:
         raise invalid_field("quantization", "is part of the source, such as hf:OWNER/REPO:Q4_K_M")
-    if body.parameters and server_source(body.source, "source") is None:
-        runners = list(deps.gateway.fleet.view.runners) if body.runner is None else [body.runner]
-        described = await deps.ports.instances.instances(runners)
-        served = [one for instances in described.values() for one in instances.values()]
-        require_parameters_of_source(body.parameters, str(asked_source(body.source, "source")), served)
     settings = LoadSettings.model_construct(**{name: getattr(body, name) for name in LoadSettings.model_fields})
     action = load_action(
         body.name or "", settings, evict_model=body.evict_model or "", source=body.source, runner=body.runner or ""
     )
-    return await accept_operation(request, deps.ports, action, body.authorization)
+    with renaming_fields(_names_in(body)):
+        return await accept_operation(request, deps.ports, action, body.authorization)
+
+
+def _names_in(body: LoadSettings) -> Callable[[str], str]:
+    """Returns the name of a field as a load's body has it: the context is a parameter, or a field."""
+    context_field = f"parameters.{CONTEXT_TOKENS}"
+    return lambda field: "contextTokens" if field == context_field and body.context_tokens is not None else field
 
 
 async def pull_model(deps: Admin, request: Request) -> Response:

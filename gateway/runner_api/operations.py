@@ -20,7 +20,6 @@ from gateway.http.disconnect import WhileConnected
 from gateway.intake.headers import timeout_seconds
 from gateway.intake.json_guard import Model
 from gateway.intake.query import begin_change, begin_read
-from gateway.load_checks import require_loadable
 from gateway.operations import (
     ENDED,
     MAX_AUTHORIZATION_CHARS,
@@ -40,8 +39,9 @@ from gateway.runner_api.facts import RunnerFacts
 from weft.api.operations.v1 import operation_pb2
 from weft.documents import operation_actions
 from weft.documents.field_names import operation_field
+from weft.documents.load_checks import require_loadable
 from weft.documents.operation_actions import LoadSettings
-from weft.kernel.errors import WeftError, invalid_field
+from weft.kernel.errors import WeftError, invalid_field, renaming_fields
 from weft.kernel.model_source import HubSource, asked_source, is_source
 from weft.kernel.names import (
     MAX_NAME_CHARS,
@@ -307,7 +307,8 @@ async def load_model(deps: RunnerApi, request: Request) -> Response:
     members = [one for one in deps.runner.facts().models if one.name == action.load_model.model]
     own = {one.name: one.state.model_file.quantization for one in members}
     options = action.load_model.options
-    require_loadable(options, [one.description for one in members], own, context_field="maxContextLength")
+    with renaming_fields(callers_field):
+        require_loadable(options, [one.description for one in members], own)
     return json_response(begun_body(await _create(request, deps, body, action)), 202)
 
 

@@ -1,6 +1,6 @@
 """The registry's calls to runners: load, unload, pull, flush, evict."""
 
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from enum import Enum, auto
@@ -156,6 +156,15 @@ class RunnerCalls:
         request = runner_service_pb2.DescribeRequest()
         found = await _answer(stub.Describe(request, timeout=DESCRIBE_TIMEOUT_SECONDS, metadata=metadata))
         return {each.model: each.load_options for each in found.instances}
+
+    async def source_engines(self, runner: str, source: str) -> Sequence[runner_service_pb2.InstanceDescription]:
+        """Returns the engines of a runner that may serve a source; none: the runner does not know."""
+        state = await self._member(runner)
+        permit = self._permit(state, Action.ADD, model=source, operation_id="")
+        stub, metadata = await self._reach(state)
+        request = runner_service_pb2.DescribeRequest(source=source, permit=permit)
+        call = stub.Describe(request, timeout=DESCRIBE_TIMEOUT_SECONDS, metadata=metadata)
+        return (await _answer(call)).source_engines
 
     async def incarnation_at(self, address: str) -> str:
         """The incarnation of the runner that answers at an address; empty when none does. Never raises a WeftError."""

@@ -13,6 +13,7 @@ from registry_svc.operations.executor import Executor
 from registry_svc.operations.governance import Admission, Gatekeeper
 from registry_svc.operations.job import JobDeps
 from registry_svc.operations.live_operations import LiveOperation, OperationTable, OperationView, OperationWatcher
+from registry_svc.operations.model_sources import load_target
 from registry_svc.operations.operation_spans import OperationSpans
 from registry_svc.operations.operation_store import (
     NewOperation,
@@ -42,9 +43,11 @@ from weft.api.operations.v1.operation_service_pb2 import (
     CreateOperationRequest,
     GetGovernanceResponse,
 )
+from weft.documents.load_checks import require_loadable
 from weft.kernel.clock import Clock
 from weft.kernel.errors import WeftError
 from weft.kernel.log import get_logger
+from weft.kernel.model_source import server_source
 from weft.kernel.names import new_id
 from weft.kernel.reasons import Reason
 from weft.kernel.service import start_critical, stop_tasks
@@ -130,6 +133,7 @@ class Operations:
         """
         self._require_open()
         self._require_turn()
+        await self._require_options(request.action.load_model)
         return await self._writer.run(lambda: self._accept(request, traceparent, after))
 
     async def get(self, operation_id: str) -> OperationView:
@@ -271,6 +275,19 @@ class Operations:
             case NonceUsed():
                 refused = Refused("its nonce was used before", actors=admission.signers)
                 raise await self._refusal(refused, request)
+
+    async def _require_options(self, load: operation_pb2.LoadModel) -> None:
+        """Raises INVALID_ARGUMENT naming a parameter that no engine for the source of a load has, if that is known."""
+        if not (load.source and load.options.parameters) or server_source(load.source, "source") is not None:
+            return
+        try:
+            runner = load_target(load, self._deps.directory).runner
+            engines = await self._deps.calls.source_engines(runner, load.source)
+        except WeftError as error:
+            # What is wrong besides is refused when the operation is accepted, or fails it.
+            log.info("options not checked before the load", source=load.source, why=error.message)
+            return
+        require_loadable(load.options, engines, field="action.load_model.options.parameters")
 
     async def _admitted(self, request: CreateOperationRequest) -> Admission:
         try:

@@ -22,6 +22,7 @@ from runner_svc.waiting import end_tasks
 from weft.api.runner.v1 import added_model_pb2, load_pb2, model_store_pb2, permit_pb2, runner_service_pb2_grpc
 from weft.api.runner.v1 import runner_service_pb2 as pb
 from weft.dispatch.tickets import Action, PermitGate
+from weft.documents.load_values import parameter_message
 from weft.kernel.clock import Clock
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.names import MAX_NAME_CHARS
@@ -67,6 +68,10 @@ class RunnerServicer(runner_service_pb2_grpc.RunnerServiceServicer):
                 for description in described.instances:
                     claims = await self._instance(description.model).backend.engine_claims()
                     description.engine_claims.extend(claims)
+            if request.source:
+                self._permitted(request.permit, Action.ADD, request.source)
+                for known in await asyncio.to_thread(self._adding().load_parameters, request.source):
+                    described.source_engines.add(load_parameters=map(parameter_message, known))
             return described
         raise AssertionError("abort has raised")
 

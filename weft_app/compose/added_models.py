@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -30,7 +30,8 @@ from runner_svc.runtimes.table import find_runtime, usable_names
 from runner_svc.settings import RunnerSettings
 from weft.api.runner.v1 import added_model_pb2, load_pb2, model_store_pb2
 from weft.kernel.errors import WeftError, invalid_field
-from weft.kernel.model_source import ModelSource, PathSource, parse_source
+from weft.kernel.load_parameters import LoadParameter
+from weft.kernel.model_source import ModelSource, PathSource, names_gguf, parse_source
 from weft.kernel.reasons import Reason
 from weft_app.compose.model_sources import ModelSources
 from weft_app.config.loader import parse_section
@@ -109,6 +110,22 @@ class SectionAdder(ModelAdder):
             raise invalid_field("runtime", f"{added.runtime} is not installed any more")
         source = parse_source(added.stored_source, "source")
         return self._served(added, runtime, source, None)
+
+    @override
+    def load_parameters(self, source: ModelSource) -> list[Sequence[LoadParameter]]:
+        candidates, files, own = self._candidates(), self._sources.found(source), self._section.runtime
+        if files is None and not names_gguf(source):
+            names = sorted((each.name for each in candidates if not each.remedy), key=lambda name: name != own)
+        else:
+            weights = WeightFormat.GGUF if files is None else _format_of(files.path)
+            names = [choose_engine(weights, own, candidates).name]
+        return [self._parameters_of(name, source, files) for name in names]
+
+    def _parameters_of(self, engine: str, source: ModelSource, files: FoundFiles | None) -> Sequence[LoadParameter]:
+        runtime = find_runtime(engine)
+        assert runtime is not None, "only runtimes of the table are candidates"
+        added = added_model_pb2.AddedModel(name="model", runtime=engine)
+        return self._served(added, runtime, source, files).make_backend().load_parameters
 
     async def _prepared(self, request: AddRequest, files: FoundFiles) -> ServedModel:
         weights = await asyncio.to_thread(_format_of, files.path)

@@ -79,6 +79,14 @@ class ModelSources:
             here = self._stored_files(await pull_in_background(source, None, self.store, limits, show))
         return here
 
+    def found(self, source: ModelSource) -> FoundFiles | None:
+        """Returns the files of a source that are on this machine; None: they are not here, or cannot be read."""
+        try:
+            here = self._files_here(source, None)
+        except (OSError, WeftError):
+            return None
+        return here if here is not None and here.path.exists() else None
+
     def files_here(self, source: ModelSource) -> FoundFiles:
         """Returns the files of a source that are on this machine. Raises NOT_FOUND where they are not."""
         here = self._files_here(source, None)

@@ -74,6 +74,8 @@ class ScriptedCalls(RunnerCalls):
     """Of unloads by model and of flushes by runner, one per call."""
     held: dict[str, asyncio.Event] = field(default_factory=dict)
     """Unloads by model, and flushes by runner, that wait."""
+    engines: list[runner_service_pb2.InstanceDescription] = field(default_factory=list)
+    """The engines that may serve a source."""
     pulls: "asyncio.Queue[PullProgress | StoredModel | WeftError]" = field(default_factory=asyncio.Queue)
     """What pulls say, one after the other."""
     add_progress: list[PullProgress] = field(default_factory=list)
@@ -146,6 +148,11 @@ class ScriptedCalls(RunnerCalls):
     async def load_options(self, runner: str) -> dict[str, load_pb2.LoadOptions]:
         self.heard.append(f"options of {runner}")
         return self.loaded_with
+
+    async def source_engines(self, runner: str, source: str) -> list[runner_service_pb2.InstanceDescription]:
+        if failures := self.failures.get(f"engines of {runner}"):
+            raise failures.pop(0)
+        return self.engines
 
     async def add_model(
         self, runner: str, name: str, request: operation_pb2.LoadModel, *, operation_id: str

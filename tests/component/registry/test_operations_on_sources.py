@@ -11,8 +11,10 @@ from registry_svc.operations.model_sources import load_target, needed_access
 from registry_svc.operations.policy.lifecycle import OperationState
 from registry_svc.operations.runner_presence import AddedModelView
 from weft.api.operations.v1 import operation_pb2
+from weft.api.runner.v1 import load_pb2
 from weft.api.runner.v1.model_store_pb2 import PULL_STAGE_LOADING, PullProgress, StoredModel
-from weft.kernel.errors import WeftError
+from weft.api.runner.v1.runner_service_pb2 import InstanceDescription
+from weft.kernel.errors import FieldError, WeftError
 from weft.kernel.principal import ANY_SOURCE, USE_SECRETS
 from weft.kernel.reasons import Reason
 
@@ -89,6 +91,50 @@ async def test_the_name_of_another_resource_is_not_taken(stage: Stage) -> None:
     with pytest.raises(WeftError, match="is taken") as refused:
         await stage.create(load_source(name="m1"))
     assert refused.value.reason is Reason.ALREADY_EXISTS
+
+
+def engine(**words: str) -> InstanceDescription:
+    """An engine with parameters that are words, of which each has one."""
+    return InstanceDescription(
+        load_parameters=[load_pb2.LoadParameter(name=name, words=[word]) for name, word in words.items()]
+    )
+
+
+@pytest.mark.parametrize(
+    ("given", "name", "message"),
+    [
+        ({"cache_type": "q8_0"}, "cache_type", "cannot be set for this model; what can: cache_type_k"),
+        ({"cache_type_k": "q9"}, "cache_type_k", "must be one of: q8_0"),
+    ],
+)
+async def test_a_load_by_source_with_a_parameter_that_no_engine_takes_is_refused_at_once(
+    stage: Stage, given: dict[str, str], name: str, message: str
+) -> None:
+    """It was accepted for a folder of the hub or a model of Ollama, and its operation failed."""
+    stage.calls.engines = [engine(cache_type_k="q8_0"), engine(dtype="half")]
+    action = load_source("hf:acme/tiny")
+    for parameter, word in given.items():
+        action.load_model.options.parameters[parameter].word = word
+    with pytest.raises(FieldError, match=message) as refused:
+        await stage.create(action)
+    assert refused.value.field == f"action.load_model.options.parameters.{name}"
+    assert stage.calls.heard == []
+
+
+async def test_a_load_by_source_with_a_parameter_that_one_engine_may_take_is_accepted(stage: Stage) -> None:
+    stage.calls.engines = [engine(cache_type_k="q8_0"), engine(dtype="half")]
+    action = load_source("hf:acme/tiny")
+    action.load_model.options.parameters["dtype"].word = "half"
+    await stage.create(action)
+    await stage.until_heard("add hf:acme/tiny as tiny on r1", "load tiny on r1")
+
+
+async def test_a_load_whose_runner_does_not_know_the_engine_is_accepted(stage: Stage) -> None:
+    stage.calls.failures["engines of r1"] = [WeftError(Reason.UNSUPPORTED_OPERATION, "no engine is installed")]
+    action = load_source()
+    action.load_model.options.parameters["nothing"].word = "known"
+    await stage.create(action)
+    await stage.until_heard(f"add {SOURCE} as tiny-q4_0 on r1", "load tiny-q4_0 on r1")
 
 
 async def test_one_of_several_runners_must_be_named(stage: Stage) -> None:

@@ -1,6 +1,7 @@
 """The models that a runner serves by their source: bound, kept in a file, served again, removed."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -27,6 +28,7 @@ from runner_svc.runtimes.llama_server.backend import LlamaServerBackend
 from runner_svc.runtimes.llama_server.runtime import LlamaServerModel
 from weft.api.runner.v1 import added_model_pb2, load_pb2, model_store_pb2
 from weft.kernel.errors import WeftError
+from weft.kernel.load_parameters import LoadParameter
 from weft.kernel.model_source import ModelSource
 from weft.kernel.reasons import Reason
 from weft_testing.fake_backend.process import fake_backend_command
@@ -58,6 +60,9 @@ class FakeAdder:
         if self.failure is not None:
             raise self.failure
         return self.restored(added_model(request))
+
+    def load_parameters(self, source: ModelSource) -> list[Sequence[LoadParameter]]:
+        raise AssertionError("no parameters are set here")
 
     def restored(self, added: added_model_pb2.AddedModel) -> ServedModel:
         if self.failure is not None:

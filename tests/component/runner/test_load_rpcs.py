@@ -56,6 +56,7 @@ async def test_nothing_is_done_without_the_registrys_permit(tmp_path: Path) -> N
                 runner.control.Load(pb.LoadRequest(model="m", permit=permit)).read(),
                 runner.control.Unload(pb.UnloadRequest(model="m", permit=permit)),
                 runner.control.YieldMemory(pb.YieldMemoryRequest(model="m", permit=permit, priority=PRIORITY_NORMAL)),
+                runner.control.Describe(pb.DescribeRequest(source="/model.gguf", permit=permit)),
                 runner.control.FlushCache(pb.FlushCacheRequest(scope=pb.FlushCacheRequest.SCOPE_ALL, permit=permit)),
             )
             for call in calls:

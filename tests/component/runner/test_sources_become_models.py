@@ -3,6 +3,8 @@
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, cast
 
 import pytest
 
@@ -10,6 +12,7 @@ from runner_svc.added_models import AddRequest
 from runner_svc.environments.folder import EnvironmentFolder
 from runner_svc.instance.settings import ServedModel
 from runner_svc.model_store.store import ModelStore
+from runner_svc.policy.engine_choice import EngineCandidate, WeightFormat
 from runner_svc.runtimes.settings import ModelSettings
 from runner_svc.settings import ModelStoreSettings, RunnerSettings
 from weft.api.runner.v1 import added_model_pb2, model_store_pb2
@@ -21,6 +24,15 @@ from weft_app.compose.model_sources import ModelSources
 from weft_app.config.loader import parse_section
 from weft_app.config.runners import ConfiguredRunner
 
+if TYPE_CHECKING:
+    from runner_svc.backend.port import Backend
+
+CANDIDATES = [
+    EngineCandidate(name="exllamav3", formats=frozenset({WeightFormat.EXL3}), remedy="weft runtime install exllamav3"),
+    EngineCandidate(name="vllm", formats=frozenset({WeightFormat.SAFETENSORS})),
+    EngineCandidate(name="llama_server", formats=frozenset({WeightFormat.GGUF})),
+]
+UNLOADED = cast("Backend", SimpleNamespace(load_parameters=()))
 SIZING = added_model_pb2.ModelSizing(context_tokens=4096, slots=2, gpu_layers=7)
 
 
@@ -47,7 +59,7 @@ class Workshop:
 
     def _build(self, section: RunnerSettings, model: ModelSettings) -> ServedModel:
         self.built.append((section, model))
-        return ServedModel(name=model.name, make_backend=lambda: pytest.fail("nothing is loaded here"))
+        return ServedModel(name=model.name, make_backend=lambda: UNLOADED)
 
     async def _size(self, request: SizingRequest) -> Sized:
         self.sized.append(request)
@@ -92,6 +104,30 @@ async def test_a_gguf_file_becomes_a_model_of_the_runners_own_runtime_with_its_s
         "llama_server serves it, the runner's own runtime: it is a GGUF file",
         "it fits",
     ]
+
+
+def test_the_engines_that_may_load_a_source_follow_from_its_files_or_its_text(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Parameters of loads by source were checked after the pull alone."""
+    monkeypatch.setattr(SectionAdder, "_candidates", lambda _: CANDIDATES)
+    workshop = Workshop(tmp_path)
+
+    def engines(source: str) -> list[str]:
+        workshop.built.clear()
+        workshop.adder.load_parameters(asked_source(source, "source"))
+        return [section.runtime for section, _ in workshop.built]
+
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "config.json").write_text("{}", "utf-8")
+    (folder / "model.safetensors").write_bytes(b"weights")
+    of_gguf = (str(_gguf(tmp_path)), "hf:acme/tiny:Q4_0", "acme/tiny-GGUF", "ollama:tiny", "/nowhere/tiny.gguf")
+    for source in (*of_gguf, "https://models.example/tiny.gguf", "lmstudio:acme/tiny-GGUF"):
+        assert engines(source) == ["llama_server"], source
+    assert engines(str(folder)) == ["vllm"]
+    for source in ("hf:acme/tiny", "/nowhere/tiny"):
+        assert engines(source) == ["llama_server", "vllm"], source
 
 
 async def test_a_restored_model_has_the_same_settings(workshop: Workshop, tmp_path: Path) -> None:

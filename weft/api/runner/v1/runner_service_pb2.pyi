@@ -670,19 +670,30 @@ class DescribeRequest(google.protobuf.message.Message):
 
     LOG_LINE_COUNT_FIELD_NUMBER: builtins.int
     CHECKS_ENGINE_FIELD_NUMBER: builtins.int
+    SOURCE_FIELD_NUMBER: builtins.int
+    PERMIT_FIELD_NUMBER: builtins.int
     log_line_count: builtins.int
     """How many of the last log lines of each backend to include; at most 1,000."""
     checks_engine: builtins.bool
     """Whether to include what is claimed of the engines, each claim compared with what the engine does now: it is asked
     for its metrics, its models and the like, which takes some seconds.
     """
+    source: builtins.str
+    """A source of a model, as a load names it: then `source_engines` is filled. Needs a permit, as AddModel does."""
+    @property
+    def permit(self) -> weft.api.runner.v1.permit_pb2.OperationPermit:
+        """The registry's permit for `source`."""
+
     def __init__(
         self,
         *,
         log_line_count: builtins.int = ...,
         checks_engine: builtins.bool = ...,
+        source: builtins.str = ...,
+        permit: weft.api.runner.v1.permit_pb2.OperationPermit | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["checks_engine", b"checks_engine", "log_line_count", b"log_line_count"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["permit", b"permit"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["checks_engine", b"checks_engine", "log_line_count", b"log_line_count", "permit", b"permit", "source", b"source"]) -> None: ...
 
 global___DescribeRequest = DescribeRequest
 
@@ -694,6 +705,7 @@ class DescribeResponse(google.protobuf.message.Message):
 
     RUNNER_FIELD_NUMBER: builtins.int
     INSTANCES_FIELD_NUMBER: builtins.int
+    SOURCE_ENGINES_FIELD_NUMBER: builtins.int
     @property
     def runner(self) -> weft.api.registry.v1.runner_pb2.Runner:
         """The runner as it reports itself to the registry."""
@@ -702,14 +714,21 @@ class DescribeResponse(google.protobuf.message.Message):
     def instances(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___InstanceDescription]:
         """Its instances."""
 
+    @property
+    def source_engines(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___InstanceDescription]:
+        """The engines that may serve the requested source, the runner's own first, with `load_parameters` alone; empty: the
+        runner serves no models by their source.
+        """
+
     def __init__(
         self,
         *,
         runner: weft.api.registry.v1.runner_pb2.Runner | None = ...,
         instances: collections.abc.Iterable[global___InstanceDescription] | None = ...,
+        source_engines: collections.abc.Iterable[global___InstanceDescription] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["runner", b"runner"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["instances", b"instances", "runner", b"runner"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["instances", b"instances", "runner", b"runner", "source_engines", b"source_engines"]) -> None: ...
 
 global___DescribeResponse = DescribeResponse
 
