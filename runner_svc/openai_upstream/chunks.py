@@ -91,7 +91,7 @@ class ChunkChoice(msgspec.Struct):
     matched_stop: object = None
     """The same, by SGLang's name."""
     message: msgspec.Raw = msgspec.Raw()
-    """Present in an answer that is no stream; not read."""
+    """What some servers send in place of a delta."""
 
     @property
     def stop_sequence(self) -> str:

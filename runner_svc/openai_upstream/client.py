@@ -1,7 +1,9 @@
 """The HTTP client of an OpenAI-compatible server: generation, embeddings and scores, every failure with a reason."""
 
 import asyncio
+import base64
 import math
+import struct
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import dataclass, field
@@ -46,8 +48,8 @@ from runner_svc.openai_upstream.request import (
     model_field,
     warning_frame,
 )
-from runner_svc.openai_upstream.sse import SseDecoder
-from runner_svc.openai_upstream.stream import StreamReader
+from runner_svc.openai_upstream.sse import MAX_EVENT_BYTES, SseDecoder
+from runner_svc.openai_upstream.stream import DONE, StreamReader
 from runner_svc.openai_upstream.tools import (
     engine_names,
     refuses_tool_schemas,
@@ -273,8 +275,8 @@ class OpenAiHttp:
         async with self._accepted(path, prepared.body, call) as (response, warnings):
             if warnings:
                 yield warnings
-            await self._require_stream(response)
-            while chunk := await self._chunk(response):
+            chunk = await self._first_chunk(response)
+            while chunk:
                 frames = reader.read(decoder.feed(chunk))
                 if reader.took_token:
                     call.on_token()
@@ -287,6 +289,7 @@ class OpenAiHttp:
                     yield frame
                 if reader.done:
                     break
+                chunk = await self._chunk(response)
             if not reader.ended:
                 yield reader.finish()
             await drain(response)
@@ -339,13 +342,20 @@ class OpenAiHttp:
             return {}
         return {} if present == sent else present
 
-    async def _require_stream(self, response: Answer) -> None:
-        """Raise BACKEND_PROTOCOL_ERROR for an answer that is no stream, or the error that a JSON answer states."""
-        if response.content_type == JSON_TYPE:
-            stated = stated_answer(await read_beginning(response, MAX_ERROR_BODY_BYTES))
-            if stated is not None:
-                raise stated
-        require_content_type(response, "text/event-stream")
+    async def _first_chunk(self, response: Answer) -> bytes:
+        """Returns the first bytes of a stream; a whole answer in JSON, in place of one, as a stream.
+
+        Raises the error that a JSON answer states, and BACKEND_PROTOCOL_ERROR for any other answer.
+        """
+        if response.content_type != JSON_TYPE:
+            require_content_type(response, "text/event-stream")
+            return await self._chunk(response)
+        body = await read_bounded(response.parts(), MAX_EVENT_BYTES)
+        if (stated := stated_answer(body)) is not None:
+            raise stated
+        if b'"choices"' not in body:
+            require_content_type(response, "text/event-stream")
+        return b"".join((b"data: ", *body.splitlines(), b"\n\ndata: ", DONE, b"\n\n"))
 
     def _prepared(self, payload: GenerationPayload, call: CallInfo) -> tuple[str, PreparedBody]:
         """Returns the route of a generation, and its body."""
@@ -540,8 +550,18 @@ _PROMPT_FIGURES = ("prompt_tokens", "total_tokens")
 
 
 class _EmbeddingItem(msgspec.Struct):
-    embedding: list[float]
+    embedding: list[float] | str
+    """Some servers write 32-bit floats in base64, unasked."""
     index: object = None
+
+    @property
+    def values(self) -> list[float]:
+        """The numbers. Raises ValueError for text that has none."""
+        if isinstance(self.embedding, list):
+            return self.embedding
+        packed = base64.b64decode(self.embedding, validate=True)
+        found = [number for (number,) in struct.iter_unpack("<f", packed)]
+        return found if all(map(math.isfinite, found)) else []
 
 
 class _EmbeddingReply(msgspec.Struct):
@@ -557,23 +577,26 @@ def _vectors(items: list[_EmbeddingItem], expected: int) -> list[embedding_pb2.E
     places = [count_of(item.index) or 0 for item in items]
     if not any(places):
         places = list(range(len(items)))
+    try:
+        values = [item.values for item in items]
+    except (ValueError, struct.error):
+        values = [[]]
     fault = ""
     if len(items) != expected:
         fault = f"{len(items)} vectors for {expected} inputs"
     elif set(places) != set(range(expected)):
         fault = "vectors that do not belong to one input each"
-    elif not all(map(_is_vector, items)):
+    elif not all(map(_is_vector, values)):
         fault = "a vector that is empty or holds a number beyond 32-bit floats"
     if fault:
         raise WeftError(Reason.BACKEND_PROTOCOL_ERROR, f"the engine sent {fault}")
-    placed = zip(places, items, strict=True)
-    vectors = [embedding_pb2.Embedding(index=place, values=item.embedding) for place, item in placed]
+    placed = zip(places, values, strict=True)
+    vectors = [embedding_pb2.Embedding(index=place, values=numbers) for place, numbers in placed]
     vectors.sort(key=lambda vector: vector.index)
     return vectors
 
 
-def _is_vector(item: _EmbeddingItem) -> bool:
-    values = item.embedding
+def _is_vector(values: list[float]) -> bool:
     return bool(values) and max(values) <= MAX_FLOAT32 and min(values) >= -MAX_FLOAT32
 
 

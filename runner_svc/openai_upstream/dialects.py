@@ -61,7 +61,7 @@ def read_document(payload: bytes) -> JsonMap:
 def read_dialect(document: JsonMap) -> Chunk:
     """Returns the chunk of an object."""
     return Chunk(
-        choices=[_choice(choice) for choice in _list(document.get("choices"))],
+        choices=[_choice(choice) for choice in _some(document.get("choices"))],
         usage=usage_of(document.get("usage")),
         timings=_timings(document.get("timings")),
         metrics=_raw(document.get("metrics")),
@@ -113,7 +113,7 @@ def _choice(source: object) -> ChunkChoice:
     delta = value.get("delta")
     return ChunkChoice(
         index=_index(value.get("index")),
-        delta=None if delta is None else _delta(_object(delta)),
+        delta=None if delta is None else read_delta(_object(delta)),
         text=msgspec.convert(value.get("text"), str | None),
         finish_reason=_finish_reason(value.get("finish_reason")),
         logprobs=_logprobs(value.get("logprobs")),
@@ -136,11 +136,12 @@ def _finish_reason(value: object) -> str | None:
     return json.dumps(value) if value else None
 
 
-def _delta(value: JsonMap) -> ChunkDelta:
+def read_delta(value: JsonMap) -> ChunkDelta:
+    """Returns the delta of an object, or the message in its place."""
     content, thinking = _texts(value.get("content"), "content")
     reasoning, _ = _texts(value.get("reasoning_content"), "reasoning_content", is_thinking=True)
     other = value.get("reasoning")  # some servers have an object here
-    calls = [_call(call) for call in _list(value.get("tool_calls"))]
+    calls = [_call(call) for call in _some(value.get("tool_calls"))]
     if isinstance(older := value.get("function_call"), dict):
         calls.append(_call({"function": older}))
     role = value.get("role")
@@ -167,9 +168,11 @@ def _texts(value: object, name: str, *, is_thinking: bool = False) -> tuple[str 
     if value is None or isinstance(value, str):
         return value, ""
     texts, thoughts = [], []
-    for part in _list(value):
+    for part in [value] if isinstance(value, dict) else _list(value):
         kind = part.get("type") if isinstance(part, dict) else None
-        if kind in _TEXT_PARTS and isinstance(part.get("text"), str):
+        if isinstance(part, str):
+            texts.append(part)
+        elif kind in _TEXT_PARTS and isinstance(part.get("text"), str):
             texts.append(part["text"])
         elif kind in _THINKING_PARTS and not is_thinking:
             found = next((part[key] for key in ("thinking", "reasoning", "text") if part.get(key)), "")
@@ -184,6 +187,8 @@ def _call(source: object) -> JsonMap:
     value = _object(source)
     function = _object(value.get("function") or {})
     arguments = function.get("arguments")
+    if arguments == []:
+        arguments = {}  # PHP has one empty value for lists and objects
     if isinstance(arguments, dict):
         arguments = json.dumps(arguments, ensure_ascii=False)
     extra = _unknown(value, _CALL_FIELDS)
@@ -255,6 +260,11 @@ def _progress(value: object) -> PromptProgress | None:
 
 def _list(value: object) -> list[Any]:
     return [] if value is None else msgspec.convert(value, list[Any])
+
+
+def _some(value: object) -> list[Any]:
+    """Returns the members of a list of which nothing and empty ones are left out."""
+    return [] if value in (None, {}) else [member for member in _list(value) if member is not None]
 
 
 def _object(value: object) -> JsonMap:

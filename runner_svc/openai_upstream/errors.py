@@ -22,11 +22,15 @@ _Kind = TypeVar("_Kind")
 
 
 def read_json(raw: bytes, kind: type[_Kind], what: str) -> _Kind:
-    """Decodes `raw` as `kind`. Raises BACKEND_PROTOCOL_ERROR that begins with `what` ("the engine's scores are")."""
+    """Decodes `raw` as `kind`.
+
+    Raises the error that it states in place of a `kind`, else BACKEND_PROTOCOL_ERROR that begins with `what` ("the
+    engine's scores are").
+    """
     try:
         return msgspec.json.decode(raw, type=kind)
     except JSON_FAULTS as error:
-        raise malformed(f"{what} malformed:", error) from error
+        raise (stated_answer(raw) or malformed(f"{what} malformed:", error)) from error
 
 
 def malformed(what: str, error: Exception) -> WeftError:

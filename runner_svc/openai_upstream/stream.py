@@ -20,7 +20,7 @@ from runner_svc.openai_upstream.chunks import (
     ChunkToolCall,
     PromptProgress,
 )
-from runner_svc.openai_upstream.dialects import DIALECT_FAULTS, read_dialect, read_document
+from runner_svc.openai_upstream.dialects import DIALECT_FAULTS, read_delta, read_dialect, read_document
 from runner_svc.openai_upstream.errors import JSON_FAULTS, ErrorBody, error_fields, malformed, stated_error
 from runner_svc.openai_upstream.half_characters import HalfCharacters
 from runner_svc.openai_upstream.sse import ErrorPayload
@@ -31,7 +31,6 @@ from runner_svc.policy.model_names import is_another_model, plain_name
 from weft.api.common.v1 import event_pb2, warning_pb2
 from weft.dispatch.frames import Frame, has_content, is_content
 from weft.kernel.errors import WeftError
-from weft.kernel.reasons import Reason
 
 DONE = b"[DONE]"
 _EMPTY = b"null"
@@ -88,6 +87,8 @@ class StreamReader:
         self._used_ids = used_ids
         self._calls: dict[int, ToolCallNormalizer] = {}
         """By choice."""
+        self._in_messages: set[int] = set()
+        """Choices whose content is in messages, not in deltas."""
         self._stop_sequences: dict[int, str] = {}
         """By choice: the stop string that ended it."""
         self.done = False
@@ -271,6 +272,8 @@ class StreamReader:
         """Returns the event of a choice's chunk; None for one without content, which may have a finish reason."""
         event = event_pb2.InferenceEvent()
         delta = event.delta
+        if choice.delta is None and choice.text is None and bytes(choice.message) not in NOTHING:
+            self._read_message(choice)
         text = choice.text if choice.delta is None else choice.delta.content
         if text:
             delta.text = text
@@ -279,11 +282,7 @@ class StreamReader:
             _copy_rare_content(choice.delta, delta)
             if choice.delta.tool_calls:
                 delta.tool_calls.extend(self._normalized(choice.index, choice.delta.tool_calls))
-        elif choice.text is None and bytes(choice.message) not in NOTHING:
-            raise WeftError(
-                Reason.BACKEND_PROTOCOL_ERROR, "the engine sent a message where a stream has pieces (delta)"
-            )
-        has_call = choice.delta is not None and bool(choice.delta.tool_calls)
+        has_call = choice.delta is not None and any(map(_is_of_call, choice.delta.tool_calls or ()))
         has_content = has_call or is_content(delta)
         self._state.take(choice.index, choice.finish_reason, has_content=has_content, has_call=has_call)
         if stop_sequence := choice.stop_sequence:
@@ -294,6 +293,17 @@ class StreamReader:
             return None
         delta.index = choice.index
         return event
+
+    def _read_message(self, choice: ChunkChoice) -> None:
+        """Read the message of a choice as its delta, unless deltas have brought its content already."""
+        if self._state.has_begun(choice.index) and choice.index not in self._in_messages:
+            return
+        self._in_messages.add(choice.index)
+        try:
+            choice.delta = read_delta(read_document(bytes(choice.message)))
+            self._halves.join(choice)
+        except DIALECT_FAULTS as error:
+            raise _malformed(error) from error
 
     def _normalized(self, choice: int, calls: list[ChunkToolCall]) -> list[event_pb2.ToolCallDelta]:
         normalizer = self._calls.get(choice)
@@ -385,6 +395,10 @@ def _piece(call: ChunkToolCall) -> CallPiece:
         arguments=function.arguments or "",
         extra=call.extra,
     )
+
+
+def _is_of_call(call: ChunkToolCall) -> bool:
+    return call.function is not None and bool(call.function.name or call.function.arguments)
 
 
 def _token_logprob(token: ChunkToken) -> event_pb2.TokenLogprob:

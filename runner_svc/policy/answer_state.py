@@ -43,6 +43,7 @@ FINISH_REASONS: Mapping[str, Finish] = MappingProxyType(
         "max_tokens": Finish.LENGTH,  # Gemini; Anthropic's API behind a bridge
         "model_length": Finish.LENGTH,  # Mistral
         "tool_calls": Finish.TOOL_CALLS,
+        "tool_call": Finish.TOOL_CALLS,  # Cohere
         "tool_use": Finish.TOOL_CALLS,  # Anthropic's API behind a bridge
         "function_call": Finish.TOOL_CALLS,
         "content_filter": Finish.CONTENT_FILTER,
@@ -87,6 +88,10 @@ class AnswerState:
     def is_complete(self) -> bool:
         """Whether every choice has ended."""
         return len(self._ended) >= self._expected_choices
+
+    def has_begun(self, index: int) -> bool:
+        """Whether a choice has content."""
+        return index in self._begun
 
     @property
     def ends(self) -> Mapping[int, Finish]:

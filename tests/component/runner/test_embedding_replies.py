@@ -1,7 +1,10 @@
 """Valid and invalid embeddings of a server."""
 
 import asyncio
+import base64
 import json
+import math
+import struct
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -17,6 +20,7 @@ from weft.api.common.v1 import completion_pb2, embedding_pb2
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 
+TEXT = completion_pb2.PromptInput(text="a")
 PAYLOAD = embedding_pb2.EmbeddingPayload(inputs=[completion_pb2.PromptInput(text=text) for text in ("a", "b")])
 CALL = CallInfo(request_id="r1", traceparent="")
 
@@ -88,3 +92,22 @@ async def test_vectors_without_usage_or_numbers_are_not_lost(
 async def test_figures_of_vectors_that_are_floats_or_only_a_total_are_read(usage: dict[str, Any]) -> None:
     async with _answering({"data": _VECTORS, "usage": usage}) as http:
         assert (await http.embed(PAYLOAD, CALL)).usage.prompt_tokens == 2
+
+
+async def test_vectors_in_base64_are_read() -> None:
+    """Some servers write them unasked; they were refused."""
+    text = base64.b64encode(struct.pack("<2f", 0.5, -2.0)).decode()
+    async with _answering({"data": [{"embedding": text}]}) as http:
+        result = await http.embed(embedding_pb2.EmbeddingPayload(inputs=[TEXT]), CALL)
+    assert list(result.embeddings[0].values) == [0.5, -2.0]
+    for wrong in ("", "AAA=", "no base64", base64.b64encode(struct.pack("<2f", 1.0, math.nan)).decode()):
+        async with _answering({"data": [{"embedding": wrong}]}) as http:
+            with pytest.raises(WeftError, match="a vector that is empty or holds"):
+                await http.embed(embedding_pb2.EmbeddingPayload(inputs=[TEXT]), CALL)
+
+
+async def test_an_error_in_an_answer_of_status_200_is_the_error() -> None:
+    """It was shown as embeddings that are malformed."""
+    async with _answering({"error": {"message": "the input is empty", "code": 400}}) as http:
+        with pytest.raises(WeftError, match="the input is empty"):
+            await http.embed(PAYLOAD, CALL)

@@ -16,7 +16,7 @@ from runner_svc.openai_upstream.tokens import tokenize
 from runner_svc.policy.parameters import ParameterProfile
 from runner_svc.policy.timeouts import TimeoutProfile
 from runner_svc.runtimes.llama_server.runtime import PARAMETERS
-from weft.api.common.v1 import audio_pb2, chat_pb2, image_pb2, rerank_pb2, tokenize_pb2
+from weft.api.common.v1 import audio_pb2, chat_pb2, event_pb2, image_pb2, rerank_pb2, tokenize_pb2
 from weft.kernel.errors import FieldError, WeftError
 from weft.kernel.reasons import Reason
 
@@ -62,6 +62,21 @@ async def _answering(reply: Any, media_type: str = "application/json") -> AsyncG
             yield http
     finally:
         server.close()
+
+
+async def test_a_whole_answer_in_place_of_a_stream_is_read() -> None:
+    """It was refused, as its content type is not text/event-stream."""
+    message = {"role": "assistant", "content": "Hello\n"}
+    usage = {"prompt_tokens": 3, "completion_tokens": 2}
+    reply = {"choices": [{"index": 0, "message": message, "finish_reason": "length"}], "usage": usage}
+    async with _answering(json.dumps(reply, indent=1).encode(), "application/json; charset=utf-8") as http:
+        events = [event async for frame in http.generate(_chat(), CALL) for event in frame]
+    assert "".join(event.delta.text for event in events) == "Hello\n"
+    assert [event.delta.finish_reason for event in events].count(event_pb2.FINISH_REASON_LENGTH) == 1
+    assert events[-1].finished.receipt.usage.completion_tokens == 2
+    async with _answering({"status": "ok"}) as http:
+        with pytest.raises(WeftError, match="not text/event-stream"):
+            _ = [frame async for frame in http.generate(_chat(), CALL)]
 
 
 @pytest.mark.parametrize(

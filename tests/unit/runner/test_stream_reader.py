@@ -370,11 +370,52 @@ def test_content_after_the_finish_reason_is_never_part_of_the_answer(whole: bool
     assert refused.value.reason is Reason.BACKEND_PROTOCOL_ERROR
 
 
-def test_a_message_in_place_of_a_delta_is_no_empty_answer() -> None:
-    message = {"role": "assistant", "content": "Hello"}
-    error = _fault(_chunk(choices=[{"index": 0, "message": message, "finish_reason": "stop"}], usage={}), DONE)
-    assert error.message == "the engine sent a message where a stream has pieces (delta)"
-    assert _whole(_chunk(choices=[{"delta": {"content": "a"}, "message": None, "finish_reason": "stop"}]), DONE)
+def test_a_message_in_place_of_a_delta_is_read() -> None:
+    """It was refused."""
+    message = {"role": "assistant", "content": "Hello", "tool_calls": [{"id": "c", "function": {"name": "look"}}]}
+    events = _whole(_chunk(choices=[{"index": 0, "message": message, "finish_reason": "stop"}], usage={}), DONE)
+    deltas = [event.delta for event in events if event.HasField("delta")]
+    assert "".join(delta.text for delta in deltas) == "Hello"
+    assert [call.name for delta in deltas for call in delta.tool_calls][:1] == ["look"]
+    assert deltas[-1].finish_reason == event_pb2.FINISH_REASON_TOOL_CALLS
+
+
+@pytest.mark.parametrize(
+    "content", ["ab", ["a", "b"], {"type": "text", "text": "ab"}, [{"type": "text", "text": "a"}, "b"]]
+)
+@pytest.mark.parametrize("name", ["content", "reasoning_content"])
+def test_texts_in_a_list_or_in_one_part_are_joined(name: str, content: object) -> None:
+    """Lists of strings and single parts were refused."""
+    choice = {"delta": {name: content, "tool_calls": [None]}, "finish_reason": "stop"}
+    events = _whole(_chunk(choices=[None, choice], usage={}), _chunk(choices={}), DONE)
+    assert "".join(event.delta.text + event.delta.reasoning for event in events) == "ab"
+
+
+def test_a_call_with_nothing_in_it_does_not_end_an_answer_as_a_call() -> None:
+    """The answer ended with `tool_calls`, and had none."""
+    events = _whole(_chunk(choices=[{"delta": {"content": "a", "tool_calls": [{}]}, "finish_reason": "stop"}]), DONE)
+    reasons = [event.delta.finish_reason for event in events if event.delta.finish_reason]
+    assert reasons == [event_pb2.FINISH_REASON_STOP]
+
+
+def test_an_empty_list_of_arguments_is_no_argument() -> None:
+    """Servers in PHP write it; it was refused."""
+    call = {"id": "c", "function": {"name": "look", "arguments": []}}
+    events = _whole(_chunk(choices=[{"delta": {"tool_calls": [call]}, "finish_reason": "tool_calls"}]), DONE)
+    assert "".join(call.arguments_text for event in events for call in event.delta.tool_calls) == "{}"
+
+
+def test_pieces_in_messages_are_joined_and_a_message_behind_deltas_repeats_them() -> None:
+    def texts(*choices: dict[str, object]) -> str:
+        events = _whole(*(_chunk(choices=[choice]) for choice in choices), DONE)
+        return "".join(event.delta.text for event in events)
+
+    end: dict[str, object] = {"message": {"content": ""}, "finish_reason": "stop"}
+    assert texts({"message": {"content": "a"}}, {"message": {"content": "b"}}, end) == "ab"
+    whole: dict[str, object] = {"message": {"role": "assistant", "content": "ab"}, "finish_reason": "stop"}
+    assert texts({"delta": {"content": "a"}}, {"delta": {"content": "b"}}, whole) == "ab"
+    error = _fault(_chunk(choices=[{"message": {"content": 5}, "finish_reason": "stop"}]), DONE)
+    assert error.reason is Reason.BACKEND_PROTOCOL_ERROR
 
 
 @pytest.mark.parametrize(
