@@ -43,7 +43,7 @@ from gateway.intake.body import body_of
 from gateway.intake.request_model import require_few
 from gateway.media import RequestMedia, supply
 from gateway.openai.chat_builder import ROLES, ChatBuilder, ChatTranslation, entries
-from gateway.openai.extension_fields import unknown_extensions, unsupported
+from gateway.openai.extension_fields import LANGUAGES, fill_extra, unknown_extensions, unsupported
 from gateway.openai.readable_text import document_text, text_in
 from gateway.request_facts import facts_of
 from weft.api.common.v1 import chat_pb2, tokenize_pb2
@@ -136,6 +136,7 @@ def to_countable(request: CountTokensRequest, limits: RequestLimits, media: Requ
     if request.thinking is not None:
         _set_thinking(chat.payload, request.thinking)
     given = request.model_extra or {}
+    fill_extra(chat.payload.extra_parameters, {name: given.get(name) for name in LANGUAGES})
     not_offered = [unsupported(name, "is not supported; it was not used") for name in _NOT_OFFERED if given.get(name)]
     warnings = chat.warnings + not_offered + unknown_extensions(given)
     return ChatTranslation(chat.payload, warnings[:MAX_NOTICES])

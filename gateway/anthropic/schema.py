@@ -7,7 +7,7 @@ providers with this API.
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, Discriminator, Field, Tag
+from pydantic import BeforeValidator, ConfigDict, Discriminator, Field, Tag
 from typing_extensions import override
 
 from gateway.intake.request_model import (
@@ -20,7 +20,7 @@ from gateway.intake.request_model import (
     text_or_list,
 )
 from gateway.openai.chat_schema import FunctionName
-from gateway.openai.sampling import MAX_STOP_CHARS, Share
+from gateway.openai.sampling import MAX_STOP_CHARS, Share, TokenLimit
 
 MAX_TOOL_USE_ID_CHARS = 256
 
@@ -257,10 +257,16 @@ class CountTokensRequest(HandledRequest):
     """A stored conversation: refused with the error that makes clients send the complete conversation."""
 
 
+def _stated(value: object) -> object:
+    if value is None:
+        raise ValueError("must be a number of tokens, or -1 for no limit")
+    return value
+
+
 class MessagesRequest(CountTokensRequest):
     """A request for a message."""
 
-    max_tokens: Annotated[int, Field(ge=1, le=MAX_INT32)]
+    max_tokens: Annotated[TokenLimit, BeforeValidator(_stated)]
     temperature: Annotated[float, Field(ge=0, le=1)] | None = None
     top_p: Share | None = None
     top_k: Annotated[int, Field(ge=0, le=MAX_INT32)] | None = None

@@ -23,7 +23,7 @@ from gateway.ollama.schema import (
     ToolDefinition,
 )
 from gateway.openai.chat_builder import FUNCTION, ROLES, ChatBuilder, ChatTranslation, entries
-from gateway.openai.extension_fields import fill_extra, unsupported
+from gateway.openai.extension_fields import LANGUAGES, fill_extra, unsupported
 from gateway.openai.sampling import SAMPLING_FIELDS
 from weft.api.common.v1 import chat_pb2, completion_pb2, sampling_pb2, warning_pb2
 from weft.dispatch.extra_fields import OF_FUNCTION, carried_only
@@ -113,7 +113,7 @@ def request_warnings(request: OllamaRequest) -> list[warning_pb2.Warning]:
     unknown = [
         unsupported(name[:_MAX_SHOWN_CHARS], "is unknown; it was not used")
         for name, value in (request.model_extra or {}).items()
-        if value is not None
+        if value is not None and name not in LANGUAGES
     ]
     given = (request.options and request.options.model_extra) or {}
     at_start = [
@@ -128,7 +128,9 @@ def _completed(chat: ChatBuilder, request: GeneratingRequest, limits: RequestLim
     """Adds what both kinds of requests have, and returns the translation."""
     payload = chat.payload
     _fill_sampling(payload.sampling, request.options, limits)
-    fill_extra(payload.extra_parameters, _engine_options(request.options))
+    given = request.model_extra or {}
+    languages = {name: given.get(name) for name in LANGUAGES}
+    fill_extra(payload.extra_parameters, {**languages, **_engine_options(request.options)})
     _set_format(chat, request.format)
     _set_thinking(chat, request.think)
     if request.top_logprobs is not None and not request.logprobs:

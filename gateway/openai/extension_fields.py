@@ -17,6 +17,8 @@ NOT_USED = frozenset({
 })  # fmt: skip
 # An alias of a field that the request has under its usual name.
 _SPELLINGS = frozenset({"repetition_penalty"})
+LANGUAGES = ("source_lang_code", "target_lang_code")
+"""Fields of a request to a model that translates, which all chat APIs pass on."""
 _MAX_SHOWN_CHARS = 64
 EXTENSION_PREFIX = "x_"
 """Prefix of fields that concern the mesh. They are never passed to an engine."""

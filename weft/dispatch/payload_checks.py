@@ -13,6 +13,7 @@ from weft.api.common.v1 import (
     image_pb2,
     json_value_pb2,
     rerank_pb2,
+    sampling_pb2,
     tokenize_pb2,
 )
 from weft.dispatch.parameter_checks import (
@@ -66,7 +67,7 @@ def check_chat(payload: chat_pb2.ChatPayload, schemas: SchemaLimits, field: str 
         check_number(f"{field}.choice_count", payload.choice_count, 1, MAX_CHOICES)
     if payload.HasField("top_logprobs"):
         check_number(f"{field}.top_logprobs", payload.top_logprobs, 0, MAX_TOP_LOGPROBS)
-    check_message(payload.sampling, f"{field}.sampling")
+    _check_sampling(payload.sampling, f"{field}.sampling")
     check_extra(payload.extra_parameters, f"{field}.extra_parameters")
     _guard_schemas(payload, schemas, field)
 
@@ -95,8 +96,15 @@ def check_completion(payload: completion_pb2.CompletionPayload) -> None:
         check_number("payload.choice_count", payload.choice_count, 1, MAX_CHOICES)
     if payload.HasField("logprobs"):
         check_number("payload.logprobs", payload.logprobs, 0, MAX_TOP_LOGPROBS)
-    check_message(payload.sampling, "payload.sampling")
+    _check_sampling(payload.sampling, "payload.sampling")
     check_extra(payload.extra_parameters, "payload.extra_parameters")
+
+
+def _check_sampling(sampling: sampling_pb2.SamplingParams, field: str) -> None:
+    """Raises INVALID_ARGUMENT naming the field. A limit of -1 tokens is none, and is removed."""
+    if sampling.max_tokens == -1:
+        sampling.ClearField("max_tokens")
+    check_message(sampling, field)
 
 
 def check_embedding(payload: embedding_pb2.EmbeddingPayload) -> None:

@@ -59,6 +59,18 @@ def text(words: str) -> dict[str, Any]:
     return {"type": "text", "text": words, "cache_control": {"type": "ephemeral"}}
 
 
+def test_a_limit_of_minus_one_token_is_none() -> None:
+    """It was refused."""
+    assert not payload(max_tokens=-1).sampling.HasField("max_tokens")
+    assert payload(max_tokens=9).sampling.max_tokens == 9
+
+
+def test_the_languages_of_a_translation_are_passed_on() -> None:
+    """The engine asked for fields that this API did not have."""
+    languages = {"source_lang_code": "de", "target_lang_code": "en"}
+    assert plain_object(payload(**languages).extra_parameters) == languages
+
+
 def test_text_comes_as_a_string_or_as_blocks() -> None:
     assert turns({"role": "user", "content": "Hi"}) == [("user", ["Hi"])]
     assert turns(user(text("a"), text("b"))) == [("user", ["a", "b"])]

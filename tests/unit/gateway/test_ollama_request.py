@@ -59,6 +59,13 @@ def refused_field(**fields: Any) -> str:
     return str(caught.value.metadata["field"])
 
 
+def test_the_languages_of_a_translation_are_passed_on() -> None:
+    """The engine asked for fields that this API did not have."""
+    for found in (chat(target_lang_code="en"), prompt_to_chat(generating(target_lang_code="en"), LIMITS, media(), 9)):
+        assert plain_object(found.payload.extra_parameters) == {"target_lang_code": "en"}
+        assert not found.warnings
+
+
 def test_a_conversation_keeps_its_roles_its_thinking_and_its_images() -> None:
     messages = [
         {"role": "system", "content": "Be brief."},

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 import pytest
 from google.protobuf.descriptor import Descriptor
 
-from weft.api.common.v1 import agent_behaviour_pb2, chat_pb2, completion_pb2, json_value_pb2
+from weft.api.common.v1 import agent_behaviour_pb2, chat_pb2, completion_pb2, json_value_pb2, sampling_pb2
 from weft.api.router.v1 import inference_service_pb2
 from weft.api.runner.v1 import generation_service_pb2
 from weft.dispatch.parameter_checks import MAX_EXTRA_BYTES, MAX_EXTRA_FIELDS
@@ -35,6 +35,17 @@ def extra_of(members: Mapping[str, str]) -> json_value_pb2.JsonObject:
     for name, text in members.items():
         extra.fields.add(name=name).value.string_value = text
     return extra
+
+
+def test_a_limit_of_minus_one_token_is_none() -> None:
+    """It was refused."""
+    payload = chat_pb2.ChatPayload(sampling=sampling_pb2.SamplingParams(max_tokens=-1))
+    payload.messages.add(role=chat_pb2.ROLE_USER)
+    check_chat(payload, SchemaLimits())
+    assert not payload.sampling.HasField("max_tokens")
+    payload.sampling.max_tokens = -2
+    with pytest.raises(FieldError, match=r"sampling\.max_tokens"):
+        check_chat(payload, SchemaLimits())
 
 
 @pytest.mark.parametrize("check", [chat_with, completion_with])

@@ -48,7 +48,7 @@ class SamplingParams(google.protobuf.message.Message):
     REPEAT_PENALTY_FIELD_NUMBER: builtins.int
     LOGIT_BIAS_FIELD_NUMBER: builtins.int
     max_tokens: builtins.int
-    """The most tokens to generate per choice. Range 1 to 2,147,483,647."""
+    """The most tokens to generate per choice. Range 1 to 2,147,483,647; -1 in a request is no limit."""
     temperature: builtins.float
     """Softmax temperature. Range 0 to 2; 0 is greedy."""
     top_p: builtins.float
