@@ -94,7 +94,7 @@ def test_content_as_a_list_of_parts_is_text_and_reasoning() -> None:
     assert "".join(event.delta.reasoning for event in events) == "hm"
 
 
-@pytest.mark.parametrize("content", [{"text": "a"}, ["a"], [{"type": "image_url"}], [{"type": "text", "text": 5}], 7])
+@pytest.mark.parametrize("content", [{"text": "a"}, [["a"]], [{"type": "image_url"}], [{"type": "text", "text": 5}], 7])
 def test_content_that_cannot_be_read_is_an_error(content: object) -> None:
     with pytest.raises(WeftError) as refused:
         _read(_delta(content=content), END)
