@@ -76,9 +76,15 @@ class RegistryPort(Protocol):
         ...
 
     async def apply(
-        self, documents: Sequence[AnyDocument], *, dry_run: bool, adopt: bool, author: Author = NOBODY
+        self,
+        documents: Sequence[AnyDocument],
+        *,
+        dry_run: bool,
+        adopt: bool,
+        author: Author = NOBODY,
+        expected: Sequence[AnyDocument] = (),
     ) -> Sequence[ApplyResult]:
-        """Brings all resources to their declared state, or none."""
+        """Brings all resources to their declared state, or none; `expected`: what each was read as."""
         ...
 
     async def delete(self, kind: ResourceKind, name: str, *, force: bool) -> None:

@@ -43,6 +43,8 @@ class ApplyRequest(_Part):
     """Whether the changes are only reported, not made."""
     adopt: bool = False
     """Whether to adopt resources that runners published: virtual ones become public."""
+    expected: Annotated[list[Any], Field(max_length=MAX_DOCUMENTS)] = []
+    """What each document was read as. One that is declared otherwise by now is refused with `resource_changed`."""
 
 
 class MeshConfig(_Part):

@@ -197,14 +197,15 @@ async def apply_resources(deps: Gateway, request: Request) -> Response:
     raw, is_yaml = await _body_of(request, deps)
     if is_yaml:
         query = Query(request.scope, frozenset(APPLY_PARAMETERS))
-        dry_run, adopt = query.flag("dryRun"), query.flag("adopt")
+        dry_run, adopt, expected = query.flag("dryRun"), query.flag("adopt"), list[AnyDocument]()
         # In a thread: a large file takes seconds.
         documents = await asyncio.to_thread(documents_of_yaml, raw)
     else:
         Query(request.scope)
         params = parse(ApplyRequest, raw, max_depth=deps.config.limits.max_json_depth)
         dry_run, adopt, documents = params.dry_run, params.adopt, documents_of_json(params.documents)
-    results = await _apply(request, deps, documents, dry_run=dry_run, adopt=adopt)
+        expected = documents_of_json(params.expected, "expected")
+    results = await _apply(request, deps, documents, dry_run=dry_run, adopt=adopt, expected=expected)
     return json_response(applied_body(results, dry_run=dry_run))
 
 
@@ -232,7 +233,13 @@ async def _body_of(request: Request, deps: GatewayDeps) -> tuple[bytes, bool]:
 
 
 async def _apply(
-    request: Request, deps: GatewayDeps, documents: Sequence[AnyDocument], *, dry_run: bool, adopt: bool
+    request: Request,
+    deps: GatewayDeps,
+    documents: Sequence[AnyDocument],
+    *,
+    dry_run: bool,
+    adopt: bool,
+    expected: Sequence[AnyDocument] = (),
 ) -> Sequence[ApplyResult]:
     principal = facts_of(request.scope).principal
     wanted = [_with_named_targets(deps, each) for each in documents]
@@ -240,7 +247,9 @@ async def _apply(
         # The registry sees only the gateway's own key.
         principal.require(USE_SECRETS)
     require_declarable(principal, wanted)
-    results = await deps.registry.apply(documents, dry_run=dry_run, adopt=adopt, author=author_of(request))
+    results = await deps.registry.apply(
+        documents, dry_run=dry_run, adopt=adopt, author=author_of(request), expected=expected
+    )
     changed = [f"{result.kind}/{result.name}" for result in results if result.outcome != ApplyResult.OUTCOME_UNCHANGED]
     if changed and not dry_run:
         request_id = facts_of(request.scope).request_id
@@ -266,11 +275,11 @@ def author_of(request: Request) -> Author:
 _SOURCE = "body"
 
 
-def documents_of_json(values: Sequence[Any]) -> list[AnyDocument]:
+def documents_of_json(values: Sequence[Any], name: str = "documents") -> list[AnyDocument]:
     """Returns the documents of an apply request. Raises INVALID_ARGUMENT naming `documents[<index>]` and the field."""
     found = []
     for index, value in enumerate(values):
-        where = f"documents[{index}]"
+        where = f"{name}[{index}]"
         try:
             found.append(SourcedDocument(document=parse_document(value), where=where))
         except FieldError as error:

@@ -96,6 +96,7 @@ class RegistryCalls:
         return found
 
 
+APPLY_TIMEOUT_SECONDS = 60.0
 FORCED_DELETE_TIMEOUT_SECONDS = 120.0
 """Longest forced delete: the registry waits less than this for the requests of the model to end."""
 PROFILE_TIMEOUT_SECONDS = 60.0
@@ -184,7 +185,13 @@ class RegistryClient(RegistryPort):
 
     @override
     async def apply(
-        self, documents: Sequence[AnyDocument], *, dry_run: bool, adopt: bool, author: Author = NOBODY
+        self,
+        documents: Sequence[AnyDocument],
+        *,
+        dry_run: bool,
+        adopt: bool,
+        author: Author = NOBODY,
+        expected: Sequence[AnyDocument] = (),
     ) -> Sequence[ApplyResult]:
         request = declaration_service_pb2.ApplyRequest(
             declarations=[to_declaration(document) for document in documents],
@@ -192,8 +199,9 @@ class RegistryClient(RegistryPort):
             adopt=adopt,
             requested_by=author.name,
             own_only=author.own_only,
+            expected=[to_declaration(document) for document in expected],
         )
-        answer = await self._calls.call(self._declarations.Apply, request)
+        answer = await self._calls.call(self._declarations.Apply, request, APPLY_TIMEOUT_SECONDS)
         return [_known(result) for result in answer.results]
 
     @override

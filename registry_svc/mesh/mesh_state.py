@@ -11,7 +11,15 @@ from google.protobuf.message import Message
 
 from registry_svc.mesh.declared_documents import DeclaredDocuments
 from registry_svc.mesh.indexes import IdIndex, ManifestSizes, PoolIndex, RouteIndex, TargetIndex
-from registry_svc.mesh.overlay import may_serve, public_agent, public_model, says_the_same, virtual_agent, virtual_model
+from registry_svc.mesh.overlay import (
+    is_alike,
+    may_serve,
+    public_agent,
+    public_model,
+    says_the_same,
+    virtual_agent,
+    virtual_model,
+)
 from registry_svc.mesh.policy.declarations import Target
 from registry_svc.mesh.session_state import SessionState
 from weft.api.registry.v1 import agent_pb2, model_pb2, pool_pb2, route_pb2, runner_pb2, workflow_pb2
@@ -338,7 +346,7 @@ class Mesh(ResourceIndex):
         if kind not in self.documents:
             return True
         found = self.agent(name) if kind is ResourceKind.AGENT else self.documents[kind].shown.get(name)
-        return found is not None and found.manifest == expected.declared
+        return found is not None and is_alike(found.manifest, expected.declared)
 
     def _changes(
         self,

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from google.protobuf.message import Message
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from registry_svc.mesh.domain import Status
@@ -14,6 +15,7 @@ from weft.api.registry.v1 import (
     route_pb2,
     runner_pb2,
 )
+from weft.documents.codec import without_defaults
 from weft.kernel.field_rules import enum_words
 from weft.kernel.names import resource_id
 
@@ -76,11 +78,18 @@ def says_the_same(
     The readable form of a public model may hold facts of its publication; declaring exactly that changes nothing.
     """
     if declared is not None:
-        same = given.manifest == declared.manifest or (view is not None and given.manifest == view.manifest)
+        same = is_alike(given.manifest, declared.manifest) or (
+            view is not None and is_alike(given.manifest, view.manifest)
+        )
         return same and given.runner == declared.declared_runner
     if publication is None:
         return False
-    return given.manifest == publication.manifest and given.runner in {"", publication.runner}
+    return is_alike(given.manifest, publication.manifest) and given.runner in {"", publication.runner}
+
+
+def is_alike(one: Message, other: Message) -> bool:
+    """Whether two manifests declare the same: a value that is there by default may be left out."""
+    return one == other or without_defaults(one) == without_defaults(other)
 
 
 def may_serve(declared: model_pb2.Model | None, runner: str) -> bool:

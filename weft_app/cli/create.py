@@ -6,15 +6,11 @@ from typing import Annotated, Any
 
 import typer
 
-from weft.api.registry.v1.declaration_service_pb2 import ApplyResult
-from weft.client.resources import connect_registry
-from weft.documents.field_names import declared_field
-from weft.documents.resource_kinds import ResourceKind
-from weft.documents.resources import applied_document
-from weft.documents.yaml_documents import parse_document
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.names import require_name
 from weft.kernel.reasons import Reason
+from weft_app.cli.declare import post_apply
+from weft_app.cli.mesh_api import connect
 from weft_app.cli.options import DEFAULT_HOME, HomeOption, NamedFormat, naming_fields
 from weft_app.cli.output import print_document, say
 from weft_app.cli.secrets import create_secret, rotate_secret
@@ -111,29 +107,26 @@ def create_model(
     }
     given["labels"] = labels_of(labels or (), "--label")
     document |= {field: value for field, value in given.items() if value}
-    with naming_fields(_option_of):
-        made = parse_document(document, ResourceKind.MODEL)
-        with connect_registry(home=home) as registry:
-            (planned,) = registry.apply([made], dry_run=True)
-            if planned.outcome != ApplyResult.OUTCOME_CREATED:
-                raise WeftError(
-                    Reason.ALREADY_EXISTS,
-                    f"there is a model {name} already; change it: weft get model {name} -o yaml, then weft apply",
-                    metadata={"model": name},
-                )
-            (result,) = registry.apply([made])
+    with naming_fields(_option_of), connect(home) as mesh:
+        (planned,) = post_apply(mesh, [document], dry_run=True)
+        if planned["outcome"] != "created":
+            raise WeftError(
+                Reason.ALREADY_EXISTS,
+                f"there is a model {name} already; change it: weft get model {name} -o yaml, then weft apply",
+                metadata={"model": name},
+            )
+        (result,) = post_apply(mesh, [document])
     if output is NamedFormat.TABLE:
         say(f"model/{name} created\n")
     elif output is NamedFormat.NAME:
         say(f"model/{name}\n")
     else:
-        print_document(applied_document(result), output)
+        print_document(result, output)
 
 
 def _option_of(field: str) -> str:
-    """Returns the option for a field of the document, or of the declaration that the registry refuses."""
-    found = declared_field(field)
-    name = field if found is None else found[1]
+    """Returns the option for a field of the document that is refused."""
+    name = field.removeprefix("documents[0].")
     return _OPTIONS.get(name, "--label" if name.startswith("labels") else name)
 
 

@@ -1,20 +1,17 @@
 """`weft apply`, `weft diff` and `weft delete`: declared resources against those of the mesh."""
 
+import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from difflib import unified_diff
 from pathlib import Path
 from types import MappingProxyType
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 
-from weft.api.registry.v1.declaration_service_pb2 import ApplyResult
-from weft.client.resources import Registry, connect_registry
-from weft.documents.codec import word_of
-from weft.documents.field_names import declared_field
 from weft.documents.resource_kinds import ResourceKind
-from weft.documents.resources import AnyDocument, ModelDocument, applied_document, declared, declared_document
+from weft.documents.resources import declared_of, plain
 from weft.documents.yaml_documents import (
     MAX_FILE_BYTES,
     SourcedDocument,
@@ -24,8 +21,10 @@ from weft.documents.yaml_documents import (
 )
 from weft.kernel.errors import FieldError, WeftError, invalid_field
 from weft.kernel.reasons import Reason
+from weft_app.cli.columns import label_of
 from weft_app.cli.completion import complete_with_tasks
-from weft_app.cli.mesh_documents import connect_documents
+from weft_app.cli.mesh_api import MeshApi, connect
+from weft_app.cli.mesh_documents import Document, connect_documents
 from weft_app.cli.options import DEFAULT_HOME, EXIT_USAGE, HomeOption, exit_code, note, reporting, words_of
 from weft_app.cli.output import json_text, say
 from weft_app.cli.secrets import delete_secrets, is_about_secrets
@@ -39,9 +38,15 @@ from weft_app.cli.targets import (
 )
 from weft_app.cli.tasks import delete_tasks, is_about_tasks
 
+APPLY_TIMEOUT_SECONDS = 60.0
+FORCED_DELETE_TIMEOUT_SECONDS = 120.0
+"""Longest forced delete: the registry waits less than this for the model's requests to end."""
 MAX_SELECTED = 100
 """Most resources that one selector deletes."""
+UNCHANGED = "unchanged"
+"""The outcome of a document that changes nothing."""
 STDIN = "-"
+_FIELD = re.compile(r"documents\[(\d+)\]\.?(.*)")
 FILE_SUFFIXES = frozenset({".yaml", ".yml", ".json"})
 EXIT_DIFFERENT = 1
 EXIT_DIFF_FAILED = EXIT_USAGE
@@ -87,7 +92,7 @@ def diff(files: FilesOption, adopt: AdoptOption = False, home: HomeOption = DEFA
         changed = [
             (result, sourced)
             for result, sourced in zip(submit(documents, home, dry_run=True, adopt=adopt), documents, strict=True)
-            if result.outcome != ApplyResult.OUTCOME_UNCHANGED
+            if result["outcome"] != UNCHANGED
         ]
         for result, sourced in changed:
             say(difference(result, sourced.where))
@@ -108,8 +113,8 @@ def submit(
     *,
     dry_run: bool,
     adopt: bool,
-    expected: tuple[AnyDocument, ...] = (),
-) -> list[ApplyResult]:
+    expected: tuple[Document, ...] = (),
+) -> list[Document]:
     """Applies documents; a refusal names its document. An empty list is applied without an error.
 
     `expected`: what each was read as; RESOURCE_CHANGED is raised for one that is declared otherwise by now.
@@ -118,47 +123,54 @@ def submit(
         note("there is nothing to apply")
         return []
     try:
-        with connect_registry(home=home) as registry:
-            wanted = [sourced.document for sourced in documents]
-            return registry.apply(wanted, dry_run=dry_run, adopt=adopt, expected=expected)
+        with connect(home, APPLY_TIMEOUT_SECONDS) as api:
+            wanted = [plain(sourced.document) for sourced in documents]
+            return post_apply(api, wanted, dry_run=dry_run, adopt=adopt, expected=expected)
     except WeftError as error:
         raise _placed(error, documents) from error
 
 
-def difference(result: ApplyResult, where: str) -> str:
+def post_apply(
+    api: MeshApi,
+    documents: list[Document],
+    *,
+    dry_run: bool = False,
+    adopt: bool = False,
+    expected: tuple[Document, ...] = (),
+) -> list[Document]:
+    """Returns the outcome for each document; see `submit`. Errors name `documents[<index>]` and the field."""
+    body = {"documents": documents, "dryRun": dry_run, "adopt": adopt, "expected": expected}
+    results: list[Document] = api.post("/api/v1/apply", body)["results"]
+    return results
+
+
+def difference(result: Document, where: str) -> str:
     """Returns a unified diff between a resource as declared in the mesh and as `where` declares it."""
-    name = _label(result)
-    before, after = _lines(result, "before"), _lines(result, "after")
+    name = label_of(result)
+    before, after = _lines(result.get("before")), _lines(result.get("after"))
     if before == after:
         return f"# {name}: published by a runner now, declared then\n"
     return "".join(unified_diff(before, after, f"{name} (mesh)", f"{name} ({where})"))
 
 
-def _lines(result: ApplyResult, state: Literal["before", "after"]) -> list[str]:
-    if not result.HasField(state):
-        return []
-    return yaml_text(declared(declared_document(getattr(result, state)))).splitlines(keepends=True)
+def _lines(document: Document | None) -> list[str]:
+    return [] if document is None else yaml_text(declared_of(document)).splitlines(keepends=True)
 
 
-def _render(applied: list[ApplyResult], output: str, *, dry_run: bool) -> str:
+def _render(applied: list[Document], output: str, *, dry_run: bool) -> str:
     if output == "json":
-        results = [applied_document(result) for result in applied]
-        return json_text({"kind": "ApplyAnswer", "dryRun": dry_run, "results": results})
+        return json_text({"kind": "ApplyAnswer", "dryRun": dry_run, "results": applied})
     suffix = " (dry run)" if dry_run else ""
-    words = (f" {word_of(result, 'outcome')}{suffix}" if output == "table" else "" for result in applied)
-    return "".join(f"{_label(result)}{word}\n" for result, word in zip(applied, words, strict=True))
-
-
-def _label(result: ApplyResult) -> str:
-    return f"{result.kind}/{result.name}"
+    words = (f" {result['outcome']}{suffix}" if output == "table" else "" for result in applied)
+    return "".join(f"{label_of(result)}{word}\n" for result, word in zip(applied, words, strict=True))
 
 
 def _placed(error: WeftError, documents: tuple[SourcedDocument, ...]) -> WeftError:
-    """Returns the error with its place in the files instead of "declarations[2].agent.model"."""
-    found = declared_field(error.field) if isinstance(error, FieldError) else None
-    if not isinstance(error, FieldError) or found is None or found[0] >= len(documents):
+    """Returns the error with its place in the files instead of "documents[2].model"."""
+    found = _FIELD.fullmatch(error.field) if isinstance(error, FieldError) else None
+    if not isinstance(error, FieldError) or found is None or int(found[1]) >= len(documents):
         return error
-    index, field = found
+    index, field = int(found[1]), found[2]
     why = error.message.removeprefix(f"{error.field}: ")
     return FieldError(f"{documents[index].where}: {field}" if field else documents[index].where, why, error.reason)
 
@@ -236,8 +248,8 @@ def delete(
     targets = [] if selector else _targets(resources or [], files or [])
     if selector:
         targets = _selected(home, resources or [], selector)
-    with connect_registry(home=home) as registry:
-        failures = [_delete(registry, target, ignore_not_found, force=force) for target in targets]
+    with connect(home, FORCED_DELETE_TIMEOUT_SECONDS) as api:
+        failures = [_delete(api, target, ignore_not_found, force=force) for target in targets]
     codes = [code for code in failures if code]
     if codes:
         raise typer.Exit(codes[0])
@@ -280,11 +292,12 @@ _DELETED_FIRST: Mapping[ResourceKind, int] = MappingProxyType(
 """The order in which kinds are deleted; others come last."""
 
 
-def _delete(registry: Registry, target: Target, ignore_not_found: bool, *, force: bool) -> int:
+def _delete(api: MeshApi, target: Target, ignore_not_found: bool, *, force: bool) -> int:
     """Deletes one resource; returns 0 or the exit code of its failure."""
     try:
-        runner = _returns_with(registry.document(target.kind, target.name)) if force else ""
-        registry.delete(target.kind, target.name, force=force)
+        path = f"/api/v1/{target.kind.plural}/{target.name}"
+        runner = _returns_with(api.get(path)) if force else ""
+        api.delete(path, force=force)
     except WeftError as error:
         if is_missing(error) and ignore_not_found:
             return 0
@@ -296,8 +309,7 @@ def _delete(registry: Registry, target: Target, ignore_not_found: bool, *, force
     return 0
 
 
-def _returns_with(document: AnyDocument) -> str:
+def _returns_with(document: Document) -> str:
     """Returns the live runner whose configuration names a model; empty: nothing brings it back."""
-    if not isinstance(document, ModelDocument) or document.instance is None or document.instance.added_source:
-        return ""
-    return document.observed.runner if document.observed is not None else ""
+    instance = document["status"].get("instance", {})
+    return document["status"].get("runner", "") if instance and not instance.get("addedSource") else ""

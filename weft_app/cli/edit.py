@@ -12,17 +12,15 @@ from typing import Annotated, NamedTuple, NoReturn
 
 import typer
 
-from weft.api.registry.v1.alias_pb2 import Alias
-from weft.api.registry.v1.declaration_service_pb2 import ApplyResult
-from weft.client.resources import connect_registry
 from weft.documents.resource_kinds import ResourceKind
-from weft.documents.resources import AnyDocument, declared
-from weft.documents.yaml_documents import SourcedDocument, read_documents, yaml_text
+from weft.documents.resources import declared_of
+from weft.documents.yaml_documents import read_documents, yaml_text
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.reasons import Reason
+from weft_app.cli.columns import label_of
 from weft_app.cli.completion import complete_named
-from weft_app.cli.declare import AdoptOption, submit
-from weft_app.cli.mesh_documents import connect_documents
+from weft_app.cli.declare import UNCHANGED, AdoptOption, submit
+from weft_app.cli.mesh_documents import Document, connect_documents
 from weft_app.cli.options import DEFAULT_HOME, HomeOption, note
 from weft_app.cli.output import safe_text, say
 from weft_app.cli.targets import one_named
@@ -81,29 +79,26 @@ def edit(
     """
     with connect_documents(home) as mesh:
         target = one_named(mesh, resource)
-    if target.kind in _NOT_DECLARED:
-        raise invalid_field("KIND", _NOT_DECLARED[target.kind])
-    with connect_registry(home=home) as registry:
-        original = registry.document(target.kind, target.name)
+        if target.kind in _NOT_DECLARED:
+            raise invalid_field("KIND", _NOT_DECLARED[target.kind])
+        original = mesh.document(target.kind, target.name)
     _require_editable(original, adopt=adopt)
     _Session(original, home, _editor(), adopt=adopt).run()
 
 
-def _require_editable(document: AnyDocument, *, adopt: bool) -> None:
+def _require_editable(document: Document, *, adopt: bool) -> None:
     """Raises RESOURCE_IN_USE for what belongs to a weft.yaml, naming which."""
-    observed = document.observed
-    if isinstance(observed, Alias) and observed.source == Alias.SOURCE_CONFIGURED:
+    label, status = label_of(document), document["status"]
+    if document["kind"] == ResourceKind.ALIAS and status.get("source") == "configured":
         raise WeftError(
             Reason.RESOURCE_IN_USE,
-            f"{document.label} is of the mesh's weft.yaml (registry.aliases): edit it there, then weft reload",
+            f"{label} is of the mesh's weft.yaml (registry.aliases): edit it there, then weft reload",
         )
-    kind = getattr(observed, "kind", None)
-    if not adopt and kind is not None and kind == getattr(observed, "KIND_VIRTUAL", None):
-        runner = getattr(observed, "runner", "")
+    if not adopt and status.get("kind") == "virtual":
         raise WeftError(
             Reason.RESOURCE_IN_USE,
-            f"{document.label} is published by the runner {runner} from the weft.yaml of its host: edit it there, then "
-            f"weft reload; or declare it in the mesh, which then counts: weft edit {document.label} --adopt",
+            f"{label} is published by the runner {status.get('runner', '')} from the weft.yaml of its host: edit it "
+            f"there, then weft reload; or declare it in the mesh, which then counts: weft edit {label} --adopt",
         )
 
 
@@ -121,19 +116,20 @@ def _editor() -> list[str]:
 class _Session:
     """One resource in an editor, until it is applied or given up. Its file stays where an edit would be lost."""
 
-    def __init__(self, original: AnyDocument, home: Path, editor: list[str], *, adopt: bool) -> None:
+    def __init__(self, original: Document, home: Path, editor: list[str], *, adopt: bool) -> None:
         self._original = original
+        self._label = label_of(original)
         self._home = home
         self._editor = editor
         self._adopt = adopt
-        name = f"weft-{original.kind.value}-{original.name}-".replace("/", "-").replace(":", "-")
+        name = f"weft-{self._label}-".replace("/", "-").replace(":", "-")
         number, file = tempfile.mkstemp(prefix=name, suffix=".yaml")
         os.close(number)
         self._file = Path(file)
 
     def run(self) -> None:
         """Opens the editor until its text is applied, unchanged, or refused for a reason that no text avoids."""
-        original = yaml_text(declared(self._original))
+        original = yaml_text(declared_of(self._original))
         text, wrong = original, ""
         for _ in range(MAX_TRIES):
             edited = self._edited(text, wrong)
@@ -160,7 +156,7 @@ class _Session:
     def _edited(self, text: str, wrong: str) -> _Edited:
         """Returns what the user made of a text."""
         header = [
-            f"Edit {self._original.label}. It is applied when the editor ends; without a change, or empty, nothing is.",
+            f"Edit {self._label}. It is applied when the editor ends; without a change, or empty, nothing is.",
             *([safe_text(line) for line in f"Not applied: {wrong}".splitlines()] if wrong else []),
         ]
         self._file.write_text("".join(f"{_COMMENT} {line}\n" for line in header) + text, encoding="utf-8")
@@ -179,28 +175,23 @@ class _Session:
         found = "".join(lines[start:])
         return _Edited(found, not found.strip())
 
-    def _applied(self, text: str) -> list[ApplyResult]:
+    def _applied(self, text: str) -> list[Document]:
         """Applies the text as `weft apply` does, where the resource still is as it was read."""
         found = read_documents(text, EDITED)
-        if [one.label for one in found] != [self._original.label]:
-            raise invalid_field(EDITED, f"must be {self._original.label} alone; delete and apply rename a resource")
-        return self._submitted(found)
-
-    def _submitted(self, found: tuple[SourcedDocument, ...]) -> list[ApplyResult]:
+        if [one.label for one in found] != [self._label]:
+            raise invalid_field(EDITED, f"must be {self._label} alone; delete and apply rename a resource")
         try:
-            return submit(found, self._home, dry_run=False, adopt=self._adopt, expected=(self._original,))
+            return submit(found, self._home, dry_run=False, adopt=self._adopt, expected=(declared_of(self._original),))
         except WeftError as error:
             if error.reason is Reason.RESOURCE_CHANGED:
-                label = self._original.label
-                raise WeftError(
-                    error.reason, f"{label} was changed or deleted since it was opened; nothing was applied"
-                ) from error
+                message = f"{self._label} was changed or deleted since it was opened; nothing was applied"
+                raise WeftError(error.reason, message) from error
             raise
 
-    def _say(self, results: list[ApplyResult]) -> None:
+    def _say(self, results: list[Document]) -> None:
         self._file.unlink(missing_ok=True)
-        is_changed = any(result.outcome != ApplyResult.OUTCOME_UNCHANGED for result in results)
-        say(f"{self._original.label} {'configured' if is_changed else 'unchanged'}\n")
+        is_changed = any(result["outcome"] != UNCHANGED for result in results)
+        say(f"{self._label} {'configured' if is_changed else 'unchanged'}\n")
 
     def _discard(self, text: str) -> None:
         self._file.unlink(missing_ok=True)

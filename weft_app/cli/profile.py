@@ -2,24 +2,27 @@
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from weft.api.registry.v1.declaration_service_pb2 import ApplyResult
-from weft.api.registry.v1.profile_service_pb2 import ProfileStep, SwitchProfileResponse
+from weft.api.registry.v1.profile_pb2 import ProfileLoadSettings
 from weft.client.operations import connect_operations
-from weft.client.resources import connect_registry
-from weft.documents.codec import document_of, without_defaults, word_of
-from weft.documents.resources import applied_document
+from weft.documents.codec import leave_out_defaults
 from weft.kernel.errors import WeftError
 from weft.kernel.names import require_name
+from weft_app.cli.columns import label_of
 from weft_app.cli.completion import complete_profile
-from weft_app.cli.declare import difference
+from weft_app.cli.declare import UNCHANGED, difference
+from weft_app.cli.mesh_api import connect
+from weft_app.cli.mesh_documents import Document
 from weft_app.cli.operations import follow, outcome_text
 from weft_app.cli.options import DEFAULT_HOME, HomeOption, OutputFormat, OutputOption, note
 from weft_app.cli.output import print_document, say
 
+PROFILES = "/api/v1/profiles"
+TIMEOUT_SECONDS = 60.0
+"""Timeout of a save or a switch: runners with loaded models are asked how they were loaded."""
 EXIT_NOT_DONE = 1
 """The documents are switched, and a model could not be loaded or unloaded."""
 
@@ -50,11 +53,12 @@ def save(
     Example: weft profile save coding --description "Two coders, no vision"
     """
     require_name(name, "NAME")
-    with connect_registry(home=home) as registry:
-        result = registry.save_profile(name, description=description, leave_others=leave_others, dry_run=dry_run)
+    body = {"description": description, "leaveOthers": leave_others}
+    with connect(home, TIMEOUT_SECONDS) as api:
+        (result,) = api.post(f"{PROFILES}/{name}/save", body, dryRun=dry_run)["results"]
     if dry_run:
         say(difference(result, "now"))
-    say(f"profile/{name} {word_of(result, 'outcome')}{' (dry run)' if dry_run else ''}\n")
+    say(f"profile/{name} {result['outcome']}{' (dry run)' if dry_run else ''}\n")
 
 
 @app.command("switch")
@@ -74,10 +78,10 @@ def switch(
     Example: weft profile switch coding --dry-run
     """
     require_name(name, "NAME")
-    with connect_registry(home=home) as registry:
-        switched = registry.switch_profile(name, dry_run=dry_run)
+    with connect(home, TIMEOUT_SECONDS) as api:
+        switched = api.post(f"{PROFILES}/{name}/switch", dryRun=dry_run)
     if output is not OutputFormat.TABLE:
-        print_document(_document(switched, name, dry_run=dry_run), output)
+        print_document(switched, output)
     else:
         say(_text(switched, name, dry_run=dry_run))
     if dry_run:
@@ -86,58 +90,48 @@ def switch(
     if not no_wait:
         failed += _followed(switched, home, quiet=output is not OutputFormat.TABLE)
     if failed:
-        note(f"profile/{name} is active, but {failed} of {len(switched.steps)} models are not as it says")
+        note(f"profile/{name} is active, but {failed} of {len(switched['steps'])} models are not as it says")
         raise typer.Exit(EXIT_NOT_DONE)
 
 
-def _document(switched: SwitchProfileResponse, name: str, *, dry_run: bool) -> dict[str, object]:
-    return {
-        "kind": "SwitchAnswer",
-        "name": name,
-        "previous": switched.previous,
-        "dryRun": dry_run,
-        "results": [applied_document(result) for result in switched.results],
-        "steps": [document_of(step) for step in switched.steps],
-    }
-
-
-def _text(switched: SwitchProfileResponse, name: str, *, dry_run: bool) -> str:
-    changed = [each for each in switched.results if each.outcome != ApplyResult.OUTCOME_UNCHANGED]
+def _text(switched: Document, name: str, *, dry_run: bool) -> str:
+    changed = [each for each in switched["results"] if each["outcome"] != UNCHANGED]
     if dry_run:
         lines = [difference(each, f"profile/{name}") for each in changed]
     else:
-        lines = [f"{each.kind}/{each.name} {word_of(each, 'outcome')}\n" for each in changed]
+        lines = [f"{label_of(each)} {each['outcome']}\n" for each in changed]
     suffix = " (dry run)" if dry_run else ""
-    lines += [f"{word_of(step, 'kind')} {step.model}{_settings(step)}{suffix}\n" for step in switched.steps]
+    lines += [f"{step['step']} {step['model']}{_settings(step)}{suffix}\n" for step in switched["steps"]]
     if not lines:
         lines = ["nothing is different\n"]
     return "".join(lines) + (f"switched to profile/{name}\n" if not dry_run else "")
 
 
-def _settings(step: ProfileStep) -> str:
-    found = without_defaults(step.settings) if step.HasField("settings") else {}
+def _settings(step: Document) -> str:
+    descriptor: Any = ProfileLoadSettings.DESCRIPTOR
+    found = leave_out_defaults(descriptor, step.get("settings", {}))
     return f" ({', '.join(f'{key}={value}' for key, value in found.items())})" if found else ""
 
 
-def _failed_to_begin(switched: SwitchProfileResponse) -> int:
+def _failed_to_begin(switched: Document) -> int:
     """Prints which models have no operation, and returns how many."""
-    failed = [step for step in switched.steps if step.problem]
+    failed = [step for step in switched["steps"] if step.get("problem")]
     for step in failed:
-        note(f"cannot {word_of(step, 'kind')} {step.model}: {step.problem}")
+        note(f"cannot {step['step']} {step['model']}: {step['problem']}")
     return len(failed)
 
 
-def _followed(switched: SwitchProfileResponse, home: Path, *, quiet: bool) -> int:
+def _followed(switched: Document, home: Path, *, quiet: bool) -> int:
     """Follows the operations to their ends, and prints their outcomes; returns how many failed."""
     failed = 0
     with connect_operations(home=home) as operations:
-        for step in switched.steps:
-            if not step.operation:
+        for step in switched["steps"]:
+            if not step.get("operation"):
                 continue
             try:
-                ended = follow(operations, operations.get(step.operation), shown=sys.stderr.isatty())
+                ended = follow(operations, operations.get(step["operation"]), shown=sys.stderr.isatty())
             except WeftError as error:
-                note(f"cannot {word_of(step, 'kind')} {step.model}: {error.message}")
+                note(f"cannot {step['step']} {step['model']}: {error.message}")
                 failed += 1
                 continue
             if not quiet:

@@ -18,15 +18,18 @@ from typer.testing import CliRunner, Result
 from registry_svc.operations.audit_chain import chained, empty_head, entry_draft
 from weft.api.operations.v1 import operation_pb2, operation_service_pb2_grpc
 from weft.api.operations.v1 import operation_service_pb2 as pb
-from weft.api.registry.v1 import profile_service_pb2_grpc
+from weft.api.registry.v1 import profile_service_pb2_grpc, registry_service_pb2_grpc
 from weft.api.registry.v1.declaration_service_pb2 import ApplyResult
-from weft.api.registry.v1.profile_pb2 import ProfileManifest
+from weft.api.registry.v1.profile_pb2 import Profile, ProfileManifest
 from weft.api.registry.v1.profile_service_pb2 import (
     SaveProfileRequest,
     SaveProfileResponse,
     SwitchProfileRequest,
     SwitchProfileResponse,
 )
+from weft.api.registry.v1.registry_service_pb2 import GetResourceResponse
+from weft.documents.kinds import packed
+from weft.documents.resource_kinds import ResourceKind
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft.kernel.rpc import SERVER_OPTIONS
@@ -121,6 +124,14 @@ class ScriptedOperations(operation_service_pb2_grpc.OperationServiceServicer):
         return pb.ListAuditEntriesResponse(entries=found, head=head)
 
 
+class ScriptedResources(registry_service_pb2_grpc.RegistryServiceServicer):
+    """Has every profile that is asked for."""
+
+    def GetResource(self, request: Any, context: Any) -> Any:  # noqa: N802
+        profile = Profile(manifest=ProfileManifest(name=request.name))
+        return GetResourceResponse(resource=packed(ResourceKind(request.kind), profile))
+
+
 class ScriptedProfiles(profile_service_pb2_grpc.ProfileServiceServicer):
     """Answers what the script says."""
 
@@ -151,6 +162,7 @@ def scripted_registry(home: Path) -> Iterator[ScriptedRegistry]:
     (home / "run").mkdir(parents=True)
     server = grpc.server(ThreadPoolExecutor(max_workers=4), options=SERVER_OPTIONS)
     operation_service_pb2_grpc.add_OperationServiceServicer_to_server(ScriptedOperations(script), server)  # type: ignore[abstract]  # only what the CLI calls
+    registry_service_pb2_grpc.add_RegistryServiceServicer_to_server(ScriptedResources(), server)  # type: ignore[abstract]  # as above
     profile_service_pb2_grpc.add_ProfileServiceServicer_to_server(ScriptedProfiles(script), server)
     address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
     (home / "run" / "up.json").write_text(json.dumps({"grpc": address}))

@@ -153,8 +153,15 @@ class ScriptedRegistry:
             self.was_closed.set()
 
     async def apply(
-        self, documents: Sequence[AnyDocument], *, dry_run: bool, adopt: bool, author: Author = NOBODY
+        self,
+        documents: Sequence[AnyDocument],
+        *,
+        dry_run: bool,
+        adopt: bool,
+        author: Author = NOBODY,
+        expected: Sequence[AnyDocument] = (),
     ) -> Sequence[ApplyResult]:
+        del expected
         self.authors.append(author)
         self._note("apply", [f"{entry.kind}/{entry.name}" for entry in documents], dry_run, adopt)
         return [self._applied(entry) for entry in documents]

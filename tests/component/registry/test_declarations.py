@@ -356,6 +356,15 @@ async def test_a_change_of_what_was_read_is_applied_only_while_it_is_declared_so
         await mesh.declarations.Apply(ApplyRequest(declarations=[gone], expected=[gone]))
 
 
+async def test_a_default_that_is_given_or_left_out_is_no_change_of_what_was_read(mesh: RunningRegistry) -> None:
+    given, left_out = an_agent("judge", "m1"), an_agent("judge", "m1")
+    given.behaviour.stop_on_decision_request = True
+    left_out.ClearField("behaviour")
+    await mesh.apply(declare("m1"), declared(agent=given))
+    changed = declared(agent=an_agent("judge", "m1"))
+    await mesh.declarations.Apply(ApplyRequest(declarations=[changed], expected=[declared(agent=left_out)]))
+
+
 async def test_what_is_expected_is_of_the_same_kind_and_name_as_what_is_declared(mesh: RunningRegistry) -> None:
     one, two = declare("m1"), declare("m2")
     for expected in ([two], [one, two]):
