@@ -27,6 +27,7 @@ from weft.api.operations.v1 import operation_pb2, operation_service_pb2
 from weft.api.registry.v1 import join_token_service_pb2, key_service_pb2, lease_pb2, secret_service_pb2
 from weft.api.router.v1 import figures_pb2, request_service_pb2, usage_service_pb2
 from weft.api.router.v1.request_pb2 import RequestRecord
+from weft.api.runner.v1 import runner_service_pb2
 from weft.documents.json_schema import record_schema
 from weft.kernel.principal import (
     EDIT_REQUESTS,
@@ -69,6 +70,12 @@ ADMIN.add_get(
     _VIEW_OPERATIONS,
     admin_models.get_admin_model,
     answers(record_schema(admin_model_pb2.AdminModel), path="name"),
+)
+ADMIN.add_get(
+    f"{_ADMIN}/runners/{{name}}/instances",
+    VIEW_RUNNERS,
+    admin_models.get_instances,
+    answers(record_schema(runner_service_pb2.DescribeResponse), path="name", query=admin_models.INSTANCE_PARAMETERS),
 )
 ADMIN.add_get(
     f"{_ADMIN}/gpu-memory",

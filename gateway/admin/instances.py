@@ -5,14 +5,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-import grpc
 from typing_extensions import override
 
 from weft.api.runner.v1 import runner_service_pb2, runner_service_pb2_grpc
 from weft.dispatch.fleet import FleetSource
 from weft.kernel.address import metadata_of
 from weft.kernel.clock import Clock
-from weft.kernel.rpc import ChannelPool
+from weft.kernel.errors import WeftError
+from weft.kernel.reasons import Reason
+from weft.kernel.rpc import ChannelPool, calling
 
 TIMEOUT_SECONDS = 2.0
 """Deadline of one runner's answer, so that one runner does not delay the others'."""
@@ -29,6 +30,13 @@ class InstanceSource(Protocol):
 
     async def instances(self, runners: Sequence[str]) -> dict[str, Instances]:
         """Returns descriptions by runner and model. A runner that does not answer in time is left out. Never raises."""
+        ...
+
+    async def describe(self, runner: str, line_count: int) -> runner_service_pb2.DescribeResponse:
+        """Returns what a runner says of its engines now, with the last lines of their logs.
+
+        Raises NO_RUNNER_AVAILABLE where the runner is not there, WORKER_LOST where it does not answer.
+        """
         ...
 
 
@@ -72,10 +80,24 @@ class RunnerDescriptions(InstanceSource):
         return instances
 
     async def _ask(self, address: str) -> Instances | None:
-        stub: Any = runner_service_pb2_grpc.RunnerServiceStub(await self._channels.get(address))
-        request = runner_service_pb2.DescribeRequest()
         try:
-            answer = await stub.Describe(request, timeout=TIMEOUT_SECONDS, metadata=metadata_of(address))
-        except grpc.aio.AioRpcError:
+            answer = await self._described(address)
+        except WeftError:
             return None
         return {instance.model: instance for instance in answer.instances}
+
+    @override
+    async def describe(self, runner: str, line_count: int) -> runner_service_pb2.DescribeResponse:
+        found = self._fleet.view.runners.get(runner)
+        if found is None or not found.active:
+            raise WeftError(Reason.NO_RUNNER_AVAILABLE, f"the runner {runner} is not there")
+        return await self._described(found.address, line_count)
+
+    async def _described(self, address: str, line_count: int = 0) -> runner_service_pb2.DescribeResponse:
+        stub: Any = runner_service_pb2_grpc.RunnerServiceStub(await self._channels.get(address))
+        request = runner_service_pb2.DescribeRequest(log_line_count=line_count)
+        with calling(Reason.WORKER_LOST):
+            answer: runner_service_pb2.DescribeResponse = await stub.Describe(
+                request, timeout=TIMEOUT_SECONDS, metadata=metadata_of(address)
+            )
+        return answer

@@ -8,6 +8,7 @@ from typing import Any, Literal
 from starlette.requests import Request
 from starlette.responses import Response
 
+from gateway.admin.engine_logs import MAX_LINES
 from gateway.admin.operations import SURFACE, Admin, AdminDeps, AdminPorts, accept_operation
 from gateway.admin.schemas import FlushBody, LoadBody, PullBody, SourceLoadBody, UnloadBody
 from gateway.answers.unary import json_response
@@ -45,6 +46,7 @@ async def get_discovered(deps: Admin, request: Request) -> Response:
     return json_response(document_of(await deps.ports.discovery()))
 
 
+INSTANCE_PARAMETERS = ("lines",)
 InstanceDescriptions = Mapping[str, Mapping[str, runner_service_pb2.InstanceDescription]]
 """Instance descriptions as the runners report them, by runner and model."""
 
@@ -255,6 +257,13 @@ async def get_gpu_memory(deps: Admin, request: Request) -> Response:
     if host and not hosts and not models:
         raise FieldError("host", "is unknown; GET /v1/admin/gpu-memory without it lists all hosts", Reason.NOT_FOUND)
     return json_response(document_of(pb.GpuMemory(hosts=hosts, models=models)))
+
+
+async def get_instances(deps: Admin, request: Request) -> Response:
+    """Returns what a runner says of its engines: processes, restarts, load options, and last lines of their logs."""
+    query = begin_read(request, SURFACE, INSTANCE_PARAMETERS)
+    name, lines = require_name(request.path_params["name"], "name"), query.count("lines", MAX_LINES)
+    return json_response(document_of(await deps.ports.instances.describe(name, lines)))
 
 
 async def load_model(deps: Admin, request: Request) -> Response:

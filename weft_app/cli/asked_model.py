@@ -3,18 +3,12 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from weft.kernel.errors import WeftError, invalid_field
-from weft.kernel.model_source import GGUF, HUB_HOSTS, PathSource, SourceScheme, asked_source, is_hub_id, is_source
+from weft.kernel.errors import invalid_field
+from weft.kernel.model_source import GGUF, HUB_HOSTS, PathSource, SourceScheme, asked_source, is_source
 from weft.kernel.names import MAX_NAME_CHARS, is_model_name, is_name, require_name
-from weft.kernel.reasons import Reason
 from weft.kernel.short_names import short_names_hint, short_source
 from weft_app.cli.options import note
-
-if TYPE_CHECKING:
-    from weft.api.operations.v1.operation_pb2 import Operation, OperationAction
-    from weft.client.operations import Operations
 
 MODEL, SOURCE = "MODEL", "SOURCE"
 _PREFIXES = ("agent/", "route/")
@@ -98,28 +92,6 @@ def pulled_source(text: str) -> str:
         raise invalid_field(SOURCE, f"{text[:MAX_NAME_CHARS]} is no source and no short name; {short_names_hint(text)}")
     note(f"{text} is {source}")
     return source
-
-
-def create_operation(
-    operations: "Operations", action: "OperationAction", *, request_id: str = "", authorization: str = ""
-) -> "Operation":
-    """Returns the operation of an action; a load of a model that the mesh does not know may be that of a short name.
-
-    Raises what the mesh answers.
-    """
-    try:
-        return operations.create(action, request_id=request_id, authorization=authorization)
-    except WeftError as refusal:
-        load = action.load_model
-        source = short_source(load.model) if refusal.reason is Reason.MODEL_NOT_FOUND else None
-        if refusal.reason is Reason.MODEL_NOT_FOUND and not load.source and is_hub_id(load.model):
-            refusal.message += f"; the hub's repository of this name is hf:{load.model}"
-        # A token is for the action as it was signed.
-        if source is None or load.source or authorization:
-            raise
-    note(f"{load.model} is {source}")
-    load.source = source
-    return operations.create(action, request_id=request_id)
 
 
 def with_marked_path(text: str) -> str:

@@ -1,18 +1,19 @@
 """`weft attach` and `weft detach`: servers that run already, added to a mesh that runs."""
 
 from collections.abc import Mapping
+from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated
 
 import typer
 
-from weft.api.operations.v1 import operation_pb2
 from weft.documents.field_names import operation_field
-from weft.documents.operation_actions import remove_action
 from weft.kernel.errors import invalid_field
 from weft.kernel.model_source import server_source
 from weft.kernel.names import require_name
-from weft_app.cli.operations import TokenOption, carry_out
+from weft_app.cli.mesh_api import connect
+from weft_app.cli.mesh_documents import Document
+from weft_app.cli.operations import WATCH_TIMEOUT_SECONDS, TokenOption, begin, read_token, say_outcome
 from weft_app.cli.options import DEFAULT_HOME, HomeOption, naming_fields, reporting
 
 _OPTIONS: Mapping[str, str] = MappingProxyType(
@@ -60,15 +61,10 @@ def attach(
             raise invalid_field(
                 "URL", "must be the address of a server, such as http://box.lan:11434 or https://host/v1"
             )
-        load = operation_pb2.LoadModel(
-            source=address, model=require_name(name, "--name") if name else "", runner=runner
-        )
-        if api_key_env:
-            load.options.parameters["api_key_env"].word = api_key_env
-        if remote is not None:
-            load.options.parameters["remote"].flag = remote
-        with naming_fields(_option_of):
-            carry_out(operation_pb2.OperationAction(load_model=load), token=token, home=home)
+        parameters = {"api_key_env": api_key_env or None, "remote": remote}
+        settings = {"parameters": {key: value for key, value in parameters.items() if value is not None}}
+        load = {"type": "load", "source": address, "runner": runner, "settings": settings}
+        _carry_out(load | {"model": require_name(name, "--name") if name else ""}, token, home)
 
 
 def detach(
@@ -80,5 +76,11 @@ def detach(
 
     Example: weft detach box
     """
-    with reporting(), naming_fields(_option_of):
-        carry_out(remove_action(require_name(name, "NAME")), token=token, home=home)
+    with reporting():
+        _carry_out({"type": "detach", "model": require_name(name, "NAME")}, token, home)
+
+
+def _carry_out(action: Document, token: str | None, home: Path) -> None:
+    authorization = "" if token is None else read_token(token)
+    with naming_fields(_option_of), connect(home, WATCH_TIMEOUT_SECONDS) as api:
+        say_outcome(api, begin(api, action, authorization=authorization))

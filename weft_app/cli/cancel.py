@@ -103,7 +103,7 @@ def cancel_requests(ids: Sequence[str], tenant: str, output: OutputFormat, home:
         for each in ids:
             try:
                 path = f"/v1/requests/{require_token(each, 'ID', MAX_REQUEST_ID_CHARS)}/cancel"
-                ended = api.post(path, tenant=tenant) if tenant else api.post(path, allTenants=True)
+                ended = api.post(path, headers={"X-Tenant-ID": tenant}) if tenant else api.post(path, allTenants=True)
             except WeftError as error:
                 failures.append(error)
                 note(f"request {safe_text(each)}: {words_of(error)}{_advice(error)}")

@@ -71,7 +71,7 @@ def _describe_resource(words: list[str], output: OutputFormat, home: Path) -> No
             target = one_named(mesh, words)
             document = mesh.document(target.kind, target.name)
             events = mesh.events(target.kind, document["name"], EVENTS)
-            runner = _described(_runner_address(mesh, document))
+            instances = _instances(mesh, document)
             users = _users(mesh, document) if output is OutputFormat.TABLE else []
     except WeftError as error:
         tenants = tenants_named(words)
@@ -88,8 +88,8 @@ def _describe_resource(words: list[str], output: OutputFormat, home: Path) -> No
         uses = limit_uses(home, document["name"])
     print_page(
         output,
-        lambda: _page(document, events, runner, uses, users),
-        lambda: _whole(document, events, runner, uses),
+        lambda: _page(document, events, instances, uses, users),
+        lambda: _whole(document, events, instances, uses),
     )
 
 
@@ -115,15 +115,12 @@ def _leads_to(user: Document, document: Document) -> bool:
     return user.get("pool") in names or user.get("model") in {name, *document.get("members", ())}
 
 
-def _page(document: Document, events: list[Document], runner: Any, uses: Any, users: list[Document]) -> str:
+def _page(
+    document: Document, events: list[Document], instances: list[Document] | None, uses: Any, users: list[Document]
+) -> str:
     from weft_app.cli.description import description  # noqa: PLC0415 - documents need none
 
-    described = None
-    if runner is not None:
-        from weft.documents.codec import document_of  # noqa: PLC0415 - it needs protobuf
-
-        described = {instance.model: document_of(instance) for instance in runner.instances}
-    text = description(document, events, described, users)
+    text = description(document, events, instances, users)
     if uses:
         from weft_app.cli.limit_uses import USES  # noqa: PLC0415 - routers are called over gRPC
 
@@ -131,32 +128,23 @@ def _page(document: Document, events: list[Document], runner: Any, uses: Any, us
     return text
 
 
-def _whole(document: Document, events: list[Document], runner: Any, uses: Any) -> dict[str, Any]:
+def _whole(document: Document, events: list[Document], instances: list[Document] | None, uses: Any) -> dict[str, Any]:
     """Returns all of it as JSON types: the resource, its events, and its runner's own description."""
-    from google.protobuf.json_format import MessageToDict  # noqa: PLC0415 - pages need none
+    runner = None if instances is None else {"instances": instances}
+    whole = {"resource": document, "events": events, "runner": runner}
+    if uses is None:
+        return whole
+    from weft.documents.codec import document_of  # noqa: PLC0415 - it needs protobuf
 
-    from weft.documents.codec import document_of  # noqa: PLC0415 - as above
-
-    whole = {"resource": document, "events": events, "runner": None if runner is None else MessageToDict(runner)}
-    return whole if uses is None else whole | {"uses": [document_of(use) for use in uses]}
-
-
-def _runner_address(mesh: MeshDocuments, document: Document) -> str:
-    """Returns the address of the runner that a document is about; empty: there is none, or it is gone."""
-    runner = document["status"].get("runner") if document["kind"] == ResourceKind.MODEL else ""
-    if runner:
-        try:
-            document = mesh.document(ResourceKind.RUNNER, runner)
-        except WeftError:
-            return ""
-    is_there = document["kind"] == ResourceKind.RUNNER and document["status"]["state"] == "active"
-    return str(document["status"]["address"]) if is_there else ""
+    return whole | {"uses": [document_of(use) for use in uses]}
 
 
-def _described(address: str) -> Any:
-    """Returns what a runner says of itself; None: it cannot be reached. The HTTP API has no such description."""
-    if not address:
+def _instances(mesh: MeshDocuments, document: Document) -> list[Document] | None:
+    """Returns what the runner that a document is about says of its engines; None: there is none that answers."""
+    kind = document["kind"]
+    runner = document["name"] if kind == ResourceKind.RUNNER else document["status"].get("runner")
+    if not runner or kind not in (ResourceKind.RUNNER, ResourceKind.MODEL):
         return None
-    from weft.client.resources import describe_runner  # noqa: PLC0415 - other kinds need no gRPC
-
-    return describe_runner(address, LOG_LINES)
+    with suppress(WeftError):
+        return mesh.instances(runner, LOG_LINES)
+    return None

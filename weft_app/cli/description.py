@@ -33,10 +33,10 @@ _ELSEWHERE = frozenset({"kind", "name", "state", "status", "conditions", "instan
 def description(
     document: Document,
     events: Sequence[Document],
-    described: Mapping[str, Document] | None,
+    described: Sequence[Document] | None,
     users: Sequence[Document] = (),
 ) -> str:
-    """Returns a resource as text; `described`: what its runner says of its engines, by model; None: it says nothing.
+    """Returns a resource as text; `described`: what its runner says of its engines, None: it says nothing.
 
     `users`: the resources that lead to it.
     """
@@ -46,7 +46,9 @@ def description(
     lines = [*page(_TITLE, document), *_facts(facts)]
     lines += table_block("Conditions", _CONDITIONS, status["conditions"])
     for instance in [status["instance"]] if "instance" in status else status.get("instances", ()):
-        own = {"process": "its runner is unreachable"} if described is None else described.get(instance["model"], {})
+        own = {"process": "its runner is unreachable"}
+        if described is not None:
+            own = next((each for each in described if each["model"] == instance["model"]), {})
         lines += block(f"Instance {instance['model']}", _facts(instance | own))
     for word in dict.fromkeys(each["kind"] for each in users):
         kind, rows = ResourceKind(word), [each for each in users if each["kind"] == word]

@@ -60,9 +60,11 @@ class MeshApi:
         """Returns the document at a path."""
         return self.ask("GET", path, query)
 
-    def post(self, path: str, body: dict[str, Any] | None = None, *, tenant: str = "", **query: Any) -> Any:
-        """Posts a document to a path, as a tenant; returns that of the answer."""
-        return self.ask("POST", path, query, body, tenant)
+    def post(
+        self, path: str, body: dict[str, Any] | None = None, headers: dict[str, str] | None = None, **query: Any
+    ) -> Any:
+        """Posts a document to a path; returns that of the answer. Headers that are empty are left out."""
+        return self.ask("POST", path, query, body, headers)
 
     def put(self, path: str, body: dict[str, Any]) -> Any:
         """Puts a document at a path; returns that of the answer."""
@@ -99,7 +101,9 @@ class MeshApi:
         except (OSError, HTTPException, ValueError) as error:
             raise self._away(error) from error
         finally:
+            # What was not read of a stream would be taken for the next answer.
             answer.close()
+            self._connection.close()
 
     def _line(self, answer: HTTPResponse, deadline: float | None) -> bytes:
         """Returns the next line of an answer; empty: it has ended."""
@@ -108,11 +112,15 @@ class MeshApi:
         return answer.readline()
 
     def ask(
-        self, method: str, path: str, query: dict[str, Any], body: dict[str, Any] | None = None, tenant: str = ""
+        self,
+        method: str,
+        path: str,
+        query: dict[str, Any],
+        body: dict[str, Any] | None = None,
+        headers: dict[str, str] | None = None,
     ) -> Any:
         """Returns the document of an answer; None: it has none. Parameters that are empty are left out."""
-        headers = {"X-Tenant-ID": tenant} if tenant else {}
-        with self._open(method, path, query, body, headers) as answer:
+        with self._open(method, path, query, body, headers or {}) as answer:
             try:
                 content = answer.read()
                 return json.loads(content) if content else None
@@ -130,7 +138,7 @@ class MeshApi:
         """Sends a request and returns the answer once its head is there. Raises the error of a refusal."""
         given = {name: 1 if value is True else value for name, value in query.items() if value not in ("", None, 0)}
         target = f"{quote(path)}?{urlencode(given)}" if given else quote(path)
-        headers = self._headers | headers
+        headers = self._headers | {name: value for name, value in headers.items() if value}
         data = None if body is None else json.dumps(body).encode()
         if data is not None:
             headers["Content-Type"] = "application/json"

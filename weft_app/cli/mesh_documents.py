@@ -39,6 +39,11 @@ class MeshDocuments:
         found = self._api.get("/api/v1/events", kind=kind and kind.value, name=name, limit=limit)
         return list(found["items"])
 
+    def instances(self, runner: str, line_count: int) -> list[Document]:
+        """Returns what a runner says of its engines. Raises NO_RUNNER_AVAILABLE, WORKER_LOST."""
+        found = self._api.get(f"/v1/admin/runners/{runner}/instances", lines=line_count)
+        return list(found["instances"])
+
     def processes(self) -> Processes:
         """Returns what runners say of the processes of their engines; those that say nothing are left out."""
         with suppress(WeftError):

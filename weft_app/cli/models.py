@@ -158,19 +158,18 @@ def pull(
 
 def _pull_there(source: str, runner: str, form: ModelForm | None, home: Path, output: OutputFormat) -> None:
     """Pulls a model to the home of a runner, by an operation of the mesh."""
-    # Imported here: a pull without a mesh needs no client.
-    from weft.client.operations import connect_operations  # noqa: PLC0415
-    from weft_app.cli import verbs  # noqa: PLC0415
-    from weft_app.cli.operations import follow, outcome_text  # noqa: PLC0415
+    from weft_app.cli import verbs  # noqa: PLC0415 - a pull without a mesh needs no client
+    from weft_app.cli.mesh_api import connect  # noqa: PLC0415
+    from weft_app.cli.operations import WATCH_TIMEOUT_SECONDS, begin, follow, outcome_text  # noqa: PLC0415
 
     with verbs.naming_options():
         action = verbs.pull(source, runner=runner, form="" if form is None else form.value)
-        with connect_operations(home=home) as operations:
-            ended = follow(operations, operations.create(action), shown=output is OutputFormat.TABLE)
+        with connect(home, WATCH_TIMEOUT_SECONDS) as api:
+            ended = follow(api, begin(api, document_of(action)), shown=output is OutputFormat.TABLE)
     if output is OutputFormat.TABLE:
         say(f"{outcome_text(ended)}\n")
     else:
-        print_document(document_of(ended.result.pulled), output)
+        print_document(ended["result"]["pulled"], output)
 
 
 @app.command("ls")

@@ -3,7 +3,7 @@
 import inspect
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import islice
@@ -12,23 +12,20 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
 
-from weft.api.operations.v1.operation_pb2 import LoadModel, Operation, OperationAction, OperationResult
-from weft.api.runner.v1.load_pb2 import LoadOptions
-from weft.client.operations import Operations, connect_operations, has_ended, operation_name
-from weft.client.resources import connect_registry, connect_runner_of
-from weft.documents.codec import document_of, seconds_of, word_of
-from weft.documents.operation_actions import unload_action
+from weft.api.operations.v1.operation_pb2 import OperationAction
+from weft.documents.codec import document_of
 from weft.documents.resource_kinds import ResourceKind
 from weft.kernel.errors import WeftError, invalid_field
+from weft.kernel.model_source import is_hub_id
 from weft.kernel.names import require_request_id
 from weft.kernel.reasons import Reason
+from weft.kernel.short_names import short_source
 from weft.kernel.units import size_words
 from weft_app.cli import verbs
-from weft_app.cli.asked_model import create_operation
 from weft_app.cli.completion import complete_model
 from weft_app.cli.follow import RecordChanges
 from weft_app.cli.follow import follow as follow_mesh
-from weft_app.cli.mesh_api import connect
+from weft_app.cli.mesh_api import MeshApi, connect
 from weft_app.cli.mesh_documents import Document, connect_documents
 from weft_app.cli.options import (
     DEFAULT_HOME,
@@ -48,6 +45,10 @@ from weft_app.cli.targets import selected, selector_of
 if TYPE_CHECKING:
     from rich.progress import ProgressColumn
 
+ADMIN = "/v1/admin"
+OPERATION_PREFIX = "operations/"
+WATCH_TIMEOUT_SECONDS = 60.0
+"""Longest silence of a followed operation; the gateway sends something more often."""
 MAX_DETAIL_CHARS = 100
 DONE_SHARE = 100.0
 DEFAULT_LIMIT = 50
@@ -99,12 +100,56 @@ def carry_out(
     if request_id:
         require_request_id(request_id, "--request-id")
     authorization = "" if token is None else read_token(token)
-    with connect_operations(home=home) as operations:
-        operation = create_operation(operations, action, request_id=request_id, authorization=authorization)
+    with connect(home, WATCH_TIMEOUT_SECONDS) as api:
+        operation = begin(api, document_of(action), request_id=request_id, authorization=authorization)
         if no_wait:
-            say(f"{operation.name}\n")
-            return
-        say(f"{outcome_text(follow(operations, operation, shown=watch or sys.stderr.isatty()))}\n")
+            say(f"{operation['name']}\n")
+        else:
+            say_outcome(api, operation, shown=watch)
+
+
+def say_outcome(api: MeshApi, operation: Document, *, shown: bool = False) -> None:
+    """Follows an operation to its end, and prints its outcome; `shown`: progress even without a terminal."""
+    say(f"{outcome_text(follow(api, operation, shown=shown or sys.stderr.isatty()))}\n")
+
+
+def begin(api: MeshApi, action: Document, *, request_id: str = "", authorization: str = "") -> Document:
+    """Returns the operation of an action; a load of a model that the mesh does not know may be that of a short name.
+
+    `action`: as operations have it. Raises what the mesh answers.
+    """
+    try:
+        return _created(api, action, request_id, authorization)
+    except WeftError as refusal:
+        model = action.get("model", "")
+        if refusal.reason is not Reason.MODEL_NOT_FOUND or action["type"] != "load" or action.get("source"):
+            raise
+        if is_hub_id(model):
+            refusal.message += f"; the hub's repository of this name is hf:{model}"
+        source = short_source(model)
+        # A token is for the action as it was signed.
+        if source is None or authorization:
+            raise
+    note(f"{model} is {source}")
+    return _created(api, action | {"source": source}, request_id, "")
+
+
+_PATHS = {"flush": "cache/flush", "pull": "pulls"}
+"""Paths of actions that are about no one model."""
+
+
+def _created(api: MeshApi, action: Document, request_id: str, authorization: str) -> Document:
+    given = {name: value for name, value in action.items() if name not in ("type", "settings") and value}
+    body = given | action.get("settings", {}) | ({"authorization": authorization} if authorization else {})
+    path = _PATHS.get(action["type"], "models")
+    if action["type"] == "load" and body.get("source"):
+        body |= {"name": body.pop("model")} if "model" in body else {}
+    elif path == "models":
+        path = f"{'servers' if action['type'] == 'detach' else path}/{body.pop('model')}/{action['type']}"
+    if body.get("form") == "unknown":
+        del body["form"]
+    created: Document = api.post(f"{ADMIN}/{path}", body, {"Idempotency-Key": request_id})
+    return created
 
 
 load = verbs.command(
@@ -205,23 +250,14 @@ flush = _selecting(
 
 def restart_model(name: str, home: Path) -> None:
     """Unloads a model and loads it with the options of its last load. Two operations, each in the audit log."""
-    options = _load_options(name, home)
-    is_shown = sys.stderr.isatty()
-    with connect_operations(home=home) as operations:
-        follow(operations, operations.create(unload_action(name)), shown=is_shown)
-        action = OperationAction(load_model=LoadModel(model=name, options=options))
+    with connect(home, WATCH_TIMEOUT_SECONDS) as api:
+        settings = instance_of(api, name).get("loadOptions", {})
+        follow(api, begin(api, {"type": "unload", "model": name}), shown=sys.stderr.isatty())
         try:
-            loaded = follow(operations, operations.create(action), shown=is_shown)
+            say_outcome(api, begin(api, {"type": "load", "model": name, "settings": settings}))
         except WeftError as error:
             message = f"{name} was unloaded, and did not load again: {error.message}; the next request tries it again"
             raise WeftError(error.reason, message) from error
-    say(f"{outcome_text(loaded)}\n")
-
-
-def _load_options(name: str, home: Path) -> LoadOptions:
-    """Returns the options with which a model is loaded. Raises MODEL_NOT_FOUND, and NO_RUNNER_AVAILABLE without one."""
-    with connect_registry(home=home) as registry, connect_runner_of(registry, name) as runner:
-        return runner.load_options()
 
 
 def read_token(place: str) -> str:
@@ -240,8 +276,8 @@ def read_token(place: str) -> str:
 
 
 def follow(
-    operations: Operations, first: Operation, *, shown: bool, interrupted: Callable[[Operation], None] | None = None
-) -> Operation:
+    api: MeshApi, first: Document, *, shown: bool, interrupted: Callable[[Document], None] | None = None
+) -> Document:
     """Follows an operation to its end and returns it; with `shown`, prints its progress. Raises its failure.
 
     `interrupted` is called after Ctrl-C; None: the operation is left running, with a note how to cancel it.
@@ -250,79 +286,96 @@ def follow(
     try:
         with shown_progress(_PROGRESS, is_shown=shown) as show:
             show(last)
-            if not has_ended(last):
-                for last in operations.watch(first.name):
-                    show(last)
+            for last in _news(api, first):
+                show(last)
     except KeyboardInterrupt:
         if interrupted is not None:
             interrupted(last)
         elif not has_ended(last):
-            note(f"{first.name} continues; follow it with `weft operation watch`, end it with `weft operation cancel`")
+            name = first["name"]
+            note(f"{name} continues; follow it with `weft operation watch`, end it with `weft operation cancel`")
         raise
-    if not has_ended(last):
-        raise WeftError(Reason.SERVICE_UNAVAILABLE, f"the registry ended the watch; {last.name} continues")
+    except WeftError as error:
+        if error.reason is Reason.SERVICE_UNAVAILABLE:
+            raise WeftError(error.reason, f"{error.message}; {first['name']} continues") from error
+        raise
     require_success(last)
     return last
 
 
-def require_success(operation: Operation) -> None:
+def _news(api: MeshApi, operation: Document) -> Iterator[Document]:
+    """Yields an operation at each change until it has ended."""
+    if not has_ended(operation):
+        yield from filter(None, api.events(f"{ADMIN}/{operation['name']}", watch=True))
+
+
+def has_ended(operation: Document) -> bool:
+    """Whether an operation has succeeded, failed or was cancelled."""
+    return operation["state"] in ("succeeded", "failed", "cancelled")
+
+
+def operation_name(name: str) -> str:
+    """Returns the name of an operation, which may be given by its id alone."""
+    return name if name.startswith(OPERATION_PREFIX) else OPERATION_PREFIX + name
+
+
+def require_success(operation: Document) -> None:
     """Raises the error of an operation unless it succeeded."""
-    if operation.state == Operation.STATE_CANCELLED:
-        raise WeftError(Reason.CANCELLED, f"{operation.name} was cancelled")
-    if operation.state == Operation.STATE_FAILED:
-        reason = Reason.__members__.get(word_of(operation, "reason").upper(), Reason.INTERNAL)
-        field = _FIELD.match(operation.detail)
+    if operation["state"] == "cancelled":
+        raise WeftError(Reason.CANCELLED, f"{operation['name']} was cancelled")
+    if operation["state"] == "failed":
+        reason = Reason.__members__.get(operation.get("reason", "").upper(), Reason.INTERNAL)
+        detail = operation.get("detail", "")
+        field = _FIELD.match(detail)
         metadata = {} if field is None else {"field": field[1]}
-        raise WeftError(reason, operation.detail or f"{operation.name} failed", metadata=metadata)
+        raise WeftError(reason, detail or f"{operation['name']} failed", metadata=metadata)
 
 
 _FIELD = re.compile(r"(options(?:\.\w+)+): ")
 """The field at the beginning of a runner's refusal of a load."""
 
 
-def outcome_text(operation: Operation) -> str:
+def outcome_text(operation: Document) -> str:
     """Returns the outcome of a successful operation, in one line."""
-    result, kind = operation.result, operation.action.WhichOneof("kind")
-    target = ", ".join(result.models) or _model_of(operation.action) or "nothing"
-    if not operation.HasField("result") or result.added.HasField("server"):
-        return _server_text(result, is_attached=kind == "load_model") or word_of(operation, "state")
-    if kind == "load_model":
-        took = f"in {seconds_of(result, 'load_time') or 0.0:.1f} s"
-        held = f" ({took}, holds {size_words(result.memory_bytes)})" if result.memory_bytes else ""
-        chosen = "".join(f"\n  {safe_text(reason)}" for reason in result.added.reasons)
-        return f"model/{target} loaded{held}{chosen}"
-    if kind == "unload_model":
-        freed = f" ({size_words(result.memory_freed_bytes)} freed)" if result.memory_freed_bytes else ""
-        return f"model/{target} unloaded{freed}"
-    if kind == "pull_model":
-        return f"{result.pulled.source}: {size_words(result.pulled.size_bytes)}, {result.pulled.digest}"
-    if kind == "remove_model":
-        freed = f" ({size_words(result.memory_freed_bytes)} freed)" if result.memory_freed_bytes else ""
-        return f"model/{target} removed{freed}; its files are kept: weft models ls"
-    tokens = f", {result.token_count} tokens" if result.HasField("token_count") else ""
-    return f"cache flushed: {result.entry_count} prefixes{tokens}"
+    result, action = operation.get("result"), operation["action"]
+    if result is None:
+        return str(operation["state"])
+    kind, added = action["type"], result.get("added", {})
+    target = ", ".join(result["models"]) or action.get("model") or action.get("source") or "nothing"
+    freed = f" ({size_words(result['memoryFreedBytes'])} freed)" if result.get("memoryFreedBytes") else ""
+    if "server" in added:
+        return _server_text(added, result["models"], is_attached=kind == "load")
+    match kind:
+        case "load":
+            took = f"in {result.get('loadSeconds', 0.0):.1f} s"
+            held = f" ({took}, holds {size_words(result['memoryBytes'])})" if result.get("memoryBytes") else ""
+            chosen = "".join(f"\n  {safe_text(reason)}" for reason in added.get("reasons", ()))
+            text = f"model/{target} loaded{held}{chosen}"
+        case "unload":
+            text = f"model/{target} unloaded{freed}"
+        case "pull":
+            pulled = result["pulled"]
+            text = f"{pulled['source']}: {size_words(pulled['sizeBytes'])}, {pulled['digest']}"
+        case "remove":
+            text = f"model/{target} removed{freed}; its files are kept: weft models ls"
+        case _:
+            tokens = f", {result['tokenCount']} tokens" if "tokenCount" in result else ""
+            text = f"cache flushed: {result['entryCount']} prefixes{tokens}"
+    return text
 
 
-def _server_text(result: OperationResult, *, is_attached: bool) -> str:
-    """Returns what became of a server; empty: the operation was about none."""
-    if not result.added.HasField("server"):
-        return ""
+def _server_text(added: Document, models: Sequence[str], *, is_attached: bool) -> str:
+    """Returns what became of a server."""
     if not is_attached:
-        return f"server/{result.added.name} detached; it runs on"
-    names = ", ".join(result.models) or "no models yet; those that it lists later are served"
-    served, listed = len(result.added.server.models), result.added.server.listed_count
+        return f"server/{added['name']} detached; it runs on"
+    names = ", ".join(models) or "no models yet; those that it lists later are served"
+    served, listed = len(added["server"].get("models", ())), added["server"].get("listedCount", 0)
     of_all = f"{served} of {listed} models are served (max_listed_models of its runner): " if served < listed else ""
-    return f"server/{result.added.name} attached: {of_all}{safe_text(names)}"
+    return f"server/{added['name']} attached: {of_all}{safe_text(names)}"
 
 
-def _model_of(action: OperationAction) -> str:
-    work = getattr(action, action.WhichOneof("kind") or "load_model")
-    return str(getattr(work, "model", "") or getattr(work, "source", ""))
-
-
-def _bar(operation: Operation) -> dict[str, Any]:
-    known = operation.progress if operation.HasField("progress") else None
-    share = 1.0 if operation.state == Operation.STATE_SUCCEEDED else known
+def _bar(operation: Document) -> dict[str, Any]:
+    share = 1.0 if operation["state"] == "succeeded" else operation.get("progress")
     return {
         "description": _words(operation),
         "total": None if share is None else DONE_SHARE,
@@ -330,18 +383,17 @@ def _bar(operation: Operation) -> dict[str, Any]:
     }
 
 
-def _words(operation: Operation) -> str:
+def _words(operation: Document) -> str:
     """Returns stage, detail and remaining time in one line that is safe for a terminal."""
-    stage = operation.stage or word_of(operation, "state")
+    stage = operation.get("stage") or operation["state"]
     parts = [stage]
-    if operation.detail:
+    if detail := operation.get("detail"):
         # The runner's own text names what it waits for.
-        parts.append(operation.detail.removeprefix(f"{stage}: ")[:MAX_DETAIL_CHARS])
-    if operation.HasField("progress") and not has_ended(operation):
-        parts.append(f"{operation.progress:.0%}")
-    eta = seconds_of(operation, "eta")
-    if eta is not None and not has_ended(operation):
-        parts.append(f"about {eta:.0f} s left")
+        parts.append(detail.removeprefix(f"{stage}: ")[:MAX_DETAIL_CHARS])
+    if "progress" in operation and not has_ended(operation):
+        parts.append(f"{operation['progress']:.0%}")
+    if "etaSeconds" in operation and not has_ended(operation):
+        parts.append(f"about {operation['etaSeconds']:.0f} s left")
     # Rich would read square brackets as markup.
     return safe_text(": ".join(parts)).replace("[", "(").replace("]", ")")
 
@@ -409,7 +461,7 @@ def list_operations(
         with reporting(interrupted=EXIT_OK):
             _watch_operations(home, limit, output, unfinished=unfinished)
     with connect(home) as api:
-        pages = api.pages("/v1/admin/operations", pageSize=min(limit, MAX_PAGE), unfinished=unfinished)
+        pages = api.pages(f"{ADMIN}/operations", pageSize=min(limit, MAX_PAGE), unfinished=unfinished)
         found = list(islice(pages, limit))
     _OPERATIONS.print(found, output, lambda: {"kind": "OperationList", "items": found, "nextPageToken": ""})
 
@@ -437,7 +489,7 @@ def get_operation(
     Example: weft operation get op-3f2a -o json
     """
     with connect(home) as api:
-        found = api.get(f"/v1/admin/{operation_name(name)}")
+        found = api.get(f"{ADMIN}/{operation_name(name)}")
     _OPERATIONS.print([found], output, lambda: found)
 
 
@@ -447,8 +499,8 @@ def watch_operation(name: NameArgument, home: HomeOption = DEFAULT_HOME) -> None
 
     Example: weft operation watch op-3f2a
     """
-    with connect_operations(home=home) as operations:
-        say(f"{outcome_text(follow(operations, operations.get(name), shown=True))}\n")
+    with connect(home, WATCH_TIMEOUT_SECONDS) as api:
+        say_outcome(api, api.get(f"{ADMIN}/{operation_name(name)}"), shown=True)
 
 
 @app.command("cancel")
@@ -463,25 +515,30 @@ def cancel_operation(name: NameArgument, home: HomeOption = DEFAULT_HOME) -> Non
 def cancel_operations(names: Sequence[str], output: OutputFormat, home: Path) -> None:
     """Cancels operations, and prints the state of each when it has ended. A failure of one does not stop the others."""
     failures: list[WeftError] = []
-    with connect_operations(home=home) as operations:
+    with connect(home, WATCH_TIMEOUT_SECONDS) as api:
         for name in names:
             try:
-                last = _cancelled(operations, name)
+                last = cancelled(api, name)
             except WeftError as error:
                 failures.append(error)
                 note(words_of(error))
             else:
-                line = f"{last.name} {word_of(last, 'state')}\n"
-                print_page(output, partial(str, line), partial(document_of, last))
+                line = f"{last['name']} {last['state']}\n"
+                print_page(output, partial(str, line), partial(dict, last))
     if failures:
         raise typer.Exit(exit_code(failures[0]))
 
 
-def _cancelled(operations: Operations, name: str) -> Operation:
+def cancelled(api: MeshApi, name: str) -> Document:
     """Cancels an operation and returns it when it has ended."""
-    last = operations.cancel(name)
-    if not has_ended(last):
-        for last in operations.watch(name):
-            if has_ended(last):
-                break
-    return last
+    found: Document = api.delete(f"{ADMIN}/{operation_name(name)}")
+    return [found, *_news(api, found)][-1]
+
+
+def instance_of(api: MeshApi, model: str) -> Document:
+    """Returns what a runner says of its engine of a model. Raises MODEL_NOT_FOUND, NO_RUNNER_AVAILABLE."""
+    runner = api.get(f"/api/v1/models/{model}")["status"].get("runner")
+    if not runner:
+        raise WeftError(Reason.NO_RUNNER_AVAILABLE, f"no runner serves {model} now")
+    found: list[Document] = api.get(f"{ADMIN}/runners/{runner}/instances")["instances"]
+    return next((each for each in found if each["model"] == model), {})

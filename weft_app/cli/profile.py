@@ -7,7 +7,6 @@ from typing import Annotated, Any
 import typer
 
 from weft.api.registry.v1.profile_pb2 import ProfileLoadSettings
-from weft.client.operations import connect_operations
 from weft.documents.codec import leave_out_defaults
 from weft.kernel.errors import WeftError
 from weft.kernel.names import require_name
@@ -16,7 +15,7 @@ from weft_app.cli.completion import complete_profile
 from weft_app.cli.declare import UNCHANGED, difference
 from weft_app.cli.mesh_api import connect
 from weft_app.cli.mesh_documents import Document
-from weft_app.cli.operations import follow, outcome_text
+from weft_app.cli.operations import ADMIN, follow, outcome_text
 from weft_app.cli.options import DEFAULT_HOME, HomeOption, OutputFormat, OutputOption, note
 from weft_app.cli.output import print_document, say
 
@@ -124,12 +123,12 @@ def _failed_to_begin(switched: Document) -> int:
 def _followed(switched: Document, home: Path, *, quiet: bool) -> int:
     """Follows the operations to their ends, and prints their outcomes; returns how many failed."""
     failed = 0
-    with connect_operations(home=home) as operations:
+    with connect(home, TIMEOUT_SECONDS) as api:
         for step in switched["steps"]:
             if not step.get("operation"):
                 continue
             try:
-                ended = follow(operations, operations.get(step["operation"]), shown=sys.stderr.isatty())
+                ended = follow(api, api.get(f"{ADMIN}/{step['operation']}"), shown=sys.stderr.isatty())
             except WeftError as error:
                 note(f"cannot {step['step']} {step['model']}: {error.message}")
                 failed += 1

@@ -12,12 +12,8 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
-from weft.api.operations.v1 import operation_pb2
-from weft.api.runner.v1 import added_model_pb2
 from weft.client import ChatOptions, Mesh, Message, connect
-from weft.client.operations import Operations, connect_operations, has_ended
 from weft.documents.codec import document_of
-from weft.documents.operation_actions import LoadSettings, load_options
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.names import is_model_name
 from weft.kernel.reasons import Reason
@@ -34,7 +30,18 @@ from weft_app.cli.chat import (
 )
 from weft_app.cli.chat_media import AudioOption, ImageOption, read_media
 from weft_app.cli.completion import complete_chat_target
-from weft_app.cli.operations import TokenOption, follow, read_token
+from weft_app.cli.mesh_api import MeshApi
+from weft_app.cli.mesh_api import connect as connect_api
+from weft_app.cli.mesh_documents import Document
+from weft_app.cli.operations import (
+    WATCH_TIMEOUT_SECONDS,
+    TokenOption,
+    begin,
+    cancelled,
+    follow,
+    has_ended,
+    read_token,
+)
 from weft_app.cli.options import DEFAULT_HOME, EXIT_INTERRUPTED, ConfigOption, HomeOption, OutputFormat, note
 from weft_app.cli.output import document_text, safe_text, say
 from weft_app.cli.session_mesh import is_mesh_running, session_mesh
@@ -53,7 +60,7 @@ class RunningModel:
     """As it is requested."""
     header: str = ""
     """The heading above an answer."""
-    added: added_model_pb2.AddedModel | None = None
+    added: Document | None = None
     """What was chosen for it and why; None: the mesh served it before."""
 
 
@@ -106,7 +113,8 @@ def run(
     text = only_message(prompt, "PROMPT")
     if output is not OutputFormat.TABLE and text is None:
         raise invalid_field("--output", "is for one answer; give a PROMPT, or pipe it in")
-    wanted = LoadSettings(context_tokens=context, parameters={} if slots is None else {SLOTS: slots})
+    settings: Document = {} if context is None else {"contextTokens": context}
+    settings |= {} if slots is None else {"parameters": {SLOTS: slots}}
     media = read_media(image, audio)
     history: list[Message] = [{"role": "system", "content": system}] if system else []
     options = _chat_options(max_tokens, temperature, thinking)
@@ -115,11 +123,10 @@ def run(
     with _ended_by_signals(), ExitStack() as stack:
         if not is_mesh_running(folder):
             _start_session(stack, folder, config)
-        load = operation_pb2.LoadModel(
-            model=name or asked.name, source=asked.source, runner=runner, options=load_options(wanted)
-        )
+        load: Document = {"type": "load", "model": name or asked.name, "source": asked.source, "runner": runner}
+        load["settings"] = settings
         if asked.source and not (name or runner) and is_model_name(model) and _is_served(model, home):
-            load.model, load.source = model, ""
+            load |= {"model": model, "source": ""}
         running = _running(load, authorization, home)
         mesh = stack.enter_context(connect(home=home))
         if output is not OutputFormat.TABLE and text is not None:
@@ -156,22 +163,22 @@ def _start_session(stack: ExitStack, home: WeftHome, config: Path | None) -> Non
     note(f"it serves {facts['url']}/v1 until this command ends; `weft up --home {home.root}` keeps one running")
 
 
-def _running(load: operation_pb2.LoadModel, authorization: str, home: Path) -> RunningModel:
+def _running(load: Document, authorization: str, home: Path) -> RunningModel:
     """Returns the model once the mesh serves it; one that is named by its source is pulled and loaded."""
-    source = "" if load.source else _short_source(load.model, home)
-    if source:
-        note(f"{load.model} is {source}")
-        load.source = source
-    if not load.source:
-        load.model, header = _resolved(load.model, home)
-        if load.options.parameters:
-            _load(load, authorization, home)
-        return RunningModel(name=load.model, header=header)
-    added = _load(load, authorization, home).result.added
-    note(f"{safe_text(added.source)} is served as {added.name}")
-    for reason in added.reasons:
+    name = load["model"]
+    source = load["source"] or _short_source(name, home)
+    if source and not load["source"]:
+        note(f"{name} is {source}")
+    if not source:
+        name, header = _resolved(name, home)
+        if load["settings"]:
+            _load(load | {"model": name}, authorization, home)
+        return RunningModel(name=name, header=header)
+    added = _load(load | {"source": source}, authorization, home)["result"]["added"]
+    note(f"{safe_text(added['source'])} is served as {added['name']}")
+    for reason in added.get("reasons", ()):
         note(f"  {safe_text(reason)}")
-    return RunningModel(name=added.name, header=resolve(added.name, home)[1], added=added)
+    return RunningModel(name=added["name"], header=resolve(added["name"], home)[1], added=added)
 
 
 def _short_source(name: str, home: Path) -> str:
@@ -201,21 +208,17 @@ def _resolved(name: str, home: Path) -> tuple[str, str]:
         raise WeftError(error.reason, hint, metadata=error.metadata) from error
 
 
-def _load(load: operation_pb2.LoadModel, authorization: str, home: Path) -> operation_pb2.Operation:
+def _load(load: Document, authorization: str, home: Path) -> Document:
     """Loads a model with progress on stderr; Ctrl-C cancels it."""
-    with connect_operations(home=home) as operations:
-        action = operation_pb2.OperationAction(load_model=load)
-        operation = operations.create(action, authorization=authorization)
-        return follow(operations, operation, shown=True, interrupted=partial(_cancel, operations))
+    with connect_api(home, WATCH_TIMEOUT_SECONDS) as api:
+        operation = begin(api, load, authorization=authorization)
+        return follow(api, operation, shown=True, interrupted=partial(_cancel, api))
 
 
-def _cancel(operations: Operations, operation: operation_pb2.Operation) -> None:
+def _cancel(api: MeshApi, operation: Document) -> None:
     """Cancels a load that has not ended, and waits for its end."""
     if not has_ended(operation):
-        operations.cancel(operation.name)
-        for last in operations.watch(operation.name):
-            if has_ended(last):
-                break
+        cancelled(api, operation["name"])
     note("stopped; what was pulled is kept, and the same command continues there")
 
 
@@ -226,7 +229,7 @@ def _answer_document(
     pieces: list[str] = []
     document: dict[str, Any] = {"kind": "RunAnswer", "model": running.name}
     if running.added is not None:
-        document["added"] = document_of(running.added)
+        document["added"] = running.added
     for event in mesh.chat(running.name, turns, timeout=timeout_seconds, **options):
         match event.WhichOneof("event"):
             case "delta":

@@ -396,6 +396,7 @@ class _Runner(runner_service_pb2_grpc.RunnerServiceServicer):
         asked_for = dict(context.invocation_metadata()).get("weft-runner", "directly")
         instance = runner_service_pb2.InstanceDescription(
             model="qwen",
+            quantizations=["q8_0"],
             process_id=4711,
             restart_count=2,
             last_restart_reason="it died",

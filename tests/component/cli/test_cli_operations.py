@@ -99,7 +99,7 @@ def test_every_option_of_a_load_arrives(registry: ScriptedRegistry) -> None:
     assert (parameters["context_tokens"].integer, parameters["gpu_layers"].integer) == (8192, 10)
     assert (parameters["cache_type_k"].word, parameters["flash_attention"].word) == ("q8_0", "on")
     assert (parameters["spec_draft_p_min"].number, parameters["cache_prompt"].flag) == (0.5, True)
-    assert request.requested_by.startswith("cli:")
+    assert request.requested_by == "local"
 
 
 def test_a_watched_load_says_each_stage_once_in_plain_lines(registry: ScriptedRegistry) -> None:

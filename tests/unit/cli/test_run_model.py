@@ -1,28 +1,26 @@
 """What the MODEL of `weft run` names: a file that is there, a source, or a name of the mesh."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typing_extensions import override
 
-from weft.api.operations.v1 import operation_pb2
-from weft.client.operations import Operations
-from weft.documents.operation_actions import LoadSettings, load_action
 from weft.kernel.errors import FieldError, WeftError
 from weft.kernel.reasons import Reason
-from weft_app.cli.asked_model import AskedModel, asked_model, create_operation
+from weft_app.cli.asked_model import AskedModel, asked_model
+from weft_app.cli.mesh_api import MeshApi
+from weft_app.cli.operations import begin
 
 
-class NoModels(Operations):
+class NoModels(MeshApi):
     """A mesh without models."""
 
     def __init__(self) -> None:
         pass
 
     @override
-    def create(
-        self, action: operation_pb2.OperationAction, *, request_id: str = "", authorization: str = ""
-    ) -> operation_pb2.Operation:
+    def post(self, *_: object, **__: object) -> Any:
         raise WeftError(Reason.MODEL_NOT_FOUND, "there is no model")
 
 
@@ -50,7 +48,7 @@ def test_a_text_is_a_name_or_a_source(text: str, asked: AskedModel, monkeypatch:
 
 def test_a_name_with_an_owner_that_the_mesh_does_not_know_may_be_a_repository_of_the_hub() -> None:
     with pytest.raises(WeftError, match="there is no model; the hub's repository of this name is hf:acme/tiny"):
-        create_operation(NoModels(), load_action("acme/tiny", LoadSettings()))
+        begin(NoModels(), {"type": "load", "model": "acme/tiny"})
 
 
 def test_a_relative_path_is_made_whole_since_the_runner_has_another_folder(
