@@ -7,12 +7,14 @@ from gateway.admin.join_tokens import NewJoinTokenBody
 from gateway.admin.keys import NewKeyBody, RotateBody
 from gateway.admin.models import get_discovered
 from gateway.admin.operations import (
+    LIMIT_PARAMETERS,
     REQUEST_LIST_PARAMETERS,
     REQUEST_PARAMETERS,
     cancel_request,
     get_figures,
     get_request,
     list_clients,
+    list_limit_uses,
     list_requests,
 )
 from gateway.admin.processes import PROCESS_PARAMETERS, LogLevelBody, get_process_health, put_log_level
@@ -272,6 +274,12 @@ REQUESTS.add_get(
     VIEW_TELEMETRY,
     list_clients,
     answers(_CLIENT_LIST),
+)
+REQUESTS.add_get(
+    f"{_ADMIN}/limit-uses",
+    VIEW_TELEMETRY,
+    list_limit_uses,
+    answers(record_schema(request_service_pb2.ListLimitUsesResponse), query=LIMIT_PARAMETERS),
 )
 REQUESTS.add_get(f"{_ADMIN}/figures", VIEW_TELEMETRY, get_figures, answers(_FIGURES))
 _USAGE = record_schema(usage_service_pb2.ListUsageResponse)

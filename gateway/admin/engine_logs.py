@@ -63,7 +63,7 @@ class EngineLogClient(EngineLogSource):
 async def get_engine_logs(deps: Admin, request: Request) -> Response:
     """Returns the last lines of an engine; with follow=1, server-sent events that continue with new ones."""
     query = begin_read(request, SURFACE, LOG_PARAMETERS)
-    count = query.count("lines", MAX_LINES) or DEFAULT_LINES
+    count = query.count("lines", MAX_LINES, least=0) if "lines" in query else DEFAULT_LINES
     model = _member(deps.gateway.fleet.view, known_name_of(request, deps.gateway), query.text("member"))
     found = deps.ports.engine_logs.lines(model, count, follow=query.flag("follow"))
     if query.flag("follow"):

@@ -22,7 +22,12 @@ from gateway.request_facts import facts_of, headers_of
 from gateway.routing import collaborator
 from weft.api.operations.v1 import operation_pb2
 from weft.api.operations.v1 import operation_service_pb2 as pb
-from weft.api.router.v1.request_service_pb2 import ListClientsResponse, ListRequestsResponse, RequestSelection
+from weft.api.router.v1.request_service_pb2 import (
+    ListClientsResponse,
+    ListLimitUsesResponse,
+    ListRequestsResponse,
+    RequestSelection,
+)
 from weft.dispatch.placement import QueueSource
 from weft.dispatch.remote_router import (
     DEFAULT_LISTED,
@@ -226,6 +231,15 @@ async def list_clients(requests: Requests, request: Request) -> Response:
     """Lists recently seen clients: their request patterns, and the pauses imposed on them."""
     begin_change(request, REQUESTS_SURFACE)
     return json_response(document_of(ListClientsResponse(clients=await requests.clients())))
+
+
+LIMIT_PARAMETERS = ("tenant",)
+
+
+async def list_limit_uses(requests: Requests, request: Request) -> Response:
+    """Lists what is used of the limits of a tenant, or of all, as the router counts it."""
+    query = begin_read(request, SURFACE, LIMIT_PARAMETERS)
+    return json_response(document_of(ListLimitUsesResponse(uses=await requests.limit_uses(query.text("tenant")))))
 
 
 async def get_figures(requests: Requests, request: Request) -> Response:

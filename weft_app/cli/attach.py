@@ -64,7 +64,8 @@ def attach(
         parameters = {"api_key_env": api_key_env or None, "remote": remote}
         settings = {"parameters": {key: value for key, value in parameters.items() if value is not None}}
         load = {"type": "load", "source": address, "runner": runner, "settings": settings}
-        _carry_out(load | {"model": require_name(name, "--name") if name else ""}, token, home)
+        with naming_fields(_option_of):
+            _carry_out(load | {"model": require_name(name, "--name") if name else ""}, token, home)
 
 
 def detach(
@@ -76,11 +77,11 @@ def detach(
 
     Example: weft detach box
     """
-    with reporting():
+    with reporting(), naming_fields(lambda field: "NAME" if field == "name" else field):
         _carry_out({"type": "detach", "model": require_name(name, "NAME")}, token, home)
 
 
 def _carry_out(action: Document, token: str | None, home: Path) -> None:
     authorization = "" if token is None else read_token(token)
-    with naming_fields(_option_of), connect(home, WATCH_TIMEOUT_SECONDS) as api:
+    with connect(home, WATCH_TIMEOUT_SECONDS) as api:
         say_outcome(api, begin(api, action, authorization=authorization))

@@ -68,7 +68,7 @@ def limits_text(tenant: Document) -> str:
 
 
 def _used(tenant: Document) -> str:
-    from weft_app.cli.limit_uses import used_text  # noqa: PLC0415 - routers are called over gRPC
+    from weft_app.cli.limit_uses import used_text  # noqa: PLC0415 - of tenants alone
 
     return used_text(tenant.get(USES, ()))
 

@@ -77,7 +77,7 @@ def _describe_resource(words: list[str], output: OutputFormat, home: Path) -> No
         tenants = tenants_named(words)
         if error.reason not in NO_REGISTRY or output is not OutputFormat.TABLE or tenants is None or len(tenants) != 1:
             raise
-        from weft_app.cli.limit_uses import KnownUses  # noqa: PLC0415 - routers are called over gRPC
+        from weft_app.cli.limit_uses import KnownUses  # noqa: PLC0415 - of tenants alone
 
         say(KnownUses(home, error, tenants).page())
         return
@@ -122,7 +122,7 @@ def _page(
 
     text = description(document, events, instances, users)
     if uses:
-        from weft_app.cli.limit_uses import USES  # noqa: PLC0415 - routers are called over gRPC
+        from weft_app.cli.limit_uses import USES  # noqa: PLC0415 - of tenants alone
 
         text += "\n".join((*table_block("Used", USES, uses), ""))
     return text
@@ -132,11 +132,7 @@ def _whole(document: Document, events: list[Document], instances: list[Document]
     """Returns all of it as JSON types: the resource, its events, and its runner's own description."""
     runner = None if instances is None else {"instances": instances}
     whole = {"resource": document, "events": events, "runner": runner}
-    if uses is None:
-        return whole
-    from weft.documents.codec import document_of  # noqa: PLC0415 - it needs protobuf
-
-    return whole | {"uses": [document_of(use) for use in uses]}
+    return whole if uses is None else whole | {"uses": uses}
 
 
 def _instances(mesh: MeshDocuments, document: Document) -> list[Document] | None:

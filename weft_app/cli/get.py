@@ -142,11 +142,11 @@ def _show_resources(words: list[str], selector: str, output: ResourceFormat, hom
         _show_what_a_router_knows(words, output, home, error, watch=watch)
         return
     if output in TEXTS and (tenants := found.documents.get(ResourceKind.TENANT)):
-        from weft_app.cli.limit_uses import limit_uses  # noqa: PLC0415 - routers are called over gRPC
+        from weft_app.cli.limit_uses import limit_uses  # noqa: PLC0415 - of tenants alone
 
         uses = limit_uses(home)
         for tenant in tenants:
-            tenant[USES] = [use for use in uses if use.tenant == tenant["name"]]
+            tenant[USES] = [use for use in uses if use["tenant"] == tenant["name"]]
     if len(scope.kinds) > 1:
         if any(found.documents.values()) or not found.failures:
             _print_kinds(found.documents, output, is_selected=bool(wanted))
@@ -234,7 +234,7 @@ def _show_what_a_router_knows(
     kinds, tenants = whole_kinds(words), tenants_named(words)
     if tenants is None and (watch or ResourceKind.TENANT not in kinds):
         raise error
-    from weft_app.cli.limit_uses import KnownUses  # noqa: PLC0415 - routers are called over gRPC
+    from weft_app.cli.limit_uses import KnownUses  # noqa: PLC0415 - as above
 
     known = KnownUses(home, error, tenants or ())
     if watch:

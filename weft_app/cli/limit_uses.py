@@ -3,12 +3,12 @@
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
-from weft.api.router.v1.request_service_pb2 import LimitUse
-from weft.client.requests import connect_requests
 from weft.kernel.errors import WeftError
 from weft.kernel.principal import actor_words
 from weft.kernel.units import Rate, RateUnit, wait_words
 from weft_app.cli.follow import poll_records
+from weft_app.cli.mesh_api import connect
+from weft_app.cli.mesh_documents import Document
 from weft_app.cli.options import ResourceFormat, note
 from weft_app.cli.output import Column, Listing, page, table_block
 
@@ -16,14 +16,18 @@ MAX_SHOWN_USES = 3
 """Windows of one tenant in a table; `weft describe` has all of them."""
 
 
-def limit_uses(home: Path, tenant: str = "") -> Sequence[LimitUse]:
+def limit_uses(home: Path, tenant: str = "") -> list[Document]:
     """Returns what is used of the limits of a tenant (empty: of all); nothing, and a note, where no router answers."""
     try:
-        with connect_requests(home=home) as requests:
-            return requests.limit_uses(tenant).uses
+        return _read(home, tenant)
     except WeftError as error:
         note(f"no router answers: what is used of limits is not known ({error.message})")
-        return ()
+        return []
+
+
+def _read(home: Path, tenant: str = "") -> list[Document]:
+    with connect(home) as api:
+        return list(api.get("/v1/admin/limit-uses", tenant=tenant)["items"])
 
 
 class KnownUses:
@@ -35,7 +39,7 @@ class KnownUses:
         self._error = error
         self._tenants = tenants
         try:
-            self._first = self._read()
+            self._first = self._known()
         except WeftError:
             raise error from None
 
@@ -47,19 +51,19 @@ class KnownUses:
     def follow(self, output: ResourceFormat) -> None:
         """Prints them as a table, then each one that changes, until Ctrl-C."""
         self._note("; the registry is not waited for")
-        poll_records(_WINDOWS, output, self._read)
+        poll_records(_WINDOWS, output, self._known)
 
     def page(self) -> str:
         """Returns those of one tenant as a page. Raises the registry's error where there are none."""
         if not self._first:
             raise self._error
         self._note("")
-        return "\n".join((*page(_NAME, self._first[0]), *table_block("Used", USES, self._first), ""))
+        return "\n".join(
+            (*page((Column("Name", "tenant"),), self._first[0]), *table_block("Used", USES, self._first), "")
+        )
 
-    def _read(self) -> list[LimitUse]:
-        with connect_requests(home=self._home) as requests:
-            uses = requests.limit_uses().uses
-        return [use for use in uses if not self._tenants or use.tenant in self._tenants]
+    def _known(self) -> list[Document]:
+        return [use for use in _read(self._home) if not self._tenants or use["tenant"] in self._tenants]
 
     def _note(self, more: str) -> None:
         note(
@@ -68,37 +72,36 @@ class KnownUses:
         )
 
 
-def used_text(uses: Sequence[LimitUse]) -> str:
+def used_text(uses: Sequence[Document]) -> str:
     """The fullest windows of a tenant that count something, as one text such as "12 of 100 req/min"."""
-    found = sorted((use for use in uses if use.used), key=lambda use: use.used / use.limit, reverse=True)
-    shown = [f"{use.used} of {rate_of(use)}{_subject(use)}" for use in found[:MAX_SHOWN_USES]]
+    found = sorted((use for use in uses if use["used"]), key=lambda use: use["used"] / use["limit"], reverse=True)
+    shown = [f"{use['used']} of {rate_of(use)}{_subject(use)}" for use in found[:MAX_SHOWN_USES]]
     return ", ".join(shown) + (f" and {len(found) - MAX_SHOWN_USES} more" if len(found) > MAX_SHOWN_USES else "")
 
 
-def rate_of(use: LimitUse) -> Rate:
+def rate_of(use: Document) -> Rate:
     """The rate of a window."""
-    unit = RateUnit.TOKENS if use.unit == LimitUse.UNIT_TOKENS else RateUnit.REQUESTS
-    return Rate(use.limit, use.window.seconds, unit)
+    unit = RateUnit.TOKENS if use["unit"] == "tokens" else RateUnit.REQUESTS
+    return Rate(use["limit"], int(use["windowSeconds"]), unit)
 
 
-def _subject(use: LimitUse) -> str:
-    parts = [f" by {actor_words(use.key)}" if use.key else "", f" for {use.model}" if use.model else ""]
-    return "".join([*parts, f" of client {use.client}" if use.client else ""])
+def _subject(use: Document) -> str:
+    parts = [f" by {actor_words(use['key'])}" if "key" in use else "", f" for {use['model']}" if "model" in use else ""]
+    return "".join([*parts, f" of client {use['client']}" if "client" in use else ""])
 
 
 USES = (
     Column("LIMIT", lambda use: str(rate_of(use))),
     Column("OF", lambda use: _subject(use).strip() or "the tenant"),
-    Column("USED", lambda use: str(use.used)),
-    Column("LEFT", lambda use: str(max(0, use.limit - use.used))),
-    Column("EMPTY IN", lambda use: f"{wait_words(use.reset.ToNanoseconds() / 1e9)} s" if use.used else "-", ticks=True),
+    Column("USED", "used"),
+    Column("LEFT", lambda use: str(max(0, use["limit"] - use["used"]))),
+    Column("EMPTY IN", lambda use: f"{wait_words(use['resetSeconds'])} s" if use["used"] else "-", ticks=True),
 )
 """The columns of windows on a page."""
-_NAME = (Column("Name", "tenant"),)
 _COLUMNS = (Column("TENANT", "tenant"), *USES)
 _WINDOWS = Listing(
     columns=_COLUMNS,
     wide=_COLUMNS,
-    name=lambda use: f"{use.tenant} {rate_of(use)}{_subject(use)}",
+    name=lambda use: f"{use['tenant']} {rate_of(use)}{_subject(use)}",
     empty="the router counts no limit of such a tenant",
 )

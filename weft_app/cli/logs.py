@@ -1,6 +1,5 @@
 """`weft logs`: of the mesh, its services and runners, of the engine of a model, and of a task."""
 
-import sys
 import time
 from contextlib import suppress
 from dataclasses import replace
@@ -11,12 +10,14 @@ from typing import Annotated
 import typer
 
 from runner_svc.runtimes.table import find_runtime
-from weft.client.resources import RunnerOfModel, connect_registry, connect_runner_of
 from weft.documents.resource_kinds import ResourceKind
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.names import MAX_REQUEST_ID_CHARS, is_name, require_name_of_model, require_token
 from weft.kernel.reasons import Reason
 from weft_app.cli.completion import complete_logged
+from weft_app.cli.follow import RETRY_LIMIT_SECONDS
+from weft_app.cli.mesh_api import connect
+from weft_app.cli.mesh_documents import Document, MeshDocuments, connect_documents
 from weft_app.cli.mesh_logs import (
     COMPONENTS,
     DEFAULT_LINES,
@@ -105,9 +106,8 @@ def logs(
         if isinstance(found, Logs):
             print_logs(found, wanted, output, lines=lines, follow=follow_on)
             return
-        with found as runner:
-            _require_plain(is_plain)
-            _print_output(runner, named[0], DEFAULT_LINES if lines is None else lines, follow=follow_on)
+        _require_plain(is_plain)
+        _print_output(home, found, DEFAULT_LINES if lines is None else lines, follow=follow_on)
 
 
 def _filter_of(since: str | None, request: str, now: float) -> Filter:
@@ -133,8 +133,8 @@ def _require_plain(is_plain: bool) -> None:
         raise invalid_field("--since, --request, --output", "go with the logs of the mesh, a service or a runner")
 
 
-def _resolved(name: str, home: Path) -> Logs | RunnerOfModel:
-    """Returns the log files that a name stands for, or the runner of the model.
+def _resolved(name: str, home: Path) -> Logs | Document:
+    """Returns the log files that a name stands for, or the model.
 
     A model comes before a runner of the same name. Raises NOT_FOUND, or SERVICE_UNAVAILABLE where the name may be a
     model but no mesh runs.
@@ -145,14 +145,14 @@ def _resolved(name: str, home: Path) -> Logs | RunnerOfModel:
     model = require_name_of_model(name.removeprefix(MODEL_PREFIX), "NAME")
     own = folder.find(name) if is_name(name) else None
     try:
-        with connect_registry(home=home) as registry:
+        with connect_documents(home) as mesh:
             try:
-                return connect_runner_of(registry, model)
+                return mesh.document(ResourceKind.MODEL, model)
             except WeftError as error:
                 if error.reason is not Reason.MODEL_NOT_FOUND:
                     raise
                 if own is None:
-                    raise folder.unknown(model, registry.names(ResourceKind.MODEL)) from error
+                    raise folder.unknown(model, mesh.names(ResourceKind.MODEL)) from error
     except WeftError as error:
         if error.reason is not Reason.SERVICE_UNAVAILABLE:
             raise
@@ -164,15 +164,18 @@ def _resolved(name: str, home: Path) -> Logs | RunnerOfModel:
 def _print_engine_lines(request: str, home: Path, output: LinesFormat) -> int:
     """Prints the last lines of engines that have the id of a request in them; returns how many. None without a mesh."""
     count = 0
-    with suppress(WeftError), connect_registry(home=home) as registry:
-        for model in registry.names(ResourceKind.MODEL):
-            with suppress(WeftError), connect_runner_of(registry, model) as runner:
-                for response in runner.log_lines(MAX_LINES, follow=False):
-                    for line in response.lines:
-                        if request in line:
-                            count += 1
-                            say(_engine_line(model, line, output))
+    with suppress(WeftError), connect(home) as api:
+        for model in MeshDocuments(api).names(ResourceKind.MODEL):
+            with suppress(WeftError):
+                for line in api.get(_path_of(model), lines=MAX_LINES)["lines"]:
+                    if request in line:
+                        count += 1
+                        say(_engine_line(model, line, output))
     return count
+
+
+def _path_of(model: str) -> str:
+    return f"/v1/admin/models/{model}/logs"
 
 
 def _engine_line(model: str, line: str, output: LinesFormat) -> str:
@@ -182,14 +185,17 @@ def _engine_line(model: str, line: str, output: LinesFormat) -> str:
     return f"engine of {model}: {safe_text(line)}\n"
 
 
-def _print_output(runner: RunnerOfModel, model: str, lines: int, *, follow: bool) -> None:
+def _print_output(home: Path, model: Document, lines: int, *, follow: bool) -> None:
     """Prints what the engine of a model has printed."""
-    runtime = find_runtime(runner.runtime)
+    name, runtime = model["name"], find_runtime(model["status"].get("type", ""))
     if runtime is not None and runtime.no_output:
-        note(f"{model}: {runtime.no_output}")
+        note(f"{name}: {runtime.no_output}")
         return
-    for response in runner.log_lines(lines, follow=follow):
-        if response.lost_line_count:
-            note(f"{response.lost_line_count} lines were lost: this reader is too slow")
-        sys.stdout.write("".join(f"{safe_text(line)}\n" for line in response.lines))
-        sys.stdout.flush()
+    with connect(home, RETRY_LIMIT_SECONDS) as api:
+        # Zero lines are wanted, too.
+        path, count = _path_of(name), str(lines)
+        batches = api.events(path, follow=True, lines=count) if follow else [api.get(path, lines=count)]
+        for batch in filter(None, batches):
+            if batch.get("lostLineCount"):
+                note(f"{batch['lostLineCount']} lines were lost: this reader is too slow")
+            say("".join(f"{safe_text(line)}\n" for line in batch["lines"]))

@@ -4,13 +4,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from weft.api.registry.v1 import model_pb2
-from weft.client._home import mesh_address
-from weft.client.resources import connect_registry
 from weft.documents.resource_kinds import ResourceKind
-from weft.documents.resources import AnyDocument, ModelDocument
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.reasons import Reason
+from weft_app.cli.mesh_documents import Document, connect_documents
 from weft_app.cli.options import note
 
 MODEL_OPTION = "--model"
@@ -21,23 +18,21 @@ _ACTIVE = "active"
 class MediaOperation:
     """What a command asks a model for."""
 
-    number: "model_pb2.ModelOperation.ValueType"
+    word: str
     does: str
     """What such a model does, such as "makes images"."""
     engines: str
     """Runtimes that offer it, as they are installed."""
 
 
-IMAGES = MediaOperation(
-    number=model_pb2.MODEL_OPERATION_IMAGE, does="makes images", engines="diffusers (`weft runtime install diffusers`)"
-)
+IMAGES = MediaOperation(word="image", does="makes images", engines="diffusers (`weft runtime install diffusers`)")
 TRANSCRIPTIONS = MediaOperation(
-    number=model_pb2.MODEL_OPERATION_TRANSCRIPTION,
+    word="transcription",
     does="transcribes recordings",
     engines="faster_whisper (`weft runtime install faster_whisper`)",
 )
 SPEECH = MediaOperation(
-    number=model_pb2.MODEL_OPERATION_SPEECH,
+    word="speech",
     does="speaks",
     engines="espeak_ng (the program espeak-ng), piper (`weft runtime install speech`)",
 )
@@ -50,20 +45,17 @@ def chosen_model(asked: str, operation: MediaOperation, home: Path) -> str:
     """
     if asked:
         return asked
-    mesh_address(home, "registry")
-    with connect_registry(home=home) as registry:
-        models = registry.documents(ResourceKind.MODEL)
+    with connect_documents(home) as mesh:
+        models = mesh.documents(ResourceKind.MODEL)
     name = only_name(models, operation)
     note(f"model {name}")
     return name
 
 
-def only_name(models: Sequence[AnyDocument], operation: MediaOperation) -> str:
+def only_name(models: Sequence[Document], operation: MediaOperation) -> str:
     """Returns the model, or the pool of several, that is the only one with an operation. Raises as `chosen_model`."""
-    found = [
-        each for each in models if isinstance(each, ModelDocument) and operation.number in each.manifest.operations
-    ]
-    able = [model for model in found if model.state == _ACTIVE] or found
+    found = [each for each in models if operation.word in each.get("operations", ())]
+    able = [model for model in found if model["status"]["state"] == _ACTIVE] or found
     if not able:
         message = (
             f"no model of this mesh {operation.does}; runtimes that do: {operation.engines}; "
@@ -71,9 +63,9 @@ def only_name(models: Sequence[AnyDocument], operation: MediaOperation) -> str:
         )
         raise WeftError(Reason.MODEL_NOT_FOUND, message)
     if len(able) == 1:
-        return able[0].name
-    pools = {model.pool for model in able}
+        return str(able[0]["name"])
+    pools = {str(model["status"]["pool"]) for model in able}
     if len(pools) == 1:
         return pools.pop()
-    names = ", ".join(sorted(model.name for model in able))
+    names = ", ".join(sorted(model["name"] for model in able))
     raise invalid_field(MODEL_OPTION, f"name one of {names}")

@@ -7,14 +7,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from weft.api.operations.v1 import process_service_pb2 as pb
-from weft.api.registry.v1 import runner_pb2
 from weft.client._home import mesh_address
-from weft.client.resources import connect_registry
 from weft.documents.resource_kinds import ResourceKind
-from weft.documents.resources import RunnerDocument
 from weft.kernel.address import addresses_of
 from weft.kernel.errors import WeftError
 from weft_app.cli.findings import Finding, Verdict, failed
+from weft_app.cli.mesh_documents import connect_documents
 from weft_app.cli.mesh_versions import CHECK, PROCESS_CHECK, KnownSchema, MeshProcess, examine_versions
 from weft_app.cli.process_calls import MESH, RUNNER_PREFIX, health_of
 from weft_app.cli.router_table import read_routers
@@ -98,9 +96,8 @@ def _watching(processes: Sequence[pb.WatchingProcess]) -> Iterator[MeshProcess]:
 
 
 def _runners(home: Path) -> Iterator[MeshProcess]:
-    with connect_registry(home=home) as registry:
-        documents = registry.documents(ResourceKind.RUNNER)
-    for document in documents:
-        observed = document.observed if isinstance(document, RunnerDocument) else None
-        if observed is not None and observed.status == runner_pb2.Runner.STATUS_ACTIVE:
-            yield MeshProcess(name=f"{RUNNER_PREFIX}{observed.name}", version=observed.version)
+    with connect_documents(home) as mesh:
+        for runner in mesh.documents(ResourceKind.RUNNER):
+            if runner["status"]["state"] == "active":
+                version = runner["status"].get("version", "")
+                yield MeshProcess(name=f"{RUNNER_PREFIX}{runner['name']}", version=version)

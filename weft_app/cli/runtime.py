@@ -159,22 +159,21 @@ def _require_unused(environment: EngineEnvironment, home: WeftHome) -> None:
     Raises RESOURCE_IN_USE naming the runners. Processes are looked for by `remove_environment`.
     """
     # Imported here: no other command of this module asks a mesh.
-    from weft.client.resources import connect_registry  # noqa: PLC0415
     from weft.documents.resource_kinds import ResourceKind  # noqa: PLC0415
-    from weft.documents.resources import RunnerDocument  # noqa: PLC0415
+    from weft_app.cli.mesh_documents import connect_documents  # noqa: PLC0415
 
     if home.running() is None:
         return
     runtimes, host = {runtime.name for runtime in users_of(environment)}, socket.gethostname()
     # A mesh that does not answer cannot say; its engines are found by their processes.
     found = []
-    with suppress(WeftError), connect_registry(home=home.root) as registry:
-        found = registry.documents(ResourceKind.RUNNER)
+    with suppress(WeftError), connect_documents(home.root) as mesh:
+        found = mesh.documents(ResourceKind.RUNNER)
     users = [
-        document.name
-        for document in found
-        if isinstance(document, RunnerDocument) and document.observed is not None and document.state == "active"
-        if document.observed.runtime in runtimes and document.observed.host == host
+        each["name"]
+        for each in found
+        if each["status"]["state"] == "active"
+        if each["status"].get("runtime") in runtimes and each["status"].get("host") == host
     ]
     if users:
         raise WeftError(

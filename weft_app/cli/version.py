@@ -6,11 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from weft import __version__
-from weft.client._home import mesh_address
-from weft.client.resources import connect_registry
 from weft.documents.resource_kinds import ResourceKind
-from weft.documents.resources import RunnerDocument
 from weft.kernel.errors import WeftError
+from weft_app.cli.mesh_api import gateway_url, own_url
+from weft_app.cli.mesh_documents import connect_documents
 from weft_app.cli.options import DEFAULT_HOME, HomeOption, OutputFormat, PageOutputOption
 from weft_app.cli.output import Column, page, print_page
 from weft_app.compose.home import WeftHome
@@ -53,16 +52,15 @@ def show_version(output: PageOutputOption = OutputFormat.TABLE, home: HomeOption
 def _mesh(home: Path) -> dict[str, Any]:
     """Returns the versions of the mesh that is found for a home, and of its runners; else what the problem is."""
     try:
-        target = mesh_address(home, "registry")
-        with connect_registry(home=home) as registry:
-            runners = registry.documents(ResourceKind.RUNNER)
+        url = gateway_url(home)
+        with connect_documents(home) as documents:
+            runners = documents.documents(ResourceKind.RUNNER)
     except WeftError as error:
         return {"problem": error.message}
     running = WeftHome(home.expanduser().absolute()).running() or {}
     # A mesh elsewhere does not say its version, and its runners do.
-    mesh = running.get("version", UNKNOWN) if target == running.get("grpc") else UNKNOWN
-    found = (runner.observed for runner in runners if isinstance(runner, RunnerDocument))
-    return {"mesh": mesh, "runners": {runner.name: runner.version for runner in found if runner is not None}}
+    mesh = running.get("version", UNKNOWN) if url == own_url(home) else UNKNOWN
+    return {"mesh": mesh, "runners": {runner["name"]: runner["status"].get("version", "") for runner in runners}}
 
 
 def _version_of(distribution: str) -> str:

@@ -12,6 +12,7 @@ from typing import Any
 
 import grpc
 from cli_harness import refuse
+from kit.home_gateway import home_gateway
 from typer.testing import CliRunner, Result
 
 from registry_svc.config import GovernanceConfig, GovernanceMode, Signer
@@ -88,9 +89,10 @@ def governed_registry(home: Path, mode: GovernanceMode, changes: Mapping[str, An
     server = grpc.server(ThreadPoolExecutor(max_workers=4), options=SERVER_OPTIONS)
     operation_service_pb2_grpc.add_OperationServiceServicer_to_server(_Governed(registry), server)  # type: ignore[abstract]  # only what the CLI calls
     address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
-    (home / "run" / "up.json").write_text(json.dumps({"grpc": address, "url": "http://127.0.0.1:1"}))
+    (home / "run" / "up.json").write_text(json.dumps({"grpc": address}))
     server.start()
     try:
-        yield registry
+        with home_gateway(home, address):
+            yield registry
     finally:
         server.stop(grace=None).wait()

@@ -93,10 +93,10 @@ class Mesh:
         assert self._loop is not None, "it is served"
         self._loop.call_soon_threadsafe(event)
 
-    def gateway(self) -> AbstractContextManager[str]:
-        """The gateway of the home; the registry is away."""
-        router = json.loads((self.home / "run" / "up.json").read_text())["grpc"]
-        return home_gateway(self.home, f"127.0.0.1:{free_port()}", router)
+    def gateway(self, router: str = "") -> AbstractContextManager[str]:
+        """The gateway of the home; the registry is away. `router`: another one than what the mesh serves."""
+        known = json.loads((self.home / "run" / "up.json").read_text())["grpc"]
+        return home_gateway(self.home, f"127.0.0.1:{free_port()}", router or str(known))
 
     @contextmanager
     def serving(self) -> Iterator[None]:
@@ -425,14 +425,13 @@ def test_tenants_are_watched_as_a_router_counts_them_while_no_registry_answers(
     assert "the registry is not waited for" in found.stderr
 
 
-def test_without_a_registry_and_a_router_the_failure_of_the_registry_is_shown(mesh: Mesh) -> None:
-    router = free_port()
-    facts = mesh.home / "run" / "up.json"
-    facts.write_text(json.dumps(json.loads(facts.read_text()) | {"grpc": f"127.0.0.1:{router}"}))
-    for words in (("get", "tenants"), ("get", "all"), ("describe", "tenant", "acme"), ("get", "tenants", "-w")):
-        found = mesh.run(*words)
-        assert found.exit_code == 1
-        assert ("the registry cannot be reached" in found.stderr, str(router) in found.stderr) == (True, False)
+def test_without_a_registry_and_a_router_the_failure_of_the_registry_is_shown(tmp_path: Path) -> None:
+    mesh, router = Mesh(tmp_path / "home"), free_port()
+    with mesh.serving(), mesh.gateway(f"127.0.0.1:{router}"):
+        for words in (("get", "tenants"), ("get", "all"), ("describe", "tenant", "acme"), ("get", "tenants", "-w")):
+            found = mesh.run(*words)
+            assert found.exit_code == 1
+            assert ("the registry cannot be reached" in found.stderr, str(router) in found.stderr) == (True, False)
 
 
 def test_without_a_mesh_the_command_says_so(tmp_path: Path) -> None:

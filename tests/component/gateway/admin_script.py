@@ -108,6 +108,10 @@ class ScriptedInstances:
         self.asked.append(runners)
         return {name: self.said[name] for name in runners if name in self.said}
 
+    async def describe(self, runner: str, line_count: int) -> runner_service_pb2.DescribeResponse:
+        del line_count
+        return runner_service_pb2.DescribeResponse(instances=self.said[runner].values())
+
 
 @dataclass
 class ScriptedQueues:

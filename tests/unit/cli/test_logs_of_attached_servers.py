@@ -1,37 +1,43 @@
 """`weft logs` of a model whose output is not ours."""
 
-from types import SimpleNamespace
-from typing import Any, Self
+from collections.abc import Iterator
+from http.client import HTTPConnection
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
+from typing_extensions import override
 
 from weft_app.cli.main import app
+from weft_app.cli.mesh_api import MeshApi
 
 
-class Client:
-    """Stands for the clients of registry and runner."""
+class Mesh(MeshApi):
+    """A mesh with one model."""
 
     runtime = "openai_http"
 
-    def __enter__(self) -> Self:
-        return self
+    def __init__(self) -> None:
+        super().__init__(HTTPConnection("nowhere"), "nowhere", "")
 
-    def __exit__(self, *_: object) -> None:
-        """Nothing to close."""
+    @override
+    def get(self, path: str, **_: Any) -> Any:
+        log = {"lines": ["a line of the engine"]}
+        return log if path.endswith("/logs") else {"name": "llama", "status": {"type": self.runtime}}
 
-    def log_lines(self, *_: Any, **__: Any) -> list[SimpleNamespace]:
-        return [SimpleNamespace(lost_line_count=0, lines=["a line of the engine"])]
+    @override
+    def events(self, path: str, deadline: float | None = None, **query: Any) -> Iterator[Any]:
+        yield self.get(path)
 
 
 @pytest.mark.parametrize("follow", [[], ["-f"]])
 def test_logs_of_an_attached_server_say_where_its_output_is(monkeypatch: pytest.MonkeyPatch, follow: list[str]) -> None:
     """It printed nothing, and the exit status was 0."""
-    client = Client()
-    monkeypatch.setattr("weft_app.cli.logs.connect_registry", lambda **_: client)
-    monkeypatch.setattr("weft_app.cli.logs.connect_runner_of", lambda *_: client)
+    mesh = Mesh()
+    for module in ("logs", "mesh_documents"):
+        monkeypatch.setattr(f"weft_app.cli.{module}.connect", lambda *_: mesh)
     done = CliRunner().invoke(app, ["logs", "llama", *follow])
     assert done.exit_code == 0
     assert "llama: weft did not start this server; its output is where it was started" in done.stderr
-    client.runtime = "llama_server"
+    mesh.runtime = "llama_server"
     assert CliRunner().invoke(app, ["logs", "llama", *follow]).stdout == "a line of the engine\n"
