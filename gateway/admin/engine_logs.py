@@ -10,8 +10,7 @@ from typing_extensions import override
 
 from gateway.admin.operations import SURFACE, Admin
 from gateway.admin.ports import EngineLogSource
-from gateway.answers.answer_builder import encode_json
-from gateway.answers.sse_writer import EventStream
+from gateway.answers.sse_writer import EventStream, encoded_records
 from gateway.answers.unary import json_response
 from gateway.intake.query import begin_read
 from gateway.resources.handlers import known_name_of
@@ -67,7 +66,7 @@ async def get_engine_logs(deps: Admin, request: Request) -> Response:
     model = _member(deps.gateway.fleet.view, known_name_of(request, deps.gateway), query.text("member"))
     found = deps.ports.engine_logs.lines(model, count, follow=query.flag("follow"))
     if query.flag("follow"):
-        return EventStream(deps.gateway, _encoded(found))
+        return EventStream(deps.gateway, encoded_records(found))
     log = EngineLog(model=model.name, runner=model.runner)
     async with aclosing(found) as batches:
         async for batch in batches:
@@ -90,9 +89,3 @@ def _member(view: FleetView, name: str, member: str) -> ModelView:
     if not member and len(members) == 1:
         return next(iter(members.values()))
     raise invalid_field("member", f"must be one of {', '.join(sorted(members))}")
-
-
-async def _encoded(batches: AsyncGenerator[EngineLog]) -> AsyncGenerator[bytes]:
-    async with aclosing(batches):
-        async for batch in batches:
-            yield b"data: %b\n\n" % encode_json(document_of(batch))

@@ -1,7 +1,5 @@
 """Operations, the audit log and figures (/v1/admin), request records (/v1/requests, /v1/clients)."""
 
-from collections.abc import AsyncGenerator
-from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Annotated, cast
 
@@ -10,8 +8,7 @@ from starlette.responses import Response
 
 from gateway.admin.instances import InstanceSource
 from gateway.admin.ports import DiscoverySource, EngineLogSource, ProcessesPort, look_nowhere
-from gateway.answers.answer_builder import encode_json
-from gateway.answers.sse_writer import EventStream
+from gateway.answers.sse_writer import EventStream, encoded_records
 from gateway.answers.unary import json_response
 from gateway.auth.authentication import HOME_SOCKET
 from gateway.deps import GatewayDeps
@@ -133,7 +130,7 @@ async def get_operation(deps: Admin, request: Request) -> Response:
     query = begin_read(request, SURFACE, ("watch",))
     name = _name_of(request)
     if query.flag("watch"):
-        return EventStream(deps.gateway, _encoded(deps.ports.operations.watch(name)))
+        return EventStream(deps.gateway, encoded_records(deps.ports.operations.watch(name)))
     return json_response(document_of(await deps.ports.operations.get(name)))
 
 
@@ -161,12 +158,6 @@ async def get_audit(deps: Admin, request: Request) -> Response:
 
 def _name_of(request: Request) -> str:
     return f"{OPERATION_PREFIX}{require_token(request.path_params['name'], 'name', MAX_NAME_CHARS)}"
-
-
-async def _encoded(operations: AsyncGenerator[operation_pb2.Operation]) -> AsyncGenerator[bytes]:
-    async with aclosing(operations):
-        async for operation in operations:
-            yield b"data: %b\n\n" % encode_json(document_of(operation))
 
 
 REQUESTS_SURFACE = "requests"

@@ -334,3 +334,10 @@ async def encoded_events(events: AsyncGenerator[Event]) -> AsyncGenerator[bytes]
     async with aclosing(events):
         async for event in events:
             yield b"id: %d\ndata: %b\n\n" % (event.sequence, encode_json(document_of(event)))
+
+
+async def encoded_records(records: AsyncGenerator[Any]) -> AsyncGenerator[bytes]:
+    """Yields messages as documents, one server-sent event each."""
+    async with aclosing(records):
+        async for record in records:
+            yield b"data: %b\n\n" % encode_json(document_of(record))

@@ -18,13 +18,13 @@ from starlette.types import Scope
 
 from gateway.answers.answer_builder import encode_json
 from gateway.answers.api_object import JsonObject, Shows, object_json
-from gateway.answers.sse_writer import EventStream
+from gateway.answers.sse_writer import EventStream, encoded_records
 from gateway.answers.unary import json_response
 from gateway.deps import GatewayDeps
 from gateway.errors import public_message
 from gateway.intake.body import read_model
 from gateway.intake.headers import idempotency_key_of, tenant_of
-from gateway.intake.query import Query, begin_owned, begin_read, whole_number
+from gateway.intake.query import Query, begin_change, begin_owned, begin_read, whole_number
 from gateway.intake.request_model import JsonMap, StrictModel
 from gateway.request_facts import facts_of, headers_of
 from gateway.resources.handlers import API
@@ -34,6 +34,7 @@ from gateway.tasks.task_apis import SpecContext, TaskApis, answer_of, has_links
 from weft.api.common.v1 import event_pb2
 from weft.api.router.v1 import task_pb2
 from weft.api.router.v1 import task_service_pb2 as pb
+from weft.documents.codec import document_of
 from weft.durable.tasks import (
     MAX_LISTED,
     TaskClient,
@@ -41,6 +42,7 @@ from weft.durable.tasks import (
     state_name,
 )
 from weft.kernel.errors import WeftError, invalid_field, renaming_fields
+from weft.kernel.names import MAX_REQUEST_ID_CHARS, require_token
 from weft.kernel.reasons import Reason, reason_of
 
 MAX_MODEL_CHARS = 256
@@ -392,6 +394,57 @@ async def delete_task(deps: Tasks, request: Request) -> Response:
         return json_response(task_json(await deps.tasks.cancel(tenant, task_id), deps.task_apis))
     await deps.tasks.delete(tenant, task_id)
     return Response(status_code=204)
+
+
+# For operators: the same of all tenants, as documents.
+OPERATOR_LIST_PARAMETERS = ("state", "model", "caller", "limit")
+
+
+def _tenant_shown(request: Request) -> str:
+    """Returns the tenant whose tasks are shown; empty: all, where the caller may name tenants."""
+    return "" if facts_of(request.scope).principal.names_tenants else tenant_of(request.scope)
+
+
+async def list_task_records(deps: Tasks, request: Request) -> Response:
+    """Lists tasks, newest first."""
+    query = begin_read(request, SURFACE, OPERATOR_LIST_PARAMETERS)
+    wanted = pb.ListTasksRequest(
+        states=_states(query),
+        model=query.text("model"),
+        caller=query.text("caller"),
+        page_size=query.count("limit", MAX_LISTED),
+    )
+    return json_response(document_of(await deps.tasks.list_page(_tenant_shown(request), wanted)))
+
+
+async def get_task_record(deps: Tasks, request: Request) -> Response:
+    """Returns a task with its attempts and their receipts."""
+    begin_read(request, SURFACE)
+    return json_response(document_of(await deps.tasks.details(_tenant_shown(request), _id_of(request))))
+
+
+async def watch_task_record(deps: Tasks, request: Request) -> Response:
+    """Streams a task at each change and the chunks of its answer after the event `after`, until its end."""
+    query = begin_read(request, SURFACE, ("after",))
+    news = deps.tasks.watch(_tenant_shown(request), _id_of(request), query.count("after", MAX_EVENT_NUMBER, least=0))
+    return EventStream(deps.gateway, encoded_records(news))
+
+
+async def cancel_task_record(deps: Tasks, request: Request) -> Response:
+    """Cancels a task, also while it runs. A task that has ended stays as it is."""
+    begin_change(request, SURFACE)
+    return json_response(document_of(await deps.tasks.cancel(_tenant_shown(request), _id_of(request))))
+
+
+async def delete_task_record(deps: Tasks, request: Request) -> Response:
+    """Deletes a task that has ended."""
+    begin_change(request, SURFACE)
+    await deps.tasks.delete(_tenant_shown(request), _id_of(request))
+    return Response(status_code=204)
+
+
+def _id_of(request: Request) -> str:
+    return require_token(request.path_params["id"], "id", MAX_REQUEST_ID_CHARS)
 
 
 async def _outputs(tasks: TaskClient, task: task_pb2.Task) -> Sequence[task_pb2.TaskOutput]:

@@ -10,7 +10,6 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated
-from unicodedata import category
 
 import typer
 
@@ -41,7 +40,7 @@ from weft_app.cli.chat_media import AudioOption, ImageOption, MessageMedia, read
 from weft_app.cli.completion import complete_chat_target
 from weft_app.cli.formats import source_word
 from weft_app.cli.options import DEFAULT_HOME, HomeOption
-from weft_app.cli.output import safe_text
+from weft_app.cli.output import safe_text, shown
 from weft_app.cli.usage_text import has_tokens, work_parts
 
 MAX_SHOWN_CHARS = 160
@@ -488,11 +487,6 @@ def _progress(loading: event_pb2.Loading) -> str:
     share = f" {loading.progress:.0%}" if loading.HasField("progress") else ""
     left = f", {wait_words(loading.eta.ToNanoseconds() / 1e9)} s left" if loading.HasField("eta") else ""
     return f"{share}{left}"
-
-
-def shown(text: str) -> str:
-    """Model output made safe for a terminal: no escape sequence can move the cursor or change the title."""
-    return "".join(character if character in "\n\t" or category(character) != "Cc" else " " for character in text)
 
 
 def _aside(text: str) -> None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from datetime import UTC
 from enum import StrEnum
 from typing import Any
+from unicodedata import category
 
 from weft_app.cli.formats import text_at
 from weft_app.cli.options import note
@@ -50,6 +51,11 @@ def say(text: str) -> None:
 def safe_text(text: str) -> str:
     """Returns text reduced to one line without control characters, whatever its origin."""
     return "".join(character if character.isprintable() else " " for character in text)
+
+
+def shown(text: str) -> str:
+    """Model output made safe for a terminal: no escape sequence can move the cursor or change the title."""
+    return "".join(character if character in "\n\t" or category(character) != "Cc" else " " for character in text)
 
 
 class TextTable:

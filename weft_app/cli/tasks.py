@@ -8,16 +8,12 @@ from pathlib import Path
 
 import typer
 
-from weft.api.router.v1.task_pb2 import Task, TaskPiece
-from weft.api.router.v1.task_service_pb2 import ListTasksResponse
-from weft.client.tasks import Tasks, connect_tasks, has_ended, text_of
-from weft.documents.codec import document_of, word_of
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.names import MAX_REQUEST_ID_CHARS, process_name, require_token
 from weft.kernel.reasons import Reason
-from weft_app.cli.chat import shown
-from weft_app.cli.follow import poll_records
+from weft_app.cli.follow import RETRY_LIMIT_SECONDS, poll_records
 from weft_app.cli.formats import local, shortened
+from weft_app.cli.mesh_api import MeshApi, connect
 from weft_app.cli.mesh_documents import Document
 from weft_app.cli.options import (
     EXIT_FAILED,
@@ -27,9 +23,12 @@ from weft_app.cli.options import (
     note,
     words_of,
 )
-from weft_app.cli.output import Column, Listing, page, print_page, safe_text, say
+from weft_app.cli.output import Column, Listing, page, print_page, safe_text, say, shown
 from weft_app.cli.targets import TASK_WORDS
 
+TASKS = "/v1/admin/tasks"
+CANCEL_TIMEOUT_SECONDS = 20.0
+"""Timeout of a call: a cancelled task is waited for until it has ended."""
 MAX_SHOWN = 1_000
 RETRY_PAUSE_SECONDS = 0.5
 MAX_OUTAGE_SECONDS = 60.0
@@ -153,31 +152,25 @@ def show_tasks(
     `watch`: until Ctrl-C, with each that changes.
     """
     ids = task_ids(words)
+
+    def read() -> Document:
+        with connect(home) as api:
+            if ids:
+                return {"items": [api.get(f"{TASKS}/{each}") for each in ids]}
+            return dict(api.get(TASKS, state=",".join(states), caller=caller, limit=MAX_SHOWN))
+
     if watch:
-
-        def read() -> list[Document]:
-            with connect_tasks(home=home) as tasks:
-                if ids:
-                    return [document_of(tasks.get(each)) for each in ids]
-                return list(map(document_of, tasks.newest(MAX_SHOWN, states=states, caller=caller).tasks))
-
-        poll_records(_TASKS, output, read)
-    with connect_tasks(home=home) as tasks:
-        if ids:
-            found, notice = [document_of(tasks.get(each)) for each in ids], ""
-        else:
-            newest = tasks.newest(MAX_SHOWN, states=states, caller=caller)
-            found, notice = list(map(document_of, newest.tasks)), newest.notice
-    whole = document_of(ListTasksResponse()) | {"items": found}
-    _TASKS.print(found, output, lambda: found[0] if len(ids) == 1 else whole)
-    if notice:
+        poll_records(_TASKS, output, lambda: read()["items"])
+    found = read()
+    _TASKS.print(found["items"], output, lambda: found["items"][0] if len(ids) == 1 else found)
+    if notice := found.get("notice"):
         note(f"warning: {safe_text(notice)}")
 
 
 def describe_task(words: Sequence[str], output: OutputFormat, home: Path) -> None:
     """Prints all about one task."""
-    with connect_tasks(home=home) as tasks:
-        found = document_of(tasks.get(one_task(words)))
+    with connect(home) as api:
+        found = api.get(f"{TASKS}/{one_task(words)}")
     print_page(output, lambda: "\n".join(_lines(found)) + "\n", lambda: found)
 
 
@@ -203,24 +196,20 @@ def _attempt_words(attempt: Document) -> str:
 def cancel_tasks(words: Sequence[str], home: Path, output: OutputFormat) -> None:
     """Cancels tasks and prints the outcome of each. A failure of one does not stop the others."""
 
-    def cancel_one(tasks: Tasks, task_id: str) -> None:
-        task = tasks.cancel(task_id)
-        print_page(output, lambda: f"task/{task_id} {_cancelled_words(task)}\n", lambda: document_of(task))
+    def cancel_one(api: MeshApi, task_id: str) -> None:
+        task = api.post(f"{TASKS}/{task_id}/cancel")
+        state = task["state"] if task["state"] == "cancelled" else f"had already {task['state']}"
+        print_page(output, lambda: f"task/{task_id} {state}\n", lambda: task)
 
     _for_each(words, home, cancel_one)
-
-
-def _cancelled_words(task: Task) -> str:
-    state = word_of(task, "state")
-    return state if state == "cancelled" else f"had already {state}"
 
 
 def delete_tasks(words: Sequence[str], home: Path, *, ignore_not_found: bool) -> None:
     """Deletes finished tasks."""
 
-    def delete(tasks: Tasks, task_id: str) -> None:
+    def delete(api: MeshApi, task_id: str) -> None:
         try:
-            tasks.delete(task_id)
+            api.delete(f"{TASKS}/{task_id}")
         except WeftError as error:
             if error.reason is not Reason.NOT_FOUND or not ignore_not_found:
                 raise
@@ -230,15 +219,15 @@ def delete_tasks(words: Sequence[str], home: Path, *, ignore_not_found: bool) ->
     _for_each(words, home, delete)
 
 
-def _for_each(words: Sequence[str], home: Path, act: Callable[[Tasks, str], None]) -> None:
+def _for_each(words: Sequence[str], home: Path, act: Callable[[MeshApi, str], None]) -> None:
     ids = task_ids(words)
     if not ids:
         raise invalid_field("ID", "name the tasks, as task ID... or task/ID...")
     codes = []
-    with connect_tasks(home=home) as tasks:
+    with connect(home, CANCEL_TIMEOUT_SECONDS) as api:
         for each in ids:
             try:
-                act(tasks, each)
+                act(api, each)
             except WeftError as error:
                 note(words_of(error))
                 codes.append(exit_code(error))
@@ -253,20 +242,25 @@ def wait_for_task(words: Sequence[str], expected: str | None, timeout_seconds: f
     """
     wanted, task_id = _wanted_state(expected), one_task(words)
     deadline = time.monotonic() + timeout_seconds
-    with connect_tasks(home=home) as tasks:
+    with connect(home) as api:
         # Checked once, however short the timeout.
-        first = task = tasks.get(task_id).task
-    following = (news for news in _followed(task_id, home, deadline) if isinstance(news, Task))
+        first = task = api.get(f"{TASKS}/{task_id}")
+    following = (news["task"] for news in _followed(task_id, home, deadline) if "task" in news)
     for task in chain([first], following):
-        state = word_of(task, "state")
-        if has_ended(task) or state == wanted or time.monotonic() >= deadline:
+        if has_ended(task) or task["state"] == wanted or time.monotonic() >= deadline:
             break
+    state = task["state"]
     if not (has_ended(task) or state == wanted):
         raise WeftError(Reason.DEADLINE_EXCEEDED, f"task {task_id} is {state} after {timeout_seconds:g} s")
-    say(f"task/{task.id}: {state}\n")
+    say(f"task/{task_id}: {state}\n")
     if state != (wanted or "completed"):
-        note(_error(document_of(task)) or f"it was to be {wanted or 'completed'}")
+        note(_error(task) or f"it was to be {wanted or 'completed'}")
         raise typer.Exit(EXIT_FAILED)
+
+
+def has_ended(task: Document) -> bool:
+    """Whether a task is completed, failed or cancelled."""
+    return task["state"] in _ENDS
 
 
 def _wanted_state(expected: str | None) -> str:
@@ -278,34 +272,37 @@ def _wanted_state(expected: str | None) -> str:
     return state.lower()
 
 
-def _followed(task_id: str, home: Path, deadline: float | None = None) -> Iterator[Task | TaskPiece]:
-    """Yields the task's events to its end, or until `deadline`, across restarts of the mesh.
+def _followed(task_id: str, home: Path, deadline: float | None = None) -> Iterator[Document]:
+    """Yields the task (`task`) at each change and chunks of its answer (`piece`) to its end, or until `deadline`.
 
-    Without a deadline an outage is retried for MAX_OUTAGE_SECONDS, once the task has been found.
+    It continues across restarts of the mesh. Without a deadline an outage is retried for MAX_OUTAGE_SECONDS, once the
+    task has been found.
     """
     after, is_found = 0, deadline is not None
     away_since: float | None = None
     while True:
         try:
-            with connect_tasks(home=home) as tasks:
-                timeout = None if deadline is None else max(0.001, deadline - time.monotonic())
-                for news in tasks.watch(task_id, after, timeout_seconds=timeout):
-                    is_found, away_since = True, None
-                    yield news
-                    if isinstance(news, TaskPiece):
-                        after = news.last_event
-                    elif has_ended(news):
-                        return
+            for news in _news(task_id, home, after, deadline):
+                is_found, away_since = True, None
+                yield news
+                if "piece" in news:
+                    after = news["piece"]["lastEvent"]
+                elif has_ended(news["task"]):
+                    return
         except WeftError as error:
             now = time.monotonic()
-            is_late = error.reason is Reason.DEADLINE_EXCEEDED or (error.reason in _AWAY and now >= (deadline or now))
-            if deadline is not None and is_late:
+            if deadline is not None and error.reason in _AWAY and now >= deadline:
                 return  # The caller says what was not reached.
             away_since = now if away_since is None else away_since
             is_given_up = deadline is None and now - away_since > MAX_OUTAGE_SECONDS
             if error.reason not in _AWAY or not is_found or is_given_up:
                 raise
         time.sleep(RETRY_PAUSE_SECONDS)
+
+
+def _news(task_id: str, home: Path, after: int = 0, deadline: float | None = None) -> Iterator[Document]:
+    with connect(home, RETRY_LIMIT_SECONDS) as api:
+        yield from filter(None, api.events(f"{TASKS}/{task_id}/events", deadline, after=after))
 
 
 def print_answer(words: Sequence[str], home: Path, *, follow: bool) -> None:
@@ -315,39 +312,40 @@ def print_answer(words: Sequence[str], home: Path, *, follow: bool) -> None:
     answer.
     """
     task_id = one_task(words)
-    if follow:
-        task = _print_pieces(_followed(task_id, home), follow=True)
-    else:
-        with connect_tasks(home=home) as tasks:
-            task = _print_pieces(tasks.watch(task_id), follow=False)
-    state = word_of(task, "state")
-    if has_ended(task) and state != "completed":
-        why = _error(document_of(task))
-        note(f"task {task_id} {state}" + (f": {why}" if why else ""))
+    task = _print_pieces(_followed(task_id, home) if follow else _news(task_id, home), follow=follow)
+    if has_ended(task) and task["state"] != "completed":
+        why = _error(task)
+        note(f"task {task_id} {task['state']}" + (f": {why}" if why else ""))
         raise typer.Exit(EXIT_FAILED)
     if not has_ended(task):
-        note(f"task {task_id} is {state}; `weft logs task/{task_id} -f` continues with it")
+        note(f"task {task_id} is {task['state']}; `weft logs task/{task_id} -f` continues with it")
 
 
-def _print_pieces(watched: Iterator[Task | TaskPiece], *, follow: bool) -> Task:
+def _print_pieces(watched: Iterator[Document], *, follow: bool) -> Document:
     """Prints the stored answer, or follows it to its end; returns the task as last seen."""
-    task = next(watched)
-    assert isinstance(task, Task), "a task precedes its output"
-    last, attempt, seen = task.last_event, 0, 0
+    task: Document = next(watched)["task"]
+    last, attempt, seen = task["lastEvent"], 0, 0
     while follow or seen < last:
         news = next(watched, None)
         if news is None:
             break
-        if isinstance(news, Task):
+        if "task" in news:
             # The output of a lost attempt is not repeated.
-            task, last = news, min(last, news.last_event)
+            task, last = news["task"], min(last, news["task"]["lastEvent"])
             continue
-        if attempt not in (0, news.attempt):
+        piece = news["piece"]
+        if attempt not in (0, piece["attempt"]):
             sys.stdout.write("\n")
             note(f"attempt {attempt} was lost, the answer starts again")
-        attempt, seen = news.attempt, news.last_event
-        sys.stdout.write(shown(text_of(news)) if sys.stdout.isatty() else text_of(news))
-        sys.stdout.flush()
-    sys.stdout.write("\n" if attempt else "")
-    sys.stdout.flush()
+        attempt, seen = piece["attempt"], piece["lastEvent"]
+        text = _text_of(piece)
+        say(shown(text) if sys.stdout.isatty() else text)
+    say("\n" if attempt else "")
     return task
+
+
+def _text_of(piece: Document) -> str:
+    """Returns the text of a chunk: of the first choice, or of a transcription."""
+    events = piece.get("output", {}).get("events", ())
+    parts = [event.get("transcript") or event.get("delta") or {} for event in events]
+    return "".join(part.get("text", "") for part in parts if part.get("index", 0) == 0)

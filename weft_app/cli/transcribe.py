@@ -17,7 +17,6 @@ from weft.dispatch.media_results import collected_transcription
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.media_types import audio_type_of_name
 from weft.kernel.reasons import Reason
-from weft_app.cli.chat import shown
 from weft_app.cli.completion import complete_model
 from weft_app.cli.media_models import TRANSCRIPTIONS, chosen_model
 from weft_app.cli.media_output import (
@@ -32,7 +31,7 @@ from weft_app.cli.media_output import (
 from weft_app.cli.media_progress import shown_work, work_facts
 from weft_app.cli.media_tasks import fetched, submit
 from weft_app.cli.options import DEFAULT_HOME, HomeOption, naming_fields, note
-from weft_app.cli.output import json_text
+from weft_app.cli.output import json_text, shown
 
 Write = Callable[[str], None]
 _ADVICE = "; as speech it needs less: ffmpeg -i FILE -ac 1 -ar 16000 talk.opus"
