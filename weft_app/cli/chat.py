@@ -5,7 +5,7 @@ Notices are signals, warnings and tools that the mesh runs for the answer, one l
 
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import MappingProxyType
@@ -15,19 +15,9 @@ import typer
 
 from weft.api.common.v1 import event_pb2, json_value_pb2, receipt_pb2
 from weft.client import ChatOptions, Mesh, Message, WeftError, connect
-from weft.client._home import mesh_address
-from weft.client.resources import Registry, connect_registry
 from weft.client.tasks import connect_tasks
-from weft.documents.codec import document_of, word_of
+from weft.documents.codec import document_of
 from weft.documents.resource_kinds import ResourceKind
-from weft.documents.resources import (
-    AgentDocument,
-    AliasDocument,
-    AnyDocument,
-    ModelDocument,
-    PoolDocument,
-    RouteDocument,
-)
 from weft.durable.tasks import state_name
 from weft.kernel.alias_rules import matches
 from weft.kernel.errors import COMPLETION_TOKENS, PROMPT_TOKENS, invalid_field
@@ -39,6 +29,7 @@ from weft.kernel.unknown_names import unknown_target
 from weft_app.cli.chat_media import AudioOption, ImageOption, MessageMedia, read_media
 from weft_app.cli.completion import complete_chat_target
 from weft_app.cli.formats import source_word
+from weft_app.cli.mesh_documents import Document, MeshDocuments, connect_documents
 from weft_app.cli.options import DEFAULT_HOME, HomeOption
 from weft_app.cli.output import safe_text, shown
 from weft_app.cli.usage_text import has_tokens, work_parts
@@ -110,6 +101,7 @@ MAX_PIPED_BYTES = 10 * 1024 * 1024
 DIM, PLAIN = "\x1b[2m", "\x1b[0m"
 
 _PREFIXES = MappingProxyType({AGENT_PREFIX: ResourceKind.AGENT, ROUTE_PREFIX: ResourceKind.ROUTE})
+_PREFIX_OF: Mapping[str, str] = {ResourceKind.AGENT: AGENT_PREFIX, ResourceKind.ROUTE: ROUTE_PREFIX}
 _KINDS = (ResourceKind.MODEL, ResourceKind.POOL, ResourceKind.AGENT, ResourceKind.ROUTE, ResourceKind.ALIAS)
 _MISSING = frozenset({Reason.NOT_FOUND, Reason.MODEL_NOT_FOUND})
 
@@ -260,20 +252,19 @@ def resolve(name: str, home: Path) -> tuple[str, str]:
     else:
         require_name(bare, "NAME")
     try:
-        mesh_address(home, "registry")
-        with connect_registry(home=home) as registry:
+        with connect_documents(home) as mesh:
             try:
-                found = _find(registry, name)
+                found = _find(mesh, name)
             except WeftError as error:
                 if error.reason not in _MISSING:
                     raise
-                raise unknown_target(name, _targets(registry)) from error
+                raise unknown_target(name, _targets(mesh)) from error
     except WeftError as error:
         if error.reason is Reason.MODEL_NOT_FOUND:
             raise
         return name, ""
     # An alias may stand for many names, and which one a tenant means is for the router to say.
-    asked = name if isinstance(found, AliasDocument) else f"{_prefix_of(found)}{found.name}"
+    asked = name if found["kind"] == ResourceKind.ALIAS else f"{_PREFIX_OF.get(found['kind'], '')}{found['name']}"
     return asked, header_of(found)
 
 
@@ -281,66 +272,48 @@ def _without_prefix(name: str) -> str:
     return next((name.removeprefix(prefix) for prefix in _PREFIXES if name.startswith(prefix)), name)
 
 
-def _prefix_of(document: AnyDocument) -> str:
-    match document:
-        case AgentDocument():
-            return AGENT_PREFIX
-        case RouteDocument():
-            return ROUTE_PREFIX
-        case _:
-            return ""
-
-
-def _targets(registry: Registry) -> set[str]:
+def _targets(mesh: MeshDocuments) -> set[str]:
     """Returns all that requests can name."""
-    prefix_of = {kind: prefix for prefix, kind in _PREFIXES.items()}
-    return {f"{prefix_of.get(kind, '')}{name}" for kind in _KINDS for name in registry.names(kind)}
+    return {f"{_PREFIX_OF.get(kind, '')}{name}" for kind in _KINDS for name in mesh.names(kind)}
 
 
-def header_of(document: AnyDocument) -> str:
+def header_of(document: Document) -> str:
     """Returns the heading above an answer: who answers, between two rules."""
     rule = "─" * RULE_CHARS
     return f"{rule}\n{_who(document)}\n{rule}\n"
 
 
-def _find(registry: Registry, name: str) -> AnyDocument:
+def _find(mesh: MeshDocuments, name: str) -> Document:
     for prefix, kind in _PREFIXES.items():
         if name.startswith(prefix):
-            return registry.document(kind, name.removeprefix(prefix))
+            return mesh.document(kind, name.removeprefix(prefix))
     for kind in (ResourceKind.MODEL, ResourceKind.POOL, ResourceKind.AGENT):
         try:
-            return registry.document(kind, name)
+            return mesh.document(kind, name)
         except WeftError as error:
             if error.reason not in _MISSING:
                 raise
-    alias = next((each for each in registry.documents(ResourceKind.ALIAS) if _stands_for(each, name)), None)
-    return alias or registry.document(ResourceKind.ROUTE, name)
+    alias = next((each for each in mesh.documents(ResourceKind.ALIAS) if matches(each["pattern"], name)), None)
+    return alias or mesh.document(ResourceKind.ROUTE, name)
 
 
-def _stands_for(alias: AnyDocument, name: str) -> bool:
-    return isinstance(alias, AliasDocument) and matches(alias.declared.pattern, name)
-
-
-def _who(document: AnyDocument) -> str:
-    match document:
-        case ModelDocument(observed=model) if model is not None:
-            pool = f" (pool {document.pool})" if document.manifest.pool_name else ""
-            source = source_word(word_of(model, "kind"))
-            return f"Model: {document.name}{pool}\nSource: {source}  Status: {document.state}"
-        case AgentDocument(observed=agent, declared=manifest) if agent is not None:
-            target = f"pool {manifest.pool}" if manifest.pool else f"model {manifest.model}"
-            about = f"\n{safe_text(manifest.description)}" if manifest.description else ""
-            source = source_word(word_of(agent, "kind"))
-            return f"Agent: {document.name} → {target}\nSource: {source}  Status: {document.state}{about}"
-        case RouteDocument(observed=route, declared=ladder) if route is not None:
-            about = f"\n{safe_text(ladder.description)}" if ladder.description else ""
-            return f"Route: {document.name} → {', '.join(ladder.candidates)}\nStatus: {document.state}{about}"
-        case AliasDocument(declared=alias):
-            return f"Alias: {alias.pattern} → {alias.target}"
-        case PoolDocument(observed=found) if found is not None:
-            return f"Pool: {document.name}\nMembers: {found.size} ({found.active_count} active)"
+def _who(document: Document) -> str:
+    name, status = document["name"], document["status"]
+    state = f"Status: {status.get('state', '')}"
+    about = f"\n{safe_text(document['description'])}" if document.get("description") else ""
+    match document["kind"]:
+        case ResourceKind.MODEL:
+            pool = f" (pool {status['pool']})" if document.get("poolName") else ""
+            return f"Model: {name}{pool}\nSource: {source_word(status['kind'])}  {state}"
+        case ResourceKind.AGENT:
+            target = f"pool {document['pool']}" if document.get("pool") else f"model {document.get('model', '')}"
+            return f"Agent: {name} → {target}\nSource: {source_word(status['kind'])}  {state}{about}"
+        case ResourceKind.ROUTE:
+            return f"Route: {name} → {', '.join(document['candidates'])}\n{state}{about}"
+        case ResourceKind.ALIAS:
+            return f"Alias: {document['pattern']} → {document['target']}"
         case _:
-            return document.name
+            return f"Pool: {name}\nMembers: {status['size']} ({status['activeCount']} active)"
 
 
 def converse(conversation: "Conversation") -> None:
