@@ -341,7 +341,7 @@ def outcome_text(operation: Document) -> str:
     if result is None:
         return str(operation["state"])
     kind, added = action["type"], result.get("added", {})
-    target = ", ".join(result["models"]) or action.get("model") or action.get("source") or "nothing"
+    target = ", ".join(result.get("models", ())) or action.get("model") or action.get("source") or "nothing"
     freed = f" ({size_words(result['memoryFreedBytes'])} freed)" if result.get("memoryFreedBytes") else ""
     if "server" in added:
         return _server_text(added, result["models"], is_attached=kind == "load")

@@ -2,6 +2,7 @@
 
 from weft.api.operations.v1 import operation_pb2
 from weft.api.registry.v1 import runner_pb2
+from weft.documents.codec import document_of
 from weft.documents.conditions import left_out_words, runner_conditions
 from weft_app.cli.operations import outcome_text
 
@@ -31,6 +32,6 @@ def test_the_outcome_of_an_attachment_says_how_many_models_are_served_of_how_man
     operation.result.added.server.listed_count = 152
     operation.result.added.server.models.add(name="org/a")
     operation.result.models.append("org/a")
-    assert outcome_text(operation) == (
+    assert outcome_text(document_of(operation)) == (
         "server/box attached: 1 of 152 models are served (max_listed_models of its runner): org/a"
     )
