@@ -1,22 +1,20 @@
 """`weft audit`: the audit log of operations and its verification."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from registry_svc.operations.audit_chain import AuditCheck, Damage, Fault
 from weft.api.operations.v1 import operation_service_pb2 as pb
-from weft.client.operations import connect_operations
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.reasons import Reason
-from weft_app.cli.mesh_api import connect
+from weft_app.cli.mesh_api import MeshApi, connect
+from weft_app.cli.mesh_documents import Document
 from weft_app.cli.options import DEFAULT_HOME, HomeOption, OutputFormat, OutputOption, note
 from weft_app.cli.output import Column, Listing, say
-
-if TYPE_CHECKING:
-    from weft_app.cli.mesh_documents import Document
 
 AUDIT = "/v1/admin/audit"
 PAGE_SIZE = 1000
@@ -53,13 +51,9 @@ def list_entries(
 
     Example: weft audit list --after 100 -o json
     """
-    found: list[Document] = []
     with connect(home) as api:
-        while True:
-            page = api.get(AUDIT, after=found[-1]["sequence"] if found else after, pageSize=PAGE_SIZE)
-            found += page["items"]
-            if len(found) > limit or not page["items"]:
-                break
+        found = list(islice(_entries(api, after), limit + 1))
+        page = api.get(AUDIT, pageSize=1)
     if len(found) > limit:
         del found[limit:]
         note(f"there are more: --after {found[-1]['sequence']}")
@@ -91,11 +85,36 @@ def verify(
     Example: weft audit verify --head-file /mnt/elsewhere/weft-audit-head
     """
     known = _head(_kept(head, head_file))
-    with connect_operations(home=home) as operations:
-        count, fault = check_log(operations.audit(), known)
+    with connect(home) as api:
+        count, fault = check_log(map(_entry_of, _entries(api)), known)
     if fault is not None:
         raise WeftError(Reason.INTERNAL, f"the audit log is not intact: {fault}")
     say(f"{count} entries, intact{'' if known is None else f', and reaching entry {known[0]}'}\n")
+
+
+def _entries(api: MeshApi, after: int = 0) -> Iterator[Document]:
+    """Yields the entries after a number, oldest first. Raises SERVICE_UNAVAILABLE for a registry that repeats them."""
+    while found := api.get(AUDIT, after=after, pageSize=PAGE_SIZE)["items"]:
+        if found[-1]["sequence"] <= after:
+            message = f"the registry repeats audit entries: {found[-1]['sequence']} came after {after}"
+            raise WeftError(Reason.SERVICE_UNAVAILABLE, message)
+        yield from found
+        after = found[-1]["sequence"]
+
+
+def _entry_of(document: Document) -> pb.AuditEntry:
+    """Returns an entry as it was hashed."""
+    entry = pb.AuditEntry(
+        sequence=document["sequence"],
+        event=document["event"],
+        actor=document["actor"],
+        operation=document.get("operation", ""),
+        detail=document["detail"],
+        previous_hash=document["previousHash"],
+        hash=document["hash"],
+    )
+    entry.time.FromJsonString(document["time"])
+    return entry
 
 
 def _kept(head: str | None, head_file: Path | None) -> str | None:

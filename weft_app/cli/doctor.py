@@ -23,10 +23,7 @@ from runner_svc.runtimes.settings import ModelSettings, SleepingModelSettings, U
 from runner_svc.runtimes.table import DEFAULT_RUNTIME, built_in_names, installed, require_runtime
 from runner_svc.runtimes.unmanaged_server import read_key
 from weft.client._home import ADDRESS_VARIABLES
-from weft.client.resources import connect_registry
-from weft.documents.codec import seconds_of
 from weft.documents.resource_kinds import ResourceKind
-from weft.documents.resources import ModelDocument, RunnerDocument
 from weft.gpu.nvml import read_within
 from weft.kernel.clock import offset_words
 from weft.kernel.errors import WeftError
@@ -42,7 +39,7 @@ from weft_app.cli.machine_checks import (
     port_findings,
 )
 from weft_app.cli.mesh_api import connect
-from weft_app.cli.mesh_documents import Document
+from weft_app.cli.mesh_documents import Document, MeshDocuments, connect_documents
 from weft_app.cli.mesh_processes import examine_mesh
 from weft_app.cli.network_options import (
     AnnounceOption,
@@ -423,17 +420,15 @@ def _central_models(home: WeftHome) -> Iterator[Finding]:
         return
     check = "central models"
     try:
-        with connect_registry(home=home.root) as registry:
-            documents = registry.documents(ResourceKind.MODEL)
-        manifests = [document.manifest for document in documents if isinstance(document, ModelDocument)]
-        if not any(manifest.HasField("provider") for manifest in manifests):
-            return
         with connect(home.root) as api:
+            central = [each for each in MeshDocuments(api).documents(ResourceKind.MODEL) if "provider" in each]
+            if not central:
+                return
             secrets = set(names_of_secrets(api))
     except WeftError as error:
         yield Finding(check=check, verdict=Verdict.WARNING, detail=error.message, remedy="weft get models")
         return
-    for found in check_central_models(manifests, secrets):
+    for found in check_central_models(central, secrets):
         if found.problem:
             yield failed(check, f"{found.model}: {found.problem}", found.remedy)
         else:
@@ -446,43 +441,40 @@ def _clocks(home: WeftHome) -> Iterator[Finding]:
     if not _has_registry(home):
         return
     try:
-        with connect_registry(home=home.root) as registry:
-            documents = registry.documents(ResourceKind.RUNNER)
+        with connect_documents(home.root) as mesh:
+            runners = mesh.documents(ResourceKind.RUNNER)
     except WeftError:
         return
-    for document in documents:
-        if not isinstance(document, RunnerDocument) or document.observed is None:
-            continue
-        capability = document.observed.capability
-        offset = seconds_of(capability, "clock_offset")
-        if offset and document.state == "active":
-            refused = "; it takes no requests" if capability.clock_refused else ""
+    for runner in runners:
+        status = runner["status"]
+        offset, is_refused = status.get("clockOffsetSeconds"), status.get("clockRefused", False)
+        if offset and status["state"] == "active":
+            refused = "; it takes no requests" if is_refused else ""
             yield Finding(
                 check="clock",
-                verdict=Verdict.FAILED if capability.clock_refused else Verdict.WARNING,
-                detail=f"runner {document.name}: {offset_words(offset)}{refused}",
-                remedy=f"set the clock of {document.observed.host} right (NTP)",
+                verdict=Verdict.FAILED if is_refused else Verdict.WARNING,
+                detail=f"runner {runner['name']}: {offset_words(offset)}{refused}",
+                remedy=f"set the clock of {status['host']} right (NTP)",
             )
 
 
 def _engines(home: WeftHome) -> Iterator[Finding]:
     """Yields one finding per model of the mesh on this home whose engine ended because of a fault."""
     try:
-        with connect_registry(home=home.root) as registry:
-            documents = registry.documents(ResourceKind.MODEL)
+        with connect_documents(home.root) as mesh:
+            models = mesh.documents(ResourceKind.MODEL)
     except WeftError as error:
         yield Finding(check="engines", verdict=Verdict.WARNING, detail=error.message, remedy="weft events")
         return
-    instances = [document.instance for document in documents if isinstance(document, ModelDocument)]
-    faulty = [instance for instance in instances if instance is not None and instance.fault_count]
+    faulty = [each for each in (model["status"].get("instance", {}) for model in models) if each.get("faultCount")]
     for instance in faulty:
-        count = instance.fault_count
+        count, model = instance["faultCount"], instance["model"]
         yield Finding(
             check="engines",
             verdict=Verdict.WARNING,
-            detail=f"{instance.model}: ended {count} {'time' if count == 1 else 'times'} because of a fault, "
-            f"the last time: {instance.last_fault.detail or 'unknown'}",
-            remedy=f"weft describe model/{instance.model}",
+            detail=f"{model}: ended {count} {'time' if count == 1 else 'times'} because of a fault, "
+            f"the last time: {instance.get('lastFault', {}).get('detail') or 'unknown'}",
+            remedy=f"weft describe model/{model}",
         )
     if not faulty:
         yield Finding(check="engines", verdict=Verdict.OK, detail="none ended because of a fault")

@@ -5,17 +5,19 @@ from typing import Annotated
 
 import typer
 
-from weft.api.operations.v1 import process_service_pb2 as pb
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.log_threshold import LEVELS
 from weft.kernel.reasons import Reason
-from weft.kernel.timestamps import datetime_of, duration_of
-from weft_app.cli.options import DEFAULT_HOME, HomeOption, reporting
+from weft_app.cli.formats import moment_in
+from weft_app.cli.mesh_api import connect
+from weft_app.cli.mesh_documents import Document
+from weft_app.cli.options import DEFAULT_HOME, HomeOption, naming_fields, reporting
 from weft_app.cli.output import say
-from weft_app.cli.process_calls import MESH, RUNNER_PREFIX, SERVICES, address_of, call_process, health_of
+from weft_app.cli.process_calls import MESH, RUNNER_PREFIX
 from weft_app.cli.wait import parse_duration
 from weft_app.compose.home import WeftHome
 
+SERVICES = ("registry", "router", "gateway")
 RESET = "reset"
 MAX_WORDS = 2
 
@@ -43,22 +45,22 @@ def log_level(
     """
     with reporting():
         process, level = _parsed(words or [])
-        address = address_of(process, home)
         shown = MESH if process in SERVICES and WeftHome(home.expanduser().absolute()).running() else process
+        body: Document = {"process": process, "level": level}
+        if level and level != RESET:
+            body["seconds"] = int(parse_duration(duration, "--for"))
         try:
-            if not level:
-                health = health_of(address)
-                say(f"{shown}: {health.log_level}{_until(health, 'log_level_end_time')}\n")
-                return
-            request = pb.SetLogLevelRequest(level="" if level == RESET else level)
-            if level != RESET:
-                request.duration.CopyFrom(duration_of(parse_duration(duration, "--for")))
-            answer: pb.SetLogLevelResponse = call_process(address, "SetLogLevel", request)
+            with connect(home) as api, naming_fields(lambda field: "--for" if field == "seconds" else field):
+                if not level:
+                    health = api.get("/v1/admin/process-health", process=process)
+                    say(f"{shown}: {health['logLevel']}{_until(health, 'logLevelEndTime')}\n")
+                    return
+                answer = api.put("/v1/admin/log-level", body)
         except WeftError as error:
             if error.reason is Reason.UNSUPPORTED_OPERATION:
                 raise WeftError(error.reason, f"{shown} is of a release whose log level cannot be changed") from error
             raise
-        say(f"{shown}: {answer.previous_level} -> {answer.level}{_until(answer, 'end_time')}\n")
+        say(f"{shown}: {answer['previousLevel']} -> {answer['level']}{_until(answer, 'endTime')}\n")
 
 
 def _parsed(words: list[str]) -> tuple[str, str]:
@@ -74,7 +76,5 @@ def _parsed(words: list[str]) -> tuple[str, str]:
     return named, level
 
 
-def _until(message: pb.GetHealthResponse | pb.SetLogLevelResponse, field: str) -> str:
-    if not message.HasField(field):  # type: ignore[arg-type]  # a field of either message
-        return ""
-    return f" until {datetime_of(getattr(message, field)).astimezone(UTC):%Y-%m-%dT%H:%M:%SZ}"
+def _until(document: Document, key: str) -> str:
+    return f" until {moment_in(document[key]).astimezone(UTC):%Y-%m-%dT%H:%M:%SZ}" if key in document else ""

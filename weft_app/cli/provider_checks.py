@@ -10,8 +10,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
-from weft.api.registry.v1 import model_pb2
-from weft.documents.kinds.model import secret_of
+from weft.documents.kinds.model import SECRET_PREFIX
+from weft_app.cli.mesh_documents import Document
 
 CONNECT_SECONDS = 3.0
 """Longest wait for the connection to one provider, and for its handshake."""
@@ -31,21 +31,18 @@ class CentralModelCheck:
     remedy: str = ""
 
 
-def check_central_models(
-    manifests: Sequence[model_pb2.ModelManifest], secrets: Collection[str]
-) -> Iterator[CentralModelCheck]:
-    """Yields a finding per model that has a provider. `secrets`: the names of those that exist."""
-    central = [manifest for manifest in manifests if manifest.HasField("provider")]
-    places = sorted({_place(manifest.provider.url) for manifest in central})[:MAX_PROVIDERS]
+def check_central_models(models: Sequence[Document], secrets: Collection[str]) -> Iterator[CentralModelCheck]:
+    """Yields a finding per model, each with a provider. `secrets`: the names of those that exist."""
+    places = sorted({_place(model["provider"]["url"]) for model in models})[:MAX_PROVIDERS]
     with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="providers") as pool:
         problems = dict(zip(places, pool.map(unreached_words, places), strict=True))
-    for manifest in central:
-        name, provider = manifest.name, manifest.provider
-        secret = secret_of(manifest)
+    for model in models:
+        name, provider = model["name"], model["provider"]
+        secret = provider.get("apiKeyRef", "").removeprefix(SECRET_PREFIX)
         if secret and secret not in secrets:
             problem, remedy = f"there is no secret/{secret}", f"weft create secret {secret} -"
             yield CentralModelCheck(model=name, problem=problem, remedy=remedy)
-        elif problem := problems.get(_place(provider.url), ""):
+        elif problem := problems.get(_place(provider["url"]), ""):
             remedy = f"look at `provider.url`: weft get model {name} -o yaml"
             yield CentralModelCheck(model=name, problem=problem, remedy=remedy)
         else:

@@ -56,7 +56,6 @@ rotate secret zz-s --from-env HOME
 edit agent zz-m
 logs zz-m
 logs task/zz-t
-log-level runner/zz-r debug --for 10m
 """.strip().splitlines()
 OTHERS = frozenset(
     {
@@ -65,7 +64,7 @@ OTHERS = frozenset(
         *("sign", "approve"),  # of files
         *("apply", "diff"),  # of documents: test_cli_declare.py
         *("ps", "top", "figures"),  # they send nothing that was typed
-        *("config", "conformance", "batch"),  # they look names up themselves, or call HTTP
+        *("config", "conformance", "batch", "log-level"),  # they look names up themselves, or call HTTP
         *("chat", "run", "image", "transcribe", "speak"),  # of requests to models: test_cli_media.py, test_cli_chat.py
     }
 )

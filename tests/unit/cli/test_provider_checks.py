@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from weft.api.registry.v1 import model_pb2
 from weft_app.cli import provider_checks
+from weft_app.cli.mesh_documents import Document
 from weft_app.cli.provider_checks import CentralModelCheck, check_central_models, unreached_words
 from weft_testing.certificates import Authority
 from weft_testing.free_port import free_port
@@ -47,14 +47,14 @@ def _provider(context: ssl.SSLContext | None = None) -> Iterator[tuple[int, list
             server.join()
 
 
-def _model(url: str, ref: str = "", name: str = "m") -> model_pb2.ModelManifest:
-    return model_pb2.ModelManifest(name=name, provider=model_pb2.ModelProvider(url=url, api_key_ref=ref))
+def _model(url: str, ref: str = "", name: str = "m") -> Document:
+    return {"kind": "model", "name": name, "provider": {"url": url} | ({"apiKeyRef": ref} if ref else {})}
 
 
 def test_a_provider_is_connected_to_and_sent_nothing() -> None:
     with _provider() as (port, got):
-        manifests = [_model(f"http://{HOST}:{port}/v1", "secret/k"), model_pb2.ModelManifest(name="local")]
-        assert list(check_central_models(manifests, {"k"})) == [CentralModelCheck(model="m")]
+        models = [_model(f"http://{HOST}:{port}/v1", "secret/k")]
+        assert list(check_central_models(models, {"k"})) == [CentralModelCheck(model="m")]
     assert b"".join(got) == b""
 
 

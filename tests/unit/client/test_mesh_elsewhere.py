@@ -11,10 +11,9 @@ from typer.testing import CliRunner
 
 from weft.client import AsyncMesh, connect
 from weft.client._channel import open_mesh_channel, security_from
-from weft.client._home import DEFAULT_HOME, home_folder, mesh_address, mesh_url
+from weft.client._home import DEFAULT_HOME, mesh_address, mesh_url
 from weft.kernel.errors import FieldError, WeftError
 from weft_app.cli.options import HomeOption
-from weft_app.cli.process_calls import address_of
 
 
 @pytest.fixture(autouse=True)
@@ -78,16 +77,6 @@ def test_beside_the_registry_of_a_home_are_those_that_it_may_be_a_standby_of(tmp
     _home_with(home, {"registry.registry-target": "10.0.0.1:7070, 10.0.0.2:7070"})
     assert mesh_address(home, "registry") == "10.0.0.2:7070,10.0.0.1:7070,10.0.0.3:7070"
     assert mesh_address(home, "router") == "10.0.0.2:7071"
-
-
-def test_what_is_said_of_the_registry_of_a_home_is_said_of_that_process(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    home = _home_with(tmp_path / "home", {"registry.address": "10.0.0.2:7070", "registry.owner": "10.0.0.3:7070"})
-    assert address_of("registry", home) == "10.0.0.2:7070"
-    monkeypatch.setenv("WEFT_HOME", str(home))
-    monkeypatch.setenv("WEFT_REGISTRY", "mesh.example:7070,mesh-2.example:7070")
-    assert address_of("registry", home_folder(None)) == "mesh.example:7070,mesh-2.example:7070"
 
 
 def test_the_gateway_of_a_home_is_where_its_http_api_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,6 @@ from weft.api.common.v1 import error_reason_pb2
 from weft.api.operations.v1 import operation_pb2
 from weft.api.registry.v1 import lease_pb2, lease_service_pb2
 from weft.api.runner.v1 import load_pb2
-from weft.client.operations import has_ended
 from weft.documents.codec import document_of
 from weft.documents.computed import MAX_LOAD_PARAMETERS
 from weft.documents.operation_actions import (
@@ -21,6 +20,7 @@ from weft.documents.operation_actions import (
 )
 from weft.kernel.errors import FieldError
 from weft.kernel.request import Priority
+from weft_app.cli.operations import has_ended
 
 VALUES = st.one_of(
     st.booleans(),
@@ -88,7 +88,7 @@ def test_an_operation_says_what_came_of_it_and_nothing_of_what_it_is_not() -> No
         request_id="r",
     )
     document = document_of(failed)
-    assert (document["state"], document["reason"], has_ended(failed)) == ("failed", "insufficient_memory", True)
+    assert (document["state"], document["reason"], has_ended(document)) == ("failed", "insufficient_memory", True)
     assert not {"result", "progress", "etaSeconds"} & document.keys()
 
 
