@@ -1,31 +1,36 @@
 """`weft batch`: batches of requests in the format of OpenAI's Batch API."""
 
-import asyncio
 import sys
 import time
-from collections.abc import AsyncIterator, Coroutine, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Protocol
+from typing import Annotated, Any
 
 import typer
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
 
-from weft.client.batches import Batches, Document, connect_batches
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.names import MAX_REQUEST_ID_CHARS, require_request_id, require_token
 from weft.kernel.reasons import Reason
 from weft.kernel.units import size_words
 from weft.kernel.unknown_names import FOR_TASKS
 from weft_app.cli.formats import age
+from weft_app.cli.mesh_api import MeshApi, connect
+from weft_app.cli.mesh_documents import Document
 from weft_app.cli.options import DEFAULT_HOME, EXIT_FAILED, HomeOption, NamedFormat, OutputFormat, exit_code, note
 from weft_app.cli.output import Column, Listing, print_page, safe_text, say
 from weft_app.cli.progress import ProgressStyle, shown_progress
 from weft_app.cli.wait import parse_duration
 
+BATCHES, FILES = "/v1/batches", "/v1/files"
+MAX_PAGE = 100
+SILENCE_SECONDS = 900.0
+"""Longest wait for an answer: a batch is acknowledged when all its lines are on disk, and 50,000 take a while."""
 POLL_SECONDS = 1.0
 MAX_OUTAGE_SECONDS = 60.0
 """Longest outage of the gateway that a watched batch tolerates."""
@@ -116,19 +121,19 @@ def submit(
 
     Example: weft batch submit requests.jsonl --watch
     """
-
-    async def work(batches: Batches) -> Document:
-        _require_lasting(file)
-        seconds = None if window is None else int(parse_duration(window, "--window"))
-        params = endpoint or Endpoint(_endpoint_of(file))
-        made = await batches.submit(
-            file, params.value, metadata=_pairs(metadata or []), window_seconds=seconds, wait_for_model=wait_for_model
-        )
+    _require_lasting(file)
+    body: Document = {"endpoint": (endpoint or Endpoint(_endpoint_of(file))).value, "completion_window": "24h"}
+    if metadata:
+        body["metadata"] = _pairs(metadata)
+    if window is not None:
+        body["window_seconds"] = int(parse_duration(window, "--window"))
+    if wait_for_model:
+        body["wait_for_model"] = True
+    with connect(home, SILENCE_SECONDS) as api:
+        batch = _submitted(api, file, body)
         if output is NamedFormat.NAME:
-            say(f"{made['id']}\n")
-        return await _followed(batches, made) if watch and made["status"] not in _OVER else made
-
-    batch = _run(work, home)
+            say(f"{batch['id']}\n")
+        batch = _followed(api, batch) if watch else batch
     if output is not NamedFormat.NAME:
         _print(batch, output)
     _end(batch, watched=watch)
@@ -144,7 +149,8 @@ def list_batches(
 
     Example: weft batch list
     """
-    _BATCHES.print(_run(lambda batches: batches.newest(limit), home), output)
+    with connect(home) as api:
+        _BATCHES.print(_newest(api, BATCHES, limit), output)
 
 
 @app.command("get")
@@ -159,12 +165,9 @@ def get(
 
     Example: weft batch get batch-5f0c0d2b7a9e4c31d6a8b2f4 --watch
     """
-
-    async def work(batches: Batches) -> Document:
-        batch = await batches.get(_id(batch_id))
-        return await _followed(batches, batch) if watch and batch["status"] not in _OVER else batch
-
-    batch = _run(work, home)
+    with connect(home) as api:
+        batch = api.get(f"{BATCHES}/{_id(batch_id)}")
+        batch = _followed(api, batch) if watch else batch
     _print(batch, output)
     _end(batch, watched=watch)
 
@@ -181,15 +184,16 @@ def cancel(batch_id: IdArgument, home: HomeOption = DEFAULT_HOME) -> None:
 def cancel_batches(ids: Sequence[str], output: OutputFormat, home: Path) -> None:
     """Cancels batches and prints how far each came. A failure of one does not stop the others."""
     failures: list[WeftError] = []
-    for batch_id in ids:
-        try:
-            batch = _run(partial(Batches.cancel, batch_id=_id(batch_id)), home)
-        except WeftError as error:
-            failures.append(error)
-            note(error.message)
-        else:
-            line = f"{batch['id']}: {batch['status']}, {_done_words(batch)} answered\n"
-            print_page(output, partial(str, line), partial(dict, batch))
+    with connect(home) as api:
+        for batch_id in ids:
+            try:
+                batch = api.post(f"{BATCHES}/{_id(batch_id)}/cancel")
+            except WeftError as error:
+                failures.append(error)
+                note(error.message)
+            else:
+                line = f"{batch['id']}: {batch['status']}, {_done_words(batch)} answered\n"
+                print_page(output, partial(str, line), partial(dict, batch))
     if failures:
         raise typer.Exit(exit_code(failures[0]))
 
@@ -206,9 +210,8 @@ def results(
 
     Example: weft batch results batch-5f0c0d2b7a9e4c31d6a8b2f4 --to answers.jsonl
     """
-
-    async def work(batches: Batches) -> None:
-        batch = await batches.get(_id(batch_id))
+    with connect(home, SILENCE_SECONDS) as api:
+        batch = api.get(f"{BATCHES}/{_id(batch_id)}")
         if batch["status"] not in _OVER:
             raise WeftError(
                 Reason.RESOURCE_IN_USE,
@@ -223,9 +226,7 @@ def results(
         if file_id is None:
             note("no line failed" if errors else "no line was answered; --errors shows why")
             return
-        await _write(batches.content(file_id), to)
-
-    _run(work, home)
+        _write(api.content(f"{FILES}/{file_id}/content"), to)
 
 
 @app.command("files")
@@ -238,7 +239,8 @@ def list_files(
 
     Example: weft batch files
     """
-    _FILES.print(_run(lambda batches: batches.newest_files(limit), home), output)
+    with connect(home) as api:
+        _FILES.print(_newest(api, FILES, limit), output)
 
 
 @app.command("delete-file")
@@ -250,20 +252,44 @@ def delete_file(
 
     Example: weft batch delete-file file-5f0c0d2b7a9e4c31d6a8b2f4
     """
-    _run(partial(Batches.delete_file, file_id=_id(file_id)), home)
+    with connect(home) as api:
+        api.delete(f"{FILES}/{_id(file_id)}")
     say(f"{file_id} deleted\n")
 
 
-async def _write(content: AsyncIterator[bytes], to: Path | None) -> None:
+def _submitted(api: MeshApi, file: Path, body: Document) -> Document:
+    """Uploads a file and creates a batch of it; when this returns, all its requests are durable."""
+    kept = api.upload(FILES, file, "application/jsonl", purpose="batch")
+    try:
+        made: Document = api.post(BATCHES, {"input_file_id": kept["id"], **body})
+    except WeftError as error:
+        if error.reason is not Reason.SERVICE_UNAVAILABLE:
+            # The batch was rejected: its file would only use space.
+            with suppress(WeftError):
+                api.delete(f"{FILES}/{kept['id']}")
+        raise
+    return made
+
+
+def _newest(api: MeshApi, path: str, limit: int) -> list[Document]:
+    """Returns the newest batches or files."""
+    found: list[Document] = []
+    while len(found) < limit:
+        page = api.get(path, limit=min(MAX_PAGE, limit - len(found)), after=found[-1]["id"] if found else "")
+        found += page["data"]
+        if not page["has_more"] or not page["data"]:
+            break
+    return found
+
+
+def _write(content: Iterator[bytes], to: Path | None) -> None:
     try:
         if to is None:
-            async for piece in content:
-                sys.stdout.buffer.write(piece)
+            sys.stdout.buffer.writelines(content)
             sys.stdout.buffer.flush()
             return
         with to.open("wb") as file:
-            async for piece in content:
-                file.write(piece)
+            file.writelines(content)
     except BrokenPipeError:
         raise
     except OSError as error:
@@ -272,27 +298,17 @@ async def _write(content: AsyncIterator[bytes], to: Path | None) -> None:
         raise invalid_field("--to", f"{to} cannot be written: {error.strerror}") from error
 
 
-class _Work(Protocol):
-    def __call__(self, batches: Batches, /) -> Coroutine[Any, Any, Any]: ...
-
-
-def _run(work: _Work, home: Path) -> Any:
-    async def connected() -> Any:
-        async with connect_batches(home=home) as batches:
-            return await work(batches)
-
-    return asyncio.run(connected())
-
-
-async def _followed(batches: Batches, batch: Document) -> Document:
+def _followed(api: MeshApi, batch: Document) -> Document:
     """Polls the batch until it has ended; progress goes to stderr. A short outage of the gateway is retried."""
     away_since: float | None = None
+    if batch["status"] in _OVER:
+        return batch
     with shown_progress(_PROGRESS) as show:
         show(batch)
         while batch["status"] not in _OVER:
-            await asyncio.sleep(POLL_SECONDS)
+            time.sleep(POLL_SECONDS)
             try:
-                batch = await batches.get(batch["id"])
+                batch = api.get(f"{BATCHES}/{batch['id']}")
             except WeftError as error:
                 away_since = time.monotonic() if away_since is None else away_since
                 if error.reason is not Reason.SERVICE_UNAVAILABLE or time.monotonic() - away_since > MAX_OUTAGE_SECONDS:

@@ -8,7 +8,9 @@ import os
 import socket
 import time
 from collections.abc import Iterator
+from functools import partial
 from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
+from itertools import chain
 from pathlib import Path
 from typing import Any, Self
 from urllib.parse import quote, urlencode, urlsplit
@@ -34,8 +36,17 @@ from weft.kernel.reasons import Reason
 CALL_TIMEOUT_SECONDS = 10.0
 SOCKET_NAME = "http.sock"
 _HOST = "localhost"
-_REASON_OF_STATUS = {401: Reason.UNAUTHENTICATED, 403: Reason.PERMISSION_DENIED}
-"""Reasons of refusals without a body, as proxies answer."""
+_REASON_OF_STATUS = {
+    400: Reason.INVALID_ARGUMENT,
+    401: Reason.UNAUTHENTICATED,
+    403: Reason.PERMISSION_DENIED,
+    404: Reason.NOT_FOUND,
+    409: Reason.RESOURCE_IN_USE,
+    413: Reason.REQUEST_TOO_LARGE,
+    429: Reason.RATE_LIMIT_EXCEEDED,
+}
+"""Reasons of refusals without a code, as proxies answer."""
+_CHUNK_BYTES = 256 * 1024
 _REASONS = {"invalid_api_key": Reason.UNAUTHENTICATED}
 """Reasons whose code in an error has another name."""
 
@@ -73,6 +84,41 @@ class MeshApi:
     def delete(self, path: str, **query: Any) -> Any:
         """Deletes what is at a path."""
         return self.ask("DELETE", path, query)
+
+    def upload(self, path: str, file: Path, content_type: str, **fields: str) -> Any:
+        """Posts a file and the fields of a form; returns the document of the answer.
+
+        Raises INVALID_ARGUMENT naming FILE where it cannot be read.
+        """
+        boundary = os.urandom(16).hex()
+        parts = [
+            f'--{boundary}\r\nContent-Disposition: form-data; name="{k}"\r\n\r\n{v}\r\n' for k, v in fields.items()
+        ]
+        parts.append(
+            f'--{boundary}\r\nContent-Disposition: form-data; name="file"; filename="{quote(file.name)}"\r\n'
+            f"Content-Type: {content_type}\r\n\r\n"
+        )
+        head, tail = "".join(parts).encode(), f"\r\n--{boundary}--\r\n".encode()
+        try:
+            with file.open("rb") as content:
+                size = os.fstat(content.fileno()).st_size
+                pieces = chain([head], iter(partial(content.read, _CHUNK_BYTES), b""), [tail])
+                headers = {
+                    "Content-Type": f"multipart/form-data; boundary={boundary}",
+                    "Content-Length": str(len(head) + size + len(tail)),
+                }
+                with self._open("POST", path, {}, pieces, headers) as answer:
+                    return json.loads(answer.read())
+        except OSError as error:
+            raise invalid_field("FILE", f"{file} cannot be read: {error.strerror}") from error
+
+    def content(self, path: str) -> Iterator[bytes]:
+        """Yields the content at a path in chunks."""
+        with self._open("GET", path, {}, None, {}) as answer:
+            try:
+                yield from iter(partial(answer.read, _CHUNK_BYTES), b"")
+            except (OSError, HTTPException) as error:
+                raise self._away(error) from error
 
     def pages(self, path: str, **query: Any) -> Iterator[dict[str, Any]]:
         """Yields the items of a list, from all its pages."""
@@ -132,16 +178,16 @@ class MeshApi:
         method: str,
         path: str,
         query: dict[str, Any],
-        body: dict[str, Any] | None,
+        body: dict[str, Any] | Iterator[bytes] | None,
         headers: dict[str, str],
     ) -> HTTPResponse:
         """Sends a request and returns the answer once its head is there. Raises the error of a refusal."""
         given = {name: 1 if value is True else value for name, value in query.items() if value not in ("", None, 0)}
         target = f"{quote(path)}?{urlencode(given)}" if given else quote(path)
         headers = self._headers | {name: value for name, value in headers.items() if value}
-        data = None if body is None else json.dumps(body).encode()
-        if data is not None:
-            headers["Content-Type"] = "application/json"
+        data: Any = body
+        if isinstance(body, dict):
+            data, headers["Content-Type"] = json.dumps(body).encode(), "application/json"
         try:
             self._connection.request(method, target, data, headers)
             answer = self._connection.getresponse()
@@ -259,11 +305,12 @@ def _error_of(status: int, body: bytes) -> WeftError:
     """Returns the error in the body of an answer."""
     try:
         told = json.loads(body)["error"]
-        message, code, field = str(told["message"]), str(told["code"]), told.get("param")
+        message, code, field = str(told["message"]), told.get("code"), told.get("param")
     except (ValueError, KeyError, TypeError):
-        reason = _REASON_OF_STATUS.get(status, Reason.SERVICE_UNAVAILABLE)
-        return WeftError(reason, f"the gateway answered {status}")
-    reason = _REASONS.get(code) or Reason.__members__.get(code.upper(), Reason.INTERNAL)
+        message, code, field = f"the gateway answered {status}", None, None
+    reason = _REASON_OF_STATUS.get(status, Reason.SERVICE_UNAVAILABLE)
+    if code is not None:
+        reason = _REASONS.get(code) or Reason.__members__.get(str(code).upper(), Reason.INTERNAL)
     if field and message.startswith(f"{field}: "):
         return FieldError(field, message.removeprefix(f"{field}: "), reason)
     return WeftError(reason, message, metadata={"field": field} if field else {})

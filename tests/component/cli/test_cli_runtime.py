@@ -191,6 +191,7 @@ def test_an_environment_is_not_removed_while_a_runner_of_the_mesh_starts_its_eng
         user = some_runner("unix:/nowhere")
         user.runtime, user.host = "ctranslate2", socket.gethostname()
         mesh.add(user)
+        mesh.serve()
         refused = stage.run("runtime", "remove", "ctranslate2")
         assert refused.returncode == 4
         assert f"weft: ctranslate2 is used by {user.name} of the mesh on {stage.home}; stop it" in refused.stderr
