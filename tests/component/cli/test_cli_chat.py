@@ -9,7 +9,8 @@ from weft.api.common.v1 import event_pb2, json_value_pb2, signal_pb2, warning_pb
 from weft.client import connect
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
-from weft_app.cli.chat import HISTORY_NAME, Conversation, converse, prompt_history, shown
+from weft_app.cli.chat import HISTORY_NAME, Conversation, converse, prompt_history
+from weft_app.cli.output import shown
 
 CTRL_C = "\x03"
 
