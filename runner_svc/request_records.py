@@ -106,7 +106,6 @@ class RequestRecord:
     def note_token(self) -> None:
         """Record a token of the engine, whether it can be sent yet or not."""
         self.last_token = self.last_report = self.last_progress = self.clock.monotonic()
-        self.recent_tokens.settle(self.last_token)
         self.recent_tokens.add(self.last_token, 1)
         if not self.turn_has_content:
             self.turn_has_content, self.state = True, RequestState.GENERATING

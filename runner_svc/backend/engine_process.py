@@ -72,27 +72,27 @@ class EngineProcess:
         self,
         argv: Sequence[str],
         environment: Mapping[str, str],
-        on_line: Callable[[str], None] | None = None,
+        on_lines: Callable[[list[str]], None] | None = None,
         folder: Path | None = None,
         limit_bytes: int | None = None,
     ) -> None:
         """Start the program without the mesh's keys, in `folder` where one is given.
 
-        `limit_bytes`: the memory that each of its processes may take; None: any. `on_line` receives every line of
+        `limit_bytes`: the memory that each of its processes may take; None: any. `on_lines` receives the lines of
         output. Raises CONNECT_FAILED.
         """
         self._last_lines.clear()
         self._command, self._has_answered = tuple(argv), False
 
-        def read(line: str) -> None:
-            self._last_lines.append(line)
-            if on_line is not None:
-                on_line(line)
+        def read(lines: list[str]) -> None:
+            self._last_lines.extend(lines)
+            if on_lines is not None:
+                on_lines(lines)
 
         own_environment = {name: value for name, value in environment.items() if name not in KEY_VARIABLES}
         self._limit_bytes = limit_bytes
         limits = ProcessLimits(memory_bytes=limit_bytes, oom_score=OOM_SCORE)
-        await self._process.start(argv, env=own_environment, on_line=read, folder=folder, limits=limits)
+        await self._process.start(argv, env=own_environment, on_lines=read, folder=folder, limits=limits)
 
     def noting(self, call: CallInfo) -> CallInfo:
         """Returns the call with an `on_token` that also records the first answer of this process."""

@@ -153,17 +153,17 @@ class LateWarnings:
     def __init__(self, payload: GenerationPayload) -> None:
         self._payload = payload
         self._words = _words(payload)
-        self._must_call = isinstance(payload, chat_pb2.ChatPayload) and _must_call(payload)
-        self._has_call = False
+        self.lacks_call = isinstance(payload, chat_pb2.ChatPayload) and _must_call(payload)
+        """Whether the request demands a call and the engine has made none so far."""
 
     def note(self, frame: Frame) -> None:
         """Take the next frame of the engine."""
-        if self._must_call and not self._has_call:
-            self._has_call = any(event.HasField("delta") and event.delta.tool_calls for event in frame)
+        if any(event.HasField("delta") and event.delta.tool_calls for event in frame):
+            self.lacks_call = False
 
     def at_end(self, usage: usage_pb2.Usage) -> Iterator[warning_pb2.Warning]:
         """Returns the warnings, by the engine's figures at the end of the turn."""
-        if self._must_call and not self._has_call:
+        if self.lacks_call:
             yield warning_pb2.Warning(
                 code=warning_pb2.WARNING_CODE_UNSUPPORTED_PARAMETER,
                 field="tool_choice",

@@ -329,7 +329,10 @@ class RepetitionWatch:
         # Once per frame and choice, not per token: this is on the hot path.
         written: dict[int, list[str]] = {}
         for event in frame:
-            if event.HasField("delta") and (text := _written(delta := event.delta)):
+            if not event.HasField("delta"):
+                continue
+            delta = event.delta
+            if text := delta.text or delta.reasoning or "".join([call.arguments_text for call in delta.tool_calls]):
                 written.setdefault(delta.index, []).append(text)
         for choice, pieces in written.items():
             detector = self._detectors.get(choice)
@@ -386,10 +389,6 @@ def _words(text: str) -> str:
     return " ".join(_WORD.findall(text.casefold()))
 
 
-def _written(delta: event_pb2.Delta) -> str:
-    return delta.text or delta.reasoning or "".join(call.arguments_text for call in delta.tool_calls)
-
-
 def _cut(text: str) -> str:
     return text if len(text) <= MAX_SAMPLE_CHARS else text[:MAX_SAMPLE_CHARS] + "..."
 
@@ -409,7 +408,8 @@ class TurnMonitor:
     def look(self, frame: Frame) -> Frame:
         """Take the next frame; returns the warning about it, if there is one. Raises REPEATED_LINE_LOOP to kill."""
         self._seen.note(frame)
-        self._late.note(frame)
+        if self._late.lacks_call:
+            self._late.note(frame)
         found = None if self._watch is None else self._watch.look(frame)
         warned = None if found is None else self._answer.note_warning(found)
         return [] if warned is None else [warned]

@@ -1,7 +1,8 @@
 """One answer: its head, and its body as it arrives, within limits."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
+from typing import Any
 
 import httptools
 
@@ -91,14 +92,14 @@ class Answer:
                 raise self._fault
             await self._arrival()
 
-    async def read(self) -> bytes:
+    def read(self) -> Coroutine[Any, Any, bytes]:
         """Returns the part of the body that has arrived, waits for one; empty at the end. Raises HttpFaultError.
 
         A body in one of CODINGS is decoded, although no request asks for one.
         """
-        decoder = self._decoder
-        if decoder is None:
-            return await self._received()
+        return self._received() if self._decoder is None else self._decoded(self._decoder)
+
+    async def _decoded(self, decoder: BodyDecoder) -> bytes:
         try:
             while True:
                 data = b"" if decoder.has_more else await self._received()
@@ -241,12 +242,9 @@ class Answer:
     def _exceed(self) -> None:
         self.fail(BrokenAnswerError() if self._has_head else BadHeadError(is_long=True))
 
-    async def _arrival(self) -> None:
+    def _arrival(self) -> asyncio.Future[None]:
         self._waiter = asyncio.get_running_loop().create_future()
-        try:
-            await self._waiter
-        finally:
-            self._waiter = None
+        return self._waiter
 
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():

@@ -247,20 +247,15 @@ class OpenAiHttp:
                     raise await self._unanswered(fault) from fault
         raise AssertionError("the second try returns or raises")
 
-    async def generate(
+    def generate(
         self, payload: GenerationPayload, call: CallInfo, rendered: Json | None = None
     ) -> AsyncGenerator[Frame]:
         """See Backend.generate. `rendered`: what the body of a completion says in place of the payload."""
-        names: Mapping[str, str] = {}
         if isinstance(payload, chat_pb2.ChatPayload):
             names = engine_names(payload, is_strict=self._parameters.engine.is_strict)
-            payload = with_names(payload, names) if names else payload
-        own_names = {name: own for own, name in names.items()}
-        async with aclosing(self._generate(payload, call, rendered)) as frames:
-            async for frame in frames:
-                if own_names:
-                    restore_names(frame, own_names)
-                yield frame
+            if names:
+                return _with_own_names(self._generate(with_names(payload, names), call, rendered), names)
+        return self._generate(payload, call, rendered)
 
     async def _generate(
         self, payload: GenerationPayload, call: CallInfo, rendered: Json | None
@@ -277,6 +272,7 @@ class OpenAiHttp:
                 yield warnings
             chunk = await self._first_chunk(response)
             while chunk:
+                self.chunks_received += 1
                 frames = reader.read(decoder.feed(chunk))
                 if reader.took_token:
                     call.on_token()
@@ -289,7 +285,7 @@ class OpenAiHttp:
                     yield frame
                 if reader.done:
                     break
-                chunk = await self._chunk(response)
+                chunk = await response.read()
             if not reader.ended:
                 yield reader.finish()
             await drain(response)
@@ -349,7 +345,7 @@ class OpenAiHttp:
         """
         if response.content_type != JSON_TYPE:
             require_content_type(response, "text/event-stream")
-            return await self._chunk(response)
+            return await response.read()
         body = await read_bounded(response.parts(), MAX_EVENT_BYTES)
         if (stated := stated_answer(body)) is not None:
             raise stated
@@ -427,7 +423,8 @@ class OpenAiHttp:
                 return
             require_content_type(response, "text/event-stream")
             decoder = SseDecoder(limit_bytes, limit_bytes)
-            while chunk := await self._chunk(response):
+            while chunk := await response.read():
+                self.chunks_received += 1
                 call.on_prefill()
                 for data in decoder.feed(chunk):
                     yield True, data
@@ -435,7 +432,8 @@ class OpenAiHttp:
     async def post_for_bytes(self, path: str, body: object, call: CallInfo) -> AsyncGenerator[tuple[str, bytes]]:
         """Yields the media type and each chunk of the answer to POST `path`. Raises as `generate`."""
         async with self._post(path, body, call) as response:
-            while chunk := await self._chunk(response):
+            while chunk := await response.read():
+                self.chunks_received += 1
                 call.on_token()
                 yield response.content_type, chunk
 
@@ -506,12 +504,6 @@ class OpenAiHttp:
                 limit = f"headers_timeout_seconds, {self._timeouts.headers_seconds:g} s"
                 raise WeftError(Reason.HEADERS_TIMEOUT, f"the engine sent no response headers ({limit})") from error
         raise AssertionError("the second try returns or raises")
-
-    async def _chunk(self, response: Answer) -> bytes:
-        """Returns what has arrived, empty at the end. Silence has no limit here: the watchdog limits it."""
-        chunk = await response.read()
-        self.chunks_received += bool(chunk)
-        return chunk
 
     async def _unanswered(self, fault: HttpFaultError) -> WeftError:
         """Returns the error of a request without an answer. Only CONNECT_FAILED concerns other requests too."""
@@ -621,6 +613,15 @@ def _best_first(found: list[_Score], payload: rerank_pb2.RerankPayload) -> list[
         raise WeftError(Reason.BACKEND_PROTOCOL_ERROR, "the engine returned an invalid score")
     found.sort(key=lambda score: (-score.relevance_score, score.index))
     return [rerank_pb2.RerankScore(index=score.index, score=score.relevance_score) for score in found[:wanted]]
+
+
+async def _with_own_names(generated: AsyncGenerator[Frame], names: Mapping[str, str]) -> AsyncGenerator[Frame]:
+    """Yields frames with the tools' own names; `names` are those for the engine, by own names."""
+    own_names = {name: own for own, name in names.items()}
+    async with aclosing(generated) as frames:
+        async for frame in frames:
+            restore_names(frame, own_names)
+            yield frame
 
 
 _HEADERS = {

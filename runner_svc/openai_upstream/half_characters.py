@@ -18,12 +18,8 @@ class HalfCharacters:
     """The halves at the ends of the texts so far. `join` is called for each choice of a chunk that may have one."""
 
     def __init__(self) -> None:
-        self._held: dict[tuple[int, str], str] = {}
-
-    @property
-    def any(self) -> bool:
-        """Whether a half is held back."""
-        return bool(self._held)
+        self.held: dict[tuple[int, str], str] = {}
+        """The halves that are held back, by choice and field."""
 
     def join(self, choice: ChunkChoice) -> None:
         """Complete the texts of a chunk; a half at the end of one is held back. Raises ValueError for invalid bytes."""
@@ -41,7 +37,7 @@ class HalfCharacters:
 
     def rest(self) -> dict[int, str]:
         """Returns what stands for the halves that no chunk has completed, by choice. Raises ValueError as `join`."""
-        held, self._held = self._held, {}
+        held, self.held = self.held, {}
         found: dict[int, str] = {}
         for (choice, name), half in held.items():
             if _BYTES.search(half) or name.startswith(_ARGUMENTS):
@@ -51,15 +47,15 @@ class HalfCharacters:
         return found
 
     def _joined(self, choice: int, name: str, text: str | None) -> str | None:
-        if not text or not (self._held or _HALVES.search(text)):
+        if not text or not (self.held or _HALVES.search(text)):
             return text
-        held = self._held.pop((choice, name), "")
+        held = self.held.pop((choice, name), "")
         # Two halves of UTF-16 are one character.
         whole = (held + text).encode("utf-16-le", "surrogatepass").decode("utf-16-le", "surrogatepass")
         whole = _BYTES.sub(_decoded, whole)
         half = _half_at_end(whole)
         if half:
-            self._held[choice, name] = half
+            self.held[choice, name] = half
             whole = whole[: -len(half)]
         return _HALVES.sub(REPLACEMENT, whole)
 

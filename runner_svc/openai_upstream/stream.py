@@ -208,7 +208,7 @@ class StreamReader:
             raise self._stated(payload, "an error without words")
         try:
             chunk = CHUNKS.decode(payload)
-            if self._halves.any:
+            if self._halves.held:
                 self._join_halves(chunk)
         except JSON_FAULTS:
             chunk, payload = self._decode_dialect(payload)
@@ -320,27 +320,20 @@ def _plain_text(chunk: Chunk) -> str:
     delta = choice.delta
     if delta is None or choice.finish_reason or choice.logprobs is not None:
         return ""
-    return "" if _is_more(delta) else delta.content or ""
+    if delta.role or delta.reasoning_content or delta.reasoning or delta.refusal or delta.tool_calls or delta.extra:
+        return ""
+    return delta.content or ""
 
 
 def _continuation(chunk: Chunk, frame: Frame) -> str:
     """Returns the text of a chunk that only continues the text at the end of `frame`; empty: another chunk."""
-    if not frame or len(chunk.choices) != 1 or chunk.usage or chunk.timings or chunk.prompt_progress:
+    text = _plain_text(chunk) if frame else ""
+    if not text:
         return ""
-    last, choice = frame[-1].delta, chunk.choices[0]
-    if choice.index != last.index or choice.logprobs or choice.finish_reason or choice.delta is None:
+    last = frame[-1].delta
+    if chunk.choices[0].index != last.index or last.finish_reason or last.logprobs or last.tool_calls:
         return ""
-    if not last.text or last.finish_reason or last.logprobs or last.tool_calls:
-        return ""
-    delta = choice.delta
-    return "" if _is_more(delta) else delta.content or ""
-
-
-def _is_more(delta: ChunkDelta) -> bool:
-    """Whether a delta has anything beside text."""
-    return bool(
-        delta.role or delta.reasoning_content or delta.reasoning or delta.refusal or delta.tool_calls or delta.extra
-    )
+    return text if last.text else ""
 
 
 def _text_event(index: int, text: str) -> event_pb2.InferenceEvent:

@@ -73,6 +73,12 @@ class StartLog:
         self.memory = runner_pb2.EngineLoad()
         """The memory that the server says it takes, as far as it does."""
 
+    def read_lines(self, lines: list[str]) -> None:
+        """Read lines of output; none once the server takes requests."""
+        if not self.is_finished:
+            for line in lines:
+                self.read(line)
+
     def read(self, line: str) -> None:
         """Read a line of output."""
         if self.port.done():
@@ -337,7 +343,7 @@ class StartedServer(ServerCalls, ProcessBackend, Generic[Model]):
         limit_bytes = configured_limit(self.model.host_memory_mb, order.host_limit_bytes)
         if limit_bytes is not None:
             limit_bytes += self.kept_prompt_bytes
-        await self._process.start(arguments, environment, log.read, self.folder, limit_bytes)
+        await self._process.start(arguments, environment, log.read_lines, self.folder, limit_bytes)
         endpoint = self.endpoint(await self._while_loading(self.address(log)), key)
         self._http = http = OpenAiHttp(endpoint, self.context.timeouts, self._explain_break)
         await self._while_loading(self.until_ready(http, log))

@@ -37,41 +37,33 @@ MAX_HELD_EVENTS = 256
 
 
 class AnswerWriter:
-    """Writes the frames of one answer, `started` before the first one.
+    """The messages of one answer from its frames, `started` before the first one.
 
     Chunks of a non-streaming answer that follow the first content are held until its end: each message costs both ends
     some 60 us (measured). Every other event is sent at once, with the held chunks: the caller sees that the answer has
     begun, and receives tool calls, warnings and progress as in a stream.
     """
 
-    def __init__(
-        self,
-        write: Callable[[generation_service_pb2.GenerateResponse], Awaitable[None]],
-        started: event_pb2.InferenceEvent,
-        *,
-        whole: bool,
-        joined_texts: bool = False,
-    ) -> None:
+    def __init__(self, started: event_pb2.InferenceEvent, *, whole: bool, joined_texts: bool = False) -> None:
         """`joined_texts`: the dispatcher reads deltas that join texts."""
-        self._write = write
         self._whole = whole
         self._joined_texts = joined_texts
         self._held: Frame = [started]
         self._has_begun = False
 
-    async def put(self, frame: Frame) -> None:
-        """Send a frame, now or with a following one."""
+    def message_of(self, frame: Frame) -> generation_service_pb2.GenerateResponse | None:
+        """Returns the message with a frame; None: it is held, and comes with a following one."""
         held = self._held
         held += frame if self._joined_texts else apart(frame)
         if self._whole and self._has_begun and len(held) < MAX_HELD_EVENTS and _only_deltas(frame):
-            return
+            return None
         self._held = []
         if self._whole and not self._has_begun:
             self._has_begun = has_content(held)
         response = generation_service_pb2.GenerateResponse()
         # An argument of the constructor takes twice the time.
         response.events.extend(held)
-        await self._write(response)
+        return response
 
 
 def _only_deltas(frame: Frame) -> bool:
@@ -162,30 +154,29 @@ class DataPlane:
             require_abilities(instance, permit.model, chat.payload)
             with self._desk.hold(permit, instance, request.options) as work:
                 answer = AnswerWriter(
-                    context.write,
-                    self._desk.started(permit),
-                    whole=call.whole,
-                    joined_texts=request.options.joined_texts,
+                    self._desk.started(permit), whole=call.whole, joined_texts=request.options.joined_texts
                 )
                 log_attempt("attempt begun", call, permit.model)
                 try:
                     async with aclosing(converse(work, chat, setup)) as frames:
                         async for frame in frames:
-                            self._complete(frame, permit, instance, work)
                             if (receipt := _receipt_in(frame)) is not None:
+                                self._complete(receipt, permit, instance, work)
                                 self._desk.caches.note(permit.model, receipt.usage)
-                            await answer.put(frame)
+                            if (message := answer.message_of(frame)) is not None:
+                                await context.write(message)
                     log_attempt("attempt ended", call, permit.model)
                 except WeftError as error:
                     log_failure(call, permit.model, error)
                     raise
 
-    def _complete(self, frame: Frame, permit: Permit, instance: Instance, work: AdmittedRequest) -> None:
-        if (receipt := _receipt_in(frame)) is not None:
-            work.record.answered = True
-            receipt.left_premises = work.record.left_premises
-            work.note_device_usage(receipt)
-            self._desk.complete(receipt, permit, instance)
+    def _complete(
+        self, receipt: receipt_pb2.Receipt, permit: Permit, instance: Instance, work: AdmittedRequest
+    ) -> None:
+        work.record.answered = True
+        receipt.left_premises = work.record.left_premises
+        work.note_device_usage(receipt)
+        self._desk.complete(receipt, permit, instance)
 
     async def _stream(self, spec: OperationSpec[Any, Any], request: Any, context: Context) -> None:
         async with answering(context):
@@ -202,7 +193,8 @@ class DataPlane:
                 await answer.put([self._desk.started(permit)])
                 async with aclosing(work.stream(spec.operation, request.payload, call)) as frames:
                     async for frame in frames:
-                        self._complete(frame, permit, instance, work)
+                        if (receipt := _receipt_in(frame)) is not None:
+                            self._complete(receipt, permit, instance, work)
                         await answer.put(frame)
 
     async def _answer(self, spec: OperationSpec[Any, Any], request: Any, context: Context) -> Any:

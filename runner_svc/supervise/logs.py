@@ -91,20 +91,19 @@ class LogRing:
         *complete, partial = (self._partial + chunk).split(b"\n")
         # An unfinished line is cut as well: a process without line ends would fill the memory.
         self._partial = partial[: self._max_line_bytes]
-        lines = [self._text(line) for line in complete]
-        for line in lines:
-            self._append(line)
+        lines = [line[: self._max_line_bytes].decode("utf-8", "replace").rstrip("\r") for line in complete]
+        self._append(lines)
         return lines
 
     def end_line(self) -> None:
         """End the stream: text after its last newline is a line, too."""
         partial, self._partial = self._partial, b""
         if partial:
-            self._append(self._text(partial))
+            self._append([partial.decode("utf-8", "replace").rstrip("\r")])
 
     def note(self, line: str) -> None:
         """Add a line of the runner, such as the end of a process."""
-        self._append(line)
+        self._append([line])
 
     def last(self, count: int) -> list[str]:
         """Returns the last `count` lines, oldest first."""
@@ -127,14 +126,12 @@ class LogRing:
         for follower in self._followers:
             follower.close()
 
-    def _text(self, line: bytes) -> str:
-        return line[: self._max_line_bytes].decode("utf-8", "replace").rstrip("\r")
-
-    def _append(self, line: str) -> None:
-        for follower in self._followers:
-            follower.offer(line)
-        size = len(line.encode("utf-8", "replace")) + 1
-        self._lines.append((line, size))
-        self._held_bytes += size
+    def _append(self, lines: list[str]) -> None:
+        for line in lines:
+            for follower in self._followers:
+                follower.offer(line)
+            size = len(line.encode("utf-8", "replace")) + 1
+            self._lines.append((line, size))
+            self._held_bytes += size
         while self._held_bytes > self._max_bytes or len(self._lines) > MAX_RING_LINES:
             self._held_bytes -= self._lines.popleft()[1]

@@ -94,15 +94,15 @@ class SupervisedProcess:
         argv: Sequence[str],
         *,
         env: Mapping[str, str],
-        on_line: Callable[[str], None] | None = None,
+        on_lines: Callable[[list[str]], None] | None = None,
         folder: Path | None = None,
         limits: ProcessLimits = NO_LIMITS,
     ) -> None:
         """Start `argv` with the environment `env` and a tag, in `folder` where one is given, within `limits`.
 
         Raises CONNECT_FAILED when it cannot be run at all, UNSUPPORTED_OPERATION on a system where processes cannot be
-        supervised. `on_line` is called with every complete line of output (stdout and stderr are one stream). Call it
-        from the event loop's thread.
+        supervised. `on_lines` is called with the complete lines of output as they arrive (stdout and stderr are one
+        stream). Call it from the event loop's thread.
         """
         await self.stop()
         system = self._system = self._system or this_system()
@@ -112,7 +112,7 @@ class SupervisedProcess:
             self._leftovers.note(tag, leaf=leaf.path if leaf is not None else None)
         self.ended_by_us = False
         try:
-            self._engine = await self._start_in(leaf, argv, env, on_line, folder, limits)
+            self._engine = await self._start_in(leaf, argv, env, on_lines, folder, limits)
         except BaseException as error:
             if leaf is not None:
                 leaf.remove()
@@ -129,14 +129,14 @@ class SupervisedProcess:
         leaf: CgroupLeaf | None,
         argv: Sequence[str],
         env: Mapping[str, str],
-        on_line: Callable[[str], None] | None,
+        on_lines: Callable[[list[str]], None] | None,
         folder: Path | None,
         limits: ProcessLimits,
     ) -> GuardedEngine:
         assert self._system is not None, "known by now"
         readable, writable = os.pipe()
         try:
-            self._output = await _drain(readable, self._log, on_line)
+            self._output = await _drain(readable, self._log, on_lines)
             start = EngineStart(
                 argv=argv, env=env, tag=self._tag, leaf=leaf, output=writable, folder=folder, limits=limits
             )
@@ -210,9 +210,9 @@ class SupervisedProcess:
 class _Output(asyncio.Protocol):
     """Feeds the output of a process into a LogRing."""
 
-    def __init__(self, ring: LogRing, on_line: Callable[[str], None] | None) -> None:
+    def __init__(self, ring: LogRing, on_lines: Callable[[list[str]], None] | None) -> None:
         self._ring = ring
-        self._on_line = on_line
+        self._on_lines = on_lines
         self._transport: asyncio.BaseTransport | None = None
         self.ended = asyncio.Event()
 
@@ -222,13 +222,13 @@ class _Output(asyncio.Protocol):
 
     @override
     def data_received(self, data: bytes) -> None:
-        for line in self._ring.feed(data):
-            if self._on_line is not None:
-                try:
-                    self._on_line(line)
-                except Exception:
-                    # A failing listener must not stop the draining: the process would block on its output.
-                    log.exception("a listener to a process's output failed")
+        lines = self._ring.feed(data)
+        if lines and self._on_lines is not None:
+            try:
+                self._on_lines(lines)
+            except Exception:
+                # A failing listener must not stop the draining: the process would block on its output.
+                log.exception("a listener to a process's output failed")
 
     @override
     def connection_lost(self, exc: Exception | None) -> None:
@@ -243,8 +243,8 @@ class _Output(asyncio.Protocol):
             await self.ended.wait()
 
 
-async def _drain(readable: int, ring: LogRing, on_line: Callable[[str], None] | None) -> _Output:
-    output = _Output(ring, on_line)
+async def _drain(readable: int, ring: LogRing, on_lines: Callable[[list[str]], None] | None) -> _Output:
+    output = _Output(ring, on_lines)
     pipe = os.fdopen(readable, "rb", buffering=0)
     try:
         await asyncio.get_running_loop().connect_read_pipe(lambda: output, pipe)

@@ -51,6 +51,7 @@ class SlidingWindow:
             self._buckets[-1].newest = now
             self._buckets[-1].amount += amount
         else:
+            self.settle(now)
             self._buckets.append(_Bucket(now, now, amount))
 
     def take_back(self, amount: int, counted_at: float) -> None:

@@ -255,7 +255,7 @@ class EdgeProxy:
         self._socket.unlink(missing_ok=True)
         replace_file(self._files.configuration, json.dumps(self._document()).encode())
         environment = {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ}
-        await self._process.start(self._command(), env=environment, on_line=_log_line)
+        await self._process.start(self._command(), env=environment, on_lines=_log_lines)
         ended = asyncio.ensure_future(self._process.wait())
         try:
             async with asyncio.timeout(START_TIMEOUT_SECONDS), self._admin() as admin:
@@ -336,10 +336,11 @@ class EdgeProxy:
                 log.info("envoy gets a new certificate")
 
 
-def _log_line(line: str) -> None:
-    """Writes a line of Envoy into the log of weft, at its level."""
-    level, _, text = line.removeprefix("[").partition("] ")
-    if level in {"error", "critical"}:
-        log.error("envoy says", line=text)
-    else:
-        log.warning("envoy says", line=text or line)
+def _log_lines(lines: list[str]) -> None:
+    """Writes lines of Envoy into the log of weft, at their levels."""
+    for line in lines:
+        level, _, text = line.removeprefix("[").partition("] ")
+        if level in {"error", "critical"}:
+            log.error("envoy says", line=text)
+        else:
+            log.warning("envoy says", line=text or line)

@@ -200,7 +200,7 @@ class _LlamaStartLog(StartLog):
     @override
     def read(self, line: str) -> None:
         # The server listens before it loads the model.
-        if not self.is_finished and "buffer size" in line:
+        if "buffer size" in line:
             note_buffer(line, self.memory)
         super().read(line)
 
@@ -342,10 +342,13 @@ class LlamaServerBackend(StartedServer[LlamaServerModel]):
         )
 
     @override
-    async def generate(self, payload: GenerationPayload, call: CallInfo) -> AsyncGenerator[Frame]:
-        if isinstance(payload, chat_pb2.ChatPayload):
-            payload = await self._sent(payload)
-        async with aclosing(super().generate(payload, call)) as frames:
+    def generate(self, payload: GenerationPayload, call: CallInfo) -> AsyncGenerator[Frame]:
+        if self._translation is None or not isinstance(payload, chat_pb2.ChatPayload):
+            return super().generate(payload, call)
+        return self._translated(payload, call)
+
+    async def _translated(self, payload: chat_pb2.ChatPayload, call: CallInfo) -> AsyncGenerator[Frame]:
+        async with aclosing(super().generate(await self._sent(payload), call)) as frames:
             async for frame in frames:
                 yield frame
 

@@ -145,12 +145,12 @@ async def supervised(
     mark, ring, ready = uuid4().hex, LogRing(), asyncio.Event()
     process = SupervisedProcess(ring, graces or QUICK, leftovers=leftovers, system=SYSTEMS[how]())
 
-    def hear(line: str) -> None:
-        if line == FAMILY_READY:
+    def hear(lines: list[str]) -> None:
+        if FAMILY_READY in lines:
             ready.set()
 
     try:
-        await process.start(["sh", "-c", script], env={**os.environ, MARK: mark}, on_line=hear)
+        await process.start(["sh", "-c", script], env={**os.environ, MARK: mark}, on_lines=hear)
         await asyncio.wait_for(ready.wait(), START_SECONDS)
         yield process, ring, mark
     finally:
@@ -171,7 +171,7 @@ async def _supervise(plan: dict[str, Any]) -> None:
     leftovers = Leftovers(Path(plan["state_file"])) if "state_file" in plan else None
     process = SupervisedProcess(ring, QUICK, leftovers=leftovers, system=SYSTEMS[plan["how"]]())
     try:
-        await process.start(plan["argv"], env=env, on_line=lambda line: ready.set() if line == FAMILY_READY else None)
+        await process.start(plan["argv"], env=env, on_lines=lambda lines: ready.set() if FAMILY_READY in lines else None)
     except Exception as error:  # noqa: BLE001 - the test reads it
         _say(json.dumps({"error": str(error)}))
         return

@@ -17,9 +17,10 @@ PROGRAM = "import os, time; print('HEARD', *sorted(os.environ), flush=True); tim
 async def test_an_engine_gets_the_environment_of_its_runner_without_the_keys_of_the_mesh() -> None:
     heard: asyncio.Queue[list[str]] = asyncio.Queue()
 
-    def hear(line: str) -> None:
-        if line.startswith("HEARD"):
-            heard.put_nowait(line.split())
+    def hear(lines: list[str]) -> None:
+        for line in lines:
+            if line.startswith("HEARD"):
+                heard.put_nowait(line.split())
 
     ours = {SERVICE_KEY_VARIABLE, KEY_VARIABLE, TOKEN_VARIABLE}
     engine = EngineProcess(StopGraces(first_term_seconds=0.1))

@@ -290,10 +290,10 @@ async def test_a_listener_that_fails_does_not_stop_the_draining() -> None:
     ring = LogRing()
     process = SupervisedProcess(ring, QUICK)
 
-    def fail(line: str) -> None:
-        raise ValueError(line)
+    def fail(lines: list[str]) -> None:
+        raise ValueError(lines)
 
-    await process.start(["sh", "-c", "echo one; echo two"], env=ENVIRONMENT, on_line=fail)
+    await process.start(["sh", "-c", "echo one; echo two"], env=ENVIRONMENT, on_lines=fail)
     await process.wait()
     await process.stop()
     assert ring.last(2) == ["one", "two"]
@@ -361,11 +361,12 @@ async def test_the_fake_backend_and_its_grandchild_in_another_session_end_togeth
     process = _supervisor()
     pids: asyncio.Future[int] = asyncio.get_running_loop().create_future()
 
-    def hear(line: str) -> None:
-        if line.startswith("grandchild "):
-            pids.set_result(int(line.removeprefix("grandchild ")))
+    def hear(lines: list[str]) -> None:
+        for line in lines:
+            if line.startswith("grandchild "):
+                pids.set_result(int(line.removeprefix("grandchild ")))
 
-    await process.start(command, env=ENVIRONMENT, on_line=hear)
+    await process.start(command, env=ENVIRONMENT, on_lines=hear)
     grandchild = psutil.Process(await asyncio.wait_for(pids, 20.0))
     await process.stop()
     assert not is_alive(grandchild)

@@ -4,7 +4,6 @@ import pytest
 
 from runner_svc.servicers.inference import MAX_HELD_EVENTS, AnswerWriter
 from weft.api.common.v1 import event_pb2, warning_pb2
-from weft.api.runner.v1 import generation_service_pb2
 from weft.dispatch.frames import Frame
 
 STARTED = event_pb2.InferenceEvent(started=event_pb2.Started(runner="r"))
@@ -18,38 +17,32 @@ def _text(text: str) -> event_pb2.InferenceEvent:
     return event_pb2.InferenceEvent(delta=event_pb2.Delta(text=text))
 
 
-async def _sent(frames: list[Frame], *, whole: bool) -> list[list[str]]:
-    messages: list[list[str]] = []
-
-    async def write(response: generation_service_pb2.GenerateResponse) -> None:
-        messages.append([event.delta.text or str(event.WhichOneof("event")) for event in response.events])
-
-    writer = AnswerWriter(write, STARTED, whole=whole)
-    for frame in frames:
-        await writer.put(frame)
-    return messages
+def _sent(frames: list[Frame], *, whole: bool) -> list[list[str]]:
+    writer = AnswerWriter(STARTED, whole=whole)
+    messages = filter(None, map(writer.message_of, frames))
+    return [[event.delta.text or str(event.WhichOneof("event")) for event in one.events] for one in messages]
 
 
 ANSWER: list[Frame] = [[_text("a")], [_text("b")], [_text("c"), _text("d")], [FINISHED]]
 
 
-async def test_a_streamed_answer_goes_as_it_comes() -> None:
-    assert await _sent(ANSWER, whole=False) == [["started", "a"], ["b"], ["c", "d"], ["finished"]]
+def test_a_streamed_answer_goes_as_it_comes() -> None:
+    assert _sent(ANSWER, whole=False) == [["started", "a"], ["b"], ["c", "d"], ["finished"]]
 
 
-async def test_of_a_whole_answer_the_first_content_is_told_at_once_and_the_rest_with_the_end() -> None:
-    assert await _sent(ANSWER[:-1], whole=True) == [["started", "a"]]
-    assert await _sent(ANSWER, whole=True) == [["started", "a"], ["b", "c", "d", "finished"]]
+def test_of_a_whole_answer_the_first_content_is_told_at_once_and_the_rest_with_the_end() -> None:
+    assert _sent(ANSWER[:-1], whole=True) == [["started", "a"]]
+    assert _sent(ANSWER, whole=True) == [["started", "a"], ["b", "c", "d", "finished"]]
 
 
 @pytest.mark.parametrize("event", [PROGRESS, WARNING, CALL])
-async def test_what_is_no_piece_of_a_whole_answer_is_told_at_once_and_in_order(event: event_pb2.InferenceEvent) -> None:
+def test_what_is_no_piece_of_a_whole_answer_is_told_at_once_and_in_order(event: event_pb2.InferenceEvent) -> None:
     kind = str(event.WhichOneof("event"))
-    assert await _sent([[event]], whole=True) == [["started", kind]]
+    assert _sent([[event]], whole=True) == [["started", kind]]
     frames: list[Frame] = [[_text("a")], [_text("b")], [event]]
-    assert await _sent(frames, whole=True) == [["started", "a"], ["b", kind]]
+    assert _sent(frames, whole=True) == [["started", "a"], ["b", kind]]
 
 
-async def test_a_whole_answer_waits_for_no_more_than_so_many_pieces() -> None:
+def test_a_whole_answer_waits_for_no_more_than_so_many_pieces() -> None:
     frames: list[Frame] = [[_text("a")], *([_text("x")] for _ in range(MAX_HELD_EVENTS))]
-    assert [len(message) for message in await _sent(frames, whole=True)] == [2, MAX_HELD_EVENTS]
+    assert [len(message) for message in _sent(frames, whole=True)] == [2, MAX_HELD_EVENTS]

@@ -10,7 +10,6 @@ from runner_svc.openai_upstream.stream import DONE, StreamReader
 from runner_svc.policy.repetition import RepetitionLimits, TextureLimits
 from runner_svc.servicers.inference import AnswerWriter
 from weft.api.common.v1 import chat_pb2, event_pb2
-from weft.api.runner.v1 import generation_service_pb2
 from weft.dispatch.frames import MAX_JOINED_CHARS, MAX_JOINED_TEXTS, Frame, apart, texts_of
 from weft.dispatch.token_counter import TokenCounter
 
@@ -135,15 +134,9 @@ def test_a_counter_that_ignores_the_lengths_is_found() -> None:
 
 @pytest.mark.parametrize("joined_texts", [False, True])
 @pytest.mark.parametrize("name", READS)
-async def test_only_a_dispatcher_that_reads_joined_texts_is_sent_them(name: str, joined_texts: bool) -> None:
-    written: list[Frame] = []
-
-    async def write(message: generation_service_pb2.GenerateResponse) -> None:
-        written.append(list(message.events))
-
+def test_only_a_dispatcher_that_reads_joined_texts_is_sent_them(name: str, joined_texts: bool) -> None:
     started = event_pb2.InferenceEvent(started=event_pb2.Started(runner="r"))
-    writer = AnswerWriter(write, started, whole=False, joined_texts=joined_texts)
-    for frame in _frames(name, joins=True):
-        await writer.put(frame)
+    writer = AnswerWriter(started, whole=False, joined_texts=joined_texts)
+    written = [list(message.events) for message in filter(None, map(writer.message_of, _frames(name, joins=True)))]
     first, *rest = _frames(name, joins=joined_texts)
     assert written == [[started, *first], *rest]
