@@ -92,8 +92,8 @@ def chat_body(payload: chat_pb2.ChatPayload, model: str, profile: ParameterProfi
     warnings += unused
     # Engines read this one themselves, independently of the template.
     read_by_template = {name: value for name, value in arguments.items() if name != _ENABLE_THINKING}
-    warnings += warning_frame(unread_arguments(read_by_template, profile))
-    warnings += warning_frame(unread_effort(payload.reasoning_effort > chat_pb2.REASONING_EFFORT_NONE, profile))
+    warnings += unread_arguments(read_by_template, profile)
+    warnings += unread_effort(payload.reasoning_effort > chat_pb2.REASONING_EFFORT_NONE, profile)
     thinking = _thinking(payload, arguments, profile)
     warnings += _leave_out(body, profile)
     if profile.engine.is_strict:
@@ -102,7 +102,7 @@ def chat_body(payload: chat_pb2.ChatPayload, model: str, profile: ParameterProfi
         arguments[_ENABLE_THINKING] = thinking
     if arguments:
         body[TEMPLATE_ARGUMENTS] = arguments
-    return PreparedBody(body, warnings)
+    return PreparedBody(body, warning_frame(warnings))
 
 
 def _fit_engine(body: Json, profile: ParameterProfile) -> None:
@@ -118,7 +118,7 @@ def _fit_engine(body: Json, profile: ParameterProfile) -> None:
             body[own_name] = body.pop(name)
 
 
-def _leave_out(body: Json, profile: ParameterProfile) -> Frame:
+def _leave_out(body: Json, profile: ParameterProfile) -> list[ParameterWarning]:
     """Remove the parameters that the engine does not support; returns warnings about them.
 
     Raises INVALID_ARGUMENT for several choices, where the engine gives one.
@@ -128,10 +128,10 @@ def _leave_out(body: Json, profile: ParameterProfile) -> Frame:
         if name == _CHOICES and body[name] > 1:
             raise invalid_field(_CHOICES, f"must be 1: this model's engine ({profile.engine.engine}) gives one choice")
         del body[name]
-    return warning_frame([untaken_warning(name, profile.engine) for name in untaken if name != _CHOICES])
+    return [untaken_warning(name, profile.engine) for name in untaken if name != _CHOICES]
 
 
-def _fit_provider(body: Json, thinking: bool | None, profile: ParameterProfile) -> Frame:
+def _fit_provider(body: Json, thinking: bool | None, profile: ParameterProfile) -> list[ParameterWarning]:
     """Fit a body to a provider, which refuses fields that are not OpenAI's; returns warnings about removed ones."""
     untaken = []
     if thinking is not None and profile.thinking is None:
@@ -140,20 +140,20 @@ def _fit_provider(body: Json, thinking: bool | None, profile: ParameterProfile) 
         body["thinking"] = {"type": "enabled" if thinking else "disabled"}
     if _TOKEN_LIMIT in body:
         body[profile.token_limit_name] = body.pop(_TOKEN_LIMIT)
-    return warning_frame([untaken_warning(name, profile.engine) for name in untaken])
+    return [untaken_warning(name, profile.engine) for name in untaken]
 
 
-def _choose_calls_or_format(body: Json) -> Frame:
+def _choose_calls_or_format(body: Json) -> list[ParameterWarning]:
     """Leave the format out where a call is demanded; returns a warning about what cannot be had together."""
     choice = body.get("tool_choice", "auto")
     if not body.get("tools") or choice == "none" or body.get("response_format", {}).get("type", "text") == "text":
         return []
     if choice == "auto":
         message = "tools cannot be called beside response_format on this model's engine: its schema forbids calls"
-        return warning_frame([ParameterWarning(field="tools", message=message)])
+        return [ParameterWarning(field="tools", message=message)]
     del body["response_format"]
     message = "response_format was not used: on this model's engine it forbids the calls that tool_choice demands"
-    return warning_frame([ParameterWarning(field="response_format", message=message)])
+    return [ParameterWarning(field="response_format", message=message)]
 
 
 def _force(body: Json, name: str) -> None:
@@ -212,8 +212,8 @@ def completion_body(payload: completion_pb2.CompletionPayload, model: str, profi
         body[TEMPLATE_ARGUMENTS] = arguments
     elif arguments:
         # A prompt is not rendered by a template; servers accept the arguments and ignore them.
-        warnings += warning_frame([untaken_warning(TEMPLATE_ARGUMENTS, profile.engine)])
-    return PreparedBody(body, warnings)
+        warnings.append(untaken_warning(TEMPLATE_ARGUMENTS, profile.engine))
+    return PreparedBody(body, warning_frame(warnings))
 
 
 def embedding_body(payload: embedding_pb2.EmbeddingPayload, model: str = "") -> Json:
@@ -261,7 +261,9 @@ def warning_frame(warnings: Sequence[ParameterWarning]) -> Frame:
     ]
 
 
-def _add_extras(body: Json, extra: json_value_pb2.JsonObject, profile: ParameterProfile) -> tuple[Json, Frame]:
+def _add_extras(
+    body: Json, extra: json_value_pb2.JsonObject, profile: ParameterProfile
+) -> tuple[Json, list[ParameterWarning]]:
     """Add the admitted extra parameters to `body`; returns the template's arguments, and warnings about the rest."""
     if not extra.fields:
         return {}, []
@@ -275,7 +277,7 @@ def _add_extras(body: Json, extra: json_value_pb2.JsonObject, profile: Parameter
             send[whole] = {**send.get(whole, {}), name: send.pop(name)}
     # An extra parameter never replaces one of the API's own.
     body.update({name: value for name, value in send.items() if plain_name(name) not in body})
-    return arguments, warning_frame(admitted.warnings)
+    return arguments, list(admitted.warnings)
 
 
 def _thinking(payload: chat_pb2.ChatPayload, arguments: Json, profile: ParameterProfile) -> bool | None:
@@ -340,7 +342,7 @@ def _call(call: chat_pb2.ToolCallRecord, extra: Json) -> Json:
     return extra | {"id": call.id, "type": "function", "function": function}
 
 
-def _rewritten(payload: chat_pb2.ChatPayload) -> Frame:
+def _rewritten(payload: chat_pb2.ChatPayload) -> list[ParameterWarning]:
     """Returns warnings about calls of earlier turns whose arguments are no JSON object."""
     warnings = []
     for index, message in enumerate(payload.messages):
@@ -348,10 +350,10 @@ def _rewritten(payload: chat_pb2.ChatPayload) -> Frame:
             if call.arguments_text.strip() and object_arguments(call.arguments_text) != call.arguments_text:
                 field = f"messages[{index}].tool_calls[{place}].function.arguments"
                 warnings.append(ParameterWarning(field=field, message=_NOT_AN_OBJECT))
-    return warning_frame(warnings[:MAX_HISTORY_WARNINGS])
+    return warnings[:MAX_HISTORY_WARNINGS]
 
 
-def _steadied(payload: chat_pb2.ChatPayload, messages: Sequence[Json]) -> Frame:
+def _steadied(payload: chat_pb2.ChatPayload, messages: Sequence[Json]) -> list[ParameterWarning]:
     """Leave out of system prompts what differs with every request; returns warnings.
 
     The engine's prefix cache would end there.
@@ -366,8 +368,7 @@ def _steadied(payload: chat_pb2.ChatPayload, messages: Sequence[Json]) -> Frame:
         left_out |= {what: f"messages[{index}].content" for _, what in found if what}
         parts = [{"type": "text", "text": text} for text, what in found if text or not what]
         sent["content"] = parts if len(parts) > 1 else "".join(part["text"] for part in parts)
-    warnings = [ParameterWarning(field=field, message=f"{what} {_VOLATILE}") for what, field in left_out.items()]
-    return warning_frame(warnings)
+    return [ParameterWarning(field=field, message=f"{what} {_VOLATILE}") for what, field in left_out.items()]
 
 
 def _content(message: chat_pb2.ChatMessage) -> str | list[Json] | None:
