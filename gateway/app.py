@@ -313,32 +313,30 @@ class EdgeMiddleware:
         self._spans.begin(scope, facts)
         sender = _IdentifyingSender(self._cors.sender(headers, send), facts)
         try:
-            await self._serve(scope, receive, sender, facts)
+            validate_head(scope, self._config)
+            app = self._cors.preflight(scope) or self._app
+            await app(scope, receive, sender)
+        except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - each becomes an answer
+            await self._fail(error, sender, facts)
         finally:
             ended = self._clock.monotonic()
             self._metrics.request_ended(facts, ended - facts.arrived)
             self._spans.end(scope, facts, ended)
             _drop_traceback(facts.error)
 
-    async def _serve(self, scope: Scope, receive: Receive, sender: "_IdentifyingSender", facts: RequestFacts) -> None:
-        try:
-            validate_head(scope, self._config)
-            preflight = self._cors.preflight(scope)
-            if preflight is not None:
-                await preflight(scope, receive, sender)
-                return
-            await self._app(scope, receive, sender)
-        except ClientGoneError as error:
-            facts.error, facts.status = error, http_status(error)
-        except WeftError as error:
-            await self._answer(error, sender, facts)
-        except asyncio.CancelledError:
-            # Only the end of the grace period at shutdown cancels the task, and this is its last step. gRPC raises the
-            # same for a call whose channel was closed, as that to a router that was lost.
-            await self._answer(shutting_down() if task_is_cancelled() else connection_lost(), sender, facts)
-        except Exception:
-            log.exception("request failed unexpectedly", request_id=facts.request_id)
-            await self._answer(internal_error(), sender, facts)
+    async def _fail(self, error: BaseException, sender: "_IdentifyingSender", facts: RequestFacts) -> None:
+        match error:
+            case ClientGoneError():
+                facts.error, facts.status = error, http_status(error)
+            case WeftError():
+                await self._answer(error, sender, facts)
+            case asyncio.CancelledError():
+                # Only the end of the grace period at shutdown cancels the task, and this is its last step. gRPC raises
+                # the same for a call whose channel was closed, as that to a router that was lost.
+                await self._answer(shutting_down() if task_is_cancelled() else connection_lost(), sender, facts)
+            case _:
+                log.error("request failed unexpectedly", exc_info=error, request_id=facts.request_id)
+                await self._answer(internal_error(), sender, facts)
 
     async def _answer(self, error: WeftError, sender: "_IdentifyingSender", facts: RequestFacts) -> None:
         error = with_visible_names(error, self._fleet.view, facts.principal)

@@ -110,7 +110,7 @@ class InferenceDeps:
         """Record API and model of a request in its facts."""
         facts = facts_of(scope)
         facts.surface = surface
-        facts.model = self.metrics.model_label(model, self.fleet.view)
+        facts.model = self.fleet.view.label(model)
 
     def count(self, scope: Scope, tenant: str) -> None:
         """Count a request for its tenant. Raises RATE_LIMIT_EXCEEDED above its rate limit."""

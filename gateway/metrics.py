@@ -4,9 +4,7 @@ from prometheus_client import Gauge
 
 from gateway.request_facts import UNKNOWN_MODEL, RequestFacts
 from weft.api.common.v1 import usage_pb2
-from weft.dispatch.agents import TargetLabels
 from weft.dispatch.end_reporter import EndFate
-from weft.dispatch.fleet import FleetView
 from weft.kernel.metrics import MetricsPage, exemplar_of
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
@@ -18,7 +16,6 @@ class GatewayMetrics:
 
     def __init__(self, page: MetricsPage | None = None) -> None:
         self.page = page = MetricsPage() if page is None else page
-        self._targets = TargetLabels()
         self._requests = page.counter(
             "weft_gateway_requests",
             "Requests by API, model, HTTP status and how they ended ('completed' or the reason).",
@@ -47,10 +44,6 @@ class GatewayMetrics:
             ("fate",),
         )
         self.active_streams = Gauge("weft_gateway_active_streams", "Streams being answered.", registry=page.registry)
-
-    def model_label(self, name: str, view: FleetView) -> str:
-        """Returns `name` if the fleet knows it, otherwise `unknown`."""
-        return self._targets.label(name, view)
 
     def request_ended(self, facts: RequestFacts, seconds: float) -> None:
         """Count a request and its duration."""

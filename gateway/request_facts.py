@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from starlette.types import Scope
 
 from gateway.errors import Dialect
-from weft.dispatch.agents import UNKNOWN_TARGET
+from weft.dispatch.fleet import UNKNOWN_TARGET
 from weft.kernel.errors import WeftError
 from weft.kernel.principal import LOCAL, Principal
 from weft.kernel.tracing import TraceContext

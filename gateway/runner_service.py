@@ -35,7 +35,7 @@ def build(
         edge_metrics.page,
         queue=ports.queue,
         max_queue_depth=config.max_queue_depth,
-        model_label=lambda name: edge_metrics.model_label(name, fleet.view),
+        model_label=lambda name: fleet.view.label(name),  # noqa: PLW0108 - by the newest view
         clock=ticking,
         named_tenants=() if limits is None else limits.tenants,
     )

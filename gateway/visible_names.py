@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from weft.dispatch.agents import known_names, name_asked_for, usable_names
+from weft.dispatch.agents import name_asked_for, usable_names
 from weft.dispatch.fleet import FleetView
 from weft.kernel.errors import WeftError
 from weft.kernel.principal import VIEW_MODELS, VIEW_RUNNERS, Principal
@@ -39,7 +39,7 @@ def _visible(error: WeftError, view: FleetView, principal: Principal) -> Iterabl
         return view.runners if principal.may(VIEW_RUNNERS) else ()
     if kind not in _REQUESTABLE:
         return ()
-    targets = known_names(view)
+    targets = view.targets
     seen = {each for each in targets if principal.may_name(VIEW_MODELS, name_asked_for(each))}
     seen.update(usable_names(targets, principal))
     if kind == TARGET:

@@ -31,7 +31,6 @@ from weft.api.common.v1 import receipt_pb2
 from weft.api.registry.v1 import lease_service_pb2
 from weft.api.router.v1 import figures_pb2 as pb
 from weft.api.router.v1.figure_step_pb2 import FigureStep, StepCounts
-from weft.dispatch.agents import TargetLabels
 from weft.dispatch.fleet import FleetView
 from weft.kernel.clock import Clock
 from weft.kernel.errors import WeftError
@@ -54,7 +53,6 @@ class FiguresRecorder:
         self._clock = clock
         self._limits = limits or FigureLimits()
         self._ring = FigureRing(self._limits, clock.monotonic())
-        self._targets = TargetLabels()
         self._closed = asyncio.Event()
         self._to_utc = clock.utc_now().timestamp() - clock.monotonic()
         """UTC less the monotonic clock at the start: a step has one time in UTC, whatever becomes of the clock."""
@@ -68,13 +66,13 @@ class FiguresRecorder:
         """Count a request that has ended."""
         asked, receipt = ended.request.spec.model, ended.receipt
         if receipt is not None:
-            model = self._targets.label(receipt.model if receipt.attempts else asked, ended.view)
+            model = ended.view.label(receipt.model if receipt.attempts else asked)
             self._ring.note_end(end_of(model, receipt), ended.at)
             return
         outcome = Outcome.CANCELLED if ended.reason is Reason.CANCELLED else Outcome.FAILED
         if ended.refusal is not None:
             outcome = Outcome.REJECTED
-        self._ring.note_end(RequestEnd(model=self._targets.label(asked, ended.view), outcome=outcome), ended.at)
+        self._ring.note_end(RequestEnd(model=ended.view.label(asked), outcome=outcome), ended.at)
 
     def note_devices(self, hosts: Iterable[lease_service_pb2.HostMemory]) -> None:
         """Count a sample of the accelerators of all hosts."""
@@ -87,7 +85,7 @@ class FiguresRecorder:
         for runner in view.runners.values():
             for state in runner.instances.values() if runner.active else ():
                 if state.tokens_per_second > 0 and not state.base_model:
-                    model = self._targets.label(state.model, view)
+                    model = view.label(state.model)
                     speeds[model] = speeds.get(model, 0.0) + state.tokens_per_second
         busiest = sorted(speeds, key=lambda model: -speeds[model])[: self._limits.max_models_per_step]
         self._ring.note_speeds({model: speeds[model] for model in busiest}, self._clock.monotonic())

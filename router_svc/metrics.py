@@ -20,7 +20,6 @@ from router_svc.policy.decisions import Placed, Rejects, RequestDecision, WaitKi
 from router_svc.receipt_check import ReceiptFault, receipt_faults
 from router_svc.request_ended import RequestEnded
 from weft.api.common.v1 import receipt_pb2
-from weft.dispatch.agents import TargetLabels
 from weft.dispatch.fleet import FleetView
 from weft.dispatch.placement import PoolQueue
 from weft.dispatch.request_spans import OPERATION_NAMES, PROVIDER
@@ -58,8 +57,7 @@ class RouterMetrics(SchedulingObserver):
 
     def __init__(self, page: MetricsPage | None = None) -> None:
         self.page = page = MetricsPage() if page is None else page
-        self._targets = TargetLabels()
-        self._requests = RequestMetrics(page, self._targets)
+        self._requests = RequestMetrics(page)
         self._waits = page.counter(
             "weft_router_waits",
             "Waits of requests by what they waited for; one request may have several.",
@@ -120,19 +118,19 @@ class RouterMetrics(SchedulingObserver):
     def note_decision(self, decision: RequestDecision, request: PlacementRequest, view: FleetView) -> None:
         """Counts a grant or a refusal; waits are not counted: each request gets many."""
         if isinstance(decision, Placed):
-            self._grants.of(self._targets.label(request.model, view), request.priority.name.lower()).inc()
+            self._grants.of(view.label(request.model), request.priority.name.lower()).inc()
         elif isinstance(decision, Rejects):
             self._note_refusal(request, decision.reason, view)
 
     @override
     def note_wait(self, request: PlacementRequest, kind: WaitKind, view: FleetView) -> None:
         """Counts a wait."""
-        self._waits.of(self._targets.label(request.model, view), kind.value).inc()
+        self._waits.of(view.label(request.model), kind.value).inc()
 
     @override
     def note_estimate(self, request: PlacementRequest, error: float, view: FleetView) -> None:
         """Counts an estimate."""
-        self._estimate_error.of(self._targets.label(request.model, view)).observe(error)
+        self._estimate_error.of(view.label(request.model)).observe(error)
 
     @override
     def note_wake(self, model: str) -> None:
@@ -140,7 +138,7 @@ class RouterMetrics(SchedulingObserver):
         self._wakes.of(model).inc()
 
     def _note_refusal(self, request: PlacementRequest, reason: Reason, view: FleetView) -> None:
-        self._refusals.of(self._targets.label(request.model, view), reason.name.lower()).inc()
+        self._refusals.of(view.label(request.model), reason.name.lower()).inc()
 
     @override
     def note_failed_attempt(self, reason: Reason) -> None:
@@ -159,7 +157,7 @@ class RouterMetrics(SchedulingObserver):
         if ended.refusal is not None:
             self._note_refusal(request, reason, view)
             return
-        model = self._targets.label(request.model, view)
+        model = view.label(request.model)
         outcome = "unknown" if receipt is None else _OUTCOMES[receipt.outcome]
         self._ends.of(model, outcome, error_type(reason) or "completed").inc()
         if receipt is None:
@@ -178,8 +176,7 @@ class RouterMetrics(SchedulingObserver):
 class RequestMetrics:
     """Counts finished requests."""
 
-    def __init__(self, page: MetricsPage, targets: TargetLabels) -> None:
-        self._targets = targets
+    def __init__(self, page: MetricsPage) -> None:
         self._duration = page.histogram(
             "gen_ai_server_request_duration_seconds",
             "From the arrival of a request to its end: waits, loads and all attempts included.",
@@ -225,9 +222,9 @@ class RequestMetrics:
         exemplar: dict[str, str] | None,
     ) -> None:
         """Counts a request by its receipt."""
-        model = self._targets.label(request.model, view)
+        model = view.label(request.model)
         # A request that no runner got has no response model; its receipt repeats the name in the request.
-        answered_by = self._targets.label(receipt.model, view) if receipt.attempts else ""
+        answered_by = view.label(receipt.model) if receipt.attempts else ""
         common = (model, answered_by, OPERATION_NAMES.get(request.operation, request.operation.name.lower()), PROVIDER)
         error = error_type(reason)
         has_content = receipt.HasField("time_to_first_token")

@@ -13,8 +13,7 @@ from router_svc.request_ended import RequestEnded
 from weft.api.common.v1 import receipt_pb2
 from weft.api.router.v1 import usage_pb2
 from weft.dispatch.accelerator_time import accelerator_time
-from weft.dispatch.agents import UNKNOWN_TARGET, TargetLabels
-from weft.dispatch.fleet import FleetView
+from weft.dispatch.fleet import UNKNOWN_TARGET, FleetView
 from weft.kernel.clock import Clock
 from weft.kernel.placement_request import PlacementRequest
 from weft.kernel.reasons import Reason
@@ -131,7 +130,6 @@ class UsageRecorder:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._labels = TargetLabels()
         self._max_rows: int | None = None
         self._sums: dict[UsageKey, UsageSums] = {}
         self._rows: dict[int, HourRows] = {}
@@ -171,7 +169,7 @@ class UsageRecorder:
             return
         hour = hour_of(self._clock.utc_now().timestamp())
         # A name that the mesh does not know is a caller's text.
-        model = (receipt.model if receipt.attempts else "") or self._labels.label(target, view)
+        model = (receipt.model if receipt.attempts else "") or view.label(target)
         asked = "" if model == UNKNOWN_TARGET else asked_of(lost.asked_model, target, model)
         key = UsageKey(hour, tenant, lost.caller or UNKNOWN_CALLER, model, asked)
         self._add(key, spent_of(receipt) if was_counted else usage_of(receipt))
@@ -198,7 +196,7 @@ class UsageRecorder:
     def _key_of(self, request: PlacementRequest, model: str, view: FleetView) -> UsageKey:
         hour = hour_of(self._clock.utc_now().timestamp())
         # A name that the mesh does not know is a caller's text.
-        model = model or self._labels.label(request.model, view)
+        model = model or view.label(request.model)
         asked = "" if model == UNKNOWN_TARGET else asked_of(request.asked_model, request.model, model)
         return UsageKey(hour, request.tenant, request.caller or UNKNOWN_CALLER, model, asked)
 

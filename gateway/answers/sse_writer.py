@@ -155,7 +155,6 @@ class SseResponse(Response, ABC):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Stream until the events end or fail, the caller disconnects, or the gateway stops."""
-        facts = facts_of(scope)
         writer = SseWriter(
             send,
             self._deps.config,
@@ -165,25 +164,28 @@ class SseResponse(Response, ABC):
             headers=self._added_headers,
         )
         try:
-            await self._run(scope, receive, writer, facts)
-        except SlowReaderError:
-            await abort_connection(scope, receive)
-            raise
-
-    async def _run(self, scope: Scope, receive: Receive, writer: SseWriter, facts: RequestFacts) -> None:
-        try:
             await self._pump(scope, receive, writer)
-        except ClientGoneError:
-            raise
-        except WeftError as error:
-            await self._fail(error, writer, facts)
-        except asyncio.CancelledError:
-            await self._fail(shutting_down(), writer, facts)
-        except Exception:
-            if not writer.is_committed:
+        except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - each becomes an answer
+            try:
+                await self._end(error, writer, facts_of(scope))
+            except SlowReaderError:
+                await abort_connection(scope, receive)
                 raise
-            log.exception("stream failed unexpectedly", request_id=facts.request_id)
-            await self._fail(internal_error(), writer, facts)
+
+    async def _end(self, error: BaseException, writer: SseWriter, facts: RequestFacts) -> None:
+        """Ends the stream with an error event; raises the error where it cannot be one."""
+        match error:
+            case ClientGoneError():
+                raise error
+            case WeftError():
+                await self._fail(error, writer, facts)
+            case asyncio.CancelledError():
+                await self._fail(shutting_down(), writer, facts)
+            case _:
+                if not writer.is_committed:
+                    raise error
+                log.error("stream failed unexpectedly", exc_info=error, request_id=facts.request_id)
+                await self._fail(internal_error(), writer, facts)
 
     def _added_headers(self) -> Sequence[tuple[bytes, bytes]]:
         """Returns the headers of this answer besides those of every stream, as known when they are sent."""
@@ -220,41 +222,36 @@ class StreamedAnswer(SseResponse):
         self._cut_off_seconds = cut_off_seconds
 
     @override
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        self._encoder.shows_receipt = shows_receipt(scope, self._deps.config)
-        metrics = self._deps.metrics
-        metrics.active_streams.inc()
-        try:
-            await super().__call__(scope, receive, send)
-        finally:
-            metrics.active_streams.dec()
-            metrics.tokens_used(facts_of(scope), self._encoder.usage)
-
-    @override
     def _added_headers(self) -> Sequence[tuple[bytes, bytes]]:
         return rate_limit_headers(self._generation.rate_limits)
 
     @override
     async def _pump(self, scope: Scope, receive: Receive, writer: SseWriter) -> None:
-        encoder, facts = self._encoder, facts_of(scope)
-        with WhileConnected(scope, receive, cut_off_seconds=self._cut_off_seconds) as block:
-            block.run_beside(writer.keep_up(block))
-            async with aclosing(self._generation.chunks()) as frames:
-                async for frame in frames:
-                    began = encoder.has_content
-                    data = encoder.encode(frame)
-                    if encoder.is_done:
-                        # A disconnect loses nothing from here on: a finished answer must not be counted as cancelled.
-                        block.dismiss_guards()
-                        await writer.finish(data)
-                    elif not (encoder.has_content or writer.is_committed):
-                        writer.hold(data)
-                    elif data:
-                        await writer.write(data)
-                    if encoder.has_content and not began:
-                        self._deps.metrics.first_token(facts, self._deps.age_seconds(facts))
-            if not encoder.is_done:
-                raise unfinished_answer()
+        encoder, facts, metrics = self._encoder, facts_of(scope), self._deps.metrics
+        encoder.shows_receipt = shows_receipt(scope, self._deps.config)
+        metrics.active_streams.inc()
+        try:
+            with WhileConnected(scope, receive, cut_off_seconds=self._cut_off_seconds) as block:
+                block.run_beside(writer.keep_up(block))
+                async with aclosing(self._generation.chunks()) as frames:
+                    async for frame in frames:
+                        began = encoder.has_content
+                        data = encoder.encode(frame)
+                        if encoder.is_done:
+                            # A disconnect loses nothing now: a finished answer must not be counted as cancelled.
+                            block.dismiss_guards()
+                            await writer.finish(data)
+                        elif not (encoder.has_content or writer.is_committed):
+                            writer.hold(data)
+                        elif data:
+                            await writer.write(data)
+                        if encoder.has_content and not began:
+                            metrics.first_token(facts, self._deps.age_seconds(facts))
+                if not encoder.is_done:
+                    raise unfinished_answer()
+        finally:
+            metrics.active_streams.dec()
+            metrics.tokens_used(facts, encoder.usage)
 
     @override
     async def _fail(self, error: WeftError, writer: SseWriter, facts: RequestFacts) -> None:

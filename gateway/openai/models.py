@@ -17,7 +17,7 @@ from gateway.intake.headers import tenant_of
 from gateway.intake.query import whole_number
 from gateway.request_facts import facts_of
 from weft.api.registry.v1 import agent_pb2, route_pb2, workflow_pb2
-from weft.dispatch.agents import agent_name_of, known_names, members_of, name_asked_for, target_of
+from weft.dispatch.agents import agent_name_of, members_of, name_asked_for, target_of
 from weft.dispatch.aliases import AskedName, exact_aliases
 from weft.dispatch.fleet import FleetView, ModelView, abilities_in, base_in
 from weft.kernel.errors import WeftError, invalid_field
@@ -74,7 +74,7 @@ def _answer(deps: InferenceDeps, request: Request, name: str) -> Response:
 
 def not_available(view: FleetView, name: str) -> WeftError:
     """Returns the error for a name that reaches no model: MODEL_NOT_FOUND."""
-    if name not in known_names(view):
+    if name not in view.targets:
         return unknown_target(name, field="")
     return WeftError(Reason.MODEL_NOT_FOUND, f"{name} is not available now: no runner serves it")
 

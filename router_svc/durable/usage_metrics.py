@@ -5,7 +5,6 @@ from typing import NamedTuple
 
 from router_svc.policy.usage_rows import UsageKey
 from router_svc.usage import UsageSums
-from weft.dispatch.agents import TargetLabels
 from weft.dispatch.fleet import FleetSource
 from weft.kernel.metrics import MetricsPage
 
@@ -50,7 +49,6 @@ class UsageMetrics:
     def __init__(self, page: MetricsPage, fleet: FleetSource, *, by_tenant: bool) -> None:
         """`fleet` has the names that may be labels; `by_tenant`: whether tenants are labels, too."""
         self._fleet = fleet
-        self._targets = TargetLabels()
         self._by_tenant = by_tenant
         who = ("tenant", "model") if by_tenant else ("model",)
         self._requests = page.counter(
@@ -68,7 +66,7 @@ class UsageMetrics:
         """Counts what was added to the database."""
         view = self._fleet.view
         for key, sums in added.items():
-            model = self._targets.label(key.model, view)
+            model = view.label(key.model)
             self._count((key.tenant, model) if self._by_tenant else (model,), sums)
 
     def _count(self, who: tuple[str, ...], sums: UsageSums) -> None:

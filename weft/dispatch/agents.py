@@ -189,44 +189,16 @@ def _is_pool(view: FleetView, name: str) -> bool:
     return any(model.pool == name for model in view.models.values())
 
 
-def known_names(view: FleetView) -> frozenset[str]:
-    """Returns every valid target of a request, also of inactive runners."""
-    models = (name for model in view.models.values() for name in (model.name, model.pool))
-    agents = (AGENT_PREFIX + name for name in view.agents)
-    routes = (ROUTE_PREFIX + name for name in view.routes)
-    return frozenset((*models, *agents, *routes, *(WORKFLOW_PREFIX + name for name in view.workflows)))
-
-
-UNKNOWN_TARGET = "unknown"
-"""Label of every name that the mesh does not know."""
-
-
-class TargetLabels:
-    """Labels of metrics for the names in requests: none comes from a caller."""
-
-    def __init__(self) -> None:
-        self._view: FleetView | None = None
-        self._known: frozenset[str] = frozenset()
-
-    def label(self, name: str, view: FleetView) -> str:
-        """Returns `name` if the fleet knows it, otherwise `unknown`."""
-        if view is not self._view:
-            self._view, self._known = view, known_names(view)
-        return name if name in self._known else UNKNOWN_TARGET
-
-
 def usable_names(names: Iterable[str], principal: Principal) -> Iterator[str]:
     """Yields those of some targets of requests that a caller may send requests to."""
     return (each for each in names if principal.may_name(USE_MODELS, name_asked_for(each)))
 
 
 class KnownNames:
-    """The current names of the mesh, collected once per change."""
+    """The current names of the mesh."""
 
     def __init__(self, fleet: FleetSource) -> None:
         self._fleet = fleet
-        self._view = FleetView()
-        self._names: frozenset[str] = frozenset()
 
     @property
     def view(self) -> FleetView:
@@ -236,14 +208,12 @@ class KnownNames:
     def has(self, name: str) -> bool:
         """Whether a name is one of the mesh; before the first snapshot every name is."""
         view = self._fleet.view
-        if view is not self._view:
-            self._view, self._names = view, known_names(view)
-        return not view.revision or name in self._names
+        return not view.revision or name in view.targets
 
     def require(self, name: str, field: str) -> None:
         """Raises MODEL_NOT_FOUND for an unknown name. Before the first snapshot every name passes."""
         if not self.has(name):
-            raise unknown_field_target(name, usable_names(self._names, caller()), field, FOR_TASKS)
+            raise unknown_field_target(name, usable_names(self._fleet.view.targets, caller()), field, FOR_TASKS)
 
     def require_taken(self, name: str, payload: Payload | None, field: str) -> None:
         """Raises MODALITY_UNSUPPORTED for a payload that no model of a name takes, as far as it is known."""

@@ -17,13 +17,11 @@ from weft.api.common.v1 import (
     chat_pb2,
     completion_pb2,
     receipt_pb2,
-    usage_pb2,
     workflow_pb2,
 )
 from weft.api.runner.v1 import serve_options_pb2, ticket_pb2
 from weft.dispatch.agents import (
     agent_name_of,
-    known_names,
     require_chat,
     resolve,
     skills_lacking_behind,
@@ -32,7 +30,6 @@ from weft.dispatch.agents import (
 from weft.dispatch.call import Call, RequestDispatcher
 from weft.dispatch.end_reporter import EndReporter
 from weft.dispatch.fleet import FleetSource, FleetView
-from weft.dispatch.frames import Frame
 from weft.dispatch.operations import ChunkT, OperationSpec, PayloadT, ended_early
 from weft.dispatch.parameter_checks import serve_options
 from weft.dispatch.payload_description import Payload, affinity_key, describe
@@ -270,7 +267,7 @@ class _RequestRun(Generic[T]):
         known = caller()
         # A task runs apart from its caller, whose rights are not known then.
         if isinstance(error, WeftError) and UNKNOWN_NAME in error.metadata and known.name == self.context.caller:
-            names = usable_names(known_names(self.deps.view()), known)
+            names = usable_names(self.deps.view().targets, known)
             among(error, of_the_kind(error, names))
 
     def _cancel(self, attempt: "_Attempt", error: WeftError) -> None:
@@ -326,7 +323,7 @@ class _RequestRun(Generic[T]):
             request,
             self.deps.clock,
             self.deps.steady,
-            knows=lambda name: name in known_names(self.deps.view()),
+            knows=lambda name: name in self.deps.view().targets,
             ends=self.deps.ends,
         )
         return self._placing
@@ -421,42 +418,38 @@ class _Attempt:
         self._rpc: Any = None
         self._is_complete = False
         self.has_content = False
+        self.trace = run.trace
         payload = run.payload
         is_text = isinstance(payload, (chat_pb2.ChatPayload, completion_pb2.CompletionPayload))
         run.trace.seen = TokenCounter(payload, whole=run.call.whole) if is_text else None
 
     async def next(self) -> Any:
         """Returns the next chunk; None after the last one. Raises the WeftError that ended the attempt."""
-        run = self._run
+        run, rpc = self._run, self._rpc
+        if rpc is None:
+            rpc = self._rpc = await self._call_runner()
+            if run.cancelled is not None:
+                raise run.cancelled
         while run.call.receipt is None:
-            response, had_content = await self._read(), self.has_content
+            try:
+                # Not `async for`: a call that was iterated is a cycle, which only the garbage collector ends.
+                response = await (rpc.read() if self._spec.streamed else rpc)
+            except grpc.aio.AioRpcError as error:
+                raise run.cancelled or runner_error(error_from_call(error, Reason.WORKER_LOST)) from error
+            except WeftError as error:
+                raise run.cancelled or runner_error(error) from error
+            except asyncio.CancelledError:
+                require_cancelled(run.cancelled)
+                raise
+            if response is grpc.aio.EOF:
+                raise run.cancelled or ended_early()
+            had_content = self.has_content
             chunk = self._spec.fold(self, response)
             if self.has_content and not had_content:
                 await self._placement.report_first_content(self._grant.attempt)
             if chunk is not None:
                 return chunk
         return None
-
-    async def _read(self) -> Any:
-        """Returns the next response of the runner."""
-        rpc = self._rpc
-        if rpc is None:
-            rpc = self._rpc = await self._call_runner()
-            if self._run.cancelled is not None:
-                raise self._run.cancelled
-        try:
-            # Not `async for`: a call that was iterated is a cycle, which only the garbage collector ends.
-            response = await (rpc.read() if self._spec.streamed else rpc)
-        except grpc.aio.AioRpcError as error:
-            raise self._run.cancelled or runner_error(error_from_call(error, Reason.WORKER_LOST)) from error
-        except WeftError as error:
-            raise self._run.cancelled or runner_error(error) from error
-        except asyncio.CancelledError:
-            require_cancelled(self._run.cancelled)
-            raise
-        if response is grpc.aio.EOF:
-            raise self._run.cancelled or ended_early()
-        return response
 
     async def _call_runner(self) -> Any:
         run, grant, spec, rpc = self._run, self._grant, self._spec, self._spec.runner_rpc
@@ -513,16 +506,6 @@ class _Attempt:
     def note_content(self) -> None:
         self.has_content = True
         self._run.trace.note_first_content(self._run.deps.clock.monotonic())
-
-    def note_frame(self, frame: Frame) -> None:
-        if (seen := self._run.trace.seen) is not None:
-            seen.note(frame)
-
-    def note_usage(self, usage: usage_pb2.Usage) -> None:
-        self._run.trace.usage = usage
-
-    def note_tool_calls(self, frame: Frame) -> None:
-        self._run.trace.note_tool_calls(frame)
 
     def complete(self, runner_part: receipt_pb2.Receipt) -> receipt_pb2.Receipt:
         self._is_complete = True

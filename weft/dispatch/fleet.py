@@ -4,6 +4,7 @@ import asyncio
 import socket
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
@@ -31,6 +32,7 @@ from weft.kernel.abilities import Abilities, reported_over, skills_of
 from weft.kernel.clock import Clock
 from weft.kernel.errors import WeftError
 from weft.kernel.log import get_logger
+from weft.kernel.names import AGENT_PREFIX, ROUTE_PREFIX, WORKFLOW_PREFIX
 from weft.kernel.reasons import Reason
 from weft.kernel.request import JournalMode, Operation, Skill, journal_in
 from weft.kernel.rpc import calling
@@ -132,7 +134,11 @@ class FleetSource(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
+UNKNOWN_TARGET = "unknown"
+"""Label of every name that the mesh does not know."""
+
+
+@dataclass(frozen=True)
 class FleetView:
     """Everything, at one revision. Agents, routes, workflows and settings are messages that are never changed."""
 
@@ -149,6 +155,17 @@ class FleetView:
     """Those that have announced themselves, by name."""
     tenants: Mapping[str, tenant_pb2.Tenant] = field(default_factory=dict)
     """Those that are declared or configured, by name."""
+
+    @cached_property
+    def targets(self) -> frozenset[str]:
+        """Every valid target of a request, also of inactive runners."""
+        models = (name for model in self.models.values() for name in (model.name, model.pool))
+        prefixed = ((AGENT_PREFIX, self.agents), (ROUTE_PREFIX, self.routes), (WORKFLOW_PREFIX, self.workflows))
+        return frozenset((*models, *(prefix + name for prefix, names in prefixed for name in names)))
+
+    def label(self, name: str) -> str:
+        """Returns `name` if it is a target, otherwise `unknown`: no label of a metric comes from a caller."""
+        return name if name in self.targets else UNKNOWN_TARGET
 
     def pool_members(self, model_or_pool: str) -> list[ModelView]:
         """Returns the models that answer for a name: of the pool, or of the model's pool.

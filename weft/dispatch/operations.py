@@ -20,7 +20,6 @@ from weft.api.common.v1 import (
     receipt_pb2,
     rerank_pb2,
     tokenize_pb2,
-    usage_pb2,
 )
 from weft.api.router.v1 import inference_service_pb2
 from weft.api.runner.v1 import embedding_service_pb2, generation_service_pb2, model_call_service_pb2
@@ -28,6 +27,7 @@ from weft.dispatch import payload_checks
 from weft.dispatch.frames import Frame, GenerationPayload, has_content
 from weft.dispatch.media_results import collected_images, collected_transcription
 from weft.dispatch.placement import LoadingModel, WaitingInQueue, waiting_event
+from weft.dispatch.request_trace import RequestTrace
 from weft.kernel.errors import WeftError
 from weft.kernel.json_schema import SchemaLimits
 from weft.kernel.reasons import Reason
@@ -43,21 +43,11 @@ class Attempt(Protocol):
 
     has_content: bool
     """Whether content has arrived."""
+    trace: RequestTrace
+    """The trace of its request."""
 
     def note_content(self) -> None:
         """Record the first content: from here on there is no failover."""
-        ...
-
-    def note_frame(self, frame: Frame) -> None:
-        """Record what the frame of a generation has, also for an answer that breaks off."""
-        ...
-
-    def note_usage(self, usage: usage_pb2.Usage) -> None:
-        """Record the usage so far."""
-        ...
-
-    def note_tool_calls(self, frame: Frame) -> None:
-        """Record tool calls of the mesh."""
         ...
 
     def complete(self, runner_part: receipt_pb2.Receipt) -> receipt_pb2.Receipt:
@@ -117,14 +107,17 @@ class OperationSpec(Generic[PayloadT, ChunkT]):
 
 def _frame(attempt: Attempt, response: generation_service_pb2.GenerateResponse) -> Frame:
     frame = list(response.events)
-    attempt.note_frame(frame)
+    trace = attempt.trace
+    if trace.seen is not None:
+        # Also for an answer that breaks off.
+        trace.seen.note(frame)
     if not attempt.has_content and has_content(frame):
         attempt.note_content()
     last = frame[-1].WhichOneof("event") if frame else None
     if last == "tool_call":
-        attempt.note_tool_calls(frame)
+        trace.note_tool_calls(frame)
     elif last == "usage":
-        attempt.note_usage(frame[-1].usage)
+        trace.usage = frame[-1].usage
     elif last == "finished":
         finished = frame[-1].finished
         finished.receipt.CopyFrom(attempt.complete(finished.receipt))

@@ -170,8 +170,13 @@ async def _supervise(plan: dict[str, Any]) -> None:
     ring, ready = LogRing(), asyncio.Event()
     leftovers = Leftovers(Path(plan["state_file"])) if "state_file" in plan else None
     process = SupervisedProcess(ring, QUICK, leftovers=leftovers, system=SYSTEMS[plan["how"]]())
+
+    def hear(lines: list[str]) -> None:
+        if FAMILY_READY in lines:
+            ready.set()
+
     try:
-        await process.start(plan["argv"], env=env, on_lines=lambda lines: ready.set() if FAMILY_READY in lines else None)
+        await process.start(plan["argv"], env=env, on_lines=hear)
     except Exception as error:  # noqa: BLE001 - the test reads it
         _say(json.dumps({"error": str(error)}))
         return

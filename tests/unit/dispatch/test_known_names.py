@@ -7,7 +7,7 @@ import pytest
 
 from weft.api.common.v1 import chat_pb2
 from weft.api.registry.v1 import route_pb2
-from weft.dispatch.agents import KnownNames, known_names
+from weft.dispatch.agents import KnownNames
 from weft.dispatch.fleet import FleetView, ModelView
 from weft.kernel.errors import FieldError
 from weft.kernel.reasons import Reason
@@ -43,7 +43,7 @@ VIEW = view_of(model("qwen-a", "qwen"), model("laptop", "laptop", active=False),
 
 @pytest.mark.parametrize("name", ["qwen-a", "qwen", "laptop", "route/sum"])
 def test_a_name_that_is_configured_is_known_also_while_its_runner_is_away(name: str) -> None:
-    assert name in known_names(VIEW)
+    assert name in VIEW.targets
     KnownNames(Fleet(VIEW)).require(name, "model")
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from weft.api.common.v1 import image_pb2
 from weft.api.registry.v1.workflow_pb2 import RegisteredWorkflow, WorkflowManifest
-from weft.dispatch.agents import known_names, models_behind, name_asked_for, require_model_name
+from weft.dispatch.agents import models_behind, name_asked_for, require_model_name
 from weft.dispatch.fleet import FleetView, expected_model
 from weft.dispatch.request_trace import RequestContext
 from weft.dispatch.workflows import require_images, resolve_workflow
@@ -67,7 +67,7 @@ def test_a_workflow_answers_requests_for_images_only() -> None:
 
 
 def test_workflows_are_among_the_names_of_requests_and_rights_are_by_their_bare_name() -> None:
-    assert "workflow/turbo" in known_names(view())
+    assert "workflow/turbo" in view().targets
     assert name_asked_for("workflow/turbo") == "turbo"
     assert require_model_name("workflow/turbo", "model") == "workflow/turbo"
     assert [each.name for each in models_behind(view(), "workflow/turbo")] == ["comfy"]

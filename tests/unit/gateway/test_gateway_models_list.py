@@ -4,7 +4,6 @@ from google.protobuf.timestamp_pb2 import Timestamp
 
 from gateway.openai.models import model_entry, model_list
 from weft.api.registry.v1 import route_pb2, runner_pb2, settings_pb2
-from weft.dispatch.agents import known_names
 from weft.dispatch.fleet import FleetView, ModelView, RunnerView
 from weft.kernel.request import Operation, Skill
 
@@ -50,7 +49,7 @@ def test_a_pool_speaks_for_its_active_members() -> None:
         },
     }
     assert model_entry(view, "c") is None
-    assert known_names(view) == {"a", "b", "c", "p"}
+    assert view.targets == {"a", "b", "c", "p"}
 
 
 def test_a_name_that_is_pool_and_model_is_listed_once() -> None:
@@ -66,7 +65,7 @@ def test_members_of_a_pool_are_not_listed_and_can_be_asked_by_their_names() -> N
     assert [entry["id"] for entry in model_list(view)["data"]] == ["alone", "qwen", "zs"]
     for name in ("qwen-1", "qwen-2", "z"):
         assert model_entry(view, name) is not None
-    assert known_names(view) >= {"qwen-1", "qwen-2", "z"}
+    assert view.targets >= {"qwen-1", "qwen-2", "z"}
 
 
 def test_an_unknown_context_does_not_hide_a_known_one() -> None:
@@ -121,7 +120,7 @@ def test_a_route_is_listed_after_the_models_with_what_it_can_fall_back_to() -> N
     entries = model_list(view)["data"]
     assert isinstance(entries, list)
     assert [entry["id"] for entry in entries] == ["p", "route/sum"]
-    assert "route/sum" in known_names(view)
+    assert "route/sum" in view.targets
     assert model_entry(view, "sum") is None
 
 
