@@ -14,9 +14,8 @@ from bench.contender import WEFT
 from bench.report import Figures
 from bench.scenarios import Options
 from router_svc.policy.decisions import Decision, Placed, Served
-from router_svc.policy.endpoints.candidates import Candidate, Readiness
+from router_svc.policy.endpoints.candidates import Candidate, Needs, Readiness
 from router_svc.policy.endpoints.cluster_view import MeshChange
-from router_svc.policy.endpoints.needs import Needs
 from router_svc.policy.limits import SchedulerLimits
 from router_svc.policy.request import Request
 from router_svc.policy.scheduler import Scheduler

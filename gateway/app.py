@@ -38,13 +38,13 @@ from gateway.errors import (
 from gateway.health import HEALTH, METRICS, PROBES
 from gateway.http.cors import CrossOrigin
 from gateway.http.event_watches import EventWatches
-from gateway.http.server_span import ServerSpans
 from gateway.intake.headers import request_id_of, validate_head
 from gateway.media import MediaSource, NoMediaSource
 from gateway.metrics import GatewayMetrics
 from gateway.ollama.deps import OllamaDeps
 from gateway.ollama.endpoints import OLLAMA
 from gateway.openai.endpoints import OPENAI
+from gateway.openapi import shown_path
 from gateway.ports import RegistryPort
 from gateway.request_facts import FACTS_KEY, RequestFacts, headers_of
 from gateway.resources.endpoints import RESOURCES, SETTINGS
@@ -78,7 +78,7 @@ from weft.kernel.errors import WeftError
 from weft.kernel.health import HealthSource
 from weft.kernel.interrupt import task_is_cancelled
 from weft.kernel.log import get_logger
-from weft.kernel.tracing import NO_TRACING, Tracing
+from weft.kernel.tracing import NO_TRACING, Attribute, AttributeValue, ServiceName, Span, SpanKind, Tracing, error_type
 
 
 def _no_command(_token: str) -> None:
@@ -278,6 +278,67 @@ def media_source(config: MediaConfig, clock: Clock) -> MediaSource:
 TASK_HEADER = b"x-weft-task-id"
 
 log = get_logger("weft.gateway")
+
+
+TRACEPARENT = b"traceparent"
+_FIRST_SERVER_ERROR = 500
+_PROBES = frozenset({"health", "metrics"})
+
+
+class ServerSpans:
+    """Begins the trace of each HTTP request, and records its span if the trace is recorded."""
+
+    def __init__(self, tracing: Tracing, clock: Clock, service: ServiceName = ServiceName.GATEWAY) -> None:
+        """`service` is the one that answers."""
+        self._service = service
+        self._tracing = tracing
+        self._clock = clock
+
+    def begin(self, scope: Scope, facts: RequestFacts) -> None:
+        """Gives a request its place in a trace: below its caller's span, where the caller states one."""
+        sampling = self._tracing.sampling
+        if sampling is not None:
+            header = headers_of(scope).get(TRACEPARENT)
+            facts.trace, facts.caller_span = sampling.begin(None if header is None else header.decode("latin-1"))
+
+    def end(self, scope: Scope, facts: RequestFacts, ended: float) -> None:
+        """Records the span of a request that ended at `ended`, in seconds on the clock of `facts.arrived`."""
+        context, seconds = facts.trace, ended - facts.arrived
+        if context is None or not self._tracing.records(context, has_failed=_has_failed(facts), seconds=seconds):
+            return
+        found: dict[str, AttributeValue] = {
+            Attribute.HTTP_METHOD: scope["method"],
+            Attribute.PATH: scope["path"],
+            Attribute.SCHEME: scope.get("scheme", "http"),
+            Attribute.HTTP_STATUS: facts.status,
+            Attribute.REQUEST_ID: facts.request_id,
+            Attribute.CALLER: facts.principal.name,
+        }
+        route = shown_path(scope["route"].path) if "route" in scope else ""
+        if route:
+            found[Attribute.HTTP_ROUTE] = route
+        if facts.task_id:
+            found[Attribute.TASK_ID] = facts.task_id
+        now = self._clock.utc_now().timestamp() - (self._clock.monotonic() - ended)
+        span = Span(
+            name=f"{scope['method']} {route}".rstrip(),
+            service=self._service,
+            context=context,
+            parent_id=None if facts.caller_span is None else facts.caller_span.span_id,
+            start=int((now - seconds) * 1e9),
+            end=int(now * 1e9),
+            kind=SpanKind.SERVER,
+            attributes=found,
+            error="" if facts.error is None else error_type(facts.error.reason),
+        )
+        self._tracing.record([span])
+
+
+def _has_failed(facts: RequestFacts) -> bool:
+    """Whether a request is recorded for its failure: not those that its caller left, refused strangers, or probes."""
+    if facts.error is None or facts.surface in _PROBES or isinstance(facts.error, ClientGoneError):
+        return False
+    return facts.was_dispatched or facts.status >= _FIRST_SERVER_ERROR
 
 
 class EdgeMiddleware:

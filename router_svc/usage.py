@@ -12,8 +12,8 @@ from router_svc.policy.usage_rows import HourRows, UsageKey
 from router_svc.request_ended import RequestEnded
 from weft.api.common.v1 import receipt_pb2
 from weft.api.router.v1 import usage_pb2
-from weft.dispatch.accelerator_time import accelerator_time
 from weft.dispatch.fleet import UNKNOWN_TARGET, FleetView
+from weft.dispatch.request_trace import accelerator_time
 from weft.kernel.clock import Clock
 from weft.kernel.placement_request import PlacementRequest
 from weft.kernel.reasons import Reason

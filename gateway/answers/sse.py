@@ -17,8 +17,8 @@ from gateway.answers.answer_builder import (
 )
 from gateway.errors import envelope
 from weft.api.common.v1 import event_pb2, receipt_pb2
-from weft.dispatch.accelerator_time import accelerator_time
 from weft.dispatch.frames import has_content
+from weft.dispatch.request_trace import accelerator_time
 from weft.kernel.errors import WeftError
 from weft.kernel.units import wait_words
 

@@ -1,4 +1,4 @@
-"""Cross-origin requests of web pages (CORS): which origins may read answers, and the answers to preflight requests.
+"""Cross-origin requests of web pages (CORS): which origins may read answers, the gateway's own names, and preflights.
 
 Starlette's middleware makes the headers. It is not wrapped around the application: errors are answered outside of it,
 and an origin that is not allowed gets no header at all. No answer allows credentials: a page sends its key as a header.
@@ -7,6 +7,7 @@ and an origin that is not allowed gets no header at all. No answer allows creden
 import re
 from collections.abc import Mapping
 from functools import lru_cache, partial
+from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
 from starlette.middleware.cors import CORSMiddleware
@@ -14,9 +15,30 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from gateway.config import WEB_SCHEMES, GatewayConfig
-from gateway.http.own_hosts import LOOPBACK_NAMES, host_name, is_own_host
+from weft.kernel.address import is_address, is_any_host
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
+
+LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
+
+
+def host_name(url: str) -> str | None:
+    """Returns the host name of a URL; None: it has none."""
+    try:
+        return urlsplit(url).hostname
+    except ValueError:
+        return None
+
+
+def is_own_host(name: str | None, config: GatewayConfig) -> bool:
+    """Whether callers may reach this gateway by a host name."""
+    if name is None:
+        return False
+    if name in LOOPBACK_NAMES or name == config.host or name in config.allowed_hosts:
+        return True
+    # DNS rebinding needs a name: a page that sends an address comes from there, and asks for it openly.
+    return is_any_host(config.host) and is_address(name)
+
 
 METHODS = ("GET", "HEAD", "POST", "PUT", "DELETE")
 """Methods that pages may use: those of the table of endpoints."""

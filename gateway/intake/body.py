@@ -17,10 +17,10 @@ from gateway.http.framing import DECLARED_BODY_KEY
 from gateway.intake.json_guard import parse, require_few_members
 from gateway.intake.multipart import MultipartStream, Part, boundary_of
 from gateway.request_facts import Headers, headers_of
+from weft.kernel.clock import within
 from weft.kernel.content_coding import BodyDecoder
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
-from weft.kernel.time_limit import within
 
 _CODINGS = frozenset({"gzip", "x-gzip", "zstd"})
 _ACCEPTED = b"gzip, zstd"

@@ -14,8 +14,7 @@ from starlette.types import Scope
 from gateway.auth.authentication import require_once
 from gateway.config import MAX_HEADER_COUNT, GatewayConfig
 from gateway.errors import EdgeError
-from gateway.http.cors import is_allowed_origin
-from gateway.http.own_hosts import LOOPBACK_NAMES, host_name, is_own_host
+from gateway.http.cors import LOOPBACK_NAMES, host_name, is_allowed_origin, is_own_host
 from gateway.intake.request_model import HandledRequest
 from gateway.request_facts import Headers, RequestFacts, facts_of, headers_of
 from weft.dispatch.agents import name_asked_for, require_model_name

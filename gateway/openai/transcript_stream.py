@@ -7,7 +7,7 @@ from typing_extensions import override
 from gateway.answers.answer_builder import AnswerIdentity, encode_json
 from gateway.answers.sse import StreamEncoder
 from weft.api.common.v1 import audio_pb2, event_pb2, receipt_pb2, usage_pb2
-from weft.dispatch.media_results import collected_transcription
+from weft.dispatch.frames import collected_transcription
 
 _DONE = b"data: [DONE]\n\n"
 

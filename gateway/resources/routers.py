@@ -7,9 +7,26 @@ from gateway.answers.unary import json_response
 from gateway.deps import Gateway
 from gateway.intake.query import begin_read
 from gateway.resources.handlers import SURFACE
-from weft.api.gateway.v1.mesh_router_pb2 import MeshRouterList
-from weft.dispatch.mesh_routers import mesh_routers
+from weft.api.gateway.v1.mesh_router_pb2 import MeshRouter, MeshRouterList
+from weft.dispatch.fleet import FleetView
 from weft.documents.codec import document_of
+
+
+def mesh_routers(view: FleetView) -> list[MeshRouter]:
+    """Returns the routers of a view by name."""
+    found = []
+    for name, known in sorted(view.routers.items()):
+        router = MeshRouter(
+            name=name,
+            incarnation=known.incarnation,
+            address=known.address,
+            version=known.version,
+            leading=known.leading,
+        )
+        if known.registered:
+            router.register_time.FromNanoseconds(int(known.registered * 1e9))
+        found.append(router)
+    return found
 
 
 async def list_routers(deps: Gateway, request: Request) -> Response:

@@ -11,7 +11,7 @@ from gateway.openai.image_schema import AUTO, ImageRequest
 from gateway.tasks.media_requests import SpeechTask, TranscriptionTask
 from weft.api.common.v1 import audio_pb2, event_pb2, receipt_pb2
 from weft.api.router.v1 import task_pb2
-from weft.dispatch.media_results import collected_images, collected_transcription
+from weft.dispatch.frames import collected_images, collected_transcription
 from weft.durable.media import filled, referring_part
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason

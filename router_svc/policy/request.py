@@ -5,9 +5,8 @@ from datetime import datetime
 from math import inf
 
 from router_svc.policy.decisions import FailedAttempt, Loads, Noted, Placed, Rejects, Waits
-from router_svc.policy.endpoints.candidates import Candidate, CandidateKey
+from router_svc.policy.endpoints.candidates import Candidate, CandidateKey, Needs, needs_of
 from router_svc.policy.endpoints.first_token import FirstToken
-from router_svc.policy.endpoints.needs import Needs, needs_of
 from weft.kernel.placement_request import PlacementRequest
 from weft.kernel.value import value_class
 

@@ -8,9 +8,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from math import inf
 
-from router_svc.policy.endpoints.candidates import Candidate, HostMemory, MemoryHolder, Readiness
+from router_svc.policy.endpoints.candidates import Candidate, HostMemory, MemoryHolder, Needs, Readiness
 from router_svc.policy.endpoints.engine_load import EngineFigures
-from router_svc.policy.endpoints.needs import Needs
 from router_svc.policy.endpoints.routes import Route
 from router_svc.simulation.scenario import HostGroup, ModelKind, Scenario, seeded_random
 from weft.kernel.abilities import takes_mode

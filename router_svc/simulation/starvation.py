@@ -9,9 +9,8 @@ from itertools import groupby
 from math import ceil, inf
 from typing import Protocol
 
-from router_svc.policy.endpoints.candidates import Candidate, Readiness
+from router_svc.policy.endpoints.candidates import Candidate, Needs, Readiness
 from router_svc.policy.endpoints.cluster_view import MeshChange
-from router_svc.policy.endpoints.needs import Needs
 from router_svc.policy.limits import SchedulerLimits
 from router_svc.policy.request import Request
 from router_svc.simulation.hosts import HOLDS_MEMORY, Instance, Targets, World, lacks

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from random import Random
 from zlib import crc32
 
-from router_svc.policy.endpoints.needs import Needs, context_class
+from router_svc.policy.endpoints.candidates import Needs, context_class
 from router_svc.policy.request import Request
 from router_svc.simulation.scenario import Pattern, Rate, Scenario, Tenant, seeded_random
 from weft.kernel.names import ROUTE_PREFIX

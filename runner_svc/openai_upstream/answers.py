@@ -5,10 +5,10 @@ from contextlib import suppress
 
 from runner_svc.engine_http.answer import Answer
 from runner_svc.engine_http.faults import BadHeadError, HttpFaultError, Unconnected, UnconnectedError
+from weft.kernel.clock import within
 from weft.kernel.content_coding import CODINGS
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
-from weft.kernel.time_limit import within
 
 DRAIN_SECONDS = 1.0
 MAX_DRAIN_BYTES = 64 * 1024

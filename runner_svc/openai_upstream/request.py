@@ -27,7 +27,7 @@ from weft.api.common.v1 import (
 from weft.dispatch.extra_fields import OF_FUNCTION, carried_only
 from weft.dispatch.frames import Frame
 from weft.dispatch.history import MAX_HISTORY_WARNINGS, SYSTEM_ROLES, object_arguments
-from weft.dispatch.volatile_text import steady_text
+from weft.dispatch.payload_description import steady_text
 from weft.kernel.errors import invalid_field
 from weft.kernel.value import value_class
 

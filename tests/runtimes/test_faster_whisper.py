@@ -22,8 +22,7 @@ from runner_svc.runtimes.faster_whisper.backend import SERVER_PROGRAM, FasterWhi
 from runner_svc.runtimes.faster_whisper.runtime import FasterWhisperModel
 from runner_svc.runtimes.library_server import program_command
 from weft.api.common.v1 import audio_pb2, chat_pb2, event_pb2
-from weft.dispatch.frames import Frame, has_content
-from weft.dispatch.media_results import collected_transcription
+from weft.dispatch.frames import Frame, collected_transcription, has_content
 from weft.kernel.abilities import Abilities
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason

@@ -15,14 +15,13 @@ from annotated_types import Ge, Le
 
 from weft.api.common.v1 import receipt_pb2
 from weft.dispatch.placement import EndPort
-from weft.kernel.clock import Clock
+from weft.kernel.clock import Clock, within
 from weft.kernel.errors import WeftError
 from weft.kernel.log import get_logger
 from weft.kernel.placement_request import PlacementRequest
 from weft.kernel.reasons import Reason
 from weft.kernel.service import start_task, stop_tasks
 from weft.kernel.settings import Seconds
-from weft.kernel.time_limit import within
 
 log = get_logger("weft.ends")
 

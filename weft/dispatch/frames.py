@@ -1,6 +1,8 @@
 """The types of a generation stream that every hop uses: requests, frames, and what counts as content."""
 
-from weft.api.common.v1 import chat_pb2, completion_pb2, event_pb2
+from collections.abc import Iterable
+
+from weft.api.common.v1 import audio_pb2, chat_pb2, completion_pb2, event_pb2, image_pb2
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 
@@ -71,3 +73,20 @@ def apart(frame: Frame) -> Frame:
 
 def _joins(event: event_pb2.InferenceEvent) -> bool:
     return event.HasField("delta") and bool(event.delta.piece_lengths)
+
+
+def collected_images(frames: Iterable[Frame]) -> list[image_pb2.GeneratedImage]:
+    """Returns the complete images, in the order of their numbers."""
+    images = [event.image for frame in frames for event in frame if event.HasField("image")]
+    return sorted(images, key=lambda image: image.index)
+
+
+def collected_transcription(frames: Iterable[Frame]) -> audio_pb2.Transcription:
+    """Returns the transcription of all pieces."""
+    parts = [event.transcript for frame in frames for event in frame if event.HasField("transcript")]
+    return audio_pb2.Transcription(
+        text="".join(part.text for part in parts).strip(),
+        language=next((part.language for part in parts if part.language), ""),
+        duration_seconds=next((part.duration_seconds for part in parts if part.duration_seconds), 0.0),
+        segments=[part.segment for part in parts if part.HasField("segment")],
+    )

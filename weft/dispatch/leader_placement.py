@@ -12,10 +12,10 @@ from weft.api.common.v1 import receipt_pb2
 from weft.dispatch.fleet import FleetSource
 from weft.dispatch.placement import Decision, OnCancelled, Placement, PoolQueue, RouterPort
 from weft.dispatch.router_links import RouterLink, RouterLinks
+from weft.kernel.clock import within
 from weft.kernel.errors import WeftError
 from weft.kernel.placement_request import PlacementRequest
 from weft.kernel.reasons import Reason
-from weft.kernel.time_limit import within
 
 LEADER_WAIT_SECONDS = 1.0
 """How long a request waits here for a router that leads, before it is placed again."""

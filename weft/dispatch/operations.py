@@ -24,8 +24,7 @@ from weft.api.common.v1 import (
 from weft.api.router.v1 import inference_service_pb2
 from weft.api.runner.v1 import embedding_service_pb2, generation_service_pb2, model_call_service_pb2
 from weft.dispatch import payload_checks
-from weft.dispatch.frames import Frame, GenerationPayload, has_content
-from weft.dispatch.media_results import collected_images, collected_transcription
+from weft.dispatch.frames import Frame, GenerationPayload, collected_images, collected_transcription, has_content
 from weft.dispatch.placement import LoadingModel, WaitingInQueue, waiting_event
 from weft.dispatch.request_trace import RequestTrace
 from weft.kernel.errors import WeftError

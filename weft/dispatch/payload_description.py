@@ -4,7 +4,9 @@ The prompt itself stays with the dispatcher. Pure.
 """
 
 import hashlib
+import re
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from weft.api.common.v1 import (
@@ -19,7 +21,6 @@ from weft.api.common.v1 import (
 )
 from weft.dispatch.history import SYSTEM_ROLES, media_skills, unread_media
 from weft.dispatch.media_work import work_of
-from weft.dispatch.volatile_text import steady_text
 from weft.kernel.abilities import Abilities, ThinkingMode, untaken_languages, untaken_words
 from weft.kernel.request import CHARS_PER_TOKEN, PREFIX_ENDS, Skill
 from weft.kernel.value import value_class
@@ -292,3 +293,34 @@ def needed_thinking(payload: Payload) -> ThinkingMode:
             if argument.name == _ENABLE_THINKING and argument.value.WhichOneof("kind") == "bool_value":
                 return ThinkingMode.ENABLED if argument.value.bool_value else ThinkingMode.DISABLED
     return ThinkingMode.DEFAULT
+
+
+@dataclass(frozen=True, slots=True)
+class VolatileText:
+    """A kind of such text."""
+
+    name: str
+    """What it is, for warnings."""
+    mark: str
+    """A text that is in all of it: most prompts are not searched further."""
+    pattern: re.Pattern[str]
+
+
+VOLATILE_TEXTS: Sequence[VolatileText] = (
+    VolatileText(
+        # Claude Code's first system block: `x-anthropic-billing-header: cc_version=2.1.37; cch=a1b2c;`.
+        "Anthropic's billing header",
+        "x-anthropic-billing-header:",
+        re.compile(r"^x-anthropic-billing-header:[^\n]*\n*", re.MULTILINE),
+    ),
+)
+
+
+def steady_text(text: str) -> tuple[str, str]:
+    """Returns the text of a system prompt without what changes, and what was left out; empty: nothing was."""
+    for kind in VOLATILE_TEXTS:
+        if kind.mark in text:
+            steady, count = kind.pattern.subn("", text)
+            if count:
+                return steady, kind.name
+    return text, ""

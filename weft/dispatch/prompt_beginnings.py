@@ -11,7 +11,7 @@ from operator import eq
 
 from weft.api.common.v1 import chat_pb2, receipt_pb2
 from weft.dispatch.history import SYSTEM_ROLES
-from weft.dispatch.volatile_text import steady_text
+from weft.dispatch.payload_description import steady_text
 
 BLOCK_ENDS = (*range(16, 1_025, 16), *range(1_088, 8_193, 64))
 """Characters of a system prompt after which the beginnings end that are compared; what follows is not."""

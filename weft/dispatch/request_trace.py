@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import Enum
+from enum import Enum, StrEnum
 
 from google.protobuf.duration_pb2 import Duration
 
@@ -366,3 +366,21 @@ _OUTCOMES = {number: name.removeprefix("OUTCOME_").lower() for name, number in r
 
 def _millis(duration: Duration) -> float:
     return round(duration.seconds * 1e3 + duration.nanos / 1e6, 1)
+
+
+class TimeSource(StrEnum):
+    """Where a time on accelerators comes from."""
+
+    DEVICE = "device"
+    """The request's share of what the devices did, as measured."""
+    ENGINE = "engine"
+    """The engine's own report, which has the whole time of requests that are computed together."""
+
+
+def accelerator_time(receipt: receipt_pb2.Receipt) -> tuple[Duration, TimeSource] | None:
+    """Returns the measured share of the devices' time, else the engine's report; None: neither is known."""
+    if receipt.device_usage.HasField("device_time"):
+        return receipt.device_usage.device_time, TimeSource.DEVICE
+    if receipt.HasField("gpu_time"):
+        return receipt.gpu_time, TimeSource.ENGINE
+    return None

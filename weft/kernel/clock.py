@@ -1,17 +1,20 @@
-"""The clock port, the machine's clock, the mesh's clock, and tolerances for differing clocks.
+"""The clock port, the machine's clock, the mesh's clock, time limits, and tolerances for differing clocks.
 
 Policies take `now` as a value; only loops hold a Clock.
 """
 
 import asyncio
 import time
+from collections.abc import Coroutine
 from datetime import UTC, datetime, timedelta
-from typing import Protocol
+from typing import Any, Protocol, TypeVar
 
 from typing_extensions import override
 
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
+
+T = TypeVar("T")
 
 
 class Clock(Protocol):
@@ -109,3 +112,9 @@ def seconds_ahead(made_at: datetime, now: datetime) -> timedelta:
     """
     ahead = made_at - now
     return ahead if ahead > timedelta(seconds=CLOCK_MARGIN_SECONDS) else timedelta()
+
+
+async def within(seconds: float | None, coroutine: Coroutine[Any, Any, T]) -> T:
+    """Returns the result of a coroutine. Raises TimeoutError if it takes longer than `seconds`; None: no limit."""
+    async with asyncio.timeout(seconds):
+        return await coroutine

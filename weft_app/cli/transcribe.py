@@ -13,7 +13,7 @@ from weft.api.common.v1 import audio_pb2, event_pb2, receipt_pb2
 from weft.api.router.v1.task_pb2 import TaskSpec
 from weft.client import TranscriptionOptions, connect
 from weft.client._media_messages import transcription_request
-from weft.dispatch.media_results import collected_transcription
+from weft.dispatch.frames import collected_transcription
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.media_types import audio_type_of_name
 from weft.kernel.reasons import Reason

@@ -13,7 +13,7 @@ from heapq import heappop, heappush
 from itertools import count
 from math import inf
 
-from router_svc.policy.endpoints.candidates import Candidate, CandidateKey, Readiness
+from router_svc.policy.endpoints.candidates import Candidate, CandidateKey, Needs, Readiness
 from router_svc.policy.endpoints.capability import GateSummary, summarize
 from router_svc.policy.endpoints.choice import Choice, Considered, PickRequest
 from router_svc.policy.endpoints.circuit_breaker import HealthState
@@ -21,7 +21,6 @@ from router_svc.policy.endpoints.considered import ConsideredSamples, consider, 
 from router_svc.policy.endpoints.endpoint_table import EndpointTable
 from router_svc.policy.endpoints.engine_load import NO_ENGINE_LOAD, EngineFigures, EngineLoad, engine_load
 from router_svc.policy.endpoints.load_balancer import Selection, Selector
-from router_svc.policy.endpoints.needs import Needs
 from router_svc.policy.endpoints.pool import Endpoint
 from router_svc.policy.endpoints.routes import PRIMARY, RouteStep
 from router_svc.policy.limits import SchedulerLimits

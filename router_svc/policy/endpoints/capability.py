@@ -4,8 +4,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from router_svc.policy.endpoints.candidates import Candidate, Readiness
-from router_svc.policy.endpoints.needs import Needs
+from router_svc.policy.endpoints.candidates import Candidate, Needs, Readiness
 from weft.kernel.abilities import ThinkingMode, takes_mode, untaken_words
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation, Skill

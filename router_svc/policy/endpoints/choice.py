@@ -4,9 +4,8 @@ from collections.abc import Mapping
 from dataclasses import field, replace
 from typing import NamedTuple
 
-from router_svc.policy.endpoints.candidates import Candidate, CandidateKey
+from router_svc.policy.endpoints.candidates import Candidate, CandidateKey, Needs
 from router_svc.policy.endpoints.first_token import FirstToken
-from router_svc.policy.endpoints.needs import Needs
 from weft.kernel.value import value_class
 
 MAX_CONSIDERED = 16

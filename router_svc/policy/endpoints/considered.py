@@ -11,7 +11,7 @@ from router_svc.policy.endpoints.pool import Endpoint, Pool
 from router_svc.policy.endpoints.routes import RouteStep
 
 if TYPE_CHECKING:
-    from router_svc.policy.endpoints.needs import Needs
+    from router_svc.policy.endpoints.candidates import Needs
 
 SAMPLE_SECONDS = 0.1
 MAX_SAMPLES = 1_024

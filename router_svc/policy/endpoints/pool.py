@@ -12,12 +12,11 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from heapq import heapify, heappop, heappush
 from itertools import count, islice
 
-from router_svc.policy.endpoints.candidates import Candidate, CandidateKey, EngineKey, Readiness, RunnerKey
+from router_svc.policy.endpoints.candidates import Candidate, CandidateKey, EngineKey, Needs, Readiness, RunnerKey
 from router_svc.policy.endpoints.capability import Profile, fits, profile_of
 from router_svc.policy.endpoints.choice import Considered, PickRequest
 from router_svc.policy.endpoints.circuit_breaker import EndpointHealth, HealthState
 from router_svc.policy.endpoints.engine_load import NO_ENGINE_LOAD, EngineFigures
-from router_svc.policy.endpoints.needs import Needs
 from router_svc.policy.settings import PoolSettings
 
 MAX_STALE_SHARE = 2

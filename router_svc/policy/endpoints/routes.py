@@ -6,10 +6,9 @@ from typing import Annotated
 
 from annotated_types import Ge, Gt, Le, MaxLen, MinLen
 
-from router_svc.policy.endpoints.candidates import Candidate, CandidateKey, Readiness
+from router_svc.policy.endpoints.candidates import Candidate, CandidateKey, Needs, Readiness
 from router_svc.policy.endpoints.choice import PickRequest
 from router_svc.policy.endpoints.load_balancer import Selection, Selector, choose_ejected
-from router_svc.policy.endpoints.needs import Needs
 from router_svc.policy.endpoints.pool import Endpoint, EndpointGroup, Pool
 from weft.kernel.names import ROUTE_PREFIX
 from weft.kernel.settings import Name

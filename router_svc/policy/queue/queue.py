@@ -7,7 +7,7 @@ from itertools import islice
 from math import ceil, inf
 from typing import TYPE_CHECKING, NamedTuple
 
-from router_svc.policy.endpoints.needs import Needs
+from router_svc.policy.endpoints.candidates import Needs
 from router_svc.policy.limits import SchedulerLimits
 from router_svc.policy.queue.fair_queue import TenantHead
 from router_svc.policy.queue.fair_share import MIN_COST, Account, FairShare

@@ -27,8 +27,7 @@ from kit.engine_settings import engine_settings
 from runner_svc.runtimes.comfyui.backend import ComfyUiBackend
 from runner_svc.runtimes.comfyui.runtime import ComfyUiModel
 from weft.api.common.v1 import chat_pb2, event_pb2, image_pb2
-from weft.dispatch.frames import Frame
-from weft.dispatch.media_results import collected_images
+from weft.dispatch.frames import Frame, collected_images
 from weft.kernel.errors import WeftError
 from weft.kernel.json_objects import to_json_object
 from weft.kernel.reasons import Reason

@@ -21,8 +21,7 @@ from runner_svc.runtimes.diffusers.runtime import DiffusersModel
 from runner_svc.runtimes.library_server import program_command
 from runner_svc.runtimes.model_engine import ModelContext
 from weft.api.common.v1 import chat_pb2, event_pb2, image_pb2
-from weft.dispatch.frames import Frame, GenerationPayload
-from weft.dispatch.media_results import collected_images
+from weft.dispatch.frames import Frame, GenerationPayload, collected_images
 from weft.kernel.errors import WeftError
 from weft.kernel.json_objects import to_json_object
 from weft.kernel.reasons import Reason

@@ -21,8 +21,7 @@ from runner_svc.runtimes.faster_whisper.runtime import RUNTIME, FasterWhisperMod
 from runner_svc.runtimes.library_server import program_command
 from runner_svc.runtimes.model_engine import ModelContext
 from weft.api.common.v1 import audio_pb2, chat_pb2, completion_pb2
-from weft.dispatch.frames import Frame, has_content
-from weft.dispatch.media_results import collected_transcription
+from weft.dispatch.frames import Frame, collected_transcription, has_content
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation, Skill

@@ -1,8 +1,7 @@
 """Images and transcriptions collected from their streams."""
 
 from weft.api.common.v1 import audio_pb2, event_pb2
-from weft.dispatch.frames import Frame
-from weft.dispatch.media_results import collected_transcription
+from weft.dispatch.frames import Frame, collected_transcription
 
 
 def _part(text: str, **fields: object) -> Frame:

@@ -4,9 +4,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from router_svc.policy.endpoints.candidate_index import CandidateIndex
-from router_svc.policy.endpoints.candidates import Candidate, Readiness
+from router_svc.policy.endpoints.candidates import Candidate, Needs, Readiness
 from router_svc.policy.endpoints.choice import Choice, PickRequest
-from router_svc.policy.endpoints.needs import Needs
 from router_svc.policy.endpoints.routes import Route
 from router_svc.policy.limits import SchedulerLimits
 from router_svc.policy.settings import ChoicePolicy, PoolSettings, Settings

@@ -5,9 +5,8 @@ from dataclasses import replace
 from typing import Any
 
 from router_svc.policy.decisions import Decision, Placed, Rejects, Waits, WakeFailure, Wakes
-from router_svc.policy.endpoints.candidates import Candidate, Readiness
+from router_svc.policy.endpoints.candidates import Candidate, Needs, Readiness
 from router_svc.policy.endpoints.cluster_view import MeshChange
-from router_svc.policy.endpoints.needs import Needs
 from router_svc.policy.limits import SchedulerLimits
 from router_svc.policy.request import Request
 from router_svc.policy.scheduler import Scheduler

@@ -6,9 +6,8 @@ from typing import Any
 import pytest
 from index_harness import ANYWHERE, CHAT, chosen, index, member, pick, place, placed
 
-from router_svc.policy.endpoints.candidates import Readiness
+from router_svc.policy.endpoints.candidates import Needs, Readiness
 from router_svc.policy.endpoints.choice import MAX_CONSIDERED, SHOWN_OF_MANY
-from router_svc.policy.endpoints.needs import Needs
 from router_svc.policy.endpoints.pool import Endpoint
 from router_svc.policy.endpoints.routes import Route
 from weft.kernel.failures import FailureKind

@@ -7,11 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from index_harness import CHAT, index, member, pick
 
-from router_svc.policy.endpoints.candidates import Candidate, Readiness
+from router_svc.policy.endpoints.candidates import Candidate, Needs, Readiness
 from router_svc.policy.endpoints.capability import fits
 from router_svc.policy.endpoints.choice import PickRequest
 from router_svc.policy.endpoints.circuit_breaker import HealthState
-from router_svc.policy.endpoints.needs import Needs
 from router_svc.policy.endpoints.pool import Endpoint
 from router_svc.policy.settings import ChoicePolicy
 from weft.kernel.failures import FailureKind

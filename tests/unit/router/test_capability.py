@@ -5,9 +5,8 @@ from dataclasses import replace
 import pytest
 from index_harness import CHAT, index, member, pick, place
 
-from router_svc.policy.endpoints.candidates import Candidate, Readiness
+from router_svc.policy.endpoints.candidates import Candidate, Needs, Readiness, context_class
 from router_svc.policy.endpoints.capability import fits, profile_of
-from router_svc.policy.endpoints.needs import Needs, context_class
 from router_svc.policy.endpoints.routes import Route
 from weft.kernel.abilities import ThinkingMode
 from weft.kernel.reasons import Reason

@@ -8,12 +8,11 @@ from index_harness import index, member, pick
 
 from router_svc.policy.decisions import Decision, Placed, Served
 from router_svc.policy.endpoints.candidate_index import CandidateIndex
-from router_svc.policy.endpoints.candidates import Candidate, Readiness
+from router_svc.policy.endpoints.candidates import Candidate, Needs, Readiness
 from router_svc.policy.endpoints.choice import Choice, PickRequest
 from router_svc.policy.endpoints.cluster_view import MeshChange
 from router_svc.policy.endpoints.engine_load import EngineLoad
 from router_svc.policy.endpoints.first_token import SPEED_SECONDS, Busy, Speed, Speeds, first_token
-from router_svc.policy.endpoints.needs import Needs
 from router_svc.policy.endpoints.prefix_affinity import NO_HIT, Hit, PrefixCaches
 from router_svc.policy.request import Request
 from router_svc.policy.scheduler import Scheduler

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from router_svc.receipt_check import ReceiptFault, receipt_faults
+from router_svc.metrics import ReceiptFault, receipt_faults
 from weft.api.common.v1 import error_reason_pb2, receipt_pb2
 
 DIED = error_reason_pb2.ERROR_REASON_SERVER_DIED

@@ -6,8 +6,7 @@ from runner_svc.anthropic_upstream.request import messages_body
 from runner_svc.openai_upstream.request import chat_body
 from runner_svc.policy.parameters import EngineParameters, ParameterProfile
 from weft.api.common.v1 import chat_pb2
-from weft.dispatch.payload_description import describe
-from weft.dispatch.volatile_text import VOLATILE_TEXTS, steady_text
+from weft.dispatch.payload_description import VOLATILE_TEXTS, describe, steady_text
 
 PROFILE = ParameterProfile(engine=EngineParameters(engine="an engine"))
 RULES = "You are Claude Code.\n" + "Be brief. " * 1_024
