@@ -170,7 +170,7 @@ def comment_of(event: event_pb2.InferenceEvent, kind: str | None) -> bytes:
 def receipt_comment(receipt: receipt_pb2.Receipt) -> bytes:
     """Returns the receipt as SSE comments, sent before the end of a completed stream."""
     facts = receipt_facts(receipt)
-    return b": " + b" ".join(name + b"=" + value for name, value in facts) + b"\n\n"
+    return b": " + b" ".join([name + b"=" + value for name, value in facts]) + b"\n\n"
 
 
 def receipt_facts(receipt: receipt_pb2.Receipt) -> list[tuple[bytes, bytes]]:

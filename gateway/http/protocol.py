@@ -256,7 +256,7 @@ class EdgeProtocol(HttpToolsProtocol):
         self._body_bytes = 0
         self._overhead_bytes = 0
         self._tail = b""
-        self._is_chunked = any(name == b"transfer-encoding" for name, _ in self.headers)
+        self._is_chunked = b"transfer-encoding" in dict(self.headers)
         self._is_in_chunk = False
         _cancel(self._head_timer)
         self._head_timer = None

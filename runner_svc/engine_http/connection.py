@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, cast
 
 from typing_extensions import override
 
-from runner_svc.engine_http.answer import Answer
+from runner_svc.engine_http.answer import MAX_BUFFERED_BYTES, Answer
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -74,7 +74,7 @@ class EngineConnection(asyncio.Protocol):
             self.abort()  # of no request
             return
         answer.feed(data)
-        if answer.is_full and not self._is_paused and self._transport is not None:
+        if answer.buffered > MAX_BUFFERED_BYTES and not self._is_paused and self._transport is not None:
             self._is_paused = True
             self._transport.pause_reading()
 

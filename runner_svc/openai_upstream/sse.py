@@ -64,7 +64,8 @@ class SseDecoder:
                     self._is_error = line[6:].strip(b" ") == _ERROR
         if last:
             self._line += last
-        self._check_sizes(len(self._line))
+        if self._line or self._data_bytes:
+            self._check_sizes(len(self._line))
         return payloads
 
     def _complete_first(self, lines: list[bytes]) -> None:

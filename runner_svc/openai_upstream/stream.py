@@ -51,7 +51,7 @@ _FINISH_REASONS = {
 
 
 class ReadFrames:
-    """The frames of one read. Consecutive texts of a choice become one event, where that is wanted."""
+    """The frames of each read. Consecutive texts of a choice become one event, where that is wanted."""
 
     def __init__(self, *, whole: bool, joins: bool = False) -> None:
         """`whole`: the answer is not streamed to its caller, so its texts become one.
@@ -99,13 +99,16 @@ class ReadFrames:
         self._end_frame()
         self._frames.append(events)
 
-    def all(self) -> list[Frame]:
-        """Returns the frames, in order."""
+    def take(self) -> list[Frame]:
+        """Returns the frames of this read, in order."""
         self._end_frame()
-        return self._frames
+        frames, self._frames = self._frames, []
+        return frames
 
     def _end_frame(self) -> None:
-        if self.present:
+        if self._texts:
+            self._end_texts()
+        if self._frame:
             self._frames.append(self._frame)
             self._frame = []
 
@@ -172,7 +175,7 @@ class StreamReader:
         `used_ids`: ids of the tool calls of the conversation so far.
         """
         self._whole = whole
-        self._joins_texts = joins_texts
+        self._frames = ReadFrames(whole=whole, joins=joins_texts)
         self._state = AnswerState(expected_choices)
         self._asked_model = asked_model
         self._content_started = False
@@ -202,7 +205,7 @@ class StreamReader:
         reports of 0 % and 100 % are held back until the next event, and the events at [DONE] go with those before it:
         each further frame is one more message on every hop.
         """
-        frames = ReadFrames(whole=self._whole, joins=self._joins_texts)
+        frames = self._frames
         self.took_token = self.took_prefill = False
         texts: list[str] | None = None
         choice = 0
@@ -224,24 +227,25 @@ class StreamReader:
                 # Nearly every chunk: one more text of a choice that goes on.
                 texts.append(text)
                 continue
-            texts = self._take_text(chunk.choices[0].index, text, frames) if text else None
+            texts = self._take_text(chunk.choices[0].index, text) if text else None
             if texts is None:
-                self._take(chunk, frames)
+                self._take(chunk)
             else:
                 choice = chunk.choices[0].index
-        return frames.all()
+        return frames.take()
 
-    def _take_text(self, choice: int, text: str, frames: ReadFrames) -> list[str] | None:
+    def _take_text(self, choice: int, text: str) -> list[str] | None:
         """Take a text of a choice; returns the list for those that follow. None: it is to be taken as any chunk."""
         if not (self._content_started or (self._whole and not self._held)):
             return None
-        texts = frames.add_text(choice, text)
+        texts = self._frames.add_text(choice, text)
         if texts is not None:
             self._state.take(choice, None, has_content=True)
             self._content_started = self.took_token = True
         return texts
 
-    def _take(self, chunk: Chunk, frames: ReadFrames) -> None:
+    def _take(self, chunk: Chunk) -> None:
+        frames = self._frames
         events = self._events_of(chunk, frames.present)
         if not self._content_started and has_content(events):
             self._content_started = True

@@ -96,12 +96,12 @@ class UsageSum:
         else:
             per_prompt = {index // self._choices_per_prompt: usage for index, usage in self._of_choices.items()}
             prompts = list(per_prompt.values())
-            completion = sum(usage.completion_tokens for usage in self._of_choices.values())
-            reasoning = sum(usage.reasoning_tokens for usage in self._of_choices.values())
+            completion = sum([usage.completion_tokens for usage in self._of_choices.values()])
+            reasoning = sum([usage.reasoning_tokens for usage in self._of_choices.values()])
         return usage_pb2.Usage(
-            prompt_tokens=sum(prompt.prompt_tokens for prompt in prompts),
+            prompt_tokens=sum([prompt.prompt_tokens for prompt in prompts]),
             completion_tokens=completion,
-            cached_prompt_tokens=sum(prompt.cached_tokens for prompt in prompts),
-            cache_write_prompt_tokens=sum(prompt.cache_write_tokens for prompt in prompts),
+            cached_prompt_tokens=sum([prompt.cached_tokens for prompt in prompts]),
+            cache_write_prompt_tokens=sum([prompt.cache_write_tokens for prompt in prompts]),
             reasoning_tokens=reasoning,
         )

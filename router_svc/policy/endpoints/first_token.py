@@ -129,6 +129,8 @@ class FirstToken:
     wait_seconds: float
     owed_tokens: float
     prompt_tokens: int
+    uncached_tokens: int
+    """Prompt tokens that the endpoint has to process for this request."""
     hit: Hit
 
     @property
@@ -140,11 +142,6 @@ class FirstToken:
     def seconds(self) -> float:
         """Return the sum of the terms."""
         return self.overhead_seconds + self.prefill_seconds + self.decode_seconds + self.wait_seconds
-
-    @property
-    def uncached_tokens(self) -> int:
-        """Return the prompt tokens that the endpoint has to process for this request."""
-        return max(0, self.prompt_tokens - self.hit.tokens)
 
     def explanation(self) -> str:
         """Return the terms as text."""
@@ -179,12 +176,14 @@ def first_token(candidate: Candidate, busy: Busy, speed: Speed, prompt_tokens: i
     running = busy.requests + busy.load.others
     # No slot is free while requests wait in the engine, whatever holds them up there.
     ahead = max(running - busy.load.slots(candidate.slots), busy.load.waiting - 1)
+    uncached = max(0, prompt_tokens - hit.tokens)
     return FirstToken(
         overhead_seconds=overhead,
-        prefill_seconds=per_token * (busy.owed_tokens + max(0, prompt_tokens - hit.tokens)),
+        prefill_seconds=per_token * (busy.owed_tokens + uncached),
         decode_seconds=running * speed.between_seconds,
         wait_seconds=0.0 if ahead < 0 else (ahead + 0.5) * speed.service_seconds / (candidate.slots or 1),
         owed_tokens=busy.owed_tokens,
         prompt_tokens=prompt_tokens,
+        uncached_tokens=uncached,
         hit=hit,
     )
