@@ -35,10 +35,9 @@ from router_svc.policy.estimates import estimate_error
 from router_svc.policy.figures import FigureLimits
 from router_svc.policy.limits import SchedulerLimits
 from router_svc.policy.queue.fair_share import FairShare
-from router_svc.policy.request import Request
+from router_svc.policy.request import MEDIA_UNITS, Request
 from router_svc.policy.scheduler import Scheduler
 from router_svc.policy.settings import RateLimitConfig, Settings
-from router_svc.policy.work import media_unit_of
 from router_svc.request_ended import RequestEnded, Subscriber
 from router_svc.request_log import RequestLog, RequestLogLimits
 from router_svc.spans import WakeSpans
@@ -632,7 +631,7 @@ def _served(receipt: receipt_pb2.Receipt | None, operation: Operation) -> Served
     """Returns what a request used; None: unknown. Media that were made are known, even if the engine counts nothing."""
     if receipt is None:
         return None
-    was_made = receipt.outcome == receipt_pb2.OUTCOME_COMPLETED and media_unit_of(operation) is not None
+    was_made = receipt.outcome == receipt_pb2.OUTCOME_COMPLETED and operation in MEDIA_UNITS
     if not (was_made or receipt.HasField("usage")):
         return None
     usage = receipt.usage

@@ -69,10 +69,10 @@ def receipt_faults(receipt: receipt_pb2.Receipt) -> list[ReceiptFault]:
 
 
 def _add_faults_of_times(receipt: receipt_pb2.Receipt, found: list[ReceiptFault]) -> None:
-    waits = _seconds(receipt.queue_wait) + _seconds(receipt.load_wait)
-    first = _seconds(receipt.time_to_first_token) if receipt.HasField("time_to_first_token") else None
+    waits = seconds_of(receipt.queue_wait) + seconds_of(receipt.load_wait)
+    first = seconds_of(receipt.time_to_first_token) if receipt.HasField("time_to_first_token") else None
     if receipt.HasField("total_time"):
-        latest = _seconds(receipt.total_time) + TOLERANCE_SECONDS
+        latest = seconds_of(receipt.total_time) + TOLERANCE_SECONDS
         if waits > latest:
             found.append(ReceiptFault.WAITS_EXCEED_TOTAL)
         if first is not None and first > latest:
@@ -94,10 +94,6 @@ def _add_faults_of_end(receipt: receipt_pb2.Receipt, found: list[ReceiptFault]) 
                 found.append(ReceiptFault.FAILED_WITHOUT_REASON)
             if receipt.outcome == receipt_pb2.OUTCOME_REJECTED and attempts:
                 found.append(ReceiptFault.REJECTED_AFTER_ATTEMPT)
-
-
-def _seconds(duration: Duration) -> float:
-    return duration.seconds + duration.nanos / 1e9
 
 
 LONG_SECONDS = (120.0, 300.0, 600.0)

@@ -12,8 +12,7 @@ from typing import Generic, TypeVar
 
 from router_svc.policy.decisions import Served
 from router_svc.policy.endpoints.candidates import Candidate
-from router_svc.policy.request import Request
-from router_svc.policy.work import WorkUnit, media_unit_of
+from router_svc.policy.request import MEDIA_UNITS, Request, WorkUnit
 
 NEWEST_SHARE = 0.3
 """Weight of the newest measurement in its average: after six, the first counts for a twentieth."""
@@ -318,7 +317,7 @@ class Estimates:
 
     def expected_work(self, pool: str, request: Request) -> float:
         """Return the expected work of a request in its unit: that of media is known, that of an answer is learned."""
-        if media_unit_of(request.needs.operation) is not None:
+        if request.needs.operation in MEDIA_UNITS:
             return request.spec.work
         return self.expected_tokens(pool, request.spec.tenant, request.spec.max_output_tokens)
 
@@ -332,7 +331,7 @@ class Estimates:
 
     def service_seconds(self, candidate: Candidate, request: Request) -> float | None:
         """Return how long this request would take there from its grant to its end; None: never measured."""
-        unit = media_unit_of(request.needs.operation)
+        unit = MEDIA_UNITS.get(request.needs.operation)
         if unit is not None:
             known = self.speed(candidate, unit)
             return None if known is None or request.spec.work <= 0.0 else known.seconds_of(request.spec.work)
@@ -349,7 +348,7 @@ class Estimates:
         The speed of small images and short recordings is mostly that of what each request costs anyway. So more work
         than was ever measured counts as the most that was: no request is refused for a time that nothing has shown.
         """
-        unit = media_unit_of(request.needs.operation)
+        unit = MEDIA_UNITS.get(request.needs.operation)
         known = None if unit is None else self._speeds.get((_model_host(candidate), unit))
         if unit is None:
             return self.service_seconds(candidate, request)

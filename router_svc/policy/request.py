@@ -2,13 +2,39 @@
 
 from dataclasses import dataclass, field, replace
 from datetime import datetime
+from enum import StrEnum
 from math import inf
 
 from router_svc.policy.decisions import FailedAttempt, Loads, Noted, Placed, Rejects, Waits
 from router_svc.policy.endpoints.candidates import Candidate, CandidateKey, Needs, needs_of
 from router_svc.policy.endpoints.first_token import FirstToken
 from weft.kernel.placement_request import PlacementRequest
+from weft.kernel.request import Operation
 from weft.kernel.value import value_class
+
+
+class WorkUnit(StrEnum):
+    """The unit of the work of a request."""
+
+    TOKENS = "tokens"
+    """Generated tokens."""
+    STEP_MEGAPIXELS = "step_megapixels"
+    """Steps of denoising, times the megapixels of all images."""
+    AUDIO_SECONDS = "audio_seconds"
+    """Seconds of a recording."""
+    CHARACTERS = "characters"
+    """Characters of a text that is spoken."""
+
+
+MEDIA_UNITS = {
+    Operation.IMAGE: WorkUnit.STEP_MEGAPIXELS,
+    Operation.TRANSCRIPTION: WorkUnit.AUDIO_SECONDS,
+    Operation.SPEECH: WorkUnit.CHARACTERS,
+}
+"""The units of operations on media."""
+UNITS = {Operation.CHAT: WorkUnit.TOKENS, Operation.COMPLETION: WorkUnit.TOKENS, **MEDIA_UNITS}
+"""The units of all operations whose work is measured: not of embeddings, for example."""
+
 
 QueuePosition = tuple[float, float, int]
 """Deadline or infinity, arrival, key: the lowest of a tenant is served first."""

@@ -30,10 +30,9 @@ from router_svc.policy.queue.fair_share import MIN_COST, FairShare
 from router_svc.policy.queue.queue import Queue, QueueEntry
 from router_svc.policy.queue.queues import QueueLength, Queues, queue_lengths
 from router_svc.policy.reconciler import Reconciler
-from router_svc.policy.request import Request
+from router_svc.policy.request import MEDIA_UNITS, UNITS, Request, WorkUnit
 from router_svc.policy.request_table import RequestTable
 from router_svc.policy.settings import Settings, TenantSettings
-from router_svc.policy.work import WorkUnit, media_unit_of, unit_of
 from weft.kernel.failures import FailureKind, classify, may_be_the_requests, may_follow_prompt
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation, Priority
@@ -254,7 +253,7 @@ class Scheduler:
 
     def _cost_of(self, request: Request, pool: str) -> float:
         """Return what a request is expected to be charged, in tokens."""
-        unit = media_unit_of(request.needs.operation)
+        unit = MEDIA_UNITS.get(request.needs.operation)
         if unit is not None:
             return max(MIN_COST, self._estimates.media_cost(pool, unit, request.spec.work))
         spec = request.spec
@@ -536,7 +535,7 @@ class Placements:
         # Requests that run on a model at once share its device.
         seconds = now - request.placed_at
         device_seconds = seconds / max(1, self._running.count(candidate))
-        content_at, unit = request.content_at, media_unit_of(request.kind.needs.operation)
+        content_at, unit = request.content_at, MEDIA_UNITS.get(request.kind.needs.operation)
         tokens = self._charge_of(request, candidate, served, unit, device_seconds)
         _, is_relieved = self._release(request, tokens, now)
         if failure is not None and classify(failure) is FailureKind.BROKE:
@@ -548,7 +547,7 @@ class Placements:
                 self._estimates.note_media(candidate, unit, request.spec.work, seconds, device_seconds)
             else:
                 self._note_answer(request, candidate, served, seconds)
-            if unit_of(request.kind.needs.operation) is WorkUnit.TOKENS:
+            if UNITS.get(request.kind.needs.operation) is WorkUnit.TOKENS:
                 self._estimates.note_exchange(candidate, tokens, device_seconds)
             if content_at is None:
                 self._index.health.note_content(candidate, now)

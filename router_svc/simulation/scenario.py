@@ -14,8 +14,8 @@ from annotated_types import Ge, Gt, Le, MaxLen
 
 from router_svc.policy.endpoints.routes import MAX_SECONDS, Route
 from router_svc.policy.limits import SchedulerLimits
+from router_svc.policy.request import MEDIA_UNITS
 from router_svc.policy.settings import Settings
-from router_svc.policy.work import media_unit_of
 from weft.kernel.names import ROUTE_PREFIX
 from weft.kernel.request import Operation, Priority, Skill
 from weft.kernel.settings import Name
@@ -122,7 +122,7 @@ class ModelKind:
     @property
     def is_media(self) -> bool:
         """Whether the work on its requests is known when they arrive."""
-        return media_unit_of(self.operation) is not None
+        return self.operation in MEDIA_UNITS
 
     def prefill_seconds(self, fresh_tokens: float) -> float:
         """Returns the time to the first content in a slot, while all are busy."""

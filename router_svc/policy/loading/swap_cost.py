@@ -11,7 +11,7 @@ from router_svc.policy.endpoints.candidates import Candidate
 from router_svc.policy.estimates import Estimates
 from router_svc.policy.limits import SchedulerLimits
 from router_svc.policy.loading.load_plan import Demand, Resident
-from router_svc.policy.work import WorkUnit, media_unit_of, unit_of
+from router_svc.policy.request import MEDIA_UNITS, UNITS, WorkUnit
 from weft.kernel.request import Priority
 
 UNKNOWN_LOAD_SECONDS = 5.0
@@ -134,8 +134,8 @@ class SwapCosts:
 
     def _pace(self, candidate: Candidate) -> float:
         """Return the tokens per second of all its slots together; of a model of media, what its time is charged as."""
-        if not any(unit_of(operation) is WorkUnit.TOKENS for operation in candidate.operations) and any(
-            media_unit_of(operation) is not None for operation in candidate.operations
+        if not any(UNITS.get(operation) is WorkUnit.TOKENS for operation in candidate.operations) and any(
+            operation in MEDIA_UNITS for operation in candidate.operations
         ):
             return self.estimates.tokens_per_device_second(candidate)
         return self.estimates.tokens_per_second(candidate) * max(1, candidate.slots)

@@ -15,8 +15,7 @@ from router_svc.policy.limits import TELL_INTERVAL_SECONDS, SchedulerLimits
 from router_svc.policy.loading.load_plan import LoadGate
 from router_svc.policy.loading.wake_tracker import WakeTracker
 from router_svc.policy.queue.queue import MAX_REMEMBERED_KINDS, Queue
-from router_svc.policy.request import Request, RequestKind
-from router_svc.policy.work import WorkUnit, unit_of
+from router_svc.policy.request import UNITS, Request, RequestKind, WorkUnit
 from weft.kernel.names import ROUTE_PREFIX
 
 MAX_SLOTS_LOOKED_AT = 64
@@ -91,7 +90,7 @@ class RunningRequests:
         seen = 0
         for member in members:
             for request in self._running.get(member.key, {}).values():
-                unit = unit_of(request.kind.needs.operation) or WorkUnit.TOKENS
+                unit = UNITS.get(request.kind.needs.operation) or WorkUnit.TOKENS
                 speed = self._estimates.speed(member, unit)
                 if speed is None or seen == MAX_SLOTS_LOOKED_AT:
                     continue
@@ -208,13 +207,13 @@ class WaitEstimator:
         a recording as long as its work. The grant rate of the queue reflects earlier requests and would promise too
         much if these were shorter; it is used where no speed was measured.
         """
-        unit = unit_of(request.kind.needs.operation)
+        unit = UNITS.get(request.kind.needs.operation)
         if request.kind.durable or unit is None:
             return self.slot_wait(queue, capacity, position, now)
         alike = [
             each
             for each in queue.classes.values()
-            if not each.kind.durable and unit_of(each.kind.needs.operation) is unit
+            if not each.kind.durable and UNITS.get(each.kind.needs.operation) is unit
         ]
         waiting = sum(each.waiting for each in alike)
         mean = (

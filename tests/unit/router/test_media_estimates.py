@@ -10,9 +10,8 @@ from router_svc.policy.decisions import Placed, Served, Waits
 from router_svc.policy.endpoints.candidates import Candidate, Fleet, Readiness
 from router_svc.policy.endpoints.cluster_view import MeshChange
 from router_svc.policy.estimates import DEFAULT_TOKENS_PER_SECOND, DEFAULT_UNIT_SECONDS, Estimates
-from router_svc.policy.request import Request
+from router_svc.policy.request import UNITS, Request, WorkUnit
 from router_svc.policy.scheduler import Scheduler
-from router_svc.policy.work import WorkUnit, unit_of
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation
 
@@ -38,7 +37,7 @@ def scheduler_with(*candidates: Candidate) -> Scheduler:
 
 
 def test_every_operation_on_media_has_a_unit_with_an_assumed_speed() -> None:
-    media = {unit_of(operation) for operation in (Operation.IMAGE, Operation.TRANSCRIPTION, Operation.SPEECH)}
+    media = {UNITS.get(operation) for operation in (Operation.IMAGE, Operation.TRANSCRIPTION, Operation.SPEECH)}
     assert media == DEFAULT_UNIT_SECONDS.keys()
 
 
