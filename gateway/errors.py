@@ -19,13 +19,13 @@ Refusals for lack of capacity also contain figures; see FIGURES.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from enum import Enum
 from types import MappingProxyType
 
 import msgspec
 
-from gateway.rate_limit_headers import rate_limit_headers
+from weft.api.common.v1.rate_limit_pb2 import RateLimitStatus, RateLimitWindow
 from weft.dispatch.rate_windows import status_in
 from weft.kernel.errors import COMPLETION_TOKENS, LACKED_ROUTER, PROMPT_TOKENS, WeftError, with_field
 from weft.kernel.reasons import Reason
@@ -293,3 +293,38 @@ def error_headers(error: WeftError, body: bytes, dialect: Dialect = Dialect.OPEN
         *rate_limit_headers(status_in(error.metadata) if error.reason is Reason.RATE_LIMIT_EXCEEDED else None),
         *(error.headers if isinstance(error, EdgeError) else ()),
     ]
+
+
+RATE_LIMIT_HEADERS = tuple(
+    f"x-ratelimit-{part}-{unit}" for part in ("limit", "remaining", "reset") for unit in ("requests", "tokens")
+)
+
+
+def rate_limit_headers(status: RateLimitStatus | None) -> list[tuple[bytes, bytes]]:
+    """Returns the headers; none where nothing limits the caller."""
+    return [] if status is None else [header for unit, window in _windows(status) for header in _headers(unit, window)]
+
+
+def _windows(status: RateLimitStatus) -> Iterator[tuple[str, RateLimitWindow]]:
+    if status.HasField("requests"):
+        yield "requests", status.requests
+    if status.HasField("tokens"):
+        yield "tokens", status.tokens
+
+
+def _headers(unit: str, window: RateLimitWindow) -> Iterator[tuple[bytes, bytes]]:
+    values = (str(window.limit), str(window.remaining), reset_words(window.reset.ToNanoseconds() / 1e9))
+    for part, value in zip(("limit", "remaining", "reset"), values, strict=True):
+        yield f"x-ratelimit-{part}-{unit}".encode(), value.encode()
+
+
+def reset_words(seconds: float) -> str:
+    """Returns a length of time as OpenAI writes it: "0s", "120ms", "8.64s", "6m0s", "26h3m0s"."""
+    millis = max(0, round(seconds * 1e3))
+    if 0 < millis < 1_000:
+        return f"{millis}ms"
+    whole, rest = divmod(millis, 1_000)
+    minutes, second = divmod(whole, 60)
+    hours, minute = divmod(minutes, 60)
+    last = f"{second + rest / 1e3:g}s" if rest and not minutes else f"{second}s"
+    return f"{hours}h{minute}m{last}" if hours else f"{minutes}m{last}" if minutes else last

@@ -5,11 +5,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
+from router_svc.observer import RequestEnded
 from router_svc.policy.client_usage import MAX_TARGETS_TOLD, ClientPattern, Cooldown
 from router_svc.policy.settings import ClientProfile, RateLimitConfig
 from router_svc.policy.tenant_limits import TenantLimit
 from router_svc.rate_limits import NOTHING_COUNTED, Counted, RateLimits
-from router_svc.request_ended import RequestEnded
 from weft.api.common.v1 import receipt_pb2
 from weft.api.common.v1.rate_limit_pb2 import RateLimitStatus
 from weft.api.router.v1 import request_pb2 as pb

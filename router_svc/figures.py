@@ -12,6 +12,7 @@ from itertools import islice
 
 from google.protobuf.duration_pb2 import Duration
 
+from router_svc.observer import RequestEnded
 from router_svc.policy.figures import (
     DeviceSample,
     FigureLimits,
@@ -25,7 +26,6 @@ from router_svc.policy.figures import (
     devices_of,
     merged,
 )
-from router_svc.request_ended import RequestEnded
 from router_svc.usage import MAX_COUNTED_TOKENS
 from weft.api.common.v1 import receipt_pb2
 from weft.api.registry.v1 import lease_service_pb2

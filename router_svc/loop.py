@@ -14,7 +14,7 @@ from router_svc.client_registry import ClientRegistry, ClientsConfig
 from router_svc.declared_tenants import declared_in, limits_of, settings_of
 from router_svc.figures import FiguresRecorder
 from router_svc.fleet_view import MeshDiff
-from router_svc.observer import SchedulingObserver
+from router_svc.observer import RequestEnded, SchedulingObserver, Subscriber
 from router_svc.policy.decisions import (
     Decision,
     FailedAttempt,
@@ -38,7 +38,6 @@ from router_svc.policy.queue.fair_share import FairShare
 from router_svc.policy.request import MEDIA_UNITS, Request
 from router_svc.policy.scheduler import Scheduler
 from router_svc.policy.settings import RateLimitConfig, Settings
-from router_svc.request_ended import RequestEnded, Subscriber
 from router_svc.request_log import RequestLog, RequestLogLimits
 from router_svc.spans import WakeSpans
 from router_svc.usage import UsageRecorder

@@ -16,9 +16,8 @@ from google.protobuf.duration_pb2 import Duration
 from prometheus_client.core import Metric
 from typing_extensions import override
 
-from router_svc.observer import RouterState, SchedulingObserver
+from router_svc.observer import RequestEnded, RouterState, SchedulingObserver
 from router_svc.policy.decisions import Placed, Rejects, RequestDecision, WaitKind
-from router_svc.request_ended import RequestEnded
 from weft.api.common.v1 import receipt_pb2
 from weft.dispatch.fleet import FleetView
 from weft.dispatch.placement import PoolQueue

@@ -15,6 +15,7 @@ from itertools import islice
 
 from typing_extensions import override
 
+from router_svc.observer import RequestEnded
 from router_svc.policy.decisions import (
     Decision,
     FailedAttempt,
@@ -28,7 +29,6 @@ from router_svc.policy.decisions import (
     Wakes,
 )
 from router_svc.policy.request import Request
-from router_svc.request_ended import RequestEnded
 from router_svc.request_record import EndedRequest, add_decisions
 from router_svc.request_watch import RequestWatch, WatchedLog
 from router_svc.unwritten_records import UnwrittenRecords

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import TypeAlias
 
+from router_svc.observer import RequestEnded
 from router_svc.policy.usage_rows import HourRows, UsageKey
-from router_svc.request_ended import RequestEnded
 from weft.api.common.v1 import receipt_pb2
 from weft.api.router.v1 import usage_pb2
 from weft.dispatch.fleet import UNKNOWN_TARGET, FleetView

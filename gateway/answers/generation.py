@@ -12,8 +12,8 @@ from gateway.answers.sse import StreamEncoder, receipt_facts
 from gateway.answers.sse_writer import StreamedAnswer
 from gateway.answers.unary import JsonAnswer, UnaryAnswer, cut_off_seconds
 from gateway.deps import InferenceDeps
+from gateway.errors import rate_limit_headers
 from gateway.media import MediaSource, RequestMedia, supply
-from gateway.rate_limit_headers import rate_limit_headers
 from gateway.request_facts import RequestFacts, facts_of
 from weft.api.common.v1 import event_pb2, image_pb2, warning_pb2
 from weft.dispatch.call import Call, Layer, Proceed

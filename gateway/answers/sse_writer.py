@@ -17,11 +17,10 @@ from gateway.answers.answer_builder import encode_json, unfinished_answer
 from gateway.answers.sse import EVENT_STREAM, KEEPALIVE, StreamEncoder
 from gateway.config import GatewayConfig
 from gateway.deps import GatewayDeps, InferenceDeps
-from gateway.errors import ClientGoneError, envelope, internal_error, shutting_down
+from gateway.errors import ClientGoneError, envelope, internal_error, rate_limit_headers, shutting_down
 from gateway.http.disconnect import WhileConnected, abort_connection
 from gateway.http.event_watches import EventWatches
 from gateway.intake.headers import shows_receipt
-from gateway.rate_limit_headers import rate_limit_headers
 from gateway.request_facts import RequestFacts, facts_of
 from weft.api.registry.v1.event_pb2 import Event
 from weft.dispatch.call import Call

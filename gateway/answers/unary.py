@@ -9,9 +9,8 @@ from starlette.types import Receive, Scope, Send
 from gateway.answers.answer_builder import encode_json
 from gateway.answers.sse import receipt_facts
 from gateway.deps import InferenceDeps
-from gateway.errors import JSON
+from gateway.errors import JSON, rate_limit_headers
 from gateway.http.disconnect import WhileConnected
-from gateway.rate_limit_headers import rate_limit_headers
 from gateway.request_facts import facts_of
 from weft.api.common.v1 import receipt_pb2
 from weft.dispatch.operations import ChunkT, OperationSpec, PayloadT

@@ -50,7 +50,7 @@ from runner_svc.openai_upstream.request import (
 )
 from runner_svc.openai_upstream.sse import MAX_EVENT_BYTES, SseDecoder
 from runner_svc.openai_upstream.stream import DONE, StreamReader
-from runner_svc.openai_upstream.tools import (
+from runner_svc.openai_upstream.tool_calls import (
     engine_names,
     refuses_tool_schemas,
     restore_names,

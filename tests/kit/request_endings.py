@@ -2,8 +2,8 @@
 
 from typing import Any
 
+from router_svc.observer import RequestEnded
 from router_svc.policy.request import Request
-from router_svc.request_ended import RequestEnded
 from weft.api.common.v1 import receipt_pb2
 from weft.dispatch.fleet import FleetView
 from weft.kernel.names import DEFAULT_TENANT

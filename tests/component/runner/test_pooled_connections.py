@@ -9,7 +9,7 @@ import pytest
 from runner_svc.backend.port import CallInfo
 from runner_svc.engine_http import client
 from runner_svc.engine_http.answer import Answer
-from runner_svc.engine_http.connection import EngineConnection
+from runner_svc.engine_http.client import EngineConnection
 from runner_svc.openai_upstream.client import Endpoint, OpenAiHttp
 from runner_svc.policy.parameters import ParameterProfile
 from runner_svc.policy.timeouts import TimeoutProfile

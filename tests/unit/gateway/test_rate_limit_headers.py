@@ -2,9 +2,8 @@
 
 import pytest
 
-from gateway.errors import error_headers
+from gateway.errors import RATE_LIMIT_HEADERS, error_headers, rate_limit_headers, reset_words
 from gateway.http.cors import EXPOSED_HEADERS
-from gateway.rate_limit_headers import RATE_LIMIT_HEADERS, rate_limit_headers, reset_words
 from weft.api.common.v1.rate_limit_pb2 import RateLimitStatus, RateLimitWindow
 from weft.dispatch.rate_windows import status_in, status_metadata
 from weft.kernel.errors import WeftError
