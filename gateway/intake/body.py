@@ -1,7 +1,7 @@
 """Reads a request's body within its limits."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Coroutine, Iterable
+from collections.abc import AsyncGenerator, Iterable
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from fastapi import Depends
 from pydantic import BaseModel
 from starlette.requests import Request
-from starlette.types import Message, Receive, Scope
+from starlette.types import Receive, Scope
 
 from gateway.config import GatewayConfig
 from gateway.errors import ClientGoneError, Dialect, EdgeError, dialect_of
@@ -17,7 +17,6 @@ from gateway.http.framing import DECLARED_BODY_KEY
 from gateway.intake.json_guard import parse, require_few_members
 from gateway.intake.multipart import MultipartStream, Part, boundary_of
 from gateway.request_facts import Headers, headers_of
-from weft.kernel.clock import within
 from weft.kernel.content_coding import BodyDecoder
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
@@ -56,7 +55,6 @@ def decoded(coded: bytes, decoder: BodyDecoder, max_bytes: int) -> bytes:
 
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
-PartT = TypeVar("PartT")
 
 _YAML_TYPES = frozenset({b"application/yaml", b"application/x-yaml"})
 _JSON_TYPE = b"application/json"
@@ -176,57 +174,31 @@ async def read_body(scope: Scope, receive: Receive, config: GatewayConfig, *, ma
     return b"".join(chunks)
 
 
-class BodyPace:
-    """How long the next part of a body may take: the more of it has come, the longer, up to its limit in all."""
-
-    __slots__ = ("_config", "_timeout_seconds", "_waited")
-
-    def __init__(self, config: GatewayConfig, timeout_seconds: float) -> None:
-        self._config = config
-        self._timeout_seconds = timeout_seconds
-        self._waited = 0.0
-        """Seconds that were spent on waiting for the caller."""
-
-    async def next(self, part: Coroutine[Any, Any, PartT], size: int) -> PartT:
-        """Returns the next part; `size`: bytes that have come. Raises an EdgeError 408 where it takes too long."""
-        pace, loop = self._config.connections, asyncio.get_running_loop()
-        allowed = min(self._timeout_seconds, pace.body_grace_seconds + size / pace.min_body_bytes_per_second)
-        began = loop.time()
-        try:
-            found = await within(allowed - self._waited, part)
-        except TimeoutError:
-            raise _too_slow(self._config, self._waited + loop.time() - began, self._timeout_seconds) from None
-        self._waited += loop.time() - began
-        return found
-
-
 class _ArrivingBody:
     """A body that arrives within a size, a time and a pace. The size is that before and after decoding."""
 
     __slots__ = (
-        "_decoded_bytes",
-        "_decoder",
-        "_has_arrived",
-        "_max_bytes",
-        "_pace",
-        "_receive",
-        "_scope",
-        "_size",
-        "is_complete",
+        *("_config", "_decoded_bytes", "_decoder", "_has_arrived", "_max_bytes", "_receive", "_scope", "_size"),
+        *("_timeout_seconds", "_waited", "is_complete"),
     )
 
     def __init__(
         self, scope: Scope, receive: Receive, config: GatewayConfig, *, max_bytes: int, timeout_seconds: float
     ) -> None:
         """Raises an EdgeError 415 for an unknown coding, REQUEST_TOO_LARGE for a body declared as too large."""
-        _require_small(scope, max_bytes)
+        declared = headers_of(scope).get(b"content-length")
+        if declared is not None and declared.isdigit() and int(declared[:_MAX_LENGTH_DIGITS]) > max_bytes:
+            raise too_large(max_bytes)
         self._decoder = decoder_of(scope["headers"])
         self._decoded_bytes = 0
         self._has_arrived = False
         self._scope = scope
         self._receive = receive
         self._max_bytes = max_bytes
-        self._pace = BodyPace(config, timeout_seconds)
+        self._config = config
+        self._timeout_seconds = timeout_seconds
+        self._waited = 0.0
+        """Seconds that were spent on waiting for the caller."""
         self._size = 0
         self.is_complete = False
 
@@ -252,32 +224,32 @@ class _ArrivingBody:
         return chunk
 
     async def _arriving(self) -> bytes:
-        """Returns the next chunk as it was sent."""
-        message = await self._pace.next(_next(self._receive), self._size)
+        """Returns the next chunk as it was sent. The more of the body has come, the longer the next part may take."""
+        pace, loop = self._config.connections, asyncio.get_running_loop()
+        allowed = min(self._timeout_seconds, pace.body_grace_seconds + self._size / pace.min_body_bytes_per_second)
+        began = loop.time()
+        try:
+            async with asyncio.timeout(allowed - self._waited):
+                message = await self._receive()
+        except TimeoutError:
+            raise _too_slow(self._config, self._waited + loop.time() - began, self._timeout_seconds) from None
+        self._waited += loop.time() - began
         if message["type"] == "http.disconnect":
             raise ClientGoneError
         chunk: bytes = message.get("body", b"")
         self._size += len(chunk)
-        if max(self._size, _declared_bytes(self._scope)) > self._max_bytes:
+        # A chunk that is being received has declared its length.
+        declared: int = self._scope.get("state", {}).get(DECLARED_BODY_KEY, 0)
+        if max(self._size, declared) > self._max_bytes:
             raise too_large(self._max_bytes)
         self._has_arrived = not message.get("more_body", False)
         return chunk
-
-
-async def _next(receive: Receive) -> Message:
-    return await receive()
 
 
 async def _read_json(scope: Scope, receive: Receive, config: GatewayConfig) -> bytes:
     raw = await read_body(scope, receive, config, max_bytes=config.max_body_bytes)
     require_few_members(raw, config.limits.max_json_members)
     return raw
-
-
-def _require_small(scope: Scope, max_bytes: int) -> None:
-    declared = headers_of(scope).get(b"content-length")
-    if declared is not None and declared.isdigit() and int(declared[:_MAX_LENGTH_DIGITS]) > max_bytes:
-        raise too_large(max_bytes)
 
 
 def _media_type(headers: Headers) -> bytes:
@@ -290,12 +262,6 @@ def _is_json(media_type: bytes) -> bool:
         return True
     kind, _, subtype = media_type.partition(b"/")
     return kind == b"application" and (subtype == b"json" or subtype.endswith(b"+json"))
-
-
-def _declared_bytes(scope: Scope) -> int:
-    """Returns the body's minimum length, by the chunk being received."""
-    declared: int = scope.get("state", {}).get(DECLARED_BODY_KEY, 0)
-    return declared
 
 
 def too_large(max_bytes: int) -> WeftError:
