@@ -31,6 +31,7 @@ class Answer:
     __slots__ = (
         *(
             "_began",
+            "_buffered",
             "_decoder",
             "_fault",
             "_has_head",
@@ -40,7 +41,7 @@ class Answer:
             "_is_interim",
         ),
         *("_lasts_to_end", "_on_release", "_on_room", "_parser", "_parts", "_waiter"),
-        *("buffered", "coding", "is_complete", "is_followed", "keeps_connection", "status"),
+        *("coding", "is_complete", "is_followed", "keeps_connection", "status"),
     )
 
     def __init__(self, on_room: Callable[[], None], on_release: "Callable[[Answer], None]") -> None:
@@ -58,8 +59,7 @@ class Answer:
         self._headers: dict[bytes, bytes] = {}
         self._parts: list[bytes] = []
         self._decoder: BodyDecoder | None = None
-        self.buffered = 0
-        """Bytes that wait to be read."""
+        self._buffered = 0
         self._fault: HttpFaultError | None = None
         self._waiter: asyncio.Future[None] | None = None
         self._began = self._has_head = self._is_interim = self._lasts_to_end = False
@@ -122,9 +122,9 @@ class Answer:
         parts = self._parts
         data = parts[0] if len(parts) == 1 else b"".join(parts)
         parts.clear()
-        if self.buffered > MAX_BUFFERED_BYTES:
+        if self._buffered > MAX_BUFFERED_BYTES:
             self._on_room()
-        self.buffered = 0
+        self._buffered = 0
         return data
 
     async def parts(self) -> AsyncIterator[bytes]:
@@ -139,22 +139,23 @@ class Answer:
         """
         self._on_release(self)
 
-    def feed(self, data: bytes) -> None:
-        """Take received bytes."""
+    def feed(self, data: bytes) -> bool:
+        """Take received bytes; returns whether more waits to be read than may."""
         if self._parser is None:
             self.is_followed = True
-            return
+            return False
         self._began = True
-        buffered = self.buffered
+        buffered = self._buffered
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade:
             self._end()
         except httptools.HttpParserError:
             self.fail(BrokenAnswerError() if self._has_head else BadHeadError())
-        if self.buffered == buffered and self._parser is not None:
+        if self._buffered == buffered and self._parser is not None:
             self._bound(len(data))
         self._wake()
+        return self._buffered > MAX_BUFFERED_BYTES
 
     def fail(self, fault: HttpFaultError) -> None:
         """End the answer with a fault; what has arrived is dropped. The first fault counts."""
@@ -214,7 +215,7 @@ class Answer:
         """A part of the body has arrived."""
         if not self.is_complete and self._parser is not None:
             self._parts.append(data)
-            self.buffered += len(data)
+            self._buffered += len(data)
             self._head_bytes = 0
 
     def on_message_complete(self) -> None:

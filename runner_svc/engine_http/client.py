@@ -14,7 +14,7 @@ from aiohappyeyeballs import start_connection
 from typing_extensions import override
 from yarl import URL
 
-from runner_svc.engine_http.answer import MAX_BUFFERED_BYTES, Answer
+from runner_svc.engine_http.answer import Answer
 from runner_svc.engine_http.faults import ClosedClientError, unconnected
 
 if TYPE_CHECKING:
@@ -77,8 +77,7 @@ class EngineConnection(asyncio.Protocol):
         if answer is None:
             self.abort()  # of no request
             return
-        answer.feed(data)
-        if answer.buffered > MAX_BUFFERED_BYTES and not self._is_paused and self._transport is not None:
+        if answer.feed(data) and not self._is_paused and self._transport is not None:
             self._is_paused = True
             self._transport.pause_reading()
 
