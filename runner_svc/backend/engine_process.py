@@ -47,11 +47,11 @@ _Result = TypeVar("_Result")
 class EngineProcess:
     """A supervised engine, with the parts of the Backend port that every engine implements in the same way."""
 
-    def __init__(self, graces: StopGraces, gpu: GpuTime | None = None, leftovers: Leftovers | None = None) -> None:
+    def __init__(self, graces: StopGraces, leftovers: Leftovers | None = None) -> None:
         self.log = LogRing()
         self._process = SupervisedProcess(self.log, graces, leftovers=leftovers)
         self._cpu = TreeTime()
-        self._gpu = gpu or GpuTime()
+        self._gpu = GpuTime()
         self._last_lines: deque[str] = deque(maxlen=LAST_LINES)
         """Last output of the present process; the log continues across restarts."""
         self._command: tuple[str, ...] = ()

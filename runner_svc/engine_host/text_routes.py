@@ -1,15 +1,104 @@
 """The routes of an engine that generates text: llama.cpp's and their words."""
 
+import codecs
 import json
 import re
 import time
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from runner_svc.engine_host.http_server import TOO_LONG, UNSUPPORTED, Caller, Engine, RefusedError, Route, Turn
+
+_BYTE = re.compile(r"<0x([0-9A-F]{2})>")
+_SPACE = "\u2581"
+"""How SentencePiece writes a space."""
+
+
+class TokenBytes:
+    """Translates token strings to their bytes, as the tokenizer's decoder would."""
+
+    def __init__(self, tokenizer: dict[str, Any]) -> None:
+        """`tokenizer`: the content of a `tokenizer.json`."""
+        self._is_byte_level = "ByteLevel" in set(_types(tokenizer.get("decoder")))
+        self._bytes = _byte_level_alphabet()
+        self._as_they_are: Collection[str] = {
+            str(token.get("content")) for token in tokenizer.get("added_tokens") or () if isinstance(token, dict)
+        }
+
+    def of(self, token: str) -> bytes:
+        """Returns the bytes of a token; special tokens are their own text."""
+        if token in self._as_they_are:
+            return token.encode()
+        if self._is_byte_level:
+            return b"".join(
+                bytes((self._bytes[letter],)) if letter in self._bytes else letter.encode() for letter in token
+            )
+        if (byte := _BYTE.fullmatch(token)) is not None:
+            return bytes((int(byte[1], 16),))
+        return token.replace(_SPACE, " ").encode()
+
+
+def _byte_level_alphabet() -> dict[str, int]:
+    """Returns the byte of each letter of byte-level tokenizers: printable ones stand for themselves."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(256 + place): byte for place, byte in enumerate(others)}
+
+
+def _types(decoder: object) -> Iterator[str]:
+    """Yields the kinds of a decoder and those within it."""
+    if isinstance(decoder, dict):
+        yield str(decoder.get("type"))
+        for inner in decoder.get("decoders") or ():
+            yield from _types(inner)
+
+
+class StopMatcher:
+    """Finds stop strings in the bytes of the tokens, and returns the text that can be shown.
+
+    It holds back the bytes of an incomplete character, and text that a stop string may begin with.
+    """
+
+    def __init__(self, stop: Sequence[str]) -> None:
+        self._stop = tuple(text for text in stop if text)
+        self._longest = max(map(len, self._stop), default=0)
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._held = ""
+        self.stopped = False
+        """Whether a stop string was found; it and the text after it are never shown."""
+
+    def feed(self, piece: bytes) -> str:
+        """Returns the text that can be shown after these bytes."""
+        return self._show(self._decoder.decode(piece))
+
+    def finish(self) -> str:
+        """Returns the text that was held back, at the end of the generation."""
+        shown = self._show(self._decoder.decode(b"", final=True))
+        rest, self._held = ("" if self.stopped else self._held), ""
+        return shown + rest
+
+    def _show(self, text: str) -> str:
+        if self.stopped:
+            return ""
+        text = self._held + text
+        found = [place for place in map(text.find, self._stop) if place >= 0]
+        if found:
+            self.stopped, self._held = True, ""
+            return text[: min(found)]
+        keep = self._undecided(text)
+        self._held = text[len(text) - keep :]
+        return text[: len(text) - keep]
+
+    def _undecided(self, text: str) -> int:
+        """Returns the length of the longest end of `text` that a stop string begins with."""
+        for length in range(min(self._longest - 1, len(text)), 0, -1):
+            if any(stop.startswith(text[-length:]) for stop in self._stop):
+                return length
+        return 0
+
 
 REQUEST_FIELDS = frozenset({
     *("prompt", "n", "max_tokens", "seed", "stop", "logit_bias", "grammar", "json_schema", "add_special", "stream"),

@@ -4,10 +4,12 @@ The lock files of weft's own are in folders beside this file. A runtime's descri
 share one.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
+
+from weft.kernel.errors import invalid_field
 
 FOLDER = Path(__file__).parent
 """Where the folders of weft's own environments are."""
@@ -67,3 +69,33 @@ class EngineEnvironment:
     def supports_python(self, version: PythonVersion) -> bool:
         """Whether the locks have packages for this version."""
         return self.oldest_python <= version <= self.newest_python
+
+
+class VariantChoice(StrEnum):
+    """The variant that a user asks for."""
+
+    AUTO = "auto"
+    CPU = "cpu"
+    CUDA = "cuda"
+
+
+def choose_variant(environment: EngineEnvironment, choice: VariantChoice, has_cards: Callable[[], bool]) -> Variant:
+    """Returns the variant to install: the one asked for, else the one for the cards of this machine.
+
+    `has_cards` is asked for `auto` alone. Raises INVALID_ARGUMENT where the environment has no such variant.
+    """
+    if choice is not VariantChoice.AUTO:
+        wanted = Variant(choice.value)
+        if wanted not in environment.variants:
+            known = ", ".join(environment.variants)
+            raise invalid_field("--variant", f"{environment.name} has no variant {wanted}, only {known}")
+        return wanted
+    if Variant.CUDA not in environment.variants:
+        return Variant.CPU
+    if has_cards():
+        return Variant.CUDA
+    if Variant.CPU in environment.variants:
+        return Variant.CPU
+    raise invalid_field(
+        "--variant", f"{environment.name} needs an NVIDIA card, and there is none here; --variant cuda installs it"
+    )

@@ -19,13 +19,13 @@ from runner_svc.openai_upstream.client import (
 )
 from runner_svc.openai_upstream.dialects import figure
 from runner_svc.openai_upstream.errors import read_json
-from runner_svc.openai_upstream.images import image_part
 from runner_svc.openai_upstream.media_stream import (
     ImageEvents,
     Segment,
     SpeechEvents,
     TranscriptEvents,
     Word,
+    image_part,
     receipt_of,
     seconds_of,
     segment_of,

@@ -10,14 +10,24 @@ import msgspec
 from runner_svc.openai_upstream.chunks import Place
 from runner_svc.openai_upstream.dialects import figure
 from runner_svc.openai_upstream.errors import JSON_FAULTS, malformed, stated_answer
-from runner_svc.openai_upstream.images import image_part
 from runner_svc.openai_upstream.sse import ErrorPayload
 from runner_svc.openai_upstream.stream import DONE
-from weft.api.common.v1 import audio_pb2, event_pb2, image_pb2, receipt_pb2, usage_pb2
+from weft.api.common.v1 import audio_pb2, chat_pb2, event_pb2, image_pb2, receipt_pb2, usage_pb2
 from weft.dispatch.frames import Frame
 from weft.dispatch.parameter_checks import MAX_IMAGE_SEED
 from weft.kernel.errors import WeftError
+from weft.kernel.media_types import UNKNOWN_TYPE, image_type_of
 from weft.kernel.reasons import Reason
+
+
+def image_part(text: str) -> chat_pb2.MediaPart:
+    """Returns an image with the type that its first bytes say. Raises BACKEND_PROTOCOL_ERROR for no base64."""
+    try:
+        data = base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError):
+        raise WeftError(Reason.BACKEND_PROTOCOL_ERROR, "the engine sent an image that is no base64") from None
+    return chat_pb2.MediaPart(media_type=image_type_of(data) or UNKNOWN_TYPE, data=data)
+
 
 _EVENT = "the engine's event is"
 

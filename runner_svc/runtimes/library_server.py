@@ -5,13 +5,14 @@ The programs are built on `engine_host.http_server`; docs/decisions/0011-in-proc
 
 import re
 import sys
+from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import ClassVar, Generic, TypeVar
 
 from typing_extensions import override
 
 from runner_svc.backend.devices import uses_no_device
-from runner_svc.backend.port import LoadOrder
+from runner_svc.backend.port import BackendFacts, CallInfo, LoadOrder, not_offered
 from runner_svc.engine_host.http_server import FAILED, KEY_VARIABLE, NO_LIBRARY, NO_MODEL
 from runner_svc.environments.environment import EngineEnvironment
 from runner_svc.openai_upstream.client import Endpoint, OpenAiHttp
@@ -20,7 +21,9 @@ from runner_svc.runtimes.flags import flags_of
 from runner_svc.runtimes.model_engine import ModelContext
 from runner_svc.runtimes.settings import CTranslate2Settings, PathModelSettings, StartedModelSettings
 from runner_svc.runtimes.started_server import StartedServer, StartLog
-from runner_svc.supervise.process_time import GpuTime
+from weft.dispatch.frames import Frame, GenerationPayload
+from weft.dispatch.operations import generation_of
+from weft.kernel.abilities import UNKNOWN, Abilities
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation
@@ -95,8 +98,8 @@ class LibraryServer(StartedServer[Settings], Generic[Settings]):
     """The operations of every model."""
     key_variable = KEY_VARIABLE
 
-    def __init__(self, model: Settings, context: ModelContext, gpu: GpuTime | None = None) -> None:
-        super().__init__(model, context, gpu)
+    def __init__(self, model: Settings, context: ModelContext) -> None:
+        super().__init__(model, context)
         self._log: _StartLog | None = None
         """The output of the load that is under way."""
 
@@ -174,3 +177,22 @@ async def require_done(http: OpenAiHttp, path: str, timeout_seconds: float) -> b
     if status != 200:
         raise WeftError(Reason.BACKEND_ERROR, f"the engine answered {path.partition('?')[0]} with status {status}")
     return body
+
+
+class MediaServer(LibraryServer[Settings], Generic[Settings]):
+    """A Backend over one server process that works on images or recordings."""
+
+    @property
+    def abilities(self) -> Abilities:
+        """What the loaded model takes beside its own operations."""
+        return UNKNOWN
+
+    @override
+    async def facts(self, http: OpenAiHttp, order: LoadOrder) -> BackendFacts:
+        return BackendFacts(
+            operations=self.operations, context_tokens=0, slots=self.model.slots, abilities=self.abilities
+        )
+
+    @override
+    def generate(self, payload: GenerationPayload, call: CallInfo) -> AsyncGenerator[Frame]:
+        raise not_offered(generation_of(payload).operation)

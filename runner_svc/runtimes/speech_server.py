@@ -14,8 +14,8 @@ from runner_svc.openai_upstream.errors import read_json
 from runner_svc.openai_upstream.request import warning_frame
 from runner_svc.policy.parameters import ParameterWarning
 from runner_svc.policy.voices import KnownVoice, VoiceCatalog
+from runner_svc.runtimes.library_server import MediaServer
 from runner_svc.runtimes.llama_props import PROPS, PROPS_TIMEOUT_SECONDS
-from runner_svc.runtimes.media_server import MediaServer
 from runner_svc.runtimes.model_engine import ModelContext, ModelEngine
 from runner_svc.runtimes.speech_settings import SpeechSettings
 from weft.api.common.v1 import audio_pb2

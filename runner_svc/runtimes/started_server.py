@@ -29,7 +29,6 @@ from runner_svc.runtimes.engine_figures import FigureSampler, MetricsPage
 from runner_svc.runtimes.model_engine import ModelContext, parameter_profile
 from runner_svc.runtimes.server_calls import ServerCalls
 from runner_svc.runtimes.settings import StartedModelSettings
-from runner_svc.supervise.process_time import GpuTime
 from weft.api.registry.v1 import runner_pb2
 from weft.dispatch.frames import Frame, GenerationPayload
 from weft.kernel.errors import WeftError
@@ -135,8 +134,8 @@ class StartedServer(ServerCalls, ProcessBackend, Generic[Model]):
     """Environment variable from which the server takes the key that it demands. The key is another one in each start:
     it keeps other programs off the server's port. Empty: the server demands none."""
 
-    def __init__(self, model: Model, context: ModelContext, gpu: GpuTime | None = None) -> None:
-        super().__init__(EngineProcess(context.graces, gpu, context.leftovers))
+    def __init__(self, model: Model, context: ModelContext) -> None:
+        super().__init__(EngineProcess(context.graces, context.leftovers))
         self.model = model
         self.context = context
         self.parameters = parameter_profile(model, self.engine_parameters)

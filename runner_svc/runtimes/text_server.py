@@ -18,7 +18,6 @@ from runner_svc.runtimes.library_server import LibraryServer, require_done
 from runner_svc.runtimes.llama_props import read_props
 from runner_svc.runtimes.model_engine import ModelContext, text_abilities
 from runner_svc.runtimes.settings import FileModelSettings
-from runner_svc.supervise.process_time import GpuTime
 from runner_svc.templates.sandbox import ModelTemplates, TemplateSandbox, check_templates, read_templates
 from weft.api.common.v1 import tokenize_pb2
 from weft.dispatch.frames import Frame, GenerationPayload
@@ -39,8 +38,8 @@ class TextServer(LibraryServer[Settings], Generic[Settings]):
 
     always = frozenset({Operation.CHAT, Operation.COMPLETION, Operation.TOKENIZE})
 
-    def __init__(self, model: Settings, context: ModelContext, gpu: GpuTime | None = None) -> None:
-        super().__init__(model, context, gpu)
+    def __init__(self, model: Settings, context: ModelContext) -> None:
+        super().__init__(model, context)
         self._sandbox = TemplateSandbox()
         self._templates = ModelTemplates()
 

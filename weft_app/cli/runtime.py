@@ -10,12 +10,11 @@ from typing import Annotated
 import typer
 from rich.progress import BarColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from runner_svc.environments.environment import EngineEnvironment, Variant
+from runner_svc.environments.environment import EngineEnvironment, Variant, VariantChoice, choose_variant
 from runner_svc.environments.installer import DEFAULT_SECONDS, EnvironmentInstaller, InstallOrder, InstallProgress
 from runner_svc.environments.interpreter import find_interpreter
 from runner_svc.environments.receipts import status_of, variant_of
 from runner_svc.environments.removal import remove_environment
-from runner_svc.environments.variants import VariantChoice, choose_variant
 from runner_svc.runtimes.environment_table import environments, require_environment, users_of
 from weft.api.runner.v1 import environment_pb2 as pb
 from weft.documents.codec import document_of

@@ -24,19 +24,51 @@ from runner_svc.runtimes.comfyui.messages import OutputFile, Preview, Progress
 from runner_svc.runtimes.comfyui.placeholders import FOLDERS, PORT, check_placeholders, filled, placeholders_of
 from runner_svc.runtimes.comfyui.prompt_run import PromptRun, RunLimits, Waiting, foreign_count
 from runner_svc.runtimes.comfyui.runtime import ComfyUiModel
-from runner_svc.runtimes.comfyui.workflow_file import read_workflow
 from runner_svc.runtimes.engine_figures import with_sample_time
 from runner_svc.runtimes.model_engine import ModelContext, ModelEngine, engine_environment
-from runner_svc.supervise.process_time import GpuTime
 from runner_svc.supervise.socket_folder import SocketFolder
 from weft.api.common.v1 import image_pb2, workflow_pb2
 from weft.api.registry.v1 import runner_pb2
 from weft.dispatch.frames import Frame, GenerationPayload
-from weft.dispatch.workflow_graph import InputFile, InputValues, filled_graph, first_seed, input_values, with_seed
+from weft.dispatch.workflow_graph import (
+    InputFile,
+    InputValues,
+    filled_graph,
+    first_seed,
+    input_values,
+    to_canonical_workflow,
+    with_seed,
+)
+from weft.documents.resources import WorkflowDocument
+from weft.documents.yaml_documents import read_documents
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.log import get_logger
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation
+
+MAX_FILE_BYTES = 1024 * 1024
+
+
+def read_workflow(path: Path, where: str) -> workflow_pb2.Workflow:
+    """Returns the workflow in a file. Raises INVALID_ARGUMENT naming `where`, the setting with the path."""
+    path = path.expanduser()
+    try:
+        with path.open("rb") as file:
+            raw = file.read(MAX_FILE_BYTES + 1)
+    except OSError as error:
+        raise invalid_field(where, f"{path} cannot be read: {error.strerror}") from None
+    if len(raw) > MAX_FILE_BYTES:
+        raise invalid_field(where, f"{path} has more than {MAX_FILE_BYTES} bytes")
+    try:
+        documents = [each.document for each in read_documents(raw.decode(), str(path))]
+    except (UnicodeDecodeError, WeftError) as error:
+        raise invalid_field(where, str(error)) from None
+    if len(documents) != 1 or not isinstance(documents[0], WorkflowDocument):
+        raise invalid_field(where, f"{path} must hold one document of kind workflow")
+    workflow = documents[0].declared.workflow
+    to_canonical_workflow(workflow, where)
+    return workflow
+
 
 log = get_logger("weft.comfyui")
 
@@ -66,11 +98,10 @@ class ComfyUiBackend(ProcessBackend):
         context: ModelContext,
         command: Sequence[str],
         workflow: workflow_pb2.Workflow | None,
-        gpu: GpuTime | None = None,
         limits: RunLimits | None = None,
     ) -> None:
         """`command` has placeholders; empty: it runs already. `workflow`: that of requests for the model itself."""
-        super().__init__(EngineProcess(context.graces, gpu, context.leftovers))
+        super().__init__(EngineProcess(context.graces, context.leftovers))
         self.model = model
         self.context = context
         self._command = tuple(command)

@@ -13,9 +13,10 @@ from typing import Any
 
 from runner_svc.engine_host.cuda_libraries import load_cuda_libraries
 from runner_svc.engine_host.http_server import Caller, RefusedError, import_library, program_parser, serve
-from runner_svc.engine_host.stop_strings import StopMatcher
 from runner_svc.engine_host.text_routes import (
+    StopMatcher,
     TextEngine,
+    TokenBytes,
     Usage,
     check_prompt,
     json_file,
@@ -24,7 +25,6 @@ from runner_svc.engine_host.text_routes import (
     send_usage,
     token_limit,
 )
-from runner_svc.engine_host.token_text import TokenBytes
 from runner_svc.engine_host.unload import unload
 from runner_svc.runtimes.ctranslate2.prefix_cache import Beginning, PrefixCache
 

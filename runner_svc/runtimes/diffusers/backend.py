@@ -21,7 +21,7 @@ from runner_svc.runtimes.diffusers.runtime import (
     Dtype,
     Quantization,
 )
-from runner_svc.runtimes.media_server import MediaServer
+from runner_svc.runtimes.library_server import MediaServer
 from runner_svc.runtimes.model_engine import ModelContext, ModelEngine, file_context, file_engine, forecast_model
 from weft.kernel.load_parameters import LoadParameter, LoadValue
 from weft.kernel.request import Operation

@@ -18,7 +18,6 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from runner_svc.engine_host.http_server import (
-    LOOP,
     Caller,
     LoadReports,
     RefusedError,
@@ -27,22 +26,20 @@ from runner_svc.engine_host.http_server import (
     program_parser,
     serve,
 )
-from runner_svc.engine_host.stop_strings import StopMatcher
 from runner_svc.engine_host.text_routes import (
+    StopMatcher,
     TextEngine,
+    TokenBytes,
     Usage,
     check_prompt,
     json_file,
-    logit_bias_of,
-    sampling_of,
-    schema_fault,
     send_choice,
     send_progress,
     send_usage,
     token_limit,
 )
-from runner_svc.engine_host.token_text import TokenBytes
 from runner_svc.runtimes.exllamav3.cache_turns import CacheTurns
+from runner_svc.runtimes.exllamav3.jobs import Jobs
 
 CANCEL_CHECK_SECONDS = 0.02
 """Interval in which a request looks whether its caller has left."""
@@ -51,24 +48,7 @@ WAIT_REPORT_SECONDS = 1.0
 START_SECONDS = 60.0
 """Time for the generator to start; it allocates little."""
 FULL_BITS = 16
-_FINISH_REASONS = {"stop_token": "stop", "stop_string": "stop", "end_filter": "stop", "max_new_tokens": "length"}
-_SAMPLER = frozenset(
-    {
-        *("temperature", "top_k", "top_p", "min_p", "rep_p", "freq_p", "pres_p", "temp_last"),
-        *("rep_sustain_range", "rep_decay_range", "adaptive_target", "adaptive_decay"),
-        *("dry_multiplier", "dry_base", "dry_allowed_length", "dry_range"),
-    }
-)
-_JOB = frozenset({"banned_strings", "min_new_tokens", "token_healing"})
 Result = TypeVar("Result")
-
-
-@dataclass(frozen=True, slots=True)
-class Libraries:
-    """The modules that the engine calls."""
-
-    exllamav3: Any
-    torch: Any
 
 
 @dataclass(slots=True)
@@ -79,6 +59,8 @@ class _Answering:
     caller: Caller
     prompts: list[list[int]]
     usage: Usage
+    count: int
+    """Choices per prompt."""
     options: dict[str, Any]
     """The library's arguments for its parameters."""
     matchers: dict[int, StopMatcher] = field(default_factory=dict)
@@ -88,18 +70,13 @@ class _Answering:
     has_begun: bool = False
     """Whether it has its turn of the cache."""
 
-    @property
-    def count(self) -> int:
-        """Choices per prompt."""
-        return self.body.get("n") or 1
-
 
 class ExllamaV3Engine(TextEngine):
     """A loaded model, see Engine."""
 
-    def __init__(self, libraries: Libraries, options: argparse.Namespace) -> None:
-        """Raises RefusedError for a folder that is no model of this library."""
-        self._library, self._torch = libraries.exllamav3, libraries.torch
+    def __init__(self, library: Any, torch: Any, options: argparse.Namespace) -> None:
+        """`library` and `torch` are the modules. Raises RefusedError for a folder that is no model of the library."""
+        self._library, self._torch = library, torch
         self._options = options
         # The library keeps room for one token more than a request takes.
         self.context_tokens, self.slots = min(options.context_tokens, options.cache_tokens - 1), options.slots
@@ -119,8 +96,7 @@ class ExllamaV3Engine(TextEngine):
         encoded = self._tokenizer.encode(
             text, add_bos=add_special and config.get("add_bos_token", True) is not False, encode_special_tokens=True
         )
-        ids: list[int] = encoded[0].tolist()
-        return ids
+        return list(encoded[0].tolist())
 
     def piece_of(self, token: int) -> bytes:
         """See Engine.piece_of."""
@@ -134,7 +110,7 @@ class ExllamaV3Engine(TextEngine):
     def complete(self, body: dict[str, Any], caller: Caller) -> None:
         """See Engine.complete."""
         prompts, usage = self.read_prompts(body)
-        answering = _Answering(body, caller, prompts, usage, self._job_options(body))
+        answering = _Answering(body, caller, prompts, usage, body.get("n") or 1, self._jobs.of(body))
         work = asyncio.run_coroutine_threadsafe(self._generate(answering), self._loop)
         try:
             self._send_results(answering, work)
@@ -169,8 +145,7 @@ class ExllamaV3Engine(TextEngine):
             send_progress(caller, len(answering.prompts[choice // answering.count]), result["curr_progress"])
         if result["stage"] != "streaming":
             return
-        if (matcher := answering.matchers.get(choice)) is None:
-            matcher = answering.matchers[choice] = StopMatcher(answering.body.get("stop") or ())
+        matcher = answering.matchers.setdefault(choice, StopMatcher(answering.body.get("stop") or ()))
         text = matcher.feed(result.get("text", "").encode())
         if not result["eos"]:
             send_choice(caller, choice, text, None)
@@ -179,7 +154,7 @@ class ExllamaV3Engine(TextEngine):
         usage.prompt_seconds += result["time_prefill"]
         usage.decode_seconds += result["time_generate"]
         usage.cached_tokens += result["cached_tokens"] if is_first else 0
-        send_choice(caller, choice, text + matcher.finish(), self._finish(result, matcher.stopped))
+        send_choice(caller, choice, text + matcher.finish(), self._jobs.finish_reason(result, matcher.stopped))
 
     def _load(self) -> None:
         library, options = self._library, self._options
@@ -193,7 +168,7 @@ class ExllamaV3Engine(TextEngine):
         if not tokenizer:
             raise RefusedError(f"{options.model} has no tokenizer.json")
         self._token_bytes = TokenBytes(tokenizer)
-        self._end_tokens: list[int] = list(config.eos_token_id_list)
+        self._jobs = Jobs(library, self._tokenizer, list(config.eos_token_id_list), options)
         bits = {"k_bits": options.key_bits, "v_bits": options.value_bits}
         is_quantized = bits != {"k_bits": FULL_BITS, "v_bits": FULL_BITS}
         # Before the load, which allocates it.
@@ -216,8 +191,7 @@ class ExllamaV3Engine(TextEngine):
         with self._torch.inference_mode():
             for step in steps:
                 if step is not None:
-                    loaded, total = step
-                    reports.report(loaded / max(total, 1))
+                    reports.report(step[0] / max(step[1], 1))
 
     def _run(self, coroutine: Coroutine[Any, Any, Result], timeout_seconds: float | None = None) -> Result:
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(timeout_seconds)
@@ -259,23 +233,13 @@ class ExllamaV3Engine(TextEngine):
             for choice in range(len(answering.prompts) * answering.count):
                 tokens = answering.prompts[choice // answering.count]
                 # A filter has state: each choice needs one of its own.
-                filters = await asyncio.to_thread(self._filters, body)
+                filters = await asyncio.to_thread(self._jobs.filters, body)
                 seed = None if body.get("seed") is None else body["seed"] + choice
                 limit = token_limit(body, len(tokens), self.context_tokens)
                 options = {**answering.options, "filters": filters, "max_new_tokens": limit, "seed": seed}
                 async with aclosing(self._results_of(tokens, options)) as results:
                     async for result in results:
                         answering.results.put((choice, result))
-
-    def _finish(self, result: dict[str, Any], stopped: bool) -> str:
-        """Returns the finish reason of an answer. Raises RefusedError for one that has ended in a loop."""
-        reason = result["eos_reason"]
-        if reason == "loop_detected" and not stopped:
-            window, repeats = self._options.loop_tokens, self._options.loop_repeats
-            message = f"the model repeats itself: its last {window} tokens are at least {repeats} times the same"
-            raise RefusedError(message, LOOP)
-        # With the last token allowed the library does not look for a stop string.
-        return "stop" if stopped else _FINISH_REASONS.get(reason, "stop")
 
     async def _results_of(self, tokens: list[int], options: dict[str, Any]) -> AsyncGenerator[dict[str, Any]]:
         """Yields the results of a job; closing frees its pages immediately. Raises RefusedError."""
@@ -295,41 +259,6 @@ class ExllamaV3Engine(TextEngine):
             if not ended:
                 await running.cancel()
 
-    def _job_options(self, body: dict[str, Any]) -> dict[str, Any]:
-        """Returns the library's arguments for the parameters of a request. Raises RefusedError."""
-        given, loops = sampling_of(body, _SAMPLER | _JOB, "ExLlamaV3"), self._options
-        if given.get("rep_p", 1.0) <= 0:
-            raise RefusedError("rep_p: must be above 0; 1 has no effect")
-        sampling = {name: value for name, value in given.items() if name in _SAMPLER}
-        if "top_k" in sampling:
-            sampling["top_k"] = max(sampling["top_k"], 0)
-        bias = logit_bias_of(body, self._tokenizer.actual_vocab_size)
-        finds_loops = body.get("ends_loops") and loops.loop_tokens
-        # Without any of them the library's own defaults hold.
-        sampler = self._library.ComboSampler(**sampling, logit_bias=bias or None) if sampling or bias else None
-        return {
-            "sampler": sampler,
-            "stop_conditions": [*self._end_tokens, *filter(None, body.get("stop") or ())],
-            "max_rq_tokens": loops.requeue_tokens or None,
-            "stop_on_loop": (loops.loop_tokens, loops.loop_repeats) if finds_loops else None,
-            **{name: value for name, value in given.items() if name in _JOB},
-        }
-
-    def _filters(self, body: dict[str, Any]) -> list[Any]:
-        """Returns what constrains an answer. Raises RefusedError for a grammar that the library refuses."""
-        schema, grammar = body.get("json_schema"), body.get("grammar")
-        if not schema and not grammar:
-            return []
-        name, source = (
-            ("response_format", {"json_schema": schema}) if schema else ("grammar", {"gbnf_grammar": grammar})
-        )
-        if schema and (why := schema_fault(schema)):
-            raise RefusedError(f"{name}: {why}")
-        try:
-            return [self._library.LLGuidanceFilter(self._tokenizer, eos_after_completed=True, **source)]
-        except (ValueError, RuntimeError) as error:
-            raise RefusedError(f"{name}: {error}") from error
-
     def prompt_of(self, prompt: str | list[int], *, add_special: bool) -> list[int]:
         """See TextEngine.prompt_of."""
         tokens = self.tokens_of(prompt, add_special=add_special) if isinstance(prompt, str) else prompt
@@ -340,15 +269,14 @@ class ExllamaV3Engine(TextEngine):
 def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
     """Parses the flags of this program."""
     parser = program_parser("exllamav3_server", __doc__)
-    parser.add_argument("--context-tokens", type=int, default=2048)
+    for name, default in (("context-tokens", 2048), ("chunk-tokens", 2048), ("step-tokens", 8)):
+        parser.add_argument(f"--{name}", type=int, default=default)
+    for name in ("key-bits", "value-bits"):
+        parser.add_argument(f"--{name}", type=int, default=FULL_BITS)
     parser.add_argument("--cache-tokens", type=int, default=2304, help="tokens of the cache for all requests")
-    parser.add_argument("--key-bits", type=int, default=FULL_BITS)
-    parser.add_argument("--value-bits", type=int, default=FULL_BITS)
     parser.add_argument("--gpu-split", type=numbers, default=(), help="GiB on each device, separated by commas")
     parser.add_argument("--tensor-parallel", action="store_true")
     parser.add_argument("--tp-backend", choices=["native", "nccl"], default="native")
-    parser.add_argument("--chunk-tokens", type=int, default=2048)
-    parser.add_argument("--step-tokens", type=int, default=8)
     parser.add_argument("--requeue-tokens", type=int, default=0, help="0: none are queued again")
     parser.add_argument("--loop-tokens", type=int, default=4096, help="repeats that end an answer; 0: never")
     parser.add_argument("--loop-repeats", type=int, default=16, help="fewest repeats among these tokens")
@@ -360,7 +288,7 @@ def load(options: argparse.Namespace) -> ExllamaV3Engine:
     torch, library = import_library("torch"), import_library("exllamav3")
     if not torch.cuda.is_available():
         raise ImportError("no CUDA device is visible to this program")
-    return ExllamaV3Engine(Libraries(library, torch), options)
+    return ExllamaV3Engine(library, torch, options)
 
 
 def main() -> None:

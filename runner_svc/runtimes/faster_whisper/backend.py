@@ -12,7 +12,7 @@ from runner_svc.runtimes.faster_whisper.runtime import (
     RUNTIME,
     FasterWhisperModel,
 )
-from runner_svc.runtimes.media_server import MediaServer
+from runner_svc.runtimes.library_server import MediaServer
 from runner_svc.runtimes.model_engine import ModelContext, ModelEngine, file_context, file_engine, forecast_model
 from weft.kernel.abilities import Abilities
 from weft.kernel.request import Operation, Skill

@@ -24,8 +24,8 @@ from runner_svc.engine_host.http_server import (
     program_parser,
     serve,
 )
-from runner_svc.engine_host.stop_strings import StopMatcher
 from runner_svc.engine_host.text_routes import (
+    StopMatcher,
     TextEngine,
     Usage,
     check_prompt,

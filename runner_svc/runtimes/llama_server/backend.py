@@ -52,7 +52,6 @@ from runner_svc.runtimes.llama_server.saved_prompts import SavedPrompts
 from runner_svc.runtimes.metrics_page import load_of, samples_of
 from runner_svc.runtimes.model_engine import ModelContext
 from runner_svc.runtimes.started_server import StartedServer, StartLog
-from runner_svc.supervise.process_time import GpuTime
 from runner_svc.templates.sandbox import ModelTemplates, TemplateSandbox, check_before_load
 from weft.api.common.v1 import chat_pb2, tokenize_pb2
 from weft.api.registry.v1 import runner_pb2
@@ -223,8 +222,8 @@ class LlamaServerBackend(StartedServer[LlamaServerModel]):
     metrics_page = MetricsPage("/metrics", read_load)
     key_variable = "LLAMA_API_KEY"
 
-    def __init__(self, model: LlamaServerModel, context: ModelContext, gpu: GpuTime | None = None) -> None:
-        super().__init__(model, context, gpu)
+    def __init__(self, model: LlamaServerModel, context: ModelContext) -> None:
+        super().__init__(model, context)
         self._slots: LlamaSlots | None = None
         self._saved: SavedPrompts | None = None
         self._sandbox = TemplateSandbox()

@@ -12,12 +12,15 @@ from dataclasses import replace
 from typing_extensions import override
 from yarl import URL
 
-from runner_svc.anthropic_upstream.client import AnthropicHttp
+from runner_svc.anthropic_upstream.request import messages_body
+from runner_svc.anthropic_upstream.stream import MessagesReader
 from runner_svc.backend.port import CallInfo
 from runner_svc.engine_http.answer import Answer
 from runner_svc.openai_upstream.address import base_url, is_loopback
-from runner_svc.openai_upstream.client import MODELS, Endpoint, Open, OpenAiHttp
+from runner_svc.openai_upstream.client import MESSAGES, MODELS, Endpoint, Open, OpenAiHttp
 from runner_svc.openai_upstream.errors import BUSY
+from runner_svc.openai_upstream.request import PreparedBody, call_ids
+from runner_svc.openai_upstream.stream import StreamReader
 from runner_svc.runtimes.model_engine import ModelContext, ModelEngine, parameter_profile, served_operations
 from runner_svc.runtimes.openai_remote.runtime import (
     MESSAGES_PARAMETERS,
@@ -27,9 +30,34 @@ from runner_svc.runtimes.openai_remote.runtime import (
     OpenAiRemoteModel,
 )
 from runner_svc.runtimes.unmanaged_server import UnmanagedServer, read_key
+from weft.api.common.v1 import chat_pb2
+from weft.dispatch.frames import GenerationPayload
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation
+
+API_VERSION = "2023-06-01"
+"""The version of the API, which every request names."""
+
+
+class AnthropicHttp(OpenAiHttp):
+    """One provider with Anthropic's API behind one aiohttp session."""
+
+    @override
+    def _prepared(self, payload: GenerationPayload, call: CallInfo) -> tuple[str, PreparedBody]:
+        if not isinstance(payload, chat_pb2.ChatPayload):
+            raise WeftError(Reason.UNSUPPORTED_OPERATION, "this model takes chats, and no text completions")
+        return MESSAGES, messages_body(payload, self.endpoint.model, self.endpoint.parameters)
+
+    @override
+    def _reader(self, payload: GenerationPayload, call: CallInfo, prepared: PreparedBody) -> StreamReader:
+        return MessagesReader(whole=call.whole, used_ids=call_ids(payload))
+
+    @override
+    def _authorization(self, api_key: str) -> dict[str, str]:
+        headers = {"anthropic-version": API_VERSION}
+        return headers | {"x-api-key": api_key} if api_key else headers
+
 
 PROBE_TIMEOUT_SECONDS = 10.0
 _HAS_NO_LIST = frozenset({404, 405, 501})

@@ -27,7 +27,6 @@ from runner_svc.runtimes.server.placeholders import check_placeholders, filled, 
 from runner_svc.runtimes.server.presets import Route, ServerPreset
 from runner_svc.runtimes.server.runtime import ServerModel, command_of, find_program, preset_of
 from runner_svc.runtimes.started_server import StartedServer, StartLog
-from runner_svc.supervise.process_time import GpuTime
 from weft.api.common.v1 import tokenize_pb2
 from weft.api.runner.v1 import runner_service_pb2
 from weft.kernel.errors import WeftError
@@ -87,7 +86,7 @@ class ServerBackend(StartedServer[ServerModel]):
     needs_port = True
     listener_remedy = "; if the command starts it elsewhere, as docker run does, set external_listener: true"
 
-    def __init__(self, model: ServerModel, context: ModelContext, gpu: GpuTime | None = None) -> None:
+    def __init__(self, model: ServerModel, context: ModelContext) -> None:
         self.preset = preset_of(model)
         self.engine_parameters = self.preset.parameters
         self.key_variable = model.key_variable or self.preset.key_variable
@@ -101,7 +100,7 @@ class ServerBackend(StartedServer[ServerModel]):
         # The processor time of the command says nothing about a load elsewhere: start_timeout_seconds bounds it alone.
         stall_seconds = math.inf if model.external_listener else context.load_stall_seconds
         # The whole command line has placeholders, which are filled with the port of each start.
-        super().__init__(model, replace(context, command=(), load_stall_seconds=stall_seconds), gpu)
+        super().__init__(model, replace(context, command=(), load_stall_seconds=stall_seconds))
 
     @property
     @override

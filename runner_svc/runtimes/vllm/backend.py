@@ -34,7 +34,6 @@ from runner_svc.runtimes.vllm.arguments import (
     sleeps_in_place,
 )
 from runner_svc.runtimes.vllm.runtime import PARAMETERS, VllmModel
-from runner_svc.supervise.process_time import GpuTime
 from runner_svc.supervise.socket_folder import SocketFolder
 from weft.api.common.v1 import chat_pb2
 from weft.api.registry.v1 import runner_pb2
@@ -179,11 +178,10 @@ class VllmBackend(StartedServer[VllmModel]):
         self,
         model: VllmModel,
         context: ModelContext,
-        gpu: GpuTime | None = None,
         shape: ModelShape | None = None,
     ) -> None:
         """`shape` is that of the model's files; None: unknown."""
-        super().__init__(model, context, gpu)
+        super().__init__(model, context)
         self._shape = shape
         self._folder: SocketFolder | None = None
         """The folder of its socket."""

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runner_svc.engine_host.stop_strings import StopMatcher
+from runner_svc.engine_host.text_routes import StopMatcher
 
 
 def _run(pieces: list[bytes], stop: list[str]) -> tuple[list[str], bool]:

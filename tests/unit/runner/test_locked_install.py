@@ -9,7 +9,7 @@ import pytest
 from hatchling.builders.wheel import WheelBuilder
 
 from runner_svc.environments import locked_install
-from runner_svc.environments.environment import EngineEnvironment, Variant
+from runner_svc.environments.environment import EngineEnvironment, Variant, VariantChoice, choose_variant
 from runner_svc.environments.locked_install import (
     MAX_KEPT_LINES,
     MAX_LINE_CHARS,
@@ -19,7 +19,6 @@ from runner_svc.environments.locked_install import (
     pip_arguments,
 )
 from runner_svc.environments.receipts import lock_digest
-from runner_svc.environments.variants import VariantChoice, choose_variant
 from runner_svc.runtimes.environment_table import environments
 from weft.kernel.errors import FieldError
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from runner_svc.engine_host.sentences import MAX_PIECE_CHARS, spoken_pieces
+from runner_svc.engine_host.speech import MAX_PIECE_CHARS, spoken_pieces
 
 
 @pytest.mark.parametrize(

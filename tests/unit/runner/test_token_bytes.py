@@ -2,7 +2,7 @@
 
 import pytest
 
-from runner_svc.engine_host.token_text import TokenBytes
+from runner_svc.engine_host.text_routes import TokenBytes
 
 BYTE_LEVEL = {"decoder": {"type": "ByteLevel"}, "added_tokens": [{"content": "<|im_end|>"}, {"content": "Ġadded"}]}
 SENTENCES = {
