@@ -21,11 +21,11 @@ from runner_svc.runtimes.comfyui import messages
 from runner_svc.runtimes.comfyui.api import UPLOAD_FOLDER, ComfyApi, ComfyUnreachableError
 from runner_svc.runtimes.comfyui.image_frames import StepCounter, end_event, image_event, warning_event
 from runner_svc.runtimes.comfyui.messages import OutputFile, Preview, Progress
-from runner_svc.runtimes.comfyui.placeholders import FOLDERS, PORT, check_placeholders, filled, placeholders_of
 from runner_svc.runtimes.comfyui.prompt_run import PromptRun, RunLimits, Waiting, foreign_count
-from runner_svc.runtimes.comfyui.runtime import ComfyUiModel
+from runner_svc.runtimes.comfyui.runtime import FOLDERS, ComfyUiModel, check_template
 from runner_svc.runtimes.engine_figures import with_sample_time
 from runner_svc.runtimes.model_engine import ModelContext, ModelEngine, engine_environment
+from runner_svc.runtimes.placeholders import PORT, filled, placeholders_of
 from runner_svc.supervise.socket_folder import SocketFolder
 from weft.api.common.v1 import image_pb2, workflow_pb2
 from weft.api.registry.v1 import runner_pb2
@@ -484,7 +484,7 @@ def _checked_command(model: ComfyUiModel, context: ModelContext) -> tuple[str, .
         raise context.refuse("url", "must be set, or command to the command line that starts ComfyUI")
     try:
         for word in command:
-            check_placeholders(word)
+            check_template(word)
     except ValueError as error:
         raise context.refuse("command", str(error)) from None
     words = (*command, *model.extra_arguments)

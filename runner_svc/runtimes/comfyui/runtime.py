@@ -8,7 +8,7 @@ from annotated_types import Ge, Le, MaxLen
 from typing_extensions import override
 
 from runner_svc.policy.parameters import EngineParameters
-from runner_svc.runtimes.comfyui.placeholders import check_placeholders
+from runner_svc.runtimes.placeholders import PORT, check_placeholders
 from runner_svc.runtimes.runtime import ModelFault, Runtime, deferred
 from runner_svc.runtimes.settings import StartedModelSettings
 from weft.kernel.settings import PUBLIC, SECRET, Checked, PathText
@@ -18,7 +18,15 @@ PARAMETERS = EngineParameters(engine="ComfyUI")
 
 MAX_COMMAND_WORDS = 256
 MAX_TEMPLATE_CHARS = 4096
-Template = Annotated[str, MaxLen(MAX_TEMPLATE_CHARS), Checked(check_placeholders)]
+FOLDERS = ("input", "output", "temp")
+
+
+def check_template(text: str) -> str:
+    """Returns a text with placeholders. Raises ValueError naming an unknown one and the known ones."""
+    return check_placeholders(text, (PORT, *FOLDERS))
+
+
+Template = Annotated[str, MaxLen(MAX_TEMPLATE_CHARS), Checked(check_template)]
 """A text with placeholders."""
 
 

@@ -41,7 +41,7 @@ API_VERSION = "2023-06-01"
 
 
 class AnthropicHttp(OpenAiHttp):
-    """One provider with Anthropic's API behind one aiohttp session."""
+    """One provider with Anthropic's API."""
 
     @override
     def _prepared(self, payload: GenerationPayload, call: CallInfo) -> tuple[str, PreparedBody]:

@@ -22,10 +22,10 @@ from runner_svc.policy.model_names import listed_models, not_listed_message
 from runner_svc.runtimes.engine_figures import MetricsPage
 from runner_svc.runtimes.metrics_page import load_of, samples_of
 from runner_svc.runtimes.model_engine import ModelContext, ModelEngine
+from runner_svc.runtimes.placeholders import filled, placeholders_of
 from runner_svc.runtimes.server.claims import claims_of, missing_metrics
-from runner_svc.runtimes.server.placeholders import check_placeholders, filled, placeholders_of
 from runner_svc.runtimes.server.presets import Route, ServerPreset
-from runner_svc.runtimes.server.runtime import ServerModel, command_of, find_program, preset_of
+from runner_svc.runtimes.server.runtime import ServerModel, check_template, command_of, find_program, preset_of
 from runner_svc.runtimes.started_server import StartedServer, StartLog
 from weft.api.common.v1 import tokenize_pb2
 from weft.api.runner.v1 import runner_service_pb2
@@ -311,7 +311,7 @@ def _check(model: ServerModel, context: ModelContext) -> None:
     for setting, texts in (("command", command), ("environment", tuple(model.environment.values()))):
         try:
             for text in texts:
-                check_placeholders(text)
+                check_template(text)
         except ValueError as error:
             raise context.refuse(setting, str(error)) from None
     used = placeholders_of((*command, *preset.environment.values(), *model.environment.values()))

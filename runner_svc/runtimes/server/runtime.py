@@ -11,9 +11,9 @@ from typing import Annotated
 from annotated_types import Ge, Le, MaxLen, MinLen
 from typing_extensions import override
 
+from runner_svc.runtimes.placeholders import PORT, check_placeholders, placeholders_of
 from runner_svc.runtimes.runtime import ModelFault, Runtime, deferred
 from runner_svc.runtimes.server.parameters import PARAMETERS
-from runner_svc.runtimes.server.placeholders import check_placeholders
 from runner_svc.runtimes.server.presets import OTHER_PROGRAM, PRESETS, PresetName, ServerPreset
 from runner_svc.runtimes.settings import StartedModelSettings, VariableName
 from weft.kernel.request import Operation, OperationName
@@ -21,7 +21,21 @@ from weft.kernel.settings import PUBLIC, Checked, PathText, Pattern, Seconds
 
 MAX_TEMPLATE_CHARS = 4096
 MAX_COMMAND_WORDS = 256
-Template = Annotated[str, MaxLen(MAX_TEMPLATE_CHARS), Checked(check_placeholders)]
+PLACEHOLDERS = (PORT, "model", "name", "context", "slots")
+KEY = "key"
+
+
+def check_template(text: str) -> str:
+    """Returns a text with placeholders. Raises ValueError naming an unknown one and the known ones."""
+    if KEY in placeholders_of((text,)):
+        raise ValueError(
+            "must not hold {key}: every user of the machine can read the arguments of a program; name the "
+            "environment variable of the key in key_variable"
+        )
+    return check_placeholders(text, PLACEHOLDERS)
+
+
+Template = Annotated[str, MaxLen(MAX_TEMPLATE_CHARS), Checked(check_template)]
 """A text with placeholders."""
 
 

@@ -10,9 +10,9 @@ import yaml
 from reference_pages.presets import page
 
 from runner_svc.policy.parameters import ParameterProfile
-from runner_svc.runtimes.server.placeholders import check_placeholders, placeholders_of
+from runner_svc.runtimes.placeholders import placeholders_of
 from runner_svc.runtimes.server.presets import OTHER_PROGRAM, PRESETS, PresetName, ServerPreset
-from runner_svc.runtimes.server.runtime import ServerModel
+from runner_svc.runtimes.server.runtime import ServerModel, check_template
 from weft.kernel.request import Operation
 from weft_app.compose.served_models import served_model
 from weft_app.config.loader import parse_section
@@ -69,7 +69,7 @@ def test_a_command_line_is_told_port_and_model_and_has_no_key(name: PresetName) 
     routes = [route.body for route in (preset.load, preset.sleep, preset.wake, preset.flush) if route is not None]
     texts = (*preset.command, *preset.environment.values(), *routes)
     for text in texts:
-        check_placeholders(text)
+        check_template(text)
     used = placeholders_of(texts)
     assert "port" in used
     assert used & {"model", "name"}

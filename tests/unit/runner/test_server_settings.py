@@ -9,8 +9,9 @@ from runner_svc.backend.port import LoadOrder
 from runner_svc.memory.estimate import DeclaredForecast
 from runner_svc.policy.load_plan import LoadPlan
 from runner_svc.policy.memory_estimate import MEBIBYTE, EstimateSource
+from runner_svc.runtimes.placeholders import filled, placeholders_of
 from runner_svc.runtimes.server.backend import ServerBackend
-from runner_svc.runtimes.server.placeholders import PLACEHOLDERS, check_placeholders, filled, placeholders_of
+from runner_svc.runtimes.server.runtime import PLACEHOLDERS, check_template
 from weft.kernel.errors import FieldError
 from weft.kernel.request import Operation
 from weft_app.compose.served_models import served_model
@@ -49,8 +50,8 @@ def test_placeholders_are_filled_and_other_braces_are_left() -> None:
 
 def test_an_unknown_placeholder_is_refused_with_the_known_ones() -> None:
     with pytest.raises(ValueError, match=r"unknown placeholder \{host\}; there are \{port\}, \{model\}, \{name\}"):
-        check_placeholders("--host {host}")
-    assert check_placeholders("{{host}}") == "{{host}}"
+        check_template("--host {host}")
+    assert check_template("{{host}}") == "{{host}}"
     field, message = _refusal(command=["serve", "{port}", "{prot}"])
     assert field.endswith("command.2")
     assert "{prot}" in message

@@ -5,24 +5,18 @@ braces, such as those of JSON, are left as they are.
 """
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
-PLACEHOLDERS = ("port", "model", "name", "context", "slots")
-KEY = "key"
+PORT = "port"
 # Behind a dollar sign it is a variable of the runner's environment.
 _PLACEHOLDER = re.compile(r"(?<!\$)(?:\{\{([a-z_]+)\}\}|\{([a-z_]+)\})")
 
 
-def check_placeholders(text: str) -> str:
-    """Returns the text. Raises ValueError naming an unknown placeholder and the known ones."""
+def check_placeholders(text: str, names: Collection[str]) -> str:
+    """Returns the text. Raises ValueError naming a placeholder that is not among `names`."""
     for name in _names_in(text):
-        if name == KEY:
-            raise ValueError(
-                "must not hold {key}: every user of the machine can read the arguments of a program; name the "
-                "environment variable of the key in key_variable"
-            )
-        if name not in PLACEHOLDERS:
-            known = ", ".join(f"{{{each}}}" for each in PLACEHOLDERS)
+        if name not in names:
+            known = ", ".join(f"{{{each}}}" for each in names)
             text_of_it = f"{{{{{name}}}}}"
             raise ValueError(
                 f"has the unknown placeholder {{{name}}}; there are {known}, and {text_of_it} for the text"
