@@ -292,6 +292,11 @@ class StartedModelSettings(SleepingModelSettings):
         """Processor threads, as the engine is started with them."""
         return self.threads or default_threads()
 
+    @property
+    def max_kept_prompt_bytes(self) -> int:
+        """Most memory of the host that its engine uses for prompts that no slot holds any more."""
+        return 0
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostedModelSettings(StartedModelSettings):

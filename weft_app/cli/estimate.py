@@ -20,7 +20,6 @@ from runner_svc.policy.memory_estimate import (
     estimate_memory,
     settings_for,
 )
-from runner_svc.runtimes.llama_server.runtime import LlamaServerModel
 from runner_svc.runtimes.settings import DEFAULT_CONTEXT_TOKENS, ModelSettings, StartedModelSettings
 from runner_svc.settings import RunnerSettings
 from weft.kernel.errors import WeftError, invalid_field
@@ -159,6 +158,7 @@ def _estimate(subject: _Subject, facts: ModelFacts, settings: MemorySettings, ho
 
 
 def _document(subject: _Subject, facts: ModelFacts, settings: MemorySettings, found: MemoryEstimate) -> dict[str, Any]:
+    model = subject.model
     return {
         "kind": "MemoryEstimate",
         "name": subject.name,
@@ -171,16 +171,8 @@ def _document(subject: _Subject, facts: ModelFacts, settings: MemorySettings, fo
         "cacheTypeV": settings.cache_type_v,
         "quantization": facts.quantization,
         "trainedContextTokens": facts.context_tokens,
-        "keptPromptBytes": _kept_prompt_bytes(subject.model),
+        "keptPromptBytes": model.max_kept_prompt_bytes if isinstance(model, StartedModelSettings) else 0,
     }
-
-
-def _kept_prompt_bytes(model: ModelSettings | None) -> int:
-    """Returns the most memory of the host that an engine uses for prompts that no slot holds any more."""
-    # llama.cpp cannot save the prompts of a model with a projector.
-    if not isinstance(model, LlamaServerModel) or model.projector_file is not None:
-        return 0
-    return model.kept_prompts_mb * MEBIBYTE
 
 
 def _print(document: dict[str, Any]) -> None:

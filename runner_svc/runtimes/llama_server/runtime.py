@@ -119,6 +119,12 @@ class LlamaServerModel(GgufModelSettings):
     def projector_file(self) -> Path | None:
         return None if self.mmproj_path is None else self.mmproj_path.expanduser()
 
+    @property
+    @override
+    def max_kept_prompt_bytes(self) -> int:
+        # llama.cpp cannot save the prompts of a model with a projector.
+        return 0 if self.projector_file is not None else self.kept_prompts_mb * 1024 * 1024
+
     @override
     def pulled(self, path: Path, projector: Path | None) -> Self:
         own = {"--mmproj", "-mm", "--mmproj-url", "-mmu", "--no-mmproj"}
