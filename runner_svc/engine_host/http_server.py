@@ -366,10 +366,17 @@ def program_parser(name: str, description: str | None, *, needs_model: bool = Tr
     """Returns the parser of a server program, with the flags that every one has."""
     parser = argparse.ArgumentParser(prog=name, description=description)
     parser.add_argument("--port", type=int, default=0, help="0: a free one")
-    parser.add_argument("--threads", type=int, default=1, help="threads per request")
-    parser.add_argument("--slots", type=int, default=1, help="concurrent requests")
+    parser.add_argument("--threads", type=positive, default=1, help="threads per request")
+    parser.add_argument("--slots", type=positive, default=1, help="concurrent requests")
     parser.add_argument("--model", required=needs_model, type=Path, help="file or folder of the model")
     return parser
+
+
+def positive(text: str) -> int:
+    """Reads a flag with a whole number of at least 1."""
+    if (number := int(text)) < 1:
+        raise ValueError(text)
+    return number
 
 
 def numbers(text: str) -> tuple[float, ...]:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from runner_svc.engine_host.cuda_libraries import load_cuda_libraries
-from runner_svc.engine_host.http_server import Caller, RefusedError, import_library, program_parser, serve
+from runner_svc.engine_host.http_server import Caller, RefusedError, import_library, positive, program_parser, serve
 from runner_svc.engine_host.text_routes import (
     StopMatcher,
     TextEngine,
@@ -265,10 +265,10 @@ def _end_tokens(folder: Path, tokenizer: Any) -> frozenset[str]:
 def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
     """Parses the flags of this program."""
     parser = program_parser("ctranslate2_server", __doc__)
-    parser.add_argument("--context-tokens", type=int, default=2048)
+    parser.add_argument("--context-tokens", type=positive, default=2048)
     parser.add_argument("--device", choices=["cpu", "cuda", "auto"], default="auto")
     parser.add_argument("--compute-type", default="int8")
-    parser.add_argument("--beam-size", type=int, default=1)
+    parser.add_argument("--beam-size", type=positive, default=1)
     parser.add_argument("--prefix-cache-tokens", type=int, help="of kept prompts together; 0: none; default: context")
     return parser.parse_args(argv)
 

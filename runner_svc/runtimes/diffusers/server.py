@@ -17,6 +17,7 @@ from runner_svc.engine_host.http_server import (
     LoadReports,
     RefusedError,
     import_library,
+    positive,
     program_parser,
     say,
     serve,
@@ -153,15 +154,15 @@ def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--variant", help="variant of the weights, such as fp16; default: the one that there is")
     for name in ("vae-tiling", "attention-slicing", "no-safety-checker"):
         parser.add_argument(f"--{name}", action="store_true")
-    parser.add_argument("--steps", type=int)
+    parser.add_argument("--steps", type=positive)
     parser.add_argument("--guidance", type=float)
     parser.add_argument("--strength", type=float)
-    parser.add_argument("--size-multiple", type=int)
-    parser.add_argument("--max-steps", type=int, default=150)
-    parser.add_argument("--max-pixels", type=int, default=2048 * 2048)
-    parser.add_argument("--max-source-bytes", type=int, default=32 * 1024 * 1024)
-    parser.add_argument("--max-source-pixels", type=int, default=33_554_432)
-    parser.add_argument("--preview-side-pixels", type=int, default=384)
+    parser.add_argument("--size-multiple", type=positive)
+    parser.add_argument("--max-steps", type=positive, default=150)
+    parser.add_argument("--max-pixels", type=positive, default=2048 * 2048)
+    parser.add_argument("--max-source-bytes", type=positive, default=32 * 1024 * 1024)
+    parser.add_argument("--max-source-pixels", type=positive, default=33_554_432)
+    parser.add_argument("--preview-side-pixels", type=positive, default=384)
     return parser.parse_args(argv)
 
 

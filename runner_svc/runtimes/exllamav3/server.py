@@ -23,6 +23,7 @@ from runner_svc.engine_host.http_server import (
     RefusedError,
     import_library,
     numbers,
+    positive,
     program_parser,
     serve,
 )
@@ -269,17 +270,16 @@ class ExllamaV3Engine(TextEngine):
 def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
     """Parses the flags of this program."""
     parser = program_parser("exllamav3_server", __doc__)
-    for name, default in (("context-tokens", 2048), ("chunk-tokens", 2048), ("step-tokens", 8)):
-        parser.add_argument(f"--{name}", type=int, default=default)
+    for name, default in (("context-tokens", 2048), ("cache-tokens", 2304), ("chunk-tokens", 2048), ("step-tokens", 8)):
+        parser.add_argument(f"--{name}", type=positive, default=default)
     for name in ("key-bits", "value-bits"):
-        parser.add_argument(f"--{name}", type=int, default=FULL_BITS)
-    parser.add_argument("--cache-tokens", type=int, default=2304, help="tokens of the cache for all requests")
+        parser.add_argument(f"--{name}", type=positive, default=FULL_BITS)
     parser.add_argument("--gpu-split", type=numbers, default=(), help="GiB on each device, separated by commas")
     parser.add_argument("--tensor-parallel", action="store_true")
     parser.add_argument("--tp-backend", choices=["native", "nccl"], default="native")
     parser.add_argument("--requeue-tokens", type=int, default=0, help="0: none are queued again")
     parser.add_argument("--loop-tokens", type=int, default=4096, help="repeats that end an answer; 0: never")
-    parser.add_argument("--loop-repeats", type=int, default=16, help="fewest repeats among these tokens")
+    parser.add_argument("--loop-repeats", type=positive, default=16, help="fewest repeats among these tokens")
     return parser.parse_args(argv)
 
 

@@ -16,6 +16,7 @@ from runner_svc.engine_host.http_server import (
     Caller,
     RefusedError,
     import_library,
+    positive,
     program_parser,
     serve,
 )
@@ -93,13 +94,13 @@ def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
     parser = program_parser("faster_whisper_server", __doc__)
     parser.add_argument("--device", choices=["cpu", "cuda", "auto"], default="auto")
     parser.add_argument("--compute-type", default="int8")
-    parser.add_argument("--beam-size", type=int, default=5)
+    parser.add_argument("--beam-size", type=positive, default=5)
     parser.add_argument("--voice-detection", action="store_true", help="leave out parts without a voice")
     parser.add_argument("--max-audio-seconds", type=float, default=14_400.0)
-    parser.add_argument("--max-audio-bytes", type=int, default=512 * 1024 * 1024)
-    parser.add_argument("--max-channels", type=int, default=8, help="they are mixed into one")
-    parser.add_argument("--min-sample-rate-hz", type=int, default=4_000)
-    parser.add_argument("--max-sample-rate-hz", type=int, default=192_000)
+    parser.add_argument("--max-audio-bytes", type=positive, default=512 * 1024 * 1024)
+    parser.add_argument("--max-channels", type=positive, default=8, help="they are mixed into one")
+    parser.add_argument("--min-sample-rate-hz", type=positive, default=4_000)
+    parser.add_argument("--max-sample-rate-hz", type=positive, default=192_000)
     return parser.parse_args(argv)
 
 

@@ -21,6 +21,7 @@ from runner_svc.engine_host.http_server import (
     RefusedError,
     import_library,
     numbers,
+    positive,
     program_parser,
     serve,
 )
@@ -267,7 +268,7 @@ def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
     parser = program_parser("llama_cpp_python_server", __doc__)
     parser.add_argument("--context-tokens", type=int, default=2048, help="0: what the model was made for")
     parser.add_argument("--gpu-layers", type=int, default=-1, help="-1: all, where the library was built for a GPU")
-    parser.add_argument("--batch-tokens", type=int, default=512, help="tokens per step of prefill")
+    parser.add_argument("--batch-tokens", type=positive, default=512, help="tokens per step of prefill")
     parser.add_argument("--flash-attention", choices=["on", "off"], default="off")
     parser.add_argument("--cache-type-k", choices=list(CACHE_TYPES), help="default: f16")
     parser.add_argument("--cache-type-v", choices=list(CACHE_TYPES), help="default: f16")

@@ -16,6 +16,7 @@ from runner_svc.engine_host.http_server import (
     FieldRefusedError,
     RefusedError,
     import_library,
+    positive,
     program_parser,
     serve,
 )
@@ -122,7 +123,7 @@ def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
     parser = program_parser("piper_server", __doc__, needs_model=False)
     parser.add_argument("--voice", action="append", default=[], help="NAME=PATH of a voice, repeatable")
     parser.add_argument("--default-voice", default="", help="the voice that is loaded at the start")
-    parser.add_argument("--max-loaded-voices", type=int, default=4, help="the least recently used one makes room")
+    parser.add_argument("--max-loaded-voices", type=positive, default=4, help="the least recently used one makes room")
     return parser.parse_args(argv)
 
 

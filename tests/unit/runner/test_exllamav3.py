@@ -13,7 +13,7 @@ from kit.engine_settings import engine_settings
 from runner_svc.memory.estimate import ForecastModel, MemoryEstimator, ModelFiles
 from runner_svc.policy.load_plan import AS_CONFIGURED, LoadPlan
 from runner_svc.policy.memory_estimate import EstimateSource
-from runner_svc.runtimes.exllamav3 import runtime
+from runner_svc.runtimes.exllamav3 import runtime, server
 from runner_svc.runtimes.exllamav3.backend import ExllamaV3Forecast
 from runner_svc.runtimes.exllamav3.cache_turns import CacheTurns
 from runner_svc.runtimes.exllamav3.runtime import RUNTIME, ExllamaV3Model, cache_bits, cache_tokens_of
@@ -228,3 +228,12 @@ async def test_a_renewal_that_fails_fails_its_request_and_is_tried_again() -> No
     cache.fails = False
     await cache.use("b")
     assert (cache.pages, cache.renewals) == ({"b"}, 1)
+
+
+@pytest.mark.parametrize("number", ["0", "-1", "many"])
+def test_a_flag_that_must_be_positive_is_refused_with_its_name(
+    number: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        server.parse_arguments(["--model", str(tmp_path), "--chunk-tokens", number])
+    assert f"argument --chunk-tokens: invalid positive value: '{number}'" in capsys.readouterr().err
