@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from enum import StrEnum
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -22,7 +21,7 @@ from weft.kernel.unknown_names import FOR_TASKS
 from weft_app.cli.formats import age
 from weft_app.cli.mesh_api import MeshApi, connect
 from weft_app.cli.mesh_documents import Document
-from weft_app.cli.options import DEFAULT_HOME, EXIT_FAILED, HomeOption, NamedFormat, OutputFormat, exit_code, note
+from weft_app.cli.options import DEFAULT_HOME, EXIT_FAILED, HomeOption, NamedFormat, OutputFormat, act_on_each, note
 from weft_app.cli.output import Column, Listing, print_page, safe_text, say
 from weft_app.cli.progress import ProgressStyle, shown_progress
 from weft_app.cli.wait import parse_duration
@@ -183,19 +182,14 @@ def cancel(batch_id: IdArgument, home: HomeOption = DEFAULT_HOME) -> None:
 
 def cancel_batches(ids: Sequence[str], output: OutputFormat, home: Path) -> None:
     """Cancels batches and prints how far each came. A failure of one does not stop the others."""
-    failures: list[WeftError] = []
     with connect(home) as api:
-        for batch_id in ids:
-            try:
-                batch = api.post(f"{BATCHES}/{_id(batch_id)}/cancel")
-            except WeftError as error:
-                failures.append(error)
-                note(error.message)
-            else:
-                line = f"{batch['id']}: {batch['status']}, {_done_words(batch)} answered\n"
-                print_page(output, partial(str, line), partial(dict, batch))
-    if failures:
-        raise typer.Exit(exit_code(failures[0]))
+
+        def cancel_one(batch_id: str) -> None:
+            batch = api.post(f"{BATCHES}/{_id(batch_id)}/cancel")
+            line = f"{batch['id']}: {batch['status']}, {_done_words(batch)} answered\n"
+            print_page(output, lambda: line, lambda: batch)
+
+        act_on_each(ids, cancel_one)
 
 
 @app.command("results")

@@ -1,7 +1,6 @@
 """`weft cancel`: requests, tasks, batches and operations, by their ids."""
 
 from collections.abc import Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated
@@ -15,7 +14,7 @@ from weft_app.cli.completion import complete_cancelled_kind
 from weft_app.cli.formats import FORMATS
 from weft_app.cli.mesh_api import connect
 from weft_app.cli.mesh_documents import Document
-from weft_app.cli.options import DEFAULT_HOME, HomeOption, OutputFormat, PageOutputOption, exit_code, note, words_of
+from weft_app.cli.options import DEFAULT_HOME, HomeOption, OutputFormat, PageOutputOption, act_on_each, words_of
 from weft_app.cli.output import print_page, safe_text
 from weft_app.cli.targets import BATCH_WORDS, OPERATION_WORDS, REQUEST_WORDS, TASK_WORDS
 
@@ -98,20 +97,16 @@ def _cancelled_kind(words: Sequence[str]) -> tuple[str, list[str]]:
 
 def cancel_requests(ids: Sequence[str], tenant: str, output: OutputFormat, home: Path) -> None:
     """Cancels requests by their ids and prints how each ended. A failure of one does not stop the others."""
-    failures: list[WeftError] = []
     with connect(home, CANCEL_TIMEOUT_SECONDS) as api:
-        for each in ids:
-            try:
-                path = f"/v1/requests/{require_token(each, 'ID', MAX_REQUEST_ID_CHARS)}/cancel"
-                ended = api.post(path, headers={"X-Tenant-ID": tenant}) if tenant else api.post(path, allTenants=True)
-            except WeftError as error:
-                failures.append(error)
-                note(f"request {safe_text(each)}: {words_of(error)}{_advice(error)}")
-            else:
-                line = f"request/{each} {_ended_words(ended)}\n"
-                print_page(output, partial(str, line), partial(dict, ended))
-    if failures:
-        raise typer.Exit(exit_code(failures[0]))
+
+        def cancel_one(request: str) -> None:
+            path = f"/v1/requests/{require_token(request, 'ID', MAX_REQUEST_ID_CHARS)}/cancel"
+            ended = api.post(path, headers={"X-Tenant-ID": tenant}) if tenant else api.post(path, allTenants=True)
+            print_page(output, lambda: f"request/{request} {_ended_words(ended)}\n", lambda: ended)
+
+        act_on_each(
+            ids, cancel_one, lambda each, error: f"request {safe_text(each)}: {words_of(error)}{_advice(error)}"
+        )
 
 
 def _advice(error: WeftError) -> str:

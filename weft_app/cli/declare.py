@@ -25,7 +25,7 @@ from weft_app.cli.columns import label_of
 from weft_app.cli.completion import complete_with_tasks
 from weft_app.cli.mesh_api import MeshApi, connect
 from weft_app.cli.mesh_documents import Document, connect_documents
-from weft_app.cli.options import DEFAULT_HOME, EXIT_USAGE, HomeOption, exit_code, note, reporting, words_of
+from weft_app.cli.options import DEFAULT_HOME, EXIT_USAGE, HomeOption, act_on_each, note, reporting
 from weft_app.cli.output import json_text, say
 from weft_app.cli.secrets import delete_secrets, is_about_secrets
 from weft_app.cli.targets import (
@@ -249,10 +249,7 @@ def delete(
     if selector:
         targets = _selected(home, resources or [], selector)
     with connect(home, FORCED_DELETE_TIMEOUT_SECONDS) as api:
-        failures = [_delete(api, target, ignore_not_found, force=force) for target in targets]
-    codes = [code for code in failures if code]
-    if codes:
-        raise typer.Exit(codes[0])
+        act_on_each(targets, lambda target: _delete(api, target, ignore_not_found, force=force))
 
 
 def _selected(home: Path, words: list[str], selector: str) -> list[Target]:
@@ -292,21 +289,19 @@ _DELETED_FIRST: Mapping[ResourceKind, int] = MappingProxyType(
 """The order in which kinds are deleted; others come last."""
 
 
-def _delete(api: MeshApi, target: Target, ignore_not_found: bool, *, force: bool) -> int:
-    """Deletes one resource; returns 0 or the exit code of its failure."""
+def _delete(api: MeshApi, target: Target, ignore_not_found: bool, *, force: bool) -> None:
+    """Deletes one resource."""
+    path = f"/api/v1/{target.kind.plural}/{target.name}"
     try:
-        path = f"/api/v1/{target.kind.plural}/{target.name}"
         runner = _returns_with(api.get(path)) if force else ""
         api.delete(path, force=force)
     except WeftError as error:
         if is_missing(error) and ignore_not_found:
-            return 0
-        note(words_of(error))
-        return exit_code(error)
+            return
+        raise
     say(f"{target} deleted\n")
     if runner:
         note(f"{target} comes back when {runner} is started again (weft restart), unless its weft.yaml is without it")
-    return 0
 
 
 def _returns_with(document: Document) -> str:

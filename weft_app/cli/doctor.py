@@ -30,7 +30,6 @@ from weft.kernel.errors import WeftError
 from weft.kernel.units import size_words
 from weft_app.cli.explain import prompt_change
 from weft_app.cli.findings import Finding, Verdict, attempt, failed
-from weft_app.cli.lease_table import hosts_of, lease_rows, leased_bytes
 from weft_app.cli.machine_checks import (
     DRIVER_SECONDS,
     accelerator_findings,
@@ -62,6 +61,7 @@ from weft_app.cli.options import (
 )
 from weft_app.cli.output import Column, Listing, say
 from weft_app.cli.provider_checks import check_central_models
+from weft_app.cli.records import hosts_of, lease_rows, leased_bytes
 from weft_app.cli.registry_checks import registry_findings
 from weft_app.cli.secrets import names_of_secrets
 from weft_app.compose.demo import configured_runners

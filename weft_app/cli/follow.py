@@ -8,7 +8,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from weft.kernel.errors import WeftError, invalid_field
+from weft.kernel.errors import WeftError
 from weft.kernel.reasons import REGISTRY_AWAY, Reason
 from weft_app.cli.mesh_api import connect
 from weft_app.cli.mesh_documents import Document
@@ -269,33 +269,3 @@ def poll_records(listing: Listing, output: StrEnum, read: Callable[[], Iterable[
         else:
             breaks.none()
         wait_interval()
-
-
-def show_records(
-    listing: Listing,
-    words: Sequence[str],
-    output: StrEnum,
-    read: Callable[[], Iterable[Any]],
-    unknown: Callable[[str], WeftError],
-    *,
-    key: str = "name",
-    watch: bool = False,
-) -> None:
-    """Prints the records that `words` name, all without names; `watch`: until Ctrl-C, with each that changes.
-
-    `key`: where a record has its name; `unknown` returns the error for a name that none has.
-    """
-    if output == "yaml":
-        raise invalid_field("--output", f"must be table, wide, json or name: {listing.plural} are not declared")
-    names = {word.partition("/")[2] for word in words} if "/" in words[0] else set(words[1:])
-
-    def picked() -> list[Any]:
-        return [record for record in read() if not names or record[key] in names]
-
-    found = picked()
-    if missing := names - {record[key] for record in found}:
-        raise unknown(min(missing))
-    if watch:
-        poll_records(listing, output, picked)
-    else:
-        listing.print(found, output)

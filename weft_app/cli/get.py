@@ -29,11 +29,8 @@ from weft_app.cli.options import (
 )
 from weft_app.cli.output import TEXTS, say
 from weft_app.cli.targets import (
-    CLIENT_WORDS,
-    LEASE_WORDS,
+    RECORD_WORDS,
     REQUEST_WORDS,
-    ROUTER_WORDS,
-    SECRET_WORDS,
     TASK_WORDS,
     Scope,
     SelectorOption,
@@ -94,34 +91,26 @@ def get(
     """
     with reporting(interrupted=EXIT_OK if watch else 130):
         word = resources[0].partition("/")[0].lower()
-        is_about_requests = resources[0].lower() in REQUEST_WORDS | CLIENT_WORDS
-        if selector and (is_about_requests or word in TASK_WORDS | SECRET_WORDS | LEASE_WORDS | ROUTER_WORDS):
+        is_about_requests = resources[0].lower() in REQUEST_WORDS
+        if selector and (is_about_requests or word in TASK_WORDS | RECORD_WORDS):
             raise invalid_field("--selector", "goes with models and agents")
         if caller and word not in TASK_WORDS:
             raise invalid_field("--caller", "goes with tasks")
-        if states and not is_about_requests and word not in TASK_WORDS | SECRET_WORDS:
+        if states and not is_about_requests and word not in TASK_WORDS:
             raise invalid_field("--state", "goes with tasks and requests")
         # Each kind imports what it needs when it is shown.
         if word in TASK_WORDS:
             from weft_app.cli.tasks import show_tasks  # noqa: PLC0415
 
             show_tasks(resources, output, states or (), home, caller=caller, watch=watch)
-        elif word in SECRET_WORDS:
-            from weft_app.cli.secrets import show_secrets  # noqa: PLC0415
-
-            show_secrets(resources, output, home, watch=watch)
         elif is_about_requests:
             from weft_app.cli.request_table import show_requests  # noqa: PLC0415
 
             show_requests(resources, output, states or (), home, watch=watch)
-        elif word in LEASE_WORDS:
-            from weft_app.cli.lease_table import show_leases  # noqa: PLC0415
+        elif word in RECORD_WORDS:
+            from weft_app.cli.records import RECORDS  # noqa: PLC0415
 
-            show_leases(resources, output, home, watch=watch)
-        elif word in ROUTER_WORDS:
-            from weft_app.cli.router_table import show_routers  # noqa: PLC0415
-
-            show_routers(resources, output, home, watch=watch)
+            RECORDS[word].show(resources, output, home, watch=watch)
         else:
             _show_resources(resources, selector, output, home, watch=watch)
 

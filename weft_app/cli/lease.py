@@ -20,17 +20,9 @@ from weft.client.leases import LeaseOptions, MemoryLease, acquired_lease, progra
 from weft.gpu.process import is_alive
 from weft.gpu.snapshot import ProcessId
 from weft.kernel.errors import WeftError, invalid_field
-from weft.kernel.names import require_token
+from weft.kernel.names import MAX_NAME_CHARS, require_token
 from weft.kernel.reasons import Reason
 from weft.kernel.units import parse_size, size_words
-from weft_app.cli.lease_table import (
-    MAX_LEASE_ID_CHARS,
-    host_document,
-    hosts_of,
-    lease_rows,
-    leased_bytes,
-    print_hosts,
-)
 from weft_app.cli.mesh_api import connect
 from weft_app.cli.mesh_documents import Document
 from weft_app.cli.options import (
@@ -42,6 +34,7 @@ from weft_app.cli.options import (
     note,
 )
 from weft_app.cli.output import print_document, safe_text, say
+from weft_app.cli.records import hosts_of, lease_rows, leased_bytes, print_hosts
 from weft_app.cli.wait import parse_duration
 
 LOOK_SECONDS = 0.2
@@ -332,7 +325,7 @@ def list_leases(home: HomeOption = DEFAULT_HOME, output: OutputOption = OutputFo
     """
     hosts = hosts_of(home)
     if output is not OutputFormat.TABLE:
-        print_document({"kind": "HostMemoryList", "items": list(map(host_document, hosts))}, output)
+        print_document({"kind": "HostMemoryList", "items": hosts}, output)
     elif hosts:
         print_hosts(hosts)
     else:
@@ -352,7 +345,7 @@ def release_lease(
 
     Example: weft lease release lease-3f9a --yes
     """
-    require_token(lease_id, "ID", MAX_LEASE_ID_CHARS)
+    require_token(lease_id, "ID", MAX_NAME_CHARS)
     lease = next((lease for lease in lease_rows(hosts_of(home)) if lease["leaseId"] == lease_id), None)
     if not yes and lease is not None and lease["holderKind"] == "program":
         _confirm(lease)

@@ -5,7 +5,6 @@ import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_args
@@ -22,7 +21,6 @@ from weft.kernel.reasons import Reason
 from weft.kernel.short_names import short_source
 from weft.kernel.units import size_words
 from weft_app.cli import verbs
-from weft_app.cli.completion import complete_model
 from weft_app.cli.follow import RecordChanges
 from weft_app.cli.follow import follow as follow_mesh
 from weft_app.cli.mesh_api import MeshApi, connect
@@ -33,10 +31,9 @@ from weft_app.cli.options import (
     HomeOption,
     OutputFormat,
     OutputOption,
-    exit_code,
+    act_on_each,
     note,
     reporting,
-    words_of,
 )
 from weft_app.cli.output import Column, Listing, document_text, print_page, safe_text, say
 from weft_app.cli.progress import ProgressStyle, shown_progress
@@ -63,8 +60,6 @@ app = typer.Typer(
 )
 
 NameArgument = Annotated[str, typer.Argument(metavar="ID", help='An operation: its id, or "operations/<id>".')]
-ModelArgument = Annotated[str, typer.Argument(metavar="MODEL", help="A model.", autocompletion=complete_model)]
-
 WatchOption = Annotated[bool, typer.Option("--watch", "-w", help="Show progress, even without a terminal.")]
 
 NoWaitOption = Annotated[
@@ -514,19 +509,13 @@ def cancel_operation(name: NameArgument, home: HomeOption = DEFAULT_HOME) -> Non
 
 def cancel_operations(names: Sequence[str], output: OutputFormat, home: Path) -> None:
     """Cancels operations, and prints the state of each when it has ended. A failure of one does not stop the others."""
-    failures: list[WeftError] = []
     with connect(home, WATCH_TIMEOUT_SECONDS) as api:
-        for name in names:
-            try:
-                last = cancelled(api, name)
-            except WeftError as error:
-                failures.append(error)
-                note(words_of(error))
-            else:
-                line = f"{last['name']} {last['state']}\n"
-                print_page(output, partial(str, line), partial(dict, last))
-    if failures:
-        raise typer.Exit(exit_code(failures[0]))
+
+        def cancel_one(name: str) -> None:
+            last = cancelled(api, name)
+            print_page(output, lambda: f"{last['name']} {last['state']}\n", lambda: last)
+
+        act_on_each(names, cancel_one)
 
 
 def cancelled(api: MeshApi, name: str) -> Document:

@@ -2,13 +2,13 @@
 
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from enum import StrEnum
 from importlib import import_module
 from pathlib import Path
 from types import MappingProxyType
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import typer
 
@@ -185,6 +185,29 @@ def _running_parameters() -> list[Any]:
     package = typer.Context.__mro__[1].__module__.rpartition(".")[0]
     context = import_module(f"{package}.globals").get_current_context(silent=True)
     return [] if context is None else context.command.params
+
+
+Item = TypeVar("Item")
+
+
+def act_on_each(
+    items: Iterable[Item],
+    act: Callable[[Item], None],
+    words: Callable[[Item, WeftError], str] = lambda _, error: words_of(error),
+) -> None:
+    """Does something with each item. A failure is printed as `words`, and does not stop the others.
+
+    Ends the command with the exit code of the first failure.
+    """
+    codes = []
+    for item in items:
+        try:
+            act(item)
+        except WeftError as error:
+            note(words(item, error))
+            codes.append(exit_code(error))
+    if codes:
+        raise typer.Exit(codes[0])
 
 
 @contextmanager

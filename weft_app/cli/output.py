@@ -5,7 +5,6 @@ import shutil
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from datetime import UTC
 from enum import StrEnum
 from typing import Any
 from unicodedata import category
@@ -232,8 +231,3 @@ def block(title: str, lines: Iterable[str], indent: str = INDENT) -> Iterator[st
 def table_block(title: str, columns: Sequence[Column], rows: Sequence[Any]) -> Iterator[str]:
     """Yields a title and a table below it; nothing where there are no rows."""
     return block(title, TextTable(columns).plain_text(rows).splitlines() if rows else ())
-
-
-def local_time(time: Any) -> str:
-    """Returns a timestamp of a message as text, in local time."""
-    return f"{time.ToDatetime(tzinfo=UTC).astimezone():%Y-%m-%d %H:%M:%S}"

@@ -1,17 +1,15 @@
-"""`weft get requests` and `weft get clients`."""
+"""`weft get requests`."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from weft.kernel.errors import WeftError, invalid_field
-from weft.kernel.reasons import Reason
-from weft_app.cli.follow import RecordChanges, follow, poll_records
+from weft.kernel.errors import invalid_field
+from weft_app.cli.follow import RecordChanges, follow
 from weft_app.cli.formats import moment_in, text_at
 from weft_app.cli.mesh_api import connect
 from weft_app.cli.mesh_documents import Document
 from weft_app.cli.options import ResourceFormat, note
 from weft_app.cli.output import TEXTS, Column, Listing, say
-from weft_app.cli.targets import REQUEST_WORDS
 
 MAX_SHOWN = 1_000
 STATES = ("ended", "completed", "failed", "cancelled")
@@ -32,22 +30,10 @@ def _seconds_of(request: Document) -> float:
     return (moment_in(request["endedAt"]) - moment_in(request["arrivedAt"])).total_seconds()
 
 
-def _targets(client: Document) -> str:
-    return ",".join(f"{one['target']}={one['requestCount']}" for one in client.get("targets", ()))
-
-
-def _gpu_time(client: Document) -> str:
-    return f"{client['deviceSeconds']:.3g}s of {client['measuredCount']}" if "deviceSeconds" in client else "?"
-
-
-def _energy(client: Document) -> str:
-    return f"{client['energyMillijoules'] / 1e3:.3g}J" if "energyMillijoules" in client else "?"
-
-
 _WAITS = "queued.reason|loading.stage"
 _ID = (Column("REQUEST", "requestId"), Column("TARGET", "target"))
 _WHOSE = (Column("TENANT", "tenant"), Column("PRIORITY", "priority"))
-_CLIENT_ID = Column("CLIENT", "clientId")
+_CLIENT = Column("CLIENT", "clientId")
 _REQUEST = (
     *_ID,
     Column("STATE", "state"),
@@ -59,7 +45,7 @@ _REQUEST = (
 _REQUESTS = Listing(
     empty="no request is waiting or running; those that have ended: weft get requests --state ended",
     columns=(*_REQUEST, Column("WAITS FOR", _WAITS, "short")),
-    wide=(*_REQUEST, _CLIENT_ID, Column("WAITS FOR", _WAITS)),
+    wide=(*_REQUEST, _CLIENT, Column("WAITS FOR", _WAITS)),
     name=lambda request: request["requestId"],
 )
 _END = (
@@ -73,62 +59,37 @@ _END = (
 _ENDED = Listing(
     empty="no such request has ended in the last hour",
     columns=(*_END, Column("ERROR", "message", "short")),
-    wide=(*_END, _CLIENT_ID, Column("ERROR", "message")),
+    wide=(*_END, _CLIENT, Column("ERROR", "message")),
     name=lambda request: request["requestId"],
-)
-_CLIENT = (
-    _CLIENT_ID,
-    Column("PROFILE", "hasProfile"),
-    Column("PRIORITY", "defaultPriority"),
-    Column("REQUESTS", "requestCount"),
-    Column("REFUSED", "refusedCount"),
-    Column("RUNNING", "runningCount"),
-    Column("TOKENS", "tokenCount"),
-    Column("INTERVAL", "usualIntervalSeconds", "{:.3g}s"),
-    Column("LAST SEEN", "lastSeenAt", "ago", ticks=True),
-    Column("COOLDOWN", lambda client: "yes" if "cooldownEndsAt" in client else None),
-)
-_CLIENT_WIDE = (
-    *_CLIENT,
-    Column("ROUTE", "route"),
-    Column("ASKS FOR", _targets),
-    Column("GPU TIME", _gpu_time),
-    Column("ENERGY", _energy),
-)
-_CLIENTS = Listing(
-    columns=_CLIENT,
-    wide=_CLIENT_WIDE,
-    name=lambda client: client["clientId"],
-    empty="no client was seen lately: only callers that send the header X-Client-Id are counted",
 )
 
 
 def show_requests(
     words: Sequence[str], output: ResourceFormat, states: Sequence[str], home: Path, *, watch: bool = False
 ) -> None:
-    """Prints the requests or clients that `words` name; without names, those of the state, or all clients.
+    """Prints the requests that `words` name; without names, those of the state.
 
     `watch`: until Ctrl-C, with each that changes.
     """
-    names, is_requests = words[1:], words[0].lower() in REQUEST_WORDS
-    if states and (names or not is_requests or len(states) > 1):
+    names = words[1:]
+    if states and (names or len(states) > 1):
         raise invalid_field("--state", "of requests is one, and goes without names")
     if states and states[0] not in STATES:
         raise invalid_field("--state", f"must be one of {', '.join(STATES)}")
     if output is ResourceFormat.YAML:
-        raise invalid_field("--output", "must be table, wide, json or name: requests and clients are not declared")
+        raise invalid_field("--output", "must be table, wide, json or name: requests are not declared")
     state = states[0] if states else ""
-    listing = (_ENDED if state else _REQUESTS) if is_requests else _CLIENTS
+    listing = _ENDED if state else _REQUESTS
 
     def read() -> Document:
-        return _read(home, names, state, is_requests=is_requests)
+        return _read(home, names, state)
 
     if watch:
         _watch(home, output, listing, read, state, is_named=bool(names))
         return
     found = read()
     listing.print(found["items"], output, lambda: found)
-    if output not in TEXTS or not is_requests:
+    if output not in TEXTS:
         return
     left = found["total"] - len(found["items"])
     if left > 0:
@@ -139,21 +100,12 @@ def show_requests(
         note(f"{unwritten} ended requests could not be written down, and are not found after a restart")
 
 
-def _read(home: Path, names: Sequence[str], state: str, *, is_requests: bool) -> Document:
+def _read(home: Path, names: Sequence[str], state: str) -> Document:
     with connect(home) as api:
-        if not is_requests:
-            return _named_clients(api.get("/v1/clients"), names)
         if not names:
             return dict(api.get("/v1/requests", limit=MAX_SHOWN, state=state, allTenants=True))
         found = [api.get(f"/v1/requests/{name}", allTenants=True) for name in names]
         return {"kind": "RequestList", "items": found, "total": len(found), "historyMissing": False}
-
-
-def _named_clients(found: Document, names: Sequence[str]) -> Document:
-    missing = set(names) - {client["clientId"] for client in found["items"]}
-    if missing:
-        raise WeftError(Reason.NOT_FOUND, f"no client {min(missing)} was seen lately; `weft get clients` lists them")
-    return found | {"items": [client for client in found["items"] if not names or client["clientId"] in names]}
 
 
 def _watch(
@@ -165,8 +117,6 @@ def _watch(
     *,
     is_named: bool,
 ) -> None:
-    if listing is _CLIENTS:
-        poll_records(listing, output, lambda: read()["items"])
     changes, is_first = RecordChanges(listing, output), True
     first = read()["items"] if state or is_named else []
     named = {record["requestId"] for record in first} if is_named else set()

@@ -1,4 +1,4 @@
-"""Secrets of the mesh: `weft create secret`, `weft rotate secret`, `weft get secrets` and `weft delete secret`.
+"""Secrets of the mesh: `weft create secret`, `weft rotate secret` and `weft delete secret`.
 
 A value comes from a file, an environment variable or standard input, never from an argument, which other users of the
 machine can read.
@@ -16,32 +16,16 @@ from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.names import require_name
 from weft.kernel.reasons import Reason
 from weft.kernel.unknown_names import SECRET, unknown_name
-from weft_app.cli.follow import show_records
 from weft_app.cli.mesh_api import MeshApi, connect
 from weft_app.cli.mesh_documents import Document
-from weft_app.cli.options import DEFAULT_HOME, HomeOption, NamedFormat, ResourceFormat, exit_code, note, words_of
-from weft_app.cli.output import Column, Listing, print_document, say
+from weft_app.cli.options import DEFAULT_HOME, HomeOption, NamedFormat, act_on_each
+from weft_app.cli.output import print_document, say
+from weft_app.cli.records import SECRETS
 from weft_app.cli.targets import SECRET_WORDS
 
 MAX_VALUE_CHARS = 8_192
 STDIN = "-"
 COMPLETION_TIMEOUT_SECONDS = 0.25
-SECRETS = "/v1/admin/secrets"
-
-_SECRET = (
-    Column("SECRET", "name"),
-    Column("VERSION", "version"),
-    Column("AGE", "updateTime", "age", ticks=True),
-    Column("USED BY", "usedBy", "commas"),
-)
-_SECRETS = Listing(
-    columns=_SECRET,
-    wide=(*_SECRET, Column("CREATED", "createTime", "age", ticks=True)),
-    name=lambda secret: f"secret/{secret['name']}",
-    kind="SecretList",
-    plural="secrets",
-    empty="there are no secrets; weft create secret NAME keeps one",
-)
 
 
 def complete_secret(ctx: typer.Context, incomplete: str) -> list[str]:
@@ -118,46 +102,23 @@ def is_about_secrets(words: Sequence[str]) -> bool:
     return words[0].lower().partition("/")[0] in SECRET_WORDS
 
 
-def show_secrets(words: Sequence[str], output: ResourceFormat, home: Path, *, watch: bool = False) -> None:
-    """Prints the secrets that `words` name, all of them without names; never their values.
-
-    `watch`: until Ctrl-C, with each that changes.
-    """
-    _names(words)  # refuses wrong ones
-
-    def read() -> list[Document]:
-        with connect(home) as api:
-            return list(api.get(SECRETS)["items"])
-
-    def unknown(name: str) -> WeftError:
-        return unknown_name(SECRET, name, (secret["name"] for secret in read()))
-
-    show_records(_SECRETS, words, output, read, unknown, watch=watch)
-
-
 def delete_secrets(words: Sequence[str], home: Path, *, ignore_not_found: bool, force: bool) -> None:
     """Deletes the secrets that `words` name; a failure of one does not stop the others."""
     names = _names(words)
     if not names:
         raise invalid_field("NAME", "name what is to be deleted")
     with connect(home) as api:
-        codes = [_delete(api, name, ignore_not_found=ignore_not_found, force=force) for name in names]
-    if any(codes):
-        raise typer.Exit(next(code for code in codes if code))
 
+        def delete(name: str) -> None:
+            try:
+                api.delete(f"{SECRETS}/{name}", force=force)
+            except WeftError as error:
+                if error.reason is Reason.NOT_FOUND and ignore_not_found:
+                    return
+                raise _with_suggestion(api, name, error) from error.__cause__
+            say(f"secret/{name} deleted\n")
 
-def _delete(api: MeshApi, name: str, *, ignore_not_found: bool, force: bool) -> int:
-    """Deletes one secret; returns 0 or the exit code of its failure."""
-    try:
-        api.delete(f"{SECRETS}/{name}", force=force)
-    except WeftError as error:
-        if error.reason is Reason.NOT_FOUND and ignore_not_found:
-            return 0
-        found = _with_suggestion(api, name, error)
-        note(words_of(found))
-        return exit_code(found)
-    say(f"secret/{name} deleted\n")
-    return 0
+        act_on_each(names, delete)
 
 
 def _names(words: Sequence[str]) -> tuple[str, ...]:

@@ -27,6 +27,8 @@ LEASE_WORDS = frozenset({"lease", "leases"})
 """Names of the leases of accelerator memory."""
 ROUTER_WORDS = frozenset({"router", "routers"})
 """Names of the routers, which register themselves."""
+RECORD_WORDS = CLIENT_WORDS | LEASE_WORDS | ROUTER_WORDS | SECRET_WORDS
+"""Names of what is listed by reading it; see `weft_app.cli.records`."""
 TENANTS = (ResourceKind.TENANT,)
 LABELLED = frozenset({ResourceKind.MODEL, ResourceKind.AGENT})
 """Kinds of resources that have labels."""

@@ -19,9 +19,8 @@ from weft_app.cli.options import (
     EXIT_FAILED,
     OutputFormat,
     ResourceFormat,
-    exit_code,
+    act_on_each,
     note,
-    words_of,
 )
 from weft_app.cli.output import Column, Listing, page, print_page, safe_text, say, shown
 from weft_app.cli.targets import TASK_WORDS
@@ -223,16 +222,8 @@ def _for_each(words: Sequence[str], home: Path, act: Callable[[MeshApi, str], No
     ids = task_ids(words)
     if not ids:
         raise invalid_field("ID", "name the tasks, as task ID... or task/ID...")
-    codes = []
     with connect(home, CANCEL_TIMEOUT_SECONDS) as api:
-        for each in ids:
-            try:
-                act(api, each)
-            except WeftError as error:
-                note(words_of(error))
-                codes.append(exit_code(error))
-    if codes:
-        raise typer.Exit(codes[0])
+        act_on_each(ids, lambda each: act(api, each))
 
 
 def wait_for_task(words: Sequence[str], expected: str | None, timeout_seconds: float, home: Path) -> None:

@@ -15,12 +15,12 @@ import typer
 from weft.documents.resource_kinds import ResourceKind
 from weft.kernel.errors import WeftError
 from weft_app.cli.formats import moment_in
-from weft_app.cli.lease_table import hosts_of
 from weft_app.cli.mesh_api import connect
 from weft_app.cli.mesh_documents import Document, connect_documents
 from weft_app.cli.options import DEFAULT_HOME, EXIT_OK, HomeOption, OutputFormat, OutputOption, reporting
 from weft_app.cli.output import document_text, json_line, print_document, say
 from weft_app.cli.ps import memory_bytes
+from weft_app.cli.records import hosts_of
 from weft_app.cli.top_view import SORTS, Sort, Style, View, page
 
 if TYPE_CHECKING:

@@ -160,6 +160,6 @@ async def test_the_list_says_what_nobody_can_tell_and_steers_no_terminal(stage: 
         assert await listing.ended() == 0
     (host,) = json.loads(listing.text)["items"]
     assert host["source"] == "unknown"
-    assert host["devices"][0]["foreignBytes"] is None
+    assert "foreignBytes" not in host["devices"][0]
     assert host["leases"][0]["fencingNumber"] == 9
-    assert host["leases"][0]["shares"] == [{"device": 3, "bytes": GIB}]
+    assert host["leases"][0]["bytesByDevice"] == {"3": GIB}

@@ -5,7 +5,7 @@ from lease_stage import GIB, Stage, program, use
 from registry_svc.mesh.policy.unowned import UnownedModel
 from weft.documents.codec import document_of
 from weft_app.cli.doctor import unowned_text
-from weft_app.cli.lease_table import lease_rows
+from weft_app.cli.records import lease_rows
 
 
 def unowned(stage: Stage) -> dict[str, bool]:

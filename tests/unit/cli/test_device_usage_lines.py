@@ -7,7 +7,7 @@ from weft.api.router.v1.request_pb2 import ClientRecord
 from weft.documents.codec import document_of
 from weft_app.cli.explain import receipt_lines
 from weft_app.cli.output import TextTable
-from weft_app.cli.request_table import _CLIENT_WIDE
+from weft_app.cli.records import CLIENTS
 
 
 def _shown(receipt: Receipt) -> list[str]:
@@ -33,7 +33,7 @@ def test_every_gap_has_a_sentence_of_its_own(gap: DeviceUsage.Gap.ValueType) -> 
 
 
 def test_the_sums_of_a_client_say_over_how_many_requests_and_are_unknown_over_none() -> None:
-    table = TextTable(_CLIENT_WIDE)
+    table = TextTable(CLIENTS.listing.wide)
     unknown, known = (
         ClientRecord(client_id="a"),
         ClientRecord(client_id="b", measured_count=3, energy_millijoules=5_000),

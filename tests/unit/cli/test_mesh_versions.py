@@ -3,7 +3,7 @@
 import pytest
 
 from weft_app.cli.findings import Finding, Verdict
-from weft_app.cli.mesh_versions import KnownSchema, MeshProcess, are_neighbours, examine_versions, release_of
+from weft_app.cli.mesh_processes import KnownSchema, MeshProcess, are_neighbours, examine_versions, release_of
 
 
 def _process(name: str, version: str, *schemas: KnownSchema) -> MeshProcess:
