@@ -11,9 +11,9 @@ from weft.kernel.reasons import Reason
 from weft_app.cli.formats import moment_in
 from weft_app.cli.mesh_api import connect
 from weft_app.cli.mesh_documents import Document
+from weft_app.cli.mesh_logs import MESH, RUNNER_PREFIX
 from weft_app.cli.options import DEFAULT_HOME, HomeOption, naming_fields, reporting
 from weft_app.cli.output import say
-from weft_app.cli.process_calls import MESH, RUNNER_PREFIX
 from weft_app.cli.wait import parse_duration
 from weft_app.compose.home import WeftHome
 

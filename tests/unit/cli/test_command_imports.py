@@ -49,7 +49,7 @@ COMPLETED = {
 COMMANDS = ("ps", "get models -o json", "describe x", "explain x")
 FAST = (
     *("get models", "get all -o json", "get agents -o wide", "describe pool p", "events", "status", "ps"),
-    *("get requests", "get clients", "explain r", "cancel request r"),
+    *("get requests", "get clients", "get tasks", "get tenants", "explain r", "cancel request r"),
     *("get secrets", "get leases", "get routers", "usage", "config get", "top --once"),
 )
 """Commands over the HTTP API."""
