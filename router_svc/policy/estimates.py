@@ -8,7 +8,7 @@ import math
 from collections import OrderedDict
 from collections.abc import Hashable
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import TypeVar
 
 from router_svc.policy.decisions import Served
 from router_svc.policy.endpoints.candidates import Candidate
@@ -66,30 +66,23 @@ ModelHost = tuple[str, str]
 _Key = TypeVar("_Key", bound=Hashable)
 
 
-class Averages(Generic[_Key]):
+class Averages(OrderedDict[_Key, float]):
     """Bounded table of exponential averages; the least recently updated one is forgotten first."""
 
     def __init__(self, max_entries: int) -> None:
+        super().__init__()
         self._max_entries = max_entries
-        self._averages: OrderedDict[_Key, float] = OrderedDict()
-
-    def __len__(self) -> int:
-        return len(self._averages)
-
-    def get(self, key: _Key) -> float | None:
-        """Return the average of a key; None: never measured, or forgotten."""
-        return self._averages.get(key)
 
     def note(self, key: _Key, measured: float) -> None:
         """Add a measurement."""
-        known = self._averages.get(key)
+        known = self.get(key)
         if known is not None:
-            self._averages[key] = known + NEWEST_SHARE * (measured - known)
-            self._averages.move_to_end(key)
+            self[key] = known + NEWEST_SHARE * (measured - known)
+            self.move_to_end(key)
             return
-        self._averages[key] = measured
-        if len(self._averages) > self._max_entries:
-            self._averages.popitem(last=False)
+        self[key] = measured
+        if len(self) > self._max_entries:
+            self.popitem(last=False)
 
 
 @dataclass(slots=True)

@@ -96,21 +96,17 @@ class ReadFrames:
 
     def add_alone(self, events: Frame) -> None:
         """Add a separate frame."""
-        self._end_frame()
-        self._frames.append(events)
+        self._frames = [*self.take(), events]
 
     def take(self) -> list[Frame]:
-        """Returns the frames of this read, in order."""
-        self._end_frame()
-        frames, self._frames = self._frames, []
-        return frames
-
-    def _end_frame(self) -> None:
+        """Returns the frames so far, in order; what follows is another read."""
         if self._texts:
             self._end_texts()
+        frames, self._frames = self._frames, []
         if self._frame:
-            self._frames.append(self._frame)
+            frames.append(self._frame)
             self._frame = []
+        return frames
 
     def _end_texts(self) -> None:
         """Make events of the texts."""

@@ -81,40 +81,23 @@ class CallDeps:
         return FleetView(revision=1) if self.fleet is None else self.fleet.view
 
     def may_leave(self, grant: Grant) -> bool:
-        """Whether using a grant may send bytes to a remote provider."""
-        return may_leave(self.view(), grant)
+        """Whether using a grant may send bytes to a remote provider; the ticket decides for an unknown model."""
+        known = self.view().models.get(grant.model)
+        if known is None or known.expected:
+            return ticket_pb2.TicketClaims.FromString(grant.claims).allow_remote
+        return known.remote
 
     def record(self, trace: RequestTrace, receipt: receipt_pb2.Receipt, ended: float) -> None:
         """Records the spans of a request that has ended, if its trace is recorded."""
-        record_spans(self.tracing, self.clock, self.service, trace, receipt, ended)
-
-
-def may_leave(view: FleetView, grant: Grant) -> bool:
-    """Whether using a grant may send bytes to a remote provider; the ticket decides for a model that `view` lacks."""
-    known = view.models.get(grant.model)
-    if known is None or known.expected:
-        return ticket_pb2.TicketClaims.FromString(grant.claims).allow_remote
-    return known.remote
-
-
-def record_spans(
-    tracing: Tracing,
-    clock: Clock,
-    service: ServiceName,
-    trace: RequestTrace,
-    receipt: receipt_pb2.Receipt,
-    ended: float,
-) -> None:
-    """Records the spans of a request that has ended, if its trace is recorded; `service` runs its dispatcher."""
-    sampling = tracing.sampling
-    if sampling is None:
-        return
-    context = TraceContext.parse(trace.context.traceparent)
-    has_failed = receipt.outcome in _FAILURES
-    if not sampling.records(context, has_failed=has_failed, seconds=ended - trace.arrived):
-        return
-    epoch = int((clock.utc_now().timestamp() - clock.monotonic()) * 1e9)
-    tracing.record(request_spans(trace, receipt, service, ended=ended, epoch=epoch))
+        sampling = self.tracing.sampling
+        if sampling is None:
+            return
+        context = TraceContext.parse(trace.context.traceparent)
+        has_failed = receipt.outcome in _FAILURES
+        if not sampling.records(context, has_failed=has_failed, seconds=ended - trace.arrived):
+            return
+        epoch = int((self.clock.utc_now().timestamp() - self.clock.monotonic()) * 1e9)
+        self.tracing.record(request_spans(trace, receipt, self.service, ended=ended, epoch=epoch))
 
 
 _FAILURES = frozenset({receipt_pb2.OUTCOME_FAILED, receipt_pb2.OUTCOME_REJECTED})
