@@ -28,9 +28,11 @@ from typer.main import get_command
 from gateway.endpoints import GATEWAY_ROUTERS, RUNNER_ROUTERS
 from gateway.openapi import Schema
 from gateway.routing import routes_of
+from weft.documents.resource_kinds import ResourceKind
 from weft.documents.yaml_documents import read_documents
 from weft.kernel.errors import WeftError
 from weft_app.cli.main import ALIASES, COMMANDS, app, load
+from weft_app.cli.targets import OTHER_KINDS
 from weft_app.config.loader import load_config
 
 ROOT = Path(__file__).parents[3]
@@ -235,7 +237,13 @@ def weft_faults(words: list[str]) -> list[str]:
             context = command.make_context(f"{path} {name}", list(rest), parent=context)
     except _USAGE_ERROR as error:
         return [f"weft {' '.join(words)}: {error.format_message()}"]
+    kind, *names = context.params.get("resources") or [""]
+    if names and kind not in _KINDS:
+        return [f"weft {' '.join(words)}: there is no kind {kind}"]
     return []
+
+
+_KINDS = {*ResourceKind, *(kind.plural for kind in ResourceKind), *OTHER_KINDS, *(kind[:-1] for kind in OTHER_KINDS)}
 
 
 _USAGE_ERROR: Any = typer.BadParameter.__bases__[0]

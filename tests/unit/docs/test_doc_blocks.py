@@ -35,6 +35,7 @@ def test_few_blocks_are_left_unchecked() -> None:
         ("console", "$ docker compose exec r weft keys create --age 3d", "--age"),
         ("console", "$ weft --verison", "--verison"),
         ("console", "$ weft load qwen \\\n    --ctxt 8", "--ctxt"),
+        ("console", "$ weft get modell qwen -o yaml", "there is no kind modell"),
         ("console", "$ curl -s localhost:8080/v1/model", "there is no GET /v1/model"),
         ("console", "$ curl -X PUT localhost:8080/v1/models", "there is no PUT /v1/models"),
         (
