@@ -12,7 +12,7 @@ from router_svc.spans import CallSpans
 from weft.api.common.v1 import receipt_pb2
 from weft.dispatch.agents import name_asked_for, require_model_name
 from weft.dispatch.aliases import AskedName
-from weft.dispatch.call import Call, RequestDispatcher
+from weft.dispatch.call import Call, RequestDispatcher, warned
 from weft.dispatch.operations import OPERATIONS, OperationSpec
 from weft.dispatch.parameter_checks import client_of, handling_of, priority_of, session_of
 from weft.dispatch.request_trace import Journal, RequestContext
@@ -111,8 +111,9 @@ class InferenceServicer:
 
     async def _call(self, spec: Spec, request: Any, context: Context, traceparent: str) -> Call[Any]:
         ctx = await self._context_of(request, spec.operation, context, traceparent)
-        spec.check(request.payload, self._schemas)
-        return self._dispatcher.call(spec, ctx, request.payload)
+        warnings = spec.check(request.payload, self._schemas)
+        call = self._dispatcher.call(spec, ctx, request.payload)
+        return call.through(warned(warnings)) if warnings else call
 
     async def _context_of(
         self, request: Any, operation: Operation, context: Context, traceparent: str

@@ -15,8 +15,8 @@ from gateway.deps import InferenceDeps
 from gateway.errors import rate_limit_headers
 from gateway.media import MediaSource, RequestMedia, supply
 from gateway.request_facts import RequestFacts, facts_of
-from weft.api.common.v1 import event_pb2, image_pb2, warning_pb2
-from weft.dispatch.call import Call, Layer, Proceed
+from weft.api.common.v1 import image_pb2, warning_pb2
+from weft.dispatch.call import Call, Layer, Proceed, warned
 from weft.dispatch.frames import Frame, GenerationPayload
 from weft.dispatch.operations import operation_of
 from weft.dispatch.request_trace import RequestContext
@@ -66,29 +66,6 @@ def supplied(media: RequestMedia, source: MediaSource, facts: RequestFacts) -> L
                 yield frame
 
     return layer
-
-
-def warned(warnings: Sequence[warning_pb2.Warning]) -> Layer[Frame]:
-    """Returns a layer that adds the gateway's warnings to those of the runner.
-
-    They are added to each attempt: events of an earlier one are discarded.
-    """
-    events = [event_pb2.InferenceEvent(warning=warning) for warning in warnings]
-
-    async def layer(call: Call[Frame], /, proceed: Proceed[Frame]) -> AsyncGenerator[Frame]:
-        async with aclosing(proceed(call)) as frames:
-            async for frame in frames:
-                yield _with_events(frame, events)
-
-    return layer
-
-
-def _with_events(frame: Frame, events: Frame) -> Frame:
-    """Returns a frame with `events` behind the start of an attempt, if that is in it."""
-    for place, event in enumerate(frame, start=1):
-        if event.HasField("started"):
-            return [*frame[:place], *events, *frame[place:]]
-    return frame
 
 
 def streamed(work: Work, encoder: StreamEncoder) -> Response:

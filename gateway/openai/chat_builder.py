@@ -14,6 +14,7 @@ from gateway.openai.readable_text import file_text, text_in
 from weft.api.common.v1 import chat_pb2, warning_pb2
 from weft.dispatch.extra_fields import handed_back
 from weft.dispatch.history import answered_turns, converted, earlier_turns, left_out_note
+from weft.dispatch.payload_checks import part_left_out
 from weft.kernel.errors import FieldError, invalid_field
 from weft.kernel.json_objects import to_json_object
 from weft.kernel.schema_guard import SchemaGuard
@@ -279,7 +280,7 @@ class ChatBuilder:
         _describe(target, tool)
         if schema is not None:
             fitted, faults = self._schemas().fitted(schema, field)
-            self.warnings += [unsupported(fault.field, f"{fault.message}; this part was left out") for fault in faults]
+            self.warnings += map(part_left_out, faults)
             target.parameters.CopyFrom(to_json_object(fitted, field))
 
     def choose_mode(self, mode: str, field: str, problem: str | None = None) -> None:

@@ -5,11 +5,13 @@ of `proceed(call)`, or answer by itself. A layer that has nothing to add to a ca
 nothing per chunk.
 """
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
+from weft.api.common.v1 import event_pb2, warning_pb2
+from weft.dispatch.frames import Frame
 from weft.dispatch.operations import ChunkT, OperationSpec, PayloadT
 from weft.dispatch.request_trace import RequestContext
 from weft.kernel.errors import WeftError
@@ -123,3 +125,26 @@ class LayeredDispatcher(RequestDispatcher):
     ) -> Call[ChunkT]:
         """See `RequestDispatcher.call`."""
         return self._dispatcher.call(spec, context, payload, whole=whole).through(*self._layers)
+
+
+def warned(warnings: Sequence[warning_pb2.Warning]) -> Layer[Frame]:
+    """Returns a layer that adds warnings to those of the runner.
+
+    They are added to each attempt: events of an earlier one are discarded.
+    """
+    events = [event_pb2.InferenceEvent(warning=warning) for warning in warnings]
+
+    async def layer(call: Call[Frame], /, proceed: Proceed[Frame]) -> AsyncGenerator[Frame]:
+        async with aclosing(proceed(call)) as frames:
+            async for frame in frames:
+                yield _with_events(frame, events)
+
+    return layer
+
+
+def _with_events(frame: Frame, events: Frame) -> Frame:
+    """Returns a frame with `events` behind the start of an attempt, if that is in it."""
+    for place, event in enumerate(frame, start=1):
+        if event.HasField("started"):
+            return [*frame[:place], *events, *frame[place:]]
+    return frame

@@ -20,6 +20,7 @@ from weft.api.common.v1 import (
     receipt_pb2,
     rerank_pb2,
     tokenize_pb2,
+    warning_pb2,
 )
 from weft.api.router.v1 import inference_service_pb2
 from weft.api.runner.v1 import embedding_service_pb2, generation_service_pb2, model_call_service_pb2
@@ -83,8 +84,8 @@ class OperationSpec(Generic[PayloadT, ChunkT]):
     """The runner's method. Its request has a ticket, the payload and options."""
     router_rpc: RpcMethod
     """The method of the public service. Its request has a model, the payload and options."""
-    check: Callable[[PayloadT, SchemaLimits], None]
-    """Raises INVALID_ARGUMENT naming the wrong field of a payload from a public call."""
+    check: Callable[[PayloadT, SchemaLimits], list[warning_pb2.Warning] | None]
+    """Returns warnings about a payload from a public call. Raises INVALID_ARGUMENT naming the wrong field of it."""
     fold: Callable[[Attempt, Any], ChunkT | None]
     """Returns the chunk of a runner's response, None for a response without one; reports to the attempt."""
     field: str = ""
@@ -142,7 +143,7 @@ def ended_early() -> WeftError:
     return WeftError(Reason.WORKER_LOST, "the runner ended the stream without a result")
 
 
-def _unary(operation: Operation, service: Any, method: str, field: str, check: Callable[..., None], **more: Any) -> Any:
+def _unary(operation: Operation, service: Any, method: str, field: str, check: Callable[..., Any], **more: Any) -> Any:
     """Returns the row of a unary operation whose result is `field` of both rpcs' responses."""
 
     def fold(attempt: Attempt, response: Any) -> Any:
@@ -161,7 +162,7 @@ def _unary(operation: Operation, service: Any, method: str, field: str, check: C
     )
 
 
-def _generation(operation: Operation, method: str, payload_field: str, check: Callable[..., None]) -> Any:
+def _generation(operation: Operation, method: str, payload_field: str, check: Callable[..., Any]) -> Any:
     return OperationSpec(
         operation=operation,
         runner_rpc=_runner_rpc(generation_service_pb2, "Generate"),

@@ -4,6 +4,8 @@ The HTTP edge has its own, stricter parser; the bounds are the same.
 """
 
 import math
+from collections.abc import Mapping
+from typing import Any
 
 from weft.api.common.v1 import (
     audio_pb2,
@@ -15,6 +17,7 @@ from weft.api.common.v1 import (
     rerank_pb2,
     sampling_pb2,
     tokenize_pb2,
+    warning_pb2,
 )
 from weft.dispatch.parameter_checks import (
     IMAGE_FORMATS,
@@ -37,7 +40,7 @@ from weft.dispatch.parameter_checks import (
 from weft.kernel.errors import invalid_field
 from weft.kernel.field_rules import check_message
 from weft.kernel.json_objects import plain_object, to_json_object
-from weft.kernel.json_schema import SchemaLimits
+from weft.kernel.json_schema import SchemaFault, SchemaLimits
 from weft.kernel.schema_guard import SchemaGuard
 
 MAX_MESSAGES = 10_000
@@ -47,10 +50,13 @@ MAX_EMBEDDING_INPUTS = 2_048
 MAX_TOOLS = 128
 
 
-def check_chat(payload: chat_pb2.ChatPayload, schemas: SchemaLimits, field: str = "payload") -> None:
-    """Raises INVALID_ARGUMENT naming the field, which is `field` or within it.
+def check_chat(
+    payload: chat_pb2.ChatPayload, schemas: SchemaLimits, field: str = "payload"
+) -> list[warning_pb2.Warning]:
+    """Returns warnings. Raises INVALID_ARGUMENT naming the field, which is `field` or within it.
 
-    Upper bounds in its schemas that are ineffective are removed from the payload: see SchemaGuard.require_safe.
+    Upper bounds in its schemas that are ineffective are removed from the payload, and parts of the schemas of tools
+    that no engine should see, with a warning: see SchemaGuard.
     """
     check_count(f"{field}.messages", len(payload.messages), 1, MAX_MESSAGES)
     for index, message in enumerate(payload.messages):
@@ -69,21 +75,34 @@ def check_chat(payload: chat_pb2.ChatPayload, schemas: SchemaLimits, field: str 
         check_number(f"{field}.top_logprobs", payload.top_logprobs, 0, MAX_TOP_LOGPROBS)
     _check_sampling(payload.sampling, f"{field}.sampling")
     check_extra(payload.extra_parameters, f"{field}.extra_parameters")
-    _guard_schemas(payload, schemas, field)
+    return _guard_schemas(payload, schemas, field)
 
 
-def _guard_schemas(payload: chat_pb2.ChatPayload, limits: SchemaLimits, field: str) -> None:
-    guard = SchemaGuard(limits)
+def _guard_schemas(payload: chat_pb2.ChatPayload, limits: SchemaLimits, field: str) -> list[warning_pb2.Warning]:
+    guard, warnings = SchemaGuard(limits), list[warning_pb2.Warning]()
     for index, tool in enumerate(payload.tools):
         if tool.function.HasField("parameters"):
-            _guard(tool.function.parameters, guard, f"{field}.tools[{index}].function.parameters")
+            where = f"{field}.tools[{index}].function.parameters"
+            schema = plain_object(tool.function.parameters)
+            fitted, faults = guard.fitted(schema, where)
+            _replace(tool.function.parameters, schema, fitted, where)
+            warnings += [part_left_out(fault) for fault in faults]
     if payload.response_format.HasField("json_schema"):
-        _guard(payload.response_format.json_schema.schema, guard, f"{field}.response_format.json_schema.schema")
+        where, document = f"{field}.response_format.json_schema.schema", payload.response_format.json_schema.schema
+        schema = plain_object(document)
+        _replace(document, schema, guard.require_safe(schema, where), where)
+    return warnings
 
 
-def _guard(document: json_value_pb2.JsonObject, guard: SchemaGuard, field: str) -> None:
-    schema = plain_object(document)
-    safe = guard.require_safe(schema, field)
+def part_left_out(fault: SchemaFault) -> warning_pb2.Warning:
+    """Returns the warning for a part of a tool's schema that no engine should see."""
+    message = f"{fault.message}; this part was left out"
+    return warning_pb2.Warning(code=warning_pb2.WARNING_CODE_UNSUPPORTED_PARAMETER, field=fault.field, message=message)
+
+
+def _replace(
+    document: json_value_pb2.JsonObject, schema: Mapping[str, Any], safe: Mapping[str, Any], field: str
+) -> None:
     if safe is not schema:
         document.CopyFrom(to_json_object(safe, field))
 
