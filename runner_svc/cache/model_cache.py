@@ -19,6 +19,8 @@ from runner_svc.policy.cache_directory import CacheDirectory, CacheTurn, Partiti
 from weft.api.common.v1 import chat_pb2, event_pb2, usage_pb2, warning_pb2
 from weft.api.runner.v1 import runner_service_pb2
 from weft.dispatch.frames import Frame, GenerationPayload
+from weft.dispatch.history import SYSTEM_ROLES
+from weft.dispatch.payload_description import steady_text
 from weft.kernel.errors import WeftError
 from weft.kernel.log import get_logger
 from weft.kernel.reasons import Reason
@@ -99,17 +101,15 @@ class ModelCache:
     async def _shared_turn(
         self, directory: CacheDirectory, partition: Partition | None, payload: GenerationPayload
     ) -> AsyncIterator[RunningTurn]:
-        spreads = choices_per_prompt(payload) > 1
+        spreads, marks, keeper = choices_per_prompt(payload) > 1, prompt_marks(payload), self._keeper
+        found, kept_marks = (None, 0) if keeper is None else await keeper.best(partition, marks)
         before = await self._note_empty_slots(directory) if spreads or directory.wants_snapshot else ()
         busy = [snapshot.number for snapshot in before if snapshot.is_busy]
-        marks = prompt_marks(payload)
-        if (keeper := self._keeper) is None:
-            begun = directory.begin(partition, marks, spreads=spreads, busy=busy)
+        begun = directory.begin(partition, marks, spreads=spreads, busy=busy, kept_marks=kept_marks)
+        if keeper is None:
             async with self._turn(directory, begun, before if spreads else ()) as turn:
                 yield turn
             return
-        found, kept_marks = keeper.kept.best(partition, marks)
-        begun = directory.begin(partition, marks, spreads=spreads, busy=busy, kept_marks=kept_marks)
         begin = keeper.moment(directory, begun)
         async with self._turn(directory, begun, before if spreads else ()) as turn:
             turn.use = CacheUse(slot=begun.slot, fresh=await keeper.swap(directory, begun, begin, found))
@@ -317,13 +317,17 @@ def _pieces(payload: GenerationPayload) -> Iterator[bytes]:
     if payload.tools:
         yield b"".join(tool.SerializeToString() for tool in payload.tools)
     for message in payload.messages:
-        yield bytes([message.role]) + b"".join(_part(part) for part in message.content)
+        is_system = message.role in SYSTEM_ROLES
+        yield bytes([message.role]) + b"".join(_part(part, is_system) for part in message.content)
         if message.tool_calls:
             yield b"".join(call.SerializeToString() for call in message.tool_calls)
 
 
-def _part(part: chat_pb2.ContentPart) -> bytes:
-    return part.text.encode() if part.WhichOneof("kind") == "text" else part.SerializeToString()
+def _part(part: chat_pb2.ContentPart, is_system: bool) -> bytes:
+    if part.WhichOneof("kind") != "text":
+        return part.SerializeToString()
+    # Engines do not get what changes with every request (`openai_upstream.request`).
+    return (steady_text(part.text)[0] if is_system else part.text).encode()
 
 
 KEY_BYTES = 32

@@ -2,10 +2,10 @@
 
 import asyncio
 import itertools
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 
 from runner_svc.backend.port import Backend
-from runner_svc.policy.cache_directory import CacheDirectory, CacheTurn
+from runner_svc.policy.cache_directory import CacheDirectory, CacheTurn, LostPrompt, Partition, common_marks
 from runner_svc.policy.kept_prompts import KeptPrompt, KeptPrompts
 from weft.kernel.errors import WeftError
 from weft.kernel.log import get_logger
@@ -33,12 +33,28 @@ class PromptKeeper:
         self._backend = backend
         self._numbers = itertools.count(1)
         self._works = True
-        self._saving: set[asyncio.Task[None]] = set()
+        self._saving: dict[asyncio.Task[None], LostPrompt] = {}
 
     @property
     def works(self) -> bool:
         """Whether the engine has saved all prompts that it was asked to save."""
         return self._works
+
+    async def best(self, partition: Partition | None, marks: Sequence[bytes]) -> tuple[KeptPrompt | None, int]:
+        """Returns the kept prompt with the most marks in common, and their number, once no better one is being saved.
+
+        An agent's next turn comes while the prompt of its last one is saved, and an earlier version is deleted.
+        """
+        while True:
+            found, most = self.kept.best(partition, marks)
+            better = [
+                saving
+                for saving, lost in self._saving.items()
+                if lost.partition == partition and common_marks(lost.marks, marks) > most
+            ]
+            if not better:
+                return found, most
+            await asyncio.wait(better)
 
     def moment(self, directory: CacheDirectory, turn: CacheTurn) -> Moment:
         """Returns what changes when the slot of a turn may get other text, or text is to be forgotten."""
@@ -55,8 +71,8 @@ class PromptKeeper:
         if turn.loses is not None and not self.kept.has(turn.loses.partition, turn.loses.marks):
             # A caller that leaves must not end it: the engine would write a file that nobody knows.
             saving = start_task(self._save(directory, turn, begin), name=f"keep-prompt-{self._model}")
-            self._saving.add(saving)
-            saving.add_done_callback(self._saving.discard)
+            self._saving[saving] = turn.loses
+            saving.add_done_callback(self._saving.pop)
             await asyncio.shield(saving)
         is_restored = turn.restores and self.moment(directory, turn) == begin and await self._restored(turn.slot, found)
         if directory.loose_count != begin[0]:

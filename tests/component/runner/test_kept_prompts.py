@@ -1,7 +1,9 @@
 """Prompts that no slot holds any more come back from the memory of the host, and to their own tenant only."""
 
+import asyncio
 import sys
 from pathlib import Path
+from typing import cast
 
 import pytest
 from kit.engine_settings import engine_settings
@@ -9,6 +11,8 @@ from kit.one_model import OneModel
 
 from runner_svc.backend.port import Backend, CacheUse, CallInfo
 from runner_svc.cache.manager import CacheManager
+from runner_svc.cache.prompt_keeper import PromptKeeper
+from runner_svc.policy.cache_directory import CacheDirectory, Partition
 from runner_svc.runtimes.llama_server.backend import LlamaServerBackend
 from runner_svc.runtimes.llama_server.runtime import LlamaServerModel
 from weft_testing.conformance.prefix_cache import MODEL, Tenants
@@ -61,6 +65,43 @@ async def test_eight_alternating_conversations_over_two_slots_find_their_prompts
         assert [await ask.cached("a", _text(topic)) for topic in TOPICS] == [0] * 8
         found = [await ask.cached("a", _text(topic) + "And then?") for topic in TOPICS]
         assert min(found) > 200
+
+
+async def test_a_turn_that_comes_while_its_prompt_is_saved_finds_it() -> None:
+    """It found the version before, which was deleted then, or none, and agents lost their prompts to others."""
+    backend = _SlowSaves()
+    keeper, agent = PromptKeeper(MODEL, cast("Backend", backend), 1_000, _no_size), Partition("a")
+    directory = CacheDirectory(1, keeps=True)
+    marks = tuple(bytes([number]) for number in range(8))
+    directory.end(directory.begin(agent, marks[:6]), worked=True)
+    other = directory.begin(agent, [b"other"] * 4)
+    swap = asyncio.create_task(keeper.swap(directory, other, keeper.moment(directory, other), None))
+    await asyncio.sleep(0)
+    next_turn = asyncio.create_task(keeper.best(agent, marks))
+    await asyncio.sleep(0)
+    assert (await keeper.best(Partition("b"), marks)) == (None, 0)
+    assert not next_turn.done()
+    backend.saving.set()
+    await swap
+    assert (await next_turn)[1] == 6
+
+
+class _SlowSaves:
+    """Saves a slot once it is let to."""
+
+    def __init__(self) -> None:
+        self.saving = asyncio.Event()
+
+    async def save_slot(self, slot: int, name: str) -> int:
+        await self.saving.wait()
+        return 100
+
+    def delete_saved(self, names: list[str]) -> None:
+        assert not names
+
+
+async def _no_size() -> int | None:
+    return None
 
 
 async def test_without_memory_for_kept_prompts_they_are_computed_again() -> None:

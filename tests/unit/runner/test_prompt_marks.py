@@ -38,6 +38,17 @@ def test_texts_that_begin_differently_share_nothing() -> None:
     assert _common(prompt_marks(_text("x" + "same" * 500)), prompt_marks(_text("y" + "same" * 500))) == 0
 
 
+def test_the_header_of_claude_code_that_no_engine_gets_changes_no_mark() -> None:
+    """Each turn took another slot, and agents lost all of their cached prompts."""
+
+    def chat(check: str) -> chat_pb2.ChatPayload:
+        parts = [f"x-anthropic-billing-header: cc_version=2.1.101; cch={check};", "You are an agent."]
+        texts = [chat_pb2.ContentPart(text=part) for part in parts]
+        return chat_pb2.ChatPayload(messages=[chat_pb2.ChatMessage(role=chat_pb2.ROLE_SYSTEM, content=texts)])
+
+    assert prompt_marks(chat("a1b2c")) == prompt_marks(chat("d3e4f"))
+
+
 def test_the_same_words_of_another_role_are_another_beginning() -> None:
     system = chat_pb2.ChatMessage(role=chat_pb2.ROLE_SYSTEM, content=[chat_pb2.ContentPart(text="hello")])
     assert prompt_marks(chat_pb2.ChatPayload(messages=[system])) != prompt_marks(_chat("hello"))
