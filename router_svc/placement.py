@@ -40,7 +40,7 @@ from weft.kernel.names import (
     require_name,
     require_token,
 )
-from weft.kernel.placement_request import PlacementRequest
+from weft.kernel.placement_request import PlacementRequest, PrefixHolder
 from weft.kernel.reasons import Reason, reason_of
 from weft.kernel.request import CALLER_BANDS, PREFIX_ENDS, Operation, Priority, Skill
 from weft.kernel.rpc import answering
@@ -304,12 +304,21 @@ def _request_from_proto(message: pb.PlaceOpen, traceparent: str) -> PlacementReq
         ),
         affinity_key=message.affinity_key,
         prefix_digests=tuple(message.prefix_digests),
+        prefix_holder=_prefix_holder(message),
         prompt_digest=message.prompt_digest,
         client_id=require_token(message.client_id, "open.client_id", MAX_CLIENT_CHARS) if message.client_id else "",
     )
 
 
 _MODES: Mapping[int, ThinkingMode] = MappingProxyType({mode.value: mode for mode in ThinkingMode})
+
+
+def _prefix_holder(message: pb.PlaceOpen) -> PrefixHolder | None:
+    """Return the holder of a prompt's beginning; None: none, or none that goes with the digests."""
+    holder = message.prefix_holder
+    if not 0 < holder.digest_count <= len(message.prefix_digests):
+        return None
+    return PrefixHolder(holder.model, holder.runner, holder.runner_incarnation, holder.digest_count)
 
 
 def _check_sizes(message: pb.PlaceOpen) -> None:

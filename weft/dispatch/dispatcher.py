@@ -34,6 +34,7 @@ from weft.dispatch.operations import ChunkT, OperationSpec, PayloadT, ended_earl
 from weft.dispatch.parameter_checks import serve_options
 from weft.dispatch.payload_description import Payload, affinity_key, describe
 from weft.dispatch.placement import Decision, Grant, PlacementPort, canceller_of
+from weft.dispatch.prefix_holders import PrefixHolders
 from weft.dispatch.prompt_beginnings import PromptBeginnings
 from weft.dispatch.reconnecting_placement import ReconnectConfig, ReconnectingPlacement
 from weft.dispatch.request_spans import request_spans
@@ -44,7 +45,7 @@ from weft.kernel.address import metadata_of
 from weft.kernel.clock import Clock, SystemClock
 from weft.kernel.errors import LACKED_ROUTER, WeftError
 from weft.kernel.interrupt import task_is_cancelled
-from weft.kernel.placement_request import PlacementRequest
+from weft.kernel.placement_request import PlacementRequest, PrefixHolder
 from weft.kernel.reasons import Reason, reason_of
 from weft.kernel.request import Operation, Skill
 from weft.kernel.rpc import ChannelPool, error_from_call
@@ -75,6 +76,7 @@ class CallDeps:
     ends: EndReporter | None = None
     """Hands over the ends of requests whose router was lost; None: they are lost with it."""
     beginnings: PromptBeginnings = field(default_factory=PromptBeginnings)
+    holders: PrefixHolders = field(default_factory=PrefixHolders)
 
     def view(self) -> FleetView:
         """Returns the current view of the mesh; empty without a fleet."""
@@ -142,6 +144,7 @@ def placement_request(
     seconds_left: float | None,
     behaviour: agent_behaviour_pb2.AgentBehaviour | None = None,
     unread: Callable[[], frozenset[Skill]] = frozenset,
+    holders: PrefixHolders | None = None,
 ) -> PlacementRequest:
     """Returns a request as schedulers see it; `seconds_left` is the time to its deadline, None: it has none.
 
@@ -167,6 +170,7 @@ def placement_request(
         tools=description.tools,
         affinity_key=affinity_key(context.session, context.tenant),
         prefix_digests=description.prefix_digests,
+        prefix_holder=None if holders is None else holders.find(description.prefix_digests),
         prompt_digest=description.prompt_digest,
         client_id=context.client_id,
         asked_model=context.asked_model,
@@ -200,6 +204,7 @@ class _RequestRun(Generic[T]):
         """The error of its cancellation; None: it was not cancelled while it ran."""
         self._last_error: WeftError | None = None
         self._placing: ReconnectingPlacement | None = None
+        self._prefix_digests: tuple[int, ...] = ()
 
     async def chunks(self) -> AsyncGenerator[T]:
         """See `Call.chunks`. Leaving the iterator (aclose, cancel) cancels the runner's work."""
@@ -297,7 +302,9 @@ class _RequestRun(Generic[T]):
             seconds_left=self._seconds_to_deadline(),
             behaviour=self.behaviour,
             unread=lambda: skills_lacking_behind(self.deps.view(), self.context.model),
+            holders=self.deps.holders,
         )
+        self._prefix_digests = request.prefix_digests
         if request.affinity_key and isinstance(self.payload, chat_pb2.ChatPayload):
             change = self.deps.beginnings.note(request.affinity_key, self.context.session, self.payload)
             self.trace.prompt_change = change
@@ -325,6 +332,10 @@ class _RequestRun(Generic[T]):
         now = self.deps.clock.monotonic()
         if isinstance(decision, Grant):
             self.trace.note_grant(decision, now, remote=self.deps.may_leave(decision))
+            holder = PrefixHolder(
+                decision.model, decision.runner, decision.runner_incarnation, len(self._prefix_digests)
+            )
+            self.deps.holders.note(self._prefix_digests, holder)
         else:
             self.trace.note_waiting(decision, now)
         return decision

@@ -229,6 +229,10 @@ def _open_to_proto(request: PlacementRequest) -> pb.PlaceOpen:
         caller=request.caller,
         is_counted=request.is_counted,
     )
+    if (holder := request.prefix_holder) is not None:
+        message.prefix_holder.model, message.prefix_holder.runner = holder.model, holder.runner
+        message.prefix_holder.runner_incarnation = holder.incarnation
+        message.prefix_holder.digest_count = holder.digest_count
     message.age.FromNanoseconds(int(request.age_seconds * 1e9))
     if request.seconds_left is not None:
         message.time_left.FromNanoseconds(int(request.seconds_left * 1e9))

@@ -1,8 +1,20 @@
 """What a dispatcher asks of a scheduler for one request."""
 
+from typing import NamedTuple
+
 from weft.kernel.abilities import ThinkingMode
 from weft.kernel.request import Operation, Priority, Skill
 from weft.kernel.value import value_class
+
+
+class PrefixHolder(NamedTuple):
+    """The endpoint that last served a prompt with the same beginning, as the dispatcher remembers it."""
+
+    model: str
+    runner: str
+    incarnation: str
+    digest_count: int
+    """Number of equal digests."""
 
 
 @value_class(kw_only=True)
@@ -44,6 +56,8 @@ class PlacementRequest:
     """Requests with the same key should go to the same runner; empty: none."""
     prefix_digests: tuple[int, ...] = ()
     """Digests of ever longer beginnings of its prompt, salted with its tenant."""
+    prefix_holder: PrefixHolder | None = None
+    """Tells a router that leads since a moment ago where the beginning of the prompt is cached; None: unknown."""
     prompt_digest: int = 0
     """Digest of its payload, salted with its tenant: a prompt that fails again is known by it; 0: unknown."""
     client_id: str = ""

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from router_svc.policy.endpoints.candidates import Candidate, CandidateKey, Needs
 from router_svc.policy.endpoints.first_token import FirstToken
+from weft.kernel.placement_request import PrefixHolder
 from weft.kernel.value import value_class
 
 MAX_CONSIDERED = 16
@@ -25,6 +26,7 @@ class PickRequest(NamedTuple):
     """Candidates on which an attempt of the request failed."""
     affinity_key: bytes = b""
     prefix_digests: tuple[int, ...] = ()
+    prefix_holder: PrefixHolder | None = None
     prompt_tokens: int = 0
     """An estimate; 0: unknown, or no prompt."""
     seed: int = 0

@@ -20,7 +20,7 @@ from router_svc.policy.endpoints.candidates import CandidateKey
 from router_svc.policy.endpoints.choice import PickRequest
 from router_svc.policy.endpoints.first_token import Busy, FirstToken, Speeds, first_token
 from router_svc.policy.endpoints.pool import Endpoint, EndpointGroup, Pool, Rank
-from router_svc.policy.endpoints.prefix_affinity import NO_HIT, PrefixCaches
+from router_svc.policy.endpoints.prefix_affinity import NO_HIT, PrefixCaches, tokens_of
 from router_svc.policy.settings import ChoicePolicy
 
 LEAST_LOADED, SESSION_AFFINITY = "least_loaded", "session_affinity"
@@ -111,6 +111,7 @@ class Selector:
         if pool.is_at_its_cap:
             return None
         groups = pool.fitting(pick.needs)
+        self._learn_holder(pool, pick)
         session = None
         if pick.affinity_key and (where := self.sessions.find(pool.name, pick.affinity_key)) is not None:
             session = pool.open_endpoint(where, groups, pick.excluded)
@@ -127,6 +128,19 @@ class Selector:
         if chosen is not None and pick.affinity_key:
             self.sessions.note(pool.name, pick.affinity_key, chosen.endpoint.key)
         return chosen
+
+    def _learn_holder(self, pool: Pool, pick: PickRequest) -> None:
+        """Learn from the dispatcher where a prompt is cached that an earlier router has placed."""
+        holder = pick.prefix_holder
+        if holder is None or (endpoint := pool.endpoints.get(holder[:3])) is None:
+            return
+        digests = pick.prefix_digests[: holder.digest_count]
+        if not self.caches.knows(pool.name, digests[-1]):
+            hits = self.caches.hits(pool.name, digests)
+            tokens = tokens_of(digests) - hits.get(endpoint.key, NO_HIT).tokens
+            self.caches.enter(pool.name, digests, endpoint.candidate, tokens)
+            if pick.affinity_key and self.sessions.find(pool.name, pick.affinity_key) is None:
+                self.sessions.note(pool.name, pick.affinity_key, endpoint.key)
 
     def lost_tokens(self, pool: Pool, pick: PickRequest) -> int:
         """Return the prompt tokens that a busy endpoint has in its cache, and no free one has."""

@@ -35,6 +35,11 @@ class Hit(NamedTuple):
 NO_HIT = Hit(0, 0.0)
 
 
+def tokens_of(digests: Sequence[int]) -> int:
+    """Return the tokens of the beginning of a prompt that has these digests."""
+    return int(PREFIX_ENDS[len(digests) - 1] / CHARS_PER_TOKEN) if digests else 0
+
+
 class PrefixCaches:
     """Prefixes by pool, and the endpoints that have them; the least recently used prefixes are dropped first."""
 
@@ -64,6 +69,10 @@ class PrefixCaches:
                 if 0.0 <= age <= self._capacities.get(key, 0.0):
                     found[key] = Hit(int(end / CHARS_PER_TOKEN), age)
         return found
+
+    def knows(self, pool: str, digest: int) -> bool:
+        """Return whether prompts with this prefix were entered."""
+        return (pool, digest) in self._holders
 
     def enter(self, pool: str, digests: Sequence[int], candidate: Candidate, uncached_tokens: float) -> None:
         """Record that a prompt is processed on an endpoint."""

@@ -159,6 +159,7 @@ class WaitEstimator:
             excluded=self._excluded(kind) if kind.failed_wakes else kind.excluded,
             affinity_key=request.spec.affinity_key,
             prefix_digests=request.spec.prefix_digests,
+            prefix_holder=request.spec.prefix_holder,
             prompt_tokens=request.spec.prompt_tokens,
             seed=request.key,
         )

@@ -30,7 +30,7 @@ from weft.dispatch.placement import (
 )
 from weft.dispatch.request_trace import RequestContext
 from weft.kernel.errors import WeftError
-from weft.kernel.placement_request import PlacementRequest
+from weft.kernel.placement_request import PlacementRequest, PrefixHolder
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Handling, Operation, Priority, Skill
 from weft.kernel.rpc import ChannelPool, answering, new_server
@@ -600,6 +600,21 @@ async def test_a_scheduler_is_told_what_a_request_is_like_and_nothing_of_what_it
     assert asked.prefix_digests
     assert asked.affinity_key not in (b"", b"s")
     assert "secret" not in repr(asked)
+
+
+async def test_a_scheduler_is_told_where_the_beginning_of_a_prompt_was_sent_before(tmp_path: Path) -> None:
+    payload, channels = chat_pb2.ChatPayload(), ChannelPool()
+    payload.messages.add(role=chat_pb2.ROLE_USER).content.add(text="long " * 1_000)
+    async with _runner(tmp_path, [FINISHED], [FINISHED]) as address:
+        scheduler = ScriptedScheduler(address)
+        dispatcher, holders = Dispatcher(scheduler, channels), list[PrefixHolder | None]()
+        for _ in range(2):
+            async for _ in dispatcher.call(CHAT, _about(), payload).chunks():
+                pass
+            assert scheduler.asked is not None
+            holders.append(scheduler.asked.prefix_holder)
+        await channels.close()
+    assert holders == [None, PrefixHolder("m", "a", "1", 4)]
 
 
 @pytest.mark.parametrize(("own", "served"), [(None, 900.0), (5.0, 5.0)])

@@ -17,7 +17,7 @@ from router_svc.policy.endpoints.prefix_affinity import NO_HIT, Hit, PrefixCache
 from router_svc.policy.request import Request
 from router_svc.policy.scheduler import Scheduler
 from router_svc.policy.settings import ChoicePolicy, PoolSettings
-from weft.kernel.placement_request import PlacementRequest
+from weft.kernel.placement_request import PlacementRequest, PrefixHolder
 from weft.kernel.request import Operation
 
 CHUNK_TOKENS = 256
@@ -78,6 +78,26 @@ def test_a_fan_out_of_sub_agents_does_not_move_the_main_agent_off_its_cache(keys
             mesh.release(choice.candidate)
         assert served_by(mesh, main) == home
         main = prompt(*main.prefix_digests, len(main.prefix_digests) + 1, affinity_key=keys[0])
+
+
+def test_a_router_that_took_over_learns_from_dispatchers_where_prompts_are_cached() -> None:
+    home = PrefixHolder(*member("b").key, 20)
+    asked = prompt(*range(1, 23), prefix_holder=home, affinity_key=b"s")
+    mesh = mesh_of("a", "b", "c")
+    choice = placed_on(mesh, asked)
+    assert choice.candidate.model == "b"
+    assert choice.expected is not None
+    assert choice.expected.uncached_tokens <= 3 * CHUNK_TOKENS
+    assert mesh.selector.sessions.find("p", b"s") == member("b").key
+
+
+def test_a_router_that_has_placed_a_prompt_itself_does_not_ask_who_had_it_before() -> None:
+    mesh = mesh_of("a", "b")
+    home = served_by(mesh, prompt(1, 2, 3))
+    elsewhere = PrefixHolder(*member("b" if home == "a" else "a").key, 3)
+    assert served_by(mesh, prompt(1, 2, 3, prefix_holder=elsewhere)) == home
+    gone = PrefixHolder("gone", "nowhere", "1", 3)
+    assert served_by(mesh, prompt(7, 8, 9, prefix_holder=gone)) in ("a", "b")
 
 
 def test_equal_prompts_stay_together_while_all_endpoints_process_prompts() -> None:

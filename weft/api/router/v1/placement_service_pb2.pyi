@@ -157,6 +157,7 @@ class PlaceOpen(google.protobuf.message.Message):
     WORK_FIELD_NUMBER: builtins.int
     IS_COUNTED_FIELD_NUMBER: builtins.int
     PROMPT_DIGEST_FIELD_NUMBER: builtins.int
+    PREFIX_HOLDER_FIELD_NUMBER: builtins.int
     request_id: builtins.str
     """The request's id."""
     tenant: builtins.str
@@ -217,6 +218,12 @@ class PlaceOpen(google.protobuf.message.Message):
     def prefix_digests(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
         """Digests of ever longer beginnings of the prompt, salted with the tenant and the cache tag; at most 64."""
 
+    @property
+    def prefix_holder(self) -> global___PrefixHolder:
+        """The endpoint to which the dispatcher sent the longest prompt with the same beginning. A router that has placed such a
+        prompt itself ignores it. Not set: none.
+        """
+
     def __init__(
         self,
         *,
@@ -242,12 +249,43 @@ class PlaceOpen(google.protobuf.message.Message):
         work: builtins.float = ...,
         is_counted: builtins.bool = ...,
         prompt_digest: builtins.int = ...,
+        prefix_holder: global___PrefixHolder | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["_max_output_tokens", b"_max_output_tokens", "age", b"age", "max_output_tokens", b"max_output_tokens", "time_left", b"time_left"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_max_output_tokens", b"_max_output_tokens", "affinity_key", b"affinity_key", "age", b"age", "allow_remote", b"allow_remote", "asked_model", b"asked_model", "attempts_used", b"attempts_used", "caller", b"caller", "client_id", b"client_id", "is_counted", b"is_counted", "max_output_tokens", b"max_output_tokens", "model", b"model", "needed_skills", b"needed_skills", "needed_thinking", b"needed_thinking", "needed_tools", b"needed_tools", "operation", b"operation", "prefix_digests", b"prefix_digests", "priority", b"priority", "prompt_digest", b"prompt_digest", "prompt_tokens", b"prompt_tokens", "request_id", b"request_id", "tenant", b"tenant", "time_left", b"time_left", "work", b"work"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_max_output_tokens", b"_max_output_tokens", "age", b"age", "max_output_tokens", b"max_output_tokens", "prefix_holder", b"prefix_holder", "time_left", b"time_left"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_max_output_tokens", b"_max_output_tokens", "affinity_key", b"affinity_key", "age", b"age", "allow_remote", b"allow_remote", "asked_model", b"asked_model", "attempts_used", b"attempts_used", "caller", b"caller", "client_id", b"client_id", "is_counted", b"is_counted", "max_output_tokens", b"max_output_tokens", "model", b"model", "needed_skills", b"needed_skills", "needed_thinking", b"needed_thinking", "needed_tools", b"needed_tools", "operation", b"operation", "prefix_digests", b"prefix_digests", "prefix_holder", b"prefix_holder", "priority", b"priority", "prompt_digest", b"prompt_digest", "prompt_tokens", b"prompt_tokens", "request_id", b"request_id", "tenant", b"tenant", "time_left", b"time_left", "work", b"work"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_max_output_tokens", b"_max_output_tokens"]) -> typing.Literal["max_output_tokens"] | None: ...
 
 global___PlaceOpen = PlaceOpen
+
+@typing.final
+class PrefixHolder(google.protobuf.message.Message):
+    """PrefixHolder is an endpoint that has the beginning of a prompt in its cache, unless it has evicted it."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    MODEL_FIELD_NUMBER: builtins.int
+    RUNNER_FIELD_NUMBER: builtins.int
+    RUNNER_INCARNATION_FIELD_NUMBER: builtins.int
+    DIGEST_COUNT_FIELD_NUMBER: builtins.int
+    model: builtins.str
+    """The model."""
+    runner: builtins.str
+    """The runner."""
+    runner_incarnation: builtins.str
+    """The runner's incarnation."""
+    digest_count: builtins.int
+    """How many of the prompt's digests it has; at least 1."""
+    def __init__(
+        self,
+        *,
+        model: builtins.str = ...,
+        runner: builtins.str = ...,
+        runner_incarnation: builtins.str = ...,
+        digest_count: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["digest_count", b"digest_count", "model", b"model", "runner", b"runner", "runner_incarnation", b"runner_incarnation"]) -> None: ...
+
+global___PrefixHolder = PrefixHolder
 
 @typing.final
 class FirstContent(google.protobuf.message.Message):
