@@ -118,3 +118,11 @@ async def found_or_none(answer: Awaitable[T]) -> T | None:
         if error.reason is Reason.NOT_FOUND:
             return None
         raise
+
+
+def missing_package(purpose: str, package: str) -> str:
+    """Returns the message of an error: what needs the package, and how it is installed beside weft."""
+    return (
+        f"{purpose} the package {package}, which is not installed beside weft; install it there: pip install {package} "
+        f"(installed by pipx: pipx inject weft {package})"
+    )

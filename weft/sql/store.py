@@ -24,9 +24,8 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from weft.api.operations.v1.process_service_pb2 import DatabaseSchema
-from weft.kernel.errors import WeftError, invalid_field
+from weft.kernel.errors import WeftError, invalid_field, missing_package
 from weft.kernel.log import get_logger
-from weft.kernel.missing_package import missing_package
 from weft.kernel.reasons import Reason
 from weft.sql import connections
 from weft.sql.address import DatabaseAddress, address_of

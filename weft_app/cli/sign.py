@@ -16,8 +16,7 @@ import typer
 from weft.api.operations.v1 import operation_pb2
 from weft.api.operations.v1 import operation_service_pb2 as pb
 from weft.api.operations.v1.operation_service_pb2_grpc import OperationServiceStub
-from weft.kernel.errors import WeftError, invalid_field
-from weft.kernel.missing_package import missing_package
+from weft.kernel.errors import WeftError, invalid_field, missing_package
 from weft.kernel.names import require_name
 from weft.kernel.reasons import Reason
 from weft.signing.strict_json import MAX_TOKEN_BYTES, MalformedToken

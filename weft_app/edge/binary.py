@@ -4,8 +4,7 @@ import shutil
 from importlib.util import find_spec
 from pathlib import Path
 
-from weft.kernel.errors import WeftError, invalid_field
-from weft.kernel.missing_package import missing_package
+from weft.kernel.errors import WeftError, invalid_field, missing_package
 from weft.kernel.reasons import Reason
 from weft_app.config.edge import EdgeSettings
 

@@ -29,9 +29,8 @@ from runner_svc.runtimes.model_engine import (
 from runner_svc.runtimes.text_server import TextServer
 from weft.api.common.v1 import chat_pb2, embedding_pb2
 from weft.dispatch.frames import GenerationPayload
-from weft.kernel.errors import invalid_field
+from weft.kernel.errors import invalid_field, missing_package
 from weft.kernel.load_parameters import LoadParameter, LoadValue
-from weft.kernel.missing_package import missing_package
 from weft.kernel.request import Operation
 
 SERVER_PROGRAM = "runner_svc.runtimes.llama_cpp_python.server"

@@ -6,7 +6,7 @@ from router_svc.policy.tenant_limits import over_the_whole
 from router_svc.settings import RouterSettings
 from weft.api.registry.v1.tenant_pb2 import TenantLimit
 from weft.documents.codec import document_of
-from weft.kernel.tenant_rules import to_canonical_limits
+from weft.documents.kinds.tenant import to_canonical_limits
 from weft.kernel.units import DAY, HOUR, MINUTE, MONTH, SECOND, WEEK, Rate, RateUnit
 from weft_app.cli.columns import limit_words
 from weft_app.compose.registry import configured_tenants

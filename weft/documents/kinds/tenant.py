@@ -1,11 +1,13 @@
 """Tenants: their share of scarce capacity and their limits."""
 
-from weft.api.registry.v1.tenant_pb2 import Tenant, TenantManifest
+from weft.api.registry.v1.tenant_pb2 import Tenant, TenantLimit, TenantManifest
 from weft.documents.kind import DeclaredKind
 from weft.documents.resource_kinds import ResourceKind
+from weft.kernel.alias_rules import ANY
+from weft.kernel.errors import invalid_field
 from weft.kernel.field_rules import check_message
+from weft.kernel.names import MAX_NAME_CHARS, ROUTE_PREFIX, is_token
 from weft.kernel.principal import Resource
-from weft.kernel.tenant_rules import to_canonical_limits
 
 
 def check_tenant(manifest: TenantManifest, field: str) -> None:
@@ -13,6 +15,36 @@ def check_tenant(manifest: TenantManifest, field: str) -> None:
     check_message(manifest, field)
     manifest.DiscardUnknownFields()
     to_canonical_limits(manifest, field)
+
+
+def to_canonical_limits(manifest: TenantManifest, field: str = "") -> None:
+    """Clears what says nothing in a tenant's limits; raises INVALID_ARGUMENT naming the field, which is in `field`."""
+    within = f"{field}." if field else ""
+    if manifest.unlimited and manifest.limits:
+        raise invalid_field(f"{within}unlimited", "must not be set together with limits")
+    known: dict[tuple[int, int, str], int] = {}
+    for index, limit in enumerate(manifest.limits):
+        where = f"{within}limits[{index}]"
+        _check_limit(limit, where)
+        if limit.per == TenantLimit.SUBJECT_TENANT:
+            limit.per = TenantLimit.SUBJECT_UNSPECIFIED
+        earlier = known.setdefault((limit.window, limit.per, limit.model), index)
+        if earlier != index:
+            raise invalid_field(where, f"is of the same window, per and model as limits[{earlier}]; write one of them")
+
+
+def _check_limit(limit: TenantLimit, field: str) -> None:
+    if not (limit.requests or limit.tokens):
+        raise invalid_field(field, "must say how many requests or tokens")
+    if not limit.model:
+        return
+    name = limit.model.removeprefix(ROUTE_PREFIX).removesuffix(ANY)
+    if name and not is_token(name, MAX_NAME_CHARS):
+        raise invalid_field(
+            f"{field}.model",
+            "must be the name of a model or a pool, or route/ and that of a route; with '*' at its end all names that "
+            "begin so",
+        )
 
 
 KIND = DeclaredKind(
