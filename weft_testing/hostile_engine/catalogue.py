@@ -138,10 +138,10 @@ ENDS = (
     _bad("function_call and no call", HI, end("function_call"), USAGE, DONE),
     _bad("nothing, and no figures", _NOTHING, end(), DONE),
     _bad("nothing but empty texts", piece(""), piece(""), end(), DONE),
-    _bad(
+    _good(
         "a message in place of a delta", _choice(0, "stop", message={"role": "assistant", "content": "Hi"}), USAGE, DONE
     ),
-    _bad("a message after a delta", HI, _choice(0, "stop", message={"content": "Hi"}), USAGE, DONE),
+    _good("a message after a delta", HI, _choice(0, "stop", message={"content": "Hi"}), USAGE, DONE),
     _bad("a choice that was not asked for", HI, _choice(1, "stop", delta={"content": "you"}), end(), DONE),
     _bad("choice -1", _choice(-1, "stop", delta={"content": "Hi"}), DONE),
     _bad("choice 2^40", _choice(2**40, "stop", delta={"content": "Hi"}), DONE),
@@ -185,9 +185,9 @@ ENDS = (
 
 
 _TOOL = {"index": 0, "id": "c", "function": {"name": "f", "arguments": "{}"}}
-_NO_TEXTS: tuple[object, ...] = (7, 1.5, True, ["Hi"], {"text": "Hi"})
+_NO_TEXTS: tuple[object, ...] = (7, 1.5, True, {"text": "Hi"})
 _NO_OBJECTS: tuple[object, ...] = ("Hi", [], 1)
-_NO_CHOICES: tuple[object, ...] = ({}, "none", 5, [5], ["a"], [None])
+_NO_CHOICES: tuple[object, ...] = ("none", 5, [5], ["a"])
 
 
 def _bare(**delta: Any) -> bytes:
@@ -218,8 +218,10 @@ def _stated(name: str, *events: bytes) -> tuple[Row, Row]:
 
 CONTENTS = (
     *(_bad(f"content: {value!r:.20}", _bare(content=value), *GOOD[1:]) for value in _NO_TEXTS),
+    _good("content: a list of a text", _bare(content=["Hi"]), *GOOD[1:]),
     *(_wrong(f"delta: {value!r}", choices=[{"index": 0, "delta": value}]) for value in _NO_OBJECTS),
     *(_wrong(f"choices: {value!r}", choices=value) for value in _NO_CHOICES),
+    *(_unread(f"choices: {value!r}", choices=value) for value in ({}, [None])),
     _bad("tool_calls: an object", _bare(tool_calls=_TOOL), end("tool_calls"), DONE),
     _bad("tool_calls: a text", _bare(tool_calls="f()"), end("tool_calls"), DONE),
     _good("a call -1", _bare(tool_calls=[{**_TOOL, "index": -1}]), end("tool_calls"), DONE, text=""),
@@ -475,7 +477,9 @@ CONNECTIONS = (
     _http("no media type", _head(f"Content-Length: {len(_BODY)}", body=_BODY)),
     _http("a media type that is no text", _head("Content-Type: \xff\xfe/\xed\xa0\x80", "Content-Length: 0")),
     _http("a long media type", _head("Content-Type: " + "x" * 5_000, "Content-Length: 0")),
-    _http("JSON in place of a stream", answer(b'{"choices":[{"message":{"content":"Hi"},"finish_reason":"stop"}]}')),
+    _http(
+        "JSON in place of a stream", answer(b'{"choices":[{"message":{"content":"Hi"},"finish_reason":"stop"}]}'), None
+    ),
     _http("an empty JSON object", answer(b"{}")),
     _http("JSON of nothing", answer(b"")),
     _http("a JSON list", answer(b"[]")),
@@ -611,7 +615,11 @@ CALLS = (
     ),
     _completion("a text that is none", _completion_text(5, "stop"), DONE),
     _completion(
-        "a message", event({"choices": [{"message": {"content": "Hi"}, "finish_reason": "stop"}]}), USAGE, DONE
+        "a message",
+        event({"choices": [{"message": {"content": "Hi"}, "finish_reason": "stop"}]}),
+        USAGE,
+        DONE,
+        sees=None,
     ),
     _completion("another choice", event({"choices": [{"index": 3, "text": "Hi", "finish_reason": "stop"}]}), DONE),
     _completion("nothing", _completion_text("", "stop"), DONE),

@@ -13,6 +13,8 @@ from weft.documents.schemas import schemas
 
 BEFORE = json.loads((Path(__file__).parent / "schemas_before.json").read_text("utf-8"))
 CHANGED = {
+    # Added: what changed in a prompt since the earlier ones of its session.
+    "ReceiptDocument.properties.promptChange",
     # Two forms of the same: a list of types, and one schema for each.
     "LoadParameterDocument.properties.default.anyOf",
     "LoadSettings.properties.keepAlive.anyOf",
