@@ -187,6 +187,7 @@ ENDS = (
 _TOOL = {"index": 0, "id": "c", "function": {"name": "f", "arguments": "{}"}}
 _NO_TEXTS: tuple[object, ...] = (7, 1.5, True, {"text": "Hi"})
 _NO_OBJECTS: tuple[object, ...] = ("Hi", [], 1)
+_EMPTY_CHOICES: tuple[object, ...] = ({}, [None])
 _NO_CHOICES: tuple[object, ...] = ("none", 5, [5], ["a"])
 
 
@@ -221,7 +222,7 @@ CONTENTS = (
     _good("content: a list of a text", _bare(content=["Hi"]), *GOOD[1:]),
     *(_wrong(f"delta: {value!r}", choices=[{"index": 0, "delta": value}]) for value in _NO_OBJECTS),
     *(_wrong(f"choices: {value!r}", choices=value) for value in _NO_CHOICES),
-    *(_unread(f"choices: {value!r}", choices=value) for value in ({}, [None])),
+    *(_unread(f"choices: {value!r}", choices=value) for value in _EMPTY_CHOICES),
     _bad("tool_calls: an object", _bare(tool_calls=_TOOL), end("tool_calls"), DONE),
     _bad("tool_calls: a text", _bare(tool_calls="f()"), end("tool_calls"), DONE),
     _good("a call -1", _bare(tool_calls=[{**_TOOL, "index": -1}]), end("tool_calls"), DONE, text=""),
