@@ -271,7 +271,7 @@ class _Conversation:
             return
         if message.content is None and not _may_lack_content(message):
             raise invalid_field(f"{field}.content", "is required")
-        if message.content == [] and message.role != "assistant":
+        if message.content == [] and message.role not in _MAY_SAY_NOTHING:
             raise invalid_field(f"{field}.content", "must have at least one part")
 
     def _orphan(self, message: Message, answered: str, field: str) -> chat_pb2.ChatMessage | None:
@@ -309,9 +309,13 @@ class _Conversation:
         self._chat.add_part(target, part, field, _PART_MEMBERS, _PART_TYPES)
 
 
+_OF_RESULTS = frozenset({"tool", "function"})
+_MAY_SAY_NOTHING = _OF_RESULTS | {"assistant"}
+
+
 def _may_lack_content(message: Message) -> bool:
-    if message.role == "function":
-        # The older form writes null for a function that returns nothing.
+    if message.role in _OF_RESULTS:
+        # Clients write null for a function that returns nothing.
         return True
     says_otherwise = (
         message.tool_calls,

@@ -474,6 +474,14 @@ def test_results_of_the_older_form_answer_the_last_call_of_their_function() -> N
     assert [part.text for part in results[1].content] == ["two"]
 
 
+@pytest.mark.parametrize("content", [{}, {"content": None}, {"content": []}])
+def test_a_result_with_nothing_in_it_ended_the_conversation(content: dict[str, object]) -> None:
+    call = {"id": "c1", "type": "function", "function": {"name": "a", "arguments": "{}"}}
+    payload = payload_of(messages=[USER, calling(call), {"role": "tool", "tool_call_id": "c1", **content}])
+    assert payload.messages[2].tool_call_id == "c1"
+    assert not payload.messages[2].content
+
+
 @pytest.mark.parametrize("nameless", [{}, {"id": ""}, {"id": None}])
 def test_calls_of_the_history_without_an_id_ended_the_conversation(nameless: dict[str, object]) -> None:
     calls = [{**nameless, "type": "function", "function": {"name": name, "arguments": "{}"}} for name in "ab"]
