@@ -473,7 +473,7 @@ def _engines(home: WeftHome) -> Iterator[Finding]:
             check="engines",
             verdict=Verdict.WARNING,
             detail=f"{model}: ended {count} {'time' if count == 1 else 'times'} because of a fault, "
-            f"the last time: {instance.get('lastFault', {}).get('detail') or 'unknown'}",
+            f"the last time: {instance.get('lastFault') or 'unknown'}",
             remedy=f"weft describe model/{model}",
         )
     if not faulty:

@@ -187,11 +187,13 @@ def _engine_line(model: str, line: str, output: LinesFormat) -> str:
 
 def _print_output(home: Path, model: Document, lines: int, *, follow: bool) -> None:
     """Prints what the engine of a model has printed."""
-    name, runtime = model["name"], find_runtime(model["status"].get("type", ""))
-    if runtime is not None and runtime.no_output:
-        note(f"{name}: {runtime.no_output}")
-        return
+    name, runner = model["name"], model["status"].get("runner")
     with connect(home, RETRY_LIMIT_SECONDS) as api:
+        served_by = MeshDocuments(api).document(ResourceKind.RUNNER, runner) if runner else {"status": {}}
+        runtime = find_runtime(served_by["status"].get("runtime", ""))
+        if runtime is not None and runtime.no_output:
+            note(f"{name}: {runtime.no_output}")
+            return
         # Zero lines are wanted, too.
         path, count = _path_of(name), str(lines)
         batches = api.events(path, follow=True, lines=count) if follow else [api.get(path, lines=count)]

@@ -23,7 +23,7 @@ class Mesh(MeshApi):
     @override
     def get(self, path: str, **_: Any) -> Any:
         log = {"lines": ["a line of the engine"]}
-        return log if path.endswith("/logs") else {"name": "llama", "status": {"type": self.runtime}}
+        return log if path.endswith("/logs") else {"name": "llama", "status": {"runner": "r1", "runtime": self.runtime}}
 
     @override
     def events(self, path: str, deadline: float | None = None, **query: Any) -> Iterator[Any]:
