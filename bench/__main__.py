@@ -16,7 +16,7 @@ from bench.launch import LaunchError, Target, running, running_stub
 from bench.machine import describe_machine
 from bench.measures import Measure
 from bench.placements import measure_placements
-from bench.real import measure_cold_start, measure_real
+from bench.real import measure_real
 from bench.report import Figures, Report, markdown, write
 from bench.scenarios import SCENARIO_NAMES, Options, measure_all
 from bench.start import measure_start
@@ -103,8 +103,6 @@ def contenders_of(arguments: argparse.Namespace) -> list[Contender]:
 def run(options: Options, contenders: Sequence[Contender], figures: Figures, folder: Path) -> None:
     """Measures all contenders in turns, then weft alone; one that does not start is skipped with the reason."""
     with running_stub(ROOT, folder / "stub") as stub:
-        if WEFT in contenders and options.wants("cold"):
-            measure_cold_start(options, figures, folder / "cold")
         if any(map(options.wants, ("memory", "unary", "stream", "paced", "latency"))):
             with ExitStack() as started:
                 targets = list(_start(contenders, figures, folder, stub, started))

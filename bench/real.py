@@ -1,26 +1,18 @@
-"""Scenarios with the real model: the same llama.cpp process through the mesh and directly, and a cold start."""
+"""Scenarios with the real model: the same llama.cpp process through the mesh and directly."""
 
-import contextlib
-import http.client
-import shutil
-import sys
-import time
 from pathlib import Path
 
 import msgspec
-import psutil
 
 from bench import measures
 from bench.contender import WEFT, WEFT_REAL
-from bench.launch import LaunchError, Target, free_port, run_load, running, started
-from bench.load import CONTENT, Job, Result
+from bench.launch import Target, run_load, running
+from bench.load import Job, Result
 from bench.measures import Measure
 from bench.report import Figures
 from bench.scenarios import Options
 
 MODEL_SLOTS = 4
-COLD_START_LIMIT_SECONDS = 120.0
-POLL_SECONDS = 0.02
 KEY_VARIABLE = "LLAMA_API_KEY"
 LONG_PROMPT = "Write a long essay of two thousand words on the history of the Roman Empire, with many details."
 """Far from over after the tokens that are asked for: `ignore_eos` is not part of the API."""
@@ -81,47 +73,3 @@ def _note(result: Result, options: Options) -> str:
     expected = result.requests * options.real_tokens
     short = "" if result.tokens == expected else f"{result.tokens} of {expected} tokens"
     return short or (f"{sum(result.failures.values())} failed" if result.failures else "")
-
-
-def measure_cold_start(options: Options, figures: Figures, folder: Path) -> None:
-    """Wall seconds from `weft up` on an empty home to the first token of a stream."""
-    for repetition in range(options.repetitions):
-        home, port = folder / f"home-{repetition}", free_port()
-        folder.mkdir(parents=True, exist_ok=True)
-        command = [str(Path(sys.executable).with_name("weft")), "up", "--home", str(home), "--port", str(port)]
-        begin = time.perf_counter()
-        with started(command, {}, folder / "output.log") as process:
-            _until_first_token(process, port, begin + COLD_START_LIMIT_SECONDS)
-            figures.add(measures.COLD_START, WEFT.name, time.perf_counter() - begin)
-        shutil.rmtree(home, ignore_errors=True)
-
-
-def _until_first_token(process: psutil.Process, port: int, deadline: float) -> None:
-    while time.perf_counter() < deadline:
-        if process.status() == psutil.STATUS_ZOMBIE:
-            raise LaunchError("weft up ended before its first token")
-        with contextlib.suppress(OSError, http.client.HTTPException):
-            if _streams_content(port):
-                return
-        time.sleep(POLL_SECONDS)
-    raise LaunchError(f"no token within {COLD_START_LIMIT_SECONDS:.0f} s of weft up")
-
-
-def _streams_content(port: int) -> bool:
-    """Ask for a short stream; whether a token came."""
-    body = {
-        "model": WEFT_REAL.model,
-        "messages": [{"role": "user", "content": "Say hello."}],
-        "max_tokens": 8,
-        "stream": True,
-    }
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=COLD_START_LIMIT_SECONDS)
-    with contextlib.closing(connection):
-        connection.request("POST", WEFT_REAL.chat_path, msgspec.json.encode(body), {"Content-Type": "application/json"})
-        response = connection.getresponse()
-        seen = b""
-        while response.status == 200 and (piece := response.read1()):
-            seen += piece
-            if CONTENT.search(seen):
-                return True
-    return False

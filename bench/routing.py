@@ -4,7 +4,7 @@ Eight engines with prefix caches, each with one prefill at a time and eight slot
 shared system prompts. The scheduler is the product's; engines and callers are simulated, so the figures do not depend
 on this machine. `oracle` sees all caches and queues: it minimizes the prefill that is owed and its own.
 
-    python -m bench.routing [--sessions 64] [--turns 8] [--seeds 5]
+    python -m bench.routing [--seeds 5]
 """
 
 import argparse
@@ -25,8 +25,9 @@ from router_svc.policy.request import Request as Queued
 from router_svc.policy.scheduler import Scheduler
 from router_svc.policy.settings import ChoicePolicy, PoolSettings, Settings
 from weft.dispatch.payload_description import prefix_digests
+from weft.dispatch.prefix_holders import PrefixHolders
 from weft.kernel.names import DEFAULT_TENANT
-from weft.kernel.placement_request import PlacementRequest
+from weft.kernel.placement_request import PlacementRequest, PrefixHolder
 from weft.kernel.request import CHARS_PER_TOKEN, Operation
 
 ENGINES, SLOTS = 8, 8
@@ -58,6 +59,8 @@ class Workload:
     zipf: bool = False
     named: bool = False
     """Whether requests name their session."""
+    failover_after: int | None = None
+    """Number of ended requests after which another router leads, which knows of none; None: never."""
 
 
 @dataclass(eq=False)
@@ -82,6 +85,9 @@ class Request:
     cached_tokens: int = 0
     first: float = 0.0
     engine: "Engine | None" = None
+    placed: float = 0.0
+    router: Scheduler | None = None
+    """The router that knows of it."""
 
 
 @dataclass(eq=False)
@@ -132,6 +138,7 @@ class World:
         self._numbers, self._keys = itertools.count(), itertools.count(1)
         self._requests: dict[int, Request] = {}
         self._ended: list[Request] = []
+        self._policy, self._holders = policy, PrefixHolders()
 
     def run(self) -> Outcome:
         """Returns what callers saw."""
@@ -145,11 +152,22 @@ class World:
                 tick += TICK_SECONDS
             event(now)
         times = sorted(request.first - request.began for request in self._ended)
-        cached, prompts = (
-            sum(getattr(each, name) for each in self._ended) for name in ("cached_tokens", "prompt_tokens")
-        )
         at = [times[int(len(times) * share)] for share in (0.5, 0.95)]
-        return Outcome(p50=at[0], p95=at[1], average=mean(times), cached_share=cached / prompts)
+        return Outcome(p50=at[0], p95=at[1], average=mean(times), cached_share=_cached_share(self._ended))
+
+    def shares(self, window: int = 64) -> list[float]:
+        """Returns the cached share before the failover, of the requests of the window after it, and of the next."""
+        self.run()
+        middle, placed = self._work.failover_after or 0, sorted(self._ended, key=lambda request: request.placed)
+        return [_cached_share(placed[middle + window * shift :][:window]) for shift in (-1, 0, 1)]
+
+    def _fail_over(self, now: float) -> None:
+        """Let a router lead that knows no request. Those that wait are submitted again; engines go on with theirs."""
+        assert self._policy is not None, "an oracle needs no successor"
+        self._scheduler = _scheduler(self._policy)
+        for key, request in list(self._requests.items()):
+            if request.engine is None:
+                self._submit(key, request, now)
 
     def _at(self, when: float, event: Callable[[float], None]) -> None:
         heapq.heappush(self._events, (when, next(self._numbers), event))
@@ -162,11 +180,11 @@ class World:
             else chance.expovariate(POPULARITY["skewed"])
         )
         system = min(int(drawn), SYSTEM_PROMPTS - 1)
-        text = f"<system>{_words(SYSTEM_CHARS, random.Random(100 + system))}\n"  # noqa: S311 - a workload
+        text = f"<system>{words(SYSTEM_CHARS, random.Random(100 + system))}\n"  # noqa: S311 - a workload
         self._ask(Session(number, chance, text), now)
 
     def _ask(self, session: Session, now: float) -> None:
-        session.text += f"<user>{_words(session.random.choice(USER_CHARS), session.random)}\n"
+        session.text += f"<user>{words(session.random.choice(USER_CHARS), session.random)}\n"
         key = next(self._keys)
         request = self._requests[key] = Request(
             session,
@@ -175,9 +193,14 @@ class World:
             int(len(session.text) / CHARS_PER_TOKEN),
             session.random.choice(ANSWER_TOKENS),
         )
+        self._submit(key, request, now)
+
+    def _submit(self, key: int, request: Request, now: float) -> None:
         if self._scheduler is None:
             self._place_by_sight(key, request, now)
             return
+        request.router, session = self._scheduler, request.session
+        digests = prefix_digests([session.text], "")
         spec = PlacementRequest(
             request_id="",
             tenant=DEFAULT_TENANT,
@@ -185,7 +208,8 @@ class World:
             operation=Operation.CHAT,
             prompt_tokens=request.prompt_tokens,
             max_output_tokens=request.answer_tokens,
-            prefix_digests=prefix_digests([session.text], ""),
+            prefix_digests=digests,
+            prefix_holder=self._holders.find(digests),
             affinity_key=b"%d" % session.number if self._work.named else b"",
         )
         self._obey(self._scheduler.submit(Queued.of(key, spec, now), now), now)
@@ -209,10 +233,12 @@ class World:
             if isinstance(decision, Rejects):
                 raise RuntimeError(decision.message)  # noqa: TRY004 - it is no wrong type
             if isinstance(decision, Placed):
+                digests = prefix_digests([self._requests[decision.key].session.text], "")
+                self._holders.note(digests, PrefixHolder(*decision.candidate.key, len(digests)))
                 self._place(decision.key, self._engines[int(decision.candidate.model)], now)
 
     def _place(self, key: int, engine: Engine, now: float) -> None:
-        self._requests[key].engine = engine
+        self._requests[key].engine, self._requests[key].placed = engine, now
         if engine.running >= SLOTS:
             engine.waiting.append(key)
             return
@@ -233,7 +259,7 @@ class World:
 
     def _answer(self, key: int, request: Request, engine: Engine, now: float) -> None:
         request.first = now
-        if self._scheduler is not None:
+        if self._scheduler is not None and request.router is self._scheduler:
             self._scheduler.report_first_content(key, now)
         seconds = (request.answer_tokens - 1) * TOKEN_SECONDS * engine.slowdown
         self._at(now + seconds, lambda then: self._end(key, request, engine, then))
@@ -244,7 +270,9 @@ class World:
         engine.running -= 1
         if engine.waiting:
             self._place(engine.waiting.popleft(), engine, now)
-        if self._scheduler is not None:
+        if len(self._ended) == self._work.failover_after:
+            self._fail_over(now)
+        if self._scheduler is not None and request.router is self._scheduler:
             served = Served(
                 prompt_tokens=request.prompt_tokens,
                 cached_tokens=request.cached_tokens,
@@ -280,7 +308,12 @@ def _scheduler(policy: ChoicePolicy) -> Scheduler:
     return scheduler
 
 
-def _words(chars: int, chance: random.Random) -> str:
+def _cached_share(requests: Sequence[Request]) -> float:
+    return sum(each.cached_tokens for each in requests) / sum(each.prompt_tokens for each in requests)
+
+
+def words(chars: int, chance: random.Random) -> str:
+    """Returns random words of at least so many characters."""
     words, left = list[str](), chars
     while left > 0:
         words.append(chance.choice(WORDS))
@@ -305,12 +338,11 @@ def outcome(workload: Workload, policy: ChoicePolicy | None, seeds: int) -> Outc
 def main() -> None:
     """Print a table of all workloads and policies."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    for name, default in (("sessions", 64), ("turns", 8), ("seeds", 5)):
-        parser.add_argument(f"--{name}", type=int, default=default)
+    parser.add_argument("--seeds", type=int, default=5)
     given = parser.parse_args()
     workloads: dict[str, Workload] = {}
     for ms in (0.1, 0.4):
-        usual = Workload(prefill_ms=ms, sessions=given.sessions, turns=given.turns)
+        usual = Workload(prefill_ms=ms)
         workloads |= {
             f"{ms} ms per prompt token": usual,
             f"{ms} ms, sessions named": replace(usual, named=True),
@@ -325,6 +357,13 @@ def main() -> None:
             times = (f"{each * 1_000:,.0f}" for each in (found.p50, found.p95, found.average))
             name = "oracle" if policy is None else policy.value
             print(f"| {title} | {name} | {' | '.join(times)} | {found.cached_share:.3f} |", flush=True)
+    for title, workload in workloads.items():
+        shares = [
+            World(replace(workload, seed=seed, failover_after=5 * workload.sessions), ChoicePolicy.FIRST_TOKEN).shares()
+            for seed in range(1, given.seeds + 1)
+        ]
+        before, *after = (f"{mean(each):.3f}" for each in zip(*shares, strict=True))
+        print(f"{title}: {before} before a failover, {after} in the 64 requests after it and the next 64", flush=True)
 
 
 if __name__ == "__main__":

@@ -44,7 +44,7 @@ class Options:
         return not named or scenario in named
 
 
-SCENARIO_NAMES = ("memory", "unary", "stream", "paced", "latency", "real", "cold", "placements", "tasks", "start")
+SCENARIO_NAMES = ("memory", "unary", "stream", "paced", "latency", "real", "placements", "tasks", "start")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
