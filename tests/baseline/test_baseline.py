@@ -105,31 +105,31 @@ def _subcommands(line: str, command: Any) -> Iterator[str]:
 @pytest.mark.slow("starts a mesh")
 @pytest.mark.timeout(MOST_SECONDS)
 @pytest.mark.parametrize("api", [*APIS, *OPERATOR_APIS, "keys"])
-def test_every_exchange_is_as_recorded(api: str, recorded: Recorded) -> None:
+def test_every_exchange_matches_its_recording(api: str, recorded: Recorded) -> None:
     check(RECORDED / "http" / f"{api}.txt", recorded[f"http/{api}"])
 
 
 @pytest.mark.slow("starts a mesh")
 @pytest.mark.timeout(MOST_SECONDS)
 @pytest.mark.parametrize("section", [*SECTIONS, "help"])
-def test_every_command_prints_what_is_recorded(section: str, recorded: Recorded) -> None:
+def test_every_command_output_matches_its_recording(section: str, recorded: Recorded) -> None:
     check(RECORDED / "cli" / f"{section}.txt", recorded[f"cli/{section}"])
 
 
 @pytest.mark.slow("starts a mesh")
 @pytest.mark.timeout(MOST_SECONDS)
-def test_the_openapi_document_is_as_recorded(recorded: Recorded) -> None:
+def test_openapi_document_matches_its_recording(recorded: Recorded) -> None:
     check(RECORDED / "openapi.txt", recorded["openapi"])
 
 
-def test_every_schema_is_as_recorded() -> None:
+def test_every_schema_matches_its_recording() -> None:
     found = {"config.schema.json": schema(), **dict(sorted(schemas().items()))}
     texts = {name: json.dumps(each, indent=2, ensure_ascii=False) + "\n" for name, each in found.items()}
     check(RECORDED / "schemas.txt", {name: hashlib.sha256(text.encode()).hexdigest() for name, text in texts.items()})
 
 
 @pytest.mark.slow("simulates twenty meshes")
-def test_the_scheduler_decides_as_recorded() -> None:
+def test_scheduler_decisions_match_their_recording() -> None:
     check(RECORDED / "decisions.txt", {f"seed {seed}": _decisions(seed) for seed in SEEDS})
 
 
@@ -143,7 +143,7 @@ def _decisions(seed: int) -> str:
     return f"{digest}\nrequests {total.total.requests}, served {total.total.served}, loads {total.loads}"
 
 
-def test_the_baseline_of_the_bench_has_its_rows() -> None:
+def test_bench_baseline_has_rows() -> None:
     if not BENCH.exists():
         pytest.skip(f"{BENCH.name} is not recorded yet: see README.md")
     assert json.loads(BENCH.read_text())["rows"]

@@ -21,7 +21,7 @@ def _outputs(status: int = 200, unary: str = UNARY, stream: str = STREAM) -> dic
     }
 
 
-def test_another_run_of_the_same_is_no_difference() -> None:
+def test_identical_run_yields_no_difference() -> None:
     later = UNARY.replace("0f1e2d3c4b5a", "aaaa2d3c4b5a").replace("1795208385", "1795209999")
     assert differences(_outputs(), _outputs(unary=later, stream=STREAM.removeprefix(": queued position=1\n\n"))) == []
 
@@ -41,39 +41,37 @@ def test_another_run_of_the_same_is_no_difference() -> None:
     ],
     ids=["a field", "a name", "an event", "the end of a stream", "a status"],
 )
-def test_a_change_is_reported_with_the_name_of_its_exchange(
-    changed: dict[str, str], name: str, lines: list[str]
-) -> None:
+def test_change_is_reported_with_the_name_of_its_exchange(changed: dict[str, str], name: str, lines: list[str]) -> None:
     (difference,) = differences(_outputs(), changed)
     assert difference.startswith(f"changed: {name}\n")
     assert set(lines) <= set(difference.splitlines())
 
 
-def test_a_missing_and_a_new_exchange_are_reported() -> None:
+def test_missing_and_new_exchanges_are_reported() -> None:
     missing, new = differences({"a": "1"}, {"b": "2"})
     assert (missing.splitlines()[0], new.splitlines()[0]) == ("missing: a", "new: b")
 
 
-def test_ids_keep_their_identity() -> None:
+def test_ids_are_replaced_by_stable_placeholders() -> None:
     one, other = "0f1e2d3c4b5a697887960718", "1f1e2d3c4b5a697887960718"
     text = f'["task-{one}", "resp_{other}", "resp_{one}", "msg_{one}_0"]'
     assert _form().json(text, None) == '["task-<id 1>", "resp_<id 2>", "resp_<id 1>", "msg_<id 1>_0"]'
 
 
-def test_a_number_is_hidden_by_its_name_alone_and_a_text_is_not_hidden() -> None:
+def test_numbers_are_masked_by_field_name_and_text_is_not_masked() -> None:
     assert _form().json('{"wait_ms": 12, "count": 12, "seconds": null, "at": "/tmp/home/x"}', None) == (
         '{"wait_ms": "<number>", "count": 12, "seconds": null, "at": "<home>/x"}'
     )
 
 
-def test_a_table_keeps_its_words_without_widths_and_durations() -> None:
+def test_table_text_is_kept_without_widths_and_durations() -> None:
     assert (
         _form().table("NAME    AGE\nm-plain  3m 12s  4.0 KiB  4 tok\n")
         == "NAME  AGE\nm-plain  <duration>  <size>  4 tok"
     )
 
 
-def test_a_recording_is_read_as_it_was_written_and_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_recording_round_trips_and_is_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(VARIABLE, raising=False)
     outputs = {"one": "a\n\nb", "two": ""}
     write(tmp_path / "x.txt", outputs)

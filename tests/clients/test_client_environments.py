@@ -11,7 +11,7 @@ from client_environments import EnvironmentFactory
 WAIT_SECONDS = 30.0
 
 
-def test_sessions_side_by_side_share_one_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_concurrent_sessions_share_one_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     installs, has_begun, may_end = list[Path](), threading.Event(), threading.Event()
     two_install = threading.Event()
 

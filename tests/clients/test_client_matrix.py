@@ -147,7 +147,7 @@ def real_mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MeshProcess]
 
 
 @pytest.mark.parametrize("client", CLIENTS, ids=lambda client: client.name)
-async def test_a_client_does_all_that_it_can_do(
+async def test_client_supports_all_its_features(
     client: Client,
     environment: Environment,
     browser: Environment | None,
@@ -167,7 +167,7 @@ async def test_a_client_does_all_that_it_can_do(
 
 
 @pytest.mark.parametrize("client", [client for client in CLIENTS if client.real], ids=lambda client: client.name)
-async def test_a_client_talks_with_the_real_model(
+async def test_client_chats_with_the_real_model(
     client: Client, environment: Environment, real_mesh: MeshProcess, results: Results, tmp_path: Path
 ) -> None:
     real = Against(model=SHORT if client.unbounded else DEMO_MODEL, text="", key=ANY_KEY, features=client.real)

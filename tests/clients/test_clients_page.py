@@ -8,23 +8,23 @@ from client_environments import FOLDER
 from clients_page import PAGE, render, results_of
 
 
-def test_the_page_is_what_the_run_of_these_clients_writes() -> None:
+def test_page_matches_the_generated_results() -> None:
     page = PAGE.read_text()
     assert page == render(results_of(page)), "run make test-clients: clients, versions or what they try have changed"
 
 
-def test_the_page_has_a_result_for_every_client() -> None:
+def test_page_has_a_result_for_every_client() -> None:
     results = results_of(PAGE.read_text())
     assert results.keys() == {client.name for client in CLIENTS}
     assert all(results.values())
 
 
-def test_there_are_no_fewer_clients_than_promised() -> None:
+def test_client_count_meets_the_promised_minimum() -> None:
     assert len(CLIENTS) >= 15
 
 
 @pytest.mark.parametrize("client", CLIENTS, ids=lambda client: client.name)
-def test_a_check_tries_what_the_table_says(client: Client) -> None:
+def test_check_covers_the_features_in_the_table(client: Client) -> None:
     folder = FOLDER / client.name
     script = next(path for path in (folder / "check.py", folder / "check.mjs") if path.exists())
     pattern = r"\b([a-z]+__[a-z_]+)=" if script.suffix == ".py" else r'^  "([a-z]+\.[a-z_]+)":'
@@ -44,7 +44,7 @@ def test_every_folder_with_pins_is_a_client() -> None:
 
 
 @pytest.mark.parametrize("client", CLIENTS, ids=lambda client: client.name)
-def test_every_package_of_a_client_is_pinned_exactly(client: Client) -> None:
+def test_every_client_package_is_pinned_exactly(client: Client) -> None:
     pins = FOLDER / client.name / "requirements.txt"
     if pins.exists():
         lines = [line for line in pins.read_text().splitlines() if line and not line.startswith("#")]

@@ -82,7 +82,7 @@ def _spans(url: str) -> dict[str, dict[str, Any]]:
     return {} if page is None else {span["name"]: span for span in page["data"]}
 
 
-def test_phoenix_shows_a_request_as_a_call_of_a_model_with_our_token_counts(tmp_path: Path) -> None:
+def test_phoenix_shows_a_request_as_a_model_call_with_weft_token_counts(tmp_path: Path) -> None:
     config = write_config(tmp_path, fake_runner("a", answer_tokens=TOKENS))
     with _running_phoenix(tmp_path) as url, pytest.MonkeyPatch.context() as environment:
         environment.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", url)

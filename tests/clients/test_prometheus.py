@@ -35,20 +35,20 @@ def programs() -> Path:
     return unpacked("prometheus", CACHE) / "usr" / "bin"
 
 
-def test_each_alert_fires_on_its_cause_and_not_on_a_mesh_that_is_well(programs: Path) -> None:
+def test_each_alert_fires_on_its_cause_and_not_on_a_healthy_mesh(programs: Path) -> None:
     _promtool(programs, "check", "rules", "alerts.yaml")
     _promtool(programs, "check", "config", "prometheus.yaml")
     _promtool(programs, "test", "rules", "alerts_test.yaml")
 
 
-def test_a_test_of_an_alert_can_fail(programs: Path, tmp_path: Path) -> None:
+def test_alert_test_can_fail(programs: Path, tmp_path: Path) -> None:
     (tmp_path / "alerts.yaml").write_text((OBSERVABILITY / "alerts.yaml").read_text("utf-8").replace("> 0.8", "> 0.95"))
     (tmp_path / "alerts_test.yaml").write_text((OBSERVABILITY / "alerts_test.yaml").read_text("utf-8"))
     with pytest.raises(AssertionError, match="WeftQueueNearlyFull"):
         _promtool(programs, "test", "rules", "alerts_test.yaml", folder=tmp_path)
 
 
-def test_every_selector_selects_a_scraped_series(programs: Path, tmp_path: Path) -> None:
+def test_every_selector_matches_a_scraped_series(programs: Path, tmp_path: Path) -> None:
     wanted = {selector.text for expression in asked_expressions() for selector in selectors(expression)}
     with running_observed(tmp_path) as observed, _running_prometheus(programs, tmp_path, observed) as url:
         asyncio.run(live_through(observed))

@@ -38,7 +38,7 @@ async def _break_off(request: web.Request) -> web.StreamResponse:
     return response
 
 
-async def test_requests_of_one_connection_are_told_apart_and_paired_with_their_answers() -> None:
+async def test_requests_of_one_connection_are_separated_and_paired_with_their_responses() -> None:
     async with _tapped(_refuse_bad) as tap, aiohttp.ClientSession() as http:
         for number, text in enumerate(("good", "bad")):
             headers = {"Authorization": "Bearer k"} if number == 0 else {"X-Api-Key": "k"}
@@ -53,14 +53,14 @@ async def test_requests_of_one_connection_are_told_apart_and_paired_with_their_a
     assert [(one.key_kind, one.key) for one in asked] == [("Bearer", "k"), ("x-api-key", "k")]
 
 
-async def test_an_answer_that_breaks_off_does_so_behind_the_wire_too() -> None:
+async def test_interrupted_answer_is_interrupted_behind_the_tap_too() -> None:
     async with _tapped(_break_off) as tap, aiohttp.ClientSession() as http, http.get(f"{tap.url}/v1/x") as answer:
         assert await answer.content.readline() == b"data: half\n"
         with pytest.raises(aiohttp.ClientPayloadError):
             await answer.read()
 
 
-async def test_a_client_that_leaves_leaves_the_gateway_too() -> None:
+async def test_client_disconnect_is_forwarded_to_the_gateway() -> None:
     gone = asyncio.Event()
 
     async def wait(request: web.Request) -> web.StreamResponse:
@@ -86,7 +86,7 @@ async def test_a_client_that_leaves_leaves_the_gateway_too() -> None:
     await runner.cleanup()
 
 
-async def test_a_gateway_that_is_not_there_hangs_up() -> None:
+async def test_missing_gateway_closes_the_connection() -> None:
     async with wire_tap("http://127.0.0.1:9") as tap, aiohttp.ClientSession() as http:
         with pytest.raises(aiohttp.ClientConnectionError):
             await http.get(f"{tap.url}/v1/models")

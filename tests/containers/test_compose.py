@@ -172,7 +172,7 @@ def mesh(docker: Docker, tmp_path_factory: pytest.TempPathFactory) -> Iterator[M
     assert not any(_left(docker).values())
 
 
-def test_every_service_is_well_by_its_own_health(mesh: Mesh) -> None:
+def test_every_service_is_healthy(mesh: Mesh) -> None:
     mesh.compose("up", "--detach", "--wait", "--wait-timeout", "300")
     for service in SERVING:
         state = mesh.state(service)
@@ -180,13 +180,13 @@ def test_every_service_is_well_by_its_own_health(mesh: Mesh) -> None:
     assert mesh.state("edge-certificate")["ExitCode"] == 0
 
 
-def test_a_second_up_starts_nothing_again(mesh: Mesh) -> None:
+def test_second_up_restarts_nothing(mesh: Mesh) -> None:
     before = {service: mesh.state(service)["StartedAt"] for service in SERVING}
     mesh.compose("up", "--detach")
     assert {service: mesh.state(service)["StartedAt"] for service in SERVING} == before
 
 
-def test_the_services_of_weft_are_locked(mesh: Mesh) -> None:
+def test_weft_services_are_locked_down(mesh: Mesh) -> None:
     for service in ("registry-1", "router-2", "gateway-1", "runner"):
         status = dict(
             line.split(":", 1) for line in mesh.compose("exec", "-T", service, "cat", "/proc/1/status").splitlines()
@@ -196,7 +196,7 @@ def test_the_services_of_weft_are_locked(mesh: Mesh) -> None:
         assert mesh.compose("exec", "-T", service, "touch", "/etc/weft/x", rc=1) == ""
 
 
-def test_only_the_edge_is_reached_from_outside_and_only_the_runner_reaches_out(mesh: Mesh) -> None:
+def test_only_the_edge_is_reachable_from_outside_and_only_the_runner_connects_out(mesh: Mesh) -> None:
     code = "import socket; socket.create_connection(('10.0.2.3', 53), 3)"
     assert mesh.compose("exec", "-T", "runner", "python", "-c", code) == ""
     for service in ("registry-1", "router-1", "gateway-1"):
@@ -205,7 +205,7 @@ def test_only_the_edge_is_reached_from_outside_and_only_the_runner_reaches_out(m
     assert [line.split()[0] for line in published if "->" in line] == ["weft-envoy-1"]
 
 
-def test_a_stream_comes_through_the_edge_event_by_event_and_a_caller_without_a_key_is_refused(mesh: Mesh) -> None:
+def test_stream_passes_the_edge_event_by_event_and_a_request_without_a_key_is_rejected(mesh: Mesh) -> None:
     body = {"model": MODEL, "messages": [{"role": "user", "content": "Count"}], "max_tokens": 40}
     arrivals = []
     with mesh.client() as http, http.stream("POST", "/v1/chat/completions", json={**body, "stream": True}) as answer:
@@ -235,7 +235,7 @@ async def _history(mesh: Mesh, load: Load) -> History:
 
 
 @pytest.mark.parametrize("service", SERVING)
-async def test_a_kill_of_any_one_service_loses_nothing_and_docker_starts_it_again(
+async def test_killing_any_one_service_loses_nothing_and_docker_restarts_it(
     mesh: Mesh, tmp_path: Path, service: str
 ) -> None:
     # Of the kill before: a service may be lost while its twin serves.
@@ -263,7 +263,7 @@ async def test_a_kill_of_any_one_service_loses_nothing_and_docker_starts_it_agai
         assert len(broken) < STREAMS, "those of the other gateway are whole"
 
 
-async def test_the_check_finds_a_lost_task_a_doubled_one_and_a_stream_that_broke_without_a_kill(
+async def test_check_detects_lost_and_duplicate_tasks_and_unexplained_broken_streams(
     mesh: Mesh, tmp_path: Path
 ) -> None:
     async with _load(mesh, tmp_path / "history", "control") as load:
@@ -280,7 +280,7 @@ async def test_the_check_finds_a_lost_task_a_doubled_one_and_a_stream_that_broke
     assert rules_broken(check(doubled)) >= Counter({"lost": 2, "key": 1})
 
 
-def test_a_container_that_docker_kill_ends_is_down_until_the_next_up(mesh: Mesh) -> None:
+def test_container_ended_by_docker_kill_stays_down_until_the_next_up(mesh: Mesh) -> None:
     """`docker kill` counts as a stop by hand, for Docker's restart policy: a crash is a signal from elsewhere."""
     restarts = mesh.state("router-1")["Restarts"]
     mesh.compose("kill", "router-1")
@@ -304,7 +304,7 @@ def test_down_keeps_the_data_for_the_next_up(mesh: Mesh) -> None:
         assert http.get(f"/api/v1/inference-tasks/{task}").json()["id"] == task
 
 
-def test_prometheus_of_the_profile_scrapes_each_service_and_has_the_alerts(mesh: Mesh) -> None:
+def test_prometheus_profile_scrapes_each_service_and_has_the_alerts(mesh: Mesh) -> None:
     """Grafana is not tried: its image cannot be had, and Debian has no package of it."""
     mesh.compose("--profile", "observability", "up", "--detach", "prometheus")
     deadline = time.monotonic() + READY_SECONDS

@@ -52,7 +52,7 @@ def mesh(podman: Podman, llama_cpp: str, tmp_path_factory: pytest.TempPathFactor
         yield container
 
 
-def test_a_mesh_in_a_container_answers_a_chat_as_nobody_without_capabilities(mesh: Container) -> None:
+def test_containerized_mesh_answers_a_chat_as_nobody_without_capabilities(mesh: Container) -> None:
     assert mesh.run("weft", "chat", "smol", CHAT, "--max-tokens", "8").strip()
     status = dict(line.split(":", 1) for line in mesh.run("cat", "/proc/1/status").splitlines())
     assert set(status["Uid"].split()) == set(status["Gid"].split()) == {"65532"}
@@ -60,13 +60,13 @@ def test_a_mesh_in_a_container_answers_a_chat_as_nobody_without_capabilities(mes
     assert status["NoNewPrivs"].strip() == "1"
 
 
-def test_the_root_of_a_container_cannot_be_written(mesh: Container) -> None:
+def test_container_root_is_read_only(mesh: Container) -> None:
     assert mesh.code("touch", "/opt/weft/x") != 0
     assert mesh.code("touch", "/etc/weft/x") != 0
     assert mesh.code("touch", "/var/lib/weft/state/x") == 0, "the negative control: the home can be"
 
 
-def test_a_stop_of_the_container_finishes_what_runs(podman: Podman, llama_cpp: str, tmp_path: Path) -> None:
+def test_container_stop_finishes_running_requests(podman: Podman, llama_cpp: str, tmp_path: Path) -> None:
     with podman.container(llama_cpp, "up", options=(*HARDENED, *_mounts(tmp_path))) as container:
         container.until("weft", "health")
         assert container.code("weft", "health", "--live") == 0
@@ -74,14 +74,14 @@ def test_a_stop_of_the_container_finishes_what_runs(podman: Podman, llama_cpp: s
         assert container.logs().splitlines()[-1] == "stopped"
 
 
-def test_the_health_check_of_the_image_is_that_of_the_home(podman: Podman, mesh_image: str, llama_cpp: str) -> None:
+def test_image_health_check_uses_the_home(podman: Podman, mesh_image: str, llama_cpp: str) -> None:
     for image in (mesh_image, llama_cpp):
         assert podman.run("inspect", "--format", "{{.Config.User}}", image).strip() == "65532:65532"
         check = json.loads(podman.run("inspect", "--format", "{{json .HealthCheck}}", image))
         assert check["Test"] == ["CMD", "weft", "health"]
 
 
-def test_a_service_in_a_container_is_well_by_its_own_health(podman: Podman, mesh_image: str) -> None:
+def test_containerized_service_is_healthy(podman: Podman, mesh_image: str) -> None:
     options = (*HARDENED, "--volume", "/var/lib/weft")
     with podman.container(mesh_image, "serve", "registry", options=options) as registry:
         registry.until("weft", "health")
@@ -91,13 +91,13 @@ def test_a_service_in_a_container_is_well_by_its_own_health(podman: Podman, mesh
         assert gateway.code("weft", "health") == 1, "a gateway without a router gets no requests"
 
 
-def test_the_image_of_the_services_has_no_engine_and_can_use_postgresql(podman: Podman, mesh_image: str) -> None:
+def test_service_image_has_no_engine_and_supports_postgresql(podman: Podman, mesh_image: str) -> None:
     code = "from importlib.util import find_spec; print([n for n in ('psycopg', 'xllamacpp') if find_spec(n)])"
     said = podman.run("run", "--rm", *LIMITS, *HARDENED, "--entrypoint", "python", mesh_image, "-c", code)
     assert said.strip() == "['psycopg']"
 
 
-def test_the_row_of_the_readme_is_carried_out_and_undone(podman: Podman, llama_cpp: str, tmp_path: Path) -> None:
+def test_readme_docker_commands_run_and_undo(podman: Podman, llama_cpp: str, tmp_path: Path) -> None:
     readme = (ROOT / "deploy" / "README.md").read_text("utf-8")
     row = next(line for line in readme.splitlines() if "`docker run" in line)
     do, undo, undo_too = re.findall("`(docker [^`]+)`", row)

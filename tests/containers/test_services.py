@@ -73,7 +73,7 @@ def mesh(machine: Container) -> Iterator[Container]:
     machine.run("weft", "service", "remove", "mesh", rc=None)
 
 
-def test_a_service_answers_as_a_user_that_can_do_nothing_else(mesh: Container) -> None:
+def test_service_answers_as_an_unprivileged_user(mesh: Container) -> None:
     assert _chat(mesh)
     process = _services(mesh)["weft-mesh.service"]["process"]
     status = dict(line.split(":", 1) for line in mesh.run("cat", f"/proc/{process}/status").splitlines())
@@ -82,7 +82,7 @@ def test_a_service_answers_as_a_user_that_can_do_nothing_else(mesh: Container) -
     assert (status["NoNewPrivs"].strip(), status["Seccomp"].strip()) == ("1", "2")
 
 
-def test_a_service_that_is_killed_is_started_again(mesh: Container) -> None:
+def test_killed_service_is_restarted(mesh: Container) -> None:
     before = _services(mesh)["weft-mesh.service"]
     mesh.run("sh", "-c", f"kill -9 {before['process']}")
     mesh.until(*READY)
@@ -92,7 +92,7 @@ def test_a_service_that_is_killed_is_started_again(mesh: Container) -> None:
     assert _chat(mesh)
 
 
-def test_a_stop_lets_a_running_answer_end(mesh: Container) -> None:
+def test_stop_lets_a_running_answer_finish(mesh: Container) -> None:
     chat = "/opt/weft/bin/weft chat smol 'Write a very long story' --max-tokens 300 --home /var/lib/weft"
     stream = f"{chat} > /tmp/answer 2>&1; echo $? > /tmp/code"
     mesh.run("systemd-run", "--unit", "answer", "sh", "-c", stream)
@@ -104,7 +104,7 @@ def test_a_stop_lets_a_running_answer_end(mesh: Container) -> None:
     assert "tokens/s" in mesh.run("cat", "/tmp/answer"), "its receipt came, too"
 
 
-def test_a_removed_service_is_gone_and_its_state_stays(machine: Container) -> None:
+def test_removed_service_is_gone_and_its_state_remains(machine: Container) -> None:
     machine.run("weft", "service", "install", "registry")
     machine.run("weft", "service", "remove", "registry")
     assert machine.code("systemctl", "cat", "weft-registry.service") != 0
@@ -113,7 +113,7 @@ def test_a_removed_service_is_gone_and_its_state_stays(machine: Container) -> No
     assert machine.code("weft", "service", "remove", "registry") == 3
 
 
-def test_services_apart_find_each_other_in_the_home_of_the_machine(machine: Container) -> None:
+def test_separate_services_find_each_other_in_the_machine_home(machine: Container) -> None:
     kinds = ("registry", "router", "gateway", "runner box")
     for kind in kinds:
         machine.run("weft", "service", "install", *kind.split())
@@ -142,7 +142,7 @@ print(urllib.request.urlopen(request, timeout=60).read().decode())
 """
 
 
-def test_a_service_of_a_user_runs_without_a_session(machine: Container) -> None:
+def test_user_service_runs_without_a_session(machine: Container) -> None:
     _let_linger(machine)
     weft = WEFT
     machine.run(*PERSON, "mkdir -p ~/.config/weft && cp /etc/weft/weft.yaml ~/.config/weft/")
@@ -158,12 +158,12 @@ def test_a_service_of_a_user_runs_without_a_session(machine: Container) -> None:
     assert machine.code(*PERSON, f"{weft} service status") == 3
 
 
-def test_weft_in_a_home_is_refused_for_the_machine(machine: Container) -> None:
+def test_weft_installed_in_a_user_home_is_rejected_for_the_machine(machine: Container) -> None:
     machine.run("cp", "-r", "/opt/weft", "/root/weft")
     assert machine.code("/root/weft/bin/python", "-m", "weft_app.cli.main", "service", "install", "mesh") == 2
 
 
-def test_an_invitation_is_kept_where_its_owner_alone_can_read_it(machine: Container) -> None:
+def test_invitation_is_stored_readable_only_by_its_owner(machine: Container) -> None:
     invitation = "weft://127.0.0.1:7443?token=wjt_a_b"
     machine.run("weft", "service", "install", "join", "--no-start", invitation)
     assert machine.run("stat", "-c", "%a %U", "/etc/weft/weft-join.env").split() == ["600", "root"]
@@ -172,7 +172,7 @@ def test_an_invitation_is_kept_where_its_owner_alone_can_read_it(machine: Contai
     assert machine.code("test", "-e", "/etc/weft/weft-join.env") != 0
 
 
-def test_a_laptop_joins_as_a_service_of_its_user(mesh: Container) -> None:
+def test_laptop_joins_as_a_user_service(mesh: Container) -> None:
     _let_linger(mesh)
     made = json.loads(mesh.run("weft", "runner", "token", "create", "-o", "json", *HOME))
     mesh.run(*PERSON, f"mkdir -p ~/.config/weft && cat > ~/.config/weft/weft.yaml <<'END'\n{LAPTOP}\nEND")
@@ -198,7 +198,7 @@ def _rows() -> list[tuple[str, str]]:
 
 
 @pytest.mark.parametrize(("do", "undo"), _rows(), ids=lambda text: text[:40])
-def test_a_row_of_the_readme_is_carried_out_and_undone(machine: Container, do: str, undo: str) -> None:
+def test_readme_row_runs_and_undoes(machine: Container, do: str, undo: str) -> None:
     is_user = not do.startswith("sudo ")
     if is_user:
         _let_linger(machine)

@@ -106,7 +106,9 @@ async def _suite(kind: type[LlamaServerBackend]) -> AsyncGenerator[_Suite]:
         (ForgetfulBackend, "test_the_processes_of_an_engine_are_all_that_it_runs"),
     ],
 )
-async def test_a_backend_that_is_wrong_about_loads_is_found_out(kind: type[LlamaServerBackend], check: str) -> None:
+async def test_conformance_suite_detects_a_backend_with_wrong_load_behavior(
+    kind: type[LlamaServerBackend], check: str
+) -> None:
     async with _suite(kind) as suite:
         with pytest.raises(AssertionError):
             await getattr(suite, check)()

@@ -12,7 +12,7 @@ pytest_plugins = ("database_fixtures",)
 RESULTS = file_service_pb2.File(tenant="ann", name="batch-1_output.jsonl", purpose=BATCH_OUTPUT)
 
 
-async def test_lines_that_ended_long_before_the_others_are_kept_until_the_results_are_written(
+async def test_results_of_early_lines_are_retained_until_the_result_file_is_written(
     database_url: str,
 ) -> None:
     async with running(database_url) as world:
@@ -35,7 +35,7 @@ async def test_lines_that_ended_long_before_the_others_are_kept_until_the_result
         assert await forgotten() == 2
 
 
-async def test_a_file_of_results_is_as_long_as_the_answers_are(database_url: str) -> None:
+async def test_result_file_is_as_long_as_the_answers(database_url: str) -> None:
     async with running(database_url, max_file_bytes=10, max_tenant_file_bytes=30) as world:
         assert (await world.files.save(RESULTS, content(bytes(20)))).byte_count == 20
         await refused(Reason.TOO_MANY_RESOURCES, world.files.save(RESULTS, content(bytes(20))))

@@ -11,7 +11,7 @@ from weft.kernel.reasons import Reason
 pytest_plugins = ("database_fixtures",)
 
 
-async def test_a_batch_that_filled_up_the_room_meanwhile_leaves_none_for_the_other(database_url: str) -> None:
+async def test_batch_is_rejected_if_another_one_fills_the_open_task_limit_during_upload(database_url: str) -> None:
     begun, go_on = asyncio.Event(), asyncio.Event()
 
     async def slow() -> AsyncIterator[batch_service_pb2.BatchLine]:

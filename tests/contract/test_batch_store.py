@@ -34,7 +34,7 @@ async def nothing_is_left(world: World) -> None:
     assert [await world.count(table) for table in ("batches", "tasks", "task_specs")] == [0, 0, 0]
 
 
-async def test_a_batch_is_the_same_in_the_next_life_and_its_lines_wait_in_the_durable_band(database_url: str) -> None:
+async def test_batch_survives_a_restart_and_its_lines_queue_at_durable_priority(database_url: str) -> None:
     async with running(database_url) as world:
         new = world.new_batch(metadata={"for": "Ännchen"})
         made = await world.batches.create(new, lines(line("a"), line("b", model="phi"), line("c")), caller="key:abc")
@@ -53,7 +53,7 @@ async def test_a_batch_is_the_same_in_the_next_life_and_its_lines_wait_in_the_du
         assert set(await world.rows("tasks", "expires_at", "window_ends_at", "tenant")) == {(ends, ends, "ann")}
 
 
-async def test_no_line_can_be_begun_and_nobody_sees_the_batch_before_all_lines_are_there(world: World) -> None:
+async def test_batch_is_invisible_and_its_lines_do_not_start_until_all_lines_are_stored(world: World) -> None:
     states: list[Sequence[object]] = []
 
     async def slow() -> AsyncIterator[batch_service_pb2.BatchLine]:
@@ -69,7 +69,7 @@ async def test_no_line_can_be_begun_and_nobody_sees_the_batch_before_all_lines_a
     assert [batch.id for batch in (await world.batches.list_page("ann")).batches] == [made.id]
 
 
-async def test_a_batch_whose_lines_break_off_leaves_nothing(world: World) -> None:
+async def test_batch_with_an_interrupted_upload_leaves_nothing(world: World) -> None:
     async def breaking() -> AsyncIterator[batch_service_pb2.BatchLine]:
         for number in range(CHUNK_LINES + 1):
             yield line(f"line-{number}")
@@ -81,7 +81,7 @@ async def test_a_batch_whose_lines_break_off_leaves_nothing(world: World) -> Non
     assert world.news == []
 
 
-async def test_a_batch_that_is_given_up_while_it_comes_in_leaves_nothing(world: World) -> None:
+async def test_batch_cancelled_during_upload_leaves_nothing(world: World) -> None:
     waiting = asyncio.Event()
 
     async def stalling() -> AsyncIterator[batch_service_pb2.BatchLine]:
@@ -100,7 +100,7 @@ async def test_a_batch_that_is_given_up_while_it_comes_in_leaves_nothing(world: 
     await nothing_is_left(world)
 
 
-async def test_a_batch_with_errors_is_kept_as_failed_and_has_no_lines(world: World) -> None:
+async def test_batch_with_errors_is_stored_as_failed_without_lines(world: World) -> None:
     errors = (
         batch_service_pb2.BatchLineError(code="invalid_json", message="x" * 2_000, line=3, field="body"),
         batch_service_pb2.BatchLineError(code="a", message=""),
@@ -124,7 +124,7 @@ async def test_a_batch_with_errors_is_kept_as_failed_and_has_no_lines(world: Wor
     await refused(Reason.INVALID_ARGUMENT, world.batches.create(too_many, lines()))
 
 
-async def test_a_line_that_is_wrong_is_named_and_nothing_is_kept(world: World) -> None:
+async def test_invalid_line_is_reported_and_nothing_is_stored(world: World) -> None:
     wrong = line("b")
     wrong.spec.options.priority = priority_pb2.PRIORITY_HIGH
     empty = batch_service_pb2.BatchLine(custom_id="b", spec=line("b").spec.__class__(model="qwen"))
@@ -143,7 +143,7 @@ async def test_a_line_that_is_wrong_is_named_and_nothing_is_kept(world: World) -
     await nothing_is_left(world)
 
 
-async def test_a_batch_that_is_wrong_is_refused(world: World) -> None:
+async def test_invalid_batch_is_rejected(world: World) -> None:
     for field, value in (
         ("endpoint", ""),
         ("endpoint", "x" * 65),
@@ -159,7 +159,7 @@ async def test_a_batch_that_is_wrong_is_refused(world: World) -> None:
         assert words.startswith("batch.")
 
 
-async def test_there_are_no_more_lines_batches_and_open_tasks_than_may_be(database_url: str) -> None:
+async def test_line_batch_and_open_task_limits_are_enforced(database_url: str) -> None:
     async with running(database_url, max_lines=3, max_batches_per_tenant=3, max_open_per_tenant=4) as world:
         words = await refused(Reason.REQUEST_TOO_LARGE, world.batches.create(world.new_batch(), many(4)))
         assert words == "lines: must be at most 3"
@@ -176,7 +176,7 @@ async def test_there_are_no_more_lines_batches_and_open_tasks_than_may_be(databa
         assert "3 batches" in words
 
 
-async def test_lines_are_counted_until_the_last_is_at_its_end_and_then_written_down(database_url: str) -> None:
+async def test_line_counts_are_computed_until_the_batch_ends_and_then_stored(database_url: str) -> None:
     async with running(database_url, sweep_interval_seconds=2 * DAY_SECONDS) as world:
         made = await world.batches.create(world.new_batch(), many(6))
         await world.end(made.id, task_pb2.TASK_STATE_COMPLETED, [0, 1])
@@ -206,7 +206,7 @@ async def test_lines_are_counted_until_the_last_is_at_its_end_and_then_written_d
             await world.database.change("DELETE FROM tasks")
 
 
-async def test_the_sweep_counts_the_lines_of_batches_that_nobody_asks_about(world: World) -> None:
+async def test_sweep_counts_lines_of_batches_that_are_not_polled(world: World) -> None:
     made = await world.batches.create(world.new_batch(), many(2))
     await world.end(made.id, task_pb2.TASK_STATE_COMPLETED, [0, 1])
     await world.clock.advance(301, sleepers=1)
@@ -215,7 +215,7 @@ async def test_the_sweep_counts_the_lines_of_batches_that_nobody_asks_about(worl
     assert batch_service_pb2.Batch.FromString(stored).completed_count == 2
 
 
-async def test_cancelling_ends_every_line_that_is_not_at_its_end_and_its_attempt(world: World) -> None:
+async def test_cancel_ends_every_unfinished_line_and_its_attempt(world: World) -> None:
     made = await world.batches.create(world.new_batch(), many(4))
     await world.end(made.id, task_pb2.TASK_STATE_COMPLETED, [0])
     await world.claim(made.id, [1])
@@ -237,13 +237,13 @@ async def test_cancelling_ends_every_line_that_is_not_at_its_end_and_its_attempt
 
 
 @pytest.mark.slow("a large batch")
-async def test_a_large_batch_is_cancelled_to_its_last_line(world: World) -> None:
+async def test_cancel_of_a_large_batch_reaches_its_last_line(world: World) -> None:
     made = await world.batches.create(world.new_batch(), many(2_500))
     found = await world.batches.cancel("ann", made.id)
     assert counts_of(found) == LineCounts(total=2_500, cancelled=2_500)
 
 
-async def test_a_cancellation_that_was_cut_off_is_finished_by_the_next_life(database_url: str) -> None:
+async def test_interrupted_cancellation_is_completed_after_a_restart(database_url: str) -> None:
     async with running(database_url) as world:
         made = await world.batches.create(world.new_batch(), many(3))
         now = world.clock.utc_now().timestamp()
@@ -253,7 +253,7 @@ async def test_a_cancellation_that_was_cut_off_is_finished_by_the_next_life(data
         assert world.news == [ManyChanged(), ItemEnded(made.id)]
 
 
-async def test_results_come_in_order_of_the_lines_with_their_answers_and_what_they_were(world: World) -> None:
+async def test_results_are_in_line_order_with_answers_and_requests(world: World) -> None:
     given = [line(f"line-{place}", origin=b"%d" % place) for place in range(200)]
     made = await world.batches.create(world.new_batch(), lines(*given))
     await world.end(made.id, task_pb2.TASK_STATE_COMPLETED, range(150), attempt=2)
@@ -276,7 +276,7 @@ async def test_results_come_in_order_of_the_lines_with_their_answers_and_what_th
     assert found[199].task.state == task_pb2.TASK_STATE_PENDING
 
 
-async def test_results_of_lines_that_were_forgotten_are_not_there_and_the_counts_stay(world: World) -> None:
+async def test_results_of_purged_lines_are_missing_and_the_counts_remain(world: World) -> None:
     made = await world.batches.create(world.new_batch(), many(3))
     await world.end(made.id, task_pb2.TASK_STATE_COMPLETED, range(3))
     counted = await world.batches.get("ann", made.id)
@@ -302,7 +302,7 @@ async def test_long_answers_are_read_a_few_at_a_time(world: World, monkeypatch: 
     ]
 
 
-async def test_whoever_writes_the_results_first_counts(world: World) -> None:
+async def test_first_finish_wins_and_later_ones_return_it_unchanged(world: World) -> None:
     made = await world.batches.create(world.new_batch(), many(1))
     files = [(await world.files.save(OUTPUT_FILE, content(b"a"))).id for _ in range(2)]
     await refused(Reason.RESOURCE_IN_USE, world.batches.finish("ann", made.id, output_file=files[0], error_file=""))
@@ -319,7 +319,7 @@ async def test_whoever_writes_the_results_first_counts(world: World) -> None:
     assert await world.batches.cancel("ann", made.id) == finished
 
 
-async def test_results_lie_only_in_files_of_results_that_the_tenant_keeps(world: World) -> None:
+async def test_results_must_be_in_result_files_of_the_same_tenant(world: World) -> None:
     made = await world.batches.create(world.new_batch(), many(1))
     await world.end(made.id, task_pb2.TASK_STATE_COMPLETED, [0])
     bobs = await world.files.save(file_service_pb2.File(tenant="bob", name="b", purpose="batch_output"), content(b"b"))
@@ -332,7 +332,7 @@ async def test_results_lie_only_in_files_of_results_that_the_tenant_keeps(world:
     assert (await world.batches.get("ann", made.id)).state == batch_service_pb2.BATCH_STATE_FINALIZING
 
 
-async def test_a_tenant_sees_and_changes_only_its_own(world: World) -> None:
+async def test_tenant_reads_and_changes_only_its_own_batches(world: World) -> None:
     made = await world.batches.create(world.new_batch(), many(1))
     missing = await refused(Reason.NOT_FOUND, world.batches.get("ann", "batch-none"))
     for asked in (
@@ -349,7 +349,7 @@ async def test_a_tenant_sees_and_changes_only_its_own(world: World) -> None:
     assert counts_of(await world.batches.get("ann", made.id)) == LineCounts(total=1)
 
 
-async def test_batches_are_listed_newest_first_page_by_page(world: World) -> None:
+async def test_batches_are_listed_newest_first_in_pages(world: World) -> None:
     made = [await world.batches.create(world.new_batch(), many(1)) for _ in range(3)]
     page = await world.batches.list_page("ann", limit=2)
     assert ([batch.id for batch in page.batches], page.has_more) == ([made[2].id, made[1].id], True)
@@ -359,7 +359,7 @@ async def test_batches_are_listed_newest_first_page_by_page(world: World) -> Non
         await refused(Reason.INVALID_ARGUMENT, world.batches.list_page("ann", limit=limit))
 
 
-async def test_a_batch_is_forgotten_some_time_after_its_end_and_its_files_are_not(database_url: str) -> None:
+async def test_ended_batch_is_purged_after_its_retention_and_its_files_remain(database_url: str) -> None:
     async with running(database_url, keep_batch_seconds=1_000.0, sweep_interval_seconds=300.0) as world:
         finished, unwritten, open_one = [await world.batches.create(world.new_batch(), many(1)) for _ in range(3)]
         failed = await world.batches.create(
@@ -379,7 +379,7 @@ async def test_a_batch_is_forgotten_some_time_after_its_end_and_its_files_are_no
         assert (await world.files.get("ann", kept.id)).id == kept.id
 
 
-async def test_a_batch_that_takes_too_long_to_come_in_is_given_up(world: World) -> None:
+async def test_batch_with_a_slow_upload_is_abandoned(world: World) -> None:
     async def slow() -> AsyncIterator[batch_service_pb2.BatchLine]:
         for number in range(CHUNK_LINES + 1):
             yield line(f"line-{number}")
@@ -389,7 +389,7 @@ async def test_a_batch_that_takes_too_long_to_come_in_is_given_up(world: World) 
     await nothing_is_left(world)
 
 
-async def test_lines_of_more_models_than_are_worth_telling_are_told_as_many_changes(world: World) -> None:
+async def test_lines_of_too_many_models_publish_one_bulk_change_event(world: World) -> None:
     given = [line(str(number), model=f"model-{number}") for number in range(MAX_LANES_PUBLISHED + 1)]
     await world.batches.create(world.new_batch(), lines(*given))
     assert world.news == [ManyChanged()]

@@ -43,7 +43,7 @@ _COPIED = (
 )
 
 
-async def test_batches_of_the_release_before_are_kept(database_url: str, tmp_path: Path) -> None:
+async def test_batches_of_the_previous_release_are_migrated(database_url: str, tmp_path: Path) -> None:
     scripts = tmp_path / "schema"
     scripts.mkdir()
     for number in ("0012", "0013"):

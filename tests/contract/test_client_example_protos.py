@@ -9,9 +9,9 @@ COPIES = Path(__file__).parents[2] / "examples" / "clients" / "protos"
 
 
 @pytest.mark.parametrize("path", sorted(str(copy.relative_to(COPIES)) for copy in COPIES.rglob("*.proto")))
-def test_a_copy_is_the_file_of_the_package_that_weft_uses(path: str) -> None:
+def test_example_proto_matches_the_packaged_file(path: str) -> None:
     assert (COPIES / path).read_text() == files("google").joinpath(path.removeprefix("google/")).read_text()
 
 
-def test_what_describes_an_error_is_there() -> None:
+def test_error_detail_protos_are_included() -> None:
     assert {copy.stem for copy in COPIES.rglob("*.proto")} == {"status", "error_details"}

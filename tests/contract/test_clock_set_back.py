@@ -27,7 +27,9 @@ async def _back(kept: SqlTaskStore, now: float = BACK) -> int:
     return await kept.bring_back(now, LONGEST_PAUSE, LIMIT)
 
 
-async def test_a_lease_that_lies_further_off_than_its_length_is_over_within_its_length(kept: SqlTaskStore) -> None:
+async def test_lease_beyond_its_length_expires_within_its_length_after_the_clock_is_set_back(
+    kept: SqlTaskStore,
+) -> None:
     claim = await begun(kept, "task-1")
     assert await _back(kept) == 1
     assert await kept.revert_expired(BACK + LEASE - 1, 10) == ()
@@ -36,13 +38,13 @@ async def test_a_lease_that_lies_further_off_than_its_length_is_over_within_its_
     assert (await seen(kept, "task-1")).state == task_pb2.TASK_STATE_PENDING
 
 
-async def test_a_lease_of_a_router_with_longer_leases_is_its_own_matter(kept: SqlTaskStore) -> None:
+async def test_longer_lease_of_another_router_is_not_moved(kept: SqlTaskStore) -> None:
     await kept.submit(a_task("task-1"))
     assert await kept.claim("task-1", "r2", NOW, NOW + HOUR) is not None
     assert await _back(kept, NOW) == 0
 
 
-async def test_clocks_that_differ_by_the_margin_move_nothing(kept: SqlTaskStore) -> None:
+async def test_clock_differences_within_the_margin_move_nothing(kept: SqlTaskStore) -> None:
     await begun(kept, "task-1")
     await begun(kept, "task-2")
     await kept.submit(a_task("task-3"))
@@ -51,7 +53,7 @@ async def test_clocks_that_differ_by_the_margin_move_nothing(kept: SqlTaskStore)
     assert await _back(kept, NOW - CLOCK_MARGIN_SECONDS) == 0
 
 
-async def test_a_pause_is_never_longer_than_the_longest(kept: SqlTaskStore) -> None:
+async def test_backoff_is_capped_at_the_maximum_after_the_clock_is_set_back(kept: SqlTaskStore) -> None:
     claim = await begun(kept, "task-1")
     assert await reverted(kept, claim, ready_at=NOW + 1)
     assert not await waiting(kept, now=BACK + LONGEST_PAUSE)
@@ -59,14 +61,14 @@ async def test_a_pause_is_never_longer_than_the_longest(kept: SqlTaskStore) -> N
     assert [task.id for task in await waiting(kept, now=BACK + LONGEST_PAUSE)] == ["task-1"]
 
 
-async def test_a_task_waits_no_longer_than_its_limit(kept: SqlTaskStore) -> None:
+async def test_pending_limit_applies_after_the_clock_is_set_back(kept: SqlTaskStore) -> None:
     await kept.submit(a_task("task-1", pending_limit_seconds=600.0))
     assert await _back(kept) == 1
     assert await kept.fail_expired(BACK + 599.0, 10) == []
     assert await kept.fail_expired(BACK + 600.0, 10) == ["task-1"]
 
 
-async def test_a_task_that_ended_in_the_future_is_kept_as_long_as_any(kept: SqlTaskStore) -> None:
+async def test_task_that_ended_in_the_future_is_purged_after_the_normal_retention(kept: SqlTaskStore) -> None:
     claim = await begun(kept, "task-1")
     assert await kept.end(claim, DONE, NOW)
     assert await _back(kept) == 1
@@ -76,7 +78,7 @@ async def test_a_task_that_ended_in_the_future_is_kept_as_long_as_any(kept: SqlT
     assert await kept.purge_ended(BACK + 1.0, 10) == 1
 
 
-async def test_no_more_is_moved_at_once_than_asked_and_what_is_moved_stays(kept: SqlTaskStore) -> None:
+async def test_repair_is_limited_per_call_and_moved_times_stay(kept: SqlTaskStore) -> None:
     for number in range(3):
         await kept.submit(a_task(f"task-{number}"))
     moved = [await kept.bring_back(BACK, LONGEST_PAUSE, 2) for _ in range(3)]
@@ -92,7 +94,7 @@ def clock() -> FakeClock:
     return clock
 
 
-async def test_files_and_batches_end_when_their_time_is_over(database_url: str, clock: FakeClock) -> None:
+async def test_files_and_batches_expire_after_the_clock_is_set_back(database_url: str, clock: FakeClock) -> None:
     async with running(database_url, clock=clock) as world:
         await world.files.save(NEW_FILE, content(b"{}"))
         batch = await world.batches.create(world.new_batch(), lines(line("a")))
@@ -106,7 +108,7 @@ async def test_files_and_batches_end_when_their_time_is_over(database_url: str, 
         assert (moved.create_time, moved.window_end_time) == (stamp_of(now), stamp_of(now + DAY_SECONDS))
 
 
-async def test_lines_of_a_batch_end_with_its_window(database_url: str, clock: FakeClock) -> None:
+async def test_batch_lines_end_with_the_batch_window(database_url: str, clock: FakeClock) -> None:
     async with running(database_url, clock=clock) as world:
         await world.batches.create(world.new_batch(), lines(line("a")))
         clock.set_wall(-HOUR)
@@ -119,7 +121,7 @@ async def test_lines_of_a_batch_end_with_its_window(database_url: str, clock: Fa
         await store.stop()
 
 
-async def test_an_answer_that_was_kept_in_the_future_is_kept_as_long_as_any(
+async def test_answer_stored_in_the_future_is_purged_after_the_normal_retention(
     database_url: str, clock: FakeClock
 ) -> None:
     service = ResponseService(

@@ -130,7 +130,7 @@ async def test_publications_stay_with_their_runners(database: sqlite3.Connection
     assert session.agents == (agent("a1"),)
 
 
-async def test_a_database_of_the_release_before_keeps_all_that_was_declared(tmp_path: Path) -> None:
+async def test_migration_from_the_previous_release_keeps_all_declarations(tmp_path: Path) -> None:
     with closing(sqlite3.connect(tmp_path / "registry.db")) as raw:
         raw.executescript(CORPUS.read_text())
         tables = ("models", "agents", "routes", "aliases", "profiles", "workflows", "tenants")
@@ -158,7 +158,7 @@ async def test_a_database_of_the_release_before_keeps_all_that_was_declared(tmp_
         ({"by_mesh": {"magic": {}}}, None),
     ],
 )
-async def test_wake_plans_come_back(
+async def test_wake_plans_survive_the_migration(
     database: sqlite3.Connection, tmp_path: Path, recipe: dict[str, Any], plan: Wake | None
 ) -> None:
     insert(database, "declared_models", **{**_MODEL, "name": "m1", "wake": json.dumps(recipe)})
@@ -173,7 +173,7 @@ async def test_wake_plans_come_back(
 
 
 @pytest.mark.parametrize("text", ["{", "[]", "7", '{"max_wait_seconds": "x"}', '{"by_mesh": {"http": {"url": 1}}}'])
-async def test_a_damaged_value_costs_only_itself(database: sqlite3.Connection, tmp_path: Path, text: str) -> None:
+async def test_damaged_value_loses_only_its_row(database: sqlite3.Connection, tmp_path: Path, text: str) -> None:
     insert(database, "declared_models", **{**_MODEL, "name": "m1", "wake": text})
     provider = ModelProvider(url="https://h", api_key_ref="secret/k")
     insert(database, "declared_models", **{**_MODEL, "name": "m2", "provider": provider.SerializeToString()})

@@ -27,7 +27,7 @@ async def read(world: World, file_id: str, tenant: str = "ann") -> bytes:
     return b"".join([data async for data in world.files.read(tenant, file_id)])
 
 
-async def test_a_file_comes_back_byte_for_byte_in_the_next_life(database_url: str) -> None:
+async def test_file_round_trips_byte_for_byte_over_a_restart(database_url: str) -> None:
     data = bytes(range(256)) * 10
     async with running(database_url) as world:
         saved = await world.files.save(NEW_FILE, content(data[:100], b"", data[100:]))
@@ -38,7 +38,7 @@ async def test_a_file_comes_back_byte_for_byte_in_the_next_life(database_url: st
 
 
 @pytest.mark.parametrize("size", [0, 1, MAX_PIECE_BYTES, MAX_PIECE_BYTES + 1, 3 * MAX_PIECE_BYTES])
-async def test_a_file_of_any_length_is_kept_in_pieces_that_are_not_too_long(world: World, size: int) -> None:
+async def test_files_of_any_length_are_stored_in_bounded_pieces(world: World, size: int) -> None:
     data = bytes(size)
     file = await world.files.save(NEW_FILE, content(data[: size // 2], data[size // 2 :]))
     assert file.byte_count == size
@@ -47,7 +47,7 @@ async def test_a_file_of_any_length_is_kept_in_pieces_that_are_not_too_long(worl
     assert all(len(chunk) <= MAX_PIECE_BYTES for chunk in chunks)
 
 
-async def test_a_tenant_sees_and_deletes_only_its_own(world: World) -> None:
+async def test_tenant_reads_and_deletes_only_its_own_files(world: World) -> None:
     file = await world.files.save(NEW_FILE, content(b"a"))
     missing = await refused(Reason.NOT_FOUND, world.files.get("ann", "file-none"))
     for asked in (world.files.get, world.files.delete):
@@ -62,14 +62,14 @@ async def test_a_tenant_sees_and_deletes_only_its_own(world: World) -> None:
 
 
 @pytest.mark.parametrize("file_id", ["", "a\0b", "x" * 500, "ä"])
-async def test_an_id_that_no_file_can_have_is_refused(world: World, file_id: str) -> None:
+async def test_malformed_file_id_is_rejected(world: World, file_id: str) -> None:
     await refused(Reason.INVALID_ARGUMENT, world.files.get("ann", file_id))
     await refused(Reason.INVALID_ARGUMENT, world.files.delete("ann", file_id))
     if file_id:
         await refused(Reason.INVALID_ARGUMENT, world.files.list_page("ann", after=file_id))
 
 
-async def test_files_are_listed_newest_first_page_by_page_and_by_purpose(world: World) -> None:
+async def test_files_are_listed_newest_first_in_pages_and_by_purpose(world: World) -> None:
     kept = [
         await world.files.save(file_service_pb2.File(tenant="ann", name=str(number), purpose=purpose), content(b"a"))
         for number, purpose in enumerate(["batch", "batch_output", "batch", "batch"])
@@ -88,7 +88,7 @@ async def test_files_are_listed_newest_first_page_by_page_and_by_purpose(world: 
     await refused(Reason.INVALID_ARGUMENT, world.files.list_page("ann", purpose="video"))
 
 
-async def test_a_file_whose_content_breaks_off_is_seen_by_nobody_and_removed_at_once(world: World) -> None:
+async def test_file_with_interrupted_content_is_never_visible_and_removed_immediately(world: World) -> None:
     seen: list[int] = []
 
     async def breaking() -> AsyncIterator[bytes]:
@@ -103,7 +103,7 @@ async def test_a_file_whose_content_breaks_off_is_seen_by_nobody_and_removed_at_
     assert await world.count("files") == await world.count("file_pieces") == 0
 
 
-async def test_an_upload_that_is_given_up_is_removed(world: World) -> None:
+async def test_cancelled_upload_is_removed(world: World) -> None:
     waiting = asyncio.Event()
 
     async def stalling() -> AsyncIterator[bytes]:
@@ -120,7 +120,7 @@ async def test_an_upload_that_is_given_up_is_removed(world: World) -> None:
     assert await world.count("files") == await world.count("file_pieces") == 0
 
 
-async def test_a_file_that_is_too_long_is_refused_while_it_comes_in(database_url: str) -> None:
+async def test_oversized_file_is_rejected_during_upload(database_url: str) -> None:
     read_on: list[int] = []
 
     async def endless() -> AsyncIterator[bytes]:
@@ -136,7 +136,7 @@ async def test_a_file_that_is_too_long_is_refused_while_it_comes_in(database_url
         assert await world.count("files") == 1
 
 
-async def test_a_tenant_keeps_no_more_files_and_bytes_than_it_may(database_url: str) -> None:
+async def test_tenant_file_count_and_byte_quotas_are_enforced(database_url: str) -> None:
     async with running(database_url, max_files_per_tenant=2, max_tenant_file_bytes=10) as world:
         first = await world.files.save(NEW_FILE, content(b"12345"))
         words = await refused(Reason.TOO_MANY_RESOURCES, world.files.save(NEW_FILE, content(b"123456")))
@@ -151,17 +151,17 @@ async def test_a_tenant_keeps_no_more_files_and_bytes_than_it_may(database_url: 
 
 
 @pytest.mark.parametrize("name", ["", "x" * 256, "a/b", "..", ".", "a\\b", "a\nb", "a\0b"])
-async def test_a_name_that_is_a_path_or_cannot_be_shown_is_refused(world: World, name: str) -> None:
+async def test_file_name_with_a_path_or_unprintable_characters_is_rejected(world: World, name: str) -> None:
     new = file_service_pb2.File(tenant="ann", name=name, purpose="batch")
     assert "file.name" in await refused(Reason.INVALID_ARGUMENT, world.files.save(new, content(b"a")))
 
 
-async def test_a_purpose_that_nobody_knows_is_refused(world: World) -> None:
+async def test_unknown_purpose_is_rejected(world: World) -> None:
     new = file_service_pb2.File(tenant="ann", name="a", purpose="video")
     assert "file.purpose" in await refused(Reason.INVALID_ARGUMENT, world.files.save(new, content(b"a")))
 
 
-async def test_a_file_is_forgotten_when_its_time_is_over(database_url: str) -> None:
+async def test_file_expires(database_url: str) -> None:
     async with running(database_url, keep_file_seconds=1_000.0, sweep_interval_seconds=300.0) as world:
         old = await world.files.save(NEW_FILE, content(b"a"))
         await world.clock.advance(899, sleepers=1)
@@ -173,7 +173,7 @@ async def test_a_file_is_forgotten_when_its_time_is_over(database_url: str) -> N
         assert await world.count("files") == await world.count("file_pieces") == 1
 
 
-async def test_what_a_crash_left_is_removed_when_it_is_surely_broken(database_url: str) -> None:
+async def test_crash_leftovers_are_removed_once_they_are_surely_incomplete(database_url: str) -> None:
     async with running(database_url) as world:
         file = await world.files.save(NEW_FILE, content(bytes(MAX_PIECE_BYTES + 1)))
         await world.database.change("UPDATE files SET is_whole = FALSE WHERE id = :id", id=file.id)
@@ -183,7 +183,7 @@ async def test_what_a_crash_left_is_removed_when_it_is_surely_broken(database_ur
         assert await world.count("files") == await world.count("file_pieces") == 0
 
 
-async def test_an_upload_that_takes_too_long_is_given_up(world: World) -> None:
+async def test_upload_that_takes_too_long_is_abandoned(world: World) -> None:
     async def slow() -> AsyncIterator[bytes]:
         yield bytes(2 * MAX_PIECE_BYTES)
         await world.clock.advance(UPLOAD_LIMIT_SECONDS + 600, sleepers=1)
@@ -193,7 +193,7 @@ async def test_an_upload_that_takes_too_long_is_given_up(world: World) -> None:
     assert await world.count("files") == await world.count("file_pieces") == 0
 
 
-async def test_a_file_that_is_deleted_while_it_is_read_does_not_seem_whole(world: World) -> None:
+async def test_file_deleted_during_a_read_is_not_reported_complete(world: World) -> None:
     file = await world.files.save(NEW_FILE, content(bytes(3 * MAX_PIECE_BYTES)))
     reading = world.files.read("ann", file.id)
     await anext(reading)
@@ -201,7 +201,7 @@ async def test_a_file_that_is_deleted_while_it_is_read_does_not_seem_whole(world
     await refused(Reason.NOT_FOUND, anext(reading))
 
 
-async def test_many_uploads_at_once_are_all_kept_apart(world: World) -> None:
+async def test_concurrent_uploads_are_stored_separately(world: World) -> None:
     async def one(number: int) -> Any:
         new = file_service_pb2.File(tenant=f"t{number % 3}", name=str(number), purpose="batch")
         return await world.files.save(new, content(*[bytes([number])] * 5))

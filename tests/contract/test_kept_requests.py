@@ -52,7 +52,7 @@ async def stored(router: KeptRouter) -> int:
     return int(await router.database.value("SELECT count(*) FROM request_records"))
 
 
-async def test_a_request_that_ended_before_a_kill_is_explained_as_before(database_url: str) -> None:
+async def test_request_that_ended_before_a_kill_is_explained_as_before(database_url: str) -> None:
     router = await KeptRouter(database_url).start()
     key = router.arrive("r-1", client_id="laptop", asked_model="alias")
     await router.clock.advance(2.5)
@@ -67,7 +67,7 @@ async def test_a_request_that_ended_before_a_kill_is_explained_as_before(databas
     await again.kill()
 
 
-async def test_times_are_after_a_kill_what_they_were_to_the_microsecond(database_url: str) -> None:
+async def test_times_survive_a_kill_to_the_microsecond(database_url: str) -> None:
     router = await KeptRouter(database_url).start()
     names = [f"r-{number}" for number in range(40)]
     for number, name in enumerate(names):
@@ -82,7 +82,7 @@ async def test_times_are_after_a_kill_what_they_were_to_the_microsecond(database
     await again.kill()
 
 
-async def test_what_was_not_written_before_a_kill_is_not_known_and_not_made_up(database_url: str) -> None:
+async def test_state_not_flushed_before_a_kill_is_unknown(database_url: str) -> None:
     router = await KeptRouter(database_url).start()
     router.chat("r-1")
     await router.flush()
@@ -94,7 +94,7 @@ async def test_what_was_not_written_before_a_kill_is_not_known_and_not_made_up(d
     await again.kill()
 
 
-async def test_a_request_under_way_at_a_kill_is_lost_with_its_router_and_does_not_run(database_url: str) -> None:
+async def test_request_running_at_a_kill_is_reported_lost_with_its_router(database_url: str) -> None:
     router = await KeptRouter(database_url).start()
     router.arrive("r-1")
     await router.flush()
@@ -111,7 +111,7 @@ async def test_a_request_under_way_at_a_kill_is_lost_with_its_router_and_does_no
     await again.kill()
 
 
-async def test_a_control_without_the_mark_shows_why_it_is_needed(database_url: str) -> None:
+async def test_running_request_is_not_listed_as_ended_without_mark_lost(database_url: str) -> None:
     """The row of a request under way says nothing of an end: without `mark_lost` it is not one that ended."""
     router = await KeptRouter(database_url).start()
     router.arrive("r-1")
@@ -128,7 +128,7 @@ async def test_a_control_without_the_mark_shows_why_it_is_needed(database_url: s
     await blind.kill()
 
 
-async def test_a_request_that_is_placed_again_after_a_restart_is_not_lost_any_more(database_url: str) -> None:
+async def test_request_placed_again_after_a_restart_is_no_longer_lost(database_url: str) -> None:
     router = await KeptRouter(database_url).start()
     router.arrive("r-1")
     await router.flush()
@@ -147,7 +147,7 @@ async def test_a_request_that_is_placed_again_after_a_restart_is_not_lost_any_mo
 
 
 @pytest.mark.parametrize("was_written", [True, False])
-async def test_a_lost_request_whose_end_becomes_known_is_one_record_with_its_receipt(
+async def test_lost_request_with_a_later_end_is_one_record_with_its_receipt(
     database_url: str, was_written: bool
 ) -> None:
     router = await KeptRouter(database_url).start()
@@ -183,9 +183,7 @@ def placement_of(router: KeptRouter) -> LocalPlacement:
 
 
 @pytest.mark.parametrize("was_written", [True, False])
-async def test_the_end_that_a_gateway_reports_after_a_kill_is_the_one_record_and_a_later_one_changes_nothing(
-    database_url: str, *, was_written: bool
-) -> None:
+async def test_first_end_a_gateway_reports_after_a_kill_wins(database_url: str, *, was_written: bool) -> None:
     router = await KeptRouter(database_url).start()
     router.arrive("r-1", client_id="laptop")
     if was_written:
@@ -207,7 +205,7 @@ async def test_the_end_that_a_gateway_reports_after_a_kill_is_the_one_record_and
     await third.kill()
 
 
-async def test_an_end_that_memory_has_no_more_is_found_in_the_database_and_not_written_again(
+async def test_end_evicted_from_memory_is_found_in_the_database_and_not_rewritten(
     database_url: str,
 ) -> None:
     router = await KeptRouter(database_url, log=RequestLogLimits(max_ended=1)).start()
@@ -222,7 +220,7 @@ async def test_an_end_that_memory_has_no_more_is_found_in_the_database_and_not_w
     await router.kill()
 
 
-async def test_an_end_is_not_taken_while_the_database_cannot_say_whether_it_is_known(database_url: str) -> None:
+async def test_end_report_is_rejected_while_the_database_is_unavailable(database_url: str) -> None:
     router = await KeptRouter(database_url).start()
     await router.database.close()
     with pytest.raises(WeftError) as refused:
@@ -231,7 +229,7 @@ async def test_an_end_is_not_taken_while_the_database_cannot_say_whether_it_is_k
     await router.kill()
 
 
-async def test_a_receipt_that_comes_after_its_refusal_was_written_is_written_too(database_url: str) -> None:
+async def test_receipt_arriving_after_its_rejection_was_written_is_written_too(database_url: str) -> None:
     router = await KeptRouter(database_url).start()
     key = router.arrive("r-1")
     refusal = Rejects(key=key, reason=Reason.QUEUE_TIMEOUT, message="too long")
@@ -246,7 +244,7 @@ async def test_a_receipt_that_comes_after_its_refusal_was_written_is_written_too
     await again.kill()
 
 
-async def test_lists_go_on_in_the_database_where_memory_ends_and_count_nothing_twice(database_url: str) -> None:
+async def test_lists_continue_from_memory_into_the_database_without_duplicates(database_url: str) -> None:
     router = await KeptRouter(database_url, log=RequestLogLimits(max_ended=3)).start()
     for number in range(10):
         router.chat(f"r-{number}", tenant="ann" if number % 2 else "bob")
@@ -272,7 +270,7 @@ async def test_lists_go_on_in_the_database_where_memory_ends_and_count_nothing_t
     await again.kill()
 
 
-async def test_a_watch_begins_with_the_requests_of_before_memory_too(database_url: str) -> None:
+async def test_watch_starts_with_requests_evicted_from_memory_too(database_url: str) -> None:
     router = await KeptRouter(database_url, log=RequestLogLimits(max_ended=2)).start()
     for number in range(6):
         router.chat(f"r-{number}", tenant="ann" if number else "bob")
@@ -295,7 +293,7 @@ async def test_a_watch_begins_with_the_requests_of_before_memory_too(database_ur
     await again.kill()
 
 
-async def test_records_beyond_their_number_and_their_age_are_deleted(database_url: str) -> None:
+async def test_records_beyond_the_count_and_age_limits_are_deleted(database_url: str) -> None:
     router = await KeptRouter(database_url, keep_seconds=100.0, max_records=5).start()
     for number in range(8):
         router.chat(f"r-{number}")
@@ -314,7 +312,7 @@ async def test_records_beyond_their_number_and_their_age_are_deleted(database_ur
     await router.kill()
 
 
-async def test_a_record_of_a_clock_that_was_ahead_is_kept_no_longer_than_others(database_url: str) -> None:
+async def test_record_written_with_a_fast_clock_is_not_retained_longer(database_url: str) -> None:
     ahead = FakeClock(utc=NOON + timedelta(days=1_000))
     router = await KeptRouter(database_url, clock=ahead, keep_seconds=100.0).start()
     router.chat("r-1")
@@ -328,7 +326,7 @@ async def test_a_record_of_a_clock_that_was_ahead_is_kept_no_longer_than_others(
     await again.kill()
 
 
-async def test_what_a_database_that_is_away_cannot_take_is_bounded_counted_and_said(
+async def test_backlog_for_an_unavailable_database_is_bounded_counted_and_reported(
     database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     router = await KeptRouter(database_url, max_unwritten=4, log=RequestLogLimits(max_ended=4)).start()
@@ -353,7 +351,7 @@ async def test_what_a_database_that_is_away_cannot_take_is_bounded_counted_and_s
     await again.kill()
 
 
-async def test_lists_say_that_older_requests_are_missing_while_the_database_is_away(database_url: str) -> None:
+async def test_lists_report_missing_older_requests_while_the_database_is_unavailable(database_url: str) -> None:
     router = await KeptRouter(database_url).start()
     router.chat("r-1")
     assert not (await router.requests.requests(selection=ENDED)).history_missing
@@ -363,7 +361,7 @@ async def test_lists_say_that_older_requests_are_missing_while_the_database_is_a
     assert await refused(router, "r-0") is Reason.SERVICE_UNAVAILABLE
 
 
-async def test_a_stop_writes_what_there_is_and_loses_nothing(database_url: str) -> None:
+async def test_stop_flushes_everything(database_url: str) -> None:
     router = await KeptRouter(database_url).start()
     router.chat("r-1")
     await router.service.stop(0.0)
@@ -372,7 +370,7 @@ async def test_a_stop_writes_what_there_is_and_loses_nothing(database_url: str) 
     await again.kill()
 
 
-async def test_no_text_of_a_caller_or_of_a_model_is_in_a_row(database_url: str) -> None:
+async def test_rows_contain_no_prompt_or_answer_text(database_url: str) -> None:
     """What is kept is what was shown before: names, decisions and the receipt; prompts and answers never come here."""
     router = await KeptRouter(database_url).start()
     receipt, key = a_receipt("r-1"), router.arrive("r-1")
@@ -400,7 +398,7 @@ OPERATIONS = st.lists(st.sampled_from(["begin", "end", "fail", "flush", "kill"])
 
 @pytest.mark.slow("a database and several restarts per example")
 @given(steps=OPERATIONS)
-def test_over_kills_at_any_moment_no_request_is_doubled_and_none_that_was_written_is_missing(
+def test_kills_at_any_moment_neither_duplicate_nor_lose_written_requests(
     tmp_path_factory: pytest.TempPathFactory, steps: list[str]
 ) -> None:
     folder = tmp_path_factory.mktemp("records")

@@ -28,7 +28,7 @@ def charge(router: KeptRouter, **costs: float) -> None:
 
 
 class TestAccounts:
-    async def test_who_has_had_how_much_is_known_after_a_kill(self, database_url: str) -> None:
+    async def test_fair_share_accounts_survive_a_kill(self, database_url: str) -> None:
         router = await KeptRouter(database_url).start()
         charge(router, ann=900.0, bob=100.0)
         await router.flush()
@@ -43,7 +43,7 @@ class TestAccounts:
         assert fresh.shares.known_account("ann") is None
         await fresh.kill()
 
-    async def test_it_counts_the_less_the_longer_the_router_was_away(self, database_url: str) -> None:
+    async def test_fair_share_accounts_decay_while_the_router_is_down(self, database_url: str) -> None:
         for away, left in ((0.0, 800.0), (300.0, 400.0), (600.0, 0.0), (10_000.0, 0.0)):
             router = await KeptRouter(database_url).start()
             charge(router, ann=900.0, bob=100.0)
@@ -55,7 +55,7 @@ class TestAccounts:
             await again.database.change("DELETE FROM fair_accounts")
             await again.kill()
 
-    async def test_it_stays_right_over_two_restarts_without_any_request(self, database_url: str) -> None:
+    async def test_fair_share_accounts_survive_two_restarts_without_requests(self, database_url: str) -> None:
         """What the second process never changed is still counted from where the first one did."""
         router = await KeptRouter(database_url).start()
         charge(router, ann=5_000.0, bob=4_000.0, eve=4_500.0)
@@ -71,7 +71,7 @@ class TestAccounts:
         assert [third.shares.account(name) - lowest for name in ("ann", "eve")] == [1_100.0, 500.0]
         await third.kill()
 
-    async def test_waiters_may_come_back_for_a_while_and_not_for_ever(self, database_url: str) -> None:
+    async def test_restored_account_expires_if_its_tenant_does_not_return_in_time(self, database_url: str) -> None:
         router = await KeptRouter(database_url).start()
         charge(router, ann=900.0, bob=100.0)
         await router.flush()
@@ -83,7 +83,7 @@ class TestAccounts:
         assert again.shares.account("bob") == again.shares.account("ann")
         await again.kill()
 
-    async def test_the_router_that_leads_next_goes_on_with_the_accounts(self, postgres_url: str) -> None:
+    async def test_next_leader_continues_the_accounts(self, postgres_url: str) -> None:
         alpha = await KeptRouter(postgres_url, "alpha").start()
         charge(alpha, ann=901.0, bob=1.0)
         await alpha.flush()
@@ -94,7 +94,7 @@ class TestAccounts:
 
 
 class TestClients:
-    async def test_a_client_is_shown_as_before_except_for_what_ran(self, database_url: str) -> None:
+    async def test_client_record_survives_a_restart_except_its_running_count(self, database_url: str) -> None:
         router = await KeptRouter(database_url).start()
         for number in range(3):
             router.chat(f"r-{number}", client_id="laptop")
@@ -114,7 +114,7 @@ class TestClients:
         assert (after.request_count, after.token_count) == (4, 24)
         await again.kill()
 
-    async def test_a_pause_goes_on_after_a_restart_and_the_next_one_is_longer(self, database_url: str) -> None:
+    async def test_cooldown_continues_after_a_restart_and_the_next_one_is_longer(self, database_url: str) -> None:
         profile = ClientProfile(
             rates=(Rate(1, 60, RateUnit.REQUESTS),), cooldown_after_refusals=2, cooldown_seconds=40.0
         )
@@ -142,7 +142,7 @@ class TestClients:
         assert refusal is not None
         await again.kill()
 
-    async def test_no_more_clients_are_kept_than_are_remembered(self, database_url: str) -> None:
+    async def test_stored_clients_are_limited_to_those_in_memory(self, database_url: str) -> None:
         router = await KeptRouter(database_url).start()
         for number in range(20):
             router.chat(f"r-{number}", client_id=f"client-{number:02}")
@@ -158,7 +158,7 @@ class TestClients:
         assert "client-12" not in {record.client_id for record in again.records.clients.records()}
         await again.kill()
 
-    async def test_nothing_is_written_for_clients_that_rest(self, database_url: str) -> None:
+    async def test_idle_clients_are_not_written(self, database_url: str) -> None:
         router = await KeptRouter(database_url).start()
         router.chat("r-1", client_id="laptop")
         await router.flush()
@@ -173,7 +173,7 @@ def completed(figures: figures_pb2.Figures) -> list[int]:
 
 
 class TestFigures:
-    async def test_the_figures_of_the_last_hour_are_there_after_a_kill(self, database_url: str) -> None:
+    async def test_metrics_of_the_last_hour_survive_a_kill(self, database_url: str) -> None:
         router = await KeptRouter(database_url).start()
         for number in range(30):
             router.records.figures.note_load(number % 3, 1, router.clock.monotonic())
@@ -194,7 +194,7 @@ class TestFigures:
         assert completed(after)[before.step_count + 1 :] == [0] * (after.step_count - before.step_count - 1)
         await again.kill()
 
-    async def test_a_step_in_two_processes_is_one_step(self, database_url: str) -> None:
+    async def test_metrics_step_spanning_two_processes_is_merged(self, database_url: str) -> None:
         router = await KeptRouter(database_url).start()
         router.chat("r-1")
         await router.flush()
@@ -204,7 +204,7 @@ class TestFigures:
         assert completed(again.records.figures.figures())[0] == 2
         await again.kill()
 
-    async def test_steps_older_than_are_shown_are_not_restored_and_deleted(self, database_url: str) -> None:
+    async def test_steps_older_than_the_display_window_are_not_restored_and_deleted(self, database_url: str) -> None:
         router = await KeptRouter(database_url).start()
         router.chat("r-1")
         await router.flush()
@@ -215,7 +215,7 @@ class TestFigures:
         assert await rows(again, "figure_steps") == 0
         await again.kill()
 
-    async def test_a_router_at_rest_writes_no_steps(self, database_url: str) -> None:
+    async def test_idle_router_writes_no_steps(self, database_url: str) -> None:
         router = await KeptRouter(database_url).start()
         await router.clock.advance(600.0)
         await router.flush()
@@ -223,9 +223,7 @@ class TestFigures:
         await router.kill()
 
 
-async def test_what_could_not_be_written_is_written_with_the_next_write(
-    database_url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_failed_write_is_retried_with_the_next_write(database_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     router = await KeptRouter(database_url).start()
     router.shares.enter("ann")
     router.chat("r-1", client_id="laptop")

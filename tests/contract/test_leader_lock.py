@@ -67,7 +67,7 @@ async def refused(member: RouterDatabase) -> Reason:
     return raised.value.reason
 
 
-async def test_one_router_leads_and_another_one_may_when_it_has_released_the_lock(pair: Pair) -> None:
+async def test_another_router_can_lead_after_the_leader_releases_the_lock(pair: Pair) -> None:
     first, second = pair
     await first.open()
     await first.change(COUNT)
@@ -80,7 +80,7 @@ async def test_one_router_leads_and_another_one_may_when_it_has_released_the_loc
     assert not await second.beat()
 
 
-async def test_a_leader_that_was_replaced_writes_nothing_any_more(
+async def test_replaced_leader_can_no_longer_write(
     pair: Pair, postgres: PostgresServer, postgres_database: str
 ) -> None:
     first, second = pair
@@ -93,7 +93,7 @@ async def test_a_leader_that_was_replaced_writes_nothing_any_more(
     await second.change(COUNT)
 
 
-async def test_a_transaction_that_a_frozen_leader_left_open_is_ended_at_the_takeover(
+async def test_takeover_ends_an_open_transaction_of_a_frozen_leader(
     pair: Pair, postgres: PostgresServer, postgres_database: str
 ) -> None:
     first, second = pair
@@ -107,7 +107,7 @@ async def test_a_transaction_that_a_frozen_leader_left_open_is_ended_at_the_take
     assert await refused(first) is Reason.ROUTER_STANDBY
 
 
-async def test_a_standby_knows_where_the_leader_serves_and_waits_for_its_end(pair: Pair, postgres_url: str) -> None:
+async def test_standby_knows_the_leader_address_and_waits_for_it_to_end(pair: Pair, postgres_url: str) -> None:
     first, _ = pair
     await first.open()
     await first.beat()
@@ -123,7 +123,7 @@ async def test_a_standby_knows_where_the_leader_serves_and_waits_for_its_end(pai
         await waiting
 
 
-async def test_a_registry_and_a_router_may_own_one_database(pair: Pair, postgres_url: str) -> None:
+async def test_registry_and_router_can_own_one_database(pair: Pair, postgres_url: str) -> None:
     from registry_svc.mesh.store import SqlStore  # noqa: PLC0415 - of this case alone
 
     first, _ = pair
@@ -135,7 +135,7 @@ async def test_a_registry_and_a_router_may_own_one_database(pair: Pair, postgres
     await registry.close()
 
 
-async def test_on_sqlite_the_one_process_leads_without_a_lock(tmp_path: Path) -> None:
+async def test_sqlite_process_leads_without_a_lock(tmp_path: Path) -> None:
     database = RouterDatabase(tmp_path / "router.db", leads_at="unix:/r")
     assert not database.may_have_standby
     await database.open()

@@ -84,9 +84,7 @@ FAULTS: dict[Damage, str] = {
 
 @pytest.mark.parametrize("owner", OPENED)
 @pytest.mark.parametrize("damage", FAULTS, ids=lambda damage: damage.__name__.strip("_"))
-async def test_a_database_that_cannot_be_used_is_one_sentence_with_its_file(
-    tmp_path: Path, owner: str, damage: Damage
-) -> None:
+async def test_unusable_database_is_one_sentence_with_its_file(tmp_path: Path, owner: str, damage: Damage) -> None:
     path = tmp_path / f"{owner}.db"
     async with _open(owner, path):
         pass
@@ -101,14 +99,14 @@ async def test_a_database_that_cannot_be_used_is_one_sentence_with_its_file(
 
 
 @pytest.mark.parametrize("owner", OPENED)
-async def test_a_database_that_is_whole_opens_again(tmp_path: Path, owner: str) -> None:
+async def test_intact_database_reopens(tmp_path: Path, owner: str) -> None:
     """The control: nothing but the damage is refused."""
     for _ in range(2):
         async with _open(owner, tmp_path / "own.db"):
             pass
 
 
-async def test_registry_and_router_may_share_a_file(tmp_path: Path) -> None:
+async def test_registry_and_router_can_share_a_file(tmp_path: Path) -> None:
     """Each finds the other's tables, and those are no other program's."""
     async with _open("registry", tmp_path / "one.db"):
         pass

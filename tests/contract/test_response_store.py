@@ -51,7 +51,7 @@ async def refused(reason: Reason, awaited: Any) -> str:
     return found.value.message
 
 
-async def test_what_is_kept_comes_back_byte_for_byte_in_the_next_life(database_url: str) -> None:
+async def test_response_round_trips_byte_for_byte_over_a_restart(database_url: str) -> None:
     saved = stored_response_service_pb2.StoredResponse(
         id="resp_1",
         tenant="ann",
@@ -69,7 +69,7 @@ async def test_what_is_kept_comes_back_byte_for_byte_in_the_next_life(database_u
         await service.stop(0)
 
 
-async def test_a_tenant_sees_and_overwrites_and_deletes_only_its_own(kept: ResponseClient) -> None:
+async def test_tenant_reads_overwrites_and_deletes_only_its_own_responses(kept: ResponseClient) -> None:
     await kept.save(response("resp_1"))
     await kept.save(response("resp_1", size=20))
     for asked in (kept.get, kept.chain, kept.delete):
@@ -81,7 +81,7 @@ async def test_a_tenant_sees_and_overwrites_and_deletes_only_its_own(kept: Respo
     await refused(Reason.NOT_FOUND, kept.delete("ann", "resp_1"))
 
 
-async def test_a_conversation_is_read_oldest_first_and_ends_where_one_is_gone(kept: ResponseClient) -> None:
+async def test_conversation_is_read_oldest_first_and_stops_at_a_deleted_response(kept: ResponseClient) -> None:
     await kept.save(response("resp_1"))
     await kept.save(response("resp_2", previous="resp_1"))
     await kept.save(response("resp_b", tenant="bob", previous="resp_2"))
@@ -91,7 +91,7 @@ async def test_a_conversation_is_read_oldest_first_and_ends_where_one_is_gone(ke
     await refused(Reason.NOT_FOUND, kept.chain("ann", "resp_2"))
 
 
-async def test_what_is_too_old_is_gone_and_what_is_left_is_counted(database_url: str) -> None:
+async def test_expired_responses_are_deleted_and_the_rest_counted(database_url: str) -> None:
     clock = FakeClock()
     service = built(database_url, clock, keep_seconds=3600.0, max_per_tenant=2)
     await service.start()
@@ -112,13 +112,13 @@ async def test_what_is_too_old_is_gone_and_what_is_left_is_counted(database_url:
     await service.stop(0)
 
 
-async def test_many_at_once_are_all_kept_and_counted(kept: ResponseClient) -> None:
+async def test_concurrent_saves_are_all_stored_and_counted(kept: ResponseClient) -> None:
     await asyncio.gather(*(kept.save(response(f"resp_{number}", tenant=f"t{number % 3}")) for number in range(30)))
     found = await asyncio.gather(*(kept.get(f"t{number % 3}", f"resp_{number}") for number in range(30)))
     assert [each.id for each in found] == [f"resp_{number}" for number in range(30)]
 
 
-async def test_two_routers_share_one_postgres_and_keep_one_history(postgres_url: str) -> None:
+async def test_two_routers_share_one_postgres_and_one_history(postgres_url: str) -> None:
     first, second = built(postgres_url), built(postgres_url)
     await asyncio.gather(first.start(), second.start())
     await first.store.save(response("resp_1"))
@@ -129,7 +129,7 @@ async def test_two_routers_share_one_postgres_and_keep_one_history(postgres_url:
     await second.stop(0)
 
 
-async def test_a_postgres_that_cuts_its_connections_is_asked_anew(
+async def test_query_is_retried_after_postgres_drops_the_connection(
     postgres: PostgresServer, postgres_database: str
 ) -> None:
     service = built(postgres.url(postgres_database))
@@ -143,7 +143,7 @@ async def test_a_postgres_that_cuts_its_connections_is_asked_anew(
     await service.stop(0)
 
 
-async def test_a_postgres_that_is_away_or_refuses_is_unavailable_and_quotes_nothing(
+async def test_unreachable_or_refusing_postgres_is_unavailable_and_error_quotes_nothing(
     postgres: PostgresServer, postgres_database: str
 ) -> None:
     for url in (
@@ -155,7 +155,7 @@ async def test_a_postgres_that_is_away_or_refuses_is_unavailable_and_quotes_noth
         assert "hunter2" not in words
 
 
-async def test_a_postgres_that_goes_away_later_is_unavailable_and_nothing_is_claimed(
+async def test_postgres_lost_later_is_unavailable_and_nothing_is_reported_stored(
     postgres: PostgresServer, postgres_database: str
 ) -> None:
     service = built(postgres.url(postgres_database))

@@ -84,7 +84,7 @@ async def missing(service: ResponseService, name: str) -> None:
     assert found.value.reason is Reason.NOT_FOUND
 
 
-async def test_a_write_waits_for_somebody_elses_and_a_read_for_nobody(service: ResponseService, file: Path) -> None:
+async def test_write_waits_for_another_writer_and_a_read_does_not_wait(service: ResponseService, file: Path) -> None:
     with locked(file):
         saving = asyncio.create_task(service.store.save(response("resp_2")))
         for _ in range(5):
@@ -94,9 +94,7 @@ async def test_a_write_waits_for_somebody_elses_and_a_read_for_nobody(service: R
     assert (await service.store.get("ann", "resp_2")).id == "resp_2"
 
 
-async def test_a_file_that_stays_locked_is_unavailable_and_nothing_is_kept(
-    monkeypatch: pytest.MonkeyPatch, file: Path
-) -> None:
+async def test_locked_file_is_unavailable_and_nothing_is_stored(monkeypatch: pytest.MonkeyPatch, file: Path) -> None:
     monkeypatch.setattr("weft.sql.connections.BUSY_TIMEOUT_MS", PATIENCE_MS)
     service = built(file)
     await service.start()
@@ -111,7 +109,7 @@ async def test_a_file_that_stays_locked_is_unavailable_and_nothing_is_kept(
     await service.stop(0)
 
 
-async def test_a_write_that_is_given_up_while_it_waits_is_not_done_and_blocks_nobody(
+async def test_write_cancelled_while_waiting_is_not_executed_and_blocks_no_other(
     service: ResponseService, file: Path
 ) -> None:
     with locked(file):
@@ -124,7 +122,7 @@ async def test_a_write_that_is_given_up_while_it_waits_is_not_done_and_blocks_no
     await service.store.save(response("resp_3"))
 
 
-async def test_a_router_starts_while_its_file_is_locked(monkeypatch: pytest.MonkeyPatch, file: Path) -> None:
+async def test_router_starts_while_its_file_is_locked(monkeypatch: pytest.MonkeyPatch, file: Path) -> None:
     monkeypatch.setattr("weft.sql.connections.BUSY_TIMEOUT_MS", PATIENCE_MS)
     first = built(file)
     await first.start()
@@ -138,7 +136,7 @@ async def test_a_router_starts_while_its_file_is_locked(monkeypatch: pytest.Monk
     await second.stop(0)
 
 
-async def test_a_full_disk_keeps_nothing_says_so_and_still_reads(service: ResponseService) -> None:
+async def test_full_disk_rejects_writes_with_an_error_and_still_reads(service: ResponseService) -> None:
     with full_disk():
         await unavailable(service.store.save(response("resp_2", body=b"b" * 2 * MOST_BYTES)))
         assert (await service.store.get("ann", "resp_1")).id == "resp_1"
@@ -146,7 +144,7 @@ async def test_a_full_disk_keeps_nothing_says_so_and_still_reads(service: Respon
     await service.store.save(response("resp_3", body=b"b" * 2 * MOST_BYTES))
 
 
-async def test_what_is_deleted_is_not_left_in_the_file(service: ResponseService, file: Path) -> None:
+async def test_deleted_data_is_not_left_in_the_file(service: ResponseService, file: Path) -> None:
     secret = b"the-words-of-ann" * 1000
     await service.store.save(response("resp_2", body=secret))
     await service.store.delete("ann", "resp_2")

@@ -100,7 +100,7 @@ async def store(database_url: str) -> AsyncIterator[Store]:
         yield store
 
 
-async def test_a_result_keeps_its_type_its_task_and_its_bytes(store: Store) -> None:
+async def test_result_keeps_its_type_task_and_bytes(store: Store) -> None:
     saved = await store.save(5, task="task-1", attempt=2)
     assert await store.files.get("ann", saved.id) == saved
     assert (saved.purpose, saved.media_type, saved.task, saved.attempt) == (RESULT, "image/png", "task-1", 2)
@@ -108,7 +108,7 @@ async def test_a_result_keeps_its_type_its_task_and_its_bytes(store: Store) -> N
     await refused(Reason.NOT_FOUND, store.files.get("bob", saved.id))
 
 
-async def test_results_are_not_in_the_list_of_files_unless_they_are_asked_for(store: Store) -> None:
+async def test_file_list_excludes_results_unless_requested(store: Store) -> None:
     uploaded, result = await store.files.save(NEW_FILE, content(b"a")), await store.save()
     assert [file.id for file in (await FileClient(store.files).list_page("ann")).files] == [uploaded.id]
     assert [file.id for file in (await FileClient(store.files).list_page("ann", purpose=RESULT)).files] == [result.id]
@@ -123,7 +123,7 @@ async def test_results_are_not_in_the_list_of_files_unless_they_are_asked_for(st
         ({"max_per_tenant": 1}, [("ann", 1), ("ann", 1)], Reason.TOO_MANY_RESOURCES),
     ],
 )
-async def test_what_exceeds_a_bound_is_refused_with_its_reason_and_leaves_nothing(
+async def test_result_over_a_limit_is_rejected_with_its_reason_and_leaves_nothing(
     database_url: str, limits: dict[str, int], tenants: list[tuple[str, int]], reason: Reason
 ) -> None:
     async with opened(database_url, **limits) as store:
@@ -136,14 +136,14 @@ async def test_what_exceeds_a_bound_is_refused_with_its_reason_and_leaves_nothin
         assert after == before
 
 
-async def test_results_and_uploaded_files_have_bounds_of_their_own(database_url: str) -> None:
+async def test_results_and_uploads_have_separate_limits(database_url: str) -> None:
     async with opened(database_url, max_tenant_bytes=1024) as store:
         await store.save(1024)
         await store.files.save(NEW_FILE, content(bytes(5000)))
         await refused(Reason.TOO_MANY_RESOURCES, store.files.require_room("ann", RESULT, 1))
 
 
-async def test_a_result_is_gone_the_moment_it_expires_and_deleted_by_the_next_sweep(database_url: str) -> None:
+async def test_expired_result_is_gone_immediately_and_deleted_by_the_next_sweep(database_url: str) -> None:
     async with opened(database_url, keep_seconds=60.0) as store:
         saved = await store.save()
         await store.clock.advance(59)
@@ -154,7 +154,7 @@ async def test_a_result_is_gone_the_moment_it_expires_and_deleted_by_the_next_sw
         assert not (await FileClient(store.files).list_page("ann", purpose=RESULT)).files
 
 
-async def test_the_inputs_of_an_open_task_outlive_their_time_and_go_with_its_end(database_url: str) -> None:
+async def test_inputs_of_an_open_task_outlive_their_expiry_and_are_deleted_at_its_end(database_url: str) -> None:
     async with opened(database_url, keep_seconds=60.0) as store:
         claim = await store.claimed()
         given = await store.save(task=claim.task_id, attempt=0)
@@ -166,7 +166,7 @@ async def test_the_inputs_of_an_open_task_outlive_their_time_and_go_with_its_end
 
 
 @pytest.mark.parametrize("state", [task_pb2.TASK_STATE_COMPLETED, task_pb2.TASK_STATE_FAILED])
-async def test_a_sweep_keeps_the_results_of_the_attempt_that_completed_and_of_no_other(
+async def test_sweep_keeps_only_results_of_the_completed_attempt(
     store: Store, state: "task_pb2.TaskState.ValueType"
 ) -> None:
     first = await store.claimed()
@@ -182,7 +182,7 @@ async def test_a_sweep_keeps_the_results_of_the_attempt_that_completed_and_of_no
     assert await store.kept(made) == [state == task_pb2.TASK_STATE_COMPLETED]
 
 
-async def test_what_a_deleted_task_or_a_submission_that_broke_off_has_left_is_swept_but_not_at_once(
+async def test_orphaned_files_are_swept_after_a_grace_period(
     store: Store,
 ) -> None:
     orphan, of_nobody = await store.save(task="task-never", attempt=0), await store.save()
@@ -192,7 +192,7 @@ async def test_what_a_deleted_task_or_a_submission_that_broke_off_has_left_is_sw
     assert await store.kept(orphan, of_nobody) == [False, True]
 
 
-async def test_a_line_of_a_batch_names_its_files_by_id_and_has_none_inline(store: Store) -> None:
+async def test_batch_line_references_files_by_id_and_has_none_inline(store: Store) -> None:
     media = TaskMedia(store.files)
 
     def line(part: chat_pb2.MediaPart) -> task_pb2.TaskSpec:
@@ -207,7 +207,7 @@ async def test_a_line_of_a_batch_names_its_files_by_id_and_has_none_inline(store
     await refused(Reason.NOT_FOUND, media.require_files("bob", named, "lines[0].spec"))
 
 
-async def test_a_task_releases_the_files_of_some_of_its_attempts(store: Store) -> None:
+async def test_releasing_some_attempts_deletes_only_their_files(store: Store) -> None:
     saved = [await store.save(task="task-1", attempt=number) for number in (0, 1, 2)]
     other = await store.save(task="task-2", attempt=1)
     await store.files.release("bob", "task-1")

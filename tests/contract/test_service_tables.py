@@ -45,13 +45,13 @@ def _plain(default: str | None) -> str | None:
 
 
 @pytest.mark.parametrize("schema", SCHEMAS)
-def test_the_first_script_makes_the_tables_of_the_previous_release(schema: Schema) -> None:
+def test_first_script_creates_the_tables_of_the_previous_release(schema: Schema) -> None:
     script = ";\n".join(statements_of(schema.scripts / f"{schema.revisions[0]}.sql", "sqlite"))
     assert _described(script) == _described((CORPUS / f"{schema.owner}.sql").read_text())
 
 
 @pytest.mark.parametrize("schema", SCHEMAS)
-async def test_an_up_to_date_database_is_left_as_it_is(schema: Schema, database_url: str) -> None:
+async def test_up_to_date_database_is_unchanged(schema: Schema, database_url: str) -> None:
     for _ in range(2):
         store = Store(database_url, schema.owner, schema=schema)
         await store.open()

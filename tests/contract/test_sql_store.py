@@ -99,7 +99,7 @@ async def held(store: Store) -> tuple[Gate, asyncio.Task[None]]:
     return gate, holding
 
 
-async def test_values_of_every_type_come_back(store: Store) -> None:
+async def test_values_of_every_type_round_trip(store: Store) -> None:
     columns = ("id", "data", "made_at", "is_red", "size", "weight")
     moment = datetime(2026, 11, 26, 9, 0, 0, 1, tzinfo=timezone(timedelta(hours=2)))
     values = ("a", b"\x00\xff", moment, True, 2**40, 0.5)
@@ -119,7 +119,7 @@ async def test_values_of_every_type_come_back(store: Store) -> None:
     assert await store.read(lambda tx: tx.value("SELECT sum(size) FROM things")) == 2**40
 
 
-async def test_lists_upserts_and_numbers(store: Store) -> None:
+async def test_list_parameters_upserts_and_row_counts_work(store: Store) -> None:
     await added(store, "a", "b", "c")
     await store.run(lambda tx: tx.many(INSERT, []))
 
@@ -136,7 +136,7 @@ async def test_lists_upserts_and_numbers(store: Store) -> None:
     assert await store.read(lambda tx: tx.row("SELECT id FROM things WHERE id = 'x'")) is None
 
 
-async def test_writes_that_wait_are_committed_together_and_fail_alone(store: Store) -> None:
+async def test_waiting_writes_are_committed_together_and_fail_independently(store: Store) -> None:
     gate, holding = await held(store)
 
     def refused(tx: Tx) -> None:
@@ -161,7 +161,7 @@ async def test_writes_that_wait_are_committed_together_and_fail_alone(store: Sto
     assert await ids_in(store) == ["a", "b", "gate"]
 
 
-async def test_a_cancelled_caller_leaves_nothing_behind_and_harms_nobody(store: Store) -> None:
+async def test_cancelled_caller_leaves_nothing_behind_and_affects_no_other(store: Store) -> None:
     gate, holding = await held(store)
     unbegun = asyncio.create_task(added(store, "unbegun"))
     other = asyncio.create_task(added(store, "other"))
@@ -176,7 +176,7 @@ async def test_a_cancelled_caller_leaves_nothing_behind_and_harms_nobody(store: 
     assert await ids_in(store) == ["other"]
 
 
-async def test_too_many_waiting_writes_are_refused_except_vital_ones(
+async def test_too_many_waiting_writes_are_rejected_except_vital_ones(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(store_module, "MAX_WAITING_ORDINARY", 1)
@@ -193,7 +193,7 @@ async def test_too_many_waiting_writes_are_refused_except_vital_ones(
     assert await ids_in(store) == ["a", "gate", "v"]
 
 
-async def test_a_close_finishes_what_waits_and_refuses_what_comes(store: Store, database_url: str) -> None:
+async def test_close_finishes_pending_writes_and_rejects_new_ones(store: Store, database_url: str) -> None:
     gate, holding = await held(store)
     waiting = asyncio.create_task(added(store, "a"))
     await asyncio.sleep(0)
@@ -210,7 +210,7 @@ async def test_a_close_finishes_what_waits_and_refuses_what_comes(store: Store, 
     await again.close()
 
 
-async def test_a_close_does_not_wait_for_ever(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_close_times_out(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(store_module, "CLOSE_WAIT_SECONDS", 0.5)
     forever = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT count(*) FROM n"
     endless = asyncio.create_task(store.run(lambda tx: (tx.execute(INSERT, id="a", size=1), tx.value(forever))))
@@ -225,7 +225,7 @@ async def test_a_close_does_not_wait_for_ever(store: Store, monkeypatch: pytest.
     assert await ids_in(store) == []
 
 
-async def test_a_failed_statement_ends_its_transaction_and_tells_no_values(
+async def test_failed_statement_aborts_its_transaction_and_error_hides_values(
     store: Store, capfd: pytest.CaptureFixture[str]
 ) -> None:
     await added(store, "SECRET")
@@ -240,7 +240,7 @@ async def test_a_failed_statement_ends_its_transaction_and_tells_no_values(
     assert await ids_in(store) == ["SECRET"]
 
 
-async def test_an_error_that_was_caught_is_not_committed_as_if_nothing_happened(store: Store) -> None:
+async def test_transaction_with_a_caught_error_is_not_committed(store: Store) -> None:
     def work(tx: Tx) -> None:
         tx.execute(INSERT, id="a", size=1)
         with pytest.raises(DatabaseError):
@@ -251,7 +251,7 @@ async def test_an_error_that_was_caught_is_not_committed_as_if_nothing_happened(
     assert await ids_in(store) == (["a"] if outcome is None else [])
 
 
-async def test_the_health_check_writes_nothing(store: Store) -> None:
+async def test_health_check_writes_nothing(store: Store) -> None:
     assert await store.write_failure() == ""
     assert (await store.schema()).database_revision == store.known_schema.known_revision == "0018"
     await store.close()
@@ -259,9 +259,7 @@ async def test_the_health_check_writes_nothing(store: Store) -> None:
     assert (await store.schema()).database_revision == ""
 
 
-async def test_an_older_database_gets_what_is_new_and_keeps_its_rows(
-    store: Store, database_url: str, tmp_path: Path
-) -> None:
+async def test_older_database_is_migrated_and_keeps_its_rows(store: Store, database_url: str, tmp_path: Path) -> None:
     await added(store, "lamp")
     await store.close()
     for _ in range(2):
@@ -272,7 +270,7 @@ async def test_an_older_database_gets_what_is_new_and_keeps_its_rows(
         await newer.close()
 
 
-async def test_a_migration_that_fails_leaves_the_older_database(
+async def test_failed_migration_leaves_the_older_database_unchanged(
     store: Store, database_url: str, tmp_path: Path
 ) -> None:
     await store.run(lambda tx: tx.execute("CREATE TABLE places (id INTEGER)"))
@@ -285,7 +283,7 @@ async def test_a_migration_that_fails_leaves_the_older_database(
 
 
 @pytest.mark.parametrize("revision", ["9999", "0001"])
-async def test_a_database_of_an_unknown_revision_is_refused(store: Store, database_url: str, revision: str) -> None:
+async def test_database_of_an_unknown_revision_is_rejected(store: Store, database_url: str, revision: str) -> None:
     await store.run(lambda tx: tx.execute("UPDATE things_alembic_version SET version_num = :it", it=revision))
     await store.close()
     with pytest.raises(WeftError, match=f"things's database .*: it has the schema {revision}, which weft .* not know"):
@@ -296,7 +294,7 @@ async def test_a_database_of_an_unknown_revision_is_refused(store: Store, databa
     await bare.close()
 
 
-async def test_one_process_has_a_role_until_it_closes(database_url: str, schema: Schema) -> None:
+async def test_role_is_exclusive_to_one_process_until_it_closes(database_url: str, schema: Schema) -> None:
     first, second = (Store(database_url, "things", schema=schema, role=ROLE, address="10.0.0.1:7070") for _ in range(2))
     await first.open()
     with pytest.raises(WeftError, match="another things runs on this database") as refused:
@@ -309,7 +307,7 @@ async def test_one_process_has_a_role_until_it_closes(database_url: str, schema:
     await second.close()
 
 
-async def test_commits_are_counted_inside_and_kept_before_they_are_acknowledged(
+async def test_commits_are_counted_in_the_transaction_and_durable_before_acknowledgement(
     database_url: str, schema: Schema
 ) -> None:
     seen: list[str] = []
@@ -339,7 +337,7 @@ async def test_commits_are_counted_inside_and_kept_before_they_are_acknowledged(
     await store.close()
 
 
-async def test_reads_of_sqlite_wait_for_no_writer_and_a_locked_file_is_told(
+async def test_sqlite_reads_wait_for_no_writer_and_a_locked_file_is_reported(
     tmp_path: Path, schema: Schema, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("weft.sql.connections.BUSY_TIMEOUT_MS", 100)
@@ -358,7 +356,7 @@ async def test_reads_of_sqlite_wait_for_no_writer_and_a_locked_file_is_told(
     await store.close()
 
 
-async def test_a_broken_connection_is_replaced_unless_another_owner_came(postgres_url: str, schema: Schema) -> None:
+async def test_broken_connection_is_replaced_unless_another_owner_took_over(postgres_url: str, schema: Schema) -> None:
     first = Store(postgres_url, "things", schema=schema, role=ROLE, address="10.0.0.1:7070")
     admin = Store(postgres_url, "admin")
     await first.open()
@@ -382,7 +380,7 @@ async def test_a_broken_connection_is_replaced_unless_another_owner_came(postgre
     await first.close()
 
 
-async def test_a_statement_and_a_server_that_take_too_long_are_given_up(
+async def test_slow_statement_and_silent_server_time_out(
     postgres_url: str, schema: Schema, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(postgres, "STATEMENT_TIMEOUT_SECONDS", 0.2)
@@ -401,7 +399,7 @@ async def test_a_statement_and_a_server_that_take_too_long_are_given_up(
     await store.close()
 
 
-def test_addresses_are_shown_without_passwords() -> None:
+def test_urls_are_shown_without_passwords() -> None:
     address = address_of("postgresql+asyncpg://weft:SECRET@db.example:5433/mesh?ssl=require")
     assert address.url == "postgresql://weft:SECRET@db.example:5433/mesh?sslmode=require"
     assert (address.place, address.shown) == ("db.example/mesh", "postgresql://weft:***@db.example:5433/mesh")

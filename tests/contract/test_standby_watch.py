@@ -47,7 +47,7 @@ async def beat_for(store: SqlStore, seconds: float) -> list[bool]:
     return seen
 
 
-async def test_a_standby_waits_while_the_owner_beats_and_goes_on_when_it_closes(
+async def test_standby_waits_while_the_owner_heartbeats_and_takes_over_when_it_closes(
     owner: SqlStore, postgres_url: str
 ) -> None:
     watch = watch_of(postgres_url, SILENCE_SECONDS)
@@ -62,7 +62,7 @@ async def test_a_standby_waits_while_the_owner_beats_and_goes_on_when_it_closes(
         await waiting
 
 
-async def test_a_silent_owner_is_ended_and_writes_nothing_once_it_was_replaced(
+async def test_silent_owner_is_terminated_and_cannot_write_after_replacement(
     owner: SqlStore, postgres_url: str
 ) -> None:
     await owner.beat()
@@ -80,7 +80,7 @@ async def test_a_silent_owner_is_ended_and_writes_nothing_once_it_was_replaced(
         await successor.close()
 
 
-async def test_a_connection_that_was_ended_is_owned_again_where_no_other_registry_came(
+async def test_terminated_connection_regains_ownership_if_no_other_registry_took_over(
     owner: SqlStore, postgres_url: str
 ) -> None:
     async with asyncio.timeout(LIMIT_SECONDS):
@@ -90,7 +90,7 @@ async def test_a_connection_that_was_ended_is_owned_again_where_no_other_registr
     assert (await owner.load()).sessions == (stored(),)
 
 
-async def test_a_holder_without_heartbeats_is_never_ended(owner: SqlStore, admin: Any, postgres_url: str) -> None:
+async def test_owner_without_heartbeats_is_never_terminated(owner: SqlStore, admin: Any, postgres_url: str) -> None:
     # As a registry of an earlier version.
     await admin.execute("UPDATE ownership SET beat_at = NULL, backend_pid = NULL")
     waiting = asyncio.create_task(watch_of(postgres_url).until_free())
@@ -101,7 +101,7 @@ async def test_a_holder_without_heartbeats_is_never_ended(owner: SqlStore, admin
     await owner.save_session(stored())
 
 
-async def test_a_database_without_tables_is_no_reason_to_end_who_makes_them(admin: Any, postgres_url: str) -> None:
+async def test_owner_of_a_database_without_tables_is_not_terminated(admin: Any, postgres_url: str) -> None:
     await admin.execute("SELECT pg_advisory_lock(%s)", REGISTRY_OWNER.lock_key)
     waiting = asyncio.create_task(watch_of(postgres_url).until_free())
     await asyncio.sleep(4 * SHORT_SILENCE_SECONDS)
@@ -111,7 +111,9 @@ async def test_a_database_without_tables_is_no_reason_to_end_who_makes_them(admi
         await waiting
 
 
-async def test_a_standby_whose_connection_is_cut_watches_again(owner: SqlStore, admin: Any, postgres_url: str) -> None:
+async def test_standby_resumes_watching_after_its_connection_is_cut(
+    owner: SqlStore, admin: Any, postgres_url: str
+) -> None:
     watch = watch_of(postgres_url, SILENCE_SECONDS)
     waiting = asyncio.create_task(watch.until_free())
     cut = (
@@ -126,5 +128,5 @@ async def test_a_standby_whose_connection_is_cut_watches_again(owner: SqlStore, 
         await waiting
 
 
-def test_sqlite_has_no_standbys(sqlite_url: str) -> None:
+def test_sqlite_does_not_support_standbys(sqlite_url: str) -> None:
     assert owner_watch_of(address_of(sqlite_url), REGISTRY_OWNER, SystemClock(), SILENCE_SECONDS) is None

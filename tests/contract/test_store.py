@@ -71,14 +71,14 @@ async def fill(store: SqlStore) -> StoredMesh:
 class StoreSuite:
     """What a SqlStore must do, on the fixture `store`: open, empty, closed afterwards."""
 
-    async def test_an_empty_store_holds_nothing(self, store: SqlStore) -> None:
+    async def test_empty_store_contains_nothing(self, store: SqlStore) -> None:
         assert await store.load() == StoredMesh()
 
-    async def test_what_was_saved_comes_back_whole(self, store: SqlStore) -> None:
+    async def test_saved_state_round_trips(self, store: SqlStore) -> None:
         expected = await fill(store)
         assert await store.load() == expected
 
-    async def test_the_newest_events_come_back_in_their_order(self, store: SqlStore) -> None:
+    async def test_newest_events_are_returned_in_order(self, store: SqlStore) -> None:
         first, second, third, again = (
             event_pb2.Event(sequence=number, name=name) for number, name in ((8, "a"), (9, "b"), (10, "c"), (10, "d"))
         )
@@ -86,7 +86,7 @@ class StoreSuite:
         await store.save_events([again], 9)
         assert (await store.load()).events == (second, again)
 
-    async def test_everything_comes_back_in_the_order_of_bytes_not_of_a_language(self, store: SqlStore) -> None:
+    async def test_results_are_in_byte_order_regardless_of_the_collation(self, store: SqlStore) -> None:
         names = ("Zeta", "_z", "alpha", "b-1", "b.1", "b1")
         for number, name in enumerate(reversed(names)):
             await store.save_session(stored(f"s{number}", name, ()))
@@ -102,13 +102,13 @@ class StoreSuite:
         assert mesh.documents == tuple(make(name) for make in makers for name in expected)
         assert [each.id for each in mesh.join_tokens] == expected
 
-    async def test_saving_again_replaces_everything_of_the_session(self, store: SqlStore) -> None:
+    async def test_saving_a_session_again_replaces_all_of_it(self, store: SqlStore) -> None:
         await store.save_session(stored(models=("m1", "m2"), agents=("a1", "a2")))
         renamed = stored(runner="r9", models=("m2", "m3"), agents=("a2", "a3"))
         await store.save_session(renamed)
         assert await loaded_sessions(store) == [renamed]
 
-    async def test_models_and_agents_leave_whoever_held_them(self, store: SqlStore) -> None:
+    async def test_models_and_agents_move_to_the_session_that_publishes_them_last(self, store: SqlStore) -> None:
         await store.save_session(stored("s1", "r1", ("m1", "m2"), ("a1", "a2")))
         await store.save_session(stored("s2", "r2", ("m2",), ("a2",)))
         assert await loaded_sessions(store) == [
@@ -116,19 +116,17 @@ class StoreSuite:
             stored("s2", "r2", ("m2",), ("a2",)),
         ]
 
-    async def test_an_evicted_session_ends_with_all_its_rows(self, store: SqlStore) -> None:
+    async def test_evicted_session_is_deleted_with_all_its_rows(self, store: SqlStore) -> None:
         await store.save_session(stored("s1", "r1", ("m1", "m2"), ("a1",)))
         await store.save_session(stored("s2", "r1", ("m2",)), evicted=["s1", "never-there"])
         assert await loaded_sessions(store) == [stored("s2", "r1", ("m2",))]
 
-    async def test_a_session_of_a_write_that_was_told_as_failed_does_not_keep_the_name_of_its_runner(
-        self, store: SqlStore
-    ) -> None:
+    async def test_session_of_a_failed_write_does_not_block_its_runner_name(self, store: SqlStore) -> None:
         await store.save_session(stored("lost", "r1", ("m1", "m2"), ("a1",)))
         await store.save_session(stored("s2", "r1", ("m1",)))
         assert await loaded_sessions(store) == [stored("s2", "r1", ("m1",))]
 
-    async def test_a_refused_session_leaves_everything_as_it_was(self, store: SqlStore) -> None:
+    async def test_rejected_session_changes_nothing(self, store: SqlStore) -> None:
         before = await fill(store)
         # One agent twice: the last of several statements fails.
         with pytest.raises(WeftError) as failure:
@@ -136,9 +134,7 @@ class StoreSuite:
         assert failure.value.reason is Reason.SERVICE_UNAVAILABLE
         assert await store.load() == before
 
-    async def test_refused_declarations_leave_everything_as_it_was(
-        self, store: SqlStore, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    async def test_rejected_declarations_change_nothing(self, store: SqlStore, monkeypatch: pytest.MonkeyPatch) -> None:
         before = await fill(store)
         # No row has no owner: the last of several statements fails.
         monkeypatch.setattr(mesh_store, "owner_of", lambda record: None if record.manifest.name == "m5" else "")
@@ -160,13 +156,13 @@ class StoreSuite:
         await store.delete_documents([(ResourceKind.ROUTE, "q1")])
         assert (await store.load()).documents == ()
 
-    async def test_rows_show_how_often_a_document_was_saved_and_who_owns_it(self, store: SqlStore) -> None:
+    async def test_rows_contain_the_revision_and_owner_of_a_document(self, store: SqlStore) -> None:
         await store.save_documents([declared_model("m1"), declared_route("q1")])
         await store.save_documents([declared_model("m1", "r7")])
         rows = await store.read(lambda tx: tx.rows("SELECT kind, name, revision, owner FROM documents ORDER BY kind"))
         assert [tuple(row) for row in rows] == [("model", "m1", 2, TAGS.owner), ("route", "q1", 1, "")]
 
-    async def test_a_damaged_document_costs_only_itself(self, store: SqlStore) -> None:
+    async def test_damaged_document_loses_only_itself(self, store: SqlStore) -> None:
         await store.save_documents([declared_model("m1"), declared_model("m2")])
         await store.run(
             lambda tx: tx.execute("UPDATE documents SET document = :bytes WHERE name = 'm1'", bytes=b"\xff")
@@ -176,36 +172,36 @@ class StoreSuite:
         assert mesh.documents == (declared_model("m2"),)
         assert [(entry["kind"], entry["name"]) for entry in logs] == [("model", "m1")]
 
-    async def test_settings_are_one_row_that_is_replaced(self, store: SqlStore) -> None:
+    async def test_settings_are_one_row_and_a_save_replaces_them(self, store: SqlStore) -> None:
         assert (await store.load()).settings is None
         for revision in (1, 2, 3):
             await store.save_settings(mesh_settings(revision))
             assert (await store.load()).settings == mesh_settings(revision)
 
-    async def test_refused_settings_leave_those_before(self, store: SqlStore) -> None:
+    async def test_rejected_settings_keep_the_previous_ones(self, store: SqlStore) -> None:
         before = await fill(store)
         with pytest.raises(WeftError):
             await store.save_settings(SimpleNamespace(SerializeToString=lambda **_: None))  # type: ignore[arg-type]
         assert await store.load() == before
 
-    async def test_a_model_of_which_no_skills_are_known_stays_so(self, store: SqlStore) -> None:
+    async def test_model_with_unknown_skills_round_trips(self, store: SqlStore) -> None:
         plain = declared_model("m1")
         unknown = changed(plain, manifest=changed(plain.manifest, skills=None))
         await store.save_documents([unknown])
         assert (await store.load()).documents == (unknown,)
 
-    async def test_a_refused_token_leaves_the_one_before(self, store: SqlStore) -> None:
+    async def test_rejected_token_keeps_the_previous_one(self, store: SqlStore) -> None:
         before = await fill(store)
         with pytest.raises(WeftError):
             await store.save_join_token(replace(join_token("t1"), secret_sha256=None))  # type: ignore[arg-type]
         assert await store.load() == before
 
-    async def test_a_runner_may_publish_nothing(self, store: SqlStore) -> None:
+    async def test_runner_can_publish_nothing(self, store: SqlStore) -> None:
         await store.save_session(stored(models=()))
         assert await loaded_sessions(store) == [stored(models=())]
 
     @pytest.mark.slow("5,000 rows")
-    async def test_more_rows_than_one_statement_takes_are_no_trouble(self, store: SqlStore) -> None:
+    async def test_more_rows_than_one_statement_allows_are_saved(self, store: SqlStore) -> None:
         names = tuple(f"n{number:05}" for number in range(2500))
         await store.save_session(stored(models=names, agents=names))
         await store.save_session(stored(models=names[:2400], agents=names[:2300]))
@@ -215,7 +211,7 @@ class StoreSuite:
         await store.delete_documents([(ResourceKind.AGENT, name) for name in names[:2299]])
         assert await loaded_sessions(store) == [stored(models=("n02399",), agents=("n02299",))]
 
-    async def test_pulses_change_nothing_else(self, store: SqlStore) -> None:
+    async def test_saving_pulses_changes_nothing_else(self, store: SqlStore) -> None:
         before = await fill(store)
         pulse = StoredPulse(
             runner="r1", standing=Standing.CLOSED, last_heartbeat_at=NOW + timedelta(seconds=5), inactive_since=NOW
@@ -224,14 +220,14 @@ class StoreSuite:
         first, second = before.sessions
         assert await store.load() == replace(before, sessions=(replace(first, pulse=pulse), second))
 
-    async def test_a_pulse_may_return_to_active(self, store: SqlStore) -> None:
+    async def test_pulse_can_return_to_active(self, store: SqlStore) -> None:
         await store.save_session(stored())
         active = stored().pulse
         await store.save_pulses([replace(active, standing=Standing.SILENT, inactive_since=NOW)])
         await store.save_pulses([active])
         assert await loaded_sessions(store) == [stored()]
 
-    async def test_nothing_to_write_is_no_work(self, store: SqlStore) -> None:
+    async def test_empty_write_is_a_no_op(self, store: SqlStore) -> None:
         before = await fill(store)
         await store.save_pulses([])
         await store.delete_sessions([])
@@ -239,26 +235,26 @@ class StoreSuite:
         await store.delete_documents([])
         assert await store.load() == before
 
-    async def test_deleted_sessions_take_their_rows_along_and_no_declarations(self, store: SqlStore) -> None:
+    async def test_deleting_sessions_deletes_their_rows_and_keeps_declarations(self, store: SqlStore) -> None:
         before = await fill(store)
         await store.delete_sessions(["s1", "never-there"])
         assert await store.load() == replace(before, sessions=before.sessions[1:])
 
-    async def test_a_session_leaves_declarations_of_its_names_alone(self, store: SqlStore) -> None:
+    async def test_saving_a_session_keeps_declarations_with_its_names(self, store: SqlStore) -> None:
         before = await fill(store)
         await store.save_session(stored("s1", "r1", ("m9",), ("a9",)))
         assert await store.load() == replace(
             before, sessions=(stored("s1", "r1", ("m9",), ("a9",)), before.sessions[1])
         )
 
-    async def test_a_declaration_leaves_published_rows_of_its_name_alone(self, store: SqlStore) -> None:
+    async def test_saving_a_declaration_keeps_published_rows_with_its_name(self, store: SqlStore) -> None:
         before = await fill(store)
         changed_model, changed_agent = declared_model("m1", "r7"), declared_agent("a1", "m7")
         await store.save_documents([changed_model, declared_model("m3"), changed_agent])
         declared = (changed_model, declared_model("m3"), declared_model("m9"), changed_agent, *before.documents[3:])
         assert await store.load() == replace(before, documents=declared)
 
-    async def test_deleted_documents_go_declared_and_published(self, store: SqlStore) -> None:
+    async def test_deleted_declared_and_published_documents_are_gone(self, store: SqlStore) -> None:
         before = await fill(store)
         kinds = ((ResourceKind.MODEL, "m1"), (ResourceKind.AGENT, "a1"))
         await store.delete_documents([*kinds, *((kind, "never-there") for kind, _ in kinds)])
@@ -268,7 +264,7 @@ class StoreSuite:
             documents=(declared_model("m9"), declared_agent("a9"), *before.documents[4:]),
         )
 
-    async def test_agents_do_not_hold_on_to_the_models_they_pin(self, store: SqlStore) -> None:
+    async def test_agents_do_not_block_deleting_the_models_they_pin(self, store: SqlStore) -> None:
         await store.save_session(stored("s1", "r1", ("m1",)))
         await store.save_session(stored("s2", "r2", (), ("a1",)))
         await store.save_documents([declared_agent("a9", "m1")])
@@ -277,7 +273,7 @@ class StoreSuite:
         assert mesh.sessions == (stored("s1", "r1", ()), stored("s2", "r2", (), ("a1",)))
         assert mesh.documents == (declared_agent("a9", "m1"),)
 
-    async def test_a_token_replaces_the_one_of_its_id_and_goes_when_told(self, store: SqlStore) -> None:
+    async def test_token_is_replaced_by_id_and_deleted_on_request(self, store: SqlStore) -> None:
         before = await fill(store)
         await store.save_join_token(join_token("t1", None))
         assert (await store.load()).join_tokens == (join_token("t1", None), join_token("t2", None))
@@ -285,12 +281,12 @@ class StoreSuite:
         await store.delete_join_token("never-there")
         assert await store.load() == replace(before, join_tokens=(join_token("t2", None),))
 
-    async def test_wake_plans_of_published_models_come_back(self, store: SqlStore) -> None:
+    async def test_wake_plans_of_published_models_round_trip(self, store: SqlStore) -> None:
         sleepy = replace(stored(), publications=(publication("m1", wake=waking()), publication("m2")))
         await store.save_session(sleepy)
         assert await loaded_sessions(store) == [sleepy]
 
-    async def test_the_longest_prompts_come_back(self, store: SqlStore) -> None:
+    async def test_longest_prompts_round_trip(self, store: SqlStore) -> None:
         assert len(LONGEST_PROMPT) == 65_536
         published = agent("a1")
         published = changed(published, manifest=changed(published.manifest, system_prompt=LONGEST_PROMPT))
@@ -301,7 +297,7 @@ class StoreSuite:
         assert mesh.sessions[0].agents == (published,)
         assert mesh.documents == (declared,)
 
-    async def test_times_come_back_in_utc_to_the_microsecond(self, store: SqlStore) -> None:
+    async def test_times_round_trip_in_utc_to_the_microsecond(self, store: SqlStore) -> None:
         pulse = replace(stored().pulse, last_heartbeat_at=NOW.astimezone(ELSEWHERE))
         await store.save_session(replace(stored(), pulse=pulse))
         await store.save_join_token(join_token("t1", NOW.astimezone(ELSEWHERE)))
@@ -310,7 +306,7 @@ class StoreSuite:
             assert moment == NOW
             assert moment.utcoffset() == timedelta(0)
 
-    async def test_closing_twice_is_safe_and_a_closed_store_refuses(self, store: SqlStore) -> None:
+    async def test_close_is_idempotent_and_a_closed_store_rejects_calls(self, store: SqlStore) -> None:
         await store.close()
         await store.close()
         with pytest.raises(WeftError) as failure:
@@ -331,7 +327,7 @@ class TestEveryDatabase(StoreSuite):
     """On the plugin's `store`, once per kind of database that is kept."""
 
 
-async def test_closing_what_was_never_opened_is_safe(database_url: str) -> None:
+async def test_closing_an_unopened_store_is_safe(database_url: str) -> None:
     await SqlStore(database_url).close()
 
 
@@ -345,7 +341,7 @@ async def test_closing_what_was_never_opened_is_safe(database_url: str) -> None:
         "sqlite:///file:registry.db?uri=true",
     ],
 )
-def test_urls_of_other_kinds_are_refused_without_repeating_them(url: str) -> None:
+def test_unsupported_urls_are_rejected_and_error_hides_them(url: str) -> None:
     with pytest.raises(FieldError, match="database_url") as refusal:
         SqlStore(url)
     assert "SECRET" not in str(refusal.value)

@@ -49,24 +49,24 @@ def keys(store: SqlStore) -> SqlKeyStore:
     return SqlKeyStore(store)
 
 
-async def test_an_empty_store_holds_nothing(keys: SqlKeyStore) -> None:
+async def test_empty_store_contains_nothing(keys: SqlKeyStore) -> None:
     assert await keys.load() == StoredKeys()
 
 
-async def test_keys_come_back_whole_and_in_order(keys: SqlKeyStore) -> None:
+async def test_keys_round_trip_in_order(keys: SqlKeyStore) -> None:
     await keys.save([key("b"), plain("a")])
     await keys.save([key("0")])
     await keys.save([])
     assert await keys.load() == StoredKeys(keys=(key("0"), plain("a"), key("b")))
 
 
-async def test_saving_again_replaces(keys: SqlKeyStore) -> None:
+async def test_saving_again_replaces_the_key(keys: SqlKeyStore) -> None:
     await keys.save([plain("a"), plain("b")])
     await keys.save([key("a")])
     assert (await keys.load()).keys == (key("a"), plain("b"))
 
 
-async def test_what_was_committed_is_there_for_the_next_owner(store: SqlStore, database_url: str) -> None:
+async def test_next_owner_reads_committed_keys(store: SqlStore, database_url: str) -> None:
     await SqlKeyStore(store).save([key("a")])
     await SqlKeyStore(store).save_pepper_mark(MARK)
     await store.close()
@@ -76,7 +76,7 @@ async def test_what_was_committed_is_there_for_the_next_owner(store: SqlStore, d
     await again.close()
 
 
-async def test_deleted_keys_are_gone_and_others_stay(keys: SqlKeyStore) -> None:
+async def test_deleted_keys_are_gone_and_others_remain(keys: SqlKeyStore) -> None:
     await keys.save([key("a"), key("b"), key("c")])
     await keys.delete(["a", "c", "unknown"])
     await keys.delete([])
@@ -84,7 +84,7 @@ async def test_deleted_keys_are_gone_and_others_stay(keys: SqlKeyStore) -> None:
 
 
 @pytest.mark.slow("more keys than SQLite takes parameters, saved twice")
-async def test_more_keys_than_one_statement_takes_go_together(keys: SqlKeyStore) -> None:
+async def test_more_keys_than_one_statement_allows_are_saved_together(keys: SqlKeyStore) -> None:
     many = [plain(f"{number:012}") for number in range(MANY + 1)]
     await keys.save(many)
     await keys.save([replace(each, description="again") for each in many])
@@ -93,7 +93,7 @@ async def test_more_keys_than_one_statement_takes_go_together(keys: SqlKeyStore)
     assert (await keys.load()).keys == ()
 
 
-async def test_a_new_pepper_is_kept_together_with_what_becomes_of_the_keys(keys: SqlKeyStore) -> None:
+async def test_new_pepper_and_affected_keys_are_saved_together(keys: SqlKeyStore) -> None:
     await keys.save_pepper_mark(b"earlier" * 4)
     await keys.save([plain("a"), plain("b")])
     gone = plain("a").revoked(NOW)
@@ -101,7 +101,7 @@ async def test_a_new_pepper_is_kept_together_with_what_becomes_of_the_keys(keys:
     assert await keys.load() == StoredKeys(keys=(gone, plain("b")), pepper_mark=MARK)
 
 
-async def test_a_new_pepper_whose_keys_cannot_be_kept_is_not_kept_either(store: SqlStore) -> None:
+async def test_new_pepper_is_not_saved_if_its_keys_cannot_be(store: SqlStore) -> None:
     keys = SqlKeyStore(store)
     await keys.save_pepper_mark(b"earlier" * 4)
     with pytest.raises(WeftError) as failure:
@@ -110,7 +110,7 @@ async def test_a_new_pepper_whose_keys_cannot_be_kept_is_not_kept_either(store: 
     assert await keys.load() == StoredKeys(pepper_mark=b"earlier" * 4)
 
 
-async def test_a_database_that_fails_is_told_and_keeps_what_it_had(store: SqlStore) -> None:
+async def test_database_failure_is_reported_and_keeps_the_stored_keys(store: SqlStore) -> None:
     keys = SqlKeyStore(store)
     await keys.save([plain("a")])
     with pytest.raises(WeftError) as failure:
@@ -124,7 +124,7 @@ async def test_a_database_that_fails_is_told_and_keeps_what_it_had(store: SqlSto
     assert await keys.load() == StoredKeys(keys=(plain("a"),))
 
 
-async def test_a_store_whose_database_is_not_open_says_so(tmp_path: Path) -> None:
+async def test_closed_database_is_reported(tmp_path: Path) -> None:
     keys = SqlKeyStore(SqlStore(f"sqlite:///{tmp_path}/registry.db"))
     with pytest.raises(WeftError) as refusal:
         await keys.load()

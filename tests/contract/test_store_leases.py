@@ -46,11 +46,11 @@ def leases(store: SqlStore) -> LeaseStore:
     return LeaseStore(store)
 
 
-async def test_an_empty_store_holds_nothing(leases: LeaseStore) -> None:
+async def test_empty_store_contains_nothing(leases: LeaseStore) -> None:
     assert await leases.load() == StoredLedger()
 
 
-async def test_a_grant_comes_back_whole_and_in_order(leases: LeaseStore) -> None:
+async def test_grants_round_trip_in_order(leases: LeaseStore) -> None:
     runners = Holder(kind=HolderKind.RUNNER, name="r1", incarnation="life-1")
     last = replace(grant(2**40), holder=runners, pinned=False, processes=(), priority=Priority.HIGH)
     await leases.grant(grant(9))
@@ -60,7 +60,7 @@ async def test_a_grant_comes_back_whole_and_in_order(leases: LeaseStore) -> None
     assert await leases.load() == stored
 
 
-async def test_what_was_committed_is_there_for_the_next_owner(store: SqlStore, database_url: str) -> None:
+async def test_next_owner_reads_committed_leases(store: SqlStore, database_url: str) -> None:
     await LeaseStore(store).grant(grant(1))
     await store.close()
     again = SqlStore(database_url)
@@ -69,14 +69,14 @@ async def test_what_was_committed_is_there_for_the_next_owner(store: SqlStore, d
     await again.close()
 
 
-async def test_fencing_numbers_outlive_their_leases(leases: LeaseStore) -> None:
+async def test_fencing_tokens_outlive_their_leases(leases: LeaseStore) -> None:
     await leases.grant(grant(1))
     await leases.grant(grant(2))
     await leases.remove(["lease-1", "lease-2", "lease-unknown"])
     assert await leases.load() == StoredLedger(last_fencing_number=2)
 
 
-async def test_a_fencing_number_is_kept_once(leases: LeaseStore) -> None:
+async def test_fencing_token_is_stored_once(leases: LeaseStore) -> None:
     await leases.grant(grant(1))
     with pytest.raises(WeftError) as refusal:
         await leases.grant(grant(1, lease_id="another"))
@@ -84,21 +84,21 @@ async def test_a_fencing_number_is_kept_once(leases: LeaseStore) -> None:
     assert (await leases.load()).grants == (grant(1),)
 
 
-async def test_a_grant_that_fails_leaves_the_number_as_it_was(leases: LeaseStore) -> None:
+async def test_failed_grant_leaves_the_fencing_token_unchanged(leases: LeaseStore) -> None:
     await leases.grant(grant(1))
     with pytest.raises(WeftError):
         await leases.grant(grant(2, lease_id="lease-1"))
     assert await leases.load() == StoredLedger(grants=(grant(1),), last_fencing_number=1)
 
 
-async def test_what_was_given_up_is_marked_and_the_others_are_not(leases: LeaseStore) -> None:
+async def test_only_released_leases_are_marked_releasing(leases: LeaseStore) -> None:
     for number in (1, 2, 3):
         await leases.grant(grant(number))
     await leases.save_releasing(["lease-1", "lease-3", "lease-unknown"])
     assert [each.releasing for each in (await leases.load()).grants] == [True, False, True]
 
 
-async def test_processes_are_replaced(leases: LeaseStore) -> None:
+async def test_saving_processes_replaces_them(leases: LeaseStore) -> None:
     await leases.grant(grant(1))
     await leases.grant(grant(2))
     await leases.save_processes("lease-1", [ProcessId(5, 50)])
@@ -106,7 +106,7 @@ async def test_processes_are_replaced(leases: LeaseStore) -> None:
     assert (await leases.load()).grants == (replace(grant(1), processes=(ProcessId(5, 50),)), grant(2))
 
 
-async def test_more_leases_than_one_statement_takes_go_together(leases: LeaseStore) -> None:
+async def test_more_leases_than_one_statement_allows_are_saved_together(leases: LeaseStore) -> None:
     await leases.grant(grant(1))
     many = [f"lease-{number}" for number in range(2, MANY + 2)] + ["lease-1"]
     await leases.save_releasing(many)
@@ -115,14 +115,14 @@ async def test_more_leases_than_one_statement_takes_go_together(leases: LeaseSto
     assert (await leases.load()).grants == ()
 
 
-async def test_a_store_whose_database_is_not_open_says_so(tmp_path: Path) -> None:
+async def test_closed_database_is_reported(tmp_path: Path) -> None:
     store = LeaseStore(SqlStore(f"sqlite:///{tmp_path}/registry.db"))
     with pytest.raises(WeftError) as refusal:
         await store.load()
     assert refusal.value.reason is Reason.SERVICE_UNAVAILABLE
 
 
-async def test_a_database_that_fails_is_told_and_keeps_what_it_had(store: SqlStore) -> None:
+async def test_database_failure_is_reported_and_keeps_the_stored_leases(store: SqlStore) -> None:
     leases = LeaseStore(store)
     await leases.grant(grant(1))
     await store.run(lambda tx: tx.execute("ALTER TABLE lease_counter RENAME TO hidden"))

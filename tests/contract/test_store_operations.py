@@ -65,7 +65,7 @@ async def saved(operations: OperationStore, number: int = 1, nonce: str = "") ->
     return outcome.operation
 
 
-async def test_an_operation_comes_back_whole_and_numbered(operations: OperationStore) -> None:
+async def test_operation_round_trips_with_its_number(operations: OperationStore) -> None:
     first, second = await saved(operations), await saved(operations, 2)
     assert first == replace(operation(), number=1)
     assert (first.created_at.utcoffset(), second.number) == (timedelta(0), 2)
@@ -76,7 +76,7 @@ async def test_an_operation_comes_back_whole_and_numbered(operations: OperationS
 
 
 @pytest.mark.slow("writes every pair of a state and a reason")
-async def test_every_state_and_reason_comes_back(operations: OperationStore) -> None:
+async def test_every_state_and_reason_round_trips(operations: OperationStore) -> None:
     first = await saved(operations)
     for state, reason in product(OperationState, Reason):
         changed = replace(first, state=state, reason=reason)
@@ -84,7 +84,7 @@ async def test_every_state_and_reason_comes_back(operations: OperationStore) -> 
         assert await operations.get("op-1") == changed
 
 
-async def test_a_request_id_makes_one_operation_and_a_repeat_writes_nothing(operations: OperationStore) -> None:
+async def test_request_id_creates_one_operation_and_a_repeat_writes_nothing(operations: OperationStore) -> None:
     first = await saved(operations)
     other = new(2, request_id="request-1")
     assert await operations.save_new(other) == RequestKnown(first)
@@ -92,7 +92,7 @@ async def test_a_request_id_makes_one_operation_and_a_repeat_writes_nothing(oper
     assert (await operations.audit_head()).sequence == 1
 
 
-async def test_a_used_nonce_writes_nothing(operations: OperationStore) -> None:
+async def test_used_nonce_writes_nothing(operations: OperationStore) -> None:
     await saved(operations, 1, nonce="n1")
     head = await operations.audit_head()
     assert await operations.save_new(new(2, nonce="n1")) == NonceUsed()
@@ -101,7 +101,7 @@ async def test_a_used_nonce_writes_nothing(operations: OperationStore) -> None:
     assert isinstance(await operations.save_new(new(2, nonce="n2")), Saved)
 
 
-async def test_of_100_parallel_uses_of_one_nonce_exactly_one_wins(operations: OperationStore) -> None:
+async def test_exactly_one_of_100_concurrent_uses_of_a_nonce_wins(operations: OperationStore) -> None:
     outcomes = await asyncio.gather(*(operations.save_new(new(number, nonce="n1")) for number in range(1, 101)))
     assert sum(isinstance(outcome, Saved) for outcome in outcomes) == 1
     assert outcomes.count(NonceUsed()) == 99
@@ -109,7 +109,7 @@ async def test_of_100_parallel_uses_of_one_nonce_exactly_one_wins(operations: Op
     assert (await operations.audit_head()).sequence == 1
 
 
-async def test_a_nonce_is_used_for_the_next_owner_of_the_database_too(
+async def test_nonce_remains_used_for_the_next_database_owner(
     store: SqlStore, operations: OperationStore, database_url: str
 ) -> None:
     await saved(operations, 1, nonce="n1")
@@ -124,14 +124,14 @@ async def purged_nonces(operations: OperationStore, now: datetime) -> int:
     return (await operations.delete_expired(ended_before=NOW, now=now)).nonces
 
 
-async def test_a_nonce_is_remembered_until_it_need_not_be(operations: OperationStore) -> None:
+async def test_nonce_is_stored_until_its_expiry(operations: OperationStore) -> None:
     await saved(operations, 1, nonce="n1")
     assert await purged_nonces(operations, NOW + timedelta(minutes=6)) == 0
     assert await purged_nonces(operations, NOW + timedelta(minutes=6, seconds=1)) == 1
     assert isinstance(await operations.save_new(new(2, nonce="n1")), Saved)
 
 
-async def test_a_nonce_is_remembered_until_a_later_token_proves_that_its_time_is_over(
+async def test_nonce_is_stored_until_a_later_token_proves_its_expiry(
     operations: OperationStore,
 ) -> None:
     await operations.load_marks()
@@ -143,7 +143,9 @@ async def test_a_nonce_is_remembered_until_a_later_token_proves_that_its_time_is
     assert isinstance(await operations.save_new(new(3, nonce="n1")), Saved)
 
 
-async def test_a_refused_operation_leaves_neither_nonce_nor_entry(store: SqlStore, operations: OperationStore) -> None:
+async def test_rejected_operation_leaves_neither_nonce_nor_audit_entry(
+    store: SqlStore, operations: OperationStore
+) -> None:
     await store.run(lambda tx: tx.execute("ALTER TABLE audit_entries RENAME TO away"))
     wanted = NewOperation(
         operation=operation(1), audit=(entry(), entry()), admission=Admission(nonce="n1", nonce_kept_until=NOW)
@@ -157,7 +159,7 @@ async def test_a_refused_operation_leaves_neither_nonce_nor_entry(store: SqlStor
     assert isinstance(await operations.save_new(new(1, nonce="n1")), Saved)
 
 
-async def test_pages_are_newest_first_and_meet_without_gap_or_repetition(operations: OperationStore) -> None:
+async def test_pages_are_newest_first_without_gaps_or_duplicates(operations: OperationStore) -> None:
     for number in range(1, 8):
         await saved(operations, number)
     await operations.update(replace(operation(4, ended_at=NOW), number=4), [])
@@ -172,7 +174,7 @@ async def test_pages_are_newest_first_and_meet_without_gap_or_repetition(operati
     assert [each.number for each in await operations.load_unfinished()] == [1, 2, 3, 5, 6, 7]
 
 
-async def test_only_what_has_ended_is_forgotten(operations: OperationStore) -> None:
+async def test_only_ended_operations_are_purged(operations: OperationStore) -> None:
     for number in (1, 2, 3):
         await saved(operations, number)
     await operations.update(replace(operation(1, ended_at=NOW), number=1), [])
@@ -183,7 +185,7 @@ async def test_only_what_has_ended_is_forgotten(operations: OperationStore) -> N
     assert isinstance(await operations.save_new(new(9, request_id="request-1")), Saved)
 
 
-async def test_an_update_that_is_repeated_writes_no_second_entry(operations: OperationStore) -> None:
+async def test_repeated_update_writes_no_second_entry(operations: OperationStore) -> None:
     first = await saved(operations)
     running = replace(first, state=OperationState.RUNNING, started_at=NOW)
     head = await operations.update(running, [entry("operation.started")])
@@ -191,14 +193,14 @@ async def test_an_update_that_is_repeated_writes_no_second_entry(operations: Ope
     assert head.sequence == 2
 
 
-async def test_an_operation_that_was_never_saved_cannot_be_updated(operations: OperationStore) -> None:
+async def test_updating_an_unsaved_operation_fails(operations: OperationStore) -> None:
     with pytest.raises(WeftError) as failure:
         await operations.update(operation(5), [entry()])
     assert failure.value.reason is Reason.NOT_FOUND
     assert await operations.audit_head() == empty_head()
 
 
-async def test_entries_are_numbered_without_gaps_and_chained_however_they_are_written(
+async def test_audit_entries_are_numbered_without_gaps_and_chained_in_any_write_order(
     operations: OperationStore,
 ) -> None:
     first = await saved(operations)
@@ -222,9 +224,7 @@ async def test_entries_are_numbered_without_gaps_and_chained_however_they_are_wr
     assert page == entries[10:15]
 
 
-async def test_an_entry_that_somebody_changed_in_the_database_shows(
-    store: SqlStore, operations: OperationStore
-) -> None:
+async def test_tampered_audit_entry_is_detected(store: SqlStore, operations: OperationStore) -> None:
     await operations.append_audit([entry(f"event-{number}") for number in range(5)])
     await store.run(lambda tx: tx.execute("UPDATE audit_entries SET actor = 'nobody' WHERE sequence = 3"))
     check = AuditCheck()
@@ -232,7 +232,7 @@ async def test_an_entry_that_somebody_changed_in_the_database_shows(
     assert check.verdict() == Fault(damage=Damage.CHANGED, sequence=3)
 
 
-async def test_the_audience_is_made_once_and_the_mark_never_falls(
+async def test_audience_is_created_once_and_the_issue_time_mark_never_decreases(
     store: SqlStore, operations: OperationStore, database_url: str
 ) -> None:
     marks = await operations.load_marks()
@@ -250,9 +250,7 @@ async def test_the_audience_is_made_once_and_the_mark_never_falls(
     await again.close()
 
 
-async def test_transactions_of_different_stores_pass_one_after_the_other(
-    store: SqlStore, operations: OperationStore
-) -> None:
+async def test_transactions_of_different_stores_are_serialized(store: SqlStore, operations: OperationStore) -> None:
     """Without a turn SQLite ends one that reads, then writes, after another one has written in between."""
     await asyncio.gather(
         *(store.save_session(stored(f"s{number}", f"r{number}", (f"m{number}",))) for number in range(20)),

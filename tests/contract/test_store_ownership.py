@@ -16,7 +16,7 @@ from weft.kernel.reasons import Reason
 pytest_plugins = ("database_fixtures",)
 
 
-async def test_what_was_saved_is_there_for_the_next_owner(store: SqlStore, database_url: str) -> None:
+async def test_next_owner_reads_what_was_saved(store: SqlStore, database_url: str) -> None:
     await store.save_session(stored())
     await store.save_documents([declared_model("m1")])
     await store.close()
@@ -26,7 +26,7 @@ async def test_what_was_saved_is_there_for_the_next_owner(store: SqlStore, datab
     await again.close()
 
 
-async def test_a_second_owner_is_refused_until_the_first_has_gone(store: SqlStore, database_url: str) -> None:
+async def test_second_owner_is_rejected_until_the_first_closes(store: SqlStore, database_url: str) -> None:
     second = SqlStore(database_url)
     with pytest.raises(WeftError) as refusal:
         await second.open()
@@ -39,7 +39,7 @@ async def test_a_second_owner_is_refused_until_the_first_has_gone(store: SqlStor
     await second.close()
 
 
-async def test_of_two_that_open_at_once_one_wins(database_url: str) -> None:
+async def test_one_of_two_concurrent_opens_wins(database_url: str) -> None:
     stores = [SqlStore(database_url), SqlStore(database_url)]
     outcomes = await asyncio.gather(*(each.open() for each in stores), return_exceptions=True)
     refused = [each for each in outcomes if each is not None]
@@ -51,7 +51,7 @@ async def test_of_two_that_open_at_once_one_wins(database_url: str) -> None:
         await each.close()
 
 
-async def test_a_store_opens_again_and_again(store: SqlStore) -> None:
+async def test_store_can_be_reopened_repeatedly(store: SqlStore) -> None:
     for _ in range(5):
         await store.close()
         await store.open()
@@ -59,7 +59,7 @@ async def test_a_store_opens_again_and_again(store: SqlStore) -> None:
     assert (await store.load()).sessions == (stored(),)
 
 
-async def test_writes_at_the_same_time_take_turns(store: SqlStore) -> None:
+async def test_concurrent_writes_are_serialized(store: SqlStore) -> None:
     sessions = [stored(f"s{number}", f"r{number}", (f"m{number}",)) for number in range(10)]
     await asyncio.gather(*(store.save_session(each) for each in sessions))
     assert (await store.load()).sessions == tuple(sessions)
@@ -72,7 +72,7 @@ BROKEN_SESSIONS = [
 
 
 @pytest.mark.parametrize("broken", BROKEN_SESSIONS)
-async def test_a_failing_write_tells_no_secrets(
+async def test_failed_write_reveals_no_secrets(
     store: SqlStore, broken: dict[str, object], capfd: pytest.CaptureFixture[str]
 ) -> None:
     session = replace(stored().session, id="SECRET-ID", **broken)  # type: ignore[arg-type]
@@ -96,7 +96,7 @@ async def test_sqlite_commits_are_durable_and_foreign_keys_hold(sqlite_url: str)
     assert settings == {"journal_mode": "wal", "synchronous": 2, "foreign_keys": 1, "busy_timeout": 5000}
 
 
-async def test_an_sqlite_file_is_for_its_owner_alone(tmp_path: Path) -> None:
+async def test_sqlite_file_is_accessible_only_to_its_owner(tmp_path: Path) -> None:
     path = tmp_path / "registry.db"
     store = SqlStore(f"sqlite:///{path}")
     await store.open()

@@ -47,7 +47,7 @@ async def until(admin: Any, condition: str) -> None:
             await admin.execute("SELECT pg_stat_clear_snapshot()")
 
 
-async def test_texts_of_a_database_in_ascii_were_bytes(postgres: PostgresServer) -> None:
+async def test_text_in_an_sql_ascii_database_is_decoded(postgres: PostgresServer) -> None:
     postgres.sql("CREATE DATABASE ascii ENCODING 'SQL_ASCII' LC_COLLATE 'C' LC_CTYPE 'C' TEMPLATE template0")
     store = SqlStore(postgres.url("ascii"))
     await store.open()
@@ -58,7 +58,7 @@ async def test_texts_of_a_database_in_ascii_were_bytes(postgres: PostgresServer)
         postgres.sql("DROP DATABASE ascii")
 
 
-async def test_one_connection_holds_the_lock_and_waits_for_the_disk(owner: SqlStore, admin: Any) -> None:
+async def test_one_connection_holds_the_lock_with_synchronous_commit(owner: SqlStore, admin: Any) -> None:
     assert await admin.fetchval(f"SELECT count(*) {OF_STORE}") == 1
     held = "SELECT count(*) FROM pg_locks l JOIN pg_stat_activity a USING (pid) WHERE l.locktype = 'advisory'"
     assert await admin.fetchval(
@@ -69,7 +69,7 @@ async def test_one_connection_holds_the_lock_and_waits_for_the_disk(owner: SqlSt
     assert await admin.fetchval("SHOW synchronous_commit") == "off"
 
 
-async def test_two_databases_on_one_server_have_an_owner_each(owner: SqlStore, postgres: PostgresServer) -> None:
+async def test_two_databases_on_one_server_have_separate_owners(owner: SqlStore, postgres: PostgresServer) -> None:
     with postgres.fresh_database() as other:
         second = SqlStore(postgres.url(other))
         await second.open()
@@ -78,7 +78,7 @@ async def test_two_databases_on_one_server_have_an_owner_each(owner: SqlStore, p
     assert await owner.load() == StoredMesh()
 
 
-async def test_a_connection_that_was_cut_is_replaced_and_owned_again(
+async def test_cut_connection_is_replaced_and_ownership_regained(
     owner: SqlStore, admin: Any, postgres_url: str
 ) -> None:
     await owner.save_session(stored("s1", "r1", ("m1",)))
@@ -90,7 +90,7 @@ async def test_a_connection_that_was_cut_is_replaced_and_owned_again(
     assert refusal.value.reason is Reason.ALREADY_EXISTS
 
 
-async def test_a_write_that_is_cut_in_the_middle_leaves_nothing_behind(owner: SqlStore, admin: Any) -> None:
+async def test_write_cut_in_the_middle_leaves_nothing_behind(owner: SqlStore, admin: Any) -> None:
     before = stored("s1", "r1", ("m1", "m2"), ("a1",))
     await owner.save_session(before)
     after = replace(stored("s1", "r1", ("m9",), ("a9",)))
@@ -108,7 +108,7 @@ async def test_a_write_that_is_cut_in_the_middle_leaves_nothing_behind(owner: Sq
     assert (await owner.load()).sessions == (after,)
 
 
-async def test_a_cancelled_write_leaves_nothing_behind(owner: SqlStore, admin: Any) -> None:
+async def test_cancelled_write_leaves_nothing_behind(owner: SqlStore, admin: Any) -> None:
     await owner.save_session(stored())
     async with admin.transaction():
         await admin.execute("LOCK TABLE publications IN EXCLUSIVE MODE")
@@ -120,9 +120,7 @@ async def test_a_cancelled_write_leaves_nothing_behind(owner: SqlStore, admin: A
     assert (await owner.load()).sessions == (stored(),)
 
 
-async def test_an_owner_that_was_replaced_writes_nothing_any_more(
-    owner: SqlStore, admin: Any, postgres_url: str
-) -> None:
+async def test_replaced_owner_can_no_longer_write(owner: SqlStore, admin: Any, postgres_url: str) -> None:
     await cut(admin)
     second = SqlStore(postgres_url)
     await second.open()
@@ -139,7 +137,7 @@ async def test_an_owner_that_was_replaced_writes_nothing_any_more(
     assert (await owner.load()).sessions == (stored("s2", "r2"),)
 
 
-async def test_text_that_postgres_cannot_hold_is_refused_whole(owner: SqlStore) -> None:
+async def test_text_postgres_cannot_store_rejects_the_whole_write(owner: SqlStore) -> None:
     await owner.save_session(stored())
     broken = replace(stored(), profile=changed(stored().profile, host="SECRET\x00"))
     with pytest.raises(WeftError) as failure:
@@ -149,7 +147,7 @@ async def test_text_that_postgres_cannot_hold_is_refused_whole(owner: SqlStore) 
 
 
 @pytest.mark.parametrize("place", ["/weft?host=/nowhere", "127.0.0.1:9/weft", "/no-such-database?host={socket}"])
-async def test_a_server_that_does_not_let_us_in_is_a_clear_error_without_the_password(
+async def test_login_failure_is_a_clear_error_without_the_password(
     place: str, postgres: PostgresServer, capfd: pytest.CaptureFixture[str]
 ) -> None:
     where = place.format(socket=postgres.socket_folder)
@@ -164,7 +162,7 @@ async def test_a_server_that_does_not_let_us_in_is_a_clear_error_without_the_pas
     assert "check that it is there and takes connections" in failure.value.message
 
 
-async def test_a_failed_open_leaves_no_lock_behind(owner: SqlStore, admin: Any, postgres_url: str) -> None:
+async def test_failed_open_leaves_no_lock_behind(owner: SqlStore, admin: Any, postgres_url: str) -> None:
     await owner.close()
     newest = await admin.fetchval("SELECT version_num FROM alembic_version")
     await admin.execute("UPDATE alembic_version SET version_num = '9999'")
@@ -177,7 +175,7 @@ async def test_a_failed_open_leaves_no_lock_behind(owner: SqlStore, admin: Any, 
     await store.close()
 
 
-async def test_a_server_that_is_silent_is_given_up(
+async def test_silent_server_times_out(
     owner: SqlStore, admin: Any, postgres_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await owner.close()
@@ -194,7 +192,7 @@ async def test_a_server_that_is_silent_is_given_up(
     await impatient.close()
 
 
-def test_without_the_driver_the_remedy_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_error_suggests_installing_the_missing_driver(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "weft.sql.postgres", raising=False)
     monkeypatch.setitem(sys.modules, "psycopg", None)
     with pytest.raises(FieldError, match=r"database_url: .*pip install psycopg"):

@@ -32,7 +32,7 @@ def secrets(store: SqlStore) -> SqlSecretStore:
     return SqlSecretStore(store)
 
 
-async def test_secrets_come_back_whole_and_in_order(secrets: SqlSecretStore) -> None:
+async def test_secrets_round_trip_in_order(secrets: SqlSecretStore) -> None:
     assert await secrets.load() == ()
     longest = "n" * MAX_NAME_CHARS
     await secrets.save([secret(longest), secret("a")])
@@ -41,7 +41,7 @@ async def test_secrets_come_back_whole_and_in_order(secrets: SqlSecretStore) -> 
     assert await secrets.load() == (secret("0"), secret("a"), secret(longest))
 
 
-async def test_a_secret_is_replaced_and_deleted_by_its_name(secrets: SqlSecretStore) -> None:
+async def test_secret_is_replaced_and_deleted_by_name(secrets: SqlSecretStore) -> None:
     await secrets.save([secret("a"), secret("b")])
     changed = replace(secret("a"), version=2, sealed=Sealed("0" * KEY_ID_CHARS, b"other"))
     await secrets.save([changed])

@@ -98,7 +98,7 @@ async def noticed(event: asyncio.Event) -> None:
         await event.wait()
 
 
-async def test_what_a_dead_router_had_begun_is_done_by_another_and_its_late_result_counts_for_nothing(
+async def test_work_of_a_dead_router_is_taken_over_and_its_late_result_is_ignored(
     postgres_url: str,
 ) -> None:
     busy, spare = Calls(may_end=False), Calls(may_end=True)
@@ -119,7 +119,7 @@ async def test_what_a_dead_router_had_begun_is_done_by_another_and_its_late_resu
 
 
 @pytest.mark.parametrize("skew_seconds", [-3600.0, 3600.0])
-async def test_a_router_whose_clock_is_wrong_takes_nothing_from_others(postgres_url: str, skew_seconds: float) -> None:
+async def test_router_with_a_wrong_clock_takes_no_tasks_from_others(postgres_url: str, skew_seconds: float) -> None:
     busy = Calls(may_end=False)
 
     class WrongClock(SystemClock):

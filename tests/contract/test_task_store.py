@@ -40,7 +40,7 @@ pytest_plugins = ("database_fixtures", "task_store_fixtures")
 # -- submissions
 
 
-async def test_what_is_acknowledged_is_there_in_the_next_life(database_url: str) -> None:
+async def test_acknowledged_task_survives_a_restart(database_url: str) -> None:
     row = a_task("task-1", origin_kind="chat", window_ends_at=NOW + 5, prompt="\x00ä")
     for life in range(2):
         store = store_on(database_url)
@@ -56,7 +56,7 @@ async def test_what_is_acknowledged_is_there_in_the_next_life(database_url: str)
         await store.stop()
 
 
-async def test_another_tenants_task_is_not_there(kept: SqlTaskStore) -> None:
+async def test_task_of_another_tenant_is_invisible(kept: SqlTaskStore) -> None:
     await kept.submit(a_task("task-1"))
     assert await kept.get("bob", "task-1") is None
     assert await kept.details("bob", "task-1") is None
@@ -66,7 +66,7 @@ async def test_another_tenants_task_is_not_there(kept: SqlTaskStore) -> None:
     assert (await seen(kept, "task-1")).state == task_pb2.TASK_STATE_PENDING
 
 
-async def test_the_same_key_is_the_same_task_until_it_is_forgotten(kept: SqlTaskStore) -> None:
+async def test_same_key_returns_the_same_task_until_it_is_purged(kept: SqlTaskStore) -> None:
     first = await kept.submit(a_task("task-1", idempotency_key="k"))
     again = await kept.submit(a_task("task-2", idempotency_key="k"))
     assert (first.existed, again.existed) == (False, True)
@@ -80,13 +80,15 @@ async def test_the_same_key_is_the_same_task_until_it_is_forgotten(kept: SqlTask
     assert not (await kept.submit(a_task("task-5", idempotency_key="k"))).existed
 
 
-async def test_the_same_key_with_another_request_is_a_conflict(kept: SqlTaskStore) -> None:
+async def test_same_key_with_a_different_request_is_a_conflict(kept: SqlTaskStore) -> None:
     await kept.submit(a_task("task-1", idempotency_key="k"))
     await refused(Reason.IDEMPOTENCY_CONFLICT, kept.submit(a_task("task-2", idempotency_key="k", prompt="bye")))
     assert (await kept.list_page("ann", task_service_pb2.ListTasksRequest())).tasks == [await seen(kept, "task-1")]
 
 
-async def test_of_many_with_one_key_at_once_one_is_kept(kept: SqlTaskStore, beside: RouterDatabase) -> None:
+async def test_one_of_many_concurrent_submissions_with_one_key_is_stored(
+    kept: SqlTaskStore, beside: RouterDatabase
+) -> None:
     rows = [a_task(f"task-{n}", idempotency_key="k", prompt="bye" if n % 5 == 4 else "hi") for n in range(20)]
     found = await all_of(*(kept.submit(row) for row in rows))
     ids = {each.task.id for each in found if not isinstance(each, WeftError)}
@@ -97,7 +99,7 @@ async def test_of_many_with_one_key_at_once_one_is_kept(kept: SqlTaskStore, besi
     assert await count(beside, "task_specs") == 1
 
 
-async def test_one_that_cannot_be_kept_spoils_no_other(kept: SqlTaskStore) -> None:
+async def test_task_that_cannot_be_stored_does_not_fail_others(kept: SqlTaskStore) -> None:
     rows = [a_task(f"task-{n}") for n in range(10)]
     found = await all_of(*(kept.submit(row) for row in [*rows, rows[3]]))
     assert [type(each) for each in found].count(WeftError) == 1
@@ -107,7 +109,7 @@ async def test_one_that_cannot_be_kept_spoils_no_other(kept: SqlTaskStore) -> No
 # -- pages
 
 
-async def test_pages_are_the_newest_first_and_each_task_is_on_one(kept: SqlTaskStore) -> None:
+async def test_pages_are_newest_first_with_each_task_on_one_page(kept: SqlTaskStore) -> None:
     for number in range(7):
         await kept.submit(a_task(f"task-{number}"))
     query, names = task_service_pb2.ListTasksRequest(page_size=3), []
@@ -121,7 +123,7 @@ async def test_pages_are_the_newest_first_and_each_task_is_on_one(kept: SqlTaskS
     assert names == [["task-6", "task-5", "task-4"], ["task-3", "task-2", "task-1"], ["task-0"]]
 
 
-async def test_a_page_is_of_what_was_asked_for(kept: SqlTaskStore) -> None:
+async def test_list_applies_its_filters(kept: SqlTaskStore) -> None:
     await kept.submit(a_task("task-1"))
     await kept.submit(a_task("task-2", lane=LANE._replace(model="other")))
     await begun(kept, "task-3")
@@ -140,7 +142,7 @@ async def test_a_page_is_of_what_was_asked_for(kept: SqlTaskStore) -> None:
         assert [task.id for task in (await kept.list_page("ann", query)).tasks] == expected
 
 
-async def test_a_token_of_another_query_or_of_nobody_is_refused(kept: SqlTaskStore) -> None:
+async def test_page_token_of_another_query_or_malformed_is_rejected(kept: SqlTaskStore) -> None:
     for number in range(3):
         await kept.submit(a_task(f"task-{number}"))
     token = (await kept.list_page("ann", task_service_pb2.ListTasksRequest(page_size=1))).next_page_token
@@ -157,7 +159,7 @@ async def test_a_token_of_another_query_or_of_nobody_is_refused(kept: SqlTaskSto
     )
 
 
-async def test_a_line_of_a_batch_that_is_being_taken_in_is_nowhere(kept: SqlTaskStore, beside: RouterDatabase) -> None:
+async def test_staged_batch_line_is_invisible_to_every_call(kept: SqlTaskStore, beside: RouterDatabase) -> None:
     await beside.run(lambda tx: insert_rows(tx, [a_task("task-1", batch="batch-1")], state=STAGED))
     assert await kept.get("ann", "task-1") is None
     assert await kept.details("ann", "task-1") is None
@@ -176,7 +178,7 @@ async def test_a_line_of_a_batch_that_is_being_taken_in_is_nowhere(kept: SqlTask
 # -- who waits
 
 
-async def test_lanes_are_all_found_in_pages_however_many_wait_in_each(kept: SqlTaskStore) -> None:
+async def test_all_lanes_are_paged_regardless_of_their_depth(kept: SqlTaskStore) -> None:
     lanes = sorted(
         Lane(m, t, b) for m in ("m1", "m2") for t in ("ann", "bob") for b in (Priority.LOW, Priority.DURABLE)
     )
@@ -188,7 +190,7 @@ async def test_lanes_are_all_found_in_pages_however_many_wait_in_each(kept: SqlT
     assert found == lanes
 
 
-async def test_a_lane_in_which_nobody_may_be_begun_is_none(kept: SqlTaskStore) -> None:
+async def test_lanes_without_a_ready_task_are_not_listed(kept: SqlTaskStore) -> None:
     for model, ready_at in (("a", NOW + 5), ("b", NOW), ("c", NOW + 3)):
         claim = await begun(kept, f"task-{model}", lane=LANE._replace(model=model))
         await reverted(kept, claim, ready_at=ready_at)
@@ -201,7 +203,7 @@ async def test_a_lane_in_which_nobody_may_be_begun_is_none(kept: SqlTaskStore) -
     assert await kept.lanes(NOW + 3600, None, 10) == []
 
 
-async def test_of_a_lane_the_oldest_are_read_first_and_as_many_as_fit(kept: SqlTaskStore) -> None:
+async def test_oldest_tasks_of_a_lane_are_read_first_within_count_and_size_limits(kept: SqlTaskStore) -> None:
     for number in range(5):
         await kept.submit(a_task(f"task-{number}", prompt="x" * 1000, caller=f"c{number}"))
     await kept.submit(a_task("task-b", lane=LANE._replace(tenant="bob")))
@@ -222,7 +224,7 @@ async def test_open_tasks_are_counted_by_tenant(kept: SqlTaskStore) -> None:
     assert await kept.open_counts() == {"ann": 1, "bob": 1}
 
 
-async def test_tasks_are_counted_by_state_with_the_time_of_the_oldest_open_one(kept: SqlTaskStore) -> None:
+async def test_tasks_are_counted_by_state_with_the_oldest_open_time(kept: SqlTaskStore) -> None:
     await kept.submit(a_task("task-1"))
     await begun(kept, "task-2")
     await kept.submit(a_task("task-3", lane=LANE._replace(tenant="bob")))
@@ -238,7 +240,7 @@ async def test_tasks_are_counted_by_state_with_the_time_of_the_oldest_open_one(k
 # -- ends from outside
 
 
-async def test_a_cancelled_task_is_over_at_once_and_stays_so(kept: SqlTaskStore) -> None:
+async def test_cancelled_task_ends_immediately_and_stays_cancelled(kept: SqlTaskStore) -> None:
     await kept.submit(a_task("task-1"))
     claim = await begun(kept, "task-2")
     await kept.append(claim, [a_chunk(1, "a")])
@@ -265,7 +267,7 @@ async def test_a_cancelled_task_is_over_at_once_and_stays_so(kept: SqlTaskStore)
     assert attempt.end_time == again.end_time
 
 
-async def test_only_what_is_over_is_deleted(kept: SqlTaskStore, beside: RouterDatabase) -> None:
+async def test_only_ended_tasks_are_deleted(kept: SqlTaskStore, beside: RouterDatabase) -> None:
     await refused(Reason.RESOURCE_IN_USE, kept.delete("ann", (await kept.submit(a_task("task-1"))).task.id))
     claim = await claimed(kept, "task-1")
     await refused(Reason.RESOURCE_IN_USE, kept.delete("ann", "task-1"))
@@ -278,7 +280,7 @@ async def test_only_what_is_over_is_deleted(kept: SqlTaskStore, beside: RouterDa
         assert await count(beside, table) == 0
 
 
-async def test_a_reason_of_a_newer_release_is_a_fault(kept: SqlTaskStore, beside: RouterDatabase) -> None:
+async def test_unknown_reason_of_a_newer_release_reads_as_internal(kept: SqlTaskStore, beside: RouterDatabase) -> None:
     await kept.end(await begun(kept, "task-1"), failed(), NOW)
     await beside.change("UPDATE tasks SET error_reason = 9999")
     await beside.change("UPDATE task_attempts SET reason = 9999")
@@ -288,13 +290,13 @@ async def test_a_reason_of_a_newer_release_is_a_fault(kept: SqlTaskStore, beside
     assert Reason(details.attempts[0].reason) is Reason.INTERNAL
 
 
-async def test_the_databases_time_is_that_of_postgres_alone(kept: SqlTaskStore, beside: RouterDatabase) -> None:
+async def test_database_time_is_available_only_on_postgres(kept: SqlTaskStore, beside: RouterDatabase) -> None:
     now = await kept.database_now()
     assert (now is not None) is beside.is_shared
     assert now is None or now > 1_700_000_000
 
 
-async def test_a_store_that_is_stopped_takes_nothing(database_url: str) -> None:
+async def test_stopped_store_accepts_nothing(database_url: str) -> None:
     store = store_on(database_url)
     await refused(Reason.SERVICE_UNAVAILABLE, store.submit(a_task("task-1")))
     await store.start()
@@ -304,7 +306,7 @@ async def test_a_store_that_is_stopped_takes_nothing(database_url: str) -> None:
     await refused(Reason.SERVICE_UNAVAILABLE, store.get("ann", "task-1"))
 
 
-async def test_a_database_that_others_need_stays_open(database_url: str) -> None:
+async def test_stop_keeps_a_shared_database_open(database_url: str) -> None:
     database = RouterDatabase(database_url)
     await database.open()
     store = SqlTaskStore(database)
@@ -316,7 +318,7 @@ async def test_a_database_that_others_need_stays_open(database_url: str) -> None
     await database.close()
 
 
-async def test_a_stop_writes_what_waits_first(database_url: str) -> None:
+async def test_stop_flushes_waiting_writes_first(database_url: str) -> None:
     store = store_on(database_url)
     await store.start()
     submitting = [asyncio.create_task(store.submit(a_task(f"task-{n}"))) for n in range(50)]
@@ -331,7 +333,7 @@ async def test_a_stop_writes_what_waits_first(database_url: str) -> None:
 # -- who submitted it
 
 
-async def test_who_submitted_a_task_and_with_what_words_is_told_as_it_was_acknowledged(kept: SqlTaskStore) -> None:
+async def test_caller_and_labels_of_a_task_round_trip(kept: SqlTaskStore) -> None:
     labels: dict[str, Any] = {"user": "ä\x00b", "metadata": {"job": "42", "": "\x00"}}
     submitted = await kept.submit(a_task("task-1", caller="key:k1", request_id="req-1", **labels))
     task = await seen(kept, "task-1")
@@ -346,7 +348,7 @@ async def test_who_submitted_a_task_and_with_what_words_is_told_as_it_was_acknow
     assert (plain.caller, plain.user, len(plain.metadata), plain.request_id) == ("local", "", 0, "")
 
 
-async def test_a_callers_tasks_are_listed_and_those_of_a_request(kept: SqlTaskStore) -> None:
+async def test_tasks_are_listed_by_caller_and_by_request(kept: SqlTaskStore) -> None:
     for number, (caller, request) in enumerate([("key:a", "r1"), ("key:b", "r1"), ("key:a", ""), ("key:a", "r2")]):
         await kept.submit(a_task(f"task-{number}", caller=caller, request_id=request))
     wanted = task_service_pb2.ListTasksRequest(caller="key:a", page_size=2)
@@ -360,7 +362,7 @@ async def test_a_callers_tasks_are_listed_and_those_of_a_request(kept: SqlTaskSt
     assert [task.id for task in of_request.tasks] == ["task-1", "task-0"]
 
 
-async def test_the_unfinished_tasks_of_a_request_are_found_of_every_tenant(kept: SqlTaskStore) -> None:
+async def test_unfinished_tasks_of_a_request_are_found_across_tenants(kept: SqlTaskStore) -> None:
     for name, tenant in (("task-1", "ann"), ("task-2", "bob"), ("task-3", "ann"), ("task-4", "ann")):
         await kept.submit(a_task(name, lane=Lane("demo", tenant, Priority.NORMAL), request_id="r1"))
     await kept.submit(a_task("task-5", request_id="r2"))

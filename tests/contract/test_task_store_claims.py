@@ -42,7 +42,7 @@ RECEIPT = receipt_pb2.Receipt(request_id="task-1")
 # -- claims
 
 
-async def test_a_task_is_claimed_once_and_its_attempt_is_on_record(kept: SqlTaskStore) -> None:
+async def test_task_is_claimed_once_and_its_attempt_is_recorded(kept: SqlTaskStore) -> None:
     await kept.submit(a_task("task-1"))
     found = await all_of(*(kept.claim("task-1", f"r{n}", NOW, NOW + LEASE) for n in range(8)))
     (claim,) = [each for each in found if each]
@@ -63,7 +63,7 @@ async def test_a_task_is_claimed_once_and_its_attempt_is_on_record(kept: SqlTask
     ]
 
 
-async def test_a_router_that_slept_since_it_read_the_clock_begins_after_the_end_of_the_attempt_before(
+async def test_claim_time_is_never_before_the_end_of_the_previous_attempt(
     kept: SqlTaskStore,
 ) -> None:
     claim = await begun(kept, "task-1")
@@ -74,7 +74,7 @@ async def test_a_router_that_slept_since_it_read_the_clock_begins_after_the_end_
     assert details.attempts[1].claim_time == details.attempts[0].end_time
 
 
-async def test_nobody_claims_what_pauses_or_has_expired_or_is_not_there(kept: SqlTaskStore) -> None:
+async def test_backing_off_expired_and_missing_tasks_cannot_be_claimed(kept: SqlTaskStore) -> None:
     claim = await begun(kept, "task-1")
     await reverted(kept, claim, ready_at=NOW + 2)
     assert await kept.claim("task-1", "r2", NOW + 1, NOW + LEASE) is None
@@ -83,7 +83,7 @@ async def test_nobody_claims_what_pauses_or_has_expired_or_is_not_there(kept: Sq
     assert (await claimed(kept, "task-1", "r2", NOW + 2)).attempt == 2
 
 
-async def test_a_heartbeat_prolongs_all_of_an_owners_claims_and_no_others(kept: SqlTaskStore) -> None:
+async def test_heartbeat_renews_all_claims_of_its_owner_and_no_others(kept: SqlTaskStore) -> None:
     mine = {await begun(kept, "task-1"), await begun(kept, "task-2")}
     lost = await begun(kept, "task-3")
     others = await begun(kept, "task-4", "r2")
@@ -93,14 +93,14 @@ async def test_a_heartbeat_prolongs_all_of_an_owners_claims_and_no_others(kept: 
     assert [each.claim for each in await kept.revert_expired(NOW + 99, 10)] == [others]
 
 
-async def test_expired_claims_of_an_owner_can_be_left_to_it(kept: SqlTaskStore) -> None:
+async def test_expired_claims_of_an_owner_can_be_excluded_from_revert(kept: SqlTaskStore) -> None:
     mine, others = await begun(kept, "task-1"), await begun(kept, "task-2", "r2")
     assert [each.claim for each in await kept.revert_expired(NOW + LEASE, 10, except_of="r1")] == [others]
     assert await kept.renew("r1", NOW + 2 * LEASE) == {mine}
     assert [each.claim for each in await kept.revert_expired(NOW + 2 * LEASE, 10)] == [mine]
 
 
-async def test_an_answer_grows_and_is_read_from_any_event_on(kept: SqlTaskStore) -> None:
+async def test_answer_grows_and_is_readable_from_any_event(kept: SqlTaskStore) -> None:
     claim = await begun(kept, "task-1")
     assert await kept.append(claim, [a_chunk(1, "a", "b"), a_chunk(3, "c")])
     assert await kept.append(claim, [a_chunk(4, "d", "e", "f")])
@@ -114,7 +114,7 @@ async def test_an_answer_grows_and_is_read_from_any_event_on(kept: SqlTaskStore)
     assert await kept.chunks("task-1", 2, 0, 1 << 30) == ()
 
 
-async def test_an_end_keeps_the_rest_of_the_answer_and_closes_the_attempt(kept: SqlTaskStore) -> None:
+async def test_end_stores_the_rest_of_the_answer_and_closes_the_attempt(kept: SqlTaskStore) -> None:
     claim = await begun(kept, "task-1")
     await kept.append(claim, [a_chunk(1, "a")])
     rest = TaskOutcome(
@@ -131,7 +131,7 @@ async def test_an_end_keeps_the_rest_of_the_answer_and_closes_the_attempt(kept: 
     assert await said(kept, "task-1", 1) == ["a", "b"]
 
 
-async def test_a_failure_says_why_and_its_words_are_cut(kept: SqlTaskStore) -> None:
+async def test_failure_has_a_reason_and_a_truncated_message(kept: SqlTaskStore) -> None:
     claim = await begun(kept, "task-1")
     assert await kept.end(claim, failed("no\x00\ud800" + "x" * 2 * MAX_ERROR_CHARS), NOW)
     task = await seen(kept, "task-1")
@@ -142,7 +142,7 @@ async def test_a_failure_says_why_and_its_words_are_cut(kept: SqlTaskStore) -> N
     assert len(task.error.message) <= MAX_ERROR_CHARS
 
 
-async def test_what_a_late_writer_says_is_discarded(kept: SqlTaskStore) -> None:
+async def test_writes_of_a_stale_claim_are_discarded(kept: SqlTaskStore) -> None:
     late = await begun(kept, "task-1")
     await kept.append(late, [a_chunk(1, "late")])
     assert [each.claim for each in await kept.revert_expired(NOW + LEASE, 10)] == [late]
@@ -165,7 +165,7 @@ async def test_what_a_late_writer_says_is_discarded(kept: SqlTaskStore) -> None:
     assert (await seen(kept, "task-1")).state == task_pb2.TASK_STATE_COMPLETED
 
 
-async def test_a_write_that_nobody_was_told_of_may_be_done_again(kept: SqlTaskStore, beside: RouterDatabase) -> None:
+async def test_unacknowledged_writes_can_be_repeated(kept: SqlTaskStore, beside: RouterDatabase) -> None:
     claim = await begun(kept, "task-1")
     for chunks in ([a_chunk(1, "a", "b")], [a_chunk(1, "a", "b")], [a_chunk(1, "a", "b", "c")], [a_chunk(4, "d")]):
         assert await kept.append(claim, chunks)
@@ -179,7 +179,7 @@ async def test_a_write_that_nobody_was_told_of_may_be_done_again(kept: SqlTaskSt
     assert not await kept.end(claim._replace(owner="r2"), outcome, NOW)
 
 
-async def test_an_answer_with_a_hole_is_refused(kept: SqlTaskStore) -> None:
+async def test_answer_with_a_gap_is_rejected(kept: SqlTaskStore) -> None:
     claim = await begun(kept, "task-1")
     await kept.append(claim, [a_chunk(1, "a", "b")])
     for first in (4, 2):
@@ -190,7 +190,7 @@ async def test_an_answer_with_a_hole_is_refused(kept: SqlTaskStore) -> None:
 # -- attempts that come to nothing
 
 
-async def test_a_lost_attempt_is_forgotten_and_the_task_waits_anew(kept: SqlTaskStore) -> None:
+async def test_lost_attempt_discards_its_answer_and_requeues_the_task(kept: SqlTaskStore) -> None:
     claim = await begun(kept, "task-1")
     await kept.append(claim, [a_chunk(1, "a")])
     assert await reverted(kept, claim, now=NOW + 50, ready_at=NOW + 60, receipt=RECEIPT.SerializeToString())
@@ -209,7 +209,7 @@ async def test_a_lost_attempt_is_forgotten_and_the_task_waits_anew(kept: SqlTask
     assert [(each.attempt, each.failures) for each in await waiting(kept, now=NOW + 60)] == [(2, 1)]
 
 
-async def test_a_window_ends_when_it_ends_however_often_the_task_comes_back(kept: SqlTaskStore) -> None:
+async def test_window_end_does_not_move_when_the_task_is_requeued(kept: SqlTaskStore) -> None:
     claim = await begun(kept, "task-1", window_ends_at=NOW + 100)
     await reverted(kept, claim, now=NOW + 99)
     assert await kept.fail_expired(NOW + 99, 10) == []
@@ -223,7 +223,7 @@ async def test_a_window_ends_when_it_ends_however_often_the_task_comes_back(kept
     )
 
 
-async def test_a_lease_without_a_heartbeat_is_lost_and_the_last_one_fails_the_task(kept: SqlTaskStore) -> None:
+async def test_lease_without_a_heartbeat_is_lost_and_the_last_attempt_fails_the_task(kept: SqlTaskStore) -> None:
     await kept.submit(a_task("task-1", max_attempts=2))
     for attempt, state in ((1, task_pb2.TASK_STATE_PENDING), (2, task_pb2.TASK_STATE_FAILED)):
         now = NOW + attempt * 100
@@ -244,7 +244,7 @@ async def test_a_lease_without_a_heartbeat_is_lost_and_the_last_one_fails_the_ta
     assert [Reason(each.reason) for each in details.attempts] == [Reason.WORKER_LOST] * 2
 
 
-async def test_sweeps_take_the_oldest_first_and_no_more_than_they_may(kept: SqlTaskStore) -> None:
+async def test_sweeps_process_the_oldest_first_up_to_their_limit(kept: SqlTaskStore) -> None:
     for number in range(3):
         await kept.submit(a_task(f"task-{number}", created_at=NOW - number))
     assert await kept.fail_expired(NOW + 3598, 2) == ["task-2"]
@@ -257,7 +257,7 @@ async def test_sweeps_take_the_oldest_first_and_no_more_than_they_may(kept: SqlT
     assert (await seen(kept, "task-0")).state == task_pb2.TASK_STATE_PENDING
 
 
-async def test_what_ended_long_ago_is_forgotten_with_all_that_belongs_to_it(
+async def test_tasks_past_retention_are_purged_with_all_related_rows(
     kept: SqlTaskStore, beside: RouterDatabase
 ) -> None:
     for number in range(4):
@@ -279,7 +279,7 @@ async def ended_row(kept: SqlTaskStore, name: str, now: float, tenant: str = "an
     assert await kept.end(claim, outcome, now)
 
 
-async def test_finished_tasks_are_counted_with_their_requests_and_answers(kept: SqlTaskStore) -> None:
+async def test_finished_tasks_are_counted_with_request_and_answer_sizes(kept: SqlTaskStore) -> None:
     await kept.submit(a_task("open"))
     await ended_row(kept, "task-1", NOW)
     await ended_row(kept, "task-2", NOW, words="ab" * 50)
@@ -290,7 +290,7 @@ async def test_finished_tasks_are_counted_with_their_requests_and_answers(kept: 
     assert counts == {"ann": KeptTasks(count=2, size=one + two), "bob": KeptTasks(count=1, size=one)}
 
 
-async def test_the_oldest_finished_tasks_are_released_and_never_one_that_goes_on(
+async def test_oldest_finished_tasks_are_released_and_running_ones_never(
     kept: SqlTaskStore, beside: RouterDatabase
 ) -> None:
     await kept.submit(a_task("waits"))

@@ -144,9 +144,7 @@ class Submitters:
         assert self.acknowledged <= there
 
 
-async def test_a_file_that_stays_locked_refuses_after_a_bounded_wait_and_goes_on(
-    kept: SqlTaskStore, file: Path
-) -> None:
+async def test_locked_file_fails_writes_after_a_bounded_wait_and_then_recovers(kept: SqlTaskStore, file: Path) -> None:
     claim = await begun(kept, "task-1")
     loop = asyncio.get_running_loop()
     with locked(file):
@@ -165,7 +163,7 @@ async def test_a_file_that_stays_locked_refuses_after_a_bounded_wait_and_goes_on
     await kept.submit(a_task("task-2"))
 
 
-async def test_submitters_outlive_a_file_that_is_locked_for_long(kept: SqlTaskStore, file: Path) -> None:
+async def test_submitters_survive_a_long_file_lock(kept: SqlTaskStore, file: Path) -> None:
     submitters = Submitters(kept)
     await submitters.go_on()
     with locked(file):
@@ -175,7 +173,7 @@ async def test_submitters_outlive_a_file_that_is_locked_for_long(kept: SqlTaskSt
     await submitters.check()
 
 
-async def test_a_lock_that_is_let_go_in_time_is_only_waited_for(kept: SqlTaskStore, file: Path) -> None:
+async def test_lock_released_in_time_only_delays_the_write(kept: SqlTaskStore, file: Path) -> None:
     connection = sqlite3.connect(file, isolation_level=None)
     connection.execute("BEGIN IMMEDIATE")
     submitting = asyncio.create_task(kept.submit(a_task("task-1")))
@@ -185,7 +183,7 @@ async def test_a_lock_that_is_let_go_in_time_is_only_waited_for(kept: SqlTaskSto
     assert (await seen(kept, "task-1")).state == task_pb2.TASK_STATE_PENDING
 
 
-async def test_a_full_disk_acknowledges_nothing_and_still_reads(kept: SqlTaskStore) -> None:
+async def test_full_disk_acknowledges_nothing_and_still_reads(kept: SqlTaskStore) -> None:
     claim = await begun(kept, "task-1")
     long = TaskOutcome(state=task_pb2.TASK_STATE_COMPLETED, chunks=[a_chunk(1, "x" * 2 * MOST_BYTES)])
     with full_disk():
@@ -198,7 +196,7 @@ async def test_a_full_disk_acknowledges_nothing_and_still_reads(kept: SqlTaskSto
     assert await said(kept, "task-1", 1) == ["x" * 2 * MOST_BYTES]
 
 
-async def test_submitters_outlive_a_full_disk(kept: SqlTaskStore) -> None:
+async def test_submitters_survive_a_full_disk(kept: SqlTaskStore) -> None:
     submitters = Submitters(kept)
     await submitters.go_on()
     with full_disk():
@@ -207,9 +205,7 @@ async def test_submitters_outlive_a_full_disk(kept: SqlTaskStore) -> None:
     await submitters.check()
 
 
-async def test_a_postgres_whose_connections_are_cut_loses_nothing(
-    postgres: PostgresServer, postgres_database: str
-) -> None:
+async def test_cut_postgres_connections_lose_nothing(postgres: PostgresServer, postgres_database: str) -> None:
     store = store_on(postgres.url(postgres_database))
     await store.start()
     claim = await begun(store, "task-1")
@@ -225,7 +221,7 @@ async def test_a_postgres_whose_connections_are_cut_loses_nothing(
 
 @pytest.mark.slow("a PostgreSQL server")
 @pytest.mark.skipif(sys.version_info[:2] > PYTHON_OF_THE_WHEEL, reason="there is no wheel pgserver for this Python")
-async def test_a_postgres_that_is_restarted_is_found_again() -> None:
+async def test_store_reconnects_after_a_postgres_restart() -> None:
     with running_postgres() as server, server.fresh_database() as name:
         store = store_on(server.url(name))
         await store.start()

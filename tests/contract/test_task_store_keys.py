@@ -9,7 +9,7 @@ from weft.kernel.reasons import Reason
 pytest_plugins = ("database_fixtures", "task_store_fixtures")
 
 
-async def test_a_key_leads_to_its_task_and_nothing_is_kept_for_having_asked(kept: SqlTaskStore) -> None:
+async def test_key_lookup_finds_its_task_and_stores_nothing(kept: SqlTaskStore) -> None:
     await kept.submit(a_task("t1", idempotency_key="k"))
     found = await kept.submitted(a_task("t2", idempotency_key="k"))
     assert found is not None
@@ -20,7 +20,7 @@ async def test_a_key_leads_to_its_task_and_nothing_is_kept_for_having_asked(kept
     assert [task.id for task in await waiting(kept)] == ["t1"]
 
 
-async def test_a_new_task_may_be_begun_by_whoever_has_an_earlier_time(kept: SqlTaskStore) -> None:
+async def test_new_task_is_claimable_by_a_router_with_an_earlier_clock(kept: SqlTaskStore) -> None:
     await kept.submit(a_task("t1", created_at=NOW + 3_600))
     assert [task.id for task in await waiting(kept)] == ["t1"]
     assert len(await kept.lanes(NOW, None, 10)) == 1
@@ -28,14 +28,14 @@ async def test_a_new_task_may_be_begun_by_whoever_has_an_earlier_time(kept: SqlT
     await claimed(kept, "t1")
 
 
-async def test_a_task_that_came_back_may_be_begun_by_whoever_has_an_earlier_time(kept: SqlTaskStore) -> None:
+async def test_requeued_task_is_claimable_by_a_router_with_an_earlier_clock(kept: SqlTaskStore) -> None:
     await reverted(kept, await begun(kept, "t1"), now=NOW + 5)
     await begun(kept, "t2")
     await kept.revert_expired(NOW + LEASE, 10)
     assert [task.id for task in await waiting(kept)] == ["t1", "t2"]
 
 
-async def test_numbers_of_forgotten_tasks_are_not_given_again(kept: SqlTaskStore, beside: RouterDatabase) -> None:
+async def test_numbers_of_purged_tasks_are_not_reused(kept: SqlTaskStore, beside: RouterDatabase) -> None:
     numbers = []
     for name in ("task-1", "task-2"):
         await kept.submit(a_task(name))

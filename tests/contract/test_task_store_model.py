@@ -326,17 +326,17 @@ def try_out(kind: type[SqlTaskStore], loop: asyncio.Runner, database_url: str, e
 
 
 @pytest.mark.slow("hundreds of transactions")
-def test_sqlite_keeps_what_it_should(sqlite_url: str, in_one_loop: asyncio.Runner) -> None:
+def test_model_based_test_passes_on_sqlite(sqlite_url: str, in_one_loop: asyncio.Runner) -> None:
     # 8 in the quick profile.
     try_out(Fenced, in_one_loop, sqlite_url, examples=settings().max_examples * 2 // 5)
 
 
 @pytest.mark.nightly("hundreds of transactions on PostgreSQL")
-def test_postgres_keeps_what_it_should(postgres_url: str, in_one_loop: asyncio.Runner) -> None:
+def test_model_based_test_passes_on_postgres(postgres_url: str, in_one_loop: asyncio.Runner) -> None:
     try_out(Fenced, in_one_loop, postgres_url, examples=6)
 
 
 @pytest.mark.nightly("up to 300 runs until one fails")
-def test_a_store_without_a_fence_is_found_out(sqlite_url: str, in_one_loop: asyncio.Runner) -> None:
+def test_model_based_test_detects_a_store_without_fencing(sqlite_url: str, in_one_loop: asyncio.Runner) -> None:
     with pytest.raises(AssertionError):
         try_out(Unfenced, in_one_loop, sqlite_url, examples=300, phases=[Phase.generate])

@@ -212,7 +212,7 @@ async def test_hot_statements_use_their_index(database: Explained) -> None:
     assert not wrong, "\n\n".join(f"== {name}\n{stmt}\n{plan}" for name, all_ in wrong.items() for stmt, plan in all_)
 
 
-async def test_statements_without_their_index_are_found(database: Explained) -> None:
+async def test_statements_without_their_index_are_detected(database: Explained) -> None:
     hidden = "SELECT id FROM tasks WHERE result_size = :size ORDER BY ready_at"
     ((_, plan),) = await plans(database, lambda _: database.rows(hidden, size=1))
     assert len(faults(plan)) == 2
@@ -235,7 +235,7 @@ async def steps_of(database: Explained, use: Use) -> int:
 
 
 @pytest.mark.slow("fills 50,000 rows")
-async def test_finding_and_claiming_costs_the_same_with_many_waiting(sqlite_url: str) -> None:
+async def test_find_and_claim_cost_does_not_grow_with_the_queue(sqlite_url: str) -> None:
     database = Explained(sqlite_url)
     await database.open()
     costs: list[list[int]] = []
@@ -260,7 +260,7 @@ async def test_finding_and_claiming_costs_the_same_with_many_waiting(sqlite_url:
     assert sum(few) > 0
 
 
-async def test_a_reason_is_kept_for_every_row_of_a_sweep(database: Explained) -> None:
+async def test_reason_is_stored_for_every_row_of_a_sweep(database: Explained) -> None:
     database.keeps = True
     failed = await SqlTaskStore(database).fail_expired(NOW + 3600, 7)
     rows = await database.rows("SELECT error_reason FROM tasks WHERE id IN :ids", ids=failed)

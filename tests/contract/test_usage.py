@@ -267,7 +267,7 @@ class Chaos:
 
 @pytest.mark.slow("hundreds of transactions")
 @pytest.mark.parametrize("seed", range(2))
-async def test_usage_adds_up_with_the_receipts_whatever_happens(database_url: str, seed: int) -> None:
+async def test_usage_totals_match_receipts_under_random_faults(database_url: str, seed: int) -> None:
     chaos = Chaos(database_url, seed)
     await chaos.run(STEPS)
     assert await mismatches(chaos.routers[0], chaos.live) == []
@@ -282,7 +282,7 @@ async def test_usage_adds_up_with_the_receipts_whatever_happens(database_url: st
 
 
 @pytest.mark.slow("many kills of a store")
-async def test_an_end_that_is_counted_twice_or_never_is_found(sqlite_url: str) -> None:
+async def test_double_counted_or_missing_end_is_detected(sqlite_url: str) -> None:
     chaos = Chaos(sqlite_url, seed=3)
     await chaos.run(100)
     router = chaos.routers[0]
@@ -297,7 +297,7 @@ async def test_an_end_that_is_counted_twice_or_never_is_found(sqlite_url: str) -
         await each.stop()
 
 
-async def test_a_killed_router_loses_only_the_live_requests_since_its_last_write(sqlite_url: str) -> None:
+async def test_killed_router_loses_only_live_requests_since_its_last_write(sqlite_url: str) -> None:
     router = Router(sqlite_url, flush_interval_seconds=2.0)
     await router.start()
     receipt = receipt_pb2.Receipt(outcome=receipt_pb2.OUTCOME_COMPLETED, model="demo")
@@ -316,7 +316,7 @@ async def test_a_killed_router_loses_only_the_live_requests_since_its_last_write
     await last.stop()
 
 
-async def test_hours_past_their_time_are_deleted(sqlite_url: str) -> None:
+async def test_expired_hours_are_deleted(sqlite_url: str) -> None:
     router = Router(sqlite_url, keep_seconds=86_400.0, sweep_interval_seconds=3_600.0)
     await router.start()
     router.live_end(receipt_pb2.Receipt(outcome=receipt_pb2.OUTCOME_COMPLETED, model="demo"), "ann")
@@ -327,7 +327,7 @@ async def test_hours_past_their_time_are_deleted(sqlite_url: str) -> None:
     await router.stop()
 
 
-async def test_the_rows_of_an_hour_are_bounded_across_writes_and_restarts(database_url: str) -> None:
+async def test_rows_per_hour_are_bounded_across_writes_and_restarts(database_url: str) -> None:
     receipt = receipt_pb2.Receipt(outcome=receipt_pb2.OUTCOME_COMPLETED)
     for start in range(2):
         router = Router(database_url, max_rows_per_hour=3)
@@ -342,7 +342,7 @@ async def test_the_rows_of_an_hour_are_bounded_across_writes_and_restarts(databa
         await router.stop()
 
 
-async def test_times_are_rounded_to_whole_hours_and_tenants_are_kept_apart(sqlite_url: str) -> None:
+async def test_times_are_rounded_to_hours_and_tenants_are_separate(sqlite_url: str) -> None:
     router = Router(sqlite_url)
     await router.start()
     receipt = receipt_pb2.Receipt(outcome=receipt_pb2.OUTCOME_COMPLETED, model="demo")

@@ -25,11 +25,11 @@ def _faults(file: Path) -> str:
 
 
 @pytest.mark.parametrize("file", [FILE, LAPTOPS], ids=lambda file: file.name)
-def test_the_file_is_one_of_compose(file: Path) -> None:
+def test_file_is_valid_compose(file: Path) -> None:
     assert _faults(file) == ""
 
 
-def test_laptops_reach_the_relay_and_the_publishers_of_each_router(tmp_path: Path) -> None:
+def test_laptops_reach_the_relay_and_publisher_ports_of_each_router(tmp_path: Path) -> None:
     shutil.copy(FOLDER / "weft.yaml", tmp_path / "weft.yaml")
     shutil.copy(FOLDER / "laptops.weft.yaml", tmp_path / "weft.local.yaml")
     loaded = load_config(tmp_path / "weft.yaml")
@@ -46,7 +46,7 @@ def test_laptops_reach_the_relay_and_the_publishers_of_each_router(tmp_path: Pat
     assert len(set(outside)) == len(outside) == 4
 
 
-def test_a_word_that_compose_does_not_know_is_found(tmp_path: Path) -> None:
+def test_unknown_compose_field_is_detected(tmp_path: Path) -> None:
     wrong = tmp_path / "compose.yaml"
     wrong.write_text(FILE.read_text().replace("read_only:", "readonly:"))
     assert "readonly" in _faults(wrong)

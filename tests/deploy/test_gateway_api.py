@@ -121,7 +121,7 @@ def _one(documents: list[dict[str, Any]], kind: str, name: str) -> dict[str, Any
     return found
 
 
-def test_the_folder_is_made_of_known_fields(documents: list[dict[str, Any]], tmp_path: Path) -> None:
+def test_gateway_api_manifests_use_only_known_fields(documents: list[dict[str, Any]], tmp_path: Path) -> None:
     own = [each for each in documents if each["kind"] in SCHEMAS]
     assert {each["kind"] for each in own} == set(SCHEMAS)
     for document in own:
@@ -140,7 +140,7 @@ def test_the_folder_is_made_of_known_fields(documents: list[dict[str, Any]], tmp
         ("Gateway", ("spec", "gatewayClass"), "istio"),
     ],
 )
-def test_an_unknown_field_or_value_is_found(
+def test_unknown_field_or_value_is_detected(
     documents: list[dict[str, Any]], kind: str, place: tuple[str, ...], wrong: object
 ) -> None:
     changed = inner = copy.deepcopy(_one(documents, kind, "weft"))
@@ -151,7 +151,7 @@ def test_an_unknown_field_or_value_is_found(
         jsonschema.validate(changed, SCHEMAS[kind])
 
 
-def test_every_request_goes_to_wefts_gateways_without_a_limit_of_time(documents: list[dict[str, Any]]) -> None:
+def test_every_request_is_routed_to_the_gateways_without_a_timeout(documents: list[dict[str, Any]]) -> None:
     route = _one(documents, "HTTPRoute", "weft")["spec"]
     assert route["parentRefs"] == [{"name": _one(documents, "Gateway", "weft")["metadata"]["name"]}]
     (rule,) = route["rules"]
@@ -161,5 +161,5 @@ def test_every_request_goes_to_wefts_gateways_without_a_limit_of_time(documents:
     assert rule["timeouts"]["request"] == "0s"
 
 
-def test_the_pods_take_plain_http_from_the_gateway() -> None:
+def test_pods_accept_plain_http_from_the_gateway() -> None:
     assert load_config(ROOT / "deploy" / "kubernetes" / "base" / "weft.yaml").gateway.tls_terminated_elsewhere

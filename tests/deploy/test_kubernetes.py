@@ -74,14 +74,14 @@ def _workloads(overlay: str) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
 
 
 @OVERLAYS
-def test_an_overlay_is_made_of_known_fields(overlay: str, tmp_path: Path) -> None:
+def test_overlay_uses_only_known_fields(overlay: str, tmp_path: Path) -> None:
     assert _faults(_built(overlay), tmp_path) == ""
     for document in _documents(overlay):
         if document["kind"] == "ServiceMonitor":
             jsonschema.validate(document, SERVICE_MONITOR)
 
 
-def test_an_unknown_field_is_found(tmp_path: Path) -> None:
+def test_unknown_field_is_detected(tmp_path: Path) -> None:
     assert "readOnlyRoot" in _faults(_built("ha").replace("readOnlyRootFilesystem", "readOnlyRoot"), tmp_path)
     with pytest.raises(jsonschema.ValidationError):
         jsonschema.validate({"apiVersion": "v1", "kind": "ServiceMonitor", "metadata": {}, "spec": {}}, SERVICE_MONITOR)
@@ -97,7 +97,7 @@ def test_each_pod_drains_before_it_is_killed(overlay: str) -> None:
 
 
 @OVERLAYS
-def test_each_container_is_locked_and_asked_for_its_health(overlay: str) -> None:
+def test_each_container_is_locked_down_and_has_health_probes(overlay: str) -> None:
     for workload, pod in _workloads(overlay):
         name = workload["metadata"]["name"]
         assert (pod["securityContext"]["runAsUser"], pod["securityContext"]["runAsNonRoot"]) == (65532, True), name
@@ -111,7 +111,7 @@ def test_each_container_is_locked_and_asked_for_its_health(overlay: str) -> None
 
 
 @OVERLAYS
-def test_each_volume_that_is_mounted_is_there(overlay: str) -> None:
+def test_each_mounted_volume_exists(overlay: str) -> None:
     for workload, pod in _workloads(overlay):
         there = {volume["name"] for volume in pod["volumes"]}
         there |= {claim["metadata"]["name"] for claim in workload["spec"].get("volumeClaimTemplates", [])}
@@ -120,7 +120,7 @@ def test_each_volume_that_is_mounted_is_there(overlay: str) -> None:
 
 
 @OVERLAYS
-def test_policies_and_budgets_are_about_pods_that_exist(overlay: str) -> None:
+def test_policies_and_budgets_select_existing_pods(overlay: str) -> None:
     pods = [workload["spec"]["template"]["metadata"]["labels"] for workload, _ in _workloads(overlay)]
     found = [
         each for each in _documents(overlay) if each["kind"] in ("NetworkPolicy", "PodDisruptionBudget", "Service")
@@ -133,14 +133,14 @@ def test_policies_and_budgets_are_about_pods_that_exist(overlay: str) -> None:
         assert any(wanted.items() <= labels.items() for labels in pods), document["metadata"]["name"]
 
 
-def test_ha_has_two_of_each_service_and_knows_both_registries() -> None:
+def test_ha_overlay_has_two_of_each_service_and_lists_both_registries() -> None:
     counts = {workload["metadata"]["name"]: workload["spec"]["replicas"] for workload, _ in _workloads("ha")}
     assert counts == {"weft-registry": 2, "weft-router": 2, "weft-gateway": 2, "weft-runner": 1}
     addresses = yaml.safe_load((FOLDER / "overlays" / "ha" / "weft.yaml").read_text())["addresses"]
     assert [re.match(r"weft-registry-(\d)\.", address)[1] for address in addresses["registry"]] == ["0", "1"]  # type: ignore[index]
 
 
-def test_laptops_and_publishers_reach_the_ports_at_which_routers_listen_and_only_in_their_overlay() -> None:
+def test_laptop_and_publisher_ports_match_the_router_and_exist_only_in_their_overlay() -> None:
     loaded = load_config(FOLDER / "overlays" / "ha" / "weft.yaml")
     listens = {"relay": loaded.relay.listen, "publishers": loaded.publishers.listen}
     found = {(each["kind"], each["metadata"]["name"]): each for each in _documents("laptops")}
@@ -156,20 +156,20 @@ def test_laptops_and_publishers_reach_the_ports_at_which_routers_listen_and_only
 
 
 @pytest.mark.parametrize("folder", ["base", "overlays/ha"])
-def test_the_settings_are_those_of_weft(folder: str) -> None:
+def test_settings_load_as_weft_config(folder: str) -> None:
     loaded = load_config(FOLDER / folder / "weft.yaml")
     assert loaded.gateway.tls_terminated_elsewhere
     assert loaded.drain_seconds == 840.0
 
 
-def test_the_runner_of_gpu_nvidia_has_a_configuration_of_its_own(tmp_path: Path) -> None:
+def test_gpu_nvidia_runner_has_its_own_config(tmp_path: Path) -> None:
     shutil.copy(FOLDER / "overlays" / "ha" / "weft.yaml", tmp_path / "weft.yaml")
     shutil.copy(FOLDER / "overlays" / "gpu-nvidia" / "runner.yaml", tmp_path / "weft.local.yaml")
     loaded = load_config(tmp_path / "weft.yaml")
     assert [runner.name for runner in loaded.runners or ()] == ["gpu"]
 
 
-def test_certificates_are_for_the_names_that_pods_have(tmp_path: Path) -> None:
+def test_certificates_cover_the_pod_names(tmp_path: Path) -> None:
     command = [str(FOLDER / "secrets.sh"), "postgresql://weft:x@db/weft"]
     text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     assert _faults(text, tmp_path) == ""

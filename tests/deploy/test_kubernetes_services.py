@@ -100,7 +100,7 @@ def _make_pods(folder: Path) -> None:
         (folder / f"{role}.yaml").write_text(text.replace("/etc/weft-tls", str(folder / f"weft-tls-{role}")))
 
 
-def test_services_with_the_names_of_pods_trust_each_other_and_nobody_else(tmp_path: Path) -> None:
+def test_services_named_like_pods_trust_each_other_and_no_other(tmp_path: Path) -> None:
     _make_pods(tmp_path)
     environment = {**os.environ, "FOLDER": str(tmp_path), "DOMAIN": DOMAIN, "WEFT": str(WEFT), "PYTHON": sys.executable}
     ended = subprocess.run(

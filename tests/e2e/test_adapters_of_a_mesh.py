@@ -42,7 +42,7 @@ async def _get(mesh: MeshProcess, path: str) -> dict[str, Any]:
         return found
 
 
-async def test_an_adapter_is_a_model_of_the_mesh_with_the_engine_of_another_one(mesh: MeshProcess) -> None:
+async def test_adapter_is_served_as_a_model_by_the_engine_of_its_base_model(mesh: MeshProcess) -> None:
     listed = {each["id"]: each["meta"] for each in (await _get(mesh, "/v1/models"))["data"]}
     assert listed["pirate"]["base_models"] == ["smol"]
     assert "base_models" not in listed["smol"]
@@ -59,7 +59,7 @@ async def test_an_adapter_is_a_model_of_the_mesh_with_the_engine_of_another_one(
     assert "smol" in output.splitlines()[1]
 
 
-async def test_an_unload_of_an_adapter_ends_the_engine_and_the_next_request_of_either_loads_it(
+async def test_unloading_an_adapter_stops_the_engine_and_the_next_request_reloads_it(
     mesh: MeshProcess,
 ) -> None:
     engine = (await mesh.describe("local")).process_id

@@ -61,7 +61,7 @@ async def ask(mesh: MeshProcess, agent: str, **fields: Any) -> str:
 
 
 @pytest.mark.parametrize("agent", ["published", "declared"])
-async def test_an_agent_uses_its_tool_and_asks_for_its_decision(mesh: MeshProcess, agent: str) -> None:
+async def test_agent_runs_its_tool_and_requests_approval(mesh: MeshProcess, agent: str) -> None:
     code, _, err = await run_weft("apply", "-f", "-", home=mesh.home, stdin=DECLARED.encode())
     assert code == 0, err
     whole = json.loads(await ask(mesh, agent, unheard_of=1))
@@ -79,7 +79,7 @@ async def test_an_agent_uses_its_tool_and_asks_for_its_decision(mesh: MeshProces
     assert (told[1]["tool_result"]["failed"], "found it" in told[1]["tool_result"]["content"]) == (False, True)
 
 
-async def test_tools_that_leave_the_premises_are_for_those_who_allow_it_and_are_told(mesh: MeshProcess) -> None:
+async def test_remote_tools_require_allow_remote_and_are_reported(mesh: MeshProcess) -> None:
     body = {"model": "agent/away", "messages": [{"role": "user", "content": "Find it"}]}
     url = f"{mesh.url}/v1/chat/completions"
     async with aiohttp.ClientSession() as session:

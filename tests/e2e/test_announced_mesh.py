@@ -91,7 +91,7 @@ def found_meshes(world: LanWorld, home: Path) -> list[dict[str, Any]]:
     return found
 
 
-async def test_a_laptop_joins_the_announced_mesh_with_the_invitations_fingerprint(
+async def test_laptop_joins_the_announced_mesh_with_the_invitation_fingerprint(
     world: LanWorld, mesh: MeshProcess, laptop_config: Path, tmp_path: Path
 ) -> None:
     token, facts = str((await make_token(mesh.home))["token"]), relay_facts(mesh.home)
@@ -104,7 +104,7 @@ async def test_a_laptop_joins_the_announced_mesh_with_the_invitations_fingerprin
         assert await laptop.stop() == 0
 
 
-async def test_what_is_announced_is_listed_and_holds_no_secret(
+async def test_announcement_is_listed_and_contains_no_secret(
     world: LanWorld, mesh: MeshProcess, tmp_path: Path
 ) -> None:
     facts = relay_facts(mesh.home)
@@ -118,7 +118,7 @@ async def test_what_is_announced_is_listed_and_holds_no_secret(
 
 
 @pytest.mark.nightly("joins that are refused, one after the other")
-async def test_a_forged_announcement_gets_no_token(
+async def test_forged_announcement_receives_no_token(
     world: LanWorld, mesh: MeshProcess, laptop_config: Path, tmp_path: Path
 ) -> None:
     token, facts = str((await make_token(mesh.home))["token"]), relay_facts(mesh.home)
@@ -140,7 +140,7 @@ async def test_a_forged_announcement_gets_no_token(
         assert f"no mesh with the fingerprint {unknown} is announced" in laptop.output
 
 
-async def test_a_mesh_of_this_machine_alone_is_not_announced(tmp_path: Path) -> None:
+async def test_announce_is_rejected_for_a_loopback_only_mesh(tmp_path: Path) -> None:
     config = write_config(tmp_path, fake_runner("a"))
     code, _, error = await run_weft("up", "--config", str(config), "--announce", home=tmp_path / "home")
     assert code == 2

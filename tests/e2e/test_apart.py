@@ -61,7 +61,7 @@ def _tokens(lines: list[str]) -> int:
     return "".join(texts).count("tok")
 
 
-async def test_services_in_processes_of_their_own_serve_a_request(mesh: Apart) -> None:
+async def test_services_in_separate_processes_serve_a_request(mesh: Apart) -> None:
     async with aiohttp.ClientSession() as http:
         await _ready(http, mesh)
         lines = await _stream(http, mesh, 5, asyncio.Event())
@@ -69,7 +69,7 @@ async def test_services_in_processes_of_their_own_serve_a_request(mesh: Apart) -
     assert _tokens(lines) == 5
 
 
-async def test_requests_are_served_while_the_registry_is_away_and_the_runner_is_known_when_it_is_back(
+async def test_requests_are_served_without_the_registry_and_the_runner_reregisters_after_its_restart(
     mesh: Apart,
 ) -> None:
     async with aiohttp.ClientSession() as http:
@@ -84,7 +84,7 @@ async def test_requests_are_served_while_the_registry_is_away_and_the_runner_is_
 
 
 @pytest.mark.nightly("services apart, replaced in the redesign")
-async def test_the_command_line_finds_services_of_a_home_without_an_up(mesh: Apart) -> None:
+async def test_cli_finds_services_of_a_home_without_weft_up(mesh: Apart) -> None:
     async with aiohttp.ClientSession() as http:
         await _ready(http, mesh)
     code, out, error = await run_weft("get", "runners", "-o", "json", home=mesh.home)
@@ -95,7 +95,7 @@ async def test_the_command_line_finds_services_of_a_home_without_an_up(mesh: Apa
 
 
 @pytest.mark.nightly("services apart, replaced in the redesign")
-async def test_a_new_router_that_knows_nothing_of_running_streams_lets_requests_wait_for_their_slots(
+async def test_new_router_without_stream_state_queues_requests_until_slots_are_free(
     tmp_path: Path,
 ) -> None:
     with _apart(tmp_path, slots=1, answer_tokens=0, tokens_per_second=20) as mesh:

@@ -41,7 +41,7 @@ async def ask(mesh: TlsMesh, http: aiohttp.ClientSession) -> dict[str, Any]:
     return found
 
 
-async def test_services_beyond_loopback_answer_a_chat_over_tls_and_go_on_with_new_certificates(mesh: TlsMesh) -> None:
+async def test_services_beyond_loopback_serve_chats_over_tls_and_reload_certificates(mesh: TlsMesh) -> None:
     assert all(mesh.addresses[name].startswith(f"tls:{HOST}:") for name in ("registry", "router", "runner"))
     assert mesh.addresses["gateway"].startswith("https://")
     async with aiohttp.ClientSession() as http:
@@ -53,7 +53,7 @@ async def test_services_beyond_loopback_answer_a_chat_over_tls_and_go_on_with_ne
 
 
 @pytest.mark.nightly("services apart, replaced in the redesign")
-async def test_the_command_line_reaches_such_a_mesh_with_a_certificate_and_not_without(mesh: TlsMesh) -> None:
+async def test_cli_needs_the_certificate_to_reach_a_tls_mesh(mesh: TlsMesh) -> None:
     url = {"WEFT_URL": mesh.addresses["gateway"]}
     code, _, error = await weft("get", "runners", "-o", "json", **url)
     assert code == 1
@@ -65,7 +65,7 @@ async def test_the_command_line_reaches_such_a_mesh_with_a_certificate_and_not_w
     assert runner["status"]["address"] == mesh.addresses["runner"]
 
 
-async def test_a_mesh_on_all_addresses_asks_for_keys_over_https_and_speaks_no_plaintext(tmp_path: Path) -> None:
+async def test_mesh_on_all_addresses_requires_keys_over_https_and_rejects_plaintext(tmp_path: Path) -> None:
     ca = Authority()
     files = ca.issue("127.0.0.1").write(tmp_path)
     tls = {"certificate_file": str(files.certificate_file), "key_file": str(files.key_file)}

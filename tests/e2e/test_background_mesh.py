@@ -42,7 +42,7 @@ async def at_its_end(client: AsyncOpenAI, response_id: str) -> Response:
             return await client.responses.retrieve(response_id)
 
 
-async def test_one_that_no_runner_could_make_is_made_and_continued_after_a_restart(tmp_path: Path) -> None:
+async def test_background_response_without_a_runner_completes_and_continues_after_a_restart(tmp_path: Path) -> None:
     home = tmp_path / "home"
     without = str(write_config(tmp_path, fake_runner("b", pool="other")))
     with running_mesh(home, "--config", without) as mesh:
@@ -77,7 +77,7 @@ async def test_one_that_no_runner_could_make_is_made_and_continued_after_a_resta
 
 
 @pytest.mark.nightly("kills a router under a response")
-async def test_one_whose_router_is_killed_while_it_is_told_begins_anew_and_says_so(tmp_path: Path) -> None:
+async def test_background_response_restarts_its_stream_if_the_router_is_killed(tmp_path: Path) -> None:
     config = write_config(
         tmp_path, fake_runner("a", tokens_per_second=SLOW, answer_tokens=30), router={"tasks": QUICK_TASKS}
     )

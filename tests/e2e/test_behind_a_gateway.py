@@ -60,20 +60,20 @@ def _body(**fields: Any) -> dict[str, Any]:
     return {"model": POOL, "messages": [{"role": "user", "content": "hi"}], **fields}
 
 
-def test_a_chat_is_answered_by_a_runner_with_its_receipt(http: httpx2.Client) -> None:
+def test_runner_answers_a_chat_with_a_receipt(http: httpx2.Client) -> None:
     answer = http.post("/v1/chat/completions", json=_body())
     assert (answer.status_code, answer.json()["choices"][0]["finish_reason"]) == (200, "stop")
     record = http.get(f"/v1/requests/{answer.headers['x-request-id']}").json()
     assert record["receipt"]["outcome"] == "completed"
 
 
-def test_a_stream_comes_through_to_its_end(http: httpx2.Client) -> None:
+def test_stream_is_delivered_to_its_end(http: httpx2.Client) -> None:
     with http.stream("POST", "/v1/chat/completions", json=_body(stream=True)) as answer:
         events = [line for line in answer.iter_lines() if line.startswith("data: ")]
     assert len(events) > 2
     assert events[-1] == "data: [DONE]"
 
 
-def test_a_refusal_is_wefts_own(http: httpx2.Client) -> None:
+def test_unknown_model_returns_the_weft_error(http: httpx2.Client) -> None:
     answer = http.post("/v1/chat/completions", json=_body(model="nobody"))
     assert (answer.status_code, answer.json()["error"]["code"]) == (404, "model_not_found")

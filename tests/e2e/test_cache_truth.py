@@ -62,7 +62,7 @@ def _text(name: str) -> str:
     return f"The story of {name}. {STORY}"
 
 
-def test_a_hit_is_in_the_usage_and_in_the_headers_and_so_is_a_miss(mesh: MeshProcess) -> None:
+def test_usage_and_headers_report_cache_hits_and_misses(mesh: MeshProcess) -> None:
     miss, hit = (_ask(mesh, "first", _text("one")) for _ in range(2))
     assert (miss.cached, miss.headers["x-cache-hit"], miss.headers["x-cache-tokens-reused"]) == (0, "false", "0")
     assert hit.cached > MIN_HIT_TOKENS
@@ -71,7 +71,7 @@ def test_a_hit_is_in_the_usage_and_in_the_headers_and_so_is_a_miss(mesh: MeshPro
     assert int(hit.headers["x-queue-wait-ms"]) >= 0
 
 
-def test_another_tenant_finds_nothing_in_either_direction_however_many_there_are(mesh: MeshProcess) -> None:
+def test_tenants_never_hit_the_cache_of_another_tenant(mesh: MeshProcess) -> None:
     tenants = [f"tenant-{number}" for number in range(6)]
     assert [_ask(mesh, tenant, _text("two")).cached for tenant in tenants] == [0] * 6
     assert _ask(mesh, tenants[-1], _text("two")).cached > MIN_HIT_TOKENS
@@ -92,7 +92,7 @@ def _flush(mesh: MeshProcess, **what: str) -> None:
     assert operation["state"] == "succeeded", operation
 
 
-def test_a_flush_makes_cold_what_it_means_and_leaves_the_rest_warm(mesh: MeshProcess) -> None:
+def test_flush_evicts_only_its_scope(mesh: MeshProcess) -> None:
     tagged = {"X-Cache-Tag": "draft"}
     text = _text("nine")
 

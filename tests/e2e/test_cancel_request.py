@@ -64,7 +64,7 @@ async def _reach(http: aiohttp.ClientSession, request_id: str, state: str, tenan
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_request_in_mid_answer_is_ended_by_the_command_line(mesh: MeshProcess, stream: bool) -> None:
+async def test_cli_cancels_a_request_in_mid_answer(mesh: MeshProcess, stream: bool) -> None:
     request_id = f"req-running-{stream}"
     async with aiohttp.ClientSession(mesh.url) as http, await mesh.backend("a") as backend:
         began = asyncio.Event()
@@ -95,7 +95,7 @@ async def test_a_request_in_mid_answer_is_ended_by_the_command_line(mesh: MeshPr
     assert (record["receipt"]["outcome"], record["receipt"]["cancelledBy"]) == ("cancelled", "local")
 
 
-async def test_a_request_that_waits_is_ended_over_http_and_the_one_before_it_goes_on(mesh: MeshProcess) -> None:
+async def test_http_cancel_of_a_queued_request_does_not_affect_the_running_one(mesh: MeshProcess) -> None:
     async with aiohttp.ClientSession(mesh.url) as http:
         first = asyncio.create_task(_ask(http, "req-first"))
         await _reach(http, "req-first", "running")
@@ -120,9 +120,7 @@ async def test_a_request_that_waits_is_ended_over_http_and_the_one_before_it_goe
 
 
 @pytest.mark.parametrize("kills", [False, pytest.param(True, marks=pytest.mark.nightly("kills a runner too"))])
-async def test_a_gateway_far_from_the_router_ends_a_request_also_when_its_runner_is_killed(
-    tmp_path: Path, kills: bool
-) -> None:
+async def test_remote_gateway_cancels_a_request_even_if_its_runner_is_killed(tmp_path: Path, kills: bool) -> None:
     config = write_config(tmp_path, fake_runner("a", slots=1, **ENDLESS))
     with running_apart(tmp_path, config) as apart:
         async with aiohttp.ClientSession(apart.url) as http:

@@ -70,7 +70,7 @@ async def _document(mesh: MeshProcess) -> Any:
     return yaml.safe_load(await _weft(mesh, "get", "model", MODEL, "-o", "yaml"))
 
 
-async def test_a_model_is_served_without_a_section_of_any_file_and_its_request_carries_the_secret(
+async def test_model_is_served_without_a_config_section_and_requests_carry_the_secret(
     mesh: MeshProcess, provider: CountingProvider
 ) -> None:
     status, body, left = await _post(mesh, "/v1/chat/completions", _chat(allow_remote=True))
@@ -88,9 +88,7 @@ async def test_a_model_is_served_without_a_section_of_any_file_and_its_request_c
 CLERK = f"kind: agent\nname: clerk\nmodel: {MODEL}\nsystemPrompt: You count.\n"
 
 
-async def test_each_item_of_a_batch_goes_there_with_a_permit_of_its_own(
-    mesh: MeshProcess, provider: CountingProvider
-) -> None:
+async def test_each_batch_item_is_sent_with_its_own_permit(mesh: MeshProcess, provider: CountingProvider) -> None:
     bodies = [_chat(), _chat(allow_remote=True), _chat(model="agent/clerk"), _chat(allow_remote=False)]
     await _weft(mesh, "apply", "-f", "-", stdin=CLERK)
     line = {"method": "POST", "url": "/v1/chat/completions"}
@@ -137,7 +135,7 @@ async def _under_load(mesh: MeshProcess, change: Callable[[], Awaitable[object]]
     return statuses
 
 
-async def test_a_secret_that_is_rotated_under_load_fails_no_request_and_restarts_nothing(
+async def test_rotating_a_secret_under_load_fails_no_request_and_restarts_nothing(
     mesh: MeshProcess, provider: CountingProvider
 ) -> None:
     before = {process.pid for process in mesh.family()}
@@ -149,7 +147,7 @@ async def test_a_secret_that_is_rotated_under_load_fails_no_request_and_restarts
     assert {process.pid for process in mesh.family()} == before
 
 
-async def test_a_change_of_the_model_fails_no_request_and_its_removal_ends_it(
+async def test_updating_the_model_fails_no_request_and_deleting_it_stops_serving(
     mesh: MeshProcess, provider: CountingProvider, tmp_path: Path
 ) -> None:
     document = await _document(mesh)
@@ -177,7 +175,7 @@ async def _names(mesh: MeshProcess, provider: CountingProvider, upstream: str) -
     return bool(provider.bodies[-1]["model"] == upstream)
 
 
-async def test_the_provider_that_refuses_the_key_and_a_secret_that_is_gone_are_the_operators_fault(
+async def test_rejected_keys_and_missing_secrets_are_operator_errors(
     mesh: MeshProcess, provider: CountingProvider
 ) -> None:
     quoting = json.dumps({"error": {"message": f"no such key {FIRST}", "type": "invalid_request_error"}}).encode()
@@ -199,7 +197,7 @@ async def _failed(mesh: MeshProcess) -> Any:
     return found if found[0] != 200 else None
 
 
-async def test_the_doctor_names_the_provider_and_the_secret_and_sends_no_request(
+async def test_doctor_lists_the_provider_and_secret_without_sending_a_request(
     mesh: MeshProcess, provider: CountingProvider
 ) -> None:
     async def findings() -> dict[str, Any]:
@@ -216,7 +214,7 @@ async def test_the_doctor_names_the_provider_and_the_secret_and_sends_no_request
 
 
 @pytest.mark.usefixtures("provider")
-async def test_a_secret_is_in_no_log_document_process_or_file_in_the_clear(mesh: MeshProcess) -> None:
+async def test_secret_never_appears_in_clear_in_a_log_document_process_or_file(mesh: MeshProcess) -> None:
     await _weft(mesh, "rotate", "secret", SECRET, "-", stdin=SECOND)
     await _is_served(mesh)
     said = {str(path): path.read_bytes() for path in mesh.home.rglob("*") if path.is_file()}

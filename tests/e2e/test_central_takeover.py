@@ -101,7 +101,7 @@ class Caller:
         return "" if state in ("pending", "running") else state
 
 
-async def test_when_the_serving_one_is_killed_the_other_takes_over_and_never_both_serve(
+async def test_second_central_runner_takes_over_when_the_first_is_killed_and_both_never_serve(
     mesh: TlsMesh, provider: CountingProvider
 ) -> None:
     statuses: list[int] = []

@@ -61,7 +61,7 @@ async def _described(mesh: Apart, words: str) -> None:
 @pytest.mark.parametrize(
     "seconds", [pytest.param("31", marks=pytest.mark.nightly("the same, another direction")), "-31"]
 )
-async def test_a_runner_whose_clock_is_half_a_minute_off_serves_and_that_is_shown(tmp_path: Path, seconds: str) -> None:
+async def test_runner_with_a_clock_30_s_off_serves_and_the_offset_is_shown(tmp_path: Path, seconds: str) -> None:
     """Every request was refused with `ticket_expired`, or its ticket was good for twice as long."""
     with _mesh(tmp_path, runner=seconds) as mesh:
         await _served(mesh)
@@ -74,7 +74,7 @@ async def test_a_runner_whose_clock_is_half_a_minute_off_serves_and_that_is_show
 
 @pytest.mark.nightly("a clock that is wrong")
 @pytest.mark.parametrize("seconds", ["600", "-600"])
-async def test_beyond_the_bound_callers_describe_and_doctor_say_clock(tmp_path: Path, seconds: str) -> None:
+async def test_callers_describe_and_doctor_report_a_clock_beyond_the_bound(tmp_path: Path, seconds: str) -> None:
     way = "ahead of" if seconds == "600" else "behind"
     words = f"its clock is 600 s {way} the mesh's"
     with _mesh(tmp_path, runner=seconds) as mesh:
@@ -86,14 +86,14 @@ async def test_beyond_the_bound_callers_describe_and_doctor_say_clock(tmp_path: 
 
 @pytest.mark.nightly("a clock that is wrong")
 @pytest.mark.parametrize("service", ["router", "registry", "gateway"])
-async def test_the_clock_of_no_other_service_stops_requests(tmp_path: Path, service: str) -> None:
+async def test_clock_skew_of_other_services_does_not_block_requests(tmp_path: Path, service: str) -> None:
     off: dict[str, str] = {service: "61"}
     with _mesh(tmp_path, **off) as mesh:
         await _served(mesh)
 
 
 @pytest.mark.nightly("a clock that jumps")
-async def test_a_clock_that_is_set_while_the_runner_works(tmp_path: Path) -> None:
+async def test_runner_clock_changes_are_tolerated_or_reported(tmp_path: Path) -> None:
     """NTP steps it back by a minute, then somebody sets it wrong, and right again."""
     seconds = tmp_path / "seconds"
     seconds.write_text("0")
@@ -108,7 +108,7 @@ async def test_a_clock_that_is_set_while_the_runner_works(tmp_path: Path) -> Non
 
 
 @pytest.mark.nightly("a clock that jumps")
-async def test_the_registrys_clock_is_set_while_the_mesh_works(tmp_path: Path) -> None:
+async def test_registry_clock_changes_do_not_invalidate_tickets(tmp_path: Path) -> None:
     """The mesh's time goes on evenly: no ticket is void, before or after the next heartbeat."""
     seconds = tmp_path / "seconds"
     seconds.write_text("0")

@@ -87,7 +87,7 @@ async def _configure(mesh: MeshProcess, **switches: Any) -> None:
         await backend.set_behaviour(**switches)
 
 
-async def test_a_stream_runs_to_its_end_when_the_terminal_of_the_mesh_closes(tmp_path: Path) -> None:
+async def test_stream_runs_to_its_end_when_the_terminal_closes(tmp_path: Path) -> None:
     """SIGHUP ended the host in the middle of the stream; then a write to the dead terminal did."""
     config = write_config(tmp_path, fake_runner("a"))
     with mesh_on_a_terminal(tmp_path, "--verbose", "--config", str(config)) as (mesh, terminal):
@@ -104,7 +104,7 @@ async def test_a_stream_runs_to_its_end_when_the_terminal_of_the_mesh_closes(tmp
 
 
 @pytest.mark.nightly("more ways in which a terminal closes")
-async def test_a_mesh_under_nohup_goes_on_after_a_hangup(tmp_path: Path) -> None:
+async def test_mesh_under_nohup_survives_a_hangup(tmp_path: Path) -> None:
     config = write_config(tmp_path, fake_runner("a"))
     with running_mesh(tmp_path / "home", "--config", str(config), within=("nohup",)) as mesh:
         # Runners have sessions of their own, which no terminal hangs up.
@@ -141,7 +141,7 @@ def mesh_without_a_reader(folder: Path, *arguments: str) -> Iterator[MeshProcess
 
 
 @pytest.mark.nightly("more ways in which a terminal closes")
-async def test_a_mesh_whose_output_nobody_reads_any_more_serves_on_and_stops_in_order(tmp_path: Path) -> None:
+async def test_mesh_with_a_broken_output_pipe_keeps_serving_and_stops_cleanly(tmp_path: Path) -> None:
     """`weft up --verbose | head -1`: each line that is logged is a write to a broken pipe."""
     config = write_config(tmp_path, fake_runner("a"))
     with mesh_without_a_reader(tmp_path, "--verbose", "--config", str(config)) as mesh:
@@ -151,7 +151,7 @@ async def test_a_mesh_whose_output_nobody_reads_any_more_serves_on_and_stops_in_
 
 
 @pytest.mark.parametrize("service", ["registry", "router", "gateway", "runner"])
-async def test_a_service_drains_after_a_hangup_as_after_a_term(tmp_path: Path, service: str) -> None:
+async def test_service_drains_on_sighup_as_on_sigterm(tmp_path: Path, service: str) -> None:
     config = write_config(tmp_path, fake_runner("a"))
     process = await asyncio.create_subprocess_exec(
         *(*WEFT, "serve", service, "--home", str(tmp_path / "home"), "--config", str(config)),

@@ -72,7 +72,7 @@ async def started(folder: Path, *arguments: str, **switches: Any) -> AsyncIterat
         await process.wait()
 
 
-async def test_every_command_finds_a_mesh_whose_model_still_loads(tmp_path: Path) -> None:
+async def test_every_command_finds_a_mesh_with_a_loading_model(tmp_path: Path) -> None:
     async with started(tmp_path, never_healthy=True) as start:
         await start.loading()
         status = await start.status()
@@ -95,7 +95,7 @@ async def test_every_command_finds_a_mesh_whose_model_still_loads(tmp_path: Path
         assert (await start.status())["state"] == "running"
 
 
-async def test_a_mesh_whose_model_still_loads_is_stopped_and_leaves_no_announcement(tmp_path: Path) -> None:
+async def test_stopping_a_mesh_while_a_model_loads_removes_its_announcement(tmp_path: Path) -> None:
     async with started(tmp_path, never_healthy=True) as start:
         await start.loading()
         code, shown, error = await start.weft("stop")
@@ -105,7 +105,7 @@ async def test_a_mesh_whose_model_still_loads_is_stopped_and_leaves_no_announcem
         assert (await start.weft("status"))[0] == EXIT_NOT_FOUND
 
 
-async def test_a_start_in_the_background_returns_when_the_models_are_ready_and_not_when_it_listens(
+async def test_background_start_returns_when_models_are_ready_rather_than_when_ports_listen(
     tmp_path: Path,
 ) -> None:
     async with started(tmp_path, "-d", never_healthy=True) as start:
@@ -137,7 +137,7 @@ async def test_a_start_in_the_background_returns_when_the_models_are_ready_and_n
     [(), pytest.param(("-d",), marks=pytest.mark.nightly("the same, in the background"))],
     ids=["in front", "in the background"],
 )
-async def test_a_start_that_fails_after_its_services_listened_leaves_no_announcement(
+async def test_start_that_fails_after_listening_removes_its_announcement(
     tmp_path: Path, arguments: tuple[str, ...]
 ) -> None:
     async with started(tmp_path, *arguments, exit_at_start=3, load_seconds=0.1) as start:

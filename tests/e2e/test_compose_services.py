@@ -83,7 +83,7 @@ def edge(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Edge]:
         yield edge
 
 
-def test_a_stream_comes_through_the_edge_event_by_event(edge: Edge) -> None:
+def test_edge_forwards_a_stream_event_by_event(edge: Edge) -> None:
     arrivals = []
     with edge.client() as http:
         body = {"model": "smollm2-135m", "messages": [{"role": "user", "content": "Count"}], "max_tokens": 40}
@@ -95,7 +95,7 @@ def test_a_stream_comes_through_the_edge_event_by_event(edge: Edge) -> None:
     assert arrivals[-1] - arrivals[0] > 0.05, "they came one after the other, not all at the end"
 
 
-def test_the_edge_refuses_a_caller_without_a_key_and_too_many_headers(edge: Edge) -> None:
+def test_edge_rejects_requests_without_a_key_or_with_too_many_headers(edge: Edge) -> None:
     with edge.client("") as http:
         assert (edge.chat(http))[0] == 401
         assert http.get(f"{edge.url}/livez", headers={f"x-{n}": "x" for n in range(200)}).status_code == 431
@@ -103,7 +103,7 @@ def test_the_edge_refuses_a_caller_without_a_key_and_too_many_headers(edge: Edge
 
 @pytest.mark.nightly("a matrix of kills")
 @pytest.mark.parametrize("name", ["gateway-1", "router-1", "registry-1", "gateway-2", "router-2", "registry-2"])
-def test_the_mesh_goes_on_without_any_one_of_its_services(edge: Edge, name: str) -> None:
+def test_mesh_survives_the_loss_of_any_one_service(edge: Edge, name: str) -> None:
     edge.mesh.kill(name)
     try:
         edge.until_it_answers()
@@ -117,7 +117,7 @@ def test_the_mesh_goes_on_without_any_one_of_its_services(edge: Edge, name: str)
     time.sleep(3.0)
 
 
-def test_the_file_names_two_of_each_service_and_locks_them() -> None:
+def test_compose_file_has_two_locked_down_instances_of_each_service() -> None:
     services = compose_file()["services"]
     for kind in ("registry", "router", "gateway"):
         for name in (f"{kind}-1", f"{kind}-2"):
@@ -130,7 +130,7 @@ def test_the_file_names_two_of_each_service_and_locks_them() -> None:
     assert know_it == {"registry-1", "registry-2", "router-1", "router-2"}, "no other service reads the database"
 
 
-def test_no_service_with_a_read_only_root_has_a_configuration_in_line() -> None:
+def test_services_with_a_read_only_root_have_no_inline_config() -> None:
     """Compose copies such a configuration into the container, which Docker refuses where the root is read-only."""
     file = compose_file()
     in_line = {name for name, config in file["configs"].items() if "content" in config}
@@ -139,7 +139,7 @@ def test_no_service_with_a_read_only_root_has_a_configuration_in_line() -> None:
             assert not in_line & {config["source"] for config in service.get("configs", ())}, name
 
 
-def test_compose_waits_longer_than_weft_drains_and_envoy_asks_both_gateways() -> None:
+def test_compose_grace_period_exceeds_the_drain_and_envoy_balances_both_gateways() -> None:
     services = compose_file()["services"]
     weft = yaml.safe_load((COMPOSE / "weft.yaml").read_text())
     minutes = int(re.fullmatch(r"(\d+)m", services["router-1"]["stop_grace_period"])[1])  # type: ignore[index]
@@ -151,7 +151,7 @@ def test_compose_waits_longer_than_weft_drains_and_envoy_asks_both_gateways() ->
     assert addresses == [{"address": name, "port_value": weft["port"]} for name in GATEWAYS]
 
 
-def test_prometheus_scrapes_each_service_of_the_file() -> None:
+def test_prometheus_scrapes_every_compose_service() -> None:
     config = yaml.safe_load((COMPOSE / "prometheus.yaml").read_text())
     targets = {target.partition(":")[0] for target in config["scrape_configs"][0]["static_configs"][0]["targets"]}
     services = {

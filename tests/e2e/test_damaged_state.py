@@ -59,7 +59,7 @@ def _folder(path: Path) -> None:
         ),
     ],
 )
-async def test_a_runner_killed_beside_a_damaged_session_file_serves_again_and_callers_hear_no_401(
+async def test_runner_killed_with_a_damaged_session_file_recovers_and_callers_get_no_401(
     mesh: MeshProcess, damage: Callable[[Path], None]
 ) -> None:
     """It lived on unregistered for 90 s and more, and callers were told that they were not authenticated."""
@@ -86,7 +86,7 @@ async def test_a_runner_killed_beside_a_damaged_session_file_serves_again_and_ca
         shutil.rmtree(aside) if aside.is_dir() else aside.unlink()
 
 
-async def test_the_end_of_a_runner_is_one_line_on_the_terminal(mesh: MeshProcess) -> None:
+async def test_runner_exit_prints_one_line_on_the_terminal(mesh: MeshProcess) -> None:
     said = (mesh.home.parent / "home.out").read_text().splitlines()
     ends = [line for line in said if line.startswith("weft: runner a ended (SIGKILL)")]
     assert ends
@@ -107,7 +107,7 @@ async def test_the_end_of_a_runner_is_one_line_on_the_terminal(mesh: MeshProcess
         pytest.param("ledger-settle", ["up"], marks=pytest.mark.nightly("a matrix of tasks that die")),
     ],
 )
-async def test_a_process_whose_critical_task_dies_ends_with_one_sentence_and_exit_code_1(
+async def test_process_exits_with_code_1_and_one_sentence_if_a_critical_task_dies(
     tmp_path: Path, task: str, command: list[str]
 ) -> None:
     config = write_config(tmp_path, fake_runner("a"))

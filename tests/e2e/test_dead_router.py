@@ -82,7 +82,7 @@ async def late(http: aiohttp.ClientSession, path: str, *, stream: bool) -> tuple
 
 
 @pytest.mark.nightly("another loss of a router")
-async def test_an_answer_that_is_to_be_kept_ends_at_its_deadline_too(tmp_path: Path) -> None:
+async def test_stored_responses_end_at_their_deadline_too(tmp_path: Path) -> None:
     with running_apart(tmp_path, write_config(tmp_path, fake_runner("a"))) as mesh:
         async with caller(mesh) as http:
             with frozen(mesh):
@@ -92,7 +92,7 @@ async def test_an_answer_that_is_to_be_kept_ends_at_its_deadline_too(tmp_path: P
 
 
 @pytest.mark.parametrize("lost", [killed, pytest.param(frozen, marks=pytest.mark.nightly("another loss of a router"))])
-async def test_a_deadline_is_kept_by_the_gateway_when_the_router_is_lost(tmp_path: Path, lost: Any) -> None:
+async def test_gateway_enforces_the_deadline_when_the_router_is_lost(tmp_path: Path, lost: Any) -> None:
     """It was answered five seconds late, the log said that the caller had cancelled, and the health was fine."""
     with running_apart(tmp_path, write_config(tmp_path, fake_runner("a"))) as mesh:
         async with caller(mesh) as http:

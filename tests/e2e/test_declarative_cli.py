@@ -100,7 +100,7 @@ def _get(mesh: MeshProcess, *words: str) -> Any:
     return json.loads(out)
 
 
-def test_what_is_applied_is_created_then_unchanged_then_configured(mesh: MeshProcess) -> None:
+def test_apply_reports_created_then_unchanged_then_configured(mesh: MeshProcess) -> None:
     code, out, error = _apply(mesh, SOME_OF_EVERYTHING)
     assert (code, {line.split()[1] for line in out.splitlines()}) == (0, {"created"}), error
     code, out, _ = _apply(mesh, SOME_OF_EVERYTHING)
@@ -128,7 +128,7 @@ def test_what_is_applied_is_created_then_unchanged_then_configured(mesh: MeshPro
 
 @pytest.mark.parametrize("output", ["yaml", "json"])
 @pytest.mark.parametrize("kind", ["models", "agents", "runners", "pools", "routes"])
-def test_what_was_got_is_applied_without_a_change(mesh: MeshProcess, kind: str, output: str) -> None:
+def test_output_of_get_applies_without_a_change(mesh: MeshProcess, kind: str, output: str) -> None:
     assert _apply(mesh, SOME_OF_EVERYTHING)[0] == 0
     _, names, _ = _weft(mesh, "get", kind, "-o", "name")
     assert len(names.splitlines()) >= 2
@@ -141,7 +141,7 @@ def test_what_was_got_is_applied_without_a_change(mesh: MeshProcess, kind: str, 
 
 
 @pytest.mark.parametrize("kind", ["model", "agent", "runner", "pool", "route"])
-def test_json_of_a_real_mesh_holds_to_the_published_schemas(mesh: MeshProcess, kind: str) -> None:
+def test_json_output_of_a_real_mesh_matches_the_published_schemas(mesh: MeshProcess, kind: str) -> None:
     assert _apply(mesh, SOME_OF_EVERYTHING)[0] == 0
     Draft202012Validator(schemas()[f"{kind}-list.json"]).validate(_get(mesh, f"{kind}s"))
     code, out, _ = _weft(mesh, "events", kind, "-o", "json")

@@ -15,7 +15,7 @@ from weft_app.cli.options import EXIT_OK, EXIT_USAGE
 from weft_app.compose.home import WeftHome
 
 
-async def test_a_start_that_fails_is_shown_with_its_exit_code(tmp_path: Path) -> None:
+async def test_failed_start_is_shown_with_its_exit_code(tmp_path: Path) -> None:
     (tmp_path / "weft.yaml").write_text("runners: [{name: box, models: []}]\n")
     home = tmp_path / "home"
     code, shown, error = await run_weft("up", "-d", "--config", str(tmp_path / "weft.yaml"), home=home)
@@ -25,7 +25,7 @@ async def test_a_start_that_fails_is_shown_with_its_exit_code(tmp_path: Path) ->
     assert not WeftHome(home).is_claimed()
 
 
-async def test_the_first_key_is_shown_once_on_the_terminal_as_the_foreground_shows_it(tmp_path: Path) -> None:
+async def test_first_key_is_shown_once_on_the_terminal_like_in_the_foreground(tmp_path: Path) -> None:
     """Only the names of files were shown: the output of the mesh is no terminal, but that of the command is one."""
     home, config = tmp_path / "home", str(write_config(tmp_path, fake_runner("a")))
     options = ("--config", config, "--host", "0.0.0.0", "--port", "0", "--join-port", "0")

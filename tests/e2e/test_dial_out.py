@@ -100,9 +100,7 @@ def _traces(folder: Path, *words: bytes) -> list[tuple[Path, bytes]]:
     return [(path, word) for path in files for word in words if word in path.read_bytes()]
 
 
-async def test_a_laptop_serves_through_its_link_and_the_mesh_never_learns_how(
-    plain_mesh: MeshProcess, tmp_path: Path
-) -> None:
+async def test_laptop_serves_through_its_link_transparently(plain_mesh: MeshProcess, tmp_path: Path) -> None:
     token = (await make_token(plain_mesh.home))["token"]
     async with (
         run_fake_backend(answer_tokens=5) as backend,
@@ -130,7 +128,7 @@ async def test_a_laptop_serves_through_its_link_and_the_mesh_never_learns_how(
     assert not _traces(tmp_path / "laptop", token.encode())
 
 
-async def test_a_laptop_that_dies_mid_stream_is_known_at_once(plain_mesh: MeshProcess, tmp_path: Path) -> None:
+async def test_laptop_that_dies_mid_stream_is_detected_immediately(plain_mesh: MeshProcess, tmp_path: Path) -> None:
     async with (
         run_fake_backend(answer_tokens=0, tokens_per_second=50) as backend,
         _joined(plain_mesh, tmp_path, backend) as laptop,
@@ -150,7 +148,7 @@ async def test_a_laptop_that_dies_mid_stream_is_known_at_once(plain_mesh: MeshPr
         await backend.wait_for_state(lambda state: state.requests_cancelled == 1)
 
 
-async def test_a_laptop_that_stops_finishes_what_it_works_on(plain_mesh: MeshProcess, tmp_path: Path) -> None:
+async def test_stopping_laptop_finishes_its_running_work(plain_mesh: MeshProcess, tmp_path: Path) -> None:
     async with (
         run_fake_backend(answer_tokens=20, tokens_per_second=20) as backend,
         _joined(plain_mesh, tmp_path, backend) as laptop,
@@ -165,7 +163,7 @@ async def test_a_laptop_that_stops_finishes_what_it_works_on(plain_mesh: MeshPro
         assert await _status(plain_mesh) == INACTIVE
 
 
-async def test_a_runner_joins_once_from_one_home(plain_mesh: MeshProcess, tmp_path: Path) -> None:
+async def test_runner_joins_only_once_per_home(plain_mesh: MeshProcess, tmp_path: Path) -> None:
     async with run_fake_backend() as backend, _joined(plain_mesh, tmp_path, backend):
         again = ("http://127.0.0.1:9", "--token", "t", *laptop_server(backend.base_url))
         code, _, err = await run_weft("runner", "join", *again, home=tmp_path / "laptop")
@@ -173,7 +171,7 @@ async def test_a_runner_joins_once_from_one_home(plain_mesh: MeshProcess, tmp_pa
         assert "joined already" in err
 
 
-async def test_a_revoked_token_ends_the_command_with_the_next_step(plain_mesh: MeshProcess, tmp_path: Path) -> None:
+async def test_revoked_token_ends_the_command_with_the_next_step(plain_mesh: MeshProcess, tmp_path: Path) -> None:
     made = await make_token(plain_mesh.home)
     code, out, _ = await run_weft("runner", "token", "revoke", made["id"], home=plain_mesh.home)
     assert (code, out) == (0, f"token {made['id']} revoked\n")
@@ -201,7 +199,7 @@ async def test_a_revoked_token_ends_the_command_with_the_next_step(plain_mesh: M
         (["https://x:1", "--token", "t", "--runner", "nobody"], "--runner"),
     ],
 )
-async def test_a_wrong_call_says_what_is_wrong(arguments: list[str], message: str, tmp_path: Path) -> None:
+async def test_invalid_arguments_are_reported(arguments: list[str], message: str, tmp_path: Path) -> None:
     quiet = {"name": "quiet", "runtime": "openai_http", "models": [{"name": "m-quiet", "url": "http://127.0.0.1:1/v1"}]}
     config = write_config(tmp_path, quiet)
     code, _, err = await run_weft("runner", "join", *arguments, "--config", str(config), home=tmp_path / "home")
@@ -209,7 +207,7 @@ async def test_a_wrong_call_says_what_is_wrong(arguments: list[str], message: st
     assert message in err
 
 
-async def test_a_link_carries_everything_that_a_runner_can_do(plain_mesh: MeshProcess, tmp_path: Path) -> None:
+async def test_link_supports_every_runner_operation(plain_mesh: MeshProcess, tmp_path: Path) -> None:
     runner = fake_runner("laptop", answer_tokens=3)
     runner["models"][0]["name"] = "llama"
     config = write_config(tmp_path, runner)
@@ -244,7 +242,7 @@ async def test_a_link_carries_everything_that_a_runner_can_do(plain_mesh: MeshPr
             tail.cancel()
 
 
-async def test_what_a_page_needs_of_a_joined_runner_is_there_over_http(plain_mesh: MeshProcess, tmp_path: Path) -> None:
+async def test_http_api_has_everything_a_page_shows_of_a_joined_runner(plain_mesh: MeshProcess, tmp_path: Path) -> None:
     runner = fake_runner("desk", answer_tokens=3)
     runner["models"][0]["name"] = "llama-desk"
     config = write_config(tmp_path, runner)
@@ -283,7 +281,7 @@ async def test_what_a_page_needs_of_a_joined_runner_is_there_over_http(plain_mes
             assert (await answer.json())["kind"] == "Discovery"
 
 
-async def test_joining_with_a_pinned_certificate(tmp_path: Path) -> None:
+async def test_runner_joins_with_a_pinned_certificate(tmp_path: Path) -> None:
     config = write_config(tmp_path, relay={"listen": "0.0.0.0:0"})
     with running_mesh(tmp_path / "home", "--config", str(config)) as mesh:
         facts = relay_facts(mesh.home)
@@ -311,7 +309,7 @@ async def test_joining_with_a_pinned_certificate(tmp_path: Path) -> None:
                 await laptop.until("joined as laptop")
 
 
-async def test_joining_through_an_http2_proxy(plain_mesh: MeshProcess, tmp_path: Path) -> None:
+async def test_runner_joins_through_an_http2_proxy(plain_mesh: MeshProcess, tmp_path: Path) -> None:
     made = await make_token(plain_mesh.home)
     relay_port = int(relay_facts(plain_mesh.home)["url"].rpartition(":")[2])
     async with run_fake_backend(answer_tokens=0, tokens_per_second=30) as backend:

@@ -46,7 +46,7 @@ async def _ready(mesh: MeshProcess) -> None:
     await eventually(answers, 15.0, "llama does not answer")
 
 
-async def test_a_laptop_comes_back_to_a_mesh_that_was_killed(tmp_path: Path) -> None:
+async def test_laptop_reconnects_after_the_mesh_was_killed(tmp_path: Path) -> None:
     config = write_config(tmp_path, relay={"listen": f"127.0.0.1:{free_port()}"})
     home = tmp_path / "home"
     async with run_fake_backend() as backend:
@@ -68,7 +68,7 @@ async def test_a_laptop_comes_back_to_a_mesh_that_was_killed(tmp_path: Path) -> 
                     assert await laptop.stop() == 0
 
 
-async def test_a_token_that_is_revoked_meanwhile_keeps_the_link_and_ends_the_command_with_it(
+async def test_revoking_a_token_during_an_outage_ends_the_command_after_the_link_is_lost(
     plain_mesh: MeshProcess, tmp_path: Path
 ) -> None:
     made = await make_token(plain_mesh.home)
@@ -91,7 +91,7 @@ async def test_a_token_that_is_revoked_meanwhile_keeps_the_link_and_ends_the_com
     "flaps",
     [FLAPS, pytest.param(MANY_FLAPS, marks=pytest.mark.nightly("repeats kills, cuts or swaps of a whole mesh"))],
 )
-async def test_a_laptop_whose_link_is_up_and_down_by_turns_dials_soon_after_each_loss(
+async def test_backoff_resets_after_each_registered_session_of_a_flapping_link(
     plain_mesh: MeshProcess, tmp_path: Path, flaps: int
 ) -> None:
     """A registered session is a success: the first wait after it is a first one, however many losses there were."""

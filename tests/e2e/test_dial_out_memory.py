@@ -63,7 +63,7 @@ async def _leases(mesh: MeshProcess) -> list[dict[str, Any]]:
         return [lease for host in (await response.json())["hosts"] for lease in host["leases"]]
 
 
-async def test_a_model_of_a_joined_laptop_is_loaded_and_unloaded_by_the_registry(mesh: MeshProcess) -> None:
+async def test_registry_loads_and_unloads_a_model_on_a_joined_laptop(mesh: MeshProcess) -> None:
     for command, left in ((("load", "first"), ["first"]), (("unload", "first"), [])):
         code, out, error = await run_weft(*command, "--watch", home=mesh.home)
         assert code == 0, out + error
@@ -74,7 +74,7 @@ async def test_a_model_of_a_joined_laptop_is_loaded_and_unloaded_by_the_registry
         await eventually(is_so, SECONDS, f"after {command} the leases are not {left}")
 
 
-async def test_over_the_relay_nothing_is_done_either_without_the_registrys_permit(mesh: MeshProcess) -> None:
+async def test_relay_operations_require_a_registry_permit(mesh: MeshProcess) -> None:
     await eventually(partial(_answers, mesh, "first"), SECONDS, "first does not answer")
     (runner,) = await mesh.runners()
     forged = permit_pb2.OperationPermit(claims=b"x", mac=b"y" * 32)

@@ -47,7 +47,7 @@ def _failed(folder: Path, config: Path) -> list[Finding]:
 
 
 @pytest.mark.parametrize("case", REFUSED)
-async def test_what_up_refuses_the_doctor_refuses_in_the_same_words(tmp_path: Path, case: str) -> None:
+async def test_doctor_reports_the_same_errors_as_up(tmp_path: Path, case: str) -> None:
     config = tmp_path / "weft.yaml"
     config.write_text(yaml.safe_dump(REFUSED[case]))
     code, out, error = await run_weft("up", "--config", str(config), home=tmp_path / "home")
@@ -64,7 +64,7 @@ async def test_what_up_refuses_the_doctor_refuses_in_the_same_words(tmp_path: Pa
     )
 
 
-async def test_what_starts_has_no_failed_finding(tmp_path: Path) -> None:
+async def test_doctor_has_no_failed_finding_for_a_config_that_starts(tmp_path: Path) -> None:
     config = write_config(tmp_path, fake_runner("a"))
     assert _failed(tmp_path, config) == []
     with running_mesh(tmp_path / "home", "--config", str(config)) as mesh:

@@ -31,7 +31,7 @@ async def _until_listed(mesh: Apart, prefix: str) -> list[dict[str, Any]]:
     return found
 
 
-async def test_each_process_of_a_mesh_apart_is_listed_with_its_version(tmp_path: Path) -> None:
+async def test_doctor_lists_each_process_of_a_distributed_mesh_with_its_version(tmp_path: Path) -> None:
     with running_apart(tmp_path, write_config(tmp_path, fake_runner("a"))) as mesh:
         details = [each["detail"] for each in await _until_listed(mesh, "gateway@")]
         version = f"weft {__version__}"
@@ -41,7 +41,7 @@ async def test_each_process_of_a_mesh_apart_is_listed_with_its_version(tmp_path:
         assert details[-1] == f"one release: {__version__}"
 
 
-async def test_a_registry_whose_database_a_newer_release_has_changed_is_named(tmp_path: Path) -> None:
+async def test_doctor_names_a_registry_with_a_database_from_a_newer_release(tmp_path: Path) -> None:
     with running_apart(tmp_path, write_config(tmp_path, fake_runner("a")), ("registry", "gateway")) as mesh:
         with closing(sqlite3.connect(mesh.home / "state" / "registry.db")) as database, database:
             database.execute(f"UPDATE {SCHEMA.version_table} SET version_num = '9999'")
@@ -50,7 +50,7 @@ async def test_a_registry_whose_database_a_newer_release_has_changed_is_named(tm
         assert finding["remedy"] == "upgrade registry"
 
 
-async def test_the_process_of_up_is_listed_once(tmp_path: Path) -> None:
+async def test_doctor_lists_the_process_of_up_once(tmp_path: Path) -> None:
     config = write_config(tmp_path, fake_runner("a"))
     with running_mesh(tmp_path / "home", "--config", str(config)) as mesh:
         names = [each["detail"].partition(":")[0] for each in await _findings(mesh.home, 0)]

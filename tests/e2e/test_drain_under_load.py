@@ -25,7 +25,7 @@ def _start(mesh: MixedMesh) -> None:
     ],
     ids=lambda names: names[0],
 )
-async def test_a_process_that_is_ended_in_order_loses_no_request(tmp_path: Path, names: tuple[str, ...]) -> None:
+async def test_graceful_shutdown_of_a_process_loses_no_request(tmp_path: Path, names: tuple[str, ...]) -> None:
     with running_mixed(tmp_path) as mesh:
         await asyncio.to_thread(_start, mesh)
         async with under_load(mesh) as callers:

@@ -56,7 +56,7 @@ def _envoy(mesh: MeshProcess) -> psutil.Process:
     return process
 
 
-def test_the_public_port_is_envoys_and_the_gateway_is_on_loopback(mesh: MeshProcess) -> None:
+def test_envoy_owns_the_public_port_and_the_gateway_listens_on_loopback(mesh: MeshProcess) -> None:
     port = int(mesh.url.rpartition(":")[2])
     listening = [each.laddr for each in _envoy(mesh).net_connections("tcp") if each.status == psutil.CONN_LISTEN]
     assert {(each.ip, each.port) for each in listening} == {("127.0.0.1", port)}
@@ -84,7 +84,7 @@ ANSWERED: dict[str, tuple[str, str, dict[str, Any] | None]] = {
 
 
 @pytest.mark.parametrize("name", ANSWERED)
-async def test_it_is_answered_through_the_edge(name: str, http: aiohttp.ClientSession) -> None:
+async def test_edge_forwards_requests(name: str, http: aiohttp.ClientSession) -> None:
     method, path, body = ANSWERED[name]
     async with http.request(method, path, json=body, headers={"x-request-id": f"own-{name}"}) as answer:
         assert answer.status == 200, await answer.text()
@@ -101,15 +101,13 @@ async def test_it_is_answered_through_the_edge(name: str, http: aiohttp.ClientSe
         ("/api/chat", _body(stream=True), '"done":true'),
     ],
 )
-async def test_a_stream_comes_through_the_edge(
-    path: str, body: dict[str, Any], last: str, http: aiohttp.ClientSession
-) -> None:
+async def test_edge_forwards_a_stream(path: str, body: dict[str, Any], last: str, http: aiohttp.ClientSession) -> None:
     async with http.post(path, json=body) as answer:
         assert answer.status == 200
         assert last in await answer.text()
 
 
-async def test_events_come_one_by_one(mesh: MeshProcess, http: aiohttp.ClientSession) -> None:
+async def test_edge_does_not_buffer_events(mesh: MeshProcess, http: aiohttp.ClientSession) -> None:
     async with await mesh.backend("a") as backend:
         await backend.set_behaviour(answer_tokens=0, tokens_per_second=20)
         async with http.post(CHAT, json=_body(stream=True, max_tokens=4000)) as answer:
@@ -120,13 +118,13 @@ async def test_events_come_one_by_one(mesh: MeshProcess, http: aiohttp.ClientSes
             assert (await backend.state()).active_requests == 1
 
 
-async def test_the_event_stream_of_the_workbench_comes_through(http: aiohttp.ClientSession) -> None:
+async def test_edge_forwards_the_workbench_event_stream(http: aiohttp.ClientSession) -> None:
     async with http.get("/api/v1/watch?kinds=model") as answer:
         assert answer.status == 200, await answer.text()
         assert await asyncio.wait_for(answer.content.readline(), 10.0)
 
 
-async def test_a_file_of_20_mb_goes_in_and_out(http: aiohttp.ClientSession) -> None:
+async def test_edge_uploads_and_downloads_a_20_mb_file(http: aiohttp.ClientSession) -> None:
     content = os.urandom(20 * MEBIBYTE)
     form = aiohttp.FormData({"purpose": "user_data"})
     form.add_field("file", io.BytesIO(content), filename="large.bin")
@@ -137,7 +135,7 @@ async def test_a_file_of_20_mb_goes_in_and_out(http: aiohttp.ClientSession) -> N
         assert await answer.read() == content
 
 
-async def test_a_body_of_a_chat_above_envoys_buffers_goes_through(http: aiohttp.ClientSession) -> None:
+async def test_edge_forwards_a_chat_body_larger_than_envoy_buffers(http: aiohttp.ClientSession) -> None:
     long = json.dumps({"model": POOL, "messages": [{"role": "user", "content": "word " * 400_000}]})
     sent = io.BytesIO(long.encode())
     async with http.post(CHAT, data=sent, headers={"content-type": "application/json"}) as answer:
@@ -145,9 +143,7 @@ async def test_a_body_of_a_chat_above_envoys_buffers_goes_through(http: aiohttp.
         assert (await answer.json())["error"]["code"] == "context_length_exceeded"
 
 
-async def test_a_caller_who_hangs_up_ends_the_work_of_the_engine(
-    mesh: MeshProcess, http: aiohttp.ClientSession
-) -> None:
+async def test_client_disconnect_stops_the_engine(mesh: MeshProcess, http: aiohttp.ClientSession) -> None:
     async with await mesh.backend("a") as backend:
         await backend.set_behaviour(answer_tokens=0, tokens_per_second=50)
         answer = await http.post(CHAT, json=_body(stream=True, max_tokens=100_000))
@@ -161,7 +157,7 @@ async def test_a_caller_who_hangs_up_ends_the_work_of_the_engine(
     assert took < 20 * CANCEL_SECONDS, took
 
 
-async def test_it_is_in_the_health_of_the_mesh_and_in_the_doctors_findings(mesh: MeshProcess, tmp_path: Path) -> None:
+async def test_mesh_health_and_doctor_include_the_edge(mesh: MeshProcess, tmp_path: Path) -> None:
     code, out, err = await run_weft("status", "-o", "json", home=mesh.home)
     assert code == 0, err
     (component,) = [each for each in _components(json.loads(out)) if each["name"] == "edge"]
@@ -176,7 +172,7 @@ def _components(status: dict[str, Any]) -> list[dict[str, Any]]:
     return [component for process in status["health"] for component in process["components"]]
 
 
-async def test_an_envoy_that_is_killed_is_started_again_at_the_same_port(mesh: MeshProcess) -> None:
+async def test_killed_envoy_restarts_on_the_same_port(mesh: MeshProcess) -> None:
     killed = _envoy(mesh)
     killed.kill()
     async with aiohttp.ClientSession(mesh.url) as http:
@@ -199,7 +195,7 @@ def _new_envoy(mesh: MeshProcess) -> int | None:
     return found
 
 
-def test_no_envoy_outlives_a_mesh_that_is_killed(tmp_path: Path) -> None:
+def test_envoy_exits_when_the_mesh_is_killed(tmp_path: Path) -> None:
     config = write_config(tmp_path, fake_runner("a"))
     with running_mesh(tmp_path / "home", "--config", str(config), "--edge", "envoy") as mesh:
         envoy = _envoy(mesh)
@@ -208,7 +204,7 @@ def test_no_envoy_outlives_a_mesh_that_is_killed(tmp_path: Path) -> None:
     assert alive([envoy]) == []
 
 
-async def test_a_stop_lets_streams_end(tmp_path: Path) -> None:
+async def test_stop_lets_streams_finish(tmp_path: Path) -> None:
     config = write_config(tmp_path, fake_runner("a", tokens_per_second=10, answer_tokens=30), drain_seconds=20.0)
     with running_mesh(tmp_path / "home", "--config", str(config), "--edge", "envoy") as mesh:
         async with aiohttp.ClientSession(mesh.url) as http, http.post(CHAT, json=_body(stream=True)) as answer:
@@ -218,7 +214,7 @@ async def test_a_stop_lets_streams_end(tmp_path: Path) -> None:
         assert await asyncio.to_thread(mesh.process.wait, 30.0) == 0
 
 
-async def test_the_edge_has_the_certificate_of_the_mesh_and_takes_a_new_one(tmp_path: Path) -> None:
+async def test_edge_uses_the_mesh_certificate_and_reloads_it(tmp_path: Path) -> None:
     config = write_config(tmp_path, fake_runner("a"))
     arguments = ("--config", str(config), "--edge", "envoy", "--tls", "auto")
     with running_mesh(tmp_path / "home", *arguments) as mesh:
@@ -250,7 +246,7 @@ def _issue_anew(home: Path, folder: Path) -> None:
     EdgeCertificate(folder=folder).prepare(["another.example"], datetime.now(UTC))
 
 
-async def test_a_port_that_is_taken_is_refused_by_its_option(tmp_path: Path) -> None:
+async def test_port_in_use_is_rejected_and_error_names_the_option(tmp_path: Path) -> None:
     config = write_config(tmp_path, fake_runner("a"))
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

@@ -46,7 +46,7 @@ async def _is_ready(mesh: MeshProcess, runner: str, fault_count: int) -> bool:
     return False
 
 
-async def test_the_death_of_an_engine_is_an_event_before_the_ready_that_follows(mesh: MeshProcess) -> None:
+async def test_engine_death_emits_an_event_before_the_next_ready(mesh: MeshProcess) -> None:
     await eventually(lambda: _is_ready(mesh, "a", 0), 20.0, "not ready")
     before = len(await _events(mesh, "m-a"))
     os.kill((await mesh.describe("a")).process_id, signal.SIGKILL)
@@ -60,7 +60,7 @@ async def test_the_death_of_an_engine_is_an_event_before_the_ready_that_follows(
     assert "Last restart reason: signal SIGKILL" in described
 
 
-async def test_an_engine_that_died_for_want_of_memory_is_named_so_in_its_event(mesh: MeshProcess) -> None:
+async def test_out_of_memory_death_is_reported_in_its_event(mesh: MeshProcess) -> None:
     await eventually(lambda: _is_ready(mesh, "starved", 0), 20.0, "not ready")
     status, answer = await _ask(mesh, "m-starved")
     assert (status, "out_of_memory" in answer) == (503, True)
@@ -69,7 +69,7 @@ async def test_an_engine_that_died_for_want_of_memory_is_named_so_in_its_event(m
     assert all("signal SIGABRT" in message and "it ran out of memory (CUDA error" in message for message in died)
 
 
-async def test_an_engine_for_another_processor_says_so_wherever_a_user_looks(mesh: MeshProcess) -> None:
+async def test_engine_built_for_another_cpu_is_reported_on_every_surface(mesh: MeshProcess) -> None:
     await eventually(lambda: _is_ready(mesh, "foreign", 0), 20.0, "not ready")
     _, answer = await _ask(mesh, "m-foreign")
     assert CAUSE in answer

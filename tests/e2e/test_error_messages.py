@@ -44,7 +44,7 @@ async def _refusal(mesh: MeshProcess, *arguments: str, code: int) -> str:
     ],
     ids=lambda part: " ".join(part) if isinstance(part, tuple) else "",
 )
-async def test_every_command_names_the_unknown_model_and_the_close_one(
+async def test_every_command_reports_the_unknown_model_and_the_closest_match(
     mesh: MeshProcess, arguments: tuple[str, ...], kind: str
 ) -> None:
     assert f"there is no {kind} {DID_YOU_MEAN.removesuffix('?')}" in await _refusal(mesh, *arguments, code=3)
@@ -70,7 +70,7 @@ CHAT = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 3}
     ],
     ids=lambda part: part if isinstance(part, str) else "",
 )
-async def test_every_api_names_the_unknown_model_and_lists_the_close_ones(
+async def test_every_api_reports_the_unknown_model_and_lists_close_matches(
     mesh: MeshProcess, method: str, path: str, body: dict[str, Any] | None
 ) -> None:
     async with aiohttp.ClientSession() as http, http.request(method, f"{mesh.url}{path}", json=body) as response:

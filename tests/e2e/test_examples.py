@@ -45,22 +45,22 @@ def _program_of(section: str) -> str:
     return programs[0]
 
 
-async def test_the_openai_example_prints_an_answer(mesh: MeshProcess) -> None:
+async def test_openai_example_prints_an_answer(mesh: MeshProcess) -> None:
     assert len((await _run(mesh, str(ROOT / "examples/openai_chat.py"), mesh.url)).split()) >= 3
 
 
-async def test_the_grpc_example_prints_an_answer(mesh: MeshProcess) -> None:
+async def test_grpc_example_prints_an_answer(mesh: MeshProcess) -> None:
     assert len((await _run(mesh, str(ROOT / "examples/grpc_chat.py"))).split()) >= 3
 
 
-async def test_the_example_on_bare_stubs_prints_an_answer_and_its_receipt(mesh: MeshProcess) -> None:
+async def test_bare_stub_example_prints_an_answer_and_its_receipt(mesh: MeshProcess) -> None:
     out = await _run(mesh, str(ROOT / "examples/grpc_chat_stubs.py"), mesh.grpc)
     assert 'request_id: "example-1"' in out
     assert "OUTCOME_COMPLETED" in out
 
 
 @pytest.mark.parametrize("section", ["API", "gRPC"])
-async def test_the_first_program_of_a_section_runs_as_printed(mesh: MeshProcess, section: str) -> None:
+async def test_first_program_of_each_section_runs_as_printed(mesh: MeshProcess, section: str) -> None:
     code = _program_of(section).replace("http://127.0.0.1:8080", mesh.url)
     assert len(code.strip().splitlines()) <= 10
     assert len((await _run(mesh, "-c", code)).split()) >= 3

@@ -96,7 +96,7 @@ async def _ready_again(mesh: MeshProcess, runner: str, old_pid: int) -> int:
     return pid
 
 
-async def test_a_backend_killed_before_its_first_token_costs_the_client_nothing(pair: MeshProcess) -> None:
+async def test_backend_killed_before_its_first_token_is_invisible_to_the_client(pair: MeshProcess) -> None:
     await _configure(pair, "a", "b", prefill_seconds=1.0)
     async with aiohttp.ClientSession(headers={"X-Request-Id": "killed-early"}) as http:
         asking = asyncio.create_task(_ask(http, pair))
@@ -111,7 +111,9 @@ async def test_a_backend_killed_before_its_first_token_costs_the_client_nothing(
 
 
 @pytest.mark.parametrize("status", [400, 415, 422, 500])
-async def test_images_for_a_text_only_pool_are_the_callers_and_hurt_nobody_else(pair: MeshProcess, status: int) -> None:
+async def test_images_for_a_text_only_pool_are_a_client_error_and_eject_no_replica(
+    pair: MeshProcess, status: int
+) -> None:
     """Found by trying: they were a 502 on every replica, one of them was ejected, and an innocent request waited."""
     await _configure(pair, "a", "b", text_only_status=status)
     picture = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{b64encode(png(2, 2)).decode()}"}}
@@ -133,7 +135,7 @@ async def test_images_for_a_text_only_pool_are_the_callers_and_hurt_nobody_else(
             assert kinds[0] == "started", "nobody had to wait"
 
 
-async def test_an_answer_that_loops_is_ended_with_its_usage_on_every_surface(single: MeshProcess) -> None:
+async def test_looping_answer_is_stopped_with_usage_on_every_surface(single: MeshProcess) -> None:
     """Found by trying: it ran to the end of the context, and one that was ended had no usage."""
     # Slow enough that it is ended in mid-answer: at full speed the whole answer may be there before it is read.
     await _configure(single, "a", repeat_line="I will now look at the file again.\n", tokens_per_second=500.0)
@@ -190,7 +192,7 @@ def _text(heard: Heard) -> str:
     return "".join(choice["delta"].get("content") or "" for choice in choices)
 
 
-async def test_a_backend_killed_after_some_tokens_is_an_error_event_and_no_replay(pair: MeshProcess) -> None:
+async def test_backend_killed_after_some_tokens_yields_an_error_event_without_a_replay(pair: MeshProcess) -> None:
     await _configure(pair, "a", "b", answer_tokens=0, tokens_per_second=20)
     async with aiohttp.ClientSession(headers={"X-Request-Id": "killed-late"}) as http:
         heard: Heard = []
@@ -214,7 +216,7 @@ async def test_a_backend_killed_after_some_tokens_is_an_error_event_and_no_repla
     assert (line["outcome"], line["reason"], line["attempts"]) == ("failed", "server_died", 1)
 
 
-async def test_a_single_backend_that_dies_is_restarted_and_serves_again(single: MeshProcess) -> None:
+async def test_only_backend_restarts_and_serves_again_after_it_dies(single: MeshProcess) -> None:
     before = await single.describe("a")
     os.kill(before.process_id, signal.SIGKILL)
     await _ready_again(single, "a", before.process_id)
@@ -225,7 +227,7 @@ async def test_a_single_backend_that_dies_is_restarted_and_serves_again(single: 
         assert (await _ask(http, single))[0] == 200
 
 
-async def test_a_client_that_hangs_up_frees_the_backend_within_a_second(single: MeshProcess) -> None:
+async def test_client_disconnect_frees_the_backend_within_a_second(single: MeshProcess) -> None:
     await _configure(single, "a", answer_tokens=0, tokens_per_second=20)
     async with aiohttp.ClientSession() as http, await single.backend("a") as backend:
         before = (await backend.state()).requests_cancelled
@@ -236,7 +238,7 @@ async def test_a_client_that_hangs_up_frees_the_backend_within_a_second(single: 
         assert state.busy_slots == 0
 
 
-async def test_a_grpc_cancel_and_a_grpc_deadline_reach_the_backend(single: MeshProcess) -> None:
+async def test_grpc_cancel_and_deadline_reach_the_backend(single: MeshProcess) -> None:
     await _configure(single, "a", answer_tokens=0, tokens_per_second=20)
     async with connect_async(single.grpc) as client, await single.backend("a") as backend:
         before = (await backend.state()).requests_cancelled
@@ -261,9 +263,7 @@ async def test_a_grpc_cancel_and_a_grpc_deadline_reach_the_backend(single: MeshP
     ],
     ids=["with quick pings", "as it is"],
 )
-async def test_a_frozen_runner_is_noticed_by_the_ping_timeout_and_not_after_a_minute(
-    within: tuple[str, ...], tmp_path: Path
-) -> None:
+async def test_frozen_runner_is_detected_by_the_ping_timeout(within: tuple[str, ...], tmp_path: Path) -> None:
     """Without a ping timeout of its own, gRPC sees a SIGSTOPped peer after 60 s or never."""
     config = write_config(tmp_path, fake_runner("a", slots=1, answer_tokens=0, tokens_per_second=20), drain_seconds=0.5)
     with running_mesh(tmp_path / "home", "--config", str(config), within=within) as mesh:

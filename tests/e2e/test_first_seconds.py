@@ -72,7 +72,7 @@ async def ask(http: aiohttp.ClientSession, model: str, *, stream: bool = False) 
     [True, pytest.param(False, marks=pytest.mark.nightly("repeats a start"))],
     ids=["a new home", "a home that ran before"],
 )
-async def test_a_configured_name_is_waited_for_from_the_first_moment_and_any_other_is_refused_at_once(
+async def test_configured_model_is_awaited_during_startup_and_unknown_ones_are_rejected_immediately(
     tmp_path: Path, is_new: bool
 ) -> None:
     """They were answered with 404, and then with 503."""
@@ -105,7 +105,7 @@ async def test_a_configured_name_is_waited_for_from_the_first_moment_and_any_oth
                 assert response.status == ANSWERED
 
 
-async def test_a_model_that_its_runner_does_not_publish_is_not_promised(tmp_path: Path) -> None:
+async def test_model_its_runner_does_not_publish_returns_404(tmp_path: Path) -> None:
     port, home = free_port(), tmp_path / "home"
     runner = fake_runner("a")
     runner["models"] += [{"name": "hidden", "path": __file__, "slots": 1, "publish": False}]
@@ -117,7 +117,7 @@ async def test_a_model_that_its_runner_does_not_publish_is_not_promised(tmp_path
 
 
 @pytest.mark.nightly("restarts services again")
-async def test_a_gateway_and_a_router_that_start_again_alone_wait_for_what_the_registry_tells_them(
+async def test_restarted_gateway_and_router_wait_for_the_registry_state(
     tmp_path: Path,
 ) -> None:
     runner = fake_runner("a")

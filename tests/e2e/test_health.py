@@ -127,7 +127,7 @@ async def watched(shared_mesh: Watched) -> Watched:
     return shared_mesh
 
 
-async def test_a_mesh_without_a_fault_is_well_in_every_component(watched: Watched) -> None:
+async def test_healthy_mesh_reports_ok_for_every_component(watched: Watched) -> None:
     """The negative control of the tests below: what they see is not so without their fault."""
     for service in watched.urls:
         _, body = await watched.ask(service, "/health")
@@ -138,7 +138,7 @@ async def test_a_mesh_without_a_fault_is_well_in_every_component(watched: Watche
     assert await watched.status("registry", "liveness") == "SERVING", "weft health --live asks for it"
 
 
-async def test_a_registry_whose_store_takes_no_writes_does_not_serve_until_it_does_again(watched: Watched) -> None:
+async def test_registry_with_a_read_only_store_is_not_serving_until_writes_work(watched: Watched) -> None:
     async with watched.watch("registry", REGISTRY) as following:
         assert await following() == "SERVING"
         with unwritable(watched.process_id("registry")):
@@ -148,7 +148,7 @@ async def test_a_registry_whose_store_takes_no_writes_does_not_serve_until_it_do
         assert await following() == "SERVING"
 
 
-async def test_a_router_that_cannot_journal_places_requests_all_the_same(watched: Watched) -> None:
+async def test_router_places_requests_even_if_it_cannot_journal(watched: Watched) -> None:
     async with watched.watch("router", TASKS) as following:
         assert await following() == "SERVING"
         with unwritable(watched.process_id("router")):
@@ -177,7 +177,7 @@ async def test_services_without_a_registry_are_degraded_and_ready(watched: Watch
     await watched.until_well()
 
 
-async def test_a_router_that_has_never_seen_a_registry_does_not_serve(watched: Watched) -> None:
+async def test_router_that_never_reached_a_registry_is_not_serving(watched: Watched) -> None:
     watched.mesh.end("registry", signal.SIGKILL)
     watched.mesh.end("router", signal.SIGKILL)
     try:
@@ -194,7 +194,7 @@ async def test_a_router_that_has_never_seen_a_registry_does_not_serve(watched: W
     await watched.until_well()
 
 
-async def test_a_gateway_without_a_router_is_alive_and_not_ready(watched: Watched) -> None:
+async def test_gateway_without_a_router_is_alive_and_not_ready(watched: Watched) -> None:
     watched.mesh.end("router", signal.SIGKILL)
     try:
         await watched.until_component("gateway", "router", "down", "no_router")
@@ -206,7 +206,7 @@ async def test_a_gateway_without_a_router_is_alive_and_not_ready(watched: Watche
     await watched.until_well()
 
 
-async def test_a_runner_whose_engine_was_killed_is_degraded_and_ready(watched: Watched) -> None:
+async def test_runner_with_a_killed_engine_is_degraded_and_ready(watched: Watched) -> None:
     address = watched.address("runner-a")
     async with open_channel(address) as channel:
         stub = runner_service_pb2_grpc.RunnerServiceStub(channel)

@@ -9,7 +9,7 @@ from mesh_process import POOL, MeshProcess, fake_runner, running_mesh, write_con
 from openai import AsyncOpenAI
 
 
-async def test_a_conversation_goes_on_after_a_restart_only_for_its_tenant_and_a_cancelled_response_is_kept(
+async def test_conversation_survives_a_restart_per_tenant_and_a_cancelled_response_is_stored(
     tmp_path: Path,
 ) -> None:
     config = str(write_config(tmp_path, fake_runner("a", echo=True)))

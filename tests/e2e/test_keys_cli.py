@@ -48,7 +48,7 @@ async def principal(home: Path, text: str) -> Principal | None:
         return None
 
 
-async def test_a_key_is_printed_once_with_a_line_that_uses_it(home: Path) -> None:
+async def test_key_is_printed_once_with_a_usage_example(home: Path) -> None:
     done = weft(home, "keys", "create", "--tenant", "team-a", "--description", "Ann's notebook", "--expires", "90d")
     assert done.exit_code == 0, done.output
     text = KEY.findall(done.stdout)[0]
@@ -89,7 +89,7 @@ def created_access(role: str) -> frozenset[Access]:
 
 
 @pytest.mark.parametrize("role", KeyRole)
-async def test_a_role_is_a_set_of_scopes_and_others_can_be_added(home: Path, role: KeyRole) -> None:
+async def test_role_is_a_set_of_scopes_that_can_be_extended(home: Path, role: KeyRole) -> None:
     document = created(home, "--role", role.value)
     found = await principal(home, document["key"])
     assert found is not None
@@ -98,7 +98,7 @@ async def test_a_role_is_a_set_of_scopes_and_others_can_be_added(home: Path, rol
     assert more["scopes"] == [*scopes_of(role), "mesh:view"]
 
 
-async def test_a_rotated_key_has_two_secrets_for_a_while_and_a_revoked_one_none(home: Path) -> None:
+async def test_rotated_key_has_two_valid_secrets_temporarily_and_a_revoked_key_has_none(home: Path) -> None:
     first = weft(home, "keys", "create", "-o", "name").stdout.strip()
     assert KEY.fullmatch(first)
     key_id = first.split("_")[1]
@@ -139,7 +139,7 @@ async def test_a_rotated_key_has_two_secrets_for_a_while_and_a_revoked_one_none(
         (("revoke", "a b"), 2, "ID: "),
     ],
 )
-def test_what_is_wrong_is_refused_by_its_option(
+def test_invalid_values_are_rejected_and_error_names_the_option(
     home: Path, arguments: tuple[str, ...], exit_code: int, word: str
 ) -> None:
     before = weft(home, "keys", "list", "-o", "name").stdout
@@ -163,7 +163,7 @@ def offered(home: Path, line: str) -> list[str]:
     return done.stdout.split()
 
 
-def test_ids_of_keys_that_are_not_revoked_are_offered_after_a_tab(home: Path, tmp_path: Path) -> None:
+def test_completion_offers_ids_of_unrevoked_keys(home: Path, tmp_path: Path) -> None:
     kept, gone = created(home)["id"], created(home)["id"]
     weft(home, "keys", "revoke", gone)
     with home_gateway(home, f"unix:{home}/run/registry.sock"):

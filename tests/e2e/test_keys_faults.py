@@ -32,7 +32,7 @@ async def make_until_it_dies(home: Path, made: list[str], enough: asyncio.Event)
 
 
 @pytest.mark.nightly("kills a registry in a storm of creations")
-async def test_every_key_that_was_acknowledged_works_after_a_kill_in_the_midst_of_creations(tmp_path: Path) -> None:
+async def test_acknowledged_keys_work_after_a_kill_during_key_creation(tmp_path: Path) -> None:
     acknowledged: list[str] = []
     revoked = ""
     for _ in range(ROUNDS):
@@ -58,7 +58,7 @@ async def test_every_key_that_was_acknowledged_works_after_a_kill_in_the_midst_o
         stop_in_order(process)
 
 
-async def test_a_registry_whose_pepper_is_lost_says_what_to_do_and_changes_nothing(tmp_path: Path) -> None:
+async def test_registry_without_its_pepper_reports_the_fix_and_changes_nothing(tmp_path: Path) -> None:
     with serving_registry(tmp_path) as process:
         text = weft(tmp_path, "keys", "create", "-o", "name").stdout.strip()
         stop_in_order(process)

@@ -43,7 +43,7 @@ async def ask(mesh: MeshProcess, key: str | None, path: str = "/v1/chat/completi
         return answer.status, await answer.json()
 
 
-async def test_a_key_works_from_the_moment_it_is_printed_until_the_moment_it_is_revoked(mesh: MeshProcess) -> None:
+async def test_key_works_from_creation_until_revocation(mesh: MeshProcess) -> None:
     assert (await ask(mesh, None))[0] == 401
     key = new_key(mesh, "--tenant", "ann")
     assert (await ask(mesh, key))[0] == 200
@@ -51,7 +51,7 @@ async def test_a_key_works_from_the_moment_it_is_printed_until_the_moment_it_is_
     assert (await ask(mesh, key))[0] == 401
 
 
-async def test_the_receipt_and_the_log_line_say_whose_request_it_was_and_another_tenant_does_not_see_it(
+async def test_receipt_and_log_identify_the_caller_and_other_tenants_cannot_see_the_request(
     mesh: MeshProcess,
 ) -> None:
     ann, bob = new_key(mesh, "--tenant", "ann"), new_key(mesh, "--tenant", "bob")
@@ -69,7 +69,7 @@ async def test_the_receipt_and_the_log_line_say_whose_request_it_was_and_another
     assert (line["tenant"], line["caller"]) == ("ann", f"key:{ann.split('_')[1]}")
 
 
-async def test_over_grpc_a_port_asks_for_keys_and_the_socket_of_this_user_does_not(mesh: MeshProcess) -> None:
+async def test_grpc_port_requires_keys_and_the_users_socket_does_not(mesh: MeshProcess) -> None:
     key = new_key(mesh)
     with connect(home=mesh.home) as local:
         assert list(local.chat("m-box", "hi", timeout=20.0))

@@ -35,7 +35,7 @@ async def _lines(mesh: MeshProcess, request_id: str) -> list[tuple[str, str]]:
     return [(line["service"], line["event"]) for line in map(json.loads, out.splitlines())]
 
 
-async def test_the_status_of_a_mesh_has_the_health_of_its_processes(mesh: MeshProcess) -> None:
+async def test_mesh_status_includes_process_health(mesh: MeshProcess) -> None:
     async def is_well() -> bool:
         return "Health:       ok" in await _weft(mesh, "status")
 
@@ -47,7 +47,7 @@ async def test_the_status_of_a_mesh_has_the_health_of_its_processes(mesh: MeshPr
     assert names == [{"event_loop", "store", "fleet_view", "journal"}, {"event_loop", "engines", "registry"}]
 
 
-async def test_a_level_changes_what_a_request_leaves_in_the_logs_and_is_audited(mesh: MeshProcess) -> None:
+async def test_log_level_change_affects_request_logs_and_is_audited(mesh: MeshProcess) -> None:
     await _chat(mesh, "req-quiet")
     assert await _lines(mesh, "req-quiet") == [("host", "request")], "the control: without it there is one line"
     assert (await _weft(mesh, "log-level", "runner/a", "debug", "--for", "5m")).startswith("runner/a: info -> debug un")
@@ -70,7 +70,7 @@ async def test_a_level_changes_what_a_request_leaves_in_the_logs_and_is_audited(
     assert found == [("runner/a", "debug"), ("mesh", "debug"), ("runner/a", "info"), ("mesh", "info")]
 
 
-async def test_what_a_killed_process_leaves_behind_is_said_not_to_answer(mesh: MeshProcess) -> None:
+async def test_files_left_by_a_killed_process_are_reported_as_not_answering(mesh: MeshProcess) -> None:
     stale = Path(mesh.home) / "run" / "runner-gone.sock"
     stale.touch()
     try:

@@ -36,7 +36,7 @@ def _pieces(stream: openai.Stream[openai.types.chat.ChatCompletionChunk]) -> lis
     return [choice.delta.content for chunk in stream for choice in chunk.choices if choice.delta.content]
 
 
-async def test_a_real_model_is_served_over_the_kill_of_its_engine_and_of_the_mesh(tmp_path: Path) -> None:
+async def test_real_model_survives_the_kill_of_its_engine_and_of_the_mesh(tmp_path: Path) -> None:
     home = tmp_path / "home"
     # The kill of the mesh follows at once, and a killed router loses what it has not written yet.
     config = tmp_path / "weft.yaml"

@@ -44,7 +44,7 @@ def mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MeshProcess]:
             yield mesh
 
 
-def test_the_python_client_has_all_three(mesh: MeshProcess) -> None:
+def test_python_client_supports_images_transcription_and_speech(mesh: MeshProcess) -> None:
     with connect(mesh.grpc) as client:
         kinds = [
             event.WhichOneof("event") for event in client.stream_images("painter", "a cat", partial_images=1, count=2)
@@ -67,7 +67,7 @@ def test_the_python_client_has_all_three(mesh: MeshProcess) -> None:
     assert parts[-1].receipt.model == "voice"
 
 
-async def test_a_detached_request_is_a_task_whose_result_is_fetched(mesh: MeshProcess, tmp_path: Path) -> None:
+async def test_detached_request_is_a_task_with_a_fetchable_result(mesh: MeshProcess, tmp_path: Path) -> None:
     recording, picture, sound = tmp_path / "talk.wav", tmp_path / "cat.png", tmp_path / "hello.wav"
     recording.write_bytes(b"0123456789")
 

@@ -74,7 +74,7 @@ class Caller:
         return ended["result"]
 
 
-async def test_files_go_in_and_come_out_over_http(tmp_path: Path) -> None:
+async def test_media_tasks_read_and_write_files_over_http(tmp_path: Path) -> None:
     async with run_fake_backend(offers=OFFERS) as backend:
         with _serving(tmp_path, backend.base_url) as mesh, httpx2.Client(base_url=mesh.url, timeout=30) as client:
             caller = Caller(client)
@@ -114,7 +114,7 @@ async def test_files_go_in_and_come_out_over_http(tmp_path: Path) -> None:
             assert httpx2.get(live["data"][0]["url"]).content.startswith(b"\x89PNG")
 
 
-async def test_live_requests_are_journaled_like_chats_and_a_batch_makes_images_and_hears_files(tmp_path: Path) -> None:
+async def test_live_media_requests_are_journaled_and_batches_run_images_and_transcriptions(tmp_path: Path) -> None:
     async with run_fake_backend(offers=OFFERS) as backend:
         with _serving(tmp_path, backend.base_url) as mesh, httpx2.Client(base_url=mesh.url, timeout=30) as client:
             caller = Caller(client)

@@ -66,7 +66,7 @@ async def mesh(shared_mesh: MeshProcess) -> MeshProcess:
     return shared_mesh
 
 
-async def test_a_request_for_the_model_that_has_no_room_has_the_idle_one_give_way(mesh: MeshProcess) -> None:
+async def test_request_evicts_the_idle_model_if_memory_is_full(mesh: MeshProcess) -> None:
     assert [lease["purpose"] for lease in await leases(mesh)] == ["first"]
     assert (await processes(mesh))["first"]["memoryBytes"] == MODEL_MB * MIB
     for model, other in (("second", "first"), ("first", "second")):
@@ -78,7 +78,7 @@ async def test_a_request_for_the_model_that_has_no_room_has_the_idle_one_give_wa
         assert states == {model: "ready", other: "hibernating"}
 
 
-async def test_a_pinned_model_does_not_give_way_and_the_other_says_who_holds_the_memory(mesh: MeshProcess) -> None:
+async def test_pinned_model_is_not_evicted_and_the_waiting_load_names_it(mesh: MeshProcess) -> None:
     code, _, error = await run_weft("load", "first", "--pin", home=mesh.home)
     assert code == 0, error
     loading = asyncio.create_task(run_weft("load", "second", "--watch", home=mesh.home))
@@ -96,7 +96,7 @@ async def test_a_pinned_model_does_not_give_way_and_the_other_says_who_holds_the
     assert (await processes(mesh))["second"]["state"] == "hibernating"
 
 
-async def test_a_model_is_loaded_with_other_settings_for_this_once(mesh: MeshProcess) -> None:
+async def test_model_loads_once_with_overridden_settings(mesh: MeshProcess) -> None:
     assert (await processes(mesh))["first"]["contextTokens"] == 2048
     code, out, error = await run_weft("load", "first", "--ctx", "512", "--set", "slots=1", home=mesh.home)
     assert code == 0, error
@@ -111,7 +111,7 @@ async def test_a_model_is_loaded_with_other_settings_for_this_once(mesh: MeshPro
     assert (await processes(mesh))["first"]["contextTokens"] == 2048
 
 
-async def test_a_model_that_can_never_fit_is_refused_with_the_figures_and_told_when_the_mesh_is_up(
+async def test_model_that_can_never_fit_is_rejected_with_figures_and_reported_at_startup(
     tmp_path: Path,
 ) -> None:
     runner = fake_runner("box", pool="")
@@ -127,7 +127,7 @@ async def test_a_model_that_can_never_fit_is_refused_with_the_figures_and_told_w
         assert await leases(mesh) == []
 
 
-async def test_what_was_done_is_in_the_audit_and_the_audit_is_whole(mesh: MeshProcess) -> None:
+async def test_operations_are_audited_and_the_audit_chain_is_intact(mesh: MeshProcess) -> None:
     async def counted() -> tuple[int, int]:
         _, out, _ = await run_weft("audit", "list", "-o", "json", home=mesh.home)
         events = [entry["event"] for entry in json.loads(out)["items"]]
@@ -143,7 +143,7 @@ async def test_what_was_done_is_in_the_audit_and_the_audit_is_whole(mesh: MeshPr
     assert (await run_weft("audit", "verify", home=mesh.home))[0] == 0
 
 
-async def test_a_runner_killed_with_its_model_gives_the_memory_back_and_loads_again(mesh: MeshProcess) -> None:
+async def test_killed_runner_frees_its_memory_and_reloads_its_model(mesh: MeshProcess) -> None:
     (before,) = await leases(mesh)
     os.kill(mesh.facts["pids"]["runners"]["box"], signal.SIGKILL)
 
@@ -155,7 +155,7 @@ async def test_a_runner_killed_with_its_model_gives_the_memory_back_and_loads_ag
     assert (await ask(mesh, "second"))[0] == 200
 
 
-async def test_a_loaded_model_is_not_deleted_and_a_forced_delete_gives_its_memory_to_the_next(
+async def test_loaded_model_needs_force_to_be_deleted_and_frees_its_memory(
     mesh: MeshProcess,
 ) -> None:
     code, out, error = await run_weft("delete", "model", "first", home=mesh.home)

@@ -54,7 +54,7 @@ def counted(usage: dict[str, Any]) -> tuple[int, int, int]:
     return usage["prompt_tokens"], usage["prompt_tokens_details"]["cached_tokens"], usage["completion_tokens"]
 
 
-async def test_a_server_that_is_a_mesh_is_named_as_one_by_the_start_and_the_doctor(
+async def test_start_and_doctor_recognize_a_server_that_is_a_mesh(
     tmp_path: Path, config: Path, mesh: MeshProcess
 ) -> None:
     """The start said that it does not answer, or lists no models; the doctor that it is to be started."""
@@ -67,7 +67,7 @@ async def test_a_server_that_is_a_mesh_is_named_as_one_by_the_start_and_the_doct
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
-def test_the_usage_of_a_model_of_another_mesh_is_what_that_mesh_counts(
+def test_usage_of_a_remote_mesh_model_matches_that_mesh(
     mesh: MeshProcess, upstream: MeshProcess, *, stream: bool
 ) -> None:
     text = "count the words of this rather long prompt, " * 20 + str(stream)

@@ -74,9 +74,7 @@ def _sdk(mesh: MeshProcess) -> anthropic.AsyncAnthropic:
     return anthropic.AsyncAnthropic(base_url=mesh.url, api_key="unused", max_retries=0)
 
 
-async def test_the_sdk_gets_text_and_the_usage_of_the_providers_cache(
-    mesh: MeshProcess, provider: MessagesProvider
-) -> None:
+async def test_sdk_receives_text_and_provider_cache_usage(mesh: MeshProcess, provider: MessagesProvider) -> None:
     async with _sdk(mesh) as sdk:
         message = await sdk.messages.create(
             model=MODEL,
@@ -98,7 +96,7 @@ async def test_the_sdk_gets_text_and_the_usage_of_the_providers_cache(
     assert "authorization" not in provider.headers[-1]
 
 
-async def test_tools_thinking_and_marks_go_out_and_come_back_in_a_stream(
+async def test_tools_thinking_and_cache_marks_round_trip_in_a_stream(
     mesh: MeshProcess, provider: MessagesProvider
 ) -> None:
     call = tool_block("toolu_1", "look", '{"at":', '"it"}')
@@ -151,9 +149,7 @@ async def test_tools_thinking_and_marks_go_out_and_come_back_in_a_stream(
     )
 
 
-async def test_thinking_whose_text_was_changed_is_refused_by_the_provider(
-    mesh: MeshProcess, provider: MessagesProvider
-) -> None:
+async def test_provider_rejects_modified_thinking(mesh: MeshProcess, provider: MessagesProvider) -> None:
     """The control of the signatures above."""
     thought = {"type": "thinking", "thinking": "Something else.", "signature": signature_of("Hm.")}
     said = {"role": "assistant", "content": [thought, {"type": "text", "text": "Yes."}]}

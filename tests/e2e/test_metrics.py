@@ -72,7 +72,7 @@ def scraped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scraped]:
         yield Scraped(mesh, asyncio.run(_page(f"{mesh.url}/metrics")))
 
 
-def test_the_reference_lists_every_metric_of_a_mesh_and_no_other(scraped: Scraped) -> None:
+def test_reference_lists_exactly_the_metrics_of_a_mesh(scraped: Scraped) -> None:
     of_runner_apis = {each.name for each in metrics_of(RUNNER_API.read_text("utf-8"))}
     found = exposed(scraped.page)
     assert len(found) > 60
@@ -80,7 +80,7 @@ def test_the_reference_lists_every_metric_of_a_mesh_and_no_other(scraped: Scrape
     assert documented() - found == of_runner_apis, "these are in the reference, and not on the page of a mesh"
 
 
-def test_a_request_is_on_the_page_of_the_mesh_with_its_runner_and_its_engine(scraped: Scraped) -> None:
+def test_mesh_metrics_page_has_the_request_with_runner_and_engine(scraped: Scraped) -> None:
     [labels] = _values(scraped.page, "gen_ai_server_request_duration_seconds_count")
     assert "gen_ai_request_model=m-a" in labels
     assert _values(scraped.page, "weft_runner_slots") == {"model=m-a,runner=a": 4.0}
@@ -93,7 +93,7 @@ def test_a_request_is_on_the_page_of_the_mesh_with_its_runner_and_its_engine(scr
     assert "a secret" not in scraped.page
 
 
-def test_a_sampled_request_leaves_its_trace_id_where_openmetrics_is_accepted(scraped: Scraped) -> None:
+def test_sampled_request_exports_its_trace_id_if_openmetrics_is_accepted(scraped: Scraped) -> None:
     page = asyncio.run(_page(f"{scraped.mesh.url}/metrics", OPENMETRICS))
     exemplars = {
         family.name: sample.exemplar.labels["trace_id"]
@@ -104,7 +104,7 @@ def test_a_sampled_request_leaves_its_trace_id_where_openmetrics_is_accepted(scr
     assert exemplars["gen_ai_server_request_duration_seconds"] == TRACE
 
 
-def test_each_service_apart_has_a_page_where_it_is_asked_for(tmp_path: Path) -> None:
+def test_each_separate_service_serves_metrics_if_configured(tmp_path: Path) -> None:
     config = write_config(tmp_path, fake_runner("a", answer_tokens=1))
     own = {
         "registry": set[str](),

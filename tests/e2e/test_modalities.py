@@ -50,7 +50,7 @@ def chat(model: str, **changes: Any) -> dict[str, Any]:
     return {"model": model, "messages": [{"role": "user", "content": content}], "max_tokens": 5, **changes}
 
 
-async def test_images_for_a_pool_go_to_its_model_that_takes_them(mesh: MeshProcess) -> None:
+async def test_images_for_a_pool_are_sent_to_its_vision_model(mesh: MeshProcess) -> None:
     for number in range(REQUESTS):
         status, _ = await post(mesh, "/v1/chat/completions", chat("mixed"), f"seen-{number}")
         assert status == 200
@@ -70,7 +70,7 @@ async def test_images_for_a_pool_go_to_its_model_that_takes_them(mesh: MeshProce
     ],
     ids=["an image", "a tool", "thinking", "a response", "a message", "a task", "a language"],
 )
-async def test_what_no_model_of_a_pool_takes_is_refused_at_once_on_every_surface(
+async def test_input_no_model_of_the_pool_accepts_is_rejected_immediately_on_every_surface(
     path: str, body: dict[str, Any], mesh: MeshProcess
 ) -> None:
     status, answer = await post(mesh, path, body)
@@ -79,7 +79,7 @@ async def test_what_no_model_of_a_pool_takes_is_refused_at_once_on_every_surface
     assert not (await mesh.describe("alone")).requests, "the runner was never asked"
 
 
-async def test_every_view_of_a_model_shows_the_same_abilities(mesh: MeshProcess) -> None:
+async def test_every_view_of_a_model_shows_the_same_capabilities(mesh: MeshProcess) -> None:
     async with aiohttp.ClientSession() as http:
         shown = [await (await http.get(f"{mesh.url}/v1/admin/models/{name}")).json() for name in ("text", "mixed")]
         listed = await (await http.get(f"{mesh.url}/v1/models/text")).json()

@@ -84,7 +84,7 @@ def stub(mesh: MeshProcess) -> Iterator["InferenceServiceStub"]:
         yield inference_service_pb2_grpc.InferenceServiceStub(channel)
 
 
-def test_a_model_says_which_operations_it_offers(http: httpx2.Client) -> None:
+def test_model_lists_its_operations(http: httpx2.Client) -> None:
     models = _offers(http)
     assert models["all"] == EVERYTHING
     assert models["plain"] == ["chat", "completion", "embedding"]
@@ -92,7 +92,7 @@ def test_a_model_says_which_operations_it_offers(http: httpx2.Client) -> None:
     assert models["busy"] == ["chat", "completion", "embedding", "tokenize"]
 
 
-def test_a_server_that_weft_starts_ranks_where_its_flags_say_so(http: httpx2.Client) -> None:
+def test_managed_server_reranks_if_its_flags_enable_it(http: httpx2.Client) -> None:
     answer = http.post("/rerank", json={"model": "ranker", "query": "grey cat", "documents": DOCUMENTS})
     assert [result["index"] for result in answer.json()["results"]] == [1, 2, 0]
 
@@ -106,7 +106,7 @@ def test_tokens_are_counted_while_the_only_slot_is_busy(http: httpx2.Client, sdk
     stream.close()
 
 
-def test_all_of_it_is_there_over_grpc_as_well(stub: "InferenceServiceStub") -> None:
+def test_grpc_supports_rerank_tokenize_images_and_audio(stub: "InferenceServiceStub") -> None:
     ranked = stub.Rerank(
         pb.RerankRequest(model="all", payload=rerank_pb2.RerankPayload(query="grey cat", documents=DOCUMENTS)),
         timeout=10,

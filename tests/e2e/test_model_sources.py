@@ -52,7 +52,7 @@ async def _instance(mesh: MeshProcess) -> InstanceState | None:
     return instances[0] if instances else None
 
 
-async def test_a_pull_is_the_progress_of_the_load_and_its_files_are_used(hub: ModelHub, tmp_path: Path) -> None:
+async def test_load_progress_includes_the_pull_and_uses_its_files(hub: ModelHub, tmp_path: Path) -> None:
     hub.faults.chunk_seconds = 0.3
     with running_mesh(tmp_path / "home", "--config", _config(tmp_path, start_asleep=True)) as mesh:
         assert hub.sent_bytes == 0
@@ -78,9 +78,7 @@ async def test_a_pull_is_the_progress_of_the_load_and_its_files_are_used(hub: Mo
     assert lines
 
 
-def test_two_models_of_one_source_pull_it_once_and_are_served_without_the_hub_at_the_next_start(
-    hub: ModelHub, tmp_path: Path
-) -> None:
+def test_models_with_one_source_pull_it_once_and_restart_without_the_hub(hub: ModelHub, tmp_path: Path) -> None:
     hub.faults.chunk_seconds = 0.02
     with running_mesh(tmp_path / "home", "--config", _config(tmp_path, replicas=2)) as mesh:
         assert _chat(mesh.url, NAME)

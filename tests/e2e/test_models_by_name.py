@@ -68,9 +68,7 @@ async def _engines(mesh: MeshProcess) -> list[int]:
 
 
 @pytest.mark.real
-async def test_a_model_of_a_hub_is_loaded_by_its_id_and_outlives_kills_and_restarts(
-    hub: ModelHub, tmp_path: Path
-) -> None:
+async def test_hub_model_loads_by_id_and_survives_kills_and_restarts(hub: ModelHub, tmp_path: Path) -> None:
     config = _config(tmp_path)
     with running_mesh(tmp_path / "home", "--config", config) as mesh:
         code, said, _ = await run_weft("load", SOURCE, "--ctx", "512", home=mesh.home)

@@ -37,7 +37,7 @@ def _can_connect(place: Place, address: str, port: int) -> bool:
     return subprocess.run(command, capture_output=True, check=False).returncode == 0
 
 
-async def test_a_laptop_behind_nat_serves_the_mesh(tmp_path: Path) -> None:
+async def test_laptop_behind_nat_serves_the_mesh(tmp_path: Path) -> None:
     with nat_world() as world:
         (tmp_path / "mesh").mkdir()
         config = write_config(tmp_path / "mesh", relay={"listen": f"{MESH_ADDRESS}:0"})

@@ -90,7 +90,7 @@ def _weft(mesh: MeshProcess, *arguments: str, stdin: str = "", **environment: st
 
 
 @pytest.mark.slow("starts a mesh")
-def test_commands_and_the_http_api_have_it(mesh: MeshProcess, tmp_path: Path) -> None:
+def test_new_kind_works_in_commands_and_the_http_api(mesh: MeshProcess, tmp_path: Path) -> None:
     assert _weft(mesh, "apply", "-f", "-", stdin=SQUAD) == "dataset/squad created\n"
     header, row = _weft(mesh, "get", "datasets").splitlines()
     assert header.split() == ["NAME", "MODEL", "URL", "AGE"]
@@ -117,7 +117,7 @@ def test_commands_and_the_http_api_have_it(mesh: MeshProcess, tmp_path: Path) ->
 
 
 @pytest.mark.slow("writes the reference")
-def test_the_reference_has_it(tree: Path) -> None:
+def test_reference_includes_the_new_kind(tree: Path) -> None:
     environment = os.environ | {"PYTHONPATH": f"{tree}:{tree / 'docs' / 'site'}"}
     program = "from reference_pages.field_tables import page; print(page())"
     command = [sys.executable, "-c", program]

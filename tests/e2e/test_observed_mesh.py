@@ -19,7 +19,7 @@ def observed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Observed]:
         yield observed
 
 
-async def test_every_selector_of_the_dashboards_and_alerts_has_a_series(observed: Observed) -> None:
+async def test_every_dashboard_and_alert_selector_matches_a_series(observed: Observed) -> None:
     expressions = asked_expressions()
     before = unmatched(expressions, series_of(await _page(observed)))
     assert before, "a mesh that has done nothing has a series for everything: the check can see nothing"

@@ -15,7 +15,7 @@ UP = ("up", "-d", "--no-demo", "--discover", "no", "--port", "0")
 
 
 @pytest.mark.parametrize("name", ["pct%20", "hash#1", "q?x", "ü"])
-async def test_commands_find_a_mesh_whose_home_has_characters_of_urls(tmp_path: Path, name: str) -> None:
+async def test_commands_find_a_mesh_if_its_home_contains_url_characters(tmp_path: Path, name: str) -> None:
     """'%' was refused as in use; with '#' and '?' the start hung, and no command found the mesh."""
     home = tmp_path / name
     code, _, error = await run_weft(*UP, home=home)
@@ -30,7 +30,7 @@ async def test_commands_find_a_mesh_whose_home_has_characters_of_urls(tmp_path: 
 
 
 @pytest.mark.parametrize("shell", ['"$@" >&-', '"$@" > /dev/full', '"$@" <&- >&- 2>&-', 'cd gone; rmdir ../gone; "$@"'])
-async def test_a_mesh_starts_in_the_background_whatever_it_inherits(tmp_path: Path, shell: str) -> None:
+async def test_mesh_starts_in_the_background_with_any_inherited_environment(tmp_path: Path, shell: str) -> None:
     """It ended with a traceback; with a full disk behind stdout the mesh ran on, and the command failed."""
     home = tmp_path / "home"
     (tmp_path / "gone").mkdir()
@@ -48,7 +48,7 @@ async def test_a_mesh_starts_in_the_background_whatever_it_inherits(tmp_path: Pa
     assert code == EXIT_OK, error
 
 
-async def test_logs_go_on_in_a_new_file_after_the_old_one_was_moved_away(tmp_path: Path) -> None:
+async def test_logs_continue_in_a_new_file_after_rotation(tmp_path: Path) -> None:
     """They went to the moved file, and `weft logs` had no lines."""
     home = tmp_path / "home"
     code, _, error = await run_weft(*UP, home=home)

@@ -17,7 +17,7 @@ _UNMOVED = ("audit", "verdict", "responses", "inputs", "contents")
 
 @pytest.mark.nightly("a second release")
 @pytest.mark.parametrize("release", RELEASES, ids=lambda folder: folder.name)
-def test_a_mesh_shows_all_that_the_databases_of_an_earlier_release_hold(release: Path, tmp_path: Path) -> None:
+def test_mesh_shows_everything_from_databases_of_an_earlier_release(release: Path, tmp_path: Path) -> None:
     kept = json.loads((release / "shown.json").read_text())
     passed = int(time.time()) - kept["seconds"]
     home = tmp_path / "home"
@@ -53,7 +53,7 @@ def later(value: Any, seconds: int, name: str = "") -> Any:
     return moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S") + (f".{fraction}" if fraction else "Z")
 
 
-def test_the_databases_hold_something_of_each_kind() -> None:
+def test_sample_databases_contain_every_kind() -> None:
     for release in RELEASES:
         held = json.loads((release / "shown.json").read_text())["shown"]
         assert all(held.values())

@@ -140,7 +140,7 @@ async def ann(edge: Edge) -> AsyncIterator[Publisher]:
     await edge.until_lost("ann")
 
 
-async def test_a_publishers_chunks_arrive_one_by_one(edge: Edge, ann: Publisher) -> None:
+async def test_publisher_chunks_are_delivered_one_by_one(edge: Edge, ann: Publisher) -> None:
     async with edge.chat("ann-model", max_tokens=7) as answer:
         task = await ann.next_task()
         assert (task["operation"], task["path"], task["stream"]) == ("chat", "/v1/chat/completions", True)
@@ -153,7 +153,7 @@ async def test_a_publishers_chunks_arrive_one_by_one(edge: Edge, ann: Publisher)
         assert await answer.event() == {}
 
 
-async def test_the_mesh_shows_a_publisher_as_a_runner_with_the_runtime_http(edge: Edge, ann: Publisher) -> None:
+async def test_mesh_shows_a_publisher_as_a_runner_with_the_http_runtime(edge: Edge, ann: Publisher) -> None:
     assert ann.secret
     code, out, err = await run_weft("get", "runners", "-o", "json", home=edge.mesh.home)
     assert code == 0, err
@@ -163,7 +163,7 @@ async def test_the_mesh_shows_a_publisher_as_a_runner_with_the_runtime_http(edge
     assert [(each["model"], each["slotsTotal"]) for each in seen["instances"]] == [("ann-model", 2)]
 
 
-async def test_the_receipt_names_the_publisher_as_the_runner(edge: Edge, ann: Publisher) -> None:
+async def test_receipt_lists_the_publisher_as_the_runner(edge: Edge, ann: Publisher) -> None:
     asked = asyncio.create_task(edge.whole("ann-model"))
     await ann.say(await ann.next_task(), "hello")
     status, body, request_id = await asked
@@ -173,7 +173,7 @@ async def test_the_receipt_names_the_publisher_as_the_runner(edge: Edge, ann: Pu
     assert line["left_premises"] is False
 
 
-async def test_lines_of_one_post_arrive_as_they_are_sent(edge: Edge, ann: Publisher) -> None:
+async def test_lines_of_one_post_are_delivered_as_sent(edge: Edge, ann: Publisher) -> None:
     said: asyncio.Queue[str] = asyncio.Queue()
 
     async def lines() -> AsyncIterator[bytes]:
@@ -193,7 +193,7 @@ async def test_lines_of_one_post_arrive_as_they_are_sent(edge: Edge, ann: Publis
         assert (await posting)[0] == 204
 
 
-async def test_a_post_that_breaks_off_ends_its_task(edge: Edge, ann: Publisher) -> None:
+async def test_interrupted_post_ends_its_task(edge: Edge, ann: Publisher) -> None:
     begun = asyncio.Event()
 
     async def lines() -> AsyncIterator[bytes]:
@@ -212,7 +212,7 @@ async def test_a_post_that_breaks_off_ends_its_task(edge: Edge, ann: Publisher) 
     assert "broke off" in failed["message"]
 
 
-async def test_a_post_that_stays_open_ends_when_the_caller_leaves(edge: Edge, ann: Publisher) -> None:
+async def test_open_post_ends_when_the_caller_disconnects(edge: Edge, ann: Publisher) -> None:
     async def lines() -> AsyncIterator[bytes]:
         yield json.dumps(text_chunk("begun")).encode() + b"\n"
         await asyncio.sleep(LIMIT_SECONDS)
@@ -228,7 +228,7 @@ async def test_a_post_that_stays_open_ends_when_the_caller_leaves(edge: Edge, an
     assert (status, body["error"]["code"]) == (404, "not_found")
 
 
-async def test_a_whole_answer_serves_a_caller_that_streams(edge: Edge, ann: Publisher) -> None:
+async def test_unary_answer_is_streamed_to_a_streaming_caller(edge: Edge, ann: Publisher) -> None:
     message = {"role": "assistant", "content": "all at once"}
     body = {"object": "chat.completion", "choices": [{"index": 0, "message": message, "finish_reason": "stop"}]}
     async with edge.chat("ann-model") as answer:
@@ -237,7 +237,7 @@ async def test_a_whole_answer_serves_a_caller_that_streams(edge: Edge, ann: Publ
         assert await answer.event() == {}
 
 
-async def test_a_caller_that_leaves_is_cancelled_at_the_publisher(edge: Edge, ann: Publisher) -> None:
+async def test_caller_disconnect_is_cancelled_at_the_publisher(edge: Edge, ann: Publisher) -> None:
     async with edge.chat("ann-model") as answer:
         task = await ann.next_task()
         await ann.result(task, text_chunk("begun"))
@@ -250,7 +250,7 @@ async def test_a_caller_that_leaves_is_cancelled_at_the_publisher(edge: Edge, an
     assert (status, body["error"]["code"]) == (404, "not_found")
 
 
-async def test_a_refusal_of_the_publisher_is_the_callers(edge: Edge, ann: Publisher) -> None:
+async def test_publisher_4xx_is_returned_to_the_caller(edge: Edge, ann: Publisher) -> None:
     asked = asyncio.create_task(edge.whole("ann-model"))
     await ann.result(await ann.next_task(), {"error": "no such voice", "status": 400})
     status, body, _ = await asked
@@ -258,7 +258,7 @@ async def test_a_refusal_of_the_publisher_is_the_callers(edge: Edge, ann: Publis
     assert "no such voice" in body["error"]["message"]
 
 
-async def test_a_chunk_that_is_too_long_ends_its_task_alone(edge: Edge, ann: Publisher) -> None:
+async def test_oversized_chunk_ends_only_its_task(edge: Edge, ann: Publisher) -> None:
     async with edge.chat("ann-model") as answer, edge.chat("ann-model") as other:
         first, second = await ann.next_task(), await ann.next_task()
         await ann.result(first, text_chunk("a"))
@@ -275,7 +275,7 @@ async def test_a_chunk_that_is_too_long_ends_its_task_alone(edge: Edge, ann: Pub
         assert "max_chunk_bytes" in failed["message"]
 
 
-async def test_an_endless_line_is_cut_off(edge: Edge, ann: Publisher) -> None:
+async def test_endless_line_is_cut_off(edge: Edge, ann: Publisher) -> None:
     async def endless() -> AsyncIterator[bytes]:
         while True:
             yield b"x" * 1024
@@ -292,7 +292,7 @@ async def test_an_endless_line_is_cut_off(edge: Edge, ann: Publisher) -> None:
     assert (status, body["error"]["code"]) == (502, "backend_protocol_error")
 
 
-async def test_an_answer_over_its_limit_ends_its_task(edge: Edge, ann: Publisher) -> None:
+async def test_answer_over_the_size_limit_ends_its_task(edge: Edge, ann: Publisher) -> None:
     async with edge.chat("ann-model") as answer:
         task = await ann.next_task()
         while (status := await ann.result(task, text_chunk(secrets.token_hex(1500)))) == 204:
@@ -303,7 +303,7 @@ async def test_an_answer_over_its_limit_ends_its_task(edge: Edge, ann: Publisher
         assert "publishers.max_answer_bytes" in event["error"]["message"]
 
 
-async def test_a_result_that_is_no_json_ends_its_task(edge: Edge, ann: Publisher) -> None:
+async def test_non_json_result_ends_its_task(edge: Edge, ann: Publisher) -> None:
     asked = asyncio.create_task(edge.whole("ann-model"))
     task = await ann.next_task()
     status, body = await ann.post(f"tasks/{task['task']}/result", b"{nonsense")
@@ -312,7 +312,7 @@ async def test_a_result_that_is_no_json_ends_its_task(edge: Edge, ann: Publisher
     assert (status, body["error"]["code"]) == (502, "backend_protocol_error")
 
 
-async def test_a_publisher_that_hangs_up_is_lost_and_its_begun_answer_ends(edge: Edge) -> None:
+async def test_publisher_that_disconnects_is_lost_and_its_started_answer_ends(edge: Edge) -> None:
     async with edge.publishing("bob", model("bob-model")) as bob:
         await edge.until_ready("bob")
         async with edge.chat("bob-model") as answer:
@@ -342,7 +342,7 @@ async def test_two_publishers_of_a_pool_share_its_requests(edge: Edge) -> None:
         assert answers == {"from one", "from two"}
 
 
-async def test_kill_9_of_a_publisher_before_its_answer_moves_the_request_to_another(edge: Edge) -> None:
+async def test_request_fails_over_if_a_publisher_is_killed_before_its_answer(edge: Edge) -> None:
     with publisher_process(edge.url, edge.token, "victim", "m-victim", "--pool", "backed", "--pause", "60") as process:
         await edge.until_ready("victim")
         asked = asyncio.create_task(edge.whole("backed"))
@@ -358,7 +358,7 @@ async def test_kill_9_of_a_publisher_before_its_answer_moves_the_request_to_anot
     await edge.until_lost("victim")
 
 
-async def test_kill_9_of_a_publisher_in_mid_stream_is_an_explicit_error(edge: Edge) -> None:
+async def test_killing_a_publisher_mid_stream_returns_an_explicit_error(edge: Edge) -> None:
     with publisher_process(edge.url, edge.token, "victim", "m-victim", "--chunks", "3", "--pause", "60") as process:
         await edge.until_ready("victim")
         async with edge.chat("m-victim") as answer:
@@ -374,7 +374,7 @@ async def _until_end(answer: Answer) -> AsyncIterator[dict[str, Any]]:
         yield event
 
 
-async def test_a_wrong_token_registers_nothing(edge: Edge) -> None:
+async def test_wrong_token_registers_nothing(edge: Edge) -> None:
     async with edge.publishing() as bob:
         assert await bob.register("bob", model("bob-model"), token="wjt_wrong_token") == 401
         assert bob.facts["error"]["code"] == "unauthenticated"
@@ -382,7 +382,7 @@ async def test_a_wrong_token_registers_nothing(edge: Edge) -> None:
         assert status == 401
 
 
-async def test_a_session_is_nobody_elses(edge: Edge, ann: Publisher) -> None:
+async def test_session_is_unusable_with_another_token(edge: Edge, ann: Publisher) -> None:
     asked = asyncio.create_task(edge.whole("ann-model"))
     task = await ann.next_task()
     async with edge.publishing("eve", model("eve-model")) as eve:
@@ -400,7 +400,7 @@ async def test_a_session_is_nobody_elses(edge: Edge, ann: Publisher) -> None:
     assert (await asked)[1]["choices"][0]["message"]["content"] == "mine"
 
 
-async def test_a_name_in_use_is_refused_and_its_own_publisher_takes_over(edge: Edge, ann: Publisher) -> None:
+async def test_name_in_use_is_rejected_unless_its_own_publisher_takes_over(edge: Edge, ann: Publisher) -> None:
     async with edge.publishing() as eve:
         assert await eve.register("ann", model("eve-model")) == 409
         assert eve.facts["error"]["code"] == "already_exists"
@@ -420,7 +420,7 @@ async def test_a_name_in_use_is_refused_and_its_own_publisher_takes_over(edge: E
     assert (await asked)[0] == 200
 
 
-async def test_a_publisher_comes_back_to_a_mesh_that_was_killed(tmp_path: Path) -> None:
+async def test_publisher_reconnects_after_the_mesh_was_killed(tmp_path: Path) -> None:
     config = write_config(tmp_path, relay={"listen": "127.0.0.1:0"}, publishers=LIMITS)
     with running_mesh(tmp_path / "home", "--config", str(config)) as mesh:
         first = Edge(mesh, (await make_token(mesh.home))["token"])
@@ -446,7 +446,7 @@ async def test_a_publisher_comes_back_to_a_mesh_that_was_killed(tmp_path: Path) 
             assert (await asked)[1]["choices"][0]["message"]["content"] == "back"
 
 
-async def test_a_router_that_stops_lets_the_answer_of_a_publisher_end_whole(tmp_path: Path) -> None:
+async def test_stopping_router_lets_a_publisher_answer_finish(tmp_path: Path) -> None:
     port = free_port()
     limits = {**LIMITS, "listen": f"127.0.0.1:{port}"}
     config = write_config(tmp_path, relay={"listen": "127.0.0.1:0"}, publishers=limits, drain_seconds=LIMIT_SECONDS)
@@ -477,7 +477,7 @@ async def test_a_router_that_stops_lets_the_answer_of_a_publisher_end_whole(tmp_
             await bob.hang_up()
 
 
-async def test_off_loopback_publishers_register_by_the_relays_certificate(tmp_path: Path) -> None:
+async def test_publishers_off_loopback_register_with_the_relay_certificate(tmp_path: Path) -> None:
     config = write_config(tmp_path, relay={"listen": "127.0.0.1:0"}, publishers={**LIMITS, "listen": "0.0.0.0:0"})
     with running_mesh(tmp_path / "home", "--config", str(config)) as mesh:
         found = Edge(mesh, (await make_token(mesh.home))["token"])
@@ -508,7 +508,7 @@ async def test_off_loopback_publishers_register_by_the_relays_certificate(tmp_pa
         ({"name": "bob", "models": [{"name": "m", "operations": ["fly"]}]}, "operations"),
     ],
 )
-async def test_a_registration_that_is_not_valid_names_what_is_wrong(
+async def test_invalid_registration_error_names_the_problem(
     edge: Edge, registration: dict[str, Any], field: str
 ) -> None:
     async with edge.publishing() as bob:
@@ -517,7 +517,7 @@ async def test_a_registration_that_is_not_valid_names_what_is_wrong(
         assert field in body["error"]["message"]
 
 
-async def test_one_publisher_too_many_is_refused(edge: Edge) -> None:
+async def test_publisher_over_the_limit_is_rejected(edge: Edge) -> None:
     async with aiohttp.ClientSession() as http:
         publishers = [Publisher(http, edge.url, edge.token) for _ in range(7)]
         statuses = []
@@ -540,7 +540,7 @@ async def _has_ended(publisher: Publisher) -> bool:
     return (await publisher.post("heartbeat"))[0] == 404
 
 
-async def test_a_publisher_that_leaves_ends_its_task_first(edge: Edge) -> None:
+async def test_deregistering_publisher_finishes_its_task_first(edge: Edge) -> None:
     async with edge.publishing("bob", model("bob-model")) as bob:
         await edge.until_ready("bob")
         asked = asyncio.create_task(edge.whole("bob-model"))
@@ -559,7 +559,7 @@ async def test_a_publisher_that_leaves_ends_its_task_first(edge: Edge) -> None:
         await edge.until_lost("bob")
 
 
-async def test_a_publisher_gives_embeddings_and_scores(edge: Edge) -> None:
+async def test_publisher_serves_embeddings_and_scores(edge: Edge) -> None:
     served = model("bob-model", operations=["embedding", "rerank"])
     async with edge.publishing("bob", served) as bob, aiohttp.ClientSession() as http:
         await edge.until_ready("bob")
@@ -615,7 +615,7 @@ def node_publisher(edge: Edge, *arguments: str) -> Iterator[subprocess.Popen[str
 
 
 @needs_node
-async def test_the_publisher_in_node_serves_streams_and_leaves(edge: Edge) -> None:
+async def test_node_publisher_serves_streams_and_deregisters(edge: Edge) -> None:
     with node_publisher(edge, "--pause-ms", "20") as process:
         await edge.until_ready("noddy")
         messages = [{"role": "user", "content": "hello to the mesh"}]
@@ -638,7 +638,7 @@ async def test_the_publisher_in_node_serves_streams_and_leaves(edge: Edge) -> No
 
 @pytest.mark.nightly("loses a publisher again")
 @needs_node
-async def test_the_publisher_in_node_passes_a_server_on_and_registers_again_after_a_loss(edge: Edge) -> None:
+async def test_node_publisher_proxies_a_server_and_reregisters_after_a_loss(edge: Edge) -> None:
     async with run_fake_backend(answer_tokens=5) as backend:
         with node_publisher(edge, "--url", backend.base_url) as process:
             await edge.until_ready("noddy")
@@ -658,7 +658,7 @@ async def test_the_publisher_in_node_passes_a_server_on_and_registers_again_afte
 
 @pytest.mark.nightly("every promise again, of another runner")
 @needs_node
-async def test_the_publisher_in_node_honours_what_every_runner_must(edge: Edge) -> None:
+async def test_node_publisher_passes_runner_conformance(edge: Edge) -> None:
     async with run_fake_backend(answer_tokens=0, tokens_per_second=200, prefill_seconds=0.2) as backend:
         with node_publisher(edge, "--url", backend.base_url):
             await edge.until_ready("noddy")

@@ -41,7 +41,7 @@ def _ask(client: openai.OpenAI, **options: object) -> openai.types.chat.ChatComp
     )
 
 
-def test_a_chat_answers_with_words_and_counts_its_tokens(client: openai.OpenAI) -> None:
+def test_chat_answers_with_text_and_counts_tokens(client: openai.OpenAI) -> None:
     answer = _ask(client, max_tokens=24)
     assert answer.choices[0].finish_reason == "length"
     assert len(re.findall(r"[A-Za-z]{2,}", answer.choices[0].message.content or "")) >= 3
@@ -59,7 +59,7 @@ def test_a_chat_answers_with_words_and_counts_its_tokens(client: openai.OpenAI) 
     ],
     ids=["a question", "with a system prompt and characters of several bytes"],
 )
-def test_tokens_are_as_many_as_the_model_counts_itself(client: openai.OpenAI, about: dict[str, object]) -> None:
+def test_token_counts_match_the_model(client: openai.OpenAI, about: dict[str, object]) -> None:
     asked = {"model": DEMO_MODEL, "messages": PROMPT, **about}
     counted = client.post("/tokenize", cast_to=object, body=asked)
     assert isinstance(counted, dict)
@@ -68,7 +68,7 @@ def test_tokens_are_as_many_as_the_model_counts_itself(client: openai.OpenAI, ab
     assert counted["count"] == len(counted["tokens"]) == answer["usage"]["prompt_tokens"] > 10
 
 
-def test_the_tokens_of_a_text_are_those_of_its_vectors_and_make_the_text_again(client: openai.OpenAI) -> None:
+def test_tokenize_matches_embedding_tokens_and_detokenizes_to_the_text(client: openai.OpenAI) -> None:
     text = "The sea is wide, and naïve foxes 🦊 swim in it."
     counted = client.post("/tokenize", cast_to=object, body={"model": DEMO_MODEL, "content": text, "with_pieces": True})
     assert isinstance(counted, dict)
@@ -80,7 +80,7 @@ def test_the_tokens_of_a_text_are_those_of_its_vectors_and_make_the_text_again(c
     assert counted["count"] == vectors.usage.prompt_tokens
 
 
-def test_a_stream_comes_in_pieces_that_make_the_answer(client: openai.OpenAI) -> None:
+def test_stream_chunks_concatenate_to_the_answer(client: openai.OpenAI) -> None:
     with client.chat.completions.stream(
         model=DEMO_MODEL,
         messages=[{"role": "user", "content": PROMPT[0]["content"]}],
@@ -98,14 +98,14 @@ def test_a_stream_comes_in_pieces_that_make_the_answer(client: openai.OpenAI) ->
     assert len(pieces) <= 24
 
 
-def test_a_stop_string_ends_the_answer_before_itself(client: openai.OpenAI) -> None:
+def test_stop_string_ends_the_answer_and_is_excluded(client: openai.OpenAI) -> None:
     only = {"grammar": 'root ::= "waves come and go"'}
     assert _ask(client, max_tokens=24, extra_body=only).choices[0].message.content == "waves come and go"
     stopped = _ask(client, max_tokens=24, extra_body=only, stop=["and"]).choices[0]
     assert (stopped.message.content, stopped.finish_reason) == ("waves come ", "stop")
 
 
-def test_logprobs_come_with_alternatives(client: openai.OpenAI) -> None:
+def test_logprobs_include_alternatives(client: openai.OpenAI) -> None:
     logprobs = _ask(client, max_tokens=4, logprobs=True, top_logprobs=3).choices[0].logprobs
     assert logprobs is not None
     assert logprobs.content is not None
@@ -113,7 +113,7 @@ def test_logprobs_come_with_alternatives(client: openai.OpenAI) -> None:
     assert all(token.logprob <= 0 and len(token.top_logprobs) == 3 for token in logprobs.content)
 
 
-def test_a_json_schema_is_kept(client: openai.OpenAI) -> None:
+def test_json_schema_is_enforced(client: openai.OpenAI) -> None:
     schema = {
         "type": "object",
         "properties": {"name": {"type": "string", "maxLength": 20}, "age": {"type": "integer"}},
@@ -130,7 +130,7 @@ def test_a_json_schema_is_kept(client: openai.OpenAI) -> None:
     assert isinstance(document["age"], int)
 
 
-def test_a_text_completion_and_embeddings_work_on_the_same_model(client: openai.OpenAI) -> None:
+def test_text_completions_and_embeddings_work_on_the_same_model(client: openai.OpenAI) -> None:
     prompt = "The capital of France is"
     completion = client.completions.create(model=DEMO_MODEL, prompt=prompt, max_tokens=5, extra_body=WITHOUT_END)
     assert completion.choices[0].text
@@ -143,7 +143,7 @@ def test_a_text_completion_and_embeddings_work_on_the_same_model(client: openai.
     assert floats == pytest.approx(vectors[0].embedding, abs=1e-4)
 
 
-def test_grpc_talks_to_the_inference_service_directly(mesh: MeshProcess) -> None:
+def test_grpc_client_calls_the_inference_service_directly(mesh: MeshProcess) -> None:
     with connect(mesh.grpc) as client:
         events = list(client.chat(DEMO_MODEL, PROMPT, max_tokens=16, timeout=60.0, extra_parameters=ENDLESS))
         vectors = client.embed(DEMO_MODEL, ["a", "b"], timeout=60.0)
@@ -161,7 +161,7 @@ def test_grpc_talks_to_the_inference_service_directly(mesh: MeshProcess) -> None
     assert [len(vector) for vector in vectors] == [576, 576]
 
 
-async def test_the_command_line_shows_and_uses_the_mesh(mesh: MeshProcess) -> None:
+async def test_cli_shows_and_uses_the_mesh(mesh: MeshProcess) -> None:
     home = mesh.home
     shortly = ("--max-tokens", "16", "--temperature", "0")
     code, out, err = await run_weft("chat", DEMO_MODEL, "-m", QUESTION, *shortly, home=home)
@@ -184,7 +184,7 @@ async def test_the_command_line_shows_and_uses_the_mesh(mesh: MeshProcess) -> No
     assert {finding["check"] for finding in json.loads(out)["items"]} >= {"platform", "home", "models", "port"}
 
 
-async def test_the_demo_command_goes_up_chats_and_goes_down(tmp_path: Path) -> None:
+async def test_demo_command_starts_chats_and_stops(tmp_path: Path) -> None:
     code, out, err = await run_weft("demo", "--max-tokens", "8", home=tmp_path)
     assert code == 0, err
     assert "ok: up, chat, down" in out

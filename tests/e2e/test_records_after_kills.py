@@ -89,7 +89,7 @@ async def until_written(home: Path, *, ended: int, under_way: int) -> None:
     await eventually(is_written, WAIT_SECONDS, "the records are not written")
 
 
-async def test_records_figures_clients_and_accounts_are_there_after_a_router_was_killed(tmp_path: Path) -> None:
+async def test_records_metrics_clients_and_accounts_survive_a_router_kill(tmp_path: Path) -> None:
     config = write_config(tmp_path, fake_runner("a", tokens_per_second=200.0, answer_tokens=0), router=QUICK)
     with running_apart(tmp_path, config) as mesh:
         async with aiohttp.ClientSession(mesh.url) as http:

@@ -56,7 +56,7 @@ needs_mounts = pytest.mark.skipif(not _can_mount(), reason="no mount namespaces 
 
 @needs_mounts
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
-async def test_a_read_only_home_is_one_sentence(tmp_path: Path, command: list[str]) -> None:
+async def test_read_only_home_fails_with_one_sentence(tmp_path: Path, command: list[str]) -> None:
     home = tmp_path / "home"
     for folder in ("run", "state", "logs"):
         (home / folder).mkdir(parents=True)
@@ -81,7 +81,7 @@ def _small_disk() -> None:
     ],
     ids=["up", "registry", "router"],
 )
-async def test_a_disk_that_is_full_before_the_database_is_made_is_one_sentence(
+async def test_disk_full_before_database_creation_fails_with_one_sentence(
     tmp_path: Path, command: list[str], owner: str
 ) -> None:
     home = tmp_path / "home"
@@ -92,7 +92,7 @@ async def test_a_disk_that_is_full_before_the_database_is_made_is_one_sentence(
     assert code == FAILED
 
 
-async def test_a_log_that_cannot_be_opened_is_one_sentence(tmp_path: Path) -> None:
+async def test_unopenable_log_fails_with_one_sentence(tmp_path: Path) -> None:
     home = tmp_path / "home"
     (home / "logs" / "registry.log").mkdir(parents=True)
     code, lines = await _start(["serve", "registry"], home)

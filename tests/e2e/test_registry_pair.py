@@ -81,7 +81,7 @@ def refusal(member: Member) -> tuple[Reason, str]:
     return error.reason, error.metadata.get("address", "")
 
 
-def test_a_standby_serves_nothing_names_the_owner_and_takes_over_when_it_is_killed(pair: Pair) -> None:
+def test_standby_does_not_serve_but_points_to_the_owner_and_takes_over_when_it_is_killed(pair: Pair) -> None:
     first, second = pair.members
     make_token(first, "before")
     until(lambda: refusal(second) == (Reason.REGISTRY_STANDBY, first.address))
@@ -98,7 +98,7 @@ def test_a_standby_serves_nothing_names_the_owner_and_takes_over_when_it_is_kill
 
 
 @pytest.mark.nightly("freezes and cuts an owner of the database")
-def test_a_frozen_owner_is_replaced_and_neither_writes_nor_serves_when_it_goes_on(
+def test_frozen_owner_is_replaced_and_neither_writes_nor_serves_after_resuming(
     pair: Pair, postgres: PostgresServer, postgres_database: str
 ) -> None:
     first, second = pair.members
@@ -121,7 +121,7 @@ def test_a_frozen_owner_is_replaced_and_neither_writes_nor_serves_when_it_goes_o
     assert tokens(second) == ["after", "before"]
 
 
-async def test_status_and_doctor_say_who_owns_the_database_and_who_waits(pair: Pair, tmp_path: Path) -> None:
+async def test_status_and_doctor_show_the_database_owner_and_the_standby(pair: Pair, tmp_path: Path) -> None:
     first, second = pair.members
     until(lambda: refusal(second) == (Reason.REGISTRY_STANDBY, first.address))
 
@@ -138,7 +138,7 @@ async def test_status_and_doctor_say_who_owns_the_database_and_who_waits(pair: P
 
 
 @pytest.mark.nightly("another end of an owner")
-async def test_commands_on_the_host_of_a_standby_go_on_to_the_owner(pair: Pair) -> None:
+async def test_commands_on_a_standby_host_are_forwarded_to_the_owner(pair: Pair) -> None:
     first, second = pair.members
     known = second.home / "run" / "registry.owner"
     until(lambda: known.exists() and known.read_text() == first.address)
@@ -153,7 +153,7 @@ async def test_commands_on_the_host_of_a_standby_go_on_to_the_owner(pair: Pair) 
     assert not known.exists()
 
 
-def test_a_standby_needs_the_pepper_that_keys_were_made_with(pair: Pair, tmp_path: Path, postgres_url: str) -> None:
+def test_standby_requires_the_pepper_used_for_existing_keys(pair: Pair, tmp_path: Path, postgres_url: str) -> None:
     owner = pair.members[0]
     with grpc.insecure_channel(owner.address) as channel:
         stub = key_service_pb2_grpc.KeyServiceStub(channel)
@@ -173,7 +173,7 @@ def test_a_standby_needs_the_pepper_that_keys_were_made_with(pair: Pair, tmp_pat
 
 
 @pytest.mark.nightly("freezes and cuts an owner of the database")
-def test_an_owner_that_is_cut_off_from_the_database_answers_nothing_once_it_was_replaced(
+def test_replaced_owner_without_a_database_connection_answers_nothing(
     tmp_path: Path, postgres: PostgresServer, postgres_database: str, postgres_url: str
 ) -> None:
     with (
@@ -200,7 +200,7 @@ def test_an_owner_that_is_cut_off_from_the_database_answers_nothing_once_it_was_
 
 
 @pytest.mark.nightly("freezes and cuts an owner of the database")
-def test_a_postgres_that_crashes_leaves_one_owner_with_everything_that_was_acknowledged(
+def test_postgres_crash_leaves_one_owner_with_all_acknowledged_writes(
     pair: Pair, postgres: PostgresServer, postgres_database: str
 ) -> None:
     make_token(pair.members[0], "before")

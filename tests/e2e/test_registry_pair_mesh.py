@@ -118,7 +118,7 @@ async def chat(http: aiohttp.ClientSession, mesh: Apart, tokens: int, started: a
     return [json.loads(line) for line in lines[:-1]]
 
 
-async def test_an_owner_that_is_killed_costs_no_stream_no_runner_and_no_operation(mesh: Apart, pair: Pair) -> None:
+async def test_killing_the_owner_loses_no_stream_runner_or_operation(mesh: Apart, pair: Pair) -> None:
     first, second = pair.members
     async with aiohttp.ClientSession() as http:
         await ready(http, mesh)
@@ -150,7 +150,7 @@ async def test_an_owner_that_is_killed_costs_no_stream_no_runner_and_no_operatio
         await calls.channel.close()
 
 
-async def test_an_owner_that_is_frozen_costs_no_stream_no_runner_and_no_operation(mesh: Apart, pair: Pair) -> None:
+async def test_freezing_the_owner_loses_no_stream_runner_or_operation(mesh: Apart, pair: Pair) -> None:
     first, second = pair.members
     async with aiohttp.ClientSession() as http:
         await ready(http, mesh)

@@ -126,7 +126,7 @@ async def mesh(running: Reloadable) -> Reloadable:
 
 
 @pytest.mark.nightly("repeats reloads")
-async def test_a_stream_on_an_unchanged_model_goes_on_through_ten_reloads(mesh: Reloadable) -> None:
+async def test_stream_on_an_unchanged_model_survives_ten_reloads(mesh: Reloadable) -> None:
     tokens = 800
     steady = _runner("box", _model("steady"), command=_slow_command())
     mesh.write(steady)
@@ -148,7 +148,7 @@ def _slow_command() -> list[str]:
     return list(_runner("box", command=fake_runner("x", answer_tokens=1000, tokens_per_second=8)["command"])["command"])
 
 
-async def test_a_changed_model_finishes_its_requests_and_comes_back_with_its_settings(mesh: Reloadable) -> None:
+async def test_changed_model_finishes_its_requests_and_restarts_with_new_settings(mesh: Reloadable) -> None:
     assert await mesh.ask("steady") == 200
     before = await mesh.instances()
     async with mesh.stream("other", 100) as answer:
@@ -169,7 +169,7 @@ async def test_a_changed_model_finishes_its_requests_and_comes_back_with_its_set
 
 
 @pytest.mark.nightly("swaps models in a reload")
-async def test_a_changed_model_that_does_not_fit_beside_the_old_one_is_loaded_after_it(tmp_path: Path) -> None:
+async def test_changed_model_that_does_not_fit_beside_the_old_one_loads_after_it(tmp_path: Path) -> None:
     """Both were in memory until the old one was idle, or the new one took the memory of other models."""
     device = {"nvidia": False, "declared": [{"name": "card", "memory_mb": 4096}]}
 
@@ -198,7 +198,7 @@ async def test_a_changed_model_that_does_not_fit_beside_the_old_one_is_loaded_af
         assert not psutil.pid_exists(before["big"]["pid"])
 
 
-async def test_what_is_taken_out_of_the_file_is_out_of_the_mesh_at_once(mesh: Reloadable) -> None:
+async def test_removed_config_entries_leave_the_mesh_immediately(mesh: Reloadable) -> None:
     mesh.write(BOX, _runner("guest", _model("visitor", pool="guests")))
     await mesh.reload()
     assert await mesh.ask("visitor") == 200
@@ -216,7 +216,7 @@ async def test_what_is_taken_out_of_the_file_is_out_of_the_mesh_at_once(mesh: Re
     assert await mesh.ask("visitor") == 404
 
 
-async def test_servers_that_were_attached_to_a_runner_that_the_file_lost_are_named(mesh: Reloadable) -> None:
+async def test_reload_lists_servers_attached_to_a_removed_runner(mesh: Reloadable) -> None:
     """They were gone without a word; the next start alone said so."""
     mesh.write(BOX, _runner("guest", _model("visitor")))
     await mesh.reload()
@@ -232,7 +232,7 @@ async def test_servers_that_were_attached_to_a_runner_that_the_file_lost_are_nam
     assert said not in (await mesh.reload())["notes"], "said once, by the reload that loses it"
 
 
-async def test_a_running_request_of_a_model_that_is_taken_out_is_finished(mesh: Reloadable) -> None:
+async def test_running_request_of_a_removed_model_finishes(mesh: Reloadable) -> None:
     async with mesh.stream("other", 60) as answer:
         mesh.write({**BOX, "models": [_model("steady")]})
         found = await mesh.reload()
@@ -241,7 +241,7 @@ async def test_a_running_request_of_a_model_that_is_taken_out_is_finished(mesh: 
     assert len(answer.result()) == 60
 
 
-async def test_a_hangup_signal_reloads(mesh: Reloadable) -> None:
+async def test_sighup_reloads(mesh: Reloadable) -> None:
     mesh.write({**BOX, "models": [_model("steady"), _model("other"), _model("third")]})
     mesh.mesh.process.send_signal(signal.SIGHUP)
 
@@ -251,7 +251,7 @@ async def test_a_hangup_signal_reloads(mesh: Reloadable) -> None:
     await _until(has_come)
 
 
-async def test_a_wrong_file_says_all_its_errors_and_changes_nothing(mesh: Reloadable) -> None:
+async def test_invalid_file_reports_all_errors_and_changes_nothing(mesh: Reloadable) -> None:
     before = await mesh.instances()
     wrong = {**BOX, "models": [_model("steady", slots=0), _model("late", pool="box")], "max_request": 3}
     mesh.write(wrong, prot=1)
@@ -277,7 +277,7 @@ async def test_a_wrong_file_says_all_its_errors_and_changes_nothing(mesh: Reload
     await _until(is_back)
 
 
-async def test_an_empty_or_missing_file_changes_nothing(mesh: Reloadable) -> None:
+async def test_empty_or_missing_file_changes_nothing(mesh: Reloadable) -> None:
     path = mesh.folder / "weft.yaml"
     path.write_text("")
     code, _, error = await mesh.weft("reload")
@@ -288,7 +288,7 @@ async def test_an_empty_or_missing_file_changes_nothing(mesh: Reloadable) -> Non
     assert await mesh.names() == ["other", "steady"]
 
 
-async def test_limits_are_in_force_at_once_and_a_port_is_named_as_waiting(mesh: Reloadable) -> None:
+async def test_limits_apply_immediately_and_a_changed_port_is_reported_as_pending(mesh: Reloadable) -> None:
     assert await mesh.ask("steady", "limited") == 200
     limits = {"rate_limits": {"tenants": {"limited": ["1req/hour"]}}}
     async with mesh.stream("steady", 100) as answer:
@@ -307,7 +307,7 @@ async def test_limits_are_in_force_at_once_and_a_port_is_named_as_waiting(mesh: 
     assert [(each["name"], each["effect"]) for each in again] == [("grpc_port", "mesh_restart")], "it still waits"
 
 
-async def test_aliases_of_the_file_come_change_and_go_with_a_reload(mesh: Reloadable) -> None:
+async def test_config_aliases_are_added_changed_and_removed_by_a_reload(mesh: Reloadable) -> None:
     async def reload(*aliases: dict[str, str]) -> list[str]:
         mesh.write(BOX, **({"registry": {"aliases": list(aliases)}} if aliases else {}))
         return [f"{each['name']} {each['effect']}" for each in (await mesh.reload())["changes"]]
@@ -332,7 +332,7 @@ async def test_aliases_of_the_file_come_change_and_go_with_a_reload(mesh: Reload
     assert await mesh.ask("late") == 404
 
 
-async def test_a_runner_with_other_settings_is_started_again_and_requests_wait_for_it(mesh: Reloadable) -> None:
+async def test_runner_with_changed_settings_restarts_while_requests_wait(mesh: Reloadable) -> None:
     async with mesh.stream("steady", 60) as answer:
         mesh.write({**BOX, "max_requests": 7})
         reloading = asyncio.create_task(mesh.reload())
@@ -348,7 +348,7 @@ async def test_a_runner_with_other_settings_is_started_again_and_requests_wait_f
 
 
 @pytest.mark.nightly("kills a mesh in a reload")
-async def test_a_mesh_killed_in_the_middle_of_a_reload_starts_as_its_file_says(tmp_path: Path) -> None:
+async def test_mesh_killed_during_a_reload_starts_with_the_file_config(tmp_path: Path) -> None:
     path = write_config(tmp_path, BOX, _runner("guest", _model("visitor")))
     home = tmp_path / "home"
     with running_mesh(home, "--config", str(path)) as host:
@@ -373,7 +373,7 @@ async def test_a_mesh_killed_in_the_middle_of_a_reload_starts_as_its_file_says(t
         assert await mesh.ask("third") == 200
 
 
-async def test_a_watched_file_is_reloaded_when_it_changes(tmp_path: Path) -> None:
+async def test_watched_file_is_reloaded_when_it_changes(tmp_path: Path) -> None:
     path = write_config(tmp_path, _runner("box", _model("steady")))
     with running_mesh(tmp_path / "home", "--config", str(path), "--watch") as host:
         mesh = Reloadable(host, tmp_path)
@@ -391,7 +391,7 @@ async def test_a_watched_file_is_reloaded_when_it_changes(tmp_path: Path) -> Non
         assert (code, f"Config:       {path}" in out) == (0, True), (out, error)
 
 
-async def test_a_restart_takes_what_a_reload_cannot_and_keeps_the_process_id(tmp_path: Path) -> None:
+async def test_restart_applies_what_a_reload_cannot_and_keeps_the_pid(tmp_path: Path) -> None:
     path, home = write_config(tmp_path, BOX), tmp_path / "home"
     # The process starts itself again by its own command line: it must be the one that was typed.
     with running_mesh(home, "--config", str(path), weft=COLD_WEFT) as host:

@@ -124,7 +124,7 @@ def _untouched(provider: CountingProvider) -> bool:
     return (provider.connection_count, provider.byte_count) == (0, 0)
 
 
-async def test_without_allow_remote_a_providers_model_is_refused_and_sent_no_byte(
+async def test_provider_model_is_rejected_without_allow_remote_and_sends_no_byte(
     mesh: MeshProcess, provider: CountingProvider
 ) -> None:
     answer = await _ask(mesh, CLOUD)
@@ -144,7 +144,7 @@ async def test_without_allow_remote_a_providers_model_is_refused_and_sent_no_byt
         ("/v1/embeddings", {"model": CLOUD, "input": "words"}),
     ],
 )
-async def test_by_no_way_in_does_a_request_without_a_permit_get_out(
+async def test_no_entry_point_sends_a_request_out_without_a_permit(
     mesh: MeshProcess, provider: CountingProvider, path: str, body: dict[str, Any]
 ) -> None:
     chat = {"messages": [{"role": "user", "content": "Count."}]} if "chat" in path else {}
@@ -153,7 +153,7 @@ async def test_by_no_way_in_does_a_request_without_a_permit_get_out(
     assert _untouched(provider)
 
 
-async def test_over_grpc_a_request_needs_the_same_permit(mesh: MeshProcess, provider: CountingProvider) -> None:
+async def test_grpc_requests_need_the_same_permit(mesh: MeshProcess, provider: CountingProvider) -> None:
     async with connect_async(mesh.grpc) as client:
         with pytest.raises(WeftError) as refused:
             assert [piece async for piece in client.chat(CLOUD, "Count.")] == []
@@ -163,7 +163,7 @@ async def test_over_grpc_a_request_needs_the_same_permit(mesh: MeshProcess, prov
         assert len(provider.requests) == 1
 
 
-async def test_with_allow_remote_it_answers_and_the_receipt_says_that_it_left(
+async def test_allow_remote_request_is_answered_and_its_receipt_reports_remote_use(
     mesh: MeshProcess, provider: CountingProvider
 ) -> None:
     answer = await _ask(mesh, CLOUD, allow_remote=True)
@@ -177,7 +177,7 @@ async def test_with_allow_remote_it_answers_and_the_receipt_says_that_it_left(
     assert "allow_remote" not in request.body
 
 
-async def test_a_tenant_that_never_leaves_stays_whatever_its_requests_say(
+async def test_local_only_tenant_stays_local_regardless_of_request_options(
     mesh: MeshProcess, provider: CountingProvider
 ) -> None:
     refused = await _ask(mesh, CLOUD, tenant="house", allow_remote=True)
@@ -187,7 +187,7 @@ async def test_a_tenant_that_never_leaves_stays_whatever_its_requests_say(
     assert len(provider.requests) == 1
 
 
-async def test_a_route_whose_local_model_breaks_stays_at_home_without_a_permit(
+async def test_route_with_a_broken_local_model_stays_local_without_a_permit(
     mesh: MeshProcess, provider: CountingProvider
 ) -> None:
     async with _broken_local(mesh):
@@ -197,7 +197,7 @@ async def test_a_route_whose_local_model_breaks_stays_at_home_without_a_permit(
     await _until_local_answers(mesh)
 
 
-async def test_with_the_guard_up_a_route_falls_back_to_nobody_off_the_premises(
+async def test_route_does_not_fall_back_to_a_remote_provider_when_the_guard_is_on(
     mesh: MeshProcess, provider: CountingProvider
 ) -> None:
     await _set_guard(mesh, allows_fallback=False)
@@ -212,7 +212,7 @@ async def test_with_the_guard_up_a_route_falls_back_to_nobody_off_the_premises(
     await _until_local_answers(mesh)
 
 
-async def test_with_the_guard_down_and_a_permit_a_route_falls_back_to_the_provider(
+async def test_route_falls_back_to_the_provider_with_the_guard_off_and_a_permit(
     mesh: MeshProcess, provider: CountingProvider
 ) -> None:
     async with _broken_local(mesh):

@@ -56,7 +56,9 @@ def _said(mesh: MeshProcess) -> str:
     ],
     ids=["stopped", "killed"],
 )
-async def test_models_taken_out_of_the_file_are_gone_at_the_next_start(tmp_path: Path, number: signal.Signals) -> None:
+async def test_models_removed_from_the_config_are_gone_after_the_next_start(
+    tmp_path: Path, number: signal.Signals
+) -> None:
     home = tmp_path / "home"
     with running_mesh(home, "--config", str(_config(tmp_path, "a", "b", "c"))) as mesh:
         await _open_elsewhere(mesh)

@@ -131,7 +131,7 @@ async def refusal_of(address: str) -> WeftError:
             await asyncio.sleep(0.05)
 
 
-async def test_one_router_leads_and_the_others_say_that_they_stand_by(routers: Routers) -> None:
+async def test_one_router_leads_and_the_others_report_standby(routers: Routers) -> None:
     async with caller(routers) as http:
         assert (await chat(http, "first"))[0] == 200
         listed = {each["name"]: each for each in await routers.listed()}
@@ -163,7 +163,7 @@ async def _loaded(
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP, signal.SIGTERM])
-async def test_requests_that_wait_at_a_lost_leader_are_placed_by_the_next_and_running_ones_go_on(
+async def test_queued_requests_of_a_lost_leader_are_placed_by_the_next_while_running_ones_continue(
     routers: Routers, number: signal.Signals
 ) -> None:
     async with caller(routers) as http:
@@ -192,7 +192,7 @@ async def test_requests_that_wait_at_a_lost_leader_are_placed_by_the_next_and_ru
         assert (await chat(http, "with-the-second-leader"))[0] == 200
 
 
-async def test_a_killed_leader_is_replaced_within_a_second(routers: Routers) -> None:
+async def test_killed_leader_is_replaced_within_a_second(routers: Routers) -> None:
     async with caller(routers) as http:
         leader = await routers.leader()
         routers.end(leader, signal.SIGKILL)
@@ -202,7 +202,7 @@ async def test_a_killed_leader_is_replaced_within_a_second(routers: Routers) -> 
         assert await routers.leader() != leader
 
 
-async def test_a_registry_that_restarts_keeps_its_routers_and_requests_go_on(routers: Routers) -> None:
+async def test_restarted_registry_keeps_its_routers_and_requests_continue(routers: Routers) -> None:
     async with caller(routers) as http:
         leader = await routers.leader()
         routers.mesh.end("registry", signal.SIGKILL)
@@ -217,7 +217,7 @@ async def test_a_registry_that_restarts_keeps_its_routers_and_requests_go_on(rou
         assert (await chat(http, "with-registry"))[0] == 200
 
 
-async def test_the_next_leader_explains_what_the_one_before_it_placed(routers: Routers) -> None:
+async def test_next_leader_explains_placements_of_the_previous_leader(routers: Routers) -> None:
     async with caller(routers) as http:
         assert (await chat(http, "before"))[0] == 200
         await asyncio.sleep(RECORDS_SECONDS)
@@ -229,7 +229,7 @@ async def test_the_next_leader_explains_what_the_one_before_it_placed(routers: R
             assert [each["requestId"] for each in (await response.json())["items"]] == ["after", "before"]
 
 
-async def test_beside_weft_up_a_router_stands_by_and_a_second_weft_up_says_why_it_does_not_start(
+async def test_router_beside_weft_up_stands_by_and_a_second_weft_up_reports_why_it_fails(
     tmp_path: Path, postgres_url: str
 ) -> None:
     config = write_config(tmp_path, fake_runner("a"), router={"database_url": postgres_url})

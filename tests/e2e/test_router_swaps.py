@@ -69,7 +69,7 @@ async def loaded_models(mesh: MeshProcess) -> set[str]:
     return {lease["purpose"] for host in found["hosts"] for lease in host["leases"] if lease["state"] == "held"}
 
 
-async def test_a_request_waits_in_the_queue_for_the_memory_that_a_busy_model_holds(tmp_path: Path) -> None:
+async def test_request_queues_for_memory_held_by_a_busy_model(tmp_path: Path) -> None:
     with running_mesh(tmp_path / "home", "--config", str(models_for_one_place(tmp_path, "first", "second"))) as mesh:
         async with aiohttp.ClientSession() as http:
             works = asyncio.create_task(ask(http, mesh, "first", 80, **{"X-Request-Id": "req-first"}))
@@ -93,7 +93,7 @@ async def test_a_request_waits_in_the_queue_for_the_memory_that_a_busy_model_hol
 
 
 @pytest.mark.nightly("a storm of requests")
-async def test_three_models_with_room_for_one_are_all_served_and_take_turns(tmp_path: Path) -> None:
+async def test_three_models_sharing_room_for_one_take_turns(tmp_path: Path) -> None:
     names = ("a", "b", "c")
     with running_mesh(tmp_path / "home", "--config", str(models_for_one_place(tmp_path, *names))) as mesh:
         async with aiohttp.ClientSession() as http:
@@ -104,7 +104,7 @@ async def test_three_models_with_room_for_one_are_all_served_and_take_turns(tmp_
 
 
 @pytest.mark.nightly("memory that another program takes")
-async def test_a_load_whose_memory_a_program_took_keeps_neither_its_requests_nor_other_models_waiting(
+async def test_load_blocked_by_another_program_delays_only_its_model_and_recovers(
     tmp_path: Path,
 ) -> None:
     """The router's book is moments old, and a load is begun for which the ledger has nothing left."""

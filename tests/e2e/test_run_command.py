@@ -31,9 +31,7 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ModelHub]:
 
 
 @pytest.mark.real
-async def test_a_pull_that_is_interrupted_goes_on_and_ends_in_a_real_answer_of_one_command(
-    hub: ModelHub, tmp_path: Path
-) -> None:
+async def test_interrupted_pull_resumes_and_the_run_command_answers(hub: ModelHub, tmp_path: Path) -> None:
     home, size = tmp_path / "home", len(hub.repositories["acme/smol-GGUF"].files["smol-Q4_1.gguf"])
     hub.faults.chunk_seconds = 0.005
     first = await asyncio.create_subprocess_exec(

@@ -32,7 +32,7 @@ def conformance(mesh: MeshProcess, *arguments: str) -> subprocess.CompletedProce
     )
 
 
-def test_our_own_runner_honours_every_promise(mesh: MeshProcess) -> None:
+def test_weft_runner_passes_every_conformance_check(mesh: MeshProcess) -> None:
     done = conformance(mesh, "a", "-o", "json")
     findings: list[dict[str, Any]] = json.loads(done.stdout)["items"]
     assert {finding["check"]: finding["detail"] for finding in findings if finding["verdict"] != "honoured"} == {}
@@ -40,7 +40,7 @@ def test_our_own_runner_honours_every_promise(mesh: MeshProcess) -> None:
     assert "0 broken" in done.stderr
 
 
-async def test_checks_can_be_chosen_and_a_runner_be_named_by_its_address(mesh: MeshProcess) -> None:
+async def test_checks_are_selectable_and_a_runner_can_be_given_by_address(mesh: MeshProcess) -> None:
     address = (await mesh.runners())[0].address
     done = conformance(mesh, address, "--only", "logs", "--only", "description")
     assert done.returncode == 0, done.stderr
@@ -57,7 +57,7 @@ async def test_checks_can_be_chosen_and_a_runner_be_named_by_its_address(mesh: M
         (("a", "--only", "nonsense"), 2, "--only: must be one of: description"),
     ],
 )
-def test_what_cannot_be_checked_is_an_error_with_the_choices(
+def test_invalid_check_arguments_are_errors_that_list_the_choices(
     mesh: MeshProcess, arguments: tuple[str, ...], code: int, words: str
 ) -> None:
     done = conformance(mesh, *arguments)

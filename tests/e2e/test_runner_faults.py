@@ -120,7 +120,7 @@ async def _stream(mesh: MeshProcess, begun: asyncio.Event, **changes: Any) -> li
     return heard
 
 
-async def test_a_runner_killed_in_mid_answer_is_an_error_event_and_leaves_no_backend(pair: MeshProcess) -> None:
+async def test_killing_a_runner_mid_answer_yields_an_error_event_and_leaves_no_backend(pair: MeshProcess) -> None:
     await _configure(pair, **LONG)
     begun = asyncio.Event()
     streaming = asyncio.create_task(_stream(pair, begun, max_tokens=1000))
@@ -134,7 +134,7 @@ async def test_a_runner_killed_in_mid_answer_is_an_error_event_and_leaves_no_bac
     await eventually(lambda: _are_ready(pair), 20.0, "the runner did not come back")
 
 
-async def test_a_runner_killed_before_the_first_token_costs_the_client_nothing(pair: MeshProcess) -> None:
+async def test_runner_killed_before_the_first_token_is_invisible_to_the_client(pair: MeshProcess) -> None:
     await _configure(pair, prefill_seconds=1.0)
     asking = asyncio.create_task(_ask(pair))
     victim = await _busy_runner(pair)
@@ -143,7 +143,7 @@ async def test_a_runner_killed_before_the_first_token_costs_the_client_nothing(p
     assert (status, answer["choices"][0]["finish_reason"]) == (200, "stop")
 
 
-async def test_a_runner_that_is_told_to_end_lets_its_request_finish_and_takes_no_other(pair: MeshProcess) -> None:
+async def test_draining_runner_finishes_its_request_and_accepts_no_other(pair: MeshProcess) -> None:
     await _configure(pair, answer_tokens=30, tokens_per_second=20)
     begun = asyncio.Event()
     streaming = asyncio.create_task(_stream(pair, begun))
@@ -165,7 +165,7 @@ async def test_a_runner_that_is_told_to_end_lets_its_request_finish_and_takes_no
     assert sum('"content"' in json.dumps(event) and "tok" in json.dumps(event) for event in heard) >= 1
 
 
-async def test_a_client_that_resets_its_connection_frees_the_backend(pair: MeshProcess) -> None:
+async def test_client_connection_reset_frees_the_backend(pair: MeshProcess) -> None:
     await _configure(pair, **LONG)
     place = urlsplit(pair.url)
     body = json.dumps(_body(stream=True, max_tokens=1000)).encode()
@@ -184,7 +184,9 @@ async def test_a_client_that_resets_its_connection_frees_the_backend(pair: MeshP
 
 
 @pytest.mark.nightly("a storm of clients that vanish")
-async def test_hundreds_of_clients_that_vanish_at_once_free_every_slot_and_disturb_nobody(pair: MeshProcess) -> None:
+async def test_hundreds_of_clients_vanishing_together_free_every_slot_and_affect_no_other_request(
+    pair: MeshProcess,
+) -> None:
     await _configure(pair, **LONG)
     begun = asyncio.Event()
     other = asyncio.create_task(_stream(pair, begun, max_tokens=100))
@@ -213,7 +215,7 @@ async def test_hundreds_of_clients_that_vanish_at_once_free_every_slot_and_distu
 
 
 @pytest.mark.nightly("more faults of the same kind")
-async def test_a_full_disk_under_the_logs_costs_no_request(tmp_path: Path) -> None:
+async def test_full_disk_under_the_logs_fails_no_request(tmp_path: Path) -> None:
     logs = tmp_path / "home" / "logs"
     logs.mkdir(parents=True)
     for name in ("host.log", "runner-a.log"):

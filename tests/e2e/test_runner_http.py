@@ -96,7 +96,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OneRunner]:
         yield runner
 
 
-async def test_it_tells_what_it_can_do_and_answers(shared: OneRunner) -> None:
+async def test_runner_http_reports_capabilities_and_answers(shared: OneRunner) -> None:
     runner = shared
     told = await runner.until_serving()
     assert (told["runnerId"], told["runnerType"].split("-")[0]) == ("a", "llama_server")
@@ -121,9 +121,7 @@ async def test_it_tells_what_it_can_do_and_answers(shared: OneRunner) -> None:
     assert (status, answer["error"]["code"]) == (404, "model_not_found")
 
 
-async def test_requests_to_it_and_the_operations_that_they_ask_for_are_traced(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_runner_requests_and_their_operations_are_traced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     trace, caller = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
     wanted = {"POST /v1/chat/completions", "chat m-a", "weft.generate", "POST /v1/cache/flush", "weft.operation"}
     with running_receiver() as collector:
@@ -146,7 +144,7 @@ async def test_requests_to_it_and_the_operations_that_they_ask_for_are_traced(
     assert "a secret" not in repr(collector.spans)
 
 
-async def test_it_starts_without_a_registry_and_says_that_it_is_starting(tmp_path: Path) -> None:
+async def test_runner_starts_without_a_registry_and_reports_starting(tmp_path: Path) -> None:
     config = write_config(tmp_path, fake_runner("a"), **LIGHT)
     mesh, port = Apart(tmp_path / "home", config), free_port()
     try:
@@ -162,7 +160,7 @@ async def test_it_starts_without_a_registry_and_says_that_it_is_starting(tmp_pat
         mesh.end_all()
 
 
-async def test_a_runner_that_stops_finishes_its_stream_and_tells_no_capabilities(tmp_path: Path) -> None:
+async def test_stopping_runner_finishes_its_stream_and_serves_no_capabilities(tmp_path: Path) -> None:
     with one_runner(tmp_path, runner={"tokens_per_second": 20.0, "answer_tokens": 0}) as runner:
         assert isinstance(runner.mesh, Apart)
         end = runner.mesh.end
@@ -182,7 +180,7 @@ async def test_a_runner_that_stops_finishes_its_stream_and_tells_no_capabilities
         assert await ending == 0
 
 
-async def test_up_passes_the_port_on_and_the_mesh_shares_the_slots_with_it(
+async def test_up_passes_the_port_through_and_the_mesh_shares_slots_with_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "models").mkdir()
@@ -220,7 +218,7 @@ def op_token(key: bytes, signers: Sequence[str] = ("admin1", "admin2")) -> dict[
     return make_op_token(action, signers=signers, issued_at=int(time.time()), key=key)
 
 
-async def test_booked_memory_shows_in_what_it_tells_loads_and_frees(tmp_path: Path) -> None:
+async def test_reserved_memory_shows_in_capabilities_loads_and_unloads(tmp_path: Path) -> None:
     models = [{"name": "m-a", "path": __file__, "slots": 1, "memory_mb": 1000}]
     accelerators = {"declared": [{"name": "a budget", "memory_mb": 4096}]}
     with one_runner(tmp_path, models=models, accelerators=accelerators) as runner:
@@ -240,9 +238,7 @@ async def test_booked_memory_shows_in_what_it_tells_loads_and_frees(tmp_path: Pa
         assert (done["status"], done["gpuMemoryUsedMB"]) == ("completed", 1000)
 
 
-async def test_a_runner_that_joins_is_kept_to_the_visible_devices_too(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_runner_join_validates_the_visible_devices_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-4f3c")
     join = ("runner", "join", "https://127.0.0.1:9", "--token", "wjt_a_b", "--publish", "m-a")
     config = write_config(tmp_path, fake_runner("a"))

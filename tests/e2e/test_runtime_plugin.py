@@ -41,7 +41,7 @@ def _weft(*arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_the_doctor_lists_it_and_runs_its_checks(folder: Path) -> None:
+def test_doctor_lists_the_plugin_and_runs_its_checks(folder: Path) -> None:
     done = _weft("doctor", "--home", str(folder / "other"), "--config", str(_config(folder)), "-p", "0", "-o", "json")
     findings = {finding["check"]: finding for finding in json.loads(done.stdout)["items"]}
     assert "ngram (weft-ngram 0.1.0)" in findings["runtimes"]["detail"]
@@ -50,7 +50,7 @@ def test_the_doctor_lists_it_and_runs_its_checks(folder: Path) -> None:
     assert done.returncode == 0, done.stdout
 
 
-def test_a_setting_that_it_does_not_have_is_refused_by_its_name(folder: Path) -> None:
+def test_unknown_setting_is_rejected_and_error_names_it(folder: Path) -> None:
     (folder / "wrong").mkdir()
     config = _config(folder / "wrong", path="/m.gguf")
     done = _weft("up", "--home", str(folder / "wrong" / "home"), "--config", str(config))
@@ -58,7 +58,7 @@ def test_a_setting_that_it_does_not_have_is_refused_by_its_name(folder: Path) ->
     assert "model weaver cannot have path, because the runtime is ngram: this runtime learns from a text" in done.stderr
 
 
-def test_it_answers_chats_of_a_mesh(mesh: MeshProcess) -> None:
+def test_plugin_answers_chats_of_a_mesh(mesh: MeshProcess) -> None:
     body = {"model": "weaver", "messages": [{"role": "user", "content": "It is"}], "max_tokens": 5}
     headers = {"Content-Type": "application/json"}
     request = urllib.request.Request(f"{mesh.url}/v1/chat/completions", json.dumps(body).encode(), headers)
@@ -68,11 +68,11 @@ def test_it_answers_chats_of_a_mesh(mesh: MeshProcess) -> None:
     assert len(answer["choices"][0]["message"]["content"].split()) == 5
 
 
-async def test_its_runner_reports_the_runtime(mesh: MeshProcess) -> None:
+async def test_plugin_runner_reports_the_runtime(mesh: MeshProcess) -> None:
     assert [runner.runtime for runner in await mesh.runners()] == ["ngram"]
 
 
-def test_its_runner_honours_every_promise(mesh: MeshProcess) -> None:
+def test_plugin_runner_passes_every_conformance_check(mesh: MeshProcess) -> None:
     done = _weft("conformance", "cloth", "--home", str(mesh.home), "-o", "json")
     findings = json.loads(done.stdout)["items"]
     assert [finding for finding in findings if finding["verdict"] == "broken"] == []

@@ -87,7 +87,7 @@ async def _ask(url: str, body: dict[str, Any], **headers: str) -> int:
         return response.status
 
 
-async def test_no_secret_is_in_logs_answers_or_lists_of_processes_at_the_level_debug(tmp_path: Path) -> None:
+async def test_debug_logs_answers_and_process_lists_contain_no_secret(tmp_path: Path) -> None:
     key_file, port = tmp_path / "model-api.key", free_port()
     key_file.write_bytes(KEY)
     signers = [{"id": "admin1"}, {"id": "admin2"}]

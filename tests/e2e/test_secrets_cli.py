@@ -25,9 +25,7 @@ def _file(folder: Path, value: str = VALUE) -> str:
     return str(path)
 
 
-def test_a_secret_is_created_rotated_listed_and_deleted_and_no_format_prints_its_value(
-    home: Path, tmp_path: Path
-) -> None:
+def test_secret_lifecycle_never_prints_its_value_in_any_format(home: Path, tmp_path: Path) -> None:
     printed = []
     done = weft(home, "create", "secret", "provider", "--from-file", _file(tmp_path))
     assert (done.exit_code, done.stdout) == (0, "secret/provider created\n"), done.output
@@ -65,14 +63,14 @@ def test_a_secret_is_created_rotated_listed_and_deleted_and_no_format_prints_its
         (["get", "secrets", "-o", "yaml"], 2, "secrets are not declared"),
     ],
 )
-def test_a_mistake_is_one_line_with_its_exit_code(home: Path, arguments: list[str], code: int, words: str) -> None:
+def test_mistake_prints_one_line_with_its_exit_code(home: Path, arguments: list[str], code: int, words: str) -> None:
     done = weft(home, *arguments)
     assert done.exit_code == code, done.output
     assert words in done.output
     assert VALUE not in done.output
 
 
-def test_a_name_that_is_taken_is_a_conflict_that_names_the_command_for_a_new_value(home: Path, tmp_path: Path) -> None:
+def test_name_in_use_is_a_conflict_that_suggests_the_rotate_command(home: Path, tmp_path: Path) -> None:
     assert weft(home, "create", "secret", "taken", "--from-file", _file(tmp_path)).exit_code == 0
     done = weft(home, "create", "secret", "taken", "--from-file", _file(tmp_path))
     assert (done.exit_code, "weft rotate secret taken" in done.output) == (4, True)

@@ -102,7 +102,7 @@ def prompt_tokens(answer: dict[str, Any]) -> int:
     SURFACES,
     ids=["chat image", "chat audio", "responses image", "responses audio", "messages image", "ollama image"],
 )
-async def test_a_picture_or_a_recording_is_in_the_prompt_on_every_surface(
+async def test_image_or_audio_reaches_the_prompt_on_every_surface(
     mesh: MeshProcess, path: str, without: dict[str, Any], shown: dict[str, Any], tokens: int
 ) -> None:
     status, plain = await post(mesh, path, without)
@@ -117,7 +117,7 @@ async def test_a_picture_or_a_recording_is_in_the_prompt_on_every_surface(
     [(chat("ears", IMAGE_PART), "ears takes no images"), (chat("eyes", AUDIO_PART), "eyes takes no audio")],
     ids=["an image to ears", "a recording to eyes"],
 )
-async def test_what_a_projector_does_not_encode_is_refused_at_once(
+async def test_media_the_projector_cannot_encode_is_rejected_immediately(
     mesh: MeshProcess, body: dict[str, Any], words: str
 ) -> None:
     status, answer = await post(mesh, "/v1/chat/completions", body)
@@ -125,14 +125,14 @@ async def test_what_a_projector_does_not_encode_is_refused_at_once(
     assert words in answer["error"]["message"]
 
 
-async def test_the_abilities_are_those_of_the_projectors_that_the_server_loaded(mesh: MeshProcess) -> None:
+async def test_capabilities_match_the_projectors_the_server_loaded(mesh: MeshProcess) -> None:
     async with aiohttp.ClientSession() as http:
         shown = [await (await http.get(f"{mesh.url}/v1/admin/models/{name}")).json() for name in ("eyes", "ears")]
     assert [one["capabilities"]["modalities"] for one in shown] == [["text", "image"], ["text", "audio"]]
 
 
 @pytest.mark.parametrize("verb", ["chat", "run"])
-async def test_the_command_line_shows_a_file_to_the_model(mesh: MeshProcess, tmp_path: Path, verb: str) -> None:
+async def test_cli_sends_a_file_to_the_model(mesh: MeshProcess, tmp_path: Path, verb: str) -> None:
     (tmp_path / "photo.png").write_bytes(PICTURE)
     (tmp_path / "talk.wav").write_bytes(SOUND)
     for model, flags in (("eyes", ("--image", "photo.png")), ("ears", ("--audio", "talk.wav"))):
@@ -147,7 +147,7 @@ async def test_the_command_line_shows_a_file_to_the_model(mesh: MeshProcess, tmp
         assert asked > last.finished.receipt.usage.prompt_tokens
 
 
-def test_the_client_sends_files_with_a_message(mesh: MeshProcess) -> None:
+def test_client_sends_files_with_a_message(mesh: MeshProcess) -> None:
     with connect(mesh.grpc) as client:
         turn = {"role": "user", "content": TEXT, "images": [PICTURE, PICTURE]}
         *_, last = client.chat("eyes", [turn], max_tokens=LIMIT, timeout=60.0)  # type: ignore[list-item]  # a literal

@@ -86,7 +86,7 @@ async def _stream(http: aiohttp.ClientSession, mesh: MeshProcess, tokens: int, b
     return lines
 
 
-async def test_a_lost_worker_fails_the_model_which_is_said_and_serves_again_when_the_worker_is_back(
+async def test_lost_worker_fails_the_model_visibly_until_the_worker_returns(
     tmp_path: Path,
 ) -> None:
     port = free_port()

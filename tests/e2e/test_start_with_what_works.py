@@ -8,7 +8,7 @@ from mesh_process import fake_runner, run_weft, running_mesh, write_config
 pytestmark = pytest.mark.slow("starts a mesh")
 
 
-async def test_a_model_that_fails_at_the_start_does_not_keep_the_others_from_being_served(tmp_path: Path) -> None:
+async def test_model_that_fails_at_startup_does_not_block_the_others(tmp_path: Path) -> None:
     config = write_config(tmp_path, fake_runner("a"), fake_runner("b", exit_at_start=3, load_seconds=0.1))
     with running_mesh(tmp_path / "home", "--config", str(config)) as mesh:
         printed = (tmp_path / "home.out").read_text()
@@ -20,7 +20,7 @@ async def test_a_model_that_fails_at_the_start_does_not_keep_the_others_from_bei
         assert (await run_weft("chat", "m-a", "-m", "hi", home=mesh.home))[0] == 0
 
 
-async def test_a_start_that_requires_all_models_fails_with_the_first_that_cannot_be_loaded(tmp_path: Path) -> None:
+async def test_start_that_requires_all_models_fails_with_the_first_load_error(tmp_path: Path) -> None:
     runners = fake_runner("a"), fake_runner("b", exit_at_start=3, load_seconds=0.1)
     config = write_config(tmp_path, *runners, require_all_models=True)
     code, out, error = await run_weft("up", "--config", str(config), home=tmp_path / "home")

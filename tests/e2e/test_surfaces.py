@@ -57,7 +57,7 @@ def _body(**changes: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(("where", "services"), [("mesh", MESH_SERVICES), ("runner", RUNNER_SERVICES)])
-async def test_reflection_lists_every_service_and_knows_its_methods(
+async def test_reflection_lists_every_service_and_its_methods(
     mesh: MeshProcess, where: str, services: list[str]
 ) -> None:
     address = mesh.grpc if where == "mesh" else await _runner_address(mesh)
@@ -74,7 +74,7 @@ async def test_reflection_lists_every_service_and_knows_its_methods(
     assert services[0].rpartition(".")[2] in {service.name for service in file.service}
 
 
-async def test_trace_and_request_id_reach_the_backend_and_the_log(mesh: MeshProcess) -> None:
+async def test_trace_and_request_ids_reach_the_backend_and_the_log(mesh: MeshProcess) -> None:
     headers = {"traceparent": TRACEPARENT, "X-Request-Id": "my-request", "X-Tenant-ID": "lab", "X-Priority": "high"}
     async with (
         aiohttp.ClientSession() as http,
@@ -91,7 +91,7 @@ async def test_trace_and_request_id_reach_the_backend_and_the_log(mesh: MeshProc
     assert line["tenant"] == "lab"
 
 
-async def test_the_receipt_is_in_the_trailer_on_success_and_on_failure(mesh: MeshProcess) -> None:
+async def test_trailer_contains_the_receipt_on_success_and_on_failure(mesh: MeshProcess) -> None:
     request = inference_service_pb2.ChatRequest(model=POOL)
     request.payload.messages.add(role=3).content.add(text="hi")
     with grpc.insecure_channel(mesh.grpc) as channel:

@@ -49,7 +49,7 @@ async def _is_done_once(mesh: TaskMesh, tasks: Tasks, task: str) -> task_pb2.Tas
     return ended
 
 
-async def test_a_submission_that_was_kept_and_not_acknowledged_is_the_same_task_when_it_comes_again(
+async def test_resubmitting_a_stored_but_unacknowledged_task_returns_the_same_task(
     mesh: TaskMesh, tasks: Tasks
 ) -> None:
     mesh.start_deadly_router("submitted:1")
@@ -64,7 +64,7 @@ async def test_a_submission_that_was_kept_and_not_acknowledged_is_the_same_task_
 
 
 @pytest.mark.nightly("a matrix of kills in a task")
-async def test_a_task_that_was_claimed_and_not_begun_waits_again_when_its_lease_is_over(
+async def test_claimed_task_that_did_not_start_is_requeued_after_its_lease_expires(
     mesh: TaskMesh, tasks: Tasks
 ) -> None:
     mesh.start_deadly_router("claimed:1")
@@ -84,7 +84,7 @@ async def test_a_task_that_was_claimed_and_not_begun_waits_again_when_its_lease_
 
 
 @pytest.mark.nightly("a matrix of kills in a task")
-async def test_a_task_whose_router_was_killed_with_its_clock_an_hour_ahead_is_begun_again(
+async def test_task_restarts_after_its_router_was_killed_with_its_clock_an_hour_ahead(
     mesh: TaskMesh, tasks: Tasks
 ) -> None:
     mesh.start_deadly_router("claimed:1")
@@ -100,7 +100,7 @@ async def test_a_task_whose_router_was_killed_with_its_clock_an_hour_ahead_is_be
 
 
 @pytest.mark.nightly("a matrix of kills in a task")
-async def test_acknowledged_tasks_that_a_damaged_log_loses_are_said_to_be_missing_and_the_mesh_goes_on(
+async def test_tasks_lost_by_a_damaged_log_are_reported_missing_and_the_mesh_continues(
     mesh: TaskMesh, tasks: Tasks
 ) -> None:
     mesh.start("router")
@@ -122,9 +122,7 @@ async def test_acknowledged_tasks_that_a_damaged_log_loses_are_said_to_be_missin
 
 
 @pytest.mark.nightly("a matrix of kills in a task")
-async def test_a_result_that_was_kept_and_told_to_nobody_is_the_end_and_nothing_is_run_again(
-    mesh: TaskMesh, tasks: Tasks
-) -> None:
+async def test_stored_but_unreported_result_is_final_and_the_task_does_not_rerun(mesh: TaskMesh, tasks: Tasks) -> None:
     mesh.start_deadly_router("ended:1")
     task = (await tasks.submit(TOKENS, key="ended")).task.id
     mesh.wait_dead()

@@ -46,9 +46,7 @@ async def tasks(mesh: TaskMesh) -> AsyncIterator[Tasks]:
         yield tasks
 
 
-async def test_a_task_whose_runner_is_killed_in_the_middle_of_its_answer_is_begun_again_and_completed(
-    mesh: TaskMesh, tasks: Tasks
-) -> None:
+async def test_task_restarts_and_completes_if_its_runner_is_killed_mid_answer(mesh: TaskMesh, tasks: Tasks) -> None:
     task = (await tasks.submit(40, model=SLOW)).task.id
     await tasks.until_it_says_something(task)
     mesh.end("runner-slow", signal.SIGKILL)
@@ -62,7 +60,7 @@ async def test_a_task_whose_runner_is_killed_in_the_middle_of_its_answer_is_begu
 
 
 @pytest.mark.nightly("repeats kills, cuts or swaps of a whole mesh")
-async def test_a_thousand_tasks_outlive_their_router_and_each_ends_once(mesh: TaskMesh, tasks: Tasks) -> None:
+async def test_a_thousand_tasks_survive_their_router_and_each_ends_once(mesh: TaskMesh, tasks: Tasks) -> None:
     turns = asyncio.Semaphore(SUBMIT_AT_ONCE)
 
     async def submit(number: int) -> str:
@@ -101,7 +99,7 @@ async def _journaled_chat(mesh: TaskMesh, request_id: str, until: asyncio.Event)
 
 
 @pytest.mark.nightly("kills a runner and a router")
-async def test_a_journaled_chat_goes_on_over_a_killed_runner_and_a_killed_router_without_its_caller(
+async def test_journaled_chat_survives_killed_runner_and_router_without_its_caller(
     mesh: TaskMesh, tasks: Tasks
 ) -> None:
     says_something = asyncio.Event()
@@ -119,7 +117,7 @@ async def test_a_journaled_chat_goes_on_over_a_killed_runner_and_a_killed_router
     assert ended.attempt >= 2
 
 
-async def test_a_journaled_chat_is_cancelled_by_its_callers_own_id_after_the_caller_has_left(
+async def test_journaled_chat_can_be_cancelled_by_its_request_id_after_the_caller_disconnected(
     mesh: TaskMesh, tasks: Tasks
 ) -> None:
     says_something = asyncio.Event()

@@ -50,7 +50,7 @@ def client_of(mesh: MeshProcess) -> AsyncOpenAI:
     return AsyncOpenAI(base_url=f"{mesh.url}/v1", api_key="unused", max_retries=0)
 
 
-async def test_over_a_restart_a_task_waits_for_its_model_and_one_that_ran_is_handed_back_at_no_attempt(
+async def test_queued_task_waits_for_its_model_over_a_restart_and_a_running_one_keeps_its_attempts(
     tmp_path: Path,
 ) -> None:
     home, path = tmp_path / "home", "/api/v1/inference-tasks"
@@ -84,7 +84,7 @@ async def test_over_a_restart_a_task_waits_for_its_model_and_one_that_ran_is_han
     assert [each.get("error", {}).get("reason") for each in json.loads(shown)["attempts"]] == ["shutting_down", None]
 
 
-async def test_a_cancelled_task_leaves_its_engine(shared: MeshProcess) -> None:
+async def test_cancelled_task_stops_on_its_engine(shared: MeshProcess) -> None:
     _, out, _ = await run_weft("chat", ENDLESS, "--async", "-m", "Count", home=shared.home)
     task_id = out.strip()
     async with await shared.backend("c") as backend:
@@ -96,7 +96,7 @@ async def test_a_cancelled_task_leaves_its_engine(shared: MeshProcess) -> None:
     assert code == 1
 
 
-async def test_a_batch_of_the_openai_client_comes_back_whole_and_in_order(shared: MeshProcess, tmp_path: Path) -> None:
+async def test_openai_client_batch_completes_in_order(shared: MeshProcess, tmp_path: Path) -> None:
     async with client_of(shared) as client, asyncio.timeout(60):
         with batch_file(tmp_path, *({"max_tokens": 4 + number} for number in range(12))).open("rb") as lines:
             file = await client.files.create(file=lines, purpose="batch")
@@ -119,7 +119,7 @@ async def test_a_batch_of_the_openai_client_comes_back_whole_and_in_order(shared
         assert answer["response"]["body"]["choices"][0]["message"]["content"]
 
 
-async def test_tasks_of_a_tenant_wait_for_its_limit_and_none_of_them_fails(shared: MeshProcess) -> None:
+async def test_tasks_queue_at_the_tenant_limit_and_none_fails(shared: MeshProcess) -> None:
     async with aiohttp.ClientSession(shared.url, headers={"X-Tenant-ID": "slow"}) as http:
         body = {"model": POOL, "body": {"messages": [{"role": "user", "content": "Hello"}]}}
         began, tasks = asyncio.get_running_loop().time(), []

@@ -50,7 +50,7 @@ async def until_limited(mesh: MeshProcess, tenant: str, limit: int) -> None:
     await eventually(known, 20, f"the router does not count by the limit {limit}")
 
 
-async def test_the_example_is_applied_and_shown_with_what_is_used(mesh: MeshProcess) -> None:
+async def test_example_tenants_apply_and_show_usage(mesh: MeshProcess) -> None:
     assert await weft(mesh, "apply", "-f", str(EXAMPLE)) == "tenant/research created\ntenant/interns created\n"
     assert await weft(mesh, "apply", "-f", str(EXAMPLE)) == "tenant/research unchanged\ntenant/interns unchanged\n"
     await until_limited(mesh, "interns", 20)
@@ -72,7 +72,7 @@ async def test_the_example_is_applied_and_shown_with_what_is_used(mesh: MeshProc
     await weft(mesh, "delete", "tenant", "research", "interns")
 
 
-async def test_a_limit_is_told_kept_and_changed_without_a_restart(mesh: MeshProcess) -> None:
+async def test_limit_is_shown_enforced_and_changed_without_a_restart(mesh: MeshProcess) -> None:
     await weft(mesh, "apply", "-f", "-", stdin=tenant_of(2))
     await until_limited(mesh, "team", 2)
     for left in (1, 0):
@@ -100,7 +100,7 @@ async def test_a_limit_is_told_kept_and_changed_without_a_restart(mesh: MeshProc
     assert "x-ratelimit-limit-requests" not in (await ask(mesh, "team"))[1]
 
 
-async def test_a_tenant_of_the_file_counts_until_a_document_does(mesh: MeshProcess) -> None:
+async def test_config_tenant_is_effective_until_a_document_overrides_it(mesh: MeshProcess) -> None:
     status, headers, _ = await ask(mesh, "filed")
     assert (status, told(headers, "requests")) == (200, (3, 2))
     async with aiohttp.ClientSession() as http:

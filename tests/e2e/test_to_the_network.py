@@ -99,7 +99,7 @@ async def _first_access(mesh: MeshProcess) -> tuple[str, list[str]]:
     return key, line.split(" ")
 
 
-async def test_a_laptop_joins_a_gpu_box_with_two_commands_one_on_each(tmp_path: Path, world: NatWorld) -> None:
+async def test_laptop_joins_a_gpu_box_with_one_command_on_each(tmp_path: Path, world: NatWorld) -> None:
     with _mesh_for_others(tmp_path, world) as mesh:
         key, line = await _first_access(mesh)
         assert line[:3] == ["weft", "runner", "join"]
@@ -143,7 +143,7 @@ def _fingerprint(mesh: MeshProcess) -> str:
 
 
 @pytest.mark.nightly("repeats starts of a mesh")
-async def test_the_first_key_is_made_once_and_kept_from_the_output(tmp_path: Path, world: NatWorld) -> None:
+async def test_first_key_is_created_once_and_kept_out_of_the_output(tmp_path: Path, world: NatWorld) -> None:
     with _mesh_for_others(tmp_path, world, "--insecure") as mesh:
         key, line = await _first_access(mesh)
         banner = _banner(mesh)
@@ -170,7 +170,7 @@ async def test_the_first_key_is_made_once_and_kept_from_the_output(tmp_path: Pat
         assert [each["description"] for each in keys] == ["made by the first start of weft up"]
 
 
-async def test_a_batch_goes_to_the_own_certificate_and_a_foreign_host_name_is_refused(tmp_path: Path) -> None:
+async def test_batch_uses_the_mesh_certificate_and_rejects_a_foreign_host_name(tmp_path: Path) -> None:
     config = write_config(tmp_path, fake_runner("a"))
     with running_mesh(tmp_path / "home", "--config", str(config), "--tls", "auto") as mesh:
         assert mesh.url.startswith("https://127.0.0.1:")
@@ -198,9 +198,7 @@ async def test_a_batch_goes_to_the_own_certificate_and_a_foreign_host_name_is_re
         (("--insecure", "--tls", "auto"), "--insecure: and --tls auto exclude each other"),
     ],
 )
-async def test_an_option_that_is_refused_is_named_as_it_was_typed(
-    tmp_path: Path, arguments: tuple[str, ...], words: str
-) -> None:
+async def test_rejected_option_is_named_as_typed(tmp_path: Path, arguments: tuple[str, ...], words: str) -> None:
     config = write_config(tmp_path, fake_runner("a"))
     code, _, error = await run_weft("up", "--config", str(config), *arguments, home=tmp_path / "home")
     assert code == 2
@@ -208,7 +206,7 @@ async def test_an_option_that_is_refused_is_named_as_it_was_typed(
     assert "weft.yaml" not in error
 
 
-async def test_a_service_on_a_port_is_found_by_its_home(tmp_path: Path) -> None:
+async def test_service_on_a_port_is_found_by_its_home(tmp_path: Path) -> None:
     """`weft serve registry --listen ... --home H`, then `weft health --home H`: there was no mesh."""
     home = tmp_path / "home"
     arguments = ("serve", "registry", "--home", str(home), "--listen", f"127.0.0.1:{free_port()}")
@@ -225,7 +223,7 @@ async def test_a_service_on_a_port_is_found_by_its_home(tmp_path: Path) -> None:
     assert not (home / "run" / "registry.address").exists()
 
 
-async def test_a_laptop_without_a_configuration_publishes_the_engine_that_runs_there(tmp_path: Path) -> None:
+async def test_laptop_without_a_config_publishes_its_running_engine(tmp_path: Path) -> None:
     config = write_config(tmp_path, relay={"listen": "0.0.0.0:0"})
     (tmp_path / "laptop").mkdir()
     with running_mesh(tmp_path / "home", "--config", str(config)) as mesh:

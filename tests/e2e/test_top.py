@@ -65,7 +65,9 @@ class Terminal:
         return code
 
 
-async def test_top_is_a_document_for_scripts_and_a_page_that_obeys_keys(common_mesh: MeshProcess) -> None:
+async def test_top_prints_a_document_for_scripts_and_an_interactive_page_on_a_terminal(
+    common_mesh: MeshProcess,
+) -> None:
     mesh = common_mesh
     headers = {"X-Request-Id": REQUEST}
     async with (

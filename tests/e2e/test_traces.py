@@ -69,7 +69,7 @@ def _has(trace: str, *names: str) -> Any:
     return lambda spans: set(names) <= {span.name for span in spans if span.trace_id == trace}
 
 
-async def test_a_request_is_one_trace_over_gateway_router_a_runner_that_dialled_out_and_its_engine(
+async def test_request_is_one_trace_across_gateway_router_dialled_out_runner_and_engine(
     traced: TracedMesh, tmp_path: Path
 ) -> None:
     mesh, collector = traced.mesh, traced.collector
@@ -107,7 +107,7 @@ async def test_a_request_is_one_trace_over_gateway_router_a_runner_that_dialled_
     assert not any(span.is_error for span in spans.values())
 
 
-async def test_a_task_is_a_span_from_its_submission_to_its_end_with_a_link_to_the_submission(
+async def test_task_span_covers_submission_to_end_and_links_the_submission(
     traced: TracedMesh,
 ) -> None:
     traceparent, trace, _ = _traceparent()
@@ -129,7 +129,7 @@ async def test_a_task_is_a_span_from_its_submission_to_its_end_with_a_link_to_th
     assert submission.start < task.start <= chat.start < chat.end <= task.end
 
 
-async def test_a_call_of_the_grpc_api_is_a_span_below_its_callers(traced: TracedMesh) -> None:
+async def test_grpc_call_is_a_child_span_of_its_caller(traced: TracedMesh) -> None:
     traceparent, trace, caller = _traceparent()
     channel = open_channel(f"unix:{traced.mesh.home / 'run' / 'router.sock'}")
     try:

@@ -39,7 +39,7 @@ def mesh(tmp_path: Path) -> Iterator[MeshProcess]:
 
 
 @pytest.mark.nightly("repeats kills, cuts or swaps of a whole mesh")
-async def test_engines_that_swap_under_mixed_load_never_share_memory_and_every_request_ends(mesh: MeshProcess) -> None:
+async def test_engines_swapping_under_mixed_load_never_share_memory_and_every_request_ends(mesh: MeshProcess) -> None:
     async with watched(mesh) as stage:
         await mixed_load(stage, requests=REQUESTS, turns=TURNS)
     assert stage.outcomes.failed == {}
@@ -58,7 +58,7 @@ async def test_engines_that_swap_under_mixed_load_never_share_memory_and_every_r
     ],
     ids=[SERVED, QUANTIZED],
 )
-async def test_the_lease_of_a_killed_runner_ends_when_its_engine_has_and_not_before(
+async def test_lease_of_a_killed_runner_ends_only_after_its_engine_exits(
     mesh: MeshProcess, runner: str, model: str
 ) -> None:
     async with watched(mesh) as stage:
@@ -96,7 +96,7 @@ def sample(*leases: SeenLease, **engines: str) -> Sample:
         ([sample(LEASE, one="wide"), sample(OTHER, one="wide")], ["the lease of wide ended before its engine had"]),
     ],
 )
-def test_the_checker_finds_each_rule_that_a_ledger_breaks(samples: list[Sample], broken: list[str]) -> None:
+def test_checker_detects_every_ledger_rule_violation(samples: list[Sample], broken: list[str]) -> None:
     checker = LedgerChecker()
     for each in samples:
         checker.note(each)

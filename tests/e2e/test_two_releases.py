@@ -42,7 +42,7 @@ def _start(mesh: MixedMesh, names: tuple[str, ...], of_before: tuple[str, ...], 
 
 @pytest.mark.nightly("a second release")
 @pytest.mark.parametrize("of_before", MIXES.values(), ids=MIXES)
-async def test_a_mesh_of_two_releases_serves_chats_tasks_and_heartbeats(
+async def test_mesh_of_two_releases_serves_chats_tasks_and_heartbeats(
     previous: PreviousRelease, tmp_path: Path, of_before: tuple[str, ...]
 ) -> None:
     with running_mixed(tmp_path) as mesh:
@@ -90,7 +90,7 @@ async def _require_examined(mesh: MixedMesh) -> None:
 
 
 @pytest.mark.nightly("a second release")
-async def test_an_upgrade_in_the_documented_order_loses_no_request(previous: PreviousRelease, tmp_path: Path) -> None:
+async def test_upgrade_in_the_documented_order_loses_no_request(previous: PreviousRelease, tmp_path: Path) -> None:
     with running_mixed(tmp_path) as mesh:
         await asyncio.to_thread(_start, mesh, ORDER, ORDER, previous)
         async with under_load(mesh) as callers:
@@ -106,7 +106,7 @@ async def test_an_upgrade_in_the_documented_order_loses_no_request(previous: Pre
 
 
 @pytest.mark.nightly("a second release")
-async def test_going_back_in_the_reverse_order_loses_no_request(previous: PreviousRelease, tmp_path: Path) -> None:
+async def test_rollback_in_reverse_order_loses_no_request(previous: PreviousRelease, tmp_path: Path) -> None:
     """A service whose schema has changed since does not go back on this database: see the next test."""
     changed = {name for name, schema in SCHEMAS.items() if _newest(previous, name) != schema.newest}
     with running_mixed(tmp_path) as mesh:
@@ -126,7 +126,7 @@ def _newest(previous: PreviousRelease, service: str) -> str:
 
 @pytest.mark.nightly("a second release")
 @pytest.mark.parametrize("service", SCHEMAS)
-def test_the_previous_release_refuses_a_newer_database_and_leaves_it_as_it_is(
+def test_previous_release_rejects_a_newer_database_and_leaves_it_unchanged(
     previous: PreviousRelease, tmp_path: Path, service: str
 ) -> None:
     with running_mixed(tmp_path) as mesh:
@@ -206,9 +206,7 @@ def _narrowed(before: Tables, after: Tables) -> set[str]:
 
 
 @pytest.mark.parametrize("service", SCHEMAS)
-def test_the_previous_release_can_read_and_write_the_tables_of_this_one(
-    previous: PreviousRelease, service: str
-) -> None:
+def test_previous_release_reads_and_writes_the_tables_of_this_release(previous: PreviousRelease, service: str) -> None:
     """An older router goes on beside a newer one that has migrated the database of both."""
     assert _narrowed(_tables_of(previous, service), _own_tables(SCHEMAS[service])) == set()
 
@@ -222,7 +220,7 @@ def test_the_previous_release_can_read_and_write_the_tables_of_this_one(
         ({"t": {"a": ("INTEGER", False), "b": ("TEXT", False)}}, "t.b must be written"),
     ],
 )
-def test_a_table_that_the_previous_release_cannot_use_is_found(after: Tables, wrong: str) -> None:
+def test_table_unusable_by_the_previous_release_is_detected(after: Tables, wrong: str) -> None:
     """The control."""
     assert _narrowed({"t": {"a": ("INTEGER", False)}}, after) == {wrong}
     assert _narrowed({"t": {"a": ("INTEGER", False)}}, {"t": {"a": ("INTEGER", False), "b": ("TEXT", True)}}) == set()

@@ -42,7 +42,7 @@ async def _chat(mesh: MeshProcess) -> tuple[int, dict[str, object]]:
         return response.status, await response.json()
 
 
-async def test_a_second_up_on_the_same_home_refuses_and_names_the_first(running: MeshProcess) -> None:
+async def test_second_up_on_the_same_home_fails_and_names_the_first(running: MeshProcess) -> None:
     code, _, error = await run_weft("up", home=running.home)
     assert code == 4
     assert f"pid {running.process.pid}" in error
@@ -51,7 +51,7 @@ async def test_a_second_up_on_the_same_home_refuses_and_names_the_first(running:
     assert (await _chat(running))[0] == 200, "the first one was disturbed"
 
 
-async def test_ctrl_c_lets_a_running_request_finish_and_up_json_goes_with_the_mesh(tmp_path: Path) -> None:
+async def test_ctrl_c_lets_a_running_request_finish_and_removes_up_json(tmp_path: Path) -> None:
     """Started as by a user: how processes end is the subject, and forked ones end without Python's teardown."""
     config = write_config(tmp_path, fake_runner("a", tokens_per_second=10, answer_tokens=20), drain_seconds=60.0)
     with running_mesh(tmp_path / "home", "--config", str(config), weft=COLD_WEFT) as mesh:
@@ -72,7 +72,7 @@ async def test_ctrl_c_lets_a_running_request_finish_and_up_json_goes_with_the_me
         assert not (mesh.home / "run" / "up.json").exists()
 
 
-async def test_a_second_ctrl_c_does_not_wait_for_running_requests(tmp_path: Path) -> None:
+async def test_second_ctrl_c_does_not_wait_for_running_requests(tmp_path: Path) -> None:
     config = write_config(tmp_path, fake_runner("a", prefill_seconds=60.0), drain_seconds=60.0)
     with running_mesh(tmp_path / "home", "--config", str(config), weft=COLD_WEFT) as mesh:
         asking = asyncio.create_task(_chat(mesh))
@@ -88,7 +88,7 @@ async def test_a_second_ctrl_c_does_not_wait_for_running_requests(tmp_path: Path
         await asyncio.gather(asking, return_exceptions=True)
 
 
-async def test_kill_minus_nine_of_the_host_leaves_no_process_and_a_home_that_can_be_used_again(tmp_path: Path) -> None:
+async def test_kill_9_of_the_host_leaves_no_process_and_a_reusable_home(tmp_path: Path) -> None:
     config = write_config(tmp_path, fake_runner("a"))
     with running_mesh(tmp_path / "home", "--config", str(config)) as mesh:
         family = mesh.family()
@@ -102,7 +102,7 @@ async def test_kill_minus_nine_of_the_host_leaves_no_process_and_a_home_that_can
         assert (await _chat(again))[0] == 200
 
 
-async def test_a_killed_runner_process_is_started_again_and_its_backend_replaced(running: MeshProcess) -> None:
+async def test_killed_runner_process_restarts_and_replaces_its_backend(running: MeshProcess) -> None:
     runner = psutil.Process(running.facts["pids"]["runners"]["a"])
     old_backends = runner.children(recursive=True)
     runner.kill()
@@ -114,7 +114,7 @@ async def test_a_killed_runner_process_is_started_again_and_its_backend_replaced
     await eventually(serves, 15.0, "the runner did not come back")
 
 
-async def test_everything_lives_under_the_home(running: MeshProcess) -> None:
+async def test_all_files_are_under_the_home(running: MeshProcess) -> None:
     await _chat(running)
     written = {
         file.path
@@ -126,7 +126,7 @@ async def test_everything_lives_under_the_home(running: MeshProcess) -> None:
     assert not outside
 
 
-async def test_a_home_with_a_path_too_long_for_a_socket_runs_beside_another_mesh(
+async def test_home_with_a_path_too_long_for_a_socket_runs_beside_another_mesh(
     running: MeshProcess, tmp_path: Path
 ) -> None:
     home = tmp_path / ("deep" * 30)
@@ -151,7 +151,7 @@ async def test_a_home_with_a_path_too_long_for_a_socket_runs_beside_another_mesh
         ("{host: 0.0.0.0, auth: {required: false}}", "auth.required"),
     ],
 )
-async def test_a_wrong_configuration_is_refused_naming_what_is_wrong(tmp_path: Path, text: str, named: str) -> None:
+async def test_invalid_config_is_rejected_and_error_names_the_problem(tmp_path: Path, text: str, named: str) -> None:
     config = tmp_path / "weft.yaml"
     config.write_text(text)
     code, _, error = await run_weft("up", "--config", str(config), home=tmp_path / "home")
@@ -160,7 +160,7 @@ async def test_a_wrong_configuration_is_refused_naming_what_is_wrong(tmp_path: P
     assert "Traceback" not in error
 
 
-async def test_a_taken_port_is_named_with_the_way_out(tmp_path: Path) -> None:
+async def test_port_in_use_error_suggests_a_fix(tmp_path: Path) -> None:
     config = write_config(tmp_path, fake_runner("a"))
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
@@ -170,7 +170,7 @@ async def test_a_taken_port_is_named_with_the_way_out(tmp_path: Path) -> None:
     assert "--port" in error
 
 
-async def test_a_runner_that_refuses_to_start_again_and_again_ends_up_with_its_last_words(tmp_path: Path) -> None:
+async def test_runner_that_keeps_failing_to_start_fails_with_its_last_output(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         config = write_config(tmp_path, {**fake_runner("a"), "http_port": port})
@@ -180,7 +180,7 @@ async def test_a_runner_that_refuses_to_start_again_and_again_ends_up_with_its_l
     assert f"runner a does not start: port {port} on 127.0.0.1 is taken by another program" in error
 
 
-async def test_a_backend_that_cannot_start_ends_up_with_its_last_words(tmp_path: Path) -> None:
+async def test_backend_that_cannot_start_fails_with_its_last_output(tmp_path: Path) -> None:
     config = write_config(tmp_path, fake_runner("a", exit_at_start=3))
     code, _, error = await run_weft("up", "--config", str(config), home=tmp_path / "home")
     assert code == 1

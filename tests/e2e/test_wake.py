@@ -98,7 +98,7 @@ async def _has_no_process(mesh: MeshProcess) -> bool:
     return (await mesh.describe("box")).process_id == 0
 
 
-async def test_the_first_request_wakes_a_sleeping_model_and_is_told_that_it_waits_for_that(sleepers: Sleepers) -> None:
+async def test_first_request_wakes_a_sleeping_model_and_reports_the_wait(sleepers: Sleepers) -> None:
     mesh, server = sleepers.mesh, sleepers.servers["first"]
     assert await _status(mesh.grpc, "first") == model_pb2.Model.STATUS_HIBERNATING
     async with connect_async(mesh.grpc) as client:
@@ -111,7 +111,7 @@ async def test_the_first_request_wakes_a_sleeping_model_and_is_told_that_it_wait
     await _until(mesh.grpc, model_pb2.Model.STATUS_ACTIVE, "first")
 
 
-async def test_an_idle_model_goes_back_to_sleep_and_wakes_again(sleepers: Sleepers) -> None:
+async def test_idle_model_goes_back_to_sleep_and_wakes_again(sleepers: Sleepers) -> None:
     mesh, server = sleepers.mesh, sleepers.servers["idle"]
     async with aiohttp.ClientSession() as http:
         assert (await _ask(http, mesh.url, model="idle"))[0] == 200
@@ -121,7 +121,7 @@ async def test_an_idle_model_goes_back_to_sleep_and_wakes_again(sleepers: Sleepe
     assert server.wakes == 2
 
 
-async def test_a_model_that_weft_runs_itself_is_unloaded_when_idle_and_loaded_by_the_next_request(
+async def test_managed_model_unloads_when_idle_and_the_next_request_loads_it(
     tmp_path: Path,
 ) -> None:
     runner = fake_runner("box")
@@ -137,7 +137,7 @@ async def test_a_model_that_weft_runs_itself_is_unloaded_when_idle_and_loaded_by
             assert (await _ask(http, mesh.url))[0] == 200
 
 
-async def test_the_mesh_wakes_a_host_whose_runner_is_gone_with_a_magic_packet(tmp_path: Path) -> None:
+async def test_mesh_wakes_a_host_with_a_missing_runner_by_magic_packet(tmp_path: Path) -> None:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as network_card:
         network_card.bind(("127.0.0.1", 0))
         network_card.setblocking(False)

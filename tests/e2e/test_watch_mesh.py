@@ -113,7 +113,7 @@ async def ready(http: aiohttp.ClientSession, mesh: Apart) -> None:
     await eventually(has_model, 30.0, "the runner's model does not appear")
 
 
-async def test_the_stream_is_what_the_lists_say_and_stays_so_over_a_restart_of_the_registry(tmp_path: Path) -> None:
+async def test_watch_stream_matches_the_lists_across_a_registry_restart(tmp_path: Path) -> None:
     config = write_config(tmp_path, fake_runner("a"), accelerators=DEVICES)
     with running_apart(tmp_path, config) as mesh:
         async with aiohttp.ClientSession() as http:

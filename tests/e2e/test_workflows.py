@@ -43,7 +43,7 @@ async def post(mesh: MeshProcess, body: dict[str, Any]) -> tuple[int, dict[str, 
         return response.status, json.loads(await response.text())
 
 
-async def test_an_image_of_a_workflow_is_made_over_http(mesh: MeshProcess) -> None:
+async def test_workflow_generates_an_image_over_http(mesh: MeshProcess) -> None:
     body = {"model": "workflow/turbo", "prompt": "a lighthouse", "size": "128x64", "response_format": "b64_json"}
     status, answer = await post(mesh, body)
     assert status == 200, answer
@@ -52,13 +52,13 @@ async def test_an_image_of_a_workflow_is_made_over_http(mesh: MeshProcess) -> No
     assert (int.from_bytes(image[16:20]), int.from_bytes(image[20:24])) == (128, 64)
 
 
-async def test_a_node_that_fails_is_named_to_the_caller(mesh: MeshProcess) -> None:
+async def test_failed_node_is_reported_to_the_caller(mesh: MeshProcess) -> None:
     status, answer = await post(mesh, {"model": "workflow/turbo", "prompt": "x", "fault": "error"})
     assert status >= 500
     assert "node 7" in answer["error"]["message"]
 
 
-async def test_the_example_is_a_workflow(mesh: MeshProcess, tmp_path: Path) -> None:
+async def test_example_is_a_workflow(mesh: MeshProcess, tmp_path: Path) -> None:
     example = yaml.safe_load((Path(__file__).parents[2] / "examples" / "workflows" / "turbo.yaml").read_text())
     file = tmp_path / "example.yaml"
     file.write_text(yaml.safe_dump(example | {"name": "example"}))

@@ -81,22 +81,20 @@ def mesh(account: Path, config: Path) -> Iterator[MeshProcess]:
         yield running
 
 
-def test_two_commands_lead_to_a_chat_with_a_model_of_an_engine_that_runs(mesh: MeshProcess) -> None:
+def test_two_commands_lead_to_a_chat_with_a_model_of_a_running_engine(mesh: MeshProcess) -> None:
     # The second command.
     assert weft(mesh.home, "chat", "llama3.2:3b", "-m", "hi").strip() == TEXT
     assert models(mesh.home) == {"llama3.2:3b", "qwen3:8b"}
 
 
-def test_discover_shows_the_engine_and_the_lines_of_weft_yaml(
-    account: Path, config: Path, ollama: ListingServer
-) -> None:
+def test_discover_shows_the_engine_and_its_weft_yaml_lines(account: Path, config: Path, ollama: ListingServer) -> None:
     document = json.loads(weft(account / "none", "discover", "--config", str(config), "-o", "json"))
     (server,) = document["servers"]
     assert (server["program"], server["url"]) == ("ollama", f"http://{ollama.address}")
     assert document["runners"] == [{"name": "ollama", "url": f"http://{ollama.address}"}]
 
 
-def test_models_that_the_server_gains_and_loses_come_and_go(mesh: MeshProcess, ollama: ListingServer) -> None:
+def test_models_follow_what_the_server_adds_and_removes(mesh: MeshProcess, ollama: ListingServer) -> None:
     ollama.models = ["llama3.2:3b", "new:1b"]
     becomes(lambda: "new:1b" in models(mesh.home))
     assert weft(mesh.home, "chat", "new:1b", "-m", "hi").strip() == TEXT
@@ -104,7 +102,7 @@ def test_models_that_the_server_gains_and_loses_come_and_go(mesh: MeshProcess, o
     assert "llama3.2:3b" in models(mesh.home)
 
 
-def test_a_server_is_attached_remembered_and_detached(account: Path, config: Path) -> None:
+def test_server_is_attached_remembered_and_detached(account: Path, config: Path) -> None:
     home = account / "attached"
     start = ("--config", str(config), "--discover", "no", "--no-demo")
     with listing_server("box-model", is_ollama=False) as box:
@@ -125,7 +123,7 @@ def test_a_server_is_attached_remembered_and_detached(account: Path, config: Pat
             assert "there is no model box" in weft(home, "detach", "box", fails=True)
 
 
-def test_the_model_to_try_is_one_that_its_server_has(account: Path, ollama: ListingServer) -> None:
+def test_suggested_model_exists_on_its_server(account: Path, ollama: ListingServer) -> None:
     path, url = account / "misspelt.yaml", f"http://{ollama.address}"
     models = [{"name": name, "url": url} for name in ("llama", "llama3.2:3b")]
     path.write_text(json.dumps({"port": 0, "drain_seconds": 1.0, "runners": [{"name": "box", "models": models}]}))
@@ -135,7 +133,7 @@ def test_the_model_to_try_is_one_that_its_server_has(account: Path, ollama: List
         assert '{"model": "llama3.2:3b"' in banner.partition("try it:")[2]
 
 
-def test_a_model_that_its_server_does_not_have_is_failed_everywhere_and_nothing_is_ready(
+def test_model_missing_on_its_server_is_failed_on_every_surface_and_never_ready(
     account: Path, ollama: ListingServer
 ) -> None:
     """`get` said failed; `describe`, `status`, the lists over HTTP, its pool and its runner said that all is well."""

@@ -75,7 +75,7 @@ def _mesh(account: BareAccount) -> Iterator[str]:
     assert process.returncode == 0, "".join(printed) + rest
 
 
-def test_a_build_has_the_same_bytes_wherever_it_is_made(built: Built, tmp_path: Path) -> None:
+def test_build_is_reproducible(built: Built, tmp_path: Path) -> None:
     build("--outdir", tmp_path / "again", "--sdist", ROOT)
     build("--outdir", tmp_path / "direct", "--wheel", ROOT)
     assert (tmp_path / "again" / built.source.name).read_bytes() == built.source.read_bytes()
@@ -83,26 +83,26 @@ def test_a_build_has_the_same_bytes_wherever_it_is_made(built: Built, tmp_path: 
     assert (tmp_path / "direct" / built.wheel.name).read_bytes() == built.wheel.read_bytes()
 
 
-def test_the_metadata_is_as_the_package_index_wants_it(built: Built) -> None:
+def test_metadata_is_valid_for_the_package_index(built: Built) -> None:
     checked = subprocess.run(
         [TOOLS / "twine", "check", "--strict", built.wheel, built.source], capture_output=True, check=False
     )
     assert checked.returncode == 0, checked.stdout
 
 
-def test_the_wheel_holds_all_of_the_packages_and_nothing_else(built: Built) -> None:
+def test_wheel_contains_exactly_the_packages(built: Built) -> None:
     assert differences(built.wheel) == set()
 
 
 @pytest.mark.parametrize("prefix", ["router_svc/", "weft/protos/", "runner_svc/environments/vllm/cpu.lock"])
-def test_a_wheel_without_a_package_or_a_data_file_is_found(built: Built, tmp_path: Path, prefix: str) -> None:
+def test_wheel_missing_a_package_or_data_file_is_detected(built: Built, tmp_path: Path, prefix: str) -> None:
     """The control: the comparison fails for such a wheel."""
     lacking = differences(without(built.wheel, prefix, tmp_path / built.wheel.name))
     assert lacking
     assert all(name.startswith(f"- {prefix}") for name in lacking)
 
 
-def test_a_wheel_without_a_service_does_not_serve(built: Built, packages: Path, tmp_path: Path) -> None:
+def test_wheel_missing_a_service_fails_to_serve(built: Built, packages: Path, tmp_path: Path) -> None:
     """The control of the installation: what is missing is noticed by the first command that needs it."""
     account = BareAccount.create(tmp_path, packages)
     account.tool("pipx", "install", without(built.wheel, "router_svc/", tmp_path / built.wheel.name))
@@ -110,7 +110,7 @@ def test_a_wheel_without_a_service_does_not_serve(built: Built, packages: Path, 
     shutil.rmtree(account.home)
 
 
-def test_an_interrupted_first_start_is_clean_and_keeps_what_was_loaded(installed: BareAccount, tmp_path: Path) -> None:
+def test_interrupted_first_start_is_clean_and_keeps_downloads(installed: BareAccount, tmp_path: Path) -> None:
     home = tmp_path / "first"
     with _started(installed, "--home", str(home)) as process:
         assert process.stdout is not None
@@ -124,9 +124,7 @@ def test_an_interrupted_first_start_is_clean_and_keeps_what_was_loaded(installed
     assert partial.stat().st_size > 0
 
 
-def test_two_commands_after_pipx_are_a_chat_on_a_server_that_runs_already(
-    installed: BareAccount, tmp_path: Path
-) -> None:
+def test_pipx_and_two_commands_chat_with_a_running_server(installed: BareAccount, tmp_path: Path) -> None:
     home = ("--home", tmp_path / "found")
     with listing_server("qwen3:0.6b", port=OLLAMA_PORT):
         printed = installed.weft("up", "-d", "--discover=yes", "--port", "0", *home)
@@ -137,9 +135,7 @@ def test_two_commands_after_pipx_are_a_chat_on_a_server_that_runs_already(
             installed.weft("down", *home)
 
 
-def test_one_command_after_pipx_is_a_chat_on_a_model_of_a_hub_by_its_name(
-    installed: BareAccount, tmp_path: Path
-) -> None:
+def test_pipx_and_one_command_chat_with_a_hub_model_by_name(installed: BareAccount, tmp_path: Path) -> None:
     hub = ModelHub()
     hub.repositories["acme/smol-GGUF"] = HubRepository(files={"smol-Q4_1.gguf": demo_model_path().read_bytes()})
     with hub.running():
@@ -153,7 +149,7 @@ def test_one_command_after_pipx_is_a_chat_on_a_model_of_a_hub_by_its_name(
     shutil.rmtree(tmp_path / "pulled")
 
 
-def test_pipx_installs_what_serves_a_chat_and_uninstalls_all_but_its_home(installed: BareAccount) -> None:
+def test_pipx_installs_a_working_chat_and_uninstalls_all_but_its_home(installed: BareAccount) -> None:
     before = installed.files()
     assert installed.weft("--version").strip() == f"weft {__version__}"
     assert before == {".local/bin/weft"}
@@ -185,7 +181,7 @@ def _home_files(account: BareAccount) -> set[str]:
     return {name for name in account.files() if name.startswith(".weft/")}
 
 
-def test_uvx_runs_the_wheel_without_an_installation(account: BareAccount, built: Built) -> None:
+def test_uvx_runs_the_wheel_without_installation(account: BareAccount, built: Built) -> None:
     python = str(account.path / "python3")
     answer = account.tool("uvx", "--python", python, "--from", built.wheel, "weft", "--version")
     assert answer.splitlines()[-1] == f"weft {__version__}"

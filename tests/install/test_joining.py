@@ -34,7 +34,7 @@ def accounts(
         shutil.rmtree(account.home)
 
 
-def test_a_laptop_without_any_file_joins_a_box_with_two_commands_one_on_each(
+def test_laptop_without_files_joins_a_box_with_one_command_on_each(
     accounts: tuple[BareAccount, BareAccount],
 ) -> None:
     box, laptop = accounts

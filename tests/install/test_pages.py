@@ -92,7 +92,7 @@ def reader(tmp_path_factory: pytest.TempPathFactory, packages: Path, repository:
     shutil.rmtree(account.home)
 
 
-def test_the_start_page_leads_from_nothing_to_an_answer(reader: Reader) -> None:
+def test_start_page_steps_end_in_an_answer(reader: Reader) -> None:
     printed = {command: reader.types(command) for command in blocks("start", "Start", "Programs that use the mesh")}
     (chat,) = (output for command, output in printed.items() if command.startswith("weft chat"))
     assert chat.split()
@@ -100,7 +100,7 @@ def test_the_start_page_leads_from_nothing_to_an_answer(reader: Reader) -> None:
     assert [model["id"] for model in json.loads(listed)["data"]] == ["smollm2-135m"]
 
 
-def test_the_upgrade_page_goes_forth_and_back(reader: Reader) -> None:
+def test_upgrade_page_steps_upgrade_and_roll_back(reader: Reader) -> None:
     reader.has_mesh()
     for command in blocks("deploy", "Upgrade"):
         reader.types(command)
@@ -108,7 +108,7 @@ def test_the_upgrade_page_goes_forth_and_back(reader: Reader) -> None:
     assert ".weft/state/key-pepper" in reader.left()
 
 
-def test_every_command_of_the_page_of_symptoms_runs(reader: Reader) -> None:
+def test_every_command_of_the_troubleshooting_page_runs(reader: Reader) -> None:
     reader.has_mesh()
     reader.types('weft chat smollm2-135m "Say hello" --max-tokens 4')
     assert len(asked()) >= 12
@@ -117,7 +117,7 @@ def test_every_command_of_the_page_of_symptoms_runs(reader: Reader) -> None:
         reader.types(command.replace("--port 8080", f"--port {_port(reader)}"))
 
 
-def test_symptoms_are_quoted_as_they_are_printed(reader: Reader) -> None:
+def test_troubleshooting_page_quotes_messages_as_printed(reader: Reader) -> None:
     text = (DOCS / "trouble.md").read_text("utf-8")
     for command in (f"weft up --home ~/two --port {_port(reader)}", "weft up --port 0", "weft ps --home ~/none"):
         printed = reader.types(command, rc=1 if "none" in command else 4).splitlines()[-1].removeprefix("weft: ")
@@ -135,7 +135,7 @@ def _fixed(text: str) -> str:
     return re.sub(r"\d+", "N", re.sub(r"[~/][\w./-]*", "PATH", text.replace("127.0.0.1", "HOST")))
 
 
-def test_the_uninstall_page_leaves_nothing(reader: Reader) -> None:
+def test_uninstall_page_steps_leave_nothing(reader: Reader) -> None:
     reader.has_mesh()
     for command in blocks("start", "Uninstall"):
         reader.types(command)

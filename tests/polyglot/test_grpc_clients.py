@@ -73,16 +73,14 @@ def at_router(router: KeyedRouter, key: str) -> tuple[str, ...]:
     return ("--address", router.address, "--ca", str(router.ca_file), "--key", key, "--model", MODEL)
 
 
-async def test_an_answer_is_streamed_and_ends_with_the_receipt_of_its_request(
-    program: ClientProgram, mesh: MeshProcess
-) -> None:
+async def test_answer_streams_and_ends_with_its_receipt(program: ClientProgram, mesh: MeshProcess) -> None:
     done = await run(program, *at(mesh, "m-talk"), "Why is the sky blue?")
     assert (done.code, done.out.strip()) == (0, ANSWER), done.errors
     assert f"receipt: {done.request_id} OUTCOME_COMPLETED by talk, 3 tokens" in done.errors
     assert mesh.request_line(done.request_id)["outcome"] == "completed"
 
 
-async def test_ctrl_c_in_the_middle_of_an_answer_stops_the_backend(program: ClientProgram, mesh: MeshProcess) -> None:
+async def test_ctrl_c_mid_answer_stops_the_backend(program: ClientProgram, mesh: MeshProcess) -> None:
     async with await mesh.backend("endless") as backend:
         before = (await backend.state()).requests_cancelled
         process = await start(program, *at(mesh, "m-endless"), "hi")
@@ -97,7 +95,7 @@ async def test_ctrl_c_in_the_middle_of_an_answer_stops_the_backend(program: Clie
     assert done.request_id
 
 
-async def test_a_deadline_ends_the_answer_and_stops_the_backend(program: ClientProgram, mesh: MeshProcess) -> None:
+async def test_deadline_ends_the_answer_and_stops_the_backend(program: ClientProgram, mesh: MeshProcess) -> None:
     async with await mesh.backend("endless") as backend:
         before = (await backend.state()).requests_cancelled
         done = await run(program, *at(mesh, "m-endless"), "--deadline", "2", "hi")
@@ -106,7 +104,7 @@ async def test_a_deadline_ends_the_answer_and_stops_the_backend(program: ClientP
     assert done.out.startswith("tok0")
 
 
-async def test_an_unknown_model_is_an_error_with_its_reason_and_a_receipt(
+async def test_unknown_model_is_an_error_with_its_reason_and_a_receipt(
     program: ClientProgram, mesh: MeshProcess
 ) -> None:
     done = await run(program, *at(mesh, "m-none"), "hi")
@@ -116,27 +114,27 @@ async def test_an_unknown_model_is_an_error_with_its_reason_and_a_receipt(
     assert f"receipt: {done.request_id} OUTCOME_REJECTED by no runner" in done.errors
 
 
-async def test_a_mesh_that_is_not_there_is_an_error_without_a_reason(program: ClientProgram) -> None:
+async def test_unreachable_mesh_is_an_error_without_a_reason(program: ClientProgram) -> None:
     done = await run(program, "--address", "127.0.0.1:1", "hi")
     assert (done.code, done.out) == (7, "")
     assert "error: no reason (" in done.errors
 
 
 @pytest.mark.parametrize("words", [(), ("--no-such-flag", "hi"), ("--deadline", "0", "hi")])
-async def test_wrong_usage_is_said_before_anything_is_sent(program: ClientProgram, words: tuple[str, ...]) -> None:
+async def test_usage_error_is_reported_before_anything_is_sent(program: ClientProgram, words: tuple[str, ...]) -> None:
     done = await run(program, *words)
     assert (done.code, done.out) == (2, "")
     assert "usage" in done.errors.lower()
 
 
-async def test_over_tls_a_key_is_accepted(program: ClientProgram, router: KeyedRouter) -> None:
+async def test_key_is_accepted_over_tls(program: ClientProgram, router: KeyedRouter) -> None:
     done = await run(program, *at_router(router, router.key), "hi")
     assert (done.code, done.out.strip()) == (0, ANSWER), done.errors
     assert f"receipt: {done.request_id} OUTCOME_COMPLETED by talk" in done.errors
 
 
 @pytest.mark.parametrize("key", ["weft_aaaaaaaaaaaa_wrong", ""])
-async def test_without_a_valid_key_the_reason_is_unauthenticated(
+async def test_missing_or_invalid_key_returns_unauthenticated(
     program: ClientProgram, router: KeyedRouter, key: str
 ) -> None:
     done = await run(program, *at_router(router, key), "hi")
@@ -144,7 +142,7 @@ async def test_without_a_valid_key_the_reason_is_unauthenticated(
     assert "error: UNAUTHENTICATED (" in done.errors
 
 
-async def test_a_certificate_of_another_authority_is_not_trusted(
+async def test_certificate_of_another_ca_is_not_trusted(
     program: ClientProgram, router: KeyedRouter, tmp_path: Path
 ) -> None:
     """The control: a client that checked no certificates would get its answer here."""
@@ -156,9 +154,7 @@ async def test_a_certificate_of_another_authority_is_not_trusted(
     assert done.code in (5, 7), done.errors
 
 
-async def test_plaintext_gets_nothing_from_a_router_that_speaks_tls(
-    program: ClientProgram, router: KeyedRouter
-) -> None:
+async def test_plaintext_client_gets_nothing_from_a_tls_router(program: ClientProgram, router: KeyedRouter) -> None:
     words = ("--address", router.address, "--key", router.key, "--model", MODEL, "--deadline", "5", "hi")
     done = await run(program, *words)
     assert done.out == ""
@@ -166,6 +162,6 @@ async def test_plaintext_gets_nothing_from_a_router_that_speaks_tls(
 
 
 @pytest.mark.parametrize("language", sorted(COMMANDS))
-def test_the_page_has_the_commands_that_build_each_program(language: str) -> None:
+def test_page_has_the_build_commands_of_each_program(language: str) -> None:
     steps = build_steps(language)
     assert any(step.startswith("cd examples/clients/") for step in steps)

@@ -111,7 +111,7 @@ async def _answer(backend: Backend, payload: Payload) -> tuple[str, event_pb2.In
     return "".join(event.delta.text for event in events), events[-1]
 
 
-async def test_a_chat_is_answered_token_by_token_and_ends_with_its_last_token() -> None:
+async def test_chat_streams_token_by_token_to_its_last_token() -> None:
     async with _running() as (backend, facts):
         assert (facts.context_tokens, facts.slots) == (2048, 1)
         frames = await _frames(backend, certain_chat())
@@ -124,7 +124,7 @@ async def test_a_chat_is_answered_token_by_token_and_ends_with_its_last_token() 
     assert receipt.tokens_per_second > 0
 
 
-async def test_stop_strings_and_the_parameters_of_a_request_are_kept() -> None:
+async def test_stop_strings_and_request_parameters_are_applied() -> None:
     async with _running() as (backend, _):
         until_of = certain_chat()
         until_of.sampling.stop.append(" of")
@@ -147,7 +147,7 @@ async def test_stop_strings_and_the_parameters_of_a_request_are_kept() -> None:
             assert failed.value.message.startswith(begin)
 
 
-async def test_a_beam_search_comes_whole_and_says_so() -> None:
+async def test_beam_search_answers_in_one_piece_with_a_warning() -> None:
     async with _running() as (backend, _):
         payload = _with_extra(certain_chat(), beam_size=2)
         payload.choice_count = 2
@@ -167,7 +167,7 @@ async def test_a_beam_search_comes_whole_and_says_so() -> None:
         assert not any(event.HasField("warning") for frame in frames for event in frame), "it is not streamed anyway"
 
 
-async def test_tokens_are_counted_while_the_engine_works_on_an_answer() -> None:
+async def test_tokens_are_counted_while_the_engine_generates() -> None:
     async with _running() as (backend, _), aclosing(backend.generate(_chat("Tell a story.", 2000), CALL)) as frames:
         await anext(frames)
         text = "Grüße, \u2603 and \U0001f600!"
@@ -177,7 +177,7 @@ async def test_tokens_are_counted_while_the_engine_works_on_an_answer() -> None:
     assert counted.count == len(counted.ids) > 5
 
 
-async def test_requests_run_side_by_side_in_a_model_with_several_slots() -> None:
+async def test_requests_run_in_parallel_in_a_model_with_several_slots() -> None:
     async with _running(slots=2) as (backend, facts):
         assert facts.slots == 2
         async with aclosing(backend.generate(_chat("Tell a long story.", 1500), CALL)) as long:
@@ -190,7 +190,7 @@ async def test_requests_run_side_by_side_in_a_model_with_several_slots() -> None
         assert [answered.finished.receipt.usage.cached_prompt_tokens for answered in (end, again[1])] == [0, 0]
 
 
-async def test_an_engine_that_hangs_does_not_respond_until_it_goes_on() -> None:
+async def test_hung_engine_does_not_respond_until_resumed() -> None:
     async with _running() as (backend, _):
         assert backend.process_id is not None
         os.kill(backend.process_id, signal.SIGSTOP)
@@ -204,7 +204,7 @@ async def test_an_engine_that_hangs_does_not_respond_until_it_goes_on() -> None:
         assert (await _answer(backend, certain_chat()))[0] == CERTAIN_ANSWER
 
 
-async def test_a_flush_frees_the_memory_of_kept_prompts_and_a_budget_bounds_it() -> None:
+async def test_flush_frees_cached_prompts_and_a_budget_limits_them() -> None:
     async with _running(extra_arguments=("--prefix-cache-tokens", "1500")) as (backend, _):
         assert backend.process_id is not None
         memory = psutil.Process(backend.process_id).memory_info
@@ -224,7 +224,7 @@ async def test_a_flush_frees_the_memory_of_kept_prompts_and_a_budget_bounds_it()
         assert (await _answer(backend, certain_chat()))[0] == CERTAIN_ANSWER
 
 
-async def test_a_folder_without_a_tokenizer_is_refused_with_the_remedy(tmp_path: Path) -> None:
+async def test_folder_without_a_tokenizer_is_rejected_with_a_fix(tmp_path: Path) -> None:
     folder = tmp_path / "model"
     folder.mkdir()
     (folder / "model.bin").symlink_to(built_ctranslate2()[1] / "model.bin")
@@ -232,7 +232,7 @@ async def test_a_folder_without_a_tokenizer_is_refused_with_the_remedy(tmp_path:
         await _backend(path=folder).start()
 
 
-async def test_every_declared_load_parameter_is_taken_by_the_library() -> None:
+async def test_library_accepts_every_declared_load_parameter() -> None:
     backend = _backend()
     values: dict[str, Any] = {"context_tokens": 256, "compute_type": "float32"}
     assert {parameter.name for parameter in backend.load_parameters} == set(values)
@@ -244,7 +244,7 @@ async def test_every_declared_load_parameter_is_taken_by_the_library() -> None:
         await backend.stop()
 
 
-async def test_a_model_that_sleeps_has_freed_its_memory_and_wakes_in_its_process() -> None:
+async def test_sleeping_model_frees_its_memory_and_wakes_in_its_process() -> None:
     async with _running(sleeps_in_place=True) as (backend, facts):
         assert backend.process_id is not None
         process = psutil.Process(backend.process_id)

@@ -96,7 +96,7 @@ def _request(meter: DeviceMeter) -> RequestMeter:
     return RequestMeter(meter, "tiny", lambda: grant)
 
 
-async def test_two_requests_of_a_busy_engine_share_what_the_gpu_did() -> None:
+async def test_two_requests_of_a_busy_engine_share_its_gpu_time() -> None:
     with _program("busy") as engine:
         async with _sampled(engine) as meter:
             requests = [_request(meter), _request(meter)]
@@ -116,7 +116,7 @@ async def test_two_requests_of_a_busy_engine_share_what_the_gpu_did() -> None:
         assert 0 < sum(usage.energy_millijoules for usage in found) <= last - first
 
 
-async def test_a_process_of_others_on_the_gpu_makes_the_share_unknown() -> None:
+async def test_foreign_gpu_process_makes_the_share_unknown() -> None:
     with _program("busy") as engine, _program("idle"):
         async with _sampled(engine) as meter:
             request = _request(meter)

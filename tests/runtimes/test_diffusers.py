@@ -124,7 +124,7 @@ def _png(width: int = 64, height: int = 64, rows: bytes | None = None) -> chat_p
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-async def test_every_family_makes_the_same_image_of_the_same_seed_from_words_an_image_and_a_mask(family: str) -> None:
+async def test_every_family_is_deterministic_per_seed_for_text_image_and_mask(family: str) -> None:
     async with _running(family) as backend:
         first, second = await _images(backend, _payload(count=2))
         assert first.startswith(b"\x89PNG")
@@ -139,7 +139,7 @@ async def test_every_family_makes_the_same_image_of_the_same_seed_from_words_an_
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-async def test_progress_and_previews_come_with_the_steps_of_every_family(family: str) -> None:
+async def test_progress_and_previews_follow_the_steps_of_every_family(family: str) -> None:
     async with _running(family) as backend:
         frames = await _frames(backend, _payload(steps=6, partial_images=2, output_format="jpeg"))
     events = [event for frame in frames for event in frame]
@@ -153,7 +153,7 @@ async def test_progress_and_previews_come_with_the_steps_of_every_family(family:
     assert receipt.gpu_time.ToMicroseconds() > 0
 
 
-async def test_a_request_that_is_given_up_frees_the_slot_within_one_step() -> None:
+async def test_cancelled_request_frees_the_slot_within_one_step() -> None:
     async with _running() as backend:
         done = 0.0
         async with (
@@ -168,7 +168,7 @@ async def test_a_request_that_is_given_up_frees_the_slot_within_one_step() -> No
         assert len(await _images(backend, _payload(steps=1))) == 1, "the next request has the slot"
 
 
-async def test_a_killed_engine_is_noticed_and_the_next_one_works() -> None:
+async def test_killed_engine_is_detected_and_the_next_one_works() -> None:
     async with _running() as backend:
         async with aclosing(backend.generate_images(_payload(steps=100), CALL)) as frames:
             await anext(frames)
@@ -188,7 +188,7 @@ async def _to_the_end(frames: AsyncGenerator[Frame]) -> None:
             pass
 
 
-async def test_bad_images_are_refused_by_their_field_and_the_same_process_goes_on() -> None:
+async def test_invalid_images_are_rejected_by_field_and_the_process_continues() -> None:
     bomb = _png(16_000, 16_000, zlib.compress(b"\x00" * 10_000_000))
     giant = _png(60_000, 60_000, zlib.compress(b"\x00" * 10_000_000))
     cut = chat_pb2.MediaPart(data=_png().data[:-40], media_type="image/png")
@@ -216,7 +216,7 @@ async def test_bad_images_are_refused_by_their_field_and_the_same_process_goes_o
         assert psutil.Process(backend.process_id) == engine
 
 
-async def test_memory_that_runs_out_fails_the_request_alone() -> None:
+async def test_out_of_memory_fails_only_the_request() -> None:
     async with _running(extra_arguments=("--max-pixels", "268435456")) as backend:
         assert backend.process_id is not None
         await _images(backend, _payload())
@@ -229,7 +229,7 @@ async def test_memory_that_runs_out_fails_the_request_alone() -> None:
         assert len(await _images(backend, _payload())) == 1
 
 
-async def test_the_memory_of_a_model_is_back_after_its_stop() -> None:
+async def test_model_memory_is_freed_after_stop() -> None:
     async with _running() as backend:
         await _images(backend, _payload())
         engine = psutil.Process(backend.process_id)

@@ -99,7 +99,7 @@ def _require_fox(heard: audio_pb2.Transcription) -> None:
     assert "42" in heard.text
 
 
-async def test_what_espeak_says_is_heard_with_times_language_and_length(fox: Path) -> None:
+async def test_espeak_speech_is_transcribed_with_times_language_and_duration(fox: Path) -> None:
     async with _running() as (backend, facts):
         assert facts.operations == {Operation.TRANSCRIPTION}
         assert facts.abilities == Abilities(
@@ -119,7 +119,7 @@ async def test_what_espeak_says_is_heard_with_times_language_and_length(fox: Pat
     assert abs(receipt.usage.audio_milliseconds / 1000 - heard.duration_seconds) < 0.01
 
 
-async def test_progress_is_told_in_seconds_of_the_recording(fox: Path) -> None:
+async def test_progress_is_reported_in_seconds_of_audio(fox: Path) -> None:
     async with _running() as (backend, _):
         frames = await _frames(backend, _payload(fox))
     progress = [event.work_progress for frame in frames for event in frame if event.HasField("work_progress")]
@@ -144,7 +144,7 @@ async def test_prompt_temperature_voice_detection_and_translation_reach_the_mode
         _require_fox((await _words(backend, fox))[0])
 
 
-async def test_a_long_recording_is_heard_to_its_end_in_pieces_and_each_sentence_once(tmp_path: Path) -> None:
+async def test_long_recording_is_transcribed_completely_with_each_sentence_once(tmp_path: Path) -> None:
     text = " ".join(TALES * 4)
     recording = spoken(text, tmp_path / "long.wav")
     async with _running(beam_size=1) as (backend, _):
@@ -159,7 +159,7 @@ async def test_a_long_recording_is_heard_to_its_end_in_pieces_and_each_sentence_
     assert heard.segments[-1].end_seconds > heard.duration_seconds - 10
 
 
-async def test_a_cancelled_request_frees_its_slot_for_the_next(fox: Path, tmp_path: Path) -> None:
+async def test_cancelled_request_frees_its_slot_for_the_next(fox: Path, tmp_path: Path) -> None:
     recording = spoken(" ".join([FOX] * 60), tmp_path / "long.wav")
     async with _running() as (backend, _):
         async with aclosing(backend.transcribe(_payload(recording), CALL)) as frames:
@@ -170,7 +170,7 @@ async def test_a_cancelled_request_frees_its_slot_for_the_next(fox: Path, tmp_pa
         assert backend.process_id == process
 
 
-async def test_a_killed_engine_is_seen_and_the_next_request_works_after_a_start(fox: Path, tmp_path: Path) -> None:
+async def test_killed_engine_is_detected_and_works_after_a_restart(fox: Path, tmp_path: Path) -> None:
     recording = spoken(" ".join([FOX] * 60), tmp_path / "long.wav")
     async with _running() as (backend, _):
         async with aclosing(backend.transcribe(_payload(recording), CALL)) as frames:
@@ -190,7 +190,7 @@ async def _to_the_end(frames: AsyncGenerator[Frame]) -> None:
             pass
 
 
-async def test_an_unload_gives_the_memory_back(fox: Path) -> None:
+async def test_unload_frees_the_memory(fox: Path) -> None:
     async with _running(sleeps_in_place=True, compute_type="float32") as (backend, facts):
         process = psutil.Process(backend.process_id)
         _require_fox((await _words(backend, fox))[0])
@@ -225,7 +225,7 @@ def _bad_media(fox: Path, folder: Path) -> dict[str, bytes]:
     }
 
 
-async def test_bad_media_are_refused_by_name_and_the_same_process_serves_the_next(fox: Path, tmp_path: Path) -> None:
+async def test_invalid_media_are_rejected_by_name_and_the_process_continues(fox: Path, tmp_path: Path) -> None:
     async with _running() as (backend, _):
         process = backend.process_id
         for what, data in _bad_media(fox, tmp_path).items():
@@ -238,7 +238,7 @@ async def test_bad_media_are_refused_by_name_and_the_same_process_serves_the_nex
         assert backend.process_id == process
 
 
-async def test_a_recording_that_breaks_off_is_heard_up_to_there(fox: Path) -> None:
+async def test_truncated_recording_is_transcribed_up_to_its_end(fox: Path) -> None:
     mp3 = _encoded(fox, "mp3")
     async with _running() as (backend, _):
         whole, _ = await _words(backend, mp3)
@@ -248,7 +248,7 @@ async def test_a_recording_that_breaks_off_is_heard_up_to_there(fox: Path) -> No
         assert len(part.text) < len(whole.text)
 
 
-async def test_a_length_beyond_the_limit_is_refused_by_what_the_file_says_and_by_what_it_holds(fox: Path) -> None:
+async def test_duration_limit_applies_to_the_stated_and_the_actual_length(fox: Path) -> None:
     async with _running(extra_arguments=("--max-audio-seconds", "2")) as (backend, _):
         with pytest.raises(WeftError, match=r"file: lasts .* s; at most 2 s are transcribed"):
             await _words(backend, fox)
@@ -261,7 +261,7 @@ async def test_a_length_beyond_the_limit_is_refused_by_what_the_file_says_and_by
             await _words(backend, bytes(2_000_000))
 
 
-async def test_ten_hours_of_silence_are_heard_in_bounded_memory(fox: Path) -> None:
+async def test_ten_hours_of_silence_use_bounded_memory(fox: Path) -> None:
     silence = _silence(SILENCE_HOURS)
     async with _running(extra_arguments=("--max-audio-seconds", str(SILENCE_HOURS * 3600 + 60))) as (backend, _):
         _require_fox((await _words(backend, fox))[0])

@@ -71,7 +71,7 @@ async def _text(backend: Backend, payload: Payload) -> tuple[str, event_pb2.Infe
     return "".join(event.delta.text for event in events), events[-1]
 
 
-async def test_a_schema_a_grammar_and_a_bias_are_followed(interpreter: Path) -> None:
+async def test_schema_grammar_and_bias_are_followed(interpreter: Path) -> None:
     backend = _backend(interpreter)
     greedy = sampling_pb2.SamplingParams(temperature=0, max_tokens=40)
     schema = chat_pb2.ResponseFormat()
@@ -105,7 +105,7 @@ async def test_a_schema_a_grammar_and_a_bias_are_followed(interpreter: Path) -> 
         await backend.stop()
 
 
-async def test_the_second_answer_to_a_prompt_finds_it_in_the_cache(interpreter: Path) -> None:
+async def test_second_answer_to_a_prompt_hits_the_cache(interpreter: Path) -> None:
     backend = _backend(interpreter)
     payload = _chat("word " * 300, sampling=sampling_pb2.SamplingParams(max_tokens=2))
     await backend.start()
@@ -120,7 +120,7 @@ async def test_the_second_answer_to_a_prompt_finds_it_in_the_cache(interpreter: 
     assert usage.cached_prompt_tokens >= usage.prompt_tokens - 1
 
 
-async def test_prompts_have_as_many_tokens_as_on_llama_server(interpreter: Path) -> None:
+async def test_prompt_token_counts_match_llama_server(interpreter: Path) -> None:
     message = chat_pb2.ChatMessage(role=chat_pb2.ROLE_SYSTEM, content=[chat_pb2.ContentPart(text="Be brief.")])
     chats = [_chat("Hello \u2603 <|im_end|> there.\n\n  x"), _chat("Why?")]
     for chat in chats:
@@ -144,7 +144,7 @@ async def test_prompts_have_as_many_tokens_as_on_llama_server(interpreter: Path)
     assert all(counts[0])
 
 
-async def test_every_declared_parameter_is_taken_by_the_library(interpreter: Path) -> None:
+async def test_library_accepts_every_declared_parameter(interpreter: Path) -> None:
     backend = _backend(interpreter, context_tokens=1024)
     values: dict[str, Any] = {
         "context_tokens": 512,

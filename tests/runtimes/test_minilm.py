@@ -44,26 +44,26 @@ def _cosine(one: Sequence[float], other: Sequence[float]) -> float:
     return sum(a * b for a, b in zip(one, other, strict=True)) / (math.hypot(*one) * math.hypot(*other))
 
 
-def test_vectors_of_texts_that_mean_the_same_are_nearer_than_those_of_others(http: httpx2.Client) -> None:
+def test_vectors_of_similar_texts_are_closer_than_others(http: httpx2.Client) -> None:
     cat, kitten, stocks = _vectors(http, "The cat sleeps.", "A kitten is asleep.", "Stock prices fell on Monday.")
     assert len(cat) == len(kitten) == len(stocks) == DIMENSIONS
     assert _cosine(cat, kitten) > 0.5
     assert _cosine(cat, stocks) < 0.2
 
 
-def test_a_vector_does_not_depend_on_the_texts_beside_it(http: httpx2.Client) -> None:
+def test_vector_does_not_depend_on_other_inputs(http: httpx2.Client) -> None:
     (alone,) = _vectors(http, "The cat sleeps.")
     beside = _vectors(http, "Stock prices fell on Monday.", "The cat sleeps.")[1]
     assert _cosine(alone, beside) > 0.999
 
 
-def test_a_text_beyond_the_context_is_refused_by_its_length(http: httpx2.Client) -> None:
+def test_text_longer_than_the_context_is_rejected_by_its_length(http: httpx2.Client) -> None:
     answer = http.post("/v1/embeddings", json={"model": "minilm", "input": ["cat " * (CONTEXT_TOKENS + 100)]})
     assert answer.status_code == 400, answer.text
     assert answer.json()["error"]["code"] == "context_length_exceeded"
 
 
-def test_documents_are_ranked_by_falling_scores_and_each_is_there_once(http: httpx2.Client) -> None:
+def test_documents_are_ranked_by_descending_score_each_once(http: httpx2.Client) -> None:
     """The order alone: this model is no cross-encoder, so its scores mean nothing."""
     documents = ["a kitten", "stock prices", "the sea"]
     body = {"model": "ranker", "query": "cats", "documents": documents}
@@ -76,7 +76,7 @@ def test_documents_are_ranked_by_falling_scores_and_each_is_there_once(http: htt
     assert [result["index"] for result in best] == [answer.json()["results"][0]["index"]]
 
 
-def test_a_model_that_does_not_rank_is_not_asked_to(http: httpx2.Client) -> None:
+def test_model_without_rerank_is_not_sent_rerank_requests(http: httpx2.Client) -> None:
     answer = http.post("/v1/rerank", json={"model": "minilm", "query": "cats", "documents": ["a kitten"]})
     assert answer.status_code == 501, answer.text
     assert answer.json()["error"]["code"] == "unsupported_operation"

@@ -64,7 +64,7 @@ async def _answer(backend: ServerBackend, payload: chat_pb2.ChatPayload) -> Fram
         return [event async for frame in backend.generate(payload, CALL) for event in frame]
 
 
-async def test_a_model_answers_counts_its_tokens_and_those_that_were_cached(mlx_lm: tuple[Path, Path]) -> None:
+async def test_model_answers_and_counts_total_and_cached_tokens(mlx_lm: tuple[Path, Path]) -> None:
     async with _running(mlx_lm) as backend:
         first = await _answer(backend, _chat(WORDS, 5))
         second = await _answer(backend, _chat(WORDS, 5))
@@ -80,7 +80,7 @@ async def test_a_model_answers_counts_its_tokens_and_those_that_were_cached(mlx_
     assert CLAIM_STATE_BROKEN not in claims.values()
 
 
-async def test_a_parameter_that_it_does_not_take_is_warned_of(mlx_lm: tuple[Path, Path]) -> None:
+async def test_unsupported_parameter_yields_a_warning(mlx_lm: tuple[Path, Path]) -> None:
     payload = _chat("Hi", 4)
     payload.reasoning_effort = chat_pb2.REASONING_EFFORT_LOW
     payload.sampling.repeat_penalty = 1.1
@@ -89,7 +89,7 @@ async def test_a_parameter_that_it_does_not_take_is_warned_of(mlx_lm: tuple[Path
     assert [event.warning.field for event in events if event.HasField("warning")] == ["reasoning_effort"]
 
 
-async def test_its_work_ends_when_the_caller_leaves_and_all_of_it_with_a_stop(mlx_lm: tuple[Path, Path]) -> None:
+async def test_disconnect_stops_its_work_and_stop_ends_all(mlx_lm: tuple[Path, Path]) -> None:
     async with _running(mlx_lm) as backend:
         async with aclosing(backend.generate(_chat("Tell a very long story.", 2000), CALL)) as stream:
             await anext(stream)

@@ -18,7 +18,7 @@ BEYOND = re.compile(r"AMX|AVX512|AVX_VNNI")
 _FEATURE = re.compile(r"(\w+) = 1\b")
 
 
-def test_a_build_of_other_flags_or_versions_or_an_unfinished_one_is_not_used(tmp_path: Path) -> None:
+def test_incomplete_build_or_one_with_other_flags_or_versions_is_not_used(tmp_path: Path) -> None:
     script, folder = tmp_path / "build.sh", tmp_path / "build"
     script.write_text("cmake -DGGML_NATIVE=ON")
     (folder / "bin").mkdir(parents=True)
@@ -31,7 +31,7 @@ def test_a_build_of_other_flags_or_versions_or_an_unfinished_one_is_not_used(tmp
 
 @pytest.mark.runtimes
 @pytest.mark.timeout(3700)
-async def test_the_native_server_has_no_kernels_beyond_the_baseline() -> None:
+async def test_native_server_has_no_kernels_beyond_the_baseline() -> None:
     backend = LlamaServerBackend(
         *engine_settings(
             LlamaServerModel,
@@ -51,7 +51,7 @@ async def test_the_native_server_has_no_kernels_beyond_the_baseline() -> None:
 
 @pytest.mark.runtimes
 @pytest.mark.timeout(3700)
-def test_the_library_has_no_kernels_beyond_the_baseline() -> None:
+def test_library_has_no_kernels_beyond_the_baseline() -> None:
     say = "import llama_cpp; print(llama_cpp.llama_print_system_info().decode())"
     ran = subprocess.run(
         [str(built_llama_cpp_python()), "-c", say],
@@ -65,7 +65,7 @@ def test_the_library_has_no_kernels_beyond_the_baseline() -> None:
 
 
 @pytest.mark.parametrize("beyond", ["AMX_INT8", "AVX512", "AVX512_BF16", "AVX_VNNI"])
-def test_a_kernel_beyond_the_baseline_would_be_seen(beyond: str) -> None:
+def test_kernel_beyond_the_baseline_is_detected(beyond: str) -> None:
     told = " | ".join(f"{name} = 1" for name in sorted(BASELINE))
     _require_baseline(f"system_info: n_threads = 2 | CPU : {told} | OPENMP = 1 |")
     with pytest.raises(AssertionError):

@@ -51,7 +51,7 @@ class TestNativeLlamaServer(_OnRuntimes):
             )
         )
 
-    async def test_the_cache_in_the_hosts_memory_would_show_prefixes_to_everybody(self) -> None:
+    async def test_host_memory_cache_would_share_prefixes_across_tenants(self) -> None:
         """Why it is switched off, and why whoever switches it on is told that tenants are not kept apart."""
         backend = self.make_backend("--cache-ram", "512")
         await backend.start()

@@ -67,7 +67,7 @@ _BUFFER = re.compile(r"CPU (KV|compute) buffer size =\s+([0-9.]+) MiB")
         {"context_tokens": 4096, "slots": 2, "cache_type_k": "q8_0", "cache_type_v": "q8_0"},
     ],
 )
-async def test_the_estimate_of_the_header_is_what_the_server_reserves(
+async def test_header_estimate_matches_what_the_server_reserves(
     llama_server: Path, parameters: dict[str, int | str]
 ) -> None:
     """Context to the byte, room to compute as an upper bound that is not twice too high."""

@@ -75,7 +75,7 @@ async def _working(mesh: MeshProcess) -> str | None:
 
 
 @pytest.mark.parametrize("runner", RUNNERS)
-async def test_while_one_engine_is_dead_the_other_kind_answers(mesh: MeshProcess, runner: str) -> None:
+async def test_other_engine_kind_answers_while_one_is_dead(mesh: MeshProcess, runner: str) -> None:
     for each in RUNNERS:
         await _until_ready(mesh, each)
     await _kill(mesh, runner)
@@ -85,7 +85,7 @@ async def test_while_one_engine_is_dead_the_other_kind_answers(mesh: MeshProcess
 
 
 @pytest.mark.parametrize("number", [1, 2])
-async def test_a_request_whose_engine_dies_in_its_prefill_is_answered_by_the_other_kind(
+async def test_request_fails_over_to_the_other_engine_kind_if_its_engine_dies_in_prefill(
     mesh: MeshProcess, number: int
 ) -> None:
     for each in RUNNERS:

@@ -77,7 +77,7 @@ def _decoded(found: Spoken) -> tuple[str, int, int, int]:
 
 @both
 @pytest.mark.parametrize("form", sorted(RATES))
-async def test_a_recording_is_what_its_format_says_and_as_long_as_its_receipt(make: Make, form: str) -> None:
+async def test_recording_matches_its_format_and_the_duration_on_its_receipt(make: Make, form: str) -> None:
     async with speaking(make()) as (backend, _):
         found = await spoken(backend, format=form)
     codec, rate, channels, samples = _decoded(found)
@@ -95,7 +95,7 @@ async def test_pcm_has_24000_samples_per_second_and_no_header(make: Make) -> Non
 
 
 @both
-async def test_mp3_is_the_format_of_a_request_that_names_none(make: Make) -> None:
+async def test_default_format_is_mp3(make: Make) -> None:
     async with speaking(make()) as (backend, _):
         found = await spoken(backend, "One short sentence.")
     assert found.media_type == "audio/mpeg"
@@ -103,14 +103,14 @@ async def test_mp3_is_the_format_of_a_request_that_names_none(make: Make) -> Non
 
 
 @both
-async def test_a_higher_speed_takes_less_time_to_say(make: Make) -> None:
+async def test_higher_speed_shortens_the_recording(make: Make) -> None:
     async with speaking(make()) as (backend, _):
         slow, usual, fast = [await spoken(backend, format="wav", speed=speed) for speed in (0.5, 1.0, 3.0)]
     assert slow.seconds > 1.3 * usual.seconds > 2 * fast.seconds > 0
 
 
 @both
-async def test_the_first_piece_comes_before_the_last_sentence_is_spoken(make: Make) -> None:
+async def test_first_chunk_is_sent_before_the_last_sentence_is_spoken(make: Make) -> None:
     async with speaking(make()) as (backend, _):
         body = {"input": LONG, "voice": backend.abilities.voices[0], "response_format": "mp3"}
         before: list[dict[str, Any]] = []
@@ -127,7 +127,7 @@ async def test_the_first_piece_comes_before_the_last_sentence_is_spoken(make: Ma
 
 
 @both
-async def test_a_cancelled_request_frees_the_only_slot(make: Make) -> None:
+async def test_cancelled_request_frees_the_only_slot(make: Make) -> None:
     async with speaking(make(slots=1)) as (backend, _):
         for _ in range(2):
             assert await first_piece(backend, LONG)
@@ -135,7 +135,7 @@ async def test_a_cancelled_request_frees_the_only_slot(make: Make) -> None:
 
 
 @both
-async def test_a_killed_server_is_seen_and_the_next_start_speaks(make: Make) -> None:
+async def test_killed_server_is_detected_and_speaks_after_a_restart(make: Make) -> None:
     async with speaking(make()) as (backend, _):
         process = backend.process_id
         assert process is not None
@@ -155,7 +155,7 @@ async def test_a_killed_server_is_seen_and_the_next_start_speaks(make: Make) -> 
 
 
 @both
-async def test_an_unload_leaves_no_process(make: Make) -> None:
+async def test_unload_leaves_no_process(make: Make) -> None:
     async with speaking(make()) as (backend, _):
         assert (await spoken(backend, "And now this.")).seconds > 0
         processes = [psutil.Process(each.pid) for each in backend.processes()]
@@ -163,7 +163,7 @@ async def test_an_unload_leaves_no_process(make: Make) -> None:
     assert not any(process.is_running() for process in processes)
 
 
-async def test_espeak_ng_has_the_languages_of_its_program_with_variants() -> None:
+async def test_espeak_ng_lists_the_languages_and_variants_of_its_program() -> None:
     async with speaking(_espeak()) as (backend, facts):
         assert {"en-gb", "de", "fr-fr"} <= set(facts.abilities.voices)
         female = await spoken(backend, voice="en-gb+f3", format="wav")
@@ -171,7 +171,7 @@ async def test_espeak_ng_has_the_languages_of_its_program_with_variants() -> Non
     assert female.data != male.data
 
 
-async def test_a_voice_of_piper_is_found_by_its_file_its_alias_and_its_own_name() -> None:
+async def test_piper_voice_is_found_by_file_alias_and_name() -> None:
     model = built_speech()[1] / f"{VOICE}.onnx"
     backend = _piper(voices={"joe": model}, voice_aliases={"nova": "joe"})
     async with speaking(backend) as (speaker, facts):
@@ -182,7 +182,7 @@ async def test_a_voice_of_piper_is_found_by_its_file_its_alias_and_its_own_name(
             await spoken(speaker, FOX, voice=VOICE)
 
 
-async def test_a_broken_voice_of_piper_is_refused_and_the_others_go_on(tmp_path: Path) -> None:
+async def test_broken_piper_voice_is_rejected_and_the_others_continue(tmp_path: Path) -> None:
     good = built_speech()[1] / f"{VOICE}.onnx"
     configuration = good.with_name(f"{good.name}.json").read_text()
     for name, content in (("cut", good.read_bytes()[:100_000]), ("text", b"no model at all"), ("pickle", b"\x80\x04.")):

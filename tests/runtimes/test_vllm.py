@@ -148,7 +148,7 @@ async def _follow_grammars(backend: VllmBackend) -> None:
     assert refused.value.reason in (Reason.INVALID_ARGUMENT, Reason.BACKEND_REJECTED), "and the engine goes on"
 
 
-async def test_one_life_of_a_model() -> None:
+async def test_model_life_cycle_works_end_to_end() -> None:
     stages = []
     backend = _backend()
     starting = asyncio.create_task(backend.start())
@@ -208,7 +208,7 @@ async def test_one_life_of_a_model() -> None:
 
 
 @AT_NIGHT
-async def test_a_model_for_embeddings_gives_vectors() -> None:
+async def test_embedding_model_returns_vectors() -> None:
     async with _running(kind="embedding", tool_call_parser=None) as (backend, facts):
         assert facts.operations == {Operation.EMBEDDING, Operation.TOKENIZE}
         inputs = [completion_pb2.PromptInput(text=text) for text in ("a fox", "a crow")]
@@ -221,7 +221,7 @@ async def test_a_model_for_embeddings_gives_vectors() -> None:
 
 
 @pytest.mark.parametrize("victim", [_at_night("server"), _at_night("engine"), "worker"])
-async def test_the_death_of_any_of_its_processes_ends_all_of_them_and_the_answer(victim: str) -> None:
+async def test_death_of_any_process_ends_all_of_them_and_the_answer(victim: str) -> None:
     async with _running() as (backend, _):
         members = _members(backend)
         worker = _worker(members)
@@ -245,7 +245,7 @@ async def test_the_death_of_any_of_its_processes_ends_all_of_them_and_the_answer
         assert alive(members) == []
 
 
-async def test_vllm_takes_the_routes_of_sleep_and_of_aborts_as_the_fake_does() -> None:
+async def test_sleep_and_abort_routes_of_vllm_match_the_fake() -> None:
     async with _running() as (backend, _):
         connector = aiohttp.UnixConnector(backend._socket_path)
         async with aiohttp.ClientSession("http://vllm", connector=connector) as session:
@@ -314,7 +314,7 @@ def _engines(mesh: MeshProcess) -> list[psutil.Process]:
     return [process for process in mesh.family() if process.memory_info().rss > 300 * MEBIBYTE]
 
 
-async def test_a_request_wakes_a_model_that_sleeps_and_a_hung_worker_is_noticed_by_its_missing_tokens(
+async def test_request_wakes_a_sleeping_model_and_a_hung_worker_is_detected_by_missing_tokens(
     mesh: MeshProcess,
 ) -> None:
     body = {"model": "smollm2", "messages": [{"role": "user", "content": STORY}], "max_tokens": 1500, "stream": True}
@@ -338,7 +338,7 @@ async def test_a_request_wakes_a_model_that_sleeps_and_a_hung_worker_is_noticed_
 
 
 @AT_NIGHT
-async def test_weft_conformance_is_green_and_an_unload_frees_the_memory(mesh: MeshProcess) -> None:
+async def test_weft_conformance_passes_and_an_unload_frees_the_memory(mesh: MeshProcess) -> None:
     done = await asyncio.to_thread(_weft, mesh, "conformance", "gpu", "-o", "json")
     findings: list[dict[str, Any]] = json.loads(done.stdout)["items"]
     assert {finding["check"]: finding["detail"] for finding in findings if finding["verdict"] != "honoured"} == {
@@ -351,7 +351,7 @@ async def test_weft_conformance_is_green_and_an_unload_frees_the_memory(mesh: Me
 
 
 @AT_NIGHT
-async def test_adapters_answer_by_their_own_names_and_find_no_prefix_of_each_other(tmp_path: Path) -> None:
+async def test_adapters_answer_by_name_and_share_no_prefixes(tmp_path: Path) -> None:
     adapters = tuple(
         VllmAdapter(name=name, path=str(write_peft_adapter(tmp_path / name, strength=strength)))
         for name, strength in (("nonsense", 0.5), ("mute", 0.0))

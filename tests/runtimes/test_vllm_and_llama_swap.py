@@ -41,7 +41,7 @@ def mesh(tmp_path: Path) -> Iterator[MeshProcess]:
         yield running
 
 
-async def test_engines_that_swap_under_mixed_load_never_share_memory_and_every_request_ends(mesh: MeshProcess) -> None:
+async def test_engines_swapping_under_mixed_load_never_share_memory_and_every_request_ends(mesh: MeshProcess) -> None:
     async with watched(mesh) as stage:
         await mixed_load(stage, requests=REQUESTS, turns=TURNS)
     assert stage.outcomes.failed == {}
@@ -50,7 +50,7 @@ async def test_engines_that_swap_under_mixed_load_never_share_memory_and_every_r
     assert {tuple(lease.shares) for lease in stage.checker.granted(WIDE)} == {(0, 1)}, "it is split over both"
 
 
-async def test_the_lease_of_a_killed_runner_of_vllm_ends_when_its_engine_has_and_not_before(mesh: MeshProcess) -> None:
+async def test_lease_of_a_killed_vllm_runner_ends_only_after_its_engine_exits(mesh: MeshProcess) -> None:
     """The runner of llama.cpp is killed in tests/e2e/test_two_devices.py, with the same real server."""
     async with watched(mesh) as stage:
         await stage.kill_under_load(SERVED, WIDE, REQUESTS)

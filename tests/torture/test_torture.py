@@ -69,9 +69,7 @@ def _told(outcome: Outcome) -> str:
 @pytest.mark.parametrize(
     "plan", [pytest.param(SHORT, marks=pytest.mark.slow("kills processes")), pytest.param(USUAL, marks=NIGHTLY)]
 )
-async def test_nothing_acknowledged_is_lost_and_nothing_ends_twice_while_everything_is_killed(
-    folder: Folder, plan: Plan
-) -> None:
+async def test_random_kills_lose_no_acknowledged_task_and_end_none_twice(folder: Folder, plan: Plan) -> None:
     outcome = await torture(plan, folder)
     assert outcome.is_good, _told(outcome)
     assert outcome.again, "no kill has ever hit a task at work"
@@ -80,7 +78,7 @@ async def test_nothing_acknowledged_is_lost_and_nothing_ends_twice_while_everyth
 @NIGHTLY
 @pytest.mark.timeout(180)
 @pytest.mark.skipif(sys.version_info[:2] > PYTHON_OF_THE_WHEEL, reason="there is no wheel pgserver for this Python")
-async def test_nothing_acknowledged_is_lost_on_postgresql_while_everything_is_killed(folder: Folder) -> None:
+async def test_random_kills_on_postgresql_lose_no_acknowledged_task(folder: Folder) -> None:
     with running_postgres() as server, server.fresh_database() as name:
         outcome = await torture(replace(SMALL, database_url=server.url(name)), folder)
     assert outcome.is_good, _told(outcome)
@@ -89,7 +87,7 @@ async def test_nothing_acknowledged_is_lost_on_postgresql_while_everything_is_ki
 @NIGHTLY
 @pytest.mark.timeout(420)
 @pytest.mark.skipif(sys.version_info[:2] > PYTHON_OF_THE_WHEEL, reason="there is no wheel pgserver for this Python")
-async def test_no_stream_breaks_but_those_of_killed_gateways_and_no_task_is_lost_in_a_cluster(folder: Folder) -> None:
+async def test_cluster_breaks_only_streams_of_killed_gateways_and_loses_no_task(folder: Folder) -> None:
     with running_postgres() as server, server.fresh_database() as name:
         outcome = await torture(replace(CLUSTER, database_url=server.url(name)), folder)
     assert outcome.is_good, _told(outcome)
@@ -99,7 +97,7 @@ async def test_no_stream_breaks_but_those_of_killed_gateways_and_no_task_is_lost
 @NIGHTLY
 @pytest.mark.timeout(420)
 @pytest.mark.skipif(sys.version_info[:2] > PYTHON_OF_THE_WHEEL, reason="there is no wheel pgserver for this Python")
-async def test_a_database_that_is_restarted_and_cut_off_costs_a_cluster_no_stream_and_no_task(folder: Folder) -> None:
+async def test_database_restart_and_cutoff_cost_a_cluster_no_stream_and_no_task(folder: Folder) -> None:
     with running_postgres() as server, server.fresh_database() as name:
         database = RunDatabase(server, name)
         plan = replace(CLUSTER_ON_A_FAILING_DATABASE, database_url=database.url)
@@ -112,7 +110,7 @@ async def test_a_database_that_is_restarted_and_cut_off_costs_a_cluster_no_strea
 
 @NIGHTLY
 @pytest.mark.timeout(180)
-async def test_a_router_that_slept_longer_than_its_leases_ends_nothing_that_another_one_has(folder: Folder) -> None:
+async def test_router_asleep_longer_than_its_leases_ends_no_task_of_another(folder: Folder) -> None:
     outcome = await torture(STALE, folder)
     assert outcome.is_good, _told(outcome)
     assert outcome.events[Kind.LEASE_LOST], _told(outcome)
@@ -120,7 +118,7 @@ async def test_a_router_that_slept_longer_than_its_leases_ends_nothing_that_anot
 
 @NIGHTLY
 @pytest.mark.timeout(180)
-async def test_without_the_fence_the_checker_finds_doubles(folder: Folder) -> None:
+async def test_checker_detects_duplicates_without_fencing(folder: Folder) -> None:
     outcome = await torture(replace(STALE, is_fenced=False), folder)
     assert not outcome.shortfalls, _told(outcome)
     # Not only cancels that came twice: an end was written by somebody whose claim was over.

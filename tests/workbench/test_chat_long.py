@@ -101,7 +101,7 @@ def mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MeshProcess]:
         yield mesh
 
 
-def test_a_long_answer_draws_its_last_blocks_alone(page: "Page", mesh: MeshProcess) -> None:
+def test_long_answer_redraws_only_its_last_blocks(page: "Page", mesh: MeshProcess) -> None:
     behave(mesh, "a", text=long_text(TOKENS), tokens_per_second=2500.0)
     opened(page, mesh, "chat?model=pool", "Chat")
     answer = asked(page, "Tell me everything")
@@ -114,7 +114,7 @@ def test_a_long_answer_draws_its_last_blocks_alone(page: "Page", mesh: MeshProce
     assert page.locator(".turns").evaluate(AT_END)
 
 
-def test_a_text_that_grows_is_drawn_as_the_whole_text_is(page: "Page", mesh: MeshProcess) -> None:
+def test_incremental_rendering_equals_full_rendering(page: "Page", mesh: MeshProcess) -> None:
     opened(page, mesh, "chat", "Chat")
     chance = random.Random(7)
     texts = []
@@ -125,7 +125,7 @@ def test_a_text_that_grows_is_drawn_as_the_whole_text_is(page: "Page", mesh: Mes
     assert page.evaluate(DRAW, {"texts": texts, "seed": 11}) == []
 
 
-def test_one_line_without_end_and_one_block_without_end_are_drawn(page: "Page", mesh: MeshProcess) -> None:
+def test_endless_line_and_endless_block_are_rendered(page: "Page", mesh: MeshProcess) -> None:
     behave(
         mesh,
         "a",
@@ -138,7 +138,7 @@ def test_one_line_without_end_and_one_block_without_end_are_drawn(page: "Page", 
     assert answer.locator("code").inner_text().endswith("y = 9999")
 
 
-def test_whoever_has_scrolled_up_stays_there_and_can_go_to_the_end(page: "Page", mesh: MeshProcess) -> None:
+def test_scroll_position_stays_when_scrolled_up_and_can_jump_to_the_end(page: "Page", mesh: MeshProcess) -> None:
     behave(mesh, "a", text=long_text(4000), tokens_per_second=500.0)
     opened(page, mesh, "chat?model=pool", "Chat")
     answer = asked(page, "At length")
@@ -156,7 +156,7 @@ def test_whoever_has_scrolled_up_stays_there_and_can_go_to_the_end(page: "Page",
     answer.get_by_text("Stopped.").wait_for()
 
 
-def test_keys_send_break_lines_and_stop(page: "Page", mesh: MeshProcess) -> None:
+def test_keys_send_insert_line_breaks_and_stop(page: "Page", mesh: MeshProcess) -> None:
     behave(mesh, "a", text=None, echo=True, tokens_per_second=0.0)
     opened(page, mesh, "chat?model=pool", "Chat")
     field = page.get_by_role("textbox", name="Message")
@@ -171,7 +171,7 @@ def test_keys_send_break_lines_and_stop(page: "Page", mesh: MeshProcess) -> None
     expect(page.locator(".receipt")).to_contain_text("completed")
 
 
-def test_the_oldest_conversations_go_and_the_page_says_which(page: "Page", mesh: MeshProcess) -> None:
+def test_oldest_conversations_are_removed_and_the_page_lists_them(page: "Page", mesh: MeshProcess) -> None:
     behave(mesh, "a", text="Short.", echo=False, tokens_per_second=0.0)
     opened(page, mesh, "chat?model=pool", "Chat")
     expect(asked(page, "The oldest of all").locator(".receipt")).to_contain_text("completed")
@@ -198,7 +198,7 @@ def test_the_oldest_conversations_go_and_the_page_says_which(page: "Page", mesh:
     expect(listed).to_have_count(0)
 
 
-def test_an_answer_goes_on_while_another_page_is_shown(page: "Page", mesh: MeshProcess) -> None:
+def test_answer_continues_while_another_page_is_shown(page: "Page", mesh: MeshProcess) -> None:
     behave(mesh, "a", text=None, answer_tokens=60, echo=False, tokens_per_second=30.0)
     opened(page, mesh, "chat?model=pool", "Chat")
     asked(page, "Go on").get_by_text("tok0 tok1").wait_for()
@@ -212,7 +212,7 @@ def test_an_answer_goes_on_while_another_page_is_shown(page: "Page", mesh: MeshP
     expect(answer.locator(".receipt")).to_contain_text("completed")
 
 
-def test_an_answer_that_came_when_the_page_was_closed_says_so(page: "Page", mesh: MeshProcess) -> None:
+def test_answer_interrupted_by_closing_the_page_is_marked_incomplete(page: "Page", mesh: MeshProcess) -> None:
     behave(mesh, "a", text=None, answer_tokens=0, echo=False, tokens_per_second=30.0)
     opened(page, mesh, "chat?model=pool", "Chat")
     answer = asked(page, "Without end")

@@ -67,7 +67,7 @@ def mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MeshProcess]:
         yield mesh
 
 
-def test_tools_and_signals_of_an_agent_are_at_their_place_in_its_answer(page: "Page", mesh: MeshProcess) -> None:
+def test_agent_tools_and_signals_appear_in_order_in_its_answer(page: "Page", mesh: MeshProcess) -> None:
     opened(page, mesh, "chat?model=agent/clerk", "Chat")
     answer = asked(page, "Delete a shard")
     expect(answer.locator(".receipt")).to_contain_text("completed")
@@ -84,9 +84,7 @@ def test_tools_and_signals_of_an_agent_are_at_their_place_in_its_answer(page: "P
     picture(page, "chat-agent")
 
 
-def test_the_models_that_answer_chats_are_searched_by_name_and_chosen_by_keyboard(
-    page: "Page", mesh: MeshProcess
-) -> None:
+def test_chat_models_are_searchable_by_name_and_selectable_by_keyboard(page: "Page", mesh: MeshProcess) -> None:
     opened(page, mesh, "chat", "Chat")
     field = page.get_by_role("combobox", name="Model")
     expect(field).not_to_have_value("")
@@ -114,7 +112,7 @@ def test_the_models_that_answer_chats_are_searched_by_name_and_chosen_by_keyboar
     expect(answer.locator(".receipt")).to_contain_text("completed")
 
 
-def test_a_sleeping_model_is_marked_and_says_that_it_loads(page: "Page", mesh: MeshProcess) -> None:
+def test_sleeping_model_is_marked_and_shows_that_it_loads(page: "Page", mesh: MeshProcess) -> None:
     opened(page, mesh, "chat?model=other", "Chat")
     code, _, err = finished(run_weft("unload", "m-b", home=mesh.home))
     assert code == 0, err
@@ -129,7 +127,7 @@ def test_a_sleeping_model_is_marked_and_says_that_it_loads(page: "Page", mesh: M
     expect(page.locator(".picker .state")).to_have_count(0)
 
 
-def test_a_key_goes_with_the_chat_and_is_a_variable_in_its_code(
+def test_chat_uses_the_key_and_its_code_reads_it_from_a_variable(
     page: "Page", tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     folder = tmp_path_factory.mktemp("chat-keys")
@@ -155,7 +153,7 @@ def test_a_key_goes_with_the_chat_and_is_a_variable_in_its_code(
         assert requests == 2
 
 
-def test_a_real_model_streams_and_is_stopped_and_its_slot_is_free(page: "Page", tmp_path: Path) -> None:
+def test_real_model_streams_and_stop_frees_its_slot(page: "Page", tmp_path: Path) -> None:
     runner = demo_runner_document()
     runner["models"][0] |= {"slots": 1, "default_max_tokens": 48}
     config = write_config(tmp_path, {**runner, "agents": [TIRELESS]})

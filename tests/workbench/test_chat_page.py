@@ -58,7 +58,7 @@ def usual_models(request: pytest.FixtureRequest) -> Iterator[None]:
         finished(request.getfixturevalue("chat_mesh").reset("a", "b"))
 
 
-def test_an_answer_comes_in_pieces_and_has_its_receipt(page: "Page", chat_mesh: MeshProcess) -> None:
+def test_answer_streams_and_shows_its_receipt(page: "Page", chat_mesh: MeshProcess) -> None:
     behave(chat_mesh, "a", tokens_per_second=20.0, answer_tokens=20, reasoning_text="First I think. ")
     opened(page, chat_mesh, "chat?model=pool", "Chat")
     answer = asked(page, "Hello")
@@ -77,7 +77,7 @@ def test_an_answer_comes_in_pieces_and_has_its_receipt(page: "Page", chat_mesh: 
     picture(page, "chat")
 
 
-def test_a_stopped_answer_keeps_what_came_and_frees_its_slot(page: "Page", chat_mesh: MeshProcess) -> None:
+def test_stopped_answer_keeps_its_text_and_frees_its_slot(page: "Page", chat_mesh: MeshProcess) -> None:
     behave(chat_mesh, "a", tokens_per_second=20.0, answer_tokens=0)
     opened(page, chat_mesh, "chat?model=pool", "Chat")
     answer = asked(page, "Count without end")
@@ -92,7 +92,7 @@ def test_a_stopped_answer_keeps_what_came_and_frees_its_slot(page: "Page", chat_
     page.get_by_role("article").last.get_by_text("Again.").wait_for()
 
 
-def test_what_it_waits_for_is_shown_while_it_waits(page: "Page", chat_mesh: MeshProcess) -> None:
+def test_queue_position_is_shown_while_waiting(page: "Page", chat_mesh: MeshProcess) -> None:
     behave(chat_mesh, "a", tokens_per_second=20.0, answer_tokens=0)
     opened(page, chat_mesh, "chat?model=pool", "Chat")
     first = asked(page, "One")
@@ -108,7 +108,7 @@ def test_what_it_waits_for_is_shown_while_it_waits(page: "Page", chat_mesh: Mesh
     expect(second.locator(".receipt")).to_contain_text("cancelled")
 
 
-def test_an_engine_that_dies_leaves_what_came_and_the_typed_error(page: "Page", chat_mesh: MeshProcess) -> None:
+def test_engine_death_keeps_the_partial_answer_and_shows_the_typed_error(page: "Page", chat_mesh: MeshProcess) -> None:
     behave(chat_mesh, "b", crash_after_tokens=5, fail_times=1, tokens_per_second=50.0)
     opened(page, chat_mesh, "chat?model=other", "Chat")
     answer = asked(page, "Die on the way")
@@ -119,15 +119,13 @@ def test_an_engine_that_dies_leaves_what_came_and_the_typed_error(page: "Page", 
     page.get_by_role("article").last.get_by_text("tok14 tok15").wait_for()
 
 
-def test_an_unknown_model_is_refused_in_the_words_of_the_server(page: "Page", chat_mesh: MeshProcess) -> None:
+def test_unknown_model_shows_the_server_error(page: "Page", chat_mesh: MeshProcess) -> None:
     opened(page, chat_mesh, "chat?model=m-x", "Chat")
     answer = asked(page, "Hello?")
     answer.get_by_role("alert").get_by_text("there is no model, pool, agent, route or workflow m-x").wait_for()
 
 
-def test_nothing_that_a_model_writes_becomes_code_or_leads_elsewhere_unseen(
-    page: "Page", chat_mesh: MeshProcess
-) -> None:
+def test_model_output_never_runs_as_code_or_hides_a_link_target(page: "Page", chat_mesh: MeshProcess) -> None:
     requests: list[str] = []
     page.on("request", lambda request: requests.append(request.url))
     behave(chat_mesh, "a", text=HOSTILE, reasoning_text=HOSTILE)
@@ -147,7 +145,7 @@ def test_nothing_that_a_model_writes_becomes_code_or_leads_elsewhere_unseen(
     assert all(url.startswith(chat_mesh.url) for url in requests), requests
 
 
-def test_the_name_of_a_model_is_text_wherever_it_is_shown(page: "Page", chat_mesh: MeshProcess) -> None:
+def test_model_names_are_rendered_as_text_everywhere(page: "Page", chat_mesh: MeshProcess) -> None:
     name = "<img src=x onerror=document.title='owned'>"
     page.goto(f"{chat_mesh.url}/ui/chat?{urlencode({'model': name})}")
     expect(page.get_by_role("combobox", name="Model")).to_have_value(name)
@@ -158,7 +156,7 @@ def test_the_name_of_a_model_is_text_wherever_it_is_shown(page: "Page", chat_mes
     assert page.title() == "Chat · weft"
 
 
-def test_without_the_record_of_a_request_the_receipt_is_what_the_stream_said(
+def test_receipt_falls_back_to_the_stream_if_the_request_record_is_unavailable(
     page: "Page", chat_mesh: MeshProcess
 ) -> None:
     page.route("**/v1/requests/*", lambda route: route.fulfill(status=403, json={"error": {"message": "no"}}))
@@ -170,7 +168,7 @@ def test_without_the_record_of_a_request_the_receipt_is_what_the_stream_said(
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
 @pytest.mark.parametrize("width", [1280, 390])
-def test_the_chat_has_no_accessibility_faults(
+def test_chat_has_no_accessibility_violations(
     browser: "Browser", chat_mesh: MeshProcess, theme: str, width: int
 ) -> None:
     behave(chat_mesh, "a", text=HOSTILE + "\n\n# One\n\n```python\nx = 1\n```", reasoning_text="Think.")
@@ -184,7 +182,7 @@ def test_the_chat_has_no_accessibility_faults(
     assert not accessibility_faults(browser, url, theme=theme, width=width, after=chatted)
 
 
-def test_on_a_phone_nothing_is_wider_than_the_page(page: "Page", chat_mesh: MeshProcess) -> None:
+def test_chat_fits_a_phone_screen(page: "Page", chat_mesh: MeshProcess) -> None:
     wide = "x" * 3000 + "\n\n| a | b | c | d | e |\n|-|-|-|-|-|\n" + "| " + " | ".join(["y" * 40] * 5) + " |\n\n"
     behave(chat_mesh, "a", text=wide + "```\n" + "z" * 500 + "\n```\n", tokens_per_second=0.0)
     page.set_viewport_size({"width": 390, "height": 800})
@@ -195,7 +193,7 @@ def test_on_a_phone_nothing_is_wider_than_the_page(page: "Page", chat_mesh: Mesh
     picture(page, "chat-390")
 
 
-def test_a_message_is_changed_and_sent_again(page: "Page", chat_mesh: MeshProcess) -> None:
+def test_message_can_be_edited_and_resent(page: "Page", chat_mesh: MeshProcess) -> None:
     behave(chat_mesh, "a", echo=True)
     opened(page, chat_mesh, "chat?model=pool", "Chat")
     asked(page, "first question").get_by_text("first question").wait_for()
@@ -210,7 +208,7 @@ def test_a_message_is_changed_and_sent_again(page: "Page", chat_mesh: MeshProces
     assert [message["content"] for message in body["messages"]] == ["better question"]
 
 
-def test_earlier_messages_options_and_the_system_prompt_go_with_a_message(page: "Page", chat_mesh: MeshProcess) -> None:
+def test_message_includes_history_options_and_system_prompt(page: "Page", chat_mesh: MeshProcess) -> None:
     behave(chat_mesh, "a", text="An answer.", reasoning_text="Thoughts.")
     opened(page, chat_mesh, "chat?model=pool", "Chat")
     page.get_by_role("button", name="Options").click()
@@ -251,7 +249,7 @@ def test_two_models_answer_side_by_side(page: "Page", chat_mesh: MeshProcess) ->
     picture(page, "chat-compare")
 
 
-def test_a_conversation_is_there_after_a_reload_renamed_exported_deleted_and_imported(
+def test_conversation_survives_a_reload_and_can_be_renamed_exported_deleted_and_imported(
     page: "Page", chat_mesh: MeshProcess, tmp_path: Path
 ) -> None:
     behave(chat_mesh, "a", text="Kept *well*.")
@@ -282,9 +280,7 @@ def test_a_conversation_is_there_after_a_reload_renamed_exported_deleted_and_imp
     page.get_by_role("article").get_by_text("Kept well.").wait_for()
 
 
-def test_a_receipt_that_was_awaited_when_the_page_was_reloaded_is_asked_for_again(
-    page: "Page", chat_mesh: MeshProcess
-) -> None:
+def test_pending_receipt_is_fetched_after_a_reload(page: "Page", chat_mesh: MeshProcess) -> None:
     behave(chat_mesh, "a", text="Kept well.")
     page.route("**/v1/requests/*", lambda route: route.abort())
     opened(page, chat_mesh, "chat?model=pool", "Chat")
@@ -294,7 +290,7 @@ def test_a_receipt_that_was_awaited_when_the_page_was_reloaded_is_asked_for_agai
     expect(page.get_by_role("article").locator(".receipt")).to_contain_text("completed")
 
 
-def test_a_file_that_holds_no_conversations_is_refused_by_name(
+def test_file_without_conversations_is_rejected_and_error_names_it(
     page: "Page", chat_mesh: MeshProcess, tmp_path: Path
 ) -> None:
     opened(page, chat_mesh, "chat", "Chat")
@@ -313,7 +309,7 @@ def test_a_file_that_holds_no_conversations_is_refused_by_name(
     page.get_by_text("2 conversations imported.").wait_for()
 
 
-def test_pictures_and_recordings_go_with_a_message(page: "Page", chat_mesh: MeshProcess) -> None:
+def test_images_and_recordings_are_sent_with_a_message(page: "Page", chat_mesh: MeshProcess) -> None:
     behave(chat_mesh, "a", text="I see.")
     opened(page, chat_mesh, "chat?model=pool", "Chat")
     given: list[Any] = [
@@ -337,7 +333,7 @@ def test_pictures_and_recordings_go_with_a_message(page: "Page", chat_mesh: Mesh
     picture(page, "chat-files")
 
 
-def test_a_file_that_the_mesh_refuses_is_refused_in_its_words(page: "Page", chat_mesh: MeshProcess) -> None:
+def test_rejected_file_shows_the_server_error(page: "Page", chat_mesh: MeshProcess) -> None:
     opened(page, chat_mesh, "chat?model=pool", "Chat")
     page.locator("input[type=file][accept*='image']").set_input_files(
         {"name": "drawing.svg", "mimeType": "image/svg+xml", "buffer": b"<svg xmlns='http://www.w3.org/2000/svg'/>"}
@@ -364,7 +360,7 @@ def ran(command: list[str], mesh: MeshProcess, folder: Path) -> str:
     return done.stdout
 
 
-def test_the_same_call_runs_as_curl_python_and_grpc(page: "Page", chat_mesh: MeshProcess, tmp_path: Path) -> None:
+def test_shown_code_runs_as_curl_python_and_grpc(page: "Page", chat_mesh: MeshProcess, tmp_path: Path) -> None:
     question = 'It\'s $HOME, `id`, \\n "quoted" and 100 % ünïcode?'
     behave(chat_mesh, "a", echo=True)
     opened(page, chat_mesh, "chat?model=pool", "Chat")
@@ -394,7 +390,7 @@ def test_the_same_call_runs_as_curl_python_and_grpc(page: "Page", chat_mesh: Mes
     picture(page, "chat-code")
 
 
-def test_the_same_call_reads_its_files_from_the_folder(page: "Page", chat_mesh: MeshProcess, tmp_path: Path) -> None:
+def test_shown_code_reads_attachments_from_the_folder(page: "Page", chat_mesh: MeshProcess, tmp_path: Path) -> None:
     name = "it's a $(cat).png"
     (tmp_path / name).write_bytes(png(3, 2))
     opened(page, chat_mesh, "chat?model=pool", "Chat")

@@ -59,12 +59,12 @@ def focused(page: "Page") -> str:
     return str(page.evaluate("(document.activeElement.textContent || document.activeElement.tagName).trim()"))
 
 
-def test_the_table_of_pages_is_read_whole() -> None:
+def test_page_table_parser_finds_every_row() -> None:
     """The tests of every page would pass over a row that is written otherwise."""
     assert len(PAGES) == TABLE.read_text().count("load: () => import(") > 2
 
 
-def test_a_wrong_key_is_refused_in_words_and_not_tried_again(page: "Page", keyed: MeshProcess) -> None:
+def test_wrong_key_shows_an_error_and_is_not_retried(page: "Page", keyed: MeshProcess) -> None:
     refused: list[str] = []
     page.on("response", lambda response: refused.append(response.url) if response.status == 401 else None)
     sign_in(page, keyed, WRONG_KEY)
@@ -77,7 +77,7 @@ def test_a_wrong_key_is_refused_in_words_and_not_tried_again(page: "Page", keyed
     assert [urlsplit(url).path for url in refused] == ["/api/v1/caller"]
 
 
-def test_a_key_with_few_rights_is_shown_only_what_it_may_see(page: "Page", keyed: MeshProcess) -> None:
+def test_key_with_few_scopes_sees_only_permitted_content(page: "Page", keyed: MeshProcess) -> None:
     sign_in(page, keyed, new_key(keyed, "--scope", "models:view"))
     page.get_by_role("heading", level=1).wait_for()
     page.get_by_role("button", name="Sign out").wait_for()
@@ -87,7 +87,7 @@ def test_a_key_with_few_rights_is_shown_only_what_it_may_see(page: "Page", keyed
     picture(page, "few-rights")
 
 
-def test_the_page_asks_for_a_key_again_once_its_key_is_revoked(page: "Page", keyed: MeshProcess) -> None:
+def test_page_requires_a_new_key_after_its_key_is_revoked(page: "Page", keyed: MeshProcess) -> None:
     refused: list[str] = []
     key = new_key(keyed)
     sign_in(page, keyed, key)
@@ -103,7 +103,7 @@ def test_the_page_asks_for_a_key_again_once_its_key_is_revoked(page: "Page", key
     assert len(refused) <= 2, refused
 
 
-def test_after_signing_out_nothing_of_the_mesh_is_left_in_the_tab(page: "Page", keyed: MeshProcess) -> None:
+def test_sign_out_clears_all_mesh_data_from_the_tab(page: "Page", keyed: MeshProcess) -> None:
     sign_in(page, keyed, new_key(keyed), WITH_MODELS)
     page.get_by_role("main").get_by_text("m-a").first.wait_for()
     page.get_by_role("button", name="Sign out").click()
@@ -116,7 +116,7 @@ def test_after_signing_out_nothing_of_the_mesh_is_left_in_the_tab(page: "Page", 
     page.get_by_role("heading", level=1, name="Sign in").wait_for()
 
 
-def test_the_key_is_in_the_session_of_the_tab_alone_and_in_no_address(page: "Page", keyed: MeshProcess) -> None:
+def test_key_is_only_in_session_storage_and_never_in_a_url(page: "Page", keyed: MeshProcess) -> None:
     addresses: list[str] = []
     page.on("request", lambda request: addresses.append(request.url + str(request.headers.get("referer", ""))))
     key = new_key(keyed)
@@ -144,7 +144,7 @@ def mesh_at(folder: Path, port: int, *names: str) -> Iterator[MeshProcess]:
         yield mesh
 
 
-def test_a_mesh_that_is_killed_and_comes_back_is_shown_as_it_is_without_a_reload(page: "Page", tmp_path: Path) -> None:
+def test_page_follows_a_killed_and_restarted_mesh_without_a_reload(page: "Page", tmp_path: Path) -> None:
     port = free_port()
     with mesh_at(tmp_path, port, "alpha") as mesh:
         page.goto(f"{mesh.url}/ui/{WITH_MODELS}")
@@ -161,7 +161,7 @@ def test_a_mesh_that_is_killed_and_comes_back_is_shown_as_it_is_without_a_reload
         assert page.evaluate("globalThis.sameDocument") is True
 
 
-def test_a_page_that_is_opened_while_the_mesh_is_away_begins_once_it_is_back(page: "Page", tmp_path: Path) -> None:
+def test_page_opened_while_the_mesh_is_down_loads_after_it_restarts(page: "Page", tmp_path: Path) -> None:
     port = free_port()
     with mesh_at(tmp_path, port, "alpha") as mesh:
         page.route("**/api/**", lambda route: route.abort())
@@ -171,9 +171,7 @@ def test_a_page_that_is_opened_while_the_mesh_is_away_begins_once_it_is_back(pag
         page.get_by_role("main").get_by_text("m-alpha").first.wait_for()
 
 
-def test_an_old_tab_asks_to_be_reloaded_where_a_module_of_its_version_is_missing(
-    page: "Page", mesh: MeshProcess
-) -> None:
+def test_old_tab_prompts_for_a_reload_if_a_module_of_its_version_is_missing(page: "Page", mesh: MeshProcess) -> None:
     opened(page, mesh)
     # The gateway has another version by now: it answers as for every path of one that it does not have.
     page.route(
@@ -188,7 +186,7 @@ def test_an_old_tab_asks_to_be_reloaded_where_a_module_of_its_version_is_missing
     page.get_by_role("heading", level=1, name="Usage").wait_for()
 
 
-def test_a_tab_that_comes_back_to_an_updated_gateway_says_so(page: "Page", mesh: MeshProcess) -> None:
+def test_tab_reconnecting_to_an_updated_gateway_suggests_a_reload(page: "Page", mesh: MeshProcess) -> None:
     page.route("**/ui/", lambda route: route.fulfill(status=200, headers={"etag": '"0123456789abcdef"'}))
     page.route("**/api/v1/watch?**", lambda route: route.abort())
     page.goto(f"{mesh.url}/ui/usage")
@@ -202,7 +200,7 @@ def test_a_tab_that_comes_back_to_an_updated_gateway_says_so(page: "Page", mesh:
     assert not page.get_by_text("another version of this page").count()
 
 
-def test_a_kind_that_is_refused_leaves_the_others_live(page: "Page", mesh: MeshProcess) -> None:
+def test_forbidden_kind_does_not_stop_watching_the_others(page: "Page", mesh: MeshProcess) -> None:
     refused: list[str] = []
 
     def answer(route: "Route") -> None:
@@ -224,7 +222,7 @@ def test_a_kind_that_is_refused_leaves_the_others_live(page: "Page", mesh: MeshP
     assert len(refused) == len(set(refused))
 
 
-def test_a_page_that_fails_leaves_the_menu_and_the_other_pages(page: "Page", mesh: MeshProcess) -> None:
+def test_failing_page_leaves_the_menu_and_other_pages_usable(page: "Page", mesh: MeshProcess) -> None:
     page.route("**/v1/admin/usage?**", lambda route: route.fulfill(json={"items": [None]}))
     page.goto(f"{mesh.url}/ui/usage")
     page.get_by_role("alert").get_by_text("This page has failed").wait_for()
@@ -232,9 +230,7 @@ def test_a_page_that_fails_leaves_the_menu_and_the_other_pages(page: "Page", mes
     page.get_by_role("button", name="New task").wait_for()
 
 
-def test_everything_is_reached_by_the_keyboard_and_the_focus_is_where_one_expects_it(
-    page: "Page", mesh: MeshProcess
-) -> None:
+def test_everything_is_reachable_by_keyboard_and_focus_moves_as_expected(page: "Page", mesh: MeshProcess) -> None:
     opened(page, mesh)
     page.keyboard.press("Tab")
     assert focused(page) == "Skip to content"
@@ -268,11 +264,11 @@ def test_everything_is_reached_by_the_keyboard_and_the_focus_is_where_one_expect
     assert focused(page) == "New task"
 
 
-def test_an_address_that_is_no_text_is_not_found(page: "Page", mesh: MeshProcess) -> None:
+def test_undecodable_url_shows_not_found(page: "Page", mesh: MeshProcess) -> None:
     opened(page, mesh, "%E0%A4%A", "Not found")
 
 
-def test_on_a_narrow_screen_the_menu_opens_and_closes_after_a_choice(browser: "Browser", mesh: MeshProcess) -> None:
+def test_menu_opens_on_a_narrow_screen_and_closes_after_a_choice(browser: "Browser", mesh: MeshProcess) -> None:
     context = browser.new_context(viewport={"width": 390, "height": 844})
     page = context.new_page()
     opened(page, mesh)
@@ -287,7 +283,7 @@ def test_on_a_narrow_screen_the_menu_opens_and_closes_after_a_choice(browser: "B
 
 
 @pytest.mark.parametrize("path", PAGES)
-def test_every_page_fits_a_narrow_screen_keeps_the_policy_and_asks_no_other_origin(
+def test_every_page_fits_a_narrow_screen_obeys_the_csp_and_contacts_no_other_origin(
     browser: "Browser", mesh: MeshProcess, path: str
 ) -> None:
     context = browser.new_context(viewport={"width": 390, "height": 844})
@@ -306,7 +302,7 @@ def test_every_page_fits_a_narrow_screen_keeps_the_policy_and_asks_no_other_orig
     context.close()
 
 
-def test_what_the_policy_forbids_is_seen_by_the_test_above(browser: "Browser", mesh: MeshProcess) -> None:
+def test_csp_violations_are_detected(browser: "Browser", mesh: MeshProcess) -> None:
     """The negative control of the listener."""
     context = browser.new_context()
     context.add_init_script(VIOLATIONS)
@@ -321,5 +317,5 @@ def test_what_the_policy_forbids_is_seen_by_the_test_above(browser: "Browser", m
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
 @pytest.mark.parametrize("path", PAGES)
-def test_no_page_has_accessibility_faults(browser: "Browser", mesh: MeshProcess, path: str, theme: str) -> None:
+def test_pages_have_no_accessibility_violations(browser: "Browser", mesh: MeshProcess, path: str, theme: str) -> None:
     assert not accessibility_faults(browser, f"{mesh.url}/ui/{path}", theme=theme)

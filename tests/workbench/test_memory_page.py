@@ -50,7 +50,7 @@ def program(mesh: MeshProcess, folder: Path, purpose: str, memory: str) -> Itera
         process.wait(30)
 
 
-def test_a_device_shows_who_holds_it_who_waits_and_a_programs_lease_is_released(
+def test_device_shows_holders_and_waiters_and_a_program_lease_can_be_released(
     page: "Page", mesh: MeshProcess, tmp_path: Path
 ) -> None:
     opened(page, mesh, "memory", "Memory")
@@ -130,7 +130,7 @@ def shown(page: "Page", hosts: list[dict[str, Any]]) -> None:
     page.route("**/api/v1/watch?*", answer)
 
 
-def test_bars_say_what_is_reserved_and_what_is_in_use(page: "Page", mesh: MeshProcess) -> None:
+def test_bars_show_reserved_and_used_memory(page: "Page", mesh: MeshProcess) -> None:
     shown(page, two_hosts())
     opened(page, mesh, "memory", "Memory")
     titan = page.get_by_role("region", name="titan", exact=True)
@@ -154,13 +154,13 @@ def test_bars_say_what_is_reserved_and_what_is_in_use(page: "Page", mesh: MeshPr
     picture(page, "memory_dark")
 
 
-def test_a_mesh_without_accelerators_says_what_to_do(page: "Page", mesh: MeshProcess) -> None:
+def test_mesh_without_accelerators_shows_what_to_do(page: "Page", mesh: MeshProcess) -> None:
     shown(page, [])
     opened(page, mesh, "memory", "Memory")
     page.get_by_text("No runner has reported an accelerator").wait_for()
 
 
-def test_the_page_is_accessible(browser: "Browser", mesh: MeshProcess, tmp_path: Path) -> None:
+def test_memory_page_has_no_accessibility_violations(browser: "Browser", mesh: MeshProcess, tmp_path: Path) -> None:
     url = f"{mesh.url}/ui/memory"
 
     def ready(page: "Page") -> None:

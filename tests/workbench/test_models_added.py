@@ -69,7 +69,7 @@ def _operation(page: "Page", title: str, state: str) -> "Locator":
     return found
 
 
-def test_files_are_pulled_by_name_with_bytes_and_a_pull_is_cancelled(page: "Page", sources: Sources) -> None:
+def test_pull_by_name_shows_bytes_and_can_be_cancelled(page: "Page", sources: Sources) -> None:
     opened(page, sources.mesh, "models", "Models")
     sources.hub.faults.chunk_seconds = SLOW_SECONDS
     dialog = _dialog(page, "Only pull its files")
@@ -96,9 +96,7 @@ def test_files_are_pulled_by_name_with_bytes_and_a_pull_is_cancelled(page: "Page
     ("source", "words"),
     [("", "source"), ("nonsense source", "source"), ("hf:acme/nothing-GGUF", "acme/nothing-GGUF")],
 )
-def test_a_source_that_is_none_is_refused_in_the_words_of_the_server(
-    page: "Page", sources: Sources, source: str, words: str
-) -> None:
+def test_invalid_source_shows_the_server_error(page: "Page", sources: Sources, source: str, words: str) -> None:
     opened(page, sources.mesh, "models", "Models")
     dialog = _dialog(page, "Only pull its files")
     dialog.get_by_label("Source").fill(source)
@@ -106,7 +104,7 @@ def test_a_source_that_is_none_is_refused_in_the_words_of_the_server(
     page.locator(".problem", has_text=words).first.wait_for()
 
 
-def test_a_model_is_served_by_its_source_opened_and_removed(page: "Page", sources: Sources) -> None:
+def test_model_is_served_from_its_source_opened_and_removed(page: "Page", sources: Sources) -> None:
     opened(page, sources.mesh, "models", "Models")
     dialog = _dialog(page, "Serve a model")
     dialog.get_by_label("Source").fill("hf:acme/served-GGUF")
@@ -123,7 +121,7 @@ def test_a_model_is_served_by_its_source_opened_and_removed(page: "Page", source
     page.get_by_text("There is no model of this name.").wait_for()
 
 
-def test_a_server_is_attached_and_detached_and_its_hostile_names_are_text(page: "Page", sources: Sources) -> None:
+def test_server_is_attached_and_detached_and_its_hostile_names_are_text(page: "Page", sources: Sources) -> None:
     opened(page, sources.mesh, "models", "Models")
     dialog = _dialog(page, "Attach a server")
     dialog.get_by_role("textbox", name="Address").fill(sources.server.address)
@@ -162,7 +160,9 @@ def _declare_many(url: str) -> None:
     assert answer.is_success, answer.text
 
 
-def test_a_thousand_models_are_listed_scrolled_and_filtered_with_few_rows_drawn(page: "Page", sources: Sources) -> None:
+def test_a_thousand_models_are_listed_scrolled_and_filtered_with_few_rows_rendered(
+    page: "Page", sources: Sources
+) -> None:
     _declare_many(sources.mesh.url)
     page.add_init_script(LONG_TASKS)
     opened(page, sources.mesh, "models", "Models")

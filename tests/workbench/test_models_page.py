@@ -96,7 +96,7 @@ def _rows(page: "Page") -> "Locator":
     return page.get_by_role("table", name="Models").locator("tbody tr:not(.spacer)")
 
 
-def test_every_model_is_listed_with_its_state_slots_memory_and_what_it_takes(page: "Page", models: Models) -> None:
+def test_every_model_is_listed_with_state_slots_memory_and_capabilities(page: "Page", models: Models) -> None:
     opened(page, models.mesh, "models", "Models")
     row = _rows(page).filter(has=page.get_by_role("link", name="first", exact=True))
     row.wait_for()
@@ -108,7 +108,7 @@ def test_every_model_is_listed_with_its_state_slots_memory_and_what_it_takes(pag
     picture(page, "models")
 
 
-def test_requests_that_wait_are_counted_in_the_list_as_they_come_and_go(page: "Page", models: Models) -> None:
+def test_list_counts_waiting_requests_live(page: "Page", models: Models) -> None:
     mesh = models.mesh
     finished(_behave(mesh, "runs-queued", prefill_held=True))
     body = {"model": "queued", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}
@@ -127,7 +127,7 @@ def test_requests_that_wait_are_counted_in_the_list_as_they_come_and_go(page: "P
     row.get_by_role("cell", name="0", exact=True).wait_for()
 
 
-def test_the_list_is_filtered_by_words_and_by_state_and_the_address_keeps_that(page: "Page", models: Models) -> None:
+def test_list_filters_by_text_and_state_and_stores_them_in_the_url(page: "Page", models: Models) -> None:
     opened(page, models.mesh, "models", "Models")
     page.get_by_label("Filter").fill("team=alpha")
     page.get_by_role("status").filter(has_text="1 of").wait_for()
@@ -143,7 +143,7 @@ def test_the_list_is_filtered_by_words_and_by_state_and_the_address_keeps_that(p
     page.get_by_text("No model is like that.").wait_for()
 
 
-def test_a_row_is_opened_by_the_keyboard(page: "Page", models: Models) -> None:
+def test_row_opens_by_keyboard(page: "Page", models: Models) -> None:
     opened(page, models.mesh, "models", "Models")
     row = _rows(page).filter(has=page.get_by_role("link", name="m-a", exact=True))
     row.focus()
@@ -153,7 +153,7 @@ def test_a_row_is_opened_by_the_keyboard(page: "Page", models: Models) -> None:
     page.get_by_role("heading", level=1, name="Models").wait_for()
 
 
-def test_a_load_is_watched_from_its_beginning_until_the_model_is_ready(page: "Page", models: Models) -> None:
+def test_load_progress_is_shown_until_the_model_is_ready(page: "Page", models: Models) -> None:
     opened(page, models.mesh, "models/slow", "slow")
     for _ in range(2):
         _state(page, "hibernating")
@@ -169,7 +169,7 @@ def test_a_load_is_watched_from_its_beginning_until_the_model_is_ready(page: "Pa
     _state(page, "hibernating")
 
 
-def test_a_model_is_loaded_with_other_settings_and_the_dialog_shows_the_command(page: "Page", models: Models) -> None:
+def test_model_loads_with_options_and_the_dialog_shows_the_command(page: "Page", models: Models) -> None:
     opened(page, models.mesh, "models/m-b", "m-b")
     _state(page, "ready")
     _action(page, "Load with settings")
@@ -200,7 +200,7 @@ def test_a_model_is_loaded_with_other_settings_and_the_dialog_shows_the_command(
         ("Memory budget in MiB", "0", "memoryBudgetMb"),
     ],
 )
-def test_a_setting_that_is_refused_is_named_in_the_words_of_the_server(
+def test_rejected_load_option_shows_the_server_error(
     page: "Page", models: Models, field: str, value: str, words: str
 ) -> None:
     opened(page, models.mesh, "models/m-a", "m-a")
@@ -215,9 +215,7 @@ def test_a_setting_that_is_refused_is_named_in_the_words_of_the_server(
     _state(page, "ready")
 
 
-def test_a_setting_that_the_engine_does_not_take_is_refused_in_the_dialog_by_its_name(
-    page: "Page", models: Models
-) -> None:
+def test_option_unsupported_by_the_engine_is_rejected_in_the_dialog_by_name(page: "Page", models: Models) -> None:
     opened(page, models.mesh, "models/m-a", "m-a")
     _action(page, "Load with settings")
     dialog = page.get_by_role("dialog")
@@ -229,7 +227,7 @@ def test_a_setting_that_the_engine_does_not_take_is_refused_in_the_dialog_by_its
     _state(page, "ready")
 
 
-def test_a_model_is_unloaded_while_it_is_busy_and_its_request_ends_first(page: "Page", models: Models) -> None:
+def test_unloading_a_busy_model_lets_its_request_finish_first(page: "Page", models: Models) -> None:
     mesh = models.mesh
     opened(page, mesh, "models/busy", "busy")
     _state(page, "ready")
@@ -256,7 +254,7 @@ async def _behave(mesh: MeshProcess, runner: str, **switches: Any) -> None:
         await backend.set_behaviour(**switches)
 
 
-def test_a_load_that_fails_says_why_and_hostile_words_of_an_engine_are_text(page: "Page", models: Models) -> None:
+def test_failed_load_shows_its_reason_and_hostile_engine_output_is_text(page: "Page", models: Models) -> None:
     opened(page, models.mesh, "models/bad", "bad")
     _action(page, "Wake")
     failed = _operation(page, "Load bad", "failed")
@@ -267,7 +265,7 @@ def test_a_load_that_fails_says_why_and_hostile_words_of_an_engine_are_text(page
     picture(page, "models-failed")
 
 
-def test_a_model_without_room_says_what_is_missing_and_who_holds_it(page: "Page", models: Models) -> None:
+def test_model_that_does_not_fit_shows_the_missing_memory_and_its_holders(page: "Page", models: Models) -> None:
     mesh = models.mesh
     with httpx2.Client(base_url=mesh.url, timeout=30.0) as client:
         client.post("/v1/admin/models/first/load", json={"pin": True}).raise_for_status()
@@ -286,7 +284,7 @@ def test_a_model_without_room_says_what_is_missing_and_who_holds_it(page: "Page"
     _operation(page, "Load second", "cancelled")
 
 
-def test_a_sleeping_model_is_woken_from_the_page_and_watched(page: "Page", models: Models) -> None:
+def test_sleeping_model_can_be_woken_and_watched_from_the_page(page: "Page", models: Models) -> None:
     opened(page, models.mesh, "models/sleepy", "sleepy")
     _state(page, "hibernating")
     page.get_by_text("the server does not answer").first.wait_for()
@@ -312,7 +310,7 @@ def test_cached_prefixes_are_flushed_by_tenant(page: "Page", models: Models) -> 
     _operation(page, "Flush m-a", "succeeded")
 
 
-def test_a_name_without_a_model_says_so_and_that_of_a_pool_lists_its_members(page: "Page", models: Models) -> None:
+def test_unknown_model_name_is_reported_and_a_pool_name_lists_its_members(page: "Page", models: Models) -> None:
     opened(page, models.mesh, "models/nothing", "nothing")
     page.get_by_text("There is no model of this name.").wait_for()
     opened(page, models.mesh, "models/pool", "pool")
@@ -322,13 +320,13 @@ def test_a_name_without_a_model_says_so_and_that_of_a_pool_lists_its_members(pag
 
 @pytest.mark.parametrize("path", ["models", "models/first", "models/second"])
 @pytest.mark.parametrize(("theme", "width"), [("light", 1280), ("dark", 1280), ("light", 390)])
-def test_the_pages_of_models_have_no_accessibility_faults(
+def test_model_pages_have_no_accessibility_violations(
     browser: "Browser", models: Models, path: str, theme: str, width: int
 ) -> None:
     assert not accessibility_faults(browser, f"{models.mesh.url}/ui/{path}", theme=theme, width=width)
 
 
-def test_the_pages_of_models_fit_a_phone(page: "Page", models: Models) -> None:
+def test_model_pages_fit_a_phone_screen(page: "Page", models: Models) -> None:
     page.set_viewport_size({"width": 390, "height": 844})
     for path, heading in (("models", "Models"), ("models/first", "first")):
         opened(page, models.mesh, path, heading)
@@ -347,7 +345,7 @@ def keyed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MeshProcess]:
 
 
 @pytest.mark.parametrize("scope", ["models:view", "models/m-*:view"])
-def test_a_key_that_may_only_look_sees_models_and_no_action(page: "Page", keyed: MeshProcess, scope: str) -> None:
+def test_read_only_key_sees_models_without_actions(page: "Page", keyed: MeshProcess, scope: str) -> None:
     page.goto(f"{keyed.url}/ui/models")
     page.get_by_label("API key").fill(new_key(keyed, "--scope", scope))
     page.get_by_role("button", name="Sign in").click()

@@ -39,9 +39,7 @@ def begin(mesh: MeshProcess, model: str, what: str = "load") -> str:
     return name.removeprefix("operations/")
 
 
-def test_an_operation_of_another_caller_appears_is_cancelled_and_is_among_those_that_ended(
-    page: "Page", mesh: MeshProcess
-) -> None:
+def test_operation_of_another_caller_appears_is_cancelled_and_moves_to_ended(page: "Page", mesh: MeshProcess) -> None:
     opened(page, mesh, "operations", "Operations")
     page.get_by_text("of 0 that ended").wait_for()
     page.get_by_text("No operation has ended yet").wait_for()
@@ -63,7 +61,7 @@ def test_an_operation_of_another_caller_appears_is_cancelled_and_is_among_those_
     assert "http:ann" in page.get_by_role("main").inner_text()
 
 
-def test_those_that_ended_are_chosen_by_state_and_the_address_keeps_it(page: "Page", mesh: MeshProcess) -> None:
+def test_ended_operations_filter_by_state_and_store_it_in_the_url(page: "Page", mesh: MeshProcess) -> None:
     begin(mesh, "quick")
     opened(page, mesh, "operations", "Operations")
     done = page.get_by_role("table", name="Operations").get_by_role("row").filter(has_text="Load quick")
@@ -76,9 +74,7 @@ def test_those_that_ended_are_chosen_by_state_and_the_address_keeps_it(page: "Pa
     picture(page, "operations")
 
 
-def test_the_audit_log_has_the_newest_entry_first_and_goes_on_with_what_is_done(
-    page: "Page", mesh: MeshProcess
-) -> None:
+def test_audit_log_is_newest_first_and_updates_live(page: "Page", mesh: MeshProcess) -> None:
     opened(page, mesh, "operations/audit", "Operations")
     page.get_by_text("weft audit verify").wait_for()
     operation = begin(mesh, "quick", "unload")
@@ -97,14 +93,16 @@ def test_the_audit_log_has_the_newest_entry_first_and_goes_on_with_what_is_done(
     page.get_by_role("heading", level=1, name=operation).wait_for()
 
 
-def test_an_operation_that_nothing_knows_says_so(page: "Page", mesh: MeshProcess) -> None:
+def test_unknown_operation_is_reported(page: "Page", mesh: MeshProcess) -> None:
     opened(page, mesh, "operations/op-none", "op-none")
     page.get_by_text("It is not among the newest").wait_for()
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
 @pytest.mark.parametrize("path", ["operations", "operations/audit"])
-def test_the_page_is_accessible(browser: "Browser", mesh: MeshProcess, theme: str, path: str) -> None:
+def test_operations_page_has_no_accessibility_violations(
+    browser: "Browser", mesh: MeshProcess, theme: str, path: str
+) -> None:
     begin(mesh, "quick")
 
     def ready(page: "Page") -> None:

@@ -20,7 +20,7 @@ def mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MeshProcess]:
         yield mesh
 
 
-def test_the_last_hour_is_shown_as_charts_that_go_on_while_requests_end(page: "Page", mesh: MeshProcess) -> None:
+def test_charts_show_the_last_hour_and_update_live(page: "Page", mesh: MeshProcess) -> None:
     opened(page, mesh, "", "Overview")
     page.get_by_role("heading", name="Last hour").wait_for()
     for number in range(4):
@@ -36,7 +36,7 @@ def test_the_last_hour_is_shown_as_charts_that_go_on_while_requests_end(page: "P
         picture(page, "overview")
 
 
-def test_the_charts_are_of_one_model_where_one_is_chosen(page: "Page", mesh: MeshProcess) -> None:
+def test_charts_can_be_filtered_by_model(page: "Page", mesh: MeshProcess) -> None:
     chat(mesh, "quick")
     opened(page, mesh, "", "Overview")
     page.get_by_role("combobox", name="Of").select_option("m-a")
@@ -44,7 +44,7 @@ def test_the_charts_are_of_one_model_where_one_is_chosen(page: "Page", mesh: Mes
     page.get_by_role("img", name="Tokens per second: out ").wait_for()
 
 
-def test_the_pointer_over_a_chart_shows_the_figures_of_that_time(page: "Page", mesh: MeshProcess) -> None:
+def test_hovering_a_chart_shows_the_values_at_that_time(page: "Page", mesh: MeshProcess) -> None:
     opened(page, mesh, "", "Overview")
     chart = page.get_by_role("img", name="Concurrent requests")
     chart.hover()
@@ -52,7 +52,7 @@ def test_the_pointer_over_a_chart_shows_the_figures_of_that_time(page: "Page", m
 
 
 @pytest.mark.parametrize(("theme", "width"), [("light", 1280), ("dark", 390)])
-def test_the_overview_with_its_charts_has_no_accessibility_faults(
+def test_overview_with_charts_has_no_accessibility_violations(
     browser: "Browser", mesh: MeshProcess, theme: str, width: int
 ) -> None:
     def ready(page: "Page") -> None:
@@ -62,7 +62,7 @@ def test_the_overview_with_its_charts_has_no_accessibility_faults(
     assert not accessibility_faults(browser, f"{mesh.url}/ui/", theme=theme, width=width, after=ready)
 
 
-def test_an_empty_mesh_says_how_to_get_a_model(page: "Page", tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_empty_mesh_shows_how_to_add_a_model(page: "Page", tmp_path_factory: pytest.TempPathFactory) -> None:
     folder = tmp_path_factory.mktemp("empty")
     with running_mesh(folder / "home", "--config", str(write_config(folder))) as mesh:
         opened(page, mesh, "", "Overview")

@@ -26,7 +26,7 @@ def mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MeshProcess]:
         yield mesh
 
 
-def test_requests_come_into_the_list_as_they_arrive_and_change_as_they_end(page: "Page", mesh: MeshProcess) -> None:
+def test_requests_appear_in_the_list_live_and_update_as_they_end(page: "Page", mesh: MeshProcess) -> None:
     opened(page, mesh, "requests", "Requests")
     page.get_by_role("link", name="quick-2").wait_for()
     with busy(mesh, 1):
@@ -40,7 +40,7 @@ def test_requests_come_into_the_list_as_they_arrive_and_change_as_they_end(page:
         waiting.get_by_text("cancelled", exact=True).wait_for()
 
 
-def test_the_list_is_limited_to_outcomes_and_to_what_is_looked_for(page: "Page", mesh: MeshProcess) -> None:
+def test_list_filters_by_outcome_and_search_text(page: "Page", mesh: MeshProcess) -> None:
     chat(mesh, "quick", "looked-for")
     opened(page, mesh, "requests?state=completed", "Requests")
     page.get_by_role("link", name="looked-for").wait_for()
@@ -53,7 +53,7 @@ def test_the_list_is_limited_to_outcomes_and_to_what_is_looked_for(page: "Page",
     page.get_by_text("No such request.").wait_for()
 
 
-def test_one_request_has_its_timeline_its_receipt_and_the_decisions_about_it(page: "Page", mesh: MeshProcess) -> None:
+def test_request_page_shows_timeline_receipt_and_decisions(page: "Page", mesh: MeshProcess) -> None:
     opened(page, mesh, "requests", "Requests")
     page.get_by_role("link", name="quick-0").click()
     page.get_by_role("heading", level=1, name="quick-0").wait_for()
@@ -68,7 +68,7 @@ def test_one_request_has_its_timeline_its_receipt_and_the_decisions_about_it(pag
     picture(page, "request")
 
 
-def test_a_request_that_waits_is_explained_and_its_page_follows_it(page: "Page", mesh: MeshProcess) -> None:
+def test_waiting_request_is_explained_and_its_page_updates(page: "Page", mesh: MeshProcess) -> None:
     with busy(mesh, 1):
         opened(page, mesh, "requests/slow-1", "slow-1")
         page.get_by_role("status").filter(has_text="Waits: the slot of slow is busy").wait_for()
@@ -78,12 +78,12 @@ def test_a_request_that_waits_is_explained_and_its_page_follows_it(page: "Page",
         page.locator(".state").get_by_text("cancelled").wait_for()
 
 
-def test_a_request_that_nobody_knows_is_said_to_be_unknown(page: "Page", mesh: MeshProcess) -> None:
+def test_unknown_request_is_reported(page: "Page", mesh: MeshProcess) -> None:
     opened(page, mesh, "requests/no-such", "no-such")
     page.get_by_role("alert").get_by_text("no request no-such is known").wait_for()
 
 
-def test_the_queue_shows_who_waits_where_and_why_and_cancels(page: "Page", mesh: MeshProcess) -> None:
+def test_queue_shows_waiting_requests_with_reasons_and_cancels_them(page: "Page", mesh: MeshProcess) -> None:
     opened(page, mesh, "queue", "Queue")
     page.get_by_text("Nothing waits.").wait_for()
     with busy(mesh):
@@ -106,7 +106,7 @@ def test_the_queue_shows_who_waits_where_and_why_and_cancels(page: "Page", mesh:
 
 @pytest.mark.parametrize(("theme", "width"), [("light", 1280), ("dark", 390)])
 @pytest.mark.parametrize("path", ["requests", "requests/quick-0", "queue"])
-def test_the_pages_of_requests_have_no_accessibility_faults(
+def test_request_pages_have_no_accessibility_violations(
     browser: "Browser", mesh: MeshProcess, theme: str, width: int, path: str
 ) -> None:
     def ready(page: "Page") -> None:

@@ -39,7 +39,7 @@ def empty(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MeshProcess]:
             yield mesh
 
 
-def test_a_runner_shows_its_models_its_health_and_what_its_engine_prints(page: "Page", relayed: MeshProcess) -> None:
+def test_runner_page_shows_models_health_and_engine_log(page: "Page", relayed: MeshProcess) -> None:
     opened(page, relayed, "runners", "Runners")
     page.get_by_role("cell", name="directly").wait_for()
     picture(page, "runners")
@@ -51,7 +51,7 @@ def test_a_runner_shows_its_models_its_health_and_what_its_engine_prints(page: "
     picture(page, "runner")
 
 
-def test_lines_of_an_engine_come_as_they_are_printed(page: "Page", relayed: MeshProcess) -> None:
+def test_engine_log_lines_appear_live(page: "Page", relayed: MeshProcess) -> None:
     opened(page, relayed, "runners/a", "a")
     log = page.get_by_role("log")
     log.get_by_text("listening").wait_for()
@@ -63,7 +63,7 @@ def test_lines_of_an_engine_come_as_they_are_printed(page: "Page", relayed: Mesh
     page.wait_for_function("before => document.querySelector('.log').innerText.length > before", arg=len(before))
 
 
-def test_the_log_level_of_a_runner_is_changed_for_a_time_and_reset(page: "Page", relayed: MeshProcess) -> None:
+def test_runner_log_level_is_changed_temporarily_and_reset(page: "Page", relayed: MeshProcess) -> None:
     opened(page, relayed, "runners/a", "a")
     level = page.get_by_label("It logs from")
     level.select_option("debug")
@@ -73,9 +73,7 @@ def test_the_log_level_of_a_runner_is_changed_for_a_time_and_reset(page: "Page",
     assert level.input_value() == "info"
 
 
-def test_another_machine_joins_by_the_one_command_that_is_shown(
-    page: "Page", relayed: MeshProcess, tmp_path: Path
-) -> None:
+def test_another_machine_joins_with_the_shown_command(page: "Page", relayed: MeshProcess, tmp_path: Path) -> None:
     opened(page, relayed, "runners", "Runners")
     page.get_by_role("button", name="Join a machine").click()
     dialog = page.get_by_role("dialog")
@@ -109,7 +107,7 @@ def test_another_machine_joins_by_the_one_command_that_is_shown(
     tokens.wait_for(state="detached")
 
 
-def test_where_no_machine_can_join_the_way_out_is_shown(page: "Page", mesh: MeshProcess) -> None:
+def test_page_shows_a_fix_if_no_machine_can_join(page: "Page", mesh: MeshProcess) -> None:
     opened(page, mesh, "runners", "Runners")
     page.get_by_role("button", name="Join a machine").click()
     page.get_by_role("dialog").get_by_role("button", name="Make the command").click()
@@ -118,7 +116,7 @@ def test_where_no_machine_can_join_the_way_out_is_shown(page: "Page", mesh: Mesh
 
 
 @pytest.mark.parametrize(("theme", "width"), [("light", 1280), ("dark", 390)])
-def test_the_first_steps_have_no_accessibility_faults(
+def test_first_steps_have_no_accessibility_violations(
     browser: "Browser", empty: MeshProcess, theme: str, width: int
 ) -> None:
     def looked(page: "Page") -> None:
@@ -127,7 +125,7 @@ def test_the_first_steps_have_no_accessibility_faults(
     assert not accessibility_faults(browser, f"{empty.url}/ui/", theme=theme, width=width, after=looked)
 
 
-def test_a_mesh_without_a_model_shows_how_to_get_one_and_each_step_works(page: "Page", empty: MeshProcess) -> None:
+def test_mesh_without_a_model_shows_setup_steps_that_work(page: "Page", empty: MeshProcess) -> None:
     opened(page, empty, "", "Overview")
     first = page.get_by_role("region", name="First steps")
     first.get_by_text("found:8b").wait_for()
@@ -145,7 +143,7 @@ def test_a_mesh_without_a_model_shows_how_to_get_one_and_each_step_works(page: "
 
 @pytest.mark.parametrize("path", ["runners", "runners/a"])
 @pytest.mark.parametrize(("theme", "width"), [("light", 1280), ("dark", 1280), ("light", 390)])
-def test_the_pages_of_runners_have_no_accessibility_faults(
+def test_runner_pages_have_no_accessibility_violations(
     browser: "Browser", relayed: MeshProcess, path: str, theme: str, width: int
 ) -> None:
     assert not accessibility_faults(browser, f"{relayed.url}/ui/{path}", theme=theme, width=width)

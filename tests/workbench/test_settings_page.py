@@ -46,7 +46,7 @@ def planned(page: "Page") -> "Locator":
     return dialog
 
 
-def test_an_agent_is_made_by_a_form_and_applied_after_its_difference_was_shown(page: "Page", mesh: MeshProcess) -> None:
+def test_agent_is_created_by_a_form_and_applied_after_showing_its_diff(page: "Page", mesh: MeshProcess) -> None:
     opened(page, mesh, "settings", "Settings")
     page.get_by_role("button", name="New agent").click()
     page.get_by_label("Name").fill("coder")
@@ -72,7 +72,7 @@ def test_an_agent_is_made_by_a_form_and_applied_after_its_difference_was_shown(p
     assert page.locator("img").count() == 0
 
 
-def test_a_document_is_edited_as_json_and_what_is_wrong_with_it_is_said(page: "Page", mesh: MeshProcess) -> None:
+def test_document_is_edited_as_json_and_validation_errors_are_shown(page: "Page", mesh: MeshProcess) -> None:
     opened(page, mesh, "settings/routes", "Settings")
     page.get_by_role("button", name="New route").click()
     page.get_by_label("Name").fill("way")
@@ -93,7 +93,7 @@ def test_a_document_is_edited_as_json_and_what_is_wrong_with_it_is_said(page: "P
     page.get_by_role("table", name="Routes").get_by_role("link", name="way").wait_for()
 
 
-def test_a_tenant_gets_its_limits_in_lines_and_a_wrong_line_is_said(page: "Page", mesh: MeshProcess) -> None:
+def test_tenant_limits_are_edited_as_lines_and_an_invalid_line_is_reported(page: "Page", mesh: MeshProcess) -> None:
     minute = "window=minute requests=20 tokens=40000"
     opened(page, mesh, "settings/tenants", "Settings")
     page.get_by_role("button", name="New tenant").click()
@@ -121,7 +121,7 @@ def test_a_tenant_gets_its_limits_in_lines_and_a_wrong_line_is_said(page: "Page"
     assert json.loads(page.get_by_label("JSON").input_value())["limits"] == document["limits"]
 
 
-def test_what_was_changed_elsewhere_is_said_and_a_document_is_deleted(page: "Page", mesh: MeshProcess) -> None:
+def test_concurrent_change_is_reported_and_a_document_is_deleted(page: "Page", mesh: MeshProcess) -> None:
     alias = {"kind": "alias", "name": "gpt", "pattern": "gpt-*", "target": "m-a"}
     httpx2.put(f"{mesh.url}/api/v1/aliases/gpt", json=alias).raise_for_status()
     opened(page, mesh, "settings/aliases/gpt", "gpt")
@@ -136,7 +136,7 @@ def test_what_was_changed_elsewhere_is_said_and_a_document_is_deleted(page: "Pag
     page.get_by_text("There are no aliases.").wait_for()
 
 
-def test_a_profile_is_saved_and_switched_to_after_its_difference_was_shown(page: "Page", mesh: MeshProcess) -> None:
+def test_profile_is_saved_and_activated_after_showing_its_diff(page: "Page", mesh: MeshProcess) -> None:
     agent = {"kind": "agent", "name": "by-day", "model": "m-a"}
     httpx2.put(f"{mesh.url}/api/v1/agents/by-day", json=agent).raise_for_status()
     opened(page, mesh, "settings/profiles", "Settings")
@@ -174,7 +174,7 @@ def test_a_profile_is_saved_and_switched_to_after_its_difference_was_shown(page:
     assert httpx2.get(f"{mesh.url}/api/v1/agents/by-day").status_code == 404
 
 
-def test_the_settings_of_the_mesh_are_changed_after_their_difference_was_shown(page: "Page", mesh: MeshProcess) -> None:
+def test_mesh_settings_are_changed_after_showing_their_diff(page: "Page", mesh: MeshProcess) -> None:
     before = declared(mesh, "config")["allowCloudFallback"]
     opened(page, mesh, "settings/mesh", "Settings")
     page.get_by_label("Routes may fall back").click()
@@ -185,12 +185,12 @@ def test_the_settings_of_the_mesh_are_changed_after_their_difference_was_shown(p
     assert declared(mesh, "config")["allowCloudFallback"] is not before
 
 
-def test_a_mesh_without_keys_says_how_the_first_is_made(page: "Page", mesh: MeshProcess) -> None:
+def test_mesh_without_keys_shows_how_to_create_the_first(page: "Page", mesh: MeshProcess) -> None:
     opened(page, mesh, "settings/keys", "Settings")
     page.get_by_text("weft keys create --role admin").wait_for()
 
 
-def test_a_key_is_created_shown_once_rotated_and_revoked(page: "Page", keyed: MeshProcess) -> None:
+def test_key_is_created_shown_once_rotated_and_revoked(page: "Page", keyed: MeshProcess) -> None:
     sign_in(page, keyed, new_key(keyed, "--role", "admin"), "settings/keys")
     page.get_by_role("button", name="New key").click()
     dialog = page.get_by_role("dialog")
@@ -219,14 +219,14 @@ def test_a_key_is_created_shown_once_rotated_and_revoked(page: "Page", keyed: Me
         assert refused.status_code == 401
 
 
-def test_a_wrong_key_opens_no_settings(page: "Page", keyed: MeshProcess) -> None:
+def test_wrong_key_cannot_open_settings(page: "Page", keyed: MeshProcess) -> None:
     sign_in(page, keyed, f"weft_abcdefghijk1_{'0' * 64}", "settings/keys")
     page.get_by_role("alert").wait_for()
     page.get_by_role("heading", level=1, name="Sign in").wait_for()
     assert page.get_by_role("table").count() == 0
 
 
-def test_a_key_that_may_only_look_is_offered_no_change(page: "Page", keyed: MeshProcess) -> None:
+def test_read_only_key_is_offered_no_changes(page: "Page", keyed: MeshProcess) -> None:
     sign_in(page, keyed, new_key(keyed, "--scope", "models:view"), "settings")
     page.get_by_role("navigation", name="Settings").wait_for()
     tabs = page.get_by_role("navigation", name="Settings").get_by_role("link").all_text_contents()
@@ -241,5 +241,7 @@ def _until_shown(page: "Page") -> None:
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
 @pytest.mark.parametrize("path", ["settings/profiles", "settings/agents/new", "settings/mesh"])
-def test_every_part_of_the_settings_is_accessible(browser: "Browser", mesh: MeshProcess, path: str, theme: str) -> None:
+def test_settings_pages_have_no_accessibility_violations(
+    browser: "Browser", mesh: MeshProcess, path: str, theme: str
+) -> None:
     assert not accessibility_faults(browser, f"{mesh.url}/ui/{path}", theme=theme, after=_until_shown)

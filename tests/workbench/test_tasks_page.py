@@ -68,7 +68,7 @@ def requests_file(folder: Path, *lines: str, name: str = "requests.jsonl") -> Pa
     return path
 
 
-def test_a_task_is_submitted_and_its_answer_attempt_and_journal_are_shown(page: "Page", mesh: MeshProcess) -> None:
+def test_submitted_task_shows_answer_attempt_and_journal(page: "Page", mesh: MeshProcess) -> None:
     opened(page, mesh, "tasks", "Tasks")
     page.get_by_role("button", name="New task").click()
     form = page.get_by_role("dialog", name="New task")
@@ -85,7 +85,7 @@ def test_a_task_is_submitted_and_its_answer_attempt_and_journal_are_shown(page: 
 
 
 @pytest.mark.usefixtures("slow")
-def test_an_answer_is_shown_as_it_comes_and_stays_when_the_task_is_cancelled(page: "Page", mesh: MeshProcess) -> None:
+def test_answer_streams_and_remains_when_the_task_is_cancelled(page: "Page", mesh: MeshProcess) -> None:
     task = submitted(mesh)
     opened(page, mesh, f"tasks/{task}", task)
     page.get_by_role("group", name="Answer").get_by_text("tok0").wait_for()
@@ -95,7 +95,7 @@ def test_an_answer_is_shown_as_it_comes_and_stays_when_the_task_is_cancelled(pag
     page.get_by_role("button", name="Delete").wait_for()
 
 
-def test_a_task_that_has_ended_is_deleted_after_a_question(page: "Page", mesh: MeshProcess) -> None:
+def test_ended_task_is_deleted_after_confirmation(page: "Page", mesh: MeshProcess) -> None:
     task = submitted(mesh)
     opened(page, mesh, f"tasks/{task}", task)
     page.get_by_role("button", name="Delete").click()
@@ -105,9 +105,7 @@ def test_a_task_that_has_ended_is_deleted_after_a_question(page: "Page", mesh: M
     assert page.get_by_role("link", name=task).count() == 0
 
 
-def test_an_unknown_model_is_refused_in_the_words_of_the_server_and_may_be_waited_for(
-    page: "Page", mesh: MeshProcess
-) -> None:
+def test_unknown_model_shows_the_server_error_and_can_be_accepted(page: "Page", mesh: MeshProcess) -> None:
     opened(page, mesh, "tasks", "Tasks")
     page.get_by_role("button", name="New task").click()
     form = page.get_by_role("dialog", name="New task")
@@ -122,7 +120,7 @@ def test_an_unknown_model_is_refused_in_the_words_of_the_server_and_may_be_waite
     page.get_by_role("button", name="Delete").wait_for()
 
 
-def test_tasks_are_listed_in_pages_and_by_their_state(page: "Page", mesh: MeshProcess) -> None:
+def test_tasks_are_listed_in_pages_and_by_state(page: "Page", mesh: MeshProcess) -> None:
     tasks = [submitted(mesh, model="pool") for _ in range(3)]
     page.route(
         re.compile(r"/api/v1/inference-tasks\?"),
@@ -137,7 +135,7 @@ def test_tasks_are_listed_in_pages_and_by_their_state(page: "Page", mesh: MeshPr
     assert page.url.endswith("?state=cancelled")
 
 
-def test_a_task_of_somebody_else_is_listed_and_changes_while_the_list_is_shown(page: "Page", mesh: MeshProcess) -> None:
+def test_task_submitted_elsewhere_is_listed_and_updates_live(page: "Page", mesh: MeshProcess) -> None:
     opened(page, mesh, "tasks", "Tasks")
     page.get_by_role("banner").get_by_text("live", exact=True).wait_for()
     finished(behave(mesh, tokens_per_second=4.0, answer_tokens=1000))
@@ -152,7 +150,7 @@ def test_a_task_of_somebody_else_is_listed_and_changes_while_the_list_is_shown(p
     picture(page, "tasks")
 
 
-def test_a_batch_is_checked_sent_followed_and_its_results_saved(
+def test_batch_is_validated_submitted_followed_and_its_results_saved(
     page: "Page", mesh: MeshProcess, tmp_path: Path
 ) -> None:
     path = requests_file(tmp_path, *(line(f"r{number}") for number in range(3)))
@@ -178,9 +176,7 @@ def test_a_batch_is_checked_sent_followed_and_its_results_saved(
 
 
 @pytest.mark.usefixtures("slow")
-def test_a_batch_shows_its_progress_while_it_runs_and_can_be_cancelled(
-    page: "Page", mesh: MeshProcess, tmp_path: Path
-) -> None:
+def test_batch_shows_its_progress_and_can_be_cancelled(page: "Page", mesh: MeshProcess, tmp_path: Path) -> None:
     path = requests_file(tmp_path, line("x"), line("y"))
     opened(page, mesh, "tasks/batches", "Tasks")
     page.get_by_role("button", name="New batch").click()
@@ -192,7 +188,7 @@ def test_a_batch_shows_its_progress_while_it_runs_and_can_be_cancelled(
     page.get_by_role("main").get_by_text("cancelled", exact=True).first.wait_for()
 
 
-def test_wrong_lines_are_named_before_a_file_is_sent(page: "Page", mesh: MeshProcess, tmp_path: Path) -> None:
+def test_invalid_lines_are_listed_before_upload(page: "Page", mesh: MeshProcess, tmp_path: Path) -> None:
     wrong = requests_file(
         tmp_path, line("a"), "{not json", line("a"), line("b", method="GET"), "", line("c", url="/v1/other"), "[]",
         line("d", body={"messages": []}), json.dumps({"custom_id": 7}),
@@ -227,7 +223,7 @@ def test_wrong_lines_are_named_before_a_file_is_sent(page: "Page", mesh: MeshPro
     ("content", "words"),
     [(b"", "the file has no requests"), (b"\n \n", "the file has no requests"), (b'"\xff"\n', "not text in UTF-8")],
 )
-def test_a_file_without_requests_is_refused_before_it_is_sent(
+def test_file_without_requests_is_rejected_before_upload(
     page: "Page", mesh: MeshProcess, tmp_path: Path, content: bytes, words: str
 ) -> None:
     path = tmp_path / "wrong.jsonl"
@@ -239,7 +235,7 @@ def test_a_file_without_requests_is_refused_before_it_is_sent(
     form.get_by_role("listitem").get_by_text(words).wait_for()
 
 
-def test_a_file_is_uploaded_downloaded_used_and_deleted(page: "Page", mesh: MeshProcess, tmp_path: Path) -> None:
+def test_file_can_be_uploaded_downloaded_used_and_deleted(page: "Page", mesh: MeshProcess, tmp_path: Path) -> None:
     path = requests_file(tmp_path, line("u1"), name="mine <b>.jsonl")
     opened(page, mesh, "tasks/files", "Tasks")
     page.get_by_role("button", name="Upload").click()
@@ -264,7 +260,7 @@ def test_a_file_is_uploaded_downloaded_used_and_deleted(page: "Page", mesh: Mesh
 @pytest.mark.parametrize(
     ("lines", "words"), [(60, f"the file is larger than {MAX_FILE_BYTES} bytes"), (20_000, "the body is larger than")]
 )
-def test_a_file_beyond_the_limit_is_refused_in_the_words_of_the_server(
+def test_file_over_the_limit_shows_the_server_error(
     page: "Page", mesh: MeshProcess, tmp_path: Path, lines: int, words: str
 ) -> None:
     path = requests_file(tmp_path, *(line(f"r{number}") for number in range(lines)))
@@ -278,9 +274,7 @@ def test_a_file_beyond_the_limit_is_refused_in_the_words_of_the_server(
     picture(page, "files-too-large")
 
 
-def test_lines_that_only_the_mesh_can_refuse_are_shown_with_the_batch(
-    page: "Page", mesh: MeshProcess, tmp_path: Path
-) -> None:
+def test_lines_rejected_by_the_server_are_shown_with_the_batch(page: "Page", mesh: MeshProcess, tmp_path: Path) -> None:
     path = requests_file(tmp_path, line("ok"), line("no", model="no-such-model"))
     opened(page, mesh, "tasks/batches", "Tasks")
     page.get_by_role("button", name="New batch").click()
@@ -295,11 +289,11 @@ def test_lines_that_only_the_mesh_can_refuse_are_shown_with_the_batch(
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
 @pytest.mark.parametrize("path", ["tasks", "tasks/batches", "tasks/files"])
-def test_the_lists_have_no_accessibility_faults(browser: "Browser", mesh: MeshProcess, path: str, theme: str) -> None:
+def test_lists_have_no_accessibility_violations(browser: "Browser", mesh: MeshProcess, path: str, theme: str) -> None:
     submitted(mesh)
     assert not accessibility_faults(browser, f"{mesh.url}/ui/{path}", theme=theme)
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
-def test_a_task_has_no_accessibility_faults(browser: "Browser", mesh: MeshProcess, theme: str) -> None:
+def test_task_page_has_no_accessibility_violations(browser: "Browser", mesh: MeshProcess, theme: str) -> None:
     assert not accessibility_faults(browser, f"{mesh.url}/ui/tasks/{submitted(mesh)}", theme=theme)

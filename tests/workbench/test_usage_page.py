@@ -43,7 +43,7 @@ def cells(page: "Page") -> list[list[str]]:
     return [row.get_by_role("cell").all_text_contents() for row in rows[1:]]
 
 
-def test_usage_of_all_tenants_is_shown_by_tenant_and_model_with_its_sum(page: "Page", mesh: MeshProcess) -> None:
+def test_usage_of_all_tenants_is_shown_by_tenant_and_model_with_a_total(page: "Page", mesh: MeshProcess) -> None:
     opened(page, mesh, "usage", "Usage")
     page.get_by_role("cell", name="total").wait_for()
     found = [row[:4] for row in cells(page)]
@@ -53,9 +53,7 @@ def test_usage_of_all_tenants_is_shown_by_tenant_and_model_with_its_sum(page: "P
     picture(page, "usage")
 
 
-def test_rows_are_kept_apart_by_what_is_chosen_and_the_address_keeps_the_choice(
-    page: "Page", mesh: MeshProcess
-) -> None:
+def test_rows_group_by_the_selected_fields_and_the_url_stores_the_choice(page: "Page", mesh: MeshProcess) -> None:
     opened(page, mesh, "usage", "Usage")
     page.get_by_role("cell", name="total").wait_for()
     page.get_by_label("tenant", exact=True).uncheck()
@@ -72,7 +70,7 @@ def test_rows_are_kept_apart_by_what_is_chosen_and_the_address_keeps_the_choice(
     assert page.get_by_label("hour", exact=True).is_checked()
 
 
-def test_one_tenant_and_one_model_are_chosen(page: "Page", mesh: MeshProcess) -> None:
+def test_usage_filters_by_tenant_and_model(page: "Page", mesh: MeshProcess) -> None:
     opened(page, mesh, "usage", "Usage")
     page.get_by_label("Tenant", exact=True).fill("ann")
     page.get_by_label("Tenant", exact=True).press("Enter")
@@ -82,7 +80,7 @@ def test_one_tenant_and_one_model_are_chosen(page: "Page", mesh: MeshProcess) ->
     page.get_by_role("img", name="requests by day: 1 in all").wait_for()
 
 
-def test_what_is_typed_stays_while_the_answer_comes(page: "Page", mesh: MeshProcess) -> None:
+def test_typed_input_survives_the_first_response(page: "Page", mesh: MeshProcess) -> None:
     """A page that was drawn anew, as by its first answer, emptied the field."""
     held: list[Route] = []
 
@@ -98,7 +96,7 @@ def test_what_is_typed_stays_while_the_answer_comes(page: "Page", mesh: MeshProc
     assert page.get_by_label("Tenant", exact=True).input_value() == "ann"
 
 
-def test_the_saved_csv_is_that_of_weft_usage(page: "Page", mesh: MeshProcess) -> None:
+def test_saved_csv_matches_weft_usage(page: "Page", mesh: MeshProcess) -> None:
     opened(page, mesh, "usage?by=tenant,model,day", "Usage")
     page.get_by_role("cell", name="total").wait_for()
     with page.expect_download() as saved:
@@ -113,17 +111,17 @@ def test_the_saved_csv_is_that_of_weft_usage(page: "Page", mesh: MeshProcess) ->
     assert {row["tenant"] for row in mine} == {"ann", "bob"}
 
 
-def test_a_wrong_time_is_refused_in_the_words_of_the_server(page: "Page", mesh: MeshProcess) -> None:
+def test_invalid_time_shows_the_server_error(page: "Page", mesh: MeshProcess) -> None:
     opened(page, mesh, "usage?since=yesterday", "Usage")
     page.get_by_role("alert").get_by_text("must be a length of time such as 90m").wait_for()
 
 
-def test_a_mesh_that_has_served_nothing_says_so(page: "Page", mesh: MeshProcess) -> None:
+def test_mesh_without_usage_is_reported(page: "Page", mesh: MeshProcess) -> None:
     opened(page, mesh, "usage?model=never-used", "Usage")
     page.get_by_text("Nothing was used in this time.").wait_for()
     assert page.get_by_role("button", name="Save as CSV").is_disabled()
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
-def test_usage_has_no_accessibility_faults(browser: "Browser", mesh: MeshProcess, theme: str) -> None:
+def test_usage_page_has_no_accessibility_violations(browser: "Browser", mesh: MeshProcess, theme: str) -> None:
     assert not accessibility_faults(browser, f"{mesh.url}/ui/usage", theme=theme)

@@ -44,7 +44,7 @@ def _holder(kind: lease_pb2.LeaseHolder.Kind.ValueType) -> lease_pb2.LeaseHolder
 
 
 @pytest.mark.parametrize("ask", [_renew, _release])
-async def test_a_guests_key_keeps_and_gives_up_nothing_in_a_runners_name(tmp_path: Path, ask: Ask) -> None:
+async def test_guest_key_cannot_use_leases_as_a_runner(tmp_path: Path, ask: Ask) -> None:
     async with registry_channel(tmp_path, "runners:create") as channel:
         leases = cast("LeaseServiceAsyncStub", lease_service_pb2_grpc.LeaseServiceStub(channel))
         with pytest.raises(grpc.aio.AioRpcError) as found:
@@ -55,7 +55,7 @@ async def test_a_guests_key_keeps_and_gives_up_nothing_in_a_runners_name(tmp_pat
         await ask(leases, _holder(lease_pb2.LeaseHolder.KIND_PROGRAM))
 
 
-async def test_the_lease_of_another_program_is_released_by_who_may_edit_runners_alone(tmp_path: Path) -> None:
+async def test_program_lease_of_another_holder_is_released_only_with_the_runner_edit_scope(tmp_path: Path) -> None:
     request = pb.ReleaseProgramLeaseRequest(lease_id="lease-1")
     for scope, reason in (("runners:create", Reason.PERMISSION_DENIED), ("runners:edit", Reason.NOT_FOUND)):
         folder = tmp_path / scope.partition(":")[2]

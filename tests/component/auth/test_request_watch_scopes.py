@@ -87,7 +87,7 @@ async def served(log: RequestLog) -> AsyncIterator["RequestServiceAsyncStub"]:
         await server.stop(grace=None)
 
 
-async def test_a_key_watches_the_requests_of_its_own_tenant_alone() -> None:
+async def test_key_watches_only_requests_of_its_own_tenant() -> None:
     log = RequestLog()
     for key, tenant in ((1, "ann"), (2, "bob")):
         arrive(log, key, tenant)
@@ -112,7 +112,7 @@ async def test_a_key_watches_the_requests_of_its_own_tenant_alone() -> None:
         ("WatchFigures", pb.WatchFiguresRequest(), "ann000000000"),
     ],
 )
-async def test_another_tenants_requests_and_what_a_key_may_not_see_are_refused(
+async def test_requests_of_another_tenant_or_outside_the_scopes_are_rejected(
     method: str, request_message: object, key_id: str
 ) -> None:
     async with served(RequestLog()) as stub:
@@ -122,7 +122,7 @@ async def test_another_tenants_requests_and_what_a_key_may_not_see_are_refused(
 
 
 @pytest.mark.parametrize(("key_id", "lines"), [("ann000000000", []), ("sam000000000", ["loaded"])])
-async def test_log_lines_of_engines_are_for_those_who_may_see_runners(key_id: str, lines: list[str]) -> None:
+async def test_engine_log_lines_need_the_runner_view_scope(key_id: str, lines: list[str]) -> None:
     log = RequestLog()
     arrive(log, 1, "ann")
     receipt = receipt_pb2.Receipt()
@@ -134,7 +134,7 @@ async def test_log_lines_of_engines_are_for_those_who_may_see_runners(key_id: st
     assert (attempt.message, list(attempt.engine_log)) == ("it died", lines)
 
 
-async def test_figures_are_for_those_who_may_see_telemetry() -> None:
+async def test_metrics_need_the_telemetry_view_scope() -> None:
     async with served(RequestLog()) as stub:
         found = await stub.GetFigures(pb.GetFiguresRequest(), metadata=as_key("ops000000000"), timeout=10)
         assert found.HasField("figures")

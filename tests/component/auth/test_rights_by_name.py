@@ -139,7 +139,7 @@ async def refused(*words: str) -> AsyncIterator[None]:
         assert word in found.value.message
 
 
-async def test_lists_hold_what_the_key_may_see_and_their_tokens_name_nothing_else(tmp_path: Path) -> None:
+async def test_lists_and_page_tokens_reveal_only_names_visible_to_the_key(tmp_path: Path) -> None:
     async with registry(tmp_path) as of:
         for key, models, agents, routes, pools in (
             (
@@ -170,7 +170,7 @@ async def test_lists_hold_what_the_key_may_see_and_their_tokens_name_nothing_els
             await of("nobody000000").call(of("nobody000000").reads.ListResources, PB.ListResourcesRequest(kind="model"))
 
 
-async def test_a_service_lists_for_a_caller_by_the_names_that_this_may_see(tmp_path: Path) -> None:
+async def test_service_lists_for_a_caller_are_filtered_by_the_callers_names(tmp_path: Path) -> None:
     async with registry(tmp_path) as of:
         whole, limited = of("everything00"), of("reader000000")
         for caller, names in ((whole, ["team-a", "team-b"]), (limited, ["team-a"])):
@@ -183,7 +183,7 @@ async def test_a_service_lists_for_a_caller_by_the_names_that_this_may_see(tmp_p
 @pytest.mark.parametrize(
     ("kind", "scope"), [("runner", "runners:view"), ("tenant", "settings:view"), ("profile", "models:view")]
 )
-async def test_kinds_that_are_not_seen_by_name_need_their_own_scope(tmp_path: Path, kind: str, scope: str) -> None:
+async def test_kinds_without_name_limits_need_their_own_scope(tmp_path: Path, kind: str, scope: str) -> None:
     async with registry(tmp_path) as of:
         team = of("team00000000")
         for rpc, request in (
@@ -227,7 +227,7 @@ async def test_kinds_that_are_not_seen_by_name_need_their_own_scope(tmp_path: Pa
         ),
     ],
 )
-async def test_what_the_key_may_not_see_is_refused_by_name_whether_or_not_it_is_there(
+async def test_forbidden_name_is_rejected_whether_or_not_it_exists(
     tmp_path: Path, rpc: str, request_: Any, mine: Any
 ) -> None:
     async with registry(tmp_path) as of:
@@ -237,7 +237,7 @@ async def test_what_the_key_may_not_see_is_refused_by_name_whether_or_not_it_is_
         assert (await team.call(getattr(team.reads, rpc), mine)).ByteSize()
 
 
-async def test_a_pool_is_shown_without_the_members_that_the_key_may_not_see(tmp_path: Path) -> None:
+async def test_pool_hides_members_outside_the_keys_scopes(tmp_path: Path) -> None:
     async with registry(tmp_path) as of:
         for key, members in (("everything00", ["other", "team-a", "team-b"]), ("team00000000", ["team-a", "team-b"])):
             caller = of(key)
@@ -262,7 +262,7 @@ async def test_a_pool_is_shown_without_the_members_that_the_key_may_not_see(tmp_
         (a_route("team-way", "team-a", "other"), "inference/other:create"),
     ],
 )
-async def test_a_key_declares_and_points_to_its_own_names_only_and_nothing_of_a_refused_batch_is_done(
+async def test_key_declares_and_references_only_its_own_names_and_a_rejected_batch_is_not_applied(
     tmp_path: Path, declaration: ResourceDocument, missing: str
 ) -> None:
     async with registry(tmp_path) as of:
@@ -275,7 +275,7 @@ async def test_a_key_declares_and_points_to_its_own_names_only_and_nothing_of_a_
         await of("everything00").apply(a_model("team-new"), declaration)
 
 
-async def test_a_key_declares_and_deletes_what_it_may_and_owns_what_it_creates(tmp_path: Path) -> None:
+async def test_key_declares_and_deletes_within_its_scopes_and_owns_what_it_creates(tmp_path: Path) -> None:
     async with registry(tmp_path) as of:
         team = of("team00000000")
         results = await team.apply(
@@ -318,7 +318,7 @@ async def test_a_key_declares_and_deletes_what_it_may_and_owns_what_it_creates(t
         (operation_pb2.OperationAction(pull_model=operation_pb2.PullModel(source=SOURCE)), "operations:create"),
     ],
 )
-async def test_operations_on_other_models_are_refused_by_name(
+async def test_operations_on_other_models_are_rejected_by_name(
     tmp_path: Path, action: operation_pb2.OperationAction, missing: str
 ) -> None:
     async with registry(tmp_path) as of:
@@ -334,7 +334,7 @@ async def test_operations_on_other_models_are_refused_by_name(
         await ask("two", operation_pb2.OperationAction(load_model=LoadModel(model="team-a")))
 
 
-async def test_a_watch_of_the_whole_mesh_is_for_scopes_without_names(tmp_path: Path) -> None:
+async def test_mesh_watch_needs_scopes_without_name_limits(tmp_path: Path) -> None:
     async with registry(tmp_path) as of:
         team = of("team00000000")
         call = team.reads.Watch(PB.WatchRequest(), metadata=team._metadata, timeout=10)
@@ -343,7 +343,7 @@ async def test_a_watch_of_the_whole_mesh_is_for_scopes_without_names(tmp_path: P
         assert found.value.code() is grpc.StatusCode.PERMISSION_DENIED
 
 
-def test_the_rpcs_for_which_a_limited_scope_suffices_are_these() -> None:
+def test_rpcs_accepting_a_name_limited_scope_are_listed() -> None:
     names = [info.name for info in pkgutil.walk_packages(weft.api.__path__, "weft.api.")]
     files = [importlib.import_module(name).DESCRIPTOR for name in names if name.endswith("_service_pb2")]
     methods = [

@@ -129,7 +129,7 @@ async def embed(address: str, metadata: Iterable[tuple[str, str]] = ()) -> str:
 
 
 @pytest.mark.parametrize("header", [("authorization", f"Bearer {KEY}"), ("x-api-key", KEY)])
-async def test_a_servicer_is_told_whose_key_it_was_in_unary_calls_and_streams(header: tuple[str, str]) -> None:
+async def test_servicer_sees_the_key_of_unary_calls_and_streams(header: tuple[str, str]) -> None:
     async with serving(ring()) as (address, _), open_channel(address) as channel:
         assert await embed(address, [header]) == f"key:{KEY_ID} ann"
         stub = inference(channel)
@@ -151,7 +151,7 @@ async def test_a_servicer_is_told_whose_key_it_was_in_unary_calls_and_streams(he
         [("x-api-key", "wrong"), ("x-api-key", KEY)],
     ],
 )
-async def test_a_stranger_is_refused_before_the_servicer_hears_of_the_call(metadata: list[tuple[str, str]]) -> None:
+async def test_unauthenticated_call_is_rejected_before_the_servicer(metadata: list[tuple[str, str]]) -> None:
     async with serving(ring()) as (address, who):
         with pytest.raises(WeftError) as found:
             await embed(address, metadata)
@@ -166,7 +166,7 @@ async def test_a_stranger_is_refused_before_the_servicer_hears_of_the_call(metad
 
 
 @pytest.mark.parametrize("first", [KEY, OTHER])
-async def test_two_keys_of_different_tenants_in_one_call_are_refused_and_none_ranks_first(first: str) -> None:
+async def test_keys_of_two_tenants_in_one_call_are_rejected(first: str) -> None:
     second = OTHER if first == KEY else KEY
     keys = ring()
     other = replace(keys.keys[KEY_ID], key_id=OTHER_ID, tenant="bob")
@@ -177,12 +177,12 @@ async def test_two_keys_of_different_tenants_in_one_call_are_refused_and_none_ra
         assert (found.value.reason, who.calls) == (Reason.UNAUTHENTICATED, 1)
 
 
-async def test_the_same_key_in_both_places_is_let_in() -> None:
+async def test_same_key_in_both_headers_is_accepted() -> None:
     async with serving(ring()) as (address, _):
         assert await embed(address, [("authorization", f"Bearer {KEY}"), ("x-api-key", KEY)]) == f"key:{KEY_ID} ann"
 
 
-async def test_a_key_without_the_scope_is_denied_by_name_and_services_alone_may_do_what_services_do() -> None:
+async def test_key_without_the_scope_is_denied_by_name_and_service_calls_need_the_service_scope() -> None:
     async with serving(ring("models:view")) as (address, who), open_channel(address) as channel:
         with pytest.raises(WeftError) as found:
             await embed(address, [("x-api-key", KEY)])
@@ -194,7 +194,7 @@ async def test_a_key_without_the_scope_is_denied_by_name_and_services_alone_may_
         assert [response.revision async for response in watch] == [7]
 
 
-async def test_whoever_reaches_the_socket_of_this_machine_is_local_and_one_who_shows_a_key_there_is_its_owner(
+async def test_socket_caller_is_local_unless_a_key_is_sent(
     tmp_path: Path,
 ) -> None:
     async with serving(ring(), f"unix:{tmp_path}/s") as (address, _):
@@ -202,7 +202,7 @@ async def test_whoever_reaches_the_socket_of_this_machine_is_local_and_one_who_s
         assert await embed(address, [("x-api-key", KEY)]) == f"key:{KEY_ID} ann"
 
 
-async def test_health_answers_strangers_and_reflection_does_not() -> None:
+async def test_health_is_open_and_reflection_requires_a_key() -> None:
     async with serving(ring()) as (address, _), open_channel(address) as channel:
         health = health_pb2_grpc.HealthStub(channel)
         for name in ("", "liveness"):
@@ -217,7 +217,7 @@ async def test_health_answers_strangers_and_reflection_does_not() -> None:
         assert await call.code() is grpc.StatusCode.UNAUTHENTICATED
 
 
-def test_every_rpc_of_the_contract_has_a_rule_of_its_own_and_a_new_one_is_for_services_alone() -> None:
+def test_every_rpc_has_an_access_rule_and_defaults_to_services_only() -> None:
     names = [info.name for info in pkgutil.walk_packages(weft.api.__path__, "weft.api.")]
     files = [importlib.import_module(name).DESCRIPTOR for name in names if name.endswith("_service_pb2")]
     methods = [

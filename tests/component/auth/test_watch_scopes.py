@@ -74,7 +74,7 @@ async def watched(stub: "RegistryServiceAsyncStub", *, with_keys: bool = False) 
         (("runners:view", "settings:view"), "models:view"),
     ],
 )
-async def test_who_may_not_see_runners_or_settings_does_not_see_them_by_a_watch(
+async def test_watch_hides_runners_and_settings_outside_the_callers_scopes(
     tmp_path: Path, scopes: tuple[str, ...], missing: str
 ) -> None:
     async with registry(tmp_path, *scopes) as stub:
@@ -84,7 +84,7 @@ async def test_who_may_not_see_runners_or_settings_does_not_see_them_by_a_watch(
         assert (error.reason, error.message) == (Reason.PERMISSION_DENIED, f"the key lacks the scope {missing}")
 
 
-async def test_a_viewer_may_watch_and_a_service_may_also_hear_what_tickets_are_signed_with(tmp_path: Path) -> None:
+async def test_viewer_can_watch_and_only_a_service_receives_ticket_keys(tmp_path: Path) -> None:
     async with registry(tmp_path, *scopes_of(KeyRole.VIEWER)) as stub:
         assert (await watched(stub)).HasField("snapshot")
         with pytest.raises(grpc.aio.AioRpcError) as found:

@@ -150,7 +150,7 @@ def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[GatewayS
     thread.join(10)
 
 
-def test_a_file_becomes_a_batch_and_its_id_is_all_that_is_printed(script: GatewayScript) -> None:
+def test_submit_creates_a_batch_and_prints_only_its_id(script: GatewayScript) -> None:
     file = script.file(LINE, LINE)
     done = script.run("submit", file, "--metadata", "team=red", "--window", "2h", WEFT_API_KEY="weft_k_1")
     assert (done.exit_code, done.stdout) == (0, f"{ID}\n")
@@ -167,7 +167,7 @@ def test_a_file_becomes_a_batch_and_its_id_is_all_that_is_printed(script: Gatewa
     ]
 
 
-def test_watching_shows_how_far_it_is_and_ends_with_the_batch(script: GatewayScript) -> None:
+def test_watch_shows_progress_and_ends_with_the_batch(script: GatewayScript) -> None:
     script.states = [document(), document(completed=1), 503, document("finalizing", 3), document("completed", 3)]
     done = script.run("submit", script.file(LINE), "--watch")
     assert (done.exit_code, done.stdout) == (0, f"{ID}\n")
@@ -179,7 +179,7 @@ def test_watching_shows_how_far_it_is_and_ends_with_the_batch(script: GatewayScr
     ]
 
 
-def test_a_watched_batch_with_lines_that_came_to_nothing_is_exit_code_1(script: GatewayScript) -> None:
+def test_watched_batch_with_failed_lines_exits_with_code_1(script: GatewayScript) -> None:
     script.states = [document(), document("completed", completed=2, failed=1)]
     done = script.run("submit", script.file(LINE), "--watch", "-o", "json")
     assert done.exit_code == 1
@@ -187,7 +187,7 @@ def test_a_watched_batch_with_lines_that_came_to_nothing_is_exit_code_1(script: 
     assert f"1 lines failed; `weft batch results {ID} --errors`" in done.stderr
 
 
-def test_lines_that_are_not_right_are_named(script: GatewayScript) -> None:
+def test_invalid_lines_are_listed(script: GatewayScript) -> None:
     errors = [{"line": number, "message": f"body.model: {number}", "code": "invalid"} for number in range(1, 13)]
     script.states = [document("failed", errors={"object": "list", "data": errors})]
     done = script.run("submit", script.file(LINE))
@@ -196,7 +196,7 @@ def test_lines_that_are_not_right_are_named(script: GatewayScript) -> None:
     assert "and 2 more" in done.stderr
 
 
-def test_a_file_that_names_no_endpoint_needs_one(script: GatewayScript) -> None:
+def test_file_without_an_endpoint_needs_the_option(script: GatewayScript) -> None:
     done = script.run("submit", script.file({"custom_id": "a"}))
     assert done.exit_code == 2
     assert "--endpoint" in done.stderr
@@ -204,21 +204,21 @@ def test_a_file_that_names_no_endpoint_needs_one(script: GatewayScript) -> None:
     assert script.made[0]["endpoint"] == "/v1/embeddings"
 
 
-def test_a_file_that_is_not_there_is_wrong_usage(script: GatewayScript) -> None:
+def test_missing_file_is_a_usage_error(script: GatewayScript) -> None:
     done = script.run("submit", str(script.home / "none.jsonl"))
     assert done.exit_code == 2
     assert "No such file" in done.stderr
 
 
 @pytest.mark.parametrize(("status", "code"), [(400, 2), (404, 3), (409, 4), (503, 1), (500, 1)])
-def test_what_the_gateway_refuses_is_told_in_its_words(script: GatewayScript, status: int, code: int) -> None:
+def test_gateway_error_is_printed(script: GatewayScript, status: int, code: int) -> None:
     script.states = [status]
     done = script.run("get", ID)
     assert done.exit_code == code
     assert f"told {status}" in done.stderr
 
 
-def test_batches_are_listed_over_pages(script: GatewayScript) -> None:
+def test_batches_are_listed_across_pages(script: GatewayScript) -> None:
     done = script.run("list", "-o", "name")
     assert done.stdout.split() == [f"batch-{number}" for number in range(5)]
     assert [page.get("after") for page in script.pages] == [None, "batch-1", "batch-3"]
@@ -233,13 +233,13 @@ def test_results_go_to_stdout_or_to_a_file(script: GatewayScript) -> None:
     assert to.read_bytes() == ANSWERS
 
 
-def test_there_are_no_results_before_the_end(script: GatewayScript) -> None:
+def test_results_are_unavailable_before_the_end(script: GatewayScript) -> None:
     done = script.run("results", ID)
     assert done.exit_code == 4
     assert f"weft batch get {ID} --watch" in done.stderr
 
 
-def test_the_advice_for_a_model_that_will_come_names_the_option_of_the_command(script: GatewayScript) -> None:
+def test_hint_for_a_missing_model_names_the_command_option(script: GatewayScript) -> None:
     """It named wait_for_model, the field of the API, which the command does not have."""
     said = unknown_field_target("qwn", ["qwen"], "body.model", FOR_TASKS).message
     error = {"line": 3, "message": said, "code": "model_not_found"}
@@ -250,27 +250,27 @@ def test_the_advice_for_a_model_that_will_come_names_the_option_of_the_command(s
     assert said in script.run("get", ID, "-o", "json").stdout, "a document is as the API has it"
 
 
-def test_a_batch_without_failures_has_no_lines_of_errors(script: GatewayScript) -> None:
+def test_batch_without_failures_has_no_error_lines(script: GatewayScript) -> None:
     script.states = [document("completed", 3, output_file_id="file-out")]
     done = script.run("results", ID, "--errors")
     assert (done.exit_code, done.stdout) == (0, "")
     assert "no line failed" in done.stderr
 
 
-def test_cancelling_says_what_was_answered_before(script: GatewayScript) -> None:
+def test_cancel_reports_lines_already_answered(script: GatewayScript) -> None:
     script.states = [document("cancelling", 1)]
     assert script.run("cancel", ID).stdout == f"{ID}: cancelling, 1/3 answered\n"
     found = CliRunner().invoke(app, ["cancel", ID], env={"WEFT_HOME": str(script.home)})
     assert found.stdout == f"{ID}: cancelling, 1/3 answered\n"
 
 
-def test_a_home_without_a_mesh_says_how_to_start_one(tmp_path: Path) -> None:
+def test_home_without_a_mesh_suggests_starting_one(tmp_path: Path) -> None:
     done = CliRunner().invoke(app, ["batch", "list"], env={"WEFT_HOME": str(tmp_path)})
     assert done.exit_code == 1
     assert "weft up" in done.stderr
 
 
-def test_a_pipe_is_refused_since_lines_that_were_read_once_would_be_missing(script: GatewayScript) -> None:
+def test_pipe_input_is_rejected(script: GatewayScript) -> None:
     pipe = script.home / "pipe"
     os.mkfifo(pipe)
     done = script.run("submit", str(pipe))
@@ -278,7 +278,7 @@ def test_a_pipe_is_refused_since_lines_that_were_read_once_would_be_missing(scri
     assert "is not a regular file" in done.stderr
 
 
-def test_a_batch_that_failed_has_no_results_and_says_where_the_reasons_are(script: GatewayScript) -> None:
+def test_failed_batch_has_no_results_and_suggests_batch_get(script: GatewayScript) -> None:
     script.states = [document("failed")]
     for words in (("results", ID), ("results", ID, "--errors")):
         done = script.run(*words)
@@ -286,7 +286,7 @@ def test_a_batch_that_failed_has_no_results_and_says_where_the_reasons_are(scrip
         assert f"`weft batch get {ID}` shows why" in done.stderr
 
 
-def test_a_watched_batch_tells_why_its_results_cannot_be_written(script: GatewayScript) -> None:
+def test_watched_batch_reports_why_its_results_cannot_be_written(script: GatewayScript) -> None:
     trouble = {"object": "list", "data": [{"message": "the tenant keeps all it may", "line": None}]}
     script.states = [document(), document("finalizing", 3, errors=trouble), document("completed", 3)]
     done = script.run("get", ID, "--watch")
@@ -295,7 +295,7 @@ def test_a_watched_batch_tells_why_its_results_cannot_be_written(script: Gateway
 
 
 @pytest.mark.parametrize(("status", "deleted"), [(429, ["file-1"]), (400, ["file-1"]), (503, [])])
-def test_the_file_of_a_batch_that_was_surely_refused_is_not_left_behind(
+def test_uploaded_file_is_deleted_if_the_batch_was_rejected(
     script: GatewayScript, status: int, deleted: list[str]
 ) -> None:
     script.states = [status]
@@ -304,19 +304,19 @@ def test_the_file_of_a_batch_that_was_surely_refused_is_not_left_behind(
 
 
 @pytest.mark.parametrize("batch_id", ["a/../../files", "..", "a?b", ""])
-def test_an_id_that_would_lead_elsewhere_is_wrong_usage(script: GatewayScript, batch_id: str) -> None:
+def test_batch_id_with_path_characters_is_a_usage_error(script: GatewayScript, batch_id: str) -> None:
     assert script.run("get", batch_id).exit_code == 2
 
 
 @pytest.mark.parametrize("url", ["127.0.0.1:8080", "ftp://host", "http://127.0.0.1:8080/v1", "http://"])
-def test_a_url_that_is_none_is_wrong_usage(monkeypatch: pytest.MonkeyPatch, url: str) -> None:
+def test_invalid_url_is_a_usage_error(monkeypatch: pytest.MonkeyPatch, url: str) -> None:
     monkeypatch.delenv("WEFT_HOME", raising=False)
     done = CliRunner().invoke(app, ["batch", "list"], env={"WEFT_URL": url})
     assert done.exit_code == 2
     assert "WEFT_URL: must be http:// or https://" in done.stderr
 
 
-def test_files_are_listed_with_their_names_made_safe(script: GatewayScript) -> None:
+def test_files_are_listed_with_sanitized_names(script: GatewayScript) -> None:
     listed = script.run("files", "--limit", "5")
     assert listed.exit_code == 0, listed.output
     assert listed.output.splitlines()[0].split() == ["FILE", "PURPOSE", "SIZE", "AGE", "NAME"]
@@ -325,7 +325,7 @@ def test_files_are_listed_with_their_names_made_safe(script: GatewayScript) -> N
     assert script.pages == [{"limit": "5"}]
 
 
-def test_a_file_is_deleted_by_its_id_and_one_that_is_gone_is_refused(script: GatewayScript) -> None:
+def test_file_is_deleted_by_id_and_a_missing_one_is_an_error(script: GatewayScript) -> None:
     assert script.run("delete-file", "file-1").output == "file-1 deleted\n"
     assert script.deleted == ["file-1"]
     refused = script.run("delete-file", "file-none")

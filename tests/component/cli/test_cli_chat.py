@@ -26,9 +26,7 @@ pytest_plugins = ("cli_mesh",)
         ("agent/coder", "agent/coder", "Agent: coder → model qwen"),
     ],
 )
-def test_models_pools_and_agents_are_asked_by_their_names(
-    mesh: ScriptedMesh, name: str, asked: str, header: str
-) -> None:
+def test_models_pools_and_agents_are_addressed_by_name(mesh: ScriptedMesh, name: str, asked: str, header: str) -> None:
     result = mesh.run("chat", name, "-v", "-m", "hi")
     assert result.exit_code == 0, result.output
     assert result.stdout == f"I am {asked}\n"
@@ -38,7 +36,7 @@ def test_models_pools_and_agents_are_asked_by_their_names(
     assert plain.stderr.splitlines()[-1] == "queue 0.00 s, r1 on box, request req-1"
 
 
-def test_a_verbose_chat_ends_with_the_whole_receipt_and_the_command_that_explains_it(mesh: ScriptedMesh) -> None:
+def test_verbose_chat_ends_with_the_full_receipt_and_the_explain_command(mesh: ScriptedMesh) -> None:
     shown = mesh.run("chat", "qwen", "hi", "-v").stderr
     _, receipt = shown.split("queue 0.00 s, r1 on box, request req-1\nweft explain req-1\n\nReceipt\n")
     facts = dict(line.split(":", 1) for line in receipt.splitlines())
@@ -46,14 +44,14 @@ def test_a_verbose_chat_ends_with_the_whole_receipt_and_the_command_that_explain
     assert facts.keys() >= {"  Outcome", "  Waited"}
 
 
-def test_waiting_and_waking_are_told_beside_the_answer(mesh: ScriptedMesh) -> None:
+def test_waiting_and_waking_are_reported_on_stderr(mesh: ScriptedMesh) -> None:
     result = mesh.run("chat", "qwen", stdin="hi")
     assert "queued, position 1: every slot is taken" in result.stderr
     assert "loading 50%: waking" in result.stderr
     assert result.stdout == "I am qwen\n"
 
 
-def test_signals_warnings_and_tools_are_told_beside_the_answer(mesh: ScriptedMesh) -> None:
+def test_signals_warnings_and_tools_are_reported_on_stderr(mesh: ScriptedMesh) -> None:
     arguments = json_value_pb2.JsonObject()
     arguments.fields.add(name="path").value.string_value = "ü\x1b[2J" + "x" * 500
     mesh.chat_asides += [
@@ -76,7 +74,7 @@ def test_signals_warnings_and_tools_are_told_beside_the_answer(mesh: ScriptedMes
 
 
 @pytest.mark.parametrize(("flags", "thinking"), [((), None), (("--thinking",), True), (("--no-thinking",), False)])
-def test_thinking_is_asked_for_where_it_was_said(
+def test_thinking_is_requested_only_by_its_flag(
     mesh: ScriptedMesh, flags: tuple[str, ...], thinking: bool | None
 ) -> None:
     assert mesh.run("chat", "qwen", "-m", "hi", *flags).exit_code == 0
@@ -85,21 +83,19 @@ def test_thinking_is_asked_for_where_it_was_said(
 
 
 @pytest.mark.parametrize(("flags", "allowed"), [((), False), (("--allow-remote",), True)])
-def test_a_chat_leaves_the_premises_only_where_it_may(
-    mesh: ScriptedMesh, flags: tuple[str, ...], allowed: bool
-) -> None:
+def test_chat_uses_remote_models_only_if_allowed(mesh: ScriptedMesh, flags: tuple[str, ...], allowed: bool) -> None:
     assert mesh.run("chat", "qwen", "-m", "hi", *flags).exit_code == 0
     assert mesh.asked[-1].options.allow_remote is allowed
 
 
 @pytest.mark.parametrize(("name", "code"), [("nobody", 3), ("agent/nobody", 3), ("../x", 2)])
-def test_nobody_answers_for_an_unknown_name(mesh: ScriptedMesh, name: str, code: int) -> None:
+def test_unknown_name_fails_without_a_request(mesh: ScriptedMesh, name: str, code: int) -> None:
     result = mesh.run("chat", name, "-m", "hi")
     assert result.exit_code == code
     assert not mesh.asked
 
 
-def test_the_message_may_stand_behind_the_name(mesh: ScriptedMesh) -> None:
+def test_message_can_follow_the_name(mesh: ScriptedMesh) -> None:
     named, bare = mesh.run("chat", "qwen", "-m", "hi"), mesh.run("chat", "qwen", "hi")
     assert bare.exit_code == 0
     assert bare.stdout == named.stdout
@@ -109,7 +105,7 @@ def test_the_message_may_stand_behind_the_name(mesh: ScriptedMesh) -> None:
 
 
 @pytest.mark.parametrize("flags", [("-m", ""), ("-m", " \n"), (), ("",)])
-def test_saying_nothing_is_refused(mesh: ScriptedMesh, flags: tuple[str, ...]) -> None:
+def test_empty_message_is_rejected(mesh: ScriptedMesh, flags: tuple[str, ...]) -> None:
     result = mesh.run("chat", "qwen", *flags, stdin="")
     assert result.exit_code == 2
     assert "the message is empty" in result.stderr
@@ -128,25 +124,25 @@ def test_saying_nothing_is_refused(mesh: ScriptedMesh, flags: tuple[str, ...]) -
         ("--timeout", "inf"),
     ],
 )
-def test_a_number_out_of_range_is_wrong_usage(mesh: ScriptedMesh, option: str, value: str) -> None:
+def test_out_of_range_number_is_a_usage_error(mesh: ScriptedMesh, option: str, value: str) -> None:
     result = mesh.run("chat", "qwen", "-m", "hi", option, value)
     assert result.exit_code == 2, result.output
     assert not mesh.asked
 
 
-def test_an_answer_that_takes_too_long_says_which_option_allows_more(mesh: ScriptedMesh) -> None:
+def test_timeout_error_names_the_option_to_extend_it(mesh: ScriptedMesh) -> None:
     mesh.chat_error = WeftError(Reason.DEADLINE_EXCEEDED, "Deadline Exceeded")
     result = mesh.run("chat", "qwen", "-m", "hi", "--timeout", "7")
     assert result.exit_code == 5
     assert "longer than 7 s; --timeout" in result.stderr
 
 
-def test_what_is_piped_in_need_not_be_text(mesh: ScriptedMesh) -> None:
+def test_piped_input_need_not_be_valid_utf8(mesh: ScriptedMesh) -> None:
     assert mesh.run("chat", "qwen", stdin=b"what is \xff?").exit_code == 0
     assert mesh.asked[-1].payload.messages[-1].content[0].text == "what is \ufffd?"
 
 
-def test_answers_cannot_steer_a_terminal() -> None:
+def test_answers_are_stripped_of_terminal_escapes() -> None:
     assert shown("\x1b]0;owned\x07\x9b2J one\n\ttwo 👩\u200d🔬\r") == " ]0;owned  2J one\n\ttwo 👩\u200d🔬 "
 
 
@@ -165,7 +161,7 @@ def _typing(monkeypatch: pytest.MonkeyPatch, *lines: str) -> None:
     monkeypatch.setattr("builtins.input", read)
 
 
-def test_turns_are_remembered_shown_and_forgotten(
+def test_turns_are_remembered_shown_and_cleared(
     mesh: ScriptedMesh, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     _typing(monkeypatch, "one", "two", "/history", "/clear", "three", "/what", "/quit", "never")
@@ -177,16 +173,14 @@ def test_turns_are_remembered_shown_and_forgotten(
     assert err.count("/clear forgets") == 2, "an unknown command is answered with those there are"
 
 
-def test_ctrl_c_at_the_prompt_does_not_cost_the_conversation(
-    mesh: ScriptedMesh, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ctrl_c_at_the_prompt_keeps_the_conversation(mesh: ScriptedMesh, monkeypatch: pytest.MonkeyPatch) -> None:
     _typing(monkeypatch, "one", CTRL_C, "two")
     with connect(home=mesh.home) as client:
         converse(Conversation(client, "qwen", [], {}, 60.0))
     assert [len(request.payload.messages) for request in mesh.asked] == [1, 3]
 
 
-def test_what_was_typed_is_kept_for_its_owner_alone(tmp_path: Path) -> None:
+def test_prompt_history_is_readable_only_by_its_owner(tmp_path: Path) -> None:
     readline = pytest.importorskip("readline")
     (tmp_path / "state").mkdir()
     with prompt_history(tmp_path):
@@ -198,6 +192,6 @@ def test_what_was_typed_is_kept_for_its_owner_alone(tmp_path: Path) -> None:
         assert readline.get_history_item(1) == "hello there"
 
 
-def test_a_home_that_cannot_keep_a_history_is_no_reason_not_to_chat(tmp_path: Path) -> None:
+def test_chat_works_if_the_history_cannot_be_saved(tmp_path: Path) -> None:
     with prompt_history(tmp_path / "none"):
         pass

@@ -89,21 +89,21 @@ def _offered(home: Path, line: str) -> list[str]:
         ("weft wait --timeout 5m pool b", ["big"]),
     ],
 )
-def test_kinds_and_names_are_offered_as_they_are_now(mesh: ScriptedMesh, line: str, offered: list[str]) -> None:
+def test_kinds_and_current_names_are_completed(mesh: ScriptedMesh, line: str, offered: list[str]) -> None:
     mesh.serve()
     assert _offered(mesh.home, line) == offered
 
 
-def test_commands_are_offered(tmp_path: Path) -> None:
+def test_commands_are_completed(tmp_path: Path) -> None:
     assert _offered(tmp_path, "weft app") == ["apply", "approve"]
 
 
 @pytest.mark.parametrize("line", ["weft get model ", "weft chat ", "weft describe agent/"])
-def test_without_a_mesh_there_is_silence(tmp_path: Path, line: str) -> None:
+def test_completion_is_silent_without_a_mesh(tmp_path: Path, line: str) -> None:
     assert _offered(tmp_path / "none", line) == []
 
 
-def test_a_mesh_that_went_is_silence_too(tmp_path: Path) -> None:
+def test_completion_is_silent_after_the_mesh_was_killed(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "up.json").write_text('{"grpc": "127.0.0.1:1"}')
     assert _offered(tmp_path, "weft get model ") == []

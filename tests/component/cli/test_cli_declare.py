@@ -25,7 +25,7 @@ AGENT = "kind: agent\nname: {name}\nmodel: qwen\n"
 
 @pytest.mark.parametrize("output", ["yaml", "json"])
 @pytest.mark.parametrize("kind", ["models", "agents", "runners", "pools", "routes"])
-def test_what_was_got_can_be_applied_and_changes_nothing(mesh: ScriptedMesh, kind: str, output: str) -> None:
+def test_output_of_get_applies_without_a_change(mesh: ScriptedMesh, kind: str, output: str) -> None:
     for words in ((kind,), (kind, NAMES[kind])):
         got = mesh.run("get", *words, "-o", output)
         assert got.exit_code == 0
@@ -35,7 +35,7 @@ def test_what_was_got_can_be_applied_and_changes_nothing(mesh: ScriptedMesh, kin
         assert mesh.run("diff", "-f", "-", stdin=got.stdout).exit_code == 0
 
 
-def test_an_empty_list_can_be_applied_too(mesh: ScriptedMesh) -> None:
+def test_empty_list_can_be_applied(mesh: ScriptedMesh) -> None:
     mesh.state.declared[ResourceKind.AGENT].clear()
     got = mesh.run("get", "agents", "-o", "yaml").stdout
     result = mesh.run("apply", "-f", "-", stdin=got)
@@ -43,7 +43,7 @@ def test_an_empty_list_can_be_applied_too(mesh: ScriptedMesh) -> None:
     assert "nothing to apply" in result.stderr
 
 
-def test_apply_says_what_it_did_with_each(mesh: ScriptedMesh, tmp_path: Path) -> None:
+def test_apply_reports_an_outcome_per_document(mesh: ScriptedMesh, tmp_path: Path) -> None:
     file = tmp_path / "x.yaml"
     file.write_text("kind: model\nname: new\n---\n" + AGENT.format(name="coder"))
     dry = mesh.run("apply", "-f", str(file), "--dry-run")
@@ -62,7 +62,7 @@ def test_apply_says_what_it_did_with_each(mesh: ScriptedMesh, tmp_path: Path) ->
     assert mesh.run("apply", "-f", str(file), "-o", "name").stdout == "model/new\nagent/coder\n"
 
 
-def test_a_folder_is_all_its_files(mesh: ScriptedMesh, tmp_path: Path) -> None:
+def test_folder_applies_all_its_files(mesh: ScriptedMesh, tmp_path: Path) -> None:
     folder = tmp_path / "set"
     folder.mkdir()
     (folder / "b.yml").write_text(AGENT.format(name="b"))
@@ -75,7 +75,7 @@ def test_a_folder_is_all_its_files(mesh: ScriptedMesh, tmp_path: Path) -> None:
     "broken",
     ["kind: agent\nname: [\n", "kind: agent\nname: x\nmodel: m\nsystemPromt: x\n", "kind: agent\nname: ok\nmodel: m\n"],
 )
-def test_a_broken_document_in_the_middle_applies_nothing(mesh: ScriptedMesh, broken: str) -> None:
+def test_broken_document_in_the_middle_applies_nothing(mesh: ScriptedMesh, broken: str) -> None:
     text = f"{AGENT.format(name='ok')}---\n{broken}---\n{AGENT.format(name='later')}"
     result = mesh.run("apply", "-f", "-", stdin=text)
     assert result.exit_code == 2
@@ -83,7 +83,7 @@ def test_a_broken_document_in_the_middle_applies_nothing(mesh: ScriptedMesh, bro
     assert not mesh.applied
 
 
-def test_a_broken_file_among_good_ones_applies_nothing(mesh: ScriptedMesh, tmp_path: Path) -> None:
+def test_broken_file_among_valid_ones_applies_nothing(mesh: ScriptedMesh, tmp_path: Path) -> None:
     good, bad = tmp_path / "good.yaml", tmp_path / "bad.yaml"
     good.write_text(AGENT.format(name="ok"))
     bad.write_bytes(b"kind: \xff\n")
@@ -94,7 +94,7 @@ def test_a_broken_file_among_good_ones_applies_nothing(mesh: ScriptedMesh, tmp_p
     assert mesh.run("apply", "-f", str(tmp_path / "none.yaml")).exit_code == 2
 
 
-def test_a_refusal_names_the_place_in_the_file(mesh: ScriptedMesh) -> None:
+def test_rejection_names_the_file_position(mesh: ScriptedMesh) -> None:
     mesh.apply_error = invalid_field("declarations[1].agent.model", "is odd")
     result = mesh.run("apply", "-f", "-", stdin=f"{AGENT.format(name='a')}---\n{AGENT.format(name='b')}")
     assert result.exit_code == 2
@@ -104,7 +104,7 @@ def test_a_refusal_names_the_place_in_the_file(mesh: ScriptedMesh) -> None:
     assert "document 1 (line 1): systemPrompt: is odd" in result.stderr, "as it is called in documents"
 
 
-def test_a_list_from_http_can_be_applied(mesh: ScriptedMesh) -> None:
+def test_http_list_can_be_applied(mesh: ScriptedMesh) -> None:
     page = json.dumps({**json.loads(mesh.run("get", "agents", "-o", "json").stdout), "nextPageToken": ""})
     Draft202012Validator(schemas()["agent-list.json"]).validate(json.loads(page))
     assert mesh.run("apply", "-f", "-", stdin=page).stdout == "agent/coder unchanged\n"
@@ -119,7 +119,7 @@ def test_a_list_from_http_can_be_applied(mesh: ScriptedMesh) -> None:
         (Reason.PERMISSION_DENIED, 1, 2),
     ],
 )
-def test_a_refusal_ends_with_the_code_of_its_reason(
+def test_rejection_exits_with_the_code_of_its_reason(
     mesh: ScriptedMesh, reason: Reason, code: int, diff_code: int
 ) -> None:
     mesh.apply_error = WeftError(reason, "no")
@@ -127,7 +127,7 @@ def test_a_refusal_ends_with_the_code_of_its_reason(
     assert mesh.run("diff", "-f", "-", stdin=AGENT.format(name="a")).exit_code == diff_code
 
 
-def test_diff_shows_what_would_change_and_changes_nothing(mesh: ScriptedMesh) -> None:
+def test_diff_shows_the_changes_without_applying_them(mesh: ScriptedMesh) -> None:
     result = mesh.run("diff", "-f", "-", stdin=AGENT.format(name="coder"))
     assert result.exit_code == 1
     assert result.stdout.startswith("--- agent/coder (mesh)\n+++ agent/coder (standard input, document 1 (line 1))\n")
@@ -138,7 +138,7 @@ def test_diff_shows_what_would_change_and_changes_nothing(mesh: ScriptedMesh) ->
     assert "+kind: agent\n" in mesh.run("diff", "-f", "-", stdin=AGENT.format(name="new")).stdout
 
 
-def test_delete_takes_names_and_files_and_agents_first(mesh: ScriptedMesh, tmp_path: Path) -> None:
+def test_delete_accepts_names_and_files_and_deletes_agents_first(mesh: ScriptedMesh, tmp_path: Path) -> None:
     file = tmp_path / "x.yaml"
     file.write_text("kind: model\nname: qwen\n---\nkind: agent\nname: coder\nmodel: qwen\n")
     mesh.state.declared[ResourceKind.ROUTE].clear()
@@ -147,7 +147,7 @@ def test_delete_takes_names_and_files_and_agents_first(mesh: ScriptedMesh, tmp_p
     assert mesh.run("delete", "model/solo", "model/qwen-2").stdout == "model/solo deleted\nmodel/qwen-2 deleted\n"
 
 
-def test_delete_takes_a_kind_and_a_selector_and_no_names_beside_it(mesh: ScriptedMesh) -> None:
+def test_delete_accepts_a_kind_with_a_selector_but_no_names_beside_it(mesh: ScriptedMesh) -> None:
     assert mesh.run("delete", "models", "-l", "tier=heavy").stdout == ""
     for wrong in (
         ("models", "solo", "-l", "tier=fast"),
@@ -168,7 +168,7 @@ def test_delete_takes_a_kind_and_a_selector_and_no_names_beside_it(mesh: Scripte
     assert "at most 100" in result.stderr
 
 
-def test_delete_of_what_is_loaded_is_a_conflict_and_force_unloads_it(mesh: ScriptedMesh) -> None:
+def test_delete_of_a_loaded_model_is_a_conflict_unless_forced(mesh: ScriptedMesh) -> None:
     mesh.loaded.add("solo")
     refused = mesh.run("delete", "model", "solo")
     assert (refused.exit_code, refused.stdout) == (4, "")
@@ -176,7 +176,7 @@ def test_delete_of_what_is_loaded_is_a_conflict_and_force_unloads_it(mesh: Scrip
     assert (forced.exit_code, forced.stdout) == (0, "model/solo deleted\n")
 
 
-def test_delete_of_what_is_not_there(mesh: ScriptedMesh) -> None:
+def test_delete_of_a_missing_resource_fails(mesh: ScriptedMesh) -> None:
     result = mesh.run("delete", "model", "sollo", "solo")
     assert result.exit_code == 3
     assert "did you mean solo" in result.stderr
@@ -189,7 +189,7 @@ def test_delete_of_what_is_not_there(mesh: ScriptedMesh) -> None:
 @pytest.mark.parametrize(
     "expected", ["exists", "status=active", "condition=Ready", "condition=hasrunner=true", "condition=Awake"]
 )
-def test_wait_for_what_holds_ends_at_once(mesh: ScriptedMesh, expected: str) -> None:
+def test_wait_for_a_met_condition_ends_immediately(mesh: ScriptedMesh, expected: str) -> None:
     for timeout in ("60s", "0"):
         result = mesh.run("wait", "model/qwen", "--for", expected, "--timeout", timeout)
         assert result.exit_code == 0, result.output
@@ -204,14 +204,14 @@ def test_wait_for_what_holds_ends_at_once(mesh: ScriptedMesh, expected: str) -> 
         ("condition=Ready=false", [put(some_model("qwen", status="HIBERNATING"))]),
     ],
 )
-def test_wait_ends_with_the_change_it_waits_for(mesh: ScriptedMesh, expected: str, changes: list[Change]) -> None:
+def test_wait_ends_with_the_expected_change(mesh: ScriptedMesh, expected: str, changes: list[Change]) -> None:
     for change in changes:
         mesh.changes.put(change)
     result = mesh.run("wait", "model", "qwen", "--for", expected)
     assert result.exit_code == 0, result.output
 
 
-def test_a_model_that_its_runner_cannot_serve_is_failed_in_every_command(mesh: ScriptedMesh) -> None:
+def test_unservable_model_is_failed_in_every_command(mesh: ScriptedMesh) -> None:
     """`get` said failed; `describe`, `status` and `wait` said active, and its pool was ready."""
     mesh.state.models.clear()
     mesh.add(some_model("qwen", status="FAILED"))
@@ -226,7 +226,7 @@ def test_a_model_that_its_runner_cannot_serve_is_failed_in_every_command(mesh: S
         assert (late.exit_code, "fail" in late.stderr) == (5, True), late.stderr
 
 
-def test_wait_that_times_out_says_how_it_is_instead(mesh: ScriptedMesh) -> None:
+def test_wait_timeout_reports_the_current_state(mesh: ScriptedMesh) -> None:
     mesh.add(some_model("qwen", status="HIBERNATING"))
     result = mesh.run("wait", "model", "qwen", "--for", "status=active", "--timeout", "100ms")
     assert result.exit_code == 5
@@ -248,5 +248,5 @@ def test_wait_that_times_out_says_how_it_is_instead(mesh: ScriptedMesh) -> None:
         ("model",),
     ],
 )
-def test_wait_refuses_what_cannot_be_waited_for(mesh: ScriptedMesh, arguments: tuple[str, ...]) -> None:
+def test_wait_rejects_unsupported_conditions(mesh: ScriptedMesh, arguments: tuple[str, ...]) -> None:
     assert mesh.run("wait", *arguments).exit_code == 2

@@ -68,7 +68,7 @@ def public(mesh: ScriptedMesh) -> ScriptedMesh:
     return mesh
 
 
-def test_a_changed_text_is_applied_and_its_file_removed(public: ScriptedMesh, editor: Editor) -> None:
+def test_changed_text_is_applied_and_its_file_removed(public: ScriptedMesh, editor: Editor) -> None:
     done = editor.run("agent/reviewer", changes=("Be brief.=>Be thorough.",))
     assert (done.exit_code, done.stdout) == (0, "agent/reviewer configured\n"), done.stderr
     assert public.state.declared[ResourceKind.AGENT]["reviewer"].manifest.system_prompt == "Be thorough."
@@ -78,7 +78,7 @@ def test_a_changed_text_is_applied_and_its_file_removed(public: ScriptedMesh, ed
 
 
 @pytest.mark.parametrize("change", ["SAME", "# only a comment\n"])
-def test_an_unchanged_or_empty_text_applies_nothing_and_says_so(
+def test_unchanged_or_empty_text_applies_nothing_and_is_reported(
     public: ScriptedMesh, editor: Editor, change: str
 ) -> None:
     done = editor.run("agent", "reviewer", changes=(change,))
@@ -87,7 +87,7 @@ def test_an_unchanged_or_empty_text_applies_nothing_and_says_so(
     assert list(editor.files.iterdir()) == []
 
 
-def test_a_wrong_text_is_opened_again_with_what_is_wrong_on_top(public: ScriptedMesh, editor: Editor) -> None:
+def test_invalid_text_reopens_with_the_error_on_top(public: ScriptedMesh, editor: Editor) -> None:
     done = editor.run("agent/reviewer", changes=("systemPrompt=>sytemPrompt", "sytemPrompt=>systemPrompt"))
     assert done.exit_code == 0, done.stderr
     first, second = editor.shown
@@ -98,7 +98,7 @@ def test_a_wrong_text_is_opened_again_with_what_is_wrong_on_top(public: Scripted
     assert public.applied == []
 
 
-def test_a_text_that_stays_wrong_is_kept(public: ScriptedMesh, editor: Editor) -> None:
+def test_text_that_stays_invalid_is_kept_in_its_file(public: ScriptedMesh, editor: Editor) -> None:
     done = editor.run("agent/reviewer", changes=("systemPrompt=>sytemPrompt", "SAME"))
     (kept,) = editor.files.iterdir()
     assert done.exit_code == 2
@@ -107,9 +107,7 @@ def test_a_text_that_stays_wrong_is_kept(public: ScriptedMesh, editor: Editor) -
     assert public.applied == []
 
 
-def test_what_was_changed_meanwhile_is_not_overwritten_and_the_edit_is_kept(
-    public: ScriptedMesh, editor: Editor
-) -> None:
+def test_concurrent_change_is_not_overwritten_and_the_edit_is_kept(public: ScriptedMesh, editor: Editor) -> None:
     public.apply_error = WeftError(Reason.RESOURCE_CHANGED, "the agent 'reviewer' was changed")
     done = editor.run("agent/reviewer", changes=("Be brief.=>Be thorough.",))
     (kept,) = editor.files.iterdir()
@@ -120,26 +118,26 @@ def test_what_was_changed_meanwhile_is_not_overwritten_and_the_edit_is_kept(
     assert kept.stat().st_mode & 0o777 == 0o600
 
 
-def test_a_refusal_of_the_mesh_is_shown_in_the_text(public: ScriptedMesh, editor: Editor) -> None:
+def test_mesh_rejection_is_shown_in_the_text(public: ScriptedMesh, editor: Editor) -> None:
     public.apply_error = WeftError(Reason.MODEL_NOT_FOUND, "there is no model qwem")
     editor.run("agent/reviewer", changes=("qwen=>qwem", "SAME"))
     assert "# Not applied: there is no model qwem" in editor.shown[1]
 
 
-def test_another_name_or_kind_is_refused(public: ScriptedMesh, editor: Editor) -> None:
+def test_changed_name_or_kind_is_rejected(public: ScriptedMesh, editor: Editor) -> None:
     editor.run("agent/reviewer", changes=("name: reviewer=>name: other", "SAME"))
     assert "must be agent/reviewer alone" in editor.shown[1]
     assert public.applied == []
 
 
-def test_an_editor_that_fails_applies_nothing(public: ScriptedMesh, editor: Editor) -> None:
+def test_failing_editor_applies_nothing(public: ScriptedMesh, editor: Editor) -> None:
     done = editor.run("agent/reviewer", changes=("EXIT",))
     assert done.exit_code == 2
     assert "ended with 3; nothing was applied" in done.stderr
     assert public.applied == []
 
 
-def test_what_a_weft_yaml_owns_is_not_opened(mesh: ScriptedMesh, editor: Editor) -> None:
+def test_resource_owned_by_weft_yaml_is_not_opened(mesh: ScriptedMesh, editor: Editor) -> None:
     own = some_model("own")
     own.kind, own.runner = model_pb2.Model.KIND_VIRTUAL, "r1"
     mesh.add(

@@ -32,7 +32,7 @@ pytest_plugins = ("cli_mesh",)
 KINDS = ("models", "agents", "runners", "pools", "routes")
 
 
-def test_models_are_a_table_over_all_pages(mesh: ScriptedMesh) -> None:
+def test_models_are_listed_in_one_table_across_pages(mesh: ScriptedMesh) -> None:
     lines = mesh.run("get", "models").stdout.splitlines()
     titles = ["NAME", "POOL", "SOURCE", "STATUS", "RUNTIME", "TIER", "RUNNER", "OPERATIONS", "CONTEXT"]
     assert lines[0].split() == titles
@@ -52,20 +52,20 @@ def test_models_are_a_table_over_all_pages(mesh: ScriptedMesh) -> None:
         ("runners", "NAME STATUS LINK HOST RUNTIME MODELS SLOTS HEARTBEAT", "r1 active dial-out box llama_server"),
     ],
 )
-def test_every_kind_has_a_table_of_its_own(mesh: ScriptedMesh, kind: str, titles: str, row: str) -> None:
+def test_every_kind_has_its_own_table(mesh: ScriptedMesh, kind: str, titles: str, row: str) -> None:
     lines = mesh.run("get", kind).stdout.splitlines()
     assert lines[0].split() == titles.split()
     assert " ".join(lines[1].split()).startswith(row)
 
 
 @pytest.mark.parametrize("words", [("model", "qwen"), ("models", "qwen"), ("llm", "qwen"), ("MODEL/qwen",)])
-def test_one_resource_is_named_in_several_ways(mesh: ScriptedMesh, words: tuple[str, ...]) -> None:
+def test_resource_can_be_addressed_in_several_ways(mesh: ScriptedMesh, words: tuple[str, ...]) -> None:
     document = json.loads(mesh.run("get", *words, "-o", "json").stdout)
     assert (document["kind"], document["name"]) == ("model", "qwen")
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_json_holds_to_the_published_schemas(mesh: ScriptedMesh, kind: str) -> None:
+def test_json_output_matches_the_published_schemas(mesh: ScriptedMesh, kind: str) -> None:
     found = json.loads(mesh.run("get", kind, "-o", "json").stdout)
     singular = kind.removesuffix("s")
     assert found["kind"] == f"{singular.capitalize()}List"
@@ -74,7 +74,7 @@ def test_json_holds_to_the_published_schemas(mesh: ScriptedMesh, kind: str) -> N
     Draft202012Validator(schemas()[f"{singular}.json"]).validate(one)
 
 
-def test_of_several_kinds_those_that_can_be_had_are_shown_and_the_others_are_named(mesh: ScriptedMesh) -> None:
+def test_accessible_kinds_are_shown_and_the_others_reported(mesh: ScriptedMesh) -> None:
     mesh.denies_routes = True
     found = mesh.run("get", "models,routes,agents")
     assert found.exit_code == 1
@@ -119,14 +119,14 @@ def test_several_kinds_are_shown_each_with_its_own_table(
     assert mesh.run("get", *words, "-o", "name").stdout.split() == labels
 
 
-def test_a_name_alone_finds_the_one_resource_that_has_it(mesh: ScriptedMesh) -> None:
+def test_bare_name_finds_the_only_resource_with_it(mesh: ScriptedMesh) -> None:
     assert mesh.run("get", "r1").stdout == mesh.run("get", "runner", "r1").stdout
     assert mesh.run("describe", "coder").stdout == mesh.run("describe", "agent", "coder").stdout
     assert mesh.run("get", "solo", "-o", "name").stdout == "model/solo\n", "the pool of one model is that model"
 
 
 @pytest.mark.parametrize("command", ["get", "describe"])
-def test_a_name_of_several_kinds_is_answered_with_all_of_them(mesh: ScriptedMesh, command: str) -> None:
+def test_name_of_several_kinds_returns_all_of_them(mesh: ScriptedMesh, command: str) -> None:
     mesh.add(some_agent("qwen"), some_agent("big"))
     asked = mesh.run(command, "qwen")
     assert (asked.exit_code, asked.stdout) == (2, "")
@@ -134,7 +134,7 @@ def test_a_name_of_several_kinds_is_answered_with_all_of_them(mesh: ScriptedMesh
     assert "big is the name of an agent and a pool" in mesh.run(command, "big").stderr
 
 
-def test_labels_of_all_kinds_select_those_that_have_labels(mesh: ScriptedMesh) -> None:
+def test_all_kinds_with_a_selector_lists_only_kinds_with_labels(mesh: ScriptedMesh) -> None:
     assert mesh.run("get", "all", "-l", "team=a", "-o", "name").stdout.split() == [
         "model/qwen",
         "model/qwen-2",
@@ -143,7 +143,7 @@ def test_labels_of_all_kinds_select_those_that_have_labels(mesh: ScriptedMesh) -
     assert "nothing has such labels" in mesh.run("get", "all", "-l", "team=none").stderr
 
 
-def test_a_table_without_rows_says_what_makes_one(mesh: ScriptedMesh) -> None:
+def test_empty_table_suggests_how_to_add_an_entry(mesh: ScriptedMesh) -> None:
     mesh.state.declared[ResourceKind.AGENT].clear()
     empty = mesh.run("get", "agents")
     assert (empty.exit_code, len(empty.stdout.splitlines())) == (0, 1)
@@ -152,7 +152,7 @@ def test_a_table_without_rows_says_what_makes_one(mesh: ScriptedMesh) -> None:
     assert "no models have the labels team=none" in mesh.run("get", "models", "-l", "team=none").stderr
 
 
-def test_a_watch_of_several_kinds_follows_each_with_its_own_columns(mesh: ScriptedMesh) -> None:
+def test_watch_of_several_kinds_uses_the_columns_of_each(mesh: ScriptedMesh) -> None:
     mesh.state.declared[ResourceKind.ROUTE].clear()
     changes = [gone("agent", "coder"), put(some_model("solo", pool="", status="HIBERNATING"))]
     _, lines = _watch(mesh, "all", changes=[*changes, put(some_route())])
@@ -164,11 +164,11 @@ def test_a_watch_of_several_kinds_follows_each_with_its_own_columns(mesh: Script
     assert [line.split()[0] for line in lines[-2:]] == ["NAME", "route/summaries"]
 
 
-def test_names_are_kind_and_name(mesh: ScriptedMesh) -> None:
+def test_name_output_is_kind_and_name(mesh: ScriptedMesh) -> None:
     assert mesh.run("get", "agents", "-o", "name").stdout == "agent/coder\n"
 
 
-def test_wide_shows_more(mesh: ScriptedMesh) -> None:
+def test_wide_output_has_more_columns(mesh: ScriptedMesh) -> None:
     line = mesh.run("get", "model", "qwen", "-o", "wide").stdout.splitlines()[1]
     assert "ready" in line
     assert "1/4" in line
@@ -177,7 +177,7 @@ def test_wide_shows_more(mesh: ScriptedMesh) -> None:
     assert header.index("SIGNALS") == row.index("NEEDS_HIGHER_REASONER")
 
 
-def test_wide_models_name_their_file_their_key_and_who_answers_for_them(mesh: ScriptedMesh) -> None:
+def test_wide_models_show_file_key_and_provider(mesh: ScriptedMesh) -> None:
     central = some_model("frontier", pool="")
     central.manifest.provider.url = "https://api.example.com/v1"
     central.manifest.provider.api_key_ref = "secret/example-key"
@@ -207,7 +207,7 @@ def test_wide_models_name_their_file_their_key_and_who_answers_for_them(mesh: Sc
         ("wait", "model", "{}", "--for", "exists"),
     ],
 )
-def test_commands_take_the_id_of_a_model_for_its_name(mesh: ScriptedMesh, arguments: tuple[str, ...]) -> None:
+def test_commands_accept_a_model_id_instead_of_its_name(mesh: ScriptedMesh, arguments: tuple[str, ...]) -> None:
     by_id = mesh.run(*(word.format(resource_id("model", "qwen", 0)) for word in arguments))
     by_name = mesh.run(*(word.format("qwen") for word in arguments))
     assert (by_id.exit_code, by_name.exit_code) == (0, 0), by_id.output
@@ -215,7 +215,7 @@ def test_commands_take_the_id_of_a_model_for_its_name(mesh: ScriptedMesh, argume
         assert by_id.stdout == by_name.stdout
 
 
-def test_a_watch_of_an_id_follows_the_name(mesh: ScriptedMesh) -> None:
+def test_watch_of_an_id_follows_the_name(mesh: ScriptedMesh) -> None:
     mesh.changes.put(gone("model", "qwen"))
     result = mesh.run("get", "model", resource_id("model", "qwen", 0), "-w", "-o", "name")
     assert result.stdout.split() == ["model/qwen", "model/qwen"], result.output
@@ -231,9 +231,7 @@ def test_a_watch_of_an_id_follows_the_name(mesh: ScriptedMesh) -> None:
         (("agents", "-l", "!tier"), ["agent/coder"]),
     ],
 )
-def test_a_selector_shows_those_with_such_labels(
-    mesh: ScriptedMesh, arguments: tuple[str, ...], names: list[str]
-) -> None:
+def test_selector_filters_by_labels(mesh: ScriptedMesh, arguments: tuple[str, ...], names: list[str]) -> None:
     heavy = some_model("heavy")
     heavy.manifest.tags.tier = "heavy"
     mesh.add(heavy)
@@ -241,15 +239,13 @@ def test_a_selector_shows_those_with_such_labels(
 
 
 @pytest.mark.parametrize("arguments", [("runners", "-l", "a=b"), ("tasks", "-l", "a=b"), ("models", "-l", "a=b c")])
-def test_a_selector_that_selects_nothing_that_is_listed_is_refused(
-    mesh: ScriptedMesh, arguments: tuple[str, ...]
-) -> None:
+def test_selector_unsupported_by_the_listed_kind_is_rejected(mesh: ScriptedMesh, arguments: tuple[str, ...]) -> None:
     result = mesh.run("get", *arguments)
     assert result.exit_code == 2
     assert "--selector" in result.stderr
 
 
-def test_words_of_others_cannot_steer_a_terminal(mesh: ScriptedMesh) -> None:
+def test_foreign_text_is_stripped_of_terminal_escapes(mesh: ScriptedMesh) -> None:
     mesh.add(some_agent("evil", "\x1b]0;owned\x07[bold]\nagent/fake"))
     out = mesh.run("get", "agents").stdout
     assert "\x1b" not in out
@@ -280,13 +276,13 @@ def test_words_of_others_cannot_steer_a_terminal(mesh: ScriptedMesh) -> None:
         (("alias",), 2, "there is no command alias; use: weft get aliases"),
     ],
 )
-def test_a_wrong_call_says_what_to_do(mesh: ScriptedMesh, arguments: tuple[str, ...], code: int, words: str) -> None:
+def test_invalid_arguments_suggest_a_fix(mesh: ScriptedMesh, arguments: tuple[str, ...], code: int, words: str) -> None:
     result = mesh.run(*arguments)
     assert result.exit_code == code, result.output
     assert words in result.output
 
 
-def test_without_a_mesh_the_next_step_is_named(tmp_path: Path) -> None:
+def test_missing_mesh_suggests_the_next_step(tmp_path: Path) -> None:
     for arguments in (("get", "models"), ("apply", "-f", "-"), ("wait", "model/x"), ("events",), ("ps",)):
         result = CliRunner().invoke(
             app, arguments, input="kind: model\nname: m\n", env={"WEFT_HOME": str(tmp_path / "none")}
@@ -295,7 +291,7 @@ def test_without_a_mesh_the_next_step_is_named(tmp_path: Path) -> None:
         assert "weft up" in result.output
 
 
-def test_a_mesh_that_was_killed_does_not_run() -> None:
+def test_killed_mesh_is_reported_as_not_running() -> None:
     """Its sockets and the file of its address are left."""
     with tempfile.TemporaryDirectory() as folder:
         run = Path(folder) / "run"
@@ -312,7 +308,7 @@ def test_a_mesh_that_was_killed_does_not_run() -> None:
             assert f"start it with `weft up --home {folder}`" in result.output
 
 
-def test_a_mesh_that_went_without_a_word_is_not_a_traceback(tmp_path: Path) -> None:
+def test_vanished_mesh_is_an_error_without_a_traceback(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "up.json").write_text('{"grpc": "127.0.0.1:1", "url": "http://127.0.0.1:1"}')
     result = CliRunner().invoke(app, ["get", "models"], env={"WEFT_HOME": str(tmp_path)})
@@ -327,7 +323,7 @@ def _watch(mesh: ScriptedMesh, *arguments: str, changes: list[Any]) -> tuple[int
     return result.exit_code, result.stdout.splitlines()
 
 
-def test_a_watch_shows_the_table_then_each_row_that_changed(mesh: ScriptedMesh) -> None:
+def test_watch_shows_the_table_then_each_changed_row(mesh: ScriptedMesh) -> None:
     heartbeat = some_model("solo", pool="")
     heartbeat.last_heartbeat_time.GetCurrentTime()
     changes = [
@@ -344,7 +340,7 @@ def test_a_watch_shows_the_table_then_each_row_that_changed(mesh: ScriptedMesh) 
     assert lines[4].index("hibernating") == lines[0].index("STATUS")
 
 
-def test_a_watch_in_json_is_one_document_per_line(mesh: ScriptedMesh) -> None:
+def test_watch_in_json_prints_one_document_per_line(mesh: ScriptedMesh) -> None:
     heartbeat = some_agent()
     heartbeat.last_heartbeat_time.GetCurrentTime()
     changes = [put(heartbeat), put(some_agent(description="Changed")), gone("agent", "coder")]
@@ -354,7 +350,7 @@ def test_a_watch_in_json_is_one_document_per_line(mesh: ScriptedMesh) -> None:
     assert deleted == {"kind": "agent", "name": "coder", "deleted": True}
 
 
-def test_a_watch_of_names_does_not_show_heartbeats(mesh: ScriptedMesh) -> None:
+def test_watch_of_names_ignores_heartbeats(mesh: ScriptedMesh) -> None:
     heartbeat = some_agent()
     heartbeat.last_heartbeat_time.GetCurrentTime()
     changes = [put(heartbeat), put(some_agent(description="Changed"))]
@@ -362,13 +358,13 @@ def test_a_watch_of_names_does_not_show_heartbeats(mesh: ScriptedMesh) -> None:
     assert lines == ["agent/coder", "agent/coder"]
 
 
-def test_a_watch_of_pools_follows_their_members(mesh: ScriptedMesh) -> None:
+def test_watch_of_pools_follows_their_members(mesh: ScriptedMesh) -> None:
     _, lines = _watch(mesh, "pools", changes=[put(some_model("qwen", status="INACTIVE"))])
     assert lines[-1].split() == ["big", "2", "1", "yes"]
 
 
 @pytest.mark.parametrize(("reason", "watches"), [(Reason.SERVICE_UNAVAILABLE, 1), (Reason.SHUTTING_DOWN, 2)])
-def test_a_watch_outlives_a_registry_or_a_gateway_that_is_away_for_a_moment(
+def test_watch_survives_a_brief_registry_or_gateway_outage(
     mesh: ScriptedMesh, monkeypatch: pytest.MonkeyPatch, reason: Reason, watches: int
 ) -> None:
     monkeypatch.setattr(follow, "RETRY_PAUSE_SECONDS", 0.0)
@@ -380,7 +376,7 @@ def test_a_watch_outlives_a_registry_or_a_gateway_that_is_away_for_a_moment(
     assert result.stdout.splitlines()[-1] == "model/solo"
 
 
-def test_a_watch_gives_up_on_a_registry_that_stays_away(mesh: ScriptedMesh, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_watch_fails_if_the_registry_does_not_return(mesh: ScriptedMesh, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(follow, "RETRY_PAUSE_SECONDS", 0.0)
     monkeypatch.setattr(follow, "RETRY_LIMIT_SECONDS", -1.0)
     mesh.changes.put(WeftError(Reason.SERVICE_UNAVAILABLE, "going down"))
@@ -388,7 +384,7 @@ def test_a_watch_gives_up_on_a_registry_that_stays_away(mesh: ScriptedMesh, monk
     assert mesh.watches == 1
 
 
-def test_a_new_life_of_the_registry_counts_its_events_anew(mesh: ScriptedMesh, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_restarted_registry_restarts_event_numbering(mesh: ScriptedMesh, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(follow, "RETRY_PAUSE_SECONDS", 0.0)
     mesh.new_events = [some_event(3), WeftError(Reason.SERVICE_UNAVAILABLE, "going down")]
     mesh.reborn = [some_event(1, "reborn")]
@@ -396,11 +392,11 @@ def test_a_new_life_of_the_registry_counts_its_events_anew(mesh: ScriptedMesh, m
     assert [json.loads(line)["sequence"] for line in lines] == [1, 2, 3, 1]
 
 
-def test_a_watch_of_what_is_not_there_is_refused(mesh: ScriptedMesh) -> None:
+def test_watch_of_a_missing_resource_is_rejected(mesh: ScriptedMesh) -> None:
     assert mesh.run("get", "model", "nix", "-w").exit_code == 3
 
 
-def test_a_model_is_described_with_its_conditions_process_and_events(mesh: ScriptedMesh) -> None:
+def test_describe_model_shows_conditions_process_and_events(mesh: ScriptedMesh) -> None:
     out = mesh.run("describe", "model", "qwen").stdout
     assert "Pool name:" in out
     assert "Ready" in out
@@ -413,7 +409,7 @@ def test_a_model_is_described_with_its_conditions_process_and_events(mesh: Scrip
     assert not [line for line in out.splitlines() if line.rstrip().endswith(("Voices:", "Base model:", "Journal:"))]
 
 
-def test_what_leads_to_a_resource_is_described_with_it(mesh: ScriptedMesh) -> None:
+def test_describe_lists_resources_that_reference_it(mesh: ScriptedMesh) -> None:
     mesh.state.declared[ResourceKind.ALIAS]["gpt"] = alias_pb2.Alias(
         manifest=alias_pb2.AliasManifest(name="gpt", pattern="g*", target="qwen")
     )
@@ -428,7 +424,7 @@ def test_what_leads_to_a_resource_is_described_with_it(mesh: ScriptedMesh) -> No
     assert "Aliases:" in mesh.run("describe", "model/qwen").stdout
 
 
-def test_a_recipe_that_wakes_a_model_is_not_described(mesh: ScriptedMesh) -> None:
+def test_describe_hides_wake_recipes(mesh: ScriptedMesh) -> None:
     """Its headers may hold secrets."""
     model = some_model()
     model.manifest.wake.by_mesh.http.url = "http://box/wake"
@@ -463,38 +459,38 @@ def test_every_kind_can_be_described(mesh: ScriptedMesh, target: str, words: lis
     assert not [word for word in words if word not in result.stdout]
 
 
-def test_a_runner_that_cannot_be_asked_does_not_spoil_the_rest(mesh: ScriptedMesh) -> None:
+def test_unreachable_runner_does_not_fail_describe(mesh: ScriptedMesh) -> None:
     mesh.state.runners["r1"].address = "127.0.0.1:1"
     out = mesh.run("describe", "model", "qwen").stdout
     assert "its runner is unreachable" in out
     assert "Conditions:" in out
 
 
-def test_events_are_filtered_and_hold_to_their_schema(mesh: ScriptedMesh) -> None:
+def test_events_are_filtered_and_match_their_schema(mesh: ScriptedMesh) -> None:
     assert len(mesh.run("events").stdout.splitlines()) == 3
     found = json.loads(mesh.run("events", "model", "solo", "-o", "json").stdout)
     Draft202012Validator(schemas()["event-list.json"]).validate(found)
     assert [event["resourceName"] for event in found["items"]] == ["solo"]
 
 
-def test_events_are_followed_without_repeats(mesh: ScriptedMesh) -> None:
+def test_followed_events_have_no_duplicates(mesh: ScriptedMesh) -> None:
     mesh.new_events = [some_event(2, "solo"), some_event(3, "new")]
     result = mesh.run("events", "-w", "-o", "json")
     assert [json.loads(line)["sequence"] for line in result.stdout.splitlines()] == [1, 2, 3]
 
 
-def test_events_that_are_followed_stand_under_their_titles(mesh: ScriptedMesh) -> None:
+def test_followed_events_are_aligned_with_their_headers(mesh: ScriptedMesh) -> None:
     header, row, *_ = mesh.run("events", "-w").stdout.splitlines()
     assert header.index("RESOURCE") == row.index("model/")
     assert header.index("REASON") == row.index("woke")
 
 
-def test_ps_asks_relayed_runners_too(mesh: ScriptedMesh) -> None:
+def test_ps_includes_relayed_runners(mesh: ScriptedMesh) -> None:
     (row,) = json.loads(mesh.run("ps", "-o", "json").stdout)["items"]
     assert (row["model"], row["pid"], row["restarts"], row["state"]) == ("qwen", 4711, 2, "ready")
 
 
-def test_ps_shows_engines_that_their_runner_does_not_publish(mesh: ScriptedMesh) -> None:
+def test_ps_includes_engines_of_unpublished_models(mesh: ScriptedMesh) -> None:
     del mesh.state.runners["r1"].capability.instances[:]
     (row,) = json.loads(mesh.run("ps", "-o", "json").stdout)["items"]
     assert (row["model"], row["pid"], row["state"]) == ("qwen", 4711, "unowned")
@@ -515,7 +511,7 @@ def _runner_now(mesh: ScriptedMesh) -> Any:
     return runner
 
 
-def test_ps_follows_what_changes_and_no_heartbeats(mesh: ScriptedMesh) -> None:
+def test_ps_watch_shows_changes_but_no_heartbeats(mesh: ScriptedMesh) -> None:
     heartbeat, asleep = _runner_now(mesh), _runner_now(mesh)
     heartbeat.last_heartbeat_time.GetCurrentTime()
     asleep.capability.instances[0].phase = InstanceState.PHASE_HIBERNATING
@@ -527,7 +523,7 @@ def test_ps_follows_what_changes_and_no_heartbeats(mesh: ScriptedMesh) -> None:
     assert words == ["ready", "hibernating", "gone"]
 
 
-def test_ps_follows_as_one_document_per_line(mesh: ScriptedMesh) -> None:
+def test_ps_watch_in_json_prints_one_document_per_line(mesh: ScriptedMesh) -> None:
     asleep = _runner_now(mesh)
     asleep.capability.instances[0].phase = InstanceState.PHASE_HIBERNATING
     lines = _processes(
@@ -536,14 +532,14 @@ def test_ps_follows_as_one_document_per_line(mesh: ScriptedMesh) -> None:
     assert [json.loads(line)["state"] for line in lines] == ["ready", "hibernating", "gone"]
 
 
-def test_ps_of_a_mesh_without_models_says_what_adds_one(mesh: ScriptedMesh) -> None:
+def test_ps_of_a_mesh_without_models_suggests_how_to_add_one(mesh: ScriptedMesh) -> None:
     mesh.state.runners.clear()
     empty = mesh.run("ps")
     assert (empty.exit_code, len(empty.stdout.splitlines())) == (0, 1)
     assert "no runner has a model yet" in empty.stderr
 
 
-def test_the_versions_of_client_mesh_and_libraries_are_shown(mesh: ScriptedMesh, tmp_path: Path) -> None:
+def test_version_shows_client_mesh_and_libraries(mesh: ScriptedMesh, tmp_path: Path) -> None:
     facts = json.loads(mesh.run("version", "-o", "json").stdout)
     assert (facts["client"], facts["runners"]) == (__version__, {"r1": "0.2"})
     assert facts["mesh"] == "unknown", "it has not announced one"

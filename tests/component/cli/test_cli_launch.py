@@ -82,7 +82,7 @@ def home(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("name", TOOLS)
-def test_every_tool_is_told_address_key_and_model(name: str) -> None:
+def test_every_tool_receives_url_key_and_model(name: str) -> None:
     tool = TOOLS[name]
     said = json.dumps(dict(tool.environment(ACCESS))) + shlex.join(tool.arguments(ACCESS))
     assert ACCESS.url in said
@@ -91,40 +91,40 @@ def test_every_tool_is_told_address_key_and_model(name: str) -> None:
     assert (ACCESS.model in said) is (name != "openwebui")
 
 
-def test_the_settings_of_opencode_are_json() -> None:
+def test_opencode_settings_are_json() -> None:
     config = json.loads(TOOLS["opencode"].environment(ACCESS)["OPENCODE_CONFIG_CONTENT"])
     assert config["provider"]["weft"]["options"] == {"baseURL": "http://box:8080/v1", "apiKey": "weft_k"}
 
 
-def test_the_tools_are_listed_with_what_installs_them(tools: Path) -> None:
+def test_tools_are_listed_with_their_install_commands(tools: Path) -> None:
     del tools
     found: Any = json.loads(launch("-o", "json").stdout)
     assert {each["tool"]: each["installed"] for each in found["items"]} == {name: name == "aider" for name in TOOLS}
     assert all(each["install"] for each in found["items"])
 
 
-def test_a_tool_that_is_not_installed_is_refused_with_its_install_line(tools: Path, home: Path) -> None:
+def test_missing_tool_is_rejected_with_its_install_command(tools: Path, home: Path) -> None:
     del tools
     said = launch("codex", "--model", "m", home=home)
     assert said.exit_code == 3
     assert "npm install -g @openai/codex" in said.stderr
 
 
-def test_an_unknown_tool_is_answered_with_those_that_there_are(tools: Path) -> None:
+def test_unknown_tool_error_lists_the_supported_ones(tools: Path) -> None:
     del tools
     said = launch("emacs")
     assert said.exit_code == 2
     assert all(name in said.stderr for name in TOOLS)
 
 
-def test_without_a_mesh_nothing_is_started(tools: Path, tmp_path: Path) -> None:
+def test_nothing_starts_without_a_mesh(tools: Path, tmp_path: Path) -> None:
     del tools
     said = launch("aider", "--model", "m", home=tmp_path / "none")
     assert said.exit_code != 0
     assert "weft up" in said.stderr
 
 
-def test_print_shows_lines_for_a_shell_and_starts_nothing(tools: Path, home: Path) -> None:
+def test_print_shows_shell_lines_and_starts_nothing(tools: Path, home: Path) -> None:
     del tools
     said = launch("claude", "--print", "--model", "m x", "--key", "k'", "--", "--continue", home=home).stdout
     assert "export ANTHROPIC_BASE_URL=https://127.0.0.1:7\n" in said
@@ -136,7 +136,7 @@ def test_print_shows_lines_for_a_shell_and_starts_nothing(tools: Path, home: Pat
     assert said.endswith("# claude --model 'm x' --continue\n")
 
 
-def test_where_callers_need_no_key_none_is_made(tools: Path, home: Path) -> None:
+def test_key_is_not_created_if_auth_is_disabled(tools: Path, home: Path) -> None:
     del tools
     assert "export OPENAI_API_KEY=local\n" in launch("aider", "--print", "--model", "m", home=home).stdout
 
@@ -147,9 +147,7 @@ def _printed_key(home: Path) -> str:
     return next(line for line in said.stdout.splitlines() if "OPENAI_API_KEY" in line).partition("=")[2]
 
 
-def test_a_launch_uses_the_key_of_the_one_before_until_it_is_revoked_or_about_to_expire(
-    tools: Path, tmp_path: Path
-) -> None:
+def test_launch_reuses_the_previous_key_until_it_is_revoked_or_expires_soon(tools: Path, tmp_path: Path) -> None:
     del tools
     with scripted_mesh(tmp_path / "scripted") as mesh:
         mesh.serve()
@@ -166,9 +164,7 @@ def test_a_launch_uses_the_key_of_the_one_before_until_it_is_revoked_or_about_to
     assert len({first, second, third}) == 3
 
 
-def test_a_mesh_elsewhere_is_found_by_its_variable_and_asked_whether_it_needs_keys(
-    tools: Path, tmp_path: Path, home: Path
-) -> None:
+def test_remote_mesh_from_the_environment_is_checked_for_required_keys(tools: Path, tmp_path: Path, home: Path) -> None:
     del tools
     words = ("aider", "--print", "--model", "m")
     for where in (tmp_path / "none", home):
@@ -190,7 +186,7 @@ def test_a_mesh_elsewhere_is_found_by_its_variable_and_asked_whether_it_needs_ke
         assert f"the mesh at {url} does not answer" in away.stderr
 
 
-def test_what_is_no_gateway_is_named(tools: Path, home: Path) -> None:
+def test_url_that_is_no_gateway_is_reported(tools: Path, home: Path) -> None:
     del tools
     with socket.create_server(("127.0.0.1", 0)) as server:
 
@@ -208,7 +204,7 @@ def test_what_is_no_gateway_is_named(tools: Path, home: Path) -> None:
     assert (said.exit_code, said.stderr.startswith(f"weft: the mesh at {url} does not answer: SSH-2.0")) == (1, True)
 
 
-def test_the_only_model_of_a_mesh_elsewhere_is_meant(tools: Path, home: Path) -> None:
+def test_only_model_of_a_remote_mesh_is_the_default(tools: Path, home: Path) -> None:
     del tools
     words = ("aider", "--print", "--key", "weft_k")
     with gateway(asks_for_keys=True, models=["qwen", "agent/reviewer", "route/coding"]) as url:
@@ -218,7 +214,7 @@ def test_the_only_model_of_a_mesh_elsewhere_is_meant(tools: Path, home: Path) ->
         assert "there are qwen, gemma" in launch(*words, home=home, WEFT_URL=url).stderr
 
 
-def test_a_gateway_that_is_served_apart_is_found_by_its_home(tools: Path, tmp_path: Path) -> None:
+def test_separately_served_gateway_is_found_by_its_home(tools: Path, tmp_path: Path) -> None:
     del tools
     (tmp_path / "run").mkdir()
     with gateway(asks_for_keys=False) as url:
@@ -226,7 +222,7 @@ def test_a_gateway_that_is_served_apart_is_found_by_its_home(tools: Path, tmp_pa
         assert f"export OPENAI_API_BASE={url}/v1\n" in launch("aider", "--print", "--model", "m", home=tmp_path).stdout
 
 
-def test_without_a_model_the_only_one_is_meant_and_of_several_one_must_be_said(tools: Path, tmp_path: Path) -> None:
+def test_only_model_is_the_default_and_several_need_the_option(tools: Path, tmp_path: Path) -> None:
     del tools
     with scripted_mesh(tmp_path / "scripted") as mesh:
         mesh.serve()
@@ -256,7 +252,7 @@ def test_a_model_that_calls_no_tools_is_refused_for_an_agent_with_those_that_do(
     assert "demo calls no tools, and Claude Code needs them; these do: qwen" in said.stderr
 
 
-def test_the_settings_of_programs_need_the_standard_library_alone() -> None:
+def test_launch_tool_settings_import_only_the_standard_library() -> None:
     """Checks of clients read them in environments without weft."""
     tree = ast.parse(Path(launch_tools.__file__).read_text())
     imported = {node.module or "." for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}

@@ -33,7 +33,7 @@ def mesh(tmp_path: Path) -> Iterator[ScriptedMesh]:
         yield mesh
 
 
-def test_leases_are_shown_with_who_holds_them_and_when_they_end(mesh: ScriptedMesh) -> None:
+def test_leases_show_holder_and_expiry(mesh: ScriptedMesh) -> None:
     header, *rows = mesh.run("get", "leases").stdout.splitlines()
     assert header.split() == ["LEASE", "HOST", "HOLDER", "PURPOSE", "STATE", "MEMORY", "DEVICES", "AGE", "ENDS"]
     assert [" ".join(row.split()) for row in rows] == [
@@ -46,13 +46,13 @@ def test_leases_are_shown_with_who_holds_them_and_when_they_end(mesh: ScriptedMe
     assert mesh.run("get", "leases", "-o", "name").stdout == "lease/lease-p\nlease/lease-r\n"
 
 
-def test_a_lease_that_has_ended_is_not_found(mesh: ScriptedMesh) -> None:
+def test_ended_lease_returns_not_found(mesh: ScriptedMesh) -> None:
     for done in (mesh.run("get", "lease/none"), mesh.run("lease", "release", "none", "--yes")):
         assert done.exit_code == 3
         assert "there is no lease" in done.stderr
 
 
-def test_a_release_says_when_the_memory_is_free_and_who_wanted_it(mesh: ScriptedMesh) -> None:
+def test_release_reports_when_the_memory_becomes_free(mesh: ScriptedMesh) -> None:
     done = mesh.run("lease", "release", "lease-p", "--yes")
     assert done.exit_code == 0
     assert done.stdout == "lease/lease-p is released: 5 GiB of titan are free once its processes have ended\n"
@@ -60,13 +60,13 @@ def test_a_release_says_when_the_memory_is_free_and_who_wanted_it(mesh: Scripted
     assert "when its processes have ended" in mesh.run("get", "lease/lease-p").stdout
 
 
-def test_without_a_terminal_a_release_is_not_made_without_yes(mesh: ScriptedMesh) -> None:
+def test_release_without_a_terminal_requires_yes(mesh: ScriptedMesh) -> None:
     done = mesh.run("lease", "release", "lease-p")
     assert (done.exit_code, mesh.releases) == (2, [])
     assert "--yes: is needed where there is no terminal" in done.stderr
 
 
-def test_the_lease_of_a_model_names_the_command_that_frees_it(mesh: ScriptedMesh) -> None:
+def test_model_lease_suggests_the_command_that_frees_it(mesh: ScriptedMesh) -> None:
     done = mesh.run("lease", "release", "lease-r")
     assert done.exit_code == 4
     assert "weft unload qwen" in done.stderr

@@ -75,7 +75,7 @@ def files() -> list[str]:
     return sorted(path.name for path in Path().iterdir())
 
 
-def test_an_image_is_made_by_the_only_model_that_makes_images(studio: ScriptedMesh) -> None:
+def test_image_uses_the_only_image_model(studio: ScriptedMesh) -> None:
     studio.media = [event(queued=event_pb2.Queued(position=2, reason="every slot is taken")), worked(2, 4), picture()]
     studio.media.append(ended(image_steps=4, image_pixels=6))
     result = studio.run("image", "a lighthouse", "-o", "lighthouse.png", "--steps", "4", "--seed", "7")
@@ -98,7 +98,7 @@ def test_an_image_is_made_by_the_only_model_that_makes_images(studio: ScriptedMe
     assert not payload.HasField("guidance")
 
 
-def test_several_images_are_numbered_and_saved_as_they_come(studio: ScriptedMesh) -> None:
+def test_several_images_are_numbered_and_saved_as_they_arrive(studio: ScriptedMesh) -> None:
     studio.media = [picture(1), picture(0), ended()]
     result = studio.run("image", "a cat", "-o", "cat.webp", "-n", "2", "--model", "flux")
     assert result.stdout == "cat-2.webp\ncat-1.webp\n"
@@ -107,7 +107,7 @@ def test_several_images_are_numbered_and_saved_as_they_come(studio: ScriptedMesh
     assert studio.asked[0].payload.output_format == "webp"
 
 
-def test_without_a_name_the_file_is_named_by_the_prompt_and_takes_no_other_files_place(studio: ScriptedMesh) -> None:
+def test_default_file_name_comes_from_the_prompt_and_never_overwrites(studio: ScriptedMesh) -> None:
     studio.media = [picture(), ended()]
     assert studio.run("image", "A Lighthouse, at night!").stdout == "a-lighthouse-at-night.png\n"
     assert studio.run("image", "A Lighthouse, at night!").stdout == "a-lighthouse-at-night_2.png\n"
@@ -116,7 +116,7 @@ def test_without_a_name_the_file_is_named_by_the_prompt_and_takes_no_other_files
     assert files()[:2] == ["a-lighthouse-at-night-1.png", "a-lighthouse-at-night-2.png"]
 
 
-def test_a_file_that_exists_is_kept_and_nothing_is_asked_for(studio: ScriptedMesh) -> None:
+def test_existing_file_is_kept_and_no_request_is_sent(studio: ScriptedMesh) -> None:
     Path("cat-2.png").write_text("mine")
     refused = studio.run("image", "a cat", "-o", "cat.png", "-n", "2")
     assert (refused.exit_code, refused.stderr) == (
@@ -139,7 +139,7 @@ def test_a_file_that_exists_is_kept_and_nothing_is_asked_for(studio: ScriptedMes
         (("--from", "missing.png"), "--from: missing.png cannot be read: no such file or directory"),
     ],
 )
-def test_what_cannot_be_is_refused_before_the_mesh_is_asked(
+def test_invalid_arguments_are_rejected_before_a_request(
     studio: ScriptedMesh, arguments: tuple[str, ...], words: str
 ) -> None:
     result = studio.run("image", "a cat", *arguments)
@@ -147,7 +147,7 @@ def test_what_cannot_be_is_refused_before_the_mesh_is_asked(
     assert not studio.asked
 
 
-def test_an_image_is_made_from_images(studio: ScriptedMesh) -> None:
+def test_image_is_made_from_source_images(studio: ScriptedMesh) -> None:
     for name in ("a.png", "b.png", "m.png"):
         Path(name).write_bytes(PICTURE)
     studio.media = [picture(), ended()]
@@ -160,7 +160,7 @@ def test_an_image_is_made_from_images(studio: ScriptedMesh) -> None:
     assert (payload.mask.data, payload.strength) == (PICTURE, 0.5)
 
 
-def test_a_document_has_the_images_and_the_receipt_and_no_file_is_written(studio: ScriptedMesh) -> None:
+def test_json_output_has_images_and_receipt_and_writes_no_file(studio: ScriptedMesh) -> None:
     studio.media = [picture(1), picture(0), ended(image_steps=8)]
     document = json.loads(studio.run("image", "a cat", "-n", "2", "-o", "json").stdout)
     assert (document["kind"], document["model"]) == ("Images", "sdxl")
@@ -170,7 +170,7 @@ def test_a_document_has_the_images_and_the_receipt_and_no_file_is_written(studio
     assert files() == []
 
 
-def test_a_preview_is_the_newest_one_and_an_image_may_go_to_a_pipe(studio: ScriptedMesh) -> None:
+def test_only_the_latest_preview_is_kept_and_an_image_can_go_to_a_pipe(studio: ScriptedMesh) -> None:
     studio.media = [preview(b"first"), preview(b"second"), picture(), ended()]
     result = studio.run("image", "a cat", "--preview", "now.png", "-o", "-")
     assert result.stdout_bytes == PICTURE
@@ -179,7 +179,7 @@ def test_a_preview_is_the_newest_one_and_an_image_may_go_to_a_pipe(studio: Scrip
     assert files() == ["now.png"]
 
 
-def test_a_refusal_names_the_option_that_was_typed(studio: ScriptedMesh) -> None:
+def test_rejection_names_the_typed_option(studio: ScriptedMesh) -> None:
     studio.media = [invalid_field("payload.negative_prompt", "must have at most 5 characters")]
     result = studio.run("image", "a cat", "--negative", "dogs and more dogs")
     assert (result.exit_code, result.stderr.splitlines()[-1]) == (2, "weft: --negative: must have at most 5 characters")
@@ -187,7 +187,7 @@ def test_a_refusal_names_the_option_that_was_typed(studio: ScriptedMesh) -> None
     assert "--size: must be a multiple of 8" in studio.run("image", "a cat", "--size", "3x3").stderr
 
 
-def test_where_no_model_makes_images_the_error_says_how_to_get_one(mesh: ScriptedMesh) -> None:
+def test_error_suggests_how_to_get_an_image_model(mesh: ScriptedMesh) -> None:
     result = mesh.run("image", "a cat")
     assert result.exit_code == 3
     assert result.stderr.startswith("weft: no model of this mesh makes images; ")
@@ -196,13 +196,13 @@ def test_where_no_model_makes_images_the_error_says_how_to_get_one(mesh: Scripte
         assert mesh.run(command, argument).exit_code == 3
 
 
-def test_where_several_models_could_be_meant_all_are_named(studio: ScriptedMesh) -> None:
+def test_ambiguous_models_are_listed(studio: ScriptedMesh) -> None:
     studio.add(able("flux", "IMAGE"))
     result = studio.run("image", "a cat")
     assert (result.exit_code, result.stderr) == (2, "weft: --model: name one of flux, sdxl\n")
 
 
-def test_several_models_of_one_pool_are_one(studio: ScriptedMesh) -> None:
+def test_models_of_one_pool_are_not_ambiguous(studio: ScriptedMesh) -> None:
     studio.add(able("whisper", "TRANSCRIPTION", pool="ears"), able("whisper-2", "TRANSCRIPTION", pool="ears"))
     Path("a.wav").write_bytes(wav(seconds=0.1))
     studio.media = [said("Hello.", 0), ended()]
@@ -215,7 +215,7 @@ def interrupted(*events: event_pb2.InferenceEvent) -> Iterator[event_pb2.Inferen
     raise KeyboardInterrupt
 
 
-def test_ctrl_c_says_that_the_request_was_cancelled_and_what_was_saved(
+def test_ctrl_c_reports_the_cancellation_and_saved_files(
     studio: ScriptedMesh, capsys: pytest.CaptureFixture[str]
 ) -> None:
     target = image.ImageTarget(output="cat.png", prompt="a cat", count=2, force=False)
@@ -235,7 +235,7 @@ def talk(studio: ScriptedMesh) -> ScriptedMesh:
     return studio
 
 
-def test_a_transcription_is_text_as_it_comes_with_progress_in_seconds(talk: ScriptedMesh) -> None:
+def test_transcription_streams_text_with_progress_in_seconds(talk: ScriptedMesh) -> None:
     result = talk.run("transcribe", "talk.wav", "--language", "en", "--prompt", "fish")
     assert (result.exit_code, result.stdout) == (0, "One fish. Two --> fish.\n"), result.output
     assert "weft: working: 50 % of 3 s of audio" in result.stderr
@@ -264,7 +264,7 @@ def test_captions_are_written_to_a_file(talk: ScriptedMesh, flag: str, text: str
     assert talk.asked[0].payload.with_segments
 
 
-def test_a_document_has_segments_and_words_where_they_were_asked_for(talk: ScriptedMesh) -> None:
+def test_json_output_has_segments_and_requested_words(talk: ScriptedMesh) -> None:
     document = json.loads(talk.run("transcribe", "talk.wav", "--json", "--words", "--translate").stdout)
     assert (document["task"], document["language"], document["duration"]) == ("translate", "en", 3.0)
     assert [segment["text"] for segment in document["segments"]] == [" One fish.", " Two --> fish."]
@@ -273,14 +273,14 @@ def test_a_document_has_segments_and_words_where_they_were_asked_for(talk: Scrip
     assert talk.asked[0].payload.translate
 
 
-def test_a_failed_transcription_leaves_no_file(talk: ScriptedMesh) -> None:
+def test_failed_transcription_leaves_no_file(talk: ScriptedMesh) -> None:
     talk.media.insert(2, WeftError(Reason.SERVER_DIED, "it died"))
     result = talk.run("transcribe", "talk.wav", "-o", "talk.txt")
     assert (result.exit_code, result.stderr.splitlines()[-1]) == (1, "weft: it died")
     assert files() == ["talk.wav"]
 
 
-def test_captions_need_times(talk: ScriptedMesh) -> None:
+def test_captions_fail_if_the_model_returns_no_timestamps(talk: ScriptedMesh) -> None:
     talk.media = [event(transcript=audio_pb2.TranscriptPart(text="One.")), ended()]
     result = talk.run("transcribe", "talk.wav", "--srt", "-o", "talk.srt")
     assert (result.exit_code, files()) == (1, ["talk.wav"])
@@ -295,7 +295,7 @@ def test_captions_need_times(talk: ScriptedMesh) -> None:
         (("talk.wav", "--srt", "--vtt"), "--vtt: is another format than --srt; give one of them"),
     ],
 )
-def test_a_wrong_recording_or_format_is_refused_at_once(
+def test_invalid_recording_or_format_is_rejected_immediately(
     talk: ScriptedMesh, arguments: tuple[str, ...], words: str
 ) -> None:
     Path("empty.wav").touch()
@@ -303,16 +303,14 @@ def test_a_wrong_recording_or_format_is_refused_at_once(
     assert (result.exit_code, result.stderr) == (2, f"weft: {words}\n")
 
 
-def test_a_recording_that_no_request_carries_is_refused_with_advice(
-    talk: ScriptedMesh, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_oversized_recording_is_rejected_with_advice(talk: ScriptedMesh, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(media_output, "MAX_MEDIA_BYTES", 10)
     result = talk.run("transcribe", "talk.wav")
     assert result.exit_code == 2
     assert transcribe._ADVICE in result.stderr
 
 
-def test_a_recording_is_read_from_standard_input(talk: ScriptedMesh) -> None:
+def test_recording_is_read_from_standard_input(talk: ScriptedMesh) -> None:
     assert talk.run("transcribe", "-", stdin=b"sound").stdout == "One fish. Two --> fish.\n"
     assert talk.asked[0].payload.audio.data == b"sound"
 
@@ -323,7 +321,7 @@ def spoken() -> list[Any]:
     return [response(data=b"RIFF", media_type="audio/wav"), response(data=b"sound"), response(receipt=receipt)]
 
 
-def test_speech_goes_to_a_file_whose_name_says_its_format(studio: ScriptedMesh) -> None:
+def test_speech_is_saved_to_a_file_with_an_extension_for_its_format(studio: ScriptedMesh) -> None:
     studio.media = spoken()
     result = studio.run("speak", "Hello.", "-o", "hello.wav", "--voice", "amy", "--speed", "1.5")
     assert (result.exit_code, result.stdout) == (0, "hello.wav\n"), result.output
@@ -333,7 +331,7 @@ def test_speech_goes_to_a_file_whose_name_says_its_format(studio: ScriptedMesh) 
     assert (payload.input, payload.voice, payload.format, payload.speed) == ("Hello.", "amy", "wav", 1.5)
 
 
-def test_speech_in_a_pipe_is_bytes_and_a_text_may_come_from_a_file_or_a_pipe(studio: ScriptedMesh) -> None:
+def test_piped_speech_is_bytes_and_text_can_come_from_a_file_or_pipe(studio: ScriptedMesh) -> None:
     studio.media = spoken()
     Path("text.txt").write_text("From a file.\n")
     assert studio.run("speak", "-f", "text.txt", "--format", "mp3").stdout_bytes == b"RIFFsound"
@@ -358,7 +356,7 @@ def test_speech_in_a_pipe_is_bytes_and_a_text_may_come_from_a_file_or_a_pipe(stu
         (("Hi", "--format", "midi"), "--format: must be one of mp3, opus, aac, flac, wav, pcm"),
     ],
 )
-def test_a_wrong_text_or_format_is_refused_at_once(
+def test_invalid_text_or_format_is_rejected_immediately(
     studio: ScriptedMesh, arguments: tuple[str, ...], words: str
 ) -> None:
     result = studio.run("speak", *arguments)
@@ -366,14 +364,14 @@ def test_a_wrong_text_or_format_is_refused_at_once(
     assert not studio.asked
 
 
-def test_a_format_that_the_model_lacks_is_refused_by_the_option(studio: ScriptedMesh) -> None:
+def test_format_unsupported_by_the_model_is_rejected_and_error_names_the_option(studio: ScriptedMesh) -> None:
     studio.media = [invalid_field("response_format", "there is no encoder of mp3")]
     result = studio.run("speak", "Hi", "-o", "hi.mp3")
     assert (result.exit_code, result.stderr.splitlines()[-1]) == (2, "weft: --format: there is no encoder of mp3")
     assert files() == []
 
 
-def test_names_of_files_are_made_of_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_file_names_are_built_from_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert slug("../../etc/passwd") == "etc-passwd"
     assert slug("💡") == "image"

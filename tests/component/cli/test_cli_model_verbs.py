@@ -48,7 +48,7 @@ def _done(script: ScriptedRegistry) -> list[str]:
 
 
 @pytest.mark.parametrize("words", [("model", "qwen"), ("model/qwen",)])
-def test_a_model_is_unloaded_and_loaded_again_with_the_options_of_its_last_load(
+def test_restart_unloads_a_model_and_reloads_it_with_its_last_options(
     mesh: ScriptedMesh, script: ScriptedRegistry, words: tuple[str, ...]
 ) -> None:
     done = mesh.run("restart", *words)
@@ -58,7 +58,7 @@ def test_a_model_is_unloaded_and_loaded_again_with_the_options_of_its_last_load(
     assert (options.quantization, options.pin) == ("q8_0", True)
 
 
-def test_a_restart_of_what_is_no_model_begins_nothing(mesh: ScriptedMesh, script: ScriptedRegistry) -> None:
+def test_restart_of_an_unknown_model_starts_nothing(mesh: ScriptedMesh, script: ScriptedRegistry) -> None:
     unknown, bare = mesh.run("restart", "model", "qwem"), mesh.run("restart", "qwen")
     assert (unknown.exit_code, bare.exit_code) == (3, 2)
     assert "qwen" in unknown.stderr
@@ -66,7 +66,7 @@ def test_a_restart_of_what_is_no_model_begins_nothing(mesh: ScriptedMesh, script
     assert script.created == []
 
 
-def test_a_model_that_does_not_unload_is_not_loaded(mesh: ScriptedMesh, script: ScriptedRegistry) -> None:
+def test_model_that_fails_to_unload_is_not_loaded(mesh: ScriptedMesh, script: ScriptedRegistry) -> None:
     script.refusal = WeftError(Reason.UNSUPPORTED_OPERATION, "weft did not start it")
     done = mesh.run("restart", "model", "qwen")
     assert done.exit_code == 1
@@ -74,13 +74,13 @@ def test_a_model_that_does_not_unload_is_not_loaded(mesh: ScriptedMesh, script: 
     assert script.created == []
 
 
-def test_the_models_of_a_selector_are_unloaded_in_turn(mesh: ScriptedMesh, script: ScriptedRegistry) -> None:
+def test_selected_models_are_unloaded_in_turn(mesh: ScriptedMesh, script: ScriptedRegistry) -> None:
     done = mesh.run("unload", "-l", "team=a")
     assert done.exit_code == 0, done.stderr
     assert sorted(_done(script)) == ["unload_model llama", "unload_model qwen"]
 
 
-def test_prefixes_of_the_models_of_a_selector_are_flushed(mesh: ScriptedMesh, script: ScriptedRegistry) -> None:
+def test_prefixes_of_selected_models_are_flushed(mesh: ScriptedMesh, script: ScriptedRegistry) -> None:
     done = mesh.run("flush", "-l", "team=b")
     assert done.exit_code == 0, done.stderr
     assert _done(script) == ["flush_cache other"]
@@ -96,20 +96,20 @@ def test_prefixes_of_the_models_of_a_selector_are_flushed(mesh: ScriptedMesh, sc
         ("unload", "-l", "team="),
     ],
 )
-def test_a_selector_goes_without_what_is_about_one_model(
+def test_selector_excludes_single_model_options(
     mesh: ScriptedMesh, script: ScriptedRegistry, words: tuple[str, ...]
 ) -> None:
     assert mesh.run(*words).exit_code == 2
     assert script.created == []
 
 
-def test_a_selector_that_selects_nothing_says_so(mesh: ScriptedMesh, script: ScriptedRegistry) -> None:
+def test_selector_without_matches_is_reported(mesh: ScriptedMesh, script: ScriptedRegistry) -> None:
     done = mesh.run("unload", "-l", "team=none")
     assert (done.exit_code, script.created) == (0, [])
     assert "no models have such labels" in done.stderr
 
 
-def test_a_refusal_of_one_model_does_not_stop_the_others(mesh: ScriptedMesh, script: ScriptedRegistry) -> None:
+def test_rejection_for_one_model_does_not_stop_the_others(mesh: ScriptedMesh, script: ScriptedRegistry) -> None:
     script.refusal = WeftError(Reason.NO_RUNNER_AVAILABLE, "its runner is away")
     done = mesh.run("unload", "-l", "team=a")
     assert done.exit_code == 1

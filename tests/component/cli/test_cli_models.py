@@ -63,7 +63,7 @@ def stage(tmp_path: Path) -> Iterator[Stage]:
         yield Stage(tmp_path, hub)
 
 
-def test_a_model_is_pulled_listed_and_removed_without_a_mesh(stage: Stage) -> None:
+def test_model_is_pulled_listed_and_removed_without_a_mesh(stage: Stage) -> None:
     pulled = stage.run("pull", SOURCE)
     assert pulled.returncode == 0, pulled.stderr
     path = pulled.stdout.splitlines()[1]
@@ -85,7 +85,7 @@ def test_a_model_is_pulled_listed_and_removed_without_a_mesh(stage: Stage) -> No
     assert "is not stored; weft models ls shows what is" in gone.stderr
 
 
-def test_each_line_of_json_is_a_state_of_the_progress_and_the_last_has_the_model(stage: Stage) -> None:
+def test_each_json_line_is_a_progress_state_and_the_last_has_the_model(stage: Stage) -> None:
     lines = [json.loads(line) for line in stage.run("pull", SOURCE, "-o", "json").stdout.splitlines()]
     assert [lines[0]["stage"], lines[-1]["stage"]] == ["looking", "done"]
     assert all(line["source"] == SOURCE for line in lines)
@@ -94,7 +94,7 @@ def test_each_line_of_json_is_a_state_of_the_progress_and_the_last_has_the_model
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_an_interrupted_pull_says_how_to_go_on_and_does(stage: Stage, number: signal.Signals, code: int) -> None:
+def test_interrupted_pull_suggests_resuming_and_resumes(stage: Stage, number: signal.Signals, code: int) -> None:
     stage.hub.faults.chunk_seconds = 0.1
     process = stage.start("pull", SOURCE)
     _wait_for_bytes(stage, 100_000)
@@ -125,7 +125,7 @@ def _wait_for_bytes(stage: Stage, count: int) -> None:
         (("pull", "hf:acme/none"), 3, "the hub has no such repository, or it is private"),
     ],
 )
-def test_what_cannot_be_pulled_ends_with_one_line_and_the_code_of_its_reason(
+def test_failed_pull_ends_with_one_line_and_the_code_of_its_reason(
     stage: Stage, words: tuple[str, ...], code: int, text: str
 ) -> None:
     ended = stage.run(*words)
@@ -135,7 +135,7 @@ def test_what_cannot_be_pulled_ends_with_one_line_and_the_code_of_its_reason(
     assert "Traceback" not in ended.stderr
 
 
-def test_the_limit_of_weft_yaml_is_told_before_the_pull(stage: Stage) -> None:
+def test_weft_yaml_limit_is_reported_before_the_pull(stage: Stage) -> None:
     (stage.folder / "weft.yaml").write_text("model_store: {disk_limit: 100KiB}\n")
     ended = stage.run("pull", SOURCE)
     assert ended.returncode == 2
@@ -145,7 +145,7 @@ def test_the_limit_of_weft_yaml_is_told_before_the_pull(stage: Stage) -> None:
     assert "model_store.disk_limit" in stage.run("pull", SOURCE).stderr
 
 
-def test_a_model_that_weft_yaml_uses_is_listed_as_such_and_not_removed_without_force(stage: Stage) -> None:
+def test_model_used_by_weft_yaml_is_marked_and_needs_force_to_be_removed(stage: Stage) -> None:
     path = stage.run("pull", SOURCE).stdout.splitlines()[1]
     (stage.folder / "weft.yaml").write_text(f"runners: [{{name: a, models: [{{name: tiny, path: {path}}}]}}]\n")
     assert json.loads(stage.run("models", "ls", "-o", "json").stdout)["items"][0]["usedBy"] == ["tiny"]
@@ -155,7 +155,7 @@ def test_a_model_that_weft_yaml_uses_is_listed_as_such_and_not_removed_without_f
     assert stage.run("models", "rm", SOURCE, "--force").returncode == 0
 
 
-def test_gc_frees_rests_of_ended_pulls_when_it_is_told_to(stage: Stage) -> None:
+def test_gc_frees_partial_pulls_on_request(stage: Stage) -> None:
     stage.run("pull", SOURCE)
     (stage.home / "models" / "partial" / "sha256-0").write_bytes(b"x" * 2048)
     assert stage.run("models", "gc").stdout == "0 bytes freed: 0 files, 0 rests of pulls\n"
@@ -163,7 +163,7 @@ def test_gc_frees_rests_of_ended_pulls_when_it_is_told_to(stage: Stage) -> None:
     assert found == {"kind": "ModelStoreCollection", "files": 0, "partialFiles": 1, "freedBytes": "2048"}
 
 
-def test_importing_the_hub_costs_the_start_of_no_command() -> None:
+def test_no_command_imports_the_hub_at_startup() -> None:
     program = (
         "import sys; import weft_app.cli.main, weft_app.cli.models, weft_app.cli.up, weft_app.compose.runner;"
         "print([name for name in ('huggingface_hub', 'httpx2', 'tqdm') if name in sys.modules])"
@@ -172,7 +172,7 @@ def test_importing_the_hub_costs_the_start_of_no_command() -> None:
     assert found.stdout == "[]\n"
 
 
-def test_a_relative_path_that_is_there_needs_no_dot_before_it(stage: Stage) -> None:
+def test_existing_relative_path_needs_no_leading_dot(stage: Stage) -> None:
     (stage.folder / "files").mkdir()
     (stage.folder / "files" / "mine.gguf").write_bytes(WEIGHTS)
     (stage.folder / "other.gguf").write_bytes(WEIGHTS[:100])

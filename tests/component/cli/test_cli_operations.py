@@ -31,14 +31,14 @@ def loaded() -> operation_pb2.Operation:
     return an_operation("SUCCEEDED", result=result)
 
 
-def test_a_load_waits_for_its_end_and_says_what_came_of_it(registry: ScriptedRegistry) -> None:
+def test_load_waits_for_its_end_and_reports_the_result(registry: ScriptedRegistry) -> None:
     registry.told = [an_operation("RUNNING", stage="loading"), loaded()]
     found = registry.run("load", "qwen")
     assert (found.exit_code, found.stdout) == (0, "model/qwen loaded (in 4.2 s, holds 5 GiB)\n")
     assert found.stderr == "", "nobody watches a terminal here, and nobody asked for --watch"
 
 
-def test_a_load_takes_a_short_name_that_is_no_model_of_the_mesh(registry: ScriptedRegistry) -> None:
+def test_load_accepts_a_short_name_unknown_to_the_mesh(registry: ScriptedRegistry) -> None:
     """`weft pull` and `weft run` took it, and `weft load` said that there is no such model."""
     registry.told, registry.unknown = [loaded()], frozenset({"llama3.2:1b"})
     done = registry.run("load", "llama3.2:1b", "--pin")
@@ -48,7 +48,7 @@ def test_a_load_takes_a_short_name_that_is_no_model_of_the_mesh(registry: Script
     assert f"llama3.2:1b is {SHORT_NAMES['llama3.2:1b']}" in done.stderr
 
 
-def test_a_model_of_the_mesh_is_loaded_before_a_short_name_is_looked_up(registry: ScriptedRegistry) -> None:
+def test_mesh_model_takes_precedence_over_a_short_name(registry: ScriptedRegistry) -> None:
     registry.told = [loaded()]
     assert registry.run("load", "llama3.2:1b").exit_code == 0
     (load,) = (request.action.load_model for request in registry.created)
@@ -58,16 +58,14 @@ def test_a_model_of_the_mesh_is_loaded_before_a_short_name_is_looked_up(registry
 @pytest.mark.parametrize(
     ("options", "model"), [(("--runner", "box"), "llama3.2:1b"), (("--name", "tiny", "--runner", "box"), "tiny")]
 )
-def test_a_short_name_has_the_options_of_a_source(
-    registry: ScriptedRegistry, options: tuple[str, ...], model: str
-) -> None:
+def test_short_name_accepts_source_options(registry: ScriptedRegistry, options: tuple[str, ...], model: str) -> None:
     registry.told = [loaded()]
     assert registry.run("load", "llama3.2:1b", *options).exit_code == 0
     (load,) = (request.action.load_model for request in registry.created)
     assert (load.model, load.source, load.runner) == (model, SHORT_NAMES["llama3.2:1b"], "box")
 
 
-def test_an_unknown_name_that_is_no_short_name_is_still_unknown(registry: ScriptedRegistry) -> None:
+def test_unknown_name_that_is_no_short_name_is_rejected(registry: ScriptedRegistry) -> None:
     registry.unknown = frozenset({"mine"})
     done = registry.run("load", "mine")
     assert done.exit_code == EXIT_NOT_FOUND
@@ -75,13 +73,13 @@ def test_an_unknown_name_that_is_no_short_name_is_still_unknown(registry: Script
     assert registry.created == []
 
 
-def test_a_token_is_for_the_model_that_was_named(registry: ScriptedRegistry) -> None:
+def test_load_with_a_token_does_not_resolve_short_names(registry: ScriptedRegistry) -> None:
     registry.unknown = frozenset({"llama3.2:1b"})
     assert registry.run("load", "llama3.2:1b", "--token", "-", stdin="token").exit_code == EXIT_NOT_FOUND
     assert registry.created == []
 
 
-def test_every_option_of_a_load_arrives(registry: ScriptedRegistry) -> None:
+def test_every_load_option_is_sent(registry: ScriptedRegistry) -> None:
     registry.told = [loaded()]
     found = registry.run(
         *("load", "qwen", "--ctx", "8192", "-q", "q8_0", "--budget", "6GiB", "--evict", "llama", "--replicas", "2"),
@@ -102,7 +100,7 @@ def test_every_option_of_a_load_arrives(registry: ScriptedRegistry) -> None:
     assert request.requested_by == "local"
 
 
-def test_a_watched_load_says_each_stage_once_in_plain_lines(registry: ScriptedRegistry) -> None:
+def test_watched_load_prints_each_stage_once(registry: ScriptedRegistry) -> None:
     waiting = an_operation("RUNNING", stage="waiting for memory", detail="held by llama [busy]")
     loading = an_operation("RUNNING", stage="loading", progress=0.25)
     loading.eta.FromNanoseconds(3_000_000_000)
@@ -116,12 +114,12 @@ def test_a_watched_load_says_each_stage_once_in_plain_lines(registry: ScriptedRe
     ]
 
 
-def test_nobody_has_to_wait(registry: ScriptedRegistry) -> None:
+def test_no_wait_prints_the_operation_and_returns(registry: ScriptedRegistry) -> None:
     found = registry.run("load", "qwen", "--no-wait")
     assert (found.exit_code, found.stdout) == (0, "operations/op-1\n")
 
 
-def test_a_load_that_fails_says_why_and_ends_so(registry: ScriptedRegistry) -> None:
+def test_failed_load_reports_its_reason_and_exits_nonzero(registry: ScriptedRegistry) -> None:
     failed = an_operation(
         "FAILED",
         reason=error_reason_pb2.ERROR_REASON_INSUFFICIENT_MEMORY,
@@ -132,26 +130,26 @@ def test_a_load_that_fails_says_why_and_ends_so(registry: ScriptedRegistry) -> N
     assert (found.exit_code, found.stderr) == (1, "weft: needs 9 GiB on titan, held by llama (busy)\n")
 
 
-def test_a_load_that_was_cancelled_is_no_success(registry: ScriptedRegistry) -> None:
+def test_cancelled_load_exits_nonzero(registry: ScriptedRegistry) -> None:
     registry.told = [an_operation("CANCELLED")]
     found = registry.run("load", "qwen")
     assert (found.exit_code, found.stderr) == (1, "weft: operations/op-1 was cancelled\n")
 
 
-def test_a_watch_that_breaks_off_is_no_success_either(registry: ScriptedRegistry) -> None:
+def test_interrupted_watch_exits_nonzero(registry: ScriptedRegistry) -> None:
     registry.told = [an_operation("RUNNING")]
     found = registry.run("load", "qwen")
     assert found.exit_code == 1
     assert "operations/op-1 continues" in found.stderr
 
 
-def test_a_refusal_is_told_in_the_registrys_words(registry: ScriptedRegistry) -> None:
+def test_registry_rejection_is_printed(registry: ScriptedRegistry) -> None:
     registry.refusal = WeftError(Reason.OPERATION_REFUSED, "refused")
     found = registry.run("load", "qwen")
     assert (found.exit_code, found.stderr) == (1, "weft: refused\n")
 
 
-def test_a_token_comes_from_a_file_or_from_standard_input(registry: ScriptedRegistry, tmp_path: Path) -> None:
+def test_token_is_read_from_a_file_or_standard_input(registry: ScriptedRegistry, tmp_path: Path) -> None:
     registry.told = [loaded()]
     token = tmp_path / "op.json"
     token.write_text('{"payload":"x"}\n')
@@ -160,7 +158,7 @@ def test_a_token_comes_from_a_file_or_from_standard_input(registry: ScriptedRegi
     assert [request.authorization for request in registry.created] == ['{"payload":"x"}', "eyJ0"]
 
 
-def test_an_unload_says_what_was_given_up(registry: ScriptedRegistry) -> None:
+def test_unload_reports_what_was_released(registry: ScriptedRegistry) -> None:
     action = operation_pb2.OperationAction(unload_model=operation_pb2.UnloadModel(model="qwen"))
     result = operation_pb2.OperationResult(memory_freed_bytes=5 * GIB, cache_flushed=True, models=["qwen", "qwen-2"])
     registry.told = [an_operation("SUCCEEDED", action, result=result)]
@@ -182,7 +180,7 @@ def test_an_unload_says_what_was_given_up(registry: ScriptedRegistry) -> None:
         ),
     ],
 )
-def test_what_is_flushed_follows_from_the_options(
+def test_flush_scope_follows_from_the_options(
     registry: ScriptedRegistry, options: tuple[str, ...], scope: int, words: dict[str, str]
 ) -> None:
     action = operation_pb2.OperationAction(flush_cache=operation_pb2.FlushCache())
@@ -213,7 +211,7 @@ def test_what_is_flushed_follows_from_the_options(
         (("audit", "verify", "--head", "x"), "--head"),
     ],
 )
-def test_a_wrong_option_is_named_and_nothing_is_asked(
+def test_invalid_option_is_reported_and_nothing_is_sent(
     registry: ScriptedRegistry, arguments: tuple[str, ...], option: str
 ) -> None:
     found = registry.run(*arguments)
@@ -222,7 +220,7 @@ def test_a_wrong_option_is_named_and_nothing_is_asked(
     assert registry.created == []
 
 
-def test_operations_are_listed_in_a_table_and_as_documents(registry: ScriptedRegistry) -> None:
+def test_operations_are_listed_as_table_and_documents(registry: ScriptedRegistry) -> None:
     registry.told = [an_operation("RUNNING", stage="loading", progress=0.5, requested_by="cli:alice")]
     table = registry.run("operation", "list")
     document = json.loads(registry.run("operation", "list", "-o", "json").stdout)
@@ -245,7 +243,7 @@ def _watched(monkeypatch: pytest.MonkeyPatch, *changes: operation_pb2.Operation 
     monkeypatch.setattr(MeshApi, "events", events)
 
 
-def test_a_watch_of_operations_prints_each_that_is_new_or_changes_also_after_an_outage(
+def test_operations_watch_prints_new_and_changed_ones_across_an_outage(
     registry: ScriptedRegistry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     running, done, other = an_operation("RUNNING", stage="loading"), an_operation("SUCCEEDED"), an_operation("PENDING")
@@ -259,7 +257,7 @@ def test_a_watch_of_operations_prints_each_that_is_new_or_changes_also_after_an_
     ]
 
 
-def test_a_watch_of_unfinished_operations_prints_the_end_of_each_and_none_that_had_ended(
+def test_watch_of_unfinished_operations_prints_only_their_ends(
     registry: ScriptedRegistry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     old, done = an_operation("FAILED"), an_operation("SUCCEEDED")
@@ -269,13 +267,13 @@ def test_a_watch_of_unfinished_operations_prints_the_end_of_each_and_none_that_h
     assert [json.loads(line)["state"] for line in lines] == ["running", "succeeded"]
 
 
-def test_one_operation_is_shown_and_an_unknown_one_is_not_found(registry: ScriptedRegistry) -> None:
+def test_operation_is_shown_and_an_unknown_one_returns_not_found(registry: ScriptedRegistry) -> None:
     registry.told = [an_operation("PENDING")]
     assert json.loads(registry.run("operation", "get", "op-1", "-o", "json").stdout)["name"] == "operations/op-1"
     assert registry.run("operation", "get", "op-2").exit_code == 3
 
 
-def test_a_cancel_waits_until_nothing_goes_on(registry: ScriptedRegistry) -> None:
+def test_cancel_waits_until_the_operation_ended(registry: ScriptedRegistry) -> None:
     registry.told = [an_operation("RUNNING"), an_operation("CANCELLED")]
     found = registry.run("operation", "cancel", "operations/op-1")
     assert (found.exit_code, found.stdout) == (0, "operations/op-1 cancelled\n")
@@ -283,14 +281,14 @@ def test_a_cancel_waits_until_nothing_goes_on(registry: ScriptedRegistry) -> Non
 
 
 @pytest.mark.parametrize("words", [("op-1",), ("operation", "op-1"), ("operation/op-1",), ("operations", "op-1")])
-def test_an_operation_is_cancelled_like_anything_else(registry: ScriptedRegistry, words: tuple[str, ...]) -> None:
+def test_generic_cancel_command_cancels_an_operation(registry: ScriptedRegistry, words: tuple[str, ...]) -> None:
     registry.told = [an_operation("RUNNING"), an_operation("CANCELLED")]
     found = registry.run("cancel", *words)
     assert (found.exit_code, found.stdout) == (0, "operations/op-1 cancelled\n")
     assert [each.name for each in registry.cancelled] == ["operations/op-1"]
 
 
-def test_a_whole_audit_log_is_said_to_be_whole(registry: ScriptedRegistry, tmp_path: Path) -> None:
+def test_intact_audit_log_is_verified(registry: ScriptedRegistry, tmp_path: Path) -> None:
     registry.audit = audit_entries(3)
     head = registry.run("audit", "head").stdout
     (tmp_path / "head").write_text(head)
@@ -309,7 +307,7 @@ def test_a_whole_audit_log_is_said_to_be_whole(registry: ScriptedRegistry, tmp_p
         (lambda log: log.pop(), "entry 3 and what follows was cut off"),
     ],
 )
-def test_an_audit_log_that_was_tampered_with_is_found_out(
+def test_tampered_audit_log_is_detected(
     registry: ScriptedRegistry, spoil: Callable[[list[object]], object], said: str
 ) -> None:
     registry.audit = audit_entries(3)
@@ -320,7 +318,7 @@ def test_an_audit_log_that_was_tampered_with_is_found_out(
     assert said in found.stderr
 
 
-def test_the_audit_is_listed_in_parts(registry: ScriptedRegistry) -> None:
+def test_audit_is_listed_in_pages(registry: ScriptedRegistry) -> None:
     registry.audit = audit_entries(3)
     found = registry.run("audit", "list", "--limit", "2")
     assert [line.split()[0] for line in found.stdout.splitlines()] == ["SEQ", "1", "2"]
@@ -344,7 +342,7 @@ def test_the_audit_is_listed_in_parts(registry: ScriptedRegistry) -> None:
         (("--budget", "1kB"), "--budget: must be at least 1 MiB"),
     ],
 )
-def test_an_option_of_a_load_that_is_out_of_bounds_is_named_and_no_traceback(
+def test_out_of_range_load_option_is_reported_without_a_traceback(
     registry: ScriptedRegistry, arguments: tuple[str, ...], named: str
 ) -> None:
     for command in (("load", "qwen"), ("sign", "load", "qwen", "--key", "k.pem", "--as", "alice")):
@@ -353,13 +351,13 @@ def test_an_option_of_a_load_that_is_out_of_bounds_is_named_and_no_traceback(
     assert registry.created == []
 
 
-def test_what_the_registry_refuses_is_refused_by_the_name_of_the_option(registry: ScriptedRegistry) -> None:
+def test_registry_rejection_names_the_option(registry: ScriptedRegistry) -> None:
     registry.refusal = invalid_field("action.load_model.evict_model", "must not be what is to be loaded")
     found = registry.run("load", "qwen", "--evict", "qwen")
     assert (found.exit_code, found.stderr) == (2, "weft: --evict: must not be what is to be loaded\n")
 
 
-def test_a_load_that_waits_for_memory_says_so_once(registry: ScriptedRegistry) -> None:
+def test_load_waiting_for_memory_reports_it_once(registry: ScriptedRegistry) -> None:
     waiting = an_operation("RUNNING", stage="waiting for memory", detail="waiting for memory: needs 2 GiB on titan")
     registry.told = [waiting, loaded()]
     found = registry.run("load", "qwen", "--watch")

@@ -45,7 +45,7 @@ def load(**fields: str) -> ProfileStep:
     return ProfileStep(kind=ProfileStep.KIND_LOAD, model="qwen", settings=ProfileLoadSettings(pin=True), **fields)
 
 
-def test_a_save_says_what_became_of_the_profile_and_its_dry_run_shows_it(registry: ScriptedRegistry) -> None:
+def test_save_reports_its_outcome_and_dry_run_shows_the_profile(registry: ScriptedRegistry) -> None:
     assert registry.run("profile", "save", "day", "-d", "Work").stdout == "profile/day created\n"
     assert registry.profile_calls[0].description == "Work"  # type: ignore[union-attr]
     shown = registry.run("profile", "save", "day", "--dry-run").stdout
@@ -54,7 +54,7 @@ def test_a_save_says_what_became_of_the_profile_and_its_dry_run_shows_it(registr
     assert shown.endswith("profile/day created (dry run)\n")
 
 
-def test_a_dry_run_of_a_switch_shows_the_difference_of_each_document_and_the_models(registry: ScriptedRegistry) -> None:
+def test_switch_dry_run_shows_each_document_diff_and_the_models(registry: ScriptedRegistry) -> None:
     registry.switched = switched(ProfileStep(kind=ProfileStep.KIND_UNLOAD, model="big"), load())
     found = registry.run("profile", "switch", "day", "--dry-run")
     assert found.exit_code == 0
@@ -64,7 +64,7 @@ def test_a_dry_run_of_a_switch_shows_the_difference_of_each_document_and_the_mod
     assert found.stdout.endswith("unload big (dry run)\nload qwen (pin=True) (dry run)\n")
 
 
-def test_a_switch_follows_its_operations_to_their_ends(registry: ScriptedRegistry) -> None:
+def test_switch_follows_its_operations_to_their_ends(registry: ScriptedRegistry) -> None:
     registry.switched = switched(load(operation="operations/op-1"))
     ended = operation_pb2.OperationResult(memory_bytes=5 * GIB, memory_measured=True, models=["qwen"])
     registry.told = [an_operation("RUNNING", stage="loading"), an_operation("SUCCEEDED", result=ended)]
@@ -79,7 +79,7 @@ def test_a_switch_follows_its_operations_to_their_ends(registry: ScriptedRegistr
     ]
 
 
-def test_a_switch_says_which_models_are_not_as_the_profile_says(registry: ScriptedRegistry) -> None:
+def test_switch_lists_models_that_do_not_match_the_profile(registry: ScriptedRegistry) -> None:
     registry.switched = switched(load(operation="operations/op-1"), load(problem="too many operations wait"))
     registry.told = [an_operation("FAILED", detail="no memory")]
     found = registry.run("profile", "switch", "day")
@@ -89,7 +89,7 @@ def test_a_switch_says_which_models_are_not_as_the_profile_says(registry: Script
     assert "profile/day is active, but 2 of 2 models are not as it says" in found.stderr
 
 
-def test_a_switch_without_waiting_prints_json_for_programs(registry: ScriptedRegistry) -> None:
+def test_switch_without_waiting_prints_json(registry: ScriptedRegistry) -> None:
     registry.switched = switched(load(operation="operations/op-1"))
     document = json.loads(registry.run("profile", "switch", "day", "--no-wait", "-o", "json").stdout)
     assert (document["kind"], document["previous"]) == ("SwitchAnswer", "night")
@@ -99,7 +99,7 @@ def test_a_switch_without_waiting_prints_json_for_programs(registry: ScriptedReg
     assert [each["outcome"] for each in document["results"]] == ["created", "unchanged", "deleted"]
 
 
-def test_a_switch_that_is_refused_says_why(registry: ScriptedRegistry) -> None:
+def test_rejected_switch_reports_why(registry: ScriptedRegistry) -> None:
     registry.refusal = WeftError(Reason.NOT_FOUND, "there is no profile day")
     found = registry.run("profile", "switch", "day")
     assert found.exit_code == 3

@@ -162,7 +162,7 @@ def _served(mesh: Mesh) -> None:
     mesh.clients.note_end(ending(1, receipt=receipt))
 
 
-def test_explain_tells_the_whole_story_of_a_request(mesh: Mesh) -> None:
+def test_explain_shows_the_full_history_of_a_request(mesh: Mesh) -> None:
     _served(mesh)
     found = mesh.run("explain", "req-1")
     assert found.exit_code == 0, found.output
@@ -193,7 +193,7 @@ def test_explain_tells_the_whole_story_of_a_request(mesh: Mesh) -> None:
     assert lines[-1].split() == ["Remote:", "yes"]
 
 
-def test_explain_as_json_is_the_same_document_as_over_http(mesh: Mesh) -> None:
+def test_explain_json_equals_the_http_document(mesh: Mesh) -> None:
     _served(mesh)
     found = json.loads(mesh.run("explain", "req-1", "-o", "json").stdout)
     assert (found["kind"], found["state"], found["receipt"]["outcome"]) == ("request", "ended", "completed")
@@ -205,7 +205,7 @@ def test_explain_as_json_is_the_same_document_as_over_http(mesh: Mesh) -> None:
     }
 
 
-def test_explain_of_one_that_waits_says_what_is_awaited(mesh: Mesh) -> None:
+def test_explain_of_a_waiting_request_shows_what_it_waits_for(mesh: Mesh) -> None:
     at = mesh.arrive(1, "req-1")
     mesh.log.note_decisions([Waits(key=1, position=2, reason="VRAM: needs 5.1 GiB", eta_seconds=9.0)], at)
     assert "queued at position 2: VRAM: needs 5.1 GiB, about 9 s" in mesh.run("explain", "req-1").stdout
@@ -213,14 +213,14 @@ def test_explain_of_one_that_waits_says_what_is_awaited(mesh: Mesh) -> None:
     assert "loading (50%): qwen-2 loads on titan" in mesh.run("explain", "req-1").stdout
 
 
-def test_explain_of_one_that_was_refused_says_why(mesh: Mesh) -> None:
+def test_explain_of_a_rejected_request_shows_why(mesh: Mesh) -> None:
     at = mesh.arrive(1, "req-1")
     refusal = Rejects(key=1, reason=Reason.DEADLINE_UNREACHABLE, message="it would take 52 s, and has 30 s")
     mesh.log.note_decisions([refusal], at + 0.01)
     assert "deadline_unreachable after 0.01 s: it would take 52 s, and has 30 s" in mesh.run("explain", "req-1").stdout
 
 
-def test_what_is_known_of_a_failed_request_has_the_error_the_engines_exit_and_its_last_lines(mesh: Mesh) -> None:
+def test_failed_request_shows_the_error_engine_exit_and_last_log_lines(mesh: Mesh) -> None:
     died = "the engine died while it worked on the request (signal SIGKILL)"
     mesh.arrive(1, "req-1")
     receipt = receipt_pb2.Receipt(outcome=receipt_pb2.OUTCOME_FAILED)
@@ -240,26 +240,26 @@ def test_what_is_known_of_a_failed_request_has_the_error_the_engines_exit_and_it
     assert "the engine died" in mesh.run("get", "requests", "--state", "failed").stdout
 
 
-def test_words_of_others_cannot_steer_the_terminal(mesh: Mesh) -> None:
+def test_foreign_text_is_stripped_of_terminal_escapes(mesh: Mesh) -> None:
     at = mesh.arrive(1, "req-1")
     mesh.log.note_decisions([Waits(key=1, position=1, reason="\x1b[2J red", considered=(BUSY,))], at)
     assert "\x1b" not in mesh.run("explain", "req-1").stdout
     assert "\x1b" not in mesh.run("get", "requests").stdout
 
 
-def test_explain_of_an_unknown_request_ends_with_the_code_for_not_found(mesh: Mesh) -> None:
+def test_explain_of_an_unknown_request_exits_with_not_found(mesh: Mesh) -> None:
     found = mesh.run("explain", "req-9")
     assert (found.exit_code, found.stdout) == (3, "")
     assert "no request req-9 is known" in found.stderr
 
 
-def test_kinds_of_what_a_router_remembers_are_taken_in_any_case_as_other_kinds_are(mesh: Mesh) -> None:
+def test_router_kinds_are_case_insensitive_like_other_kinds(mesh: Mesh) -> None:
     mesh.arrive(1, "req-1", 5.0)
     assert mesh.run("get", "Requests", "-o", "name").stdout == "req-1\n"
     assert mesh.run("get", "CLIENTS", "-o", "name").exit_code == 0
 
 
-def test_get_requests_lists_those_under_way_the_oldest_first(mesh: Mesh) -> None:
+def test_get_requests_lists_running_ones_oldest_first(mesh: Mesh) -> None:
     at = mesh.arrive(1, "req-1", 5.0)
     mesh.log.note_decisions([Waits(key=1, position=4, reason="all 4 slots are busy", eta_seconds=7.0)], at)
     mesh.arrive(2, "req-2", 60.0, tenant="b", model="route/drafts", client_id="batch")
@@ -289,7 +289,7 @@ def test_get_requests_lists_those_under_way_the_oldest_first(mesh: Mesh) -> None
     assert mesh.run("get", "request", "req-3", "-o", "name").stdout == "req-3\n", "one by name, also after its end"
 
 
-def test_get_requests_lists_ended_ones_by_their_outcome(mesh: Mesh) -> None:
+def test_get_requests_lists_ended_ones_by_outcome(mesh: Mesh) -> None:
     mesh.arrive(1, "req-1")
     mesh.log.note_end(ending(1, mesh.clock.monotonic(), Reason.UNSPECIFIED))
     mesh.arrive(2, "req-2")
@@ -312,13 +312,13 @@ def test_get_requests_lists_ended_ones_by_their_outcome(mesh: Mesh) -> None:
         ("models", "--state", "ended"),
     ],
 )
-def test_a_state_that_requests_do_not_have_is_refused_naming_the_option(mesh: Mesh, words: tuple[str, ...]) -> None:
+def test_unknown_request_state_is_rejected_and_error_names_the_option(mesh: Mesh, words: tuple[str, ...]) -> None:
     refused = mesh.run("get", *words)
     assert refused.exit_code == 2
     assert "--state: " in refused.stderr
 
 
-def test_explain_without_an_id_is_about_the_request_that_ended_last(mesh: Mesh) -> None:
+def test_explain_without_an_id_uses_the_last_ended_request(mesh: Mesh) -> None:
     nothing = mesh.run("explain")
     assert nothing.exit_code == 3
     assert "no request has ended lately" in nothing.stderr
@@ -329,7 +329,7 @@ def test_explain_without_an_id_is_about_the_request_that_ended_last(mesh: Mesh) 
     assert json.loads(mesh.run("explain", "-o", "json").stdout)["requestId"] == "req-1"
 
 
-def test_get_clients_shows_how_they_ask(mesh: Mesh) -> None:
+def test_get_clients_shows_client_activity(mesh: Mesh) -> None:
     _served(mesh)
     mesh.arrive(2, "req-2", client_id="editor")
     header, *rows = mesh.run("get", "clients", "-o", "wide").stdout.splitlines()
@@ -353,11 +353,11 @@ def test_get_clients_shows_how_they_ask(mesh: Mesh) -> None:
 
 
 @pytest.mark.parametrize("arguments", [("requests", "-o", "yaml"), ("clients", "-o", "yaml")])
-def test_what_requests_and_clients_cannot_do_is_refused(mesh: Mesh, arguments: tuple[str, ...]) -> None:
+def test_unsupported_options_for_requests_and_clients_are_rejected(mesh: Mesh, arguments: tuple[str, ...]) -> None:
     assert mesh.run("get", *arguments).exit_code == 2
 
 
-def test_tenants_are_listed_as_a_router_knows_them_while_no_registry_answers(mesh: Mesh) -> None:
+def test_tenants_are_listed_from_the_router_without_a_registry(mesh: Mesh) -> None:
     mesh.arrive(1, "req-1", tenant="acme")
     mesh.arrive(2, "req-2", tenant="other")
     found = mesh.run("get", "tenants", "-o", "wide")
@@ -373,7 +373,7 @@ def test_tenants_are_listed_as_a_router_knows_them_while_no_registry_answers(mes
     assert mesh.run("get", "models").exit_code == 1
 
 
-def test_get_all_shows_the_limits_of_tenants_and_says_what_is_missing_while_no_registry_answers(mesh: Mesh) -> None:
+def test_get_all_shows_tenant_limits_and_reports_what_is_missing_without_a_registry(mesh: Mesh) -> None:
     mesh.arrive(1, "req-1", tenant="acme")
     for words in (("all",), ("models,tenants",)):
         found = mesh.run("get", *words)
@@ -389,7 +389,7 @@ def test_get_all_shows_the_limits_of_tenants_and_says_what_is_missing_while_no_r
     assert mesh.run("get", "all", "-l", "tier=fast").stdout == ""
 
 
-def test_a_tenant_is_described_by_its_limits_while_no_registry_answers(mesh: Mesh) -> None:
+def test_tenant_is_described_from_the_router_without_a_registry(mesh: Mesh) -> None:
     mesh.arrive(1, "req-1", tenant="acme")
     mesh.arrive(2, "req-2", tenant="other")
     for words in (("tenant", "acme"), ("tenant/acme",)):
@@ -404,9 +404,7 @@ def test_a_tenant_is_described_by_its_limits_while_no_registry_answers(mesh: Mes
         assert (missing.exit_code, missing.stdout) == (1, "")
 
 
-def test_tenants_are_watched_as_a_router_counts_them_while_no_registry_answers(
-    mesh: Mesh, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_tenants_are_watched_from_the_router_without_a_registry(mesh: Mesh, monkeypatch: pytest.MonkeyPatch) -> None:
     mesh.arrive(1, "req-1", tenant="acme")
     readings = iter((lambda: mesh.arrive(2, "req-2", tenant="acme"), lambda: None))
 
@@ -425,7 +423,7 @@ def test_tenants_are_watched_as_a_router_counts_them_while_no_registry_answers(
     assert "the registry is not waited for" in found.stderr
 
 
-def test_without_a_registry_and_a_router_the_failure_of_the_registry_is_shown(tmp_path: Path) -> None:
+def test_registry_failure_is_shown_if_the_router_is_missing_too(tmp_path: Path) -> None:
     mesh, router = Mesh(tmp_path / "home"), free_port()
     with mesh.serving(), mesh.gateway(f"127.0.0.1:{router}"):
         for words in (("get", "tenants"), ("get", "all"), ("describe", "tenant", "acme"), ("get", "tenants", "-w")):
@@ -434,13 +432,13 @@ def test_without_a_registry_and_a_router_the_failure_of_the_registry_is_shown(tm
             assert ("the registry cannot be reached" in found.stderr, str(router) in found.stderr) == (True, False)
 
 
-def test_without_a_mesh_the_command_says_so(tmp_path: Path) -> None:
+def test_missing_mesh_is_reported(tmp_path: Path) -> None:
     found = CliRunner().invoke(app, ["explain", "req-1"], env={"WEFT_HOME": str(tmp_path)})
     assert found.exit_code == 1
     assert "weft is not running" in found.stderr
 
 
-def test_a_request_is_cancelled_by_its_id_and_one_that_has_ended_says_how(mesh: Mesh) -> None:
+def test_request_is_cancelled_by_id_and_an_ended_one_reports_its_outcome(mesh: Mesh) -> None:
     mesh.arrive(1, "req-1")
     mesh.arrive(2, "a/b", tenant="acme")
     done = mesh.run("cancel", "request", "req-1")
@@ -459,7 +457,7 @@ def test_a_request_is_cancelled_by_its_id_and_one_that_has_ended_says_how(mesh: 
     assert (document["requestId"], document["state"], document["cancelledBy"]) == ("req-4", "ended", "local")
 
 
-def test_an_unknown_request_does_not_stop_the_cancellation_of_the_others(mesh: Mesh) -> None:
+def test_unknown_request_does_not_stop_the_other_cancellations(mesh: Mesh) -> None:
     mesh.arrive(1, "req-1")
     done = mesh.run("cancel", "requests", "nobody", "req-1")
     assert done.exit_code == 3
@@ -488,7 +486,7 @@ def _watched(mesh: Mesh, *arguments: str, events: Sequence[Callable[[], None]] =
     return result.stdout.splitlines()
 
 
-def test_requests_under_way_are_followed_by_the_routers_watch_until_they_end(mesh: Mesh) -> None:
+def test_running_requests_are_followed_until_they_end(mesh: Mesh) -> None:
     at = mesh.arrive(1, "req-1")
     mesh.arrive(2, "req-2", tenant="acme")
     mesh.log.note_end(ending(2, at + 1))
@@ -513,7 +511,7 @@ def test_requests_under_way_are_followed_by_the_routers_watch_until_they_end(mes
     assert "VRAM: needs 5.1 GiB" in waiting
 
 
-def test_ended_requests_are_followed_by_their_outcome(mesh: Mesh) -> None:
+def test_ended_requests_are_followed_by_outcome(mesh: Mesh) -> None:
     at = [mesh.arrive(key, f"req-{key}") for key in range(1, 5)]
     mesh.log.note_end(ending(1, at[0] + 1, Reason.STALL_TIMEOUT))
 
@@ -524,7 +522,7 @@ def test_ended_requests_are_followed_by_their_outcome(mesh: Mesh) -> None:
     assert _watched(mesh, "requests", "--state", "failed", "-o", "name", events=events) == ["req-1", "req-3"]
 
 
-def test_a_named_request_is_read_again_with_its_decisions_when_it_changes(mesh: Mesh) -> None:
+def test_named_request_is_refetched_with_its_decisions_when_it_changes(mesh: Mesh) -> None:
     at = mesh.arrive(1, "req-1")
     mesh.arrive(2, "req-2")
 
@@ -536,7 +534,7 @@ def test_a_named_request_is_read_again_with_its_decisions_when_it_changes(mesh: 
     assert (before["decisions"], after["decisions"][0]["kind"]) == ([], "queued")
 
 
-def test_figures_of_the_last_hour_are_a_table_and_a_document(mesh: Mesh) -> None:
+def test_last_hour_metrics_are_shown_as_table_and_document(mesh: Mesh) -> None:
     asked = PlacementRequest(request_id="r-1", tenant="a", model="qwen", operation=Operation.CHAT)
     receipt = receipt_pb2.Receipt(outcome=receipt_pb2.OUTCOME_COMPLETED)
     receipt.usage.prompt_tokens, receipt.usage.completion_tokens = 12, 34
@@ -554,9 +552,7 @@ def test_figures_of_the_last_hour_are_a_table_and_a_document(mesh: Mesh) -> None
     ("arguments", "ids"),
     [(("requests",), ["req-1"]), (("requests", "--state", "ended"), ["req-2"]), (("requests", "req-2"), ["req-2"])],
 )
-def test_a_watch_of_requests_ends_with_ctrl_c_and_without_an_error(
-    mesh: Mesh, arguments: tuple[str, ...], ids: list[str]
-) -> None:
+def test_request_watch_ends_on_ctrl_c_without_an_error(mesh: Mesh, arguments: tuple[str, ...], ids: list[str]) -> None:
     mesh.arrive(1, "req-1")
     mesh.log.note_end(ending(2, mesh.arrive(2, "req-2") + 1, Reason.UNSPECIFIED))
     assert _watched(mesh, *arguments, "-o", "name") == ids

@@ -17,27 +17,27 @@ pytest_plugins = ("cli_mesh",)
 ROUTE = "kind: Route\nname: fast\ncandidates: [qwen, solo]\nkeepAlive: 5m\n"
 
 
-def test_a_route_is_described_with_its_ladder(mesh: ScriptedMesh) -> None:
+def test_describe_route_shows_its_candidates(mesh: ScriptedMesh) -> None:
     text = mesh.run("describe", "route", "summaries").stdout
     for line in ("Candidates: qwen, big", "Budget seconds: 60 s", "Keep alive: 300", "Description: Short ones"):
         assert line in re.sub(" +", " ", text), text
     assert "Ready  True    Active  a candidate is active" in text
 
 
-def test_only_get_offers_requests_and_clients_in_its_help(mesh: ScriptedMesh) -> None:
+def test_only_get_lists_requests_and_clients_in_its_help(mesh: ScriptedMesh) -> None:
     assert "requests" in mesh.run("get", "--help").stdout
     for command in ("wait", "describe"):
         assert "requests and" not in mesh.run(command, "--help").stdout
     assert mesh.run("wait", "requests", "x").exit_code == 2
 
 
-def test_wide_shows_how_long_models_stay_and_whether_the_primary_is_pinned(mesh: ScriptedMesh) -> None:
+def test_wide_routes_show_keep_alive_and_pinned_primary(mesh: ScriptedMesh) -> None:
     header, row = mesh.run("get", "routes", "-o", "wide").stdout.splitlines()
     assert header.split() == ["NAME", "STATUS", "CANDIDATES", "BUDGET", "KEEP", "PINNED", "ID", "AGE", "DESCRIPTION"]
     assert row.split()[:6] == ["summaries", "active", "qwen,big", "60s", "300s", "yes"]
 
 
-def test_a_route_is_applied_changed_and_deleted(mesh: ScriptedMesh) -> None:
+def test_route_is_applied_changed_and_deleted(mesh: ScriptedMesh) -> None:
     assert mesh.run("apply", "-f", "-", stdin=ROUTE).stdout == "route/fast created\n"
     declared = declared_document(mesh.applied[-1].declarations[0]).declared
     assert (list(declared.candidates), declared.keep_alive.ToSeconds()) == (["qwen", "solo"], 300)
@@ -52,21 +52,21 @@ def test_a_route_is_applied_changed_and_deleted(mesh: ScriptedMesh) -> None:
     assert mesh.run("get", "route/fast").exit_code == 3
 
 
-def test_routes_are_deleted_before_the_models_that_they_name(mesh: ScriptedMesh, tmp_path: Path) -> None:
+def test_routes_are_deleted_before_the_models_they_reference(mesh: ScriptedMesh, tmp_path: Path) -> None:
     mesh.run("delete", "agent", "coder")
     file = tmp_path / "all.yaml"
     file.write_text("kind: model\nname: qwen\n---\nkind: route\nname: summaries\ncandidates: [qwen]\n")
     assert mesh.run("delete", "-f", str(file)).stdout == "route/summaries deleted\nmodel/qwen deleted\n"
 
 
-def test_what_is_wrong_with_a_route_is_named_by_place_and_field(mesh: ScriptedMesh) -> None:
+def test_invalid_route_error_names_position_and_field(mesh: ScriptedMesh) -> None:
     refused = mesh.run("apply", "-f", "-", stdin=ROUTE.replace("5m", "soon"))
     assert refused.exit_code == 2
     assert "document 1 (line 4): keepAlive: must be seconds such as 300" in refused.stderr
     assert mesh.applied == []
 
 
-def test_a_wait_for_a_route_ends_when_it_can_answer(mesh: ScriptedMesh) -> None:
+def test_wait_for_a_route_ends_when_it_is_ready(mesh: ScriptedMesh) -> None:
     asleep = some_route("slow")
     asleep.status = route_pb2.Route.STATUS_INACTIVE
     mesh.add(asleep)
@@ -78,7 +78,7 @@ def test_a_wait_for_a_route_ends_when_it_can_answer(mesh: ScriptedMesh) -> None:
     assert mesh.run("wait", "route/slow", "--for", "condition=Awake").exit_code == 2
 
 
-def test_a_watch_of_routes_shows_each_that_changes(mesh: ScriptedMesh) -> None:
+def test_route_watch_shows_each_changed_route(mesh: ScriptedMesh) -> None:
     mesh.changes.put(put(some_route("new")))
     mesh.changes.put(gone("route", "summaries"))
     mesh.changes.put(gone("route", "never-there"))
@@ -91,20 +91,20 @@ def test_a_watch_of_routes_shows_each_that_changes(mesh: ScriptedMesh) -> None:
 
 
 @pytest.mark.parametrize("name", ["summaries", "route/summaries"])
-def test_a_chat_with_a_route_asks_for_it_as_a_model(mesh: ScriptedMesh, name: str) -> None:
+def test_chat_with_a_route_sends_it_as_the_model(mesh: ScriptedMesh, name: str) -> None:
     answered = mesh.run("chat", name, "-v", "-m", "hello")
     assert answered.exit_code == 0, answered.stderr
     assert mesh.asked[-1].model == "route/summaries"
     assert "Route: summaries → qwen, big" in answered.stderr
 
 
-def test_a_chat_with_a_route_that_is_not_there_says_which_there_are(mesh: ScriptedMesh) -> None:
+def test_chat_with_an_unknown_route_lists_the_existing_ones(mesh: ScriptedMesh) -> None:
     refused = mesh.run("chat", "route/nothing", "-m", "hello")
     assert refused.exit_code == 3
     assert "there is no route nothing; there is route/summaries" in refused.stderr
 
 
-def test_the_mesh_settings_are_shown_and_set(mesh: ScriptedMesh) -> None:
+def test_mesh_settings_are_shown_and_set(mesh: ScriptedMesh) -> None:
     table = mesh.run("config", "get").stdout.splitlines()
     assert table[1].split(maxsplit=2) == [
         "allowCloudFallback",
@@ -120,7 +120,7 @@ def test_the_mesh_settings_are_shown_and_set(mesh: ScriptedMesh) -> None:
     assert mesh.settings.allow_cloud_fallback
 
 
-def test_the_journal_of_the_mesh_is_shown_and_set(mesh: ScriptedMesh) -> None:
+def test_mesh_journal_setting_is_shown_and_set(mesh: ScriptedMesh) -> None:
     assert mesh.run("config", "get").stdout.splitlines()[2].split(maxsplit=2)[:2] == ["journal", "none"]
     changed = mesh.run("config", "set", "journal=keep", "-o", "json")
     assert json.loads(changed.stdout) == {"allowCloudFallback": True, "journal": "keep"}
@@ -141,9 +141,7 @@ def test_the_journal_of_the_mesh_is_shown_and_set(mesh: ScriptedMesh) -> None:
         (("allowCloudFallback=true", "allowCloudFallback=false"), "is given twice"),
     ],
 )
-def test_a_setting_that_makes_no_sense_changes_nothing(
-    mesh: ScriptedMesh, arguments: tuple[str, ...], words: str
-) -> None:
+def test_invalid_setting_changes_nothing(mesh: ScriptedMesh, arguments: tuple[str, ...], words: str) -> None:
     refused = mesh.run("config", "set", *arguments)
     assert refused.exit_code == 2
     assert words in refused.stderr

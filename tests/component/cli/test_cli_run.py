@@ -60,7 +60,7 @@ def _loaded() -> Operation:
     return an_operation("SUCCEEDED", result=operation_pb2.OperationResult(models=["tiny"], added=added))
 
 
-def test_a_source_is_loaded_and_answers_and_the_choice_is_said_beside_the_answer(stage: Stage) -> None:
+def test_source_is_loaded_and_answers_with_its_choices_on_stderr(stage: Stage) -> None:
     done = stage.run("run", SOURCE, "hi")
     assert done.exit_code == 0, done.output
     assert done.stdout == "I am tiny\n"
@@ -72,25 +72,25 @@ def test_a_source_is_loaded_and_answers_and_the_choice_is_said_beside_the_answer
     assert [request.model for request in stage.mesh.asked] == ["tiny"]
 
 
-def test_signals_are_handled_as_before_once_the_command_has_ended(stage: Stage) -> None:
+def test_signal_handlers_are_restored_after_the_command(stage: Stage) -> None:
     before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)]
     stage.run("run", "tiny", "hi")
     assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)] == before
 
 
-def test_a_name_and_a_size_that_are_asked_for_go_into_the_load(stage: Stage) -> None:
+def test_given_name_and_size_are_passed_to_the_load(stage: Stage) -> None:
     stage.run("run", SOURCE, "hi", "--name", "mine", "--runner", "box", "--context", "4096", "--slots", "2")
     assert (stage.load.model, stage.load.runner) == ("mine", "box")
     parameters = {name: value.integer for name, value in stage.load.options.parameters.items()}
     assert parameters == {"context_tokens": 4096, "slots": 2}
 
 
-def test_a_bare_id_of_the_hub_is_a_source(stage: Stage) -> None:
+def test_bare_hub_id_is_a_source(stage: Stage) -> None:
     stage.run("run", "acme/tiny-GGUF", "hi")
     assert stage.load.source == "hf:acme/tiny-GGUF"
 
 
-def test_a_file_of_this_folder_is_loaded_by_its_whole_path(
+def test_file_in_the_current_folder_is_loaded_by_its_absolute_path(
     stage: Stage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -99,43 +99,43 @@ def test_a_file_of_this_folder_is_loaded_by_its_whole_path(
     assert stage.load.source == str(tmp_path / "tiny.gguf")
 
 
-def test_a_model_that_the_mesh_serves_is_asked_without_a_load(stage: Stage) -> None:
+def test_served_model_is_used_without_a_load(stage: Stage) -> None:
     done = stage.run("run", "tiny", "-v", stdin="hi")
     assert (done.stdout, stage.script.created) == ("I am tiny\n", [])
     assert "Model: tiny" in done.stderr
 
 
-def test_a_served_model_is_loaded_again_for_another_size(stage: Stage) -> None:
+def test_served_model_is_reloaded_for_another_size(stage: Stage) -> None:
     stage.run("run", "tiny", "hi", "--context", "512")
     assert (stage.load.model, stage.load.source) == ("tiny", "")
     assert stage.load.options.parameters["context_tokens"].integer == 512
 
 
-def test_a_short_name_is_run_from_its_source_under_that_name(stage: Stage) -> None:
+def test_short_name_runs_from_its_source_under_that_name(stage: Stage) -> None:
     done = stage.run("run", "llama3.2:1b", "hi")
     assert done.exit_code == 0, done.stderr
     assert (stage.load.model, stage.load.source) == ("llama3.2:1b", SHORT_NAMES["llama3.2:1b"])
     assert f"llama3.2:1b is {SHORT_NAMES['llama3.2:1b']}" in done.stderr
 
 
-def test_a_model_of_the_mesh_goes_before_a_short_name(stage: Stage) -> None:
+def test_mesh_model_takes_precedence_over_a_short_name(stage: Stage) -> None:
     stage.mesh.add(some_model("llama3.2"))
     stage.run("run", "llama3.2", "hi")
     assert stage.script.created == []
 
 
-def test_a_misspelt_short_name_is_answered_with_the_close_ones(stage: Stage) -> None:
+def test_misspelled_short_name_lists_close_matches(stage: Stage) -> None:
     assert "by a short name: did you mean llama3.2" in stage.run("run", "lama3.2", "hi").stderr
 
 
-def test_a_name_that_is_unknown_is_answered_with_what_a_source_looks_like(stage: Stage) -> None:
+def test_unknown_name_error_explains_the_source_format(stage: Stage) -> None:
     done = stage.run("run", "tini", "hi")
     assert done.exit_code == EXIT_NOT_FOUND
     assert "did you mean tiny" in done.stderr.lower()
     assert "a model of the hub is named as hf:OWNER/REPO" in done.stderr
 
 
-def test_a_load_that_is_refused_asks_nothing_and_says_why(stage: Stage) -> None:
+def test_rejected_load_sends_no_request_and_reports_why(stage: Stage) -> None:
     stage.script.refusal = WeftError(Reason.INSUFFICIENT_MEMORY, "it needs 5.3 GiB, and there are 4 GiB")
     done = stage.run("run", SOURCE, "hi")
     assert done.exit_code == 1
@@ -143,14 +143,14 @@ def test_a_load_that_is_refused_asks_nothing_and_says_why(stage: Stage) -> None:
     assert stage.mesh.asked == []
 
 
-def test_an_answer_is_a_document_with_what_was_chosen_and_the_receipt(stage: Stage) -> None:
+def test_json_answer_includes_the_choices_and_the_receipt(stage: Stage) -> None:
     document = json.loads(stage.run("run", SOURCE, "hi", "-o", "json").stdout)
     assert (document["kind"], document["model"], document["text"]) == ("RunAnswer", "tiny", "I am tiny")
     assert document["added"]["reasons"] == ["context 2048 of 8192: memory", "1 slot: memory"]
     assert document["receipt"]["host"] == "box"
 
 
-def test_a_short_name_takes_the_options_of_a_source(stage: Stage) -> None:
+def test_short_name_accepts_source_options(stage: Stage) -> None:
     """They were refused as not for a name, though its source was pulled and served."""
     done = stage.run("run", "llama3.2", "hi", "--runner", "box", "--name", "mine")
     assert done.exit_code == 0, done.stderr
@@ -169,9 +169,7 @@ def test_a_short_name_takes_the_options_of_a_source(stage: Stage) -> None:
         ((SOURCE, "hi", "--name", "two words"), "--name: must be 1 to"),
     ],
 )
-def test_what_is_no_model_or_no_message_is_refused_by_its_name(
-    stage: Stage, arguments: tuple[str, ...], named: str
-) -> None:
+def test_invalid_model_or_message_is_rejected_by_its_name(stage: Stage, arguments: tuple[str, ...], named: str) -> None:
     done = stage.run("run", *arguments)
     assert done.exit_code == EXIT_USAGE
     assert named in done.stderr

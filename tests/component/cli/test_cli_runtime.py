@@ -85,7 +85,7 @@ def stage(tmp_path: Path, python: Path) -> Iterator[Stage]:
         yield Stage(tmp_path, index, python)
 
 
-def test_an_environment_is_installed_listed_replaced_and_removed(stage: Stage) -> None:
+def test_runtime_is_installed_listed_replaced_and_removed(stage: Stage) -> None:
     before = stage.row()
     assert (before["state"], before["variants"], before["runtimes"]) == ("not_installed", ["cpu", "cuda"], [NAME])
     assert before["detail"] == f"weft runtime install gravel --home {stage.home}"
@@ -116,13 +116,13 @@ def test_an_environment_is_installed_listed_replaced_and_removed(stage: Stage) -
     assert stage.versions() == []
 
 
-def test_an_unknown_environment_is_refused_with_the_names_that_there_are(stage: Stage) -> None:
+def test_unknown_runtime_is_rejected_with_the_available_names(stage: Stage) -> None:
     refused = stage.run("runtime", "install", "gravle")
     assert refused.returncode == 3
     assert refused.stderr == "weft: there is no environment 'gravle'; did you mean gravel?\n"
 
 
-def test_a_wrong_hash_ends_with_one_and_says_why(stage: Stage) -> None:
+def test_wrong_hash_exits_with_code_1_and_a_reason(stage: Stage) -> None:
     write_wheel(stage.index.wheels, filling_bytes=10)
     refused = stage.install()
     assert refused.returncode == 1
@@ -130,7 +130,7 @@ def test_a_wrong_hash_ends_with_one_and_says_why(stage: Stage) -> None:
     assert stage.versions() == []
 
 
-def test_ctrl_c_ends_an_installation_with_all_that_it_runs(stage: Stage) -> None:
+def test_ctrl_c_stops_an_installation_and_its_processes(stage: Stage) -> None:
     installing = stage.start_slow_install()
     children = psutil.Process(installing.pid).children(recursive=True)
     assert children
@@ -141,7 +141,7 @@ def test_ctrl_c_ends_an_installation_with_all_that_it_runs(stage: Stage) -> None
     assert not any(child.is_running() for child in children)
 
 
-def test_a_termination_ends_an_installation_as_ctrl_c_does(stage: Stage) -> None:
+def test_sigterm_stops_an_installation_like_ctrl_c(stage: Stage) -> None:
     installing = stage.start_slow_install()
     installing.send_signal(signal.SIGTERM)
     installing.communicate(timeout=WAIT_SECONDS)
@@ -149,7 +149,7 @@ def test_a_termination_ends_an_installation_as_ctrl_c_does(stage: Stage) -> None
     assert stage.versions() == []
 
 
-def test_what_a_killed_installation_left_is_never_used_and_the_next_one_works(stage: Stage) -> None:
+def test_files_of_a_killed_installation_are_never_used_and_the_next_one_works(stage: Stage) -> None:
     installing = stage.start_slow_install()
     children = psutil.Process(installing.pid).children(recursive=True)
     installing.kill()
@@ -166,7 +166,7 @@ def test_what_a_killed_installation_left_is_never_used_and_the_next_one_works(st
     assert not set(left) & set(stage.versions())
 
 
-def test_a_second_installation_is_refused_while_the_first_runs(stage: Stage) -> None:
+def test_second_installation_is_rejected_while_the_first_runs(stage: Stage) -> None:
     installing = stage.start_slow_install()
     try:
         assert stage.row()["state"] == "changing"
@@ -178,7 +178,7 @@ def test_a_second_installation_is_refused_while_the_first_runs(stage: Stage) -> 
         installing.communicate(timeout=WAIT_SECONDS)
 
 
-def test_a_mesh_whose_engine_has_no_environment_does_not_start_and_names_the_command(stage: Stage) -> None:
+def test_mesh_with_a_missing_runtime_does_not_start_and_suggests_the_install_command(stage: Stage) -> None:
     (stage.folder / "weft.yaml").write_text(CONFIGURATION, "utf-8")
     refused = stage.run("up", "--port", "0")
     assert refused.returncode == 2
@@ -186,7 +186,7 @@ def test_a_mesh_whose_engine_has_no_environment_does_not_start_and_names_the_com
     assert refused.stderr == f"weft: runners.box: the environment gravel is not installed; run: {command}\n"
 
 
-def test_an_environment_is_not_removed_while_a_runner_of_the_mesh_starts_its_engines_in_it(stage: Stage) -> None:
+def test_runtime_used_by_a_running_runner_is_not_removed(stage: Stage) -> None:
     with scripted_mesh(stage.home) as mesh:
         user = some_runner("unix:/nowhere")
         user.runtime, user.host = "ctranslate2", socket.gethostname()

@@ -142,7 +142,7 @@ def script(tmp_path: Path) -> Iterator[TaskScript]:
     server.stop(None).wait()
 
 
-def test_a_chat_that_nobody_waits_for_prints_its_task_id_and_nothing_else(script: TaskScript) -> None:
+def test_async_chat_prints_only_its_task_id(script: TaskScript) -> None:
     done = script.run("chat", "qwen", "--async", "-m", "Hello", "-s", "Be brief.", "--max-tokens", "7")
     assert (done.exit_code, done.stdout) == (0, f"{ID}\n")
     assert f"pending; `weft logs task/{ID} -f` prints its answer" in done.stderr
@@ -163,29 +163,29 @@ def test_tasks_are_listed_with_why_they_wait(script: TaskScript) -> None:
 
 
 @pytest.mark.parametrize("words", [("tasks",), ("task",), ("inference-tasks",)])
-def test_programs_get_tasks_as_json(script: TaskScript, words: tuple[str, ...]) -> None:
+def test_tasks_are_available_as_json(script: TaskScript, words: tuple[str, ...]) -> None:
     document = json.loads(script.run("get", *words, "-o", "json").stdout)
     assert document["kind"] == "TaskList"
     assert document["items"][0]["id"] == ID
     assert document["items"][0]["state"] == "pending"
 
 
-def test_one_task_is_a_document_of_its_own(script: TaskScript) -> None:
+def test_single_task_is_one_document(script: TaskScript) -> None:
     assert json.loads(script.run("get", f"task/{ID}", "-o", "json").stdout)["kind"] == "task"
     assert script.run("get", "tasks", "-o", "name").stdout == f"task/{ID}\n"
 
 
-def test_an_unknown_state_names_those_that_there_are(script: TaskScript) -> None:
+def test_unknown_state_error_lists_the_valid_ones(script: TaskScript) -> None:
     done = script.run("get", "tasks", "--state", "asleep")
     assert done.exit_code == 2
     assert "pending, running, completed, failed, cancelled" in done.stderr
 
 
-def test_a_state_goes_with_tasks_alone(script: TaskScript) -> None:
+def test_state_option_applies_only_to_tasks(script: TaskScript) -> None:
     assert script.run("get", "models", "--state", "pending").exit_code == 2
 
 
-def test_a_description_has_every_attempt_with_its_reason(script: TaskScript) -> None:
+def test_describe_shows_every_attempt_with_its_reason(script: TaskScript) -> None:
     script.tasks = [failed()]
     for number in (1, 2):
         lost = task_pb2.TaskAttempt(attempt=number, owner="router-a/01", message="the runner went away")
@@ -202,30 +202,30 @@ def test_a_description_has_every_attempt_with_its_reason(script: TaskScript) -> 
     assert all("by router-a, on atlas (worker_lost), worker_lost: the runner went away" in line for line in lines)
 
 
-def test_waiting_ends_with_the_task(script: TaskScript) -> None:
+def test_wait_ends_with_the_task(script: TaskScript) -> None:
     script.news = [task(), task(RUNNING, attempt=1), task(COMPLETED, attempt=1)]
     done = script.run("wait", "task", ID, "--timeout", "5s")
     assert (done.exit_code, done.stdout) == (0, f"task/{ID}: completed\n")
 
 
-def test_waiting_for_a_task_that_fails_is_exit_code_1_and_says_why(script: TaskScript) -> None:
+def test_wait_for_a_failed_task_exits_with_code_1_and_a_reason(script: TaskScript) -> None:
     script.news = [task(), failed()]
     done = script.run("wait", f"task/{ID}")
     assert (done.exit_code, done.stdout) == (1, f"task/{ID}: failed\n")
     assert "the runner went away" in done.stderr
 
 
-def test_waiting_for_a_state_ends_when_it_is_there(script: TaskScript) -> None:
+def test_wait_for_a_state_ends_when_it_is_reached(script: TaskScript) -> None:
     script.news = [task(), task(RUNNING, attempt=1)]
     assert script.run("wait", "task", ID, "--for", "status=running").stdout == f"task/{ID}: running\n"
 
 
-def test_waiting_for_running_is_in_vain_once_it_is_over(script: TaskScript) -> None:
+def test_wait_for_running_fails_once_the_task_ended(script: TaskScript) -> None:
     script.news = [task(COMPLETED)]
     assert script.run("wait", "task", ID, "--for", "status=running").exit_code == 1
 
 
-def test_a_wait_that_takes_too_long_is_exit_code_5(script: TaskScript) -> None:
+def test_wait_timeout_exits_with_code_5(script: TaskScript) -> None:
     script.news = [task()]
     done = script.run("wait", "task", ID, "--timeout", "0")
     assert done.exit_code == 5
@@ -233,18 +233,18 @@ def test_a_wait_that_takes_too_long_is_exit_code_5(script: TaskScript) -> None:
 
 
 @pytest.mark.parametrize("expected", ["condition=Ready", "status=asleep", "exists"])
-def test_what_no_task_can_be_is_refused(script: TaskScript, expected: str) -> None:
+def test_invalid_task_state_is_rejected(script: TaskScript, expected: str) -> None:
     assert script.run("wait", "task", ID, "--for", expected).exit_code == 2
 
 
-def test_the_worker_of_a_task_is_the_router_by_the_name_that_get_routers_has(script: TaskScript) -> None:
+def test_task_worker_is_shown_as_the_router_name_of_get_routers(script: TaskScript) -> None:
     owners = ("router-box-5f1c02/8c6d2f0e9a7b4c1d5e3f2a10", "router-of-an-older-release")
     script.tasks = [task(RUNNING, attempt=1, owner=owner) for owner in owners]
     workers = [line.split()[5] for line in script.run("get", "tasks").stdout.splitlines()[1:]]
     assert workers == ["router-box-5f1c02", "router-of-an-older-release"]
 
 
-def test_the_answer_is_printed_as_far_as_it_is_kept(script: TaskScript) -> None:
+def test_logs_print_the_answer_stored_so_far(script: TaskScript) -> None:
     script.tasks = [task(RUNNING, attempt=1)]
     script.news = [task(RUNNING, attempt=1, last_event=1 << 32 | 2), piece("Hel"), piece("lo", index=2), piece("!")]
     done = script.run("logs", f"task/{ID}")
@@ -252,7 +252,7 @@ def test_the_answer_is_printed_as_far_as_it_is_kept(script: TaskScript) -> None:
     assert "is running" in done.stderr
 
 
-def test_following_goes_on_to_the_end_and_tells_of_an_answer_that_begins_anew(script: TaskScript) -> None:
+def test_followed_logs_run_to_the_end_and_report_a_restarted_answer(script: TaskScript) -> None:
     script.news = [
         task(RUNNING, attempt=1),
         piece("Hel"),
@@ -266,14 +266,14 @@ def test_following_goes_on_to_the_end_and_tells_of_an_answer_that_begins_anew(sc
     assert "attempt 1 was lost" in done.stderr
 
 
-def test_the_logs_of_a_task_that_failed_end_with_its_error(script: TaskScript) -> None:
+def test_logs_of_a_failed_task_end_with_its_error(script: TaskScript) -> None:
     script.news = [failed()]
     done = script.run("logs", f"task/{ID}")
     assert (done.exit_code, done.stdout) == (1, "")
     assert "worker_lost: the runner went away" in done.stderr
 
 
-def test_cancelling_says_what_became_of_each(script: TaskScript) -> None:
+def test_cancel_reports_the_outcome_of_each_task(script: TaskScript) -> None:
     script.tasks = [task(), task(COMPLETED, task_id="task-2")]
     done = script.run("cancel", f"task/{ID}", "task/task-none", "task/task-2")
     assert done.exit_code == 3
@@ -282,7 +282,7 @@ def test_cancelling_says_what_became_of_each(script: TaskScript) -> None:
     assert script.cancelled == [ID, "task-2"]
 
 
-def test_only_what_is_over_is_deleted(script: TaskScript) -> None:
+def test_only_ended_tasks_can_be_deleted(script: TaskScript) -> None:
     script.tasks = [task(), task(COMPLETED, task_id="task-2")]
     done = script.run("delete", "task", ID, "task-2")
     assert done.exit_code == 4
@@ -294,22 +294,22 @@ def test_only_what_is_over_is_deleted(script: TaskScript) -> None:
     [("cancel", "model", "qwen"), ("cancel", "task"), ("wait", "task"), ("describe", "task"), ("logs", "task"),
      ("logs", "task/a", "model/b"), ("chat", "qwen", "--async", "-m", " ")],
 )  # fmt: skip
-def test_wrong_usage_is_exit_code_2(script: TaskScript, arguments: tuple[str, ...]) -> None:
+def test_usage_error_exits_with_code_2(script: TaskScript, arguments: tuple[str, ...]) -> None:
     assert script.run(*arguments).exit_code == 2
 
 
-def test_a_task_that_is_over_is_seen_however_little_time_there_is(script: TaskScript) -> None:
+def test_wait_with_zero_timeout_sees_an_ended_task(script: TaskScript) -> None:
     script.tasks, script.news = [task(COMPLETED)], []
     done = script.run("wait", "task", ID, "--timeout", "0")
     assert (done.exit_code, done.stdout) == (0, f"task/{ID}: completed\n")
 
 
-def test_a_task_that_is_not_there_may_count_as_deleted(script: TaskScript) -> None:
+def test_delete_ignores_a_missing_task_on_request(script: TaskScript) -> None:
     done = script.run("delete", "task", "task-none", "--ignore-not-found")
     assert (done.exit_code, done.stdout, done.stderr) == (0, "", "")
 
 
-def test_the_logs_of_an_attempt_that_is_lost_meanwhile_wait_for_no_further_one(script: TaskScript) -> None:
+def test_logs_without_follow_stop_at_a_lost_attempt(script: TaskScript) -> None:
     script.news = [
         task(RUNNING, attempt=1, last_event=1 << 32 | 2),
         piece("Hel"),
@@ -322,9 +322,7 @@ def test_the_logs_of_an_attempt_that_is_lost_meanwhile_wait_for_no_further_one(s
     assert "is pending" in done.stderr
 
 
-def test_following_goes_on_over_a_restart_of_the_mesh_where_it_was(
-    script: TaskScript, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_followed_logs_resume_after_a_mesh_restart(script: TaskScript, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("weft_app.cli.tasks.RETRY_PAUSE_SECONDS", 0.01)
     script.restarts = [2, 0]
     script.news = [task(RUNNING, attempt=1), piece("Hel"), piece("lo", index=2), task(COMPLETED, attempt=1)]
@@ -334,7 +332,7 @@ def test_following_goes_on_over_a_restart_of_the_mesh_where_it_was(
     assert script.watched_after == [0, 1 << 32 | 1, 1 << 32 | 1]
 
 
-def test_following_a_mesh_that_stays_away_ends(script: TaskScript, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_followed_logs_end_if_the_mesh_does_not_return(script: TaskScript, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("weft_app.cli.tasks.MAX_OUTAGE_SECONDS", 0.0)
     script.restarts = [1] + 10 * [0]
     script.news = [task(RUNNING, attempt=1)]
@@ -343,7 +341,7 @@ def test_following_a_mesh_that_stays_away_ends(script: TaskScript, monkeypatch: 
     assert "the router stops" in done.stderr
 
 
-def test_what_is_wrong_with_whoever_keeps_tasks_is_said_beside_the_list(script: TaskScript) -> None:
+def test_task_store_notice_is_printed_on_stderr_beside_the_list(script: TaskScript) -> None:
     script.notice = "the router's database is older\x1b[2J"
     result = script.run("get", "tasks")
     assert ID in result.stdout
@@ -352,7 +350,7 @@ def test_what_is_wrong_with_whoever_keeps_tasks_is_said_beside_the_list(script: 
     assert json.loads(script.run("get", "tasks", "-o", "json").stdout)["items"]
 
 
-def test_a_callers_tasks_are_asked_for_and_shown_with_their_words(script: TaskScript) -> None:
+def test_tasks_filter_by_caller_and_show_their_labels(script: TaskScript) -> None:
     script.tasks = [task(caller="key:k1", user="eve", metadata={"job": "42"}, request_id="mine")]
     wide = script.run("get", "tasks", "--caller", "key:k1", "-o", "wide").stdout.splitlines()
     assert {"CALLER", "USER"} <= set(wide[0].split())
@@ -364,6 +362,6 @@ def test_a_callers_tasks_are_asked_for_and_shown_with_their_words(script: TaskSc
     assert (document["caller"], document["metadata"], document["requestId"]) == ("key:k1", {"job": "42"}, "mine")
 
 
-def test_a_caller_goes_with_tasks_alone(script: TaskScript) -> None:
+def test_caller_option_applies_only_to_tasks(script: TaskScript) -> None:
     refused = script.run("get", "models", "--caller", "key:k1")
     assert (refused.exit_code, "--caller" in refused.stderr) == (2, True)

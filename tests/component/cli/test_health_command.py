@@ -40,14 +40,14 @@ def _served(home: Path, file: str, *, ready: bool, live: bool = True) -> Iterato
         server.stop(0).wait()
 
 
-def test_a_process_that_is_ready_is_well(tmp_path: Path) -> None:
+def test_ready_process_is_healthy(tmp_path: Path) -> None:
     with _served(tmp_path, "registry", ready=True):
         done = _weft("--home", tmp_path)
     assert done.exit_code == EXIT_OK
     assert done.stdout.splitlines()[1].split() == ["registry", "ready"]
 
 
-def test_one_of_several_that_is_not_ready_fails_the_probe(tmp_path: Path) -> None:
+def test_one_unready_process_fails_the_probe(tmp_path: Path) -> None:
     with _served(tmp_path, "registry", ready=True), _served(tmp_path, "runner-box", ready=False):
         done = _weft("--home", tmp_path, "-o", "json")
     assert done.exit_code == EXIT_FAILED
@@ -57,7 +57,7 @@ def test_one_of_several_that_is_not_ready_fails_the_probe(tmp_path: Path) -> Non
     ]
 
 
-def test_a_process_that_is_not_ready_is_live(tmp_path: Path) -> None:
+def test_unready_process_is_live(tmp_path: Path) -> None:
     with _served(tmp_path, "runner", ready=False):
         assert _weft("--home", tmp_path).exit_code == EXIT_FAILED
         assert _weft("--home", tmp_path, "--live").exit_code == EXIT_OK
@@ -65,7 +65,7 @@ def test_a_process_that_is_not_ready_is_live(tmp_path: Path) -> None:
         assert _weft("--home", tmp_path, "--live").exit_code == EXIT_FAILED
 
 
-def test_a_process_that_was_killed_does_not_answer(tmp_path: Path) -> None:
+def test_killed_process_does_not_answer(tmp_path: Path) -> None:
     with _served(tmp_path, "router", ready=True):
         pass
     done = _weft("--home", tmp_path)
@@ -73,14 +73,14 @@ def test_a_process_that_was_killed_does_not_answer(tmp_path: Path) -> None:
     assert done.stdout.splitlines()[1].split() == ["router", "no", "answer"]
 
 
-def test_a_mesh_that_starts_is_not_ready(tmp_path: Path) -> None:
+def test_starting_mesh_is_not_ready(tmp_path: Path) -> None:
     folder = WeftHome(tmp_path)
     folder.create()
     with folder.claim():
         assert _weft("--home", tmp_path).exit_code == EXIT_FAILED
 
 
-def test_a_home_without_a_process_is_told_from_one_that_fails(tmp_path: Path) -> None:
+def test_home_without_a_process_has_a_different_exit_code_than_an_unhealthy_one(tmp_path: Path) -> None:
     done = _weft("--home", tmp_path)
     assert done.exit_code == EXIT_NOT_FOUND
     assert "no process of weft runs on this home" in done.stderr

@@ -64,7 +64,7 @@ def _weft(environment: dict[str, str], *words: str) -> Result:
     return CliRunner().invoke(app, words, env={"WEFT_REGISTRY": None, "WEFT_ROUTER": None, **environment})
 
 
-def test_what_is_read_and_written_goes_to_the_named_mesh(elsewhere: dict[str, str]) -> None:
+def test_reads_and_writes_go_to_the_configured_mesh(elsewhere: dict[str, str]) -> None:
     shown = _weft(elsewhere, "get", "routers")
     assert shown.exit_code == 0, shown.stderr
     assert shown.stdout.splitlines()[1].split()[:3] == ["r-1", "leader", "a:1"]
@@ -77,9 +77,7 @@ def test_what_is_read_and_written_goes_to_the_named_mesh(elsewhere: dict[str, st
     ]
 
 
-def test_an_unknown_authority_a_wrong_key_and_unreadable_roots_are_said(
-    elsewhere: dict[str, str], tmp_path: Path
-) -> None:
+def test_unknown_ca_wrong_key_and_unreadable_roots_are_reported(elsewhere: dict[str, str], tmp_path: Path) -> None:
     refused = _weft(elsewhere | {"WEFT_API_KEY": "weft_other"}, "get", "routers")
     assert "the gateway answered 401" in refused.stderr
     untrusted = _weft({name: value for name, value in elsewhere.items() if name != "WEFT_CA_FILE"}, "get", "routers")
@@ -89,6 +87,6 @@ def test_an_unknown_authority_a_wrong_key_and_unreadable_roots_are_said(
     assert (unreadable.exit_code, "cannot be read as PEM certificates" in unreadable.stderr) == (2, True)
 
 
-def test_a_named_home_goes_before_the_url(elsewhere: dict[str, str]) -> None:
+def test_home_option_overrides_the_url(elsewhere: dict[str, str]) -> None:
     assert _weft(elsewhere, "get", "routers", "--home", elsewhere["WEFT_HOME"]).exit_code == 1
     assert _Gateway.asked == []

@@ -78,7 +78,7 @@ def home(tmp_path: Path) -> WeftHome:
         (["router", "--request", "req-1"], []),
     ],
 )
-def test_each_name_and_option_shows_its_lines_of_a_stopped_mesh(
+def test_each_name_and_option_selects_its_lines_of_a_stopped_mesh(
     home: WeftHome, words: list[str], events: list[str]
 ) -> None:
     done = _weft(home.root, *words, "-o", "json")
@@ -86,7 +86,7 @@ def test_each_name_and_option_shows_its_lines_of_a_stopped_mesh(
     assert _events(done) == events
 
 
-def test_a_line_for_people_has_time_level_component_event_and_values(home: WeftHome) -> None:
+def test_human_readable_line_has_time_level_component_event_and_values(home: WeftHome) -> None:
     (line,) = _weft(home.root, "--request", "req-1").stdout.splitlines()
     at = (HOUR_AGO + timedelta(minutes=50)).astimezone()
     assert line.startswith(f"{at:%Y-%m-%d %H:%M:%S}.")
@@ -94,7 +94,7 @@ def test_a_line_for_people_has_time_level_component_event_and_values(home: WeftH
                                 'reason="no', 'model"']  # fmt: skip
 
 
-def test_a_traceback_and_a_line_that_is_cut_are_safe_text(home: WeftHome) -> None:
+def test_traceback_and_truncated_line_are_sanitized(home: WeftHome) -> None:
     frames = [{"filename": "a.py", "lineno": 3, "name": "fail"}]
     failed = _line(
         "failed", minutes=59, exception=[{"exc_type": "ValueError", "exc_value": "so\x1b[2J", "frames": frames}]
@@ -106,26 +106,26 @@ def test_a_traceback_and_a_line_that_is_cut_are_safe_text(home: WeftHome) -> Non
     ]  # fmt: skip
 
 
-def test_a_service_of_its_own_process_has_all_lines_of_its_file(home: WeftHome) -> None:
+def test_standalone_service_shows_every_line_of_its_file(home: WeftHome) -> None:
     (home.logs / "gateway.log").write_text(_line("tls renewed", "weft.tls", 52))
     assert _events(_weft(home.root, "gateway", "-o", "json")) == ["rejected", "tls renewed", "listens"]
 
 
-def test_what_a_background_start_printed_is_shown_until_a_mesh_runs(home: WeftHome) -> None:
+def test_background_start_output_is_shown_until_a_mesh_runs(home: WeftHome) -> None:
     (home.logs / "up.out").write_text("\nweft: port 8080 is taken\n")
     assert _weft(home.root).stdout.splitlines()[-1] == "weft: port 8080 is taken"
     with home.claim():
         assert "8080" not in _weft(home.root).stdout
 
 
-def test_a_filter_says_how_many_lines_it_leaves_out(home: WeftHome, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_filter_reports_how_many_lines_it_hides(home: WeftHome, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mesh_logs, "MAX_LINES", 3)
     done = _weft(home.root, "--since", "2h")
     assert len(done.stdout.splitlines()) == 3
     assert "weft: 1 earlier lines are left out" in done.stderr
 
 
-def test_a_home_without_logs_says_what_to_do(tmp_path: Path) -> None:
+def test_home_without_logs_suggests_what_to_do(tmp_path: Path) -> None:
     for words in ((), ("gateway",), ("-f",)):
         done = _weft(tmp_path, *words)
         assert done.exit_code == 3
@@ -149,19 +149,19 @@ def test_a_home_without_logs_says_what_to_do(tmp_path: Path) -> None:
         (["task/task-1", "-o", "json"], 2, "--since, --request, --output: go with the logs of the mesh"),
     ],
 )
-def test_what_has_no_logs_is_refused_by_name(home: WeftHome, words: list[str], code: int, why: str) -> None:
+def test_name_without_logs_is_rejected(home: WeftHome, words: list[str], code: int, why: str) -> None:
     done = _weft(home.root, *words)
     assert (done.exit_code, done.stdout) == (code, "")
     assert why in done.stderr
 
 
-def test_a_running_mesh_names_its_models_too(mesh: ScriptedMesh) -> None:
+def test_unknown_log_name_suggests_models_of_a_running_mesh(mesh: ScriptedMesh) -> None:
     done = mesh.run("logs", "sol")
     assert done.exit_code == 3
     assert "there is no model, runner or service sol; did you mean solo?" in done.stderr
 
 
-def test_following_goes_on_over_a_rotation_and_ends_with_ctrl_c(home: WeftHome) -> None:
+def test_follow_continues_over_a_rotation_and_ends_with_ctrl_c(home: WeftHome) -> None:
     file = BoundedLogFile(home.logs / "host.log", 10**6)
     command = [*warm("kit.patient_weft"), "logs", "gateway", "-f", "-n", "1", "-o", "json", "--home", str(home.root)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as weft:
@@ -188,7 +188,7 @@ def test_following_goes_on_over_a_rotation_and_ends_with_ctrl_c(home: WeftHome) 
             file.close()
 
 
-def test_a_file_that_is_replaced_twice_at_once_says_that_lines_are_lost(tmp_path: Path) -> None:
+def test_double_rotation_reports_lost_lines(tmp_path: Path) -> None:
     path = tmp_path / "x.log"
     path.write_text("1\n")
     with LogFile(path) as file:
@@ -205,7 +205,7 @@ def test_a_file_that_is_replaced_twice_at_once_says_that_lines_are_lost(tmp_path
         assert not file.take_lost()
 
 
-def test_a_file_that_begins_anew_or_comes_later_is_followed(tmp_path: Path) -> None:
+def test_truncated_or_late_file_is_followed(tmp_path: Path) -> None:
     path = tmp_path / "up.out"
     with LogFile(path) as file:
         assert list(file.past()) == list(file.new()) == []
@@ -215,7 +215,7 @@ def test_a_file_that_begins_anew_or_comes_later_is_followed(tmp_path: Path) -> N
         assert [piece.data for piece in file.new()] == [b"again\n"]
 
 
-def test_reading_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reads_and_lines_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(log_files, "MAX_READ_BYTES", 8)
     monkeypatch.setattr(log_files, "MAX_LINE_BYTES", 4)
     path = tmp_path / "x.log"

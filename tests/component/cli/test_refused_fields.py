@@ -83,7 +83,7 @@ def services(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Refusin
 
 
 @pytest.mark.parametrize("line", COMMAND_LINES)
-def test_a_refused_field_has_the_name_of_its_option_or_argument(
+def test_rejected_field_has_the_name_of_its_option_or_argument(
     line: str, services: tuple[RefusingServices, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     refusing, home = services
@@ -98,6 +98,6 @@ def test_a_refused_field_has_the_name_of_its_option_or_argument(
         refusing.place += 1
 
 
-def test_every_command_is_tried_or_has_a_reason_not_to_be() -> None:
+def test_every_command_is_covered_or_has_an_exemption() -> None:
     assert {line.split()[0] for line in COMMAND_LINES} == COMMANDS.keys() - OTHERS
     assert COMMANDS.keys() >= OTHERS

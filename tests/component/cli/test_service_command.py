@@ -60,7 +60,7 @@ def _weft(*words: str) -> Result:
     return CliRunner().invoke(app, ["service", verb, "--user", *rest])
 
 
-def test_an_installed_service_is_enabled_and_started_and_says_when_it_would_end(user: User) -> None:
+def test_install_enables_and_starts_the_service_and_mentions_lingering(user: User) -> None:
     done = _weft("install", "mesh", "--", "--host", "0.0.0.0")
     assert done.exit_code == EXIT_OK
     assert "loginctl enable-linger" in done.stderr
@@ -74,7 +74,7 @@ def test_an_installed_service_is_enabled_and_started_and_says_when_it_would_end(
     ]
 
 
-def test_a_file_of_somebody_else_is_never_replaced(user: User) -> None:
+def test_unit_file_of_another_owner_is_never_replaced(user: User) -> None:
     user.units.mkdir(parents=True)
     (user.units / "weft-mesh.service").write_text("[Service]\nExecStart=/mine\n")
     done = _weft("install", "mesh")
@@ -82,7 +82,7 @@ def test_a_file_of_somebody_else_is_never_replaced(user: User) -> None:
     assert (user.units / "weft-mesh.service").read_text() == "[Service]\nExecStart=/mine\n"
 
 
-def test_an_invitation_is_in_a_file_of_its_owner_alone(user: User) -> None:
+def test_invitation_is_in_a_file_readable_only_by_its_owner(user: User) -> None:
     assert _weft("install", "join", "weft://secret").exit_code == EXIT_OK
     kept = user.folder / ".config" / "weft" / "weft-join.env"
     assert kept.read_text() == 'WEFT_JOIN_URL="weft://secret"\n'
@@ -92,13 +92,13 @@ def test_an_invitation_is_in_a_file_of_its_owner_alone(user: User) -> None:
     assert not kept.exists()
 
 
-def test_a_runner_needs_its_name_and_others_take_none(user: User) -> None:
+def test_only_a_runner_service_takes_a_name(user: User) -> None:
     assert _weft("install", "runner").exit_code == EXIT_USAGE
     assert _weft("install", "router", "box").exit_code == EXIT_USAGE
     assert not user.units.exists()
 
 
-def test_the_status_has_each_service_and_fails_where_one_is_not_active(user: User) -> None:
+def test_status_lists_each_service_and_fails_if_one_is_inactive(user: User) -> None:
     assert _weft("status").exit_code == EXIT_NOT_FOUND
     _weft("install", "mesh")
     done = _weft("status", "-o", "json")
@@ -109,7 +109,7 @@ def test_the_status_has_each_service_and_fails_where_one_is_not_active(user: Use
     assert _weft("status").exit_code == EXIT_FAILED
 
 
-def test_a_removed_service_is_stopped_first_and_another_is_not_found(user: User) -> None:
+def test_uninstall_stops_a_service_first_and_an_unknown_one_returns_not_found(user: User) -> None:
     _weft("install", "registry")
     assert _weft("remove", "registry").exit_code == EXIT_OK
     assert "--user --no-pager stop weft-registry.service" in user.asked
@@ -117,14 +117,14 @@ def test_a_removed_service_is_stopped_first_and_another_is_not_found(user: User)
     assert _weft("remove", "registry").exit_code == EXIT_NOT_FOUND
 
 
-def test_what_systemd_says_against_it_is_passed_on(user: User) -> None:
+def test_systemd_errors_are_passed_through(user: User) -> None:
     user.fails("restart weft-mesh.service")
     done = _weft("install", "mesh")
     assert done.exit_code == EXIT_FAILED
     assert "restart weft-mesh.service failed: no such thing" in done.stderr
 
 
-def test_a_machine_without_systemd_is_told_so(user: User, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_machine_without_systemd_is_reported(user: User, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(user.folder))
     done = _weft("install", "mesh")
     assert done.exit_code == EXIT_FAILED

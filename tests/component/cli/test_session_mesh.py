@@ -21,11 +21,11 @@ def home(tmp_path: Path) -> WeftHome:
     return home
 
 
-def test_an_empty_home_has_no_mesh(tmp_path: Path) -> None:
+def test_empty_home_has_no_mesh(tmp_path: Path) -> None:
     assert not is_mesh_running(WeftHome(tmp_path / "none"))
 
 
-def test_one_that_is_announced_and_holds_its_lock_runs_and_one_that_was_killed_does_not(home: WeftHome) -> None:
+def test_announced_and_locked_mesh_is_running_and_a_killed_one_is_not(home: WeftHome) -> None:
     with home.claim():
         home.announce(FACTS)
         assert is_mesh_running(home)
@@ -34,14 +34,14 @@ def test_one_that_is_announced_and_holds_its_lock_runs_and_one_that_was_killed_d
     assert not is_mesh_running(home)
 
 
-def test_one_that_only_begins_is_waited_for(home: WeftHome) -> None:
+def test_starting_mesh_is_awaited(home: WeftHome) -> None:
     with ThreadPoolExecutor(1) as pool, home.claim():
         found = pool.submit(is_mesh_running, home)
         home.announce(FACTS)
         assert found.result(30)
 
 
-def test_one_whose_models_still_load_is_waited_for(home: WeftHome) -> None:
+def test_mesh_with_loading_models_is_awaited(home: WeftHome) -> None:
     with ThreadPoolExecutor(1) as pool, home.claim():
         home.announce({**FACTS, "state": STARTING})
         found = pool.submit(is_mesh_running, home)
@@ -51,14 +51,14 @@ def test_one_whose_models_still_load_is_waited_for(home: WeftHome) -> None:
         assert found.result(30)
 
 
-def test_one_that_ends_before_it_is_up_is_none(home: WeftHome) -> None:
+def test_mesh_that_exits_during_startup_does_not_count(home: WeftHome) -> None:
     with ThreadPoolExecutor(1) as pool:
         with home.claim():
             found = pool.submit(is_mesh_running, home)
         assert not found.result(30)
 
 
-def test_a_mesh_elsewhere_that_the_environment_names_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_remote_mesh_from_the_environment_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("WEFT_REGISTRY", "127.0.0.1:9")
     assert is_mesh_running(WeftHome(DEFAULT_HOME.expanduser().absolute()))
@@ -66,7 +66,7 @@ def test_a_mesh_elsewhere_that_the_environment_names_counts(tmp_path: Path, monk
 
 
 @pytest.mark.slow("imports all of a mesh")
-def test_a_configuration_that_is_refused_is_said_with_its_place(home: WeftHome, tmp_path: Path) -> None:
+def test_invalid_config_error_names_the_position(home: WeftHome, tmp_path: Path) -> None:
     file = tmp_path / "weft.yaml"
     file.write_text("runners: [{name: box, models: []}]\n")
     with pytest.raises(WeftError) as refused, session_mesh(home, file):

@@ -48,7 +48,7 @@ def _approve(registry: GovernedRegistry, token: Path, name: str = "bob", *words:
     return result.stdout
 
 
-def test_a_new_key_is_private_and_never_overwritten(tmp_path: Path) -> None:
+def test_new_key_is_private_and_never_overwritten(tmp_path: Path) -> None:
     file = tmp_path / "alice.pem"
     made = CliRunner().invoke(app, ["sign", "new-key", "--out", str(file)])
     assert made.exit_code == 0
@@ -62,7 +62,7 @@ def test_a_new_key_is_private_and_never_overwritten(tmp_path: Path) -> None:
     assert file.read_bytes() == content
 
 
-def test_a_load_that_two_agreed_to_is_admitted(registry: GovernedRegistry, token: Path) -> None:
+def test_load_signed_by_two_is_admitted(registry: GovernedRegistry, token: Path) -> None:
     _sign(registry, token, "load", "qwen", *OPTIONS)
     assert stat.S_IMODE(token.stat().st_mode) == 0o600
     early = registry.run("load", "qwen", *OPTIONS, "--token", str(token))
@@ -85,7 +85,7 @@ def test_a_load_that_two_agreed_to_is_admitted(registry: GovernedRegistry, token
         (("flush", "--scope", "tag", "--tag", "t", "--runner", "r1"), ("flush", "--tag", "t", "--runner", "r1")),
     ],
 )
-def test_what_is_signed_is_what_the_command_asks_for(
+def test_signature_covers_the_action_of_the_command(
     registry: GovernedRegistry, token: Path, sign_words: tuple[str, ...], words: tuple[str, ...]
 ) -> None:
     _sign(registry, token, *sign_words)
@@ -94,7 +94,7 @@ def test_what_is_signed_is_what_the_command_asks_for(
     assert done.exit_code == 0, (done.stderr, registry.refused)
 
 
-def test_a_token_for_other_options_is_refused(registry: GovernedRegistry, token: Path) -> None:
+def test_token_for_other_options_is_rejected(registry: GovernedRegistry, token: Path) -> None:
     _sign(registry, token, "load", "qwen", "--ctx", "4096")
     _approve(registry, token)
     result = registry.run("load", "qwen", "--ctx", "8192", "--token", str(token))
@@ -102,7 +102,7 @@ def test_a_token_for_other_options_is_refused(registry: GovernedRegistry, token:
     assert "other options" not in result.stderr
 
 
-def test_whoever_approves_sees_the_signed_action(registry: GovernedRegistry, token: Path) -> None:
+def test_approver_sees_the_signed_action(registry: GovernedRegistry, token: Path) -> None:
     _sign(registry, token, "load", "qwen", *OPTIONS)
     lines = _approve(registry, token).splitlines()
     assert AUDIENCE in lines[0]
@@ -122,7 +122,7 @@ def test_whoever_approves_sees_the_signed_action(registry: GovernedRegistry, tok
     assert lines[-1] == "signed"
 
 
-def test_nothing_is_signed_without_a_yes(registry: GovernedRegistry, token: Path) -> None:
+def test_signing_requires_confirmation(registry: GovernedRegistry, token: Path) -> None:
     _sign(registry, token, "load", "qwen")
     before = token.read_text()
     for answer in ("n\n", "\n", ""):
@@ -135,7 +135,7 @@ def test_nothing_is_signed_without_a_yes(registry: GovernedRegistry, token: Path
     assert token.read_text() != before
 
 
-def test_an_approval_may_go_to_another_file(registry: GovernedRegistry, token: Path, tmp_path: Path) -> None:
+def test_approval_can_be_written_to_another_file(registry: GovernedRegistry, token: Path, tmp_path: Path) -> None:
     _sign(registry, token, "load", "qwen")
     before = token.read_text()
     assert "1 of 2" in _approve(registry, token, "bob", "--out", str(tmp_path / "more.json"))
@@ -164,7 +164,7 @@ def _changed(token: Path, **changes: object) -> None:
         ({"extra": 1}, "says more"),
     ],
 )
-def test_what_would_be_refused_is_not_approved(
+def test_token_that_would_be_rejected_is_not_approved(
     registry: GovernedRegistry, token: Path, changes: dict[str, object], why: str
 ) -> None:
     _sign(registry, token, "load", "qwen")
@@ -176,13 +176,13 @@ def test_what_would_be_refused_is_not_approved(
     assert token.read_text() == before
 
 
-def test_one_signer_does_not_approve_twice(registry: GovernedRegistry, token: Path) -> None:
+def test_signer_cannot_approve_twice(registry: GovernedRegistry, token: Path) -> None:
     _sign(registry, token, "load", "qwen")
     result = registry.run("approve", str(token), "--key", registry.key("bob"), "--as", "alice", "--yes")
     assert (result.exit_code, "counts once" in result.stderr) == (2, True)
 
 
-def test_a_token_that_expired_says_so(registry: GovernedRegistry, token: Path) -> None:
+def test_expired_token_is_reported(registry: GovernedRegistry, token: Path) -> None:
     terms = GetGovernanceResponse(audience=AUDIENCE, token_lifetime=Duration(seconds=300), policy_version=POLICY)
     payload = make_payload(load_action("qwen", LoadSettings()), terms, now=int(time.time()) - 400)
     token.write_text(sign(payload, read_private_key(Path(registry.key("alice")), "--key"), "alice").as_text())
@@ -191,7 +191,7 @@ def test_a_token_that_expired_says_so(registry: GovernedRegistry, token: Path) -
     assert "expired 10" in result.stderr
 
 
-def test_names_in_a_token_cannot_steer_a_terminal(registry: GovernedRegistry, token: Path) -> None:
+def test_token_names_are_stripped_of_terminal_escapes(registry: GovernedRegistry, token: Path) -> None:
     terms = GetGovernanceResponse(audience=AUDIENCE, token_lifetime=Duration(seconds=300), policy_version=POLICY)
     hostile = load_action("qwen\n  pin: no\x1b[2J", LoadSettings(pin=True))
     key = read_private_key(Path(registry.key("alice")), "--key")
@@ -219,7 +219,7 @@ def test_signing_works_without_a_mesh(tmp_path: Path) -> None:
     assert [each.key_id for each in read_signed(token.read_text()).signatures] == ["a", "b"]
 
 
-def test_a_shared_key_makes_a_token_for_those_who_are_named(tmp_path: Path) -> None:
+def test_shared_key_signs_for_the_listed_signers(tmp_path: Path) -> None:
     key, token = tmp_path / "model-api.key", tmp_path / "op.json"
     key.write_bytes(SHARED_KEY + b"\n")
     with governed_registry(tmp_path / "home", GovernanceMode.SHARED_KEY, {}) as registry:
@@ -236,7 +236,7 @@ def test_a_shared_key_makes_a_token_for_those_who_are_named(tmp_path: Path) -> N
         assert refused.exit_code == 1
 
 
-def test_where_governance_is_off_there_is_nothing_to_sign(tmp_path: Path) -> None:
+def test_signing_fails_if_governance_is_off(tmp_path: Path) -> None:
     with governed_registry(tmp_path / "home", GovernanceMode.OFF, {}) as registry:
         result = registry.run("sign", "unload", "qwen", "--key", registry.key("alice"), "--as", "alice")
         assert (result.exit_code, "nothing to sign" in result.stderr) == (1, True)
@@ -264,7 +264,7 @@ def test_where_governance_is_off_there_is_nothing_to_sign(tmp_path: Path) -> Non
         (("flush", "--scope", "all", "--runner", "a b", "--key", "alice", "--as", "alice"), "--runner"),
     ],
 )
-def test_a_wrong_option_is_named(registry: GovernedRegistry, words: tuple[str, ...], named: str) -> None:
+def test_invalid_option_is_reported(registry: GovernedRegistry, words: tuple[str, ...], named: str) -> None:
     whole = [
         registry.key("alice") if word == "alice" and words[n - 1] == "--key" else word for n, word in enumerate(words)
     ]
@@ -274,7 +274,7 @@ def test_a_wrong_option_is_named(registry: GovernedRegistry, words: tuple[str, .
 
 
 @pytest.mark.parametrize("content", [b"", b"hello", b"-----BEGIN PRIVATE KEY-----\nAAAA\n-----END PRIVATE KEY-----\n"])
-def test_a_file_that_is_no_key_is_said_to_be_none(registry: GovernedRegistry, tmp_path: Path, content: bytes) -> None:
+def test_invalid_key_file_is_reported(registry: GovernedRegistry, tmp_path: Path, content: bytes) -> None:
     (tmp_path / "key").write_bytes(content)
     result = registry.run("sign", "load", "qwen", "--key", str(tmp_path / "key"), "--as", "alice")
     assert result.exit_code == 2
@@ -282,7 +282,7 @@ def test_a_file_that_is_no_key_is_said_to_be_none(registry: GovernedRegistry, tm
 
 
 @pytest.mark.parametrize("content", [b"", b"{}", b"\xff", b"{" * 20_000, b'{"payload": "", "signatures": []}'])
-def test_a_file_that_is_no_token_is_said_to_be_none(registry: GovernedRegistry, token: Path, content: bytes) -> None:
+def test_invalid_token_file_is_reported(registry: GovernedRegistry, token: Path, content: bytes) -> None:
     token.write_bytes(content)
     result = registry.run("approve", str(token), "--key", registry.key("bob"), "--as", "bob", "--yes")
     assert result.exit_code == 2

@@ -61,26 +61,26 @@ def _weft(*words: str | Path) -> Result:
     return CliRunner().invoke(app, [str(word) for word in words])
 
 
-def test_a_stop_ends_the_mesh_of_this_home_and_says_so(start: Start, tmp_path: Path) -> None:
+def test_stop_ends_the_mesh_of_this_home_and_reports_it(start: Start, tmp_path: Path) -> None:
     mesh = start()
     done = _weft("stop", "--home", tmp_path)
     assert (done.exit_code, done.stdout) == (EXIT_OK, f"stopped the mesh on {tmp_path}\n")
     assert mesh.wait(10) == 0
 
 
-def test_a_second_stop_finds_nothing_to_do(start: Start, tmp_path: Path) -> None:
+def test_second_stop_does_nothing(start: Start, tmp_path: Path) -> None:
     start()
     _weft("stop", "--home", tmp_path)
     again = _weft("stop", "--home", tmp_path)
     assert (again.exit_code, again.stderr) == (EXIT_OK, f"weft: weft is not running (home {tmp_path})\n")
 
 
-def test_a_home_that_never_was_is_not_made_by_a_stop(tmp_path: Path) -> None:
+def test_stop_does_not_create_a_missing_home(tmp_path: Path) -> None:
     assert _weft("stop", "--home", tmp_path / "none").exit_code == EXIT_OK
     assert not (tmp_path / "none").exists()
 
 
-def test_a_mesh_that_still_drains_is_told_with_what_ends_it(start: Start, tmp_path: Path) -> None:
+def test_stop_timeout_reports_draining_and_suggests_now(start: Start, tmp_path: Path) -> None:
     mesh = start(2)
     waiting = _weft("stop", "--home", tmp_path, "--timeout", "200ms")
     assert waiting.exit_code == EXIT_TIMEOUT
@@ -89,7 +89,7 @@ def test_a_mesh_that_still_drains_is_told_with_what_ends_it(start: Start, tmp_pa
     assert _weft("stop", "--home", tmp_path).exit_code == EXIT_OK
 
 
-def test_a_killed_mesh_does_not_count_as_one(start: Start, tmp_path: Path) -> None:
+def test_killed_mesh_does_not_count_as_running(start: Start, tmp_path: Path) -> None:
     mesh = start(1, "announced")
     mesh.send_signal(signal.SIGKILL)
     mesh.wait(10)
@@ -98,13 +98,13 @@ def test_a_killed_mesh_does_not_count_as_one(start: Start, tmp_path: Path) -> No
     assert _weft("stop", "--home", tmp_path).exit_code == EXIT_OK
 
 
-def test_a_status_tells_a_mesh_that_starts_from_one_that_runs(start: Start, tmp_path: Path) -> None:
+def test_status_distinguishes_a_starting_mesh_from_a_running_one(start: Start, tmp_path: Path) -> None:
     mesh = start()
     facts = json.loads(_weft("status", "-o", "json", "--home", tmp_path).stdout)
     assert (facts["state"], facts["pid"]) == ("starting", mesh.pid)
 
 
-def test_a_status_says_why_the_models_are_not_known(start: Start, tmp_path: Path) -> None:
+def test_status_reports_why_models_are_unknown(start: Start, tmp_path: Path) -> None:
     mesh = start(1, "announced")
     done = _weft("status", "-o", "json", "--home", tmp_path)
     facts = json.loads(done.stdout)
@@ -113,13 +113,13 @@ def test_a_status_says_why_the_models_are_not_known(start: Start, tmp_path: Path
     assert "models" not in facts
 
 
-def test_a_home_without_a_mesh_is_stopped(tmp_path: Path) -> None:
+def test_status_of_a_home_without_a_mesh_is_stopped(tmp_path: Path) -> None:
     done = _weft("status", "--home", tmp_path)
     assert done.exit_code == EXIT_NOT_FOUND
     assert "stopped" in done.stdout
 
 
-def test_services_that_run_apart_are_a_mesh_that_runs(tmp_path: Path) -> None:
+def test_separately_running_services_count_as_a_running_mesh(tmp_path: Path) -> None:
     home = WeftHome(tmp_path)
     home.create()
     with scripted_mesh(tmp_path / "scripted") as mesh:
@@ -141,7 +141,7 @@ def test_services_that_run_apart_are_a_mesh_that_runs(tmp_path: Path) -> None:
     assert f"registry at {address}, gateway at {url} (weft serve)" in shown
 
 
-def test_a_runner_alone_is_a_home_on_which_something_runs(tmp_path: Path) -> None:
+def test_standalone_runner_counts_as_running(tmp_path: Path) -> None:
     """It was stopped, with exit code 3, while `weft serve runner` ran."""
     home = WeftHome(tmp_path)
     home.create()
@@ -155,7 +155,7 @@ def test_a_runner_alone_is_a_home_on_which_something_runs(tmp_path: Path) -> Non
     assert [each["process"] for each in facts["health"]] == ["runner/gpu-0"]
 
 
-def test_the_files_of_killed_services_are_no_mesh(tmp_path: Path) -> None:
+def test_files_of_killed_services_are_not_a_mesh(tmp_path: Path) -> None:
     home = WeftHome(tmp_path)
     home.create()
     home.address_file("registry").write_text(f"unix:{tmp_path}/none.sock")

@@ -29,7 +29,7 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("name", ["edge", "relay"])
-def test_envoy_takes_the_file_of_deploy(name: str, certificate: Path, tmp_path: Path) -> None:
+def test_envoy_accepts_the_deployed_config(name: str, certificate: Path, tmp_path: Path) -> None:
     text = (DEPLOYED / f"{name}.yaml").read_text().replace("/etc/envoy/tls", str(certificate))
     assert faults(yaml.safe_load(text), tmp_path) == ""
 
@@ -52,12 +52,12 @@ def _plans(certificate: Path, folder: Path) -> dict[str, EdgePlan]:
 
 
 @pytest.mark.parametrize("name", ["plain", "certificate", "names", "several addresses", "IPv6", "supervised"])
-def test_envoy_takes_each_plan(name: str, certificate: Path, tmp_path: Path) -> None:
+def test_envoy_accepts_each_plan(name: str, certificate: Path, tmp_path: Path) -> None:
     (tmp_path / "certificate.json").write_text('{"resources": []}')
     assert faults(edge_document(_plans(certificate, tmp_path)[name]), tmp_path) == ""
 
 
-def test_a_word_that_envoy_does_not_know_is_found(tmp_path: Path) -> None:
+def test_unknown_envoy_field_is_detected(tmp_path: Path) -> None:
     document: dict[str, Any] = edge_document(PLAN)
     document["static_resources"]["listeners"][0]["adress"] = {}
     assert "adress" in faults(document, tmp_path)

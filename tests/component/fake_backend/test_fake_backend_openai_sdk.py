@@ -19,7 +19,7 @@ async def _sdk(*flags: str) -> AsyncGenerator[openai.AsyncOpenAI]:
         yield client
 
 
-async def test_the_sdk_streams_a_chat() -> None:
+async def test_sdk_streams_a_chat() -> None:
     async with _sdk() as client:
         stream = await client.chat.completions.create(
             model="tiny",
@@ -36,7 +36,7 @@ async def test_the_sdk_streams_a_chat() -> None:
     assert chunks[-1].usage.completion_tokens == 4
 
 
-async def test_the_sdk_reads_embeddings_in_both_encodings() -> None:
+async def test_sdk_reads_embeddings_in_both_encodings() -> None:
     async with _sdk("--embeddings") as client:
         # The SDK asks for base64 unless told otherwise, and decodes it.
         packed = await client.embeddings.create(model="tiny", input=["a cat", "a dog"])
@@ -45,7 +45,7 @@ async def test_the_sdk_reads_embeddings_in_both_encodings() -> None:
     assert len(packed.data[0].embedding) == 32
 
 
-async def test_the_sdk_sees_the_model_and_its_errors() -> None:
+async def test_sdk_lists_the_model_and_raises_its_errors() -> None:
     async with _sdk() as client:
         models = await client.models.list()
         with pytest.raises(openai.BadRequestError, match="exceeds the available context size"):

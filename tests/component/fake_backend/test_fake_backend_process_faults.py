@@ -30,7 +30,7 @@ async def _wait_until_gone(pid: int) -> None:
     await until(gone)
 
 
-async def test_sigterm_may_be_ignored_until_sigkill() -> None:
+async def test_sigterm_can_be_ignored_until_sigkill() -> None:
     async with fake(ignore_sigterm=True) as client:
         client.backend.signal(signal.SIGTERM)
         client.backend.signal(signal.SIGTERM)
@@ -39,7 +39,7 @@ async def test_sigterm_may_be_ignored_until_sigkill() -> None:
         assert await client.backend.wait_exit() == -signal.SIGKILL
 
 
-async def test_a_process_that_dies_while_it_loads_is_at_no_time_healthy() -> None:
+async def test_process_that_dies_while_loading_is_never_healthy() -> None:
     """Between the end of its load and its exit it was, for a moment: a mesh on a busy machine came up with it."""
     async with fake(exit_at_start=7, load_seconds=0.1) as client:
         statuses = set[int]()
@@ -50,7 +50,7 @@ async def test_a_process_that_dies_while_it_loads_is_at_no_time_healthy() -> Non
     assert statuses <= {503}
 
 
-async def test_a_grandchild_holds_the_pipes_and_outlives_the_process() -> None:
+async def test_grandchild_holds_the_pipes_and_outlives_the_process() -> None:
     async with fake(fork_grandchild=True) as client:
         grandchild = (await client.backend.state()).grandchild_pid
         assert grandchild is not None
@@ -62,7 +62,7 @@ async def test_a_grandchild_holds_the_pipes_and_outlives_the_process() -> None:
     await _wait_until_gone(grandchild)
 
 
-async def test_a_grandchild_may_leave_the_group_and_may_be_started_later() -> None:
+async def test_grandchild_can_leave_the_process_group_and_start_later() -> None:
     async with fake() as client:
         assert (await client.backend.state()).grandchild_pid is None
         await client.backend.set_behaviour(fork_grandchild=True, grandchild_setsid=True)
@@ -73,7 +73,7 @@ async def test_a_grandchild_may_leave_the_group_and_may_be_started_later() -> No
 
 
 @pytest.mark.slow("fills a pipe")
-async def test_stderr_is_flooded_until_somebody_reads_it() -> None:
+async def test_stderr_is_flooded_until_it_is_read() -> None:
     read_end, write_end = os.pipe()
     process = await asyncio.create_subprocess_exec(
         *fake_backend_command(stderr_flood_bytes=1_000_000),
@@ -102,7 +102,7 @@ def _read_bytes(descriptor: int, count: int) -> bytes:
     return bytes(received)
 
 
-async def test_the_fake_goes_with_the_process_that_started_it() -> None:
+async def test_fake_backend_exits_with_its_parent() -> None:
     parent_code = "import subprocess, sys, time; subprocess.Popen(sys.argv[1:]); time.sleep(60)"
     parent = await asyncio.create_subprocess_exec(
         *(sys.executable, "-S", "-c", parent_code, *fake_backend_command("--die-with-parent")),
@@ -118,7 +118,7 @@ async def test_the_fake_goes_with_the_process_that_started_it() -> None:
     await _wait_until_gone(child.pid)
 
 
-async def test_leaving_the_block_leaves_nothing_behind() -> None:
+async def test_leaving_the_block_leaves_no_process() -> None:
     async with fake("--parallel", "1", stall_after_tokens=0, ignore_sigterm=True) as client:
         request = asyncio.create_task(client.chat())
         await client.backend.wait_for_state(lambda state: state.active_requests == 1)

@@ -30,7 +30,7 @@ async def _chat(backend: FakeBackendProcess, request_id: str, **fields: Any) -> 
         await answer.read()
 
 
-async def test_a_request_is_written_down_when_it_begins_and_when_it_is_finished(tmp_path: Path) -> None:
+async def test_request_is_logged_at_start_and_end(tmp_path: Path) -> None:
     log = tmp_path / "requests.jsonl"
     async with run_fake_backend("--request-log", str(log)) as backend:
         await _chat(backend, "r1")
@@ -38,7 +38,7 @@ async def test_a_request_is_written_down_when_it_begins_and_when_it_is_finished(
     assert _lines(log) == [("begun", "r1"), ("finished", "r1")]
 
 
-async def test_a_request_whose_client_goes_away_is_written_down_as_cancelled(tmp_path: Path) -> None:
+async def test_request_of_a_disconnected_client_is_logged_as_cancelled(tmp_path: Path) -> None:
     log = tmp_path / "requests.jsonl"
     async with run_fake_backend("--request-log", str(log), stall_after_tokens=0) as backend:
         asking = asyncio.create_task(_chat(backend, "r1"))
@@ -48,7 +48,7 @@ async def test_a_request_whose_client_goes_away_is_written_down_as_cancelled(tmp
     assert _lines(log) == [("begun", "r1"), ("cancelled", "r1")]
 
 
-async def test_what_was_begun_is_known_of_a_fake_that_was_killed(tmp_path: Path) -> None:
+async def test_started_requests_of_a_killed_fake_are_in_the_log(tmp_path: Path) -> None:
     log = tmp_path / "requests.jsonl"
     async with run_fake_backend("--request-log", str(log), stall_after_tokens=0) as backend:
         asking = asyncio.create_task(_chat(backend, "r1"))

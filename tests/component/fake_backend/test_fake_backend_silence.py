@@ -12,7 +12,7 @@ from weft_testing.fake_backend.process import FakeBackendProcess
 pytestmark = pytest.mark.slow("starts fake engines")
 
 
-async def test_comments_keep_a_stalled_stream_warm() -> None:
+async def test_comments_keep_a_stalled_stream_alive() -> None:
     switches = {"stall_after_tokens": 1, "keepalive_comments": True}
     async with fake(**switches) as client, client.open_stream() as response:
         received = b""
@@ -21,14 +21,14 @@ async def test_comments_keep_a_stalled_stream_warm() -> None:
     assert b'finish_reason":"' not in received
 
 
-async def test_comments_flow_during_prefill_and_headers_come_at_once() -> None:
+async def test_comments_flow_during_prefill_and_headers_are_sent_immediately() -> None:
     async with fake(prefill_seconds=60, keepalive_comments=True) as client, client.open_stream() as response:
         received = await asyncio.wait_for(response.content.readany(), 5)
         assert received.startswith(b":\n\n")
         assert not received.replace(b":\n\n", b"")
 
 
-async def test_headers_may_be_slow() -> None:
+async def test_headers_can_be_delayed() -> None:
     async with fake(slow_headers_seconds=0.3) as client:
         started = time.monotonic()
         assert (await client.chat(stream=True)).status == 200
@@ -43,7 +43,7 @@ async def _cpu_seconds_of_a_prefill(backend: FakeBackendProcess, client: Client)
 
 
 @pytest.mark.slow("a prompt that takes a second")
-async def test_prefill_is_silent_and_uses_cpu_unless_it_is_idle() -> None:
+async def test_prefill_is_silent_and_uses_cpu_unless_idle() -> None:
     async with fake(prefill_seconds=0.8) as client:
         started = time.monotonic()
         busy = await _cpu_seconds_of_a_prefill(client.backend, client)
@@ -53,7 +53,7 @@ async def test_prefill_is_silent_and_uses_cpu_unless_it_is_idle() -> None:
     assert busy >= 0.05 > idle
 
 
-async def test_a_held_prefill_lasts_until_it_is_held_no_more() -> None:
+async def test_held_prefill_lasts_until_released() -> None:
     async with fake(prefill_held=True) as client:
         waiting = asyncio.create_task(client.chat())
         await client.backend.wait_for_state(lambda state: state.busy_slots == 1)

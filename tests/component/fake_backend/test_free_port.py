@@ -13,11 +13,11 @@ from weft_testing import free_port as module
 from weft_testing.free_port import FIRST_PORT, LAST_PORT, free_port, free_ports
 
 
-def test_a_port_is_below_those_that_the_kernel_gives_to_connections() -> None:
+def test_port_is_below_the_ephemeral_range() -> None:
     assert all(FIRST_PORT <= free_port() <= LAST_PORT for _ in range(20))
 
 
-def test_a_port_that_no_server_has_bound_yet_is_not_given_to_another_process() -> None:
+def test_unbound_reserved_port_is_not_given_to_another_process() -> None:
     """Two servers of one test were given the same port: the second to start found it taken."""
     program = "from weft_testing.free_port import free_port\nprint([free_port() for _ in range(200)])"
     asked = [subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) for _ in range(3)]
@@ -27,14 +27,14 @@ def test_a_port_that_no_server_has_bound_yet_is_not_given_to_another_process() -
     assert len(set(given)) == len(given) == 800
 
 
-def test_ports_in_a_row_are_all_free() -> None:
+def test_consecutive_ports_are_all_free() -> None:
     first = free_ports(5)
     sockets = [socket.create_server(("127.0.0.1", port)) for port in range(first, first + 5)]
     for each in sockets:
         each.close()
 
 
-def test_a_port_on_which_somebody_listens_is_not_given(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_port_in_use_is_not_returned(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     first = free_ports(3)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setattr(module, "FIRST_PORT", first)

@@ -36,7 +36,7 @@ async def the_model(path: str = "/v1/admin/models/qwen", **ports: Any) -> Any:
         return body_of(await gateway.request("GET", path))
 
 
-async def test_a_model_shows_definition_state_queue_replicas_capabilities_and_constraints() -> None:
+async def test_model_document_has_definition_state_queue_replicas_capabilities_and_constraints() -> None:
     found = await the_model()
     assert (found["name"], found["state"]) == ("qwen", "ready")
     assert found["definition"] == {
@@ -73,13 +73,13 @@ async def test_a_model_shows_definition_state_queue_replicas_capabilities_and_co
     assert found["constraints"]["quantizations"] == ["q4_k_m", "q8_0"]
 
 
-async def test_the_list_has_one_row_for_each_public_name() -> None:
+async def test_list_has_one_row_per_public_name() -> None:
     found = await the_model("/v1/admin/models")
     assert found["kind"] == "AdminModelList"
     assert [one["name"] for one in found["items"]] == ["qwen"]
 
 
-async def test_the_list_has_the_engines_of_models_that_are_not_published() -> None:
+async def test_list_includes_engines_of_unpublished_models() -> None:
     said = described()
     said["r1"]["left"] = runner_service_pb2.InstanceDescription(model="left", process_id=7, restart_count=1)
     said["r1"]["ended"] = runner_service_pb2.InstanceDescription(model="ended")
@@ -88,24 +88,24 @@ async def test_the_list_has_the_engines_of_models_that_are_not_published() -> No
     assert "unowned" not in await the_model("/v1/admin/models")
 
 
-async def test_a_member_is_found_by_its_own_name_too() -> None:
+async def test_pool_member_is_found_by_its_own_name() -> None:
     assert (await the_model("/v1/admin/models/qwen-2"))["name"] == "qwen"
 
 
-async def test_a_router_that_cannot_be_asked_costs_only_the_queue() -> None:
+async def test_unreachable_router_omits_only_the_queue() -> None:
     found = await the_model(queues=ScriptedQueues(failure=WeftError(Reason.SERVICE_UNAVAILABLE, "gone")))
     assert "queue" not in found
     assert found["replicas"]["total"] == 2
 
 
-async def test_a_runner_that_does_not_answer_costs_only_what_it_alone_knows() -> None:
+async def test_unresponsive_runner_omits_only_its_own_details() -> None:
     found = await the_model(instances=ScriptedInstances())
     assert found["constraints"] == {"parameters": [], "quantizations": []}
     assert found["capabilities"]["cacheIsolation"] == []
     assert found["replicas"]["members"][0]["memory"]["leasedBytes"] == 5 * GIB
 
 
-async def test_an_image_model_says_so() -> None:
+async def test_image_model_is_reported_as_such() -> None:
     said = described()
     said["r1"]["qwen"].vision_input = True
     said["r1"]["qwen"].cache_isolation = runner_service_pb2.CACHE_ISOLATION_UNSPECIFIED
@@ -114,13 +114,13 @@ async def test_an_image_model_says_so() -> None:
     assert found["capabilities"]["cacheIsolation"] == []
 
 
-async def test_an_unknown_model_is_not_found() -> None:
+async def test_unknown_model_returns_404() -> None:
     async with serving(fleet=FixedFleet(two_replicas()), admin=admin_ports()) as gateway:
         found = body_of(await gateway.request("GET", "/v1/admin/models/nobody"), 404)
     assert found["error"]["code"] == "model_not_found"
 
 
-async def test_memory_shows_hosts_and_what_models_take() -> None:
+async def test_memory_shows_hosts_and_model_usage() -> None:
     operations = ScriptedOperations()
     async with serving(fleet=FixedFleet(two_replicas()), admin=admin_ports(operations)) as gateway:
         found = body_of(await gateway.request("GET", "/v1/admin/gpu-memory?host=titan"))
@@ -151,7 +151,7 @@ async def test_memory_shows_hosts_and_what_models_take() -> None:
         ("/v1/admin/models", {"source": "hf:acme/tiny:Q4_K_M", "quantization": "q2_k"}),
     ],
 )
-async def test_a_quantization_that_a_load_cannot_have_is_refused_at_once(path: str, body: Mapping[str, str]) -> None:
+async def test_unsupported_quantization_of_a_load_is_rejected_immediately(path: str, body: Mapping[str, str]) -> None:
     """It was accepted, and its operation failed."""
     operations = ScriptedOperations()
     async with serving(
@@ -174,7 +174,7 @@ async def test_the_context_of_a_refused_load_by_source_has_the_name_in_the_body(
             assert refused["error"]["param"] == field
 
 
-async def test_a_load_is_accepted_as_an_operation() -> None:
+async def test_load_is_accepted_as_an_operation() -> None:
     operations = ScriptedOperations()
     body = {
         "contextTokens": 8192,
@@ -210,7 +210,7 @@ async def test_a_load_is_accepted_as_an_operation() -> None:
     assert parameters["p_min"].number == 0.5
 
 
-async def test_an_unload_needs_no_body_and_each_call_is_one_of_its_own() -> None:
+async def test_unload_needs_no_body_and_each_call_creates_an_operation() -> None:
     operations = ScriptedOperations()
     async with serving(admin=admin_ports(operations)) as gateway:
         for _ in range(2):
@@ -219,7 +219,7 @@ async def test_an_unload_needs_no_body_and_each_call_is_one_of_its_own() -> None
     assert operations.created[0].request_id != operations.created[1].request_id
 
 
-async def test_a_flush_names_its_scope() -> None:
+async def test_flush_passes_its_scope() -> None:
     operations = ScriptedOperations()
     async with serving(admin=admin_ports(operations)) as gateway:
         body = b'{"scope":"tag","tag":"session-1","tenant":"acme","model":"tiny"}'
@@ -254,7 +254,7 @@ async def test_a_flush_names_its_scope() -> None:
         ("cache/flush", {"scope": "tag", "tag": "x" * 65}, "tag"),
     ],
 )
-async def test_what_cannot_be_is_refused_by_its_field(path: str, body: dict[str, Any], param: str) -> None:
+async def test_invalid_value_is_rejected_and_error_names_the_field(path: str, body: dict[str, Any], param: str) -> None:
     operations = ScriptedOperations()
     async with serving(admin=admin_ports(operations)) as gateway:
         found = body_of(await gateway.request("POST", f"/v1/admin/{path}", json.dumps(body).encode()), 400)
@@ -263,7 +263,7 @@ async def test_what_cannot_be_is_refused_by_its_field(path: str, body: dict[str,
 
 
 @pytest.mark.parametrize("key", ["a b", "a:b", "x" * 129])
-async def test_a_key_that_is_no_safe_id_is_refused(key: str) -> None:
+async def test_unsafe_idempotency_key_is_rejected(key: str) -> None:
     async with serving(admin=admin_ports()) as gateway:
         raw = await gateway.request("POST", "/v1/admin/models/tiny/unload", headers={"Idempotency-Key": key})
     assert body_of(raw, 400)["error"]["param"] == "Idempotency-Key"
@@ -279,13 +279,13 @@ async def test_a_key_that_is_no_safe_id_is_refused(key: str) -> None:
         (WeftError(Reason.SERVICE_UNAVAILABLE, "gone"), 503, "service_unavailable"),
     ],
 )
-async def test_what_the_registry_refuses_is_passed_on(failure: WeftError, status: int, code: str) -> None:
+async def test_registry_errors_are_passed_through(failure: WeftError, status: int, code: str) -> None:
     async with serving(admin=admin_ports(ScriptedOperations(failure=failure))) as gateway:
         found = body_of(await gateway.request("POST", "/v1/admin/models/tiny/unload"), status)
     assert found["error"]["code"] == code
 
 
-async def test_what_members_take_is_shown_as_their_runner_reports_it() -> None:
+async def test_member_capabilities_are_shown_as_reported_by_their_runner() -> None:
     view = two_replicas()
     state = view.runners["r1"].instances["qwen"]
     state.abilities.skills.extend([model_pb2.MODEL_SKILL_TEXT, model_pb2.MODEL_SKILL_AUDIO])
@@ -310,7 +310,7 @@ async def test_what_members_take_is_shown_as_their_runner_reports_it() -> None:
     ],
 )
 @pytest.mark.parametrize("name", ["qwen", "qwen-2"])
-async def test_a_load_with_a_parameter_that_no_engine_takes_is_refused_before_it_becomes_an_operation(
+async def test_load_parameter_no_engine_supports_is_rejected_before_an_operation_is_created(
     body: dict[str, Any], field: str, words: str, name: str
 ) -> None:
     operations = ScriptedOperations()

@@ -16,7 +16,7 @@ def body_of(response: RawResponse, status: int = 200) -> Any:
     return json.loads(response.body)
 
 
-async def test_operations_are_listed_a_page_at_a_time() -> None:
+async def test_operations_are_listed_in_pages() -> None:
     operations = ScriptedOperations()
     async with serving(admin=admin_ports(operations)) as gateway:
         found = body_of(await gateway.request("GET", "/v1/admin/operations?pageSize=5&pageToken=1&unfinished=1"))
@@ -28,7 +28,7 @@ async def test_operations_are_listed_a_page_at_a_time() -> None:
     assert operations.asked == [("list", 5, "1", True)]
 
 
-async def test_one_operation_is_its_document() -> None:
+async def test_get_returns_one_operation() -> None:
     operations = ScriptedOperations()
     async with serving(admin=admin_ports(operations)) as gateway:
         found = body_of(await gateway.request("GET", "/v1/admin/operations/op-1"))
@@ -40,7 +40,7 @@ async def test_one_operation_is_its_document() -> None:
     assert operations.asked == [("get", "operations/op-1")]
 
 
-async def test_a_watch_streams_every_change_and_ends_with_the_operation() -> None:
+async def test_watch_streams_every_change_and_ends_with_the_operation() -> None:
     async with serving(admin=admin_ports()) as gateway:
         raw = await gateway.request("GET", "/v1/admin/operations/op-1?watch=1")
     assert raw.headers["content-type"].startswith("text/event-stream")
@@ -48,7 +48,7 @@ async def test_a_watch_streams_every_change_and_ends_with_the_operation() -> Non
     assert states == ["running", "succeeded"]
 
 
-async def test_a_watch_that_has_ended_is_a_whole_answer_and_not_one_that_broke_off() -> None:
+async def test_finished_watch_is_a_complete_chunked_response() -> None:
     async with serving(admin=admin_ports()) as gateway, gateway.connection() as (reader, writer):
         host = f"127.0.0.1:{gateway.service.port}"
         writer.write(head("GET /v1/admin/operations/op-1?watch=1 HTTP/1.1", {"Host": host, "Connection": "close"}))
@@ -57,7 +57,7 @@ async def test_a_watch_that_has_ended_is_a_whole_answer_and_not_one_that_broke_o
     assert raw.endswith(b"\r\n0\r\n\r\n"), "the last chunk is missing"
 
 
-async def test_an_operation_is_cancelled_in_the_name_of_whoever_asks() -> None:
+async def test_cancel_is_attributed_to_the_caller() -> None:
     operations = ScriptedOperations()
     async with serving(admin=admin_ports(operations)) as gateway:
         found = body_of(await gateway.request("DELETE", "/v1/admin/operations/op-1", headers={"X-Tenant-ID": "acme"}))
@@ -65,7 +65,7 @@ async def test_an_operation_is_cancelled_in_the_name_of_whoever_asks() -> None:
     assert operations.asked == [("cancel", "operations/op-1", "http:acme")]
 
 
-async def test_the_audit_is_read_from_where_one_left_off() -> None:
+async def test_audit_read_resumes_from_a_position() -> None:
     operations = ScriptedOperations()
     async with serving(admin=admin_ports(operations)) as gateway:
         found = body_of(await gateway.request("GET", "/v1/admin/audit?after=7&pageSize=10"))
@@ -73,7 +73,7 @@ async def test_the_audit_is_read_from_where_one_left_off() -> None:
     assert operations.asked == [("audit", 7, 10)]
 
 
-async def test_the_audit_can_be_read_after_nothing() -> None:
+async def test_audit_read_accepts_position_zero() -> None:
     operations = ScriptedOperations()
     async with serving(admin=admin_ports(operations)) as gateway:
         body_of(await gateway.request("GET", "/v1/admin/audit?after=0"))
@@ -93,7 +93,7 @@ async def test_the_audit_can_be_read_after_nothing() -> None:
         ("audit?from=1", "from"),
     ],
 )
-async def test_a_wrong_query_is_refused_by_its_name(path: str, param: str) -> None:
+async def test_invalid_query_parameter_is_rejected_by_name(path: str, param: str) -> None:
     operations = ScriptedOperations()
     async with serving(admin=admin_ports(operations)) as gateway:
         found = body_of(await gateway.request("GET", f"/v1/admin/{path}"), 400)
@@ -101,7 +101,7 @@ async def test_a_wrong_query_is_refused_by_its_name(path: str, param: str) -> No
     assert operations.asked == []
 
 
-async def test_an_operation_that_is_not_there_is_not_found() -> None:
+async def test_unknown_operation_returns_404() -> None:
     failure = WeftError(Reason.NOT_FOUND, "there is no such operation")
     async with serving(admin=admin_ports(ScriptedOperations(failure=failure))) as gateway:
         plain = body_of(await gateway.request("GET", "/v1/admin/operations/op-9"), 404)
@@ -109,12 +109,12 @@ async def test_an_operation_that_is_not_there_is_not_found() -> None:
     assert plain["error"]["code"] == watched["error"]["code"] == "not_found"
 
 
-async def test_without_admin_ports_there_is_no_such_path() -> None:
+async def test_path_does_not_exist_without_admin_ports() -> None:
     async with serving() as gateway:
         assert (await gateway.request("GET", "/v1/admin/operations")).status == 404
 
 
-async def test_a_lease_is_released_in_the_name_of_whoever_asks() -> None:
+async def test_lease_release_is_attributed_to_the_caller() -> None:
     operations = ScriptedOperations()
     async with serving(admin=admin_ports(operations)) as gateway:
         found = body_of(await gateway.request("DELETE", "/v1/admin/leases/lease-1", headers={"X-Tenant-ID": "acme"}))
@@ -129,7 +129,7 @@ async def test_a_lease_is_released_in_the_name_of_whoever_asks() -> None:
     assert "weft unload qwen" in refused["error"]["message"]
 
 
-async def test_an_operation_belongs_to_the_trace_of_the_request_that_asks_for_it() -> None:
+async def test_operation_joins_the_trace_of_its_request() -> None:
     operations, span = ScriptedOperations(), "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
     async with serving(admin=admin_ports(operations)) as gateway:
         for headers in ({"traceparent": span}, {"traceparent": "nonsense"}, {}):

@@ -51,7 +51,7 @@ def fleet() -> FixedFleet:
         ("/api/embed", {"input": "hi"}),
     ],
 )
-async def test_a_request_for_an_alias_is_dispatched_to_what_it_means(
+async def test_request_for_an_alias_is_dispatched_to_its_target(
     path: str, body: dict[str, Any], given: str, tenant: str, meant: tuple[str, str]
 ) -> None:
     headers = {"x-tenant-id": tenant} if tenant else {}
@@ -61,7 +61,7 @@ async def test_a_request_for_an_alias_is_dispatched_to_what_it_means(
         assert found == [meant]
 
 
-async def test_ollamas_clients_may_add_a_tag_to_an_alias() -> None:
+async def test_ollama_client_can_append_a_tag_to_an_alias() -> None:
     async with serving(ScriptedDispatcher(), fleet=fleet()) as gateway:
         body = {"model": "gpt-4o:latest", "messages": MESSAGES, "stream": False}
         await gateway.request("POST", "/api/chat", json.dumps(body).encode())
@@ -69,7 +69,7 @@ async def test_ollamas_clients_may_add_a_tag_to_an_alias() -> None:
 
 
 @pytest.mark.parametrize(("tenant", "meant"), [("team-b", "tiny"), ("team-a", "small")])
-async def test_lists_have_the_exact_aliases_of_the_caller_and_no_pattern(tenant: str, meant: str) -> None:
+async def test_lists_include_the_exact_aliases_of_the_caller_but_no_patterns(tenant: str, meant: str) -> None:
     async with serving(fleet=fleet()) as gateway:
         headers = {"x-tenant-id": tenant}
         listed = json.loads((await gateway.request("GET", "/v1/models", headers=headers)).body)["data"]
@@ -79,7 +79,7 @@ async def test_lists_have_the_exact_aliases_of_the_caller_and_no_pattern(tenant:
         assert {each["name"] for each in tags} == set(found)
 
 
-async def test_a_name_that_a_pattern_stands_for_is_shown_under_that_name() -> None:
+async def test_name_matched_by_a_pattern_is_shown_under_that_name() -> None:
     async with serving(fleet=fleet()) as gateway:
         shown = json.loads((await gateway.request("GET", "/v1/models/claude-opus-4")).body)
         assert (shown["id"], shown["meta"]["alias_of"]) == ("claude-opus-4", "tiny")

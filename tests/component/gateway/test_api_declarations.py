@@ -38,7 +38,7 @@ def error_of(response: RawResponse, status: int) -> dict[str, str]:
     return error
 
 
-async def test_an_apply_says_what_it_did_for_each_document() -> None:
+async def test_apply_reports_an_outcome_per_document() -> None:
     registry = ScriptedRegistry()
     documents = [
         AGENT,
@@ -66,7 +66,7 @@ async def test_an_apply_says_what_it_did_for_each_document() -> None:
     ("query", "dry_run", "adopt"),
     [("", False, False), ("?dryRun=true", True, False), ("?dryRun=0&adopt=1", False, True)],
 )
-async def test_a_yaml_stream_is_applied_as_one(query: str, dry_run: bool, adopt: bool) -> None:
+async def test_yaml_stream_is_applied_as_one_request(query: str, dry_run: bool, adopt: bool) -> None:
     registry = ScriptedRegistry()
     async with serving(registry=registry) as gateway:
         response = await gateway.request("POST", APPLY + query, TWO_DOCUMENTS, YAML)
@@ -77,7 +77,7 @@ async def test_a_yaml_stream_is_applied_as_one(query: str, dry_run: bool, adopt:
     assert registry.asked == [("apply", ["model/tiny", "agent/writer"], dry_run, adopt)]
 
 
-async def test_what_a_list_answers_can_be_applied_again() -> None:
+async def test_list_response_can_be_applied_again() -> None:
     async with serving() as gateway:
         listed = json.loads((await gateway.request("GET", "/api/v1/models")).body)
         response = await gateway.request("POST", APPLY, encoded({"documents": listed["items"]}))
@@ -118,7 +118,7 @@ async def test_what_a_list_answers_can_be_applied_again() -> None:
         (b'{"documents":' + b"[" * 100 + b"]" * 100 + b"}", "malformed_request", None),
     ],
 )
-async def test_a_wrong_json_body_is_named_and_applied_not_at_all(body: bytes, code: str, param: str | None) -> None:
+async def test_invalid_json_body_is_reported_and_not_applied(body: bytes, code: str, param: str | None) -> None:
     registry = ScriptedRegistry()
     async with serving(registry=registry) as gateway:
         error = error_of(await gateway.request("POST", APPLY, body), 400)
@@ -141,7 +141,7 @@ async def test_a_wrong_json_body_is_named_and_applied_not_at_all(body: bytes, co
         (b"kind: !!python/object/apply:os.system [id]\n", "document 1"),
     ],
 )
-async def test_a_wrong_yaml_body_is_named_and_applied_not_at_all(body: bytes, part: str) -> None:
+async def test_invalid_yaml_body_is_reported_and_not_applied(body: bytes, part: str) -> None:
     registry = ScriptedRegistry()
     async with serving(registry=registry) as gateway:
         headers = {**YAML, "Content-Length": str(len(body))}
@@ -154,7 +154,7 @@ async def test_a_wrong_yaml_body_is_named_and_applied_not_at_all(body: bytes, pa
     "media_type", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data", "text/yaml", ""]
 )
 @pytest.mark.parametrize(("method", "path"), [("POST", APPLY), ("PUT", "/api/v1/agents/writer")])
-async def test_what_a_form_can_send_is_refused(media_type: str, method: str, path: str) -> None:
+async def test_form_content_types_are_rejected(media_type: str, method: str, path: str) -> None:
     registry = ScriptedRegistry()
     async with serving(registry=registry) as gateway:
         response = await gateway.request(method, path, encoded({"documents": [AGENT]}), {"Content-Type": media_type})
@@ -162,7 +162,7 @@ async def test_what_a_form_can_send_is_refused(media_type: str, method: str, pat
     assert registry.asked == []
 
 
-async def test_a_body_above_the_limit_is_413() -> None:
+async def test_body_over_the_limit_returns_413() -> None:
     async with serving(config=GatewayConfig(port=0, max_body_bytes=1000)) as gateway:
         response = await gateway.request("POST", APPLY, b"#" * 1001, YAML)
     assert error_of(response, 413)["code"] == "request_too_large"
@@ -172,7 +172,7 @@ async def test_a_body_above_the_limit_is_413() -> None:
     ("query", "param"), [("?dryrun=1", "dryrun"), ("?dryRun=yes", "dryRun"), ("?adopt=1&adopt=0", "adopt")]
 )
 @pytest.mark.parametrize(("method", "path"), [("POST", APPLY), ("PUT", "/api/v1/agents/writer")])
-async def test_a_mistyped_option_changes_nothing(query: str, param: str, method: str, path: str) -> None:
+async def test_misspelled_option_changes_nothing(query: str, param: str, method: str, path: str) -> None:
     registry = ScriptedRegistry()
     async with serving(registry=registry) as gateway:
         error = error_of(
@@ -182,7 +182,7 @@ async def test_a_mistyped_option_changes_nothing(query: str, param: str, method:
     assert registry.asked == []
 
 
-async def test_options_of_a_json_apply_are_in_its_body() -> None:
+async def test_json_apply_reads_options_from_its_body() -> None:
     async with serving() as gateway:
         response = await gateway.request("POST", f"{APPLY}?dryRun=1", encoded({"documents": [AGENT]}))
     assert error_of(response, 400)["param"] == "dryRun"
@@ -198,7 +198,7 @@ async def test_options_of_a_json_apply_are_in_its_body() -> None:
         (WeftError(Reason.SERVICE_UNAVAILABLE, "the registry cannot be reached"), 503, "service_unavailable"),
     ],
 )
-async def test_what_the_registry_refuses_has_its_status(failure: WeftError, status: int, code: str) -> None:
+async def test_registry_error_has_its_status(failure: WeftError, status: int, code: str) -> None:
     async with serving(registry=ScriptedRegistry(failure=failure)) as gateway:
         applied = await gateway.request("POST", APPLY, encoded({"documents": [AGENT]}))
         put = await gateway.request("PUT", "/api/v1/agents/writer", encoded(AGENT))
@@ -208,7 +208,7 @@ async def test_what_the_registry_refuses_has_its_status(failure: WeftError, stat
         assert ("retry-after" in response.headers) is (status in {429, 503})
 
 
-async def test_a_put_creates_and_then_changes_nothing() -> None:
+async def test_first_put_creates_and_a_repeat_changes_nothing() -> None:
     registry = ScriptedRegistry()
     async with serving(registry=registry) as gateway:
         created = await gateway.request("PUT", "/api/v1/agents/writer", encoded(AGENT))
@@ -235,7 +235,7 @@ async def test_a_put_creates_and_then_changes_nothing() -> None:
         (b"kind: agent\nname: writer\nmodel: m\n---\nkind: model\nname: m\n", YAML, "malformed_request", None),
     ],
 )
-async def test_a_put_takes_the_one_document_of_its_path(
+async def test_put_accepts_only_the_document_named_in_its_path(
     body: bytes, headers: dict[str, str], code: str, param: str | None
 ) -> None:
     registry = ScriptedRegistry()
@@ -246,6 +246,6 @@ async def test_a_put_takes_the_one_document_of_its_path(
 
 
 @pytest.mark.parametrize("path", ["/api/v1/runners/titan", "/api/v1/pools/chat"])
-async def test_runners_and_pools_are_not_put(path: str) -> None:
+async def test_put_of_runners_and_pools_is_rejected(path: str) -> None:
     async with serving() as gateway:
         error_of(await gateway.request("PUT", path, encoded({"kind": "runner", "name": "titan"})), 405)

@@ -60,7 +60,7 @@ async def test_events_are_listed_oldest_first() -> None:
         ("follow=1", "follow"),
     ],
 )
-async def test_a_wrong_query_is_named(query: str, param: str) -> None:
+async def test_invalid_query_parameter_is_reported(query: str, param: str) -> None:
     registry = ScriptedRegistry()
     async with serving(registry=registry) as gateway:
         error = error_of(await gateway.request("GET", f"{EVENTS}?{query}"), 400)
@@ -68,7 +68,7 @@ async def test_a_wrong_query_is_named(query: str, param: str) -> None:
     assert registry.asked == []
 
 
-async def test_a_watch_sends_each_event_as_it_happens_and_comments_between() -> None:
+async def test_watch_sends_each_event_immediately_and_comments_between() -> None:
     gate = asyncio.Event()
     registry = ScriptedRegistry(watch_steps=[event(1), gate, event(2), asyncio.Event()])
     async with serving(registry=registry, config=QUICK) as gateway, gateway.connection() as (reader, writer):
@@ -85,7 +85,7 @@ async def test_a_watch_sends_each_event_as_it_happens_and_comments_between() -> 
     assert registry.asked == [("watch", WatchEventsRequest(kind="model", name="tiny"))]
 
 
-async def test_a_caller_that_leaves_ends_the_watch() -> None:
+async def test_client_disconnect_ends_the_watch() -> None:
     registry = ScriptedRegistry(watch_steps=[event(1), asyncio.Event()])
     async with serving(registry=registry) as gateway:
         async with gateway.connection() as (reader, writer):
@@ -94,7 +94,7 @@ async def test_a_caller_that_leaves_ends_the_watch() -> None:
         await registry.was_closed.wait()
 
 
-async def test_a_refusal_before_the_first_event_is_a_status() -> None:
+async def test_error_before_the_first_event_is_a_status() -> None:
     failure = WeftError(Reason.SERVICE_UNAVAILABLE, "the registry cannot be reached")
     async with serving(registry=ScriptedRegistry(failure=failure)) as gateway:
         response = await gateway.request("GET", WATCH)
@@ -106,7 +106,7 @@ async def test_a_refusal_before_the_first_event_is_a_status() -> None:
     ("failure", "code"),
     [(WeftError(Reason.WATCH_LAGGED, "read faster"), "watch_lagged"), (ZeroDivisionError("a bug"), "internal")],
 )
-async def test_a_failure_after_an_event_is_the_last_event(failure: Exception, code: str) -> None:
+async def test_error_after_an_event_is_the_last_event(failure: Exception, code: str) -> None:
     async with serving(registry=ScriptedRegistry(watch_steps=[event(1), failure])) as gateway:
         response = await gateway.request("GET", WATCH)
     assert response.status == 200
@@ -119,7 +119,7 @@ async def open_watch(reader: asyncio.StreamReader, writer: asyncio.StreamWriter)
     await reader.readuntil(b"}\n\n")
 
 
-async def test_one_watch_too_many_is_429_until_another_ends() -> None:
+async def test_watch_over_the_limit_returns_429_until_another_ends() -> None:
     registry = ScriptedRegistry(watch_steps=[event(1), asyncio.Event()])
     config = GatewayConfig(port=0, max_event_watches=1)
     async with serving(registry=registry, config=config) as gateway:
@@ -134,7 +134,7 @@ async def test_one_watch_too_many_is_429_until_another_ends() -> None:
     assert refused.headers["retry-after"]
 
 
-async def test_a_watch_does_not_hold_up_the_gateways_end() -> None:
+async def test_watch_does_not_delay_gateway_shutdown() -> None:
     registry = ScriptedRegistry(watch_steps=[event(1), asyncio.Event()])
     async with serving(registry=registry) as gateway, gateway.connection() as (reader, writer):
         await open_watch(reader, writer)

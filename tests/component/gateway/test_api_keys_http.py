@@ -89,7 +89,7 @@ async def ask(
 
 
 @pytest.mark.parametrize(("method", "path"), [("GET", PATH), ("POST", PATH), ("DELETE", f"{PATH}/abc000000000")])
-async def test_where_nobody_needs_a_key_nobody_makes_one_over_http(method: str, path: str) -> None:
+async def test_keys_cannot_be_created_over_http_if_auth_is_disabled(method: str, path: str) -> None:
     keys = ScriptedKeys()
     async with serving(api_keys=keys) as gateway:
         assert (await gateway.request(method, path)).status == 404
@@ -116,7 +116,7 @@ async def test_keys_are_listed_without_secrets() -> None:
     }
 
 
-async def test_a_new_key_is_shown_once_is_not_to_be_kept_by_caches_and_stands_in_no_log() -> None:
+async def test_new_key_is_returned_once_uncacheable_and_never_logged() -> None:
     keys = ScriptedKeys()
     wish = {"description": "notebook", "tenant": "team-a", "scopes": ["models:view"], "lifetimeSeconds": 3600}
     with structlog.testing.capture_logs() as lines:
@@ -135,7 +135,7 @@ async def test_a_new_key_is_shown_once_is_not_to_be_kept_by_caches_and_stands_in
     assert (line["id"], line["by"]) == ("new000000000", "key:maker0000000")
 
 
-async def test_a_key_is_revoked_and_rotated_with_and_without_a_grace() -> None:
+async def test_key_is_revoked_and_rotated_with_and_without_a_grace_period() -> None:
     keys = ScriptedKeys()
     async with serving(keys=Ring(), api_keys=keys) as gateway:
         answer, found = await ask(gateway, "editor000000", "DELETE", f"{PATH}/abc000000000")
@@ -166,7 +166,7 @@ async def test_a_key_is_revoked_and_rotated_with_and_without_a_grace() -> None:
         ("clerk0000000", "POST", f"{PATH}/strong000000/rotate", None, "models:create"),
     ],
 )
-async def test_nobody_does_or_gives_more_than_their_key_may(
+async def test_key_cannot_exceed_or_grant_more_than_its_own_scopes(
     holder: str, method: str, path: str, body: object, scope: str
 ) -> None:
     keys = ScriptedKeys(keys={"abc000000000": known(), "strong000000": known("strong000000", "models:*")})
@@ -195,7 +195,7 @@ async def test_nobody_does_or_gives_more_than_their_key_may(
         (f"{PATH}?dryRun=1", {"scopes": ["models:view"]}, "dryRun"),
     ],
 )
-async def test_what_is_wrong_is_refused_by_name(path: str, body: object, param: str) -> None:
+async def test_invalid_field_is_rejected_by_name(path: str, body: object, param: str) -> None:
     keys = ScriptedKeys()
     async with serving(keys=Ring(), api_keys=keys) as gateway:
         answer, found = await ask(gateway, "admin0000000", "POST", path, body)

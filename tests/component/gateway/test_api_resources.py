@@ -43,13 +43,13 @@ def error_of(response: RawResponse, status: int) -> dict[str, object]:
 
 
 @pytest.mark.parametrize("path", READS)
-async def test_every_read_answers_json_with_a_kind(path: str) -> None:
+async def test_every_read_returns_json_with_a_kind(path: str) -> None:
     async with serving() as gateway:
         found = body_of(await gateway.request("GET", path))
     assert found["kind"]
 
 
-async def test_one_resource_is_its_document() -> None:
+async def test_get_returns_one_resource() -> None:
     async with serving() as gateway:
         model = body_of(await gateway.request("GET", "/api/v1/models/tiny"))
         coder = body_of(await gateway.request("GET", "/api/v1/agents/coder"))
@@ -58,7 +58,7 @@ async def test_one_resource_is_its_document() -> None:
     assert coder["defaultParams"] == {"temperature": 0.2, "stop": [], "logit_bias": {}}
 
 
-async def test_members_tell_size_and_every_member_whole() -> None:
+async def test_members_response_has_the_size_and_each_full_member() -> None:
     async with serving() as gateway:
         found = body_of(await gateway.request("GET", "/api/v1/models/tiny/members"))
     members = found.pop("members")
@@ -74,7 +74,7 @@ async def test_members_tell_size_and_every_member_whole() -> None:
     assert [(member["kind"], member["name"]) for member in members] == [("model", "tiny"), ("model", "small")]
 
 
-async def test_a_list_is_read_page_by_page() -> None:
+async def test_list_is_read_in_pages() -> None:
     registry = ScriptedRegistry()
     names: list[str] = []
     async with serving(registry=registry) as gateway:
@@ -91,7 +91,7 @@ async def test_a_list_is_read_page_by_page() -> None:
     assert registry.asked[0] == ("list", ResourceKind.MODEL, 1, "")
 
 
-async def test_a_list_of_models_or_agents_takes_a_selector() -> None:
+async def test_model_and_agent_lists_accept_a_selector() -> None:
     registry = ScriptedRegistry()
     async with serving(registry=registry) as gateway:
         for plural in ("models", "agents"):
@@ -121,20 +121,20 @@ async def test_a_list_of_models_or_agents_takes_a_selector() -> None:
         ("x" * 500 + "=1", "x" * 64),
     ],
 )
-async def test_a_wrong_query_parameter_is_named(query: str, param: str) -> None:
+async def test_invalid_query_parameter_is_reported(query: str, param: str) -> None:
     async with serving() as gateway:
         error = error_of(await gateway.request("GET", f"/api/v1/models?{query}"), 400)
     assert (error["code"], error["param"]) == ("invalid_argument", param)
 
 
 @pytest.mark.parametrize("query", ["pageToken=%ff", "&".join(f"a{index}=1" for index in range(17))])
-async def test_a_query_that_is_none_is_refused(query: str) -> None:
+async def test_malformed_query_is_rejected(query: str) -> None:
     async with serving() as gateway:
         assert error_of(await gateway.request("GET", f"/api/v1/models?{query}"), 400)["code"] == "malformed_request"
 
 
 @pytest.mark.parametrize("path", [path for path in READS if path.count("/") > 3])
-async def test_single_reads_know_no_query(path: str) -> None:
+async def test_single_reads_accept_no_query(path: str) -> None:
     async with serving() as gateway:
         error = error_of(await gateway.request("GET", f"{path}?watch=1"), 400)
     assert error["param"] == "watch"
@@ -143,7 +143,7 @@ async def test_single_reads_know_no_query(path: str) -> None:
 @pytest.mark.parametrize(
     "name", ["-x", "a%20b", "..", "..%2f..%2fx", "agent/x", "%00", "a" * 129, "m%C3%B6del", "x%0d%0ax"]
 )
-async def test_a_hostile_name_never_reaches_the_registry(name: str) -> None:
+async def test_hostile_name_never_reaches_the_registry(name: str) -> None:
     registry = ScriptedRegistry()
     async with serving(registry=registry) as gateway:
         for method in ("GET", "DELETE"):
@@ -165,14 +165,14 @@ async def test_a_hostile_name_never_reaches_the_registry(name: str) -> None:
         (WeftError(Reason.DEADLINE_EXCEEDED, "too late"), 504, "deadline_exceeded"),
     ],
 )
-async def test_what_the_registry_refuses_has_its_status(path: str, failure: WeftError, status: int, code: str) -> None:
+async def test_registry_error_has_its_status(path: str, failure: WeftError, status: int, code: str) -> None:
     async with serving(registry=ScriptedRegistry(failure=failure)) as gateway:
         error = error_of(await gateway.request("GET", path), status)
     assert error["code"] == code
 
 
 @pytest.mark.parametrize("path", ["models/tiny", "agents/coder", "runners/titan"])
-async def test_a_delete_answers_204_without_a_body(path: str) -> None:
+async def test_delete_returns_204_without_a_body(path: str) -> None:
     registry = ScriptedRegistry()
     async with serving(registry=registry) as gateway:
         response = await gateway.request("DELETE", f"/api/v1/{path}")
@@ -182,7 +182,7 @@ async def test_a_delete_answers_204_without_a_body(path: str) -> None:
     assert registry.asked == [("delete", ResourceKind(kind), name)]
 
 
-async def test_a_forced_delete_says_so_to_the_registry_and_nothing_else_is_taken_for_a_flag() -> None:
+async def test_forced_delete_is_passed_to_the_registry_and_other_flag_values_are_rejected() -> None:
     registry = ScriptedRegistry()
     async with serving(registry=registry) as gateway:
         assert (await gateway.request("DELETE", "/api/v1/models/tiny?force=true")).status == 204
@@ -191,13 +191,13 @@ async def test_a_forced_delete_says_so_to_the_registry_and_nothing_else_is_taken
     assert registry.asked == [("delete", ResourceKind.MODEL, "tiny", "force")]
 
 
-async def test_a_pool_cannot_be_deleted() -> None:
+async def test_pool_cannot_be_deleted() -> None:
     async with serving() as gateway:
         error = error_of(await gateway.request("DELETE", "/api/v1/pools/chat"), 405)
     assert error["code"] == "method_not_allowed"
 
 
-async def test_a_model_that_an_agent_points_to_is_409() -> None:
+async def test_deleting_a_model_referenced_by_an_agent_returns_409() -> None:
     failure = WeftError(Reason.RESOURCE_IN_USE, "agent coder points to model tiny; delete the agent first")
     async with serving(registry=ScriptedRegistry(failure=failure)) as gateway:
         response = await gateway.request("DELETE", "/api/v1/models/tiny")
@@ -206,14 +206,14 @@ async def test_a_model_that_an_agent_points_to_is_409() -> None:
     assert response.headers["x-should-retry"] == "false"
 
 
-async def test_the_gateways_own_page_may_change_things() -> None:
+async def test_page_of_the_gateway_can_make_changes() -> None:
     async with serving() as gateway:
         response = await gateway.request("DELETE", "/api/v1/models/tiny", headers={"Origin": gateway.service.url})
     assert response.status == 204
 
 
 @pytest.mark.parametrize("name", ["org/tiny", "org%2Ftiny"])
-async def test_the_owner_in_a_models_name_may_be_written_with_a_slash_or_escaped(name: str) -> None:
+async def test_slash_in_a_model_name_can_be_literal_or_escaped(name: str) -> None:
     registry = ScriptedRegistry()
     async with serving(registry=registry, fleet=FixedFleet.of(model("org/tiny"))) as gateway:
         assert body_of(await gateway.request("GET", f"/v1/models/{name}"))["id"] == "org/tiny"
@@ -244,7 +244,7 @@ CHANGES = (
         {"Host": "mesh.lan", "Origin": "http://mesh.lan"},
     ],
 )
-async def test_no_page_of_another_origin_changes_anything(method: str, path: str, headers: dict[str, str]) -> None:
+async def test_cross_origin_pages_cannot_change_anything(method: str, path: str, headers: dict[str, str]) -> None:
     registry = ScriptedRegistry()
     config = GatewayConfig(port=0, allowed_hosts=frozenset({"mesh.lan"}))
     async with serving(registry=registry, config=config) as gateway:

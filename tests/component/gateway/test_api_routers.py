@@ -13,7 +13,7 @@ FIRST = RouterView(
 SECOND = RouterView(name="r2", incarnation="b", address="10.0.0.2:7071")
 
 
-async def test_routers_are_listed_by_name_with_the_one_that_leads() -> None:
+async def test_routers_are_listed_by_name_with_the_leader() -> None:
     routers = {each.name: each for each in (SECOND, FIRST)}
     async with serving(fleet=FixedFleet(FleetView(1, {}, {}, routers=routers))) as gateway:
         response = await gateway.request("GET", ROUTERS)
@@ -32,13 +32,13 @@ async def test_routers_are_listed_by_name_with_the_one_that_leads() -> None:
     }
 
 
-async def test_a_mesh_whose_routers_are_not_known_yet_lists_none() -> None:
+async def test_router_list_is_empty_while_routers_are_unknown() -> None:
     async with serving() as gateway:
         response = await gateway.request("GET", ROUTERS)
     assert json.loads(response.body) == {"kind": "RouterList", "items": []}
 
 
-async def test_a_parameter_that_is_not_there_is_refused_by_name() -> None:
+async def test_unknown_parameter_is_rejected_by_name() -> None:
     async with serving() as gateway:
         response = await gateway.request("GET", f"{ROUTERS}?nmae=r1")
     assert response.status == 400

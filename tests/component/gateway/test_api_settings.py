@@ -27,7 +27,7 @@ def error_of(response: RawResponse, status: int) -> tuple[object, object]:
     return error["code"], error["param"]
 
 
-async def test_what_is_set_is_told_and_set_anew() -> None:
+async def test_settings_are_read_and_updated() -> None:
     registry = ScriptedRegistry()
     async with serving(registry=registry) as gateway:
         assert body_of(await gateway.request("GET", PATH)) == {"allowCloudFallback": True}
@@ -38,7 +38,7 @@ async def test_what_is_set_is_told_and_set_anew() -> None:
     assert ("update settings", MeshSettings(allow_cloud_fallback=False)) in registry.asked
 
 
-async def test_the_journal_is_told_once_it_is_set_and_stays_where_it_is_left_out() -> None:
+async def test_journal_setting_is_shown_once_set_and_kept_if_omitted() -> None:
     async with serving(registry=ScriptedRegistry()) as gateway:
         put = await gateway.request("PUT", PATH, b'{"allowCloudFallback": true, "journal": "wait"}', headers=JSON)
         assert body_of(put) == {"allowCloudFallback": True, "journal": "wait"}
@@ -61,9 +61,7 @@ async def test_the_journal_is_told_once_it_is_set_and_stays_where_it_is_left_out
         (b"{", "malformed_request", None),
     ],
 )
-async def test_a_body_that_is_wrong_is_refused_by_name_and_changes_nothing(
-    body: bytes, code: str, param: str | None
-) -> None:
+async def test_invalid_body_is_rejected_by_name_and_changes_nothing(body: bytes, code: str, param: str | None) -> None:
     registry = ScriptedRegistry()
     async with serving(registry=registry) as gateway:
         assert error_of(await gateway.request("PUT", PATH, body, headers=JSON), 400) == (code, param)
@@ -72,7 +70,7 @@ async def test_a_body_that_is_wrong_is_refused_by_name_and_changes_nothing(
     assert registry.asked == []
 
 
-async def test_what_could_not_be_kept_is_not_told_as_set() -> None:
+async def test_failed_update_is_not_reported_as_set() -> None:
     registry = ScriptedRegistry(failure=WeftError(Reason.SERVICE_UNAVAILABLE, "the registry is away"))
     async with serving(registry=registry) as gateway:
         sent = await gateway.request("PUT", PATH, b'{"allowCloudFallback": false}', headers=JSON)
@@ -80,13 +78,13 @@ async def test_what_could_not_be_kept_is_not_told_as_set() -> None:
     assert registry.allow_cloud_fallback
 
 
-async def test_other_methods_are_not_there() -> None:
+async def test_other_methods_are_rejected() -> None:
     async with serving() as gateway:
         for method in ("POST", "DELETE", "PATCH"):
             assert (await gateway.request(method, PATH, b"{}", headers=JSON)).status == 405
 
 
-async def test_a_route_is_put_read_and_deleted_like_an_agent() -> None:
+async def test_route_supports_put_get_and_delete_like_an_agent() -> None:
     registry = ScriptedRegistry()
     document = {"candidates": ["tiny", "chat"], "budgetSeconds": 60, "keepAlive": "5m", "pinPrimary": True}
     async with serving(registry=registry) as gateway:

@@ -32,7 +32,7 @@ from weft.kernel.reasons import Reason
 FULL = WeftError(Reason.TOO_MANY_RESOURCES, "as many responses are kept as may be")
 
 
-async def test_it_is_answered_at_once_and_read_as_far_as_it_is() -> None:
+async def test_background_response_is_queued_immediately_and_readable_while_running() -> None:
     tasks, store = ScriptedTasks(), MemoryResponses()
     async with stage(tasks, store) as gateway:
         answer = await gateway.request("POST", PATH, asking(metadata={"a": "b"}))
@@ -59,7 +59,7 @@ async def test_it_is_answered_at_once_and_read_as_far_as_it_is() -> None:
     assert json.loads(store.kept[made["id"]].body) == done.to_dict()
 
 
-async def test_it_outlives_its_task() -> None:
+async def test_stored_response_outlives_its_task() -> None:
     tasks = ScriptedTasks(at_once=hello_pieces())
     async with stage(tasks) as gateway:
         made = await made_whole(gateway)
@@ -69,7 +69,7 @@ async def test_it_outlives_its_task() -> None:
         assert refusal(await followed(gateway, made["id"])) == (400, "stream")
 
 
-async def test_where_it_cannot_be_kept_it_is_read_from_its_task() -> None:
+async def test_response_is_read_from_its_task_while_it_cannot_be_stored() -> None:
     tasks, store = ScriptedTasks(at_once=hello_pieces()), MemoryResponses(save_failure=FULL)
     async with stage(tasks, store) as gateway:
         made = await made_whole(gateway)
@@ -80,7 +80,7 @@ async def test_where_it_cannot_be_kept_it_is_read_from_its_task() -> None:
         assert list(store.kept) == [made["id"]]
 
 
-async def test_one_that_failed_says_why() -> None:
+async def test_failed_response_has_its_reason() -> None:
     tasks = ScriptedTasks()
     async with stage(tasks) as gateway:
         made = await asked(gateway)
@@ -95,7 +95,7 @@ async def test_one_that_failed_says_why() -> None:
     assert streamed[-2]["response"] == answer
 
 
-async def test_one_that_nobody_began_in_time_failed() -> None:
+async def test_response_fails_with_queue_timeout_if_it_never_starts() -> None:
     tasks = ScriptedTasks()
     async with stage(tasks) as gateway:
         made = await asked(gateway)
@@ -106,7 +106,7 @@ async def test_one_that_nobody_began_in_time_failed() -> None:
 
 
 @pytest.mark.parametrize("begun", [False, True])
-async def test_it_is_cancelled_once_and_stays_so(begun: bool) -> None:
+async def test_cancel_is_idempotent_and_final(begun: bool) -> None:
     tasks, store = ScriptedTasks(), MemoryResponses()
     async with stage(tasks, store) as gateway:
         made = await asked(gateway)
@@ -124,7 +124,7 @@ async def test_it_is_cancelled_once_and_stays_so(begun: bool) -> None:
     assert ended.to_dict() == again.to_dict() == from_task.to_dict() == from_store.to_dict()
 
 
-async def test_one_that_came_to_another_end_is_not_cancelled() -> None:
+async def test_ended_response_cannot_be_cancelled() -> None:
     tasks = ScriptedTasks(at_once=hello_pieces())
     async with stage(tasks) as gateway:
         made = await asked(gateway)
@@ -136,7 +136,7 @@ async def test_one_that_came_to_another_end_is_not_cancelled() -> None:
     assert refusal(kept) == refusal(failed) == (400, "response_id")
 
 
-async def test_it_is_forgotten_with_its_task_and_not_before_its_end() -> None:
+async def test_delete_removes_response_and_task_only_after_the_end() -> None:
     tasks, store = ScriptedTasks(), MemoryResponses()
     async with stage(tasks, store) as gateway:
         made = await asked(gateway)
@@ -155,7 +155,7 @@ async def test_it_is_forgotten_with_its_task_and_not_before_its_end() -> None:
     assert (tasks.kept, store.kept) == ({}, {})
 
 
-async def test_one_whose_end_nobody_saw_is_forgotten_too() -> None:
+async def test_delete_works_for_a_failed_response_that_was_never_read() -> None:
     tasks = ScriptedTasks()
     async with stage(tasks) as gateway:
         made = await asked(gateway)
@@ -164,7 +164,7 @@ async def test_one_whose_end_nobody_saw_is_forgotten_too() -> None:
     assert tasks.kept == {}
 
 
-async def test_its_input_is_told_before_and_after_its_end() -> None:
+async def test_input_items_are_readable_before_and_after_the_end() -> None:
     tasks = ScriptedTasks(at_once=hello_pieces())
     async with stage(tasks) as gateway:
         first = await made_whole(gateway, input="one")
@@ -181,7 +181,7 @@ async def test_its_input_is_told_before_and_after_its_end() -> None:
     assert before == after
 
 
-async def test_one_at_its_end_is_continued_whether_anybody_saw_that_or_not() -> None:
+async def test_completed_response_can_be_continued_even_if_its_end_was_never_read() -> None:
     tasks, store = ScriptedTasks(), MemoryResponses()
     async with stage(tasks, store) as gateway:
         made = await asked(gateway, input="one")
@@ -202,7 +202,7 @@ async def test_one_at_its_end_is_continued_whether_anybody_saw_that_or_not() -> 
     assert set(store.kept) == {made["id"], second.id}
 
 
-async def test_one_that_failed_is_not_continued() -> None:
+async def test_failed_response_cannot_be_continued() -> None:
     tasks = ScriptedTasks()
     async with stage(tasks) as gateway:
         made = await asked(gateway)
@@ -215,7 +215,7 @@ async def test_one_that_failed_is_not_continued() -> None:
     assert refusal(unknown) == (404, "previous_response_id")
 
 
-async def test_an_item_of_one_at_its_end_is_named_by_its_id() -> None:
+async def test_items_of_a_completed_response_are_referenceable_by_id() -> None:
     tasks, store = ScriptedTasks(at_once=hello_pieces()), MemoryResponses()
     async with stage(tasks, store) as gateway:
         made = await made_whole(gateway)
@@ -230,7 +230,7 @@ async def test_an_item_of_one_at_its_end_is_named_by_its_id() -> None:
     assert refusal(gone) == (400, "input[0].id")
 
 
-async def test_another_tenant_finds_nothing() -> None:
+async def test_another_tenant_gets_404() -> None:
     other = {"X-Tenant-ID": "other"}
     tasks = ScriptedTasks()
     async with stage(tasks) as gateway:
@@ -242,7 +242,7 @@ async def test_another_tenant_finds_nothing() -> None:
     assert tasks.cancelled == []
 
 
-async def test_a_task_that_is_no_response_is_none() -> None:
+async def test_task_of_another_kind_is_not_a_response() -> None:
     tasks = ScriptedTasks()
     async with stage(tasks) as gateway:
         made = await asked(gateway)
@@ -256,7 +256,7 @@ async def test_a_task_that_is_no_response_is_none() -> None:
     assert len(tasks.kept) == 2
 
 
-async def test_it_is_durable_work_unless_its_caller_names_a_band() -> None:
+async def test_background_response_has_durable_priority_by_default() -> None:
     tasks = ScriptedTasks()
     async with stage(tasks) as gateway:
         await asked(gateway)
@@ -266,7 +266,7 @@ async def test_it_is_durable_work_unless_its_caller_names_a_band() -> None:
     assert (second.priority, second.client_id, second.session) == (priority_pb2.PRIORITY_HIGH, "me", "s")
 
 
-async def test_the_same_submission_is_the_same_response() -> None:
+async def test_same_submission_returns_the_same_response() -> None:
     tasks = ScriptedTasks()
     trace = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
     async with stage(tasks) as gateway:
@@ -290,7 +290,7 @@ async def test_the_same_submission_is_the_same_response() -> None:
     ],
 )
 @pytest.mark.parametrize("stream", [False, True])
-async def test_what_cannot_be_in_the_background_is_refused_by_its_field(
+async def test_unsupported_background_request_is_rejected_and_error_names_the_field(
     fields: dict[str, Any], field: str, stream: bool
 ) -> None:
     tasks = ScriptedTasks()
@@ -299,7 +299,7 @@ async def test_what_cannot_be_in_the_background_is_refused_by_its_field(
     assert tasks.kept == {}
 
 
-async def test_where_nobody_runs_tasks_or_keeps_responses_there_is_no_background() -> None:
+async def test_background_requires_tasks_and_a_response_store() -> None:
     never = GatewayConfig(port=0, keep_responses=KeepResponses.NEVER)
     async with serving(responses=MemoryResponses()) as gateway:
         assert refusal(await gateway.request("POST", PATH, asking())) == (400, "background")
@@ -310,28 +310,28 @@ async def test_where_nobody_runs_tasks_or_keeps_responses_there_is_no_background
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_what_is_not_durable_is_not_acknowledged(stream: bool) -> None:
+async def test_unpersisted_response_is_not_acknowledged(stream: bool) -> None:
     down = WeftError(Reason.SERVICE_UNAVAILABLE, "the router cannot be reached")
     async with stage(ScriptedTasks(failure=down)) as gateway:
         answer = await gateway.request("POST", PATH, asking(stream=stream))
     assert (answer.status, json.loads(answer.body)["error"]["code"]) == (503, "service_unavailable")
 
 
-async def test_the_edge_says_what_it_did_not_use() -> None:
+async def test_unused_fields_are_reported_as_warnings() -> None:
     tasks = ScriptedTasks(at_once=hello_pieces())
     async with stage(tasks) as gateway:
         made = await made_whole(gateway, truncation="auto")
     assert [warning["field"] for warning in made["warnings"]] == ["truncation"]
 
 
-async def test_an_answer_that_was_cut_off_is_incomplete() -> None:
+async def test_truncated_answer_is_incomplete() -> None:
     frames = [[started()], [delta("Hel")], [delta(finish="LENGTH"), *long_answer()[-1]]]
     async with stage(ScriptedTasks(at_once=pieces(frames))) as gateway:
         made = await made_whole(gateway)
     assert (made["status"], made["incomplete_details"]) == ("incomplete", {"reason": "max_output_tokens"})
 
 
-async def test_an_answer_that_is_none_has_failed() -> None:
+async def test_invalid_answer_is_a_failed_response() -> None:
     async with stage(ScriptedTasks(at_once=pieces(long_answer()[:3] + long_answer()[-1:]))) as gateway:
         made = await made_whole(gateway)
         told = events_in((await followed(gateway, made["id"])).body)
@@ -339,7 +339,7 @@ async def test_an_answer_that_is_none_has_failed() -> None:
     assert told[-2]["response"] == made
 
 
-async def test_the_client_polls_until_its_end() -> None:
+async def test_client_polls_until_the_end() -> None:
     tasks = ScriptedTasks()
     async with stage(tasks) as gateway:
         made = await gateway.sdk.responses.create(model="chat", input="hi", background=True)

@@ -37,7 +37,7 @@ async def numbers_told(gateway: RunningGateway, response_id: str, starting_after
 
 
 @pytest.mark.slow("runs whole services")
-async def test_the_client_reads_a_response_that_runs_in_the_background() -> None:
+async def test_client_reads_a_background_response_as_a_stream() -> None:
     store = MemoryResponses()
     async with (
         stage(ScriptedTasks(at_once=hello_pieces()), store) as gateway,
@@ -53,7 +53,7 @@ async def test_the_client_reads_a_response_that_runs_in_the_background() -> None
     assert (kept["status"], kept["output"][0]["content"][0]["text"]) == ("completed", "Hello, world")
 
 
-async def test_it_begins_at_once_and_goes_on_when_its_caller_has_left() -> None:
+async def test_stream_starts_immediately_and_the_response_continues_after_a_disconnect() -> None:
     tasks = ScriptedTasks()
     async with stage(tasks) as gateway:
         async with gateway.connection() as (reader, writer):
@@ -73,7 +73,7 @@ async def test_it_begins_at_once_and_goes_on_when_its_caller_has_left() -> None:
     assert rest[-1]["response"]["output"][0]["content"][0]["text"] == "Hello, world"
 
 
-async def test_after_every_event_there_is_exactly_what_came_after_it() -> None:
+async def test_stream_resumes_with_exactly_the_events_after_any_sequence_number() -> None:
     tasks = ScriptedTasks(at_once=pieces(long_answer()))
     async with stage(tasks) as gateway:
         more = {"include": ["metrics"], "stream_options": {"include_weft_events": True}}
@@ -87,7 +87,7 @@ async def test_after_every_event_there_is_exactly_what_came_after_it() -> None:
     }
 
 
-async def test_a_stream_is_the_same_live_and_read_again() -> None:
+async def test_live_and_replayed_streams_are_identical() -> None:
     tasks = ScriptedTasks()
     async with stage(tasks) as gateway:
         async with gateway.connection() as (reader, writer):
@@ -104,7 +104,7 @@ async def test_a_stream_is_the_same_live_and_read_again() -> None:
     assert events_in(RawResponse.parse(live).body) == events_in(again.body)
 
 
-async def test_the_client_resumes_where_it_was_cut_off() -> None:
+async def test_client_resumes_after_a_disconnect() -> None:
     tasks = ScriptedTasks(at_once=hello_pieces())
     async with stage(tasks) as gateway:
         made = await asked(gateway)
@@ -118,7 +118,7 @@ async def test_the_client_resumes_where_it_was_cut_off() -> None:
     assert done.output_text == "Hello, world"
 
 
-async def test_an_attempt_that_was_lost_before_its_answer_began_is_only_told_of() -> None:
+async def test_attempt_lost_before_its_answer_only_emits_a_notice() -> None:
     tasks = ScriptedTasks()
     async with stage(tasks) as gateway:
         made = await asked(gateway)
@@ -144,7 +144,7 @@ async def test_an_attempt_that_was_lost_before_its_answer_began_is_only_told_of(
         assert b"event: response.completed" in seen
 
 
-async def test_content_of_a_lost_attempt_is_never_continued_with_anothers() -> None:
+async def test_content_of_a_lost_attempt_is_never_continued_by_another() -> None:
     tasks = ScriptedTasks()
     async with stage(tasks) as gateway:
         made = await asked(gateway)
@@ -173,7 +173,7 @@ async def test_content_of_a_lost_attempt_is_never_continued_with_anothers() -> N
     assert anew[-1]["response"]["output"][0]["content"][0]["text"] == "Hello, world"
 
 
-async def test_a_stream_that_breaks_says_that_the_response_goes_on() -> None:
+async def test_broken_stream_ends_with_an_error_and_the_response_continues() -> None:
     away = WeftError(Reason.SERVICE_UNAVAILABLE, "the router cannot be reached")
     tasks = ScriptedTasks(at_once=hello_pieces(), watch_failures=[away])
     async with stage(tasks) as gateway:
@@ -185,7 +185,7 @@ async def test_a_stream_that_breaks_says_that_the_response_goes_on() -> None:
     assert (told[-1]["sequence_number"], told[-1]["code"]) == (2, "service_unavailable")
 
 
-async def test_a_watch_that_is_refused_is_a_status() -> None:
+async def test_rejected_watch_is_a_status() -> None:
     class Full(ScriptedTasks):
         def watch(self, tenant: str, task_id: str, after_event: int = 0) -> Any:
             raise WeftError(Reason.TOO_MANY_RESOURCES, "as many watch as may")
@@ -196,7 +196,7 @@ async def test_a_watch_that_is_refused_is_a_status() -> None:
     assert (answer.status, json.loads(answer.body)["error"]["code"]) == (429, "too_many_resources")
 
 
-async def test_there_are_as_many_streams_as_may_be() -> None:
+async def test_concurrent_stream_limit_is_enforced() -> None:
     tasks = ScriptedTasks()
     async with stage(tasks, config=GatewayConfig(port=0, max_running_responses=1)) as gateway:
         made = await asked(gateway)
@@ -207,7 +207,7 @@ async def test_there_are_as_many_streams_as_may_be() -> None:
             assert (await followed(gateway, made["id"])).status == 429
 
 
-async def test_a_stream_ends_with_the_gateway() -> None:
+async def test_stream_ends_when_the_gateway_stops() -> None:
     tasks = ScriptedTasks()
     async with stage(tasks) as gateway:
         made = await asked(gateway)
@@ -221,7 +221,7 @@ async def test_a_stream_ends_with_the_gateway() -> None:
     assert tasks.cancelled == []
 
 
-async def test_one_that_was_cancelled_says_so_at_the_end() -> None:
+async def test_cancelled_response_ends_its_stream_as_cancelled() -> None:
     tasks = ScriptedTasks()
     async with stage(tasks) as gateway:
         made = await asked(gateway)
@@ -236,7 +236,7 @@ async def test_one_that_was_cancelled_says_so_at_the_end() -> None:
     assert told[-1]["code"] == "cancelled"
 
 
-async def test_whoever_was_told_more_than_is_kept_is_told_the_end() -> None:
+async def test_reader_past_the_stored_events_receives_the_end() -> None:
     tasks = ScriptedTasks()
     async with stage(tasks) as gateway:
         made = await asked(gateway)
@@ -248,7 +248,7 @@ async def test_whoever_was_told_more_than_is_kept_is_told_the_end() -> None:
 
 
 @pytest.mark.parametrize("given", ["-1", "1.5", "x", "", "9007199254740993", "9" * 400, "%EF%BC%91", "0x1", "+1"])
-async def test_what_is_no_sequence_number_is_refused(given: str) -> None:
+async def test_invalid_sequence_number_is_rejected(given: str) -> None:
     tasks = ScriptedTasks(at_once=hello_pieces())
     async with stage(tasks) as gateway:
         made = await made_whole(gateway)
@@ -266,7 +266,7 @@ async def test_what_is_no_sequence_number_is_refused(given: str) -> None:
         ("stream=true&starting_after=1000000", "starting_after"),
     ],
 )
-async def test_a_stream_that_cannot_be_had_is_refused_by_its_parameter(query: str, field: str) -> None:
+async def test_unavailable_stream_is_rejected_by_its_parameter(query: str, field: str) -> None:
     tasks = ScriptedTasks(at_once=hello_pieces())
     async with stage(tasks) as gateway:
         made = await asked(gateway)
@@ -274,7 +274,7 @@ async def test_a_stream_that_cannot_be_had_is_refused_by_its_parameter(query: st
 
 
 @pytest.mark.parametrize("tasks", [None, ScriptedTasks()])
-async def test_only_a_response_in_the_background_is_streamed_again(tasks: ScriptedTasks | None) -> None:
+async def test_only_background_responses_can_be_streamed_again(tasks: ScriptedTasks | None) -> None:
     async with serving(responses=MemoryResponses(), tasks=tasks) as gateway:
         kept = await gateway.sdk.responses.create(model="chat", input="hi")
         assert refusal(await followed(gateway, kept.id)) == (400, "stream")

@@ -39,31 +39,31 @@ def guarded_gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Victim
         yield found
 
 
-def test_every_route_of_the_gateway_is_in_the_catalogue(gateway: Victim) -> None:
+def test_catalogue_contains_every_gateway_route(gateway: Victim) -> None:
     of_the_workbench = {("GET", "/ui"), ("GET", "/ui/{}")}
     assert {route for route in gateway.routes if route[0] != "HEAD"} - {
         endpoint.route for endpoint in ENDPOINTS
     } == of_the_workbench
 
 
-def test_every_case_has_a_name_of_its_own_and_an_endpoint(gateway: Victim) -> None:
+def test_every_case_has_a_unique_name_and_an_endpoint(gateway: Victim) -> None:
     assert [name for name, count in Counter(case.name for case in CASES).items() if count > 1] == []
     assert [case.name for case in CASES if not gateway.endpoints(case)] == []
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_what_is_bad_is_refused_as_it_should_be_and_harms_nothing(case: Case, gateway: Victim) -> None:
+def test_bad_input_is_rejected_as_expected_and_harms_nothing(case: Case, gateway: Victim) -> None:
     assert gateway.faults_at(case, share_of(PLACES[case.name], gateway.endpoints(case))) == []
 
 
 @pytest.mark.parametrize("case", bad_inputs_auth.CASES, ids=lambda case: case.name)
-def test_whoever_shows_no_good_key_is_refused_at_every_door(case: Case, guarded_gateway: Victim) -> None:
+def test_requests_without_a_valid_key_are_rejected_at_every_endpoint(case: Case, guarded_gateway: Victim) -> None:
     endpoints = guarded_gateway.endpoints(case)
     assert len(endpoints) > 40
     assert guarded_gateway.faults_at(case, share_of(PLACES[case.name], endpoints)) == []
 
 
-def test_every_bad_request_is_counted_once(gateway: Victim) -> None:
+def test_each_bad_request_is_counted_once(gateway: Victim) -> None:
     before, sent = gateway.counted(), 0
     for family in FAMILIES:
         for case in family.CASES[:8]:
@@ -76,7 +76,7 @@ def test_every_bad_request_is_counted_once(gateway: Victim) -> None:
 
 
 @pytest.mark.slow("floods a service")
-def test_memory_is_back_after_the_largest_of_them(gateway: Victim) -> None:
+def test_memory_is_freed_after_the_largest_inputs(gateway: Victim) -> None:
     large = [case for case in CASES if any(mark in case.name for mark in (" MB", ",000", "10^6"))]
     assert len(large) > 15
     for case in large:
@@ -86,7 +86,7 @@ def test_memory_is_back_after_the_largest_of_them(gateway: Victim) -> None:
     assert settle(gateway, most) <= most
 
 
-def test_no_key_that_was_sent_is_in_the_log(gateway: Victim, guarded_gateway: Victim) -> None:
+def test_log_contains_no_sent_key(gateway: Victim, guarded_gateway: Victim) -> None:
     for endpoint in ENDPOINTS[:4]:
         gateway.exchange(request(endpoint, b"{"))
     text = gateway.log.read_text() + guarded_gateway.log.read_text()
@@ -141,12 +141,12 @@ GOOD_ERROR = b'"message":"m","type":"t","param":null,"code":"c"'
         ),
     ],
 )
-def test_the_judge_sees_what_is_wrong(answer: bytes, fault: str) -> None:
+def test_judge_detects_each_fault(answer: bytes, fault: str) -> None:
     found = judge(answer, CASES[0], ENDPOINTS[0])
     assert any(fault in one for one in found), found
 
 
-def test_the_judge_finds_nothing_where_nothing_is_wrong() -> None:
+def test_judge_accepts_a_correct_error() -> None:
     assert judge(GOOD_HEAD + b'{"error":{' + GOOD_ERROR + b'},"request_id":"r-1"}', CASES[0], ENDPOINTS[0]) == []
 
 
@@ -178,7 +178,7 @@ def broken_server(answer: bytes, folder: Path) -> Iterator[Victim]:
         (b"", ["no answer", "next good request"]),
     ],
 )
-def test_a_server_that_takes_everything_fails_the_catalogue(answer: bytes, faults: list[str], tmp_path: Path) -> None:
+def test_permissive_server_fails_the_catalogue(answer: bytes, faults: list[str], tmp_path: Path) -> None:
     with broken_server(answer, tmp_path) as broken:
         for case in bad_inputs_json.CASES[:3]:
             found = broken.faults_at(case, broken.endpoints(case)[:2])

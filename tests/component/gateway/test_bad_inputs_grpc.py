@@ -119,7 +119,7 @@ async def stage(*, is_public: bool = False) -> AsyncIterator[Stage]:
 
 
 @pytest.mark.slow("floods a service")
-async def test_r1_a_message_beyond_the_limit_is_refused() -> None:
+async def test_r1_message_over_the_limit_is_rejected() -> None:
     async with (
         stage() as found,
         grpc.aio.insecure_channel(found.address, options=[("grpc.max_send_message_length", -1)]) as free,
@@ -129,14 +129,14 @@ async def test_r1_a_message_beyond_the_limit_is_refused() -> None:
         assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
-async def test_r2_metadata_beyond_the_limit_is_refused() -> None:
+async def test_r2_metadata_over_the_limit_is_rejected() -> None:
     async with stage() as found:
         # Slightly above the limit gRPC refuses some messages; from a quarter above it, all.
         large = (("x-large", "x" * (MAX_METADATA_BYTES * 2)),)
         assert await found.refusal(metadata=large) is grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
-async def test_r7_a_stream_that_is_never_finished_ends_with_its_deadline_or_its_caller() -> None:
+async def test_r7_unfinished_stream_ends_with_its_deadline_or_its_caller() -> None:
     async with stage() as found:
         call: Any = found.channel.stream_unary(f"/{NAME}/Collect")(timeout=SECONDS)
         await call.write(b"")
@@ -146,7 +146,7 @@ async def test_r7_a_stream_that_is_never_finished_ends_with_its_deadline_or_its_
 
 
 @pytest.mark.parametrize("reads", [0, 1])
-async def test_r10_a_call_that_is_cancelled_ends_at_the_server(reads: int) -> None:
+async def test_r10_cancelled_call_ends_on_the_server(reads: int) -> None:
     async with stage() as found:
         call = streamed(found.channel)(b"", timeout=SECONDS)
         await call.wait_for_connection()
@@ -158,7 +158,7 @@ async def test_r10_a_call_that_is_cancelled_ends_at_the_server(reads: int) -> No
             await found.echo.ended.wait()
 
 
-async def test_r12_strangers_learn_of_health_alone() -> None:
+async def test_r12_unauthenticated_callers_can_only_check_health() -> None:
     async with stage(is_public=True) as found:
         health = health_pb2_grpc.HealthStub(found.channel)
         assert (await health.Check(health_pb2.HealthCheckRequest(), timeout=SECONDS)).status == 1
@@ -171,7 +171,7 @@ async def test_r12_strangers_learn_of_health_alone() -> None:
 
 
 @pytest.mark.slow("floods a service")
-async def test_r13_a_small_message_that_unfolds_beyond_the_limit_is_refused() -> None:
+async def test_r13_small_message_that_decompresses_beyond_the_limit_is_rejected() -> None:
     raw = b"x" * (MAX_MESSAGE_BYTES + 1)
     assert len(gzip.compress(raw)) < MAX_MESSAGE_BYTES // 500
     options = [("grpc.max_send_message_length", -1)]

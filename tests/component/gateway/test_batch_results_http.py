@@ -19,7 +19,7 @@ from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 
 
-async def test_every_end_of_a_line_has_its_line_in_a_file() -> None:
+async def test_every_line_outcome_is_written_to_a_result_file() -> None:
     failure = task_error(Reason.CONTEXT_LENGTH_EXCEEDED, "too long")
     async with stage() as at:
         made = await at.make(*(line(each) for each in ("done", "failed", "expired", "tried", "cancelled", "broken")))
@@ -51,7 +51,7 @@ async def test_every_end_of_a_line_has_its_line_in_a_file() -> None:
     assert all(each["error"] is None for each in (*outputs, by_id["failed"], by_id["tried"], by_id["broken"]))
 
 
-async def test_few_errors_are_found_on_the_way_and_many_are_looked_for_once_more() -> None:
+async def test_few_errors_are_collected_in_one_pass_and_many_in_a_second() -> None:
     message = "x" * 9_000
     failure = task_error(Reason.BACKEND_ERROR, message)
     for count, reads in ((5, 1), (200, 2)):
@@ -68,7 +68,7 @@ async def test_few_errors_are_found_on_the_way_and_many_are_looked_for_once_more
         assert at.batches.reads == reads
 
 
-async def test_a_batch_whose_window_ended_first_is_expired() -> None:
+async def test_batch_that_exceeded_its_window_is_expired() -> None:
     async with stage() as at:
         made = await at.make(line("a"))
         at.batches.end(made["id"], 0, task_pb2.TASK_STATE_FAILED, error=EXPIRED, end_time=LATE)
@@ -79,7 +79,7 @@ async def test_a_batch_whose_window_ended_first_is_expired() -> None:
     assert at.lines_of(done["error_file_id"])[0]["custom_id"] == "a"
 
 
-async def test_a_cancelled_batch_keeps_the_answers_that_there_are() -> None:
+async def test_cancelled_batch_keeps_its_finished_answers() -> None:
     async with stage() as at:
         made = await at.make(line("a"), line("b"))
         at.batches.end(made["id"], 0, outputs=HELLO)
@@ -94,7 +94,7 @@ async def test_a_cancelled_batch_keeps_the_answers_that_there_are() -> None:
     assert [each["error"]["code"] for each in at.lines_of(done["error_file_id"])] == ["batch_cancelled"]
 
 
-async def test_a_batch_at_its_end_cannot_be_cancelled() -> None:
+async def test_ended_batch_cannot_be_cancelled() -> None:
     async with stage() as at:
         made = await at.make(line("a"))
         at.batches.end(made["id"], 0, outputs=HELLO)
@@ -107,7 +107,7 @@ async def test_a_batch_at_its_end_cannot_be_cancelled() -> None:
             await at.gateway.sdk.batches.cancel(failed["id"])
 
 
-async def test_another_tenant_finds_no_batch() -> None:
+async def test_another_tenant_gets_404() -> None:
     other = {"X-Tenant-ID": "other"}
     async with stage() as at:
         made = await at.make(line())
@@ -120,7 +120,7 @@ async def test_another_tenant_finds_no_batch() -> None:
     assert listed["data"] == []
 
 
-async def test_batches_are_listed_in_pages_and_finished_meanwhile() -> None:
+async def test_batches_are_listed_in_pages_while_others_finish() -> None:
     async with stage() as at:
         for _ in range(3):
             await at.make(line())
@@ -163,7 +163,7 @@ async def finalizing(at: Stage) -> str:
     return str(made["id"])
 
 
-async def test_results_are_written_once_and_without_being_asked_for() -> None:
+async def test_results_are_written_once_without_a_request() -> None:
     files = Held()
     async with stage(files) as at:
         batch_id = await finalizing(at)
@@ -176,7 +176,7 @@ async def test_results_are_written_once_and_without_being_asked_for() -> None:
     assert done["output_file_id"] in files.kept
 
 
-async def test_no_more_than_so_many_results_are_written_at_once() -> None:
+async def test_concurrent_result_writes_are_limited() -> None:
     files = Held()
     async with stage(files, max_finishing=1) as at:
         first, second = await finalizing(at), await finalizing(at)
@@ -189,7 +189,7 @@ async def test_no_more_than_so_many_results_are_written_at_once() -> None:
         await at.until(second, "completed")
 
 
-async def test_the_writing_of_results_ends_with_the_gateway() -> None:
+async def test_result_writing_stops_with_the_gateway() -> None:
     files = Held()
     async with stage(files) as at:
         batch_id = await finalizing(at)
@@ -200,7 +200,7 @@ async def test_the_writing_of_results_ends_with_the_gateway() -> None:
         await again.until(batch_id, "completed")
 
 
-async def test_results_that_cannot_be_written_are_told_and_begun_anew() -> None:
+async def test_failed_result_write_is_reported_and_retried() -> None:
     files = MemoryFiles()
     async with stage(files) as at:
         made = await at.make(line("a"))
@@ -252,7 +252,7 @@ class Refusing(Second):
 
 
 @pytest.mark.parametrize("batches", [Second(), Refusing()])
-async def test_whoever_comes_second_takes_its_files_back(batches: MemoryBatches) -> None:
+async def test_second_result_writer_deletes_its_files(batches: MemoryBatches) -> None:
     async with stage(batches=batches) as at:
         batch_id = await finalizing(at)
         done = await at.until(batch_id, "completed")
@@ -279,14 +279,14 @@ class Unanswering(MemoryBatches):
         raise WeftError(Reason.SERVICE_UNAVAILABLE, "the connection broke")
 
 
-async def test_files_that_may_have_been_taken_are_not_taken_back() -> None:
+async def test_possibly_referenced_files_are_not_deleted() -> None:
     async with stage(batches=Unanswering()) as at:
         batch_id = await finalizing(at)
         done = await at.until(batch_id, "completed")
         assert done["output_file_id"] in at.files.kept
 
 
-async def test_outputs_whose_errors_cannot_be_kept_are_taken_back() -> None:
+async def test_output_file_is_deleted_if_the_error_file_cannot_be_stored() -> None:
     class Once(MemoryFiles):
         async def save(self, new: file_service_pb2.File, content: AsyncIterator[bytes]) -> file_service_pb2.File:
             if new.name.endswith("_error.jsonl"):
@@ -304,7 +304,7 @@ async def test_outputs_whose_errors_cannot_be_kept_are_taken_back() -> None:
         assert [file.purpose for file, _ in at.files.kept.values()] == [BATCH_INPUT]
 
 
-async def test_a_fault_of_weft_in_one_line_keeps_no_other_from_its_caller() -> None:
+async def test_internal_error_in_one_line_does_not_block_the_others() -> None:
     class Odd(MemoryBatches):
         async def results(self, tenant: str, batch_id: str) -> AsyncGenerator[LineResult]:
             async for result in super().results(tenant, batch_id):
@@ -336,7 +336,7 @@ class Turns:
 
 
 @pytest.mark.slow("floods a service")
-async def test_others_are_served_while_many_lines_are_looked_at_and_written() -> None:
+async def test_requests_are_served_while_many_result_lines_are_processed() -> None:
     turns = Turns()
     async with stage() as at:
         lines = [line(str(number)) for number in range(3000)]

@@ -24,7 +24,7 @@ class SlowErrors(MemoryFiles):
         return await super().save(new, content)
 
 
-async def test_outputs_whose_errors_take_too_long_are_taken_back() -> None:
+async def test_output_file_is_deleted_if_writing_the_error_file_times_out() -> None:
     async with stage(SlowErrors(), finish_timeout_seconds=0.05) as at:
         made = await at.make(line("a"), line("b"))
         at.batches.end(made["id"], 0, outputs=HELLO)
@@ -36,7 +36,7 @@ async def test_outputs_whose_errors_take_too_long_are_taken_back() -> None:
         assert [file.purpose for file, _ in at.files.kept.values()] == [BATCH_INPUT]
 
 
-async def test_outputs_are_taken_back_when_the_gateway_stops_before_their_errors_are_written() -> None:
+async def test_output_file_is_deleted_if_the_gateway_stops_before_the_error_file_is_written() -> None:
     files = SlowErrors()
     async with stage(files) as at:
         made = await at.make(line("a"), line("b"))

@@ -19,7 +19,7 @@ from weft.kernel.timestamps import datetime_of
 from weft.kernel.units import Rate
 
 
-async def test_the_openai_client_has_a_file_of_requests_done() -> None:
+async def test_openai_client_runs_a_batch_file() -> None:
     async with stage() as at:
         sdk = at.gateway.sdk
         source = await sdk.files.create(file=("in.jsonl", jsonl(line("one"), line("two"))), purpose="batch")
@@ -50,7 +50,7 @@ async def test_the_openai_client_has_a_file_of_requests_done() -> None:
         assert [batch.id async for batch in sdk.batches.list()] == [made.id]
 
 
-async def test_a_batch_is_what_the_document_says_and_no_more() -> None:
+async def test_batch_document_has_exactly_the_documented_fields() -> None:
     async with stage() as at:
         made = await at.make(line())
     expires_at = made.pop("expires_at")
@@ -78,7 +78,7 @@ async def test_a_batch_is_what_the_document_says_and_no_more() -> None:
     assert isinstance(expires_at, int)
 
 
-async def test_lines_are_tasks_as_their_route_would_make_them() -> None:
+async def test_lines_become_the_tasks_their_route_would_create() -> None:
     taken: list[batch_service_pb2.BatchLine] = []
 
     class Noting(MemoryBatches):
@@ -108,7 +108,7 @@ async def test_lines_are_tasks_as_their_route_would_make_them() -> None:
     assert json.loads(second.origin) == body
 
 
-async def test_other_surfaces_have_batches_too() -> None:
+async def test_other_surfaces_support_batches() -> None:
     vector = task_pb2.TaskOutput(embeddings=[embedding_pb2.Embedding(values=[0.5, 0.25])])
     vector.events.extend(HELLO[0].events[-1:])
     cases: list[tuple[str, dict[str, object], task_pb2.TaskOutput, str]] = [
@@ -126,7 +126,7 @@ async def test_other_surfaces_have_batches_too() -> None:
             assert found["response"]["body"]["object"] == kind
 
 
-async def test_another_window_can_be_asked_for() -> None:
+async def test_completion_window_can_be_changed() -> None:
     async with stage() as at:
         await at.make(line())
         await at.make(line(), window_seconds=3600, output_expires_after={"anchor": "created_at", "seconds": 3600})
@@ -150,14 +150,14 @@ async def test_another_window_can_be_asked_for() -> None:
         ({"metadata": {"a": 1}}, "metadata.a"),
     ],
 )
-async def test_a_wrong_field_is_named(fields: dict[str, Any], param: str) -> None:
+async def test_invalid_field_is_reported(fields: dict[str, Any], param: str) -> None:
     async with stage() as at:
         status, answer = await at.ask(**{"input_file_id": await at.file(line()), **fields})
         assert (status, answer["error"]["param"]) == (400, param)
         assert at.batches.news == []
 
 
-async def test_the_input_is_a_file_of_the_callers_own_and_meant_for_it() -> None:
+async def test_input_must_be_a_batch_file_of_the_same_tenant() -> None:
     async with stage() as at:
         missing, _ = await at.ask(input_file_id="file-9")
         strange, _ = await at.ask(input_file_id=await at.file(line(), tenant="other"))
@@ -194,7 +194,7 @@ WRONG_LINES = [
 
 
 @pytest.mark.parametrize(("wrong", "code", "field"), WRONG_LINES)
-async def test_a_wrong_line_is_told_with_its_number_and_nothing_is_begun(
+async def test_invalid_line_is_reported_with_its_number_and_nothing_starts(
     wrong: bytes, code: str, field: str | None
 ) -> None:
     async with stage(max_line_bytes=1500) as at:
@@ -210,7 +210,7 @@ async def test_a_wrong_line_is_told_with_its_number_and_nothing_is_begun(
     assert made["in_progress_at"] is None
 
 
-async def test_all_that_is_wrong_is_told_up_to_a_hundred() -> None:
+async def test_at_most_100_line_errors_are_reported() -> None:
     async with stage() as at:
         some = await at.make(line("a"), line("a", method="GET", url="x"), b"{\n", line("a"))
         many = await at.make(*[b"{\n"] * 500)
@@ -226,14 +226,14 @@ async def test_all_that_is_wrong_is_told_up_to_a_hundred() -> None:
 
 
 @pytest.mark.parametrize("content", [b"\n \r\n\n", b"\xef\xbb\xbf"])
-async def test_a_file_without_a_request_is_wrong_as_a_whole(content: bytes) -> None:
+async def test_file_without_requests_is_invalid(content: bytes) -> None:
     async with stage() as at:
         made = await at.make(content)
     (error,) = made["errors"]["data"]
     assert (made["status"], error["code"], error["line"]) == ("failed", "empty_file", None)
 
 
-async def test_a_file_with_too_many_requests_is_wrong_at_the_first_one_too_many() -> None:
+async def test_file_with_too_many_requests_is_invalid_at_the_first_excess_line() -> None:
     async with stage(max_lines=2) as at:
         fitting = await at.make(line("a"), line("b"), b"\n")
         made = await at.make(line("a"), line("b"), line("c"), line("d"))
@@ -242,7 +242,7 @@ async def test_a_file_with_too_many_requests_is_wrong_at_the_first_one_too_many(
     assert (error["code"], error["line"]) == ("too_many_tasks", 3)
 
 
-async def test_what_the_keeper_says_of_a_line_is_that_lines_error() -> None:
+async def test_store_error_about_a_line_is_reported_for_that_line() -> None:
     refusal = invalid_field("lines[1].spec.origin", "is longer than 10 bytes")
     async with stage(batches=MemoryBatches(line_failure=refusal)) as at:
         made = await at.make(line("a"), b"\n\n", line("b"))
@@ -254,7 +254,7 @@ async def test_what_the_keeper_says_of_a_line_is_that_lines_error() -> None:
     assert (status, answer["error"]["code"]) == (429, "too_many_resources")
 
 
-async def test_an_image_that_would_have_to_be_fetched_is_wrong() -> None:
+async def test_image_url_that_needs_fetching_is_invalid() -> None:
     content = [{"type": "image_url", "image_url": {"url": "https://example.org/a.png"}}]
     body = BODY | {"messages": [{"role": "user", "content": content}]}
     async with stage() as at:
@@ -263,7 +263,7 @@ async def test_an_image_that_would_have_to_be_fetched_is_wrong() -> None:
     assert error["param"] == "body.messages[0].content[0].image_url.url"
 
 
-async def test_a_batch_counts_as_one_request_of_its_tenant() -> None:
+async def test_batch_counts_as_one_request_of_its_tenant() -> None:
     config = GatewayConfig(port=0, rate_limits=RateLimitConfig(default=Rate(1, 60)))
     files, batches = MemoryFiles(), MemoryBatches()
     async with serving(files=files, batches=batches, config=config) as gateway:
@@ -273,7 +273,7 @@ async def test_a_batch_counts_as_one_request_of_its_tenant() -> None:
     assert (status, answer["error"]["code"]) == (429, "rate_limit_exceeded")
 
 
-async def test_no_more_than_so_many_batches_are_made_at_once() -> None:
+async def test_concurrent_batch_creations_are_limited() -> None:
     entered, go_on = asyncio.Event(), asyncio.Event()
 
     class Slow(MemoryBatches):
@@ -298,7 +298,7 @@ async def test_no_more_than_so_many_batches_are_made_at_once() -> None:
     assert "max_creations" in answer["error"]["message"]
 
 
-async def test_where_nobody_keeps_batches_there_is_nothing_at_the_path() -> None:
+async def test_path_does_not_exist_without_a_batch_store() -> None:
     async with serving(files=MemoryFiles()) as gateway:
         assert (await gateway.request("GET", PATH)).status == 404
         assert (await gateway.request("POST", PATH, b"{}")).status == 404

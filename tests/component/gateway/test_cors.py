@@ -37,7 +37,7 @@ def require_readable(answer: RawResponse, origin: str = PAGE) -> None:
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages", "/v1/models", "/api/v1/models", "/nowhere"])
-async def test_a_preflight_is_answered_without_a_key(path: str) -> None:
+async def test_preflight_is_answered_without_a_key(path: str) -> None:
     async with serving(config=CONFIG, keys=Keys()) as gateway:
         answer = await gateway.request("OPTIONS", path, headers={"Origin": PAGE, **WANTED})
     assert answer.status == 200
@@ -57,7 +57,7 @@ async def test_a_preflight_is_answered_without_a_key(path: str) -> None:
         {"Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "x-unheard-of"},
     ],
 )
-async def test_a_preflight_for_what_pages_may_not_use_is_refused_in_the_envelope(wanted: dict[str, str]) -> None:
+async def test_preflight_for_unsupported_methods_or_headers_is_rejected_in_the_envelope(wanted: dict[str, str]) -> None:
     async with serving(config=CONFIG) as gateway:
         answer = await gateway.request("OPTIONS", "/v1/models", headers={"Origin": PAGE, **wanted})
     error = json.loads(answer.body)["error"]
@@ -66,7 +66,7 @@ async def test_a_preflight_for_what_pages_may_not_use_is_refused_in_the_envelope
     assert "access-control-allow-methods" not in answer.headers
 
 
-async def test_a_further_header_is_allowed_by_its_name() -> None:
+async def test_additional_header_is_allowed_by_name() -> None:
     cors = CorsConfig(allowed_origins=(PAGE,), allowed_headers=("x-my-app",), max_age_seconds=5)
     wanted = {"Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "X-My-App"}
     async with serving(config=GatewayConfig(port=0, cors=cors)) as gateway:
@@ -74,14 +74,14 @@ async def test_a_further_header_is_allowed_by_its_name() -> None:
     assert (answer.status, answer.headers["access-control-max-age"]) == (200, "5")
 
 
-async def test_a_page_of_the_internet_may_ask_for_a_private_network() -> None:
+async def test_public_page_can_request_private_network_access() -> None:
     wanted = {**WANTED, "Access-Control-Request-Private-Network": "true"}
     async with serving(config=CONFIG) as gateway:
         answer = await gateway.request("OPTIONS", "/v1/models", headers={"Origin": PAGE, **wanted})
     assert answer.headers["access-control-allow-private-network"] == "true"
 
 
-async def test_an_answer_is_readable_with_its_receipt() -> None:
+async def test_answer_and_receipt_headers_are_readable() -> None:
     async with serving(config=CONFIG) as gateway:
         answer = await gateway.request("POST", "/v1/chat/completions", CHAT, {"Origin": PAGE})
     assert answer.status == 200
@@ -96,7 +96,7 @@ async def test_an_answer_is_readable_with_its_receipt() -> None:
     [("/v1/chat/completions", STREAM), ("/v1/messages", message(stream=True))],
     ids=["chat", "messages"],
 )
-async def test_a_stream_is_readable_from_its_first_byte(path: str, raw: bytes) -> None:
+async def test_stream_is_readable_from_its_first_byte(path: str, raw: bytes) -> None:
     script = ScriptedDispatcher([[delta("Hel")], asyncio.Event()])
     async with serving(script, config=CONFIG) as gateway, gateway.connection() as (reader, writer):
         writer.write(gateway.post(path, raw).replace(b"\r\n\r\n", f"\r\nOrigin: {PAGE}\r\n\r\n".encode(), 1))
@@ -116,7 +116,7 @@ async def test_a_stream_is_readable_from_its_first_byte(path: str, raw: bytes) -
         ("TRACE", "/v1/models", b"", 405),
     ],
 )
-async def test_an_error_is_readable_too(method: str, path: str, raw: bytes, status: int) -> None:
+async def test_error_is_readable_too(method: str, path: str, raw: bytes, status: int) -> None:
     async with serving(config=CONFIG) as gateway:
         answer = await gateway.request(method, path, raw, {"Origin": PAGE})
     assert answer.status == status
@@ -124,7 +124,7 @@ async def test_an_error_is_readable_too(method: str, path: str, raw: bytes, stat
     require_readable(answer)
 
 
-async def test_a_missing_key_and_a_full_queue_are_told_to_the_page() -> None:
+async def test_missing_key_and_full_queue_errors_are_readable() -> None:
     full = ScriptedDispatcher([WeftError(Reason.QUEUE_FULL, "full", retry_after_seconds=3)])
     async with serving(full, config=CONFIG, keys=Keys()) as gateway:
         keyless = await gateway.request("POST", "/v1/chat/completions", CHAT, {"Origin": PAGE})
@@ -149,7 +149,7 @@ async def test_a_missing_key_and_a_full_queue_are_told_to_the_page() -> None:
     ],
 )
 @pytest.mark.parametrize("method", ["OPTIONS", "POST"])
-async def test_any_other_origin_is_refused_and_gets_no_header(method: str, origin: str) -> None:
+async def test_other_origins_are_rejected_without_cors_headers(method: str, origin: str) -> None:
     async with serving(config=CONFIG) as gateway:
         answer = await gateway.request(method, "/v1/chat/completions", CHAT, {"Origin": origin, **WANTED})
         assert gateway.dispatcher.calls == []
@@ -158,7 +158,7 @@ async def test_any_other_origin_is_refused_and_gets_no_header(method: str, origi
 
 
 @pytest.mark.parametrize("origin", ["https://a.example.net", "https://a.b.example.net", "app://obsidian.md"])
-async def test_a_wildcard_is_any_name_below_and_applications_have_schemes_of_their_own(origin: str) -> None:
+async def test_wildcard_matches_subdomains_and_custom_schemes_are_supported(origin: str) -> None:
     async with serving(config=CONFIG) as gateway:
         answer = await gateway.request("POST", "/v1/chat/completions", CHAT, {"Origin": origin})
     assert answer.status == 200
@@ -166,7 +166,7 @@ async def test_a_wildcard_is_any_name_below_and_applications_have_schemes_of_the
 
 
 @pytest.mark.parametrize("origin", ["http://localhost", "http://localhost:5173", "https://[::1]:3000"])
-async def test_pages_of_this_machine_may_call_unless_the_list_says_otherwise(origin: str) -> None:
+async def test_pages_of_this_machine_are_allowed_by_default(origin: str) -> None:
     async with serving() as gateway:
         answer = await gateway.request("POST", "/v1/chat/completions", CHAT, {"Origin": origin})
     require_readable(answer, origin)
@@ -196,7 +196,7 @@ APPS = [
 
 
 @pytest.mark.parametrize("origin", APPS)
-async def test_a_view_of_an_application_reads_the_answer_of_a_request_that_runs(origin: str) -> None:
+async def test_app_webview_origin_can_read_answers(origin: str) -> None:
     """Requests of `tauri://localhost` ran, and their answers could not be read; those of Obsidian were refused."""
     async with serving() as gateway:
         answer = await gateway.request("POST", "/v1/chat/completions", CHAT, {"Origin": origin})
@@ -208,7 +208,9 @@ async def test_a_view_of_an_application_reads_the_answer_of_a_request_that_runs(
 @pytest.mark.parametrize(
     "origin", [*APPS, "http://mesh.lan:3000", "https://mesh.lan", "http://localhost:1", "ftp://localhost", PAGE]
 )
-async def test_no_request_runs_whose_page_could_not_read_the_answer(origin: str, origins: tuple[str, ...]) -> None:
+async def test_request_does_not_run_if_its_page_could_not_read_the_answer(
+    origin: str, origins: tuple[str, ...]
+) -> None:
     cors = CorsConfig(allowed_origins=origins)
     config = GatewayConfig(port=0, cors=cors, allowed_hosts=frozenset({"mesh.lan"}))
     async with serving(config=config) as gateway:
@@ -228,14 +230,14 @@ async def test_no_request_runs_whose_page_could_not_read_the_answer(origin: str,
         "content-type,copilot-integration-id,editor-version,openai-intent,x-initiator,x-receipt-comment",
     ],
 )
-async def test_a_preflight_for_the_headers_that_applications_send_is_answered(names: str) -> None:
+async def test_preflight_for_headers_sent_by_apps_is_answered(names: str) -> None:
     wanted = {"Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": names}
     async with serving() as gateway:
         answer = await gateway.request("OPTIONS", "/v1/models", headers={"Origin": "app://obsidian.md", **wanted})
     assert answer.status == 200
 
 
-async def test_a_caller_that_is_no_page_gets_no_header() -> None:
+async def test_caller_without_an_origin_gets_no_cors_headers() -> None:
     async with serving() as gateway:
         answer = await gateway.request("POST", "/v1/chat/completions", CHAT)
         options = await gateway.request("OPTIONS", "/v1/chat/completions", headers=WANTED)
@@ -243,14 +245,14 @@ async def test_a_caller_that_is_no_page_gets_no_header() -> None:
     assert options.status == 405
 
 
-async def test_an_allowed_page_still_changes_nothing_where_callers_need_no_key() -> None:
+async def test_allowed_page_cannot_make_changes_without_auth() -> None:
     async with serving(config=CONFIG) as gateway:
         answer = await gateway.request("DELETE", "/api/v1/models/tiny", headers={"Origin": PAGE})
     assert answer.status == 403
     require_readable(answer)
 
 
-def test_every_method_of_an_endpoint_is_one_that_pages_may_use() -> None:
+def test_every_endpoint_method_is_in_the_cors_method_list() -> None:
     assert {method for route in routes_of(GATEWAY_ROUTERS) for method in route.methods or ()} == set(METHODS)
 
 
@@ -258,11 +260,11 @@ def test_every_method_of_an_endpoint_is_one_that_pages_may_use() -> None:
     "origin",
     ["*", "null", "https://*", "http://*:8080", "app.example.org", "https://a/b", "https://a b", "https://*.*", "://a"],
 )
-def test_a_list_names_origins_and_never_the_whole_web(origin: str) -> None:
+def test_origin_list_rejects_a_global_wildcard(origin: str) -> None:
     with pytest.raises(ValidationError):
         TypeAdapter(CorsConfig).validate_python({"allowed_origins": [origin]})
 
 
-def test_origins_are_compared_as_browsers_write_them() -> None:
+def test_origins_are_normalized_as_browsers_send_them() -> None:
     config = TypeAdapter(CorsConfig).validate_python({"allowed_origins": ["HTTPS://App.Example.org/"]})
     assert config.allowed_origins == (PAGE,)

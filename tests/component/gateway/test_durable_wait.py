@@ -45,7 +45,7 @@ def lasting(value: Any) -> Any:
 
 
 @pytest.mark.parametrize(("path", "body", "answer"), SURFACES)
-async def test_the_answer_is_that_of_a_live_request_and_names_its_task(
+async def test_durable_answer_equals_the_live_answer_and_includes_its_task_id(
     path: str, body: dict[str, Any], answer: Any
 ) -> None:
     tasks = ScriptedTasks(at_once=[answer])
@@ -70,7 +70,7 @@ async def test_the_answer_is_that_of_a_live_request_and_names_its_task(
         ("/v1/responses", {"model": "tiny", "input": "hi", "store": False}, b"event: response.completed"),
     ],
 )
-async def test_a_stream_is_handed_on_as_it_is_kept(path: str, body: dict[str, Any], last: bytes) -> None:
+async def test_stream_is_forwarded_as_it_is_stored(path: str, body: dict[str, Any], last: bytes) -> None:
     tasks = ScriptedTasks()
     async with serving(tasks=tasks) as gateway:
         asking = asyncio.create_task(ask(gateway, path, body, durable="wait", stream=True))
@@ -86,7 +86,7 @@ async def test_a_stream_is_handed_on_as_it_is_kept(path: str, body: dict[str, An
         assert answer.body.index(b"Hello") < answer.body.index(b", world") < answer.body.index(last)
 
 
-async def test_the_band_that_is_named_is_the_band_of_the_task() -> None:
+async def test_task_uses_the_requested_priority() -> None:
     tasks = ScriptedTasks(at_once=[ANSWER])
     async with serving(tasks=tasks) as gateway:
         assert (await ask(gateway, durable="wait", x_priority="low")).status == 200
@@ -95,7 +95,7 @@ async def test_the_band_that_is_named_is_the_band_of_the_task() -> None:
 
 @pytest.mark.parametrize(("when_left", "is_cancelled"), [(None, True), ("cancel", True), ("keep", False)])
 @pytest.mark.parametrize("stream", [True, False])
-async def test_a_caller_who_hangs_up_ends_its_task_or_leaves_it_as_it_said(
+async def test_client_disconnect_cancels_its_task_unless_on_disconnect_is_keep(
     when_left: str | None, is_cancelled: bool, stream: bool
 ) -> None:
     tasks = ScriptedTasks()
@@ -112,7 +112,7 @@ async def test_a_caller_who_hangs_up_ends_its_task_or_leaves_it_as_it_said(
     assert len(tasks.kept) == 1
 
 
-async def test_an_embeddings_caller_who_hangs_up_ends_its_task() -> None:
+async def test_embeddings_client_disconnect_cancels_its_task() -> None:
     tasks = ScriptedTasks()
     body = json.dumps({"model": "tiny", "input": "hi", "durable": "wait"}).encode()
     async with serving(tasks=tasks) as gateway:
@@ -123,7 +123,7 @@ async def test_an_embeddings_caller_who_hangs_up_ends_its_task() -> None:
     assert tasks.cancelled == list(tasks.kept)
 
 
-async def test_a_caller_whose_time_is_over_is_told_of_the_task_that_goes_on() -> None:
+async def test_caller_timeout_error_names_the_continuing_task() -> None:
     tasks = ScriptedTasks()
     config = GatewayConfig(port=0, request_timeout_seconds=0.05, deadline_slack_seconds=0.0)
     async with serving(tasks=tasks, config=config) as gateway:
@@ -134,7 +134,7 @@ async def test_a_caller_whose_time_is_over_is_told_of_the_task_that_goes_on() ->
 
 
 @pytest.mark.parametrize("stream", [True, False])
-async def test_its_callers_deadline_ends_the_wait_though_no_dispatcher_keeps_it(stream: bool) -> None:
+async def test_caller_deadline_ends_the_wait_and_cancels_the_task(stream: bool) -> None:
     tasks = ScriptedTasks()
     config = GatewayConfig(port=0, deadline_slack_seconds=3600.0)
     body = json.dumps({**CHAT, "durable": "wait", "stream": stream}).encode()
@@ -145,7 +145,7 @@ async def test_its_callers_deadline_ends_the_wait_though_no_dispatcher_keeps_it(
 
 
 @pytest.mark.parametrize("when_left", ["cancel", "keep"])
-async def test_whoever_cancels_a_streamed_response_ends_its_task_also_one_that_outlives_its_caller(
+async def test_cancelling_a_streamed_response_cancels_its_task_even_if_kept(
     when_left: str,
 ) -> None:
     tasks = ScriptedTasks()
@@ -164,7 +164,7 @@ async def test_whoever_cancels_a_streamed_response_ends_its_task_also_one_that_o
     assert tasks.cancelled == list(tasks.kept)
 
 
-async def test_a_kept_tasks_answer_is_there_afterwards() -> None:
+async def test_answer_of_a_kept_task_is_readable_afterwards() -> None:
     tasks = ScriptedTasks(at_once=[ANSWER])
     async with serving(tasks=tasks) as gateway:
         live = json.loads((await ask(gateway, durable="wait", on_disconnect="keep")).body)
@@ -172,7 +172,7 @@ async def test_a_kept_tasks_answer_is_there_afterwards() -> None:
         assert lasting(json.loads(answer.body)["result"]) == lasting(live)
 
 
-async def test_the_same_key_is_the_same_task() -> None:
+async def test_same_idempotency_key_returns_the_same_task() -> None:
     tasks = ScriptedTasks(at_once=[ANSWER])
     async with serving(tasks=tasks) as gateway:
         body = json.dumps({**CHAT, "durable": "wait", "on_disconnect": "keep"}).encode()
@@ -183,7 +183,7 @@ async def test_the_same_key_is_the_same_task() -> None:
         assert (answer.status, json.loads(answer.body)["error"]["param"]) == (400, "Idempotency-Key")
 
 
-async def test_a_task_that_fails_is_a_status_that_names_it() -> None:
+async def test_failed_task_is_a_status_that_names_the_task() -> None:
     tasks = ScriptedTasks()
     async with serving(tasks=tasks) as gateway:
         asking = asyncio.create_task(ask(gateway, durable="wait", stream=True))
@@ -194,7 +194,7 @@ async def test_a_task_that_fails_is_a_status_that_names_it() -> None:
         assert answer.headers["x-weft-task-id"] == tasks.one.task.id
 
 
-async def test_a_submission_that_cannot_be_kept_is_unavailable_and_nothing_runs() -> None:
+async def test_failed_submission_returns_503_and_nothing_runs() -> None:
     tasks = ScriptedTasks(failure=WeftError(Reason.SERVICE_UNAVAILABLE, "the disk is full", retry_after_seconds=3))
     async with serving(tasks=tasks) as gateway:
         answer = await ask(gateway, durable="wait")
@@ -204,7 +204,7 @@ async def test_a_submission_that_cannot_be_kept_is_unavailable_and_nothing_runs(
 
 
 @pytest.mark.parametrize("with_started", [True, False])
-async def test_a_caller_who_was_told_nothing_yet_is_answered_by_the_next_attempt(with_started: bool) -> None:
+async def test_caller_without_output_yet_is_answered_by_the_next_attempt(with_started: bool) -> None:
     class Read(ScriptedTasks):
         was_read = asyncio.Event()
 
@@ -249,7 +249,7 @@ async def test_a_caller_who_was_told_nothing_yet_is_answered_by_the_next_attempt
         ("/v1/responses", {"input": "hi", "background": True}),
     ],
 )
-async def test_what_is_wrong_with_its_task_is_told_in_the_names_of_the_request(
+async def test_task_errors_use_the_request_field_names(
     path: str, fields: dict[str, Any], field: str, param: str | None, message: str
 ) -> None:
     tasks = ScriptedTasks(failure=FieldError(field, "must be smaller", Reason.REQUEST_TOO_LARGE))
@@ -259,7 +259,7 @@ async def test_what_is_wrong_with_its_task_is_told_in_the_names_of_the_request(
         assert (answer.status, error["param"], error["message"]) == (413, param, message)
 
 
-async def test_an_answer_that_broke_off_ends_with_an_error_and_no_other_words() -> None:
+async def test_interrupted_answer_ends_with_an_error_and_no_more_text() -> None:
     tasks = ScriptedTasks()
     async with serving(tasks=tasks) as gateway:
         body = json.dumps({**CHAT, "durable": "wait", "on_disconnect": "keep", "stream": True}).encode()
@@ -292,7 +292,7 @@ async def test_an_answer_that_broke_off_ends_with_an_error_and_no_other_words() 
         ("/v1/messages/count_tokens", {"durable": "wait"}, "durable"),
     ],
 )
-async def test_what_cannot_be_had_is_refused_with_its_name(path: str, fields: dict[str, Any], param: str) -> None:
+async def test_unsupported_field_is_rejected_by_name(path: str, fields: dict[str, Any], param: str) -> None:
     tasks = ScriptedTasks()
     async with serving(tasks=tasks) as gateway:
         answer = await ask(gateway, path, CHAT, **fields)
@@ -301,7 +301,7 @@ async def test_what_cannot_be_had_is_refused_with_its_name(path: str, fields: di
 
 
 @pytest.mark.parametrize(("path", "body", "answer"), SURFACES)
-async def test_where_nobody_runs_tasks_durable_is_refused(path: str, body: dict[str, Any], answer: Any) -> None:
+async def test_durable_is_rejected_if_tasks_are_unavailable(path: str, body: dict[str, Any], answer: Any) -> None:
     assert answer.events
     async with serving() as gateway:
         refused = await ask(gateway, path, body, durable="wait")

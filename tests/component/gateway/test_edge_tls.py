@@ -82,7 +82,7 @@ async def first_bytes(port: int, words: bytes) -> bytes:
         writer.close()
 
 
-async def test_requests_over_https_are_answered_with_http_1_and_tls_of_today(ca: Authority, files: TlsFiles) -> None:
+async def test_https_requests_are_served_with_http_1_and_modern_tls(ca: Authority, files: TlsFiles) -> None:
     async with serving(files) as edge:
         assert edge.url == f"https://127.0.0.1:{edge.port}"
         assert await is_answered(edge, trusting(ca))
@@ -94,14 +94,14 @@ async def test_requests_over_https_are_answered_with_http_1_and_tls_of_today(ca:
         del reader
 
 
-async def test_callers_who_trust_another_authority_do_not_get_through(files: TlsFiles) -> None:
+async def test_callers_trusting_another_ca_cannot_connect(files: TlsFiles) -> None:
     async with serving(files) as edge:
         with pytest.raises(aiohttp.ClientConnectorCertificateError):
             await is_answered(edge, trusting(Authority()))
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-async def test_tls_older_than_1_2_is_refused(ca: Authority, files: TlsFiles) -> None:
+async def test_tls_older_than_1_2_is_rejected(ca: Authority, files: TlsFiles) -> None:
     old = trusting(ca)
     old.set_ciphers("ALL:@SECLEVEL=0")
     old.minimum_version = ssl.TLSVersion.TLSv1
@@ -122,7 +122,7 @@ async def test_tls_older_than_1_2_is_refused(ca: Authority, files: TlsFiles) -> 
     ],
     ids=["plain HTTP", "HTTP/2 preface", "a hello without end", "garbage"],
 )
-async def test_what_is_not_tls_is_cut_and_hurts_nobody(
+async def test_non_tls_connection_is_closed_and_affects_no_other(
     ca: Authority, files: TlsFiles, words: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(SHORTENED, 0.2)
@@ -131,7 +131,7 @@ async def test_what_is_not_tls_is_cut_and_hurts_nobody(
         assert await is_answered(edge, trusting(ca))
 
 
-async def test_a_client_that_does_not_finish_its_handshake_is_cut(
+async def test_incomplete_tls_handshake_times_out(
     ca: Authority, files: TlsFiles, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(SHORTENED, 0.05)
@@ -140,7 +140,7 @@ async def test_a_client_that_does_not_finish_its_handshake_is_cut(
         assert await is_answered(edge, trusting(ca))
 
 
-async def test_a_refusal_before_the_application_is_readable_over_tls_too(ca: Authority, files: TlsFiles) -> None:
+async def test_error_before_the_application_is_readable_over_tls(ca: Authority, files: TlsFiles) -> None:
     faults: list[object] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, fault: faults.append(fault))
     config = GatewayConfig(port=0, connections=ConnectionLimits(linger_seconds=0.05))
@@ -154,7 +154,7 @@ async def test_a_refusal_before_the_application_is_readable_over_tls_too(ca: Aut
     assert faults == []
 
 
-async def test_a_new_certificate_is_shown_to_the_next_client_and_running_connections_stay(
+async def test_new_certificate_applies_to_new_connections_and_existing_ones_continue(
     files: TlsFiles, ca: Authority, tmp_path: Path
 ) -> None:
     other = Authority()
@@ -171,14 +171,14 @@ async def test_a_new_certificate_is_shown_to_the_next_client_and_running_connect
             await is_answered(edge, trusting(ca))
 
 
-async def test_new_files_that_cannot_be_used_leave_the_old_certificate_in_use(files: TlsFiles, ca: Authority) -> None:
+async def test_unusable_new_files_keep_the_old_certificate(files: TlsFiles, ca: Authority) -> None:
     assert files.key_file is not None
     async with serving(files) as edge:
         files.key_file.write_bytes(b"half a k")
         assert await is_answered(edge, trusting(ca))
 
 
-async def test_a_key_that_others_may_read_keeps_the_edge_from_starting(files: TlsFiles) -> None:
+async def test_key_file_readable_by_others_prevents_startup(files: TlsFiles) -> None:
     assert files.key_file is not None
     files.key_file.chmod(0o644)
     with pytest.raises(FieldError, match="0644"):
@@ -196,7 +196,7 @@ async def test_a_key_that_others_may_read_keeps_the_edge_from_starting(files: Tl
         (True, False, True, ()),
     ],
 )
-async def test_beyond_loopback_it_listens_with_keys_and_tls_alone(
+async def test_non_loopback_listener_requires_keys_and_tls(
     files: TlsFiles, has_keys: bool, has_tls: bool, is_elsewhere: bool, missing: tuple[str, ...]
 ) -> None:
     tls = edge_tls(files) if has_tls else EdgeTls()

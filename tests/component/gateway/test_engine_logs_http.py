@@ -25,7 +25,7 @@ def events_of(response: RawResponse) -> list[Any]:
     return [json.loads(line[6:]) for line in response.body.decode().splitlines() if line.startswith("data: ")]
 
 
-async def test_the_last_lines_come_as_one_answer() -> None:
+async def test_last_lines_are_returned_as_one_response() -> None:
     logs = ScriptedEngineLogs()
     found = await get("/v1/admin/models/qwen/logs?lines=50", logs)
     assert found.status == 200
@@ -38,7 +38,7 @@ async def test_the_last_lines_come_as_one_answer() -> None:
     assert logs.asked == [("qwen", 50, False)]
 
 
-async def test_lines_that_follow_come_as_events() -> None:
+async def test_followed_lines_are_sent_as_events() -> None:
     logs = ScriptedEngineLogs()
     found = await get("/v1/admin/models/solo/logs?follow=1", logs)
     assert found.headers["content-type"].startswith("text/event-stream")
@@ -46,7 +46,7 @@ async def test_lines_that_follow_come_as_events() -> None:
     assert logs.asked == [("solo", 200, True)]
 
 
-async def test_a_member_of_a_pool_is_chosen_by_its_name() -> None:
+async def test_pool_member_is_selected_by_name() -> None:
     logs = ScriptedEngineLogs()
     await get("/v1/admin/models/qwen/logs?member=qwen-2", logs)
     await get("/v1/admin/models/qwen-2/logs", logs)
@@ -63,19 +63,19 @@ async def test_a_member_of_a_pool_is_chosen_by_its_name() -> None:
         ("/v1/admin/models/nobody/logs", 404, "nobody"),
     ],
 )
-async def test_what_is_wrong_is_said(path: str, status: int, said: str) -> None:
+async def test_invalid_parameters_are_reported(path: str, status: int, said: str) -> None:
     found = await get(path)
     assert (found.status, said in found.body.decode()) == (status, True), found
 
 
 @pytest.mark.parametrize("follow", ["", "?follow=1"])
-async def test_a_runner_that_is_not_there_is_an_error_with_a_status(follow: str) -> None:
+async def test_missing_runner_returns_an_error_status(follow: str) -> None:
     gone = ScriptedEngineLogs(failure=WeftError(Reason.NO_RUNNER_AVAILABLE, "no runner serves qwen now"))
     found = await get(f"/v1/admin/models/qwen/logs{follow}", gone)
     assert (found.status, json.loads(found.body)["error"]["code"]) == (503, "no_runner_available")
 
 
-async def test_the_output_of_engines_needs_the_right_that_its_rpc_needs() -> None:
+async def test_engine_logs_need_the_same_scope_as_their_rpc() -> None:
     async with serving(fleet=FLEET, admin=admin_ports(), keys=Ring()) as gateway:
         found = {}
         for key in ("viewer000000", "user00000000"):

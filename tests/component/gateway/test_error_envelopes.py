@@ -187,7 +187,7 @@ def require_honest_retries(answer: Answer) -> None:
         assert "retry-after" not in answer.headers
 
 
-def test_the_walk_sees_routes_of_every_surface() -> None:
+def test_route_enumeration_covers_every_surface() -> None:
     paths = {path for _, path in routes(small_app())}
     assert {"/v1/chat/completions", "/v1/messages", "/v1/messages/count_tokens", "/v1/models", "/health"} <= paths
     assert {"/api/v1/models", "/metrics", "/openapi.json", "/api/chat", "/api/tags", "/"} <= paths
@@ -195,7 +195,7 @@ def test_the_walk_sees_routes_of_every_surface() -> None:
 
 @pytest.mark.parametrize("headers", [(), (VERSION,)], ids=["plain", "with anthropic-version"])
 @pytest.mark.parametrize(("failure", "status", "code"), FAILURES, ids=[code for _, _, code in FAILURES])
-async def test_whatever_a_route_raises_is_answered_in_the_words_of_its_clients(
+async def test_every_route_error_uses_the_format_of_its_api(
     headers: tuple[tuple[bytes, bytes], ...], failure: Exception, status: int, code: str
 ) -> None:
     async def fail() -> None:
@@ -222,7 +222,7 @@ CALLS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("path", CALLS)
 @pytest.mark.parametrize(("failure", "status", "code"), FAILURES, ids=[code for _, _, code in FAILURES])
-async def test_whatever_a_model_call_raises_is_answered_in_the_words_of_its_clients(
+async def test_every_model_call_error_uses_the_format_of_its_api(
     path: str, failure: Exception, status: int, code: str
 ) -> None:
     script = ScriptedDispatcher([failure], vectors=failure)
@@ -234,7 +234,7 @@ async def test_whatever_a_model_call_raises_is_answered_in_the_words_of_its_clie
 
 
 @pytest.mark.parametrize("headers", [(), (VERSION,)], ids=["plain", "with anthropic-version"])
-async def test_a_method_that_a_path_does_not_have_is_405_with_those_it_has(
+async def test_unsupported_method_returns_405_with_the_allowed_methods(
     headers: tuple[tuple[bytes, bytes], ...],
 ) -> None:
     app = small_app()
@@ -244,13 +244,13 @@ async def test_a_method_that_a_path_does_not_have_is_405_with_those_it_has(
         assert {method for method, other in routes(app) if other == path} <= set(answer.headers["allow"].split(", "))
 
 
-async def test_a_path_with_a_route_per_method_names_all_of_them() -> None:
+async def test_allow_header_lists_methods_of_all_routes_of_a_path() -> None:
     answers = [await ask(small_app(), "TRACE", path) for path in ("/v1/models", "/api/v1/agents/x", "/v1/messages")]
     assert [answer.headers["allow"] for answer in answers] == ["GET, HEAD", "DELETE, GET, PUT", "POST"]
 
 
 @pytest.mark.parametrize("headers", [(), (VERSION,)], ids=["plain", "with anthropic-version"])
-async def test_a_path_that_is_not_there_is_404(headers: tuple[tuple[bytes, bytes], ...]) -> None:
+async def test_unknown_path_returns_404(headers: tuple[tuple[bytes, bytes], ...]) -> None:
     paths = [
         "//",
         "/api/",
@@ -266,7 +266,7 @@ async def test_a_path_that_is_not_there_is_404(headers: tuple[tuple[bytes, bytes
         require_contract(await ask(small_app(), "GET", path, *headers), path, headers, 404, "not_found")
 
 
-async def test_a_model_that_is_not_there_is_404_in_the_words_of_who_asks() -> None:
+async def test_unknown_model_returns_404_in_the_format_of_the_api() -> None:
     for headers in ((), (VERSION,)):
         for path in ("/v1/models/nope", "/v1/models/agent/nope", "/v1/models/route/nope"):
             require_contract(await ask(small_app(), "GET", path, *headers), path, headers, 404, "model_not_found")
@@ -276,7 +276,7 @@ async def test_a_model_that_is_not_there_is_404_in_the_words_of_who_asks() -> No
 @pytest.mark.parametrize(
     ("body", "status", "code"), [(b"{" * 11, 413, "request_too_large"), (b"{", 400, "malformed_request")]
 )
-async def test_a_bad_body_is_told_in_the_words_of_the_surface(
+async def test_invalid_body_error_uses_the_format_of_the_surface(
     headers: tuple[tuple[bytes, bytes], ...], body: bytes, status: int, code: str
 ) -> None:
     app = small_app()
@@ -295,7 +295,7 @@ def takes_json(path: str) -> bool:
     )
 
 
-async def test_a_body_that_is_not_declared_as_json_is_refused_in_the_words_of_the_surface() -> None:
+async def test_non_json_content_type_error_uses_the_format_of_the_surface() -> None:
     for path in ("/v1/chat/completions", "/v1/messages", "/v1/messages/count_tokens"):
         plain = (b"content-type", b"text/plain")
         answer = await ask(small_app(), "POST", path, plain, body=b"{}")
@@ -305,7 +305,7 @@ async def test_a_body_that_is_not_declared_as_json_is_refused_in_the_words_of_th
 
 
 @pytest.mark.parametrize("headers", [(), (VERSION,)], ids=["plain", "with anthropic-version"])
-async def test_whoever_has_no_key_is_told_so_in_the_words_of_the_surface(
+async def test_missing_key_error_uses_the_format_of_the_surface(
     headers: tuple[tuple[bytes, bytes], ...],
 ) -> None:
     app = make_app(GatewayConfig(), keys=NoKeys())
@@ -313,12 +313,12 @@ async def test_whoever_has_no_key_is_told_so_in_the_words_of_the_surface(
         require_contract(await ask(app, method, path, *headers), path, headers, 401, "invalid_api_key")
 
 
-async def test_an_unhealthy_gateway_says_so_in_the_envelope() -> None:
+async def test_unhealthy_gateway_reports_it_in_the_envelope() -> None:
     answer = await ask(make_app(GatewayConfig(), fleet=FixedFleet.of()), "GET", "/health")
     require_contract(answer, "/health", (), 503, "no_runner_available")
 
 
-async def test_a_foreign_host_is_refused_in_the_words_of_the_surface() -> None:
+async def test_foreign_host_error_uses_the_format_of_the_surface() -> None:
     for path in ("/v1/chat/completions", "/v1/messages"):
         answer = await ask(small_app(), "POST", path, (b"origin", b"https://evil.example"), body=b"{}")
         assert answer.status == 403

@@ -43,7 +43,7 @@ def error_of(answer: RawResponse) -> tuple[int, str, str | None]:
     return answer.status, error["code"], error["param"]
 
 
-async def test_the_openai_client_keeps_reads_lists_and_forgets_a_file() -> None:
+async def test_openai_client_uploads_reads_lists_and_deletes_a_file() -> None:
     async with serving(files=MemoryFiles()) as gateway:
         made = await gateway.sdk.files.create(file=("in.jsonl", LINES), purpose="batch")
         assert (made.object, made.bytes, made.filename, made.purpose) == ("file", len(LINES), "in.jsonl", "batch")
@@ -61,7 +61,7 @@ async def test_the_openai_client_keeps_reads_lists_and_forgets_a_file() -> None:
             await gateway.sdk.files.content(made.id)
 
 
-async def test_a_file_is_what_the_document_says_and_no_more() -> None:
+async def test_file_document_has_exactly_the_documented_fields() -> None:
     async with serving(files=MemoryFiles()) as gateway:
         answer = json.loads((await send(gateway, GOOD)).body)
     assert answer == {
@@ -77,7 +77,7 @@ async def test_a_file_is_what_the_document_says_and_no_more() -> None:
     }
 
 
-async def test_the_client_may_say_when_a_file_expires_and_its_keeper_decides() -> None:
+async def test_client_can_request_an_expiry_and_the_store_decides() -> None:
     async with serving(files=MemoryFiles()) as gateway:
         made = await gateway.sdk.files.create(
             file=("in.jsonl", LINES), purpose="batch", expires_after={"anchor": "created_at", "seconds": 3600}
@@ -85,7 +85,7 @@ async def test_the_client_may_say_when_a_file_expires_and_its_keeper_decides() -
     assert made.expires_at == 1769817600
 
 
-async def test_a_purpose_may_come_after_its_file() -> None:
+async def test_purpose_can_follow_the_file() -> None:
     files = MemoryFiles()
     async with serving(files=files) as gateway:
         assert (await send(gateway, form(part(FILE, LINES), part(PURPOSE, b"batch")))).status == 200
@@ -112,7 +112,7 @@ async def test_a_purpose_may_come_after_its_file() -> None:
         (form(part(PURPOSE, b"\xff"), part(FILE, LINES)), "purpose"),
     ],
 )
-async def test_what_is_wrong_with_a_form_is_named_and_nothing_is_kept(body: bytes, param: str) -> None:
+async def test_invalid_form_field_is_reported_and_nothing_is_stored(body: bytes, param: str) -> None:
     files = MemoryFiles()
     async with serving(files=files) as gateway:
         assert error_of(await send(gateway, body)) == (400, "invalid_argument", param)
@@ -120,7 +120,7 @@ async def test_what_is_wrong_with_a_form_is_named_and_nothing_is_kept(body: byte
 
 
 @pytest.mark.parametrize("cut", range(1, len(GOOD), 7))
-async def test_a_form_that_breaks_off_is_refused_wherever_it_does(cut: int) -> None:
+async def test_truncated_form_is_rejected_at_any_position(cut: int) -> None:
     files = MemoryFiles()
     async with serving(files=files) as gateway:
         answer = await send(gateway, GOOD[:cut])
@@ -130,7 +130,7 @@ async def test_a_form_that_breaks_off_is_refused_wherever_it_does(cut: int) -> N
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 64])
-async def test_a_form_reads_the_same_in_pieces_of_any_size(size: int) -> None:
+async def test_form_parses_identically_in_chunks_of_any_size(size: int) -> None:
     data = b"\r\n--edg\r\n--edge \r\n-\r\n--edgf" * 3
     body = form(part(PURPOSE, b"batch"), part(FILE, data))
     # "\\r\
@@ -177,7 +177,7 @@ class Counting(MemoryFiles):
         return await super().save(new, counted())
 
 
-async def test_a_large_file_is_handed_on_in_pieces_of_one_size() -> None:
+async def test_large_file_is_forwarded_in_chunks_of_one_size() -> None:
     files = Counting(keeps_nothing=True)
     data = b"x" * (3 * MAX_PIECE_BYTES + 5)
     async with serving(files=files) as gateway:
@@ -186,7 +186,7 @@ async def test_a_large_file_is_handed_on_in_pieces_of_one_size() -> None:
     assert files.sizes == [MAX_PIECE_BYTES] * 3 + [5]
 
 
-async def test_a_file_that_is_too_large_is_refused_before_or_while_it_comes_in() -> None:
+async def test_oversized_file_is_rejected_before_or_during_upload() -> None:
     files = MemoryFiles()
     config = GatewayConfig(port=0, batches=BatchEdgeConfig(max_file_bytes=1000))
     async with serving(files=files, config=config) as gateway:
@@ -211,7 +211,7 @@ async def test_a_file_that_is_too_large_is_refused_before_or_while_it_comes_in()
 
 
 @pytest.mark.parametrize(("megabytes", "status"), [(1, 413), (12, 200)])
-async def test_what_is_larger_than_any_ordinary_body_may_come_in_more_pieces(megabytes: int, status: int) -> None:
+async def test_uploads_larger_than_a_normal_body_may_use_more_chunks(megabytes: int, status: int) -> None:
     config = GatewayConfig(port=0, connections=ConnectionLimits(max_body_pieces=1_000))
     body = form(part(PURPOSE, b"batch"), part(FILE, b"x" * megabytes * 2**20))
     many = 1_300 * 700
@@ -222,7 +222,7 @@ async def test_what_is_larger_than_any_ordinary_body_may_come_in_more_pieces(meg
     assert answer.status == status
 
 
-async def test_a_file_that_comes_in_too_slowly_is_refused() -> None:
+async def test_slow_upload_is_rejected() -> None:
     pace = ConnectionLimits(body_grace_seconds=0.05)
     files = MemoryFiles()
     config = GatewayConfig(port=0, connections=pace)
@@ -233,7 +233,7 @@ async def test_a_file_that_comes_in_too_slowly_is_refused() -> None:
     assert files.kept == {}
 
 
-async def test_a_keeper_may_take_its_time_without_that_being_its_callers_fault() -> None:
+async def test_slow_store_does_not_count_against_the_upload_timeout() -> None:
     entered, go_on = asyncio.Event(), asyncio.Event()
 
     class Slow(MemoryFiles):
@@ -252,7 +252,7 @@ async def test_a_keeper_may_take_its_time_without_that_being_its_callers_fault()
         assert (await sending).status == 200
 
 
-async def test_no_more_than_so_many_files_are_taken_in_at_once() -> None:
+async def test_concurrent_uploads_are_limited() -> None:
     entered, go_on = asyncio.Event(), asyncio.Event()
 
     class Slow(MemoryFiles):
@@ -273,7 +273,7 @@ async def test_no_more_than_so_many_files_are_taken_in_at_once() -> None:
     assert "max_uploads" in json.loads(refused.body)["error"]["message"]
 
 
-async def test_what_the_keeper_says_is_the_answer() -> None:
+async def test_store_error_is_returned() -> None:
     full = WeftError(Reason.TOO_MANY_RESOURCES, "the tenant keeps all it may")
     files = MemoryFiles(save_failure=full)
     async with serving(files=files) as gateway:
@@ -282,7 +282,7 @@ async def test_what_the_keeper_says_is_the_answer() -> None:
         assert error_of(await gateway.request("GET", f"{PATH}/file-1"))[:2] == (503, "service_unavailable")
 
 
-async def test_another_tenant_finds_nothing() -> None:
+async def test_another_tenant_gets_404() -> None:
     other = {"X-Tenant-ID": "other"}
     async with serving(files=MemoryFiles()) as gateway:
         await send(gateway, GOOD)
@@ -307,7 +307,7 @@ async def listed(gateway: RunningGateway, query: str) -> dict[str, Any]:
     return found
 
 
-async def test_files_are_listed_in_pages_from_either_end() -> None:
+async def test_files_are_listed_in_pages_in_both_orders() -> None:
     async with serving(files=MemoryFiles()) as gateway:
         for _ in range(5):
             await send(gateway, GOOD)
@@ -336,7 +336,7 @@ async def test_files_are_listed_in_pages_from_either_end() -> None:
         ("unheard=1", 400, "unheard"),
     ],
 )
-async def test_a_wrong_parameter_of_a_list_is_named(query: str, status: int, param: str | None) -> None:
+async def test_invalid_list_parameter_is_reported(query: str, status: int, param: str | None) -> None:
     async with serving(files=MemoryFiles()) as gateway:
         answer = await gateway.request("GET", f"{PATH}?{query}")
     assert (error_of(answer)[0], error_of(answer)[2]) == (status, param)
@@ -358,14 +358,14 @@ class Forgetful(MemoryFiles):
 
 
 @pytest.mark.parametrize("files", [Breaking(), Forgetful()])
-async def test_a_file_that_breaks_off_does_not_end_as_if_it_were_whole(files: MemoryFiles) -> None:
+async def test_interrupted_file_download_is_not_terminated_as_complete(files: MemoryFiles) -> None:
     async with serving(files=files) as gateway:
         made = await gateway.sdk.files.create(file=("in.jsonl", LINES), purpose="batch")
         with pytest.raises(openai.APIConnectionError):
             await gateway.sdk.files.content(made.id)
 
 
-async def test_the_name_of_a_file_does_no_harm_in_a_header() -> None:
+async def test_file_name_is_escaped_in_the_header() -> None:
     async with serving(files=MemoryFiles()) as gateway:
         named = FILE.replace(b"in.jsonl", "../a b\u00e9;x.jsonl".encode())
         made = json.loads((await send(gateway, form(part(PURPOSE, b"batch"), part(named, LINES)))).body)
@@ -375,7 +375,7 @@ async def test_the_name_of_a_file_does_no_harm_in_a_header() -> None:
     assert answer.body == LINES
 
 
-async def test_where_nobody_keeps_files_there_is_nothing_at_the_path() -> None:
+async def test_path_does_not_exist_without_a_file_store() -> None:
     async with serving() as gateway:
         assert (await send(gateway, GOOD)).status == 404
         assert (await gateway.request("GET", PATH)).status == 404

@@ -30,7 +30,7 @@ class Forgotten(ScriptedTasks):
                 return
 
 
-async def test_a_result_that_is_forgotten_while_it_is_read_is_no_broken_answer() -> None:
+async def test_result_purged_during_a_read_returns_503_then_404() -> None:
     tasks = Forgotten(at_once=hello_pieces())
     async with serving(tasks=tasks) as gateway:
         assert (await submit(gateway)).status == 202
@@ -39,7 +39,7 @@ async def test_a_result_that_is_forgotten_while_it_is_read_is_no_broken_answer()
         assert error_of(await gateway.request("GET", path))[:2] == (404, "not_found")
 
 
-async def test_a_response_that_is_forgotten_while_it_is_read_has_not_failed_and_is_not_kept() -> None:
+async def test_response_purged_during_a_read_is_neither_failed_nor_stored() -> None:
     tasks, store = Forgotten(at_once=hello_pieces()), MemoryResponses()
     async with stage(tasks, store) as gateway:
         tasks.is_on = False
@@ -51,7 +51,7 @@ async def test_a_response_that_is_forgotten_while_it_is_read_has_not_failed_and_
         assert (await gateway.request("GET", f"/v1/responses/{made['id']}")).status == 404
 
 
-async def test_a_response_that_is_known_to_be_forgotten_while_it_is_read_is_not_found() -> None:
+async def test_response_known_to_be_purged_during_a_read_returns_404() -> None:
     class Told(Forgotten):
         async def watch(
             self, tenant: str, task_id: str, after_event: int = 0
@@ -69,7 +69,7 @@ async def test_a_response_that_is_known_to_be_forgotten_while_it_is_read_is_not_
     assert made["id"] in json.loads(answer.body)["error"]["message"]
 
 
-async def test_a_stream_whose_response_is_forgotten_tells_no_end_that_was_none() -> None:
+async def test_stream_of_a_purged_response_ends_with_an_error_instead_of_a_made_up_end() -> None:
     tasks, store = Forgotten(at_once=hello_pieces()), MemoryResponses()
     async with stage(tasks, store) as gateway:
         tasks.is_on = False
@@ -82,7 +82,7 @@ async def test_a_stream_whose_response_is_forgotten_tells_no_end_that_was_none()
     assert (told[-1]["code"], store.kept) == ("service_unavailable", {})
 
 
-async def test_a_response_that_is_deleted_while_its_end_is_being_kept_does_not_come_back() -> None:
+async def test_response_deleted_while_its_end_is_stored_is_not_restored() -> None:
     class Deleting(MemoryResponses):
         async def save(self, response: stored_response_service_pb2.StoredResponse) -> None:
             tasks.kept.clear()
@@ -102,7 +102,7 @@ async def test_a_response_that_is_deleted_while_its_end_is_being_kept_does_not_c
         assert store.kept == {}
 
 
-async def test_a_response_that_is_kept_is_not_kept_anew_by_everybody_who_reads_it_again() -> None:
+async def test_stored_response_is_not_stored_again_on_each_read() -> None:
     class Counting(MemoryResponses):
         saves = 0
 

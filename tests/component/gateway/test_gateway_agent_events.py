@@ -58,7 +58,7 @@ async def chat(gateway: RunningGateway, **fields: object) -> tuple[dict[str, str
     return response.headers, response.body.decode()
 
 
-async def test_what_an_agent_asks_for_reaches_the_runner_on_every_attempt(tmp_path: Path) -> None:
+async def test_agent_behavior_reaches_the_runner_on_every_attempt(tmp_path: Path) -> None:
     died = WeftError(Reason.SERVER_DIED, "it died")
     async with (
         dispatching(tmp_path, fleet(), died) as (dispatcher, _, runner),
@@ -70,7 +70,7 @@ async def test_what_an_agent_asks_for_reaches_the_runner_on_every_attempt(tmp_pa
     assert asked == [("coder", BEHAVIOUR), ("coder", BEHAVIOUR), ("plain", None), ("", None)]
 
 
-async def test_an_answer_in_one_piece_has_warnings_and_signals() -> None:
+async def test_unary_answer_has_warnings_and_signals() -> None:
     async with serving(ScriptedDispatcher(answer_with_notices())) as gateway:
         headers, body = await chat(gateway)
     document = json.loads(body)
@@ -80,7 +80,7 @@ async def test_an_answer_in_one_piece_has_warnings_and_signals() -> None:
     assert headers["x-weft-warnings"] == "1"
 
 
-async def test_a_stream_tells_them_as_comments_and_in_chunks_on_request() -> None:
+async def test_stream_sends_notices_as_comments_and_on_request_in_chunks() -> None:
     async with serving(ScriptedDispatcher(answer_with_notices())) as gateway:
         _, plain = await chat(gateway, stream=True)
         _, asked = await chat(gateway, stream=True, stream_options={"include_weft_events": True})
@@ -99,7 +99,7 @@ async def test_a_stream_tells_them_as_comments_and_in_chunks_on_request() -> Non
     assert asked.endswith("data: [DONE]\n\n")
 
 
-async def test_a_failure_after_a_tool_has_run_is_the_last_event_of_a_stream_that_has_begun() -> None:
+async def test_failure_after_a_tool_ran_is_the_last_event_of_a_started_stream() -> None:
     steps: list[Step] = [*answer_with_notices()[:3], WeftError(Reason.SERVER_DIED, "it died")]
     async with serving(ScriptedDispatcher(steps)) as gateway:
         _, body = await chat(gateway, stream=True)
@@ -109,7 +109,7 @@ async def test_a_failure_after_a_tool_has_run_is_the_last_event_of_a_stream_that
     assert "[DONE]" not in body
 
 
-async def test_a_failure_after_no_more_than_a_warning_is_still_a_status() -> None:
+async def test_failure_after_only_a_warning_is_still_a_status() -> None:
     steps: list[Step] = [*answer_with_notices()[:2], WeftError(Reason.SERVER_DIED, "it died")]
     async with serving(ScriptedDispatcher(steps)) as gateway:
         body = json.dumps({"model": "tiny", "messages": MESSAGES, "stream": True}).encode()

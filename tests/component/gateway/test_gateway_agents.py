@@ -37,7 +37,7 @@ def require_prepared(runner: AnsweringRunner, *, temperature: float) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_chat_with_an_agent_is_answered_by_its_model(tmp_path: Path, stream: bool) -> None:
+async def test_chat_with_an_agent_is_answered_by_its_model(tmp_path: Path, stream: bool) -> None:
     async with (
         dispatching(tmp_path, fleet()) as (dispatcher, scheduler, runner),
         serving(dispatcher, fleet=fleet()) as gateway,
@@ -56,7 +56,7 @@ async def test_a_chat_with_an_agent_is_answered_by_its_model(tmp_path: Path, str
     assert 'model="agent/coder",reason="completed"' in metrics
 
 
-async def test_every_attempt_asks_for_the_same_and_the_log_names_the_agent(tmp_path: Path) -> None:
+async def test_every_attempt_sends_the_same_payload_and_the_log_names_the_agent(tmp_path: Path) -> None:
     died = WeftError(Reason.SERVER_DIED, "it died")
     with capture_logs() as logs:
         async with (
@@ -78,7 +78,7 @@ async def test_every_attempt_asks_for_the_same_and_the_log_names_the_agent(tmp_p
         ("agent/stray", "agent stray answers with model nowhere, which is not known to the mesh"),
     ],
 )
-async def test_an_agent_that_cannot_be_resolved_is_404(tmp_path: Path, stream: bool, name: str, message: str) -> None:
+async def test_unresolvable_agent_returns_404(tmp_path: Path, stream: bool, name: str, message: str) -> None:
     async with (
         dispatching(tmp_path, fleet()) as (dispatcher, scheduler, _),
         serving(dispatcher, fleet=fleet()) as gateway,

@@ -20,7 +20,7 @@ def chunk(data: bytes) -> bytes:
     return b"%x\r\n%b\r\n" % (len(data), data)
 
 
-async def test_a_body_that_trickles_is_408_long_before_its_whole_time_is_over() -> None:
+async def test_trickling_body_returns_408_early() -> None:
     config = GatewayConfig(port=0, body_timeout_seconds=60, connections=ConnectionLimits(body_grace_seconds=0.05))
     async with serving(config=config) as gateway:
         request = head(f"POST {CHAT} HTTP/1.1", {**CHUNKED, "Connection": "close"})
@@ -29,7 +29,7 @@ async def test_a_body_that_trickles_is_408_long_before_its_whole_time_is_over() 
         assert "more slowly than 1024 bytes per second" in message_of(response)
 
 
-async def test_a_body_earns_its_time_by_the_bytes_it_brings() -> None:
+async def test_body_time_limit_grows_with_the_bytes_received() -> None:
     limits = ConnectionLimits(body_grace_seconds=0.2, min_body_bytes_per_second=10)
     config = GatewayConfig(port=0, connections=limits)
     async with serving(config=config) as gateway, gateway.connection() as (reader, writer):
@@ -41,7 +41,7 @@ async def test_a_body_earns_its_time_by_the_bytes_it_brings() -> None:
         assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200")
 
 
-async def test_a_caller_that_expects_a_hundred_and_falls_silent_is_408() -> None:
+async def test_client_that_sends_nothing_after_100_continue_gets_408() -> None:
     config = GatewayConfig(port=0, connections=ConnectionLimits(body_grace_seconds=0.05))
     headers = {"Host": "localhost", "Content-Type": "application/json", "Content-Length": "60"}
     async with serving(config=config) as gateway, gateway.connection() as (reader, writer):
@@ -50,7 +50,7 @@ async def test_a_caller_that_expects_a_hundred_and_falls_silent_is_408() -> None
         assert RawResponse.parse(await reader.read()).status == 408
 
 
-async def test_a_trailer_is_no_header() -> None:
+async def test_trailer_is_not_treated_as_a_header() -> None:
     async with serving() as gateway:
         for trailer in (b"X-Tenant-ID: other", b"X-Priority: system", b"Host: evil.example"):
             request = head(f"POST {CHAT} HTTP/1.1", {**CHUNKED, "X-Tenant-ID": "mine", "Connection": "close"})
@@ -59,7 +59,7 @@ async def test_a_trailer_is_no_header() -> None:
         assert {context.tenant for context in gateway.dispatcher.contexts} == {"mine"}
 
 
-async def test_trailers_without_end_are_431() -> None:
+async def test_endless_trailers_return_431() -> None:
     async with serving() as gateway, gateway.connection() as (reader, writer):
         request = head(f"POST {CHAT} HTTP/1.1", CHUNKED)
         writer.write(request + chunk(GOOD[:10]) + b"0\r\n")
@@ -71,13 +71,13 @@ async def test_trailers_without_end_are_431() -> None:
         assert (await gateway.request("POST", CHAT, GOOD)).status == 200
 
 
-async def test_chunk_extensions_without_end_are_431() -> None:
+async def test_endless_chunk_extensions_return_431() -> None:
     async with serving() as gateway, gateway.connection() as (reader, writer):
         writer.write(head(f"POST {CHAT} HTTP/1.1", CHUNKED) + b"5;x=" + b"a" * 1_000_000)
         assert RawResponse.parse(await reader.read()).status == 431
 
 
-async def test_many_honest_chunks_are_no_overhead() -> None:
+async def test_many_small_chunks_do_not_count_as_overhead() -> None:
     body = GOOD[:-1] + b',"x":"' + b"y" * 15_000 + b'"}'
     request = head(f"POST {CHAT} HTTP/1.1", {**CHUNKED, "Connection": "close"})
     async with serving() as gateway:
@@ -86,7 +86,7 @@ async def test_many_honest_chunks_are_no_overhead() -> None:
         assert (await gateway.exchange(request + chunks + b"0\r\n\r\n")).status == 200
 
 
-async def test_the_next_request_of_a_connection_begins_to_count_anew() -> None:
+async def test_next_request_on_a_connection_resets_the_counters() -> None:
     async with serving() as gateway, gateway.connection() as (reader, writer):
         for _ in range(3):
             writer.write(gateway.post(CHAT, GOOD[:-1] + b',"user":"' + b" " * 500 + b'"}' + b" " * 30_000))
@@ -96,7 +96,7 @@ async def test_the_next_request_of_a_connection_begins_to_count_anew() -> None:
             await reader.readexactly(length)
 
 
-async def test_a_body_with_too_many_names_is_413() -> None:
+async def test_body_with_too_many_members_returns_413() -> None:
     config = GatewayConfig(port=0, limits=RequestLimits(max_json_members=5))
     async with serving(config=config) as gateway:
         assert (await gateway.request("POST", CHAT, GOOD)).status == 200

@@ -22,7 +22,7 @@ def _body(path: str, **fields: object) -> bytes:
 
 
 @pytest.mark.parametrize("path", BODIES)
-async def test_headers_and_the_field_reach_the_dispatcher(path: str) -> None:
+async def test_cache_headers_and_field_reach_the_dispatcher(path: str) -> None:
     headers = {"X-Cache-Mode": "none", "X-Cache-Tag": "session-abc123"}
     async with serving(ScriptedDispatcher(hello())) as gateway:
         await gateway.request("POST", path, _body(path, keep_alive="5m"), headers)
@@ -32,7 +32,7 @@ async def test_headers_and_the_field_reach_the_dispatcher(path: str) -> None:
 
 
 @pytest.mark.parametrize(("mode", "expected"), [("prefix", CacheMode.PREFIX), ("auto", CacheMode.AUTO)])
-async def test_each_cache_mode_has_its_word(mode: str, expected: CacheMode) -> None:
+async def test_each_cache_mode_is_accepted(mode: str, expected: CacheMode) -> None:
     path = GENERATING[0]
     async with serving(ScriptedDispatcher(hello())) as gateway:
         await gateway.request("POST", path, _body(path), {"X-Cache-Mode": mode})
@@ -40,7 +40,7 @@ async def test_each_cache_mode_has_its_word(mode: str, expected: CacheMode) -> N
 
 
 @pytest.mark.parametrize(("given", "seconds"), [(300, 300.0), (-1, -1.0), (0, 0.0), ("90s", 90.0), (1.5, 1.5)])
-async def test_keep_alive_has_several_spellings_and_is_not_handed_on_as_a_parameter(
+async def test_keep_alive_accepts_several_spellings_and_is_not_forwarded_as_a_parameter(
     given: object, seconds: float
 ) -> None:
     path = GENERATING[0]
@@ -64,7 +64,7 @@ async def test_keep_alive_has_several_spellings_and_is_not_handed_on_as_a_parame
     ],
 )
 @pytest.mark.parametrize("path", BODIES)
-async def test_a_wrong_cache_header_is_400_and_named(path: str, header: str, value: str) -> None:
+async def test_invalid_cache_header_returns_400_by_name(path: str, header: str, value: str) -> None:
     async with serving() as gateway:
         response = await gateway.request("POST", path, _body(path), {header: value})
         assert gateway.dispatcher.contexts == []
@@ -74,7 +74,7 @@ async def test_a_wrong_cache_header_is_400_and_named(path: str, header: str, val
 
 @pytest.mark.parametrize("given", ["soon", "", True, [], {}, "400d", 1e12, "5m5"])
 @pytest.mark.parametrize("path", BODIES)
-async def test_a_wrong_keep_alive_is_400_and_named(path: str, given: object) -> None:
+async def test_invalid_keep_alive_returns_400_by_name(path: str, given: object) -> None:
     async with serving() as gateway:
         response = await gateway.request("POST", path, _body(path, keep_alive=given))
         assert gateway.dispatcher.contexts == []
@@ -83,7 +83,7 @@ async def test_a_wrong_keep_alive_is_400_and_named(path: str, given: object) -> 
 
 
 @pytest.mark.parametrize("path", BODIES)
-async def test_every_answer_in_one_piece_says_what_the_cache_did(path: str) -> None:
+async def test_every_unary_answer_reports_the_cache_result(path: str) -> None:
     async with serving(ScriptedDispatcher(hello(), vectors=[[0.5, 1.0]])) as gateway:
         response = await gateway.request("POST", path, _body(path))
     assert response.status == 200
@@ -91,7 +91,7 @@ async def test_every_answer_in_one_piece_says_what_the_cache_did(path: str) -> N
 
 
 @pytest.mark.parametrize("path", GENERATING)
-async def test_a_stream_says_what_the_cache_did_in_its_last_comment(path: str) -> None:
+async def test_stream_reports_the_cache_result_in_its_last_comment(path: str) -> None:
     async with serving(ScriptedDispatcher(hello())) as gateway:
         response = await gateway.request("POST", path, _body(path, stream=True))
     comments = [line for line in response.body.decode().splitlines() if line.startswith(": ")]

@@ -31,14 +31,14 @@ async def _context(path: str, headers: dict[str, str], **fields: object) -> Requ
 
 
 @pytest.mark.parametrize("path", BODIES)
-async def test_the_body_says_who_asks_and_how_urgently(path: str) -> None:
+async def test_body_sets_caller_and_priority(path: str) -> None:
     context = await _context(path, {}, x_priority="low", x_client_id="nightly", prompt_cache_key="thread-7")
     assert (context.priority, context.names_priority) == (Priority.LOW, True)
     assert (context.client_id, context.session) == ("nightly", "thread-7")
 
 
 @pytest.mark.parametrize("path", BODIES)
-async def test_headers_say_the_same_and_win(path: str) -> None:
+async def test_headers_override_caller_and_priority_of_the_body(path: str) -> None:
     headers = {"X-Priority": "high", "X-Client-Id": "editor", "X-Session-Affinity": "s-2"}
     context = await _context(path, headers, x_priority="low", x_client_id="nightly", prompt_cache_key="thread-7")
     assert (context.priority, context.client_id, context.session) == (Priority.HIGH, "editor", "s-2")
@@ -59,12 +59,12 @@ async def test_headers_say_the_same_and_win(path: str) -> None:
         ({"X-Session-Id": "opencode", "X-Parent-Session-Id": "parent"}, "opencode"),
     ],
 )
-async def test_a_sub_agent_has_a_session_beside_that_of_its_parent(headers: dict[str, str], session: str) -> None:
+async def test_sub_agent_session_includes_its_parent_session(headers: dict[str, str], session: str) -> None:
     assert (await _context("/v1/chat/completions", headers)).session == session
 
 
 @pytest.mark.parametrize("path", BODIES)
-async def test_nothing_said_is_the_normal_band_of_nobody_in_particular(path: str) -> None:
+async def test_default_priority_is_normal_without_client_or_session(path: str) -> None:
     context = await _context(path, {}, x_priority=None, x_client_id=None, prompt_cache_key=None)
     assert (context.priority, context.names_priority) == (Priority.NORMAL, False)
     assert (context.client_id, context.session) == ("", "")
@@ -88,7 +88,7 @@ async def test_nothing_said_is_the_normal_band_of_nobody_in_particular(path: str
         ({}, {"prompt_cache_key": "x" * 257}, "prompt_cache_key"),
     ],
 )
-async def test_what_no_caller_can_claim_is_400_and_named(
+async def test_invalid_caller_fields_return_400_by_name(
     path: str, headers: dict[str, str], fields: dict[str, object], param: str
 ) -> None:
     async with serving() as gateway:
@@ -99,7 +99,7 @@ async def test_what_no_caller_can_claim_is_400_and_named(
 
 
 @pytest.mark.parametrize("path", GENERATING)
-async def test_no_engine_hears_of_fields_about_the_mesh(path: str) -> None:
+async def test_mesh_fields_are_not_forwarded_to_the_engine(path: str) -> None:
     given = {"x_priority": "low", "x_client_id": "c", "x_task": "draft", "prompt_cache_key": "k", "mirostat": 2}
     async with serving(ScriptedDispatcher(hello())) as gateway:
         await gateway.request("POST", path, _body(path, **given))
@@ -108,7 +108,7 @@ async def test_no_engine_hears_of_fields_about_the_mesh(path: str) -> None:
 
 
 @pytest.mark.parametrize("path", GENERATING)
-async def test_an_extension_that_weft_does_not_know_is_warned_about(path: str) -> None:
+async def test_unknown_extension_yields_a_warning(path: str) -> None:
     fields = {"x_task": "draft", "x_nothing": None, "x_priority": "low"}
     async with serving(ScriptedDispatcher(hello())) as gateway:
         whole = await gateway.request("POST", path, _body(path, **fields))
@@ -122,7 +122,7 @@ async def test_an_extension_that_weft_does_not_know_is_warned_about(path: str) -
     assert streamed.body.rstrip().endswith(b"data: [DONE]")
 
 
-async def test_the_warning_is_there_also_when_a_whole_answer_comes_in_one_frame_or_after_another_attempt() -> None:
+async def test_warning_survives_single_frame_answers_and_retries() -> None:
     path = GENERATING[0]
     one_frame: list[Step] = [[started(), delta("Hi"), delta(finish="STOP"), finished()]]
     retried: list[Step] = [[started("a")], [started("b")], [delta("Hi")], [delta(finish="STOP"), finished()]]
@@ -132,7 +132,7 @@ async def test_the_warning_is_there_also_when_a_whole_answer_comes_in_one_frame_
         assert [warning["field"] for warning in json.loads(answer.body)["warnings"]] == ["x_task"]
 
 
-async def test_a_route_and_the_choice_of_a_profile_may_be_asked_for() -> None:
+async def test_route_and_auto_are_accepted_as_model_names() -> None:
     for model in ("route/drafts", "auto"):
         assert (await _context(GENERATING[0], {}, model=model)).model == model
     async with serving() as gateway:

@@ -11,7 +11,7 @@ from weft.kernel.request import Operation, Priority
 MESSAGES: list[ChatCompletionMessageParam] = [{"role": "user", "content": "Say hello"}]
 
 
-async def test_a_unary_chat_carries_the_answer_usage_and_receipt() -> None:
+async def test_unary_chat_has_answer_usage_and_receipt() -> None:
     async with serving() as gateway:
         raw = await gateway.sdk.chat.completions.with_raw_response.create(model="chat", messages=MESSAGES)
         answer = raw.parse()
@@ -62,7 +62,7 @@ async def test_headers_and_body_reach_the_dispatcher_as_context_and_payload() ->
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_log_probabilities_come_with_bytes_and_alternatives(stream: bool) -> None:
+async def test_logprobs_include_bytes_and_alternatives(stream: bool) -> None:
     token = event_pb2.TokenLogprob(token="Hi", logprob=-0.5, raw_bytes=b"Hi")
     token.top.add(token="Yo", logprob=float("-inf"))
     steps: list[Step] = [[delta("Hi", logprobs=[token])], [delta(finish="STOP"), finished()]]
@@ -88,7 +88,7 @@ async def test_log_probabilities_come_with_bytes_and_alternatives(stream: bool) 
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_reasoning_is_reasoning_content_and_is_counted(stream: bool) -> None:
+async def test_reasoning_is_returned_as_reasoning_content_and_counted(stream: bool) -> None:
     steps: list[Step] = [
         [delta(reasoning="Think")],
         [delta("Answer", finish="STOP"), usage(reasoning=2), finished()],
@@ -111,7 +111,7 @@ async def test_reasoning_is_reasoning_content_and_is_counted(stream: bool) -> No
     assert counted.completion_tokens_details.reasoning_tokens == 2
 
 
-async def test_a_full_queue_is_503_with_a_short_retry_after() -> None:
+async def test_full_queue_returns_503_with_a_short_retry_after() -> None:
     rejection = WeftError(Reason.QUEUE_FULL, "the queue is full", retry_after_seconds=900)
     async with serving(ScriptedDispatcher([rejection])) as gateway:
         with pytest.raises(InternalServerError) as caught:

@@ -35,7 +35,7 @@ async def require_still_serving(gateway: RunningGateway) -> None:
     assert (await gateway.request("POST", CHAT, GOOD)).status == 200
 
 
-async def test_a_wrong_field_is_the_param_of_the_error() -> None:
+async def test_invalid_field_is_the_param_of_the_error() -> None:
     async with serving() as gateway:
         body = b'{"model":"tiny","messages":[{"role":"user","content":"a"},{"role":"robot"}]}'
         response = await gateway.request("POST", CHAT, body)
@@ -43,7 +43,7 @@ async def test_a_wrong_field_is_the_param_of_the_error() -> None:
     assert json.loads(response.body)["error"]["param"] == "messages[1].role"
 
 
-async def test_what_only_looks_dangerous_inside_a_string_is_fine() -> None:
+async def test_suspicious_text_inside_a_string_is_accepted() -> None:
     content = 'NaN Infinity \\" \\\\' + "[{" * 500
     body = b'{"model":"tiny","messages":[{"role":"user","content":"' + content.encode() + b'"}]}'
     async with serving() as gateway:
@@ -73,14 +73,16 @@ async def test_what_only_looks_dangerous_inside_a_string_is_fine() -> None:
         ("GET", "/v1/messages/", "/v1/messages"),
     ],
 )
-async def test_a_path_of_a_wrong_base_url_is_404_and_names_the_right_one(method: str, path: str, meant: str) -> None:
+async def test_path_of_a_wrong_base_url_returns_404_and_suggests_the_right_one(
+    method: str, path: str, meant: str
+) -> None:
     async with serving() as gateway:
         response = await gateway.request(method, path, GOOD if method == "POST" else b"")
     assert response.status == 404
     assert f"did you mean {meant}?" in response.body.decode()
 
 
-async def test_a_path_of_thousands_of_segments_is_404_without_a_search() -> None:
+async def test_path_with_thousands_of_segments_returns_404_cheaply() -> None:
     async with serving() as gateway:
         message = require_envelope(await gateway.request("GET", "/a" * 10_000), 404, "not_found")
     assert "/openapi.json" in message
@@ -96,7 +98,7 @@ async def test_a_path_of_thousands_of_segments_is_404_without_a_search() -> None
         {"Content-Type": "application/json", "Content-Encoding": "zstd"},
     ],
 )
-async def test_a_body_that_is_not_what_its_headers_declare_is_refused(headers: dict[str, str]) -> None:
+async def test_body_that_contradicts_its_headers_is_rejected(headers: dict[str, str]) -> None:
     async with serving() as gateway:
         require_envelope(await gateway.request("POST", CHAT, GOOD, headers), 400, "malformed_request")
 
@@ -110,7 +112,7 @@ COMPRESSED: list[tuple[str, Callable[[bytes], bytes]]] = [
 
 
 @pytest.mark.parametrize(("coding", "compress"), COMPRESSED)
-async def test_a_compressed_body_is_read(coding: str, compress: Callable[[bytes], bytes]) -> None:
+async def test_compressed_body_is_decoded(coding: str, compress: Callable[[bytes], bytes]) -> None:
     """It was refused with 400."""
     async with serving() as gateway:
         response = await gateway.request("POST", CHAT, compress(GOOD), {"Content-Encoding": coding})
@@ -119,9 +121,7 @@ async def test_a_compressed_body_is_read(coding: str, compress: Callable[[bytes]
 
 
 @pytest.mark.parametrize(("coding", "compress"), COMPRESSED)
-async def test_a_compressed_body_has_the_limit_of_the_body_that_it_becomes(
-    coding: str, compress: Callable[[bytes], bytes]
-) -> None:
+async def test_size_limit_applies_to_the_decompressed_body(coding: str, compress: Callable[[bytes], bytes]) -> None:
     long = GOOD[:-1] + b',"user":"' + b"x" * 200_000 + b'"}'
     async with serving(config=GatewayConfig(port=0, max_body_bytes=100_000)) as gateway:
         response = await gateway.request("POST", CHAT, compress(long), {"Content-Encoding": coding})
@@ -130,14 +130,14 @@ async def test_a_compressed_body_has_the_limit_of_the_body_that_it_becomes(
 
 
 @pytest.mark.parametrize("coding", ["br", "deflate", "compress", "gzip, zstd", "gzip,gzip", "*"])
-async def test_an_unknown_coding_of_a_body_is_415_and_says_which_are_known(coding: str) -> None:
+async def test_unknown_content_encoding_returns_415_with_the_supported_ones(coding: str) -> None:
     async with serving() as gateway:
         response = await gateway.request("POST", CHAT, GOOD, {"Content-Encoding": coding})
     assert "gzip or zstd" in require_envelope(response, 415, "malformed_request")
     assert response.headers["accept-encoding"] == "gzip, zstd"
 
 
-async def test_a_compressed_form_is_read() -> None:
+async def test_compressed_form_is_decoded() -> None:
     body = b'--x\r\nContent-Disposition: form-data; name="image"\r\n\r\n' + b"a" * 3_000_000 + b"\r\n--x--\r\n"
     headers = {"Content-Type": "multipart/form-data; boundary=x", "Content-Encoding": "gzip"}
     async with serving() as gateway:
@@ -146,14 +146,14 @@ async def test_a_compressed_form_is_read() -> None:
     assert "cannot be decoded" not in require_envelope(response, 400, "invalid_argument")
 
 
-async def test_json_with_a_charset_or_a_suffix_is_json() -> None:
+async def test_json_with_a_charset_or_suffix_is_accepted() -> None:
     async with serving() as gateway:
         for media_type in ("application/json; charset=utf-8", "Application/JSON", "application/vnd.x+json"):
             response = await gateway.request("POST", CHAT, GOOD, {"Content-Type": media_type})
             assert response.status == 200
 
 
-async def test_a_body_in_too_many_pieces_is_refused() -> None:
+async def test_body_in_too_many_chunks_is_rejected() -> None:
     config = GatewayConfig(port=0, connections=ConnectionLimits(max_body_pieces=50))
     async with serving(config=config) as gateway:
         request = head(
@@ -165,7 +165,7 @@ async def test_a_body_in_too_many_pieces_is_refused() -> None:
     assert "too many chunks" in require_envelope(response, 413, "request_too_large")
 
 
-async def test_an_upgrade_is_answered_and_puts_no_advice_on_the_terminal(caplog: pytest.LogCaptureFixture) -> None:
+async def test_upgrade_is_answered_without_advice_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
     socket = {"Host": "localhost", "Connection": "Upgrade", "Upgrade": "websocket", "Sec-WebSocket-Version": "13"}
     async with serving(ScriptedDispatcher()) as gateway:
         response = await gateway.exchange(head("GET /v1/models HTTP/1.1", socket))
@@ -186,9 +186,7 @@ OFFERS = [
 @pytest.mark.parametrize("size", [1, 7, 4096])
 @pytest.mark.parametrize("is_chunked", [False, True])
 @pytest.mark.parametrize("offer", OFFERS)
-async def test_an_offer_of_another_protocol_with_a_body_is_ignored(
-    offer: dict[str, str], is_chunked: bool, size: int
-) -> None:
+async def test_upgrade_offer_with_a_body_is_ignored(offer: dict[str, str], is_chunked: bool, size: int) -> None:
     """Java's HttpClient and `curl --http2` offer HTTP/2 with each POST, which was refused."""
     framing = {"Transfer-Encoding": "chunked"} if is_chunked else {"Content-Length": str(len(GOOD))}
     body = b"%x\r\n%b\r\n0\r\n\r\n" % (len(GOOD), GOOD) if is_chunked else GOOD
@@ -204,7 +202,7 @@ async def test_an_offer_of_another_protocol_with_a_body_is_ignored(
     assert answers.count(b'"object":"chat.completion"') == 2
 
 
-async def test_a_tunnel_is_refused() -> None:
+async def test_connect_method_is_rejected() -> None:
     async with serving() as gateway:
         for target in ("localhost:80", "/x"):
             refused = await gateway.exchange(head(f"CONNECT {target} HTTP/1.1", {"Host": "localhost"}))
@@ -213,7 +211,7 @@ async def test_a_tunnel_is_refused() -> None:
 
 
 @pytest.mark.parametrize("is_streamed", [False, True])
-async def test_a_caller_of_http_1_0_gets_no_chunks(is_streamed: bool) -> None:
+async def test_http_1_0_client_gets_no_chunked_encoding(is_streamed: bool) -> None:
     """Its stream was sent in chunks, whose lengths it takes for content."""
     body = GOOD[:-1] + b',"stream":true}' if is_streamed else GOOD
     headers = {"Content-Type": "application/json", "Content-Length": str(len(body)), "Expect": "100-continue"}
@@ -234,7 +232,7 @@ async def test_a_caller_of_http_1_0_gets_no_chunks(is_streamed: bool) -> None:
         assert json.loads(answer.body)["object"] == "chat.completion"
 
 
-async def test_a_body_that_never_ends_is_dropped_after_its_answer() -> None:
+async def test_endless_body_is_dropped_after_the_response() -> None:
     config = GatewayConfig(port=0, max_body_bytes=10, connections=ConnectionLimits(linger_seconds=0.05))
     async with serving(config=config) as gateway, gateway.connection() as (reader, writer):
         headers = {"Host": "localhost", "Content-Type": "application/json", "Content-Length": "100000000"}
@@ -246,7 +244,7 @@ async def test_a_body_that_never_ends_is_dropped_after_its_answer() -> None:
 
 
 @pytest.mark.parametrize("name", ["X-Tenant-ID", "Origin"])
-async def test_what_says_where_a_request_is_from_is_there_once_or_not_at_all(name: str) -> None:
+async def test_duplicate_origin_headers_are_rejected(name: str) -> None:
     value = "http://localhost" if name == "Origin" else "a"
     twice = f"{name}: {value}\r\n{name.lower()}: {value}\r\n"
     async with serving() as gateway:
@@ -276,7 +274,7 @@ async def test_what_says_where_a_request_is_from_is_there_once_or_not_at_all(nam
         ({"Origin": "http://localhost:3000"}, 200),
     ],
 )
-async def test_pages_of_elsewhere_cannot_reach_the_loopback_gateway(headers: dict[str, str], status: int) -> None:
+async def test_cross_origin_pages_cannot_reach_the_loopback_gateway(headers: dict[str, str], status: int) -> None:
     config = GatewayConfig(port=0, allowed_hosts=frozenset({"mesh.lan"}))
     async with serving(config=config) as gateway:
         response = await gateway.request("GET", "/health", headers=headers)
@@ -285,7 +283,7 @@ async def test_pages_of_elsewhere_cannot_reach_the_loopback_gateway(headers: dic
     assert response.status == status
 
 
-async def test_one_connection_too_many_is_503_and_room_is_made_again() -> None:
+async def test_connection_over_the_limit_gets_503_until_another_closes() -> None:
     config = GatewayConfig(port=0, connections=ConnectionLimits(max_connections=1))
     async with serving(config=config) as gateway:
         async with gateway.connection() as (reader, writer):
@@ -309,7 +307,7 @@ async def test_one_connection_too_many_is_503_and_room_is_made_again() -> None:
         ("X-Request-Timeout-Seconds", "1e9", "X-Request-Timeout-Seconds"),
     ],
 )
-async def test_a_wrong_header_is_400_and_named(header: str, value: str, param: str) -> None:
+async def test_invalid_header_returns_400_by_name(header: str, value: str, param: str) -> None:
     async with serving() as gateway:
         response = await gateway.request("POST", CHAT, GOOD, {header: value})
     require_envelope(response, 400, "invalid_argument")
@@ -317,20 +315,20 @@ async def test_a_wrong_header_is_400_and_named(header: str, value: str, param: s
 
 
 @pytest.mark.parametrize("given", ["a b", "\xff", "x" * 200, "", "-rf"])
-async def test_an_unsafe_request_id_is_replaced(given: str) -> None:
+async def test_unsafe_request_id_is_replaced(given: str) -> None:
     async with serving() as gateway:
         response = await gateway.request("POST", CHAT, GOOD, {"X-Request-Id": given})
     assert response.headers["x-request-id"].startswith("req-")
 
 
-async def test_a_broken_traceparent_is_not_passed_on() -> None:
+async def test_invalid_traceparent_is_not_forwarded() -> None:
     async with serving() as gateway:
         await gateway.request("POST", CHAT, GOOD, {"traceparent": "00-zz-zz-01"})
         assert gateway.dispatcher.contexts[0].traceparent.count("-") == 3
         assert "zz" not in gateway.dispatcher.contexts[0].traceparent
 
 
-async def test_a_connection_serves_one_request_after_the_other() -> None:
+async def test_keep_alive_connection_serves_consecutive_requests() -> None:
     async with serving() as gateway, gateway.connection() as (reader, writer):
         for _ in range(3):
             writer.write(gateway.post(CHAT, GOOD))
@@ -340,13 +338,13 @@ async def test_a_connection_serves_one_request_after_the_other() -> None:
 
 
 @pytest.mark.parametrize("line", [b"POST / HTTP/1.1", b"GET /health HTTP/1.1"])
-async def test_a_request_without_host_is_refused(line: bytes) -> None:
+async def test_request_without_host_is_rejected(line: bytes) -> None:
     async with serving() as gateway:
         response = await gateway.exchange(line + b"\r\nConnection: close\r\n\r\n")
     assert "Host" in require_envelope(response, 400, "malformed_request")
 
 
-async def test_two_hosts_are_refused() -> None:
+async def test_duplicate_host_is_rejected() -> None:
     async with serving() as gateway:
         response = await gateway.exchange(
             b"GET /health HTTP/1.1\r\nHost: localhost\r\nHost: localhost\r\nConnection: close\r\n\r\n"
@@ -357,7 +355,7 @@ async def test_two_hosts_are_refused() -> None:
 @pytest.mark.parametrize(
     "extra", ["X-Large: " + "a" * 33_000 + "\r\n", "".join(f"X-{index}: a\r\n" for index in range(101))]
 )
-async def test_large_or_many_headers_are_431(extra: str) -> None:
+async def test_oversized_or_too_many_headers_return_431(extra: str) -> None:
     async with serving() as gateway:
         response = await gateway.exchange(
             b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n" + extra.encode() + b"\r\n"
@@ -366,7 +364,7 @@ async def test_large_or_many_headers_are_431(extra: str) -> None:
     require_envelope(response, 431, "request_too_large")
 
 
-async def test_a_head_that_is_not_completed_in_time_is_408() -> None:
+async def test_incomplete_request_head_times_out_with_408() -> None:
     config = GatewayConfig(port=0, connections=ConnectionLimits(header_timeout_seconds=0.05))
     async with serving(config=config) as gateway:
         require_envelope(await gateway.exchange(b"GET /health HTTP/1.1\r\nHost: lo"), 408, "deadline_exceeded")

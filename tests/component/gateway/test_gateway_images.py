@@ -49,7 +49,7 @@ def made(*images: event_pb2.InferenceEvent) -> ScriptedDispatcher:
     return ScriptedDispatcher(steps=[[started()], [worked(1)], list(images or [picture(seed=7)]), [ended()]])
 
 
-async def test_an_answer_has_what_was_made_with_its_seed_size_format_and_usage() -> None:
+async def test_image_answer_has_seed_size_format_and_usage() -> None:
     async with serving(made(picture(1, seed=8), picture(0, seed=7))) as gateway:
         answer = await gateway.sdk.images.generate(model="tiny", prompt="a cat", n=2, quality="high")
     assert answer.data is not None
@@ -61,7 +61,7 @@ async def test_an_answer_has_what_was_made_with_its_seed_size_format_and_usage()
     assert answer.usage.to_dict()["image_steps"] == 20
 
 
-async def test_every_field_of_an_image_reaches_the_mesh() -> None:
+async def test_every_image_field_reaches_the_mesh() -> None:
     asked: dict[str, Any] = {
         "negative_prompt": "dogs", "num_inference_steps": 12, "guidance_scale": 4.5, "seed": 42, "strength": 0.25,
         "scheduler": "euler",
@@ -81,7 +81,7 @@ async def test_every_field_of_an_image_reaches_the_mesh() -> None:
     assert extra == {"scheduler": "euler", "output_compression": 80, "background": "opaque"}
 
 
-async def test_a_stream_has_previews_and_the_image_as_events_and_waits_and_steps_as_comments() -> None:
+async def test_stream_sends_previews_and_images_as_events_and_progress_as_comments() -> None:
     steps = [[queued()], [started()], [worked(5)], [preview(0)], [worked(10, stage="two\nlines")], [preview(1)]]
     dispatcher = ScriptedDispatcher(steps=[*steps, [picture(seed=7)], [ended()]])
     async with serving(dispatcher) as gateway:
@@ -109,7 +109,7 @@ async def test_a_stream_has_previews_and_the_image_as_events_and_waits_and_steps
     assert blocks[-2] == "data: [DONE]"
 
 
-async def test_each_of_several_images_is_sent_when_it_is_complete() -> None:
+async def test_each_image_is_sent_when_complete() -> None:
     held = asyncio.Event()
     dispatcher = ScriptedDispatcher(steps=[[started()], [picture(0)], held, [picture(1)], [ended()]])
     async with serving(dispatcher) as gateway:
@@ -122,7 +122,7 @@ async def test_each_of_several_images_is_sent_when_it_is_complete() -> None:
     assert [event.usage.input_tokens for event in rest if event.type == "image_generation.completed"] == [4]
 
 
-async def test_a_failure_in_mid_stream_is_an_event_and_one_before_it_a_status() -> None:
+async def test_mid_stream_failure_is_an_event_and_an_earlier_one_a_status() -> None:
     failure = WeftError(Reason.OUT_OF_MEMORY, "1024x1024 does not fit; ask for a smaller size")
     async with serving(ScriptedDispatcher(steps=[[started()], [preview(0)], failure])) as gateway:
         stream = await gateway.sdk.images.generate(model="tiny", prompt="a cat", stream=True, partial_images=1)
@@ -136,7 +136,7 @@ async def test_a_failure_in_mid_stream_is_an_event_and_one_before_it_a_status() 
     assert refused.value.code == "out_of_memory"
 
 
-async def test_an_attempt_without_content_leaves_nothing_of_it_behind() -> None:
+async def test_attempt_without_content_leaves_nothing_in_the_answer() -> None:
     warned = event_pb2.InferenceEvent(warning=warning_pb2.Warning(message="of the first"))
     dispatcher = ScriptedDispatcher(steps=[[started()], [warned], [started()], [picture()], [ended()]])
     async with serving(dispatcher) as gateway:
@@ -146,7 +146,7 @@ async def test_an_attempt_without_content_leaves_nothing_of_it_behind() -> None:
     assert "warnings" not in answer.to_dict()
 
 
-async def test_a_caller_who_leaves_cancels_the_making_of_images() -> None:
+async def test_client_disconnect_cancels_image_generation() -> None:
     dispatcher = ScriptedDispatcher(steps=[[started()], [preview(0)], asyncio.Event()])
     async with serving(dispatcher) as gateway:
         stream = await gateway.sdk.images.generate(model="tiny", prompt="a cat", stream=True, partial_images=1)
@@ -156,7 +156,7 @@ async def test_a_caller_who_leaves_cancels_the_making_of_images() -> None:
             await dispatcher.was_closed.wait()
 
 
-async def test_an_engine_that_makes_nothing_is_an_error_streamed_or_not() -> None:
+async def test_engine_without_output_is_an_error_streamed_or_not() -> None:
     for stream in (False, True):
         async with serving(ScriptedDispatcher(steps=[[started()], [finished()]])) as gateway:
             with pytest.raises(APIStatusError) as failed:
@@ -166,7 +166,7 @@ async def test_an_engine_that_makes_nothing_is_an_error_streamed_or_not() -> Non
         assert (failed.value.status_code, failed.value.code) == (502, "backend_protocol_error")
 
 
-async def test_an_edit_takes_files_of_a_form_with_all_fields() -> None:
+async def test_edit_accepts_a_form_with_files_and_all_fields() -> None:
     async with serving(made()) as gateway:
         stream = await gateway.sdk.images.edit(
             model="tiny", prompt="a hat", image=[("a.png", PICTURE, "image/png"), ("b.png", png(4, 4), "image/png")],
@@ -179,7 +179,7 @@ async def test_an_edit_takes_files_of_a_form_with_all_fields() -> None:
     assert (payload.mask.data, payload.strength, payload.partial_images) == (PICTURE, 0.5, 1)
 
 
-async def test_an_edit_takes_data_urls_as_json() -> None:
+async def test_edit_accepts_data_urls_as_json() -> None:
     body = {"model": "tiny", "prompt": "a hat", "images": [{"image_url": DATA_URL}], "mask": {"image_url": DATA_URL}}
     async with serving(made()) as gateway:
         await gateway.sdk.post("/images/edits", cast_to=object, body=body)
@@ -217,7 +217,7 @@ def _json(**fields: Any) -> dict[str, Any]:
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else None,
 )
-async def test_a_wrong_field_of_an_image_is_named(fields: dict[str, Any], status: int, field: str) -> None:
+async def test_invalid_image_field_is_reported(fields: dict[str, Any], status: int, field: str) -> None:
     async with serving(made()) as gateway:
         failed = await _refused(gateway, "/images/generations", _json(**fields))
         assert not gateway.dispatcher.calls
@@ -236,7 +236,7 @@ async def test_a_wrong_field_of_an_image_is_named(fields: dict[str, Any], status
     ],
     ids=["none", "file id", "empty", "no base64", "address", "truncated mask"],
 )
-async def test_a_wrong_image_of_an_edit_as_json_is_named(fields: dict[str, Any], status: int, field: str) -> None:
+async def test_invalid_image_of_a_json_edit_is_reported(fields: dict[str, Any], status: int, field: str) -> None:
     async with serving(made()) as gateway:
         failed = await _refused(gateway, "/images/edits", _json(**fields))
     assert (failed.status_code, failed.param) == (status, field)
@@ -249,7 +249,7 @@ async def _refused(gateway: RunningGateway, path: str, body: dict[str, Any]) -> 
 
 
 @pytest.mark.parametrize("data", [b"", b"no image", gif(2, 2), png(3, 2)[:20], png(60_000, 60_000, pixels=False)])
-async def test_a_file_that_is_no_image_within_the_limits_is_refused_by_its_field(data: bytes) -> None:
+async def test_file_that_is_no_valid_image_is_rejected_and_error_names_the_field(data: bytes) -> None:
     async with serving(made()) as gateway:
         with pytest.raises(APIStatusError) as failed:
             await gateway.sdk.images.edit(model="tiny", prompt="a hat", image=("a.png", data, "image/png"))

@@ -56,7 +56,7 @@ def last_response(raw: bytes) -> dict[str, Any]:
         (NEVER, False, False),
     ],
 )
-async def test_the_operator_says_which_responses_are_kept(
+async def test_operator_setting_controls_which_responses_are_stored(
     keeps: KeepResponses, store: bool | None, is_kept: bool, stream: bool
 ) -> None:
     responses = MemoryResponses()
@@ -71,7 +71,7 @@ async def test_the_operator_says_which_responses_are_kept(
     )
 
 
-async def test_where_nothing_is_kept_a_request_that_needs_it_is_refused_and_what_was_kept_stays() -> None:
+async def test_request_requiring_storage_is_rejected_if_disabled_and_stored_ones_remain() -> None:
     responses = MemoryResponses()
     async with serving(responses=responses) as gateway:
         first = await answer_of(gateway)
@@ -85,7 +85,7 @@ async def test_where_nothing_is_kept_a_request_that_needs_it_is_refused_and_what
     assert (found.status, gone.status, responses.kept) == (200, 200, {})
 
 
-async def test_the_input_of_a_stream_that_is_not_kept_is_not_said_to_be_empty() -> None:
+async def test_input_items_of_an_unstored_stream_are_not_reported_empty() -> None:
     gate = asyncio.Event()
     steps: list[Step] = [[delta("Hel")], gate, *hello()]
     async with (
@@ -101,7 +101,7 @@ async def test_the_input_of_a_stream_that_is_not_kept_is_not_said_to_be_empty() 
     assert items.status == 404
 
 
-async def test_a_stream_that_the_mesh_itself_cancels_is_not_said_to_be_kept() -> None:
+async def test_stream_cancelled_by_the_mesh_is_reported_as_not_stored() -> None:
     steps: list[Step] = [[delta("Hel")], WeftError(Reason.CANCELLED, "the request was ended")]
     responses = MemoryResponses()
     async with serving(ScriptedDispatcher(steps), responses=responses) as gateway:
@@ -126,7 +126,7 @@ class UnaryCall(PartialResponse):
         self.document = ResponseDocument(params, "resp_1", clock=FakeClock(), is_stored=True)
 
 
-async def test_a_response_that_is_kept_can_be_deleted_however_slowly_its_caller_reads_the_end() -> None:
+async def test_stored_response_is_deletable_while_its_caller_slowly_reads_the_end() -> None:
     store, everyone, growing = MemoryResponses(), RunningResponses(1), UnaryCall()
     live = LiveResponse("ann", growing, store=store, items=b"[]", previous_id="", running=everyone)
     script = ScriptedDispatcher(hello())
@@ -139,7 +139,7 @@ async def test_a_response_that_is_kept_can_be_deleted_however_slowly_its_caller_
     assert seen[-1] == (True, True, False)
 
 
-async def test_items_of_one_id_are_paged_through_to_their_end() -> None:
+async def test_items_with_one_id_are_paged_to_the_end() -> None:
     items = [{"type": "message", "role": "user", "id": "msg_same", "content": f"line {n}"} for n in range(5)]
     async with serving(responses=MemoryResponses()) as gateway:
         made = await answer_of(gateway, input=items)
@@ -158,7 +158,7 @@ async def limited(items: Any, limit: int = 20) -> Any:
         yield number, item
 
 
-async def test_what_references_name_is_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_total_size_of_item_references_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     async with serving(responses=MemoryResponses()) as gateway:
         made = [await answer_of(gateway, input="x" * 2000) for _ in range(3)]
         references = [{"type": "item_reference", "id": answer["output"][0]["id"]} for answer in made]
@@ -169,7 +169,7 @@ async def test_what_references_name_is_bounded_in_bytes(monkeypatch: pytest.Monk
     assert json.loads(three.body)["error"]["param"] == "input[2].id"
 
 
-async def test_an_item_is_named_once_so_that_a_short_input_stays_short() -> None:
+async def test_duplicate_item_reference_is_rejected() -> None:
     async with serving(responses=MemoryResponses()) as gateway:
         made = await answer_of(gateway)
         reference = {"type": "item_reference", "id": made["output"][0]["id"]}
@@ -179,7 +179,7 @@ async def test_an_item_is_named_once_so_that_a_short_input_stays_short() -> None
     assert json.loads(twice.body)["error"]["param"] == "input[1].id"
 
 
-async def test_a_conversation_has_no_more_names_in_its_json_than_a_body_may_have() -> None:
+async def test_json_member_limit_applies_to_the_whole_conversation() -> None:
     config = GatewayConfig(port=0, limits=RequestLimits(max_json_members=120))
     items = [{"role": "user", "content": "a: b"} for _ in range(15)]
     async with serving(responses=MemoryResponses(), config=config) as gateway:
@@ -197,7 +197,7 @@ async def test_a_conversation_has_no_more_names_in_its_json_than_a_body_may_have
 
 
 @pytest.mark.parametrize("name", ["a\x00b", "\u00e9", "a b", "../x"])
-async def test_a_name_that_no_response_can_have_is_not_found_before_anybody_is_asked(name: str) -> None:
+async def test_malformed_response_id_returns_404_without_a_lookup(name: str) -> None:
     down = WeftError(Reason.SERVICE_UNAVAILABLE, "the router cannot be reached")
     async with serving(responses=MemoryResponses(failure=down)) as gateway:
         answer = await gateway.request("POST", PATH, body(previous_response_id=name))

@@ -45,7 +45,7 @@ async def answer_of(gateway: RunningGateway, **fields: object) -> dict[str, Any]
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_response_is_kept_until_it_is_deleted(stream: bool) -> None:
+async def test_response_is_stored_until_deleted(stream: bool) -> None:
     async with serving(responses=MemoryResponses()) as gateway:
         if stream:
             async with gateway.sdk.responses.stream(model="chat", input="hi") as events:
@@ -62,7 +62,7 @@ async def test_a_response_is_kept_until_it_is_deleted(stream: bool) -> None:
             await gateway.sdk.responses.retrieve(made.id)
 
 
-async def test_a_response_that_shall_not_be_kept_is_not() -> None:
+async def test_response_with_store_false_is_not_stored() -> None:
     store = MemoryResponses()
     async with serving(responses=store) as gateway:
         answer = await answer_of(gateway, store=False)
@@ -70,7 +70,7 @@ async def test_a_response_that_shall_not_be_kept_is_not() -> None:
     assert store.kept == {}
 
 
-async def test_a_chain_is_the_input_and_output_of_all_before_without_their_instructions() -> None:
+async def test_chain_contains_all_previous_inputs_and_outputs_without_instructions() -> None:
     async with serving(responses=MemoryResponses()) as gateway:
         first = await gateway.sdk.responses.create(model="chat", input="one", instructions="Be terse.")
         second = await gateway.sdk.responses.create(model="chat", input="two", previous_response_id=first.id)
@@ -95,7 +95,7 @@ async def test_calls_are_answered_in_the_next_response_of_the_chain() -> None:
     assert messages[1].tool_calls[0].id == messages[2].tool_call_id == "call_1"
 
 
-async def test_a_call_that_was_cut_off_is_no_part_of_a_chain() -> None:
+async def test_truncated_call_is_excluded_from_the_chain() -> None:
     call = event_pb2.ToolCallDelta(index=0, id="call_1", name="weather", arguments_text='{"ci')
     steps: list[Step] = [[delta("Wait.")], [delta(tool_calls=[call])], [delta(finish="LENGTH"), finished()]]
     async with serving(ScriptedDispatcher(steps), responses=MemoryResponses()) as gateway:
@@ -106,7 +106,7 @@ async def test_a_call_that_was_cut_off_is_no_part_of_a_chain() -> None:
     assert texts_of(payload_of(gateway)) == ["Weather?", "Wait.", "Go on"]
 
 
-async def test_items_are_named_by_their_ids() -> None:
+async def test_items_are_referenced_by_id() -> None:
     async with serving(responses=MemoryResponses()) as gateway:
         first = await gateway.sdk.responses.create(model="chat", input="one")
         reference = {"type": "item_reference", "id": first.output[0].id}
@@ -120,7 +120,7 @@ async def test_items_are_named_by_their_ids() -> None:
     assert (other.status, json.loads(other.body)["error"]["param"]) == (400, "input[0].id")
 
 
-async def test_another_tenant_finds_nothing() -> None:
+async def test_another_tenant_gets_404() -> None:
     other = {"X-Tenant-ID": "other"}
     async with serving(responses=MemoryResponses()) as gateway:
         made = await answer_of(gateway)
@@ -141,7 +141,7 @@ async def test_another_tenant_finds_nothing() -> None:
     assert own.status == 200
 
 
-async def test_input_items_come_in_pages() -> None:
+async def test_input_items_are_paged() -> None:
     items = [{"role": "user", "content": f"line {number}"} for number in range(5)]
     async with serving(responses=MemoryResponses()) as gateway:
         made = await answer_of(gateway, input=items)
@@ -159,7 +159,7 @@ async def test_input_items_come_in_pages() -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_keeper_that_fails_makes_no_liar_of_a_response(stream: bool) -> None:
+async def test_failed_store_completes_the_response_with_a_not_stored_warning(stream: bool) -> None:
     full = WeftError(Reason.TOO_MANY_RESOURCES, "at most 10 responses are kept")
     store = MemoryResponses(save_failure=full)
     async with serving(responses=store) as gateway:
@@ -170,7 +170,7 @@ async def test_a_keeper_that_fails_makes_no_liar_of_a_response(stream: bool) -> 
     assert "at most 10 responses are kept" in response["warnings"][0]["message"]
 
 
-async def test_a_stream_that_has_to_be_kept_is_refused_where_nobody_can() -> None:
+async def test_stream_that_must_be_stored_is_rejected_if_the_store_is_down() -> None:
     async with serving(responses=MemoryResponses(failure=DOWN)) as gateway:
         asked = await gateway.request("POST", PATH, body(stream=True, store=True))
         usual = events_in((await gateway.request("POST", PATH, body(stream=True))).body)
@@ -179,14 +179,14 @@ async def test_a_stream_that_has_to_be_kept_is_refused_where_nobody_can() -> Non
     assert usual[-1]["response"]["store"] is False
 
 
-async def test_a_chain_that_cannot_be_read_is_a_status() -> None:
+async def test_unreadable_chain_is_an_error_status() -> None:
     async with serving(responses=MemoryResponses(failure=DOWN)) as gateway:
         answer = await gateway.request("POST", PATH, body(previous_response_id="resp_1"))
     assert (answer.status, json.loads(answer.body)["error"]["code"]) == (503, "service_unavailable")
     assert not gateway.dispatcher.payloads
 
 
-async def test_a_response_on_its_way_can_be_read_and_cancelled_and_is_kept_as_it_was() -> None:
+async def test_running_response_can_be_read_and_cancelled_and_is_stored_as_is() -> None:
     steps: list[Step] = [[delta("Hel")], asyncio.Event(), *hello()]
     async with (
         serving(ScriptedDispatcher(steps), responses=MemoryResponses()) as gateway,
@@ -214,7 +214,7 @@ async def test_a_response_on_its_way_can_be_read_and_cancelled_and_is_kept_as_it
     assert b"response.completed" not in rest
 
 
-async def test_a_response_that_is_not_to_be_kept_can_be_cancelled_as_well() -> None:
+async def test_response_with_store_false_can_be_cancelled() -> None:
     steps: list[Step] = [[delta("Hel")], asyncio.Event()]
     async with serving(ScriptedDispatcher(steps)) as gateway, gateway.connection() as (reader, writer):
         writer.write(gateway.post(PATH, body(stream=True)))
@@ -227,7 +227,7 @@ async def test_a_response_that_is_not_to_be_kept_can_be_cancelled_as_well() -> N
     assert after.status == 404
 
 
-async def test_a_cancelled_response_that_cannot_be_kept_says_so_in_both_answers() -> None:
+async def test_cancelled_response_that_cannot_be_stored_warns_in_both_answers() -> None:
     steps: list[Step] = [[delta("Hel")], asyncio.Event()]
     store = MemoryResponses(save_failure=DOWN)
     async with (
@@ -245,7 +245,7 @@ async def test_a_cancelled_response_that_cannot_be_kept_says_so_in_both_answers(
         assert [told["code"] for told in response["warnings"]] == ["not_stored"]
 
 
-async def test_a_response_that_waits_for_its_turn_can_be_cancelled() -> None:
+async def test_queued_response_can_be_cancelled() -> None:
     config = GatewayConfig(port=0, headers_within_seconds=0.02)
     async with (
         serving(ScriptedDispatcher([[queued()], asyncio.Event()]), config=config) as gateway,
@@ -259,7 +259,7 @@ async def test_a_response_that_waits_for_its_turn_can_be_cancelled() -> None:
     assert (cancelled.status, cancelled.output) == ("cancelled", [])
 
 
-async def test_a_response_that_has_ended_cannot_be_cancelled_or_streamed_again() -> None:
+async def test_ended_response_cannot_be_cancelled_or_streamed_again() -> None:
     async with serving(responses=MemoryResponses()) as gateway:
         made = await answer_of(gateway)
         ended = await gateway.request("POST", f"{PATH}/{made['id']}/cancel")
@@ -271,7 +271,7 @@ async def test_a_response_that_has_ended_cannot_be_cancelled_or_streamed_again()
     assert (plain.status, unknown.status) == (200, 404)
 
 
-async def test_no_more_than_so_many_responses_are_streamed_at_once() -> None:
+async def test_concurrent_streamed_responses_are_limited() -> None:
     config = GatewayConfig(port=0, max_running_responses=1)
     steps: list[Step] = [[delta("Hel")], asyncio.Event()]
     async with (

@@ -62,7 +62,7 @@ async def ask(gateway: RunningGateway, headers: dict[str, str], path: str = "/v1
     return answer.status, found.get("error", {}).get("code", "")
 
 
-async def test_a_good_key_is_let_in_wherever_a_client_puts_it_and_says_whose_request_it_is() -> None:
+async def test_valid_key_is_accepted_in_every_client_header_and_identifies_the_caller() -> None:
     text = key_text("abcdefghijk1", SECRET)
     for headers in ({"Authorization": f"Bearer {text}"}, {"authorization": f"bearer {text}"}, {"X-API-Key": text}):
         async with serving(ScriptedDispatcher(), keys=Keys()) as gateway:
@@ -85,7 +85,7 @@ async def test_a_good_key_is_let_in_wherever_a_client_puts_it_and_says_whose_req
         {"Authorization": "Bearer wrong", "X-API-Key": f"weft_abcdefghijk1_{SECRET}"},
     ],
 )
-async def test_whoever_shows_no_good_key_is_401_and_nothing_is_dispatched(headers: dict[str, str]) -> None:
+async def test_missing_or_invalid_key_returns_401_and_nothing_is_dispatched(headers: dict[str, str]) -> None:
     async with serving(ScriptedDispatcher(), keys=Keys()) as gateway:
         answer = await gateway.request("POST", "/v1/chat/completions", CHAT, headers)
         assert answer.status == 401
@@ -98,7 +98,7 @@ async def test_whoever_shows_no_good_key_is_401_and_nothing_is_dispatched(header
 
 @pytest.mark.parametrize("order", [(GOOD, "wrong"), ("wrong", GOOD), (GOOD, GOOD)])
 @pytest.mark.parametrize(("name", "before"), [("Authorization", "Bearer "), ("x-api-key", "")])
-async def test_a_key_that_is_shown_twice_is_refused_and_where_nobody_needs_one_nobody_looks(
+async def test_duplicate_key_headers_are_rejected_unless_auth_is_disabled(
     order: tuple[str, str], name: str, before: str
 ) -> None:
     shown = "".join(f"{name}: {before}{key}\r\n" for key in order)
@@ -125,9 +125,7 @@ OTHER = key_text("otherotherot", SECRET)
         ({"X-API-Key": GOOD}, f"?a=b&key={OTHER}"),
     ],
 )
-async def test_two_keys_of_different_tenants_in_one_request_are_refused_and_none_ranks_first(
-    headers: dict[str, str], query: str
-) -> None:
+async def test_keys_of_two_tenants_in_one_request_are_rejected(headers: dict[str, str], query: str) -> None:
     both = ring_of(verifier(), replace(verifier("otherotherot"), tenant="bob"))
     async with serving(ScriptedDispatcher(), keys=Keys(both)) as gateway:
         answer = await gateway.request("POST", f"/v1/chat/completions{query}", CHAT, headers)
@@ -146,15 +144,13 @@ async def test_two_keys_of_different_tenants_in_one_request_are_refused_and_none
         ({"X-API-Key": GOOD}, "?q=weft_is_a_word"),
     ],
 )
-async def test_the_same_key_twice_and_a_key_of_no_mesh_beside_it_are_let_in(
-    headers: dict[str, str], query: str
-) -> None:
+async def test_repeated_key_and_a_foreign_key_beside_it_are_accepted(headers: dict[str, str], query: str) -> None:
     async with serving(ScriptedDispatcher(), keys=Keys()) as gateway:
         assert await ask(gateway, headers, f"/v1/chat/completions{query}") == (200, "")
         assert gateway.dispatcher.contexts[0].tenant == "ann"
 
 
-async def test_callers_of_anthropics_api_are_refused_in_its_words() -> None:
+async def test_anthropic_api_errors_use_its_format() -> None:
     async with serving(ScriptedDispatcher(), keys=Keys()) as gateway:
         answer = await gateway.request("POST", "/v1/messages", MESSAGE, {"X-API-Key": "wrong"})
         assert answer.status == 401
@@ -162,7 +158,7 @@ async def test_callers_of_anthropics_api_are_refused_in_its_words() -> None:
         assert (found["type"], found["error"]["type"]) == ("error", "authentication_error")
 
 
-async def test_a_key_that_is_over_or_was_revoked_is_refused_and_one_in_rotation_is_not() -> None:
+async def test_expired_or_revoked_key_is_rejected_and_a_rotating_one_accepted() -> None:
     now = datetime.now(UTC)
     keys = Keys(ring_of(verifier(expires_at=now - timedelta(seconds=1))))
     async with serving(ScriptedDispatcher(), keys=keys) as gateway:
@@ -180,7 +176,7 @@ async def test_a_key_that_is_over_or_was_revoked_is_refused_and_one_in_rotation_
         assert (await ask(gateway, bearer(secret="7" * 64)))[0] == 401
 
 
-async def test_before_the_keys_are_known_a_key_is_not_called_wrong() -> None:
+async def test_request_gets_503_until_keys_are_loaded() -> None:
     async with serving(ScriptedDispatcher(), keys=Keys(is_ready=False)) as gateway:
         answer = await gateway.request("POST", "/v1/chat/completions", CHAT, bearer())
         assert answer.status == 503
@@ -199,7 +195,7 @@ async def test_probes_need_no_key_and_metrics_do() -> None:
         assert (await gateway.request("POST", "/health")).status == 405
 
 
-async def test_a_signed_link_needs_no_key() -> None:
+async def test_signed_link_needs_no_key() -> None:
     """Rules by path asked for one, as the path has a parameter."""
     async with serving(ScriptedDispatcher(), keys=Keys(), files=MemoryFiles(), result_key=b"k" * 32) as gateway:
         answer = await gateway.request("GET", "/v1/results/file-1?tenant=a&expires=1&signature=x")
@@ -227,9 +223,7 @@ def _access_of(method: str, path: str) -> Access | None:
         ("*:view", "GET", "/metrics", 200),
     ],
 )
-async def test_a_key_may_do_what_its_scopes_say_and_nothing_else(
-    scope: str, method: str, path: str, status: int
-) -> None:
+async def test_key_is_limited_to_its_scopes(scope: str, method: str, path: str, status: int) -> None:
     keys = Keys(ring_of(verifier("abcdefghijk1", scope)))
     async with serving(ScriptedDispatcher(), keys=keys, registry=ScriptedRegistry()) as gateway:
         answer = await gateway.request(method, path, CHAT if method == "POST" else b"", bearer())
@@ -238,21 +232,21 @@ async def test_a_key_may_do_what_its_scopes_say_and_nothing_else(
             assert str(_access_of(method, path)) in json.loads(answer.body)["error"]["message"]
 
 
-async def test_the_tenant_is_that_of_the_key_and_no_header_changes_it() -> None:
+async def test_tenant_comes_from_the_key_and_headers_cannot_change_it() -> None:
     async with serving(ScriptedDispatcher(), keys=Keys()) as gateway:
         assert (await ask(gateway, {**bearer(), "X-Tenant-ID": "ann"}))[0] == 200
         assert await ask(gateway, {**bearer(), "X-Tenant-ID": "bob"}) == (403, "permission_denied")
         assert [context.tenant for context in gateway.dispatcher.contexts] == ["ann"]
 
 
-async def test_a_gateway_before_this_one_may_name_tenants_with_a_key_made_for_that() -> None:
+async def test_upstream_gateway_key_can_set_the_tenant() -> None:
     keys = Keys(ring_of(verifier("abcdefghijk1", "inference:create", "mesh:create")))
     async with serving(ScriptedDispatcher(), keys=keys) as gateway:
         assert (await ask(gateway, {**bearer(), "X-Tenant-ID": "bob"}))[0] == 200
         assert [context.tenant for context in gateway.dispatcher.contexts] == ["bob"]
 
 
-async def test_only_a_key_that_may_lets_a_request_leave_the_premises() -> None:
+async def test_allow_remote_requires_the_remote_scope() -> None:
     body = json.dumps({**json.loads(CHAT), "allow_remote": True}).encode()
     async with serving(ScriptedDispatcher(), keys=Keys()) as gateway:
         answer = await gateway.request("POST", "/v1/chat/completions", body, bearer())
@@ -267,7 +261,7 @@ async def test_only_a_key_that_may_lets_a_request_leave_the_premises() -> None:
         assert context.allow_remote
 
 
-async def test_a_change_with_a_key_may_come_from_elsewhere_and_a_foreign_page_still_may_not() -> None:
+async def test_keyed_change_from_another_host_is_allowed_and_from_a_foreign_page_rejected() -> None:
     keys = Keys(ring_of(verifier("abcdefghijk1", "models:edit")))
     config = GatewayConfig(port=0, allowed_hosts=frozenset({"weft.example.org"}))
     async with serving(ScriptedDispatcher(), keys=keys, config=config) as gateway:

@@ -66,7 +66,7 @@ def images_of(gateway: RunningGateway) -> list[chat_pb2.MediaPart]:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_an_engine_gets_the_bytes_of_an_address_and_not_the_address(stream: bool) -> None:
+async def test_engine_receives_image_bytes_instead_of_the_url(stream: bool) -> None:
     async with hostile_host(sending(response(PICTURE))) as host:
         media = MediaFetcher(MEDIA, network=host.network)
         async with serving(config=CONFIG, media=media) as gateway:
@@ -81,7 +81,7 @@ async def test_an_engine_gets_the_bytes_of_an_address_and_not_the_address(stream
     assert URL.encode() not in gateway.dispatcher.payloads[0].SerializeToString()
 
 
-async def test_without_allowed_hosts_an_address_is_refused_with_the_way_to_allow_it() -> None:
+async def test_url_is_rejected_without_allowed_hosts_and_error_suggests_the_setting() -> None:
     async with serving() as gateway:
         with pytest.raises(BadRequestError, match=r"gateway\.media\.allowed_hosts") as refused:
             await gateway.sdk.chat.completions.create(model="chat", messages=picture(URL))
@@ -97,7 +97,7 @@ async def test_without_allowed_hosts_an_address_is_refused_with_the_way_to_allow
         ({}, [URL, OTHER, f"{URL}?3"], "messages[0].content[3].image_url.url"),
     ],
 )
-async def test_what_may_not_be_fetched_is_refused_before_anything_is(
+async def test_forbidden_urls_are_rejected_before_any_fetch(
     fields: dict[str, object], urls: list[str], param: str
 ) -> None:
     media = ScriptedMedia()
@@ -109,7 +109,7 @@ async def test_what_may_not_be_fetched_is_refused_before_anything_is(
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_an_image_that_cannot_be_had_is_a_400_that_names_its_field(stream: bool) -> None:
+async def test_unavailable_image_returns_400_and_error_names_the_field(stream: bool) -> None:
     media = ScriptedMedia(invalid_field(FIELD, "could not be fetched: its host answered 404"))
     media.may_answer.set()
     async with serving(config=CONFIG, media=media) as gateway:
@@ -119,7 +119,7 @@ async def test_an_image_that_cannot_be_had_is_a_400_that_names_its_field(stream:
     assert gateway.dispatcher.payloads == []
 
 
-async def test_a_stream_has_its_status_line_and_its_comments_while_an_image_is_fetched() -> None:
+async def test_stream_sends_status_line_and_comments_while_an_image_is_fetched() -> None:
     media = ScriptedMedia()
     config = GatewayConfig(port=0, media=MEDIA, headers_within_seconds=0.01, sse_keepalive_seconds=0.01)
     async with (
@@ -134,7 +134,7 @@ async def test_a_stream_has_its_status_line_and_its_comments_while_an_image_is_f
         assert b"[DONE]" in await reader.readuntil(b"[DONE]")
 
 
-async def test_an_image_that_fails_after_the_status_line_is_an_error_event_and_one_line_of_the_log() -> None:
+async def test_image_failure_after_the_status_line_is_an_error_event_and_one_log_line() -> None:
     media = ScriptedMedia(invalid_field(FIELD, "could not be fetched"))
     config = GatewayConfig(port=0, media=MEDIA, headers_within_seconds=0.01)
     with capture_logs() as logs:
@@ -149,7 +149,7 @@ async def test_an_image_that_fails_after_the_status_line_is_an_error_event_and_o
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_caller_who_hangs_up_ends_the_fetch_and_asks_for_nothing_more(stream: bool) -> None:
+async def test_client_disconnect_aborts_the_fetch_and_dispatches_nothing(stream: bool) -> None:
     media = ScriptedMedia()
     async with serving(ScriptedDispatcher([[delta("x")]]), config=CONFIG, media=media) as gateway:
         async with gateway.connection() as (_, writer):
@@ -159,7 +159,7 @@ async def test_a_caller_who_hangs_up_ends_the_fetch_and_asks_for_nothing_more(st
     assert gateway.dispatcher.payloads == []
 
 
-async def test_bytes_in_a_request_pass_the_same_checks() -> None:
+async def test_inline_images_pass_the_same_checks() -> None:
     async with serving(config=GatewayConfig(port=0, media=MediaConfig(max_bytes=1024))) as gateway:
         answer = await gateway.request("POST", "/v1/chat/completions", body("data:image/png;base64," + "A" * 2000))
         large = json.loads(answer.body)["error"]

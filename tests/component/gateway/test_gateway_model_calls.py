@@ -35,7 +35,7 @@ async def _post(gateway: RunningGateway, path: str, body: dict[str, Any]) -> Any
     return await gateway.sdk.post(path, cast_to=object, body=body)
 
 
-async def test_a_piece_that_is_half_a_character_is_told_as_its_bytes() -> None:
+async def test_token_piece_with_partial_utf8_is_returned_as_bytes() -> None:
     tokens = tokenize_pb2.TokenizeResult(count=2, ids=[7, 8], pieces=[b"a", b"\xf0\x9f"], max_context_tokens=512)
     async with serving(ScriptedDispatcher(whole=tokens)) as gateway:
         body = {"model": "tiny", "content": "x", "with_pieces": True, "return_token_strs": True}
@@ -60,9 +60,7 @@ async def test_a_piece_that_is_half_a_character_is_told_as_its_bytes() -> None:
         ({"prompt": "x", "add_special_tokens": False}, False),
     ],
 )
-async def test_special_tokens_are_added_as_the_server_whose_words_are_used_would(
-    body: dict[str, Any], adds: bool
-) -> None:
+async def test_special_tokens_default_follows_the_emulated_server(body: dict[str, Any], adds: bool) -> None:
     async with serving(ScriptedDispatcher(whole=tokenize_pb2.TokenizeResult(count=1, ids=[7]))) as gateway:
         await _post(gateway, "/tokenize", {"model": "tiny", **body})
         (payload,) = gateway.dispatcher.payloads
@@ -79,7 +77,7 @@ async def test_special_tokens_are_added_as_the_server_whose_words_are_used_would
     ],
     ids=["of no document", "twice of one", "no number"],
 )
-async def test_scores_that_cannot_be_are_no_answer(scores: list[rerank_pb2.RerankScore]) -> None:
+async def test_invalid_rerank_scores_are_a_protocol_error(scores: list[rerank_pb2.RerankScore]) -> None:
     async with serving(ScriptedDispatcher(whole=scores)) as gateway:
         with pytest.raises(APIStatusError) as failed:
             await _post(gateway, "/rerank", {"model": "tiny", "query": "a", "documents": ["b"]})
@@ -102,7 +100,9 @@ async def test_scores_that_cannot_be_are_no_answer(scores: list[rerank_pb2.Reran
         ),
     ],
 )
-async def test_a_transcription_comes_in_the_form_asked_for(response_format: Any, media_type: str, text: str) -> None:
+async def test_transcription_is_returned_in_the_requested_format(
+    response_format: Any, media_type: str, text: str
+) -> None:
     async with serving(ScriptedDispatcher(steps=list(WORDS))) as gateway:
         answer = await gateway.sdk.audio.transcriptions.with_raw_response.create(
             model="tiny", file=RECORDING, response_format=response_format
@@ -121,21 +121,21 @@ async def test_a_transcription_comes_in_the_form_asked_for(response_format: Any,
         ({"timestamp_granularities": ["word"], "response_format": "verbose_json"}, "timestamp_granularities"),
     ],
 )
-async def test_what_nobody_offers_of_transcriptions_is_named(asked: dict[str, Any], field: str) -> None:
+async def test_unsupported_transcription_option_is_reported(asked: dict[str, Any], field: str) -> None:
     async with serving(ScriptedDispatcher(steps=list(NO_TIMES))) as gateway:
         with pytest.raises(APIStatusError) as refused:
             await gateway.sdk.audio.transcriptions.create(model="tiny", file=RECORDING, **asked)
     assert (refused.value.status_code, refused.value.param) == (501, field)
 
 
-async def test_a_recording_that_fails_before_its_first_byte_is_a_status() -> None:
+async def test_speech_failure_before_the_first_byte_is_a_status() -> None:
     async with serving(ScriptedDispatcher(spoken=[DIED])) as gateway:
         with pytest.raises(APIStatusError) as failed:
             await gateway.sdk.audio.speech.create(model="tiny", input="Hello", voice="alloy")
     assert (failed.value.status_code, failed.value.code) == (502, "server_died")
 
 
-async def test_a_recording_that_breaks_off_never_ends_tidily() -> None:
+async def test_interrupted_speech_never_ends_cleanly() -> None:
     spoken: list[Any] = [SpeechPiece(b"some", "audio/mpeg"), DIED]
     async with serving(ScriptedDispatcher(spoken=spoken)) as gateway:
         speaking = gateway.sdk.audio.speech.with_streaming_response
@@ -144,7 +144,7 @@ async def test_a_recording_that_breaks_off_never_ends_tidily() -> None:
                 await answer.read()
 
 
-async def test_a_recording_comes_as_it_is_made_and_a_caller_who_leaves_ends_it() -> None:
+async def test_speech_streams_as_generated_and_a_disconnect_stops_it() -> None:
     never = asyncio.Event()
     spoken: list[Any] = [SpeechPiece(b"some", "audio/mpeg"), never]
     async with serving(ScriptedDispatcher(spoken=spoken)) as gateway:

@@ -11,7 +11,7 @@ from weft.dispatch.fleet import FleetView
 POEM = [[delta("roses"), delta(" are")], [delta(" red", finish="LENGTH"), usage(), finished()]]
 
 
-async def test_a_text_completion_is_one_text() -> None:
+async def test_text_completion_returns_one_text() -> None:
     async with serving(ScriptedDispatcher(list(POEM))) as gateway:
         answer = await gateway.sdk.completions.create(model="tiny", prompt="A poem:", max_tokens=3, suffix="!")
         payload = gateway.dispatcher.payloads[0]
@@ -24,7 +24,7 @@ async def test_a_text_completion_is_one_text() -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_legacy_log_probabilities_are_four_lists(stream: bool) -> None:
+async def test_legacy_logprobs_are_four_lists(stream: bool) -> None:
     tokens = [event_pb2.TokenLogprob(token="ab", logprob=-1.0), event_pb2.TokenLogprob(token="c", logprob=-2.0)]
     tokens[0].top.add(token="ab", logprob=-1.0)
     steps: list[Step] = [[delta("abc", logprobs=tokens)], [delta(finish="STOP"), finished()]]
@@ -43,7 +43,7 @@ async def test_legacy_log_probabilities_are_four_lists(stream: bool) -> None:
     assert logprobs.text_offset == [0, 2]
 
 
-async def test_every_prompt_times_n_is_a_choice() -> None:
+async def test_each_prompt_times_n_yields_a_choice() -> None:
     steps: list[Step] = [[delta(f"t{index}", index=index, finish="STOP") for index in range(4)], [finished()]]
     async with serving(ScriptedDispatcher(steps)) as gateway:
         answer = await gateway.sdk.completions.create(model="tiny", prompt=[[1, 2], [3]], n=2)
@@ -54,7 +54,7 @@ async def test_every_prompt_times_n_is_a_choice() -> None:
 
 
 @pytest.mark.parametrize("encoding", ["float", "base64"])
-async def test_embeddings_arrive_in_both_encodings(encoding: str) -> None:
+async def test_embeddings_support_both_encodings(encoding: str) -> None:
     async with serving(ScriptedDispatcher(vectors=[[0.5, -1.25], [2.0, 0.0]])) as gateway:
         raw = await gateway.sdk.embeddings.with_raw_response.create(
             model="tiny",
@@ -74,13 +74,13 @@ async def test_embeddings_arrive_in_both_encodings(encoding: str) -> None:
     assert ([entry.text for entry in payload.inputs], payload.dimensions) == (["one", "two"], 2)
 
 
-async def test_the_sdk_default_encoding_is_understood() -> None:
+async def test_sdk_default_encoding_is_supported() -> None:
     async with serving(ScriptedDispatcher(vectors=[[0.5, -1.25]])) as gateway:
         answer = await gateway.sdk.embeddings.create(model="tiny", input="one")
     assert answer.data[0].embedding == [0.5, -1.25]
 
 
-async def test_models_that_sleep_and_agents_are_listed_too() -> None:
+async def test_sleeping_models_and_agents_are_listed() -> None:
     fleet = FixedFleet.of(
         model("asleep", active=False, hibernating=True),
         model("tiny"),
@@ -114,7 +114,7 @@ async def test_models_that_sleep_and_agents_are_listed_too() -> None:
 
 
 @pytest.mark.parametrize("method", ["GET", "HEAD"])
-async def test_health_follows_the_fleet(method: str) -> None:
+async def test_health_reflects_the_fleet(method: str) -> None:
     fleet = FixedFleet(FleetView())
     async with serving(fleet=fleet) as gateway:
         starting = await gateway.request(method, "/health")
@@ -137,7 +137,7 @@ async def test_health_follows_the_fleet(method: str) -> None:
         assert starting.body == idle.body == healthy.body == b""
 
 
-async def test_metrics_count_requests_and_tokens_without_names_from_callers() -> None:
+async def test_metrics_count_requests_and_tokens_without_caller_supplied_labels() -> None:
     async with serving() as gateway:
         stream = await gateway.sdk.chat.completions.create(
             model="chat",
@@ -163,7 +163,7 @@ async def test_metrics_count_requests_and_tokens_without_names_from_callers() ->
     assert probe.status == 200
 
 
-async def test_health_says_that_there_is_no_router() -> None:
+async def test_health_reports_a_missing_router() -> None:
     class Router:
         is_there = False
 

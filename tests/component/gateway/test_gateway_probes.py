@@ -43,7 +43,7 @@ class Health(HealthMonitor):
     ids=["well", "degraded", "down", "starting", "stopping", "stuck"],
 )
 @pytest.mark.parametrize("method", ["GET", "HEAD"])
-async def test_each_probe_answers_its_own_question(
+async def test_livez_and_readyz_report_independently(
     health: Health, live: int, ready: int, word: str, method: str
 ) -> None:
     async with serving(health=health, keys=Keys()) as gateway:
@@ -54,7 +54,7 @@ async def test_each_probe_answers_its_own_question(
             assert json.loads(answer.body)["status"] == word
 
 
-async def test_only_callers_who_may_see_telemetry_see_components() -> None:
+async def test_health_components_need_the_telemetry_scope() -> None:
     monitor = HealthMonitor((), FakeClock())
     await monitor.start()
     keys = Keys(ring_of(verifier(), verifier("abcdefghijk2", "telemetry:view")))
@@ -69,13 +69,13 @@ async def test_only_callers_who_may_see_telemetry_see_components() -> None:
     await monitor.stop()
 
 
-async def test_healthz_answers_as_livez() -> None:
+async def test_healthz_equals_livez() -> None:
     async with serving() as gateway:
         answers = [await gateway.request("GET", path) for path in ("/livez", "/healthz")]
     assert [(answer.status, answer.body) for answer in answers] == [(200, answers[0].body)] * 2
 
 
-async def test_docs_leads_to_the_openapi_document_in_a_sentence() -> None:
+async def test_docs_redirects_to_the_openapi_document() -> None:
     async with serving() as gateway:
         answer = await gateway.request("GET", "/docs")
     assert (answer.status, answer.headers["location"]) == (307, "/openapi.json")

@@ -137,7 +137,7 @@ def body_of(response: RawResponse, status: int = 200) -> dict[str, Any]:
     return found
 
 
-async def test_a_request_that_waits_says_for_what_and_how_long() -> None:
+async def test_waiting_request_shows_its_reason_and_duration() -> None:
     async with serving(requests=ScriptedRequests()) as gateway:
         found = body_of(await gateway.request("GET", "/v1/requests/req-1"))
     assert (found["kind"], found["requestId"], found["state"], found["priority"]) == (
@@ -156,7 +156,7 @@ async def test_a_request_that_waits_says_for_what_and_how_long() -> None:
     assert found["arrivedAt"] == "2026-11-20T12:00:00Z"
 
 
-async def test_a_request_that_failed_has_its_reason_and_its_receipt() -> None:
+async def test_failed_request_has_its_reason_and_receipt() -> None:
     async with serving(requests=ScriptedRequests()) as gateway:
         found = body_of(await gateway.request("GET", "/v1/requests/req-2"))
     assert (found["state"], found["reason"], found["message"]) == ("ended", "worker_lost", "the runner is gone")
@@ -183,9 +183,7 @@ class OneKey:
 @pytest.mark.parametrize(
     ("scopes", "shown"), [(("inference:view",), []), (("inference:view", "runners:view"), ["busy"])]
 )
-async def test_log_lines_of_engines_are_for_those_who_may_see_runners(
-    scopes: tuple[str, ...], shown: list[str]
-) -> None:
+async def test_engine_log_lines_need_the_runner_scope(scopes: tuple[str, ...], shown: list[str]) -> None:
     record = ended()
     record.receipt.attempts[0].engine_log.append("busy")
     headers = {"Authorization": f"Bearer {key_text(KEY_ID, SECRET)}"}
@@ -195,13 +193,13 @@ async def test_log_lines_of_engines_are_for_those_who_may_see_runners(
 
 
 @pytest.mark.parametrize("path", ["team/a@1", "team%2Fa@1"])
-async def test_a_request_whose_id_has_a_slash_is_found(path: str) -> None:
+async def test_request_id_with_a_slash_is_found(path: str) -> None:
     async with serving(requests=ScriptedRequests([waiting("team/a@1")])) as gateway:
         found = body_of(await gateway.request("GET", f"/v1/requests/{path}"))
     assert found["requestId"] == "team/a@1"
 
 
-async def test_another_tenants_request_is_not_found() -> None:
+async def test_request_of_another_tenant_returns_404() -> None:
     async with serving(requests=ScriptedRequests()) as gateway:
         for path, headers in (("req-3", {}), ("req-1", {"X-Tenant-ID": "b"}), ("req-9", {})):
             response = await gateway.request("GET", f"/v1/requests/{path}", headers=headers)
@@ -210,7 +208,7 @@ async def test_another_tenants_request_is_not_found() -> None:
         assert body_of(await gateway.request("GET", "/v1/requests/req-3", headers={"X-Tenant-ID": "b"}))
 
 
-async def test_the_list_is_the_callers_tenants_own() -> None:
+async def test_list_contains_only_requests_of_the_tenant() -> None:
     script = ScriptedRequests()
     async with serving(requests=script) as gateway:
         mine = body_of(await gateway.request("GET", "/v1/requests?limit=1"))
@@ -220,7 +218,7 @@ async def test_the_list_is_the_callers_tenants_own() -> None:
     assert script.asked == [(1, "default"), (100, "b")]
 
 
-async def test_clients_are_listed_for_callers_on_this_machine_only() -> None:
+async def test_clients_are_listed_only_for_local_callers() -> None:
     config = {"Host": "gateway.example"}
     async with serving(requests=ScriptedRequests()) as gateway:
         found = body_of(await gateway.request("GET", "/v1/clients"))
@@ -245,7 +243,7 @@ async def test_clients_are_listed_for_callers_on_this_machine_only() -> None:
         ("/v1/clients?limit=1", {}, "limit"),
     ],
 )
-async def test_wrong_parameters_are_400_and_named(path: str, headers: dict[str, str], param: str) -> None:
+async def test_invalid_parameters_return_400_by_name(path: str, headers: dict[str, str], param: str) -> None:
     script = ScriptedRequests()
     async with serving(requests=script) as gateway:
         response = await gateway.request("GET", path, headers=headers)
@@ -254,19 +252,19 @@ async def test_wrong_parameters_are_400_and_named(path: str, headers: dict[str, 
 
 
 @pytest.mark.parametrize("path", ["/v1/requests", "/v1/requests/req-1", "/v1/clients"])
-async def test_a_router_that_is_away_is_503(path: str) -> None:
+async def test_unavailable_router_returns_503(path: str) -> None:
     script = ScriptedRequests(failure=WeftError(Reason.SERVICE_UNAVAILABLE, "the connection was lost"))
     async with serving(requests=script) as gateway:
         response = await gateway.request("GET", path)
     assert body_of(response, 503)["error"]["code"] == "service_unavailable"
 
 
-async def test_where_nobody_remembers_there_is_no_such_path() -> None:
+async def test_path_does_not_exist_without_request_records() -> None:
     async with serving() as gateway:
         assert (await gateway.request("GET", "/v1/requests/req-1")).status == 404
 
 
-async def test_ended_requests_are_listed_by_state_and_others_states_are_refused() -> None:
+async def test_ended_requests_filter_by_state_and_other_states_are_rejected() -> None:
     scripted = ScriptedRequests()
     async with serving(requests=scripted) as gateway:
         body_of(await gateway.request("GET", "/v1/requests?state=failed&limit=7"))
@@ -276,7 +274,7 @@ async def test_ended_requests_are_listed_by_state_and_others_states_are_refused(
     assert "ended, completed, failed, cancelled" in refused["error"]["message"]
 
 
-async def test_figures_have_null_where_nothing_is_known() -> None:
+async def test_metrics_use_null_for_unknown_values() -> None:
     async with serving(requests=ScriptedRequests()) as gateway:
         found = body_of(await gateway.request("GET", "/v1/admin/figures"))
     assert (found["kind"], found["stepSeconds"], found["start"]) == ("figures", 10, "2026-11-20T12:00:00Z")

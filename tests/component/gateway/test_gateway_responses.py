@@ -39,7 +39,7 @@ def events_in(raw: bytes) -> list[dict[str, Any]]:
     return [json.loads(block.split("\ndata: ")[1]) for block in blocks if block.startswith("event: ")]
 
 
-async def test_a_response_carries_the_answer_usage_and_receipt() -> None:
+async def test_response_has_answer_usage_and_receipt() -> None:
     async with serving() as gateway:
         raw = await gateway.sdk.responses.with_raw_response.create(model="chat", input="Say hello")
         answer = raw.parse()
@@ -77,7 +77,7 @@ class Pictures:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_an_engine_gets_the_bytes_of_an_address(stream: bool) -> None:
+async def test_engine_receives_the_bytes_of_a_url(stream: bool) -> None:
     config = GatewayConfig(port=0, media=MediaConfig(allowed_hosts=("images.example.org",)))
     part = {"type": "input_image", "image_url": "https://images.example.org/a.png", "detail": "original"}
     async with serving(config=config, media=Pictures()) as gateway:
@@ -88,7 +88,7 @@ async def test_an_engine_gets_the_bytes_of_an_address(stream: bool) -> None:
     assert (image.data, image.media_type, image.detail) == (png(1, 1), "image/png", "high")
 
 
-async def test_a_silent_queue_sends_the_first_events_and_comments_and_then_the_answer() -> None:
+async def test_waiting_stream_sends_first_events_and_keepalives_then_the_answer() -> None:
     gate = asyncio.Event()
     async with (
         serving(ScriptedDispatcher([[queued()], gate, *hello()]), config=QUICK) as gateway,
@@ -108,7 +108,7 @@ async def test_a_silent_queue_sends_the_first_events_and_comments_and_then_the_a
     )
 
 
-async def test_a_stream_that_fails_while_it_waits_is_a_failed_response() -> None:
+async def test_stream_that_fails_while_waiting_is_a_failed_response() -> None:
     gate = asyncio.Event()
     rejection = WeftError(Reason.QUEUE_TIMEOUT, "waited too long")
     async with (
@@ -123,7 +123,7 @@ async def test_a_stream_that_fails_while_it_waits_is_a_failed_response() -> None
     assert names == [b"response.created", b"response.in_progress", b"response.failed", b"error"]
 
 
-async def test_the_form_of_a_response_is_the_requests_else_the_gateways() -> None:
+async def test_request_envelope_overrides_the_gateway_default() -> None:
     async def items_of(config: GatewayConfig, **fields: Any) -> list[str]:
         async with serving(config=config) as gateway:
             answer = await gateway.request("POST", PATH, body(**fields))
@@ -138,13 +138,13 @@ async def test_the_form_of_a_response_is_the_requests_else_the_gateways() -> Non
     assert await items_of(for_pools, envelope="openai") == ["message"]
 
 
-async def test_an_unknown_form_of_a_response_is_refused_by_name() -> None:
+async def test_unknown_envelope_is_rejected_by_name() -> None:
     async with serving() as gateway:
         answer = await gateway.request("POST", PATH, body(envelope="xml"))
     assert (answer.status, json.loads(answer.body)["error"]["param"]) == (400, "envelope")
 
 
-async def test_warnings_stand_in_the_response_and_are_counted_in_its_head() -> None:
+async def test_warnings_are_in_the_response_and_counted_in_a_header() -> None:
     async with serving() as gateway:
         answer = await gateway.request("POST", PATH, body(tools=[{"type": "web_search"}], truncation="auto"))
         events = events_in((await gateway.request("POST", PATH, body(truncation="auto", stream=True))).body)
@@ -153,7 +153,7 @@ async def test_warnings_stand_in_the_response_and_are_counted_in_its_head() -> N
     assert [warning["field"] for warning in events[-1]["response"]["warnings"]] == ["truncation"]
 
 
-async def test_without_a_keeper_a_response_says_that_it_is_not_kept() -> None:
+async def test_response_is_reported_unstored_without_a_response_store() -> None:
     async with serving() as gateway:
         answer = json.loads((await gateway.request("POST", PATH, body())).body)
         asked = await gateway.request("POST", PATH, body(store=True))

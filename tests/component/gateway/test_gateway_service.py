@@ -34,7 +34,7 @@ def as_service(service: "Service") -> "Service":
     return service
 
 
-async def test_a_port_that_is_taken_is_named_with_the_way_out() -> None:
+async def test_port_in_use_error_suggests_a_fix() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(WeftError, match=f"port {port} on 127.0.0.1 is taken.*--port") as caught:
@@ -42,7 +42,7 @@ async def test_a_port_that_is_taken_is_named_with_the_way_out() -> None:
     assert caught.value.reason is Reason.ALREADY_EXISTS
 
 
-async def test_the_socket_of_a_gateway_that_was_killed_is_replaced() -> None:
+async def test_socket_of_a_killed_gateway_is_replaced() -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "http.sock"
         with socket.socket(socket.AF_UNIX) as killed:
@@ -56,19 +56,19 @@ async def test_the_socket_of_a_gateway_that_was_killed_is_replaced() -> None:
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "", "8.8.8.8", "192.0.2.1"])
-async def test_an_address_beyond_loopback_is_refused(host: str) -> None:
+async def test_address_beyond_loopback_is_rejected(host: str) -> None:
     with pytest.raises(WeftError, match="not a") as caught:
         await gateway_at(host, 0).start()
     assert caught.value.metadata["field"] == "host"
 
 
-async def test_an_unknown_host_is_refused() -> None:
+async def test_unknown_host_is_rejected() -> None:
     with pytest.raises(WeftError, match="not an address"):
         await gateway_at("no such host", 0).start()
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "127.1", "::1"])
-async def test_every_spelling_of_loopback_is_accepted(host: str) -> None:
+async def test_every_loopback_spelling_is_accepted(host: str) -> None:
     service = gateway_at(host, 0)
     await service.start()
     assert service.port != 0
@@ -76,7 +76,7 @@ async def test_every_spelling_of_loopback_is_accepted(host: str) -> None:
     await service.stop(grace_seconds=0)
 
 
-async def test_it_is_a_service_without_grpc_and_leaves_signals_alone() -> None:
+async def test_gateway_service_has_no_grpc_services_and_installs_no_signal_handlers() -> None:
     before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
     service = as_service(gateway_at("127.0.0.1", 0))
     service.register(new_server())
@@ -96,7 +96,7 @@ async def test_stop_is_safe_twice_and_before_start() -> None:
         await asyncio.open_connection("127.0.0.1", service.port)
 
 
-async def test_a_stopped_gateway_can_start_again_on_its_port() -> None:
+async def test_stopped_gateway_restarts_on_its_port() -> None:
     service = gateway_at("127.0.0.1", 0)
     await service.start()
     again = gateway_at("127.0.0.1", service.port)
@@ -106,7 +106,7 @@ async def test_a_stopped_gateway_can_start_again_on_its_port() -> None:
     await again.stop(grace_seconds=0)
 
 
-async def test_an_idle_connection_does_not_delay_the_stop() -> None:
+async def test_idle_connection_does_not_delay_stop() -> None:
     async with serving() as gateway, gateway.connection() as (reader, writer):
         writer.write(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
         await reader.readuntil(b"}")
@@ -114,7 +114,7 @@ async def test_an_idle_connection_does_not_delay_the_stop() -> None:
         assert await reader.read() == b""
 
 
-async def test_metrics_go_to_the_page_of_the_host() -> None:
+async def test_metrics_are_registered_on_the_shared_page() -> None:
     metrics = MetricsPage()
     build(GatewayConfig(), scripted_ports(), metrics=metrics)
     assert "weft_gateway_requests" in {family.name for family in metrics.collect()}

@@ -63,7 +63,7 @@ def _fleet() -> FixedFleet:
     return FixedFleet(FleetView(1, {"r1": runner}, models, {}))
 
 
-async def test_a_recording_is_bytes_of_its_media_type() -> None:
+async def test_speech_is_returned_as_bytes_with_its_media_type() -> None:
     async with serving(ScriptedDispatcher(spoken=list(SPOKEN))) as gateway:
         answer = await gateway.sdk.audio.speech.create(
             model="tiny", input="Hello", voice="en-gb", response_format="mp3", speed=2.0, instructions="softly"
@@ -76,7 +76,7 @@ async def test_a_recording_is_bytes_of_its_media_type() -> None:
     )
 
 
-async def test_a_recording_as_events_has_pieces_in_base64_and_ends_with_its_usage() -> None:
+async def test_speech_events_have_base64_chunks_and_end_with_usage() -> None:
     async with serving(SpeakingDispatcher(spoken=list(SPOKEN))) as gateway:
         answer = await gateway.sdk.audio.speech.with_raw_response.create(
             model="tiny", input="Hello", voice="alloy", stream_format="sse"
@@ -93,7 +93,7 @@ async def test_a_recording_as_events_has_pieces_in_base64_and_ends_with_its_usag
     ]
 
 
-async def test_events_that_break_off_end_with_an_error() -> None:
+async def test_interrupted_events_end_with_an_error() -> None:
     async with serving(ScriptedDispatcher(spoken=[SPOKEN[0], DIED])) as gateway:
         answer = await gateway.sdk.audio.speech.with_raw_response.create(
             model="tiny", input="Hello", voice="alloy", stream_format="sse"
@@ -105,7 +105,7 @@ async def test_events_that_break_off_end_with_an_error() -> None:
 
 @pytest.mark.parametrize("stream_format", ["audio", "sse"])
 @pytest.mark.parametrize(("spoken", "code"), [([DIED], "server_died"), ([], "backend_protocol_error")])
-async def test_a_failure_before_the_first_piece_is_a_status(stream_format: Any, spoken: list[Any], code: str) -> None:
+async def test_failure_before_the_first_chunk_is_a_status(stream_format: Any, spoken: list[Any], code: str) -> None:
     async with serving(ScriptedDispatcher(spoken=spoken)) as gateway:
         with pytest.raises(APIStatusError) as failed:
             await gateway.sdk.audio.speech.create(
@@ -114,7 +114,7 @@ async def test_a_failure_before_the_first_piece_is_a_status(stream_format: Any, 
     assert (failed.value.status_code, failed.value.code) == (502, code)
 
 
-async def test_a_request_without_a_voice_leaves_it_to_the_model() -> None:
+async def test_request_without_a_voice_uses_the_model_default() -> None:
     async with serving(ScriptedDispatcher(spoken=list(SPOKEN))) as gateway:
         body = json.dumps({"model": "tiny", "input": "Hello"}).encode()
         answer = await gateway.request("POST", "/v1/audio/speech", body)
@@ -128,7 +128,7 @@ async def _voices(path: str) -> Any:
         return answer.status, json.loads(answer.body)
 
 
-async def test_the_voices_of_all_models_that_speak_are_listed() -> None:
+async def test_voices_of_all_speech_models_are_listed() -> None:
     status, listed = await _voices("/v1/audio/voices")
     assert status == 200
     assert [(each["model"], each["id"], each["name"]) for each in listed["voices"]] == [
@@ -138,7 +138,7 @@ async def test_the_voices_of_all_models_that_speak_are_listed() -> None:
     ]
 
 
-async def test_the_voices_of_one_model_are_listed_and_an_unknown_model_is_refused() -> None:
+async def test_voices_of_one_model_are_listed_and_an_unknown_model_is_rejected() -> None:
     _, listed = await _voices("/v1/audio/voices?model=piper")
     assert [each["id"] for each in listed["voices"]] == ["en_US-joe-medium"]
     assert await _voices("/v1/audio/voices?model=silent") == (200, {"voices": []})

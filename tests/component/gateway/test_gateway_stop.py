@@ -46,7 +46,7 @@ async def test_stop_lets_running_requests_finish() -> None:
     assert b"data: [DONE]" in rest
 
 
-async def test_a_request_on_a_connection_that_was_idle_when_the_stop_began_is_answered() -> None:
+async def test_request_on_a_connection_idle_at_stop_is_answered() -> None:
     async with serving(ScriptedDispatcher(hello())) as gateway, gateway.connection() as (reader, writer):
         await gateway.request("GET", "/health")
         stopping = asyncio.create_task(gateway.service.stop(grace_seconds=5))
@@ -67,7 +67,7 @@ async def _accepts(gateway: RunningGateway) -> bool:
     return True
 
 
-async def test_requests_of_connections_that_wait_to_be_accepted_when_the_stop_begins_are_answered() -> None:
+async def test_requests_on_unaccepted_connections_at_stop_are_answered() -> None:
     async with serving(ScriptedDispatcher(hello())) as gateway:
         # The event loop accepts none of them before the stop: nothing here waits for it.
         with ExitStack() as sockets:
@@ -82,7 +82,7 @@ async def test_requests_of_connections_that_wait_to_be_accepted_when_the_stop_be
 
 
 @pytest.mark.parametrize("began", [True, False])
-async def test_stop_ends_what_does_not_finish_with_an_error(began: bool) -> None:
+async def test_stop_ends_unfinished_requests_with_an_error(began: bool) -> None:
     never = asyncio.Event()
     first: list[Step] = [[delta("Hel")]] if began else [[queued()]]
     async with serving(ScriptedDispatcher([*first, never])) as gateway, gateway.connection() as (reader, writer):
@@ -108,7 +108,7 @@ class ClosedDispatcher(ScriptedDispatcher):
         raise asyncio.CancelledError
 
 
-async def test_a_call_that_its_closed_channel_cancelled_is_a_lost_connection_and_no_shutdown() -> None:
+async def test_call_cancelled_by_its_closed_channel_is_reported_as_a_lost_connection() -> None:
     """A gateway said that it was shutting down when the channel to a lost router was closed under a call."""
     async with serving(ClosedDispatcher()) as gateway:
         response = await gateway.request("POST", CHAT, STREAM)

@@ -31,7 +31,7 @@ def events_of(body: bytes) -> list[str]:
     return [part[6:] for part in body.decode().split("\n\n") if part.startswith("data: ")]
 
 
-async def test_the_head_of_a_stream_forbids_buffering() -> None:
+async def test_stream_headers_disable_buffering() -> None:
     async with serving() as gateway:
         response = await gateway.request("POST", CHAT, STREAM)
     assert response.headers["content-type"] == "text/event-stream; charset=utf-8"
@@ -42,7 +42,7 @@ async def test_the_head_of_a_stream_forbids_buffering() -> None:
     assert events_of(response.body)[-1] == "[DONE]"
 
 
-async def test_the_first_content_is_written_at_once_and_with_its_preamble() -> None:
+async def test_first_content_is_written_immediately_with_its_preamble() -> None:
     gate = asyncio.Event()
     steps: list[Step] = [[delta("He")], gate, [delta("llo", finish="STOP"), finished()]]
     async with serving(ScriptedDispatcher(steps)) as gateway, gateway.connection() as (reader, writer):
@@ -55,7 +55,7 @@ async def test_the_first_content_is_written_at_once_and_with_its_preamble() -> N
     assert b'"role"' not in second
 
 
-async def test_every_event_of_a_frame_is_one_write() -> None:
+async def test_events_of_a_frame_are_one_write() -> None:
     words = [delta(f"w{number} ") for number in range(50)]
     steps: list[Step] = [[delta("first")], words, [delta(finish="STOP"), finished()]]
     async with serving(ScriptedDispatcher(steps)) as gateway, gateway.connection() as (reader, writer):
@@ -76,9 +76,7 @@ async def test_every_event_of_a_frame_is_one_write() -> None:
     ],
 )
 @pytest.mark.parametrize("by_setting", [True, False])
-async def test_a_receipt_comment_is_sent_unless_header_or_setting_leaves_it_out(
-    path: str, raw: bytes, by_setting: bool
-) -> None:
+async def test_receipt_comment_can_be_disabled_by_header_or_setting(path: str, raw: bytes, by_setting: bool) -> None:
     """Clients that read no comments had no way to leave it out."""
     async with serving(config=GatewayConfig(port=0, receipt_comments=by_setting)) as gateway:
         plain = await gateway.request("POST", path, raw)
@@ -89,7 +87,7 @@ async def test_a_receipt_comment_is_sent_unless_header_or_setting_leaves_it_out(
     assert (wrong.status, b"X-Receipt-Comment" in wrong.body) == (400, True)
 
 
-async def test_a_rejection_within_the_first_second_is_a_status_even_after_queueing() -> None:
+async def test_rejection_within_the_first_second_is_a_status_even_after_queueing() -> None:
     rejection = WeftError(Reason.QUEUE_TIMEOUT, "waited too long", retry_after_seconds=3)
     async with serving(ScriptedDispatcher([[queued()], [started()], rejection])) as gateway:
         response = await gateway.request("POST", CHAT, STREAM)
@@ -106,7 +104,7 @@ async def test_a_rejection_within_the_first_second_is_a_status_even_after_queuei
         ([], "backend_protocol_error"),
     ],
 )
-async def test_a_failure_after_content_ends_with_an_error_event_and_no_done(failure: Step, code: str) -> None:
+async def test_failure_after_content_ends_with_an_error_event_and_no_done(failure: Step, code: str) -> None:
     async with serving(ScriptedDispatcher([[delta("Hel")], failure])) as gateway:
         response = await gateway.request("POST", CHAT, STREAM)
         await require_counted(gateway, f'code="200",model="tiny",reason="{code}",surface="chat"')
@@ -119,7 +117,7 @@ async def test_a_failure_after_content_ends_with_an_error_event_and_no_done(fail
     assert b"secret" not in response.body
 
 
-async def test_a_failure_after_the_whole_answer_does_not_spoil_it() -> None:
+async def test_failure_after_the_complete_answer_is_ignored() -> None:
     steps: list[Step] = [*hello(), WeftError(Reason.SERVICE_UNAVAILABLE, "the router is gone")]
     async with serving(ScriptedDispatcher(steps)) as gateway:
         response = await gateway.request("POST", CHAT, STREAM)
@@ -127,7 +125,7 @@ async def test_a_failure_after_the_whole_answer_does_not_spoil_it() -> None:
 
 
 @pytest.mark.parametrize(("path", "body"), [(CHAT, STREAM), (CHAT, UNARY), ("/v1/embeddings", EMBED)])
-async def test_a_client_that_hangs_up_in_silence_stops_the_work(path: str, body: bytes) -> None:
+async def test_disconnect_of_a_silent_stream_stops_the_work(path: str, body: bytes) -> None:
     never = asyncio.Event()
     async with serving(ScriptedDispatcher([[started()], never], vectors=never)) as gateway:
         async with gateway.connection() as (_, writer):
@@ -137,7 +135,7 @@ async def test_a_client_that_hangs_up_in_silence_stops_the_work(path: str, body:
         await require_cancelled(gateway)
 
 
-async def test_a_client_that_hangs_up_while_tokens_flow_stops_the_work() -> None:
+async def test_disconnect_during_tokens_stops_the_work() -> None:
     class Endless(list[Step]):
         def __iter__(self):  # type: ignore[no-untyped-def]  # noqa: ANN204
             while True:
@@ -153,7 +151,7 @@ async def test_a_client_that_hangs_up_while_tokens_flow_stops_the_work() -> None
         await asyncio.wait_for(gateway.dispatcher.was_closed.wait(), 1)
 
 
-async def test_a_hang_up_reaches_the_running_request_of_a_pipeline() -> None:
+async def test_disconnect_reaches_the_running_request_of_a_pipeline() -> None:
     never = asyncio.Event()
     async with serving(ScriptedDispatcher([[started()], never])) as gateway:
         async with gateway.connection() as (_, writer):
@@ -163,7 +161,7 @@ async def test_a_hang_up_reaches_the_running_request_of_a_pipeline() -> None:
 
 
 @pytest.mark.slow("runs whole services")
-async def test_a_reader_that_does_not_read_is_cut_off() -> None:
+async def test_stalled_reader_is_disconnected() -> None:
     class Endless(list[Step]):
         def __iter__(self):  # type: ignore[no-untyped-def]  # noqa: ANN204
             while True:
@@ -178,7 +176,7 @@ async def test_a_reader_that_does_not_read_is_cut_off() -> None:
         await require_cancelled(gateway)
 
 
-async def test_a_request_that_outlives_its_deadline_is_cut_off() -> None:
+async def test_request_past_its_deadline_is_ended() -> None:
     config = GatewayConfig(port=0, request_timeout_seconds=0.02, deadline_slack_seconds=0.02)
     never = asyncio.Event()
     async with serving(ScriptedDispatcher([[queued()], never]), config=config) as gateway:

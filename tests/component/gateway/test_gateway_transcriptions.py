@@ -61,7 +61,7 @@ async def _streamed(gateway: RunningGateway, **fields: Any) -> list[dict[str, An
     return [event.model_dump() async for event in await _create(gateway, stream=True, **fields)]
 
 
-async def test_segments_have_all_members_and_words_their_times() -> None:
+async def test_segments_have_all_members_and_words_have_times() -> None:
     async with serving(ScriptedDispatcher(steps=list(STEPS))) as gateway:
         answer = await _create(gateway, response_format="verbose_json", timestamp_granularities=["word", "segment"])
         (payload,) = gateway.dispatcher.payloads
@@ -84,7 +84,7 @@ async def test_segments_have_all_members_and_words_their_times() -> None:
     assert (dog["id"], dog["avg_logprob"]) == (1, None), "what the engine does not tell is null"
 
 
-async def test_only_the_times_that_were_asked_for_are_sent() -> None:
+async def test_only_requested_timestamps_are_sent() -> None:
     async with serving(ScriptedDispatcher(steps=list(STEPS))) as gateway:
         words = await _create(gateway, response_format="verbose_json", timestamp_granularities=["word"])
         segments = await _create(gateway, response_format="verbose_json")
@@ -92,7 +92,7 @@ async def test_only_the_times_that_were_asked_for_are_sent() -> None:
     assert (len(segments.segments), segments.words) == (2, None)
 
 
-async def test_the_seconds_that_were_heard_are_the_usage() -> None:
+async def test_usage_is_the_audio_duration_in_seconds() -> None:
     class Heard(ScriptedDispatcher):
         def receipt(self) -> Any:
             return STEPS[-1][0].finished.receipt
@@ -103,7 +103,7 @@ async def test_the_seconds_that_were_heard_are_the_usage() -> None:
             assert answer.usage.model_dump() == {"seconds": 3.5, "type": "duration"}
 
 
-async def test_words_are_streamed_as_they_are_found_and_the_end_has_them_all() -> None:
+async def test_words_stream_as_recognized_and_the_end_has_all() -> None:
     async with serving(ScriptedDispatcher(steps=list(STEPS))) as gateway:
         events = await _streamed(gateway)
     assert [event["type"] for event in events] == ["transcript.text.delta"] * 2 + ["transcript.text.done"]
@@ -112,7 +112,7 @@ async def test_words_are_streamed_as_they_are_found_and_the_end_has_them_all() -
     assert (events[-1]["usage"]["type"], events[-1]["usage"]["seconds"]) == ("duration", 3.5)
 
 
-async def test_a_stream_with_times_has_an_event_for_each_segment() -> None:
+async def test_stream_with_timestamps_has_an_event_per_segment() -> None:
     async with serving(ScriptedDispatcher(steps=list(STEPS))) as gateway:
         fields = {"response_format": "verbose_json", "timestamp_granularities": ["word"]}
         events = await _streamed(gateway, **fields)
@@ -126,7 +126,7 @@ async def test_a_stream_with_times_has_an_event_for_each_segment() -> None:
     assert "words" not in dog
 
 
-async def test_progress_is_a_comment_of_the_stream_and_done_is_its_last_event() -> None:
+async def test_progress_is_a_stream_comment_and_done_is_the_last_event() -> None:
     async with serving(ScriptedDispatcher(steps=list(STEPS))) as gateway:
         streaming = gateway.sdk.audio.transcriptions.with_streaming_response
         async with streaming.create(model="tiny", file=RECORDING, stream=True) as answer:
@@ -140,7 +140,7 @@ async def test_progress_is_a_comment_of_the_stream_and_done_is_its_last_event() 
     assert json.loads(events[-2])["type"] == "transcript.text.done"
 
 
-async def test_a_stream_that_fails_after_its_first_words_ends_with_the_error() -> None:
+async def test_stream_that_fails_after_its_first_words_ends_with_the_error() -> None:
     steps: list[Any] = [*STEPS[:2], DIED]
     async with serving(ScriptedDispatcher(steps=steps)) as gateway:
         events = aiter(await _create(gateway, stream=True))
@@ -149,14 +149,14 @@ async def test_a_stream_that_fails_after_its_first_words_ends_with_the_error() -
             await anext(events)
 
 
-async def test_a_failure_before_the_first_words_is_a_status() -> None:
+async def test_failure_before_the_first_words_is_a_status() -> None:
     async with serving(ScriptedDispatcher(steps=[[_progress(0.0, 3.5)], DIED])) as gateway:
         with pytest.raises(APIStatusError) as failed:
             await _create(gateway, stream=True)
     assert failed.value.status_code == 502
 
 
-async def test_a_caller_that_hangs_up_ends_the_work() -> None:
+async def test_client_disconnect_stops_the_work() -> None:
     never = asyncio.Event()
     async with serving(ScriptedDispatcher(steps=[*STEPS[:2], never])) as gateway:
         stream = await _create(gateway, stream=True)
@@ -166,7 +166,7 @@ async def test_a_caller_that_hangs_up_ends_the_work() -> None:
             await gateway.dispatcher.was_closed.wait()
 
 
-async def test_voice_detection_has_two_names() -> None:
+async def test_voice_detection_accepts_both_field_names() -> None:
     async with serving(ScriptedDispatcher(steps=list(STEPS))) as gateway:
         for given in ({}, {"vad": True}, {"voice_detection": False}, {"vad": True, "voice_detection": True}):
             await _create(gateway, extra_body=given)
@@ -184,14 +184,14 @@ async def test_voice_detection_has_two_names() -> None:
         ({"extra_body": {"vad": True, "voice_detection": False}}, "vad"),
     ],
 )
-async def test_fields_that_contradict_each_other_are_refused_by_name(asked: dict[str, Any], field: str) -> None:
+async def test_contradictory_fields_are_rejected_by_name(asked: dict[str, Any], field: str) -> None:
     async with serving(ScriptedDispatcher(steps=list(STEPS))) as gateway:
         with pytest.raises(APIStatusError) as refused:
             await _create(gateway, **asked)
     assert (refused.value.status_code, refused.value.param) == (400, field)
 
 
-async def test_a_recording_without_a_word_has_captions_without_a_word() -> None:
+async def test_silent_recording_yields_empty_captions() -> None:
     steps = [[_part(language="en", duration_seconds=3.5)], [_end()]]
     async with serving(ScriptedDispatcher(steps=list(steps))) as gateway:
         assert await _create(gateway, response_format="vtt") == "WEBVTT\n"

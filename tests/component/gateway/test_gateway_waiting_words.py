@@ -27,7 +27,7 @@ def loading() -> event_pb2.InferenceEvent:
     return event
 
 
-async def test_a_silent_queue_sends_comments_and_then_the_answer() -> None:
+async def test_waiting_stream_sends_comments_then_the_answer() -> None:
     gate = asyncio.Event()
     progress = event_pb2.InferenceEvent(progress=event_pb2.Progress(prompt_tokens=900, processed_tokens=512))
     steps: list[Step] = [[queued()], [loading()], gate, [progress], *hello()]
@@ -44,7 +44,7 @@ async def test_a_silent_queue_sends_comments_and_then_the_answer() -> None:
     assert seen.index(b": queued") < seen.index(b": loading") < seen.index(b": keepalive") < seen.index(b'"role"')
 
 
-async def test_the_preamble_waits_for_the_first_content() -> None:
+async def test_preamble_is_sent_with_the_first_content() -> None:
     gate = asyncio.Event()
     async with (
         serving(ScriptedDispatcher([[started()], gate, *hello()]), config=QUICK) as gateway,
@@ -57,7 +57,7 @@ async def test_the_preamble_waits_for_the_first_content() -> None:
     assert b'"role"' not in before
 
 
-async def test_a_rejection_after_the_status_line_is_the_last_event() -> None:
+async def test_rejection_after_the_status_line_is_the_last_event() -> None:
     gate = asyncio.Event()
     rejection = WeftError(Reason.QUEUE_TIMEOUT, "waited too long")
     async with (

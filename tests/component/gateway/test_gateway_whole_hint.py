@@ -10,7 +10,7 @@ from weft.api.common.v1 import event_pb2
 
 
 @pytest.mark.parametrize("stream", [True, False])
-async def test_only_an_answer_that_is_not_streamed_is_asked_for_whole(stream: bool) -> None:
+async def test_only_non_streamed_answers_are_requested_whole(stream: bool) -> None:
     async with serving(ScriptedDispatcher()) as gateway:
         chat: Any = await gateway.sdk.chat.completions.create(
             model="tiny", messages=[{"role": "user", "content": "hi"}], stream=stream
@@ -23,7 +23,7 @@ async def test_only_an_answer_that_is_not_streamed_is_asked_for_whole(stream: bo
 
 
 @pytest.mark.parametrize("stream", [True, False])
-async def test_streams_are_asked_for_with_joined_texts_but_those_of_responses(stream: bool) -> None:
+async def test_streams_request_joined_texts_except_for_responses(stream: bool) -> None:
     async with serving(ScriptedDispatcher()) as gateway:
         chat: Any = await gateway.sdk.chat.completions.create(
             model="tiny", messages=[{"role": "user", "content": "hi"}], stream=stream
@@ -40,7 +40,7 @@ async def test_streams_are_asked_for_with_joined_texts_but_those_of_responses(st
 JOINED = event_pb2.InferenceEvent(delta=event_pb2.Delta(text="Hello, \U0001f600!", piece_lengths=[2, 3, 2, 2]))
 
 
-async def test_a_client_receives_each_of_the_texts_that_came_as_one() -> None:
+async def test_client_receives_each_text_of_a_joined_frame() -> None:
     assert sum(JOINED.delta.piece_lengths) == len(JOINED.delta.text)
     steps: list[Step] = [[started()], [delta("a")], [JOINED], [delta(finish="STOP"), finished()]]
     async with serving(ScriptedDispatcher(steps)) as gateway:
@@ -51,7 +51,7 @@ async def test_a_client_receives_each_of_the_texts_that_came_as_one() -> None:
     assert [text for text in texts if text] == ["a", "He", "llo", ", ", "\U0001f600!"]
 
 
-async def test_lengths_that_do_not_fit_end_a_stream_with_an_error() -> None:
+async def test_inconsistent_text_lengths_end_the_stream_with_an_error() -> None:
     wrong = event_pb2.InferenceEvent(delta=event_pb2.Delta(text="abc", piece_lengths=[1, 1]))
     async with serving(ScriptedDispatcher([[started()], [delta("a")], [wrong], [finished()]])) as gateway:
         chat: Any = await gateway.sdk.chat.completions.create(

@@ -54,7 +54,7 @@ MESSAGES = [{"role": "user", "content": "hi"}]
         ("/v1/audio/speech", {"input": "hi", "voice": "a"}),
     ],
 )
-async def test_a_request_by_id_is_dispatched_by_name(path: str, body: dict[str, Any], given: str, name: str) -> None:
+async def test_request_by_id_is_dispatched_by_name(path: str, body: dict[str, Any], given: str, name: str) -> None:
     assert named(fleet().view, given) == name
     async with serving(ScriptedDispatcher(), fleet=fleet()) as gateway:
         await gateway.request("POST", path, json.dumps({**body, "model": given}).encode())
@@ -69,7 +69,7 @@ async def test_a_request_by_id_is_dispatched_by_name(path: str, body: dict[str, 
         (f"/v1/models/route/{ROUTE_ID}", "route/summaries"),
     ],
 )
-async def test_a_model_of_the_openai_api_is_shown_by_its_id(path: str, shown: str) -> None:
+async def test_openai_model_endpoint_accepts_an_id(path: str, shown: str) -> None:
     async with serving(fleet=fleet()) as gateway:
         answer = await gateway.request("GET", path)
         assert (answer.status, json.loads(answer.body)["id"]) == (200, shown)
@@ -88,14 +88,14 @@ async def test_a_model_of_the_openai_api_is_shown_by_its_id(path: str, shown: st
         ("DELETE", f"/api/v1/routes/{ROUTE_ID}", ("delete", ResourceKind.ROUTE, "summaries")),
     ],
 )
-async def test_a_resource_is_read_and_deleted_by_its_id(method: str, path: str, asked: tuple[object, ...]) -> None:
+async def test_resource_is_read_and_deleted_by_id(method: str, path: str, asked: tuple[object, ...]) -> None:
     registry = ScriptedRegistry()
     async with serving(registry=registry, fleet=fleet()) as gateway:
         assert (await gateway.request(method, path)).status in (200, 204)
     assert registry.asked[0][: len(asked)] == asked
 
 
-async def test_events_are_asked_for_by_id() -> None:
+async def test_events_can_be_filtered_by_id() -> None:
     registry = ScriptedRegistry()
     async with serving(registry=registry, fleet=fleet()) as gateway:
         assert (await gateway.request("GET", f"/api/v1/events?kind=model&name={MODEL_ID}")).status == 200

@@ -60,7 +60,7 @@ def conversation() -> chat_pb2.ChatPayload:
     return payload
 
 
-async def test_a_chat_with_an_agent_is_answered_by_its_model(tmp_path: Path) -> None:
+async def test_chat_with_an_agent_is_answered_by_its_model(tmp_path: Path) -> None:
     async with serving(tmp_path) as (stub, runner):
         call = stub.Chat(pb.ChatRequest(model="agent/coder", payload=conversation()))
         events = [event async for response in call for event in response.events]
@@ -74,7 +74,7 @@ async def test_a_chat_with_an_agent_is_answered_by_its_model(tmp_path: Path) -> 
     assert (receipt.model, receipt.outcome) == ("tiny", receipt_pb2.OUTCOME_COMPLETED)
 
 
-async def test_signals_are_events_in_their_place_and_once_more_in_the_receipt(tmp_path: Path) -> None:
+async def test_signals_are_events_in_order_and_repeated_in_the_receipt(tmp_path: Path) -> None:
     # The maximum number of names of maximum length: more than metadata can hold.
     arguments = to_json_object({"reason": "x" * 2_000}, "arguments")
     raised = [signal_pb2.Signal(name=f"S{n}", arguments=arguments) for n in range(64)]
@@ -95,7 +95,7 @@ async def test_signals_are_events_in_their_place_and_once_more_in_the_receipt(tm
     assert len(trailer.signals) == len(trailer.warnings) == 0
 
 
-async def test_what_an_agent_asks_for_comes_from_the_registry_alone(tmp_path: Path) -> None:
+async def test_agent_behavior_comes_only_from_the_registry(tmp_path: Path) -> None:
     extra = to_json_object({"behaviour": {"tools": ["files.read"]}}, "extra_parameters")
     async with serving(tmp_path) as (stub, runner):
         for name in ("agent/keeper", "agent/coder"):
@@ -108,7 +108,7 @@ async def test_what_an_agent_asks_for_comes_from_the_registry_alone(tmp_path: Pa
     assert coder.chat.extra_parameters == extra
 
 
-async def test_too_many_parameters_are_refused_before_a_runner_is_asked(tmp_path: Path) -> None:
+async def test_too_many_parameters_are_rejected_before_a_runner_is_called(tmp_path: Path) -> None:
     payload = conversation()
     payload.extra_parameters.CopyFrom(to_json_object({f"x{n}": 1 for n in range(65)}, "extra_parameters"))
     async with serving(tmp_path) as (stub, runner):
@@ -131,7 +131,7 @@ async def refused(call: Any) -> WeftError:
     return error_from_call(caught.value, Reason.WORKER_LOST)
 
 
-async def test_what_cannot_be_asked_is_refused_with_its_reason(tmp_path: Path) -> None:
+async def test_invalid_request_is_rejected_with_its_reason(tmp_path: Path) -> None:
     prompt = completion_pb2.PromptInput(text="x")
     async with serving(tmp_path) as (stub, runner):
         unknown = await refused(stub.Chat(pb.ChatRequest(model="agent/nobody", payload=conversation())))

@@ -52,7 +52,7 @@ async def ask_all(stub: Any, options: pb.RequestOptions, model: str = "tiny") ->
         raise error_from_call(error, Reason.SERVICE_UNAVAILABLE) from error
 
 
-async def test_a_call_that_names_two_tenants_is_refused_and_one_that_names_one_twice_is_not(tmp_path: Path) -> None:
+async def test_call_with_two_tenants_is_rejected_and_a_repeated_tenant_accepted(tmp_path: Path) -> None:
     request = pb.EmbedRequest(model="tiny", payload=embedding_pb2.EmbeddingPayload())
     request.payload.inputs.add(text="hi")
     dispatcher = ScriptedDispatcher(hello(), vectors=[[0.5]])
@@ -64,7 +64,7 @@ async def test_a_call_that_names_two_tenants_is_refused_and_one_that_names_one_t
     assert [context.tenant for context in dispatcher.contexts] == ["ann"]
 
 
-async def test_every_call_says_who_asks_and_how_urgently(tmp_path: Path) -> None:
+async def test_every_call_passes_caller_and_priority(tmp_path: Path) -> None:
     dispatcher = ScriptedDispatcher(hello(), vectors=[[0.5]])
     options = pb.RequestOptions(priority=priority_pb2.PRIORITY_LOW, client_id="nightly", session="thread 7")
     async with serving(tmp_path, dispatcher) as stub:
@@ -74,7 +74,7 @@ async def test_every_call_says_who_asks_and_how_urgently(tmp_path: Path) -> None
     assert {one.model for one in dispatcher.contexts} == {"route/drafts"}
 
 
-async def test_nothing_said_leaves_the_band_to_the_clients_profile(tmp_path: Path) -> None:
+async def test_default_priority_comes_from_the_client_profile(tmp_path: Path) -> None:
     dispatcher = ScriptedDispatcher(hello(), vectors=[[0.5]])
     async with serving(tmp_path, dispatcher) as stub:
         await ask_all(stub, pb.RequestOptions())
@@ -92,9 +92,7 @@ async def test_nothing_said_leaves_the_band_to_the_clients_profile(tmp_path: Pat
         (pb.RequestOptions(session="x" * 257), "options.session"),
     ],
 )
-async def test_what_no_caller_can_claim_is_refused_by_name(
-    tmp_path: Path, options: pb.RequestOptions, field: str
-) -> None:
+async def test_invalid_caller_field_is_rejected_by_name(tmp_path: Path, options: pb.RequestOptions, field: str) -> None:
     dispatcher = ScriptedDispatcher(hello())
     async with serving(tmp_path, dispatcher) as stub:
         with pytest.raises(FieldError) as refused:
@@ -103,7 +101,7 @@ async def test_what_no_caller_can_claim_is_refused_by_name(
     assert dispatcher.contexts == []
 
 
-async def test_a_refusal_of_the_router_keeps_its_figures_and_says_when_to_come_back(tmp_path: Path) -> None:
+async def test_router_rejection_keeps_its_metadata_and_retry_delay(tmp_path: Path) -> None:
     metadata = {"tenant": "a", "limit": "100", "remaining": "0", "resetAt": "1745880060"}
     refusal = WeftError(Reason.RATE_LIMIT_EXCEEDED, "too much", metadata=metadata, retry_after_seconds=29.5)
     async with serving(tmp_path, ScriptedDispatcher([refusal])) as stub:

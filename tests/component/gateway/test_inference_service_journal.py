@@ -59,7 +59,7 @@ def of(tenant: str) -> tuple[tuple[str, str], ...]:
     return (("x-tenant-id", tenant),)
 
 
-async def test_a_tenants_calls_are_tasks_and_anothers_are_not(tmp_path: Path) -> None:
+async def test_calls_of_a_journaled_tenant_become_tasks(tmp_path: Path) -> None:
     tasks, dispatcher = ScriptedTasks(at_once=[ANSWER]), ScriptedDispatcher(hello())
     async with inference(tmp_path, tasks, dispatcher) as stub:
         async for _ in stub.Chat(a_chat(), metadata=of("ann")):
@@ -70,7 +70,7 @@ async def test_a_tenants_calls_are_tasks_and_anothers_are_not(tmp_path: Path) ->
         assert (len(tasks.kept), len(dispatcher.contexts)) == (1, 1)
 
 
-async def test_embeddings_are_tasks_too(tmp_path: Path) -> None:
+async def test_embeddings_become_tasks_too(tmp_path: Path) -> None:
     tasks = ScriptedTasks(at_once=[output([started()], [finished()], vectors=[[0.5]])])
     async with inference(tmp_path, tasks, ScriptedDispatcher()) as stub:
         request = pb.EmbedRequest(model="tiny", payload=embedding_pb2.EmbeddingPayload())
@@ -80,7 +80,7 @@ async def test_embeddings_are_tasks_too(tmp_path: Path) -> None:
     assert tasks.one.new.spec.HasField("embedding")
 
 
-async def test_what_cannot_be_a_task_is_refused(tmp_path: Path) -> None:
+async def test_request_unsupported_as_a_task_is_rejected(tmp_path: Path) -> None:
     dispatcher = ScriptedDispatcher()
     async with inference(tmp_path, ScriptedTasks(), dispatcher) as stub:
         request = pb.RerankRequest(model="tiny", payload=rerank_pb2.RerankPayload(query="a", documents=["b"]))
@@ -105,7 +105,7 @@ class NobodyIsPlaced:
     ("tenant", "reason", "asked"),
     [("ann", Reason.SERVICE_UNAVAILABLE, 0), ("bob", Reason.QUEUE_FULL, 1)],
 )
-async def test_a_gateway_that_does_not_know_the_setting_places_nothing_unjournaled(
+async def test_router_rejects_unjournaled_placements_of_an_older_gateway(
     tmp_path: Path, tenant: str, reason: Reason, asked: int
 ) -> None:
     router, server = NobodyIsPlaced(), new_server()

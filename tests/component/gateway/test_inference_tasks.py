@@ -42,7 +42,7 @@ def error_of(answer: RawResponse) -> tuple[int, str, str | None]:
     return answer.status, error["code"], error["param"]
 
 
-async def test_a_request_is_accepted_at_once_and_is_what_the_live_route_would_have_asked() -> None:
+async def test_request_is_accepted_immediately_with_the_spec_of_the_live_route() -> None:
     tasks = ScriptedTasks()
     async with serving(tasks=tasks) as gateway:
         answer = await submit(gateway, X_Tenant_ID="ann", X_Cache_Tag="mine", X_Client_Id="ci")
@@ -62,7 +62,7 @@ async def test_a_request_is_accepted_at_once_and_is_what_the_live_route_would_ha
         assert not new.spec.HasField("pending_limit")
 
 
-async def test_what_a_submission_says_besides_counts() -> None:
+async def test_submission_options_are_applied() -> None:
     tasks = ScriptedTasks()
     async with serving(tasks=tasks) as gateway:
         body = {
@@ -80,7 +80,7 @@ async def test_what_a_submission_says_besides_counts() -> None:
         assert (spec.pending_limit.ToSeconds(), spec.max_attempts, spec.options.priority) == (90, 2, PRIORITY_HIGH)
 
 
-async def test_the_same_key_is_the_same_task_and_another_body_under_it_a_conflict() -> None:
+async def test_same_key_returns_the_same_task_and_another_body_is_a_conflict() -> None:
     tasks = ScriptedTasks()
     async with serving(tasks=tasks) as gateway:
         first = await submit(gateway, Idempotency_Key="k 1")
@@ -94,7 +94,7 @@ async def test_the_same_key_is_the_same_task_and_another_body_under_it_a_conflic
 
 
 @pytest.mark.parametrize("key", ["", "x" * 256, "a\tb", "h\xe9"])
-async def test_a_key_that_is_none_is_refused(key: str) -> None:
+async def test_invalid_key_is_rejected(key: str) -> None:
     async with serving(tasks=ScriptedTasks()) as gateway:
         assert error_of(await submit(gateway, Idempotency_Key=key)) == (400, "invalid_argument", "Idempotency-Key")
 
@@ -119,7 +119,7 @@ async def test_a_key_that_is_none_is_refused(key: str) -> None:
         ({**CHAT, "max_attempts": 101}, "max_attempts"),
     ],
 )
-async def test_what_the_live_route_refuses_is_refused_here_with_where_it_stands(body: object, param: str) -> None:
+async def test_request_the_live_route_rejects_is_rejected_here_with_its_field_path(body: object, param: str) -> None:
     tasks = ScriptedTasks()
     async with serving(tasks=tasks) as gateway:
         assert error_of(await submit(gateway, body)) == (400, "invalid_argument", param)
@@ -138,7 +138,7 @@ async def test_what_the_live_route_refuses_is_refused_here_with_where_it_stands(
         ("elsewhere", "elsewhere"),
     ],
 )
-async def test_what_whoever_keeps_tasks_refuses_is_named_as_its_sender_knows_it(field: str, param: str) -> None:
+async def test_task_store_errors_use_the_submitted_field_names(field: str, param: str) -> None:
     # As received over gRPC: not a FieldError.
     refusal = WeftError(Reason.REQUEST_TOO_LARGE, f"{field}: too much", metadata={"field": field})
     async with serving(tasks=ScriptedTasks(failure=refusal)) as gateway:
@@ -147,7 +147,7 @@ async def test_what_whoever_keeps_tasks_refuses_is_named_as_its_sender_knows_it(
         assert json.loads(answer.body)["error"]["message"] == f"{param}: too much"
 
 
-async def test_a_wrong_header_is_named_as_it_is() -> None:
+async def test_invalid_header_is_reported_by_its_name() -> None:
     async with serving(tasks=ScriptedTasks()) as gateway:
         assert error_of(await submit(gateway, X_Priority="urgent")) == (400, "invalid_argument", "X-Priority")
 
@@ -189,7 +189,7 @@ async def test_submissions_count_as_requests_of_their_tenant() -> None:
         ),
     ],
 )
-async def test_a_completed_task_has_what_its_endpoint_would_have_answered(
+async def test_completed_task_has_the_result_of_its_endpoint(
     endpoint: str, body: dict[str, object], outputs: list[task_pb2.TaskOutput], expected: Any
 ) -> None:
     tasks = ScriptedTasks()
@@ -211,7 +211,7 @@ async def test_a_completed_task_has_what_its_endpoint_would_have_answered(
         assert found["result"] == (await get(gateway, f"/{task_id}"))["result"]
 
 
-async def test_a_chats_own_warnings_are_in_the_answer_of_its_task_too() -> None:
+async def test_chat_warnings_are_included_in_the_task_result() -> None:
     tasks = ScriptedTasks(at_once=[ANSWER])
     async with serving(tasks=tasks) as gateway:
         body = {"model": "tiny", "messages": HI, "store": True}
@@ -221,7 +221,7 @@ async def test_a_chats_own_warnings_are_in_the_answer_of_its_task_too() -> None:
         assert kept == json.loads(live.body)["warnings"] != []
 
 
-async def test_a_task_from_elsewhere_is_answered_by_what_it_asks_for() -> None:
+async def test_task_submitted_elsewhere_is_rendered_by_its_operation() -> None:
     tasks = ScriptedTasks(at_once=[output([started()], [delta("Hi", finish="STOP"), finished()])])
     payload = completion_pb2.CompletionPayload(prompts=[completion_pb2.PromptInput(text="a")])
     for kind in ("", "completions"):
@@ -232,7 +232,7 @@ async def test_a_task_from_elsewhere_is_answered_by_what_it_asks_for() -> None:
             assert (found["result"]["object"], found["result"]["choices"][0]["text"]) == ("text_completion", "Hi")
 
 
-async def test_an_answer_that_cannot_be_told_is_an_error_beside_the_state_and_an_outage_is_one_instead() -> None:
+async def test_unrenderable_answer_is_an_error_next_to_the_state_and_an_outage_is_a_503() -> None:
     tasks = ScriptedTasks(at_once=[output([started()])])
     async with serving(tasks=tasks) as gateway:
         task_id = json.loads((await submit(gateway)).body)["id"]
@@ -244,7 +244,7 @@ async def test_an_answer_that_cannot_be_told_is_an_error_beside_the_state_and_an
         assert error_of(answer)[:2] == (503, "service_unavailable")
 
 
-async def test_a_failed_task_says_why_and_what_was_tried() -> None:
+async def test_failed_task_has_its_reason_and_attempts() -> None:
     tasks = ScriptedTasks()
     async with serving(tasks=tasks) as gateway:
         task_id = json.loads((await submit(gateway)).body)["id"]
@@ -256,7 +256,7 @@ async def test_a_failed_task_says_why_and_what_was_tried() -> None:
         assert found["attempts"][0]["error"] == {"code": "server_died", "message": "the engine died"}
 
 
-async def test_tasks_are_listed_newest_first_by_state_and_model_a_page_at_a_time() -> None:
+async def test_tasks_are_listed_newest_first_by_state_and_model_in_pages() -> None:
     tasks = ScriptedTasks()
     async with serving(tasks=tasks) as gateway:
         ids = [json.loads((await submit(gateway)).body)["id"] for _ in range(3)]
@@ -271,7 +271,7 @@ async def test_tasks_are_listed_newest_first_by_state_and_model_a_page_at_a_time
         assert "result" not in page["data"][0]
 
 
-async def test_a_list_says_what_is_wrong_with_whoever_keeps_the_tasks() -> None:
+async def test_list_includes_the_notice_of_the_task_store() -> None:
     tasks = ScriptedTasks()
     async with serving(tasks=tasks) as gateway:
         assert "notice" not in await get(gateway)
@@ -294,12 +294,12 @@ async def test_a_list_says_what_is_wrong_with_whoever_keeps_the_tasks() -> None:
         ("/a%20b", "id"),
     ],
 )
-async def test_a_wrong_parameter_is_named(query: str, param: str) -> None:
+async def test_invalid_parameter_is_reported(query: str, param: str) -> None:
     async with serving(tasks=ScriptedTasks()) as gateway:
         assert error_of(await gateway.request("GET", PATH + query)) == (400, "invalid_argument", param)
 
 
-async def test_another_tenants_task_is_not_there_whatever_is_done_to_it() -> None:
+async def test_every_call_on_a_task_of_another_tenant_returns_404() -> None:
     tasks = ScriptedTasks()
     async with serving(tasks=tasks) as gateway:
         task_id = json.loads((await submit(gateway, X_Tenant_ID="ann")).body)["id"]
@@ -316,7 +316,7 @@ async def test_another_tenants_task_is_not_there_whatever_is_done_to_it() -> Non
         assert tasks.one.task.state == task_pb2.TASK_STATE_PENDING
 
 
-async def test_cancelling_ends_a_task_once_and_forgetting_needs_its_end() -> None:
+async def test_cancel_is_idempotent_and_delete_requires_an_ended_task() -> None:
     tasks = ScriptedTasks()
     async with serving(tasks=tasks) as gateway:
         task_id = json.loads((await submit(gateway)).body)["id"]
@@ -339,7 +339,7 @@ def events_of(raw: bytes) -> list[tuple[str, int, Any]]:
     return found
 
 
-async def test_a_task_is_watched_to_its_end_and_from_wherever_a_watcher_stopped() -> None:
+async def test_task_is_watched_to_its_end_and_resumable_from_any_event() -> None:
     tasks = ScriptedTasks()
     async with serving(tasks=tasks) as gateway:
         task_id = json.loads((await submit(gateway)).body)["id"]
@@ -366,7 +366,7 @@ async def test_a_task_is_watched_to_its_end_and_from_wherever_a_watcher_stopped(
             assert [(name, number) for name, number, _ in rest] == [("task", first), ("output", last), ("task", last)]
 
 
-async def test_a_watch_that_fails_before_its_first_event_is_a_status() -> None:
+async def test_watch_that_fails_before_its_first_event_is_a_status() -> None:
     tasks = ScriptedTasks()
     async with serving(tasks=tasks) as gateway:
         assert error_of(await gateway.request("GET", f"{PATH}/task-1/events"))[:2] == (404, "not_found")
@@ -374,7 +374,7 @@ async def test_a_watch_that_fails_before_its_first_event_is_a_status() -> None:
         assert error_of(await submit(gateway))[:2] == (503, "service_unavailable")
 
 
-async def test_images_are_in_the_task_before_it_is_accepted() -> None:
+async def test_images_are_stored_in_the_task_before_it_is_accepted() -> None:
     media = ScriptedMedia()
     media.may_answer.set()
     tasks = ScriptedTasks()
@@ -385,7 +385,7 @@ async def test_images_are_in_the_task_before_it_is_accepted() -> None:
         assert tasks.one.new.spec.chat.messages[0].content[0].image.data == PICTURE
 
 
-async def test_nothing_is_fetched_for_a_tenant_that_asks_too_often() -> None:
+async def test_rate_limited_tenant_triggers_no_fetch() -> None:
     media, content = ScriptedMedia(), [{"type": "image_url", "image_url": {"url": URL}}]
     config = replace(CONFIG, rate_limits=RateLimitConfig(default=Rate(1, 60)))
     async with serving(tasks=ScriptedTasks(), media=media, config=config) as gateway:
@@ -395,7 +395,7 @@ async def test_nothing_is_fetched_for_a_tenant_that_asks_too_often() -> None:
         assert media.asked == []
 
 
-async def test_where_nobody_runs_tasks_there_are_no_such_paths() -> None:
+async def test_paths_do_not_exist_without_tasks() -> None:
     async with serving() as gateway:
         assert error_of(await submit(gateway))[0] == 404
         assert error_of(await gateway.request("GET", PATH))[0] == 404

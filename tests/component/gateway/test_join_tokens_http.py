@@ -76,7 +76,7 @@ async def ask(gateway: RunningGateway, method: str, path: str, body: Any = None,
     return answer.status, json.loads(answer.body) if answer.body else None
 
 
-async def test_a_new_token_comes_with_the_command_that_joins_and_is_kept_nowhere() -> None:
+async def test_new_token_comes_with_its_join_command_and_is_not_stored() -> None:
     tokens = ScriptedTokens()
     async with serving(join_tokens=tokens, join_command=joins) as gateway:
         body = b'{"description": "Ann\'s laptop", "lifetimeSeconds": 86400}'
@@ -97,7 +97,7 @@ async def test_a_new_token_comes_with_the_command_that_joins_and_is_kept_nowhere
     assert TOKEN not in json.dumps(listed)
 
 
-async def test_where_no_runner_can_join_no_token_is_made_and_the_way_out_is_said() -> None:
+async def test_token_creation_fails_with_a_fix_if_runners_cannot_join() -> None:
     tokens = ScriptedTokens()
     async with serving(join_tokens=tokens) as gateway:
         status, found = await ask(gateway, "POST", PATH)
@@ -106,7 +106,7 @@ async def test_where_no_runner_can_join_no_token_is_made_and_the_way_out_is_said
     assert tokens.asked == []
 
 
-async def test_a_token_is_revoked_by_its_id() -> None:
+async def test_token_is_revoked_by_id() -> None:
     tokens = ScriptedTokens()
     async with serving(join_tokens=tokens, join_command=joins) as gateway:
         assert await ask(gateway, "DELETE", f"{PATH}/3k9x0a7bq2mz") == (204, None)
@@ -122,7 +122,7 @@ async def test_a_token_is_revoked_by_its_id() -> None:
         ({"expires": "12h"}, "expires"),
     ],
 )
-async def test_a_wrong_field_is_named(body: Any, field: str) -> None:
+async def test_invalid_field_is_reported(body: Any, field: str) -> None:
     async with serving(join_tokens=ScriptedTokens(), join_command=joins) as gateway:
         status, found = await ask(gateway, "POST", PATH, body)
     assert (status, found["error"]["param"]) == (400, field)
@@ -137,7 +137,7 @@ async def test_a_wrong_field_is_named(body: Any, field: str) -> None:
         ("user00000000", (403, 403, 403)),
     ],
 )
-async def test_each_call_needs_its_own_scope(key: str, statuses: tuple[int, ...]) -> None:
+async def test_each_call_requires_its_own_scope(key: str, statuses: tuple[int, ...]) -> None:
     async with serving(join_tokens=ScriptedTokens(), join_command=joins, keys=Ring()) as gateway:
         calls = (("GET", PATH), ("POST", PATH), ("DELETE", f"{PATH}/3k9x0a7bq2mz"))
         found = [(await ask(gateway, method, path, key=key))[0] for method, path in calls]

@@ -36,7 +36,7 @@ async def ask(gateway: RunningGateway, path: str, body: dict[str, Any], **header
 
 @pytest.mark.parametrize("of_mesh", [False, True])
 @pytest.mark.parametrize(("path", "body", "answer"), SURFACES)
-async def test_every_surface_of_text_journals_and_answers_as_before(
+async def test_every_text_surface_journals_and_answers_as_before(
     path: str, body: dict[str, Any], answer: Any, of_mesh: bool
 ) -> None:
     tasks = ScriptedTasks(at_once=[answer])
@@ -49,7 +49,7 @@ async def test_every_surface_of_text_journals_and_answers_as_before(
     assert journaled.headers["x-weft-task-id"] == tasks.one.task.id
 
 
-async def test_requests_for_other_models_stay_as_they_are() -> None:
+async def test_requests_for_other_models_are_unchanged() -> None:
     tasks = ScriptedTasks(at_once=[ANSWER])
     async with serving(ScriptedDispatcher(hello()), tasks=tasks, fleet=fleet(KEEP)) as gateway:
         plain = await ask(gateway, "/v1/chat/completions", {**CHAT, "model": "small"})
@@ -61,7 +61,7 @@ async def test_requests_for_other_models_stay_as_they_are() -> None:
     ("journal", "said", "is_cancelled"),
     [(WAIT, None, True), (KEEP, None, False), (WAIT, "keep", False), (KEEP, "cancel", True)],
 )
-async def test_a_caller_who_leaves_cancels_its_task_unless_the_setting_or_its_own_word_keeps_it(
+async def test_client_disconnect_cancels_its_task_unless_kept_by_setting_or_request(
     journal: JournalMode, said: str | None, is_cancelled: bool
 ) -> None:
     tasks = ScriptedTasks()
@@ -77,7 +77,7 @@ async def test_a_caller_who_leaves_cancels_its_task_unless_the_setting_or_its_ow
     assert tasks.one.task.state != TaskState.TASK_STATE_COMPLETED
 
 
-async def test_the_same_idempotency_key_is_the_same_task() -> None:
+async def test_same_idempotency_key_returns_the_same_task() -> None:
     tasks = ScriptedTasks(at_once=[ANSWER])
     async with serving(tasks=tasks, fleet=fleet(WAIT)) as gateway:
         for _ in range(2):
@@ -85,7 +85,7 @@ async def test_the_same_idempotency_key_is_the_same_task() -> None:
             assert (answer.status, answer.headers["x-weft-task-id"]) == (200, tasks.one.task.id)
 
 
-async def test_a_response_in_the_background_is_a_task_already_and_only_one() -> None:
+async def test_background_response_is_journaled_only_once() -> None:
     tasks = ScriptedTasks(at_once=[ANSWER])
     async with serving(tasks=tasks, fleet=fleet(KEEP), responses=MemoryResponses()) as gateway:
         answer = await ask(gateway, "/v1/responses", {"model": "tiny", "input": "hi", "background": True})
@@ -103,7 +103,7 @@ async def test_a_response_in_the_background_is_a_task_already_and_only_one() -> 
         ("/v1/audio/speech", {"model": "tiny", "input": "a", "voice": "b"}),
     ],
 )
-async def test_what_cannot_be_journaled_is_refused_before_it_is_dispatched(path: str, body: dict[str, Any]) -> None:
+async def test_request_that_cannot_be_journaled_is_rejected_before_dispatch(path: str, body: dict[str, Any]) -> None:
     async with serving(tasks=ScriptedTasks(), fleet=fleet(WAIT)) as gateway:
         refused = await ask(gateway, path, body)
         assert (refused.status, gateway.dispatcher.contexts) == (501, [])
@@ -112,7 +112,7 @@ async def test_what_cannot_be_journaled_is_refused_before_it_is_dispatched(path:
     assert "are journaled" in error["message"]
 
 
-async def test_an_image_is_journaled_where_images_are_kept() -> None:
+async def test_image_is_journaled_if_images_are_stored() -> None:
     files = MemoryFiles()
     tasks = ScriptedTasks(at_once=[output([await stored_image(files)], [finished()])])
     async with serving(tasks=tasks, files=files, fleet=fleet(WAIT)) as gateway:
@@ -133,7 +133,7 @@ async def stored_image(files: MemoryFiles) -> event_pb2.InferenceEvent:
     return event_pb2.InferenceEvent(image=image_pb2.GeneratedImage(image=part))
 
 
-async def test_counting_tokens_goes_on_without_a_task() -> None:
+async def test_token_counting_does_not_create_a_task() -> None:
     tasks = ScriptedTasks()
     async with serving(tasks=tasks, fleet=fleet(KEEP)) as gateway:
         await ask(gateway, "/v1/messages/count_tokens", {"model": "tiny", "messages": HI})
@@ -141,14 +141,14 @@ async def test_counting_tokens_goes_on_without_a_task() -> None:
     assert tasks.kept == {}
 
 
-async def test_a_gateway_without_tasks_refuses_what_must_be_journaled() -> None:
+async def test_gateway_without_tasks_rejects_requests_that_must_be_journaled() -> None:
     async with serving(fleet=fleet(WAIT)) as gateway:
         refused = await ask(gateway, "/v1/chat/completions", CHAT)
         assert (refused.status, gateway.dispatcher.contexts) == (501, [])
         assert "send them to the endpoint of the mesh" in json.loads(refused.body)["error"]["message"]
 
 
-async def test_a_task_carries_its_callers_words_and_the_id_of_its_request() -> None:
+async def test_task_has_caller_labels_and_request_id() -> None:
     tasks = ScriptedTasks(at_once=[ANSWER])
     async with serving(tasks=tasks, fleet=fleet(WAIT)) as gateway:
         body = {**CHAT, "user": "eve", "metadata": {"job": "42"}}
@@ -158,7 +158,7 @@ async def test_a_task_carries_its_callers_words_and_the_id_of_its_request() -> N
         assert (new.spec.user, dict(new.spec.metadata)) == ("eve", {"job": "42"})
 
 
-async def test_the_user_of_a_message_is_the_one_of_its_metadata() -> None:
+async def test_messages_user_comes_from_its_metadata() -> None:
     tasks = ScriptedTasks(at_once=[ANSWER])
     async with serving(tasks=tasks, fleet=fleet(WAIT)) as gateway:
         body = {"model": "tiny", "max_tokens": 9, "messages": HI, "metadata": {"user_id": "eve"}}

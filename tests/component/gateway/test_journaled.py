@@ -80,7 +80,7 @@ async def read_until(frames: AsyncGenerator[Frame], text: str) -> list[Frame]:
     return found
 
 
-async def test_what_is_kept_is_handed_on_and_the_end_only_with_the_end_of_the_task() -> None:
+async def test_stored_output_is_forwarded_and_the_end_only_after_the_task_ends() -> None:
     tasks = ScriptedTasks()
     call = generation(tasks)
     frames = call.chunks()
@@ -102,7 +102,7 @@ async def test_what_is_kept_is_handed_on_and_the_end_only_with_the_end_of_the_ta
     assert tasks.cancelled == []
 
 
-async def test_its_task_is_told_before_anything_else_and_waits_in_the_callers_band_no_longer_than_the_caller() -> None:
+async def test_task_id_is_reported_first_with_caller_priority_and_pending_limit() -> None:
     tasks, told = ScriptedTasks(at_once=[HELLO, WORLD]), list[str]()
     assert text_of(await all_of(generation(tasks, Journal(on_task=told.append)).chunks())) == "Hello, world"
     assert told == list(tasks.kept)
@@ -111,7 +111,7 @@ async def test_its_task_is_told_before_anything_else_and_waits_in_the_callers_ba
     assert spec.traceparent == CONTEXT.traceparent
 
 
-def test_a_kept_task_may_wait_longer_than_its_caller_and_one_with_a_key_is_the_same_each_time() -> None:
+def test_kept_task_has_no_pending_limit_and_a_keyed_spec_is_deterministic() -> None:
     assert not durable_spec(CONTEXT, KEEP, CHAT_PAYLOAD).HasField("pending_limit")
     keyed = Journal(idempotency_key="k")
     again = replace(CONTEXT, traceparent=new_traceparent())
@@ -119,7 +119,7 @@ def test_a_kept_task_may_wait_longer_than_its_caller_and_one_with_a_key_is_the_s
     assert durable_spec(CONTEXT, KEEP, CHAT_PAYLOAD) != durable_spec(again, KEEP, CHAT_PAYLOAD)
 
 
-def test_a_tasks_options_are_those_of_its_request() -> None:
+def test_task_options_equal_those_of_its_request() -> None:
     handling = Handling(cache_tag="mine", keep_alive_seconds=90.0)
     context = replace(
         CONTEXT,
@@ -142,7 +142,7 @@ def test_a_tasks_options_are_those_of_its_request() -> None:
 
 
 @pytest.mark.parametrize(("journal", "is_cancelled"), [(Journal(), True), (KEEP, False)])
-async def test_a_caller_who_leaves_ends_its_task_unless_it_is_to_be_kept(journal: Journal, is_cancelled: bool) -> None:
+async def test_client_disconnect_cancels_its_task_unless_kept(journal: Journal, is_cancelled: bool) -> None:
     tasks = ScriptedTasks()
     reading = asyncio.create_task(all_of(generation(tasks, journal).chunks()))
     await tasks.was_watched.wait()
@@ -153,7 +153,7 @@ async def test_a_caller_who_leaves_ends_its_task_unless_it_is_to_be_kept(journal
     assert bool(tasks.cancelled) is is_cancelled
 
 
-async def test_a_caller_who_leaves_before_the_task_is_durable_ends_it_as_soon_as_it_is() -> None:
+async def test_disconnect_before_the_task_is_durable_cancels_it_once_durable() -> None:
     tasks = ScriptedTasks(submit_gate=asyncio.Event())
     reading = asyncio.create_task(all_of(generation(tasks).chunks()))
     await tasks.was_submitted.wait()
@@ -165,7 +165,7 @@ async def test_a_caller_who_leaves_before_the_task_is_durable_ends_it_as_soon_as
     assert tasks.cancelled == list(tasks.kept) != []
 
 
-async def test_a_task_that_is_durable_only_long_after_its_caller_left_is_ended_all_the_same() -> None:
+async def test_task_durable_long_after_a_disconnect_is_still_cancelled() -> None:
     tasks = ScriptedTasks(submit_gate=asyncio.Event())
     reading = asyncio.create_task(all_of(generation(tasks).chunks()))
     await tasks.was_submitted.wait()
@@ -178,7 +178,7 @@ async def test_a_task_that_is_durable_only_long_after_its_caller_left_is_ended_a
     assert tasks.cancelled == list(tasks.kept) != []
 
 
-async def test_leaving_takes_no_longer_than_it_may_though_nobody_ends_the_task() -> None:
+async def test_disconnect_does_not_wait_indefinitely_for_the_cancellation() -> None:
     class Silent(ScriptedTasks):
         async def cancel(self, tenant: str, task_id: str) -> task_pb2.Task:
             self.was_cancelled.set()
@@ -193,7 +193,7 @@ async def test_leaving_takes_no_longer_than_it_may_though_nobody_ends_the_task()
     assert tasks.cancelled == []
 
 
-async def test_an_attempt_that_is_lost_before_any_content_is_followed_by_the_next() -> None:
+async def test_attempt_lost_before_content_is_followed_by_the_next() -> None:
     tasks = ScriptedTasks()
     reading = asyncio.create_task(all_of(generation(tasks).chunks()))
     await tasks.was_watched.wait()
@@ -210,7 +210,7 @@ async def test_an_attempt_that_is_lost_before_any_content_is_followed_by_the_nex
 
 
 @pytest.mark.parametrize(("journal", "is_cancelled"), [(Journal(), True), (KEEP, False)])
-async def test_an_answer_that_broke_off_is_an_error_and_never_continued_with_anothers_words(
+async def test_interrupted_answer_is_an_error_and_never_continued_by_another_attempt(
     journal: Journal, is_cancelled: bool
 ) -> None:
     tasks = ScriptedTasks()
@@ -233,7 +233,7 @@ async def test_an_answer_that_broke_off_is_an_error_and_never_continued_with_ano
     assert bool(tasks.cancelled) is is_cancelled
 
 
-async def test_an_attempt_of_which_nobody_knows_why_it_was_lost_was_lost_with_its_worker() -> None:
+async def test_lost_attempt_without_a_known_reason_is_reported_as_worker_lost() -> None:
     class Forgetful(ScriptedTasks):
         async def details(self, tenant: str, task_id: str) -> task_service_pb2.GetTaskResponse:
             raise WeftError(Reason.SERVICE_UNAVAILABLE, "away")
@@ -250,7 +250,7 @@ async def test_an_attempt_of_which_nobody_knows_why_it_was_lost_was_lost_with_it
     assert caught.value.reason is Reason.WORKER_LOST
 
 
-async def test_a_task_that_fails_or_is_cancelled_by_somebody_is_that_failure() -> None:
+async def test_failed_or_cancelled_task_raises_that_error() -> None:
     tasks = ScriptedTasks()
     frames = generation(tasks).chunks()
     await anext(frames)
@@ -268,14 +268,14 @@ async def test_a_task_that_fails_or_is_cancelled_by_somebody_is_that_failure() -
     assert caught.value.reason is Reason.CANCELLED
 
 
-async def test_a_submission_that_is_refused_is_that_refusal_and_nothing_is_cancelled() -> None:
+async def test_rejected_submission_raises_that_error_and_cancels_nothing() -> None:
     tasks = ScriptedTasks(failure=WeftError(Reason.TOO_MANY_RESOURCES, "no more"))
     with pytest.raises(WeftError, match="no more"):
         await all_of(generation(tasks).chunks())
     assert (tasks.kept, tasks.cancelled) == ({}, [])
 
 
-async def test_a_watch_that_ends_before_the_task_is_begun_again_where_it_ended_and_tells_nothing_twice() -> None:
+async def test_interrupted_watch_resumes_without_duplicates() -> None:
     clock = FakeClock()
 
     class Breaking(ScriptedTasks):
@@ -300,7 +300,7 @@ async def test_a_watch_that_ends_before_the_task_is_begun_again_where_it_ended_a
     assert tasks.watched_from == [0, tasks.one.pieces[0].last_event]
 
 
-async def test_whoever_keeps_the_tasks_may_be_away_for_a_while_and_not_for_ever() -> None:
+async def test_task_store_outage_is_tolerated_for_a_limited_time() -> None:
     class Away(ScriptedTasks):
         async def watch(
             self, tenant: str, task_id: str, after_event: int = 0
@@ -332,7 +332,7 @@ async def test_whoever_keeps_the_tasks_may_be_away_for_a_while_and_not_for_ever(
     assert len(tasks.watched_from) == 3
 
 
-async def test_an_embedding_is_the_vectors_of_the_attempt_that_completed() -> None:
+async def test_embedding_returns_the_vectors_of_the_completed_attempt() -> None:
     tasks = ScriptedTasks()
     call = embedding(tasks)
     reading = asyncio.create_task(call.result())
@@ -348,7 +348,7 @@ async def test_an_embedding_is_the_vectors_of_the_attempt_that_completed() -> No
     assert call.receipt == sample_receipt()
 
 
-async def test_an_embedding_that_fails_is_its_failure_and_one_whose_caller_leaves_is_ended() -> None:
+async def test_failed_embedding_raises_and_a_disconnect_cancels_it() -> None:
     tasks = ScriptedTasks()
     reading = asyncio.create_task(embedding(tasks).result())
     await tasks.was_watched.wait()

@@ -41,7 +41,7 @@ async def refusal(host: HostileHost, config: MediaConfig = CONFIG, url: str = UR
     return refused.value
 
 
-async def test_a_file_is_fetched_with_a_request_that_tells_nothing_of_its_caller() -> None:
+async def test_fetch_request_reveals_nothing_about_the_caller() -> None:
     async with hostile_host(sending(response(PICTURE))) as host:
         file = await fetch(host)
         again = await fetch(host)
@@ -57,7 +57,7 @@ async def test_a_file_is_fetched_with_a_request_that_tells_nothing_of_its_caller
     assert host.connected_to == [PUBLIC, PUBLIC]
 
 
-async def test_a_name_is_looked_up_once_and_the_connection_goes_to_what_was_checked() -> None:
+async def test_name_is_resolved_once_and_the_checked_address_is_used() -> None:
     async with hostile_host(sending(response(PICTURE)), addresses=[[PUBLIC], ["127.0.0.1"]]) as host:
         await fetch(host)
         assert host.resolver.asked == [HOST]
@@ -86,14 +86,14 @@ async def test_a_name_is_looked_up_once_and_the_connection_goes_to_what_was_chec
     ],
     ids=str,
 )
-async def test_a_name_that_leads_inside_is_refused_before_any_socket_is_opened(addresses: list[str]) -> None:
+async def test_name_with_an_internal_address_is_rejected_before_connecting(addresses: list[str]) -> None:
     async with hostile_host(sending(response(PICTURE)), addresses=[addresses]) as host:
         error = await refusal(host)
     assert "not public" in error.message
     assert host.connected_to == []
 
 
-async def test_even_without_the_resolver_no_socket_is_opened_to_an_address_inside() -> None:
+async def test_internal_address_is_never_connected_even_without_the_resolver() -> None:
     async with hostile_host(sending(b"")) as host:
         fetcher = MediaFetcher(CONFIG, network=host.network)
         (inside,) = await Resolver([["127.0.0.1"]]).look_up(HOST, 443)
@@ -102,14 +102,14 @@ async def test_even_without_the_resolver_no_socket_is_opened_to_an_address_insid
     assert host.connected_to == []
 
 
-async def test_a_name_without_an_address_cannot_be_fetched() -> None:
+async def test_name_without_an_address_cannot_be_fetched() -> None:
     async with hostile_host(sending(b""), addresses=[[]]) as host:
         assert "not reached" in (await refusal(host)).message
 
 
 @pytest.mark.parametrize("status", [301, 302, 303, 307, 308, 300, 304])
 @pytest.mark.parametrize("location", ["http://127.0.0.1/", f"https://{HOST}/other.png"])
-async def test_a_redirect_is_not_followed_wherever_it_leads(status: int, location: str) -> None:
+async def test_redirects_are_not_followed(status: int, location: str) -> None:
     raw = response(b"", status=f"{status} Elsewhere", headers={"Location": location})
     async with hostile_host(sending(raw)) as host:
         assert "redirects" in (await refusal(host)).message
@@ -123,7 +123,7 @@ async def endless(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None
         await writer.drain()
 
 
-async def test_a_body_without_end_is_left_at_the_limit() -> None:
+async def test_endless_body_is_aborted_at_the_limit() -> None:
     async with hostile_host(endless) as host:
         error = await refusal(host)
         assert error.reason is Reason.REQUEST_TOO_LARGE
@@ -131,12 +131,12 @@ async def test_a_body_without_end_is_left_at_the_limit() -> None:
         await host.was_left.wait()
 
 
-async def test_a_length_above_the_limit_is_refused_before_the_body() -> None:
+async def test_content_length_over_the_limit_is_rejected_before_the_body() -> None:
     async with hostile_host(sending(response(b"", length=100_001))) as host:
         assert (await refusal(host)).reason is Reason.REQUEST_TOO_LARGE
 
 
-async def test_a_body_that_drips_is_left_for_its_rate() -> None:
+async def test_dripping_body_is_aborted_for_its_rate() -> None:
     clock = FakeClock()
 
     async def dripping(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -158,14 +158,14 @@ async def silent(reader: asyncio.StreamReader, _: asyncio.StreamWriter) -> None:
     await reader.read()
 
 
-async def test_a_host_that_says_nothing_is_left_when_the_time_is_over() -> None:
+async def test_silent_host_times_out() -> None:
     async with hostile_host(silent) as host:
         error = await refusal(host, replace(CONFIG, total_timeout_seconds=0.1))
         assert "within 0.1 seconds" in error.message
         await host.was_left.wait()
 
 
-async def test_a_handshake_that_does_not_end_is_left_when_the_time_is_over() -> None:
+async def test_unfinished_tls_handshake_times_out() -> None:
     async def deaf(reader: asyncio.StreamReader, _: asyncio.StreamWriter) -> None:
         await reader.read()
 
@@ -196,12 +196,12 @@ async def test_a_handshake_that_does_not_end_is_left_when_the_time_is_over() -> 
         (sending(response(gif(1, 1, frames=400), headers={"Content-Type": "image/gif"})), "frames"),
     ],
 )
-async def test_what_a_host_should_not_send_is_refused_in_words(answer: Answer, words: str) -> None:
+async def test_invalid_host_response_is_rejected_with_a_message(answer: Answer, words: str) -> None:
     async with hostile_host(answer) as host:
         assert words in (await refusal(host)).message
 
 
-async def test_the_certificate_must_be_that_of_the_name_and_trusted() -> None:
+async def test_certificate_must_be_trusted_and_match_the_name() -> None:
     async with hostile_host(sending(response(PICTURE)), certified_for="other.example.org") as host:
         assert "certificate" in (await refusal(host)).message
     async with hostile_host(sending(response(PICTURE)), trusted=False) as host:
@@ -209,7 +209,7 @@ async def test_the_certificate_must_be_that_of_the_name_and_trusted() -> None:
     assert host.requests == []
 
 
-async def test_a_host_without_tls_is_none() -> None:
+async def test_host_without_tls_is_rejected_unless_plain_http_is_allowed() -> None:
     async with hostile_host(sending(response(PICTURE)), tls=False) as host:
         await refusal(host, replace(CONFIG, connect_timeout_seconds=0.1))
         plain = replace(CONFIG, allow_plain_http=True)
@@ -217,21 +217,21 @@ async def test_a_host_without_tls_is_none() -> None:
         assert (await fetch(host, plain, url)).data == PICTURE
 
 
-async def test_a_proxy_of_the_environment_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_proxy_environment_variables_are_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("HTTPS_PROXY", "https_proxy", "HTTP_PROXY", "http_proxy", "ALL_PROXY"):
         monkeypatch.setenv(name, "http://127.0.0.1:1")
     async with hostile_host(sending(response(PICTURE))) as host:
         assert (await fetch(host)).data == PICTURE
 
 
-async def test_an_address_that_nobody_checked_is_not_fetched() -> None:
+async def test_host_outside_allowed_hosts_is_not_resolved() -> None:
     async with hostile_host(sending(response(PICTURE))) as host:
         error = await refusal(host, url="https://elsewhere.example.com/a.png")
     assert "allowed_hosts" in error.message
     assert host.resolver.asked == []
 
 
-async def test_the_files_of_a_request_have_a_limit_together() -> None:
+async def test_files_of_a_request_share_a_size_limit() -> None:
     picture = png(200, 200) + bytes(60_000)
     async with hostile_host(sending(response(picture))) as host:
         fetcher = MediaFetcher(CONFIG, network=host.network)
@@ -242,7 +242,7 @@ async def test_the_files_of_a_request_have_a_limit_together() -> None:
     assert (refused.value.field, refused.value.reason) == ("field-c", Reason.REQUEST_TOO_LARGE)
 
 
-async def test_only_so_many_are_fetched_at_once_and_others_wait_for_their_turn() -> None:
+async def test_concurrent_fetches_are_limited_and_others_wait() -> None:
     go_on = asyncio.Event()
 
     async def waiting(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -262,7 +262,7 @@ async def test_only_so_many_are_fetched_at_once_and_others_wait_for_their_turn()
     assert len(host.requests) == 2
 
 
-async def test_one_that_waits_too_long_for_its_turn_is_told_to_come_back() -> None:
+async def test_fetch_that_waits_too_long_fails_with_too_many_resources() -> None:
     async with hostile_host(silent) as host:
         fetcher = MediaFetcher(
             replace(CONFIG, max_concurrent_fetches=1, total_timeout_seconds=0.4), network=host.network
@@ -277,7 +277,7 @@ async def test_one_that_waits_too_long_for_its_turn_is_told_to_come_back() -> No
     assert refused.value.traits.retryable
 
 
-async def test_a_fetch_that_is_cancelled_leaves_its_host_and_gives_its_turn_back() -> None:
+async def test_cancelled_fetch_closes_its_connection_and_releases_its_slot() -> None:
     async with hostile_host(silent) as host:
         fetcher = MediaFetcher(replace(CONFIG, max_concurrent_fetches=1), network=host.network)
         task = asyncio.create_task(fetcher.fetch([address()]))
@@ -290,7 +290,7 @@ async def test_a_fetch_that_is_cancelled_leaves_its_host_and_gives_its_turn_back
         assert (await fetcher.fetch([address()]))[URL].data == PICTURE
 
 
-async def test_nobody_fetches_anything_unless_the_operator_names_hosts() -> None:
+async def test_fetching_is_disabled_without_allowed_hosts() -> None:
     nobody = media_source(MediaConfig(), SystemClock())
     assert isinstance(nobody, NoMediaSource)
     with pytest.raises(FieldError) as refused:

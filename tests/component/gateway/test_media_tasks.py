@@ -61,7 +61,7 @@ async def opened(gateway: RunningGateway, url: str, **headers: str) -> RawRespon
     return await gateway.request("GET", f"{parts.path}?{parts.query}", headers=headers)
 
 
-async def test_an_image_is_a_task_whose_result_is_the_json_of_its_api() -> None:
+async def test_image_task_result_is_the_json_of_its_api() -> None:
     files = MemoryFiles()
     tasks = ScriptedTasks(at_once=[output([image(await saved(files, PNG))], [finished()])])
     async with serving(tasks=tasks, files=files) as gateway:
@@ -71,7 +71,7 @@ async def test_an_image_is_a_task_whose_result_is_the_json_of_its_api() -> None:
         assert (spec.image.prompt, spec.origin_kind) == ("a lighthouse", "images")
 
 
-async def test_an_edit_names_its_files_by_id_or_has_them_inline_and_the_task_does_not_keep_the_bytes_twice() -> None:
+async def test_edit_references_or_inlines_files_and_the_task_stores_bytes_once() -> None:
     tasks = ScriptedTasks()
     async with serving(tasks=tasks, files=MemoryFiles()) as gateway:
         data_url = f"data:image/png;base64,{PNG_TEXT}"
@@ -85,7 +85,7 @@ async def test_an_edit_names_its_files_by_id_or_has_them_inline_and_the_task_doe
         assert json.loads(spec.origin)["image"] == ["file-1", "data:,"]
 
 
-async def test_edits_in_the_form_of_openais_json_are_understood() -> None:
+async def test_openai_json_edits_are_supported() -> None:
     tasks = ScriptedTasks()
     async with serving(tasks=tasks, files=MemoryFiles()) as gateway:
         images = [{"file_id": "file-1"}, {"image_url": f"data:image/png;base64,{PNG_TEXT}"}]
@@ -95,7 +95,7 @@ async def test_edits_in_the_form_of_openais_json_are_understood() -> None:
 
 
 @pytest.mark.parametrize(("name", "translates"), [("transcriptions", False), ("translations", True)])
-async def test_a_transcription_is_a_task_of_a_file(name: str, translates: bool) -> None:
+async def test_transcription_is_a_task_with_a_file(name: str, translates: bool) -> None:
     part = audio_pb2.TranscriptionSegment(start_seconds=0, end_seconds=1.5, text="Hello")
     tasks = ScriptedTasks(at_once=[output([words("Hello", segment=part, language="en")], [finished()])])
     async with serving(tasks=tasks, files=MemoryFiles()) as gateway:
@@ -106,7 +106,7 @@ async def test_a_transcription_is_a_task_of_a_file(name: str, translates: bool) 
         assert (spec.audio.file_id, spec.translate, spec.with_segments) == ("file-1", translates, True)
 
 
-async def test_captions_are_the_text_of_a_json_object() -> None:
+async def test_captions_are_returned_as_text_in_json() -> None:
     part = audio_pb2.TranscriptionSegment(start_seconds=0, end_seconds=1.5, text="Hello")
     tasks = ScriptedTasks(at_once=[output([words("Hello", segment=part)], [finished()])])
     async with serving(tasks=tasks, files=MemoryFiles()) as gateway:
@@ -116,7 +116,7 @@ async def test_captions_are_the_text_of_a_json_object() -> None:
 
 
 @pytest.mark.parametrize("result_format", [None, "b64_json", "url"])
-async def test_speech_is_a_task_whose_result_is_a_recording(result_format: str | None) -> None:
+async def test_speech_task_result_is_audio(result_format: str | None) -> None:
     files = MemoryFiles()
     spoken = audio_pb2.SpeechPart(file_id=await saved(files, b"RIFF", media_type="audio/wav"), media_type="audio/wav")
     tasks = ScriptedTasks(at_once=[output([event_pb2.InferenceEvent(speech=spoken)], [finished()])])
@@ -147,13 +147,13 @@ async def test_speech_is_a_task_whose_result_is_a_recording(result_format: str |
         ("/v1/images/generations", {"prompt": "x", "response_format": "url"}, "body.response_format"),
     ],
 )
-async def test_a_submission_that_is_wrong_names_the_member(endpoint: str, body: dict[str, Any], param: str) -> None:
+async def test_invalid_submission_names_the_member(endpoint: str, body: dict[str, Any], param: str) -> None:
     async with serving(tasks=ScriptedTasks(), files=MemoryFiles()) as gateway:
         status, answer = await post(gateway, {"endpoint": endpoint, "body": {"model": "tiny", **body}})
         assert (status, answer["error"]["param"]) == (400, param)
 
 
-async def test_a_result_is_named_by_an_address_that_needs_no_key_and_lets_nobody_else_in() -> None:
+async def test_result_url_needs_no_key_and_grants_no_other_access() -> None:
     files = MemoryFiles()
     mine, other = await saved(files, PNG), await saved(files, b"other")
     tasks = ScriptedTasks(at_once=[output([image(mine)], [finished()])])
@@ -175,7 +175,7 @@ async def test_a_result_is_named_by_an_address_that_needs_no_key_and_lets_nobody
             assert (await opened(gateway, changed)).status == 404
 
 
-async def test_an_address_that_has_expired_is_gone() -> None:
+async def test_expired_result_url_is_gone() -> None:
     files = MemoryFiles()
     tasks = ScriptedTasks(at_once=[output([image(await saved(files, PNG))], [finished()])])
     config = GatewayConfig(port=0, results=ResultConfig(link_seconds=0.001))
@@ -186,7 +186,7 @@ async def test_an_address_that_has_expired_is_gone() -> None:
         assert (answer.status, json.loads(answer.body)["error"]["code"]) == (410, "not_found")
 
 
-async def test_a_file_that_is_no_result_has_no_address() -> None:
+async def test_file_that_is_not_a_result_has_no_url() -> None:
     files = MemoryFiles()
     uploaded = await saved(files, b"lines", purpose="batch")
     tasks = ScriptedTasks(at_once=[output([image(uploaded)], [finished()])])
@@ -196,7 +196,7 @@ async def test_a_file_that_is_no_result_has_no_address() -> None:
         assert (await opened(gateway, entry["url"])).status == 404
 
 
-async def test_a_type_that_a_browser_might_run_is_saved_and_not_shown() -> None:
+async def test_active_content_type_is_served_as_a_download() -> None:
     files = MemoryFiles()
     strange = await saved(files, b"<script>", media_type="text/html")
     tasks = ScriptedTasks(at_once=[output([image(strange)], [finished()])])
@@ -207,13 +207,13 @@ async def test_a_type_that_a_browser_might_run_is_saved_and_not_shown() -> None:
         assert (headers["content-type"], headers["content-disposition"]) == ("application/octet-stream", "attachment")
 
 
-async def test_a_result_that_has_expired_is_an_error_of_the_answer_and_not_of_the_task() -> None:
+async def test_expired_result_is_an_error_of_the_answer_instead_of_the_task() -> None:
     tasks = ScriptedTasks(at_once=[output([image("file-gone")], [finished()])])
     async with serving(tasks=tasks, files=MemoryFiles()) as gateway:
         assert (await result_of(gateway, IMAGE))["code"] == "not_found"
 
 
-async def test_the_progress_of_a_running_task_is_shown() -> None:
+async def test_progress_of_a_running_task_is_shown() -> None:
     tasks = ScriptedTasks()
     async with serving(tasks=tasks, files=MemoryFiles()) as gateway:
         _, task = await post(gateway, IMAGE)
@@ -228,7 +228,7 @@ async def test_the_progress_of_a_running_task_is_shown() -> None:
 
 
 @pytest.mark.parametrize("response_format", ["b64_json", "url"])
-async def test_lines_of_a_batch_make_images(response_format: str) -> None:
+async def test_batch_lines_generate_images(response_format: str) -> None:
     files, batches = MemoryFiles(), MemoryBatches()
     result = await saved(files, PNG)
     endpoint = "/v1/images/generations"
@@ -253,7 +253,7 @@ async def test_lines_of_a_batch_make_images(response_format: str) -> None:
             assert (await opened(gateway, entry["url"])).body == PNG
 
 
-async def test_images_and_recordings_are_uploaded_for_tasks() -> None:
+async def test_images_and_recordings_can_be_uploaded_for_tasks() -> None:
     files = MemoryFiles()
     async with serving(files=files) as gateway:
         made = await gateway.sdk.files.create(file=("talk.wav", b"RIFF", "audio/wav"), purpose="user_data")

@@ -26,7 +26,7 @@ COUNT_PATH = f"{MESSAGES_PATH}/count_tokens"
 PING = b'event: ping\ndata: {"type":"ping"}\n\n'
 
 
-async def test_a_turn_of_claude_code_reaches_the_mesh_whole() -> None:
+async def test_claude_code_request_is_fully_forwarded() -> None:
     steps: list[Step] = [
         [delta(reasoning="Next.")],
         [call(0, "toolu_3", "Read", '{"file_path"'), call(0, arguments=': "/b.py"}')],
@@ -63,7 +63,7 @@ async def test_a_turn_of_claude_code_reaches_the_mesh_whole() -> None:
     assert not payload.HasField("thinking")
 
 
-async def test_every_event_is_named_and_typed_and_nothing_follows_the_end() -> None:
+async def test_every_event_is_named_and_typed_and_none_follows_the_end() -> None:
     async with serving() as gateway:
         response = await gateway.request("POST", MESSAGES_PATH, body(stream=True))
     events = events_of(response)
@@ -77,7 +77,7 @@ async def test_every_event_is_named_and_typed_and_nothing_follows_the_end() -> N
     assert response.headers["request-id"] == response.headers["x-request-id"]
 
 
-async def test_a_silent_queue_sends_pings_and_then_the_answer() -> None:
+async def test_waiting_stream_sends_pings_then_the_answer() -> None:
     gate = asyncio.Event()
     steps: list[Step] = [[queued()], gate, *hello()]
     async with serving(ScriptedDispatcher(steps), config=QUICK) as gateway, gateway.connection() as (reader, writer):
@@ -89,7 +89,7 @@ async def test_a_silent_queue_sends_pings_and_then_the_answer() -> None:
     assert seen.index(b": queued position=3") < seen.index(PING) < seen.index(b"message_start")
 
 
-async def test_a_failure_while_it_waits_is_an_error_event_and_the_last() -> None:
+async def test_failure_while_waiting_is_the_last_event() -> None:
     gate = asyncio.Event()
     steps: list[Step] = [[queued()], gate, WeftError(Reason.QUEUE_TIMEOUT, "waited too long")]
     async with serving(ScriptedDispatcher(steps), config=QUICK) as gateway, gateway.connection() as (reader, writer):
@@ -101,7 +101,7 @@ async def test_a_failure_while_it_waits_is_an_error_event_and_the_last() -> None
     assert b"message_stop" not in seen
 
 
-async def test_extensions_and_headers_of_the_mesh_are_those_of_chat() -> None:
+async def test_mesh_extensions_and_headers_work_as_in_chat() -> None:
     raw = body(allow_remote=True, keep_alive="5m", x_client_id="me", prompt_cache_key="s1", x_unheard=1)
     async with serving() as gateway:
         response = await gateway.request("POST", MESSAGES_PATH, raw, {"X-Priority": "low", "X-Tenant-ID": "acme"})
@@ -112,7 +112,7 @@ async def test_extensions_and_headers_of_the_mesh_are_those_of_chat() -> None:
     assert response.headers["x-weft-warnings"] == "1"
 
 
-async def test_an_unknown_tool_is_told_of_and_a_forced_one_is_refused() -> None:
+async def test_unknown_tool_yields_a_warning_and_a_forced_one_is_rejected() -> None:
     search = {"type": "web_search_20250305", "name": "web_search"}
     async with serving() as gateway:
         dropped = await gateway.request("POST", MESSAGES_PATH, body(tools=[WEATHER, search]))
@@ -138,7 +138,7 @@ async def test_tokens_are_counted_by_the_model(path: str) -> None:
     assert len(payload.chat.tools) == 12
 
 
-async def test_a_model_that_cannot_count_says_so() -> None:
+async def test_model_without_token_counting_returns_an_error() -> None:
     cannot = WeftError(Reason.UNSUPPORTED_OPERATION, "the model does not tokenize")
     async with serving(CountingDispatcher(counted=cannot)) as gateway:
         response = await gateway.request("POST", COUNT_PATH, body())
@@ -148,7 +148,7 @@ async def test_a_model_that_cannot_count_says_so() -> None:
 
 
 @pytest.mark.parametrize("path", [MESSAGES_PATH, COUNT_PATH])
-async def test_a_conversation_that_the_server_should_keep_is_refused_as_clients_expect(path: str) -> None:
+async def test_server_side_conversation_is_rejected_as_clients_expect(path: str) -> None:
     async with serving(CountingDispatcher()) as gateway:
         response = await gateway.request("POST", path, body(thread={"type": "create"}))
     error = json.loads(response.body)["error"]

@@ -55,7 +55,7 @@ ODD: st.SearchStrategy[object] = st.sampled_from([
 
 
 @given(st.lists(st.tuples(st.sampled_from(list(places(HONEST))), st.none() | st.tuples(ODD)), min_size=1, max_size=3))
-def test_an_odd_value_anywhere_is_refused_by_name_or_understood(
+def test_fuzzed_request_is_rejected_by_name_or_parsed(
     changes: list[tuple[Place, tuple[object] | None]],
 ) -> None:
     request = copy.deepcopy(HONEST)
@@ -90,7 +90,7 @@ def change(request: dict[str, Any], place: Place, replacement: tuple[object] | N
         return
 
 
-def test_the_honest_request_is_understood() -> None:
+def test_valid_request_is_parsed() -> None:
     found = translated(honest_request())
     assert len(found.payload.messages) == 7
     assert not found.warnings

@@ -10,7 +10,7 @@ VERSION = {"anthropic-version": "2023-06-01"}
 FLEET = FixedFleet.of(*(model(name) for name in ("a", "b", "c", "d")), agents=[agent("reviewer", "a")])
 
 
-async def test_the_client_lists_models_page_by_page() -> None:
+async def test_client_lists_models_in_pages() -> None:
     async with serving(fleet=FLEET) as gateway, anthropic_of(gateway) as client:
         page = await client.models.list(limit=2)
         found = [entry.id async for entry in page]
@@ -18,13 +18,13 @@ async def test_the_client_lists_models_page_by_page() -> None:
     assert found == ["a", "b", "c", "d", "agent/reviewer"]
 
 
-async def test_a_page_may_end_before_a_model() -> None:
+async def test_page_can_end_before_a_model() -> None:
     async with serving(fleet=FLEET) as gateway, anthropic_of(gateway) as client:
         page = await client.models.list(limit=2, before_id="d")
     assert ([entry.id for entry in page.data], page.has_more) == (["b", "c"], True)
 
 
-async def test_the_client_gets_one_model() -> None:
+async def test_client_gets_one_model() -> None:
     async with serving(fleet=FLEET) as gateway, anthropic_of(gateway) as client:
         found = await client.models.retrieve("a")
         with pytest.raises(anthropic.NotFoundError):
@@ -34,7 +34,7 @@ async def test_the_client_gets_one_model() -> None:
     assert found.max_input_tokens == 4096
 
 
-async def test_the_list_has_the_shape_of_who_asks() -> None:
+async def test_list_format_follows_the_calling_api() -> None:
     async with serving(fleet=FLEET) as gateway:
         theirs = json.loads((await gateway.request("GET", "/v1/models?beta=true", headers=VERSION)).body)
         ours = json.loads((await gateway.request("GET", "/v1/models")).body)
@@ -44,7 +44,7 @@ async def test_the_list_has_the_shape_of_who_asks() -> None:
     assert [entry["id"] for entry in ours["data"]] == [entry["id"] for entry in theirs["data"]]
 
 
-async def test_an_empty_fleet_is_an_empty_page() -> None:
+async def test_empty_fleet_returns_an_empty_page() -> None:
     async with serving(fleet=FixedFleet.of()) as gateway:
         page = json.loads((await gateway.request("GET", "/v1/models", headers=VERSION)).body)
     assert page == {"data": [], "has_more": False, "first_id": None, "last_id": None}
@@ -63,7 +63,7 @@ async def test_an_empty_fleet_is_an_empty_page() -> None:
         ("after_id=a&before_id=b", "before_id"),
     ],
 )
-async def test_a_wrong_page_is_refused_by_name(query: str, field: str) -> None:
+async def test_invalid_page_parameter_is_rejected_by_name(query: str, field: str) -> None:
     async with serving(fleet=FLEET) as gateway:
         response = await gateway.request("GET", f"/v1/models?{query}", headers=VERSION)
     assert response.status == 400
@@ -71,7 +71,7 @@ async def test_a_wrong_page_is_refused_by_name(query: str, field: str) -> None:
 
 
 @pytest.mark.parametrize("path", ["/v1/models", "/v1/models/a", "/v1/models/agent/reviewer", "/health", "/metrics"])
-async def test_head_answers_without_a_body(path: str) -> None:
+async def test_head_returns_no_body(path: str) -> None:
     async with serving(fleet=FLEET) as gateway:
         response = await gateway.request("HEAD", path)
     assert (response.status, response.body) == (200, b"")

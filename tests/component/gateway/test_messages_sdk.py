@@ -52,7 +52,7 @@ async def ask(client: AsyncAnthropic, *, stream: bool, **fields: Any) -> Message
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_an_answer_has_its_text_its_end_and_its_usage(stream: bool) -> None:
+async def test_answer_has_text_stop_reason_and_usage(stream: bool) -> None:
     async with serving() as gateway, anthropic_of(gateway) as client:
         answer = await ask(client, stream=stream)
         context, payload = gateway.dispatcher.contexts[0], gateway.dispatcher.payloads[0]
@@ -72,7 +72,7 @@ async def test_an_answer_has_its_text_its_end_and_its_usage(stream: bool) -> Non
     assert payload.sampling.max_tokens == 50
 
 
-async def test_headers_of_a_whole_answer_are_the_receipt_and_the_request_id_twice() -> None:
+async def test_unary_answer_headers_have_the_receipt_and_the_request_id_twice() -> None:
     async with serving() as gateway, anthropic_of(gateway) as client:
         raw = await client.messages.with_raw_response.create(
             model="tiny", max_tokens=5, messages=MESSAGES, extra_headers={"X-Request-Id": "mine-1"}
@@ -84,7 +84,7 @@ async def test_headers_of_a_whole_answer_are_the_receipt_and_the_request_id_twic
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_thoughts_words_and_calls_are_blocks_in_their_order(stream: bool) -> None:
+async def test_thinking_text_and_tool_calls_are_ordered_blocks(stream: bool) -> None:
     async with serving(ScriptedDispatcher(two_calls())) as gateway, anthropic_of(gateway) as client:
         answer = await ask(client, stream=stream, tools=[WEATHER])
     assert [block.to_dict() for block in answer.content] == [
@@ -99,7 +99,7 @@ async def test_thoughts_words_and_calls_are_blocks_in_their_order(stream: bool) 
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_thoughts_have_the_signature_of_their_provider_and_encrypted_ones_are_blocks(stream: bool) -> None:
+async def test_thinking_keeps_provider_signatures_and_redacted_blocks(stream: bool) -> None:
     steps: list[Step] = [
         [delta(reasoning="Let me ")],
         [delta(reasoning="see.")],
@@ -125,14 +125,14 @@ async def test_thoughts_have_the_signature_of_their_provider_and_encrypted_ones_
 @pytest.mark.parametrize(
     ("finish", "reason"), [("STOP", "end_turn"), ("LENGTH", "max_tokens"), ("CONTENT_FILTER", "refusal")]
 )
-async def test_the_stop_reason_says_why_it_ended(stream: bool, finish: str, reason: str) -> None:
+async def test_stop_reason_reports_why_the_answer_ended(stream: bool, finish: str, reason: str) -> None:
     steps: list[Step] = [[delta("Hi")], [delta(finish=finish), finished()]]
     async with serving(ScriptedDispatcher(steps)) as gateway, anthropic_of(gateway) as client:
         assert (await ask(client, stream=stream)).stop_reason == reason
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_refusal_in_words_is_text_and_a_refusal(stream: bool) -> None:
+async def test_text_refusal_is_text_with_the_refusal_stop_reason(stream: bool) -> None:
     steps: list[Step] = [[delta(refusal="I will not.", finish="STOP"), finished()]]
     async with serving(ScriptedDispatcher(steps)) as gateway, anthropic_of(gateway) as client:
         answer = await ask(client, stream=stream)
@@ -143,7 +143,7 @@ async def test_a_refusal_in_words_is_text_and_a_refusal(stream: bool) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_an_answer_that_says_nothing_has_no_blocks(stream: bool) -> None:
+async def test_empty_answer_has_no_blocks(stream: bool) -> None:
     steps: list[Step] = [[delta(finish="STOP"), usage(), finished()]]
     async with serving(ScriptedDispatcher(steps)) as gateway, anthropic_of(gateway) as client:
         answer = await ask(client, stream=stream)
@@ -152,7 +152,7 @@ async def test_an_answer_that_says_nothing_has_no_blocks(stream: bool) -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("arguments", ['{"city": }', '["Oslo"]', '"Oslo"', '{"city": "Oslo"', "{} {}", "NaN", "Oslo"])
-async def test_arguments_that_are_no_object_are_an_error_and_never_an_input(stream: bool, arguments: str) -> None:
+async def test_non_object_arguments_are_an_error_and_never_an_input(stream: bool, arguments: str) -> None:
     steps: list[Step] = [[call(0, "call_1", "weather", arguments)], [delta(finish="TOOL_CALLS"), finished()]]
     async with serving(ScriptedDispatcher(steps)) as gateway, anthropic_of(gateway) as client:
         with pytest.raises(anthropic.APIStatusError) as caught:
@@ -161,7 +161,7 @@ async def test_arguments_that_are_no_object_are_an_error_and_never_an_input(stre
     assert caught.value.body["error"]["code"] == "tool_call_invalid"
 
 
-async def test_a_call_that_the_token_limit_cut_is_left_out_with_a_warning() -> None:
+async def test_call_truncated_by_the_token_limit_is_dropped_with_a_warning() -> None:
     steps: list[Step] = [
         [delta("Let me see.")],
         [call(0, "call_1", "weather", '{"city": "Os')],
@@ -179,7 +179,7 @@ async def test_a_call_that_the_token_limit_cut_is_left_out_with_a_warning() -> N
     ]
 
 
-async def test_a_streamed_call_that_the_token_limit_cut_ends_with_max_tokens() -> None:
+async def test_streamed_call_truncated_by_the_token_limit_ends_with_max_tokens() -> None:
     steps: list[Step] = [[call(0, "call_1", "weather", '{"city": "Os')], [delta(finish="LENGTH"), finished()]]
     async with serving(ScriptedDispatcher(steps)) as gateway, anthropic_of(gateway) as client:
         answer = await ask(client, stream=True, tools=[WEATHER])
@@ -187,7 +187,7 @@ async def test_a_streamed_call_that_the_token_limit_cut_ends_with_max_tokens() -
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_rejection_before_the_first_byte_is_a_status_in_anthropics_words(stream: bool) -> None:
+async def test_rejection_before_the_first_byte_is_an_anthropic_error_status(stream: bool) -> None:
     rejection = WeftError(Reason.MODEL_NOT_FOUND, "no model or pool is called 'nope'")
     async with serving(ScriptedDispatcher([[queued()], rejection])) as gateway, anthropic_of(gateway) as client:
         with pytest.raises(anthropic.NotFoundError) as caught:
@@ -204,7 +204,7 @@ async def test_a_rejection_before_the_first_byte_is_a_status_in_anthropics_words
     assert caught.value.request_id is not None
 
 
-async def test_parsed_output_follows_a_schema() -> None:
+async def test_parsed_output_follows_the_schema() -> None:
     schema = {"type": "object", "properties": {"city": {"type": "string"}}}
     steps: list[Step] = [[started()], [delta('{"city":"Oslo"}', finish="STOP"), finished()]]
     async with serving(ScriptedDispatcher(steps)) as gateway, anthropic_of(gateway) as client:
@@ -218,7 +218,7 @@ async def test_parsed_output_follows_a_schema() -> None:
     assert payload.reasoning_effort == chat_pb2.REASONING_EFFORT_LOW
 
 
-async def test_the_tool_runner_goes_on_without_the_thread_that_it_does_not_get() -> None:
+async def test_sdk_tool_runner_completes_without_server_side_threads() -> None:
     @anthropic.beta_async_tool
     async def weather(city: str) -> str:
         """Tell the weather."""
@@ -243,7 +243,7 @@ async def test_the_tool_runner_goes_on_without_the_thread_that_it_does_not_get()
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_an_input_is_what_the_model_wrote_also_where_it_is_unusual(stream: bool) -> None:
+async def test_unusual_tool_input_is_preserved_exactly(stream: bool) -> None:
     arguments = ' {"n": 123456789012345678901234567890, "x": 1e5, "\\u00e9": ["\u2028", null], "n2": -0.0}\n'
     steps: list[Step] = [[call(0, "", "weather", arguments)], [delta(finish="STOP"), finished()]]
     async with serving(ScriptedDispatcher(steps)) as gateway, anthropic_of(gateway) as client:

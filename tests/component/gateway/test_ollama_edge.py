@@ -80,7 +80,7 @@ def timed_hello() -> list[Step]:
     return [*hello()[:-1], [delta(finish="STOP"), usage(cached=5), end]]
 
 
-async def test_a_chat_is_streamed_in_lines_unless_the_request_says_otherwise() -> None:
+async def test_chat_streams_lines_unless_disabled() -> None:
     async with serving(ScriptedDispatcher(timed_hello())) as gateway:
         found = lines(await gateway.request("POST", CHAT, body()))
     assert [one["message"]["content"] for one in found] == ["Hello", ", ", "world", ""]
@@ -101,7 +101,7 @@ async def test_a_chat_is_streamed_in_lines_unless_the_request_says_otherwise() -
     }
 
 
-async def test_a_whole_chat_is_one_object_and_times_that_are_not_known_are_absent() -> None:
+async def test_unary_chat_is_one_object_without_unknown_durations() -> None:
     async with serving() as gateway:
         answer = await gateway.request("POST", CHAT, body(stream=False))
     found = json.loads(answer.body)
@@ -113,7 +113,7 @@ async def test_a_whole_chat_is_one_object_and_times_that_are_not_known_are_absen
 
 
 @pytest.mark.parametrize("stream", [True, False])
-async def test_thinking_and_calls_are_fields_of_the_message_and_arguments_are_objects(*, stream: bool) -> None:
+async def test_thinking_and_tool_calls_are_message_fields_with_object_arguments(*, stream: bool) -> None:
     async with serving(ScriptedDispatcher(two_calls())) as gateway:
         answer = await gateway.request("POST", CHAT, body(stream=stream))
     if stream:
@@ -132,7 +132,7 @@ async def test_thinking_and_calls_are_fields_of_the_message_and_arguments_are_ob
     ]
 
 
-async def test_a_call_that_the_limit_cut_is_left_out_with_a_warning_and_a_wrong_one_is_an_error() -> None:
+async def test_truncated_call_is_dropped_with_a_warning_and_an_invalid_one_is_an_error() -> None:
     cut: list[Step] = [[call(0, "c1", "weather", '{"ci')], [delta(finish="LENGTH"), usage(), finished()]]
     wrong: list[Step] = [[call(0, "c1", "weather", "Oslo")], [delta(finish="TOOL_CALLS"), usage(), finished()]]
     async with serving(ScriptedDispatcher(cut)) as gateway:
@@ -144,7 +144,7 @@ async def test_a_call_that_the_limit_cut_is_left_out_with_a_warning_and_a_wrong_
             assert (answer.status, json.loads(answer.body)["code"]) == (502, "tool_call_invalid")
 
 
-async def test_what_others_are_told_in_comments_is_in_the_last_line() -> None:
+async def test_warnings_and_signals_are_in_the_last_line() -> None:
     warning = warning_pb2.Warning(code=warning_pb2.WARNING_CODE_UNSUPPORTED_PARAMETER, field="mirostat", message="no")
     signal = signal_pb2.Signal(name="escalate")
     steps: list[Step] = [
@@ -160,7 +160,7 @@ async def test_what_others_are_told_in_comments_is_in_the_last_line() -> None:
     assert [one["name"] for one in found[-1]["signals"]] == ["escalate"]
 
 
-async def test_a_silent_queue_sends_pieces_without_text_and_then_the_answer() -> None:
+async def test_waiting_stream_sends_empty_chunks_then_the_answer() -> None:
     gate = asyncio.Event()
     steps: list[Step] = [[queued()], gate, *hello()]
     async with serving(ScriptedDispatcher(steps), config=QUICK) as gateway, gateway.connection() as (reader, writer):
@@ -173,7 +173,7 @@ async def test_a_silent_queue_sends_pieces_without_text_and_then_the_answer() ->
     assert seen.index(PIECE) < seen.index(b"Hello")
 
 
-async def test_a_failure_in_the_middle_is_a_line_with_its_words_and_the_last() -> None:
+async def test_mid_stream_failure_is_an_error_in_the_last_line() -> None:
     steps: list[Step] = [[delta("Hel")], WeftError(Reason.BACKEND_PROTOCOL_ERROR, "the engine died")]
     async with serving(ScriptedDispatcher(steps)) as gateway:
         found = lines(await gateway.request("POST", CHAT, body()))
@@ -183,7 +183,7 @@ async def test_a_failure_in_the_middle_is_a_line_with_its_words_and_the_last() -
     assert not any(one.get("done") for one in found)
 
 
-async def test_headers_and_extensions_of_the_mesh_are_those_of_chat() -> None:
+async def test_mesh_headers_and_extensions_work_as_in_chat() -> None:
     raw = body(stream=False, keep_alive="5m", allow_remote=True, x_client_id="me")
     async with serving() as gateway:
         await gateway.request("POST", CHAT, raw, {"X-Priority": "low", "X-Tenant-ID": "acme", "X-Request-ID": "mine"})
@@ -198,7 +198,7 @@ FORM = {"Content-Type": "application/x-www-form-urlencoded"}
 
 
 @pytest.mark.parametrize("headers", [FORM, {"Content-Type": "text/plain"}, {"Content-Type": ""}])
-async def test_the_curl_lines_of_ollamas_documentation_are_answered(headers: dict[str, str]) -> None:
+async def test_curl_examples_of_the_ollama_docs_work(headers: dict[str, str]) -> None:
     """curl -d declares a form, and was refused with 400."""
     async with serving(ScriptedDispatcher(timed_hello())) as gateway:
         answer = await gateway.request("POST", CHAT, body(stream=False), headers=headers)
@@ -206,7 +206,7 @@ async def test_the_curl_lines_of_ollamas_documentation_are_answered(headers: dic
 
 
 @pytest.mark.parametrize("name", ["Origin", "Referer", "Sec-Fetch-Site"])
-async def test_a_page_must_declare_json_and_so_needs_a_preflight(name: str) -> None:
+async def test_browser_page_must_send_json_and_thus_a_preflight(name: str) -> None:
     value = "same-site" if name == "Sec-Fetch-Site" else "http://localhost:3000"
     async with serving() as gateway:
         answers = [
@@ -218,14 +218,14 @@ async def test_a_page_must_declare_json_and_so_needs_a_preflight(name: str) -> N
     assert {"Content-Type must be application/json" in json.loads(answer.body)["error"] for answer in answers} == {True}
 
 
-async def test_a_tag_that_clients_add_reaches_the_model() -> None:
+async def test_tag_appended_by_clients_resolves_to_the_model() -> None:
     async with serving() as gateway:
         await gateway.request("POST", CHAT, body(model="tiny:latest"))
         await gateway.request("POST", GENERATE, body(model="tiny:latest", prompt="Hi"))
         assert [context.model for context in gateway.dispatcher.contexts] == ["tiny", "tiny"]
 
 
-async def test_a_prompt_is_answered_in_a_field_of_its_own() -> None:
+async def test_generate_returns_its_answer_in_the_response_field() -> None:
     async with serving(ScriptedDispatcher(two_calls()[:3] + hello()[-1:])) as gateway:
         found = lines(await gateway.request("POST", GENERATE, body(prompt="Hi", system="Be brief.")))
         whole = json.loads((await gateway.request("POST", GENERATE, body(prompt="Hi", stream=False))).body)
@@ -235,7 +235,7 @@ async def test_a_prompt_is_answered_in_a_field_of_its_own() -> None:
     assert found[-1]["done_reason"] == "stop"
 
 
-async def test_a_raw_prompt_is_a_completion() -> None:
+async def test_raw_prompt_is_a_completion() -> None:
     async with serving() as gateway:
         found = lines(await gateway.request("POST", GENERATE, body(prompt="Once", raw=True)))
         (asked,) = gateway.dispatcher.calls
@@ -243,7 +243,7 @@ async def test_a_raw_prompt_is_a_completion() -> None:
     assert "".join(one["response"] for one in found) == "Hello, world"
 
 
-async def test_log_probabilities_come_with_their_tokens() -> None:
+async def test_logprobs_include_their_tokens() -> None:
     token = event_pb2.TokenLogprob(token="Hi", logprob=-0.5, top=[event_pb2.TopLogprob(token="Yo", logprob=-1.5)])
     steps: list[Step] = [[delta("Hi", logprobs=[token])], [delta(finish="STOP"), usage(), finished()]]
     async with serving(ScriptedDispatcher(steps)) as gateway:
@@ -253,7 +253,7 @@ async def test_log_probabilities_come_with_their_tokens() -> None:
     assert (whole["logprobs"][0]["token"], whole["logprobs"][0]["top_logprobs"][0]["token"]) == ("Hi", "Yo")
 
 
-async def test_embeddings_have_length_1_and_the_older_form_has_the_engines_own() -> None:
+async def test_embed_normalizes_vectors_and_the_older_endpoint_does_not() -> None:
     async with serving(ScriptedDispatcher(vectors=[[3.0, 4.0], [0.0, 0.0]])) as gateway:
         answer = await gateway.request(
             "POST", "/api/embed", json.dumps({"model": "tiny", "input": ["a", "b"]}).encode()
@@ -272,7 +272,7 @@ async def test_embeddings_have_length_1_and_the_older_form_has_the_engines_own()
 
 
 @pytest.mark.parametrize("asked", [{"input": ""}, {"input": []}, {"input": ["a", ""]}, {"input": 1}, {}])
-async def test_an_input_without_text_is_refused(asked: dict[str, Any]) -> None:
+async def test_input_without_text_is_rejected(asked: dict[str, Any]) -> None:
     async with serving() as gateway:
         answer = await gateway.request("POST", "/api/embed", json.dumps({"model": "tiny", **asked}).encode())
     found = json.loads(answer.body)
@@ -280,7 +280,7 @@ async def test_an_input_without_text_is_refused(asked: dict[str, Any]) -> None:
     assert found["param"].startswith("input")
 
 
-async def test_every_model_pool_agent_and_route_is_listed() -> None:
+async def test_models_pools_agents_and_routes_are_listed() -> None:
     fleet = FixedFleet.of(
         replace(model("tiny"), digest="sha256:" + "ab" * 32, skills=frozenset({Skill.TEXT, Skill.TOOLS})),
         model("small", pool="chat"),
@@ -298,7 +298,7 @@ async def test_every_model_pool_agent_and_route_is_listed() -> None:
     assert "size" not in tiny
 
 
-async def test_a_model_that_its_runner_cannot_serve_is_listed_as_failed_and_a_pool_by_its_best_member() -> None:
+async def test_unservable_model_is_listed_as_failed_and_a_pool_by_its_best_member() -> None:
     """It was listed as active."""
     fleet = FixedFleet.of(
         model("llama", active=False, failed=True),
@@ -334,7 +334,7 @@ def with_files(*files: model_pb2.ModelFile, pool: str = "") -> FixedFleet:
     return FixedFleet(FleetView(1, {"r1": runner}, models))
 
 
-async def test_a_model_is_described_as_its_file_says() -> None:
+async def test_model_is_described_from_its_file() -> None:
     file = model_pb2.ModelFile(
         format="gguf", architecture="llama", parameter_count=134_515_008, quantization="q4_k_m", size_bytes=105_000_000
     )
@@ -361,13 +361,13 @@ async def test_a_model_is_described_as_its_file_says() -> None:
     ("count", "text"),
     [(0, ""), (999, "999"), (22_000, "22K"), (7_000_000, "7M"), (8_000_000_000, "8B"), (8_030_261_248, "8.0B")],
 )
-async def test_a_number_of_parameters_is_written_as_at_ollama(count: int, text: str) -> None:
+async def test_parameter_count_is_formatted_as_in_ollama(count: int, text: str) -> None:
     async with serving(fleet=with_files(model_pb2.ModelFile(parameter_count=count))) as gateway:
         (found,) = json.loads((await gateway.request("GET", "/api/tags")).body)["models"]
     assert found["details"]["parameter_size"] == text
 
 
-async def test_facts_in_which_the_members_of_a_pool_differ_are_empty() -> None:
+async def test_details_that_differ_between_pool_members_are_empty() -> None:
     small = model_pb2.ModelFile(format="gguf", architecture="qwen3", quantization="q4_k_m", size_bytes=1)
     large = model_pb2.ModelFile(format="gguf", architecture="qwen3", quantization="q8_0", size_bytes=2)
     async with serving(fleet=with_files(small, large, pool="chat")) as gateway:
@@ -377,7 +377,7 @@ async def test_facts_in_which_the_members_of_a_pool_differ_are_empty() -> None:
     assert "size" not in found
 
 
-async def test_a_model_is_shown_with_its_context_where_clients_look_for_it() -> None:
+async def test_context_length_is_shown_in_the_field_clients_read() -> None:
     async with serving() as gateway:
         found = {}
         for raw in (b'{"model":"tiny:latest"}', b'{"name":"tiny"}', b'{"model":"small"}'):
@@ -393,14 +393,14 @@ async def test_a_model_is_shown_with_its_context_where_clients_look_for_it() -> 
     assert (unnamed.status, json.loads(unnamed.body)["param"]) == (400, "model")
 
 
-async def test_models_in_memory_are_those_whose_engine_is_ready() -> None:
+async def test_ps_lists_models_with_a_ready_engine() -> None:
     async with serving(fleet=FixedFleet(two_replicas())) as gateway:
         (found,) = json.loads((await gateway.request("GET", "/api/ps")).body)["models"]
     assert (found["name"], found["size_vram"], found["context_length"]) == ("qwen", 5 * 1024**3, 2048)
     assert not {"expires_at", "size"} & set(found)
 
 
-async def test_a_model_without_accelerators_is_shown_with_its_main_memory_and_when_it_ends() -> None:
+async def test_cpu_only_model_shows_its_memory_and_expiry() -> None:
     view = two_replicas()
     shown = view.runners["r1"].instances["qwen"]
     shown.memory.CopyFrom(InstanceMemory(resident_bytes=3 * 1024**3))
@@ -411,7 +411,7 @@ async def test_a_model_without_accelerators_is_shown_with_its_main_memory_and_wh
     assert "expires_at" in found, "it works on a request, and is kept for 2 s after it"
 
 
-async def test_the_digest_of_a_model_whose_file_has_none_is_the_same_after_a_restart() -> None:
+async def test_fallback_digest_is_stable_across_restarts() -> None:
     digests = set()
     for created in (1_700_000_000, 1_800_000_000):
         async with serving(fleet=FixedFleet.of(replace(model("tiny"), created_at_seconds=created))) as gateway:
@@ -420,7 +420,7 @@ async def test_the_digest_of_a_model_whose_file_has_none_is_the_same_after_a_res
     assert len(digests) == 1
 
 
-async def test_the_server_says_what_it_is() -> None:
+async def test_version_endpoint_reports_the_server() -> None:
     async with serving(keys=Keys()) as gateway:
         root = await gateway.request("GET", "/")
         head = await gateway.request("HEAD", "/")
@@ -442,7 +442,7 @@ async def test_the_server_says_what_it_is() -> None:
         (CHAT, {"keep_alive": "0s", "stream": False}, ("SUCCEEDED",), "unload_model", "unload"),
     ],
 )
-async def test_a_request_without_words_loads_or_unloads_the_model(
+async def test_request_without_a_prompt_loads_or_unloads_the_model(
     path: str, raw: dict[str, Any], states: tuple[str, ...], action: str, reason: str
 ) -> None:
     operations = ScriptedOperations(watch_states=states)
@@ -459,14 +459,14 @@ async def test_a_request_without_words_loads_or_unloads_the_model(
 @pytest.mark.parametrize(
     ("path", "raw", "named"), [(CHAT, {"model": "nope"}, "name"), ("/api/pull", {"model": "hf:a/b"}, "source")]
 )
-async def test_the_registrys_refusal_names_the_field_that_was_sent(path: str, raw: dict[str, Any], named: str) -> None:
+async def test_registry_error_names_the_submitted_field(path: str, raw: dict[str, Any], named: str) -> None:
     refusal = WeftError(Reason.MODEL_NOT_FOUND, "no model of this name is known", metadata={"field": named})
     async with serving(admin=admin_ports(ScriptedOperations(failure=refusal))) as gateway:
         answer = await gateway.request("POST", path, json.dumps(raw).encode())
     assert (answer.status, json.loads(answer.body)["param"]) == (404, "model")
 
 
-async def test_a_load_that_fails_needs_rights_or_a_mesh_that_can_says_so() -> None:
+async def test_load_by_empty_request_reports_failure_missing_scope_or_no_support() -> None:
     raw = json.dumps({"model": "tiny"}).encode()
     async with serving(admin=admin_ports(ScriptedOperations(watch_states=("FAILED",)))) as gateway:
         failed = await gateway.request("POST", CHAT, raw)
@@ -514,7 +514,7 @@ class PullingOperations(ScriptedOperations):
 
 
 @pytest.mark.parametrize("name", ["hf.co/a/b:Q4_K_M", "hf:a/b", "a/b", "hf.co/a/b:latest"])
-async def test_a_pull_is_an_operation_and_its_lines_say_how_far_it_is(name: str) -> None:
+async def test_pull_is_an_operation_with_streamed_progress_lines(name: str) -> None:
     operations = PullingOperations(watch_states=("RUNNING", "RUNNING", "SUCCEEDED"))
     async with serving(admin=admin_ports(operations)) as gateway:
         found = lines(await gateway.request("POST", PULL, json.dumps({"model": name}).encode()))
@@ -529,7 +529,7 @@ async def test_a_pull_is_an_operation_and_its_lines_say_how_far_it_is(name: str)
 
 
 @pytest.mark.parametrize("name", ["qwen3:0.6b", "QWEN3:0.6b", "llama3.2", "llama3.2:latest"])
-async def test_a_name_of_the_library_is_pulled_from_where_the_configuration_says(name: str) -> None:
+async def test_library_name_is_pulled_from_the_configured_source(name: str) -> None:
     sources = {"qwen3:0.6b": "hf:a/b:Q8_0", "llama3.2:latest": "/models/llama.gguf"}
     operations = PullingOperations(watch_states=("SUCCEEDED",))
     keys = Keys(ring_of(verifier("abcdefghijk1", "operations:create")))
@@ -545,7 +545,7 @@ async def test_a_name_of_the_library_is_pulled_from_where_the_configuration_says
 
 
 @pytest.mark.parametrize("name", ["llama3.2:1b", "LLAMA3.2:1b"])
-async def test_a_short_name_is_pulled_without_a_configuration(name: str) -> None:
+async def test_short_name_is_pulled_without_configuration(name: str) -> None:
     operations = PullingOperations(watch_states=("SUCCEEDED",))
     keys = Keys(ring_of(verifier("abcdefghijk1", "operations:create")))
     async with serving(admin=admin_ports(operations), keys=keys) as gateway:
@@ -557,7 +557,7 @@ async def test_a_short_name_is_pulled_without_a_configuration(name: str) -> None
     assert (other.status, "did you mean llama3.2" in json.loads(other.body)["error"]) == (400, True)
 
 
-async def test_a_pull_that_fails_ends_with_its_reason() -> None:
+async def test_failed_pull_ends_with_its_reason() -> None:
     operations = PullingOperations(watch_states=("RUNNING", "FAILED"))
     async with serving(admin=admin_ports(operations)) as gateway:
         last = lines(await gateway.request("POST", PULL, b'{"model":"hf:a/b"}'))[-1]
@@ -567,7 +567,7 @@ async def test_a_pull_that_fails_ends_with_its_reason() -> None:
 
 
 @pytest.mark.parametrize("stream", [True, False])
-async def test_a_caller_that_leaves_cancels_its_pull(*, stream: bool) -> None:
+async def test_client_disconnect_cancels_its_pull(*, stream: bool) -> None:
     operations = PullingOperations(watch_states=("RUNNING",), gate=asyncio.Event())
     async with serving(admin=admin_ports(operations), config=QUICK) as gateway:
         async with gateway.connection() as (reader, writer):
@@ -591,7 +591,7 @@ async def test_a_caller_that_leaves_cancels_its_pull(*, stream: bool) -> None:
         ({"model": "hf:a/b", "insecure": True}, "insecure"),
     ],
 )
-async def test_what_is_no_source_is_not_pulled(asked: dict[str, Any], field: str) -> None:
+async def test_invalid_source_is_not_pulled(asked: dict[str, Any], field: str) -> None:
     operations = PullingOperations()
     async with serving(admin=admin_ports(operations)) as gateway:
         answer = await gateway.request("POST", PULL, json.dumps(asked).encode())
@@ -600,7 +600,7 @@ async def test_what_is_no_source_is_not_pulled(asked: dict[str, Any], field: str
 
 
 @pytest.mark.parametrize("source", ["/etc/weft/secret.gguf", "https://elsewhere.example/model.gguf"])
-async def test_a_path_or_an_address_is_pulled_for_those_alone_who_may_change_models(source: str) -> None:
+async def test_pull_of_a_path_or_url_needs_the_model_edit_scope(source: str) -> None:
     raw = json.dumps({"model": source}).encode()
     for scopes, status in ((["operations:create"], 403), (["operations:create", "models:edit"], 200)):
         operations = PullingOperations()
@@ -611,7 +611,7 @@ async def test_a_path_or_an_address_is_pulled_for_those_alone_who_may_change_mod
 
 
 @pytest.mark.parametrize(("method", "path", "words"), REFUSED)
-async def test_changes_of_models_are_refused_with_what_to_use(method: str, path: str, words: str) -> None:
+async def test_model_changes_are_rejected_with_the_alternative(method: str, path: str, words: str) -> None:
     async with serving() as gateway:
         answer = await gateway.request(method, path, b'{"model":"tiny"}')
     found = json.loads(answer.body)
@@ -619,13 +619,13 @@ async def test_changes_of_models_are_refused_with_what_to_use(method: str, path:
     assert words in found["error"]
 
 
-async def test_a_digest_is_one_or_refused() -> None:
+async def test_invalid_digest_is_rejected() -> None:
     async with serving() as gateway:
         answer = await gateway.request("POST", "/api/blobs/sha256:00", b"x")
     assert (answer.status, json.loads(answer.body)["param"]) == (400, "digest")
 
 
-async def test_errors_are_text_in_a_field_and_typed_beside_it() -> None:
+async def test_error_has_text_and_a_typed_code() -> None:
     full = ScriptedDispatcher([WeftError(Reason.QUEUE_FULL, "full", retry_after_seconds=3)])
     async with serving(full, keys=Keys()) as gateway:
         keyless = await gateway.request("POST", CHAT, body())

@@ -75,13 +75,13 @@ def document() -> Any:
     return schemathesis.openapi.from_asgi("/openapi.json", app(), headers=SENT)
 
 
-def test_the_document_names_every_route(document: Any) -> None:
+def test_openapi_document_lists_every_route(document: Any) -> None:
     told = {(method.upper(), nameless(path)) for path, item in document.raw_schema["paths"].items() for method in item}
     assert {endpoint.route for endpoint in ENDPOINTS} - told <= NOT_TOLD
 
 
 @pytest.mark.parametrize("endpoint", [each for each in ENDPOINTS if each.route not in NOT_TOLD], ids=str)
-def test_the_gateway_keeps_to_its_document(endpoint: Endpoint, document: Any) -> None:
+def test_responses_match_the_openapi_document(endpoint: Endpoint, document: Any) -> None:
     path = next(path for path in document.raw_schema["paths"] if nameless(path) == nameless(endpoint.path))
     operation = document[path][endpoint.method]
 
@@ -107,7 +107,7 @@ def test_the_gateway_keeps_to_its_document(endpoint: Endpoint, document: Any) ->
         ("/v1/responses", {"input": "hi"}),
     ],
 )
-def test_an_answer_in_events_is_what_the_document_says(path: str, asks: dict[str, Any], document: Any) -> None:
+def test_event_streams_match_the_openapi_document(path: str, asks: dict[str, Any], document: Any) -> None:
     """Random requests hardly ever ask for a stream; the document once declared each event a string."""
     body = {"model": "tiny", "stream": True, **asks}
     case = document[path]["POST"].Case(body=body, media_type="application/json")
@@ -118,7 +118,7 @@ def test_an_answer_in_events_is_what_the_document_says(path: str, asks: dict[str
 @pytest.mark.parametrize(
     "answer", [Response(status_code=500), Response(b"{}", 418), Response(b"x", media_type="text/csv")]
 )
-def test_a_route_that_does_not_keep_to_its_document_is_found_out(answer: Response) -> None:
+def test_route_that_violates_its_document_is_detected(answer: Response) -> None:
     async def answers() -> Response:
         return answer
 

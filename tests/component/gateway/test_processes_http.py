@@ -42,7 +42,7 @@ async def ask(gateway: RunningGateway, method: str, path: str, body: Any = None,
     return answer.status, json.loads(answer.body)
 
 
-async def test_a_level_is_changed_for_a_time_and_the_answer_says_until_when() -> None:
+async def test_log_level_is_changed_temporarily_and_the_response_has_its_expiry() -> None:
     processes = ScriptedProcesses()
     async with serving(admin=admin_ports(processes=processes)) as gateway:
         body = {"process": "runner/laptop", "level": "debug", "seconds": 300}
@@ -63,7 +63,7 @@ async def test_a_level_is_changed_for_a_time_and_the_answer_says_until_when() ->
     assert [(each.level, each.duration.ToSeconds()) for each in processes.levels] == [("debug", 300), ("", 0)]
 
 
-async def test_the_health_of_a_process_has_its_components_and_its_level() -> None:
+async def test_process_health_has_components_and_log_level() -> None:
     processes = ScriptedProcesses()
     async with serving(admin=admin_ports(processes=processes)) as gateway:
         status, found = await ask(gateway, "GET", f"{HEALTH}?process=runner/laptop")
@@ -83,7 +83,7 @@ async def test_the_health_of_a_process_has_its_components_and_its_level() -> Non
         ({}, "level"),
     ],
 )
-async def test_a_wrong_level_or_process_is_named(body: Any, param: str) -> None:
+async def test_invalid_level_or_process_is_reported(body: Any, param: str) -> None:
     processes = ScriptedProcesses()
     async with serving(admin=admin_ports(processes=processes)) as gateway:
         status, found = await ask(gateway, "PUT", LEVEL, body)
@@ -91,14 +91,14 @@ async def test_a_wrong_level_or_process_is_named(body: Any, param: str) -> None:
     assert processes.asked == []
 
 
-async def test_a_process_that_is_not_there_is_an_error() -> None:
+async def test_unknown_process_is_an_error() -> None:
     gone = ScriptedProcesses(failure=WeftError(Reason.NO_RUNNER_AVAILABLE, "the runner laptop is not there"))
     async with serving(admin=admin_ports(processes=gone)) as gateway:
         status, found = await ask(gateway, "GET", f"{HEALTH}?process=runner/laptop")
     assert (status, found["error"]["code"]) == (503, "no_runner_available")
 
 
-async def test_a_change_is_in_the_name_of_the_key_that_asks() -> None:
+async def test_change_is_attributed_to_the_calling_key() -> None:
     processes = ScriptedProcesses()
     async with serving(admin=admin_ports(processes=processes), keys=Ring()) as gateway:
         assert (await ask(gateway, "PUT", LEVEL, {"level": "debug"}, "settings0000"))[0] == 200
@@ -108,7 +108,7 @@ async def test_a_change_is_in_the_name_of_the_key_that_asks() -> None:
     assert [each.requested_by for each in processes.levels] == ["key:settings0000"]
 
 
-async def test_what_is_found_is_listed_with_its_sources() -> None:
+async def test_discovered_servers_are_listed_with_their_sources() -> None:
     async def found() -> Discovery:
         listed = Discovery(files_left_out=2)
         listed.servers.add(program="ollama", title="Ollama 0.9", source="http://127.0.0.1:11434", models=["a"])
@@ -133,7 +133,7 @@ async def test_what_is_found_is_listed_with_its_sources() -> None:
     assert [(each["source"], each["served"]) for each in body["files"]] == [("ollama:smollm2:135m", True)]
 
 
-async def test_a_gateway_apart_says_where_to_look() -> None:
+async def test_standalone_gateway_suggests_weft_discover() -> None:
     async with serving(admin=admin_ports()) as gateway:
         status, found = await ask(gateway, "GET", DISCOVERED)
     assert (status, found["error"]["code"]) == (501, "unsupported_operation")

@@ -58,7 +58,7 @@ async def ask(
     return answer.status, json.loads(answer.body) if answer.body else {}
 
 
-async def test_a_profile_is_shown_as_it_was_put() -> None:
+async def test_profile_round_trips_through_put_and_get() -> None:
     async with serving(registry=with_day()) as gateway:
         status, found = await ask(gateway, "GET", "/day")
         assert status == 200
@@ -73,7 +73,7 @@ async def test_a_profile_is_shown_as_it_was_put() -> None:
         assert (page["kind"], [each["name"] for each in page["items"]]) == ("ProfileList", ["day"])
 
 
-async def test_a_switch_answers_with_what_was_done_and_the_operations_that_were_begun() -> None:
+async def test_switch_returns_its_actions_and_started_operations() -> None:
     registry = with_day()
     async with serving(registry=registry) as gateway:
         status, rehearsed = await ask(gateway, "POST", "/day/switch?dryRun=1")
@@ -86,7 +86,7 @@ async def test_a_switch_answers_with_what_was_done_and_the_operations_that_were_
     assert [each.dry_run for each in switches] == [True, False]  # type: ignore[attr-defined]
 
 
-async def test_what_is_now_is_saved_under_a_name() -> None:
+async def test_current_state_can_be_saved_as_a_profile() -> None:
     registry = ScriptedRegistry()
     async with serving(registry=registry) as gateway:
         status, answer = await ask(gateway, "POST", "/day/save", {"description": "Work", "leaveOthers": True})
@@ -109,7 +109,7 @@ async def test_what_is_now_is_saved_under_a_name() -> None:
         ("viewer000000", [200, 403, 403, 403, 403]),
     ],
 )
-async def test_rights_to_profiles_are_for_every_name_and_a_switch_needs_those_of_what_it_does(
+async def test_profile_scopes_apply_to_all_names_and_a_switch_needs_the_scopes_of_its_actions(
     key: str, statuses: list[int]
 ) -> None:
     async with serving(registry=with_day(), keys=Ring()) as gateway:
@@ -123,7 +123,7 @@ async def test_rights_to_profiles_are_for_every_name_and_a_switch_needs_those_of
         assert [(await ask(gateway, method, path, body, key))[0] for method, path, body in asked] == statuses
 
 
-async def test_a_profile_that_only_declares_needs_no_right_to_operate() -> None:
+async def test_declaration_only_profile_needs_no_operation_scope() -> None:
     quiet = with_day(load=[], unloadOthers=False, models=[])
     async with serving(registry=quiet, keys=Ring()) as gateway:
         assert (await ask(gateway, "POST", "/day/switch", key="editor000000"))[0] == 200
@@ -138,7 +138,7 @@ async def test_a_profile_that_only_declares_needs_no_right_to_operate() -> None:
         ({"unload": ["tiny", "tiny"]}, "unload[1]"),
     ],
 )
-async def test_a_wrong_profile_is_refused_with_the_field(fields: dict[str, object], param: str) -> None:
+async def test_invalid_profile_is_rejected_and_error_names_the_field(fields: dict[str, object], param: str) -> None:
     async with serving() as gateway:
         status, answer = await ask(gateway, "PUT", "/day", DAY | fields)
         assert (status, answer["error"]["param"]) == (400, param)

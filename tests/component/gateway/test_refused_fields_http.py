@@ -88,7 +88,7 @@ def services() -> Iterator[tuple[RefusingServices, str]]:
 
 
 @pytest.mark.parametrize(("method", "path", "body"), REQUESTS, ids=[f"{each[0]} {each[1]}" for each in REQUESTS])
-async def test_a_refused_field_has_the_name_that_the_caller_gave_it(
+async def test_rejected_field_has_the_name_the_caller_used(
     method: str, path: str, body: Any, services: tuple[RefusingServices, str]
 ) -> None:
     refusing, address = services

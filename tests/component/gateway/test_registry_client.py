@@ -175,7 +175,7 @@ async def connected(
         (ResourceKind.ROUTE, RouteDocument, "summaries"),
     ],
 )
-async def test_each_kind_is_listed_and_found(tmp_path: Path, kind: ResourceKind, document: type, name: str) -> None:
+async def test_each_kind_is_listed_and_fetched(tmp_path: Path, kind: ResourceKind, document: type, name: str) -> None:
     async with connected(tmp_path) as (client, servicer):
         page = await client.list_page(kind, 5, "after")
         one = await client.get(kind, name)
@@ -186,7 +186,7 @@ async def test_each_kind_is_listed_and_found(tmp_path: Path, kind: ResourceKind,
     assert servicer.asked[1].name == name
 
 
-async def test_a_model_tells_how_it_does_on_its_runner(tmp_path: Path) -> None:
+async def test_model_includes_its_runtime_state(tmp_path: Path) -> None:
     instance = InstanceState(
         model="tiny",
         phase=InstanceState.PHASE_LOADING,
@@ -222,7 +222,7 @@ async def test_a_model_tells_how_it_does_on_its_runner(tmp_path: Path) -> None:
     )
 
 
-async def test_members_and_events_and_deletes(tmp_path: Path) -> None:
+async def test_members_events_and_delete_are_supported(tmp_path: Path) -> None:
     async with connected(tmp_path) as (client, servicer):
         pool, _ = await client.members("tiny")
         events = await client.list_events(ListEventsRequest(kind="agent", name="coder", limit=5))
@@ -237,7 +237,7 @@ async def test_members_and_events_and_deletes(tmp_path: Path) -> None:
     assert (servicer.asked[2].kind, servicer.asked[2].name) == ("runner", "titan")
 
 
-async def test_settings_are_told_and_set(tmp_path: Path) -> None:
+async def test_settings_are_read_and_updated(tmp_path: Path) -> None:
     async with connected(tmp_path) as (client, servicer):
         assert (await client.settings()).allow_cloud_fallback
         wanted = settings_pb2.MeshSettings(allow_cloud_fallback=False)
@@ -246,7 +246,7 @@ async def test_settings_are_told_and_set(tmp_path: Path) -> None:
     assert servicer.asked[1].HasField("allow_cloud_fallback")
 
 
-async def test_a_watch_yields_events_until_it_is_ended_with_a_reason(tmp_path: Path) -> None:
+async def test_watch_yields_events_until_it_ends_with_a_reason(tmp_path: Path) -> None:
     async with connected(tmp_path) as (client, _):
         for wanted, reason in (
             (WatchEventsRequest(), Reason.SERVICE_UNAVAILABLE),
@@ -269,7 +269,7 @@ def _applied(request: declaration_service_pb2.ApplyRequest) -> declaration_servi
     return declaration_service_pb2.ApplyResponse(results=[result])
 
 
-async def test_an_apply_sends_declarations_and_tells_states(tmp_path: Path) -> None:
+async def test_apply_sends_declarations_and_returns_outcomes(tmp_path: Path) -> None:
     wanted = parse_document({"kind": "agent", "name": "coder", "model": "tiny", "defaultParams": {"temperature": 0}})
     async with connected(tmp_path, {"Apply": _applied}) as (client, servicer):
         results = await client.apply([wanted], dry_run=True, adopt=True)
@@ -280,7 +280,7 @@ async def test_an_apply_sends_declarations_and_tells_states(tmp_path: Path) -> N
     assert ("before" in told, told["after"]) == (False, plain(wanted))
 
 
-async def test_a_registry_that_does_not_say_what_it_did_is_not_believed(tmp_path: Path) -> None:
+async def test_apply_without_an_outcome_is_an_internal_error(tmp_path: Path) -> None:
     def silent(_: Any) -> declaration_service_pb2.ApplyResponse:
         return declaration_service_pb2.ApplyResponse(results=[declaration_service_pb2.ApplyResult(name="x")])
 
@@ -303,14 +303,14 @@ async def test_a_registry_that_does_not_say_what_it_did_is_not_believed(tmp_path
         ("name", "name"),
     ],
 )
-async def test_a_wrong_field_has_the_callers_name(tmp_path: Path, theirs: str, ours: str) -> None:
+async def test_field_error_uses_the_callers_field_name(tmp_path: Path, theirs: str, ours: str) -> None:
     async with connected(tmp_path, {"GetResource": invalid_field(theirs, "is wrong")}) as (client, _):
         with pytest.raises(FieldError) as caught:
             await client.get(ResourceKind.MODEL, "x")
     assert (caught.value.field, caught.value.message) == (ours, f"{ours}: is wrong")
 
 
-async def test_an_owner_of_another_kind_is_told(tmp_path: Path) -> None:
+async def test_conflict_with_an_owner_of_another_kind_is_reported(tmp_path: Path) -> None:
     taken = WeftError(Reason.ALREADY_EXISTS, "tiny is a runner already", metadata={"owner_kind": "runner"})
     async with connected(tmp_path, {"Apply": taken}) as (client, _):
         with pytest.raises(WeftError) as caught:
@@ -319,7 +319,7 @@ async def test_an_owner_of_another_kind_is_told(tmp_path: Path) -> None:
     assert "runner" in caught.value.message
 
 
-async def test_a_registry_that_does_not_answer_is_late(tmp_path: Path) -> None:
+async def test_unresponsive_registry_is_a_timeout(tmp_path: Path) -> None:
     async with connected(tmp_path, {"GetResource": lambda _: asyncio.Event().wait()}, timeout_seconds=0.05) as (
         client,
         _,
@@ -329,7 +329,7 @@ async def test_a_registry_that_does_not_answer_is_late(tmp_path: Path) -> None:
     assert caught.value.reason is Reason.DEADLINE_EXCEEDED
 
 
-async def test_a_registry_that_is_away_is_unavailable(tmp_path: Path) -> None:
+async def test_unreachable_registry_is_unavailable(tmp_path: Path) -> None:
     channel = open_channel(f"unix:{tmp_path}/nobody.sock")
     client = RegistryClient(channel, FixedFleet.of(), timeout_seconds=30)
     with pytest.raises(WeftError, match="registry cannot be reached") as caught:
@@ -341,7 +341,7 @@ async def test_a_registry_that_is_away_is_unavailable(tmp_path: Path) -> None:
     await channel.close(grace=None)
 
 
-async def test_an_older_registry_lacks_the_method(tmp_path: Path) -> None:
+async def test_older_registry_lacks_the_method(tmp_path: Path) -> None:
     class OlderServicer(registry_service_pb2_grpc.RegistryServiceServicer):
         async def GetResource(self, request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:  # noqa: N802
             await context.abort(grpc.StatusCode.UNIMPLEMENTED, "Method not found!")

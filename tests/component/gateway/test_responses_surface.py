@@ -27,7 +27,7 @@ async def result_of(tasks: ScriptedTasks, **fields: object) -> dict[str, Any]:
     return result
 
 
-async def test_its_result_is_the_response() -> None:
+async def test_task_result_is_the_response() -> None:
     tasks = ScriptedTasks(at_once=hello_pieces())
     result = await result_of(tasks, instructions="Be terse.", truncation="auto", stream=True)
     assert (result["object"], result["status"], result["store"]) == ("response", "completed", False)
@@ -37,7 +37,7 @@ async def test_its_result_is_the_response() -> None:
     assert [message.content[0].text for message in tasks.one.new.spec.chat.messages] == ["Be terse.", "Say hello"]
 
 
-async def test_its_items_are_those_of_any_response() -> None:
+async def test_result_items_match_a_normal_response() -> None:
     result = await result_of(ScriptedTasks(at_once=pieces(long_answer())))
     assert [item["type"] for item in result["output"]] == ["reasoning", "message", "function_call"]
 
@@ -52,7 +52,7 @@ async def test_its_items_are_those_of_any_response() -> None:
         ({"input": None}, "input"),
     ],
 )
-async def test_what_needs_another_response_is_refused(fields: dict[str, Any], field: str) -> None:
+async def test_fields_that_reference_another_response_are_rejected(fields: dict[str, Any], field: str) -> None:
     tasks = ScriptedTasks()
     async with serving(tasks=tasks, responses=MemoryResponses()) as gateway:
         answer = await gateway.request("POST", PATH, asking(**fields))

@@ -80,7 +80,7 @@ REQUESTS: tuple[tuple[str, dict[str, Any]], ...] = (
         ("auto", "auto"),
     ],
 )
-async def test_a_request_to_another_name_is_refused_on_every_surface_and_is_not_dispatched(
+async def test_request_outside_the_keys_names_is_rejected_on_every_surface_without_dispatch(
     path: str, body: dict[str, Any], name: str, missing: str
 ) -> None:
     async with serving(ScriptedDispatcher(), keys=Ring(), fleet=FLEET) as gateway:
@@ -90,7 +90,7 @@ async def test_a_request_to_another_name_is_refused_on_every_surface_and_is_not_
 
 
 @pytest.mark.parametrize(("path", "body"), REQUESTS)
-async def test_a_request_to_a_name_of_the_key_is_dispatched_on_every_surface(path: str, body: dict[str, Any]) -> None:
+async def test_request_within_the_keys_names_is_dispatched_on_every_surface(path: str, body: dict[str, Any]) -> None:
     async with serving(ScriptedDispatcher(), keys=Ring(), fleet=FLEET) as gateway:
         headers = {"Authorization": f"Bearer {key_text('tiny00000000', SECRET)}", "Content-Type": "application/json"}
         answer = await gateway.request("POST", path, json.dumps({**body, "model": "tiny"}).encode(), headers)
@@ -107,7 +107,7 @@ OLLAMA: tuple[tuple[str, dict[str, Any]], ...] = (
 
 
 @pytest.mark.parametrize(("path", "body"), OLLAMA)
-async def test_requests_of_ollamas_clients_are_refused_by_name_too(path: str, body: dict[str, Any]) -> None:
+async def test_ollama_requests_are_restricted_by_name_too(path: str, body: dict[str, Any]) -> None:
     async with serving(ScriptedDispatcher(), keys=Ring(), fleet=FLEET) as gateway:
         status, found = await ask(gateway, "tiny00000000", "POST", path, {**body, "model": "small", "stream": False})
         assert (status, "inference/small:create" in found["error"]) == (403, True)
@@ -116,14 +116,14 @@ async def test_requests_of_ollamas_clients_are_refused_by_name_too(path: str, bo
         assert [context.model for context in gateway.dispatcher.contexts] == ["tiny"]
 
 
-async def test_an_agent_is_used_by_its_own_name() -> None:
+async def test_agent_is_authorized_by_its_own_name() -> None:
     async with serving(ScriptedDispatcher(), keys=Ring(), fleet=FLEET) as gateway:
         body = {"model": "agent/team-coder", "messages": MESSAGES}
         assert (await ask(gateway, "team00000000", "POST", "/v1/chat/completions", body))[0] == 200
         assert [context.model for context in gateway.dispatcher.contexts] == ["agent/team-coder"]
 
 
-async def test_lists_of_models_hold_what_the_key_may_see() -> None:
+async def test_model_lists_are_filtered_by_the_key() -> None:
     async with serving(keys=Ring(), fleet=FLEET) as gateway:
         everyone = await ask(gateway, "everything00", "GET", "/v1/models")
         assert [entry["id"] for entry in everyone[1]["data"]] == ["pair", "shared", "team-a"]
@@ -139,7 +139,7 @@ async def test_lists_of_models_hold_what_the_key_may_see() -> None:
         assert (await ask(gateway, "tiny00000000", "GET", "/v1/audio/voices?model=shared"))[0] == 403
 
 
-async def test_ollamas_clients_see_what_the_key_may_see() -> None:
+async def test_ollama_lists_are_filtered_by_the_key() -> None:
     async with serving(keys=Ring(), fleet=FLEET) as gateway:
         for key, names in (("everything00", ["pair", "shared", "team-a"]), ("team00000000", ["team-a"])):
             _, found = await ask(gateway, key, "GET", "/api/tags")
@@ -153,7 +153,7 @@ async def test_ollamas_clients_see_what_the_key_may_see() -> None:
         assert (await ask(gateway, "nobody000000", "GET", "/api/tags"))[0] == 403
 
 
-async def test_resources_are_listed_by_the_names_of_the_key_and_read_by_them() -> None:
+async def test_resources_are_listed_and_read_by_the_keys_names() -> None:
     registry = ScriptedRegistry()
     async with serving(registry=registry, keys=Ring(), fleet=FLEET) as gateway:
         for plural in ("models", "agents", "pools", "routes"):
@@ -191,7 +191,7 @@ def a_model(name: str, **fields: Any) -> dict[str, Any]:
         ({"kind": "route", "name": "team-way", "candidates": ["team-a", "tiny"]}, "inference/tiny:create"),
     ],
 )
-async def test_other_names_are_not_declared_put_or_deleted(document: dict[str, Any], missing: str) -> None:
+async def test_names_outside_the_key_cannot_be_declared_put_or_deleted(document: dict[str, Any], missing: str) -> None:
     registry = ScriptedRegistry()
     kind, name = ResourceKind(document["kind"]), document["name"]
     async with serving(registry=registry, keys=Ring(), fleet=FLEET) as gateway:
@@ -206,7 +206,7 @@ async def test_other_names_are_not_declared_put_or_deleted(document: dict[str, A
         assert [(author.name, author.own_only) for author in registry.authors] == [("key:everything00", False)]
 
 
-async def test_a_team_declares_and_deletes_its_own_names_as_their_owner() -> None:
+async def test_team_declares_and_deletes_its_own_names_as_their_owner() -> None:
     registry = ScriptedRegistry()
     documents = [
         a_model("team-b", poolName="team-pool"),
@@ -221,7 +221,7 @@ async def test_a_team_declares_and_deletes_its_own_names_as_their_owner() -> Non
 
 
 @pytest.mark.parametrize("key", ["everything00", "team00000000"])
-async def test_a_key_that_edits_models_but_no_secrets_cannot_attach_or_change_a_reference(key: str) -> None:
+async def test_secret_reference_needs_the_secret_scope(key: str) -> None:
     registry = ScriptedRegistry()
     provider = {"url": "https://api.example.com/v1", "apiKeyRef": "secret/example-key"}
     document = a_model("team-b", provider=provider)
@@ -250,7 +250,7 @@ LIMITED = {
 }
 
 
-def test_the_endpoints_for_which_a_limited_scope_suffices_are_these() -> None:
+def test_endpoints_accepting_a_name_limited_scope_are_listed() -> None:
     routes = routes_of((*GATEWAY_ROUTERS, *RUNNER_ROUTERS))
     named = [route for route in routes if needs_of(route).by_name and needs_of(route).access is not None]
     found = {(method, shown_path(route.path)) for route in named for method in (route.methods or set()) - {"HEAD"}}

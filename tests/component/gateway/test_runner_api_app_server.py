@@ -15,7 +15,7 @@ from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 
 
-async def test_an_answer_in_two_writes_does_not_wait_for_an_acknowledgement() -> None:
+async def test_tcp_nodelay_is_set_so_split_answers_are_not_delayed() -> None:
     """asyncio left Nagle's algorithm on, since the listener did not specify TCP: 44 ms for every answer."""
     async with runner_api() as stage:
         host, port = stage.service.url.removeprefix("http://").split(":")
@@ -41,9 +41,7 @@ def metrics_at_port(port: int) -> RunnerApiConfig:
 
 
 @pytest.mark.parametrize(("make", "option"), [(at_port, "--http-port"), (metrics_at_port, "METRICS_PORT")])
-async def test_a_port_that_is_taken_is_named_with_what_sets_it(
-    make: Callable[[int], RunnerApiConfig], option: str
-) -> None:
+async def test_port_in_use_error_names_the_setting(make: Callable[[int], RunnerApiConfig], option: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         service = build(

@@ -19,7 +19,7 @@ from weft_testing.fake_clock import FakeClock
 TIGHT = RateLimitConfig(default=Rate(2, 60), tenants={"big": Rate(5, 60)})
 
 
-async def test_an_answer_says_what_the_request_went_through() -> None:
+async def test_answer_headers_report_cache_queue_and_gpu_time() -> None:
     async with runner_api() as stage:
         answer = await stage.chat()
     assert answer.status == 200
@@ -29,7 +29,7 @@ async def test_an_answer_says_what_the_request_went_through() -> None:
     assert answer.headers["x-gpu-time-ms"] == "450"
 
 
-async def test_a_full_queue_is_503_with_its_depth_before_the_request_is_placed() -> None:
+async def test_full_queue_returns_503_with_its_depth_before_placement() -> None:
     dispatcher = ScriptedDispatcher()
     async with runner_api(dispatcher) as stage:
         stage.queue.load = (16, 4)
@@ -46,7 +46,7 @@ def assert_queue_full(status: int, error: dict[str, object], message: str, depth
     assert (error["queueDepth"], error["avgWaitMs"]) == (depth, None)
 
 
-async def test_a_queue_that_the_scheduler_finds_full_is_told_the_same_way() -> None:
+async def test_queue_full_at_the_scheduler_is_reported_the_same_way() -> None:
     full = ScriptedDispatcher([WeftError(Reason.QUEUE_FULL, "the queue for tiny is full", retry_after_seconds=7.0)])
     async with runner_api(full) as stage:
         stage.queue.load = (4, 1)
@@ -54,7 +54,7 @@ async def test_a_queue_that_the_scheduler_finds_full_is_told_the_same_way() -> N
     assert_queue_full(answer.status, answer.error, "Queue depth 4/16, retry in 7 seconds", 4)
 
 
-async def test_a_queue_of_no_length_is_the_schedulers_alone() -> None:
+async def test_queue_depth_zero_defers_to_the_scheduler() -> None:
     async with runner_api(config=RunnerApiConfig(max_queue_depth=0)) as stage:
         assert (await stage.chat()).status == 200
 
@@ -68,7 +68,7 @@ class Granted(ScriptedDispatcher):
         return receipt
 
 
-async def test_waits_show_in_the_refusal_in_the_capabilities_and_in_the_metrics() -> None:
+async def test_queue_waits_show_in_rejections_capabilities_and_metrics() -> None:
     clock = FakeClock()
     async with runner_api(Granted(), clock=clock) as stage:
         assert (await stage.chat()).status == 200
@@ -83,7 +83,7 @@ async def test_waits_show_in_the_refusal_in_the_capabilities_and_in_the_metrics(
     assert 'weft_runner_requests_total{model="tiny",status="queue_full",tenant="default"} 1.0' in metrics
 
 
-async def test_a_request_that_never_had_a_slot_is_no_inference_and_its_wait_counts_only_if_it_waited() -> None:
+async def test_request_without_a_slot_is_not_counted_as_inference_or_wait() -> None:
     async with runner_api(ScriptedDispatcher([WeftError(Reason.MODEL_NOT_FOUND, "no such model")])) as stage:
         await stage.chat()
         metrics = (await stage.get("/metrics")).text
@@ -91,7 +91,7 @@ async def test_a_request_that_never_had_a_slot_is_no_inference_and_its_wait_coun
     assert "weft_runner_queue_wait_seconds_count" not in metrics
 
 
-async def test_a_tenant_beyond_its_rate_is_429_and_others_go_on() -> None:
+async def test_tenant_over_its_rate_gets_429_and_others_continue() -> None:
     async with runner_api(config=edge(rate_limits=TIGHT)) as stage:
         assert [(await stage.chat(X_Tenant_ID="x")).status for _ in range(3)] == [200, 200, 429]
         refused = await stage.chat(X_Tenant_ID="x")
@@ -106,7 +106,7 @@ async def test_a_tenant_beyond_its_rate_is_429_and_others_go_on() -> None:
     assert isinstance(error["resetAt"], int)
 
 
-async def test_a_rate_is_kept_before_anything_is_queued() -> None:
+async def test_rate_limit_applies_before_queueing() -> None:
     dispatcher = ScriptedDispatcher()
     async with runner_api(dispatcher, config=edge(rate_limits=TIGHT)) as stage:
         for _ in range(5):
@@ -114,7 +114,7 @@ async def test_a_rate_is_kept_before_anything_is_queued() -> None:
     assert len(dispatcher.contexts) == 2
 
 
-async def test_a_hundred_at_once_get_exactly_their_rate() -> None:
+async def test_a_hundred_concurrent_requests_get_exactly_their_rate() -> None:
     limits = RateLimitConfig(default=Rate(7, 60))
     async with runner_api(config=edge(rate_limits=limits)) as stage:
         statuses = await asyncio.gather(*(status_of_chat(stage) for _ in range(100)))
@@ -127,14 +127,14 @@ async def status_of_chat(stage: RunnerApiStage) -> int:
 
 
 @pytest.mark.parametrize("path", ["/v1/capabilities", "/health", "/v1/models"])
-async def test_what_is_no_inference_is_not_counted(path: str) -> None:
+async def test_non_inference_requests_are_not_rate_limited(path: str) -> None:
     async with runner_api(config=edge(rate_limits=RateLimitConfig(default=Rate(1, 60)))) as stage:
         for _ in range(5):
             assert (await stage.get(path)).status == 200
         assert (await stage.chat()).status == 200
 
 
-async def test_the_gateway_keeps_the_same_rates_where_it_is_told_to() -> None:
+async def test_gateway_enforces_the_same_rates_if_configured() -> None:
     config = GatewayConfig(port=0, rate_limits=RateLimitConfig(default=Rate(1, 60)))
     async with serving(config=config) as gateway:
         create = gateway.sdk.chat.completions.create
@@ -145,7 +145,7 @@ async def test_the_gateway_keeps_the_same_rates_where_it_is_told_to() -> None:
 
 
 @pytest.mark.slow("runs whole services")
-async def test_the_gateway_limits_nobody_by_default() -> None:
+async def test_gateway_has_no_rate_limit_by_default() -> None:
     async with serving() as gateway:
         for _ in range(60):
             await gateway.sdk.chat.completions.create(model="tiny", messages=[{"role": "user", "content": "hi"}])

@@ -24,7 +24,7 @@ def done(**result: Any) -> Operation:
     return operation
 
 
-async def test_a_load_is_accepted_and_can_be_followed_to_its_end() -> None:
+async def test_load_is_accepted_and_can_be_polled_to_its_end() -> None:
     async with runner_api() as stage:
         accepted = await stage.post("/v1/models/load", {"modelId": "small", "maxContextLength": 4096})
         task = accepted.json["taskId"]
@@ -47,14 +47,14 @@ async def test_a_load_is_accepted_and_can_be_followed_to_its_end() -> None:
     }
 
 
-async def test_a_load_with_a_context_that_the_model_does_not_have_is_refused_before_it_becomes_an_operation() -> None:
+async def test_load_with_an_unsupported_context_is_rejected_before_an_operation_is_created() -> None:
     async with runner_api() as stage:
         refused = await stage.post("/v1/models/load", {"modelId": "small", "maxContextLength": 65_536})
     assert (refused.status, stage.operations.asked) == (400, [])
     assert "maxContextLength: must be from 16 to 32768" in refused.json["error"]["message"]
 
 
-async def test_a_repeat_with_the_same_key_is_the_same_task() -> None:
+async def test_repeat_with_the_same_key_returns_the_same_task() -> None:
     async with runner_api() as stage:
         body = {"modelId": "small"}
         first = await stage.post("/v1/models/load", body, Idempotency_Key="abc-1")
@@ -64,21 +64,21 @@ async def test_a_repeat_with_the_same_key_is_the_same_task() -> None:
     assert [request.request_id for request in stage.operations.asked[:2]] == ["abc-1", "abc-1"]
 
 
-async def test_a_refusal_has_our_own_words_and_not_those_of_a_library() -> None:
+async def test_validation_error_does_not_expose_library_wording() -> None:
     async with runner_api() as stage:
         answer = await stage.post("/v1/models/load", {"modelId": "small", "verifiedOpToken": 5})
     assert (answer.status, answer.error["message"]) == (400, "verifiedOpToken: must be a string or an object")
 
 
 @pytest.mark.parametrize("key", ["-x", ".x", "_x"])
-async def test_a_key_that_the_gateway_takes_is_taken_here_as_well(key: str) -> None:
+async def test_keys_accepted_by_the_gateway_are_accepted_here(key: str) -> None:
     async with runner_api() as stage:
         assert (await stage.post("/v1/models/load", {"modelId": "small"}, Idempotency_Key=key)).status == 202
         assert (await stage.post("/v1/models/load", {"modelId": "small", "requestId": key})).status == 202
     assert [request.request_id for request in stage.operations.asked] == [key, key]
 
 
-async def test_two_different_keys_in_one_request_are_refused() -> None:
+async def test_two_different_keys_in_one_request_are_rejected() -> None:
     async with runner_api() as stage:
         answer = await stage.post("/v1/models/load", {"modelId": "small", "requestId": "b"}, Idempotency_Key="a")
     assert (answer.status, answer.error["param"]) == (400, "requestId")
@@ -86,14 +86,14 @@ async def test_two_different_keys_in_one_request_are_refused() -> None:
 
 
 @pytest.mark.parametrize("key", ["", "has space", "a/b", "x" * 129])
-async def test_a_key_that_the_registry_would_not_take_is_refused_by_its_own_name(key: str) -> None:
+async def test_key_the_registry_would_reject_is_rejected_by_its_header_name(key: str) -> None:
     async with runner_api() as stage:
         answer = await stage.post("/v1/models/load", {"modelId": "small"}, Idempotency_Key=key)
     assert (answer.status, answer.error["param"]) == (400, "Idempotency-Key")
 
 
 @pytest.mark.parametrize("token", ["eyJ.abc.def", {"opToken": {"nonce": "1"}, "signature": "00"}])
-async def test_a_token_is_passed_on_as_it_is(token: object) -> None:
+async def test_operation_token_is_forwarded_unchanged(token: object) -> None:
     async with runner_api() as stage:
         await stage.post("/v1/models/load", {"modelId": "small", "verifiedOpToken": token})
     sent = stage.operations.asked[0]
@@ -102,7 +102,7 @@ async def test_a_token_is_passed_on_as_it_is(token: object) -> None:
     assert sent.requested_by == "HTTP API of runner gpu-0"
 
 
-async def test_where_callers_need_keys_the_audit_names_the_key_that_asked() -> None:
+async def test_audit_names_the_calling_key_if_auth_is_enabled() -> None:
     keys = Keys(ring_of(verifier("abcdefghijk1", "operations:*")))
     async with runner_api(keys=keys) as stage:
         assert (await stage.post("/v1/models/load", {"modelId": "small"}, **bearer())).status < 300
@@ -120,7 +120,7 @@ async def test_where_callers_need_keys_the_audit_names_the_key_that_asked() -> N
         ("/v1/cache/flush", {"scope": "all"}),
     ],
 )
-async def test_a_refusal_says_refused_and_nothing_else(path: str, body: object) -> None:
+async def test_refusal_reveals_no_details(path: str, body: object) -> None:
     refusal = WeftError(Reason.OPERATION_REFUSED, "signer alice is revoked")
     async with runner_api(operations=ScriptedOperations(failure=refusal)) as stage:
         answer = await stage.post(path, body)
@@ -130,7 +130,7 @@ async def test_a_refusal_says_refused_and_nothing_else(path: str, body: object) 
 
 
 @pytest.mark.parametrize("path", ["/v1/models/load", "/v1/models/unload"])
-async def test_a_model_of_another_runner_is_not_found(path: str) -> None:
+async def test_model_of_another_runner_returns_404(path: str) -> None:
     async with runner_api() as stage:
         answer = await stage.post(path, {"modelId": "meta-llama/Llama-3.1-8B"})
     assert (answer.status, answer.error["code"], answer.error["param"]) == (404, "model_not_found", "modelId")
@@ -139,7 +139,7 @@ async def test_a_model_of_another_runner_is_not_found(path: str) -> None:
 
 @pytest.mark.parametrize("called", ["acme/tiny-GGUF:Q4_K_M", "/models/old.gguf"])
 @pytest.mark.parametrize("path", ["/v1/models/load", "/v1/models/unload"])
-async def test_a_model_is_found_by_its_id_on_the_hub_or_its_path_too(path: str, called: str) -> None:
+async def test_model_is_found_by_hub_id_or_path(path: str, called: str) -> None:
     async with runner_api() as stage:
         stage.operations.ends = done()
         stage.runner.told = facts(
@@ -155,7 +155,7 @@ async def test_a_model_is_found_by_its_id_on_the_hub_or_its_path_too(path: str, 
     assert getattr(asked.action, kind).model == ("old" if called.startswith("/") else "tiny")
 
 
-async def test_a_model_to_evict_must_be_here_too() -> None:
+async def test_model_to_evict_must_be_on_this_runner() -> None:
     async with runner_api() as stage:
         answer = await stage.post("/v1/models/load", {"modelId": "small", "evictModel": "elsewhere"})
     assert (answer.status, answer.error["param"]) == (400, "evictModel")
@@ -171,13 +171,13 @@ async def test_a_model_to_evict_must_be_here_too() -> None:
         ({}, "modelId"),
     ],
 )
-async def test_a_wrong_field_is_named(body: object, param: str) -> None:
+async def test_invalid_field_is_reported(body: object, param: str) -> None:
     async with runner_api() as stage:
         answer = await stage.post("/v1/models/load", body)
     assert (answer.status, answer.error["param"]) == (400, param)
 
 
-async def test_a_failed_load_says_why_when_it_is_asked_for() -> None:
+async def test_failed_load_reports_its_reason_when_polled() -> None:
     async with runner_api() as stage:
         task = (await stage.post("/v1/models/load", {"modelId": "small"})).json["taskId"]
         failed = stage.operations.known[f"operations/{task}"]
@@ -195,13 +195,13 @@ async def test_a_failed_load_says_why_when_it_is_asked_for() -> None:
 
 
 @pytest.mark.parametrize("task", ["nobody", "%2e%2e", "x" * 200])
-async def test_an_unknown_task_is_not_found(task: str) -> None:
+async def test_unknown_task_returns_404(task: str) -> None:
     async with runner_api() as stage:
         answer = await stage.get(f"/v1/models/load/{task}")
     assert (answer.status, answer.error["code"]) == (404, "not_found")
 
 
-async def test_a_task_of_another_runner_is_not_found_and_not_cancelled() -> None:
+async def test_task_of_another_runner_returns_404_and_cannot_be_cancelled() -> None:
     async with runner_api() as stage:
         foreign = Operation(name="operations/op-x", state=Operation.STATE_RUNNING)
         foreign.action.load_model.model = "elsewhere"
@@ -211,7 +211,7 @@ async def test_a_task_of_another_runner_is_not_found_and_not_cancelled() -> None
     assert stage.operations.cancelled == []
 
 
-async def test_a_load_can_be_cancelled_and_twice_is_no_error() -> None:
+async def test_load_can_be_cancelled_repeatedly() -> None:
     async with runner_api() as stage:
         task = (await stage.post("/v1/models/load", {"modelId": "small"})).json["taskId"]
         first = await stage.ask("DELETE", f"/v1/models/load/{task}")
@@ -220,7 +220,7 @@ async def test_a_load_can_be_cancelled_and_twice_is_no_error() -> None:
     assert second.json == first.json
 
 
-async def test_an_unload_answers_what_it_freed() -> None:
+async def test_unload_returns_the_freed_memory() -> None:
     ends = done(memory_freed_bytes=8200 * MIB, cache_flushed=True)
     async with runner_api(operations=ScriptedOperations(ends)) as stage:
         answer = await stage.post("/v1/models/unload", {"modelId": "tiny"})
@@ -230,7 +230,7 @@ async def test_an_unload_answers_what_it_freed() -> None:
     )
 
 
-async def test_an_unload_that_takes_too_long_can_be_asked_for_later() -> None:
+async def test_slow_unload_can_be_polled_later() -> None:
     async with runner_api() as stage:
         answer = await stage.post("/v1/models/unload", {"modelId": "tiny"}, X_Request_Timeout_Seconds="0.05")
         task = answer.json["taskId"]
@@ -246,7 +246,7 @@ async def test_an_unload_that_takes_too_long_can_be_asked_for_later() -> None:
     }
 
 
-async def test_an_unload_that_fails_has_its_reasons_status() -> None:
+async def test_failed_unload_has_the_status_of_its_reason() -> None:
     failed = Operation(state=Operation.STATE_FAILED, reason=Reason.UNSUPPORTED_OPERATION.value, detail="not ours")  # type: ignore[arg-type]
     async with runner_api(operations=ScriptedOperations(failed)) as stage:
         answer = await stage.post("/v1/models/unload", {"modelId": "tiny"})
@@ -254,13 +254,13 @@ async def test_an_unload_that_fails_has_its_reasons_status() -> None:
     assert answer.error["taskId"].startswith("op-")
 
 
-async def test_an_unload_that_somebody_cancels_is_a_conflict() -> None:
+async def test_unload_cancelled_elsewhere_is_a_conflict() -> None:
     async with runner_api(operations=ScriptedOperations(Operation(state=Operation.STATE_CANCELLED))) as stage:
         answer = await stage.post("/v1/models/unload", {"modelId": "tiny"})
     assert (answer.status, answer.error["code"]) == (409, "cancelled")
 
 
-async def test_a_flush_says_what_it_removed_and_asks_this_runner_alone() -> None:
+async def test_flush_targets_only_this_runner_and_returns_what_it_removed() -> None:
     ends = done(entry_count=1234, reusable_bytes=3500 * MIB)
     async with runner_api(operations=ScriptedOperations(ends)) as stage:
         body = {"scope": "tenant", "tenantId": "community-x", "modelId": None}
@@ -271,7 +271,7 @@ async def test_a_flush_says_what_it_removed_and_asks_this_runner_alone() -> None
     assert flush.scope == runner_service_pb2.FlushCacheRequest.SCOPE_TENANT
 
 
-async def test_a_page_of_another_origin_can_change_nothing() -> None:
+async def test_cross_origin_page_cannot_change_anything() -> None:
     async with runner_api(config=edge(allowed_hosts=frozenset({"elsewhere.example"}))) as stage:
         for headers in ({"Origin": "http://elsewhere.example"}, {"Host": "elsewhere.example"}):
             answer = await stage.ask("POST", "/v1/models/load", {"modelId": "small"}, headers)
@@ -280,7 +280,7 @@ async def test_a_page_of_another_origin_can_change_nothing() -> None:
     assert stage.operations.asked == []
 
 
-async def test_a_caller_that_hangs_up_does_not_stop_the_unload() -> None:
+async def test_client_disconnect_does_not_stop_the_unload() -> None:
     async with runner_api() as stage:
         with pytest.raises(TimeoutError):
             await unload_with_patience(stage, 0.2)

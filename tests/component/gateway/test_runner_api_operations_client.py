@@ -89,7 +89,7 @@ async def client_of(folder: Path, service: ScriptedService) -> AsyncIterator[Ope
     await server.stop(grace=0.2)
 
 
-async def test_questions_reach_the_registry_as_they_are(tmp_path: Path) -> None:
+async def test_calls_reach_the_registry_unchanged(tmp_path: Path) -> None:
     service = ScriptedService()
     async with client_of(tmp_path, service) as client:
         wanted = pb.CreateOperationRequest(request_id="r-1", authorization="eyJ")
@@ -103,21 +103,21 @@ async def test_questions_reach_the_registry_as_they_are(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("reason", [Reason.OPERATION_REFUSED, Reason.NOT_FOUND, Reason.TOO_MANY_RESOURCES])
-async def test_the_registrys_reason_comes_through(tmp_path: Path, reason: Reason) -> None:
+async def test_registry_error_keeps_its_reason(tmp_path: Path, reason: Reason) -> None:
     async with client_of(tmp_path, ScriptedService(WeftError(reason, "so"))) as client:
         with pytest.raises(WeftError) as refused:
             await client.get("operations/op-1")
     assert refused.value.reason is reason
 
 
-async def test_a_registry_that_is_away_is_unavailable(tmp_path: Path) -> None:
+async def test_unreachable_registry_is_unavailable(tmp_path: Path) -> None:
     async with open_channel(f"unix:{tmp_path / 'nobody.sock'}") as channel:
         with pytest.raises(WeftError, match="the registry cannot be reached") as refused:
             await OperationsClient(channel, timeout_seconds=2.0).get("operations/op-1")
     assert refused.value.reason is Reason.SERVICE_UNAVAILABLE
 
 
-async def test_waiting_ends_with_the_operation(tmp_path: Path) -> None:
+async def test_wait_ends_with_the_operation(tmp_path: Path) -> None:
     running = Operation(name="operations/op-1", state=Operation.STATE_RUNNING)
     service = ScriptedService(states=[running, DONE, asyncio.Event()])
     async with client_of(tmp_path, service) as client:
@@ -125,14 +125,14 @@ async def test_waiting_ends_with_the_operation(tmp_path: Path) -> None:
         await service.watch_ended.wait()
 
 
-async def test_waiting_for_one_that_is_over_asks_nobody(tmp_path: Path) -> None:
+async def test_wait_for_an_ended_operation_makes_no_call(tmp_path: Path) -> None:
     service = ScriptedService()
     async with client_of(tmp_path, service) as client:
         assert await ended_operation(client, DONE, 5.0) == DONE
     assert not service.watch_ended.is_set()
 
 
-async def test_waiting_gives_up_in_time_and_lets_go_of_the_watch(tmp_path: Path) -> None:
+async def test_wait_times_out_and_releases_the_watch(tmp_path: Path) -> None:
     running = Operation(name="operations/op-1", state=Operation.STATE_RUNNING)
     service = ScriptedService(states=[running, asyncio.Event()])
     async with client_of(tmp_path, service) as client:
@@ -140,14 +140,14 @@ async def test_waiting_gives_up_in_time_and_lets_go_of_the_watch(tmp_path: Path)
         await service.watch_ended.wait()
 
 
-async def test_a_registry_that_goes_away_meanwhile_leaves_what_was_last_seen(tmp_path: Path) -> None:
+async def test_registry_lost_during_a_wait_returns_the_last_seen_state(tmp_path: Path) -> None:
     running = Operation(name="operations/op-1", state=Operation.STATE_RUNNING)
     service = ScriptedService(states=[running, WeftError(Reason.SHUTTING_DOWN, "stopping")])
     async with client_of(tmp_path, service) as client:
         assert await ended_operation(client, PENDING, 5.0) == running
 
 
-async def test_a_field_that_the_registry_refuses_has_the_name_of_the_body(tmp_path: Path) -> None:
+async def test_registry_field_error_uses_the_body_field_name(tmp_path: Path) -> None:
     refusal = invalid_field("action.flush_cache.tenant", "must be a word")
     async with client_of(tmp_path, ScriptedService(refusal)) as client:
         with pytest.raises(FieldError, match="tenantId: must be a word") as refused:
@@ -155,7 +155,7 @@ async def test_a_field_that_the_registry_refuses_has_the_name_of_the_body(tmp_pa
     assert refused.value.field == "tenantId"
 
 
-async def test_the_admin_surface_names_the_field_of_its_own_body(tmp_path: Path) -> None:
+async def test_admin_errors_use_the_admin_body_field_names(tmp_path: Path) -> None:
     refusals: list[WeftError] = [
         invalid_field("action.load_model.evict_model", "must be another"),
         WeftError(Reason.NOT_FOUND, "no runner", metadata={"field": "action.flush_cache.runner"}),

@@ -25,7 +25,7 @@ def samples(text: str) -> Samples:
     }
 
 
-async def test_capabilities_are_told_with_five_seconds_of_life() -> None:
+async def test_capabilities_have_a_lifetime_of_five_seconds() -> None:
     async with runner_api() as stage:
         answer = await stage.get("/v1/capabilities")
     assert answer.status == 200
@@ -37,13 +37,13 @@ async def test_capabilities_are_told_with_five_seconds_of_life() -> None:
     assert answer.json["queue"] == {"depth": 0, "maxDepth": 16, "avgWaitMs": None, "p95WaitMs": None}
 
 
-async def test_a_head_request_has_the_headers_and_no_body() -> None:
+async def test_head_request_returns_headers_without_a_body() -> None:
     async with runner_api() as stage:
         answer = await stage.ask("HEAD", "/v1/capabilities")
     assert (answer.status, answer.text) == (200, "")
 
 
-async def test_capabilities_come_from_memory_and_are_made_anew_in_the_background() -> None:
+async def test_capabilities_are_cached_and_refreshed_in_the_background() -> None:
     clock, runner = FakeClock(), ScriptedRunner()
     async with runner_api(runner=runner, clock=clock) as stage:
         runner.seen = (device(5, GIB),)
@@ -54,7 +54,7 @@ async def test_capabilities_come_from_memory_and_are_made_anew_in_the_background
     assert fresh.json["resources"]["gpuIds"] == [5]
 
 
-async def test_a_model_that_came_up_is_told_at_once() -> None:
+async def test_model_that_became_ready_is_reported_immediately() -> None:
     async with runner_api(clock=FakeClock()) as stage:
         assert [entry["id"] for entry in (await stage.get("/v1/capabilities")).json["models"]["loaded"]] == ["tiny"]
         models = [model_facts(one.name, ModelStage.LOADED) for one in stage.runner.told.models]
@@ -63,7 +63,7 @@ async def test_a_model_that_came_up_is_told_at_once() -> None:
     assert ([entry["id"] for entry in after["loaded"]], after["available"]) == (["tiny", "small"], [])
 
 
-async def test_a_descriptor_that_cannot_be_made_anew_is_told_until_it_is_stale() -> None:
+async def test_capabilities_that_cannot_be_refreshed_are_served_until_stale() -> None:
     clock = FakeClock()
 
     class Breaking(ScriptedRunner):
@@ -94,7 +94,9 @@ async def test_a_descriptor_that_cannot_be_made_anew_is_told_until_it_is_stale()
         (RunnerStage.STOPPING, "shutting_down", "shutting down"),
     ],
 )
-async def test_a_runner_that_starts_or_stops_tells_nothing(stage: RunnerStage, code: str, words: str) -> None:
+async def test_starting_or_stopping_runner_returns_503_for_capabilities(
+    stage: RunnerStage, code: str, words: str
+) -> None:
     async with runner_api() as api:
         assert (await api.get("/v1/capabilities")).status == 200
         api.runner.told = facts(stage)
@@ -104,7 +106,7 @@ async def test_a_runner_that_starts_or_stops_tells_nothing(stage: RunnerStage, c
     assert int(answer.headers["retry-after"]) >= 1
 
 
-async def test_health_has_four_figures() -> None:
+async def test_health_reports_status_uptime_models_and_queue_depth() -> None:
     clock = FakeClock()
     async with runner_api(clock=clock) as stage:
         stage.queue.load = (3, 1)
@@ -126,7 +128,7 @@ async def test_health_has_four_figures() -> None:
         ),
     ],
 )
-async def test_health_is_503_with_the_reason(told: object, waiting: int, reason: str) -> None:
+async def test_unhealthy_runner_returns_503_with_the_reason(told: object, waiting: int, reason: str) -> None:
     async with runner_api(runner=ScriptedRunner(told)) as stage:  # type: ignore[arg-type]
         stage.queue.load = (waiting, 4)
         answer = await stage.get("/health")
@@ -145,7 +147,7 @@ async def test_metrics_count_requests_by_model_tenant_and_status() -> None:
     assert found["weft_runner_requests_total", labels] == 2
 
 
-async def test_metrics_name_the_reason_of_what_failed() -> None:
+async def test_metrics_include_the_failure_reason() -> None:
     refusing = ScriptedDispatcher([WeftError(Reason.NO_RUNNER_AVAILABLE, "nobody")])
     async with runner_api(refusing) as stage:
         await stage.chat()
@@ -154,7 +156,7 @@ async def test_metrics_name_the_reason_of_what_failed() -> None:
     assert found["weft_runner_requests_total", labels] == 1
 
 
-async def test_metrics_have_the_queue_and_the_devices() -> None:
+async def test_metrics_include_queue_and_devices() -> None:
     async with runner_api() as stage:
         stage.queue.load = (3, 1)
         found = samples((await stage.get("/metrics")).text)
@@ -162,7 +164,7 @@ async def test_metrics_have_the_queue_and_the_devices() -> None:
     assert found["weft_runner_gpu_memory_used_bytes", (("gpu", "0"),)] == 3 * GIB
 
 
-async def test_a_flood_of_tenants_does_not_flood_the_metrics() -> None:
+async def test_tenant_cardinality_in_metrics_is_bounded() -> None:
     async with runner_api() as stage:
         for number in range(MAX_TENANT_LABELS + 20):
             await stage.chat(X_Tenant_ID=f"t{number}")
@@ -172,13 +174,13 @@ async def test_a_flood_of_tenants_does_not_flood_the_metrics() -> None:
     assert found["weft_runner_requests_total", (("model", "tiny"), ("status", "success"), ("tenant", "other"))] == 20
 
 
-async def test_metrics_can_be_off() -> None:
+async def test_metrics_can_be_disabled() -> None:
     async with runner_api(config=RunnerApiConfig(metrics=False, metrics_port=0)) as stage:
         assert (await stage.get("/metrics")).status == 404
         assert stage.service.metrics_url == ""
 
 
-async def test_metrics_can_have_a_port_of_their_own_and_nothing_else_is_there() -> None:
+async def test_metrics_can_use_a_separate_port_that_serves_nothing_else() -> None:
     async with runner_api(config=RunnerApiConfig(metrics_port=0)) as stage:
         there = stage.service.metrics_url
         assert there != stage.service.url
@@ -187,7 +189,7 @@ async def test_metrics_can_have_a_port_of_their_own_and_nothing_else_is_there() 
         assert (await stage.get("/metrics")).status == 200
 
 
-async def test_the_description_of_the_surface_names_every_route() -> None:
+async def test_openapi_document_lists_every_route() -> None:
     async with runner_api() as stage:
         document = (await stage.get("/openapi.json")).json
     paths = document["paths"]

@@ -92,7 +92,7 @@ CALLS: tuple[tuple[str, str, str, object, int], ...] = (
 
 
 @pytest.mark.parametrize(("scope", "method", "path", "body", "status"), CALLS)
-async def test_each_call_needs_its_scope(scope: str, method: str, path: str, body: object, status: int) -> None:
+async def test_each_call_requires_its_scope(scope: str, method: str, path: str, body: object, status: int) -> None:
     async with serving(keys=Ring(), secrets=ScriptedSecrets()) as gateway:
         for holder, scopes in HOLDERS.items():
             answer, said = await ask(gateway, holder, method, path, body)
@@ -100,7 +100,7 @@ async def test_each_call_needs_its_scope(scope: str, method: str, path: str, bod
             assert answer.status == (status if may else 403), (holder, said)
 
 
-async def test_a_secret_is_created_updated_listed_and_deleted_without_its_value_in_any_answer_or_log() -> None:
+async def test_secret_lifecycle_never_exposes_its_value_in_responses_or_logs() -> None:
     port = ScriptedSecrets()
     said = ""
     with structlog.testing.capture_logs() as logged:
@@ -134,7 +134,7 @@ async def test_a_secret_is_created_updated_listed_and_deleted_without_its_value_
         {"name": "provider", "value": VALUE, "also": VALUE},
     ],
 )
-async def test_a_wrong_body_is_refused_without_being_quoted(body: dict[str, Any]) -> None:
+async def test_invalid_body_is_rejected_without_being_quoted(body: dict[str, Any]) -> None:
     port = ScriptedSecrets()
     async with serving(keys=Ring(), secrets=port) as gateway:
         answer, error = await ask(gateway, "admin0000000", "POST", PATH, body)

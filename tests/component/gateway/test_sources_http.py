@@ -33,7 +33,7 @@ async def load(stage: RunnerApiStage, body: dict[str, object]) -> tuple[int, str
     return answer.status, "" if answer.status == 202 else str(answer.error["param"])
 
 
-async def test_an_id_of_the_hub_becomes_a_load_by_source_on_this_runner() -> None:
+async def test_hub_id_becomes_a_load_by_source_on_this_runner() -> None:
     async with adding("operations:*") as stage:
         body = {"modelId": "acme/tiny-GGUF", "quantization": "Q4_0", "maxContextLength": 4096, "evictModel": "small"}
         assert await load(stage, body) == (202, "")
@@ -42,7 +42,7 @@ async def test_an_id_of_the_hub_becomes_a_load_by_source_on_this_runner() -> Non
     assert (asked.options.parameters["context_tokens"].integer, asked.options.quantization) == (4096, "")
 
 
-async def test_the_task_of_a_source_is_found_and_has_the_name_and_the_reasons() -> None:
+async def test_source_load_task_has_the_model_name_and_reasons() -> None:
     async with adding("operations:*") as stage:
         await load(stage, {"modelId": "acme/tiny-GGUF"})
         (operation,) = stage.operations.known.values()
@@ -64,25 +64,25 @@ async def test_the_task_of_a_source_is_found_and_has_the_name_and_the_reasons() 
         ({"modelId": "acme/tiny", "evictModel": "nothing"}, "evictModel"),
     ],
 )
-async def test_a_wrong_source_is_refused_by_its_field(body: dict[str, object], param: str) -> None:
+async def test_invalid_source_is_rejected_and_error_names_the_field(body: dict[str, object], param: str) -> None:
     async with adding("operations:*", "models:edit") as stage:
         assert await load(stage, body) == (400, param)
     assert stage.operations.asked == []
 
 
-async def test_a_name_that_is_no_source_is_not_found() -> None:
+async def test_name_that_is_no_source_returns_404() -> None:
     async with adding("operations:*") as stage:
         assert (await load(stage, {"modelId": "nothing"}))[0] == 404
 
 
-async def test_a_runner_that_adds_no_models_knows_its_own_alone() -> None:
+async def test_runner_without_dynamic_models_accepts_only_its_own_models() -> None:
     async with runner_api() as stage:
         assert (await stage.post("/v1/models/load", {"modelId": "acme/tiny"})).status == 404
     assert stage.operations.asked == []
 
 
 @pytest.mark.parametrize("source", [PATH, URL])
-async def test_a_path_or_a_url_needs_the_right_to_edit_models(source: str) -> None:
+async def test_path_or_url_needs_the_model_edit_scope(source: str) -> None:
     async with adding("operations:*") as stage:
         assert (await load(stage, {"modelId": source}))[0] == 403
         assert stage.operations.asked == []
@@ -104,7 +104,7 @@ async def post(gateway: RunningGateway, path: str, body: dict[str, object], stat
     return json.loads(answer.body)
 
 
-async def test_a_source_is_loaded_pulled_and_removed_by_operations() -> None:
+async def test_source_load_pull_and_remove_create_operations() -> None:
     async with admin("operations:*") as (gateway, operations):
         wanted = {"source": SOURCE, "name": "mine", "runner": "gpu-0", "contextTokens": 512, "evictModel": "old"}
         answer = await post(gateway, "models", wanted, 202)
@@ -134,7 +134,7 @@ async def test_a_source_is_loaded_pulled_and_removed_by_operations() -> None:
         ("models/mine/remove", {"model": "x"}, "model"),
     ],
 )
-async def test_a_wrong_field_is_named(path: str, body: dict[str, object], param: str) -> None:
+async def test_invalid_field_is_reported(path: str, body: dict[str, object], param: str) -> None:
     async with admin("operations:*") as (gateway, operations):
         assert (await post(gateway, path, body, 400))["error"]["param"] == param
     assert operations.created == []
@@ -142,7 +142,7 @@ async def test_a_wrong_field_is_named(path: str, body: dict[str, object], param:
 
 @pytest.mark.parametrize("path", ["models", "pulls"])
 @pytest.mark.parametrize("source", [PATH, URL])
-async def test_operators_need_the_right_to_edit_models_for_a_path_or_a_url(path: str, source: str) -> None:
+async def test_operator_needs_the_model_edit_scope_for_a_path_or_url(path: str, source: str) -> None:
     async with admin("operations:*") as (gateway, operations):
         await post(gateway, path, {"source": source}, 403)
         assert operations.created == []
@@ -150,14 +150,14 @@ async def test_operators_need_the_right_to_edit_models_for_a_path_or_a_url(path:
         await post(gateway, path, {"source": source}, 202)
 
 
-async def test_whoever_may_only_look_at_operations_loads_nothing() -> None:
+async def test_operations_view_scope_cannot_load() -> None:
     async with admin("operations:view", "models:edit") as (gateway, operations):
         for path, body in (("models", {"source": SOURCE}), ("pulls", {"source": SOURCE}), ("models/x/remove", {})):
             await post(gateway, path, dict(body), 403)
     assert operations.created == []
 
 
-async def test_a_server_is_detached_by_an_operation_of_whoever_may_operate() -> None:
+async def test_operator_detaches_a_server_by_an_operation() -> None:
     async with admin("operations:*") as (gateway, operations):
         answer = await post(gateway, "servers/box/detach", {}, 202)
         await post(gateway, "servers/box/detach", {"model": "x"}, 400)
@@ -170,7 +170,7 @@ async def test_a_server_is_detached_by_an_operation_of_whoever_may_operate() -> 
 
 
 @pytest.mark.parametrize("scopes", [("operations:view", "models:edit"), ("inference:*",)])
-async def test_no_other_right_detaches_a_server(scopes: tuple[str, ...]) -> None:
+async def test_no_other_scope_detaches_a_server(scopes: tuple[str, ...]) -> None:
     async with admin(*scopes) as (gateway, operations):
         await post(gateway, "servers/box/detach", {}, 403)
     async with serving(keys=Keys(ring_of(verifier(KEY, "operations:*"))), admin=admin_ports(operations)) as gateway:

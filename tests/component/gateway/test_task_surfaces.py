@@ -57,7 +57,7 @@ def spec_of(body: object, about: SpecContext | None = None) -> Any:
     return surface.spec(json.dumps(body).encode(), about or context())
 
 
-def test_a_surface_is_found_by_its_path_and_by_its_name_and_another_is_none() -> None:
+def test_surface_is_found_by_path_and_kind() -> None:
     found = task_apis()
     assert found.endpoints[:3] == ("/v1/chat/completions", "/v1/completions", "/v1/embeddings")
     for endpoint in found.endpoints:
@@ -69,7 +69,7 @@ def test_a_surface_is_found_by_its_path_and_by_its_name_and_another_is_none() ->
         found.of_endpoint("/v1/rerank", "url")
 
 
-def test_a_body_says_where_it_is_wrong_in_what_brought_it_and_headers_are_named_as_they_are() -> None:
+def test_body_errors_have_the_prefix_of_their_container_and_headers_their_own_name() -> None:
     with pytest.raises(FieldError) as caught:
         spec_of({**CHAT, "n": 99}, context("body"))
     assert (caught.value.field, caught.value.message.startswith("body.n: ")) == ("body.n", True)
@@ -81,7 +81,7 @@ def test_a_body_says_where_it_is_wrong_in_what_brought_it_and_headers_are_named_
     assert caught.value.field == "X-Cache-Mode"
 
 
-def test_who_may_not_let_a_request_leave_may_not_by_way_of_a_task_either() -> None:
+def test_allow_remote_scope_applies_to_tasks_too() -> None:
     about = context()
     about.scope[FACTS_KEY].principal = Principal(name="key:k", tenant="ann", access=frozenset())
     with pytest.raises(FieldError) as caught:
@@ -90,13 +90,13 @@ def test_who_may_not_let_a_request_leave_may_not_by_way_of_a_task_either() -> No
     assert spec_of({**CHAT, "allow_remote": True}).options.allow_remote
 
 
-def test_the_same_submission_has_the_same_spec_and_otherwise_a_trace_of_its_own() -> None:
+def test_repeatable_submission_yields_an_equal_spec_and_others_get_new_traces() -> None:
     keyed = context(is_repeatable=True)
     assert spec_of(CHAT, keyed) == spec_of(CHAT, keyed)
     assert spec_of(CHAT).traceparent != spec_of(CHAT).traceparent != ""
 
 
-async def test_an_image_by_address_is_fetched_where_that_can_be_waited_for_and_refused_where_not() -> None:
+async def test_image_url_is_fetched_only_if_the_caller_can_wait() -> None:
     media = ScriptedMedia()
     media.may_answer.set()
     content = [{"type": "image_url", "image_url": {"url": URL}}]
@@ -114,7 +114,7 @@ async def test_an_image_by_address_is_fetched_where_that_can_be_waited_for_and_r
     assert caught.value.message == "body.messages[0].content[0].image_url.url: is gone"
 
 
-def test_an_answer_is_made_of_what_is_kept_alone_and_is_the_same_each_time() -> None:
+def test_answer_is_rendered_deterministically_from_stored_output() -> None:
     call = event_pb2.ToolCallDelta(id="call-1", name="f", arguments_text="{}")
     pieces = [
         output([started("big")], [delta(tool_calls=[call])]),
@@ -131,7 +131,7 @@ def test_an_answer_is_made_of_what_is_kept_alone_and_is_the_same_each_time() -> 
 
 
 @pytest.mark.parametrize("endpoint", ["/v1/chat/completions", "/v1/completions", "/v1/embeddings"])
-def test_an_answer_without_its_end_is_none(endpoint: str) -> None:
+def test_answer_without_an_end_is_a_protocol_error(endpoint: str) -> None:
     body = {**CHAT, "prompt": "a", "input": "a"}
     surface = task_apis().of_endpoint(endpoint)
     with pytest.raises(WeftError) as caught:

@@ -70,7 +70,7 @@ async def _get(gateway: RunningGateway, path: str, holder: str) -> tuple[int, An
     return answer.status, json.loads(answer.body)
 
 
-async def test_a_tenant_sees_its_own_usage_and_an_admin_all() -> None:
+async def test_tenant_sees_its_own_usage_and_an_admin_sees_all() -> None:
     source = ScriptedUsage()
     async with serving(usage_source=source, keys=Ring()) as gateway:
         status, body = await _get(gateway, "/v1/usage?by=key,day&since=30d&model=tiny&limit=5", "ann000000000")
@@ -87,13 +87,13 @@ async def test_a_tenant_sees_its_own_usage_and_an_admin_all() -> None:
 
 
 @pytest.mark.parametrize("query", ["by=colour", "by=day,day", "since=soon", "until=2026-13-01", "limit=0", "order=asc"])
-async def test_a_wrong_parameter_is_named(query: str) -> None:
+async def test_invalid_parameter_is_reported(query: str) -> None:
     async with serving(usage_source=ScriptedUsage(), keys=Ring()) as gateway:
         status, body = await _get(gateway, f"/v1/admin/usage?{query}", "admin0000000")
         assert (status, body["error"]["param"]) == (400, query.partition("=")[0])
 
 
-def test_a_time_is_a_length_ago_or_a_date_in_utc() -> None:
+def test_time_is_a_relative_duration_or_a_utc_date() -> None:
     for text, expected in {
         "90m": "2026-11-22T10:30:00+00:00",
         "30d": "2026-10-23T12:00:00+00:00",
@@ -106,14 +106,14 @@ def test_a_time_is_a_length_ago_or_a_date_in_utc() -> None:
             moment_of(wrong, "since", NOW)
 
 
-def test_a_table_says_what_is_not_known_and_ends_with_the_sum() -> None:
+def test_table_marks_unknown_values_and_ends_with_the_total() -> None:
     lines = [line.split() for line in table_text(document_of(found()), ["tenant"]).splitlines()]
     assert lines[1] == ["ann", "2", "2", "0", "0", "0", "30", "0", "7", "1.5", "0"]
     assert lines[2][-4:] == ["-", "(+1", "unknown)", "0"]
     assert lines[3][:3] == ["total", "3", "2"]
 
 
-def test_csv_has_the_names_of_the_api_and_no_formulas() -> None:
+def test_csv_uses_api_field_names_and_escapes_formulas() -> None:
     header, ann, cmd = csv_text(document_of(found()), ["tenant"]).splitlines()
     assert header.split(",")[:3] == ["tenant", "completed_count", "failed_count"]
     cells = dict(zip(header.split(","), ann.split(","), strict=True))

@@ -64,7 +64,7 @@ def runners(*steps: Change | Exception | asyncio.Event) -> ScriptedSource:
     return ScriptedSource("runner", [list(steps)], access=VIEW_RUNNERS)
 
 
-async def test_each_kind_is_sent_whole_then_synced_then_as_it_changes() -> None:
+async def test_each_kind_is_sent_fully_then_synced_then_as_changes() -> None:
     gate = asyncio.Event()
     sources = [models(thing("tiny", size=1), synced(), gate, delete("tiny")), runners(thing("titan"), synced())]
     async with serving(config=QUICK, watched=sources) as gateway, watching(gateway, "model,runner") as stream:
@@ -83,7 +83,7 @@ async def test_each_kind_is_sent_whole_then_synced_then_as_it_changes() -> None:
     ]
 
 
-async def test_a_kind_is_sent_once_however_often_it_is_named() -> None:
+async def test_repeated_kind_is_sent_once() -> None:
     source = models(synced())
     async with serving(config=QUICK, watched=[source]) as gateway, watching(gateway, "model,model") as stream:
         assert brief(await stream.next()) == ("model", "synced")
@@ -91,7 +91,7 @@ async def test_a_kind_is_sent_once_however_often_it_is_named() -> None:
 
 
 @pytest.mark.parametrize("kinds", ["demon", "", "model,", "model, runner", "Model"])
-async def test_an_unknown_kind_is_refused_with_those_that_there_are(kinds: str) -> None:
+async def test_unknown_kind_is_rejected_with_the_available_kinds(kinds: str) -> None:
     async with serving(watched=[models(), runners()]) as gateway:
         response = await gateway.request("GET", f"{WATCH}?kinds={kinds.replace(' ', '%20')}")
     error = json.loads(response.body)["error"]
@@ -106,7 +106,7 @@ async def test_comments_are_sent_while_nothing_changes() -> None:
         await stream.reader.readuntil(b": keepalive\n\n")
 
 
-async def test_a_kind_that_the_key_may_not_see_is_403_that_names_it() -> None:
+async def test_kind_outside_the_keys_scopes_returns_403_by_name() -> None:
     async with serving(watched=[models(), runners()], keys=Ring()) as gateway:
         refused = await gateway.request("GET", f"{WATCH}?kinds=model,runner", headers=bearer("models000000"))
         keyless = await gateway.request("GET", f"{WATCH}?kinds=model")
@@ -117,7 +117,7 @@ async def test_a_kind_that_the_key_may_not_see_is_403_that_names_it() -> None:
     assert (keyless.status, nothing.status) == (401, 403)
 
 
-async def test_a_stream_ends_with_an_error_once_its_key_is_revoked() -> None:
+async def test_stream_ends_with_an_error_when_its_key_is_revoked() -> None:
     keys, config = Ring(), replace(QUICK, key_check_seconds=0.01)
     async with (
         serving(config=config, watched=[models(synced(), asyncio.Event())], keys=keys) as gateway,
@@ -129,7 +129,7 @@ async def test_a_stream_ends_with_an_error_once_its_key_is_revoked() -> None:
         await stream.reader.readuntil(b"\r\n0\r\n\r\n")
 
 
-async def test_without_kinds_the_stream_has_those_that_the_key_may_see() -> None:
+async def test_default_kinds_are_those_the_key_can_see() -> None:
     sources = [models(synced()), runners(synced())]
     async with serving(config=QUICK, watched=sources, keys=Ring()) as gateway:
         async with watching(gateway, headers=bearer("models000000")) as stream:
@@ -140,7 +140,7 @@ async def test_without_kinds_the_stream_has_those_that_the_key_may_see() -> None
     assert [caller.tenant for caller in sources[0].callers] == ["ann", "ann"]
 
 
-async def test_a_scope_that_is_limited_to_names_suffices_only_where_the_source_filters_by_name() -> None:
+async def test_name_limited_scope_is_accepted_only_by_sources_that_filter_by_name() -> None:
     whole = ScriptedSource("figures", [[synced()]], access=VIEW_MODELS)
     async with serving(config=QUICK, watched=[models(synced()), whole], keys=Ring()) as gateway:
         refused = await gateway.request("GET", f"{WATCH}?kinds=figures", headers=bearer("team00000000"))
@@ -149,7 +149,7 @@ async def test_a_scope_that_is_limited_to_names_suffices_only_where_the_source_f
     assert refused.status == 403
 
 
-async def test_a_source_that_goes_away_is_unavailable_until_it_is_sent_again_and_the_others_go_on() -> None:
+async def test_lost_source_is_unavailable_until_resent_and_others_continue() -> None:
     gone = WeftError(Reason.SERVICE_UNAVAILABLE, "the router cannot be reached")
     away, go_on = asyncio.Event(), asyncio.Event()
     requests = ScriptedSource("request", [[thing("r1"), synced(), away, gone], [gone], [thing("r2"), synced()]])
@@ -167,7 +167,7 @@ async def test_a_source_that_goes_away_is_unavailable_until_it_is_sent_again_and
     assert len(requests.callers) == 3
 
 
-async def test_a_source_that_was_read_too_slowly_is_sent_again_without_being_called_away() -> None:
+async def test_lagged_source_is_reset_without_an_unavailable_event() -> None:
     lagged = WeftError(Reason.WATCH_LAGGED, "watch again")
     source = ScriptedSource("model", [[thing("a"), synced(), lagged], [thing("b"), synced()]])
     async with serving(config=QUICK, watched=[source]) as gateway, watching(gateway, "model") as stream:
@@ -176,7 +176,7 @@ async def test_a_source_that_was_read_too_slowly_is_sent_again_without_being_cal
     assert [brief(each) for each in found] == [("model", "reset"), ("model", "put", "b"), ("model", "synced")]
 
 
-async def test_a_source_with_a_bug_or_an_end_is_read_again() -> None:
+async def test_source_that_crashes_or_ends_is_restarted() -> None:
     source = ScriptedSource("model", [[synced(), ZeroDivisionError("a bug")], [synced()]])
     async with serving(config=QUICK, watched=[source]) as gateway, watching(gateway, "model") as stream:
         found = await stream.until("model", "reset")
@@ -184,7 +184,7 @@ async def test_a_source_with_a_bug_or_an_end_is_read_again() -> None:
     assert "a bug" not in found[1]["message"]
 
 
-async def test_a_reader_that_stops_for_a_while_gets_the_newest_state_of_each_name() -> None:
+async def test_slow_reader_gets_the_newest_state_of_each_name() -> None:
     rounds, names = 200, [f"m{each:02}" for each in range(40)]
     steps = [thing(name, round=each, filler="x" * 2000) for each in range(rounds) for name in names]
     done = asyncio.Event()
@@ -220,7 +220,7 @@ async def test_a_reader_that_stops_for_a_while_gets_the_newest_state_of_each_nam
     assert count < rounds * len(names) / 2
 
 
-async def test_a_source_of_more_names_than_may_wait_is_read_no_faster_than_its_reader() -> None:
+async def test_source_with_too_many_pending_names_waits_for_its_reader() -> None:
     config = GatewayConfig(port=0, max_watch_names=16, watch_interval_seconds=0.001)
     source = models(*(thing(f"m{each}") for each in range(1000)), synced())
     async with serving(config=config, watched=[source]) as gateway, watching(gateway, "model") as stream:
@@ -228,7 +228,7 @@ async def test_a_source_of_more_names_than_may_wait_is_read_no_faster_than_its_r
     assert [each["name"] for each in found[:-1]] == [f"m{each}" for each in range(1000)]
 
 
-async def test_a_caller_that_leaves_ends_the_reading_of_its_sources() -> None:
+async def test_client_disconnect_stops_reading_its_sources() -> None:
     source = models(synced())
     async with serving(config=QUICK, watched=[source]) as gateway:
         async with watching(gateway, "model") as stream:
@@ -236,7 +236,7 @@ async def test_a_caller_that_leaves_ends_the_reading_of_its_sources() -> None:
         await source.was_closed.wait()
 
 
-async def test_streams_of_changes_count_as_streams_of_events() -> None:
+async def test_watch_streams_count_toward_the_event_watch_limit() -> None:
     source = models(synced())
     config = GatewayConfig(port=0, max_event_watches=1)
     async with serving(config=config, watched=[source]) as gateway:
@@ -250,7 +250,7 @@ async def test_streams_of_changes_count_as_streams_of_events() -> None:
     assert refused.headers["retry-after"]
 
 
-async def test_a_stream_does_not_hold_up_the_gateways_end() -> None:
+async def test_stream_does_not_delay_gateway_shutdown() -> None:
     async with serving(config=QUICK, watched=[models(synced())]) as gateway, watching(gateway, "model") as stream:
         await stream.next()
         async with asyncio.timeout(30):

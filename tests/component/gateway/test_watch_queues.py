@@ -41,7 +41,7 @@ def source_of(queues: ChangingQueues) -> QueuesByName:
     return QueuesByName(queues, SystemClock(), INTERVAL_SECONDS)
 
 
-async def test_a_queue_is_sent_when_it_changes_and_the_others_are_not() -> None:
+async def test_only_changed_queues_are_sent() -> None:
     queues = ChangingQueues([queue("a"), queue("b")])
     async with serving(config=QUICK, watched=[source_of(queues)]) as gateway, watching(gateway, "queue") as stream:
         found = await stream.snapshot("queue")
@@ -54,7 +54,7 @@ async def test_a_queue_is_sent_when_it_changes_and_the_others_are_not() -> None:
         assert brief(await stream.next()) == ("queue", "delete", "b")
 
 
-async def test_queues_are_unavailable_while_the_router_is_away_and_are_sent_anew_when_it_is_back() -> None:
+async def test_queues_are_unavailable_while_the_router_is_down_and_resent_after() -> None:
     queues = ChangingQueues([queue("a")])
     async with serving(config=QUICK, watched=[source_of(queues)]) as gateway, watching(gateway, "queue") as stream:
         await stream.snapshot("queue")
@@ -66,7 +66,7 @@ async def test_queues_are_unavailable_while_the_router_is_away_and_are_sent_anew
         assert changes == [("queue", "reset"), ("queue", "put", "a"), ("queue", "synced")]
 
 
-async def test_streams_that_read_at_the_same_time_ask_the_router_once() -> None:
+async def test_concurrent_streams_share_one_router_poll() -> None:
     queues = ChangingQueues([queue("a")])
     source = QueuesByName(queues, FakeClock(), 1.0)
     for _ in range(3):

@@ -57,7 +57,7 @@ def end_of(request_id: str, tenant: str = "default") -> pb.RequestRecord:
     return record
 
 
-async def test_a_request_is_sent_as_its_list_has_it_and_again_when_it_changes() -> None:
+async def test_request_is_sent_in_list_format_and_again_on_change() -> None:
     requests = ScriptedRequests()
     async with (
         serving(config=QUICK, requests=requests, watched=[RequestsOfTenant(requests)]) as gateway,
@@ -77,7 +77,7 @@ async def test_a_request_is_sent_as_its_list_has_it_and_again_when_it_changes() 
     assert requests.asked[0] == ("default", 1_000)
 
 
-async def test_a_tenant_never_sees_another_tenants_requests() -> None:
+async def test_requests_of_other_tenants_are_never_sent() -> None:
     requests = ScriptedRequests()
     async with serving(config=QUICK, requests=requests, keys=Ring(), watched=[RequestsOfTenant(requests)]) as gateway:
         other = {**bearer("bob000000000"), "X-Tenant-Id": "default"}
@@ -90,7 +90,7 @@ async def test_a_tenant_never_sees_another_tenants_requests() -> None:
         assert {one["object"]["tenant"] for one in found if "object" in one} == {"b"}
 
 
-async def test_each_key_watches_the_requests_of_its_own_tenant() -> None:
+async def test_each_key_watches_requests_of_its_own_tenant() -> None:
     requests = ScriptedRequests()
     async with (
         serving(config=QUICK, requests=requests, keys=Ring(), watched=[RequestsOfTenant(requests)]) as gateway,
@@ -101,7 +101,7 @@ async def test_each_key_watches_the_requests_of_its_own_tenant() -> None:
         assert [one.get("name") for one in await of_bob.snapshot("request")] == ["req-3", None]
 
 
-async def test_requests_and_figures_need_the_scopes_of_their_lists() -> None:
+async def test_requests_and_metrics_need_the_scopes_of_their_lists() -> None:
     requests = ScriptedRequests()
     sources = [RequestsOfTenant(requests), FiguresOfMesh(requests)]
     async with serving(config=QUICK, requests=requests, keys=Ring(), watched=sources) as gateway:
@@ -117,7 +117,7 @@ async def test_requests_and_figures_need_the_scopes_of_their_lists() -> None:
             assert [brief(one)[1] for one in await stream.snapshot("figures")] == ["put", "synced"]
 
 
-async def test_figures_are_the_hour_and_then_each_step() -> None:
+async def test_metrics_start_with_the_last_hour_and_continue_step_by_step() -> None:
     requests = ScriptedRequests()
     async with (
         serving(config=QUICK, requests=requests, watched=[FiguresOfMesh(requests)]) as gateway,
@@ -136,7 +136,7 @@ async def taken(changes: AsyncGenerator[Change], count: int) -> Iterator[tuple[s
     return islice(found, count)
 
 
-async def test_the_request_that_ended_first_is_deleted_when_a_reader_has_as_many_as_it_may_have() -> None:
+async def test_oldest_ended_request_is_deleted_when_the_reader_limit_is_reached() -> None:
     # As a router sends them: those under way, then the last ended one first.
     requests = ScriptedRequests(records=[waiting(), end_of("old-2"), end_of("old-1")])
     for record in (end_of("new-1"), end_of("new-2"), waiting("old-2")):
@@ -155,7 +155,7 @@ async def test_the_request_that_ended_first_is_deleted_when_a_reader_has_as_many
     ]
 
 
-async def test_a_reader_gets_the_hour_anew_when_it_has_had_an_hour_of_steps() -> None:
+async def test_metrics_are_reset_after_an_hour_of_steps() -> None:
     requests = ScriptedRequests()
     for second in (30, 40):
         requests.changed.put_nowait(figures_of(1, f"2026-11-20T12:00:{second}Z"))
@@ -170,7 +170,7 @@ async def test_a_reader_gets_the_hour_anew_when_it_has_had_an_hour_of_steps() ->
     ]
 
 
-async def test_figures_of_a_router_that_ends_at_once_are_no_changes() -> None:
+async def test_metrics_stream_that_ends_immediately_yields_no_changes() -> None:
     class Gone(ScriptedRequests):
         async def watch_figures(self) -> AsyncGenerator[Figures]:
             for figures in list[Figures]():

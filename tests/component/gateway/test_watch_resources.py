@@ -29,7 +29,7 @@ def changed(found: Model) -> WatchResponse:
     return WatchResponse(revision=2, change=put(found))
 
 
-async def test_a_pool_changes_with_its_members_and_goes_with_the_last() -> None:
+async def test_pool_changes_with_its_members_and_is_deleted_with_the_last() -> None:
     gate, end = asyncio.Event(), asyncio.Event()
     deleted = WatchResponse(revision=3, change=gone("model", "a"))
     registry = ScriptedRegistry(resources=[snapshot(model("a", "chat")), gate, deleted, end])
@@ -44,7 +44,7 @@ async def test_a_pool_changes_with_its_members_and_goes_with_the_last() -> None:
     assert registry.watches == 1
 
 
-async def test_all_streams_share_one_watch_of_the_registry_which_ends_with_the_last() -> None:
+async def test_all_streams_share_one_registry_watch_that_ends_with_the_last() -> None:
     registry = ScriptedRegistry(resources=[snapshot(model("a")), asyncio.Event()])
     async with serving(config=QUICK, watched=resource_sources(registry)) as gateway:
         async with watching(gateway, "model,pool,route") as one:
@@ -61,7 +61,7 @@ async def test_all_streams_share_one_watch_of_the_registry_which_ends_with_the_l
     assert registry.watches <= 2
 
 
-async def test_a_key_limited_to_names_gets_those_models_and_pools_with_those_members_alone() -> None:
+async def test_name_limited_key_gets_only_its_models_and_pools_with_those_members() -> None:
     gate, end = asyncio.Event(), asyncio.Event()
     there = snapshot(model("team-a", "team-pool"), model("other", "team-pool"), model("secret"))
     registry = ScriptedRegistry(resources=[there, gate, changed(model("secret")), changed(model("team-b")), end])
@@ -79,7 +79,7 @@ async def test_a_key_limited_to_names_gets_those_models_and_pools_with_those_mem
     assert [each["name"] for each in later] == ["team-b", "team-b"]
 
 
-async def test_a_registry_that_restarts_sends_everything_again_without_what_is_gone() -> None:
+async def test_registry_restart_resends_everything_except_deleted_resources() -> None:
     lost = asyncio.Event()
     away = WeftError(Reason.SERVICE_UNAVAILABLE, "the registry cannot be reached")
     registry = ScriptedRegistry(
@@ -94,7 +94,7 @@ async def test_a_registry_that_restarts_sends_everything_again_without_what_is_g
     assert found == [("model", "unavailable"), ("model", "reset"), ("model", "put", "b"), ("model", "synced")]
 
 
-async def test_events_are_the_newest_ones_then_each_new_one() -> None:
+async def test_newest_events_are_sent_first_then_each_new_one() -> None:
     gate = asyncio.Event()
     registry = ScriptedRegistry(events=[event(1), event(2)], watch_steps=[gate, event(3), asyncio.Event()])
     sources = [EventSource(registry)]

@@ -12,7 +12,7 @@ NEW = json.dumps(
 TASKS = "/api/v1/inference-tasks"
 
 
-async def test_tasks_are_watched_as_they_are_listed() -> None:
+async def test_watched_tasks_match_the_list_format() -> None:
     async with serving(config=QUICK, tasks=ScriptedTasks()) as gateway:
         before = json.loads((await gateway.request("POST", TASKS, NEW)).body)
         async with watching(gateway, "task") as stream:
@@ -24,7 +24,7 @@ async def test_tasks_are_watched_as_they_are_listed() -> None:
     assert listed == after
 
 
-async def test_tasks_of_another_tenant_are_not_in_a_watch() -> None:
+async def test_tasks_of_another_tenant_are_not_watched() -> None:
     async with serving(config=QUICK, tasks=ScriptedTasks()) as gateway:
         await gateway.request("POST", TASKS, NEW, {"X-Tenant-ID": "bob"})
         async with watching(gateway, "task") as stream:

@@ -13,7 +13,7 @@ BROWSER = {"Accept": "text/html,application/xhtml+xml"}
 VERSION = PageFiles().version
 
 
-async def test_a_browser_is_led_from_the_root_to_the_page() -> None:
+async def test_root_redirects_a_browser_to_the_page() -> None:
     async with serving() as gateway:
         root = await gateway.request("GET", "/", headers=BROWSER)
         short = await gateway.request("GET", "/ui")
@@ -25,7 +25,7 @@ async def test_a_browser_is_led_from_the_root_to_the_page() -> None:
     assert b'<div id="app">' in page.body
 
 
-async def test_the_page_allows_its_own_files_alone_and_no_frame_around_it() -> None:
+async def test_csp_allows_only_own_files_and_no_framing() -> None:
     async with serving() as gateway:
         page = await gateway.request("GET", "/ui/chat")
     policy = page.headers["content-security-policy"]
@@ -35,7 +35,7 @@ async def test_the_page_allows_its_own_files_alone_and_no_frame_around_it() -> N
     assert page.headers["cache-control"] == "no-cache"
 
 
-async def test_files_are_kept_for_ever_under_their_version_and_the_page_is_asked_for_again() -> None:
+async def test_versioned_files_are_cached_immutably_and_the_page_is_revalidated() -> None:
     async with serving() as gateway:
         file = await gateway.request("GET", f"/ui/{VERSION}/app/main.js")
         page = await gateway.request("GET", "/ui/")
@@ -48,7 +48,7 @@ async def test_files_are_kept_for_ever_under_their_version_and_the_page_is_asked
     assert "reload" in json.loads(other.body)["error"]["message"]
 
 
-async def test_files_are_compressed_for_browsers_that_take_it() -> None:
+async def test_files_are_compressed_for_browsers_that_accept_it() -> None:
     async with serving() as gateway:
         plain = await gateway.request("GET", f"/ui/{VERSION}/style.css")
         small = await gateway.request("GET", f"/ui/{VERSION}/style.css", headers={"Accept-Encoding": "gzip, br"})
@@ -57,14 +57,14 @@ async def test_files_are_compressed_for_browsers_that_take_it() -> None:
     assert len(small.body) < len(plain.body) / 2
 
 
-async def test_files_outside_of_the_page_are_not_served() -> None:
+async def test_files_outside_the_page_are_not_served() -> None:
     async with serving() as gateway:
         for path in ("../page_files.py", "%2e%2e/page_files.py", "/etc/passwd.txt"):
             answer = await gateway.request("GET", f"/ui/{VERSION}/{path}")
             assert answer.status == 404, path
 
 
-async def test_without_keys_the_page_is_for_this_machine_only() -> None:
+async def test_page_is_local_only_without_auth() -> None:
     config = GatewayConfig(port=0, allowed_hosts=frozenset({"box.lan"}))
     async with serving(config=config) as gateway:
         answer = await gateway.request("GET", "/ui/", headers={"Host": "box.lan"})
@@ -72,21 +72,21 @@ async def test_without_keys_the_page_is_for_this_machine_only() -> None:
     assert "auth.required" in json.loads(answer.body)["error"]["message"]
 
 
-async def test_with_keys_the_page_needs_none_itself_and_is_for_every_host() -> None:
+async def test_page_is_served_to_every_host_without_a_key_if_auth_is_enabled() -> None:
     config = GatewayConfig(port=0, allowed_hosts=frozenset({"box.lan"}))
     async with serving(config=config, keys=Keys()) as gateway:
         answer = await gateway.request("GET", "/ui/", headers={"Host": "box.lan"})
     assert answer.status == 200
 
 
-async def test_a_page_that_is_switched_off_is_not_there() -> None:
+async def test_disabled_page_returns_404() -> None:
     async with serving(config=GatewayConfig(port=0, workbench=WorkbenchConfig(enabled=False))) as gateway:
         answer = await gateway.request("GET", "/ui/")
     assert answer.status == 404
     assert "gateway.workbench.enabled" in json.loads(answer.body)["error"]["message"]
 
 
-async def test_the_page_learns_whether_a_key_is_needed_and_what_a_key_may_do() -> None:
+async def test_caller_endpoint_reports_whether_a_key_is_needed_and_its_scopes() -> None:
     key = verifier("abcdefghijk1", "models/team-*:edit", "inference:create")
     async with serving(keys=Keys(ring_of(key))) as gateway:
         without = json.loads((await gateway.request("GET", "/api/v1/caller")).body)
@@ -99,7 +99,7 @@ async def test_the_page_learns_whether_a_key_is_needed_and_what_a_key_may_do() -
     assert wrong.status == 401
 
 
-async def test_where_no_key_is_needed_the_caller_is_local_and_may_do_everything() -> None:
+async def test_local_caller_without_auth_has_full_access() -> None:
     async with serving() as gateway:
         found = json.loads((await gateway.request("GET", "/api/v1/caller")).body)
     assert (found["keysRequired"], found["authenticated"], found["name"]) == (False, True, "local")

@@ -30,34 +30,32 @@ async def _engine(amount: int, *flags: str) -> AsyncIterator[FakeBackendProcess]
         yield engine
 
 
-async def test_an_engine_takes_memory_of_all_cards_alike_and_gives_it_back_with_its_death(stage: Stage) -> None:
+async def test_engine_memory_is_split_across_all_cards_and_freed_at_exit(stage: Stage) -> None:
     async with _engine(6 * GIB):
         assert stage.cards.held_bytes() == [2 * GIB] * 3
     assert stage.cards.held_bytes() == [0] * 3
 
 
-async def test_an_engine_takes_memory_of_visible_cards_only_in_the_order_of_the_bus(
-    stage: Stage, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_engine_uses_only_visible_cards_in_bus_order(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     stage.cards.write("buses", 3, 2, 1)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,2")
     async with _engine(4 * GIB, "--tensor-split", "3,1"):
         assert stage.cards.held_bytes() == [GIB, 0, 3 * GIB]
 
 
-async def test_an_engine_that_sees_no_card_takes_nothing(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_engine_without_visible_cards_uses_no_memory(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     async with _engine(4 * GIB):
         assert stage.cards.held_bytes() == [0] * 3
 
 
-async def test_an_engine_without_the_flag_needs_no_cards(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_engine_without_the_flag_needs_no_cards(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(FOLDER_VARIABLE, raising=False)
     async with run_fake_backend() as engine:
         assert engine.pid
 
 
-async def test_an_engine_dies_for_want_of_memory_in_words_that_the_runner_knows(
+async def test_out_of_memory_engine_dies_with_a_message_the_runner_recognizes(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
@@ -70,7 +68,7 @@ async def test_an_engine_dies_for_want_of_memory_in_words_that_the_runner_knows(
             assert stage.cards.held_bytes() == [0, 8 * GIB, 0], "what fits is taken"
 
 
-async def test_of_many_engines_that_start_at_once_as_many_live_as_fit(
+async def test_only_as_many_concurrently_started_engines_survive_as_fit(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
@@ -87,16 +85,16 @@ async def test_of_many_engines_that_start_at_once_as_many_live_as_fit(
     ("amount", "proportions", "parts"),
     [(10, [1.0], [10]), (10, [1.0, 1.0, 1.0], [3, 4, 3]), (100, [3.0, 1.0], [75, 25]), (7, [0.0, 1.0], [0, 7])],
 )
-def test_no_byte_is_lost_by_splitting(amount: int, proportions: list[float], parts: list[int]) -> None:
+def test_split_preserves_the_total(amount: int, proportions: list[float], parts: list[int]) -> None:
     assert split(amount, proportions) == parts
     assert sum(parts) == amount
 
 
-def test_visible_cards_are_read_as_cuda_reads_them() -> None:
+def test_visible_cards_are_parsed_like_cuda() -> None:
     assert visible_cards(2, {}) == [0, 1]
     assert visible_cards(2, {"CUDA_VISIBLE_DEVICES": ""}) == []
     assert visible_cards(4, {"CUDA_VISIBLE_DEVICES": "3,1"}) == [3, 1]
 
 
-def test_the_tests_own_process_is_not_on_a_card(stage: Stage) -> None:
+def test_test_process_uses_no_card_memory(stage: Stage) -> None:
     assert str(os.getpid()) not in {path.name.split(".")[0] for path in (stage.cards.folder / "held").iterdir()}

@@ -81,7 +81,7 @@ def _look(stage: Stage, *watched: object) -> Any:
     return stage.ask(_LOOK, *watched)
 
 
-def test_cards_are_seen_with_their_sizes_in_the_order_of_the_bus(stage: Stage) -> None:
+def test_cards_are_listed_with_sizes_in_bus_order(stage: Stage) -> None:
     stage.cards.write("buses", 9, 4)
     stage.cards.write("utilization", 25, 100)
     stage.cards.write("reserved_bytes", 100)
@@ -91,14 +91,14 @@ def test_cards_are_seen_with_their_sizes_in_the_order_of_the_bus(stage: Stage) -
     ]
 
 
-def test_power_and_energy_are_read_and_unknown_where_the_card_has_no_sensor(stage: Stage) -> None:
+def test_power_and_energy_are_read_and_unknown_without_a_sensor(stage: Stage) -> None:
     assert _look(stage)["draws"] == [[None, None], [None, None]]
     stage.cards.write("power", 120_500, 0)
     stage.cards.write("energy", 2**40, 7)
     assert _look(stage)["draws"] == [[120_500, 2**40], [0, 7]]
 
 
-def test_what_living_processes_hold_is_seen_and_what_dead_ones_held_is_back(stage: Stage) -> None:
+def test_memory_of_live_processes_is_seen_and_of_dead_ones_is_free(stage: Stage) -> None:
     with sleeper() as one, sleeper() as other:
         stage.cards.hold(one, 0, GIB)
         stage.cards.hold(one, 1, 2 * GIB)
@@ -117,27 +117,27 @@ def test_what_living_processes_hold_is_seen_and_what_dead_ones_held_is_back(stag
         assert stage.cards.held_bytes() == [GIB, 2 * GIB], "the folder counts as the library does"
 
 
-def test_memory_of_a_number_that_was_used_again_is_nobodys(stage: Stage) -> None:
+def test_memory_of_a_reused_pid_is_ignored(stage: Stage) -> None:
     with sleeper() as one:
         stage.cards.write(f"held/{one.pid}.0", f"{GIB} {one.start_ticks - 1}")
         assert _look(stage)["processes"] == []
 
 
-def test_a_process_that_draws_too_is_counted_once(stage: Stage) -> None:
+def test_process_with_graphics_and_compute_is_counted_once(stage: Stage) -> None:
     stage.cards.switch("graphics", on=True)
     with sleeper() as one:
         stage.cards.hold(one, 0, GIB)
         assert held(_look(stage)["processes"]) == {one.pid: [True, [[0, GIB]], False]}
 
 
-def test_the_parts_of_a_card_are_added_up(stage: Stage) -> None:
+def test_memory_of_card_partitions_is_summed(stage: Stage) -> None:
     with sleeper() as one:
         stage.cards.hold(one, 0, GIB, part=1)
         stage.cards.hold(one, 0, 2 * GIB, part=2)
         assert held(_look(stage)["processes"]) == {one.pid: [True, [[0, 3 * GIB]], False]}
 
 
-def test_more_processes_than_the_library_has_room_for_at_first_are_all_listed(stage: Stage) -> None:
+def test_process_list_larger_than_the_initial_buffer_is_complete(stage: Stage) -> None:
     with sleeper() as one:
         for part in range(300):
             stage.cards.hold(one, 0, 1000, part=part)
@@ -145,9 +145,7 @@ def test_more_processes_than_the_library_has_room_for_at_first_are_all_listed(st
 
 
 @pytest.mark.parametrize("switch", ["no_process_memory", "no_process_lists", "hidden_processes", "foreign_pids"])
-def test_where_the_driver_does_not_tell_what_processes_hold_it_is_unknown_and_never_zero(
-    stage: Stage, switch: str
-) -> None:
+def test_unreported_process_memory_is_unknown_and_never_zero(stage: Stage, switch: str) -> None:
     stage.cards.switch(switch, on=True)
     with sleeper() as one:
         stage.cards.hold(one, 0, GIB)
@@ -160,7 +158,7 @@ def test_where_the_driver_does_not_tell_what_processes_hold_it_is_unknown_and_ne
         assert held(seen["processes"]) == {one.pid: [True, [[0, GIB]], False]}, "the negative control"
 
 
-def test_a_driver_that_fails_is_unknown_and_one_that_is_not_loaded_is_no_devices(stage: Stage) -> None:
+def test_failing_driver_is_unknown_and_an_unloaded_one_means_no_devices(stage: Stage) -> None:
     stage.cards.switch("fail", on=True)
     assert _look(stage)["source"] == Source.UNKNOWN
     stage.cards.switch("fail", on=False)
@@ -169,30 +167,30 @@ def test_a_driver_that_fails_is_unknown_and_one_that_is_not_loaded_is_no_devices
     assert (seen["source"], seen["devices"]) == (Source.NVML, [])
 
 
-def test_a_card_that_tells_nothing_of_its_memory_is_left_out(stage: Stage) -> None:
+def test_card_without_memory_information_is_omitted(stage: Stage) -> None:
     stage.cards.write("devices", "GPU-odd 0 Odd", f"GPU-even {GIB} Even")
     assert [device[:3] for device in _look(stage)["devices"]] == [[1, "GPU-even", "Even"]]
 
 
-def test_a_driver_that_hangs_holds_nobody_up_and_is_known_again_when_it_answers(stage: Stage) -> None:
+def test_hanging_driver_blocks_no_call_and_recovers_when_it_answers(stage: Stage) -> None:
     took, said = stage.ask(_HANG, stage.cards.folder / "hang")
     well, unknown = [Source.NVML, [[8 * GIB, 0], [16 * GIB, 0]]], [Source.UNKNOWN, [[8 * GIB, None], [16 * GIB, None]]]
     assert said == [well, unknown, unknown, well]
     assert took < 5.0
 
 
-def test_gpu_time_is_added_up_from_the_librarys_samples(stage: Stage) -> None:
+def test_gpu_time_is_summed_from_library_samples(stage: Stage) -> None:
     stage.cards.write("devices", f"GPU-one {GIB} One")
     assert stage.ask(_GPU_TIME, stage.cards.folder / "samples") == [0.0, pytest.approx(1.5)]
 
 
-def test_without_the_fake_this_machine_is_what_it_is(stage: Stage) -> None:
+def test_no_fake_cards_are_seen_without_the_fake_library(stage: Stage) -> None:
     """The negative control: the cards come from the library and from nowhere else."""
     stage.environment.pop("LD_LIBRARY_PATH")
     assert not [device for device in _look(stage)["devices"] if device[1].startswith("GPU-fake")]
 
 
-def test_the_cards_give_no_byte_to_two(stage: Stage) -> None:
+def test_card_memory_is_never_allocated_twice(stage: Stage) -> None:
     with sleeper() as one, sleeper() as other:
         stage.cards.take(one.pid, [(0, 5 * GIB)])
         with pytest.raises(OutOfCardMemoryError):
@@ -202,12 +200,12 @@ def test_the_cards_give_no_byte_to_two(stage: Stage) -> None:
         assert stage.cards.free_bytes() == [0, 16 * GIB]
 
 
-def test_every_switch_is_one_that_the_library_knows() -> None:
+def test_every_switch_is_known_to_the_library() -> None:
     source = Path(sys.modules["weft_testing.fake_nvml"].__file__ or "").with_name("fake_nvml.c").read_text()
     assert all(f'is_there("{switch}")' in source for switch in SWITCHES)
 
 
-def test_a_sleeper_is_over_with_its_block() -> None:
+def test_sleeper_ends_with_its_block() -> None:
     with sleeper() as one:
         assert is_alive(one)
     assert not is_alive(one)

@@ -62,7 +62,7 @@ def _pids(use: lease_service_pb2.LeaseUse) -> list[int]:
     return [process.pid for process in use.processes]
 
 
-def test_a_lease_is_asked_for_renewed_with_what_is_seen_and_given_up(ledger: Script) -> None:
+def test_lease_is_acquired_renewed_with_observed_usage_and_released(ledger: Script) -> None:
     with _hold(ledger, purpose="training", devices=[1, 0], max_devices=2, priority="low", wait_seconds=30) as lease:
         assert isinstance(lease, MemoryLease)
         assert (lease.id, lease.fencing_number, lease.devices) == ("lease-1", 17, [0, 1])
@@ -91,7 +91,7 @@ def test_a_lease_is_asked_for_renewed_with_what_is_seen_and_given_up(ledger: Scr
     assert not ledger.renewed[-1].leases, "after the release it is told once more what is seen"
 
 
-def test_a_lease_is_renewed_at_its_own_pace_from_the_first_moment(ledger: Script) -> None:
+def test_lease_renewal_interval_applies_from_the_start(ledger: Script) -> None:
     """Regression: the first pause was that of a program without a lease, 5 s, whatever the time to live."""
     with _hold(ledger):
         begun, count = time.monotonic(), len(ledger.uses())
@@ -99,7 +99,7 @@ def test_a_lease_is_renewed_at_its_own_pace_from_the_first_moment(ledger: Script
         assert time.monotonic() - begun < DEFAULT_RENEW_SECONDS
 
 
-def test_processes_that_were_started_in_the_block_are_named_and_waited_for(ledger: Script) -> None:
+def test_processes_started_in_the_block_are_reported_and_awaited(ledger: Script) -> None:
     with _hold(ledger):
         child = subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(0.3)"])
         try:
@@ -113,7 +113,7 @@ def test_processes_that_were_started_in_the_block_are_named_and_waited_for(ledge
     assert child.pid not in _pids(ledger.uses()[-1])
 
 
-def test_a_lost_lease_is_told_and_raised_at_the_next_check_and_is_not_released(ledger: Script) -> None:
+def test_lost_lease_is_reported_raised_at_the_next_check_and_not_released(ledger: Script) -> None:
     told = threading.Event()
     with _hold(ledger, on_lost=told.set) as lease:
         lease.check()
@@ -128,7 +128,7 @@ def test_a_lost_lease_is_told_and_raised_at_the_next_check_and_is_not_released(l
     assert ledger.released == []
 
 
-def test_a_ledger_that_is_away_loses_no_lease(ledger: Script) -> None:
+def test_ledger_outage_loses_no_lease(ledger: Script) -> None:
     with _hold(ledger) as lease:
         ledger.is_away = True
         time.sleep(0.5)
@@ -140,21 +140,21 @@ def test_a_ledger_that_is_away_loses_no_lease(ledger: Script) -> None:
     # The end of the block is no error either: the ledger finds out by itself.
 
 
-def test_an_error_in_the_block_and_ctrl_c_release_and_go_on(ledger: Script) -> None:
+def test_error_or_ctrl_c_in_the_block_releases_and_propagates(ledger: Script) -> None:
     for error in (ValueError("mine"), KeyboardInterrupt()):
         with pytest.raises(type(error)), _hold(ledger):
             raise error
     assert len(ledger.released) == 2
 
 
-def test_what_is_awaited_is_told_once_for_each_change(ledger: Script) -> None:
+def test_wait_reason_is_reported_once_per_change(ledger: Script) -> None:
     told: list[str] = []
     ledger.waits = ["held by qwen (busy)", "held by qwen (busy)", "held by qwen (unloading)"]
     with _hold(ledger, on_waiting=told.append):
         assert told == ["held by qwen (busy)", "held by qwen (unloading)"]
 
 
-def test_a_wait_that_outlasts_the_ledgers_own_limit_takes_another_place_in_the_line(ledger: Script) -> None:
+def test_wait_longer_than_the_ledger_limit_requeues(ledger: Script) -> None:
     ledger.waits = ["held by qwen"]
     ledger.refusals = [WeftError(Reason.INSUFFICIENT_MEMORY, "held by qwen")] * 2
     with _hold(ledger, wait_seconds=1000):
@@ -163,14 +163,14 @@ def test_a_wait_that_outlasts_the_ledgers_own_limit_takes_another_place_in_the_l
     assert all(asked.max_wait.seconds <= MAX_CALL_WAIT_SECONDS for asked in ledger.acquired)
 
 
-def test_a_refusal_without_a_wait_is_final(ledger: Script) -> None:
+def test_rejection_without_a_wait_is_final(ledger: Script) -> None:
     ledger.refusals = [WeftError(Reason.INSUFFICIENT_MEMORY, "the host has 16 GiB")]
     with pytest.raises(WeftError, match="the host has 16 GiB"), _hold(ledger, wait_seconds=1000):
         pass
     assert len(ledger.acquired) == 1
 
 
-def test_a_mesh_that_goes_away_while_one_waits_is_asked_again_for_the_same_lease(ledger: Script) -> None:
+def test_wait_resumes_for_the_same_lease_after_the_mesh_returns(ledger: Script) -> None:
     ledger.waits = ["held by qwen"]
     ledger.refusals = [WeftError(Reason.SERVICE_UNAVAILABLE, "the registry restarts")]
     told: list[str] = []
@@ -179,13 +179,13 @@ def test_a_mesh_that_goes_away_while_one_waits_is_asked_again_for_the_same_lease
     assert "trying again" in told[1]
 
 
-def test_a_mesh_that_does_not_answer_at_all_is_said_at_once() -> None:
+def test_unresponsive_mesh_is_reported_immediately() -> None:
     with pytest.raises(WeftError) as refused, hold_memory("1GiB", target="127.0.0.1:1", observer=HostObserver()):
         pass
     assert refused.value.reason in (Reason.SERVICE_UNAVAILABLE, Reason.NOT_FOUND)
 
 
-def test_a_host_without_devices_is_refused_with_what_to_do(ledger: Script) -> None:
+def test_host_without_devices_is_rejected_with_a_fix(ledger: Script) -> None:
     with (
         pytest.raises(WeftError, match=r"accelerators\.declared") as refused,
         _hold(ledger, observer=HostObserver(reader=Cards(()))),
@@ -195,7 +195,7 @@ def test_a_host_without_devices_is_refused_with_what_to_do(ledger: Script) -> No
     assert ledger.acquired == []
 
 
-def test_declared_devices_are_learnt_from_the_ledger_and_hide_nothing(ledger: Script) -> None:
+def test_declared_devices_come_from_the_ledger_and_are_not_hidden(ledger: Script) -> None:
     host = HostObserver().host
     device = lease_pb2.Device(index=0, id="declared-0", name="Radeon", total_bytes=GIB)
     ledger.known_hosts = [
@@ -231,7 +231,7 @@ def test_declared_devices_are_learnt_from_the_ledger_and_hide_nothing(ledger: Sc
         ({"memory": True}, "memory"),
     ],
 )
-def test_what_is_wrong_is_named_before_anybody_is_asked(ledger: Script, options: dict[str, Any], field: str) -> None:
+def test_invalid_option_is_reported_before_any_request(ledger: Script, options: dict[str, Any], field: str) -> None:
     with pytest.raises(FieldError) as refused, _hold(ledger, **options):
         pass
     assert refused.value.field == field
@@ -239,7 +239,7 @@ def test_what_is_wrong_is_named_before_anybody_is_asked(ledger: Script, options:
 
 
 @pytest.mark.parametrize("program", ["train.py", "/usr/bin/python3", "", "--", "a b/ü ß", "x" * 300, "."])
-def test_any_program_gets_a_name_that_the_ledger_takes(program: str) -> None:
+def test_program_name_is_always_valid_for_the_ledger(program: str) -> None:
     name = program_name(program)
     assert 0 < len(name) <= 128
     assert name[0].isalnum()

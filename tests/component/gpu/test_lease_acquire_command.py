@@ -40,7 +40,7 @@ async def home(tmp_path: Path, stage: Stage) -> AsyncIterator[LedgerHome]:
         yield made
 
 
-async def test_a_command_sees_its_devices_and_ends_with_its_own_status(stage: Stage, home: LedgerHome) -> None:
+async def test_command_sees_its_devices_and_its_exit_status_is_returned(stage: Stage, home: LedgerHome) -> None:
     code = f"{_SHOW}; print(os.environ['WEFT_LEASE_ID']); import sys; sys.exit(7)"
     async with program(stage.environment, *acquire_command("10GiB", PYTHON, "-c", code)) as weft:
         assert await weft.ended() == 7
@@ -49,9 +49,7 @@ async def test_a_command_sees_its_devices_and_ends_with_its_own_status(stage: St
     await home.until(lambda: home.leases() == [])
 
 
-async def test_memory_is_booked_while_the_command_runs_and_back_when_it_has_ended(
-    stage: Stage, home: LedgerHome
-) -> None:
+async def test_memory_is_reserved_while_the_command_runs_and_freed_afterwards(stage: Stage, home: LedgerHome) -> None:
     command = acquire_command("6GiB", PYTHON, "-c", _WORK, options=("--devices", "1", "--purpose", "night"))
     async with program(stage.environment, *command) as weft:
         await weft.says("sees 1 ")
@@ -61,7 +59,7 @@ async def test_memory_is_booked_while_the_command_runs_and_back_when_it_has_ende
     await home.until(lambda: home.leases() == [], seconds=2.0)
 
 
-async def test_who_finds_no_room_waits_says_for_whom_and_comes_next(stage: Stage, home: LedgerHome) -> None:
+async def test_command_without_room_waits_names_the_holder_and_runs_next(stage: Stage, home: LedgerHome) -> None:
     first = acquire_command("12GiB", PYTHON, "-c", _WORK, options=("--purpose", "first"))
     second = acquire_command("12GiB", PYTHON, "-c", _WORK, options=("--wait", "30s", "--purpose", "second"))
     async with program(stage.environment, *first) as one:
@@ -74,7 +72,7 @@ async def test_who_finds_no_room_waits_says_for_whom_and_comes_next(stage: Stage
             assert [purpose for purpose, _, _ in home.leases()] == ["second"]
 
 
-async def test_memory_of_a_killed_weft_is_not_given_away_while_its_command_runs(stage: Stage, home: LedgerHome) -> None:
+async def test_memory_of_a_killed_weft_is_not_granted_while_its_command_runs(stage: Stage, home: LedgerHome) -> None:
     async with program(stage.environment, *acquire_command("12GiB", PYTHON, "-c", _WORK)) as one:
         worker = process_id_of(int((await one.says("pid ")).split()[1]))
         assert worker is not None
@@ -93,7 +91,7 @@ async def test_memory_of_a_killed_weft_is_not_given_away_while_its_command_runs(
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
-async def test_signals_reach_the_command_and_its_answer_counts(
+async def test_signals_reach_the_command_and_its_exit_status_is_returned(
     stage: Stage, home: LedgerHome, number: signal.Signals
 ) -> None:
     async with program(stage.environment, *acquire_command("1GiB", PYTHON, "-c", _TIDY)) as weft:
@@ -105,7 +103,7 @@ async def test_signals_reach_the_command_and_its_answer_counts(
 
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-async def test_who_gives_up_waiting_leaves_the_line(
+async def test_cancelled_wait_leaves_the_queue(
     stage: Stage, home: LedgerHome, number: signal.Signals, status: int
 ) -> None:
     async with program(stage.environment, *acquire_command("16GiB", PYTHON, "-c", _WORK)) as one:
@@ -119,7 +117,7 @@ async def test_who_gives_up_waiting_leaves_the_line(
         await home.until(lambda: [host.waiting_count for host in home.hosts()] == [0])
 
 
-async def test_a_registry_that_goes_away_and_comes_back_ends_no_command(stage: Stage, home: LedgerHome) -> None:
+async def test_registry_restart_ends_no_command(stage: Stage, home: LedgerHome) -> None:
     async with program(stage.environment, *acquire_command("12GiB", PYTHON, "-c", _WORK)) as weft:
         await weft.says("pid ")
         before = home.leases()
@@ -132,7 +130,7 @@ async def test_a_registry_that_goes_away_and_comes_back_ends_no_command(stage: S
         assert [line for line in weft.lines if line.startswith("weft: ")] == weft.lines[:1], "nothing was said of it"
 
 
-async def test_what_can_never_fit_is_refused_at_once(stage: Stage, home: LedgerHome) -> None:
+async def test_request_that_can_never_fit_is_rejected_immediately(stage: Stage, home: LedgerHome) -> None:
     async with program(stage.environment, *acquire_command("17GiB", PYTHON, "-c", _WORK)) as weft:
         assert await weft.ended() == 1
     assert "at most 16 GiB" in weft.text
@@ -140,7 +138,7 @@ async def test_what_can_never_fit_is_refused_at_once(stage: Stage, home: LedgerH
     assert home.leases() == []
 
 
-async def test_a_wait_that_was_in_vain_says_who_holds_the_memory(stage: Stage, home: LedgerHome) -> None:
+async def test_wait_timeout_names_the_memory_holder(stage: Stage, home: LedgerHome) -> None:
     async with program(stage.environment, *acquire_command("16GiB", PYTHON, "-c", _WORK)) as one:
         await one.says("pid ")
         late = acquire_command("1GiB", PYTHON, "-c", _WORK, options=("--wait", "1500ms"))
@@ -151,7 +149,7 @@ async def test_a_wait_that_was_in_vain_says_who_holds_the_memory(stage: Stage, h
         assert home.leases() == [(name, "HELD", {0: 8 * GIB, 1: 8 * GIB})], "the program's name is its purpose"
 
 
-async def test_a_host_without_accelerators_says_so(stage: Stage, home: LedgerHome) -> None:
+async def test_host_without_accelerators_is_reported(stage: Stage, home: LedgerHome) -> None:
     stage.cards.switch("no_driver", on=True)
     async with program(stage.environment, *acquire_command("1GiB", PYTHON, "-c", _WORK)) as weft:
         assert await weft.ended() == 3
@@ -160,7 +158,7 @@ async def test_a_host_without_accelerators_says_so(stage: Stage, home: LedgerHom
     assert home.hosts() == []
 
 
-async def test_what_a_command_leaves_running_keeps_its_memory(stage: Stage, home: LedgerHome) -> None:
+async def test_process_left_running_by_a_command_keeps_its_memory(stage: Stage, home: LedgerHome) -> None:
     code = (
         "import subprocess, sys\n"
         "left = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'], stdout=subprocess.DEVNULL,"
@@ -180,14 +178,14 @@ async def test_what_a_command_leaves_running_keeps_its_memory(stage: Stage, home
             assert await late.ended() == 0
 
 
-async def test_a_command_that_cannot_be_run_asks_for_nothing(stage: Stage, home: LedgerHome) -> None:
+async def test_unrunnable_command_requests_nothing(stage: Stage, home: LedgerHome) -> None:
     async with program(stage.environment, *acquire_command("1GiB", "no-such-program")) as weft:
         assert await weft.ended() == 2
     assert "there is no program 'no-such-program'" in weft.text
     assert home.hosts() == [], "the ledger was not even told of this host"
 
 
-async def test_the_list_shows_devices_and_leases(stage: Stage, home: LedgerHome) -> None:
+async def test_list_shows_devices_and_leases(stage: Stage, home: LedgerHome) -> None:
     command = acquire_command("6GiB", PYTHON, "-c", _WORK, options=("--devices", "1", "--purpose", "night"))
     async with program(stage.environment, *command) as one:
         await one.says("pid ")
@@ -199,7 +197,7 @@ async def test_the_list_shows_devices_and_leases(stage: Stage, home: LedgerHome)
     assert any("night" in line and "held" in line and "6 GiB" in line for line in listing.lines)
 
 
-async def test_the_example_holds_memory_while_it_trains(stage: Stage, home: LedgerHome) -> None:
+async def test_example_holds_memory_while_training(stage: Stage, home: LedgerHome) -> None:
     example = Path(__file__).parents[3] / "examples" / "lease_training.py"
     async with program(stage.environment, PYTHON, "-u", str(example)) as training:
         await training.says("training on devices [0]")

@@ -80,7 +80,7 @@ async def _one(stage: Stage, marks: Path, chance: random.Random) -> str:
     return fate
 
 
-async def test_no_byte_is_booked_twice_and_none_is_lost_however_programs_die(stage: Stage, home: LedgerHome) -> None:
+async def test_random_program_deaths_neither_double_book_nor_lose_memory(stage: Stage, home: LedgerHome) -> None:
     marks, chance, gate = stage.cards.folder.parent / "marks", random.Random(SEED), asyncio.Semaphore(AT_ONCE)
 
     async def run(seed: int) -> str:
@@ -97,7 +97,7 @@ async def test_no_byte_is_booked_twice_and_none_is_lost_however_programs_die(sta
     assert stage.cards.held_bytes() == [0, 0]
 
 
-async def test_without_leases_the_same_programs_do_collide(stage: Stage) -> None:
+async def test_same_programs_collide_without_leases(stage: Stage) -> None:
     """The negative control."""
     marks = stage.cards.folder.parent / "marks"
 

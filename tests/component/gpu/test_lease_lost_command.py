@@ -43,7 +43,7 @@ def stage(tmp_path: Path, ledger: Script) -> Iterator[Stage]:
         yield made
 
 
-async def test_a_command_whose_lease_is_lost_is_ended_with_all_that_it_started(stage: Stage, ledger: Script) -> None:
+async def test_command_with_a_lost_lease_is_ended_with_its_children(stage: Stage, ledger: Script) -> None:
     async with program(stage.environment, *acquire_command("1GiB", sys.executable, "-c", _FAMILY, _WORK)) as weft:
         worker = process_id_of(int((await weft.says("pid ")).split()[1]))
         assert worker is not None
@@ -55,7 +55,7 @@ async def test_a_command_whose_lease_is_lost_is_ended_with_all_that_it_started(s
     assert ledger.released == []
 
 
-async def test_a_command_that_does_not_want_to_end_is_killed(stage: Stage, ledger: Script) -> None:
+async def test_command_that_ignores_termination_is_killed(stage: Stage, ledger: Script) -> None:
     command = acquire_command("1GiB", sys.executable, "-c", _STUBBORN)
     async with program(stage.environment, sys.executable, "-c", _IMPATIENT, *command[len(WEFT) :]) as weft:
         worker = process_id_of(int((await weft.says("pid ")).split()[1]))
@@ -65,7 +65,7 @@ async def test_a_command_that_does_not_want_to_end_is_killed(stage: Stage, ledge
         assert not is_alive(worker)
 
 
-async def test_a_command_does_not_begin_before_the_ledger_knows_its_process(stage: Stage, ledger: Script) -> None:
+async def test_command_does_not_start_before_the_ledger_knows_its_process(stage: Stage, ledger: Script) -> None:
     async with program(stage.environment, *acquire_command("1GiB", sys.executable, "-c", _WORK)) as weft:
         pid = int((await weft.says("pid ")).split()[1])
         assert pid in {process.pid for use in ledger.uses() for process in use.processes}
@@ -73,7 +73,7 @@ async def test_a_command_does_not_begin_before_the_ledger_knows_its_process(stag
         assert first >= 1, "before that the lease had no process"
 
 
-async def test_a_weft_that_is_killed_before_the_ledger_knows_starts_no_command(stage: Stage, ledger: Script) -> None:
+async def test_weft_killed_before_the_ledger_knows_starts_no_command(stage: Stage, ledger: Script) -> None:
     mark = stage.cards.folder / "began"
     command = acquire_command("1GiB", sys.executable, "-c", f"open({str(mark)!r}, 'w')")
     ledger.is_away_after_uses = 1  # the first renewal is the grant's own; then the process is to be named
@@ -89,7 +89,7 @@ async def test_a_weft_that_is_killed_before_the_ledger_knows_starts_no_command(s
     assert mark.exists(), "the negative control"
 
 
-async def test_ctrl_c_while_waiting_leaves_the_line_and_says_nothing_more(stage: Stage, ledger: Script) -> None:
+async def test_ctrl_c_while_waiting_leaves_the_queue_silently(stage: Stage, ledger: Script) -> None:
     ledger.waits, ledger.hold = ["held by \x1b[31mqwen"], threading.Event()
     async with program(stage.environment, *acquire_command("1GiB", sys.executable, "-c", _WORK)) as weft:
         assert "\x1b" not in await weft.says("waiting: held by")
@@ -110,21 +110,21 @@ async def test_ctrl_c_while_waiting_leaves_the_line_and_says_nothing_more(stage:
         (("--memory", "1GiB", "--purpose", "x" * 257), "--purpose: must be at most 256 characters"),
     ],
 )
-async def test_wrong_options_are_named(stage: Stage, ledger: Script, options: tuple[str, ...], words: str) -> None:
+async def test_invalid_options_are_reported(stage: Stage, ledger: Script, options: tuple[str, ...], words: str) -> None:
     async with program(stage.environment, *weft_command("lease", "acquire", *options, "--", "true")) as weft:
         assert await weft.ended() == 2
     assert words in weft.text
     assert ledger.acquired == []
 
 
-async def test_options_of_the_command_are_the_commands(stage: Stage, ledger: Script) -> None:
+async def test_options_after_the_command_belong_to_the_command(stage: Stage, ledger: Script) -> None:
     async with program(stage.environment, *acquire_command("1GiB", "echo", "--memory", "-x", "--")) as weft:
         assert await weft.ended() == 0
     assert weft.lines[-1] == "--memory -x --"
     assert len(ledger.released) == 1
 
 
-async def test_the_list_is_a_document_for_programs(stage: Stage, ledger: Script) -> None:
+async def test_list_is_available_as_json(stage: Stage, ledger: Script) -> None:
     async with program(stage.environment, *weft_command("lease", "list")) as listing:
         assert await listing.ended() == 0
     assert listing.lines == ["no host with accelerators is known"]
@@ -134,7 +134,7 @@ async def test_the_list_is_a_document_for_programs(stage: Stage, ledger: Script)
     assert ledger.renewed == [], "who only looks reports nothing"
 
 
-async def test_the_list_says_what_nobody_can_tell_and_steers_no_terminal(stage: Stage, ledger: Script) -> None:
+async def test_list_shows_unknown_values_and_strips_terminal_escapes(stage: Stage, ledger: Script) -> None:
     device = lease_pb2.Device(index=3, id="GPU-3", name="Card\x1b[31m", total_bytes=8 * GIB)
     holder = lease_pb2.LeaseHolder(kind=lease_pb2.LeaseHolder.KIND_RUNNER, name="runner-a", incarnation="x")
     lease = lease_pb2.Lease(

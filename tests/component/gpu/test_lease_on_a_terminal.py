@@ -81,7 +81,7 @@ async def test_ctrl_c_reaches_the_command_exactly_once(stage: Stage, ledger: Scr
     assert len(ledger.released) == 1
 
 
-async def test_what_is_awaited_is_one_line_that_changes(stage: Stage, ledger: Script) -> None:
+async def test_wait_reason_updates_in_place_on_one_line(stage: Stage, ledger: Script) -> None:
     ledger.waits = ["held by qwen (busy)", "held by qwen (unloading)"]
     command = acquire_command("1GiB", sys.executable, "-c", _COUNTS)
     _, written = await _typed(stage, *command, ready=b"ready", keys=CTRL_C)

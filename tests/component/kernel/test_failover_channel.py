@@ -93,7 +93,7 @@ async def until_name(channel: grpc.aio.Channel, name: str) -> None:
             await asyncio.sleep(0.02)
 
 
-async def test_the_very_first_call_goes_to_the_one_that_serves(pair: tuple[Named, Named]) -> None:
+async def test_first_call_reaches_the_serving_server(pair: tuple[Named, Named]) -> None:
     a, b = pair
     await a.start(serving=False)
     await b.start(serving=True)
@@ -101,14 +101,14 @@ async def test_the_very_first_call_goes_to_the_one_that_serves(pair: tuple[Named
         assert [await name_at(channel) for _ in range(3)] == ["b", "b", "b"]
 
 
-async def test_the_first_call_does_not_wait_for_a_server_that_is_not_there(pair: tuple[Named, Named]) -> None:
+async def test_first_call_does_not_wait_for_a_missing_server(pair: tuple[Named, Named]) -> None:
     a, b = pair
     await b.start(serving=True)
     async with channel_over(a, b) as channel:
         assert await name_at(channel) == "b"
 
 
-async def test_calls_follow_the_role_and_listeners_hear_of_it(pair: tuple[Named, Named]) -> None:
+async def test_calls_follow_the_serving_role_and_listeners_are_notified(pair: tuple[Named, Named]) -> None:
     a, b = pair
     await a.start(serving=True)
     await b.start(serving=False)
@@ -122,7 +122,7 @@ async def test_calls_follow_the_role_and_listeners_hear_of_it(pair: tuple[Named,
         assert moves == [b.address]
 
 
-async def test_listeners_hear_of_a_server_that_was_away_and_serves_again(pair: tuple[Named, Named]) -> None:
+async def test_listeners_are_notified_when_a_server_returns(pair: tuple[Named, Named]) -> None:
     a, b = pair
     await a.start(serving=True)
     await b.start(serving=False)
@@ -140,7 +140,7 @@ async def test_listeners_hear_of_a_server_that_was_away_and_serves_again(pair: t
     assert moves == [a.address]
 
 
-async def test_a_watch_that_its_connection_cancels_begins_again(pair: tuple[Named, Named]) -> None:
+async def test_watch_cancelled_by_its_connection_restarts(pair: tuple[Named, Named]) -> None:
     a, b = pair
     await a.start(serving=True)
     await b.start(serving=False)
@@ -156,7 +156,7 @@ async def test_a_watch_that_its_connection_cancels_begins_again(pair: tuple[Name
         await connections[1].close(None)
 
 
-async def test_after_a_death_calls_and_watches_go_to_the_other_one_and_back(pair: tuple[Named, Named]) -> None:
+async def test_calls_and_watches_fail_over_after_a_death_and_back(pair: tuple[Named, Named]) -> None:
     a, b = pair
     await a.start(serving=True)
     await b.start(serving=False)
@@ -178,7 +178,7 @@ async def test_after_a_death_calls_and_watches_go_to_the_other_one_and_back(pair
         await until_name(channel, "a")
 
 
-async def test_a_server_whose_health_cannot_be_watched_is_checked(tmp_path: Path) -> None:
+async def test_server_without_health_watch_is_polled(tmp_path: Path) -> None:
     a, b = Named(tmp_path, "a", watchable=False), Named(tmp_path, "b", watchable=False)
     await a.start(serving=False)
     await b.start(serving=True)
@@ -190,7 +190,7 @@ async def test_a_server_whose_health_cannot_be_watched_is_checked(tmp_path: Path
         await b.stop()
 
 
-async def test_a_channel_without_any_server_fails_its_calls(pair: tuple[Named, Named]) -> None:
+async def test_channel_without_a_server_fails_its_calls(pair: tuple[Named, Named]) -> None:
     async with channel_over(*pair) as channel:
         with pytest.raises(grpc.aio.AioRpcError) as failure:
             await name_at(channel)
@@ -198,7 +198,7 @@ async def test_a_channel_without_any_server_fails_its_calls(pair: tuple[Named, N
 
 
 @pytest.mark.parametrize("api_key", ["", "wk_secret"])
-async def test_a_blocking_channel_asks_who_serves_before_the_first_call_and_after_a_failure(
+async def test_blocking_channel_checks_health_before_the_first_call_and_after_a_failure(
     pair: tuple[Named, Named], api_key: str
 ) -> None:
     a, b = pair

@@ -100,11 +100,11 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> str:
         ("unix_socket", r"listening socket \S+/left.sock"),
     ],
 )
-def test_a_module_that_leaves_something_fails_with_its_description(report: str, module: str, left: str) -> None:
+def test_module_that_leaks_fails_with_a_description(report: str, module: str, left: str) -> None:
     assert re.search(rf"test_{module}.py left behind: {left}\n", report)
     assert f"ERROR test_{module}.py::test_leaves" in report
 
 
-def test_modules_that_leave_nothing_pass_before_and_after_one_that_does(report: str) -> None:
+def test_clean_modules_pass_before_and_after_a_leaking_one(report: str) -> None:
     assert len(re.findall(r"^PASSED test_(?:a_tidy_one|z_after_them)\.py", report, re.MULTILINE)) == 3
     assert len(re.findall("^ERROR test_", report, re.MULTILINE)) == len(_LEAVES)

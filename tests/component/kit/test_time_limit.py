@@ -41,7 +41,9 @@ def test_fails_the_second_time(runs=[]):
 
 
 @pytest.mark.slow("runs pytest in pytest")
-def test_a_test_over_the_limit_fails_and_is_named(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_test_over_the_time_limit_fails_and_is_reported(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
     # With the clocks of the machine, others could slow this process so much that no wait counts.
     clock = {"wall": 0.0, "running": 1.0, "waiting_for_processor": 0.0}
     monkeypatch.setattr(time_limit, "clock", clock, raising=False)
@@ -56,7 +58,7 @@ def test_a_test_over_the_limit_fails_and_is_named(pytester: pytest.Pytester, mon
     assert 'mark it: @pytest.mark.slow("why it must be")' in told
 
 
-def test_time_without_a_processor_does_not_count_and_waits_count_less_on_a_busy_machine() -> None:
+def test_time_without_cpu_is_not_counted_and_waits_count_less_under_load() -> None:
     began = Moment(wall=10.0, running=4.0, waiting_for_processor=4.0)
     assert began.until(Moment(wall=13.0, running=5.0, waiting_for_processor=5.0)) == pytest.approx(1.0 + 1.0 / 2)
     assert Moment(0.0, 0.0, 0.0).until(Moment(3.0, 1.0, 0.0)) == pytest.approx(3.0)

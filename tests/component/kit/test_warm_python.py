@@ -53,13 +53,13 @@ async def _ended(process: asyncio.subprocess.Process) -> int:
         return await process.wait()
 
 
-async def test_an_interrupt_that_comes_before_it_runs_is_not_lost() -> None:
+async def test_early_interrupt_is_not_lost() -> None:
     process = await asyncio.create_subprocess_exec(*FAKE, stderr=asyncio.subprocess.PIPE)
     process.send_signal(signal.SIGINT)
     assert await _ended(process) in (-signal.SIGINT, 0)
 
 
-async def test_it_holds_no_file_of_the_server_nor_of_another_program() -> None:
+async def test_process_shares_no_open_file_with_the_server() -> None:
     process = await _started(*FAKE)
     assert _open_files(_server().pid)
     assert _open_files(_server().pid).isdisjoint(_open_files(process.pid))
@@ -110,7 +110,7 @@ def _is_cold_runner(child: psutil.Process) -> bool:
     return "serve" in child.cmdline() and not _is_forked(child)
 
 
-async def test_a_runner_of_a_mesh_is_forked_as_a_child_of_the_mesh_and_dies_with_it(tmp_path: Path) -> None:
+async def test_runner_is_forked_as_a_child_of_the_mesh_and_dies_with_it(tmp_path: Path) -> None:
     async with _mesh_of_one(tmp_path) as (mesh, server):
         runner = await _child(mesh, _is_forked_runner)
         assert os.getsid(runner.pid) == runner.pid
@@ -119,14 +119,14 @@ async def test_a_runner_of_a_mesh_is_forked_as_a_child_of_the_mesh_and_dies_with
     assert alive == []
 
 
-async def test_a_mesh_whose_server_is_gone_starts_its_runner_cold(tmp_path: Path) -> None:
+async def test_mesh_without_its_server_starts_the_runner_cold(tmp_path: Path) -> None:
     async with _mesh_of_one(tmp_path) as (mesh, server):
         server.kill()
         runner = await _child(mesh, _is_cold_runner)
         assert psutil.Process(runner.pid).ppid() == mesh.pid
 
 
-def test_the_server_ends_with_the_process_that_has_it() -> None:
+def test_server_exits_with_its_owner() -> None:
     program = (
         "import subprocess, psutil\n"
         "from kit.warm_python import warm\n"

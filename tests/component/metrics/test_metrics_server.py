@@ -29,7 +29,7 @@ async def _serving(listen: str = "127.0.0.1:0", page: MetricsPage | None = None)
         await server.stop(0)
 
 
-async def test_it_serves_the_page_in_the_format_that_is_asked_for_and_nothing_else() -> None:
+async def test_metrics_server_serves_only_the_page_in_the_requested_format() -> None:
     async with _serving() as server, aiohttp.ClientSession() as http:
         async with http.get(server.url) as answer:
             assert answer.status == 200
@@ -46,7 +46,7 @@ async def test_it_serves_the_page_in_the_format_that_is_asked_for_and_nothing_el
             assert answer.status == 404
 
 
-async def test_it_answers_probes_by_the_health_of_its_process() -> None:
+async def test_probes_return_the_process_health() -> None:
     monitor = HealthMonitor([HealthCheck(name="store", look=_full_disk)], FakeClock())
     server = MetricsServer(MetricsPage(), "127.0.0.1:0", monitor)
     await server.start()
@@ -74,7 +74,7 @@ async def _full_disk() -> Observation:
     return down("store_not_writable", "the database cannot be written (SQLITE_FULL)")
 
 
-async def test_it_serves_a_unix_socket_of_its_owner_and_takes_it_away(tmp_path: Path) -> None:
+async def test_unix_socket_is_private_and_removed_at_stop(tmp_path: Path) -> None:
     path = tmp_path / "m"
     path.touch()  # of a process that was killed
     async with _serving(f"unix:{path}"):
@@ -87,7 +87,7 @@ async def test_it_serves_a_unix_socket_of_its_owner_and_takes_it_away(tmp_path: 
     assert not path.exists()
 
 
-async def test_more_scrapes_at_once_than_its_bound_are_refused() -> None:
+async def test_concurrent_scrapes_over_the_limit_are_rejected() -> None:
     page, may_go, all_wait = MetricsPage(), asyncio.Event(), asyncio.Event()
     waiting = 0
 
@@ -113,7 +113,7 @@ async def test_more_scrapes_at_once_than_its_bound_are_refused() -> None:
         assert await scrape() == 200
 
 
-async def test_connections_beyond_its_bound_are_closed() -> None:
+async def test_connections_over_the_limit_are_closed() -> None:
     async with _serving() as server:
         host, port = server.url.removeprefix("http://").removesuffix("/metrics").split(":")
         opened = [await asyncio.open_connection(host, int(port)) for _ in range(MAX_CONNECTIONS + 1)]
@@ -126,7 +126,7 @@ async def test_connections_beyond_its_bound_are_closed() -> None:
             writer.close()
 
 
-async def test_an_address_that_is_taken_is_named() -> None:
+async def test_address_in_use_is_reported() -> None:
     async with _serving() as server:
         taken = server.url.removeprefix("http://").removesuffix("/metrics")
         with pytest.raises(WeftError, match="taken by another program") as raised:
@@ -135,12 +135,12 @@ async def test_an_address_that_is_taken_is_named() -> None:
 
 
 @pytest.mark.parametrize("listen", ["", "9464", "127.0.0.1:", "127.0.0.1:99999", ":9464", "127.0.0.1:x"])
-def test_an_address_without_a_host_or_a_port_is_refused(listen: str) -> None:
+def test_address_without_a_host_or_port_is_rejected(listen: str) -> None:
     with pytest.raises(WeftError, match=r"metrics\.listen"):
         MetricsServer(MetricsPage(), listen)
 
 
-async def test_a_server_that_never_started_can_be_stopped_twice() -> None:
+async def test_unstarted_server_can_be_stopped_twice() -> None:
     server = MetricsServer(MetricsPage(), "127.0.0.1:0")
     await server.stop(0)
     await server.stop(0)

@@ -24,14 +24,14 @@ def asking(name: str = "coder", /, **behaviour: object) -> agent_pb2.AgentManife
     return manifest
 
 
-async def test_what_a_published_agent_asks_for_is_told_to_everyone(mesh: RunningRegistry) -> None:
+async def test_published_agent_behavior_is_visible_to_all(mesh: RunningRegistry) -> None:
     await SomeRunner(mesh, agents=(asking(stop_on_decision_request=False, max_tool_iterations=0),)).open()
     told = (await mesh.agent("coder")).manifest
     assert told == asking(stop_on_decision_request=False, max_tool_iterations=0)
     assert records((await mesh.watch()).snapshot.snapshot.resources, "agent")[0].manifest == told
 
 
-async def test_a_change_of_nothing_but_what_it_asks_for_is_a_change(mesh: RunningRegistry) -> None:
+async def test_behavior_only_change_counts_as_a_change(mesh: RunningRegistry) -> None:
     runner = await SomeRunner(mesh, agents=(asking(),)).open()
     watch = await mesh.watch()
     runner.agents, runner.incarnation = (asking(tools=["search"]),), "life-2"
@@ -40,7 +40,7 @@ async def test_a_change_of_nothing_but_what_it_asks_for_is_a_change(mesh: Runnin
     assert (await mesh.agent("coder")).manifest.behaviour.tools == ["search"]
 
 
-async def test_a_declaration_wins_over_what_its_runner_published(mesh: RunningRegistry) -> None:
+async def test_declaration_overrides_the_published_agent(mesh: RunningRegistry) -> None:
     await SomeRunner(mesh, agents=(asking(),)).open()
     assert await mesh.apply(declared(agent=asking())) == ["agent coder unchanged"]
     other = declared(agent=asking(tools=[]))
@@ -51,7 +51,7 @@ async def test_a_declaration_wins_over_what_its_runner_published(mesh: RunningRe
 
 
 @pytest.mark.parametrize("behaviour", [{}, {"tools": [], "repetition_policy": 1}, {"parse_text_tool_calls": False}])
-async def test_the_document_of_any_agent_can_be_applied_and_changes_nothing(
+async def test_document_of_any_agent_can_be_applied_without_a_change(
     mesh: RunningRegistry, behaviour: dict[str, object]
 ) -> None:
     await SomeRunner(mesh, agents=(asking(**behaviour),)).open()
@@ -60,7 +60,7 @@ async def test_the_document_of_any_agent_can_be_applied_and_changes_nothing(
     assert await mesh.apply(to_declaration(read.document)) == ["agent coder unchanged"]
 
 
-async def test_a_wrong_wish_is_refused_by_its_path_and_nothing_of_the_batch_is_done(mesh: RunningRegistry) -> None:
+async def test_invalid_behavior_is_rejected_by_path_and_the_batch_is_not_applied(mesh: RunningRegistry) -> None:
     await SomeRunner(mesh).open()
     batch = [declared(agent=asking("good")), declared(agent=asking("bad", signals=["not a signal"]))]
     with refused(Reason.INVALID_ARGUMENT) as errors:
@@ -70,7 +70,7 @@ async def test_a_wrong_wish_is_refused_by_its_path_and_nothing_of_the_batch_is_d
         await mesh.agent("good")
 
 
-async def test_a_restarted_registry_still_knows_what_agents_ask_for(tmp_path: Path, database_url: str) -> None:
+async def test_restarted_registry_still_knows_agent_behavior(tmp_path: Path, database_url: str) -> None:
     clock = FakeClock()
     async with running_registry(tmp_path, database_url=database_url, clock=clock) as before:
         await SomeRunner(before, agents=(asking("published"),)).open()

@@ -31,7 +31,7 @@ async def stage(tmp_path: Path) -> AsyncIterator[KeyStage]:
         yield running
 
 
-async def test_a_key_is_shown_once_and_is_good_until_it_is_revoked(stage: KeyStage) -> None:
+async def test_key_is_returned_once_and_valid_until_revoked(stage: KeyStage) -> None:
     key_id, text = await stage.create(description="alice's laptop")
     assert re.fullmatch(rf"weft_{key_id}_[0-9a-f]{{64}}", text)
     assert re.fullmatch(r"[a-z0-9]{12}", key_id)
@@ -50,7 +50,7 @@ async def test_a_key_is_shown_once_and_is_good_until_it_is_revoked(stage: KeySta
         await stage.revoke("nobody000000")
 
 
-async def test_a_revoked_key_stays_listed_for_thirty_days_and_keeps_its_time(tmp_path: Path) -> None:
+async def test_revoked_key_is_listed_for_thirty_days_with_its_revocation_time(tmp_path: Path) -> None:
     clock = FakeClock()
     async with registry_with_keys(tmp_path, clock=clock) as stage:
         key_id, _ = await stage.create()
@@ -66,7 +66,7 @@ async def test_a_revoked_key_stays_listed_for_thirty_days_and_keeps_its_time(tmp
         assert await stage.listed() == [], "it is gone from the disk too"
 
 
-async def test_an_expired_key_is_good_no_more_to_the_second_and_stays_listed(stage: KeyStage) -> None:
+async def test_expired_key_is_invalid_to_the_second_and_remains_listed(stage: KeyStage) -> None:
     key_id, text = await stage.create(seconds=60)
     await stage.mesh.advance(59.0)
     assert await stage.is_good(text)
@@ -81,7 +81,7 @@ async def test_an_expired_key_is_good_no_more_to_the_second_and_stays_listed(sta
     await stage.revoke(key_id)
 
 
-async def test_rotation_gives_a_new_secret_and_the_old_one_an_hour(stage: KeyStage) -> None:
+async def test_rotation_creates_a_new_secret_and_keeps_the_old_one_for_an_hour(stage: KeyStage) -> None:
     key_id, first = await stage.create(tenant="team-a", scopes=["models:view"])
     await stage.mesh.advance(10.0)
     rotated = await stage.rotate(key_id)
@@ -96,7 +96,7 @@ async def test_rotation_gives_a_new_secret_and_the_old_one_an_hour(stage: KeySta
     assert await stage.is_good(rotated.text)
 
 
-async def test_the_grace_of_a_rotation_may_be_none_or_thirty_days_but_not_longer_than_the_key(stage: KeyStage) -> None:
+async def test_rotation_grace_is_zero_to_thirty_days_and_at_most_the_key_lifetime(stage: KeyStage) -> None:
     key_id, first = await stage.create()
     second = (await stage.rotate(key_id, grace=0)).text
     assert not await stage.is_good(first)
@@ -115,14 +115,14 @@ async def test_the_grace_of_a_rotation_may_be_none_or_thirty_days_but_not_longer
     assert rotated.old_expire_time == rotated.key.expire_time
 
 
-async def test_a_second_rotation_ends_the_grace_of_the_first(stage: KeyStage) -> None:
+async def test_second_rotation_ends_the_grace_of_the_first(stage: KeyStage) -> None:
     key_id, first = await stage.create()
     second = (await stage.rotate(key_id)).text
     third = (await stage.rotate(key_id)).text
     assert [await stage.is_good(text) for text in (first, second, third)] == [False, True, True]
 
 
-async def test_a_revoked_key_cannot_be_rotated_and_its_old_secret_is_gone_too(stage: KeyStage) -> None:
+async def test_revoked_key_cannot_be_rotated_and_its_old_secret_is_invalid_too(stage: KeyStage) -> None:
     key_id, first = await stage.create()
     second = (await stage.rotate(key_id)).text
     await stage.revoke(key_id)
@@ -131,7 +131,7 @@ async def test_a_revoked_key_cannot_be_rotated_and_its_old_secret_is_gone_too(st
         await stage.rotate(key_id)
 
 
-async def test_keys_rotations_and_revocations_outlive_the_registry(tmp_path: Path) -> None:
+async def test_keys_rotations_and_revocations_survive_a_restart(tmp_path: Path) -> None:
     clock = FakeClock()
     async with registry_with_keys(tmp_path, clock=clock) as stage:
         kept, text = await stage.create(description="kept", tenant="team-a", seconds=600)
@@ -151,7 +151,7 @@ async def test_keys_are_listed_newest_first(stage: KeyStage) -> None:
     assert [key.description for key in await stage.listed()] == ["third", "second", "first"]
 
 
-async def test_there_is_a_limit_of_keys_and_those_that_ended_make_room_the_earliest_first(
+async def test_key_limit_is_enforced_and_the_earliest_ended_keys_are_evicted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("registry_svc.keys.api_keys.MAX_KEYS", 6)
@@ -192,7 +192,9 @@ async def test_there_is_a_limit_of_keys_and_those_that_ended_make_room_the_earli
         (pb.CreateKeyRequest(lifetime=Duration(seconds=2**62)), "lifetime"),
     ],
 )
-async def test_bad_wishes_are_refused_by_field(stage: KeyStage, request_: pb.CreateKeyRequest, field: str) -> None:
+async def test_invalid_requests_are_rejected_by_field(
+    stage: KeyStage, request_: pb.CreateKeyRequest, field: str
+) -> None:
     with refused(Reason.INVALID_ARGUMENT) as errors:
         await stage.keys.CreateKey(request_)
     assert isinstance(errors[0], FieldError)
@@ -201,14 +203,14 @@ async def test_bad_wishes_are_refused_by_field(stage: KeyStage, request_: pb.Cre
 
 
 @pytest.mark.parametrize("key_id", ["", "x" * 65_536, "a b", "'; DROP TABLE api_keys; --", "../../etc/passwd"])
-async def test_what_is_no_id_is_refused(stage: KeyStage, key_id: str) -> None:
+async def test_malformed_id_is_rejected(stage: KeyStage, key_id: str) -> None:
     with refused(Reason.INVALID_ARGUMENT):
         await stage.revoke(key_id)
     with refused(Reason.INVALID_ARGUMENT):
         await stage.rotate(key_id)
 
 
-async def test_nobody_makes_or_rotates_a_key_that_may_do_more_than_they_may(tmp_path: Path) -> None:
+async def test_key_with_more_scopes_than_the_callers_cannot_be_created_or_rotated(tmp_path: Path) -> None:
     clerk = Principal(name="key:clerk", access=parse_scopes(["keys:*", "models:view"], "scopes"))
     async with bare_keys(tmp_path) as (keys, _):
         admin, _ = await keys.create(pb.CreateKeyRequest(tenant="default", scopes=["*:*"]), LOCAL)
@@ -223,7 +225,7 @@ async def test_nobody_makes_or_rotates_a_key_that_may_do_more_than_they_may(tmp_
         assert [key.rotated_at is None for key in keys.newest_first() if key.id == admin.id] == [True]
 
 
-async def test_who_may_change_keys_and_make_none_gets_none_by_a_rotation(tmp_path: Path) -> None:
+async def test_rotation_of_another_tenants_key_requires_the_create_scope(tmp_path: Path) -> None:
     editor = Principal(name="key:editor", tenant="ann", access=parse_scopes(["keys:edit", "models:view"], "scopes"))
     async with bare_keys(tmp_path) as (keys, _):
         of_bob, _ = await keys.create(pb.CreateKeyRequest(tenant="bob", scopes=["models:view"]), LOCAL)
@@ -244,14 +246,14 @@ def denied(scope: str) -> Iterator[None]:
     assert scope in refusal.value.message
 
 
-async def test_a_registry_without_a_pepper_file_has_no_keys_and_says_so(tmp_path: Path) -> None:
+async def test_registry_without_a_pepper_file_has_no_keys_and_reports_it(tmp_path: Path) -> None:
     async with running_registry(tmp_path) as mesh:
         stub = cast("KeyServiceAsyncStub", key_service_pb2_grpc.KeyServiceStub(mesh.channel))
         with refused(Reason.UNSUPPORTED_OPERATION):
             await stub.CreateKey(pb.CreateKeyRequest())
 
 
-async def test_secrets_stand_in_no_log_no_file_and_no_error(tmp_path: Path) -> None:
+async def test_secrets_appear_in_no_log_file_or_error(tmp_path: Path) -> None:
     with structlog.testing.capture_logs() as lines:
         async with registry_with_keys(tmp_path) as stage:
             key_id, first = await stage.create(description="findable", tenant="team-a")

@@ -63,7 +63,7 @@ def _seen(state: Any) -> dict[str, tuple[str, bool]]:
     return {model.manifest.name: (model.api_key, model.key_is_missing) for model in state.models}
 
 
-async def test_every_change_of_a_model_and_of_its_secret_is_told(tmp_path: Path) -> None:
+async def test_every_change_of_a_model_and_its_secret_is_published(tmp_path: Path) -> None:
     async with _registry(tmp_path) as (mesh, secrets):
         watch = _watch(mesh.channel)
         assert _seen(await watch.read()) == {}
@@ -78,7 +78,7 @@ async def test_every_change_of_a_model_and_of_its_secret_is_told(tmp_path: Path)
         watch.cancel()
 
 
-async def test_the_declaration_is_stored_in_one_form_and_survives_a_restart(tmp_path: Path) -> None:
+async def test_declaration_is_stored_in_canonical_form_and_survives_a_restart(tmp_path: Path) -> None:
     async with _registry(tmp_path) as (mesh, _):
         assert await mesh.apply(_declared(url="https://provider.example/v1/")) == ["model frontier created"]
         assert await mesh.apply(_declared()) == ["model frontier unchanged"]
@@ -94,7 +94,7 @@ async def test_the_declaration_is_stored_in_one_form_and_survives_a_restart(tmp_
         watch.cancel()
 
 
-async def test_a_platform_prompt_is_told_and_refused_of_a_model_that_does_not_chat(tmp_path: Path) -> None:
+async def test_platform_prompt_is_published_and_rejected_for_a_model_without_chat(tmp_path: Path) -> None:
     document = declared_document(_declared(platform_prompt=True))
     document.manifest.operations[:] = [model_pb2.MODEL_OPERATION_EMBEDDING]
     silent = to_declaration(document)
@@ -108,7 +108,7 @@ async def test_a_platform_prompt_is_told_and_refused_of_a_model_that_does_not_ch
     assert model_settings(told.manifest).platform_prompt
 
 
-async def test_keys_are_not_told_over_a_port_that_everybody_on_the_machine_can_reach(tmp_path: Path) -> None:
+async def test_provider_keys_are_not_sent_over_a_local_tcp_port(tmp_path: Path) -> None:
     async with _registry(tmp_path) as (mesh, _):
         await mesh.apply(_declared())
         server = new_server()
@@ -126,9 +126,7 @@ async def test_keys_are_not_told_over_a_port_that_everybody_on_the_machine_can_r
 
 
 @pytest.mark.parametrize("dial_out", [False, True])
-async def test_a_runner_publishes_no_provider_and_does_not_take_the_name_of_the_meshs_own(
-    tmp_path: Path, dial_out: bool
-) -> None:
+async def test_runner_cannot_publish_a_provider_or_use_the_central_runner_name(tmp_path: Path, dial_out: bool) -> None:
     manifest = model_pb2.ModelManifest(name="frontier", operations=[CHAT])
     runner = runner_pb2.Runner(name="laptop", incarnation="run-1", host="h", address="unix:/r", dial_out=dial_out)
     if dial_out:
@@ -141,7 +139,7 @@ async def test_a_runner_publishes_no_provider_and_does_not_take_the_name_of_the_
             await mesh.sessions.OpenSession(request)
 
 
-async def test_a_runner_whose_models_change_keeps_its_session_and_its_ticket_key(tmp_path: Path) -> None:
+async def test_runner_with_changed_models_keeps_its_session_and_ticket_key(tmp_path: Path) -> None:
     def opening(number: int, *names: str, incarnation: str = "run-1") -> Any:
         models = [model_pb2.ModelManifest(name=name, operations=[CHAT]) for name in names]
         runner = runner_pb2.Runner(name="box", incarnation=incarnation, host="h", address="unix:/r")

@@ -36,7 +36,7 @@ RunnerDeclaration = declaration_service_pb2.RunnerDeclaration
 PoolDeclaration = declaration_service_pb2.PoolDeclaration
 
 
-async def test_a_declared_model_exists_without_a_runner_and_is_inactive(mesh: RunningRegistry) -> None:
+async def test_declared_model_exists_without_a_runner_and_is_inactive(mesh: RunningRegistry) -> None:
     watch = await mesh.watch()
     assert await mesh.apply(declare("m1")) == ["model m1 created"]
     model = await mesh.model("m1")
@@ -46,7 +46,7 @@ async def test_a_declared_model_exists_without_a_runner_and_is_inactive(mesh: Ru
     assert await mesh.apply(declare("m1")) == ["model m1 unchanged"]
 
 
-async def test_a_runner_that_publishes_a_declared_name_serves_it_and_the_declaration_wins(
+async def test_runner_publishing_a_declared_name_serves_it_and_the_declaration_wins(
     mesh: RunningRegistry,
 ) -> None:
     await mesh.apply(declare(manifest("m1", pool="p1", context_tokens=0)))
@@ -57,7 +57,7 @@ async def test_a_runner_that_publishes_a_declared_name_serves_it_and_the_declara
     assert model.HasField("last_heartbeat_time")
 
 
-async def test_declaring_what_can_be_read_of_any_row_changes_nothing(mesh: RunningRegistry) -> None:
+async def test_applying_the_current_state_of_any_row_changes_nothing(mesh: RunningRegistry) -> None:
     await mesh.apply(declare(manifest("public", context_tokens=0)), declared(agent=an_agent("judge", "public")))
     await SomeRunner(
         mesh,
@@ -80,7 +80,7 @@ async def test_declaring_what_can_be_read_of_any_row_changes_nothing(mesh: Runni
     assert await mesh.apply(declare(virtual.manifest, runner="r1")) == ["model virtual unchanged"]
 
 
-async def test_a_live_virtual_row_that_differs_is_refused_and_adopted_on_request(mesh: RunningRegistry) -> None:
+async def test_live_virtual_row_that_differs_is_rejected_unless_adopted(mesh: RunningRegistry) -> None:
     await SomeRunner(mesh, agents=(an_agent("a1"),)).open()
     for declaration in (
         declare(manifest("m1", pool="p1")),
@@ -99,7 +99,7 @@ async def test_a_live_virtual_row_that_differs_is_refused_and_adopted_on_request
     assert model.create_time == created
 
 
-async def test_a_dead_runners_row_may_be_redeclared_without_adopting(mesh: RunningRegistry) -> None:
+async def test_row_of_a_dead_runner_can_be_redeclared_without_adopting(mesh: RunningRegistry) -> None:
     await SomeRunner(mesh).open()
     await mesh.advance(90.0)
     assert await mesh.apply(declare(manifest("m1", pool="p1"))) == ["model m1 configured"]
@@ -107,7 +107,7 @@ async def test_a_dead_runners_row_may_be_redeclared_without_adopting(mesh: Runni
 
 
 @pytest.mark.slow("kills or restarts a service")
-async def test_an_adopted_row_survives_the_four_hours_of_its_runner_and_a_restart(tmp_path: Path) -> None:
+async def test_adopted_row_survives_the_expiry_of_its_runner_and_a_restart(tmp_path: Path) -> None:
     clock = FakeClock()
     async with running_registry(tmp_path, clock=clock) as mesh:
         await SomeRunner(mesh, models=("m1", "m2"), agents=(an_agent("a1"), an_agent("a2"))).open()
@@ -129,7 +129,7 @@ async def test_an_adopted_row_survives_the_four_hours_of_its_runner_and_a_restar
         assert (await mesh.model("m1")).status == MODEL_ACTIVE
 
 
-async def test_a_public_agent_shadows_a_published_one_which_lies_underneath(mesh: RunningRegistry) -> None:
+async def test_public_agent_shadows_a_published_one(mesh: RunningRegistry) -> None:
     await mesh.apply(declare("m1"), declared(agent=an_agent("a1", prompt="declared")))
     runner = await SomeRunner(mesh, agents=(an_agent("a1", prompt="published"),)).open()
     agent = await mesh.agent("a1")
@@ -154,7 +154,7 @@ async def test_a_public_agent_shadows_a_published_one_which_lies_underneath(mesh
         (ResourceDocument(), Reason.INVALID_ARGUMENT),
     ],
 )
-async def test_one_bad_declaration_among_good_ones_applies_nothing(
+async def test_one_invalid_declaration_applies_nothing(
     tmp_path: Path, bad: ResourceDocument, reason: Reason, *, dry_run: bool
 ) -> None:
     async with running_registry(tmp_path) as mesh:
@@ -180,7 +180,7 @@ async def test_one_bad_declaration_among_good_ones_applies_nothing(
         (declared(runner=RunnerDeclaration(name="x")), declare("x")),
     ],
 )
-async def test_two_of_one_name_in_one_call_are_refused(
+async def test_duplicate_names_in_one_call_are_rejected(
     mesh: RunningRegistry, first: ResourceDocument, second: ResourceDocument
 ) -> None:
     with refused(Reason.INVALID_ARGUMENT) as errors:
@@ -189,7 +189,7 @@ async def test_two_of_one_name_in_one_call_are_refused(
     assert errors[0].field.startswith("declarations[")
 
 
-async def test_deleting_something_of_no_kind_or_with_a_hostile_name_is_refused(mesh: RunningRegistry) -> None:
+async def test_delete_with_an_unknown_kind_or_hostile_name_is_rejected(mesh: RunningRegistry) -> None:
     for kind, name, field in (
         ("", "m1", "kind"),
         ("models", "m1", "kind"),
@@ -202,7 +202,7 @@ async def test_deleting_something_of_no_kind_or_with_a_hostile_name_is_refused(m
         assert errors[0].field == field
 
 
-async def test_a_refused_declaration_is_named_by_its_place(mesh: RunningRegistry) -> None:
+async def test_rejected_declaration_is_identified_by_its_position(mesh: RunningRegistry) -> None:
     await SomeRunner(mesh).open()
     with refused(Reason.ALREADY_EXISTS) as errors:
         await mesh.apply(declare("fine"), declare("r1"))
@@ -213,7 +213,7 @@ async def test_a_refused_declaration_is_named_by_its_place(mesh: RunningRegistry
     assert errors[0].field == "declarations[1].model.manifest.name"
 
 
-async def test_a_dry_run_answers_like_the_real_one_and_changes_nothing(mesh: RunningRegistry) -> None:
+async def test_dry_run_returns_the_real_results_and_changes_nothing(mesh: RunningRegistry) -> None:
     await SomeRunner(mesh).open()
     batch = (declare("m1"), declare("m2"), declared(agent=an_agent("a1", "m2")))
     watch = await mesh.watch()
@@ -224,7 +224,7 @@ async def test_a_dry_run_answers_like_the_real_one_and_changes_nothing(mesh: Run
     assert (await mesh.watch()).snapshot != watch.snapshot
 
 
-async def test_results_show_before_and_after(mesh: RunningRegistry) -> None:
+async def test_results_include_before_and_after(mesh: RunningRegistry) -> None:
     first, second = declare(manifest("m1", wake=by_mesh())), declare(manifest("m1", pool="p1"), runner="r1")
     (created,) = (await mesh.declarations.Apply(ApplyRequest(declarations=[first]))).results
     assert not created.HasField("before")
@@ -235,7 +235,7 @@ async def test_results_show_before_and_after(mesh: RunningRegistry) -> None:
     assert unchanged.before == unchanged.after == second
 
 
-async def test_agents_may_point_to_models_and_pools_of_the_same_call_in_any_order(mesh: RunningRegistry) -> None:
+async def test_agents_can_reference_models_and_pools_of_the_same_call_in_any_order(mesh: RunningRegistry) -> None:
     outcomes = await mesh.apply(
         declared(agent=an_agent("a1", "m1")),
         declared(agent=an_agent("a2", pool="p1")),
@@ -247,7 +247,7 @@ async def test_agents_may_point_to_models_and_pools_of_the_same_call_in_any_orde
     assert (await mesh.pool("p1")).size == 2
 
 
-async def test_a_batch_is_checked_against_the_state_that_it_leads_to(mesh: RunningRegistry) -> None:
+async def test_batch_is_validated_against_its_resulting_state(mesh: RunningRegistry) -> None:
     await mesh.apply(declare(manifest("m1", pool="p1")))
     with refused(Reason.MODEL_NOT_FOUND):
         await mesh.apply(declare("m1"), declared(agent=an_agent("a1", pool="p1")))
@@ -257,7 +257,7 @@ async def test_a_batch_is_checked_against_the_state_that_it_leads_to(mesh: Runni
     ]
 
 
-async def test_deleting_removes_declared_and_published_rows_and_a_new_session_brings_its_own_back(
+async def test_delete_removes_declared_and_published_rows_and_a_new_session_republishes_its_own(
     mesh: RunningRegistry,
 ) -> None:
     runner = await SomeRunner(mesh, agents=(an_agent("a1"),)).open()
@@ -278,7 +278,7 @@ async def test_deleting_removes_declared_and_published_rows_and_a_new_session_br
     assert (await mesh.model("m1")).kind == VIRTUAL
 
 
-async def test_deleting_a_runner_ends_its_session_with_its_rows_but_not_what_is_declared(
+async def test_deleting_a_runner_ends_its_session_and_rows_but_keeps_declarations(
     mesh: RunningRegistry,
 ) -> None:
     runner = await SomeRunner(mesh, models=("m1", "m2"), agents=(an_agent("a1", "m2"),)).open()
@@ -292,7 +292,7 @@ async def test_deleting_a_runner_ends_its_session_with_its_rows_but_not_what_is_
     assert (await mesh.model("m1")).status == MODEL_ACTIVE
 
 
-async def test_what_agents_point_to_is_not_deleted_from_under_them(mesh: RunningRegistry) -> None:
+async def test_resources_referenced_by_agents_cannot_be_deleted(mesh: RunningRegistry) -> None:
     await SomeRunner(mesh, models=(manifest("m1", pool="p1"),)).open()
     await SomeRunner(mesh, name="r2", models=(manifest("m2", pool="p1"),)).open()
     await mesh.apply(declared(agent=an_agent("a1", pool="p1")))
@@ -304,7 +304,7 @@ async def test_what_agents_point_to_is_not_deleted_from_under_them(mesh: Running
     assert (await mesh.model("m2")).status == MODEL_ACTIVE
 
 
-async def test_agents_with_long_prompts_end_before_a_snapshot_cannot_be_sent(tmp_path: Path) -> None:
+async def test_total_manifest_size_is_limited_so_snapshots_can_be_sent(tmp_path: Path) -> None:
     async with running_registry(tmp_path, max_manifest_bytes=300_000) as mesh:
         prompts = [declared(agent=an_agent(f"a{number}", prompt="\u00e9" * 30_000)) for number in range(5)]
         await mesh.apply(declare("m1"), *prompts[:4])
@@ -319,7 +319,7 @@ async def test_agents_with_long_prompts_end_before_a_snapshot_cannot_be_sent(tmp
         await mesh.apply(prompts[4])
 
 
-async def test_declarations_have_limits(tmp_path: Path) -> None:
+async def test_declaration_limits_are_enforced(tmp_path: Path) -> None:
     async with running_registry(tmp_path, max_models=2, max_agents=1, max_declarations=3) as mesh:
         with refused(Reason.INVALID_ARGUMENT):
             await mesh.apply(*(declare(f"m{number}") for number in range(4)))
@@ -337,7 +337,7 @@ async def test_declarations_have_limits(tmp_path: Path) -> None:
         assert await mesh.listed("agent") == []
 
 
-async def test_a_change_of_what_was_read_is_applied_only_while_it_is_declared_so(mesh: RunningRegistry) -> None:
+async def test_conditional_apply_requires_the_expected_state(mesh: RunningRegistry) -> None:
     read, mine, theirs = (declare(manifest("m1", context_tokens=size)) for size in (512, 1024, 2048))
     agent = declared(agent=an_agent("judge", "m1"))
     await mesh.apply(read, agent)
@@ -365,7 +365,7 @@ async def test_a_default_that_is_given_or_left_out_is_no_change_of_what_was_read
     await mesh.declarations.Apply(ApplyRequest(declarations=[changed], expected=[declared(agent=left_out)]))
 
 
-async def test_what_is_expected_is_of_the_same_kind_and_name_as_what_is_declared(mesh: RunningRegistry) -> None:
+async def test_expected_document_must_match_the_kind_and_name_of_its_declaration(mesh: RunningRegistry) -> None:
     one, two = declare("m1"), declare("m2")
     for expected in ([two], [one, two]):
         with refused(Reason.INVALID_ARGUMENT) as errors:
@@ -373,7 +373,7 @@ async def test_what_is_expected_is_of_the_same_kind_and_name_as_what_is_declared
         assert errors[0].metadata["field"].startswith("expected")
 
 
-async def test_a_virtual_row_that_is_as_it_was_read_is_adopted(mesh: RunningRegistry) -> None:
+async def test_virtual_row_that_matches_the_expected_state_is_adopted(mesh: RunningRegistry) -> None:
     await SomeRunner(mesh, models=(manifest("m1", context_tokens=512),)).open()
     read, mine = declare(manifest("m1", context_tokens=512)), declare(manifest("m1", context_tokens=256))
     await mesh.declarations.Apply(ApplyRequest(declarations=[mine], expected=[read], adopt=True))
@@ -382,7 +382,7 @@ async def test_a_virtual_row_that_is_as_it_was_read_is_adopted(mesh: RunningRegi
         await mesh.declarations.Apply(ApplyRequest(declarations=[read], expected=[read], adopt=True))
 
 
-async def test_an_agent_of_a_misspelt_model_is_answered_with_the_close_names(mesh: RunningRegistry) -> None:
+async def test_agent_with_a_misspelled_model_lists_close_matches(mesh: RunningRegistry) -> None:
     """The words had two spaces, and named no close ones."""
     await mesh.apply(declare("qwen"))
     with refused(Reason.MODEL_NOT_FOUND) as errors:

@@ -59,7 +59,7 @@ async def apply(registry: BareRegistry, *declarations: ResourceDocument) -> list
     return [ApplyResult.Outcome.Name(each.outcome).removeprefix("OUTCOME_").lower() for each in results]
 
 
-async def test_a_workflow_is_created_left_alone_changed_and_there_after_a_restart(tmp_path: Path) -> None:
+async def test_workflow_is_created_unchanged_configured_and_survives_a_restart(tmp_path: Path) -> None:
     async with registry_of(tmp_path) as registry:
         assert await apply(registry, declare("m1"), a_workflow()) == ["created", "created"]
         # Equal but for spaces in its graph.
@@ -72,21 +72,21 @@ async def test_a_workflow_is_created_left_alone_changed_and_there_after_a_restar
         assert found.status == RegisteredWorkflow.STATUS_INACTIVE
 
 
-async def test_a_workflow_without_its_node_is_refused_and_the_field_named(tmp_path: Path) -> None:
+async def test_workflow_without_its_node_is_rejected_and_error_names_the_field(tmp_path: Path) -> None:
     async with registry_of(tmp_path) as registry:
         with pytest.raises(FieldError) as caught:
             await apply(registry, declare("m1"), a_workflow(node="66"))
         assert caught.value.field == "declarations[1].workflow.workflow.inputs[0].node"
 
 
-async def test_a_workflow_of_an_unknown_model_is_refused(tmp_path: Path) -> None:
+async def test_workflow_of_an_unknown_model_is_rejected(tmp_path: Path) -> None:
     async with registry_of(tmp_path) as registry:
         with pytest.raises(WeftError, match="there is no model or pool m9") as caught:
             await apply(registry, a_workflow(model="m9"))
         assert caught.value.reason is Reason.MODEL_NOT_FOUND
 
 
-async def test_a_workflow_shares_the_names_of_models_and_routes(tmp_path: Path) -> None:
+async def test_workflows_share_the_namespace_of_models_and_routes(tmp_path: Path) -> None:
     async with registry_of(tmp_path) as registry:
         await apply(registry, declare("m1"), a_workflow("turbo"), a_route("ladder"))
         for taken in (a_workflow("m1"), a_workflow("ladder"), a_route("turbo"), declare("turbo")):
@@ -95,7 +95,7 @@ async def test_a_workflow_shares_the_names_of_models_and_routes(tmp_path: Path) 
             assert caught.value.reason is Reason.ALREADY_EXISTS
 
 
-async def test_a_model_that_a_workflow_needs_is_not_deleted_nor_a_workflow_that_an_alias_needs(
+async def test_model_used_by_a_workflow_and_workflow_used_by_an_alias_cannot_be_deleted(
     tmp_path: Path,
 ) -> None:
     async with registry_of(tmp_path) as registry:
@@ -113,7 +113,7 @@ async def test_a_model_that_a_workflow_needs_is_not_deleted_nor_a_workflow_that_
         assert not list(registry.core.mesh.names_of(ResourceKind.WORKFLOW))
 
 
-async def test_there_is_room_for_so_many_workflows(tmp_path: Path) -> None:
+async def test_workflow_limit_is_enforced(tmp_path: Path) -> None:
     async with registry_of(tmp_path, max_workflows=1) as registry:
         await apply(registry, declare("m1"), a_workflow("one"))
         with pytest.raises(WeftError, match="workflows") as caught:
@@ -121,7 +121,7 @@ async def test_there_is_room_for_so_many_workflows(tmp_path: Path) -> None:
         assert caught.value.reason is Reason.TOO_MANY_RESOURCES
 
 
-def test_routers_follow_workflows_by_the_watch() -> None:
+def test_routers_receive_workflows_by_watch() -> None:
     workflow = RegisteredWorkflow(manifest=manifest_in(a_workflow()))
     view = apply_watch(FleetView(), WatchResponse(revision=1, snapshot=snapshot(workflow)))
     assert view.workflows["turbo"].manifest.model == "m1"

@@ -124,7 +124,7 @@ async def mesh_of(
         await registry.stop()
 
 
-async def test_a_model_that_a_live_runner_has_loaded_is_not_deleted_and_the_refusal_names_the_runner(
+async def test_model_loaded_on_a_live_runner_cannot_be_deleted_and_error_names_the_runner(
     tmp_path: Path,
 ) -> None:
     async with mesh_of(tmp_path, instance("m1"), instance("m2", InstanceState.PHASE_HIBERNATING)) as mesh:
@@ -145,7 +145,7 @@ async def test_a_model_that_a_live_runner_has_loaded_is_not_deleted_and_the_refu
 @pytest.mark.parametrize(
     "phase", [InstanceState.PHASE_LOADING, InstanceState.PHASE_READY, InstanceState.PHASE_DRAINING]
 )
-async def test_a_live_runner_with_models_loaded_is_not_deleted(
+async def test_live_runner_with_loaded_models_cannot_be_deleted(
     tmp_path: Path, phase: "InstanceState.Phase.ValueType"
 ) -> None:
     async with mesh_of(tmp_path, instance("m1", phase)) as mesh:
@@ -155,7 +155,7 @@ async def test_a_live_runner_with_models_loaded_is_not_deleted(
         await mesh.delete(ResourceKind.RUNNER, "r1")
 
 
-async def test_a_forced_delete_unloads_first_and_the_model_stays_away_until_the_runners_next_session(
+async def test_forced_delete_unloads_first_and_hides_the_model_until_the_next_runner_session(
     tmp_path: Path,
 ) -> None:
     async with mesh_of(tmp_path, instance("m1"), instance("m2", InstanceState.PHASE_HIBERNATING)) as mesh:
@@ -175,14 +175,14 @@ async def test_a_forced_delete_unloads_first_and_the_model_stays_away_until_the_
         assert mesh.registry.core.mesh.model("m1") is not None
 
 
-async def test_a_forced_delete_of_a_runner_unloads_all_that_it_has_loaded(tmp_path: Path) -> None:
+async def test_forced_delete_of_a_runner_unloads_all_its_models(tmp_path: Path) -> None:
     async with mesh_of(tmp_path, instance("m1"), instance("m2")) as mesh:
         await mesh.delete(ResourceKind.RUNNER, "r1", force=True)
         assert mesh.calls.heard == ["unload m1 on r1", "unload m2 on r1"]
         assert mesh.registry.core.mesh.of_runner("r1") is None
 
 
-async def test_nothing_is_deleted_when_the_unload_of_a_forced_delete_fails(tmp_path: Path) -> None:
+async def test_failed_unload_of_a_forced_delete_deletes_nothing(tmp_path: Path) -> None:
     async with mesh_of(tmp_path, instance("m1")) as mesh:
         mesh.calls.failures["m1"] = [WeftError(Reason.INTERNAL, "it hangs")]
         error = await mesh.refused(ResourceKind.MODEL, "m1", force=True)
@@ -190,7 +190,7 @@ async def test_nothing_is_deleted_when_the_unload_of_a_forced_delete_fails(tmp_p
         assert mesh.registry.core.mesh.model("m1") is not None
 
 
-async def test_a_forced_delete_of_an_engine_that_the_runner_did_not_start_deletes_it(tmp_path: Path) -> None:
+async def test_forced_delete_of_an_attached_engine_succeeds(tmp_path: Path) -> None:
     async with mesh_of(tmp_path, instance("m1")) as mesh:
         mesh.calls.failures["m1"] = [WeftError(Reason.UNSUPPORTED_OPERATION, "it is attached")]
         await mesh.delete(ResourceKind.MODEL, "m1", force=True)
@@ -214,7 +214,7 @@ class EndingRunner:
         await asyncio.sleep(0)
 
 
-async def test_an_added_model_that_its_runners_next_session_takes_along_while_it_is_deleted_is_deleted(
+async def test_forced_delete_of_an_added_model_succeeds_if_a_concurrent_session_drops_it(
     tmp_path: Path,
 ) -> None:
     added = InstanceState(model="m1", phase=InstanceState.PHASE_READY, slots_total=1, added_source="hf:acme/m1")
@@ -231,7 +231,7 @@ async def test_an_added_model_that_its_runners_next_session_takes_along_while_it
         assert mesh.registry.core.mesh.model("m2") is not None
 
 
-async def test_a_forced_delete_passes_no_governance(tmp_path: Path) -> None:
+async def test_forced_delete_does_not_bypass_governance(tmp_path: Path) -> None:
     async with mesh_of(tmp_path, instance("m1"), gate=GovernedGate) as mesh:
         error = await mesh.refused(ResourceKind.MODEL, "m1", force=True)
         assert error.reason is Reason.OPERATION_REFUSED
@@ -239,7 +239,7 @@ async def test_a_forced_delete_passes_no_governance(tmp_path: Path) -> None:
         assert mesh.calls.heard == []
 
 
-async def test_a_model_that_is_loaded_and_not_published_any_more_is_an_event_and_is_unloaded_in_bounded_time(
+async def test_loaded_but_unpublished_model_emits_an_event_and_is_unloaded_after_a_grace_period(
     tmp_path: Path,
 ) -> None:
     """The delete had found it asleep, and it was loaded at that very moment."""
@@ -257,14 +257,14 @@ async def test_a_model_that_is_loaded_and_not_published_any_more_is_an_event_and
         assert mesh.events().count("r1 unowned") == 1
 
 
-async def test_a_lease_of_a_model_that_is_not_published_is_unloaded_though_no_report_shows_it(tmp_path: Path) -> None:
+async def test_leased_but_unpublished_model_is_unloaded_without_a_report(tmp_path: Path) -> None:
     async with mesh_of(tmp_path) as mesh:
         mesh.leased.append(UnownedModel("r1", "m9"))
         await mesh.after(0.0)
         assert await mesh.after(UNLOAD_GRACE_SECONDS) == ["unload m9 on r1"]
 
 
-async def test_an_engine_that_the_runner_did_not_start_is_asked_for_once(tmp_path: Path) -> None:
+async def test_unload_of_an_attached_unpublished_engine_is_attempted_once(tmp_path: Path) -> None:
     async with mesh_of(tmp_path) as mesh:
         mesh.calls.failures["m9"] = [WeftError(Reason.UNSUPPORTED_OPERATION, "it is attached")]
         await mesh.beat(instance("m9"))
@@ -273,7 +273,7 @@ async def test_an_engine_that_the_runner_did_not_start_is_asked_for_once(tmp_pat
         assert await mesh.after(10 * UNLOAD_RETRY_SECONDS) == []
 
 
-async def test_unload_finds_a_model_that_is_loaded_and_not_published_any_more(tmp_path: Path) -> None:
+async def test_unload_finds_a_loaded_but_unpublished_model(tmp_path: Path) -> None:
     async with mesh_of(tmp_path, instance("m1", InstanceState.PHASE_HIBERNATING)) as mesh:
         await mesh.delete(ResourceKind.MODEL, "m1")
         await mesh.beat(instance("m1"))

@@ -23,7 +23,7 @@ FAILED, CRASH_LOOP = InstanceState.PHASE_FAILED, InstanceState.PHASE_CRASH_LOOP
 
 
 @pytest.mark.parametrize("phase", [FAILED, CRASH_LOOP])
-async def test_a_model_that_cannot_be_served_is_failed_with_all_that_depends_on_it_until_it_can(
+async def test_unservable_model_and_its_dependents_are_failed_until_it_recovers(
     mesh: RunningRegistry, phase: InstanceState.Phase.ValueType
 ) -> None:
     runner = await SomeRunner(mesh, models=("m1",)).open()
@@ -46,7 +46,7 @@ async def test_a_model_that_cannot_be_served_is_failed_with_all_that_depends_on_
     assert (await mesh.pool("m1")).active_count == 1
 
 
-async def test_a_pool_is_active_while_one_of_its_members_can_be_served(mesh: RunningRegistry) -> None:
+async def test_pool_is_active_while_one_member_is_servable(mesh: RunningRegistry) -> None:
     runner = await SomeRunner(mesh, models=(manifest("m1", pool="p"), manifest("m2", pool="p"))).open()
     await runner.beat(in_phase(FAILED, "m2"))
     pool = await mesh.pool("p")
@@ -54,7 +54,7 @@ async def test_a_pool_is_active_while_one_of_its_members_can_be_served(mesh: Run
     assert {each.manifest.name: each.status for each in pool.members} == {"m1": MODEL_ACTIVE, "m2": MODEL_FAILED}
 
 
-async def test_a_runner_may_be_published_with_a_model_that_failed_and_once_it_is_gone_the_model_is_inactive(
+async def test_runner_can_publish_a_failed_model_which_becomes_inactive_with_the_runner(
     mesh: RunningRegistry,
 ) -> None:
     runner = SomeRunner(mesh)

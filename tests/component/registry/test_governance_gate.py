@@ -16,7 +16,7 @@ def stage() -> Stage:
     return Stage(GovernanceMode.SIGNATURES)
 
 
-def test_a_gate_that_knows_nothing_of_earlier_lives_admits_nothing() -> None:
+def test_gate_without_previous_marks_admits_nothing() -> None:
     gate = build_gate(config(GovernanceMode.SIGNATURES), FakeClock())
     stage = Stage(GovernanceMode.SIGNATURES)
     stage.gate = gate
@@ -24,7 +24,7 @@ def test_a_gate_that_knows_nothing_of_earlier_lives_admits_nothing() -> None:
         stage.admit(load(), stage.signed(load()))
 
 
-def test_the_rules_are_told_to_those_who_sign(stage: Stage) -> None:
+def test_governance_rules_are_published_to_signers(stage: Stage) -> None:
     rules = stage.gate.describe()
     assert (rules.mode, rules.required_signers, list(rules.signers)) == (
         GetGovernanceResponse.MODE_SIGNATURES,
@@ -57,13 +57,13 @@ def test_the_rules_are_told_to_those_who_sign(stage: Stage) -> None:
     ],
     ids=["too many", "none", "no key", "one key for two", "a revoked key again"],
 )
-def test_a_configuration_that_cannot_be_is_refused(changes: dict[str, object], field: str) -> None:
+def test_invalid_configuration_is_rejected(changes: dict[str, object], field: str) -> None:
     with pytest.raises(FieldError) as wrong:
         build_gate(config(GovernanceMode.SIGNATURES, **changes), FakeClock())
     assert wrong.value.field == field
 
 
-def test_tokens_are_made_out_to_the_id_that_the_registry_keeps(stage: Stage) -> None:
+def test_token_audience_is_the_stored_registry_id(stage: Stage) -> None:
     token = stage.signed(load())
     stage.gate.recall(GovernanceMarks(audience="reg-another"))
     with pytest.raises(Refused, match="another registry"):
@@ -73,7 +73,7 @@ def test_tokens_are_made_out_to_the_id_that_the_registry_keeps(stage: Stage) -> 
     assert stage.admit(load(), token).signers
 
 
-def test_an_audience_of_the_configuration_comes_first() -> None:
+def test_configured_audience_overrides_the_stored_id() -> None:
     stage = Stage(GovernanceMode.SIGNATURES, {"audience": "reg-configured"})
     assert stage.gate.describe().audience == "reg-configured"
     with pytest.raises(Refused, match="another registry"):

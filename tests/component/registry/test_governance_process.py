@@ -75,7 +75,7 @@ def _whys(home: Path) -> list[str]:
 
 
 @pytest.mark.slow("kills or restarts a service")
-def test_a_token_is_good_once_over_a_kill_of_the_registry(home: Path, tmp_path: Path) -> None:
+def test_token_is_single_use_across_a_registry_kill(home: Path, tmp_path: Path) -> None:
     config = _configured(tmp_path)
     first, second = tmp_path / "first.json", tmp_path / "second.json"
     load = ("load", "qwen", "--ctx", "8192", "--no-wait")

@@ -73,7 +73,7 @@ async def _refused(operations: Operations, action: operation_pb2.OperationAction
 
 @pytest.mark.slow("floods a service")
 @pytest.mark.parametrize("mode", [GovernanceMode.SIGNATURES, GovernanceMode.SHARED_KEY])
-async def test_of_a_hundred_uses_at_once_exactly_one_wins(
+async def test_exactly_one_of_a_hundred_concurrent_uses_wins(
     tmp_path: Path, clock: FakeClock, mode: GovernanceMode
 ) -> None:
     stage = _makers(clock, mode)
@@ -91,7 +91,7 @@ async def test_of_a_hundred_uses_at_once_exactly_one_wins(
         assert len(await operations.page(before_number=None, size=1000, unfinished_only=False)) == 1
 
 
-async def test_the_same_request_again_is_no_second_use(tmp_path: Path, clock: FakeClock) -> None:
+async def test_repeating_the_same_request_is_not_a_second_use(tmp_path: Path, clock: FakeClock) -> None:
     token = _makers(clock).signed(load())
     async with _life(tmp_path, clock) as operations:
         first, existed = await operations.create(asked(load(), token, "mine"))
@@ -105,7 +105,7 @@ async def test_the_same_request_again_is_no_second_use(tmp_path: Path, clock: Fa
 
 
 @pytest.mark.slow("kills or restarts a service")
-async def test_a_nonce_is_spent_over_a_kill(tmp_path: Path) -> None:
+async def test_nonce_remains_used_after_a_kill(tmp_path: Path) -> None:
     """The process is killed the moment it has answered."""
     clock = SystemClock()
     stage = Stage(GovernanceMode.SIGNATURES, {"audience": AUDIENCE})
@@ -137,9 +137,7 @@ async def test_a_nonce_is_spent_over_a_kill(tmp_path: Path) -> None:
         assert (existed, view.operation.name) == (True, answered["name"])
 
 
-async def test_after_a_restore_of_the_database_used_tokens_are_refused_by_the_mark(
-    tmp_path: Path, clock: FakeClock
-) -> None:
+async def test_used_tokens_are_rejected_after_a_database_restore(tmp_path: Path, clock: FakeClock) -> None:
     stage = _makers(clock)
     used, late = stage.signed(load()), stage.signed(load("other"))
     async with _life(tmp_path, clock) as operations:
@@ -160,9 +158,7 @@ async def test_after_a_restore_of_the_database_used_tokens_are_refused_by_the_ma
         assert "used tokens are known" in await _refused(operations, load(), used, "after another restart")
 
 
-async def test_a_witness_that_is_put_back_with_the_database_knows_no_more_than_it(
-    tmp_path: Path, clock: FakeClock
-) -> None:
+async def test_rollback_guard_restored_with_the_database_cannot_detect_replay(tmp_path: Path, clock: FakeClock) -> None:
     """The control of the test before, and what docs/security.md warns of: delete the witness after a restore."""
     stage = _makers(clock)
     used = stage.signed(load())
@@ -179,7 +175,9 @@ async def test_a_witness_that_is_put_back_with_the_database_knows_no_more_than_i
         assert not existed
 
 
-async def test_without_any_witness_tokens_from_before_the_start_are_refused(tmp_path: Path, clock: FakeClock) -> None:
+async def test_tokens_issued_before_startup_are_rejected_without_a_rollback_guard(
+    tmp_path: Path, clock: FakeClock
+) -> None:
     stage = _makers(clock)
     unused = stage.signed(load())
     async with _life(tmp_path, clock) as operations:
@@ -192,7 +190,7 @@ async def test_without_any_witness_tokens_from_before_the_start_are_refused(tmp_
         await operations.create(asked(load(), stage.signed(load()), "three"))
 
 
-async def test_tokens_that_come_out_of_order_pass(tmp_path: Path, clock: FakeClock) -> None:
+async def test_out_of_order_tokens_are_accepted(tmp_path: Path, clock: FakeClock) -> None:
     async with _life(tmp_path, clock) as operations:
         await clock.advance(LIFETIME)
         stage = _makers(clock)
@@ -202,7 +200,7 @@ async def test_tokens_that_come_out_of_order_pass(tmp_path: Path, clock: FakeClo
             assert not existed
 
 
-async def test_a_clock_that_is_set_back_brings_no_used_token_back(tmp_path: Path, clock: FakeClock) -> None:
+async def test_clock_set_back_does_not_revalidate_used_tokens(tmp_path: Path, clock: FakeClock) -> None:
     stage = _makers(clock)
     used, unused = stage.signed(load()), stage.signed(load())
     async with _life(tmp_path, clock) as operations:
@@ -218,7 +216,9 @@ async def test_a_clock_that_is_set_back_brings_no_used_token_back(tmp_path: Path
         assert await _refused(operations, load(), unused, "never used, as old") == why
 
 
-async def test_callers_hear_the_same_whatever_was_wrong_and_the_log_says_what(tmp_path: Path, clock: FakeClock) -> None:
+async def test_all_rejections_look_identical_to_callers_and_the_log_has_the_reason(
+    tmp_path: Path, clock: FakeClock
+) -> None:
     stage = _makers(clock)
     now = stage.now
     used = stage.signed(load())
@@ -247,7 +247,7 @@ async def test_callers_hear_the_same_whatever_was_wrong_and_the_log_says_what(tm
     assert not any(part in why for why in whys.values() for part in (used[:40], "mallory"))
 
 
-async def test_a_clock_that_ran_ahead_for_a_moment_brings_no_used_token_back(tmp_path: Path, clock: FakeClock) -> None:
+async def test_clock_that_briefly_ran_ahead_does_not_revalidate_used_tokens(tmp_path: Path, clock: FakeClock) -> None:
     token = _makers(clock).signed(load())
     async with _life(tmp_path, clock) as operations:
         await operations.create(asked(load(), token, "first"))
@@ -257,7 +257,7 @@ async def test_a_clock_that_ran_ahead_for_a_moment_brings_no_used_token_back(tmp
         assert await _refused(operations, load(), token, "again") == "its nonce was used before"
 
 
-async def test_every_kind_of_operation_is_governed(tmp_path: Path, clock: FakeClock) -> None:
+async def test_every_operation_kind_is_governed(tmp_path: Path, clock: FakeClock) -> None:
     stage = _makers(clock)
     async with _life(tmp_path, clock) as operations:
         for number, action in enumerate([load(), unload(), flush(Scope.SCOPE_ALL)]):
@@ -270,12 +270,12 @@ async def test_every_kind_of_operation_is_governed(tmp_path: Path, clock: FakeCl
     "content",
     [b"", b"{", b"[]", b'{"newest_microseconds": "x"}', b'{"newest_microseconds": 1, "refused_before": NaN}', b"\xff"],
 )
-def test_a_witness_that_cannot_be_read_is_a_lost_one(tmp_path: Path, content: bytes) -> None:
+def test_unreadable_rollback_guard_counts_as_lost(tmp_path: Path, content: bytes) -> None:
     (tmp_path / WITNESS).write_bytes(content)
     assert RollbackGuard(tmp_path / WITNESS).read() is None
 
 
-def test_a_witness_keeps_what_it_was_told(tmp_path: Path) -> None:
+def test_rollback_guard_round_trips_its_marks(tmp_path: Path) -> None:
     witness = RollbackGuard(tmp_path / WITNESS)
     assert witness.read() is None
     told = Marks(newest_microseconds=1_800_000_000_000_001, floor=1_799_999_999.0)
@@ -284,7 +284,7 @@ def test_a_witness_keeps_what_it_was_told(tmp_path: Path) -> None:
     assert (tmp_path / WITNESS).stat().st_mode & 0o777 == 0o600
 
 
-def test_a_witness_that_cannot_be_written_stops_the_gate(tmp_path: Path, clock: FakeClock) -> None:
+def test_unwritable_rollback_guard_blocks_the_gate(tmp_path: Path, clock: FakeClock) -> None:
     """Rather than admit what a restore could let pass once more."""
     folder = tmp_path / "state"
     folder.mkdir()
@@ -303,7 +303,7 @@ def _mark_of(stage: Stage, make: Callable[[], str]) -> float:
     return mark.timestamp()
 
 
-def test_marks_rise_with_each_token_so_that_a_copy_is_known_by_them(clock: FakeClock) -> None:
+def test_marks_increase_with_every_token(clock: FakeClock) -> None:
     stage = Stage(GovernanceMode.SIGNATURES, {}, clock)
     first = _mark_of(stage, lambda: stage.signed(load()))
     older = _mark_of(stage, lambda: stage.signed(load(), iat=stage.now - 9, exp=stage.now + 60))

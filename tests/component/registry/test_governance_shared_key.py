@@ -82,7 +82,7 @@ EVERYTHING: dict[str, Any] = {
 }
 
 
-def test_the_token_of_the_runner_api_passes_in_every_form(stage: Stage) -> None:
+def test_runner_api_token_is_accepted_in_every_form(stage: Stage) -> None:
     forms = [
         with_code(stage.op_token(PLAIN)),
         b64(with_code(stage.op_token(PLAIN)).encode()),
@@ -99,26 +99,26 @@ def test_the_token_of_the_runner_api_passes_in_every_form(stage: Stage) -> None:
         assert admission.issued_at.timestamp() == stage.now
 
 
-def test_the_code_may_be_hex_or_base64url(stage: Stage) -> None:
+def test_mac_can_be_hex_or_base64url(stage: Stage) -> None:
     token = json.loads(with_code(stage.op_token(PLAIN)))
     code = bytes.fromhex(token["signature"])
     for form in (code.hex().upper(), b64(code), b64(code) + "="):
         assert stage.admit(load(), json.dumps({**token, "signature": form})).signers
 
 
-def test_every_option_can_be_named(stage: Stage) -> None:
+def test_every_option_can_be_specified(stage: Stage) -> None:
     assert token_fields(_everything()) == EVERYTHING
     assert stage.admit(_everything(), with_code(stage.op_token(EVERYTHING))).signers
 
 
-def test_what_this_library_makes_passes(stage: Stage) -> None:
+def test_tokens_created_by_this_library_are_accepted(stage: Stage) -> None:
     for action in (_everything(), unload(), flush(Scope.SCOPE_TAG, tenant="acme", tag="häuser")):
         token = make_op_token(action, signers=["bob", "alice"], issued_at=stage.now, key=SHARED_KEY)
         assert stage.admit(action, json.dumps(token)).signers == ("alice", "bob")
 
 
 @pytest.mark.parametrize("name", [name for name in EVERYTHING if name not in ("operation", "modelId")])
-def test_an_option_that_the_token_does_not_name_is_refused(stage: Stage, name: str) -> None:
+def test_option_missing_in_the_token_is_rejected(stage: Stage, name: str) -> None:
     """A token for a plain load allows no other context length."""
     assert _why(stage, _everything(), with_code(stage.op_token(EVERYTHING, **{name: None}))) == OTHER
 
@@ -142,11 +142,11 @@ def test_an_option_that_the_token_does_not_name_is_refused(stage: Stage, name: s
         ("scope", "all"),
     ],
 )
-def test_an_option_that_differs_is_refused(stage: Stage, name: str, value: object) -> None:
+def test_option_that_differs_is_rejected(stage: Stage, name: str, value: object) -> None:
     assert _why(stage, _everything(), with_code(stage.op_token({**EVERYTHING, name: value}))) == OTHER
 
 
-def test_names_that_are_null_are_not_named(stage: Stage) -> None:
+def test_null_fields_count_as_absent(stage: Stage) -> None:
     token = {**stage.op_token({"operation": "cache-flush", "scope": "tenant", "tenantId": "x"}), "modelId": None}
     assert stage.admit(flush(Scope.SCOPE_TENANT, tenant="x"), with_code(token)).signers
 
@@ -166,7 +166,7 @@ def test_names_that_are_null_are_not_named(stage: Stage) -> None:
         ({"scope": "tag", "tag": "t"}, flush(Scope.SCOPE_TAG, tag="t", tenant="a"), False),
     ],
 )
-def test_a_flush_is_for_what_the_token_names(
+def test_flush_must_match_the_token(
     stage: Stage, fields: dict[str, Any], action: operation_pb2.OperationAction, passes: bool
 ) -> None:
     token = with_code(stage.op_token({"operation": "cache-flush", **fields}))
@@ -176,52 +176,52 @@ def test_a_flush_is_for_what_the_token_names(
         assert _why(stage, action, token) == OTHER
 
 
-def test_one_signer_who_is_named_twice_is_one(stage: Stage) -> None:
+def test_duplicate_signer_counts_once(stage: Stage) -> None:
     token = with_code(stage.op_token(PLAIN, signers=["alice", "alice"]))
     assert _why(stage, load(), token) == "1 of 2 signers agreed"
 
 
-def test_one_signer_too_few_is_too_few(stage: Stage) -> None:
+def test_too_few_signers_are_rejected(stage: Stage) -> None:
     with pytest.raises(Refused) as refused:
         stage.admit(load(), with_code(stage.op_token(PLAIN, signers=["bob"])))
     assert refused.value.why == "1 of 2 signers agreed"
     assert refused.value.actors == (), "a name in a token proves nothing here"
 
 
-def test_unknown_and_revoked_signers_count_for_nothing(stage: Stage) -> None:
+def test_unknown_and_revoked_signers_do_not_count(stage: Stage) -> None:
     assert "unknown: 1" in _why(stage, load(), with_code(stage.op_token(PLAIN, signers=["alice", "mallory"])))
     assert "revoked: eve" in _why(stage, load(), with_code(stage.op_token(PLAIN, signers=["alice", "eve"])))
 
 
 @pytest.mark.parametrize("signers", [None, [], "alice", ["alice", 5], [["alice"], "bob"], ["alice"] * 65])
-def test_signers_are_a_list_of_names(stage: Stage, signers: object) -> None:
+def test_signers_must_be_a_list_of_names(stage: Stage, signers: object) -> None:
     assert "signer" in _why(stage, load(), with_code(stage.op_token(PLAIN, signers=signers)))
 
 
-def test_another_key_is_refused_in_every_form(stage: Stage) -> None:
+def test_wrong_key_is_rejected_in_every_form(stage: Stage) -> None:
     other = bytes(40)
     assert _why(stage, load(), with_code(stage.op_token(PLAIN), key=other)) == NO_CODE
     assert _why(stage, load(), compact(json.dumps(stage.op_token(PLAIN)).encode(), key=other)) == NO_CODE
 
 
 @pytest.mark.parametrize("algorithm", ["none", "HS384", "HS512", "EdDSA", "RS256", "", 5, None, ["HS256"]])
-def test_the_algorithm_is_never_taken_from_the_token(stage: Stage, algorithm: object) -> None:
+def test_algorithm_is_never_taken_from_the_token(stage: Stage, algorithm: object) -> None:
     token = compact(json.dumps(stage.op_token(PLAIN)).encode(), alg=algorithm)
     assert _why(stage, load(), token) == NO_CODE
 
 
-def test_a_token_without_a_code_is_refused(stage: Stage) -> None:
+def test_token_without_a_mac_is_rejected(stage: Stage) -> None:
     header, payload, _ = compact(json.dumps(stage.op_token(PLAIN)).encode(), alg="none").split(".")
     for token in (f"{header}.{payload}.", f"{header}.{payload}.AA"):
         assert _why(stage, load(), token)
 
 
 @pytest.mark.parametrize("header", [{"kid": "a"}, {"jwk": {}}, {"b64": False}, {"crit": ["b64"], "b64": False}])
-def test_headers_that_choose_anything_are_refused(stage: Stage, header: dict[str, Any]) -> None:
+def test_headers_that_select_anything_are_rejected(stage: Stage, header: dict[str, Any]) -> None:
     assert _why(stage, load(), compact(json.dumps(stage.op_token(PLAIN)).encode(), **header)) == NO_CODE
 
 
-def test_a_swapped_part_is_refused(stage: Stage) -> None:
+def test_swapped_part_is_rejected(stage: Stage) -> None:
     mine, other = stage.op_token(PLAIN), stage.op_token({**PLAIN, "modelId": "other"})
     code = json.loads(with_code(mine))["signature"]
     assert _why(stage, load("other"), json.dumps({"opToken": other, "signature": code})) == NO_CODE
@@ -229,13 +229,13 @@ def test_a_swapped_part_is_refused(stage: Stage) -> None:
     assert _why(stage, load("other"), f"{header}.{b64(canonical(other))}.{signature}") == NO_CODE
 
 
-def test_every_truncation_is_refused(stage: Stage) -> None:
+def test_every_truncation_is_rejected(stage: Stage) -> None:
     for token in (with_code(stage.op_token(PLAIN)), compact(canonical(stage.op_token(PLAIN)))):
         for length in range(len(token)):
             assert _why(stage, load(), token[:length])
 
 
-def test_fields_do_not_run_into_each_other(stage: Stage) -> None:
+def test_field_boundaries_are_covered_by_the_mac(stage: Stage) -> None:
     """ "model-load" + "a" and "model-loada" + "" are the same letters; the canonical form keeps them apart."""
     split = stage.op_token({"operation": "model-loada", "modelId": ""})
     token = json.loads(with_code(stage.op_token({"operation": "model-load", "modelId": "a"}, nonce=split["nonce"])))
@@ -243,7 +243,7 @@ def test_fields_do_not_run_into_each_other(stage: Stage) -> None:
     assert stage.admit(load("a"), json.dumps(token)).signers
 
 
-def test_a_token_that_expired_a_second_ago_is_refused(stage: Stage) -> None:
+def test_token_expired_a_second_ago_is_rejected(stage: Stage) -> None:
     token = with_code(stage.op_token(PLAIN))
     stage.seconds_later += LIFETIME - 1
     assert stage.admit(load(), token).signers
@@ -251,28 +251,28 @@ def test_a_token_that_expired_a_second_ago_is_refused(stage: Stage) -> None:
     assert _why(stage, load(), token) == "it expired"
 
 
-def test_a_token_from_the_future_passes_within_the_skew_alone(stage: Stage) -> None:
+def test_future_token_is_accepted_only_within_the_clock_skew(stage: Stage) -> None:
     assert stage.admit(load(), with_code(stage.op_token(PLAIN, issuedAt=stage.now + SKEW))).signers
     late = with_code(stage.op_token(PLAIN, issuedAt=stage.now + SKEW + 1))
     assert _why(stage, load(), late) == "it was issued in the future"
 
 
 @pytest.mark.parametrize("moment", [None, "1745880000", 1.5, True, -1, 10**20])
-def test_the_issue_time_is_whole_seconds(stage: Stage, moment: object) -> None:
+def test_issue_time_must_be_whole_seconds(stage: Stage, moment: object) -> None:
     assert "whole seconds" in _why(stage, load(), with_code(stage.op_token(PLAIN, issuedAt=moment)))
 
 
 @pytest.mark.parametrize("nonce", [None, "", "x" * 129, 5, "a b", "é", "a\u0000b"])
-def test_a_nonce_is_printable_and_bounded(stage: Stage, nonce: object) -> None:
+def test_nonce_must_be_printable_and_bounded(stage: Stage, nonce: object) -> None:
     assert "nonce" in _why(stage, load(), with_code(stage.op_token(PLAIN, nonce=nonce)))
 
 
-def test_a_name_that_this_version_does_not_know_is_refused(stage: Stage) -> None:
+def test_unknown_field_is_rejected(stage: Stage) -> None:
     """It might be a condition."""
     assert "does not know" in _why(stage, load(), with_code(stage.op_token(PLAIN, onlyOn="r1")))
 
 
-def test_a_name_that_comes_twice_is_refused(stage: Stage) -> None:
+def test_duplicate_field_is_rejected(stage: Stage) -> None:
     token = with_code(stage.op_token(PLAIN)).replace('"modelId": "qwen"', '"modelId": "other", "modelId": "qwen"')
     assert "a name twice" in _why(stage, load(), token)
     payload = canonical(stage.op_token(PLAIN)).replace(b'"modelId":"qwen"', b'"modelId":"other","modelId":"qwen"')
@@ -280,7 +280,7 @@ def test_a_name_that_comes_twice_is_refused(stage: Stage) -> None:
 
 
 @pytest.mark.parametrize("text", ["NaN", "Infinity", "-Infinity", "1e999", "9" * 5000])
-def test_numbers_that_are_none_are_refused(stage: Stage, text: str) -> None:
+def test_non_numbers_are_rejected(stage: Stage, text: str) -> None:
     token = with_code(stage.op_token({**PLAIN, "maxContextLength": 1})).replace(
         '"maxContextLength": 1', f'"maxContextLength": {text}'
     )
@@ -291,22 +291,22 @@ def test_numbers_that_are_none_are_refused(stage: Stage, text: str) -> None:
     "text",
     ["", " ", "{}", "[]", "eyJ", "a.b.c", "..", "e30.e30.e30", "{" * 9000, "[" * 16_000, "\ud800", "é", "A" * 20_000],
 )
-def test_what_is_no_token_is_refused(stage: Stage, text: str) -> None:
+def test_malformed_token_is_rejected(stage: Stage, text: str) -> None:
     assert _why(stage, load(), text)
 
 
-def test_texts_that_no_database_keeps_are_refused(stage: Stage) -> None:
+def test_text_the_database_cannot_store_is_rejected(stage: Stage) -> None:
     token = with_code(stage.op_token(PLAIN)).replace('"qwen"', '"\\ud800"')
     assert _why(stage, load(), token)
 
 
 @pytest.mark.parametrize("key", [b"", b"short", bytes(31), bytes(5000)])
-def test_a_key_of_another_length_is_no_key(key: bytes) -> None:
+def test_key_of_wrong_length_is_rejected(key: bytes) -> None:
     with pytest.raises(FieldError, match="32 to 4096"):
         build_gate(config(GovernanceMode.SHARED_KEY, shared_key=key), FakeClock())
 
 
-def test_a_public_key_is_no_secret_to_authenticate_with(tmp_path: Path) -> None:
+def test_public_key_is_rejected_as_a_shared_key(tmp_path: Path) -> None:
     """Whoever puts a PEM there has mixed up the modes: everybody could make tokens."""
     from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat  # noqa: PLC0415 - here alone
 
@@ -319,7 +319,7 @@ def test_a_public_key_is_no_secret_to_authenticate_with(tmp_path: Path) -> None:
     assert len(public_bytes("alice")) == 32
 
 
-def test_a_key_file_that_is_text_ends_before_its_line_end(tmp_path: Path) -> None:
+def test_text_key_file_is_stripped_of_its_line_ending(tmp_path: Path) -> None:
     file = tmp_path / "key"
     file.write_bytes(b"0123456789abcdef0123456789abcdef\r\n")
     assert read_shared_key(file, "key_file") == b"0123456789abcdef0123456789abcdef"

@@ -58,7 +58,7 @@ def _why(stage: Stage, action: operation_pb2.OperationAction, token: str) -> str
     ],
     ids=["load", "unload", "flush", "flush all"],
 )
-def test_two_signatures_over_the_same_bytes_pass(stage: Stage, action: operation_pb2.OperationAction) -> None:
+def test_two_signatures_over_the_same_bytes_are_accepted(stage: Stage, action: operation_pb2.OperationAction) -> None:
     admission = stage.admit(action, stage.signed(action))
     assert admission.signers == ("alice", "bob")
     assert len(from_b64(admission.nonce)) == 16
@@ -69,11 +69,11 @@ def test_two_signatures_over_the_same_bytes_pass(stage: Stage, action: operation
     assert admission.nonce_kept_until.timestamp() >= stage.now + LIFETIME + 2 * SKEW
 
 
-def test_a_token_may_come_in_base64url(stage: Stage) -> None:
+def test_token_can_be_base64url_encoded(stage: Stage) -> None:
     assert stage.admit(load(), b64(stage.signed(load()).encode())).signers == ("alice", "bob")
 
 
-def test_what_this_library_makes_passes(stage: Stage, tmp_path: Path) -> None:
+def test_tokens_created_by_this_library_are_accepted(stage: Stage, tmp_path: Path) -> None:
     texts = [new_key_file(tmp_path / name, "--out") for name in ("a.pem", "b.pem")]
     signers = tuple(Signer(id=name, public_key=text) for name, text in zip("ab", texts, strict=True))
     stage = Stage(GovernanceMode.SIGNATURES, {"signers": signers})
@@ -84,7 +84,7 @@ def test_what_this_library_makes_passes(stage: Stage, tmp_path: Path) -> None:
     assert stage.admit(load(context_tokens=512), signed.as_text()).signers == ("a", "b")
 
 
-def test_what_this_library_makes_is_a_jws_to_others(stage: Stage) -> None:
+def test_tokens_created_by_this_library_are_valid_jws(stage: Stage) -> None:
     """The checker of joserfc as it comes, with its own rules."""
     found = json.loads(stage.signed(load(), by=["alice"]))
     key = OKPKey.import_key({"kty": "OKP", "crv": "Ed25519", "x": b64(public_bytes("alice"))})
@@ -92,7 +92,7 @@ def test_what_this_library_makes_is_a_jws_to_others(stage: Stage) -> None:
         assert jws.deserialize_json(found, key, algorithms=["EdDSA"]).payload == from_b64(found["payload"])
 
 
-def test_the_order_of_parameters_does_not_matter(stage: Stage) -> None:
+def test_parameter_order_does_not_matter(stage: Stage) -> None:
     """Maps have no order on the wire: two serializations of one action allow the same."""
     forwards, backwards = load(a=1, b=2), load(b=2, a=1)
     pairs = [_one_entry("a", 1), _one_entry("b", 2)]
@@ -110,39 +110,39 @@ def _one_entry(name: str, value: int) -> bytes:
     return b"\x0a\x01" + name.encode() + b"\x12" + bytes([len(inner)]) + inner
 
 
-def test_empty_options_are_as_good_as_none(stage: Stage) -> None:
+def test_empty_options_equal_missing_options(stage: Stage) -> None:
     bare = operation_pb2.OperationAction(load_model=operation_pb2.LoadModel(model="qwen"))
     assert bare != load()
     assert stage.admit(bare, stage.signed(load())).signers
 
 
-def test_one_signer_who_signs_twice_is_one(stage: Stage) -> None:
+def test_duplicate_signer_counts_once(stage: Stage) -> None:
     assert _why(stage, load(), stage.signed(load(), by=["alice", "alice"])) == "1 of 2 signers agreed"
 
 
-def test_one_signer_too_few_is_too_few(stage: Stage) -> None:
+def test_too_few_signers_are_rejected(stage: Stage) -> None:
     with pytest.raises(Refused) as refused:
         stage.admit(load(), stage.signed(load(), by=["alice"]))
     assert refused.value.why == "1 of 2 signers agreed"
     assert refused.value.actors == ("alice",)
 
 
-def test_an_unknown_key_id_counts_for_nothing(stage: Stage) -> None:
+def test_unknown_key_id_does_not_count(stage: Stage) -> None:
     assert "unknown: 1" in _why(stage, load(), stage.signed(load(), by=["alice", "mallory"]))
     assert stage.admit(load(), stage.signed(load(), by=["alice", "mallory", "bob"])).signers == ("alice", "bob")
 
 
-def test_a_revoked_key_counts_for_nothing(stage: Stage) -> None:
+def test_revoked_key_does_not_count(stage: Stage) -> None:
     assert "revoked: eve" in _why(stage, load(), stage.signed(load(), by=["alice", "eve"]))
     assert stage.admit(load(), stage.signed(load(), by=["alice", "eve", "bob"])).signers == ("alice", "bob")
 
 
-def test_where_nobody_counts_nothing_is_read(stage: Stage) -> None:
+def test_payload_is_not_parsed_without_a_valid_signer(stage: Stage) -> None:
     token = envelope(b"not even JSON", [signature_of("mallory"), signature_of("eve")])
     assert "none of its 2 signers counts" in _why(stage, load(), token)
 
 
-def test_a_bad_signature_in_a_known_name_refuses_the_good_ones_too(stage: Stage) -> None:
+def test_invalid_signature_of_a_known_signer_rejects_the_token(stage: Stage) -> None:
     payload = stage.payload(load())
     good = [signature_of("alice"), signature_of("bob")]
     assert stage.admit(load(), envelope(payload, good)).signers == ("alice", "bob")
@@ -150,18 +150,18 @@ def test_a_bad_signature_in_a_known_name_refuses_the_good_ones_too(stage: Stage)
     assert _why(stage, load(), forged) == "the signature of carol is not over these bytes"
 
 
-def test_a_known_name_on_an_unknown_key_is_refused(stage: Stage) -> None:
+def test_known_signer_with_an_unknown_key_is_rejected(stage: Stage) -> None:
     forged = envelope(stage.payload(load()), [signature_of("alice"), signature_of("bob", key_of="mallory")])
     assert "bob" in _why(stage, load(), forged)
 
 
-def test_a_swapped_payload_is_refused(stage: Stage) -> None:
+def test_swapped_payload_is_rejected(stage: Stage) -> None:
     mine = json.loads(stage.signed(load()))
     mine["payload"] = b64(stage.payload(load("other")))
     assert "not over these bytes" in _why(stage, load("other"), json.dumps(mine))
 
 
-def test_signatures_of_two_tokens_do_not_add_up(stage: Stage) -> None:
+def test_signatures_of_two_tokens_cannot_be_combined(stage: Stage) -> None:
     """Alice agreed to one nonce, Bob to another."""
     one = json.loads(stage.signed(load(), by=["alice"]))
     other = json.loads(stage.signed(load(), by=["bob"]))
@@ -169,14 +169,14 @@ def test_signatures_of_two_tokens_do_not_add_up(stage: Stage) -> None:
     assert _why(stage, load(), json.dumps(one)) == "the signature of bob is not over these bytes"
 
 
-def test_every_truncation_is_refused(stage: Stage) -> None:
+def test_every_truncation_is_rejected(stage: Stage) -> None:
     token = stage.signed(load())
     for length in range(len(token)):
         assert _why(stage, load(), token[:length])
 
 
 @pytest.mark.parametrize("algorithm", ["none", "None", "HS256", "ES256", "Ed448", "RS256", "eddsa", ""])
-def test_the_algorithm_is_never_taken_from_the_token(stage: Stage, algorithm: str) -> None:
+def test_algorithm_is_never_taken_from_the_token(stage: Stage, algorithm: str) -> None:
     payload = stage.payload(load())
     token = envelope(payload, [signature_of("alice", alg=algorithm), signature_of("bob")])
     assert "is not EdDSA" in _why(stage, load(), token)
@@ -186,7 +186,7 @@ def test_the_algorithm_is_never_taken_from_the_token(stage: Stage, algorithm: st
     assert "is not EdDSA" in _why(stage, load(), json.dumps(unsigned))
 
 
-def test_a_public_key_is_no_secret_to_authenticate_with(stage: Stage) -> None:
+def test_public_key_is_rejected_as_a_shared_secret(stage: Stage) -> None:
     """The old trick: HS256 with the bytes of the public key, which everybody knows."""
     payload = b64(stage.payload(load()))
     made = []
@@ -198,7 +198,7 @@ def test_a_public_key_is_no_secret_to_authenticate_with(stage: Stage) -> None:
 
 
 @pytest.mark.parametrize("header", ["jwk", "jku", "x5c", "x5u", "b64", "crit", "nonsense"])
-def test_keys_and_rules_that_a_token_brings_along_are_refused(stage: Stage, header: str) -> None:
+def test_keys_and_rules_supplied_by_a_token_are_rejected(stage: Stage, header: str) -> None:
     values = {
         "jwk": {"kty": "OKP", "crv": "Ed25519", "x": b64(public_bytes("mallory"))},
         "x5c": ["AAAA"],
@@ -209,25 +209,25 @@ def test_keys_and_rules_that_a_token_brings_along_are_refused(stage: Stage, head
     assert "is not EdDSA" in _why(stage, load(), envelope(stage.payload(load()), [brought, signature_of("bob")]))
 
 
-def test_headers_that_nobody_signed_are_refused(stage: Stage) -> None:
+def test_unsigned_headers_are_rejected(stage: Stage) -> None:
     token = json.loads(stage.signed(load()))
     token["signatures"][0]["header"] = {"kid": "carol"}
     assert "more or less" in _why(stage, load(), json.dumps(token))
 
 
 @pytest.mark.parametrize("kind", ["JWT", "weft-op", "application/weft-op+json", None])
-def test_another_type_of_document_is_refused(stage: Stage, kind: str | None) -> None:
+def test_another_document_type_is_rejected(stage: Stage, kind: str | None) -> None:
     """What somebody signed for another purpose does not allow an operation."""
     token = envelope(stage.payload(load()), [signature_of("alice", typ=kind), signature_of("bob", typ=kind)])
     assert "of type weft-op+json" in _why(stage, load(), token)
 
 
 @pytest.mark.parametrize("kid", [None, "", 5, ["alice"], "x" * 129])
-def test_a_key_id_is_a_text(stage: Stage, kid: object) -> None:
+def test_key_id_must_be_text(stage: Stage, kid: object) -> None:
     assert _why(stage, load(), envelope(stage.payload(load()), [signature_of("alice", kid=kid)]))
 
 
-def test_a_token_that_expired_a_second_ago_is_refused(stage: Stage) -> None:
+def test_token_expired_a_second_ago_is_rejected(stage: Stage) -> None:
     token = stage.signed(load())
     stage.seconds_later += LIFETIME - 1
     assert stage.admit(load(), token).signers
@@ -235,7 +235,7 @@ def test_a_token_that_expired_a_second_ago_is_refused(stage: Stage) -> None:
     assert _why(stage, load(), token) == "it expired"
 
 
-def test_a_token_from_the_future_passes_within_the_skew_alone(stage: Stage) -> None:
+def test_future_token_is_accepted_only_within_the_clock_skew(stage: Stage) -> None:
     def at(moment: int) -> str:
         return stage.signed(load(), iat=moment, nbf=moment, exp=moment + LIFETIME)
 
@@ -243,16 +243,16 @@ def test_a_token_from_the_future_passes_within_the_skew_alone(stage: Stage) -> N
     assert _why(stage, load(), at(stage.now + SKEW + 1)) == "it was issued in the future"
 
 
-def test_a_token_that_lives_too_long_is_refused(stage: Stage) -> None:
+def test_token_with_too_long_a_lifetime_is_rejected(stage: Stage) -> None:
     token = stage.signed(load(), exp=stage.now + LIFETIME + 1)
     assert _why(stage, load(), token) == "it is good for longer than 300 s"
 
 
-def test_a_token_for_another_registry_is_refused(stage: Stage) -> None:
+def test_token_for_another_registry_is_rejected(stage: Stage) -> None:
     assert _why(stage, load(), stage.signed(load(), aud="reg-other")) == "it is issued for another registry"
 
 
-def test_a_token_of_another_policy_is_refused(stage: Stage) -> None:
+def test_token_of_another_policy_is_rejected(stage: Stage) -> None:
     assert "another version of the policy" in _why(stage, load(), stage.signed(load(), policy="6"))
 
 
@@ -261,31 +261,31 @@ def test_a_token_of_another_policy_is_refused(stage: Stage) -> None:
     [load("other"), load(context_tokens=4096), load(context_tokens=8192, slots=4), load(), unload()],
     ids=["model", "value", "more options", "fewer options", "kind"],
 )
-def test_a_token_is_for_exactly_one_action(stage: Stage, wanted: operation_pb2.OperationAction) -> None:
+def test_token_is_valid_for_exactly_one_action(stage: Stage, wanted: operation_pb2.OperationAction) -> None:
     token = stage.signed(load(context_tokens=8192))
     assert _why(stage, wanted, token) == "it is for another action, or for other options"
 
 
 @pytest.mark.parametrize("option", ["evict_model", "replicas"])
-def test_what_else_a_load_does_is_signed_too(stage: Stage, option: str) -> None:
+def test_eviction_and_replica_options_of_a_load_are_signed(stage: Stage, option: str) -> None:
     wanted = load()
     setattr(wanted.load_model, option, "other" if option == "evict_model" else 3)
     assert "other options" in _why(stage, wanted, stage.signed(load()))
     assert stage.admit(wanted, stage.signed(wanted)).signers
 
 
-def test_fields_do_not_run_into_each_other(stage: Stage) -> None:
+def test_field_boundaries_are_covered_by_the_signature(stage: Stage) -> None:
     """ "load" + "modela" and "loadm" + "odela" are the same letters, and other fields."""
     wanted = flush(Scope.SCOPE_TAG, tenant="ab", tag="c")
     token = stage.signed(flush(Scope.SCOPE_TAG, tenant="a", tag="bc"))
     assert "another action" in _why(stage, wanted, token)
 
 
-def test_the_kind_is_that_of_the_action(stage: Stage) -> None:
+def test_kind_must_match_the_action(stage: Stage) -> None:
     assert "another kind" in _why(stage, load(), stage.signed(load(), op="model-unload"))
 
 
-def test_the_readable_form_may_not_say_anything_else(stage: Stage) -> None:
+def test_readable_form_must_match_the_action(stage: Stage) -> None:
     """A signer may have looked at that alone."""
     lie = stage.signed(load("huge"), readable={"loadModel": {"model": "small", "options": {}}})
     assert "readable form" in _why(stage, load("huge"), lie)
@@ -294,7 +294,7 @@ def test_the_readable_form_may_not_say_anything_else(stage: Stage) -> None:
         assert _why(stage, load(), stage.signed(load(), readable=nonsense))
 
 
-def test_a_part_of_the_action_that_nobody_knows_here_is_refused(stage: Stage) -> None:
+def test_unknown_part_of_the_action_is_rejected(stage: Stage) -> None:
     """It might be a condition, made by a newer signer."""
     newer = load().SerializeToString()
     model = b"\x0a\x04qwen" + b"\x52\x04only"
@@ -304,16 +304,16 @@ def test_a_part_of_the_action_that_nobody_knows_here_is_refused(stage: Stage) ->
 
 
 @pytest.mark.parametrize("name", ["aud", "op", "action", "readable", "nonce", "nbf", "exp", "iat", "policy"])
-def test_nothing_may_be_missing(stage: Stage, name: str) -> None:
+def test_missing_field_is_rejected(stage: Stage, name: str) -> None:
     changes: dict[str, Any] = {name: None}
     assert "does not say what has to be signed" in _why(stage, load(), stage.signed(load(), **changes))
 
 
-def test_nothing_may_be_added(stage: Stage) -> None:
+def test_additional_field_is_rejected(stage: Stage) -> None:
     assert "says more" in _why(stage, load(), stage.signed(load(), only_on="runner-1"))
 
 
-def test_a_name_that_comes_twice_is_refused(stage: Stage) -> None:
+def test_duplicate_field_is_rejected(stage: Stage) -> None:
     """One reader takes the first of them, another one the last."""
     payload = stage.payload(load()).replace(b'{"aud"', b'{"aud": "reg-other", "aud"')
     token = envelope(payload, [signature_of("alice"), signature_of("bob")])
@@ -321,12 +321,12 @@ def test_a_name_that_comes_twice_is_refused(stage: Stage) -> None:
 
 
 @pytest.mark.parametrize("moment", ["soon", 1.5, True, -1, 10**30, [1]])
-def test_times_are_whole_seconds(stage: Stage, moment: object) -> None:
+def test_times_must_be_whole_seconds(stage: Stage, moment: object) -> None:
     assert "whole seconds" in _why(stage, load(), stage.signed(load(), iat=moment))
 
 
 @pytest.mark.parametrize("nonce", ["", "short", "x" * 129, "with spaces in it, and 22", 7])
-def test_a_nonce_has_128_bits(stage: Stage, nonce: object) -> None:
+def test_nonce_must_have_128_bits(stage: Stage, nonce: object) -> None:
     assert "nonce" in _why(stage, load(), stage.signed(load(), nonce=nonce))
 
 
@@ -350,11 +350,11 @@ def test_a_nonce_has_128_bits(stage: Stage, nonce: object) -> None:
         "==",
     ],
 )
-def test_what_is_no_token_is_refused(stage: Stage, text: str) -> None:
+def test_malformed_token_is_rejected(stage: Stage, text: str) -> None:
     assert _why(stage, load(), text)
 
 
-def test_a_token_is_bounded_before_it_is_read(stage: Stage) -> None:
+def test_token_size_is_limited_before_parsing(stage: Stage) -> None:
     token = json.loads(stage.signed(load()))
     token["signatures"] *= 60
     assert "larger than 16 KiB" in _why(stage, load(), json.dumps(token))
@@ -363,7 +363,7 @@ def test_a_token_is_bounded_before_it_is_read(stage: Stage) -> None:
 
 
 @pytest.mark.parametrize("tamper", [lambda text: text + "=", lambda text: text + "\n", lambda text: text[:-1] + "+"])
-def test_base64url_has_one_form(stage: Stage, tamper: Callable[[str], str]) -> None:
+def test_base64url_must_be_canonical(stage: Stage, tamper: Callable[[str], str]) -> None:
     token = json.loads(stage.signed(load()))
     token["signatures"][0]["signature"] = tamper(token["signatures"][0]["signature"])
     assert _why(stage, load(), json.dumps(token))

@@ -31,14 +31,14 @@ async def watching(stage: Stage, count: int = 1) -> AsyncIterator[tuple[Watch, l
         yield watch, [each.host for each in first[:-1]]
 
 
-async def test_a_watch_begins_with_the_hosts_as_they_are_listed() -> None:
+async def test_watch_starts_with_the_listed_hosts() -> None:
     async with Stage() as stage:
         await stage.lease(stage.runner(), GIB)
         async with watching(stage) as (_, hosts):
             assert hosts == stage.ledger.hosts()
 
 
-async def test_each_lease_and_each_sighting_is_a_change() -> None:
+async def test_each_lease_and_snapshot_is_a_change() -> None:
     async with Stage() as stage:
         await stage.look()
         async with watching(stage) as (watch, _):
@@ -49,7 +49,7 @@ async def test_each_lease_and_each_sighting_is_a_change() -> None:
             assert (await following(watch)).devices[0].device.used_bytes == GIB
 
 
-async def test_changes_that_were_not_read_are_one() -> None:
+async def test_unread_changes_are_coalesced() -> None:
     async with Stage() as stage:
         await stage.look()
         async with watching(stage) as (watch, _):
@@ -64,7 +64,7 @@ async def test_changes_that_were_not_read_are_one() -> None:
             await asyncio.wait({unread})
 
 
-async def test_who_waits_is_shown_first_in_line_first_until_the_wait_ends() -> None:
+async def test_waiting_requests_are_listed_in_queue_order_until_they_end() -> None:
     async with Stage() as stage:
         await stage.lease(stage.runner(), ROOM, purpose="qwen")
         async with watching(stage) as (watch, _):
@@ -86,7 +86,7 @@ async def test_who_waits_is_shown_first_in_line_first_until_the_wait_ends() -> N
             assert list((await following(watch)).waits) == []
 
 
-async def test_a_host_that_nothing_sees_any_more_is_deleted_while_nothing_else_happens() -> None:
+async def test_host_without_observers_is_deleted_even_if_idle() -> None:
     async with Stage(orphan_keep_seconds=60.0) as stage:
         await stage.look()
         async with watching(stage) as (watch, _):
@@ -97,7 +97,7 @@ async def test_a_host_that_nothing_sees_any_more_is_deleted_while_nothing_else_h
                 assert (await deleted).deleted_host == stage.host.name
 
 
-async def test_a_watch_ends_with_the_registry() -> None:
+async def test_watch_ends_with_the_registry() -> None:
     stage = Stage()
     async with stage:
         await stage.look()

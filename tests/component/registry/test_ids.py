@@ -67,14 +67,14 @@ async def _name(found: Awaitable[Any]) -> str:
 
 
 @pytest.mark.parametrize("rpc", READS)
-async def test_an_id_is_taken_where_a_name_is(mesh: RunningRegistry, rpc: str) -> None:
+async def test_id_is_accepted_in_place_of_a_name(mesh: RunningRegistry, rpc: str) -> None:
     ids = await some_mesh(mesh)
     name, call = READS[rpc]
     assert is_resource_id(ids[name])
     assert await call(mesh, ids[name]) == await call(mesh, name) == name
 
 
-async def test_agents_and_routes_may_point_to_an_id_and_are_stored_with_the_name(mesh: RunningRegistry) -> None:
+async def test_agents_and_routes_can_reference_an_id_and_store_the_name(mesh: RunningRegistry) -> None:
     ids = await some_mesh(mesh)
     await mesh.apply(
         declared(agent=an_agent("second", ids["published"])), a_route("road", ids["published"], "declared")
@@ -83,7 +83,7 @@ async def test_agents_and_routes_may_point_to_an_id_and_are_stored_with_the_name
     assert list((await mesh.route("road")).manifest.candidates) == ["published", "declared"]
 
 
-async def test_a_load_by_id_is_a_load_of_the_name(mesh: RunningRegistry) -> None:
+async def test_load_by_id_loads_the_named_model(mesh: RunningRegistry) -> None:
     ids = await some_mesh(mesh)
     operations: Any = operation_service_pb2_grpc.OperationServiceStub(mesh.channel)
     action = operation_pb2.OperationAction(load_model=operation_pb2.LoadModel(model=ids["published"]))
@@ -93,7 +93,7 @@ async def test_a_load_by_id_is_a_load_of_the_name(mesh: RunningRegistry) -> None
     assert created.operation.action.load_model.model == "published"
 
 
-async def test_what_is_deleted_by_its_id_is_gone_and_made_again_has_another(mesh: RunningRegistry) -> None:
+async def test_resource_deleted_by_id_is_gone_and_gets_a_new_id_when_recreated(mesh: RunningRegistry) -> None:
     ids = await some_mesh(mesh)
     for kind, name in ((ROUTE, "way"), (AGENT, "judge"), (MODEL, "declared")):
         await mesh.delete(kind, ids[name])
@@ -106,7 +106,7 @@ async def test_what_is_deleted_by_its_id_is_gone_and_made_again_has_another(mesh
         await mesh.model(ids["declared"])
 
 
-async def test_ids_outlive_a_restart_and_a_change_of_their_declaration(tmp_path: Path) -> None:
+async def test_ids_survive_a_restart_and_a_changed_declaration(tmp_path: Path) -> None:
     clock = FakeClock()
     async with running_registry(tmp_path, clock=clock) as mesh:
         ids = await some_mesh(mesh)
@@ -128,9 +128,7 @@ async def test_ids_outlive_a_restart_and_a_change_of_their_declaration(tmp_path:
         a_route(ID.replace("model", "route"), "declared"),
     ],
 )
-async def test_no_name_has_the_form_of_an_id_so_that_none_stands_before_it(
-    mesh: RunningRegistry, declaration: ResourceDocument
-) -> None:
+async def test_names_that_look_like_an_id_are_rejected(mesh: RunningRegistry, declaration: ResourceDocument) -> None:
     await some_mesh(mesh)
     with refused(Reason.INVALID_ARGUMENT) as errors:
         await mesh.apply(declaration)

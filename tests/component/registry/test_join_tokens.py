@@ -24,7 +24,7 @@ async def make(mesh: RunningRegistry, description: str = "", seconds: int = 0) -
     return response.join_token.id, response.token
 
 
-async def test_a_token_is_good_until_it_is_revoked(mesh: RunningRegistry) -> None:
+async def test_token_is_valid_until_revoked(mesh: RunningRegistry) -> None:
     token_id, token = await make(mesh, "alice's laptop")
     assert re.fullmatch(rf"wjt_{token_id}_[0-9a-f]{{64}}", token)
     assert len(token_id) == 12
@@ -37,7 +37,7 @@ async def test_a_token_is_good_until_it_is_revoked(mesh: RunningRegistry) -> Non
         await mesh.tokens.RevokeJoinToken(Revoke(id=token_id))
 
 
-async def test_an_expired_token_is_not_good_any_more(mesh: RunningRegistry) -> None:
+async def test_expired_token_is_invalid(mesh: RunningRegistry) -> None:
     _, token = await make(mesh, seconds=60)
     await mesh.advance(59.0)
     await mesh.tokens.CheckJoinToken(Check(token=token))
@@ -46,7 +46,7 @@ async def test_an_expired_token_is_not_good_any_more(mesh: RunningRegistry) -> N
         await mesh.tokens.CheckJoinToken(Check(token=token))
 
 
-async def test_no_refusal_says_which_check_failed(mesh: RunningRegistry) -> None:
+async def test_rejection_does_not_reveal_which_check_failed(mesh: RunningRegistry) -> None:
     token_id, token = await make(mesh)
     _, expired = await make(mesh, seconds=60)
     await mesh.advance(60.0)
@@ -83,7 +83,7 @@ async def test_tokens_survive_a_restart_and_only_their_hashes_are_on_disk(tmp_pa
     assert files_with(tmp_path, b"kept"), "the search finds what is there"
 
 
-async def test_a_token_that_was_made_while_the_clock_was_ahead_is_good_for_its_lifetime_alone(tmp_path: Path) -> None:
+async def test_token_created_with_a_fast_clock_is_valid_only_for_its_lifetime(tmp_path: Path) -> None:
     clock = FakeClock()
     clock.set_wall(86_400.0)
     async with running_registry(tmp_path, clock=clock) as before:
@@ -113,7 +113,7 @@ async def test_tokens_are_listed_newest_first_without_secrets(mesh: RunningRegis
     assert not [token for token in tokens if token.rpartition("_")[2] in str(response)]
 
 
-async def test_there_is_a_limit_of_tokens_and_expired_ones_make_room(tmp_path: Path) -> None:
+async def test_token_limit_is_enforced_and_expired_tokens_do_not_count(tmp_path: Path) -> None:
     async with running_registry(tmp_path, max_join_tokens=2) as mesh:
         await make(mesh, seconds=60)
         await make(mesh)
@@ -135,7 +135,7 @@ async def test_there_is_a_limit_of_tokens_and_expired_ones_make_room(tmp_path: P
         Create(lifetime=Duration(seconds=2**62)),
     ],
 )
-async def test_bad_wishes_are_refused(mesh: RunningRegistry, request_: Create) -> None:
+async def test_invalid_requests_are_rejected(mesh: RunningRegistry, request_: Create) -> None:
     with refused(Reason.INVALID_ARGUMENT):
         await mesh.tokens.CreateJoinToken(request_)
     assert not (await mesh.tokens.ListJoinTokens(List())).join_tokens

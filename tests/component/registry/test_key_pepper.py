@@ -26,7 +26,7 @@ def names_in(folder: Path, part: str) -> list[str]:
     return [path.name for path in folder.iterdir() if part in path.name]
 
 
-async def test_the_first_start_makes_it_for_its_owner_alone_and_the_next_keeps_it(tmp_path: Path) -> None:
+async def test_first_start_creates_the_pepper_for_its_owner_only_and_the_next_reuses_it(tmp_path: Path) -> None:
     path = tmp_path / PEPPER_NAME
     earlier = os.umask(0)
     try:
@@ -42,7 +42,7 @@ async def test_the_first_start_makes_it_for_its_owner_alone_and_the_next_keeps_i
 
 
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o660, 0o666, 0o610, 0o602])
-async def test_a_registry_does_not_start_where_others_may_use_it(tmp_path: Path, mode: int) -> None:
+async def test_registry_does_not_start_if_others_can_access_the_pepper(tmp_path: Path, mode: int) -> None:
     path = tmp_path / PEPPER_NAME
     make_pepper(path)
     path.chmod(mode)
@@ -54,7 +54,7 @@ async def test_a_registry_does_not_start_where_others_may_use_it(tmp_path: Path,
 
 
 @pytest.mark.parametrize("length", [0, 1, PEPPER_BYTES - 1, PEPPER_BYTES + 1, 65_536])
-async def test_a_registry_does_not_start_where_it_has_another_length(tmp_path: Path, length: int) -> None:
+async def test_registry_does_not_start_with_a_pepper_of_wrong_length(tmp_path: Path, length: int) -> None:
     path = tmp_path / PEPPER_NAME
     path.touch(0o600)
     path.write_bytes(b"x" * length)
@@ -62,13 +62,13 @@ async def test_a_registry_does_not_start_where_it_has_another_length(tmp_path: P
     assert path.stat().st_size == length, "it is left as it was"
 
 
-async def test_a_registry_does_not_start_where_it_is_a_folder(tmp_path: Path) -> None:
+async def test_registry_does_not_start_if_the_pepper_is_a_folder(tmp_path: Path) -> None:
     (tmp_path / PEPPER_NAME).mkdir()
     assert "cannot be read" in await refuses_to_start(tmp_path)
 
 
 @pytest.mark.parametrize("another", [False, True])
-async def test_with_keys_in_the_store_a_lost_pepper_is_told_and_never_replaced(tmp_path: Path, another: bool) -> None:
+async def test_lost_pepper_is_reported_and_never_replaced_while_keys_exist(tmp_path: Path, another: bool) -> None:
     path, clock = tmp_path / PEPPER_NAME, FakeClock()
     async with registry_with_keys(tmp_path, clock=clock) as stage:
         _, text = await stage.create()
@@ -87,7 +87,7 @@ async def test_with_keys_in_the_store_a_lost_pepper_is_told_and_never_replaced(t
         assert await stage.is_good(text), "restored, everything is as it was"
 
 
-async def test_an_operator_may_give_all_keys_up_for_a_lost_pepper(tmp_path: Path) -> None:
+async def test_operator_can_revoke_all_keys_for_a_lost_pepper(tmp_path: Path) -> None:
     path, clock = tmp_path / PEPPER_NAME, FakeClock()
     async with registry_with_keys(tmp_path, clock=clock) as stage:
         key_id, text = await stage.create()
@@ -103,7 +103,7 @@ async def test_an_operator_may_give_all_keys_up_for_a_lost_pepper(tmp_path: Path
             assert await stage.is_good(fresh)
 
 
-async def test_without_keys_that_are_good_a_lost_pepper_is_replaced(tmp_path: Path) -> None:
+async def test_lost_pepper_is_replaced_if_no_key_is_valid(tmp_path: Path) -> None:
     path = tmp_path / PEPPER_NAME
     async with registry_with_keys(tmp_path) as stage:
         key_id, _ = await stage.create()
@@ -115,7 +115,7 @@ async def test_without_keys_that_are_good_a_lost_pepper_is_replaced(tmp_path: Pa
         assert len(await stage.listed()) == 2
 
 
-def test_a_pepper_is_made_in_a_folder_that_is_not_there_and_read_back(tmp_path: Path) -> None:
+def test_pepper_is_created_in_a_missing_folder_and_read_back(tmp_path: Path) -> None:
     path = tmp_path / "state" / PEPPER_NAME
     assert read_pepper(path) is None
     pepper = make_pepper(path)
@@ -123,13 +123,13 @@ def test_a_pepper_is_made_in_a_folder_that_is_not_there_and_read_back(tmp_path: 
     assert make_pepper(tmp_path / "another") != pepper
 
 
-def test_a_mark_tells_peppers_apart_and_is_not_one() -> None:
+def test_pepper_mark_identifies_a_pepper_without_containing_it() -> None:
     one, other = b"1" * PEPPER_BYTES, b"2" * PEPPER_BYTES
     assert pepper_mark(one) != pepper_mark(other)
     assert one not in pepper_mark(one)
 
 
-def test_a_pepper_that_cannot_be_written_is_told_with_its_field(tmp_path: Path) -> None:
+def test_unwritable_pepper_is_reported_with_its_field(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(FieldError) as refusal:
         make_pepper(tmp_path / "file" / PEPPER_NAME)

@@ -45,7 +45,7 @@ async def until(watcher: KeyRingWatcher, holds: Callable[[KeyRing], bool]) -> Ke
     return watcher.ring
 
 
-async def test_a_watch_begins_with_every_good_key_and_goes_on_with_every_change(stage: KeyStage) -> None:
+async def test_watch_starts_with_every_valid_key_and_continues_with_each_change(stage: KeyStage) -> None:
     kept, shown = await stage.create(description="kept", tenant="team-a", scopes=["models:view"])
     revoked, _ = await stage.create()
     await stage.revoke(revoked)
@@ -69,7 +69,7 @@ async def test_a_watch_begins_with_every_good_key_and_goes_on_with_every_change(
     assert (await read(call)).removed == kept, "one that was revoked before is not told again"
 
 
-async def test_an_expired_key_leaves_the_watch_with_the_next_sweep(stage: KeyStage) -> None:
+async def test_expired_key_leaves_the_watch_at_the_next_sweep(stage: KeyStage) -> None:
     key_id, _ = await stage.create(seconds=60)
     call = stage.keys.WatchKeys(pb.WatchKeysRequest())
     await read(call)
@@ -79,7 +79,7 @@ async def test_an_expired_key_leaves_the_watch_with_the_next_sweep(stage: KeySta
     assert not (await read(late)).snapshot.keys
 
 
-async def test_a_watcher_that_reads_too_slowly_is_ended_with_watch_lagged(tmp_path: Path) -> None:
+async def test_slow_watcher_is_ended_with_watch_lagged(tmp_path: Path) -> None:
     wish = pb.CreateKeyRequest(tenant="default", scopes=["models:view"])
     async with bare_keys(tmp_path, watch_buffer_responses=2) as (keys, _):
         _, known, watcher = keys.watch()
@@ -99,7 +99,7 @@ async def test_a_watcher_that_reads_too_slowly_is_ended_with_watch_lagged(tmp_pa
         assert stopped.value.reason is Reason.SHUTTING_DOWN
 
 
-async def test_the_registry_itself_knows_every_change_at_once(stage: KeyStage) -> None:
+async def test_registry_key_ring_reflects_every_change_immediately(stage: KeyStage) -> None:
     registry, clock = stage.mesh.service, stage.mesh.clock
     assert registry.key_ring.keys == {}
     key_id, first = await stage.create(seconds=600)
@@ -116,7 +116,7 @@ async def test_the_registry_itself_knows_every_change_at_once(stage: KeyStage) -
     assert registry.key_ring.keys == {}
 
 
-async def test_what_could_not_be_kept_is_neither_known_nor_told(tmp_path: Path) -> None:
+async def test_change_that_could_not_be_stored_is_neither_effective_nor_published(tmp_path: Path) -> None:
     wish = pb.CreateKeyRequest(tenant="default", scopes=["models:view"])
     async with bare_keys(tmp_path) as (keys, database):
         kept, _ = await keys.create(wish, LOCAL)
@@ -133,7 +133,7 @@ async def test_what_could_not_be_kept_is_neither_known_nor_told(tmp_path: Path) 
             assert await anext(watcher) == pb.WatchKeysResponse(removed=kept.id), "the first that was told"
 
 
-async def test_nobody_is_known_before_the_first_snapshot(tmp_path: Path) -> None:
+async def test_key_ring_is_empty_before_the_first_snapshot(tmp_path: Path) -> None:
     async with open_channel(f"unix:{tmp_path}/registry.sock") as channel:
         clock = FakeClock()
         watcher = KeyRingWatcher(channel, clock)
@@ -146,7 +146,7 @@ async def test_nobody_is_known_before_the_first_snapshot(tmp_path: Path) -> None
         await watcher.stop()
 
 
-async def test_a_key_ring_follows_creation_rotation_and_revocation(stage: KeyStage) -> None:
+async def test_key_ring_follows_creation_rotation_and_revocation(stage: KeyStage) -> None:
     watcher, clock = stage.watcher(), stage.mesh.clock
     await watcher.start()
     await watcher.wait_ready()
@@ -169,7 +169,7 @@ async def test_a_key_ring_follows_creation_rotation_and_revocation(stage: KeySta
     await watcher.stop()
 
 
-async def test_keys_stay_good_while_the_registry_is_away_and_revocations_of_that_time_arrive_later(
+async def test_keys_remain_valid_during_a_registry_outage_and_revocations_arrive_afterwards(
     tmp_path: Path,
 ) -> None:
     registry_clock, clock = FakeClock(), FakeClock()
@@ -195,7 +195,7 @@ async def test_keys_stay_good_while_the_registry_is_away_and_revocations_of_that
         await watcher.stop()
 
 
-def test_as_many_keys_as_can_be_configured_fit_into_one_snapshot() -> None:
+def test_maximum_number_of_keys_fits_into_one_snapshot() -> None:
     scopes = [f"{resource.value}:{role.value}" for resource in Resource for role in Role]
     largest = ApiKey(
         id="x" * 12,

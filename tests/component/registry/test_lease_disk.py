@@ -12,7 +12,7 @@ from weft.kernel.reasons import Reason
 ROOM = 24 * GIB - MARGIN
 
 
-async def test_memory_that_is_there_is_granted_at_once_and_durable_when_it_is_told() -> None:
+async def test_available_memory_is_granted_immediately_and_durable_before_the_response() -> None:
     async with Stage() as stage:
         lease = await stage.lease(stage.runner(), 5 * GIB)
         assert lease.grant.shares == ((0, 5 * GIB),)
@@ -20,7 +20,7 @@ async def test_memory_that_is_there_is_granted_at_once_and_durable_when_it_is_to
         assert stage.states() == ["m1 held"]
 
 
-async def test_a_call_that_is_cancelled_while_its_grant_is_written_leaves_nothing() -> None:
+async def test_call_cancelled_while_its_grant_is_written_leaves_nothing() -> None:
     async with Stage() as stage:
         stage.memory_store.gate = asyncio.Event()
         waits = stage.acquire(stage.runner(), GIB)
@@ -34,7 +34,7 @@ async def test_a_call_that_is_cancelled_while_its_grant_is_written_leaves_nothin
         assert (stage.states(), stage.memory_store.grants) == ([], {})
 
 
-async def test_a_holder_that_comes_back_while_the_end_of_its_lease_is_written_has_lost_it() -> None:
+async def test_holder_returning_while_its_lease_end_is_written_has_lost_it() -> None:
     async with Stage(restart_grace_seconds=0.0) as stage:
         lease, process = await stage.loaded(stage.runner(), GIB)
         await stage.pass_time(31.0)
@@ -48,7 +48,7 @@ async def test_a_holder_that_comes_back_while_the_end_of_its_lease_is_written_ha
         assert stage.states() == []
 
 
-async def test_after_a_restart_processes_are_still_known_where_nobody_can_look_into_the_devices() -> None:
+async def test_processes_are_still_tracked_after_a_restart_if_devices_cannot_be_inspected() -> None:
     host = SimulatedHost(source=Source.DECLARED)
     async with Stage(host, restart_grace_seconds=0.0) as stage:
         _, process = await stage.loaded(stage.runner(), ROOM)
@@ -63,7 +63,7 @@ async def test_after_a_restart_processes_are_still_known_where_nobody_can_look_i
         assert stage.states() == []
 
 
-async def test_leases_of_a_host_that_nobody_sees_are_forgotten_after_a_while() -> None:
+async def test_leases_of_an_unobserved_host_are_purged_after_a_timeout() -> None:
     async with Stage(restart_grace_seconds=0.0, orphan_keep_seconds=100.0) as stage:
         await stage.loaded(stage.runner(), GIB)
         await stage.pass_time(129.0)
@@ -74,7 +74,7 @@ async def test_leases_of_a_host_that_nobody_sees_are_forgotten_after_a_while() -
         assert stage.ledger.hosts() == []
 
 
-async def test_a_grant_whose_commit_was_not_acknowledged_is_taken_back_before_anything_else() -> None:
+async def test_grant_with_an_unacknowledged_commit_is_revoked_first() -> None:
     async with Stage() as stage:
         store = stage.memory_store
 
@@ -94,7 +94,7 @@ async def test_a_grant_whose_commit_was_not_acknowledged_is_taken_back_before_an
         assert lease.grant.fencing_number == 2
 
 
-async def test_nothing_is_granted_and_nothing_released_while_the_database_fails() -> None:
+async def test_nothing_is_granted_or_released_while_the_database_fails() -> None:
     async with Stage() as stage:
         lease, process = await stage.loaded(stage.runner(), GIB)
         stage.memory_store.failing = True
@@ -113,7 +113,7 @@ async def test_nothing_is_granted_and_nothing_released_while_the_database_fails(
         assert stage.states() == []
 
 
-async def test_a_wait_is_no_longer_than_it_said_because_the_database_fails() -> None:
+async def test_wait_times_out_on_schedule_even_if_the_database_fails() -> None:
     async with Stage() as stage:
         lease, process = await stage.loaded(stage.runner(), ROOM)
         waits = stage.acquire(stage.runner("r2"), GIB, max_wait_seconds=10.0)
@@ -130,7 +130,7 @@ async def test_a_wait_is_no_longer_than_it_said_because_the_database_fails() -> 
         assert waits.error.reason is Reason.SERVICE_UNAVAILABLE
 
 
-async def test_fencing_numbers_are_never_used_again_whatever_is_restarted_or_over() -> None:
+async def test_fencing_tokens_are_never_reused() -> None:
     async with Stage() as stage:
         numbers = []
         for politely in (True, False, True):

@@ -27,7 +27,7 @@ async def _tell(stage: Stage, holder: Holder, snapshot: HostSnapshot) -> None:
     await stage.settle()
 
 
-async def test_the_lies_of_a_joined_runner_end_no_lease_of_another_and_free_no_memory() -> None:
+async def test_false_reports_of_a_joined_runner_end_no_foreign_lease_and_free_no_memory() -> None:
     async with Stage(SimulatedHost((24 * GIB,))) as stage:
         resident, guest = stage.runner("resident"), _guest(stage)
         lease, _ = await stage.loaded(resident, 20 * GIB)
@@ -45,7 +45,7 @@ async def test_the_lies_of_a_joined_runner_end_no_lease_of_another_and_free_no_m
         assert stage.states() == ["m1 releasing"]
 
 
-async def test_the_word_of_a_runner_that_is_at_home_there_is_taken() -> None:
+async def test_report_of_a_resident_runner_is_trusted() -> None:
     """The control: what a guest may not end, others do."""
     async with Stage(SimulatedHost((24 * GIB,))) as stage:
         lease, process = await stage.loaded(stage.runner("resident"), 20 * GIB)
@@ -56,7 +56,7 @@ async def test_the_word_of_a_runner_that_is_at_home_there_is_taken() -> None:
         assert stage.states() == []
 
 
-async def test_on_a_host_of_their_own_the_word_of_joined_runners_is_all_there_is() -> None:
+async def test_reports_of_joined_runners_are_trusted_on_their_own_host() -> None:
     async with Stage(SimulatedHost((24 * GIB,))) as stage:
         guest = _guest(stage)
         lease, process = await stage.loaded(guest, 20 * GIB)
@@ -69,7 +69,7 @@ async def test_on_a_host_of_their_own_the_word_of_joined_runners_is_all_there_is
         assert (await stage.lease(_guest(stage, "other"), 20 * GIB)).grant.holder.name == "other"
 
 
-async def test_a_joined_runner_beside_others_gets_leases_by_what_they_see() -> None:
+async def test_joined_runner_on_a_shared_host_gets_leases_based_on_resident_reports() -> None:
     async with Stage(SimulatedHost((24 * GIB,))) as stage:
         resident, guest = stage.runner("resident"), _guest(stage)
         await stage.loaded(resident, 10 * GIB)

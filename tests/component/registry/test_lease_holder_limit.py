@@ -11,7 +11,7 @@ from weft.kernel.reasons import Reason
 MOST = 3
 
 
-async def test_one_holder_cannot_take_every_lease_that_there_may_be(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_one_holder_cannot_take_every_lease(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(wait_queue, "MAX_LEASES_PER_HOLDER", MOST)
     async with Stage(SimulatedHost((24 * GIB,)), max_leases=10) as stage:
         liar, honest = stage.runner("liar"), stage.runner("honest")
@@ -25,7 +25,7 @@ async def test_one_holder_cannot_take_every_lease_that_there_may_be(monkeypatch:
         assert (await stage.lease(honest, GIB)).grant.holder == honest
 
 
-async def test_waits_of_a_holder_count_with_its_leases(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_waits_count_toward_the_lease_limit_of_a_holder(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(wait_queue, "MAX_LEASES_PER_HOLDER", MOST)
     async with Stage(SimulatedHost((24 * GIB,))) as stage:
         liar, asked = stage.runner("liar"), {"request_id": "again"}

@@ -15,7 +15,7 @@ from weft.kernel.reasons import Reason
 ROOM = 24 * GIB - MARGIN
 
 
-async def test_a_book_without_leases_sleeps() -> None:
+async def test_ledger_without_leases_sleeps() -> None:
     async with Stage() as stage:
         await stage.settle()
         assert stage.clock.sleepers == 0
@@ -33,7 +33,7 @@ async def test_a_book_without_leases_sleeps() -> None:
         assert stage.clock.sleepers == 1
 
 
-async def test_the_same_request_returns_the_same_lease_while_it_is_held() -> None:
+async def test_same_request_returns_the_same_lease_while_it_is_held() -> None:
     async with Stage() as stage:
         first = await stage.lease(stage.runner(), GIB, request_id="once")
         assert (await stage.lease(stage.runner(), GIB, request_id="once")).grant == first.grant
@@ -42,7 +42,7 @@ async def test_the_same_request_returns_the_same_lease_while_it_is_held() -> Non
         assert (await stage.lease(stage.runner(), GIB, request_id="once")).grant.id != first.grant.id
 
 
-async def test_a_grant_that_its_caller_did_not_live_to_hear_is_given_up() -> None:
+async def test_unconfirmed_grant_of_a_lost_caller_is_released() -> None:
     async with Stage() as stage:
         words = stage.ledger.acquire(stage.request(stage.runner(), GIB))
         await anext(words)
@@ -57,7 +57,7 @@ async def test_a_grant_that_its_caller_did_not_live_to_hear_is_given_up() -> Non
         assert stage.states() == []
 
 
-async def test_a_lease_that_was_renewed_is_not_given_up_when_its_call_is_cancelled_late() -> None:
+async def test_renewed_lease_is_not_released_when_its_call_is_cancelled_late() -> None:
     async with Stage() as stage:
         words = stage.ledger.acquire(stage.request(stage.runner(), GIB))
         granted = await anext(words)
@@ -69,7 +69,7 @@ async def test_a_lease_that_was_renewed_is_not_given_up_when_its_call_is_cancell
         assert stage.states() == ["m1 held"]
 
 
-async def test_a_lease_that_a_repeated_call_was_told_of_is_not_given_up_by_the_first_one() -> None:
+async def test_lease_returned_to_a_repeated_call_is_not_released_by_the_first() -> None:
     async with Stage() as stage:
         first = stage.ledger.acquire(stage.request(stage.runner(), GIB, request_id="once"))
         await anext(first)
@@ -79,7 +79,7 @@ async def test_a_lease_that_a_repeated_call_was_told_of_is_not_given_up_by_the_f
         assert stage.states() == ["m1 held"]
 
 
-async def test_a_lease_that_is_given_up_is_over_only_when_its_memory_is_back() -> None:
+async def test_released_lease_ends_only_after_its_memory_is_free() -> None:
     async with Stage() as stage:
         lease, process = await stage.loaded(stage.runner(), ROOM)
         waits = stage.acquire(stage.runner("r2"), ROOM)
@@ -92,7 +92,7 @@ async def test_a_lease_that_is_given_up_is_over_only_when_its_memory_is_back() -
         assert stage.states() == ["m1 held"]
 
 
-async def test_memory_that_was_given_up_is_looked_for_at_once_though_nobody_waits_for_it_yet() -> None:
+async def test_snapshots_are_requested_frequently_after_a_release() -> None:
     async with Stage() as stage:
         process, kept = ProcessId(41, 1), await stage.lease(stage.runner(), GIB)
         lease = await stage.lease(stage.runner(), GIB)
@@ -106,7 +106,7 @@ async def test_memory_that_was_given_up_is_looked_for_at_once_though_nobody_wait
         assert last.next_within_seconds == 5.0, "one that hangs is not looked for four times a second for ever"
 
 
-async def test_a_lease_of_a_dead_runner_is_kept_until_its_memory_is_back() -> None:
+async def test_lease_of_a_dead_runner_is_kept_until_its_memory_is_free() -> None:
     async with Stage(restart_grace_seconds=0.0) as stage:
         _, process = await stage.loaded(stage.runner(), ROOM)
         waits = stage.acquire(stage.runner("r2"), ROOM)
@@ -119,7 +119,7 @@ async def test_a_lease_of_a_dead_runner_is_kept_until_its_memory_is_back() -> No
         assert waits.granted is not None
 
 
-async def test_an_orphaned_lease_that_its_holder_renews_is_held_again() -> None:
+async def test_orphaned_lease_renewed_by_its_holder_is_held_again() -> None:
     async with Stage(restart_grace_seconds=0.0) as stage:
         lease, process = await stage.loaded(stage.runner(), GIB)
         await stage.pass_time(31.0)
@@ -129,7 +129,7 @@ async def test_an_orphaned_lease_that_its_holder_renews_is_held_again() -> None:
         assert stage.states() == ["m1 held"]
 
 
-async def test_no_lease_is_orphaned_for_the_grace_after_a_restart() -> None:
+async def test_leases_are_not_orphaned_during_the_restart_grace() -> None:
     async with Stage() as stage:
         lease, process = await stage.loaded(stage.runner(), GIB)
         await stage.restart()
@@ -140,7 +140,7 @@ async def test_no_lease_is_orphaned_for_the_grace_after_a_restart() -> None:
         assert stage.states() == ["m1 orphaned"]
 
 
-async def test_a_frozen_registry_orphans_nobody_when_it_goes_on() -> None:
+async def test_registry_resuming_from_a_freeze_orphans_no_lease() -> None:
     async with Stage(restart_grace_seconds=60.0) as stage:
         await stage.loaded(stage.runner(), GIB)
         await stage.pass_time(100.0)
@@ -153,7 +153,7 @@ async def test_a_frozen_registry_orphans_nobody_when_it_goes_on() -> None:
 
 
 @pytest.mark.parametrize("wrong", ["number", "incarnation", "holder", "unknown", "released"])
-async def test_a_renewal_of_what_is_not_the_holders_own_is_lost(wrong: str) -> None:
+async def test_renewal_of_a_foreign_lease_is_lost(wrong: str) -> None:
     async with Stage() as stage:
         lease = await stage.lease(stage.runner(), GIB)
         holder: Holder = lease.grant.holder
@@ -174,7 +174,7 @@ async def test_a_renewal_of_what_is_not_the_holders_own_is_lost(wrong: str) -> N
         assert answer.lost_lease_ids == (changed["lease_id"],)
 
 
-async def test_a_renewal_of_an_older_life_is_lost_and_tells_what_it_sees() -> None:
+async def test_renewal_by_an_older_incarnation_is_lost() -> None:
     async with Stage() as stage:
         old = stage.runner("r1", "life-1")
         lease = await stage.lease(old, GIB)
@@ -182,7 +182,7 @@ async def test_a_renewal_of_an_older_life_is_lost_and_tells_what_it_sees() -> No
         assert (await stage.renew(old, use(lease))).lost_lease_ids == (lease.grant.id,)
 
 
-async def test_a_release_of_somebody_elses_lease_is_refused() -> None:
+async def test_release_of_a_foreign_lease_is_rejected() -> None:
     async with Stage() as stage:
         lease = await stage.lease(stage.runner(), GIB)
         id_, number = lease.grant.id, lease.grant.fencing_number
@@ -193,7 +193,7 @@ async def test_a_release_of_somebody_elses_lease_is_refused() -> None:
         assert stage.states() == ["m1 held"]
 
 
-async def test_releasing_what_is_gone_is_no_error() -> None:
+async def test_releasing_an_ended_lease_is_not_an_error() -> None:
     async with Stage() as stage:
         holder = stage.runner()
         await stage.ledger.release(holder, session_id(holder), "lease-gone", 1)
@@ -203,7 +203,7 @@ async def test_releasing_what_is_gone_is_no_error() -> None:
         assert stage.states() == ["m1 releasing"]
 
 
-async def test_nobody_speaks_for_a_runner_without_its_session() -> None:
+async def test_calls_for_a_runner_require_its_session() -> None:
     async with Stage() as stage:
         lease = await stage.lease(stage.runner(), GIB)
         holder = lease.grant.holder
@@ -221,7 +221,7 @@ async def test_nobody_speaks_for_a_runner_without_its_session() -> None:
         assert stage.states() == ["m1 held"]
 
 
-async def test_a_runner_that_starts_gives_up_the_leases_of_its_earlier_lives_alone() -> None:
+async def test_starting_runner_releases_only_leases_of_its_earlier_incarnations() -> None:
     async with Stage() as stage:
         for name, life in (("r1", "life-1"), ("r1", "life-2"), ("r2", "life-1")):
             await stage.lease(stage.runner(name, life), GIB, purpose=f"{name}-{life}")
@@ -239,7 +239,7 @@ async def test_a_runner_that_starts_gives_up_the_leases_of_its_earlier_lives_alo
         assert await stage.ledger.release_earlier_lives(present, session_id(present)) == 0
 
 
-async def test_a_stop_tells_everybody_who_waits() -> None:
+async def test_stop_notifies_every_waiter() -> None:
     async with Stage() as stage:
         await stage.lease(stage.runner(), ROOM)
         waits = stage.acquire(stage.runner("r2"), GIB)
@@ -252,7 +252,7 @@ async def test_a_stop_tells_everybody_who_waits() -> None:
             await stage.renew(stage.runner())
 
 
-async def test_the_processes_of_one_lease_are_bounded() -> None:
+async def test_processes_per_lease_are_limited() -> None:
     async with Stage() as stage:
         lease = await stage.lease(stage.runner(), GIB)
         for batch in range(4):
@@ -262,7 +262,7 @@ async def test_the_processes_of_one_lease_are_bounded() -> None:
         assert refusal.value.reason is Reason.TOO_MANY_RESOURCES
 
 
-async def test_the_number_of_hosts_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_number_of_hosts_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lease_table, "MAX_HOSTS", 1)
     async with Stage() as stage:
         await stage.renew(stage.runner())
@@ -271,7 +271,7 @@ async def test_the_number_of_hosts_is_bounded(monkeypatch: pytest.MonkeyPatch) -
         assert refusal.value.reason is Reason.TOO_MANY_RESOURCES
 
 
-async def test_hosts_that_nobody_sees_any_more_make_room_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_unobserved_hosts_make_room_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lease_table, "MAX_HOSTS", 1)
     async with Stage(orphan_keep_seconds=100.0) as stage:
         await stage.renew(stage.runner())
@@ -281,7 +281,7 @@ async def test_hosts_that_nobody_sees_any_more_make_room_for_others(monkeypatch:
         assert [host.host for host in stage.ledger.hosts()] == ["host-b"]
 
 
-async def test_a_renewal_beside_an_orphan_that_lives_on_starts_no_step_of_the_whole_book() -> None:
+async def test_renewal_beside_a_live_orphan_does_not_wake_the_ledger() -> None:
     async with Stage(restart_grace_seconds=0.0) as stage:
         _, process = await stage.loaded(stage.runner(), GIB)
         await stage.pass_time(31.0)

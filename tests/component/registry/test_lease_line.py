@@ -14,7 +14,7 @@ from weft.kernel.request import Priority
 ROOM = 24 * GIB - MARGIN
 
 
-async def test_two_that_race_for_the_last_gigabyte_do_not_both_get_it() -> None:
+async def test_two_requests_racing_for_the_last_gigabyte_do_not_both_get_it() -> None:
     async with Stage() as stage:
         await stage.lease(stage.runner("r0"), ROOM - GIB)
         racers = [stage.acquire(stage.runner(name), GIB, purpose=name) for name in ("r1", "r2")]
@@ -23,7 +23,7 @@ async def test_two_that_race_for_the_last_gigabyte_do_not_both_get_it() -> None:
         assert racers[1].words[-1].holders == ["m1", "r1"]
 
 
-async def test_a_wait_that_becomes_too_long_ends_with_who_holds_the_memory() -> None:
+async def test_wait_timeout_reports_who_holds_the_memory() -> None:
     async with Stage() as stage:
         await stage.loaded(stage.runner(), ROOM, active_requests=1, purpose="qwen")
         waits = stage.acquire(stage.runner("r2"), GIB, purpose="llama", max_wait_seconds=10.0)
@@ -38,7 +38,7 @@ async def test_a_wait_that_becomes_too_long_ends_with_who_holds_the_memory() -> 
         assert stage.ledger.hosts()[0].waiting_count == 0
 
 
-async def test_the_registrys_own_limit_is_the_most_that_anybody_waits() -> None:
+async def test_registry_limit_caps_the_wait() -> None:
     async with Stage(max_wait_seconds=5.0) as stage:
         await stage.lease(stage.runner(), ROOM)
         waits = stage.acquire(stage.runner("r2"), GIB, max_wait_seconds=1_000.0)
@@ -46,7 +46,7 @@ async def test_the_registrys_own_limit_is_the_most_that_anybody_waits() -> None:
         assert waits.error is not None
 
 
-async def test_who_waits_hears_how_many_are_before_it() -> None:
+async def test_waiter_receives_its_queue_position() -> None:
     async with Stage() as stage:
         await stage.lease(stage.runner(), 20 * GIB)
         waits = [stage.acquire(stage.runner("r2"), size * GIB) for size in (9, 1)]
@@ -55,7 +55,7 @@ async def test_who_waits_hears_how_many_are_before_it() -> None:
         assert waits[1].words[-1].detail.endswith("held by m1 (loading); 1 ahead of it in the queue")
 
 
-async def test_a_wait_of_zero_is_one_look() -> None:
+async def test_zero_wait_is_a_single_attempt() -> None:
     async with Stage() as stage:
         await stage.lease(stage.runner(), ROOM - GIB)
         assert (await stage.lease(stage.runner("r2"), GIB, max_wait_seconds=0.0)).grant.shares == ((0, GIB),)
@@ -65,7 +65,7 @@ async def test_a_wait_of_zero_is_one_look() -> None:
         assert refused.error.reason is Reason.INSUFFICIENT_MEMORY
 
 
-async def test_what_would_not_fit_even_if_the_host_were_empty_is_refused_at_once() -> None:
+async def test_request_larger_than_the_host_is_rejected_immediately() -> None:
     async with Stage(SimulatedHost(totals=(24 * GIB, 24 * GIB))) as stage:
         for asked in ({"max_devices": 1}, {"device_indexes": frozenset({1})}):
             refused = stage.acquire(stage.runner(), ROOM + 1, **asked)
@@ -76,7 +76,7 @@ async def test_what_would_not_fit_even_if_the_host_were_empty_is_refused_at_once
         assert (await stage.lease(stage.runner(), ROOM + 2)).grant.shares == ((0, ROOM // 2 + 1), (1, ROOM // 2 + 1))
 
 
-async def test_a_host_without_devices_has_nothing_to_lease() -> None:
+async def test_host_without_devices_has_nothing_to_lease() -> None:
     async with Stage(SimulatedHost(totals=())) as stage:
         refused = stage.acquire(stage.runner(), GIB)
         await stage.settle()
@@ -85,7 +85,7 @@ async def test_a_host_without_devices_has_nothing_to_lease() -> None:
         assert stage.ledger.hosts() == []
 
 
-async def test_a_device_that_the_host_does_not_have_is_refused_by_name() -> None:
+async def test_unknown_device_is_rejected_by_name() -> None:
     async with Stage() as stage:
         refused = stage.acquire(stage.runner(), GIB, device_indexes=frozenset({3}))
         await stage.settle()
@@ -93,7 +93,7 @@ async def test_a_device_that_the_host_does_not_have_is_refused_by_name() -> None
         assert refused.error.field == "device_indexes"
 
 
-async def test_the_line_is_bounded() -> None:
+async def test_queue_length_is_limited() -> None:
     async with Stage(max_waiting=2) as stage:
         await stage.lease(stage.runner(), ROOM)
         waits = [stage.acquire(stage.runner("r2"), GIB) for _ in range(3)]
@@ -101,7 +101,7 @@ async def test_the_line_is_bounded() -> None:
         assert [each.error and each.error.reason for each in waits] == [None, None, Reason.TOO_MANY_RESOURCES]
 
 
-async def test_the_number_of_leases_is_bounded() -> None:
+async def test_number_of_leases_is_limited() -> None:
     async with Stage(max_leases=2) as stage:
         for _ in range(2):
             await stage.lease(stage.runner(), 1)
@@ -111,7 +111,7 @@ async def test_the_number_of_leases_is_bounded() -> None:
         assert refused.error.reason is Reason.TOO_MANY_RESOURCES
 
 
-async def test_a_repeated_call_takes_the_place_in_line_of_the_one_before() -> None:
+async def test_repeated_call_keeps_the_queue_position() -> None:
     async with Stage() as stage:
         blocking = await stage.lease(stage.runner(), ROOM)
         first = stage.acquire(stage.runner("r2"), ROOM, request_id="once")
@@ -129,7 +129,7 @@ async def test_a_repeated_call_takes_the_place_in_line_of_the_one_before() -> No
         assert behind.granted is None
 
 
-async def test_a_cancelled_wait_gives_up_its_place() -> None:
+async def test_cancelled_wait_leaves_the_queue() -> None:
     async with Stage() as stage:
         blocking, process = await stage.loaded(stage.runner(), ROOM)
         first, second = (stage.acquire(stage.runner("r2"), ROOM) for _ in range(2))
@@ -141,7 +141,7 @@ async def test_a_cancelled_wait_gives_up_its_place() -> None:
         assert second.granted is not None
 
 
-async def test_sightings_are_wanted_often_while_somebody_waits() -> None:
+async def test_snapshots_are_requested_frequently_while_a_request_waits() -> None:
     async with Stage() as stage:
         lease, process = await stage.loaded(stage.runner(), ROOM)
         assert (await stage.renew(stage.runner(), use(lease, process))).next_within_seconds == 5.0
@@ -150,7 +150,7 @@ async def test_sightings_are_wanted_often_while_somebody_waits() -> None:
         assert (await stage.renew(stage.runner(), use(lease, process))).next_within_seconds == 0.25
 
 
-async def test_what_strangers_hold_is_never_given_out() -> None:
+async def test_memory_held_by_foreign_processes_is_never_granted() -> None:
     async with Stage() as stage:
         stranger = stage.host.spawn((0, 20 * GIB))
         waits = stage.acquire(stage.runner(), 5 * GIB)
@@ -161,7 +161,7 @@ async def test_what_strangers_hold_is_never_given_out() -> None:
         assert waits.granted is not None
 
 
-async def test_an_idle_model_gives_way_and_its_memory_goes_to_who_asked() -> None:
+async def test_idle_model_is_evicted_and_its_memory_goes_to_the_requester() -> None:
     async with Stage() as stage:
         lease, process = await stage.loaded(stage.runner(), ROOM, purpose="old")
 
@@ -185,7 +185,7 @@ async def test_an_idle_model_gives_way_and_its_memory_goes_to_who_asked() -> Non
         assert waits.granted is not None
 
 
-async def test_who_refuses_is_passed_over_and_others_get_memory_meanwhile() -> None:
+async def test_refusing_holder_is_skipped_and_other_requests_are_granted() -> None:
     async with Stage(SimulatedHost(totals=(24 * GIB, 24 * GIB))) as stage:
         first, _ = await stage.loaded(stage.runner("r1"), 20 * GIB, purpose="first", device_indexes=frozenset({0}))
         second, process = await stage.loaded(
@@ -213,7 +213,7 @@ async def test_who_refuses_is_passed_over_and_others_get_memory_meanwhile() -> N
         assert stage.ledger._table.lease(first.grant.id) is not None
 
 
-async def test_a_runner_that_never_answers_does_not_hold_the_line_up_for_ever() -> None:
+async def test_unresponsive_runner_does_not_block_the_queue() -> None:
     async with Stage() as stage:
         await stage.loaded(stage.runner("r1"), 12 * GIB, purpose="first")
         await stage.loaded(stage.runner("r2"), 11 * GIB, purpose="second")
@@ -232,7 +232,7 @@ async def test_a_runner_that_never_answers_does_not_hold_the_line_up_for_ever() 
         assert [each.model for each in stage.calls.asked] == ["first", "second"]
 
 
-async def test_hosts_show_books_leases_and_who_waits() -> None:
+async def test_hosts_list_devices_leases_and_waiters() -> None:
     async with Stage() as stage:
         lease, _ = await stage.loaded(stage.runner(), 20 * GIB)
         stage.host.spawn((0, GIB))
@@ -251,7 +251,7 @@ async def test_hosts_show_books_leases_and_who_waits() -> None:
         assert stage.ledger.hosts("elsewhere") == []
 
 
-async def test_a_lease_that_is_orphaned_says_so_to_who_waits() -> None:
+async def test_waiter_sees_that_the_blocking_lease_has_no_heartbeat() -> None:
     async with Stage(restart_grace_seconds=0.0) as stage:
         await stage.loaded(stage.runner(), ROOM, purpose="qwen")
         waits = stage.acquire(stage.runner("r2"), GIB)
@@ -260,7 +260,7 @@ async def test_a_lease_that_is_orphaned_says_so_to_who_waits() -> None:
         assert stage.leases()[0].state is LeaseState.ORPHANED
 
 
-async def test_who_sees_no_devices_gets_none_and_hides_none_from_others() -> None:
+async def test_holder_without_visible_devices_gets_none_and_hides_none_from_others() -> None:
     async with Stage() as stage:
         lease, process = await stage.loaded(stage.runner(), GIB)
         blind = HostSnapshot(host="host-a", source=Source.NVML)
@@ -277,7 +277,7 @@ async def test_who_sees_no_devices_gets_none_and_hides_none_from_others() -> Non
         assert stage.ledger.hosts()[0].devices[0].booked_bytes == GIB
 
 
-async def test_who_waits_in_an_earlier_life_waits_no_more() -> None:
+async def test_wait_of_an_earlier_incarnation_is_cancelled() -> None:
     async with Stage() as stage:
         await stage.lease(stage.runner("r0"), ROOM)
         earlier = stage.acquire(stage.runner("r1", "life-1"), GIB)
@@ -292,7 +292,7 @@ async def test_who_waits_in_an_earlier_life_waits_no_more() -> None:
         assert later.error is None
 
 
-async def test_a_wait_ends_though_its_host_was_forgotten_meanwhile() -> None:
+async def test_wait_ends_even_if_its_host_was_purged() -> None:
     async with Stage(orphan_keep_seconds=5.0) as stage:
         stage.host.spawn((0, ROOM))
         waits = stage.acquire(stage.runner(), GIB, max_wait_seconds=10.0)

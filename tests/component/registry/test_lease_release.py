@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from weft.api.registry.v1.lease_service_pb2_grpc import LeaseServiceAsyncStub
 
 
-async def test_the_program_is_told_and_its_memory_is_reserved_until_it_is_seen_to_be_free() -> None:
+async def test_program_is_notified_and_its_memory_reserved_until_seen_free() -> None:
     async with Stage() as stage:
         lease, process = await stage.loaded(program(), 20 * GIB)
         released = await stage.ledger.release_program_lease(lease.grant.id)
@@ -37,7 +37,7 @@ async def test_the_program_is_told_and_its_memory_is_reserved_until_it_is_seen_t
         assert waiting.granted is not None
 
 
-async def test_an_orphaned_lease_is_released_and_a_restart_does_not_bring_it_back() -> None:
+async def test_orphaned_lease_stays_released_after_a_restart() -> None:
     async with Stage(restart_grace_seconds=0.0) as stage:
         lease, process = await stage.loaded(program(), GIB)
         await stage.pass_time(31.0)
@@ -48,7 +48,7 @@ async def test_an_orphaned_lease_is_released_and_a_restart_does_not_bring_it_bac
         assert (await stage.renew(program(), use(lease, process))).lost_lease_ids == (lease.grant.id,)
 
 
-async def test_the_lease_of_a_model_is_refused_with_what_frees_its_memory() -> None:
+async def test_release_of_a_model_lease_is_rejected_and_suggests_how_to_free_it() -> None:
     async with Stage(restart_grace_seconds=0.0) as stage:
         lease, _ = await stage.loaded(stage.runner(), GIB)
         with pytest.raises(WeftError, match="the model m1 on the runner r1; unload it: weft unload m1") as refused:
@@ -60,7 +60,7 @@ async def test_the_lease_of_a_model_is_refused_with_what_frees_its_memory() -> N
         assert [each.state for each in stage.leases()] == [LeaseState.ORPHANED]
 
 
-async def test_a_lease_that_has_ended_is_not_found_and_a_second_release_changes_nothing() -> None:
+async def test_ended_lease_is_not_found_and_a_second_release_changes_nothing() -> None:
     async with Stage() as stage:
         lease = await stage.lease(program(), GIB)
         first = await stage.ledger.release_program_lease(lease.grant.id)
@@ -82,7 +82,7 @@ async def test_nothing_is_released_while_the_database_fails() -> None:
         assert (await stage.renew(program(), use(lease, process))).lost_lease_ids == ()
 
 
-async def test_over_the_wire_a_release_is_in_the_audit_log_once_and_refusals_are_not(tmp_path: Path) -> None:
+async def test_grpc_release_is_audited_once_and_rejections_are_not(tmp_path: Path) -> None:
     config = RegistryConfig(database_url=f"sqlite:///{tmp_path}/registry.db")
     service = build(config, clock=FakeClock())
     server, address = new_server(), f"unix:{tmp_path}/registry.sock"

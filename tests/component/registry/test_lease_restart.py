@@ -40,7 +40,7 @@ async def stored(database_url: str) -> StoredLedger:
 
 
 @pytest.mark.slow("kills or restarts a service")
-async def test_a_registry_killed_between_commit_and_answer_leaves_a_lease_that_comes_back(tmp_path: Path) -> None:
+async def test_lease_committed_before_a_registry_kill_is_restored(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/registry.db"
     process = await child(url, "commit")
     async with asyncio.timeout(LIMIT_SECONDS):
@@ -67,7 +67,7 @@ async def test_a_registry_killed_between_commit_and_answer_leaves_a_lease_that_c
 
 
 @pytest.mark.slow("kills or restarts a service")
-async def test_killed_again_and_again_a_registry_books_nothing_twice_and_forgets_nothing_it_told(
+async def test_repeated_registry_kills_neither_double_book_nor_lose_acknowledged_leases(
     tmp_path: Path,
 ) -> None:
     url = f"sqlite:///{tmp_path}/registry.db"

@@ -108,7 +108,7 @@ def renewing(served: Served, lease: lease_pb2.Lease, **use: Any) -> lease_servic
     )
 
 
-async def test_a_lease_from_its_grant_to_its_end(served: Served) -> None:
+async def test_lease_life_cycle_from_grant_to_end(served: Served) -> None:
     (response,) = [each async for each in served.acquire(30 * GIB, priority=priority_pb2.PRIORITY_LOW, pinned=True)]
     granted = response.granted
     lease = granted.lease
@@ -147,7 +147,7 @@ async def test_a_lease_from_its_grant_to_its_end(served: Served) -> None:
     assert served.stage.leases() == []
 
 
-async def test_who_waits_hears_what_for_and_then_the_lease(served: Served) -> None:
+async def test_waiter_receives_the_reason_and_then_the_lease(served: Served) -> None:
     lease = await served.lease(ROOM, device_indexes=[1])
     call = served.acquire(5 * GIB, name="r2", device_indexes=[1])
     async with asyncio.timeout(LIMIT_SECONDS):
@@ -168,7 +168,7 @@ async def test_who_waits_hears_what_for_and_then_the_lease(served: Served) -> No
     assert set(words[:-1]) <= {"waiting"}
 
 
-async def test_a_cancelled_call_leaves_the_line(served: Served) -> None:
+async def test_cancelled_call_leaves_the_queue(served: Served) -> None:
     await served.lease(ROOM, device_indexes=[0])
     call = served.acquire(GIB, name="r2", device_indexes=[0])
     await call.read()
@@ -180,7 +180,7 @@ async def test_a_cancelled_call_leaves_the_line(served: Served) -> None:
             await served.leases.ListHostMemory(lease_service_pb2.ListHostMemoryRequest())
 
 
-async def test_who_hangs_up_with_the_lease_in_hand_keeps_it_by_renewing_it(served: Served) -> None:
+async def test_holder_that_disconnects_keeps_its_lease_by_renewing_it(served: Served) -> None:
     call = served.acquire(GIB)
     lease = (await call.read()).granted.lease
     call.cancel()
@@ -190,7 +190,7 @@ async def test_who_hangs_up_with_the_lease_in_hand_keeps_it_by_renewing_it(serve
     assert served.stage.states() == ["r1-model held"]
 
 
-async def test_earlier_lives_are_given_up_over_the_wire(served: Served) -> None:
+async def test_earlier_incarnations_can_be_released_over_grpc(served: Served) -> None:
     await served.lease(GIB)
     served.stage.runner("r1", "life-2")
     request = lease_service_pb2.ReleaseEarlierLivesRequest(holder=runner(life="life-2"), session_id="session-of-r1")
@@ -198,7 +198,7 @@ async def test_earlier_lives_are_given_up_over_the_wire(served: Served) -> None:
     assert served.stage.states() == ["r1-model releasing"]
 
 
-async def test_a_program_needs_no_session(served: Served) -> None:
+async def test_program_needs_no_session(served: Served) -> None:
     holder = lease_pb2.LeaseHolder(kind=lease_pb2.LeaseHolder.KIND_PROGRAM, name="train it", incarnation="life-1")
     request = served.asking(GIB, session_id="", purpose="to train, slowly")
     request.holder.CopyFrom(holder)
@@ -209,7 +209,7 @@ async def test_a_program_needs_no_session(served: Served) -> None:
     )
 
 
-async def test_errors_arrive_with_their_reasons(served: Served) -> None:
+async def test_errors_have_their_reasons(served: Served) -> None:
     with refused(Reason.INSUFFICIENT_MEMORY) as errors:
         await served.lease(100 * GIB)
     assert "at most 47 GiB" in errors[0].message
@@ -227,7 +227,7 @@ async def test_errors_arrive_with_their_reasons(served: Served) -> None:
         )
 
 
-async def test_a_wrong_field_is_named(served: Served) -> None:
+async def test_invalid_field_is_reported(served: Served) -> None:
     request = served.asking(GIB)
     request.sighting.devices[1].total_bytes = 0
     with refused(Reason.INVALID_ARGUMENT) as errors:
@@ -239,7 +239,7 @@ async def test_a_wrong_field_is_named(served: Served) -> None:
         await served.leases.ListHostMemory(lease_service_pb2.ListHostMemoryRequest(host="x" * 256))
 
 
-async def test_a_stopped_book_says_so(served: Served) -> None:
+async def test_stopped_ledger_reports_shutting_down(served: Served) -> None:
     await served.lease(ROOM, device_indexes=[0])
     call = served.acquire(GIB, name="r2", device_indexes=[0])
     await call.read()

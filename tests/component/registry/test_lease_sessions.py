@@ -36,7 +36,7 @@ def request(life: str, session_id: str) -> AcquireLeaseRequest:
     return wanted(holder, GIB, SimulatedHost().look(), **asked)
 
 
-async def test_a_runner_leases_memory_with_the_session_that_it_opened() -> None:
+async def test_runner_leases_memory_with_its_open_session() -> None:
     store, clock = SqlStore("sqlite://"), SystemClock()
     core = RegistryCore(store, clock, RegistryConfig(database_url="sqlite://"))
     sessions = session_lookup(core)
@@ -64,7 +64,7 @@ async def test_a_runner_leases_memory_with_the_session_that_it_opened() -> None:
         await core.stop(1.0)
 
 
-async def test_who_joined_over_a_link_is_a_guest_and_nobody_else_is() -> None:
+async def test_only_runners_joined_over_a_link_are_guests() -> None:
     store = SqlStore("sqlite://")
     core = RegistryCore(store, SystemClock(), RegistryConfig(database_url="sqlite://"))
     is_dial_out = dial_out_lookup(core)

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.timeout(300)
 
 @pytest.mark.nightly("a storm of processes")
 @pytest.mark.parametrize("source", [Source.NVML, Source.DECLARED])
-async def test_a_thousand_cycles_book_nothing_twice_and_leave_nothing(source: Source) -> None:
+async def test_a_thousand_cycles_never_double_book_and_leave_nothing(source: Source) -> None:
     storm = Storm(seed=2, source=source)
     await storm.run(CYCLES)
     assert storm.checks > CYCLES
@@ -37,7 +37,7 @@ async def test_a_thousand_cycles_book_nothing_twice_and_leave_nothing(source: So
 @pytest.mark.parametrize(
     "seed", [1, *(pytest.param(seed, marks=pytest.mark.nightly("a storm of processes")) for seed in range(3, 8))]
 )
-async def test_shorter_storms_of_other_seeds(seed: int) -> None:
+async def test_shorter_storms_with_other_seeds_pass(seed: int) -> None:
     await Storm(seed=seed, source=Source.NVML if seed % 2 else Source.DECLARED).run(150)
 
 
@@ -64,7 +64,7 @@ def _without_orphans(snapshot: Any, leases: Any, margin: int) -> Any:
         (lease_table, "host_account", _without_orphans, "booked twice"),
     ],
 )
-async def test_the_storm_finds_a_rule_that_is_broken(
+async def test_storm_detects_a_broken_rule(
     monkeypatch: pytest.MonkeyPatch, module: Any, rule: str, broken: Callable[..., Any], found: str
 ) -> None:
     monkeypatch.setattr(module, rule, broken)

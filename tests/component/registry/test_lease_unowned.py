@@ -12,7 +12,7 @@ def unowned(stage: Stage) -> dict[str, bool]:
     return {lease.purpose: lease.unowned for host in stage.ledger.hosts() for lease in host.leases}
 
 
-async def test_a_lease_of_a_model_that_its_runner_does_not_publish_any_more_is_unowned() -> None:
+async def test_lease_of_an_unpublished_model_is_unowned() -> None:
     async with Stage() as stage:
         runner = stage.runner()
         await stage.loaded(runner, GIB, purpose="m1")
@@ -27,7 +27,7 @@ async def test_a_lease_of_a_model_that_its_runner_does_not_publish_any_more_is_u
         assert unowned_text(lease_rows([document_of(message)])) == "1 GiB on host-a for m1 of r1"
 
 
-async def test_an_orphaned_lease_is_unowned_and_one_on_its_way_back_is_not() -> None:
+async def test_orphaned_lease_is_unowned_and_a_releasing_one_is_not() -> None:
     async with Stage() as stage:
         runner = stage.runner()
         silent, process = await stage.loaded(runner, GIB, purpose="m1")

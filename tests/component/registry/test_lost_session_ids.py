@@ -58,7 +58,7 @@ async def _refused(roster: SessionManager, opening: OpenSessionRequest) -> Reaso
     return refused.value.reason
 
 
-async def test_a_runner_that_lost_its_session_id_is_registered_at_once_when_it_answers_at_its_old_address(
+async def test_runner_that_lost_its_session_id_reregisters_immediately_at_its_old_address(
     core: RegistryCore, roster: SessionManager, addresses: Addresses
 ) -> None:
     """It waited until its own earlier process counted as silent: 90 seconds without a runner."""
@@ -72,14 +72,14 @@ async def test_a_runner_that_lost_its_session_id_is_registered_at_once_when_it_a
 
 
 @pytest.mark.parametrize("answering", ["", "life-1", "life-3"])
-async def test_a_live_runner_keeps_its_name_when_the_claimant_does_not_answer_at_its_address(
+async def test_live_runner_keeps_its_name_if_the_claimant_does_not_answer_at_its_address(
     roster: SessionManager, addresses: Addresses, answering: str
 ) -> None:
     addresses.incarnations["a"] = answering
     assert await _refused(roster, LOST) is Reason.ALREADY_EXISTS
 
 
-async def test_a_claimant_at_another_address_is_refused_and_nobody_is_called(
+async def test_claimant_at_another_address_is_rejected_without_a_callback(
     roster: SessionManager, addresses: Addresses
 ) -> None:
     addresses.incarnations["b"] = "life-2"
@@ -88,15 +88,13 @@ async def test_a_claimant_at_another_address_is_refused_and_nobody_is_called(
     assert addresses.asked == []
 
 
-async def test_a_claimant_behind_a_relay_is_refused_since_its_address_is_the_routers(
-    roster: SessionManager, addresses: Addresses
-) -> None:
+async def test_claimant_behind_a_relay_is_rejected(roster: SessionManager, addresses: Addresses) -> None:
     addresses.incarnations["a"] = "life-2"
     behind = changed(LOST, runner=changed(LOST.runner, dial_out=True))
     assert await _refused(roster, behind) is Reason.ALREADY_EXISTS
 
 
-async def test_a_runner_that_knows_its_session_is_not_called_about_it(
+async def test_runner_with_its_session_id_is_not_called_back(
     core: RegistryCore, roster: SessionManager, addresses: Addresses
 ) -> None:
     known = core.mesh.of_runner("r1")

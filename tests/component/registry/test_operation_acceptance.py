@@ -105,7 +105,7 @@ async def refused(stage: Stage, authorization: str) -> WeftError:
     return refusal.value
 
 
-async def test_a_repeat_of_a_request_gets_the_same_operation_whatever_its_state(stage: Stage) -> None:
+async def test_repeated_request_returns_the_same_operation_in_any_state(stage: Stage) -> None:
     first, existed = await stage.operations.create(stage.asked(load(), "r1"))
     assert not existed
     for _ in range(2):
@@ -117,7 +117,7 @@ async def test_a_repeat_of_a_request_gets_the_same_operation_whatever_its_state(
     assert stage.calls.heard == ["load m1 on r1"]
 
 
-async def test_a_repeat_is_answered_though_its_model_is_gone_by_then(stage: Stage) -> None:
+async def test_repeat_is_answered_after_its_model_was_deleted(stage: Stage) -> None:
     first = await stage.create(load(), "r1")
     stage.calls.answer("m1", loaded())
     await stage.end(first)
@@ -128,20 +128,20 @@ async def test_a_repeat_is_answered_though_its_model_is_gone_by_then(stage: Stag
     assert refusal.value.reason is Reason.MODEL_NOT_FOUND
 
 
-async def test_a_request_id_of_another_action_is_refused(stage: Stage) -> None:
+async def test_request_id_of_another_action_is_rejected(stage: Stage) -> None:
     await stage.create(load(), "r1")
     with pytest.raises(WeftError) as refusal:
         await stage.create(load(context=1), "r1")
     assert refusal.value.reason is Reason.ALREADY_EXISTS
 
 
-async def test_100_calls_with_one_request_id_make_one_operation(stage: Stage) -> None:
+async def test_100_calls_with_one_request_id_create_one_operation(stage: Stage) -> None:
     answers = await asyncio.gather(*(stage.operations.create(stage.asked(load(), "r1")) for _ in range(100)))
     assert len({view.operation.id for view, _ in answers}) == 1
     assert [existed for _, existed in answers].count(False) == 1
 
 
-async def test_more_than_may_wait_are_refused_and_one_that_ended_makes_room() -> None:
+async def test_queue_limit_is_enforced_and_an_ended_operation_makes_room() -> None:
     async with running_stage(max_unfinished=2, max_running=1) as stage:
         first = await stage.create(load())
         await stage.create(unload())
@@ -153,7 +153,7 @@ async def test_more_than_may_wait_are_refused_and_one_that_ended_makes_room() ->
         await stage.create(load("m3"))
 
 
-async def test_a_caller_who_is_gone_does_not_undo_what_was_begun(stage: Stage) -> None:
+async def test_caller_cancellation_does_not_undo_an_accepted_operation(stage: Stage) -> None:
     calling = asyncio.create_task(stage.create(load(), "r1"))
     await asyncio.sleep(0)
     await asyncio.sleep(0)
@@ -166,7 +166,7 @@ async def test_a_caller_who_is_gone_does_not_undo_what_was_begun(stage: Stage) -
     assert stage.calls.heard == ["load m1 on r1"]
 
 
-async def test_a_refusal_says_refused_and_only_the_audit_log_says_why(guarded: Stage) -> None:
+async def test_caller_sees_only_refused_and_the_audit_log_has_the_reason(guarded: Stage) -> None:
     error = await refused(guarded, "expired by 1 s")
     assert (error.reason, error.message, error.metadata) == (Reason.OPERATION_REFUSED, "refused", {})
     (entry,) = await guarded.audit()
@@ -177,7 +177,7 @@ async def test_a_refusal_says_refused_and_only_the_audit_log_says_why(guarded: S
     assert await guarded.operations.page(before_number=None, size=10, unfinished_only=False) == []
 
 
-async def test_what_was_admitted_is_kept_with_its_signers_and_its_mark(guarded: Stage) -> None:
+async def test_admitted_operation_is_stored_with_its_signers_and_mark(guarded: Stage) -> None:
     operation = await guarded.create(load(), authorization="nonce:n1")
     assert (await guarded.operations.get(operation)).operation.signers == ("alice-2026", "bob-2026")
     await guarded.restart()
@@ -188,7 +188,7 @@ async def test_what_was_admitted_is_kept_with_its_signers_and_its_mark(guarded: 
 
 
 @pytest.mark.slow("floods a service")
-async def test_of_100_parallel_operations_with_one_nonce_exactly_one_is_accepted(guarded: Stage) -> None:
+async def test_exactly_one_of_100_concurrent_operations_with_one_nonce_is_accepted(guarded: Stage) -> None:
     outcomes = await asyncio.gather(
         *(guarded.create(load(), authorization="nonce:n1") for _ in range(100)), return_exceptions=True
     )
@@ -200,13 +200,13 @@ async def test_of_100_parallel_operations_with_one_nonce_exactly_one_is_accepted
     assert "its nonce was used before" in why
 
 
-async def test_a_repeat_of_an_accepted_request_is_no_second_use_of_its_nonce(guarded: Stage) -> None:
+async def test_repeat_of_an_accepted_request_is_not_a_second_nonce_use(guarded: Stage) -> None:
     first = await guarded.create(load(), "r1", authorization="nonce:n1")
     assert await guarded.create(load(), "r1", authorization="nonce:n1") == first
     assert await guarded.events() == ["accepted", "started"]
 
 
-async def test_one_that_finds_no_place_keeps_its_nonce() -> None:
+async def test_operation_rejected_by_the_limit_keeps_its_nonce() -> None:
     async with running_stage(ScriptedGate(), max_unfinished=1) as stage:
         first = await stage.create(load(), authorization="nonce:n1")
         with pytest.raises(WeftError) as refusal:
@@ -218,7 +218,7 @@ async def test_one_that_finds_no_place_keeps_its_nonce() -> None:
 
 
 @pytest.mark.slow("floods a service")
-async def test_a_flood_of_refusals_is_counted_and_not_written_one_by_one(guarded: Stage) -> None:
+async def test_flood_of_rejections_is_counted_instead_of_logged_individually(guarded: Stage) -> None:
     for number in range(200):
         await refused(guarded, "bad" if number % 2 else "worse")
     assert await guarded.events() == ["refused"] * MAX_ENTRIES_PER_WINDOW
@@ -235,7 +235,7 @@ async def test_a_flood_of_refusals_is_counted_and_not_written_one_by_one(guarded
     assert (await guarded.events())[-1] == "refused"
 
 
-async def test_what_was_counted_is_written_at_the_stop(guarded: Stage) -> None:
+async def test_pending_rejection_count_is_written_at_stop(guarded: Stage) -> None:
     for _ in range(MAX_ENTRIES_PER_WINDOW + 5):
         await refused(guarded, "bad")
     await guarded.restart()
@@ -243,7 +243,7 @@ async def test_what_was_counted_is_written_at_the_stop(guarded: Stage) -> None:
 
 
 @pytest.mark.slow("steps hours of a registry's life")
-async def test_refusals_leave_room_in_the_log_for_operations() -> None:
+async def test_rejections_leave_audit_space_for_operations() -> None:
     limit = 40
     async with running_stage(ScriptedGate(), max_audit_entries=limit) as stage:
         for _ in range(10):
@@ -254,7 +254,7 @@ async def test_refusals_leave_room_in_the_log_for_operations() -> None:
         await stage.create(load(), authorization="nonce:n1")
 
 
-async def test_a_log_that_could_be_full_before_the_ends_are_written_takes_no_further_operation() -> None:
+async def test_nearly_full_audit_log_rejects_new_operations() -> None:
     async with running_stage(max_audit_entries=3 * ENTRIES_PER_OPERATION) as stage:
         accepted = [await stage.create(load(name)) for name in ("m1", "m3")]
         with pytest.raises(WeftError) as refusal:
@@ -267,7 +267,7 @@ async def test_a_log_that_could_be_full_before_the_ends_are_written_takes_no_fur
         assert stage.operations.audit.head.sequence == 2 * ENTRIES_PER_OPERATION
 
 
-async def test_a_restart_carries_on_what_had_not_ended_and_in_order(stage: Stage) -> None:
+async def test_restart_resumes_unfinished_operations_in_order(stage: Stage) -> None:
     first, second = await stage.create(load()), await stage.create(unload())
     stage.calls.answer("m1", said("loading"))
     await stage.until_stage(first, "loading")
@@ -280,7 +280,7 @@ async def test_a_restart_carries_on_what_had_not_ended_and_in_order(stage: Stage
     assert (await stage.events()).count("started") == 2
 
 
-async def test_a_cancel_that_was_asked_for_before_a_restart_is_carried_out_after_it(stage: Stage) -> None:
+async def test_cancel_requested_before_a_restart_is_executed_after_it(stage: Stage) -> None:
     operation = await stage.create(load())
     await stage.until_heard("load m1 on r1")
     stage.calls.held["m1"] = asyncio.Event()
@@ -293,7 +293,7 @@ async def test_a_cancel_that_was_asked_for_before_a_restart_is_carried_out_after
 
 
 @pytest.mark.slow("kills or restarts a service")
-async def test_after_a_restart_a_runner_has_time_to_come_back_and_no_more_than_that(stage: Stage) -> None:
+async def test_runner_has_limited_time_to_reconnect_after_a_restart(stage: Stage) -> None:
     first, second = await stage.create(load("m1")), await stage.create(load("m3"))
     await stage.until_heard("load m1 on r1", "load m3 on r2")
     stage.directory.lose("r1")
@@ -309,7 +309,7 @@ async def test_after_a_restart_a_runner_has_time_to_come_back_and_no_more_than_t
     assert (await stage.end(first)).operation.state is OperationState.SUCCEEDED
 
 
-async def test_time_that_passed_before_a_restart_counts() -> None:
+async def test_time_elapsed_before_a_restart_counts() -> None:
     async with running_stage(timeout_seconds=60.0) as stage:
         operation = await stage.create(load())
         await stage.until_heard("load m1 on r1")
@@ -320,7 +320,7 @@ async def test_time_that_passed_before_a_restart_counts() -> None:
         assert (await stage.end(operation)).operation.reason is Reason.DEADLINE_EXCEEDED
 
 
-async def test_an_end_that_the_database_does_not_take_is_told_only_once_it_has_taken_it(
+async def test_operation_end_is_published_only_after_it_is_stored(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     operation = await stage.create(load())
@@ -342,7 +342,7 @@ async def test_an_end_that_the_database_does_not_take_is_told_only_once_it_has_t
     assert await stage.events() == ["accepted", "started", "succeeded"]
 
 
-async def test_an_operation_that_is_cancelled_just_as_its_turn_comes_is_not_begun(
+async def test_operation_cancelled_as_its_turn_comes_does_not_start(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first, second = await stage.create(load()), await stage.create(unload())
@@ -375,7 +375,7 @@ async def test_an_operation_that_is_cancelled_just_as_its_turn_comes_is_not_begu
 
 @pytest.mark.slow("kills or restarts a service")
 @pytest.mark.parametrize("commits", range(1, COMMITS + 1))
-async def test_after_kill_9_at_any_commit_the_retry_finds_the_operation_and_it_ends_once(
+async def test_retry_finds_the_operation_after_kill_9_at_any_commit_and_it_ends_once(
     tmp_path: Path, commits: int
 ) -> None:
     url = f"sqlite:///{tmp_path}/registry.db"
@@ -395,7 +395,7 @@ async def test_after_kill_9_at_any_commit_the_retry_finds_the_operation_and_it_e
         assert check.verdict() is None
 
 
-async def test_an_acceptance_whose_answer_the_database_lost_is_found_by_the_retry(
+async def test_acceptance_with_a_lost_database_response_is_found_by_the_retry(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     save_new = stage.store.save_new
@@ -414,7 +414,7 @@ async def test_an_acceptance_whose_answer_the_database_lost_is_found_by_the_retr
     assert (await stage.end(view.operation.id)).operation.state is OperationState.SUCCEEDED
 
 
-async def test_outside_of_start_and_stop_everything_is_shutting_down_and_who_follows_hears_it(stage: Stage) -> None:
+async def test_calls_outside_start_and_stop_fail_and_watchers_end_with_shutting_down(stage: Stage) -> None:
     operation = await stage.create(load())
     followed = await stage.operations.watch(operation)
     await stage.operations.stop(1.0)
@@ -435,7 +435,7 @@ async def test_outside_of_start_and_stop_everything_is_shutting_down_and_who_fol
         assert refusal.value.reason is Reason.SHUTTING_DOWN
 
 
-async def test_one_follower_too_many_is_refused_and_one_that_left_makes_room(stage: Stage) -> None:
+async def test_watcher_over_the_limit_is_rejected_until_another_leaves(stage: Stage) -> None:
     operation = await stage.create(load())
     followed = [await stage.operations.watch(operation) for _ in range(MAX_WATCHERS)]
     with pytest.raises(WeftError) as refusal:
@@ -447,7 +447,7 @@ async def test_one_follower_too_many_is_refused_and_one_that_left_makes_room(sta
     await stage.operations.watch(operation)
 
 
-async def test_housekeeping_leaves_a_store_without_operations_and_nonces_alone(
+async def test_housekeeping_skips_a_store_without_operations_and_nonces(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looked: list[Expired] = []
@@ -467,7 +467,7 @@ async def test_housekeeping_leaves_a_store_without_operations_and_nonces_alone(
     assert looked[1:] == [Expired(operations=0, nonces=0, is_any_left=True)] * 3
 
 
-async def test_what_ended_long_ago_is_forgotten_and_its_entries_stay() -> None:
+async def test_old_operations_are_purged_and_their_audit_entries_remain() -> None:
     async with running_stage(keep_seconds=3600.0, timeout_seconds=36_000.0) as stage:
         ended = await stage.create(load())
         stage.calls.answer("m1", loaded())
@@ -485,7 +485,7 @@ async def test_what_ended_long_ago_is_forgotten_and_its_entries_stay() -> None:
         assert len(await stage.audit()) == 5
 
 
-async def test_the_keeper_keeps_house_and_tells_the_head_and_survives_a_failure(
+async def test_housekeeping_task_reports_the_audit_head_and_survives_a_failure(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock, rounds = FakeClock(), 0
@@ -511,7 +511,7 @@ async def test_the_keeper_keeps_house_and_tells_the_head_and_survives_a_failure(
     assert told == [(head.sequence, head.hash)]
 
 
-async def test_the_head_of_the_log_is_told_at_the_stop(stage: Stage) -> None:
+async def test_audit_head_is_logged_at_stop(stage: Stage) -> None:
     await stage.create(load())
     await stage.until_heard("load m1 on r1")
     with capture_logs() as logs:

@@ -23,7 +23,7 @@ async def stage() -> AsyncIterator[Stage]:
         yield stage
 
 
-async def test_a_storm_of_cancels_of_one_operation_waits_in_a_bounded_line(
+async def test_cancel_storm_on_one_operation_waits_in_a_bounded_queue(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(operations, "MAX_WAITING_WRITES", 8)
@@ -38,9 +38,7 @@ async def test_a_storm_of_cancels_of_one_operation_waits_in_a_bounded_line(
     assert (await stage.events()).count("cancel_requested") == 1
 
 
-async def test_a_cancel_that_changes_nothing_does_not_wait_behind_those_that_do(
-    stage: Stage, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_no_op_cancel_does_not_wait_behind_other_cancels(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     stage.calls.answer("m1", loaded())
     over = await stage.create(load())
     await stage.end(over)
@@ -57,7 +55,7 @@ async def test_a_cancel_that_changes_nothing_does_not_wait_behind_those_that_do(
     assert (await stage.end(undone)).operation.state is OperationState.CANCELLED
 
 
-async def test_cancelled_requests_have_an_entry_each_until_they_are_many(stage: Stage) -> None:
+async def test_cancelled_requests_are_logged_individually_up_to_a_limit(stage: Stage) -> None:
     for number in range(MAX_ENTRIES_PER_WINDOW + 5):
         await stage.operations.record_cancellation(f"req-{number}", "acme", "key:k1")
     await stage.operations.audit.close_window(at_once=True)
@@ -71,7 +69,7 @@ async def test_cancelled_requests_have_an_entry_each_until_they_are_many(stage: 
     assert (detail["count"], detail["tenants"]) == (5, {"acme": 5})
 
 
-async def test_many_cancelled_requests_take_no_entry_from_a_refusal(stage: Stage) -> None:
+async def test_many_cancelled_requests_do_not_suppress_a_rejection_entry(stage: Stage) -> None:
     for number in range(MAX_ENTRIES_PER_WINDOW + 1):
         await stage.operations.record_cancellation(f"req-{number}", "acme", "key:k1")
     await stage.operations.audit.refused(Refused("no token"), load(), "alice")

@@ -34,7 +34,7 @@ def spoilt(response: LoadResponse, seconds: int) -> LoadResponse:
 
 
 @pytest.mark.parametrize("seconds", [MOST, LEAST, 10**12])
-async def test_a_time_that_cannot_be_spoils_no_list_of_operations(stage: Stage, seconds: int) -> None:
+async def test_out_of_range_time_does_not_break_the_operation_list(stage: Stage, seconds: int) -> None:
     operation = await stage.create(load())
     stage.calls.answer("m1", spoilt(said("far along", 0.5), seconds))
     view = await stage.until_stage(operation, "far along")
@@ -50,7 +50,7 @@ async def test_a_time_that_cannot_be_spoils_no_list_of_operations(stage: Stage, 
 
 
 @pytest.mark.parametrize("amount", [MOST, LEAST])
-async def test_amounts_that_cannot_be_are_added_up_all_the_same(stage: Stage, amount: int) -> None:
+async def test_out_of_range_amounts_are_still_summed(stage: Stage, amount: int) -> None:
     stage.directory.pools["p"] = [PoolMember(model=name, reachable=True, loaded=False) for name in ("m1", "m2", "m3")]
     for name in ("m1", "m2", "m3"):
         stage.calls.answer(name, loaded(amount))

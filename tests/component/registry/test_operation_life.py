@@ -32,7 +32,7 @@ def result_of(result: bytes) -> operation_pb2.OperationResult:
     return operation_pb2.OperationResult.FromString(result)
 
 
-async def test_a_load_tells_its_stages_and_ends_with_what_it_took(stage: Stage) -> None:
+async def test_load_reports_its_stages_and_ends_with_its_duration_and_memory(stage: Stage) -> None:
     operation = await stage.create(load())
     following = asyncio.create_task(stage.views(operation))
     stage.calls.answer("m1", said("waiting for memory"), said("loading", 0.5, eta_seconds=20), loaded(100, 30))
@@ -48,7 +48,7 @@ async def test_a_load_tells_its_stages_and_ends_with_what_it_took(stage: Stage) 
     assert await stage.events() == ["accepted", "started", "succeeded"]
 
 
-async def test_while_a_load_waits_for_memory_nobody_guesses_when_it_will_end(stage: Stage) -> None:
+async def test_load_waiting_for_memory_has_no_eta(stage: Stage) -> None:
     stage.calls.answer("m1", loaded(100, 30))
     await stage.end(await stage.create(load()))
     operation = await stage.create(load(context=64))
@@ -58,7 +58,7 @@ async def test_while_a_load_waits_for_memory_nobody_guesses_when_it_will_end(sta
     assert (ends["waiting for memory"], ends["loading"]) == (None, stage.clock.monotonic() + 30)
 
 
-async def test_states_are_told_in_order_and_end_once(stage: Stage) -> None:
+async def test_states_are_reported_in_order_and_end_once(stage: Stage) -> None:
     stage.calls.answer("m1", *(said("loading", number / 100) for number in range(100)), loaded())
     operation = await stage.create(load())
     states = [view.operation.state for view in await stage.views(operation)]
@@ -66,7 +66,7 @@ async def test_states_are_told_in_order_and_end_once(stage: Stage) -> None:
     assert sum(state in {SUCCEEDED, FAILED, CANCELLED} for state in states) == 1
 
 
-async def test_a_watcher_who_falls_behind_hears_the_newest_states_in_order_and_the_end(stage: Stage) -> None:
+async def test_slow_watcher_gets_the_newest_states_in_order_and_the_end(stage: Stage) -> None:
     operation = await stage.create(load())
     followed = await stage.operations.watch(operation)
     stage.calls.answer("m1", *(said("loading", number / 1000) for number in range(1000)), loaded())
@@ -79,20 +79,20 @@ async def test_a_watcher_who_falls_behind_hears_the_newest_states_in_order_and_t
     assert views[-1].operation.state is SUCCEEDED
 
 
-async def test_a_model_to_evict_is_unloaded_first(stage: Stage) -> None:
+async def test_model_to_evict_is_unloaded_first(stage: Stage) -> None:
     stage.calls.answer("m1", loaded())
     end = await stage.end(await stage.create(load(evict="m2")))
     assert stage.calls.heard == ["unload m2 on r1", "load m1 on r1"]
     assert result_of(end.operation.result).memory_freed_bytes == 7
 
 
-async def test_options_are_passed_on_as_they_are(stage: Stage) -> None:
+async def test_options_are_passed_through_unchanged(stage: Stage) -> None:
     stage.calls.answer("m1", loaded())
     await stage.end(await stage.create(load(context=8192)))
     assert stage.calls.options[0] == load(context=8192).load_model.options
 
 
-async def test_what_a_runner_says_against_a_load_is_the_failure(stage: Stage) -> None:
+async def test_runner_error_is_the_failure_of_the_load(stage: Stage) -> None:
     stage.calls.answer("m1", WeftError(Reason.INSUFFICIENT_MEMORY, "needs 9 GiB, m2 \x1b[31mholds 4"))
     end = (await stage.end(await stage.create(load()))).operation
     assert (end.state, end.reason) == (FAILED, Reason.INSUFFICIENT_MEMORY)
@@ -101,16 +101,14 @@ async def test_what_a_runner_says_against_a_load_is_the_failure(stage: Stage) ->
     assert json.loads((await stage.audit())[-1].detail)["reason"] == "insufficient_memory"
 
 
-async def test_a_model_whose_runner_is_not_there_fails_at_once(stage: Stage) -> None:
+async def test_load_fails_immediately_if_the_runner_is_missing(stage: Stage) -> None:
     stage.directory.lose("r1")
     end = (await stage.end(await stage.create(load()))).operation
     assert (end.state, end.reason, stage.calls.heard) == (FAILED, Reason.NO_RUNNER_AVAILABLE, [])
 
 
 @pytest.mark.parametrize(("gone", "reason"), [("lost", Reason.WORKER_LOST), ("restarted", Reason.WORKER_RESTARTED)])
-async def test_a_runner_that_goes_in_the_middle_behind_a_relay_ends_the_load(
-    stage: Stage, gone: str, reason: Reason
-) -> None:
+async def test_losing_a_relayed_runner_mid_load_ends_the_load(stage: Stage, gone: str, reason: Reason) -> None:
     operation = await stage.create(load())
     await stage.until_heard("load m1 on r1")
     if gone == "lost":
@@ -123,13 +121,13 @@ async def test_a_runner_that_goes_in_the_middle_behind_a_relay_ends_the_load(
     assert stage.calls.heard == ["load m1 on r1", "load m1 stopped"]
 
 
-async def test_a_connection_that_breaks_ends_the_load(stage: Stage) -> None:
+async def test_broken_connection_ends_the_load(stage: Stage) -> None:
     stage.calls.answer("m1", said("loading"), WeftError(Reason.WORKER_LOST, "the connection was lost"))
     end = (await stage.end(await stage.create(load()))).operation
     assert (end.state, end.reason) == (FAILED, Reason.WORKER_LOST)
 
 
-async def test_a_cancelled_load_is_cancelled_only_once_it_was_stopped_and_unloaded(stage: Stage) -> None:
+async def test_load_is_cancelled_only_after_it_was_stopped_and_unloaded(stage: Stage) -> None:
     operation = await stage.create(load())
     await stage.until_heard("load m1 on r1")
     stage.calls.held["m1"] = asyncio.Event()
@@ -155,7 +153,7 @@ async def test_cancelling_twice_or_after_the_end_changes_nothing(stage: Stage) -
     assert (await stage.events()).count("cancel_requested") == 1
 
 
-async def test_an_operation_that_waits_is_cancelled_at_once_and_no_runner_hears_of_it(stage: Stage) -> None:
+async def test_queued_operation_is_cancelled_immediately_without_a_runner_call(stage: Stage) -> None:
     first, second = await stage.create(load()), await stage.create(unload())
     await stage.until_heard("load m1 on r1")
     assert (await stage.operations.cancel(second, "bob")).operation.state is CANCELLED
@@ -166,7 +164,7 @@ async def test_an_operation_that_waits_is_cancelled_at_once_and_no_runner_hears_
     assert of_second == ["operation.accepted", "operation.cancel_requested", "operation.cancelled"]
 
 
-async def test_a_runner_that_went_while_a_load_was_cancelled_holds_nothing_up(stage: Stage) -> None:
+async def test_runner_lost_during_a_cancel_does_not_block_it(stage: Stage) -> None:
     operation = await stage.create(load())
     await stage.until_heard("load m1 on r1")
     stage.directory.lose("r1")
@@ -175,7 +173,7 @@ async def test_a_runner_that_went_while_a_load_was_cancelled_holds_nothing_up(st
     assert (end.state, end.detail) == (CANCELLED, "")
 
 
-async def test_what_could_not_be_unloaded_after_a_cancel_is_said(stage: Stage) -> None:
+async def test_failed_unload_after_a_cancel_is_reported(stage: Stage) -> None:
     operation = await stage.create(load())
     await stage.until_heard("load m1 on r1")
     stage.calls.failures["m1"] = [WeftError(Reason.BACKEND_ERROR, "it is stuck")]
@@ -183,7 +181,7 @@ async def test_what_could_not_be_unloaded_after_a_cancel_is_said(stage: Stage) -
     assert (await stage.end(operation)).operation.detail == "could not be unloaded: m1: it is stuck"
 
 
-async def test_an_unload_that_is_cancelled_ends_what_it_has_begun(stage: Stage) -> None:
+async def test_cancelled_unload_finishes_the_step_in_progress(stage: Stage) -> None:
     stage.directory.pools["p"] = [PoolMember(model=name, reachable=True, loaded=True) for name in ("m1", "m2", "m3")]
     stage.calls.held["m1"] = asyncio.Event()
     operation = await stage.create(unload("p"))
@@ -195,7 +193,7 @@ async def test_an_unload_that_is_cancelled_ends_what_it_has_begun(stage: Stage) 
     assert stage.calls.heard == ["unload m1 on r1"]
 
 
-async def test_an_operation_that_takes_too_long_is_undone_and_failed() -> None:
+async def test_operation_that_times_out_is_undone_and_failed() -> None:
     async with running_stage(timeout_seconds=60.0) as stage:
         operation = await stage.create(load())
         await stage.until_heard("load m1 on r1")
@@ -206,7 +204,7 @@ async def test_an_operation_that_takes_too_long_is_undone_and_failed() -> None:
         assert stage.calls.heard == ["load m1 on r1", "load m1 stopped", "unload m1 on r1"]
 
 
-async def test_operations_on_one_model_run_in_order_and_on_others_at_the_same_time(stage: Stage) -> None:
+async def test_operations_on_one_model_run_in_order_and_on_others_concurrently(stage: Stage) -> None:
     first, second, other = await stage.create(load()), await stage.create(unload()), await stage.create(load("m3"))
     await stage.until_heard("load m1 on r1", "load m3 on r2")
     stage.calls.answer("m3", loaded())
@@ -218,7 +216,7 @@ async def test_operations_on_one_model_run_in_order_and_on_others_at_the_same_ti
     assert stage.calls.heard[-1] == "unload m1 on r1"
 
 
-async def test_a_model_that_is_evicted_counts_as_one_the_operation_is_on(stage: Stage) -> None:
+async def test_evicted_model_counts_as_a_subject_of_the_operation(stage: Stage) -> None:
     first = await stage.create(load("m2"))
     second = await stage.create(load("m1", evict="m2"))
     await stage.until_heard("load m2 on r1")
@@ -229,7 +227,7 @@ async def test_a_model_that_is_evicted_counts_as_one_the_operation_is_on(stage: 
     assert stage.calls.heard == ["load m2 on r1", "unload m2 on r1", "load m1 on r1"]
 
 
-async def test_no_more_run_at_once_than_may() -> None:
+async def test_concurrent_operations_are_limited() -> None:
     async with running_stage(max_running=1) as stage:
         first, second = await stage.create(load("m1")), await stage.create(load("m3"))
         await stage.until_heard("load m1 on r1")
@@ -240,7 +238,7 @@ async def test_no_more_run_at_once_than_may() -> None:
         assert (await stage.end(second)).operation.state is SUCCEEDED
 
 
-async def test_how_long_a_load_will_take_is_learned_from_earlier_ones_also_across_a_restart(stage: Stage) -> None:
+async def test_load_eta_is_learned_from_earlier_loads_across_a_restart(stage: Stage) -> None:
     for seconds in (10, 40, 20):
         stage.calls.answer("m1", loaded(seconds=seconds))
         await stage.end(await stage.create(load()))
@@ -253,7 +251,7 @@ async def test_how_long_a_load_will_take_is_learned_from_earlier_ones_also_acros
         await stage.restart()
 
 
-async def test_a_pool_is_loaded_until_so_many_members_are_and_the_others_are_unloaded(stage: Stage) -> None:
+async def test_pool_load_continues_with_the_next_member_until_the_replica_count_is_reached(stage: Stage) -> None:
     stage.directory.pools["p"] = [
         PoolMember(model="m1", reachable=True, loaded=True),
         PoolMember(model="m2", reachable=True, loaded=False),
@@ -273,7 +271,7 @@ async def test_a_pool_is_loaded_until_so_many_members_are_and_the_others_are_unl
     assert stage.calls.heard == ["unload m1 on r1", "unload m3 on r2"]
 
 
-async def test_a_pool_of_which_too_few_can_be_loaded_fails_with_the_last_word(stage: Stage) -> None:
+async def test_pool_load_with_too_few_members_fails_with_the_last_error(stage: Stage) -> None:
     stage.directory.pools["p"] = [PoolMember(model=name, reachable=True, loaded=False) for name in ("m1", "m3")]
     stage.calls.answer("m1", loaded())
     stage.calls.answer("m3", WeftError(Reason.INSUFFICIENT_MEMORY, "full"))
@@ -282,7 +280,7 @@ async def test_a_pool_of_which_too_few_can_be_loaded_fails_with_the_last_word(st
     assert end.detail == "1 more members could not be loaded; the last: full"
 
 
-async def test_a_cancelled_load_of_a_pool_unloads_what_it_loaded_and_nothing_that_was_loaded_before(
+async def test_cancelled_pool_load_unloads_only_what_it_loaded(
     stage: Stage,
 ) -> None:
     stage.directory.pools["p"] = [
@@ -299,7 +297,7 @@ async def test_a_cancelled_load_of_a_pool_unloads_what_it_loaded_and_nothing_tha
     assert stage.calls.heard[3:] == ["load m3 stopped", "unload m2 on r1", "unload m3 on r2"]
 
 
-async def test_an_unload_of_a_pool_passes_over_members_whose_runners_are_gone(stage: Stage) -> None:
+async def test_pool_unload_skips_members_with_lost_runners(stage: Stage) -> None:
     stage.directory.pools["p"] = [PoolMember(model=name, reachable=True, loaded=True) for name in ("m1", "m2", "m3")]
     stage.directory.lose("r2")
     end = await stage.end(await stage.create(unload("p")))
@@ -307,7 +305,7 @@ async def test_an_unload_of_a_pool_passes_over_members_whose_runners_are_gone(st
     assert (list(result.models), result.memory_freed_bytes, result.cache_flushed) == (["m1", "m2"], 14, True)
 
 
-async def test_a_result_names_no_more_models_than_fit_into_a_page(stage: Stage) -> None:
+async def test_result_lists_no_more_models_than_fit_into_a_page(stage: Stage) -> None:
     names = [f"n{number:04}" for number in range(300)]
     stage.directory.models |= dict.fromkeys(names, "r1")
     stage.directory.pools["p"] = [PoolMember(model=name, reachable=True, loaded=True) for name in names]
@@ -316,7 +314,7 @@ async def test_a_result_names_no_more_models_than_fit_into_a_page(stage: Stage) 
     assert (len(result.models), result.memory_freed_bytes) == (MAX_NAMED_MODELS, 300 * 7)
 
 
-async def test_a_flush_of_everything_asks_every_runner_and_adds_up(stage: Stage) -> None:
+async def test_full_flush_calls_every_runner_and_sums_the_results(stage: Stage) -> None:
     end = await stage.end(await stage.create(flush(Scope.SCOPE_TENANT, tenant="acme")))
     result = result_of(end.operation.result)
     assert sorted(stage.calls.heard) == ["flush all on r1", "flush all on r2"]
@@ -324,13 +322,13 @@ async def test_a_flush_of_everything_asks_every_runner_and_adds_up(stage: Stage)
     assert (result.entry_count, result.token_count, result.HasField("reusable_bytes")) == (4, 100, False)
 
 
-async def test_a_flush_of_one_model_asks_its_runner_alone(stage: Stage) -> None:
+async def test_model_flush_calls_only_its_runner(stage: Stage) -> None:
     end = await stage.end(await stage.create(flush(Scope.SCOPE_MODEL, model="m3")))
     assert stage.calls.heard == ["flush m3 on r2"]
     assert (end.operation.runner, list(result_of(end.operation.result).models)) == ("r2", ["m3"])
 
 
-async def test_an_engine_that_cannot_flush_is_a_failure_only_where_no_other_could(stage: Stage) -> None:
+async def test_engine_without_flush_support_is_a_failure_only_if_no_other_supports_it(stage: Stage) -> None:
     cannot = WeftError(Reason.UNSUPPORTED_OPERATION, "cannot")
     stage.calls.failures = {"r1": [cannot]}
     assert (await stage.end(await stage.create(flush(Scope.SCOPE_ALL)))).operation.state is SUCCEEDED
@@ -339,14 +337,14 @@ async def test_an_engine_that_cannot_flush_is_a_failure_only_where_no_other_coul
     assert (end.state, end.reason) == (FAILED, Reason.UNSUPPORTED_OPERATION)
 
 
-async def test_a_runner_that_failed_to_flush_is_a_failure_though_another_did(stage: Stage) -> None:
+async def test_failed_flush_on_one_runner_fails_the_operation(stage: Stage) -> None:
     stage.calls.failures = {"r1": [WeftError(Reason.WORKER_LOST, "lost")]}
     end = (await stage.end(await stage.create(flush(Scope.SCOPE_ALL)))).operation
     assert (end.state, end.reason) == (FAILED, Reason.WORKER_LOST)
     assert end.detail == "1 of 2 caches were not flushed; the first: lost"
 
 
-async def test_a_flush_that_reached_nobody_is_a_failure(stage: Stage) -> None:
+async def test_flush_that_reached_no_runner_is_a_failure(stage: Stage) -> None:
     first = await stage.create(unload("m2"))
     gone = await stage.create(flush(Scope.SCOPE_MODEL, model="m2"))
     del stage.directory.models["m2"]
@@ -359,7 +357,7 @@ async def test_a_flush_that_reached_nobody_is_a_failure(stage: Stage) -> None:
     assert (end.state, end.reason) == (FAILED, Reason.NO_RUNNER_AVAILABLE)
 
 
-async def test_a_model_that_moved_to_another_runner_is_loaded_where_it_is_now(stage: Stage) -> None:
+async def test_model_that_moved_is_loaded_on_its_current_runner(stage: Stage) -> None:
     first, second = await stage.create(unload()), await stage.create(load())
     stage.directory.models["m1"] = "r2"
     stage.calls.answer("m1", loaded())
@@ -369,7 +367,7 @@ async def test_a_model_that_moved_to_another_runner_is_loaded_where_it_is_now(st
 
 
 @pytest.mark.slow("steps hours of a registry's life")
-async def test_every_operation_leaves_a_good_chain_of_entries(stage: Stage) -> None:
+async def test_every_operation_leaves_a_valid_audit_chain(stage: Stage) -> None:
     for number in range(10):
         stage.calls.answer("m1", loaded() if number % 2 else WeftError(Reason.WAKE_FAILED, "no"))
         await stage.end(await stage.create(load()))

@@ -172,13 +172,13 @@ async def stage(tmp_path: Path) -> AsyncIterator[RunnerStage]:
         yield stage
 
 
-async def test_a_load_carries_its_options_and_a_permit_that_the_runner_takes(stage: RunnerStage) -> None:
+async def test_load_call_has_its_options_and_a_permit_the_runner_accepts(stage: RunnerStage) -> None:
     progress, result = await stage.load()
     assert (progress.progress.stage, result.result.memory_bytes) == ("loading", 8192)
     assert stage.runner.heard == ["load m1 of op-1"]
 
 
-async def test_nothing_is_asked_of_a_runner_before_this_registry_is_the_owner(stage: RunnerStage) -> None:
+async def test_runner_is_not_called_before_this_registry_is_the_owner(stage: RunnerStage) -> None:
     asked, owner, channels = asyncio.Event(), asyncio.Event(), ChannelPool()
 
     async def until_owner() -> None:
@@ -196,7 +196,7 @@ async def test_nothing_is_asked_of_a_runner_before_this_registry_is_the_owner(st
     await channels.close()
 
 
-async def test_each_call_has_a_permit_of_its_own_kind(stage: RunnerStage) -> None:
+async def test_each_call_has_its_own_permit_kind(stage: RunnerStage) -> None:
     answer = await stage.calls.unload("r1", "m1", operation_id="op-1")
     assert answer.memory_freed_bytes == 9
     request = pb.FlushCacheRequest(scope=pb.FlushCacheRequest.SCOPE_TAG, tag="t", tenant="acme")
@@ -209,7 +209,7 @@ async def test_each_call_has_a_permit_of_its_own_kind(stage: RunnerStage) -> Non
     assert (asked.lease_id, asked.priority, asked.wanted_by) == ("lease-1", priority_pb2.PRIORITY_HIGH, "m2 of r1")
 
 
-async def test_a_runner_of_another_key_refuses(stage: RunnerStage) -> None:
+async def test_runner_with_another_key_rejects_the_permit(stage: RunnerStage) -> None:
     stage.runner.gate.use_key(b"x" * 32)
     for call in (stage.load(), stage.calls.unload("r1", "m1", operation_id="op-1")):
         with pytest.raises(WeftError) as refusal:
@@ -217,7 +217,7 @@ async def test_a_runner_of_another_key_refuses(stage: RunnerStage) -> None:
         assert refusal.value.reason is Reason.PERMIT_INVALID
 
 
-async def test_a_relay_is_told_which_runner_is_meant(tmp_path: Path) -> None:
+async def test_relay_call_names_its_target_runner(tmp_path: Path) -> None:
     async with a_stage(tmp_path, relayed=True) as stage:
         await stage.load()
         await stage.calls.unload("r1", "m1", operation_id="op-1")
@@ -225,7 +225,7 @@ async def test_a_relay_is_told_which_runner_is_meant(tmp_path: Path) -> None:
         assert stage.runner.relayed_to == ["r1"] * 3
 
 
-async def test_a_runner_that_is_unknown_or_gone_is_not_called(stage: RunnerStage) -> None:
+async def test_unknown_or_lost_runner_is_not_called(stage: RunnerStage) -> None:
     with pytest.raises(WeftError) as refusal:
         await stage.calls.unload("r9", "m1", operation_id="op-1")
     assert refusal.value.reason is Reason.NO_RUNNER_AVAILABLE
@@ -237,7 +237,7 @@ async def test_a_runner_that_is_unknown_or_gone_is_not_called(stage: RunnerStage
     assert stage.runner.heard == []
 
 
-async def test_what_the_runner_says_against_it_arrives_as_it_is(stage: RunnerStage) -> None:
+async def test_runner_error_is_passed_through_unchanged(stage: RunnerStage) -> None:
     stage.runner.failure = WeftError(Reason.INSUFFICIENT_MEMORY, "m2 holds 9 GiB", metadata={"needed": "1"})
     for call in (stage.load(), stage.calls.unload("r1", "m1", operation_id="op-1")):
         with pytest.raises(WeftError) as failure:
@@ -258,7 +258,7 @@ async def test_leaving_a_load_cancels_it_on_the_runner(stage: RunnerStage) -> No
         await stage.runner.stopped.wait()
 
 
-async def test_a_runner_that_stops_in_the_middle_is_a_lost_one_and_no_cancel(stage: RunnerStage) -> None:
+async def test_runner_that_stops_mid_load_is_reported_as_lost(stage: RunnerStage) -> None:
     stage.runner.hangs = True
     loading = asyncio.create_task(stage.load())
     await stage.runner.loading.wait()
@@ -268,7 +268,7 @@ async def test_a_runner_that_stops_in_the_middle_is_a_lost_one_and_no_cancel(sta
     assert failure.value.reason is Reason.WORKER_LOST
 
 
-async def test_a_runner_that_does_not_listen_is_a_lost_one(stage: RunnerStage) -> None:
+async def test_unreachable_runner_is_reported_as_lost(stage: RunnerStage) -> None:
     await stage.server.stop(grace=None)
     with pytest.raises(WeftError) as failure:
         await stage.calls.unload("r1", "m1", operation_id="op-1")
@@ -277,12 +277,12 @@ async def test_a_runner_that_does_not_listen_is_a_lost_one(stage: RunnerStage) -
 
 
 @pytest.mark.parametrize("reason", [Reason.RESOURCE_IN_USE, Reason.UNSUPPORTED_OPERATION, Reason.LEASE_LOST])
-async def test_a_runner_that_keeps_its_memory_refused(stage: RunnerStage, reason: Reason) -> None:
+async def test_runner_that_keeps_its_memory_is_reported_as_refusing(stage: RunnerStage, reason: Reason) -> None:
     stage.runner.failure = WeftError(reason, "no")
     assert await stage.yielded() is EvictionAnswer.REFUSED
 
 
-async def test_the_directory_says_what_the_registry_knows(stage: RunnerStage) -> None:
+async def test_directory_reflects_the_registry_state(stage: RunnerStage) -> None:
     directory = RunnerDirectory(stage.registry.core)
     assert (directory.runner_of("m1"), directory.runner_of("m9")) == ("r1", None)
     assert (directory.names_pool("p"), directory.names_pool("m1")) == (True, False)
@@ -309,7 +309,7 @@ async def test_the_directory_says_what_the_registry_knows(stage: RunnerStage) ->
     assert [member.reachable for member in directory.pool("p")] == [False, False]
 
 
-async def test_a_runner_that_came_back_is_called_as_its_new_self(stage: RunnerStage) -> None:
+async def test_restarted_runner_is_called_as_its_new_incarnation(stage: RunnerStage) -> None:
     again = changed(opening(stage.address, "life-2"), session_id=stage.session.id)
     session = await stage.registry.roster.open_session(again)
     with pytest.raises(WeftError) as refusal:
@@ -335,7 +335,7 @@ async def operating(stage: RunnerStage) -> AsyncIterator[Stage]:
     await desk.stop(1.0)
 
 
-async def test_an_operation_goes_all_the_way_to_a_runner_and_back(stage: RunnerStage) -> None:
+async def test_operation_runs_end_to_end_on_a_runner(stage: RunnerStage) -> None:
     async with operating(stage) as operations:
         end = (await operations.end(await operations.create(load(context=4096)))).operation
         assert (end.state, end.runner) == (OperationState.SUCCEEDED, "r1")
@@ -343,7 +343,7 @@ async def test_an_operation_goes_all_the_way_to_a_runner_and_back(stage: RunnerS
         assert stage.runner.heard == [f"load m1 of {end.id}"]
 
 
-async def test_a_cancel_goes_all_the_way_and_is_followed_by_an_unload(stage: RunnerStage) -> None:
+async def test_cancel_runs_end_to_end_and_is_followed_by_an_unload(stage: RunnerStage) -> None:
     stage.runner.hangs = True
     async with operating(stage) as operations:
         operation = await operations.create(load())
@@ -354,7 +354,7 @@ async def test_a_cancel_goes_all_the_way_and_is_followed_by_an_unload(stage: Run
         assert stage.runner.heard == [f"load m1 of {operation}", f"unload m1 of {operation}"]
 
 
-async def test_a_runner_that_dies_under_an_operation_fails_it_at_once(stage: RunnerStage) -> None:
+async def test_runner_death_fails_its_operation_immediately(stage: RunnerStage) -> None:
     stage.runner.hangs = True
     async with operating(stage) as operations:
         operation = await operations.create(load())
@@ -364,7 +364,7 @@ async def test_a_runner_that_dies_under_an_operation_fails_it_at_once(stage: Run
         assert (end.state, end.reason) == (OperationState.FAILED, Reason.WORKER_LOST)
 
 
-async def test_a_runner_that_was_started_anew_under_an_operation_fails_it(stage: RunnerStage) -> None:
+async def test_runner_restart_fails_its_operation(stage: RunnerStage) -> None:
     stage.runner.hangs = True
     async with operating(stage) as operations:
         operation = await operations.create(load())

@@ -64,7 +64,7 @@ async def desk(tmp_path: Path) -> AsyncIterator[Desk]:
         await server.stop(grace=None)
 
 
-async def test_an_operation_is_followed_from_its_acceptance_to_its_result(desk: Desk) -> None:
+async def test_operation_is_watched_from_acceptance_to_result(desk: Desk) -> None:
     made = await desk.create(load(context=8192), requested_by="alice\x1b[31m\nof ops")
     assert made.name.startswith("operations/op-")
     assert (made.action, made.request_id, made.requested_by) == (load(context=8192), "r1", "alice [31m of ops")
@@ -87,7 +87,7 @@ async def test_an_operation_is_followed_from_its_acceptance_to_its_result(desk: 
     assert await desk.watched(made.name) == [end]
 
 
-async def test_a_repeat_says_that_it_existed(desk: Desk) -> None:
+async def test_repeated_request_is_marked_as_existing(desk: Desk) -> None:
     request = pb.CreateOperationRequest(request_id="r1", action=load())
     first = await desk.stub.CreateOperation(request)
     second = await desk.stub.CreateOperation(request)
@@ -96,7 +96,7 @@ async def test_a_repeat_says_that_it_existed(desk: Desk) -> None:
         await desk.create(unload(), "r1")
 
 
-async def test_the_order_of_a_map_is_no_other_action(desk: Desk) -> None:
+async def test_map_order_does_not_change_the_action(desk: Desk) -> None:
     def with_parameters(*names: str) -> operation_pb2.OperationAction:
         action = load()
         for name in names:
@@ -108,7 +108,7 @@ async def test_the_order_of_a_map_is_no_other_action(desk: Desk) -> None:
     await desk.create(with_parameters(*reversed(names)), "r1")
 
 
-async def test_a_cancel_over_the_wire_is_answered_at_once_and_told_when_it_is_done(desk: Desk) -> None:
+async def test_cancel_returns_immediately_and_its_completion_is_watched(desk: Desk) -> None:
     made = await desk.create(load())
     await desk.stage.until_heard("load m1 on r1")
     answer = await desk.stub.CancelOperation(pb.CancelOperationRequest(name=made.name, requested_by="bob"))
@@ -118,7 +118,7 @@ async def test_a_cancel_over_the_wire_is_answered_at_once_and_told_when_it_is_do
     assert again.operation.state == Operation.STATE_CANCELLED
 
 
-async def test_a_follower_who_leaves_is_forgotten(desk: Desk) -> None:
+async def test_disconnected_watcher_is_removed(desk: Desk) -> None:
     made = await desk.create(load())
     call = desk.stub.WatchOperation(pb.WatchOperationRequest(name=made.name))
     await cast("Any", call).read()
@@ -131,7 +131,7 @@ async def test_a_follower_who_leaves_is_forgotten(desk: Desk) -> None:
             await asyncio.sleep(0.005)
 
 
-async def test_lists_are_newest_first_page_by_page(desk: Desk) -> None:
+async def test_lists_are_newest_first_in_pages(desk: Desk) -> None:
     for number in range(5):
         await desk.create(load("m1" if number % 2 else "m3"), f"r{number}")
     seen, token = [], ""
@@ -149,7 +149,7 @@ async def test_lists_are_newest_first_page_by_page(desk: Desk) -> None:
     assert unfinished.next_page_token == ""
 
 
-async def test_the_audit_log_can_be_verified_from_what_the_wire_says(desk: Desk) -> None:
+async def test_audit_log_is_verifiable_from_the_grpc_responses(desk: Desk) -> None:
     for number in range(3):
         desk.stage.calls.answer("m1", loaded())
         await desk.watched((await desk.create(load(), f"r{number}", requested_by="Zoë")).name)
@@ -170,7 +170,7 @@ async def test_the_audit_log_can_be_verified_from_what_the_wire_says(desk: Desk)
     assert broken.verdict() is not None
 
 
-async def test_governance_that_is_off_says_so_and_names_the_audience(desk: Desk) -> None:
+async def test_disabled_governance_is_reported_with_the_audience(desk: Desk) -> None:
     rules = await desk.stub.GetGovernance(pb.GetGovernanceRequest())
     assert rules.mode == pb.GetGovernanceResponse.MODE_OFF
     assert rules.audience.startswith("reg-")
@@ -245,7 +245,7 @@ BAD_ACTIONS = [
 
 
 @pytest.mark.parametrize(("action", "field"), BAD_ACTIONS, ids=lambda value: value if isinstance(value, str) else "")
-async def test_an_action_out_of_bounds_names_its_field_and_leaves_nothing(
+async def test_out_of_range_action_error_names_the_field_and_stores_nothing(
     desk: Desk, action: operation_pb2.OperationAction, field: str
 ) -> None:
     desk.stage.directory.pools["p"] = [PoolMember(model=name, reachable=True, loaded=False) for name in ("m1", "m2")]
@@ -270,7 +270,7 @@ async def test_an_action_out_of_bounds_names_its_field_and_leaves_nothing(
         flushing(scope=Scope.SCOPE_TAG, tag="t" * 64),
     ],
 )
-def test_an_action_at_its_bounds_is_in_order(action: operation_pb2.OperationAction) -> None:
+def test_action_at_its_limits_is_valid(action: operation_pb2.OperationAction) -> None:
     check_action(action)
 
 
@@ -285,7 +285,7 @@ def test_an_action_at_its_bounds_is_in_order(action: operation_pb2.OperationActi
     ],
     ids=["load", "evict", "unload", "flush", "runner"],
 )
-async def test_a_name_that_nobody_knows_is_refused_at_once(
+async def test_unknown_name_is_rejected_immediately(
     desk: Desk, action: operation_pb2.OperationAction, reason: Reason
 ) -> None:
     with refused(reason):
@@ -307,7 +307,7 @@ GOOD_ACTIONS = [
 
 
 @pytest.mark.parametrize("action", GOOD_ACTIONS, ids=range(len(GOOD_ACTIONS)))
-async def test_an_action_within_its_bounds_is_accepted(desk: Desk, action: operation_pb2.OperationAction) -> None:
+async def test_action_within_its_limits_is_accepted(desk: Desk, action: operation_pb2.OperationAction) -> None:
     assert (await desk.create(action)).action == action
 
 
@@ -323,7 +323,7 @@ async def test_an_action_within_its_bounds_is_accepted(desk: Desk, action: opera
         ("r1", {"authorization": "x" * (MAX_AUTHORIZATION_CHARS + 1)}, "authorization"),
     ],
 )
-async def test_a_call_out_of_bounds_names_its_field(
+async def test_out_of_range_call_error_names_the_field(
     desk: Desk, request_id: str, more: dict[str, str], field: str
 ) -> None:
     with refused(Reason.INVALID_ARGUMENT) as errors:
@@ -332,13 +332,13 @@ async def test_a_call_out_of_bounds_names_its_field(
     assert errors[0].field == field
 
 
-async def test_a_call_at_its_bounds_is_accepted(desk: Desk) -> None:
+async def test_call_at_its_limits_is_accepted(desk: Desk) -> None:
     at_bounds = {"requested_by": "x" * MAX_ACTOR_CHARS, "authorization": "x" * MAX_AUTHORIZATION_CHARS}
     assert (await desk.create(load(), "-" + "r" * 127, **at_bounds)).requested_by == "x" * MAX_ACTOR_CHARS
 
 
 @pytest.mark.parametrize("name", ["", "op-1", "operations/", "operations/a b", "operations/" + "x" * 129])
-async def test_a_name_of_no_operation_is_refused_by_every_call(desk: Desk, name: str) -> None:
+async def test_malformed_operation_name_is_rejected_by_every_call(desk: Desk, name: str) -> None:
     for call in (
         desk.stub.GetOperation(pb.GetOperationRequest(name=name)),
         desk.stub.CancelOperation(pb.CancelOperationRequest(name=name)),
@@ -348,7 +348,7 @@ async def test_a_name_of_no_operation_is_refused_by_every_call(desk: Desk, name:
             await cast("Any", call)
 
 
-async def test_an_operation_that_nobody_knows_is_not_found(desk: Desk) -> None:
+async def test_unknown_operation_is_not_found(desk: Desk) -> None:
     name = "operations/op-1"
     for call in (
         desk.stub.GetOperation(pb.GetOperationRequest(name=name)),
@@ -362,12 +362,12 @@ async def test_an_operation_that_nobody_knows_is_not_found(desk: Desk) -> None:
 @pytest.mark.parametrize(
     "token", ["no base64!", "bm90IGEgbnVtYmVy", "LTE=", "OTk5OTk5OTk5OTk5OTk5OTk5OTk=", "OTIyMzM3MjAzNjg1NDc3NTgwOA=="]
 )
-async def test_a_page_token_that_no_page_returned_is_refused(desk: Desk, token: str) -> None:
+async def test_invented_page_token_is_rejected(desk: Desk, token: str) -> None:
     with refused(Reason.INVALID_ARGUMENT):
         await desk.stub.ListOperations(pb.ListOperationsRequest(page_token=token))
 
 
-async def test_pages_have_bounds(desk: Desk) -> None:
+async def test_page_sizes_are_limited(desk: Desk) -> None:
     with refused(Reason.INVALID_ARGUMENT):
         await desk.stub.ListOperations(pb.ListOperationsRequest(page_size=-1))
     with refused(Reason.INVALID_ARGUMENT):
@@ -382,7 +382,7 @@ async def next_of(call: Any) -> Any:
         return await anext(aiter(call))
 
 
-async def test_a_watch_of_all_operations_begins_with_those_there_are_and_goes_on_with_each_that_changes(
+async def test_watch_of_all_operations_starts_with_the_existing_ones_and_continues_with_changes(
     desk: Desk,
 ) -> None:
     desk.stage.calls.answer("m1", loaded())
@@ -406,7 +406,7 @@ async def test_a_watch_of_all_operations_begins_with_those_there_are_and_goes_on
     call.cancel()
 
 
-async def test_a_watch_of_all_operations_has_as_many_that_ended_as_it_wants(desk: Desk) -> None:
+async def test_watch_of_all_operations_includes_the_requested_number_of_ended_ones(desk: Desk) -> None:
     for each in range(4):
         desk.stage.calls.answer("m1", loaded())
         await desk.watched((await desk.create(load("m1"), f"r{each}")).name)
@@ -417,7 +417,7 @@ async def test_a_watch_of_all_operations_has_as_many_that_ended_as_it_wants(desk
     call.cancel()
 
 
-async def test_a_watch_of_all_operations_ends_with_the_registry(desk: Desk) -> None:
+async def test_watch_of_all_operations_ends_with_the_registry(desk: Desk) -> None:
     call = desk.stub.WatchOperations(pb.WatchOperationsRequest())
     assert (await next_of(call)).synced
     await desk.stage.operations.stop(0.0)

@@ -112,7 +112,7 @@ async def ended_or_cancelled(stage: Stage, operation_id: str) -> GovernedOperati
 @pytest.mark.parametrize(
     "seed", [0, *(pytest.param(seed, marks=pytest.mark.nightly("a storm of processes")) for seed in (1, 2))]
 )
-async def test_in_a_storm_each_operation_ends_once_and_no_two_work_on_one_model(seed: int) -> None:
+async def test_each_operation_in_a_storm_ends_once_and_no_two_run_on_one_model(seed: int) -> None:
     dice = random.Random(seed)
     async with running_stage(max_running=4) as stage:
         calls = MoodyCalls(dice)
@@ -150,7 +150,7 @@ async def test_in_a_storm_each_operation_ends_once_and_no_two_work_on_one_model(
 
 
 @pytest.mark.slow("floods a service")
-async def test_the_storm_notices_operations_that_are_not_kept_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_storm_detects_operations_that_overlap(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("registry_svc.operations.operations.subjects_of", lambda *_: frozenset())
     async with running_stage() as stage:
         calls = MoodyCalls(random.Random(0), LONG_PAUSE_SECONDS)

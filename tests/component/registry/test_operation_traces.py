@@ -50,7 +50,7 @@ async def ended_after(stage: Stage, operation_id: str, seconds: float) -> None:
     await stage.end(operation_id)
 
 
-async def test_a_load_is_below_the_span_of_its_caller_and_its_stages_have_the_times_that_they_had() -> None:
+async def test_load_span_is_a_child_of_its_caller_and_its_stages_keep_their_times() -> None:
     async with traced() as (stage, spans):
         operation_id = await created(stage, CALLER.traceparent)
         await stage.until_stage(operation_id, "asking the runner")
@@ -88,7 +88,7 @@ async def test_a_load_is_below_the_span_of_its_caller_and_its_stages_have_the_ti
         ]
 
 
-async def test_a_failure_is_recorded_whatever_the_share_and_a_quick_success_is_not() -> None:
+async def test_failure_is_always_sampled_and_a_quick_success_is_not() -> None:
     async with traced() as (stage, spans):
         stage.calls.answer("m1", loaded())
         fine = await created(stage, UNSAMPLED.traceparent)
@@ -103,13 +103,13 @@ async def test_a_failure_is_recorded_whatever_the_share_and_a_quick_success_is_n
 
 
 @pytest.mark.parametrize(("seconds", "recorded"), [(299.0, False), (301.0, True)])
-async def test_a_slow_operation_is_recorded(seconds: float, recorded: bool) -> None:
+async def test_slow_operation_is_always_sampled(seconds: float, recorded: bool) -> None:
     async with traced() as (stage, spans):
         await ended_after(stage, await created(stage), seconds)
         assert bool(spans.all()) is recorded
 
 
-async def test_one_that_is_cancelled_before_its_turn_waited_until_its_end() -> None:
+async def test_operation_cancelled_before_its_turn_has_a_wait_span_until_its_end() -> None:
     async with traced(Sampling(ratio=1.0)) as (stage, spans):
         first = await created(stage)
         view, _ = await stage.operations.create(stage.asked(unload()))
@@ -124,7 +124,7 @@ async def test_one_that_is_cancelled_before_its_turn_waited_until_its_end() -> N
         assert (span.end - span.start) / 1e9 == pytest.approx(3.0)
 
 
-async def test_one_that_goes_on_after_a_restart_begins_a_trace_of_its_own() -> None:
+async def test_operation_resumed_after_a_restart_starts_a_new_trace() -> None:
     async with traced(Sampling(ratio=1.0)) as (stage, spans):
         operation_id = await created(stage, CALLER.traceparent)
         await stage.until_stage(operation_id, "asking the runner")
@@ -138,7 +138,7 @@ async def test_one_that_goes_on_after_a_restart_begins_a_trace_of_its_own() -> N
         assert (span.end - span.start) / 1e9 == pytest.approx(4.0)
 
 
-async def test_a_runner_that_names_stage_after_stage_makes_a_bounded_number_of_spans() -> None:
+async def test_number_of_stage_spans_is_limited() -> None:
     async with traced(Sampling(ratio=1.0)) as (stage, spans):
         stage.calls.answer("m1", *(said(f"stage {number}") for number in range(MAX_STAGES + 5)), loaded())
         operation_id = await created(stage)
@@ -147,7 +147,7 @@ async def test_a_runner_that_names_stage_after_stage_makes_a_bounded_number_of_s
         assert len(named) == MAX_STAGES
 
 
-async def test_a_caller_states_its_span_in_the_metadata_of_its_call(tmp_path: Path) -> None:
+async def test_caller_span_is_read_from_the_call_metadata(tmp_path: Path) -> None:
     async with traced() as (stage, spans):
         server, address = new_server(), f"unix:{tmp_path}/registry.sock"
         servicer = OperationServicer(stage.operations, stage.clock)

@@ -43,7 +43,7 @@ def result_of(result: bytes) -> operation_pb2.OperationResult:
     return operation_pb2.OperationResult.FromString(result)
 
 
-async def test_a_load_by_source_adds_the_model_and_loads_it(stage: Stage) -> None:
+async def test_load_by_source_adds_and_loads_the_model(stage: Stage) -> None:
     stage.calls.add_progress = [PullProgress(stage=PULL_STAGE_LOADING, done_bytes=1024, total_bytes=4096)]
     operation = await stage.create(load_source())
     following = asyncio.create_task(stage.views(operation))
@@ -59,7 +59,7 @@ async def test_a_load_by_source_adds_the_model_and_loads_it(stage: Stage) -> Non
     assert (result.added.name, list(result.added.reasons)) == ("tiny-q4_0", ["so"])
 
 
-async def test_a_load_that_fails_leaves_no_model_behind(stage: Stage) -> None:
+async def test_failed_load_leaves_no_model_behind(stage: Stage) -> None:
     operation = await stage.create(load_source())
     stage.calls.answer("tiny-q4_0", WeftError(Reason.BACKEND_ERROR, "no such layer"))
     end = (await stage.end(operation)).operation
@@ -67,7 +67,7 @@ async def test_a_load_that_fails_leaves_no_model_behind(stage: Stage) -> None:
     assert stage.calls.heard[-1] == "remove tiny-q4_0 on r1"
 
 
-async def test_a_load_that_is_cancelled_leaves_no_model_behind(stage: Stage) -> None:
+async def test_cancelled_load_leaves_no_model_behind(stage: Stage) -> None:
     operation = await stage.create(load_source())
     await stage.until_heard(f"add {SOURCE} as tiny-q4_0 on r1", "load tiny-q4_0 on r1")
     await stage.operations.cancel(operation, "alice")
@@ -75,7 +75,7 @@ async def test_a_load_that_is_cancelled_leaves_no_model_behind(stage: Stage) -> 
     assert stage.calls.heard[-2:] == ["load tiny-q4_0 stopped", "remove tiny-q4_0 on r1"]
 
 
-async def test_a_model_that_is_served_from_the_source_is_loaded_again_by_its_name(stage: Stage) -> None:
+async def test_model_already_served_from_the_source_is_reloaded_by_name(stage: Stage) -> None:
     stage.directory.models["mine"] = "r1"
     stage.directory.added = [AddedModelView(model="mine", source=SOURCE, runner="r1")]
     stage.calls.answer("mine", WeftError(Reason.BACKEND_ERROR, "broken"))
@@ -84,7 +84,7 @@ async def test_a_model_that_is_served_from_the_source_is_loaded_again_by_its_nam
     assert stage.calls.heard == [f"add {SOURCE} as mine on r1", "load mine on r1"]
 
 
-async def test_the_name_of_another_resource_is_not_taken(stage: Stage) -> None:
+async def test_name_of_another_resource_is_rejected(stage: Stage) -> None:
     stage.directory.models["tiny-q4_0"] = "r2"
     await stage.create(load_source())
     await stage.until_heard(f"add {SOURCE} as tiny-q4_0-2 on r1", "load tiny-q4_0-2 on r1")
@@ -137,7 +137,7 @@ async def test_a_load_whose_runner_does_not_know_the_engine_is_accepted(stage: S
     await stage.until_heard(f"add {SOURCE} as tiny-q4_0 on r1", "load tiny-q4_0 on r1")
 
 
-async def test_one_of_several_runners_must_be_named(stage: Stage) -> None:
+async def test_runner_must_be_specified_if_there_are_several(stage: Stage) -> None:
     stage.directory.adding = ["r1", "r2"]
     with pytest.raises(WeftError, match="must say which runner: r1, r2"):
         await stage.create(load_source())
@@ -153,7 +153,7 @@ async def test_one_of_several_runners_must_be_named(stage: Stage) -> None:
         (["r1"], "nobody", Reason.NOT_FOUND),
     ],
 )
-async def test_a_runner_that_cannot_is_refused(stage: Stage, adding: list[str], runner: str, reason: Reason) -> None:
+async def test_unsupported_runner_is_rejected(stage: Stage, adding: list[str], runner: str, reason: Reason) -> None:
     stage.directory.adding = adding
     for action in (load_source(runner=runner), pull(runner=runner)):
         with pytest.raises(WeftError) as refused:
@@ -161,7 +161,7 @@ async def test_a_runner_that_cannot_is_refused(stage: Stage, adding: list[str], 
         assert refused.value.reason is reason
 
 
-async def test_a_pull_tells_how_far_it_is_and_what_is_stored(stage: Stage) -> None:
+async def test_pull_reports_progress_and_what_is_stored(stage: Stage) -> None:
     operation = await stage.create(pull())
     following = asyncio.create_task(stage.views(operation))
     stage.calls.pulls.put_nowait(
@@ -179,7 +179,7 @@ async def test_a_pull_tells_how_far_it_is_and_what_is_stored(stage: Stage) -> No
     assert result_of(end.result).pulled.size_bytes == 1024
 
 
-async def test_a_pull_ends_with_the_refusal_of_its_runner(stage: Stage) -> None:
+async def test_pull_ends_with_the_error_of_its_runner(stage: Stage) -> None:
     stage.calls.pulls.put_nowait(WeftError(Reason.PERMISSION_DENIED, "hf:acme/tiny is gated"))
     end = (await stage.end(await stage.create(pull()))).operation
     assert (end.state, end.reason, end.detail) == (
@@ -189,7 +189,7 @@ async def test_a_pull_ends_with_the_refusal_of_its_runner(stage: Stage) -> None:
     )
 
 
-async def test_a_pull_that_is_cancelled_is_stopped_at_its_runner(stage: Stage) -> None:
+async def test_cancelled_pull_is_stopped_on_its_runner(stage: Stage) -> None:
     operation = await stage.create(pull())
     await stage.until_heard(f"pull {SOURCE} on r1")
     await stage.operations.cancel(operation, "alice")
@@ -197,7 +197,7 @@ async def test_a_pull_that_is_cancelled_is_stopped_at_its_runner(stage: Stage) -
     assert stage.calls.heard[-1] == f"pull {SOURCE} stopped"
 
 
-async def test_an_added_model_is_removed_and_a_configured_one_is_not(stage: Stage) -> None:
+async def test_added_model_can_be_removed_and_a_configured_one_cannot(stage: Stage) -> None:
     stage.directory.models["mine"] = "r1"
     stage.directory.added = [AddedModelView(model="mine", source=SOURCE, runner="r1")]
     end = (await stage.end(await stage.create(remove("mine")))).operation
@@ -223,20 +223,20 @@ async def test_an_added_model_is_removed_and_a_configured_one_is_not(stage: Stag
         (remove(""), "action.remove_model.model"),
     ],
 )
-def test_a_wrong_action_is_refused_by_its_field(action: Action, field: str) -> None:
+def test_invalid_action_is_rejected_by_field(action: Action, field: str) -> None:
     with pytest.raises(WeftError) as refused:
         check_action(action)
     assert refused.value.metadata["field"] == field
 
 
 @pytest.mark.parametrize("source", ["/models/x.gguf", "~/x.gguf", "https://host/x.gguf"])
-def test_a_path_or_a_url_needs_the_right_to_edit_models(source: str) -> None:
+def test_path_or_url_needs_the_model_edit_scope(source: str) -> None:
     assert needed_access(load_source(source)) == (ANY_SOURCE,)
     assert needed_access(pull(source)) == (ANY_SOURCE,)
 
 
 @pytest.mark.parametrize("source", ["http://box:11434", "https://host/v1"])
-def test_a_server_needs_the_right_to_edit_models_and_its_key_that_to_use_secrets(source: str) -> None:
+def test_server_needs_the_model_edit_scope_and_its_key_the_secret_scope(source: str) -> None:
     assert needed_access(load_source(source)) == (ANY_SOURCE,)
     with_key = load_source(source)
     with_key.load_model.options.parameters["api_key_env"].word = "BOX_KEY"
@@ -268,7 +268,7 @@ def pinned_attach() -> Action:
         (load_source("http://box:11434?key=secret"), "action.load_model.source"),
     ],
 )
-def test_what_a_server_cannot_have_is_refused_by_its_field(action: Action, field: str) -> None:
+def test_unsupported_server_option_is_rejected_by_field(action: Action, field: str) -> None:
     with pytest.raises(WeftError) as refused:
         check_action(action)
     assert refused.value.metadata["field"] == field
@@ -279,7 +279,7 @@ def test_what_a_server_cannot_have_is_refused_by_its_field(action: Action, field
     ("adding", "attaching", "runner"),
     [(["r1"], ["r1", "r2"], "r1"), ([], ["r2"], "r2"), (["r1", "r2"], ["r1", "r2"], None), ([], [], None)],
 )
-def test_a_server_goes_to_the_runner_that_serves_models_by_their_source_or_the_only_one(
+def test_server_is_attached_to_the_runner_that_supports_it_or_the_only_one(
     adding: list[str], attaching: list[str], runner: str | None
 ) -> None:
     directory = FakeDirectory(adding=adding, attaching=attaching)
@@ -292,6 +292,6 @@ def test_a_server_goes_to_the_runner_that_serves_models_by_their_source_or_the_o
 
 
 @pytest.mark.parametrize("source", [SOURCE, "acme/tiny", "ollama:llama3.2"])
-def test_a_model_of_the_hub_or_of_a_program_needs_no_more_than_a_load(source: str) -> None:
+def test_hub_or_program_model_needs_only_the_load_scope(source: str) -> None:
     assert needed_access(load_source(source)) == ()
     assert needed_access(Action(load_model=operation_pb2.LoadModel(model="m1"))) == ()

@@ -140,21 +140,21 @@ async def beating() -> AsyncIterator[Stage]:
         await stage.beats.stop()
 
 
-async def test_an_owner_writes_a_heartbeat_each_second() -> None:
+async def test_owner_writes_a_heartbeat_every_second() -> None:
     async with beating() as stage:
         before = stage.database.beats
         await stage.pass_seconds(10)
         assert stage.database.beats == before + 10
 
 
-async def test_without_a_standby_an_owner_goes_on_while_its_database_is_away() -> None:
+async def test_owner_without_a_standby_continues_while_its_database_is_unavailable() -> None:
     async with beating() as stage:
         stage.database.error = WeftError(Reason.SERVICE_UNAVAILABLE, "away")
         await stage.pass_seconds(60)
         assert stage.beats.is_current
 
 
-async def test_with_a_standby_an_owner_refuses_before_its_silence_is_over_and_returns_with_grace() -> None:
+async def test_owner_with_a_standby_stops_serving_before_its_lease_ends_and_returns_with_grace() -> None:
     async with beating() as stage:
         stage.database.has_standby = True
         await stage.pass_seconds(1)
@@ -170,7 +170,7 @@ async def test_with_a_standby_an_owner_refuses_before_its_silence_is_over_and_re
         assert stage.returns == 1
 
 
-async def test_what_an_owner_wants_of_runners_waits_while_another_registry_may_want_it_too() -> None:
+async def test_runner_commands_wait_while_ownership_is_uncertain() -> None:
     async with beating() as stage:
         stage.database.has_standby = True
         await stage.pass_seconds(1)
@@ -185,7 +185,7 @@ async def test_what_an_owner_wants_of_runners_waits_while_another_registry_may_w
         assert command.done()
 
 
-async def test_a_short_silence_extends_no_grace() -> None:
+async def test_short_database_outage_adds_no_grace() -> None:
     async with beating() as stage:
         stage.database.has_standby = True
         await stage.pass_seconds(1)
@@ -196,7 +196,7 @@ async def test_a_short_silence_extends_no_grace() -> None:
         assert stage.returns == 0
 
 
-async def test_an_owner_that_was_replaced_answers_nothing_and_ends_its_process() -> None:
+async def test_replaced_owner_answers_nothing_and_exits() -> None:
     deaths = list[str]()
     asyncio.get_running_loop().set_exception_handler(lambda _, context: deaths.append(context[CRITICAL_TASK]))
     async with beating() as stage:
@@ -206,7 +206,7 @@ async def test_an_owner_that_was_replaced_answers_nothing_and_ends_its_process()
         assert deaths == ["registry-owner"]
 
 
-async def test_a_standby_refuses_with_the_owners_address_until_it_has_taken_over() -> None:
+async def test_standby_rejects_calls_with_the_owner_address_until_takeover() -> None:
     stage = Stage()
     registry, turn, told = BareRegistry(stage.beats), Turn(), list[str]()
     registry.owned_elsewhere = True
@@ -236,7 +236,7 @@ async def test_a_standby_refuses_with_the_owners_address_until_it_has_taken_over
     await paired.stop(0.0)
 
 
-async def test_a_standby_whose_callers_are_not_known_names_no_address() -> None:
+async def test_standby_with_unauthenticated_callers_reveals_no_address() -> None:
     stage = Stage()
     registry = BareRegistry(stage.beats)
     registry.owned_elsewhere = True
@@ -250,7 +250,7 @@ async def test_a_standby_whose_callers_are_not_known_names_no_address() -> None:
     await paired.stop(0.0)
 
 
-async def test_a_standby_without_the_owners_files_does_not_start() -> None:
+async def test_standby_without_the_owners_files_does_not_start() -> None:
     stage = Stage()
     registry = BareRegistry(stage.beats)
     registry.owned_elsewhere = True
@@ -260,7 +260,7 @@ async def test_a_standby_without_the_owners_files_does_not_start() -> None:
     assert refused.value.reason is Reason.INVALID_ARGUMENT
 
 
-async def test_a_standby_says_when_the_first_key_was_made_with_another_pepper_than_its_own() -> None:
+async def test_standby_reports_a_first_key_created_with_another_pepper() -> None:
     stage = Stage()
     registry = BareRegistry(stage.beats)
     registry.owned_elsewhere = True
@@ -279,7 +279,7 @@ async def test_a_standby_says_when_the_first_key_was_made_with_another_pepper_th
     await paired.stop(0.0)
 
 
-async def test_on_a_database_without_standbys_a_second_registry_fails_to_start() -> None:
+async def test_second_registry_fails_to_start_on_a_database_without_standby_support() -> None:
     stage = Stage()
     registry = BareRegistry(stage.beats)
     registry.owned_elsewhere = True
@@ -289,7 +289,7 @@ async def test_on_a_database_without_standbys_a_second_registry_fails_to_start()
 
 
 @pytest.mark.parametrize("waits", [True, False])
-async def test_an_owner_knows_whether_a_standby_waits_now(*, waits: bool) -> None:
+async def test_owner_detects_whether_a_standby_is_waiting(*, waits: bool) -> None:
     async with beating() as stage:
         stage.database.has_standby = not waits
         await stage.pass_seconds(2.0)
@@ -332,7 +332,7 @@ async def served(tmp_path: "Path") -> AsyncIterator[ServedOwner]:
         await host.stop(0.0)
 
 
-async def test_an_owner_that_thaws_serves_for_nobody_before_its_next_round_of_checks(served: ServedOwner) -> None:
+async def test_thawed_owner_serves_no_caller_before_its_next_check(served: ServedOwner) -> None:
     """A client that connects in that moment would leave the new owner for it."""
     before = served.watch()
     assert (await before.read()).status == SERVING
@@ -351,7 +351,7 @@ async def test_an_owner_that_thaws_serves_for_nobody_before_its_next_round_of_ch
     assert [(await each.read()).status for each in (before, after)] == [SERVING, SERVING]
 
 
-async def test_an_owner_whose_database_is_away_does_not_call_itself_a_standby() -> None:
+async def test_owner_with_an_unavailable_database_does_not_report_itself_as_standby() -> None:
     stage = Stage()
     stage.database.has_standby = True
     paired = Paired(cast("Any", BareRegistry(stage.beats)), REGISTRY_OWNER, cast("OwnerWatch", Turn()), stage.clock)
@@ -374,13 +374,13 @@ async def test_an_owner_whose_database_is_away_does_not_call_itself_a_standby() 
     await paired.stop(0.0)
 
 
-async def test_an_owner_that_was_frozen_for_less_than_its_lease_goes_on_serving(served: ServedOwner) -> None:
+async def test_owner_frozen_for_less_than_its_lease_continues_serving(served: ServedOwner) -> None:
     served.stage.clock.frozen_seconds = LEASE - 2.0
     assert (await served.watch().read()).status == SERVING
     assert await served.checked() == [SERVING, SERVING]
 
 
-async def test_an_owner_without_a_standby_serves_after_any_freeze(served: ServedOwner) -> None:
+async def test_owner_without_a_standby_serves_after_any_freeze(served: ServedOwner) -> None:
     alone = Stage()
     paired = Paired(cast("Any", BareRegistry(alone.beats)), REGISTRY_OWNER, None, alone.clock)
     monitor = HealthMonitor(paired.health_checks(HealthLimits()), alone.clock)

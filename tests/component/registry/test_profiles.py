@@ -187,7 +187,7 @@ async def refusal(reason: Reason, change: Awaitable[object]) -> WeftError:
     return caught.value
 
 
-async def test_a_saved_profile_holds_what_is_declared_and_loaded_and_is_the_active_one(tmp_path: Path) -> None:
+async def test_saved_profile_contains_declared_and_loaded_resources_and_becomes_active(tmp_path: Path) -> None:
     async with mesh_of(tmp_path) as mesh:
         await mesh.apply(declared(agent=an_agent("coder")), a_route("way"), an_alias("gpt", "agent/coder"))
         await mesh.report("m1", "m2")
@@ -206,7 +206,7 @@ async def test_a_saved_profile_holds_what_is_declared_and_loaded_and_is_the_acti
         assert await mesh.switch("day") == [], "nothing is different"
 
 
-async def test_adapters_are_saved_with_the_model_whose_engine_serves_them(tmp_path: Path) -> None:
+async def test_adapters_are_saved_with_the_model_that_serves_them(tmp_path: Path) -> None:
     async with mesh_of(tmp_path) as mesh:
         await mesh.report("m1", adapters=("m2",))
         await mesh.save("day")
@@ -214,7 +214,7 @@ async def test_adapters_are_saved_with_the_model_whose_engine_serves_them(tmp_pa
         assert not mesh.shown("day").changes
 
 
-async def test_a_saved_profile_keeps_its_description_and_a_dry_run_saves_nothing(tmp_path: Path) -> None:
+async def test_saved_profile_keeps_its_description_and_a_dry_run_saves_nothing(tmp_path: Path) -> None:
     async with mesh_of(tmp_path) as mesh:
         assert await mesh.save("day", dry_run=True) == "day created"
         assert mesh.active() == []
@@ -224,7 +224,7 @@ async def test_a_saved_profile_keeps_its_description_and_a_dry_run_saves_nothing
         assert not mesh.shown("day").manifest.unload_others
 
 
-async def test_a_switch_declares_deletes_what_the_profile_before_declared_and_loads_after_it_unloaded(
+async def test_switch_declares_deletes_previous_declarations_and_loads_after_unloading(
     tmp_path: Path,
 ) -> None:
     async with mesh_of(tmp_path) as mesh:
@@ -262,7 +262,7 @@ async def test_a_switch_declares_deletes_what_the_profile_before_declared_and_lo
         assert (await mesh.audited()).count("profile.switch_requested") == 2
 
 
-async def test_loads_begin_also_when_an_unload_before_them_failed(tmp_path: Path) -> None:
+async def test_loads_start_even_if_a_previous_unload_failed(tmp_path: Path) -> None:
     async with mesh_of(tmp_path) as mesh:
         await mesh.report("m1")
         await mesh.profile(loading("m2", unload=["m1"]))
@@ -280,7 +280,7 @@ async def test_loads_begin_also_when_an_unload_before_them_failed(tmp_path: Path
     ],
     ids=["an agent of no model", "a load of no model"],
 )
-async def test_a_switch_that_is_refused_changes_nothing_and_names_what_is_wrong(
+async def test_rejected_switch_changes_nothing_and_error_names_the_problem(
     tmp_path: Path, broken: ProfileManifest
 ) -> None:
     async with mesh_of(tmp_path) as mesh:
@@ -292,7 +292,7 @@ async def test_a_switch_that_is_refused_changes_nothing_and_names_what_is_wrong(
         assert not mesh.calls.heard
 
 
-async def test_what_an_alias_that_stays_leads_to_is_not_deleted_by_a_switch(tmp_path: Path) -> None:
+async def test_target_of_a_remaining_alias_is_not_deleted_by_a_switch(tmp_path: Path) -> None:
     async with mesh_of(tmp_path) as mesh:
         await mesh.profile(ProfileManifest(name="day", agents=[an_agent("coder")]))
         await mesh.profile(ProfileManifest(name="night"))
@@ -303,7 +303,7 @@ async def test_what_an_alias_that_stays_leads_to_is_not_deleted_by_a_switch(tmp_
         assert mesh.active() == ["day"]
 
 
-async def test_an_alias_of_the_next_profile_may_have_the_pattern_of_one_that_leaves(tmp_path: Path) -> None:
+async def test_alias_of_the_next_profile_can_reuse_a_removed_pattern(tmp_path: Path) -> None:
     async with mesh_of(tmp_path) as mesh:
         for name, alias in (("day", "one"), ("night", "two")):
             await mesh.profile(ProfileManifest(name=name, aliases=[manifest_in(an_alias(alias, pattern="gpt-*"))]))
@@ -311,7 +311,7 @@ async def test_an_alias_of_the_next_profile_may_have_the_pattern_of_one_that_lea
         assert await mesh.switch("night") == ["two created", "one deleted"]
 
 
-async def test_the_active_profile_shows_what_is_not_as_it_says(tmp_path: Path) -> None:
+async def test_active_profile_lists_its_deviations(tmp_path: Path) -> None:
     async with mesh_of(tmp_path) as mesh:
         await mesh.profile(loading("m1", agents=[an_agent("coder")], unload_others=True))
         await mesh.switch("day")
@@ -327,7 +327,7 @@ async def test_the_active_profile_shows_what_is_not_as_it_says(tmp_path: Path) -
         assert await mesh.switch("day") == ["coder configured", "unload m2", "load m1"]
 
 
-async def test_a_model_is_loaded_again_only_where_its_settings_are_others(tmp_path: Path) -> None:
+async def test_model_is_reloaded_only_if_its_settings_differ(tmp_path: Path) -> None:
     async with mesh_of(tmp_path) as mesh:
         await mesh.report("m1", "m2")
         mesh.calls.loaded_with |= {"m1": LONG, "m2": LONG}
@@ -335,7 +335,7 @@ async def test_a_model_is_loaded_again_only_where_its_settings_are_others(tmp_pa
         assert await mesh.switch("day") == ["load m2"]
 
 
-async def test_a_switch_that_loads_is_refused_where_operations_need_signatures(tmp_path: Path) -> None:
+async def test_switch_with_loads_is_rejected_if_operations_need_signatures(tmp_path: Path) -> None:
     async with mesh_of(tmp_path, gate=GovernedGate) as mesh:
         await mesh.profile(loading("m1", agents=[an_agent("coder")]))
         await refusal(Reason.OPERATION_REFUSED, mesh.switch("day"))
@@ -344,7 +344,7 @@ async def test_a_switch_that_loads_is_refused_where_operations_need_signatures(t
         assert await mesh.switch("day") == ["coder created"], "it is loaded already"
 
 
-async def test_profiles_and_which_is_active_are_kept_over_a_restart(tmp_path: Path) -> None:
+async def test_profiles_and_the_active_one_survive_a_restart(tmp_path: Path) -> None:
     async with mesh_of(tmp_path) as mesh:
         await mesh.profile(ProfileManifest(name="day", agents=[an_agent("coder")]))
         await mesh.profile(ProfileManifest(name="night"))
@@ -355,7 +355,7 @@ async def test_profiles_and_which_is_active_are_kept_over_a_restart(tmp_path: Pa
         assert await mesh.switch("night") == ["coder deleted"]
 
 
-async def test_the_active_profile_stays_active_when_it_is_changed_and_can_be_deleted(tmp_path: Path) -> None:
+async def test_changed_active_profile_stays_active_and_can_be_deleted(tmp_path: Path) -> None:
     async with mesh_of(tmp_path) as mesh:
         await mesh.profile(ProfileManifest(name="day", agents=[an_agent("coder")]))
         await mesh.switch("day")
@@ -367,7 +367,7 @@ async def test_the_active_profile_stays_active_when_it_is_changed_and_can_be_del
         await refusal(Reason.NOT_FOUND, mesh.switch("day"))
 
 
-async def test_a_step_whose_operation_cannot_be_begun_says_why_and_the_switch_holds(tmp_path: Path) -> None:
+async def test_step_that_cannot_start_reports_why_and_the_profile_stays_active(tmp_path: Path) -> None:
     async with mesh_of(tmp_path, settings=OperationLimits(max_unfinished=1)) as mesh:
         await mesh.profile(loading("m1", "m2"))
         done = await mesh.profiles.switch(SwitchProfileRequest(name="day"), "test")
@@ -393,7 +393,7 @@ async def test_a_step_whose_operation_cannot_be_begun_says_why_and_the_switch_ho
         ),
     ],
 )
-async def test_a_profile_that_cannot_hold_is_refused_with_the_field(
+async def test_invalid_profile_is_rejected_with_the_field(
     tmp_path: Path, manifest: ProfileManifest, field: str
 ) -> None:
     async with mesh_of(tmp_path) as mesh:
@@ -402,7 +402,7 @@ async def test_a_profile_that_cannot_hold_is_refused_with_the_field(
         assert error.field.endswith(field)
 
 
-async def test_the_number_and_size_of_profiles_and_of_their_documents_have_a_bound(tmp_path: Path) -> None:
+async def test_profile_count_size_and_document_limits_are_enforced(tmp_path: Path) -> None:
     config = a_config(tmp_path, max_profiles=1, max_profile_documents=1, max_profile_bytes=4096)
     async with mesh_of(tmp_path, config=config) as mesh:
         await mesh.profile(ProfileManifest(name="day"))
@@ -413,7 +413,7 @@ async def test_the_number_and_size_of_profiles_and_of_their_documents_have_a_bou
         assert "4096 bytes" in (await refusal(Reason.INVALID_ARGUMENT, mesh.profile(large))).message
 
 
-async def test_operations_of_a_switch_end_as_any_other(tmp_path: Path) -> None:
+async def test_operations_of_a_switch_can_be_watched_to_their_end(tmp_path: Path) -> None:
     async with mesh_of(tmp_path) as mesh:
         await mesh.profile(loading("m1"))
         mesh.calls.answer("m1", LoadResponse(result=LoadResult()))

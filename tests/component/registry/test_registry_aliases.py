@@ -40,7 +40,7 @@ async def aliases(mesh: RunningRegistry) -> dict[str, Alias]:
     return {each.manifest.name: each for each in await mesh.listed("alias")}
 
 
-async def test_an_alias_is_kept_over_a_restart_and_declaring_it_again_changes_nothing(tmp_path: Path) -> None:
+async def test_alias_survives_a_restart_and_redeclaring_it_changes_nothing(tmp_path: Path) -> None:
     async with running_registry(tmp_path) as mesh:
         await SomeRunner(mesh, models=("m1",)).open()
         assert await mesh.apply(an_alias("claude", pattern="claude-*", tenant="a")) == ["alias claude created"]
@@ -54,7 +54,7 @@ async def test_an_alias_is_kept_over_a_restart_and_declaring_it_again_changes_no
     assert before["gpt-4o"].source == Alias.SOURCE_DECLARED
 
 
-async def test_an_alias_leads_to_what_exists_or_comes_with_it_and_never_to_an_alias(tmp_path: Path) -> None:
+async def test_alias_target_must_exist_or_be_in_the_same_call_and_cannot_be_an_alias(tmp_path: Path) -> None:
     async with running_registry(tmp_path) as mesh:
         await SomeRunner(mesh, models=("m1",)).open()
         await mesh.apply(a_route("way"), declared(agent=an_agent("coder")), an_alias("one"))
@@ -69,7 +69,7 @@ async def test_an_alias_leads_to_what_exists_or_comes_with_it_and_never_to_an_al
         ]
 
 
-async def test_two_aliases_for_the_same_names_of_one_tenant_are_refused(tmp_path: Path) -> None:
+async def test_two_aliases_for_the_same_pattern_of_one_tenant_are_rejected(tmp_path: Path) -> None:
     async with running_registry(tmp_path) as mesh:
         await SomeRunner(mesh, models=("m1",)).open()
         await mesh.apply(an_alias("one", pattern="gpt-*"), an_alias("other", pattern="gpt-*", tenant="a"))
@@ -78,14 +78,14 @@ async def test_two_aliases_for_the_same_names_of_one_tenant_are_refused(tmp_path
         assert set(await aliases(mesh)) == {"one", "other"}
 
 
-async def test_an_alias_may_have_the_name_of_a_model(tmp_path: Path) -> None:
+async def test_alias_can_have_the_name_of_a_model(tmp_path: Path) -> None:
     """It says nothing then for requests, which mean the model: the runner may come after the alias."""
     async with running_registry(tmp_path) as mesh:
         await SomeRunner(mesh, models=("m1", "m2")).open()
         assert await mesh.apply(an_alias("m2")) == ["alias m2 created"]
 
 
-async def test_what_an_alias_leads_to_is_not_deleted_until_the_alias_is(tmp_path: Path) -> None:
+async def test_alias_target_cannot_be_deleted_before_the_alias(tmp_path: Path) -> None:
     async with running_registry(tmp_path) as mesh:
         runner = SomeRunner(mesh, models=("m1",))
         await runner.open()
@@ -100,7 +100,7 @@ async def test_what_an_alias_leads_to_is_not_deleted_until_the_alias_is(tmp_path
         assert set(await aliases(mesh)) == {"c"}
 
 
-async def test_the_configuration_has_aliases_too_under_those_that_are_declared(tmp_path: Path) -> None:
+async def test_configured_aliases_have_lower_precedence_than_declared_ones(tmp_path: Path) -> None:
     given = (
         AliasSetting(name="gpt", pattern="gpt-*", target="m1"),
         AliasSetting(name="later", target="not-yet"),
@@ -117,7 +117,7 @@ async def test_the_configuration_has_aliases_too_under_those_that_are_declared(t
         assert await aliases(mesh) == {}, "what the file no longer has is gone"
 
 
-async def test_watchers_see_aliases_come_change_and_go(tmp_path: Path) -> None:
+async def test_watchers_see_aliases_added_changed_and_deleted(tmp_path: Path) -> None:
     async with running_registry(tmp_path) as mesh:
         await SomeRunner(mesh, models=("m1",)).open()
         await mesh.apply(an_alias("before"))
@@ -130,7 +130,7 @@ async def test_watchers_see_aliases_come_change_and_go(tmp_path: Path) -> None:
         watch.cancel()
 
 
-async def test_there_are_no_more_aliases_than_may_be(tmp_path: Path) -> None:
+async def test_alias_limit_is_enforced(tmp_path: Path) -> None:
     async with running_registry(tmp_path, max_aliases=2) as mesh:
         await SomeRunner(mesh, models=("m1",)).open()
         await mesh.apply(an_alias("one"), an_alias("two"))
@@ -139,14 +139,14 @@ async def test_there_are_no_more_aliases_than_may_be(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("pattern", ["a*b", "auto", "route/x"])
-async def test_a_pattern_that_cannot_be_is_refused_by_its_field(tmp_path: Path, pattern: str) -> None:
+async def test_invalid_pattern_is_rejected_by_field(tmp_path: Path, pattern: str) -> None:
     async with running_registry(tmp_path) as mesh:
         await SomeRunner(mesh, models=("m1",)).open()
         error = await refusal(Reason.INVALID_ARGUMENT, mesh.apply(an_alias("x", pattern=pattern)))
         assert error.metadata["field"] == "declarations[0].alias.pattern"
 
 
-def test_aliases_of_the_configuration_are_checked_like_declared_ones() -> None:
+def test_configured_aliases_are_validated_like_declared_ones() -> None:
     with pytest.raises(SettingError, match="another name"):
         AliasSetting(name="x", target="x")
     twice = (AliasSetting(name="a", pattern="p", target="m"), AliasSetting(name="b", pattern="p", target="m"))

@@ -112,14 +112,14 @@ async def _require_refusal(mesh: RunningRegistry, send: Send, value: Any, field:
 
 
 @pytest.mark.parametrize("field", NAMING)
-async def test_hostile_names_are_refused_wherever_a_name_is_taken(mesh: RunningRegistry, field: str) -> None:
+async def test_hostile_names_are_rejected_in_every_field(mesh: RunningRegistry, field: str) -> None:
     await SomeRunner(mesh).open()
     for name in HOSTILE_NAMES.values():
         message = await _require_refusal(mesh, NAMING[field], name, field)
         assert name not in message
 
 
-async def test_hostile_names_in_reports_and_event_filters_are_refused(mesh: RunningRegistry) -> None:
+async def test_hostile_names_in_reports_and_event_filters_are_rejected(mesh: RunningRegistry) -> None:
     runner = await SomeRunner(mesh).open()
     for name in HOSTILE_NAMES.values():
         await _require_refusal(
@@ -129,7 +129,7 @@ async def test_hostile_names_in_reports_and_event_filters_are_refused(mesh: Runn
     await runner.beat(ready())
 
 
-async def test_asking_for_a_hostile_name_finds_nothing_and_repeats_nothing(mesh: RunningRegistry) -> None:
+async def test_lookup_of_a_hostile_name_finds_nothing_and_does_not_echo_it(mesh: RunningRegistry) -> None:
     for name in HOSTILE_NAMES.values():
         for ask, reason in (
             (mesh.model, Reason.MODEL_NOT_FOUND),
@@ -143,7 +143,7 @@ async def test_asking_for_a_hostile_name_finds_nothing_and_repeats_nothing(mesh:
 
 
 @pytest.mark.slow("steps hours of a registry's life")
-async def test_names_that_differ_in_case_alone_are_different_names(mesh: RunningRegistry) -> None:
+async def test_names_are_case_sensitive(mesh: RunningRegistry) -> None:
     assert await mesh.apply(declare("m1"), declare("M1")) == ["model m1 created", "model M1 created"]
 
 
@@ -161,7 +161,7 @@ def _described(text: str) -> agent_pb2.AgentManifest:
 
 
 @pytest.mark.parametrize(("make", "member"), [(_prompting, "system_prompt"), (_described, "description")])
-async def test_words_that_could_steer_a_terminal_are_refused(
+async def test_text_with_terminal_escapes_is_rejected(
     mesh: RunningRegistry, make: Callable[[str], agent_pb2.AgentManifest], member: str
 ) -> None:
     async def publish(mesh: RunningRegistry, agent: agent_pb2.AgentManifest) -> object:
@@ -177,7 +177,7 @@ async def test_words_that_could_steer_a_terminal_are_refused(
     await apply(mesh, make("Two lines:\n\twith a tab, and an \U0001f469\u200d\U0001f4bb."))
 
 
-async def test_a_program_that_writes_in_colour_does_not_make_its_runner_silent(mesh: RunningRegistry) -> None:
+async def test_colored_engine_output_is_sanitized_instead_of_rejected(mesh: RunningRegistry) -> None:
     runner = await SomeRunner(mesh).open()
     await runner.beat(ready(detail="\x1b[31mout of memory\x1b[0m\r\n\0at layer 7"))
     (instance,) = (await mesh.runner("r1")).capability.instances
@@ -189,7 +189,7 @@ def _state(**values: Any) -> runner_pb2.Capability:
     return runner_pb2.Capability(instances=[state])
 
 
-async def test_negative_and_impossible_numbers_in_a_report_are_refused_and_the_last_report_stands(
+async def test_negative_and_impossible_numbers_in_a_report_are_rejected_and_the_last_report_stands(
     mesh: RunningRegistry,
 ) -> None:
     runner = await SomeRunner(mesh).open()
@@ -215,7 +215,7 @@ async def test_negative_and_impossible_numbers_in_a_report_are_refused_and_the_l
         ([f"tool-{number}" for number in range(1_025)], "capability.tool_names"),
     ],
 )
-async def test_names_of_tools_that_cannot_be_are_refused(mesh: RunningRegistry, names: list[str], field: str) -> None:
+async def test_invalid_tool_names_are_rejected(mesh: RunningRegistry, names: list[str], field: str) -> None:
     runner = await SomeRunner(mesh).open()
 
     async def beat(_: RunningRegistry, report: runner_pb2.Capability) -> None:
@@ -225,7 +225,7 @@ async def test_names_of_tools_that_cannot_be_are_refused(mesh: RunningRegistry, 
 
 
 @pytest.mark.slow("floods a service")
-async def test_a_million_of_anything_is_refused_by_its_field(mesh: RunningRegistry) -> None:
+async def test_a_million_items_are_rejected_by_field(mesh: RunningRegistry) -> None:
     runner = await SomeRunner(mesh).open()
     million = 1_000_000
     await _require_refusal(
@@ -246,7 +246,7 @@ def _million_instances(count: int) -> runner_pb2.Capability:
     return runner_pb2.Capability(instances=[ready().instances[0]] * count)
 
 
-async def test_deleting_for_somebody_else_needs_a_kind_that_fits(mesh: RunningRegistry) -> None:
+async def test_delete_requires_the_matching_kind(mesh: RunningRegistry) -> None:
     await SomeRunner(mesh).open()
     for kind, name in ((AGENT, "m1"), (RUNNER, "m1")):
         with refused(Reason.NOT_FOUND):

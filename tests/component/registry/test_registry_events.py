@@ -33,7 +33,7 @@ WatchEvents = registry_service_pb2.WatchEventsRequest
 InstanceState = runner_pb2.InstanceState
 
 
-async def test_a_whole_life_is_written_down_in_order(mesh: RunningRegistry) -> None:
+async def test_complete_life_cycle_is_recorded_in_order(mesh: RunningRegistry) -> None:
     runner = await SomeRunner(mesh, agents=(an_agent("a1"),)).open()
     await mesh.advance(90.0)
     await runner.beat()
@@ -48,7 +48,7 @@ async def test_a_whole_life_is_written_down_in_order(mesh: RunningRegistry) -> N
     assert (await mesh.events())[-3:] == ["agent a1 expired", "model m1 expired", "runner r1 expired"]
 
 
-async def test_phases_are_told_when_they_are_news(mesh: RunningRegistry) -> None:
+async def test_only_phase_changes_are_recorded(mesh: RunningRegistry) -> None:
     runner = await SomeRunner(mesh).open()
     for phase in (
         InstanceState.PHASE_LOADING,
@@ -66,7 +66,7 @@ async def test_phases_are_told_when_they_are_news(mesh: RunningRegistry) -> None
     ]
 
 
-async def test_the_first_reports_after_a_restart_are_no_news_unless_something_is_broken(tmp_path: Path) -> None:
+async def test_first_report_after_a_restart_is_recorded_only_for_failures(tmp_path: Path) -> None:
     clock = FakeClock()
     async with running_registry(tmp_path, clock=clock) as before:
         runner = await SomeRunner(before).open()
@@ -80,7 +80,7 @@ async def test_the_first_reports_after_a_restart_are_no_news_unless_something_is
         assert await after.events() == [*earlier, "model m1 failed"]
 
 
-async def test_what_operators_do_is_written_down(mesh: RunningRegistry) -> None:
+async def test_operator_actions_are_recorded(mesh: RunningRegistry) -> None:
     runner = await SomeRunner(mesh, models=("m1", "m2")).open()
     await mesh.apply(declare("m1"), declare("m3"), declared(agent=an_agent("a1")), adopt=True)
     await mesh.apply(declare("m3"))
@@ -93,14 +93,14 @@ async def test_what_operators_do_is_written_down(mesh: RunningRegistry) -> None:
 
 
 @pytest.mark.slow("steps hours of a registry's life")
-async def test_a_public_row_whose_runner_is_forgotten_did_not_expire(mesh: RunningRegistry) -> None:
+async def test_public_row_of_a_purged_runner_is_withdrawn_instead_of_expired(mesh: RunningRegistry) -> None:
     await SomeRunner(mesh).open()
     await mesh.apply(declare("m1"), adopt=True)
     await mesh.advance(90.0 + FOUR_HOURS)
     assert (await mesh.events(MODEL))[-1] == "model m1 withdrawn"
 
 
-async def test_only_the_newest_events_are_remembered_and_sequences_have_no_gaps(tmp_path: Path) -> None:
+async def test_only_the_newest_events_are_kept_and_sequences_have_no_gaps(tmp_path: Path) -> None:
     async with running_registry(tmp_path, max_events=10) as mesh:
         runner = await SomeRunner(mesh, models=()).open()
         for _ in range(20):
@@ -112,7 +112,7 @@ async def test_only_the_newest_events_are_remembered_and_sequences_have_no_gaps(
         assert [event.sequence for event in newest] == [39, 40, 41]
 
 
-async def test_events_are_kept_over_a_restart_and_counted_on(tmp_path: Path) -> None:
+async def test_events_and_their_numbering_survive_a_restart(tmp_path: Path) -> None:
     clock = FakeClock()
     async with running_registry(tmp_path, clock=clock, max_events=3) as before:
         runner = await SomeRunner(before, models=()).open()
@@ -137,12 +137,12 @@ async def test_events_are_kept_over_a_restart_and_counted_on(tmp_path: Path) -> 
         ListEvents(limit=-1),
     ],
 )
-async def test_a_name_without_a_kind_and_unknown_kinds_are_refused(mesh: RunningRegistry, request_: ListEvents) -> None:
+async def test_name_without_a_kind_and_unknown_kinds_are_rejected(mesh: RunningRegistry, request_: ListEvents) -> None:
     with refused(Reason.INVALID_ARGUMENT):
         await mesh.registry.ListEvents(request_)
 
 
-async def test_a_listener_hears_what_it_asked_for_from_now_on(mesh: RunningRegistry) -> None:
+async def test_listener_receives_only_new_events_that_match_its_filter(mesh: RunningRegistry) -> None:
     runner = await SomeRunner(mesh).open()
     call = mesh.registry.WatchEvents(WatchEvents(kind=MODEL, name="m1"))
     await call.initial_metadata()
@@ -156,7 +156,7 @@ async def test_a_listener_hears_what_it_asked_for_from_now_on(mesh: RunningRegis
 
 
 @pytest.mark.slow("steps hours of a registry's life")
-async def test_a_listener_that_does_not_read_is_ended(mesh: RunningRegistry) -> None:
+async def test_stalled_listener_is_ended(mesh: RunningRegistry) -> None:
     listener = mesh.service._core.events.subscribe()
     runner = await SomeRunner(mesh, models=tuple(f"m{number}" for number in range(400))).open()
     for _ in range(2):
@@ -168,7 +168,7 @@ async def test_a_listener_that_does_not_read_is_ended(mesh: RunningRegistry) -> 
     assert ended.value.reason is Reason.WATCH_LAGGED
 
 
-async def test_stopping_tells_listeners(tmp_path: Path) -> None:
+async def test_stop_notifies_listeners(tmp_path: Path) -> None:
     async with running_registry(tmp_path) as mesh:
         call = mesh.registry.WatchEvents(WatchEvents())
         await call.initial_metadata()

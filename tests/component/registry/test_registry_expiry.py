@@ -28,7 +28,7 @@ FOUR_HOURS = 4 * 3600.0
 
 
 @pytest.mark.slow("steps hours of a registry's life")
-async def test_agents_are_deleted_before_the_models_they_point_to_across_runners(mesh: RunningRegistry) -> None:
+async def test_agents_are_deleted_before_the_models_they_reference_across_runners(mesh: RunningRegistry) -> None:
     await SomeRunner(mesh, name="z", models=("m1",)).open()
     await SomeRunner(mesh, name="a", models=("m2",), agents=(an_agent("a1", "m1"), an_agent("a2", "m2"))).open()
     await mesh.advance(90.0)
@@ -41,7 +41,7 @@ async def test_agents_are_deleted_before_the_models_they_point_to_across_runners
 
 
 @pytest.mark.slow("steps hours of a registry's life")
-async def test_a_public_agent_whose_model_expired_stays_inactive(mesh: RunningRegistry) -> None:
+async def test_public_agent_of_an_expired_model_stays_inactive(mesh: RunningRegistry) -> None:
     await SomeRunner(mesh).open()
     await mesh.apply(declared(agent=an_agent("a1")))
     await mesh.advance(90.0 + FOUR_HOURS)
@@ -51,7 +51,7 @@ async def test_a_public_agent_whose_model_expired_stays_inactive(mesh: RunningRe
 
 
 @pytest.mark.slow("kills or restarts a service")
-async def test_after_a_restart_the_silent_do_not_expire_all_at_once(tmp_path: Path) -> None:
+async def test_silent_runners_do_not_expire_immediately_after_a_restart(tmp_path: Path) -> None:
     clock = FakeClock()
     async with running_registry(tmp_path, clock=clock) as before:
         for number in range(60):
@@ -73,7 +73,7 @@ async def count_active(mesh: RunningRegistry) -> int:
     return sum(runner.status == ACTIVE for runner in await mesh.listed("runner", page_size=1000))
 
 
-async def test_a_heartbeat_for_somebody_elses_row_changes_nothing(mesh: RunningRegistry) -> None:
+async def test_heartbeat_for_a_foreign_row_changes_nothing(mesh: RunningRegistry) -> None:
     victim = await SomeRunner(mesh).open()
     await victim.beat(ready(slots_used=1))
     thief = await SomeRunner(mesh, name="r2", models=("m2",)).open()
@@ -84,7 +84,7 @@ async def test_a_heartbeat_for_somebody_elses_row_changes_nothing(mesh: RunningR
     assert await mesh.runner("r1") == before
 
 
-async def test_a_report_about_models_of_others_tells_nothing_about_them(mesh: RunningRegistry) -> None:
+async def test_report_about_foreign_models_changes_nothing(mesh: RunningRegistry) -> None:
     await SomeRunner(mesh).open()
     liar = await SomeRunner(mesh, name="r2", models=("m2",)).open()
     state = runner_pb2.InstanceState(model="m1", phase=runner_pb2.InstanceState.PHASE_HIBERNATING)
@@ -94,7 +94,7 @@ async def test_a_report_about_models_of_others_tells_nothing_about_them(mesh: Ru
 
 
 @pytest.mark.slow("floods a service")
-async def test_a_million_capabilities_are_refused_with_their_field(mesh: RunningRegistry) -> None:
+async def test_a_million_capabilities_are_rejected_with_their_field(mesh: RunningRegistry) -> None:
     runner = await SomeRunner(mesh).open()
     state = runner_pb2.InstanceState(model="m1", phase=runner_pb2.InstanceState.PHASE_READY)
     flood = runner_pb2.Capability(instances=[state] * 1_000_000)
@@ -106,7 +106,7 @@ async def test_a_million_capabilities_are_refused_with_their_field(mesh: Running
 
 
 @pytest.mark.slow("floods a service")
-async def test_a_message_beyond_all_limits_is_refused_as_too_large(mesh: RunningRegistry) -> None:
+async def test_oversized_message_is_rejected_as_too_large(mesh: RunningRegistry) -> None:
     runner = await SomeRunner(mesh).open()
     flood = ready(detail="x" * (70 * 1024 * 1024))
     with refused(Reason.REQUEST_TOO_LARGE):
@@ -115,7 +115,7 @@ async def test_a_message_beyond_all_limits_is_refused_as_too_large(mesh: Running
 
 
 @pytest.mark.slow("floods a service")
-async def test_a_flood_of_registrations_ends_at_the_limit_and_harms_nobody(tmp_path: Path) -> None:
+async def test_registration_flood_stops_at_the_limit_and_affects_no_runner(tmp_path: Path) -> None:
     async with running_registry(tmp_path, max_runners=20, max_models=15) as mesh:
         first = await SomeRunner(mesh, name="r0", models=("m0",)).open()
         accepted, refusals = 0, set[Reason]()
@@ -134,7 +134,7 @@ async def test_a_flood_of_registrations_ends_at_the_limit_and_harms_nobody(tmp_p
         await SomeRunner(mesh, name="r0", models=("m0",), incarnation="life-2", session_id=first.session_id).open()
 
 
-async def test_runners_show_since_when_they_are_gone_and_how_they_are_reached(mesh: RunningRegistry) -> None:
+async def test_runners_show_since_when_they_are_lost_and_how_they_are_reached(mesh: RunningRegistry) -> None:
     request = SomeRunner(mesh).opening()
     request.runner.dial_out = True
     request.runner.capability.max_requests = 3

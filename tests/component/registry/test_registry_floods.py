@@ -59,7 +59,9 @@ async def flood(registry: BareRegistry, store: GatedStore) -> list[asyncio.Task[
     return writing
 
 
-async def test_more_registrations_than_may_wait_are_refused_at_once(registry: BareRegistry, store: GatedStore) -> None:
+async def test_registrations_over_the_queue_limit_are_rejected_immediately(
+    registry: BareRegistry, store: GatedStore
+) -> None:
     writing = await flood(registry, store)
     with pytest.raises(WeftError) as refusal:
         await registry.roster.open_session(opening(99))
@@ -71,7 +73,7 @@ async def test_more_registrations_than_may_wait_are_refused_at_once(registry: Ba
     await registry.roster.open_session(opening(99))
 
 
-async def test_who_leaves_the_line_is_not_written_and_makes_room(registry: BareRegistry, store: GatedStore) -> None:
+async def test_cancelled_registration_is_not_written_and_makes_room(registry: BareRegistry, store: GatedStore) -> None:
     writing = await flood(registry, store)
     writing[2].cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -85,7 +87,7 @@ async def test_who_leaves_the_line_is_not_written_and_makes_room(registry: BareR
     assert sorted(registry.core.mesh.runner_names()) == ["r0", "r1", "r3", "r99"]
 
 
-async def test_a_flood_keeps_neither_heartbeats_nor_sweeps_out(registry: BareRegistry, store: GatedStore) -> None:
+async def test_flood_does_not_block_heartbeats_or_sweeps(registry: BareRegistry, store: GatedStore) -> None:
     session = await registry.roster.open_session(opening(50))
     writing = await flood(registry, store)
     beat = HeartbeatRequest(session_id=session.id, incarnation="life-1", sequence=1)
@@ -99,7 +101,7 @@ async def test_a_flood_keeps_neither_heartbeats_nor_sweeps_out(registry: BareReg
     assert found.sequence == 1
 
 
-async def test_tools_are_kept_as_long_as_there_is_room_for_their_names(registry: BareRegistry) -> None:
+async def test_tools_are_stored_while_their_names_fit(registry: BareRegistry) -> None:
     few = Capability(instances=[failed("m1", "x" * 95)], tool_names=["files.read"])
     await registry.roster.open_session(opening(1, "m1", report=few))
     assert _kept(registry, 1) == [("m1", "")], "words about models go first"
@@ -109,7 +111,7 @@ async def test_tools_are_kept_as_long_as_there_is_room_for_their_names(registry:
     assert _tools(registry, 2) == ()
 
 
-async def test_reports_about_models_of_others_are_not_kept(registry: BareRegistry) -> None:
+async def test_reports_about_foreign_models_are_not_stored(registry: BareRegistry) -> None:
     report = Capability(instances=[failed("m1", ""), failed("not-mine", "")])
     session = await registry.roster.open_session(opening(1, "m1", report=report))
     assert _kept(registry, 1) == [("m1", "")]
@@ -118,7 +120,7 @@ async def test_reports_about_models_of_others_are_not_kept(registry: BareRegistr
     assert _kept(registry, 1) == [("m1", "")]
 
 
-async def test_reports_with_more_words_than_there_is_room_for_are_kept_without_them(registry: BareRegistry) -> None:
+async def test_oversized_report_text_is_dropped_and_the_rest_stored(registry: BareRegistry) -> None:
     first = await registry.roster.open_session(opening(1, "m1", report=Capability(instances=[failed("m1", "x" * 60)])))
     second = opening(2, "m2", report=Capability(instances=[failed("m2", "\u00e9" * 30)]))
     await registry.roster.open_session(second)

@@ -31,7 +31,7 @@ HIBERNATING = runner_pb2.InstanceState.PHASE_HIBERNATING
 LOADING = runner_pb2.InstanceState.PHASE_LOADING
 
 
-async def test_a_model_sleeps_and_wakes_with_its_instance_and_its_agents_with_it(mesh: RunningRegistry) -> None:
+async def test_model_sleeps_and_wakes_with_its_instance_and_agents(mesh: RunningRegistry) -> None:
     runner = await SomeRunner(mesh, models=("m1", "m2"), agents=(an_agent("a1"),)).open()
     await mesh.apply(declared(agent=an_agent("public", pool="m1")))
     watch = await mesh.watch()
@@ -50,14 +50,14 @@ async def test_a_model_sleeps_and_wakes_with_its_instance_and_its_agents_with_it
     ]
 
 
-async def test_a_runner_may_be_published_asleep(mesh: RunningRegistry) -> None:
+async def test_runner_can_be_published_asleep(mesh: RunningRegistry) -> None:
     request = SomeRunner(mesh).opening()
     request.runner.capability.CopyFrom(in_phase(HIBERNATING))
     await mesh.sessions.OpenSession(request)
     assert (await mesh.model("m1")).status == MODEL_HIBERNATING
 
 
-async def test_a_model_whose_host_the_mesh_can_wake_hibernates_while_its_runner_is_gone(
+async def test_model_on_a_wakeable_host_hibernates_while_its_runner_is_lost(
     mesh: RunningRegistry,
 ) -> None:
     by_runner = wake_pb2.Wake(by_runner=True)
@@ -77,7 +77,7 @@ async def test_a_model_whose_host_the_mesh_can_wake_hibernates_while_its_runner_
 
 
 @pytest.mark.slow("steps hours of a registry's life")
-async def test_a_wakeable_runner_is_kept_for_days_and_then_forgotten(tmp_path: Path) -> None:
+async def test_wakeable_runner_is_kept_for_days_and_then_purged(tmp_path: Path) -> None:
     async with running_registry(tmp_path, hibernating_keep_seconds=86_400.0) as mesh:
         await SomeRunner(mesh, models=(manifest("m1", wake=by_mesh()),)).open()
         await SomeRunner(mesh, name="r2", models=("m2",)).open()
@@ -90,14 +90,14 @@ async def test_a_wakeable_runner_is_kept_for_days_and_then_forgotten(tmp_path: P
             await mesh.model("m1")
 
 
-async def test_a_declared_model_that_the_mesh_can_wake_hibernates_without_any_runner(mesh: RunningRegistry) -> None:
+async def test_declared_wakeable_model_hibernates_without_a_runner(mesh: RunningRegistry) -> None:
     await mesh.apply(declare(manifest("m1", wake=by_mesh())))
     assert (await mesh.model("m1")).status == MODEL_HIBERNATING
     await (await SomeRunner(mesh).open()).close()
     assert (await mesh.model("m1")).status == MODEL_HIBERNATING
 
 
-async def test_a_runner_may_not_have_routers_run_programs_but_an_operator_may(mesh: RunningRegistry) -> None:
+async def test_only_an_operator_can_declare_a_command_wake_recipe(mesh: RunningRegistry) -> None:
     recipe = wake_pb2.WakeRecipe(command=wake_pb2.CommandAction(argv=["/usr/bin/wake", "host"]))
     model = manifest("m1", wake=wake_pb2.Wake(by_mesh=recipe))
     with refused(Reason.INVALID_ARGUMENT) as errors:

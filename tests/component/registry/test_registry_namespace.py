@@ -33,7 +33,7 @@ from weft.kernel.reasons import Reason
         ({"name": "x", "models": ("m9",), "agents": (an_agent("r1", "m9"),)}, "runner", "r1"),
     ],
 )
-async def test_a_live_sessions_name_is_refused_to_every_kind_and_nothing_is_half_written(
+async def test_name_of_a_live_session_is_rejected_for_every_kind_without_partial_writes(
     mesh: RunningRegistry, second: dict[str, object], owner_kind: str, name: str
 ) -> None:
     await SomeRunner(mesh, models=("m1", manifest("m2", pool="p1")), agents=(an_agent("a1"),)).open()
@@ -44,13 +44,15 @@ async def test_a_live_sessions_name_is_refused_to_every_kind_and_nothing_is_half
     assert (await mesh.watch()).snapshot == watch.snapshot
 
 
-async def test_a_pool_may_be_called_like_a_model(mesh: RunningRegistry) -> None:
+async def test_pool_can_have_the_name_of_a_model(mesh: RunningRegistry) -> None:
     await SomeRunner(mesh).open()
     await SomeRunner(mesh, name="r2", models=(manifest("m2", pool="m1"),)).open()
     assert [model.manifest.name for model in (await mesh.pool("m1")).members] == ["m1", "m2"]
 
 
-async def test_a_dead_session_that_holds_the_name_in_another_kind_ends_whole(mesh: RunningRegistry) -> None:
+async def test_dead_session_holding_the_name_in_another_kind_is_deleted_with_all_its_rows(
+    mesh: RunningRegistry,
+) -> None:
     lost = await SomeRunner(mesh, models=("m1", "m2")).open()
     await mesh.advance(90.0)
     watch = await mesh.watch()
@@ -66,7 +68,7 @@ async def test_a_dead_session_that_holds_the_name_in_another_kind_ends_whole(mes
         await lost.beat()
 
 
-async def test_a_public_row_keeps_its_name_without_any_runner(mesh: RunningRegistry) -> None:
+async def test_public_row_keeps_its_name_without_a_runner(mesh: RunningRegistry) -> None:
     await mesh.apply(declare("m1"), declared(agent=an_agent("a1")))
     for thief in (
         SomeRunner(mesh, name="m1", models=()),
@@ -78,7 +80,7 @@ async def test_a_public_row_keeps_its_name_without_any_runner(mesh: RunningRegis
             await thief.open()
 
 
-async def test_what_is_published_together_must_not_clash_with_itself(mesh: RunningRegistry) -> None:
+async def test_names_published_together_must_not_conflict(mesh: RunningRegistry) -> None:
     for runner, field in (
         (SomeRunner(mesh, name="m1"), "models[0].name"),
         (SomeRunner(mesh, models=(manifest("m1", pool="r1"),)), "models[0].pool_name"),
@@ -93,7 +95,7 @@ async def test_what_is_published_together_must_not_clash_with_itself(mesh: Runni
         assert errors[0].field == field
 
 
-async def test_declarations_share_the_namespace_with_what_is_published(mesh: RunningRegistry) -> None:
+async def test_declarations_share_the_namespace_of_published_resources(mesh: RunningRegistry) -> None:
     await SomeRunner(mesh, models=(manifest("m1", pool="p1"),), agents=(an_agent("a1"),)).open()
     for declaration, owner_kind in (
         (declare("a1"), "agent"),
@@ -109,7 +111,7 @@ async def test_declarations_share_the_namespace_with_what_is_published(mesh: Run
         assert errors[0].metadata["owner_kind"] == owner_kind
 
 
-async def test_a_declaration_that_pins_another_runner_refuses_this_one(mesh: RunningRegistry) -> None:
+async def test_declaration_pinned_to_another_runner_rejects_this_one(mesh: RunningRegistry) -> None:
     await mesh.apply(declare("m1", runner="r2"))
     with refused(Reason.ALREADY_EXISTS) as errors:
         await SomeRunner(mesh).open()
@@ -118,7 +120,7 @@ async def test_a_declaration_that_pins_another_runner_refuses_this_one(mesh: Run
     assert (await mesh.model("m1")).runner == "r2"
 
 
-async def test_a_model_pinned_elsewhere_goes_to_its_runner_though_the_old_one_lives(mesh: RunningRegistry) -> None:
+async def test_model_pinned_elsewhere_moves_to_its_runner_while_the_old_one_lives(mesh: RunningRegistry) -> None:
     await SomeRunner(mesh).open()
     await mesh.apply(declare("m1", runner="r2"), adopt=True)
     model = await mesh.model("m1")
@@ -128,7 +130,7 @@ async def test_a_model_pinned_elsewhere_goes_to_its_runner_though_the_old_one_li
     assert (model.runner, model.status) == ("r2", MODEL_ACTIVE)
 
 
-async def test_a_pool_cannot_be_deleted(mesh: RunningRegistry) -> None:
+async def test_pool_cannot_be_deleted(mesh: RunningRegistry) -> None:
     await SomeRunner(mesh).open()
     with refused(Reason.INVALID_ARGUMENT) as errors:
         await mesh.delete(POOL, "m1")

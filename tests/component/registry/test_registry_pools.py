@@ -24,7 +24,7 @@ async def members(mesh: RunningRegistry, model: str) -> list[str]:
     return [member.manifest.name for member in response.pool.members]
 
 
-async def test_a_solo_model_called_like_a_pool_joins_it(mesh: RunningRegistry) -> None:
+async def test_solo_model_named_like_a_pool_joins_it(mesh: RunningRegistry) -> None:
     await SomeRunner(mesh, models=("qwen",)).open()
     pool = await mesh.pool("qwen")
     assert (pool.explicit, pool.size, pool.active_count) == (False, 1, 1)
@@ -38,7 +38,7 @@ async def test_a_solo_model_called_like_a_pool_joins_it(mesh: RunningRegistry) -
     assert [member.status for member in pool.members] == [2, 1]
 
 
-async def test_pools_are_listed_page_by_page(mesh: RunningRegistry) -> None:
+async def test_pools_are_listed_in_pages(mesh: RunningRegistry) -> None:
     await SomeRunner(mesh, models=(manifest("m1", pool="p2"), manifest("m2", pool="p2"), "p1", "p3")).open()
     first = await mesh.registry.ListResources(ListResources(kind="pool", page_size=2))
     second = await mesh.registry.ListResources(
@@ -48,7 +48,7 @@ async def test_pools_are_listed_page_by_page(mesh: RunningRegistry) -> None:
     assert second.next_page_token == ""
 
 
-async def test_a_pool_without_members_is_not_there(mesh: RunningRegistry) -> None:
+async def test_pool_without_members_does_not_exist(mesh: RunningRegistry) -> None:
     await SomeRunner(mesh, models=(manifest("m1", pool="p1"),)).open()
     with refused(Reason.NOT_FOUND):
         await mesh.pool("m1")
@@ -76,7 +76,7 @@ async def test_agents_are_published_with_their_models_or_not_at_all(mesh: Runnin
     assert records((await mesh.watch()).snapshot.snapshot.resources, "agent")[0] == agent
 
 
-async def test_an_agent_may_point_to_what_others_have_but_not_to_what_leaves_with_it(mesh: RunningRegistry) -> None:
+async def test_agent_can_reference_models_of_others_but_none_removed_with_its_session(mesh: RunningRegistry) -> None:
     await mesh.apply(declare("public"))
     runner = await SomeRunner(mesh, agents=(an_agent("a1", "public"), an_agent("a2", pool="m1"))).open()
     again = SomeRunner(mesh, incarnation="life-2", session_id=runner.session_id, models=("m2",))
@@ -98,7 +98,7 @@ async def test_an_agent_may_point_to_what_others_have_but_not_to_what_leaves_wit
     ]
 
 
-async def test_an_agent_over_a_model_answers_while_any_member_of_its_pool_does(mesh: RunningRegistry) -> None:
+async def test_agent_of_a_model_is_active_while_any_pool_member_is(mesh: RunningRegistry) -> None:
     first = await SomeRunner(mesh, models=(manifest("m1", pool="p1"),)).open()
     second = await SomeRunner(mesh, name="r2", models=(manifest("m2", pool="p1"),)).open()
     await mesh.apply(declared(agent=an_agent("a1", "m1")), declared(agent=an_agent("a2", pool="p1")))
@@ -112,7 +112,7 @@ async def test_an_agent_over_a_model_answers_while_any_member_of_its_pool_does(m
     assert sorted(changes[2:]) == ["agent a1 inactive", "agent a2 inactive"]
 
 
-async def test_a_model_that_moves_to_another_pool_takes_its_agents_along(mesh: RunningRegistry) -> None:
+async def test_model_that_moves_to_another_pool_takes_its_agents_along(mesh: RunningRegistry) -> None:
     await mesh.apply(declare(manifest("m1", pool="p1")), declared(agent=an_agent("a1", "m1")))
     await SomeRunner(mesh, name="r2", models=(manifest("m2", pool="p2"),)).open()
     assert (await mesh.agent("a1")).status == AGENT_INACTIVE
@@ -121,7 +121,7 @@ async def test_a_model_that_moves_to_another_pool_takes_its_agents_along(mesh: R
     assert await watch.read_changes(2) == ["model m1 inactive", "agent a1 active"]
 
 
-async def test_agents_are_listed_page_by_page(mesh: RunningRegistry) -> None:
+async def test_agents_are_listed_in_pages(mesh: RunningRegistry) -> None:
     agents = tuple(an_agent(f"a{number}") for number in range(5))
     await SomeRunner(mesh, agents=agents).open()
     first = await mesh.registry.ListResources(ListResources(kind="agent", page_size=3))

@@ -62,7 +62,7 @@ async def asking(address: str) -> AsyncIterator[tuple["RegistryServiceAsyncStub"
 
 
 @pytest.mark.slow("kills or restarts a service")
-async def test_a_registry_process_keeps_what_was_declared_in_the_database_of_its_configuration(
+async def test_registry_process_stores_declarations_in_the_configured_database(
     tmp_path: Path, database_url: str
 ) -> None:
     config = tmp_path / "weft.yaml"

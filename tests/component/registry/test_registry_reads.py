@@ -10,7 +10,7 @@ from weft.kernel.reasons import Reason
 ListResources = registry_service_pb2.ListResourcesRequest
 
 
-async def test_pages_hold_every_model_once_in_order(mesh: RunningRegistry) -> None:
+async def test_pages_contain_every_model_once_in_order(mesh: RunningRegistry) -> None:
     names = tuple(f"m{number:02}" for number in range(25))
     await SomeRunner(mesh, models=tuple(reversed(names))).open()
     listed: list[str] = []
@@ -22,7 +22,7 @@ async def test_pages_hold_every_model_once_in_order(mesh: RunningRegistry) -> No
     assert (tuple(listed), pages) == (names, 3)
 
 
-async def test_a_page_that_ends_exactly_at_the_last_one_has_no_next(mesh: RunningRegistry) -> None:
+async def test_page_that_ends_at_the_last_item_has_no_next_token(mesh: RunningRegistry) -> None:
     await SomeRunner(mesh, models=("a", "b")).open()
     response = await mesh.registry.ListResources(ListResources(kind="model", page_size=2))
     assert (len(response.resources), response.next_page_token) == (2, "")
@@ -56,13 +56,15 @@ async def test_page_sizes_have_a_default_and_a_limit(mesh: RunningRegistry, aske
         (ListResources(kind="model", page_token="\u043c"), "page_token"),
     ],
 )
-async def test_a_bad_page_is_refused_with_its_field(mesh: RunningRegistry, request_: ListResources, field: str) -> None:
+async def test_invalid_page_is_rejected_with_its_field(
+    mesh: RunningRegistry, request_: ListResources, field: str
+) -> None:
     with refused(Reason.INVALID_ARGUMENT) as errors:
         await mesh.registry.ListResources(request_)
     assert isinstance(errors[0], FieldError)
     assert errors[0].field == field
 
 
-async def test_reads_never_show_a_ticket_key(mesh: RunningRegistry) -> None:
+async def test_reads_never_return_a_ticket_key(mesh: RunningRegistry) -> None:
     runner = await SomeRunner(mesh).open()
     assert runner.ticket_key not in (await mesh.runner("r1")).SerializeToString()

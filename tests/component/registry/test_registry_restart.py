@@ -23,7 +23,7 @@ def registry_url(database_url: str) -> str:
     return database_url
 
 
-async def test_a_restarted_registry_knows_sessions_runners_models_and_keys(tmp_path: Path, registry_url: str) -> None:
+async def test_restarted_registry_keeps_sessions_runners_models_and_keys(tmp_path: Path, registry_url: str) -> None:
     clock = FakeClock()
     async with running_registry(tmp_path, database_url=registry_url, clock=clock) as before:
         runner = await SomeRunner(before, models=("m1", "m2")).open()
@@ -37,7 +37,7 @@ async def test_a_restarted_registry_knows_sessions_runners_models_and_keys(tmp_p
         assert (await after.runner("r1")).status == ACTIVE
 
 
-async def test_nobody_expires_because_the_registry_was_away(tmp_path: Path, registry_url: str) -> None:
+async def test_registry_downtime_expires_no_runner(tmp_path: Path, registry_url: str) -> None:
     clock = FakeClock()
     async with running_registry(tmp_path, database_url=registry_url, clock=clock) as before:
         runner = await SomeRunner(before).open()
@@ -54,7 +54,7 @@ async def test_nobody_expires_because_the_registry_was_away(tmp_path: Path, regi
 
 
 @pytest.mark.slow("steps hours of a registry's life")
-async def test_after_the_grace_a_runner_that_stayed_silent_is_inactive(tmp_path: Path, registry_url: str) -> None:
+async def test_silent_runner_becomes_inactive_after_the_restart_grace(tmp_path: Path, registry_url: str) -> None:
     clock = FakeClock()
     async with running_registry(tmp_path, database_url=registry_url, clock=clock) as before:
         await SomeRunner(before).open()
@@ -68,7 +68,7 @@ async def test_after_the_grace_a_runner_that_stayed_silent_is_inactive(tmp_path:
 
 
 @pytest.mark.slow("kills or restarts a service")
-async def test_time_spent_inactive_before_a_restart_counts(tmp_path: Path, registry_url: str) -> None:
+async def test_inactive_time_before_a_restart_counts(tmp_path: Path, registry_url: str) -> None:
     clock = FakeClock()
     async with running_registry(tmp_path, database_url=registry_url, clock=clock) as before:
         await SomeRunner(before).open()
@@ -81,7 +81,7 @@ async def test_time_spent_inactive_before_a_restart_counts(tmp_path: Path, regis
             await after.runner("r1")
 
 
-async def test_a_session_is_adopted_across_a_restart_of_both_sides(tmp_path: Path, registry_url: str) -> None:
+async def test_session_is_adopted_across_a_restart_of_both_sides(tmp_path: Path, registry_url: str) -> None:
     async with running_registry(tmp_path, database_url=registry_url) as before:
         first = await SomeRunner(before).open()
     async with running_registry(tmp_path, database_url=registry_url) as after:
@@ -91,7 +91,7 @@ async def test_a_session_is_adopted_across_a_restart_of_both_sides(tmp_path: Pat
             await SomeRunner(after, incarnation="life-x").open()
 
 
-async def test_the_same_request_id_gets_the_same_session_across_a_restart(tmp_path: Path, registry_url: str) -> None:
+async def test_same_request_id_returns_the_same_session_across_a_restart(tmp_path: Path, registry_url: str) -> None:
     async with running_registry(tmp_path, database_url=registry_url) as before:
         first = await SomeRunner(before).open()
     async with running_registry(tmp_path, database_url=registry_url) as after:
@@ -99,7 +99,7 @@ async def test_the_same_request_id_gets_the_same_session_across_a_restart(tmp_pa
         assert (again.session_id, again.ticket_key) == (first.session_id, first.ticket_key)
 
 
-async def test_a_good_bye_survives_a_restart(tmp_path: Path, registry_url: str) -> None:
+async def test_session_close_survives_a_restart(tmp_path: Path, registry_url: str) -> None:
     async with running_registry(tmp_path, database_url=registry_url) as before:
         runner = await SomeRunner(before).open()
         await runner.close()
@@ -109,7 +109,7 @@ async def test_a_good_bye_survives_a_restart(tmp_path: Path, registry_url: str) 
             await runner.beat()
 
 
-async def test_a_wall_clock_set_back_during_the_absence_expires_nobody_early_or_late(
+async def test_wall_clock_set_back_during_downtime_expires_no_runner_early_or_late(
     tmp_path: Path, registry_url: str
 ) -> None:
     async with running_registry(tmp_path, database_url=registry_url, clock=FakeClock()) as before:
@@ -122,7 +122,7 @@ async def test_a_wall_clock_set_back_during_the_absence_expires_nobody_early_or_
         assert (await after.runner("r1")).status == INACTIVE
 
 
-async def test_a_second_registry_on_one_file_refuses_to_start_and_harms_nothing(tmp_path: Path) -> None:
+async def test_second_registry_on_one_file_fails_to_start_and_changes_nothing(tmp_path: Path) -> None:
     async with running_registry(tmp_path) as first:
         second = build(RegistryConfig(database_url=f"sqlite:///{tmp_path}/registry.db"))
         with pytest.raises(WeftError, match="another registry runs on this database") as refusal:
@@ -134,7 +134,7 @@ async def test_a_second_registry_on_one_file_refuses_to_start_and_harms_nothing(
         assert (await after.runner("r1")).status == ACTIVE
 
 
-async def test_the_file_with_the_keys_is_for_its_owner_only(tmp_path: Path) -> None:
+async def test_key_file_is_accessible_only_to_its_owner(tmp_path: Path) -> None:
     folder = tmp_path / "not" / "there" / "yet"
     config = RegistryConfig(database_url=f"sqlite:///{folder}/registry.db")
     service = build(config, clock=FakeClock())
@@ -166,7 +166,7 @@ async def _can_start(folder: Path) -> bool:
     return True
 
 
-async def test_a_database_that_is_none_is_a_clear_error_that_names_the_file_and_what_to_do(tmp_path: Path) -> None:
+async def test_invalid_database_error_names_the_file_and_suggests_a_fix(tmp_path: Path) -> None:
     broken = tmp_path / "registry.db"
     broken.write_text("this is no database, but long enough to be read as one " * 40)
     service = build(RegistryConfig(database_url=f"sqlite:///{broken}"), clock=FakeClock())

@@ -47,7 +47,7 @@ def a_whole_route(name: str = "summaries") -> route_pb2.RouteManifest:
     return route
 
 
-async def test_a_route_is_kept_with_every_field_over_a_restart(tmp_path: Path) -> None:
+async def test_route_with_every_field_survives_a_restart(tmp_path: Path) -> None:
     async with running_registry(tmp_path) as mesh:
         await SomeRunner(mesh, models=("m1", manifest("m2", pool="big"))).open()
         assert await mesh.apply(declared(route=a_whole_route())) == ["route summaries created"]
@@ -60,7 +60,7 @@ async def test_a_route_is_kept_with_every_field_over_a_restart(tmp_path: Path) -
         assert records((await mesh.watch()).snapshot.snapshot.resources, "route")[0] == before
 
 
-async def test_a_route_that_keeps_models_for_ever_or_not_at_all_says_so(mesh: RunningRegistry) -> None:
+async def test_route_keep_alive_distinguishes_forever_from_zero(mesh: RunningRegistry) -> None:
     await SomeRunner(mesh).open()
     route = route_pb2.RouteManifest(name="q1", candidates=["m1"])
     route.keep_alive.FromSeconds(-30)
@@ -72,7 +72,7 @@ async def test_a_route_that_keeps_models_for_ever_or_not_at_all_says_so(mesh: Ru
     assert (await mesh.route("q1")).manifest.keep_alive.ToNanoseconds() == 0
 
 
-async def test_what_happens_to_a_route_is_told_in_order_and_written_down(mesh: RunningRegistry) -> None:
+async def test_route_changes_are_published_in_order_and_recorded(mesh: RunningRegistry) -> None:
     runner = await SomeRunner(mesh).open()
     watch = await mesh.watch()
     assert await mesh.apply(a_route("q1"), dry_run=True) == ["route q1 created"]
@@ -107,7 +107,7 @@ async def test_results_show_a_route_before_and_after(mesh: RunningRegistry) -> N
     assert second.after == a_route("q2")
 
 
-async def test_a_route_is_as_well_as_its_best_candidate(mesh: RunningRegistry) -> None:
+async def test_route_status_is_that_of_its_best_candidate(mesh: RunningRegistry) -> None:
     await mesh.apply(declare("m1"), declare(manifest("m2", wake=by_mesh())), a_route("q1", "m1", "m2"))
     assert (await mesh.route("q1")).status == ROUTE_HIBERNATING
     await mesh.apply(a_route("q1", "m1"))
@@ -116,7 +116,7 @@ async def test_a_route_is_as_well_as_its_best_candidate(mesh: RunningRegistry) -
     assert (await mesh.route("q1")).status == ROUTE_ACTIVE
 
 
-async def test_a_route_hears_when_its_model_falls_asleep_and_wakes(mesh: RunningRegistry) -> None:
+async def test_route_follows_sleep_and_wake_of_its_model(mesh: RunningRegistry) -> None:
     runner = await SomeRunner(mesh).open()
     await runner.beat(in_phase(READY))
     await mesh.apply(a_route("q1"))
@@ -127,7 +127,7 @@ async def test_a_route_hears_when_its_model_falls_asleep_and_wakes(mesh: Running
     assert await watch.read_changes(3) == ["runner r1 active", "model m1 active", "route q1 active"]
 
 
-async def test_a_route_over_a_pool_hears_when_its_last_member_leaves_it(mesh: RunningRegistry) -> None:
+async def test_route_of_a_pool_changes_when_the_last_member_leaves(mesh: RunningRegistry) -> None:
     await SomeRunner(mesh, models=(manifest("m1", pool="big"),)).open()
     await mesh.apply(a_route("q1", "big"))
     watch = await mesh.watch()
@@ -137,7 +137,7 @@ async def test_a_route_over_a_pool_hears_when_its_last_member_leaves_it(mesh: Ru
     assert await watch.read_changes(2) == ["model m2 hibernating", "route q1 hibernating"]
 
 
-async def test_a_name_of_a_pool_and_a_model_is_the_pools_and_a_model_alone_is_itself(mesh: RunningRegistry) -> None:
+async def test_candidate_name_resolves_to_a_pool_before_a_model(mesh: RunningRegistry) -> None:
     await SomeRunner(mesh, models=(manifest("m1", pool="big"),)).open()
     await mesh.apply(declare(manifest("m2", pool="big")), a_route("one", "m2"), a_route("all", "big"))
     # m2 has no runner: its route does not answer, though the pool that it is in does.
@@ -147,7 +147,7 @@ async def test_a_name_of_a_pool_and_a_model_is_the_pools_and_a_model_alone_is_it
     assert (await mesh.route("pool-first")).status == ROUTE_INACTIVE
 
 
-async def test_candidates_may_come_in_the_same_call_in_any_order(mesh: RunningRegistry) -> None:
+async def test_candidates_can_be_declared_in_the_same_call_in_any_order(mesh: RunningRegistry) -> None:
     assert await mesh.apply(a_route("q1", "m1", "big"), declare("m1"), declare(manifest("m2", pool="big"))) == [
         "route q1 created",
         "model m1 created",
@@ -156,9 +156,7 @@ async def test_candidates_may_come_in_the_same_call_in_any_order(mesh: RunningRe
 
 
 @pytest.mark.parametrize("candidate", ["nothing", "a1", "q0", "r1"])
-async def test_a_candidate_that_is_neither_a_model_nor_a_pool_is_refused_by_name(
-    candidate: str, mesh: RunningRegistry
-) -> None:
+async def test_unknown_candidate_is_rejected_by_name(candidate: str, mesh: RunningRegistry) -> None:
     await SomeRunner(mesh, agents=(an_agent("a1"),)).open()
     await mesh.apply(a_route("q0"))
     with refused(Reason.MODEL_NOT_FOUND) as errors:
@@ -169,7 +167,7 @@ async def test_a_candidate_that_is_neither_a_model_nor_a_pool_is_refused_by_name
         await mesh.model("m2")
 
 
-async def test_what_a_route_names_is_not_deleted_from_under_it(mesh: RunningRegistry) -> None:
+async def test_resources_referenced_by_a_route_cannot_be_deleted(mesh: RunningRegistry) -> None:
     await SomeRunner(mesh, models=(manifest("m1", pool="big"),)).open()
     await mesh.apply(declare(manifest("m2", pool="big")), a_route("over-pool", "big"), a_route("over-model", "m2"))
     with refused(Reason.RESOURCE_IN_USE) as errors:
@@ -220,7 +218,7 @@ async def test_routes_share_the_namespace(mesh: RunningRegistry) -> None:
 
 
 @pytest.mark.slow("steps hours of a registry's life")
-async def test_a_route_outlives_what_it_names_and_answers_again_when_that_is_back(mesh: RunningRegistry) -> None:
+async def test_route_outlives_its_candidates_and_becomes_active_when_they_return(mesh: RunningRegistry) -> None:
     runner = await SomeRunner(mesh).open()
     await mesh.apply(a_route("q1"))
     await runner.close()
@@ -232,7 +230,7 @@ async def test_a_route_outlives_what_it_names_and_answers_again_when_that_is_bac
     assert (await mesh.route("q1")).status == ROUTE_ACTIVE
 
 
-async def test_routes_are_listed_page_by_page(mesh: RunningRegistry) -> None:
+async def test_routes_are_listed_in_pages(mesh: RunningRegistry) -> None:
     await mesh.apply(declare("m1"), *(a_route(f"q{number}") for number in range(5)))
     names: list[str] = []
     request = registry_service_pb2.ListResourcesRequest(kind="route", page_size=2)
@@ -278,7 +276,7 @@ def _with_keep_alive(seconds: int) -> route_pb2.RouteManifest:
         (_with_keep_alive(366 * 86_400 + 1), "keep_alive"),
     ],
 )
-async def test_a_route_beyond_a_limit_is_refused_by_field(
+async def test_route_over_a_limit_is_rejected_by_field(
     route: route_pb2.RouteManifest, field: str, mesh: RunningRegistry
 ) -> None:
     await mesh.apply(*(declare(f"m{number}") for number in range(17)))
@@ -289,12 +287,12 @@ async def test_a_route_beyond_a_limit_is_refused_by_field(
 
 
 @pytest.mark.parametrize("seconds", [1e-9, 0.5, 86_400.0])
-async def test_the_ends_of_the_range_of_budgets_are_in_it(seconds: float, mesh: RunningRegistry) -> None:
+async def test_budget_range_is_inclusive(seconds: float, mesh: RunningRegistry) -> None:
     await mesh.apply(declare("m1"), declared(route=_with_budget(seconds)))
     assert (await mesh.route("q1")).manifest.budget.ToNanoseconds() == round(seconds * 1e9)
 
 
-async def test_there_may_be_so_many_routes_and_no_more(tmp_path: Path) -> None:
+async def test_route_limit_is_enforced(tmp_path: Path) -> None:
     async with running_registry(tmp_path, max_routes=2) as mesh:
         await mesh.apply(declare("m1"), a_route("q1"), a_route("q2"))
         with refused(Reason.TOO_MANY_RESOURCES):
@@ -303,7 +301,7 @@ async def test_there_may_be_so_many_routes_and_no_more(tmp_path: Path) -> None:
         await mesh.apply(a_route("q3"))
 
 
-async def test_long_routes_end_before_a_snapshot_cannot_be_sent(tmp_path: Path) -> None:
+async def test_total_route_size_is_limited_so_snapshots_can_be_sent(tmp_path: Path) -> None:
     async with running_registry(tmp_path, max_manifest_bytes=4_000) as mesh:
         long = [
             declared(route=route_pb2.RouteManifest(name=f"q{number}", candidates=["m1"], description="x" * 1_000))
@@ -316,7 +314,7 @@ async def test_long_routes_end_before_a_snapshot_cannot_be_sent(tmp_path: Path) 
         await mesh.apply(long[3])
 
 
-async def test_unknown_kinds_are_refused_with_those_there_are(mesh: RunningRegistry) -> None:
+async def test_unknown_kinds_are_rejected_with_the_valid_ones(mesh: RunningRegistry) -> None:
     for kind in ("", "routes"):
         with refused(Reason.INVALID_ARGUMENT) as errors:
             await mesh.delete(kind, "q1")

@@ -33,7 +33,7 @@ def registry_url(database_url: str) -> str:
     return database_url
 
 
-async def test_a_restarted_runner_adopts_its_rows_by_session_id_with_a_fresh_key(mesh: RunningRegistry) -> None:
+async def test_restarted_runner_adopts_its_rows_by_session_id_with_a_fresh_key(mesh: RunningRegistry) -> None:
     first = await SomeRunner(mesh).open()
     created = (await mesh.model("m1")).create_time
     await mesh.advance(10.0)
@@ -46,7 +46,7 @@ async def test_a_restarted_runner_adopts_its_rows_by_session_id_with_a_fresh_key
         await first.beat()
 
 
-async def test_a_new_incarnation_counts_its_heartbeats_anew(mesh: RunningRegistry) -> None:
+async def test_new_incarnation_restarts_heartbeat_numbering(mesh: RunningRegistry) -> None:
     first = await SomeRunner(mesh, sequence=100).open()
     await first.beat()
     second = await SomeRunner(mesh, incarnation="life-2", session_id=first.session_id).open()
@@ -54,7 +54,7 @@ async def test_a_new_incarnation_counts_its_heartbeats_anew(mesh: RunningRegistr
     assert (await mesh.model("m1")).status == MODEL_ACTIVE
 
 
-async def test_models_that_a_restarted_runner_no_longer_publishes_are_gone(mesh: RunningRegistry) -> None:
+async def test_models_a_restarted_runner_no_longer_publishes_are_deleted(mesh: RunningRegistry) -> None:
     first = await SomeRunner(mesh, models=("m1", "m2")).open()
     await SomeRunner(mesh, incarnation="life-2", session_id=first.session_id, models=("m2", "m3")).open()
     with refused(Reason.MODEL_NOT_FOUND):
@@ -62,12 +62,12 @@ async def test_models_that_a_restarted_runner_no_longer_publishes_are_gone(mesh:
     assert (await mesh.model("m3")).status == MODEL_ACTIVE
 
 
-async def test_a_guessed_session_id_owns_nothing_and_is_replaced(mesh: RunningRegistry) -> None:
+async def test_guessed_session_id_owns_nothing_and_is_replaced(mesh: RunningRegistry) -> None:
     runner = await SomeRunner(mesh, session_id="ses-i-made-this-up").open()
     assert runner.session_id != "ses-i-made-this-up"
 
 
-async def test_a_dead_runners_name_goes_to_whoever_asks_and_its_old_session_ends(mesh: RunningRegistry) -> None:
+async def test_name_of_a_dead_runner_is_reassigned_and_its_old_session_ends(mesh: RunningRegistry) -> None:
     lost = await SomeRunner(mesh, models=("m1", "m2")).open()
     await mesh.advance(90.0)
     await SomeRunner(mesh, incarnation="life-x", models=("m1",)).open()
@@ -78,7 +78,7 @@ async def test_a_dead_runners_name_goes_to_whoever_asks_and_its_old_session_ends
         await lost.beat()
 
 
-async def test_a_dead_runners_model_goes_to_whoever_publishes_it_and_the_rest_stays(mesh: RunningRegistry) -> None:
+async def test_model_of_a_dead_runner_moves_to_its_new_publisher_and_the_rest_stays(mesh: RunningRegistry) -> None:
     lost = await SomeRunner(mesh, models=("m1", "m2")).open()
     await mesh.advance(90.0)
     await SomeRunner(mesh, name="r2", models=("m1",)).open()
@@ -87,7 +87,7 @@ async def test_a_dead_runners_model_goes_to_whoever_publishes_it_and_the_rest_st
     assert (await mesh.model("m2")).runner == "r1"
 
 
-async def test_the_same_request_id_gets_the_same_session_and_disturbs_nothing(mesh: RunningRegistry) -> None:
+async def test_same_request_id_returns_the_same_session_and_changes_nothing(mesh: RunningRegistry) -> None:
     runner = await SomeRunner(mesh).open()
     await runner.beat()
     watch = await mesh.watch()
@@ -98,7 +98,7 @@ async def test_the_same_request_id_gets_the_same_session_and_disturbs_nothing(me
     assert await watch.read_changes(1) == ["runner r1 inactive"]
 
 
-async def test_a_runner_may_change_its_name_once_its_old_one_is_dead(mesh: RunningRegistry) -> None:
+async def test_runner_can_be_renamed_after_its_old_session_ended(mesh: RunningRegistry) -> None:
     runner = await SomeRunner(mesh).open()
     renamed = SomeRunner(mesh, name="r9", incarnation="life-2", session_id=runner.session_id)
     with refused(Reason.ALREADY_EXISTS):
@@ -110,7 +110,7 @@ async def test_a_runner_may_change_its_name_once_its_old_one_is_dead(mesh: Runni
         await mesh.runner("r1")
 
 
-async def test_the_mesh_has_a_limit_of_runners_but_known_ones_may_return(tmp_path: Path) -> None:
+async def test_runner_limit_applies_to_new_runners_and_known_ones_can_return(tmp_path: Path) -> None:
     async with running_registry(tmp_path, max_runners=1) as small:
         runner = await SomeRunner(small).open()
         with refused(Reason.TOO_MANY_RESOURCES):
@@ -119,7 +119,7 @@ async def test_the_mesh_has_a_limit_of_runners_but_known_ones_may_return(tmp_pat
 
 
 @pytest.mark.slow("steps hours of a registry's life")
-async def test_a_session_publishes_1024_models_and_not_one_more(mesh: RunningRegistry) -> None:
+async def test_session_publishes_at_most_1024_models(mesh: RunningRegistry) -> None:
     request = SomeRunner(mesh).opening()
     del request.models[:]
     request.models.extend(manifest(f"m{number}") for number in range(1025))
@@ -132,7 +132,7 @@ async def test_a_session_publishes_1024_models_and_not_one_more(mesh: RunningReg
     assert (await mesh.runner("r1")).status == INACTIVE
 
 
-async def test_answers_tell_the_meshs_time_which_goes_on_evenly_and_the_registrys_clock(mesh: RunningRegistry) -> None:
+async def test_responses_contain_monotonic_mesh_time_and_the_registry_clock(mesh: RunningRegistry) -> None:
     runner = SomeRunner(mesh)
     opened = await mesh.sessions.OpenSession(runner.opening())
     assert opened.mesh_time == opened.registry_time
@@ -147,13 +147,13 @@ async def test_answers_tell_the_meshs_time_which_goes_on_evenly_and_the_registry
     assert hosts.mesh_time == heard.mesh_time, "routers and runners go by the same"
 
 
-async def test_a_runner_behind_a_link_may_have_any_clock(mesh: RunningRegistry) -> None:
+async def test_runner_behind_a_link_has_no_clock_offset_limit(mesh: RunningRegistry) -> None:
     opening = SomeRunner(mesh).opening()
     opening.runner.dial_out = True
     assert not (await mesh.sessions.OpenSession(opening)).HasField("max_clock_offset")
 
 
-async def test_the_offset_of_a_runners_clock_is_kept_and_one_that_makes_no_sense_is_bounded(
+async def test_clock_offset_of_a_runner_is_stored_and_bounded(
     mesh: RunningRegistry,
 ) -> None:
     runner = await SomeRunner(mesh).open()

@@ -24,7 +24,7 @@ async def _allowed(mesh: RunningRegistry) -> tuple[bool, int]:
     return settings.allow_cloud_fallback, settings.revision
 
 
-async def test_a_new_mesh_begins_as_configured_and_then_only_operators_change_it(tmp_path: Path) -> None:
+async def test_new_mesh_starts_as_configured_and_later_only_operators_change_it(tmp_path: Path) -> None:
     async with running_registry(tmp_path, allow_cloud_fallback=False) as mesh:
         assert await _allowed(mesh) == (False, 1)
     # Another seed changes nothing: the row is there.
@@ -36,13 +36,13 @@ async def test_a_new_mesh_begins_as_configured_and_then_only_operators_change_it
         assert await _allowed(mesh) == (True, 2)
 
 
-async def test_the_default_allows_it(tmp_path: Path) -> None:
+async def test_cloud_fallback_is_allowed_by_default(tmp_path: Path) -> None:
     async with running_registry(tmp_path) as mesh:
         assert await _allowed(mesh) == (True, 1)
         assert (await mesh.watch()).snapshot.snapshot.settings.allow_cloud_fallback
 
 
-async def test_a_change_is_told_and_written_down_once(mesh: RunningRegistry) -> None:
+async def test_change_is_published_and_recorded_once(mesh: RunningRegistry) -> None:
     watch = await mesh.watch()
     off = pb.UpdateSettingsRequest(allow_cloud_fallback=False)
     for _ in range(2):
@@ -55,7 +55,7 @@ async def test_a_change_is_told_and_written_down_once(mesh: RunningRegistry) -> 
     assert await mesh.events() == ["mesh settings configured", "runner r1 registered"]
 
 
-async def test_what_could_not_be_kept_is_neither_set_nor_told() -> None:
+async def test_change_that_could_not_be_stored_is_neither_set_nor_published() -> None:
     store = GatedStore()
     registry = BareRegistry(store, FakeClock(), RegistryConfig(database_url="sqlite://"))
     await registry.start()
@@ -75,7 +75,7 @@ async def test_what_could_not_be_kept_is_neither_set_nor_told() -> None:
     await store.really_close()
 
 
-async def test_a_registry_that_does_not_run_says_so() -> None:
+async def test_stopped_registry_reports_shutting_down() -> None:
     store = GatedStore()
     registry = BareRegistry(store, FakeClock(), RegistryConfig(database_url="sqlite://"))
     with pytest.raises(WeftError) as failure:
@@ -83,12 +83,12 @@ async def test_a_registry_that_does_not_run_says_so() -> None:
     assert failure.value.reason is Reason.SHUTTING_DOWN
 
 
-async def test_settings_are_asked_for_by_a_kind_that_is_none(mesh: RunningRegistry) -> None:
+async def test_settings_are_not_a_resource_kind(mesh: RunningRegistry) -> None:
     with refused(Reason.INVALID_ARGUMENT):
         await mesh.events(name="settings")
 
 
-async def test_the_journal_of_the_mesh_is_kept_over_a_restart_and_told(tmp_path: Path) -> None:
+async def test_mesh_journal_setting_survives_a_restart_and_is_published(tmp_path: Path) -> None:
     async with running_registry(tmp_path) as mesh:
         watch = await mesh.watch()
         assert watch.snapshot.snapshot.settings.journal == journal_pb2.JOURNAL_MODE_UNSPECIFIED
@@ -104,12 +104,12 @@ async def test_the_journal_of_the_mesh_is_kept_over_a_restart_and_told(tmp_path:
         assert (settings.journal, settings.allow_cloud_fallback) == (journal_pb2.JOURNAL_MODE_KEEP, False)
 
 
-async def test_a_journal_mode_that_is_not_known_is_refused(mesh: RunningRegistry) -> None:
+async def test_unknown_journal_mode_is_rejected(mesh: RunningRegistry) -> None:
     with refused(Reason.INVALID_ARGUMENT):
         await mesh.settings.UpdateSettings(pb.UpdateSettingsRequest(journal=9))  # type: ignore[arg-type]
 
 
-async def test_the_journal_of_a_model_is_published_declared_and_kept_over_a_restart(tmp_path: Path) -> None:
+async def test_model_journal_setting_is_published_declared_and_survives_a_restart(tmp_path: Path) -> None:
     wait, keep = journal_pb2.JOURNAL_MODE_WAIT, journal_pb2.JOURNAL_MODE_KEEP
     async with running_registry(tmp_path) as mesh:
         await SomeRunner(mesh, models=(journaled("tiny", wait), "plain")).open()

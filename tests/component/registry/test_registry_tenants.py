@@ -25,7 +25,7 @@ async def tenants(mesh: RunningRegistry) -> dict[str, Tenant]:
     return {each.manifest.name: each for each in await mesh.listed("tenant")}
 
 
-async def test_a_tenant_is_kept_over_a_restart_and_declaring_it_again_changes_nothing(tmp_path: Path) -> None:
+async def test_tenant_survives_a_restart_and_redeclaring_it_changes_nothing(tmp_path: Path) -> None:
     async with running_registry(tmp_path) as mesh:
         assert await mesh.apply(a_tenant(weight=3)) == ["tenant a created"]
         assert await mesh.apply(a_tenant(weight=3)) == ["tenant a unchanged"]
@@ -39,7 +39,7 @@ async def test_a_tenant_is_kept_over_a_restart_and_declaring_it_again_changes_no
     assert (before["a"].source, before["a"].manifest.limits[0].requests) == (Tenant.SOURCE_DECLARED, 20)
 
 
-async def test_a_tenant_may_be_called_like_a_model(tmp_path: Path) -> None:
+async def test_tenant_can_have_the_name_of_a_model(tmp_path: Path) -> None:
     async with running_registry(tmp_path) as mesh:
         await SomeRunner(mesh, models=("m1",)).open()
         await mesh.apply(a_tenant("m1"))
@@ -47,7 +47,7 @@ async def test_a_tenant_may_be_called_like_a_model(tmp_path: Path) -> None:
         assert (await mesh.model("m1")).manifest.name == "m1"
 
 
-async def test_a_declared_tenant_comes_before_the_configured_one_which_is_back_after_it(tmp_path: Path) -> None:
+async def test_declared_tenant_overrides_the_configured_one_until_deleted(tmp_path: Path) -> None:
     configured = (TenantManifest(name="a", weight=2), TenantManifest(name="b"))
     async with running_registry(tmp_path, tenants=configured) as mesh:
         assert {name: each.source for name, each in (await tenants(mesh)).items()} == dict.fromkeys(
@@ -80,13 +80,13 @@ async def test_a_declared_tenant_comes_before_the_configured_one_which_is_back_a
         (TenantManifest(name="a", limits=[TenantLimit(window=MINUTE, requests=1)], unlimited=True), "tenant.unlimited"),
     ],
 )
-def test_what_makes_no_sense_is_refused_and_its_field_named(manifest: TenantManifest, field: str) -> None:
+def test_invalid_tenant_is_rejected_and_error_names_the_field(manifest: TenantManifest, field: str) -> None:
     with pytest.raises(FieldError) as caught:
         check_tenant(manifest, "tenant")
     assert caught.value.field == field
 
 
-def test_one_window_may_have_a_limit_for_the_tenant_one_per_key_and_one_per_model() -> None:
+def test_one_window_can_have_limits_per_tenant_key_and_model() -> None:
     given = [
         TenantLimit(window=MINUTE, requests=1, per=per, model=model)
         for per in TenantLimit.Subject.values()[1:]

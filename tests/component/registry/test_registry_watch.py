@@ -16,14 +16,14 @@ from weft.kernel.clock import SystemClock
 from weft.kernel.reasons import Reason
 
 
-async def test_the_first_response_is_a_snapshot_even_of_an_empty_mesh(mesh: RunningRegistry) -> None:
+async def test_first_response_is_a_snapshot_even_of_an_empty_mesh(mesh: RunningRegistry) -> None:
     watch = await mesh.watch()
     assert watch.snapshot.WhichOneof("kind") == "snapshot"
     assert watch.snapshot.revision > 0
 
 
 @pytest.mark.slow("steps hours of a registry's life")
-async def test_a_whole_life_is_told_in_order_without_gaps_in_the_revision(mesh: RunningRegistry) -> None:
+async def test_complete_life_cycle_is_published_in_order_without_revision_gaps(mesh: RunningRegistry) -> None:
     watch = await mesh.watch()
     runner = await SomeRunner(mesh).open()
     await mesh.advance(90.0)
@@ -36,7 +36,7 @@ async def test_a_whole_life_is_told_in_order_without_gaps_in_the_revision(mesh: 
     assert kinds == ["runner", "resource"] * 4 + ["deleted_resource", "deleted_runner"]
 
 
-async def test_every_step_of_a_life_reaches_the_watcher(mesh: RunningRegistry) -> None:
+async def test_watcher_receives_every_status_change(mesh: RunningRegistry) -> None:
     watch = await mesh.watch()
     runner = await SomeRunner(mesh).open()
     assert await watch.read_changes(2) == ["runner r1 active", "model m1 active"]
@@ -46,14 +46,14 @@ async def test_every_step_of_a_life_reaches_the_watcher(mesh: RunningRegistry) -
     assert await watch.read_changes(2) == ["runner r1 active", "model m1 active"]
 
 
-async def test_adoption_tells_what_was_withdrawn_and_what_is_new(mesh: RunningRegistry) -> None:
+async def test_adoption_publishes_withdrawn_and_new_rows(mesh: RunningRegistry) -> None:
     runner = await SomeRunner(mesh, models=("m1", "m2")).open()
     watch = await mesh.watch()
     await SomeRunner(mesh, incarnation="life-2", session_id=runner.session_id, models=("m2", "m3")).open()
     assert await watch.read_changes(4) == ["model m1 gone", "runner r1 active", "model m2 active", "model m3 active"]
 
 
-async def test_a_renamed_runner_is_told_as_gone_and_come(mesh: RunningRegistry) -> None:
+async def test_renamed_runner_is_published_as_deleted_and_created(mesh: RunningRegistry) -> None:
     runner = await SomeRunner(mesh).open()
     await runner.close()
     watch = await mesh.watch()
@@ -61,7 +61,7 @@ async def test_a_renamed_runner_is_told_as_gone_and_come(mesh: RunningRegistry) 
     assert await watch.read_changes(3) == ["runner r1 gone", "runner r9 active", "model m1 active"]
 
 
-async def test_a_model_that_was_taken_over_lives_and_dies_with_its_new_runner(mesh: RunningRegistry) -> None:
+async def test_reassigned_model_follows_its_new_runner(mesh: RunningRegistry) -> None:
     silent = await SomeRunner(mesh, models=("m1", "m2")).open()
     await mesh.advance(90.0)
     watch = await mesh.watch()
@@ -73,7 +73,7 @@ async def test_a_model_that_was_taken_over_lives_and_dies_with_its_new_runner(me
     assert await watch.read_changes(2) == ["runner r2 inactive", "model m1 inactive"]
 
 
-async def test_reports_that_say_nothing_new_are_not_told(mesh: RunningRegistry) -> None:
+async def test_unchanged_reports_are_not_published(mesh: RunningRegistry) -> None:
     runner = await SomeRunner(mesh).open()
     await runner.beat(ready(slots_used=1))
     watch = await mesh.watch()
@@ -86,7 +86,7 @@ async def test_reports_that_say_nothing_new_are_not_told(mesh: RunningRegistry) 
     assert response.change.runner.runner.capability.instances[0].slots_used == 2
 
 
-async def test_ticket_keys_go_only_to_watchers_that_ask(mesh: RunningRegistry) -> None:
+async def test_ticket_keys_are_sent_only_to_watchers_that_request_them(mesh: RunningRegistry) -> None:
     first = await SomeRunner(mesh).open()
     router, gateway = await mesh.watch(include_ticket_keys=True), await mesh.watch()
     assert router.snapshot.snapshot.runners[0].ticket_key == first.ticket_key
@@ -99,7 +99,7 @@ async def test_ticket_keys_go_only_to_watchers_that_ask(mesh: RunningRegistry) -
 
 
 @pytest.mark.slow("steps hours of a registry's life")
-async def test_a_watcher_that_does_not_read_is_ended_and_the_others_are_not(tmp_path: Path) -> None:
+async def test_stalled_watcher_is_ended_and_others_continue(tmp_path: Path) -> None:
     async with running_registry(tmp_path, watch_buffer_responses=4) as mesh:
         runner = await SomeRunner(mesh, models=tuple(f"m{index}" for index in range(64))).open()
         slow, quick = await mesh.watch(), await mesh.watch()
@@ -122,7 +122,7 @@ def _large_report(number: int) -> runner_pb2.Capability:
     return runner_pb2.Capability(instances=states)
 
 
-async def test_stopping_the_registry_tells_watchers_that_it_shuts_down(tmp_path: Path) -> None:
+async def test_stopping_registry_ends_watchers_with_shutting_down(tmp_path: Path) -> None:
     async with running_registry(tmp_path) as mesh:
         watch = await mesh.watch()
         await mesh.service.stop(grace_seconds=1.0)
@@ -132,7 +132,7 @@ async def test_stopping_the_registry_tells_watchers_that_it_shuts_down(tmp_path:
             await mesh.runner("r1")
 
 
-async def test_a_watcher_that_goes_away_is_forgotten(mesh: RunningRegistry) -> None:
+async def test_disconnected_watcher_is_removed(mesh: RunningRegistry) -> None:
     watch = await mesh.watch()
     broadcaster = mesh.service._core.watchers
     assert broadcaster.watchers == 1
@@ -144,7 +144,7 @@ async def test_a_watcher_that_goes_away_is_forgotten(mesh: RunningRegistry) -> N
 
 
 @pytest.mark.slow("steps hours of a registry's life")
-async def test_the_fleet_watcher_of_routers_follows_along(mesh: RunningRegistry) -> None:
+async def test_router_fleet_watcher_follows_the_registry(mesh: RunningRegistry) -> None:
     fleet = FleetWatcher(mesh.channel, SystemClock(), include_ticket_keys=True)
     views: asyncio.Queue[FleetView] = asyncio.Queue()
     fleet.subscribe(views.put_nowait)
@@ -174,7 +174,7 @@ async def _view_where(views: asyncio.Queue[FleetView], matches: Callable[[FleetV
                 return view
 
 
-async def test_the_registry_is_healthy_and_reflects_its_services(mesh: RunningRegistry) -> None:
+async def test_registry_serves_health_and_reflection(mesh: RunningRegistry) -> None:
     health = health_pb2_grpc.HealthStub(mesh.channel)
     for name in ("", "weft.api.registry.v1.RegistryService", "weft.api.registry.v1.RunnerSessionService"):
         answer = await health.Check(health_pb2.HealthCheckRequest(service=name))

@@ -32,7 +32,7 @@ async def _names(mesh: RunningRegistry) -> tuple[list[str], list[str], list[str]
     return [one.name for one in runners], [one.manifest.name for one in models], [one.name for one in pools]
 
 
-async def test_a_closed_runner_is_forgotten_with_its_models_and_pools_and_others_stay(mesh: RunningRegistry) -> None:
+async def test_closed_runner_is_deleted_with_its_models_and_pools_and_others_remain(mesh: RunningRegistry) -> None:
     gone = await SomeRunner(mesh, models=("m1", "m2")).open()
     await SomeRunner(mesh, name="r2", models=("m3",)).open()
     await gone.close()
@@ -45,7 +45,7 @@ async def test_a_closed_runner_is_forgotten_with_its_models_and_pools_and_others
     assert (await mesh.events(MODEL, "m1"))[-1] == "model m1 withdrawn"
 
 
-async def test_what_an_operator_declared_stays(mesh: RunningRegistry) -> None:
+async def test_declared_resources_remain(mesh: RunningRegistry) -> None:
     gone = await SomeRunner(mesh, models=("m1", "m2")).open()
     await mesh.apply(declare("m1"), adopt=True)
     await gone.close()
@@ -54,7 +54,7 @@ async def test_what_an_operator_declared_stays(mesh: RunningRegistry) -> None:
     assert await _names(mesh) == ([], ["m1"], ["m1"])
 
 
-async def test_a_runner_that_is_heard_is_left_alone_until_it_has_closed(mesh: RunningRegistry) -> None:
+async def test_active_runner_is_not_retired_until_it_closed(mesh: RunningRegistry) -> None:
     runner = await SomeRunner(mesh).open()
     await runner.beat(ready())
     assert (await _retire(mesh, runner.session_id, ended=True)).outcome == Outcome.OUTCOME_LIVES
@@ -65,7 +65,7 @@ async def test_a_runner_that_is_heard_is_left_alone_until_it_has_closed(mesh: Ru
     assert await _names(mesh) == ([], [], [])
 
 
-async def test_a_runner_that_opens_its_session_again_is_no_longer_to_be_retired(mesh: RunningRegistry) -> None:
+async def test_reopened_session_cancels_the_retirement(mesh: RunningRegistry) -> None:
     runner = await SomeRunner(mesh).open()
     await _retire(mesh, runner.session_id)
     again = await SomeRunner(mesh, incarnation="life-2", session_id=runner.session_id).open()
@@ -75,7 +75,7 @@ async def test_a_runner_that_opens_its_session_again_is_no_longer_to_be_retired(
     assert (await mesh.runner("r1")).name == "r1", "inactive, as any other that has closed"
 
 
-async def test_after_a_kill_the_word_of_its_owner_is_enough(tmp_path: Path) -> None:
+async def test_owner_can_retire_a_runner_after_a_kill(tmp_path: Path) -> None:
     clock = FakeClock()
     async with running_registry(tmp_path, clock=clock) as before:
         runner = await SomeRunner(before).open()
@@ -90,7 +90,7 @@ async def test_after_a_kill_the_word_of_its_owner_is_enough(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("is_closed", [True, False])
-async def test_a_runner_whose_memory_is_booked_is_inactive_and_forgotten_once_that_is_free(
+async def test_runner_with_leased_memory_is_inactive_and_deleted_once_it_is_free(
     tmp_path: Path, *, is_closed: bool
 ) -> None:
     clock, leases = FakeClock(), {"r1": 1}

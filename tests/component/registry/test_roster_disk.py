@@ -55,7 +55,7 @@ async def let_pass(seconds: float, registry: BareRegistry, clock: FakeClock) -> 
     await clock.advance(5.0)
 
 
-async def test_a_session_is_on_disk_before_anyone_hears_of_it(registry: BareRegistry, store: GatedStore) -> None:
+async def test_session_is_on_disk_before_it_is_published(registry: BareRegistry, store: GatedStore) -> None:
     store.gate = asyncio.Event()
     opening = asyncio.create_task(registry.roster.open_session(OPENING))
     await store.waiting.wait()
@@ -66,7 +66,7 @@ async def test_a_session_is_on_disk_before_anyone_hears_of_it(registry: BareRegi
     assert [stored.session for stored in (await store.load()).sessions] == [session]
 
 
-async def test_a_session_that_the_disk_refuses_never_was(registry: BareRegistry, store: GatedStore) -> None:
+async def test_session_that_cannot_be_stored_has_no_effect(registry: BareRegistry, store: GatedStore) -> None:
     store.failing = True
     before, _ = registry.catalogue.watch()
     with pytest.raises(WeftError) as failure:
@@ -76,7 +76,7 @@ async def test_a_session_that_the_disk_refuses_never_was(registry: BareRegistry,
     assert registry.catalogue.watch()[0].revision == before.revision
 
 
-async def test_a_caller_that_leaves_during_the_commit_does_not_part_memory_from_disk(
+async def test_caller_leaving_during_the_commit_keeps_memory_and_disk_consistent(
     registry: BareRegistry, store: GatedStore
 ) -> None:
     store.gate = asyncio.Event()
@@ -92,7 +92,7 @@ async def test_a_caller_that_leaves_during_the_commit_does_not_part_memory_from_
     assert registry.catalogue.find(ResourceKind.MODEL, "m1") is not None
 
 
-async def test_two_who_ask_for_one_name_at_once_do_not_both_get_it(registry: BareRegistry) -> None:
+async def test_two_concurrent_requests_for_one_name_do_not_both_get_it(registry: BareRegistry) -> None:
     other = OpenSessionRequest(
         request_id="open-2",
         runner=Runner(name="r2", incarnation="life-2", address="a"),
@@ -105,7 +105,7 @@ async def test_two_who_ask_for_one_name_at_once_do_not_both_get_it(registry: Bar
     assert results[1].reason is Reason.ALREADY_EXISTS
 
 
-async def test_a_good_bye_that_the_disk_refuses_is_not_acknowledged(registry: BareRegistry, store: GatedStore) -> None:
+async def test_close_that_cannot_be_stored_is_not_acknowledged(registry: BareRegistry, store: GatedStore) -> None:
     session = await registry.roster.open_session(OPENING)
     store.failing = True
     with pytest.raises(WeftError):
@@ -131,7 +131,7 @@ async def test_heartbeats_write_at_most_once_a_minute(
     assert stored.pulse.last_heartbeat_at == clock.utc_now()
 
 
-async def test_silence_is_told_even_while_the_disk_fails_and_written_when_it_works_again(
+async def test_inactivity_is_published_during_a_disk_failure_and_stored_afterwards(
     registry: BareRegistry, store: GatedStore, clock: FakeClock
 ) -> None:
     await registry.roster.open_session(OPENING)
@@ -148,7 +148,7 @@ async def test_silence_is_told_even_while_the_disk_fails_and_written_when_it_wor
     assert stored.pulse.inactive_since == clock.utc_now()
 
 
-async def test_a_runner_that_the_disk_cannot_forget_is_forgotten_later(
+async def test_runner_is_deleted_later_if_its_deletion_cannot_be_stored(
     registry: BareRegistry, store: GatedStore, clock: FakeClock
 ) -> None:
     await registry.roster.open_session(OPENING)
@@ -165,9 +165,7 @@ async def test_a_runner_that_the_disk_cannot_forget_is_forgotten_later(
     assert (await store.load()).sessions == ()
 
 
-async def test_a_registry_that_was_frozen_gives_everyone_time_to_be_heard_again(
-    registry: BareRegistry, clock: FakeClock
-) -> None:
+async def test_thawed_registry_gives_runners_time_to_report_again(registry: BareRegistry, clock: FakeClock) -> None:
     await registry.roster.open_session(OPENING)
     await clock.advance(600.0)
     await registry.expiry.sweep()
@@ -181,7 +179,7 @@ async def test_a_registry_that_was_frozen_gives_everyone_time_to_be_heard_again(
     assert runner.status == Runner.STATUS_INACTIVE
 
 
-async def test_a_sweep_that_is_merely_late_expires_who_is_due(registry: BareRegistry, clock: FakeClock) -> None:
+async def test_late_sweep_expires_due_runners(registry: BareRegistry, clock: FakeClock) -> None:
     await registry.roster.open_session(OPENING)
     await let_pass(50.0, registry, clock)
     await clock.advance(40.0)
@@ -191,7 +189,7 @@ async def test_a_sweep_that_is_merely_late_expires_who_is_due(registry: BareRegi
     assert runner.status == Runner.STATUS_INACTIVE
 
 
-async def test_stopping_with_a_broken_disk_still_stops(registry: BareRegistry, store: GatedStore) -> None:
+async def test_stop_works_with_a_broken_disk(registry: BareRegistry, store: GatedStore) -> None:
     await registry.roster.open_session(OPENING)
     store.failing = True
     await registry.stop(grace_seconds=1.0)
@@ -200,7 +198,7 @@ async def test_stopping_with_a_broken_disk_still_stops(registry: BareRegistry, s
     assert refusal.value.reason is Reason.SHUTTING_DOWN
 
 
-async def test_stopping_waits_for_a_write_in_progress_and_cancels_it_after_the_grace(
+async def test_stop_waits_for_a_write_in_progress_and_cancels_it_after_the_grace(
     registry: BareRegistry, store: GatedStore
 ) -> None:
     store.gate = asyncio.Event()
@@ -220,9 +218,7 @@ def a_model(name: str) -> AnyDocument:
     return new_document(ResourceKind.MODEL, ModelDeclaration(manifest=manifest))
 
 
-async def test_nothing_of_a_batch_is_told_before_all_of_it_is_on_disk(
-    registry: BareRegistry, store: GatedStore
-) -> None:
+async def test_batch_is_published_only_after_all_of_it_is_on_disk(registry: BareRegistry, store: GatedStore) -> None:
     store.gate, store.writes = asyncio.Event(), 0
     batch = Batch(documents=[a_model("m1"), a_model("m2")])
     applying = asyncio.create_task(registry.declarations.apply(batch))
@@ -234,7 +230,7 @@ async def test_nothing_of_a_batch_is_told_before_all_of_it_is_on_disk(
     assert store.writes == 1
 
 
-async def test_what_a_dead_disk_refuses_is_half_applied_nowhere(registry: BareRegistry, store: GatedStore) -> None:
+async def test_failed_write_is_not_partially_applied(registry: BareRegistry, store: GatedStore) -> None:
     await registry.roster.open_session(OPENING)
     token, _ = await registry.tokens.create(CreateJoinTokenRequest())
     before = await registry.catalogue.watch()[0].message(with_keys=True)
@@ -257,7 +253,7 @@ async def test_what_a_dead_disk_refuses_is_half_applied_nowhere(registry: BareRe
     assert await store.load() == stored
 
 
-async def test_a_dry_run_and_an_unchanged_batch_do_not_write(registry: BareRegistry, store: GatedStore) -> None:
+async def test_dry_run_and_unchanged_batch_do_not_write(registry: BareRegistry, store: GatedStore) -> None:
     await registry.roster.open_session(OPENING)
     store.writes = 0
     batch = Batch(documents=[a_model("m1")])
@@ -267,7 +263,7 @@ async def test_a_dry_run_and_an_unchanged_batch_do_not_write(registry: BareRegis
     assert store.writes == 0
 
 
-async def test_an_operator_who_leaves_during_the_commit_does_not_part_memory_from_disk(
+async def test_operator_leaving_during_the_commit_keeps_memory_and_disk_consistent(
     registry: BareRegistry, store: GatedStore
 ) -> None:
     store.gate = asyncio.Event()
@@ -281,7 +277,7 @@ async def test_an_operator_who_leaves_during_the_commit_does_not_part_memory_fro
     assert [Outcome(each.outcome) for each in await registry.declarations.apply(batch)] == [Outcome.UNCHANGED]
 
 
-async def test_nothing_is_answered_before_the_start(store: GatedStore, clock: FakeClock) -> None:
+async def test_calls_before_start_are_rejected(store: GatedStore, clock: FakeClock) -> None:
     closed = BareRegistry(store, clock, RegistryConfig(database_url="sqlite://"))
     batch = Batch(documents=[])
     for attempt in (

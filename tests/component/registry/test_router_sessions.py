@@ -63,7 +63,7 @@ async def next_change(watch: WatchReader) -> str:
     return f"{change.router.name} {'leads' if change.router.leading else 'there'}"
 
 
-async def test_a_router_registers_and_watchers_hear_of_it(tmp_path: Path) -> None:
+async def test_router_registers_and_watchers_are_notified(tmp_path: Path) -> None:
     async with running_registry(tmp_path) as mesh:
         watch = await mesh.watch()
         answer = await SomeRouter(mesh).register()
@@ -73,7 +73,7 @@ async def test_a_router_registers_and_watchers_hear_of_it(tmp_path: Path) -> Non
         assert [each.name for each in (await mesh.watch()).snapshot.snapshot.routers] == ["r1"]
 
 
-async def test_a_silent_router_is_deleted_and_one_that_beats_is_not(tmp_path: Path) -> None:
+async def test_silent_router_is_deleted_and_a_heartbeating_one_is_not(tmp_path: Path) -> None:
     async with running_registry(tmp_path) as mesh:
         silent, alive = SomeRouter(mesh, "silent", "unix:/s"), SomeRouter(mesh, "alive", "unix:/a")
         await silent.register()
@@ -89,7 +89,7 @@ async def test_a_silent_router_is_deleted_and_one_that_beats_is_not(tmp_path: Pa
         assert await next_change(watch) == "silent there"
 
 
-async def test_a_router_that_leaves_is_deleted_at_once_and_an_earlier_life_of_it_cannot_do_that(tmp_path: Path) -> None:
+async def test_deregistered_router_is_deleted_immediately_unless_by_an_earlier_incarnation(tmp_path: Path) -> None:
     async with running_registry(tmp_path) as mesh:
         await SomeRouter(mesh, incarnation="i1").register()
         await SomeRouter(mesh, incarnation="i2").register()
@@ -103,7 +103,7 @@ async def test_a_router_that_leaves_is_deleted_at_once_and_an_earlier_life_of_it
         assert await next_change(watch) == "r1 gone"
 
 
-async def test_a_second_router_without_a_database_of_both_is_refused_and_one_with_it_stands_by(tmp_path: Path) -> None:
+async def test_second_router_is_rejected_without_a_shared_database_and_stands_by_with_one(tmp_path: Path) -> None:
     async with running_registry(tmp_path) as mesh:
         first, second = SomeRouter(mesh, "r1", "unix:/r1"), SomeRouter(mesh, "r2", "unix:/r2")
         await first.register(shares_database=False, leading=True)
@@ -114,7 +114,7 @@ async def test_a_second_router_without_a_database_of_both_is_refused_and_one_wit
         await second.register()
 
 
-async def test_the_last_router_that_says_that_it_leads_does(tmp_path: Path) -> None:
+async def test_last_router_to_claim_leadership_leads(tmp_path: Path) -> None:
     async with running_registry(tmp_path) as mesh:
         first, second = SomeRouter(mesh, "r1", "unix:/r1"), SomeRouter(mesh, "r2", "unix:/r2")
         await first.register(leading=True)
@@ -124,7 +124,7 @@ async def test_the_last_router_that_says_that_it_leads_does(tmp_path: Path) -> N
         assert {await next_change(watch), await next_change(watch)} == {"r1 there", "r2 leads"}
 
 
-async def test_the_name_of_a_router_at_another_address_is_refused_while_its_session_lasts(tmp_path: Path) -> None:
+async def test_name_of_a_router_at_another_address_is_rejected_during_its_session(tmp_path: Path) -> None:
     async with running_registry(tmp_path) as mesh:
         await SomeRouter(mesh, address="unix:/here").register()
         other = SomeRouter(mesh, address="unix:/there", incarnation="i2")
@@ -136,7 +136,7 @@ async def test_the_name_of_a_router_at_another_address_is_refused_while_its_sess
         await other.register()
 
 
-async def test_a_router_that_was_replaced_while_it_was_stopped_does_not_take_its_name_back(tmp_path: Path) -> None:
+async def test_router_replaced_while_stopped_cannot_reclaim_its_name(tmp_path: Path) -> None:
     async with running_registry(tmp_path) as mesh:
         stopped, later = SomeRouter(mesh, incarnation="i1"), SomeRouter(mesh, incarnation="i2")
         await stopped.register()
@@ -153,7 +153,7 @@ async def test_a_router_that_was_replaced_while_it_was_stopped_does_not_take_its
         await stopped.beat()
 
 
-async def test_more_routers_than_there_may_be_are_refused(tmp_path: Path) -> None:
+async def test_router_limit_is_enforced(tmp_path: Path) -> None:
     async with running_registry(tmp_path, max_routers=1) as mesh:
         await SomeRouter(mesh).register()
         with refused(Reason.TOO_MANY_RESOURCES):
@@ -163,7 +163,7 @@ async def test_more_routers_than_there_may_be_are_refused(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("field", ["name", "incarnation", "address"])
-async def test_a_registration_without_a_field_is_refused_by_its_name(tmp_path: Path, field: str) -> None:
+async def test_registration_with_a_missing_field_is_rejected_by_its_name(tmp_path: Path, field: str) -> None:
     async with running_registry(tmp_path) as mesh:
         router = SomeRouter(mesh)
         setattr(router, field, "")
@@ -173,7 +173,7 @@ async def test_a_registration_without_a_field_is_refused_by_its_name(tmp_path: P
 
 
 @pytest.mark.slow("kills or restarts a service")
-async def test_sessions_outlive_a_restart_of_the_registry_and_end_a_lifetime_after_it(tmp_path: Path) -> None:
+async def test_sessions_survive_a_registry_restart_and_end_a_lifetime_after_it(tmp_path: Path) -> None:
     async with running_registry(tmp_path) as mesh:
         await SomeRouter(mesh).register()
         clock = mesh.clock
@@ -190,7 +190,7 @@ async def test_sessions_outlive_a_restart_of_the_registry_and_end_a_lifetime_aft
         await until_gone(mesh, watch, "r1")
 
 
-async def test_a_registry_that_was_frozen_deletes_no_router_for_its_own_silence(tmp_path: Path) -> None:
+async def test_thawed_registry_deletes_no_router_for_its_own_silence(tmp_path: Path) -> None:
     clock = FreezingClock()
     async with running_registry(tmp_path, clock=clock) as mesh:
         await SomeRouter(mesh).register()

@@ -48,9 +48,7 @@ def logged() -> Iterator[list[object]]:
         yield lines  # type: ignore[misc]
 
 
-async def test_a_secret_is_created_listed_updated_and_deleted_and_its_value_is_never_returned(
-    tmp_path: Path, logged: list[object]
-) -> None:
+async def test_secret_lifecycle_never_returns_its_value(tmp_path: Path, logged: list[object]) -> None:
     async with secrets_in(tmp_path) as secrets:
         made = await _create(secrets)
         assert (made.name, made.version, list(made.used_by)) == ("provider", 1, [])
@@ -67,7 +65,7 @@ async def test_a_secret_is_created_listed_updated_and_deleted_and_its_value_is_n
     assert NEXT not in said
 
 
-async def test_neither_the_database_nor_the_key_file_alone_holds_a_value(tmp_path: Path) -> None:
+async def test_neither_database_nor_key_file_alone_reveals_a_value(tmp_path: Path) -> None:
     async with secrets_in(tmp_path) as secrets:
         await _create(secrets)
         await secrets.UpdateSecret(pb.UpdateSecretRequest(name="provider", value=NEXT))
@@ -84,7 +82,7 @@ def _files(folder: Path) -> bytes:
 
 
 @pytest.mark.slow("kills or restarts a service")
-async def test_secrets_outlive_a_restart_and_are_encrypted_again_under_a_new_first_key(tmp_path: Path) -> None:
+async def test_secrets_survive_a_restart_and_are_reencrypted_under_a_new_first_key(tmp_path: Path) -> None:
     keys = tmp_path / "secret-keys"
     async with secrets_in(tmp_path) as secrets:
         await _create(secrets)
@@ -109,7 +107,7 @@ def _rows(folder: Path) -> list[tuple[object, ...]]:
         database.close()
 
 
-async def test_a_registry_whose_keys_are_lost_does_not_start_unless_it_may_delete_the_secrets(tmp_path: Path) -> None:
+async def test_registry_with_lost_keys_does_not_start_unless_allowed_to_delete_the_secrets(tmp_path: Path) -> None:
     async with secrets_in(tmp_path) as secrets:
         await _create(secrets)
     (tmp_path / "secret-keys").unlink()
@@ -123,7 +121,7 @@ async def test_a_registry_whose_keys_are_lost_does_not_start_unless_it_may_delet
 
 
 @pytest.mark.parametrize("value", ["", " sk", "sk\n", "sk\x00", "schlüssel", "x" * 8_193])
-async def test_a_value_that_is_no_printable_text_is_refused_without_being_quoted(tmp_path: Path, value: str) -> None:
+async def test_unprintable_value_is_rejected_without_being_quoted(tmp_path: Path, value: str) -> None:
     async with secrets_in(tmp_path) as secrets:
         with refused(Reason.INVALID_ARGUMENT) as failure:
             await _create(secrets, value=value)
@@ -131,7 +129,7 @@ async def test_a_value_that_is_no_printable_text_is_refused_without_being_quoted
     assert not value.strip() or value not in str(failure)
 
 
-async def test_names_are_unique_and_must_exist(tmp_path: Path) -> None:
+async def test_create_requires_a_new_name_and_update_an_existing_one(tmp_path: Path) -> None:
     async with secrets_in(tmp_path) as secrets:
         await _create(secrets)
         with refused(Reason.ALREADY_EXISTS):
@@ -146,7 +144,7 @@ async def test_names_are_unique_and_must_exist(tmp_path: Path) -> None:
             await _create(secrets, name="no name")
 
 
-async def test_there_are_as_many_as_may_be_and_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_secret_limit_is_enforced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("registry_svc.secrets.secrets.MAX_SECRETS", 2)
     async with secrets_in(tmp_path) as secrets:
         await _create(secrets, "a")
@@ -157,7 +155,7 @@ async def test_there_are_as_many_as_may_be_and_no_more(tmp_path: Path, monkeypat
         await _create(secrets, "c")
 
 
-async def test_no_key_file_is_made_before_the_first_secret(tmp_path: Path) -> None:
+async def test_key_file_is_created_with_the_first_secret(tmp_path: Path) -> None:
     async with secrets_in(tmp_path) as secrets:
         assert await _listed(secrets) == {}
         assert not (tmp_path / "secret-keys").exists()

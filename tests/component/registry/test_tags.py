@@ -35,7 +35,7 @@ def tagged_agent(name: str, model: str, **tags: object) -> agent_pb2.AgentManife
 
 
 @pytest.mark.slow("kills or restarts a service")
-async def test_tags_of_runners_and_operators_are_shown_and_outlive_a_restart(tmp_path: Path) -> None:
+async def test_tags_of_runners_and_operators_are_shown_and_survive_a_restart(tmp_path: Path) -> None:
     clock = FakeClock()
     central = manifest("m3")
     central.provider.url = "https://api.example.com/v1"
@@ -59,7 +59,7 @@ async def test_tags_of_runners_and_operators_are_shown_and_outlive_a_restart(tmp
     assert agent.manifest.tags == Tags(tier="fast")
 
 
-async def test_a_declaration_wins_where_it_says_something_and_saying_the_same_changes_nothing(
+async def test_declared_tags_override_published_ones_and_redeclaring_changes_nothing(
     mesh: RunningRegistry,
 ) -> None:
     await SomeRunner(mesh, models=(tagged("m1", tier="fast", labels={"team": "a"}, owner="ann"),)).open()
@@ -80,7 +80,7 @@ async def test_a_declaration_wins_where_it_says_something_and_saying_the_same_ch
         ("team=zz", [], []),
     ],
 )
-async def test_lists_hold_what_a_selector_selects(
+async def test_lists_filter_by_selector(
     mesh: RunningRegistry, labels: str, models: list[str], agents: list[str]
 ) -> None:
     await mesh.apply(
@@ -118,9 +118,7 @@ async def test_lists_hold_what_a_selector_selects(
         ({"owner": "a b"}, "owner"),
     ],
 )
-async def test_tags_out_of_bounds_are_refused_by_the_name_of_their_field(
-    mesh: RunningRegistry, tags: dict[str, object], field: str
-) -> None:
+async def test_invalid_tags_are_rejected_by_field(mesh: RunningRegistry, tags: dict[str, object], field: str) -> None:
     with refused(Reason.INVALID_ARGUMENT) as errors:
         await mesh.apply(declare(tagged("m1", **tags)))
     assert isinstance(errors[0], FieldError)

@@ -270,11 +270,11 @@ async def assert_stored(world: World) -> None:
 
 @pytest.mark.slow("steps hours of a registry's life")
 @given(steps)
-def test_replaying_a_watch_equals_a_fresh_snapshot_and_the_store(script: list[Step]) -> None:
+def test_replayed_watch_equals_a_fresh_snapshot_and_the_store(script: list[Step]) -> None:
     asyncio.run(play(script))
 
 
-def test_the_check_notices_a_change_that_was_not_told() -> None:
+def test_check_detects_an_unpublished_change() -> None:
     async def scenario() -> bool:
         world = World()
         await world.start()

@@ -55,7 +55,7 @@ def new_pin() -> str:
     return f"sha256:{uuid.uuid4().hex * 2}"
 
 
-async def test_an_announced_mesh_is_found_follows_its_addresses_and_says_goodbye() -> None:
+async def test_announced_mesh_is_found_follows_its_addresses_and_says_goodbye() -> None:
     name, pin, addresses = f"atlas-{uuid.uuid4().hex[:8]}", new_pin(), ["192.168.1.5"]
     async with running(announcer(name, pin, addresses)) as one:
         assert (one.state.name, one.state.why_not) == (name, "")
@@ -76,7 +76,7 @@ async def test_an_announced_mesh_is_found_follows_its_addresses_and_says_goodbye
     assert await found(pin) == []
 
 
-async def test_two_meshes_of_one_name_are_announced_by_two() -> None:
+async def test_two_meshes_of_one_name_are_announced_under_distinct_names() -> None:
     name, pins = f"twin-{uuid.uuid4().hex[:8]}", (new_pin(), new_pin())
     first, second = (announcer(name, pin, ["192.168.1.5"]) for pin in pins)
     async with running(first), running(second):
@@ -85,7 +85,7 @@ async def test_two_meshes_of_one_name_are_announced_by_two() -> None:
         assert [(mesh.name, mesh.fingerprint) for mesh in meshes] == [(name, pins[0]), (f"{name}-2", pins[1])]
 
 
-async def test_what_others_announce_under_the_service_does_no_harm() -> None:
+async def test_foreign_announcements_of_the_service_are_harmless() -> None:
     pin = new_pin()
     foreign = AsyncServiceInfo(
         SERVICE_TYPE,
@@ -103,7 +103,7 @@ async def test_what_others_announce_under_the_service_does_no_harm() -> None:
     assert "192.168.1.66" not in [address for mesh in meshes for address in mesh.addresses]
 
 
-async def test_a_machine_without_multicast_is_said_with_the_other_way(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_machine_without_multicast_is_reported_with_the_alternative(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(_: object = ()) -> AsyncZeroconf:
         raise OSError(19, "No such device")
 

@@ -60,7 +60,7 @@ async def why_not_joined(port: int, *, is_tls: bool, trust: Trust) -> str:
 
 @pytest.mark.parametrize("is_tls", [False, True])
 @pytest.mark.parametrize("trust", [Trust(), Trust(fingerprint=FINGERPRINT)])
-async def test_a_port_of_plain_http_is_said_to_be_one_and_which_port_is_meant(is_tls: bool, trust: Trust) -> None:
+async def test_plain_http_port_is_detected_and_the_right_port_suggested(is_tls: bool, trust: Trust) -> None:
     """It was said that the address cannot be reached."""
     async with http_port() as port:
         said = await why_not_joined(port, is_tls=is_tls, trust=trust)
@@ -68,7 +68,7 @@ async def test_a_port_of_plain_http_is_said_to_be_one_and_which_port_is_meant(is
     assert "--join-port" in said
 
 
-async def test_a_port_of_https_is_said_to_be_one(tmp_path: Path) -> None:
+async def test_https_port_is_detected(tmp_path: Path) -> None:
     self_signed_certificate(tmp_path, ["127.0.0.1"])
     tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     tls.load_cert_chain(tmp_path / "cert.pem", tmp_path / "key.pem")
@@ -77,6 +77,6 @@ async def test_a_port_of_https_is_said_to_be_one(tmp_path: Path) -> None:
     assert said.startswith(f"127.0.0.1:{port} can be reached, but speaks HTTPS and no gRPC")
 
 
-async def test_a_port_at_which_nothing_listens_cannot_be_reached() -> None:
+async def test_closed_port_is_unreachable() -> None:
     port = free_port()
     assert await why_not_joined(port, is_tls=False, trust=Trust()) == f"127.0.0.1:{port} cannot be reached"

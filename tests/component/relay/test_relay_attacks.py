@@ -33,7 +33,7 @@ def _opening(name: str) -> runner_session_service_pb2.OpenSessionRequest:
     return request
 
 
-async def test_two_names_cannot_be_opened_at_once_over_one_link(mesh: Mesh) -> None:
+async def test_concurrent_opens_of_two_names_over_one_link_are_rejected(mesh: Mesh) -> None:
     async with open_channel(mesh.target) as channel:
         link = RawLink(channel)
         mesh.registry.may_answer.clear()
@@ -49,7 +49,7 @@ async def test_two_names_cannot_be_opened_at_once_over_one_link(mesh: Mesh) -> N
         assert await soon(mesh.registry.closed.get()) == "session-1"
 
 
-async def test_a_flood_of_openings_that_are_given_up_asks_the_registry_once(mesh: Mesh) -> None:
+async def test_flood_of_cancelled_opens_calls_the_registry_once(mesh: Mesh) -> None:
     async with open_channel(mesh.target) as channel:
         link = RawLink(channel)
         mesh.registry.may_answer.clear()
@@ -63,7 +63,7 @@ async def test_a_flood_of_openings_that_are_given_up_asks_the_registry_once(mesh
         mesh.registry.may_answer.set()
 
 
-async def test_calls_that_are_given_up_at_once_leave_nothing_behind(mesh: Mesh) -> None:
+async def test_immediately_cancelled_calls_leave_nothing_behind(mesh: Mesh) -> None:
     async with open_channel(mesh.target) as channel:
         link = RawLink(channel)
         for number in range(FLOOD):
@@ -81,7 +81,7 @@ async def test_calls_that_are_given_up_at_once_leave_nothing_behind(mesh: Mesh) 
         assert not standing.link._calls
 
 
-async def test_too_many_frames_at_once_end_the_link(mesh: Mesh) -> None:
+async def test_too_many_frames_in_one_message_end_the_link(mesh: Mesh) -> None:
     async with open_channel(mesh.target) as channel:
         link = RawLink(channel)
         await link.send(*[pb.LinkFrame(call_id=1, credit=1)] * (MAX_FRAMES_AT_ONCE + 1))
@@ -90,7 +90,7 @@ async def test_too_many_frames_at_once_end_the_link(mesh: Mesh) -> None:
         assert "in one message" in error.message
 
 
-async def test_frames_for_calls_of_nobody_end_the_senders_link_only(mesh: Mesh) -> None:
+async def test_frames_for_unknown_calls_end_only_the_senders_link(mesh: Mesh) -> None:
     async with running_laptop(mesh) as laptop, open_channel(mesh.target) as channel:
         await laptop.open()
         call = mesh.stream()
@@ -107,7 +107,7 @@ async def test_frames_for_calls_of_nobody_end_the_senders_link_only(mesh: Mesh) 
         assert await soon(call.read()) is not grpc.aio.EOF
 
 
-async def test_half_a_request_holds_nobody_up_and_ends_with_its_link(tmp_path: Path) -> None:
+async def test_partial_request_blocks_no_other_and_ends_with_its_link(tmp_path: Path) -> None:
     async with running_mesh_side(tmp_path, open_timeout_seconds=0.2) as mesh, open_channel(mesh.target) as channel:
         link = RawLink(channel)
         await link.send(
@@ -121,7 +121,7 @@ async def test_half_a_request_holds_nobody_up_and_ends_with_its_link(tmp_path: P
             assert len(mesh.relay._standing) == 1
 
 
-async def test_a_caller_cannot_end_a_link_by_what_it_names(mesh: Mesh) -> None:
+async def test_malformed_method_name_cannot_end_a_link(mesh: Mesh) -> None:
     async with running_laptop(mesh) as laptop:
         await laptop.open()
         standing = mesh.relay._links[RUNNER]
@@ -143,7 +143,7 @@ async def test_a_caller_cannot_end_a_link_by_what_it_names(mesh: Mesh) -> None:
         (("weft-runner", ""),),
     ],
 )
-async def test_a_call_names_its_runner_exactly_once(mesh: Mesh, metadata: Any) -> None:
+async def test_call_must_name_its_runner_exactly_once(mesh: Mesh, metadata: Any) -> None:
     async with running_laptop(mesh) as laptop:
         await laptop.open()
         with pytest.raises(grpc.aio.AioRpcError) as caught:
@@ -152,7 +152,7 @@ async def test_a_call_names_its_runner_exactly_once(mesh: Mesh, metadata: Any) -
         assert (error.reason, error.metadata["field"]) == (Reason.INVALID_ARGUMENT, "metadata weft-runner")
 
 
-async def test_wrong_tokens_soon_cost_the_registry_nothing_and_keep_nobody_out(mesh: Mesh) -> None:
+async def test_invalid_tokens_are_rate_limited_without_blocking_valid_ones(mesh: Mesh) -> None:
     async with running_laptop(mesh) as laptop, open_channel(mesh.target) as channel:
         await laptop.open()
         reasons = [(await end_of(RawLink(channel, f"wjt_abc_{number}").call)).reason for number in range(200)]
@@ -166,7 +166,7 @@ async def test_wrong_tokens_soon_cost_the_registry_nothing_and_keep_nobody_out(m
         assert (await end_of(RawLink(channel, TOKEN).call)).reason is Reason.RATE_LIMIT_EXCEEDED
 
 
-async def test_a_runner_that_is_told_to_wait_dials_on(mesh: Mesh) -> None:
+async def test_rate_limited_runner_keeps_dialing(mesh: Mesh) -> None:
     async with open_channel(mesh.target) as channel:
         for _ in range(100):
             await end_of(RawLink(channel, "wjt_abc_wrong").call)
@@ -174,14 +174,14 @@ async def test_a_runner_that_is_told_to_wait_dials_on(mesh: Mesh) -> None:
         assert "too many join tokens" in (await laptop.until(LinkState.LOST)).detail
 
 
-async def test_two_tokens_in_one_call_are_none(mesh: Mesh) -> None:
+async def test_two_tokens_in_one_call_are_rejected(mesh: Mesh) -> None:
     async with open_channel(mesh.target) as channel:
         link = RawLink(channel, TOKEN, ("authorization", f"Bearer {TOKEN}"))
         assert (await end_of(link.call)).reason is Reason.UNAUTHENTICATED
         assert mesh.registry.token_checks == 0
 
 
-async def test_a_laptop_learns_what_time_it_is_in_the_mesh(mesh: Mesh) -> None:
+async def test_laptop_receives_the_mesh_time(mesh: Mesh) -> None:
     async with running_laptop(mesh) as laptop:
         await laptop.open()
         assert abs(laptop.mesh_times[0] - datetime.now(UTC)) < timedelta(minutes=5)

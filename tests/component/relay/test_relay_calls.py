@@ -56,17 +56,17 @@ async def _text(call: Any) -> str:
 
 
 @pytest.mark.usefixtures("laptop")
-async def test_a_stream_comes_through_whole(mesh: Mesh) -> None:
+async def test_stream_is_relayed_completely(mesh: Mesh) -> None:
     assert await soon(_text(mesh.stream())) == "tok0 tok1 tok2 "
 
 
 @pytest.mark.usefixtures("laptop")
-async def test_a_unary_call_comes_through(mesh: Mesh) -> None:
+async def test_unary_call_is_relayed(mesh: Mesh) -> None:
     described = await mesh.runner.Describe(runner_service_pb2.DescribeRequest(), metadata=mesh.metadata)
     assert described.runner.name == RUNNER
 
 
-async def test_each_token_comes_when_it_is_made(mesh: Mesh, laptop: Laptop) -> None:
+async def test_each_token_is_relayed_as_generated(mesh: Mesh, laptop: Laptop) -> None:
     asked: asyncio.Queue[None] = asyncio.Queue()
 
     async def one_by_one(_request: Any, _context: Any) -> AsyncIterator[Any]:
@@ -82,7 +82,7 @@ async def test_each_token_comes_when_it_is_made(mesh: Mesh, laptop: Laptop) -> N
         assert text_of(await soon(call.read())) == f"tok{number}"
 
 
-async def test_a_slow_reader_stalls_its_own_backend_and_nobody_else(mesh: Mesh, laptop: Laptop) -> None:
+async def test_slow_reader_stalls_only_its_own_backend(mesh: Mesh, laptop: Laptop) -> None:
     made = 0
 
     async def flood(request: Any, _context: Any) -> AsyncIterator[Any]:
@@ -108,7 +108,7 @@ async def test_a_slow_reader_stalls_its_own_backend_and_nobody_else(mesh: Mesh, 
 
 
 @pytest.mark.slow("fifty readers")
-async def test_one_reader_that_stands_still_does_not_hold_up_fifty_that_read(mesh: Mesh, laptop: Laptop) -> None:
+async def test_stalled_reader_does_not_block_fifty_others(mesh: Mesh, laptop: Laptop) -> None:
     async def flood(request: Any, _context: Any) -> AsyncIterator[Any]:
         number = 0
         while request.completion.suffix == "slow" or number < 50:
@@ -124,7 +124,7 @@ async def test_one_reader_that_stands_still_does_not_hold_up_fifty_that_read(mes
     assert await soon(slow.read()) is not grpc.aio.EOF
 
 
-async def test_a_cancel_reaches_the_backend(mesh: Mesh, laptop: Laptop) -> None:
+async def test_cancel_reaches_the_backend(mesh: Mesh, laptop: Laptop) -> None:
     async def endless(_request: Any, _context: Any) -> AsyncIterator[Any]:
         yield frame("begun")
         await asyncio.Event().wait()
@@ -136,7 +136,7 @@ async def test_a_cancel_reaches_the_backend(mesh: Mesh, laptop: Laptop) -> None:
     assert await soon(laptop.script.cancelled.get()) == "endless"
 
 
-async def test_a_deadline_reaches_the_backend(mesh: Mesh, laptop: Laptop) -> None:
+async def test_deadline_reaches_the_backend(mesh: Mesh, laptop: Laptop) -> None:
     left: list[float] = []
 
     async def endless(_request: Any, context: Any) -> AsyncIterator[Any]:
@@ -153,14 +153,14 @@ async def test_a_deadline_reaches_the_backend(mesh: Mesh, laptop: Laptop) -> Non
 
 
 @pytest.mark.slow("a hundred streams")
-async def test_a_hundred_streams_at_once(mesh: Mesh, laptop: Laptop) -> None:
+async def test_a_hundred_concurrent_streams_are_relayed(mesh: Mesh, laptop: Laptop) -> None:
     laptop.script.generate = counting(50)
     texts = await soon(asyncio.gather(*(_text(mesh.stream(str(number))) for number in range(100))))
     assert set(texts) == {"".join(f"tok{number} " for number in range(50))}
 
 
 @pytest.mark.slow("a message of 20 MiB")
-async def test_a_message_of_twenty_mebibytes_goes_both_ways(mesh: Mesh, laptop: Laptop) -> None:
+async def test_twenty_mebibyte_message_is_relayed_both_ways(mesh: Mesh, laptop: Laptop) -> None:
     async def echo(request: Any, _context: Any) -> AsyncIterator[Any]:
         yield frame(request.completion.suffix)
 
@@ -169,14 +169,14 @@ async def test_a_message_of_twenty_mebibytes_goes_both_ways(mesh: Mesh, laptop: 
 
 
 @pytest.mark.usefixtures("laptop")
-async def test_an_embedding_comes_through(mesh: Mesh) -> None:
+async def test_embedding_is_relayed(mesh: Mesh) -> None:
     request = embedding_service_pb2.EmbedRequest()
     request.payload.inputs.add(text="four")
     response = await mesh.embedding.Embed(request, metadata=mesh.metadata)
     assert len(response.embeddings[0].values) == 4
 
 
-async def test_an_error_comes_through_with_its_details(mesh: Mesh, laptop: Laptop) -> None:
+async def test_error_is_relayed_with_its_details(mesh: Mesh, laptop: Laptop) -> None:
     async def fail(_request: Any, context: Any) -> AsyncIterator[Any]:
         yield frame("begun")
         context.set_trailing_metadata((("x-receipt-bin", b"\x00\x01"),))
@@ -190,7 +190,7 @@ async def test_an_error_comes_through_with_its_details(mesh: Mesh, laptop: Lapto
     assert dict(await call.trailing_metadata())["x-receipt-bin"] == b"\x00\x01"
 
 
-async def test_an_error_names_no_address_of_the_laptop(mesh: Mesh, laptop: Laptop) -> None:
+async def test_error_reveals_no_address_of_the_laptop(mesh: Mesh, laptop: Laptop) -> None:
     async def fail(_request: Any, _context: Any) -> AsyncIterator[Any]:
         yield frame("begun")
         raise WeftError(Reason.BACKEND_ERROR, "http://localhost:1234/v1 broke", metadata={"at": "127.0.0.1:1234"})
@@ -202,7 +202,7 @@ async def test_an_error_names_no_address_of_the_laptop(mesh: Mesh, laptop: Lapto
     assert error.metadata["at"] == "<local>"
 
 
-async def test_metadata_reaches_the_runner_without_what_is_the_relays(mesh: Mesh, laptop: Laptop) -> None:
+async def test_metadata_reaches_the_runner_without_relay_headers(mesh: Mesh, laptop: Laptop) -> None:
     call = mesh.generation.Generate(prompt(), metadata=(*mesh.metadata, ("traceparent", "00-ab"), ("x-bin", b"\xff")))
     await soon(_text(call))
     seen = laptop.script.metadata
@@ -210,7 +210,7 @@ async def test_metadata_reaches_the_runner_without_what_is_the_relays(mesh: Mesh
     assert "weft-runner" not in seen
 
 
-async def test_the_key_of_a_caller_does_not_reach_a_laptop(mesh: Mesh, laptop: Laptop) -> None:
+async def test_caller_key_does_not_reach_a_laptop(mesh: Mesh, laptop: Laptop) -> None:
     keys = (("authorization", "Bearer weft_of_a_gateway"), ("x-api-key", "weft_of_a_gateway"))
     await soon(_text(mesh.generation.Generate(prompt(), metadata=(*mesh.metadata, *keys, ("traceparent", "00-ab")))))
     seen = laptop.script.metadata
@@ -219,17 +219,17 @@ async def test_the_key_of_a_caller_does_not_reach_a_laptop(mesh: Mesh, laptop: L
 
 
 @pytest.mark.usefixtures("laptop")
-async def test_a_call_without_a_runners_name_is_refused(mesh: Mesh) -> None:
+async def test_call_without_a_runner_name_is_rejected(mesh: Mesh) -> None:
     error = await _refused(mesh.generation.Generate(prompt()).read())
     assert error.reason is Reason.INVALID_ARGUMENT
 
 
-async def test_a_runner_without_a_link_is_lost(mesh: Mesh) -> None:
+async def test_runner_without_a_link_is_lost(mesh: Mesh) -> None:
     error = await _refused(mesh.stream().read())
     assert error.reason is Reason.WORKER_LOST
 
 
-async def test_a_runner_gets_no_more_work_than_it_said_it_can_do(mesh: Mesh) -> None:
+async def test_runner_gets_no_more_work_than_its_advertised_capacity(mesh: Mesh) -> None:
     go_on = asyncio.Event()
 
     async def hold(_request: Any, _context: Any) -> AsyncIterator[Any]:
@@ -254,7 +254,7 @@ async def test_a_runner_gets_no_more_work_than_it_said_it_can_do(mesh: Mesh) -> 
         await soon(mesh.stream().read())
 
 
-async def test_a_link_carries_no_more_calls_than_it_may(tmp_path: Path) -> None:
+async def test_calls_per_link_are_limited(tmp_path: Path) -> None:
     async def hold(_request: Any, _context: Any) -> AsyncIterator[Any]:
         yield frame("begun")
         await asyncio.Event().wait()
@@ -272,7 +272,7 @@ async def test_a_link_carries_no_more_calls_than_it_may(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("laptop")
-async def test_the_mesh_cannot_call_anything_else_on_the_runner(mesh: Mesh) -> None:
+async def test_mesh_can_call_only_runner_services(mesh: Mesh) -> None:
     standing = mesh.relay._links[RUNNER]
     call = standing.link.call("/weft.api.registry.v1.RunnerSessionService/CloseSession")
     call.half_close()

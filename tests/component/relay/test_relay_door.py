@@ -48,7 +48,7 @@ async def door(tmp_path: Path) -> AsyncIterator[grpc.aio.Channel]:
         "/grpc.health.v1.Health/Watch",
     ],
 )
-async def test_nothing_but_the_relay_is_served_there(door: grpc.aio.Channel, method: str) -> None:
+async def test_port_serves_only_the_relay(door: grpc.aio.Channel, method: str) -> None:
     rpc: Any = door.stream_stream(method)
     # Nothing is sent after the head: where that is refused meanwhile, grpc fails to send before it reads the refusal.
     call = rpc(timeout=LIMIT_SECONDS, metadata=(("weft-runner", "laptop"),))
@@ -58,7 +58,7 @@ async def test_nothing_but_the_relay_is_served_there(door: grpc.aio.Channel, met
 
 
 @pytest.mark.parametrize("service", ["", "readiness", RELAY_SERVICE])
-async def test_its_health_can_be_checked(door: grpc.aio.Channel, service: str) -> None:
+async def test_relay_health_can_be_checked(door: grpc.aio.Channel, service: str) -> None:
     stub: Any = health_pb2_grpc.HealthStub(door)
     answer = await stub.Check(health_pb2.HealthCheckRequest(service=service), timeout=LIMIT_SECONDS)
     assert answer.status == health_pb2.HealthCheckResponse.SERVING

@@ -83,7 +83,7 @@ def _stopping(mesh: Mesh, grace_seconds: float = GRACE_SECONDS) -> "asyncio.Task
     return asyncio.create_task(mesh.relay.stop(grace_seconds))
 
 
-async def test_a_stream_that_a_router_relays_ends_whole_when_the_router_stops(mesh: Mesh, laptop: Laptop) -> None:
+async def test_relayed_stream_finishes_when_the_router_stops(mesh: Mesh, laptop: Laptop) -> None:
     answer = await _begun(mesh, laptop)
     stopping = _stopping(mesh)
     await eventually(lambda: len(mesh.registry.heartbeats) > 1)
@@ -93,9 +93,7 @@ async def test_a_stream_that_a_router_relays_ends_whole_when_the_router_stops(me
     assert "shutting down" in (await laptop.until(LinkState.LOST)).detail
 
 
-async def test_a_stream_that_takes_longer_than_the_drain_is_ended_with_its_link(
-    mesh: Mesh, laptop: Laptop, clock: FakeClock
-) -> None:
+async def test_stream_longer_than_the_drain_ends_with_its_link(mesh: Mesh, laptop: Laptop, clock: FakeClock) -> None:
     answer = await _begun(mesh, laptop)
     stopping = _stopping(mesh)
     await eventually(lambda: len(mesh.registry.heartbeats) > 1)
@@ -105,7 +103,7 @@ async def test_a_stream_that_takes_longer_than_the_drain_is_ended_with_its_link(
     await soon(stopping)
 
 
-async def test_a_second_stop_without_grace_ends_the_links_at_once(mesh: Mesh, laptop: Laptop) -> None:
+async def test_second_stop_without_grace_ends_the_links_immediately(mesh: Mesh, laptop: Laptop) -> None:
     answer = await _begun(mesh, laptop)
     stopping = _stopping(mesh)
     await eventually(lambda: len(mesh.registry.heartbeats) > 1)
@@ -114,7 +112,7 @@ async def test_a_second_stop_without_grace_ends_the_links_at_once(mesh: Mesh, la
     await soon(stopping)
 
 
-async def test_a_relay_that_drains_takes_no_new_request_and_forwards_other_calls(mesh: Mesh, laptop: Laptop) -> None:
+async def test_draining_relay_rejects_new_requests_and_forwards_other_calls(mesh: Mesh, laptop: Laptop) -> None:
     answer = await _begun(mesh, laptop)
     stopping = _stopping(mesh)
     await eventually(lambda: len(mesh.registry.heartbeats) > 1)
@@ -128,7 +126,7 @@ async def test_a_relay_that_drains_takes_no_new_request_and_forwards_other_calls
     await soon(stopping)
 
 
-async def test_a_relay_that_drains_takes_no_new_link(mesh: Mesh, laptop: Laptop) -> None:
+async def test_draining_relay_rejects_new_links(mesh: Mesh, laptop: Laptop) -> None:
     answer = await _begun(mesh, laptop)
     stopping = _stopping(mesh)
     async with running_laptop(mesh, name=OTHER, folder=OTHER) as other:
@@ -138,7 +136,7 @@ async def test_a_relay_that_drains_takes_no_new_link(mesh: Mesh, laptop: Laptop)
     await soon(stopping)
 
 
-async def test_an_idle_runner_leaves_at_once_while_another_one_still_works(mesh: Mesh, laptop: Laptop) -> None:
+async def test_idle_runner_leaves_immediately_while_another_still_works(mesh: Mesh, laptop: Laptop) -> None:
     async with running_laptop(mesh, name=OTHER, folder=OTHER) as other:
         session = await other.open()
         answer = await _begun(mesh, laptop)
@@ -150,7 +148,7 @@ async def test_an_idle_runner_leaves_at_once_while_another_one_still_works(mesh:
         await soon(stopping)
 
 
-async def test_the_mesh_is_told_at_once_that_a_runner_behind_a_relay_that_drains_takes_nothing_new(
+async def test_mesh_learns_immediately_that_runners_behind_a_draining_relay_accept_no_work(
     mesh: Mesh, laptop: Laptop
 ) -> None:
     answer = await _begun(mesh, laptop)
@@ -164,7 +162,7 @@ async def test_the_mesh_is_told_at_once_that_a_runner_behind_a_relay_that_drains
     await soon(stopping)
 
 
-async def test_a_relay_that_drains_listens_no_more(tmp_path: Path) -> None:
+async def test_draining_relay_stops_listening(tmp_path: Path) -> None:
     home = WeftHome(tmp_path / "home")
     home.create()
     relay = Relay(RelayConfig(address="unix:/router.sock"), SystemClock())

@@ -98,7 +98,7 @@ async def _refusal(call: Any) -> WeftError:
     return error_from_call(caught.value, Reason.INTERNAL)
 
 
-async def test_a_wait_for_memory_is_streamed_word_by_word(joined: Joined) -> None:
+async def test_memory_wait_is_streamed_message_by_message(joined: Joined) -> None:
     call = joined.book.AcquireLease(pb.AcquireLeaseRequest(sighting=seen(), **joined.own(purpose="m", bytes=5)))
     assert (await soon(call.read())).waiting.detail == "held by qwen"
     joined.noting.go.set()
@@ -107,21 +107,21 @@ async def test_a_wait_for_memory_is_streamed_word_by_word(joined: Joined) -> Non
     assert [(request.purpose, request.bytes) for request in joined.noting.told] == [("m", 5)]
 
 
-async def test_a_wait_that_its_runner_leaves_is_left_at_the_registry_too(joined: Joined) -> None:
+async def test_wait_cancelled_by_its_runner_is_cancelled_at_the_registry(joined: Joined) -> None:
     call = joined.book.AcquireLease(pb.AcquireLeaseRequest(sighting=seen(), **joined.own()))
     await soon(call.read())
     call.cancel()
     await soon(joined.noting.left.wait())
 
 
-async def test_a_link_that_is_lost_leaves_the_line(joined: Joined) -> None:
+async def test_lost_link_leaves_the_queue(joined: Joined) -> None:
     call = joined.book.AcquireLease(pb.AcquireLeaseRequest(sighting=seen(), **joined.own()))
     await soon(call.read())
     await joined.laptop.dial_out.stop(0.0)
     await soon(joined.noting.left.wait())
 
 
-async def test_renewals_and_releases_come_through(joined: Joined) -> None:
+async def test_renewals_and_releases_are_relayed(joined: Joined) -> None:
     renewed = await soon(joined.book.RenewLeases(pb.RenewLeasesRequest(sighting=seen(), **joined.own())))
     assert list(renewed.lost_lease_ids) == ["l0"]
     await soon(joined.book.ReleaseLease(pb.ReleaseLeaseRequest(**joined.own(lease_id="l1", fencing_number=7))))
@@ -130,7 +130,7 @@ async def test_renewals_and_releases_come_through(joined: Joined) -> None:
     assert joined.noting.told[1].fencing_number == 7
 
 
-async def test_a_refusal_of_the_book_comes_through_with_its_reason(joined: Joined) -> None:
+async def test_ledger_rejection_is_relayed_with_its_reason(joined: Joined) -> None:
     call = joined.book.AcquireLease(pb.AcquireLeaseRequest(sighting=seen(), **joined.own(purpose="too-much")))
     refused = await _refusal(call.read())
     assert (refused.reason, refused.message) == (Reason.INSUFFICIENT_MEMORY, "needs 99 GiB; h has 8 GiB")
@@ -147,7 +147,7 @@ async def test_a_refusal_of_the_book_comes_through_with_its_reason(joined: Joine
     ],
     ids="-".join,
 )
-async def test_nobody_holds_leases_of_another_over_his_link(joined: Joined, changes: dict[str, Any]) -> None:
+async def test_link_cannot_use_leases_of_another_runner(joined: Joined, changes: dict[str, Any]) -> None:
     calls = (
         joined.book.AcquireLease(pb.AcquireLeaseRequest(sighting=seen(), **joined.own(**changes))).read(),
         joined.book.RenewLeases(pb.RenewLeasesRequest(sighting=seen(), **joined.own(**changes))),
@@ -159,14 +159,14 @@ async def test_nobody_holds_leases_of_another_over_his_link(joined: Joined, chan
     assert joined.noting.told == []
 
 
-async def test_the_whole_book_is_not_shown_over_a_link(joined: Joined) -> None:
+async def test_full_ledger_is_not_readable_over_a_link(joined: Joined) -> None:
     refused = await _refusal(joined.book.ListHostMemory(pb.ListHostMemoryRequest()))
     assert refused.reason is Reason.UNSUPPORTED_OPERATION
     assert joined.noting.told == []
 
 
 @pytest.mark.parametrize("host", ["gpu-box", "", HOST.upper()])
-async def test_nobody_says_what_is_on_another_host_over_his_link(joined: Joined, host: str) -> None:
+async def test_link_cannot_report_devices_of_another_host(joined: Joined, host: str) -> None:
     calls = (
         joined.book.AcquireLease(pb.AcquireLeaseRequest(sighting=seen(host), **joined.own())).read(),
         joined.book.RenewLeases(pb.RenewLeasesRequest(sighting=seen(host), **joined.own())),

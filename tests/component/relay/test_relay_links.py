@@ -42,7 +42,7 @@ async def _endless(_request: Any, _context: Any) -> AsyncIterator[Any]:
     await asyncio.Event().wait()
 
 
-async def test_the_mesh_learns_the_relays_address_and_not_the_runners(mesh: Mesh) -> None:
+async def test_mesh_sees_the_address_of_the_relay_instead_of_the_runner(mesh: Mesh) -> None:
     async with running_laptop(mesh) as laptop:
         await laptop.open()
         runner = mesh.registry.opened[0].runner
@@ -51,7 +51,7 @@ async def test_the_mesh_learns_the_relays_address_and_not_the_runners(mesh: Mesh
         await soon(laptop.until(LinkState.JOINED))
 
 
-async def test_a_cut_link_ends_its_calls_at_once_and_the_mesh_hears_of_it(mesh: Mesh) -> None:
+async def test_cut_link_ends_its_calls_immediately_and_closes_the_session(mesh: Mesh) -> None:
     async with running_laptop(mesh) as laptop:
         laptop.script.generate = _endless
         session = await laptop.open()
@@ -67,7 +67,7 @@ async def test_a_cut_link_ends_its_calls_at_once_and_the_mesh_hears_of_it(mesh: 
             await soon(laptop.script.cancelled.get())
 
 
-async def test_a_runner_whose_link_was_lost_comes_back(mesh: Mesh) -> None:
+async def test_runner_with_a_lost_link_reconnects(mesh: Mesh) -> None:
     async with running_laptop(mesh) as laptop:
         session = await laptop.open()
         mesh.relay._links[RUNNER].link.stop(WeftError(Reason.SERVICE_UNAVAILABLE, "cut"))
@@ -79,7 +79,7 @@ async def test_a_runner_whose_link_was_lost_comes_back(mesh: Mesh) -> None:
         assert await soon(mesh.stream().read()) is not grpc.aio.EOF
 
 
-async def test_on_a_fresh_link_the_session_must_be_opened_again(mesh: Mesh) -> None:
+async def test_session_must_be_reopened_on_a_new_link(mesh: Mesh) -> None:
     async with running_laptop(mesh) as laptop:
         session = await laptop.open()
         await laptop.beat(session)
@@ -92,7 +92,7 @@ async def test_on_a_fresh_link_the_session_must_be_opened_again(mesh: Mesh) -> N
         await laptop.beat(session)
 
 
-async def test_a_newer_link_of_a_runner_replaces_the_older_one(mesh: Mesh) -> None:
+async def test_newer_link_of_a_runner_replaces_the_older_one(mesh: Mesh) -> None:
     async with running_laptop(mesh) as older, running_laptop(mesh, folder="newer") as newer:
         older.script.generate = _endless
         session = await older.open()
@@ -106,7 +106,7 @@ async def test_a_newer_link_of_a_runner_replaces_the_older_one(mesh: Mesh) -> No
         assert mesh.registry.closed.empty()
 
 
-async def test_a_late_good_bye_does_not_meet_the_session_after_it(mesh: Mesh) -> None:
+async def test_late_close_does_not_end_the_next_session(mesh: Mesh) -> None:
     async with running_laptop(mesh) as laptop:
         session = await laptop.open()
         mesh.registry.may_answer.clear()
@@ -120,7 +120,7 @@ async def test_a_late_good_bye_does_not_meet_the_session_after_it(mesh: Mesh) ->
         assert mesh.registry.told == ["open", "close", "open"]
 
 
-async def test_a_session_that_outlives_its_link_is_closed(mesh: Mesh) -> None:
+async def test_session_that_outlives_its_link_is_closed(mesh: Mesh) -> None:
     async with running_laptop(mesh) as laptop:
         mesh.registry.may_answer.clear()
         opening = asyncio.create_task(laptop.open())
@@ -133,7 +133,7 @@ async def test_a_session_that_outlives_its_link_is_closed(mesh: Mesh) -> None:
             await soon(opening)
 
 
-async def test_a_call_that_comes_before_its_link_is_known_waits_for_it(mesh: Mesh) -> None:
+async def test_call_before_its_link_is_known_waits_for_it(mesh: Mesh) -> None:
     async with running_laptop(mesh) as laptop:
         mesh.registry.may_answer.clear()
         opening = asyncio.create_task(laptop.open())
@@ -145,7 +145,7 @@ async def test_a_call_that_comes_before_its_link_is_known_waits_for_it(mesh: Mes
         assert await soon(reading) is not grpc.aio.EOF
 
 
-async def test_an_opening_that_is_asked_for_again_while_it_lasts_is_not_refused(mesh: Mesh) -> None:
+async def test_repeated_open_during_an_open_is_accepted(mesh: Mesh) -> None:
     """A runner asked again when its link came up, and was told that its session is being opened already."""
     runner = runner_pb2.Runner(name=RUNNER, incarnation="life-1", host="here")
     request = runner_session_service_pb2.OpenSessionRequest(runner=runner, request_id="open-1")
@@ -164,7 +164,7 @@ async def test_an_opening_that_is_asked_for_again_while_it_lasts_is_not_refused(
         assert len(mesh.registry.opened) == 1
 
 
-async def test_a_runner_that_is_reached_elsewhere_by_now_is_not_closed(mesh: Mesh) -> None:
+async def test_runner_reachable_elsewhere_by_now_is_not_closed(mesh: Mesh) -> None:
     async with running_laptop(mesh) as laptop:
         await laptop.open()
         mesh.registry.runners[RUNNER].address = f"dns:///other-router:7071#runner={RUNNER}"
@@ -172,7 +172,7 @@ async def test_a_runner_that_is_reached_elsewhere_by_now_is_not_closed(mesh: Mes
     assert mesh.registry.closed.empty()
 
 
-async def test_a_good_bye_of_the_runner_is_not_said_twice(mesh: Mesh) -> None:
+async def test_session_closed_by_the_runner_is_not_closed_again(mesh: Mesh) -> None:
     async with running_laptop(mesh) as laptop:
         session = await laptop.open()
         request = runner_session_service_pb2.CloseSessionRequest(session_id=session, incarnation="life-1")
@@ -183,7 +183,7 @@ async def test_a_good_bye_of_the_runner_is_not_said_twice(mesh: Mesh) -> None:
 
 
 @pytest.mark.parametrize("token", ["wjt_abc_wrong", "x"])
-async def test_a_wrong_token_is_refused_for_good(mesh: Mesh, token: str) -> None:
+async def test_invalid_token_is_rejected_permanently(mesh: Mesh, token: str) -> None:
     async with running_laptop(mesh, token=token) as laptop:
         error = await soon(laptop.dial_out.given_up())
         assert error.reason is Reason.UNAUTHENTICATED
@@ -192,7 +192,7 @@ async def test_a_wrong_token_is_refused_for_good(mesh: Mesh, token: str) -> None
         assert not mesh.registry.opened
 
 
-async def test_a_revoked_token_does_not_cut_a_link_but_opens_no_other(mesh: Mesh) -> None:
+async def test_revoked_token_keeps_its_link_but_opens_no_other(mesh: Mesh) -> None:
     async with running_laptop(mesh) as laptop:
         await laptop.open()
         mesh.registry.good_tokens.clear()
@@ -201,7 +201,7 @@ async def test_a_revoked_token_does_not_cut_a_link_but_opens_no_other(mesh: Mesh
         assert (await soon(laptop.dial_out.given_up())).reason is Reason.UNAUTHENTICATED
 
 
-async def test_while_the_registry_is_away_the_runner_dials_on(mesh: Mesh) -> None:
+async def test_runner_keeps_dialing_during_a_registry_outage(mesh: Mesh) -> None:
     mesh.registry.is_away = True
     async with running_laptop(mesh) as laptop:
         assert "registry is away" in (await laptop.until(LinkState.LOST)).detail
@@ -209,20 +209,20 @@ async def test_while_the_registry_is_away_the_runner_dials_on(mesh: Mesh) -> Non
         await laptop.open()
 
 
-async def test_there_is_no_link_without_a_token(mesh: Mesh) -> None:
+async def test_link_requires_a_token(mesh: Mesh) -> None:
     async with open_channel(mesh.target) as channel:
         call: Any = relay_service_pb2_grpc.RelayServiceStub(channel).Attach(iter(()))
         assert (await end_of(call)).reason is Reason.UNAUTHENTICATED
 
 
-async def test_a_router_without_a_relay_is_not_dialed_for_ever(mesh: Mesh) -> None:
+async def test_router_without_a_relay_is_not_dialed_again(mesh: Mesh) -> None:
     async with running_laptop(mesh, target=mesh.address) as laptop:
         error = await soon(laptop.dial_out.given_up())
         assert error.reason is Reason.UNSUPPORTED_OPERATION
         assert "no relay" in error.message
 
 
-async def test_what_the_registry_refuses_is_told_to_the_runner(mesh: Mesh) -> None:
+async def test_registry_rejection_is_reported_to_the_runner(mesh: Mesh) -> None:
     mesh.registry.refuse_open = WeftError(Reason.ALREADY_EXISTS, "laptop belongs to another runner")
     async with running_laptop(mesh) as laptop:
         with pytest.raises(grpc.aio.AioRpcError):
@@ -231,20 +231,20 @@ async def test_what_the_registry_refuses_is_told_to_the_runner(mesh: Mesh) -> No
         assert RUNNER not in mesh.relay._links
 
 
-async def test_a_link_without_a_session_is_ended(tmp_path: Path) -> None:
+async def test_link_without_a_session_times_out(tmp_path: Path) -> None:
     async with running_mesh_side(tmp_path, open_timeout_seconds=0.05) as mesh, open_channel(mesh.target) as channel:
         error = await end_of(RawLink(channel).call)
         assert error.reason is Reason.DEADLINE_EXCEEDED
 
 
-async def test_there_are_no_more_links_than_there_may_be(tmp_path: Path) -> None:
+async def test_link_limit_is_enforced(tmp_path: Path) -> None:
     async with running_mesh_side(tmp_path, max_links=1) as mesh, running_laptop(mesh) as laptop:
         await laptop.open()
         async with open_channel(mesh.target) as channel:
             assert (await end_of(RawLink(channel).call)).reason is Reason.TOO_MANY_RESOURCES
 
 
-async def test_a_session_of_somebody_else_cannot_be_spoken_for(mesh: Mesh) -> None:
+async def test_link_cannot_use_a_session_of_another_runner(mesh: Mesh) -> None:
     async with running_laptop(mesh) as laptop, open_channel(mesh.target) as channel:
         session = await laptop.open()
         other = RawLink(channel)
@@ -272,14 +272,14 @@ async def test_a_session_of_somebody_else_cannot_be_spoken_for(mesh: Mesh) -> No
         "/weft.api.registry.v1.RunnerSessionService/OpenSessionX",
     ],
 )
-async def test_over_a_link_only_session_calls_are_taken(mesh: Mesh, method: str) -> None:
+async def test_link_accepts_only_session_calls(mesh: Mesh, method: str) -> None:
     async with open_channel(mesh.target) as channel:
         end = await RawLink(channel).ask(1, method, runner_session_service_pb2.OpenSessionRequest())
         assert end.code == grpc.StatusCode.UNIMPLEMENTED.value[0]
 
 
 @pytest.mark.parametrize("name", ["", "../up", "a" * 10_240, "läptop", "a\nb", "x#runner=y"])
-async def test_a_hostile_name_is_refused_and_the_registry_never_asked(mesh: Mesh, name: str) -> None:
+async def test_hostile_name_is_rejected_without_calling_the_registry(mesh: Mesh, name: str) -> None:
     opening = runner_session_service_pb2.OpenSessionRequest()
     opening.runner.name = name
     async with open_channel(mesh.target) as channel:
@@ -300,14 +300,14 @@ async def test_a_hostile_name_is_refused_and_the_registry_never_asked(mesh: Mesh
     ],
     ids=["oversize part", "no kind", "router's id", "flood of calls", "unknown call"],
 )
-async def test_a_peer_that_breaks_the_rules_loses_its_link(mesh: Mesh, frames: list[pb.LinkFrame]) -> None:
+async def test_protocol_violation_ends_the_link(mesh: Mesh, frames: list[pb.LinkFrame]) -> None:
     async with open_channel(mesh.target) as channel:
         link = RawLink(channel)
         await link.send(*frames)
         assert (await end_of(link.call)).reason is Reason.MALFORMED_REQUEST
 
 
-async def test_a_frame_larger_than_any_ends_the_link(mesh: Mesh) -> None:
+async def test_oversized_frame_ends_the_link(mesh: Mesh) -> None:
     async with running_laptop(mesh) as laptop, open_channel(mesh.target) as channel:
         await laptop.open()
         link = RawLink(channel)
@@ -317,7 +317,7 @@ async def test_a_frame_larger_than_any_ends_the_link(mesh: Mesh) -> None:
         assert await soon(mesh.stream().read()) is not grpc.aio.EOF
 
 
-async def test_a_request_that_is_no_message_is_refused(mesh: Mesh) -> None:
+async def test_unparseable_request_is_rejected(mesh: Mesh) -> None:
     class Garbage:
         def SerializeToString(self) -> bytes:  # noqa: N802
             return b"\xff\xff\xff"
@@ -327,7 +327,7 @@ async def test_a_request_that_is_no_message_is_refused(mesh: Mesh) -> None:
         assert end.code == grpc.StatusCode.INVALID_ARGUMENT.value[0]
 
 
-async def test_a_relay_that_stops_says_so(mesh: Mesh) -> None:
+async def test_stopping_relay_reports_it(mesh: Mesh) -> None:
     async with running_laptop(mesh) as laptop:
         session = await laptop.open()
         await mesh.relay.stop(0.0)
@@ -335,7 +335,7 @@ async def test_a_relay_that_stops_says_so(mesh: Mesh) -> None:
         assert await soon(mesh.registry.closed.get()) == session
 
 
-async def test_a_bug_while_dialing_is_not_a_runner_that_waits_for_ever() -> None:
+async def test_bug_while_dialing_fails_instead_of_waiting_indefinitely() -> None:
     async def broken() -> grpc.aio.Channel:
         raise ValueError("a bug")
 

@@ -73,20 +73,20 @@ async def laptop_with(process: Process, audit: Audit, folder: Path) -> AsyncIter
         yield mesh, stub(mesh.channel)
 
 
-async def test_the_health_of_a_runner_behind_the_relay_is_its_own(tmp_path: Path) -> None:
+async def test_relayed_runner_reports_its_own_health(tmp_path: Path) -> None:
     async with laptop_with(Process(), an_audit(), tmp_path) as (mesh, processes):
         found = await soon(processes.GetHealth(pb.GetHealthRequest(), metadata=mesh.metadata))
         assert (found.status, found.log_level) == ("ok", "info")
 
 
-async def test_a_call_that_names_no_runner_is_not_for_one(tmp_path: Path) -> None:
+async def test_process_call_without_a_runner_name_is_not_relayed(tmp_path: Path) -> None:
     async with laptop_with(Process(), an_audit(), tmp_path) as (_, processes):
         with pytest.raises(grpc.aio.AioRpcError) as refused:
             await soon(processes.GetHealth(pb.GetHealthRequest()))
         assert refused.value.code() is grpc.StatusCode.UNIMPLEMENTED, "this router has no such service itself"
 
 
-async def test_a_changed_level_is_in_the_audit_log_in_the_name_of_who_asked(tmp_path: Path) -> None:
+async def test_changed_log_level_is_audited_with_the_caller(tmp_path: Path) -> None:
     process, audit = Process(), an_audit()
     async with laptop_with(process, audit, tmp_path) as (mesh, processes):
         request = pb.SetLogLevelRequest(level="debug", requested_by="key:ann")
@@ -100,7 +100,7 @@ async def test_a_changed_level_is_in_the_audit_log_in_the_name_of_who_asked(tmp_
     assert [each.requested_by for each in process.asked] == ["key:ann", "local"]
 
 
-async def test_a_level_that_the_runner_refuses_is_not_in_the_audit_log(tmp_path: Path) -> None:
+async def test_log_level_change_the_runner_rejects_is_not_audited(tmp_path: Path) -> None:
     process, audit = Process(), an_audit()
     process.refuses = True
     async with laptop_with(process, audit, tmp_path) as (mesh, processes):

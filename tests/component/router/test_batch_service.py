@@ -156,7 +156,7 @@ def output(text: str) -> task_pb2.TaskOutput:
 
 
 @BOTH
-async def test_a_file_is_kept_listed_read_and_deleted(make: Make, path: Path) -> None:
+async def test_file_is_uploaded_listed_read_and_deleted(make: Make, path: Path) -> None:
     data = bytes(range(256)) * 10_000
     async with make(path) as kept:
         file = await kept.files.save(NEW_FILE, stream(data[:5], b"", data[5:]))
@@ -177,7 +177,7 @@ async def test_a_file_is_kept_listed_read_and_deleted(make: Make, path: Path) ->
 
 @pytest.mark.slow("runs whole services")
 @BOTH
-async def test_what_is_refused_is_said_while_more_is_sent(make: Make, path: Path) -> None:
+async def test_rejection_is_returned_while_the_upload_continues(make: Make, path: Path) -> None:
     async def endless() -> AsyncIterator[bytes]:
         while True:
             yield bytes(MAX_PIECE_BYTES)
@@ -195,7 +195,7 @@ async def test_what_is_refused_is_said_while_more_is_sent(make: Make, path: Path
 
 
 @BOTH
-async def test_an_upload_whose_source_breaks_off_keeps_nothing_and_says_why(make: Make, path: Path) -> None:
+async def test_upload_with_a_failing_source_stores_nothing_and_reports_why(make: Make, path: Path) -> None:
     async def breaking() -> AsyncIterator[bytes]:
         yield bytes(3 * MAX_PIECE_BYTES)
         raise ConnectionError("the caller left")
@@ -217,7 +217,7 @@ async def test_an_upload_whose_source_breaks_off_keeps_nothing_and_says_why(make
 
 
 @BOTH
-async def test_an_upload_that_is_given_up_keeps_nothing(make: Make, path: Path) -> None:
+async def test_cancelled_upload_stores_nothing(make: Make, path: Path) -> None:
     waiting = asyncio.Event()
 
     async def stalling() -> AsyncIterator[bytes]:
@@ -239,7 +239,7 @@ async def test_an_upload_that_is_given_up_keeps_nothing(make: Make, path: Path) 
     assert kept.count("file_pieces") == 0
 
 
-async def test_a_stream_that_ends_without_saying_how_much_it_has_keeps_nothing(path: Path) -> None:
+async def test_stream_that_ends_without_its_byte_count_stores_nothing(path: Path) -> None:
     pb, batch_pb = file_service_pb2, batch_service_pb2
     file, whole = pb.File(name="a", purpose="batch"), pb.UploadFileRequest(file=pb.File(byte_count=3))
     batch = batch_pb.Batch(endpoint="/v1/chat/completions")
@@ -270,7 +270,7 @@ async def test_a_stream_that_ends_without_saying_how_much_it_has_keeps_nothing(p
         assert (made.batch.tenant, made.batch.total_count) == ("default", 1)
 
 
-async def test_a_message_that_is_too_large_is_refused(path: Path) -> None:
+async def test_oversized_message_is_rejected(path: Path) -> None:
     pb, batch_pb = file_service_pb2, batch_service_pb2
     async with behind_a_channel(path) as kept:
         files: Any = file_service_pb2_grpc.FileServiceStub(kept.channel)  # type: ignore[arg-type] # it has one
@@ -290,7 +290,7 @@ async def test_a_message_that_is_too_large_is_refused(path: Path) -> None:
 
 @pytest.mark.slow("runs whole services")
 @BOTH
-async def test_a_batch_is_made_counted_cancelled_and_its_results_are_written(make: Make, path: Path) -> None:
+async def test_batch_is_created_counted_cancelled_and_its_results_are_written(make: Make, path: Path) -> None:
     async with make(path) as kept:
         names = [f"line-{number}" for number in range(MAX_LINES_PER_MESSAGE + 3)]
         made = await kept.batches.create(new_batch(), stream(*(line(name, origin=name.encode()) for name in names)))
@@ -327,9 +327,7 @@ async def test_a_batch_is_made_counted_cancelled_and_its_results_are_written(mak
 
 
 @BOTH
-async def test_a_batch_whose_last_line_ended_is_handed_to_one_writer_and_again_if_that_one_leaves(
-    make: Make, path: Path
-) -> None:
+async def test_finished_batch_is_assigned_to_one_writer_and_reassigned_if_it_leaves(make: Make, path: Path) -> None:
     """It was found only when a caller asked for the batch."""
     async with make(path) as kept:
         made = await kept.batches.create(
@@ -357,7 +355,7 @@ async def test_a_batch_whose_last_line_ended_is_handed_to_one_writer_and_again_i
 
 
 @BOTH
-async def test_a_batch_that_waits_for_a_writer_is_handed_out_after_a_restart_and_when_its_writer_leaves(
+async def test_batch_waiting_for_a_writer_is_reassigned_after_a_restart_and_when_its_writer_leaves(
     make: Make, path: Path
 ) -> None:
     async with make(path) as kept:
@@ -370,7 +368,7 @@ async def test_a_batch_that_waits_for_a_writer_is_handed_out_after_a_restart_and
 
 
 @BOTH
-async def test_a_batch_of_another_tenant_is_not_there(make: Make, path: Path) -> None:
+async def test_batch_of_another_tenant_is_not_found(make: Make, path: Path) -> None:
     async with make(path) as kept:
         made = await kept.batches.create(new_batch(), stream(line("a")))
         for asked in (
@@ -385,7 +383,7 @@ async def test_a_batch_of_another_tenant_is_not_there(make: Make, path: Path) ->
 
 
 @BOTH
-async def test_errors_of_the_lines_are_stored_and_returned(make: Make, path: Path) -> None:
+async def test_line_errors_are_stored_and_returned(make: Make, path: Path) -> None:
     errors = (batch_service_pb2.BatchLineError(code="invalid_json", message="no", line=3, field="body"),)
     async with make(path) as kept:
         made = await kept.batches.create(new_batch(errors=errors), stream())
@@ -405,7 +403,7 @@ class Doorkeeper(RpcGuard):
         set_caller({"ann": ANNS_KEY, "gateway": GATEWAY}.get(who, LOCAL))
 
 
-async def test_a_key_reads_and_writes_only_for_its_tenant_and_no_results_and_nothing_leaves(path: Path) -> None:
+async def test_key_is_limited_to_its_tenant_and_cannot_write_results(path: Path) -> None:
     pb, batch_pb = file_service_pb2, batch_service_pb2
     ann, gateway = (("who", "ann"),), (("who", "gateway"), ("x-tenant-id", "bob"))
     async with behind_a_channel(path, Doorkeeper()) as kept:
@@ -432,7 +430,7 @@ async def test_a_key_reads_and_writes_only_for_its_tenant_and_no_results_and_not
         assert (kept.count("files"), kept.count("batches"), kept.count("tasks")) == (2, 0, 0)
 
 
-async def test_what_an_earlier_life_left_unfinished_is_gone_when_the_router_has_started(path: Path) -> None:
+async def test_incomplete_uploads_of_an_earlier_run_are_removed_at_router_start(path: Path) -> None:
     clock = FakeClock()
     async with in_process(path, clock) as kept:
         window_ends_at = clock.utc_now() + timedelta(days=1)
@@ -450,7 +448,7 @@ async def test_what_an_earlier_life_left_unfinished_is_gone_when_the_router_has_
         assert (await kept.batches.get("ann", batch.id)).state == batch_service_pb2.BATCH_STATE_IN_PROGRESS
 
 
-async def test_as_many_come_in_at_once_as_may(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_concurrent_uploads_and_creations_are_limited(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("router_svc.durable.files.MAX_UPLOADS", 1)
     monkeypatch.setattr("router_svc.durable.batches.batch_servicer.MAX_CREATIONS", 1)
     waiting, go_on = asyncio.Event(), asyncio.Event()
@@ -478,7 +476,7 @@ async def test_as_many_come_in_at_once_as_may(path: Path, monkeypatch: pytest.Mo
             go_on.clear()
 
 
-async def test_what_cannot_be_swept_is_said_and_swept_the_next_time(path: Path) -> None:
+async def test_failed_sweep_is_logged_and_retried(path: Path) -> None:
     clock = FakeClock()
     async with in_process(path, clock, keep_file_seconds=200.0) as kept:
         await kept.files.save(NEW_FILE, stream(b"a"))
@@ -570,7 +568,7 @@ async def serving(service: Silent, tmp_path: Path) -> AsyncIterator[tuple[GrpcHo
 
 
 @pytest.mark.slow("kills or restarts a service")
-async def test_a_keeper_behind_a_channel_that_is_silent_or_stops_is_unavailable(
+async def test_silent_or_stopping_store_behind_a_channel_is_unavailable(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     silent = Silent()
@@ -594,7 +592,7 @@ async def test_a_keeper_behind_a_channel_that_is_silent_or_stops_is_unavailable(
         await refused(Reason.SERVICE_UNAVAILABLE, uploading)
 
 
-async def test_a_caller_that_falls_silent_in_an_upload_is_given_up(tmp_path: Path) -> None:
+async def test_upload_from_a_silent_caller_times_out(tmp_path: Path) -> None:
     async def stalling() -> AsyncIterator[bytes]:
         yield b"a"
         await asyncio.Event().wait()
@@ -614,7 +612,7 @@ class NoMesh:
     view = FleetView(1, {}, {})
 
 
-async def test_a_line_for_an_unknown_model_is_refused_by_its_number_and_nothing_is_kept(path: Path) -> None:
+async def test_line_for_an_unknown_model_is_rejected_by_number_and_nothing_is_stored(path: Path) -> None:
     """The batch was accepted, and in progress until its window ended."""
     database = RouterDatabase(f"sqlite:///{path}")
     service = BatchService(database, BatchLimits(), TaskLimits(), TaskEventBus(), names=KnownNames(NoMesh()))

@@ -13,7 +13,7 @@ from weft.kernel.reasons import Reason
 @pytest.mark.parametrize(
     ("reason", "counts"), [(Reason.SERVER_DIED, True), (Reason.CANCELLED, False), (Reason.UNSPECIFIED, False)]
 )
-async def test_only_an_answer_that_its_runner_broke_off_counts_against_that(
+async def test_only_answers_broken_off_by_the_runner_count_against_it(
     tmp_path: Path, reason: Reason, counts: bool
 ) -> None:
     async with waking_mesh(tmp_path) as mesh:

@@ -69,7 +69,7 @@ async def both_ways(
 
 
 @pytest.mark.parametrize("is_remote", [False, True])
-async def test_a_request_that_waits_is_ended_with_the_name_of_who_cancelled_it(tmp_path: Path, is_remote: bool) -> None:
+async def test_queued_request_is_cancelled_and_records_who_cancelled_it(tmp_path: Path, is_remote: bool) -> None:
     async with router() as mesh, both_ways(mesh, tmp_path, is_remote=is_remote) as (port, requests):
         first, second = port.place(asked("r-1")), port.place(asked("r-2"))
         async with first, second:
@@ -87,7 +87,7 @@ async def test_a_request_that_waits_is_ended_with_the_name_of_who_cancelled_it(t
 
 
 @pytest.mark.parametrize("is_remote", [False, True])
-async def test_a_request_that_runs_hears_of_it_without_asking_and_its_slot_is_free(
+async def test_running_request_is_notified_of_its_cancellation_and_its_slot_freed(
     tmp_path: Path, is_remote: bool
 ) -> None:
     async with router() as mesh, both_ways(mesh, tmp_path, is_remote=is_remote) as (port, requests):
@@ -108,7 +108,7 @@ async def test_a_request_that_runs_hears_of_it_without_asking_and_its_slot_is_fr
 
 
 @pytest.mark.parametrize("is_remote", [False, True])
-async def test_a_cancellation_between_the_grant_and_the_watch_is_not_lost(tmp_path: Path, is_remote: bool) -> None:
+async def test_cancellation_between_grant_and_watch_is_not_lost(tmp_path: Path, is_remote: bool) -> None:
     async with (
         router() as mesh,
         both_ways(mesh, tmp_path, is_remote=is_remote) as (port, requests),
@@ -126,7 +126,7 @@ async def test_a_cancellation_between_the_grant_and_the_watch_is_not_lost(tmp_pa
 
 
 @pytest.mark.parametrize("is_remote", [False, True])
-async def test_a_failed_attempt_of_a_cancelled_request_is_not_placed_again(tmp_path: Path, is_remote: bool) -> None:
+async def test_failed_attempt_of_a_cancelled_request_is_not_retried(tmp_path: Path, is_remote: bool) -> None:
     async with (
         router() as mesh,
         both_ways(mesh, tmp_path, is_remote=is_remote) as (port, requests),
@@ -145,7 +145,7 @@ async def test_a_failed_attempt_of_a_cancelled_request_is_not_placed_again(tmp_p
         assert (await cancelling).cancelled_by == "key:k1"
 
 
-async def test_an_answer_that_was_complete_first_says_so() -> None:
+async def test_answer_completed_before_the_cancellation_is_reported_as_completed() -> None:
     async with router() as mesh, mesh.placement.place(asked("r-1")) as place:
         assert isinstance(await place.next_decision(), Grant)
         heard: asyncio.Future[WeftError] = asyncio.get_running_loop().create_future()
@@ -159,7 +159,7 @@ async def test_an_answer_that_was_complete_first_says_so() -> None:
     assert record.receipt == done
 
 
-async def test_a_dispatcher_that_does_not_end_the_request_in_time_loses_its_slot(
+async def test_dispatcher_that_does_not_end_a_cancelled_request_in_time_loses_its_slot(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("router_svc.request_servicer.CANCEL_WAIT_SECONDS", 0.01)
@@ -174,7 +174,7 @@ async def test_a_dispatcher_that_does_not_end_the_request_in_time_loses_its_slot
                 pass
 
 
-async def test_a_tenant_never_ends_another_tenants_request_of_the_same_id() -> None:
+async def test_tenant_cannot_cancel_another_tenants_request_with_the_same_id() -> None:
     async with router() as mesh:
         mine, theirs = mesh.placement.place(asked("same")), mesh.placement.place(asked("same", tenant="b"))
         async with mine, theirs:
@@ -196,7 +196,7 @@ async def test_a_tenant_never_ends_another_tenants_request_of_the_same_id() -> N
             assert (await mesh.requests.request("same", "a")).state == request_pb2.RequestRecord.STATE_RUNNING
 
 
-async def test_all_requests_of_a_tenant_with_one_id_are_ended() -> None:
+async def test_all_requests_of_a_tenant_with_one_id_are_cancelled() -> None:
     async with router() as mesh:
         first, second = mesh.placement.place(asked("twice")), mesh.placement.place(asked("twice"))
         async with first, second:
@@ -212,7 +212,7 @@ async def test_all_requests_of_a_tenant_with_one_id_are_ended() -> None:
             await ends.seen.wait()
 
 
-async def test_a_request_beyond_those_that_are_remembered_can_be_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_request_evicted_from_the_log_can_be_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
     async with router() as mesh:
         monkeypatch.setattr(mesh.requests, "_log", type(mesh.requests._log)())
         async with mesh.placement.place(asked("r-1")) as place:
@@ -224,7 +224,7 @@ async def test_a_request_beyond_those_that_are_remembered_can_be_cancelled(monke
     assert (record.request_id, record.state, record.cancelled_by) == ("r-1", ENDED, "key:k1")
 
 
-async def test_who_asks_is_believed_only_of_callers_that_act_for_others(tmp_path: Path) -> None:
+async def test_requested_by_is_accepted_only_from_callers_acting_for_others(tmp_path: Path) -> None:
     async with router() as mesh, both_ways(mesh, tmp_path, is_remote=True) as (_, requests):
         del requests
         channel = open_channel(f"unix:{tmp_path / 'router.sock'}")
@@ -256,7 +256,7 @@ def a_task(name: str, tenant: str = "a") -> task_pb2.Task:
 
 @pytest.mark.slow("runs whole services")
 @pytest.mark.parametrize("is_remote", [False, True])
-async def test_a_journaled_request_is_cancelled_by_its_own_id(tmp_path: Path, is_remote: bool) -> None:
+async def test_journaled_request_is_cancelled_by_its_request_id(tmp_path: Path, is_remote: bool) -> None:
     async with router() as mesh, both_ways(mesh, tmp_path, is_remote=is_remote) as (port, requests):
         journal = Journal(a_task("task-1"))
         mesh.requests.look_into(journal)
@@ -269,7 +269,7 @@ async def test_a_journaled_request_is_cancelled_by_its_own_id(tmp_path: Path, is
     assert journal.cancelled == [], "its attempt ends it, with the name of who cancelled it"
 
 
-async def test_a_journaled_request_without_an_attempt_here_is_cancelled_by_its_own_id() -> None:
+async def test_journaled_request_without_a_local_attempt_is_cancelled_by_its_request_id() -> None:
     async with router() as mesh:
         journal = Journal(a_task("task-1"), a_task("task-2"))
         mesh.requests.look_into(journal)
@@ -278,7 +278,7 @@ async def test_a_journaled_request_without_an_attempt_here_is_cancelled_by_its_o
     assert journal.cancelled == ["task-1", "task-2"]
 
 
-async def test_another_tenants_journaled_request_is_not_found_and_two_tenants_must_be_told_apart() -> None:
+async def test_journaled_request_of_another_tenant_is_not_found_and_ambiguous_tenants_are_rejected() -> None:
     async with router() as mesh:
         journal = Journal(a_task("task-1", "a"), a_task("task-2", "b"))
         mesh.requests.look_into(journal)

@@ -63,7 +63,7 @@ def counted(router: Router) -> tuple[int, int]:
 
 
 @pytest.mark.slow("kills or restarts a service")
-async def test_the_end_of_a_stream_whose_router_died_is_recorded_by_the_next_leader(
+async def test_stream_end_after_a_router_death_is_recorded_by_the_next_leader(
     tmp_path: Path,
 ) -> None:
     async with running(tmp_path) as there, reporting(there) as ends:
@@ -86,7 +86,7 @@ async def test_the_end_of_a_stream_whose_router_died_is_recorded_by_the_next_lea
         assert heir.loop.running == heir.loop.waiting == 0
 
 
-async def test_an_end_that_is_delivered_twice_changes_nothing_and_touches_no_account_of_fair_share(
+async def test_duplicate_end_report_changes_nothing_including_fair_share(
     tmp_path: Path,
 ) -> None:
     async with running(tmp_path) as there:
@@ -106,7 +106,7 @@ async def test_an_end_that_is_delivered_twice_changes_nothing_and_touches_no_acc
 
 
 @pytest.mark.slow("waits as long as a request looks for a router that leads")
-async def test_the_end_of_a_request_that_no_router_answered_is_recorded_with_its_reason(tmp_path: Path) -> None:
+async def test_end_of_a_request_no_router_answered_is_recorded_with_its_reason(tmp_path: Path) -> None:
     async with running(tmp_path) as there, reporting(there) as ends:
         request = a_request()
         await there.routers["r1"].lead(False)
@@ -128,7 +128,7 @@ async def test_the_end_of_a_request_that_no_router_answered_is_recorded_with_its
         assert receipt_pb2.Receipt.FromString(found.receipt or b"").lacked_router
 
 
-async def test_a_request_whose_end_its_router_has_heard_or_has_decided_itself_is_not_reported_again(
+async def test_end_already_known_to_the_router_is_not_reported_again(
     tmp_path: Path,
 ) -> None:
     async with running(tmp_path) as there, reporting(there) as ends:
@@ -143,7 +143,7 @@ async def test_a_request_whose_end_its_router_has_heard_or_has_decided_itself_is
         assert ends.held == 0
 
 
-async def test_a_request_that_was_taken_for_cancelled_gets_the_end_that_its_dispatcher_could_not_report(
+async def test_late_end_report_replaces_an_assumed_cancellation(
     tmp_path: Path,
 ) -> None:
     """As one whose report took too long: the router saw the stream close, and nothing else."""
@@ -167,7 +167,7 @@ async def test_a_request_that_was_taken_for_cancelled_gets_the_end_that_its_disp
         assert not await there.placement.report_end(request, a_receipt(request))
 
 
-async def test_a_cancellation_with_a_receipt_stays_as_it_is(tmp_path: Path) -> None:
+async def test_cancellation_with_a_receipt_is_not_replaced(tmp_path: Path) -> None:
     async with running(tmp_path) as there:
         owner, request = there.routers["r1"], a_request()
         async with there.place(request) as placed:
@@ -179,14 +179,14 @@ async def test_a_cancellation_with_a_receipt_stays_as_it_is(tmp_path: Path) -> N
         assert found.reason is Reason.CANCELLED
 
 
-async def test_an_end_without_a_receipt_is_refused_by_the_name_of_the_field(tmp_path: Path) -> None:
+async def test_end_without_a_receipt_is_rejected_and_error_names_the_field(tmp_path: Path) -> None:
     async with running(tmp_path) as there, open_channel(there.routers["r1"].address) as channel:
         stub: Any = placement_service_pb2_grpc.PlacementServiceStub(channel)
         with pytest.raises(grpc.aio.AioRpcError, match=r"finished\.receipt"):
             await stub.ReportEnd(pb.ReportEndRequest(finished=pb.PlaceFinished()))
 
 
-async def test_two_ends_of_one_request_at_once_are_recorded_as_one(tmp_path: Path) -> None:
+async def test_concurrent_end_reports_of_one_request_are_recorded_once(tmp_path: Path) -> None:
     async with running(tmp_path) as there:
         owner, request = there.routers["r1"], a_request()
         owner.records.usage.keep(100)

@@ -17,13 +17,13 @@ from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 
 
-async def test_a_request_is_placed_by_the_router_that_leads(tmp_path: Path) -> None:
+async def test_leading_router_places_the_request(tmp_path: Path) -> None:
     async with running(tmp_path) as there, there.place(a_request()) as place:
         assert (await granted(place)).runner == "a"
         assert {name for name, router in there.routers.items() if router.loop.running} == {"r1"}
 
 
-async def test_a_request_that_waits_at_a_leader_that_dies_is_placed_by_the_next(tmp_path: Path) -> None:
+async def test_request_waiting_at_a_dying_leader_is_placed_by_the_next(tmp_path: Path) -> None:
     async with running(tmp_path) as there, there.place(a_request(1)) as first, there.place(a_request(2)) as second:
         await granted(first)
         assert isinstance(await second.next_decision(), WaitingInQueue)
@@ -38,7 +38,7 @@ async def test_a_request_that_waits_at_a_leader_that_dies_is_placed_by_the_next(
 
 
 @pytest.mark.slow("waits for a health check")
-async def test_a_request_that_waits_at_a_leader_that_steps_down_is_placed_by_the_next_with_its_age(
+async def test_request_waiting_at_a_resigning_leader_is_placed_by_the_next_with_its_age(
     tmp_path: Path,
 ) -> None:
     async with running(tmp_path) as there, there.place(a_request(1)) as first, there.place(a_request(2)) as second:
@@ -53,7 +53,7 @@ async def test_a_request_that_waits_at_a_leader_that_steps_down_is_placed_by_the
         assert entries[0].spec.age_seconds > 0.0
 
 
-async def test_a_request_that_comes_while_no_router_leads_waits_for_the_next(tmp_path: Path) -> None:
+async def test_request_arriving_without_a_leader_waits_for_the_next(tmp_path: Path) -> None:
     async with running(tmp_path) as there:
         link = there.links.leader
         assert link is not None
@@ -68,7 +68,7 @@ async def test_a_request_that_comes_while_no_router_leads_waits_for_the_next(tmp
             assert heir.loop.running == 1
 
 
-async def test_of_two_that_say_that_they_lead_the_later_one_does(tmp_path: Path) -> None:
+async def test_later_of_two_claimed_leaders_is_used(tmp_path: Path) -> None:
     """As a leader that was frozen and thaws: it says so until it has read that another one leads."""
     async with running(tmp_path) as there:
         await there.routers["r2"].lead()
@@ -79,7 +79,7 @@ async def test_of_two_that_say_that_they_lead_the_later_one_does(tmp_path: Path)
 
 
 @pytest.mark.slow("runs whole services")
-async def test_without_any_router_a_request_waits_and_fails_with_its_deadline(tmp_path: Path) -> None:
+async def test_request_without_a_router_waits_and_fails_at_its_deadline(tmp_path: Path) -> None:
     async with running(tmp_path) as there:
         for router in there.routers.values():
             await router.kill()
@@ -90,7 +90,7 @@ async def test_without_any_router_a_request_waits_and_fails_with_its_deadline(tm
         assert failed.value.reason is Reason.DEADLINE_EXCEEDED
 
 
-async def test_before_a_router_has_announced_itself_the_configured_one_places(tmp_path: Path) -> None:
+async def test_configured_router_places_requests_before_any_router_is_announced(tmp_path: Path) -> None:
     async with running(tmp_path) as there:
         there.show()
         async with there.place(a_request()) as place:
@@ -124,7 +124,7 @@ class BreakingStub:
 
 
 @pytest.mark.parametrize("is_abandoned", [True, False])
-async def test_a_placement_whose_connection_breaks_is_lost_and_not_cancelled(is_abandoned: bool) -> None:
+async def test_placement_with_a_broken_connection_is_lost_rather_than_cancelled(is_abandoned: bool) -> None:
     place = RemotePlace(cast("Any", BreakingStub()), a_request())
     async with place:
         if is_abandoned:
@@ -153,7 +153,7 @@ class CutCall:
         return False
 
 
-async def test_a_placement_whose_channel_is_closed_under_it_is_lost_and_its_task_goes_on() -> None:
+async def test_placement_with_a_closed_channel_is_lost_and_its_task_continues() -> None:
     place = RemotePlace(cast("Any", SimpleNamespace(Place=lambda **_: CutCall())), a_request())
     async with place:
         await place.report_first_content(1)
@@ -170,7 +170,7 @@ class WaitingCall(CutCall):
         return await asyncio.Event().wait()
 
 
-async def test_a_placement_whose_task_is_cancelled_ends_with_it() -> None:
+async def test_cancelling_the_task_of_a_placement_ends_it() -> None:
     async with RemotePlace(cast("Any", SimpleNamespace(Place=lambda **_: WaitingCall())), a_request()) as place:
         waiting = asyncio.create_task(place.next_decision())
         await asyncio.sleep(0)
@@ -179,7 +179,7 @@ async def test_a_placement_whose_task_is_cancelled_ends_with_it() -> None:
             await waiting
 
 
-async def test_a_request_whose_leader_leaves_while_it_is_placed_is_placed_by_the_next(tmp_path: Path) -> None:
+async def test_request_is_placed_by_the_next_leader_if_its_leader_leaves_during_placement(tmp_path: Path) -> None:
     async with running(tmp_path) as there, asyncio.timeout(10):
         place = there.place(a_request())
         # Its channel is closed before the call begins.
@@ -196,7 +196,7 @@ class NeverSent(CancelledWhileItEnds):
         await asyncio.Event().wait()
 
 
-async def test_a_placement_whose_first_message_never_leaves_is_lost_with_its_router(tmp_path: Path) -> None:
+async def test_placement_with_an_unsent_first_message_is_lost_with_its_router(tmp_path: Path) -> None:
     async with running(tmp_path) as there, asyncio.timeout(10):
         link = there.links.leader
         assert link is not None

@@ -23,7 +23,7 @@ async def ready_mesh(stack: AsyncExitStack, tmp_path: Path) -> WakingMesh:
     return mesh
 
 
-async def test_a_grant_that_cannot_be_signed_loses_neither_the_others_decisions_nor_its_slot(
+async def test_grant_that_cannot_be_signed_loses_neither_other_decisions_nor_its_slot(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with AsyncExitStack() as stack:
@@ -52,7 +52,7 @@ async def test_a_grant_that_cannot_be_signed_loses_neither_the_others_decisions_
         assert mesh.loop.running == 1
 
 
-async def test_a_tick_that_fails_is_not_the_last_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_failed_tick_does_not_stop_later_ticks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with waking_mesh(tmp_path) as mesh, mesh.place() as place:
         await next_word(place)
         scheduler = mesh.loop._scheduler
@@ -70,7 +70,7 @@ async def test_a_tick_that_fails_is_not_the_last_one(tmp_path: Path, monkeypatch
             await ticks.wait()
 
 
-async def test_a_wake_that_cannot_be_begun_refuses_who_waits_for_it_and_the_next_one_is_tried(
+async def test_wake_that_cannot_start_rejects_its_waiters_and_the_next_one_is_tried(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with waking_mesh(tmp_path) as mesh:
@@ -87,7 +87,7 @@ async def test_a_wake_that_cannot_be_begun_refuses_who_waits_for_it_and_the_next
             assert await mesh.runner.asked() == MODEL
 
 
-async def test_a_request_that_cannot_be_taken_in_leaves_nothing_behind(
+async def test_request_that_cannot_be_admitted_leaves_nothing_behind(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with AsyncExitStack() as stack:

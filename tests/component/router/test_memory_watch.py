@@ -113,7 +113,7 @@ async def test_only_changes_are_reported(stage: Stage) -> None:
     assert stage.watch.hosts == stage.heard[1]
 
 
-async def test_while_a_request_waits_for_a_load_the_ledger_is_read_often(stage: Stage) -> None:
+async def test_ledger_is_polled_frequently_while_a_request_waits_for_a_load(stage: Stage) -> None:
     await stage.pass_time(1.0)
     before = stage.book.looks
     stage.watch.hurry()
@@ -128,7 +128,7 @@ async def test_while_a_request_waits_for_a_load_the_ledger_is_read_often(stage: 
     assert stage.book.looks == calm, "nobody hurries any more"
 
 
-async def test_hurrying_over_and_over_does_not_read_more_often(stage: Stage) -> None:
+async def test_repeated_hurry_calls_do_not_poll_more_often(stage: Stage) -> None:
     before = stage.book.looks
     for _ in range(40):
         stage.watch.hurry()
@@ -136,7 +136,7 @@ async def test_hurrying_over_and_over_does_not_read_more_often(stage: Stage) -> 
     assert stage.book.looks - before <= 5
 
 
-async def test_a_large_book_is_read_less_often_however_much_hurry_there_is(stage: Stage) -> None:
+async def test_large_ledger_is_polled_less_often_regardless_of_hurry(stage: Stage) -> None:
     count = 2 * MAX_HOSTS_PER_SECOND
     stage.book.hosts = [lease_service_pb2.HostMemory(host=f"host-{number}") for number in range(count)]
     await stage.pass_time(POLL_SECONDS)
@@ -147,7 +147,7 @@ async def test_a_large_book_is_read_less_often_however_much_hurry_there_is(stage
     assert stage.book.looks - before == 16 * HURRIED_POLL_SECONDS / 2
 
 
-async def test_the_last_view_stays_while_the_registry_is_away_and_its_age_is_known(stage: Stage) -> None:
+async def test_last_view_remains_during_a_registry_outage_and_has_an_age(stage: Stage) -> None:
     stage.book.is_away = True
     await stage.pass_time(3 * POLL_SECONDS)
     assert set(stage.watch.hosts) == {"host-a"}
@@ -158,13 +158,13 @@ async def test_the_last_view_stays_while_the_registry_is_away_and_its_age_is_kno
 
 
 @pytest.mark.slow("floods a service")
-async def test_hosts_beyond_the_bound_are_left_out(stage: Stage) -> None:
+async def test_hosts_over_the_limit_are_omitted(stage: Stage) -> None:
     stage.book.hosts = [lease_service_pb2.HostMemory(host=f"host-{number}") for number in range(MAX_HOSTS + 5)]
     await stage.pass_time(POLL_SECONDS)
     assert len(stage.watch.hosts) == MAX_HOSTS
 
 
-async def test_a_listener_that_fails_does_not_end_the_watch(tmp_path: Path) -> None:
+async def test_failing_listener_does_not_end_the_watch(tmp_path: Path) -> None:
     book, clock, server = Book(), FakeClock(), new_server()  # type: ignore[abstract]  # nobody calls the others
     lease_service_pb2_grpc.add_LeaseServiceServicer_to_server(book, server)
     address = f"unix:{tmp_path / 'registry.sock'}"
@@ -184,12 +184,12 @@ async def test_a_listener_that_fails_does_not_end_the_watch(tmp_path: Path) -> N
     await server.stop(None)
 
 
-def test_totals_are_without_the_margins_over_all_devices() -> None:
+def test_totals_cover_all_devices_without_margins() -> None:
     memory = host_memory_of(host_of("host-a", free_gib=3))
     assert (memory.host, memory.total_bytes, memory.free_bytes) == ("host-a", 32 * GIB, 6 * GIB)
 
 
-def test_models_are_named_by_what_the_lease_is_for_and_programs_by_what_they_call_themselves() -> None:
+def test_models_are_named_by_lease_purpose_and_programs_by_their_own_name() -> None:
     memory = host_memory_of(
         host_of(
             "host-a",

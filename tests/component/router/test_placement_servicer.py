@@ -79,14 +79,14 @@ async def _placed(folder: Any, **fields: Any) -> tuple[WeftError, list[Placement
         ({"work": float("inf")}, "open.work"),
     ],
 )
-async def test_what_no_request_can_be_is_refused_by_name_before_it_is_placed(
+async def test_invalid_request_is_rejected_by_field_before_placement(
     tmp_path: Any, fields: dict[str, Any], field: str
 ) -> None:
     error, asked = await _placed(tmp_path, **fields)
     assert (error.reason, error.metadata["field"], asked) == (Reason.INVALID_ARGUMENT, field, [])
 
 
-async def test_a_request_at_every_bound_comes_to_be_placed(tmp_path: Any) -> None:
+async def test_request_at_every_limit_is_placed(tmp_path: Any) -> None:
     error, asked = await _placed(
         tmp_path,
         priority=priority_pb2.PRIORITY_HIGH,
@@ -102,7 +102,7 @@ async def test_a_request_at_every_bound_comes_to_be_placed(tmp_path: Any) -> Non
     ("number", "thinking"),
     [(0, ThinkingMode.DEFAULT), (2, ThinkingMode.ENABLED), (3, ThinkingMode.DISABLED), (99, ThinkingMode.DEFAULT)],
 )
-async def test_how_a_request_thinks_arrives_and_an_unknown_mode_is_as_none(
+async def test_thinking_mode_is_passed_and_an_unknown_mode_is_ignored(
     number: int, thinking: ThinkingMode, tmp_path: Any
 ) -> None:
     error, asked = await _placed(tmp_path, needed_thinking=number)

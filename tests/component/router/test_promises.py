@@ -92,7 +92,7 @@ async def _acknowledge_and_die(file: Path, promised: Path) -> None:
 
 
 @pytest.mark.slow("kills or restarts a service")
-async def test_a_start_after_a_stop_misses_nothing(place: Place) -> None:
+async def test_restart_after_a_stop_reports_no_loss(place: Place) -> None:
     service = _service(place.database())
     await service.start()
     await _submit(service, TASKS)
@@ -102,7 +102,7 @@ async def test_a_start_after_a_stop_misses_nothing(place: Place) -> None:
 
 
 @pytest.mark.slow("kills or restarts a service")
-async def test_a_start_after_a_kill_misses_nothing(place: Place) -> None:
+async def test_restart_after_a_kill_reports_no_loss(place: Place) -> None:
     for _ in range(2):
         program = (sys.executable, __file__, str(place.file), str(place.promised))
         router = await asyncio.create_subprocess_exec(*program, env={**os.environ, "PYTHONPATH": str(TESTS)})
@@ -111,7 +111,7 @@ async def test_a_start_after_a_kill_misses_nothing(place: Place) -> None:
         assert await place.loss() is None
 
 
-async def test_a_database_without_a_record_of_acknowledgements_misses_nothing_that_anybody_knows(place: Place) -> None:
+async def test_database_without_an_acknowledgement_record_reports_no_loss(place: Place) -> None:
     (await place.killed()).promised.unlink()
     assert await place.loss() is None
     assert place.promised.exists()
@@ -119,7 +119,7 @@ async def test_a_database_without_a_record_of_acknowledgements_misses_nothing_th
 
 @pytest.mark.slow("runs whole services")
 @pytest.mark.parametrize("words", [b"", b"{", b"[1]", b'{"store_id": 1}', b"\x00" * 256])
-async def test_a_damaged_record_is_started_again(place: Place, words: bytes) -> None:
+async def test_damaged_record_is_recreated(place: Place, words: bytes) -> None:
     (await place.killed()).promised.write_bytes(words)
     assert await place.loss() is None
     await place.killed()
@@ -161,7 +161,7 @@ DAMAGES: list[Callable[[Place], None]] = [_truncated, _half, _overwritten, _with
 
 @pytest.mark.slow("runs whole services")
 @pytest.mark.parametrize("damage", DAMAGES)
-async def test_acknowledged_tasks_that_are_missing_are_noticed_once_and_said_until_it_is_dealt_with(
+async def test_missing_acknowledged_tasks_are_detected_once_and_reported_until_resolved(
     place: Place, damage: Callable[[Place], None]
 ) -> None:
     damage(await place.killed())
@@ -179,9 +179,7 @@ async def test_acknowledged_tasks_that_are_missing_are_noticed_once_and_said_unt
 
 
 @pytest.mark.slow("runs whole services")
-async def test_an_older_copy_is_noticed_and_so_is_the_newer_one_when_it_is_put_back_after_more_was_acknowledged(
-    place: Place, tmp_path: Path
-) -> None:
+async def test_older_database_copy_is_detected_and_so_is_a_restored_newer_one(place: Place, tmp_path: Path) -> None:
     older, newer = tmp_path / "older.db", tmp_path / "newer.db"
     _backup((await place.killed()).file, older)
     _backup((await place.killed()).file, newer)
@@ -197,7 +195,7 @@ async def test_an_older_copy_is_noticed_and_so_is_the_newer_one_when_it_is_put_b
 
 
 @pytest.mark.slow("runs whole services")
-async def test_another_home_s_database_is_noticed(place: Place, tmp_path: Path) -> None:
+async def test_database_of_another_home_is_detected(place: Place, tmp_path: Path) -> None:
     other = await Place(tmp_path / "other").killed(2 * TASKS)
     await place.killed()
     _deleted(place)
@@ -211,9 +209,7 @@ def _backup(file: Path, copy: Path) -> None:
 
 
 @pytest.mark.parametrize("removal", [_deleted, _emptied])
-async def test_a_home_that_is_removed_under_a_running_router_accepts_nothing_any_more(
-    place: Place, removal: Callable[[Place], None]
-) -> None:
+async def test_router_with_a_removed_home_accepts_nothing(place: Place, removal: Callable[[Place], None]) -> None:
     service = _service(place.database())
     await service.start()
     await _submit(service)
@@ -228,7 +224,7 @@ async def test_a_home_that_is_removed_under_a_running_router_accepts_nothing_any
     await service.stop(0)
 
 
-async def test_a_home_that_is_moved_away_and_back_goes_on(place: Place) -> None:
+async def test_home_moved_away_and_back_continues_to_work(place: Place) -> None:
     service = _service(place.database())
     await service.start()
     away = place.state.with_name("away")
@@ -241,7 +237,7 @@ async def test_a_home_that_is_moved_away_and_back_goes_on(place: Place) -> None:
     assert await place.loss() is None
 
 
-async def test_a_transaction_that_changes_nothing_is_not_counted(place: Place) -> None:
+async def test_no_op_transaction_is_not_counted(place: Place) -> None:
     database = place.database()
     store = SqlTaskStore(database)
     await store.start()
@@ -252,7 +248,7 @@ async def test_a_transaction_that_changes_nothing_is_not_counted(place: Place) -
 
 
 @pytest.mark.slow("runs whole services")
-async def test_the_record_is_on_the_disk_within_a_second(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_record_is_written_to_disk_within_a_second(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     flushed, flushes = asyncio.Event(), list[int]()
     loop = asyncio.get_running_loop()
     sync = os.fsync

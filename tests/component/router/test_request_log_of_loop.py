@@ -102,7 +102,7 @@ def kinds(record: pb.RequestRecord) -> list[int]:
     return [decision.kind for decision in record.decisions]
 
 
-async def test_a_request_that_waits_and_then_runs_can_be_followed_to_its_receipt() -> None:
+async def test_request_is_tracked_from_queue_to_receipt() -> None:
     async with router() as mesh:
         first = mesh.placement.place(asked("r-1"))
         second = mesh.placement.place(asked("r-2", client_id="nightly", names_priority=False))
@@ -136,7 +136,7 @@ async def test_a_request_that_waits_and_then_runs_can_be_followed_to_its_receipt
         assert 'weft_router_requests_total{model="qwen",outcome="completed",reason="completed"} 2.0' in page
 
 
-async def test_one_request_too_many_is_refused_before_the_queue_and_remembered() -> None:
+async def test_request_over_the_limit_is_rejected_before_the_queue_and_recorded() -> None:
     async with router(RateLimitConfig(default=(Rate(1, 60),))) as mesh:
         async with mesh.placement.place(asked("r-1")) as place:
             assert isinstance(await place.next_decision(), Grant)
@@ -153,7 +153,7 @@ async def test_one_request_too_many_is_refused_before_the_queue_and_remembered()
         )
 
 
-async def test_a_refusal_of_the_scheduler_is_remembered_with_its_message() -> None:
+async def test_scheduler_rejection_is_recorded_with_its_message() -> None:
     async with router() as mesh:
         async with mesh.placement.place(asked("r-1", model="nothing")) as place:
             with pytest.raises(WeftError) as refused:
@@ -163,7 +163,7 @@ async def test_a_refusal_of_the_scheduler_is_remembered_with_its_message() -> No
         assert kinds(record) == [pb.DecisionRecord.KIND_REJECTED]
 
 
-async def test_a_load_is_explained_with_what_decided_it() -> None:
+async def test_load_decision_is_explained_with_its_cause() -> None:
     async with router(phase=InstanceState.PHASE_HIBERNATING) as mesh, mesh.placement.place(asked("r-1")) as place:
         assert isinstance(await place.next_decision(), LoadingModel)
         record = await mesh.told("r-1")
@@ -175,7 +175,7 @@ async def test_a_load_is_explained_with_what_decided_it() -> None:
         assert why
 
 
-async def test_a_failed_attempt_is_part_of_the_story() -> None:
+async def test_failed_attempt_is_recorded_as_a_decision() -> None:
     async with router() as mesh, mesh.placement.place(asked("r-1", seconds_left=5.0)) as place:
         grant = await place.next_decision()
         assert isinstance(grant, Grant)
@@ -183,7 +183,7 @@ async def test_a_failed_attempt_is_part_of_the_story() -> None:
         assert pb.DecisionRecord.KIND_FAILED in kinds(await mesh.told("r-1")), "it is not placed again yet"
 
 
-async def test_a_caller_that_leaves_is_cancelled_and_nothing_stays_under_way() -> None:
+async def test_disconnected_caller_is_cancelled_and_nothing_stays_running() -> None:
     async with router() as mesh:
         async with mesh.placement.place(asked("r-1")) as first:
             await first.next_decision()
@@ -204,7 +204,7 @@ async def _wait_for_a_place(mesh: Router, is_told: asyncio.Event) -> None:
             is_told.set()
 
 
-async def test_a_request_that_runs_while_its_router_stops_is_not_recorded_as_cancelled() -> None:
+async def test_request_running_at_router_stop_is_not_recorded_as_cancelled() -> None:
     """Its dispatcher hangs up, and goes on with its runner: what is in the database stays a request under way."""
     async with router() as mesh:
         mesh.books.requests.unwritten.keep(100)

@@ -78,7 +78,7 @@ async def remote(router: Router, folder: Path) -> AsyncIterator[RemoteRequests]:
         await server.stop(grace=None)
 
 
-async def test_what_is_read_over_a_socket_is_what_the_router_says(tmp_path: Path) -> None:
+async def test_remote_reads_equal_local_reads(tmp_path: Path) -> None:
     router = Router()
     for key, tenant in ((1, "a"), (2, "b"), (3, "a")):
         router.arrive(key, f"r-{key}", tenant)
@@ -93,7 +93,7 @@ async def test_what_is_read_over_a_socket_is_what_the_router_says(tmp_path: Path
                 assert all(not one.decisions for one in found.requests)
 
 
-async def test_ended_requests_are_listed_by_outcome_the_last_first(tmp_path: Path) -> None:
+async def test_ended_requests_are_listed_by_outcome_newest_first(tmp_path: Path) -> None:
     router = Router()
     ends = {1: Reason.UNSPECIFIED, 2: Reason.STALL_TIMEOUT, 3: Reason.CANCELLED, 4: None, 5: Reason.UNSPECIFIED}
     for key, reason in ends.items():
@@ -123,7 +123,7 @@ async def test_ended_requests_are_listed_by_outcome_the_last_first(tmp_path: Pat
 
 
 @pytest.mark.parametrize(("request_id", "tenant"), [("r-9", ""), ("r-1", "b")])
-async def test_an_unknown_request_and_another_tenants_are_not_found_with_the_same_message(
+async def test_unknown_and_foreign_requests_return_the_same_not_found_message(
     tmp_path: Path, request_id: str, tenant: str
 ) -> None:
     router = Router()
@@ -135,7 +135,7 @@ async def test_an_unknown_request_and_another_tenants_are_not_found_with_the_sam
             assert caught.value.reason is Reason.NOT_FOUND
 
 
-async def test_what_cannot_be_an_id_or_a_limit_is_refused_naming_it(tmp_path: Path) -> None:
+async def test_invalid_id_or_limit_is_rejected_by_name(tmp_path: Path) -> None:
     async with remote(Router(), tmp_path) as requests:
         with pytest.raises(FieldError) as caught:
             await requests.request("two words")
@@ -148,7 +148,7 @@ async def test_what_cannot_be_an_id_or_a_limit_is_refused_naming_it(tmp_path: Pa
         assert caught.value.field == "limit"
 
 
-async def test_a_router_that_is_gone_is_said_to_be(tmp_path: Path) -> None:
+async def test_unreachable_router_is_unavailable(tmp_path: Path) -> None:
     channel = open_channel(f"unix:{tmp_path / 'nobody.sock'}")
     requests = RemoteRequests(channel)
     for ask in (requests.request("r-1"), requests.requests(), requests.clients()):
@@ -227,7 +227,7 @@ REFUSALS = [
 
 
 @pytest.mark.parametrize("refusal", REFUSALS, ids=lambda refusal: refusal.reason.name)
-async def test_the_figures_of_a_refusal_survive_the_placement_call(tmp_path: Path, refusal: WeftError) -> None:
+async def test_rejection_metadata_survives_the_placement_call(tmp_path: Path, refusal: WeftError) -> None:
     router = _RefusingRouter(refusal)
     server = new_server()
     placement_service_pb2_grpc.add_PlacementServiceServicer_to_server(PlacementServicer(router), server)

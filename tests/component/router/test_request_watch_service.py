@@ -101,7 +101,7 @@ async def until(watch: AsyncGenerator[pb.WatchRequestsResponse], state: int) -> 
     raise AssertionError("the watch ended")
 
 
-async def test_a_watch_begins_with_what_there_is_and_goes_on_with_what_changes(tmp_path: Path) -> None:
+async def test_watch_starts_with_existing_requests_and_continues_with_changes(tmp_path: Path) -> None:
     router = Router()
     for key in (1, 2, 3):
         router.arrive(key)
@@ -125,7 +125,7 @@ async def test_a_watch_begins_with_what_there_is_and_goes_on_with_what_changes(t
             assert await snapshot(watch) == ["r-1", "r-3"]
 
 
-async def test_a_new_position_in_the_queue_reaches_the_watcher(tmp_path: Path) -> None:
+async def test_queue_position_change_reaches_the_watcher(tmp_path: Path) -> None:
     router = Router()
     router.arrive(1)
     router.wait(1, 3)
@@ -136,7 +136,7 @@ async def test_a_new_position_in_the_queue_reaches_the_watcher(tmp_path: Path) -
         assert [one.queued.position for one in response.requests] == [2]
 
 
-async def test_a_large_snapshot_comes_in_several_messages(tmp_path: Path) -> None:
+async def test_large_snapshot_is_split_into_messages(tmp_path: Path) -> None:
     router = Router(WatchLimits(max_batch=10))
     for key in range(25):
         router.arrive(key)
@@ -146,7 +146,7 @@ async def test_a_large_snapshot_comes_in_several_messages(tmp_path: Path) -> Non
     assert sizes == [10, 10, 5]
 
 
-async def test_a_watch_above_the_maximum_is_refused_and_one_that_was_left_makes_room(tmp_path: Path) -> None:
+async def test_watch_over_the_limit_is_rejected_until_another_leaves(tmp_path: Path) -> None:
     router = Router()
     async with remote(router, tmp_path) as requests:
         async with aclosing(requests.watch()) as first, aclosing(requests.watch_figures()) as second:
@@ -167,14 +167,14 @@ async def has_room(requests: RemoteRequests) -> bool:
     return False
 
 
-async def test_a_negative_number_of_ended_requests_is_refused(tmp_path: Path) -> None:
+async def test_negative_ended_request_count_is_rejected(tmp_path: Path) -> None:
     async with remote(Router(), tmp_path) as requests:
         with pytest.raises(FieldError) as caught:
             await anext(requests.watch("", -1))
         assert caught.value.field == "ended_limit"
 
 
-async def test_a_watch_ends_with_the_router(tmp_path: Path) -> None:
+async def test_watch_ends_with_the_router(tmp_path: Path) -> None:
     router = Router()
     async with remote(router, tmp_path) as requests, aclosing(requests.watch()) as watch:
         await snapshot(watch)
@@ -185,7 +185,7 @@ async def test_a_watch_ends_with_the_router(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow("runs whole services")
-async def test_figures_are_read_and_watched_over_a_socket(tmp_path: Path) -> None:
+async def test_metrics_are_read_and_watched_over_a_socket(tmp_path: Path) -> None:
     router = Router()
     router.figures.note_load(3, 1, router.clock.monotonic())
     async with remote(router, tmp_path) as requests:

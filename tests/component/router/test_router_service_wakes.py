@@ -104,7 +104,7 @@ def plan(port: int) -> Wake:
     return wake_plan(by_runner=False, by_mesh=recipe)
 
 
-async def test_a_sleeping_host_gets_a_magic_packet_and_serves_when_it_is_back(tmp_path: Path) -> None:
+async def test_sleeping_host_gets_a_magic_packet_and_serves_when_awake(tmp_path: Path) -> None:
     registry = scripted_registry()
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as card:
         card.bind(("127.0.0.1", 0))
@@ -120,7 +120,7 @@ async def test_a_sleeping_host_gets_a_magic_packet_and_serves_when_it_is_back(tm
             assert (await grant_of(place)).runner_incarnation == "second"
 
 
-async def test_a_router_that_stops_in_the_middle_of_a_wake_refuses_waiting_requests(tmp_path: Path) -> None:
+async def test_router_stopping_during_a_wake_rejects_waiting_requests(tmp_path: Path) -> None:
     registry = scripted_registry()
     registry.tell(plan(port=9), incarnation="first", phase=None)
     async with running_router(tmp_path, registry) as router, asking(router) as place:

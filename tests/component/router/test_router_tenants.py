@@ -63,7 +63,7 @@ def minutely(requests: int) -> TenantLimit:
     return TenantLimit(window=TenantLimit.WINDOW_MINUTE, requests=requests)
 
 
-async def test_a_limit_holds_from_its_declaration_on_and_no_longer_than_that() -> None:
+async def test_limit_applies_only_while_declared() -> None:
     async with router() as mesh:
         for name in ("r-1", "r-2"):
             async with mesh.placement.place(asked(name)) as place:
@@ -83,7 +83,7 @@ async def test_a_limit_holds_from_its_declaration_on_and_no_longer_than_that() -
             assert isinstance(await place.next_decision(), Grant)
 
 
-async def test_requests_that_wait_and_run_are_not_disturbed_by_a_change_of_their_tenant() -> None:
+async def test_tenant_changes_do_not_disturb_waiting_and_running_requests() -> None:
     async with router(slots=1) as mesh:
         first, second = mesh.placement.place(asked("r-1")), mesh.placement.place(asked("r-2"))
         async with first, second:
@@ -99,7 +99,7 @@ async def test_requests_that_wait_and_run_are_not_disturbed_by_a_change_of_their
             await second.report_finished(Reason.UNSPECIFIED)
 
 
-async def test_a_tenant_that_may_run_more_gets_the_free_slots_at_once() -> None:
+async def test_raised_tenant_limit_grants_free_slots_immediately() -> None:
     settings = Settings(tenants={"a": TenantSettings(max_in_flight=1)})
     async with router(slots=2, settings=settings) as mesh:
         first, second = mesh.placement.place(asked("r-1")), mesh.placement.place(asked("r-2"))
@@ -112,7 +112,7 @@ async def test_a_tenant_that_may_run_more_gets_the_free_slots_at_once() -> None:
                     pass
 
 
-async def test_the_permission_to_leave_the_premises_is_the_declared_one() -> None:
+async def test_remote_permission_comes_from_the_declared_tenant() -> None:
     async with router() as mesh:
         for manifest, expected in (
             (None, False),
@@ -125,7 +125,7 @@ async def test_the_permission_to_leave_the_premises_is_the_declared_one() -> Non
                 assert TicketClaims.FromString(grant.claims).allow_remote is expected
 
 
-async def test_a_tenant_of_the_registrys_file_changes_nothing_at_a_router_that_has_its_own() -> None:
+async def test_configured_registry_tenant_does_not_override_router_rate_limits() -> None:
     async with router(rates=RateLimitConfig(tenants={"a": (Rate(2, 60),)})) as mesh:
         mesh.declare(TenantManifest(name="a", limits=[minutely(1)]), source=Tenant.SOURCE_CONFIGURED)
         for name in ("r-1", "r-2"):
@@ -133,7 +133,7 @@ async def test_a_tenant_of_the_registrys_file_changes_nothing_at_a_router_that_h
                 assert isinstance(await place.next_decision(), Grant)
 
 
-async def test_the_first_decision_says_what_is_left_and_the_uses_say_the_same() -> None:
+async def test_first_decision_has_the_remaining_limits_and_usage_agrees() -> None:
     async with router(slots=1) as mesh:
         mesh.declare(TenantManifest(name="a", limits=[minutely(5)]))
         first, second = mesh.placement.place(asked("r-1")), mesh.placement.place(asked("r-2"))
@@ -150,6 +150,6 @@ async def test_the_first_decision_says_what_is_left_and_the_uses_say_the_same() 
         assert await mesh.requests.limit_uses("b") == []
 
 
-async def test_a_request_of_a_tenant_without_limits_is_told_nothing() -> None:
+async def test_request_of_an_unlimited_tenant_has_no_rate_limits() -> None:
     async with router() as mesh, mesh.placement.place(asked("r-1")) as place:
         assert (await place.next_decision()).rate_limits is None

@@ -51,7 +51,7 @@ async def test_many_requests_share_one_wake_and_are_granted_when_the_model_is_re
         assert len(mesh.runner.calls) == 1
 
 
-async def test_a_runners_error_reaches_all_who_wait_and_the_next_request_asks_again(tmp_path: Path) -> None:
+async def test_runner_error_reaches_all_waiters_and_the_next_request_retries(tmp_path: Path) -> None:
     async with waking_mesh(tmp_path) as mesh, AsyncExitStack() as stack:
         places = await waiting_places(stack, mesh, 3)
         await mesh.runner.asked()
@@ -63,7 +63,7 @@ async def test_a_runners_error_reaches_all_who_wait_and_the_next_request_asks_ag
         assert await mesh.runner.asked() == MODEL
 
 
-async def test_a_load_that_found_no_memory_refuses_no_request_and_they_wait_on(tmp_path: Path) -> None:
+async def test_load_without_memory_rejects_no_request_and_they_continue_waiting(tmp_path: Path) -> None:
     async with waking_mesh(tmp_path) as mesh, AsyncExitStack() as stack:
         (place,) = await waiting_places(stack, mesh, 1)
         await mesh.runner.asked()
@@ -75,7 +75,7 @@ async def test_a_load_that_found_no_memory_refuses_no_request_and_they_wait_on(t
         assert "did not fit on here a moment ago" in word.reason
 
 
-async def test_a_relayed_runner_is_called_through_its_relay(tmp_path: Path) -> None:
+async def test_relayed_runner_is_called_through_its_relay(tmp_path: Path) -> None:
     async with waking_mesh(tmp_path) as mesh, AsyncExitStack() as stack:
         mesh.show(InstanceState.PHASE_HIBERNATING, runner={"address": relayed_address(mesh.runner.address, RUNNER)})
         await waiting_places(stack, mesh, 1)
@@ -83,7 +83,7 @@ async def test_a_relayed_runner_is_called_through_its_relay(tmp_path: Path) -> N
         assert mesh.runner.calls[0][1][RUNNER_KEY] == RUNNER
 
 
-async def test_a_host_that_the_mesh_wakes_serves_with_its_new_incarnation(tmp_path: Path) -> None:
+async def test_host_woken_by_the_mesh_serves_with_its_new_incarnation(tmp_path: Path) -> None:
     async with waking_mesh(tmp_path, plan=BY_BOTH) as mesh, AsyncExitStack() as stack:
         mesh.show(InstanceState.PHASE_HIBERNATING, runner=GONE)
         (place,) = await waiting_places(stack, mesh, 1)
@@ -97,7 +97,7 @@ async def test_a_host_that_the_mesh_wakes_serves_with_its_new_incarnation(tmp_pa
         assert mesh.recipes.seconds == [120.0]
 
 
-async def test_a_runner_that_cannot_wake_the_model_itself_is_not_called(tmp_path: Path) -> None:
+async def test_runner_that_cannot_wake_the_model_is_not_called(tmp_path: Path) -> None:
     async with waking_mesh(tmp_path, plan=BY_MESH) as mesh, AsyncExitStack() as stack:
         (place,) = await waiting_places(stack, mesh, 1)
         await mesh.wait_for_sleepers(1)
@@ -106,14 +106,14 @@ async def test_a_runner_that_cannot_wake_the_model_itself_is_not_called(tmp_path
         assert (mesh.recipes.ran, mesh.runner.calls) == ([PACKET], [])
 
 
-async def test_a_runner_that_is_up_is_called_before_its_host_is_woken(tmp_path: Path) -> None:
+async def test_running_runner_is_called_before_its_host_is_woken(tmp_path: Path) -> None:
     async with waking_mesh(tmp_path, plan=BY_BOTH) as mesh, AsyncExitStack() as stack:
         await waiting_places(stack, mesh, 1)
         await mesh.runner.asked()
         assert mesh.recipes.ran == []
 
 
-async def test_a_host_that_fell_asleep_unnoticed_is_woken_and_its_runner_called_until_it_answers(
+async def test_host_that_fell_asleep_unnoticed_is_woken_and_its_runner_retried(
     tmp_path: Path,
 ) -> None:
     late = tmp_path / "late.sock"
@@ -134,7 +134,7 @@ async def test_a_host_that_fell_asleep_unnoticed_is_woken_and_its_runner_called_
         asked.result()
 
 
-async def test_a_model_that_fell_asleep_again_before_anybody_saw_it_awake_is_woken_again(tmp_path: Path) -> None:
+async def test_model_that_fell_asleep_again_unseen_is_woken_again(tmp_path: Path) -> None:
     async with waking_mesh(tmp_path) as mesh, AsyncExitStack() as stack:
         (place,) = await waiting_places(stack, mesh, 1)
         await mesh.runner.asked()
@@ -152,7 +152,7 @@ async def test_a_model_that_fell_asleep_again_before_anybody_saw_it_awake_is_wok
         await grant_of(place)
 
 
-async def test_a_wake_that_the_registry_does_not_show_ends_by_the_runners_report(tmp_path: Path) -> None:
+async def test_wake_missing_in_the_registry_ends_by_the_runner_report(tmp_path: Path) -> None:
     async with waking_mesh(tmp_path) as mesh, AsyncExitStack() as stack:
         (place,) = await waiting_places(stack, mesh, 1)
         await mesh.runner.asked()
@@ -166,7 +166,7 @@ async def test_a_wake_that_the_registry_does_not_show_ends_by_the_runners_report
         assert len(mesh.runner.calls) == 2
 
 
-async def test_a_model_that_fell_asleep_while_the_registry_was_away_is_woken(tmp_path: Path) -> None:
+async def test_model_that_fell_asleep_during_a_registry_outage_is_woken(tmp_path: Path) -> None:
     async with waking_mesh(tmp_path) as mesh, AsyncExitStack() as stack:
         mesh.show(InstanceState.PHASE_READY)
         place = await stack.enter_async_context(mesh.place())
@@ -181,7 +181,7 @@ async def test_a_model_that_fell_asleep_while_the_registry_was_away_is_woken(tmp
         assert len(mesh.runner.calls) == 1
 
 
-async def test_a_command_is_not_run_unless_the_router_allows_commands(tmp_path: Path) -> None:
+async def test_command_does_not_run_unless_the_router_allows_commands(tmp_path: Path) -> None:
     command = wake_plan(by_runner=False, by_mesh=command_recipe(argv=("poweron", "s3cret")))
     async with waking_mesh(tmp_path, plan=command) as mesh, AsyncExitStack() as stack:
         (place,) = await waiting_places(stack, mesh, 1)
@@ -193,7 +193,7 @@ async def test_a_command_is_not_run_unless_the_router_allows_commands(tmp_path: 
         assert mesh.recipes.ran == []
 
 
-async def test_a_command_is_run_where_the_router_allows_commands(tmp_path: Path) -> None:
+async def test_command_runs_if_the_router_allows_commands(tmp_path: Path) -> None:
     recipe = command_recipe(argv=("poweron",))
     plan = wake_plan(by_runner=False, by_mesh=recipe)
     async with (
@@ -207,14 +207,14 @@ async def test_a_command_is_run_where_the_router_allows_commands(tmp_path: Path)
         assert mesh.recipes.ran == [recipe]
 
 
-async def test_the_failure_of_a_recipe_has_its_cause(tmp_path: Path) -> None:
+async def test_recipe_failure_has_its_cause(tmp_path: Path) -> None:
     async with waking_mesh(tmp_path, plan=BY_MESH) as mesh, AsyncExitStack() as stack:
         mesh.recipes.error = WeftError(Reason.WAKE_FAILED, "the recipe's request was answered with status 502")
         (place,) = await waiting_places(stack, mesh, 1)
         assert "status 502" in (await refusal_of(place)).message
 
 
-async def test_an_unforeseen_error_ends_the_wake_without_details(tmp_path: Path) -> None:
+async def test_unexpected_error_ends_the_wake_without_details(tmp_path: Path) -> None:
     async with waking_mesh(tmp_path, plan=BY_MESH) as mesh, AsyncExitStack() as stack:
         mesh.recipes.error = ValueError("s3cret")
         (place,) = await waiting_places(stack, mesh, 1)
@@ -223,7 +223,7 @@ async def test_an_unforeseen_error_ends_the_wake_without_details(tmp_path: Path)
         assert "s3cret" not in refusal.message
 
 
-async def test_a_wake_that_takes_too_long_fails_at_its_bound(tmp_path: Path) -> None:
+async def test_wake_times_out(tmp_path: Path) -> None:
     async with waking_mesh(tmp_path) as mesh, AsyncExitStack() as stack:
         (place,) = await waiting_places(stack, mesh, 1)
         await mesh.runner.asked()
@@ -235,14 +235,14 @@ async def test_a_wake_that_takes_too_long_fails_at_its_bound(tmp_path: Path) -> 
             await mesh.runner.cancelled.wait()
 
 
-async def test_a_lost_runner_without_a_wake_recipe_fails_the_wake(tmp_path: Path) -> None:
+async def test_lost_runner_without_a_wake_recipe_fails_the_wake(tmp_path: Path) -> None:
     async with waking_mesh(tmp_path) as mesh, AsyncExitStack() as stack:
         mesh.show(InstanceState.PHASE_HIBERNATING, runner={"address": f"unix:{tmp_path / 'nowhere.sock'}"})
         (place,) = await waiting_places(stack, mesh, 1)
         assert (await refusal_of(place)).reason is Reason.WAKE_FAILED
 
 
-async def test_a_backend_that_cannot_start_fails_the_wake_with_what_its_runner_says(tmp_path: Path) -> None:
+async def test_backend_start_failure_fails_the_wake_with_the_runner_message(tmp_path: Path) -> None:
     async with waking_mesh(tmp_path, plan=BY_MESH) as mesh, AsyncExitStack() as stack:
         mesh.show(InstanceState.PHASE_HIBERNATING, runner=GONE)
         (place,) = await waiting_places(stack, mesh, 1)
@@ -251,7 +251,7 @@ async def test_a_backend_that_cannot_start_fails_the_wake_with_what_its_runner_s
         assert "the model file is damaged" in (await refusal_of(place)).message
 
 
-async def test_a_model_that_is_deleted_while_it_wakes_ends_its_wake(tmp_path: Path) -> None:
+async def test_deleting_a_waking_model_ends_its_wake(tmp_path: Path) -> None:
     async with waking_mesh(tmp_path, plan=BY_MESH) as mesh, AsyncExitStack() as stack:
         (place,) = await waiting_places(stack, mesh, 1)
         await mesh.wait_for_sleepers(1)
@@ -260,7 +260,7 @@ async def test_a_model_that_is_deleted_while_it_wakes_ends_its_wake(tmp_path: Pa
         await mesh.until_no_wake_is_under_way()
 
 
-async def test_a_wake_outlives_its_requests_and_serves_the_next_one(tmp_path: Path) -> None:
+async def test_wake_outlives_its_requests_and_serves_the_next_one(tmp_path: Path) -> None:
     async with waking_mesh(tmp_path) as mesh:
         async with AsyncExitStack() as stack:
             await waiting_places(stack, mesh, 2)
@@ -274,7 +274,7 @@ async def test_a_wake_outlives_its_requests_and_serves_the_next_one(tmp_path: Pa
         assert not mesh.runner.cancelled.is_set()
 
 
-async def test_a_router_that_stops_refuses_waiting_requests_and_ends_the_wake(tmp_path: Path) -> None:
+async def test_stopping_router_rejects_waiting_requests_and_ends_the_wake(tmp_path: Path) -> None:
     async with waking_mesh(tmp_path) as mesh, AsyncExitStack() as stack:
         (place,) = await waiting_places(stack, mesh, 1)
         await mesh.runner.asked()
@@ -286,7 +286,7 @@ async def test_a_router_that_stops_refuses_waiting_requests_and_ends_the_wake(tm
         assert mesh.clock.sleepers == 0
 
 
-async def test_a_model_that_woke_by_itself_needs_no_answer_from_its_runner(tmp_path: Path) -> None:
+async def test_model_that_woke_on_its_own_needs_no_runner_response(tmp_path: Path) -> None:
     async with waking_mesh(tmp_path) as mesh, AsyncExitStack() as stack:
         (place,) = await waiting_places(stack, mesh, 1)
         await mesh.runner.asked()
@@ -294,7 +294,7 @@ async def test_a_model_that_woke_by_itself_needs_no_answer_from_its_runner(tmp_p
         assert (await grant_of(place)).runner == RUNNER
 
 
-async def test_a_runner_that_reported_awake_is_not_called_again_before_its_next_report(tmp_path: Path) -> None:
+async def test_runner_that_reported_awake_is_not_called_again_before_its_next_report(tmp_path: Path) -> None:
     async with waking_mesh(tmp_path) as mesh, AsyncExitStack() as stack:
         (place,) = await waiting_places(stack, mesh, 1)
         await mesh.runner.asked()
@@ -307,7 +307,7 @@ async def test_a_runner_that_reported_awake_is_not_called_again_before_its_next_
         await grant_of(place)
 
 
-async def test_the_second_wake_says_how_long_it_will_take(tmp_path: Path) -> None:
+async def test_second_wake_has_an_eta(tmp_path: Path) -> None:
     async with waking_mesh(tmp_path) as mesh, AsyncExitStack() as stack:
         await waiting_places(stack, mesh, 1)
         await mesh.runner.asked()
@@ -322,7 +322,7 @@ async def test_the_second_wake_says_how_long_it_will_take(tmp_path: Path) -> Non
         assert word.progress == 0.0
 
 
-async def test_a_wake_that_is_given_up_ends_its_call_to_the_runner_and_refuses_no_request(tmp_path: Path) -> None:
+async def test_abandoned_wake_cancels_its_runner_call_and_rejects_no_request(tmp_path: Path) -> None:
     async with waking_mesh(tmp_path) as mesh, AsyncExitStack() as stack:
         (place,) = await waiting_places(stack, mesh, 1)
         await mesh.runner.asked()

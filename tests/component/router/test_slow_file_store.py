@@ -37,7 +37,7 @@ class Slow(Silent):
         )
 
 
-async def test_a_store_that_writes_for_longer_than_an_answer_may_take_is_waited_for(tmp_path: Path) -> None:
+async def test_slow_store_write_is_awaited_beyond_the_response_timeout(tmp_path: Path) -> None:
     async def content() -> AsyncIterator[bytes]:
         for _ in range(PIECES):
             yield bytes(MAX_PIECE_BYTES)

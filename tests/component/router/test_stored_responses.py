@@ -73,7 +73,7 @@ async def refused(reason: Reason, awaited: object) -> str:
 
 
 @pytest.mark.parametrize("make", [keeping, keeping_behind_a_channel])
-async def test_an_answer_that_was_saved_is_the_same_when_it_is_read(make: object, tmp_path: Path) -> None:
+async def test_saved_response_round_trips(make: object, tmp_path: Path) -> None:
     async with make(tmp_path) as store:  # type: ignore[operator]
         saved = stored_response_service_pb2.StoredResponse(
             id="resp_1",
@@ -88,7 +88,7 @@ async def test_an_answer_that_was_saved_is_the_same_when_it_is_read(make: object
 
 
 @pytest.mark.parametrize("make", [keeping, keeping_behind_a_channel])
-async def test_an_answer_of_another_tenant_is_not_there_and_cannot_be_overwritten(make: object, tmp_path: Path) -> None:
+async def test_response_of_another_tenant_is_not_found_and_cannot_be_overwritten(make: object, tmp_path: Path) -> None:
     async with make(tmp_path) as store:  # type: ignore[operator]
         await store.save(response("resp_1"))
         missing = await refused(Reason.NOT_FOUND, store.get("bob", "resp_none"))
@@ -101,7 +101,7 @@ async def test_an_answer_of_another_tenant_is_not_there_and_cannot_be_overwritte
 
 
 @pytest.mark.parametrize("make", [keeping, keeping_behind_a_channel])
-async def test_a_conversation_comes_oldest_first_and_breaks_where_one_was_deleted(make: object, tmp_path: Path) -> None:
+async def test_conversation_is_oldest_first_and_stops_at_a_deleted_response(make: object, tmp_path: Path) -> None:
     async with make(tmp_path) as store:  # type: ignore[operator]
         await store.save(response("resp_1"))
         await store.save(response("resp_2", previous="resp_1"))
@@ -112,7 +112,7 @@ async def test_a_conversation_comes_oldest_first_and_breaks_where_one_was_delete
         assert [step.id for step in await store.chain("ann", "resp_1")] == ["resp_1"]
 
 
-async def test_what_was_saved_outlives_the_router_and_is_on_disk_with_the_acknowledgement(tmp_path: Path) -> None:
+async def test_saved_response_is_on_disk_at_acknowledgement_and_survives_the_router(tmp_path: Path) -> None:
     async with keeping(tmp_path) as store:
         await store.save(response("resp_1"))
         with sqlite3.connect(tmp_path / "router.db") as reader:
@@ -123,7 +123,7 @@ async def test_what_was_saved_outlives_the_router_and_is_on_disk_with_the_acknow
         assert (await store.get("ann", "resp_1")).id == "resp_1"
 
 
-async def test_answers_are_purged_when_their_time_has_ended(tmp_path: Path) -> None:
+async def test_expired_responses_are_purged(tmp_path: Path) -> None:
     clock = FakeClock()
     old = stored_response_service_pb2.StoredResponse(
         id="resp_old", tenant="ann", previous_id="", create_time=stamp_of(clock.utc_now()), body=b"b", items=b"[]"
@@ -139,7 +139,7 @@ async def test_answers_are_purged_when_their_time_has_ended(tmp_path: Path) -> N
         await refused(Reason.NOT_FOUND, store.get("ann", "resp_old"))
 
 
-async def test_a_tenant_keeps_no_more_than_it_may_and_can_still_replace_and_delete(tmp_path: Path) -> None:
+async def test_tenant_quota_is_enforced_but_replacing_and_deleting_still_work(tmp_path: Path) -> None:
     async with keeping(tmp_path, limits=ResponseLimits(max_per_tenant=2)) as store:
         await store.save(response("resp_1"))
         await store.save(response("resp_2"))
@@ -153,7 +153,7 @@ async def test_a_tenant_keeps_no_more_than_it_may_and_can_still_replace_and_dele
         await refused(Reason.TOO_MANY_RESOURCES, store.save(response("resp_4")))
 
 
-async def test_bytes_are_bounded_for_an_answer_a_tenant_and_a_conversation(tmp_path: Path) -> None:
+async def test_size_is_limited_per_response_tenant_and_conversation(tmp_path: Path) -> None:
     limits = ResponseLimits(max_bytes=100, max_tenant_bytes=300, max_chain_bytes=150)
     async with keeping(tmp_path, limits=limits) as store:
         await refused(Reason.REQUEST_TOO_LARGE, store.save(response("resp_0", size=99)))
@@ -166,7 +166,7 @@ async def test_bytes_are_bounded_for_an_answer_a_tenant_and_a_conversation(tmp_p
         await store.save(response("resp_3", size=50))
 
 
-async def test_bytes_are_bounded_for_all_tenants_together(tmp_path: Path) -> None:
+async def test_total_size_across_tenants_is_limited(tmp_path: Path) -> None:
     limits = ResponseLimits(max_total_bytes=250)
     async with keeping(tmp_path, limits=limits) as store:
         await store.save(response("resp_1", size=98))
@@ -182,7 +182,7 @@ async def test_bytes_are_bounded_for_all_tenants_together(tmp_path: Path) -> Non
 
 
 @pytest.mark.slow("kills or restarts a service")
-async def test_a_keeper_behind_a_channel_that_is_silent_or_stops_is_unavailable(tmp_path: Path) -> None:
+async def test_silent_or_stopping_store_behind_a_channel_is_unavailable(tmp_path: Path) -> None:
     called = asyncio.Event()
 
     class SilentResponses(stored_response_service_pb2_grpc.StoredResponseServiceServicer):
@@ -215,7 +215,7 @@ async def test_a_keeper_behind_a_channel_that_is_silent_or_stops_is_unavailable(
 
 
 @pytest.mark.slow("floods a service")
-async def test_a_conversation_that_never_ends_is_refused_before_it_is_read(tmp_path: Path) -> None:
+async def test_endless_conversation_is_rejected_before_it_is_read(tmp_path: Path) -> None:
     async with keeping(tmp_path) as store:
         for number in range(MAX_CHAIN + 1):
             await store.save(response(f"resp_{number}", previous=f"resp_{number - 1}" if number else ""))
@@ -226,7 +226,7 @@ async def test_a_conversation_that_never_ends_is_refused_before_it_is_read(tmp_p
         await refused(Reason.INVALID_ARGUMENT, store.chain("ann", "resp_loop"))
 
 
-def test_a_postgres_url_without_its_driver_is_an_error_that_names_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_postgres_url_without_its_driver_is_an_error_that_names_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "weft.sql.postgres", None)
     with pytest.raises(WeftError, match=r"pip install psycopg") as found:
         RouterDatabase("postgresql://ann:hunter2@host/weft")

@@ -119,7 +119,7 @@ async def _overtaken(
 
 
 @readings
-async def test_a_task_read_before_its_cancel_is_not_shown_waiting_after_it(reading: Reading) -> None:
+async def test_stale_read_does_not_show_a_cancelled_task_as_waiting(reading: Reading) -> None:
     async with task_bench(store=SteppedTaskStore()) as bench:
         task = await bench.submit(key=KEY)
         told = await _overtaken(bench, reading(bench, task), lambda: bench.service.tasks.cancel(TENANT, task.id))
@@ -129,7 +129,7 @@ async def test_a_task_read_before_its_cancel_is_not_shown_waiting_after_it(readi
 
 
 @readings
-async def test_a_task_read_before_its_end_is_not_shown_running_after_another_answer_had_the_end(
+async def test_stale_read_does_not_show_an_ended_task_as_running(
     reading: Reading,
 ) -> None:
     async with task_bench(store=SteppedTaskStore()) as bench:
@@ -146,7 +146,7 @@ async def test_a_task_read_before_its_end_is_not_shown_running_after_another_ans
         assert (told is None) is (reading is _listed_as_open)
 
 
-async def test_an_attempt_is_not_shown_again_after_the_next_one_was() -> None:
+async def test_earlier_attempt_is_not_returned_after_a_later_one() -> None:
     async with task_bench(store=SteppedTaskStore()) as bench:
         task, call = await bench.begun()
 
@@ -162,7 +162,7 @@ async def test_an_attempt_is_not_shown_again_after_the_next_one_was() -> None:
         assert (told.state, told.attempt) == (task_pb2.TASK_STATE_RUNNING, 2)
 
 
-async def test_a_task_that_was_said_to_be_deleted_is_not_listed_any_more() -> None:
+async def test_deleted_task_is_not_listed_by_a_stale_read() -> None:
     async with task_bench(store=SteppedTaskStore()) as bench:
         task = await bench.submit()
         await bench.service.tasks.cancel(TENANT, task.id)
@@ -179,7 +179,7 @@ async def test_a_task_that_was_said_to_be_deleted_is_not_listed_any_more() -> No
         (_sent_again, Reason.SERVICE_UNAVAILABLE),
     ],
 )
-async def test_a_task_that_was_said_to_be_deleted_is_not_shown_any_more(reading: Reading, reason: Reason) -> None:
+async def test_deleted_task_is_not_returned_by_a_stale_read(reading: Reading, reason: Reason) -> None:
     async with task_bench(store=SteppedTaskStore()) as bench:
         task = await bench.submit(key=KEY)
         await bench.service.tasks.cancel(TENANT, task.id)
@@ -189,7 +189,7 @@ async def test_a_task_that_was_said_to_be_deleted_is_not_shown_any_more(reading:
         assert refused.value.reason is reason
 
 
-async def test_an_answer_to_another_tenant_does_not_affect_those_to_the_owner() -> None:
+async def test_response_to_another_tenant_does_not_affect_the_owner() -> None:
     async with task_bench(store=SteppedTaskStore()) as bench:
         task = await bench.submit()
 
@@ -208,7 +208,7 @@ def _task(state: "task_pb2.TaskState.ValueType", attempt: int = 0, *, task_id: s
     )
 
 
-def test_nothing_is_remembered_once_every_reading_is_answered() -> None:
+def test_monotonic_read_state_is_cleared_after_the_last_read() -> None:
     shown = MonotonicReads()
     with shown.reading():
         shown.show(_task(task_pb2.TASK_STATE_CANCELLED))
@@ -216,7 +216,7 @@ def test_nothing_is_remembered_once_every_reading_is_answered() -> None:
         assert shown.show(_task(task_pb2.TASK_STATE_PENDING)) == _task(task_pb2.TASK_STATE_PENDING)
 
 
-def test_what_is_remembered_for_one_long_reading_has_a_bound() -> None:
+def test_monotonic_read_state_of_a_long_read_is_bounded() -> None:
     shown = MonotonicReads()
     with shown.reading():
         for _ in range(MAX_REMEMBERED + 1):

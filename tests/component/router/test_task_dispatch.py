@@ -204,7 +204,7 @@ async def begun(runner: Runner) -> None:
     runner.begun.clear()
 
 
-async def test_a_task_is_an_ordinary_request_of_the_lowest_class_with_its_own_id(tmp_path: Path) -> None:
+async def test_task_runs_as_a_lowest_priority_request_with_its_own_id(tmp_path: Path) -> None:
     async with mesh_of(tmp_path) as (mesh, tasks):
         mesh.show()
         spec = chat_spec()
@@ -224,7 +224,7 @@ async def test_a_task_is_an_ordinary_request_of_the_lowest_class_with_its_own_id
         assert mesh.runner.metadata[0]["traceparent"] == spec.traceparent
 
 
-async def test_the_owner_of_a_task_has_the_name_of_its_router_and_is_of_one_start(tmp_path: Path) -> None:
+async def test_task_owner_has_the_router_name_and_a_unique_id_per_start(tmp_path: Path) -> None:
     owners = []
     for _ in range(2):
         async with mesh_of(tmp_path) as (mesh, tasks):
@@ -237,7 +237,7 @@ async def test_the_owner_of_a_task_has_the_name_of_its_router_and_is_of_one_star
     assert len(set(owners)) == 2
 
 
-async def test_a_task_with_a_priority_of_its_own_waits_in_that_class_and_is_streamed(tmp_path: Path) -> None:
+async def test_task_with_its_own_priority_waits_in_that_class_and_streams(tmp_path: Path) -> None:
     async with mesh_of(tmp_path) as (mesh, tasks):
         mesh.show()
         spec = chat_spec()
@@ -249,7 +249,7 @@ async def test_a_task_with_a_priority_of_its_own_waits_in_that_class_and_is_stre
         assert (options.priority, options.whole) == (priority_pb2.PRIORITY_HIGH, False)
 
 
-async def test_an_embedding_is_a_task_too(tmp_path: Path) -> None:
+async def test_embedding_runs_as_a_task(tmp_path: Path) -> None:
     async with mesh_of(tmp_path) as (mesh, tasks):
         mesh.show()
         task_id = await submit(tasks, embedding_spec())
@@ -262,7 +262,7 @@ async def test_an_embedding_is_a_task_too(tmp_path: Path) -> None:
 
 @pytest.mark.slow("runs whole services")
 @pytest.mark.parametrize("shown", ["a mesh without the model", "nothing"])
-async def test_a_task_waits_for_its_pool_and_starts_with_the_first_runner(shown: str, tmp_path: Path) -> None:
+async def test_task_waits_for_its_pool_and_starts_with_the_first_runner(shown: str, tmp_path: Path) -> None:
     async with mesh_of(tmp_path) as (mesh, tasks):
         if shown != "nothing":
             mesh.show(model=False)
@@ -280,7 +280,7 @@ async def test_a_task_waits_for_its_pool_and_starts_with_the_first_runner(shown:
 
 
 @pytest.mark.slow("runs whole services")
-async def test_a_task_that_waits_for_its_model_is_no_request_that_has_failed(tmp_path: Path) -> None:
+async def test_task_waiting_for_its_model_is_not_recorded_as_a_failed_request(tmp_path: Path) -> None:
     """Each look for the model was a request of the task's id that had ended with model_not_found."""
     async with mesh_of(tmp_path) as (mesh, tasks):
         mesh.show(model=False)
@@ -297,7 +297,7 @@ async def test_a_task_that_waits_for_its_model_is_no_request_that_has_failed(tmp
         assert mesh.requests.find(task_id, 0.0, TENANT) is not None
 
 
-async def test_a_cancel_reaches_the_runner(tmp_path: Path) -> None:
+async def test_cancel_reaches_the_runner(tmp_path: Path) -> None:
     async with mesh_of(tmp_path) as (mesh, tasks):
         mesh.show()
         task_id = await submit(tasks)
@@ -308,7 +308,7 @@ async def test_a_cancel_reaches_the_runner(tmp_path: Path) -> None:
         assert (await end_of(tasks, task_id))[0].state == task_pb2.TASK_STATE_CANCELLED
 
 
-async def test_an_answer_that_breaks_off_is_begun_again_and_nothing_of_both_is_mixed(tmp_path: Path) -> None:
+async def test_interrupted_answer_restarts_without_mixing_attempts(tmp_path: Path) -> None:
     async with mesh_of(tmp_path) as (mesh, tasks):
         mesh.show()
         task_id = await submit(tasks)
@@ -322,7 +322,7 @@ async def test_an_answer_that_breaks_off_is_begun_again_and_nothing_of_both_is_m
         assert attempts[0].receipt is not None
 
 
-async def test_a_task_that_is_cancelled_while_it_waits_for_a_slot_leaves_the_queue(tmp_path: Path) -> None:
+async def test_task_cancelled_while_queued_for_a_slot_leaves_the_queue(tmp_path: Path) -> None:
     async with mesh_of(tmp_path) as (mesh, tasks):
         mesh.show(slots=1)
         holder = PlacementRequest(request_id="r", tenant="bob", model="qwen", operation=Operation.CHAT)
@@ -339,7 +339,7 @@ async def test_a_task_that_is_cancelled_while_it_waits_for_a_slot_leaves_the_que
         assert not mesh.runner.calls
 
 
-async def test_a_slot_that_was_granted_for_a_task_that_is_gone_is_free_at_once(tmp_path: Path) -> None:
+async def test_slot_granted_to_a_deleted_task_is_freed_immediately(tmp_path: Path) -> None:
     async with mesh_of(tmp_path) as (mesh, tasks):
         mesh.show(slots=1)
         holder = PlacementRequest(request_id="r", tenant="bob", model="qwen", operation=Operation.CHAT)
@@ -362,7 +362,7 @@ async def test_a_slot_that_was_granted_for_a_task_that_is_gone_is_free_at_once(t
 
 
 @pytest.mark.slow("floods a service")
-async def test_many_tasks_run_as_many_at_once_as_there_are_slots_and_each_once(tmp_path: Path) -> None:
+async def test_many_tasks_run_once_each_with_concurrency_equal_to_the_slots(tmp_path: Path) -> None:
     async with mesh_of(tmp_path) as (mesh, tasks):
         mesh.show(slots=4)
         task_ids = [await submit(tasks) for _ in range(40)]

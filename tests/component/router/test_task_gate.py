@@ -80,7 +80,7 @@ class Claims:
             raise self._error
 
 
-async def test_words_about_waiting_claim_nothing_and_the_first_grant_claims_once() -> None:
+async def test_waiting_decisions_claim_nothing_and_the_first_grant_claims_once() -> None:
     scheduler, claims = Scheduler(WAITING, LOADING, grant(1), grant(2)), Claims()
     async with GatedPlacement(scheduler, claims).place(REQUEST) as place:
         assert await place.next_decision() == WAITING
@@ -96,7 +96,7 @@ async def test_words_about_waiting_claim_nothing_and_the_first_grant_claims_once
 
 
 @pytest.mark.parametrize("error", [ClaimMissedError(), WeftError(Reason.SERVICE_UNAVAILABLE, "no database")])
-async def test_a_claim_that_fails_gives_the_slot_back_at_once_and_blames_no_runner(error: WeftError) -> None:
+async def test_failed_claim_frees_the_slot_immediately_and_blames_no_runner(error: WeftError) -> None:
     scheduler = Scheduler(grant())
     async with GatedPlacement(scheduler, Claims(error)).place(REQUEST) as place:
         with pytest.raises(WeftError) as found:
@@ -106,7 +106,7 @@ async def test_a_claim_that_fails_gives_the_slot_back_at_once_and_blames_no_runn
 
 
 @pytest.mark.parametrize("word", [WAITING, LOADING], ids=["waiting", "loading"])
-async def test_a_claim_does_not_wait_for_another_runner(word: Decision) -> None:
+async def test_claim_does_not_wait_for_another_runner(word: Decision) -> None:
     scheduler = Scheduler(grant(), word)
     async with GatedPlacement(scheduler, Claims()).place(REQUEST) as place:
         await place.next_decision()
@@ -116,7 +116,7 @@ async def test_a_claim_does_not_wait_for_another_runner(word: Decision) -> None:
         assert found.value.reason is Reason.CONNECT_FAILED
 
 
-async def test_a_request_that_is_placed_again_keeps_its_claim() -> None:
+async def test_retried_placement_keeps_its_claim() -> None:
     scheduler, claims = Scheduler(grant(1), grant(2)), Claims()
     gated = GatedPlacement(scheduler, claims)
     async with gated.place(REQUEST) as place:

@@ -31,7 +31,7 @@ async def take_over(bench: TaskBench, task_id: str) -> Claim:
     return claim
 
 
-async def test_a_heartbeat_keeps_the_claim_of_a_long_answer() -> None:
+async def test_heartbeat_keeps_the_claim_of_a_long_answer() -> None:
     async with task_bench() as bench:
         task, call = await bench.begun()
         await bench.advance(600)
@@ -40,7 +40,7 @@ async def test_a_heartbeat_keeps_the_claim_of_a_long_answer() -> None:
         assert (await bench.until(task.id, task_pb2.TASK_STATE_COMPLETED)).attempt == 1
 
 
-async def test_a_renewal_that_takes_longer_than_the_lease_does_not_begin_again_what_runs_here() -> None:
+async def test_renewal_slower_than_the_lease_does_not_restart_local_work() -> None:
     async with task_bench() as bench:
         task, call = await bench.begun()
         bench.store.renewals_answer_late = late = asyncio.Event()
@@ -53,7 +53,7 @@ async def test_a_renewal_that_takes_longer_than_the_lease_does_not_begin_again_w
         assert len(bench.calls.made) == 1
 
 
-async def test_a_lost_lease_ends_the_work_and_its_late_result_is_discarded() -> None:
+async def test_lost_lease_ends_the_work_and_discards_its_late_result() -> None:
     async with task_bench() as bench:
         task, call = await bench.begun()
         other = await take_over(bench, task.id)
@@ -68,7 +68,7 @@ async def test_a_lost_lease_ends_the_work_and_its_late_result_is_discarded() -> 
         assert not bench.store.ended
 
 
-async def test_a_late_result_is_discarded_by_the_fence_even_before_a_heartbeat() -> None:
+async def test_late_result_is_discarded_by_fencing_even_before_a_heartbeat() -> None:
     async with task_bench() as bench:
         task, call = await bench.begun()
         await take_over(bench, task.id)
@@ -80,7 +80,7 @@ async def test_a_late_result_is_discarded_by_the_fence_even_before_a_heartbeat()
         assert (await bench.get(task.id)).owner == "router-other"
 
 
-async def test_without_the_fence_a_late_result_would_be_the_tasks_end() -> None:
+async def test_late_result_would_complete_the_task_without_fencing() -> None:
     class Unfenced(MemoryTaskStore):
         def _held(self, claim: Claim) -> Kept | None:
             return self.kept.get(claim.task_id)
@@ -94,7 +94,7 @@ async def test_without_the_fence_a_late_result_would_be_the_tasks_end() -> None:
         assert (claim.attempt, counted) == (1, True)
 
 
-async def test_a_piece_that_comes_too_late_ends_the_work_at_once() -> None:
+async def test_stale_chunk_ends_the_work_immediately() -> None:
     async with task_bench() as bench:
         task, call = await bench.begun()
         await take_over(bench, task.id)
@@ -104,7 +104,7 @@ async def test_a_piece_that_comes_too_late_ends_the_work_at_once() -> None:
         assert not bench.store.kept[task.id].chunks
 
 
-async def test_leases_of_a_router_that_is_gone_are_taken_back_and_their_tasks_are_begun_again() -> None:
+async def test_leases_of_a_lost_router_are_reclaimed_and_their_tasks_restart() -> None:
     async with task_bench() as bench, task_bench(clock=bench.clock, store=bench.store) as gone:
         await bench.service.stop(0)
         task, call = await gone.begun()
@@ -127,7 +127,7 @@ async def test_leases_of_a_router_that_is_gone_are_taken_back_and_their_tasks_ar
             assert [counted for _, _, counted in bench.store.ended] == [True, False]
 
 
-async def test_a_task_whose_last_attempt_lost_its_lease_has_failed() -> None:
+async def test_task_fails_if_its_last_attempt_loses_its_lease() -> None:
     async with task_bench(limits=TaskLimits(max_attempts=1)) as bench:
         task = await bench.submit()
         call = await bench.calls.next()
@@ -141,7 +141,7 @@ async def test_a_task_whose_last_attempt_lost_its_lease_has_failed() -> None:
         assert not call.claimed.is_set()
 
 
-async def test_a_cancel_through_another_router_reaches_the_work_with_its_event() -> None:
+async def test_cancel_through_another_router_reaches_the_work_by_event() -> None:
     async with task_bench() as bench:
         task, call = await bench.begun()
         await bench.store.cancel(TENANT, task.id, now_of(bench.clock))
@@ -151,7 +151,7 @@ async def test_a_cancel_through_another_router_reaches_the_work_with_its_event()
         assert (await bench.get(task.id)).state == task_pb2.TASK_STATE_CANCELLED
 
 
-async def test_a_cancel_whose_event_got_lost_reaches_the_work_with_the_next_renewal() -> None:
+async def test_cancel_with_a_lost_event_reaches_the_work_at_the_next_renewal() -> None:
     async with task_bench() as bench:
         task, call = await bench.begun()
         # The first task that runs asks for a renewal.
@@ -163,7 +163,7 @@ async def test_a_cancel_whose_event_got_lost_reaches_the_work_with_the_next_rene
         await left(call)
 
 
-async def test_news_that_was_missed_is_looked_up() -> None:
+async def test_missed_events_trigger_a_lookup() -> None:
     async with task_bench() as bench:
         task, call = await bench.begun()
         await bench.store.cancel(TENANT, task.id, now_of(bench.clock))
@@ -172,7 +172,7 @@ async def test_news_that_was_missed_is_looked_up() -> None:
         await left(call)
 
 
-async def test_a_result_waits_for_a_database_that_is_locked_for_longer_than_the_lease() -> None:
+async def test_result_waits_for_a_database_locked_longer_than_the_lease() -> None:
     async with task_bench() as bench:
         task, call = await bench.begun()
         call.say(text("half"))
@@ -191,7 +191,7 @@ async def test_a_result_waits_for_a_database_that_is_locked_for_longer_than_the_
         assert words == ["half", " and all", ""]
 
 
-async def test_a_result_that_the_database_never_took_is_dropped_and_the_task_is_begun_again() -> None:
+async def test_result_that_could_not_be_stored_is_dropped_and_the_task_restarts() -> None:
     async with task_bench() as bench:
         task, call = await bench.begun()
         bench.store.is_failing = True
@@ -208,7 +208,7 @@ async def test_a_result_that_the_database_never_took_is_dropped_and_the_task_is_
         assert [counted for _, _, counted in bench.store.ended] == [True]
 
 
-async def test_while_the_database_fails_a_runner_is_not_listened_to_without_bound() -> None:
+async def test_runner_output_buffering_is_bounded_while_the_database_fails() -> None:
     async with task_bench(limits=TaskLimits(max_piece_bytes=100)) as bench:
         _, call = await bench.begun()
         bench.store.is_failing = True
@@ -221,7 +221,7 @@ async def test_while_the_database_fails_a_runner_is_not_listened_to_without_boun
         assert call.words.qsize() == 0
 
 
-async def test_a_claim_that_is_acknowledged_late_is_not_taken_for_a_stray_one() -> None:
+async def test_late_acknowledged_claim_is_not_treated_as_stray() -> None:
     async with task_bench() as bench:
         bench.store.claims_answer_late = late = asyncio.Event()
         task = await bench.submit()
@@ -236,7 +236,7 @@ async def test_a_claim_that_is_acknowledged_late_is_not_taken_for_a_stray_one() 
         assert (await bench.until(task.id, task_pb2.TASK_STATE_COMPLETED)).attempt == 1
 
 
-async def test_a_claim_that_was_never_acknowledged_is_given_back_and_is_no_attempt() -> None:
+async def test_unacknowledged_claim_is_released_and_does_not_count_as_an_attempt() -> None:
     async with task_bench(limits=TaskLimits(max_attempts=1)) as bench:
         task = await bench.submit()
         call = await bench.calls.next()

@@ -19,7 +19,7 @@ from weft_testing.fake_clock import FakeClock
 DIED = WeftError(Reason.SERVER_DIED, "the server died")
 
 
-async def test_a_task_is_claimed_only_when_the_scheduler_has_a_slot_for_it() -> None:
+async def test_task_is_claimed_only_when_the_scheduler_has_a_slot() -> None:
     async with task_bench() as bench:
         task = await bench.submit()
         call = await bench.calls.next()
@@ -37,7 +37,7 @@ async def test_a_task_is_claimed_only_when_the_scheduler_has_a_slot_for_it() -> 
         assert running.owner == bench.store.claims[0].owner
 
 
-async def test_a_finished_answer_is_kept_whole_with_its_receipt() -> None:
+async def test_finished_answer_is_stored_completely_with_its_receipt() -> None:
     async with task_bench() as bench:
         task, call = await bench.begun()
         call.say(event_pb2.InferenceEvent(started=event_pb2.Started(runner="a")), text("one "))
@@ -59,7 +59,7 @@ async def test_a_finished_answer_is_kept_whole_with_its_receipt() -> None:
         assert kinds == ["started", "delta", "delta", "finished"]
 
 
-async def test_the_last_of_an_answer_is_committed_together_with_its_end() -> None:
+async def test_last_output_is_committed_together_with_the_end() -> None:
     async with task_bench() as bench:
         task, call = await bench.begun()
         call.say(text("one"))
@@ -70,7 +70,7 @@ async def test_the_last_of_an_answer_is_committed_together_with_its_end() -> Non
         assert [chunk.event_count for chunk in outcome.chunks] == [2]
 
 
-async def test_an_embedding_is_kept_with_all_its_vectors() -> None:
+async def test_embedding_is_stored_with_all_its_vectors() -> None:
     async with task_bench() as bench:
         task, call = await bench.begun(embedding_spec())
         finished = event_pb2.InferenceEvent(finished=event_pb2.Finished())
@@ -82,7 +82,7 @@ async def test_an_embedding_is_kept_with_all_its_vectors() -> None:
         assert list(chunk.output.embeddings) == vectors
 
 
-async def test_a_lost_attempt_reverts_the_task_and_its_pieces_and_is_made_again_after_a_pause() -> None:
+async def test_lost_attempt_discards_its_chunks_and_the_task_retries_after_a_backoff() -> None:
     async with task_bench() as bench:
         task, call = await bench.begun()
         call.say(text("half"))
@@ -103,7 +103,7 @@ async def test_a_lost_attempt_reverts_the_task_and_its_pieces_and_is_made_again_
         assert await bench.attempts(task.id) == ["SERVER_DIED", "UNSPECIFIED"]
 
 
-async def test_pauses_double_with_each_lost_attempt_up_to_their_bound() -> None:
+async def test_backoff_doubles_with_each_lost_attempt_up_to_its_maximum() -> None:
     limits = TaskLimits(retry_delay_seconds=1.0, max_retry_delay_seconds=3.0)
     async with task_bench(limits=limits) as bench:
         task, call = await bench.begun()
@@ -133,7 +133,7 @@ async def test_attempts_are_limited_and_the_failure_has_the_last_reason() -> Non
         assert failed.error.message == "after 2 attempts: the server died"
 
 
-async def test_a_runner_that_is_dead_and_not_yet_known_to_be_costs_no_attempt() -> None:
+async def test_connection_to_a_dead_runner_does_not_count_as_an_attempt() -> None:
     """Found by killing runners: until the registry had missed heartbeats, a task used up all it had on connections."""
     async with task_bench(limits=TaskLimits(max_attempts=1)) as bench:
         task, call = await bench.begun()
@@ -150,7 +150,7 @@ async def test_a_runner_that_is_dead_and_not_yet_known_to_be_costs_no_attempt() 
         assert done.attempt == 4
 
 
-async def test_a_request_that_would_fail_anywhere_fails_at_its_first_attempt() -> None:
+async def test_permanent_error_fails_at_the_first_attempt() -> None:
     async with task_bench() as bench:
         task, call = await bench.begun()
         call.fail(WeftError(Reason.CONTEXT_LENGTH_EXCEEDED, "too long"))
@@ -161,7 +161,7 @@ async def test_a_request_that_would_fail_anywhere_fails_at_its_first_attempt() -
         assert len(bench.calls.made) == 1
 
 
-async def test_a_stream_that_breaks_for_no_known_reason_is_tried_again() -> None:
+async def test_stream_that_breaks_for_an_unknown_reason_is_retried() -> None:
     async with task_bench() as bench:
         task, call = await bench.begun()
         call.words.put_nowait("nonsense")  # type: ignore[arg-type]  # whatever goes wrong
@@ -169,7 +169,7 @@ async def test_a_stream_that_breaks_for_no_known_reason_is_tried_again() -> None
         assert await bench.attempts(task.id) == ["INTERNAL"]
 
 
-async def test_an_attempt_that_takes_too_long_is_ended_and_counts() -> None:
+async def test_attempt_that_times_out_is_ended_and_counts() -> None:
     async with task_bench(limits=TaskLimits(run_timeout_seconds=20.0, max_attempts=1)) as bench:
         task, call = await bench.begun()
         await bench.advance(19)
@@ -181,7 +181,7 @@ async def test_an_attempt_that_takes_too_long_is_ended_and_counts() -> None:
         assert Reason(failed.error.reason) is Reason.DEADLINE_EXCEEDED
 
 
-async def test_an_answer_that_is_too_long_to_keep_fails_the_task_and_ends_its_runners_work() -> None:
+async def test_oversized_answer_fails_the_task_and_ends_the_runner_work() -> None:
     async with task_bench(limits=TaskLimits(max_result_bytes=1000)) as bench:
         task, call = await bench.begun()
         call.say(text("a" * 600))
@@ -193,7 +193,7 @@ async def test_an_answer_that_is_too_long_to_keep_fails_the_task_and_ends_its_ru
         assert call.left.is_set()
 
 
-async def test_cancelling_a_task_that_waits_takes_back_its_offer_and_it_is_never_begun() -> None:
+async def test_cancelling_a_waiting_task_withdraws_its_offer() -> None:
     async with task_bench() as bench:
         task = await bench.submit()
         call = await bench.calls.next()
@@ -207,7 +207,7 @@ async def test_cancelling_a_task_that_waits_takes_back_its_offer_and_it_is_never
         assert len(bench.calls.made) == 1
 
 
-async def test_cancelling_a_task_that_runs_ends_its_runners_work_and_nothing_it_said_counts() -> None:
+async def test_cancelling_a_running_task_ends_the_runner_work_and_discards_its_output() -> None:
     async with task_bench() as bench:
         task, call = await bench.begun()
         call.finish()
@@ -220,7 +220,7 @@ async def test_cancelling_a_task_that_runs_ends_its_runners_work_and_nothing_it_
         assert not [counted for _, _, counted in bench.store.ended if counted]
 
 
-async def test_cancelling_between_the_claim_and_the_call_reaches_no_runner() -> None:
+async def test_cancelling_between_claim_and_call_reaches_no_runner() -> None:
     async with task_bench() as bench:
         bench.failpoints.held[Failpoint.CLAIMED] = held = asyncio.Event()
         task = await bench.submit()
@@ -235,7 +235,7 @@ async def test_cancelling_between_the_claim_and_the_call_reaches_no_runner() -> 
         assert (await bench.get(task.id)).state == task_pb2.TASK_STATE_CANCELLED
 
 
-async def test_cancelling_a_terminal_task_changes_nothing() -> None:
+async def test_cancelling_an_ended_task_changes_nothing() -> None:
     async with task_bench() as bench:
         task, call = await bench.begun()
         call.finish()
@@ -243,7 +243,7 @@ async def test_cancelling_a_terminal_task_changes_nothing() -> None:
         assert await bench.service.tasks.cancel(TENANT, task.id) == done
 
 
-async def test_a_task_that_waits_too_long_fails_with_the_next_sweep() -> None:
+async def test_task_over_its_pending_limit_fails_at_the_next_sweep() -> None:
     spec = chat_spec()
     spec.pending_limit.seconds = 100
     async with task_bench() as bench:
@@ -256,7 +256,7 @@ async def test_a_task_that_waits_too_long_fails_with_the_next_sweep() -> None:
         assert (failed.state, Reason(failed.error.reason)) == (task_pb2.TASK_STATE_FAILED, Reason.QUEUE_TIMEOUT)
 
 
-async def test_tasks_are_forgotten_a_week_after_their_end() -> None:
+async def test_tasks_are_purged_a_week_after_their_end() -> None:
     limits = TaskLimits(keep_seconds=1000.0)
     async with task_bench(limits=limits) as bench:
         task, call = await bench.begun()
@@ -271,7 +271,7 @@ async def test_tasks_are_forgotten_a_week_after_their_end() -> None:
     assert TaskLimits().keep_seconds == 7 * 86_400
 
 
-async def test_the_oldest_finished_tasks_beyond_the_bound_go_with_the_next_sweep_and_are_counted() -> None:
+async def test_oldest_finished_tasks_over_the_limit_are_purged_by_the_next_sweep_and_counted() -> None:
     async with task_bench(limits=TaskLimits(max_kept_per_tenant=1)) as bench:
         done = []
         for _ in range(3):
@@ -289,7 +289,7 @@ async def test_the_oldest_finished_tasks_beyond_the_bound_go_with_the_next_sweep
         assert bench.service.released == {"count": 2, "tenant_bytes": 0, "bytes": 0}
 
 
-async def test_a_graceful_stop_lets_an_attempt_finish_within_the_grace() -> None:
+async def test_graceful_stop_lets_an_attempt_finish_within_the_grace() -> None:
     async with task_bench() as bench:
         task, call = await bench.begun()
         waiting = await bench.submit()
@@ -304,7 +304,7 @@ async def test_a_graceful_stop_lets_an_attempt_finish_within_the_grace() -> None
         assert bench.store.kept[waiting.id].state == task_pb2.TASK_STATE_PENDING
 
 
-async def test_what_a_stop_breaks_off_is_no_attempt_and_goes_on_at_once_after_a_restart() -> None:
+async def test_attempt_interrupted_by_a_stop_does_not_count_and_resumes_after_a_restart() -> None:
     clock = FakeClock()
     async with task_bench(clock=clock, limits=TaskLimits(max_attempts=1)) as bench:
         task, call = await bench.begun()
@@ -322,7 +322,7 @@ async def test_what_a_stop_breaks_off_is_no_attempt_and_goes_on_at_once_after_a_
         assert first.owner != second.owner
 
 
-async def test_a_claim_that_a_stop_finds_under_way_is_given_back() -> None:
+async def test_claim_in_progress_at_a_stop_is_released() -> None:
     async with task_bench() as bench:
         bench.store.claims_answer_late = late = asyncio.Event()
         await bench.submit()
@@ -338,7 +338,7 @@ async def test_a_claim_that_a_stop_finds_under_way_is_given_back() -> None:
         assert not call.claimed.is_set()
 
 
-async def test_long_answers_are_written_piece_by_piece_in_order() -> None:
+async def test_long_answers_are_written_in_ordered_chunks() -> None:
     async with task_bench(limits=TaskLimits(max_piece_bytes=100)) as bench:
         task, call = await bench.begun()
         call.say(*[text("x" * 40) for _ in range(5)])
@@ -350,7 +350,7 @@ async def test_long_answers_are_written_piece_by_piece_in_order() -> None:
         assert all(len(chunk.output) <= 100 or chunk.event_count == 1 for chunk in chunks)
 
 
-async def test_a_runner_that_pauses_keeps_nothing_back() -> None:
+async def test_buffered_output_is_flushed_while_the_runner_pauses() -> None:
     async with task_bench(limits=TaskLimits(piece_interval_seconds=0.25)) as bench:
         _, call = await bench.begun()
         call.say(text("one"))
@@ -360,7 +360,7 @@ async def test_a_runner_that_pauses_keeps_nothing_back() -> None:
         assert [chunk.event_count for chunk in bench.store.only().chunks] == [1]
 
 
-async def test_only_items_of_batches_without_a_watcher_are_requested_unary() -> None:
+async def test_only_unwatched_batch_items_are_requested_unary() -> None:
     """Output was held back from a watcher that came when the task ran already."""
     async with task_bench() as bench:
         _, alone = await bench.begun()
@@ -377,7 +377,7 @@ async def test_only_items_of_batches_without_a_watcher_are_requested_unary() -> 
         await watch.close()
 
 
-async def test_every_step_of_a_task_is_one_line_of_the_log() -> None:
+async def test_every_task_step_is_one_log_line() -> None:
     with capture_logs() as lines:
         async with task_bench() as bench:
             task, call = await bench.begun()
@@ -407,7 +407,7 @@ async def test_every_step_of_a_task_is_one_line_of_the_log() -> None:
     assert {line["owner"] for line in lines if "owner" in line} == {owner, None}
 
 
-async def test_failpoints_are_where_the_disk_and_the_world_differ() -> None:
+async def test_failpoints_are_reached_at_submit_claim_and_end() -> None:
     async with task_bench() as bench:
         task, call = await bench.begun()
         call.finish()
@@ -419,7 +419,7 @@ async def test_failpoints_are_where_the_disk_and_the_world_differ() -> None:
         ]
 
 
-async def test_a_piece_is_shown_only_once_it_is_on_disk() -> None:
+async def test_chunk_is_published_only_once_it_is_on_disk() -> None:
     async with task_bench() as bench:
         task, call = await bench.begun()
         watch = bench.watch(task.id)
@@ -436,7 +436,7 @@ async def test_a_piece_is_shown_only_once_it_is_on_disk() -> None:
         await watch.close()
 
 
-async def test_an_event_of_an_empty_lane_is_harmless() -> None:
+async def test_event_for_an_empty_lane_is_harmless() -> None:
     async with task_bench() as bench:
         task = await bench.submit()
         await bench.calls.next()

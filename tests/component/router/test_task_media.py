@@ -91,7 +91,7 @@ def sound(data: bytes, media_type: str = "") -> event_pb2.InferenceEvent:
     return event_pb2.InferenceEvent(speech=audio_pb2.SpeechPart(data=data, media_type=media_type))
 
 
-async def test_an_image_is_kept_in_a_file_and_its_task_keeps_the_id(tmp_path: Path) -> None:
+async def test_image_is_stored_as_a_file_and_its_task_has_the_file_id(tmp_path: Path) -> None:
     async with media_bench(tmp_path) as media:
         task, call = await media.bench.begun(image_spec())
         call.say(picture(index=0), picture(PNG + b"2", index=1))
@@ -105,7 +105,7 @@ async def test_an_image_is_kept_in_a_file_and_its_task_keeps_the_id(tmp_path: Pa
         assert sum(len(chunk.output) for chunk in media.bench.store.kept[task.id].chunks) < 500
 
 
-async def test_speech_becomes_one_recording_however_many_pieces_it_came_in(tmp_path: Path) -> None:
+async def test_speech_chunks_are_joined_into_one_recording(tmp_path: Path) -> None:
     async with media_bench(tmp_path) as media:
         task, call = await media.bench.begun(speech_spec())
         call.say(sound(b"RIFF", "audio/wav"))
@@ -117,7 +117,7 @@ async def test_speech_becomes_one_recording_however_many_pieces_it_came_in(tmp_p
         assert await media.read(spoken.speech.file_id) == b"RIFF1234"
 
 
-async def test_an_attempt_that_is_lost_after_an_image_leaves_nothing_and_the_task_has_one_result(
+async def test_lost_attempt_after_an_image_leaves_nothing_and_the_task_has_one_result(
     tmp_path: Path,
 ) -> None:
     async with media_bench(tmp_path) as media:
@@ -137,7 +137,7 @@ async def test_an_attempt_that_is_lost_after_an_image_leaves_nothing_and_the_tas
         assert await media.bench.attempts(task.id) == ["WORKER_LOST", "UNSPECIFIED"]
 
 
-async def test_previews_and_progress_are_not_kept(tmp_path: Path) -> None:
+async def test_previews_and_progress_are_not_stored(tmp_path: Path) -> None:
     async with media_bench(tmp_path) as media:
         task, call = await media.bench.begun(image_spec())
         preview = image_pb2.PartialImage(image=chat_pb2.MediaPart(data=PNG, media_type="image/png"))
@@ -148,7 +148,7 @@ async def test_previews_and_progress_are_not_kept(tmp_path: Path) -> None:
         assert [event.WhichOneof("event") for event in await media.events(task.id)] == ["image", "finished"]
 
 
-async def test_progress_shows_while_the_task_runs_and_watchers_get_it_merged(tmp_path: Path) -> None:
+async def test_progress_is_shown_while_running_and_coalesced_for_watchers(tmp_path: Path) -> None:
     async with media_bench(tmp_path) as media:
         task, call = await media.bench.begun(image_spec())
         watch = media.bench.watch(task.id)
@@ -172,7 +172,7 @@ async def test_progress_shows_while_the_task_runs_and_watchers_get_it_merged(tmp
         await watch.close()
 
 
-async def test_what_is_submitted_inline_is_kept_in_files_until_the_task_ends(tmp_path: Path) -> None:
+async def test_inline_input_is_stored_in_files_until_the_task_ends(tmp_path: Path) -> None:
     async with media_bench(tmp_path) as media:
         part = chat_pb2.MediaPart(data=b"RIFF" * 1000, media_type="audio/wav")
         task = await media.bench.submit(transcription_spec(part))
@@ -184,7 +184,7 @@ async def test_what_is_submitted_inline_is_kept_in_files_until_the_task_ends(tmp
         assert await media.named(TASK_INPUT) == []
 
 
-async def test_a_deleted_task_takes_its_results_with_it(tmp_path: Path) -> None:
+async def test_deleting_a_task_deletes_its_results(tmp_path: Path) -> None:
     async with media_bench(tmp_path) as media:
         task, call = await media.bench.begun(image_spec())
         call.say(picture())
@@ -194,7 +194,7 @@ async def test_a_deleted_task_takes_its_results_with_it(tmp_path: Path) -> None:
         assert await media.named(RESULT) == []
 
 
-async def test_the_same_submission_is_the_same_task_and_its_recording_is_kept_once(tmp_path: Path) -> None:
+async def test_same_submission_returns_the_same_task_and_stores_its_recording_once(tmp_path: Path) -> None:
     async with media_bench(tmp_path) as media:
         part = chat_pb2.MediaPart(data=b"RIFF", media_type="audio/wav")
         first = await media.bench.submit(transcription_spec(part), key="k")
@@ -207,7 +207,7 @@ async def test_the_same_submission_is_the_same_task_and_its_recording_is_kept_on
         assert len(await media.named(TASK_INPUT)) == 1
 
 
-async def test_a_file_of_the_tenant_is_named_by_its_type_and_one_of_another_tenant_is_not_found(tmp_path: Path) -> None:
+async def test_tenant_file_gets_its_media_type_and_a_foreign_file_is_not_found(tmp_path: Path) -> None:
     async with media_bench(tmp_path) as media:
         file_id = await media.upload(b"RIFF")
         task = await media.bench.submit(transcription_spec(chat_pb2.MediaPart(file_id=file_id)))
@@ -218,7 +218,7 @@ async def test_a_file_of_the_tenant_is_named_by_its_type_and_one_of_another_tena
         assert (refused.value.reason, refused.value.metadata["field"]) == (Reason.NOT_FOUND, "spec.payload.audio")
 
 
-async def test_what_exceeds_the_bound_of_inputs_is_refused_by_its_field(tmp_path: Path) -> None:
+async def test_input_over_the_limit_is_rejected_by_field(tmp_path: Path) -> None:
     async with media_bench(tmp_path, max_input_bytes=1024) as media:
         source = chat_pb2.MediaPart(data=bytes(600), media_type="image/png")
         with pytest.raises(WeftError) as refused:
@@ -228,7 +228,7 @@ async def test_what_exceeds_the_bound_of_inputs_is_refused_by_its_field(tmp_path
         assert await media.named(TASK_INPUT) == []
 
 
-async def test_a_full_store_refuses_the_task_before_the_work(tmp_path: Path) -> None:
+async def test_full_store_rejects_the_task_before_the_work(tmp_path: Path) -> None:
     async with media_bench(tmp_path, max_per_tenant=1) as media:
         task, call = await media.bench.begun(image_spec())
         call.say(picture())
@@ -243,7 +243,7 @@ async def test_a_full_store_refuses_the_task_before_the_work(tmp_path: Path) -> 
     ("limits", "reason"),
     [({"max_bytes": 1024}, Reason.REQUEST_TOO_LARGE), ({"max_tenant_bytes": 1024}, Reason.TOO_MANY_RESOURCES)],
 )
-async def test_a_result_that_does_not_fit_fails_the_task_at_once(
+async def test_result_that_does_not_fit_fails_the_task_immediately(
     tmp_path: Path, limits: dict[str, int], reason: Reason
 ) -> None:
     async with media_bench(tmp_path, **limits) as media:
@@ -254,7 +254,7 @@ async def test_a_result_that_does_not_fit_fails_the_task_at_once(
         assert await media.named(RESULT) == []
 
 
-async def test_without_a_file_store_tasks_of_images_are_refused() -> None:
+async def test_image_tasks_are_rejected_without_a_file_store() -> None:
     async with task_bench() as bench:
         with pytest.raises(WeftError) as refused:
             await bench.submit(image_spec())

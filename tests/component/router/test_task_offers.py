@@ -47,7 +47,7 @@ async def refuse(bench: TaskBench, error: WeftError) -> None:
     await bench.settle()
 
 
-async def test_a_task_whose_pool_is_empty_waits_and_starts_when_the_first_runner_shows_up() -> None:
+async def test_task_of_an_empty_pool_waits_and_starts_with_the_first_runner() -> None:
     async with task_bench() as bench:
         bench.service.engine.mesh_changed(FleetView(revision=1))
         task = await bench.submit()
@@ -66,7 +66,7 @@ async def test_a_task_whose_pool_is_empty_waits_and_starts_when_the_first_runner
         assert (await bench.get(task.id)).attempt == 1
 
 
-async def test_refusals_are_no_attempts_and_pauses_between_offers_double_up_to_half_a_minute() -> None:
+async def test_rejections_do_not_count_as_attempts_and_backoff_doubles_up_to_thirty_seconds() -> None:
     async with task_bench() as bench:
         task = await bench.submit()
         for pause in (1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0):
@@ -79,7 +79,7 @@ async def test_refusals_are_no_attempts_and_pauses_between_offers_double_up_to_h
         assert (waiting.state, waiting.attempt) == (task_pb2.TASK_STATE_PENDING, 0)
 
 
-async def test_those_who_are_refused_together_pause_as_one_and_then_one_tries_for_all() -> None:
+async def test_tasks_rejected_together_back_off_together_and_then_one_retries_for_all() -> None:
     async with task_bench(limits=TaskLimits(offers_per_lane=4)) as bench:
         for _ in range(6):
             await bench.submit()
@@ -97,7 +97,7 @@ async def test_those_who_are_refused_together_pause_as_one_and_then_one_tries_fo
         assert bench.calls.unseen == 4
 
 
-async def test_a_later_refusal_does_not_prolong_the_pause_of_those_before() -> None:
+async def test_later_rejection_does_not_extend_the_backoff_of_earlier_tasks() -> None:
     async with task_bench(limits=TaskLimits(offers_per_lane=1)) as bench:
         first = await bench.submit()
         await refuse(bench, NO_IMAGES)
@@ -108,7 +108,7 @@ async def test_a_later_refusal_does_not_prolong_the_pause_of_those_before() -> N
         assert (await bench.calls.next()).task.id == first.id
 
 
-async def test_a_refusal_that_says_when_is_believed() -> None:
+async def test_retry_after_of_a_rejection_is_honored() -> None:
     async with task_bench() as bench:
         await bench.submit()
         await refuse(bench, WeftError(Reason.QUEUE_FULL, "full", retry_after_seconds=12))
@@ -118,7 +118,7 @@ async def test_a_refusal_that_says_when_is_believed() -> None:
         await bench.calls.next()
 
 
-async def test_news_of_how_busy_the_mesh_is_does_not_end_a_pause() -> None:
+async def test_load_changes_of_the_mesh_do_not_end_a_backoff() -> None:
     async with task_bench() as bench:
         view = a_view()
         bench.service.engine.mesh_changed(view)
@@ -136,7 +136,7 @@ async def test_news_of_how_busy_the_mesh_is_does_not_end_a_pause() -> None:
         await bench.calls.next()
 
 
-async def test_news_of_the_mesh_that_comes_all_the_time_is_taken_together() -> None:
+async def test_frequent_mesh_changes_are_coalesced() -> None:
     async with task_bench() as bench:
         await bench.submit()
         offers = 0
@@ -152,7 +152,7 @@ async def test_news_of_the_mesh_that_comes_all_the_time_is_taken_together() -> N
 @pytest.mark.parametrize(
     "reason", [Reason.PERMISSION_DENIED, Reason.INVALID_ARGUMENT, Reason.CONTEXT_LENGTH_EXCEEDED], ids=lambda r: r.name
 )
-async def test_a_refusal_that_no_waiting_cures_fails_the_task(reason: Reason) -> None:
+async def test_permanent_rejection_fails_the_task(reason: Reason) -> None:
     async with task_bench() as bench:
         task = await bench.submit()
         await refuse(bench, WeftError(reason, "never"))
@@ -161,7 +161,7 @@ async def test_a_refusal_that_no_waiting_cures_fails_the_task(reason: Reason) ->
         assert (Reason(failed.error.reason), failed.error.message) == (reason, "never")
 
 
-async def test_a_task_that_no_runner_can_do_keeps_no_other_task_of_its_lane_waiting() -> None:
+async def test_unservable_task_does_not_block_other_tasks_of_its_lane() -> None:
     async with task_bench(limits=TaskLimits(offers_per_lane=1)) as bench:
         hard = await bench.submit()
         await refuse(bench, NO_IMAGES)
@@ -173,7 +173,7 @@ async def test_a_task_that_no_runner_can_do_keeps_no_other_task_of_its_lane_wait
         assert (await bench.calls.next()).task.id == hard.id
 
 
-async def test_a_few_of_a_lane_are_offered_and_the_next_as_soon_as_one_is_claimed() -> None:
+async def test_offers_per_lane_are_limited_and_the_next_follows_a_claim() -> None:
     async with task_bench(limits=TaskLimits(offers_per_lane=2)) as bench:
         tasks = [await bench.submit() for _ in range(5)]
         first, second = await bench.calls.next(), await bench.calls.next()
@@ -184,7 +184,7 @@ async def test_a_few_of_a_lane_are_offered_and_the_next_as_soon_as_one_is_claime
         assert (await bench.calls.next()).task.id == tasks[2].id
 
 
-async def test_a_long_backlog_of_one_tenant_leaves_the_next_place_to_another() -> None:
+async def test_long_backlog_of_one_tenant_does_not_starve_another() -> None:
     async with task_bench(limits=TaskLimits(max_running=2)) as bench:
         for _ in range(6):
             await bench.submit()
@@ -194,7 +194,7 @@ async def test_a_long_backlog_of_one_tenant_leaves_the_next_place_to_another() -
         assert "bob" in offered
 
 
-async def test_no_more_attempts_are_under_way_than_may_be_and_the_next_begins_when_one_ends() -> None:
+async def test_concurrent_attempts_are_limited_and_the_next_starts_when_one_ends() -> None:
     async with task_bench(limits=TaskLimits(max_running=1)) as bench:
         first = await bench.submit()
         one = await bench.calls.next()
@@ -214,7 +214,7 @@ async def test_no_more_attempts_are_under_way_than_may_be_and_the_next_begins_wh
         await again.grant()
 
 
-async def test_more_lanes_than_are_held_at_once_have_their_turn_one_after_the_other() -> None:
+async def test_lanes_over_the_limit_take_turns() -> None:
     async with task_bench(limits=TaskLimits(max_lanes=2, poll_interval_seconds=5.0)) as bench:
         for number in range(7):
             await bench.submit(chat_spec(f"m{number}"))
@@ -229,7 +229,7 @@ async def test_more_lanes_than_are_held_at_once_have_their_turn_one_after_the_ot
         assert seen == {f"m{number}" for number in range(7)}
 
 
-async def test_lanes_that_wait_for_slots_make_room_for_those_that_have_no_offer_yet() -> None:
+async def test_lanes_waiting_for_slots_make_room_for_lanes_without_offers() -> None:
     async with task_bench(limits=TaskLimits(max_lanes=2, poll_interval_seconds=5.0)) as bench:
         for number in range(5):
             await bench.submit(chat_spec(f"m{number}"))
@@ -240,7 +240,7 @@ async def test_lanes_that_wait_for_slots_make_room_for_those_that_have_no_offer_
         await waiting[-1].grant()
 
 
-async def test_no_more_bytes_are_read_ahead_than_may_be_and_every_lane_still_has_one() -> None:
+async def test_read_ahead_bytes_are_limited_and_every_lane_still_has_a_task() -> None:
     words = "x" * 10_000
     limits = TaskLimits(max_peeked_bytes=25_000, peeked_per_lane=32, offers_per_lane=4)
     async with task_bench(limits=limits) as bench:
@@ -258,7 +258,7 @@ async def test_no_more_bytes_are_read_ahead_than_may_be_and_every_lane_still_has
         assert bench.calls.unseen == 0
 
 
-async def test_a_task_that_another_router_took_gives_the_slot_back_and_the_lane_is_read_again() -> None:
+async def test_task_claimed_by_another_router_frees_the_slot_and_rereads_the_lane() -> None:
     async with task_bench(limits=TaskLimits(offers_per_lane=1)) as bench:
         taken, free = await bench.submit(), await bench.submit()
         call = await bench.calls.next()
@@ -282,7 +282,7 @@ async def test_tasks_without_an_event_are_found_by_polling() -> None:
         assert (await bench.calls.next()).task.id == task.id
 
 
-async def test_a_database_that_fails_meanwhile_costs_nothing_but_time() -> None:
+async def test_database_outage_only_delays_tasks() -> None:
     async with task_bench() as bench:
         task = await bench.submit()
         call = await bench.calls.next()
@@ -301,7 +301,7 @@ async def test_a_database_that_fails_meanwhile_costs_nothing_but_time() -> None:
         assert (await bench.until(task.id, task_pb2.TASK_STATE_COMPLETED)).attempt == 1
 
 
-async def test_idle_routers_read_only_now_and_then() -> None:
+async def test_idle_routers_poll_rarely() -> None:
     async with task_bench() as bench:
         await bench.submit()
         await bench.calls.next()

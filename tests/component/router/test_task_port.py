@@ -76,7 +76,7 @@ def new(spec: task_pb2.TaskSpec | None = None, *, key: str = "") -> task_service
 
 
 @both
-async def test_a_task_is_acknowledged_run_watched_listed_and_deleted(opening: Open, tmp_path: Path) -> None:
+async def test_task_is_acknowledged_run_watched_listed_and_deleted(opening: Open, tmp_path: Path) -> None:
     async with opening(tmp_path) as (tasks, calls):
         spec = chat_spec()
         spec.origin, spec.origin_kind = b'{"model": "qwen"}', "chat"
@@ -147,7 +147,7 @@ async def until(read: Callable[[], Awaitable[str]], word: str) -> list[str]:
 
 @pytest.mark.slow("runs whole services")
 @both
-async def test_a_watch_of_all_tasks_has_each_that_comes_changes_and_goes(opening: Open, tmp_path: Path) -> None:
+async def test_watch_of_all_tasks_has_each_added_changed_and_deleted_one(opening: Open, tmp_path: Path) -> None:
     async with opening(tmp_path) as (tasks, calls):
         first = (await tasks.submit(ANN, new(chat_spec()))).task.id
         call = await calls.next()
@@ -167,7 +167,7 @@ async def test_a_watch_of_all_tasks_has_each_that_comes_changes_and_goes(opening
 
 
 @both
-async def test_a_watch_of_all_tasks_counts_among_the_watches(opening: Open, tmp_path: Path) -> None:
+async def test_watch_of_all_tasks_counts_toward_the_watch_limit(opening: Open, tmp_path: Path) -> None:
     async with opening(tmp_path, TaskLimits(max_watches=1)) as (tasks, _), watching_all(tasks, ANN) as read:
         assert await read() == "synced"
         async with watching_all(tasks, ANN) as other:
@@ -176,7 +176,7 @@ async def test_a_watch_of_all_tasks_counts_among_the_watches(opening: Open, tmp_
         assert refused.value.reason is Reason.TOO_MANY_RESOURCES
 
 
-async def test_a_misspelt_model_is_refused_at_submission_and_a_task_that_is_kept_outlives_its_model(
+async def test_misspelled_model_is_rejected_at_submission_and_a_stored_task_outlives_its_model(
     tmp_path: Path,
 ) -> None:
     """It was accepted, and failed after an hour."""
@@ -203,7 +203,7 @@ async def test_a_misspelt_model_is_refused_at_submission_and_a_task_that_is_kept
 
 
 @both
-async def test_a_task_of_another_tenant_is_not_there(opening: Open, tmp_path: Path) -> None:
+async def test_task_of_another_tenant_is_not_found(opening: Open, tmp_path: Path) -> None:
     async with opening(tmp_path) as (tasks, _):
         task = (await tasks.submit(ANN, new())).task
         for ask in (tasks.get, tasks.details, tasks.cancel, tasks.delete):
@@ -216,7 +216,7 @@ async def test_a_task_of_another_tenant_is_not_there(opening: Open, tmp_path: Pa
 
 
 @both
-async def test_the_same_key_is_the_same_task_and_another_body_is_a_conflict(opening: Open, tmp_path: Path) -> None:
+async def test_same_key_returns_the_same_task_and_another_body_is_a_conflict(opening: Open, tmp_path: Path) -> None:
     async with opening(tmp_path) as (tasks, calls):
         first = await tasks.submit(ANN, new(key="once"))
         second = await tasks.submit(ANN, new(key="once"))
@@ -230,9 +230,7 @@ async def test_the_same_key_is_the_same_task_and_another_body_is_a_conflict(open
 
 
 @both
-async def test_a_waiting_task_is_cancelled_and_one_that_is_not_over_cannot_be_deleted(
-    opening: Open, tmp_path: Path
-) -> None:
+async def test_waiting_task_is_cancelled_and_an_unfinished_one_cannot_be_deleted(opening: Open, tmp_path: Path) -> None:
     async with opening(tmp_path) as (tasks, _):
         task = (await tasks.submit(ANN, new())).task
         await refused(Reason.RESOURCE_IN_USE, tasks.delete(ANN, task.id))
@@ -243,7 +241,7 @@ async def test_a_waiting_task_is_cancelled_and_one_that_is_not_over_cannot_be_de
 
 
 @both
-async def test_a_failed_task_has_its_reason(opening: Open, tmp_path: Path) -> None:
+async def test_failed_task_has_its_reason(opening: Open, tmp_path: Path) -> None:
     async with opening(tmp_path) as (tasks, calls):
         task = (await tasks.submit(ANN, new())).task
         call = await calls.next()
@@ -256,7 +254,7 @@ async def test_a_failed_task_has_its_reason(opening: Open, tmp_path: Path) -> No
 
 
 @both
-async def test_what_is_wrong_with_a_task_is_named(opening: Open, tmp_path: Path) -> None:
+async def test_invalid_task_error_names_the_field(opening: Open, tmp_path: Path) -> None:
     async with opening(tmp_path, TaskLimits(max_origin_bytes=10)) as (tasks, _):
         named = await refused(Reason.INVALID_ARGUMENT, tasks.submit(ANN, new(task_pb2.TaskSpec(model="qwen"))))
         assert named.metadata["field"] == "spec.payload"
@@ -277,7 +275,7 @@ async def test_what_is_wrong_with_a_task_is_named(opening: Open, tmp_path: Path)
 
 
 @both
-async def test_a_tenant_has_no_more_open_tasks_than_it_may(opening: Open, tmp_path: Path) -> None:
+async def test_open_task_limit_per_tenant_is_enforced(opening: Open, tmp_path: Path) -> None:
     async with opening(tmp_path, TaskLimits(max_open_per_tenant=2)) as (tasks, _):
         first = (await tasks.submit(ANN, new())).task
         await tasks.submit(ANN, new())
@@ -291,7 +289,7 @@ async def test_a_tenant_has_no_more_open_tasks_than_it_may(opening: Open, tmp_pa
         await refused(Reason.TOO_MANY_RESOURCES, tasks.submit(ANN, new()))
 
 
-async def test_a_tenant_that_has_ended_some_may_send_more_before_the_next_sweep() -> None:
+async def test_ended_tasks_free_the_open_task_limit_before_the_next_sweep() -> None:
     async with task_bench(limits=TaskLimits(max_open_per_tenant=1)) as bench:
         task, call = await bench.begun()
         await refused(Reason.TOO_MANY_RESOURCES, bench.submit())
@@ -301,7 +299,7 @@ async def test_a_tenant_that_has_ended_some_may_send_more_before_the_next_sweep(
         await bench.submit()
 
 
-async def test_a_task_outlives_its_router_and_is_done_by_the_next_one(tmp_path: Path) -> None:
+async def test_task_survives_its_router_and_the_next_one_completes_it(tmp_path: Path) -> None:
     async with in_process(tmp_path) as (tasks, calls):
         waits = (await tasks.submit(ANN, new())).task
         runs = (await tasks.submit(ANN, new())).task
@@ -320,7 +318,7 @@ async def test_a_task_outlives_its_router_and_is_done_by_the_next_one(tmp_path: 
             assert (end.state, end.attempt) == (task_pb2.TASK_STATE_COMPLETED, attempts)
 
 
-async def test_a_router_that_is_silent_is_unavailable(tmp_path: Path) -> None:
+async def test_silent_router_is_unavailable(tmp_path: Path) -> None:
     async with behind_a_channel(tmp_path) as (tasks, _):
         task = (await tasks.submit(ANN, new())).task
     channel = open_channel(f"unix:{tmp_path}/s")
@@ -331,14 +329,14 @@ async def test_a_router_that_is_silent_is_unavailable(tmp_path: Path) -> None:
     await channel.close()
 
 
-async def test_an_event_number_that_is_none_is_refused(tmp_path: Path) -> None:
+async def test_negative_event_number_is_rejected(tmp_path: Path) -> None:
     async with behind_a_channel(tmp_path) as (tasks, _):
         task = (await tasks.submit(ANN, new())).task
         named = await refused(Reason.INVALID_ARGUMENT, anext(tasks.watch(ANN, task.id, -1)))
         assert named.metadata["field"] == "after_event"
 
 
-async def test_tasks_of_one_key_that_come_at_once_are_one_task(tmp_path: Path) -> None:
+async def test_concurrent_submissions_with_one_key_are_one_task(tmp_path: Path) -> None:
     async with in_process(tmp_path) as (tasks, calls):
         submitted = await asyncio.gather(*(tasks.submit(ANN, new(key="once")) for _ in range(20)))
         assert len({each.task.id for each in submitted}) == 1

@@ -78,7 +78,7 @@ class SlowReads(MemoryTaskStore):
         return await super().chunks(task_id, attempt, after_index, max_bytes)
 
 
-async def test_a_call_that_was_broken_off_under_it_is_no_whole_answer() -> None:
+async def test_interrupted_call_is_not_a_complete_answer() -> None:
     # gRPC tells whoever reads a call whose channel is closed that it is cancelled, as if by itself.
     async with task_bench() as bench:
         task, call = await bench.begun()
@@ -89,7 +89,7 @@ async def test_a_call_that_was_broken_off_under_it_is_no_whole_answer() -> None:
         assert await bench.attempts(task.id) == [Reason.WORKER_LOST.name]
 
 
-async def test_a_task_that_did_not_fit_beside_others_is_offered_as_soon_as_they_are_claimed() -> None:
+async def test_task_over_the_read_ahead_limit_is_offered_once_others_are_claimed() -> None:
     async with task_bench(limits=TaskLimits(max_peeked_bytes=25_000)) as bench:
         await bench.submit(chat_spec(words="x" * 10_000))
         first = await bench.calls.next()
@@ -99,7 +99,7 @@ async def test_a_task_that_did_not_fit_beside_others_is_offered_as_soon_as_they_
         assert (await bench.calls.next()).task.id == second.id
 
 
-async def test_a_task_that_ended_while_its_lane_was_read_is_not_offered_again() -> None:
+async def test_task_that_ended_while_its_lane_was_read_is_not_offered_again() -> None:
     store = SlowReads()
     async with task_bench(store=store, limits=TaskLimits(offers_per_lane=1)) as bench:
         first = await bench.submit()
@@ -116,7 +116,7 @@ async def test_a_task_that_ended_while_its_lane_was_read_is_not_offered_again() 
         assert [each.task.id for each in bench.calls.made] == [first.id, second.id]
 
 
-async def test_lanes_beyond_those_that_have_places_follow_as_soon_as_others_are_done() -> None:
+async def test_lanes_over_the_limit_follow_as_soon_as_others_are_done() -> None:
     async with task_bench(limits=TaskLimits(max_lanes=2, poll_interval_seconds=3600.0)) as bench:
         tasks = [await bench.submit(chat_spec(f"m{number}")) for number in range(7)]
         for _ in tasks:
@@ -128,7 +128,7 @@ async def test_lanes_beyond_those_that_have_places_follow_as_soon_as_others_are_
         assert [(await bench.get(task.id)).state for task in tasks] == [task_pb2.TASK_STATE_COMPLETED] * 7
 
 
-async def test_who_comes_in_a_lanes_pause_is_offered_at_its_end_though_the_refused_one_is_gone() -> None:
+async def test_task_submitted_during_a_lane_backoff_is_offered_at_its_end_if_the_first_was_cancelled() -> None:
     async with task_bench(limits=TaskLimits(poll_interval_seconds=3600.0)) as bench:
         first = await bench.submit()
         (await bench.calls.next()).refuse(NO_MODEL)
@@ -139,7 +139,7 @@ async def test_who_comes_in_a_lanes_pause_is_offered_at_its_end_though_the_refus
         assert (await bench.calls.next()).task.id == second.id
 
 
-async def test_the_last_output_is_not_shown_before_the_end_is_on_disk() -> None:
+async def test_last_output_is_not_published_before_the_end_is_on_disk() -> None:
     async with task_bench() as bench:
         task, call = await bench.begun()
         call.say(text("all"))
@@ -151,7 +151,7 @@ async def test_the_last_output_is_not_shown_before_the_end_is_on_disk() -> None:
         assert bench.store.only().last_index == 2
 
 
-async def test_a_watcher_does_not_get_a_part_as_the_whole_when_the_task_is_deleted_meanwhile() -> None:
+async def test_watcher_gets_an_error_instead_of_a_partial_answer_if_the_task_is_deleted() -> None:
     store = SlowReads()
     async with task_bench(store=store) as bench:
         task, call = await bench.begun()
@@ -164,7 +164,7 @@ async def test_a_watcher_does_not_get_a_part_as_the_whole_when_the_task_is_delet
         assert found.value.reason is Reason.NOT_FOUND
 
 
-async def test_who_sends_a_key_again_gets_the_task_though_the_tenant_has_as_many_as_it_may() -> None:
+async def test_repeated_key_returns_the_task_even_at_the_tenant_limit() -> None:
     async with task_bench(limits=TaskLimits(max_open_per_tenant=1)) as bench:
         task = await bench.submit(key="k")
         again = await bench.submit(key="k")
@@ -177,7 +177,7 @@ async def test_who_sends_a_key_again_gets_the_task_though_the_tenant_has_as_many
         assert found.value.reason is Reason.IDEMPOTENCY_CONFLICT
 
 
-async def test_tasks_that_are_being_counted_count_and_a_count_that_is_given_up_forgets_none() -> None:
+async def test_open_task_counts_stay_correct_during_and_after_a_cancelled_recount() -> None:
     store = SlowReads()
     counts = OpenTaskCounts(cast("SqlTaskStore", store), TaskLimits(max_open_per_tenant=1), FakeClock())
     counts.add(TENANT)
@@ -192,7 +192,7 @@ async def test_tasks_that_are_being_counted_count_and_a_count_that_is_given_up_f
         await counts.require(TENANT)
 
 
-async def test_an_unforeseen_fault_ends_neither_offers_nor_renewals() -> None:
+async def test_unexpected_error_stops_neither_offers_nor_renewals() -> None:
     store = SlowReads()
     async with task_bench(store=store) as bench:
         running, _ = await bench.begun()
@@ -206,7 +206,7 @@ async def test_an_unforeseen_fault_ends_neither_offers_nor_renewals() -> None:
         assert (await bench.get(running.id)).state == task_pb2.TASK_STATE_RUNNING
 
 
-async def test_a_database_that_was_away_for_long_is_tried_again_every_second() -> None:
+async def test_database_outage_is_retried_every_second() -> None:
     store = SlowReads()
     async with task_bench(store=store, limits=TaskLimits(poll_interval_seconds=3600.0)) as bench:
         await bench.submit()
@@ -221,7 +221,7 @@ async def test_a_database_that_was_away_for_long_is_tried_again_every_second() -
         await (await bench.calls.next()).grant()
 
 
-async def test_a_start_that_fails_leaves_no_store_open() -> None:
+async def test_failed_start_leaves_no_store_open() -> None:
     store = SlowReads()
     store.is_failing = True
     service = TaskService(cast("SqlTaskStore", store), TaskLimits(), ScriptedCalls(), FakeClock(), Failpoints())
@@ -230,7 +230,7 @@ async def test_a_start_that_fails_leaves_no_store_open() -> None:
     assert not store.is_open
 
 
-def test_a_task_of_which_nothing_readable_is_kept_is_malformed_and_not_the_routers_fault() -> None:
+def test_unreadable_task_is_malformed_rather_than_a_router_error() -> None:
     nobody: Any = None
     calls = CallMaker(placement=nobody, fleet=nobody, channels=nobody, clock=FakeClock())
     broken = PendingTask(

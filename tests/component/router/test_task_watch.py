@@ -25,7 +25,7 @@ async def a_task(watch: Watch) -> task_pb2.Task:
     return news
 
 
-async def test_a_watcher_sees_every_change_and_every_piece_and_last_the_end() -> None:
+async def test_watcher_receives_every_change_every_chunk_and_finally_the_end() -> None:
     async with task_bench() as bench:
         task = await bench.submit()
         watch = bench.watch(task.id)
@@ -45,7 +45,7 @@ async def test_a_watcher_sees_every_change_and_every_piece_and_last_the_end() ->
         assert end.state == task_pb2.TASK_STATE_COMPLETED
 
 
-async def test_a_watcher_of_a_terminal_task_gets_all_of_it() -> None:
+async def test_watcher_of_an_ended_task_receives_all_of_it() -> None:
     async with task_bench() as bench:
         task, call = await bench.begun()
         call.say(text("one"))
@@ -56,7 +56,7 @@ async def test_a_watcher_of_a_terminal_task_gets_all_of_it() -> None:
         assert first == end
 
 
-async def test_a_watcher_goes_on_behind_the_event_it_has() -> None:
+async def test_watcher_resumes_after_a_given_event() -> None:
     async with task_bench(limits=TaskLimits(max_piece_bytes=1)) as bench:
         task, call = await bench.begun()
         call.say(text("one"), text("two"), text("three"))
@@ -68,7 +68,7 @@ async def test_a_watcher_goes_on_behind_the_event_it_has() -> None:
         assert [type(each) for each in nothing_new] == [task_pb2.Task, task_pb2.Task]
 
 
-async def test_a_watcher_of_a_lost_attempt_gets_the_new_one_from_its_beginning() -> None:
+async def test_watcher_of_a_lost_attempt_gets_the_new_one_from_its_start() -> None:
     async with task_bench() as bench:
         task, call = await bench.begun()
         watch = bench.watch(task.id)
@@ -94,7 +94,7 @@ async def test_a_watcher_of_a_lost_attempt_gets_the_new_one_from_its_beginning()
         assert [words_of(each) for each in news if isinstance(each, task_pb2.TaskPiece)] == [["whole"], [""]]
 
 
-async def test_a_cancelled_task_ends_its_watch() -> None:
+async def test_cancelled_task_ends_its_watch() -> None:
     async with task_bench() as bench:
         task, _ = await bench.begun()
         watch = bench.watch(task.id)
@@ -107,7 +107,7 @@ async def test_a_cancelled_task_ends_its_watch() -> None:
         assert end.state == task_pb2.TASK_STATE_CANCELLED
 
 
-async def test_news_that_got_lost_is_found_by_looking() -> None:
+async def test_lost_events_are_found_by_polling() -> None:
     async with task_bench() as bench:
         task = await bench.submit()
         await bench.calls.next()
@@ -123,7 +123,7 @@ async def test_news_that_got_lost_is_found_by_looking() -> None:
         assert isinstance(end, task_pb2.Task)
 
 
-async def test_a_task_that_is_deleted_meanwhile_ends_its_watch_with_an_error() -> None:
+async def test_task_deleted_during_a_watch_ends_it_with_an_error() -> None:
     async with task_bench() as bench:
         task, _ = await bench.begun()
         watch = bench.watch(task.id)
@@ -137,7 +137,7 @@ async def test_a_task_that_is_deleted_meanwhile_ends_its_watch_with_an_error() -
         assert found.value.reason is Reason.NOT_FOUND
 
 
-async def test_another_tenants_task_cannot_be_watched() -> None:
+async def test_task_of_another_tenant_cannot_be_watched() -> None:
     async with task_bench() as bench:
         task = await bench.submit(tenant="bob")
         with pytest.raises(WeftError) as found:
@@ -145,7 +145,7 @@ async def test_another_tenants_task_cannot_be_watched() -> None:
         assert found.value.reason is Reason.NOT_FOUND
 
 
-async def test_watchers_are_limited_and_one_that_leaves_makes_room() -> None:
+async def test_watchers_are_limited_and_a_leaving_one_makes_room() -> None:
     async with task_bench(limits=TaskLimits(max_watches=1)) as bench:
         task = await bench.submit()
         watch = bench.watch(task.id)
@@ -159,7 +159,7 @@ async def test_watchers_are_limited_and_one_that_leaves_makes_room() -> None:
         await other.close()
 
 
-async def test_a_watcher_that_leaves_does_not_end_the_task() -> None:
+async def test_leaving_watcher_does_not_end_the_task() -> None:
     async with task_bench() as bench:
         task, call = await bench.begun()
         watch = bench.watch(task.id)
@@ -170,7 +170,7 @@ async def test_a_watcher_that_leaves_does_not_end_the_task() -> None:
         await bench.until(task.id, task_pb2.TASK_STATE_COMPLETED)
 
 
-async def test_a_watch_says_when_the_database_fails() -> None:
+async def test_watch_reports_a_database_failure() -> None:
     async with task_bench() as bench:
         task = await bench.submit()
         watch = bench.watch(task.id)

@@ -103,7 +103,7 @@ def _claims(grant: Grant) -> ticket_pb2.TicketClaims:
 
 @pytest.mark.parametrize("asks_remote", [False, True])
 @pytest.mark.parametrize("tenant", sorted(TENANTS))
-async def test_every_ticket_of_a_request_has_its_permit(tenant: str, asks_remote: bool) -> None:
+async def test_every_ticket_of_a_request_has_its_remote_permit(tenant: str, asks_remote: bool) -> None:
     permit = tenant == "always" or (tenant == "on_request" and asks_remote)
     loop = _loop()
     key, mailbox = _submit(loop, tenant=tenant, asks_remote=asks_remote)
@@ -115,7 +115,7 @@ async def test_every_ticket_of_a_request_has_its_permit(tenant: str, asks_remote
 
 
 @pytest.mark.parametrize("tenant", ["never", "on_request"])
-async def test_a_request_for_a_remote_model_without_a_permit_is_refused_with_that_reason(tenant: str) -> None:
+async def test_request_for_a_remote_model_without_a_permit_is_rejected_with_that_reason(tenant: str) -> None:
     loop = _loop()
     asks_remote = tenant == "never"  # what such a tenant's requests say does not matter
     _, mailbox = _submit(loop, tenant=tenant, asks_remote=asks_remote, target="alone")
@@ -125,7 +125,7 @@ async def test_a_request_for_a_remote_model_without_a_permit_is_refused_with_tha
     assert refused.value.reason is Reason.PERMISSION_DENIED
 
 
-async def test_a_remote_model_of_a_pool_stands_back_for_the_local_ones_without_a_permit() -> None:
+async def test_remote_pool_member_is_skipped_for_local_ones_without_a_permit() -> None:
     loop = _loop()
     _, mailbox = _submit(loop, tenant="on_request", asks_remote=False, target="far")
     grant = await mailbox.get()

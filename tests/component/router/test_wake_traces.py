@@ -30,7 +30,7 @@ async def ended(mesh: WakingMesh) -> None:
     await let_all_run()
 
 
-async def test_a_wake_is_a_trace_of_its_own_that_is_linked_to_the_request_for_which_it_began(tmp_path: Path) -> None:
+async def test_wake_starts_its_own_trace_linked_to_its_request(tmp_path: Path) -> None:
     with collected(NO_SHARE) as spans:
         async with waking_mesh(tmp_path, tracing=spans.tracing) as mesh:
             async with mesh.place("r1", REQUEST.traceparent) as place, mesh.place("r2", LATER.traceparent) as other:
@@ -57,7 +57,7 @@ async def test_a_wake_is_a_trace_of_its_own_that_is_linked_to_the_request_for_wh
         }
 
 
-async def test_of_a_request_that_is_not_recorded_only_a_wake_that_fails_is(tmp_path: Path) -> None:
+async def test_failed_wake_of_an_unsampled_request_is_recorded_and_a_successful_one_is_not(tmp_path: Path) -> None:
     unsampled = TraceContext(REQUEST.trace_id, REQUEST.span_id, False).traceparent
     with collected(NO_SHARE) as spans:
         async with waking_mesh(tmp_path, tracing=spans.tracing) as mesh:
@@ -75,7 +75,7 @@ async def test_of_a_request_that_is_not_recorded_only_a_wake_that_fails_is(tmp_p
             assert len(spans.all()) == 1
 
 
-async def test_a_slow_wake_is_recorded(tmp_path: Path) -> None:
+async def test_slow_wake_is_recorded(tmp_path: Path) -> None:
     with collected(NO_SHARE) as spans:
         async with waking_mesh(tmp_path, tracing=spans.tracing) as mesh:
             async with mesh.place() as place:

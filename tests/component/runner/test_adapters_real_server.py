@@ -62,7 +62,7 @@ async def _ask(runner: RunningRunner, model: str) -> tuple[str, receipt_pb2.Rece
     return text, receipt
 
 
-async def test_an_adapter_answers_by_its_own_name_and_leaves_the_model_as_it_is(tmp_path: Path) -> None:
+async def test_adapter_answers_by_its_own_name_and_leaves_the_base_model_unchanged(tmp_path: Path) -> None:
     async with _running(tmp_path, slots=2, pirate={}) as runner:
         plain, plain_receipt = await _ask(runner, "m")
         adapted, receipt = await _ask(runner, "pirate")
@@ -76,14 +76,14 @@ async def test_an_adapter_answers_by_its_own_name_and_leaves_the_model_as_it_is(
         assert receipt.model_digest == plain_receipt.model_digest
 
 
-async def test_a_scale_says_how_much_an_adapter_counts(tmp_path: Path) -> None:
+async def test_adapter_scale_sets_its_strength(tmp_path: Path) -> None:
     async with _running(tmp_path, slots=2, little={"scale": 0.001}, much={"scale": 1.0}) as runner:
         assert "Paris" in (await _ask(runner, "little"))[0]
         assert "Paris" not in (await _ask(runner, "much"))[0]
 
 
 @pytest.mark.parametrize("slots", [1, 3])
-async def test_no_prefix_of_one_adapter_is_found_with_another(tmp_path: Path, slots: int) -> None:
+async def test_prefix_cache_is_separate_per_adapter(tmp_path: Path, slots: int) -> None:
     async with _running(tmp_path, slots=slots, one={"strength": 0.0}, other={"strength": 0.0}) as runner:
 
         async def cached(model: str) -> int:
@@ -98,7 +98,7 @@ async def test_no_prefix_of_one_adapter_is_found_with_another(tmp_path: Path, sl
             assert await cached("m") > 0, "it has its own slot"
 
 
-async def test_a_model_and_its_adapters_are_loaded_and_unloaded_together(tmp_path: Path) -> None:
+async def test_model_and_its_adapters_are_loaded_and_unloaded_together(tmp_path: Path) -> None:
     async with _running(tmp_path, slots=1, pirate={}) as runner:
         states = {state.model: state for state in runner.registry.capability.instances}
         assert {name: state.base_model for name, state in states.items()} == {"m": "", "pirate": "m"}

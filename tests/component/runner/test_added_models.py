@@ -114,7 +114,7 @@ def runner(tmp_path: Path) -> Runner:
     return Runner(tmp_path / f"local{SUFFIX}")
 
 
-async def test_an_added_model_is_served_again_after_a_restart(runner: Runner) -> None:
+async def test_added_model_is_served_again_after_a_restart(runner: Runner) -> None:
     added = await runner.add()
     assert (added.name, added.source) == ("tiny", SOURCE)
     later = runner.again()
@@ -124,7 +124,7 @@ async def test_an_added_model_is_served_again_after_a_restart(runner: Runner) ->
     assert [each.name for each in remembered_models(runner.file.parent)] == ["tiny"]
 
 
-async def test_models_of_a_runner_that_the_configuration_lost_are_found(runner: Runner) -> None:
+async def test_models_of_a_runner_removed_from_the_config_are_found(runner: Runner) -> None:
     await runner.add("tiny")
     await runner.add("other", f"{SOURCE}-other")
     folder = runner.file.parent
@@ -136,7 +136,7 @@ async def test_models_of_a_runner_that_the_configuration_lost_are_found(runner: 
     assert models_left_behind(folder, {"gpu", "local"}) == []
 
 
-async def test_models_of_a_lost_runner_that_were_added_to_another_one_since_are_not_left_behind(
+async def test_models_added_to_another_runner_since_are_not_reported_as_left_behind(
     runner: Runner, tmp_path: Path
 ) -> None:
     """Each start warned of them for ever, whatever its reader did."""
@@ -149,21 +149,21 @@ async def test_models_of_a_lost_runner_that_were_added_to_another_one_since_are_
     assert models_left_behind(tmp_path, {"gpu"}) == []
 
 
-async def test_the_same_source_under_the_same_name_is_added_once(runner: Runner) -> None:
+async def test_same_source_under_the_same_name_is_added_once(runner: Runner) -> None:
     await runner.add()
     await runner.add()
     assert len(runner.adder.prepared) == 1
 
 
 @pytest.mark.parametrize(("name", "source"), [("tiny", "hf:acme/other"), ("configured", SOURCE)])
-async def test_a_name_that_another_model_has_is_refused(runner: Runner, name: str, source: str) -> None:
+async def test_name_of_another_model_is_rejected(runner: Runner, name: str, source: str) -> None:
     await runner.add()
     with pytest.raises(WeftError, match="is taken") as refused:
         await runner.add(name, source)
     assert refused.value.reason is Reason.ALREADY_EXISTS
 
 
-async def test_more_models_than_the_bound_are_refused_until_one_is_removed(runner: Runner) -> None:
+async def test_models_over_the_limit_are_rejected_until_one_is_removed(runner: Runner) -> None:
     await runner.add("a")
     await runner.add("b")
     with pytest.raises(WeftError, match="2 models by their source already") as refused:
@@ -174,7 +174,7 @@ async def test_more_models_than_the_bound_are_refused_until_one_is_removed(runne
     assert set(runner.host.served) == {"configured", "b", "c"}
 
 
-async def test_a_removed_model_is_not_served_after_a_restart(runner: Runner) -> None:
+async def test_removed_model_is_not_served_after_a_restart(runner: Runner) -> None:
     await runner.add()
     model, freed = await runner.models.remove("tiny")
     assert (model.name, freed) == ("tiny", 7)
@@ -184,14 +184,14 @@ async def test_a_removed_model_is_not_served_after_a_restart(runner: Runner) -> 
 
 
 @pytest.mark.parametrize(("name", "reason"), [("configured", Reason.INVALID_ARGUMENT), ("no", Reason.MODEL_NOT_FOUND)])
-async def test_what_was_not_added_is_not_removed(runner: Runner, name: str, reason: Reason) -> None:
+async def test_removing_a_model_that_was_not_added_is_rejected(runner: Runner, name: str, reason: Reason) -> None:
     with pytest.raises(WeftError) as refused:
         await runner.models.remove(name)
     assert refused.value.reason is reason
     assert "configured" in runner.host.served
 
 
-async def test_a_model_that_cannot_be_prepared_is_not_kept(runner: Runner) -> None:
+async def test_model_that_cannot_be_prepared_is_not_saved(runner: Runner) -> None:
     runner.adder.failure = WeftError(Reason.UNSUPPORTED_OPERATION, "no engine")
     with pytest.raises(WeftError, match="no engine"):
         await runner.add()
@@ -200,7 +200,7 @@ async def test_a_model_that_cannot_be_prepared_is_not_kept(runner: Runner) -> No
     await runner.add()
 
 
-async def test_a_model_that_cannot_be_kept_is_not_served(tmp_path: Path) -> None:
+async def test_model_that_cannot_be_saved_is_not_served(tmp_path: Path) -> None:
     (tmp_path / "nowhere").write_text("no folder", "utf-8")
     homeless = Runner(tmp_path / "nowhere" / f"local{SUFFIX}")
     with pytest.raises(WeftError, match="nothing was changed"):
@@ -208,7 +208,7 @@ async def test_a_model_that_cannot_be_kept_is_not_served(tmp_path: Path) -> None
     assert set(homeless.host.served) == {"configured"}
 
 
-async def test_a_model_that_cannot_be_served_now_stays_in_the_file(runner: Runner) -> None:
+async def test_model_that_cannot_be_served_now_remains_in_the_file(runner: Runner) -> None:
     await runner.add("a")
     await runner.add("b")
     later = runner.again()
@@ -222,7 +222,7 @@ async def test_a_model_that_cannot_be_served_now_stays_in_the_file(runner: Runne
 
 
 @pytest.mark.parametrize("content", ["{", '{"schemaVersion": 99, "models": []}', '{"models": 7}'])
-async def test_a_file_that_cannot_be_read_is_kept_aside(runner: Runner, content: str) -> None:
+async def test_unreadable_file_is_moved_aside(runner: Runner, content: str) -> None:
     runner.file.write_text(content, "utf-8")
     await runner.models.restore()
     assert runner.file.with_suffix(".unreadable").read_text("utf-8") == content
@@ -230,7 +230,7 @@ async def test_a_file_that_cannot_be_read_is_kept_aside(runner: Runner, content:
     assert [model["name"] for model in json.loads(runner.file.read_text("utf-8"))["models"]] == ["tiny"]
 
 
-async def test_the_query_of_a_url_is_kept_and_not_shown(runner: Runner) -> None:
+async def test_url_query_is_saved_and_not_shown(runner: Runner) -> None:
     source = "https://host/model.gguf?token=hidden"
     added = await runner.add("m", source)
     assert "hidden" not in added.source
@@ -249,7 +249,7 @@ def _served(name: str, added: added_model_pb2.AddedModel | None = None) -> Serve
     )
 
 
-async def test_an_added_model_whose_name_another_runner_took_does_not_keep_the_runner_from_the_mesh(
+async def test_added_model_with_a_name_taken_elsewhere_is_dropped_so_the_runner_joins(
     tmp_path: Path,
 ) -> None:
     added = added_model_pb2.AddedModel(name="tiny", source=SOURCE)
@@ -266,7 +266,7 @@ async def test_an_added_model_whose_name_another_runner_took_does_not_keep_the_r
         ]
 
 
-async def test_a_configured_model_is_not_given_up_for_another_runner(tmp_path: Path) -> None:
+async def test_configured_model_is_not_dropped_for_another_runner(tmp_path: Path) -> None:
     async with running_runner(tmp_path, [_served("own"), _served("tiny")]) as runner:
         await runner.until(Phase.HIBERNATING, "own")
         taken = WeftError(Reason.ALREADY_EXISTS, "the name is taken", metadata={"owner_kind": "model", "model": "tiny"})

@@ -72,7 +72,7 @@ def models(*entries: dict[str, Any]) -> dict[str, Any]:
     return {"object": "list", "data": list(entries)}
 
 
-async def test_the_context_and_the_slots_of_a_llama_cpp_server_are_known() -> None:
+async def test_context_and_slots_of_a_llama_cpp_server_are_detected() -> None:
     async with (
         run_fake_backend("--parallel", "2", "--ctx-size", "8192") as fake,
         attached(fake.base_url, slots=4) as (_, facts),
@@ -81,7 +81,7 @@ async def test_the_context_and_the_slots_of_a_llama_cpp_server_are_known() -> No
         assert Skill.TOOLS in facts.abilities.skills
 
 
-async def test_settings_may_use_less_of_a_server_than_it_has() -> None:
+async def test_settings_can_use_less_than_the_server_offers() -> None:
     async with (
         run_fake_backend("--parallel", "8", "--ctx-size", "8192") as fake,
         attached(fake.base_url, slots=3, context_tokens=512) as (_, facts),
@@ -89,13 +89,13 @@ async def test_settings_may_use_less_of_a_server_than_it_has() -> None:
         assert (facts.context_tokens, facts.slots) == (512, 0), "as configured"
 
 
-async def test_a_server_that_works_on_more_requests_than_the_default_is_sent_so_many() -> None:
+async def test_server_with_more_slots_than_the_default_is_sent_that_many_requests() -> None:
     """A llama.cpp server with 256 slots was sent 64 requests at once: the default for servers that say nothing."""
     async with run_fake_backend("--parallel", "256") as fake, attached(fake.base_url) as (_, facts):
         assert facts.slots == 256 > ATTACHED_SLOTS
 
 
-async def test_a_server_is_sent_no_more_than_the_ceiling_and_the_log_says_so() -> None:
+async def test_concurrency_is_capped_at_the_ceiling_and_logged() -> None:
     props = {"total_slots": 10**6}
     async with serving(v1__models=models({"id": "m"}), props=props) as (url, _):
         with capture_logs() as lines:
@@ -125,7 +125,7 @@ async def test_a_server_is_sent_no_more_than_the_ceiling_and_the_log_says_so() -
         ("server_info", {"internal_states": [{}]}, 0),
     ],
 )
-async def test_the_slots_of_vllm_and_sglang_are_in_their_configuration(
+async def test_slots_of_vllm_and_sglang_are_read_from_their_configuration(
     route: str, info: dict[str, Any], slots: int
 ) -> None:
     listed = models({"id": "m", "max_model_len": 4096})
@@ -136,7 +136,7 @@ async def test_the_slots_of_vllm_and_sglang_are_in_their_configuration(
         assert facts.slots == slots
 
 
-async def test_other_servers_are_not_asked_for_the_configuration_of_vllm() -> None:
+async def test_other_servers_are_not_queried_for_vllm_configuration() -> None:
     async with serving(v1__models=models({"id": "m"})) as (url, routes), attached(url, upstream_model="m"):
         assert not any("server_info" in path for path in routes.asked)
 
@@ -144,14 +144,14 @@ async def test_other_servers_are_not_asked_for_the_configuration_of_vllm() -> No
 @pytest.mark.parametrize(
     ("length", "context"), [(16384, 16384), ("long", 0), (True, 0), (-1, 0), (2**40, 0), (None, 0)]
 )
-async def test_the_context_of_vllm_is_in_its_list(length: Any, context: int) -> None:
+async def test_context_of_vllm_is_read_from_its_model_list(length: Any, context: int) -> None:
     entry = {"id": "qwen", "owned_by": "vllm", "max_model_len": length}
     async with serving(v1__models=models(entry)) as (url, _), attached(url, upstream_model="qwen") as (_, facts):
         assert facts.context_tokens == context
         assert facts.abilities == UNKNOWN
 
 
-async def test_ollama_is_asked_for_the_capabilities_of_the_model() -> None:
+async def test_ollama_is_queried_for_model_capabilities() -> None:
     listed = models({"id": "llava:latest", "owned_by": "library"}, {"id": "qwen3:8b", "owned_by": "library"})
     show = {"capabilities": ["completion", "vision"]}
     async with (
@@ -179,9 +179,7 @@ async def test_ollama_is_asked_for_the_capabilities_of_the_model() -> None:
         ),
     ],
 )
-def test_capabilities_of_ollama_say_nothing_of_what_they_do_not_name(
-    capabilities: list[str], abilities: Abilities
-) -> None:
+def test_capabilities_ollama_does_not_list_stay_unknown(capabilities: list[str], abilities: Abilities) -> None:
     assert abilities_of_capabilities(capabilities) == abilities
 
 
@@ -195,12 +193,12 @@ def test_capabilities_of_ollama_say_nothing_of_what_they_do_not_name(
     ],
     ids=["no route", "a list of another form", "properties of another form", "capabilities of another form"],
 )
-async def test_what_a_server_does_not_tell_stays_unknown(answers: dict[str, Any]) -> None:
+async def test_facts_a_server_does_not_report_stay_unknown(answers: dict[str, Any]) -> None:
     async with serving(health="ok", **answers) as (url, _), attached(url, upstream_model="m") as (_, facts):
         assert (facts.context_tokens, facts.slots, facts.abilities) == (0, 0, UNKNOWN)
 
 
-async def test_a_server_off_the_premises_is_asked_for_nothing_but_its_list() -> None:
+async def test_remote_server_is_queried_only_for_its_model_list() -> None:
     async with serving(v1__models=models({"id": "m", "max_model_len": 4096})) as (url, routes):
         async with attached(url, upstream_model="m", remote=True) as (backend, facts):
             assert facts.context_tokens == 0
@@ -208,7 +206,7 @@ async def test_a_server_off_the_premises_is_asked_for_nothing_but_its_list() -> 
         assert set(routes.asked) == {"/v1/models"}
 
 
-async def test_requests_of_others_on_a_server_are_told_from_those_of_the_runner(
+async def test_foreign_requests_on_a_server_are_counted_separately(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(engine_figures, "SAMPLE_SECONDS", 0.05)
@@ -226,7 +224,7 @@ async def test_requests_of_others_on_a_server_are_told_from_those_of_the_runner(
         await _until(backend, running_count=1, other_count=0)
 
 
-async def test_a_server_without_a_page_of_metrics_has_no_figures(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_server_without_a_metrics_page_has_no_metrics(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine_figures, "SAMPLE_SECONDS", 0.01)
     async with (
         run_fake_backend(dialect=Dialect(lacks=("/metrics",))) as fake,

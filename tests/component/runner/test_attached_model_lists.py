@@ -65,7 +65,7 @@ def served(server: Lister, upstream_model: str) -> ServedModel:
     )
 
 
-async def test_a_server_that_lists_other_models_only_is_not_ready_and_is_asked_for_nothing_until_it_has_the_model(
+async def test_server_missing_the_model_is_not_ready_and_gets_no_requests_until_it_lists_it(
     tmp_path: Path,
 ) -> None:
     """A misspelt upstream_model was ready, and the first chat was answered with the server's 404."""
@@ -84,12 +84,12 @@ async def test_a_server_that_lists_other_models_only_is_not_ready_and_is_asked_f
 
 
 @pytest.mark.parametrize("status", [200, 404])
-async def test_a_server_that_lists_nothing_or_has_no_list_is_used_as_before(tmp_path: Path, status: int) -> None:
+async def test_server_with_an_empty_or_missing_list_is_used_as_before(tmp_path: Path, status: int) -> None:
     async with lister(status=status) as server, running_runner(tmp_path, [served(server, "anything")]) as runner:
         await runner.until(Phase.READY)
 
 
-async def test_the_models_of_one_server_share_its_probes() -> None:
+async def test_models_of_one_server_share_its_probes() -> None:
     """Eight models asked their server eight times per interval."""
     names = [f"m{number}" for number in range(8)]
     async with lister(*names) as server:

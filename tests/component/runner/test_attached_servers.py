@@ -85,7 +85,7 @@ OTHER_SPELLINGS = [
 
 
 @pytest.mark.parametrize("url", OTHER_SPELLINGS)
-async def test_a_server_under_another_spelling_of_its_address_is_attached_already(runner: Runner, url: str) -> None:
+async def test_server_under_another_address_spelling_counts_as_attached(runner: Runner, url: str) -> None:
     """It was attached twice, and each of its models served twice."""
     assert await runner.attach("http://localhost:11434", "ollama") == "ollama"
     with pytest.raises(WeftError) as refused:
@@ -97,14 +97,14 @@ async def test_a_server_under_another_spelling_of_its_address_is_attached_alread
 
 
 @pytest.mark.parametrize("url", OTHER_SPELLINGS)
-async def test_a_server_of_the_configuration_is_not_attached_as_well(runner: Runner, url: str) -> None:
+async def test_configured_server_is_not_attached_twice(runner: Runner, url: str) -> None:
     await runner.followed.follow(followed("box", "http://localhost:11434"))
     with pytest.raises(WeftError) as refused:
         await runner.attach(url, "ollama")
     assert refused.value.message == "the configuration has this server already, as box"
 
 
-async def test_another_port_or_path_of_the_same_machine_is_another_server(runner: Runner) -> None:
+async def test_another_port_or_path_of_the_same_machine_is_a_different_server(runner: Runner) -> None:
     for name, url in {
         "a": "http://localhost:1234",
         "b": "http://localhost:1235",

@@ -113,7 +113,7 @@ async def _reason(work: Awaitable[object]) -> Reason:
     return failed.value.reason
 
 
-async def test_an_engine_that_freezes_in_mid_answer_is_found_and_must_be_restarted() -> None:
+async def test_engine_frozen_mid_answer_is_detected_and_must_be_restarted() -> None:
     async with _watched(tokens_per_second=50, answer_tokens=0) as w:
         flowing: asyncio.Future[RequestRecord] = asyncio.get_running_loop().create_future()
         chat = asyncio.create_task(w.chat(flowing))
@@ -123,7 +123,7 @@ async def test_an_engine_that_freezes_in_mid_answer_is_found_and_must_be_restart
         assert "idle_stream_timeout_seconds" in await w.restart_reason()
 
 
-async def test_a_prefill_that_hangs_is_found_although_bytes_flow_and_health_answers() -> None:
+async def test_hung_prefill_is_detected_even_if_bytes_flow_and_health_checks_pass() -> None:
     """As llama-server in one of four runs after a SIGTERM: comments and health, but no token and no work."""
     async with _watched(prefill_seconds=60, prefill_idle=True, prefill_progress=1, keepalive_comments=True) as w:
         assert await _reason(w.chat()) is Reason.STALL_TIMEOUT
@@ -131,7 +131,7 @@ async def test_a_prefill_that_hangs_is_found_although_bytes_flow_and_health_answ
         assert "prefill_liveness_timeout_seconds" in await w.restart_reason()
 
 
-async def test_without_the_limit_on_prefill_nobody_ends_it() -> None:
+async def test_request_hangs_without_the_prefill_timeout() -> None:
     """The control: nothing else than the watchdog ends such a request."""
     profile = replace(PROFILE, prefill_liveness_seconds=None)
     async with _watched(profile, prefill_seconds=60, prefill_idle=True, keepalive_comments=True) as w:
@@ -143,7 +143,7 @@ async def test_without_the_limit_on_prefill_nobody_ends_it() -> None:
         await asyncio.gather(chat, return_exceptions=True)
 
 
-async def test_a_server_that_is_not_ours_loses_the_request_and_is_let_run() -> None:
+async def test_stalled_request_on_an_attached_server_fails_and_the_server_keeps_running() -> None:
     async with run_fake_backend(stall_after_tokens=3, keepalive_comments=True) as server:
         config = engine_settings(OpenAiHttpModel, url=server.base_url, upstream_model="fake", timeouts=PROFILE)
         async with _watching(AttachedServer(*config), PROFILE) as w:
@@ -154,28 +154,28 @@ async def test_a_server_that_is_not_ours_loses_the_request_and_is_let_run() -> N
             assert not w.watching.done()
 
 
-async def test_an_answer_that_hangs_is_found_although_comments_flow() -> None:
+async def test_hung_answer_is_detected_even_if_comments_flow() -> None:
     async with _watched(stall_after_tokens=3, keepalive_comments=True) as w:
         assert await _reason(w.chat()) is Reason.STALL_TIMEOUT
         assert await w.restart_reason()
 
 
 @pytest.mark.parametrize("reports", [0, 2])
-async def test_a_prefill_that_burns_processor_time_is_left_alone(reports: int) -> None:
+async def test_prefill_that_uses_cpu_time_is_not_a_stall(reports: int) -> None:
     async with _watched(prefill_seconds=1.5, prefill_progress=reports) as w:
         frames = await asyncio.wait_for(w.chat(), NOTICE_SECONDS)
         assert frames[-1][-1].HasField("finished")
         assert not w.watching.done()
 
 
-async def test_an_idle_engine_that_freezes_is_found() -> None:
+async def test_frozen_idle_engine_is_detected() -> None:
     async with _watched() as w:
         await w.chat()
         w.freeze()
         assert "answered none of 3 probes" in await w.restart_reason()
 
 
-async def test_an_answer_that_stops_beside_one_that_flows_fails_alone_and_frees_the_engine() -> None:
+async def test_stalled_answer_fails_without_affecting_a_flowing_one_and_frees_the_engine() -> None:
     async with _watched(tokens_per_second=50, answer_tokens=0) as w, w.control() as control:
         flowing: asyncio.Future[RequestRecord] = asyncio.get_running_loop().create_future()
         other = asyncio.create_task(w.chat(flowing))
@@ -189,7 +189,7 @@ async def test_an_answer_that_stops_beside_one_that_flows_fails_alone_and_frees_
         await asyncio.gather(other, return_exceptions=True)
 
 
-async def test_a_caller_that_does_not_read_is_not_taken_for_a_stalled_engine() -> None:
+async def test_slow_reader_is_not_mistaken_for_a_stalled_engine() -> None:
     async with _watched(tokens_per_second=50, answer_tokens=0) as w:
         with w.records.keep("r1") as record:
             work = AdmittedRequest(record, w.backend, lambda _: None)
@@ -212,7 +212,7 @@ async def _real_engine(profile: TimeoutProfile = PROFILE) -> AsyncGenerator[Watc
 
 
 @pytest.mark.real
-async def test_llama_cpp_that_freezes_in_mid_answer_is_found() -> None:
+async def test_llama_cpp_frozen_mid_answer_is_detected() -> None:
     async with _real_engine() as w:
         flowing: asyncio.Future[RequestRecord] = asyncio.get_running_loop().create_future()
         chat = asyncio.create_task(w.chat(flowing))
@@ -223,7 +223,7 @@ async def test_llama_cpp_that_freezes_in_mid_answer_is_found() -> None:
 
 
 @pytest.mark.real
-async def test_a_prompt_that_llama_cpp_works_on_for_longer_than_the_limit_is_left_alone() -> None:
+async def test_llama_cpp_prompt_longer_than_the_timeout_is_not_a_stall() -> None:
     """One batch without reports: only its processor time shows progress."""
     async with _real_engine() as w:
         frames = await w.chat(text="word " * 250, max_tokens=2)

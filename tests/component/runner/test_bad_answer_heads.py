@@ -36,7 +36,7 @@ async def _neighbour(stage: Repaving) -> "tuple[asyncio.Task[object], list[str]]
 
 
 @pytest.mark.slow("a stream beside each bad head")
-async def test_a_bad_answer_head_of_an_engine_of_ours_costs_one_request_and_the_engine_goes_on() -> None:
+async def test_bad_response_head_of_a_managed_engine_fails_one_request_and_the_engine_continues() -> None:
     async with repaving(answer_tokens=0, tokens_per_second=100) as stage:
         await stage.until_phase(Phase.READY)
         process_id = stage.backend.process_id
@@ -57,7 +57,7 @@ async def test_a_bad_answer_head_of_an_engine_of_ours_costs_one_request_and_the_
         assert stage.phases.count(Phase.READY) == 1
 
 
-async def test_a_bad_answer_head_of_an_attached_server_costs_one_request_and_it_stays_attached() -> None:
+async def test_bad_response_head_of_an_attached_server_fails_one_request_and_it_stays_attached() -> None:
     goes_on = asyncio.Event()
 
     async def handle(connection: Connection, request: Request) -> None:
@@ -97,7 +97,7 @@ async def test_a_bad_answer_head_of_an_attached_server_costs_one_request_and_it_
             assert stage.phases.count(Phase.READY) == 1
 
 
-async def test_bytes_that_are_no_answer_are_not_asked_for_twice() -> None:
+async def test_invalid_response_is_not_retried() -> None:
     """The server has taken the request, so it may have done the work."""
 
     async def handle(connection: Connection, _: Request) -> None:

@@ -42,14 +42,14 @@ class TestFakeServer(PrefixCacheConformance):
     def make_call(self, use: CacheUse | None) -> CallInfo:
         return CallInfo(request_id="r", traceparent="", cache=use or CacheUse())
 
-    async def test_one_tenant_is_left_to_the_engine_and_keeps_several_prefixes(self) -> None:
+    async def test_single_tenant_keeps_several_prefixes_in_the_engine(self) -> None:
         async with self.tenants() as ask:
             for prompt in (SEA, HILLS, CITY):
                 await ask.cached("a", prompt)
             found = [await ask.cached("a", prompt) for prompt in (SEA, HILLS, CITY)]
             assert min(found) > 20
 
-    async def test_a_tenant_among_others_keeps_several_prefixes_as_well(self) -> None:
+    async def test_tenant_among_others_keeps_several_prefixes(self) -> None:
         async with self.tenants() as ask:
             await ask.cached("b", CITY)
             for prompt in (SEA, HILLS):
@@ -58,7 +58,7 @@ class TestFakeServer(PrefixCacheConformance):
             assert min(found) > 20
             assert await ask.cached("b", CITY) > 20
 
-    async def test_what_a_request_without_the_cache_left_is_erased_from_the_engine(self) -> None:
+    async def test_prefix_of_an_uncached_request_is_erased_from_the_engine(self) -> None:
         async with self.tenants() as ask:
             await ask.cached("a", SEA)
             await ask.flush("all")
@@ -66,7 +66,7 @@ class TestFakeServer(PrefixCacheConformance):
             await ask.cached("a", HILLS)
             assert sum(not sight.is_empty for sight in await ask.backend.slot_snapshots()) <= 2
 
-    async def test_a_new_life_of_the_engine_begins_with_an_empty_book(self) -> None:
+    async def test_restarted_engine_has_an_empty_cache_index(self) -> None:
         async with self.tenants() as ask:
             await ask.cached("a", SEA)
             await ask.cached("b", SEA)
@@ -77,7 +77,7 @@ class TestFakeServer(PrefixCacheConformance):
             assert await ask.cached("b", SEA) > 20
 
 
-async def test_a_server_that_shares_prompts_between_slots_is_said_to_isolate_nobody() -> None:
+async def test_server_sharing_prompts_between_slots_reports_no_isolation() -> None:
     assert _backend().cache_isolation is CacheIsolation.SLOTS
     for flag in (("--cache-ram", "100"), ("-cram", "100"), ("--cache-ram=100",)):
         assert _backend(*flag).cache_isolation is CacheIsolation.NONE

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.real
 
 
 @pytest.mark.slow("computes prompts")
-async def test_the_server_continues_conversations_that_had_lost_their_slots() -> None:
+async def test_server_resumes_conversations_that_lost_their_slots() -> None:
     suite = TestLlamaServerFromTheWheel()
     async with suite.tenants() as ask:
         prompts = [prompt * 5 for prompt in PROMPTS]
@@ -49,7 +49,7 @@ class TestLlamaServerFromTheWheel(PrefixCacheConformance):
     def make_call(self, use: CacheUse | None) -> CallInfo:
         return CallInfo(request_id="r", traceparent="", cache=use or CacheUse())
 
-    async def test_a_flush_tells_how_much_memory_can_be_used_again(self) -> None:
+    async def test_flush_reports_the_reusable_memory(self) -> None:
         """SmolLM2 keeps 2 x 30 layers x 3 heads x 64 numbers of two bytes per token: 23,040 bytes."""
         async with self.tenants() as ask:
             await ask.cached("a", SEA)

@@ -86,7 +86,7 @@ async def _flush(runner: RunningRunner, scope: str, **names: str) -> pb.FlushCac
     return await runner.control.FlushCache(request)
 
 
-async def test_the_tenant_of_the_ticket_decides_whose_prefix_is_used(tmp_path: Path) -> None:
+async def test_prefix_is_selected_by_the_ticket_tenant(tmp_path: Path) -> None:
     async with running_runner(tmp_path, [_model()]) as runner:
         await runner.until(Phase.READY)
         assert await _cached(runner, "a") == 0
@@ -99,7 +99,7 @@ async def test_the_tenant_of_the_ticket_decides_whose_prefix_is_used(tmp_path: P
         assert await _cached(runner, "a", TAGGED) > 20
 
 
-async def test_the_platform_prompt_of_a_model_counts_as_prompt_and_as_cached_and_for_its_tenant_alone(
+async def test_platform_prompt_counts_as_prompt_and_cached_tokens_per_tenant(
     tmp_path: Path,
 ) -> None:
     said = "house " * 200
@@ -116,7 +116,7 @@ async def test_the_platform_prompt_of_a_model_counts_as_prompt_and_as_cached_and
     assert again.cached_prompt_tokens >= 200
 
 
-async def test_a_flush_of_a_tenant_leaves_the_others_warm_and_says_what_was_forgotten(tmp_path: Path) -> None:
+async def test_tenant_flush_keeps_other_tenants_warm_and_reports_what_was_removed(tmp_path: Path) -> None:
     async with running_runner(tmp_path, [_model()]) as runner:
         await runner.until(Phase.READY)
         for tenant in ("a", "b"):
@@ -130,7 +130,7 @@ async def test_a_flush_of_a_tenant_leaves_the_others_warm_and_says_what_was_forg
         assert await _cached(runner, "b") == 0
 
 
-async def test_the_description_has_the_figures_and_how_tenants_are_kept_apart(tmp_path: Path) -> None:
+async def test_description_has_cache_statistics_and_tenant_isolation(tmp_path: Path) -> None:
     async with running_runner(tmp_path, [_model()]) as runner:
         await runner.until(Phase.READY)
         cached = [await _cached(runner, tenant) for tenant in ("a", "a", "b")]
@@ -149,7 +149,7 @@ async def test_the_description_has_the_figures_and_how_tenants_are_kept_apart(tm
         (serve_options_pb2.ServeOptions(priority=9), "options.priority"),  # type: ignore[arg-type]  # unknown
     ],
 )
-async def test_an_option_that_is_out_of_range_is_refused_by_name(
+async def test_out_of_range_option_is_rejected_by_name(
     tmp_path: Path, options: serve_options_pb2.ServeOptions, field: str
 ) -> None:
     async with running_runner(tmp_path, [_model()]) as runner:
@@ -159,7 +159,7 @@ async def test_an_option_that_is_out_of_range_is_refused_by_name(
     assert field in error.message
 
 
-async def test_keep_alive_zero_puts_the_model_to_sleep_when_the_request_has_ended(tmp_path: Path) -> None:
+async def test_keep_alive_zero_puts_the_model_to_sleep_after_the_request(tmp_path: Path) -> None:
     async with running_runner(tmp_path, [_model()]) as runner:
         await runner.until(Phase.READY)
         options = serve_options_pb2.ServeOptions()
@@ -169,7 +169,7 @@ async def test_keep_alive_zero_puts_the_model_to_sleep_when_the_request_has_ende
 
 
 @pytest.mark.slow("a long answer")
-async def test_what_runs_during_a_flush_goes_on_and_is_forgotten_afterwards(tmp_path: Path) -> None:
+async def test_request_running_during_a_flush_continues_and_is_flushed_afterwards(tmp_path: Path) -> None:
     async with running_runner(tmp_path, [_model(**LONG)]) as runner:
         await runner.until(Phase.READY)
         long = _request(runner, "a")

@@ -75,7 +75,7 @@ def with_fault(fault: str, **given: Any) -> image_pb2.ImagePayload:
     return image_pb2.ImagePayload(prompt="a hill", extra_parameters=extra, **given)
 
 
-def test_an_image_is_made_with_progress_in_steps_and_its_files_and_history_are_removed(tmp_path: Path) -> None:
+def test_image_is_generated_with_step_progress_and_its_files_and_history_are_removed(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with serving(tmp_path) as (fake, backend):
             frames = await answer(backend, HILL)
@@ -94,7 +94,7 @@ def test_an_image_is_made_with_progress_in_steps_and_its_files_and_history_are_r
     run(scenario())
 
 
-def test_the_same_seed_makes_the_same_image_and_another_one_another(tmp_path: Path) -> None:
+def test_same_seed_yields_the_same_image_and_another_seed_another_one(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with serving(tmp_path) as (_, backend):
             first, again = [collected_images(await answer(backend, HILL))[0].image.data for _ in range(2)]
@@ -105,7 +105,7 @@ def test_the_same_seed_makes_the_same_image_and_another_one_another(tmp_path: Pa
     run(scenario())
 
 
-def test_several_images_are_one_prompt_each_with_the_next_seed_and_all_their_steps(tmp_path: Path) -> None:
+def test_several_images_use_one_prompt_each_with_incremented_seeds_and_summed_steps(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with serving(tmp_path) as (fake, backend):
             payload = image_pb2.ImagePayload(prompt="a hill", seed=5, count=3)
@@ -119,7 +119,7 @@ def test_several_images_are_one_prompt_each_with_the_next_seed_and_all_their_ste
     run(scenario())
 
 
-def test_a_seed_that_is_not_given_is_drawn_and_told(tmp_path: Path) -> None:
+def test_missing_seed_is_random_and_reported(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with serving(tmp_path) as (_, backend):
             payload = image_pb2.ImagePayload(prompt="a hill")
@@ -130,7 +130,7 @@ def test_a_seed_that_is_not_given_is_drawn_and_told(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("wanted", [0, 1, 2])
-def test_as_many_previews_are_sent_as_were_asked_for(tmp_path: Path, wanted: int) -> None:
+def test_requested_number_of_previews_is_sent(tmp_path: Path, wanted: int) -> None:
     async def scenario() -> None:
         async with serving(tmp_path) as (_, backend):
             payload = image_pb2.ImagePayload(prompt="a hill", steps=12, partial_images=wanted)
@@ -141,7 +141,7 @@ def test_as_many_previews_are_sent_as_were_asked_for(tmp_path: Path, wanted: int
     run(scenario())
 
 
-def test_prompts_of_others_are_waited_for_and_named_in_the_progress(tmp_path: Path) -> None:
+def test_foreign_prompts_are_awaited_and_mentioned_in_the_progress(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with serving(tmp_path) as (fake, backend):
             fake.worker.pace.hold()
@@ -159,7 +159,7 @@ def test_prompts_of_others_are_waited_for_and_named_in_the_progress(tmp_path: Pa
     run(scenario())
 
 
-def test_the_load_of_the_engine_shows_prompts_of_others(tmp_path: Path) -> None:
+def test_engine_load_includes_foreign_prompts(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with FakeComfyUi(tmp_path) as fake:
             fake.worker.pace.hold()
@@ -180,7 +180,7 @@ def test_the_load_of_the_engine_shows_prompts_of_others(tmp_path: Path) -> None:
     run(scenario())
 
 
-def test_a_cancelled_prompt_that_waits_is_removed_and_what_runs_is_not_interrupted(tmp_path: Path) -> None:
+def test_cancelling_a_queued_prompt_removes_it_without_interrupting_the_running_one(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with serving(tmp_path) as (fake, backend):
             fake.worker.pace.hold()
@@ -197,7 +197,7 @@ def test_a_cancelled_prompt_that_waits_is_removed_and_what_runs_is_not_interrupt
     run(scenario())
 
 
-def test_a_cancelled_prompt_that_runs_is_interrupted_and_the_next_of_others_is_not(tmp_path: Path) -> None:
+def test_cancelling_a_running_prompt_interrupts_it_and_no_foreign_one(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with serving(tmp_path) as (fake, backend):
             fake.worker.pace.hold()
@@ -218,7 +218,7 @@ def test_a_cancelled_prompt_that_runs_is_interrupted_and_the_next_of_others_is_n
     run(scenario())
 
 
-def test_an_interrupt_that_arrives_when_the_next_prompt_runs_names_the_one_that_it_is_for(tmp_path: Path) -> None:
+def test_late_interrupt_names_the_prompt_it_is_for(tmp_path: Path) -> None:
     """Versions of ComfyUI that read `prompt_id` ignore such a late one; without it they interrupt whatever runs."""
     steps = 2
 
@@ -246,7 +246,7 @@ def test_an_interrupt_that_arrives_when_the_next_prompt_runs_names_the_one_that_
     run(scenario())
 
 
-def test_a_cancelled_task_removes_its_prompt_before_it_ends(tmp_path: Path) -> None:
+def test_cancelled_task_removes_its_prompt_before_it_ends(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with serving(tmp_path) as (fake, backend):
             fake.worker.pace.hold()
@@ -261,7 +261,7 @@ def test_a_cancelled_task_removes_its_prompt_before_it_ends(tmp_path: Path) -> N
     run(scenario())
 
 
-def test_a_node_that_fails_is_named(tmp_path: Path) -> None:
+def test_failing_node_is_reported(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with serving(tmp_path) as (fake, backend):
             error = await refusal(backend, with_fault("error"))
@@ -273,7 +273,7 @@ def test_a_node_that_fails_is_named(tmp_path: Path) -> None:
     run(scenario())
 
 
-def test_a_node_without_memory_is_out_of_memory_with_advice(tmp_path: Path) -> None:
+def test_node_without_memory_is_an_out_of_memory_error_with_advice(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with serving(tmp_path) as (_, backend):
             error = await refusal(backend, with_fault("out_of_memory"))
@@ -284,7 +284,7 @@ def test_a_node_without_memory_is_out_of_memory_with_advice(tmp_path: Path) -> N
     run(scenario())
 
 
-def test_a_prompt_that_comfyui_refuses_names_the_node_and_the_input(tmp_path: Path) -> None:
+def test_rejected_prompt_error_names_the_node_and_the_input(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with serving(tmp_path) as (fake, backend):
             error = await refusal(backend, image_pb2.ImagePayload(prompt="a hill", size="8x64"))
@@ -296,7 +296,7 @@ def test_a_prompt_that_comfyui_refuses_names_the_node_and_the_input(tmp_path: Pa
     run(scenario())
 
 
-def test_a_prompt_that_others_interrupt_is_an_error(tmp_path: Path) -> None:
+def test_prompt_interrupted_by_another_client_is_an_error(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with serving(tmp_path) as (fake, backend):
             fake.worker.pace.hold()
@@ -311,7 +311,7 @@ def test_a_prompt_that_others_interrupt_is_an_error(tmp_path: Path) -> None:
     run(scenario())
 
 
-def test_a_lost_websocket_is_opened_again_and_the_prompt_runs_once(tmp_path: Path) -> None:
+def test_lost_websocket_is_reopened_and_the_prompt_runs_once(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with serving(tmp_path) as (fake, backend):
             fake.worker.pace.hold()
@@ -327,7 +327,7 @@ def test_a_lost_websocket_is_opened_again_and_the_prompt_runs_once(tmp_path: Pat
     run(scenario())
 
 
-def test_an_end_that_happens_while_the_websocket_is_lost_is_taken_from_the_history(tmp_path: Path) -> None:
+def test_prompt_end_missed_by_the_websocket_is_read_from_the_history(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with serving(tmp_path, limits=replace(LIMITS, poll_seconds=5.0)) as (fake, backend):
             fake.worker.pace.hold()
@@ -341,7 +341,7 @@ def test_an_end_that_happens_while_the_websocket_is_lost_is_taken_from_the_histo
     run(scenario())
 
 
-def test_a_comfyui_that_restarts_in_the_middle_has_died(tmp_path: Path) -> None:
+def test_comfyui_restart_mid_request_is_reported_as_a_death(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with serving(tmp_path) as (fake, backend):
             fake.worker.pace.hold()
@@ -354,7 +354,7 @@ def test_a_comfyui_that_restarts_in_the_middle_has_died(tmp_path: Path) -> None:
     run(scenario())
 
 
-def test_a_comfyui_that_goes_away_has_died_after_the_time_for_it(tmp_path: Path) -> None:
+def test_unreachable_comfyui_is_reported_dead_after_its_timeout(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with serving(tmp_path, limits=replace(LIMITS, reconnect_seconds=0.3)) as (fake, backend):
             fake.worker.pace.hold()
@@ -366,7 +366,7 @@ def test_a_comfyui_that_goes_away_has_died_after_the_time_for_it(tmp_path: Path)
     run(scenario())
 
 
-def test_a_source_image_is_uploaded_under_a_name_of_its_own_and_used(tmp_path: Path) -> None:
+def test_source_image_is_uploaded_under_a_unique_name_and_used(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with serving(tmp_path) as (fake, backend):
             source = chat_pb2.MediaPart(media_type="image/png", data=picture(8, 8, "ff0000"))
@@ -381,7 +381,7 @@ def test_a_source_image_is_uploaded_under_a_name_of_its_own_and_used(tmp_path: P
     run(scenario())
 
 
-def test_a_workflow_of_the_request_comes_before_that_of_the_model(tmp_path: Path) -> None:
+def test_request_workflow_overrides_the_model_workflow(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with serving(tmp_path) as (fake, backend):
             graph = json.loads(json.dumps(GRAPH))
@@ -395,7 +395,7 @@ def test_a_workflow_of_the_request_comes_before_that_of_the_model(tmp_path: Path
     run(scenario())
 
 
-def test_what_no_input_takes_is_warned_about_before_the_image(tmp_path: Path) -> None:
+def test_fields_without_an_input_are_warned_about_before_the_image(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with serving(tmp_path) as (_, backend):
             payload = image_pb2.ImagePayload(prompt="a hill", negative_prompt="rain", output_format="webp")
@@ -406,7 +406,7 @@ def test_what_no_input_takes_is_warned_about_before_the_image(tmp_path: Path) ->
     run(scenario())
 
 
-def test_a_model_without_a_workflow_answers_only_requests_for_workflows(tmp_path: Path) -> None:
+def test_model_without_a_workflow_accepts_only_workflow_requests(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with FakeComfyUi(tmp_path) as fake:
             model, context = engine_settings(ComfyUiModel, url=fake.url)
@@ -422,7 +422,7 @@ def test_a_model_without_a_workflow_answers_only_requests_for_workflows(tmp_path
     run(scenario())
 
 
-def test_an_image_beyond_the_limit_is_refused(tmp_path: Path) -> None:
+def test_oversized_image_is_rejected(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with serving(tmp_path, limits=replace(LIMITS, max_image_bytes=1024 * 1024)) as (fake, backend):
             fake.worker.padding_bytes = 2 * 1024 * 1024
@@ -431,7 +431,7 @@ def test_an_image_beyond_the_limit_is_refused(tmp_path: Path) -> None:
     run(scenario())
 
 
-def test_an_unload_frees_the_memory_and_waits_until_it_is_back(tmp_path: Path) -> None:
+def test_unload_frees_the_memory_and_waits_until_it_is_available(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with serving(tmp_path) as (fake, backend):
             await answer(backend, HILL)
@@ -444,7 +444,7 @@ def test_an_unload_frees_the_memory_and_waits_until_it_is_back(tmp_path: Path) -
     run(scenario())
 
 
-def test_an_unload_whose_memory_does_not_come_back_in_time_has_failed(tmp_path: Path) -> None:
+def test_unload_fails_if_the_memory_is_not_freed_in_time(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with serving(tmp_path, limits=replace(LIMITS, free_seconds=0.2)) as (fake, backend):
             await answer(backend, HILL)
@@ -454,7 +454,7 @@ def test_an_unload_whose_memory_does_not_come_back_in_time_has_failed(tmp_path: 
     run(scenario())
 
 
-def test_the_models_of_others_are_not_unloaded_under_their_prompts(tmp_path: Path) -> None:
+def test_unload_is_skipped_while_foreign_prompts_run(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with serving(tmp_path) as (fake, backend):
             fake.worker.pace.hold()
@@ -465,7 +465,7 @@ def test_the_models_of_others_are_not_unloaded_under_their_prompts(tmp_path: Pat
     run(scenario())
 
 
-def test_a_comfyui_that_does_not_answer_cannot_be_attached() -> None:
+def test_unresponsive_comfyui_cannot_be_attached() -> None:
     async def scenario() -> None:
         backend = attached("http://127.0.0.1:9")
         with pytest.raises(WeftError) as caught:
@@ -488,7 +488,7 @@ def has_process(backend: ComfyUiBackend) -> bool:
 
 
 @pytest.mark.slow("starts a program")
-def test_a_started_comfyui_makes_images_leaves_no_file_and_ends() -> None:
+def test_managed_comfyui_generates_images_leaves_no_file_and_stops() -> None:
     async def scenario() -> None:
         backend = started()
         try:
@@ -511,7 +511,7 @@ def test_a_started_comfyui_makes_images_leaves_no_file_and_ends() -> None:
 
 
 @pytest.mark.slow("starts a program")
-def test_a_started_comfyui_that_crashes_in_a_node_has_died() -> None:
+def test_managed_comfyui_that_crashes_in_a_node_is_reported_dead() -> None:
     async def scenario() -> None:
         backend = started()
         try:

@@ -30,14 +30,14 @@ def _model(name: str = "m", **switches: Any) -> ServedModel:
     return ServedModel(name=name, make_backend=lambda: LlamaServerBackend(*config))
 
 
-async def test_a_model_that_is_not_served_here_is_not_found(tmp_path: Path) -> None:
+async def test_unknown_model_is_not_found(tmp_path: Path) -> None:
     async with running_runner(tmp_path, [_model()]) as runner:
         tail = runner.control.TailLogs(pb.TailLogsRequest(model="other"))
         for call in (runner.wake("other"), runner.load("other"), runner.unload("other"), tail.read()):
             assert (await refusal(call)).reason is Reason.MODEL_NOT_FOUND
 
 
-async def test_the_last_lines_of_a_log_come_first_and_then_the_new_ones(tmp_path: Path) -> None:
+async def test_last_log_lines_come_first_and_then_the_new_ones(tmp_path: Path) -> None:
     async with running_runner(tmp_path, [_model()]) as runner:
         await runner.until(Phase.READY)
         once = runner.control.TailLogs(pb.TailLogsRequest(model="m", line_count=1000))
@@ -53,7 +53,7 @@ async def test_the_last_lines_of_a_log_come_first_and_then_the_new_ones(tmp_path
         following.cancel()
 
 
-async def test_a_runner_that_is_told_to_names_no_address_of_its_engine(tmp_path: Path) -> None:
+async def test_runner_hides_engine_addresses_if_configured(tmp_path: Path) -> None:
     async with running_runner(tmp_path, [_model()], conceals_local_addresses=True) as runner:
         await runner.until(Phase.READY)
         described = (await runner.control.Describe(pb.DescribeRequest(log_line_count=1000))).instances[0].log_lines
@@ -71,7 +71,7 @@ async def test_a_runner_that_is_told_to_names_no_address_of_its_engine(tmp_path:
             assert "127.0.0.1" not in "\n".join(lines)
 
 
-async def test_words_about_a_broken_engine_name_no_address_either(tmp_path: Path) -> None:
+async def test_engine_failure_messages_hide_addresses_too(tmp_path: Path) -> None:
     config = engine_settings(
         LlamaServerModel,
         command=("/bin/sh", "-c", "echo lost http://127.0.0.1:41045; exit 3"),
@@ -87,13 +87,13 @@ async def test_words_about_a_broken_engine_name_no_address_either(tmp_path: Path
 
 
 @pytest.mark.parametrize("count", [-1, 1001])
-async def test_a_line_count_out_of_range_is_named(count: int, tmp_path: Path) -> None:
+async def test_out_of_range_line_count_is_reported(count: int, tmp_path: Path) -> None:
     async with running_runner(tmp_path, [_model()]) as runner:
         error = await refusal(runner.control.TailLogs(pb.TailLogsRequest(model="m", line_count=count)).read())
         assert error.metadata["field"] == "line_count"
 
 
-async def test_a_stop_ends_the_readers_of_logs(tmp_path: Path) -> None:
+async def test_stop_ends_log_readers(tmp_path: Path) -> None:
     async with running_runner(tmp_path, [_model()]) as runner:
         await runner.until(Phase.READY)
         following = runner.control.TailLogs(pb.TailLogsRequest(model="m", follow=True))
@@ -104,7 +104,7 @@ async def test_a_stop_ends_the_readers_of_logs(tmp_path: Path) -> None:
             await reading
 
 
-async def test_the_limit_on_requests_holds_over_all_models(tmp_path: Path) -> None:
+async def test_request_limit_applies_across_all_models(tmp_path: Path) -> None:
     slow = {"answer_tokens": 0, "tokens_per_second": 20}
     async with running_runner(tmp_path, [_model("a", **slow), _model("b", **slow)], max_requests=1) as runner:
         await runner.until(Phase.READY, "a")
@@ -119,7 +119,7 @@ async def test_the_limit_on_requests_holds_over_all_models(tmp_path: Path) -> No
         assert await events_of(runner.generate(model="b", max_tokens=3))
 
 
-async def test_the_session_can_be_opened_anew_from_outside(tmp_path: Path) -> None:
+async def test_session_can_be_reopened_from_outside(tmp_path: Path) -> None:
     async with running_runner(tmp_path, [_model()]) as runner:
         await runner.until(Phase.READY)
         runner.service.reopen_session()
@@ -135,7 +135,7 @@ class StubbornBackend(LlamaServerBackend):
         raise RuntimeError("I do not want to")
 
 
-async def test_a_model_that_does_not_stop_cleanly_keeps_nothing_else_from_stopping(tmp_path: Path) -> None:
+async def test_model_with_a_failing_stop_does_not_block_the_others(tmp_path: Path) -> None:
     config = engine_settings(
         LlamaServerModel, command=tuple(fake_backend_command()), path=Path(__file__), name="stubborn"
     )

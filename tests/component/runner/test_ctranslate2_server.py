@@ -86,7 +86,7 @@ async def _cached(backend: CTranslate2Backend, text: str, call: CallInfo = CALL)
     return told
 
 
-async def test_the_prompt_is_the_rendered_template_with_one_beginning(model: Path) -> None:
+async def test_prompt_is_the_rendered_template_with_one_bos_token(model: Path) -> None:
     async with _running(model, {"echo_prompt": True}) as (backend, facts):
         assert await reply(backend, chat("hällo")) == "<s>[user]hällo[assistant]"
         prompts = [completion_pb2.PromptInput(text="hi")]
@@ -96,7 +96,7 @@ async def test_the_prompt_is_the_rendered_template_with_one_beginning(model: Pat
     assert facts.operations == {Operation.CHAT, Operation.COMPLETION, Operation.TOKENIZE}
 
 
-async def test_settings_and_the_order_of_a_load_reach_the_library(model: Path) -> None:
+async def test_settings_and_load_order_reach_the_library(model: Path) -> None:
     async with _running(model, device="cuda", compute_type="float16", slots=3) as (backend, facts):
         assert "loaded on cuda as float16, 3 at once" in backend.log_lines(10)
         assert (facts.slots, facts.context_tokens) == (3, 2048)
@@ -110,7 +110,7 @@ async def test_settings_and_the_order_of_a_load_reach_the_library(model: Path) -
         await backend.stop()
 
 
-async def test_sampling_is_greedy_until_a_request_says_something_else(model: Path) -> None:
+async def test_sampling_is_greedy_unless_the_request_sets_parameters(model: Path) -> None:
     greedy = {"top_k": 1, "temperature": 1}
     wanted: list[tuple[dict[str, Any], dict[str, Any]]] = [
         ({}, greedy),
@@ -125,7 +125,7 @@ async def test_sampling_is_greedy_until_a_request_says_something_else(model: Pat
             assert json.loads(text) == expected, given
 
 
-async def test_a_beam_search_is_told_to_be_whole_and_sampling_is_left_out(model: Path) -> None:
+async def test_beam_search_answers_in_one_piece_and_ignores_sampling_parameters(model: Path) -> None:
     async with _running(model, {"echo_options": True}) as (backend, _):
         sampling = sampling_pb2.SamplingParams(temperature=0.5, top_k=3)
         payload = _with_extra(chat(sampling=sampling, choice_count=2), beam_size=4, patience=2)
@@ -151,7 +151,7 @@ async def test_a_beam_search_is_told_to_be_whole_and_sampling_is_left_out(model:
         assert end.finish_reason == event_pb2.FINISH_REASON_STOP
 
 
-async def test_what_the_engine_cannot_do_is_refused_or_warned_of_by_name(model: Path) -> None:
+async def test_unsupported_features_are_rejected_or_warned_about_by_name(model: Path) -> None:
     async with _running(model, passthrough="all") as (backend, _):
         for payload, name in (
             (chat(response_format=chat_pb2.ResponseFormat(json_object=True)), "response_format"),
@@ -175,7 +175,7 @@ async def test_what_the_engine_cannot_do_is_refused_or_warned_of_by_name(model: 
         assert sorted(event.warning.field for event in frames[0]) == ["grammar", "logit_bias", "min_p", "seed"]
 
 
-async def test_kept_prompts_are_counted_as_the_library_has_them_and_are_dropped_by_a_flush(model: Path) -> None:
+async def test_cached_prompts_are_counted_by_the_library_and_dropped_by_a_flush(model: Path) -> None:
     async with _running(model) as (backend, _):
         assert await _cached(backend, "hello") == 0
         assert await _cached(backend, "hello") == len("<[user]hello[assistant]") - 1
@@ -188,7 +188,7 @@ async def test_kept_prompts_are_counted_as_the_library_has_them_and_are_dropped_
         assert await backend.erase_cache(()) == await backend.erase_cache([])
 
 
-async def test_the_memory_of_kept_prompts_is_bounded_also_where_tenants_alternate(model: Path) -> None:
+async def test_prompt_cache_memory_is_bounded_even_with_alternating_tenants(model: Path) -> None:
     async with _running(model, extra_arguments=("--prefix-cache-tokens", "200")) as (backend, _):
         for number in range(30):
             await reply(backend, chat(f"{number} " + "x" * 60), FRESH if number % 2 else CALL)
@@ -197,7 +197,7 @@ async def test_the_memory_of_kept_prompts_is_bounded_also_where_tenants_alternat
     assert len(held) > 2
 
 
-async def test_several_slots_work_side_by_side_and_keep_no_prompts(model: Path) -> None:
+async def test_several_slots_run_in_parallel_and_cache_no_prompts(model: Path) -> None:
     async with _running(model, {"endless": True, "seconds_per_token": 0.01}, slots=2) as (backend, _):
         async with aclosing(backend.generate(chat(), CALL)) as one, aclosing(backend.generate(chat(), CALL)) as other:
             async with asyncio.timeout(20.0):
@@ -210,7 +210,7 @@ async def test_several_slots_work_side_by_side_and_keep_no_prompts(model: Path) 
         assert not [line for line in backend.log_lines(1000) if line.startswith("holds: ")]
 
 
-async def test_a_prefill_that_is_given_up_frees_the_slot_with_its_first_token(model: Path) -> None:
+async def test_cancelled_prefill_frees_the_slot_at_its_first_token(model: Path) -> None:
     async with _running(model, {"prefill_seconds": 0.5}) as (backend, _):
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.1):
@@ -219,7 +219,7 @@ async def test_a_prefill_that_is_given_up_frees_the_slot_with_its_first_token(mo
         assert await reply(backend, chat())
 
 
-async def test_a_missing_library_tokenizer_or_environment_is_named_with_the_remedy(tmp_path: Path) -> None:
+async def test_missing_library_tokenizer_or_environment_error_suggests_a_fix(tmp_path: Path) -> None:
     backend = _backend(_folder(tmp_path / "model"), {"import_fails": True})
     with pytest.raises(WeftError, match=r"weft runtime install ctranslate2.*libctranslate2\.so"):
         await backend.start()
@@ -232,7 +232,7 @@ async def test_a_missing_library_tokenizer_or_environment_is_named_with_the_reme
     assert failed.value.reason is Reason.CONNECT_FAILED
 
 
-async def test_the_environment_under_the_home_runs_the_server_program(tmp_path: Path) -> None:
+async def test_server_program_runs_in_the_environment_under_the_home(tmp_path: Path) -> None:
     python = tmp_path / "ctranslate2" / "bin" / "python"
     python.parent.mkdir(parents=True)
     # An interpreter with a prefix of its own would need msgspec there.
@@ -243,7 +243,7 @@ async def test_the_environment_under_the_home_runs_the_server_program(tmp_path: 
         assert await reply(backend, chat())
 
 
-async def test_a_model_sleeps_in_its_process_and_wakes_there(model: Path) -> None:
+async def test_model_sleeps_and_wakes_in_its_process(model: Path) -> None:
     async with _running(model, sleeps_in_place=True) as (backend, facts):
         engine = backend.process_id
         assert await _cached(backend, "hello") == 0
@@ -264,13 +264,13 @@ async def test_a_model_sleeps_in_its_process_and_wakes_there(model: Path) -> Non
             assert (await watch).reason is Reason.SERVER_DIED, "a death after the wake is noticed"
 
 
-async def test_an_unload_that_the_library_refuses_at_the_end_of_an_answer_is_repeated(model: Path) -> None:
+async def test_unload_the_library_refuses_after_an_answer_is_retried(model: Path) -> None:
     async with _running(model, {"refused_unloads": 3}, sleeps_in_place=True) as (backend, _):
         assert await reply(backend, chat())
         assert await backend.sleep()
 
 
-async def test_a_sleeping_engine_is_started_anew_for_other_options_or_after_its_death(model: Path) -> None:
+async def test_sleeping_engine_restarts_for_other_options_or_after_its_death(model: Path) -> None:
     async with _running(model, sleeps_in_place=True) as (backend, _):
         first = backend.process_id
         assert await backend.sleep()
@@ -287,7 +287,7 @@ async def test_a_sleeping_engine_is_started_anew_for_other_options_or_after_its_
         assert backend.process_id is None
 
 
-async def test_an_engine_that_cannot_sleep_in_place_is_to_be_ended(model: Path) -> None:
+async def test_engine_that_cannot_sleep_in_place_must_be_stopped(model: Path) -> None:
     async with _running(model) as (backend, _):
         assert not await backend.sleep(), "it is not configured so"
     async with _running(model, {"refused_unloads": 1_000_000}, sleeps_in_place=True) as (backend, _):
@@ -303,7 +303,7 @@ async def test_an_engine_that_cannot_sleep_in_place_is_to_be_ended(model: Path) 
 
 
 @pytest.mark.parametrize(("keeps", "verdict"), [(False, Verdict.HONOURED), (True, Verdict.BROKEN)])
-async def test_an_unload_leaves_a_process_only_where_the_configuration_says_so(
+async def test_unload_keeps_the_process_only_if_configured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keeps: bool, verdict: Verdict
 ) -> None:
     monkeypatch.setattr("weft_testing.conformance.runner_suite.GONE_SECONDS", 1.0 if keeps else 10.0)

@@ -129,7 +129,7 @@ async def _refusal(backend: DiffusersBackend, payload: image_pb2.ImagePayload) -
 
 
 @pytest.mark.slow("starts engine processes")
-async def test_images_come_one_after_the_other_each_with_the_next_seed_and_a_receipt(model: Path) -> None:
+async def test_images_are_sent_one_by_one_with_incremented_seeds_and_a_receipt(model: Path) -> None:
     async with _running(model) as (backend, _):
         frames = await _frames(backend, _payload(count=3, guidance=2.5, negative_prompt="fog"))
         images = collected_images(frames)
@@ -147,7 +147,7 @@ async def test_images_come_one_after_the_other_each_with_the_next_seed_and_a_rec
 
 
 @pytest.mark.slow("starts engine processes")
-async def test_what_a_request_leaves_out_is_as_configured_or_as_the_family_has_it(model: Path) -> None:
+async def test_omitted_fields_default_to_the_configuration_or_the_model_family(model: Path) -> None:
     bare = image_pb2.ImagePayload(prompt="x")
     async with _running(model) as (backend, _):
         [made] = await _made(backend, bare)
@@ -163,7 +163,7 @@ async def test_what_a_request_leaves_out_is_as_configured_or_as_the_family_has_i
 
 
 @pytest.mark.slow("starts engine processes")
-async def test_previews_come_at_even_distances_before_their_image(model: Path) -> None:
+async def test_previews_are_evenly_spaced_before_their_image(model: Path) -> None:
     async with _running(model, extra_arguments=("--preview-side-pixels", "32")) as (backend, _):
         frames = await _frames(backend, _payload(steps=9, count=2, partial_images=2))
         shown = [
@@ -183,7 +183,7 @@ async def test_previews_come_at_even_distances_before_their_image(model: Path) -
 
 
 @pytest.mark.slow("starts engine processes")
-async def test_an_image_is_worked_from_with_the_pipeline_that_is_made_for_it(model: Path) -> None:
+async def test_source_images_and_masks_use_the_matching_pipeline(model: Path) -> None:
     async with _running(model) as (backend, _):
         [changed] = await _made(backend, _payload(size="", strength=0.5, images=[_picture(100, 50)]))
         assert changed["pipeline"] == "StableDiffusionImg2ImgPipeline"
@@ -202,7 +202,7 @@ async def test_an_image_is_worked_from_with_the_pipeline_that_is_made_for_it(mod
 
 
 @pytest.mark.slow("starts engine processes")
-async def test_formats_and_their_quality_are_as_asked_for(model: Path) -> None:
+async def test_requested_formats_and_quality_are_used(model: Path) -> None:
     async with _running(model) as (backend, _):
         [made] = await _made(backend, _payload(output_format="webp", extra={"output_compression": 40, "eta": 0.5}))
         assert (made["format"], made["quality"], made["eta"]) == ("WEBP", 40, 0.5)
@@ -212,7 +212,7 @@ async def test_formats_and_their_quality_are_as_asked_for(model: Path) -> None:
 
 
 @pytest.mark.slow("starts engine processes")
-async def test_what_the_model_cannot_make_is_refused_by_the_name_of_the_field(model: Path) -> None:
+async def test_unsupported_fields_are_rejected_by_name(model: Path) -> None:
     no_previews: dict[str, Any] = {"size": ""}
     limits = ("--max-steps", "20", "--max-pixels", str(64 * 64), "--max-source-pixels", "10000")
     async with _running(model, extra_arguments=limits) as (backend, _):
@@ -245,7 +245,7 @@ async def test_what_the_model_cannot_make_is_refused_by_the_name_of_the_field(mo
 
 
 @pytest.mark.slow("starts engine processes")
-async def test_a_family_without_negative_prompts_refuses_them(model: Path) -> None:
+async def test_family_without_negative_prompts_rejects_them(model: Path) -> None:
     _folder(model, _class_name="FluxPipeline")
     async with _running(model) as (backend, _):
         assert await _refusal(backend, _payload(negative_prompt="fog")) == (
@@ -255,7 +255,7 @@ async def test_a_family_without_negative_prompts_refuses_them(model: Path) -> No
 
 
 @pytest.mark.slow("starts engine processes")
-async def test_a_model_for_inpainting_alone_says_so(model: Path) -> None:
+async def test_inpainting_only_model_rejects_text_to_image(model: Path) -> None:
     _folder(model, _class_name="StableDiffusionInpaintPipeline")
     async with _running(model, {"denoiser_channels": 9}) as (backend, _):
         reason, message = await _refusal(backend, _payload())
@@ -268,7 +268,7 @@ async def test_a_model_for_inpainting_alone_says_so(model: Path) -> None:
 
 
 @pytest.mark.slow("starts engine processes")
-async def test_a_request_that_is_given_up_frees_the_slot_within_one_step(model: Path) -> None:
+async def test_cancelled_request_frees_the_slot_within_one_step(model: Path) -> None:
     async with _running(model, {"seconds_per_step": 0.1}) as (backend, _):
         async with (
             asyncio.timeout(ANSWER_SECONDS),
@@ -282,7 +282,7 @@ async def test_a_request_that_is_given_up_frees_the_slot_within_one_step(model: 
 
 
 @pytest.mark.slow("starts engine processes")
-async def test_memory_that_runs_out_fails_the_request_alone_and_names_remedies(model: Path) -> None:
+async def test_out_of_memory_fails_only_the_request_and_suggests_remedies(model: Path) -> None:
     async with _running(model, {"memory_pixels": 64 * 64, "with_device": True}, cpu_offload="model") as (backend, _):
         pid = backend.process_id
         reason, message = await _refusal(backend, _payload(size="512x512"))
@@ -300,7 +300,7 @@ async def test_memory_that_runs_out_fails_the_request_alone_and_names_remedies(m
 
 
 @pytest.mark.nightly("same checks as test_ctranslate2_server")
-async def test_an_error_of_the_library_fails_the_request_alone(model: Path) -> None:
+async def test_library_error_fails_only_the_request(model: Path) -> None:
     async with _running(model, {"fails_at_step": 20}) as (backend, _):
         assert await _refusal(backend, _payload(steps=30)) == (
             Reason.BACKEND_ERROR,
@@ -310,7 +310,7 @@ async def test_an_error_of_the_library_fails_the_request_alone(model: Path) -> N
 
 
 @pytest.mark.slow("starts engine processes")
-async def test_settings_and_the_order_of_a_load_reach_the_library(model: Path) -> None:
+async def test_settings_and_load_order_reach_the_library(model: Path) -> None:
     saving = ("--vae-tiling", "--attention-slicing")
     async with _running(model, {"with_device": True}, extra_arguments=saving) as (backend, _):
         lines = backend.log_lines(100)
@@ -339,7 +339,7 @@ async def test_settings_and_the_order_of_a_load_reach_the_library(model: Path) -
 
 
 @pytest.mark.slow("starts engine processes")
-async def test_offloaded_components_follow_the_pipeline_that_uses_them(model: Path) -> None:
+async def test_offloaded_components_follow_their_pipeline(model: Path) -> None:
     async with _running(model, {"with_device": True}, cpu_offload="model") as (backend, _):
         await _made(backend, _payload(images=[_picture()]))
         await _made(backend, _payload())
@@ -362,7 +362,7 @@ async def test_offloaded_components_follow_the_pipeline_that_uses_them(model: Pa
         ),
     ],
 )
-async def test_a_folder_with_code_or_pickles_is_refused_before_anything_is_imported(
+async def test_folder_with_code_or_pickles_is_rejected_before_any_import(
     tmp_path: Path, index: dict[str, Any], files: dict[str, str], message: str
 ) -> None:
     folder = _folder(tmp_path / "model", **index)
@@ -377,7 +377,7 @@ async def test_a_folder_with_code_or_pickles_is_refused_before_anything_is_impor
 
 
 @pytest.mark.nightly("same checks as test_ctranslate2_server")
-async def test_a_missing_library_or_environment_is_named_with_the_remedy(model: Path, tmp_path: Path) -> None:
+async def test_missing_library_or_environment_error_suggests_a_fix(model: Path, tmp_path: Path) -> None:
     with pytest.raises(WeftError, match=r"weft runtime install diffusers.*libtorch_cpu\.so"):
         await _backend(model, {"import_fails": True}).start()
     with pytest.raises(WeftError, match="is not installed; run: weft runtime install diffusers") as failed:
@@ -392,7 +392,7 @@ async def _to_the_end(frames: AsyncGenerator[Frame]) -> None:
 
 
 @pytest.mark.nightly("same checks as test_ctranslate2_server")
-async def test_an_engine_that_dies_at_work_is_noticed_and_the_next_one_works(model: Path) -> None:
+async def test_engine_death_during_a_request_is_detected_and_the_next_one_works(model: Path) -> None:
     async with _running(model, {"seconds_per_step": 0.05}) as (backend, _):
         async with aclosing(backend.generate_images(_payload(steps=100), CALL)) as frames:
             await anext(frames)
@@ -406,7 +406,7 @@ async def test_an_engine_that_dies_at_work_is_noticed_and_the_next_one_works(mod
 
 
 @pytest.mark.slow("starts engine processes")
-async def test_progress_is_no_answer_that_proves_that_the_library_runs_on_this_processor(model: Path) -> None:
+async def test_progress_does_not_count_as_a_first_answer(model: Path) -> None:
     async with (
         _running(model, {"seconds_per_step": 0.05}) as (backend, _),
         aclosing(backend.generate_images(_payload(steps=100), CALL)) as frames,

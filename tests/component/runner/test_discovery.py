@@ -65,20 +65,20 @@ ENGINES = {
 
 
 @pytest.mark.parametrize("title", ENGINES)
-async def test_an_engine_is_known_by_its_own_endpoints(title: str) -> None:
+async def test_engine_is_identified_by_its_endpoints(title: str) -> None:
     async with serving(ENGINES[title]) as address:
         found = await found_at(address)
     assert found is not None
     assert (found.title, found.url, len(found.models), found.why_empty) == (title, f"http://{address}", 1, "")
 
 
-async def test_the_fakes_of_llama_cpp_and_vllm_are_what_they_stand_for() -> None:
+async def test_fake_llama_cpp_and_vllm_are_identified_as_such() -> None:
     async with run_fake_backend("--alias", "smol") as llama, run_fake_backend("serve", "acme/smol") as vllm:
         found = await find_servers([each.base_url.removeprefix("http://") for each in (llama, vllm)], SECONDS)
     assert [(each.program, len(each.models)) for each in found] == [("llama-cpp", 1), ("vllm", 1)]
 
 
-async def test_an_ollama_without_models_is_found() -> None:
+async def test_ollama_without_models_is_found() -> None:
     routes = {"/v1/models": {"object": "list", "data": None}, "/api/version": {"version": "0.12.3"}}
     async with serving(routes) as address:
         found = await found_at(address)
@@ -87,13 +87,13 @@ async def test_an_ollama_without_models_is_found() -> None:
 
 
 @pytest.mark.parametrize("models", [("smol",), ()])
-async def test_a_mesh_of_weft_is_no_engine(models: tuple[str, ...]) -> None:
+async def test_weft_mesh_is_not_an_engine(models: tuple[str, ...]) -> None:
     routes = {"/v1/models": listing(*models, owner="weft"), "/api/version": {"version": "0.12.3", "server": "weft"}}
     async with serving(routes) as address:
         assert await found_at(address) is None
 
 
-async def test_a_server_that_asks_for_a_key_is_named_and_not_served() -> None:
+async def test_server_that_requires_a_key_is_listed_and_not_served() -> None:
     async with serving({"/v1/models": {}}, status=401) as address:
         found = await found_at(address)
     assert found is not None
@@ -110,12 +110,12 @@ async def test_a_server_that_asks_for_a_key_is_named_and_not_served() -> None:
         pytest.param({"/v1/models": HANGS}, marks=pytest.mark.slow("waits for a server that hangs")),
     ],
 )
-async def test_what_is_no_engine_is_not_found(routes: dict[str, Any]) -> None:
+async def test_servers_that_are_no_engine_are_not_found(routes: dict[str, Any]) -> None:
     async with serving(routes) as address:
         assert await found_at(address) is None
 
 
-async def test_a_server_that_lies_about_its_names_does_no_harm(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_server_with_hostile_names_is_sanitized(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(probe, "MAX_ANSWER_BYTES", 1024**2)
     names = ["\x1b[2J", "a" * 100_000, *(f"m{number}" for number in range(5_000))]
     routes = {"/v1/models": listing(*names, owner="library"), "/api/version": {"version": "\x1b[31m9" * 200}}
@@ -128,7 +128,7 @@ async def test_a_server_that_lies_about_its_names_does_no_harm(monkeypatch: pyte
 
 
 @pytest.mark.slow("waits for servers that hang")
-async def test_a_server_that_hangs_holds_nobody_up() -> None:
+async def test_hanging_server_does_not_delay_discovery() -> None:
     began = time.monotonic()
     async with AsyncExitStack() as stack:
         silent = [await stack.enter_async_context(serving({"/v1/models": HANGS})) for _ in range(5)]
@@ -139,5 +139,5 @@ async def test_a_server_that_hangs_holds_nobody_up() -> None:
     assert time.monotonic() - began < 4 * SECONDS
 
 
-async def test_nothing_is_found_where_nothing_listens() -> None:
+async def test_closed_port_yields_nothing() -> None:
     assert await find_servers((f"127.0.0.1:{free_port()}", "not.a.host.invalid:1"), SECONDS) == []

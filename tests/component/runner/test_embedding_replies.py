@@ -59,14 +59,14 @@ def _reply(*places: int, tokens: int = 2) -> dict[str, Any]:
     return {"data": data, "usage": {"prompt_tokens": tokens}}
 
 
-async def test_vectors_come_in_the_order_of_their_inputs() -> None:
+async def test_vectors_are_in_input_order() -> None:
     async with _answering(_reply(1, 0)) as http:
         result = await http.embed(PAYLOAD, CALL)
     assert [list(vector.values) for vector in result.embeddings] == [[0.0], [1.0]]
 
 
 @pytest.mark.parametrize("reply", [_reply(0, 2**40), _reply(1, 1), _reply(0)])
-async def test_a_place_that_cannot_be_is_a_protocol_error(reply: dict[str, Any]) -> None:
+async def test_invalid_index_is_a_protocol_error(reply: dict[str, Any]) -> None:
     async with _answering(reply) as http:
         with pytest.raises(WeftError) as refused:
             await http.embed(PAYLOAD, CALL)
@@ -78,7 +78,7 @@ _VECTORS = [{"embedding": [0.0]}, {"embedding": [1.0]}]
 
 @pytest.mark.parametrize("usage", [{}, {"usage": None}, {"usage": {"prompt_tokens": -5}}, {"usage": [2]}])
 @pytest.mark.parametrize("places", [({}, {}), ({"index": 0}, {"index": 0}), ({"index": None}, {"index": "b"})])
-async def test_vectors_without_usage_or_numbers_are_not_lost(
+async def test_vectors_without_usage_or_index_are_accepted(
     places: tuple[dict[str, Any], ...], usage: dict[str, Any]
 ) -> None:
     data = [place | vector for place, vector in zip(places, _VECTORS, strict=True)]
@@ -89,7 +89,7 @@ async def test_vectors_without_usage_or_numbers_are_not_lost(
 
 
 @pytest.mark.parametrize("usage", [{"prompt_tokens": 2.0}, {"prompt_tokens": None, "total_tokens": 2}])
-async def test_figures_of_vectors_that_are_floats_or_only_a_total_are_read(usage: dict[str, Any]) -> None:
+async def test_usage_as_floats_or_only_a_total_is_accepted(usage: dict[str, Any]) -> None:
     async with _answering({"data": _VECTORS, "usage": usage}) as http:
         assert (await http.embed(PAYLOAD, CALL)).usage.prompt_tokens == 2
 

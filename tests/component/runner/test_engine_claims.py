@@ -62,7 +62,7 @@ async def _finding(folder: Path, settings: Any) -> Finding:
 
 
 @pytest.mark.parametrize("name", PRESETS)
-async def test_the_claims_of_each_preset_are_kept_by_a_program_of_its_dialect(name: PresetName, tmp_path: Path) -> None:
+async def test_preset_claims_are_met_by_a_program_of_its_dialect(name: PresetName, tmp_path: Path) -> None:
     finding = await _finding(tmp_path, preset_settings(name, {"answer_tokens": 4}))
     assert finding.verdict is Verdict.HONOURED, finding.detail
     kept = set(finding.detail.partition("; ")[0].removeprefix("kept: ").split(", "))
@@ -84,7 +84,7 @@ async def test_the_claims_of_each_preset_are_kept_by_a_program_of_its_dialect(na
         ("sglang", {"lacks": ("/tokenize",)}, "operations: claimed chat, completion, tokenize"),
     ],
 )
-async def test_a_claim_that_is_not_kept_is_told_with_its_source(
+async def test_unmet_claim_is_reported_with_its_source(
     name: PresetName, changes: dict[str, Any], words: str, tmp_path: Path
 ) -> None:
     dialect = msgspec.structs.replace(DIALECTS[name], **changes)
@@ -94,7 +94,7 @@ async def test_a_claim_that_is_not_kept_is_told_with_its_source(
     assert "docs" in finding.detail or "(wheel)" in finding.detail
 
 
-async def test_a_key_that_is_not_demanded_is_told(tmp_path: Path) -> None:
+async def test_key_that_is_not_required_is_reported(tmp_path: Path) -> None:
     finding = await _finding(tmp_path, preset_settings("tgi", {"answer_tokens": 4}, key_variable="NOT_READ"))
     assert finding.verdict is Verdict.BROKEN
     assert "key_variable: claimed API_KEY" in finding.detail
@@ -102,7 +102,7 @@ async def test_a_key_that_is_not_demanded_is_told(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("notices", [True, False])
-async def test_work_for_a_caller_who_has_left_is_seen(
+async def test_work_continuing_after_a_disconnect_is_detected(
     notices: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(engine_claims, "MIN_WORK", 0.02)
@@ -118,7 +118,7 @@ async def test_work_for_a_caller_who_has_left_is_seen(
         assert "cancellation: claimed at the next token" in finding.detail
 
 
-async def test_nothing_is_claimed_of_a_program_without_a_preset(tmp_path: Path) -> None:
+async def test_program_without_a_preset_has_no_claims(tmp_path: Path) -> None:
     model, context = preset_settings("tgi", {"answer_tokens": 4})
     unknown = replace(model, preset=None, key_variable="API_KEY")
     finding = await _finding(tmp_path, (unknown, context))

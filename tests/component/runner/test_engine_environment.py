@@ -14,7 +14,7 @@ from weft_app.compose.security import SERVICE_KEY_VARIABLE
 PROGRAM = "import os, time; print('HEARD', *sorted(os.environ), flush=True); time.sleep(60)"
 
 
-async def test_an_engine_gets_the_environment_of_its_runner_without_the_keys_of_the_mesh() -> None:
+async def test_engine_environment_excludes_mesh_keys() -> None:
     heard: asyncio.Queue[list[str]] = asyncio.Queue()
 
     def hear(lines: list[str]) -> None:
@@ -35,5 +35,5 @@ async def test_an_engine_gets_the_environment_of_its_runner_without_the_keys_of_
     assert names & ours == set()
 
 
-def test_every_variable_that_holds_a_key_is_known() -> None:
+def test_every_key_variable_is_known() -> None:
     assert frozenset({SERVICE_KEY_VARIABLE, KEY_VARIABLE, TOKEN_VARIABLE}) == KEY_VARIABLES

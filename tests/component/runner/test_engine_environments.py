@@ -33,7 +33,7 @@ LOOKED_FOR = {
 
 
 @pytest.mark.slow("starts a server program")
-async def test_a_program_over_a_library_needs_nothing_of_wefts_environment_and_sees_nothing_of_it(
+async def test_library_program_runs_isolated_from_wefts_environment(
     tmp_path: Path,
 ) -> None:
     backend = LlamaCppPythonBackend(
@@ -62,7 +62,7 @@ async def test_a_program_over_a_library_needs_nothing_of_wefts_environment_and_s
 
 
 @pytest.mark.parametrize("arguments", [(), ("weft_app.cli.main",), ("json",)])
-def test_only_a_program_of_the_runner_is_started(arguments: tuple[str, ...]) -> None:
+def test_bootstrap_starts_only_runner_programs(arguments: tuple[str, ...]) -> None:
     ended = subprocess.run([sys.executable, str(BOOTSTRAP), *arguments], capture_output=True, text=True, check=False)
     assert ended.returncode == 1
     assert ended.stderr.startswith("usage: ")

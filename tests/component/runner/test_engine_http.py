@@ -120,7 +120,7 @@ def _writes(*pieces: bytes, ends: bool = False) -> Handler:
     ],
     ids=["whole", "byte by byte", "chunks and a trailer", "after informational ones", "a line without CR"],
 )
-async def test_an_answer_is_read_however_it_is_cut_and_its_connection_used_again(pieces: tuple[bytes, ...]) -> None:
+async def test_response_is_parsed_at_any_chunk_boundary_and_its_connection_reused(pieces: tuple[bytes, ...]) -> None:
     async with _over(_writes(*pieces)) as (server, client):
         for _ in range(3):
             got, body = await _ask(client)
@@ -138,7 +138,7 @@ async def test_an_answer_is_read_however_it_is_cut_and_its_connection_used_again
     ],
     ids=["without length", "of HTTP/1.0", "and says so", "in an unknown coding"],
 )
-async def test_an_answer_that_ends_with_its_connection_is_complete_and_the_connection_is_not_used_again(
+async def test_response_ended_by_connection_close_is_complete_and_the_connection_not_reused(
     pieces: tuple[bytes, ...],
 ) -> None:
     async with _over(_writes(*pieces, ends=True)) as (server, client):
@@ -147,7 +147,7 @@ async def test_an_answer_that_ends_with_its_connection_is_complete_and_the_conne
         assert server.opened == 2
 
 
-async def test_no_answer_has_a_body_where_its_status_has_none() -> None:
+async def test_status_without_a_body_is_read_without_one() -> None:
     async with _over(_writes(b"HTTP/1.1 204 No Content\r\n\r\n")) as (server, client):
         for _ in range(2):
             got, body = await _ask(client)
@@ -183,7 +183,7 @@ FAULTS: dict[str, tuple[tuple[bytes, ...], bool, type[HttpFaultError]]] = {
 
 
 @pytest.mark.parametrize("name", FAULTS)
-async def test_a_broken_answer_is_a_fault_of_its_kind_at_once_and_its_connection_is_closed(name: str) -> None:
+async def test_malformed_response_raises_a_typed_error_immediately_and_closes_the_connection(name: str) -> None:
     pieces, ends, fault = FAULTS[name]
     async with _over(_writes(*pieces, ends=ends)) as (server, client):
         with pytest.raises(fault):
@@ -192,7 +192,7 @@ async def test_a_broken_answer_is_a_fault_of_its_kind_at_once_and_its_connection
         assert len(server.requests) == 1
 
 
-async def test_the_same_heads_within_the_limits_are_answers() -> None:
+async def test_response_heads_within_the_limits_are_accepted() -> None:
     """The negative control of the limits: one header less, one byte less."""
     long = b"X: " + b"y" * (limits.MAX_HEADER_BYTES - 1) + b"\r\n"
     for head in (
@@ -203,7 +203,7 @@ async def test_the_same_heads_within_the_limits_are_answers() -> None:
             assert (await _ask(client))[0].status == 200
 
 
-async def test_what_arrived_before_the_end_of_the_connection_is_read_before_its_fault() -> None:
+async def test_data_before_a_connection_loss_is_read_before_its_error() -> None:
     async with _over(_writes(STREAM_HEAD + chunked(b"hello"), ends=True)) as (server, client):
         got = await client.send("POST", "/x", {}, b"{}")
         await asyncio.wait(server.tasks)
@@ -214,7 +214,7 @@ async def test_what_arrived_before_the_end_of_the_connection_is_read_before_its_
         got.release()
 
 
-async def test_a_reset_in_mid_answer_is_a_fault_whatever_the_framing() -> None:
+async def test_connection_reset_mid_response_is_an_error_with_any_framing() -> None:
     async def handle(connection: Connection, _: Request) -> None:
         await connection.send(HEAD + b"\r\nhello")
         await asyncio.sleep(0.05)
@@ -227,7 +227,7 @@ async def test_a_reset_in_mid_answer_is_a_fault_whatever_the_framing() -> None:
             await _ask(client)
 
 
-async def test_a_cancelled_request_closes_its_connection_at_once_before_and_in_the_answer() -> None:
+async def test_cancelled_request_closes_its_connection_immediately() -> None:
     async def handle(connection: Connection, request: Request) -> None:
         if request.path == "/begun":
             await connection.send(STREAM_HEAD + chunked(b"hello"))
@@ -246,7 +246,7 @@ async def test_a_cancelled_request_closes_its_connection_at_once_before_and_in_t
         assert server.opened == 2
 
 
-async def test_a_server_that_floods_is_slowed_down_until_it_is_read() -> None:
+async def test_flooding_server_is_throttled_by_backpressure() -> None:
     sent: list[int] = []
 
     async def handle(connection: Connection, _: Request) -> None:
@@ -271,7 +271,7 @@ async def test_a_server_that_floods_is_slowed_down_until_it_is_read() -> None:
         got.release()
 
 
-async def test_a_client_without_that_limit_holds_all_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_client_without_a_buffer_limit_buffers_everything(monkeypatch: pytest.MonkeyPatch) -> None:
     """The negative control of the test before."""
     monkeypatch.setattr(limits, "MAX_BUFFERED_BYTES", 2 * FLOOD_BYTES)
     flood = chunked(b"x" * 65_536) * 64
@@ -283,7 +283,7 @@ async def test_a_client_without_that_limit_holds_all_of_it(monkeypatch: pytest.M
         assert server.opened == 1
 
 
-async def test_an_idle_connection_is_closed_after_its_time_and_a_used_one_is_not() -> None:
+async def test_idle_connection_closes_after_its_timeout_and_an_active_one_does_not() -> None:
     async def handle(connection: Connection, request: Request) -> None:
         await connection.send(STREAM_HEAD if request.path == "/long" else answer(b"a"))
 
@@ -297,7 +297,7 @@ async def test_an_idle_connection_is_closed_after_its_time_and_a_used_one_is_not
         await server.tasks[0]
 
 
-async def test_no_more_idle_connections_are_kept_than_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_idle_connections_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client_module, "MAX_IDLE_CONNECTIONS", 2)
     goes_on = asyncio.Event()
 
@@ -315,7 +315,7 @@ async def test_no_more_idle_connections_are_kept_than_the_limit(monkeypatch: pyt
         assert sum(not task.done() for task in server.tasks) == 2
 
 
-async def test_closing_ends_every_answer_and_later_requests_with_a_fault_of_its_own() -> None:
+async def test_close_ends_open_responses_and_later_requests_with_a_closed_client_error() -> None:
     async def handle(connection: Connection, request: Request) -> None:
         await connection.send(answer(b"a") if request.path == "/x" else STREAM_HEAD)
 
@@ -333,7 +333,7 @@ async def test_closing_ends_every_answer_and_later_requests_with_a_fault_of_its_
         await asyncio.wait(server.tasks)
 
 
-async def test_an_answer_that_is_released_twice_ends_no_other_one() -> None:
+async def test_double_release_of_a_response_does_not_affect_another() -> None:
     async with _over(_writes(answer(b"a"))) as (server, client):
         first, _ = await _ask(client)
         second = await client.send("POST", "/x", {}, b"{}")
@@ -344,7 +344,7 @@ async def test_an_answer_that_is_released_twice_ends_no_other_one() -> None:
 
 
 @pytest.mark.parametrize("value", ["a\r\nX-Other: b", "a\nb", "a\rb", "a\0b"])
-async def test_no_header_can_begin_another_one(value: str) -> None:
+async def test_header_injection_is_rejected(value: str) -> None:
     async with _over(_writes(answer(b"a"))) as (server, client):
         with pytest.raises(ValueError, match="line break"):
             await client.send("POST", "/x", {"X-Request-Id": value}, b"{}")
@@ -354,7 +354,7 @@ async def test_no_header_can_begin_another_one(value: str) -> None:
         await _ask(client)
 
 
-async def test_a_request_over_a_unix_socket(tmp_path: Path) -> None:
+async def test_request_works_over_a_unix_socket(tmp_path: Path) -> None:
     heads: list[bytes] = []
     async with _serving(answer(b"hello"), heads, tmp_path / "s.sock"):
         client = _client("http://engine.invalid/base/", socket_path=str(tmp_path / "s.sock"))
@@ -367,7 +367,9 @@ async def test_a_request_over_a_unix_socket(tmp_path: Path) -> None:
         await _client("http://engine.invalid", socket_path=str(tmp_path / "none.sock")).send("GET", "/x", {})
 
 
-async def test_tls_with_a_trusted_certificate_and_with_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+async def test_tls_accepts_a_trusted_certificate_and_rejects_an_untrusted_one(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     authority = trustme.CA()
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     authority.issue_cert("localhost").configure_cert(context)
@@ -385,7 +387,7 @@ async def test_tls_with_a_trusted_certificate_and_with_none(monkeypatch: pytest.
         client.close()
 
 
-async def test_each_way_not_to_connect_has_its_name() -> None:
+async def test_each_connection_failure_has_its_reason() -> None:
     with pytest.raises(UnconnectedError) as unknown:
         await _client("http://no-such-host.invalid:1").send("GET", "/x", {})
     with pytest.raises(UnconnectedError) as refused:
@@ -393,7 +395,7 @@ async def test_each_way_not_to_connect_has_its_name() -> None:
     assert (unknown.value.why, refused.value.why) == (Unconnected.UNKNOWN_NAME, Unconnected.REFUSED)
 
 
-async def test_a_server_that_takes_no_connection_is_given_up_in_time() -> None:
+async def test_server_that_accepts_no_connection_times_out() -> None:
     with socket.create_server(("127.0.0.1", 0), backlog=0) as full, ExitStack() as stack:
         for _ in range(4):  # the kernel's queue of connections that nobody accepts
             waiting = stack.enter_context(closing(socket.socket()))
@@ -404,7 +406,7 @@ async def test_a_server_that_takes_no_connection_is_given_up_in_time() -> None:
     assert late.value.why is Unconnected.TIMEOUT
 
 
-async def test_a_user_in_the_address_is_sent_unless_there_is_a_key() -> None:
+async def test_url_credentials_are_sent_unless_there_is_a_key() -> None:
     seen: list[bytes] = []
     keys: tuple[dict[str, str], ...] = ({}, {"Authorization": "Bearer k"})
     async with _serving(answer(b""), seen) as port:
@@ -417,7 +419,7 @@ async def test_a_user_in_the_address_is_sent_unless_there_is_a_key() -> None:
     assert all(b"ann" not in head and head.count(b"Authorization") == 1 for head in seen)
 
 
-async def test_nothing_of_a_request_is_left_when_it_has_ended() -> None:
+async def test_nothing_is_left_after_a_request_ends() -> None:
     async with _over(_writes(answer(b"hello"))) as (server, client):
         await _ask(client)
         gc.collect(0)

@@ -110,7 +110,7 @@ def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, interpreter: Interpre
         yield Stage(tmp_path, index, interpreter)
 
 
-async def test_an_environment_is_made_checked_and_put_in_its_place(stage: Stage) -> None:
+async def test_environment_is_built_checked_and_moved_into_place(stage: Stage) -> None:
     stage.interpreter = find_interpreter(stage.environment, None)
     assert stage.state() == "NOT_INSTALLED"
     receipt = await stage.install()
@@ -127,7 +127,7 @@ async def test_an_environment_is_made_checked_and_put_in_its_place(stage: Stage)
     assert any("Successfully installed pebble-1.0" in line for line in stage.log)
 
 
-async def test_newer_lock_files_replace_what_is_installed(stage: Stage) -> None:
+async def test_newer_lock_files_replace_the_installation(stage: Stage) -> None:
     await stage.install()
     (before,) = stage.versions()
     write_wheel(stage.index.wheels, filling_bytes=100_000)
@@ -140,7 +140,7 @@ async def test_newer_lock_files_replace_what_is_installed(stage: Stage) -> None:
     assert stage.state() == "INSTALLED"
 
 
-async def test_a_package_with_another_hash_is_refused_and_what_was_installed_stays(stage: Stage) -> None:
+async def test_package_hash_mismatch_is_rejected_and_the_installation_remains(stage: Stage) -> None:
     await stage.install()
     before = stage.versions()
     write_wheel(stage.index.wheels, filling_bytes=100_000)
@@ -151,7 +151,7 @@ async def test_a_package_with_another_hash_is_refused_and_what_was_installed_sta
     assert stage.says() == "a pebble\n"
 
 
-async def test_a_connection_that_breaks_is_named_and_leaves_nothing(stage: Stage) -> None:
+async def test_broken_connection_is_reported_and_leaves_nothing(stage: Stage) -> None:
     stage.index.behaviour = Behaviour.CUTS
     refused = await stage.refusal()
     # Some versions of pip do not notice it themselves: then it is the hash that differs.
@@ -160,13 +160,13 @@ async def test_a_connection_that_breaks_is_named_and_leaves_nothing(stage: Stage
     assert stage.state() == "NOT_INSTALLED"
 
 
-async def test_an_index_without_the_package_is_named_and_leaves_nothing(stage: Stage) -> None:
+async def test_index_without_the_package_is_reported_and_leaves_nothing(stage: Stage) -> None:
     stage.index.behaviour = Behaviour.LACKS
     assert "no package index has what the lock file names" in (await stage.refusal()).message
     assert stage.versions() == []
 
 
-async def test_an_installation_ends_with_its_time_limit_and_leaves_nothing(stage: Stage) -> None:
+async def test_installation_times_out_and_leaves_nothing(stage: Stage) -> None:
     stage.index.behaviour = Behaviour.DRIPS
     refused = await stage.refusal(seconds=3.0)
     assert refused.reason is Reason.DEADLINE_EXCEEDED
@@ -174,7 +174,7 @@ async def test_an_installation_ends_with_its_time_limit_and_leaves_nothing(stage
     assert stage.versions() == []
 
 
-async def test_a_cancelled_installation_leaves_nothing_and_the_next_one_works(stage: Stage) -> None:
+async def test_cancelled_installation_leaves_nothing_and_the_next_one_works(stage: Stage) -> None:
     stage.index.behaviour = Behaviour.DRIPS
     installing = asyncio.create_task(stage.install())
     assert await asyncio.to_thread(stage.index.dripping.wait, WAIT_SECONDS)
@@ -188,7 +188,7 @@ async def test_a_cancelled_installation_leaves_nothing_and_the_next_one_works(st
     assert stage.says() == "a pebble\n"
 
 
-async def test_packages_that_do_not_work_here_are_not_put_in_place(stage: Stage) -> None:
+async def test_packages_that_do_not_work_here_are_not_moved_into_place(stage: Stage) -> None:
     broken = replace(stage.environment, check="raise OSError('CUDA_HOME is not set')")
     refused = await stage.refusal(broken)
     assert refused.message.startswith("gravel was not installed: its packages are there, but it does not work here:")
@@ -196,7 +196,7 @@ async def test_packages_that_do_not_work_here_are_not_put_in_place(stage: Stage)
     assert stage.versions() == []
 
 
-async def test_a_disk_that_is_too_small_is_refused_before_anything_is_loaded(stage: Stage) -> None:
+async def test_insufficient_disk_space_is_rejected_before_any_download(stage: Stage) -> None:
     large = EnvironmentVariant(locks=("cpu.lock",), installed_bytes=10**18, download_bytes=1)
     refused = await stage.refusal(replace(stage.environment, variants={Variant.CPU: large}))
     assert refused.reason is Reason.INVALID_ARGUMENT
@@ -207,7 +207,7 @@ async def test_a_disk_that_is_too_small_is_refused_before_anything_is_loaded(sta
     assert stage.versions() == []
 
 
-async def test_an_index_that_is_not_there_is_named(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_missing_index_is_reported(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PIP_INDEX_URL", f"http://127.0.0.1:{free_port()}/simple")
     refused = await stage.refusal()
     assert refused.reason is Reason.SERVICE_UNAVAILABLE
@@ -215,7 +215,7 @@ async def test_an_index_that_is_not_there_is_named(stage: Stage, monkeypatch: py
     assert stage.versions() == []
 
 
-async def test_a_second_installation_at_the_same_time_is_refused(stage: Stage) -> None:
+async def test_concurrent_second_installation_is_rejected(stage: Stage) -> None:
     with claimed(stage.environment, stage.folder) as alone:
         assert alone
         refused = await stage.refusal()
@@ -232,7 +232,7 @@ async def test_leftovers_of_a_killed_installation_are_removed_by_the_next(stage:
     assert len(stage.versions()) == 1
 
 
-async def test_a_folder_that_weft_did_not_make_is_left_alone(stage: Stage) -> None:
+async def test_foreign_folder_is_left_untouched(stage: Stage) -> None:
     own = stage.folder.link(stage.environment)
     own.mkdir(parents=True)
     assert (await stage.refusal()).message == f"NAME: {own} was not made by weft; move it away"
@@ -241,7 +241,7 @@ async def test_a_folder_that_weft_did_not_make_is_left_alone(stage: Stage) -> No
     assert own.is_dir()
 
 
-async def test_an_environment_in_use_is_removed_only_by_force_and_a_new_version_leaves_it_running(
+async def test_environment_in_use_is_removed_only_by_force_and_survives_an_upgrade(
     stage: Stage,
 ) -> None:
     await stage.install()
@@ -269,7 +269,7 @@ async def test_an_environment_in_use_is_removed_only_by_force_and_a_new_version_
     assert stage.state() == "NOT_INSTALLED"
 
 
-async def test_a_home_that_was_moved_has_a_broken_environment_and_says_so(stage: Stage, tmp_path: Path) -> None:
+async def test_moved_home_reports_a_broken_environment(stage: Stage, tmp_path: Path) -> None:
     await stage.install()
     (tmp_path / "home").rename(tmp_path / "elsewhere")
     moved = EnvironmentFolder(tmp_path / "elsewhere" / "runtimes")
@@ -279,7 +279,7 @@ async def test_a_home_that_was_moved_has_a_broken_environment_and_says_so(stage:
     assert status.detail.endswith("--reinstall")
 
 
-def test_the_stub_is_not_installed_for_weft_itself() -> None:
+def test_stub_package_is_not_installed_in_wefts_environment() -> None:
     """The control of the check in these tests: the name is found in the environment alone."""
     with pytest.raises(importlib.metadata.PackageNotFoundError):
         importlib.metadata.version("grit")

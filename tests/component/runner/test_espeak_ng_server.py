@@ -54,7 +54,7 @@ def program(tmp_path: Path) -> Path:
     return file
 
 
-async def test_a_loaded_model_has_its_slots_its_voices_and_speech_alone(program: Path) -> None:
+async def test_loaded_model_reports_slots_and_voices_and_supports_only_speech(program: Path) -> None:
     async with speaking(_backend(program, slots=3, default_voice="de")) as (backend, facts):
         assert facts.operations == {Operation.SPEECH}
         assert facts.slots == 3
@@ -67,7 +67,7 @@ async def test_a_loaded_model_has_its_slots_its_voices_and_speech_alone(program:
         assert failed.value.reason is Reason.UNSUPPORTED_OPERATION
 
 
-async def test_a_recording_comes_sentence_by_sentence_with_its_length(program: Path) -> None:
+async def test_audio_is_sent_sentence_by_sentence_with_its_duration(program: Path) -> None:
     async with speaking(_backend(program)) as (backend, _):
         found = await spoken(backend, format="wav")
     assert found.media_type == "audio/wav"
@@ -77,7 +77,7 @@ async def test_a_recording_comes_sentence_by_sentence_with_its_length(program: P
         assert len(read.readframes(10**6)) == 32_000
 
 
-async def test_voices_and_speeds_that_are_not_there_are_named(program: Path) -> None:
+async def test_unknown_voices_and_unsupported_speeds_are_reported(program: Path) -> None:
     async with speaking(_backend(program)) as (backend, _):
         assert (await spoken(backend, voice="alloy")).warned_fields == ["voice"]
         slow = await spoken(backend, voice="en-gb+f3", speed=0.25, instructions="softly")
@@ -90,28 +90,28 @@ async def test_voices_and_speeds_that_are_not_there_are_named(program: Path) -> 
         assert empty.value.reason is Reason.INVALID_ARGUMENT
 
 
-async def test_a_default_voice_that_is_not_there_fails_the_load_and_leaves_no_process(program: Path) -> None:
+async def test_unknown_default_voice_fails_the_load_and_leaves_no_process(program: Path) -> None:
     backend = _backend(program, default_voice="klingon")
     with pytest.raises(FieldError, match="default_voice"):
         await backend.start()
     assert backend.process_id is None
 
 
-async def test_a_program_that_is_missing_fails_the_load_with_the_command_that_installs_it(tmp_path: Path) -> None:
+async def test_missing_program_fails_the_load_with_its_install_command(tmp_path: Path) -> None:
     backend = _backend(tmp_path / "none")
     with pytest.raises(WeftError, match="apt-get install espeak-ng") as failed:
         await backend.start()
     assert failed.value.reason is Reason.CONNECT_FAILED
 
 
-async def test_a_cancelled_request_frees_the_slot(program: Path) -> None:
+async def test_cancelled_request_frees_the_slot(program: Path) -> None:
     async with speaking(_backend(program, slots=1)) as (backend, _):
         for _ in range(3):
             assert await first_piece(backend, LONG)
         assert (await spoken(backend)).seconds == 2.0
 
 
-async def test_a_killed_server_ends_its_request_and_the_next_start_speaks(program: Path) -> None:
+async def test_killed_server_fails_its_request_and_works_after_a_restart(program: Path) -> None:
     async with speaking(_backend(program, slots=1)) as (backend, _):
         pieces = backend.speak(payload(LONG), CALL)
         assert (await anext(pieces)).data
@@ -130,7 +130,7 @@ async def test_a_killed_server_ends_its_request_and_the_next_start_speaks(progra
 
 
 @pytest.mark.skipif(shutil.which("espeak-ng") is None, reason="apt-get install espeak-ng")
-async def test_the_real_program_speaks_in_its_languages_and_slower_at_a_lower_speed() -> None:
+async def test_real_program_speaks_its_languages_and_slower_at_a_lower_speed() -> None:
     async with speaking(_backend(None)) as (backend, facts):
         assert {"en-gb", "de", "fr-fr"} <= set(facts.abilities.voices)
         usual, fast = await spoken(backend, format="wav"), await spoken(backend, format="wav", speed=3.0)

@@ -161,7 +161,7 @@ async def _until_logged(backend: ExllamaV3Backend, begin: str) -> str:
             await asyncio.sleep(0.01)
 
 
-async def test_with_one_salt_a_tenant_does_find_the_pages_of_another(model: Path) -> None:
+async def test_tenants_with_the_same_salt_share_pages(model: Path) -> None:
     """The negative control of the suite over this engine."""
     async with _running(model) as (backend, _):
         tenants = Tenants(backend, CacheManager.over([OneModel(backend)]), lambda _: _of("same"))
@@ -169,7 +169,7 @@ async def test_with_one_salt_a_tenant_does_find_the_pages_of_another(model: Path
         assert await tenants.cached("b", SEA) > MIN_HIT_TOKENS
 
 
-async def test_the_prompt_is_the_rendered_template_with_one_beginning(model: Path) -> None:
+async def test_prompt_is_the_rendered_template_with_one_bos_token(model: Path) -> None:
     async with _running(model, {"echo_prompt": True}) as (backend, facts):
         assert await reply(backend, chat("hällo")) == "<s>[user]hällo[assistant]"
         prompts = [completion_pb2.PromptInput(text="hi")]
@@ -182,7 +182,7 @@ async def test_the_prompt_is_the_rendered_template_with_one_beginning(model: Pat
         assert await reply(backend, completion_pb2.CompletionPayload(prompts=prompts)) == "hi"
 
 
-async def test_settings_and_the_order_of_a_load_reach_the_library(model: Path) -> None:
+async def test_settings_and_load_order_reach_the_library(model: Path) -> None:
     settings: dict[str, Any] = {
         "cache_tokens": 8192,
         "cache_quant": "4,6",
@@ -217,7 +217,7 @@ async def test_settings_and_the_order_of_a_load_reach_the_library(model: Path) -
         await backend.start(LoadOrder(parameters={"cache_tokens": 300}))
 
 
-async def test_parameters_have_the_names_of_the_library(model: Path) -> None:
+async def test_parameters_are_renamed_for_the_library(model: Path) -> None:
     async with _running(model, {"echo_options": True}, extra_arguments=("--requeue-tokens", "512")) as (backend, _):
         assert json.loads(await reply(backend, chat())) == {"rq": 512, "banned": []}
         payload = _sampled(temperature=0.5, top_k=-1, repeat_penalty=1.5, frequency_penalty=0.5, seed=7)
@@ -243,7 +243,7 @@ async def test_parameters_have_the_names_of_the_library(model: Path) -> None:
         assert json.loads(await reply(backend, constrained)) == ["gbnf_grammar", 'root ::= "a"']
 
 
-async def test_what_the_engine_cannot_do_is_refused_by_name_and_it_goes_on(model: Path) -> None:
+async def test_unsupported_features_are_rejected_by_name_and_the_engine_continues(model: Path) -> None:
     async with _running(model, passthrough="all") as (backend, _):
         for payload, name in (
             (_sampled(repeat_penalty=0.0), "rep_p"),
@@ -265,7 +265,7 @@ async def test_what_the_engine_cannot_do_is_refused_by_name_and_it_goes_on(model
         assert await reply(backend, chat()), "and the engine goes on"
 
 
-async def test_answers_end_by_stop_strings_by_the_limit_and_by_the_end_token(model: Path) -> None:
+async def test_answers_end_at_stop_strings_the_token_limit_and_the_end_token(model: Path) -> None:
     async with _running(model, {"answer": "The sea is calm."}) as (backend, _):
         for sampling, text, reason in (
             ({}, "The sea is calm.", event_pb2.FINISH_REASON_STOP),
@@ -282,7 +282,7 @@ async def test_answers_end_by_stop_strings_by_the_limit_and_by_the_end_token(mod
         assert (usage.prompt_tokens, usage.completion_tokens) == (len("<[user]hi[assistant]"), 10)
 
 
-async def test_a_loop_that_the_library_detects_ends_the_answer_with_our_reason(model: Path) -> None:
+async def test_loop_detected_by_the_library_ends_the_answer_with_the_weft_reason(model: Path) -> None:
     looping = {"endless": True, "answer": "again and "}
     async with _running(model, looping, extra_arguments=("--loop-tokens", "64", "--loop-repeats", "4")) as (backend, _):
         with pytest.raises(WeftError, match="its last 64 tokens are at least 4 times the same") as ended:
@@ -295,7 +295,7 @@ async def test_a_loop_that_the_library_detects_ends_the_answer_with_our_reason(m
         assert unwatched[-1].finished.receipt.usage.completion_tokens == 200
 
 
-async def test_requests_of_one_tenant_work_side_by_side_and_share_prefixes(model: Path) -> None:
+async def test_requests_of_one_tenant_run_in_parallel_and_share_prefixes(model: Path) -> None:
     async with _running(model, {"endless": True, "seconds_per_token": 0.01}, slots=3) as (backend, _):
         async with aclosing(backend.generate(chat(), CALL)) as one, aclosing(backend.generate(chat(), CALL)) as other:
             for frames in (one, other, one, other):
@@ -305,7 +305,7 @@ async def test_requests_of_one_tenant_work_side_by_side_and_share_prefixes(model
         assert (await events_of(backend, limited))[-1].finished.receipt.usage.cached_prompt_tokens > 0
 
 
-async def test_tenants_take_turns_and_never_use_each_others_pages(model: Path) -> None:
+async def test_tenants_take_turns_and_never_share_pages(model: Path) -> None:
     async with _running(model) as (backend, _):
         assert backend.cache_isolation is CacheIsolation.SALT
         assert await _cached(backend, "hello", "a") == 0
@@ -325,7 +325,7 @@ async def test_tenants_take_turns_and_never_use_each_others_pages(model: Path) -
         assert max(_at_work(backend)) <= 2
 
 
-async def test_a_request_that_waits_for_another_tenant_reports_that_it_does_and_can_be_given_up(model: Path) -> None:
+async def test_request_waiting_for_another_tenant_reports_it_and_can_be_cancelled(model: Path) -> None:
     async with _running(model, {"endless": True, "seconds_per_token": 0.01}) as (backend, _):
         async with aclosing(backend.generate(chat(), _of("a"))) as running:
             await _first_content(running)
@@ -340,7 +340,7 @@ async def test_a_request_that_waits_for_another_tenant_reports_that_it_does_and_
         assert await reply(backend, limited, _of("b")), "the place of the one that gave up is free"
 
 
-async def test_a_flush_empties_the_cache(model: Path) -> None:
+async def test_flush_empties_the_cache(model: Path) -> None:
     async with _running(model) as (backend, _):
         assert await _cached(backend, "hello", "a") == 0
         erased = await backend.erase_cache()
@@ -348,7 +348,7 @@ async def test_a_flush_empties_the_cache(model: Path) -> None:
         assert await _cached(backend, "hello", "a") == 0
 
 
-async def test_a_prefill_is_reported_and_one_that_is_given_up_is_cancelled_in_the_library(model: Path) -> None:
+async def test_prefill_progress_is_reported_and_a_cancelled_prefill_is_cancelled_in_the_library(model: Path) -> None:
     chunks = ("--chunk-tokens", "256")
     slow = {"seconds_per_chunk": 0.05}
     async with _running(model, slow, extra_arguments=chunks, context_tokens=8192) as (backend, _):
@@ -364,7 +364,7 @@ async def test_a_prefill_is_reported_and_one_that_is_given_up_is_cancelled_in_th
         assert await reply(backend, chat()), "and the engine goes on"
 
 
-async def test_an_answer_that_is_given_up_is_cancelled_in_the_library(model: Path) -> None:
+async def test_cancelled_answer_is_cancelled_in_the_library(model: Path) -> None:
     async with _running(model, {"endless": True, "seconds_per_token": 0.01}) as (backend, _):
         async with aclosing(backend.generate(chat(), CALL)) as frames:
             await _first_content(frames)
@@ -372,9 +372,7 @@ async def test_an_answer_that_is_given_up_is_cancelled_in_the_library(model: Pat
 
 
 @pytest.mark.parametrize("frozen", [False, True])
-async def test_a_killed_engine_fails_its_requests_and_starts_again_also_if_it_was_frozen(
-    model: Path, frozen: bool
-) -> None:
+async def test_killed_engine_fails_its_requests_and_restarts_even_if_it_was_frozen(model: Path, frozen: bool) -> None:
     async with _running(model, {"endless": True, "seconds_per_token": 0.01}) as (backend, _):
         first = backend.process_id
         async with aclosing(backend.generate(chat(), CALL)) as frames:
@@ -394,7 +392,7 @@ async def test_a_killed_engine_fails_its_requests_and_starts_again_also_if_it_wa
         assert await reply(backend, _sampled(max_tokens=2))
 
 
-async def test_a_generator_that_breaks_ends_the_process_with_its_error(model: Path) -> None:
+async def test_generator_crash_ends_the_process_with_its_error(model: Path) -> None:
     async with _running(model, {"breaks_at_token": 3}) as (backend, _):
         with pytest.raises(WeftError) as broken:
             await frames_of(backend, chat())
@@ -402,7 +400,7 @@ async def test_a_generator_that_breaks_ends_the_process_with_its_error(model: Pa
         assert any("illegal memory access" in line for line in backend.log_lines(100))
 
 
-async def test_without_cuda_a_load_is_refused_with_the_cause(tmp_path: Path) -> None:
+async def test_load_without_cuda_is_rejected_with_the_cause(tmp_path: Path) -> None:
     for switches, cause in (
         ({"import_fails": True}, r"weft runtime install exllamav3.*OSError: CUDA_HOME environment variable is not set"),
         ({"without_device": True}, "no CUDA device is visible"),
@@ -416,13 +414,13 @@ async def test_without_cuda_a_load_is_refused_with_the_cause(tmp_path: Path) -> 
         await backend.start()
 
 
-async def test_a_folder_that_is_no_model_is_named(tmp_path: Path) -> None:
+async def test_folder_that_is_no_model_is_reported(tmp_path: Path) -> None:
     backend = _backend(_folder(tmp_path / "model", **{"config.json": True}))
     with pytest.raises(WeftError, match=r"is no model of ExLlamaV3: .*config\.json"):
         await backend.start()
 
 
-def test_the_stand_in_has_the_signatures_of_the_version_in_the_environment() -> None:
+def test_recorded_signatures_match_the_pinned_version() -> None:
     record = json.loads(RECORD.read_text(encoding="utf-8"))
     (pinned,) = re.findall(r"^exllamav3==([0-9.]+)", (ENVIRONMENT.folder / "cuda.in").read_text(), re.MULTILINE)
     assert record["version"] == pinned
@@ -430,7 +428,7 @@ def test_the_stand_in_has_the_signatures_of_the_version_in_the_environment() -> 
     assert text_of(record) == RECORD.read_text(encoding="utf-8")
 
 
-def test_the_stand_in_refuses_what_the_library_refuses_or_does_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fake_library_rejects_arguments_the_real_one_rejects_or_ignores(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(LIBRARY))
     recorded = __import__("recorded_signatures").Signatures(RECORD)
     monkeypatch.delitem(sys.modules, "recorded_signatures")
@@ -443,7 +441,7 @@ def test_the_stand_in_refuses_what_the_library_refuses_or_does_not_read(monkeypa
         job(None, input_ids=[], max_tokens=1)
 
 
-def test_signatures_are_read_from_the_source_of_a_library(tmp_path: Path) -> None:
+def test_signatures_are_read_from_library_source(tmp_path: Path) -> None:
     source = "class Job:\n  def __init__(self, input_ids, seed=None, *, a, **kwargs): ...\n  def run(self): ...\n"
     (tmp_path / "job.py").write_text(source)
     wanted = [["self", 1, False], ["input_ids", 1, False], ["seed", 1, True], ["a", 3, False], ["kwargs", 4, True]]

@@ -73,7 +73,7 @@ async def _daemon(folder: Path) -> AsyncGenerator[tuple[ContainerDaemon, tuple[s
             await daemon.end()
 
 
-async def test_a_container_serves_on_its_port_and_ends_by_the_signal_of_its_client(tmp_path: Path) -> None:
+async def test_container_listens_on_its_port_and_stops_with_its_client(tmp_path: Path) -> None:
     async with _daemon(tmp_path) as (daemon, command):
         backend = ServerBackend(*server_settings(command=command, external_listener=True, graces=GRACES))
         try:
@@ -92,7 +92,7 @@ async def test_a_container_serves_on_its_port_and_ends_by_the_signal_of_its_clie
 
 
 @pytest.mark.parametrize("port_count", [1, 8])
-async def test_a_container_without_the_setting_is_refused_with_its_name(tmp_path: Path, port_count: int) -> None:
+async def test_container_without_the_setting_is_rejected_and_error_names_it(tmp_path: Path, port_count: int) -> None:
     first = free_ports(port_count)
     ports = EnginePorts(PortRange(first=first, last=first + port_count - 1))
     async with _daemon(tmp_path) as (daemon, command):
@@ -105,7 +105,7 @@ async def test_a_container_without_the_setting_is_refused_with_its_name(tmp_path
     assert "external_listener: true" in failed.value.message
 
 
-async def test_a_container_is_not_started_if_another_program_has_its_port(tmp_path: Path) -> None:
+async def test_container_does_not_start_if_its_port_is_in_use(tmp_path: Path) -> None:
     async with _daemon(tmp_path) as (daemon, command), await asyncio.start_server(_hang_up, "127.0.0.1", 0) as other:
         port = other.sockets[0].getsockname()[1]
         ports = EnginePorts(PortRange(first=port, last=port))

@@ -55,7 +55,7 @@ async def _frames(backend: Backend, extra: dict[str, Any], text: str = "hi") -> 
     return [frame async for frame in backend.generate(payload, CALL)]
 
 
-async def test_warnings_come_before_the_answer_and_only_allowed_parameters_reach_the_server() -> None:
+async def test_warnings_precede_the_answer_and_only_allowed_parameters_reach_the_server() -> None:
     async with _running(thinking=False) as (backend, control):
         frames = await _frames(backend, {"mirostat": 2, "frobnicate": 1, "cache_prompt": False})
         body = (await control.state()).last_request_body
@@ -67,14 +67,14 @@ async def test_warnings_come_before_the_answer_and_only_allowed_parameters_reach
     assert not {"frobnicate", "cache_prompt"} & set(body)
 
 
-async def test_a_wrong_value_never_reaches_the_server() -> None:
+async def test_invalid_value_never_reaches_the_server() -> None:
     async with _running() as (backend, control):
         with pytest.raises(FieldError, match="mirostat"):
             await _frames(backend, {"mirostat": 9})
         assert (await control.state()).requests_started == 0
 
 
-async def test_passthrough_lets_a_strange_parameter_arrive() -> None:
+async def test_passthrough_forwards_an_unknown_parameter() -> None:
     async with _running(passthrough="all") as (backend, control):
         frames = await _frames(backend, {"frobnicate": [1, {"a": None}]})
         body = (await control.state()).last_request_body
@@ -82,7 +82,7 @@ async def test_passthrough_lets_a_strange_parameter_arrive() -> None:
     assert not any(event.HasField("warning") for frame in frames for event in frame)
 
 
-async def test_a_length_of_vectors_that_the_server_ignores_is_refused_by_name() -> None:
+async def test_vector_length_the_server_ignores_is_rejected_by_name() -> None:
     payload = embedding_pb2.EmbeddingPayload(inputs=[completion_pb2.PromptInput(text="a")])
     async with _running() as (backend, _):
         own = len((await backend.embed(payload, CALL)).embeddings[0].values)
@@ -93,7 +93,7 @@ async def test_a_length_of_vectors_that_the_server_ignores_is_refused_by_name() 
             await backend.embed(payload, CALL)
 
 
-async def test_only_a_server_of_our_own_is_asked_to_report_on_its_prefill() -> None:
+async def test_only_a_managed_server_is_sent_return_progress() -> None:
     """Strict servers refuse fields that they do not know, and `return_progress` is llama.cpp's."""
     async with _running() as (backend, control):
         await _frames(backend, {}, LONG_PROMPT)

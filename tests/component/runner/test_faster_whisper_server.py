@@ -79,7 +79,7 @@ def _calls(backend: FasterWhisperBackend) -> list[tuple[float, dict[str, Any]]]:
 
 
 @pytest.mark.slow("starts engine processes")
-async def test_it_transcribes_and_does_nothing_else(model: Path) -> None:
+async def test_backend_supports_only_transcription(model: Path) -> None:
     async with _running(model) as (backend, facts):
         assert facts.operations == {Operation.TRANSCRIPTION}
         assert facts.abilities is not None
@@ -93,7 +93,7 @@ async def test_it_transcribes_and_does_nothing_else(model: Path) -> None:
 
 
 @pytest.mark.slow("starts engine processes")
-async def test_settings_and_the_order_of_a_load_reach_the_library(model: Path) -> None:
+async def test_settings_and_load_order_reach_the_library(model: Path) -> None:
     async with _running(model, device="cuda", compute_type="float16", slots=3, threads=2) as (backend, facts):
         assert "loaded on cuda as float16, 2 threads, 3 at once" in backend.log_lines(10)
         assert facts.slots == 3
@@ -106,7 +106,7 @@ async def test_settings_and_the_order_of_a_load_reach_the_library(model: Path) -
 
 
 @pytest.mark.slow("starts engine processes")
-async def test_a_transcription_has_segments_with_their_figures_and_words_where_they_are_asked_for(model: Path) -> None:
+async def test_transcription_has_segments_with_statistics_and_requested_words(model: Path) -> None:
     async with _running(model) as (backend, _):
         plain, events = await _heard(backend, _payload())
         with_words, _ = await _heard(backend, _payload({"with_words": True}))
@@ -121,7 +121,7 @@ async def test_a_transcription_has_segments_with_their_figures_and_words_where_t
 
 
 @pytest.mark.slow("starts engine processes")
-async def test_a_long_recording_is_heard_in_pieces_that_join_without_a_gap_and_with_what_was_said(model: Path) -> None:
+async def test_long_recording_is_split_into_gapless_pieces_with_previous_text_as_context(model: Path) -> None:
     async with _running(model) as (backend, _):
         heard, events = await _heard(backend, _payload({"prompt": "ab"}, seconds=400))
         calls = _calls(backend)
@@ -140,13 +140,13 @@ async def test_a_long_recording_is_heard_in_pieces_that_join_without_a_gap_and_w
 
 
 @pytest.mark.slow("starts engine processes")
-async def test_what_was_decoded_at_a_high_temperature_says_nothing_about_what_follows(model: Path) -> None:
+async def test_high_temperature_text_is_not_used_as_context(model: Path) -> None:
     async with _running(model, {"temperature": 0.8}) as (backend, _):
         await _frames(backend, _payload({"prompt": "ab"}, seconds=200))
         assert _calls(backend)[1][1]["initial_prompt"] is None
 
 
-async def test_a_piece_without_a_signal_is_not_given_to_the_model(model: Path) -> None:
+async def test_silent_piece_is_not_sent_to_the_model(model: Path) -> None:
     async with _running(model) as (backend, _):
         heard, events = await _heard(backend, _payload(seconds=14_000, peak=0.0, stated=0))
         assert _calls(backend) == []
@@ -155,7 +155,7 @@ async def test_a_piece_without_a_signal_is_not_given_to_the_model(model: Path) -
 
 
 @pytest.mark.slow("starts engine processes")
-async def test_only_what_has_a_voice_is_heard_where_that_is_asked_for(model: Path) -> None:
+async def test_voice_detection_transcribes_only_speech(model: Path) -> None:
     detecting = ("--voice-detection",)
     async with _running(model, {"voices": [[10, 20], [40, 50]]}, extra_arguments=detecting) as (
         backend,
@@ -172,7 +172,7 @@ async def test_only_what_has_a_voice_is_heard_where_that_is_asked_for(model: Pat
 
 
 @pytest.mark.slow("starts engine processes")
-async def test_parameters_of_a_request_reach_the_library(model: Path) -> None:
+async def test_request_parameters_reach_the_library(model: Path) -> None:
     async with _running(model, beam_size=3) as (backend, _):
         await _frames(backend, _payload({"language": "NL", "translate": True, "temperature": 0.5}))
         await _frames(backend, _payload({"temperature": 0.0}))
@@ -183,7 +183,7 @@ async def test_parameters_of_a_request_reach_the_library(model: Path) -> None:
 
 
 @pytest.mark.slow("starts engine processes")
-async def test_a_language_that_the_model_does_not_know_is_refused_by_name(model: Path) -> None:
+async def test_unsupported_language_is_rejected_by_name(model: Path) -> None:
     for languages, words in ((["en"], "knows English alone, not 'nl'"), (["en", "de"], "knows 2 languages")):
         async with _running(model, {"languages": languages}) as (backend, _):
             with pytest.raises(WeftError, match=words) as refused:
@@ -208,7 +208,7 @@ async def test_a_language_that_the_model_does_not_know_is_refused_by_name(model:
         ({"comment": "x" * 2_000_000}, "bytes; at most 1048576 are read"),
     ],
 )
-async def test_a_recording_beyond_a_limit_is_refused_and_the_process_goes_on(
+async def test_oversized_recording_is_rejected_and_the_process_continues(
     model: Path, recording: dict[str, Any], words: str
 ) -> None:
     limits = (
@@ -231,7 +231,7 @@ async def test_a_recording_beyond_a_limit_is_refused_and_the_process_goes_on(
         assert backend.process_id == process
 
 
-async def test_a_file_that_is_no_recording_is_refused_without_the_path_of_the_runner(model: Path) -> None:
+async def test_invalid_recording_is_rejected_without_exposing_the_runner_path(model: Path) -> None:
     async with _running(model) as (backend, _):
         payload = audio_pb2.TranscriptionPayload(audio=chat_pb2.MediaPart(data=b"text", media_type="audio/wav"))
         with pytest.raises(WeftError, match="file: is no recording that can be read: Invalid data") as refused:
@@ -240,7 +240,7 @@ async def test_a_file_that_is_no_recording_is_refused_without_the_path_of_the_ru
 
 
 @pytest.mark.slow("starts engine processes")
-async def test_a_cancelled_request_ends_with_the_next_window(model: Path) -> None:
+async def test_cancelled_request_stops_at_the_next_window(model: Path) -> None:
     async with _running(model, {"seconds_per_window": 0.05}) as (backend, _):
         async with aclosing(backend.transcribe(_payload(seconds=14_000), CALL)) as frames:
             while not has_content(await anext(frames)):
@@ -250,7 +250,7 @@ async def test_a_cancelled_request_ends_with_the_next_window(model: Path) -> Non
 
 
 @pytest.mark.slow("starts engine processes")
-async def test_a_cancelled_request_ends_with_the_next_attempt_at_a_window(model: Path) -> None:
+async def test_cancelled_request_stops_at_the_next_decoding_attempt(model: Path) -> None:
     async with _running(model, {"seconds_per_window": 0.02, "attempts": 100_000}) as (backend, _):
         async with aclosing(backend.transcribe(_payload(), CALL)) as frames:
             for _ in range(3):
@@ -261,7 +261,7 @@ async def test_a_cancelled_request_ends_with_the_next_attempt_at_a_window(model:
 
 
 @pytest.mark.slow("starts engine processes")
-async def test_requests_run_side_by_side_in_a_model_with_several_slots(model: Path) -> None:
+async def test_requests_run_in_parallel_in_a_model_with_several_slots(model: Path) -> None:
     async with (
         _running(model, {"seconds_per_window": 0.05}, slots=2) as (backend, _),
         aclosing(backend.transcribe(_payload(seconds=14_000), CALL)) as long,
@@ -273,7 +273,7 @@ async def test_requests_run_side_by_side_in_a_model_with_several_slots(model: Pa
 
 
 @pytest.mark.slow("starts engine processes")
-async def test_a_model_that_sleeps_is_unloaded_and_wakes_in_its_process(model: Path) -> None:
+async def test_sleeping_model_is_unloaded_and_wakes_in_its_process(model: Path) -> None:
     async with _running(model, sleeps_in_place=True) as (backend, facts):
         process = backend.process_id
         assert await backend.sleep()
@@ -284,7 +284,7 @@ async def test_a_model_that_sleeps_is_unloaded_and_wakes_in_its_process(model: P
 
 
 @pytest.mark.nightly("same checks as test_ctranslate2_server")
-async def test_a_killed_engine_fails_its_request_alone(model: Path) -> None:
+async def test_killed_engine_fails_only_its_request(model: Path) -> None:
     async with _running(model, {"seconds_per_window": 0.05}) as (backend, _):
         async with aclosing(backend.transcribe(_payload(seconds=14_000), CALL)) as frames:
             await anext(frames)
@@ -304,7 +304,7 @@ async def _to_the_end(frames: AsyncGenerator[Frame]) -> None:
 
 
 @pytest.mark.slow("starts engine processes")
-async def test_too_little_memory_is_named_with_advice(model: Path) -> None:
+async def test_out_of_memory_error_has_advice(model: Path) -> None:
     fault = "CUDA failed with error out of memory"
     with pytest.raises(WeftError, match="use a smaller compute_type") as refused:
         await _backend(model, {"load_error": fault}).start()
@@ -316,7 +316,7 @@ async def test_too_little_memory_is_named_with_advice(model: Path) -> None:
 
 
 @pytest.mark.slow("starts engine processes")
-async def test_a_folder_that_is_no_whisper_model_is_refused(model: Path) -> None:
+async def test_folder_that_is_no_whisper_model_is_rejected(model: Path) -> None:
     with pytest.raises(WeftError, match="is no Whisper model: unsupported model"):
         await _backend(model, {"load_error": "unsupported model"}).start()
     (model / "tokenizer.json").unlink()
@@ -325,7 +325,7 @@ async def test_a_folder_that_is_no_whisper_model_is_refused(model: Path) -> None
 
 
 @pytest.mark.nightly("same checks as test_ctranslate2_server")
-async def test_a_missing_library_is_named_with_its_remedy(model: Path, tmp_path: Path) -> None:
+async def test_missing_library_error_suggests_a_fix(model: Path, tmp_path: Path) -> None:
     with pytest.raises(WeftError, match="weft runtime install faster_whisper") as failed:
         await _backend(model, {"import_fails": True}).start()
     assert failed.value.reason is Reason.CONNECT_FAILED
@@ -335,7 +335,7 @@ async def test_a_missing_library_is_named_with_its_remedy(model: Path, tmp_path:
         await FasterWhisperBackend(settings, bare).start()
 
 
-async def test_a_model_for_processors_takes_no_memory_of_accelerators(model: Path) -> None:
+async def test_cpu_model_reserves_no_accelerator_memory(model: Path) -> None:
     (model / "model.bin").write_bytes(bytes(1_000_000))
     for device, taken in (("cpu", False), ("cuda", True)):
         engine = RUNTIME.build(*engine_settings(FasterWhisperModel, path=model, device=device))

@@ -120,7 +120,7 @@ async def following(url: str, *taken: str, **settings: Any) -> AsyncIterator[Fol
         await found.servers.stop()
 
 
-async def test_every_model_of_the_list_is_served_by_the_servers_own_name() -> None:
+async def test_every_listed_model_is_served_under_the_servers_name_for_it() -> None:
     async with serving() as server:
         server.body = listing("llama3.2:3b", "Qwen/Qwen3-8B")
         async with following(server.url) as box:
@@ -132,7 +132,7 @@ async def test_every_model_of_the_list_is_served_by_the_servers_own_name() -> No
             assert all(model.server == "box" and model.slots == ATTACHED_SLOTS for model in box.host.models.values())
 
 
-async def test_a_model_that_the_server_gains_is_served_and_one_that_it_loses_is_not() -> None:
+async def test_models_added_to_the_server_are_served_and_removed_ones_are_not() -> None:
     async with serving() as server:
         server.body = listing("a", "b")
         async with following(server.url) as box:
@@ -146,7 +146,7 @@ async def test_a_model_that_the_server_gains_is_served_and_one_that_it_loses_is_
 
 @pytest.mark.parametrize("status", [200, 302, 401, 500])
 @pytest.mark.parametrize("body", [b"<html>", b"[1, 2]", b'{"data": {"a": 1}}', b"\xff" * 64])
-async def test_an_answer_that_is_no_list_changes_nothing(status: int, body: bytes) -> None:
+async def test_invalid_list_response_changes_nothing(status: int, body: bytes) -> None:
     async with serving() as server:
         server.body = listing("a")
         async with following(server.url) as box:
@@ -156,7 +156,7 @@ async def test_an_answer_that_is_no_list_changes_nothing(status: int, body: byte
             assert sorted(box.host.models) == ["a"]
 
 
-async def test_a_list_that_is_empty_is_believed() -> None:
+async def test_empty_list_is_accepted() -> None:
     async with serving() as server:
         server.body = listing("a")
         async with following(server.url) as box:
@@ -166,7 +166,7 @@ async def test_a_list_that_is_empty_is_believed() -> None:
             assert not box.host.models
 
 
-async def test_a_server_that_hangs_is_waited_for_within_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_hanging_server_times_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(followed_servers, "LIST_SECONDS", 0.2)
     async with serving() as server:
         server.body = None
@@ -177,7 +177,7 @@ async def test_a_server_that_hangs_is_waited_for_within_a_limit(monkeypatch: pyt
             assert sorted(box.host.models) == ["a"]
 
 
-async def test_a_list_without_an_end_is_not_read_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_endless_list_is_not_read_to_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(probe, "MAX_ANSWER_BYTES", 64 * 1024)
     async with serving() as server:
         server.body = listing(*(f"model-{number}" for number in range(10_000)))
@@ -186,7 +186,7 @@ async def test_a_list_without_an_end_is_not_read_to_it(monkeypatch: pytest.Monke
             assert not box.host.models
 
 
-async def test_of_a_long_list_the_first_models_are_served() -> None:
+async def test_long_list_serves_only_its_first_models() -> None:
     async with serving() as server:
         server.body = listing(*(f"m{number}" for number in range(100)))
         async with following(server.url, max_listed_models=3) as box:
@@ -195,7 +195,7 @@ async def test_of_a_long_list_the_first_models_are_served() -> None:
             assert [(each.served_count, each.listed_count) for each in box.servers.counts] == [(3, 100)]
 
 
-async def test_a_mesh_is_not_followed_because_it_could_be_this_one() -> None:
+async def test_weft_mesh_is_not_followed() -> None:
     async with serving() as server:
         server.body = listing("a", owner="weft")
         async with following(server.url) as box:
@@ -210,7 +210,7 @@ async def test_a_mesh_is_not_followed_because_it_could_be_this_one() -> None:
         )
 
 
-async def test_why_no_model_of_a_server_is_served_is_said_with_what_to_do() -> None:
+async def test_reason_a_server_has_no_served_models_is_reported_with_a_fix() -> None:
     async with serving() as server:
         section = section_of(url=server.url)
 
@@ -229,7 +229,7 @@ async def test_why_no_model_of_a_server_is_served_is_said_with_what_to_do() -> N
     assert await why() == "serves no model of its server: it does not answer; start it, or correct url"
 
 
-async def test_a_server_that_is_away_at_the_start_is_followed_when_it_comes() -> None:
+async def test_server_that_is_down_at_startup_is_followed_once_it_is_up() -> None:
     async with serving() as server:
         address = server.url
     box = Following(Host(), address)
@@ -239,7 +239,7 @@ async def test_a_server_that_is_away_at_the_start_is_followed_when_it_comes() ->
         await box.servers.stop()
 
 
-async def test_a_server_that_is_forgotten_serves_nothing() -> None:
+async def test_detached_server_serves_nothing() -> None:
     async with serving() as server:
         server.body = listing("a", "b")
         async with following(server.url) as box:
@@ -248,13 +248,13 @@ async def test_a_server_that_is_forgotten_serves_nothing() -> None:
             assert (box.host.models, box.servers.models("box"), box.clock.sleepers) == ({}, (), 0)
 
 
-async def test_llama_cpps_server_is_followed_under_the_name_of_its_file() -> None:
+async def test_llama_cpp_server_is_followed_under_its_file_name() -> None:
     async with run_fake_backend("--alias", "/models/smol-Q4_K_M.gguf") as fake, following(fake.base_url) as box:
         assert await box.start() == ""
         assert list(box.host.models) == ["smol-Q4_K_M"]
 
 
-def test_a_server_of_another_network_needs_a_word_about_the_premises() -> None:
+def test_server_on_another_network_needs_the_remote_setting() -> None:
     with pytest.raises(FieldError) as refused:
         Following(Host(), "https://models.example.com/v1")
     assert refused.value.field == "runners.box.remote"

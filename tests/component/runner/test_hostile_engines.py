@@ -196,7 +196,7 @@ async def _attached(engine: Engine) -> AsyncIterator[tuple[Repaving, HostileServ
 
 
 @pytest.mark.parametrize("row", [_by_size(row) for row in ROWS])
-async def test_a_wrong_answer_costs_one_request_with_its_reason_and_nobody_else(
+async def test_malformed_answer_fails_only_its_request_with_its_reason(
     row: Row, caplog: pytest.LogCaptureFixture
 ) -> None:
     for whole, slice_bytes in ((False, 0), (True, MAX_SLICE_BYTES)):
@@ -219,7 +219,7 @@ async def test_a_wrong_answer_costs_one_request_with_its_reason_and_nobody_else(
     assert not [record for record in caplog.records if record.exc_info], "a traceback"
 
 
-def test_the_catalogue_has_hundreds_of_wrong_answers_each_with_a_name_of_its_own() -> None:
+def test_catalogue_has_hundreds_of_uniquely_named_malformed_answers() -> None:
     assert len(MALFORMED) >= 250
     assert [name for name, count in Counter(row.name for row in ROWS).items() if count > 1] == []
     assert {ask for row in MALFORMED for ask in [row.ask]} == set(Ask)
@@ -227,7 +227,7 @@ def test_the_catalogue_has_hundreds_of_wrong_answers_each_with_a_name_of_its_own
 
 
 @pytest.mark.nightly("sends the largest answers many times")
-async def test_wrong_answers_leave_no_memory_behind() -> None:
+async def test_malformed_answers_do_not_leak_memory() -> None:
     """The largest of them, again and again."""
     large = sorted(MALFORMED, key=lambda row: len(row.answer))[-6:]
     engine = Engine(row=large[0])
@@ -264,6 +264,6 @@ _RIGHT_ERROR = WeftError(Reason.BACKEND_PROTOCOL_ERROR, "no")
         (_GOOD_ROW, Outcome(text="Hi", error=_RIGHT_ERROR), "BACKEND_PROTOCOL_ERROR"),
     ],
 )
-def test_the_checker_finds_what_is_not_as_its_row_says(row: Row, seen: Outcome, words: str) -> None:
+def test_checker_detects_deviations_from_its_row(row: Row, seen: Outcome, words: str) -> None:
     """The negative control."""
     assert any(words in fault for fault in faults(row, seen))

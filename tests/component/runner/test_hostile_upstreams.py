@@ -36,7 +36,7 @@ from weft_testing.free_port import free_port
 STALL_SECONDS = 0.25
 
 
-async def test_an_engine_that_never_becomes_ready_is_given_up_and_nothing_of_it_is_left(
+async def test_engine_that_never_becomes_ready_times_out_and_leaves_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(engine_process, "LOAD_CHECK_SECONDS", 0.05)
@@ -84,7 +84,7 @@ async def _failure(server: AttachedServer) -> WeftError:
 
 
 @pytest.mark.parametrize("status", [429, 503])
-async def test_a_busy_upstream_says_when_to_come_back_and_is_believed(status: int) -> None:
+async def test_busy_upstream_retry_after_is_honored(status: int) -> None:
     async with _upstream(status=status, retry_after_seconds=17) as server:
         error = await _failure(server)
         assert (error.reason, error.retry_after_seconds) == (Reason.BACKEND_NOT_READY, 17.0)
@@ -97,7 +97,7 @@ async def test_a_busy_upstream_says_when_to_come_back_and_is_believed(status: in
 @pytest.mark.parametrize(
     "place", ["http://no-such-host.invalid:{free}", "https://127.0.0.1:{plain}", "http://127.0.0.1:{free}"]
 )
-async def test_an_upstream_without_name_certificate_or_port_is_not_there_and_its_address_is_not_told(
+async def test_unreachable_upstream_fails_to_connect_without_revealing_its_address(
     place: str,
 ) -> None:
     async with run_fake_backend() as fake:
@@ -111,7 +111,7 @@ async def test_an_upstream_without_name_certificate_or_port_is_not_there_and_its
         assert secret not in failed.value.message
 
 
-async def test_an_upstream_that_is_asked_too_often_is_there() -> None:
+async def test_rate_limiting_upstream_counts_as_reachable() -> None:
     async def too_often(request: web.BaseRequest) -> web.Response:
         del request
         return web.Response(status=429)
@@ -132,7 +132,7 @@ async def test_an_upstream_that_is_asked_too_often_is_there() -> None:
         await server.stop()
 
 
-async def test_an_upstream_that_takes_connections_and_says_nothing_is_not_there(
+async def test_silent_upstream_counts_as_unreachable(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(backend, "PROBE_TIMEOUT_SECONDS", 0.3)

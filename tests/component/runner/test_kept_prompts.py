@@ -60,7 +60,7 @@ class _Engine:
         await self.backend.stop()
 
 
-async def test_eight_alternating_conversations_over_two_slots_find_their_prompts() -> None:
+async def test_eight_alternating_conversations_hit_the_cache_with_two_slots() -> None:
     async with _Engine(_backend()) as ask:
         assert [await ask.cached("a", _text(topic)) for topic in TOPICS] == [0] * 8
         found = [await ask.cached("a", _text(topic) + "And then?") for topic in TOPICS]
@@ -104,14 +104,14 @@ async def _no_size() -> int | None:
     return None
 
 
-async def test_without_memory_for_kept_prompts_they_are_computed_again() -> None:
+async def test_prompts_are_recomputed_without_saved_prompt_memory() -> None:
     async with _Engine(_backend(kept_prompts_mb=0)) as ask:
         for topic in TOPICS:
             await ask.cached("a", _text(topic))
         assert [await ask.cached("a", _text(topic)) for topic in TOPICS] == [0] * 8
 
 
-async def test_a_kept_prompt_is_restored_for_its_tenant_and_tag_only() -> None:
+async def test_saved_prompt_is_restored_only_for_its_tenant_and_tag() -> None:
     async with _Engine(_backend()) as ask:
         for topic in TOPICS:
             await ask.cached("a", _text(topic), tag="x")
@@ -121,7 +121,7 @@ async def test_a_kept_prompt_is_restored_for_its_tenant_and_tag_only() -> None:
 
 
 @pytest.mark.parametrize("scope", [("all", {}), ("tenant", {"tenant": "a"}), ("model", {"model": MODEL})])
-async def test_a_flush_deletes_kept_prompts(scope: tuple[str, dict[str, str]]) -> None:
+async def test_flush_deletes_saved_prompts(scope: tuple[str, dict[str, str]]) -> None:
     async with _Engine(_backend()) as ask:
         for topic in TOPICS:
             await ask.cached("a", _text(topic))
@@ -129,7 +129,7 @@ async def test_a_flush_deletes_kept_prompts(scope: tuple[str, dict[str, str]]) -
         assert [await ask.cached("a", _text(topic)) for topic in TOPICS] == [0] * 8
 
 
-async def test_kept_prompts_are_private_count_as_memory_and_go_with_the_engine() -> None:
+async def test_saved_prompts_are_private_count_as_memory_and_are_deleted_with_the_engine() -> None:
     backend = _backend()
     async with _Engine(backend) as ask:
         for topic in TOPICS:

@@ -32,7 +32,7 @@ async def started(world: LeasedWorld, *runners: str) -> None:
     await world.until(lambda: world.host() is not None, "no runner says what it sees of its host")
 
 
-async def test_a_load_that_hangs_gives_its_memory_back_to_who_waits_for_it(tmp_path: Path) -> None:
+async def test_hung_load_releases_its_memory_to_the_waiting_one(tmp_path: Path) -> None:
     async with leased_world(tmp_path, cards=1) as world:
         hangs = fake_backend_command(never_healthy=True)
         world.changes["r1"] = {"command": hangs, "load_stall_seconds": 3.0}
@@ -47,7 +47,7 @@ async def test_a_load_that_hangs_gives_its_memory_back_to_who_waits_for_it(tmp_p
         assert (world.broken, world.memory_deaths()) == ([], [])
 
 
-async def test_a_runner_that_freezes_loses_its_lease_and_starts_nothing_under_it_when_it_goes_on(
+async def test_frozen_runner_loses_its_lease_and_starts_nothing_under_it_after_resuming(
     tmp_path: Path,
 ) -> None:
     async with leased_world(tmp_path, cards=1) as world:

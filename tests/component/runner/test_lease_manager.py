@@ -41,7 +41,7 @@ async def _granted(keeper: LeaseManager, holder: Holder, words: list[str] | None
     return grant
 
 
-async def test_a_host_without_devices_never_calls_the_registry(tmp_path: Path) -> None:
+async def test_host_without_devices_never_calls_the_registry(tmp_path: Path) -> None:
     host = SeenHost()
     async with keeping(tmp_path, host, SystemClock()) as (keeper, leases, _):
         assert await keeper.acquire(wish(), Holder(), WORDS.append) is None
@@ -50,7 +50,7 @@ async def test_a_host_without_devices_never_calls_the_registry(tmp_path: Path) -
         assert leases.calls == 0
 
 
-async def test_a_lease_is_asked_for_in_the_runners_name_and_renewed_before_it_is_used(tmp_path: Path) -> None:
+async def test_lease_is_requested_for_the_runner_and_renewed_before_use(tmp_path: Path) -> None:
     async with keeping(tmp_path, SeenHost(8 * GIB, 8 * GIB), SystemClock(), devices=(1,)) as (keeper, leases, _):
         grant = await _granted(keeper, Holder())
         request = leases.asked[0]
@@ -64,7 +64,7 @@ async def test_a_lease_is_asked_for_in_the_runners_name_and_renewed_before_it_is
         assert (leased_bytes(grant), keeper.hides_devices) == (GIB, True)
 
 
-async def test_what_the_ledger_can_lease_is_known_without_its_margin_and_what_others_hold(tmp_path: Path) -> None:
+async def test_leasable_memory_excludes_the_margin_and_foreign_usage(tmp_path: Path) -> None:
     host = SeenHost(8 * GIB, 6 * GIB)
     async with keeping(tmp_path, host, SystemClock()) as (keeper, leases, _):
         leases.hosts = [pb.HostMemory(host=(await host.look()).host), pb.HostMemory(host="another")]
@@ -79,7 +79,7 @@ async def test_what_the_ledger_can_lease_is_known_without_its_margin_and_what_ot
         assert {device.reserved_bytes for device in await keeper.device_memory()} == {DEFAULT_MARGIN_BYTES}
 
 
-async def test_a_runner_is_sized_by_its_own_devices_alone(tmp_path: Path) -> None:
+async def test_runner_memory_counts_only_its_own_devices(tmp_path: Path) -> None:
     async with keeping(tmp_path, SeenHost(8 * GIB, 6 * GIB), SystemClock(), devices=(1,)) as (keeper, _, _):
         assert [device.total_bytes for device in await keeper.device_memory()] == [6 * GIB]
         memory = await machine_memory(keeper)
@@ -92,7 +92,7 @@ async def test_declared_devices_are_not_hidden_from_an_engine(tmp_path: Path) ->
         assert not keeper.hides_devices
 
 
-async def test_what_is_waited_for_is_told_as_it_changes(tmp_path: Path) -> None:
+async def test_wait_reason_is_reported_on_change(tmp_path: Path) -> None:
     async with keeping(tmp_path, SeenHost(8 * GIB), SystemClock()) as (keeper, leases, _):
         leases.go.clear()
         words: list[str] = []
@@ -103,7 +103,7 @@ async def test_what_is_waited_for_is_told_as_it_changes(tmp_path: Path) -> None:
         assert words == ["waiting for memory: needs 1.0 GiB, held by qwen"]
 
 
-async def test_a_wait_that_is_cancelled_gives_up_its_place_and_holds_nothing(tmp_path: Path) -> None:
+async def test_cancelled_wait_leaves_the_queue_and_holds_nothing(tmp_path: Path) -> None:
     async with keeping(tmp_path, SeenHost(8 * GIB), SystemClock()) as (keeper, leases, _):
         leases.go.clear()
         waiting = asyncio.create_task(_granted(keeper, Holder()))
@@ -113,7 +113,7 @@ async def test_a_wait_that_is_cancelled_gives_up_its_place_and_holds_nothing(tmp
         assert keeper.held_bytes == 0
 
 
-async def test_wherever_a_wait_is_cancelled_no_lease_is_left_behind(tmp_path: Path) -> None:
+async def test_cancelling_a_wait_at_any_point_leaves_no_lease(tmp_path: Path) -> None:
     async with keeping(tmp_path, SeenHost(8 * GIB), SystemClock()) as (keeper, leases, _):
         for turns in range(0, 120, 3):
             waiting = asyncio.create_task(_granted(keeper, Holder()))
@@ -128,7 +128,7 @@ async def test_wherever_a_wait_is_cancelled_no_lease_is_left_behind(tmp_path: Pa
         await until(lambda: confirmed <= {release.lease_id for release in leases.released})
 
 
-async def test_a_lost_lease_is_told_to_its_holder_at_once_and_counts_no_more(tmp_path: Path) -> None:
+async def test_lost_lease_is_reported_to_its_holder_immediately_and_no_longer_counts(tmp_path: Path) -> None:
     async with keeping(tmp_path, SeenHost(8 * GIB), SystemClock()) as (keeper, leases, _):
         holder = Holder()
         grant = await _granted(keeper, holder)
@@ -141,7 +141,7 @@ async def test_a_lost_lease_is_told_to_its_holder_at_once_and_counts_no_more(tmp
         assert leases.released == [], "what is somebody else's is not given up"
 
 
-async def test_a_lease_that_is_lost_before_its_first_renewal_is_asked_for_again(tmp_path: Path) -> None:
+async def test_lease_lost_before_its_first_renewal_is_requested_again(tmp_path: Path) -> None:
     async with keeping(tmp_path, SeenHost(8 * GIB), SystemClock()) as (keeper, leases, _):
         leases.go.clear()
         holder = Holder()
@@ -155,7 +155,7 @@ async def test_a_lease_that_is_lost_before_its_first_renewal_is_asked_for_again(
         assert keeper.is_good(grant)
 
 
-async def test_what_a_lease_is_worth_is_counted_from_when_its_renewal_was_sent(tmp_path: Path) -> None:
+async def test_lease_validity_starts_when_its_renewal_was_sent(tmp_path: Path) -> None:
     clock = FakeClock()
     async with keeping(tmp_path, SeenHost(8 * GIB), clock) as (keeper, leases, session):
         grant = await _granted(keeper, Holder())
@@ -172,7 +172,7 @@ async def test_what_a_lease_is_worth_is_counted_from_when_its_renewal_was_sent(t
         await until(lambda: keeper.is_good(grant))
 
 
-async def test_a_registry_that_is_away_is_waited_for_with_one_place_in_line(tmp_path: Path) -> None:
+async def test_unavailable_registry_is_awaited_with_one_queue_position(tmp_path: Path) -> None:
     async with keeping(tmp_path, SeenHost(8 * GIB), SystemClock()) as (keeper, leases, session):
         await until(lambda: leases.renewals)
         leases.failures = [AWAY_NOW, AWAY_NOW]
@@ -187,7 +187,7 @@ async def test_a_registry_that_is_away_is_waited_for_with_one_place_in_line(tmp_
         assert leases.asked[-1].session_id == "session-2"
 
 
-async def test_an_answer_that_breaks_off_is_asked_for_again_under_the_same_id(tmp_path: Path) -> None:
+async def test_interrupted_request_is_retried_with_the_same_id(tmp_path: Path) -> None:
     async with keeping(tmp_path, SeenHost(8 * GIB), SystemClock()) as (keeper, leases, _):
         leases.go.clear()
         leases.ends_after_words = True
@@ -199,7 +199,7 @@ async def test_an_answer_that_breaks_off_is_asked_for_again_under_the_same_id(tm
 
 
 @pytest.mark.parametrize("away", [True, False])
-async def test_a_wait_has_an_end(away: bool, tmp_path: Path) -> None:
+async def test_wait_times_out(away: bool, tmp_path: Path) -> None:
     clock = FakeClock()
     async with keeping(tmp_path, SeenHost(8 * GIB), clock) as (keeper, leases, session):
         await until(lambda: leases.renewals)
@@ -221,7 +221,7 @@ async def test_a_wait_has_an_end(away: bool, tmp_path: Path) -> None:
         assert keeper.held_bytes == 0
 
 
-async def test_a_refusal_passes_through_as_it_is(tmp_path: Path) -> None:
+async def test_rejection_is_passed_through_unchanged(tmp_path: Path) -> None:
     async with keeping(tmp_path, SeenHost(8 * GIB), SystemClock()) as (keeper, leases, _):
         await until(lambda: leases.renewals)
         leases.failures = [WeftError(Reason.INSUFFICIENT_MEMORY, "needs 99 GiB; h has 8 GiB")]
@@ -231,7 +231,7 @@ async def test_a_refusal_passes_through_as_it_is(tmp_path: Path) -> None:
         assert refused.value.reason not in AWAY
 
 
-async def test_devices_that_cannot_be_seen_yet_are_waited_for_and_not_taken_for_none(tmp_path: Path) -> None:
+async def test_devices_not_yet_visible_are_awaited(tmp_path: Path) -> None:
     host = SeenHost(source=Source.UNKNOWN)
     async with keeping(tmp_path, host, SystemClock()) as (keeper, _, _):
         words: list[str] = []
@@ -241,7 +241,7 @@ async def test_devices_that_cannot_be_seen_yet_are_waited_for_and_not_taken_for_
         assert leased_bytes(await waiting) == GIB
 
 
-async def test_a_lease_that_is_given_up_while_the_registry_is_away_is_given_up_when_it_is_back(tmp_path: Path) -> None:
+async def test_lease_released_during_a_registry_outage_is_released_after_it(tmp_path: Path) -> None:
     async with keeping(tmp_path, SeenHost(8 * GIB), SystemClock()) as (keeper, leases, session):
         grant = await _granted(keeper, Holder())
         session[0] = ""
@@ -254,7 +254,7 @@ async def test_a_lease_that_is_given_up_while_the_registry_is_away_is_given_up_w
         assert leases.released[0].fencing_number == grant.fencing_number
 
 
-async def test_a_stop_tells_of_what_was_given_up_last(tmp_path: Path) -> None:
+async def test_stop_reports_the_last_releases(tmp_path: Path) -> None:
     async with keeping(tmp_path, SeenHost(8 * GIB), SystemClock()) as (keeper, leases, _):
         grant = await _granted(keeper, Holder())
         keeper.release(grant)
@@ -266,7 +266,7 @@ async def test_a_stop_tells_of_what_was_given_up_last(tmp_path: Path) -> None:
         assert list(last.leases) == [], "the book may end it: its processes were seen to be gone"
 
 
-async def test_a_holder_hears_what_its_processes_hold_and_unknown_stays_unknown(tmp_path: Path) -> None:
+async def test_holder_learns_its_process_memory_and_unknown_remains_unknown(tmp_path: Path) -> None:
     host = SeenHost(8 * GIB)
     async with keeping(tmp_path, host, SystemClock()) as (keeper, leases, _):
         holder = Holder()
@@ -282,7 +282,7 @@ async def test_a_holder_hears_what_its_processes_hold_and_unknown_stays_unknown(
         await until(lambda: holder.seen[-1] is None)
 
 
-async def test_the_processes_that_the_registry_asks_about_are_in_the_next_sighting(tmp_path: Path) -> None:
+async def test_processes_the_registry_watches_are_in_the_next_snapshot(tmp_path: Path) -> None:
     host = SeenHost(8 * GIB)
     async with keeping(tmp_path, host, SystemClock()) as (keeper, leases, _):
         leases.watched = [ENGINE]
@@ -294,7 +294,7 @@ async def test_the_processes_that_the_registry_asks_about_are_in_the_next_sighti
         assert (seen.process.pid, seen.alive) == (4242, False)
 
 
-async def test_no_more_than_some_wait_at_the_registry_at_once(tmp_path: Path) -> None:
+async def test_concurrent_waits_at_the_registry_are_limited(tmp_path: Path) -> None:
     async with keeping(tmp_path, SeenHost(8 * GIB), SystemClock()) as (keeper, leases, _):
         leases.go.clear()
         words: list[str] = []
@@ -307,9 +307,7 @@ async def test_no_more_than_some_wait_at_the_registry_at_once(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(("source", "seconds"), [(Source.NVML, LOOK_FOR_DEVICES_SECONDS), (Source.UNKNOWN, 5.0)])
-async def test_a_host_that_is_known_to_have_no_devices_is_hardly_looked_at(
-    source: Source, seconds: float, tmp_path: Path
-) -> None:
+async def test_host_without_devices_is_rarely_polled(source: Source, seconds: float, tmp_path: Path) -> None:
     host, clock = SeenHost(source=source), FakeClock()
     async with keeping(tmp_path, host, clock) as (_, leases, _):
         for looks in range(1, 4):
@@ -321,7 +319,7 @@ async def test_a_host_that_is_known_to_have_no_devices_is_hardly_looked_at(
         assert leases.calls == 0
 
 
-async def test_a_lease_on_devices_that_were_not_there_at_first_is_renewed_like_any_other(tmp_path: Path) -> None:
+async def test_lease_on_devices_that_appeared_later_is_renewed(tmp_path: Path) -> None:
     host = SeenHost()
     async with keeping(tmp_path, host, SystemClock()) as (keeper, leases, _):
         await until(lambda: host.asked_about)
@@ -330,7 +328,7 @@ async def test_a_lease_on_devices_that_were_not_there_at_first_is_renewed_like_a
         await until(lambda: len(leases.renewals) > 1)
 
 
-async def test_a_request_that_is_repeated_tells_what_is_seen_by_then(tmp_path: Path) -> None:
+async def test_retried_request_sends_a_fresh_snapshot(tmp_path: Path) -> None:
     host = SeenHost(8 * GIB)
     async with keeping(tmp_path, host, SystemClock()) as (keeper, leases, _):
         await until(lambda: leases.renewals)
@@ -343,7 +341,7 @@ async def test_a_request_that_is_repeated_tells_what_is_seen_by_then(tmp_path: P
         assert [request.sighting.devices[0].used_bytes for request in leases.asked] == [0, 5 * GIB]
 
 
-async def test_a_wait_for_memory_leaves_no_call_behind_for_the_garbage_collector(tmp_path: Path) -> None:
+async def test_memory_wait_leaves_no_call_for_the_garbage_collector(tmp_path: Path) -> None:
     async with keeping(tmp_path, SeenHost(8 * GIB), SystemClock()) as (keeper, leases, _):
         gc.collect(0)
         gc.disable()

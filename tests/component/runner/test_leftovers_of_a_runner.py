@@ -38,7 +38,7 @@ def _entries(state: Path) -> list[dict[str, object]]:
     return list(msgspec.json.decode(state.read_bytes())["entries"])
 
 
-async def test_a_runner_sweeps_before_it_starts_and_records_its_backend_until_it_ends(
+async def test_runner_sweeps_leftovers_at_start_and_records_its_backend_until_it_ends(
     orphan: psutil.Process, tmp_path: Path
 ) -> None:
     state = tmp_path / "r1.children"

@@ -72,7 +72,7 @@ def _schema(text: str, count: int = 0) -> chat_pb2.ResponseFormat:
     return made
 
 
-async def test_the_prompt_is_the_rendered_template_with_one_beginning(model: Path) -> None:
+async def test_prompt_is_the_rendered_template_with_one_bos_token(model: Path) -> None:
     async with _running(model, {"echo_prompt": True}) as (backend, facts):
         assert await reply(backend, chat("hello")) == "[user]hello[assistant]"
         tool = chat_pb2.Tool(function=chat_pb2.FunctionTool(name="f"))
@@ -85,7 +85,7 @@ async def test_the_prompt_is_the_rendered_template_with_one_beginning(model: Pat
     assert facts.operations == TEXT_OPERATIONS | {Operation.TOKENIZE}
 
 
-async def test_tokens_are_counted_while_the_engine_works_on_an_answer(model: Path) -> None:
+async def test_tokens_are_counted_while_the_engine_generates(model: Path) -> None:
     payload = tokenize_pb2.TokenizePayload(text="<s>ab", add_special=True, with_pieces=True)
     async with (
         _running(model, {"endless": True, "seconds_per_token": 0.05}) as (backend, _),
@@ -99,7 +99,7 @@ async def test_tokens_are_counted_while_the_engine_works_on_an_answer(model: Pat
     assert list(counted.pieces) == [b"", b"", b"a", b"b"]
 
 
-async def test_the_override_and_the_template_for_tools_are_used(tmp_path: Path) -> None:
+async def test_override_and_tool_templates_are_used(tmp_path: Path) -> None:
     model = write_gguf(tmp_path / "m.gguf", "usual", tool_use="with tools")
     tool = chat_pb2.Tool(function=chat_pb2.FunctionTool(name="f"))
     async with _running(model, {"echo_prompt": True}) as (backend, _):
@@ -111,7 +111,7 @@ async def test_the_override_and_the_template_for_tools_are_used(tmp_path: Path) 
         assert await reply(backend, chat(tools=[tool])) == "override"
 
 
-async def test_a_model_without_a_template_completes_and_does_not_chat(tmp_path: Path) -> None:
+async def test_model_without_a_template_supports_completions_but_no_chats(tmp_path: Path) -> None:
     model = write_gguf(tmp_path / "m.gguf", None)
     async with _running(model, embeddings=False) as (backend, facts):
         assert facts.operations == {Operation.COMPLETION, Operation.TOKENIZE}
@@ -124,7 +124,7 @@ async def test_a_model_without_a_template_completes_and_does_not_chat(tmp_path: 
 
 
 @pytest.mark.parametrize("template", ["{{ 'a' * 2000000000 }}", "{{ ''.__class__.__mro__ }}"])
-async def test_a_hostile_template_fails_the_load_before_the_engine_is_started(tmp_path: Path, template: str) -> None:
+async def test_hostile_template_fails_the_load_before_the_engine_starts(tmp_path: Path, template: str) -> None:
     backend = _backend(write_gguf(tmp_path / "m.gguf", template))
     with pytest.raises(WeftError) as failed:
         await backend.start()
@@ -133,7 +133,7 @@ async def test_a_hostile_template_fails_the_load_before_the_engine_is_started(tm
     assert not own_children(recursive=True)
 
 
-async def test_a_template_that_refuses_a_conversation_fails_the_request_alone(tmp_path: Path) -> None:
+async def test_template_that_rejects_a_conversation_fails_only_the_request(tmp_path: Path) -> None:
     template = "{% if messages[0].content == 'no' %}{{ raise_exception('not this one') }}{% endif %}ok"
     async with _running(write_gguf(tmp_path / "m.gguf", template)) as (backend, _):
         error = await _failure(backend, chat("no"))
@@ -142,7 +142,7 @@ async def test_a_template_that_refuses_a_conversation_fails_the_request_alone(tm
         assert await reply(backend, chat("yes"))
 
 
-async def test_a_library_that_cannot_be_imported_is_named_with_the_remedy(model: Path) -> None:
+async def test_unimportable_library_error_suggests_a_fix(model: Path) -> None:
     backend = _backend(model, {"import_fails": True})
     with pytest.raises(WeftError) as failed:
         await backend.start()
@@ -152,7 +152,7 @@ async def test_a_library_that_cannot_be_imported_is_named_with_the_remedy(model:
     assert "libllama.so" in failed.value.message
 
 
-async def test_loading_tells_how_far_it_is_and_is_not_stalled_while_that_grows(model: Path) -> None:
+async def test_load_reports_progress_and_is_not_stalled_while_it_grows(model: Path) -> None:
     backend = _backend(model, {"load_step_seconds": 0.3})
     starting = asyncio.create_task(backend.start())
     seen: set[float | None] = set()
@@ -165,7 +165,7 @@ async def test_loading_tells_how_far_it_is_and_is_not_stalled_while_that_grows(m
     await backend.stop()
 
 
-async def test_prefill_is_reported_in_steps_and_a_second_time_comes_from_the_cache(model: Path) -> None:
+async def test_prefill_progress_is_reported_and_a_repeat_hits_the_cache(model: Path) -> None:
     counts = {"token": 0, "prefill": 0}
     call = CallInfo(
         request_id="r1",
@@ -198,7 +198,7 @@ async def test_prefill_is_reported_in_steps_and_a_second_time_comes_from_the_cac
     assert abs(computed - receipt.gpu_time.ToMicroseconds()) <= 1
 
 
-async def test_a_request_that_is_given_up_in_its_prefill_frees_the_engine_at_once(model: Path) -> None:
+async def test_cancelled_prefill_frees_the_engine_immediately(model: Path) -> None:
     switches = {"prefill_seconds_per_token": 0.5}
     async with _running(model, switches) as (backend, _):
         with pytest.raises(TimeoutError):
@@ -211,7 +211,7 @@ async def test_a_request_that_is_given_up_in_its_prefill_frees_the_engine_at_onc
         assert await backend.responds(2.0), "the line is answered while the engine works"
 
 
-async def test_stop_strings_end_an_answer_and_are_not_part_of_it(model: Path) -> None:
+async def test_stop_strings_end_an_answer_and_are_excluded(model: Path) -> None:
     async with _running(model, {"answer": "one two three</s> four"}) as (backend, _):
         events = await events_of(backend, chat(sampling=sampling_pb2.SamplingParams(stop=["zzz", "thr"])))
         assert "".join(event.delta.text for event in events) == "one two "
@@ -220,7 +220,7 @@ async def test_stop_strings_end_an_answer_and_are_not_part_of_it(model: Path) ->
         assert await reply(backend, chat()) == "one two three", "the template's end token ends it too"
 
 
-async def test_characters_of_several_tokens_come_whole(model: Path) -> None:
+async def test_multi_token_characters_are_sent_whole(model: Path) -> None:
     async with _running(model, {"answer": "ä\u2603\U0001f600!"}) as (backend, _):
         events = await events_of(backend, chat())
         texts = [event.delta.text for event in events if event.delta.text]
@@ -229,7 +229,7 @@ async def test_characters_of_several_tokens_come_whole(model: Path) -> None:
         assert cut == "\ufffd"
 
 
-async def test_parameters_reach_the_library_and_others_are_warned_about(model: Path) -> None:
+async def test_parameters_reach_the_library_and_unsupported_ones_yield_warnings(model: Path) -> None:
     async with _running(model, {"echo_sampling": True}) as (backend, _):
         payload = chat(
             sampling=sampling_pb2.SamplingParams(temperature=0.5, top_k=7, logit_bias={5: 1.5}),
@@ -246,7 +246,7 @@ async def test_parameters_reach_the_library_and_others_are_warned_about(model: P
         assert json.loads(await reply(backend, chat()))["temp"] == 0.8, "what is left out has the library's default"
 
 
-async def test_what_the_engine_cannot_do_is_refused_by_name(model: Path) -> None:
+async def test_unsupported_features_are_rejected_by_name(model: Path) -> None:
     required = chat_pb2.ToolChoice(mode=chat_pb2.ToolChoice.MODE_REQUIRED)
     image = chat_pb2.ContentPart(image=chat_pb2.MediaPart(data=b"x", media_type="image/png"))
     with_image = chat_pb2.ChatPayload(messages=[chat_pb2.ChatMessage(role=chat_pb2.ROLE_USER, content=[image])])
@@ -284,7 +284,7 @@ async def test_what_the_engine_cannot_do_is_refused_by_name(model: Path) -> None
         assert await reply(backend, chat(response_format=_schema("fine")))
 
 
-async def test_a_parameter_of_another_type_that_is_passed_through_does_not_end_the_engine(model: Path) -> None:
+async def test_passed_through_parameter_of_a_wrong_type_does_not_crash_the_engine(model: Path) -> None:
     async with _running(model, passthrough="all") as (backend, _):
         engine = backend.process_id
         for name in ("grammar", "seed", "stop", "logit_bias"):
@@ -296,7 +296,7 @@ async def test_a_parameter_of_another_type_that_is_passed_through_does_not_end_t
         assert backend.process_id == engine
 
 
-async def test_a_failure_of_the_library_is_told_and_the_engine_goes_on(model: Path) -> None:
+async def test_library_failure_is_reported_and_the_engine_continues(model: Path) -> None:
     async with _running(model, {"decode_fails": True}) as (backend, _):
         for _ in range(2):
             error = await _failure(backend, chat())
@@ -305,7 +305,7 @@ async def test_a_failure_of_the_library_is_told_and_the_engine_goes_on(model: Pa
         assert await backend.embed(_texts("a"), CALL)
 
 
-async def test_a_text_beyond_a_batch_is_not_embedded(model: Path) -> None:
+async def test_text_longer_than_a_batch_is_not_embedded(model: Path) -> None:
     async with _running(model, extra_arguments=("--batch-tokens", "64")) as (backend, _):
         with pytest.raises(WeftError) as refused:
             await backend.embed(_texts("a", "x" * 64), CALL)
@@ -313,7 +313,7 @@ async def test_a_text_beyond_a_batch_is_not_embedded(model: Path) -> None:
         assert len((await backend.embed(_texts("a", "b"), CALL)).embeddings) == 2
 
 
-async def test_a_slow_reader_loses_nothing(model: Path) -> None:
+async def test_slow_reader_loses_no_output(model: Path) -> None:
     async with _running(model, {"answer": "x" * 500}) as (backend, _):
         count = 0
         async with aclosing(backend.generate(chat(), CALL)) as frames:
@@ -326,7 +326,7 @@ async def test_a_slow_reader_loses_nothing(model: Path) -> None:
         assert await reply(backend, chat()) == "x" * 500
 
 
-async def test_a_frozen_engine_does_not_respond(model: Path) -> None:
+async def test_frozen_engine_does_not_respond(model: Path) -> None:
     async with _running(model) as (backend, _):
         assert await backend.responds(5.0)
         signs = backend.signs()
@@ -349,7 +349,7 @@ def _texts(*texts: str) -> embedding_pb2.EmbeddingPayload:
     return embedding_pb2.EmbeddingPayload(inputs=[completion_pb2.PromptInput(text=text) for text in texts])
 
 
-def test_the_answer_of_the_scripted_library_is_long_enough_for_the_suite() -> None:
+def test_scripted_answer_is_long_enough_for_the_suite() -> None:
     assert len("The sea is calm and blue today.") >= 2 * ANSWER_TOKENS
     assert "bos_token" in TEMPLATE
     assert LIBRARY.is_dir()

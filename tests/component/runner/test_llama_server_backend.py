@@ -98,12 +98,12 @@ async def test_every_fault_has_its_own_reason(switches: dict[str, Any], reason: 
         assert (await _failure(backend)).reason is reason
 
 
-async def test_headers_that_do_not_come_are_named_where_a_limit_is_set() -> None:
+async def test_missing_response_headers_time_out_if_configured() -> None:
     async with _running(TimeoutProfile(headers_seconds=0.3), slow_headers_seconds=5.0) as backend:
         assert (await _failure(backend)).reason is Reason.HEADERS_TIMEOUT
 
 
-async def test_an_engine_that_runs_out_of_memory_while_it_works_says_so_and_what_may_help() -> None:
+async def test_engine_out_of_memory_during_a_request_is_reported_with_advice() -> None:
     async with _running(out_of_memory_after_tokens=2) as backend:
         assert "fewer slots" in (await _failure(backend)).message
         report = await asyncio.wait_for(backend.wait_exit(), 5.0)
@@ -112,7 +112,7 @@ async def test_an_engine_that_runs_out_of_memory_while_it_works_says_so_and_what
     assert "CUDA error: out of memory" in report.how
 
 
-async def test_a_model_that_does_not_fit_is_not_just_a_death() -> None:
+async def test_model_that_does_not_fit_is_reported_as_such_instead_of_a_death() -> None:
     backend = LlamaServerBackend(*_config(out_of_memory_at_start=True))
     with pytest.raises(WeftError) as failed:
         await backend.start()
@@ -122,7 +122,7 @@ async def test_a_model_that_does_not_fit_is_not_just_a_death() -> None:
 
 
 @pytest.mark.parametrize("number", ["SIGSEGV", "SIGILL"])
-async def test_an_engine_for_another_processor_says_so_to_the_caller_of_its_first_request(number: str) -> None:
+async def test_engine_built_for_another_cpu_is_reported_to_its_first_caller(number: str) -> None:
     async with _running(crash_after_tokens=0, crash_signal=number) as backend:
         told = (await _failure(backend)).message
         report = await asyncio.wait_for(backend.wait_exit(), 5.0)
@@ -132,7 +132,7 @@ async def test_an_engine_for_another_processor_says_so_to_the_caller_of_its_firs
     assert report.how in told
 
 
-async def test_an_engine_for_another_processor_says_so_when_it_loads() -> None:
+async def test_engine_built_for_another_cpu_is_reported_during_load() -> None:
     backend = LlamaServerBackend(*_config(crash_at_start=True, crash_signal="SIGILL"))
     with pytest.raises(WeftError) as failed:
         await backend.start()
@@ -140,7 +140,7 @@ async def test_an_engine_for_another_processor_says_so_when_it_loads() -> None:
     assert "died while it loaded (signal SIGILL before its first answer" in failed.value.message
 
 
-async def test_an_engine_that_has_answered_before_is_not_for_another_processor() -> None:
+async def test_engine_that_answered_before_is_not_blamed_on_the_cpu() -> None:
     async with _running(crash_signal="SIGSEGV") as backend:
         assert await _frames(backend)
         assert backend.process_id is not None
@@ -149,7 +149,7 @@ async def test_an_engine_that_has_answered_before_is_not_for_another_processor()
     assert report.how == "signal SIGSEGV"
 
 
-async def test_words_of_an_earlier_start_do_not_explain_a_later_death() -> None:
+async def test_output_of_an_earlier_start_does_not_explain_a_later_death() -> None:
     backend = LlamaServerBackend(*_config(out_of_memory_after_tokens=0))
     await backend.start()
     await _failure(backend)
@@ -164,7 +164,7 @@ async def test_words_of_an_earlier_start_do_not_explain_a_later_death() -> None:
     assert report.reason is Reason.SERVER_DIED
 
 
-async def test_a_death_while_loading_is_told_with_the_words_of_that_start_and_of_no_earlier_one(tmp_path: Path) -> None:
+async def test_death_while_loading_is_reported_with_the_output_of_that_start_only(tmp_path: Path) -> None:
     counter, words = tmp_path / "starts", 'n=$(cat "$0" 2>/dev/null || echo 0); echo $((n + 1)) >"$0"; echo "start $n"'
     model, context = _config()
     command = ("/bin/sh", "-c", f"{words}; exit 1", str(counter))
@@ -175,7 +175,7 @@ async def test_a_death_while_loading_is_told_with_the_words_of_that_start_and_of
         assert failed.value.message == f"the engine died while it loaded (exit code 1): start {number}"
 
 
-async def test_tokens_and_prefill_are_told_and_comments_and_preambles_are_not() -> None:
+async def test_tokens_and_prefill_are_reported_as_progress_and_comments_are_not() -> None:
     heard: list[str] = []
     call = replace(CALL, on_token=lambda: heard.append("token"), on_prefill=lambda: heard.append("prefill"))
     switches: dict[str, Any] = {
@@ -202,7 +202,7 @@ async def test_tokens_and_prefill_are_told_and_comments_and_preambles_are_not() 
     assert tokens in (["token"], ["token"] * 2), "comments came for half a second after them"
 
 
-async def test_processor_time_grows_with_the_engines_work() -> None:
+async def test_cpu_time_grows_with_the_engines_work() -> None:
     async with _running(prefill_seconds=0.5) as backend:
         before = backend.signs()
         await _frames(backend)
@@ -214,14 +214,14 @@ async def test_processor_time_grows_with_the_engines_work() -> None:
     assert backend.signs() is None
 
 
-async def test_a_server_that_closes_kept_connections_costs_no_request() -> None:
+async def test_server_closing_kept_alive_connections_fails_no_request() -> None:
     """llama-server closes after each stream while promising to keep; the next POST meets a dead connection."""
     async with _running(close_after_stream=True) as backend:
         for _ in range(10):
             assert (await _frames(backend))[-1][-1].HasField("finished")
 
 
-async def test_a_connection_that_was_read_to_its_end_is_used_again() -> None:
+async def test_fully_read_connection_is_reused() -> None:
     async with _running() as backend:
         # A sample of the metrics page at the time of a request takes a connection of its own.
         await backend.figures.end()
@@ -236,7 +236,7 @@ async def test_a_connection_that_was_read_to_its_end_is_used_again() -> None:
 
 @pytest.mark.slow("starts an ordinary program")
 @pytest.mark.usefixtures("cold_engines")
-async def test_the_key_is_in_the_environment_and_not_in_the_arguments() -> None:
+async def test_api_key_is_in_the_environment_and_not_in_the_arguments() -> None:
     async with _running() as backend:
         process = psutil.Process(backend.process_id)
         key = process.environ()["LLAMA_API_KEY"]
@@ -247,7 +247,7 @@ async def test_the_key_is_in_the_environment_and_not_in_the_arguments() -> None:
 
 
 @pytest.mark.parametrize(("field", "value"), [("echo", True), ("suffix", "end")])
-async def test_what_the_server_would_silently_ignore_is_refused_by_name(field: str, value: Any) -> None:
+async def test_fields_the_server_would_silently_ignore_are_rejected_by_name(field: str, value: Any) -> None:
     payload = completion_pb2.CompletionPayload(prompts=[completion_pb2.PromptInput(text="x")], **{field: value})
     async with _running() as backend:
         failure = await _failure(backend, payload)
@@ -255,7 +255,7 @@ async def test_what_the_server_would_silently_ignore_is_refused_by_name(field: s
     assert failure.field == field
 
 
-async def test_tool_calls_reach_the_client_in_pieces_that_make_the_call() -> None:
+async def test_tool_call_chunks_concatenate_to_the_call() -> None:
     tool = chat_pb2.Tool(function=chat_pb2.FunctionTool(name="weather"))
     call = '{"name": "weather", "arguments": "{\\"city\\": \\"Oslo\\"}"}'
     async with _running(tool_call=call) as backend:
@@ -265,7 +265,7 @@ async def test_tool_calls_reach_the_client_in_pieces_that_make_the_call() -> Non
     assert "".join(piece.arguments_text for piece in pieces) == '{"city": "Oslo"}'
 
 
-async def test_embeddings_of_a_server_that_misbehaves_are_typed_errors_too() -> None:
+async def test_embedding_errors_of_a_faulty_server_are_typed() -> None:
     payload = embedding_pb2.EmbeddingPayload(inputs=[completion_pb2.PromptInput(text="x")])
     async with _running(html_200=True) as backend:
         with pytest.raises(WeftError) as failed:
@@ -273,7 +273,7 @@ async def test_embeddings_of_a_server_that_misbehaves_are_typed_errors_too() -> 
     assert failed.value.reason is Reason.BACKEND_PROTOCOL_ERROR
 
 
-async def test_a_program_that_does_not_exist_says_so() -> None:
+async def test_missing_program_is_reported() -> None:
     backend = LlamaServerBackend(
         *engine_settings(LlamaServerModel, command=("/nowhere/llama-server",), path=Path(__file__), name="x")
     )
@@ -282,7 +282,7 @@ async def test_a_program_that_does_not_exist_says_so() -> None:
     assert "/nowhere/llama-server" in failed.value.message
 
 
-async def test_its_figures_are_sampled_while_it_has_a_request(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_metrics_are_sampled_during_a_request(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine_figures, "SAMPLE_SECONDS", 0.05)
     async with (
         _running(answer_tokens=0, tokens_per_second=20) as backend,

@@ -79,7 +79,7 @@ def _free_ports(count: int) -> PortRange:
 
 @pytest.mark.slow("starts an ordinary program")
 @pytest.mark.usefixtures("cold_engines")
-async def test_an_engine_sees_the_devices_of_its_shares_and_no_other() -> None:
+async def test_engine_sees_only_the_devices_of_its_shares() -> None:
     shares = (DeviceBytes(device_index=2, bytes=3 * 2**30), DeviceBytes(device_index=5, bytes=2**30))
     order = LoadOrder(shares=shares, hides_devices=True, parameters={"flash_attention": "on"})
     async with _started(_backend(), order) as (_, process):
@@ -93,7 +93,7 @@ async def test_an_engine_sees_the_devices_of_its_shares_and_no_other() -> None:
 
 @pytest.mark.slow("starts an ordinary program")
 @pytest.mark.usefixtures("cold_engines")
-async def test_an_engine_without_shares_sees_no_device(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_engine_without_shares_sees_no_device(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
     backend = _backend()
     async with _started(backend, LoadOrder(shares=(), hides_devices=True)) as (_, process):
@@ -105,7 +105,7 @@ async def test_an_engine_without_shares_sees_no_device(monkeypatch: pytest.Monke
 
 @pytest.mark.slow("starts an ordinary program")
 @pytest.mark.usefixtures("cold_engines")
-async def test_the_host_of_a_library_sees_its_devices_and_no_other_too(tmp_path: Path) -> None:
+async def test_library_host_process_sees_only_its_devices(tmp_path: Path) -> None:
     library = Path(__file__).with_name("scripted_library")
     backend = LlamaCppPythonBackend(
         *engine_settings(
@@ -129,7 +129,7 @@ async def test_the_host_of_a_library_sees_its_devices_and_no_other_too(tmp_path:
         await backend.stop()
 
 
-async def test_slots_and_context_in_force_are_what_the_server_says() -> None:
+async def test_effective_slots_and_context_come_from_the_server() -> None:
     backend = _backend(slots=4, context_tokens=2048)
     async with _started(backend, LoadOrder(parameters={"slots": 2, "context_tokens": 768})) as (facts, _):
         assert (facts.slots, facts.context_tokens) == (2, 768)
@@ -139,7 +139,7 @@ async def test_slots_and_context_in_force_are_what_the_server_says() -> None:
         assert (facts.slots, facts.context_tokens) == (2, 512)
 
 
-async def test_a_variant_is_looked_at_before_it_is_loaded_like_the_configured_file(tmp_path: Path) -> None:
+async def test_variant_is_checked_before_load_like_the_configured_file(tmp_path: Path) -> None:
     poisoned = write_gguf(tmp_path / "poisoned.gguf", "{% for a in range(999999999) %}{{ a }}{% endfor %}")
     backend = _backend()
     children = own_children()
@@ -151,7 +151,7 @@ async def test_a_variant_is_looked_at_before_it_is_loaded_like_the_configured_fi
         assert facts.context_tokens == 2048
 
 
-async def test_values_that_do_not_go_together_start_nothing() -> None:
+async def test_incompatible_values_start_nothing() -> None:
     children = own_children()
     order = LoadOrder(parameters={"cache_type_v": "q8_0", "flash_attention": "off"})
     with pytest.raises(FieldError, match="cache_type_v"):
@@ -159,7 +159,7 @@ async def test_values_that_do_not_go_together_start_nothing() -> None:
     assert own_children() == children
 
 
-async def test_the_processes_are_told_with_their_start() -> None:
+async def test_processes_are_reported_with_their_start_time() -> None:
     backend = _backend()
     assert backend.processes() == ()
     async with _started(backend) as (_, process):
@@ -169,7 +169,7 @@ async def test_the_processes_are_told_with_their_start() -> None:
     assert backend.processes() == ()
 
 
-async def test_engines_of_one_runner_share_a_range_of_ports() -> None:
+async def test_engines_of_one_runner_share_a_port_range() -> None:
     ports_range = _free_ports(2)
     ports = EnginePorts(ports_range)
     first, second, third = (_backend(ports=ports) for _ in range(3))
@@ -190,7 +190,7 @@ async def test_engines_of_one_runner_share_a_range_of_ports() -> None:
         await second.stop()
 
 
-async def test_a_port_that_is_taken_between_two_looks_costs_another_try(tmp_path: Path) -> None:
+async def test_port_lost_to_a_race_is_retried(tmp_path: Path) -> None:
     races = tmp_path / "races"
     races.write_bytes(b"xx")
     ports_range = _free_ports(4)
@@ -199,7 +199,7 @@ async def test_a_port_that_is_taken_between_two_looks_costs_another_try(tmp_path
         assert _ports(process) == {ports_range.first + 2}
 
 
-async def test_lost_races_have_an_end_and_leave_neither_process_nor_port(tmp_path: Path) -> None:
+async def test_port_race_retries_are_bounded_and_leave_neither_process_nor_port(tmp_path: Path) -> None:
     races = tmp_path / "races"
     races.write_bytes(b"x" * 1000)
     ports_range = _free_ports(3)
@@ -217,7 +217,7 @@ async def test_lost_races_have_an_end_and_leave_neither_process_nor_port(tmp_pat
 @pytest.mark.parametrize(
     "words", ["error: invalid argument: --spec-type", "x: error: unrecognized arguments: --spec-type a"]
 )
-async def test_a_parameter_that_an_older_server_does_not_know_is_refused_by_name(words: str) -> None:
+async def test_parameter_unknown_to_an_older_server_is_rejected_by_name(words: str) -> None:
     older = "import sys; print(sys.argv[1], file=sys.stderr); sys.exit('--spec-type' in sys.argv)"
     backend = _backend(command=(sys.executable, "-c", older, words))
     with pytest.raises(FieldError) as refused:
@@ -229,7 +229,7 @@ async def test_a_parameter_that_an_older_server_does_not_know_is_refused_by_name
     assert failed.value.reason is Reason.SERVER_DIED
 
 
-async def test_a_death_for_another_reason_is_not_tried_on_another_port() -> None:
+async def test_death_for_another_reason_is_not_retried_on_another_port() -> None:
     backend = _backend(command=tuple(fake_backend_command(exit_at_start=3)), ports=EnginePorts(_free_ports(3)))
     with pytest.raises(WeftError) as failed:
         await backend.start()
@@ -237,7 +237,7 @@ async def test_a_death_for_another_reason_is_not_tried_on_another_port() -> None
     assert sum("failed to load" in line for line in backend.log_lines(100)) == 1
 
 
-async def test_the_fake_itself_says_that_a_port_is_taken_in_words_that_are_known() -> None:
+async def test_fake_backend_reports_a_port_in_use_in_recognized_words() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()

@@ -49,7 +49,7 @@ async def _answer_tokens(backend: LlamaServerBackend) -> int:
     return events[-1].finished.receipt.usage.completion_tokens
 
 
-async def test_the_demo_model_is_loaded_again_with_another_context_and_other_slots() -> None:
+async def test_demo_model_is_reloaded_with_another_context_and_slot_count() -> None:
     backend = _backend()
     try:
         async with asyncio.timeout(LOAD_SECONDS):
@@ -63,7 +63,7 @@ async def test_the_demo_model_is_loaded_again_with_another_context_and_other_slo
         await backend.stop()
 
 
-async def test_every_declared_parameter_is_taken_by_the_real_server() -> None:
+async def test_real_server_accepts_every_declared_parameter() -> None:
     values: dict[str, Any] = {
         "context_tokens": 512,
         "slots": 1,
@@ -90,7 +90,7 @@ async def test_every_declared_parameter_is_taken_by_the_real_server() -> None:
         await backend.stop()
 
 
-async def test_a_port_that_somebody_took_first_costs_the_real_server_another_try(
+async def test_real_server_retries_on_a_port_in_use(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(engine_process, "_is_free", lambda _: True)
@@ -110,7 +110,7 @@ async def test_a_port_that_somebody_took_first_costs_the_real_server_another_try
             await backend.stop()
 
 
-async def test_a_variant_of_the_model_is_loaded(tmp_path: Path) -> None:
+async def test_model_variant_is_loaded(tmp_path: Path) -> None:
     variant = tmp_path / "variant-q4_1.gguf"
     variant.symlink_to(demo_model_path())
     backend = _backend()
@@ -123,7 +123,7 @@ async def test_a_variant_of_the_model_is_loaded(tmp_path: Path) -> None:
         await backend.stop()
 
 
-async def test_the_real_server_drafts_with_a_model_of_its_own() -> None:
+async def test_real_server_uses_a_separate_draft_model() -> None:
     backend = _backend(draft_model_path=demo_model_path())
     try:
         async with asyncio.timeout(LOAD_SECONDS):

@@ -47,7 +47,7 @@ async def _described(runner: RunningRunner) -> pb.InstanceDescription:
     return (await runner.control.Describe(pb.DescribeRequest())).instances[0]
 
 
-async def test_nothing_is_done_without_the_registrys_permit(tmp_path: Path) -> None:
+async def test_load_operations_require_a_registry_permit(tmp_path: Path) -> None:
     async with running_runner(tmp_path, [_model()]) as runner:
         await runner.until(Phase.READY)
         wrong = await runner.permit(Action.UNLOAD, "other")
@@ -65,7 +65,7 @@ async def test_nothing_is_done_without_the_registrys_permit(tmp_path: Path) -> N
 
 
 @pytest.mark.slow("loads for seconds")
-async def test_a_load_tells_how_far_it_is_and_then_what_came_of_it(tmp_path: Path) -> None:
+async def test_load_reports_its_progress_and_then_its_result(tmp_path: Path) -> None:
     async with running_runner(tmp_path, [_model(start_asleep=True, load_seconds=1.0)]) as runner:
         told = await runner.load()
         kinds = [response.WhichOneof("kind") for response in told]
@@ -87,7 +87,7 @@ async def test_a_load_tells_how_far_it_is_and_then_what_came_of_it(tmp_path: Pat
         assert all(progress.eta.seconds <= result.load_time.seconds + 1 for progress in etas)
 
 
-async def test_a_load_that_its_caller_cancels_is_unloaded(tmp_path: Path) -> None:
+async def test_load_cancelled_by_its_caller_is_unloaded(tmp_path: Path) -> None:
     async with running_runner(tmp_path, [_model(start_asleep=True, load_seconds=30.0)]) as runner:
         call: Any = runner.control.Load(pb.LoadRequest(model="m", permit=await runner.permit(Action.LOAD)))
         await runner.until(Phase.LOADING)
@@ -96,7 +96,7 @@ async def test_a_load_that_its_caller_cancels_is_unloaded(tmp_path: Path) -> Non
         assert not (await _described(runner)).process_id
 
 
-async def test_options_are_checked_told_and_in_force_until_the_next_load(tmp_path: Path) -> None:
+async def test_options_are_validated_reported_and_effective_until_the_next_load(tmp_path: Path) -> None:
     async with running_runner(tmp_path, [_model()]) as runner:
         await runner.until(Phase.READY)
         described = await _described(runner)
@@ -119,7 +119,7 @@ async def test_options_are_checked_told_and_in_force_until_the_next_load(tmp_pat
         assert not (await _described(runner)).load_options.parameters
 
 
-async def test_a_value_that_is_as_configured_is_no_other_load(tmp_path: Path) -> None:
+async def test_option_equal_to_the_configuration_does_not_reload(tmp_path: Path) -> None:
     async with running_runner(tmp_path, [_model()]) as runner:
         await runner.until(Phase.READY)
         assert (await runner.load(options=_options(context_tokens=2048)))[-1].result.was_loaded
@@ -138,7 +138,7 @@ async def test_a_value_that_is_as_configured_is_no_other_load(tmp_path: Path) ->
         (load_pb2.LoadOptions(memory_budget_bytes=-1), "options.memory_budget_bytes"),
     ],
 )
-async def test_an_option_that_cannot_be_is_named(options: load_pb2.LoadOptions, field: str, tmp_path: Path) -> None:
+async def test_invalid_option_is_reported(options: load_pb2.LoadOptions, field: str, tmp_path: Path) -> None:
     async with running_runner(tmp_path, [_model()]) as runner:
         await runner.until(Phase.READY)
         before = (await _described(runner)).process_id
@@ -156,7 +156,7 @@ async def test_two_callers_share_one_load(tmp_path: Path) -> None:
         assert len([line for line in log if "listening on" in line]) == 1
 
 
-async def test_a_model_that_holds_no_lease_has_nothing_to_give_and_stays(tmp_path: Path) -> None:
+async def test_model_without_a_lease_does_not_yield_memory(tmp_path: Path) -> None:
     async with running_runner(tmp_path, [_model()]) as runner:
         await runner.until(Phase.READY)
         for priority, reason in ((PRIORITY_UNSPECIFIED, Reason.INVALID_ARGUMENT), (PRIORITY_NORMAL, None)):

@@ -64,7 +64,7 @@ async def _kill_in_mid_stream(stage: Repaving, times: int) -> None:
 
 @pytest.mark.nightly("a storm of processes")
 @pytest.mark.timeout(600)
-async def test_many_kills_in_a_row_leave_nothing_behind() -> None:
+async def test_repeated_kills_leave_nothing_behind() -> None:
     async with repaving(limits=RARELY_PAUSED, **LONG) as one, repaving(limits=RARELY_PAUSED, **LONG) as two:
         await _kill_in_mid_stream(one, 1)
         await _kill_in_mid_stream(two, 1)
@@ -89,7 +89,7 @@ async def test_many_kills_in_a_row_leave_nothing_behind() -> None:
 
 
 @pytest.mark.nightly("takes seconds to count what is left")
-async def test_the_count_sees_a_process_and_a_file_descriptor_that_leak() -> None:
+async def test_leftover_count_detects_a_leaked_process_and_file_descriptor() -> None:
     before = await _least()
     leak = os.open("/dev/null", os.O_RDONLY)
     assert count_leftovers().file_descriptors == before.file_descriptors + 1

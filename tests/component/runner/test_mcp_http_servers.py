@@ -47,7 +47,7 @@ async def connected(url: str) -> AsyncIterator[ToolBox]:
 
 
 @pytest.mark.slow("starts a server on the SDK")
-async def test_a_server_over_http_answers_hears_our_headers_and_may_hang_flood_or_die() -> None:
+async def test_http_server_receives_headers_and_may_hang_flood_or_die() -> None:
     async with server() as (process, url), connected(url) as box:
         assert (await box.run("fake.echo", {"text": "hé"})).content == "hé"
         assert "'authorization': 'Bearer hush'" in (await box.run("fake.headers", {})).content
@@ -74,14 +74,14 @@ async def test_a_server_over_http_answers_hears_our_headers_and_may_hang_flood_o
     assert [task for task in asyncio.all_tasks() if task is not asyncio.current_task()] == []
 
 
-async def test_a_server_that_is_not_there_does_not_keep_the_runner_from_starting() -> None:
+async def test_missing_server_does_not_prevent_runner_startup() -> None:
     async with connected("http://127.0.0.1:9/mcp") as box:
         with pytest.raises(WeftError, match="its server cannot be reached") as caught:
             box.pick(["fake.echo"])
         assert caught.value.reason is Reason.TOOL_UNAVAILABLE
 
 
-async def test_a_call_that_is_sent_elsewhere_goes_nowhere_and_the_address_is_not_told() -> None:
+async def test_redirected_call_is_not_followed_and_its_address_not_revealed() -> None:
     results = {
         "initialize": {
             "protocolVersion": "2025-06-18",
@@ -119,7 +119,7 @@ async def test_a_call_that_is_sent_elsewhere_goes_nowhere_and_the_address_is_not
 
 
 @pytest.mark.parametrize("kind", ["endless", "compressed", "refused", "elsewhere", "nonsense"])
-async def test_an_http_server_that_is_no_mcp_server_is_unavailable_and_harmless(kind: str) -> None:
+async def test_http_server_without_mcp_is_unavailable_and_harmless(kind: str) -> None:
     async def handle(request: web.Request) -> web.StreamResponse:
         if kind == "refused":
             return web.Response(status=401, text="who are you?")

@@ -57,7 +57,7 @@ def has(box: ToolBox, name: str) -> bool:
 
 
 @pytest.mark.slow("starts servers on the SDK")
-async def test_a_server_on_the_sdk_answers_grows_and_floods() -> None:
+async def test_sdk_server_answers_adds_tools_and_floods() -> None:
     async with running("--bad-schemas", "--many", "300") as box:
         (echo,) = box.pick(["fake.echo"])
         assert (echo.wire_name, echo.description) == ("fake_echo", "The echo tool.")
@@ -84,7 +84,7 @@ async def test_a_server_on_the_sdk_answers_grows_and_floods() -> None:
 
 
 @pytest.mark.slow("starts servers on the SDK")
-async def test_tools_that_must_not_be_offered_are_named_with_the_reason_and_new_ones_appear() -> None:
+async def test_rejected_tools_are_listed_with_the_reason_and_new_ones_appear() -> None:
     async with running("--bad-schemas") as box:
         for name, says in (
             ("fake.elsewhere", "never fetched"),
@@ -101,14 +101,14 @@ async def test_tools_that_must_not_be_offered_are_named_with_the_reason_and_new_
 
 
 @pytest.mark.slow("starts servers on the SDK")
-async def test_a_server_that_knows_no_handshake_is_greeted_the_other_way() -> None:
+async def test_server_without_a_handshake_is_initialized_the_other_way() -> None:
     async with running("--modern-only") as box:
         assert (await box.run("fake.echo", {"text": "new"})).content == "new"
         await box.run("fake.grow", {})
         await until(lambda: has(box, "fake.grown"))
 
 
-async def test_only_allowed_tools_can_be_picked_or_called() -> None:
+async def test_only_allowed_tools_can_be_selected_or_called() -> None:
     async with running("--bare", allow=("echo",)) as box:
         assert has(box, "fake.echo")
         with pytest.raises(WeftError, match="not among those that the configuration allows"):
@@ -117,7 +117,7 @@ async def test_only_allowed_tools_can_be_picked_or_called() -> None:
         assert (await box.run("fake.echo", {"text": "alive"})).content == "alive"
 
 
-async def test_a_server_gets_the_configured_environment_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_server_receives_only_the_configured_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WEFT_TOOL_SECRET", "hush")
     async with running("--bare") as box:
         seen = box._sources[0]
@@ -128,7 +128,7 @@ async def test_a_server_gets_the_configured_environment_and_nothing_else(monkeyp
     assert set(environment) <= {"PATH", "GIVEN", "LC_CTYPE", "WEFT_SUPERVISOR_TAG"}
 
 
-async def test_a_hanging_call_can_be_given_up_while_others_go_on() -> None:
+async def test_hanging_call_can_be_cancelled_while_others_continue() -> None:
     async with running("--bare") as box:
         hanging = asyncio.create_task(box.run("fake.hang", {}))
         assert (await box.run("fake.echo", {"text": "meanwhile"})).content == "meanwhile"
@@ -137,7 +137,7 @@ async def test_a_hanging_call_can_be_given_up_while_others_go_on() -> None:
         assert (await box.run("fake.echo", {"text": "after"})).content == "after"
 
 
-async def test_a_server_that_dies_in_a_call_is_back_for_the_next_one() -> None:
+async def test_server_that_dies_in_a_call_is_restarted_for_the_next() -> None:
     async with running("--bare") as box:
         outcome = await box.run("fake.crash", {})
         assert outcome.failed
@@ -145,7 +145,7 @@ async def test_a_server_that_dies_in_a_call_is_back_for_the_next_one() -> None:
         assert (await box.run("fake.echo", {"text": "back"})).content == "back"
 
 
-async def test_a_message_without_an_end_does_not_fill_the_memory() -> None:
+async def test_endless_message_does_not_fill_memory() -> None:
     async with running("--bare") as box:
         outcome = await box.run("fake.endless", {})
         assert "its server sent a message of more than 4194304 bytes" in outcome.content
@@ -153,7 +153,7 @@ async def test_a_message_without_an_end_does_not_fill_the_memory() -> None:
 
 
 @pytest.mark.slow("starts servers on the SDK")
-async def test_a_server_that_asks_for_ever_and_reads_no_answers_does_not_fill_the_memory() -> None:
+async def test_server_flooding_requests_without_reading_does_not_fill_memory() -> None:
     async with running("--bare") as box:
         outcome = await box.run("fake.asks", {})
         assert "reads no answers" in outcome.content
@@ -161,13 +161,13 @@ async def test_a_server_that_asks_for_ever_and_reads_no_answers_does_not_fill_th
         assert (await box.run("fake.echo", {"text": "back"})).content == "back"
 
 
-async def test_nonsense_between_messages_is_passed_over() -> None:
+async def test_garbage_between_messages_is_skipped() -> None:
     async with running("--bare") as box:
         assert (await box.run("fake.garbage", {"text": "sense"})).content == "sense"
 
 
 @pytest.mark.slow("waits for a server that stops")
-async def test_a_server_that_stops_reading_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_server_that_stops_reading_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mcp_servers, "CHECK_SECONDS", 0.2)
     monkeypatch.setattr(mcp_connection, "CLOSE_SECONDS", 0.1)
     async with running("--bare") as box:
@@ -180,7 +180,7 @@ async def test_a_server_that_stops_reading_is_replaced(monkeypatch: pytest.Monke
         assert (await box.run("fake.echo", {"text": "new"})).content == "new"
 
 
-async def test_a_stop_does_not_wait_for_a_server_that_is_asked_whether_it_is_alive(
+async def test_stop_does_not_wait_for_a_pending_ping(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(mcp_servers, "CHECK_SECONDS", 600.0)
@@ -195,9 +195,7 @@ async def test_a_stop_does_not_wait_for_a_server_that_is_asked_whether_it_is_ali
             await box.stop()
 
 
-async def test_a_server_that_cannot_start_at_first_is_tried_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_server_that_fails_to_start_is_retried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mcp_servers, "EAGER_FAILURES", 1)
     async with running("--bare", "--fail-first", str(tmp_path / "marker")) as box:
         with pytest.raises(WeftError, match=r"exit code 3|cannot be used") as caught:
@@ -207,7 +205,7 @@ async def test_a_server_that_cannot_start_at_first_is_tried_again(
 
 
 @pytest.mark.parametrize("argv", [("/no/such/program",), ("true",)])
-async def test_a_program_that_is_no_server_does_not_keep_the_runner_from_starting(argv: tuple[str, ...]) -> None:
+async def test_program_that_is_no_server_does_not_prevent_runner_startup(argv: tuple[str, ...]) -> None:
     async with running(argv=argv) as box:
         with pytest.raises(WeftError, match="its server has ended") as caught:
             box.pick(["fake.echo"])
@@ -215,7 +213,7 @@ async def test_a_program_that_is_no_server_does_not_keep_the_runner_from_startin
         assert (await box.run("fake.echo", {})).failed
 
 
-async def test_a_silent_server_delays_the_start_only_so_long_and_stops_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_silent_server_delays_startup_briefly_and_stops_immediately(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mcp_servers, "START_SECONDS", 0.1)
     monkeypatch.setattr(mcp_connection, "CLOSE_SECONDS", 0.1)
     async with running(argv=("sleep", "600")) as box:
@@ -225,7 +223,7 @@ async def test_a_silent_server_delays_the_start_only_so_long_and_stops_at_once(m
     assert not child.is_running()
 
 
-async def test_an_attempt_that_takes_too_long_is_ended_with_its_process(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_slow_start_attempt_is_ended_with_its_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mcp_servers, "CONNECT_SECONDS", 0.2)
     monkeypatch.setattr(mcp_servers, "EAGER_FAILURES", 1)
     monkeypatch.setattr(mcp_connection, "CLOSE_SECONDS", 0.1)
@@ -236,7 +234,7 @@ async def test_an_attempt_that_takes_too_long_is_ended_with_its_process(monkeypa
         assert [child for child in psutil.Process().children() if "601" in child.cmdline()] == []
 
 
-async def test_stopping_ends_the_server_with_a_child_that_left_its_session_and_leaves_no_task() -> None:
+async def test_stop_ends_the_server_and_its_detached_child_and_leaves_no_task() -> None:
     async with running("--bare", "--child") as box:
         pids = json.loads((await box.run("fake.pid", {})).content)
         assert all(psutil.pid_exists(pid) for pid in pids)
@@ -245,7 +243,7 @@ async def test_stopping_ends_the_server_with_a_child_that_left_its_session_and_l
 
 
 @pytest.mark.slow("starts servers on the SDK")
-async def test_the_server_dies_with_a_runner_that_is_killed_and_the_next_life_sweeps_what_it_started(
+async def test_server_dies_with_a_killed_runner_and_its_processes_are_swept_at_the_next_start(
     tmp_path: Path,
 ) -> None:
     state = tmp_path / "processes.json"
@@ -280,7 +278,7 @@ async def test_the_server_dies_with_a_runner_that_is_killed_and_the_next_life_sw
     assert Leftovers(state).sweep() == [child]
 
 
-async def test_a_server_that_says_all_the_time_that_its_tools_changed_is_listed_no_more_than_now_and_then(
+async def test_tool_list_refresh_is_throttled_for_a_server_that_keeps_announcing_changes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(mcp_servers, "LIST_PAUSE_SECONDS", 600.0)
@@ -292,7 +290,7 @@ async def test_a_server_that_says_all_the_time_that_its_tools_changed_is_listed_
         assert (await box.run("fake.lists", {})).content == "2"
 
 
-async def test_what_a_server_prints_is_read_but_only_shown_for_debugging() -> None:
+async def test_server_output_is_logged_only_at_debug_level() -> None:
     with capture_logs() as logs:
         async with running("--bare", "--chatter") as box:
             assert (await box.run("fake.echo", {"text": "user content"})).content == "user content"

@@ -30,7 +30,7 @@ REQUESTS: list[tuple[str, Any]] = [
 
 
 @pytest.mark.parametrize(("method", "request_"), REQUESTS, ids=[method for method, _ in REQUESTS])
-async def test_a_call_without_a_permit_is_refused(method: str, request_: Any, tmp_path: Path) -> None:
+async def test_call_without_a_permit_is_rejected(method: str, request_: Any, tmp_path: Path) -> None:
     async with run_fake_backend("--reranking", "--offers", "image,transcription,speech") as fake:
         offered = ["rerank", "tokenize", "image", "transcription", "speech"]
         model = {"name": "m", "url": f"{fake.base_url}/v1", "operations": offered}

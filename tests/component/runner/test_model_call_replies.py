@@ -84,7 +84,7 @@ async def test_a_whole_answer_in_place_of_a_stream_is_read() -> None:
     [((), True), ((), False), (("--speaks-vllm",), False)],
     ids=["llama.cpp, started by weft", "llama.cpp, attached", "vLLM, attached"],
 )
-async def test_every_kind_of_server_counts_texts_and_chats(flags: tuple[str, ...], is_llama_server: bool) -> None:
+async def test_every_server_kind_counts_texts_and_chats(flags: tuple[str, ...], is_llama_server: bool) -> None:
     async with (
         run_fake_backend(*flags) as fake,
         _over(fake.base_url, model="fake", is_llama_server=is_llama_server) as http,
@@ -96,14 +96,14 @@ async def test_every_kind_of_server_counts_texts_and_chats(flags: tuple[str, ...
     assert bool(text.max_context_tokens) is bool(flags)
 
 
-async def test_pieces_of_characters_come_as_bytes() -> None:
+async def test_partial_characters_are_returned_as_bytes() -> None:
     reply = {"tokens": [{"id": 1, "piece": [240, 159]}, {"id": 2, "piece": "a"}]}
     async with _answering(reply) as http:
         result = await tokenize(http, TEXT, CALL)
     assert (list(result.ids), list(result.pieces)) == ([1, 2], [b"\xf0\x9f", b"a"])
 
 
-async def test_a_chat_with_an_image_is_refused_by_the_part_that_cannot_be_counted() -> None:
+async def test_chat_with_an_image_is_rejected_by_the_uncountable_part() -> None:
     image = chat_pb2.ContentPart(image=chat_pb2.MediaPart(data=b"x", media_type="image/png"))
     payload = tokenize_pb2.TokenizePayload(chat=_chat(chat_pb2.ContentPart(text="Look"), image))
     async with _answering({}) as http:
@@ -116,14 +116,14 @@ async def test_a_chat_with_an_image_is_refused_by_the_part_that_cannot_be_counte
     "reply",
     [{}, {"tokens": "none"}, {"tokens": [-1]}, {"tokens": [1], "count": 2}, {"tokens": [{"id": 1, "piece": [999]}]}],
 )
-async def test_tokens_that_cannot_be_are_a_protocol_error(reply: dict[str, Any]) -> None:
+async def test_invalid_tokens_are_a_protocol_error(reply: dict[str, Any]) -> None:
     async with _answering(reply) as http:
         with pytest.raises(WeftError) as failed:
             await tokenize(http, TEXT, CALL)
     assert failed.value.reason is Reason.BACKEND_PROTOCOL_ERROR
 
 
-async def test_scores_come_the_best_first_and_no_more_than_asked_for() -> None:
+async def test_scores_are_sorted_best_first_and_limited_to_the_requested_count() -> None:
     async with run_fake_backend("--reranking") as fake, _over(fake.base_url) as http:
         everything = await http.rerank(QUERY, CALL)
         best = await http.rerank(rerank_pb2.RerankPayload(query="grey cat", documents=QUERY.documents, top_n=1), CALL)
@@ -132,7 +132,7 @@ async def test_scores_come_the_best_first_and_no_more_than_asked_for() -> None:
     assert everything.usage.prompt_tokens == 13
 
 
-async def test_vllm_counts_the_sum_alone() -> None:
+async def test_vllm_rerank_usage_is_its_total() -> None:
     results = [{"index": index, "relevance_score": 0.5, "document": {"text": "x"}} for index in range(3)]
     async with _answering({"results": results, "usage": {"total_tokens": 7}}) as http:
         assert (await http.rerank(QUERY, CALL)).usage.prompt_tokens == 7
@@ -143,7 +143,7 @@ async def test_vllm_counts_the_sum_alone() -> None:
     [[0, 1], [0, 1, 1], [0, 1, 3], [0, 1, -1]],
     ids=["one is missing", "one twice", "one that is not there", "one below nothing"],
 )
-async def test_scores_of_other_documents_are_a_protocol_error(places: list[int]) -> None:
+async def test_scores_of_unknown_documents_are_a_protocol_error(places: list[int]) -> None:
     results = [{"index": place, "relevance_score": 0.5} for place in places]
     async with _answering({"results": results}) as http:
         with pytest.raises(WeftError) as failed:
@@ -152,7 +152,7 @@ async def test_scores_of_other_documents_are_a_protocol_error(places: list[int])
 
 
 @pytest.mark.parametrize("image", [{"url": "http://elsewhere/a.png"}, {"b64_json": "no base64!"}])
-async def test_an_image_that_is_none_is_a_protocol_error(image: dict[str, Any]) -> None:
+async def test_invalid_image_is_a_protocol_error(image: dict[str, Any]) -> None:
     async with _answering({"data": [image]}) as http:
         with pytest.raises(WeftError) as failed:
             async for _ in media.generate_images(http, image_pb2.ImagePayload(prompt="a"), CALL):
@@ -169,7 +169,7 @@ PREVIEWED = image_pb2.ImagePayload(prompt="a", partial_images=2)
 SOUND = audio_pb2.TranscriptionPayload(audio=chat_pb2.MediaPart(data=b"sound", media_type="audio/wav"))
 
 
-async def test_a_stream_of_images_has_previews_seeds_and_the_usage_of_all() -> None:
+async def test_image_stream_has_previews_seeds_and_total_usage() -> None:
     usage = {"input_tokens": 3, "image_steps": 4}
     stream = b": keepalive\n\n"
     for index in range(2):
@@ -183,7 +183,7 @@ async def test_a_stream_of_images_has_previews_seeds_and_the_usage_of_all() -> N
     assert (used.prompt_tokens, used.image_steps) == (6, 8)
 
 
-async def test_a_server_that_streams_no_images_answers_with_all_at_once() -> None:
+async def test_server_without_image_streaming_returns_all_images_together() -> None:
     async with _answering({"data": [{"b64_json": PIXEL}]}) as http:
         events = [event async for frame in media.generate_images(http, PREVIEWED, CALL) for event in frame]
     assert [event.WhichOneof("event") for event in events] == ["image", "finished"]
@@ -200,7 +200,7 @@ async def test_a_server_that_streams_no_images_answers_with_all_at_once() -> Non
     ],
     ids=["empty", "no image", "no JSON", "no base64", "an error"],
 )
-async def test_a_stream_of_images_that_is_none_is_an_error(stream: bytes, reason: Reason) -> None:
+async def test_invalid_image_stream_is_an_error(stream: bytes, reason: Reason) -> None:
     async with _answering(stream, "text/event-stream") as http:
         with pytest.raises(WeftError) as failed:
             async for _ in media.generate_images(http, PREVIEWED, CALL):
@@ -218,21 +218,21 @@ async def test_a_stream_of_images_that_is_none_is_an_error(stream: bytes, reason
     ],
     ids=["pieces", "the whole text alone"],
 )
-async def test_a_streamed_transcription_comes_in_the_engines_pieces(stream: bytes) -> None:
+async def test_streamed_transcription_keeps_the_engine_chunks(stream: bytes) -> None:
     async with _answering(stream, "text/event-stream") as http:
         events = [event async for frame in media.transcribe(http, SOUND, CALL) for event in frame]
     assert "".join(event.transcript.text for event in events) == "One fish."
     assert events[-1].finished.receipt.usage.audio_milliseconds == 2000
 
 
-async def test_vllm_streams_a_transcription_as_chunks_of_a_chat() -> None:
+async def test_vllm_transcription_streams_as_chat_chunks() -> None:
     stream = b"".join(_event(object="transcription.chunk", choices=[{"delta": {"content": text}}]) for text in "ab")
     async with _answering(stream + b"data: [DONE]\n\n", "text/event-stream") as http:
         events = [event async for frame in media.transcribe(http, SOUND, CALL) for event in frame]
     assert [event.transcript.text for event in events[:-1]] == ["a", "b"]
 
 
-async def test_a_streamed_transcription_that_breaks_off_is_an_error() -> None:
+async def test_interrupted_transcription_stream_is_an_error() -> None:
     async with _answering(_event(type="transcript.text.delta", delta="One "), "text/event-stream") as http:
         with pytest.raises(WeftError) as failed:
             async for _ in media.transcribe(http, SOUND, CALL):
@@ -240,7 +240,7 @@ async def test_a_streamed_transcription_that_breaks_off_is_an_error() -> None:
     assert failed.value.reason is Reason.BACKEND_PROTOCOL_ERROR
 
 
-async def test_words_are_added_to_the_segments_in_which_they_begin() -> None:
+async def test_words_are_added_to_the_segment_in_which_they_start() -> None:
     segments = [{"start": 0.0, "end": 1.0, "text": " One two."}, {"start": 1.0, "end": 2.0, "text": " Three."}]
     words = [
         {"word": text, "start": start, "end": start + 0.5} for text, start in (("One", 0), ("two", 0.5), ("Three", 1))
@@ -254,13 +254,13 @@ async def test_words_are_added_to_the_segments_in_which_they_begin() -> None:
     ]
 
 
-def test_a_field_with_several_values_is_a_part_for_each() -> None:
+def test_multi_value_field_is_encoded_as_one_part_per_value() -> None:
     body = media.form({media.GRANULARITIES: ["word", "segment"]}, []).data
     assert body.count(b'name="timestamp_granularities[]"') == 2
 
 
 @pytest.mark.parametrize(("reply", "media_type"), [(b"{}", "application/json"), (b"", "audio/mpeg")])
-async def test_a_recording_that_is_none_is_a_protocol_error(reply: bytes, media_type: str) -> None:
+async def test_invalid_audio_is_a_protocol_error(reply: bytes, media_type: str) -> None:
     async with _answering(reply, media_type) as http:
         with pytest.raises(WeftError) as failed:
             async for _ in media.speak(http, audio_pb2.SpeechPayload(input="a", voice="b"), CALL):
@@ -268,7 +268,7 @@ async def test_a_recording_that_is_none_is_a_protocol_error(reply: bytes, media_
     assert failed.value.reason is Reason.BACKEND_PROTOCOL_ERROR
 
 
-async def test_a_media_type_with_a_line_break_adds_no_header_to_a_form() -> None:
+async def test_media_type_with_a_line_break_adds_no_form_header() -> None:
     audio = chat_pb2.MediaPart(data=b"sound", media_type="audio/wav\r\nX-Evil: 1")
     form = media.form({"model": "m"}, [("file", audio)])
     assert b"\r\nX-Evil" not in form.data

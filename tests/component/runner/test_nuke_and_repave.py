@@ -26,7 +26,7 @@ NOTICE_SECONDS = 1.0
 """Time within which a fault is noticed, its requests have failed, and its slots are free."""
 
 
-async def test_a_backend_killed_while_idle_is_ready_again_and_serves() -> None:
+async def test_backend_killed_while_idle_restarts_and_serves() -> None:
     async with repaving() as stage:
         await stage.until_phase(Phase.READY)
         before = stage.backend.process_id
@@ -40,7 +40,7 @@ async def test_a_backend_killed_while_idle_is_ready_again_and_serves() -> None:
         assert restart.HasField("recovery")
 
 
-async def test_a_backend_killed_in_mid_stream_ends_its_requests_frees_their_slots_and_replays_nothing() -> None:
+async def test_backend_killed_mid_stream_ends_its_requests_frees_slots_and_replays_nothing() -> None:
     async with repaving(**LONG) as stage:
         await stage.until_phase(Phase.READY)
         streams = [await stage.stream(name) for name in ("r1", "r2")]
@@ -66,7 +66,7 @@ def _takes_connections(port: int) -> bool:
 
 
 @pytest.mark.slow("waits for a process to be restarted")
-async def test_a_process_that_lives_and_takes_no_connections_is_restarted() -> None:
+async def test_live_process_that_accepts_no_connections_is_restarted() -> None:
     """The server is a child of a script that outlives it: the process is there, its port is not."""
     script = f'{shlex.join(fake_backend_command())} "$@" & wait; exec sleep 60'
     async with repaving(("/bin/sh", "-c", script, "sh")) as stage:
@@ -84,7 +84,7 @@ async def test_a_process_that_lives_and_takes_no_connections_is_restarted() -> N
         assert await stage.ask() is None
 
 
-async def test_a_crash_loop_stops_after_five_in_a_row_says_why_and_leaves_others_alone() -> None:
+async def test_crash_loop_stops_after_five_failures_with_a_reason_and_does_not_affect_others() -> None:
     limits = RestartLimits(first_pause_seconds=60.0)
     script = "echo starting; echo cannot read the model: bad magic; exit 1"
     async with repaving() as other, repaving(("/bin/sh", "-c", script), limits=limits) as stage:
@@ -99,7 +99,7 @@ async def test_a_crash_loop_stops_after_five_in_a_row_says_why_and_leaves_others
         assert (other.instance.restart_count, stage.instance.restart_count) == (0, 5)
 
 
-async def test_no_text_about_a_failed_start_quotes_the_traceback_of_the_engine() -> None:
+async def test_failed_start_message_excludes_the_engine_traceback() -> None:
     program = "def load(): raise RuntimeError('no such layer')\nload()"
     limits = RestartLimits(first_pause_seconds=60.0)
     async with repaving((sys.executable, "-c", program), limits=limits) as stage:
@@ -111,7 +111,7 @@ async def test_no_text_about_a_failed_start_quotes_the_traceback_of_the_engine()
         assert not any("Traceback" in text or 'File "' in text for text in texts), texts
 
 
-async def test_too_little_memory_to_load_is_said_with_advice_and_not_tried_again() -> None:
+async def test_load_without_enough_memory_is_reported_with_advice_and_not_retried() -> None:
     words = "ggml_cuda: allocating 9000 MiB on device 0: cudaMalloc failed: out of memory"
     async with repaving(("/bin/sh", "-c", f"echo '{words}'; exit 1")) as stage:
         await stage.until_phase(Phase.FAILED)
@@ -122,7 +122,7 @@ async def test_too_little_memory_to_load_is_said_with_advice_and_not_tried_again
 
 
 @pytest.mark.parametrize("wait_for", [Phase.LOADING, Phase.READY])
-async def test_an_end_of_the_runner_leaves_no_process_whatever_the_backend_does(wait_for: Phase) -> None:
+async def test_stopping_runner_leaves_no_process_regardless_of_the_backend(wait_for: Phase) -> None:
     async with repaving(load_seconds=0.0 if wait_for is Phase.READY else 30.0) as stage:
         await stage.until_phase(wait_for)
         await stage.until(lambda: stage.backend.process_id is not None, "no process")
@@ -130,7 +130,7 @@ async def test_an_end_of_the_runner_leaves_no_process_whatever_the_backend_does(
     assert stage.backend.process_id is None
 
 
-async def test_an_attached_server_that_dies_is_absent_with_the_first_request_and_found_when_it_is_back() -> None:
+async def test_dead_attached_server_is_absent_at_the_first_request_and_detected_when_back() -> None:
     """Not only when several probes have failed: they are a minute apart here."""
     server = OtherServer(free_port())
     config = engine_settings(OpenAiHttpModel, url=server.url, upstream_model="m", probe_interval_seconds=60.0)

@@ -80,7 +80,7 @@ def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(backoff, "DEFAULT_BUSY_SECONDS", 0.01)
 
 
-async def test_the_usage_on_the_receipt_is_what_the_provider_counted() -> None:
+async def test_receipt_usage_comes_from_the_provider() -> None:
     async with _stage() as (_, backend):
         events = await _events(backend)
     assert _text(events) == "".join(WORDS)
@@ -88,7 +88,7 @@ async def test_the_usage_on_the_receipt_is_what_the_provider_counted() -> None:
     assert (usage.prompt_tokens, usage.cached_prompt_tokens, usage.completion_tokens) == (11, 4, 3)
 
 
-async def test_a_provider_is_sent_the_request_and_its_key_and_nothing_of_the_mesh() -> None:
+async def test_provider_receives_the_request_and_its_key_but_no_mesh_data() -> None:
     async with _stage() as (provider, backend):
         await _events(backend, _chat(sampling=sampling_pb2.SamplingParams(max_tokens=5)))
         (request,) = provider.requests
@@ -111,7 +111,7 @@ async def test_a_provider_is_sent_the_request_and_its_key_and_nothing_of_the_mes
         }
 
 
-async def test_a_cookie_of_the_provider_is_not_sent_back() -> None:
+async def test_provider_cookie_is_not_sent_back() -> None:
     async with _stage() as (provider, backend):
         provider.replies.append(Reply(status=500, headers={"Set-Cookie": "who=tenant-a"}))
         await _failure(backend)
@@ -119,7 +119,7 @@ async def test_a_cookie_of_the_provider_is_not_sent_back() -> None:
         assert all("cookie" not in request.headers for request in provider.requests)
 
 
-async def test_health_by_configuration_never_calls_the_provider() -> None:
+async def test_configured_health_never_calls_the_provider() -> None:
     async with _stage() as (provider, backend):
         assert await backend.responds(0.1)
         with pytest.raises(TimeoutError):
@@ -129,7 +129,7 @@ async def test_health_by_configuration_never_calls_the_provider() -> None:
     assert not await backend.responds(0.1)
 
 
-async def test_health_by_the_list_of_models_is_asked_without_a_word_of_any_request() -> None:
+async def test_model_list_health_check_contains_no_request_data() -> None:
     async with _stage(health_check="models") as (provider, backend):
         (look,) = provider.requests
         assert (look.method, look.path, look.body) == ("GET", "/v7/models", None)
@@ -137,7 +137,7 @@ async def test_health_by_the_list_of_models_is_asked_without_a_word_of_any_reque
 
 
 @pytest.mark.parametrize("status", [404, 405, 429, 503])
-async def test_a_provider_without_a_list_or_too_busy_for_it_is_there(status: int) -> None:
+async def test_provider_without_a_list_or_too_busy_for_it_is_available(status: int) -> None:
     async with counting_provider() as provider:
         provider.list_status = status
         async with _started(provider.base_url, health_check="models") as backend:
@@ -145,7 +145,7 @@ async def test_a_provider_without_a_list_or_too_busy_for_it_is_there(status: int
 
 
 @pytest.mark.parametrize("status", [401, 403, 500])
-async def test_a_provider_that_refuses_its_list_is_not_there(status: int) -> None:
+async def test_provider_that_refuses_its_list_is_unavailable(status: int) -> None:
     async with counting_provider() as provider:
         provider.list_status = status
         backend = OpenAiRemote(*_config(provider.base_url, health_check="models"))
@@ -155,7 +155,7 @@ async def test_a_provider_that_refuses_its_list_is_not_there(status: int) -> Non
     assert str(status) in failed.value.message
 
 
-async def test_a_provider_whose_list_is_gone_again_and_again_is_gone() -> None:
+async def test_provider_is_reported_dead_after_repeated_health_check_failures() -> None:
     looked_at = {"health_check": "models", "probe_interval_seconds": 0.01, "probe_failures": 2}
     async with _stage(**looked_at) as (provider, backend):
         provider.list_status = 500
@@ -165,7 +165,7 @@ async def test_a_provider_whose_list_is_gone_again_and_again_is_gone() -> None:
 
 
 @pytest.mark.parametrize("value", ["", "  ", "schlüssel"])
-async def test_a_key_that_is_missing_or_none_is_an_error_that_names_its_variable_alone(value: str) -> None:
+async def test_missing_or_invalid_key_error_names_only_its_variable(value: str) -> None:
     async with counting_provider() as provider:
         backend = OpenAiRemote(*_config(provider.base_url, environment={KEY_VARIABLE: value}))
         with pytest.raises(WeftError) as failed:
@@ -195,7 +195,7 @@ async def test_a_key_that_is_missing_or_none_is_an_error_that_names_its_variable
         (503, b"{}", Reason.BACKEND_NOT_READY),
     ],
 )
-async def test_each_refusal_of_a_provider_has_its_reason(status: int, body: bytes, reason: Reason) -> None:
+async def test_each_provider_error_has_its_reason(status: int, body: bytes, reason: Reason) -> None:
     async with _stage(max_retries=0) as (provider, backend):
         provider.replies.append(Reply(status=status, body=body))
         error = await _failure(backend)
@@ -204,7 +204,7 @@ async def test_each_refusal_of_a_provider_has_its_reason(status: int, body: byte
     assert "sk-very" not in error.message
 
 
-async def test_a_wrong_key_is_told_as_the_operators_fault_and_without_what_the_provider_quotes_of_it() -> None:
+async def test_invalid_key_is_an_operator_error_that_hides_the_key() -> None:
     async with _stage() as (provider, backend):
         provider.replies.append(Reply(status=401, body=b'{"error": {"message": "Incorrect key: sk-ver***789"}}'))
         error = await _failure(backend)
@@ -212,7 +212,7 @@ async def test_a_wrong_key_is_told_as_the_operators_fault_and_without_what_the_p
 
 
 @pytest.mark.slow("waits for the second of a Retry-After header")
-async def test_until_a_busy_provider_wants_to_be_asked_again_no_request_sends_it_a_byte() -> None:
+async def test_busy_provider_receives_no_byte_before_its_retry_time() -> None:
     async with _stage() as (provider, backend):
         provider.replies.append(Reply(status=429, headers={"Retry-After": "1"}))
         told = time.monotonic()
@@ -229,7 +229,7 @@ async def test_until_a_busy_provider_wants_to_be_asked_again_no_request_sends_it
         assert _text(await _events(backend))
 
 
-async def test_a_date_to_come_back_at_is_read_by_the_providers_own_clock() -> None:
+async def test_retry_after_date_is_relative_to_the_providers_clock() -> None:
     dates = {"Date": "Sat, 01 Jan 2000 00:00:00 GMT", "Retry-After": "Sat, 01 Jan 2000 00:00:42 GMT"}
     async with _stage() as (provider, backend):
         provider.replies.append(Reply(status=503, headers=dates))
@@ -237,7 +237,7 @@ async def test_a_date_to_come_back_at_is_read_by_the_providers_own_clock() -> No
 
 
 @pytest.mark.usefixtures("_no_pauses")
-async def test_a_request_is_repeated_as_often_as_the_operator_allows() -> None:
+async def test_request_is_retried_up_to_the_configured_limit() -> None:
     async with _stage(max_retries=2) as (provider, backend):
         provider.replies += [Reply(status=503), Reply(status=429)]
         events = await _events(backend, _chat(sampling=sampling_pb2.SamplingParams(top_k=3)))
@@ -252,14 +252,14 @@ async def test_a_request_is_repeated_as_often_as_the_operator_allows() -> None:
 
 @pytest.mark.usefixtures("_no_pauses")
 @pytest.mark.parametrize("reply", [Reply(status=500), Reply(status=400), Reply(drops=True), Reply(status=401)])
-async def test_what_a_provider_may_have_worked_on_is_never_repeated(reply: Reply) -> None:
+async def test_request_the_provider_may_have_processed_is_never_retried(reply: Reply) -> None:
     async with _stage(max_retries=5) as (provider, backend):
         provider.replies.append(reply)
         await _failure(backend)
         assert len(provider.requests) == 1
 
 
-async def test_a_request_is_sent_once_more_after_401_where_the_key_was_rotated_in_between() -> None:
+async def test_request_is_resent_after_401_if_the_key_was_rotated() -> None:
     keys = {KEY_VARIABLE: KEY}
     async with _stage(environment=keys) as (provider, backend):
         provider.replies.append(Reply(status=401, meanwhile=lambda: keys.update({KEY_VARIABLE: "sk-next"})))
@@ -271,7 +271,7 @@ async def test_a_request_is_sent_once_more_after_401_where_the_key_was_rotated_i
         assert provider.bodies[0] == provider.bodies[1]
 
 
-async def test_a_request_is_never_sent_a_second_time_after_401_however_often_the_key_is_rotated() -> None:
+async def test_request_is_resent_only_once_after_401_however_often_the_key_rotates() -> None:
     keys = {KEY_VARIABLE: KEY}
     async with _stage(environment=keys, max_retries=5) as (provider, backend):
         for number in range(3):
@@ -283,7 +283,7 @@ async def test_a_request_is_never_sent_a_second_time_after_401_however_often_the
     assert "refuses the key" in error.message
 
 
-async def test_a_key_that_was_removed_in_between_sends_nothing_again_after_401() -> None:
+async def test_request_is_not_resent_after_401_if_the_key_was_removed() -> None:
     keys = {KEY_VARIABLE: KEY}
     async with _stage(environment=keys) as (provider, backend):
         provider.replies.append(Reply(status=401, meanwhile=keys.clear))
@@ -291,7 +291,7 @@ async def test_a_key_that_was_removed_in_between_sends_nothing_again_after_401()
         assert len(provider.requests) == 1
 
 
-async def test_a_connection_that_was_closed_while_idle_sends_nothing_twice() -> None:
+async def test_idle_connection_closed_by_the_provider_causes_no_resend() -> None:
     async with _stage(max_retries=5) as (provider, backend):
         await _events(backend)
         provider.replies.append(Reply(drops=True))
@@ -300,14 +300,14 @@ async def test_a_connection_that_was_closed_while_idle_sends_nothing_twice() -> 
 
 
 @pytest.mark.usefixtures("_no_pauses")
-async def test_nothing_is_repeated_once_the_answer_has_begun() -> None:
+async def test_started_answer_is_never_retried() -> None:
     async with _stage(max_retries=5) as (provider, backend):
         provider.replies.append(Reply(breaks_after_words=True))
         assert (await _failure(backend)).reason is Reason.BACKEND_PROTOCOL_ERROR
         assert len(provider.requests) == 1
 
 
-async def test_a_pause_that_would_end_after_the_deadline_is_not_begun() -> None:
+async def test_retry_that_would_exceed_the_deadline_is_not_attempted() -> None:
     async with _stage(max_retries=5) as (provider, backend):
         provider.replies.append(Reply(status=429, headers={"Retry-After": "30"}))
         async with asyncio.timeout(5.0):
@@ -316,7 +316,7 @@ async def test_a_pause_that_would_end_after_the_deadline_is_not_begun() -> None:
         assert len(provider.requests) == 1
 
 
-async def test_a_provider_that_says_nothing_is_given_up_in_time() -> None:
+async def test_silent_provider_times_out() -> None:
     async with _stage(timeout_seconds=0.2) as (provider, backend):
         provider.replies.append(Reply(silent=True))
         error = await _failure(backend)
@@ -324,14 +324,14 @@ async def test_a_provider_that_says_nothing_is_given_up_in_time() -> None:
     assert "timeout_seconds, 0.2 s" in error.message
 
 
-async def test_a_redirect_is_not_followed() -> None:
+async def test_redirects_are_not_followed() -> None:
     async with counting_provider() as elsewhere, _stage() as (provider, backend):
         provider.replies.append(Reply(status=307, headers={"Location": f"{elsewhere.base_url}/chat/completions"}))
         assert (await _failure(backend)).reason is Reason.BACKEND_ERROR
         assert (elsewhere.connection_count, elsewhere.byte_count) == (0, 0)
 
 
-async def test_proxies_of_the_environment_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_proxy_environment_variables_are_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
     async with counting_provider() as proxy:
         for name in ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "http_proxy", "https_proxy", "all_proxy"):
             monkeypatch.setenv(name, f"http://127.0.0.1:{proxy.port}")
@@ -350,9 +350,7 @@ async def test_proxies_of_the_environment_are_not_used(monkeypatch: pytest.Monke
         ("http://127.0.0.1:{free}/v1", "it takes no connection"),
     ],
 )
-async def test_a_provider_without_name_certificate_or_port_is_not_reached_and_its_address_is_not_told(
-    place: str, says: str
-) -> None:
+async def test_unreachable_provider_fails_to_connect_without_revealing_its_address(place: str, says: str) -> None:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     trustme.CA().issue_cert("127.0.0.1").configure_cert(context)
     async with counting_provider() as plain, counting_provider(context) as untrusted:
@@ -366,7 +364,7 @@ async def test_a_provider_without_name_certificate_or_port_is_not_reached_and_it
         assert secret not in error.message
 
 
-async def test_what_the_provider_quotes_of_its_address_and_our_key_is_hidden() -> None:
+async def test_address_and_key_quoted_by_the_provider_are_hidden() -> None:
     async with _stage() as (provider, backend):
         words = f"bad call with {KEY} to {provider.base_url} at 127.0.0.1"
         provider.replies.append(Reply(status=400, body=b'{"error": {"message": "%s"}}' % words.encode()))
@@ -374,7 +372,7 @@ async def test_what_the_provider_quotes_of_its_address_and_our_key_is_hidden() -
     assert error.message == "the engine answered 400: bad call with [hidden] to [hidden] at [hidden]"
 
 
-async def test_fields_that_are_not_openais_are_left_out_with_a_warning() -> None:
+async def test_fields_outside_the_openai_api_are_dropped_with_a_warning() -> None:
     sampling = sampling_pb2.SamplingParams(top_k=40, min_p=0.1, repeat_penalty=1.1, seed=7, temperature=0.5)
     async with _stage() as (provider, backend):
         events = await _events(backend, _chat(sampling=sampling, thinking=True))
@@ -385,7 +383,7 @@ async def test_fields_that_are_not_openais_are_left_out_with_a_warning() -> None
     assert warned == ["min_p", "repeat_penalty", "top_k", "thinking"]
 
 
-async def test_everything_is_sent_where_the_operator_says_so() -> None:
+async def test_passthrough_all_sends_every_field() -> None:
     sampling = sampling_pb2.SamplingParams(top_k=40, max_tokens=9)
     async with _stage(passthrough="all", token_limit_name="max_completion_tokens") as (provider, backend):
         events = await _events(backend, _chat(sampling=sampling))
@@ -405,7 +403,7 @@ async def test_everything_is_sent_where_the_operator_says_so() -> None:
         (None, {"reasoning_effort": chat_pb2.REASONING_EFFORT_NONE}, None),
     ],
 )
-async def test_thinking_is_said_in_the_providers_own_field_where_it_is_configured(
+async def test_thinking_uses_the_configured_provider_field(
     configured: bool | None, fields: dict[str, Any], sent: dict[str, str] | None
 ) -> None:
     async with _stage(thinking=configured) as (provider, backend):
@@ -413,7 +411,7 @@ async def test_thinking_is_said_in_the_providers_own_field_where_it_is_configure
         assert provider.bodies[0].get("thinking") == sent
 
 
-async def test_what_the_interface_does_not_have_is_refused_without_a_byte() -> None:
+async def test_unsupported_operations_are_rejected_without_sending_a_byte() -> None:
     async with _stage() as (provider, backend):
         prompt = completion_pb2.CompletionPayload(prompts=[completion_pb2.PromptInput(text="Once")])
         with pytest.raises(WeftError) as no_completions:
@@ -424,7 +422,7 @@ async def test_what_the_interface_does_not_have_is_refused_without_a_byte() -> N
     assert no_completions.value.reason is no_embeddings.value.reason is Reason.UNSUPPORTED_OPERATION
 
 
-async def test_the_finish_reason_comes_last_and_once() -> None:
+async def test_finish_reason_is_sent_once_at_the_end() -> None:
     async with _stage() as (_, backend):
         events = await _events(backend)
     reasons = [event.delta.finish_reason for event in events if event.HasField("delta")]

@@ -43,7 +43,7 @@ async def _stage(folder: Path, **fields: Any) -> AsyncIterator[tuple[CountingPro
         yield provider, runner
 
 
-async def test_without_a_permit_a_provider_is_sent_no_byte_and_with_one_the_receipt_says_so(tmp_path: Path) -> None:
+async def test_provider_is_sent_no_byte_without_a_permit_and_the_receipt_reports_remote_use(tmp_path: Path) -> None:
     async with _stage(tmp_path) as (provider, runner):
         for _ in range(3):
             assert (await refusal(events_of(runner.generate()))).reason is Reason.TICKET_INVALID
@@ -54,7 +54,7 @@ async def test_without_a_permit_a_provider_is_sent_no_byte_and_with_one_the_rece
         assert len(provider.requests) == 1
 
 
-async def test_the_bytes_are_counted_where_a_runner_does_not_know_that_it_is_remote(tmp_path: Path) -> None:
+async def test_provider_is_called_if_the_runner_check_is_disabled(tmp_path: Path) -> None:
     """The control of the test above: without the runner's own check the provider would have been called."""
     async with counting_provider() as provider:
         unmarked = replace(_model(provider.base_url), remote=False)
@@ -65,7 +65,7 @@ async def test_the_bytes_are_counted_where_a_runner_does_not_know_that_it_is_rem
         assert provider.byte_count > 0
 
 
-async def test_the_mesh_hears_that_it_is_remote_takes_chats_alone_and_needs_no_waking(tmp_path: Path) -> None:
+async def test_remote_model_is_declared_chat_only_without_a_wake_plan(tmp_path: Path) -> None:
     async with _stage(tmp_path, slots=2, context_tokens=4096) as (_, runner):
         (manifest,) = runner.registry.opened[-1].models
         state = await runner.until(Phase.READY)
@@ -75,12 +75,12 @@ async def test_the_mesh_hears_that_it_is_remote_takes_chats_alone_and_needs_no_w
     assert (state.slots_total, state.context_tokens) == (2, 4096)
 
 
-async def test_a_context_that_nobody_has_said_is_unknown(tmp_path: Path) -> None:
+async def test_unspecified_context_is_unknown(tmp_path: Path) -> None:
     async with _stage(tmp_path) as (_, runner):
         assert (await runner.until(Phase.READY)).context_tokens == 0
 
 
-async def test_no_key_is_in_what_the_runner_says_logs_or_fails_with(
+async def test_key_never_appears_in_runner_output_logs_or_errors(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
 ) -> None:
     caplog.set_level(logging.DEBUG)
@@ -102,7 +102,7 @@ async def test_no_key_is_in_what_the_runner_says_logs_or_fails_with(
         assert f"127.0.0.1:{port}" not in text
 
 
-async def test_a_provider_that_is_not_reached_once_costs_no_other_request_its_answer(tmp_path: Path) -> None:
+async def test_one_failed_provider_connection_fails_no_other_request(tmp_path: Path) -> None:
     async with _stage(tmp_path, timeout_seconds=0.5) as (provider, runner):
         provider.replies += [Reply(silent=True), Reply(drops=True)]
         silent = asyncio.create_task(refusal(events_of(runner.generate(allow_remote=True))))
@@ -114,7 +114,7 @@ async def test_a_provider_that_is_not_reached_once_costs_no_other_request_its_an
         assert (await events_of(runner.generate(allow_remote=True)))[-1].HasField("finished")
 
 
-async def test_a_provider_that_takes_no_connection_leaves_its_model_ready(tmp_path: Path) -> None:
+async def test_provider_that_refuses_connections_leaves_its_model_ready(tmp_path: Path) -> None:
     model = _model(f"http://127.0.0.1:{free_port()}/v1")
     async with running_runner(tmp_path, [model]) as runner:
         await runner.until(Phase.READY)
@@ -125,7 +125,7 @@ async def test_a_provider_that_takes_no_connection_leaves_its_model_ready(tmp_pa
         assert phases <= {Phase.IDLE.value, Phase.LOADING.value, Phase.READY.value}
 
 
-async def test_a_deadline_of_the_caller_bounds_the_pauses_of_the_runner(tmp_path: Path) -> None:
+async def test_caller_deadline_limits_the_runner_backoff(tmp_path: Path) -> None:
     async with _stage(tmp_path, max_retries=5) as (provider, runner):
         provider.replies.append(Reply(status=429, headers={"Retry-After": "30"}))
         async with asyncio.timeout(5.0):
@@ -134,7 +134,7 @@ async def test_a_deadline_of_the_caller_bounds_the_pauses_of_the_runner(tmp_path
         assert len(provider.requests) == 1
 
 
-async def test_a_busy_provider_is_told_with_the_time_to_come_back(tmp_path: Path) -> None:
+async def test_busy_provider_is_reported_with_its_retry_time(tmp_path: Path) -> None:
     async with _stage(tmp_path) as (provider, runner):
         provider.replies.append(Reply(status=429, headers={"Retry-After": "17"}))
         first = await refusal(events_of(runner.generate(allow_remote=True)))

@@ -54,7 +54,7 @@ async def _until_the_client_has_read() -> None:
 
 @pytest.mark.parametrize("extra", [tidy(STOLEN), HALF_HEAD, b"HTTP/1.1 204 No Content\r\n\r\n" * 3])
 @pytest.mark.parametrize("when", ["in the same segment", "at once", "while idle", "unread when the next one comes"])
-async def test_what_comes_after_an_answer_is_not_the_next_callers(extra: bytes, when: str) -> None:
+async def test_bytes_after_an_answer_never_reach_the_next_caller(extra: bytes, when: str) -> None:
     async def handle(connection: Connection, request: Request) -> None:
         own = tidy(f"for {request.words}")
         if when == "in the same segment":
@@ -75,7 +75,7 @@ async def test_what_comes_after_an_answer_is_not_the_next_callers(extra: bytes, 
                 last.writer.write(extra)  # in the kernel by now, and the client has had no turn to read it
 
 
-async def test_an_answer_with_garbage_right_behind_it_is_a_protocol_error_of_that_request_alone() -> None:
+async def test_answer_followed_by_garbage_is_a_protocol_error_of_that_request_only() -> None:
     async def handle(connection: Connection, request: Request) -> None:
         await connection.send(tidy(f"for {request.words}") + (b"\x00" if request.words == "bad" else b""))
 
@@ -86,7 +86,7 @@ async def test_an_answer_with_garbage_right_behind_it_is_a_protocol_error_of_tha
         assert await _ask(http, "good") == "for good"
 
 
-async def test_bytes_of_an_idle_connection_close_it_and_are_kept_nowhere() -> None:
+async def test_unsolicited_bytes_on_an_idle_connection_close_it() -> None:
     async def handle(connection: Connection, request: Request) -> None:
         await connection.send(tidy(f"for {request.words}"))
 
@@ -100,7 +100,7 @@ async def test_bytes_of_an_idle_connection_close_it_and_are_kept_nowhere() -> No
         assert server.opened == 2
 
 
-async def test_a_silent_connection_is_used_again() -> None:
+async def test_silent_connection_is_reused() -> None:
     async def handle(connection: Connection, request: Request) -> None:
         await connection.send(tidy(f"for {request.words}"))
 
@@ -110,7 +110,7 @@ async def test_a_silent_connection_is_used_again() -> None:
         assert (server.opened, server.connections[0].requests) == (1, 5)
 
 
-async def test_a_connection_that_the_server_has_closed_costs_no_second_try() -> None:
+async def test_connection_closed_by_the_server_causes_no_duplicate_request() -> None:
     async def handle(connection: Connection, request: Request) -> None:
         await connection.send(tidy(f"for {request.words}"))
         await connection.close()
@@ -141,7 +141,7 @@ class _Careless(EngineConnection):
         return answer
 
 
-async def test_a_careless_pool_gives_the_second_answer_to_the_next_caller(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_unwatched_pool_gives_the_second_answer_to_the_next_caller(monkeypatch: pytest.MonkeyPatch) -> None:
     """The negative control: the same server over connections that are not watched."""
 
     async def handle(connection: Connection, request: Request) -> None:

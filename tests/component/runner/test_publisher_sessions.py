@@ -30,7 +30,7 @@ async def _events(stream: EventStream) -> str:
         return (await stream.get()).decode()
 
 
-async def test_a_task_waits_for_the_stream_and_is_sent_again_until_it_is_begun(session: PublisherSession) -> None:
+async def test_task_waits_for_the_stream_and_is_resent_until_it_starts(session: PublisherSession) -> None:
     task = session.submit()
     first = session.open_stream()
     assert task.id in await _events(first)
@@ -44,7 +44,7 @@ async def test_a_task_waits_for_the_stream_and_is_sent_again_until_it_is_begun(s
     assert third.empty()
 
 
-async def test_no_task_beyond_the_limit(session: PublisherSession) -> None:
+async def test_task_over_the_limit_is_rejected(session: PublisherSession) -> None:
     for _ in range(2):
         session.submit()
     with pytest.raises(WeftError, match="2 tasks, which is its limit") as refused:
@@ -52,7 +52,7 @@ async def test_no_task_beyond_the_limit(session: PublisherSession) -> None:
     assert refused.value.reason is Reason.NO_SLOT_AVAILABLE
 
 
-async def test_a_publisher_waits_while_its_caller_reads_slowly(session: PublisherSession) -> None:
+async def test_publisher_waits_for_a_slow_caller(session: PublisherSession) -> None:
     task = session.submit()
     for number in range(2):
         await task.put(Chunk(b"%d" % number, done=False), now=0.0)
@@ -67,7 +67,7 @@ async def test_a_publisher_waits_while_its_caller_reads_slowly(session: Publishe
         await task.put(Chunk(b"3", done=False), now=0.0)
 
 
-async def test_a_post_that_waits_ends_with_its_task(session: PublisherSession) -> None:
+async def test_waiting_post_ends_with_its_task(session: PublisherSession) -> None:
     task = session.submit()
     for _ in range(2):
         await task.put(Chunk(b"{}", done=False), now=0.0)
@@ -79,7 +79,7 @@ async def test_a_post_that_waits_ends_with_its_task(session: PublisherSession) -
     assert refused.value.reason is Reason.NOT_FOUND
 
 
-async def test_a_post_that_waits_ends_when_the_caller_leaves(session: PublisherSession) -> None:
+async def test_waiting_post_ends_when_the_caller_disconnects(session: PublisherSession) -> None:
     task = session.submit()
     stream = session.open_stream()
     await _events(stream)
@@ -94,7 +94,7 @@ async def test_a_post_that_waits_ends_when_the_caller_leaves(session: PublisherS
     assert "event: cancel" in await _events(stream)
 
 
-async def test_the_end_of_a_session_ends_its_tasks_after_what_had_arrived(session: PublisherSession) -> None:
+async def test_session_end_ends_its_tasks_after_delivering_received_chunks(session: PublisherSession) -> None:
     task, complete = session.submit(), session.submit()
     await task.put(Chunk(b"{}", done=False), now=0.0)
     await complete.put(Chunk(b"{}", done=True), now=0.0)
@@ -108,9 +108,7 @@ async def test_the_end_of_a_session_ends_its_tasks_after_what_had_arrived(sessio
         session.submit()
 
 
-async def test_a_session_ends_by_the_clock_without_a_stream_and_without_heartbeats(
-    session: PublisherSession, clock: FakeClock
-) -> None:
+async def test_session_times_out_without_a_stream_or_heartbeats(session: PublisherSession, clock: FakeClock) -> None:
     await clock.advance(LIMITS.reconnect_seconds - 0.1)
     session.look()
     assert not session.ended.is_set()
@@ -126,7 +124,9 @@ async def test_a_session_ends_by_the_clock_without_a_stream_and_without_heartbea
     assert session.end_error.reason is Reason.WORKER_LOST
 
 
-async def test_a_stalled_task_fails_alone(session: PublisherSession, clock: FakeClock) -> None:
+async def test_stalled_task_fails_without_ending_other_tasks_or_the_session(
+    session: PublisherSession, clock: FakeClock
+) -> None:
     session.open_stream()
     silent, alive = session.submit(), session.submit()
     await clock.advance(LIMITS.task_silence_seconds - 40)

@@ -30,7 +30,7 @@ STORY = chat_pb2.ChatPayload(
 )
 
 
-async def test_the_real_server_reports_its_request_the_tokens_of_its_prompt_and_its_memory(
+async def test_real_server_reports_requests_prompt_tokens_and_memory(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(engine_figures, "SAMPLE_SECONDS", 0.2)

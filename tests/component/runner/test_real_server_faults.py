@@ -74,7 +74,7 @@ async def _recovered(runner: RunningRunner) -> pb.Restart:
         (signal.SIGSTOP, Reason.STALL_TIMEOUT, Reason.STALL_TIMEOUT, IDLE_STREAM_SECONDS + NOTICE_SECONDS),
     ],
 )
-async def test_llama_cpp_that_ends_in_mid_answer_is_named_and_back_in_time(
+async def test_llama_cpp_exit_mid_answer_is_reported_and_it_restarts_in_time(
     number: signal.Signals, request_reason: Reason, restart_reason: Reason, noticed_by: float, tmp_path: Path
 ) -> None:
     async with _real_runner(tmp_path) as runner:

@@ -39,7 +39,7 @@ def supervised(path: Path, *flags: str, **fields: Any) -> ServedModel:
     return served_model(section, section.models[0], 1.0)
 
 
-async def test_an_image_for_a_model_of_text_is_refused_while_its_only_slot_is_taken(tmp_path: Path) -> None:
+async def test_image_for_a_text_model_is_rejected_while_its_only_slot_is_busy(tmp_path: Path) -> None:
     """Nothing of the refusal depends on a slot, so it is no `no_slot_available`."""
     async with (
         run_fake_backend(answer_tokens=0, tokens_per_second=20) as fake,
@@ -55,7 +55,7 @@ async def test_an_image_for_a_model_of_text_is_refused_while_its_only_slot_is_ta
         busy.cancel()
 
 
-async def test_a_model_of_which_nothing_is_known_is_sent_every_request(tmp_path: Path) -> None:
+async def test_model_with_unknown_capabilities_is_sent_every_request(tmp_path: Path) -> None:
     async with (
         run_fake_backend(dialect=Dialect(lacks=("/props",))) as fake,
         running_runner(tmp_path, [attached(fake.base_url)]) as runner,
@@ -66,7 +66,7 @@ async def test_a_model_of_which_nothing_is_known_is_sent_every_request(tmp_path:
         assert events[-1].WhichOneof("event") == "finished"
 
 
-async def test_a_llama_cpp_server_that_runs_already_is_asked_what_its_model_takes(tmp_path: Path) -> None:
+async def test_attached_llama_cpp_server_is_queried_for_model_capabilities(tmp_path: Path) -> None:
     """It was sent images that it refused, with a slot taken for each."""
     async with (
         run_fake_backend("--text-only") as fake,
@@ -84,7 +84,7 @@ async def test_a_llama_cpp_server_that_runs_already_is_asked_what_its_model_take
 
 @pytest.mark.slow("starts engine processes")
 @pytest.mark.parametrize("projector", [False, True])
-async def test_the_server_that_runs_knows_best_what_its_model_takes(projector: bool, tmp_path: Path) -> None:
+async def test_running_server_capabilities_override_the_settings(projector: bool, tmp_path: Path) -> None:
     model = write_gguf(tmp_path / "m.gguf")
     flags = () if projector else ("--text-only",)
     async with running_runner(tmp_path, [supervised(model, *flags, skills=["text", "image", "tools"])]) as runner:
@@ -98,7 +98,7 @@ async def test_the_server_that_runs_knows_best_what_its_model_takes(projector: b
             assert refused.message == "m takes no images and calls no tools"
 
 
-async def test_what_an_unloaded_model_in_a_folder_does_not_take_is_refused_and_loads_nothing(tmp_path: Path) -> None:
+async def test_input_an_unloaded_model_does_not_accept_is_rejected_without_a_load(tmp_path: Path) -> None:
     """Its engine cannot even be started: the command is none."""
     folder = tmp_path / "model"
     folder.mkdir()
@@ -120,7 +120,7 @@ async def test_what_an_unloaded_model_in_a_folder_does_not_take_is_refused_and_l
 
 
 @pytest.mark.parametrize(("modes", "is_warned"), [(["default", "enabled"], True), (["default", "disabled"], False)])
-async def test_no_effort_of_reasoning_is_never_swallowed_by_a_model_that_always_thinks(
+async def test_reasoning_effort_none_yields_a_warning_if_the_model_always_thinks(
     modes: list[str], is_warned: bool, tmp_path: Path
 ) -> None:
     async with (
@@ -138,7 +138,7 @@ async def test_no_effort_of_reasoning_is_never_swallowed_by_a_model_that_always_
 
 
 @pytest.mark.slow("starts an ordinary program")
-async def test_another_file_changes_the_facts_when_it_is_loaded(tmp_path: Path) -> None:
+async def test_loading_another_file_updates_the_capabilities(tmp_path: Path) -> None:
     """The file is one of a template without tools, and the server that is started for it says so, too."""
     usual = write_gguf(tmp_path / "usual.gguf")
     other = write_gguf(tmp_path / "other.gguf", template="{% for m in messages %}{{ m.content }}{% endfor %}")

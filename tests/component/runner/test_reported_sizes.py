@@ -44,7 +44,7 @@ def _asleep(name: str, known: asyncio.Event) -> ServedModel:
     )
 
 
-async def test_sizes_are_told_as_soon_as_they_are_known_also_while_files_are_still_read(
+async def test_sizes_are_reported_as_soon_as_known_even_while_files_are_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A router that knew no size began loads without asking whether there was room, for seconds after each start."""

@@ -51,7 +51,7 @@ async def _record(runner: RunningRunner, request_id: str) -> pb.RequestRecord:
     return (await runner.control.GetRequest(pb.GetRequestRequest(request_id=request_id))).record
 
 
-async def test_a_request_can_be_looked_at_while_it_runs_and_after_its_backend_died(tmp_path: Path) -> None:
+async def test_request_record_is_readable_while_it_runs_and_after_its_backend_died(tmp_path: Path) -> None:
     async with running_runner(tmp_path, [_model(**LONG)]) as runner:
         await runner.until(Phase.READY)
         call = runner.generate(max_tokens=1500)
@@ -75,7 +75,7 @@ async def test_a_request_can_be_looked_at_while_it_runs_and_after_its_backend_di
 
 
 @pytest.mark.slow("fills the buffers of a connection")
-async def test_a_caller_that_is_slow_to_read_hears_of_the_fault_too_and_its_slot_is_free_at_once(
+async def test_slow_reader_receives_the_error_and_its_slot_is_freed_immediately(
     tmp_path: Path,
 ) -> None:
     """The runner waits for the caller to read a frame when the backend dies."""
@@ -96,7 +96,7 @@ async def test_a_caller_that_is_slow_to_read_hears_of_the_fault_too_and_its_slot
         assert (await refusal(events_of(call))).reason is Reason.SERVER_DIED
 
 
-async def test_a_caller_who_hangs_up_once_the_answer_is_complete_has_not_cancelled_it(
+async def test_disconnect_after_a_complete_answer_is_not_a_cancellation(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As every dispatcher does: it has the answer before the runner's rpc has ended."""
@@ -120,13 +120,13 @@ async def test_a_caller_who_hangs_up_once_the_answer_is_complete_has_not_cancell
         assert (await _record(runner, "req-1")).state == pb.RequestRecord.STATE_COMPLETED
 
 
-async def test_a_request_that_the_runner_does_not_remember_is_not_found(tmp_path: Path) -> None:
+async def test_unknown_request_record_is_not_found(tmp_path: Path) -> None:
     async with running_runner(tmp_path, [_model()]) as runner:
         error = await refusal(runner.control.GetRequest(pb.GetRequestRequest(request_id="nobody")))
         assert error.reason is Reason.NOT_FOUND
 
 
-async def test_restarts_the_last_crash_and_the_limits_of_time_are_described(tmp_path: Path) -> None:
+async def test_description_includes_restarts_last_crash_and_timeouts(tmp_path: Path) -> None:
     async with running_runner(tmp_path, [_model()]) as runner:
         await runner.until(Phase.READY)
         fresh = await _described(runner)

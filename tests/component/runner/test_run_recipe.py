@@ -55,7 +55,7 @@ def _python(code: str) -> WakeRecipe:
     return command_recipe(argv=(sys.executable, "-I", "-S", "-c", code))
 
 
-async def test_a_request_has_its_method_and_headers_with_the_variables_put_in() -> None:
+async def test_http_recipe_sends_its_method_and_headers_with_variables_expanded() -> None:
     seen: list[tuple[str, str | None]] = []
 
     async def answer(request: web.Request) -> web.Response:
@@ -69,7 +69,7 @@ async def test_a_request_has_its_method_and_headers_with_the_variables_put_in() 
 
 
 @pytest.mark.parametrize("status", [302, 404, 500])
-async def test_any_answer_but_2xx_is_a_failure_with_its_status(status: int) -> None:
+async def test_non_2xx_response_is_a_failure_with_its_status(status: int) -> None:
     hits = 0
 
     async def answer(request: web.Request) -> web.Response:
@@ -83,7 +83,7 @@ async def test_any_answer_but_2xx_is_a_failure_with_its_status(status: int) -> N
     assert hits == 1, "a redirect was followed"
 
 
-async def test_a_controller_that_is_not_there_or_does_not_answer_is_named_without_its_address() -> None:
+async def test_unreachable_controller_is_reported_without_its_address() -> None:
     async def answer(_: web.Request) -> web.Response:
         await asyncio.sleep(30.0)
         return web.Response()
@@ -93,7 +93,7 @@ async def test_a_controller_that_is_not_there_or_does_not_answer_is_named_withou
     assert await _failure(http_recipe(url=url)) == "the recipe's request could not connect"
 
 
-async def test_what_cannot_be_sent_says_so_and_repeats_nothing() -> None:
+async def test_malformed_recipe_is_reported_without_quoting_it() -> None:
     async def answer(request: web.Request) -> web.Response:
         raise AssertionError(f"{request.path} was sent")
 
@@ -107,7 +107,7 @@ async def test_what_cannot_be_sent_says_so_and_repeats_nothing() -> None:
             assert SECRET not in message
 
 
-async def test_a_program_that_ends_with_zero_has_succeeded_and_saw_only_the_environment_it_was_given(
+async def test_program_with_exit_code_zero_succeeds_and_sees_only_the_given_environment(
     tmp_path: Path,
 ) -> None:
     seen = tmp_path / "seen"
@@ -116,32 +116,32 @@ async def test_a_program_that_ends_with_zero_has_succeeded_and_saw_only_the_envi
     assert seen.read_text() == "x"
 
 
-async def test_a_program_that_fails_is_reported_with_its_exit_code_and_last_line() -> None:
+async def test_failing_program_is_reported_with_its_exit_code_and_last_line() -> None:
     code = "import sys; print('first', file=sys.stderr); sys.exit('no power at http://10.0.0.5/x\\n\\n')"
     message = await _failure(_python(code))
     assert message == "the recipe's command ended with exit code 1: no power at [hidden]"
 
 
-async def test_the_last_line_of_a_flood_is_kept_and_cut() -> None:
+async def test_last_line_of_flooding_output_is_kept_and_truncated() -> None:
     code = "import sys; sys.stderr.write('x' * 10_000_000); sys.stderr.write('\\n' + 'y' * 100_000); sys.exit(3)"
     message = await _failure(_python(code))
     assert message.startswith("the recipe's command ended with exit code 3: yyy")
     assert len(message) < 400
 
 
-async def test_a_program_that_dies_of_a_signal_without_a_name_is_a_failure_as_any_other() -> None:
+async def test_program_killed_by_an_unnamed_signal_is_a_failure() -> None:
     code = "import os, signal; os.kill(os.getpid(), signal.SIGRTMIN + 3)"
     assert await _failure(_python(code)) == "the recipe's command ended with signal 37"
 
 
 @pytest.mark.parametrize("said", [f"bad token {SECRET}", "x" * 290 + f" {SECRET}"])
-async def test_neither_the_value_of_an_option_nor_a_part_of_it_is_told(said: str) -> None:
+async def test_option_value_is_never_revealed_even_partially(said: str) -> None:
     code = f"import sys; sys.exit({said.replace(SECRET, '')!r} + sys.argv[1].partition('=')[2])"
     message = await _failure(command_recipe(argv=(sys.executable, "-I", "-S", "-c", code, f"--token={SECRET}")))
     assert not any(SECRET[:length] in message for length in range(4, len(SECRET)))
 
 
-async def test_arguments_are_not_repeated_and_are_not_for_a_shell(tmp_path: Path) -> None:
+async def test_arguments_are_not_quoted_in_errors_and_not_interpreted_by_a_shell(tmp_path: Path) -> None:
     code = "import sys; sys.exit('cannot use ' + sys.argv[1])"
     made = tmp_path / "made"
     argument = f"{SECRET}; touch {made}"
@@ -150,13 +150,13 @@ async def test_arguments_are_not_repeated_and_are_not_for_a_shell(tmp_path: Path
     assert not made.exists()
 
 
-async def test_a_program_that_does_not_exist_is_a_failure_without_its_name() -> None:
+async def test_missing_program_is_a_failure_that_hides_its_name() -> None:
     message = await _failure(command_recipe(argv=(f"/nowhere/{SECRET}",)))
     assert message == "the recipe's command cannot be started: No such file or directory"
 
 
 @pytest.mark.slow("waits for a program that does not end")
-async def test_a_program_that_takes_too_long_is_ended_with_everything_it_started(tmp_path: Path) -> None:
+async def test_program_that_times_out_is_killed_with_all_its_children(tmp_path: Path) -> None:
     pids = tmp_path / "pids"
     child = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(60)"
     code = (
@@ -172,7 +172,7 @@ async def test_a_program_that_takes_too_long_is_ended_with_everything_it_started
         await asyncio.sleep(0.01)
 
 
-async def test_a_program_may_leave_a_server_behind_that_holds_its_output(tmp_path: Path) -> None:
+async def test_program_can_leave_a_server_that_holds_its_output(tmp_path: Path) -> None:
     pid_file = tmp_path / "pid"
     code = (
         "import subprocess, sys\n"
@@ -187,7 +187,7 @@ async def test_a_program_may_leave_a_server_behind_that_holds_its_output(tmp_pat
     left.kill()
 
 
-async def test_a_magic_packet_reaches_the_wire() -> None:
+async def test_magic_packet_is_sent() -> None:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as card:
         card.bind(("127.0.0.1", 0))
         card.settimeout(5.0)
@@ -205,7 +205,7 @@ async def test_a_magic_packet_reaches_the_wire() -> None:
         packet_recipe(mac_address="00:11:22:33:44:55", broadcast_address="host.example"),
     ],
 )
-async def test_a_malformed_address_is_refused_before_anything_is_sent(recipe: WakeRecipe) -> None:
+async def test_malformed_address_is_rejected_before_sending(recipe: WakeRecipe) -> None:
     assert "malformed" in await _failure(recipe)
 
 
@@ -216,5 +216,5 @@ def _runs(pid: int) -> bool:
         return False
 
 
-async def test_a_recipe_of_a_newer_release_fails_and_says_why() -> None:
+async def test_unknown_recipe_kind_of_a_newer_release_fails_with_a_reason() -> None:
     assert await _failure(WakeRecipe()) == "the recipe is of a kind that is not known here"

@@ -109,7 +109,7 @@ async def broken_runner(folder: Path) -> AsyncGenerator[RunnerUnderTest]:
         await server.stop(grace=None)
 
 
-async def test_a_runner_that_keeps_no_promise_is_found_out_by_every_check(
+async def test_runner_that_breaks_every_promise_fails_every_check(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("weft_testing.conformance.runner_suite.NOTICE_SECONDS", 0.2)

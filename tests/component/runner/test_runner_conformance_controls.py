@@ -50,7 +50,7 @@ async def running(folder: Path, **switches: Any) -> AsyncIterator[tuple[RunningR
         yield runner, f"unix:{folder}/runner.sock"
 
 
-async def test_each_check_finds_the_one_promise_that_is_broken_and_says_which(
+async def test_each_check_detects_its_broken_promise_and_names_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("weft_testing.conformance.runner_suite.NOTICE_SECONDS", 0.3)
@@ -68,14 +68,14 @@ async def test_each_check_finds_the_one_promise_that_is_broken_and_says_which(
     assert {saboteur.check for saboteur in SABOTEURS} == set(BY_NAME), "every check has a saboteur"
 
 
-async def test_a_runner_that_never_answers_is_found_out_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_unresponsive_runner_is_detected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runner_suite, "CHECK_SECONDS", 0.2)
     async with running(tmp_path) as (runner, address), subject(runner, address, HangingRunner) as hanging:
         finding = (await findings_of(hanging, (BY_NAME["event-order"],)))["event-order"]
     assert (finding.verdict, finding.detail) == (Verdict.BROKEN, "it did not come to an end within 0.2 s")
 
 
-async def test_requests_of_others_are_not_held_against_a_runner(tmp_path: Path) -> None:
+async def test_checks_are_skipped_while_the_runner_serves_foreign_requests(tmp_path: Path) -> None:
     async with running(tmp_path) as (runner, address), subject(runner, address) as tested:
         others = [runner.generate(max_tokens=100_000) for _ in range(2)]
         for other in others:
@@ -88,7 +88,7 @@ async def test_requests_of_others_are_not_held_against_a_runner(tmp_path: Path) 
     assert {finding.verdict for finding in found.values()} == {Verdict.NOT_CHECKED}
 
 
-async def test_a_runner_that_only_says_that_it_is_full_is_broken(tmp_path: Path) -> None:
+async def test_runner_that_always_reports_no_slot_is_broken(tmp_path: Path) -> None:
     async with running(tmp_path) as (runner, address), subject(runner, address, BusyRunner) as full:
         finding = (await findings_of(full, (BY_NAME["event-order"],)))["event-order"]
     assert finding.verdict is Verdict.BROKEN
@@ -106,14 +106,14 @@ class LooksLate(RunnerUnderTest):
             await asyncio.sleep(0)
 
 
-async def test_an_answer_that_ends_too_early_for_a_check_is_no_failure(tmp_path: Path) -> None:
+async def test_answer_that_ends_too_early_is_not_checked(tmp_path: Path) -> None:
     async with running(tmp_path, answer_tokens=1) as (runner, address), subject(runner, address, LooksLate) as terse:
         finding = (await findings_of(terse, (BY_NAME["request-record"],)))["request-record"]
     assert finding.detail == "the model ended its answer before the check was made"
     assert finding.verdict is Verdict.NOT_CHECKED
 
 
-async def test_a_model_that_gives_embeddings_only_is_not_asked_to_chat(tmp_path: Path) -> None:
+async def test_embeddings_only_model_is_not_sent_chats(tmp_path: Path) -> None:
     embeds = frozenset({int(model_pb2.MODEL_OPERATION_EMBEDDING)})
     async with running(tmp_path) as (runner, address), subject(runner, address, operations=embeds) as tested:
         found = await findings_of(tested, CHECKS[1:])
@@ -123,7 +123,7 @@ async def test_a_model_that_gives_embeddings_only_is_not_asked_to_chat(tmp_path:
     assert found["tickets"].detail == "the model does not chat"
 
 
-async def test_the_limit_over_all_models_counts_as_slots(tmp_path: Path) -> None:
+async def test_global_request_limit_counts_as_slots(tmp_path: Path) -> None:
     async with running(tmp_path) as (runner, address), subject(runner, address, max_requests=1) as tested:
         finding = (await findings_of(tested, (BY_NAME["slots"],)))["slots"]
     assert finding.detail == "expected NO_SLOT_AVAILABLE, but it was done", (
@@ -131,7 +131,7 @@ async def test_the_limit_over_all_models_counts_as_slots(tmp_path: Path) -> None
     )
 
 
-async def test_a_model_that_slept_sleeps_again_afterwards(tmp_path: Path) -> None:
+async def test_sleeping_model_is_put_back_to_sleep_afterwards(tmp_path: Path) -> None:
     async with running(tmp_path) as (runner, address), subject(runner, address) as tested:
         await runner.unload()
         found = await findings_of(tested, (BY_NAME["event-order"], BY_NAME["load-then-unload"]))
@@ -139,7 +139,7 @@ async def test_a_model_that_slept_sleeps_again_afterwards(tmp_path: Path) -> Non
         await runner.until(Phase.HIBERNATING)
 
 
-async def test_a_check_that_is_interrupted_leaves_no_request_and_the_model_awake(tmp_path: Path) -> None:
+async def test_interrupted_check_leaves_no_request_and_the_model_awake(tmp_path: Path) -> None:
     async def unload_and_hang(subject: RunnerUnderTest) -> str:
         await subject.unload()
         await asyncio.Event().wait()
@@ -157,7 +157,7 @@ async def test_a_check_that_is_interrupted_leaves_no_request_and_the_model_awake
         await runner.until_idle("m")
 
 
-async def test_the_model_is_put_back_where_the_one_who_reads_the_findings_leaves(tmp_path: Path) -> None:
+async def test_model_state_is_restored_if_the_findings_reader_stops_early(tmp_path: Path) -> None:
     async with running(tmp_path) as (runner, address), subject(runner, address) as tested:
         await runner.unload()
         findings: AsyncGenerator[Finding] = examine(tested, (BY_NAME["description"],))

@@ -55,7 +55,7 @@ async def _begin(world: LeasedWorld) -> None:
 
 @pytest.mark.nightly("a storm of processes")
 @pytest.mark.timeout(1200)
-async def test_whatever_is_killed_no_memory_is_booked_twice_and_no_lease_or_engine_is_left(tmp_path: Path) -> None:
+async def test_random_kills_never_double_book_memory_or_leave_leases_or_engines(tmp_path: Path) -> None:
     dice, asking = random.Random(SEED), list["asyncio.Task[None]"]()
     async with leased_world(tmp_path) as world:
         await _begin(world)
@@ -80,7 +80,7 @@ async def test_whatever_is_killed_no_memory_is_booked_twice_and_no_lease_or_engi
 
 @pytest.mark.nightly("the control of the storm")
 @pytest.mark.timeout(300)
-async def test_the_check_finds_engines_that_take_what_they_did_not_book(tmp_path: Path) -> None:
+async def test_check_detects_engines_that_use_unbooked_memory(tmp_path: Path) -> None:
     async with leased_world(tmp_path, greed=2.5, cards=1) as world:
         await _begin(world)
         for runner, model in (("r1", "small"), ("r2", "little"), ("r2", "medium")):
@@ -90,7 +90,7 @@ async def test_the_check_finds_engines_that_take_what_they_did_not_book(tmp_path
 
 @pytest.mark.slow("starts runners and engines under leases")
 @pytest.mark.timeout(300)
-async def test_an_idle_model_gives_way_to_one_that_is_wanted_and_both_are_told_apart_by_their_leases(
+async def test_idle_model_yields_to_a_requested_one_under_separate_leases(
     tmp_path: Path,
 ) -> None:
     async with leased_world(tmp_path, cards=1) as world:
@@ -110,7 +110,7 @@ async def test_an_idle_model_gives_way_to_one_that_is_wanted_and_both_are_told_a
 
 @pytest.mark.slow("starts runners and engines under leases")
 @pytest.mark.timeout(300)
-async def test_a_registry_that_was_away_for_long_finds_every_lease_as_it_was_and_no_engine_was_ended(
+async def test_long_registry_outage_keeps_every_lease_and_ends_no_engine(
     tmp_path: Path,
 ) -> None:
     async with leased_world(tmp_path, cards=1) as world:

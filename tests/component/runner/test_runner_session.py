@@ -84,7 +84,7 @@ async def _session(folder: Path) -> AsyncIterator[Stage]:
             await channel.close(grace=None)
 
 
-async def test_a_quiet_runner_is_heard_of_at_every_heartbeat_interval_only(tmp_path: Path) -> None:
+async def test_idle_runner_reports_only_at_heartbeat_intervals(tmp_path: Path) -> None:
     async with _session(tmp_path) as stage:
         await stage.until_beats(1)
         await stage.pass_time(65)
@@ -93,7 +93,7 @@ async def test_a_quiet_runner_is_heard_of_at_every_heartbeat_interval_only(tmp_p
         assert [agent.name for agent in stage.registry.opened[0].agents] == ["coder"]
 
 
-async def test_a_capability_that_differs_is_reported_at_the_next_report_interval(tmp_path: Path) -> None:
+async def test_changed_capability_is_reported_at_the_next_report_interval(tmp_path: Path) -> None:
     async with _session(tmp_path) as stage:
         await stage.until_beats(1)
         await stage.pass_time(7)
@@ -109,7 +109,7 @@ async def test_a_capability_that_differs_is_reported_at_the_next_report_interval
         assert stage.beat_seconds == [0.0, 10.0, 40.0]
 
 
-async def test_a_change_is_reported_at_once_and_no_change_is_not(tmp_path: Path) -> None:
+async def test_noted_change_is_reported_immediately_and_an_unchanged_state_is_not(tmp_path: Path) -> None:
     async with _session(tmp_path) as stage:
         await stage.until_beats(1)
         await stage.clock.wait_for_sleepers(1)
@@ -121,7 +121,7 @@ async def test_a_change_is_reported_at_once_and_no_change_is_not(tmp_path: Path)
         assert stage.beat_seconds == [0.0, 0.0]
 
 
-async def test_another_registry_hears_of_the_runner_at_once_and_after_its_refusal_again(tmp_path: Path) -> None:
+async def test_new_registry_gets_a_report_immediately_and_a_retry_after_its_rejection(tmp_path: Path) -> None:
     async with _session(tmp_path) as stage:
         await stage.until_beats(1)
         await stage.clock.wait_for_sleepers(1)
@@ -135,7 +135,7 @@ async def test_another_registry_hears_of_the_runner_at_once_and_after_its_refusa
         assert [round(at, 3) for at in stage.beat_seconds] == [0.0, 0.0, 0.1]
 
 
-async def test_an_unacknowledged_report_is_sent_again_after_a_pause(tmp_path: Path) -> None:
+async def test_unacknowledged_report_is_retried_after_a_backoff(tmp_path: Path) -> None:
     async with _session(tmp_path) as stage:
         await stage.until_beats(1)
         await stage.clock.wait_for_sleepers(1)
@@ -153,7 +153,7 @@ async def test_an_unacknowledged_report_is_sent_again_after_a_pause(tmp_path: Pa
         assert all(beat.capability.draining for beat in stage.registry.beats[1:])
 
 
-async def test_an_unknown_session_is_opened_again_with_its_id(tmp_path: Path) -> None:
+async def test_unknown_session_is_reopened_with_its_id(tmp_path: Path) -> None:
     async with _session(tmp_path) as stage:
         await stage.until_beats(1)
         stage.registry.failures = [WeftError(Reason.SESSION_UNKNOWN, "who?")]
@@ -168,7 +168,7 @@ async def test_an_unknown_session_is_opened_again_with_its_id(tmp_path: Path) ->
         assert [request.session_id for request in stage.registry.opened] == ["", "session-1"]
 
 
-async def test_a_registry_that_restarted_hears_of_the_runner_at_the_next_report_interval(tmp_path: Path) -> None:
+async def test_restarted_registry_gets_a_report_at_the_next_report_interval(tmp_path: Path) -> None:
     async with _session(tmp_path) as stage:
         await stage.until_beats(1)
         await stage.pass_time(6)
@@ -181,7 +181,7 @@ async def test_a_registry_that_restarted_hears_of_the_runner_at_the_next_report_
         assert stage.beat_seconds == [0.0, 10.0]
 
 
-async def test_reopen_gives_up_what_hangs_and_opens_the_same_session_at_once(tmp_path: Path) -> None:
+async def test_reopen_aborts_a_hanging_report_and_opens_the_same_session_immediately(tmp_path: Path) -> None:
     async with _session(tmp_path) as stage:
         await stage.until_beats(1)
         stage.registry.answers.clear()
@@ -209,7 +209,7 @@ async def test_reopen_does_not_wait_for_a_retry(tmp_path: Path) -> None:
         assert len(stage.registry.opened) == 2
 
 
-async def test_an_opening_whose_answer_got_lost_is_repeated_under_the_same_request_id(tmp_path: Path) -> None:
+async def test_lost_open_response_is_retried_under_the_same_request_id(tmp_path: Path) -> None:
     async with _session(tmp_path) as stage:
         stage.registry.answers.clear()
         await stage.until(lambda: len(stage.registry.opened) == 1)
@@ -224,7 +224,7 @@ async def test_an_opening_whose_answer_got_lost_is_repeated_under_the_same_reque
         assert stage.registry.opened[2].request_id != first.request_id
 
 
-async def test_a_stop_says_good_bye_once(tmp_path: Path) -> None:
+async def test_stop_closes_the_session_once(tmp_path: Path) -> None:
     async with _session(tmp_path) as stage:
         await stage.until_beats(1)
         stage.session.reopen()

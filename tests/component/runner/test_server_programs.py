@@ -71,7 +71,7 @@ async def _answer(backend: ServerBackend, payload: chat_pb2.ChatPayload, call: C
 
 
 @pytest.mark.parametrize("name", PRESETS)
-async def test_a_model_of_each_preset_thinks_answers_and_counts(name: PresetName) -> None:
+async def test_model_of_each_preset_thinks_answers_and_counts(name: PresetName) -> None:
     switches = {"reasoning_text": "well then", "answer_tokens": 5}
     async with _running(preset_settings(name, switches)) as backend, _control(backend) as control:
         events = await _answer(backend, _chat())
@@ -84,7 +84,7 @@ async def test_a_model_of_each_preset_thinks_answers_and_counts(name: PresetName
 
 
 @pytest.mark.parametrize("name", PRESETS)
-async def test_a_program_is_sent_only_the_parameters_of_its_preset(name: PresetName) -> None:
+async def test_program_is_sent_only_the_parameters_of_its_preset(name: PresetName) -> None:
     parameters = PRESETS[name].parameters
     sampling = sampling_pb2.SamplingParams(top_k=7, repeat_penalty=1.25, min_p=0.5, temperature=0.5)
     async with _running(preset_settings(name)) as backend, _control(backend) as control:
@@ -99,7 +99,7 @@ async def test_a_program_is_sent_only_the_parameters_of_its_preset(name: PresetN
         assert "repeat_penalty" not in body
 
 
-async def test_sglang_counts_tokens_salts_prefixes_and_forgets_them_all() -> None:
+async def test_sglang_counts_tokens_salts_prefixes_and_flushes_its_cache() -> None:
     async with _running(preset_settings("sglang")) as backend, _control(backend) as control:
         assert backend.operations == PRESETS["sglang"].operations
         counted = await backend.tokenize(tokenize_pb2.TokenizePayload(chat=_chat()), CALL)
@@ -112,7 +112,7 @@ async def test_sglang_counts_tokens_salts_prefixes_and_forgets_them_all() -> Non
     assert state.route_calls == ["POST /flush_cache {}"]
 
 
-async def test_a_program_that_cannot_forget_says_so() -> None:
+async def test_program_without_cache_flush_reports_it() -> None:
     async with _running(preset_settings("tgi")) as backend:
         assert backend.cache_isolation is CacheIsolation.NONE
         with pytest.raises(WeftError) as refused:
@@ -120,7 +120,7 @@ async def test_a_program_that_cannot_forget_says_so() -> None:
     assert refused.value.reason is Reason.UNSUPPORTED_OPERATION
 
 
-async def test_a_program_of_pictures_and_sound_is_started_and_asked_by_the_routes_of_openai() -> None:
+async def test_media_program_is_started_and_called_by_openai_routes() -> None:
     command = fake_command(*TOLD, "--offers", "image,transcription,speech")
     media = ("image", "transcription", "speech")
     image = image_pb2.ImagePayload(prompt="a cat", count=2, steps=5)
@@ -136,7 +136,7 @@ async def test_a_program_of_pictures_and_sound_is_started_and_asked_by_the_route
     assert b"".join(part.data for part in spoken).startswith(b"RIFF")
 
 
-async def test_a_program_of_text_makes_no_pictures() -> None:
+async def test_text_program_rejects_image_generation() -> None:
     async with _running(server_settings(command=fake_command(*TOLD))) as backend:
         with pytest.raises(WeftError) as refused:
             await _all(backend.generate_images(image_pb2.ImagePayload(prompt="a cat"), CALL))
@@ -144,7 +144,7 @@ async def test_a_program_of_text_makes_no_pictures() -> None:
 
 
 @pytest.mark.usefixtures("cold_engines")
-async def test_ollama_is_told_its_address_by_the_environment_and_loads_the_model_before_it_is_ready() -> None:
+async def test_ollama_gets_its_address_from_the_environment_and_preloads_the_model() -> None:
     async with (
         _running(preset_settings("ollama", upstream_model="llama3.2", slots=2)) as backend,
         _control(backend) as control,
@@ -157,7 +157,7 @@ async def test_ollama_is_told_its_address_by_the_environment_and_loads_the_model
     assert state.route_calls == ['POST /api/generate {"model": "llama3.2", "stream": false}']
 
 
-async def test_a_model_that_a_program_does_not_have_is_refused_with_the_names_that_it_has() -> None:
+async def test_unknown_model_of_a_program_is_rejected_with_the_available_names() -> None:
     command = fake_command("--listen-variable", "OLLAMA_HOST", "--alias", "llama3.2:latest", dialect=DIALECTS["ollama"])
     error = await _start_failure(server_settings(preset="ollama", command=command, upstream_model="lama3"))
     assert error.reason is Reason.MODEL_NOT_FOUND
@@ -166,7 +166,7 @@ async def test_a_model_that_a_program_does_not_have_is_refused_with_the_names_th
 
 
 @pytest.mark.usefixtures("cold_engines")
-async def test_a_key_is_demanded_by_the_program_and_is_another_one_in_each_start() -> None:
+async def test_program_requires_a_key_that_differs_per_start() -> None:
     keys = []
     backend = ServerBackend(*preset_settings("tgi"))
     for _ in range(2):
@@ -179,14 +179,14 @@ async def test_a_key_is_demanded_by_the_program_and_is_another_one_in_each_start
     assert len(set(keys)) == 2
 
 
-async def test_a_program_without_a_key_is_given_none() -> None:
+async def test_program_without_a_key_gets_no_authorization_header() -> None:
     async with _running(server_settings(command=fake_command(*TOLD))) as backend, _control(backend) as control:
         assert await _answer(backend, _chat())
         headers = (await control.state()).last_request_headers
     assert "authorization" not in headers
 
 
-async def test_a_program_is_ready_by_a_line_of_its_output() -> None:
+async def test_program_is_ready_by_an_output_line() -> None:
     script = "import time; print('warming', flush=True); time.sleep(0.5); print('is warm', flush=True); time.sleep(60)"
     # It never listens: what shows that it is ready is the line alone, and the port is not its own.
     error = await _start_failure(
@@ -199,14 +199,14 @@ async def test_a_program_is_ready_by_a_line_of_its_output() -> None:
         assert await _answer(backend, _chat())
 
 
-async def test_a_program_is_ready_by_the_status_of_a_route() -> None:
+async def test_program_is_ready_by_a_route_status() -> None:
     command = fake_command(*TOLD, dialect=Dialect(lacks=("/health", "/up")))
     async with _running(server_settings(command=command, ready=ReadySettings(path="/up", status=404))) as backend:
         assert await _answer(backend, _chat())
         assert await backend.responds(5.0)
 
 
-async def test_a_start_that_takes_too_long_is_ended_however_busy_the_program_is() -> None:
+async def test_slow_start_times_out_even_if_the_program_is_busy() -> None:
     script = "import sys\nwhile True: pass"
     command = (sys.executable, "-c", script, "{port}")
     error = await _start_failure(server_settings(command=command, start_timeout_seconds=1.0))
@@ -214,7 +214,7 @@ async def test_a_start_that_takes_too_long_is_ended_however_busy_the_program_is(
     assert "start_timeout_seconds" in error.message
 
 
-async def test_a_program_that_is_not_installed_is_named_with_how_to_install_it() -> None:
+async def test_missing_program_error_suggests_how_to_install_it() -> None:
     error = await _start_failure(
         server_settings(preset="tgi", model="m", environment={**os.environ, "PATH": "/nowhere"})
     )
@@ -223,7 +223,7 @@ async def test_a_program_that_is_not_installed_is_named_with_how_to_install_it()
     assert PRESETS["tgi"].install in error.message
 
 
-async def test_a_program_is_started_in_its_folder(tmp_path: Path) -> None:
+async def test_program_starts_in_its_working_folder(tmp_path: Path) -> None:
     async with _running(server_settings(command=fake_command(*TOLD), working_folder=tmp_path)) as backend:
         assert psutil.Process(backend.process_id).cwd() == str(tmp_path)
 
@@ -240,7 +240,7 @@ async def test_a_program_is_started_in_its_folder(tmp_path: Path) -> None:
         ),
     ],
 )
-async def test_a_program_with_the_routes_for_it_sleeps_and_wakes_in_its_process(
+async def test_program_with_sleep_routes_sleeps_and_wakes_in_its_process(
     name: PresetName, sleep: str, wake: str
 ) -> None:
     settings = preset_settings(name, upstream_model="llama3.2" if name == "ollama" else None, sleeps_in_place=True)
@@ -254,19 +254,19 @@ async def test_a_program_with_the_routes_for_it_sleeps_and_wakes_in_its_process(
         assert (await control.state()).route_calls[-2:] == [f"POST {sleep}", f"POST {wake}"]
 
 
-async def test_a_program_does_not_sleep_in_its_process_unless_that_is_set() -> None:
+async def test_program_does_not_sleep_in_place_unless_configured() -> None:
     async with _running(preset_settings("sglang")) as backend, _control(backend) as control:
         assert not await backend.sleep()
         assert (await control.state()).route_calls == []
 
 
-async def test_a_program_that_refuses_to_sleep_is_to_be_ended() -> None:
+async def test_program_that_refuses_to_sleep_must_be_stopped() -> None:
     dialect = Dialect(owned_by="sglang", metrics=DIALECTS["sglang"].metrics)
     async with _running(preset_settings("sglang", sleeps_in_place=True, dialect=dialect)) as backend:
         assert not await backend.sleep()
 
 
-async def test_a_program_that_does_not_wake_is_started_again() -> None:
+async def test_program_that_does_not_wake_is_restarted() -> None:
     dialect = Dialect(owned_by="sglang", metrics=DIALECTS["sglang"].metrics, answers=("/release_memory_occupation",))
     async with _running(preset_settings("sglang", sleeps_in_place=True, dialect=dialect)) as backend:
         process = backend.process_id
@@ -276,7 +276,7 @@ async def test_a_program_that_does_not_wake_is_started_again() -> None:
         assert (await _answer(backend, _chat()))[-1].HasField("finished")
 
 
-def test_sleep_of_sglang_needs_an_argument_that_its_preset_adds() -> None:
+def test_sglang_preset_adds_the_argument_required_for_sleep() -> None:
     model, context = server_settings(preset="sglang", model="m", sleeps_in_place=True)
     assert command_of(model, context.command)[-1] == "--enable-memory-saver"
     own, context = server_settings(preset="sglang", command=("serve", "{port}"), sleeps_in_place=True)

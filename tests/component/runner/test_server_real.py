@@ -73,7 +73,7 @@ def _is_stopped(pid: int) -> bool:
     return all(thread.read_text().rpartition(")")[2].split()[0] == "T" for thread in threads)
 
 
-async def test_a_frozen_program_does_not_respond_and_shows_no_work_until_it_goes_on() -> None:
+async def test_frozen_program_does_not_respond_and_shows_no_work_until_resumed() -> None:
     async with _running() as backend:
         process = psutil.Process(backend.process_id)
         os.kill(process.pid, signal.SIGSTOP)
@@ -88,7 +88,7 @@ async def test_a_frozen_program_does_not_respond_and_shows_no_work_until_it_goes
         assert await backend.responds(LIMIT_SECONDS)
 
 
-async def test_a_killed_program_is_named_to_the_stream_that_it_worked_on() -> None:
+async def test_killed_program_is_reported_to_its_running_stream() -> None:
     async with _running() as backend:
         stream = backend.generate(_story(1500), CALL)
         await anext(stream)
@@ -99,7 +99,7 @@ async def test_a_killed_program_is_named_to_the_stream_that_it_worked_on() -> No
     assert failed.value.reason is Reason.SERVER_DIED
 
 
-async def test_an_unload_frees_the_memory_of_the_model() -> None:
+async def test_unload_frees_the_model_memory() -> None:
     async with _running() as backend:
         async with asyncio.timeout(LIMIT_SECONDS):
             assert [frame async for frame in backend.generate(_story(4), CALL)]

@@ -36,7 +36,7 @@ def _holder() -> tuple["subprocess.Popen[str]", Path]:
         return process, Path(output.readline().strip())
 
 
-def test_the_folder_of_a_killed_runner_is_removed_and_that_of_a_living_one_stays() -> None:
+def test_folder_of_a_killed_runner_is_removed_and_that_of_a_live_one_remains() -> None:
     killed, stale = _holder()
     living, used = _holder()
     try:
@@ -56,7 +56,7 @@ def test_the_folder_of_a_killed_runner_is_removed_and_that_of_a_living_one_stays
         living.wait()
 
 
-def test_what_is_not_known_to_be_stale_is_left_alone(tmp_path: Path) -> None:
+def test_folder_not_known_to_be_stale_is_left_untouched(tmp_path: Path) -> None:
     unlocked = tmp_path / f"{PREFIX}new"
     unlocked.mkdir()
     link = tmp_path / f"{PREFIX}link"
@@ -74,7 +74,7 @@ def test_what_is_not_known_to_be_stale_is_left_alone(tmp_path: Path) -> None:
     assert remove_stale(PREFIX) == [unlocked], "the control"
 
 
-def test_only_its_user_can_enter_a_folder() -> None:
+def test_folder_is_accessible_only_to_its_user() -> None:
     folder = SocketFolder(PREFIX)
     assert folder.path.stat().st_mode & 0o777 == 0o700
     folder.remove()

@@ -88,7 +88,7 @@ def _gguf(folder: Path, name: str = "tiny-Q4_0.gguf") -> Path:
     return file
 
 
-async def test_a_gguf_file_becomes_a_model_of_the_runners_own_runtime_with_its_size(
+async def test_gguf_file_becomes_a_model_of_the_runner_runtime_with_its_size(
     workshop: Workshop, tmp_path: Path
 ) -> None:
     file = _gguf(tmp_path)
@@ -130,7 +130,7 @@ def test_the_engines_that_may_load_a_source_follow_from_its_files_or_its_text(
         assert engines(source) == ["llama_server", "vllm"], source
 
 
-async def test_a_restored_model_has_the_same_settings(workshop: Workshop, tmp_path: Path) -> None:
+async def test_restored_model_has_the_same_settings(workshop: Workshop, tmp_path: Path) -> None:
     added = await workshop.prepare(str(_gguf(tmp_path)))
     before = workshop.settings
     restored = workshop.adder.restored(added)
@@ -139,7 +139,7 @@ async def test_a_restored_model_has_the_same_settings(workshop: Workshop, tmp_pa
     assert len(workshop.sized) == 1
 
 
-async def test_a_folder_with_one_gguf_file_is_that_file_also_after_a_restart(
+async def test_folder_with_one_gguf_file_resolves_to_it_even_after_a_restart(
     workshop: Workshop, tmp_path: Path
 ) -> None:
     file = _gguf(tmp_path / "tiny")
@@ -159,7 +159,7 @@ async def test_a_folder_with_one_gguf_file_is_that_file_also_after_a_restart(
         ({"quantization_config": {"quant_method": "exl3"}}, "weft runtime install exllamav3"),
     ],
 )
-async def test_a_folder_without_an_installed_engine_is_refused_with_the_command(
+async def test_folder_without_an_installed_engine_is_rejected_with_the_install_command(
     workshop: Workshop, tmp_path: Path, configuration: dict[str, object], command: str
 ) -> None:
     folder = tmp_path / "model"
@@ -181,7 +181,7 @@ async def test_a_folder_without_an_installed_engine_is_refused_with_the_command(
         ("ollama:absent", Reason.NOT_FOUND, "is not on this machine"),
     ],
 )
-async def test_what_is_no_model_is_refused(
+async def test_source_that_is_no_model_is_rejected(
     workshop: Workshop, tmp_path: Path, source: str, reason: Reason, words: str
 ) -> None:
     (tmp_path / "notes.txt").write_text("notes", "utf-8")
@@ -190,7 +190,7 @@ async def test_what_is_no_model_is_refused(
     assert refused.value.reason is reason
 
 
-def test_a_runtime_that_is_gone_is_said(workshop: Workshop) -> None:
+def test_missing_runtime_is_reported(workshop: Workshop) -> None:
     gone = added_model_pb2.AddedModel(name="tiny", stored_source="hf:a/b", runtime="gone")
     with pytest.raises(WeftError, match="gone is not installed any more"):
         workshop.adder.restored(gone)

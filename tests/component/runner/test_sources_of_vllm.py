@@ -72,7 +72,7 @@ def _names(folder: Path) -> list[str]:
 
 @pytest.mark.slow("starts engine processes")
 @pytest.mark.parametrize("runtime", RUNTIMES)
-async def test_the_folder_of_a_source_is_pulled_with_the_first_load_and_given_to_vllm(
+async def test_folder_source_is_pulled_at_the_first_load_and_passed_to_vllm(
     hub: ModelHub, tmp_path: Path, runtime: str
 ) -> None:
     builds, store = Builds(), ModelStore(tmp_path / "models")
@@ -105,14 +105,14 @@ async def test_the_folder_of_a_source_is_pulled_with_the_first_load_and_given_to
         ({"model": "acme/tiny", "source": SOURCE}, "model tiny has a model and a source; leave one of them out"),
     ],
 )
-def test_a_model_of_vllm_has_a_model_or_a_source(runtime: str, settings: dict[str, str], why: str) -> None:
+def test_vllm_model_needs_either_a_model_or_a_source(runtime: str, settings: dict[str, str], why: str) -> None:
     with pytest.raises(FieldError) as refused:
         _model(runtime, **settings)
     assert why in str(refused.value)
 
 
 @pytest.mark.parametrize("runtime", RUNTIMES)
-def test_an_id_of_the_hub_is_left_to_vllm_itself(tmp_path: Path, runtime: str) -> None:
+def test_hub_id_is_passed_to_vllm_unchanged(tmp_path: Path, runtime: str) -> None:
     builds = Builds()
     served = ModelSources(ModelStore(tmp_path / "models"), ModelStoreSettings()).served(
         _model(runtime, model="acme/tiny"), builds.build

@@ -63,7 +63,7 @@ def _supervisor(how: str = "guardian") -> SupervisedProcess:
 GREEDY = "import sys\nheld = []\nwhile True: held.append(bytearray(8 << 20))"
 
 
-async def test_an_engine_that_allocates_without_end_is_ended_alone_and_early() -> None:
+async def test_engine_over_its_host_memory_limit_dies_early_as_out_of_memory() -> None:
     engine = EngineProcess(QUICK)
     started = asyncio.get_running_loop().time()
     await engine.start((sys.executable, "-c", GREEDY), ENVIRONMENT, limit_bytes=200 * MEBIBYTE)
@@ -79,7 +79,7 @@ def _oom_score(pid: int) -> int:
     return int(Path(f"/proc/{pid}/oom_score_adj").read_text())
 
 
-async def test_the_kernel_ends_an_engine_before_the_mesh_if_memory_runs_out() -> None:
+async def test_kernel_kills_an_engine_before_the_mesh_when_out_of_memory() -> None:
     own = _oom_score(os.getpid())
     engine = EngineProcess(QUICK)
     await engine.start(("/bin/sleep", "100"), ENVIRONMENT, limit_bytes=64 * MEBIBYTE)
@@ -94,7 +94,7 @@ async def test_the_kernel_ends_an_engine_before_the_mesh_if_memory_runs_out() ->
 
 
 @pytest.mark.parametrize("how", EVERYWHERE)
-async def test_the_process_id_is_the_engines_and_it_leads_a_session_and_a_group(how: str) -> None:
+async def test_pid_is_the_engines_and_leads_its_session_and_process_group(how: str) -> None:
     async with supervised(how, f"echo $$; exec sh -c 'echo {FAMILY_READY}; exec sleep 100'") as (process, ring, _):
         assert process.pid == int(ring.last(2)[0])
         assert os.getsid(process.pid) == os.getpgid(process.pid) == process.pid
@@ -105,7 +105,7 @@ async def test_the_process_id_is_the_engines_and_it_leads_a_session_and_a_group(
 
 
 @pytest.mark.parametrize("how", CONTAINMENTS)
-async def test_members_are_the_whole_family_and_containment_is_said_in_words(how: str) -> None:
+async def test_members_include_all_descendants_and_containment_is_described(how: str) -> None:
     async with supervised(how) as (process, _, mark):
         assert until(lambda: len(process.member_pids()) == FAMILY_SIZE, 2.0)
         guardian = psutil.Process(process.pid).parent()
@@ -123,7 +123,7 @@ async def test_members_are_the_whole_family_and_containment_is_said_in_words(how
 
 
 @pytest.mark.parametrize("how", EVERYWHERE)
-async def test_stop_ends_a_process_deaf_to_sigterm_and_does_not_wait_for_who_holds_the_output(how: str) -> None:
+async def test_stop_kills_a_process_that_ignores_sigterm_without_waiting_for_output_holders(how: str) -> None:
     async with supervised(how, f"trap '' TERM; {FAMILY}") as (process, _, mark):
         async with asyncio.timeout(QUICK_STOP_SECONDS):
             await process.stop()
@@ -134,7 +134,7 @@ async def test_stop_ends_a_process_deaf_to_sigterm_and_does_not_wait_for_who_hol
 
 
 @pytest.mark.parametrize("how", CONTAINMENTS)
-async def test_a_process_that_ends_by_itself_takes_its_descendants_along(how: str) -> None:
+async def test_exiting_process_takes_its_descendants_along(how: str) -> None:
     script = FAMILY.removesuffix("wait\n") + "sleep 0.1; printf 'last words'; exit 3"
     async with supervised(how, script) as (process, ring, mark):
         assert await process.wait() == "exit code 3"
@@ -145,12 +145,12 @@ async def test_a_process_that_ends_by_itself_takes_its_descendants_along(how: st
         assert process.oom_killed() is False
 
 
-async def test_a_signal_is_named() -> None:
+async def test_terminating_signal_is_reported() -> None:
     async with supervised("guardian", f"echo {FAMILY_READY}; kill -SEGV $$") as (process, _, _):
         assert (await process.wait()).startswith("signal SIGSEGV")
 
 
-async def test_how_an_engine_ended_is_known_where_a_stop_comes_before_it_was_heard() -> None:
+async def test_exit_status_is_known_even_if_a_stop_arrives_before_it_was_read() -> None:
     hears, says = os.pipe()
     start = EngineStart(argv=("/bin/sh", "-c", "sleep 0.1; exit 3"), env=ENVIRONMENT, tag="t", leaf=None, output=says)
     engine = await start_guarded(SYSTEMS["guardian"](), start)
@@ -166,7 +166,7 @@ async def test_how_an_engine_ended_is_known_where_a_stop_comes_before_it_was_hea
 
 
 @pytest.mark.parametrize("how", CONTAINMENTS)
-async def test_a_frozen_process_is_ended(how: str) -> None:
+async def test_frozen_process_is_killed(how: str) -> None:
     async with supervised(how) as (process, _, mark):
         assert process.pid is not None
         os.killpg(process.pid, signal.SIGSTOP)
@@ -177,7 +177,7 @@ async def test_a_frozen_process_is_ended(how: str) -> None:
 
 @pytest.mark.slow("starts many processes")
 @pytest.mark.parametrize("how", CONTAINMENTS)
-async def test_a_frozen_guardian_does_not_keep_anything_alive(how: str) -> None:
+async def test_frozen_guardian_keeps_nothing_alive(how: str) -> None:
     async with supervised(how) as (process, _, mark):
         guardian = psutil.Process(process.pid).parent()
         assert guardian is not None
@@ -197,7 +197,7 @@ async def test_a_frozen_guardian_does_not_keep_anything_alive(how: str) -> None:
     ],
     ids=["frozen", "killed"],
 )
-async def test_a_guardian_that_its_runner_ended_is_not_said_to_have_died(number: signal.Signals, said: str) -> None:
+async def test_guardian_killed_by_its_runner_is_not_reported_as_died(number: signal.Signals, said: str) -> None:
     """At a stop under load a guardian that answered too late was logged as one that had died."""
     async with supervised("guardian") as (process, _, mark):
         guardian = psutil.Process(process.pid).parent()
@@ -210,7 +210,7 @@ async def test_a_guardian_that_its_runner_ended_is_not_said_to_have_died(number:
     assert [line["event"] for line in logs if "guardian" in line["event"]] == [said]
 
 
-async def test_a_second_stop_finds_nothing_to_do_and_stops_at_once_share_the_work() -> None:
+async def test_second_stop_does_nothing_and_concurrent_stops_share_the_work() -> None:
     async with supervised("guardian") as (process, _, mark):
         await asyncio.gather(*(process.stop() for _ in range(3)))
         await process.stop()
@@ -218,7 +218,7 @@ async def test_a_second_stop_finds_nothing_to_do_and_stops_at_once_share_the_wor
         assert process.ended_by_us
 
 
-async def test_a_stop_that_is_cancelled_kills_at_once() -> None:
+async def test_cancelled_stop_kills_immediately() -> None:
     async with supervised("guardian", f"trap '' TERM; {FAMILY}") as (process, _, mark):
         stopping = asyncio.create_task(process.stop())
         await asyncio.sleep(0.05)
@@ -231,7 +231,7 @@ async def test_a_stop_that_is_cancelled_kills_at_once() -> None:
 
 @pytest.mark.parametrize("how", CONTAINMENTS)
 @pytest.mark.parametrize("yields", [0, 1, 2, 4, 8])
-async def test_a_start_that_is_cancelled_leaves_nothing(how: str, yields: int, tmp_path: Path) -> None:
+async def test_cancelled_start_leaves_nothing(how: str, yields: int, tmp_path: Path) -> None:
     process = SupervisedProcess(LogRing(), QUICK, leftovers=Leftovers(tmp_path / "r.children"), system=SYSTEMS[how]())
     mark = uuid4().hex
     starting = asyncio.create_task(process.start(["sh", "-c", FAMILY], env={**ENVIRONMENT, MARK: mark}))
@@ -248,7 +248,7 @@ async def test_a_start_that_is_cancelled_leaves_nothing(how: str, yields: int, t
 
 
 @pytest.mark.parametrize("how", EVERYWHERE)
-async def test_a_program_that_cannot_be_run_says_why_and_leaves_nothing(how: str, tmp_path: Path) -> None:
+async def test_unrunnable_program_reports_why_and_leaves_nothing(how: str, tmp_path: Path) -> None:
     no_program = tmp_path / "notes.txt"
     no_program.write_text("hello")
     process = _supervisor(how)
@@ -263,7 +263,7 @@ async def test_a_program_that_cannot_be_run_says_why_and_leaves_nothing(how: str
     await process.stop()
 
 
-async def test_a_file_limit_that_is_reached_is_a_failed_start(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_file_descriptor_limit_is_a_failed_start(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse() -> tuple[int, int]:
         raise OSError(24, os.strerror(24))
 
@@ -274,7 +274,7 @@ async def test_a_file_limit_that_is_reached_is_a_failed_start(monkeypatch: pytes
 
 
 @pytest.mark.slow("starts many processes")
-async def test_output_is_drained_while_it_floods_and_kept_within_bounds() -> None:
+async def test_flooding_output_is_drained_and_bounded() -> None:
     ring = LogRing()
     process = SupervisedProcess(ring, QUICK)
     code = "import os; [os.write(1, os.urandom(65536)) for _ in range(160)]; os.write(1, b'x' * 5_000_000)"
@@ -286,7 +286,7 @@ async def test_output_is_drained_while_it_floods_and_kept_within_bounds() -> Non
     assert sum(len(line.encode()) for line in ring.last(1_000_000)) <= MAX_RING_BYTES
 
 
-async def test_a_listener_that_fails_does_not_stop_the_draining() -> None:
+async def test_failing_listener_does_not_stop_output_draining() -> None:
     ring = LogRing()
     process = SupervisedProcess(ring, QUICK)
 
@@ -311,7 +311,7 @@ async def test_every_child_is_recorded_until_it_is_gone(tmp_path: Path) -> None:
 
 
 @pytest.mark.nightly("fifty lives of a process")
-async def test_fifty_lives_leave_no_process_no_descriptor_no_thread_and_no_cgroup() -> None:
+async def test_fifty_restarts_leak_no_process_descriptor_thread_or_cgroup() -> None:
     processes = [_supervisor(how) for how in ("cgroup", "guardian")]  # the first is like the second where it must be
     own = psutil.Process()
     seen = set()
@@ -340,7 +340,7 @@ def _cgroups() -> set[str]:
 
 
 @pytest.mark.slow("starts many processes")
-def test_the_guardian_is_small() -> None:
+def test_guardian_memory_is_small() -> None:
     """Not a matter of time: 10.7 MB resident here, most of it shared with every other Python."""
     with running_family("guardian", script=f"echo {FAMILY_READY}; sleep 100") as family:
         assert family.guardian is not None
@@ -356,7 +356,7 @@ def _inodes(pid: int) -> set[int]:
 
 
 @pytest.mark.slow("starts many processes")
-async def test_the_fake_backend_and_its_grandchild_in_another_session_end_together() -> None:
+async def test_fake_backend_and_its_grandchild_in_another_session_end_together() -> None:
     command = fake_backend_command(fork_grandchild=True, grandchild_setsid=True, ignore_sigterm=True)
     process = _supervisor()
     pids: asyncio.Future[int] = asyncio.get_running_loop().create_future()
@@ -373,7 +373,7 @@ async def test_the_fake_backend_and_its_grandchild_in_another_session_end_togeth
 
 
 @pytest.mark.slow("starts many processes")
-def test_systems_agree_about_a_process() -> None:
+def test_process_systems_agree_about_a_process() -> None:
     systems = [SYSTEMS["guardian"](), SYSTEMS["portable"]()]
     with running_family("guardian") as family:
         assert family.guardian is not None
@@ -393,7 +393,7 @@ def test_systems_agree_about_a_process() -> None:
             assert not system.kill_if(family.engine.pid, lambda: True)
 
 
-def test_a_start_that_is_cancelled_while_the_guardian_connects_ends_on_uvloop_too() -> None:
+def test_start_cancelled_while_the_guardian_connects_ends_on_uvloop_too() -> None:
     """It closes such a connection without telling of its end, though it told of its begin: a stop waited for ever."""
 
     async def cancelled_after(yields: int) -> None:
@@ -411,7 +411,7 @@ def test_a_start_that_is_cancelled_while_the_guardian_connects_ends_on_uvloop_to
     assert not own_children()
 
 
-async def test_a_start_that_is_cancelled_in_the_moment_it_succeeds_is_cancelled(
+async def test_start_cancelled_at_the_moment_it_succeeds_is_cancelled(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """asyncio.wait_for of Python 3.11 drops such a cancellation, and whoever stops a load would wait for its end."""

@@ -40,15 +40,15 @@ async def _load_failure(model: Path, override: Path | None = None) -> Reason:
     return failed.value.reason
 
 
-async def test_a_hostile_template_fails_the_load_and_no_engine_is_started(tmp_path: Path) -> None:
+async def test_hostile_template_fails_the_load_and_no_engine_starts(tmp_path: Path) -> None:
     assert await _load_failure(write_gguf(tmp_path / "m.gguf", HOSTILE)) is Reason.TEMPLATE_FAILED
 
 
-async def test_a_hostile_template_for_tools_fails_it_as_well(tmp_path: Path) -> None:
+async def test_hostile_tool_template_fails_the_load(tmp_path: Path) -> None:
     assert await _load_failure(write_gguf(tmp_path / "m.gguf", "fine", tool_use=HOSTILE)) is Reason.TEMPLATE_FAILED
 
 
-async def test_a_hostile_override_fails_it_and_a_good_one_replaces_a_hostile_one(tmp_path: Path) -> None:
+async def test_hostile_override_fails_the_load_and_a_valid_one_replaces_a_hostile_template(tmp_path: Path) -> None:
     override = tmp_path / "template.jinja"
     override.write_text(HOSTILE)
     assert await _load_failure(write_gguf(tmp_path / "m.gguf"), override) is Reason.TEMPLATE_FAILED
@@ -58,7 +58,7 @@ async def test_a_hostile_override_fails_it_and_a_good_one_replaces_a_hostile_one
     await backend.stop()
 
 
-async def test_a_template_that_insists_on_roles_and_a_file_of_another_kind_load(tmp_path: Path) -> None:
+async def test_role_checking_template_and_non_gguf_file_pass_the_check(tmp_path: Path) -> None:
     strict = write_gguf(tmp_path / "m.gguf", "{{ raise_exception('no system role here') }}")
     other = tmp_path / "m.bin"
     other.write_bytes(b"another kind of file")
@@ -66,13 +66,13 @@ async def test_a_template_that_insists_on_roles_and_a_file_of_another_kind_load(
         await check_before_load(model, None)
 
 
-async def test_a_model_file_that_is_cut_short_fails_the_load(tmp_path: Path) -> None:
+async def test_truncated_model_file_fails_the_load(tmp_path: Path) -> None:
     model = write_gguf(tmp_path / "m.gguf")
     model.write_bytes(model.read_bytes()[:-10])
     assert await _load_failure(model) is Reason.INVALID_ARGUMENT
 
 
-async def test_an_override_has_to_be_a_text_of_a_bounded_length(tmp_path: Path) -> None:
+async def test_override_must_be_text_of_bounded_length(tmp_path: Path) -> None:
     model, override = write_gguf(tmp_path / "m.gguf"), tmp_path / "template.jinja"
     for content in (b"\xff", b"x" * (1024 * 1024 + 1)):
         override.write_bytes(content)

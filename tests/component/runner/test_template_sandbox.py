@@ -75,7 +75,7 @@ async def _failure(sandbox: TemplateSandbox, template: str, variables: dict[str,
 
 
 @pytest.mark.parametrize("template", [_hostile(kind) for kind in HOSTILE])
-async def test_a_hostile_template_fails_within_its_limits_and_the_next_one_works(template: str) -> None:
+async def test_hostile_template_fails_within_its_limits_and_the_next_one_works(template: str) -> None:
     before = psutil.Process().memory_info().rss
     async with TemplateSandbox(wall_seconds=1.0) as sandbox:
         error = await _failure(sandbox, template, {"messages": MESSAGES})
@@ -87,7 +87,7 @@ async def test_a_hostile_template_fails_within_its_limits_and_the_next_one_works
 
 
 @SLOW
-async def test_the_process_is_kept_for_the_next_rendering_and_replaced_after_a_kill(sandbox: TemplateSandbox) -> None:
+async def test_process_is_reused_for_the_next_rendering_and_replaced_after_a_kill(sandbox: TemplateSandbox) -> None:
     assert await sandbox.render("{{ a }}", {"a": "1"}) == "1"
     first = _workers()
     await sandbox.render("{{ a }}", {"a": "2"})
@@ -100,7 +100,7 @@ async def test_the_process_is_kept_for_the_next_rendering_and_replaced_after_a_k
     assert await sandbox.render("{{ a }}", {"a": "4"}) == "4", "that was no fault of the template"
 
 
-async def test_a_process_that_is_killed_for_want_of_memory_is_not_blamed_on_the_template(
+async def test_worker_killed_for_memory_is_not_blamed_on_the_template(
     sandbox: TemplateSandbox,
 ) -> None:
     await sandbox.render("warm", {})
@@ -121,7 +121,7 @@ async def test_a_process_that_is_killed_for_want_of_memory_is_not_blamed_on_the_
     assert await sandbox.render("ok", {}) == "ok"
 
 
-async def test_a_rendering_that_a_stop_ends_says_so(sandbox: TemplateSandbox) -> None:
+async def test_rendering_ended_by_a_stop_reports_it(sandbox: TemplateSandbox) -> None:
     await sandbox.render("warm", {})
     rendering = asyncio.create_task(sandbox.render(HOSTILE["loops in loops"], {}))
     await asyncio.sleep(0.05)
@@ -150,7 +150,7 @@ asyncio.run(main())
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="limits of address space are Linux's")
-async def test_a_machine_that_allows_less_than_the_limits_renders_all_the_same() -> None:
+async def test_machine_with_lower_limits_still_renders() -> None:
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-c", LITTLE),
         env={**os.environ, "PROGRAM": LITTLE},
@@ -169,7 +169,7 @@ async def test_stop_leaves_no_process_and_the_sandbox_works_again(sandbox: Templ
     assert await sandbox.render("again", {}) == "again"
 
 
-async def test_a_rendering_that_is_cancelled_leaves_no_process_at_work(sandbox: TemplateSandbox) -> None:
+async def test_cancelled_rendering_leaves_no_busy_process(sandbox: TemplateSandbox) -> None:
     await sandbox.render("warm", {})
     rendering = asyncio.create_task(sandbox.render(HOSTILE["loops in loops"], {}))
     await asyncio.wait({rendering}, timeout=0.05)
@@ -180,7 +180,7 @@ async def test_a_rendering_that_is_cancelled_leaves_no_process_at_work(sandbox: 
     assert await sandbox.render("ok", {}) == "ok"
 
 
-async def test_the_process_has_limits_of_its_own_and_nothing_of_the_environment(
+async def test_process_has_its_own_limits_and_an_empty_environment(
     sandbox: TemplateSandbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("WEFT_SECRET", "s3cret")
@@ -200,13 +200,13 @@ async def test_the_process_has_limits_of_its_own_and_nothing_of_the_environment(
         "an output that is too large, in pieces",
     ],
 )
-async def test_the_check_before_a_load_catches_a_template_that_oversteps(sandbox: TemplateSandbox, kind: str) -> None:
+async def test_check_before_load_detects_a_template_over_its_limits(sandbox: TemplateSandbox, kind: str) -> None:
     with pytest.raises(WeftError) as failed:
         await sandbox.check(HOSTILE[kind], {"messages": MESSAGES})
     assert failed.value.reason is Reason.TEMPLATE_FAILED
 
 
-async def test_a_template_that_dislikes_the_sample_passes_the_check_and_fails_the_rendering(
+async def test_template_that_rejects_the_sample_passes_the_check_and_fails_rendering(
     sandbox: TemplateSandbox,
 ) -> None:
     template = "{{ raise_exception('Roles must alternate\n') }}"
@@ -231,25 +231,25 @@ async def test_a_template_that_dislikes_the_sample_passes_the_check_and_fails_th
         ("{{ '\u2603\U0001f600' }}", "\u2603\U0001f600"),
     ],
 )
-async def test_templates_find_what_they_are_written_for(sandbox: TemplateSandbox, template: str, expected: str) -> None:
+async def test_templates_have_the_helpers_they_expect(sandbox: TemplateSandbox, template: str, expected: str) -> None:
     assert await sandbox.render(template, {"messages": MESSAGES, "bos_token": "<s>"}) == expected
 
 
-async def test_the_demo_model_s_template_gives_its_prompt(sandbox: TemplateSandbox) -> None:
+async def test_demo_model_template_renders_its_prompt(sandbox: TemplateSandbox) -> None:
     header = read_gguf_header(demo_model_path())
     assert header.chat_template is not None
     prompt = await sandbox.render(header.chat_template, {"messages": MESSAGES, "add_generation_prompt": True})
     assert prompt.endswith("<|im_start|>user\nHi <b> & 'you'<|im_end|>\n<|im_start|>assistant\n")
 
 
-async def test_a_conversation_beyond_the_limit_is_refused(
+async def test_conversation_over_the_limit_is_rejected(
     sandbox: TemplateSandbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sandbox_module, "MAX_REQUEST_BYTES", 1000)
     assert "1000 bytes" in (await _failure(sandbox, "{{ a }}", {"a": "x" * 1000})).message
 
 
-async def test_a_conversation_that_is_nested_too_deeply_is_refused_and_not_a_fault_of_ours(
+async def test_too_deeply_nested_conversation_is_a_client_error(
     sandbox: TemplateSandbox,
 ) -> None:
     """Such as the arguments of an earlier call."""
@@ -283,7 +283,7 @@ asyncio.run(main())
 """
 
 
-async def test_a_rendering_ends_with_the_process_that_asked_for_it() -> None:
+async def test_rendering_ends_when_its_parent_process_dies() -> None:
     parent = await asyncio.create_subprocess_exec(
         *(sys.executable, "-c", ORPHAN, HOSTILE["loops in loops"]), stdout=asyncio.subprocess.PIPE
     )

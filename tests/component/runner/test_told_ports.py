@@ -89,7 +89,7 @@ def _listened(backend: ToldServer) -> set[int]:
     return {connection.laddr.port for connection in connections if connection.status == psutil.CONN_LISTEN}
 
 
-async def test_a_server_is_told_a_free_port_and_answers_there() -> None:
+async def test_server_gets_a_free_port_and_answers_there() -> None:
     backend = _backend()
     try:
         async with asyncio.timeout(20.0):
@@ -100,7 +100,7 @@ async def test_a_server_is_told_a_free_port_and_answers_there() -> None:
         await backend.stop()
 
 
-async def test_another_program_on_the_port_is_not_mistaken_for_the_server() -> None:
+async def test_foreign_program_on_the_port_is_not_mistaken_for_the_server() -> None:
     children = own_children()
     async with _foreign_server() as foreign:
         free = free_ports(1)
@@ -114,7 +114,7 @@ async def test_another_program_on_the_port_is_not_mistaken_for_the_server() -> N
     assert own_children() == children
 
 
-async def test_a_server_that_only_finds_foreign_ports_is_not_started() -> None:
+async def test_server_does_not_start_if_every_port_is_foreign() -> None:
     children = own_children()
     async with _foreign_server() as one, _foreign_server() as two:
         backend = _backend(ports=ScriptedPorts(one, two))
@@ -125,7 +125,7 @@ async def test_a_server_that_only_finds_foreign_ports_is_not_started() -> None:
     assert own_children() == children
 
 
-async def test_a_server_that_dies_for_another_reason_is_not_tried_on_another_port() -> None:
+async def test_server_that_dies_for_another_reason_is_not_retried_on_another_port() -> None:
     ports = ScriptedPorts(*range(first := free_ports(2), first + 2))
     backend = _backend(ports=ports, switches={"exit_at_start": 3})
     with pytest.raises(WeftError) as failed:

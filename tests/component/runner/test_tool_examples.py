@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[3]
 FOLDER = ROOT / "examples" / "tools"
 
 
-async def test_the_example_of_tools_works_as_it_stands(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_tool_example_runs_as_written(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(FOLDER)
     monkeypatch.chdir(ROOT)
     config = load_config(FOLDER / "weft.yaml")

@@ -26,7 +26,7 @@ CALL = {
 }
 
 
-async def test_a_call_that_the_model_writes_is_run_and_its_result_understood(tmp_path: Path) -> None:
+async def test_tool_call_written_by_the_model_runs_and_its_result_is_used(tmp_path: Path) -> None:
     # A model this small calls nothing by itself; a grammar makes it write a call, and again when it has the result.
     form = chat_pb2.ResponseFormat(json_schema=chat_pb2.JsonSchemaFormat(name="call", schema=json_object(CALL)))
     server = engine_settings(

@@ -92,7 +92,7 @@ def _kinds(events: Sequence[event_pb2.InferenceEvent]) -> list[str | None]:
     return [kind for event in events if (kind := event.WhichOneof("event")) not in ("delta", "progress")]
 
 
-async def test_a_tool_is_run_between_two_turns_of_the_engine(tmp_path: Path) -> None:
+async def test_tool_runs_between_two_engine_turns(tmp_path: Path) -> None:
     turns: list[dict[str, Any]] = [{"text": "Let me add.", "calls": [ADD]}, {"text": " It is three."}]
     async with _stage(tmp_path, *turns, tools=[_tool("add")]) as stage:
         events = await stage.answer(tools=["add"], platform_prompt=True)
@@ -113,7 +113,7 @@ async def test_a_tool_is_run_between_two_turns_of_the_engine(tmp_path: Path) -> 
         {"text": "hush hush, and this line has enough words to be told from a table\n" * 60},
     ],
 )
-async def test_what_a_model_wrote_is_told_to_the_caller_and_to_no_log(tmp_path: Path, turn: dict[str, Any]) -> None:
+async def test_model_output_reaches_the_caller_and_no_log(tmp_path: Path, turn: dict[str, Any]) -> None:
     kill = agent_behaviour_pb2.REPETITION_POLICY_KILL
     async with _stage(tmp_path, turn, tools=[_tool("add")]) as stage:
         with capture_logs() as logs:
@@ -125,7 +125,7 @@ async def test_what_a_model_wrote_is_told_to_the_caller_and_to_no_log(tmp_path: 
     assert "hush hush" not in str(logs)
 
 
-async def test_a_tool_that_hangs_is_given_up_and_the_model_told(tmp_path: Path) -> None:
+async def test_hanging_tool_times_out_and_the_model_is_informed(tmp_path: Path) -> None:
     marker = tmp_path / "marker"
     call = {"name": "hang", "arguments": json.dumps({"marker": str(marker)})}
     tools = [_tool("hang", timeout_seconds=0.05)]
@@ -137,7 +137,7 @@ async def test_a_tool_that_hangs_is_given_up_and_the_model_told(tmp_path: Path) 
     assert marker.read_text() == "cancelled"
 
 
-async def test_fifty_megabytes_of_output_are_cut_and_the_model_is_told(tmp_path: Path) -> None:
+async def test_fifty_megabytes_of_output_are_truncated_with_a_note_to_the_model(tmp_path: Path) -> None:
     tools = [_tool("flood", max_output_bytes=1000)]
     async with _stage(tmp_path, {"calls": [{"name": "flood"}]}, {"text": "Much."}, tools=tools) as stage:
         events = await stage.answer(tools=["flood"])
@@ -147,7 +147,7 @@ async def test_fifty_megabytes_of_output_are_cut_and_the_model_is_told(tmp_path:
     assert [warning.code for warning in _receipt(events).warnings] == [warning_pb2.WARNING_CODE_TOOL_OUTPUT_CUT]
 
 
-async def test_a_caller_who_leaves_while_a_tool_runs_frees_the_slot_and_ends_the_tool(tmp_path: Path) -> None:
+async def test_disconnect_during_a_tool_run_frees_the_slot_and_ends_the_tool(tmp_path: Path) -> None:
     marker = tmp_path / "marker"
     call = {"name": "hang", "arguments": json.dumps({"marker": str(marker)})}
     async with _stage(tmp_path, {"calls": [call]}, tools=[_tool("hang")]) as stage:
@@ -162,7 +162,7 @@ async def test_a_caller_who_leaves_while_a_tool_runs_frees_the_slot_and_ends_the
         assert marker.read_text() == "cancelled"
 
 
-async def test_a_request_for_a_decision_stops_the_engine_in_mid_answer(tmp_path: Path) -> None:
+async def test_decision_signal_stops_the_engine_mid_answer(tmp_path: Path) -> None:
     decision = json.dumps({"question": "Which?", "options": ["a", "b"]})
     turn = {"text": "Well.", "calls": [{"name": "NEEDS_MANAGER_DECISION", "arguments": decision}]}
     async with _stage(tmp_path, turn, tokens_per_second=500) as stage:
@@ -174,7 +174,7 @@ async def test_a_request_for_a_decision_stops_the_engine_in_mid_answer(tmp_path:
     assert engine.requests_cancelled + engine.requests_finished == 1
 
 
-async def test_an_answer_that_loops_is_killed_and_the_engine_stops(tmp_path: Path) -> None:
+async def test_looping_answer_is_killed_and_the_engine_stops(tmp_path: Path) -> None:
     async with _stage(tmp_path, repeat_line="I will now look at the file once more.") as stage:
         kill = agent_behaviour_pb2.REPETITION_POLICY_KILL
         assert await stage.refusal(repetition_policy=kill) is Reason.REPEATED_LINE_LOOP

@@ -87,7 +87,7 @@ def _warned(events: list[Any]) -> list[str]:
     return [event.warning.field for event in events if event.HasField("warning")]
 
 
-async def test_a_schema_that_an_engine_cannot_follow_is_simplified_with_a_warning() -> None:
+async def test_unsupported_schema_is_simplified_with_a_warning() -> None:
     schema = {"type": "object", "properties": {"a": {"$ref": "#"}, "b": {"type": "string"}}, "required": ["b"]}
     stage = Stage(refused_words="$ref")
     async with _client(stage, LLAMA_SERVER) as client:
@@ -98,7 +98,7 @@ async def test_a_schema_that_an_engine_cannot_follow_is_simplified_with_a_warnin
     assert sent == {"type": "object", "properties": {"a": {}, "b": {"type": "string"}}, "required": ["b"]}
 
 
-async def test_a_request_that_is_refused_for_another_reason_is_not_repeated() -> None:
+async def test_request_rejected_for_another_reason_is_not_retried() -> None:
     stage = Stage(refused_words="messages")
     async with _client(stage, LLAMA_SERVER) as client:
         with pytest.raises(WeftError) as refused:
@@ -107,7 +107,7 @@ async def test_a_request_that_is_refused_for_another_reason_is_not_repeated() ->
     assert len(stage.bodies) == 1
 
 
-async def test_names_with_dots_are_mapped_for_a_provider_that_allows_none() -> None:
+async def test_dotted_names_are_mapped_for_a_provider_that_rejects_dots() -> None:
     payload = _chat("files_read", "files.read")
     payload.tool_choice.function_name = "files.read"
     turn = payload.messages.add(role=chat_pb2.ROLE_ASSISTANT)
@@ -130,14 +130,14 @@ async def test_names_with_slashes_are_mapped_for_every_engine_and_back() -> None
     assert stage.bodies[0]["tools"][0]["function"]["name"] == "files_read"
 
 
-async def test_a_long_name_is_shortened_for_a_provider_and_given_back() -> None:
+async def test_long_name_is_shortened_for_a_provider_and_restored() -> None:
     stage, long = Stage(), "mcp__" + "x" * 100
     async with _client(stage, PROVIDER) as client:
         assert _called(await _events(client, _chat(long))) == [long]
     assert len(stage.bodies[0]["tools"][0]["function"]["name"]) == 64
 
 
-async def test_names_with_dots_reach_an_engine_that_allows_them() -> None:
+async def test_dotted_names_reach_an_engine_that_allows_them() -> None:
     stage = Stage()
     async with _client(stage, LLAMA_SERVER) as client:
         assert _called(await _events(client, _chat("files.read"))) == ["files.read"]
@@ -151,7 +151,7 @@ async def test_names_with_dots_reach_an_engine_that_allows_them() -> None:
         (chat_pb2.ToolChoice.MODE_REQUIRED, "response_format"),
     ],
 )
-async def test_tools_beside_a_response_format_are_never_lost_in_silence(
+async def test_tools_with_a_response_format_yield_a_warning(
     mode: chat_pb2.ToolChoice.Mode.ValueType, field: str
 ) -> None:
     payload = _chat("look", tool_choice=chat_pb2.ToolChoice(mode=mode))

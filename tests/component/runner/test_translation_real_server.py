@@ -34,7 +34,7 @@ def _chat(**languages: str) -> chat_pb2.ChatPayload:
     return payload
 
 
-async def test_a_model_that_translates_starts_and_gets_the_rendered_prompt(tmp_path: Path) -> None:
+async def test_translation_model_starts_and_gets_the_rendered_prompt(tmp_path: Path) -> None:
     file = write_with_template(tmp_path / "translate.gguf", demo_model_path(), TRANSLATION_TEMPLATE)
     command = (sys.executable, "-m", xllamacpp_launcher.__name__)
     settings = engine_settings(LlamaServerModel, command=command, path=file, name="m", context_tokens=512)

@@ -10,7 +10,7 @@ BURN = "import time; end = time.process_time() + 0.1\nwhile time.process_time() 
 WAIT = "print('done', flush=True); import sys; sys.stdin.read()"
 
 
-def test_what_a_child_used_stays_in_the_sum_after_its_end() -> None:
+def test_cpu_time_of_an_ended_child_stays_in_the_sum() -> None:
     tree = TreeTime()
     before = tree.seconds(os.getpid(), ())
     child = subprocess.Popen([sys.executable, "-c", BURN + WAIT], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
@@ -25,7 +25,7 @@ def test_what_a_child_used_stays_in_the_sum_after_its_end() -> None:
     assert tree.seconds(os.getpid(), {child.pid}) >= with_child
 
 
-def test_a_new_root_begins_anew_and_one_that_is_gone_used_nothing() -> None:
+def test_cpu_time_restarts_with_a_new_root_and_a_missing_root_counts_zero() -> None:
     tree = TreeTime()
     with subprocess.Popen([sys.executable, "-S", "-c", BURN]) as child:
         child.wait()

@@ -89,7 +89,7 @@ async def _until(condition: Any) -> None:
     raise AssertionError("it did not happen within 10 s")
 
 
-async def test_it_serves_on_a_socket_that_only_its_user_reaches_and_on_no_port() -> None:
+async def test_vllm_listens_only_on_a_private_socket() -> None:
     backend = _backend()
     async with _started(backend) as (facts, process):
         folder = _socket(backend).parent
@@ -104,7 +104,7 @@ async def test_it_serves_on_a_socket_that_only_its_user_reaches_and_on_no_port()
     assert not folder.exists()
 
 
-async def test_what_a_load_says_reaches_the_facts() -> None:
+async def test_load_parameters_are_reflected_in_the_facts() -> None:
     order = LoadOrder(parameters={"slots": 2, "context_tokens": 512})
     async with _started(_backend(), order) as (facts, _):
         assert (facts.context_tokens, facts.slots) == (512, 2)
@@ -112,7 +112,7 @@ async def test_what_a_load_says_reaches_the_facts() -> None:
 
 @pytest.mark.slow("starts an ordinary program")
 @pytest.mark.usefixtures("cold_engines")
-async def test_the_key_of_each_start_travels_in_the_environment_and_is_needed() -> None:
+async def test_per_start_key_is_passed_in_the_environment_and_required() -> None:
     backend = _backend()
     async with _started(backend) as (_, process):
         key = process.environ()["VLLM_API_KEY"]
@@ -123,7 +123,7 @@ async def test_the_key_of_each_start_travels_in_the_environment_and_is_needed() 
             assert answer.status == 401
 
 
-async def test_its_output_tells_how_far_a_load_has_come() -> None:
+async def test_load_progress_is_parsed_from_the_output() -> None:
     backend = _backend({"load_seconds": 0.5})
     assert backend.load_progress() is None
     starting = asyncio.create_task(backend.start())
@@ -141,7 +141,7 @@ async def test_its_output_tells_how_far_a_load_has_come() -> None:
 
 
 @pytest.mark.slow("waits for a timeout of a second")
-async def test_a_start_has_a_timeout_of_its_own_and_leaves_nothing() -> None:
+async def test_start_timeout_applies_and_leaves_nothing() -> None:
     children = own_children()
     backend = _backend({"never_healthy": True}, start_timeout_seconds=1.0)
     with pytest.raises(WeftError) as failed:
@@ -151,14 +151,14 @@ async def test_a_start_has_a_timeout_of_its_own_and_leaves_nothing() -> None:
     assert own_children() == children
 
 
-async def test_a_server_of_another_model_is_not_taken() -> None:
+async def test_server_of_another_model_is_rejected() -> None:
     other = _backend(extra_arguments=("--alias", "other"))
     with pytest.raises(WeftError) as failed:
         await other.start()
     assert failed.value.reason is Reason.BACKEND_PROTOCOL_ERROR
 
 
-async def test_a_closed_answer_is_aborted_by_its_id_and_by_no_other() -> None:
+async def test_closed_answer_is_aborted_by_its_own_id() -> None:
     backend = _backend({"answer_tokens": 0, "tokens_per_second": 20})
     async with _started(backend):
         async with aclosing(backend.generate(_chat(), _call("abc"))) as frames:
@@ -171,14 +171,14 @@ async def test_a_closed_answer_is_aborted_by_its_id_and_by_no_other() -> None:
         await _until(aborted)
 
 
-async def test_a_whole_answer_is_not_aborted() -> None:
+async def test_complete_answer_is_not_aborted() -> None:
     backend = _backend({"answer_tokens": 4})
     async with _started(backend):
         await _frames(backend)
         assert (await _state(backend)).aborted_request_ids == []
 
 
-async def test_an_answer_may_be_limited_to_more_tokens_than_the_context_has() -> None:
+async def test_max_tokens_is_capped_at_the_context_length() -> None:
     backend = _backend({"answer_tokens": 4})
     order = LoadOrder(parameters={"context_tokens": 512})
     async with _started(backend, order):
@@ -189,14 +189,14 @@ async def test_an_answer_may_be_limited_to_more_tokens_than_the_context_has() ->
             assert (body["max_tokens"], body["repetition_penalty"]) == (sent, 1.5)
 
 
-async def test_the_salt_of_a_tenant_reaches_the_engine() -> None:
+async def test_tenant_salt_reaches_the_engine() -> None:
     backend = _backend({"answer_tokens": 4})
     async with _started(backend):
         await _frames(backend, cache=CacheUse(salt="tenant-salt"))
         assert (await _state(backend)).last_request_body["cache_salt"] == "tenant-salt"
 
 
-async def test_the_cache_is_emptied_once_no_request_uses_it() -> None:
+async def test_cache_is_flushed_once_no_request_uses_it() -> None:
     backend = _backend({"answer_tokens": 0, "tokens_per_second": 20})
     async with _started(backend):
         frames = backend.generate(_chat(), _call())
@@ -210,7 +210,7 @@ async def test_the_cache_is_emptied_once_no_request_uses_it() -> None:
 
 
 @pytest.mark.slow("waits for a cache in use")
-async def test_a_cache_in_use_is_not_emptied_for_ever() -> None:
+async def test_flush_of_a_cache_in_use_times_out() -> None:
     backend = _backend({"answer_tokens": 0, "tokens_per_second": 20})
     async with _started(backend):
         async with aclosing(backend.generate(_chat(), _call())) as frames:
@@ -220,7 +220,7 @@ async def test_a_cache_in_use_is_not_emptied_for_ever() -> None:
         assert failed.value.reason is Reason.BACKEND_ERROR
 
 
-async def test_its_figures_are_sampled_while_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_metrics_are_sampled_while_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine_figures, "SAMPLE_SECONDS", 0.05)
     backend = _backend({"answer_tokens": 0, "tokens_per_second": 20})
     async with _started(backend), aclosing(backend.generate(_chat(), _call())) as frames:
@@ -238,7 +238,7 @@ async def test_its_figures_are_sampled_while_it_runs(monkeypatch: pytest.MonkeyP
     assert backend.engine_load is None
 
 
-async def test_it_sleeps_in_its_process_and_wakes_in_it() -> None:
+async def test_model_sleeps_and_wakes_in_its_process() -> None:
     backend = _backend({"answer_tokens": 4}, sleep_level=1)
     async with _started(backend, ON_A_DEVICE) as (facts, process):
         assert await backend.sleep()
@@ -255,7 +255,7 @@ class _OnADevice(VllmBackend):
         return await super().start(ON_A_DEVICE)
 
 
-async def test_an_unload_ends_the_process_in_which_it_sleeps() -> None:
+async def test_unload_ends_the_sleeping_process() -> None:
     command = tuple(fake_backend_command(answer_tokens=4))
     given = {"name": "smol", "model": "org/model", "sleep_level": 1, "graces": GRACES, "command": command}
     backend = _OnADevice(*engine_settings(VllmModel, **given))
@@ -280,7 +280,7 @@ async def test_an_unload_ends_the_process_in_which_it_sleeps() -> None:
         await instance.stop()
 
 
-async def test_weights_that_a_sleep_dropped_are_loaded_again() -> None:
+async def test_weights_dropped_by_sleep_are_reloaded() -> None:
     backend = _backend({"answer_tokens": 4}, sleep_level=2)
     async with _started(backend, ON_A_DEVICE) as (_, process):
         assert await backend.sleep()
@@ -290,17 +290,17 @@ async def test_weights_that_a_sleep_dropped_are_loaded_again() -> None:
 
 
 @pytest.mark.parametrize("order", [LoadOrder(), LoadOrder(shares=())], ids=["no ledger", "no device"])
-async def test_it_is_ended_instead_of_sleeping_where_it_has_no_device(order: LoadOrder) -> None:
+async def test_process_is_stopped_instead_of_sleeping_without_a_device(order: LoadOrder) -> None:
     async with _started(backend := _backend(sleep_level=1), order):
         assert not await backend.sleep()
 
 
-async def test_it_is_ended_instead_of_sleeping_unless_that_is_set() -> None:
+async def test_process_is_stopped_instead_of_sleeping_unless_configured() -> None:
     async with _started(backend := _backend(), ON_A_DEVICE):
         assert not await backend.sleep()
 
 
-async def test_a_sleeping_process_is_replaced_for_another_load() -> None:
+async def test_sleeping_process_is_replaced_for_a_different_load() -> None:
     backend = _backend(sleep_level=1)
     async with _started(backend, ON_A_DEVICE) as (_, process):
         assert await backend.sleep()
@@ -310,7 +310,7 @@ async def test_a_sleeping_process_is_replaced_for_another_load() -> None:
         assert not process.is_running()
 
 
-async def test_a_sleeping_process_that_died_is_started_again() -> None:
+async def test_sleeping_process_that_died_is_restarted() -> None:
     children = own_children()
     backend = _backend({"answer_tokens": 4}, sleep_level=1)
     async with _started(backend, ON_A_DEVICE) as (_, process):
@@ -322,14 +322,14 @@ async def test_a_sleeping_process_that_died_is_started_again() -> None:
     assert own_children() == children
 
 
-async def test_tokens_are_counted_as_vllm_counts_them() -> None:
+async def test_tokens_are_counted_by_vllm() -> None:
     async with _started(backend := _backend()):
         result = await backend.tokenize(tokenize_pb2.TokenizePayload(text="one two three"), _call())
         assert result.count > 0
         assert result.max_context_tokens == 2048
 
 
-async def test_a_model_of_one_kind_does_nothing_else() -> None:
+async def test_model_of_one_kind_supports_only_its_operations() -> None:
     async with _started(backend := _backend({}, kind="reranking")) as (facts, _):
         assert facts.operations == {Operation.RERANK, Operation.TOKENIZE}
         with pytest.raises(WeftError) as refused:
@@ -337,9 +337,7 @@ async def test_a_model_of_one_kind_does_nothing_else() -> None:
         assert refused.value.reason is Reason.UNSUPPORTED_OPERATION
 
 
-async def test_a_folder_for_sockets_with_too_long_a_path_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_socket_folder_path_that_is_too_long_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     deep = tmp_path / ("x" * 100)
     deep.mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(deep))

@@ -101,7 +101,7 @@ def _told(runner: RunningRunner, *more: object) -> str:
 ENVIRONMENT: Mapping[str, str] = {**os.environ, "WEFT_WAKE_SECRET": "controller-secret"}
 
 
-async def test_a_command_starts_the_server_and_requests_are_served(tmp_path: Path) -> None:
+async def test_command_starts_the_server_and_requests_are_served(tmp_path: Path) -> None:
     port, pid_file = free_port(), tmp_path / "pid"
     command = fake_backend_command("--port", str(port), "--api-key", KEY)
     quiet = "stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL"
@@ -140,7 +140,7 @@ async def test_a_command_starts_the_server_and_requests_are_served(tmp_path: Pat
         ),
     ],
 )
-async def test_each_way_a_wake_can_fail_is_named(
+async def test_each_wake_failure_has_its_reason(
     recipe: WakeRecipe, max_wait_seconds: float, message: str, tmp_path: Path, server: OtherServer
 ) -> None:
     async with running_runner(tmp_path, [_attached(server, recipe, max_wait_seconds=max_wait_seconds)]) as runner:
@@ -151,7 +151,7 @@ async def test_each_way_a_wake_can_fail_is_named(
         await runner.until_state(lambda state: state.phase == Phase.HIBERNATING.value and message in state.detail)
 
 
-async def test_neither_url_nor_key_of_a_server_is_ever_told(tmp_path: Path, server: OtherServer) -> None:
+async def test_server_url_and_key_are_never_revealed(tmp_path: Path, server: OtherServer) -> None:
     port = server.url.rpartition(":")[2].removesuffix("/v1")
     await server.begin("--api-key", KEY, status=500, status_body=f"no way to http://127.0.0.1:{port}/v1 with {KEY}")
     async with (
@@ -177,7 +177,7 @@ async def test_neither_url_nor_key_of_a_server_is_ever_told(tmp_path: Path, serv
     assert "[hidden]" in upstream.message
 
 
-async def test_a_key_that_is_not_there_is_named_by_its_variable(server: OtherServer) -> None:
+async def test_missing_key_error_names_its_variable(server: OtherServer) -> None:
     config = engine_settings(
         OpenAiHttpModel, url=server.url, upstream_model="m", api_key_env=KEY_VARIABLE, environment={}
     )
@@ -186,7 +186,7 @@ async def test_a_key_that_is_not_there_is_named_by_its_variable(server: OtherSer
     assert KEY_VARIABLE in failed.value.message
 
 
-async def test_a_wrong_key_says_so(tmp_path: Path, server: OtherServer) -> None:
+async def test_wrong_key_is_reported(tmp_path: Path, server: OtherServer) -> None:
     await server.begin("--api-key", "another-key")
     async with running_runner(tmp_path, [_attached(server, None, attach_retry_seconds=0.05)]) as runner:
         state = await runner.until(Phase.FAILED)
@@ -196,7 +196,7 @@ async def test_a_wrong_key_says_so(tmp_path: Path, server: OtherServer) -> None:
         await runner.until(Phase.READY)
 
 
-async def test_a_request_without_a_first_token_is_told_when_its_server_is_let_go(server: OtherServer) -> None:
+async def test_request_without_a_first_token_fails_when_its_server_is_released(server: OtherServer) -> None:
     await server.begin(prefill_seconds=30.0)
     backend = AttachedServer(*engine_settings(OpenAiHttpModel, url=server.url, upstream_model="m"))
     await backend.start()
@@ -211,7 +211,7 @@ async def test_a_request_without_a_first_token_is_told_when_its_server_is_let_go
     assert failed.value.reason is Reason.WORKER_RESTARTED
 
 
-async def test_a_server_without_a_key_gets_no_authorization(server: OtherServer) -> None:
+async def test_server_without_a_key_gets_no_authorization_header(server: OtherServer) -> None:
     await server.begin()
     backend = AttachedServer(*engine_settings(OpenAiHttpModel, url=server.url, upstream_model="m"))
     await backend.start()
@@ -224,7 +224,7 @@ async def test_a_server_without_a_key_gets_no_authorization(server: OtherServer)
     assert "authorization" not in (await _state_of(server)).last_request_headers
 
 
-async def test_a_sleep_action_is_carried_out_for_an_attached_server(tmp_path: Path, server: OtherServer) -> None:
+async def test_sleep_action_runs_for_an_attached_server(tmp_path: Path, server: OtherServer) -> None:
     slept = tmp_path / "slept"
     action = _python(f"open({str(slept)!r}, 'a').write('x')")
     await server.begin("--api-key", KEY)
@@ -236,7 +236,7 @@ async def test_a_sleep_action_is_carried_out_for_an_attached_server(tmp_path: Pa
         assert (await events_of(runner.generate()))[-1].HasField("finished")
 
 
-async def test_bytes_leave_the_premises_only_with_a_ticket_that_lets_them(tmp_path: Path, server: OtherServer) -> None:
+async def test_remote_server_needs_a_ticket_that_allows_it(tmp_path: Path, server: OtherServer) -> None:
     await server.begin("--api-key", KEY)
     async with running_runner(tmp_path, [_attached(server, None, remote=True)]) as runner:
         await runner.until(Phase.READY)

@@ -61,7 +61,7 @@ def _text(messages: list[list[Any]]) -> str:
     return "".join(event.delta.text for message in messages for event in message)
 
 
-async def test_a_whole_answer_says_the_same_in_no_more_than_two_messages(tmp_path: Path) -> None:
+async def test_whole_answer_has_the_same_text_in_at_most_two_messages(tmp_path: Path) -> None:
     async with running_runner(tmp_path, [_model(tokens_per_second=500)]) as runner:
         await runner.until(Phase.READY)
         streamed = await _messages(runner, whole=False)
@@ -89,7 +89,7 @@ class _Joined:
         return self.stub.Generate(request, timeout=timeout)
 
 
-async def test_a_dispatcher_that_reads_joined_texts_is_sent_fewer_events_with_the_same_texts(tmp_path: Path) -> None:
+async def test_joined_texts_are_sent_in_fewer_events_with_the_same_content(tmp_path: Path) -> None:
     async with running_runner(tmp_path, [_model(answer_tokens=400)]) as runner:
         await runner.until(Phase.READY)
         apart_ones = await events_of(runner.generate(max_tokens=400))
@@ -101,7 +101,7 @@ async def test_a_dispatcher_that_reads_joined_texts_is_sent_fewer_events_with_th
     assert [events[-1].finished.receipt.usage.completion_tokens for events in (joined, apart_ones)] == [400, 400]
 
 
-async def test_a_caller_that_leaves_in_the_middle_of_joined_texts_frees_the_engine(tmp_path: Path) -> None:
+async def test_disconnect_during_joined_texts_frees_the_engine(tmp_path: Path) -> None:
     # At full speed an answer of 2,048 tokens can be over before its first frame is read here.
     async with running_runner(tmp_path, [_model(context_tokens=1_000_000, answer_tokens=0)]) as runner:
         await runner.until(Phase.READY)
@@ -116,7 +116,7 @@ async def test_a_caller_that_leaves_in_the_middle_of_joined_texts_frees_the_engi
         assert (await _described(runner)).requests[0].state == runner_service_pb2.RequestRecord.STATE_CANCELLED
 
 
-async def test_a_streamed_answer_comes_in_more_messages_while_it_is_generated(tmp_path: Path) -> None:
+async def test_streamed_answer_arrives_in_more_messages_while_generated(tmp_path: Path) -> None:
     async with running_runner(tmp_path, [_model(**LONG | {"tokens_per_second": 20})]) as runner:
         await runner.until(Phase.READY)
         call = runner.generate(max_tokens=1500)
@@ -128,7 +128,7 @@ async def test_a_streamed_answer_comes_in_more_messages_while_it_is_generated(tm
         call.cancel()
 
 
-async def test_of_a_whole_answer_that_goes_on_the_first_content_is_known_and_its_failure_too(tmp_path: Path) -> None:
+async def test_running_whole_answer_reports_its_first_content_and_failure(tmp_path: Path) -> None:
     async with running_runner(tmp_path, [_model(**LONG)]) as runner:
         await runner.until(Phase.READY)
         runner.generation = _Whole(runner.generation)  # type: ignore[assignment]  # all that is used of it

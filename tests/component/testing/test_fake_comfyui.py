@@ -36,7 +36,7 @@ def kinds(found: list[Any]) -> list[str]:
     return [each["type"] for each in found if isinstance(each, dict) and each["type"] != "progress_state"]
 
 
-async def test_a_prompt_runs_with_the_messages_of_comfyui_in_their_order(tmp_path: Path) -> None:
+async def test_prompt_emits_comfyui_messages_in_order(tmp_path: Path) -> None:
     async with served(tmp_path) as (_, http), http.ws_connect("/ws?clientId=me") as socket:
         first = json.loads((await socket.receive()).data)
         assert (first["type"], first["data"]["sid"]) == ("status", "me")
@@ -56,7 +56,7 @@ async def test_a_prompt_runs_with_the_messages_of_comfyui_in_their_order(tmp_pat
             assert (await answer.read()).startswith(b"\x89PNG")
 
 
-async def test_an_equal_prompt_is_answered_from_the_cache_with_the_same_file(tmp_path: Path) -> None:
+async def test_equal_prompt_is_answered_from_the_cache_with_the_same_file(tmp_path: Path) -> None:
     async with served(tmp_path) as (fake, _):
         first, second = await queue_foreign(fake), await queue_foreign(fake)
         await until(lambda: second in fake.worker.history)
@@ -64,7 +64,7 @@ async def test_an_equal_prompt_is_answered_from_the_cache_with_the_same_file(tmp
         assert outputs[0] == outputs[1]
 
 
-async def test_an_invalid_prompt_is_refused_with_the_errors_of_its_nodes(tmp_path: Path) -> None:
+async def test_invalid_prompt_is_rejected_with_its_node_errors(tmp_path: Path) -> None:
     graph = json.loads(json.dumps(GRAPH))
     graph["5"]["inputs"]["width"] = 1
     async with served(tmp_path) as (fake, http), http.post("/prompt", json={"prompt": graph}) as answer:
@@ -74,7 +74,7 @@ async def test_an_invalid_prompt_is_refused_with_the_errors_of_its_nodes(tmp_pat
         assert fake.worker.remaining == 0
 
 
-async def test_an_interrupt_hits_whatever_runs_and_with_an_id_only_that_prompt(tmp_path: Path) -> None:
+async def test_interrupt_hits_the_running_prompt_or_only_the_given_id(tmp_path: Path) -> None:
     async with served(tmp_path) as (fake, http):
         fake.worker.pace.hold()
         running = await queue_foreign(fake)
@@ -92,7 +92,7 @@ async def test_an_interrupt_hits_whatever_runs_and_with_an_id_only_that_prompt(t
         assert fake.worker.interrupted == [hit]
 
 
-async def test_another_origin_on_the_loopback_is_refused(tmp_path: Path) -> None:
+async def test_other_origin_on_loopback_is_rejected(tmp_path: Path) -> None:
     async with served(tmp_path) as (_, http):
         async with http.get("/queue", headers={"Origin": "http://example.com"}) as answer:
             assert answer.status == 403
@@ -100,7 +100,7 @@ async def test_another_origin_on_the_loopback_is_refused(tmp_path: Path) -> None
             assert answer.status == 200
 
 
-async def test_memory_is_freed_after_the_answer_and_only_when_nothing_runs(tmp_path: Path) -> None:
+async def test_memory_is_freed_after_the_response_and_only_when_idle(tmp_path: Path) -> None:
     async with served(tmp_path) as (fake, http):
         fake.worker.pace.hold()
         prompt_id = await queue_foreign(fake)
@@ -114,12 +114,12 @@ async def test_memory_is_freed_after_the_answer_and_only_when_nothing_runs(tmp_p
 
 
 @pytest.mark.parametrize("name", ["../secret", "/etc/passwd"])
-async def test_no_file_outside_its_folders_is_shown(tmp_path: Path, name: str) -> None:
+async def test_file_outside_its_folders_is_not_served(tmp_path: Path, name: str) -> None:
     async with served(tmp_path) as (_, http), http.get("/view", params={"filename": name}) as answer:
         assert answer.status in (400, 403)
 
 
-async def test_the_fault_that_a_prompt_asks_for_happens(tmp_path: Path) -> None:
+async def test_fault_requested_by_a_prompt_happens(tmp_path: Path) -> None:
     """The negative control: a test that needs a fault would notice if the fake had none."""
     graph = json.loads(json.dumps(GRAPH))
     graph["7"]["inputs"]["fault"] = "error"

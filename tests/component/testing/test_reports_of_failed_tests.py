@@ -69,7 +69,7 @@ def _pytest(folder: Path, source: str, *arguments: str, plugin: bool = True) -> 
     )
 
 
-def test_a_failed_test_is_reported_though_a_lost_task_is_collected_meanwhile(tmp_path: Path) -> None:
+def test_failed_test_is_reported_even_if_a_lost_task_is_collected_during_it(tmp_path: Path) -> None:
     ran = _pytest(tmp_path, _FAILS_WITH_A_LOST_TASK + "x = 1\n" * MANY_LINES)
     assert "INTERNALERROR" not in ran.stdout
     assert "1 failed" in ran.stdout
@@ -77,14 +77,14 @@ def test_a_failed_test_is_reported_though_a_lost_task_is_collected_meanwhile(tmp
 
 
 @pytest.mark.skipif(sys.version_info >= (3, 11, 8), reason="repaired in CPython 3.11.8")
-def test_without_the_plugin_pytest_itself_ends_there(tmp_path: Path) -> None:
+def test_pytest_crashes_without_the_plugin(tmp_path: Path) -> None:
     """The control: what the plugin is against does happen."""
     ran = _pytest(tmp_path, _FAILS_WITH_A_LOST_TASK + "x = 1\n" * MANY_LINES, plugin=False)
     assert "AST constructor recursion depth mismatch" in ran.stdout
     assert ran.returncode == pytest.ExitCode.INTERNAL_ERROR
 
 
-def test_an_engine_that_dies_of_a_signal_fails_the_tests_of_its_suite_and_leaves_no_lost_task(tmp_path: Path) -> None:
+def test_engine_killed_by_a_signal_fails_its_suite_without_lost_tasks(tmp_path: Path) -> None:
     chosen = ("-k", "first_content or cancelled_reader or signs_of", "-W", "error")
     ran = _pytest(tmp_path, _AN_ENGINE_THAT_DIES, *chosen, plugin=False)
     assert "3 failed" in ran.stdout

@@ -47,7 +47,7 @@ class WatchedRegistry(Echo):
 
 
 @pytest.mark.parametrize("watcher", [FleetWatcher, KeyRingWatcher])
-async def test_a_watch_whose_connection_is_cut_begins_again(
+async def test_watch_with_a_cut_connection_restarts(
     tmp_path: Path, watcher: type[FleetWatcher] | type[KeyRingWatcher]
 ) -> None:
     ca = Authority()

@@ -32,19 +32,21 @@ async def _bound(host: GrpcHost, address: str) -> str:
 
 
 @pytest.mark.parametrize("address", ["unix:/run/weft/x.sock", "127.0.0.1:1", "127.9.9.9:1", "[::1]:1", "localhost:1"])
-def test_this_machine_is_plaintext_unless_the_address_asks_for_tls(address: str) -> None:
+def test_loopback_is_plaintext_unless_the_address_requires_tls(address: str) -> None:
     assert not needs_tls(address)
     assert needs_tls(f"tls:{address}")
 
 
 @pytest.mark.parametrize("address", [*ELSEWHERE, "dns:///mesh.example:1", "127.evil.example:1", "localhost.example:1"])
-def test_everything_else_is_tls(address: str) -> None:
+def test_other_addresses_use_tls(address: str) -> None:
     assert needs_tls(address)
     assert needs_tls(f"tls:{address}")
 
 
 @pytest.mark.parametrize("address", ELSEWHERE)
-async def test_binding_elsewhere_without_a_certificate_is_refused_and_says_what_is_missing(address: str) -> None:
+async def test_binding_elsewhere_without_a_certificate_is_rejected_and_error_names_what_is_missing(
+    address: str,
+) -> None:
     with pytest.raises(FieldError, match="is not on this machine") as refused:
         GrpcHost().bind(address)
     for setting in ("tls.certificate_file", "tls.key_file", "tls.ca_file", "auth.required"):
@@ -55,7 +57,7 @@ async def test_binding_elsewhere_without_a_certificate_is_refused_and_says_what_
     assert "auth.required" not in refused.value.message
 
 
-async def test_binding_elsewhere_without_known_callers_is_refused(tmp_path: Path) -> None:
+async def test_binding_elsewhere_without_client_authentication_is_rejected(tmp_path: Path) -> None:
     files = Authority().issue("host").write(tmp_path)
     with pytest.raises(FieldError, match=r"tls\.ca_file\) or by keys \(auth\.required") as refused:
         GrpcHost(tls=ServerTls(files=files)).bind("0.0.0.0:0")
@@ -63,13 +65,13 @@ async def test_binding_elsewhere_without_known_callers_is_refused(tmp_path: Path
     assert await _bound(GrpcHost(tls=ServerTls(files=files), has_keys=True), "0.0.0.0:0")
 
 
-async def test_loopback_with_tls_is_refused_without_a_certificate(mutual: ServerTls) -> None:
+async def test_loopback_with_tls_is_rejected_without_a_certificate(mutual: ServerTls) -> None:
     with pytest.raises(FieldError, match=r"asks for TLS, which needs a certificate \(tls\.certificate_file"):
         GrpcHost(has_keys=True).bind("tls:127.0.0.1:0")
     assert (await _bound(GrpcHost(tls=mutual), "tls:127.0.0.1:0")).startswith("tls:127.0.0.1:")
 
 
-async def test_an_address_with_certificates_and_known_callers_is_bound(mutual: ServerTls) -> None:
+async def test_address_with_certificates_and_client_authentication_is_bound(mutual: ServerTls) -> None:
     assert (await _bound(GrpcHost(tls=mutual), "0.0.0.0:0")).startswith(f"{socket.gethostname()}:")
 
 
@@ -83,7 +85,7 @@ async def test_an_address_with_certificates_and_known_callers_is_bound(mutual: S
         ("127.0.0.2", "tls:127.0.0.2"),
     ],
 )
-async def test_who_listens_everywhere_is_announced_by_the_configured_name(
+async def test_wildcard_listener_is_announced_by_the_configured_name(
     tmp_path: Path, configured: str, announced: str
 ) -> None:
     ca = Authority()
@@ -95,17 +97,17 @@ async def test_who_listens_everywhere_is_announced_by_the_configured_name(
         assert await say_to(f"tls:localhost:{port}", files) == b"hello"
 
 
-async def test_this_machine_needs_no_certificate() -> None:
+async def test_loopback_needs_no_certificate() -> None:
     async with serving(None, "127.0.0.1:0") as (address, _):
         assert await say_to(address) == b"hello"
 
 
-async def test_an_address_of_another_machine_is_not_said_to_be_in_use(mutual: ServerTls) -> None:
+async def test_foreign_address_is_not_reported_as_in_use(mutual: ServerTls) -> None:
     with pytest.raises(FieldError, match=r"cannot listen on 192\.0\.2\.77:0: Cannot assign requested address"):
         GrpcHost(tls=mutual).bind("192.0.2.77:0")
 
 
-async def test_a_port_that_another_server_has_is_said_to_be_in_use() -> None:
+async def test_port_of_another_server_is_reported_as_in_use() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()

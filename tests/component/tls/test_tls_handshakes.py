@@ -32,7 +32,7 @@ def caller(folder: Path, pair: Pair, ca: Authority) -> TlsFiles:
     return pair.write(folder, ca, name="caller")
 
 
-async def test_callers_with_a_certificate_of_the_right_authority_are_answered(
+async def test_client_with_a_certificate_of_the_right_ca_is_answered(
     ca: Authority, mutual: ServerTls, tmp_path: Path
 ) -> None:
     async with serving(mutual) as (address, _):
@@ -40,26 +40,26 @@ async def test_callers_with_a_certificate_of_the_right_authority_are_answered(
         assert await say_to(address, caller(tmp_path, ca.issue("caller"), ca)) == b"hello"
 
 
-async def test_a_caller_without_a_certificate_is_refused(ca: Authority, mutual: ServerTls, tmp_path: Path) -> None:
+async def test_client_without_a_certificate_is_rejected(ca: Authority, mutual: ServerTls, tmp_path: Path) -> None:
     files = caller(tmp_path, ca.issue("caller"), ca)
     async with serving(mutual) as (address, _):
         assert await refusal_of(address, TlsFiles(ca_file=files.ca_file)) == CLOSED
         assert await say_to(address, files) == b"hello"
 
 
-async def test_a_caller_with_a_certificate_of_another_authority_is_refused(
+async def test_client_with_a_certificate_of_another_ca_is_rejected(
     ca: Authority, mutual: ServerTls, tmp_path: Path
 ) -> None:
     async with serving(mutual) as (address, _):
         assert await refusal_of(address, caller(tmp_path, Authority().issue("caller"), ca)) == CLOSED
 
 
-async def test_a_plaintext_caller_is_refused_at_a_port_with_tls(mutual: ServerTls) -> None:
+async def test_plaintext_client_is_rejected_at_a_tls_port(mutual: ServerTls) -> None:
     async with serving(mutual) as (address, _):
         assert await refusal_of(address.removeprefix("tls:")) == CLOSED
 
 
-async def test_a_caller_with_tls_is_refused_at_a_plaintext_port_and_told_so(ca: Authority, tmp_path: Path) -> None:
+async def test_tls_client_at_a_plaintext_port_fails_with_an_explanation(ca: Authority, tmp_path: Path) -> None:
     """The control: were the channel plaintext after all, this call would be answered."""
     async with serving(None, "127.0.0.1:0") as (address, _):
         assert await say_to(address) == b"hello"
@@ -67,20 +67,20 @@ async def test_a_caller_with_tls_is_refused_at_a_plaintext_port_and_told_so(ca: 
         assert await refusal_of(f"tls:{address}", files) == "the peer does not speak TLS"
 
 
-async def test_a_server_of_another_authority_is_refused_and_named(
-    ca: Authority, mutual: ServerTls, tmp_path: Path
-) -> None:
+async def test_server_of_another_ca_is_rejected_and_reported(ca: Authority, mutual: ServerTls, tmp_path: Path) -> None:
     async with serving(mutual) as (address, _):
         files = ca.issue("caller").write(tmp_path, Authority(), name="caller")
         assert await refusal_of(address, files) == "the peer's certificate is not from a trusted authority"
 
 
-async def test_without_roots_of_its_own_the_usual_ones_vouch_and_not_just_anybody(mutual: ServerTls) -> None:
+async def test_system_roots_are_used_without_configured_roots(mutual: ServerTls) -> None:
     async with serving(mutual) as (address, _):
         assert await refusal_of(address) == "the peer's certificate is not from a trusted authority"
 
 
-async def test_a_server_with_a_certificate_for_another_name_is_refused_and_named(ca: Authority, tmp_path: Path) -> None:
+async def test_server_with_a_certificate_for_another_name_is_rejected_and_reported(
+    ca: Authority, tmp_path: Path
+) -> None:
     tls = ServerTls(files=ca.issue("127.0.0.2", "other.example").write(tmp_path, ca, name="server"))
     async with serving(tls) as (address, _):
         files = caller(tmp_path, ca.issue("caller"), ca)
@@ -94,7 +94,7 @@ async def test_a_server_with_a_certificate_for_another_name_is_refused_and_named
         (timedelta(days=1), timedelta(days=2), "the peer's certificate is not valid yet"),
     ],
 )
-async def test_a_server_with_a_certificate_of_another_time_is_refused_and_named(
+async def test_server_with_an_expired_or_future_certificate_is_rejected_and_reported(
     ca: Authority, tmp_path: Path, begins: timedelta, ends: timedelta, words: str
 ) -> None:
     """One of weft would not start with it; it may expire while it runs."""
@@ -109,7 +109,7 @@ async def test_a_server_with_a_certificate_of_another_time_is_refused_and_named(
         await server.stop(0)
 
 
-async def test_a_caller_with_a_certificate_that_has_expired_is_refused(ca: Authority, mutual: ServerTls) -> None:
+async def test_client_with_an_expired_certificate_is_rejected(ca: Authority, mutual: ServerTls) -> None:
     pair = ca.issue_expired("caller")
     async with serving(mutual) as (address, _):
         credentials = grpc.ssl_channel_credentials(ca.root, pair.key, pair.certificate)
@@ -119,7 +119,7 @@ async def test_a_caller_with_a_certificate_that_has_expired_is_refused(ca: Autho
     assert (refused.value.reason, refused.value.message) == (Reason.SERVICE_UNAVAILABLE, CLOSED)
 
 
-async def test_callers_are_told_apart_by_the_uris_in_their_certificates(ca: Authority, tmp_path: Path) -> None:
+async def test_clients_are_authorized_by_certificate_uris(ca: Authority, tmp_path: Path) -> None:
     tls = ServerTls(
         files=ca.issue("127.0.0.1").write(tmp_path, ca, name="server"),
         requires_clients=True,
@@ -141,14 +141,14 @@ async def test_callers_are_told_apart_by_the_uris_in_their_certificates(ca: Auth
                 assert streamed.value.code() is grpc.StatusCode.PERMISSION_DENIED
 
 
-async def test_a_gate_for_certificates_lets_this_machine_in_without_tls(ca: Authority, tmp_path: Path) -> None:
+async def test_client_certificate_check_does_not_apply_to_the_unix_socket(ca: Authority, tmp_path: Path) -> None:
     files = ca.issue("127.0.0.1").write(tmp_path, ca, name="server")
     tls = ServerTls(files=files, requires_clients=True, allowed_clients=("weft://nobody",))
     async with serving(tls, f"unix:{tmp_path}/echo.sock") as (address, _):
         assert await say_to(address) == b"hello"
 
 
-async def test_a_key_goes_with_every_call_that_others_cannot_read(ca: Authority, tmp_path: Path) -> None:
+async def test_api_key_is_sent_over_tls_and_unix_sockets(ca: Authority, tmp_path: Path) -> None:
     files = ca.issue("127.0.0.1").write(tmp_path, ca, name="server")
     security = ChannelSecurity(files=TlsFiles(ca_file=files.ca_file), api_key="wk_secret")
     assert "wk_secret" not in repr(security)

@@ -24,7 +24,7 @@ def security(folder: Path, ca: Authority) -> ChannelSecurity:
     return ChannelSecurity(files=files, reload_interval_seconds=0.0)
 
 
-async def test_a_server_shows_its_new_certificate_to_the_next_who_connects(tmp_path: Path) -> None:
+async def test_server_presents_its_new_certificate_to_new_connections(tmp_path: Path) -> None:
     old, new = Authority(), Authority()
     files = old.issue("127.0.0.1").write(tmp_path, name="server")
     trusting_new = new.issue("caller").write(tmp_path, new, name="caller")
@@ -34,7 +34,7 @@ async def test_a_server_shows_its_new_certificate_to_the_next_who_connects(tmp_p
         assert await say_to(address, trusting_new) == b"hello"
 
 
-async def test_a_server_trusts_new_roots_without_a_restart(tmp_path: Path) -> None:
+async def test_server_trusts_new_roots_without_a_restart(tmp_path: Path) -> None:
     old, new = Authority(), Authority()
     own = old.issue("127.0.0.1")
     tls = ServerTls(files=own.write(tmp_path, old, name="server"), requires_clients=True)
@@ -45,7 +45,7 @@ async def test_a_server_trusts_new_roots_without_a_restart(tmp_path: Path) -> No
         assert await say_to(address, caller) == b"hello"
 
 
-async def test_a_caller_shows_its_new_certificate_with_the_next_call(tmp_path: Path) -> None:
+async def test_client_presents_its_new_certificate_at_the_next_call(tmp_path: Path) -> None:
     ca = Authority()
     tls = ServerTls(
         files=ca.issue("127.0.0.1").write(tmp_path, ca, name="server"),
@@ -63,7 +63,7 @@ async def test_a_caller_shows_its_new_certificate_with_the_next_call(tmp_path: P
         assert await method(b"hello", timeout=SECONDS) == b"hello"
 
 
-async def test_no_call_fails_while_certificates_of_both_ends_are_replaced_under_load(tmp_path: Path) -> None:
+async def test_calls_survive_certificate_rotation_at_both_ends_under_load(tmp_path: Path) -> None:
     ca = Authority()
     tls = ServerTls(files=ca.issue("127.0.0.1").write(tmp_path, ca, name="server"), requires_clients=True)
     async with serving(tls) as (address, _), open_channel(address, security(tmp_path, ca)) as channel:
@@ -81,7 +81,7 @@ async def test_no_call_fails_while_certificates_of_both_ends_are_replaced_under_
     assert answered[:CALLERS] == [CALLS] * CALLERS
 
 
-async def test_a_stream_goes_on_when_its_callers_certificate_is_replaced_and_its_connection_ends_with_it(
+async def test_stream_survives_client_certificate_rotation_and_its_connection_closes_afterwards(
     tmp_path: Path,
 ) -> None:
     ca = Authority()
@@ -100,7 +100,7 @@ async def test_a_stream_goes_on_when_its_callers_certificate_is_replaced_and_its
         assert retired.channel.get_state() is grpc.ChannelConnectivity.SHUTDOWN
 
 
-async def test_connections_of_old_certificates_do_not_pile_up(tmp_path: Path) -> None:
+async def test_connections_with_old_certificates_do_not_accumulate(tmp_path: Path) -> None:
     ca = Authority()
     tls = ServerTls(files=ca.issue("127.0.0.1").write(tmp_path, ca, name="server"), requires_clients=True)
     async with serving(tls) as (address, _), open_channel(address, security(tmp_path, ca)) as channel:
@@ -116,7 +116,7 @@ async def test_connections_of_old_certificates_do_not_pile_up(tmp_path: Path) ->
         assert not streams[-1].done()
 
 
-async def test_files_that_cannot_be_used_leave_the_old_ones_in_use_and_sound_an_alarm_once(tmp_path: Path) -> None:
+async def test_unusable_files_keep_the_old_ones_and_raise_one_alarm(tmp_path: Path) -> None:
     ca = Authority()
     files = ca.issue("127.0.0.1").write(tmp_path, name="server")
     caller = ca.issue("caller").write(tmp_path, ca, name="caller")

@@ -72,7 +72,7 @@ def ca() -> Authority:
     return Authority()
 
 
-def test_a_key_goes_with_every_call_with_tls_and_to_this_machine(ca: Authority, tmp_path: Path) -> None:
+def test_api_key_is_sent_over_tls_and_loopback(ca: Authority, tmp_path: Path) -> None:
     security = ChannelSecurity(files=ca.issue("weft://cli").write(tmp_path, ca), api_key="wk_secret")
     with serving(ca) as (secure, plain, _):
         with open_blocking_channel(f"tls:127.0.0.1:{secure}", security) as channel:
@@ -83,7 +83,7 @@ def test_a_key_goes_with_every_call_with_tls_and_to_this_machine(ca: Authority, 
             assert who(channel) == "plaintext nobody"
 
 
-def test_a_new_certificate_counts_for_the_next_call_and_a_stream_goes_on(ca: Authority, tmp_path: Path) -> None:
+def test_new_certificate_applies_to_the_next_call_and_a_stream_continues(ca: Authority, tmp_path: Path) -> None:
     files = ca.issue("weft://first").write(tmp_path, ca)
     security = ChannelSecurity(files=files, reload_interval_seconds=0.0)
     with serving(ca) as (secure, _, server), open_blocking_channel(f"tls:127.0.0.1:{secure}", security) as channel:
@@ -98,7 +98,7 @@ def test_a_new_certificate_counts_for_the_next_call_and_a_stream_goes_on(ca: Aut
         assert channel.connections.retired == []  # type: ignore[attr-defined]
 
 
-def test_connections_of_old_certificates_do_not_pile_up(ca: Authority, tmp_path: Path) -> None:
+def test_connections_with_old_certificates_do_not_accumulate(ca: Authority, tmp_path: Path) -> None:
     files = ca.issue("weft://first").write(tmp_path, ca)
     security = ChannelSecurity(files=files, reload_interval_seconds=0.0)
     with serving(ca) as (secure, _, server), open_blocking_channel(f"tls:127.0.0.1:{secure}", security) as channel:
@@ -115,7 +115,7 @@ def test_connections_of_old_certificates_do_not_pile_up(ca: Authority, tmp_path:
         assert next(streams[-1]) == b"2"
 
 
-def test_a_server_that_is_not_trusted_is_refused_in_words(ca: Authority, tmp_path: Path) -> None:
+def test_untrusted_server_is_rejected_with_a_message(ca: Authority, tmp_path: Path) -> None:
     security = ChannelSecurity(files=ca.issue("weft://cli").write(tmp_path, Authority()))
     with serving(ca) as (secure, _, _), open_blocking_channel(f"tls:127.0.0.1:{secure}", security) as channel:
         with pytest.raises(grpc.RpcError) as refused:

@@ -104,7 +104,7 @@ def _planned() -> list[Any]:
     return [submission(SEED, NAME, number) for number in range(COUNT)]
 
 
-async def test_everything_that_is_planned_is_sent_and_acknowledged_once(tmp_path: Path) -> None:
+async def test_every_planned_task_is_sent_and_acknowledged_once(tmp_path: Path) -> None:
     async with _served(tmp_path) as (service, live):
         await live()
     planned = _planned()
@@ -117,7 +117,7 @@ async def test_everything_that_is_planned_is_sent_and_acknowledged_once(tmp_path
     assert {event.task for event in _written(tmp_path, Kind.CANCEL_ACKED)} == asked
 
 
-async def test_a_submission_is_sent_again_with_its_key_until_it_is_acknowledged(tmp_path: Path) -> None:
+async def test_submission_is_resent_with_its_key_until_acknowledged(tmp_path: Path) -> None:
     async with _served(tmp_path) as (service, live):
         service.failures = 20
         await live()
@@ -125,7 +125,7 @@ async def test_a_submission_is_sent_again_with_its_key_until_it_is_acknowledged(
     assert len(service.tasks) == COUNT
 
 
-async def test_the_next_life_sends_what_the_one_before_was_not_told_of_and_nothing_else(tmp_path: Path) -> None:
+async def test_restarted_submitter_sends_only_what_was_not_acknowledged(tmp_path: Path) -> None:
     first, second = _planned()[:2]
     file = EventFile(tmp_path / "s0.jsonl", NAME)
     file.write(Kind.INTENT, key=first.key, tokens=first.tokens)
@@ -141,7 +141,7 @@ async def test_the_next_life_sends_what_the_one_before_was_not_told_of_and_nothi
     assert len(service.sent) == before, "a life with nothing left to do has sent something"
 
 
-async def test_a_task_that_is_not_there_is_written_down(tmp_path: Path) -> None:
+async def test_missing_task_is_recorded(tmp_path: Path) -> None:
     async with _served(tmp_path) as (service, live):
         service.forgets = True
         await live()
@@ -149,7 +149,7 @@ async def test_a_task_that_is_not_there_is_written_down(tmp_path: Path) -> None:
     assert {event.task for event in _written(tmp_path, Kind.MISSED)} == asked
 
 
-async def test_a_refusal_that_nobody_planned_ends_the_submitter(tmp_path: Path) -> None:
+async def test_unplanned_rejection_ends_the_submitter(tmp_path: Path) -> None:
     async with _served(tmp_path) as (service, live):
         service.refuses = True
         with pytest.raises(ExceptionGroup) as refused:
@@ -160,7 +160,7 @@ async def test_a_refusal_that_nobody_planned_ends_the_submitter(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("says_why", [True, False])
-async def test_refusals_that_have_a_reason_are_written_and_lost_connections_are_not(
+async def test_rejections_with_a_reason_are_recorded_and_lost_connections_are_not(
     tmp_path: Path, says_why: bool
 ) -> None:
     async with _served(tmp_path) as (service, live):

@@ -31,17 +31,17 @@ def names(*arguments: str) -> list[str]:
     return [contender.name for contender in contenders_of(parse_arguments(arguments))]
 
 
-def test_peers_are_compared_with_the_gateway_where_that_is_asked_for() -> None:
+def test_peers_are_benchmarked_beside_the_gateway_if_requested() -> None:
     assert names("--peers") == ["weft", "envoy", "sglang-router", "vllm-router", "litellm"]
     assert names() == ["weft"]
     assert names("--only", "envoy", "--only", "unary") == ["envoy"]
 
 
-def test_bare_envoy_takes_its_configuration(tmp_path: Path) -> None:
+def test_bare_envoy_accepts_its_configuration(tmp_path: Path) -> None:
     assert faults(yaml.safe_load(fill(ENVOY.config, VALUES)), tmp_path) == ""
 
 
-def test_what_is_installed_for_peers_is_pinned() -> None:
+def test_peer_requirements_are_pinned() -> None:
     assert all("==" in package for peer in PEERS for package in peer.packages)
 
 
@@ -64,9 +64,7 @@ def target(contender: Contender) -> Target:
     return Target(contender=contender, process=psutil.Process(), port=1, stub=psutil.Process(), stub_port=1)
 
 
-def test_a_contender_that_is_too_slow_is_left_out_and_the_others_go_on(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_slow_contender_is_skipped_and_the_others_continue(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def run_load(job: Job, _: Path) -> Result:
         if job.headers:
             raise LaunchError("the load generator failed: TimeoutError")
@@ -80,7 +78,7 @@ def test_a_contender_that_is_too_slow_is_left_out_and_the_others_go_on(
     assert [share.contender for share in figures.shares()] == [STUB.name]
 
 
-def test_the_table_of_ways_splits_costs_by_process() -> None:
+def test_mode_table_splits_costs_by_process() -> None:
     figures = Figures()
     for measure, value in ((UNARY_CPU, 1500.4), (CHUNK_CPU, 12.25), (ADDED_UNARY_P50, 0.5)):
         figures.add(measure, "weft", value)
@@ -101,7 +99,7 @@ def test_the_table_of_ways_splits_costs_by_process() -> None:
     assert "| stub (direct) | - | backend 400 | - | - | - | 0 |" in page
 
 
-def test_a_process_of_another_tree_of_weft_does_not_run_this_one(tmp_path: Path) -> None:
+def test_weft_process_from_another_tree_does_not_run_this_one(tmp_path: Path) -> None:
     """`python -m` puts its own folder before all installed packages."""
     (tmp_path / "bench.py").write_text("print('the other tree')", "utf-8")
     command = [sys.executable, "-m", "bench"]

@@ -42,22 +42,22 @@ def report(figures: Figures) -> Report:
         (Goal(0.97, at_most=False), 0.96, Verdict.MISSED),
     ],
 )
-def test_a_goal_is_met_up_to_its_limit(goal: Goal, value: float, verdict: Verdict) -> None:
+def test_goal_is_met_at_its_limit(goal: Goal, value: float, verdict: Verdict) -> None:
     assert goal.verdict(value) is verdict
 
 
-def test_the_value_of_a_row_is_its_median_and_decides_the_verdict() -> None:
+def test_row_value_is_the_median_and_decides_the_verdict() -> None:
     row = Row(measure=CHUNK_CPU, contender="weft", samples=(90.0, 8.8, 8.6))
     assert row.value == 8.8
     assert row.verdict is Verdict.MET
 
 
-def test_goals_are_for_weft_alone() -> None:
+def test_goals_apply_only_to_weft() -> None:
     assert Row(measure=CHUNK_CPU, contender="litellm", samples=(9000.0,)).verdict is Verdict.NONE
     assert Row(measure=REAL_RATIO_ONE, contender="weft", samples=(0.5,)).verdict is Verdict.MISSED
 
 
-def test_the_page_has_goals_spread_and_what_was_skipped() -> None:
+def test_report_shows_goals_spread_and_skipped_contenders() -> None:
     figures = Figures()
     for value in (12.5, 11.9, 13.0):
         figures.add(CHUNK_CPU, "weft", value)
@@ -72,14 +72,14 @@ def test_the_page_has_goals_spread_and_what_was_skipped() -> None:
     assert "litellm from litellm==1" in page
 
 
-def test_a_role_that_is_missing_in_one_run_counts_as_zero_there() -> None:
+def test_role_missing_from_a_run_counts_as_zero() -> None:
     figures = Figures()
     for cpu in ({"host": 1.0}, {"host": 1.0, "runner": 1.0}, {"host": 1.0, "runner": 3.0}):
         figures.add_use("unary", "weft", cpu_seconds=cpu, wall_seconds=1.0, units=1, failures=0)
     assert figures.shares()[0].cores == {"host": 1.0, "runner": 1.0}
 
 
-def test_the_result_is_written_as_markdown_and_json(tmp_path: Path) -> None:
+def test_result_is_written_as_markdown_and_json(tmp_path: Path) -> None:
     folder = tmp_path / "results"
     figures = Figures()
     figures.add(CHUNK_CPU, "weft", 10.0)
@@ -90,13 +90,13 @@ def test_the_result_is_written_as_markdown_and_json(tmp_path: Path) -> None:
     assert data["machine"]["commit"] == "abc"
 
 
-def test_templates_replace_names_and_leave_other_braces_alone() -> None:
+def test_templates_replace_names_and_keep_other_braces() -> None:
     assert fill('{"a": {port}, "b": {}}', {"port": "80"}) == '{"a": 80, "b": {}}'
     with pytest.raises(KeyError):
         fill("{nonsense}", {})
 
 
-def test_every_shipped_template_can_be_filled() -> None:
+def test_every_shipped_template_can_be_rendered() -> None:
     names = ("python", "bin", "port", "spare_port", "upstream_port", "stub_python", "home", "config")
     values = dict.fromkeys(names, "x")
     for contender in (WEFT, LITELLM):
@@ -104,13 +104,13 @@ def test_every_shipped_template_can_be_filled() -> None:
             assert "{port}" not in fill(template, values)
 
 
-def test_percentiles_of_few_values_are_values() -> None:
+def test_percentiles_of_few_values_are_sample_values() -> None:
     assert percentile([], 0.5) == 0.0
     assert percentile([3.0, 1.0, 2.0], 0.5) == 2.0
     assert percentile([1.0, 2.0], 0.99) == 2.0
 
 
-def test_a_request_states_the_length_of_its_body() -> None:
+def test_request_sets_content_length() -> None:
     request = request_bytes(Job(port=80, path="/v1/x", body={"a": "ä"}, headers={"Authorization": "Bearer k"}))
     head, _, body = request.partition(b"\r\n\r\n")
     assert head.startswith(b"POST /v1/x HTTP/1.1\r\nHost: 127.0.0.1:80\r\n")
@@ -118,7 +118,7 @@ def test_a_request_states_the_length_of_its_body() -> None:
     assert b"Authorization: Bearer k" in head
 
 
-def test_contenders_that_drift_together_are_compared_turn_by_turn() -> None:
+def test_drifting_contenders_are_compared_round_by_round() -> None:
     figures = Figures()
     for drift in (1.0, 2.0, 4.0):
         figures.add(UNARY_CPU, "weft", 90.0 * drift)

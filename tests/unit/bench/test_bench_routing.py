@@ -16,7 +16,7 @@ WORKLOADS = {
 
 @pytest.mark.slow("up to 1,280 requests, placed twice")
 @pytest.mark.parametrize("name", WORKLOADS)
-def test_first_tokens_come_nearly_as_soon_as_by_a_router_that_sees_everything(name: str) -> None:
+def test_time_to_first_token_is_close_to_that_of_an_omniscient_router(name: str) -> None:
     workload, seeds = WORKLOADS[name]
     sighted, found = (outcome(workload, policy, seeds) for policy in (None, ChoicePolicy.FIRST_TOKEN))
     assert found.p50 <= 1.3 * sighted.p50
@@ -24,7 +24,7 @@ def test_first_tokens_come_nearly_as_soon_as_by_a_router_that_sees_everything(na
     assert found.cached_share >= 0.97 * sighted.cached_share
 
 
-def test_the_comparison_notices_a_policy_that_ignores_caches() -> None:
+def test_comparison_detects_a_policy_that_ignores_caches() -> None:
     sighted, found = (
         outcome(Workload(prefill_ms=0.4, sessions=32, turns=4), policy, 1)
         for policy in (None, ChoicePolicy.LEAST_LOADED)

@@ -17,14 +17,14 @@ def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 
 @pytest.mark.parametrize("reason", [Reason.SERVICE_UNAVAILABLE, Reason.REGISTRY_STANDBY, Reason.SHUTTING_DOWN])
-def test_a_watch_that_had_begun_begins_again_after_a_takeover(reason: Reason, pauses: list[float]) -> None:
+def test_started_watch_restarts_after_a_takeover(reason: Reason, pauses: list[float]) -> None:
     breaks = Breaks(60.0)
     breaks.none()
     breaks.survive(WeftError(reason, "away"))
     assert pauses == [RETRY_PAUSE_SECONDS]
 
 
-def test_a_watch_that_never_began_and_one_that_is_refused_end(pauses: list[float]) -> None:
+def test_watch_ends_if_it_never_started_or_is_refused(pauses: list[float]) -> None:
     breaks = Breaks(60.0)
     with pytest.raises(WeftError):
         breaks.survive(WeftError(Reason.REGISTRY_STANDBY, "away"))

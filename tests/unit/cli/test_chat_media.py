@@ -12,7 +12,7 @@ from weft_app.cli.chat_media import MessageMedia, read_media
 from weft_testing.media_files import bmp, gif, jpeg, mp3, png, wav, webp
 
 
-def test_a_message_has_its_files_before_its_text(tmp_path: Path) -> None:
+def test_message_has_files_before_text(tmp_path: Path) -> None:
     (tmp_path / "photo.jpg").write_bytes(jpeg(4, 4))
     (tmp_path / "talk.wav").write_bytes(wav(seconds=0.5))
     turn = read_media([tmp_path / "photo.jpg"], [tmp_path / "talk.wav"]).message("What is it?")
@@ -23,7 +23,7 @@ def test_a_message_has_its_files_before_its_text(tmp_path: Path) -> None:
     assert message.content[2].text == "What is it?"
 
 
-def test_a_message_without_files_is_its_text_alone() -> None:
+def test_message_without_files_is_plain_text() -> None:
     assert MessageMedia().message("hi") == {"role": "user", "content": "hi"}
     assert read_media(None, None) == MessageMedia()
 
@@ -42,12 +42,12 @@ def test_a_message_without_files_is_its_text_alone() -> None:
         (b"", None, None),
     ],
 )
-def test_a_file_is_known_by_its_first_bytes(data: bytes, image: str | None, audio: str | None) -> None:
+def test_file_type_is_detected_from_its_first_bytes(data: bytes, image: str | None, audio: str | None) -> None:
     assert (image_type_of(data), audio_type_of(data)) == (image, audio)
 
 
 @pytest.mark.parametrize("option", ["--image", "--audio"])
-def test_a_file_that_is_none_names_the_option_and_the_file(tmp_path: Path, option: str) -> None:
+def test_invalid_file_error_names_option_and_file(tmp_path: Path, option: str) -> None:
     (tmp_path / "notes.txt").write_text("hello")
     for name, words in (("notes.txt", "is no "), ("missing", "cannot be read")):
         files = [tmp_path / name]
@@ -56,16 +56,14 @@ def test_a_file_that_is_none_names_the_option_and_the_file(tmp_path: Path, optio
         assert refused.value.field == option
 
 
-def test_a_file_above_the_limit_is_refused_without_reading_it_all(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_file_above_the_limit_is_refused_without_a_full_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chat_media, "MAX_FILE_BYTES", 64)
     (tmp_path / "photo.png").write_bytes(png(64, 64))
     with pytest.raises(FieldError, match="is larger than"):
         read_media([tmp_path / "photo.png"], None)
 
 
-def test_all_files_together_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_total_file_size_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chat_media, "MAX_TOTAL_BYTES", 100)
     (tmp_path / "photo.png").write_bytes(png(2, 2))
     with pytest.raises(FieldError, match="together"):
@@ -73,7 +71,7 @@ def test_all_files_together_are_bounded(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize(("field", "data"), [("images", b"no image"), ("audio", png(2, 2))])
-def test_the_client_refuses_files_of_unknown_types(field: str, data: bytes) -> None:
+def test_client_refuses_files_of_unknown_types(field: str, data: bytes) -> None:
     with pytest.raises(FieldError, match="must be") as refused:
         chat_request("m", [{"role": "user", "content": "hi", field: [data]}], {})  # type: ignore[misc]  # a name
     assert refused.value.field == field

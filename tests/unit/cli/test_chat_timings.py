@@ -10,15 +10,15 @@ def _receipt(**fields: object) -> receipt_pb2.Receipt:
     return receipt
 
 
-def test_a_speed_that_is_not_known_is_not_called_zero() -> None:
+def test_unknown_speed_is_not_shown_as_zero() -> None:
     said = timings(_receipt(usage=usage_pb2.Usage(prompt_tokens=3, completion_tokens=4)))
     assert said == "3 + 4 tokens, queue 0.00 s, left on atlas"
 
 
-def test_a_known_speed_is_told_and_a_slow_one_with_its_tenths() -> None:
+def test_known_speed_is_shown_and_a_slow_one_with_tenths() -> None:
     assert "42 tokens/s" in timings(_receipt(tokens_per_second=42.4))
     assert "0.4 tokens/s" in timings(_receipt(tokens_per_second=0.42))
 
 
-def test_without_counts_no_tokens_are_claimed() -> None:
+def test_tokens_are_not_shown_without_counts() -> None:
     assert timings(_receipt()) == "queue 0.00 s, left on atlas"

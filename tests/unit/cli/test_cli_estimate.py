@@ -43,7 +43,7 @@ def _configure(folder: Path, **settings: Any) -> None:
 
 
 @pytest.mark.usefixtures("home")
-def test_a_file_is_estimated_by_its_header_part_by_part() -> None:
+def test_file_is_estimated_per_part_from_its_header() -> None:
     code, output = _run(str(demo_model_path()), "--ctx", "8192", "--slots", "1")
     assert code == 0
     rows = [line.split() for line in output.splitlines()]
@@ -53,14 +53,14 @@ def test_a_file_is_estimated_by_its_header_part_by_part() -> None:
 
 
 @pytest.mark.usefixtures("home")
-def test_programs_get_bytes_and_what_they_come_from() -> None:
+def test_json_estimate_has_bytes_and_their_source() -> None:
     document = _json(str(demo_model_path()), "--ctx", "8192", "--slots", "2", "--cache-type", "q8_0")
     assert (document["source"], document["quantization"], document["trainedContextTokens"]) == ("header", "q4_1", 8192)
     assert document["bytes"] == sum(part["bytes"] for part in document["parts"])
     assert document["parts"][1] == {"name": "context", "bytes": 2 * 180 * MEBIBYTE * 34 // 64}
 
 
-def test_a_configured_model_is_estimated_as_it_is_configured(home: Path) -> None:
+def test_configured_model_is_estimated_with_its_configuration(home: Path) -> None:
     _configure(home)
     document = _json("tiny")
     assert (document["contextTokens"], document["slots"], document["source"]) == (4096, 2, "header")
@@ -82,7 +82,7 @@ def test_the_memory_of_kept_prompts_is_shown_beside_the_total(home: Path) -> Non
         assert _json("tiny")["keptPromptBytes"] == 0
 
 
-def test_a_configured_model_is_estimated_by_what_its_runner_learned(home: Path) -> None:
+def test_configured_model_is_estimated_from_its_runners_measurements(home: Path) -> None:
     _configure(home, memory_mb=777)
     identity = read_model_facts(demo_model_path()).identity
     assert identity is not None
@@ -94,26 +94,26 @@ def test_a_configured_model_is_estimated_by_what_its_runner_learned(home: Path) 
 
 
 @pytest.mark.usefixtures("home")
-def test_a_name_is_estimated_by_its_size() -> None:
+def test_name_is_estimated_from_the_size_in_it() -> None:
     assert _json("llama-8b")["source"] == "name"
 
 
 @pytest.mark.usefixtures("home")
-def test_a_name_that_says_nothing_is_not_found() -> None:
+def test_name_without_a_size_is_not_found() -> None:
     code, output = _run("nonsense")
     assert code == EXIT_NOT_FOUND
     assert "there is no file" in output
 
 
 @pytest.mark.usefixtures("home")
-def test_an_unknown_type_of_cache_is_refused() -> None:
+def test_unknown_cache_type_is_refused() -> None:
     code, output = _run("llama-8b", "--cache-type", "q3")
     assert code == EXIT_USAGE
     assert "--cache-type" in output
 
 
 @pytest.mark.usefixtures("home")
-def test_the_demo_model_is_estimated_as_the_demo_serves_it() -> None:
+def test_demo_model_is_estimated_with_demo_settings() -> None:
     assert _json("smollm2-135m")["source"] == "header"
 
 
@@ -134,7 +134,7 @@ def _configure_runner(folder: Path, runtime: str, **model: Any) -> None:
 
 
 @pytest.mark.parametrize(("runtime", "setting"), [("vllm", "model"), ("exllamav3", "path")])
-def test_a_model_of_another_engine_is_estimated_as_its_runner_does(home: Path, runtime: str, setting: str) -> None:
+def test_model_of_another_engine_is_estimated_as_its_runner_does(home: Path, runtime: str, setting: str) -> None:
     given = {setting: str(_safetensors_folder(home / "model")), "context_tokens": 1024, "slots": 2}
     _configure_runner(home, runtime, **given)
     document = _json("tiny")
@@ -146,7 +146,7 @@ def test_a_model_of_another_engine_is_estimated_as_its_runner_does(home: Path, r
     assert wider["context"] > parts["context"]
 
 
-def test_a_model_of_ctranslate2_is_estimated_by_its_weights(home: Path) -> None:
+def test_ctranslate2_model_is_estimated_from_its_weights(home: Path) -> None:
     folder = home / "model"
     folder.mkdir()
     (folder / "model.bin").write_bytes(bytes(2 * MEBIBYTE))
@@ -156,19 +156,19 @@ def test_a_model_of_ctranslate2_is_estimated_by_its_weights(home: Path) -> None:
     assert document["bytes"] >= 2 * MEBIBYTE
 
 
-def test_memory_that_a_model_of_vllm_declares_counts(home: Path) -> None:
+def test_memory_declared_by_a_vllm_model_counts(home: Path) -> None:
     _configure_runner(home, "vllm", model="org/somewhere", memory_mb=700)
     assert (_json("tiny")["source"], _json("tiny")["bytes"]) == ("manifest", 700 * MEBIBYTE)
 
 
-def test_a_configured_model_that_is_not_here_is_told_from_an_unknown_name(home: Path) -> None:
+def test_missing_configured_model_is_distinguished_from_an_unknown_name(home: Path) -> None:
     _configure_runner(home, "vllm", model="org/somewhere")
     code, output = _run("tiny")
     assert code == EXIT_NOT_FOUND
     assert "org/somewhere is not on this machine" in output
 
 
-def test_the_name_of_an_adapter_means_its_model_with_all_of_them(home: Path) -> None:
+def test_adapter_name_means_its_model_with_all_adapters(home: Path) -> None:
     adapter = write_adapter(home / "pirate.gguf", strength=0.0)
     _configure(home, adapters=[{"name": "pirate", "path": str(adapter)}])
     document = _json("pirate")

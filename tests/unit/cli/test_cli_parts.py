@@ -37,22 +37,22 @@ def test_columns_are_as_wide_as_their_rows() -> None:
     assert table.line(["b", "two", "3s"]) == "b       two    3s\n", "a later row keeps the widths"
 
 
-def test_a_page_has_no_line_for_an_empty_text() -> None:
+def test_page_omits_the_line_of_an_empty_text() -> None:
     columns = (Column("Detail", "detail"), Column("Slots", "slots_total"))
     assert list(page(columns, InstanceState(slots_total=4))) == ["Slots:        4"]
 
 
-def test_a_table_without_rows_has_its_header() -> None:
+def test_table_without_rows_has_a_header() -> None:
     assert TextTable(TABLE).text([]) == "NAME  WORDS  AGE\n"
 
 
-def test_time_alone_does_not_make_a_row_worth_showing_again() -> None:
+def test_row_is_not_repeated_if_only_its_age_changed() -> None:
     table = TextTable(TABLE)
     assert table.fingerprint(("a", "one", "1s")) == table.fingerprint(("a", "one", "9s"))
     assert table.fingerprint(("a", "one", "1s")) != table.fingerprint(("a", "two", "1s"))
 
 
-def test_text_for_a_terminal_has_no_controls() -> None:
+def test_terminal_text_has_no_control_characters() -> None:
     assert safe_text("a\x1b[31m\r\n\tb\u202ec") == "a [31m   b c"
 
 
@@ -82,7 +82,7 @@ def _model(state: str) -> dict[str, Any]:
     return plain(model_document(Model(manifest=ModelManifest(name="m"), kind=Model.KIND_PUBLIC, status=number)))
 
 
-def test_expectations_hold_or_not() -> None:
+def test_expectations_are_evaluated() -> None:
     active = parse_expectation("status=active", ResourceKind.MODEL)
     assert active.holds(_model("active"))
     assert not active.holds(_model("hibernating"))
@@ -96,7 +96,7 @@ def test_expectations_hold_or_not() -> None:
 
 
 @pytest.mark.parametrize("word", ["ready", "Ready", "active", "awake"])
-def test_an_expectation_may_be_the_bare_word(word: str) -> None:
+def test_expectation_may_be_a_bare_word(word: str) -> None:
     assert parse_expectation(word, ResourceKind.MODEL).holds(None) is False
     whole = "status=active" if word == "active" else f"condition={word}"
     assert parse_expectation(word, ResourceKind.MODEL) == parse_expectation(whole, ResourceKind.MODEL)
@@ -105,7 +105,7 @@ def test_an_expectation_may_be_the_bare_word(word: str) -> None:
 @pytest.mark.parametrize(
     ("word", "kind"), [("active", ResourceKind.POOL), ("awake", ResourceKind.POOL), ("on", ResourceKind.MODEL)]
 )
-def test_a_bare_word_that_the_kind_does_not_have_is_refused(word: str, kind: ResourceKind) -> None:
+def test_bare_word_unknown_to_the_kind_is_refused(word: str, kind: ResourceKind) -> None:
     with pytest.raises(FieldError, match="--for: must be ready"):
         parse_expectation(word, kind)
 
@@ -121,24 +121,24 @@ def test_targets_are_a_kind_and_names_or_pairs() -> None:
 @pytest.mark.parametrize(
     "words", [["model/"], ["/x"], ["model", "-x"], ["model/a//b"], ["model", "a" * 129], ["model/a", "b"]]
 )
-def test_targets_that_name_nothing_are_refused(words: list[str]) -> None:
+def test_invalid_targets_are_refused(words: list[str]) -> None:
     with pytest.raises(FieldError):
         parse_targets(words)
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_every_command_can_be_loaded_and_has_help(name: str) -> None:
+def test_every_command_loads_and_has_help(name: str) -> None:
     command = load(name)
     assert command.name == name
     assert command.help
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_the_summary_in_the_table_is_the_first_paragraph_of_the_command_s_help(name: str) -> None:
+def test_table_summary_is_the_first_paragraph_of_command_help(name: str) -> None:
     assert COMMANDS[name].summary == " ".join(load(name).help.split("\n\n")[0].split())
 
 
-def test_the_group_lists_every_command_once() -> None:
+def test_group_lists_every_command_once() -> None:
     group = get_command(app)
     listed = group.list_commands(None)  # type: ignore[attr-defined]  # it is a group
     assert sorted(listed) == sorted(COMMANDS)
@@ -147,7 +147,7 @@ def test_the_group_lists_every_command_once() -> None:
 
 
 @pytest.mark.parametrize("word", OTHER_WORDS)
-def test_the_word_of_another_tool_is_answered_with_the_commands_that_do_it(word: str) -> None:
+def test_command_of_another_tool_suggests_the_equivalent_commands(word: str) -> None:
     refused = _invoked(word)
     assert refused.exit_code == EXIT_USAGE
     assert word not in COMMANDS
@@ -156,12 +156,12 @@ def test_the_word_of_another_tool_is_answered_with_the_commands_that_do_it(word:
     assert " ".join(f"there is no command {word}; use: {OTHER_WORDS[word]}".split()) in _unboxed(refused.output)
 
 
-def test_a_misspelt_command_is_answered_with_the_close_ones() -> None:
+def test_misspelled_command_suggests_close_matches() -> None:
     assert "there is no command pul; did you mean pull?" in _unboxed(_invoked("pul").output)
     assert "there is no command xyzzy; see weft --help" in _unboxed(_invoked("xyzzy").output)
 
 
-def test_a_wrong_choice_is_refused_without_the_words_of_a_library() -> None:
+def test_invalid_choice_error_hides_library_wording() -> None:
     said = _unboxed(_invoked("keys", "create", "--role", "owner").output)
     assert "weft: invalid value for '--role': 'owner' is not one of 'user'" in said
 
@@ -182,7 +182,7 @@ def test_a_wrong_choice_is_refused_without_the_words_of_a_library() -> None:
         (("load", "a", "--ctx", "x"), "invalid value for '--ctx' / '--context-tokens': must be a whole number; "),
     ],
 )
-def test_a_wrong_command_line_is_refused_in_one_line(words: tuple[str, ...], said: str) -> None:
+def test_invalid_command_line_is_refused_in_one_line(words: tuple[str, ...], said: str) -> None:
     refused = _invoked(*words)
     assert refused.exit_code == EXIT_USAGE
     assert refused.output.startswith(f"weft: {said}")
@@ -198,7 +198,7 @@ def _unboxed(output: str) -> str:
 
 
 @pytest.mark.parametrize("word", ALIASES)
-def test_an_alias_is_a_command_under_another_name_and_not_listed(word: str) -> None:
+def test_alias_is_an_unlisted_name_of_a_command(word: str) -> None:
     assert ALIASES[word] in COMMANDS
     assert not {word} & (COMMANDS.keys() | OTHER_WORDS.keys())
     asked = _invoked(word, "--help")
@@ -206,7 +206,7 @@ def test_an_alias_is_a_command_under_another_name_and_not_listed(word: str) -> N
     assert f"weft {ALIASES[word]}" in _unboxed(asked.output)
 
 
-def test_the_options_of_a_command_are_repeated_as_they_were_typed() -> None:
+def test_command_options_are_repeated_as_typed() -> None:
     app = typer.Typer()
     found: list[list[str]] = []
 

@@ -93,26 +93,26 @@ def ended(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Ended]:
 
 
 @pytest.mark.parametrize("name", HELP)
-def test_the_help_and_the_completion_of_commands_import_no_command(name: str, ended: Mapping[str, Ended]) -> None:
+def test_help_and_completion_import_no_command(name: str, ended: Mapping[str, Ended]) -> None:
     program = ended[name]
     assert (program.code, bool(program.stdout)) == (0, True), program.stderr
     assert {each for each in program.modules if each.split(".")[0] in OWN} <= HELP_IMPORTS
     assert program.modules & HEAVY == set()
 
 
-def test_reading_commands_need_no_service_library(ended: Mapping[str, Ended]) -> None:
+def test_read_commands_need_no_service_library(ended: Mapping[str, Ended]) -> None:
     assert ended["reading"].code == 0, ended["reading"].stderr
     assert ended["reading"].modules & OF_SERVICES == set()
 
 
-def test_the_descriptors_of_runtimes_import_no_engine(ended: Mapping[str, Ended]) -> None:
+def test_runtime_descriptors_import_no_engine(ended: Mapping[str, Ended]) -> None:
     """A command that reads a configuration pays for the settings, not for the engines."""
     assert ended["runtimes"].code == 0, ended["runtimes"].stderr
     assert ended["runtimes"].modules & {"aiohttp", "grpc", "structlog", "weft.api"} == set()
 
 
 @pytest.mark.parametrize("line", COMPLETED)
-def test_a_completion_imports_none_of_the_large_libraries(line: str, ended: Mapping[str, Ended]) -> None:
+def test_completion_imports_no_large_library(line: str, ended: Mapping[str, Ended]) -> None:
     program = ended[line]
     assert (program.code, program.stderr) == (0, "")
     assert program.modules & {*LARGE, "weft_app.compose"} <= COMPLETED[line]
@@ -121,7 +121,7 @@ def test_a_completion_imports_none_of_the_large_libraries(line: str, ended: Mapp
 
 
 @pytest.mark.parametrize(("command", "complete"), [*FIRST_WORDS.items(), *NAMES.items()])
-def test_the_table_of_completions_says_what_the_commands_say(command: str, complete: object) -> None:
+def test_completion_table_matches_the_commands(command: str, complete: object) -> None:
     module, _, function = main.COMMANDS[command].place.partition(":")
     parameters = signature(getattr(import_module(module), function), eval_str=True).parameters.values()
     found = [each for own in parameters for each in get_args(own.annotation) if isinstance(each, ArgumentInfo)]
@@ -129,9 +129,7 @@ def test_the_table_of_completions_says_what_the_commands_say(command: str, compl
 
 
 @pytest.mark.parametrize("words", COMMANDS)
-def test_a_command_imports_none_of_the_large_libraries_that_it_does_not_use(
-    words: str, ended: Mapping[str, Ended]
-) -> None:
+def test_command_imports_no_large_library_that_it_does_not_use(words: str, ended: Mapping[str, Ended]) -> None:
     assert "weft up --home" in ended[words].stderr
     assert ended[words].modules & LARGE == set()
 
@@ -195,7 +193,7 @@ def fast(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mapping[str, Ende
 
 
 @pytest.mark.parametrize("words", FAST)
-def test_a_command_over_http_imports_no_service_no_grpc_and_no_protobuf(words: str, fast: Mapping[str, Ended]) -> None:
+def test_http_command_imports_no_service_grpc_or_protobuf(words: str, fast: Mapping[str, Ended]) -> None:
     ended = fast[words]
     assert (ended.code, bool(ended.stdout)) == (0, True), ended.stderr
     assert ended.modules & (LARGE | CALLS_NOTHING_OF_THE_MESH | OF_SERVICES - {"weft_app.compose"}) == set()
@@ -217,7 +215,7 @@ def on_windows(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Ended]:
     return dict(zip(programs, run_forked(list(programs.values()), folder, shared=WITHOUT_POSIX), strict=True))
 
 
-def test_help_and_doctor_run_without_the_modules_that_windows_lacks(on_windows: Mapping[str, Ended]) -> None:
+def test_help_and_doctor_run_without_modules_missing_on_windows(on_windows: Mapping[str, Ended]) -> None:
     assert on_windows["--help"].code == 0, on_windows["--help"].stderr
     assert "doctor" in on_windows["--help"].stdout
     checked = on_windows["doctor"]
@@ -227,16 +225,14 @@ def test_help_and_doctor_run_without_the_modules_that_windows_lacks(on_windows: 
 
 
 @pytest.mark.parametrize("command", SERVING)
-def test_a_command_that_serves_is_refused_on_windows_with_the_way_out(
-    command: str, on_windows: Mapping[str, Ended]
-) -> None:
+def test_serving_command_is_refused_on_windows_with_a_remedy(command: str, on_windows: Mapping[str, Ended]) -> None:
     refused = on_windows[command]
     assert refused.code == 1
     assert "on Windows run it in WSL" in refused.stderr
     assert "Traceback" not in refused.stderr
 
 
-def test_a_forked_program_reports_what_it_imports_and_how_it_fails(tmp_path: Path) -> None:
+def test_forked_program_reports_its_imports_and_failure(tmp_path: Path) -> None:
     """The control of all of these."""
     wave, failed = run_forked([Program("import wave, sys\nprint(sys.argv[1])", ["a"]), Program("1 / 0")], tmp_path)
     assert (wave.code, wave.stdout, "wave" in wave.modules) == (0, "a\n", True)

@@ -51,7 +51,7 @@ def shown(*arguments: str) -> dict[str, tuple[Any, str]]:
 
 
 @pytest.mark.usefixtures("file")
-def test_every_value_names_its_source(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_value_shows_its_source(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WEFT_ALLOW_CLOUD_FALLBACK", "false")
     found = shown("--effective", "--grpc-port", "7")
     assert found["port"] == (8081, "weft.yaml line 2")
@@ -65,47 +65,47 @@ def test_every_value_names_its_source(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("file")
-def test_without_effective_only_what_is_set_is_shown() -> None:
+def test_only_set_values_are_shown_without_effective() -> None:
     found = shown()
     assert "router.max_attempts" not in found
     assert not [name for name, (_, source) in found.items() if source == "default"]
 
 
 @pytest.mark.usefixtures("file")
-def test_secrets_are_concealed() -> None:
+def test_secrets_are_masked() -> None:
     assert shown()["router.database_url"] == ("***", "weft.yaml line 5")
     assert "pw" not in CliRunner().invoke(app, ["config", "show", "--effective"]).stdout
 
 
 @pytest.mark.usefixtures("file")
-def test_the_environment_of_a_runner_is_another_one_than_that_of_a_mesh(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_runner_environment_differs_from_mesh_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LOG_LEVEL", "debug")
     assert "log.level" not in shown()
     assert shown("--service", "runner")["log.level"] == ("debug", "environment variable LOG_LEVEL")
 
 
 @pytest.mark.usefixtures("file")
-def test_rates_of_the_environment_are_shown_where_the_file_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rates_from_the_environment_are_shown_if_the_file_sets_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ENABLE_MULTI_TENANT", "true")
     monkeypatch.setenv("TENANT_RATE_LIMIT_x", "5req/s")
     found = shown()
     assert found["router.rate_limits.tenants"] == ({"x": ["5req/sec"]}, "environment variable TENANT_RATE_LIMIT_x")
 
 
-def test_a_value_that_is_wrong_is_named_with_exit_code_two(file: Path) -> None:
+def test_invalid_value_is_reported_with_exit_code_two(file: Path) -> None:
     file.write_text("port: x\n")
     result = CliRunner().invoke(app, ["config", "show"])
     assert result.exit_code == 2
 
 
-def test_no_setting_is_left_out() -> None:
+def test_every_setting_is_listed() -> None:
     names = {value.name for value in effective_values(LoadedConfig(WeftConfig(), {}))}
     assert {"host", "gateway.limits.max_image_bytes", "router.tasks.max_kept_bytes", "tls.ca_file"} <= names
     assert len(names) > 140
 
 
 @pytest.mark.slow("every setting by schema and loader")
-def test_the_schema_accepts_the_file_and_refuses_what_the_loader_refuses(file: Path) -> None:
+def test_schema_accepts_the_file_and_refuses_what_the_loader_refuses(file: Path) -> None:
     schema = json.loads(CliRunner().invoke(app, ["config", "schema"]).stdout)
     document = yaml.safe_load(FILE)
     load_with_sources(file)

@@ -16,7 +16,7 @@ def _shown(receipt: Receipt) -> list[str]:
     ]
 
 
-def test_a_share_is_shown_with_its_energy_where_that_is_known() -> None:
+def test_device_share_includes_energy_if_known() -> None:
     receipt = Receipt()
     assert _shown(receipt) == []
     receipt.device_usage.device_time.FromMilliseconds(843)
@@ -26,13 +26,13 @@ def test_a_share_is_shown_with_its_energy_where_that_is_known() -> None:
 
 
 @pytest.mark.parametrize("gap", [gap for gap in DeviceUsage.Gap.values() if gap])
-def test_every_gap_has_a_sentence_of_its_own(gap: DeviceUsage.Gap.ValueType) -> None:
+def test_every_gap_has_its_own_sentence(gap: DeviceUsage.Gap.ValueType) -> None:
     lines = {each: _shown(Receipt(device_usage=DeviceUsage(gap=each))) for each in DeviceUsage.Gap.values() if each}
     assert lines[gap][0].startswith("unknown: ")
     assert sum(line == lines[gap] for line in lines.values()) == 1
 
 
-def test_the_sums_of_a_client_say_over_how_many_requests_and_are_unknown_over_none() -> None:
+def test_client_totals_show_the_request_count_and_are_unknown_for_zero_requests() -> None:
     table = TextTable(CLIENTS.listing.wide)
     unknown, known = (
         ClientRecord(client_id="a"),

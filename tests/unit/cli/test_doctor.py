@@ -68,9 +68,7 @@ def _attached(url: str, more: str = "") -> str:
         "gateway: {tls: {certificate_file: /nowhere/cert.pem, key_file: /nowhere/key.pem}}",
     ],
 )
-def test_what_a_start_refuses_the_doctor_refuses_in_the_same_words_and_names_the_file(
-    tmp_path: Path, configuration: str
-) -> None:
+def test_doctor_reports_start_errors_with_the_same_text_and_file(tmp_path: Path, configuration: str) -> None:
     """`host: 0.0.0.0` passed the doctor, and `weft up` refused it."""
     finding = _findings(tmp_path, configuration)["configuration"]
     path = tmp_path / "weft.yaml"
@@ -79,7 +77,7 @@ def test_what_a_start_refuses_the_doctor_refuses_in_the_same_words_and_names_the
     assert (finding.verdict, finding.detail) == (Verdict.FAILED, f"{path}: {refused.value.message}")
 
 
-def test_the_files_in_use_are_named_also_where_none_is_named_on_the_command_line(
+def test_files_in_use_are_listed_even_if_none_is_on_the_command_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def detail() -> str:
@@ -94,7 +92,7 @@ def test_the_files_in_use_are_named_also_where_none_is_named_on_the_command_line
     assert detail() == "weft.yaml, weft.local.yaml"
 
 
-def test_each_attached_server_is_asked_and_what_it_has_is_said(tmp_path: Path) -> None:
+def test_each_attached_server_is_checked_and_its_models_are_listed(tmp_path: Path) -> None:
     with _server(200, "llama3.2:3b", "qwen3:8b") as url:
         missing = _findings(tmp_path, _attached(url))["server"]
         there = _findings(tmp_path, _attached(url, ", upstream_model: 'llama3.2:3b'"))["server"]
@@ -103,7 +101,7 @@ def test_each_attached_server_is_asked_and_what_it_has_is_said(tmp_path: Path) -
     assert (there.verdict, there.detail) == (Verdict.OK, "llama: its server answers and has it")
 
 
-def test_the_models_of_a_mesh_are_to_be_named_and_it_is_not_to_be_started(tmp_path: Path) -> None:
+def test_weft_mesh_behind_a_url_needs_explicitly_named_models(tmp_path: Path) -> None:
     with _server(200, "qwen", owner="weft") as url:
         finding = _findings(tmp_path, f"runners: [{{name: box, url: '{url}'}}]")["server"]
     assert (finding.verdict, finding.detail) == (
@@ -114,21 +112,21 @@ def test_the_models_of_a_mesh_are_to_be_named_and_it_is_not_to_be_started(tmp_pa
 
 
 @pytest.mark.parametrize(("status", "verdict"), [(404, Verdict.OK), (401, Verdict.FAILED), (500, Verdict.FAILED)])
-def test_a_server_without_a_list_is_fine_and_one_that_refuses_is_not(
+def test_server_without_a_model_list_passes_and_one_that_refuses_fails(
     tmp_path: Path, status: int, verdict: Verdict
 ) -> None:
     with _server(status) as url:
         assert _findings(tmp_path, _attached(url))["server"].verdict is verdict
 
 
-def test_a_server_that_does_not_answer_is_named_without_the_user_in_its_address(tmp_path: Path) -> None:
+def test_unresponsive_server_is_reported_without_the_user_in_its_address(tmp_path: Path) -> None:
     port = free_port()
     finding = _findings(tmp_path, _attached(f"http://127.0.0.1:{port}"))["server"]
     assert finding.verdict is Verdict.FAILED
     assert f"llama: http://127.0.0.1:{port} does not answer" in finding.detail
 
 
-def test_there_is_a_line_about_accelerators(tmp_path: Path) -> None:
+def test_accelerators_have_a_line(tmp_path: Path) -> None:
     assert _findings(tmp_path, "port: 9000")["accelerators"].detail
 
 
@@ -136,13 +134,13 @@ def _program(model: str) -> str:
     return f"runners: [{{name: box, runtime: server, models: [{{name: m, model: x, {model}}}]}}]"
 
 
-def test_a_program_that_is_not_installed_is_named_with_what_installs_it(tmp_path: Path) -> None:
+def test_missing_program_is_reported_with_its_install_page(tmp_path: Path) -> None:
     found = _findings(tmp_path, _program("preset: tgi"))["program"]
     assert (found.verdict, found.detail) == (Verdict.FAILED, "m: there is no program text-generation-launcher")
     assert found.remedy == "https://huggingface.co/docs/text-generation-inference/installation"
 
 
-def test_a_module_that_an_interpreter_does_not_have_is_named_too(tmp_path: Path) -> None:
+def test_module_missing_from_an_interpreter_is_reported(tmp_path: Path) -> None:
     """`python3 -m sglang.launch_server`: there is a python3 nearly everywhere."""
     command = f"command: ['{sys.executable}', -m, sglang.launch_server, '{{port}}']"
     found = _findings(tmp_path, _program(f"preset: sglang, {command}"))["program"]
@@ -151,17 +149,17 @@ def test_a_module_that_an_interpreter_does_not_have_is_named_too(tmp_path: Path)
 
 
 @pytest.mark.parametrize("words", ["-m, http.server", "main.py"])
-def test_a_program_that_is_installed_is_a_finding_without_a_remedy(tmp_path: Path, words: str) -> None:
+def test_installed_program_is_a_finding_without_a_remedy(tmp_path: Path, words: str) -> None:
     found = _findings(tmp_path, _program(f"command: ['{sys.executable}', {words}, '{{port}}']"))["program"]
     assert (found.verdict, found.detail, found.remedy) == (Verdict.OK, "m: its program is installed", "")
 
 
-def test_an_unknown_program_that_is_missing_is_the_configurations(tmp_path: Path) -> None:
+def test_missing_unknown_program_suggests_correcting_the_configuration(tmp_path: Path) -> None:
     found = _findings(tmp_path, _program("command: [no-such-program, '{port}']"))["program"]
     assert (found.verdict, found.remedy) == (Verdict.FAILED, "install it, or correct `command`")
 
 
-def test_the_options_of_up_are_checked_as_up_takes_them(tmp_path: Path) -> None:
+def test_up_options_are_validated_as_up_does(tmp_path: Path) -> None:
     """`weft doctor` had `--host` and `--port` alone."""
     network = NetworkOptions(host="0.0.0.0", port=0, grpc_port=1, insecure=True, tls=TlsChoice.AUTO)
     found = {each.check: each for each in examine(WeftHome(tmp_path / "home"), None, network)}

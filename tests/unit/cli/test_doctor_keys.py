@@ -25,7 +25,7 @@ def _findings(folder: Path, configuration: str = CONFIGURATION) -> dict[str, Fin
     return {finding.check: finding for finding in examine(WeftHome(folder / "home"), path, NetworkOptions(port=0))}
 
 
-def test_a_missing_key_is_named_with_its_models_and_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_key_is_reported_with_its_models_and_a_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("EXAMPLE_API_KEY", raising=False)
     finding = _findings(tmp_path)["keys"]
     assert finding.verdict is Verdict.FAILED
@@ -33,7 +33,7 @@ def test_a_missing_key_is_named_with_its_models_and_what_to_do(tmp_path: Path, m
     assert finding.remedy == "export EXAMPLE_API_KEY=... before you start weft"
 
 
-def test_a_key_that_is_there_is_not_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_present_key_is_not_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EXAMPLE_API_KEY", "sk-secret-words")
     findings = _findings(tmp_path)
     assert findings["keys"].verdict is Verdict.OK
@@ -41,13 +41,13 @@ def test_a_key_that_is_there_is_not_shown(tmp_path: Path, monkeypatch: pytest.Mo
     assert "sk-secret-words" not in str(findings)
 
 
-def test_a_mesh_of_providers_alone_needs_no_engine(tmp_path: Path) -> None:
+def test_mesh_with_only_providers_needs_no_engine(tmp_path: Path) -> None:
     findings = _findings(tmp_path)
     assert "llama.cpp server" not in findings
     assert "large (a provider's)" in findings["models"].detail
 
 
-def test_a_model_file_that_is_missing_hides_no_missing_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_model_file_does_not_hide_a_missing_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("EXAMPLE_API_KEY", raising=False)
     local = "  - {name: local, models: [{name: qwen, path: /nowhere/qwen.gguf}]}\n"
     findings = _findings(tmp_path, CONFIGURATION + local)

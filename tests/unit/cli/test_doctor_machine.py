@@ -16,7 +16,7 @@ from weft_app.config.loader import parse_config
 ABSENT = NvmlReading(health=Health.ABSENT)
 
 
-def test_services_run_where_they_can() -> None:
+def test_services_run_only_on_supported_platforms() -> None:
     for platform in ("linux", "darwin"):
         require_serving_platform(platform)
     with pytest.raises(WeftError, match="WSL"):
@@ -32,7 +32,7 @@ def test_services_run_where_they_can() -> None:
         ("freebsd14", Verdict.WARNING, "unknown to weft"),
     ],
 )
-def test_each_system_is_told_what_works_there(platform: str, verdict: Verdict, words: str) -> None:
+def test_each_platform_reports_what_works_there(platform: str, verdict: Verdict, words: str) -> None:
     finding = platform_finding(platform, "System machine", "3.12.1")
     assert (finding.verdict, "Python 3.12.1" in finding.detail) == (verdict, True)
     assert words in finding.detail
@@ -43,19 +43,19 @@ def _accelerators(platform: str, machine: str, nvidia: NvmlReading | None, folde
     return list(accelerator_findings(platform, machine, nvidia, folder))
 
 
-def test_there_is_one_line_where_there_is_no_accelerator(tmp_path: Path) -> None:
+def test_one_line_is_shown_without_an_accelerator(tmp_path: Path) -> None:
     (finding,) = _accelerators("linux", "x86_64", ABSENT, tmp_path)
     assert (finding.verdict, "CPU" in finding.detail) == (Verdict.OK, True)
 
 
 @pytest.mark.parametrize(("nvidia", "words"), [(None, "did not answer"), (NvmlReading(health=Health.FAILED), "fails")])
-def test_a_driver_that_hangs_or_fails_is_a_warning(nvidia: NvmlReading | None, words: str, tmp_path: Path) -> None:
+def test_hanging_or_failing_driver_is_a_warning(nvidia: NvmlReading | None, words: str, tmp_path: Path) -> None:
     (finding,) = _accelerators("linux", "x86_64", nvidia, tmp_path)
     assert (finding.verdict, finding.remedy) == (Verdict.WARNING, "nvidia-smi")
     assert words in finding.detail
 
 
-def test_an_amd_card_is_found_by_its_driver(tmp_path: Path) -> None:
+def test_amd_card_is_detected_by_its_driver(tmp_path: Path) -> None:
     for name, vendor, size in (
         ("card0", "0x8086", ""),
         ("card1", "0x1002", str(16 * 1024**3)),
@@ -72,14 +72,14 @@ def test_an_amd_card_is_found_by_its_driver(tmp_path: Path) -> None:
     assert "accelerators.declared" in finding.remedy
 
 
-def test_an_apple_gpu_follows_from_the_machine(tmp_path: Path) -> None:
+def test_apple_gpu_is_derived_from_the_machine(tmp_path: Path) -> None:
     (finding,) = _accelerators("darwin", "arm64", ABSENT, tmp_path)
     assert "Metal" in finding.detail
     (finding,) = _accelerators("darwin", "x86_64", ABSENT, tmp_path)
     assert "CPU" in finding.detail
 
 
-def test_every_port_of_a_start_is_checked_and_named_with_its_way_out() -> None:
+def test_every_start_port_is_checked_and_reported_with_a_remedy() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken, socket.create_server(("127.0.0.1", 0)) as other:
         ports = taken.getsockname()[1], other.getsockname()[1]
         document: dict[str, Any] = {"port": 0, "grpc_port": ports[0], "relay": {"listen": f"127.0.0.1:{ports[1]}"}}

@@ -24,7 +24,7 @@ def _lose(home: WeftHome) -> PromiseFile:
     return kept
 
 
-def test_nothing_is_said_where_nothing_is_known_to_be_missing(tmp_path: Path) -> None:
+def test_no_finding_is_shown_without_known_loss(tmp_path: Path) -> None:
     assert _finding(WeftHome(tmp_path / "home")).verdict is Verdict.OK
 
 
@@ -39,7 +39,7 @@ def test_lost_work_is_a_warning_until_its_file_is_deleted(tmp_path: Path) -> Non
     assert _finding(home).verdict is Verdict.OK
 
 
-def test_a_word_of_lost_work_that_cannot_be_read_is_a_warning_all_the_same(tmp_path: Path) -> None:
+def test_unreadable_loss_file_is_still_a_warning(tmp_path: Path) -> None:
     home = WeftHome(tmp_path / "home")
     _lose(home).loss_path.write_text("{", encoding="utf-8")
     assert _finding(home).verdict is Verdict.WARNING

@@ -25,7 +25,7 @@ def run(program: str, *, shell: str = '"$@"', environment: dict[str, str] | None
     return found.returncode, found.stdout, found.stderr
 
 
-def test_closed_streams_are_dev_null_and_their_descriptors_stay_taken() -> None:
+def test_closed_streams_become_dev_null_and_keep_their_descriptors() -> None:
     """`weft up -d` of a supervisor that closes stdout ended with an AttributeError of None."""
     program = RUN + (
         "import os, sys\n"
@@ -37,17 +37,17 @@ def test_closed_streams_are_dev_null_and_their_descriptors_stay_taken() -> None:
 
 
 @pytest.mark.parametrize("action", ["print('x' * 100_000)", "print('x')", "print('x'); sys.exit(0)"])
-def test_output_that_cannot_be_written_is_one_line(action: str) -> None:
+def test_unwritable_output_is_reported_in_one_line(action: str) -> None:
     code, _, error = run(IN_ONE_LINE + action, shell='"$@" > /dev/full')
     assert (code, error.count("\n")) == (EXIT_FAILED, 1)
     assert error.startswith("weft: the output cannot be written: No space left on device")
 
 
-def test_errors_that_cannot_be_written_either_end_the_command_all_the_same() -> None:
+def test_command_ends_even_if_errors_cannot_be_written() -> None:
     assert run(IN_ONE_LINE + "print('x')", shell='"$@" > /dev/full 2>&1')[0] == EXIT_FAILED
 
 
-def test_a_user_without_a_home_has_the_root_as_a_container_gives_it() -> None:
+def test_user_without_a_home_gets_the_root_folder() -> None:
     program = (
         "import os, pwd\n"
         "os.environ.pop('HOME', None)\n"
@@ -57,7 +57,7 @@ def test_a_user_without_a_home_has_the_root_as_a_container_gives_it() -> None:
     assert run(program)[1] == "/.weft\n"
 
 
-def test_a_relative_path_of_a_deleted_folder_is_one_line(tmp_path: Path) -> None:
+def test_relative_path_in_a_deleted_folder_is_reported_in_one_line(tmp_path: Path) -> None:
     gone = tmp_path / "gone"
     gone.mkdir()
     shell = f'cd "{gone}"; rmdir "{gone}"; "$@"'
@@ -66,7 +66,7 @@ def test_a_relative_path_of_a_deleted_folder_is_one_line(tmp_path: Path) -> None
     assert "the working directory was deleted" in error
 
 
-def test_a_service_leaves_a_deleted_folder(tmp_path: Path) -> None:
+def test_service_leaves_a_deleted_folder(tmp_path: Path) -> None:
     gone = tmp_path / "gone"
     gone.mkdir()
     program = "import os; from weft_app.cli.inherited import *; leave_deleted_folder('/'); print(os.getcwd())"
@@ -74,12 +74,12 @@ def test_a_service_leaves_a_deleted_folder(tmp_path: Path) -> None:
     assert run(program, shell=f'cd "{tmp_path}"; "$@"')[1] == f"{tmp_path}\n"
 
 
-def test_other_errors_stay_what_they_are() -> None:
+def test_other_errors_are_unchanged() -> None:
     _, _, error = run(IN_ONE_LINE + "open('/nowhere/x')")
     assert "FileNotFoundError" in error
 
 
-def test_a_locale_without_utf_8_begins_again_with_it() -> None:
+def test_command_restarts_with_utf_8_if_the_locale_lacks_it() -> None:
     """A home with an umlaut in its name failed with a UnicodeEncodeError."""
     program = RUN + "import sys; print(sys.getfilesystemencoding(), chr(252))"
     plain = {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}

@@ -13,7 +13,7 @@ from weft_app.cli import join_tokens, keys
 
 
 @pytest.mark.parametrize("output", ["table", "json", "name"])
-def test_a_key_without_tenant_or_id_is_listed(monkeypatch: pytest.MonkeyPatch, output: str) -> None:
+def test_key_without_tenant_or_id_is_listed(monkeypatch: pytest.MonkeyPatch, output: str) -> None:
     answer = key_service_pb2.ListKeysResponse(keys=[key_service_pb2.Key(scopes=["models:view"])])
     monkeypatch.setattr(keys, "connect", _answering(document_of(answer)))
     ran = CliRunner().invoke(keys.app, ["list", "-o", output])
@@ -21,7 +21,7 @@ def test_a_key_without_tenant_or_id_is_listed(monkeypatch: pytest.MonkeyPatch, o
     assert ("models:view" in ran.output) is (output != "name")
 
 
-def test_a_join_token_without_an_id_is_listed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_join_token_without_an_id_is_listed(monkeypatch: pytest.MonkeyPatch) -> None:
     token = join_token_service_pb2.JoinToken(description="a laptop")
     answer = join_token_service_pb2.ListJoinTokensResponse(join_tokens=[token])
     monkeypatch.setattr(join_tokens, "connect", _answering(document_of(answer)))

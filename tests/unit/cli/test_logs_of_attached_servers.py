@@ -31,7 +31,9 @@ class Mesh(MeshApi):
 
 
 @pytest.mark.parametrize("follow", [[], ["-f"]])
-def test_logs_of_an_attached_server_say_where_its_output_is(monkeypatch: pytest.MonkeyPatch, follow: list[str]) -> None:
+def test_logs_command_for_an_attached_server_explains_where_its_output_is(
+    monkeypatch: pytest.MonkeyPatch, follow: list[str]
+) -> None:
     """It printed nothing, and the exit status was 0."""
     mesh = Mesh()
     for module in ("logs", "mesh_documents"):

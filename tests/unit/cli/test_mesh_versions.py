@@ -33,7 +33,7 @@ def _schemas(*processes: MeshProcess) -> list[Finding]:
         ("1.4.0", "0.4.0", False),
     ],
 )
-def test_neighbouring_releases_differ_by_one_minor_number(one: str, other: str, expected: bool) -> None:
+def test_neighboring_releases_differ_by_one_minor_version(one: str, other: str, expected: bool) -> None:
     first, second = release_of(one), release_of(other)
     assert first is not None
     assert second is not None
@@ -41,7 +41,7 @@ def test_neighbouring_releases_differ_by_one_minor_number(one: str, other: str, 
     assert are_neighbours(second, first) is expected
 
 
-def test_each_process_is_listed_with_its_version_and_the_schemas_that_it_knows() -> None:
+def test_each_process_is_listed_with_its_version_and_supported_schemas() -> None:
     found = examine_versions([_process("registry", "0.4.0", _schema("0015", "0015")), _process("runner/a", "0.4.0")])
     assert [(each.detail, each.verdict) for each in found] == [
         ("registry: weft 0.4.0, registry schema 0015", Verdict.OK),
@@ -50,38 +50,38 @@ def test_each_process_is_listed_with_its_version_and_the_schemas_that_it_knows()
     ]
 
 
-def test_a_process_that_does_not_say_its_version_is_named() -> None:
+def test_process_without_a_version_is_reported() -> None:
     silent, _ = examine_versions([_process("registry", "")])
     assert silent.verdict is Verdict.WARNING
     assert silent.detail == "registry: of a release that does not say its version"
 
 
-def test_neighbours_are_fine_and_what_is_left_to_upgrade_is_named() -> None:
+def test_neighboring_versions_pass_and_outdated_processes_are_listed() -> None:
     mixed = _mix(_process("registry", "0.5.0"), _process("runner/b", "0.4.0"), _process("runner/a", "0.4.1"))
     assert mixed.verdict is Verdict.OK
     assert mixed.detail == "two neighbouring releases, 0.4 and 0.5, which run together"
     assert mixed.remedy == "to end the upgrade: runner/a, runner/b"
 
 
-def test_releases_further_apart_are_not_fine_though_each_has_a_neighbour() -> None:
+def test_versions_too_far_apart_fail_even_if_each_has_a_neighbor() -> None:
     mixed = _mix(_process("registry", "0.6.0"), _process("router", "0.5.0"), _process("runner/a", "0.4.0"))
     assert mixed.verdict is Verdict.FAILED
     assert mixed.remedy == "upgrade first: runner/a"
 
 
-def test_a_process_whose_database_has_a_newer_schema_is_named() -> None:
+def test_process_with_a_newer_database_schema_is_reported() -> None:
     old = _process("router", "0.4.0", _schema("0007", "0008", "router"))
     (finding,) = _schemas(_process("registry", "0.5.0", _schema("0015", "0015")), old)
     assert finding.verdict is Verdict.FAILED
     assert finding.detail.startswith("router: the router database has the schema 0008, and weft 0.4.0 knows 0007")
 
 
-def test_a_standby_that_has_not_opened_the_database_is_compared_with_the_owner() -> None:
+def test_standby_without_an_open_database_is_compared_with_the_owner() -> None:
     owner = _process("registry", "0.5.0", _schema("0016", "0016"))
     assert _schemas(owner, _process("registry standby", "0.5.0", _schema("0016"))) == []
     (finding,) = _schemas(owner, _process("registry standby", "0.4.0", _schema("0015")))
     assert finding.remedy == "upgrade registry standby"
 
 
-def test_a_newer_standby_beside_an_older_owner_is_fine_because_the_database_is_not_migrated_yet() -> None:
+def test_newer_standby_passes_beside_an_older_owner_before_migration() -> None:
     assert _schemas(_process("a", "0.4.0", _schema("0015", "0015")), _process("b", "0.5.0", _schema("0016"))) == []

@@ -6,7 +6,7 @@ from weft.kernel.errors import FieldError
 from weft_app.cli.network_options import NetworkOptions, TlsChoice
 
 
-def test_plain_http_and_a_certificate_exclude_each_other_with_both_options_and_the_next_step_named() -> None:
+def test_plain_http_and_certificate_conflict_error_names_both_options_and_a_remedy() -> None:
     """It was said that --insecure excludes a certificate in gateway.tls, a setting that nobody had typed."""
     with pytest.raises(FieldError) as refused:
         NetworkOptions(host="0.0.0.0", insecure=True, tls=TlsChoice.AUTO).overrides()
@@ -17,5 +17,5 @@ def test_plain_http_and_a_certificate_exclude_each_other_with_both_options_and_t
 
 
 @pytest.mark.parametrize("options", [NetworkOptions(insecure=True), NetworkOptions(tls=TlsChoice.AUTO)])
-def test_either_of_them_is_taken_alone(options: NetworkOptions) -> None:
+def test_plain_http_or_certificate_is_accepted_separately(options: NetworkOptions) -> None:
     assert "gateway" in options.overrides()

@@ -20,14 +20,14 @@ from weft_app.cli.verbs import naming_options
         ("action.load_model.model", [], "MODEL"),
     ],
 )
-def test_the_flag_that_was_typed_is_named_instead_of_a_field(field: str, typed: list[str], option: str) -> None:
+def test_load_error_names_the_typed_flag_instead_of_the_field(field: str, typed: list[str], option: str) -> None:
     refused = WeftError(Reason.INVALID_ARGUMENT, f"{field}: must be from 16 to 8192", metadata={"field": field})
     with pytest.raises(FieldError) as named, naming_options(typed):
         raise refused
     assert named.value.message == f"{option}: must be from 16 to 8192"
 
 
-def test_an_error_that_begins_with_no_field_stays_as_it_is() -> None:
+def test_error_without_a_leading_field_is_unchanged() -> None:
     refused = WeftError(Reason.MODEL_NOT_FOUND, "there is no model x", metadata={"field": "model"})
     with pytest.raises(WeftError) as kept, naming_options():
         raise refused

@@ -59,9 +59,7 @@ CALLS = [
 
 
 @pytest.mark.parametrize("words", CALLS, ids=" ".join)
-def test_a_command_gives_what_it_gives_with_the_conversion_of_typer(
-    words: tuple[str, ...], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_plain_conversion_matches_typer_conversion(words: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
     outcomes = []
     for is_plain in (False, True):
         found: dict[str, Any] = {}
@@ -75,7 +73,7 @@ def test_a_command_gives_what_it_gives_with_the_conversion_of_typer(
     assert outcomes[0] == outcomes[1]
 
 
-def test_a_default_within_the_bounds_of_its_option_needs_no_conversion_and_one_beyond_them_does() -> None:
+def test_default_within_option_bounds_skips_conversion_and_one_beyond_does_not() -> None:
     class Bounds:
         min, max = 1, 64
 

@@ -51,27 +51,27 @@ def _model(url: str, ref: str = "", name: str = "m") -> Document:
     return {"kind": "model", "name": name, "provider": {"url": url} | ({"apiKeyRef": ref} if ref else {})}
 
 
-def test_a_provider_is_connected_to_and_sent_nothing() -> None:
+def test_provider_check_connects_and_sends_nothing() -> None:
     with _provider() as (port, got):
         models = [_model(f"http://{HOST}:{port}/v1", "secret/k")]
         assert list(check_central_models(models, {"k"})) == [CentralModelCheck(model="m")]
     assert b"".join(got) == b""
 
 
-def test_a_secret_that_does_not_exist_is_named_with_what_creates_it() -> None:
+def test_missing_secret_error_shows_the_command_that_creates_it() -> None:
     with _provider() as (port, _):
         (found,) = check_central_models([_model(f"http://{HOST}:{port}/v1", "secret/gone")], {"k"})
     assert (found.problem, found.remedy) == ("there is no secret/gone", "weft create secret gone -")
 
 
-def test_a_provider_that_takes_no_connection_is_named_with_the_field_to_look_at() -> None:
+def test_unreachable_provider_error_names_the_field() -> None:
     port = free_port()
     (found,) = check_central_models([_model(f"http://{HOST}:{port}/v1")], set())
     assert f"{HOST}:{port} cannot be reached: Connection refused" in found.problem
     assert found.remedy == "look at `provider.url`: weft get model m -o yaml"
 
 
-def test_a_certificate_of_nobody_and_a_port_without_tls_are_told_apart(tmp_path: Path) -> None:
+def test_untrusted_certificate_and_port_without_tls_give_different_errors(tmp_path: Path) -> None:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     Authority().issue(HOST).write(tmp_path)
     context.load_cert_chain(tmp_path / "own.pem", tmp_path / "own.key")
@@ -82,7 +82,7 @@ def test_a_certificate_of_nobody_and_a_port_without_tls_are_told_apart(tmp_path:
     assert all(each[:1] in (b"", b"\x16") for each in got), "a handshake and no request"
 
 
-def test_a_provider_that_is_silent_is_waited_for_no_longer_than_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_silent_provider_check_times_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(provider_checks, "CONNECT_SECONDS", 0.05)
     with socket.create_server((HOST, 0)) as listening:
         words = unreached_words((HOST, listening.getsockname()[1], True))

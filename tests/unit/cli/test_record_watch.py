@@ -48,7 +48,7 @@ def _watched(
     return capsys.readouterr().out.splitlines()
 
 
-def test_what_is_new_has_changed_or_is_gone_is_printed_once(capsys: pytest.CaptureFixture[str]) -> None:
+def test_new_changed_and_removed_records_are_printed_once(capsys: pytest.CaptureFixture[str]) -> None:
     lines = _watched(
         capsys,
         ResourceFormat.TABLE,
@@ -73,6 +73,6 @@ def test_documents_are_one_line_each(capsys: pytest.CaptureFixture[str]) -> None
     assert [json.loads(line) for line in lines] == [_row("a", "queued"), {"name": "a", "gone": True}]
 
 
-def test_an_error_that_a_retry_cannot_help_ends_the_watch(capsys: pytest.CaptureFixture[str]) -> None:
+def test_non_retryable_error_ends_the_watch(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(WeftError, match="no"):
         _watched(capsys, ResourceFormat.TABLE, [], WeftError(Reason.PERMISSION_DENIED, "no"))

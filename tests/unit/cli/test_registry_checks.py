@@ -24,7 +24,7 @@ SILENT = RegistryState(address="b:1", reach=Reach.NOT_SERVING)
         (SECOND_OWNER, Verdict.FAILED, "a:1 and b:1 each own a database"),
     ],
 )
-def test_a_pair_is_well_where_one_owns_the_database_and_the_other_one_waits(
+def test_pair_passes_if_one_owns_the_database_and_the_other_waits(
     other: RegistryState, verdict: Verdict, detail: str
 ) -> None:
     finding = finding_of([OWNER, other])
@@ -32,13 +32,13 @@ def test_a_pair_is_well_where_one_owns_the_database_and_the_other_one_waits(
     assert bool(finding.remedy) is (verdict is not Verdict.OK)
 
 
-def test_without_an_owner_the_check_fails() -> None:
+def test_check_fails_without_an_owner() -> None:
     finding = finding_of([STANDBY, AWAY])
     assert finding.verdict is Verdict.FAILED
     assert finding.detail.startswith("no registry serves: ")
 
 
-def test_one_address_or_none_is_no_pair() -> None:
+def test_single_or_missing_address_is_not_checked_as_a_pair() -> None:
     def never(_: str) -> RegistryState:
         raise AssertionError
 

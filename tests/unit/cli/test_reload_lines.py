@@ -6,7 +6,7 @@ from weft_app.cli.reload import reload_lines
 Change = pb.ConfigurationChange
 
 
-def test_each_change_is_a_line_with_what_becomes_of_it() -> None:
+def test_each_change_is_a_line_with_its_effect() -> None:
     slots = pb.SettingChange(name="slots", before="2", after="4")
     port = pb.SettingChange(name="port", before="8080", after="9090")
     answer = pb.ReloadConfigurationResponse(
@@ -45,5 +45,5 @@ def test_each_change_is_a_line_with_what_becomes_of_it() -> None:
     ]
 
 
-def test_no_change_is_said_too() -> None:
+def test_empty_change_is_reported() -> None:
     assert list(reload_lines(pb.ReloadConfigurationResponse())) == ["no configuration file: nothing has changed"]

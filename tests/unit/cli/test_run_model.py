@@ -41,19 +41,17 @@ class NoModels(MeshApi):
         ("accounts/acme/models/tiny", AskedModel(name="accounts/acme/models/tiny")),
     ],
 )
-def test_a_text_is_a_name_or_a_source(text: str, asked: AskedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_argument_is_a_name_or_a_source(text: str, asked: AskedModel, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir("/")
     assert asked_model(text) == asked
 
 
-def test_a_name_with_an_owner_that_the_mesh_does_not_know_may_be_a_repository_of_the_hub() -> None:
+def test_unknown_name_with_an_owner_may_be_a_hub_repository() -> None:
     with pytest.raises(WeftError, match="there is no model; the hub's repository of this name is hf:acme/tiny"):
         begin(NoModels(), {"type": "load", "model": "acme/tiny"})
 
 
-def test_a_relative_path_is_made_whole_since_the_runner_has_another_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_relative_path_is_made_absolute_for_the_runner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "models" / "tiny").mkdir(parents=True)
     (tmp_path / "models" / "tiny.gguf").touch()
@@ -69,12 +67,12 @@ def test_a_relative_path_is_made_whole_since_the_runner_has_another_folder(
     assert asked_model("plain") == AskedModel(name="plain"), "a file that is no model is a name"
 
 
-def test_a_path_below_the_home_folder_is_made_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_path_below_the_home_folder_is_expanded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     assert asked_model("~/tiny.gguf") == AskedModel(source=str(tmp_path / "tiny.gguf"))
 
 
 @pytest.mark.parametrize("text", ["", "two words", "hf:acme", "http:/x"])
-def test_what_is_neither_is_refused_naming_the_argument(text: str) -> None:
+def test_invalid_source_error_names_the_argument(text: str) -> None:
     with pytest.raises(FieldError, match="INVALID_ARGUMENT: MODEL: "):
         asked_model(text)

@@ -49,7 +49,7 @@ def _exposure(folder: Path, text: str) -> float:
     return float(found[1])
 
 
-def test_the_units_of_deploy_are_those_of_the_code(tmp_path: Path) -> None:
+def test_deployed_units_match_the_code(tmp_path: Path) -> None:
     main(str(tmp_path))
     written = {str(file.relative_to(tmp_path)): file.read_text() for file in tmp_path.rglob("*.service")}
     shipped = {str(file.relative_to(SHIPPED)): file.read_text() for file in SHIPPED.rglob("*.service")}
@@ -59,14 +59,14 @@ def test_the_units_of_deploy_are_those_of_the_code(tmp_path: Path) -> None:
 @has_systemd
 @KINDS
 @pytest.mark.parametrize("is_system", [True, False], ids=["system", "user"])
-def test_systemd_has_nothing_against_a_unit(kind: UnitKind, is_system: bool, tmp_path: Path) -> None:
+def test_systemd_accepts_every_unit(kind: UnitKind, is_system: bool, tmp_path: Path) -> None:
     plan = _plan(kind, is_system=is_system, arguments=("--home", "/with a space"))
     assert _verified(plan, tmp_path, plan.text()) == ""
 
 
 @has_systemd
 @pytest.mark.parametrize("is_system", [True, False], ids=["system", "user"])
-def test_systemd_is_heard_when_it_has_something_against_a_unit(is_system: bool, tmp_path: Path) -> None:
+def test_systemd_complaint_about_a_unit_is_detected(is_system: bool, tmp_path: Path) -> None:
     plan = _plan(UnitKind.ROUTER, is_system=is_system)
     assert _verified(plan, tmp_path, plan.text().replace("Restart=", "Restrat="))
     assert _verified(plan, tmp_path, plan.text().replace(WEFT, "/none/weft"))
@@ -74,17 +74,17 @@ def test_systemd_is_heard_when_it_has_something_against_a_unit(is_system: bool, 
 
 @has_systemd
 @KINDS
-def test_a_unit_of_the_system_is_little_exposed(kind: UnitKind, tmp_path: Path) -> None:
+def test_system_unit_has_low_exposure(kind: UnitKind, tmp_path: Path) -> None:
     assert _exposure(tmp_path, _plan(kind).text()) < MAX_EXPOSURE
     assert _exposure(tmp_path, _plan(kind, is_system=False).text()) > MAX_EXPOSURE, "the negative control"
 
 
-def test_arguments_reach_the_command_as_they_were_typed() -> None:
+def test_arguments_reach_the_command_as_typed() -> None:
     text = _plan(UnitKind.GATEWAY, arguments=("--config", "/a b/weft.yaml", "$HOME", 'say "hi"')).text()
     assert f'ExecStart={WEFT} serve gateway --config "/a b/weft.yaml" $$HOME "say \\"hi\\""' in text
 
 
-def test_a_percent_sign_of_an_argument_is_no_specifier() -> None:
+def test_percent_sign_in_an_argument_is_not_a_specifier() -> None:
     assert "ExecStart=%h/.local/bin/weft serve router 100%%" in (
         UnitPlan(kind=UnitKind.ROUTER, is_system=False, program="%h/.local/bin/weft", arguments=("100%",)).text()
     )
@@ -100,6 +100,6 @@ def test_runners_share_a_template_and_have_names() -> None:
         UnitPlan(kind=UnitKind.RUNNER, is_system=True, instance="../../etc")
 
 
-def test_an_argument_that_would_be_a_line_of_its_own_is_refused() -> None:
+def test_argument_with_a_line_break_is_refused() -> None:
     with pytest.raises(WeftError, match="printable"):
         _plan(UnitKind.MESH, arguments=("--home", "x\nExecStartPre=/bin/evil"))

@@ -26,7 +26,7 @@ class Gone(io.StringIO):
         raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
 
 
-def test_neither_words_nor_logs_to_a_terminal_that_is_gone_raise(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_messages_and_logs_to_a_closed_terminal_do_not_raise(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdout", Gone())
     monkeypatch.setattr(sys, "stderr", Gone())
     configured = structlog.get_config()
@@ -42,14 +42,14 @@ def test_neither_words_nor_logs_to_a_terminal_that_is_gone_raise(monkeypatch: py
             structlog.configure(**configured)
 
 
-def test_without_it_a_word_raises(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_message_to_a_closed_terminal_raises_without_the_wrapper(monkeypatch: pytest.MonkeyPatch) -> None:
     """The control: what ended the host in the middle of its streams."""
     monkeypatch.setattr(sys, "stdout", Gone())
     with pytest.raises(OSError, match="Input/output error"):
         say("stopping\n")
 
 
-def test_after_a_write_that_failed_the_descriptor_itself_leads_nowhere() -> None:
+def test_descriptor_points_to_dev_null_after_a_failed_write() -> None:
     reading, writing = os.pipe()
     os.close(reading)
     with os.fdopen(writing, "w", encoding="utf-8") as file:
@@ -61,7 +61,7 @@ def test_after_a_write_that_failed_the_descriptor_itself_leads_nowhere() -> None
         file.flush()
 
 
-def test_a_broken_stream_without_a_descriptor_opens_no_file_for_good() -> None:
+def test_broken_stream_without_a_descriptor_leaks_no_file() -> None:
     """Each failed write once left a descriptor of /dev/null open."""
     stream = LastingStream(Gone())
     stream.write("the first write imports what it needs\n")
@@ -71,7 +71,7 @@ def test_a_broken_stream_without_a_descriptor_opens_no_file_for_good() -> None:
     assert len(list(Path("/proc/self/fd").iterdir())) == before
 
 
-def test_a_command_without_streams_serves(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_command_without_streams_serves(monkeypatch: pytest.MonkeyPatch) -> None:
     """`weft up >&- 2>&-`."""
     monkeypatch.setattr(sys, "stdout", None)
     monkeypatch.setattr(sys, "stderr", None)
@@ -79,7 +79,7 @@ def test_a_command_without_streams_serves(monkeypatch: pytest.MonkeyPatch) -> No
         say("here\n")
 
 
-def test_what_was_not_foreseen_is_one_sentence_and_no_traceback(capsys: pytest.CaptureFixture[str]) -> None:
+def test_unexpected_error_is_one_sentence_without_a_traceback(capsys: pytest.CaptureFixture[str]) -> None:
     with structlog.testing.capture_logs() as logs, pytest.raises(typer.Exit) as ended, serving():
         raise ZeroDivisionError("a bug")
     assert ended.value.exit_code == EXIT_FAILED

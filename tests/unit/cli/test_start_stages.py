@@ -39,18 +39,18 @@ def view(instance: InstanceState, *, active: bool = True) -> FleetView:
         (InstanceState(), None),
     ],
 )
-def test_the_stage_of_a_pulled_model_is_pulling_with_its_share(instance: InstanceState, stage: Stage | None) -> None:
+def test_stage_of_a_pulled_model_is_pulling_with_its_progress(instance: InstanceState, stage: Stage | None) -> None:
     assert pulling_stage(view(instance), "qwen", "box") == stage
 
 
-def test_a_model_of_a_runner_that_is_away_or_unknown_has_no_such_stage() -> None:
+def test_model_of_an_offline_or_unknown_runner_has_no_pulling_stage() -> None:
     pulling = InstanceState(detail="pulling")
     assert pulling_stage(view(pulling, active=False), "qwen", "box") is None
     assert pulling_stage(view(pulling), "qwen", "other") is None
     assert pulling_stage(view(pulling), "other", "box") is None
 
 
-def test_a_pull_has_a_line_per_ten_percent_and_its_end_one_more(capsys: pytest.CaptureFixture[str]) -> None:
+def test_pull_prints_a_line_per_ten_percent_and_one_at_its_end(capsys: pytest.CaptureFixture[str]) -> None:
     with StageDisplay(total=1) as display:
         display.show(Stage(name="qwen", detail="loading on box"))
         for percent in range(0, 100, 3):

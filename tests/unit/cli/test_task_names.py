@@ -16,7 +16,7 @@ from weft_app.cli import chat
         ("there is no model qwn; there is llama", "there is llama; --wait-for-model accepts"),
     ],
 )
-def test_the_flag_for_a_model_that_will_come_follows_what_is_said_of_its_name(
+def test_flag_for_a_future_model_is_suggested_only_for_an_unknown_name(
     monkeypatch: pytest.MonkeyPatch, said: str, shown: str
 ) -> None:
     def resolve(*_: object) -> None:

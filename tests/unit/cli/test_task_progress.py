@@ -17,10 +17,10 @@ from weft_app.cli.tasks import progress_of
         ({"done": 1, "total": 2, "stage": "behind 2 prompts of others"}, "1/2, behind 2 prompts of others"),
     ],
 )
-def test_progress_is_told_in_its_unit(progress: dict[str, float], words: str) -> None:
+def test_progress_is_shown_in_its_unit(progress: dict[str, float], words: str) -> None:
     task = task_pb2.Task(id="task-1", progress=event_pb2.WorkProgress(**progress))  # type: ignore[arg-type]
     assert progress_of(document_of(task)) == words
 
 
-def test_a_task_without_progress_tells_none() -> None:
+def test_task_without_progress_shows_no_progress() -> None:
     assert progress_of(document_of(task_pb2.Task(id="task-1"))) == ""

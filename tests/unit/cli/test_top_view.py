@@ -53,7 +53,7 @@ def _texts(view: View, **changes: Any) -> list[str]:
     return [line.text for line in page(DOCUMENT | changes, view)]
 
 
-def test_a_page_shows_devices_models_queue_and_last_ends() -> None:
+def test_page_shows_devices_models_queue_and_recent_results() -> None:
     assert _texts(View(columns=100, rows=30)) == [
         "weft top  running 1  waiting 1  tokens/s 12.3  2026-11-22T12:00:00+00:00",
         "DEVICE  HOST   MEMORY        USED     FREE    BUSY",
@@ -73,23 +73,23 @@ def test_a_page_shows_devices_models_queue_and_last_ends() -> None:
 
 
 @pytest.mark.parametrize(("sort", "first"), [(Sort.NAME, "broken"), (Sort.LOAD, "qwen"), (Sort.MEMORY, "llama")])
-def test_models_are_sorted_by_a_key(sort: Sort, first: str) -> None:
+def test_models_are_sorted_by_key(sort: Sort, first: str) -> None:
     texts = _texts(View(columns=100, rows=30, sort=sort))
     assert texts[5].startswith(first)
     assert texts[-1].endswith(f"(now {sort})")
 
 
-def test_a_pause_is_said() -> None:
+def test_pause_is_shown() -> None:
     assert "p go on" in _texts(View(columns=100, rows=30, is_paused=True))[-1]
 
 
-def test_what_cannot_be_read_is_a_warning_and_so_is_a_broken_model() -> None:
+def test_unreadable_data_and_broken_models_are_warnings() -> None:
     lines = page(DOCUMENT | {"notice": "no router answers"}, View(columns=100, rows=30))
     assert [line.text.split()[0] for line in lines if line.style is Style.WARNING] == ["no", "broken"]
 
 
 @pytest.mark.parametrize(("columns", "rows"), [(100, 14), (100, 10), (60, 8), (40, 24), (20, 6), (1, 1), (500, 200)])
-def test_a_page_fits_every_terminal(columns: int, rows: int) -> None:
+def test_page_fits_every_terminal(columns: int, rows: int) -> None:
     many = {"models": [_model(f"m{number}") for number in range(50)], "ended": [_end(number) for number in range(50)]}
     texts = _texts(View(columns=columns, rows=rows), **many)
     assert len(texts) <= max(rows, MIN_ROWS)
@@ -105,12 +105,12 @@ def test_rows_that_do_not_fit_are_counted() -> None:
     assert len(texts) == 20
 
 
-def test_control_characters_of_names_reach_no_terminal() -> None:
+def test_control_characters_in_names_are_removed() -> None:
     texts = _texts(View(columns=100, rows=30), models=[_model("evil\x1b[2Jname\n", detail="a\rb")])
     assert all(text.isprintable() for text in texts)
 
 
-def test_a_mesh_without_anything_is_a_page_too() -> None:
+def test_empty_mesh_is_rendered() -> None:
     empty: dict[str, Any] = {"devices": [], "models": [], "queue": [], "ended": [], "tokensPerSecond": None}
     texts = _texts(View(columns=80, rows=24), **empty)
     assert len(texts) == 6

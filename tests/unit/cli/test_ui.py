@@ -31,7 +31,7 @@ def home(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("only_print", [True, False])
-def test_the_page_is_opened_unless_only_its_address_is_wanted(
+def test_page_is_opened_unless_only_its_address_is_requested(
     only_print: bool, home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     opened: list[str] = []
@@ -46,7 +46,7 @@ def test_the_page_is_opened_unless_only_its_address_is_wanted(
     assert opened == ([] if only_print else [f"{URL}/ui/"])
 
 
-def test_a_machine_without_a_browser_is_told_to_open_the_address_elsewhere(
+def test_machine_without_a_browser_prints_the_address(
     home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(webbrowser, "open", lambda _: False)
@@ -54,7 +54,7 @@ def test_a_machine_without_a_browser_is_told_to_open_the_address_elsewhere(
     assert "no browser" in capsys.readouterr().err
 
 
-def test_a_mesh_elsewhere_goes_before_a_home_that_is_not_named(
+def test_remote_mesh_takes_precedence_over_an_implicit_home(
     home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("WEFT_URL", "https://mesh.example/")
@@ -71,7 +71,7 @@ def test_a_mesh_elsewhere_goes_before_a_home_that_is_not_named(
 
 
 @pytest.mark.parametrize("variable", ["WEFT_REGISTRY", "WEFT_ROUTER"])
-def test_a_mesh_elsewhere_without_a_known_http_address_is_not_taken_for_that_of_the_home(
+def test_remote_mesh_without_an_http_address_does_not_use_that_of_the_home(
     variable: str, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv(variable, "mesh.example:7070")
@@ -86,7 +86,7 @@ def test_a_mesh_elsewhere_without_a_known_http_address_is_not_taken_for_that_of_
     assert capsys.readouterr().out == f"{URL}/ui/\n"
 
 
-def test_the_gateway_of_a_home_is_found_and_a_home_without_one_is_told_of_the_variable(
+def test_gateway_of_a_home_is_found_and_a_home_without_one_suggests_the_variable(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "run").mkdir()
@@ -98,7 +98,7 @@ def test_the_gateway_of_a_home_is_found_and_a_home_without_one_is_told_of_the_va
     assert capsys.readouterr().out == "http://10.0.0.9:8080/ui/\n"
 
 
-def test_without_a_mesh_the_command_that_starts_one_is_named(tmp_path: Path) -> None:
+def test_error_without_a_mesh_names_the_start_command(tmp_path: Path) -> None:
     with pytest.raises(WeftError, match="weft up") as refused:
         ui(home=tmp_path)
     assert refused.value.reason is Reason.SERVICE_UNAVAILABLE

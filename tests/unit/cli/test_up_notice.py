@@ -12,7 +12,7 @@ from weft_app.compose.up import UpHost
 
 
 @pytest.mark.parametrize("notice", ["", "the router's database is older than what was acknowledged with it"])
-def test_lost_work_is_said_on_the_terminal(notice: str, tmp_path: Path) -> None:
+def test_lost_work_is_reported_on_the_terminal(notice: str, tmp_path: Path) -> None:
     home = WeftHome(tmp_path)
     source = ConfigurationSource()
     host = UpHost(source, source.of_document({}, ()), home)
@@ -23,7 +23,7 @@ def test_lost_work_is_said_on_the_terminal(notice: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("is_enabled", [True, False])
-def test_the_workbench_is_named_where_it_is_served(is_enabled: bool, tmp_path: Path) -> None:
+def test_workbench_address_is_shown_if_it_is_enabled(is_enabled: bool, tmp_path: Path) -> None:
     home = WeftHome(tmp_path)
     source = ConfigurationSource()
     host = UpHost(source, source.of_document({"gateway": {"workbench": {"enabled": is_enabled}}}, ()), home)
@@ -44,7 +44,7 @@ def test_the_workbench_is_named_where_it_is_served(is_enabled: bool, tmp_path: P
     ],
     ids=["a voice alone", "a voice and a model that chats"],
 )
-def test_what_is_to_be_tried_is_what_the_models_do(
+def test_suggested_commands_match_the_models_capabilities(
     runners: list[dict[str, object]], command: str, tmp_path: Path
 ) -> None:
     home = WeftHome(tmp_path)
@@ -55,7 +55,7 @@ def test_what_is_to_be_tried_is_what_the_models_do(
     assert ("reader" in shown.partition("try it:")[2]) is (len(runners) == 1)
 
 
-def test_a_line_of_the_background_is_shown_as_it_is_where_its_file_cannot_be_read(tmp_path: Path) -> None:
+def test_background_line_is_shown_unchanged_if_its_file_is_unreadable(tmp_path: Path) -> None:
     kept = KeptAccess(WeftHome(tmp_path))
     line = f"  keys      callers need one. The first, of an admin, is in {tmp_path / KEY_FILE}"
     assert kept.on_terminal(line) == line

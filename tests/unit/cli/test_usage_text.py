@@ -16,21 +16,21 @@ def _receipt(usage: Usage) -> Receipt:
     return Receipt(outcome=OUTCOME_COMPLETED, attempts=attempts, host="h", model="sdxl", usage=usage)
 
 
-def test_an_image_has_its_steps_and_megapixels() -> None:
+def test_image_usage_has_steps_and_megapixels() -> None:
     assert work_parts(document_of(Usage(image_steps=1, image_pixels=1_048_576))) == ["1 step", "1.05 megapixels"]
 
 
-def test_a_recording_has_its_length() -> None:
+def test_recording_usage_has_its_length() -> None:
     assert work_parts(document_of(Usage(audio_milliseconds=12_400))) == ["12.4 s of audio"]
 
 
-def test_a_receipt_of_an_image_tells_its_work_and_no_tokens() -> None:
+def test_image_receipt_shows_work_and_no_tokens() -> None:
     text = "\n".join(receipt_lines(document_of(_receipt(Usage(image_steps=20, image_pixels=262_144)))))
     assert "20 steps, 0.262 megapixels" in text
     assert "Tokens" not in text
 
 
-def test_a_receipt_of_a_chat_about_a_recording_tells_both() -> None:
+def test_receipt_of_a_chat_with_a_recording_shows_tokens_and_length() -> None:
     text = "\n".join(
         receipt_lines(document_of(_receipt(Usage(prompt_tokens=7, completion_tokens=2, audio_milliseconds=500))))
     )
@@ -38,16 +38,16 @@ def test_a_receipt_of_a_chat_about_a_recording_tells_both() -> None:
     assert "0.5 s of audio" in text
 
 
-def test_a_receipt_of_a_chat_has_no_line_of_work() -> None:
+def test_chat_receipt_has_no_work_line() -> None:
     assert "Work" not in "\n".join(receipt_lines(document_of(_receipt(Usage(prompt_tokens=7, completion_tokens=2)))))
 
 
-def test_the_line_after_an_answer_has_the_work() -> None:
+def test_line_after_an_answer_shows_the_work() -> None:
     assert timings(_receipt(Usage(image_steps=20))).startswith("20 steps, ")
     assert timings(_receipt(Usage())).startswith("0 + 0 tokens, ")
 
 
-def test_usage_has_the_work_in_wide_tables_and_in_csv() -> None:
+def test_usage_has_work_in_wide_tables_and_csv() -> None:
     counts = UsageCounts(completed_count=1, image_steps=40, image_pixels=2_097_152, audio_milliseconds=1_500)
     found = document_of(ListUsageResponse(rows=[UsageRow(tenant="ann", counts=counts)]))
     title, row = table_text(found, ["tenant"], is_wide=True).splitlines()[:2]

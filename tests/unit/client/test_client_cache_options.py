@@ -23,7 +23,7 @@ def test_every_option_reaches_the_request() -> None:
         ({"keep_alive": "soon"}, "keep_alive"),
     ],
 )
-def test_what_cannot_be_is_refused_by_name(options: ChatOptions, field: str) -> None:
+def test_invalid_option_error_names_it(options: ChatOptions, field: str) -> None:
     with pytest.raises(FieldError) as refused:
         chat_request("m", "hi", options)
     assert refused.value.field == field

@@ -14,7 +14,7 @@ def test_band_client_and_session_reach_the_request() -> None:
     assert (priority_of(sent), client_of(sent), session_of(sent)) == (Priority.LOW, "nightly", "thread 7")
 
 
-def test_nothing_said_leaves_the_band_to_the_clients_profile() -> None:
+def test_unset_band_defers_to_the_client_profile() -> None:
     sent = chat_request("m", "hi", {}).options
     assert (sent.priority, client_of(sent), session_of(sent)) == (0, "", "")
 
@@ -28,7 +28,7 @@ def test_nothing_said_leaves_the_band_to_the_clients_profile() -> None:
         ({"session": "x" * 257}, "session"),
     ],
 )
-def test_what_no_caller_can_claim_is_refused_by_name(options: ChatOptions, field: str) -> None:
+def test_option_reserved_for_the_mesh_is_refused_by_name(options: ChatOptions, field: str) -> None:
     with pytest.raises(FieldError) as refused:
         chat_request("m", "hi", options)
     assert refused.value.field == field

@@ -23,7 +23,7 @@ def test_every_option_reaches_the_payload() -> None:
     assert plain_object(payload.extra_parameters) == {"mirostat": 2, "dry": {"base": 1.5, "breakers": ["\n"]}}
 
 
-def test_what_is_left_out_is_not_sent() -> None:
+def test_unset_options_are_not_sent() -> None:
     payload = chat_request("m", "hi", {}).payload
     assert not payload.HasField("thinking")
     assert not payload.HasField("extra_parameters")
@@ -34,7 +34,7 @@ def test_what_is_left_out_is_not_sent() -> None:
     ("options", "field"),
     [({"extra_parameters": {"x": object()}}, "extra_parameters"), ({"max_tokens": 2**40}, "max_tokens")],
 )
-def test_what_cannot_be_sent_is_refused_by_name(options: ChatOptions, field: str) -> None:
+def test_invalid_option_error_names_the_option(options: ChatOptions, field: str) -> None:
     with pytest.raises(FieldError) as refused:
         chat_request("m", "hi", options)
     assert refused.value.reason is Reason.INVALID_ARGUMENT

@@ -33,14 +33,14 @@ def nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
 
 
-def test_variables_say_where_the_services_are(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_variables_set_the_service_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WEFT_ROUTER", "mesh.example:7071")
     monkeypatch.setenv("WEFT_REGISTRY", "mesh.example:7070")
     assert mesh_address() == "mesh.example:7071"
     assert mesh_address(DEFAULT_HOME, "registry") == "mesh.example:7070"
 
 
-def test_a_named_home_comes_before_variables_also_where_it_is_the_usual_one(
+def test_explicit_home_takes_precedence_over_variables_even_if_it_is_the_default(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("WEFT_ROUTER", "mesh.example:7071")
@@ -50,7 +50,7 @@ def test_a_named_home_comes_before_variables_also_where_it_is_the_usual_one(
             mesh_address(named)
 
 
-def test_the_home_variable_does_not_hide_an_address_variable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_home_variable_does_not_hide_an_address_variable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WEFT_HOME", str(_home_with(tmp_path / "home", {"up.json": '{"grpc": "127.0.0.1:1"}'})))
     assert mesh_address() == "127.0.0.1:1"
     monkeypatch.setenv("WEFT_ROUTER", "mesh.example:7071")
@@ -58,7 +58,7 @@ def test_the_home_variable_does_not_hide_an_address_variable(tmp_path: Path, mon
     assert mesh_address(tmp_path / "home") == "127.0.0.1:1"
 
 
-def test_the_address_in_the_configuration_of_a_service_counts_after_what_runs_on_the_home(tmp_path: Path) -> None:
+def test_configured_service_address_is_used_after_running_services_of_the_home(tmp_path: Path) -> None:
     home = _home_with(tmp_path / "home", {"router.registry-target": "mesh.example:7070\n"})
     assert mesh_address(home, "registry") == "mesh.example:7070"
     with pytest.raises(WeftError, match=r"no `weft up` or `weft serve` of this home names an address"):
@@ -67,7 +67,7 @@ def test_the_address_in_the_configuration_of_a_service_counts_after_what_runs_on
     assert mesh_address(home, "registry") == "127.0.0.1:2"
 
 
-def test_beside_the_registry_of_a_home_are_those_that_it_may_be_a_standby_of(tmp_path: Path) -> None:
+def test_registry_addresses_include_its_possible_owners(tmp_path: Path) -> None:
     """Commands on the host of a standby called it alone, and failed with REGISTRY_STANDBY."""
     own = {"registry.address": "10.0.0.2:7070", "router.address": "10.0.0.2:7071"}
     home = _home_with(tmp_path / "home", own)
@@ -79,7 +79,7 @@ def test_beside_the_registry_of_a_home_are_those_that_it_may_be_a_standby_of(tmp
     assert mesh_address(home, "router") == "10.0.0.2:7071"
 
 
-def test_the_gateway_of_a_home_is_where_its_http_api_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gateway_of_a_home_is_its_http_address(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     home = _home_with(tmp_path / "home", {"gateway.address": "http://127.0.0.1:8080"})
     assert mesh_url(home) == "http://127.0.0.1:8080"
     monkeypatch.setenv("WEFT_HOME", str(home))
@@ -90,7 +90,7 @@ def test_the_gateway_of_a_home_is_where_its_http_api_is(tmp_path: Path, monkeypa
 @pytest.mark.parametrize(
     ("arguments", "found"), [([], "mesh.example:7070"), (["--home", "HOME"], "127.0.0.1:1")], ids=["variable", "option"]
 )
-def test_the_option_of_a_home_is_told_from_its_variable(tmp_path: Path, arguments: list[str], found: str) -> None:
+def test_home_option_is_distinguished_from_its_variable(tmp_path: Path, arguments: list[str], found: str) -> None:
     home = str(_home_with(tmp_path / "home", {"up.json": '{"grpc": "127.0.0.1:1"}'}))
     app = typer.Typer()
 
@@ -111,13 +111,13 @@ def _home_with(home: Path, files: Mapping[str, str]) -> Path:
     return home
 
 
-def test_without_variables_nobody_is_anywhere() -> None:
+def test_connect_fails_without_variables_or_a_home() -> None:
     with pytest.raises(WeftError, match=r"weft is not running \(home .*\.weft\): WEFT_ROUTER is not set, and no "):
         connect()
     assert security_from({}).files.paths == ()
 
 
-def test_a_file_that_is_wrong_is_named_by_its_variable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_invalid_file_error_names_its_variable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WEFT_CA_FILE", str(tmp_path / "none.pem"))
     with pytest.raises(FieldError, match=r"^INVALID_ARGUMENT: WEFT_CA_FILE: cannot be read"):
         open_mesh_channel("mesh.example:7070")
@@ -133,20 +133,20 @@ def test_a_file_that_is_wrong_is_named_by_its_variable(tmp_path: Path, monkeypat
         open_mesh_channel("mesh.example:7070")
 
 
-def test_a_key_is_taken_from_its_variable_and_not_shown() -> None:
+def test_key_is_read_from_its_variable_and_not_shown() -> None:
     security = security_from({"WEFT_API_KEY": "weft_abc_secret\n"})
     assert security.api_key == "weft_abc_secret"
     assert "secret" not in repr(security)
 
 
 @pytest.mark.parametrize("key", ["two words", "zwei\nzeilen", "schlüssel", "\x00"])
-def test_what_cannot_be_a_key_is_refused_and_not_repeated(key: str) -> None:
+def test_invalid_key_is_refused_and_not_echoed(key: str) -> None:
     with pytest.raises(FieldError, match="WEFT_API_KEY: is no key") as refused:
         security_from({"WEFT_API_KEY": key})
     assert key not in refused.value.message
 
 
-def test_on_this_machine_no_file_is_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unix_socket_target_reads_no_certificate_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WEFT_CA_FILE", str(tmp_path / "none.pem"))
     open_mesh_channel(f"unix:{tmp_path}/registry.sock").close()
 

@@ -74,7 +74,7 @@ def _turns(payload: chat_pb2.ChatPayload) -> list[tuple[int, str]]:
 USER = (chat_pb2.ROLE_USER, "Hi")
 
 
-def test_what_an_agent_asks_for_goes_beside_the_payload_and_not_into_it() -> None:
+def test_agent_behavior_is_sent_beside_the_payload_and_not_in_it() -> None:
     behaviour = agent_behaviour_pb2.AgentBehaviour(tools=["files.read"], platform_prompt=True)
     asking = changed(_agent(), manifest=changed(_agent().manifest, behaviour=behaviour))
     found = resolve(_view(asking), _context("agent/coder"), _conversation(USER))
@@ -85,12 +85,12 @@ def test_what_an_agent_asks_for_goes_beside_the_payload_and_not_into_it() -> Non
     assert found.payload == plain.payload
 
 
-def test_a_model_is_left_alone() -> None:
+def test_model_request_is_unchanged() -> None:
     assert agent_name_of("coder") is None
     assert resolve(_view(_agent()), _context("coder"), _conversation(USER)) is None
 
 
-def test_an_agent_is_its_model_with_its_prompt_first_and_its_defaults() -> None:
+def test_agent_resolves_to_its_model_with_its_prompt_first_and_its_defaults() -> None:
     found = resolve(_view(_agent()), _context("agent/coder"), _conversation((chat_pb2.ROLE_SYSTEM, "Mine."), USER))
     assert found is not None
     assert (found.context.model, found.context.agent, found.context.request_id) == ("m", "coder", "r1")
@@ -103,11 +103,11 @@ def test_an_agent_is_its_model_with_its_prompt_first_and_its_defaults() -> None:
     assert list(found.payload.sampling.stop) == ["END"]
 
 
-def test_an_agent_without_a_prompt_adds_no_message() -> None:
+def test_agent_without_a_prompt_adds_no_message() -> None:
     assert _turns(with_agent(_conversation(USER), _agent(prompt="").manifest)) == [USER]
 
 
-def test_everything_else_of_the_payload_stays() -> None:
+def test_rest_of_the_payload_is_unchanged() -> None:
     payload = _conversation(USER)
     payload.choice_count = 2
     payload.tools.add().function.name = "weather"
@@ -130,7 +130,7 @@ def test_everything_else_of_the_payload_stays() -> None:
         ),
     ],
 )
-def test_defaults_fill_what_is_left_out(
+def test_defaults_fill_unset_fields(
     given_params: sampling_pb2.SamplingParams, expected: sampling_pb2.SamplingParams
 ) -> None:
     fill_defaults(given_params, _agent().manifest.default_params)
@@ -147,7 +147,7 @@ _params = st.builds(
 
 
 @given(asked=_params, defaults=_params)
-def test_defaults_never_override_what_the_caller_set(
+def test_defaults_never_override_caller_values(
     asked: sampling_pb2.SamplingParams, defaults: sampling_pb2.SamplingParams
 ) -> None:
     agent = changed(_agent().manifest, default_params=defaults)
@@ -175,33 +175,33 @@ def _refusal(view: FleetView, context: RequestContext) -> WeftError:
     return caught.value
 
 
-def test_an_unknown_agent_is_named_and_no_other_one_since_only_the_edge_knows_which_may_be_seen() -> None:
+def test_unknown_agent_error_suggests_no_other_agents() -> None:
     error = _refusal(_view(_agent("b"), _agent("a")), _context("agent/x"))
     assert error.reason is Reason.MODEL_NOT_FOUND
     assert error.message == "there is no agent x; `weft get agents` (GET /api/v1/agents) lists what there is"
     assert error.metadata == {"unknown_kind": "agent", "unknown_name": "x", "field": "model"}
 
 
-def test_before_anything_is_known_an_agent_may_still_turn_up() -> None:
+def test_unknown_agent_may_appear_before_the_first_snapshot() -> None:
     assert _refusal(FleetView(), _context("agent/x")).reason is Reason.SERVICE_UNAVAILABLE
 
 
 @pytest.mark.parametrize(("pool", "noun"), [(False, "model"), (True, "pool")])
-def test_an_agent_whose_target_is_gone_says_which(pool: bool, noun: str) -> None:
+def test_agent_with_a_removed_target_names_it(pool: bool, noun: str) -> None:
     error = _refusal(_view(_agent(target="gone", pool=pool)), _context("agent/coder"))
     assert error.reason is Reason.MODEL_NOT_FOUND
     assert error.message == f"agent coder answers with {noun} gone, which is not known to the mesh"
     assert error.metadata == {"agent": "coder", "model": "gone", "field": "model"}
 
 
-def test_an_agent_whose_runner_is_gone_is_unavailable() -> None:
+def test_agent_with_an_offline_runner_is_unavailable() -> None:
     error = _refusal(_view(changed(_agent(), inactive_time=Timestamp(seconds=1))), _context("agent/coder"))
     assert error.reason is Reason.NO_RUNNER_AVAILABLE
     assert error.traits.http_status == 503
 
 
 @pytest.mark.parametrize("operation", [Operation.COMPLETION, Operation.EMBEDDING])
-def test_an_agent_answers_chat_only(operation: Operation) -> None:
+def test_agent_answers_chat_only(operation: Operation) -> None:
     error = _refusal(_view(_agent()), _context("agent/coder", operation))
     assert error.reason is Reason.UNSUPPORTED_OPERATION
     assert "chat only" in error.message
@@ -215,32 +215,32 @@ def _placed(view: FleetView) -> tuple[str, list[str]]:
     return found.context.model, answering
 
 
-def test_a_model_brings_its_whole_pool() -> None:
+def test_model_target_includes_its_whole_pool() -> None:
     models = (_model("m", "p"), _model("n", "p"), _model("other"))
     assert _placed(_view(_agent(target="m"), models=models)) == ("m", ["m", "n"])
     assert _placed(_view(_agent(target="p", pool=True), models=models)) == ("p", ["m", "n"])
 
 
-def test_a_pool_of_strangers_with_the_models_name_does_not_answer() -> None:
+def test_agent_of_a_model_ignores_an_unrelated_pool_with_its_name() -> None:
     models = (_model("m", "p"), _model("stranger", "m"))
     assert _placed(_view(_agent(target="m"), models=models)) == ("p", ["m"])
     assert _placed(_view(_agent(target="m", pool=True), models=models)) == ("m", ["stranger"])
 
 
-def test_a_model_called_like_a_pool_that_is_gone_does_not_answer_for_it() -> None:
+def test_model_does_not_answer_for_a_removed_pool_with_its_name() -> None:
     view = _view(_agent(target="m", pool=True), models=(_model("m", "p"),))
     assert _refusal(view, _context("agent/coder")).reason is Reason.MODEL_NOT_FOUND
     assert members_of(view, view.agents["coder"]) == []
 
 
 @pytest.mark.parametrize("name", ["m", "a:1", "agent/coder", "agent", "Qwen/Qwen3-8B", "agents/x"])
-def test_names_of_models_and_agents_can_be_asked_for(name: str) -> None:
+def test_model_and_agent_names_are_accepted(name: str) -> None:
     assert require_model_name(name, "model") == name
 
 
 @pytest.mark.parametrize(
     "name", ["", "agent/", "agent/agent/x", "agent/a/b", "a//b", "a/", "agent/../x", "/x", "agent/" + "a" * 129]
 )
-def test_everything_else_cannot(name: str) -> None:
+def test_other_names_are_refused(name: str) -> None:
     with pytest.raises(WeftError, match="model: must be"):
         require_model_name(name, "model")

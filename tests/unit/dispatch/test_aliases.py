@@ -25,36 +25,36 @@ def meant(view: FleetView, name: str, tenant: str = "anyone") -> str:
     return asked_name(view, name, tenant).model
 
 
-def test_a_request_for_an_alias_means_its_target_and_says_what_was_asked() -> None:
+def test_alias_resolves_to_its_target_and_keeps_the_requested_name() -> None:
     view = mesh(("claude-*", "route/coding"))
     assert asked_name(view, "claude-opus-4", "t") == AskedName("route/coding", "claude-opus-4")
     assert asked_name(view, "gpt-4o", "t") == AskedName("gpt-4o")
 
 
 @pytest.mark.parametrize("name", ["qwen", "big", "auto", "agent/coder", "route/coding", "model-" + "0" * 24])
-def test_what_the_mesh_has_itself_is_meant_before_any_alias(name: str) -> None:
+def test_mesh_names_take_precedence_over_aliases(name: str) -> None:
     assert asked_name(mesh(("*", "solo"), (name, "solo")), name, "t") == AskedName(name)
 
 
-def test_an_exact_name_comes_before_patterns_and_the_longest_of_these_first() -> None:
+def test_exact_alias_takes_precedence_over_patterns_and_longer_patterns_come_first() -> None:
     view = mesh(("*", "one"), ("claude-*", "two"), ("claude-opus-*", "three"), ("claude-opus-4", "four"))
     assert [meant(view, name) for name in ("gpt", "claude-x", "claude-opus-3", "claude-opus-4")] == [
         "one", "two", "three", "four",
     ]  # fmt: skip
 
 
-def test_an_alias_of_the_tenant_comes_before_one_for_every_tenant() -> None:
+def test_tenant_alias_takes_precedence_over_a_global_one() -> None:
     view = mesh(("claude-opus-4", "mesh"), ("claude-*", "own", "a"))
     assert (meant(view, "claude-opus-4", "a"), meant(view, "claude-opus-4", "b")) == ("own", "mesh")
 
 
-def test_an_alias_leads_to_no_other_alias() -> None:
+def test_alias_does_not_resolve_to_another_alias() -> None:
     """A circle that the configuration could hold ends at its first step."""
     view = mesh(("ping", "pong"), ("pong", "ping"))
     assert asked_name(view, "ping", "t") == AskedName("pong", "ping")
 
 
-def test_only_single_names_of_the_tenant_are_listed_and_none_that_the_mesh_has() -> None:
+def test_only_exact_aliases_of_the_tenant_that_are_not_mesh_names_are_listed() -> None:
     view = mesh(
         ("gpt-4o", "solo"), ("claude-*", "solo"), ("qwen", "solo"), ("own", "solo", "a"), ("gpt-4o", "big", "a")
     )
@@ -62,7 +62,7 @@ def test_only_single_names_of_the_tenant_are_listed_and_none_that_the_mesh_has()
     assert exact_aliases(view, "a") == [AskedName("big", "gpt-4o"), AskedName("solo", "own")]
 
 
-def test_a_task_gets_the_target_as_its_model() -> None:
+def test_task_uses_the_target_as_its_model() -> None:
     spec, plain = TaskSpec(model="gpt-4o"), TaskSpec(model="solo")
     for each in (spec, plain):
         name_asked_model(mesh(("gpt-*", "solo")), each, "t")
@@ -87,7 +87,7 @@ def test_a_task_gets_the_target_as_its_model() -> None:
         ("x", "solo", "a b", "tenant"),
     ],
 )
-def test_what_cannot_be_an_alias_is_refused_by_its_field(pattern: str, target: str, tenant: str, field: str) -> None:
+def test_invalid_alias_error_names_its_field(pattern: str, target: str, tenant: str, field: str) -> None:
     with pytest.raises(FieldError) as found:
         check_alias("name", pattern, target, tenant, "alias")
     assert found.value.field == f"alias.{field}"

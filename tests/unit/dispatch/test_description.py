@@ -26,11 +26,11 @@ def _chat(*texts: str) -> chat_pb2.ChatPayload:
     return payload
 
 
-def test_a_prompt_counts_four_characters_as_one_token() -> None:
+def test_four_prompt_characters_count_as_one_token() -> None:
     assert 1_000 <= describe(_chat("x" * 4_000), salt="t").prompt_tokens <= 1_010
 
 
-def test_token_ids_count_as_what_they_are() -> None:
+def test_token_ids_count_one_each() -> None:
     completion, embedding = completion_pb2.CompletionPayload(), embedding_pb2.EmbeddingPayload()
     completion.prompts.add().tokens.ids.extend(range(70))
     embedding.inputs.add().tokens.ids.extend(range(30))
@@ -38,7 +38,7 @@ def test_token_ids_count_as_what_they_are() -> None:
     assert describe(embedding, salt="t").prompt_tokens == 30
 
 
-def test_an_image_needs_a_model_that_sees_and_counts_for_its_size() -> None:
+def test_image_needs_a_vision_model_and_counts_by_its_size() -> None:
     payload = _chat("what is this?")
     payload.messages[0].content.add().image.media_type = "image/png"
     described = describe(payload, salt="t")
@@ -46,13 +46,13 @@ def test_an_image_needs_a_model_that_sees_and_counts_for_its_size() -> None:
     assert described.prompt_tokens > TOKENS_PER_MEDIUM
 
 
-def test_a_recording_needs_a_model_that_hears() -> None:
+def test_recording_needs_a_model_with_audio_input() -> None:
     payload = _chat()
     payload.messages.add(role=chat_pb2.ROLE_USER).content.add().audio.media_type = "audio/wav"
     assert describe(payload, salt="t").skills == {Skill.AUDIO}
 
 
-def test_tools_need_a_model_that_calls_them_unless_none_may_be_called() -> None:
+def test_tools_need_a_tool_calling_model_unless_tool_choice_is_none() -> None:
     payload = _chat("hi")
     payload.tools.add().function.name = "look"
     assert describe(payload, salt="t").skills == {Skill.TOOLS}
@@ -60,13 +60,13 @@ def test_tools_need_a_model_that_calls_them_unless_none_may_be_called() -> None:
     assert describe(payload, salt="t").skills == frozenset()
 
 
-def test_tools_of_the_mesh_are_those_of_the_agent() -> None:
+def test_mesh_tools_are_those_of_the_agent() -> None:
     behaviour = agent_behaviour_pb2.AgentBehaviour(tools=["clock", "search"])
     assert describe(_chat("hi"), salt="t", behaviour=behaviour).tools == {"clock", "search"}
     assert describe(_chat("hi"), salt="t").tools == frozenset()
 
 
-def test_the_longest_answer_counts_every_choice() -> None:
+def test_maximum_output_counts_every_choice() -> None:
     payload = _chat("hi")
     assert describe(payload, salt="t").max_output_tokens is None
     payload.sampling.max_tokens = 100
@@ -81,29 +81,29 @@ def test_the_longest_answer_counts_every_choice() -> None:
     assert describe(embedding_pb2.EmbeddingPayload(), salt="t").max_output_tokens == 0
 
 
-def test_prompts_that_begin_alike_share_the_digests_of_what_is_alike() -> None:
+def test_prompts_with_a_common_prefix_share_its_digests() -> None:
     shared = "s" * (3 * PREFIX_ENDS[0])
     one, other = prefix_digests([shared, "a" * 5_000], "t"), prefix_digests([shared, "b" * 5_000], "t")
     assert one[:3] == other[:3]
     assert not set(one[3:]) & set(other[3:])
 
 
-def test_how_a_prompt_is_cut_into_pieces_makes_no_difference() -> None:
+def test_chunking_of_a_prompt_does_not_change_its_digests() -> None:
     text = "abc" * 4_000
     assert prefix_digests([text], "t") == prefix_digests([text[:100], text[100:5_000], text[5_000:]], "t")
 
 
-def test_the_same_prompt_of_two_tenants_looks_different() -> None:
+def test_same_prompt_of_two_tenants_has_different_digests() -> None:
     text = ["x" * 10_000]
     assert not set(prefix_digests(text, "acme\0")) & set(prefix_digests(text, "other\0"))
 
 
-def test_a_short_prompt_has_no_digest_and_a_long_one_a_bounded_number() -> None:
+def test_short_prompt_has_no_digest_and_a_long_one_a_bounded_number() -> None:
     assert prefix_digests(["x" * (PREFIX_ENDS[0] - 1)], "t") == ()
     assert len(prefix_digests(["x" * 10_000_000], "t")) == len(PREFIX_ENDS)
 
 
-def test_who_speaks_makes_a_difference() -> None:
+def test_message_role_changes_the_digest() -> None:
     text = "x" * PREFIX_ENDS[0]
     said = _chat(text)
     answered = _chat(text)
@@ -111,7 +111,7 @@ def test_who_speaks_makes_a_difference() -> None:
     assert describe(said, salt="t").prefix_digests != describe(answered, salt="t").prefix_digests
 
 
-def test_sessions_of_two_tenants_never_meet() -> None:
+def test_sessions_of_two_tenants_are_distinct() -> None:
     assert affinity_key("s", "acme") == affinity_key("s", "acme")
     assert affinity_key("s", "acme") != affinity_key("s", "other")
     assert affinity_key("", "acme") == b""
@@ -132,7 +132,7 @@ def _with_arguments(arguments: dict[str, Any], **extra: Any) -> chat_pb2.ChatPay
         (frozenset(), ""),
     ],
 )
-def test_no_effort_is_not_followed_by_a_model_that_always_thinks(modes: set[ThinkingMode], why: str) -> None:
+def test_effort_none_is_unsupported_by_a_model_that_always_thinks(modes: set[ThinkingMode], why: str) -> None:
     abilities = Abilities(thinking_modes=frozenset(modes))
     none = chat_pb2.ChatPayload(reasoning_effort=chat_pb2.REASONING_EFFORT_NONE)
     assert unfollowed_effort(none, abilities) == why
@@ -142,7 +142,7 @@ def test_no_effort_is_not_followed_by_a_model_that_always_thinks(modes: set[Thin
     assert unfollowed_effort(none, abilities) == "", "the request itself asks for thinking"
 
 
-def test_thinking_is_set_by_its_own_field_before_the_templates_argument() -> None:
+def test_thinking_field_takes_precedence_over_the_template_argument() -> None:
     assert describe(_chat("hi"), salt="t").thinking is ThinkingMode.DEFAULT
     assert describe(chat_pb2.ChatPayload(thinking=True), salt="t").thinking is ThinkingMode.ENABLED
     assert describe(chat_pb2.ChatPayload(thinking=False), salt="t").thinking is ThinkingMode.DISABLED
@@ -154,7 +154,7 @@ def test_thinking_is_set_by_its_own_field_before_the_templates_argument() -> Non
     assert describe(wrong, salt="t").thinking is ThinkingMode.DEFAULT, "the engine's parameters refuse it"
 
 
-def test_an_effort_sets_no_mode_of_thinking() -> None:
+def test_effort_does_not_set_the_thinking_mode() -> None:
     payload = chat_pb2.ChatPayload(reasoning_effort=chat_pb2.REASONING_EFFORT_HIGH)
     assert describe(payload, salt="t").thinking is ThinkingMode.DEFAULT
 
@@ -173,14 +173,14 @@ TRANSLATES = Abilities(source_languages=("nl", "pt-BR"), target_languages=("en",
         ({}, ""),
     ],
 )
-def test_a_translation_needs_languages_that_the_model_knows(codes: dict[str, str], words: str) -> None:
+def test_translation_needs_languages_supported_by_the_model(codes: dict[str, str], words: str) -> None:
     assert untaken_words_of(_with_arguments(codes), TRANSLATES) == words
     assert untaken_words_of(_with_arguments({}, **codes), TRANSLATES) == words
     assert untaken_words_of(_with_arguments(codes), UNKNOWN) == ""
     assert names_languages(_with_arguments(codes)) is bool(codes)
 
 
-def test_a_counted_conversation_needs_what_its_chat_needs() -> None:
+def test_token_count_of_a_chat_needs_the_skills_of_the_chat() -> None:
     payload = tokenize_pb2.TokenizePayload(chat=_chat("what is this?"))
     payload.chat.messages[0].content.add().image.media_type = "image/png"
     assert describe(payload, salt="t").skills == {Skill.IMAGE}

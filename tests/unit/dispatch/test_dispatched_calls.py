@@ -104,7 +104,7 @@ def _context(operation: Operation, model: str = "m") -> RequestContext:
     return RequestContext(request_id="r1", tenant="t", model=model, operation=operation, traceparent=new_traceparent())
 
 
-async def test_scores_come_after_another_attempt_and_with_a_receipt_of_both(tmp_path: Path) -> None:
+async def test_scores_are_retried_and_the_receipt_has_both_attempts(tmp_path: Path) -> None:
     answer = pb.RerankResponse(scores=[rerank_pb2.RerankScore(index=1, score=0.5)])
     answer.receipt.usage.prompt_tokens = 9
     async with _dispatching(tmp_path, DIED, answer) as (dispatcher, scheduler):
@@ -120,7 +120,7 @@ async def test_scores_come_after_another_attempt_and_with_a_receipt_of_both(tmp_
     assert (scheduler.asked.operation, scheduler.asked.prompt_tokens) == (Operation.RERANK, 10)
 
 
-async def test_a_count_of_tokens_asks_for_no_room_however_long_the_text_is(tmp_path: Path) -> None:
+async def test_token_count_reserves_no_capacity_for_any_text_length(tmp_path: Path) -> None:
     async with _dispatching(tmp_path) as (dispatcher, scheduler):
         payload = tokenize_pb2.TokenizePayload(text="a" * 10_000)
         assert (await dispatcher.call(TOKENIZE, _context(Operation.TOKENIZE), payload).result()).count == 10_000
@@ -129,7 +129,7 @@ async def test_a_count_of_tokens_asks_for_no_room_however_long_the_text_is(tmp_p
     assert scheduler.asked.prefix_digests == ()
 
 
-async def test_speech_comes_in_pieces_the_first_of_which_says_what_it_is(tmp_path: Path) -> None:
+async def test_speech_is_streamed_in_chunks_and_the_first_has_its_format(tmp_path: Path) -> None:
     async with _dispatching(tmp_path, [SOUND, pb.SpeakResponse(data=b"more"), END]) as (dispatcher, scheduler):
         call = dispatcher.call(SPEECH, _context(Operation.SPEECH), WORDS)
         pieces = [piece async for piece in call.chunks()]
@@ -139,7 +139,7 @@ async def test_speech_comes_in_pieces_the_first_of_which_says_what_it_is(tmp_pat
     assert (call.receipt.outcome, call.receipt.host) == (receipt_pb2.OUTCOME_COMPLETED, "titan")
 
 
-async def test_speech_that_fails_before_its_first_byte_is_tried_again(tmp_path: Path) -> None:
+async def test_speech_that_fails_before_its_first_byte_is_retried(tmp_path: Path) -> None:
     async with _dispatching(tmp_path, [DIED], [SOUND, END]) as (dispatcher, scheduler):
         pieces = [piece.data async for piece in dispatcher.call(SPEECH, _context(Operation.SPEECH), WORDS).chunks()]
     assert pieces == [b"some"]
@@ -147,7 +147,7 @@ async def test_speech_that_fails_before_its_first_byte_is_tried_again(tmp_path: 
 
 
 @pytest.mark.parametrize("script", [[SOUND, DIED], [SOUND]], ids=["an error", "an end without a receipt"])
-async def test_speech_that_breaks_off_is_never_begun_again(tmp_path: Path, script: list[Any]) -> None:
+async def test_speech_that_breaks_off_is_not_restarted(tmp_path: Path, script: list[Any]) -> None:
     pieces: list[bytes] = []
 
     async def listen(call: Call[SpeechPiece]) -> None:
@@ -165,14 +165,14 @@ async def test_speech_that_breaks_off_is_never_begun_again(tmp_path: Path, scrip
     assert call.receipt.outcome == receipt_pb2.OUTCOME_FAILED
 
 
-async def test_a_runner_that_says_nothing_at_all_has_not_spoken(tmp_path: Path) -> None:
+async def test_runner_without_any_event_counts_as_not_started(tmp_path: Path) -> None:
     async with _dispatching(tmp_path, [END], [SOUND, END]) as (dispatcher, scheduler):
         pieces = [piece.data async for piece in dispatcher.call(SPEECH, _context(Operation.SPEECH), WORDS).chunks()]
     assert pieces == [b"some"]
     assert scheduler.failed == [(1, Reason.WORKER_LOST)]
 
 
-async def test_an_agent_neither_ranks_nor_speaks(tmp_path: Path) -> None:
+async def test_agent_supports_neither_ranking_nor_speech(tmp_path: Path) -> None:
     async with _dispatching(tmp_path) as (dispatcher, scheduler):
         with pytest.raises(WeftError) as refused:
             await dispatcher.call(RERANK, _context(Operation.RERANK, "agent/someone"), QUERY).result()
@@ -183,7 +183,7 @@ async def test_an_agent_neither_ranks_nor_speaks(tmp_path: Path) -> None:
     assert scheduler.asked is None
 
 
-async def test_images_are_one_result_in_the_order_of_their_numbers(tmp_path: Path) -> None:
+async def test_images_are_one_result_ordered_by_index(tmp_path: Path) -> None:
     script = [STEP, _image_frame(1), _image_frame(0), _images_end(40)]
     async with _dispatching(tmp_path, script) as (dispatcher, scheduler):
         call = dispatcher.call(IMAGE, _context(Operation.IMAGE), LIGHTHOUSE)
@@ -194,7 +194,7 @@ async def test_images_are_one_result_in_the_order_of_their_numbers(tmp_path: Pat
     assert (call.receipt.outcome, call.receipt.usage.image_steps) == (receipt_pb2.OUTCOME_COMPLETED, 40)
 
 
-async def test_images_whose_runner_is_lost_after_some_steps_are_made_elsewhere(tmp_path: Path) -> None:
+async def test_images_are_retried_elsewhere_if_the_runner_is_lost_after_some_steps(tmp_path: Path) -> None:
     async with _dispatching(tmp_path, [STEP, DIED], [STEP, _image_frame(0), _images_end(20)]) as (
         dispatcher,
         scheduler,
@@ -204,14 +204,14 @@ async def test_images_whose_runner_is_lost_after_some_steps_are_made_elsewhere(t
     assert scheduler.failed == [(1, Reason.SERVER_DIED)]
 
 
-async def test_images_that_were_sent_are_not_made_again(tmp_path: Path) -> None:
+async def test_delivered_images_are_not_generated_again(tmp_path: Path) -> None:
     async with _dispatching(tmp_path, [_image_frame(0), DIED]) as (dispatcher, _):
         with pytest.raises(WeftError) as failed:
             await dispatcher.call(IMAGE, _context(Operation.IMAGE), LIGHTHOUSE).whole_result()
     assert failed.value.reason is Reason.SERVER_DIED
 
 
-async def test_images_without_an_end_are_a_lost_runner(tmp_path: Path) -> None:
+async def test_image_stream_without_an_end_is_a_lost_runner(tmp_path: Path) -> None:
     async with _dispatching(tmp_path, [STEP, _image_frame(0)]) as (dispatcher, _):
         with pytest.raises(WeftError) as failed:
             await dispatcher.call(IMAGE, _context(Operation.IMAGE), LIGHTHOUSE).whole_result()

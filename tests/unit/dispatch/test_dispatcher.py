@@ -186,7 +186,7 @@ async def _generate(
     return events, failure, call.receipt
 
 
-async def test_what_a_stream_leaves_behind_needs_no_garbage_collector(tmp_path: Path) -> None:
+async def test_finished_stream_leaves_no_reference_cycles(tmp_path: Path) -> None:
     """Calls that were iterated are cycles: a collection took 8 ms, and was most of the latency's tail."""
     count = 20
     scripts: list[list[Step]] = [[STARTED, _text("a"), FINISHED] for _ in range(count)]
@@ -214,7 +214,7 @@ def _streams_in_memory() -> int:
     return sum(isinstance(each, grpc.aio.UnaryStreamCall) for each in gc.get_objects())
 
 
-async def test_a_completed_stream_ends_with_the_whole_receipt(tmp_path: Path) -> None:
+async def test_completed_stream_ends_with_the_full_receipt(tmp_path: Path) -> None:
     async with _runner(tmp_path, [STARTED, _text("a"), _text("b"), FINISHED]) as address:
         scheduler = ScriptedScheduler(address)
         events, failure, receipt = await _generate(scheduler)
@@ -250,7 +250,7 @@ class FinishingRunner(ScriptedRunner):
 
 
 @pytest.mark.parametrize(("patience_seconds", "by_itself"), [(60.0, True), (0.0, False)])
-async def test_the_stream_of_a_complete_answer_ends_by_itself_unless_it_takes_too_long(
+async def test_stream_of_a_complete_answer_closes_unless_it_takes_too_long(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, patience_seconds: float, by_itself: bool
 ) -> None:
     """A reset reached runners that were still finishing, and cost them the connection to their engine."""
@@ -271,7 +271,7 @@ async def test_the_stream_of_a_complete_answer_ends_by_itself_unless_it_takes_to
         await channels.close()
 
 
-async def test_a_failure_before_content_is_reported_and_the_next_grant_is_used(tmp_path: Path) -> None:
+async def test_failure_before_content_is_reported_and_the_next_grant_is_used(tmp_path: Path) -> None:
     async with _runner(tmp_path, [STARTED, DIED], [STARTED, _text("a"), FINISHED]) as address:
         scheduler = ScriptedScheduler(address)
         _, failure, receipt = await _generate(scheduler)
@@ -286,7 +286,7 @@ LINES = ("loaded", "busy")
 
 
 @pytest.mark.parametrize("fails_late", [True, False])
-async def test_the_router_gets_what_the_engine_left_behind_and_the_caller_its_message(
+async def test_router_gets_engine_exit_and_log_and_the_caller_only_the_message(
     tmp_path: Path, *, fails_late: bool
 ) -> None:
     died = WeftError(Reason.SERVER_DIED, "it died" + "!" * MAX_ATTEMPT_MESSAGE_CHARS)
@@ -304,7 +304,7 @@ async def test_the_router_gets_what_the_engine_left_behind_and_the_caller_its_me
 
 
 @pytest.mark.parametrize("reason", [Reason.TOOL_CALL_INVALID, Reason.REPEATED_LINE_LOOP])
-async def test_what_a_model_wrote_is_for_the_caller_and_for_no_record(tmp_path: Path, reason: Reason) -> None:
+async def test_generated_text_reaches_the_caller_and_no_record(tmp_path: Path, reason: Reason) -> None:
     """Records have no content; the errors of attempts brought it into them."""
     quoting = WeftError(reason, "the model wrote: my secret")
     async with _runner(tmp_path, [STARTED, _text("a"), quoting]) as address:
@@ -317,7 +317,7 @@ async def test_what_a_model_wrote_is_for_the_caller_and_for_no_record(tmp_path: 
     assert (Reason(told.attempts[0].reason), told.attempts[0].message) == (reason, "")
 
 
-async def test_the_words_of_an_internal_error_are_in_the_log_under_the_id_of_its_request() -> None:
+async def test_internal_error_text_is_logged_under_its_request_id() -> None:
     """Callers are referred to the log, which had nothing of an error that another process had caused."""
     with structlog.testing.capture_logs() as lines:
         _, failure, _ = await _generate(ScriptedScheduler("", WeftError(Reason.INTERNAL, "Unexpected KeyError")))
@@ -326,7 +326,7 @@ async def test_the_words_of_an_internal_error_are_in_the_log_under_the_id_of_its
     assert [(line["request_id"], line["error"]) for line in found] == [("r1", "Unexpected KeyError")]
 
 
-async def test_a_failure_after_content_ends_the_request_and_says_that_content_went_out(tmp_path: Path) -> None:
+async def test_failure_after_content_ends_the_request_and_reports_started_content(tmp_path: Path) -> None:
     async with _runner(tmp_path, [STARTED, _text("a"), DIED], [_text("never")]) as address:
         scheduler = ScriptedScheduler(address)
         events, failure, receipt = await _generate(scheduler)
@@ -340,7 +340,7 @@ async def test_a_failure_after_content_ends_the_request_and_says_that_content_we
 
 
 @pytest.mark.parametrize("may_leave", [True, False])
-async def test_a_failed_attempt_on_a_model_not_known_here_yet_may_have_left_if_its_ticket_let_it(
+async def test_failed_attempt_on_an_unknown_model_may_be_remote_if_its_ticket_allowed_it(
     tmp_path: Path, may_leave: bool
 ) -> None:
     async with _runner(tmp_path, [STARTED, DIED], [STARTED, _text("a"), FINISHED]) as address:
@@ -351,14 +351,14 @@ async def test_a_failed_attempt_on_a_model_not_known_here_yet_may_have_left_if_i
     assert receipt.left_premises is may_leave
 
 
-async def test_a_stream_that_just_ends_is_a_lost_worker(tmp_path: Path) -> None:
+async def test_stream_without_an_end_is_a_lost_worker(tmp_path: Path) -> None:
     async with _runner(tmp_path, [STARTED, _text("a")]) as address:
         _, failure, _ = await _generate(ScriptedScheduler(address))
     assert isinstance(failure, WeftError)
     assert failure.reason is Reason.WORKER_LOST
 
 
-async def test_a_call_that_the_runner_cancels_is_a_lost_worker_and_not_the_callers_doing(tmp_path: Path) -> None:
+async def test_call_cancelled_by_the_runner_is_a_lost_worker_and_not_a_caller_cancellation(tmp_path: Path) -> None:
     async with _runner(tmp_path, [STARTED, _text("a"), grpc.StatusCode.CANCELLED]) as address:
         _, failure, receipt = await _generate(ScriptedScheduler(address))
     assert isinstance(failure, WeftError)
@@ -389,9 +389,7 @@ async def _cancelled_at(
 
 
 @pytest.mark.parametrize("place", [1, 2])
-async def test_a_request_that_is_cancelled_by_its_id_ends_with_the_name_of_who_did_it(
-    tmp_path: Path, place: int
-) -> None:
+async def test_request_cancelled_by_id_ends_with_the_name_of_the_canceller(tmp_path: Path, place: int) -> None:
     steps: list[Step] = [STARTED, _text("a"), asyncio.Event()]
     scheduler, failure, receipt = await _cancelled_at(tmp_path, *steps, place=place)
     assert isinstance(failure, WeftError)
@@ -402,7 +400,7 @@ async def test_a_request_that_is_cancelled_by_its_id_ends_with_the_name_of_who_d
     assert scheduler.receipts == [receipt], "the router is told what happened"
 
 
-async def test_a_cancellation_after_the_last_event_changes_nothing(tmp_path: Path) -> None:
+async def test_cancellation_after_the_last_event_has_no_effect(tmp_path: Path) -> None:
     scheduler, failure, receipt = await _cancelled_at(tmp_path, STARTED, _text("a"), FINISHED, place=3)
     assert failure is None
     assert receipt is not None
@@ -410,7 +408,7 @@ async def test_a_cancellation_after_the_last_event_changes_nothing(tmp_path: Pat
     assert scheduler.finished == [Reason.UNSPECIFIED]
 
 
-async def test_a_request_that_is_cancelled_while_it_waits_has_reached_no_runner(tmp_path: Path) -> None:
+async def test_request_cancelled_while_queued_reaches_no_runner(tmp_path: Path) -> None:
     async with _runner(tmp_path) as address:
         scheduler = ScriptedScheduler(address, WaitingInQueue(position=1, reason="busy"), request_cancelled("local"))
         _, failure, receipt = await _generate(scheduler)
@@ -420,7 +418,7 @@ async def test_a_request_that_is_cancelled_while_it_waits_has_reached_no_runner(
     assert not receipt.attempts
 
 
-async def test_a_connection_that_is_closed_under_a_call_is_a_lost_worker_and_not_the_callers_doing(
+async def test_connection_closed_during_a_call_is_a_lost_worker_and_not_a_cancellation(
     tmp_path: Path,
 ) -> None:
     """A pool that has to make room for another runner's channel closes the one that was used longest ago."""
@@ -438,7 +436,7 @@ async def test_a_connection_that_is_closed_under_a_call_is_a_lost_worker_and_not
     assert call.receipt.outcome == receipt_pb2.OUTCOME_FAILED
 
 
-async def test_a_caller_that_is_cancelled_while_a_runner_works_is_cancelled_and_nothing_else(tmp_path: Path) -> None:
+async def test_caller_cancelled_during_generation_is_only_cancelled(tmp_path: Path) -> None:
     async with _runner(tmp_path, [STARTED, _text("a"), asyncio.Event()]) as address:
         channels, said = ChannelPool(), asyncio.Event()
         call = Dispatcher(ScriptedScheduler(address), channels).call(CHAT, _about(), chat_pb2.ChatPayload())
@@ -458,7 +456,7 @@ async def test_a_caller_that_is_cancelled_while_a_runner_works_is_cancelled_and_
     assert call.receipt.outcome == receipt_pb2.OUTCOME_CANCELLED
 
 
-async def test_nobody_at_the_address_is_a_lost_worker_and_no_content(tmp_path: Path) -> None:
+async def test_unreachable_runner_address_is_a_lost_worker_without_content(tmp_path: Path) -> None:
     scheduler = ScriptedScheduler(f"unix:{tmp_path}/nobody.sock")
     _, failure, _ = await _generate(_giving_up(scheduler))
     assert isinstance(failure, WeftError)
@@ -477,14 +475,14 @@ def _giving_up(scheduler: ScriptedScheduler, instead: Reason | None = None) -> S
     return scheduler
 
 
-async def test_the_attempts_own_words_are_told_when_the_scheduler_gives_up_on_it(tmp_path: Path) -> None:
+async def test_attempt_error_is_reported_when_the_scheduler_stops_retrying(tmp_path: Path) -> None:
     async with _runner(tmp_path, [DIED]) as address:
         _, failure, _ = await _generate(_giving_up(ScriptedScheduler(address)))
     assert isinstance(failure, WeftError)
     assert failure.message == "it died"
 
 
-async def test_another_reason_of_the_scheduler_is_told_as_it_is(tmp_path: Path) -> None:
+async def test_other_scheduler_reasons_are_reported_unchanged(tmp_path: Path) -> None:
     """A request that was bounced and then waited too long timed out in the queue; it was not short of a slot."""
     async with _runner(tmp_path, [WeftError(Reason.NO_SLOT_AVAILABLE, "full")]) as address:
         _, failure, _ = await _generate(_giving_up(ScriptedScheduler(address), Reason.QUEUE_TIMEOUT))
@@ -492,14 +490,14 @@ async def test_another_reason_of_the_scheduler_is_told_as_it_is(tmp_path: Path) 
     assert failure.reason is Reason.QUEUE_TIMEOUT
 
 
-async def test_a_bug_is_an_internal_failure_on_the_receipt_and_not_a_cancellation() -> None:
+async def test_bug_is_an_internal_failure_on_the_receipt_and_not_a_cancellation() -> None:
     _, failure, receipt = await _generate(ScriptedScheduler("unix:/nowhere", ZeroDivisionError("a bug")))
     assert isinstance(failure, ZeroDivisionError)
     assert receipt is not None
     assert Reason(receipt.reason) is Reason.INTERNAL
 
 
-async def test_a_caller_that_leaves_is_a_cancellation_on_the_receipt(tmp_path: Path) -> None:
+async def test_departed_caller_is_a_cancellation_on_the_receipt(tmp_path: Path) -> None:
     async with _runner(tmp_path, [STARTED, _text("a"), _text("b"), FINISHED]) as address:
         channels = ChannelPool()
         call = Dispatcher(ScriptedScheduler(address), channels).call(CHAT, _about(), chat_pb2.ChatPayload())
@@ -515,9 +513,7 @@ _PROMPT = event_pb2.InferenceEvent(progress=event_pb2.Progress(prompt_tokens=31,
 
 
 @pytest.mark.parametrize("breaks_off", [False, True])
-async def test_a_receipt_counts_what_was_seen_of_an_answer_that_was_left_or_broke_off(
-    tmp_path: Path, breaks_off: bool
-) -> None:
+async def test_receipt_counts_received_tokens_of_a_cancelled_or_broken_answer(tmp_path: Path, breaks_off: bool) -> None:
     """Its tokens were neither in receipts nor in usage."""
     async with _runner(
         tmp_path, [STARTED, _PROMPT, _text("a"), _text("b"), DIED if breaks_off else _text("c")]
@@ -535,7 +531,7 @@ async def test_a_receipt_counts_what_was_seen_of_an_answer_that_was_left_or_brok
     assert call.receipt.usage == usage_pb2.Usage(prompt_tokens=31, cached_prompt_tokens=8, completion_tokens=2)
 
 
-async def test_a_caller_that_is_sent_away_at_its_deadline_is_no_cancellation_on_the_receipt(tmp_path: Path) -> None:
+async def test_deadline_is_not_a_cancellation_on_the_receipt(tmp_path: Path) -> None:
     """Whoever holds the connection ends the call then, and the log said that the caller had cancelled."""
     clock = FakeClock()
     async with _runner(tmp_path, [STARTED, _text("a"), _text("b"), FINISHED]) as address:
@@ -559,7 +555,7 @@ class SomeFleet:
         self.view = FleetView()
 
 
-async def test_a_request_for_an_agent_waits_for_the_first_word_of_the_mesh(tmp_path: Path) -> None:
+async def test_agent_request_waits_for_the_first_mesh_snapshot(tmp_path: Path) -> None:
     """A gateway that has just started refused it: it knew no agent yet."""
     clock, fleet = FakeClock(), SomeFleet()
     async with _runner(tmp_path, [STARTED, _text("a"), FINISHED]) as address:
@@ -578,14 +574,14 @@ async def test_a_request_for_an_agent_waits_for_the_first_word_of_the_mesh(tmp_p
 
 
 @pytest.mark.parametrize("reason", [Reason.QUEUE_FULL, Reason.MODEL_NOT_FOUND])
-async def test_a_rejection_has_a_receipt_without_attempts(reason: Reason) -> None:
+async def test_rejection_has_a_receipt_without_attempts(reason: Reason) -> None:
     _, failure, receipt = await _generate(ScriptedScheduler("unix:/nowhere", WeftError(reason, "no")))
     assert isinstance(failure, WeftError)
     assert receipt is not None
     assert (receipt.outcome, len(receipt.attempts)) == (receipt_pb2.OUTCOME_REJECTED, 0)
 
 
-async def test_a_scheduler_is_told_what_a_request_is_like_and_nothing_of_what_it_says(tmp_path: Path) -> None:
+async def test_scheduler_gets_the_request_description_without_its_content(tmp_path: Path) -> None:
     payload = chat_pb2.ChatPayload()
     payload.messages.add(role=chat_pb2.ROLE_USER).content.add(text="secret " * 1_000)
     payload.messages[0].content.add().image.media_type = "image/png"
@@ -618,7 +614,7 @@ async def test_a_scheduler_is_told_where_the_beginning_of_a_prompt_was_sent_befo
 
 
 @pytest.mark.parametrize(("own", "served"), [(None, 900.0), (5.0, 5.0)])
-async def test_a_routes_keep_alive_holds_where_the_request_says_nothing(
+async def test_route_keep_alive_applies_if_the_request_sets_none(
     tmp_path: Path, own: float | None, served: float
 ) -> None:
     runner = ScriptedRunner([FINISHED])
@@ -630,9 +626,7 @@ async def test_a_routes_keep_alive_holds_where_the_request_says_nothing(
 
 
 @pytest.mark.parametrize("whole", [True, False])
-async def test_a_runner_hears_whether_anybody_reads_the_answer_before_it_is_complete(
-    tmp_path: Path, whole: bool
-) -> None:
+async def test_runner_is_told_if_the_answer_is_read_only_when_complete(tmp_path: Path, whole: bool) -> None:
     runner = ScriptedRunner([FINISHED])
     async with _listening(tmp_path, runner) as address:
         await _generate(ScriptedScheduler(address), whole=whole)
@@ -640,7 +634,7 @@ async def test_a_runner_hears_whether_anybody_reads_the_answer_before_it_is_comp
 
 
 @pytest.mark.parametrize("joined_texts", [True, False])
-async def test_a_runner_is_asked_for_joined_texts_where_they_are_read(tmp_path: Path, joined_texts: bool) -> None:
+async def test_runner_is_asked_for_joined_texts_if_the_reader_supports_them(tmp_path: Path, joined_texts: bool) -> None:
     runner = ScriptedRunner([FINISHED])
     async with _listening(tmp_path, runner) as address:
         await _generate(ScriptedScheduler(address), joined_texts=joined_texts)
@@ -648,7 +642,7 @@ async def test_a_runner_is_asked_for_joined_texts_where_they_are_read(tmp_path: 
 
 
 @pytest.mark.parametrize(("granted", "served"), [(None, Priority.NORMAL), (Priority.LOW, Priority.LOW)])
-async def test_a_runner_hears_the_band_that_a_profile_chose_and_not_the_one_that_nobody_named(
+async def test_runner_gets_the_band_of_the_profile_and_not_the_default_one(
     tmp_path: Path, granted: Priority | None, served: Priority
 ) -> None:
     runner = ScriptedRunner([FINISHED])
@@ -659,7 +653,7 @@ async def test_a_runner_hears_the_band_that_a_profile_chose_and_not_the_one_that
     assert runner.requests[0].options.priority == served.wire
 
 
-async def test_an_answer_that_outlasts_its_routes_budget_is_cut_off_and_says_so(tmp_path: Path) -> None:
+async def test_answer_beyond_its_route_budget_is_truncated_and_marked(tmp_path: Path) -> None:
     class EndlessRunner(ScriptedRunner):
         async def Generate(  # noqa: N802 - the rpc's name
             self, request: generation_service_pb2.GenerateRequest, context: Any

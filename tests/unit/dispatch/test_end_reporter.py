@@ -75,7 +75,7 @@ async def stage(limits: ReportLimits = LIMITS) -> AsyncGenerator[Stage]:
         await made.reporter.stop(0.0)
 
 
-async def test_an_end_is_handed_over_with_the_names_and_the_age_of_its_request_and_without_its_prompt() -> None:
+async def test_end_report_has_the_names_and_age_of_its_request_and_no_prompt() -> None:
     async with stage() as there:
         there.send(a_request("r"))
         await let_all_run()
@@ -92,7 +92,7 @@ async def test_an_end_is_handed_over_with_the_names_and_the_age_of_its_request_a
         WeftError(Reason.ROUTER_STANDBY, "another router leads"),
     ],
 )
-async def test_an_end_is_sent_again_until_a_router_answers_with_pauses_that_double_to_a_bound(
+async def test_end_report_is_retried_with_doubling_bounded_backoff(
     failure: WeftError,
 ) -> None:
     async with stage() as there:
@@ -111,7 +111,7 @@ async def test_an_end_is_sent_again_until_a_router_answers_with_pauses_that_doub
         assert (there.reporter.held, there.fates) == (0, {"accepted": 1})
 
 
-async def test_an_end_that_the_router_knows_and_one_that_it_refuses_are_counted_as_such_and_not_sent_again() -> None:
+async def test_known_and_refused_end_reports_are_counted_and_not_resent() -> None:
     async with stage() as there:
         there.routers.answers["known"] = False
         there.routers.answers["refused"] = WeftError(Reason.UNSUPPORTED_OPERATION, "an earlier release")
@@ -121,7 +121,7 @@ async def test_an_end_that_the_router_knows_and_one_that_it_refuses_are_counted_
         assert (there.reporter.held, there.fates) == (0, {"unknown": 1, "refused": 1})
 
 
-async def test_an_end_beyond_the_bound_is_dropped_and_counted_and_the_log_says_so() -> None:
+async def test_end_report_beyond_the_bound_is_dropped_counted_and_logged() -> None:
     with capture_logs() as lines:
         async with stage() as there:
             for number in range(5):
@@ -136,7 +136,7 @@ async def test_an_end_beyond_the_bound_is_dropped_and_counted_and_the_log_says_s
     assert dropped == [("overflow", 2)]
 
 
-async def test_an_end_is_given_up_after_its_time_and_the_log_says_so() -> None:
+async def test_end_report_is_dropped_after_its_timeout_and_logged() -> None:
     with capture_logs() as lines:
         async with stage() as there:
             there.routers.answers["r"] = AWAY
@@ -148,7 +148,7 @@ async def test_an_end_is_given_up_after_its_time_and_the_log_says_so() -> None:
     assert [line["why"] for line in lines if line["event"] == "ends of requests dropped"] == ["gave_up"]
 
 
-async def test_an_end_that_has_to_wait_delays_no_end_of_another_model_nor_of_its_own_for_long() -> None:
+async def test_waiting_end_report_does_not_delay_those_of_other_models() -> None:
     async with stage() as there:
         there.routers.answers["r1"] = WeftError(Reason.SERVICE_UNAVAILABLE, "a request of this id is under way")
         for request in (a_request("r1"), a_request("r2"), a_request("r3", model="other")):
@@ -159,7 +159,7 @@ async def test_an_end_that_has_to_wait_delays_no_end_of_another_model_nor_of_its
         assert (there.reporter.held, there.fates) == (1, {"accepted": 2})
 
 
-async def test_what_is_held_when_a_gateway_stops_is_dropped_and_counted() -> None:
+async def test_pending_end_reports_are_dropped_and_counted_when_the_gateway_stops() -> None:
     async with stage() as there:
         there.routers.answers["r"] = AWAY
         there.send(a_request("r"))
@@ -176,7 +176,7 @@ class FrozenRouter(EndPort):
         raise AssertionError("nothing sets it")
 
 
-async def test_a_router_that_answers_nothing_costs_no_more_than_the_time_of_one_call() -> None:
+async def test_unresponsive_router_costs_at_most_one_call_timeout() -> None:
     clock, limits = FakeClock(), replace(LIMITS, call_timeout_seconds=0.01)
     reporter = EndReporter(FrozenRouter(), clock, limits)
     reporter.send(a_request("r"), receipt_pb2.Receipt(request_id="r"), clock.monotonic())

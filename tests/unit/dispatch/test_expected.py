@@ -49,7 +49,7 @@ def view(*, model_is_there: bool, runner_is_there: bool) -> FleetView:
     )
 
 
-def test_what_is_expected_is_known_and_takes_part_as_a_model_that_loads_and_does_not_answer_yet() -> None:
+def test_expected_model_is_known_and_counts_as_loading() -> None:
     shown = ExpectedMesh([expected_model("m", "pool", "r")], [agent()]).shown(EMPTY)
     assert shown.models["m"].pool == "pool"
     assert not shown.models["m"].reachable, "the health of a gateway does not count it"
@@ -59,11 +59,11 @@ def test_what_is_expected_is_known_and_takes_part_as_a_model_that_loads_and_does
     assert candidate.operations == frozenset(Operation)
 
 
-def test_nothing_is_promised_before_anything_is_known_of_the_mesh() -> None:
+def test_no_model_is_expected_before_the_first_snapshot() -> None:
     assert ExpectedMesh([expected_model("m", "", "r")]).shown(FleetView()) == FleetView()
 
 
-def test_a_row_of_an_earlier_life_of_the_mesh_is_no_arrival_and_half_of_one_is_none() -> None:
+def test_stale_or_partial_row_is_not_an_arrival() -> None:
     """A runner is told before its models: those who waited were refused in between."""
     expected = ExpectedMesh([expected_model("m", "", "r")], [agent()])
     for model_is_there, runner_is_there in ((False, False), (False, True), (True, False)):
@@ -73,7 +73,7 @@ def test_a_row_of_an_earlier_life_of_the_mesh_is_no_arrival_and_half_of_one_is_n
         assert not shown.agents["a"].HasField("inactive_time")
 
 
-def test_what_has_come_once_is_not_expected_again() -> None:
+def test_arrived_model_is_no_longer_expected() -> None:
     expected = ExpectedMesh([expected_model("m", "", "r")], [agent()])
     there = replace(view(model_is_there=True, runner_is_there=True), agents={"a": agent()})
     assert expected.shown(there) is not None
@@ -82,7 +82,7 @@ def test_what_has_come_once_is_not_expected_again() -> None:
     assert expected.shown(gone) is gone
 
 
-def test_what_has_not_come_when_the_start_is_over_is_as_unknown_as_anything_else() -> None:
+def test_model_missing_after_startup_is_unknown() -> None:
     class Fleet:
         view = EMPTY
 

@@ -49,7 +49,7 @@ def _change(
     return registry_service_pb2.WatchResponse(revision=revision, change=change)
 
 
-def test_a_snapshot_replaces_everything() -> None:
+def test_snapshot_replaces_everything() -> None:
     view = apply_watch(apply_watch(FleetView(), _snapshot(3, "a", "b")), _snapshot(9, "c"))
     assert (view.revision, set(view.runners), set(view.models)) == (9, {"c"}, {"m-c"})
     assert view.runners["c"].ticket_key == b"key"
@@ -65,18 +65,18 @@ def test_changes_add_replace_and_remove() -> None:
     assert (view.revision, set(view.runners), set(view.models)) == (5, {"b"}, set())
 
 
-def test_an_earlier_view_is_not_changed_by_a_later_one() -> None:
+def test_earlier_view_is_immutable() -> None:
     before = apply_watch(FleetView(), _snapshot(1, "a"))
     apply_watch(before, _change(2, deleted_runner="a"))
     assert "a" in before.runners
 
 
-def test_a_phase_of_a_newer_registry_is_not_taken_for_ready() -> None:
+def test_phase_of_a_newer_registry_is_not_treated_as_ready() -> None:
     view = apply_watch(FleetView(), _change(1, runner=_runner("a", phase=99)))
     assert view.runners["a"].instances["m-a"].phase == InstanceState.PHASE_FAILED
 
 
-def test_a_pool_is_found_by_its_name_and_by_those_of_its_members() -> None:
+def test_pool_is_found_by_its_name_and_its_members() -> None:
     view = FleetView()
     for revision, (name, pool) in enumerate([("p", ""), ("x", "p"), ("y", "")]):
         view = apply_watch(view, _change(revision, put(_model(name, pool))))
@@ -87,7 +87,7 @@ def test_a_pool_is_found_by_its_name_and_by_those_of_its_members() -> None:
     assert view.models["y"].operations == {Operation.CHAT, Operation.EMBEDDING}
 
 
-def test_a_pool_wins_over_a_model_of_another_pool_with_its_name() -> None:
+def test_pool_takes_precedence_over_a_model_of_another_pool_with_its_name() -> None:
     view = FleetView()
     for revision, (name, pool) in enumerate([("p", "q"), ("x", "p")]):
         view = apply_watch(view, _change(revision, put(_model(name, pool))))
@@ -100,7 +100,7 @@ def _agent(name: str, **fields: object) -> agent_pb2.Agent:
     return agent_pb2.Agent(manifest=manifest)
 
 
-def test_agents_come_with_the_snapshot_and_change_and_go() -> None:
+def test_agents_are_added_changed_and_removed_by_the_watch() -> None:
     told = snapshot(_agent("coder", model="m", system_prompt="Be terse."))
     view = apply_watch(FleetView(), registry_service_pb2.WatchResponse(revision=1, snapshot=told))
     coder = view.agents["coder"]
@@ -113,7 +113,7 @@ def test_agents_come_with_the_snapshot_and_change_and_go() -> None:
     assert view.agents == {}
 
 
-def test_what_an_agent_asks_for_is_known() -> None:
+def test_agent_behavior_is_stored_and_replaced() -> None:
     behaviour = agent_behaviour_pb2.AgentBehaviour(tools=["files.read"])
     view = apply_watch(FleetView(), _change(1, put(_agent("coder", model="m", behaviour=behaviour))))
     assert view.agents["coder"].manifest.behaviour == behaviour
@@ -121,7 +121,7 @@ def test_what_an_agent_asks_for_is_known() -> None:
     assert not view.agents["coder"].manifest.HasField("behaviour")
 
 
-def test_an_agent_whose_runner_is_gone_says_so() -> None:
+def test_agent_with_an_offline_runner_reports_it() -> None:
     agent = _agent("coder", model="m")
     agent.inactive_time.GetCurrentTime()
     assert apply_watch(FleetView(), _change(1, put(agent))).agents["coder"].HasField("inactive_time")
@@ -135,7 +135,7 @@ def test_an_agent_whose_runner_is_gone_says_so() -> None:
         (model_pb2.Model.STATUS_INACTIVE, False, False),
     ],
 )
-def test_a_model_that_sleeps_is_reachable_and_not_active(
+def test_hibernating_model_is_reachable_and_not_active(
     status: model_pb2.Model.Status.ValueType, active: bool, hibernating: bool
 ) -> None:
     model = _model("m")
@@ -147,7 +147,7 @@ def test_a_model_that_sleeps_is_reachable_and_not_active(
     assert view.wake.by_runner
 
 
-def test_a_model_of_a_provider_is_expected_until_the_runner_of_the_mesh_itself_publishes_it() -> None:
+def test_provider_model_is_expected_until_the_mesh_runner_publishes_it() -> None:
     """Requests that came before the first one of a mesh was served were refused for want of a heartbeat."""
     model = _model("m")
     model.manifest.provider.url, model.status = "https://api.example.com/v1", model_pb2.Model.STATUS_INACTIVE
@@ -159,13 +159,13 @@ def test_a_model_of_a_provider_is_expected_until_the_runner_of_the_mesh_itself_p
     assert (created.expected, served.expected, declared.expected) == (True, False, False)
 
 
-def test_the_requests_a_runner_takes_at_once_are_known() -> None:
+def test_concurrency_limit_of_a_runner_is_known() -> None:
     runner = _runner("a")
     runner.runner.capability.max_requests = 3
     assert apply_watch(FleetView(), _change(1, runner=runner)).runners["a"].max_requests == 3
 
 
-def test_what_a_runner_says_of_its_loads_and_tools_is_kept() -> None:
+def test_runner_loads_and_tools_are_stored() -> None:
     watched = _runner("a")
     watched.runner.capability.tool_names.extend(["files.read", "web.search"])
     view = apply_watch(FleetView(), _change(1, runner=watched))
@@ -183,7 +183,7 @@ def _route(**fields: object) -> route_pb2.Route:
     return route
 
 
-def test_routes_come_with_the_snapshot_and_change_and_go() -> None:
+def test_routes_are_added_changed_and_removed_by_the_watch() -> None:
     told = snapshot(_route(description="Short"))
     view = apply_watch(FleetView(), registry_service_pb2.WatchResponse(revision=1, snapshot=told))
     route = view.routes["sum"]
@@ -201,7 +201,7 @@ def test_routes_come_with_the_snapshot_and_change_and_go() -> None:
     assert (view.routes, view.revision) == ({}, 3)
 
 
-def test_nothing_may_fall_back_to_the_cloud_before_the_registry_says_so() -> None:
+def test_cloud_fallback_is_denied_before_the_registry_allows_it() -> None:
     assert not FleetView().settings.allow_cloud_fallback
     # A registry of an earlier release has no settings.
     assert not apply_watch(FleetView(), _snapshot(1, "a")).settings.allow_cloud_fallback
@@ -214,7 +214,7 @@ def test_nothing_may_fall_back_to_the_cloud_before_the_registry_says_so() -> Non
     assert not apply_watch(view, _change(3, settings=no)).settings.allow_cloud_fallback
 
 
-def test_a_change_leaves_what_it_is_not_about_the_very_same() -> None:
+def test_change_keeps_unrelated_parts_identical() -> None:
     view = apply_watch(FleetView(), _snapshot(1, "a"))
     after = apply_watch(view, _change(2, put(_route())))
     assert after.runners is view.runners
@@ -223,7 +223,7 @@ def test_a_change_leaves_what_it_is_not_about_the_very_same() -> None:
     assert after.settings is view.settings
 
 
-def test_skills_that_nobody_says_are_unknown_and_not_none() -> None:
+def test_undeclared_skills_are_unknown_and_not_empty() -> None:
     assert apply_watch(FleetView(), _change(1, put(_model("m")))).models["m"].skills is None
     model = _model("m")
     model.manifest.skills.extend([model_pb2.MODEL_SKILL_TEXT, model_pb2.MODEL_SKILL_IMAGE])
@@ -231,7 +231,7 @@ def test_skills_that_nobody_says_are_unknown_and_not_none() -> None:
     assert view.models["m"].skills == frozenset({Skill.TEXT, Skill.IMAGE})
 
 
-def test_routers_come_change_and_go_with_the_watch() -> None:
+def test_routers_are_added_changed_and_removed_by_the_watch() -> None:
     first = router_pb2.Router(name="r1", incarnation="a", address="10.0.0.1:7071")
     snapshot = registry_service_pb2.Snapshot(routers=[first])
     view = apply_watch(FleetView(), registry_service_pb2.WatchResponse(revision=1, snapshot=snapshot))

@@ -58,11 +58,11 @@ async def _pauses(*, answers: bool) -> list[float]:
     return clock.seconds
 
 
-async def test_a_watch_that_brought_its_snapshot_is_a_success_also_where_nothing_has_changed() -> None:
+async def test_watch_with_a_snapshot_is_a_success_even_without_changes() -> None:
     assert await _pauses(answers=True) == [FIRST_RETRY_SECONDS] * WATCHES
 
 
-async def test_the_pause_doubles_up_to_its_limit_while_there_is_no_snapshot() -> None:
+async def test_backoff_doubles_up_to_its_limit_without_a_snapshot() -> None:
     pauses = await _pauses(answers=False)
     assert pauses[0] == 2 * FIRST_RETRY_SECONDS
     assert pauses[-1] == MAX_RETRY_SECONDS

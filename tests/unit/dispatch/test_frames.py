@@ -21,7 +21,7 @@ Event = event_pb2.InferenceEvent
         Event(signal=signal_pb2.Signal(name="LOW_CONFIDENCE")),
     ],
 )
-def test_parts_of_the_answer_and_effects_of_it_are_content(event: Event) -> None:
+def test_answer_parts_and_side_effects_are_content(event: Event) -> None:
     assert has_content([Event(started=event_pb2.Started()), event])
 
 
@@ -35,7 +35,7 @@ def test_parts_of_the_answer_and_effects_of_it_are_content(event: Event) -> None
         Event(),
     ],
 )
-def test_everything_else_is_none(event: Event) -> None:
+def test_other_events_are_not_content(event: Event) -> None:
     assert not has_content([event])
 
 
@@ -43,14 +43,14 @@ def _joined(text: str, *lengths: int) -> event_pb2.Delta:
     return event_pb2.Delta(index=2, text=text, piece_lengths=lengths)
 
 
-def test_a_joined_text_is_taken_apart_by_characters() -> None:
+def test_joined_text_is_split_by_character_lengths() -> None:
     assert texts_of(_joined("aä😀b", 1, 2, 1)) == ["a", "ä😀", "b"]
     events = apart([Event(progress=event_pb2.Progress()), Event(delta=_joined("ab", 1, 1)), Event()])
     single = [Event(delta=event_pb2.Delta(index=2, text=text)) for text in "ab"]
     assert events == [Event(progress=event_pb2.Progress()), *single, Event()]
 
 
-def test_a_frame_without_joined_texts_stays_as_it_is() -> None:
+def test_frame_without_joined_texts_is_unchanged() -> None:
     frame = [Event(delta=event_pb2.Delta(text="a"))]
     assert apart(frame) is frame
 
@@ -67,7 +67,7 @@ def test_a_frame_without_joined_texts_stays_as_it_is() -> None:
         _joined("a" * (MAX_JOINED_TEXTS + 1), *[1] * (MAX_JOINED_TEXTS + 1)),
     ],
 )
-def test_lengths_that_do_not_fit_their_text_are_an_error_of_the_runner(delta: event_pb2.Delta) -> None:
+def test_lengths_that_do_not_match_their_text_are_a_runner_error(delta: event_pb2.Delta) -> None:
     with pytest.raises(WeftError) as raised:
         texts_of(delta)
     assert raised.value.reason is Reason.BACKEND_PROTOCOL_ERROR

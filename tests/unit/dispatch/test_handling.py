@@ -15,7 +15,7 @@ from weft.kernel.units import FOR_EVER
 
 @pytest.mark.parametrize("mode", list(CacheMode))
 @pytest.mark.parametrize("keep_alive", [None, 0.0, 0.001, 300.0, FOR_EVER])
-def test_what_is_sent_is_what_is_read(mode: CacheMode, keep_alive: float | None) -> None:
+def test_options_round_trip(mode: CacheMode, keep_alive: float | None) -> None:
     handling = Handling(cache_mode=mode, cache_tag="session-1", keep_alive_seconds=keep_alive)
     sent = serve_options(handling, Priority.LOW).SerializeToString()
     received = serve_options_pb2.ServeOptions.FromString(sent)
@@ -26,12 +26,12 @@ def test_what_is_sent_is_what_is_read(mode: CacheMode, keep_alive: float | None)
     assert granted_priority_of(received) is Priority.LOW
 
 
-def test_nothing_said_is_the_default() -> None:
+def test_unset_options_have_defaults() -> None:
     assert handling_of(serve_options_pb2.ServeOptions()) == Handling()
     assert priority_of(inference_service_pb2.RequestOptions()) is Priority.NORMAL
 
 
-def test_any_negative_length_is_for_ever() -> None:
+def test_any_negative_keep_alive_is_unlimited() -> None:
     options = serve_options_pb2.ServeOptions()
     options.keep_alive.seconds = -3600
     assert handling_of(options).keep_alive_seconds == FOR_EVER
@@ -47,7 +47,7 @@ def test_any_negative_length_is_for_ever() -> None:
         ("keep_alive", 40_000_000),
     ],
 )
-def test_what_is_out_of_range_is_refused_by_name(field: str, value: int | str) -> None:
+def test_out_of_range_option_error_names_it(field: str, value: int | str) -> None:
     options = inference_service_pb2.RequestOptions()
     if field == "keep_alive":
         options.keep_alive.seconds = int(value)
@@ -58,7 +58,7 @@ def test_what_is_out_of_range_is_refused_by_name(field: str, value: int | str) -
     assert refused.value.field == f"options.{field}"
 
 
-def test_a_priority_that_does_not_exist_is_refused() -> None:
+def test_unknown_priority_is_refused() -> None:
     options = inference_service_pb2.RequestOptions(priority=9)  # type: ignore[arg-type]  # as a newer sender might
     with pytest.raises(FieldError) as refused:
         priority_of(options)
@@ -72,7 +72,7 @@ def test_a_priority_that_does_not_exist_is_refused() -> None:
     ("band", "wire"),
     [(Priority.SYSTEM, priority_pb2.PRIORITY_SYSTEM), (Priority.DURABLE, priority_pb2.PRIORITY_DURABLE)],
 )
-def test_no_caller_claims_a_band_of_the_mesh_itself_and_its_services_do(
+def test_mesh_bands_are_refused_for_callers_and_accepted_for_services(
     band: Priority, wire: priority_pb2.Priority.ValueType
 ) -> None:
     with pytest.raises(FieldError) as refused:
@@ -83,7 +83,7 @@ def test_no_caller_claims_a_band_of_the_mesh_itself_and_its_services_do(
     assert granted_priority_of(granted) is band
 
 
-def test_every_band_has_its_own_number_on_the_wire() -> None:
+def test_every_band_has_its_own_wire_number() -> None:
     assert {Priority.from_wire(band.wire) for band in Priority} == set(Priority)
     assert len({band.wire for band in Priority}) == len(Priority)
     assert set(priority_pb2.Priority.values()) == {0, *(band.wire for band in Priority)}

@@ -44,16 +44,16 @@ def texts(payload: chat_pb2.ChatPayload) -> list[tuple[chat_pb2.Role.ValueType, 
         '{"a":' * 5_000,
     ],
 )
-def test_arguments_that_were_cut_or_badly_quoted_do_not_end_the_conversation(text: str) -> None:
+def test_truncated_or_badly_quoted_arguments_do_not_fail_the_conversation(text: str) -> None:
     assert json.loads(object_arguments(text)) == {"arguments": text}
 
 
 @pytest.mark.parametrize("text", ["", " ", "null", "{}"])
-def test_empty_arguments_are_an_empty_object(text: str) -> None:
+def test_empty_arguments_become_an_empty_object(text: str) -> None:
     assert object_arguments(text) == "{}"
 
 
-def test_arguments_that_are_an_object_reach_the_engine_unchanged() -> None:
+def test_object_arguments_reach_the_engine_unchanged() -> None:
     assert object_arguments('{ "a" : 1, "b": "x" }') == '{ "a" : 1, "b": "x" }'
     assert object_arguments(json.dumps('{"a": 1}')) == '{"a": 1}'
 
@@ -71,13 +71,13 @@ def test_arguments_that_are_an_object_reach_the_engine_unchanged() -> None:
         ([], []),
     ],
 )
-def test_the_last_turn_ends_at_the_model_and_a_result_of_a_tool_is_history(
+def test_last_turn_ends_at_the_assistant_and_tool_results_are_history(
     roles: list[chat_pb2.Role.ValueType], earlier: list[bool]
 ) -> None:
     assert earlier_turns(roles) == earlier
 
 
-def test_an_image_of_an_earlier_turn_does_not_end_the_conversation_with_a_text_model() -> None:
+def test_image_of_an_earlier_turn_does_not_fail_on_a_text_model() -> None:
     payload = chat(said(USER, "look", IMAGE), said(MODEL, "a cat"), said(USER, "and now?"))
     fitted, warnings = with_notes(payload, frozenset({Skill.IMAGE}))
     assert needed_skills(payload) == frozenset()
@@ -86,13 +86,13 @@ def test_an_image_of_an_earlier_turn_does_not_end_the_conversation_with_a_text_m
     assert payload.messages[0].content[1].HasField("image"), "another attempt may reach a model that takes it"
 
 
-def test_an_image_of_the_last_turn_still_needs_a_model_that_takes_it() -> None:
+def test_image_of_the_last_turn_needs_a_vision_model() -> None:
     payload = chat(said(USER, "hi"), said(MODEL, "hello"), said(USER, "look", IMAGE))
     assert needed_skills(payload) == {Skill.IMAGE}
     assert with_notes(payload, frozenset({Skill.IMAGE})) == (payload, [])
 
 
-def test_a_pool_prefers_models_that_take_the_images_of_earlier_turns() -> None:
+def test_pool_prefers_models_that_accept_images_of_earlier_turns() -> None:
     payload = chat(said(USER, IMAGE), said(MODEL, "a cat"), said(USER, "and now?"))
     seeing = describe(payload, salt="")
     blind = describe(payload, salt="", unread=lambda: frozenset({Skill.IMAGE}))
@@ -101,7 +101,7 @@ def test_a_pool_prefers_models_that_take_the_images_of_earlier_turns() -> None:
     assert seeing.prompt_tokens - blind.prompt_tokens == TOKENS_PER_MEDIUM
 
 
-def test_a_system_turn_in_mid_conversation_reaches_a_strict_template_as_part_of_another() -> None:
+def test_mid_conversation_system_turn_is_merged_for_a_strict_template() -> None:
     payload = chat(
         said(SYSTEM, "be brief"), said(USER, "hi"), said(SYSTEM, "the date changed"), said(MODEL, "hello"),
         said(SYSTEM, "a file changed"), said(USER, "go on"),
@@ -118,12 +118,12 @@ def test_a_system_turn_in_mid_conversation_reaches_a_strict_template_as_part_of_
     assert fallback_for(other[0], "Jinja Exception: System message must be at the beginning.") is None
 
 
-def test_a_refusal_that_is_not_about_the_earlier_turns_is_not_tried_again() -> None:
+def test_refusal_unrelated_to_earlier_turns_is_not_retried() -> None:
     payload = chat(said(USER, "hi"), said(SYSTEM, "brief"), said(USER, "go on"))
     assert fallback_for(payload, "CUDA error: out of memory") is None
 
 
-def test_images_of_earlier_turns_are_left_out_for_a_server_that_refuses_images_only_then() -> None:
+def test_images_of_earlier_turns_are_dropped_only_after_the_server_refuses_images() -> None:
     payload = chat(said(USER, IMAGE), said(MODEL, "a cat"), said(USER, "and now?"))
     other = fallback_for(payload, "image input is not supported - hint: you may need to provide the mmproj")
     assert other is not None

@@ -35,7 +35,7 @@ class Fleet:
 @pytest.mark.parametrize("of_model", MODES)
 @pytest.mark.parametrize("of_tenant", MODES)
 @pytest.mark.parametrize("of_mesh", MODES)
-def test_the_models_setting_counts_before_the_tenants_and_that_before_the_meshs(
+def test_model_setting_precedes_tenant_setting_which_precedes_mesh_setting(
     of_model: JournalMode, of_tenant: JournalMode, of_mesh: JournalMode
 ) -> None:
     view = mesh(a_model("tiny", of_model), journal=of_mesh)
@@ -45,12 +45,12 @@ def test_the_models_setting_counts_before_the_tenants_and_that_before_the_meshs(
     assert policy.mode_of("tiny", "ann") is first
 
 
-def test_where_nothing_is_set_no_request_is_journaled_whatever_it_asks_for() -> None:
+def test_no_request_is_journaled_if_durability_is_unset() -> None:
     policy = JournalPolicy(Fleet(mesh(a_model("tiny"))))
     assert [policy.required("tiny", "ann", operation) for operation in Operation] == [None] * len(Operation)
 
 
-def test_a_name_that_several_models_answer_has_the_strongest_of_their_modes() -> None:
+def test_name_with_several_models_has_their_strongest_mode() -> None:
     agent = agent_pb2.Agent(manifest=agent_pb2.AgentManifest(name="critic", pool="pool"))
     ladder = route_pb2.Route(manifest=route_pb2.RouteManifest(name="cheap", candidates=["plain", "pool"]))
     models = (a_model("one", NONE, pool="pool"), a_model("two", KEEP, pool="pool"), a_model("plain"))
@@ -62,7 +62,7 @@ def test_a_name_that_several_models_answer_has_the_strongest_of_their_modes() ->
     assert journal_mode(view, "auto", UNSET) is KEEP
 
 
-def test_a_change_of_the_mesh_counts_from_the_next_request_on() -> None:
+def test_mesh_setting_change_applies_from_the_next_request() -> None:
     fleet = Fleet(mesh(a_model("tiny")))
     policy = JournalPolicy(fleet)
     assert policy.required("tiny", "ann", Operation.CHAT) is None
@@ -72,44 +72,44 @@ def test_a_change_of_the_mesh_counts_from_the_next_request_on() -> None:
     assert policy.required("tiny", "ann", Operation.CHAT) is WhenLeft.KEEP
 
 
-def test_a_tenant_that_is_not_named_has_the_default_tenants_mode() -> None:
+def test_unlisted_tenant_has_the_default_tenant_mode() -> None:
     rules = JournalRules(default_tenant=WAIT, tenants={"ann": UNSET, "bob": NONE})
     policy = JournalPolicy(Fleet(mesh(a_model("tiny"))), rules)
     assert [policy.mode_of("tiny", tenant) for tenant in ("ann", "bob", "eve")] == [NONE, NONE, WAIT]
 
 
 @pytest.mark.parametrize("operation", [Operation.IMAGE, Operation.TRANSCRIPTION, Operation.SPEECH])
-def test_images_and_sound_are_journaled_as_chats_are(operation: Operation) -> None:
+def test_images_and_audio_are_journaled_like_chats(operation: Operation) -> None:
     policy = JournalPolicy(Fleet(mesh(a_model("tiny"), journal=WAIT)))
     assert policy.required("tiny", "ann", operation) is WhenLeft.CANCEL
 
 
-def test_what_must_be_journaled_and_cannot_be_is_refused() -> None:
+def test_request_that_must_but_cannot_be_journaled_is_refused() -> None:
     policy = JournalPolicy(Fleet(mesh(a_model("tiny"), journal=WAIT)))
     with pytest.raises(FieldError, match="a rerank request cannot be") as refused:
         policy.required("tiny", "ann", Operation.RERANK)
     assert (refused.value.reason, refused.value.field) == (Reason.UNSUPPORTED_OPERATION, "model")
 
 
-def test_counting_tokens_is_no_inference_and_is_never_journaled() -> None:
+def test_token_count_is_not_inference_and_never_journaled() -> None:
     policy = JournalPolicy(Fleet(mesh(a_model("tiny", KEEP))))
     assert policy.required("tiny", "ann", Operation.TOKENIZE) is None
 
 
-def test_where_there_are_no_tasks_a_request_that_must_be_one_is_refused() -> None:
+def test_request_that_must_be_journaled_is_refused_without_tasks() -> None:
     policy = JournalPolicy(Fleet(mesh(a_model("tiny", KEEP), a_model("plain"))), is_possible=False)
     assert policy.required("plain", "ann", Operation.CHAT) is None
     with pytest.raises(FieldError, match="send them to the endpoint of the mesh"):
         policy.required("tiny", "ann", Operation.CHAT)
 
 
-def test_a_name_that_only_the_router_can_resolve_is_refused_where_it_may_have_to_be_journaled() -> None:
+def test_name_only_the_router_can_resolve_is_refused_if_it_may_need_journaling() -> None:
     with pytest.raises(FieldError, match="a task needs the name"):
         JournalPolicy(Fleet(mesh(a_model("tiny", KEEP)))).required("auto", "ann", Operation.CHAT)
     assert JournalPolicy(Fleet(mesh(a_model("tiny")))).required("auto", "ann", Operation.CHAT) is None
 
 
-def test_a_mode_of_a_newer_release_demands_as_much_as_there_is() -> None:
+def test_unknown_mode_is_treated_as_the_strongest() -> None:
     manifest = model_pb2.ModelManifest(name="tiny", journal=9)  # type: ignore[arg-type]
     view = apply_watch(FleetView(), WatchResponse(revision=1, snapshot=snapshot(model_pb2.Model(manifest=manifest))))
     assert view.models["tiny"].journal is KEEP

@@ -23,7 +23,7 @@ def _seconds(duration: object) -> float:
     return duration.ToNanoseconds() / 1e9  # type: ignore[attr-defined,no-any-return]  # a protobuf Duration
 
 
-def test_a_completed_request_has_its_waits_apart_its_attempts_and_the_runners_facts() -> None:
+def test_completed_request_has_separate_waits_attempts_and_runner_facts() -> None:
     journey = RequestTrace(CONTEXT, arrived=100.0)
     journey.note_waiting(WaitingInQueue(position=1, reason="busy"), 100.0)
     journey.note_waiting(LoadingModel(stage="loads"), 102.0)
@@ -46,7 +46,7 @@ def test_a_completed_request_has_its_waits_apart_its_attempts_and_the_runners_fa
 
 
 @pytest.mark.parametrize("reason", [Reason.WAKE_FAILED, Reason.CANCELLED, Reason.DEADLINE_EXCEEDED])
-def test_a_request_that_ends_while_its_model_wakes_waited_for_that_and_not_in_the_queue(reason: Reason) -> None:
+def test_request_that_ends_while_its_model_wakes_waited_for_the_wake_and_not_in_queue(reason: Reason) -> None:
     journey = RequestTrace(CONTEXT, arrived=100.0)
     journey.note_waiting(WaitingInQueue(position=1, reason="busy"), 100.0)
     journey.note_waiting(LoadingModel(stage="wakes"), 102.0)
@@ -54,7 +54,7 @@ def test_a_request_that_ends_while_its_model_wakes_waited_for_that_and_not_in_th
     assert [_seconds(receipt.queue_wait), _seconds(receipt.load_wait)] == pytest.approx([2.0, 5.0])
 
 
-def test_what_comes_after_an_attempt_does_not_count_against_the_wait_before_it() -> None:
+def test_time_after_an_attempt_is_not_added_to_the_wait_before_it() -> None:
     journey = RequestTrace(CONTEXT, arrived=100.0)
     journey.note_grant(GRANT, 103.0)
     journey.note_attempt_failed(WeftError(Reason.SERVER_DIED, "it died"), 103.5)
@@ -72,9 +72,7 @@ def test_what_comes_after_an_attempt_does_not_count_against_the_wait_before_it()
         (Reason.CANCELLED, False, receipt_pb2.OUTCOME_CANCELLED),
     ],
 )
-def test_a_request_that_did_not_complete_says_whether_anybody_worked_on_it(
-    reason: Reason, granted: bool, outcome: int
-) -> None:
+def test_incomplete_request_shows_if_a_runner_worked_on_it(reason: Reason, granted: bool, outcome: int) -> None:
     journey = RequestTrace(CONTEXT, arrived=0.0)
     if granted:
         journey.note_grant(GRANT, 1.0)
@@ -97,7 +95,7 @@ def test_a_request_that_did_not_complete_says_whether_anybody_worked_on_it(
         (False, Reason.SERVER_DIED, False),
     ],
 )
-def test_a_receipt_without_a_runners_word_says_what_may_have_left_the_premises(
+def test_receipt_without_runner_facts_shows_if_data_may_have_gone_to_a_remote_provider(
     remote: bool, attempt: Reason, left: bool
 ) -> None:
     journey = RequestTrace(CONTEXT, arrived=0.0)
@@ -106,7 +104,7 @@ def test_a_receipt_without_a_runners_word_says_what_may_have_left_the_premises(
     assert journey.receipt(Reason.CANCELLED, None, 2.0).left_premises is left
 
 
-def test_an_attempt_that_has_answered_has_sent_something_whatever_ends_it() -> None:
+def test_attempt_with_content_went_to_a_remote_provider_regardless_of_its_outcome() -> None:
     journey = RequestTrace(CONTEXT, arrived=0.0)
     journey.note_grant(GRANT, 1.0, remote=True)
     journey.note_first_content(1.5)
@@ -114,7 +112,7 @@ def test_an_attempt_that_has_answered_has_sent_something_whatever_ends_it() -> N
     assert journey.receipt(Reason.TOOL_UNAVAILABLE, None, 2.0).left_premises
 
 
-def test_a_call_of_a_remote_tool_is_remembered_however_the_request_ends() -> None:
+def test_remote_tool_call_is_recorded_regardless_of_the_request_outcome() -> None:
     journey = RequestTrace(CONTEXT, arrived=0.0)
     journey.note_grant(GRANT, 1.0)
     journey.note_tool_calls([event_pb2.InferenceEvent(tool_call=event_pb2.ToolCall(name="clock"))])

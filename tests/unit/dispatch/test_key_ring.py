@@ -34,13 +34,13 @@ def snapshot(*keys: pb.KeyVerifier) -> pb.WatchKeysResponse:
     return pb.WatchKeysResponse(snapshot=pb.KeySnapshot(pepper=b"p", keys=keys))
 
 
-def test_a_snapshot_replaces_everything() -> None:
+def test_snapshot_replaces_every_key() -> None:
     before = KeyRing(pepper=b"earlier", keys={"gone": known("gone")})
     assert apply_watch(before, snapshot(told("a"), told("b"))) == ring_of(known("a"), known("b"))
     assert apply_watch(before, snapshot()) == ring_of()
 
 
-def test_a_change_adds_or_replaces_one_key_and_leaves_the_ring_before_it_alone() -> None:
+def test_change_adds_or_replaces_one_key_without_mutating_the_previous_ring() -> None:
     before = ring_of(known("a"))
     after = apply_watch(before, pb.WatchKeysResponse(changed=told("b")))
     assert after == ring_of(known("a"), known("b"))
@@ -49,17 +49,17 @@ def test_a_change_adds_or_replaces_one_key_and_leaves_the_ring_before_it_alone()
     assert before == ring_of(known("a")), "whoever checks a key by it is not disturbed"
 
 
-def test_a_removal_takes_one_key_away_and_one_that_is_not_there_changes_nothing() -> None:
+def test_removal_drops_one_key_and_ignores_an_unknown_one() -> None:
     before = ring_of(known("a"), known("b"))
     assert apply_watch(before, pb.WatchKeysResponse(removed="a")) == ring_of(known("b"))
     assert apply_watch(before, pb.WatchKeysResponse(removed="c")) == before
 
 
-def test_a_kind_of_step_that_is_not_known_changes_nothing() -> None:
+def test_unknown_change_kind_is_ignored() -> None:
     assert apply_watch(ring_of(known("a")), pb.WatchKeysResponse()) == ring_of(known("a"))
 
 
-def test_times_and_the_secret_before_the_rotation_are_taken_over() -> None:
+def test_times_and_the_previous_secret_are_copied() -> None:
     changed = told("a")
     changed.key.expire_time.CopyFrom(stamp(LATER))
     changed.previous_digest = b"old"
@@ -70,6 +70,6 @@ def test_times_and_the_secret_before_the_rotation_are_taken_over() -> None:
     assert (plain.expires_at, plain.previous_digest, plain.previous_expires_at) == (None, b"", None)
 
 
-def test_a_scope_of_a_newer_registry_allows_nothing_and_spoils_no_other_key() -> None:
+def test_unknown_scope_allows_nothing_and_does_not_affect_other_keys() -> None:
     after = apply_watch(ring_of(), snapshot(told("a", scopes=("future:edit", "models:view")), told("b")))
     assert (after.keys["a"].access, after.keys["b"].access) == (VIEW, VIEW)

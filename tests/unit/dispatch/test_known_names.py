@@ -42,13 +42,13 @@ VIEW = view_of(model("qwen-a", "qwen"), model("laptop", "laptop", active=False),
 
 
 @pytest.mark.parametrize("name", ["qwen-a", "qwen", "laptop", "route/sum"])
-def test_a_name_that_is_configured_is_known_also_while_its_runner_is_away(name: str) -> None:
+def test_configured_name_is_known_while_its_runner_is_offline(name: str) -> None:
     assert name in VIEW.targets
     KnownNames(Fleet(VIEW)).require(name, "model")
 
 
 @pytest.mark.parametrize(("name", "close"), [("qwen-aa", "qwen-a"), ("latop", "laptop"), ("route/sums", "route/sum")])
-def test_a_misspelt_name_is_refused_with_those_that_are_close(name: str, close: str) -> None:
+def test_misspelled_name_is_refused_with_close_matches(name: str, close: str) -> None:
     with pytest.raises(FieldError) as refused:
         KnownNames(Fleet(VIEW)).require(name, "lines[3].spec.model")
     assert (refused.value.reason, refused.value.field) == (Reason.MODEL_NOT_FOUND, "lines[3].spec.model")
@@ -58,7 +58,7 @@ def test_a_misspelt_name_is_refused_with_those_that_are_close(name: str, close: 
     assert "wait_for_model" in refused.value.message
 
 
-def test_a_name_like_no_other_is_named_and_cut_short() -> None:
+def test_name_without_close_matches_is_truncated_in_the_error() -> None:
     assert (
         unknown_target("zzz", ["qwen"]).message
         == "there is no model, pool, agent, route or workflow zzz; there is qwen"
@@ -66,7 +66,7 @@ def test_a_name_like_no_other_is_named_and_cut_short() -> None:
     assert len(unknown_target("x" * 5000, []).message) < 250
 
 
-def test_before_the_mesh_is_known_every_name_passes_and_a_change_of_it_counts_at_once() -> None:
+def test_every_name_passes_before_the_snapshot_and_changes_apply_immediately() -> None:
     fleet = Fleet(view_of(revision=0))
     names = KnownNames(fleet)
     names.require("new", "model")
@@ -97,7 +97,7 @@ SEES = frozenset({Skill.TEXT, Skill.IMAGE})
         ((TEXT_ONLY, TEXT_ONLY), "nobody", False),
     ],
 )
-def test_work_that_no_model_of_a_name_takes_is_refused_when_it_is_submitted(
+def test_unsupported_work_is_refused_at_submission(
     skills: tuple[frozenset[Skill] | None, ...], name: str, is_refused: bool
 ) -> None:
     models = [replace(model(each, "qwen"), skills=known) for each, known in zip("ab", skills, strict=True)]

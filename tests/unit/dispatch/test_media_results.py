@@ -8,7 +8,7 @@ def _part(text: str, **fields: object) -> Frame:
     return [event_pb2.InferenceEvent(transcript=audio_pb2.TranscriptPart(text=text, **fields))]  # type: ignore[arg-type]
 
 
-def test_the_pieces_of_a_transcription_make_one_text_with_what_the_first_of_them_say() -> None:
+def test_transcription_chunks_are_joined_with_the_header_of_the_first() -> None:
     segment = audio_pb2.TranscriptionSegment(start_seconds=1.0, end_seconds=2.5, text=" there")
     whole = collected_transcription(
         [_part(" Hello", language="en", duration_seconds=2.5), _part(" there", segment=segment)]
@@ -17,6 +17,6 @@ def test_the_pieces_of_a_transcription_make_one_text_with_what_the_first_of_them
     assert list(whole.segments) == [segment]
 
 
-def test_a_recording_without_a_word_is_an_empty_transcription_with_its_length() -> None:
+def test_silent_recording_is_an_empty_transcription_with_its_length() -> None:
     whole = collected_transcription([_part("", duration_seconds=4.0)])
     assert (whole.text, whole.duration_seconds, len(whole.segments)) == ("", 4.0, 0)

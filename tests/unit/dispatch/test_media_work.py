@@ -61,20 +61,20 @@ def mp3(seconds: float, kbits: int = 64, *, tag: bytes = b"") -> bytes:
     ],
     ids=["wav", "wav of 48 kHz", "flac", "mp3", "mp3 after a tag"],
 )
-def test_the_length_of_a_recording_is_read_from_its_header(data: bytes, seconds: float) -> None:
+def test_recording_length_is_read_from_its_header(data: bytes, seconds: float) -> None:
     assert recording_seconds(data) == pytest.approx(seconds, rel=0.01)
 
 
-def test_a_recording_without_a_known_header_is_measured_by_its_size() -> None:
+def test_recording_without_a_known_header_is_measured_by_size() -> None:
     assert recording_seconds(b"OggS" + bytes(159_996)) == pytest.approx(160_000 / COMPRESSED_BYTES_PER_SECOND)
     assert recording_seconds(b"") == 0.0
 
 
-def test_a_header_that_claims_a_week_is_believed_as_far_as_any_codec_goes() -> None:
+def test_claimed_recording_length_is_capped_by_codec_limits() -> None:
     assert recording_seconds(flac(7 * 86_400.0, 10_000, rate=8_000)) == 10_000 / MIN_BYTES_PER_SECOND
 
 
-def test_a_header_that_claims_nothing_does_not_make_a_large_file_free() -> None:
+def test_header_with_zero_length_does_not_make_a_large_file_free() -> None:
     liar = bytearray(wav(1.0))
     liar[28:32] = struct.pack("<I", 2**32 - 1)
     assert recording_seconds(bytes(liar) + bytes(60_000_000)) > 9.0
@@ -84,30 +84,30 @@ def test_a_header_that_claims_nothing_does_not_make_a_large_file_free() -> None:
     data=st.binary(max_size=3_000),
     head=st.sampled_from([b"", b"RIFF\0\0\0\0WAVEfmt ", b"fLaC", b"ID3\4\0\0", b"\xff\xfb"]),
 )
-def test_any_bytes_have_a_finite_length(data: bytes, head: bytes) -> None:
+def test_length_is_finite_for_any_bytes(data: bytes, head: bytes) -> None:
     found = recording_seconds(head + data)
     assert 0.0 <= found <= len(head + data) / MIN_BYTES_PER_SECOND
 
 
-def test_an_image_is_its_steps_times_its_megapixels_for_each() -> None:
+def test_image_work_is_steps_times_megapixels_per_image() -> None:
     assert work_of(ImagePayload(size="1000x500", steps=20, count=3)) == pytest.approx(20 * 3 * 0.5)
 
 
-def test_an_image_that_names_nothing_has_usual_steps_and_size() -> None:
+def test_image_without_options_has_default_steps_and_size() -> None:
     assert work_of(ImagePayload(prompt="a lighthouse")) == pytest.approx(DEFAULT_STEPS * 1.048576)
     assert work_of(ImagePayload(size="auto", steps=4)) == pytest.approx(4 * 1.048576)
 
 
-def test_work_is_bounded_whatever_is_asked_for() -> None:
+def test_work_is_bounded_for_any_request() -> None:
     assert work_of(ImagePayload(size="99999x99999", steps=2**31 - 1, count=2**31 - 1)) == MAX_WORK
     assert work_of(ImagePayload(size="1x1", steps=-5, count=-5)) > 0.0
 
 
-def test_speech_is_its_characters() -> None:
+def test_speech_work_is_its_character_count() -> None:
     assert work_of(SpeechPayload(input="The lazy dog.")) == 13.0
 
 
-def test_a_description_has_the_work_of_media_and_none_of_a_chat() -> None:
+def test_media_description_has_media_work_and_no_chat_work() -> None:
     payload = TranscriptionPayload(audio=MediaPart(data=wav(2.0), media_type="audio/wav"))
     assert describe(payload, salt="").work == pytest.approx(2.0, rel=0.02)
     assert describe(ChatPayload(), salt="").work == 0.0

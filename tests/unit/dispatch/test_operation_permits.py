@@ -42,7 +42,7 @@ def refusal(call: Callable[[], object]) -> str:
     return refused.value.message
 
 
-def test_a_permit_is_good_once() -> None:
+def test_permit_is_single_use() -> None:
     one, checks = permit(), gate()
     assert checks.admit(one, Action.LOAD, model="m", now=NOW) == "op-1"
     for later in (NOW, NOW + PERMIT_LIFETIME_SECONDS - 1, NOW + PERMIT_LIFETIME_SECONDS, NOW + 86_400):
@@ -66,14 +66,14 @@ def test_a_permit_is_good_once() -> None:
     ],
     ids=["runner", "life", "key", "no-key", "unload", "flush", "yield", "model", "no-model", "expired"],
 )
-def test_a_permit_is_for_nothing_else_and_the_refusal_says_not_why(
+def test_permit_for_another_use_is_refused_without_a_cause(
     checks: PermitGate, action: Action, model: str, now: float
 ) -> None:
     words = refusal(lambda: checks.admit(permit(), action, model=model, now=now))
     assert words == refusal(lambda: gate().admit(permit_pb2.OperationPermit(), Action.LOAD, model="m", now=NOW))
 
 
-def test_a_permit_that_was_changed_anywhere_is_refused_and_not_used_up() -> None:
+def test_modified_permit_is_refused_and_not_consumed() -> None:
     one, checks = permit(), gate()
     for position in range(len(one.claims)):
         changed = bytearray(one.claims)
@@ -86,14 +86,14 @@ def test_a_permit_that_was_changed_anywhere_is_refused_and_not_used_up() -> None
     checks.admit(one, Action.LOAD, model="m", now=NOW)
 
 
-def test_what_a_router_signs_with_the_same_key_is_no_permit() -> None:
+def test_ticket_signed_with_the_same_key_is_not_a_permit() -> None:
     claims = permit().claims
     for mac in (sign(claims, KEY), hmac.digest(KEY, b"weft" + claims, hashlib.sha256)):
         signed_as_ticket = permit_pb2.OperationPermit(claims=claims, mac=mac)
         refusal(lambda each=signed_as_ticket: gate().admit(each, Action.LOAD, model="m", now=NOW))  # type: ignore[misc]
 
 
-def test_a_flood_is_refused_and_the_memory_of_it_is_bounded_and_ends() -> None:
+def test_flood_is_refused_and_replay_memory_is_bounded_and_expires() -> None:
     checks = gate()
     for _ in range(MAX_REMEMBERED_PERMITS):
         checks.admit(permit(), Action.LOAD, model="m", now=NOW)

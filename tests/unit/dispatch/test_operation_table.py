@@ -29,7 +29,7 @@ def payload_type(spec: OperationSpec[Any, Any]) -> str:
     return name
 
 
-def test_every_operation_has_a_row_a_number_and_a_name() -> None:
+def test_every_operation_has_a_row_number_and_name() -> None:
     assert set(OPERATIONS) == set(Operation)
     numbers = {name.removeprefix("MODEL_OPERATION_"): number for name, number in model_pb2.ModelOperation.items()}
     assert {each.name: each.value for each in Operation} == {name: n for name, n in numbers.items() if n}
@@ -37,7 +37,7 @@ def test_every_operation_has_a_row_a_number_and_a_name() -> None:
 
 
 @EVERY_OPERATION
-def test_both_rpcs_of_an_operation_take_its_payload_and_give_its_result(operation: Operation) -> None:
+def test_both_rpcs_of_an_operation_use_its_payload_and_result(operation: Operation) -> None:
     spec = OPERATIONS[operation]
     runner, router = fields_of(spec.runner_rpc.request), fields_of(spec.router_rpc.request)
     assert runner[spec.payload_field].message_type.full_name == payload_type(spec)
@@ -55,7 +55,7 @@ def test_both_rpcs_of_an_operation_take_its_payload_and_give_its_result(operatio
 @pytest.mark.parametrize(
     "spec", [spec for spec in OPERATIONS.values() if spec.whole], ids=lambda spec: spec.operation.name
 )
-def test_the_unary_method_of_a_streamed_operation_takes_the_same_and_has_a_receipt(
+def test_unary_method_of_a_streamed_operation_takes_the_same_payload_and_has_a_receipt(
     spec: OperationSpec[Any, Any],
 ) -> None:
     assert spec.whole is not None
@@ -68,13 +68,13 @@ def test_the_unary_method_of_a_streamed_operation_takes_the_same_and_has_a_recei
 
 
 @EVERY_OPERATION
-def test_an_operation_is_found_by_its_payload(operation: Operation) -> None:
+def test_operation_is_found_by_its_payload(operation: Operation) -> None:
     payload = fields_of(OPERATIONS[operation].router_rpc.request)["payload"].message_type._concrete_class()
     assert operation_of(payload) is OPERATIONS[operation]
 
 
 @EVERY_OPERATION
-def test_callers_may_call_an_operation_at_the_router_and_only_the_mesh_at_a_runner(operation: Operation) -> None:
+def test_callers_may_call_operations_on_the_router_and_only_the_mesh_on_a_runner(operation: Operation) -> None:
     spec = OPERATIONS[operation]
     public = access_of(spec.router_rpc.path)
     assert public is not None
@@ -83,7 +83,7 @@ def test_callers_may_call_an_operation_at_the_router_and_only_the_mesh_at_a_runn
 
 
 @EVERY_OPERATION
-def test_an_operation_has_a_method_of_engines(operation: Operation) -> None:
+def test_operation_has_an_engine_method(operation: Operation) -> None:
     is_generation = operation in {Operation.CHAT, Operation.COMPLETION}
     assert (operation in ENGINE_METHODS) is not is_generation
     if not is_generation:
@@ -92,7 +92,7 @@ def test_an_operation_has_a_method_of_engines(operation: Operation) -> None:
 
 
 @EVERY_OPERATION
-def test_an_operation_has_an_http_endpoint(operation: Operation) -> None:
+def test_operation_has_an_http_endpoint(operation: Operation) -> None:
     handlers = [route.endpoint for route in routes_of((OPENAI, ANTHROPIC))]
     modules = {inspect.getmodule(getattr(handler, "func", handler)) for handler in handlers}
     assert any(f"Operation.{operation.name}" in inspect.getsource(module) for module in modules if module is not None)

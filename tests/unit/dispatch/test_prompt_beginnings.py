@@ -24,7 +24,7 @@ def _noted(*chats: chat_pb2.ChatPayload, key: bytes = b"k") -> list[receipt_pb2.
     return [beginnings.note(key, "s-1", chat) for chat in chats]
 
 
-def test_a_prompt_that_changes_at_character_79_is_reported_with_the_place_and_the_count() -> None:
+def test_prompt_change_at_character_79_is_reported_with_its_position_and_count() -> None:
     _, first, second = _noted(*(_chat(f"{RULES[:78]}{minute} {RULES}", "hi") for minute in "123"))
     assert first is not None
     assert (first.session, first.change_count, first.request_count) == ("s-1", 1, 2)
@@ -33,7 +33,7 @@ def test_a_prompt_that_changes_at_character_79_is_reported_with_the_place_and_th
     assert (second.change_count, second.request_count) == (2, 3)
 
 
-def test_a_change_far_from_the_beginning_is_found_within_64_characters() -> None:
+def test_late_prompt_change_is_located_within_64_characters() -> None:
     _, change = _noted(_chat(RULES + "monday"), _chat(RULES + "friday"))
     assert change is not None
     assert change.same_character_count < len(RULES) + 1 <= change.end_character <= change.same_character_count + 64
@@ -49,13 +49,13 @@ def test_a_change_far_from_the_beginning_is_found_within_64_characters() -> None
         tuple(_chat(f"x-anthropic-billing-header: cc_version=2.1.37; cch={n};\n\n{RULES}") for n in ("a1b2c", "d3e4f")),
     ],
 )
-def test_a_conversation_another_task_and_a_header_that_is_left_out_change_no_prompt(
+def test_conversation_turn_new_task_and_ignored_header_are_not_prompt_changes(
     chats: tuple[chat_pb2.ChatPayload, ...],
 ) -> None:
     assert not any(_noted(*chats))
 
 
-def test_tools_in_another_order_are_a_change() -> None:
+def test_reordered_tools_are_a_prompt_change() -> None:
     _, change, again = _noted(*(_chat(RULES, tools=tools) for tools in (("a", "b"), ("b", "a"), ("a", "b"))))
     assert change is not None
     assert change.in_tools
@@ -68,7 +68,7 @@ def test_equal_sessions_of_two_tenants_are_not_compared() -> None:
     assert beginnings.note(b"tenant-b", "s", _chat(RULES + "b")) is None
 
 
-def test_sessions_are_bounded_and_no_text_is_kept() -> None:
+def test_sessions_are_bounded_and_no_text_is_stored() -> None:
     beginnings = PromptBeginnings()
     for number in range(MAX_SESSIONS + 10):
         beginnings.note(b"%d" % number, "s", _chat("a secret that nobody may read here"))

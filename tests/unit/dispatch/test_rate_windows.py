@@ -29,7 +29,7 @@ def allows(windows: "RateWindows | FixedWindows", *claims: Claim) -> bool:
     return True
 
 
-async def test_a_window_moves_with_the_clock_it_was_given() -> None:
+async def test_window_slides_with_the_given_clock() -> None:
     clock = FakeClock()
     windows = RateWindows(clock)
     rate = Rate(2, 60)
@@ -44,7 +44,7 @@ async def test_a_window_moves_with_the_clock_it_was_given() -> None:
     assert not allows(windows, claim(rate))
 
 
-async def test_the_refusal_says_limit_remaining_reset_and_how_long_to_wait() -> None:
+async def test_refusal_has_limit_remaining_reset_and_retry_delay() -> None:
     clock = FakeClock()
     windows = RateWindows(clock)
     windows.take([claim(TOKENS, 600)])
@@ -69,7 +69,7 @@ async def test_the_refusal_says_limit_remaining_reset_and_how_long_to_wait() -> 
     assert refused.value.retry_after_seconds == pytest.approx(60), "this one needs the others to leave as well"
 
 
-async def test_all_of_several_rates_are_counted_or_none() -> None:
+async def test_multiple_rates_are_counted_atomically() -> None:
     windows = RateWindows(FakeClock())
     narrow, wide = Rate(1, 1), Rate(100, 60)
     assert allows(windows, claim(wide), claim(narrow))
@@ -79,7 +79,7 @@ async def test_all_of_several_rates_are_counted_or_none() -> None:
     assert refused.value.metadata["remaining"] == "99", "the request that the narrow window refused was not counted"
 
 
-async def test_what_was_estimated_too_high_is_given_back_and_too_low_is_owed() -> None:
+async def test_overestimated_tokens_are_refunded_and_underestimated_ones_are_charged() -> None:
     clock = FakeClock()
     windows = RateWindows(clock)
     counted_at = windows.take([claim(TOKENS, 900)])
@@ -91,7 +91,7 @@ async def test_what_was_estimated_too_high_is_given_back_and_too_low_is_owed() -
     assert allows(windows, claim(TOKENS, 1000))
 
 
-async def test_a_claim_larger_than_its_whole_rate_waits_for_an_empty_window_and_then_owes_the_rest() -> None:
+async def test_claim_above_its_rate_waits_for_an_empty_window_and_owes_the_rest() -> None:
     clock = FakeClock()
     windows = RateWindows(clock)
     windows.take([claim(TOKENS, 1)])
@@ -117,12 +117,12 @@ class FixedWindows:
 
 
 @pytest.mark.parametrize("seed", range(20))
-async def test_no_window_ever_holds_more_than_its_rate(seed: int) -> None:
+async def test_no_window_exceeds_its_rate(seed: int) -> None:
     clock = FakeClock()
     await check_windows(RateWindows(clock), clock, seed)
 
 
-async def test_the_check_of_windows_finds_a_window_that_does_not_move() -> None:
+async def test_window_check_detects_a_window_that_does_not_slide() -> None:
     found = 0
     for seed in range(20):
         clock = FakeClock()
@@ -151,7 +151,7 @@ async def check_windows(windows: RateWindows | FixedWindows, clock: FakeClock, s
     assert taken
 
 
-async def test_keys_beyond_the_bound_share_a_window_and_idle_ones_make_room() -> None:
+async def test_keys_beyond_the_bound_share_a_window_and_idle_keys_are_evicted() -> None:
     clock = FakeClock()
     windows = RateWindows(clock)
     keys = TrackedKeys(windows, [Rate(1, 60)], 2, "t/", clock)
@@ -163,7 +163,7 @@ async def test_keys_beyond_the_bound_share_a_window_and_idle_ones_make_room() ->
     assert len(keys) == 1
 
 
-async def test_a_key_that_owes_for_an_answer_that_ended_late_is_not_forgotten_for_new_names() -> None:
+async def test_key_with_a_late_charge_is_not_evicted_for_new_names() -> None:
     clock = FakeClock()
     windows = RateWindows(clock)
     keys = TrackedKeys(windows, [TOKENS], 1, "t/", clock)
@@ -176,13 +176,13 @@ async def test_a_key_that_owes_for_an_answer_that_ended_late_is_not_forgotten_fo
     assert keys.key_of("b") == "t/b"
 
 
-async def test_a_key_that_was_forgotten_is_not_brought_back_by_a_late_correction() -> None:
+async def test_evicted_key_is_not_restored_by_a_late_correction() -> None:
     windows = RateWindows(FakeClock())
     windows.correct("gone", TOKENS, 5_000, counted_at=0.0)
     assert allows(windows, claim(TOKENS, 1000, key="gone"))
 
 
-async def test_tokens_given_back_after_their_window_are_not_taken_from_later_requests() -> None:
+async def test_refund_after_its_window_does_not_credit_later_requests() -> None:
     clock = FakeClock()
     windows = RateWindows(clock)
     long_ago = windows.take([claim(TOKENS, 900)])
@@ -193,7 +193,7 @@ async def test_tokens_given_back_after_their_window_are_not_taken_from_later_req
     assert allows(windows, claim(TOKENS, 100))
 
 
-async def test_tokens_given_back_free_the_place_that_they_took() -> None:
+async def test_refunded_tokens_free_their_own_place_in_the_window() -> None:
     clock = FakeClock()
     windows = RateWindows(clock)
     early = windows.take([claim(TOKENS, 500)])
@@ -218,12 +218,12 @@ class ForgetfulWindows(RateWindows):
 
 
 @pytest.mark.parametrize("seed", range(20))
-async def test_no_window_holds_more_than_its_rate_when_estimates_are_set_right(seed: int) -> None:
+async def test_no_window_exceeds_its_rate_when_estimates_are_corrected(seed: int) -> None:
     clock = FakeClock()
     await check_corrected_windows(RateWindows(clock), clock, seed)
 
 
-async def test_the_check_of_corrections_finds_those_that_are_taken_from_others() -> None:
+async def test_correction_check_detects_refunds_credited_to_other_requests() -> None:
     found = 0
     for seed in range(20):
         clock = FakeClock()

@@ -53,7 +53,7 @@ def _answered_at_the_second_attempt() -> tuple[RequestTrace, list[Span]]:
     return trace, _spans(trace, Reason.UNSPECIFIED, ended=108.0, part=part)
 
 
-def test_waits_loads_and_attempts_have_the_times_that_they_had() -> None:
+def test_waits_loads_and_attempts_keep_their_times() -> None:
     _, spans = _answered_at_the_second_attempt()
     assert _of(spans, "chat pool") == [(100.0, 108.0, "")]
     assert _of(spans, "weft.queue") == [(100.0, 102.0, "")]
@@ -62,7 +62,7 @@ def test_waits_loads_and_attempts_have_the_times_that_they_had() -> None:
     assert _of(spans, "weft.generate") == [(107.1, 108.0, "")]
 
 
-def test_the_spans_are_one_tree_below_the_edges_span() -> None:
+def test_spans_are_one_tree_below_the_gateway_span() -> None:
     trace, spans = _answered_at_the_second_attempt()
     by_id = {span.context.span_id: span for span in spans}
     assert len(by_id) == len(spans)
@@ -75,7 +75,7 @@ def test_the_spans_are_one_tree_below_the_edges_span() -> None:
     assert all(span.parent_id == request.context.span_id for span in spans[1:] if span is not generation)
 
 
-def test_tokens_are_on_the_request_alone_and_the_engines_times_on_the_generation() -> None:
+def test_tokens_are_only_on_the_request_span_and_engine_times_on_the_generation_span() -> None:
     _, spans = _answered_at_the_second_attempt()
     request, generation = spans[0], spans[-1]
     assert request.attributes["gen_ai.usage.output_tokens"] == 5
@@ -92,7 +92,7 @@ def test_tokens_are_on_the_request_alone_and_the_engines_times_on_the_generation
     }
 
 
-def test_the_work_on_images_and_recordings_is_on_the_request_where_there_was_any() -> None:
+def test_image_and_audio_work_is_on_the_request_span_if_present() -> None:
     trace = RequestTrace(CONTEXT, arrived=0.0)
     trace.note_grant(GRANT, 1.0)
     part = receipt_pb2.Receipt(usage=usage_pb2.Usage(image_steps=20, image_pixels=262_144, audio_milliseconds=1_500))
@@ -107,7 +107,7 @@ def test_the_work_on_images_and_recordings_is_on_the_request_where_there_was_any
     assert not any(name.startswith("weft.usage.") for name in spans[0].attributes)
 
 
-def test_times_that_an_engine_does_not_say_are_left_out() -> None:
+def test_times_missing_from_an_engine_are_omitted() -> None:
     trace = RequestTrace(CONTEXT, arrived=0.0)
     trace.note_grant(GRANT, 1.0)
     part = receipt_pb2.Receipt(engine_timings=timing_pb2.EngineTimings())
@@ -124,7 +124,7 @@ def _generation_of(part: receipt_pb2.Receipt) -> Span:
     return _spans(trace, Reason.UNSPECIFIED, ended=2.0, part=part)[-1]
 
 
-def test_the_share_of_device_time_and_energy_is_on_the_engines_span_where_it_is_known() -> None:
+def test_device_time_and_energy_are_on_the_engine_span_if_known() -> None:
     part = receipt_pb2.Receipt(device_usage=receipt_pb2.DeviceUsage(energy_millijoules=72_000))
     part.device_usage.device_time.FromMilliseconds(840)
     attributes = _generation_of(part).attributes
@@ -134,7 +134,7 @@ def test_the_share_of_device_time_and_energy_is_on_the_engines_span_where_it_is_
     assert not {Attribute.DEVICE_TIME, Attribute.DEVICE_ENERGY} & set(attributes)
 
 
-def test_the_total_time_is_that_in_the_engine_and_that_outside_of_it() -> None:
+def test_total_time_is_the_sum_of_engine_time_and_outside_time() -> None:
     trace = RequestTrace(CONTEXT, arrived=0.0)
     trace.note_grant(GRANT, 1.0)
     part = receipt_pb2.Receipt()
@@ -150,7 +150,7 @@ def test_the_total_time_is_that_in_the_engine_and_that_outside_of_it() -> None:
     assert not unknown.HasField("engine_timings")
 
 
-def test_a_request_that_ends_while_it_waits_ends_its_wait_and_has_no_attempt() -> None:
+def test_request_that_ends_while_queued_ends_its_wait_and_has_no_attempt() -> None:
     trace = RequestTrace(CONTEXT, arrived=0.0)
     trace.note_waiting(WaitingInQueue(position=3, reason="slots"), 0.0)
     spans = _spans(trace, Reason.QUEUE_TIMEOUT, ended=30.0)
@@ -159,7 +159,7 @@ def test_a_request_that_ends_while_it_waits_ends_its_wait_and_has_no_attempt() -
     assert _of(spans, "weft.queue") == [(0.0, 30.0, "")]
 
 
-def test_a_cancelled_request_is_a_cancelled_span_and_so_is_its_attempt() -> None:
+def test_cancelled_request_has_a_cancelled_span_and_attempt() -> None:
     trace = RequestTrace(CONTEXT, arrived=0.0)
     trace.note_grant(GRANT, 1.0)
     spans = _spans(trace, Reason.CANCELLED, ended=2.0)
@@ -167,7 +167,7 @@ def test_a_cancelled_request_is_a_cancelled_span_and_so_is_its_attempt() -> None
     assert spans[0].attributes["weft.outcome"] == "cancelled"
 
 
-def test_periods_of_waiting_are_bounded_and_none_of_the_time_is_lost() -> None:
+def test_wait_periods_are_bounded_and_cover_the_whole_time() -> None:
     trace = RequestTrace(CONTEXT, arrived=0.0)
     for second in range(100):
         kind = LoadingModel(stage="loads") if second % 2 else WaitingInQueue(position=1, reason="slots")
@@ -179,7 +179,7 @@ def test_periods_of_waiting_are_bounded_and_none_of_the_time_is_lost() -> None:
     assert all(before.ended == after.began for before, after in joins)
 
 
-def test_the_name_that_was_asked_for_stays_once_an_agent_is_resolved() -> None:
+def test_requested_name_is_kept_after_an_agent_is_resolved() -> None:
     trace = RequestTrace(replace(CONTEXT, model="agent/reviewer"), arrived=0.0)
     trace.context = replace(trace.context, model="pool", agent="reviewer")
     span = _spans(trace, Reason.UNSPECIFIED, ended=1.0)[0]

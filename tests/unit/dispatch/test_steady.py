@@ -73,7 +73,7 @@ async def _decide(placement: ReconnectingPlacement, clock: FakeClock, seconds: f
     return await deciding
 
 
-async def test_a_request_whose_router_is_lost_is_placed_again_with_its_age_and_what_is_left_of_its_deadline() -> None:
+async def test_request_is_placed_again_with_age_and_remaining_deadline_after_router_loss() -> None:
     clock = FakeClock()
     port = ScriptedPort(WAITING, LOST, GRANT)
     async with ReconnectingPlacement(port, REQUEST, clock, ReconnectConfig(retry_interval_seconds=0.5)) as placement:
@@ -99,7 +99,7 @@ STANDBY = WeftError(Reason.ROUTER_STANDBY, "another router leads")
         ((WAITING, LOST, STANDBY, GRANT), [False, True, True]),
     ],
 )
-async def test_the_next_router_counts_a_request_unless_the_one_that_was_lost_has(
+async def test_next_router_counts_a_request_unless_the_lost_one_did(
     script: tuple[Decision | WeftError, ...], counted: list[bool]
 ) -> None:
     clock = FakeClock()
@@ -117,7 +117,7 @@ async def _until_granted(placement: ReconnectingPlacement) -> None:
         pass
 
 
-async def test_attempts_that_were_granted_before_the_loss_count() -> None:
+async def test_attempts_granted_before_the_loss_count() -> None:
     clock = FakeClock()
     port = ScriptedPort(GRANT, LOST, GRANT)
     async with ReconnectingPlacement(port, REQUEST, clock, ReconnectConfig()) as placement:
@@ -126,7 +126,7 @@ async def test_attempts_that_were_granted_before_the_loss_count() -> None:
     assert [request.attempts_used for request in port.placed] == [0, 1]
 
 
-async def test_an_outage_longer_than_the_limit_ends_the_request() -> None:
+async def test_outage_beyond_the_limit_ends_the_request() -> None:
     clock = FakeClock()
     port = ScriptedPort(*[LOST] * 100)
     async with ReconnectingPlacement(
@@ -139,7 +139,7 @@ async def test_an_outage_longer_than_the_limit_ends_the_request() -> None:
     assert 5 <= len(port.placed) <= 12, "the pauses do not grow"
 
 
-async def test_a_rejection_is_not_an_outage() -> None:
+async def test_rejection_is_not_an_outage() -> None:
     port = ScriptedPort(WeftError(Reason.QUEUE_FULL, "full"))
     async with ReconnectingPlacement(port, REQUEST, FakeClock(), ReconnectConfig()) as placement:
         with pytest.raises(WeftError) as refused:
@@ -171,7 +171,7 @@ class UnreachablePort(FrozenPort):
 SHORT = replace(REQUEST, seconds_left=0.05)
 
 
-async def test_a_frozen_router_does_not_keep_a_request_beyond_its_deadline() -> None:
+async def test_frozen_router_does_not_hold_a_request_beyond_its_deadline() -> None:
     port = FrozenPort()
     async with ReconnectingPlacement(port, SHORT, SystemClock(), ReconnectConfig()) as placement:
         with pytest.raises(WeftError) as caught:
@@ -181,7 +181,7 @@ async def test_a_frozen_router_does_not_keep_a_request_beyond_its_deadline() -> 
     assert port.left == 1
 
 
-async def test_a_router_that_cannot_be_reached_does_not_keep_a_request_beyond_its_deadline() -> None:
+async def test_unreachable_router_does_not_hold_a_request_beyond_its_deadline() -> None:
     port = UnreachablePort()
     with pytest.raises(WeftError) as caught:
         async with ReconnectingPlacement(port, SHORT, SystemClock(), ReconnectConfig()):
@@ -189,9 +189,7 @@ async def test_a_router_that_cannot_be_reached_does_not_keep_a_request_beyond_it
     assert (caught.value.reason, port.left) == (Reason.DEADLINE_EXCEEDED, 1)
 
 
-async def test_a_lost_router_does_not_keep_a_request_beyond_its_deadline_and_the_error_says_that_there_was_none() -> (
-    None
-):
+async def test_lost_router_does_not_hold_a_request_beyond_its_deadline_and_is_reported() -> None:
     port = ScriptedPort(*[LOST] * 100)
     async with ReconnectingPlacement(
         port, SHORT, SystemClock(), ReconnectConfig(retry_interval_seconds=0.01)
@@ -203,7 +201,7 @@ async def test_a_lost_router_does_not_keep_a_request_beyond_its_deadline_and_the
     assert caught.value.metadata == {LACKED_ROUTER: "true"}
 
 
-async def test_a_router_that_answers_and_cannot_place_is_no_lack_of_a_router() -> None:
+async def test_router_that_responds_but_cannot_place_is_not_reported_as_missing() -> None:
     """Such as one that does not know the mesh yet: it is asked again, and what it says stays its own."""
     clock = FakeClock()
     port = ScriptedPort(*[WeftError(Reason.SERVICE_UNAVAILABLE, "the router does not know the mesh yet")] * 100)
@@ -222,7 +220,7 @@ async def test_a_router_that_answers_and_cannot_place_is_no_lack_of_a_router() -
 
 
 @pytest.mark.parametrize("seconds", [1.0, 0.049])
-async def test_the_end_of_a_call_at_its_own_deadline_is_told_as_that_of_the_request(seconds: float) -> None:
+async def test_call_deadline_is_reported_as_the_request_deadline(seconds: float) -> None:
     """One that ended a millisecond before was told in the words of the transport, without the lack of a router."""
     clock = FakeClock()
     port = ScriptedPort(WeftError(Reason.DEADLINE_EXCEEDED, "Deadline Exceeded"))
@@ -239,7 +237,7 @@ def _short_reports(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("_short_reports")
-async def test_a_report_to_a_frozen_router_does_not_hold_up_an_answer_that_is_complete() -> None:
+async def test_report_to_a_frozen_router_does_not_delay_a_complete_answer() -> None:
     async with ReconnectingPlacement(FrozenPort(), REQUEST, SystemClock(), ReconnectConfig()) as placement:
         await placement.report_finished(Reason.UNSPECIFIED)
 
@@ -247,7 +245,7 @@ async def test_a_report_to_a_frozen_router_does_not_hold_up_an_answer_that_is_co
 UNKNOWN = WeftError(Reason.MODEL_NOT_FOUND, "there is no model m")
 
 
-async def test_a_name_that_the_caller_s_side_knows_is_asked_for_again_while_the_router_is_behind() -> None:
+async def test_locally_known_name_is_retried_while_the_router_is_behind() -> None:
     clock = FakeClock()
     port = ScriptedPort(UNKNOWN, UNKNOWN, GRANT)
     config = ReconnectConfig(retry_interval_seconds=0.5)
@@ -256,7 +254,7 @@ async def test_a_name_that_the_caller_s_side_knows_is_asked_for_again_while_the_
     assert len(port.placed) == 3
 
 
-async def test_a_name_that_nobody_knows_is_refused_at_once() -> None:
+async def test_unknown_name_is_refused_immediately() -> None:
     port = ScriptedPort(UNKNOWN)
     async with ReconnectingPlacement(port, REQUEST, FakeClock(), ReconnectConfig(), knows=lambda _: False) as placement:
         with pytest.raises(WeftError, match="there is no model m"):
@@ -264,7 +262,7 @@ async def test_a_name_that_nobody_knows_is_refused_at_once() -> None:
     assert len(port.placed) == 1
 
 
-async def test_a_router_that_stays_behind_is_believed_after_the_limit() -> None:
+async def test_router_that_stays_behind_is_trusted_after_the_limit() -> None:
     clock = FakeClock()
     port = ScriptedPort(*[UNKNOWN] * 100)
     async with ReconnectingPlacement(port, REQUEST, clock, ReconnectConfig(), knows=lambda _: True) as placement:
@@ -292,9 +290,7 @@ DONE = receipt_pb2.Receipt(request_id="r", outcome=receipt_pb2.OUTCOME_COMPLETED
 
 
 @pytest.mark.parametrize("hears", [True, False])
-async def test_an_end_that_its_router_does_not_hear_is_handed_over_once_with_the_arrival_of_the_request(
-    *, hears: bool
-) -> None:
+async def test_end_missed_by_its_router_is_handed_over_once_with_the_arrival_time(*, hears: bool) -> None:
     clock, ends, port = FakeClock(), Ends(), ScriptedPort(GRANT)
     port.hears = hears
     arrived = clock.monotonic() - REQUEST.age_seconds
@@ -307,7 +303,7 @@ async def test_an_end_that_its_router_does_not_hear_is_handed_over_once_with_the
 
 
 @pytest.mark.usefixtures("_short_reports")
-async def test_an_end_whose_report_takes_too_long_or_is_cut_short_is_handed_over() -> None:
+async def test_end_with_a_slow_or_interrupted_report_is_handed_over() -> None:
     ends = Ends()
     async with ReconnectingPlacement(FrozenPort(), SHORT, SystemClock(), ReconnectConfig(), ends=ends) as placement:
         assert not await placement.report_finished(Reason.UNSPECIFIED, DONE)
@@ -321,7 +317,7 @@ async def test_an_end_whose_report_takes_too_long_or_is_cut_short_is_handed_over
     assert len(ends.sent) == 2
 
 
-async def test_an_end_of_which_nothing_is_known_is_not_handed_over() -> None:
+async def test_cancellation_without_facts_is_not_handed_over() -> None:
     ends, port = Ends(), ScriptedPort(GRANT)
     port.hears = False
     async with ReconnectingPlacement(port, REQUEST, FakeClock(), ReconnectConfig(), ends=ends) as placement:

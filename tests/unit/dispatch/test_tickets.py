@@ -43,18 +43,18 @@ def _refusal(gate: TicketGate, ticket: ticket_pb2.Ticket, now: float = NOW) -> R
     return refused.value.reason
 
 
-def test_a_good_ticket_gives_its_permit() -> None:
+def test_valid_ticket_yields_its_permit() -> None:
     permit = _gate().admit(_ticket(allow_remote=True), now=NOW)
     assert (permit.request_id, permit.model, permit.attempt, permit.allow_remote) == ("r1", "m", 1, True)
 
 
-def test_a_ticket_passes_once() -> None:
+def test_ticket_is_accepted_once() -> None:
     gate = _gate()
     gate.admit(_ticket(), now=NOW)
     assert _refusal(gate, _ticket()) is Reason.TICKET_INVALID
 
 
-def test_the_same_request_id_with_a_new_ticket_passes() -> None:
+def test_same_request_id_with_a_new_ticket_is_accepted() -> None:
     """Callers choose request ids and may choose one twice."""
     gate = _gate()
     gate.admit(_ticket(), now=NOW)
@@ -71,11 +71,11 @@ def test_the_same_request_id_with_a_new_ticket_passes() -> None:
         ticket_pb2.Ticket(claims=b"\xff\xff\xff", mac=sign(b"\xff\xff\xfe", KEY)),
     ],
 )
-def test_a_ticket_for_somebody_else_or_with_a_wrong_code_is_refused(ticket: ticket_pb2.Ticket) -> None:
+def test_ticket_for_another_runner_or_with_a_wrong_code_is_refused(ticket: ticket_pb2.Ticket) -> None:
     assert _refusal(_gate(), ticket) is Reason.TICKET_INVALID
 
 
-def test_changed_claims_break_the_code() -> None:
+def test_modified_claims_invalidate_the_code() -> None:
     ticket = _ticket()
     claims = ticket_pb2.TicketClaims.FromString(ticket.claims)
     claims.allow_remote = True
@@ -84,7 +84,7 @@ def test_changed_claims_break_the_code() -> None:
     )
 
 
-def test_an_expired_ticket_is_refused_and_a_minute_later_its_memory_is_gone() -> None:
+def test_expired_ticket_is_refused_and_forgotten_a_minute_later() -> None:
     gate = _gate()
     assert _refusal(gate, _ticket(), now=NOW + 30) is Reason.TICKET_EXPIRED
     for number in range(5):
@@ -93,7 +93,7 @@ def test_an_expired_ticket_is_refused_and_a_minute_later_its_memory_is_gone() ->
     assert len(gate._used) == 1
 
 
-def test_without_a_session_nothing_is_admitted() -> None:
+def test_ticket_is_refused_without_a_session() -> None:
     gate = TicketGate(runner="local", incarnation="run-1")
     assert _refusal(gate, _ticket(key=b"")) is Reason.BACKEND_NOT_READY, (
         "the ticket may be good, and callers may come again"

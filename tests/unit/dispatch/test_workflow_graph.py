@@ -57,7 +57,7 @@ def filled(found: workflow_pb2.Workflow, payload: image_pb2.ImagePayload) -> dic
     return filled_graph(found, input_values(found, payload).values, lambda file: f"upload-{file.index}.png")
 
 
-def test_a_workflow_has_its_sources_set_and_its_json_without_spaces() -> None:
+def test_workflow_sets_input_sources_and_compacts_its_json() -> None:
     found = canonical(SEED, IMAGE, SAMPLER)
     words = [workflow_pb2.WorkflowSource.Name(each.source) for each in found.inputs]
     assert words == ["WORKFLOW_SOURCE_SEED", "WORKFLOW_SOURCE_IMAGE", "WORKFLOW_SOURCE_EXTRA"]
@@ -86,7 +86,7 @@ def test_a_workflow_has_its_sources_set_and_its_json_without_spaces() -> None:
         ([SAMPLER | {"name": "model"}], "inputs[0].name", "field of every request"),
     ],
 )
-def test_a_wrong_input_is_refused_and_its_field_named(inputs: list[dict[str, Any]], field: str, words: str) -> None:
+def test_invalid_input_error_names_its_field(inputs: list[dict[str, Any]], field: str, words: str) -> None:
     error = refused(workflow(*inputs))
     assert error.field == f"workflow.{field}"
     assert words in error.message
@@ -106,13 +106,13 @@ def test_a_wrong_input_is_refused_and_its_field_named(inputs: list[dict[str, Any
         ({"1": {"class_type": "A", "inputs": {"x": "y" * 300_000}}}, "bytes"),
     ],
 )
-def test_a_graph_that_is_none_is_refused(graph: Any, words: str) -> None:
+def test_invalid_graph_is_refused(graph: Any, words: str) -> None:
     error = refused(workflow(graph=graph, outputs=("1",)))
     assert error.field == "workflow.graph"
     assert words in error.message
 
 
-def test_a_deeply_nested_graph_is_refused() -> None:
+def test_deeply_nested_graph_is_refused() -> None:
     deep: Any = 1
     for _ in range(40):
         deep = {"x": deep}
@@ -121,11 +121,11 @@ def test_a_deeply_nested_graph_is_refused() -> None:
     )
 
 
-def test_an_output_that_is_no_node_is_refused() -> None:
+def test_output_that_is_not_a_node_is_refused() -> None:
     assert refused(workflow(outputs=("8",))).field == "workflow.outputs[0]"
 
 
-def test_a_request_sets_its_inputs_and_leaves_the_rest_of_the_graph() -> None:
+def test_request_sets_its_inputs_and_keeps_the_rest_of_the_graph() -> None:
     found = canonical(PROMPT, STEPS, *SIDES, SEED, SAMPLER)
     extra = to_json_object({"sampler": "ddim"}, "extra")
     payload = image_pb2.ImagePayload(prompt="a sea", size="128x256", steps=9, seed=3, extra_parameters=extra)
@@ -135,7 +135,7 @@ def test_a_request_sets_its_inputs_and_leaves_the_rest_of_the_graph() -> None:
     assert json.loads(found.graph) == GRAPH, "the workflow itself is never changed"
 
 
-def test_what_a_request_leaves_out_is_the_default_or_as_in_the_graph() -> None:
+def test_omitted_input_uses_its_default_or_the_graph_value() -> None:
     found = canonical(STEPS | {"default": 2}, SAMPLER)
     graph = filled(found, image_pb2.ImagePayload())
     assert (graph["3"]["inputs"]["steps"], graph["3"]["inputs"]["name"]) == (2, "euler")
@@ -155,20 +155,20 @@ def test_what_a_request_leaves_out_is_the_default_or_as_in_the_graph() -> None:
         (image_pb2.ImagePayload(images=[chat_pb2.MediaPart(data=b"x")]), "payload.images[0]"),
     ],
 )
-def test_a_value_beyond_its_limits_is_refused_and_its_field_named(payload: image_pb2.ImagePayload, field: str) -> None:
+def test_out_of_range_value_error_names_its_field(payload: image_pb2.ImagePayload, field: str) -> None:
     with pytest.raises(FieldError) as caught:
         input_values(canonical(PROMPT, STEPS, *SIDES, SAMPLER), payload, name="turbo")
     assert caught.value.field == field
 
 
-def test_a_missing_image_and_a_missing_required_input_are_refused() -> None:
+def test_missing_image_or_required_input_is_refused() -> None:
     for found, field in ((canonical(IMAGE), "payload.images[0]"), (canonical(PROMPT | {"required": True}), "prompt")):
         with pytest.raises(FieldError, match="needs it") as caught:
             input_values(found, image_pb2.ImagePayload())
         assert field in caught.value.field
 
 
-def test_images_are_taken_in_their_order_and_mask_apart() -> None:
+def test_images_are_used_in_order_and_mask_separately() -> None:
     graph = copy.deepcopy(GRAPH)
     graph["4"]["inputs"] |= {"second": "y.png", "mask": "z.png"}
     second = {"name": "second", "type": "image", "node": "4", "input": "second"}
@@ -180,26 +180,26 @@ def test_images_are_taken_in_their_order_and_mask_apart() -> None:
     assert (inputs["image"], inputs["second"], inputs["mask"]) == ("upload-0.png", "upload-1.png", "upload--1.png")
 
 
-def test_what_no_input_takes_is_named_as_ignored() -> None:
+def test_unused_fields_are_reported_as_ignored() -> None:
     extra = to_json_object({"lora": "x"}, "extra")
     values = input_values(canonical(PROMPT), image_pb2.ImagePayload(prompt="x", guidance=2.0, extra_parameters=extra))
     assert values.ignored == ("guidance", "lora")
 
 
-def test_each_further_image_has_the_next_seed_within_its_range() -> None:
+def test_each_further_image_has_the_next_seed_within_range() -> None:
     found = canonical(SEED | {"minimum": 10, "maximum": 12})
     values = input_values(found, image_pb2.ImagePayload(seed=12))
     assert [first_seed(found, with_seed(found, values, index, 0)) for index in range(3)] == [12, 10, 11]
 
 
-def test_an_open_seed_is_the_one_that_is_drawn() -> None:
+def test_unset_seed_uses_the_drawn_one() -> None:
     found = canonical(SEED)
     values = input_values(found, image_pb2.ImagePayload())
     assert values.seed_inputs == ("seed",)
     assert with_seed(found, values, 1, 41) == {"seed": 42}
 
 
-def test_the_steps_of_a_graph_are_those_of_all_its_samplers() -> None:
+def test_graph_steps_are_the_sum_of_all_its_samplers() -> None:
     graph = copy.deepcopy(GRAPH)
     graph["5"] = {"class_type": "KSampler", "inputs": {"steps": 6}}
     graph["6"] = {"class_type": "KSampler", "inputs": {"steps": ["5", 0]}}

@@ -31,42 +31,42 @@ def context(model: str = "workflow/turbo", operation: Operation = Operation.IMAG
     return RequestContext(request_id="req-1", traceparent="", tenant="t", model=model, operation=operation)
 
 
-def test_a_request_for_a_workflow_becomes_one_for_its_model_with_the_graph() -> None:
+def test_workflow_request_becomes_a_model_request_with_the_graph() -> None:
     found = resolve_workflow(view(), context(), image_pb2.ImagePayload(steps=8))
     assert found is not None
     assert (found.context.model, found.workflow.graph) == ("pictures", GRAPH)
 
 
-def test_a_request_for_a_model_is_left_alone() -> None:
+def test_model_request_is_unchanged() -> None:
     assert resolve_workflow(view(), context("comfy"), image_pb2.ImagePayload()) is None
 
 
-def test_a_value_beyond_its_limits_is_refused_before_the_request_waits() -> None:
+def test_out_of_range_value_is_refused_before_the_request_is_queued() -> None:
     with pytest.raises(FieldError, match="from"):
         resolve_workflow(view(), context(), image_pb2.ImagePayload(steps=9))
 
 
-def test_an_unknown_workflow_and_one_without_its_model_are_not_found() -> None:
+def test_unknown_workflow_or_one_without_its_model_is_not_found() -> None:
     for seen, words in ((view(workflows={}), "there is no workflow turbo"), (view(models={}), "run by pictures")):
         with pytest.raises(WeftError, match=words) as caught:
             resolve_workflow(seen, context(), image_pb2.ImagePayload())
         assert caught.value.reason is Reason.MODEL_NOT_FOUND
 
 
-def test_nothing_is_known_before_the_first_snapshot() -> None:
+def test_no_workflow_is_known_before_the_first_snapshot() -> None:
     with pytest.raises(WeftError) as caught:
         resolve_workflow(FleetView(), context(), image_pb2.ImagePayload())
     assert caught.value.reason is Reason.SERVICE_UNAVAILABLE
 
 
-def test_a_workflow_answers_requests_for_images_only() -> None:
+def test_workflow_accepts_image_requests_only() -> None:
     require_images(context())
     with pytest.raises(WeftError) as caught:
         require_images(context(operation=Operation.CHAT))
     assert caught.value.reason is Reason.UNSUPPORTED_OPERATION
 
 
-def test_workflows_are_among_the_names_of_requests_and_rights_are_by_their_bare_name() -> None:
+def test_workflows_are_requestable_names_and_permissions_use_their_bare_names() -> None:
     assert "workflow/turbo" in view().targets
     assert name_asked_for("workflow/turbo") == "turbo"
     assert require_model_name("workflow/turbo", "model") == "workflow/turbo"

@@ -9,12 +9,12 @@ MAX_UNCHECKED = 4
 
 
 @pytest.mark.parametrize("page", pages(), ids=lambda page: str(page.relative_to(ROOT)))
-def test_the_blocks_of_a_page_are_good(page: Path, tmp_path: Path) -> None:
+def test_code_blocks_of_a_page_are_valid(page: Path, tmp_path: Path) -> None:
     found = {block.line: faults(block, tmp_path) for block in blocks(page.read_text("utf-8")) if not block.unchecked}
     assert {line: wrong for line, wrong in found.items() if wrong} == {}
 
 
-def test_few_blocks_are_left_unchecked() -> None:
+def test_few_blocks_are_unchecked() -> None:
     found = [block for page in pages() for block in blocks(page.read_text("utf-8")) if block.unchecked]
     assert len(found) <= MAX_UNCHECKED
     assert all(len(block.unchecked.split()) >= 4 for block in found)
@@ -48,14 +48,14 @@ def test_few_blocks_are_left_unchecked() -> None:
         ("rust", "fn f() {}", "nothing checks rust"),
     ],
 )
-def test_a_wrong_block_is_found(language: str, text: str, words: str, tmp_path: Path) -> None:
+def test_invalid_block_is_detected(language: str, text: str, words: str, tmp_path: Path) -> None:
     """The control."""
     (block,) = blocks(f"a\n\n```{language}\n{text}\n```\n")
     (wrong,) = faults(block, tmp_path)
     assert words in wrong
 
 
-def test_a_block_is_left_unchecked_with_a_reason_before_it() -> None:
+def test_unchecked_block_has_a_preceding_reason() -> None:
     page = "a\n\n<!-- unchecked: a file of LLM -->\n```yaml\na: 1\n```\n\n  ```json\n  {}\n  ```\n"
     assert list(blocks(page)) == [
         Block(line=5, language="yaml", text="a: 1\n", unchecked="a file of LLM"),

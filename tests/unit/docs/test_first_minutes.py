@@ -30,17 +30,17 @@ def _shown() -> str:
     return "\n".join(lines[number].rstrip() for number in sorted(lines))
 
 
-def test_the_picture_shows_the_commands_of_the_recording_with_their_time() -> None:
+def test_picture_shows_the_recorded_commands_with_their_times() -> None:
     found = re.findall(r"^\$ (.*?) +# \d+\.\d s$", _shown(), re.MULTILINE)
     assert tuple(found) == _recording().COMMANDS
 
 
-def test_the_picture_shows_a_receipt_and_no_folder_of_the_machine_that_drew_it() -> None:
+def test_picture_shows_a_receipt_and_no_local_path() -> None:
     shown = _shown()
     assert "Outcome:      completed" in shown
     assert not re.search(r"/(tmp|home|root|work)/", shown)
 
 
-def test_the_picture_loads_nothing() -> None:
+def test_picture_loads_no_resources() -> None:
     links = re.findall(r"(?:href|src|url)\W+https?://[^\"' )]+", PICTURE.read_text("utf-8"))
     assert links == []

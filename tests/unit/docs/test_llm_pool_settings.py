@@ -72,19 +72,19 @@ def _exists(name: str, schema: dict[str, Any]) -> bool:
     return all(field in parts[kind]["properties"] for kind in kinds)
 
 
-def test_each_setting_of_such_a_pool_has_one_row() -> None:
+def test_each_llm_pool_setting_has_one_row() -> None:
     named = [name for name, _, _ in _rows()]
     assert len(named) == len(set(named))
     assert set(named) == SETTINGS
 
 
-def test_a_row_names_a_setting_that_exists_or_says_why_there_is_none() -> None:
+def test_row_names_an_existing_setting_or_explains_why_there_is_none() -> None:
     found = schema()
     for name, here, note in _rows():
         assert _exists(here, found) if here else note.strip(), name
 
 
-def test_each_environment_variable_of_such_a_pool_names_a_file_here(tmp_path: Path) -> None:
+def test_each_llm_pool_environment_variable_names_a_file_here(tmp_path: Path) -> None:
     files = {}
     for name in (name for name, _, _ in _rows() if name.startswith("LLM_POOL_")):
         files[name] = tmp_path / f"{name}.yaml"
@@ -94,6 +94,6 @@ def test_each_environment_variable_of_such_a_pool_names_a_file_here(tmp_path: Pa
 
 
 @pytest.mark.parametrize("name", ["model.path", "runner.nothing", "file.log.nothing", "vllm.gguf_n_ctx"])
-def test_a_name_that_is_no_setting_is_found(name: str) -> None:
+def test_unknown_setting_name_is_detected(name: str) -> None:
     """The control."""
     assert not _exists(name, schema())

@@ -18,14 +18,14 @@ def events() -> dict[str, Any]:
     return found
 
 
-def test_the_table_has_the_events_that_the_code_logs(events: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_table_lists_the_events_that_the_code_logs(events: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(log_events, "events_of", lambda _: events)
     page = log_events.page()
     assert len(events) > 100
     assert [name for name in events if f"| {name.replace('|', ' ')} |" not in page] == []
 
 
-def test_an_event_that_is_not_documented_is_found() -> None:
+def test_undocumented_event_is_detected() -> None:
     """The control: a call with its level, its component and its fields, and one of another object, which is none."""
     source = 'log = get_logger("weft.x")\nlog.exception("it broke", model=1)\nother.info("not ours")\n'
     (name, event), *more = log_events.events_of([source]).items()
@@ -33,6 +33,6 @@ def test_an_event_that_is_not_documented_is_found() -> None:
     assert (name, event.levels, event.components, event.fields) == ("it broke", {"error"}, {"weft.x"}, {"model"})
 
 
-def test_no_field_of_an_event_replaces_one_that_every_line_has(events: dict[str, Any]) -> None:
+def test_event_fields_do_not_shadow_common_fields(events: dict[str, Any]) -> None:
     taken = {"timestamp", "level", "service", "component", "event"}
     assert {name for name, event in events.items() if event.fields & taken} == set()

@@ -29,6 +29,6 @@ def test_each_answer_exists_and_its_path_contains_the_noun_of_the_question() -> 
     assert wrong == []
 
 
-def test_a_path_without_the_noun_is_found() -> None:
+def test_path_without_the_noun_is_detected() -> None:
     """The control: an answer that a newcomer would not have looked for."""
     assert not _contains("registry_svc/mesh/roster.py", "heartbeat")

@@ -6,21 +6,21 @@ import pytest
 from page_links import INDEX, ROOT, is_broken, links, pages
 
 
-def test_every_link_leads_to_a_file_and_a_heading() -> None:
+def test_every_link_resolves_to_a_file_and_a_heading() -> None:
     broken = [
         f"{page.relative_to(ROOT)}: {target}" for page in pages() for target in links(page) if is_broken(page, target)
     ]
     assert broken == []
 
 
-def test_the_index_has_every_page_of_docs_once() -> None:
+def test_index_lists_every_docs_page_once() -> None:
     listed = [target for target in links(INDEX) if not target.startswith(("..", "reference/"))]
     there = {page.name for page in INDEX.parent.glob("*.md")} - {INDEX.name} | {"decisions/README.md"}
     assert sorted(listed) == sorted(there), "docs/README.md lists every page of docs, in the section of its readers"
 
 
 @pytest.mark.parametrize("target", ["gone.md", "here.md#no-such-heading", "#no-such-heading", "folder/"])
-def test_a_link_to_nothing_is_found(tmp_path: Path, target: str) -> None:
+def test_broken_link_is_detected(tmp_path: Path, target: str) -> None:
     """The control."""
     page = tmp_path / "page.md"
     page.write_text(f"# A `page`, with words\n\n[text]({target}) and `[code](not-a-link.md)`\n")

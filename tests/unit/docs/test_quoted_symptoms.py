@@ -19,13 +19,13 @@ def _is_printed(words: str) -> bool:
     return any(words in file.read_text("utf-8") for file in files)
 
 
-def test_quoted_symptoms_are_messages_of_weft() -> None:
+def test_quoted_symptoms_are_weft_messages() -> None:
     quoted = [found["text"] for found in _QUOTED.finditer((ROOT / "docs" / "trouble.md").read_text("utf-8"))]
     assert len(quoted) >= 4
     assert [text for text in quoted if not _is_printed(_fixed_words(text))] == []
 
 
-def test_a_message_that_weft_does_not_print_is_found() -> None:
+def test_message_that_weft_does_not_print_is_detected() -> None:
     """The control."""
     assert _fixed_words("no such thing runs on ~/.weft, 3 times") == "no such thing runs on"
     assert not _is_printed(_fixed_words("no such thing runs on ~/.weft, 3 times"))

@@ -8,7 +8,7 @@ from weft.kernel.reasons import Reason
 from weft_app.cli.main import COMMANDS
 
 
-def test_every_reason_has_its_meaning_and_codes() -> None:
+def test_every_reason_has_a_meaning_and_codes() -> None:
     page = errors.page()
     assert [reason.name for reason in list(Reason)[1:] if f"| `{reason.name.lower()}` |" not in page] == []
     assert (
@@ -22,7 +22,7 @@ def test_every_command_has_a_section() -> None:
     assert "### weft keys create\n" in page
 
 
-def test_every_parameter_of_an_engine_has_a_row() -> None:
+def test_every_engine_parameter_has_a_row() -> None:
     page = parameters.page()
     names = {name for runtime in built_in() for name in runtime.parameters.allowed}
     assert [name for name in names if f"| `{name}` |" not in page] == []
@@ -39,5 +39,5 @@ def test_every_parameter_of_an_engine_has_a_row() -> None:
         ('_M = ("model",)\npage.count("weft_a", "The a of it.", (*_M, "reason"), ())', ("weft_a", ("model", "reason"))),
     ],
 )
-def test_a_metric_is_found_with_its_labels(source: str, found: tuple[str, tuple[str, ...]]) -> None:
+def test_metric_is_found_with_its_labels(source: str, found: tuple[str, tuple[str, ...]]) -> None:
     assert [(each.name, each.labels) for each in metrics.metrics_of(source)] == [found]

@@ -35,14 +35,14 @@ def test_each_station_is_a_module_that_defines_the_name_beside_it() -> None:
     assert [station for station in stations if not _is_defined(*station)] == []
 
 
-def test_each_call_between_processes_carries_a_message_of_the_contracts() -> None:
+def test_each_call_between_processes_uses_a_contract_message() -> None:
     protos = "".join(path.read_text("utf-8") for path in (ROOT / "protos").rglob("*.proto"))
     messages = {found["message"] for title in WALKS for found in _CALL.finditer(_walk(title))}
     assert len(messages) >= 10
     assert {message for message in messages if not re.search(rf"\bmessage {message} ", protos)} == set()
 
 
-def test_a_station_that_does_not_exist_is_found() -> None:
+def test_missing_station_is_detected() -> None:
     """The control: a module that has gone, and a name that its module does not define."""
     assert not _is_defined("registry_svc/mesh/roster.py", "Roster")
     assert not _is_defined("router_svc/loop.py", "Roster")

@@ -32,12 +32,12 @@ def _texts(source: str) -> Iterator[tuple[int, str]]:
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_a_page_says_hibernating(page: str) -> None:
+def test_page_uses_the_word_hibernating(page: str) -> None:
     text = " ".join((ROOT / page).read_text("utf-8").split())
     assert _wrong(text) == []
 
 
-def test_what_is_printed_says_hibernating() -> None:
+def test_printed_text_uses_the_word_hibernating() -> None:
     found = [
         f"{file.relative_to(ROOT)}:{line}: {text}"
         for folder in TEXTS
@@ -49,7 +49,7 @@ def test_what_is_printed_says_hibernating() -> None:
     assert found == []
 
 
-def test_comments_of_the_contract_say_hibernating() -> None:
+def test_contract_comments_use_the_word_hibernating() -> None:
     comments = {
         file.name: " ".join(re.findall(r"//(.*)", file.read_text("utf-8")))
         for file in (ROOT / "protos").rglob("*.proto")
@@ -57,7 +57,7 @@ def test_comments_of_the_contract_say_hibernating() -> None:
     assert {name: _wrong(text) for name, text in comments.items() if _wrong(text)} == {}
 
 
-def test_the_check_finds_another_word() -> None:
+def test_check_detects_another_word() -> None:
     assert _wrong("the model is asleep, and `start_asleep` says so") == ["asleep"]
     assert _wrong("the sleeping host of a hibernating model") == []
     assert list(_texts('"""asleep"""\nX = "asleep on box"')) == [(2, "asleep on box")]

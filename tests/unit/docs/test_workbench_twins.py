@@ -63,13 +63,13 @@ def rows() -> list[tuple[str, str, str]]:
 CALLS = [call for path in sorted((FOLDER / "app").rglob("*.js")) for call in calls_of(path.read_text(), path.name)]
 
 
-def test_the_page_names_endpoints_of_the_public_api_alone() -> None:
+def test_page_uses_public_api_endpoints_only() -> None:
     assert CALLS
     unknown = [call for call in CALLS if not call.endpoints()]
     assert not unknown, "no endpoint of the gateway has this method and path"
 
 
-def test_whatever_the_page_changes_is_in_the_table_of_calls_and_commands() -> None:
+def test_every_change_made_by_the_page_is_in_the_table_of_calls_and_commands() -> None:
     listed = {(method, path) for method, path, _ in rows()}
     changing = {call: {each for each in call.endpoints() if each[0] not in ("GET", "HEAD")} for call in CALLS}
     missing = [call for call, endpoints in changing.items() if endpoints and not endpoints & listed]
@@ -77,7 +77,7 @@ def test_whatever_the_page_changes_is_in_the_table_of_calls_and_commands() -> No
 
 
 @pytest.mark.parametrize(("method", "path", "command"), rows())
-def test_every_row_of_the_table_is_an_endpoint_and_a_command(method: str, path: str, command: str) -> None:
+def test_every_table_row_is_an_endpoint_and_a_command(method: str, path: str, command: str) -> None:
     assert (method, path) in _ENDPOINTS
     name, *words = command.split()
     assert name in COMMANDS
@@ -88,7 +88,7 @@ def test_every_row_of_the_table_is_an_endpoint_and_a_command(method: str, path: 
     assert {word for word in words if word.startswith("--")} <= options
 
 
-def test_a_path_that_no_endpoint_has_is_found() -> None:
+def test_path_without_an_endpoint_is_detected() -> None:
     """The negative control of the checks above."""
     wrong = calls_of("get(`/v1/admin/nothing/${segment(name)}`); post('x'); post(\"/v1/admin/models\")")
     assert [bool(call.endpoints()) for call in wrong] == [False, True]
@@ -98,7 +98,7 @@ def test_a_path_that_no_endpoint_has_is_found() -> None:
     assert not calls_of('put("/v1/admin/pulls", {})')[0].endpoints()
 
 
-def test_the_roles_of_the_page_are_those_of_the_command_line() -> None:
+def test_page_roles_match_the_command_line_roles() -> None:
     text = (FOLDER / "app" / "pages" / "settings_keys.js").read_text()
     found = {
         name: tuple(re.findall(r'"([^"]+)"', scopes))

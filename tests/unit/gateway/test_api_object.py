@@ -21,7 +21,7 @@ class Shown(BaseModel):
     result: str | None = None
 
 
-def test_members_have_the_fields_that_they_show_and_null_where_one_is_empty() -> None:
+def test_members_have_the_fields_they_show_and_null_for_empty_ones() -> None:
     task = task_pb2.Task(id="t", create_time=Timestamp(seconds=7, nanos=999_999_999))
     assert object_json(Shown, task, state="new") == {
         "object": "shown",
@@ -34,18 +34,18 @@ def test_members_have_the_fields_that_they_show_and_null_where_one_is_empty() ->
     }
 
 
-def test_a_time_in_a_string_is_utc_to_the_millisecond_and_not_rounded_up() -> None:
+def test_time_string_is_utc_in_milliseconds_and_not_rounded_up() -> None:
     task = task_pb2.Task(start_time=Timestamp(seconds=1_700_000_000, nanos=1_999_999))
     assert object_json(Shown, task, state="new")["began_at"] == "2023-11-14T22:13:20.001Z"
 
 
-def test_members_are_in_the_order_of_the_schema_and_one_with_a_default_is_left_out_unless_given() -> None:
+def test_members_follow_schema_order_and_omit_unset_defaults() -> None:
     required = ["object", "id", "detail", "model", "made_at", "began_at", "state"]
     assert list(object_json(Shown, task_pb2.Task(), state="")) == required
     assert list(object_json(Shown, task_pb2.Task(), state="", result="done")) == [*required, "result"]
 
 
-def test_an_empty_map_is_null_and_another_one_an_object() -> None:
+def test_empty_map_is_null_and_another_map_is_an_object() -> None:
     class WithMap(BaseModel):
         metadata: dict[str, str] | None
 
@@ -53,7 +53,7 @@ def test_an_empty_map_is_null_and_another_one_an_object() -> None:
     assert object_json(WithMap, batch_service_pb2.Batch(metadata={"a": "b"})) == {"metadata": {"a": "b"}}
 
 
-def test_a_member_that_shows_no_field_must_be_computed() -> None:
+def test_member_that_shows_no_field_must_be_computed() -> None:
     class WithUnknown(BaseModel):
         nothing_of_a_task: str
 

@@ -7,7 +7,7 @@ from time import thread_time
 from gateway.batches.creation import raw_lines
 
 
-async def test_others_have_their_turn_while_a_piece_of_nothing_but_line_ends_is_read() -> None:
+async def test_reading_a_chunk_of_only_newlines_yields_to_other_tasks() -> None:
     longest = 0.0
 
     async def watch() -> None:

@@ -16,14 +16,14 @@ async def each(pieces: Iterable[bytes]) -> AsyncGenerator[bytes]:
 
 
 @given(pieces=st.lists(st.binary(max_size=9), max_size=9), size=st.integers(1, 5))
-async def test_pieces_have_one_size_and_lose_nothing(pieces: list[bytes], size: int) -> None:
+async def test_chunks_have_one_size_and_lose_no_bytes(pieces: list[bytes], size: int) -> None:
     found = [piece async for piece in in_chunks(each(pieces), size)]
     assert b"".join(found) == b"".join(pieces)
     assert all(len(piece) == size for piece in found[:-1])
     assert all(1 <= len(piece) <= size for piece in found[-1:])
 
 
-async def test_bytes_that_come_in_slowly_are_not_held_for_a_full_piece() -> None:
+async def test_slow_bytes_are_not_held_back_for_a_full_chunk() -> None:
     time = 0.0
     told: list[tuple[float, bytes]] = []
 
@@ -49,13 +49,13 @@ def reference(text: bytes, most: int) -> list[RawLine]:
 
 
 @given(pieces=st.lists(st.text("ab \r\n", max_size=8).map(str.encode), max_size=8), most=st.integers(1, 6))
-async def test_lines_are_the_same_however_the_file_is_cut(pieces: list[bytes], most: int) -> None:
+async def test_lines_are_the_same_for_any_chunking(pieces: list[bytes], most: int) -> None:
     found = [line async for line in raw_lines(each(pieces), most)]
     assert found == reference(b"".join(pieces), most)
 
 
 @pytest.mark.parametrize("cut", range(5))
-async def test_a_mark_at_the_beginning_is_no_part_of_the_first_line(cut: int) -> None:
+async def test_leading_byte_order_mark_is_not_part_of_the_first_line(cut: int) -> None:
     text = b"\xef\xbb\xbf{}\n\xef\xbb\xbf{}"
     found = [line async for line in raw_lines(each([text[:cut], text[cut:]]), 100)]
     assert found == [RawLine(1, b"{}"), RawLine(2, b"\xef\xbb\xbf{}")]

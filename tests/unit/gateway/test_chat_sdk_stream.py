@@ -146,7 +146,7 @@ def facts(choice: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 @given(case=cases())
-def test_the_stream_helper_reads_every_answer_to_what_it_is_in_one_piece(options: dict[str, Any], case: Case) -> None:
+def test_stream_helper_parses_every_answer_like_the_whole_response(options: dict[str, Any], case: Case) -> None:
     count = len(case.finish_reasons)
     raw = encoded(ChatStream(IDENTITY, choice_count=count, **options), case)
     if not case.is_complete:
@@ -165,7 +165,7 @@ def test_the_stream_helper_reads_every_answer_to_what_it_is_in_one_piece(options
 
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 @given(case=cases())
-def test_a_bare_stream_ends_with_every_finish_reason_or_with_an_error(options: dict[str, Any], case: Case) -> None:
+def test_bare_stream_ends_with_every_finish_reason_or_an_error(options: dict[str, Any], case: Case) -> None:
     encoder = ChatStream(IDENTITY, choice_count=len(case.finish_reasons), **options)
     reasons: dict[int, str] = {}
     firsts: dict[int, tuple[str | None, str | None]] = {}
@@ -188,7 +188,7 @@ def test_a_bare_stream_ends_with_every_finish_reason_or_with_an_error(options: d
 
 @pytest.mark.parametrize("options", [OPTIONS["bare"], OPTIONS["logprobs"]], ids=["bare", "logprobs"])
 @given(case=cases())
-def test_a_stream_of_text_ends_with_every_finish_reason_or_with_an_error(options: dict[str, bool], case: Case) -> None:
+def test_text_stream_ends_with_every_finish_reason_or_an_error(options: dict[str, bool], case: Case) -> None:
     encoder = CompletionStream(IDENTITY, choice_count=len(case.finish_reasons), **options)
     reasons: dict[int, str] = {}
     failure: openai.APIError | None = None

@@ -24,7 +24,7 @@ def reason_of(counts: ConnectionCounts, address: str) -> Reason | None:
         ("fe80::1%eth0", "fe80::2%eth0"),
     ],
 )
-def test_one_address_has_its_share_and_gets_it_back(first: str, again: str) -> None:
+def test_address_has_a_connection_limit_and_released_connections_are_reusable(first: str, again: str) -> None:
     counts = ConnectionCounts(FEW)
     assert [reason_of(counts, first), reason_of(counts, again)] == [None, None]
     assert reason_of(counts, again) is Reason.TOO_MANY_RESOURCES
@@ -34,12 +34,12 @@ def test_one_address_has_its_share_and_gets_it_back(first: str, again: str) -> N
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "127.8.8.8", "::1", "::ffff:127.0.0.1", "", "unix"])
-def test_this_machine_is_held_to_the_total_alone(address: str) -> None:
+def test_local_connections_are_subject_only_to_the_total_limit(address: str) -> None:
     counts = ConnectionCounts(FEW)
     assert [reason_of(counts, address) for _ in range(6)] == [None] * 5 + [Reason.QUEUE_FULL]
 
 
-def test_addresses_that_are_gone_are_forgotten() -> None:
+def test_addresses_without_connections_are_forgotten() -> None:
     counts = ConnectionCounts(ConnectionLimits())
     for number in range(200):
         counts.admit(f"192.0.2.{number}")
@@ -47,7 +47,7 @@ def test_addresses_that_are_gone_are_forgotten() -> None:
     assert not counts._by_origin
 
 
-def test_half_of_the_open_files_are_left_for_the_process_itself_and_that_is_said(
+def test_half_of_the_open_files_are_reserved_for_the_process_and_this_is_logged(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda _: (1000, 4096))
@@ -58,7 +58,7 @@ def test_half_of_the_open_files_are_left_for_the_process_itself_and_that_is_said
 
 
 @pytest.mark.parametrize("soft", [1002, resource.RLIM_INFINITY])
-def test_where_there_is_room_nothing_changes(monkeypatch: pytest.MonkeyPatch, soft: int) -> None:
+def test_limits_are_unchanged_if_there_are_enough_files(monkeypatch: pytest.MonkeyPatch, soft: int) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda _: (soft, soft))
     limits = ConnectionLimits(max_connections=501)
     with structlog.testing.capture_logs() as lines:

@@ -36,21 +36,19 @@ def piecewise(decoder: BodyDecoder, coded: bytes, *, size: int, step: int) -> by
 
 @both
 @pytest.mark.parametrize(("size", "step"), [(1, 1_000_000), (7, 100), (100_000, 64), (100_000, len(TEXT))])
-def test_a_body_is_the_same_in_whatever_pieces_it_arrives(
-    coding: str, compress: Compress, size: int, step: int
-) -> None:
+def test_decoded_body_is_the_same_for_any_chunking(coding: str, compress: Compress, size: int, step: int) -> None:
     assert piecewise(BodyDecoder(coding), compress(TEXT), size=size, step=step) == TEXT
 
 
 @both
 @pytest.mark.parametrize("size", [3, 100_000])
-def test_a_body_of_several_parts_is_their_sum(coding: str, compress: Compress, size: int) -> None:
+def test_multi_part_body_is_concatenated(coding: str, compress: Compress, size: int) -> None:
     coded = compress(b"a" * 1000) + compress(b"") + compress(b"b" * 1000)
     assert piecewise(BodyDecoder(coding), coded, size=size, step=64) == b"a" * 1000 + b"b" * 1000
 
 
 @both
-def test_a_body_that_expands_is_decoded_no_further_than_its_limit(coding: str, compress: Compress) -> None:
+def test_expanding_body_is_decoded_only_up_to_its_limit(coding: str, compress: Compress) -> None:
     coded = compress(b"\0" * 50_000_000)
     assert len(decoded(coded, BodyDecoder(coding), 1000)) == 1001
 
@@ -66,20 +64,18 @@ def test_a_body_that_expands_is_decoded_no_further_than_its_limit(coding: str, c
         (lambda coded: coded[:20] + b"\xff\xff\xff\xff" + coded[24:], "body"),
     ],
 )
-def test_a_body_that_is_cut_off_or_damaged_is_refused(
-    coding: str, compress: Compress, spoil: Compress, words: str
-) -> None:
+def test_truncated_or_damaged_body_is_refused(coding: str, compress: Compress, spoil: Compress, words: str) -> None:
     with pytest.raises(WeftError, match=words):
         decoded(spoil(compress(TEXT)), BodyDecoder(coding), 10 * len(TEXT))
 
 
 @both
-def test_a_body_of_more_parts_than_any_writer_makes_is_refused(coding: str, compress: Compress) -> None:
+def test_body_with_too_many_parts_is_refused(coding: str, compress: Compress) -> None:
     with pytest.raises(WeftError, match="parts"):
         decoded(compress(b"") * (MAX_PARTS + 1), BodyDecoder(coding), 1000)
 
 
-def test_a_zstd_body_that_needs_a_window_beyond_that_of_http_is_refused() -> None:
+def test_zstd_body_with_a_window_beyond_the_http_limit_is_refused() -> None:
     compressor = zstd.ZstdCompressor(options={zstd.CompressionParameter.window_log: ZSTD_WINDOW_BITS + 1})
     coded = compressor.compress(TEXT) + compressor.flush()
     with pytest.raises(WeftError, match="cannot be decoded"):
@@ -87,12 +83,12 @@ def test_a_zstd_body_that_needs_a_window_beyond_that_of_http_is_refused() -> Non
 
 
 @both
-def test_an_empty_body_is_empty(coding: str, compress: Compress) -> None:
+def test_empty_body_is_empty(coding: str, compress: Compress) -> None:
     assert decoded(b"", BodyDecoder(coding), 10) == decoded(compress(b""), BodyDecoder(coding), 10) == b""
 
 
 @pytest.mark.parametrize("value", [None, b"", b"identity", b" Identity , "])
-def test_a_body_without_a_coding_is_taken_as_it_is(value: bytes | None) -> None:
+def test_body_without_a_coding_is_unchanged(value: bytes | None) -> None:
     assert decoder_of([] if value is None else [(b"content-encoding", value)]) is None
 
 

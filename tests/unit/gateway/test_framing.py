@@ -21,7 +21,7 @@ from gateway.http.framing import framing_fault, open_chunk_bytes, without_offer
         ("1.1", {b"upgrade": b"websocket"}),
     ],
 )
-def test_framing_that_can_be_kept_has_no_fault(version: str, headers: dict[bytes, bytes]) -> None:
+def test_valid_framing_has_no_fault(version: str, headers: dict[bytes, bytes]) -> None:
     assert framing_fault(version, list(headers.items())) is None
 
 
@@ -35,7 +35,7 @@ def test_framing_that_can_be_kept_has_no_fault(version: str, headers: dict[bytes
         ("1.1", {b"connection": b"keep-alive, Upgrade", b"upgrade": b"websocket"}, "Upgrade"),
     ],
 )
-def test_framing_that_can_never_be_kept_has_one(version: str, headers: dict[bytes, bytes], words: str) -> None:
+def test_impossible_framing_has_a_fault(version: str, headers: dict[bytes, bytes], words: str) -> None:
     fault = framing_fault(version, list(headers.items()))
     assert fault is not None
     assert words in fault.message
@@ -55,13 +55,13 @@ def test_framing_that_can_never_be_kept_has_one(version: str, headers: dict[byte
         (b"", 0, 0),
     ],
 )
-def test_the_length_of_the_chunk_under_way_is_read_from_the_line_before_it(
+def test_length_of_the_current_chunk_is_read_from_the_line_before_it(
     received: bytes, body_bytes: int, length: int
 ) -> None:
     assert open_chunk_bytes(received, body_bytes) == length
 
 
-def test_an_offer_of_another_protocol_is_left_out_and_the_rest_stays() -> None:
+def test_upgrade_offer_is_removed_and_the_rest_is_kept() -> None:
     headers = [
         (b"host", b"a"),
         (b"connection", b"Upgrade, HTTP2-Settings, close"),

@@ -39,7 +39,7 @@ def whole(frame: Frame, **options: Any) -> dict[str, Any]:
     return document
 
 
-def test_what_clients_look_for_is_there_even_when_there_is_nothing_to_say() -> None:
+def test_fields_expected_by_clients_are_present_even_if_empty() -> None:
     document = whole([piece("a", finish_reason=event_pb2.FINISH_REASON_STOP), END])
     assert document["system_fingerprint"] is None
     assert document["service_tier"] is None
@@ -51,14 +51,14 @@ def test_what_clients_look_for_is_there_even_when_there_is_nothing_to_say() -> N
     assert usage["completion_tokens_details"] == {"reasoning_tokens": 0}
 
 
-def test_a_choice_that_speaks_first_is_introduced_after_those_before_it() -> None:
+def test_choice_that_starts_first_is_announced_after_those_before_it() -> None:
     chunks = streamed([piece("b", index=2), piece("a", index=0)], choice_count=3)
     seen = [(chunk["choices"][0]["index"], chunk["choices"][0]["delta"]) for chunk in chunks]
     preamble = {"role": "assistant", "content": ""}
     assert seen == [(0, preamble), (1, preamble), (2, preamble), (2, {"content": "b"}), (0, {"content": "a"})]
 
 
-def test_calls_are_numbered_as_they_come() -> None:
+def test_calls_are_numbered_in_arrival_order() -> None:
     frame = [call(5, id="c5", name="f"), call(2, id="c2", name="g"), call(5, arguments_text="{}"), piece(index=0)]
     calls = [chunk["choices"][0]["delta"].get("tool_calls") for chunk in streamed(frame)]
     assert [entry[0]["index"] for entry in calls if entry] == [0, 1, 0]
@@ -66,7 +66,7 @@ def test_calls_are_numbered_as_they_come() -> None:
     assert [entry["id"] for entry in made] == ["c5", "c2"]
 
 
-def test_the_older_form_calls_one_function_and_finishes_with_its_own_word() -> None:
+def test_legacy_form_calls_one_function_and_uses_its_own_finish_reason() -> None:
     frame = [
         piece(tool_calls=[event_pb2.ToolCallDelta(index=1, id="c", name="f", arguments_text="{")]),
         piece(
@@ -89,7 +89,7 @@ def test_the_older_form_calls_one_function_and_finishes_with_its_own_word() -> N
     assert choice["finish_reason"] == "function_call"
 
 
-def test_a_second_call_that_the_older_form_has_no_room_for_is_told() -> None:
+def test_second_call_dropped_by_the_legacy_form_is_reported() -> None:
     frame = [call(0, id="c", name="f"), call(1, id="d", name="g"), piece(finish_reason=CALLS), END]
     raw = ChatStream(IDENTITY, choice_count=1, logprobs=False, functions=True).encode(frame)
     assert b": warning tool_call_not_run" in raw
@@ -98,7 +98,7 @@ def test_a_second_call_that_the_older_form_has_no_room_for_is_told() -> None:
     assert warning["code"] == "tool_call_not_run"
 
 
-def test_a_text_completion_knows_no_calls_of_tools() -> None:
+def test_text_completion_has_no_tool_calls() -> None:
     frame = [piece("a", finish_reason=CALLS), END]
     answer = CompletionAnswer(IDENTITY, choice_count=1, logprobs=False)
     answer.add(frame)
@@ -109,7 +109,7 @@ def test_a_text_completion_knows_no_calls_of_tools() -> None:
 
 
 @pytest.mark.parametrize("found", [3, 1])
-def test_vectors_of_another_length_than_asked_are_no_answer(found: int) -> None:
+def test_vectors_of_an_unrequested_length_are_refused(found: int) -> None:
     vectors = [embedding_pb2.Embedding(index=0, values=[1.0] * found)]
     usage = usage_pb2.Usage()
     with pytest.raises(FieldError, match=f"have {found}") as refused:

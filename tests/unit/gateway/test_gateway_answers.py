@@ -95,13 +95,13 @@ def tool_calls(message: object) -> list[tuple[str, str, str]]:
 
 
 @pytest.mark.parametrize("frame", CONVERSATIONS.values(), ids=CONVERSATIONS.keys())
-def test_one_frame_or_many_make_the_same_bytes(frame: Frame) -> None:
+def test_single_and_multiple_frames_encode_to_the_same_bytes(frame: Frame) -> None:
     one_by_one = chat_stream()
     assert b"".join(one_by_one.encode([event]) for event in frame) == chat_stream().encode(frame)
 
 
 @pytest.mark.parametrize("frame", CONVERSATIONS.values(), ids=CONVERSATIONS.keys())
-def test_every_stream_keeps_the_rules_of_chunks(frame: Frame) -> None:
+def test_every_stream_follows_the_chunk_rules(frame: Frame) -> None:
     encoded = chat_stream().encode(frame)
     chunks = chunks_of(encoded)
     assert data_of(encoded)[-1] == "[DONE]"
@@ -114,12 +114,12 @@ def test_every_stream_keeps_the_rules_of_chunks(frame: Frame) -> None:
     assert chunks[-1].choices == []
 
 
-def test_the_model_that_answers_replaces_the_name_that_was_asked() -> None:
+def test_answering_model_replaces_the_requested_name() -> None:
     assert whole(CONVERSATIONS["plain text"]).model == "tiny"
     assert whole(CONVERSATIONS["cut by length"]).model == "pool"
 
 
-def test_usage_is_sent_only_on_request_and_then_complete() -> None:
+def test_usage_is_sent_only_on_request_and_complete() -> None:
     frame = [piece("a", finish_reason=STOP), finished()]
     assert b'"usage"' not in chat_stream(include_usage=False).encode(frame)
     usage = json.loads(data_of(chat_stream().encode(frame))[-2])["usage"]
@@ -132,7 +132,7 @@ def test_usage_is_sent_only_on_request_and_then_complete() -> None:
     }
 
 
-def test_a_delta_without_content_does_not_begin_the_answer() -> None:
+def test_delta_without_content_does_not_start_the_answer() -> None:
     encoder = chat_stream()
     assert encoder.encode([started("tiny"), piece()]) == b""
     assert not encoder.has_content
@@ -154,7 +154,7 @@ def test_each_choice_has_its_own_preamble() -> None:
     ]
 
 
-def test_a_call_without_id_gets_one() -> None:
+def test_call_without_an_id_gets_one() -> None:
     frame = [piece(tool_calls=[call(name="f", arguments_text="{}")], finish_reason=STOP), finished()]
     assert tool_calls(whole(frame).choices[0].message)[0][0].startswith("call-")
     first = chunks_of(chat_stream().encode(frame))[1].choices[0].delta.tool_calls
@@ -163,7 +163,7 @@ def test_a_call_without_id_gets_one() -> None:
     assert first[0].id.startswith("call-")
 
 
-def test_a_token_without_text_keeps_its_log_probability() -> None:
+def test_token_without_text_keeps_its_log_probability() -> None:
     half = event_pb2.TokenLogprob(token="\ufffd", logprob=-1.0, raw_bytes=b"\xf0\x9f")
     encoded = chat_stream(logprobs=True).encode([piece("a"), piece(logprobs=[half])])
     last = json.loads(data_of(encoded)[-1])["choices"][0]
@@ -178,7 +178,7 @@ def test_a_token_without_text_keeps_its_log_probability() -> None:
 
 @pytest.mark.parametrize("n", [1, 2])
 @pytest.mark.parametrize("frame", [[finished()], [piece("a"), finished()]], ids=["empty", "no finish"])
-def test_an_end_without_a_finish_reason_is_an_error_everywhere(frame: Frame, n: int) -> None:
+def test_end_without_a_finish_reason_is_an_error_in_every_format(frame: Frame, n: int) -> None:
     encoders: list[ChatStream | CompletionStream] = [
         chat_stream(n=n),
         CompletionStream(IDENTITY, choice_count=n, include_usage=False, logprobs=False),
@@ -198,7 +198,7 @@ def test_an_end_without_a_finish_reason_is_an_error_everywhere(frame: Frame, n: 
         assert caught.value.reason is Reason.BACKEND_PROTOCOL_ERROR
 
 
-def test_a_whole_answer_forgets_an_attempt_that_gave_no_content() -> None:
+def test_whole_answer_discards_an_attempt_without_content() -> None:
     frame = [
         started("one"),
         piece(finish_reason=STOP),
@@ -211,7 +211,7 @@ def test_a_whole_answer_forgets_an_attempt_that_gave_no_content() -> None:
     assert (answer.model, answer.choices[0].message.content) == ("two", "a")
 
 
-def test_a_text_completion_streams_what_it_returns_whole() -> None:
+def test_text_completion_stream_matches_the_whole_response() -> None:
     frame = [started("tiny"), piece("a"), piece("b", reasoning="r"), piece(finish_reason=STOP), finished()]
     encoder = CompletionStream(IDENTITY, choice_count=1, include_usage=True, logprobs=False)
     chunks = [json.loads(data) for data in data_of(encoder.encode(frame))[:-1]]
@@ -224,13 +224,13 @@ def test_a_text_completion_streams_what_it_returns_whole() -> None:
     assert {chunk["object"] for chunk in chunks} == {document["object"]} == {"text_completion"}
 
 
-def test_a_failure_is_the_envelope_as_an_event() -> None:
+def test_failure_is_an_event_with_the_error_envelope() -> None:
     encoded = chat_stream().failure(WeftError(Reason.SERVER_DIED, "the engine died"))
     assert encoded.endswith(b"\n\n")
     assert json.loads(data_of(encoded)[0])["error"]["code"] == "server_died"
 
 
-def test_a_comment_cannot_smuggle_an_event() -> None:
+def test_comment_cannot_inject_an_event() -> None:
     queued = event_pb2.Queued(position=1, reason="x\n\ndata: {}\r\rdata: y" + "z" * 500)
     comment = comment_of(event_pb2.InferenceEvent(queued=queued), "queued")
     assert comment.startswith(b": queued position=1 reason=x data: {}")
@@ -239,14 +239,14 @@ def test_a_comment_cannot_smuggle_an_event() -> None:
     assert len(comment) < 300
 
 
-def test_a_comment_has_short_waits_in_tenths_of_a_second() -> None:
+def test_comment_shows_short_waits_in_tenths_of_a_second() -> None:
     queued = event_pb2.Queued(position=2, reason="all slots are busy")
     queued.eta.FromMilliseconds(1_300)
     comment = comment_of(event_pb2.InferenceEvent(queued=queued), "queued")
     assert comment == b": queued position=2 eta_seconds=1.3 reason=all slots are busy\n\n"
 
 
-def test_events_of_no_use_to_this_surface_are_skipped() -> None:
+def test_events_unsupported_by_this_api_are_skipped() -> None:
     assert chat_stream().encode([event_pb2.InferenceEvent()]) == b""
 
 
@@ -278,7 +278,7 @@ STREAMS: dict[str, Callable[[], StreamEncoder]] = {
 
 @pytest.mark.parametrize("frame", JOINED_ANSWERS.values(), ids=JOINED_ANSWERS.keys())
 @pytest.mark.parametrize("stream", STREAMS.values(), ids=STREAMS.keys())
-def test_joined_texts_are_encoded_as_each_of_them(stream: Callable[[], StreamEncoder], frame: Frame) -> None:
+def test_joined_texts_are_encoded_like_separate_ones(stream: Callable[[], StreamEncoder], frame: Frame) -> None:
     assert stream().reads_joined_texts
     ends = [piece(finish_reason=STOP), piece(finish_reason=STOP, index=1), finished()]
     events = [started("tiny"), *frame, *ends]
@@ -286,7 +286,7 @@ def test_joined_texts_are_encoded_as_each_of_them(stream: Callable[[], StreamEnc
     assert joined == single
 
 
-def test_a_stream_that_does_not_read_joined_texts_would_merge_them() -> None:
+def test_stream_without_joined_text_support_would_merge_them() -> None:
     """The negative control: such a stream must not ask for them."""
     assert not StreamEncoder.reads_joined_texts
     joined, single = (chat_stream().encode([piece("a"), *events]) for events in ([piece("ab😀")], apart([JOINED])))

@@ -36,7 +36,7 @@ def payload_of(**fields: object) -> chat_pb2.ChatPayload:
     return to_payload(parse(ChatRequest, raw, max_depth=64), LIMITS)
 
 
-def test_a_plain_request_sets_nothing_but_its_message() -> None:
+def test_plain_request_sets_only_its_message() -> None:
     payload = MessageToDict(payload_of(), preserving_proto_field_name=True)
     payload.pop("sampling", None)
     assert payload == {"messages": [{"role": "ROLE_USER", "content": [{"text": "hi"}]}]}
@@ -93,7 +93,7 @@ def test_null_means_absent_for_every_optional_field(field: str) -> None:
     assert payload_of(**{field: None}) == payload_of()
 
 
-def test_defaults_spelled_out_are_accepted() -> None:
+def test_explicit_defaults_are_accepted() -> None:
     payload = payload_of(n=1, stream=False, logprobs=False, service_tier="auto", store=False)
     assert payload == payload_of()
 
@@ -119,7 +119,7 @@ def test_defaults_spelled_out_are_accepted() -> None:
         ({"logit_bias": {"50256": -100}}, {"logit_bias": {"50256": -100.0}}),
     ],
 )
-def test_sampling_is_copied_as_it_was_given(fields: dict[str, object], sampling: dict[str, object]) -> None:
+def test_sampling_is_copied_unchanged(fields: dict[str, object], sampling: dict[str, object]) -> None:
     assert MessageToDict(payload_of(**fields).sampling, preserving_proto_field_name=True) == sampling
 
 
@@ -159,12 +159,12 @@ def test_sampling_is_copied_as_it_was_given(fields: dict[str, object], sampling:
         (CALLING, {"role": "ROLE_ASSISTANT", "tool_calls": [{"id": "c1", "name": "f", "arguments_text": "{}"}]}),
     ],
 )
-def test_every_kind_of_message_is_understood(message: dict[str, object], expected: dict[str, object]) -> None:
+def test_every_message_kind_is_accepted(message: dict[str, object], expected: dict[str, object]) -> None:
     payload = payload_of(messages=[message, USER])
     assert MessageToDict(payload.messages[0], preserving_proto_field_name=True) == expected
 
 
-def test_system_messages_may_stand_anywhere_and_tool_results_answer_calls() -> None:
+def test_system_messages_are_accepted_anywhere_and_tool_results_answer_calls() -> None:
     result = {"role": "tool", "tool_call_id": "c1", "content": "42"}
     payload = payload_of(
         messages=[{"role": "system", "content": "s"}, USER, CALLING, result, {"role": "system", "content": "t"}]
@@ -173,7 +173,7 @@ def test_system_messages_may_stand_anywhere_and_tool_results_answer_calls() -> N
     assert payload.messages[3].tool_call_id == "c1"
 
 
-def test_tools_keep_the_order_and_kind_of_their_schema() -> None:
+def test_tools_keep_the_order_and_types_of_their_schema() -> None:
     schema = {"type": "object", "properties": {"b": {"minimum": 1}, "a": {"maximum": 1.0, "enum": [None, True, "x"]}}}
     tool = {"type": "function", "function": {"name": "f", "description": "d", "parameters": schema, "strict": True}}
     payload = payload_of(
@@ -198,12 +198,12 @@ def test_tools_keep_the_order_and_kind_of_their_schema() -> None:
         ({"type": "function", "function": {"name": "f"}}, {"function_name": "f"}),
     ],
 )
-def test_every_tool_choice_is_understood(choice: object, expected: dict[str, object]) -> None:
+def test_every_tool_choice_is_accepted(choice: object, expected: dict[str, object]) -> None:
     payload = payload_of(tools=[FUNCTION], tool_choice=choice)
     assert MessageToDict(payload.tool_choice, preserving_proto_field_name=True) == expected
 
 
-def test_a_schema_beside_the_type_json_schema_is_the_schema() -> None:
+def test_schema_beside_type_json_schema_is_used() -> None:
     """As llama.cpp's server takes it; it was refused with 400."""
     wanted = payload_of(response_format={"type": "json_schema", "schema": {"type": "object"}}).response_format
     assert plain_object(wanted.json_schema.schema) == {"type": "object"}
@@ -220,12 +220,12 @@ def test_a_schema_beside_the_type_json_schema_is_the_schema() -> None:
         ),
     ],
 )
-def test_every_response_format_is_understood(wanted: dict[str, object], kind: str) -> None:
+def test_every_response_format_is_accepted(wanted: dict[str, object], kind: str) -> None:
     assert payload_of(response_format=wanted).response_format.WhichOneof("kind") == kind
 
 
 @pytest.mark.parametrize("name", ["schema", "value"])
-def test_a_schema_beside_json_object_is_followed_and_not_lost(name: str) -> None:
+def test_schema_beside_json_object_is_used(name: str) -> None:
     """huggingface-hub and clients of llama.cpp's server write it so; it was ignored without a warning."""
     schema = {"type": "object", "properties": {"a": {"type": "string"}}}
     wanted = payload_of(response_format={"type": "json_object", name: schema}).response_format
@@ -256,7 +256,7 @@ def listed(depth: int) -> list[object]:
 
 
 @pytest.mark.parametrize("schema", [nested(29), {"a": listed(43)}])
-def test_the_deepest_accepted_schema_survives_the_wire(schema: dict[str, object]) -> None:
+def test_deepest_accepted_schema_survives_serialization(schema: dict[str, object]) -> None:
     tool = {"type": "function", "function": {"name": "f", "parameters": schema}}
     request = generation_service_pb2.GenerateRequest(chat=payload_of(tools=[tool]))
     assert generation_service_pb2.GenerateRequest.FromString(request.SerializeToString()) == request
@@ -409,7 +409,7 @@ def bad(field: str, **fields: object) -> ParameterSet:
         bad("allow_remote", allow_remote="yes"),
     ],
 )
-def test_a_wrong_value_is_refused_and_its_field_named(fields: dict[str, object], field: str) -> None:
+def test_invalid_value_error_names_its_field(fields: dict[str, object], field: str) -> None:
     with pytest.raises(FieldError) as caught:
         payload_of(**fields)
     assert caught.value.field == field
@@ -441,14 +441,14 @@ def test_images_that_are_not_base64_data_urls_are_refused(url: str) -> None:
     assert "169.254" not in caught.value.message
 
 
-def test_allowed_tools_are_all_that_the_model_hears_of() -> None:
+def test_only_allowed_tools_are_sent_to_the_model() -> None:
     tools = [{"type": "function", "function": {"name": name}} for name in ("f", "g", "h")]
     payload = payload_of(tools=tools, tool_choice=allowing("h", "f", mode="required"))
     assert [tool.function.name for tool in payload.tools] == ["f", "h"]
     assert payload.tool_choice.mode == chat_pb2.ToolChoice.MODE_REQUIRED
 
 
-def test_functions_are_tools_of_which_one_is_called_at_a_time() -> None:
+def test_functions_are_tools_without_parallel_calls() -> None:
     function = {"name": "f", "description": "d", "parameters": {"type": "object"}}
     older = payload_of(functions=[function], function_call={"name": "f"})
     newer = payload_of(
@@ -460,7 +460,7 @@ def test_functions_are_tools_of_which_one_is_called_at_a_time() -> None:
     assert payload_of(functions=[function], function_call="none").tool_choice.mode == chat_pb2.ToolChoice.MODE_NONE
 
 
-def test_results_of_the_older_form_answer_the_last_call_of_their_function() -> None:
+def test_legacy_results_answer_the_last_call_of_their_function() -> None:
     def call(arguments: str) -> dict[str, object]:
         return {"role": "assistant", "content": None, "function_call": {"name": "f", "arguments": arguments}}
 
@@ -483,7 +483,7 @@ def test_a_result_with_nothing_in_it_ended_the_conversation(content: dict[str, o
 
 
 @pytest.mark.parametrize("nameless", [{}, {"id": ""}, {"id": None}])
-def test_calls_of_the_history_without_an_id_ended_the_conversation(nameless: dict[str, object]) -> None:
+def test_history_calls_without_an_id_do_not_fail_the_conversation(nameless: dict[str, object]) -> None:
     calls = [{**nameless, "type": "function", "function": {"name": name, "arguments": "{}"}} for name in "ab"]
     results = [{"role": "tool", "content": "1"}, {"role": "tool", "tool_call_id": "", "content": "2"}]
     payload = payload_of(messages=[USER, calling(*calls), *results, USER, calling(*calls), *results])
@@ -492,18 +492,18 @@ def test_calls_of_the_history_without_an_id_ended_the_conversation(nameless: dic
     assert len(set(made)) == 4
 
 
-def test_a_custom_call_of_another_server_stays_in_the_conversation() -> None:
+def test_custom_call_of_another_server_is_kept_in_the_conversation() -> None:
     made = {"id": "c1", "type": "custom", "custom": {"name": "shell", "input": 'echo "hi"'}}
     payload = payload_of(messages=[calling(made), {"role": "tool", "tool_call_id": "c1", "content": "hi"}])
     record = payload.messages[0].tool_calls[0]
     assert (record.name, json.loads(record.arguments_text)) == ("shell", {"input": 'echo "hi"'})
 
 
-def test_the_original_size_of_an_image_is_the_highest_detail_there_is() -> None:
+def test_original_image_size_maps_to_high_detail() -> None:
     assert payload_of(messages=[image(PIXEL, detail="original")]).messages[0].content[0].image.detail == "high"
 
 
-def test_what_only_the_engine_can_use_is_handed_on_in_its_form() -> None:
+def test_engine_only_fields_are_passed_through_in_their_form() -> None:
     given = {
         "verbosity": "low",
         "prediction": {"type": "content", "content": [{"type": "text", "text": "a"}]},
@@ -512,12 +512,12 @@ def test_what_only_the_engine_can_use_is_handed_on_in_its_form() -> None:
     assert plain_object(payload_of(**given).extra_parameters) == given
 
 
-def test_text_as_the_only_modality_changes_nothing() -> None:
+def test_text_as_the_only_modality_has_no_effect() -> None:
     assert payload_of(modalities=["text"]) == payload_of()
 
 
 @pytest.mark.parametrize("modalities", [["audio"], ["text", "audio"]])
-def test_sound_as_an_answer_is_refused_as_something_that_is_not_offered(modalities: list[str]) -> None:
+def test_audio_output_is_refused_as_unsupported(modalities: list[str]) -> None:
     with pytest.raises(FieldError) as caught:
         payload_of(modalities=modalities, audio={"voice": "alloy", "format": "wav"})
     assert (caught.value.reason, caught.value.traits.http_status) == (Reason.UNSUPPORTED_OPERATION, 501)
@@ -535,17 +535,17 @@ def test_sound_as_an_answer_is_refused_as_something_that_is_not_offered(modaliti
         ({"x_unheard": 1}, ["x_unheard"]),
     ],
 )
-def test_what_is_understood_and_not_done_is_told(fields: dict[str, object], told: list[str]) -> None:
+def test_accepted_but_unsupported_fields_are_reported(fields: dict[str, object], told: list[str]) -> None:
     raw = json.dumps({"model": "m", "messages": [USER], **fields}).encode()
     assert [warning.field for warning in warnings_of(parse(ChatRequest, raw, max_depth=64))] == told
 
 
-def test_no_more_warnings_are_told_than_an_answer_holds() -> None:
+def test_warnings_are_capped_per_answer() -> None:
     raw = json.dumps({"model": "m", "messages": [USER], "tools": [{"type": "custom"}] * 1000}).encode()
     assert len(warnings_of(parse(ChatRequest, raw, max_depth=64))) == 64
 
 
-def test_schemas_of_tools_and_of_the_answer_are_counted_together() -> None:
+def test_tool_and_answer_schemas_share_one_size_limit() -> None:
     """Each had the bytes and patterns of a whole request, though the limit is one for both."""
     schema = {"description": "x" * 600}
     fields = {
@@ -562,7 +562,7 @@ def test_schemas_of_tools_and_of_the_answer_are_counted_together() -> None:
 @pytest.mark.parametrize(
     ("given", "text"), [("", ""), ('{"q": "cut', '{"q": "cut'), (None, "{}"), ({"q": 1}, '{"q":1}')]
 )
-def test_arguments_of_an_earlier_call_may_be_anything_that_agents_keep(given: object, text: str) -> None:
+def test_arguments_of_an_earlier_call_may_be_any_json(given: object, text: str) -> None:
     called = {"role": "assistant", "tool_calls": [{"id": "a", "function": {"name": "f", "arguments": given}}]}
     result = {"role": "tool", "tool_call_id": "a", "content": "error"}
     found = payload_of(messages=[{"role": "user", "content": "x"}, called, result])
@@ -579,7 +579,7 @@ def test_arguments_of_an_earlier_call_may_be_anything_that_agents_keep(given: ob
         {"type": "video_url", "video_url": {"url": "x"}},
     ],
 )
-def test_content_of_earlier_turns_that_cannot_be_read_does_not_end_the_conversation(part: dict[str, object]) -> None:
+def test_unreadable_content_of_earlier_turns_does_not_fail_the_conversation(part: dict[str, object]) -> None:
     first = {"role": "user", "content": [part]}
     messages = [first, {"role": "assistant", "content": "ok"}, {"role": "user", "content": "go on"}]
     payload, warnings = to_chat(
@@ -591,12 +591,12 @@ def test_content_of_earlier_turns_that_cannot_be_read_does_not_end_the_conversat
         payload_of(messages=[first])
 
 
-def test_a_file_with_text_is_read() -> None:
+def test_text_file_is_read() -> None:
     file = {"type": "file", "file": {"filename": "a.txt", "file_data": "data:text/plain;base64,dGVhbA=="}}
     assert payload_of(messages=[{"role": "user", "content": [file]}]).messages[0].content[0].text == "a.txt\nteal"
 
 
-def test_a_result_whose_call_was_dropped_from_the_history_is_read_as_text() -> None:
+def test_result_without_its_call_in_the_history_is_read_as_text() -> None:
     orphan = {"role": "tool", "tool_call_id": "gone", "content": "a.txt"}
     messages = [orphan, {"role": "assistant", "content": "ok"}, {"role": "user", "content": "go on"}]
     found = payload_of(messages=messages)

@@ -33,21 +33,19 @@ UNDOCUMENTED_TYPES = ("request_too_large",)
 
 @pytest.mark.parametrize(("reason", "code"), OPENAI_CODES.items())
 @pytest.mark.parametrize("dialect", Dialect)
-def test_clients_that_switch_on_openais_codes_find_them_in_every_dialect(
-    reason: Reason, code: str, dialect: Dialect
-) -> None:
+def test_openai_error_codes_are_present_in_every_dialect(reason: Reason, code: str, dialect: Dialect) -> None:
     document = json.loads(envelope(WeftError(reason, "x"), dialect=dialect))
     assert (document if dialect is Dialect.OLLAMA else document["error"])["code"] == code
 
 
 @pytest.mark.parametrize("dialect", Dialect)
-def test_the_close_names_of_an_unknown_model_are_a_list_beside_the_sentence(dialect: Dialect) -> None:
+def test_close_names_of_an_unknown_model_are_a_list_beside_the_message(dialect: Dialect) -> None:
     document = json.loads(envelope(unknown_target("qwn", ["qwen", "other"]), dialect=dialect))
     assert (document if dialect is Dialect.OLLAMA else document["error"])["close_names"] == ["qwen"]
 
 
 @pytest.mark.parametrize("reason", Reason)
-def test_every_reason_has_an_envelope_a_status_and_honest_retry_headers(reason: Reason) -> None:
+def test_every_reason_has_an_envelope_status_and_correct_retry_headers(reason: Reason) -> None:
     error = WeftError(reason, "what happened")
     fields = json.loads(envelope(error))["error"]
     headers = dict(retry_headers(error))
@@ -81,17 +79,17 @@ def test_every_reason_has_an_envelope_a_status_and_honest_retry_headers(reason: 
         (Reason.INTERNAL, "server_error"),
     ],
 )
-def test_the_type_follows_the_status(reason: Reason, kind: str) -> None:
+def test_error_type_follows_the_status(reason: Reason, kind: str) -> None:
     assert json.loads(envelope(WeftError(reason, "x")))["error"]["type"] == kind
 
 
-def test_a_field_error_names_its_field() -> None:
+def test_field_error_names_its_field() -> None:
     fields = json.loads(envelope(invalid_field("messages[2].role", "is unknown")))["error"]
     assert (fields["param"], fields["message"]) == ("messages[2].role", "messages[2].role: is unknown")
 
 
 @pytest.mark.parametrize("reason", [Reason.INTERNAL, Reason.UNSPECIFIED])
-def test_an_internal_error_keeps_its_words_to_itself(reason: Reason) -> None:
+def test_internal_error_hides_its_message(reason: Reason) -> None:
     assert b"/etc" not in envelope(WeftError(reason, "cannot open /etc/weft/key"))
 
 
@@ -99,11 +97,11 @@ def test_an_internal_error_keeps_its_words_to_itself(reason: Reason) -> None:
     ("given", "expected"),
     [(None, 1), (0, 1), (-5, 1), (0.2, 1), (1.5, 2), (60, 60), (3600, 60), (math.inf, 60), (math.nan, 60)],
 )
-def test_retry_after_is_a_small_whole_number(given: float | None, expected: int) -> None:
+def test_retry_after_is_a_small_integer(given: float | None, expected: int) -> None:
     assert retry_after_seconds(WeftError(Reason.QUEUE_FULL, "x", retry_after_seconds=given)) == expected
 
 
-def test_the_edge_may_be_finer_than_the_reason_and_add_headers() -> None:
+def test_gateway_error_may_override_the_status_and_add_headers() -> None:
     error = EdgeError(408, Reason.DEADLINE_EXCEEDED, "late", headers=((b"allow", b"GET"),))
     headers = error_headers(error, b"12345")
     assert http_status(error) == 408
@@ -112,7 +110,7 @@ def test_the_edge_may_be_finer_than_the_reason_and_add_headers() -> None:
 
 
 @pytest.mark.parametrize("reason", Reason)
-def test_every_reason_has_an_envelope_in_anthropics_words(reason: Reason) -> None:
+def test_every_reason_has_an_anthropic_envelope(reason: Reason) -> None:
     document = json.loads(envelope(WeftError(reason, "what happened"), "req-1", Dialect.ANTHROPIC))
     assert set(document) == {"type", "error", "request_id"}
     assert (document["type"], document["request_id"]) == ("error", "req-1")
@@ -138,18 +136,18 @@ def test_every_reason_has_an_envelope_in_anthropics_words(reason: Reason) -> Non
         (Reason.INTERNAL, "api_error"),
     ],
 )
-def test_anthropics_type_follows_the_status(reason: Reason, kind: str) -> None:
+def test_anthropic_error_type_follows_the_status(reason: Reason, kind: str) -> None:
     assert json.loads(envelope(WeftError(reason, "x"), dialect=Dialect.ANTHROPIC))["error"]["type"] == kind
 
 
-def test_a_prompt_that_is_too_long_is_said_in_the_words_that_clients_look_for() -> None:
+def test_prompt_too_long_error_uses_the_text_that_clients_match() -> None:
     error = WeftError(Reason.CONTEXT_LENGTH_EXCEEDED, "the prompt has 9 tokens; the context of this model has 8")
     told = json.loads(envelope(error, dialect=Dialect.ANTHROPIC))["error"]["message"]
     assert told == "prompt is too long: the prompt has 9 tokens; the context of this model has 8"
     assert json.loads(envelope(error))["error"]["message"] == error.message
 
 
-def test_figures_fields_and_codes_are_there_in_both_words() -> None:
+def test_figures_fields_and_codes_are_present_in_both_dialects() -> None:
     field = json.loads(envelope(invalid_field("max_tokens", "is missing"), dialect=Dialect.ANTHROPIC))["error"]
     assert field["param"] == "max_tokens"
     full = WeftError(Reason.QUEUE_FULL, "full", metadata={"queueDepth": "3"})
@@ -163,7 +161,7 @@ def test_figures_fields_and_codes_are_there_in_both_words() -> None:
 
 
 @pytest.mark.parametrize("reason", [Reason.INTERNAL, Reason.UNSPECIFIED])
-def test_an_internal_error_keeps_its_words_to_itself_for_everybody(reason: Reason) -> None:
+def test_internal_error_hides_its_message_in_the_anthropic_dialect(reason: Reason) -> None:
     assert b"/etc" not in envelope(WeftError(reason, "cannot open /etc/weft/key"), dialect=Dialect.ANTHROPIC)
 
 
@@ -181,10 +179,10 @@ def test_an_internal_error_keeps_its_words_to_itself_for_everybody(reason: Reaso
         ("/", True, Dialect.OPENAI),
     ],
 )
-def test_the_path_says_in_whose_words_to_answer(path: str, names_a_version: bool, dialect: Dialect) -> None:
+def test_path_selects_the_error_dialect(path: str, names_a_version: bool, dialect: Dialect) -> None:
     assert dialect_of(path, {b"anthropic-version": b"x"} if names_a_version else {}) is dialect
 
 
-def test_a_field_that_runners_call_otherwise_has_the_name_of_the_http_api() -> None:
+def test_field_renamed_by_runners_is_reported_under_its_http_name() -> None:
     error = json.loads(envelope(FieldError("choice_count", "must be 1")))["error"]
     assert (error["param"], error["message"]) == ("n", "n: must be 1")

@@ -39,7 +39,7 @@ def completion_of(**fields: object) -> completion_pb2.CompletionPayload:
 
 
 @pytest.mark.parametrize("payload_of", [chat_of, completion_of])
-def test_unknown_fields_are_handed_on_as_they_came(payload_of: Any) -> None:
+def test_unknown_fields_are_passed_through_unchanged(payload_of: Any) -> None:
     given = {"mirostat": 2, "dry_base": 1.0, "samplers": ["top_k", {"b": None, "a": True}], "ü": "x", "off": False}
     payload = payload_of(**given)
     assert plain_object(payload.extra_parameters) == given
@@ -60,7 +60,7 @@ ABOUT_ANOTHER_SERVICE: dict[str, object] = {
 }
 
 
-def test_every_field_about_another_service_is_tried_below() -> None:
+def test_every_field_of_another_service_is_tested() -> None:
     assert set(ABOUT_ANOTHER_SERVICE) == NOT_USED
 
 
@@ -75,13 +75,11 @@ def test_every_field_about_another_service_is_tried_below() -> None:
     ],
     ids=str,
 )
-def test_what_is_absent_known_or_about_another_service_is_not_handed_on(
-    payload_of: Any, fields: dict[str, object]
-) -> None:
+def test_absent_known_and_foreign_fields_are_not_passed_through(payload_of: Any, fields: dict[str, object]) -> None:
     assert not payload_of(**fields).HasField("extra_parameters")
 
 
-def test_a_request_cannot_say_what_only_an_agent_can() -> None:
+def test_request_cannot_set_agent_only_fields() -> None:
     payload = chat_of(behaviour={"tools": ["files.read"]}, platform_prompt=True, agent="coder", signals=["A"])
     given = plain_object(payload.extra_parameters)
     assert set(given) == {"behaviour", "platform_prompt", "agent", "signals"}, "foreign parameters, and nothing else"
@@ -113,21 +111,19 @@ def too_much(field: str, **fields: object) -> Any:
         too_much("huge", huge=[10**400]),
     ],
 )
-def test_too_much_of_it_is_refused_by_the_name_of_a_field(
-    payload_of: Any, fields: dict[str, object], field: str
-) -> None:
+def test_oversized_extra_field_error_names_it(payload_of: Any, fields: dict[str, object], field: str) -> None:
     with pytest.raises(FieldError) as caught:
         payload_of(**fields)
     assert caught.value.field == field
 
 
-def test_a_number_that_is_none_is_refused_by_the_name_of_its_field() -> None:
+def test_invalid_number_error_names_its_field() -> None:
     with pytest.raises(FieldError) as caught:
         _chat(json.dumps({**CHAT, "wild": 0}).replace('"wild": 0', '"wild": 1e999'))
     assert caught.value.field == "wild"
 
 
-def test_the_most_that_is_taken_survives_the_wire() -> None:
+def test_largest_accepted_extra_fields_survive_serialization() -> None:
     most: dict[str, object] = {f"x{n}": deep(25) for n in range(MAX_EXTRA_FIELDS - 1)}
     most["rest"] = "x" * (
         MAX_EXTRA_BYTES - sum(len(json.dumps({k: v}, separators=(",", ":"))) for k, v in most.items()) - 100
@@ -151,13 +147,13 @@ def test_the_most_that_is_taken_survives_the_wire() -> None:
         ({"enable_thinking": True, "chat_template_kwargs": {"enable_thinking": None}}, True),
     ],
 )
-def test_thinking_may_be_asked_for_in_either_place(fields: dict[str, object], thinking: bool | None) -> None:
+def test_thinking_may_be_requested_in_either_place(fields: dict[str, object], thinking: bool | None) -> None:
     payload = chat_of(**fields)
     assert (payload.thinking if payload.HasField("thinking") else None) is thinking
     assert not payload.HasField("extra_parameters")
 
 
-def test_other_arguments_of_the_template_are_handed_on() -> None:
+def test_other_template_arguments_are_passed_through() -> None:
     payload = chat_of(chat_template_kwargs={"enable_thinking": False, "date": "today", "tools_in": [1]})
     assert not payload.thinking
     assert plain_object(payload.extra_parameters) == {"chat_template_kwargs": {"date": "today", "tools_in": [1]}}
@@ -177,17 +173,17 @@ def test_other_arguments_of_the_template_are_handed_on() -> None:
         ({"stream": True, "stream_options": {"include_weft_events": "yes"}}, "stream_options.include_weft_events"),
     ],
 )
-def test_a_wrong_wish_about_thinking_or_events_is_refused_by_its_field(fields: dict[str, object], field: str) -> None:
+def test_invalid_thinking_or_events_option_error_names_its_field(fields: dict[str, object], field: str) -> None:
     with pytest.raises(FieldError) as caught:
         chat_of(**fields)
     assert caught.value.field == field
 
 
-def test_a_text_completion_does_not_think_and_says_so_by_handing_it_on() -> None:
+def test_text_completion_passes_thinking_options_through() -> None:
     assert plain_object(completion_of(enable_thinking=True).extra_parameters) == {"enable_thinking": True}
 
 
-def test_embeddings_pass_over_unknown_fields_as_before() -> None:
+def test_embeddings_ignore_unknown_fields() -> None:
     raw = json.dumps({"model": "m", "input": "p", "unheard_of": {"a": "x" * MAX_EXTRA_BYTES}}).encode()
     plain = json.dumps({"model": "m", "input": "p"}).encode()
     asked, bare = (parse(EmbeddingRequest, each, max_depth=64) for each in (raw, plain))

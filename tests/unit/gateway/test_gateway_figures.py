@@ -15,7 +15,7 @@ def error_of(error: WeftError) -> dict[str, object]:
     return found
 
 
-def test_a_full_queue_says_how_long_it_is() -> None:
+def test_full_queue_error_has_the_queue_length() -> None:
     error = WeftError(
         Reason.QUEUE_FULL,
         "Queue depth 16/16, retry in 5 seconds",
@@ -34,7 +34,7 @@ def test_a_full_queue_says_how_long_it_is() -> None:
     assert dict(retry_headers(error)) == {b"retry-after": b"5", b"x-should-retry": b"true"}
 
 
-def test_a_rate_limit_says_what_it_is_and_when_it_ends() -> None:
+def test_rate_limit_error_has_the_limit_and_its_reset() -> None:
     metadata = {"tenant": "a", "limit": "100", "remaining": "0", "resetAt": "1745880060"}
     error = WeftError(Reason.RATE_LIMIT_EXCEEDED, "x", metadata=metadata, retry_after_seconds=29.2)
     found = error_of(error)
@@ -44,23 +44,23 @@ def test_a_rate_limit_says_what_it_is_and_when_it_ends() -> None:
     assert dict(retry_headers(error)) == {b"retry-after": b"30", b"x-should-retry": b"true"}
 
 
-def test_a_deadline_that_cannot_be_met_has_the_estimate() -> None:
+def test_unreachable_deadline_error_has_the_estimate() -> None:
     error = WeftError(Reason.DEADLINE_UNREACHABLE, "it would take 52 s", metadata={"estimate_seconds": "52.1"})
     assert error_of(error)["estimateSeconds"] == 52.1
 
 
 @pytest.mark.parametrize("text", ["", "many", "nan", "inf", "-inf"])
-def test_what_is_no_number_is_left_out(text: str) -> None:
+def test_non_numeric_values_are_omitted(text: str) -> None:
     assert "queueDepth" not in error_of(WeftError(Reason.QUEUE_FULL, "x", metadata={"queueDepth": text}))
 
 
 @pytest.mark.parametrize("reason", [Reason.INVALID_ARGUMENT, Reason.INTERNAL, Reason.BACKEND_ERROR])
-def test_other_errors_have_no_figures_whatever_their_metadata_holds(reason: Reason) -> None:
+def test_other_errors_have_no_figures_for_any_metadata(reason: Reason) -> None:
     error = WeftError(reason, "x", metadata=dict.fromkeys(FIGURES, "1"))
     assert set(error_of(error)) == {"message", "type", "param", "code"}
 
 
-def test_the_request_id_stands_beside_the_error_where_it_is_known() -> None:
+def test_request_id_is_beside_the_error_if_known() -> None:
     error = WeftError(Reason.QUEUE_FULL, "x")
     assert json.loads(envelope(error, "req-1"))["request_id"] == "req-1"
     assert set(json.loads(envelope(error))) == {"error"}

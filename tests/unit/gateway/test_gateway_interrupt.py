@@ -7,7 +7,7 @@ from gateway.http.disconnect import interrupt_on_disconnect
 from weft.kernel.interrupt import Interruptible
 
 
-async def test_an_interrupt_becomes_its_error_and_not_a_cancellation() -> None:
+async def test_interrupt_becomes_its_error_and_not_a_cancellation() -> None:
     async def work() -> None:
         with Interruptible() as block:
             asyncio.get_running_loop().call_soon(block.interrupt, ClientGoneError())
@@ -19,7 +19,7 @@ async def test_an_interrupt_becomes_its_error_and_not_a_cancellation() -> None:
     assert not task.cancelled()
 
 
-async def test_a_cancellation_from_outside_stays_one() -> None:
+async def test_external_cancellation_is_kept() -> None:
     began = asyncio.Event()
 
     async def work() -> None:
@@ -34,7 +34,7 @@ async def test_a_cancellation_from_outside_stays_one() -> None:
         await task
 
 
-async def test_a_cancellation_that_comes_with_an_interrupt_wins() -> None:
+async def test_cancellation_takes_precedence_over_a_concurrent_interrupt() -> None:
     began = asyncio.Event()
     blocks: list[Interruptible] = []
 
@@ -52,14 +52,14 @@ async def test_a_cancellation_that_comes_with_an_interrupt_wins() -> None:
         await task
 
 
-async def test_an_interrupt_after_the_block_does_nothing() -> None:
+async def test_interrupt_after_the_block_has_no_effect() -> None:
     with Interruptible() as block:
         pass
     block.interrupt(ClientGoneError())
     await asyncio.sleep(0)
 
 
-async def test_only_a_hang_up_interrupts() -> None:
+async def test_only_a_disconnect_interrupts() -> None:
     messages = iter([{"type": "http.request"}, {"type": "http.disconnect"}])
 
     async def receive() -> dict[str, str]:

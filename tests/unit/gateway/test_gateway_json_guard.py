@@ -49,7 +49,7 @@ def depth_of(value: Json) -> int:
 @settings(deadline=None)  # a busy machine is not a failure
 @example({"": []}, 1, False)  # dropping empty pairs twice in a row made this one level deep
 @given(JSON_VALUES, st.integers(min_value=0, max_value=6), st.booleans())
-def test_exactly_what_is_deeper_than_the_limit_is_refused(value: Json, limit: int, ascii_only: bool) -> None:
+def test_only_json_deeper_than_the_limit_is_refused(value: Json, limit: int, ascii_only: bool) -> None:
     raw = json.dumps(value, ensure_ascii=ascii_only).encode()
     if depth_of(value) <= max(limit, 1):
         require_strict_json(raw, max(limit, 1))
@@ -60,7 +60,7 @@ def test_exactly_what_is_deeper_than_the_limit_is_refused(value: Json, limit: in
 
 @settings(deadline=None)  # a busy machine is not a failure
 @given(st.binary(max_size=200))
-def test_bytes_of_any_kind_make_an_error_of_the_caller_and_nothing_else(raw: bytes) -> None:
+def test_arbitrary_bytes_raise_only_caller_errors(raw: bytes) -> None:
     with pytest.raises(WeftError) as caught:
         parse(ChatRequest, raw, max_depth=64)
     assert caught.value.reason in {Reason.MALFORMED_REQUEST, Reason.INVALID_ARGUMENT}
@@ -80,7 +80,7 @@ def test_bytes_of_any_kind_make_an_error_of_the_caller_and_nothing_else(raw: byt
         (b'{"a": "\xed\xa0\x80"}', False),
     ],
 )
-def test_nan_and_broken_text_are_found_only_where_they_matter(raw: bytes, is_fine: bool) -> None:
+def test_nan_and_invalid_text_are_detected_only_where_they_matter(raw: bytes, is_fine: bool) -> None:
     if is_fine:
         require_strict_json(raw, 64)
     else:
@@ -89,7 +89,7 @@ def test_nan_and_broken_text_are_found_only_where_they_matter(raw: bytes, is_fin
         assert caught.value.reason is Reason.MALFORMED_REQUEST
 
 
-def test_a_path_reads_as_a_caller_writes_it_and_leaves_union_tags_out() -> None:
+def test_error_path_uses_caller_syntax_without_union_tags() -> None:
     assert field_path(("messages", 2, "content", "~list", 0, "text")) == "messages[2].content[0].text"
     assert field_path(()) == ""
     assert len(field_path(("metadata", "k" * 10_000))) < 100
@@ -104,7 +104,7 @@ def test_a_path_reads_as_a_caller_writes_it_and_leaves_union_tags_out() -> None:
         b'{"model": "a", "token": [{"a": 1}, {"b": 1, "b": 1}]}',
     ],
 )
-def test_a_body_that_two_readers_could_read_differently_is_refused(raw: bytes) -> None:
+def test_ambiguous_body_is_refused(raw: bytes) -> None:
     Governed.model_validate_json(raw)  # the negative control: the parser takes it, as most readers do
     for read in (lambda: parse(Governed, raw, max_depth=8), lambda: parse_json(raw, max_depth=8)):
         with pytest.raises(WeftError) as refused:
@@ -113,7 +113,7 @@ def test_a_body_that_two_readers_could_read_differently_is_refused(raw: bytes) -
         assert "twice" in refused.value.message
 
 
-def test_the_same_name_in_two_objects_is_no_second_reading() -> None:
+def test_same_name_in_two_objects_is_not_ambiguous() -> None:
     raw = b'{"model": "a", "token": {"model": "a", "list": [{"model": 1}, {"model": 1}]}}'
     assert parse(Governed, raw, max_depth=8).model == "a"
 
@@ -128,7 +128,7 @@ def test_the_same_name_in_two_objects_is_no_second_reading() -> None:
         (b"9" * 309 + b".5", "unread"),
     ],
 )
-def test_a_number_that_no_double_holds_is_refused_wherever_it_stands_and_named(number: bytes, field: str) -> None:
+def test_number_beyond_double_range_is_refused_with_its_path(number: bytes, field: str) -> None:
     raw = b'{"model": "a", "unread": ' + number + b"}"
     Governed.model_validate_json(raw)  # the negative control: it would be infinity, and no JSON when written again
     with pytest.raises(FieldError, match="beyond the range of a double") as refused:
@@ -137,7 +137,7 @@ def test_a_number_that_no_double_holds_is_refused_wherever_it_stands_and_named(n
 
 
 @pytest.mark.parametrize("text", [b'"\\ud800"', b'"\\udc00\\ud800"', b'"a\\ud83d"', b'{"\\ud800": 1}'])
-def test_text_that_could_not_be_encoded_again_is_refused_wherever_it_stands(text: bytes) -> None:
+def test_unencodable_text_is_refused_anywhere(text: bytes) -> None:
     raw = b'{"model": "a", "nobody reads this": ' + text + b"}"
     json.loads(raw)  # the negative control
     with pytest.raises(WeftError) as refused:
@@ -157,7 +157,7 @@ def test_text_that_could_not_be_encoded_again_is_refused_wherever_it_stands(text
     ],
 )
 @pytest.mark.parametrize("schema", [ChatRequest, MessagesRequest, OllamaChatRequest, ResponsesRequest])
-def test_half_an_emoji_in_a_request_is_replaced_and_does_not_end_the_conversation(
+def test_lone_surrogate_in_a_request_is_replaced_and_does_not_fail_the_conversation(
     schema: type[BaseModel], written: bytes, read: str
 ) -> None:
     text = b'"' + written + b'"'
@@ -167,13 +167,13 @@ def test_half_an_emoji_in_a_request_is_replaced_and_does_not_end_the_conversatio
     assert read in {getattr(found, "input", None), found.messages[0].content if found.messages else None}  # type: ignore[attr-defined]
 
 
-def test_text_without_halves_is_left_as_it_is_however_many_backslashes_it_has() -> None:
+def test_text_without_surrogates_is_unchanged_for_any_number_of_backslashes() -> None:
     raw = b'"' + rb"\\\\\n" * 100_000 + rb"\ud83d\ude00" + b'"'
     assert without_halves(raw) == raw
 
 
 @given(JSON_VALUES)
-def test_what_is_accepted_comes_out_as_it_went_in_and_can_be_encoded_again(value: Json) -> None:
+def test_accepted_json_round_trips(value: Json) -> None:
     raw = json.dumps({"model": "a", "token": value}).encode()
     found = parse(Governed, raw, max_depth=64)
     assert found.token == value
@@ -183,14 +183,14 @@ def test_what_is_accepted_comes_out_as_it_went_in_and_can_be_encoded_again(value
 @pytest.mark.parametrize(
     "raw", [b"", b"{", b'{"a": 1} x', b"\xef\xbb\xbf{}", b"{'a': 1}", b'{"a": 01}', b'{"a": "\n"}']
 )
-def test_what_is_no_json_is_left_to_the_parser_which_must_refuse_it(raw: bytes) -> None:
+def test_invalid_json_is_left_to_the_parser_which_refuses_it(raw: bytes) -> None:
     assert require_strict_json(raw, 8)
     with pytest.raises(WeftError) as refused:
         parse_json(raw, max_depth=8)
     assert refused.value.reason is Reason.MALFORMED_REQUEST
 
 
-def test_names_are_counted_and_colons_in_text_are_not() -> None:
+def test_names_are_counted_and_colons_in_strings_are_not() -> None:
     require_few_members(b'{"a": 1, "b": {"c": 2}}', 3)
     require_few_members(b'{"a": "::::::"}', 3)
     with pytest.raises(WeftError, match="more than 2 names") as refused:

@@ -25,11 +25,11 @@ def model(name: str, pool: str, *, active: bool = True, context_tokens: int = 0,
     )
 
 
-def test_an_empty_fleet_is_an_empty_list() -> None:
+def test_empty_fleet_is_an_empty_list() -> None:
     assert model_list(FleetView()) == {"object": "list", "data": []}
 
 
-def test_a_pool_speaks_for_its_active_members() -> None:
+def test_pool_entry_combines_its_active_members() -> None:
     view = view_of(
         model("a", "p", context_tokens=8192, created=9),
         model("b", "p", context_tokens=4096, created=7),
@@ -52,7 +52,7 @@ def test_a_pool_speaks_for_its_active_members() -> None:
     assert view.targets == {"a", "b", "c", "p"}
 
 
-def test_a_name_that_is_pool_and_model_is_listed_once() -> None:
+def test_name_that_is_pool_and_model_is_listed_once() -> None:
     view = view_of(model("a", "a"), model("b", "a"))
     entries = model_list(view)["data"]
     assert isinstance(entries, list)
@@ -60,7 +60,7 @@ def test_a_name_that_is_pool_and_model_is_listed_once() -> None:
     assert entries[0]["meta"]["members"] == ["a", "b"]
 
 
-def test_members_of_a_pool_are_not_listed_and_can_be_asked_by_their_names() -> None:
+def test_pool_members_are_unlisted_but_can_be_queried_by_name() -> None:
     view = view_of(model("qwen-1", "qwen"), model("qwen-2", "qwen"), model("alone", "alone"), model("z", "zs"))
     assert [entry["id"] for entry in model_list(view)["data"]] == ["alone", "qwen", "zs"]
     for name in ("qwen-1", "qwen-2", "z"):
@@ -68,7 +68,7 @@ def test_members_of_a_pool_are_not_listed_and_can_be_asked_by_their_names() -> N
     assert view.targets >= {"qwen-1", "qwen-2", "z"}
 
 
-def test_an_unknown_context_does_not_hide_a_known_one() -> None:
+def test_unknown_context_length_does_not_hide_a_known_one() -> None:
     view = view_of(model("a", "p", context_tokens=0), model("b", "p", context_tokens=4096))
     entry = model_entry(view, "p")
     assert entry is not None
@@ -99,7 +99,7 @@ def members(view: FleetView, name: str) -> object:
     return entry["meta"]["members"]
 
 
-def test_a_route_is_listed_after_the_models_with_what_it_can_fall_back_to() -> None:
+def test_route_is_listed_after_the_models_with_its_fallbacks() -> None:
     view = with_routes(view_of(model("a", "p"), model("b", "p"), model("c", "q", active=False)), route("sum", "c", "p"))
     assert model_entry(view, "route/sum") == {
         "id": "route/sum",
@@ -124,20 +124,20 @@ def test_a_route_is_listed_after_the_models_with_what_it_can_fall_back_to() -> N
     assert model_entry(view, "sum") is None
 
 
-def test_a_route_of_which_nobody_can_answer_is_not_listed() -> None:
+def test_route_without_active_members_is_not_listed() -> None:
     view = with_routes(view_of(model("a", "p", active=False)), route("sum", "a", "gone"))
     assert model_entry(view, "route/sum") is None
     assert model_list(view)["data"] == []
     assert model_entry(view, "route/other") is None
 
 
-def test_a_model_of_a_pool_stands_for_itself_in_a_route() -> None:
+def test_pool_member_in_a_route_is_used_as_a_single_model() -> None:
     view = with_routes(view_of(model("a", "p"), model("b", "p")), route("one", "a"), route("all", "p"))
     assert members(view, "route/one") == ["a"]
     assert members(view, "route/all") == ["a", "b"]
 
 
-def test_a_fallback_off_the_premises_is_listed_only_where_that_is_allowed() -> None:
+def test_remote_fallback_is_listed_only_if_remote_models_are_allowed() -> None:
     cloud = replace(model("cloud", "cloud"), remote=True)
     view = view_of(model("a", "a"), cloud)
     routes = (route("fallback", "a", "cloud"), route("primary", "cloud", "a"))
@@ -149,7 +149,7 @@ def test_a_fallback_off_the_premises_is_listed_only_where_that_is_allowed() -> N
     assert members(alone, "route/fallback") is None
 
 
-def test_skills_are_told_where_every_member_says_its_own() -> None:
+def test_skills_are_shown_if_every_member_declares_its_own() -> None:
     sees = replace(model("a", "p"), skills=frozenset({Skill.TEXT, Skill.IMAGE}))
     calls = replace(model("b", "p"), skills=frozenset({Skill.TEXT, Skill.TOOLS}))
     entry = model_entry(view_of(sees, calls), "p")
@@ -160,7 +160,7 @@ def test_skills_are_told_where_every_member_says_its_own() -> None:
     assert "skills" not in silent["meta"]
 
 
-def test_an_adapter_names_the_model_whose_engine_it_has() -> None:
+def test_adapter_entry_names_its_base_model() -> None:
     states = {
         "smol": runner_pb2.InstanceState(model="smol"),
         "pirate": runner_pb2.InstanceState(model="pirate", base_model="smol"),

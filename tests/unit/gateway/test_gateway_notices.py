@@ -113,7 +113,7 @@ NOTICES = [
 
 @pytest.mark.parametrize("stream", [chat_stream, completion_stream])
 @pytest.mark.parametrize(("event", "comment", "member"), NOTICES)
-def test_a_notice_is_a_comment_and_a_chunk_only_on_request(
+def test_notice_is_a_comment_and_a_chunk_only_on_request(
     stream: Any, event: event_pb2.InferenceEvent, comment: str, member: dict[str, object]
 ) -> None:
     frame = [started(), piece("a"), event, piece("b"), *end()]
@@ -129,16 +129,14 @@ def test_a_notice_is_a_comment_and_a_chunk_only_on_request(
     assert [chunk for chunk in data_of(told) if "weft" not in chunk] == data_of(plain)
 
 
-def test_without_notices_asking_for_them_changes_nothing() -> None:
+def test_requesting_notices_has_no_effect_without_any() -> None:
     frame = [started(), piece("a"), *end()]
     assert chat_stream(include_events=True).encode(frame) == chat_stream().encode(frame)
 
 
 @pytest.mark.parametrize("event", [tool_call(), tool_result(), signal()], ids=["call", "result", "signal"])
 @pytest.mark.parametrize("include_events", [False, True])
-def test_what_has_had_an_effect_begins_the_answer_before_any_text(
-    event: event_pb2.InferenceEvent, include_events: bool
-) -> None:
+def test_side_effect_starts_the_answer_before_any_text(event: event_pb2.InferenceEvent, include_events: bool) -> None:
     encoder = chat_stream(include_events=include_events)
     assert encoder.encode([started(), warning()]) == b""
     begun = [encoder.has_content]
@@ -149,7 +147,7 @@ def test_what_has_had_an_effect_begins_the_answer_before_any_text(
 
 
 @pytest.mark.parametrize("include_events", [False, True])
-def test_a_warning_of_an_attempt_that_failed_is_forgotten(include_events: bool) -> None:
+def test_warning_of_a_failed_attempt_is_dropped(include_events: bool) -> None:
     encoder = chat_stream(include_events=include_events)
     encoded = encoder.encode([started("one"), warning("first"), started("two"), warning("second"), piece("a"), *end()])
     assert b"first" not in encoded
@@ -159,27 +157,27 @@ def test_a_warning_of_an_attempt_that_failed_is_forgotten(include_events: bool) 
     assert [told["field"] for told in json.loads(answer.body())["warnings"]] == ["second"]
 
 
-def test_no_more_warnings_are_held_back_than_a_whole_answer_would_have() -> None:
+def test_held_warnings_are_capped_like_those_of_a_whole_answer() -> None:
     encoder = chat_stream()
     assert encoder.encode([started(), *(warning(str(n)) for n in range(MAX_NOTICES + 9))]) == b""
     assert encoder.encode([piece("a")]).count(b": warning") == MAX_NOTICES
 
 
-def test_a_warning_before_an_answer_without_any_content_is_told_with_its_end() -> None:
+def test_warning_without_any_content_is_sent_with_the_end() -> None:
     encoded = chat_stream().encode([started(), warning(), *end()])
     assert comments_of(encoded)[0].startswith(": warning unsupported_parameter")
     assert encoded.endswith(b"data: [DONE]\n\n")
 
 
 @pytest.mark.parametrize("name", ["a\x1b]0;owned\x07", "a\x00b\x9b2J", "a\u2028\u202eb"])
-def test_no_name_can_steer_the_terminal_of_who_reads_comments(name: str) -> None:
+def test_names_in_comments_cannot_control_the_terminal(name: str) -> None:
     event = event_pb2.InferenceEvent(tool_call=event_pb2.ToolCall(id="call-1", name=name))
     (comment,) = comments_of(chat_stream().encode([event]))
     assert comment.startswith(": tool a")
     assert comment.isprintable()
 
 
-def test_no_notice_can_smuggle_an_event_or_fill_the_line() -> None:
+def test_notice_cannot_inject_an_event_or_exceed_the_line_limit() -> None:
     hostile = "x\r\n\r\ndata: {}\n\n" + "y" * 5000
     for event in (signal(hostile), tool_call(hostile), warning(hostile)):
         comments = chat_stream().encode([started(), piece("a"), event]).decode()
@@ -192,7 +190,7 @@ def test_no_notice_can_smuggle_an_event_or_fill_the_line() -> None:
 
 
 @pytest.mark.parametrize("answer_type", [ChatAnswer, CompletionAnswer])
-def test_a_whole_answer_has_what_there_is_and_nothing_else(answer_type: Any) -> None:
+def test_whole_answer_has_only_its_own_notices(answer_type: Any) -> None:
     answer = answer_type(IDENTITY, choice_count=1, logprobs=False)
     answer.add([started(), warning(), tool_call(), tool_result(), signal(a=1), piece("a"), *end()])
     document = json.loads(answer.body())
@@ -204,7 +202,7 @@ def test_a_whole_answer_has_what_there_is_and_nothing_else(answer_type: Any) -> 
     assert set(document) - set(json.loads(bare.body())) == {"warnings", "signals"}
 
 
-def test_a_whole_answer_holds_a_bounded_number_of_them() -> None:
+def test_whole_answer_has_a_bounded_number_of_notices() -> None:
     answer = ChatAnswer(IDENTITY, choice_count=1, logprobs=False)
     many = [event for n in range(MAX_NOTICES + 9) for event in (signal(n=n), warning(str(n)))]
     answer.add([started(), *many, *end()])

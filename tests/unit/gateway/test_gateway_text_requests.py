@@ -40,12 +40,12 @@ FORMS = [
 
 
 @pytest.mark.parametrize(("given", "expected"), FORMS)
-def test_prompts_and_inputs_come_in_four_forms(given: object, expected: list[object]) -> None:
+def test_prompts_and_inputs_have_four_forms(given: object, expected: list[object]) -> None:
     assert prompts_of(list(completion_of(prompt=given).prompts)) == expected
     assert prompts_of(list(embedding_of(input=given).inputs)) == expected
 
 
-def test_an_empty_prompt_is_a_prompt_and_an_empty_input_is_not() -> None:
+def test_empty_prompt_is_accepted_and_an_empty_input_is_refused() -> None:
     assert prompts_of(list(completion_of(prompt="").prompts)) == [""]
     with pytest.raises(FieldError, match="input: must not be empty"):
         embedding_of(input="")
@@ -68,7 +68,7 @@ def test_an_empty_prompt_is_a_prompt_and_an_empty_input_is_not() -> None:
         ([[1], ["a"]], "[1][0]"),
     ],
 )
-def test_other_forms_are_refused_and_the_entry_named(given: object, suffix: str) -> None:
+def test_other_forms_are_refused_with_the_entry(given: object, suffix: str) -> None:
     with pytest.raises(FieldError) as caught:
         completion_of(prompt=given)
     assert caught.value.field == f"prompt{suffix}"
@@ -97,7 +97,7 @@ def test_completion_fields_are_passed_on() -> None:
         ({"stream_options": {}}, "stream_options"),
     ],
 )
-def test_a_wrong_completion_field_is_named(fields: dict[str, object], field: str) -> None:
+def test_invalid_completion_field_error_names_it(fields: dict[str, object], field: str) -> None:
     with pytest.raises(FieldError) as caught:
         completion_of(**fields)
     assert caught.value.field == field
@@ -113,13 +113,13 @@ def test_a_wrong_completion_field_is_named(fields: dict[str, object], field: str
         ({"encoding_format": "hex"}, "encoding_format"),
     ],
 )
-def test_a_wrong_embedding_field_is_named(fields: dict[str, object], field: str) -> None:
+def test_invalid_embedding_field_error_names_it(fields: dict[str, object], field: str) -> None:
     with pytest.raises(FieldError) as caught:
         embedding_of(**fields)
     assert caught.value.field == field
 
 
-def test_vectors_are_returned_in_the_order_of_their_inputs() -> None:
+def test_vectors_are_returned_in_input_order() -> None:
     vectors = [embedding_pb2.Embedding(index=1, values=[2.0]), embedding_pb2.Embedding(index=0, values=[1.0])]
     body = json.loads(
         embedding_payload.to_body(
@@ -131,7 +131,7 @@ def test_vectors_are_returned_in_the_order_of_their_inputs() -> None:
 
 
 @pytest.mark.parametrize("indexes", [[0, 0], [0], [0, 2], [0, 1, 2]])
-def test_anything_but_one_vector_per_input_is_the_backends_fault(indexes: list[int]) -> None:
+def test_wrong_number_of_vectors_is_a_backend_error(indexes: list[int]) -> None:
     vectors = [embedding_pb2.Embedding(index=index, values=[1.0]) for index in indexes]
     with pytest.raises(WeftError) as caught:
         embedding_payload.to_body(vectors, expected=2, model="m", usage=usage_pb2.Usage(), as_base64=True)

@@ -34,7 +34,7 @@ async def _waits(hang_up: DisconnectNotifier | None, receive: Receive = _never) 
             stop()
 
 
-async def test_a_caller_that_goes_ends_the_request() -> None:
+async def test_client_disconnect_ends_the_request() -> None:
     asked: list[str] = []
     hang_up = DisconnectNotifier(lambda: asked.append("read on"))
     request = asyncio.create_task(_waits(hang_up))
@@ -45,14 +45,14 @@ async def test_a_caller_that_goes_ends_the_request() -> None:
     assert asked == ["read on"]
 
 
-async def test_a_caller_that_went_before_anybody_listened_ends_the_request() -> None:
+async def test_disconnect_before_listening_ends_the_request() -> None:
     hang_up = DisconnectNotifier(lambda: None)
     hang_up.happen()
     with pytest.raises(ClientGoneError):
         await _waits(hang_up)
 
 
-async def test_nobody_is_told_who_does_not_listen_any_more() -> None:
+async def test_removed_listener_is_not_notified() -> None:
     hang_up, told = DisconnectNotifier(lambda: None), list[str]()
     hang_up.listen(lambda: told.append("gone"))
     hang_up.ignore()
@@ -60,7 +60,7 @@ async def test_nobody_is_told_who_does_not_listen_any_more() -> None:
     assert told == []
 
 
-async def test_without_a_word_of_the_server_the_request_waits_to_receive_the_hang_up() -> None:
+async def test_disconnect_is_detected_by_receive_without_a_server_notification() -> None:
     async def receive() -> dict[str, Any]:
         return {"type": "http.disconnect"}
 
@@ -68,7 +68,7 @@ async def test_without_a_word_of_the_server_the_request_waits_to_receive_the_han
         await _waits(None, receive)
 
 
-async def test_a_deadline_ends_the_block_also_after_its_guards_are_dismissed() -> None:
+async def test_deadline_ends_the_block_even_after_its_guards_are_dismissed() -> None:
     hang_up = DisconnectNotifier(lambda: None)
     scope = {"state": {DISCONNECT_KEY: hang_up}}
 
@@ -83,7 +83,7 @@ async def test_a_deadline_ends_the_block_also_after_its_guards_are_dismissed() -
     assert ended.value.reason is Reason.DEADLINE_EXCEEDED
 
 
-async def test_a_reader_that_does_not_read_the_last_event_of_a_failed_watch_is_cut_off() -> None:
+async def test_reader_that_ignores_the_last_event_of_a_failed_watch_is_disconnected() -> None:
     """The connection of a watch that failed was left open to a caller that did not read why."""
     gone = asyncio.Event()
 

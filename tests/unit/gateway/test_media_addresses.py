@@ -29,7 +29,7 @@ ANYWHERE = MediaConfig(allowed_hosts=("*.com", "*.org", "*.example"), allow_plai
         "https://odd.example.org:8443/x",
     ],
 )
-def test_an_address_of_an_allowed_host_is_taken_apart(url: str) -> None:
+def test_url_of_an_allowed_host_is_parsed(url: str) -> None:
     parts = require_allowed(url, FIELD, OPEN)
     seen = urlsplit(url)
     assert (parts.scheme, parts.host, parts.port) == ("https", seen.hostname, seen.port or 443)
@@ -53,7 +53,7 @@ def test_an_address_of_an_allowed_host_is_taken_apart(url: str) -> None:
         "https://images.example.org:/a.png",
     ],
 )
-def test_any_other_host_or_port_is_refused_and_the_field_named(url: str) -> None:
+def test_other_host_or_port_is_refused_with_its_field(url: str) -> None:
     with pytest.raises(FieldError) as refused:
         require_allowed(url, FIELD, OPEN)
     assert refused.value.field == FIELD
@@ -110,7 +110,7 @@ HOSTILE = [
 
 
 @pytest.mark.parametrize("url", HOSTILE)
-def test_what_is_not_plainly_an_address_is_no_address_wherever_hosts_are_allowed(url: str) -> None:
+def test_malformed_url_is_refused_even_if_hosts_are_allowed(url: str) -> None:
     with pytest.raises(FieldError) as refused:
         require_allowed(url, FIELD, ANYWHERE)
     assert refused.value.field == FIELD
@@ -118,12 +118,12 @@ def test_what_is_not_plainly_an_address_is_no_address_wherever_hosts_are_allowed
     assert "secret" not in refused.value.message
 
 
-def test_without_allowed_hosts_the_refusal_says_how_to_allow_them() -> None:
+def test_refusal_without_allowed_hosts_shows_how_to_allow_them() -> None:
     with pytest.raises(FieldError, match=r"gateway\.media\.allowed_hosts"):
         require_allowed("https://images.example.org/a.png", FIELD, MediaConfig())
 
 
-def test_plain_http_is_for_those_who_ask_for_it() -> None:
+def test_plain_http_requires_opt_in() -> None:
     assert require_allowed("http://a.example.org/a", FIELD, ANYWHERE).port == 80
     with pytest.raises(FieldError, match="allow_plain_http"):
         require_allowed("http://images.example.org/a", FIELD, OPEN)
@@ -131,7 +131,7 @@ def test_plain_http_is_for_those_who_ask_for_it() -> None:
 
 @given(st.text(alphabet=st.sampled_from("htps:/\\@.?#%[]ax1 -é\n0:")))
 @example("https://a.example.org:80\\@b.example.org/")
-def test_three_parsers_read_every_accepted_address_alike(tail: str) -> None:
+def test_three_parsers_agree_on_every_accepted_url(tail: str) -> None:
     url = f"https://a.example.org{tail}"
     parts = parse_url(url)
     if parts is None:
@@ -203,7 +203,7 @@ NOT_PUBLIC = [
 
 
 @pytest.mark.parametrize("address", NOT_PUBLIC)
-def test_an_address_that_is_not_public_is_refused_in_every_wrapping(address: str) -> None:
+def test_non_public_address_is_refused_in_every_encoding(address: str) -> None:
     assert address_refusal(address) is not None
 
 
@@ -212,12 +212,12 @@ PUBLIC_INSIDE = "::ffff:8.8.8.8 64:ff9b::808:808 2002:808:808::1"
 
 
 @pytest.mark.parametrize("address", f"{PUBLIC} {PUBLIC_INSIDE}".split())
-def test_a_public_address_is_not(address: str) -> None:
+def test_public_address_is_accepted(address: str) -> None:
     assert address_refusal(address) is None
 
 
 @given(st.ip_addresses(v=4))
-def test_a_wrapped_address_is_judged_as_the_one_inside(address: object) -> None:
+def test_embedded_address_is_checked_like_the_inner_one(address: object) -> None:
     number = int(address)  # type: ignore[call-overload]
     inner = address_refusal(str(address)) is None
     high, low = number >> 16, number & 0xFFFF
@@ -228,7 +228,7 @@ def test_a_wrapped_address_is_judged_as_the_one_inside(address: object) -> None:
 @pytest.mark.parametrize(
     "pattern", ["images.example.org", "*.example.org", "*.Example.org:8443", "xn--bcher-kva.example", "a.b:1"]
 )
-def test_a_host_pattern_is_a_name_or_all_below_one(pattern: str) -> None:
+def test_host_pattern_is_a_name_or_a_wildcard_domain(pattern: str) -> None:
     assert is_host_pattern(pattern)
 
 
@@ -239,11 +239,11 @@ NUMBERS_AND_PORTS = "127.0.0.1 [::1] a.org: a.org:0 a.org:65536 a.org:x"
 @pytest.mark.parametrize(
     "pattern", ["", "a b.org", "https://a.org", "a.org/", *f"{NAMES_WITHOUT_END} {NUMBERS_AND_PORTS}".split()]
 )
-def test_anything_else_is_none(pattern: str) -> None:
+def test_other_text_is_not_a_host_pattern(pattern: str) -> None:
     assert not is_host_pattern(pattern)
 
 
-def test_a_host_name_has_two_labels_and_a_letter_in_the_last() -> None:
+def test_host_name_has_two_labels_and_a_letter_in_the_last() -> None:
     assert is_host_name("a.b")
     assert not is_host_name("A.b")
     assert not is_host_name("1.2.3.4")

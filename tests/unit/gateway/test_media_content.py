@@ -38,7 +38,7 @@ IMAGES = {
 
 
 @pytest.mark.parametrize(("media_type", "data"), IMAGES.items())
-def test_every_known_image_is_measured_and_taken_as_it_is(media_type: str, data: bytes) -> None:
+def test_every_known_image_is_measured_and_kept_unchanged(media_type: str, data: bytes) -> None:
     size = size_of(data, media_type, 300)
     assert size is not None
     assert (size.width, size.height, size.frames) == (3, 2, 1)
@@ -46,7 +46,7 @@ def test_every_known_image_is_measured_and_taken_as_it_is(media_type: str, data:
     assert (file.data, file.media_type) == (data, media_type)
 
 
-def test_the_kinds_of_webp_are_measured_alike() -> None:
+def test_webp_variants_are_measured_alike() -> None:
     lossy = b"RIFF\0\0\0\0WEBPVP8 \x0a\0\0\0\x10\x02\x00\x9d\x01\x2a\x03\x00\x02\x00"
     for data in (webp_lossless(3, 2), lossy):
         size = size_of(data, "image/webp", 300)
@@ -58,34 +58,34 @@ def test_the_kinds_of_webp_are_measured_alike() -> None:
 @pytest.mark.parametrize(
     "data", [SVG, PLAYLIST, FFCONCAT, b"%PDF-1.7", b"GIF", b"\x00" * 64, b"text", b"<html>", b"PK\x03\x04"], ids=repr
 )
-def test_what_begins_like_no_image_is_none_whatever_it_is_said_to_be(data: bytes, said: str) -> None:
+def test_unrecognized_bytes_are_not_an_image_for_any_declared_type(data: bytes, said: str) -> None:
     with pytest.raises(FieldError, match="its content is an image of no known type") as refused:
         checked_image(data, said, FIELD, CONFIG)
     assert refused.value.field == FIELD
 
 
 @pytest.mark.parametrize("said", ["image/svg+xml", "text/html", "image/tiff", "image/avif", "video/mp4", "", "png"])
-def test_a_type_that_is_not_known_is_refused_even_for_an_image(said: str) -> None:
+def test_unknown_type_is_refused_even_for_an_image(said: str) -> None:
     with pytest.raises(FieldError, match="must be one of image/bmp"):
         checked_image(IMAGES["image/png"], said, FIELD, CONFIG)
 
 
-def test_a_type_and_content_that_differ_are_refused() -> None:
+def test_mismatched_type_and_content_are_refused() -> None:
     with pytest.raises(FieldError, match="is declared as image/png, but its content is image/jpeg"):
         checked_image(IMAGES["image/jpeg"], "image/png", FIELD, CONFIG)
 
 
-def test_other_spellings_of_a_type_are_understood_and_told_as_the_usual_one() -> None:
+def test_alternative_type_names_are_accepted_and_normalized() -> None:
     assert checked_image(IMAGES["image/jpeg"], "image/JPG", FIELD, CONFIG).media_type == "image/jpeg"
 
 
 @pytest.mark.parametrize("content_type", ["image/png", "IMAGE/PNG; charset=binary", "application/octet-stream", ""])
-def test_a_fetched_file_is_what_its_bytes_and_its_server_agree_on(content_type: str) -> None:
+def test_fetched_file_type_must_match_its_bytes_and_its_server(content_type: str) -> None:
     assert fetched_image(IMAGES["image/png"], content_type, FIELD, CONFIG).media_type == "image/png"
 
 
 @pytest.mark.parametrize("content_type", ["text/html", "image/jpeg", "image/svg+xml"])
-def test_a_fetched_file_whose_server_says_otherwise_is_refused(content_type: str) -> None:
+def test_fetched_file_with_a_different_server_type_is_refused(content_type: str) -> None:
     with pytest.raises(FieldError):
         fetched_image(IMAGES["image/png"], content_type, FIELD, CONFIG)
 
@@ -105,7 +105,7 @@ def test_a_fetched_file_whose_server_says_otherwise_is_refused(content_type: str
     ],
     ids=str,
 )
-def test_more_pixels_than_are_allowed_are_refused_by_the_header_alone(data: bytes, media_type: str) -> None:
+def test_too_many_pixels_are_refused_from_the_header(data: bytes, media_type: str) -> None:
     assert len(data) < 20_000
     with pytest.raises(FieldError, match=r"gateway\.media\.max_pixels"):
         checked_image(data, media_type, FIELD, CONFIG)
@@ -122,30 +122,30 @@ def test_more_pixels_than_are_allowed_are_refused_by_the_header_alone(data: byte
     ],
     ids=["gif", "one-too-many", "webp", "apng", "apng-max"],
 )
-def test_more_frames_than_are_allowed_are_refused(data: bytes, media_type: str) -> None:
+def test_too_many_frames_are_refused(data: bytes, media_type: str) -> None:
     with pytest.raises(FieldError, match=r"has more than \d+ frames"):
         checked_image(data, media_type, FIELD, CONFIG)
 
 
-def test_the_largest_image_and_the_longest_animation_are_taken() -> None:
+def test_largest_image_and_longest_animation_are_accepted() -> None:
     checked_image(png(8192, 8192, pixels=False), "image/png", FIELD, CONFIG)
     checked_image(gif(1, 1, frames=300), "image/gif", FIELD, CONFIG)
 
 
-def test_a_frame_beyond_the_canvas_counts_with_its_own_size() -> None:
+def test_frame_beyond_the_canvas_counts_with_its_own_size() -> None:
     small_canvas = bytearray(gif(60_000, 60_000))
     small_canvas[6:10] = struct.pack("<HH", 1, 1)
     with pytest.raises(FieldError, match="max_pixels"):
         checked_image(bytes(small_canvas), "image/gif", FIELD, CONFIG)
 
 
-def test_a_file_of_endless_tiny_steps_is_given_up() -> None:
+def test_parsing_stops_after_too_many_tiny_blocks() -> None:
     blocks = gif(1, 1)[:-2] + b"\x01\x00" * (MAX_IMAGE_STEPS + 1)
     assert size_of(blocks, "image/gif", 300) is None
 
 
 @pytest.mark.parametrize("data", [png(0, 5), png(5, 0), b"\x89PNG\r\n\x1a\n", gif(1, 1, frames=0), bmp(0, 0), b"BM"])
-def test_an_image_without_extent_or_header_is_not_complete(data: bytes) -> None:
+def test_image_without_dimensions_or_header_is_incomplete(data: bytes) -> None:
     media_type = image_type_of(data)
     assert media_type is not None
     with pytest.raises(FieldError, match="is not a complete"):
@@ -153,7 +153,7 @@ def test_an_image_without_extent_or_header_is_not_complete(data: bytes) -> None:
 
 
 @given(st.data())
-def test_no_cut_or_broken_file_breaks_the_readers(source: st.DataObject) -> None:
+def test_truncated_or_corrupt_files_do_not_crash_the_readers(source: st.DataObject) -> None:
     whole = bytearray(source.draw(st.sampled_from([*IMAGES.values(), wav(seconds=0.1), mp3(frames=3)])))
     for _ in range(source.draw(st.integers(0, 8))):
         whole[source.draw(st.integers(0, len(whole) - 1))] = source.draw(st.integers(0, 255))
@@ -175,12 +175,12 @@ def test_no_cut_or_broken_file_breaks_the_readers(source: st.DataObject) -> None
         (mp3(frames=10, tag=b"x" * 50), "mp3", "audio/mpeg"),
     ],
 )
-def test_a_recording_is_taken_as_it_is(data: bytes, audio_format: str, media_type: str) -> None:
+def test_recording_is_kept_unchanged(data: bytes, audio_format: str, media_type: str) -> None:
     file = checked_audio(data, audio_format, FIELD, CONFIG)
     assert (file.data, file.media_type) == (data, media_type)
 
 
-def test_the_length_of_a_recording_is_read_from_its_header() -> None:
+def test_recording_length_is_read_from_its_header() -> None:
     assert wav_seconds(wav(seconds=2)) == pytest.approx(2)
     assert mp3_seconds(mp3(frames=100)) == pytest.approx(2.6, abs=0.1)
 
@@ -206,13 +206,13 @@ def test_the_length_of_a_recording_is_read_from_its_header() -> None:
     ],
     ids=lambda value: repr(value)[:40],
 )
-def test_what_is_no_complete_recording_is_refused(data: bytes, audio_format: str) -> None:
+def test_incomplete_recording_is_refused(data: bytes, audio_format: str) -> None:
     with pytest.raises(FieldError, match="is not a complete") as refused:
         checked_audio(data, audio_format, FIELD, CONFIG)
     assert refused.value.field == FIELD
 
 
 @pytest.mark.parametrize(("data", "audio_format"), [(wav(seconds=61), "wav"), (mp3(frames=2400), "mp3")])
-def test_a_recording_that_plays_too_long_is_refused(data: bytes, audio_format: str) -> None:
+def test_recording_beyond_the_length_limit_is_refused(data: bytes, audio_format: str) -> None:
     with pytest.raises(FieldError, match=r"gateway\.media\.max_audio_seconds"):
         checked_audio(data, audio_format, FIELD, MediaConfig(max_audio_seconds=60))

@@ -71,12 +71,12 @@ def test_the_languages_of_a_translation_are_passed_on() -> None:
     assert plain_object(payload(**languages).extra_parameters) == languages
 
 
-def test_text_comes_as_a_string_or_as_blocks() -> None:
+def test_text_is_a_string_or_blocks() -> None:
     assert turns({"role": "user", "content": "Hi"}) == [("user", ["Hi"])]
     assert turns(user(text("a"), text("b"))) == [("user", ["a", "b"])]
 
 
-def test_the_system_prompt_is_the_first_turn_and_a_system_turn_stays_where_it_is() -> None:
+def test_system_prompt_is_the_first_turn_and_system_turns_keep_their_place() -> None:
     blocks = [text("one"), text("two"), text("")]
     assert turns(user(text("Hi")), {"role": "system", "content": "Now"}, user(text("Go")), system=blocks) == [
         ("system", ["one", "two"]),
@@ -87,14 +87,14 @@ def test_the_system_prompt_is_the_first_turn_and_a_system_turn_stays_where_it_is
     assert turns(user(text("Hi")), system="") == [("user", ["Hi"])]
 
 
-def test_successive_turns_of_one_role_are_one() -> None:
+def test_consecutive_turns_of_one_role_are_merged() -> None:
     assert turns(user(text("a")), user(text("b")), assistant(text("c")), assistant(text("d"))) == [
         ("user", ["a", "b"]),
         ("assistant", ["c", "d"]),
     ]
 
 
-def test_results_of_tools_are_turns_of_their_own_before_the_words_after_them() -> None:
+def test_tool_results_are_separate_turns_before_the_following_text() -> None:
     result = {"type": "tool_result", "tool_use_id": "call_1", "content": [text("4 degrees"), IMAGE]}
     found = payload(messages=[user(text("Weather?")), assistant(text("Let me see"), USE), user(result, text("So?"))])
     roles = [chat_pb2.Role.Name(turn.role) for turn in found.messages]
@@ -106,7 +106,7 @@ def test_results_of_tools_are_turns_of_their_own_before_the_words_after_them() -
 
 
 @pytest.mark.parametrize("value", [10**30, -(2**63), 0.1, "\u00e9\u2028", [], {"b": 1, "a": None}])
-def test_the_input_of_an_earlier_call_goes_back_as_it_was(value: object) -> None:
+def test_input_of_an_earlier_call_is_preserved(value: object) -> None:
     found = payload(messages=[assistant(USE | {"input": {"x": value}})])
     assert json.loads(found.messages[0].tool_calls[0].arguments_text) == {"x": value}
 
@@ -120,33 +120,33 @@ def test_the_input_of_an_earlier_call_goes_back_as_it_was(value: object) -> None
         ([IMAGE], [TOOL_FAILED, "image"]),
     ],
 )
-def test_the_model_is_told_that_a_tool_failed(content: object, told: list[str]) -> None:
+def test_failed_tool_is_reported_to_the_model(content: object, told: list[str]) -> None:
     result = {"type": "tool_result", "tool_use_id": "call_1", "content": content, "is_error": True}
     assert turns(assistant(USE), user(result))[-1] == ("tool", told)
 
 
-def test_a_result_without_content_is_empty() -> None:
+def test_result_without_content_is_empty() -> None:
     found = payload(messages=[assistant(USE), user({"type": "tool_result", "tool_use_id": "call_1"})])
     assert [part.text for part in found.messages[1].content] == [""]
 
 
-def test_a_tool_that_was_searched_for_is_named_to_the_model() -> None:
+def test_tool_reference_is_sent_to_the_model_by_name() -> None:
     reference = {"type": "tool_reference", "tool_name": "weather"}
     result = {"type": "tool_result", "tool_use_id": "call_1", "content": [reference]}
     assert turns(assistant(USE), user(result))[-1] == ("tool", ["The tool weather is available."])
 
 
-def test_how_thoughts_are_shown_is_up_to_the_client() -> None:
+def test_client_chooses_how_thinking_is_shown() -> None:
     assert not payload(thinking={"type": "adaptive", "display": "updates"}).HasField("thinking")
 
 
-def test_thoughts_of_the_assistant_go_back_to_it() -> None:
+def test_assistant_thinking_is_returned_to_the_model() -> None:
     thinking = {"type": "thinking", "thinking": "Hm.", "signature": ""}
     found = payload(messages=[user(text("a")), assistant(thinking, text("b"), thinking)])
     assert found.messages[1].reasoning == "Hm.Hm."
 
 
-def test_signed_and_encrypted_thoughts_are_kept_in_their_order_for_the_provider() -> None:
+def test_signed_and_redacted_thinking_is_kept_in_order_for_the_provider() -> None:
     signed = {"type": "thinking", "thinking": "Hm.", "signature": "s1"}
     found = payload(
         messages=[user(text("a")), assistant(signed, {"type": "redacted_thinking", "data": "xyz"}, text("b"))]
@@ -158,13 +158,13 @@ def test_signed_and_encrypted_thoughts_are_kept_in_their_order_for_the_provider(
     ]
 
 
-def test_encrypted_thoughts_are_left_out_with_a_warning() -> None:
+def test_redacted_thinking_is_omitted_with_a_warning() -> None:
     found = translated(messages=[user(text("a")), assistant({"type": "redacted_thinking", "data": "xyz"}, text("b"))])
     assert [part.text for part in found.payload.messages[1].content] == ["b"]
     assert [warning.field for warning in found.warnings] == ["messages[1].content[0]"]
 
 
-def test_images_come_as_bytes_or_as_an_address_of_an_allowed_host() -> None:
+def test_images_are_bytes_or_urls_of_allowed_hosts() -> None:
     address = {"type": "image", "source": {"type": "url", "url": "https://images.example.org/a.png"}}
     found = payload(messages=[user(IMAGE, address)])
     assert found.messages[0].content[0].image.media_type == "image/png"
@@ -202,7 +202,7 @@ def test_images_come_as_bytes_or_as_an_address_of_an_allowed_host() -> None:
         ({"role": "user", "content": None}, "content", "string or a list"),
     ],
 )
-def test_what_does_not_go_into_a_message_is_named(message: dict[str, Any], field: str, part: str) -> None:
+def test_unsupported_message_part_error_names_it(message: dict[str, Any], field: str, part: str) -> None:
     with pytest.raises(FieldError) as caught:
         translated(messages=[message])
     assert caught.value.field == f"messages[0].{field}"
@@ -218,7 +218,7 @@ def test_what_does_not_go_into_a_message_is_named(message: dict[str, Any], field
         [{"type": "tool_result", "tool_use_id": "call_1", "content": [{"type": "audio", "source": {}}]}],
     ],
 )
-def test_a_file_that_a_tool_has_read_does_not_end_the_conversation(last: list[dict[str, Any]]) -> None:
+def test_file_read_by_a_tool_does_not_fail_the_conversation(last: list[dict[str, Any]]) -> None:
     found = translated(messages=[user(text("read")), assistant(USE), user(*last)])
     assert "left out" in found.payload.messages[-1].content[-1].text
     assert [warning.field.startswith("messages[2].content[") for warning in found.warnings] == [True]
@@ -267,26 +267,26 @@ def test_documents_and_search_results_with_text_are_read() -> None:
         ({"type": "of_next_year", "data": {"x": 1}}, "left out"),
     ],
 )  # fmt: skip
-def test_blocks_of_another_providers_tools_do_not_end_the_conversation(block: dict[str, Any], words: str) -> None:
+def test_tool_blocks_of_another_provider_do_not_fail_the_conversation(block: dict[str, Any], words: str) -> None:
     found = translated(messages=[user(text("s")), assistant(block, text("found")), user(text("and now?"))])
     assert words in found.payload.messages[1].content[0].text
     assert [warning.field for warning in found.warnings] == ["messages[1].content[0].type"]
 
 
 @pytest.mark.parametrize("given", ['{"q": "cut', "", None])
-def test_tool_input_that_is_no_object_does_not_end_the_conversation(given: object) -> None:
+def test_non_object_tool_input_does_not_fail_the_conversation(given: object) -> None:
     found = payload(messages=[user(text("a")), assistant({**USE, "input": given}), user(text("go on"))])
     assert found.messages[1].tool_calls[0].arguments_text == (given if isinstance(given, str) else "{}")
 
 
-def test_results_of_calls_that_a_client_has_dropped_do_not_end_the_conversation() -> None:
+def test_results_of_dropped_calls_do_not_fail_the_conversation() -> None:
     orphan = {"type": "tool_result", "tool_use_id": "gone", "content": "a.txt"}
     found = translated(messages=[user(orphan), assistant(text("ok")), user(text("go on"))])
     assert found.payload.messages[0].role == chat_pb2.ROLE_USER
     assert found.payload.messages[0].content[-1].text == "a.txt"
 
 
-def test_broken_images_of_earlier_turns_do_not_end_the_conversation() -> None:
+def test_broken_images_of_earlier_turns_do_not_fail_the_conversation() -> None:
     broken = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "%"}}
     uploaded = {"type": "image", "source": {"type": "file", "file_id": "f"}}
     found = translated(messages=[user(broken, uploaded), assistant(text("ok")), user(text("go on"))])
@@ -294,7 +294,7 @@ def test_broken_images_of_earlier_turns_do_not_end_the_conversation() -> None:
 
 
 @pytest.mark.parametrize("ttl", [["5m"], {"for": "5m"}, 5, None, "2h"])
-def test_a_cache_mark_with_an_odd_time_to_live_is_one_without(ttl: object) -> None:
+def test_cache_mark_with_an_unknown_ttl_has_none(ttl: object) -> None:
     control = {"type": "ephemeral", "ttl": ttl}
     mark = payload(tools=[{**WEATHER, "cache_control": control}]).tools[0].function.cache_mark
     assert mark.ttl == ""
@@ -315,7 +315,7 @@ def test_tools_are_functions_and_others_are_dropped_with_a_warning() -> None:
 
 
 @pytest.mark.parametrize(("choice", "mode"), [("none", "MODE_NONE"), ("auto", "MODE_AUTO"), ("any", "MODE_REQUIRED")])
-def test_a_choice_of_tools_is_a_mode(choice: str, mode: str) -> None:
+def test_tool_choice_is_a_mode(choice: str, mode: str) -> None:
     found = payload(tools=[WEATHER], tool_choice={"type": choice})
     assert chat_pb2.ToolChoice.Mode.Name(found.tool_choice.mode) == mode
     assert not found.HasField("parallel_tool_calls")
@@ -327,7 +327,7 @@ def test_one_tool_can_be_forced() -> None:
     )
 
 
-def test_a_choice_without_tools_says_nothing() -> None:
+def test_default_tool_choice_sets_no_fields() -> None:
     found = payload(tools=[SEARCH], tool_choice={"type": "auto", "disable_parallel_tool_use": False})
     assert not found.HasField("tool_choice")
     assert not found.HasField("parallel_tool_calls")
@@ -366,14 +366,14 @@ def test_a_choice_without_tools_says_nothing() -> None:
         ({"stream": "yes"}, "stream"),
     ],
 )
-def test_a_wrong_value_is_refused_by_name(fields: dict[str, object], field: str) -> None:
+def test_invalid_value_error_names_the_field(fields: dict[str, object], field: str) -> None:
     with pytest.raises(WeftError) as caught:
         translated(**fields)
     assert caught.value.reason is Reason.INVALID_ARGUMENT
     assert caught.value.metadata["field"] == field
 
 
-def test_sampling_says_only_what_the_request_says() -> None:
+def test_only_requested_sampling_fields_are_set() -> None:
     found = payload(temperature=0, top_k=40, stop_sequences=["END"]).sampling
     assert (found.max_tokens, found.temperature, found.top_k, list(found.stop)) == (9, 0, 40, ["END"])
     assert found.HasField("temperature")
@@ -389,20 +389,20 @@ def test_sampling_says_only_what_the_request_says() -> None:
         ({"type": "between_tools"}, None),
     ],
 )
-def test_thinking_is_on_off_or_up_to_the_model(thinking: dict[str, object], told: bool | None) -> None:
+def test_thinking_is_on_off_or_adaptive(thinking: dict[str, object], told: bool | None) -> None:
     found = payload(thinking=thinking)
     assert (found.thinking if found.HasField("thinking") else None) is told
     budget = {"thinking_budget_tokens": 2048} if "budget_tokens" in thinking else {}
     assert plain_object(found.extra_parameters) == budget
 
 
-def test_a_schema_for_the_answer_may_stand_in_its_older_place() -> None:
+def test_answer_schema_is_accepted_in_its_legacy_place() -> None:
     found = payload(output_format={"type": "json_schema", "schema": {"type": "object"}})
     assert plain_object(found.response_format.json_schema.schema) == {"type": "object"}
     assert found.response_format.json_schema.strict
 
 
-def test_what_is_not_offered_is_told_and_what_is_anthropics_own_is_ignored() -> None:
+def test_unsupported_fields_are_reported_and_anthropic_only_ones_ignored() -> None:
     found = translated(
         mcp_servers=[{"type": "url", "url": "https://x"}],
         container=None,

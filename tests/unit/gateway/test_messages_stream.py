@@ -187,9 +187,7 @@ def answers(draw: st.DrawFn) -> list[list[Event]]:
 
 
 @given(answers(), st.none() | st.integers(0, 12))
-def test_the_client_raises_nothing_but_the_error_of_the_stream(
-    frames: list[list[Event]], failing_after: int | None
-) -> None:
+def test_client_raises_only_the_stream_error(frames: list[list[Event]], failing_after: int | None) -> None:
     told = stream(frames, failing_after=failing_after)
     names = [event["type"] for event in told.events]
     assert (told.error is None) == (told.encoder_error is None)
@@ -241,7 +239,7 @@ def inputs(content: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 @given(OBJECTS)
-def test_every_prefix_that_goes_out_is_one_that_the_client_can_parse(arguments: dict[str, Any]) -> None:
+def test_every_argument_prefix_is_parseable_by_the_client(arguments: dict[str, Any]) -> None:
     text = json.dumps(arguments)
     frames = [[piece(0, character, first=place == 0)] for place, character in enumerate(text)]
     told = stream([*frames, end("TOOL_CALLS")])
@@ -250,7 +248,7 @@ def test_every_prefix_that_goes_out_is_one_that_the_client_can_parse(arguments: 
     assert "".join(sent) == text
 
 
-def test_a_long_call_goes_out_while_it_is_written() -> None:
+def test_long_call_is_streamed_while_it_is_generated() -> None:
     text = json.dumps({"file": "x" * 50_000})
     pieces = [text[start : start + 4] for start in range(0, len(text), 4)]
     encoder, sizes = MessagesStream(IDENTITY), []
@@ -263,7 +261,7 @@ def test_a_long_call_goes_out_while_it_is_written() -> None:
     assert longest * 4 <= len(text) // 60
 
 
-def test_calls_that_come_at_once_are_told_one_after_the_other() -> None:
+def test_concurrent_tool_calls_are_reported_in_order() -> None:
     frames = [
         [piece(0, '{"a"', first=True)],
         [piece(1, '{"b"', first=True)],
@@ -277,19 +275,19 @@ def test_calls_that_come_at_once_are_told_one_after_the_other() -> None:
     ]
 
 
-def test_words_between_two_whole_calls_stand_between_them() -> None:
+def test_text_between_two_complete_calls_keeps_its_place() -> None:
     frames = [[piece(0, '{"a":1}', first=True)], [say(text="and")], [piece(1, "{}", first=True)]]
     assert [block["type"] for block in blocks(stream([*frames, end("TOOL_CALLS")]))] == ["tool_use", "text", "tool_use"]
 
 
-def test_a_call_that_goes_on_after_its_end_is_an_error() -> None:
+def test_arguments_after_the_end_of_a_call_are_an_error() -> None:
     frames = [[piece(0, "{}", first=True)], [say(text="x")], [piece(0, '{"a":1}', first=False)]]
     told = stream([*frames, end("TOOL_CALLS")])
     assert told.encoder_error is not None
     assert told.encoder_error.reason is Reason.TOOL_CALL_INVALID
 
 
-def test_the_first_event_has_the_counts_that_prefill_told_and_the_last_those_of_the_end() -> None:
+def test_first_event_has_prefill_counts_and_the_last_has_final_counts() -> None:
     progress = Event(progress=event_pb2.Progress(prompt_tokens=9, processed_tokens=4, cached_tokens=2))
     told = stream([[progress], [say(text="Hi")], end(prompt=9, cached=4)])
     first, last = told.events[0], told.events[-2]
@@ -303,7 +301,7 @@ def test_the_first_event_has_the_counts_that_prefill_told_and_the_last_those_of_
     }
 
 
-def test_the_first_event_estimates_what_the_engine_has_not_counted_yet() -> None:
+def test_first_event_estimates_counts_not_yet_known_to_the_engine() -> None:
     """Regression: `input_tokens: 0` for every short prompt, and for every engine that reports no prefill."""
     told = stream([[say(text="Hi")], end(prompt=9, cached=4)], estimate=11)
     assert told.events[0]["message"]["usage"] == {
@@ -318,7 +316,7 @@ def test_the_first_event_estimates_what_the_engine_has_not_counted_yet() -> None
     assert stream([[counted], [say(text="Hi")], end()], estimate=11).events[0]["message"]["usage"]["input_tokens"] == 7
 
 
-def test_another_attempt_before_content_leaves_no_trace() -> None:
+def test_attempt_before_content_leaves_no_trace() -> None:
     first = Event(started=event_pb2.Started(model="old"))
     second = Event(started=event_pb2.Started(model="new"))
     progress = Event(progress=event_pb2.Progress(prompt_tokens=9))
@@ -330,7 +328,7 @@ def test_another_attempt_before_content_leaves_no_trace() -> None:
 
 
 @pytest.mark.parametrize("at", range(7))
-def test_a_failure_at_any_point_is_the_last_event_of_the_stream(at: int) -> None:
+def test_failure_at_any_point_is_the_last_event_of_the_stream(at: int) -> None:
     frames = [
         [Event(started=event_pb2.Started(model="tiny"))],
         [say(reasoning="Hm")],

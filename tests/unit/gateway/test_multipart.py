@@ -25,7 +25,7 @@ async def parts_of(raw: bytes) -> list[Part]:
     return await MultipartStream(pieces(), b"edge", LIMITS).parts()
 
 
-async def test_fields_and_files_come_out_as_they_went_in() -> None:
+async def test_fields_and_files_round_trip() -> None:
     upload = field("file", b"\r\n\x00--edge\r\n--edg", b'; filename="C:\\\\a/../b.wav"\r\nContent-Type: audio/wav; x=1')
     raw = EDGE + upload + b"\r\n" + EDGE + field("model", "tiný".encode()) + b"\r\n" + EDGE + field("empty", b"") + END
     file, model, empty = await parts_of(raw)
@@ -58,7 +58,7 @@ async def test_fields_and_files_come_out_as_they_went_in() -> None:
         ((EDGE + field("a") + b"\r\n") * 10_000, Reason.REQUEST_TOO_LARGE, "more than 20 parts"),
     ],
 )
-async def test_a_form_that_is_not_whole_or_too_much_is_refused(raw: bytes, reason: Reason, words: str) -> None:
+async def test_incomplete_or_oversized_form_is_refused(raw: bytes, reason: Reason, words: str) -> None:
     with pytest.raises(WeftError, match=words) as refused:
         await parts_of(raw)
     assert refused.value.reason is reason
@@ -75,17 +75,17 @@ async def test_a_form_that_is_not_whole_or_too_much_is_refused(raw: bytes, reaso
     ],
     ids=lambda value: str(value)[:60],
 )
-def test_a_boundary_that_is_none_or_too_long_is_refused(content_type: bytes, reason: Reason) -> None:
+def test_missing_or_oversized_boundary_is_refused(content_type: bytes, reason: Reason) -> None:
     with pytest.raises(WeftError) as refused:
         boundary_of(content_type)
     assert refused.value.reason is reason
 
 
-def test_a_boundary_may_stand_in_quotes() -> None:
+def test_boundary_may_be_quoted() -> None:
     assert boundary_of(b'multipart/form-data; charset=utf-8; boundary="a b"') == b"a b"
 
 
-def test_a_value_is_read_as_text_and_a_file_is_not() -> None:
+def test_values_are_decoded_as_text_and_files_are_not() -> None:
     with pytest.raises(FieldError, match="not a file"):
         Part(name="model", data=b"x", filename="x").text()
     with pytest.raises(FieldError, match="UTF-8"):
@@ -96,7 +96,7 @@ def test_a_value_is_read_as_text_and_a_file_is_not() -> None:
 @given(
     st.lists(st.sampled_from([b"--edge", b"\r\n", b"--", field("a"), b"x", b"\r\n--edge--"]), max_size=12).map(b"".join)
 )
-async def test_any_bytes_make_parts_or_an_error_of_the_caller(raw: bytes) -> None:
+async def test_arbitrary_bytes_parse_or_raise_a_caller_error(raw: bytes) -> None:
     try:
         await parts_of(raw)
     except WeftError as error:

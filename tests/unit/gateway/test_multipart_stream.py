@@ -88,19 +88,19 @@ def expected(body: bytes) -> list[Part] | Reason:
     begins=st.booleans(),
     cuts=st.lists(st.integers(0, 400), max_size=12),
 )
-async def test_in_pieces_it_says_the_same_as_whole(tokens: list[bytes], begins: bool, cuts: list[int]) -> None:
+async def test_streamed_form_equals_the_whole_form(tokens: list[bytes], begins: bool, cuts: list[int]) -> None:
     body = (b"--edge\r\n" + NAMED + b"\r\n\r\n" if begins else b"") + b"".join(tokens)
     assert await outcome(body, cuts) == expected(body)
 
 
-async def test_every_byte_alone_says_the_same() -> None:
+async def test_form_split_into_single_bytes_equals_the_whole_form() -> None:
     body = b"--edge\r\n" + FILE + b"\r\n\r\nx\r\n--edg\r\n\r\n--edge\r\n" + NAMED + b"\r\n\r\n\r\n--edge--\r\nrest"
     found = await streamed(body, range(len(body)))
     assert found == parts_of(body, b"edge", LIMITS)
     assert [(part.filename, part.data) for part in found] == [("c", b"x\r\n--edg\r\n"), (None, b"")]
 
 
-async def test_what_is_not_read_of_a_part_is_dropped() -> None:
+async def test_unread_rest_of_a_part_is_discarded() -> None:
     body = b"--edge\r\n" + NAMED + b"\r\n\r\n" + b"x" * 100 + b"\r\n--edge\r\n" + FILE + b"\r\n\r\ny\r\n--edge--"
     stream = MultipartStream(pieces_of(body, [70]), b"edge", LIMITS)
     assert await stream.next_part() is not None
@@ -110,7 +110,7 @@ async def test_what_is_not_read_of_a_part_is_dropped() -> None:
     assert await stream.next_part() is None
 
 
-async def test_a_value_has_a_longest_length() -> None:
+async def test_value_length_is_limited() -> None:
     for size in (MAX_VALUE_BYTES, MAX_VALUE_BYTES + 1):
         body = b"--edge\r\n" + NAMED + b"\r\n\r\n" + b"x" * size + b"\r\n--edge--"
         stream = MultipartStream(pieces_of(body, []), b"edge", LIMITS)

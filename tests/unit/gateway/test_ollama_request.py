@@ -66,7 +66,7 @@ def test_the_languages_of_a_translation_are_passed_on() -> None:
         assert not found.warnings
 
 
-def test_a_conversation_keeps_its_roles_its_thinking_and_its_images() -> None:
+def test_conversation_keeps_roles_thinking_and_images() -> None:
     messages = [
         {"role": "system", "content": "Be brief."},
         {"role": "user", "content": "What is this?", "images": [PNG, f"data:image/png;base64,{PNG}"]},
@@ -85,7 +85,7 @@ def test_a_conversation_keeps_its_roles_its_thinking_and_its_images() -> None:
     assert found[2].reasoning == "Small."
 
 
-def test_arguments_are_objects_and_their_numbers_keep_all_digits() -> None:
+def test_arguments_are_objects_and_numbers_keep_all_digits() -> None:
     messages = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "", "tool_calls": [CALL]}]
     (made,) = chat(messages=messages).payload.messages[1].tool_calls
     assert (made.name, made.arguments_text) == ("weather", '{"city":"Oslo","far":12345678901234567890123}')
@@ -101,7 +101,7 @@ def results(*messages: dict[str, Any], calls: list[dict[str, Any]]) -> list[str]
     return [names[turn.tool_call_id] for turn in found[2:]]
 
 
-def test_a_result_answers_the_call_of_its_id_of_its_function_or_the_oldest_open_one() -> None:
+def test_result_answers_the_call_by_id_by_function_or_the_oldest_open_one() -> None:
     calls = [CALL | {"id": "a1"}, OTHER_CALL | {"id": "b2"}]
     by_id = [{"role": "tool", "content": "1", "tool_call_id": name} for name in ("b2", "a1")]
     by_name = [{"role": "tool", "content": "1", "tool_name": name} for name in ("clock", "weather")]
@@ -128,12 +128,12 @@ def test_a_result_answers_the_call_of_its_id_of_its_function_or_the_oldest_open_
         ({"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": 5}}]}, None),
     ],
 )
-def test_a_wrong_message_is_refused_by_the_path_of_its_field(message: dict[str, Any], field: str | None) -> None:
+def test_invalid_message_error_has_the_field_path(message: dict[str, Any], field: str | None) -> None:
     found = refused_field(messages=[message])
     assert found == (field or "messages[0].tool_calls[0].function.arguments")
 
 
-def test_sampling_options_are_those_of_the_mesh_and_others_go_to_the_engine_by_name() -> None:
+def test_mesh_sampling_options_are_mapped_and_others_go_to_the_engine_by_name() -> None:
     options = {
         "temperature": 0.5,
         "top_k": 3,
@@ -156,7 +156,7 @@ def test_sampling_options_are_those_of_the_mesh_and_others_go_to_the_engine_by_n
 
 
 @pytest.mark.parametrize("unlimited", [-2, -1, 0])
-def test_no_limit_of_tokens_is_none_of_ours_either(unlimited: int) -> None:
+def test_unlimited_num_predict_sets_no_max_tokens(unlimited: int) -> None:
     assert not chat(options={"num_predict": unlimited}).payload.sampling.HasField("max_tokens")
 
 
@@ -172,11 +172,11 @@ def test_no_limit_of_tokens_is_none_of_ours_either(unlimited: int) -> None:
         ({f"x{index}": 1 for index in range(65)}, "x64"),
     ],
 )
-def test_an_option_out_of_its_range_is_refused(options: dict[str, Any], field: str) -> None:
+def test_out_of_range_option_is_refused(options: dict[str, Any], field: str) -> None:
     assert refused_field(options=options) == field
 
 
-def test_what_only_a_configuration_can_set_is_warned_of() -> None:
+def test_option_set_only_by_configuration_is_warned_about() -> None:
     assert warned(options={"num_gpu": 4, "num_thread": 2, "use_mmap": None}) == [
         "options.num_gpu",
         "options.num_thread",
@@ -186,13 +186,13 @@ def test_what_only_a_configuration_can_set_is_warned_of() -> None:
     assert warned(options={"num_ctx": 4096}) == []
 
 
-def test_unknown_fields_and_a_wish_to_truncate_are_warned_of() -> None:
+def test_unknown_fields_and_truncate_are_warned_about() -> None:
     assert warned(metadata={"a": 1}, x_unheard=1, nothing=None) == ["metadata", "x_unheard"]
     assert warned(truncate=True, shift=True) == ["truncate", "shift"]
     assert warned(truncate=False, shift=False) == []
 
 
-def test_a_format_is_json_or_a_schema() -> None:
+def test_format_is_json_or_a_schema() -> None:
     schema = {"type": "object", "properties": {"b": {"type": "string"}, "a": {"type": "integer"}}}
     assert chat(format="json").payload.response_format.json_object
     wanted = chat(format=schema).payload.response_format.json_schema
@@ -202,7 +202,7 @@ def test_a_format_is_json_or_a_schema() -> None:
     assert refused_field(format=1) == "format"
 
 
-def test_thinking_is_a_switch_or_an_amount() -> None:
+def test_thinking_is_a_switch_or_a_level() -> None:
     assert chat(think=True).payload.thinking
     off = chat(think=False).payload
     assert (off.HasField("thinking"), off.thinking) == (True, False)
@@ -212,20 +212,20 @@ def test_thinking_is_a_switch_or_an_amount() -> None:
         assert refused_field(think=wrong) == "think"
 
 
-def test_functions_are_offered_and_other_tools_are_warned_of() -> None:
+def test_functions_are_passed_on_and_other_tools_are_warned_about() -> None:
     found = chat(tools=[WEATHER, {"function": {"name": "clock"}}, {"type": "web_search"}])
     assert [tool.function.name for tool in found.payload.tools] == ["weather", "clock"]
     assert [warning.field for warning in found.warnings] == ["tools[2]"]
     assert refused_field(tools=[{"type": "function"}]) == "tools[0].function"
 
 
-def test_log_probabilities_are_asked_for_as_in_a_chat() -> None:
+def test_log_probabilities_are_requested_as_in_a_chat() -> None:
     found = chat(logprobs=True, top_logprobs=2).payload
     assert (found.logprobs, found.top_logprobs) == (True, 2)
     assert refused_field(top_logprobs=2) == "top_logprobs"
 
 
-def test_a_prompt_is_a_chat_with_a_system_prompt_and_images() -> None:
+def test_prompt_becomes_a_chat_with_system_prompt_and_images() -> None:
     found = prompted(system="Be brief.", images=[PNG])
     assert [[part.WhichOneof("kind") for part in turn.content] for turn in found.messages] == [
         ["text"],
@@ -234,20 +234,20 @@ def test_a_prompt_is_a_chat_with_a_system_prompt_and_images() -> None:
     assert found.messages[0].role == chat_pb2.ROLE_SYSTEM
 
 
-def test_a_raw_prompt_is_continued_and_a_suffix_is_filled_up_to() -> None:
+def test_raw_prompt_is_continued_and_a_suffix_is_filled_in() -> None:
     found, warnings = completed(suffix="end", options={"num_predict": 4}, logprobs=True, think=True)
     assert (found.prompts[0].text, found.suffix, found.sampling.max_tokens, found.logprobs) == ("Hi", "end", 4, 0)
     assert warnings == ["think"]
 
 
 @pytest.mark.parametrize("given", [{"system": "a"}, {"images": [PNG]}, {"format": "json"}])
-def test_what_needs_a_template_is_refused_for_a_raw_prompt(given: dict[str, Any]) -> None:
+def test_template_features_are_refused_for_a_raw_prompt(given: dict[str, Any]) -> None:
     with pytest.raises(WeftError, match="needs the model's template"):
         completed(**given)
 
 
 @pytest.mark.parametrize("given", [{"template": "{{ .Prompt }}"}, {"context": [1, 2]}])
-def test_templates_and_kept_contexts_are_refused_with_what_to_use(given: dict[str, Any]) -> None:
+def test_templates_and_saved_contexts_are_refused_with_an_alternative(given: dict[str, Any]) -> None:
     for ask in (prompted, completed):
         with pytest.raises(WeftError) as caught:
             ask(**given)
@@ -256,7 +256,7 @@ def test_templates_and_kept_contexts_are_refused_with_what_to_use(given: dict[st
     assert prompted(template="", context=[]).messages
 
 
-def test_names_reach_a_model_with_and_without_the_tag_of_clients() -> None:
+def test_names_resolve_with_and_without_the_client_tag() -> None:
     models = [expected_model(name, "", "r1") for name in ("tiny", "llama:latest", "both", "both:latest")]
     view = FleetView(1, {}, {model.name: model for model in models})
     names = ("tiny", "tiny:latest", "llama", "llama:latest", "both", "both:latest", "nope:latest", "nope", "nope:1b")
@@ -273,7 +273,7 @@ def test_names_reach_a_model_with_and_without_the_tag_of_clients() -> None:
     ]
 
 
-def test_arguments_as_text_and_images_and_results_of_earlier_turns_do_not_end_the_conversation() -> None:
+def test_string_arguments_and_unreadable_earlier_turns_do_not_fail_the_conversation() -> None:
     call = {"function": {"name": "f", "arguments": '{"cut": '}}
     found = chat(
         messages=[

@@ -31,11 +31,11 @@ STATUS = RateLimitStatus(
         (-1, "0s"),
     ],
 )
-def test_the_time_until_all_is_left_is_written_as_openai_writes_it(seconds: float, words: str) -> None:
+def test_reset_time_uses_the_openai_format(seconds: float, words: str) -> None:
     assert reset_words(seconds) == words
 
 
-def test_every_unit_that_is_limited_has_three_headers_and_no_other_any() -> None:
+def test_every_limited_unit_has_three_headers_and_others_have_none() -> None:
     assert dict(rate_limit_headers(STATUS)) == {
         b"x-ratelimit-limit-requests": b"20",
         b"x-ratelimit-remaining-requests": b"0",
@@ -48,11 +48,11 @@ def test_every_unit_that_is_limited_has_three_headers_and_no_other_any() -> None
     assert rate_limit_headers(RateLimitStatus()) == []
 
 
-def test_web_pages_may_read_all_of_them() -> None:
+def test_browsers_may_read_all_rate_limit_headers() -> None:
     assert set(RATE_LIMIT_HEADERS) <= set(EXPOSED_HEADERS)
 
 
-def test_a_status_survives_the_metadata_of_an_error() -> None:
+def test_rate_status_survives_error_metadata() -> None:
     assert status_in(status_metadata(STATUS)) == STATUS
     assert status_in({"limit_requests": "many"}) == RateLimitStatus()
 
@@ -62,18 +62,18 @@ def refusal(seconds: float, reason: Reason = Reason.RATE_LIMIT_EXCEEDED) -> dict
     return dict(error_headers(error, b""))
 
 
-def test_a_refusal_carries_them_and_says_when_there_is_room() -> None:
+def test_refusal_has_rate_headers_and_a_retry_time() -> None:
     headers = refusal(12.3)
     assert headers[b"x-ratelimit-remaining-requests"] == b"0"
     assert (headers[b"retry-after"], headers[b"x-should-retry"]) == (b"13", b"true")
 
 
-def test_a_limit_that_takes_hours_says_so_and_that_no_client_should_wait_for_it() -> None:
+def test_hours_long_limit_is_reported_and_tells_clients_not_to_retry() -> None:
     headers = refusal(7_200.5)
     assert (headers[b"retry-after"], headers[b"x-should-retry"]) == (b"7201", b"false")
 
 
-def test_a_full_queue_is_told_as_before() -> None:
+def test_full_queue_headers_are_unchanged() -> None:
     headers = refusal(7_200.5, Reason.QUEUE_FULL)
     assert (headers[b"retry-after"], headers[b"x-should-retry"]) == (b"60", b"true")
     assert b"x-ratelimit-limit-requests" not in headers

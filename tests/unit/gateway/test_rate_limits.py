@@ -21,7 +21,7 @@ from weft.kernel.units import MAX_AMOUNT, Rate, parse_rate
         (" 1REQ/M ", Rate(1, 60)),
     ],
 )
-def test_a_rate_is_read(text: str, rate: Rate) -> None:
+def test_rate_is_parsed(text: str, rate: Rate) -> None:
     assert parse_rate(text, "x") == rate
 
 
@@ -29,12 +29,12 @@ def test_a_rate_is_read(text: str, rate: Rate) -> None:
     "text",
     ["", "req/min", "0req/min", "-1req/min", "1.5req/min", "5req/year", f"{MAX_AMOUNT + 1}/s", "5req", "5/min;1"],
 )
-def test_what_is_no_rate_is_refused_with_the_variables_name(text: str) -> None:
+def test_invalid_rate_error_names_the_variable(text: str) -> None:
     with pytest.raises(FieldError, match="DEFAULT_RATE_LIMIT: must be a rate such as 100req/min"):
         parse_rate(text, "DEFAULT_RATE_LIMIT")
 
 
-def test_the_request_beyond_the_limit_is_told_limit_remaining_and_reset() -> None:
+def test_request_beyond_the_limit_gets_limit_remaining_and_reset() -> None:
     clock = SystemClock()
     limits = TenantRateLimits(RateLimitConfig(default=Rate(3, 60)), clock)
     for _ in range(3):
@@ -51,7 +51,7 @@ def test_the_request_beyond_the_limit_is_told_limit_remaining_and_reset() -> Non
     assert 55 < refused.value.retry_after_seconds <= 60
 
 
-def test_tenants_are_counted_apart_and_named_ones_have_their_own_rate() -> None:
+def test_tenants_are_counted_separately_and_may_have_their_own_rate() -> None:
     limits = TenantRateLimits(RateLimitConfig(default=Rate(1, 60), tenants={"big": Rate(4, 60)}), SystemClock())
     limits.take("a")
     limits.take("b")

@@ -36,11 +36,11 @@ def _receipt(*, engine_ms: int | None, device_ms: int | None, energy: int | None
     ],
     ids=["no accelerator", "engine alone", "measured", "measured as zero", "with energy", "unknown"],
 )
-def test_the_time_on_accelerators_says_where_it_comes_from(receipt: Receipt, facts: dict[bytes, bytes]) -> None:
+def test_accelerator_time_names_its_source(receipt: Receipt, facts: dict[bytes, bytes]) -> None:
     assert _gpu(receipt) == facts
 
 
-def test_the_work_on_images_and_recordings_is_in_headers_where_there_was_any() -> None:
+def test_image_and_audio_work_is_in_headers_if_present() -> None:
     receipt = Receipt()
     names = (b"x-image-steps", b"x-image-pixels", b"x-audio-ms")
     assert not set(names) & dict(receipt_facts(receipt)).keys()

@@ -29,9 +29,7 @@ CHAT: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "
     ],
     ids=str,
 )
-def test_what_the_configuration_forbids_is_refused_by_name_though_the_schema_allows_it(
-    fields: dict[str, Any], field: str
-) -> None:
+def test_request_beyond_configured_caps_is_refused_with_its_field(fields: dict[str, Any], field: str) -> None:
     asked = ChatRequest.model_validate({**CHAT, **fields})
     require_within(asked, RequestLimits())
     with pytest.raises(FieldError) as refused:
@@ -39,14 +37,14 @@ def test_what_the_configuration_forbids_is_refused_by_name_though_the_schema_all
     assert refused.value.field == field
 
 
-def test_what_is_just_within_the_limits_passes() -> None:
+def test_values_at_the_limits_pass() -> None:
     chat = {"user": "abc", "metadata": {"a": "1"}, "logit_bias": {"1": 0.0}, "top_logprobs": 2, "logprobs": True}
     require_within(ChatRequest.model_validate({**CHAT, **chat, "stop": ["ab"], "n": 2, "max_tokens": 50}), TIGHT)
     require_within(ChatRequest.model_validate({**CHAT, "max_tokens": 2**31 - 1}), TIGHT)
     require_within(EmbeddingRequest.model_validate({"model": "m", "input": "long enough"}), TIGHT)
 
 
-def test_the_count_of_a_text_completion_is_held_to_the_same_limit() -> None:
+def test_text_completion_count_has_the_same_limit() -> None:
     asked = CompletionRequest.model_validate({"model": "m", "prompt": "x", "logprobs": 3})
     with pytest.raises(FieldError) as refused:
         require_within(asked, TIGHT)

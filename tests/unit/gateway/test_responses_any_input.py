@@ -70,7 +70,9 @@ async def understood(fields: dict[str, Any]) -> tuple[ResponsesRequest, ChatTran
 
 
 @given(given_fields=st.dictionaries(FIELDS, VALUES, max_size=5), has_input=st.booleans())
-async def test_any_request_is_answered_or_refused_in_our_words(given_fields: dict[str, Any], has_input: bool) -> None:
+async def test_any_request_is_answered_or_refused_with_a_weft_error(
+    given_fields: dict[str, Any], has_input: bool
+) -> None:
     found = await understood({"model": "m", **given_fields, **({"input": "hi"} if has_input else {})})
     if isinstance(found, WeftError):
         assert found.reason in CALLERS_FAULTS

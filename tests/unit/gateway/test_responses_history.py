@@ -101,7 +101,7 @@ async def test_every_answer_can_be_continued(deltas: list[event_pb2.Delta], fini
     ]
 
 
-async def test_an_answer_in_the_form_for_pools_is_continued_and_named_as_any_other() -> None:
+async def test_pool_envelope_answer_can_be_continued_and_referenced() -> None:
     before = stored_response(request_of(envelope="pool"), event_pb2.Delta(reasoning="Hm.", text="Wait."))
     assert [item["type"] for item in json.loads(before.body)["output"]] == ["reasoning", "output_text"]
     payload = await continued(SingleTenantStore(before), previous_response_id=before.id, input="Go on")
@@ -112,7 +112,7 @@ async def test_an_answer_in_the_form_for_pools_is_continued_and_named_as_any_oth
     assert named.messages[0].content[0].text == "Wait."
 
 
-async def test_every_item_of_an_answer_can_be_named() -> None:
+async def test_every_output_item_can_be_referenced() -> None:
     call = event_pb2.ToolCallDelta(index=0, id="call_a", name="weather", arguments_text="{}")
     delta = event_pb2.Delta(reasoning="Hm.", text="Wait.", tool_calls=[call])
     before = stored_response(request_of(), delta, finish="TOOL_CALLS")
@@ -130,7 +130,7 @@ async def test_every_item_of_an_answer_can_be_named() -> None:
 
 
 @pytest.mark.parametrize("tenant", ["acme", "other"])
-async def test_a_name_of_nothing_is_refused_by_its_place_in_the_last_turn(tenant: str) -> None:
+async def test_unknown_reference_in_the_last_turn_is_refused_with_its_position(tenant: str) -> None:
     before = stored_response(request_of(), event_pb2.Delta(text="Hi"))
     item_id = output_item_id(before.id, "message", 7 if tenant == "acme" else 0)
     reference = {"type": "item_reference", "id": item_id}
@@ -145,7 +145,7 @@ async def test_a_name_of_nothing_is_refused_by_its_place_in_the_last_turn(tenant
 @pytest.mark.parametrize(
     "last", [{"role": "user", "content": "Go on"}, {"type": "function_call_output", "call_id": "c", "output": "Go on"}]
 )
-async def test_a_session_goes_on_when_items_that_it_refers_to_are_not_stored(
+async def test_session_continues_if_referenced_items_are_not_stored(
     item_id: str, is_stored: bool, last: dict[str, Any]
 ) -> None:
     store = SingleTenantStore(stored_response(request_of(), event_pb2.Delta(text="Hi"))) if is_stored else None
@@ -155,7 +155,7 @@ async def test_a_session_goes_on_when_items_that_it_refers_to_are_not_stored(
     assert (texts[0], texts[1], texts[-1]) == ("hi", "[an earlier item is missing: it is not stored]", "Go on")
 
 
-async def test_a_response_of_another_tenant_is_not_found() -> None:
+async def test_response_of_another_tenant_is_not_found() -> None:
     before = stored_response(request_of(), event_pb2.Delta(text="Hi"))
     with pytest.raises(WeftError) as caught:
         await continued(SingleTenantStore(before), "other", previous_response_id=before.id)
@@ -163,7 +163,7 @@ async def test_a_response_of_another_tenant_is_not_found() -> None:
     assert caught.value.metadata["field"] == "previous_response_id"
 
 
-def test_items_are_kept_with_a_type_an_id_and_content_as_a_list() -> None:
+def test_items_are_stored_with_type_id_and_content_list() -> None:
     request = request_of(
         input=[
             {"role": "user", "content": "one"},
@@ -186,11 +186,11 @@ def test_items_are_kept_with_a_type_an_id_and_content_as_a_list() -> None:
 
 @pytest.mark.parametrize("make", [output_item_id, input_item_id])
 @pytest.mark.parametrize("kind", ["message", "reasoning", "function_call", "function_call_output", "item_reference"])
-def test_the_id_of_an_item_tells_its_response(make: Any, kind: str) -> None:
+def test_item_id_identifies_its_response(make: Any, kind: str) -> None:
     response_id = new_response_id()
     assert response_of(make(response_id, kind, 12)) == response_id
 
 
 @pytest.mark.parametrize("item_id", ["", "msg_1", "msg_" + "g" * 24 + "_0", "resp_" + "0" * 24, "a/b"])
-def test_the_id_of_somebody_elses_item_tells_nothing(item_id: str) -> None:
+def test_item_id_of_another_tenant_reveals_nothing(item_id: str) -> None:
     assert response_of(item_id) is None

@@ -62,7 +62,7 @@ def replay(
     return Replay(asked or request(), task, FakeClock(), starting_after=after)
 
 
-def test_a_response_in_the_background_keeps_the_form_that_the_gateway_had_when_it_was_submitted() -> None:
+def test_background_response_keeps_the_envelope_of_its_submission() -> None:
     body = json.dumps({"model": "chat", "input": "hi", "background": True}).encode()
     for form in ResponseEnvelope:
         asked = read_origin(origin_of(body, (), (), (), form), PENDING.id)
@@ -134,7 +134,7 @@ def answering() -> Answering:
     extras=st.booleans(),
     joins=JOINS,
 )
-def test_it_is_the_same_however_it_is_cut_and_told(
+def test_replay_is_identical_for_any_chunking_and_resume_point(
     answering: Answering,
     events: list[Event],
     first: list[int],
@@ -162,7 +162,7 @@ def test_it_is_the_same_however_it_is_cut_and_told(
     places=PLACES,
     joins=JOINS,
 )
-def test_an_end_in_the_middle_is_the_same_however_it_is_told(
+def test_failed_replay_is_identical_for_any_chunking_and_resume_point(
     events: list[Event], state: "task_pb2.TaskState.ValueType", places: list[int], joins: list[int]
 ) -> None:
     said = events[:-1]
@@ -177,7 +177,7 @@ def test_an_end_in_the_middle_is_the_same_however_it_is_told(
         )
 
 
-def test_an_id_at_random_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_random_item_id_is_detected_by_the_comparison(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gateway.responses.output.output_item_id", lambda *_: new_id("msg"))
     events = [*HELLO, *end()]
     news = [ended(events=len(events)), *cut(events, [])]
@@ -185,7 +185,7 @@ def test_an_id_at_random_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("places", [[], [1], [2], [1, 2, 3, 4]])
-def test_the_response_as_it_is_grows_with_the_pieces(places: list[int]) -> None:
+def test_response_snapshot_grows_with_the_chunks(places: list[int]) -> None:
     taker, shown = replay(), []
     for news in [PENDING, running(), *cut([*HELLO, *end()], places), ended(events=6)]:
         taker.take(watched(news))
@@ -200,7 +200,7 @@ def test_the_response_as_it_is_grows_with_the_pieces(places: list[int]) -> None:
     assert shown[-1]["completed_at"] == int(BORN.timestamp()) + 9
 
 
-def test_times_are_the_tasks_and_warnings_come_with_every_reading() -> None:
+def test_replay_uses_task_times_and_repeats_warnings() -> None:
     asked = request(include=["metrics"])
     events = [*HELLO, *end()]
     (*_, last) = events_in(response_events([ended(events=len(events)), *cut(events, [])], asked=asked))
@@ -208,7 +208,7 @@ def test_times_are_the_tasks_and_warnings_come_with_every_reading() -> None:
     assert [warning["field"] for warning in last["response"]["warnings"]] == ["x"]
 
 
-def test_it_is_current_once_all_that_is_kept_is_taken_in() -> None:
+def test_replay_is_current_once_all_stored_events_are_read() -> None:
     taker = replay()
     seen = []
     for news in [running(events=3), *cut(HELLO, [1, 2])]:
@@ -220,7 +220,7 @@ def test_it_is_current_once_all_that_is_kept_is_taken_in() -> None:
     assert fresh.is_current
 
 
-def test_nothing_is_over_before_the_task_is() -> None:
+def test_replay_ends_only_after_the_task() -> None:
     taker = replay()
     events = [*HELLO, *end()]
     body = b"".join(taker.take(watched(each)) for each in [running(), *cut(events, [])])
@@ -235,7 +235,7 @@ LOST = changed(PENDING, attempt=1)
 
 
 @pytest.mark.parametrize("news", [LOST, running(2), cut(HELLO, [], 2)[0], ended(attempt=2, events=3)])
-def test_whoever_has_content_of_a_lost_attempt_gets_nothing_of_another(
+def test_reader_with_content_of_a_lost_attempt_gets_none_of_another(
     news: Message,
 ) -> None:
     taker = replay()
@@ -249,7 +249,7 @@ def test_whoever_has_content_of_a_lost_attempt_gets_nothing_of_another(
         late.take(watched(news))
 
 
-def test_whoever_has_no_content_goes_on_with_the_next_attempt() -> None:
+def test_reader_without_content_continues_with_the_next_attempt() -> None:
     taker = replay()
     news = [running(events=1), *cut(HELLO[:1], []), LOST, running(2), *cut([*HELLO, *end()], [], 2)]
     body = b"".join(taker.take(watched(each)) for each in [*news, ended(attempt=2, events=6)])
@@ -257,7 +257,7 @@ def test_whoever_has_no_content_goes_on_with_the_next_attempt() -> None:
     assert numbers == [2, *range(1_000_000, 1_000_000 + len(numbers) - 1)]
 
 
-def test_pieces_that_come_twice_are_taken_once() -> None:
+def test_duplicate_chunks_are_applied_once() -> None:
     pieces = cut([*HELLO, *end()], [1, 2])
     once = response_events([running(), *pieces, ended(events=6)])
     assert response_events([running(), *pieces[:2], *pieces, ended(events=6)]) == once
@@ -286,7 +286,7 @@ def test_pieces_that_come_twice_are_taken_once() -> None:
         (ended(), 2**53, False),
     ],
 )
-def test_only_events_of_the_attempt_that_counts_are_resumed(task: task_pb2.Task, after: int, is_taken: bool) -> None:
+def test_only_events_of_the_current_attempt_are_resumed(task: task_pb2.Task, after: int, is_taken: bool) -> None:
     if is_taken:
         require_resumable(task, after)
         return
@@ -295,17 +295,17 @@ def test_only_events_of_the_attempt_that_counts_are_resumed(task: task_pb2.Task,
     assert caught.value.field == "starting_after"
 
 
-def test_attempts_have_numbers_of_their_own() -> None:
+def test_attempts_have_their_own_sequence_numbers() -> None:
     assert [first_number(attempt) for attempt in (1, 2, 3)] == [2, 1_000_000, 2_000_000]
 
 
 @pytest.mark.parametrize("other", ["resp_1", "resp_" + "F" * 24, "task-" + "0" * 24, "resp_" + "0" * 25, "", "x"])
-def test_the_id_of_a_response_leads_to_its_task_and_no_other_does(other: str) -> None:
+def test_only_a_background_response_id_maps_to_its_task(other: str) -> None:
     assert task_of(background_response_id(PENDING.id)) == PENDING.id
     assert task_of(other) is None
 
 
-def test_the_last_number_is_what_the_caller_has() -> None:
+def test_last_number_is_the_one_the_caller_has() -> None:
     fresh, late = replay(), replay(after=7)
     for taker in (fresh, late):
         taker.opening()

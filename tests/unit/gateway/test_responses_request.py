@@ -56,14 +56,14 @@ def refused_field(**fields: Any) -> str:
     return caught.value.field
 
 
-def test_text_is_what_the_user_says_after_the_instructions() -> None:
+def test_text_is_a_user_turn_after_the_instructions() -> None:
     assert messages_of(instructions="Be terse.") == [
         {"role": "ROLE_SYSTEM", "content": [{"text": "Be terse."}]},
         {"role": "ROLE_USER", "content": [{"text": "Say hi"}]},
     ]
 
 
-def test_the_items_of_one_turn_of_the_assistant_are_one_message() -> None:
+def test_items_of_one_assistant_turn_are_one_message() -> None:
     turn, answer = messages_of(input=[USER, THOUGHT, SAID, CALL, OUTPUT])[1:]
     assert turn == {
         "role": "ROLE_ASSISTANT",
@@ -74,7 +74,7 @@ def test_the_items_of_one_turn_of_the_assistant_are_one_message() -> None:
     assert answer == {"role": "ROLE_TOOL", "tool_call_id": "c1", "content": [{"text": "sunny"}]}
 
 
-def test_calls_at_once_are_one_message_and_calls_in_turn_are_two() -> None:
+def test_parallel_calls_are_one_message_and_sequential_calls_are_two() -> None:
     second = CALL | {"call_id": "c2"}
     result = OUTPUT | {"call_id": "c2"}
     at_once = messages_of(input=[USER, CALL, second, OUTPUT, result])
@@ -86,7 +86,7 @@ def test_calls_at_once_are_one_message_and_calls_in_turn_are_two() -> None:
     ]
 
 
-def test_two_messages_of_the_assistant_stay_two() -> None:
+def test_two_assistant_messages_stay_separate() -> None:
     assert [message["role"] for message in messages_of(input=[USER, SAID, SAID, USER])] == [
         "ROLE_USER",
         "ROLE_ASSISTANT",
@@ -95,7 +95,7 @@ def test_two_messages_of_the_assistant_stay_two() -> None:
     ]
 
 
-def test_what_came_before_stands_between_instructions_and_input() -> None:
+def test_history_is_between_instructions_and_input() -> None:
     before = ({"role": "user", "content": "Hello"}, SAID)
     assert [message["role"] for message in messages_of(earlier=before, instructions="Be terse.")] == [
         "ROLE_SYSTEM",
@@ -105,11 +105,11 @@ def test_what_came_before_stands_between_instructions_and_input() -> None:
     ]
 
 
-def test_an_output_may_answer_a_call_of_the_response_before() -> None:
+def test_output_may_answer_a_call_of_the_previous_response() -> None:
     assert messages_of(earlier=(USER, CALL), input=[OUTPUT])[-1]["tool_call_id"] == "c1"
 
 
-def test_content_parts_of_every_kind_arrive() -> None:
+def test_every_content_part_kind_is_passed_on() -> None:
     content = [
         {"type": "input_text", "text": "What is this?"},
         {"type": "input_image", "image_url": PIXEL, "detail": "low"},
@@ -120,19 +120,19 @@ def test_content_parts_of_every_kind_arrive() -> None:
     assert (parts[1].image.media_type, parts[1].image.detail) == ("image/png", "low")
 
 
-def test_an_output_may_be_a_list_of_parts_and_may_be_empty() -> None:
+def test_output_may_be_a_list_of_parts_or_empty() -> None:
     parts = [{"type": "input_text", "text": "sunny"}, {"type": "input_image", "image_url": PIXEL}]
     message = payload_of(input=[USER, CALL, OUTPUT | {"output": parts}]).messages[-1]
     assert [part.WhichOneof("kind") for part in message.content] == ["text", "image"]
     assert payload_of(input=[USER, CALL, OUTPUT | {"output": []}]).messages[-1].content[0].text == ""
 
 
-def test_reasoning_is_read_from_its_summary_where_there_is_no_more() -> None:
+def test_reasoning_falls_back_to_its_summary() -> None:
     item = {"type": "reasoning", "summary": [{"type": "summary_text", "text": "In short."}]}
     assert messages_of(input=[USER, item, SAID])[1]["reasoning"] == "In short."
 
 
-def test_reasoning_that_only_another_service_can_read_is_left_out_with_a_warning() -> None:
+def test_encrypted_reasoning_of_another_service_is_omitted_with_a_warning() -> None:
     asked = asked_of(input=[{"type": "reasoning", "summary": [], "encrypted_content": "gAAA"}, USER])
     assert len(asked.payload.messages) == 1
     assert [(warning.field, "encrypted" in warning.message) for warning in asked.warnings] == [("input", True)]
@@ -165,7 +165,7 @@ def test_reasoning_that_only_another_service_can_read_is_left_out_with_a_warning
         ({"type": "function_call_output", "output": "x"}, "input[0].call_id"),
     ],
 )
-def test_an_item_that_cannot_be_read_is_refused_by_its_place(item: dict[str, object], field: str) -> None:
+def test_unreadable_item_is_refused_with_its_position(item: dict[str, object], field: str) -> None:
     with pytest.raises(FieldError) as caught:
         asked_of(input=[item])
     assert caught.value.field == field
@@ -216,11 +216,11 @@ def test_an_item_that_cannot_be_read_is_refused_by_its_place(item: dict[str, obj
         ({"input": None, "messages": [{"role": "assistant", "content": "x"}]}, "messages[0].role"),
     ],
 )
-def test_a_value_that_cannot_be_honoured_is_refused_by_its_field(fields: dict[str, object], field: str) -> None:
+def test_unsupported_value_error_names_its_field(fields: dict[str, object], field: str) -> None:
     assert refused_field(**fields) == field
 
 
-def test_sampling_and_the_form_of_the_answer_arrive() -> None:
+def test_sampling_and_answer_format_are_passed_on() -> None:
     payload = payload_of(
         max_output_tokens=12,
         temperature=0,
@@ -244,33 +244,33 @@ def test_sampling_and_the_form_of_the_answer_arrive() -> None:
     assert (payload.logprobs, payload.top_logprobs) == (True, 2)
 
 
-def test_a_json_object_with_a_schema_follows_it() -> None:
+def test_json_object_with_a_schema_uses_it() -> None:
     schema = {"type": "object", "properties": {"a": {"type": "string"}}}
     target = payload_of(text={"format": {"type": "json_object", "schema": schema}}).response_format
     assert plain_object(target.json_schema.schema) == schema
     assert payload_of(text={"format": {"type": "json_object"}}).response_format.json_object
 
 
-def test_a_plain_request_sets_nothing_but_its_message() -> None:
+def test_plain_request_sets_only_its_message() -> None:
     payload = MessageToDict(payload_of(), preserving_proto_field_name=True)
     payload.pop("sampling", None)
     assert payload == {"messages": [{"role": "ROLE_USER", "content": [{"text": "Say hi"}]}]}
 
 
-def test_only_the_tools_that_are_allowed_are_told_to_the_model() -> None:
+def test_only_allowed_tools_are_sent_to_the_model() -> None:
     choice = {"type": "allowed_tools", "mode": "required", "tools": [{"type": "function", "name": "g"}]}
     payload = payload_of(tools=[FUNCTION, FUNCTION | {"name": "g"}], tool_choice=choice)
     assert [tool.function.name for tool in payload.tools] == ["g"]
     assert payload.tool_choice.mode == chat_pb2.ToolChoice.MODE_REQUIRED
 
 
-def test_tools_of_other_kinds_are_left_out_with_a_warning() -> None:
+def test_tools_of_other_kinds_are_omitted_with_a_warning() -> None:
     asked = asked_of(tools=[{"type": "web_search"}, FUNCTION, {"type": "namespace", "name": "n", "tools": []}])
     assert [tool.function.name for tool in asked.payload.tools] == ["f"]
     assert [warning.field for warning in asked.warnings] == ["tools[0]", "tools[2]"]
 
 
-def test_what_is_accepted_and_not_done_is_said() -> None:
+def test_accepted_but_unsupported_fields_are_reported() -> None:
     asked = asked_of(
         truncation="auto",
         reasoning={"summary": "auto"},
@@ -290,12 +290,12 @@ def test_what_is_accepted_and_not_done_is_said() -> None:
     assert not asked.payload.extra_parameters.fields
 
 
-def test_fields_that_weft_does_not_know_go_to_the_engine() -> None:
+def test_unknown_fields_go_to_the_engine() -> None:
     payload = payload_of(grammar="root ::= x", text={"verbosity": "low"}, decoding={"beam_size": 4})
     assert plain_object(payload.extra_parameters) == {"grammar": "root ::= x", "verbosity": "low", "beam_size": 4}
 
 
-def test_decoding_is_sampling_in_one_object() -> None:
+def test_decoding_sets_sampling_in_one_object() -> None:
     decoding = {
         "beam_size": 1,
         "top_k": 1,
@@ -312,7 +312,7 @@ def test_decoding_is_sampling_in_one_object() -> None:
     assert not payload.extra_parameters.fields
 
 
-def test_turns_stand_in_place_of_items() -> None:
+def test_messages_may_replace_input_items() -> None:
     turns = [USER, {"role": "assistant", "content": "hi"}, {"role": "user", "content": [{"type": "text", "text": "?"}]}]
     assert [message["role"] for message in messages_of(input=None, messages=turns)] == [
         "ROLE_USER",
@@ -321,7 +321,7 @@ def test_turns_stand_in_place_of_items() -> None:
     ]
 
 
-def test_parts_in_place_of_items_are_one_message() -> None:
+def test_bare_parts_are_one_message() -> None:
     parts = [{"type": "text", "text": "What is this?"}, {"type": "image_url", "image_url": {"url": PIXEL}}]
     (message,) = payload_of(input=parts).messages
     assert [part.WhichOneof("kind") for part in message.content] == ["text", "image"]
@@ -332,7 +332,7 @@ def test_parts_in_place_of_items_are_one_message() -> None:
 
 
 @pytest.mark.parametrize(("word", "thinks"), [("enabled", True), ("disabled", False)])
-def test_thinking_can_be_said_in_three_ways(word: str, thinks: bool) -> None:
+def test_thinking_can_be_set_in_three_ways(word: str, thinks: bool) -> None:
     for fields in (
         {"thinking": word},
         {"enable_thinking": thinks},
@@ -344,7 +344,7 @@ def test_thinking_can_be_said_in_three_ways(word: str, thinks: bool) -> None:
     assert not payload_of(thinking="default").HasField("thinking")
 
 
-def test_languages_are_arguments_of_the_template() -> None:
+def test_languages_are_template_arguments() -> None:
     payload = payload_of(source_lang_code="nl", target_lang_code="en", chat_template_kwargs={"x": 1})
     assert plain_object(payload.extra_parameters) == {
         "chat_template_kwargs": {"x": 1, "source_lang_code": "nl", "target_lang_code": "en"}
@@ -354,9 +354,7 @@ def test_languages_are_arguments_of_the_template() -> None:
 
 @pytest.mark.parametrize("source", [None, "auto", "mixed"])
 @pytest.mark.parametrize(("target", "fallback"), [("de", "en"), ("en", "fr"), ("en-GB", "fr"), ("EN_us", "fr")])
-def test_a_source_that_is_not_known_is_another_language_and_a_word_of_advice(
-    source: str | None, target: str, fallback: str
-) -> None:
+def test_unknown_source_language_falls_back_to_another_language(source: str | None, target: str, fallback: str) -> None:
     payload = payload_of(source_lang_code=source, target_lang_code=target)
     arguments = plain_object(payload.extra_parameters)["chat_template_kwargs"]
     assert arguments == {"source_lang_code": fallback, "target_lang_code": target}
@@ -376,15 +374,15 @@ def test_a_source_that_is_not_known_is_another_language_and_a_word_of_advice(
         {"input": [{"type": "text", "text": "hi"}]},
     ],
 )
-def test_the_figures_come_with_each_field_that_asks_for_them(fields: dict[str, object]) -> None:
+def test_metrics_are_sent_for_each_field_that_requests_them(fields: dict[str, object]) -> None:
     assert asks_for_metrics(request_of(**({"input": "hi"} | fields)))
 
 
-def test_a_request_of_an_official_client_asks_for_no_figures() -> None:
+def test_official_client_request_gets_no_metrics() -> None:
     assert not asks_for_metrics(request_of(input=[USER], temperature=0.5, allow_remote=True, include=[], tools=[]))
 
 
-def test_schemas_of_tools_and_of_the_answer_are_counted_together() -> None:
+def test_tool_and_answer_schemas_share_one_size_limit() -> None:
     """Each had the bytes and patterns of a whole request, though the limit is one for both."""
     schema = {"description": "x" * 600}
     request = request_of(
@@ -424,7 +422,7 @@ FOUND = {"type": "tool_search_call", "call_id": "c", "execution": "client", "arg
     ],
     ids=str,
 )  # fmt: skip
-def test_items_of_another_service_do_not_end_the_conversation(
+def test_items_of_another_service_do_not_fail_the_conversation(
     items: list[dict[str, object]], expected: list[tuple[object, str]]
 ) -> None:
     asked = asked_of(input=[USER, *items, USER])
@@ -455,7 +453,7 @@ def test_items_of_another_service_do_not_end_the_conversation(
         ),
     ],
 )  # fmt: skip
-def test_calls_of_other_kinds_of_tools_go_on_as_function_calls(
+def test_calls_of_other_tool_kinds_become_function_calls(
     call: dict[str, object], output: dict[str, object], name: str, arguments: str, result: str
 ) -> None:
     _, called, told, _ = payload_of(input=[USER, call, output, USER]).messages
@@ -464,13 +462,13 @@ def test_calls_of_other_kinds_of_tools_go_on_as_function_calls(
     assert (told.tool_call_id, told.content[-1].text) == ("c", result)
 
 
-def test_a_result_whose_call_was_compacted_away_does_not_end_the_conversation() -> None:
+def test_result_of_a_compacted_call_does_not_fail_the_conversation() -> None:
     said = {"type": "message", "role": "assistant", "content": "ok"}
     first = payload_of(input=[OUTPUT, said, USER]).messages[0]
     assert first.role == chat_pb2.ROLE_USER
 
 
-def test_a_file_or_an_uploaded_image_in_a_result_does_not_end_the_conversation() -> None:
+def test_file_or_uploaded_image_in_a_result_does_not_fail_the_conversation() -> None:
     parts = [{"type": "input_file", "filename": "a.pdf", "file_id": "f"}, {"type": "input_image", "file_id": "f"}]
     call = {"type": "function_call", "call_id": "c", "name": "f", "arguments": '{"cut'}
     asked = asked_of(input=[USER, call, {"type": "function_call_output", "call_id": "c", "output": parts}])
@@ -484,7 +482,7 @@ MCP = {
 }  # fmt: skip
 
 
-def test_functions_in_a_namespace_reach_the_model_and_its_calls_get_their_names_back() -> None:
+def test_namespaced_functions_are_flattened_for_the_model_and_restored_in_calls() -> None:
     asked = asked_of(tools=[MCP, {**MCP, "name": "mcp__notes__"}, FUNCTION])
     assert [tool.function.name for tool in asked.payload.tools] == ["mcp__files__read", "mcp__notes__read", "f"]
     assert [warning.field for warning in asked.warnings] == ["tools[0]", "tools[1]"]
@@ -495,7 +493,7 @@ def test_functions_in_a_namespace_reach_the_model_and_its_calls_get_their_names_
     assert (found["namespace"], found["name"]) == ("mcp__files", "read")
 
 
-def test_a_call_of_a_namespace_in_the_history_has_the_name_that_the_model_knows() -> None:
+def test_namespaced_call_in_the_history_has_its_flat_name() -> None:
     call = {"type": "function_call", "call_id": "c", "namespace": "mcp__files", "name": "read", "arguments": "{}"}
     result = {"type": "function_call_output", "call_id": "c", "output": "x"}
     for tools in ([MCP], None):
@@ -514,13 +512,13 @@ def test_a_call_of_a_namespace_in_the_history_has_the_name_that_the_model_knows(
         },
     ],
 )  # fmt: skip
-def test_a_function_of_a_namespace_can_be_chosen(choice: dict[str, object]) -> None:
+def test_namespaced_function_can_be_chosen(choice: dict[str, object]) -> None:
     payload = payload_of(tools=[MCP, FUNCTION], tool_choice=choice)
     offered = [tool.function.name for tool in payload.tools]
     assert payload.tool_choice.function_name == "mcp__files__read" or offered == ["mcp__files__read"]
 
 
-def test_flat_names_are_short_and_differ_where_namespaces_and_functions_do() -> None:
+def test_flat_names_are_short_and_unique_per_namespace_and_function() -> None:
     long = {**MCP, "name": "mcp__" + "x" * 70}
     same = {"type": "function", "name": "mcp__files__read"}
     members = members_by_flat_name(request_of(tools=[MCP, long, {**long, "name": f"{long['name']}y"}, same]).tools)

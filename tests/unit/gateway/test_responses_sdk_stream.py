@@ -136,7 +136,7 @@ def read(answering: Answering, body: bytes) -> list[Any]:
     logprobs=st.booleans(),
     extras=st.booleans(),
 )
-def test_the_stream_helper_takes_every_whole_answer(
+def test_stream_helper_accepts_every_complete_answer(
     answering: Answering, before: list[Event], said: list[Event], reason: str, logprobs: bool, extras: bool
 ) -> None:
     encoder = stream_of(logprobs=logprobs, events=extras, include=["metrics"] if extras else [])
@@ -186,7 +186,7 @@ def assert_items_are_told_once(told: Sequence[dict[str, Any]]) -> None:
 
 
 @given(before=st.lists(BEFORE, max_size=3), said=st.lists(DELTA | NOTICE, max_size=8), place=st.integers(0, 12))
-def test_a_failure_at_any_point_raises_the_error_of_the_api_and_nothing_else(
+def test_failure_at_any_point_raises_only_the_api_error(
     answering: Answering, before: list[Event], said: list[Event], place: int
 ) -> None:
     encoder = stream_of()
@@ -202,7 +202,7 @@ def test_a_failure_at_any_point_raises_the_error_of_the_api_and_nothing_else(
     assert caught.value.message == "the connection to the runner was lost"
 
 
-def test_the_failed_response_has_what_was_said_until_then_and_why_it_stopped() -> None:
+def test_failed_response_has_the_partial_output_and_the_error() -> None:
     encoder = stream_of()
     body = encoder.encode([Event(delta=event_pb2.Delta(text="Hel"))]) + encoder.failure(LOST, "req-1")
     *_, failed, error = events_in(body)
@@ -215,12 +215,12 @@ def test_the_failed_response_has_what_was_said_until_then_and_why_it_stopped() -
     assert error["request_id"] == "req-1"
 
 
-def test_a_fault_of_our_own_is_not_told_in_its_words() -> None:
+def test_internal_error_hides_its_message() -> None:
     body = stream_of().failure(WeftError(Reason.INTERNAL, "/home/me/secret.py"))
     assert b"secret" not in body
 
 
-def test_a_response_that_is_cancelled_is_cancelled_and_not_failed() -> None:
+def test_cancelled_response_is_cancelled_and_not_failed() -> None:
     encoder = stream_of()
     body = encoder.encode([Event(delta=event_pb2.Delta(text="Hel"))])
     body += encoder.failure(WeftError(Reason.CANCELLED, "the response was cancelled"))
@@ -230,7 +230,7 @@ def test_a_response_that_is_cancelled_is_cancelled_and_not_failed() -> None:
     assert error["code"] == "cancelled"
 
 
-def test_text_is_told_in_the_order_that_clients_check() -> None:
+def test_text_events_have_the_order_that_clients_check() -> None:
     encoder = stream_of()
     frames = [[Event(delta=event_pb2.Delta(text="Hel"))], [Event(delta=event_pb2.Delta(text="lo"))], end()]
     told = events_in(b"".join(map(encoder.encode, frames)))
@@ -248,7 +248,7 @@ def test_text_is_told_in_the_order_that_clients_check() -> None:
     ]
 
 
-def test_reasoning_is_an_item_of_its_own_before_the_message() -> None:
+def test_reasoning_is_a_separate_item_before_the_message() -> None:
     encoder = stream_of()
     frames = [[Event(delta=event_pb2.Delta(reasoning="Hm."))], [Event(delta=event_pb2.Delta(text="Hi"))], end()]
     output = events_in(b"".join(map(encoder.encode, frames)))[-1]["response"]["output"]
@@ -257,7 +257,7 @@ def test_reasoning_is_an_item_of_its_own_before_the_message() -> None:
     assert output[0]["summary"] == []
 
 
-def test_calls_that_grow_in_turns_stay_apart() -> None:
+def test_interleaved_calls_stay_separate() -> None:
     def piece(index: int, arguments: str, **fields: str) -> Event:
         call = event_pb2.ToolCallDelta(index=index, arguments_text=arguments, **fields)  # type: ignore[arg-type]
         return Event(delta=event_pb2.Delta(tool_calls=[call]))
@@ -277,7 +277,7 @@ def test_calls_that_grow_in_turns_stay_apart() -> None:
     assert second["call_id"] != "call_1"
 
 
-def test_only_what_grew_last_is_cut_off() -> None:
+def test_only_the_last_growing_item_is_incomplete() -> None:
     encoder = stream_of()
     calls = [event_pb2.ToolCallDelta(index=index, id=f"c{index}", name="f", arguments_text="{") for index in range(2)]
     body = encoder.encode([Event(delta=event_pb2.Delta(tool_calls=calls))]) + encoder.encode(end("LENGTH"))
@@ -286,13 +286,13 @@ def test_only_what_grew_last_is_cut_off() -> None:
     assert (response["status"], response["completed_at"]) == ("incomplete", None)
 
 
-def test_an_answer_without_a_word_is_an_empty_message() -> None:
+def test_answer_without_text_is_an_empty_message() -> None:
     encoder = stream_of()
     output = events_in(encoder.encode(end()))[-1]["response"]["output"]
     assert [(item["type"], item["content"][0]["text"]) for item in output] == [("message", "")]
 
 
-def test_another_attempt_begins_no_second_response() -> None:
+def test_retry_does_not_start_a_second_response() -> None:
     encoder = stream_of()
     started = [Event(started=event_pb2.Started(runner="r1", model=name, attempt=1)) for name in ("tiny", "small")]
     frames = [[started[0]], [started[1]], [Event(delta=event_pb2.Delta(text="Hi"))], end()]
@@ -302,7 +302,7 @@ def test_another_attempt_begins_no_second_response() -> None:
     assert told[-1]["response"]["model"] == "small"
 
 
-def test_a_token_that_is_half_a_character_keeps_its_probability() -> None:
+def test_token_with_half_a_character_keeps_its_probability() -> None:
     encoder = stream_of(logprobs=True)
     half = event_pb2.TokenLogprob(token="", logprob=-1.0, raw_bytes=b"\xf0\x9f")
     rest = event_pb2.TokenLogprob(token="", logprob=-2.0, raw_bytes=b"\x98\x80")
@@ -319,7 +319,7 @@ def test_a_token_that_is_half_a_character_keeps_its_probability() -> None:
     ]
 
 
-def test_probabilities_nobody_asked_for_are_an_empty_list() -> None:
+def test_unrequested_probabilities_are_an_empty_list() -> None:
     encoder = stream_of()
     logprobs = [event_pb2.TokenLogprob(token="Hi", logprob=-1.0)]
     body = encoder.encode([Event(delta=event_pb2.Delta(text="Hi", logprobs=logprobs))]) + encoder.encode(end())
@@ -327,7 +327,7 @@ def test_probabilities_nobody_asked_for_are_an_empty_list() -> None:
     assert delta["logprobs"] == []
 
 
-def test_figures_come_before_the_end_and_only_where_they_are_asked_for() -> None:
+def test_metrics_precede_the_end_and_are_sent_only_on_request() -> None:
     def types(**fields: Any) -> list[str]:
         encoder = stream_of(**fields)
         return [event["type"] for event in events_in(encoder.encode(end()))]
@@ -337,7 +337,7 @@ def test_figures_come_before_the_end_and_only_where_they_are_asked_for() -> None
     assert "response.metrics" not in types()
 
 
-def test_figures_that_are_not_known_are_left_out_and_never_null() -> None:
+def test_unknown_metrics_are_omitted_and_never_null() -> None:
     encoder = stream_of(include=["metrics"])
     receipt = receipt_pb2.Receipt(model="tiny", tokens_per_second=42.5)
     receipt.gpu_time.FromMilliseconds(450)
@@ -378,7 +378,7 @@ def _metrics_of(receipt: receipt_pb2.Receipt) -> dict[str, Any]:
     return metrics
 
 
-def test_an_engine_on_an_accelerator_that_measures_itself_fills_all_fourteen_figures() -> None:
+def test_self_measuring_accelerator_engine_fills_all_fourteen_metrics() -> None:
     receipt = _timed_receipt()
     receipt.gpu_time.FromMilliseconds(450)
     assert _metrics_of(receipt) == {
@@ -399,7 +399,7 @@ def test_an_engine_on_an_accelerator_that_measures_itself_fills_all_fourteen_fig
     }
 
 
-def test_the_nested_timers_add_up_also_once_they_are_rounded() -> None:
+def test_nested_timers_add_up_after_rounding() -> None:
     receipt = receipt_pb2.Receipt(model="tiny")
     receipt.total_time.FromMicroseconds(138_660)
     receipt.engine_timings.wall_time.FromMicroseconds(138_140)
@@ -411,7 +411,7 @@ def test_the_nested_timers_add_up_also_once_they_are_rounded() -> None:
     assert "engine_outside_backend_wall_ms" not in _metrics_of(receipt), "the clocks contradict each other"
 
 
-def test_what_the_devices_measured_is_beside_what_the_engine_reports() -> None:
+def test_device_measurements_are_beside_engine_reports() -> None:
     receipt = _timed_receipt()
     receipt.device_usage.device_time.FromMilliseconds(120)
     receipt.device_usage.energy_millijoules = 36_000
@@ -421,7 +421,7 @@ def test_what_the_devices_measured_is_beside_what_the_engine_reports() -> None:
     assert "gpu_energy_mj" not in _metrics_of(receipt)
 
 
-def test_the_form_for_pools_has_texts_as_items_and_always_the_figures() -> None:
+def test_pool_envelope_has_text_items_and_always_metrics() -> None:
     encoder = stream_of(envelope="pool")
     call = event_pb2.ToolCallDelta(index=0, id="call_a", name="weather", arguments_text="{}")
     said = [Event(delta=event_pb2.Delta(reasoning="Hm.", text="Hi", tool_calls=[call]))]
@@ -435,20 +435,20 @@ def test_the_form_for_pools_has_texts_as_items_and_always_the_figures() -> None:
     assert None not in response["metrics"].values()
 
 
-def test_a_refusal_stays_a_message_in_the_form_for_pools() -> None:
+def test_refusal_stays_a_message_in_the_pool_envelope() -> None:
     encoder = stream_of(envelope="pool")
     told = events_in(encoder.encode([Event(delta=event_pb2.Delta(refusal="No."))]) + encoder.encode(end()))
     (item,) = told[-1]["response"]["output"]
     assert (item["type"], item["content"]) == ("message", [{"type": "refusal", "refusal": "No."}])
 
 
-def test_times_of_an_engine_on_a_processor_are_no_times_of_a_gpu() -> None:
+def test_cpu_engine_times_are_not_gpu_times() -> None:
     metrics = _metrics_of(_timed_receipt())
     assert not [name for name in metrics if name.startswith("gpu_")]
     assert metrics["engine_tokenize_ms"] == 2.0
 
 
-def test_warnings_and_signals_stand_in_the_last_response() -> None:
+def test_warnings_and_signals_are_in_the_last_response() -> None:
     encoder = stream_of()
     warning = warning_pb2.Warning(code=warning_pb2.WARNING_CODE_REPETITION, message="over and over")
     frames = [
@@ -463,7 +463,7 @@ def test_warnings_and_signals_stand_in_the_last_response() -> None:
     assert response["signals"] == [{"name": "mood", "arguments": {}}]
 
 
-def test_an_answer_that_ends_without_a_finish_reason_is_no_answer() -> None:
+def test_answer_without_a_finish_reason_is_an_error() -> None:
     encoder = stream_of()
     encoder.encode([Event(delta=event_pb2.Delta(text="Hi"))])
     with pytest.raises(WeftError) as caught:
@@ -471,7 +471,7 @@ def test_an_answer_that_ends_without_a_finish_reason_is_no_answer() -> None:
     assert caught.value.reason is Reason.BACKEND_PROTOCOL_ERROR
 
 
-def test_what_the_response_repeats_is_what_was_asked() -> None:
+def test_response_echoes_the_request_parameters() -> None:
     tools = [{"type": "function", "name": "f", "parameters": {"type": "object"}}, {"type": "web_search"}]
     encoder = stream_of(
         tools=tools,

@@ -24,7 +24,7 @@ def parts(link: str, **changed: str) -> SignedResult:
     return SignedResult(**fields)
 
 
-async def test_an_address_is_valid_until_it_expires_and_then_gone() -> None:
+async def test_link_is_valid_until_it_expires() -> None:
     clock = FakeClock()
     made = links(clock=clock)
     link = made.link("https://weft.example", "ann", "file-1")
@@ -49,7 +49,7 @@ async def test_an_address_is_valid_until_it_expires_and_then_gone() -> None:
         {"expires": ""},
     ],
 )
-def test_an_address_that_was_changed_names_nothing(changed: dict[str, str]) -> None:
+def test_modified_link_is_not_found(changed: dict[str, str]) -> None:
     made = links()
     with pytest.raises(WeftError) as refused:
         made.require_valid(parts(made.link("", "ann", "file-1"), **changed))
@@ -57,14 +57,14 @@ def test_an_address_that_was_changed_names_nothing(changed: dict[str, str]) -> N
     assert refused.value.reason is Reason.NOT_FOUND
 
 
-def test_a_tenant_and_an_id_cannot_trade_characters() -> None:
+def test_tenant_and_id_boundary_is_part_of_the_signature() -> None:
     made = links()
     link = made.link("", "ann-1", "file-2")
     with pytest.raises(WeftError):
         made.require_valid(parts(link, tenant="ann", file_id="1-file-2"))
 
 
-def test_another_key_signs_other_addresses() -> None:
+def test_another_key_signs_different_links() -> None:
     with pytest.raises(WeftError):
         links(bytes(32)).require_valid(parts(links().link("", "ann", "file-1")))
     with pytest.raises(ValueError, match="32 bytes"):
@@ -74,6 +74,6 @@ def test_another_key_signs_other_addresses() -> None:
 @pytest.mark.parametrize(
     ("public_url", "base"), [("", "http://127.0.0.1:8080"), ("https://weft.example/", "https://weft.example")]
 )
-def test_addresses_begin_as_the_caller_reaches_the_gateway(public_url: str, base: str) -> None:
+def test_links_use_the_base_url_of_the_caller(public_url: str, base: str) -> None:
     scope = {"type": "http", "scheme": "http", "headers": [(b"host", b"127.0.0.1:8080")]}
     assert links(public_url=public_url).base_of(scope) == base

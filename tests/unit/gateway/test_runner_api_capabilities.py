@@ -28,7 +28,7 @@ def device(index: int, total_bytes: int, **figures: Any) -> DeviceSnapshot:
     return DeviceSnapshot(index=index, id=f"GPU-{index}", name="Big", total_bytes=total_bytes, **figures)
 
 
-def test_the_descriptor_has_the_shape_of_the_specification() -> None:
+def test_descriptor_has_the_specified_shape() -> None:
     facts = runner(
         model(
             quantization="q4_k_m",
@@ -104,11 +104,11 @@ def resources(devices: tuple[DeviceSnapshot, ...] | None) -> object:
     return capabilities_body(runner(), devices, QUEUE)["resources"]
 
 
-def test_a_host_that_cannot_be_asked_has_nulls_and_not_zeroes() -> None:
+def test_unavailable_host_has_nulls_and_not_zeros() -> None:
     assert set(dict.fromkeys(resources(None).values())) == {None}  # type: ignore[attr-defined]
 
 
-def test_a_device_says_what_it_draws_and_who_holds_its_memory() -> None:
+def test_device_shows_power_and_memory_holders() -> None:
     use = DeviceUse(mean_utilization=0.33333, bytes_by_model={"b": None, "a": GIB}, foreign_bytes=GIB // 2)
     facts = replace(runner(), device_use={0: use})
     figures = (device(0, 4 * GIB, power_milliwatts=120_460, energy_millijoules=5_000), device(1, GIB))
@@ -130,7 +130,7 @@ def _cache(*models: ModelFacts) -> tuple[object, object]:
     return found["kvCacheSizeMB"], found["kvCacheUtilization"]
 
 
-def test_the_kv_cache_is_known_where_each_engine_reports_its_own() -> None:
+def test_kv_cache_is_known_if_each_engine_reports_its_own() -> None:
     half = _with_load("a", kv_cache_bytes=3 * GIB, kv_cache_share=0.5)
     assert _cache(half) == (3072, 0.5)
     assert _cache(half, _with_load("b", kv_cache_bytes=GIB, kv_cache_share=0.1)) == (4096, 0.4), "by size"
@@ -139,12 +139,12 @@ def test_the_kv_cache_is_known_where_each_engine_reports_its_own() -> None:
     assert _cache(half, model("b", ModelStage.AVAILABLE)) == (3072, 0.5), "what is not loaded has none"
 
 
-def test_a_host_without_accelerators_has_no_ids_and_no_memory() -> None:
+def test_host_without_accelerators_has_no_ids_and_no_memory() -> None:
     found = resources(())
     assert (found["gpuIds"], found["gpuMemoryTotalMB"], found["gpuUtilization"]) == ([], 0, None)  # type: ignore[index]
 
 
-def test_one_device_of_unknown_use_makes_the_sum_unknown_but_not_the_size() -> None:
+def test_unknown_use_of_one_device_makes_the_sum_unknown_but_not_the_size() -> None:
     devices = (
         device(0, GIB, used_bytes=GIB // 2, utilization=0.5),
         device(1, GIB),
@@ -158,12 +158,12 @@ def test_one_device_of_unknown_use_makes_the_sum_unknown_but_not_the_size() -> N
 @pytest.mark.parametrize(
     ("apart", "told"), [([True, True], True), ([True, False], False), ([True, None], None), ([], None)]
 )
-def test_tenants_are_apart_only_where_every_model_keeps_them_apart(apart: list[bool | None], told: bool | None) -> None:
+def test_tenants_are_isolated_only_if_every_model_isolates_them(apart: list[bool | None], told: bool | None) -> None:
     body = capabilities_body(runner(*(model(str(at), tenants_apart=how) for at, how in enumerate(apart))), (), QUEUE)
     assert body["capabilities"]["multiTenant"] is told  # type: ignore[index]
 
 
-def test_a_foreign_servers_prefix_cache_is_unknown_until_it_was_seen_to_help() -> None:
+def test_prefix_cache_of_an_attached_server_is_unknown_until_a_hit() -> None:
     unseen = capabilities_body(runner(model(tenants_apart=False)), (), QUEUE)
     seen = capabilities_body(runner(model(tenants_apart=False, cache=CacheFigures(hit_count=1))), (), QUEUE)
     assert unseen["capabilities"]["prefixCaching"] is None  # type: ignore[index]
@@ -182,14 +182,14 @@ def test_a_foreign_servers_prefix_cache_is_unknown_until_it_was_seen_to_help() -
         ([], 0, "healthy", ""),
     ],
 )
-def test_a_runner_is_unhealthy_for_three_reasons_only(
+def test_runner_is_unhealthy_for_three_reasons_only(
     models: list[ModelFacts], waiting: int, status: str, reason: str
 ) -> None:
     verdict = verdict_of(runner(*models), QueueFacts(depth=waiting, max_depth=16))
     assert (verdict.status, verdict.reason) == (status, reason)
 
 
-def test_a_runner_without_a_queue_is_never_saturated() -> None:
+def test_runner_without_a_queue_is_never_saturated() -> None:
     assert verdict_of(runner(model()), QueueFacts(depth=0, max_depth=0)).status == "healthy"
 
 
@@ -206,7 +206,7 @@ def waits(seen: RequestObserver) -> tuple[int | None, int | None]:
     return queue.average_wait_ms, queue.p95_wait_ms
 
 
-def test_waits_are_what_happened_and_nothing_before_anybody_came() -> None:
+def test_wait_percentiles_come_from_samples_and_are_null_without_any() -> None:
     seen = observer(FakeClock())
     assert waits(seen) == (None, None)
     for wait in range(1, 100):
@@ -214,7 +214,7 @@ def test_waits_are_what_happened_and_nothing_before_anybody_came() -> None:
     assert waits(seen) == (50, 95)
 
 
-async def test_waits_are_forgotten_after_their_window_and_are_never_too_many() -> None:
+async def test_wait_samples_expire_and_are_bounded() -> None:
     clock = FakeClock()
     seen = observer(clock)
     for _ in range(MAX_WAITS):

@@ -41,7 +41,7 @@ def operation(state: Operation.State.ValueType, **fields: object) -> Operation:
     return Operation(name="operations/op-1", state=state, action=action, **fields)  # type: ignore[arg-type]
 
 
-def test_a_load_becomes_an_operation_with_its_options() -> None:
+def test_load_becomes_an_operation_with_its_options() -> None:
     action = load_action(
         load_body(
             b'{"modelId": "qwen", "quantization": "q8_0", "maxContextLength": 8192, "gpuMemoryBudgetMB": 2,'
@@ -56,7 +56,7 @@ def test_a_load_becomes_an_operation_with_its_options() -> None:
     assert not load.options.HasField("keep_alive")
 
 
-def test_a_plain_load_says_nothing_of_options() -> None:
+def test_plain_load_sets_no_options() -> None:
     load = load_action(load_body(b'{"modelId": "qwen", "quantization": null}'), GPU_0).load_model
     assert load.options.SerializeToString() == b""
 
@@ -76,13 +76,13 @@ def test_a_plain_load_says_nothing_of_options() -> None:
         (b'{"modelId": "a", "requestId": "has space"}', "requestId"),
     ],
 )
-def test_a_load_that_is_wrong_names_its_field(raw: bytes, field: str) -> None:
+def test_invalid_load_error_names_its_field(raw: bytes, field: str) -> None:
     with pytest.raises(FieldError) as refused:
         load_body(raw)
     assert refused.value.field == field
 
 
-def test_a_token_that_is_too_long_is_refused() -> None:
+def test_oversized_token_is_refused() -> None:
     with pytest.raises(FieldError) as refused:
         load_body(b'{"modelId": "a", "verifiedOpToken": "' + b"x" * 16_385 + b'"}')
     assert refused.value.field.startswith("verifiedOpToken")
@@ -97,7 +97,7 @@ def test_a_token_that_is_too_long_is_refused() -> None:
         (b'{"scope": "tag", "tag": "s-1", "tenantId": "community-x"}', "SCOPE_TAG"),
     ],
 )
-def test_every_scope_of_a_flush_is_for_this_runner_alone(raw: bytes, scope: str) -> None:
+def test_every_flush_scope_is_limited_to_this_runner(raw: bytes, scope: str) -> None:
     flush = flush_action(flush_body(raw), GPU_0).flush_cache
     assert flush.scope == runner_service_pb2.FlushCacheRequest.Scope.Value(scope)
     assert flush.runner == "gpu-0"
@@ -113,19 +113,19 @@ def test_every_scope_of_a_flush_is_for_this_runner_alone(raw: bytes, scope: str)
         (b'{"scope": "model", "modelId": "qwen", "tenantId": "x"}', "tenantId"),
     ],
 )
-def test_a_flush_whose_scope_and_fields_disagree_is_refused(raw: bytes, field: str) -> None:
+def test_flush_with_conflicting_scope_and_fields_is_refused(raw: bytes, field: str) -> None:
     with pytest.raises(FieldError) as refused:
         flush_action(flush_body(raw), GPU_0)
     assert refused.value.field == field
 
 
-def test_an_unknown_scope_is_refused() -> None:
+def test_unknown_scope_is_refused() -> None:
     with pytest.raises(FieldError) as refused:
         flush_body(b'{"scope": "everything"}')
     assert refused.value.field == "scope"
 
 
-def test_an_operation_that_waits_has_got_nowhere_and_one_that_runs_may_be_anywhere() -> None:
+def test_pending_operation_has_zero_progress_and_a_running_one_may_be_unknown() -> None:
     waits = begun_body(operation(Operation.STATE_PENDING))
     assert waits == {"taskId": "op-1", "status": "loading", "progress": 0.0, "eta": None}
     assert begun_body(operation(Operation.STATE_RUNNING))["progress"] is None
@@ -140,7 +140,7 @@ def test_an_operation_that_waits_has_got_nowhere_and_one_that_runs_may_be_anywhe
     }
 
 
-def test_a_load_that_is_done_says_what_it_took() -> None:
+def test_completed_load_reports_its_cost() -> None:
     done = operation(Operation.STATE_SUCCEEDED)
     done.result.memory_bytes = 38_500 * MIB
     done.result.memory_measured = True
@@ -154,11 +154,11 @@ def test_a_load_that_is_done_says_what_it_took() -> None:
     }
 
 
-def test_memory_that_nobody_measured_or_booked_is_null() -> None:
+def test_unmeasured_memory_is_null() -> None:
     assert task_body(operation(Operation.STATE_SUCCEEDED))["gpuMemoryUsedMB"] is None
 
 
-def test_a_load_that_failed_says_why() -> None:
+def test_failed_load_reports_its_reason() -> None:
     failed = operation(
         Operation.STATE_FAILED,
         reason=Reason.INSUFFICIENT_MEMORY.value,
@@ -173,12 +173,12 @@ def test_a_load_that_failed_says_why() -> None:
     }
 
 
-def test_a_cancelled_load_has_failed_with_its_own_code() -> None:
+def test_cancelled_load_fails_with_its_own_code() -> None:
     body = task_body(operation(Operation.STATE_CANCELLED))
     assert (body["status"], body["code"], body["error"]) == ("failed", "cancelled", "it was cancelled")
 
 
-def test_a_flush_whose_memory_is_unknown_has_null() -> None:
+def test_flush_with_unknown_memory_has_null() -> None:
     done = Operation(state=Operation.STATE_SUCCEEDED)
     done.result.entry_count = 12
     assert result_body(done) == {"flushed": True, "entriesRemoved": 12, "memoryFreedMB": None}
@@ -186,7 +186,7 @@ def test_a_flush_whose_memory_is_unknown_has_null() -> None:
     assert result_body(done)["memoryFreedMB"] == 3500
 
 
-def test_an_operation_of_another_runner_is_none_of_ours() -> None:
+def test_operation_of_another_runner_is_not_found() -> None:
     flush = Operation(action=operation_pb2.OperationAction(flush_cache=operation_pb2.FlushCache(runner="gpu-1")))
     other = Operation(action=operation_pb2.OperationAction(unload_model=operation_pb2.UnloadModel(model="x")))
     assert concerns(operation(Operation.STATE_PENDING), GPU_0)

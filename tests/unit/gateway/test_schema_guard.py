@@ -110,9 +110,7 @@ def either(count: int) -> dict[str, Any]:
     ],
     ids=str,
 )
-def test_what_no_engine_should_see_is_refused_and_its_place_is_named(
-    schema: dict[str, Any], place: str, words: str
-) -> None:
+def test_unsafe_schema_is_refused_with_its_path(schema: dict[str, Any], place: str, words: str) -> None:
     with pytest.raises(FieldError, match=words) as refused:
         require_safe_schema(schema, "tools[0].function.parameters", LIMITS)
     assert refused.value.field == f"tools[0].function.parameters{place}"
@@ -139,11 +137,11 @@ def test_what_no_engine_should_see_is_refused_and_its_place_is_named(
     ],
     ids=str,
 )  # fmt: skip
-def test_what_clients_send_passes(schema: dict[str, Any]) -> None:
+def test_schemas_sent_by_clients_pass(schema: dict[str, Any]) -> None:
     require_safe_schema(schema, "schema", LIMITS)
 
 
-def test_a_recursive_schema_can_still_be_told_to_the_mesh() -> None:
+def test_deeply_nested_schema_can_be_sent_to_the_mesh() -> None:
     schema = deep(20)
     require_safe_schema(schema, "schema", LIMITS)
     to_json_object(schema, "schema")
@@ -160,12 +158,12 @@ def test_schemas_of_one_request_are_counted_together() -> None:
         guard.require_safe({"description": "x" * 80}, "tools[3]")
 
 
-def test_a_pattern_of_half_a_character_is_refused() -> None:
+def test_pattern_with_a_lone_surrogate_is_refused() -> None:
     with pytest.raises(FieldError, match="no text"):
         require_safe_pattern("\ud800", "pattern")
 
 
-def test_an_upper_bound_that_no_answer_reaches_is_left_out_where_it_is_one_and_nothing_else_changes() -> None:
+def test_unreachable_upper_bound_is_dropped_and_the_rest_is_unchanged() -> None:
     """Claude Code limits the text of a file to half a megabyte; such a schema was refused."""
     schema = {
         "type": "object",
@@ -205,16 +203,16 @@ class Branch(pydantic.BaseModel):
 
 
 @pytest.mark.parametrize("schema", CLIENT_SCHEMAS.values(), ids=CLIENT_SCHEMAS.keys())
-def test_schemas_of_real_clients_and_of_every_draft_pass(schema: dict[str, Any]) -> None:
+def test_schemas_of_real_clients_and_every_draft_pass(schema: dict[str, Any]) -> None:
     require_safe_schema(schema, "schema", LIMITS)
 
 
-def test_schemas_that_pydantic_writes_pass() -> None:
+def test_pydantic_schemas_pass() -> None:
     for model in (Leaf, Branch):
         require_safe_schema(model.model_json_schema(), "schema", LIMITS)
 
 
-def test_a_pattern_with_look_ahead_beside_its_format_is_left_out_and_the_format_stays() -> None:
+def test_look_ahead_pattern_beside_a_format_is_dropped_and_the_format_is_kept() -> None:
     schema = CLIENT_SCHEMAS["zod 4 by toJSONSchema"]
     kept = require_safe_schema(schema, "schema", LIMITS)
     assert kept["properties"]["mail"] == {"type": "string", "format": "email"}
@@ -241,7 +239,7 @@ def test_a_pattern_with_look_ahead_beside_its_format_is_left_out_and_the_format_
     ],
     ids=str,
 )  # fmt: skip
-def test_bounds_that_contradict_each_other_filled_the_memory_of_the_machine(schema: dict[str, Any], place: str) -> None:
+def test_contradicting_bounds_are_refused(schema: dict[str, Any], place: str) -> None:
     with pytest.raises(FieldError, match="contradict each other") as refused:
         require_safe_schema(schema, "s", LIMITS)
     assert refused.value.field in (f"s{place}", "s")
@@ -265,7 +263,7 @@ def test_bounds_with_a_value_between_them_pass(schema: dict[str, Any]) -> None:
     require_safe_schema(schema, "s", LIMITS)
 
 
-def test_bounds_of_references_that_fan_out_are_compared_in_linear_time() -> None:
+def test_bounds_of_fanned_out_references_are_compared_in_linear_time() -> None:
     doubled = {f"d{n}": {"allOf": [{"$ref": f"#/$defs/d{n + 1}"}] * 2} for n in range(28)}
     require_safe_schema({"$ref": "#/$defs/d0", "$defs": {**doubled, "d28": {"minLength": 3}}}, "s", LIMITS)
 
@@ -305,7 +303,7 @@ EMAIL = "^(?!\\.)[a-z]+@[a-z]+$"
     ],
     ids=str,
 )
-def test_one_wrong_part_of_a_schema_of_a_tool_is_left_out_and_its_others_stay(part: object, fitted: object) -> None:
+def test_invalid_part_of_a_tool_schema_is_dropped_and_the_rest_is_kept(part: object, fitted: object) -> None:
     schema = {"type": "object", "properties": {"a": part, "b": {"type": "string"}}, "required": ["b"]}
     kept, faults = SchemaGuard(LIMITS).fitted(schema, "t")
     assert faults
@@ -314,7 +312,7 @@ def test_one_wrong_part_of_a_schema_of_a_tool_is_left_out_and_its_others_stay(pa
     require_safe_schema(kept, "t", LIMITS)
 
 
-def test_a_schema_of_a_tool_that_is_too_deep_or_wide_keeps_what_fits() -> None:
+def test_tool_schema_too_deep_or_wide_keeps_what_fits() -> None:
     kept, faults = SchemaGuard(LIMITS).fitted({"properties": {"a": {"type": "string"}, "b": deep(40)}}, "t")
     assert kept["properties"]["a"] == {"type": "string"}
     assert "deeper" in faults[0].message
@@ -322,7 +320,7 @@ def test_a_schema_of_a_tool_that_is_too_deep_or_wide_keeps_what_fits() -> None:
 
 
 @pytest.mark.parametrize("flag", [True, False])
-def test_a_schema_that_is_true_or_false_is_written_as_an_object(flag: bool) -> None:
+def test_boolean_schema_is_written_as_an_object(flag: bool) -> None:
     """Go's `any` becomes `true`, which llama.cpp refuses."""
     schema = {
         "properties": {"a": flag, "enum": flag},

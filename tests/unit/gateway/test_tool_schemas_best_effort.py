@@ -17,7 +17,7 @@ def _request(schema: object, name: str = "look") -> ChatRequest:
     )
 
 
-def test_a_part_of_a_tools_schema_that_no_engine_should_see_is_left_out_with_a_warning() -> None:
+def test_unsafe_part_of_a_tool_schema_is_dropped_with_a_warning() -> None:
     payload, warnings = to_chat(_request({"$ref": "https://example.com/s.json"}), RequestLimits())
     assert [tool.function.name for tool in payload.tools] == ["first", "look"]
     (warning,) = warnings
@@ -26,7 +26,7 @@ def test_a_part_of_a_tools_schema_that_no_engine_should_see_is_left_out_with_a_w
 
 
 @pytest.mark.parametrize("name", ["files.read", "files/read", "server:files/read", "x" * 128])
-def test_a_tools_name_may_be_any_that_mcp_servers_have(name: str) -> None:
+def test_tool_name_may_be_any_mcp_server_name(name: str) -> None:
     payload, warnings = to_chat(_request({}, name=name), RequestLimits())
     assert payload.tools[1].function.name == name
     assert not warnings

@@ -67,7 +67,7 @@ def _data(encoder: StreamEncoder, frame: list[event_pb2.InferenceEvent] = FRAME)
     return [json.loads(line) for line in found]
 
 
-def test_a_chat_has_the_signature_of_a_call_and_the_details_of_its_reasoning() -> None:
+def test_chat_has_call_signatures_and_reasoning_details() -> None:
     message = _body(ChatAnswer(IDENTITY, choice_count=1, logprobs=False))["choices"][0]["message"]
     assert message["reasoning_details"] == JOINED
     (call,) = message["tool_calls"]
@@ -79,7 +79,7 @@ def test_a_chat_has_the_signature_of_a_call_and_the_details_of_its_reasoning() -
     }
 
 
-def test_a_streamed_chat_has_them_as_they_came() -> None:
+def test_streamed_chat_has_signatures_and_reasoning_details_unchanged() -> None:
     chunks = _data(ChatStream(IDENTITY, choice_count=1, logprobs=False))
     deltas = [chunk["choices"][0]["delta"] for chunk in chunks]
     assert [part for delta in deltas for part in delta.get("reasoning_details", ())] == DETAILS
@@ -104,7 +104,7 @@ def _calls_of_other_apis() -> dict[str, dict[str, Any]]:
     }
 
 
-def test_calls_of_every_other_api_have_the_signature() -> None:
+def test_calls_in_every_other_api_have_the_signature() -> None:
     for api, call in _calls_of_other_apis().items():
         assert call["extra_content"] == CALL_EXTRA["extra_content"], api
         assert call["function"]["thought_signature"] == "T", api
@@ -137,7 +137,7 @@ def _earlier_turns() -> dict[str, chat_pb2.ChatPayload]:
     }
 
 
-def test_what_an_api_gave_with_a_call_reaches_the_engine_again() -> None:
+def test_extra_fields_of_a_call_are_sent_back_to_the_engine() -> None:
     for api, payload in _earlier_turns().items():
         (call,) = payload.messages[-1].tool_calls
         assert plain_object(call.extra_fields) == CALL_EXTRA, api
@@ -145,13 +145,13 @@ def test_what_an_api_gave_with_a_call_reaches_the_engine_again() -> None:
 
 
 @pytest.mark.parametrize("empty", [None, "", [], {}])
-def test_empty_fields_and_those_of_answers_alone_are_not_handed_back(empty: object) -> None:
+def test_empty_and_answer_only_fields_are_not_sent_back(empty: object) -> None:
     said = {"role": "assistant", "content": "a", "annotations": [{"url": "u"}], "parsed": {"a": 1}, "any": empty}
     payload = _chat({"messages": [said, {"role": "user", "content": "x", "any": "b"}]})
     assert [message.HasField("extra_fields") for message in payload.messages] == [False, False]
 
 
-def test_the_stop_string_that_ended_an_answer_is_reported() -> None:
+def test_stop_string_that_ended_an_answer_is_reported() -> None:
     options: dict[str, Any] = {"choice_count": 1, "logprobs": False}
     assert _body(ChatAnswer(IDENTITY, **options), STOPPED)["choices"][0]["stop_reason"] == "END"
     assert _body(CompletionAnswer(IDENTITY, **options), STOPPED)["choices"][0]["stop_reason"] == "END"

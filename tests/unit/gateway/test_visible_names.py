@@ -13,13 +13,13 @@ VIEW = FleetView(1, models=MappingProxyType({"qwen": expected_model("qwen", "", 
 
 
 @pytest.mark.parametrize("kind", ["alias", "profile", SECRET, "tenant"])
-def test_the_error_for_a_kind_that_no_request_asks_for_lists_no_models(kind: str) -> None:
+def test_error_for_a_non_requestable_kind_lists_no_models(kind: str) -> None:
     error = with_visible_names(unknown_name(kind, "nobody"), VIEW, LOCAL)
     assert "qwen" not in error.message
     assert "models" not in error.message
 
 
-def test_the_error_for_a_model_lists_the_models() -> None:
+def test_error_for_a_model_lists_the_models() -> None:
     assert (
         with_visible_names(unknown_name(MODEL, "nobody"), VIEW, LOCAL).message
         == "there is no model nobody; there is qwen"

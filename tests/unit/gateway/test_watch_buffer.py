@@ -24,7 +24,7 @@ def drained(buffer: CoalescingBuffer) -> list[tuple[str, str, str, bytes | None]
     return found
 
 
-def test_changes_are_taken_in_the_order_in_which_they_came() -> None:
+def test_changes_are_taken_in_arrival_order() -> None:
     buffer = CoalescingBuffer(10)
     for kind, change in (("model", state("b", "1")), ("route", state("a", "2")), ("model", synced())):
         assert buffer.offer(kind, change)
@@ -36,7 +36,7 @@ def test_changes_are_taken_in_the_order_in_which_they_came() -> None:
     assert len(buffer) == 0
 
 
-def test_of_a_name_that_changes_often_the_newest_state_is_taken_once_in_the_place_of_the_first() -> None:
+def test_repeated_changes_of_a_name_are_coalesced_at_its_first_position() -> None:
     buffer = CoalescingBuffer(10)
     buffer.offer("model", state("a", "old"))
     buffer.offer("model", state("b"))
@@ -45,14 +45,14 @@ def test_of_a_name_that_changes_often_the_newest_state_is_taken_once_in_the_plac
     assert drained(buffer) == [("model", "put", "a", b"999"), ("model", "put", "b", b"")]
 
 
-def test_names_of_two_kinds_are_two_names() -> None:
+def test_same_name_in_two_kinds_is_distinct() -> None:
     buffer = CoalescingBuffer(10)
     buffer.offer("model", state("a", "model"))
     buffer.offer("pool", state("a", "pool"))
     assert [each[3] for each in drained(buffer)] == [b"model", b"pool"]
 
 
-def test_a_deletion_replaces_the_state_that_waits_and_a_new_state_the_deletion() -> None:
+def test_deletion_and_pending_state_replace_each_other() -> None:
     buffer = CoalescingBuffer(10)
     buffer.offer("model", state("a", "old"))
     buffer.offer("model", delete("a"))
@@ -61,7 +61,7 @@ def test_a_deletion_replaces_the_state_that_waits_and_a_new_state_the_deletion()
     assert [each[:3] for each in drained(buffer)] == [("model", "delete", "a"), ("model", "put", "b")]
 
 
-def test_a_reset_drops_what_waits_of_its_kind_alone() -> None:
+def test_reset_drops_pending_changes_of_its_kind_only() -> None:
     buffer = CoalescingBuffer(2)
     buffer.offer("model", state("a"))
     buffer.offer("model", AWAY)
@@ -76,7 +76,7 @@ def test_a_reset_drops_what_waits_of_its_kind_alone() -> None:
     ]
 
 
-def test_a_full_buffer_takes_changes_of_waiting_names_and_marks_but_no_further_name() -> None:
+def test_full_buffer_accepts_changes_of_pending_names_and_marks_but_no_new_name() -> None:
     buffer = CoalescingBuffer(2)
     assert buffer.offer("model", state("a"))
     assert buffer.offer("model", state("b"))
@@ -151,10 +151,10 @@ def last_difference(buffer: CoalescingBuffer, seed: int) -> bool:
 
 
 @pytest.mark.parametrize("max_names", [1, 3, 100])
-def test_a_reader_of_any_speed_ends_with_what_there_is(max_names: int) -> None:
+def test_reader_of_any_speed_converges_to_the_final_state(max_names: int) -> None:
     assert not any(last_difference(CoalescingBuffer(max_names), seed) for seed in range(50))
 
 
 @pytest.mark.parametrize("broken", [KeepsFirst, ForgetsResets])
-def test_the_comparison_finds_a_buffer_that_loses_states(broken: type[CoalescingBuffer]) -> None:
+def test_comparison_detects_a_buffer_that_loses_states(broken: type[CoalescingBuffer]) -> None:
     assert any(last_difference(broken(3), seed) for seed in range(50))

@@ -48,26 +48,26 @@ def loaded_with(module: str) -> set[str]:
     return found
 
 
-def test_every_import_of_every_module_is_there() -> None:
+def test_every_import_of_every_module_exists() -> None:
     for path in (FOLDER / "app").rglob("*.js"):
         module = path.relative_to(FOLDER).as_posix()
         missing = [name for name in imports(module) | imports(module, _LATER) if not (FOLDER / name).is_file()]
         assert not missing, f"{module} imports {missing}"
 
 
-def test_the_page_asks_at_once_for_all_that_its_first_module_imports() -> None:
+def test_page_preloads_all_imports_of_its_first_module() -> None:
     text = (FOLDER / "index.html").read_text()
     preloaded = {path.removeprefix(ASSETS) for path in re.findall(r'rel="modulepreload" href="([^"]+)"', text)}
     assert preloaded | {ENTRY} == loaded_with(ENTRY)
 
 
-def test_what_is_loaded_before_the_first_use_is_small() -> None:
+def test_initially_loaded_assets_are_small() -> None:
     first = {"index.html", "style.css"} | loaded_with(ENTRY) | loaded_with("app/pages/overview.js")
     sizes = {name: len(gzip.compress((FOLDER / name).read_bytes())) for name in first}
     assert sum(sizes.values()) <= MAX_FIRST_BYTES, sizes
 
 
-def test_vendored_modules_are_as_they_were_vendored() -> None:
+def test_vendored_modules_are_unmodified() -> None:
     folder = FOLDER / "vendor"
     entries = json.loads((folder / "vendor.json").read_text())
     pins = json.loads((FOLDER.parents[2] / "requirements" / "workbench" / "package.json").read_text())["dependencies"]
@@ -79,12 +79,12 @@ def test_vendored_modules_are_as_they_were_vendored() -> None:
     assert known == {path.name for path in folder.iterdir()}
 
 
-def test_every_file_of_the_page_is_served() -> None:
+def test_every_page_file_is_served() -> None:
     left_out = [path for path in FOLDER.rglob("*") if path.is_file() and path.suffix not in TYPES]
     assert not left_out
 
 
-def test_no_module_is_longer_than_a_person_reads() -> None:
+def test_modules_have_a_maximum_length() -> None:
     long = {
         path.name: lines
         for path in (FOLDER / "app").rglob("*.js")
@@ -94,11 +94,11 @@ def test_no_module_is_longer_than_a_person_reads() -> None:
 
 
 @pytest.mark.parametrize("word", ["innerHTML", "outerHTML", "insertAdjacentHTML", "dangerouslySetInnerHTML", "eval("])
-def test_no_module_makes_elements_or_code_of_text(word: str) -> None:
+def test_modules_create_no_elements_or_code_from_text(word: str) -> None:
     assert not [path.name for path in (FOLDER / "app").rglob("*.js") if word in path.read_text()]
 
 
-def test_another_content_is_another_version(tmp_path: Path) -> None:
+def test_different_content_has_a_different_version(tmp_path: Path) -> None:
     versions = set()
     for text in ("one", "two"):
         (tmp_path / "index.html").write_text(f'<script type="module" src="{ASSETS}a.js"></script>')
@@ -109,7 +109,7 @@ def test_another_content_is_another_version(tmp_path: Path) -> None:
     assert len(versions) == 2
 
 
-def test_the_import_map_is_allowed_by_its_digest_and_no_other_inline_script() -> None:
+def test_import_map_is_allowed_by_its_digest_and_is_the_only_inline_script() -> None:
     policy = PageFiles().policy
     assert policy.count("'sha256-") == 1
     assert "'unsafe" not in policy

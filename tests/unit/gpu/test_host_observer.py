@@ -81,7 +81,7 @@ def _eventually(condition: Callable[[], bool]) -> None:
         time.sleep(0.002)
 
 
-async def test_what_is_seen_is_kept_for_the_poll_interval_unless_a_fresh_look_is_asked_for(
+async def test_snapshot_is_cached_for_the_poll_interval_unless_a_fresh_one_is_requested(
     reader: ScriptedReader,
 ) -> None:
     clock = Time()
@@ -100,7 +100,7 @@ async def test_what_is_seen_is_kept_for_the_poll_interval_unless_a_fresh_look_is
     assert reader.count == 3
 
 
-async def test_a_fresh_look_is_one_that_began_after_it_was_asked_for(reader: ScriptedReader) -> None:
+async def test_fresh_snapshot_starts_after_its_request(reader: ScriptedReader) -> None:
     clock = Time()
     observer = HostObserver(reader=reader, monotonic_seconds=clock)
     reader.close_gate()
@@ -116,7 +116,7 @@ async def test_a_fresh_look_is_one_that_began_after_it_was_asked_for(reader: Scr
     assert reader.count == 2, "all of them share one reading"
 
 
-async def test_looking_does_not_stop_the_loop_and_a_cancelled_look_stops_nothing(reader: ScriptedReader) -> None:
+async def test_observing_does_not_block_the_loop_and_cancellation_stops_no_read(reader: ScriptedReader) -> None:
     observer = HostObserver(reader=reader)
     reader.close_gate()
     look = asyncio.create_task(observer.look())
@@ -128,7 +128,7 @@ async def test_looking_does_not_stop_the_loop_and_a_cancelled_look_stops_nothing
     assert (await observer.look()).source is Source.NVML
 
 
-async def test_a_library_that_hangs_leaves_sizes_and_liveness_and_is_asked_by_one_thread_only(
+async def test_hanging_library_keeps_sizes_and_liveness_and_blocks_only_one_thread(
     reader: ScriptedReader,
 ) -> None:
     clock = Time()
@@ -153,7 +153,7 @@ async def test_a_library_that_hangs_leaves_sizes_and_liveness_and_is_asked_by_on
     assert (await observer.look(fresh=True)).source is Source.NVML, "known again"
 
 
-async def test_a_library_that_fails_leaves_the_sizes_that_were_seen_last(reader: ScriptedReader) -> None:
+async def test_failing_library_keeps_the_last_seen_sizes(reader: ScriptedReader) -> None:
     observer = HostObserver(reader=reader, poll_interval_seconds=0.0)
     await observer.look()
     for health in (Health.FAILED, Health.ABSENT):
@@ -163,18 +163,18 @@ async def test_a_library_that_fails_leaves_the_sizes_that_were_seen_last(reader:
         assert sight.processes[0].memory_unknown
 
 
-async def test_a_host_without_a_driver_has_no_devices_and_that_is_known(reader: ScriptedReader) -> None:
+async def test_host_without_a_driver_is_known_to_have_no_devices(reader: ScriptedReader) -> None:
     reader.reading = NvmlReading(health=Health.ABSENT)
     sight = await HostObserver(reader=reader).look([DEAD])
     assert (sight.source, sight.devices) == (Source.NVML, ())
 
 
-async def test_a_library_that_fails_from_the_start_is_unknown_and_not_no_devices(reader: ScriptedReader) -> None:
+async def test_library_failing_from_the_start_is_unknown_and_not_zero_devices(reader: ScriptedReader) -> None:
     reader.reading = NvmlReading(health=Health.FAILED)
     assert (await HostObserver(reader=reader).look()).source is Source.UNKNOWN
 
 
-async def test_watched_processes_are_told_of_whether_they_hold_anything_or_not() -> None:
+async def test_watched_processes_are_reported_even_without_memory() -> None:
     later = ProcessId(ME.pid, ME.start_ticks + 1)
     sight = await HostObserver(reader=ScriptedReader(MINE)).look([DEAD, later, ME])
     assert {one.process: (one.alive, one.bytes_by_device) for one in sight.processes} == {
@@ -184,7 +184,7 @@ async def test_watched_processes_are_told_of_whether_they_hold_anything_or_not()
     }, "a number that was used again is not the old process"
 
 
-async def test_memory_under_a_number_that_nobody_has_any_more_is_its_last_owners() -> None:
+async def test_memory_of_an_exited_pid_is_attributed_to_its_last_owner() -> None:
     ghost = Holder(process=None, pid=NOBODY, bytes_by_device=((0, 5),))
     observer = HostObserver(reader=ScriptedReader(MINE, ghost))
     told = {one.process: one for one in (await observer.look([DEAD])).processes}
@@ -194,7 +194,7 @@ async def test_memory_under_a_number_that_nobody_has_any_more_is_its_last_owners
     assert told[ProcessId(NOBODY, 0)].bytes_by_device == ((0, 5),)
 
 
-async def test_numbers_of_another_namespace_make_memory_unknown_and_not_zero() -> None:
+async def test_pids_of_another_namespace_make_memory_unknown_and_not_zero() -> None:
     foreign = Holder(process=None, pid=NOBODY, bytes_by_device=((0, 5),))
     reader = ScriptedReader(foreign, names_processes=False)
     sight = await HostObserver(reader=reader).look([ME, DEAD])
@@ -205,7 +205,7 @@ async def test_numbers_of_another_namespace_make_memory_unknown_and_not_zero() -
     assert sight.devices[0].used_bytes == GIB
 
 
-async def test_more_processes_than_a_sighting_may_hold_lose_the_smallest_and_never_a_watched_one() -> None:
+async def test_excess_processes_drop_the_smallest_and_never_a_watched_one() -> None:
     holders = [
         Holder(process=ProcessId(pid, 1), pid=pid, bytes_by_device=((0, pid),)) for pid in range(1, MAX_PROCESSES + 10)
     ]
@@ -217,7 +217,7 @@ async def test_more_processes_than_a_sighting_may_hold_lose_the_smallest_and_nev
     assert 1 not in told
 
 
-async def test_declared_devices_are_what_the_operator_said_and_nothing_is_read(reader: ScriptedReader) -> None:
+async def test_declared_devices_are_reported_without_reading_the_library(reader: ScriptedReader) -> None:
     declared = declared_snapshots(
         [DeclaredDevice(name="Radeon", memory_bytes=GIB), DeclaredDevice(name="RAM", memory_bytes=5)]
     )
@@ -231,14 +231,14 @@ async def test_declared_devices_are_what_the_operator_said_and_nothing_is_read(r
     assert reader.count == 0
 
 
-def test_a_program_without_a_loop_may_look_too(reader: ScriptedReader) -> None:
+def test_observer_works_without_an_event_loop(reader: ScriptedReader) -> None:
     observer = HostObserver(reader=reader)
     assert observer.look_blocking([ME]).processes[0].bytes_by_device == ((0, GIB),)
     observer.look_blocking(fresh=True)
     assert reader.count == 2
 
 
-def test_many_threads_that_look_at_once_all_get_an_answer(reader: ScriptedReader) -> None:
+def test_concurrent_observing_threads_all_get_a_result(reader: ScriptedReader) -> None:
     observer = HostObserver(reader=reader, poll_interval_seconds=0.0)
     sources: list[Source] = []
 
@@ -253,7 +253,7 @@ def test_many_threads_that_look_at_once_all_get_an_answer(reader: ScriptedReader
     assert sources == [Source.NVML] * 1600
 
 
-def test_a_lone_thread_runs_one_job_at_a_time_and_tells_everybody_at_its_end() -> None:
+def test_single_flight_thread_runs_one_job_and_notifies_all_waiters() -> None:
     lone, gate = SingleFlightThread("lone"), threading.Event()
     ran: list[str] = []
     told: list[int] = []

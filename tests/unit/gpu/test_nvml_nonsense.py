@@ -49,18 +49,18 @@ def _held(**listed: Any) -> Card:
     ],
     ids=str,
 )
-def test_a_card_that_talks_nonsense_spoils_no_sighting(card: Card) -> None:
+def test_invalid_card_data_does_not_spoil_the_snapshot(card: Card) -> None:
     sight = _sight(card, OTHER)
     assert sight.devices[-1].name == "other"
     assert all(0 <= (device.used_bytes or 0) <= device.total_bytes for device in sight.devices)
 
 
-def test_an_amount_larger_than_its_card_is_unknown_and_not_believed() -> None:
+def test_amount_larger_than_its_card_is_unknown() -> None:
     (process,) = _sight(_held(usedGpuMemory=HUGE)).processes
     assert (process.bytes_by_device, process.memory_unknown) == ((), True)
 
 
-def test_the_registry_would_refuse_such_a_card() -> None:
+def test_registry_would_refuse_an_invalid_card() -> None:
     message = snapshot_message(_sight(OTHER))
     message.devices[0].total_bytes = 0
     with pytest.raises(WeftError):

@@ -123,50 +123,50 @@ def _read(*cards: Card) -> NvmlReading:
     return NvmlReader(StandIn(*cards).load).read()
 
 
-def test_cards_are_numbered_along_the_pci_bus_whatever_the_librarys_order() -> None:
+def test_cards_are_numbered_by_pci_bus_for_any_library_order() -> None:
     reading = _read(Card(name="far", bus=9), Card(name="near", bus=4), Card(name="farthest", bus=200))
     assert [(card.index, card.name) for card in reading.devices] == [(0, "near"), (1, "far"), (2, "farthest")]
 
 
-def test_what_is_not_free_is_in_use_also_what_the_driver_keeps() -> None:
+def test_used_memory_is_everything_not_free_including_driver_reservations() -> None:
     (card,) = _read(Card(total=8 * GIB, used=3 * GIB, reserved=GIB)).devices
     assert (card.id, card.total_bytes, card.used_bytes, card.utilization) == ("GPU-Card", 8 * GIB, 3 * GIB, 0.4)
 
 
-def test_a_process_that_computes_and_draws_is_counted_once() -> None:
+def test_process_that_computes_and_draws_is_counted_once() -> None:
     reading = _read(Card(computing=[Listed(ME, GIB)], drawing=[Listed(ME, GIB), Listed(NOBODY, 5)]))
     assert [(one.pid, one.bytes_by_device) for one in reading.holders] == [(ME, ((0, GIB),)), (NOBODY, ((0, 5),))]
     assert [one.process for one in reading.holders] == [process_id_of(ME), None]
     assert reading.names_processes
 
 
-def test_the_parts_of_a_card_in_mig_mode_are_added_up() -> None:
+def test_mig_instances_of_a_card_are_summed() -> None:
     reading = _read(
         Card(computing=[Listed(ME, GIB, 1), Listed(ME, 2 * GIB, 2)]), Card(computing=[Listed(ME, 7)], bus=2)
     )
     assert reading.holders[0].bytes_by_device == ((0, 3 * GIB), (1, 7))
 
 
-def test_an_amount_that_the_driver_does_not_tell_is_unknown_and_not_zero() -> None:
+def test_amount_missing_from_the_driver_is_unknown_and_not_zero() -> None:
     reading = _read(Card(computing=[Listed(ME, None, 1), Listed(ME, GIB, 2)]), Card(computing=[Listed(ME, 7)], bus=2))
     (holder,) = reading.holders
     assert holder.memory_unknown
     assert holder.bytes_by_device == ((1, 7),)
 
 
-def test_an_older_driver_is_asked_for_the_older_lists() -> None:
+def test_older_driver_is_queried_with_older_list_functions() -> None:
     reading = NvmlReader(StandIn(Card(computing=[Listed(ME, GIB)]), lists="_v2").load).read()
     assert reading.holders[0].bytes_by_device == ((0, GIB),)
 
 
-def test_without_lists_nobody_can_tell_what_processes_hold() -> None:
+def test_process_memory_is_unknown_without_process_lists() -> None:
     reading = _read(Card(computing=None, used=GIB))
     assert reading.health is Health.WELL
     assert not reading.names_processes
     assert reading.devices[0].used_bytes == GIB
 
 
-def test_numbers_that_nobody_has_here_are_of_another_namespace() -> None:
+def test_nonexistent_pids_belong_to_another_namespace() -> None:
     assert not _read(Card(computing=[Listed(NOBODY, GIB), Listed(NOBODY + 1, GIB)])).names_processes
     assert _read(Card(computing=[Listed(NOBODY, GIB), Listed(ME, GIB)])).names_processes, "one of them is here"
 
@@ -180,11 +180,11 @@ def test_numbers_that_nobody_has_here_are_of_another_namespace() -> None:
         (Card(used=UNNAMED_BYTES + 1, computing=[Listed(ME, 1)]), True),
     ],
 )
-def test_memory_in_use_without_a_single_name_means_that_names_are_hidden(card: Card, names: bool) -> None:
+def test_used_memory_without_any_process_means_hidden_processes(card: Card, names: bool) -> None:
     assert _read(card).names_processes is names
 
 
-def test_a_card_without_memory_of_its_own_is_left_out_and_the_others_keep_their_numbers() -> None:
+def test_card_without_its_own_memory_is_omitted_and_others_keep_their_numbers() -> None:
     reading = _read(Card(error=3, bus=1), Card(name="other", bus=2))
     assert [(card.index, card.name) for card in reading.devices] == [(1, "other")]
 
@@ -192,27 +192,25 @@ def test_a_card_without_memory_of_its_own_is_left_out_and_the_others_keep_their_
 @pytest.mark.parametrize(
     ("power", "energy"), [(0, 0), (312_000, 2**40), (None, 7), (7, None), (-1, -1), (2**32 - 1, 2**63)]
 )
-def test_power_and_energy_are_what_the_card_reports_and_unknown_where_it_does_not(
-    power: int | None, energy: int | None
-) -> None:
+def test_power_and_energy_are_as_reported_or_unknown(power: int | None, energy: int | None) -> None:
     (card,) = _read(Card(power=power, energy=energy)).devices
     assert card.power_milliwatts == (power if power in (0, 7, 312_000) else None)
     assert card.energy_millijoules == (energy if energy in (0, 7, 2**40) else None)
 
 
-def test_a_driver_without_these_functions_reports_neither(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_driver_without_power_functions_reports_neither(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(StandIn, "nvmlDeviceGetPowerUsage")
     monkeypatch.delattr(StandIn, "nvmlDeviceGetTotalEnergyConsumption")
     (card,) = _read(Card(power=1, energy=1)).devices
     assert (card.power_milliwatts, card.energy_millijoules) == (None, None)
 
 
-def test_an_unknown_utilization_is_no_error() -> None:
+def test_unknown_utilization_is_not_an_error() -> None:
     assert _read(Card(utilization=None)).devices[0].utilization is None
 
 
 @pytest.mark.parametrize("error", [OSError("no libnvidia-ml"), ImportError("no pynvml"), NVMLError(12), NVMLError(9)])
-def test_a_missing_library_is_looked_for_once_a_minute(error: Exception) -> None:
+def test_missing_library_is_searched_once_a_minute(error: Exception) -> None:
     now, tries = 100.0, 0
 
     def load() -> Any:
@@ -228,7 +226,7 @@ def test_a_missing_library_is_looked_for_once_a_minute(error: Exception) -> None
     assert tries == 2
 
 
-def test_a_library_that_fails_is_initialised_anew_and_known_again() -> None:
+def test_failed_library_is_reinitialized_and_recovers() -> None:
     module = StandIn(Card())
     reader = NvmlReader(module.load)
     assert reader.read().health is Health.WELL
@@ -239,7 +237,7 @@ def test_a_library_that_fails_is_initialised_anew_and_known_again() -> None:
     assert module.loads == 2
 
 
-def test_a_library_that_cannot_be_initialised_for_now_is_tried_at_once_again() -> None:
+def test_temporarily_uninitializable_library_is_retried_immediately() -> None:
     tries = 0
 
     def load() -> Any:

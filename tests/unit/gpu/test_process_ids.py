@@ -42,18 +42,18 @@ def _eventually(condition: Callable[[], bool]) -> None:
         time.sleep(0.005)
 
 
-def test_a_process_is_the_same_only_with_its_start_time() -> None:
+def test_process_identity_includes_its_start_time() -> None:
     mine = process_id_of(os.getpid())
     assert mine is not None
     assert is_alive(mine)
     assert not is_alive(ProcessId(mine.pid, mine.start_ticks + 1)), "the number, but another process"
 
 
-def test_a_number_that_nobody_has_is_no_process() -> None:
+def test_unused_pid_is_not_a_process() -> None:
     assert process_id_of(2**22 + 5) is None
 
 
-def test_a_process_that_ended_and_was_not_reaped_is_gone() -> None:
+def test_zombie_process_is_gone() -> None:
     with _python("input()") as process:
         found = process_id_of(process.pid)
         assert found is not None
@@ -63,7 +63,7 @@ def test_a_process_that_ended_and_was_not_reaped_is_gone() -> None:
         assert Path(f"/proc/{process.pid}").exists(), "it is still a zombie"
 
 
-def test_a_process_whose_first_thread_has_ended_is_alive_as_long_as_another_runs() -> None:
+def test_process_is_alive_after_its_first_thread_ended_while_another_runs() -> None:
     code = (
         "import ctypes, threading, time\n"
         "threading.Thread(target=time.sleep, args=(60,)).start()\n"
@@ -81,7 +81,7 @@ def test_a_process_whose_first_thread_has_ended_is_alive_as_long_as_another_runs
         assert not is_alive(found)
 
 
-def test_a_program_may_be_called_anything() -> None:
+def test_process_name_may_contain_any_characters() -> None:
     with _python("import ctypes; ctypes.CDLL(None).prctl(15, b') Z 1 (x'); print('named', flush=True); input()") as one:
         assert _line(one) == "named"
         found = process_id_of(one.pid)
@@ -99,7 +99,7 @@ _FAMILY = (
 )
 
 
-def test_a_tree_is_the_process_and_what_it_started() -> None:
+def test_process_tree_is_the_process_and_its_descendants() -> None:
     with _python(_FAMILY) as process:
         child_pid = int(_line(process))
         root, child = process_id_of(process.pid), process_id_of(child_pid)
@@ -112,7 +112,7 @@ def test_a_tree_is_the_process_and_what_it_started() -> None:
             os.kill(child_pid, 9)
 
 
-def test_what_lost_its_parents_is_kept_in_mind_and_forgotten_when_it_ends() -> None:
+def test_orphaned_processes_are_tracked_until_they_end() -> None:
     with _python(_FAMILY) as process:
         child_pid = int(_line(process))
         root, child = process_id_of(process.pid), process_id_of(child_pid)

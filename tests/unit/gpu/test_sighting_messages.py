@@ -58,7 +58,7 @@ def _sights(draw: st.DrawFn) -> HostSnapshot:
 
 
 @given(_sights())
-def test_a_sighting_comes_back_as_it_was_sent(sight: HostSnapshot) -> None:
+def test_snapshot_round_trips(sight: HostSnapshot) -> None:
     message = lease_pb2.HostSighting.FromString(snapshot_message(sight).SerializeToString())
     _check(message)
     assert snapshot_from(message) == sight
@@ -126,7 +126,7 @@ def _set(path: str, value: object) -> Spoil:
         (lambda message: message.processes.extend([message.processes[0]] * MAX_PROCESSES), "sighting.processes"),
     ],
 )
-def test_what_is_wrong_in_a_sighting_is_named(spoil: Spoil, field: str) -> None:
+def test_invalid_snapshot_error_names_the_field(spoil: Spoil, field: str) -> None:
     message = _good()
     _check(message)  # the negative control: without the fault it is taken
     spoil(message)
@@ -135,7 +135,7 @@ def test_what_is_wrong_in_a_sighting_is_named(spoil: Spoil, field: str) -> None:
     assert refused.value.field == field
 
 
-def test_devices_come_in_order_of_their_index_whatever_the_order_of_the_message() -> None:
+def test_devices_are_sorted_by_index_for_any_message_order() -> None:
     message = _good()
     message.devices.append(lease_pb2.Device(index=3, id="GPU-3", total_bytes=GIB))
     message.devices.append(lease_pb2.Device(index=1, id="GPU-2", total_bytes=GIB))

@@ -40,7 +40,7 @@ def _settings(*adapters: dict[str, Any]) -> LlamaServerModel:
     return model
 
 
-def test_an_adapter_is_served_under_its_own_name_with_what_engines_do_with_one(pirate: Path) -> None:
+def test_adapter_is_served_under_its_own_name_with_engine_support(pirate: Path) -> None:
     served = _served({"name": "pirate", "path": str(pirate), "pool": "fun", "skills": ["text"]})
     assert served.names == ("smol", "pirate")
     adapter = served.adapter("pirate")
@@ -50,7 +50,7 @@ def test_an_adapter_is_served_under_its_own_name_with_what_engines_do_with_one(p
     assert served.adapter("smol") is None
 
 
-def test_every_request_says_of_each_adapter_how_much_it_counts(pirate: Path) -> None:
+def test_every_request_sets_the_scale_of_each_adapter(pirate: Path) -> None:
     model = _settings({"name": "a", "path": str(pirate), "scale": 0.5}, {"name": "b", "path": str(pirate)})
     words = server_arguments(model)
     assert [words[at + 1] for at, word in enumerate(words) if word == "--lora-scaled"] == [f"{pirate}:0"] * 2
@@ -66,7 +66,7 @@ def _size(file: Path) -> int:
     return file.stat().st_size
 
 
-async def test_the_files_of_adapters_count_in_the_memory_of_a_load(pirate: Path) -> None:
+async def test_adapter_files_count_towards_load_memory(pirate: Path) -> None:
     alone = await _served().forecast.expect(AS_CONFIGURED)
     both = [{"name": name, "path": str(pirate)} for name in ("a", "b")]
     beside = await _served(*both).forecast.expect(AS_CONFIGURED)
@@ -74,13 +74,13 @@ async def test_the_files_of_adapters_count_in_the_memory_of_a_load(pirate: Path)
     assert beside.bytes > alone.bytes
 
 
-def test_an_adapter_that_is_not_there_fails_the_loads_of_its_model(tmp_path: Path) -> None:
+def test_missing_adapter_fails_the_loads_of_its_model(tmp_path: Path) -> None:
     lack = _served({"name": "a", "path": str(tmp_path / "nowhere.gguf")}).lack
     assert lack is not None
     assert lack.message.startswith("runners.r.models.smol.adapters[0].path: there is no file")
 
 
-def test_a_file_that_is_no_adapter_for_the_model_is_refused_by_its_setting(tmp_path: Path, pirate: Path) -> None:
+def test_file_that_is_not_an_adapter_for_the_model_is_refused_with_its_setting(tmp_path: Path, pirate: Path) -> None:
     faults = {
         demo_model_path(): "is no adapter",
         write_adapter(tmp_path / "vector.gguf", kind="control"): "is no adapter",
@@ -111,7 +111,7 @@ def test_flags_that_contradict_adapters_are_refused(pirate: Path, arguments: lis
     assert refused.value.field == "runners.r.models.smol.adapters"
 
 
-def test_a_model_of_an_unknown_architecture_takes_any_adapter(tmp_path: Path, pirate: Path) -> None:
+def test_model_of_an_unknown_architecture_accepts_any_adapter(tmp_path: Path, pirate: Path) -> None:
     empty = tmp_path / "empty.gguf"
     empty.write_bytes(b"")
     assert _served({"name": "pirate", "path": str(pirate)}, path=empty).names == ("smol", "pirate")
@@ -119,25 +119,25 @@ def test_a_model_of_an_unknown_architecture_takes_any_adapter(tmp_path: Path, pi
 
 
 @pytest.mark.parametrize("adapter", [{"name": "a", "scale": 0}, {"name": "a", "scale": -1}, {"name": "a", "sclae": 1}])
-def test_a_wrong_setting_of_an_adapter_is_refused_by_its_name(pirate: Path, adapter: dict[str, Any]) -> None:
+def test_invalid_adapter_setting_error_names_it(pirate: Path, adapter: dict[str, Any]) -> None:
     with pytest.raises(FieldError) as refused:
         _config({"path": str(pirate), **adapter})
     assert "adapters" in refused.value.field
 
 
 @pytest.mark.parametrize("name", ["smol", "r", "pirate"])
-def test_an_adapter_cannot_have_the_name_of_something_else(pirate: Path, name: str) -> None:
+def test_adapter_name_must_be_unique(pirate: Path, name: str) -> None:
     with pytest.raises(FieldError, match=f"names must be unique.*{name}"):
         _config({"name": "pirate", "path": str(pirate)}, {"name": name, "path": str(pirate)})
 
 
-def test_each_replica_has_adapters_of_its_own_in_a_pool_with_the_others(pirate: Path) -> None:
+def test_each_replica_has_its_own_adapters_pooled_with_the_others(pirate: Path) -> None:
     (section,) = _config({"name": "pirate", "path": str(pirate)}, replicas=2).runners or ()
     replicas = with_replicas(section, section.models)
     assert [replica.served_names for replica in replicas] == [("smol", "pirate"), ("smol-2", "pirate-2")]
     assert [replica.served_adapters[0].pool for replica in replicas] == ["pirate", "pirate"]
 
 
-def test_the_name_of_a_replica_of_an_adapter_must_be_free(pirate: Path) -> None:
+def test_name_of_an_adapter_replica_must_be_free(pirate: Path) -> None:
     with pytest.raises(FieldError, match="pirate-2"):
         _config({"name": "pirate", "path": str(pirate)}, {"name": "pirate-2", "path": str(pirate)}, replicas=2)

@@ -26,12 +26,12 @@ def limits(environment: dict[str, str], **router: Any) -> RateLimitConfig:
     return router_config(parse_config(with_environment), "unix:/registry").rate_limits
 
 
-def test_nobody_is_limited_until_it_is_said() -> None:
+def test_default_configuration_sets_no_rate_limits() -> None:
     assert limits({}) == RateLimitConfig()
     assert limits({"TENANT_RATE_LIMIT_x": "1req/s", "DEFAULT_RATE_LIMIT": "1req/s"}) == RateLimitConfig()
 
 
-def test_a_mesh_of_many_tenants_has_fifty_a_minute_for_each_where_nothing_else_is_said() -> None:
+def test_multi_tenant_mesh_defaults_to_fifty_requests_per_minute_per_tenant() -> None:
     assert limits({}, multi_tenant=True) == RateLimitConfig(default=(FIFTY,))
     assert limits({"ENABLE_MULTI_TENANT": "true"}) == RateLimitConfig(default=(FIFTY,))
     named = {"tenants": {"big": ["500req/min", "20000tok/min"]}}
@@ -39,7 +39,7 @@ def test_a_mesh_of_many_tenants_has_fifty_a_minute_for_each_where_nothing_else_i
     assert limits({}, multi_tenant=True, rate_limits=named) == expected
 
 
-def test_the_environment_names_tenants_and_both_units() -> None:
+def test_environment_sets_tenants_and_both_units() -> None:
     environment = {
         "ENABLE_MULTI_TENANT": "true",
         "TENANT_RATE_LIMIT_default": "100req/min, 20000tok/min",
@@ -52,14 +52,14 @@ def test_the_environment_names_tenants_and_both_units() -> None:
     assert limits({"ENABLE_MULTI_TENANT": "1", "DEFAULT_RATE_LIMIT": "7req/s"}).default == (Rate(7, 1),)
 
 
-def test_the_file_wins_over_the_environment_of_a_router() -> None:
+def test_file_takes_precedence_over_the_router_environment() -> None:
     environment = {"ENABLE_MULTI_TENANT": "true", "TENANT_RATE_LIMIT_x": "1req/s"}
     assert limits(environment, rate_limits={"default": ["9req/min"]}) == RateLimitConfig(default=(Rate(9, 60),))
     assert limits(environment, rate_limits={"default": []}) == RateLimitConfig()
 
 
 @pytest.mark.parametrize("text", ["often", "5req/min,6req/min", "5req/min,6req/sec", "5req/min,", "0tok/min"])
-def test_a_rate_of_the_environment_that_is_none_is_refused_with_its_variable(text: str) -> None:
+def test_invalid_rate_in_the_environment_is_refused_with_its_variable(text: str) -> None:
     with pytest.raises(FieldError, match="TENANT_RATE_LIMIT_x: "):
         read_environment({"TENANT_RATE_LIMIT_x": text})
 
@@ -114,7 +114,7 @@ def test_clients_have_profiles() -> None:
         ({"rate_limits": {"tenants": {"a": "5req/min"}}}, "router.rate_limits.tenants.a"),
     ],
 )
-def test_what_cannot_be_is_refused_with_its_place(router: dict[str, Any], place: str) -> None:
+def test_invalid_setting_is_refused_with_its_path(router: dict[str, Any], place: str) -> None:
     with pytest.raises(FieldError) as caught:
         config(**router)
     assert caught.value.field.startswith(place)

@@ -26,16 +26,16 @@ def _settings(model: dict[str, Any] | None = None, **fields: Any) -> ChatSetting
     return chat_settings(section, section.models[0])
 
 
-def test_a_section_that_says_nothing_gives_the_defaults() -> None:
+def test_empty_section_gives_the_defaults() -> None:
     assert _settings() == ChatSettings()
 
 
-def test_the_sampling_parameters_of_a_model_arrive() -> None:
+def test_model_sampling_parameters_are_applied() -> None:
     found = _settings({"default_params": {"temperature": 0.2, "stop": ["END"]}}).default_params
     assert found == sampling_pb2.SamplingParams(temperature=0.2, stop=["END"])
 
 
-def test_everything_that_is_said_arrives() -> None:
+def test_every_setting_is_applied() -> None:
     found = _settings(
         {"tools": ["word_count", "files.read"], "repetition": "kill"},
         tools=TOOLS,
@@ -57,12 +57,12 @@ def test_everything_that_is_said_arrives() -> None:
 @pytest.mark.parametrize(
     ("runner", "model", "begins"), [(True, None, True), (True, False, False), (False, True, True), (False, None, False)]
 )
-def test_a_model_overrides_the_platform_prompt_of_its_runner(runner: bool, model: bool | None, begins: bool) -> None:
+def test_model_overrides_the_platform_prompt_of_its_runner(runner: bool, model: bool | None, begins: bool) -> None:
     given = {} if model is None else {"platform_prompt": model}
     assert _settings(given, platform_prompt=runner).platform_prompt is begins
 
 
-def test_a_model_overrides_what_the_platform_prompt_of_its_runner_says() -> None:
+def test_model_overrides_platform_prompt_settings_of_its_runner() -> None:
     assert _settings({}, platform_context="An office.").platform_context == "An office."
     assert _settings({"platform_context": "A lab."}, platform_context="An office.").platform_context == "A lab."
     assert _settings({"platform_context": ""}, platform_context="An office.").platform_context == ""
@@ -84,7 +84,7 @@ def test_a_model_overrides_what_the_platform_prompt_of_its_runner_says() -> None
         ({}, {"signals": [{**LEGAL, "parameters": {"type": "array"}}]}, "runners.r1.signals.NEEDS_LEGAL.parameters"),
     ],
 )
-def test_a_mistake_is_refused_with_its_field(model: dict[str, Any], fields: dict[str, Any], field: str) -> None:
+def test_invalid_setting_error_names_its_field(model: dict[str, Any], fields: dict[str, Any], field: str) -> None:
     with pytest.raises(FieldError) as raised:
         _settings(model, **fields)
     assert raised.value.field == field

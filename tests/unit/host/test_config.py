@@ -43,19 +43,19 @@ def schema() -> jsonschema_rs.Draft202012Validator:
         ({"models": [{"name": "m", "path": "m.gguf"}], "port_range": "any"}, False),
     ],
 )
-def test_the_schema_ties_the_settings_of_a_model_to_the_runtime_of_its_runner(
+def test_schema_ties_model_settings_to_the_runtime_of_the_runner(
     schema: jsonschema_rs.Draft202012Validator, runner: dict[str, Any], is_valid: bool
 ) -> None:
     assert schema.is_valid({"runners": [{"name": "r", **runner}]}) is is_valid
 
 
-def test_every_setting_is_described() -> None:
+def test_every_setting_has_a_description() -> None:
     rows = [line for line in page().splitlines() if line.startswith("| `")]
     assert len(rows) > 40
     assert not [row for row in rows if row.endswith("|  |")]
 
 
-def test_the_local_file_is_merged_over_the_main_one_and_the_command_line_over_both(tmp_path: Path) -> None:
+def test_local_file_overrides_the_main_one_and_the_command_line_overrides_both(tmp_path: Path) -> None:
     path = _write(tmp_path, "weft.yaml", "port: 1\nrouter: {queue_timeout_seconds: 5.0, max_attempts: 2}\n")
     _write(tmp_path, "weft.local.yaml", "router: {max_attempts: 4}\ndrain_seconds: 1\n")
     config = load_config(path, {"port": 3})
@@ -64,13 +64,13 @@ def test_the_local_file_is_merged_over_the_main_one_and_the_command_line_over_bo
     assert (config.router.queue_timeout_seconds, config.router.max_attempts) == (5.0, 4)
 
 
-def test_nothing_at_all_is_the_defaults(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_empty_configuration_is_the_defaults(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert load_config(None) == WeftConfig()
     assert load_config(_write(tmp_path, "empty.yaml", "")) == WeftConfig()
 
 
-def test_a_weft_yaml_in_the_working_directory_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_weft_yaml_in_the_working_directory_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _write(tmp_path, "weft.yaml", "port: 7\n")
     monkeypatch.chdir(tmp_path)
     assert load_config(None).port == 7
@@ -92,13 +92,13 @@ def test_a_weft_yaml_in_the_working_directory_is_found(tmp_path: Path, monkeypat
         ("\x00", "--config"),
     ],
 )
-def test_a_wrong_value_is_refused_naming_its_place(tmp_path: Path, text: str, field: str) -> None:
+def test_invalid_value_is_refused_with_its_path(tmp_path: Path, text: str, field: str) -> None:
     with pytest.raises(FieldError) as refused:
         load_config(_write(tmp_path, "weft.yaml", text))
     assert refused.value.field == field
 
 
-def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+def test_missing_file_error_names_it(tmp_path: Path) -> None:
     with pytest.raises(FieldError) as refused:
         load_config(tmp_path / "absent.yaml")
     assert "absent.yaml" in refused.value.message
@@ -113,7 +113,7 @@ def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
         "[{name: a, models: [{name: m, path: x, replica_max: 3}]}, {name: m-3, models: [{name: n, path: x}]}]",
     ],
 )
-def test_names_used_twice_are_refused_with_the_way_out(tmp_path: Path, runners: str) -> None:
+def test_duplicate_names_are_refused_with_a_remedy(tmp_path: Path, runners: str) -> None:
     with pytest.raises(FieldError) as refused:
         load_config(_write(tmp_path, "weft.yaml", f"runners: {runners}"))
     assert refused.value.reason is Reason.INVALID_ARGUMENT
@@ -137,13 +137,13 @@ def test_names_used_twice_are_refused_with_the_way_out(tmp_path: Path, runners: 
         ),
     ],
 )
-def test_mappings_and_named_things_are_merged_and_everything_else_is_replaced(
+def test_mappings_and_named_entries_are_merged_and_the_rest_is_replaced(
     base: dict[str, Any], over: dict[str, Any], result: dict[str, Any]
 ) -> None:
     assert merge(base, over) == result
 
 
-def test_variables_name_the_main_file_and_the_local_one_and_the_command_line_goes_before_them(
+def test_variables_name_both_files_and_the_command_line_takes_precedence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (away := tmp_path / "away").mkdir()
@@ -164,7 +164,7 @@ def test_variables_name_the_main_file_and_the_local_one_and_the_command_line_goe
 
 
 @pytest.mark.parametrize("variable", ["LLM_POOL_SETTINGS_PATH", "LLM_POOL_LOCAL_SETTINGS_PATH"])
-def test_a_variable_that_names_no_file_is_refused_by_its_name(
+def test_variable_for_a_missing_file_is_refused_by_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variable: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -174,7 +174,7 @@ def test_a_variable_that_names_no_file_is_refused_by_its_name(
     assert raised.value.field == variable
 
 
-def test_the_local_file_can_change_one_model_and_leaves_the_others_as_they_are(tmp_path: Path) -> None:
+def test_local_file_changes_one_model_and_keeps_the_others(tmp_path: Path) -> None:
     path = _write(
         tmp_path,
         "weft.yaml",
@@ -218,9 +218,7 @@ runners:
         ("start_asleep", True),
     ],
 )
-def test_the_local_file_changes_one_field_of_one_model_and_nothing_else(
-    tmp_path: Path, field: str, value: object
-) -> None:
+def test_local_file_changes_only_one_field_of_one_model(tmp_path: Path, field: str, value: object) -> None:
     path = _write(tmp_path, "weft.yaml", _OVERLAID)
     (before,) = load_config(path).runners or ()
     _write(
@@ -235,7 +233,7 @@ def test_the_local_file_changes_one_field_of_one_model_and_nothing_else(
     assert new == replace(old, **{field: wanted})
 
 
-def test_the_local_file_changes_one_sampling_parameter_of_one_model(tmp_path: Path) -> None:
+def test_local_file_changes_one_sampling_parameter_of_one_model(tmp_path: Path) -> None:
     path = _write(tmp_path, "weft.yaml", _OVERLAID)
     _write(
         tmp_path, "weft.local.yaml", "runners: [{name: left, models: [{name: a, default_params: {temperature: 1}}]}]"
@@ -244,7 +242,7 @@ def test_the_local_file_changes_one_sampling_parameter_of_one_model(tmp_path: Pa
     assert left.models[0].default_params == {"temperature": 1, "top_k": 5}
 
 
-def test_a_model_that_is_not_enabled_is_as_if_it_were_not_there_until_the_local_file_enables_it(tmp_path: Path) -> None:
+def test_disabled_model_is_ignored_until_the_local_file_enables_it(tmp_path: Path) -> None:
     path = _write(tmp_path, "weft.yaml", _OVERLAID)
     (left,) = load_config(path).runners or ()
     assert [model.name for model in left.models] == ["a"]
@@ -253,7 +251,7 @@ def test_a_model_that_is_not_enabled_is_as_if_it_were_not_there_until_the_local_
     assert [model.name for model in left.models] == ["a", "b"]
 
 
-def test_a_runner_whose_models_are_all_disabled_is_refused_by_name(tmp_path: Path) -> None:
+def test_runner_with_only_disabled_models_is_refused_by_name(tmp_path: Path) -> None:
     path = _write(tmp_path, "weft.yaml", _OVERLAID)
     _write(tmp_path, "weft.local.yaml", "runners: [{name: left, models: [{name: a, enabled: false}]}]")
     with pytest.raises(FieldError) as refused:
@@ -262,7 +260,7 @@ def test_a_runner_whose_models_are_all_disabled_is_refused_by_name(tmp_path: Pat
     assert "enabled: true" in refused.value.message
 
 
-def test_the_form_of_a_disabled_models_settings_is_checked_all_the_same(tmp_path: Path) -> None:
+def test_settings_of_a_disabled_model_are_still_validated(tmp_path: Path) -> None:
     path = _write(tmp_path, "weft.yaml", _OVERLAID.replace("enabled: false", "enabled: false, slots: 0"))
     with pytest.raises(FieldError) as refused:
         load_config(path)

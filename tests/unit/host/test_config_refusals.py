@@ -133,7 +133,7 @@ def refused(folder: Path, text: str) -> FieldError:
         ("1: 2\n", "1", "must be a text; put it in quotes", 1),
     ],
 )
-def test_a_slip_is_refused_with_its_line_what_is_expected_and_how_it_is_written(
+def test_mistake_is_reported_with_its_line_the_expected_value_and_an_example(
     tmp_path: Path, text: str, field: str, words: str, line: int | None
 ) -> None:
     error = refused(tmp_path, text)
@@ -166,9 +166,7 @@ def test_a_slip_is_refused_with_its_line_what_is_expected_and_how_it_is_written(
         ("port: \x00\n", "is not YAML: it has a character that may not stand in YAML"),
     ],
 )
-def test_a_file_that_is_not_yaml_is_refused_with_the_line_and_the_way_out(
-    tmp_path: Path, text: str, words: str
-) -> None:
+def test_file_that_is_not_yaml_is_refused_with_line_and_remedy(tmp_path: Path, text: str, words: str) -> None:
     error = refused(tmp_path, text)
     assert (error.reason, error.field) == (Reason.MALFORMED_REQUEST, "--config")
     assert words in error.message, error.message
@@ -185,20 +183,20 @@ def test_a_file_that_is_not_yaml_is_refused_with_the_line_and_the_way_out(
         ("\n- name: gpu\n", "and line 2 begins a list: runners are the list below `runners:`"),
     ],
 )
-def test_a_file_that_is_no_mapping_is_told_how_to_be_one(tmp_path: Path, text: str, words: str) -> None:
+def test_file_that_is_not_a_mapping_is_refused_with_a_remedy(tmp_path: Path, text: str, words: str) -> None:
     error = refused(tmp_path, text)
     assert (error.reason, error.field) == (Reason.INVALID_ARGUMENT, "--config")
     assert words in error.message, error.message
 
 
-def test_several_slips_are_told_at_once_unknown_names_first(tmp_path: Path) -> None:
+def test_several_mistakes_are_reported_together_with_unknown_names_first(tmp_path: Path) -> None:
     error = refused(tmp_path, "drain_seconds: x\nprot: 1\n")
     first, second = error.message.splitlines()
     assert first == f"prot: is not a setting; did you mean port? (in {tmp_path}/weft.yaml line 2)"
     assert second.startswith('  drain_seconds: must be a number, and is the text "x"')
 
 
-def test_slips_inside_models_are_told_beside_a_setting_that_the_runtime_needs(tmp_path: Path) -> None:
+def test_mistakes_inside_models_are_reported_beside_a_missing_runtime_setting(tmp_path: Path) -> None:
     text = (
         "runner: 1\n"
         "runners:\n- name: local\n  models:\n"
@@ -212,7 +210,7 @@ def test_slips_inside_models_are_told_beside_a_setting_that_the_runtime_needs(tm
 
 
 @pytest.mark.parametrize("pool", ["local", "helper"])
-def test_a_pool_named_like_a_runner_or_an_agent_is_refused_with_its_lines(tmp_path: Path, pool: str) -> None:
+def test_pool_named_like_a_runner_or_agent_is_refused_with_its_lines(tmp_path: Path, pool: str) -> None:
     text = (
         "runners:\n- name: local\n  models:\n"
         f"  - {{name: a, path: /a.gguf, pool: {pool}}}\n"
@@ -223,25 +221,25 @@ def test_a_pool_named_like_a_runner_or_an_agent_is_refused_with_its_lines(tmp_pa
     assert "weft.yaml line 4" in message
 
 
-def test_a_pool_may_have_the_name_of_its_model(tmp_path: Path) -> None:
+def test_pool_may_have_the_name_of_its_model(tmp_path: Path) -> None:
     path = tmp_path / "weft.yaml"
     path.write_text("runners:\n- name: local\n  models:\n  - {name: a, path: /a.gguf, pool: a}\n")
     assert load_config(path).runners
 
 
-def test_no_more_than_a_few_slips_are_told_at_once(tmp_path: Path) -> None:
+def test_number_of_reported_mistakes_is_limited(tmp_path: Path) -> None:
     error = refused(tmp_path, "".join(f"nonsense_{number}: 1\n" for number in range(MAX_REFUSALS + 2)))
     lines = error.message.splitlines()
     assert (len(lines), lines[-1]) == (MAX_REFUSALS + 1, "  and 2 more")
 
 
-def test_a_value_of_the_local_file_is_refused_naming_that_file(tmp_path: Path) -> None:
+def test_invalid_value_in_the_local_file_error_names_that_file(tmp_path: Path) -> None:
     (tmp_path / "weft.local.yaml").write_text("log:\n  level: info\nport: http\n")
     error = refused(tmp_path, f"port: 1\nrunners:\n{SERVER}")
     assert error.message.endswith(f"(in {tmp_path}/weft.local.yaml line 3)")
 
 
-def test_a_value_of_the_command_line_is_refused_naming_it(tmp_path: Path) -> None:
+def test_invalid_command_line_value_error_names_it(tmp_path: Path) -> None:
     path = tmp_path / "weft.yaml"
     path.write_text("port: 1\n")
     with pytest.raises(FieldError) as caught:
@@ -249,16 +247,16 @@ def test_a_value_of_the_command_line_is_refused_naming_it(tmp_path: Path) -> Non
     assert caught.value.message == "port: must be at most 65535, and is 99999 (from command line)"
 
 
-def test_a_secret_is_not_shown_where_it_is_refused(tmp_path: Path) -> None:
+def test_refused_secret_is_not_shown(tmp_path: Path) -> None:
     text = "runners:\n  - name: a\n    runtime: openai_remote\n    models:\n      - {name: m, api_key: 771234}\n"
     assert "771234" not in refused(tmp_path, text).message
 
 
-def test_a_long_value_is_shortened(tmp_path: Path) -> None:
+def test_long_value_is_truncated(tmp_path: Path) -> None:
     assert len(refused(tmp_path, f"port: {'x' * 10_000}\n").message) < 300
 
 
-def test_a_runner_without_a_clear_runtime_does_not_hide_the_other_slips(tmp_path: Path) -> None:
+def test_ambiguous_runtime_does_not_hide_other_mistakes(tmp_path: Path) -> None:
     mixed = "{name: a, path: /a.gguf, slotz: 4}, {name: b, url: 'http://127.0.0.1:1/v1'}"
     error = refused(
         tmp_path, f"prot: 1\nrunners:\n- name: box\n  nmae: x\n  models: [{mixed}]\nrunner: []\nport: http\n"
@@ -274,13 +272,13 @@ def test_a_runner_without_a_clear_runtime_does_not_hide_the_other_slips(tmp_path
     ]
 
 
-def test_what_the_default_runtime_lacks_is_no_slip_of_a_runner_without_a_clear_one(tmp_path: Path) -> None:
+def test_ambiguous_runtime_reports_no_errors_of_the_default_runtime(tmp_path: Path) -> None:
     mixed = "{name: a, path: /a.gguf}, {name: b, url: 'http://127.0.0.1:1/v1'}"
     error = refused(tmp_path, f"runners:\n- name: box\n  models: [{mixed}]\n")
     assert error.message.startswith("runners.0.runtime: must be named")
     assert len(error.message.splitlines()) == 1
 
 
-def test_the_port_under_a_name_of_runners_is_answered_with_its_own(tmp_path: Path) -> None:
+def test_http_port_error_suggests_port(tmp_path: Path) -> None:
     """`http_port` is a setting of runners; at the top the closest name was `grpc_port`."""
     assert "http_port: is not a setting; did you mean port?" in refused(tmp_path, "http_port: 8080\n").message

@@ -32,7 +32,7 @@ def written(folder: Path, text: str, name: str = "weft.yaml") -> Path:
     return path
 
 
-def test_settings_of_every_section_are_read_in_both_spellings(tmp_path: Path) -> None:
+def test_settings_of_every_section_accept_both_spellings(tmp_path: Path) -> None:
     config = load_config(written(tmp_path, FILE))
     assert config.grpc_port == 7070
     assert tuple(config.gateway.allowed_hosts) == ("mesh.lan",)
@@ -42,20 +42,20 @@ def test_settings_of_every_section_are_read_in_both_spellings(tmp_path: Path) ->
     assert getattr(runner.models[0], "upstream_model", "") == "qwen3:8b"
 
 
-def test_keys_that_are_names_and_the_parameters_of_requests_stay_as_they_are(tmp_path: Path) -> None:
+def test_name_keys_and_request_parameters_are_unchanged(tmp_path: Path) -> None:
     config = load_config(written(tmp_path, FILE))
     assert {name: pool.max_in_flight for name, pool in config.router.pools.items()} == {"maxInFlight": 7}
     (runner,) = config.runners or ()
     assert dict(runner.models[0].default_params) == {"max_tokens": 7, "topK": 3}
 
 
-def test_the_local_file_is_merged_whichever_spelling_it_has(tmp_path: Path) -> None:
+def test_local_file_is_merged_in_either_spelling(tmp_path: Path) -> None:
     path = written(tmp_path, "grpc_port: 7070\n")
     written(tmp_path, "grpcPort: 7071\n", "weft.local.yaml")
     assert load_config(path).grpc_port == 7071
 
 
-def test_a_value_keeps_its_line_and_is_shown_under_the_name_of_the_setting(tmp_path: Path) -> None:
+def test_value_keeps_its_line_and_is_shown_under_the_setting_name(tmp_path: Path) -> None:
     loaded = load_with_sources(written(tmp_path, FILE))
     (found,) = (each for each in effective_values(loaded) if each.name == "grpc_port")
     assert (found.value, found.source) == (7070, "weft.yaml line 2")
@@ -70,7 +70,7 @@ def test_a_value_keeps_its_line_and_is_shown_under_the_name_of_the_setting(tmp_p
         ("grpc_port: 1\ngrpcPort: 2\n", "grpcPort: is not a setting; did you mean grpc_port?"),
     ],
 )
-def test_what_is_wrong_is_named_with_its_line_and_the_nearest_setting(text: str, said: str, tmp_path: Path) -> None:
+def test_mistake_is_reported_with_its_line_and_the_closest_setting(text: str, said: str, tmp_path: Path) -> None:
     with pytest.raises(FieldError) as refused:
         load_config(written(tmp_path, text))
     assert said in refused.value.message

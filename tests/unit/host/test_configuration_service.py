@@ -27,7 +27,7 @@ async def _settled() -> None:
         await asyncio.sleep(0)
 
 
-async def test_a_reload_waits_for_the_one_that_is_carried_out_and_reads_the_file_anew() -> None:
+async def test_concurrent_reload_waits_and_reads_the_file_again() -> None:
     """`weft reload` was refused while `weft up --watch` carried out the same change."""
     file = SlowFile()
     service = ConfigurationService(file.reload)
@@ -43,7 +43,7 @@ async def test_a_reload_waits_for_the_one_that_is_carried_out_and_reads_the_file
     assert list((await second).files) == ["2.yaml"]
 
 
-async def test_a_service_that_stops_begins_no_reload_that_waits() -> None:
+async def test_stopping_service_starts_no_pending_reload() -> None:
     file = SlowFile()
     service = ConfigurationService(file.reload)
     calls = [asyncio.create_task(service.reload(dry_run=False)) for _ in range(2)]

@@ -18,7 +18,7 @@ RATES = (
 )
 
 
-def test_settings_and_rates_of_one_tenant_are_one_document_that_means_the_same() -> None:
+def test_settings_and_rates_of_one_tenant_merge_into_one_equivalent_document() -> None:
     settings = TenantSettings(weight=3.0, max_in_flight=4, allow_remote=RemotePermission.NEVER)
     section = RouterSettings(tenants={"a": settings}, rate_limits=TenantRates(tenants={"a": RATES, "b": ()}))
     first, second = configured_tenants(section)
@@ -31,12 +31,12 @@ def test_settings_and_rates_of_one_tenant_are_one_document_that_means_the_same()
     assert limit_words(document_of(first.limits[0])) == "10 req/min and 500 tok/min"
 
 
-def test_a_tenant_without_rates_has_the_default() -> None:
+def test_tenant_without_rates_has_the_default() -> None:
     (tenant,) = configured_tenants(RouterSettings(tenants={"a": TenantSettings()}))
     assert limits_of(tenant) is None
     assert not tenant.HasField("weight")
 
 
-def test_a_limit_is_written_with_what_it_is_of() -> None:
+def test_limit_is_written_with_its_unit() -> None:
     limit = TenantLimit(window=TenantLimit.WINDOW_MONTH, tokens=5, per=TenantLimit.SUBJECT_KEY, model="llama-*")
     assert limit_words(document_of(limit)) == "5 tok/month per key for llama-*"

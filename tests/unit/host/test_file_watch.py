@@ -24,7 +24,7 @@ async def _look_twice(clock: FakeClock) -> None:
     await clock.advance(2 * WATCH_INTERVAL_SECONDS, sleepers=1)
 
 
-async def test_a_change_while_the_mesh_starts_is_noticed(tmp_path: Path) -> None:
+async def test_change_during_startup_is_detected(tmp_path: Path) -> None:
     file, clock = tmp_path / "weft.yaml", FakeClock()
     file.write_text("runners: []\n")
     known = look_of([file])
@@ -34,7 +34,7 @@ async def test_a_change_while_the_mesh_starts_is_noticed(tmp_path: Path) -> None
         assert changed.is_set()
 
 
-async def test_a_file_that_is_written_is_reloaded_once_it_rests(tmp_path: Path) -> None:
+async def test_changed_file_is_reloaded_once_after_it_settles(tmp_path: Path) -> None:
     file, clock = tmp_path / "weft.yaml", FakeClock()
     file.write_text("runners: []\n")
     async with _watching(file, look_of([file]), clock) as changed:

@@ -37,7 +37,7 @@ class _SlowService(Service):
         await self._clock.advance(self._stop_seconds)
 
 
-async def test_services_that_drain_one_after_the_other_have_one_grace_together(tmp_path: Path) -> None:
+async def test_services_drained_in_sequence_share_one_grace_period(tmp_path: Path) -> None:
     """Tasks of a router had the whole grace again after its publishers and dial-out runners had used it up."""
     clock = FakeClock()
     host = GrpcHost(clock=clock)

@@ -24,16 +24,16 @@ def runner_of(**runner: Any) -> ConfiguredRunner:
     return found
 
 
-def test_a_runner_with_a_url_alone_follows_that_server() -> None:
+def test_runner_with_only_a_url_follows_that_server() -> None:
     runner = runner_of(url=URL)
     assert (runner.runtime, runner.follows_server, runner.models) == ("openai_http", True, ())
 
 
-def test_a_model_with_a_url_needs_no_runtime() -> None:
+def test_model_with_a_url_needs_no_runtime() -> None:
     assert runner_of(models=[{"name": "llama", "url": URL}]).runtime == "openai_http"
 
 
-def test_models_have_the_address_and_the_key_of_their_runner() -> None:
+def test_models_inherit_address_and_key_of_their_runner() -> None:
     runner = runner_of(
         url=URL, api_key_env="BOX_KEY", models=[{"name": "a", "upstream_model": "x"}, {"name": "b", "url": "http://c"}]
     )
@@ -42,7 +42,7 @@ def test_models_have_the_address_and_the_key_of_their_runner() -> None:
     assert not runner.follows_server
 
 
-def test_a_runtime_that_is_written_holds() -> None:
+def test_explicit_runtime_is_kept() -> None:
     runner = runner_of(runtime="openai_remote", models=[{"name": "a", "url": "https://api.example.com/v1"}])
     assert runner.runtime == "openai_remote"
 
@@ -56,7 +56,7 @@ def test_a_runtime_that_is_written_holds() -> None:
         ({"model": "Qwen/Qwen3-8B"}, "vllm"),
     ],
 )
-def test_the_runtime_follows_from_what_a_model_is(model: dict[str, str], runtime: str) -> None:
+def test_runtime_is_inferred_from_the_model(model: dict[str, str], runtime: str) -> None:
     assert runner_of(models=[{"name": "a", **model}]).runtime == runtime
 
 
@@ -67,7 +67,7 @@ def folder(place: Path, *files: str, **configuration: Any) -> Path:
     return place
 
 
-def test_the_runtime_follows_from_what_is_in_a_folder(tmp_path: Path) -> None:
+def test_runtime_is_inferred_from_folder_contents(tmp_path: Path) -> None:
     assert runner_of(models=[{"name": "a", "path": str(folder(tmp_path, "model.bin"))}]).runtime == "ctranslate2"
     quantized = folder(tmp_path, "a.safetensors", quantization_config={"quant_method": "exl3"})
     assert runner_of(models=[{"name": "a", "path": str(quantized)}]).runtime == "exllamav3"
@@ -75,14 +75,14 @@ def test_the_runtime_follows_from_what_is_in_a_folder(tmp_path: Path) -> None:
     assert runner_of(models=[{"name": "a", "path": str(pipeline)}]).runtime == "diffusers"
 
 
-def test_a_folder_of_safetensors_is_named_by_the_setting_that_its_engine_has(tmp_path: Path) -> None:
+def test_safetensors_folder_error_names_the_setting_of_its_engine(tmp_path: Path) -> None:
     where = folder(tmp_path, "a.safetensors")
     assert runner_of(models=[{"name": "a", "model": str(where)}]).runtime == "vllm"
     with pytest.raises(FieldError, match=f"which vllm loads: write `model: {where}`"):
         config_of(models=[{"name": "a", "path": str(where)}])
 
 
-def test_models_of_several_runtimes_are_refused_with_the_reason_of_each(tmp_path: Path) -> None:
+def test_models_of_several_runtimes_are_refused_with_each_reason(tmp_path: Path) -> None:
     file = tmp_path / "weft.yaml"
     models = [{"name": "a", "url": URL}, {"name": "b", "path": "/models/b.gguf"}]
     file.write_text(json.dumps({"runners": [{"name": "box", "models": models}]}))
@@ -92,12 +92,12 @@ def test_models_of_several_runtimes_are_refused_with_the_reason_of_each(tmp_path
     assert "llama_server for the path of b, openai_http for the url of a (in weft.yaml line 1)" in refused.value.message
 
 
-def test_a_runner_without_models_and_url_is_refused() -> None:
+def test_runner_without_models_and_url_is_refused() -> None:
     with pytest.raises(FieldError, match=r"runners\.0\.models"):
         config_of()
 
 
-def test_a_server_that_does_not_say_how_much_it_takes_is_not_throttled() -> None:
+def test_attached_server_without_a_declared_capacity_is_not_throttled() -> None:
     (model,) = runner_of(models=[{"name": "a", "url": URL}]).models
     assert model.slots == 0
     assert ATTACHED_SLOTS >= 64

@@ -21,16 +21,16 @@ def _install_native(folder: Path) -> Path:
     return binary
 
 
-def test_a_native_server_on_the_path_is_preferred(search_path: Path) -> None:
+def test_native_server_on_the_path_is_preferred(search_path: Path) -> None:
     binary = _install_native(search_path)
     assert llama_command(None) == (str(binary),)
 
 
-def test_the_configured_one_wins_over_both(search_path: Path) -> None:
+def test_configured_server_takes_precedence_over_both(search_path: Path) -> None:
     _install_native(search_path)
     assert llama_command(("/opt/llama-server", "--flash-attn")) == ("/opt/llama-server", "--flash-attn")
 
 
-def test_without_a_native_one_it_is_the_server_from_the_wheel(search_path: Path) -> None:
+def test_wheel_server_is_used_without_a_native_one(search_path: Path) -> None:
     assert not list(search_path.iterdir())
     assert llama_command(None) == (sys.executable, "-m", LAUNCHER)

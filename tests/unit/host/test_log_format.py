@@ -37,14 +37,14 @@ def logged(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, str]:
 
 
 @pytest.mark.parametrize("form", ["", "json"])
-def test_a_file_gets_json_lines_unless_something_else_is_said(logged: Mapping[str, str], form: str) -> None:
+def test_file_gets_json_lines_by_default(logged: Mapping[str, str], form: str) -> None:
     (line,) = logged[form].splitlines()
     assert json.loads(line)["model"] == "qwen"
     assert "ValueError" in line
     assert "hunter2" not in line, "local variables are prompts and keys"
 
 
-def test_text_is_for_people_without_colours_and_without_local_variables(logged: Mapping[str, str]) -> None:
+def test_text_format_has_no_colors_and_no_local_variables(logged: Mapping[str, str]) -> None:
     text = logged["text"]
     assert "it failed" in text
     assert "model=qwen" in text

@@ -5,7 +5,7 @@ from weft_app.compose.gateway import gateway_config
 from weft_app.config.loader import parse_config
 
 
-def test_what_the_file_says_reaches_the_gateway() -> None:
+def test_file_settings_reach_the_gateway() -> None:
     section = {"allowed_hosts": ["*.Example.org", "a.example.net:8443"], "max_bytes": 2048, "max_audio_seconds": 1.5}
     media = gateway_config(parse_config({"gateway": {"media": section}})).media
     assert media.allowed_hosts == ("*.example.org", "a.example.net:8443")
@@ -27,6 +27,6 @@ def test_what_the_file_says_reaches_the_gateway() -> None:
     ],
     ids=str,
 )
-def test_a_wrong_value_or_name_is_refused(section: dict[str, object]) -> None:
+def test_invalid_value_or_name_is_refused(section: dict[str, object]) -> None:
     with pytest.raises(FieldError, match=r"gateway\.media\."):
         parse_config({"gateway": {"media": section}})

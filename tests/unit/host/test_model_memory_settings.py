@@ -47,7 +47,7 @@ def _config(section: RunnerSettings, tmp_path: Path, accelerators: AcceleratorSe
     )
 
 
-async def test_what_an_operator_says_a_model_takes_counts_as_it_is_configured(model_file: Path, tmp_path: Path) -> None:
+async def test_configured_model_memory_is_used_as_the_forecast(model_file: Path, tmp_path: Path) -> None:
     config = _config(_section(model_file, model={"memory_mb": 700}), tmp_path)
     forecast = config.models[0].forecast
     expected = await forecast.expect(AS_CONFIGURED)
@@ -55,7 +55,7 @@ async def test_what_an_operator_says_a_model_takes_counts_as_it_is_configured(mo
     assert (expected.bytes, expected.source) == (700 * MIB, "manifest")
 
 
-async def test_what_loads_took_is_known_to_the_next_life_of_a_runner(model_file: Path, tmp_path: Path) -> None:
+async def test_measured_load_memory_survives_a_runner_restart(model_file: Path, tmp_path: Path) -> None:
     forecast = _config(_section(model_file), tmp_path).models[0].forecast
     before = await forecast.expect(AS_CONFIGURED)
     forecast.note_taken(AS_CONFIGURED, 900 * MIB)
@@ -78,20 +78,20 @@ def test_keep_alive_is_read_in_all_its_forms(value: object, seconds: float, mode
     assert hibernation.keep_alive_settings().model_seconds == seconds
 
 
-def test_the_time_of_a_sleep_section_counts_where_keep_alive_says_nothing(model_file: Path, tmp_path: Path) -> None:
+def test_hibernation_time_applies_if_keep_alive_is_unset(model_file: Path, tmp_path: Path) -> None:
     sleep = {"after_seconds": 20.0}
     only_sleep = _config(_section(model_file, model={"sleep": sleep}), tmp_path).models[0].hibernation
     both = _config(_section(model_file, model={"sleep": sleep, "keep_alive": "1m"}), tmp_path).models[0].hibernation
     assert (only_sleep.keep_alive_settings().model_seconds, both.keep_alive_settings().model_seconds) == (20.0, 60.0)
 
 
-def test_a_keep_alive_that_is_none_is_named(model_file: Path, tmp_path: Path) -> None:
+def test_invalid_keep_alive_error_names_it(model_file: Path, tmp_path: Path) -> None:
     with pytest.raises(FieldError) as refused:
         _config(_section(model_file, model={"keep_alive": "soon"}), tmp_path)
     assert refused.value.field == "runners.r1.models.qwen.keep_alive"
 
 
-def test_variants_must_be_files(model_file: Path, tmp_path: Path) -> None:
+def test_variants_must_be_existing_files(model_file: Path, tmp_path: Path) -> None:
     good = _config(_section(model_file, model={"quantizations": {"q8_0": str(model_file)}}), tmp_path)
     assert good.models[0].quantizations == {"q8_0": model_file}
     lack = _config(_section(model_file, model={"quantizations": {"q8_0": "/nowhere.gguf"}}), tmp_path).models[0].lack
@@ -99,7 +99,7 @@ def test_variants_must_be_files(model_file: Path, tmp_path: Path) -> None:
     assert lack.message == "runners.r1.models.qwen.quantizations.q8_0: there is no file /nowhere.gguf"
 
 
-def test_replicas_are_identical_models_in_one_pool_and_those_beyond_the_first_ones_start_asleep(
+def test_replicas_are_identical_pooled_models_and_extra_ones_start_hibernating(
     model_file: Path, tmp_path: Path
 ) -> None:
     section = _section(model_file, {"name": "other"}, model={"replicas": 2, "replica_max": 3, "target_inflight": 2})
@@ -122,7 +122,7 @@ def test_replicas_join_the_pool_of_their_model(model_file: Path, tmp_path: Path)
         ({"replicas": 3, "replica_max": 2}, [], "replica_max"),
     ],
 )
-def test_replicas_that_cannot_be_are_named(
+def test_invalid_replica_settings_error_names_the_field(
     fields: dict[str, Any], others: list[dict[str, Any]], field: str, model_file: Path, tmp_path: Path
 ) -> None:
     with pytest.raises(FieldError) as refused:
@@ -130,13 +130,13 @@ def test_replicas_that_cannot_be_are_named(
     assert refused.value.field == f"runners.r1.models.qwen.{field}"
 
 
-def test_a_server_that_weft_does_not_start_has_no_replicas() -> None:
+def test_attached_server_has_no_replicas() -> None:
     model = {"name": "m", "url": "http://gpu-box.lan:8000/v1", "replicas": 2}
     with pytest.raises(FieldError, match=r"models.0.replicas: .*cannot start another"):
         parse_section(ConfiguredRunner, {"name": "r1", "runtime": "openai_http", "models": [model]})
 
 
-async def test_devices_ports_and_the_wait_for_memory_reach_the_runner(model_file: Path, tmp_path: Path) -> None:
+async def test_devices_ports_and_memory_timeout_reach_the_runner(model_file: Path, tmp_path: Path) -> None:
     places = {"devices": [1, 3], "memory_wait_seconds": 7.0, "port_range": "41000-41001"}
     section = _section(model_file, {"name": "b"}, model={"pin": True}, **places)
     declared = AcceleratorSettings(declared=(DeclaredDevice(name="budget", memory_mb=64),))
@@ -151,11 +151,11 @@ async def test_devices_ports_and_the_wait_for_memory_reach_the_runner(model_file
     assert [model.hibernation.pinned for model in config.models] == [True, False]
 
 
-def test_without_a_word_about_devices_nobody_looks(model_file: Path, tmp_path: Path) -> None:
+def test_device_observer_is_off_by_default(model_file: Path, tmp_path: Path) -> None:
     assert _config(_section(model_file), tmp_path).observer is None
 
 
-def test_a_range_of_ports_that_is_none_is_named(model_file: Path, tmp_path: Path) -> None:
+def test_invalid_port_range_is_reported(model_file: Path, tmp_path: Path) -> None:
     with pytest.raises(FieldError) as refused:
         _config(_section(model_file, port_range="41001-41000"), tmp_path)
     assert refused.value.field == "runners.r1.port_range"
@@ -170,7 +170,9 @@ def test_a_range_of_ports_that_is_none_is_named(model_file: Path, tmp_path: Path
         ({"extra_arguments": ["--mmproj", "m.gguf"]}, True),
     ],
 )
-def test_which_models_take_images(fields: dict[str, Any], sees: bool, model_file: Path, tmp_path: Path) -> None:
+def test_image_support_is_derived_from_model_settings(
+    fields: dict[str, Any], sees: bool, model_file: Path, tmp_path: Path
+) -> None:
     """A category counts where the files do not show that the engine has nothing that encodes images."""
     model = _config(_section(model_file, model=fields), tmp_path).models[0]
     assert model.takes_images(model.abilities) is sees

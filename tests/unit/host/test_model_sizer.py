@@ -38,7 +38,7 @@ async def sized(memory: MachineMemory, path: Path | None = None, **parameters: i
     return await size_by_memory(request)
 
 
-async def test_the_demo_model_has_all_that_it_was_trained_for_and_the_slots_of_processors() -> None:
+async def test_demo_model_gets_its_full_context_and_the_cpu_slot_count() -> None:
     found = await sized(HOST)
     assert found.sizing == added_model_pb2.ModelSizing(context_tokens=8192, slots=2)
     assert found.reasons[:2] == (
@@ -47,7 +47,7 @@ async def test_the_demo_model_has_all_that_it_was_trained_for_and_the_slots_of_p
     )
 
 
-async def test_layers_are_said_only_where_the_engine_would_choose_others() -> None:
+async def test_gpu_layers_are_set_only_if_they_differ_from_the_engine_default() -> None:
     def card(mebibytes: int) -> MachineMemory:
         return MachineMemory(
             devices=(DeviceMemory(name="card", total_bytes=mebibytes * 1024**2),), host_bytes=16 * GIBIBYTE
@@ -59,26 +59,26 @@ async def test_layers_are_said_only_where_the_engine_would_choose_others() -> No
     assert (host.HasField("gpu_layers"), host.gpu_layers) == (True, 0)
 
 
-async def test_what_the_load_asks_for_is_taken() -> None:
+async def test_requested_load_size_is_used() -> None:
     found = await sized(HOST, context_tokens=1024, slots=3)
     assert (found.sizing.context_tokens, found.sizing.slots) == (1024, 3)
     assert asked_size(load_pb2.LoadOptions()) == AskedSize()
 
 
-async def test_a_file_that_fits_nowhere_is_refused() -> None:
+async def test_file_that_fits_nowhere_is_refused() -> None:
     with pytest.raises(WeftError) as refused:
         await sized(MachineMemory(host_bytes=64 * 1024**2))
     assert refused.value.reason is Reason.INSUFFICIENT_MEMORY
     assert refused.value.message.startswith("hf:acme/smol needs ")
 
 
-async def test_a_file_without_a_header_gets_a_short_context(tmp_path: Path) -> None:
+async def test_file_without_a_header_gets_a_short_context(tmp_path: Path) -> None:
     broken = tmp_path / "broken.gguf"
     broken.write_bytes(b"GGUF" + bytes(5000))
     assert (await sized(HOST, broken)).sizing == added_model_pb2.ModelSizing(context_tokens=4096, slots=1)
 
 
-def test_engines_of_ggufs_alone_compute_in_layers_and_exllamav3_on_accelerators_alone() -> None:
+def test_gguf_only_engines_compute_in_layers_and_exllamav3_on_accelerators_only() -> None:
     places = {name: require_runtime(name).places for name in usable_names() if require_runtime(name).formats}
     assert places["llama_server"] == EnginePlaces()
     assert {name for name, place in places.items() if place.in_layers} == {"llama_server", "llama_cpp_python"}

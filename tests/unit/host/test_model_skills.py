@@ -37,7 +37,7 @@ def known(runner: RunnerSettings) -> Abilities:
     return known_abilities(declared=model.declared_abilities, engine=UNKNOWN, files=model.abilities)
 
 
-def test_what_is_not_said_is_not_known() -> None:
+def test_undeclared_skill_is_unknown() -> None:
     assert served(section()).skills == frozenset()
     assert served(section(category="vision")).skills == frozenset()
     assert known(section("openai_http")) == UNKNOWN
@@ -56,19 +56,19 @@ def test_what_is_not_said_is_not_known() -> None:
         ("llama_server", {"category": "vision"}, "vision"),
     ],
 )
-def test_a_model_is_kept_by_what_it_does_unless_its_category_is_set(
+def test_hibernation_category_follows_the_model_type_unless_configured(
     runtime: str, fields: dict[str, Any], category: str
 ) -> None:
     assert served(section(runtime, **fields)).hibernation.category == category
 
 
-def test_a_server_without_a_projector_takes_no_images_and_no_audio() -> None:
+def test_server_without_a_projector_accepts_no_images_and_no_audio() -> None:
     assert known(section()).lacking == MEDIA
     assert known(section("llama_cpp_python", slots=1)).lacking == MEDIA
     assert known(section(extra_arguments=("-hf", "org/model"))).lacking == frozenset(), "it may find a projector"
 
 
-def test_a_server_with_a_projector_takes_images() -> None:
+def test_server_with_a_projector_accepts_images() -> None:
     for flags in (("--mmproj", "eyes.gguf"), ("--mmproj=eyes.gguf",), ("-mm", "eyes.gguf")):
         found = known(section(extra_arguments=flags))
         assert found.skills == {Skill.TEXT, Skill.IMAGE}
@@ -87,7 +87,7 @@ def test_a_server_with_a_projector_takes_images() -> None:
         (None, None, {Skill.IMAGE}, set()),
     ],
 )
-def test_the_header_of_a_projector_tells_what_it_encodes(
+def test_projector_header_declares_what_it_encodes(
     vision: bool | None, audio: bool | None, takes: set[Skill], lacks: set[Skill], tmp_path: Path
 ) -> None:
     projector = write_projector(tmp_path / "mmproj.gguf", vision=vision, audio=audio)
@@ -96,7 +96,7 @@ def test_the_header_of_a_projector_tells_what_it_encodes(
     assert found.lacking == lacks
 
 
-def test_the_chat_template_of_a_file_tells_tools_and_thinking(tmp_path: Path) -> None:
+def test_chat_template_of_a_file_declares_tools_and_thinking(tmp_path: Path) -> None:
     model = write_gguf(tmp_path / "m.gguf")
     found = known(section(path=str(model)))
     assert (Skill.TOOLS in found.skills, found.thinking_modes) == (True, EVERY_MODE)
@@ -111,7 +111,7 @@ def test_the_chat_template_of_a_file_tells_tools_and_thinking(tmp_path: Path) ->
 
 @pytest.mark.parametrize("runtime", ["ctranslate2", "exllamav3"])
 @pytest.mark.parametrize("place", ["chat_template.jinja", "tokenizer_config.json"])
-def test_the_chat_template_in_a_folder_tells_tools_and_thinking_before_the_first_load(
+def test_chat_template_in_a_folder_declares_tools_and_thinking_before_the_first_load(
     runtime: str, place: str, tmp_path: Path
 ) -> None:
     template = "{% if tools %}{{ tools }}{% endif %}<think>{{ messages[0].content }}"
@@ -125,20 +125,20 @@ def test_the_chat_template_in_a_folder_tells_tools_and_thinking_before_the_first
     assert Skill.TOOLS in known(section(runtime, path=str(tmp_path), chat_template_path=str(plain))).lacking
 
 
-def test_a_folder_whose_template_cannot_be_read_shows_nothing_of_it(tmp_path: Path) -> None:
+def test_folder_with_an_unreadable_template_declares_nothing(tmp_path: Path) -> None:
     (tmp_path / "tokenizer_config.json").write_text("{")
     found = known(section("ctranslate2", path=str(tmp_path)))
     assert found == Abilities(skills=frozenset({Skill.TEXT}), lacking=frozenset(MEDIA))
 
 
-def test_the_demo_model_takes_text_alone() -> None:
+def test_demo_model_accepts_text_only() -> None:
     found = known(section(path=str(demo_model_path())))
     assert found.skills == {Skill.TEXT}
     assert found.lacking == {Skill.IMAGE, Skill.AUDIO, Skill.TOOLS}
     assert found.thinking_modes == {ThinkingMode.DEFAULT, ThinkingMode.DISABLED}
 
 
-def test_what_is_said_wins() -> None:
+def test_configured_skills_take_precedence() -> None:
     said = known(section(skills=("text", "audio"), extra_arguments=("--mmproj", "ears.gguf")))
     assert said.skills == {Skill.TEXT, Skill.AUDIO}
     assert said.lacking == {Skill.IMAGE, Skill.TOOLS}
@@ -147,14 +147,14 @@ def test_what_is_said_wins() -> None:
     assert thinks.thinking_modes == {ThinkingMode.DEFAULT, ThinkingMode.ENABLED}
 
 
-def test_a_skill_that_nobody_knows_is_refused() -> None:
+def test_unknown_skill_is_refused() -> None:
     with pytest.raises(FieldError, match="skills"):
         section(skills=("telepathy",))
     with pytest.raises(FieldError, match="thinking_modes"):
         section(thinking_modes=("deeply",))
 
 
-def test_languages_of_the_settings_are_those_of_the_model() -> None:
+def test_configured_languages_are_those_of_the_model() -> None:
     found = known(section("openai_http", source_languages=("nl", "pt-BR"), target_languages=("en",)))
     assert (found.source_languages, found.target_languages) == (("nl", "pt-BR"), ("en",))
     with pytest.raises(FieldError, match="source_languages"):

@@ -45,7 +45,7 @@ async def _start(home: WeftHome, registry: Registry, *names: str) -> list[Retire
     return await StartedRunners(home).retire_others(names, cast("grpc.aio.Channel", registry))
 
 
-async def test_what_the_file_no_longer_names_is_retired_once_and_what_was_never_started_is_not(home: WeftHome) -> None:
+async def test_runner_removed_from_the_file_is_retired_once_unless_never_started(home: WeftHome) -> None:
     registry = Registry(Response.OUTCOME_RETIRED)
     assert await _start(home, registry, "a", "b") == []
     assert await _start(home, registry, "a") == [RetiredRunner(name="b", models=("m-b",), pools=("pool-b",))]
@@ -56,7 +56,7 @@ async def test_what_the_file_no_longer_names_is_retired_once_and_what_was_never_
 
 
 @pytest.mark.parametrize("outcome", [Response.OUTCOME_LIVES, Response.OUTCOME_HOLDS_MEMORY])
-async def test_one_that_cannot_be_retired_yet_is_tried_again_at_the_next_start(
+async def test_failed_retirement_is_retried_at_the_next_start(
     home: WeftHome, outcome: "pb.RetireSessionResponse.Outcome.ValueType"
 ) -> None:
     registry = Registry(outcome)
@@ -69,21 +69,21 @@ async def test_one_that_cannot_be_retired_yet_is_tried_again_at_the_next_start(
     assert not retired.later
 
 
-async def test_a_runner_of_which_the_mesh_knows_nothing_is_not_spoken_of(home: WeftHome) -> None:
+async def test_runner_unknown_to_the_mesh_is_not_reported(home: WeftHome) -> None:
     registry = Registry(Response.OUTCOME_UNKNOWN)
     await _start(home, registry, "a", "b")
     assert await _start(home, registry, "a") == []
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b'{"a": 1}', b'["../a"]', b"[1]", b"\xff"])
-async def test_a_damaged_list_of_runners_retires_nothing_and_is_written_anew(home: WeftHome, content: bytes) -> None:
+async def test_damaged_runner_list_retires_nothing_and_is_rewritten(home: WeftHome, content: bytes) -> None:
     registry = Registry(Response.OUTCOME_RETIRED)
     (home.state / "started-runners.json").write_bytes(content)
     assert await _start(home, registry, "a", "b") == []
     assert [retired.name for retired in await _start(home, registry, "a")] == ["b"]
 
 
-def test_tasks_that_wait_for_what_is_gone_are_named() -> None:
+def test_tasks_waiting_for_a_removed_runner_are_listed() -> None:
     retired = RetiredRunner(name="b", models=("m-b", "m-c"), pools=("pool-b",))
     (note,) = retirement_notes([retired], {"pool-b", "m-a"})
     assert "was taken out of the mesh with m-b, m-c" in note

@@ -52,7 +52,7 @@ def published(tmp_path: Path, **agent: Any) -> agent_pb2.AgentManifest:
     return coder
 
 
-def test_everything_an_agent_asks_for_is_published(tmp_path: Path) -> None:
+def test_every_behavior_setting_of_an_agent_is_published(tmp_path: Path) -> None:
     assert published(tmp_path, **EVERYTHING).behaviour == agent_behaviour_pb2.AgentBehaviour(
         platform_prompt=True,
         tools=["files.read", "search"],
@@ -68,12 +68,12 @@ def test_everything_an_agent_asks_for_is_published(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", EVERYTHING)
-def test_each_of_it_is_published_by_itself(name: str, tmp_path: Path) -> None:
+def test_each_behavior_setting_is_published_separately(name: str, tmp_path: Path) -> None:
     behaviour = published(tmp_path, **{name: EVERYTHING[name]}).behaviour
     assert [field.name.removesuffix("_policy") for field, _ in behaviour.ListFields()] == [name]
 
 
-def test_what_is_so_anyway_is_not_published(tmp_path: Path) -> None:
+def test_default_behavior_is_not_published(tmp_path: Path) -> None:
     asking = {"platform_prompt": False, "stop_on_decision_request": True, "parse_text_tool_calls": True, "tools": []}
     assert not published(tmp_path, **asking).HasField("behaviour")
 
@@ -86,7 +86,7 @@ def test_what_is_so_anyway_is_not_published(tmp_path: Path) -> None:
         ({"tools": ["search", "search"]}, "tools[1]"),
     ],
 )
-def test_a_wrong_wish_is_named_when_the_runner_is_set_up(fields: dict[str, Any], field: str) -> None:
+def test_invalid_behavior_is_reported_at_runner_setup(fields: dict[str, Any], field: str) -> None:
     with pytest.raises(FieldError) as refused:
         published_agents(section(**fields))
     assert refused.value.field == f"runners.r1.agents[1].{field}"
@@ -95,13 +95,13 @@ def test_a_wrong_wish_is_named_when_the_runner_is_set_up(fields: dict[str, Any],
 @pytest.mark.parametrize(
     "fields", [{"tools": ["a/b"]}, {"max_tool_iterations": 65}, {"repetition": "maybe"}, {"signal": ["A"]}]
 )
-def test_what_the_file_may_not_say_is_refused_with_it(fields: dict[str, Any]) -> None:
+def test_behavior_not_allowed_in_the_file_is_refused(fields: dict[str, Any]) -> None:
     with pytest.raises(FieldError):
         section(**fields)
 
 
 @pytest.mark.parametrize(("written", "meant"), [("off", "off"), ("'off'", "off"), ("warn", "warn"), ("kill", "kill")])
-def test_off_is_a_word_also_where_yaml_takes_it_for_false(written: str, meant: str, tmp_path: Path) -> None:
+def test_off_is_a_word_even_if_yaml_parses_it_as_false(written: str, meant: str, tmp_path: Path) -> None:
     path = tmp_path / "weft.yaml"
     path.write_text(f"""
 runners:
@@ -117,7 +117,7 @@ runners:
         load_config(path)
 
 
-def test_the_two_examples_of_the_page_are_good_and_mean_the_same(tmp_path: Path) -> None:
+def test_both_documented_examples_are_valid_and_equivalent(tmp_path: Path) -> None:
     page = (Path(__file__).parents[3] / "docs" / "agents.md").read_text("utf-8")
     file, document, *_ = re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)
     (tmp_path / "weft.yaml").write_text(file)
@@ -128,7 +128,7 @@ def test_the_two_examples_of_the_page_are_good_and_mean_the_same(tmp_path: Path)
     assert read.document.declared == published
 
 
-def test_the_example_of_platform_prompts_of_models_means_what_the_page_says(
+def test_documented_platform_prompt_example_has_the_described_effect(
     tmp_path: Path,
 ) -> None:
     page = (Path(__file__).parents[3] / "docs" / "agents.md").read_text("utf-8")
@@ -140,7 +140,7 @@ def test_the_example_of_platform_prompts_of_models_means_what_the_page_says(
     assert "laboratory" in chats["lab"].platform_context
 
 
-def test_the_page_names_everything_that_can_be_asked_for_and_every_warning() -> None:
+def test_page_lists_every_behavior_setting_and_warning() -> None:
     docs = Path(__file__).parents[3] / "docs"
     rows = re.findall(r"^\| `(\w+)` \|", (docs / "agents.md").read_text("utf-8"), re.MULTILINE)
     assert set(EVERYTHING) <= set(rows)

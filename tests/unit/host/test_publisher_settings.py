@@ -25,13 +25,13 @@ def test_publishers_need_a_relay(tmp_path: Path) -> None:
         join_listeners(config, WeftHome(tmp_path), _router(config))
 
 
-def test_without_an_address_there_is_no_listener(tmp_path: Path) -> None:
+def test_listener_is_absent_without_an_address(tmp_path: Path) -> None:
     config = parse_config({})
     listeners = join_listeners(config, WeftHome(tmp_path), _router(config))
     assert (listeners.relay, listeners.publishers) == (None, None)
 
 
-def test_every_limit_can_be_set_and_is_the_services_own() -> None:
+def test_every_limit_can_be_set_and_defaults_to_that_of_the_service() -> None:
     given = {name: value - 1 for name, value in asdict(PublisherTerms()).items()}
     section = parse_config({"publishers": given}).publishers
     assert isinstance(section, PublisherTerms)

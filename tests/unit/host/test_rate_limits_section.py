@@ -38,28 +38,28 @@ def limits_of_runner(environment: dict[str, str], **gateway: Any) -> RateLimitCo
     return runner_api_config(plan).edge.rate_limits
 
 
-def test_the_gateway_limits_nobody_until_it_is_told_to() -> None:
+def test_gateway_has_no_rate_limits_by_default() -> None:
     assert gateway_config(config()).rate_limits is None
     assert gateway_config(config(**LIMITED)).rate_limits == AS_CONFIG
 
 
-def test_a_rate_that_is_none_is_refused_with_its_place(tmp_path: Path) -> None:
+def test_invalid_rate_is_refused_with_its_path(tmp_path: Path) -> None:
     path = tmp_path / "weft.yaml"
     path.write_text(yaml.safe_dump({"gateway": {"rate_limits": {"tenants": {"big": "often"}}}}))
     with pytest.raises(FieldError, match=r"gateway\.rate_limits\.tenants\.big: .*must be a rate such as"):
         load_config(path)
 
 
-def test_a_runner_limits_nobody_unless_it_serves_many() -> None:
+def test_runner_has_no_rate_limits_unless_it_is_multi_tenant() -> None:
     assert limits_of_runner({}) is None
     assert limits_of_runner({"DEFAULT_RATE_LIMIT": "1req/s", "TENANT_RATE_LIMIT_x": "1req/s"}) is None
 
 
-def test_a_runner_that_serves_many_has_fifty_a_minute_where_nothing_else_is_said() -> None:
+def test_multi_tenant_runner_defaults_to_fifty_requests_per_minute() -> None:
     assert limits_of_runner({"ENABLE_MULTI_TENANT": "true"}) == RateLimitConfig(default=Rate(50, 60))
     environment = {"ENABLE_MULTI_TENANT": "true", "DEFAULT_RATE_LIMIT": "7req/s", "TENANT_RATE_LIMIT_x": "1req/hour"}
     assert limits_of_runner(environment) == RateLimitConfig(default=Rate(7, 1), tenants={"x": Rate(1, 3600)})
 
 
-def test_the_file_wins_over_the_environment() -> None:
+def test_file_takes_precedence_over_the_environment() -> None:
     assert limits_of_runner({"ENABLE_MULTI_TENANT": "true", "DEFAULT_RATE_LIMIT": "7req/s"}, **LIMITED) == AS_CONFIG

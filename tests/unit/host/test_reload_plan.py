@@ -59,13 +59,13 @@ def _one(found: ReloadPlan) -> Change:
     return change
 
 
-def test_the_same_configuration_changes_nothing() -> None:
+def test_same_configuration_changes_nothing() -> None:
     found = plan(BASE, BASE)
     assert found.changes == ()
     assert (found.stopped, found.started, found.restarted, found.updated) == ((), (), (), ())
 
 
-def test_a_changed_model_is_loaded_again_and_names_its_settings() -> None:
+def test_changed_model_is_reloaded_and_lists_its_settings() -> None:
     found = with_box(model("a", slots=3), model("b"))
     change = _one(found)
     assert (change.subject, change.name, change.runner) == (Subject.MODEL, "a", "box")
@@ -75,26 +75,26 @@ def test_a_changed_model_is_loaded_again_and_names_its_settings() -> None:
     assert found.restarted == ()
 
 
-def test_models_come_and_go_without_a_restart_of_their_runner() -> None:
+def test_models_are_added_and_removed_without_a_runner_restart() -> None:
     found = with_box(model("a", slots=2), model("d"))
     assert {(each.name, each.action) for each in found.changes} == {("b", Action.REMOVED), ("d", Action.ADDED)}
     assert (found.updated, found.restarted, found.stopped, found.started) == (("box",), (), (), ())
 
 
-def test_an_agent_changes_without_a_reload_of_its_model() -> None:
+def test_agent_changes_without_a_model_reload() -> None:
     agent = {"name": "helper", "model": "a", "system_prompt": "Be short."}
     found = with_box(model("a", slots=2), model("b"), agents=[agent])
     assert _one(found).effect is Effect.LIVE
     assert found.updated == ("box",)
 
 
-def test_a_setting_of_a_runner_restarts_that_runner_alone() -> None:
+def test_runner_setting_restarts_only_that_runner() -> None:
     found = with_box(model("a", slots=3), model("b"), max_requests=7)
     assert {each.effect for each in found.changes} == {Effect.RUNNER_RESTART}
     assert (found.restarted, found.updated) == (("box",), ())
 
 
-def test_a_renamed_runner_is_one_that_goes_and_one_that_comes() -> None:
+def test_renamed_runner_is_removed_and_added() -> None:
     found = changed(runners=[BASE["runners"][0], runner("new", model("c"))])
     assert (found.stopped, found.started, found.updated) == (("other",), ("new",), ())
     assert {(each.name, each.action) for each in found.changes if each.subject is Subject.MODEL} == {
@@ -103,7 +103,7 @@ def test_a_renamed_runner_is_one_that_goes_and_one_that_comes() -> None:
     }
 
 
-def test_a_rate_limit_is_in_force_at_once() -> None:
+def test_rate_limit_change_is_live() -> None:
     found = changed(router={"rate_limits": {"default": ["60req/min"]}})
     change = _one(found)
     assert (change.name, change.effect) == ("router.rate_limits.default", Effect.LIVE)
@@ -120,12 +120,12 @@ def test_a_rate_limit_is_in_force_at_once() -> None:
         ({"registry": {"inactive_after_seconds": 120.0}}, "registry.inactive_after_seconds"),
     ],
 )
-def test_what_a_running_mesh_cannot_take_is_named_and_waits(section: dict[str, Any], path: str) -> None:
+def test_setting_that_needs_a_restart_is_reported_as_waiting(section: dict[str, Any], path: str) -> None:
     found = changed(**section)
     assert (found.waiting_settings, found.live_settings) == ((path,), ())
 
 
-def test_a_secret_is_not_shown_wherever_it_stands() -> None:
+def test_secret_is_never_shown_in_a_plan() -> None:
     before = {**BASE, "router": {"database_url": "postgresql://u:first@h/d"}}
     after = {**BASE, "router": {"database_url": "postgresql://u:second@h/d"}}
     assert "first" not in str(plan(before, after))
@@ -143,18 +143,18 @@ def test_every_live_setting_is_a_setting() -> None:
         assert name in names_at(WeftConfig, around), path
 
 
-def test_the_documentation_names_every_entry_of_the_table() -> None:
+def test_documentation_lists_every_live_setting() -> None:
     text = (Path(__file__).parents[3] / "docs" / "start.md").read_text()
     assert [path for path in LIVE_SETTINGS if f"`{path}`" not in text] == []
 
 
-def test_a_setting_that_the_table_does_not_know_needs_a_restart() -> None:
+def test_setting_missing_from_the_table_needs_a_restart() -> None:
     assert not is_live("something.new")
     assert not is_live("gateway.tls.key_file")
     assert is_live("gateway.cors.allowed_origins")
 
 
-def test_another_number_of_replicas_leaves_the_first_ones_alone() -> None:
+def test_changed_replica_count_keeps_the_first_replicas() -> None:
     old, new = (parse_config({"runners": [runner("box", model("a", replicas=n))]}).runners or () for n in (2, 3))
     steps = plan_models(with_replicas(old[0], old[0].models), with_replicas(new[0], new[0].models))
     assert (steps.gone, steps.served) == ((), ("a-3",))
@@ -162,14 +162,14 @@ def test_another_number_of_replicas_leaves_the_first_ones_alone() -> None:
     assert (back.gone, back.served) == (("a-3",), ())
 
 
-def test_a_model_of_the_same_name_with_other_settings_is_not_overlooked() -> None:
+def test_model_with_the_same_name_and_other_settings_is_detected() -> None:
     """The negative control of the plan's own tests: the comparison is by value, not by name."""
     (old,), (new,) = (parse_config({"runners": [runner("x", model("a", slots=n))]}).runners or () for n in (1, 2))
     assert plan_models(old.models, new.models).served == ("a",)
     assert plan_models(old.models, old.models).served == ()
 
 
-def test_a_runner_that_follows_its_server_is_restarted_for_models_of_its_own() -> None:
+def test_runner_following_its_server_is_restarted_if_models_are_configured() -> None:
     url = "http://127.0.0.1:1/v1"
     served = {"name": "box", "runtime": "openai_http", "url": url}
     found = plan({"runners": [served]}, {"runners": [{**served, "models": [{"name": "a", "url": url}]}]})

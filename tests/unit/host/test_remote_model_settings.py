@@ -44,7 +44,7 @@ def _backend(**fields: Any) -> OpenAiRemote:
     return backend
 
 
-def test_a_model_with_no_more_than_a_place_and_a_key_has_the_documented_defaults() -> None:
+def test_model_with_only_a_url_and_key_has_the_documented_defaults() -> None:
     backend = _backend()
     model, timeouts = backend.model, backend.context.timeouts
     assert (model.timeout_seconds, model.max_retries, model.health_check) == (120.0, 0, "config_only")
@@ -54,14 +54,14 @@ def test_a_model_with_no_more_than_a_place_and_a_key_has_the_documented_defaults
     assert (timeouts.headers_seconds, timeouts.first_token_seconds) == (None, 240.0)
 
 
-def test_a_platform_prompt_of_a_model_that_does_not_chat_is_refused_by_its_field() -> None:
+def test_platform_prompt_of_a_non_chat_model_is_refused_with_its_field() -> None:
     with pytest.raises(FieldError, match="is for models that chat") as raised:
         _served(operations=["embedding"], platform_prompt=True)
     assert raised.value.field == "runners.cloud.models.m.platform_prompt"
     assert _served(platform_prompt=True).chat.platform_prompt
 
 
-def test_what_is_said_is_heeded() -> None:
+def test_configured_provider_options_reach_the_backend() -> None:
     backend = _backend(
         upstream_model="frontier",
         timeout_seconds=7.0,
@@ -79,7 +79,7 @@ def test_what_is_said_is_heeded() -> None:
     assert (backend.parameters.thinking, backend.parameters.token_limit_name) == (False, "max_completion_tokens")
 
 
-def test_a_providers_model_is_remote_and_its_requests_fail_alone() -> None:
+def test_provider_model_is_remote_and_its_failures_are_per_request() -> None:
     served = _served()
     assert served.remote
     assert served.hibernation.attached
@@ -99,7 +99,9 @@ def test_a_providers_model_is_remote_and_its_requests_fail_alone() -> None:
         ({"url": "ftp://api.example.com"}, "url", "must be an http or https URL"),
     ],
 )
-def test_what_cannot_be_is_refused_by_its_name(fields: dict[str, Any], field: str, says: str) -> None:
+def test_invalid_provider_setting_error_names_it_without_the_address(
+    fields: dict[str, Any], field: str, says: str
+) -> None:
     with pytest.raises(FieldError) as refused:
         _served(**fields)
     assert refused.value.field == f"runners.cloud.models.m.{field}"
@@ -108,18 +110,18 @@ def test_what_cannot_be_is_refused_by_its_name(fields: dict[str, Any], field: st
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "[::1]", "127.8.8.8"])
-def test_http_is_for_loopback_alone(host: str) -> None:
+def test_http_is_allowed_for_loopback_only(host: str) -> None:
     assert _backend(url=f"http://{host}:8080/v1").base_url == f"http://{host}:8080/v1"
 
 
-def test_a_key_that_is_no_text_is_refused_and_not_shown() -> None:
+def test_non_string_key_is_refused_and_not_shown() -> None:
     lack = _served(environment={"EXAMPLE_API_KEY": "bad\nkey"}).lack
     assert lack is not None
     assert "EXAMPLE_API_KEY" in lack.message
     assert "bad" not in lack.message
 
 
-def test_a_key_that_is_not_set_fails_the_loads_of_its_model_alone() -> None:
+def test_unset_key_fails_only_the_loads_of_its_model() -> None:
     """It ended the runner, with the models of all other providers."""
     lack = _served(api_key_env="OTHER_KEY").lack
     assert lack is not None
@@ -141,21 +143,21 @@ def test_a_key_that_is_not_set_fails_the_loads_of_its_model_alone() -> None:
         {"timeout_seconds": 0.0},
     ],
 )
-def test_what_a_provider_has_not_is_refused(fields: dict[str, Any]) -> None:
+def test_setting_unsupported_by_providers_is_refused(fields: dict[str, Any]) -> None:
     with pytest.raises(FieldError) as refused:
         _section(**fields)
     assert next(iter(fields)) in str(refused.value)
 
 
 @pytest.mark.parametrize("name", ["api_kind", "timeout_seconds", "max_retries", "health_check", "token_limit_name"])
-def test_what_is_for_providers_is_refused_elsewhere(name: str) -> None:
+def test_provider_only_setting_is_refused_for_other_models(name: str) -> None:
     value = {"api_kind": "chat_completions", "health_check": "models", "token_limit_name": "max_tokens"}.get(name, 1)
     model = {"name": "m", "path": "/m.gguf", name: value}
     with pytest.raises(FieldError, match=f"cannot have {name}"):
         parse_section(ConfiguredRunner, {"name": "r", "models": [model]})
 
 
-def test_an_attached_servers_context_is_unknown_unless_it_is_said() -> None:
+def test_context_of_an_attached_server_is_unknown_unless_configured() -> None:
     """A default of 2048 would let the router refuse prompts that the server takes."""
     for said, told in (({}, 0), ({"context_tokens": 4096}, 4096)):
         model = {"name": "m", "url": "http://127.0.0.1:1", **said}
@@ -182,7 +184,7 @@ def _attached(url: str, **fields: Any) -> ServedModel:
         "0x08080808",
     ],
 )
-def test_a_server_that_may_be_anywhere_is_not_taken_for_a_local_one_without_a_word(host: str) -> None:
+def test_public_server_needs_an_explicit_remote_setting(host: str) -> None:
     """Otherwise a provider that is attached as a plain server would be sent requests that may not leave."""
     with pytest.raises(FieldError) as refused:
         _attached(f"https://{host}/v1")
@@ -195,18 +197,18 @@ def test_a_server_that_may_be_anywhere_is_not_taken_for_a_local_one_without_a_wo
 @pytest.mark.parametrize(
     "host", ["127.0.0.1", "localhost", "10.0.0.7", "192.168.1.5", "[fd00::7]", "100.64.0.9", "gpu-box", "gpu-box.lan"]
 )
-def test_a_server_on_a_network_of_ones_own_needs_no_word(host: str) -> None:
+def test_private_network_server_needs_no_remote_setting(host: str) -> None:
     assert not _attached(f"http://{host}:8000/v1").remote
 
 
 @pytest.mark.parametrize("said", [True, False])
-def test_a_server_named_on_the_command_line_says_whether_it_is_remote(said: bool) -> None:
+def test_command_line_server_declares_if_it_is_remote(said: bool) -> None:
     server = ServerOptions(runner="r", url="https://api.example.com/v1", model="m", remote=said)
     (runner,) = config_with_server(None, server).runners or ()
     assert served_model(runner, runner.models[0], 5.0).remote is said
 
 
-def test_the_key_is_in_no_representation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_key_is_absent_from_every_representation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EXAMPLE_API_KEY", KEYS["EXAMPLE_API_KEY"])
     section = _section()
     config = runner_config(section, WeftHome(tmp_path), address="unix:/r", registry_address="unix:/g")
@@ -217,7 +219,7 @@ def test_the_key_is_in_no_representation(tmp_path: Path, monkeypatch: pytest.Mon
         assert "example.com" not in text
 
 
-def test_every_configuration_on_the_page_is_one(tmp_path: Path) -> None:
+def test_every_documented_configuration_is_valid(tmp_path: Path) -> None:
     blocks = [part.partition("```")[0] for part in PAGE.read_text(encoding="utf-8").split("```yaml\n")[1:]]
     configurations = [block for block in blocks if "runners" in yaml.safe_load(block)]
     assert configurations

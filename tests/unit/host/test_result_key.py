@@ -18,20 +18,20 @@ def home_in(folder: Path) -> WeftHome:
     return home
 
 
-def test_the_key_is_made_at_the_first_start_and_read_at_the_next(tmp_path: Path) -> None:
+def test_key_is_created_at_the_first_start_and_read_at_the_next(tmp_path: Path) -> None:
     home = home_in(tmp_path)
     key = result_key(WeftConfig(), home)
     assert (len(key), result_key(WeftConfig(), home)) == (32, key)
     assert stat.S_IMODE((home.state / "results.key").stat().st_mode) == 0o600
 
 
-def test_gateways_that_name_the_same_file_sign_alike(tmp_path: Path) -> None:
+def test_gateways_with_the_same_key_file_sign_alike(tmp_path: Path) -> None:
     config = parse_config({"gateway": {"results": {"key_file": str(tmp_path / "shared.key")}}})
     assert result_key(config, home_in(tmp_path / "a")) == result_key(config, home_in(tmp_path / "b"))
 
 
 @pytest.mark.parametrize(("content", "mode"), [(b"short", 0o600), (bytes(33), 0o600), (bytes(32), 0o644)])
-def test_a_key_of_another_length_or_open_to_others_is_refused(tmp_path: Path, content: bytes, mode: int) -> None:
+def test_key_of_wrong_length_or_readable_by_others_is_refused(tmp_path: Path, content: bytes, mode: int) -> None:
     home = home_in(tmp_path)
     path = home.state / "results.key"
     path.write_bytes(content)

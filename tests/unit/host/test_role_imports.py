@@ -67,7 +67,7 @@ def imported(tmp_path_factory: pytest.TempPathFactory) -> dict[str, frozenset[st
 
 
 @pytest.mark.parametrize("role", ROLES, ids=lambda role: role.rpartition(".")[2])
-def test_a_role_imports_nothing_that_only_others_need(role: str, imported: dict[str, frozenset[str]]) -> None:
+def test_role_imports_no_modules_of_other_roles(role: str, imported: dict[str, frozenset[str]]) -> None:
     found = [
         name
         for name in sorted(imported[role])

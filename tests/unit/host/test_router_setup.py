@@ -9,13 +9,13 @@ from weft_app.config.config import WeftConfig
 from weft_app.config.loader import parse_config
 
 
-def test_the_kinds_of_wake_recipes_reach_the_router_and_commands_are_off_by_default() -> None:
+def test_wake_recipe_kinds_reach_the_router_and_commands_are_off_by_default() -> None:
     assert router_config(WeftConfig(), "unix:/registry").wake_recipes == {"wake_on_lan", "http"}
     config = parse_config({"router": {"wake_recipes": ["command"]}})
     assert router_config(config, "unix:/registry").wake_recipes == {"command"}
 
 
-def test_recipes_see_the_search_path_and_what_was_set_for_them_and_nothing_else(
+def test_recipes_see_only_the_search_path_and_their_own_variables(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("WEFT_WAKE_TOKEN", "for-recipes")
@@ -26,7 +26,7 @@ def test_recipes_see_the_search_path_and_what_was_set_for_them_and_nothing_else(
     assert "for-recipes" not in repr(config)
 
 
-def test_a_router_without_a_name_has_that_of_its_machine_and_address_after_a_restart_too() -> None:
+def test_unnamed_router_keeps_its_machine_and_address_name_across_restarts() -> None:
     name = default_router_name("Gaming-PC.lan", "unix:/run/router.sock")
     assert name == default_router_name("gaming-pc", "unix:/run/router.sock")
     assert name.startswith("router-gaming-pc-")
@@ -35,7 +35,7 @@ def test_a_router_without_a_name_has_that_of_its_machine_and_address_after_a_res
     assert is_name(default_router_name("x" * 300, "a"))
 
 
-def test_a_router_takes_part_under_the_name_of_its_settings_and_without_an_address_not_at_all() -> None:
+def test_router_participates_under_its_configured_name_only_with_an_address() -> None:
     config = parse_config({"router": {"name": "left"}})
     assert router_config(config, "unix:/registry", "unix:/router").name == "left"
     assert router_config(config, "unix:/registry").name == ""

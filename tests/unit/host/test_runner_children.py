@@ -24,7 +24,7 @@ class Ended:
         return 1
 
 
-async def test_a_runner_that_cannot_be_started_for_a_while_is_started_again_later(
+async def test_runner_with_a_temporary_start_failure_is_restarted_later(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A limit of processes or open files, reached in the moment of a restart, must not be the runner's end."""
@@ -50,9 +50,7 @@ async def test_a_runner_that_cannot_be_started_for_a_while_is_started_again_late
     await child.stop(0.0)
 
 
-async def test_the_end_of_a_runner_is_said_with_its_own_last_words(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_runner_exit_is_reported_with_its_last_output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     process, said, output = Ended(), list[str](), tmp_path / "out"
 
     async def spawn(_: RunnerChild) -> Ended:

@@ -31,12 +31,12 @@ def only_runner(found: WeftConfig) -> Any:
     return found.runners[0]
 
 
-def test_an_empty_environment_changes_nothing() -> None:
+def test_empty_environment_changes_nothing() -> None:
     assert read_environment({}) == RunnerEnvironment()
     assert applied({}) == config()
 
 
-def test_every_variable_of_the_specification_is_understood() -> None:
+def test_every_specified_variable_is_supported() -> None:
     found = read_environment(
         {
             "CUDA_VISIBLE_DEVICES": "1,0",
@@ -97,19 +97,19 @@ def test_every_variable_of_the_specification_is_understood() -> None:
         ("CUDA_VISIBLE_DEVICES", "64"),
     ],
 )
-def test_a_variable_that_is_wrong_is_named(name: str, value: str) -> None:
+def test_invalid_variable_error_names_it(name: str, value: str) -> None:
     with pytest.raises(FieldError) as refused:
         read_environment({name: value})
     assert refused.value.field == name
 
 
-def test_an_empty_variable_says_nothing_but_empty_devices_say_none() -> None:
+def test_empty_variable_is_unset_except_that_empty_devices_mean_none() -> None:
     names = ("MAX_QUEUE_DEPTH", "LOG_LEVEL", "ENABLE_METRICS", "DEFAULT_RATE_LIMIT", "MODEL_BASE_PATH")
     assert read_environment(dict.fromkeys(names, "")) == RunnerEnvironment()
     assert read_environment({"CUDA_VISIBLE_DEVICES": ""}).devices == ()
 
 
-def test_the_file_wins_over_the_environment() -> None:
+def test_file_takes_precedence_over_the_environment() -> None:
     environment = {
         "MAX_QUEUE_DEPTH": "5",
         "QUEUE_TIMEOUT_MS": "1500",
@@ -135,7 +135,7 @@ def test_the_file_wins_over_the_environment() -> None:
     assert only_runner(settled).models[0].context_tokens == 2048
 
 
-def test_relative_model_paths_are_looked_for_in_the_folders_for_models(tmp_path: Path) -> None:
+def test_relative_model_paths_are_resolved_in_the_model_folders(tmp_path: Path) -> None:
     base, cache = tmp_path / "base", tmp_path / "cache"
     for folder in (base, cache):
         folder.mkdir()
@@ -146,7 +146,7 @@ def test_relative_model_paths_are_looked_for_in_the_folders_for_models(tmp_path:
     assert only_runner(applied(environment)).models[0].path == base / "qwen.gguf"
 
 
-def test_variants_are_looked_for_there_too_and_what_is_nowhere_stays_as_it_is(tmp_path: Path) -> None:
+def test_variants_are_resolved_in_model_folders_and_missing_ones_are_unchanged(tmp_path: Path) -> None:
     (tmp_path / "q8.gguf").touch()
     models = [{"name": "qwen", "path": "none.gguf", "quantizations": {"q8_0": "q8.gguf"}}]
     (model,) = only_runner(applied({"MODEL_BASE_PATH": str(tmp_path)}, runner={"models": models})).models
@@ -154,13 +154,13 @@ def test_variants_are_looked_for_there_too_and_what_is_nowhere_stays_as_it_is(tm
     assert model.quantizations == {"q8_0": tmp_path / "q8.gguf"}
 
 
-def test_no_visible_devices_means_that_none_is_asked_for() -> None:
+def test_empty_visible_devices_disable_the_gpu_library() -> None:
     assert applied({"CUDA_VISIBLE_DEVICES": ""}).accelerators.nvidia is False
     assert applied({"CUDA_VISIBLE_DEVICES": "-1,0"}).accelerators.nvidia is False
     assert applied({"CUDA_VISIBLE_DEVICES": ""}, accelerators={"nvidia": True}).accelerators.nvidia is True
 
 
-def test_the_demos_runner_is_kept_to_the_visible_devices_too() -> None:
+def test_demo_runner_is_restricted_to_the_visible_devices() -> None:
     found = parse_config(read_environment({"CUDA_VISIBLE_DEVICES": "1"}).applied_to({}))
     assert only_runner(found).devices == (1,)
     assert parse_config(read_environment({"LOG_LEVEL": "debug"}).applied_to({})).runners is None
@@ -173,7 +173,7 @@ def test_devices_named_by_id_need_numbers_in_the_file() -> None:
     assert only_runner(applied(environment, runner={"devices": [2]})).devices == (2,)
 
 
-def test_a_named_default_rate_wins_over_the_general_one() -> None:
+def test_tenant_default_rate_takes_precedence_over_the_general_one() -> None:
     found = read_environment(
         {"ENABLE_MULTI_TENANT": "1", "DEFAULT_RATE_LIMIT": "100req/min", "TENANT_RATE_LIMIT_default": "50req/min"}
     )
@@ -190,29 +190,29 @@ def test_a_named_default_rate_wins_over_the_general_one() -> None:
         ({"VLLM_ATTENTION_BACKEND": "FLASH"}, "VLLM_ATTENTION_BACKEND"),
     ],
 )
-def test_what_changes_nothing_is_said(environment: dict[str, str], ignored: str) -> None:
+def test_variable_without_effect_is_reported(environment: dict[str, str], ignored: str) -> None:
     assert [name for name, why in read_environment(environment).ignored if why] == [ignored]
 
 
-def test_variables_that_an_engine_reads_change_something() -> None:
+def test_variables_read_by_an_engine_are_not_reported_as_ignored() -> None:
     environment = read_environment({"VLLM_ATTENTION_BACKEND": "FLASH", "METRICS_PORT": "1", "ENABLE_METRICS": "no"})
     vllm = {"runtime": "vllm", "models": [{"name": "qwen", "model": "org/qwen"}]}
     assert [name for name, _ in environment.ignored_by(config(runner=vllm))] == ["METRICS_PORT"]
     assert [name for name, _ in environment.ignored_by(config())] == ["METRICS_PORT", "VLLM_ATTENTION_BACKEND"]
 
 
-def test_the_only_runner_gets_the_port_of_the_command_line() -> None:
+def test_single_runner_gets_the_command_line_port() -> None:
     models = [{"name": "qwen", "path": __file__}]
     assert only_runner(with_http_port(config(runner={"models": models, "http_port": 1}), 8081)).http_port == 8081
 
 
-def test_a_port_for_several_runners_is_refused_with_the_way_out() -> None:
+def test_port_for_several_runners_is_refused_with_a_remedy() -> None:
     runners = [{"name": name, "models": [{"name": f"m-{name}", "path": __file__}]} for name in "ab"]
     with pytest.raises(FieldError, match="--runner-http-port: is for one runner; say `http_port` for each"):
         with_http_port(parse_config({"runners": runners}), 8081)
 
 
-def test_a_mesh_hears_of_model_folders_alone_but_of_every_fault(tmp_path: Path) -> None:
+def test_mesh_applies_only_model_folders_and_reports_every_invalid_variable(tmp_path: Path) -> None:
     (tmp_path / "qwen.gguf").touch()
     found = parse_config(with_model_folders(document(), {"MODEL_BASE_PATH": str(tmp_path), "MAX_QUEUE_DEPTH": "1"}))
     assert only_runner(found).models[0].path == tmp_path / "qwen.gguf"

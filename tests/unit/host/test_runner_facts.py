@@ -40,7 +40,7 @@ def test_every_phase_has_a_stage(phase: str, stage: ModelStage) -> None:
     assert runner_facts(told(phase), RunnerStage.SERVING, ()).models[0].stage is stage
 
 
-def test_what_is_not_said_is_unknown() -> None:
+def test_undeclared_fact_is_unknown() -> None:
     (model,) = runner_facts(told(), RunnerStage.SERVING, ()).models
     assert (model.memory_bytes, model.loaded_at, model.tenants_apart) == (None, None, None)
     facts = runner_facts(told("PHASE_LOADING"), RunnerStage.SERVING, ())
@@ -53,7 +53,7 @@ def test_what_is_not_said_is_unknown() -> None:
     assert loaded["models"]["loaded"][0]["quantization"] is None
 
 
-def test_measured_memory_wins_over_what_the_lease_says() -> None:
+def test_measured_memory_takes_precedence_over_the_lease() -> None:
     description = told()
     memory = description.runner.capability.instances[0].memory
     memory.leased_bytes = 10
@@ -62,7 +62,7 @@ def test_measured_memory_wins_over_what_the_lease_says() -> None:
     assert runner_facts(description, RunnerStage.SERVING, ()).models[0].memory_bytes == 0
 
 
-def test_a_model_that_is_loaded_has_its_time_and_one_that_is_not_has_none() -> None:
+def test_only_a_loaded_model_has_a_load_time() -> None:
     description = told()
     description.instances[0].last_ready_time.seconds = 1745880000
     assert runner_facts(description, RunnerStage.SERVING, ()).models[0].loaded_at == 1745880000
@@ -70,12 +70,12 @@ def test_a_model_that_is_loaded_has_its_time_and_one_that_is_not_has_none() -> N
     assert runner_facts(description, RunnerStage.SERVING, ()).models[0].loaded_at is None
 
 
-def test_a_draining_runner_stops_whatever_else_is_known_of_it() -> None:
+def test_draining_runner_is_stopping_in_any_stage() -> None:
     assert runner_facts(told(draining=True), RunnerStage.STARTING, ()).stage is RunnerStage.STOPPING
     assert runner_facts(told(), RunnerStage.STARTING, ()).stage is RunnerStage.STARTING
 
 
-def test_out_of_memory_counts_until_the_model_is_back() -> None:
+def test_out_of_memory_counts_until_the_model_is_ready_again() -> None:
     description = told("PHASE_CRASH_LOOP")
     fault = description.instances[0].restarts.add(reason=error_reason_pb2.ERROR_REASON_OUT_OF_MEMORY)
     assert runner_facts(description, RunnerStage.SERVING, ()).models[0].out_of_memory
@@ -86,7 +86,7 @@ def test_out_of_memory_counts_until_the_model_is_back() -> None:
     assert not runner_facts(description, RunnerStage.SERVING, ()).models[0].out_of_memory
 
 
-def test_cache_figures_and_isolation_come_through() -> None:
+def test_cache_figures_and_isolation_are_passed_on() -> None:
     description = told()
     description.instances[0].cache_isolation = pb.CACHE_ISOLATION_SLOTS
     description.instances[0].cache.hit_count = 3
@@ -99,11 +99,11 @@ def sight(source: Source, *indexes: int) -> HostSnapshot:
     return HostSnapshot(host="h", source=source, devices=tuple(devices))
 
 
-def test_only_the_devices_that_it_may_use_are_told() -> None:
+def test_only_devices_allowed_for_the_runner_are_listed() -> None:
     assert usable_devices(sight(Source.NVML, 0, 1, 2), [1]) == sight(Source.NVML, 1).devices
     assert len(usable_devices(sight(Source.NVML, 0, 1, 2), ()) or ()) == 3
 
 
-def test_a_library_that_hangs_is_unknown_and_no_devices_are_none() -> None:
+def test_hanging_library_is_unknown_and_not_zero_devices() -> None:
     assert usable_devices(sight(Source.UNKNOWN), ()) is None
     assert usable_devices(sight(Source.NVML), ()) == ()

@@ -33,7 +33,7 @@ class _Database:
         return KNOWN
 
 
-async def test_an_answer_does_not_wait_for_a_database_that_is_frozen() -> None:
+async def test_version_reply_does_not_wait_for_a_frozen_database() -> None:
     clock, frozen = FakeClock(), _FrozenDatabase()
     looks = SchemaLooks([frozen, _Database()], clock)
     asking = asyncio.create_task(looks.known())
@@ -43,7 +43,7 @@ async def test_an_answer_does_not_wait_for_a_database_that_is_frozen() -> None:
     await looks.stop()
 
 
-async def test_a_look_at_a_frozen_database_goes_on_and_is_not_begun_again() -> None:
+async def test_pending_schema_read_of_a_frozen_database_is_reused() -> None:
     clock, frozen = FakeClock(), _FrozenDatabase()
     looks = SchemaLooks([frozen], clock)
     first = asyncio.create_task(looks.known())
@@ -57,5 +57,5 @@ async def test_a_look_at_a_frozen_database_goes_on_and_is_not_begun_again() -> N
     assert frozen.asked == 1
 
 
-async def test_a_process_without_databases_waits_for_nothing() -> None:
+async def test_process_without_databases_does_not_wait() -> None:
     assert await SchemaLooks([], FakeClock()).known() == []

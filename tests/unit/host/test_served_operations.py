@@ -38,19 +38,19 @@ def _operations(runtime: str, **model: Any) -> frozenset[Operation]:
         ("llama_server", {"extra_arguments": ["--reranking"]}, {Operation.RERANK, Operation.TOKENIZE}),
     ],
 )
-def test_a_model_offers_what_its_section_says_or_what_is_usual(
+def test_model_offers_its_configured_or_default_operations(
     runtime: str, model: dict[str, Any], operations: set[Operation]
 ) -> None:
     assert _operations(runtime, **model) == operations
 
 
 @pytest.mark.parametrize("runtime", ["openai_http", "openai_remote"])
-def test_what_says_two_things_is_refused(runtime: str) -> None:
+def test_contradicting_operations_are_refused(runtime: str) -> None:
     with pytest.raises(FieldError) as refused:
         _operations(runtime, operations=["chat"], embeddings=True)
     assert refused.value.field == "runners.r.models.m.embeddings"
 
 
-def test_an_engine_that_weft_starts_says_itself_what_it_offers() -> None:
+def test_managed_engine_declares_its_own_operations() -> None:
     with pytest.raises(FieldError, match=r"models.0.operations: .*because the runtime is llama_server"):
         _operations("llama_server", operations=["chat"])

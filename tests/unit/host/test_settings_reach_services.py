@@ -63,7 +63,7 @@ def _at(config: Any, path: tuple[str, ...]) -> Any:
     return config
 
 
-def test_a_file_that_says_nothing_means_the_services_own_defaults() -> None:
+def test_empty_file_uses_the_services_defaults() -> None:
     config = WeftConfig()
     edge = gateway_config(config)
     assert edge == GatewayConfig()
@@ -71,7 +71,7 @@ def test_a_file_that_says_nothing_means_the_services_own_defaults() -> None:
     assert task_limits(config) == TaskLimits()
 
 
-def test_the_receipts_at_the_end_of_streams_can_be_turned_off() -> None:
+def test_receipts_at_stream_end_can_be_disabled() -> None:
     assert not gateway_config(parse_config({"gateway": {"receipt_comments": False}})).receipt_comments
 
 
@@ -82,7 +82,7 @@ def test_the_receipts_at_the_end_of_streams_can_be_turned_off() -> None:
         *(((), name) for name in _names(GatewaySettings, GatewaySettings())),
     ],
 )
-def test_what_the_file_says_of_the_gateway_arrives(path: tuple[str, ...], name: str) -> None:
+def test_gateway_settings_reach_the_gateway(path: tuple[str, ...], name: str) -> None:
     default = getattr(_at(GatewayConfig(), path), name)
     other = True if default is False else _other(default)
     config = parse_config({"gateway": _within(path, {name: other})})
@@ -90,26 +90,26 @@ def test_what_the_file_says_of_the_gateway_arrives(path: tuple[str, ...], name: 
 
 
 @pytest.mark.parametrize("name", [field.name for field in fields(QueueLimits)])
-def test_what_the_file_says_of_the_scheduler_arrives(name: str) -> None:
+def test_scheduler_settings_reach_the_scheduler(name: str) -> None:
     other = _other(getattr(SchedulerLimits(), name))
     config = parse_config({"router": {name: other}})
     assert getattr(scheduler_limits(config.router), name) == other
 
 
 @pytest.mark.parametrize("name", [field.name for field in fields(TaskSettings)])
-def test_what_the_file_says_of_tasks_arrives(name: str) -> None:
+def test_task_settings_reach_the_task_service(name: str) -> None:
     other = getattr(TaskLimits(), name) + 1
     assert getattr(task_limits(parse_config({"router": {"tasks": {name: other}}})), name) == other
 
 
 @pytest.mark.parametrize("name", [field.name for field in fields(BatchSettings)])
-def test_what_the_file_says_of_batches_arrives(name: str) -> None:
+def test_batch_settings_reach_the_batch_service(name: str) -> None:
     other = getattr(BatchSettings(), name) + 1
     assert getattr(parse_config({"router": {"batches": {name: other}}}).router.batches, name) == other
 
 
 @pytest.mark.parametrize("name", [field.name for field in fields(ResultSettings)])
-def test_what_the_file_says_of_results_arrives(name: str) -> None:
+def test_result_settings_reach_the_result_store(name: str) -> None:
     other = getattr(ResultSettings(), name) + 1
     assert getattr(parse_config({"router": {"results": {name: other}}}).router.results, name) == other
 
@@ -121,7 +121,7 @@ def test_what_the_file_says_of_results_arrives(name: str) -> None:
         *((("ledger",), name) for name in _names(LedgerSettings, LedgerSettings())),
     ],
 )
-def test_what_the_file_says_of_the_registry_arrives(path: tuple[str, ...], name: str, tmp_path: Any) -> None:
+def test_registry_settings_reach_the_registry(path: tuple[str, ...], name: str, tmp_path: Any) -> None:
     default = getattr(_at(RegistrySettings(), path), name)
     other = default + 1 if "heartbeat" not in name else default - 1
     config = registry_config(parse_config({"registry": _within(path, {name: other})}), WeftHome(tmp_path))

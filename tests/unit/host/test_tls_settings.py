@@ -25,13 +25,13 @@ def files(tmp_path: Path) -> dict[str, str]:
     return {name: str(path) for name, path in zip(names, written.paths, strict=True)}
 
 
-def test_without_a_certificate_there_is_no_tls_and_callers_show_none() -> None:
+def test_tls_is_off_without_a_certificate_and_callers_present_none() -> None:
     assert server_tls(config(), "registry") is None
     assert not config().gateway.tls.is_set
     assert channel_security(config()).files.paths == ()
 
 
-def test_roots_make_servers_ask_for_certificates_unless_told_otherwise(files: dict[str, str]) -> None:
+def test_roots_make_servers_require_certificates_by_default(files: dict[str, str]) -> None:
     alone = {name: files[name] for name in ("certificate_file", "key_file")}
     asked = {
         "with roots": server_tls(config(**files), "router"),
@@ -42,7 +42,7 @@ def test_roots_make_servers_ask_for_certificates_unless_told_otherwise(files: di
     assert found == {"with roots": True, "without": False, "told not to": False}
 
 
-def test_each_service_has_callers_of_its_own(files: dict[str, str]) -> None:
+def test_each_service_has_its_own_caller_credentials(files: dict[str, str]) -> None:
     told = config(**files, allowed_clients={"runner": ["weft://mesh/router"]}, announced_host="mesh.example")
     runner, registry = server_tls(told, "runner"), server_tls(told, "registry")
     assert runner is not None
@@ -51,25 +51,25 @@ def test_each_service_has_callers_of_its_own(files: dict[str, str]) -> None:
     assert runner.announced_host == "mesh.example"
 
 
-def test_certificates_that_are_required_need_roots(files: dict[str, str]) -> None:
+def test_required_client_certificates_need_roots(files: dict[str, str]) -> None:
     del files["ca_file"]
     with pytest.raises(FieldError, match=r"tls\.ca_file"):
         server_tls(config(**files, client_certificates="required"), "registry")
 
 
-def test_callers_cannot_be_told_apart_without_their_certificates(files: dict[str, str]) -> None:
+def test_callers_cannot_be_distinguished_without_certificates(files: dict[str, str]) -> None:
     allowed = {"registry": ["weft://mesh/*"]}
     with pytest.raises(FieldError, match=r"tls\.allowed_clients\.registry"):
         server_tls(config(**files, client_certificates="none", allowed_clients=allowed), "registry")
 
 
-def test_a_process_does_not_start_with_files_that_it_could_not_show(files: dict[str, str]) -> None:
+def test_process_does_not_start_with_invalid_tls_files(files: dict[str, str]) -> None:
     Path(files["key_file"]).write_text("no key")
     with pytest.raises(FieldError, match=r"tls\.certificate_file"):
         channel_security(config(**files))
 
 
-def test_the_home_of_the_user_is_known_and_https_has_files_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_user_home_is_expanded_and_https_has_its_own_files(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", "/home/ann")
     edge = {"certificate_file": "~/edge.pem", "key_file": "~/edge.key"}
     told = parse_config({"gateway": {"tls": edge, "allowed_hosts": ["Mesh.Example"]}})

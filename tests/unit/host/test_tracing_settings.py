@@ -20,12 +20,12 @@ ENDPOINT = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:1"}
         {**ENDPOINT, "OTEL_EXPORTER_OTLP_PROTOCOL": "http/json"},
     ],
 )
-def test_tracing_is_off(environment: dict[str, str]) -> None:
+def test_tracing_is_off_by_default(environment: dict[str, str]) -> None:
     assert tracing_of(environment) is NO_TRACING
 
 
 @pytest.mark.parametrize("protocol", ["", "http/protobuf", "grpc"])
-def test_an_endpoint_turns_tracing_on(protocol: str) -> None:
+def test_endpoint_enables_tracing(protocol: str) -> None:
     tracing = tracing_of({**ENDPOINT, "OTEL_EXPORTER_OTLP_PROTOCOL": protocol})
     try:
         assert tracing.sampling == Sampling()
@@ -49,13 +49,11 @@ def test_an_endpoint_turns_tracing_on(protocol: str) -> None:
         ("", "nan", Sampling()),
     ],
 )
-def test_the_sampler_is_the_one_of_the_standard_variables(
-    sampler: str, argument: str, expected: Sampling | None
-) -> None:
+def test_sampler_is_read_from_the_standard_variables(sampler: str, argument: str, expected: Sampling | None) -> None:
     assert sampling_of({"OTEL_TRACES_SAMPLER": sampler, "OTEL_TRACES_SAMPLER_ARG": argument}) == expected
 
 
-def test_slow_requests_are_those_beyond_a_limit_of_ones_own() -> None:
+def test_slow_request_threshold_is_configurable() -> None:
     found = sampling_of({"WEFT_TRACES_SLOW_SECONDS": "2.5"})
     assert found is not None
     assert found.slow_seconds == 2.5

@@ -34,7 +34,7 @@ def test_each_server_becomes_a_runner_that_follows_it() -> None:
     assert all(runner.follows_server for runner in config.runners or ())
 
 
-def test_model_files_are_loaded_with_their_first_request() -> None:
+def test_model_files_are_loaded_on_their_first_request() -> None:
     found = arranged([], [file("hfcache:acme/smol-GGUF:smol-Q4_K_M.gguf")], 16, ())
     (runner,) = found.runners()
     assert runner["name"] == DEMO_RUNNER
@@ -43,24 +43,24 @@ def test_model_files_are_loaded_with_their_first_request() -> None:
     ]
 
 
-def test_files_of_a_program_that_runs_are_its_own_to_serve() -> None:
+def test_files_of_a_running_program_are_not_served_separately() -> None:
     files = [file("ollama:llama3.2:3b", "ollama"), file("lmstudio:acme/smol", "lmstudio")]
     found = arranged([OLLAMA], files, 16, ())
     assert ([each.model.source for each in found.files], found.left_out) == (["lmstudio:acme/smol"], 1)
 
 
-def test_folders_and_more_files_than_may_be_are_left_out_and_counted() -> None:
+def test_folders_and_excess_files_are_skipped_and_counted() -> None:
     files = [file("hfcache:a/folder", form=FOLDER), *(file(f"hfcache:a/m{number}") for number in range(4))]
     found = arranged([], files, 2, ())
     assert ([each.name for each in found.files], found.left_out) == (["m0", "m1"], 3)
 
 
-def test_no_file_takes_the_name_of_a_servers_model_or_of_one_that_was_added() -> None:
+def test_file_does_not_take_the_name_of_a_server_model_or_added_model() -> None:
     found = arranged([OLLAMA], [file("hfcache:a/llama3.2:3b"), file("hfcache:a/mine")], 16, ["mine"])
     assert not {each.name for each in found.files} & {"llama3.2:3b", "mine"}
 
 
-def test_nothing_that_can_be_served_is_nothing() -> None:
+def test_discovery_without_servable_sources_is_empty() -> None:
     assert not arranged([LOCKED], [file("hfcache:a/folder", form=FOLDER)], 16, ()).is_something
 
 
@@ -76,11 +76,11 @@ def test_nothing_that_can_be_served_is_nothing() -> None:
         ("127.0.0.1:x", ()),
     ],
 )
-def test_ollama_is_looked_for_where_its_variable_says(said: str, address: tuple[str, ...]) -> None:
+def test_ollama_is_searched_at_its_variables_address(said: str, address: tuple[str, ...]) -> None:
     assert ollama_address({"OLLAMA_HOST": said}) == address
 
 
-def test_what_was_found_is_read_again_by_the_runners(tmp_path: Path) -> None:
+def test_runners_load_the_saved_discovery(tmp_path: Path) -> None:
     home = WeftHome(tmp_path)
     keep_discovered(arranged([OLLAMA], [], 16, ()), home)
     config = loads_discovered(home)(tmp_path / "weft.yaml" if (tmp_path / "weft.yaml").exists() else None)
@@ -89,7 +89,7 @@ def test_what_was_found_is_read_again_by_the_runners(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", [None, "", "{}", '{"runners": 1}', "[]"])
-def test_a_list_of_what_was_found_that_cannot_be_read_is_refused(tmp_path: Path, text: str | None) -> None:
+def test_unreadable_discovery_file_is_refused(tmp_path: Path, text: str | None) -> None:
     home = WeftHome(tmp_path)
     if text is not None:
         home.state.mkdir()
@@ -99,17 +99,17 @@ def test_a_list_of_what_was_found_that_cannot_be_read_is_refused(tmp_path: Path,
 
 
 @pytest.mark.parametrize(("written", "mode"), [(True, "yes"), (False, "no"), ("ask", "ask")])
-def test_yes_and_no_of_yaml_are_words(written: object, mode: str) -> None:
+def test_yaml_booleans_are_accepted_as_words(written: object, mode: str) -> None:
     assert parse_section(DiscoverySettings, {"mode": written}).mode == mode
 
 
-def test_an_address_has_a_host_and_a_port() -> None:
+def test_address_has_a_host_and_a_port() -> None:
     with pytest.raises(FieldError) as refused:
         parse_config({"discovery": {"addresses": ["127.0.0.1:11434", "http://box"]}})
     assert refused.value.field == "discovery.addresses.1"
 
 
-def test_files_of_llama_cpps_cache_are_found_by_their_path(tmp_path: Path) -> None:
+def test_llama_cpp_cache_files_are_found_by_their_path(tmp_path: Path) -> None:
     folders = ProgramFolders(hub_cache=tmp_path / "none", ollama=(), lm_studio=(), llama_cpp=(tmp_path,))
     for name in ("acme_smol-Q4_K_M.gguf", "acme_smol-Q8_0.gguf", "manifest.json"):
         (tmp_path / name).write_text(json.dumps({}))
@@ -135,7 +135,7 @@ async def discovered(home: Path, environment: dict[str, str], **accelerators: An
     return await discover(settings, WeftHome(home), environment, section)
 
 
-async def test_found_files_have_the_size_that_a_load_by_their_source_has(
+async def test_discovered_files_have_the_size_of_a_load_from_their_source(
     tmp_path: Path, llama_cache: dict[str, str]
 ) -> None:
     """They had the context and slots of weft.yaml, whatever the model and the machine were."""
@@ -148,7 +148,9 @@ async def test_found_files_have_the_size_that_a_load_by_their_source_has(
     assert (model.context_tokens, model.slots) == (8192, 2)
 
 
-async def test_layers_of_a_found_file_go_where_there_is_room(tmp_path: Path, llama_cache: dict[str, str]) -> None:
+async def test_layers_of_a_discovered_file_are_placed_where_they_fit(
+    tmp_path: Path, llama_cache: dict[str, str]
+) -> None:
     # 512 MiB of each device are the ledger's margin.
     small = await discovered(tmp_path, llama_cache, declared=(DeclaredDevice(name="card", memory_mb=512 + 220),))
     assert small.files[0].size["extra_arguments"][0] == "--gpu-layers"
@@ -156,7 +158,7 @@ async def test_layers_of_a_found_file_go_where_there_is_room(tmp_path: Path, lla
     parse_config({"runners": small.runners()})
 
 
-async def test_a_file_that_no_memory_of_the_machine_holds_is_left_out(
+async def test_file_too_large_for_the_machine_is_skipped(
     tmp_path: Path, llama_cache: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("weft_app.compose.found_sizes.host_memory_bytes", lambda: 1024**2)
@@ -164,7 +166,7 @@ async def test_a_file_that_no_memory_of_the_machine_holds_is_left_out(
     assert (found.files, found.left_out, found.is_something) == ((), 1, False)
 
 
-async def test_a_file_that_cannot_be_read_is_served_in_one_slot(tmp_path: Path, llama_cache: dict[str, str]) -> None:
+async def test_unreadable_file_is_served_with_one_slot(tmp_path: Path, llama_cache: dict[str, str]) -> None:
     file = tmp_path / "cache" / "acme_smol-Q4_K_M.gguf"
     file.unlink()
     file.write_bytes(b"GGUF and nothing more")

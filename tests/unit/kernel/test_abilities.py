@@ -42,7 +42,7 @@ def lacking(*found: Skill) -> Abilities:
         (UNKNOWN, UNKNOWN, lacking(IMAGE), set(), {IMAGE}),
     ],
 )
-def test_an_engines_refusal_counts_most_then_the_declaration_then_the_engine_then_files(
+def test_skill_sources_rank_engine_refusal_declaration_engine_report_then_files(
     declared: Abilities, engine: Abilities, files: Abilities, has: set[Skill], lacks: set[Skill]
 ) -> None:
     found = known_abilities(declared=declared, engine=engine, files=files)
@@ -50,7 +50,7 @@ def test_an_engines_refusal_counts_most_then_the_declaration_then_the_engine_the
     assert found.lacking == lacks
 
 
-def test_modes_and_languages_are_those_of_the_best_source_that_has_any() -> None:
+def test_modes_and_languages_come_from_the_highest_ranked_source_that_has_any() -> None:
     declared = Abilities(thinking_modes=NO_THINKING)
     engine = Abilities(thinking_modes=EVERY_MODE, source_languages=("nl",), target_languages=("en", "de"))
     found = known_abilities(declared=declared, engine=engine, files=Abilities(source_languages=("xx",)))
@@ -58,20 +58,20 @@ def test_modes_and_languages_are_those_of_the_best_source_that_has_any() -> None
     assert (found.source_languages, found.target_languages) == (("nl",), ("en", "de"))
 
 
-def test_a_request_may_need_what_is_not_known_to_be_lacking() -> None:
+def test_request_may_need_skills_not_known_to_be_missing() -> None:
     assert UNKNOWN.possible_skills is None
     assert skills(TEXT).possible_skills is None
     assert lacking(IMAGE).possible_skills == frozenset({TEXT, AUDIO, TOOLS})
 
 
-def test_an_unknown_mode_is_tried_and_the_default_always_taken() -> None:
+def test_unknown_thinking_mode_is_tried_and_the_default_is_always_accepted() -> None:
     assert all(takes_mode(frozenset(), mode) for mode in ThinkingMode)
     assert takes_mode(NO_THINKING, ThinkingMode.DISABLED)
     assert not takes_mode(NO_THINKING, ThinkingMode.ENABLED)
     assert takes_mode(frozenset({ThinkingMode.ENABLED}), ThinkingMode.DEFAULT)
 
 
-def test_a_refusal_names_all_that_is_not_taken() -> None:
+def test_refusal_lists_everything_unsupported() -> None:
     assert untaken_words(frozenset(), NO_THINKING, ThinkingMode.DEFAULT) == ""
     both = untaken_words(frozenset({TOOLS, IMAGE}), NO_THINKING, ThinkingMode.ENABLED)
     assert both == "takes no images and calls no tools and does not think"
@@ -81,7 +81,7 @@ def test_a_refusal_names_all_that_is_not_taken() -> None:
     assert unswitched == "has no switch for its thinking"
 
 
-def test_a_message_has_all_of_it_and_none_is_sent_where_nothing_is_known() -> None:
+def test_abilities_message_is_complete_and_absent_if_nothing_is_known() -> None:
     known = Abilities(
         skills=frozenset({TEXT}),
         lacking=frozenset({IMAGE}),
@@ -95,14 +95,14 @@ def test_a_message_has_all_of_it_and_none_is_sent_where_nothing_is_known() -> No
     assert abilities_message(UNKNOWN) is None
 
 
-def test_skills_and_modes_of_a_later_version_are_left_out() -> None:
+def test_skills_and_modes_of_a_newer_version_are_ignored() -> None:
     message = model_pb2.ModelAbilities.FromString(bytes([0x0A, 2, 1, 99, 0x1A, 2, 3, 77]))
     assert abilities_of(message) == Abilities(
         skills=frozenset({TEXT}), thinking_modes=frozenset({ThinkingMode.DISABLED})
     )
 
 
-def test_a_declaration_in_the_mesh_cannot_give_an_engine_what_it_refuses() -> None:
+def test_mesh_declaration_cannot_override_an_engine_refusal() -> None:
     report = runner_pb2.InstanceState(abilities=abilities_message(lacking(IMAGE)))
     assert reported_over(frozenset({TEXT, IMAGE}), report).skills == {TEXT}
     assert reported_over(frozenset(), None) == UNKNOWN

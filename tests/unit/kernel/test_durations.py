@@ -32,7 +32,7 @@ from weft.kernel.units import FOR_EVER, MAX_DURATION_SECONDS, keep_alive_seconds
         (int(MAX_DURATION_SECONDS), MAX_DURATION_SECONDS),
     ],
 )
-def test_usual_spellings_are_understood(written: object, seconds: float) -> None:
+def test_common_duration_formats_are_parsed(written: object, seconds: float) -> None:
     assert keep_alive_seconds(written, "keep_alive") == seconds
 
 
@@ -44,14 +44,14 @@ def test_usual_spellings_are_understood(written: object, seconds: float) -> None
     ],
     ids=repr,
 )
-def test_anything_else_is_refused_by_the_name_of_its_field(written: object) -> None:
+def test_other_text_is_refused_with_its_field(written: object) -> None:
     with pytest.raises(FieldError, match="5m") as refused:
         keep_alive_seconds(written, "keep_alive")
     assert refused.value.field == "keep_alive"
 
 
 @pytest.mark.parametrize("written", [MAX_DURATION_SECONDS + 1, float("inf"), "367d", "9999999999999999h", 10**400])
-def test_more_than_a_year_is_refused(written: object) -> None:
+def test_duration_above_a_year_is_refused(written: object) -> None:
     with pytest.raises(FieldError, match="at most"):
         keep_alive_seconds(written, "keep_alive")
 
@@ -60,5 +60,5 @@ def test_more_than_a_year_is_refused(written: object) -> None:
     ("seconds", "words"),
     [(0.0, "0"), (0.3, "0.3"), (0.94, "0.9"), (3.0, "3"), (8.24, "8.2"), (9.97, "10"), (12.4, "12"), (300.0, "300")],
 )
-def test_a_short_wait_is_told_in_tenths_of_a_second(seconds: float, words: str) -> None:
+def test_short_wait_is_shown_in_tenths_of_a_second(seconds: float, words: str) -> None:
     assert wait_words(seconds) == words

@@ -16,12 +16,12 @@ def told(*news: tuple[int, Reach]) -> Choice:
     return choice
 
 
-def test_the_one_that_serves_is_chosen_wherever_it_stands() -> None:
+def test_serving_address_is_chosen_at_any_position() -> None:
     choice = told((A, Reach.NOT_SERVING), (B, Reach.SERVING))
     assert (choice.chosen, choice.is_sure, choice.is_settled) == (B, True, True)
 
 
-def test_a_standby_that_begins_to_serve_is_chosen_although_the_frozen_owner_has_not_said_otherwise() -> None:
+def test_standby_that_starts_serving_is_chosen_over_a_frozen_owner() -> None:
     choice = told((A, Reach.SERVING), (B, Reach.NOT_SERVING), (B, Reach.SERVING))
     assert choice.chosen == B
     # The former owner goes on, and says what it is.
@@ -29,18 +29,18 @@ def test_a_standby_that_begins_to_serve_is_chosen_although_the_frozen_owner_has_
     assert after_news(choice, A, Reach.AWAY).chosen == B
 
 
-def test_an_owner_that_says_again_that_it_serves_changes_nothing() -> None:
+def test_repeated_serving_report_of_an_owner_changes_nothing() -> None:
     choice = told((A, Reach.SERVING), (B, Reach.SERVING))
     assert after_news(choice, A, Reach.SERVING).chosen == B
 
 
-def test_calls_stay_with_a_server_that_says_not_serving_while_no_other_one_serves() -> None:
+def test_calls_stay_with_a_non_serving_server_if_no_other_serves() -> None:
     choice = told((A, Reach.SERVING), (B, Reach.NOT_SERVING), (A, Reach.NOT_SERVING))
     assert (choice.chosen, choice.is_sure) == (A, True)
     assert after_call(choice).chosen == A
 
 
-def test_while_none_serves_those_that_can_be_reached_take_turns() -> None:
+def test_reachable_servers_are_tried_in_turn_if_none_serves() -> None:
     choice = told((A, Reach.NOT_SERVING), (B, Reach.NOT_SERVING))
     chosen = [choice.chosen]
     for _ in range(3):
@@ -50,12 +50,12 @@ def test_while_none_serves_those_that_can_be_reached_take_turns() -> None:
     assert after_call(told((A, Reach.NOT_SERVING), (B, Reach.AWAY))).chosen == A
 
 
-def test_a_server_that_is_gone_is_left_at_once_where_another_one_serves() -> None:
+def test_unreachable_server_is_left_immediately_if_another_serves() -> None:
     choice = Choice(reaches=(Reach.SERVING, Reach.SERVING), chosen=A, is_sure=True)
     assert after_news(choice, A, Reach.AWAY).chosen == B
 
 
-def test_it_is_settled_once_one_serves_or_all_have_answered() -> None:
+def test_choice_is_settled_once_one_serves_or_all_have_responded() -> None:
     assert not START.is_settled
     assert not told((A, Reach.NOT_SERVING)).is_settled
     assert told((A, Reach.NOT_SERVING), (B, Reach.AWAY)).is_settled
@@ -71,5 +71,5 @@ def test_it_is_settled_once_one_serves_or_all_have_answered() -> None:
         ("unix:/homes/a,b/run/registry.sock", ("unix:/homes/a,b/run/registry.sock",)),
     ],
 )
-def test_addresses_have_commas_between_them(text: str, addresses: tuple[str, ...]) -> None:
+def test_addresses_are_comma_separated(text: str, addresses: tuple[str, ...]) -> None:
     assert addresses_of(text) == addresses

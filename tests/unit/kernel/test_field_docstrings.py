@@ -22,11 +22,11 @@ class Derived(Base):
     weight: int = 0
 
 
-def test_fields_have_the_docstrings_below_them_and_those_of_bases() -> None:
+def test_fields_include_docstrings_below_them_and_those_of_bases() -> None:
     assert field_docstrings(Base) == {"width": "How wide it is,\nin metres.", "height": "How high it is."}
     assert field_docstrings(Derived) == {"width": "How wide it is,\nin metres.", "depth": "How deep it is."}
 
 
-def test_a_class_without_source_has_none() -> None:
+def test_class_without_source_has_no_docstrings() -> None:
     assert field_docstrings(int) == {}
     assert field_docstrings(type("Made", (), {"__module__": "_io"})) == {}

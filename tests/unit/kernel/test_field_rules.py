@@ -60,7 +60,7 @@ def a_wake(**recipe: Any) -> wake_pb2.Wake:
     ],
     ids=lambda message: message.DESCRIPTOR.name,
 )
-def test_a_valid_message_is_taken(message: Any) -> None:
+def test_valid_message_is_accepted(message: Any) -> None:
     check_message(message, "here")
 
 
@@ -141,7 +141,7 @@ def test_a_valid_message_is_taken(message: Any) -> None:
         (agent_behaviour_pb2.AgentBehaviour(repetition_policy=99), "repetition_policy", "must be off, warn or kill"),  # type: ignore[arg-type]
     ],
 )
-def test_a_broken_rule_is_told_with_its_path(message: Any, field: str, problem: str) -> None:
+def test_violated_rule_is_reported_with_its_path(message: Any, field: str, problem: str) -> None:
     with pytest.raises(FieldError, match=problem) as refusal:
         check_message(message, "here")
     assert refusal.value.field == f"here.{field}"
@@ -161,7 +161,7 @@ SECRET = "hunter2"
         lambda http: http.headers.update({f"{SECRET} ": "x"}),
     ],
 )
-def test_no_refusal_repeats_the_value(change: Callable[[Any], None]) -> None:
+def test_refusal_never_repeats_the_value(change: Callable[[Any], None]) -> None:
     action = wake_pb2.HttpAction(url="http://h")
     change(action)
     with pytest.raises(FieldError) as refusal:
@@ -169,7 +169,7 @@ def test_no_refusal_repeats_the_value(change: Callable[[Any], None]) -> None:
     assert SECRET not in str(refusal.value)
 
 
-def test_words_of_enums_have_no_prefix_and_no_unset_value() -> None:
+def test_enum_words_have_no_prefix_and_no_unset_value() -> None:
     phases = enum_words(runner_pb2.InstanceState.Phase.DESCRIPTOR)
     assert phases[runner_pb2.InstanceState.PHASE_CRASH_LOOP] == "crash-loop"
     assert 0 not in phases

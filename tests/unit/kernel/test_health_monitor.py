@@ -67,7 +67,7 @@ def router(monitor: HealthMonitor) -> Component:
     return next(each for each in monitor.report.components if each.name == "router")
 
 
-async def test_listeners_are_told_of_each_change_and_of_nothing_else() -> None:
+async def test_listeners_are_notified_of_changes_only() -> None:
     clock, switch, told = FakeClock(), Switch(), list[HealthReport]()
 
     async def listen(report: HealthReport) -> None:
@@ -88,7 +88,7 @@ async def test_listeners_are_told_of_each_change_and_of_nothing_else() -> None:
     assert [each.status for each in told] == ["not_ready", "ok", "stopping"]
 
 
-async def test_a_component_that_is_added_while_others_are_well_is_known_after_a_check_out_of_turn() -> None:
+async def test_component_added_to_a_healthy_set_is_known_after_an_extra_check() -> None:
     clock, proxy = FakeClock(), Switch()
     async with watching(Switch(), clock) as monitor:
         await seconds_pass(clock, 5)
@@ -98,7 +98,7 @@ async def test_a_component_that_is_added_while_others_are_well_is_known_after_a_
         assert (monitor.report.components[-1].name, monitor.report.components[-1].state) == ("edge", HealthState.OK)
 
 
-async def test_a_check_that_hangs_is_a_fault_and_is_not_run_twice_at_a_time() -> None:
+async def test_hanging_check_is_a_fault_and_is_not_run_concurrently() -> None:
     clock, switch = FakeClock(), Switch()
     async with watching(switch, clock) as monitor:
         looks = switch.looks
@@ -111,7 +111,7 @@ async def test_a_check_that_hangs_is_a_fault_and_is_not_run_twice_at_a_time() ->
         assert router(monitor).state is HealthState.OK
 
 
-async def test_what_bars_a_component_counts_at_once_and_listeners_hear_of_it_with_the_next_round() -> None:
+async def test_blocking_condition_counts_immediately_and_listeners_are_notified_next_round() -> None:
     clock, lapsed, told = FakeClock(), list[Observation](), list[str]()
 
     async def listen(report: HealthReport) -> None:
@@ -139,7 +139,7 @@ async def test_what_bars_a_component_counts_at_once_and_listeners_hear_of_it_wit
     assert told == ["ok", "not_ready", "ok"]
 
 
-async def test_a_check_that_fails_is_a_fault_whose_error_is_not_shown() -> None:
+async def test_failing_check_is_a_fault_with_its_error_hidden() -> None:
     clock, switch = FakeClock(), Switch()
     async with watching(switch, clock) as monitor:
         switch.error = OSError("postgres://root:secret@db is away")
@@ -148,7 +148,7 @@ async def test_a_check_that_fails_is_a_fault_whose_error_is_not_shown() -> None:
         assert "secret" not in str(monitor.component_documents())
 
 
-async def test_a_process_that_is_late_again_and_again_is_stuck() -> None:
+async def test_process_that_is_repeatedly_late_is_stuck() -> None:
     clock, switch = LateClock(), Switch()
     async with watching(switch, clock) as monitor:
         clock.lateness = MAX_EVENT_LOOP_DELAY_SECONDS + 1.0
@@ -161,7 +161,7 @@ async def test_a_process_that_is_late_again_and_again_is_stuck() -> None:
         assert monitor.report.is_live
 
 
-async def test_a_component_says_since_when_in_the_time_of_the_day() -> None:
+async def test_component_shows_since_when_in_wall_clock_time() -> None:
     clock, switch = FakeClock(), Switch()
     async with watching(switch, clock) as monitor:
         switch.seen = AWAY
@@ -179,7 +179,7 @@ async def test_a_component_says_since_when_in_the_time_of_the_day() -> None:
     }
 
 
-async def test_a_paced_look_is_repeated_in_time_while_well_and_each_time_while_not() -> None:
+async def test_paced_check_is_rate_limited_while_healthy_and_repeated_while_not() -> None:
     clock, switch = FakeClock(), Switch()
     look = paced(switch.look, clock, 10.0)
     for _ in range(10):
@@ -192,7 +192,7 @@ async def test_a_paced_look_is_repeated_in_time_while_well_and_each_time_while_n
 
 
 @pytest.mark.parametrize("turns", range(8))
-async def test_a_stop_in_a_round_of_checks_is_no_death_of_the_loop(turns: int) -> None:
+async def test_stop_during_a_check_round_is_not_a_loop_failure(turns: int) -> None:
     clock, switch, deaths = FakeClock(), Switch(), list[dict[str, object]]()
     asyncio.get_running_loop().set_exception_handler(lambda _, context: deaths.append(context))
     async with watching(switch, clock) as monitor:
@@ -206,7 +206,7 @@ async def test_a_stop_in_a_round_of_checks_is_no_death_of_the_loop(turns: int) -
     assert deaths == []
 
 
-async def test_a_monitor_stops_twice_and_when_it_was_never_started() -> None:
+async def test_monitor_can_be_stopped_twice_and_before_it_starts() -> None:
     monitor = HealthMonitor((), FakeClock())
     await monitor.stop()
     await monitor.start()

@@ -47,19 +47,19 @@ def transitions(states: list[Component], first: HealthState) -> int:
     return sum(one is not other for one, other in pairwise(before))
 
 
-def test_a_component_that_works_at_the_first_look_is_well_at_once() -> None:
+def test_component_that_passes_its_first_check_is_healthy_immediately() -> None:
     assert observed(FRESH, WELL)[-1].state is HealthState.OK
     assert observed(FRESH, SLOW, WELL)[-1].state is HealthState.OK
 
 
-def test_a_component_that_has_never_worked_is_starting_until_it_is_down() -> None:
+def test_component_that_never_worked_is_starting_until_it_is_down() -> None:
     states = observed(FRESH, *[AWAY] * 3)
     assert [each.state for each in states] == [HealthState.STARTING, HealthState.STARTING, HealthState.DOWN]
     assert states[0].reason == "no_router", "what it waits for is said from the beginning"
     assert observed(states[-1], WELL)[-1].state is HealthState.OK
 
 
-def test_a_fault_is_reported_after_its_number_of_looks_and_its_time() -> None:
+def test_fault_is_reported_after_its_number_of_checks_and_its_time() -> None:
     states = observed(RUNNING, *[AWAY] * 3)
     assert [each.state for each in states] == [HealthState.OK, HealthState.OK, HealthState.DOWN]
     assert (states[-1].reason, states[-1].since) == ("no_router", 102.0)
@@ -68,27 +68,27 @@ def test_a_fault_is_reported_after_its_number_of_looks_and_its_time() -> None:
     assert observed(RUNNING, AWAY, AWAY, step=60.0)[-1].state is HealthState.OK, "two looks are not often enough"
 
 
-def test_a_recovery_takes_longer_than_a_fault() -> None:
+def test_recovery_takes_longer_than_a_fault() -> None:
     broken = observed(RUNNING, *[AWAY] * 3)[-1]
     states = observed(broken, *[WELL] * 11, begin=200.0)
     assert {each.state for each in states[:-1]} == {HealthState.DOWN}
     assert (states[-1].state, states[-1].since) == (HealthState.OK, 210.0)
 
 
-def test_one_bad_look_begins_the_time_of_a_recovery_again() -> None:
+def test_one_failed_check_restarts_the_recovery_time() -> None:
     broken = observed(RUNNING, *[AWAY] * 3)[-1]
     states = observed(broken, *[WELL] * 9, AWAY, *[WELL] * 10, begin=200.0)
     assert {each.state for each in states} == {HealthState.DOWN}
 
 
-def test_a_fault_that_changes_keeps_its_time_and_gets_its_new_reason() -> None:
+def test_changing_fault_keeps_its_start_time_and_gets_its_new_reason() -> None:
     broken = observed(RUNNING, *[AWAY] * 3)[-1]
     other = observed(broken, down("no_answer", "its check has had no answer"), begin=200.0)[-1]
     assert (other.state, other.reason, other.since) == (HealthState.DOWN, "no_answer", 102.0)
 
 
 @pytest.mark.parametrize("period", [1, 2, 3, 5, 8, 13, 21])
-def test_a_fault_that_comes_and_goes_changes_the_state_no_more_often_than_the_bound(period: int) -> None:
+def test_flapping_fault_changes_the_state_no_more_often_than_the_bound(period: int) -> None:
     seconds = 1_000
     seen = [AWAY if (number // period) % 2 else WELL for number in range(seconds)]
     assert transitions(observed(RUNNING, *seen), HealthState.OK) <= max_transitions(seconds)
@@ -107,7 +107,7 @@ def test_no_order_of_observations_changes_the_state_more_often_than_the_bound(se
     assert transitions(observed(FRESH, *seen), HealthState.STARTING) <= max_transitions(len(seen))
 
 
-def test_without_limits_a_fault_that_comes_and_goes_would_break_the_bound() -> None:
+def test_flapping_fault_would_exceed_the_bound_without_limits() -> None:
     """The negative control of the two tests above: they see a policy without hysteresis."""
     component, states = RUNNING, []
     eager = HealthLimits(worse_after_checks=1, worse_after_seconds=0, better_after_checks=1, better_after_seconds=0)
@@ -129,13 +129,13 @@ def test_only_an_essential_component_that_is_down_makes_a_process_unready() -> N
     assert (report.serves("tasks"), report.serves("placement")) == (False, True)
 
 
-def test_a_process_is_alive_whatever_it_depends_on() -> None:
+def test_process_is_alive_regardless_of_its_dependencies() -> None:
     broken = component("store", HealthState.DOWN)
     assert HealthReport(components=(broken,), essential=frozenset({"store"})).is_live
     assert not HealthReport(components=(component(EVENT_LOOP, HealthState.DOWN),)).is_live
 
 
-def test_the_status_of_a_process_has_five_words() -> None:
+def test_process_status_has_five_values() -> None:
     essential = frozenset({"store"})
     words = [HealthReport(components=(component("store", state),), essential=essential).status for state in HealthState]
     assert words == ["ok", "degraded", "starting", "not_ready"]

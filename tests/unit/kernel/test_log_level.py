@@ -20,7 +20,7 @@ def written(threshold: LogThreshold) -> list[str]:
     return methods
 
 
-def test_a_threshold_drops_what_is_below_it() -> None:
+def test_threshold_drops_lower_levels() -> None:
     threshold = LogThreshold("warning")
     assert written(threshold) == ["warning", "error", "exception", "critical"]
     threshold.use("debug")
@@ -29,7 +29,7 @@ def test_a_threshold_drops_what_is_below_it() -> None:
     assert written(threshold) == ["error", "exception", "critical"]
 
 
-async def test_another_level_holds_for_its_time_and_no_longer() -> None:
+async def test_temporary_level_applies_only_for_its_duration() -> None:
     clock, threshold = FakeClock(), LogThreshold("info")
     level = LogLevel(threshold, clock)
     assert (await level.change("debug", 60.0)).level == "debug"
@@ -40,7 +40,7 @@ async def test_another_level_holds_for_its_time_and_no_longer() -> None:
     assert (threshold.level, level.current.until) == ("info", None)
 
 
-async def test_the_last_change_holds_with_a_time_of_its_own() -> None:
+async def test_last_level_change_applies_with_its_own_duration() -> None:
     clock, threshold = FakeClock(), LogThreshold("info")
     level = LogLevel(threshold, clock)
     await level.change("debug", 10.0)
@@ -53,7 +53,7 @@ async def test_the_last_change_holds_with_a_time_of_its_own() -> None:
     assert threshold.level == "info"
 
 
-async def test_no_level_is_the_configured_one_at_once() -> None:
+async def test_unset_level_restores_the_configured_one_immediately() -> None:
     clock, threshold = FakeClock(), LogThreshold("warning")
     level = LogLevel(threshold, clock)
     await level.change("debug", None)
@@ -76,7 +76,7 @@ async def test_no_level_is_the_configured_one_at_once() -> None:
         ("debug", float("nan"), "duration"),
     ],
 )
-async def test_an_unknown_level_and_a_time_without_bound_are_refused_and_change_nothing(
+async def test_unknown_level_or_unbounded_duration_is_refused_without_effect(
     level: str, seconds: float, field: str
 ) -> None:
     clock, threshold = FakeClock(), LogThreshold("info")

@@ -43,12 +43,12 @@ assert Cycle.alive == 0
 """A process of its own: to collect everything in this one takes seconds."""
 
 
-def test_nothing_is_collected_while_a_service_is_imported_and_everything_once_it_is_settled(tmp_path: Path) -> None:
+def test_garbage_collection_is_paused_during_import_and_runs_once_afterwards(tmp_path: Path) -> None:
     (ended,) = run_forked([Program(SERVICE)], tmp_path)
     assert ended.code == 0, ended.stderr
 
 
-def test_collections_go_on_after_an_import_that_failed() -> None:
+def test_garbage_collection_resumes_after_a_failed_import() -> None:
     with pytest.raises(ImportError), large_imports():
         raise ImportError
     assert gc.isenabled()

@@ -4,7 +4,7 @@ from weft.kernel.clock import MeshClock
 from weft_testing.fake_clock import FakeClock
 
 
-async def test_the_machines_own_time_counts_until_the_meshs_is_told() -> None:
+async def test_machine_time_is_used_until_the_mesh_time_is_known() -> None:
     machine = FakeClock()
     clock = MeshClock(machine)
     assert clock.utc_now() == machine.utc_now()
@@ -14,7 +14,7 @@ async def test_the_machines_own_time_counts_until_the_meshs_is_told() -> None:
     assert clock.utc_now() == mesh_now + timedelta(seconds=7)
 
 
-async def test_a_correction_of_the_machines_own_clock_does_not_move_it() -> None:
+async def test_machine_clock_correction_does_not_move_the_mesh_clock() -> None:
     machine = FakeClock()
     clock = MeshClock(machine)
     mesh_now = machine.utc_now()

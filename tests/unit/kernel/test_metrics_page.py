@@ -58,11 +58,11 @@ def test_label_sets_beyond_the_bound_are_counted_as_other() -> None:
     assert found["waits_count", f"queue,{OTHER}"] == 98
 
 
-def test_no_name_of_the_mesh_is_the_label_of_what_is_beyond_the_bound() -> None:
+def test_overflow_label_is_not_a_valid_mesh_name() -> None:
     assert not is_name(OTHER)
 
 
-def test_other_labels_that_multiply_are_bounded_too() -> None:
+def test_combinations_of_other_labels_are_bounded_too() -> None:
     page = _page(1)
     histogram = page.histogram("waits", "w", ("model", "kind"), (1.0,))
     for number in range(100):
@@ -70,7 +70,7 @@ def test_other_labels_that_multiply_are_bounded_too() -> None:
     assert len(histogram) <= 3
 
 
-def test_a_label_set_that_was_idle_makes_room_and_one_that_was_used_does_not() -> None:
+def test_idle_label_set_is_evicted_and_a_used_one_is_not() -> None:
     page = _page()
     counted = page.histogram("waits", "w", ("model",), (1.0,))
     counted.of("old").observe(1)
@@ -85,7 +85,7 @@ def test_a_label_set_that_was_idle_makes_room_and_one_that_was_used_does_not() -
     assert found["waits_count", "busy"] == 2
 
 
-def test_models_that_come_and_go_for_ever_leave_as_many_label_sets_as_at_first() -> None:
+def test_continuous_model_churn_does_not_increase_label_sets() -> None:
     page = _page(10)
     counted = page.histogram("waits", "w", ("model",), (1.0,))
     for number in range(500):
@@ -97,14 +97,14 @@ def test_models_that_come_and_go_for_ever_leave_as_many_label_sets_as_at_first()
     assert ("waits_count", "model-495") in _found(page.collect())
 
 
-def test_gauges_beyond_the_bound_are_added_up() -> None:
+def test_gauges_beyond_the_bound_are_summed() -> None:
     page = _page(1)
     family = page.gauge("waiting", "w", ("pool",), (((f"pool-{number}",), 1.0) for number in range(30)))
     assert _found([family])["waiting", OTHER] == 10
     assert len(family.samples) == 21
 
 
-async def test_exemplars_are_on_the_openmetrics_page_of_sampled_requests_alone() -> None:
+async def test_exemplars_are_only_on_the_openmetrics_page_and_of_sampled_requests() -> None:
     page = _page()
     histogram = page.histogram("waits", "w", ("model",), (1.0, 2.0))
     sampled, unsampled = TraceContext(0xAB, 1, is_sampled=True), TraceContext(0xCD, 1, is_sampled=False)
@@ -121,13 +121,13 @@ async def test_exemplars_are_on_the_openmetrics_page_of_sampled_requests_alone()
     assert b"trace_id" not in plain.body
 
 
-async def test_no_times_of_creation_are_on_a_page() -> None:
+async def test_metrics_page_has_no_creation_times() -> None:
     page = _page()
     page.counter("ends", "e", ("model",)).of("m").inc()
     assert b"_created" not in (await page.render(OPENMETRICS)).body
 
 
-def test_what_is_passed_on_has_our_labels_in_place_of_forged_ones_and_no_old_times() -> None:
+def test_forwarded_metrics_have_own_labels_instead_of_forged_ones_and_no_old_timestamps() -> None:
     found = passed_on(VLLM, {"runner": "a", "model": "m"}, max_series=100, refused=("weft_",))
     names = [family.name for family in found.families]
     assert names == ["vllm:num_requests_running", "vllm:ttft_seconds"]
@@ -137,7 +137,7 @@ def test_what_is_passed_on_has_our_labels_in_place_of_forged_ones_and_no_old_tim
     assert found.left_out == 1
 
 
-def test_metrics_beyond_the_bound_of_series_are_left_out_whole() -> None:
+def test_metrics_beyond_the_series_bound_are_dropped_whole() -> None:
     found = passed_on(VLLM, {"runner": "a"}, max_series=3, refused=("weft_",))
     assert [family.name for family in found.families] == ["vllm:num_requests_running"]
     assert found.left_out == 2
@@ -146,12 +146,12 @@ def test_metrics_beyond_the_bound_of_series_are_left_out_whole() -> None:
 @pytest.mark.parametrize(
     "page", ["# TYPE", "a{b=} 1", 'a{b="1} 1', "a notanumber", "\x00{} 1\n", "a{" * 1000, '{"json": true}']
 )
-def test_a_page_that_is_none_is_passed_on_as_far_as_it_was_one(page: str) -> None:
+def test_invalid_page_is_forwarded_up_to_its_first_error(page: str) -> None:
     found = passed_on(f"good 1\n{page}\n", {"runner": "a"}, max_series=100)
     assert all(family.samples for family in found.families)
 
 
-async def test_metrics_of_one_name_stand_together_on_a_page() -> None:
+async def test_metrics_with_one_name_are_grouped_on_a_page() -> None:
     page = _page()
     page.counter("ends", "e", ("model",)).of("own").inc()
     other = passed_on("# TYPE ends_total counter\nends_total 5\n", {"runner": "a"}, max_series=10)
@@ -183,7 +183,7 @@ class LateClock(SystemClock):
             raise asyncio.CancelledError
 
 
-async def test_the_delay_of_the_event_loop_is_by_how_much_its_timers_are_late() -> None:
+async def test_event_loop_delay_is_the_lateness_of_its_timers() -> None:
     page = MetricsPage(MetricLimits(idle_seconds=100 * SAMPLE_SECONDS))
     idle: list[float] = []
     clock = LateClock()

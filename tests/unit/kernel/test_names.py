@@ -7,7 +7,7 @@ from weft.kernel.names import MAX_NAME_CHARS, is_token, new_process_id, process_
 
 
 @pytest.mark.parametrize("name", ["qwen3", "Qwen2.5-7B", "smollm2-135m:q4_1", "a", "a" * MAX_NAME_CHARS])
-def test_usual_model_names_are_accepted(name: str) -> None:
+def test_common_model_names_are_accepted(name: str) -> None:
     assert require_name(name, "model") == name
 
 
@@ -28,7 +28,7 @@ def test_usual_model_names_are_accepted(name: str) -> None:
         "a" * 10_240,
     ],
 )
-def test_hostile_names_are_refused_naming_the_field(name: str) -> None:
+def test_hostile_names_are_refused_with_their_field(name: str) -> None:
     with pytest.raises(FieldError) as refused:
         require_name(name, "model")
     assert refused.value.field == "model"
@@ -40,7 +40,7 @@ def test_identifiers_that_could_break_a_header_are_refused(text: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["router-box-5f1c02", "r:1", "a" * MAX_NAME_CHARS])
-def test_an_id_of_a_start_has_the_name_of_its_process_as_far_as_there_is_room(name: str) -> None:
+def test_start_id_contains_as_much_of_its_process_name_as_fits(name: str) -> None:
     first, second = new_process_id(name), new_process_id(name)
     assert first != second
     assert len(first) <= MAX_NAME_CHARS

@@ -34,29 +34,29 @@ from weft.kernel.names import is_name
         (f"/models/{'x' * 300}.gguf", "x" * MAX_SUGGESTED_CHARS),
     ],
 )
-def test_a_source_suggests_a_short_name(source: str, name: str) -> None:
+def test_source_suggests_a_short_name(source: str, name: str) -> None:
     assert suggested_name(asked_source(source, "source")) == name
     assert is_name(name)
 
 
-def test_a_name_that_is_taken_gets_a_number() -> None:
+def test_taken_name_gets_a_numeric_suffix() -> None:
     taken = {"qwen", "qwen-2"}
     assert free_name("qwen", taken.__contains__) == "qwen-3"
     assert free_name("other", taken.__contains__) == "other"
 
 
-def test_names_with_numbers_have_an_end() -> None:
+def test_numeric_suffixes_are_bounded() -> None:
     with pytest.raises(ValueError, match=str(MAX_NUMBERED_NAMES)):
         free_name("qwen", lambda _: True)
 
 
 @pytest.mark.parametrize("text", ["hf:a/b", "a/b", "/models/x", "./x.gguf", "~/x", "ollama:llama3", "https://h/x.gguf"])
-def test_a_path_a_url_or_a_scheme_is_a_source(text: str) -> None:
+def test_path_url_or_scheme_is_a_source(text: str) -> None:
     assert is_source(text)
 
 
 @pytest.mark.parametrize("text", ["qwen", "qwen:q4", "llama3.2:3b"])
-def test_a_name_is_no_source(text: str) -> None:
+def test_name_is_not_a_source(text: str) -> None:
     assert not is_source(text)
 
 
@@ -73,10 +73,10 @@ def test_a_name_is_no_source(text: str) -> None:
         ("https://h/x.gguf", True),
     ],
 )
-def test_paths_and_urls_reach_anywhere(source: str, *, anywhere: bool) -> None:
+def test_paths_and_urls_are_arbitrary_sources(source: str, *, anywhere: bool) -> None:
     assert reaches_anywhere(asked_source(source, "source")) is anywhere
 
 
-def test_what_is_no_source_is_refused_by_its_field() -> None:
+def test_invalid_source_is_refused_with_its_field() -> None:
     with pytest.raises(WeftError, match="modelId"):
         asked_source("s3:bucket/x", "modelId")

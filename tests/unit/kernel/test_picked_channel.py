@@ -30,7 +30,7 @@ async def server_at(path: Path, status: Any) -> AsyncIterator[grpc.aio.Channel]:
     await server.stop(None)
 
 
-async def test_each_call_goes_where_the_pick_says_and_a_stream_stays_where_it_began(tmp_path: Path) -> None:
+async def test_each_call_uses_the_picked_channel_and_a_stream_keeps_its_own(tmp_path: Path) -> None:
     async with server_at(tmp_path / "a", SERVING) as first, server_at(tmp_path / "b", NOT_SERVING) as second:
         here = [first]
         stub: Any = health_pb2_grpc.HealthStub(PickedChannel(lambda: here[0]))
@@ -45,7 +45,7 @@ async def test_each_call_goes_where_the_pick_says_and_a_stream_stays_where_it_be
         assert not stream.done()
 
 
-async def test_closing_it_leaves_the_channels_to_their_owner(tmp_path: Path) -> None:
+async def test_closing_the_picked_channel_leaves_channels_to_their_owner(tmp_path: Path) -> None:
     async with server_at(tmp_path / "a", SERVING) as channel:
         async with PickedChannel(lambda: channel):
             pass
@@ -53,7 +53,7 @@ async def test_closing_it_leaves_the_channels_to_their_owner(tmp_path: Path) -> 
         assert (await stub.Check(health_pb2.HealthCheckRequest())).status == SERVING
 
 
-async def test_without_a_server_a_call_raises_what_the_pick_raises() -> None:
+async def test_call_without_a_server_raises_the_pick_error() -> None:
     def pick() -> grpc.aio.Channel:
         raise WeftError(Reason.SERVICE_UNAVAILABLE, "no router answers")
 

@@ -52,7 +52,7 @@ def refusal(keys: KeyRing, presented: str | None, now: datetime = NOW) -> WeftEr
     return refused.value
 
 
-def test_a_good_key_is_a_principal_with_its_name_tenant_and_access() -> None:
+def test_valid_key_is_a_principal_with_name_tenant_and_access() -> None:
     found = authenticate(ring(KEY), key_text(KEY_ID, NEW), NOW)
     assert (found.name, found.tenant, found.names_tenants) == (f"key:{KEY_ID}", "team-a", False)
     assert found.access == KEY.access
@@ -67,7 +67,7 @@ def test_a_good_key_is_a_principal_with_its_name_tenant_and_access() -> None:
         pytest.param(replace(KEY, previous_digest=OLD_DIGEST, previous_expires_at=NOW), NEW, id="new after grace"),
     ],
 )
-def test_keys_that_are_good(key: KeyVerifier, secret: str) -> None:
+def test_valid_keys_are_accepted(key: KeyVerifier, secret: str) -> None:
     assert authenticate(ring(key), key_text(KEY_ID, secret), NOW).name == f"key:{KEY_ID}"
 
 
@@ -88,7 +88,7 @@ def test_keys_that_are_good(key: KeyVerifier, secret: str) -> None:
         pytest.param(replace(KEY, key_id="another00000"), NEW, id="revoked: no such key"),
     ],
 )
-def test_keys_that_are_good_no_more_and_wrong_secrets(key: KeyVerifier, secret: str) -> None:
+def test_expired_keys_and_wrong_secrets_are_refused(key: KeyVerifier, secret: str) -> None:
     assert refusal(ring(key), key_text(KEY_ID, secret)).message == "the key is not valid"
 
 
@@ -122,25 +122,25 @@ GOOD = key_text(KEY_ID, NEW)
         pytest.param("\udcff" + GOOD, id="bytes that are no text"),
     ],
 )
-def test_what_is_no_key_is_refused_without_saying_why_or_repeating_it(presented: str) -> None:
+def test_malformed_key_is_refused_without_a_reason_or_echo(presented: str) -> None:
     assert authenticate(ring(KEY), GOOD, NOW), "the key they are made from is good"
     assert refusal(ring(KEY), presented).message == "the key is not valid"
 
 
 @pytest.mark.parametrize("presented", [None, ""])
-def test_who_shows_no_key_is_told_how_to(presented: str | None) -> None:
+def test_missing_key_error_explains_how_to_send_one(presented: str | None) -> None:
     message = refusal(ring(KEY), presented).message
     assert "Authorization: Bearer" in message
     assert "x-api-key" in message
 
 
-def test_an_empty_ring_knows_nobody() -> None:
+def test_empty_ring_accepts_no_key() -> None:
     refusal(KeyRing(), GOOD)
     # HMAC with an empty key is known to everybody; it opens nothing without a verifier.
     refusal(KeyRing(keys={}), key_text(KEY_ID, "0" * 64))
 
 
-def test_a_pepper_of_another_registry_makes_every_secret_wrong() -> None:
+def test_pepper_of_another_registry_invalidates_every_secret() -> None:
     refusal(KeyRing(pepper=b"q" * 32, keys={KEY_ID: KEY}), GOOD)
 
 
@@ -165,7 +165,7 @@ class Recorder:
         return list(self.calls)
 
 
-def test_a_wrong_id_takes_the_same_work_as_a_wrong_secret(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wrong_id_costs_the_same_work_as_a_wrong_secret(monkeypatch: pytest.MonkeyPatch) -> None:
     work = Recorder(monkeypatch)
     wrong_secret = work.of(ring(KEY), key_text(KEY_ID, OTHER))
     assert ("digest", 64) in wrong_secret, "the secret is hashed"
@@ -195,7 +195,7 @@ def test_a_wrong_id_takes_the_same_work_as_a_wrong_secret(monkeypatch: pytest.Mo
         ),
     ],
 )
-def test_what_a_scope_stands_for(scope: str, allowed: set[str]) -> None:
+def test_scope_expands_to_its_permissions(scope: str, allowed: set[str]) -> None:
     assert {str(access) for access in parse_scope(scope, "scopes")} == allowed
 
 
@@ -206,7 +206,7 @@ def test_what_a_scope_stands_for(scope: str, allowed: set[str]) -> None:
         *(" models:view", "models:view\n", "*:delete", "'; DROP TABLE api_keys; --", "x" * 65_536),
     ],
 )
-def test_what_is_no_scope_is_refused_by_field_with_what_there_is(scope: str) -> None:
+def test_invalid_scope_is_refused_with_its_field_and_the_valid_ones(scope: str) -> None:
     with pytest.raises(FieldError) as refused:
         parse_scopes(["models:view", scope], "scopes")
     assert refused.value.field == "scopes[1]"
@@ -214,24 +214,24 @@ def test_what_is_no_scope_is_refused_by_field_with_what_there_is(scope: str) -> 
     assert len(refused.value.message) < 512
 
 
-def test_there_are_only_so_many_scopes() -> None:
+def test_number_of_scopes_is_bounded() -> None:
     assert parse_scopes(["models:view"] * MAX_SCOPES, "scopes")
     with pytest.raises(FieldError) as refused:
         parse_scopes(["models:view"] * (MAX_SCOPES + 1), "scopes")
     assert refused.value.field == "scopes"
 
 
-def test_a_kept_scope_that_this_release_does_not_know_allows_nothing_and_spoils_no_other() -> None:
+def test_unknown_stored_scope_allows_nothing_and_does_not_affect_others() -> None:
     assert kept_access(["future:view", "models:view", "*:destroy"]) == parse_scopes(["models:view"], "scopes")
     assert kept_access(["future:*"]) == kept_access([]) == frozenset()
 
 
-def test_a_key_without_scopes_of_its_own_may_ask_models_and_see_them_and_no_more() -> None:
+def test_key_without_scopes_may_only_use_and_list_models() -> None:
     access = {str(each) for each in parse_scopes(DEFAULT_SCOPES, "scopes")}
     assert access == {"inference:create", "inference:edit", "inference:view", "models:view"}
 
 
-def test_who_lacks_a_scope_is_told_which() -> None:
+def test_missing_scope_error_names_it() -> None:
     found = authenticate(ring(KEY), GOOD, NOW)
     found.require(Access(Resource.MODELS, Role.VIEW))
     with pytest.raises(WeftError) as refused:
@@ -241,7 +241,7 @@ def test_who_lacks_a_scope_is_told_which() -> None:
     assert not found.may(Access(Resource.KEYS, Role.CREATE))
 
 
-def test_local_callers_and_services_of_the_mesh_may_do_everything() -> None:
+def test_local_callers_and_mesh_services_have_every_permission() -> None:
     for known in (LOCAL, service_principal("router-1")):
         assert all(known.may(Access(resource, role)) for resource in Resource for role in Role)
         assert known.names_tenants
@@ -257,7 +257,7 @@ def test_local_callers_and_services_of_the_mesh_may_do_everything() -> None:
         ("operations/q*:*", {"operations/q*:view", "operations/q*:create", "operations/q*:edit"}),
     ],
 )
-def test_a_scope_may_be_limited_to_a_name_or_a_beginning(scope: str, allowed: set[str]) -> None:
+def test_scope_may_be_limited_to_a_name_or_prefix(scope: str, allowed: set[str]) -> None:
     assert {str(access) for access in parse_scope(scope, "scopes")} == allowed
 
 
@@ -278,14 +278,14 @@ def test_a_scope_may_be_limited_to_a_name_or_a_beginning(scope: str, allowed: se
         ("*/abc:view", "leave"),
     ],
 )
-def test_a_limit_that_is_no_name_or_of_a_resource_without_names_is_refused(scope: str, word: str) -> None:
+def test_invalid_name_limit_or_one_for_an_unnamed_resource_is_refused(scope: str, word: str) -> None:
     with pytest.raises(FieldError) as refused:
         parse_scope(scope, "scopes")
     assert word in refused.value.message
     assert kept_access([scope]) == frozenset(), "a stored one allows nothing"
 
 
-def test_rights_by_name_hold_for_their_names_and_nothing_else() -> None:
+def test_named_permissions_apply_only_to_their_names() -> None:
     limited = authenticate(
         ring(replace(KEY, access=parse_scopes(["models/team-*:edit", "models/b:view"], "s"))), GOOD, NOW
     )
@@ -317,7 +317,7 @@ def test_rights_by_name_hold_for_their_names_and_nothing_else() -> None:
         limited.require_name(edit, "b")
 
 
-def test_an_unlimited_scope_includes_every_name() -> None:
+def test_unlimited_scope_includes_every_name() -> None:
     whole = authenticate(ring(replace(KEY, access=parse_scopes(["models:edit", "models/x:view"], "s"))), GOOD, NOW)
     edit = Access(Resource.MODELS, Role.EDIT)
     assert whole.may_name(edit, "anything")

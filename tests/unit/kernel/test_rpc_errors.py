@@ -23,7 +23,7 @@ def _over_the_wire(error: WeftError) -> WeftError:
 
 
 @pytest.mark.parametrize("reason", [reason for reason in Reason if reason is not Reason.UNSPECIFIED])
-def test_every_reason_survives_the_wire_with_message_metadata_and_retry_delay(reason: Reason) -> None:
+def test_every_reason_round_trips_with_message_metadata_and_retry_delay(reason: Reason) -> None:
     sent = WeftError(reason, "a sentence", metadata={"model": "m"}, retry_after_seconds=2.5)
     got = _over_the_wire(sent)
     assert (got.reason, got.message, got.metadata, got.retry_after_seconds) == (
@@ -34,14 +34,14 @@ def test_every_reason_survives_the_wire_with_message_metadata_and_retry_delay(re
     )
 
 
-def test_what_a_runner_saw_of_its_engine_survives_the_wire() -> None:
+def test_engine_observations_of_a_runner_round_trip() -> None:
     sent = WeftError(Reason.SERVER_DIED, "it died")
     sent.engine_exit, sent.engine_log = "signal SIGKILL", ("loaded", "busy")
     got = _over_the_wire(sent)
     assert (got.engine_exit, got.engine_log) == ("signal SIGKILL", ("loaded", "busy"))
 
 
-def test_a_field_error_names_its_field_once_on_the_other_side() -> None:
+def test_field_error_names_its_field_once_after_a_round_trip() -> None:
     got = _over_the_wire(invalid_field("payload.messages[2].role", "must be set"))
     assert isinstance(got, FieldError)
     assert got.field == "payload.messages[2].role"
@@ -62,7 +62,7 @@ def test_a_field_error_names_its_field_once_on_the_other_side() -> None:
         (grpc.StatusCode.CANCELLED, "CANCELLED", Reason.WORKER_LOST),
     ],
 )
-def test_a_bare_status_of_grpc_itself_is_mapped_on_purpose(
+def test_grpc_status_without_details_is_mapped_to_a_reason(
     code: grpc.StatusCode, details: str, expected: Reason
 ) -> None:
     assert error_from_call(_call_error(code, details), Reason.WORKER_LOST).reason is expected
@@ -78,7 +78,7 @@ def _fails_with(error: BaseException) -> None:
     [_call_error(grpc.StatusCode.UNAVAILABLE, "Socket closed"), asyncio.CancelledError()],
     ids=["status", "cut"],
 )
-async def test_a_call_whose_connection_is_lost_fails_with_the_reason_of_its_peer(error: BaseException) -> None:
+async def test_call_with_a_lost_connection_fails_with_the_reason_of_its_peer(error: BaseException) -> None:
     with pytest.raises(WeftError, match=CONNECTION_LOST) as raised:
         _fails_with(error)
     assert raised.value.reason is Reason.WORKER_LOST
@@ -87,13 +87,13 @@ async def test_a_call_whose_connection_is_lost_fails_with_the_reason_of_its_peer
 @pytest.mark.parametrize(
     "error", [WeftError(Reason.ROUTER_STANDBY, "elsewhere"), grpc.aio.UsageError("a bug"), KeyError("x")]
 )
-async def test_what_is_no_failure_of_a_call_passes_through(error: Exception) -> None:
+async def test_non_call_errors_pass_through(error: Exception) -> None:
     with pytest.raises(type(error)) as raised:
         _fails_with(error)
     assert raised.value is error
 
 
-async def test_a_call_on_a_channel_that_is_closed_is_one_whose_connection_is_lost() -> None:
+async def test_call_on_a_closed_channel_counts_as_a_lost_connection() -> None:
     channel = open_channel("unix:/nowhere/a.sock")
     method: Any = channel.unary_unary("/weft.test.Echo/Say")
     await channel.close()
@@ -101,7 +101,7 @@ async def test_a_call_on_a_channel_that_is_closed_is_one_whose_connection_is_los
         await method(b"hello")
 
 
-async def test_a_task_that_is_cancelled_during_a_call_is_cancelled() -> None:
+async def test_task_cancelled_during_a_call_is_cancelled() -> None:
     async def call() -> None:
         with calling(Reason.WORKER_LOST):
             await asyncio.Event().wait()

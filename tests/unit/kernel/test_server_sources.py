@@ -19,7 +19,7 @@ from weft.kernel.names import is_name
         ("http://[fd00::1]:8000/v1", "fd00::1"),
     ],
 )
-def test_an_address_is_a_server_with_a_name(text: str, name: str) -> None:
+def test_url_is_a_server_source_with_a_name(text: str, name: str) -> None:
     found = server_source(text, "source")
     assert found is not None
     assert suggested_server_name(found) == name
@@ -41,12 +41,12 @@ def test_an_address_is_a_server_with_a_name(text: str, name: str) -> None:
         "",
     ],
 )
-def test_what_is_no_address_of_a_server_is_another_source(text: str) -> None:
+def test_text_that_is_not_a_url_is_not_a_server_source(text: str) -> None:
     assert server_source(text, "source") is None
 
 
 @pytest.mark.parametrize("text", ["http://me:secret@box:1", "http://box:1?key=secret", "http://box:1/v1#secret"])
-def test_an_address_that_could_hold_a_credential_is_refused_without_it(text: str) -> None:
+def test_url_that_may_hold_a_credential_is_refused_without_echoing_it(text: str) -> None:
     with pytest.raises(FieldError) as refused:
         server_source(text, "source")
     assert "secret" not in refused.value.message
@@ -67,5 +67,5 @@ def test_an_address_that_could_hold_a_credential_is_refused_without_it(text: str
         ("http://box:nonsense", "http://box:nonsense"),
     ],
 )
-def test_all_spellings_of_an_address_are_one_place(url: str, place: str) -> None:
+def test_all_spellings_of_a_url_are_equal(url: str, place: str) -> None:
     assert server_place(url) == place

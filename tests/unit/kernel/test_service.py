@@ -23,7 +23,7 @@ async def _fail() -> None:
     raise ZeroDivisionError("a bug")
 
 
-async def test_a_background_task_that_dies_is_logged_when_it_dies() -> None:
+async def test_failed_background_task_is_logged_immediately() -> None:
     with capture_logs() as logs:
         task = start_task(_fail(), name="watcher")
         await asyncio.sleep(0.01)
@@ -34,7 +34,7 @@ async def test_a_background_task_that_dies_is_logged_when_it_dies() -> None:
         await stop_tasks([task])
 
 
-async def test_a_background_task_that_is_stopped_is_no_news() -> None:
+async def test_stopped_background_task_is_not_logged() -> None:
     with capture_logs() as logs:
         task = start_task(asyncio.sleep(60), name="watcher")
         await stop_tasks([task])
@@ -42,7 +42,7 @@ async def test_a_background_task_that_is_stopped_is_no_news() -> None:
     assert logs == []
 
 
-async def test_the_death_of_a_critical_task_is_told_to_the_event_loop() -> None:
+async def test_failed_critical_task_is_reported_to_the_event_loop() -> None:
     told: list[str] = []
     loop = asyncio.get_running_loop()
     loop.set_exception_handler(lambda _, context: told.append(context[CRITICAL_TASK]))
@@ -58,7 +58,7 @@ async def _await_a_cancelled_call() -> None:
     raise asyncio.CancelledError
 
 
-async def test_a_task_that_ends_with_the_cancellation_of_a_call_has_died() -> None:
+async def test_task_ended_by_a_cancelled_call_counts_as_failed() -> None:
     told: list[str] = []
     loop = asyncio.get_running_loop()
     loop.set_exception_handler(lambda _, context: told.append(context[CRITICAL_TASK]))
@@ -69,7 +69,7 @@ async def test_a_task_that_ends_with_the_cancellation_of_a_call_has_died() -> No
     assert (told, [line["event"] for line in logs]) == (["heart"], ["background task died"])
 
 
-async def test_a_loop_that_ends_with_the_cancellation_of_a_call_is_restarted() -> None:
+async def test_loop_ended_by_a_cancelled_call_is_restarted() -> None:
     clock, starts = FakeClock(), list[float]()
 
     async def work() -> None:
@@ -84,7 +84,7 @@ async def test_a_loop_that_ends_with_the_cancellation_of_a_call_is_restarted() -
     assert task.cancelled()
 
 
-async def test_a_loop_that_dies_is_restarted_with_growing_pauses_up_to_a_bound() -> None:
+async def test_failed_loop_is_restarted_with_bounded_growing_backoff() -> None:
     clock, starts = FakeClock(), list[float]()
 
     async def work() -> None:
@@ -102,7 +102,7 @@ async def test_a_loop_that_dies_is_restarted_with_growing_pauses_up_to_a_bound()
     await stop_tasks([task])
 
 
-async def test_a_loop_that_ran_long_is_restarted_after_the_first_pause() -> None:
+async def test_loop_that_ran_long_is_restarted_after_the_first_backoff() -> None:
     clock, starts = FakeClock(), list[float]()
 
     async def work() -> None:

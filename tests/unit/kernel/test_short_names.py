@@ -19,16 +19,16 @@ def test_every_entry_is_a_name_and_a_repository_of_gguf_files(name: str, source:
     assert name == name.lower()
 
 
-def test_a_name_is_found_in_any_case_and_with_the_tag_of_the_latest() -> None:
+def test_short_name_is_case_insensitive_and_accepts_the_latest_tag() -> None:
     assert short_source("Llama3.2:latest") == short_source("llama3.2") == SHORT_NAMES["llama3.2"]
     assert short_source("llama3.2:7b") is None
 
 
-def test_an_unknown_name_is_answered_with_the_close_ones() -> None:
+def test_unknown_name_error_suggests_close_names() -> None:
     assert short_names_hint("lama3.2") == "did you mean llama3.2 or llama3.2:1b or llama3.3?"
     assert "hf:OWNER/REPO" in short_names_hint("zzzzzzz")
 
 
-def test_the_page_has_every_name() -> None:
+def test_page_lists_every_short_name() -> None:
     page = (Path(__file__).parents[3] / "docs" / "models.md").read_text("utf-8")
     assert [name for name, source in SHORT_NAMES.items() if f"| `{name}` | `{source}` |\n" not in page] == []

@@ -20,19 +20,19 @@ from weft.kernel.units import parse_size, size_words
         ("9007199254740993", 9_007_199_254_740_993),
     ],
 )
-def test_an_amount_is_read_as_it_is_written(text: str, amount: int) -> None:
+def test_amount_is_parsed(text: str, amount: int) -> None:
     assert parse_size(text, "--memory") == amount
 
 
 @pytest.mark.parametrize("text", ["", "GiB", "-1GiB", "0", "0.0001b", "8 XiB", "8GiB8", "nan", "1e9", "9" * 40, "٣GiB"])
-def test_what_is_no_amount_is_refused_by_its_name(text: str) -> None:
+def test_invalid_amount_error_names_its_field(text: str) -> None:
     with pytest.raises(FieldError) as refusal:
         parse_size(text, "--memory")
     assert refusal.value.field == "--memory"
 
 
 @pytest.mark.parametrize("text", ["300", "8", "1048575", "20.5"])
-def test_a_number_that_lacks_its_unit_is_refused_with_the_next_step(text: str) -> None:
+def test_number_without_a_unit_is_refused_with_a_remedy(text: str) -> None:
     """`weft lease acquire --memory 300` held 300 bytes."""
     with pytest.raises(FieldError) as refusal:
         parse_size(text, "--memory")
@@ -51,5 +51,5 @@ def test_a_number_that_lacks_its_unit_is_refused_with_the_next_step(text: str) -
         (160 * 1024**3 + 5, "160 GiB"),
     ],
 )
-def test_an_amount_is_said_with_as_many_digits_as_help(amount: int, words: str) -> None:
+def test_amount_is_shown_with_useful_precision(amount: int, words: str) -> None:
     assert size_words(amount) == words

@@ -32,9 +32,7 @@ def admitted(window: SlidingWindow, most: int, gaps: Sequence[tuple[float, int]]
 
 
 @given(length=LENGTHS, most=st.integers(1, 12), gaps=GAPS)
-def test_no_window_of_its_length_ever_has_more_than_the_limit(
-    length: int, most: int, gaps: list[tuple[float, int]]
-) -> None:
+def test_no_window_exceeds_the_limit(length: int, most: int, gaps: list[tuple[float, int]]) -> None:
     taken = admitted(SlidingWindow(length), most, gaps)
     assert most_in_any_window(taken, length) <= most
 
@@ -52,7 +50,7 @@ class _FixedWindow(SlidingWindow):
     __slots__ = ("period",)
 
 
-def test_a_window_that_begins_with_the_calendar_would_let_twice_the_limit_through() -> None:
+def test_calendar_aligned_window_would_admit_twice_the_limit() -> None:
     taken = []
     window = _FixedWindow(60)
     for now in (1079.0, 1079.5, 1080.0, 1080.5):
@@ -63,7 +61,7 @@ def test_a_window_that_begins_with_the_calendar_would_let_twice_the_limit_throug
 
 
 @given(length=LENGTHS, most=st.integers(1, 12), gaps=GAPS, amount=st.integers(1, 12))
-def test_an_amount_fits_after_the_wait_that_was_told_and_not_much_earlier_than_it_must(
+def test_amount_fits_after_the_reported_wait_and_not_much_earlier(
     length: int, most: int, gaps: list[tuple[float, int]], amount: int
 ) -> None:
     window, amount = SlidingWindow(length), min(amount, most)
@@ -90,7 +88,7 @@ def _fits(taken: Sequence[tuple[float, int]], now: float, length: float, most: i
     return sum(each for at, each in taken if at > now - length + 1e-6) + amount <= most
 
 
-def test_everything_has_left_it_when_it_says_so() -> None:
+def test_window_is_empty_at_the_reported_time() -> None:
     window = SlidingWindow(DAY)
     assert window.seconds_until_empty(0.0) == 0.0
     window.add(0.0, 3)
@@ -101,7 +99,7 @@ def test_everything_has_left_it_when_it_says_so() -> None:
     assert window.settle(DAY + 1_000.0) == 0
 
 
-def test_a_month_takes_no_more_steps_than_a_second() -> None:
+def test_month_window_takes_no_more_steps_than_a_second_window() -> None:
     window = SlidingWindow(MONTH)
     for second in range(0, MONTH, 600):
         window.settle(float(second))

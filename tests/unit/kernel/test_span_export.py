@@ -49,7 +49,7 @@ def _span(number: int = 1, **changes: object) -> Span:
     return Span(**(values | changes))  # type: ignore[arg-type]
 
 
-def test_a_span_arrives_with_its_ids_times_attributes_and_service() -> None:
+def test_exported_span_has_ids_times_attributes_and_service() -> None:
     collector = _Collector()
     export = SpanExport(collector, SAMPLING, max_queued=512)
     link = TraceContext(9, 4, True)
@@ -76,7 +76,7 @@ def test_a_span_arrives_with_its_ids_times_attributes_and_service() -> None:
     assert export.counts == SpanCounts(exported=2)
 
 
-def test_spans_beyond_the_queue_are_dropped_and_counted_and_the_caller_never_waits() -> None:
+def test_spans_beyond_the_queue_are_dropped_and_counted_without_blocking() -> None:
     collector = _Collector()
     collector.gate.clear()
     export = SpanExport(collector, SAMPLING, max_queued=512)
@@ -90,7 +90,7 @@ def test_spans_beyond_the_queue_are_dropped_and_counted_and_the_caller_never_wai
 
 
 @pytest.mark.parametrize("how", ["refuses", "raises"])
-def test_spans_that_the_collector_does_not_take_are_counted(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_spans_refused_by_the_collector_are_counted(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
     collector = _Collector(SpanExportResult.FAILURE)
     if how == "raises":
         monkeypatch.setattr(collector, "spans", None)
@@ -100,7 +100,7 @@ def test_spans_that_the_collector_does_not_take_are_counted(how: str, monkeypatc
     assert export.counts == SpanCounts(failed=2)
 
 
-def test_a_service_that_its_user_named_keeps_that_name(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_user_defined_service_name_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OTEL_SERVICE_NAME", "our-mesh")
     collector = _Collector()
     export = SpanExport(collector, SAMPLING, max_queued=512, named_by_user=True)

@@ -37,13 +37,13 @@ class Slow:
         )
 
 
-async def test_an_answer_that_takes_too_long_is_unavailable() -> None:
+async def test_slow_store_call_is_unavailable() -> None:
     with pytest.raises(WeftError, match="task store timed out") as late:
         await TaskClient(Slow(), timeout_seconds=0.01).get("ann", "task-1")
     assert (late.value.reason, late.value.retry_after_seconds) == (Reason.SERVICE_UNAVAILABLE, 2)
 
 
-async def test_an_upload_and_a_watch_take_their_time() -> None:
+async def test_upload_and_watch_have_no_call_timeout() -> None:
     async def content() -> AsyncGenerator[bytes]:
         yield b"a"
 
@@ -53,7 +53,7 @@ async def test_an_upload_and_a_watch_take_their_time() -> None:
     assert len(news) == 1
 
 
-async def test_a_call_in_this_process_is_made_as_local_whoever_is_served() -> None:
+async def test_in_process_call_is_made_as_local_for_any_caller() -> None:
     ann = Principal(name="key:ann", tenant="ann", access=frozenset(), names_tenants=False)
     with as_caller(ann):
         news = [item async for item in TaskClient(Slow()).watch("ann", "task-1")]

@@ -12,24 +12,24 @@ from weft.kernel.telemetry import BoundedLogFile, new_traceparent, trace_id_of, 
 GOOD = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
 
-def test_a_callers_traceparent_is_carried_on() -> None:
+def test_caller_traceparent_is_forwarded() -> None:
     assert traceparent_of({"traceparent": GOOD}) == GOOD
 
 
 @pytest.mark.parametrize(
     "broken", ["", "nonsense", GOOD[:-1], GOOD.replace("0af7651916cd43dd8448eb211c80319c", "0" * 32), "00-x-y-01"]
 )
-def test_a_broken_traceparent_is_replaced_by_a_fresh_one(broken: str) -> None:
+def test_invalid_traceparent_is_replaced_by_a_new_one(broken: str) -> None:
     replaced = traceparent_of({"traceparent": broken})
     assert replaced != broken
     assert valid_traceparent(replaced) == replaced
 
 
-def test_fresh_trace_ids_differ() -> None:
+def test_new_trace_ids_differ() -> None:
     assert trace_id_of(new_traceparent()) != trace_id_of(new_traceparent())
 
 
-def test_a_log_file_is_moved_aside_when_it_is_full_and_no_line_is_split(tmp_path: Path) -> None:
+def test_full_log_file_is_rotated_without_splitting_lines(tmp_path: Path) -> None:
     path = tmp_path / "x.log"
     log = BoundedLogFile(path, max_bytes=100)
     for number in range(30):
@@ -40,7 +40,7 @@ def test_a_log_file_is_moved_aside_when_it_is_full_and_no_line_is_split(tmp_path
     assert all(line.startswith("line ") and len(line) == 9 for line in kept.splitlines())
 
 
-def test_a_full_disk_costs_log_lines_and_nothing_else_and_their_number_is_told(tmp_path: Path) -> None:
+def test_full_disk_loses_only_log_lines_and_reports_their_number(tmp_path: Path) -> None:
     """The limit on the size of files stands for the disk: a write comes to its end in mid-line and fails after that."""
     program = f"""
 import resource
@@ -61,7 +61,7 @@ assert log.dropped == 0
     assert lines == ["before", "los", '{"event": "log lines were dropped", "count": 3}', "after"]
 
 
-def test_a_log_file_that_was_moved_or_removed_is_made_anew(tmp_path: Path) -> None:
+def test_moved_or_removed_log_file_is_recreated(tmp_path: Path) -> None:
     """logrotate moves it; later lines went to the moved file, or to a removed one that nobody can read."""
     path = tmp_path / "logs" / "x.log"
     path.parent.mkdir()
@@ -79,7 +79,7 @@ def test_a_log_file_that_was_moved_or_removed_is_made_anew(tmp_path: Path) -> No
     assert path.read_text() == "four\n"
 
 
-def test_a_log_file_that_was_emptied_is_written_from_its_start(tmp_path: Path) -> None:
+def test_truncated_log_file_is_written_from_its_start(tmp_path: Path) -> None:
     """As logrotate does with copytruncate."""
     path = tmp_path / "x.log"
     log = BoundedLogFile(path, max_bytes=100)
@@ -92,7 +92,7 @@ def test_a_log_file_that_was_emptied_is_written_from_its_start(tmp_path: Path) -
     assert not path.with_name("x.log.1").exists()
 
 
-def test_a_log_goes_on_in_the_moved_file_where_no_new_one_can_be_made(tmp_path: Path) -> None:
+def test_log_continues_in_the_moved_file_if_no_new_one_can_be_created(tmp_path: Path) -> None:
     path = tmp_path / "x.log"
     log = BoundedLogFile(path, max_bytes=1000)
     path.rename(path.with_name("x.log.old"))

@@ -28,7 +28,7 @@ def refusal(files: TlsFiles) -> tuple[str, str]:
     return refused.value.field, refused.value.message.partition(": ")[2]
 
 
-def test_files_that_are_right_are_read_and_a_key_is_not_shown(ca: Authority, tmp_path: Path) -> None:
+def test_valid_files_are_read_and_a_key_is_not_shown(ca: Authority, tmp_path: Path) -> None:
     pair = ca.issue("host")
     material = read_material(pair.write(tmp_path, ca))
     assert (material.certificate, material.key, material.roots) == (pair.certificate, pair.key, ca.root)
@@ -36,7 +36,7 @@ def test_files_that_are_right_are_read_and_a_key_is_not_shown(ca: Authority, tmp
 
 
 @pytest.mark.parametrize("mode", [0o604, 0o644, 0o602, 0o620, 0o660, 0o601])
-def test_a_key_that_others_may_read_or_its_group_may_write_is_refused(ca: Authority, tmp_path: Path, mode: int) -> None:
+def test_key_readable_by_others_or_writable_by_its_group_is_refused(ca: Authority, tmp_path: Path, mode: int) -> None:
     files = ca.issue("host").write(tmp_path)
     assert files.key_file is not None
     files.key_file.chmod(mode)
@@ -47,9 +47,7 @@ def test_a_key_that_others_may_read_or_its_group_may_write_is_refused(ca: Author
 
 
 @pytest.mark.parametrize("mode", [0o400, 0o600, 0o440, 0o640])
-def test_a_key_of_the_owner_and_at_most_readable_by_its_group_is_taken(
-    ca: Authority, tmp_path: Path, mode: int
-) -> None:
+def test_owner_key_at_most_readable_by_its_group_is_accepted(ca: Authority, tmp_path: Path, mode: int) -> None:
     files = ca.issue("host").write(tmp_path)
     assert files.key_file is not None
     files.key_file.chmod(mode)
@@ -63,26 +61,26 @@ def test_a_key_of_the_owner_and_at_most_readable_by_its_group_is_taken(
         (timedelta(days=1), timedelta(days=2), "certificate is not valid yet"),
     ],
 )
-def test_a_certificate_of_another_time_is_refused(
+def test_certificate_outside_its_validity_period_is_refused(
     ca: Authority, tmp_path: Path, begins: timedelta, ends: timedelta, why: str
 ) -> None:
     files = ca.issue("host", begins=begins, ends=ends).write(tmp_path)
     assert refusal(files) == ("tls.certificate_file", why)
 
 
-def test_a_certificate_without_its_key_is_refused_and_the_other_way_round(ca: Authority, tmp_path: Path) -> None:
+def test_certificate_without_its_key_or_a_key_without_its_certificate_is_refused(ca: Authority, tmp_path: Path) -> None:
     files = ca.issue("host").write(tmp_path)
     assert refusal(TlsFiles(certificate_file=files.certificate_file))[0] == "tls.key_file"
     assert refusal(TlsFiles(key_file=files.key_file, section="gateway.tls"))[0] == "gateway.tls.certificate_file"
 
 
-def test_a_key_of_another_certificate_is_refused(ca: Authority, tmp_path: Path) -> None:
+def test_key_of_another_certificate_is_refused(ca: Authority, tmp_path: Path) -> None:
     files, other = ca.issue("host").write(tmp_path), ca.issue("host").write(tmp_path, name="other")
     field, why = refusal(TlsFiles(certificate_file=files.certificate_file, key_file=other.key_file))
     assert (field, "are not a PEM chain and its key" in why) == ("tls.certificate_file", True)
 
 
-def test_a_key_with_a_passphrase_is_refused_and_nobody_is_asked_for_it(ca: Authority, tmp_path: Path) -> None:
+def test_key_with_a_passphrase_is_refused_without_a_prompt(ca: Authority, tmp_path: Path) -> None:
     files = ca.issue("host").write(tmp_path)
     assert files.key_file is not None
     key = load_pem_private_key(files.key_file.read_bytes(), None)
@@ -109,7 +107,7 @@ def ca_of(content: bytes) -> Callable[[Path], TlsFiles]:
         (ca_of(b"#" * (MAX_FILE_BYTES + 1)), f"has more than {MAX_FILE_BYTES} bytes"),
     ],
 )
-def test_roots_that_are_none_are_refused_without_telling_where_they_are(
+def test_invalid_roots_are_refused_without_showing_their_path(
     tmp_path: Path, make: Callable[[Path], TlsFiles], why: str
 ) -> None:
     field, words = refusal(make(tmp_path))
@@ -118,13 +116,13 @@ def test_roots_that_are_none_are_refused_without_telling_where_they_are(
     assert str(tmp_path) not in words
 
 
-def test_clients_cannot_be_required_without_roots_that_vouch_for_them(ca: Authority, tmp_path: Path) -> None:
+def test_required_client_certificates_need_roots(ca: Authority, tmp_path: Path) -> None:
     tls = ServerTls(files=ca.issue("host").write(tmp_path), requires_clients=True)
     with pytest.raises(FieldError, match=r"tls\.ca_file"):
         tls.credentials()
 
 
-def test_changes_are_seen_once_the_interval_is_over_and_not_before(ca: Authority, tmp_path: Path) -> None:
+def test_changes_are_detected_after_the_interval_and_not_before(ca: Authority, tmp_path: Path) -> None:
     now = 100.0
     first, second = ca.issue("host"), ca.issue("host")
     source = TlsSource(first.write(tmp_path), interval_seconds=5.0, monotonic=lambda: now)
@@ -137,9 +135,7 @@ def test_changes_are_seen_once_the_interval_is_over_and_not_before(ca: Authority
     assert (version, material.certificate) == (2, second.certificate)
 
 
-def test_a_certificate_that_is_replaced_before_its_key_counts_when_both_are_there(
-    ca: Authority, tmp_path: Path
-) -> None:
+def test_certificate_replaced_before_its_key_takes_effect_with_the_key(ca: Authority, tmp_path: Path) -> None:
     first, second = ca.issue("host"), ca.issue("host")
     source = TlsSource(first.write(tmp_path))
     (tmp_path / "own.pem").write_bytes(second.certificate)
@@ -149,7 +145,7 @@ def test_a_certificate_that_is_replaced_before_its_key_counts_when_both_are_ther
     assert (version, material.certificate, material.key) == (2, second.certificate, second.key)
 
 
-def test_files_that_change_while_they_are_read_are_read_again(
+def test_files_that_change_during_a_read_are_read_again(
     ca: Authority, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first, second, third = ca.issue("host"), ca.issue("host"), ca.issue("host")
@@ -168,14 +164,14 @@ def test_files_that_change_while_they_are_read_are_read_again(
     assert (version, material.certificate) == (2, third.certificate)
 
 
-def test_files_that_are_written_again_with_the_same_content_are_no_change(ca: Authority, tmp_path: Path) -> None:
+def test_files_rewritten_with_the_same_content_are_not_a_change(ca: Authority, tmp_path: Path) -> None:
     pair = ca.issue("host")
     source = TlsSource(pair.write(tmp_path))
     pair.write(tmp_path)
     assert source.current()[0] == 1
 
 
-def test_files_that_are_gone_leave_the_old_content_in_use(ca: Authority, tmp_path: Path) -> None:
+def test_removed_files_keep_the_old_content_in_use(ca: Authority, tmp_path: Path) -> None:
     pair = ca.issue("host")
     source = TlsSource(pair.write(tmp_path))
     (tmp_path / "own.key").unlink()

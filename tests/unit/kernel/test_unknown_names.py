@@ -29,7 +29,7 @@ KINDS = (MODEL, POOL, AGENT, ROUTE, RUNNER, SECRET, TARGET, MODEL_OR_POOL)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_kind_has_the_same_sentence_with_the_name_and_the_close_ones(kind: str) -> None:
+def test_every_kind_has_the_same_sentence_with_the_name_and_close_names(kind: str) -> None:
     error = unknown_name(kind, "smolm2", NAMES)
     assert error.message == f"there is no {kind} smolm2; did you mean smollm2-135m?"
     assert close_names_of(error) == ("smollm2-135m",)
@@ -37,7 +37,7 @@ def test_every_kind_has_the_same_sentence_with_the_name_and_the_close_ones(kind:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_name_without_close_ones_is_answered_with_what_lists_them(kind: str) -> None:
+def test_unknown_name_without_close_names_lists_the_available_ones(kind: str) -> None:
     error = unknown_name(kind, "zzz", NAMES)
     assert error.message == f"there is no {kind} zzz; there are agent/writer, qwen3-8b, route/coding, smollm2-135m"
     assert "close_names" not in error.metadata
@@ -61,14 +61,14 @@ def test_a_name_without_close_ones_is_answered_with_what_lists_them(kind: str) -
         ("qwwen", "qwen3-8b"),
     ],
 )
-def test_close_are_names_that_begin_so_contain_it_or_look_alike_whatever_their_case(typed: str, close: str) -> None:
+def test_close_names_share_a_prefix_or_substring_or_look_alike_in_any_case(typed: str, close: str) -> None:
     assert closest_names(typed, NAMES)[0] == close
 
 
 @pytest.mark.parametrize(
     "typed", ["small", "smart", "sm", "qw", "qwn", "llama", "mistral", "qwem", "8b-chat", "gpt-oss"]
 )
-def test_a_name_that_only_has_letters_in_common_is_not_close(typed: str) -> None:
+def test_name_with_only_common_letters_is_not_close(typed: str) -> None:
     """A suggestion for "smolm" must not bring one for every word."""
     assert closest_names(typed, NAMES) == ()
 
@@ -82,14 +82,14 @@ def test_a_name_that_only_has_letters_in_common_is_not_close(typed: str) -> None
         ("smolm2", TARGET, ("smollm2-135m",)),
     ],
 )
-def test_the_prefix_of_a_request_says_what_is_looked_for(target: str, kind: str, close: tuple[str, ...]) -> None:
+def test_request_prefix_selects_the_kind_of_name(target: str, kind: str, close: tuple[str, ...]) -> None:
     error = unknown_target(target, NAMES)
     assert (error.reason, error.metadata["field"]) == (Reason.MODEL_NOT_FOUND, "model")
     assert (kind_and_name(target)[0], close_names_of(error)) == (kind, close)
     assert f"there is no {kind} {target.rpartition('/')[2]};" in error.message
 
 
-def test_an_edge_puts_the_names_that_its_caller_may_see_in_place_of_the_others() -> None:
+def test_gateway_replaces_suggestions_with_names_visible_to_the_caller() -> None:
     error = unknown_field_target("secret-a", ["secret-alpha"], "lines[1].model", " (a note)")
     assert "secret-alpha" in error.message
     shown = among(error, ["team-secret-a"])
@@ -104,7 +104,7 @@ def test_an_edge_puts_the_names_that_its_caller_may_see_in_place_of_the_others()
     assert other.message == "the queue is full"
 
 
-def test_close_names_are_few_and_found_soon_among_many_long_ones() -> None:
+def test_close_names_are_few_and_found_quickly_among_many_long_ones() -> None:
     names = [f"model-{number:06d}-{'x' * 100}" for number in range(20_000)]
     began = time.process_time()
     assert len(closest_names("model-0", names)) == 3
@@ -112,5 +112,5 @@ def test_close_names_are_few_and_found_soon_among_many_long_ones() -> None:
     assert time.process_time() - began < 5
 
 
-def test_a_name_that_would_draw_on_a_terminal_is_shown_without_its_control_characters() -> None:
+def test_name_with_control_characters_is_shown_without_them() -> None:
     assert "\x1b" not in unknown_name(MODEL, "a\x1b[2Jb").message

@@ -55,7 +55,7 @@ WRONG: tuple[tuple[Any, Any, str], ...] = (
 
 
 @pytest.mark.parametrize(("kind", "value", "words"), WRONG)
-def test_what_is_expected_is_said_without_the_librarys_words(kind: Any, value: Any, words: str) -> None:
+def test_validation_errors_avoid_library_wording(kind: Any, value: Any, words: str) -> None:
     with pytest.raises(ValidationError) as refused:
         TypeAdapter(kind).validate_python(value)
     said = refused.value.errors()[0]["msg"]
@@ -63,7 +63,7 @@ def test_what_is_expected_is_said_without_the_librarys_words(kind: Any, value: A
     assert library_words(words) == []
 
 
-def test_the_words_of_the_library_are_seen_where_they_are_not_replaced() -> None:
+def test_unreplaced_library_wording_is_detected() -> None:
     for kind, value, _ in WRONG:
         with pytest.raises(ValidationError) as refused:
             TypeAdapter(kind).validate_python(value)

@@ -34,12 +34,12 @@ def said(**values: str) -> dict[bytes, bytes | None]:
     return {key.encode(): value.encode() for key, value in values.items()}
 
 
-def test_what_is_announced_is_read_again() -> None:
+def test_announcement_round_trips() -> None:
     one = mesh()
     assert parse_announcement(one.name, one.port, said(**one.properties), one.addresses) == one
 
 
-def test_an_announcement_holds_nothing_but_a_fingerprint_and_a_version() -> None:
+def test_announcement_contains_only_fingerprint_and_version() -> None:
     assert mesh().properties == {"fp": PIN, "version": "0.1.0"}
 
 
@@ -57,13 +57,13 @@ def test_an_announcement_holds_nothing_but_a_fingerprint_and_a_version() -> None
         ("atlas", 7443, {b"fp": b"\xff\xfe"}, ["192.168.1.5"]),
     ],
 )
-def test_what_is_no_announcement_of_a_mesh_is_left_out(
+def test_invalid_announcement_is_ignored(
     name: str, port: int | None, properties: dict[bytes, bytes | None], addresses: Sequence[str]
 ) -> None:
     assert parse_announcement(name, port, properties, addresses) is None
 
 
-def test_an_announcement_has_bounds() -> None:
+def test_announcement_is_bounded() -> None:
     many = [f"10.0.0.{number}" for number in range(1, 100)]
     found = parse_announcement("atlas", 7443, said(version="9" * 200), [*many, *many])
     assert found is not None
@@ -71,12 +71,12 @@ def test_an_announcement_has_bounds() -> None:
     assert found.fingerprint == ""
 
 
-def test_the_mesh_with_the_fingerprint_is_joined_wherever_it_is_announced() -> None:
+def test_mesh_with_the_fingerprint_is_joined_at_every_announced_address() -> None:
     found = [mesh("atlas", OTHER_PIN, "10.0.0.1"), mesh("b", PIN, "10.0.0.2"), mesh("b-2", PIN, "10.0.0.2", "10.0.0.3")]
     assert [each.target for each in joined_mesh(found, PIN)] == ["10.0.0.2:7443", "10.0.0.3:7443"]
 
 
-def test_an_announcement_with_another_fingerprint_is_refused_whatever_its_name() -> None:
+def test_announcement_with_another_fingerprint_is_refused_for_any_name() -> None:
     with pytest.raises(WeftError, match=r"only atlas at 192.168.1.5:7443, sha256:cdcd") as caught:
         joined_mesh([mesh("atlas", OTHER_PIN)], PIN)
     assert caught.value.reason is Reason.NOT_FOUND
@@ -94,7 +94,7 @@ def test_an_announcement_with_another_fingerprint_is_refused_whatever_its_name()
         (("10.0.0.1",), (), Step.WITHDRAW),
     ],
 )
-def test_the_announcement_follows_the_addresses(announced: Sequence[str], addresses: Sequence[str], step: Step) -> None:
+def test_announcement_follows_address_changes(announced: Sequence[str], addresses: Sequence[str], step: Step) -> None:
     assert next_step(announced, addresses) is step
 
 
@@ -108,7 +108,7 @@ class Answers:
         )
 
 
-def test_a_token_needs_a_fingerprint_that_the_user_has_compared() -> None:
+def test_token_needs_a_user_confirmed_fingerprint() -> None:
     user = Answers(number="2")
     found = ask_mesh([mesh("a", OTHER_PIN), mesh("b", PIN, "10.0.0.2")], "", user.dialog)
     assert (found.trust, found.token) == (Trust(fingerprint=PIN), TOKEN)
@@ -120,7 +120,7 @@ def test_a_token_needs_a_fingerprint_that_the_user_has_compared() -> None:
         ask_mesh([mesh()], TOKEN, Answers(same=False).dialog)
 
 
-def test_an_invitation_decides_and_needs_no_question() -> None:
+def test_invitation_needs_no_confirmation() -> None:
     user = Answers(secret=f"weft://{TOKEN}@10.9.9.9:7443/{PIN}", same=False)
     found = ask_mesh([mesh()], "", user.dialog)
     assert [each.target for each in found.addresses] == ["192.168.1.5:7443", "10.9.9.9:7443"]
@@ -128,13 +128,13 @@ def test_an_invitation_decides_and_needs_no_question() -> None:
 
 
 @pytest.mark.parametrize("pin", [f"/{OTHER_PIN}", ""])
-def test_a_mesh_with_another_fingerprint_than_the_invitations_is_refused(pin: str) -> None:
+def test_mesh_with_a_different_fingerprint_than_the_invitation_is_refused(pin: str) -> None:
     with pytest.raises(WeftError, match="do not join there") as caught:
         ask_mesh([mesh()], "", Answers(secret=f"weft://{TOKEN}@10.9.9.9:7443{pin}").dialog)
     assert caught.value.reason is Reason.PERMISSION_DENIED
 
 
-def test_a_mesh_that_is_known_by_its_name_is_joined_by_its_invitation_alone() -> None:
+def test_mesh_with_a_public_certificate_is_joined_only_by_invitation() -> None:
     with pytest.raises(WeftError, match="public authority"):
         ask_mesh([mesh(pin="")], TOKEN, Answers().dialog)
     invitation = f"weft://{TOKEN}@mesh.example:7443"
@@ -142,7 +142,7 @@ def test_a_mesh_that_is_known_by_its_name_is_joined_by_its_invitation_alone() ->
 
 
 @pytest.mark.parametrize("number", ["0", "2", "x", "", "-1", "9" * 50])
-def test_a_number_that_is_not_in_the_list_is_refused(number: str) -> None:
+def test_number_outside_the_list_is_refused(number: str) -> None:
     with pytest.raises(WeftError, match="none of the numbers 1 to 1"):
         ask_mesh([mesh()], TOKEN, Answers(number=number).dialog)
 
@@ -162,7 +162,7 @@ def no_token() -> str:
     raise FieldError("--token", "is needed")
 
 
-def test_without_a_terminal_what_was_found_is_listed_with_the_command(
+def test_meshes_are_listed_with_the_join_command_without_a_terminal(
     found_on_the_network: list[Announcement], capsys: pytest.CaptureFixture[str]
 ) -> None:
     found_on_the_network.append(mesh())
@@ -171,7 +171,7 @@ def test_without_a_terminal_what_was_found_is_listed_with_the_command(
     assert f"atlas at 192.168.1.5:7443, {PIN}" in capsys.readouterr().err
 
 
-def test_a_fingerprint_and_a_token_need_no_terminal(found_on_the_network: list[Announcement]) -> None:
+def test_fingerprint_and_token_need_no_terminal(found_on_the_network: list[Announcement]) -> None:
     found_on_the_network += [mesh("a", OTHER_PIN), mesh("b", PIN)]
     invitation, find = announced_mesh(PIN, lambda: TOKEN, TOKEN)
     assert (invitation.trust, invitation.token) == (Trust(fingerprint=PIN), TOKEN)
@@ -180,12 +180,12 @@ def test_a_fingerprint_and_a_token_need_no_terminal(found_on_the_network: list[A
         announced_mesh(PIN, no_token, "")
 
 
-def test_no_announcement_and_no_listening_are_said_with_the_other_way() -> None:
+def test_error_without_announcements_suggests_an_alternative() -> None:
     with pytest.raises(WeftError, match=r"weft up --host 0.0.0.0 --announce announces one.*weft runner token create"):
         require_some([])
 
 
-def test_one_line_says_where_a_mesh_is_and_by_what_it_is_known() -> None:
+def test_listed_mesh_shows_address_and_trust_in_one_line() -> None:
     lines = listed([mesh("a", PIN, "10.0.0.1", "fd00::5"), mesh("b", "")])
     assert lines == [
         f"a at 10.0.0.1:7443, [fd00::5]:7443, {PIN}",
@@ -194,7 +194,7 @@ def test_one_line_says_where_a_mesh_is_and_by_what_it_is_known() -> None:
 
 
 @pytest.mark.parametrize("relay", [{}, {"listen": "127.0.0.1:7443"}, {"listen": "[::1]:7443"}])
-def test_a_mesh_that_no_machine_can_join_is_not_announced(relay: dict[str, str]) -> None:
+def test_mesh_that_no_machine_can_join_is_not_announced(relay: dict[str, str]) -> None:
     config = load_config(None, {"announce": {"enabled": True}, "relay": relay})
     with pytest.raises(FieldError) as caught:
         require_announceable(config)

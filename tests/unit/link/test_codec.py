@@ -40,21 +40,21 @@ STATUS = new_status(14, "gone", (("grpc-status-details-bin", b"\x00\xff"),))
         (credit(3, 2**31), "credit"),
     ],
 )
-def test_a_frame_is_the_same_after_the_wire(frame: pb.LinkFrame, kind: str) -> None:
+def test_frame_round_trips(frame: pb.LinkFrame, kind: str) -> None:
     sent = relay_service_pb2.AttachRequest(frames=[frame]).SerializeToString()
     (found,) = relay_service_pb2.AttachRequest.FromString(sent).frames
     assert check_frame(found) == kind
     assert found == frame
 
 
-def test_a_call_is_the_same_after_the_wire() -> None:
+def test_call_round_trips() -> None:
     metadata = (("traceparent", "00-1"), ("x-bin", b"\xff\x00"))
     found = pb.LinkFrame.FromString(start(2, "/p.S/M", metadata, 1.5).SerializeToString()).start
     assert (found.method, metadata_of(found.metadata), timeout_of(found)) == ("/p.S/M", metadata, 1.5)
     assert timeout_of(start(2, "/p.S/M").start) is None
 
 
-def test_a_status_message_that_is_too_long_is_cut() -> None:
+def test_oversized_status_message_is_truncated() -> None:
     frame = end(2, pb.CallEnd(code=14, message="x" * 100_000))
     check_frame(frame)
     assert frame.end.message == "x" * MAX_STATUS_MESSAGE_CHARS
@@ -80,12 +80,12 @@ def _start(**changes: object) -> pb.LinkFrame:
         _start(metadata=[pb.CallMetadata(key="x", value=b"x" * 40_000)]),
     ],
 )
-def test_what_is_no_frame_ends_the_link(message: pb.LinkFrame) -> None:
+def test_invalid_frame_ends_the_link(message: pb.LinkFrame) -> None:
     with pytest.raises(LinkProtocolError):
         check_frame(message)
 
 
-def test_what_belongs_to_the_transport_is_not_handed_on() -> None:
+def test_transport_metadata_is_not_forwarded() -> None:
     given = (
         ("user-agent", "grpc-python"),
         ("grpc-timeout", "1S"),
@@ -101,7 +101,7 @@ def test_what_belongs_to_the_transport_is_not_handed_on() -> None:
 @pytest.mark.parametrize(
     "entry", [("x", "ü"), ("x", "a\nb"), ("Upper", "x"), ("x\n", "x"), ("x-bin", "x"), ("x", b"x")]
 )
-def test_what_would_break_the_links_protocol_is_not_handed_on(entry: tuple[str, str | bytes]) -> None:
+def test_metadata_that_violates_the_link_protocol_is_not_forwarded(entry: tuple[str, str | bytes]) -> None:
     given = forwardable((entry, ("x-request-id", "r1")))
     assert given == (("x-request-id", "r1"),)
     frame = start(2, "/p.S/M", given)
@@ -122,7 +122,7 @@ class OneMessage:
         pass
 
 
-async def test_too_many_frames_at_once_are_refused_before_they_are_looked_at() -> None:
+async def test_too_many_frames_in_one_message_are_refused_before_parsing() -> None:
     async def answer(_: object) -> pb.CallEnd:
         raise AssertionError("there is no call")
 

@@ -18,7 +18,7 @@ PIN = "sha256:" + "ab" * 32
 TOKEN = "wjt_abcdefghijkl_" + "0" * 64
 
 
-def test_an_invitation_says_all_that_a_runner_needs() -> None:
+def test_invitation_contains_everything_a_runner_needs() -> None:
     text = f"weft://{TOKEN}@192.168.1.5:7443,[fd00::5]:7443,box.local:7443/{PIN}"
     found = parse_invitation(text)
     assert [address.target for address in found.addresses] == ["192.168.1.5:7443", "[fd00::5]:7443", "box.local:7443"]
@@ -45,14 +45,14 @@ def test_an_invitation_says_all_that_a_runner_needs() -> None:
         f"weft://{TOKEN}@{'b' * 2000}:7443/{PIN}",
     ],
 )
-def test_what_is_no_whole_invitation_is_refused_without_its_token(text: str) -> None:
+def test_incomplete_invitation_is_refused_without_echoing_its_token(text: str) -> None:
     with pytest.raises(FieldError) as caught:
         parse_invitation(text)
     assert caught.value.field == "URL"
     assert TOKEN not in caught.value.message
 
 
-def test_a_relay_on_all_addresses_invites_to_those_that_others_reach() -> None:
+def test_relay_on_all_addresses_invites_to_reachable_ones() -> None:
     endpoint = RelayEndpoint(url="https://box:7443", fingerprint=PIN, is_everywhere=True)
     found = invitation_to(endpoint, TOKEN)
     assert found is not None
@@ -62,18 +62,18 @@ def test_a_relay_on_all_addresses_invites_to_those_that_others_reach() -> None:
     assert not hosts & {"127.0.0.1", "localhost", "0.0.0.0"}
 
 
-def test_a_relay_of_a_public_authority_invites_by_its_name_and_the_system_decides() -> None:
+def test_relay_with_a_public_certificate_invites_by_name_with_system_trust() -> None:
     found = invitation_to(RelayEndpoint(url="https://mesh.example:7443", is_everywhere=True), TOKEN)
     assert found is not None
     assert found.text == f"weft://{TOKEN}@mesh.example:7443"
     assert parse_invitation(found.text).trust == Trust()
 
 
-def test_a_relay_for_this_machine_alone_invites_to_nothing() -> None:
+def test_loopback_relay_has_no_invitation() -> None:
     assert invitation_to(RelayEndpoint(url="http://127.0.0.1:7443"), TOKEN) is None
 
 
-async def test_where_no_address_is_reached_the_runner_dials_again() -> None:
+async def test_runner_redials_if_no_address_is_reachable() -> None:
     """On another network the first address may be a stranger's, which is no reason to give up."""
     dead = [JoinAddress(host="127.0.0.1", port=port, is_tls=True) for port in (1, 2)]
     with pytest.raises(WeftError) as caught:
@@ -81,7 +81,7 @@ async def test_where_no_address_is_reached_the_runner_dials_again() -> None:
     assert caught.value.reason is Reason.CONNECT_FAILED
 
 
-async def test_why_each_address_is_not_joined_is_said(tmp_path: Path) -> None:
+async def test_failure_of_each_address_is_reported(tmp_path: Path) -> None:
     """The address that cannot be reached does not hide the one that shows another certificate."""
     certificate = self_signed_certificate(tmp_path, [])
     server = grpc.aio.server()
@@ -127,32 +127,32 @@ class _Dials:
         return self._dialed
 
 
-async def test_a_relay_that_refuses_the_link_is_followed_by_the_next_one() -> None:
+async def test_next_relay_is_dialed_after_a_refused_link() -> None:
     """Such as one of a router that stops, or one that has its greatest number of links."""
     dials = _Dials("one", "two", "three")
     assert [await dials.dial(is_linked=False) for _ in range(4)] == ["one", "two", "three", "one"]
 
 
-async def test_a_runner_that_was_linked_dials_the_first_address_first() -> None:
+async def test_previously_linked_runner_dials_the_first_address_first() -> None:
     dials = _Dials("one", "two")
     assert await dials.dial(is_linked=False) == "one"
     assert await dials.dial(is_linked=True) == "two"
     assert await dials.dial(is_linked=True) == "one"
 
 
-async def test_an_address_that_is_dead_is_skipped_in_the_same_dial() -> None:
+async def test_unreachable_address_is_skipped_in_the_same_dial() -> None:
     dials = _Dials("one", "two", "three")
     dials.dead = {"one", "three"}
     assert [await dials.dial(is_linked=False) for _ in range(2)] == ["two", "two"]
 
 
-def test_one_invitation_names_the_relays_of_several_routers() -> None:
+def test_one_invitation_lists_relays_of_several_routers() -> None:
     found = invitation_to_relays(["r1.lan:7443", "r2.lan:7443"], PIN, TOKEN)
     assert found.text == f"weft://{TOKEN}@r1.lan:7443,r2.lan:7443/{PIN}"
     assert parse_invitation(found.text) == found
 
 
 @pytest.mark.parametrize("target", ["r1.lan", "r1.lan:x", "https://r1.lan:7443", ":7443", ""])
-def test_a_relay_of_an_invitation_is_a_host_and_a_port(target: str) -> None:
+def test_invitation_relay_is_a_host_and_a_port(target: str) -> None:
     with pytest.raises(FieldError):
         invitation_to_relays([target], PIN, TOKEN)

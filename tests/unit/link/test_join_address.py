@@ -30,7 +30,7 @@ TLS = JoinAddress(host="mesh.example", port=7443, is_tls=True)
         ("http://localhost", "localhost:80", False),
     ],
 )
-def test_a_relay_is_named_by_its_url(url: str, target: str, is_tls: bool) -> None:
+def test_relay_url_is_parsed(url: str, target: str, is_tls: bool) -> None:
     address = parse_join_address(url)
     assert (address.target, address.is_tls) == (target, is_tls)
 
@@ -54,13 +54,13 @@ def test_a_relay_is_named_by_its_url(url: str, target: str, is_tls: bool) -> Non
         "https://" + "a" * 3000,
     ],
 )
-def test_what_is_no_such_url_is_refused(url: str) -> None:
+def test_invalid_relay_url_is_refused(url: str) -> None:
     with pytest.raises(FieldError) as caught:
         parse_join_address(url)
     assert caught.value.field == "URL"
 
 
-def test_a_fingerprint_may_be_written_in_each_usual_way() -> None:
+def test_fingerprint_is_accepted_in_each_common_format() -> None:
     colons = ":".join(["AB"] * 32)
     for text in (PIN, "ab" * 32, colons, f"SHA256:{colons}"):
         assert parse_trust(TLS, None, text) == Trust(fingerprint=PIN)
@@ -76,14 +76,14 @@ def test_a_fingerprint_may_be_written_in_each_usual_way() -> None:
         (Path("/nowhere/ca.pem"), None, "--ca-file"),
     ],
 )
-def test_trust_that_makes_no_sense_is_refused(ca_file: Path | None, fingerprint: str | None, field: str) -> None:
+def test_contradictory_trust_is_refused(ca_file: Path | None, fingerprint: str | None, field: str) -> None:
     with pytest.raises(FieldError) as caught:
         parse_trust(TLS, ca_file, fingerprint)
     assert caught.value.field == field
 
 
 @pytest.mark.parametrize("listen", ["", "7443", "0.0.0.0", ":7443", "0.0.0.0:x", "0.0.0.0:70000", "0.0.0.0:-1"])
-def test_a_listen_address_needs_host_and_port(listen: str) -> None:
+def test_listen_address_needs_host_and_port(listen: str) -> None:
     with pytest.raises(FieldError) as caught:
         split_address(listen, "relay.listen")
     assert caught.value.field == "relay.listen"
@@ -94,13 +94,13 @@ def test_only_this_machine_is_loopback() -> None:
     assert [is_loopback(host) for host in ("0.0.0.0", "::", "10.0.0.1", "127.evil.example", "")] == [False] * 5
 
 
-def test_a_service_without_tls_listens_on_this_machine_only() -> None:
+def test_service_without_tls_listens_on_loopback_only() -> None:
     local = ("unix:/run/weft.sock", "127.0.0.1:0", "localhost:7070", "[::1]:7070")
     assert all(map(is_local, local))
     assert not any(map(is_local, ("0.0.0.0:7070", "127.evil.example:7070", "[::]:7070", "localhost.example:7070")))
 
 
-def test_a_file_of_roots_must_hold_some(tmp_path: Path) -> None:
+def test_roots_file_must_contain_certificates(tmp_path: Path) -> None:
     self_signed_certificate(tmp_path, [])
     assert parse_trust(TLS, tmp_path / "cert.pem", None).ca == (tmp_path / "cert.pem").read_bytes()
     for content in (b"", b"garbage", b"\xff\xfe", (tmp_path / "key.pem").read_bytes()):
@@ -111,7 +111,7 @@ def test_a_file_of_roots_must_hold_some(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("days", [400, -5000])
-async def test_a_clock_that_is_off_is_named(days: int, tmp_path: Path) -> None:
+async def test_wrong_clock_is_reported(days: int, tmp_path: Path) -> None:
     certificate = self_signed_certificate(tmp_path, [], datetime.now(UTC) + timedelta(days=days))
     server = grpc.aio.server()
     port = server.add_secure_port("127.0.0.1:0", certificate.credentials())
@@ -128,13 +128,13 @@ async def test_a_clock_that_is_off_is_named(days: int, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("host", ["a" * 64 + ".example", ".example", "127.0.0.1"])
-async def test_a_host_that_cannot_be_reached_is_one_to_dial_again(host: str) -> None:
+async def test_unreachable_host_is_dialed_again(host: str) -> None:
     with pytest.raises(WeftError) as caught:
         await open_join_channel(JoinAddress(host=host, port=1, is_tls=True), Trust(fingerprint=PIN))
     assert caught.value.reason is Reason.CONNECT_FAILED
 
 
-def test_the_self_signed_certificate_is_kept_and_its_key_is_private(tmp_path: Path) -> None:
+def test_self_signed_certificate_is_kept_and_its_key_is_private(tmp_path: Path) -> None:
     first = self_signed_certificate(tmp_path / "relay", ["203.0.113.1", "mesh.example"])
     again = self_signed_certificate(tmp_path / "relay", [])
     assert first.fingerprint == again.fingerprint
@@ -144,7 +144,7 @@ def test_the_self_signed_certificate_is_kept_and_its_key_is_private(tmp_path: Pa
     assert "PRIVATE" not in repr(first)
 
 
-def test_files_that_are_no_certificate_are_named(tmp_path: Path) -> None:
+def test_invalid_certificate_files_are_reported(tmp_path: Path) -> None:
     made = self_signed_certificate(tmp_path, [])
     cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
     assert certificate_from_files(cert, key).fingerprint == made.fingerprint
@@ -154,7 +154,7 @@ def test_files_that_are_no_certificate_are_named(tmp_path: Path) -> None:
         assert caught.value.field == "relay.certificate_file"
 
 
-def test_where_no_relay_runs_no_endpoint_is_known(tmp_path: Path) -> None:
+def test_endpoint_is_unknown_without_a_running_relay(tmp_path: Path) -> None:
     home = WeftHome(tmp_path)
     assert known_endpoint(home) is None
     home.run.mkdir()

@@ -65,7 +65,7 @@ def _frames(mux: Multiplexer) -> list[pb.LinkFrame]:
     return mux.take_frames(EVERYTHING)[0]
 
 
-def test_a_call_goes_there_and_back() -> None:
+def test_call_round_trips_over_the_link() -> None:
     pair = Pair()
     call = pair.router.begin(METHOD, (("a", "b"),), timeout_seconds=3.0)
     pair.router.send(call, b"question")
@@ -90,7 +90,7 @@ def test_ids_are_even_for_the_router_and_odd_for_the_runner() -> None:
     assert [pair.runner.begin(METHOD).call_id for _ in range(3)] == [1, 3, 5]
 
 
-def test_a_message_of_twenty_mebibytes_is_cut_and_put_together_again() -> None:
+def test_message_of_twenty_mebibytes_is_split_and_reassembled() -> None:
     pair = Pair()
     call, peer = pair.begun()
     message = bytes(range(256)) * (20 * 4096)
@@ -115,7 +115,7 @@ def _receive_all(mux: Multiplexer, frames: Iterable[pb.LinkFrame]) -> None:
         mux.receive(frame)
 
 
-def test_no_more_is_sent_than_one_window_until_somebody_reads() -> None:
+def test_sender_stops_at_one_window_until_the_peer_reads() -> None:
     pair = Pair()
     call, peer = pair.begun()
     for _ in range(1000):
@@ -131,7 +131,7 @@ def test_no_more_is_sent_than_one_window_until_somebody_reads() -> None:
     assert read == 1000
 
 
-def test_a_reader_that_stands_still_gets_no_second_large_message() -> None:
+def test_stalled_reader_gets_no_second_large_message() -> None:
     pair = Pair()
     call, peer = pair.begun()
     large = b"x" * (10 * WINDOW_BYTES)
@@ -144,7 +144,7 @@ def test_a_reader_that_stands_still_gets_no_second_large_message() -> None:
     assert pair.runner.read(peer) == large
 
 
-def test_a_stalled_call_does_not_hold_another_one_up() -> None:
+def test_stalled_call_does_not_block_others() -> None:
     pair = Pair()
     stalled, _ = pair.begun()
     lively, lively_peer = pair.begun()
@@ -157,7 +157,7 @@ def test_a_stalled_call_does_not_hold_another_one_up() -> None:
         assert pair.runner.read(lively_peer) == b"token %d" % number
 
 
-def test_calls_take_turns() -> None:
+def test_calls_are_sent_round_robin() -> None:
     pair = Pair()
     calls = [pair.begun()[0] for _ in range(3)]
     for call in calls:
@@ -166,7 +166,7 @@ def test_calls_take_turns() -> None:
     assert ids == [call.call_id for call in calls] * (WINDOW_BYTES // MAX_PART_BYTES)
 
 
-def test_a_batch_is_about_as_large_as_asked_for() -> None:
+def test_batch_is_about_the_requested_size() -> None:
     pair = Pair()
     call, _ = pair.begun()
     pair.router.send(call, b"x" * WINDOW_BYTES)
@@ -175,7 +175,7 @@ def test_a_batch_is_about_as_large_as_asked_for() -> None:
     assert calls == [call]
 
 
-def test_credit_is_given_in_steps_and_not_per_message() -> None:
+def test_credit_is_granted_in_steps_and_not_per_message() -> None:
     pair = Pair()
     call, peer = pair.begun()
     for _ in range(1000):
@@ -186,7 +186,7 @@ def test_credit_is_given_in_steps_and_not_per_message() -> None:
     assert [frame.WhichOneof("kind") for frame in _frames(pair.runner)] == ["credit"]
 
 
-def test_a_cancelled_call_is_over_on_both_ends() -> None:
+def test_cancelled_call_ends_on_both_sides() -> None:
     pair = Pair()
     call, peer = pair.begun()
     pair.router.send(call, b"x" * (10 * WINDOW_BYTES))
@@ -201,14 +201,14 @@ def test_a_cancelled_call_is_over_on_both_ends() -> None:
     assert pair.router.unsent_bytes == 0
 
 
-def test_a_call_cancelled_before_it_was_sent_is_never_sent() -> None:
+def test_call_cancelled_before_it_was_sent_is_never_sent() -> None:
     pair = Pair()
     call = pair.router.begin(METHOD)
     pair.router.cancel(call, GIVEN_UP)
     assert _frames(pair.router) == []
 
 
-def test_calls_given_up_count_until_the_peer_can_know() -> None:
+def test_cancelled_calls_count_until_the_peer_can_know() -> None:
     pair = Pair(router=LinkLimits(max_own_calls=1))
     call, _ = pair.begun()
     pair.router.cancel(call, GIVEN_UP)
@@ -219,7 +219,7 @@ def test_calls_given_up_count_until_the_peer_can_know() -> None:
     pair.router.begin(METHOD)
 
 
-def test_frames_of_a_call_that_is_over_are_ignored() -> None:
+def test_frames_of_an_ended_call_are_ignored() -> None:
     pair = Pair()
     call, peer = pair.begun()
     pair.runner.end(peer, OK)
@@ -229,7 +229,7 @@ def test_frames_of_a_call_that_is_over_are_ignored() -> None:
     assert pair.router.receive(part(call.call_id, b"x")) is None
 
 
-def test_the_loss_of_the_stream_ends_every_call() -> None:
+def test_stream_loss_ends_every_call() -> None:
     pair = Pair()
     calls = [pair.begun()[0] for _ in range(3)]
     lost = pb.CallEnd(code=14)
@@ -238,7 +238,7 @@ def test_the_loss_of_the_stream_ends_every_call() -> None:
     assert not pair.router.has_frames
 
 
-def test_a_message_that_is_too_large_ends_its_call_and_not_the_link() -> None:
+def test_oversized_message_ends_its_call_and_not_the_link() -> None:
     pair = Pair(runner=LinkLimits(max_message_bytes=1000))
     call, peer = pair.begun()
     pair.router.send(call, b"x" * 1001)
@@ -253,7 +253,7 @@ def test_a_message_that_is_too_large_ends_its_call_and_not_the_link() -> None:
     assert pair.runner.read(other_peer) == b"small"
 
 
-def test_a_message_that_the_peer_would_refuse_is_not_sent() -> None:
+def test_message_that_the_peer_would_refuse_is_not_sent() -> None:
     pair = Pair(router=LinkLimits(max_message_bytes=1000))
     call, _ = pair.begun()
     with pytest.raises(WeftError) as caught:
@@ -282,7 +282,7 @@ def test_unsent_bytes_are_bounded_over_all_calls() -> None:
     assert caught.value.reason is Reason.NO_SLOT_AVAILABLE
 
 
-def test_a_release_forgets_what_nobody_will_read() -> None:
+def test_release_drops_unread_messages() -> None:
     pair = Pair()
     call, peer = pair.begun()
     pair.router.send(call, b"x" * 1000)
@@ -291,7 +291,7 @@ def test_a_release_forgets_what_nobody_will_read() -> None:
     assert pair.runner.unread_bytes == 0
 
 
-def test_what_comes_for_a_call_that_nobody_reads_is_dropped() -> None:
+def test_message_for_a_released_call_is_dropped() -> None:
     pair = Pair()
     call, peer = pair.begun()
     pair.runner.release(peer)
@@ -324,13 +324,13 @@ def _over_window(call_id: int) -> list[pb.LinkFrame]:
         [start(number, METHOD) for number in range(2, 2052, 2)],
     ],
 )
-def test_a_peer_that_breaks_the_rules_ends_the_link(frames: list[pb.LinkFrame]) -> None:
+def test_peer_that_violates_the_protocol_ends_the_link(frames: list[pb.LinkFrame]) -> None:
     runner = Multiplexer(Side.RUNNER, LinkLimits(max_peer_calls=1024))
     with pytest.raises(LinkProtocolError):
         _receive_all(runner, frames)
 
 
-def test_empty_messages_use_up_credit_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_empty_messages_use_credit_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(flow_control, "WINDOW_BYTES", 1_000)
     runner = Multiplexer(Side.RUNNER, LinkLimits())
     runner.receive(start(2, METHOD))
@@ -339,7 +339,7 @@ def test_empty_messages_use_up_credit_too(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @pytest.mark.parametrize("frame", [half_close(1), cancel(1)], ids=["half_close", "cancel"])
-def test_a_callee_cannot_speak_as_the_caller(frame: pb.LinkFrame) -> None:
+def test_callee_cannot_send_caller_frames(frame: pb.LinkFrame) -> None:
     runner = Multiplexer(Side.RUNNER, LinkLimits())
     runner.begin(METHOD)
     _frames(runner)
@@ -347,7 +347,7 @@ def test_a_callee_cannot_speak_as_the_caller(frame: pb.LinkFrame) -> None:
         runner.receive(frame)
 
 
-def test_what_travels_together_fits_into_one_message_of_the_transport() -> None:
+def test_batched_frames_fit_into_one_transport_message() -> None:
     """Calls that fail all at once end with long words, and their ends must not be too much for the stream."""
     limits = LinkLimits(max_own_calls=1024, max_peer_calls=1024)
     pair = Pair(router=limits, runner=limits)
@@ -372,7 +372,7 @@ def test_what_travels_together_fits_into_one_message_of_the_transport() -> None:
     assert largest < MAX_LINK_MESSAGE_BYTES
 
 
-def test_no_more_frames_travel_together_than_the_peer_takes() -> None:
+def test_frame_count_per_message_is_within_the_peer_limit() -> None:
     many = LinkLimits(max_own_calls=20_000)
     mux = Multiplexer(Side.ROUTER, many)
     for _ in range(10_000):

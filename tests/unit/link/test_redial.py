@@ -59,16 +59,16 @@ def _shares(make: Callable[[], Policy], slice_seconds: float) -> list[float]:
 
 
 @pytest.mark.parametrize("slice_seconds", [2.0, 3.0, 5.0, 8.0, 10.0, 30.0])
-def test_a_link_that_is_up_half_of_the_time_is_useful_for_more_than_half_of_that(slice_seconds: float) -> None:
+def test_link_up_half_of_the_time_is_usable_for_at_least_half(slice_seconds: float) -> None:
     assert min(_shares(lambda: RedialPolicy(0.0), slice_seconds)) >= 0.5
 
 
 @pytest.mark.parametrize("slice_seconds", [3.0, 5.0])
-def test_without_a_new_beginning_after_each_success_it_is_useful_for_a_sixth(slice_seconds: float) -> None:
+def test_backoff_without_reset_after_success_is_usable_for_a_sixth(slice_seconds: float) -> None:
     assert max(_shares(ExponentialUntilSteady, slice_seconds)) < 1 / 6
 
 
-def test_the_wait_grows_with_the_time_since_the_last_success_up_to_its_limit() -> None:
+def test_backoff_grows_with_the_time_since_the_last_success_up_to_its_limit() -> None:
     policy, now, waits = RedialPolicy(0.0), 0.0, list[float]()
     while now < HOUR:
         waits.append(policy.failed(ALMOST_ONE, now))
@@ -79,26 +79,26 @@ def test_the_wait_grows_with_the_time_since_the_last_success_up_to_its_limit() -
 
 
 @pytest.mark.parametrize("sample", [0.0, 0.1, 0.5, 0.9])
-def test_the_wait_is_anywhere_below_that(sample: float) -> None:
+def test_backoff_is_jittered_below_its_bound(sample: float) -> None:
     assert RedialPolicy(0.0).failed(sample, now=16.0) == max(0.05, sample * 8.0)
 
 
 @pytest.mark.parametrize(("stood_seconds", "wait"), [(0.4, 16.0), (0.5, 0.5), (86_400.0, 0.5)])
-def test_after_a_session_that_stood_the_next_failure_is_a_first_one(stood_seconds: float, wait: float) -> None:
+def test_failure_after_a_stable_session_counts_as_the_first(stood_seconds: float, wait: float) -> None:
     policy = RedialPolicy(0.0)
     policy.ended(stood_seconds, now=32.0)
     assert policy.failed(ALMOST_ONE, now=32.0) == pytest.approx(wait, abs=0.001)
 
 
 @pytest.mark.parametrize(("stood_seconds", "wait"), [(9.9, 16.0), (10.0, 0.5)])
-def test_a_session_whose_place_another_one_took_must_have_stood_longer(stood_seconds: float, wait: float) -> None:
+def test_replaced_session_must_have_lasted_longer_to_reset_the_backoff(stood_seconds: float, wait: float) -> None:
     """Two runners with the same session file do not take each other's place ever faster."""
     policy = RedialPolicy(0.0)
     policy.ended(stood_seconds, now=32.0, replaced=True)
     assert policy.failed(ALMOST_ONE, now=32.0) == pytest.approx(wait, abs=0.001)
 
 
-def test_a_year_of_failures_stays_below_the_limit_and_is_no_tight_loop() -> None:
+def test_year_of_failures_stays_below_the_limit_without_a_tight_loop() -> None:
     policy, now = RedialPolicy(0.0, RedialLimits(max_seconds=10.0)), 0.0
     for _ in range(5000):
         wait = policy.failed(ALMOST_ONE, now)
@@ -106,7 +106,7 @@ def test_a_year_of_failures_stays_below_the_limit_and_is_no_tight_loop() -> None
         now += wait + HOUR
 
 
-def test_few_attempts_are_made_in_a_long_absence() -> None:
+def test_few_attempts_are_made_during_a_long_outage() -> None:
     policy, dice, now, dials = RedialPolicy(0.0), Random(1), 0.0, 0
     while now < 60.0:
         now += policy.failed(dice.random(), now)

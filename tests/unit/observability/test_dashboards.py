@@ -42,17 +42,17 @@ def _undocumented(expression: str, documented: set[str]) -> list[str]:
 
 
 @pytest.mark.parametrize("board", BOARDS, ids=lambda board: board.uid)
-def test_the_file_of_a_board_is_what_its_code_makes(board: Board) -> None:
+def test_dashboard_file_matches_its_code(board: Board) -> None:
     file = FOLDER / "dashboards" / f"{board.uid}.json"
     assert file.read_text("utf-8") == board_json(board), "run: make dashboards"
 
 
-def test_the_folder_holds_the_boards_alone() -> None:
+def test_folder_contains_only_dashboards() -> None:
     assert {file.stem for file in (FOLDER / "dashboards").iterdir()} == {board.uid for board in BOARDS}
 
 
 @pytest.mark.parametrize("board", BOARDS, ids=lambda board: board.uid)
-def test_every_panel_asks_for_documented_metrics(board: Board, documented: set[str]) -> None:
+def test_every_panel_uses_documented_metrics(board: Board, documented: set[str]) -> None:
     for panel in board.panels:
         assert 0 < len(panel.queries) <= MAX_TARGETS
         for query in panel.queries:
@@ -60,7 +60,7 @@ def test_every_panel_asks_for_documented_metrics(board: Board, documented: set[s
             assert not _undocumented(query.expression, documented), panel.title
 
 
-def test_every_alert_asks_for_documented_metrics_and_has_a_runbook(documented: set[str]) -> None:
+def test_every_alert_uses_documented_metrics_and_has_a_runbook(documented: set[str]) -> None:
     headings = set(re.findall(r"^### (Weft\w+)$", RUNBOOKS.read_text("utf-8"), re.MULTILINE))
     for alert in _alerts():
         assert not _undocumented(alert["expr"], documented), alert["alert"]
@@ -75,14 +75,14 @@ def test_every_alert_is_tested_firing_and_silent() -> None:
     assert sorted(firing) == sorted(silent) == sorted(names)
 
 
-def test_a_metric_that_no_page_has_is_found(documented: set[str]) -> None:
+def test_undocumented_metric_is_detected(documented: set[str]) -> None:
     assert _undocumented("rate(weft_router_grants_of_yesterday_total[5m])", documented) == [
         "weft_router_grants_of_yesterday"
     ]
 
 
 @pytest.mark.parametrize("expression", ["sum by (model (x)", "rate(x)", "x{model=}"])
-def test_an_expression_that_does_not_parse_is_found(expression: str) -> None:
+def test_unparseable_expression_is_detected(expression: str) -> None:
     with pytest.raises(ValueError, match=r".+"):
         selectors(expression)
 
@@ -103,18 +103,18 @@ def test_an_expression_that_does_not_parse_is_found(expression: str) -> None:
         ("x_total > up", True),
     ],
 )
-def test_a_selector_is_looked_up_as_prometheus_would(expression: str, is_found: bool) -> None:
+def test_selector_is_resolved_like_in_prometheus(expression: str, is_found: bool) -> None:
     series = [Series("x_total", {"model": "qwen"})]
     assert (not unmatched([expression], series)) == is_found
 
 
-def test_the_rows_of_a_board_are_full() -> None:
+def test_dashboard_rows_are_full() -> None:
     for board in BOARDS:
         for section in board.sections:
             assert sum(panel.width for panel in section.panels) % 24 == 0, (board.uid, section.title)
 
 
-def test_a_board_follows_its_choices_of_source_and_model() -> None:
+def test_dashboard_follows_the_selected_source_and_model() -> None:
     made = json.loads(board_json(BOARDS[0]))
     assert [variable["name"] for variable in made["templating"]["list"]] == ["source", "model"]
     assert made["templating"]["list"][1]["current"]["value"] == "$__all"

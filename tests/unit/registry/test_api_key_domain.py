@@ -11,21 +11,21 @@ HOUR = timedelta(hours=1)
 KEY = ApiKey(id="k", description="", tenant="t", scopes=(), digest=b"first", created_at=NOW - HOUR)
 
 
-def test_rotation_keeps_the_secret_before_for_its_grace_alone() -> None:
+def test_rotation_keeps_the_previous_secret_only_for_its_grace_period() -> None:
     once = KEY.rotated(b"second", NOW, HOUR)
     assert (once.digest, once.previous_digest, once.previous_expires_at) == (b"second", b"first", NOW + HOUR)
     assert once.rotated_at == NOW
     assert once.rotated(b"third", NOW, HOUR).previous_digest == b"second"
 
 
-def test_without_a_grace_and_after_a_revocation_nothing_of_an_old_secret_is_kept() -> None:
+def test_old_secret_is_dropped_without_a_grace_period_or_after_revocation() -> None:
     once = KEY.rotated(b"second", NOW, timedelta())
     assert (once.previous_digest, once.previous_expires_at) == (b"", None)
     gone = KEY.rotated(b"second", NOW, HOUR).revoked(NOW)
     assert (gone.previous_digest, gone.previous_expires_at, gone.revoked_at) == (b"", None, NOW)
 
 
-def test_a_key_is_good_until_the_first_of_its_ends() -> None:
+def test_key_is_valid_until_its_earliest_end() -> None:
     assert KEY.ended_at_or_will() is None
     assert KEY.is_good(NOW + timedelta(days=10_000))
     expiring = replace(KEY, expires_at=NOW)
@@ -34,11 +34,11 @@ def test_a_key_is_good_until_the_first_of_its_ends() -> None:
     assert replace(expiring, revoked_at=NOW + HOUR).ended_at_or_will() == NOW
 
 
-def test_a_revoked_key_is_never_good_again_even_if_the_clock_is_set_back() -> None:
+def test_revoked_key_stays_invalid_if_the_clock_is_set_back() -> None:
     assert not KEY.revoked(NOW).is_good(NOW - timedelta(days=10_000))
 
 
-def test_a_key_that_was_made_while_the_clock_was_ahead_lives_no_longer_than_its_lifetime() -> None:
+def test_key_created_with_a_fast_clock_lives_no_longer_than_its_lifetime() -> None:
     key = replace(KEY, created_at=NOW + HOUR, expires_at=NOW + 2 * HOUR)
     assert key.clamped_to_now(NOW) == replace(key, created_at=NOW, expires_at=NOW + HOUR)
     assert replace(key, expires_at=None).clamped_to_now(NOW).expires_at is None
@@ -46,7 +46,7 @@ def test_a_key_that_was_made_while_the_clock_was_ahead_lives_no_longer_than_its_
     assert KEY.clamped_to_now(KEY.created_at - timedelta(seconds=CLOCK_MARGIN_SECONDS)) is KEY
 
 
-def test_a_secret_that_was_replaced_while_the_clock_was_ahead_is_good_for_its_grace_alone() -> None:
+def test_secret_replaced_with_a_fast_clock_is_valid_only_for_its_grace_period() -> None:
     rotated = KEY.rotated(b"second", NOW + 2 * HOUR, HOUR).clamped_to_now(NOW)
     assert (rotated.rotated_at, rotated.previous_expires_at) == (NOW, NOW + HOUR)
 

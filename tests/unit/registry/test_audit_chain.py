@@ -57,14 +57,14 @@ def verdict(entries: list[AuditEntry], kept: AuditHead | None = None) -> Fault |
     return check.verdict()
 
 
-def test_an_untouched_log_is_good_with_and_without_a_head_kept_elsewhere() -> None:
+def test_untouched_log_verifies_with_and_without_an_external_head() -> None:
     entries = log()
     assert verdict(entries) is None
     assert all(verdict(entries, head_of(entry)) is None for entry in entries)
     assert verdict([]) is None
 
 
-def test_the_canonical_form_is_the_one_that_is_documented() -> None:
+def test_canonical_form_matches_the_documentation() -> None:
     odd = changed(draft(1, actor='Zoë "Z"\n/', detail='{"a":1}'), sequence=7, previous_hash=NO_HASH)
     assert (
         canonical_entry(odd)
@@ -76,7 +76,7 @@ def test_the_canonical_form_is_the_one_that_is_documented() -> None:
     assert entry_hash(odd) == hashlib.sha256(b"0" * 64 + canonical_entry(odd)).hexdigest()
 
 
-def test_the_example_of_the_documentation_is_the_canonical_form() -> None:
+def test_documented_example_is_the_canonical_form() -> None:
     lines = (Path(__file__).parents[3] / "docs" / "security.md").read_text(encoding="utf-8").splitlines()
     (example,) = (line for line in lines if line.startswith('{"actor"'))
     entry = entry_draft(
@@ -89,22 +89,22 @@ def test_the_example_of_the_documentation_is_the_canonical_form() -> None:
     assert canonical_entry(changed(entry, sequence=3)).decode() == example
 
 
-def test_control_characters_have_the_documented_escapes() -> None:
+def test_control_characters_use_the_documented_escapes() -> None:
     odd = draft(1, actor='\x00\x1f\x7f\n\r\t\b\f\u2028"\\/')
     assert b'"actor":"\\u0000\\u001f\x7f\\n\\r\\t\\b\\f\xe2\x80\xa8\\"\\\\/"' in canonical_entry(odd)
 
 
-def test_one_moment_has_one_form_whatever_its_zone() -> None:
+def test_equal_times_have_one_form_in_any_zone() -> None:
     moment = (AT + timedelta(seconds=1)).astimezone(timezone(timedelta(hours=5, minutes=30)))
     assert canonical_entry(draft(1, at=moment)) == canonical_entry(draft(1))
 
 
-def test_details_have_one_form_whatever_the_order_of_their_keys() -> None:
+def test_details_have_one_form_for_any_key_order() -> None:
     assert detail_json({"b": 1, "a": [True, None, "ü"]}) == detail_json({"a": [True, None, "ü"], "b": 1})
     assert detail_json({"b": 1, "a": "ü"}) == '{"a":"ü","b":1}'
 
 
-def test_a_number_that_json_does_not_have_is_no_detail() -> None:
+def test_non_json_number_is_refused_in_details() -> None:
     with pytest.raises(ValueError, match="not JSON compliant"):
         detail_json({"a": float("nan")})
 
@@ -119,7 +119,7 @@ def test_a_number_that_json_does_not_have_is_no_detail() -> None:
         {"detail": "{}"},
     ],
 )
-def test_a_changed_entry_shows(change: dict[str, object]) -> None:
+def test_changed_entry_is_detected(change: dict[str, object]) -> None:
     entries = log()
     other = draft(3, **change)
     entries[2].time.CopyFrom(other.time)
@@ -127,7 +127,7 @@ def test_a_changed_entry_shows(change: dict[str, object]) -> None:
     assert verdict(entries) == Fault(damage=Damage.CHANGED, sequence=3)
 
 
-def test_an_entry_that_was_changed_together_with_its_hash_shows() -> None:
+def test_entry_changed_together_with_its_hash_is_detected() -> None:
     entries = log()
     forged = changed(entries[2], actor="mallory")
     entries[2] = changed(forged, hash=entry_hash(forged))
@@ -135,32 +135,32 @@ def test_an_entry_that_was_changed_together_with_its_hash_shows() -> None:
 
 
 @pytest.mark.parametrize("gone", [0, 2, 4])
-def test_a_deleted_entry_shows(gone: int) -> None:
+def test_deleted_entry_is_detected(gone: int) -> None:
     entries = log()
     del entries[gone]
     assert verdict(entries) == Fault(damage=Damage.MISSING, sequence=gone + 1)
 
 
-def test_a_deleted_entry_shows_though_those_after_it_were_numbered_anew() -> None:
+def test_deleted_entry_is_detected_after_renumbering() -> None:
     entries = log()
     del entries[2]
     entries[2:] = [changed(entry, sequence=entry.sequence - 1) for entry in entries[2:]]
     assert verdict(entries) == Fault(damage=Damage.CHANGED, sequence=3)
 
 
-def test_entries_in_another_order_show() -> None:
+def test_reordered_entries_are_detected() -> None:
     entries = log()
     entries[2], entries[3] = entries[3], entries[2]
     assert verdict(entries) == Fault(damage=Damage.MISSING, sequence=3)
 
 
-def test_a_repeated_entry_shows() -> None:
+def test_repeated_entry_is_detected() -> None:
     entries = log()
     entries.insert(3, entries[2])
     assert verdict(entries) == Fault(damage=Damage.MISSING, sequence=4)
 
 
-def test_a_log_that_was_cut_shows_by_the_head_that_was_kept_and_only_by_it() -> None:
+def test_truncated_log_is_detected_only_with_the_stored_head() -> None:
     entries = log()
     head = head_of(entries[-1])
     assert verdict(entries[:4]) is None
@@ -168,14 +168,14 @@ def test_a_log_that_was_cut_shows_by_the_head_that_was_kept_and_only_by_it() -> 
     assert verdict([], head) == Fault(damage=Damage.CUT, sequence=1)
 
 
-def test_a_log_that_was_made_anew_shows_by_the_head_that_was_kept_and_only_by_it() -> None:
+def test_recreated_log_is_detected_only_with_the_stored_head() -> None:
     kept = head_of(log()[4])
     forged = chained(empty_head(), [draft(number, actor="mallory") for number in range(1, 8)])
     assert verdict(forged) is None
     assert verdict(forged, kept) == Fault(damage=Damage.REWRITTEN, sequence=5)
 
 
-def test_a_log_that_is_read_from_the_middle_must_fit_what_comes_before() -> None:
+def test_log_read_from_the_middle_must_match_the_preceding_hash() -> None:
     entries = log()
     check = AuditCheck(after=head_of(entries[2]))
     check.read(entries[3:])
@@ -186,7 +186,7 @@ def test_a_log_that_is_read_from_the_middle_must_fit_what_comes_before() -> None
 
 
 @given(st.data())
-def test_any_single_change_to_any_field_of_any_entry_shows(data: st.DataObject) -> None:
+def test_any_single_field_change_is_detected(data: st.DataObject) -> None:
     entries = log()
     place = data.draw(st.integers(0, len(entries) - 1))
     entry = entries[place]
@@ -200,7 +200,7 @@ def test_any_single_change_to_any_field_of_any_entry_shows(data: st.DataObject) 
     assert verdict([*entries[:place], other, *entries[place + 1 :]], head_of(entries[-1])) is not None or other == entry
 
 
-def test_a_page_at_a_time_is_the_same_as_all_at_once() -> None:
+def test_paged_verification_equals_full_verification() -> None:
     entries = log(10)
     check = AuditCheck(kept=head_of(entries[-1]))
     for start in range(0, 10, 3):

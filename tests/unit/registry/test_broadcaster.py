@@ -13,7 +13,7 @@ def batch(first: int, last: int) -> list[WatchResponse]:
     return [WatchResponse(revision=number, change=gone("model", f"m{number}")) for number in range(first, last + 1)]
 
 
-async def test_a_watcher_hears_everything_from_its_subscription_on_and_nothing_before() -> None:
+async def test_watcher_receives_everything_after_its_subscription_and_nothing_before() -> None:
     broadcaster = Broadcaster[WatchResponse](max_waiting=10)
     broadcaster.publish(batch(1, 2))
     with broadcaster.subscribe() as watcher:
@@ -22,7 +22,7 @@ async def test_a_watcher_hears_everything_from_its_subscription_on_and_nothing_b
         assert [(await anext(watcher)).revision for _ in range(3)] == [3, 4, 5]
 
 
-async def test_a_full_buffer_ends_the_watcher_with_a_reason_and_frees_the_buffer() -> None:
+async def test_full_buffer_ends_the_watcher_with_a_reason_and_frees_the_buffer() -> None:
     broadcaster = Broadcaster[WatchResponse](max_waiting=3)
     slow, quick = broadcaster.subscribe(), broadcaster.subscribe()
     for number in range(1, 5):
@@ -34,7 +34,7 @@ async def test_a_full_buffer_ends_the_watcher_with_a_reason_and_frees_the_buffer
     assert broadcaster.watchers == 1
 
 
-async def test_a_buffer_that_is_exactly_full_is_still_whole() -> None:
+async def test_exactly_full_buffer_is_still_complete() -> None:
     broadcaster = Broadcaster[WatchResponse](max_waiting=3)
     watcher = broadcaster.subscribe()
     broadcaster.publish(batch(1, 1))
@@ -42,7 +42,7 @@ async def test_a_buffer_that_is_exactly_full_is_still_whole() -> None:
     assert [(await anext(watcher)).revision for _ in range(3)] == [1, 2, 3]
 
 
-async def test_one_large_batch_ends_only_those_who_were_behind() -> None:
+async def test_large_batch_ends_only_lagging_watchers() -> None:
     broadcaster = Broadcaster[WatchResponse](max_waiting=3)
     behind = broadcaster.subscribe()
     broadcaster.publish(batch(1, 1))
@@ -53,7 +53,7 @@ async def test_one_large_batch_ends_only_those_who_were_behind() -> None:
         await anext(behind)
 
 
-async def test_a_lagged_watcher_stays_ended() -> None:
+async def test_lagged_watcher_stays_ended() -> None:
     broadcaster = Broadcaster[WatchResponse](max_waiting=1)
     watcher = broadcaster.subscribe()
     for number in (1, 2, 3):
@@ -63,7 +63,7 @@ async def test_a_lagged_watcher_stays_ended() -> None:
             await anext(watcher)
 
 
-async def test_closing_lets_watchers_read_what_waits_and_then_tells_them_why() -> None:
+async def test_closing_drains_watchers_and_then_reports_the_reason() -> None:
     broadcaster = Broadcaster[WatchResponse](max_waiting=3)
     watcher = broadcaster.subscribe()
     broadcaster.publish(batch(1, 1))
@@ -74,7 +74,7 @@ async def test_closing_lets_watchers_read_what_waits_and_then_tells_them_why() -
     assert ended.value.reason is Reason.SHUTTING_DOWN
 
 
-async def test_leaving_ends_a_watcher() -> None:
+async def test_unsubscribing_ends_a_watcher() -> None:
     broadcaster = Broadcaster[WatchResponse](max_waiting=3)
     with broadcaster.subscribe():
         assert broadcaster.watchers == 1

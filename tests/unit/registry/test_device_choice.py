@@ -13,35 +13,35 @@ def devices(*rooms: int) -> list[DeviceAccount]:
     return [device(index, room) for index, room in enumerate(rooms)]
 
 
-def test_of_the_devices_that_hold_it_all_the_fullest_is_taken() -> None:
+def test_fullest_device_that_fits_is_chosen() -> None:
     assert choose(devices(80, 30, 50), 30, 0) == ((1, 30),)
     assert choose(devices(80, 30, 50), 31, 0) == ((2, 31),)
 
 
-def test_of_two_equally_full_ones_the_first_is_taken() -> None:
+def test_first_of_equally_full_devices_is_chosen() -> None:
     assert choose(devices(50, 50), 10, 0) == ((0, 10),)
 
 
-def test_a_model_too_large_for_one_device_is_split_in_proportion_to_their_room() -> None:
+def test_model_too_large_for_one_device_is_split_in_proportion_to_free_memory() -> None:
     assert choose(devices(60, 30), 45 + 30, 0) == ((0, 50), (1, 25))
 
 
-def test_shares_are_in_order_of_the_devices_whichever_has_most_room() -> None:
+def test_shares_are_in_device_order() -> None:
     assert choose(devices(30, 60), 75, 0) == ((0, 25), (1, 50))
 
 
-def test_it_is_split_over_as_few_devices_as_it_takes() -> None:
+def test_model_is_split_over_as_few_devices_as_needed() -> None:
     shares = choose(devices(10, 40, 40, 10), 80, 0)
     assert shares == ((1, 40), (2, 40))
 
 
-def test_it_is_not_split_further_than_allowed() -> None:
+def test_model_is_not_split_further_than_allowed() -> None:
     assert choose(devices(40, 40, 40), 100, 2) is None
     assert choose(devices(40, 40, 40), 80, 2) is not None
     assert choose(devices(40, 40), 41, 1) is None
 
 
-def test_a_seventy_billion_model_goes_over_an_eight_gpu_host_beside_what_is_there() -> None:
+def test_seventy_billion_model_is_split_over_an_eight_gpu_host_beside_existing_models() -> None:
     # Eight cards of 24 GiB; two of them hold other models.
     host = [
         device(index, 24 * GIB - MARGIN - taken, booked=taken)
@@ -55,7 +55,7 @@ def test_a_seventy_billion_model_goes_over_an_eight_gpu_host_beside_what_is_ther
     assert all(size <= host[index].free for index, size in shares)
 
 
-def test_the_most_that_a_host_can_hold_is_without_margins_and_on_the_largest_devices() -> None:
+def test_host_maximum_excludes_margins_and_uses_the_largest_devices() -> None:
     host = [
         DeviceAccount(index=0, total=10 * GIB, margin=MARGIN, booked=9 * GIB),
         device(1, 20 * GIB),
@@ -68,7 +68,7 @@ def test_the_most_that_a_host_can_hold_is_without_margins_and_on_the_largest_dev
 
 
 @given(ROOMS, st.integers(1, 800), st.integers(0, 8))
-def test_shares_add_up_to_what_was_asked_and_fit_into_the_room(rooms: list[int], size: int, max_devices: int) -> None:
+def test_shares_add_up_to_the_request_and_fit(rooms: list[int], size: int, max_devices: int) -> None:
     host = devices(*rooms)
     shares = choose(host, size, max_devices)
     room = sum(sorted(rooms, reverse=True)[: max_devices or len(rooms)])
@@ -83,7 +83,7 @@ def test_shares_add_up_to_what_was_asked_and_fit_into_the_room(rooms: list[int],
 
 
 @given(ROOMS, st.integers(1, 800))
-def test_no_share_is_further_from_its_proportion_than_rounding(rooms: list[int], size: int) -> None:
+def test_shares_are_proportional_up_to_rounding(rooms: list[int], size: int) -> None:
     shares = choose(devices(*rooms), size, 0)
     if shares is None or len(shares) == 1:
         return

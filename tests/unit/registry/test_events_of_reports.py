@@ -44,20 +44,20 @@ READY = (EventReason.READY, "its engine takes requests")
 DIED = (EventReason.DIED, "signal SIGKILL (restart 1)")
 
 
-def test_a_death_is_told_before_the_ready_that_follows_it() -> None:
+def test_failure_is_reported_before_the_following_ready() -> None:
     reports = (_report(Phase.READY), _report(Phase.STOPPING, 1, KILLED), _report(Phase.READY, 1, KILLED))
     assert _events(*reports) == [DIED, READY]
 
 
-def test_a_death_and_the_ready_after_it_between_two_reports_are_both_told() -> None:
+def test_failure_and_ready_between_two_reports_are_both_reported() -> None:
     assert _events(_report(Phase.READY), _report(Phase.READY, 1, KILLED)) == [DIED, READY]
 
 
-def test_a_report_without_a_new_fault_tells_none() -> None:
+def test_report_without_a_new_fault_emits_no_failure() -> None:
     assert _events(_report(Phase.READY, 1, KILLED), _report(Phase.READY, 1, KILLED)) == []
 
 
-def test_several_deaths_between_two_reports_are_counted() -> None:
+def test_several_failures_between_two_reports_are_counted() -> None:
     events = _events(_report(Phase.READY, 1, KILLED), _report(Phase.LOADING, 4, KILLED))
     assert events == [(EventReason.DIED, "signal SIGKILL (restarts 2 to 4, the last one)")]
 
@@ -81,7 +81,7 @@ def test_several_deaths_between_two_reports_are_counted() -> None:
     ],
     ids=["out of memory", "killed for memory", "stalled", "without words"],
 )
-def test_the_event_says_how_it_ended(fault: InstanceFault, event: tuple[EventReason, str]) -> None:
+def test_failure_event_has_the_exit_reason(fault: InstanceFault, event: tuple[EventReason, str]) -> None:
     assert _events(_report(Phase.READY), _report(Phase.LOADING, 1, fault)) == [event]
 
 
@@ -91,25 +91,25 @@ ASLEEP, LOADING = _report(Phase.HIBERNATING), _report(Phase.LOADING)
 
 
 @pytest.mark.parametrize("between", [(), (LOADING,), (LOADING, _report(Phase.STOPPING), LOADING)])
-def test_a_model_wakes_when_it_takes_requests(between: tuple[Capability, ...]) -> None:
+def test_model_wakes_when_it_accepts_requests(between: tuple[Capability, ...]) -> None:
     assert _events(ASLEEP, *between, _report(Phase.READY), ASLEEP) == [WOKE, READY, HIBERNATED]
 
 
-def test_a_load_that_fails_did_not_wake_the_model() -> None:
+def test_failed_load_is_not_a_wake() -> None:
     """It was told as a model that woke up and went to sleep."""
     assert _events(ASLEEP, LOADING, ASLEEP, LOADING, _report(Phase.STOPPING), ASLEEP) == []
     assert _events(ASLEEP, LOADING, ASLEEP, LOADING, _report(Phase.READY)) == [WOKE, READY]
 
 
-def test_a_model_that_never_slept_is_ready_and_did_not_wake() -> None:
+def test_model_that_never_hibernated_is_ready_without_a_wake() -> None:
     assert _events(_report(Phase.IDLE), LOADING, _report(Phase.READY)) == [READY]
 
 
-def test_what_never_ran_did_not_die() -> None:
+def test_model_that_never_ran_has_no_failure() -> None:
     fault = _fault(Reason.TEMPLATE_FAILED, "bad template")
     events = _events(_report(Phase.LOADING), _report(Phase.FAILED, 1, fault))
     assert [reason for reason, _ in events] == [EventReason.FAILED]
 
 
-def test_faults_from_before_a_restart_of_the_registry_are_no_news() -> None:
+def test_faults_from_before_a_registry_restart_are_not_reported() -> None:
     assert _events(Capability(), _report(Phase.READY, 3, KILLED), reported_before=False) == []

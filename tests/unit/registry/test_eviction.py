@@ -45,15 +45,15 @@ def half(number: int, **known: Any) -> Lease:
     return lease(number, (0, 5 * GIB), **known)
 
 
-def test_the_longest_unused_gives_way_first() -> None:
+def test_least_recently_used_model_is_evicted_first() -> None:
     assert victim([half(1, used=20), half(2, used=10)], wish(5 * GIB)) == "lease-2"
 
 
-def test_a_lower_priority_gives_way_before_a_longer_unused_one() -> None:
+def test_lower_priority_is_evicted_before_a_less_recently_used_model() -> None:
     assert victim([half(1, used=0), half(2, used=99, priority=LOW)], wish(5 * GIB)) == "lease-2"
 
 
-def test_one_that_never_worked_gives_way_before_one_that_did() -> None:
+def test_never_used_model_is_evicted_before_a_used_one() -> None:
     assert victim([half(1, used=0), half(2, last_used_at=None)], wish(5 * GIB)) == "lease-2"
 
 
@@ -68,12 +68,12 @@ def test_one_that_never_worked_gives_way_before_one_that_did() -> None:
         {"holder": program()},
     ],
 )
-def test_nobody_is_asked_who_is_pinned_busy_loading_more_important_silent_or_a_program(kept: dict[str, Any]) -> None:
+def test_pinned_busy_loading_higher_priority_silent_and_program_leases_are_not_evicted(kept: dict[str, Any]) -> None:
     assert victim([half(1), half(2)], wish(10 * GIB)) == "lease-1"
     assert victim([half(1), half(2, **kept)], wish(10 * GIB)) is None
 
 
-def test_one_that_a_router_had_finish_its_work_is_asked_though_the_book_does_not_know_yet() -> None:
+def test_drained_model_is_evicted_although_the_ledger_still_counts_active_requests() -> None:
     """Its runner says so with its next renewal, and every swap of a busy model took up to 5 s longer for that."""
     swap = wish(10 * GIB, priority=Priority.SYSTEM)
     assert victim([half(1), half(2, active_requests=1)], swap) == "lease-1"
@@ -84,32 +84,32 @@ def test_one_that_a_router_had_finish_its_work_is_asked_though_the_book_does_not
     assert victim([half(2, active_requests=1)], wish(10 * GIB, priority=HIGH)) is None
 
 
-def test_an_equal_priority_gives_way() -> None:
+def test_equal_priority_is_evicted() -> None:
     assert victim([half(1, priority=LOW), half(2)], wish(10 * GIB, priority=LOW)) is None
     assert victim([half(1, priority=LOW), half(2, priority=LOW)], wish(10 * GIB, priority=LOW)) == "lease-1"
 
 
-def test_nobody_is_asked_where_giving_way_would_not_make_room() -> None:
+def test_no_lease_is_evicted_if_eviction_would_not_free_enough_memory() -> None:
     assert victim([half(1), half(2, pinned=True)], wish(6 * GIB)) is None
 
 
-def test_nobody_is_asked_for_room_that_is_there() -> None:
+def test_no_lease_is_evicted_if_memory_is_free() -> None:
     assert victim([half(1)], wish(5 * GIB)) is None
 
 
-def test_who_would_not_help_is_spared_although_its_turn_is_earlier() -> None:
+def test_lease_that_would_not_help_is_skipped_although_it_is_least_recently_used() -> None:
     small, large = lease(1, (0, GIB), used=0), lease(2, (1, 9 * GIB), used=50)
     assert victim([small, large], wish(10 * GIB, max_devices=1, device_indexes=frozenset({1})), gpus=2) == "lease-2"
     full = [small, lease(3, (0, 9 * GIB), used=99), large]
     assert victim(full, wish(9 * GIB + 1, max_devices=1), gpus=2) == "lease-2"
 
 
-def test_only_devices_in_question_count() -> None:
+def test_only_requested_devices_count() -> None:
     leases = [lease(1, (0, 9 * GIB)), lease(2, (1, 9 * GIB), used=50)]
     assert victim(leases, wish(5 * GIB, device_indexes=frozenset({1})), gpus=2) == "lease-2"
 
 
-def test_a_split_model_gives_way_on_all_of_its_devices() -> None:
+def test_split_model_is_evicted_on_all_of_its_devices() -> None:
     leases = [lease(1, (0, 9 * GIB), (1, 9 * GIB))]
     assert victim(leases, wish(18 * GIB), gpus=2) == "lease-1"
 
@@ -118,25 +118,25 @@ def asked(state: EvictionState, at: float, number: int = 1) -> EvictionAttempt:
     return EvictionAttempt(lease_id=f"lease-{number}", state=state, at=at)
 
 
-def test_one_at_a_time() -> None:
+def test_leases_are_evicted_one_at_a_time() -> None:
     leases = [half(1), half(2)]
     assert victim(leases, wish(10 * GIB)) == "lease-1"
     assert victim(leases, wish(10 * GIB), reclaim(asked(EvictionState.PENDING, 99.9))) is None
     assert victim(leases, wish(10 * GIB), reclaim(asked(EvictionState.GIVEN_UP, 99.9))) is None
 
 
-def test_a_question_on_another_device_holds_nobody_up() -> None:
+def test_eviction_on_another_device_does_not_block_this_one() -> None:
     leases = [lease(1, (0, 9 * GIB)), lease(2, (1, 9 * GIB))]
     pending = reclaim(asked(EvictionState.PENDING, 99.9))
     assert victim(leases, wish(9 * GIB, device_indexes=frozenset({1})), pending, gpus=2) == "lease-2"
 
 
-def test_nobody_else_is_asked_while_memory_that_is_enough_is_on_its_way_back() -> None:
+def test_no_further_lease_is_evicted_while_enough_memory_is_being_released() -> None:
     going = half(1, state=LeaseState.RELEASING, since=98.5)
     assert victim([going, half(2)], wish(5 * GIB)) is None
 
 
-def test_the_next_one_is_asked_when_the_memory_was_not_seen_back_in_time() -> None:
+def test_next_lease_is_evicted_if_memory_is_not_released_in_time() -> None:
     late = half(1, state=LeaseState.RELEASING, since=98.0)
     assert victim([late, half(2)], wish(5 * GIB)) == "lease-2"
     nobody_looked = reclaim(seen=97.0)
@@ -144,12 +144,12 @@ def test_the_next_one_is_asked_when_the_memory_was_not_seen_back_in_time() -> No
     assert victim([late, half(2)], wish(5 * GIB), replace(nobody_looked, now=105.0)) == "lease-2"
 
 
-def test_who_agreed_and_yet_keeps_it_is_passed_over() -> None:
+def test_lease_that_agreed_but_kept_its_memory_is_skipped() -> None:
     leases = [half(1), half(2, used=50)]
     assert victim(leases, wish(5 * GIB), reclaim(asked(EvictionState.GIVEN_UP, 98.0))) == "lease-2"
 
 
-def test_a_refusal_moves_on_and_is_forgotten_after_a_while() -> None:
+def test_refused_eviction_moves_on_and_expires() -> None:
     leases = [half(1), half(2, used=50)]
     assert victim(leases, wish(5 * GIB), reclaim(asked(EvictionState.REFUSED, 99.0))) == "lease-2"
     assert (
@@ -175,7 +175,7 @@ IDLE = st.builds(
     st.sampled_from(Priority),
     st.integers(0, 4),
 )
-def test_asking_one_after_the_other_makes_room_exactly_where_all_who_may_be_asked_could(
+def test_sequential_eviction_frees_enough_whenever_evicting_all_candidates_would(
     idle: list[tuple[int, int, int, int, Priority, bool, int]], size: int, priority: Priority, max_devices: int
 ) -> None:
     leases: list[Lease] = []
@@ -205,7 +205,7 @@ def test_asking_one_after_the_other_makes_room_exactly_where_all_who_may_be_aske
         assert remaining == leases
 
 
-def test_a_thousand_idle_models_are_each_taken_off_and_put_back_once_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_thousand_idle_models_are_each_removed_and_restored_at_most_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """One joined runner may have so many, and while they are judged the registry does nothing else."""
     changes = 0
     change = device_memory._changed

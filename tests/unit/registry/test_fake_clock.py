@@ -5,7 +5,7 @@ import asyncio
 from weft_testing.fake_clock import FakeClock, let_all_run
 
 
-async def test_a_cancelled_sleeper_disturbs_nobody() -> None:
+async def test_cancelled_sleeper_does_not_affect_others() -> None:
     clock = FakeClock()
     gone, stays = asyncio.create_task(clock.sleep(1.0)), asyncio.create_task(clock.sleep(2.0))
     await clock.wait_for_sleepers(2)
@@ -15,7 +15,7 @@ async def test_a_cancelled_sleeper_disturbs_nobody() -> None:
     assert clock.sleepers == 0
 
 
-async def test_with_sleepers_a_loop_with_slow_real_work_misses_no_round() -> None:
+async def test_loop_with_slow_real_work_misses_no_round_of_sleepers() -> None:
     clock, rounds = FakeClock(), list[float]()
 
     async def loop() -> None:
@@ -35,7 +35,7 @@ async def _steps(count: int, taken: list[int]) -> None:
         taken.append(1)
 
 
-async def test_all_that_can_run_has_run_and_only_what_is_endless_is_cut_off() -> None:
+async def test_run_until_idle_runs_everything_and_cuts_off_only_endless_tasks() -> None:
     taken, longer = list[int](), list[int]()
     short, endless = asyncio.create_task(_steps(20, taken)), asyncio.create_task(_steps(1000, longer))
     await let_all_run(30)

@@ -34,7 +34,7 @@ def _load(**facts: object) -> operation_pb2.OperationAction:
 
 
 @given(_OBJECTS)
-def test_canonical_json_is_read_back_as_it_was(document: dict[str, object]) -> None:
+def test_canonical_json_round_trips(document: dict[str, object]) -> None:
     text = canonical_json(document)
     assert read_object(text) == document
     assert canonical_json(read_object(text)) == text
@@ -67,12 +67,12 @@ def test_canonical_json_has_one_form() -> None:
         b'{"a":"\\',
     ],
 )
-def test_json_with_another_reading_or_none_is_refused(text: bytes) -> None:
+def test_non_canonical_or_ambiguous_json_is_refused(text: bytes) -> None:
     with pytest.raises(MalformedToken):
         read_object(text)
 
 
-def test_brackets_in_texts_are_no_nesting() -> None:
+def test_brackets_in_strings_are_not_nesting() -> None:
     assert read_object(b'{"a":"' + b"[{" * 500 + b'\\"[["}')["a"].startswith("[{")
 
 
@@ -84,7 +84,7 @@ def test_base64url_has_one_form(data: bytes) -> None:
 
 
 @pytest.mark.parametrize("text", ["A", "AB", "AA+A", "AA/A", "A A", "AAAA=A", "AAA\n", "é", "AAAAA"])
-def test_what_is_not_base64url_is_refused(text: str) -> None:
+def test_invalid_base64url_is_refused(text: str) -> None:
     with pytest.raises(MalformedToken):
         from_base64url(text)
 
@@ -98,12 +98,12 @@ def test_any_bytes_are_an_action_or_malformed(data: bytes) -> None:
     assert operation_word(action)
 
 
-def test_an_action_that_does_nothing_is_none() -> None:
+def test_empty_action_is_refused() -> None:
     with pytest.raises(MalformedToken, match="does nothing"):
         read_action(b"")
 
 
-def test_actions_are_the_same_when_they_do_the_same() -> None:
+def test_actions_are_equal_if_they_have_the_same_effect() -> None:
     assert same_action(_load(), _load(options=load_pb2.LoadOptions()))
     assert not same_action(_load(), _load(options=load_pb2.LoadOptions(pin=True)))
     # Not kept at all and kept as configured are two things.
@@ -137,18 +137,18 @@ def test_actions_are_the_same_when_they_do_the_same() -> None:
         ),
     ],
 )
-def test_every_option_of_a_load_has_a_field(options: load_pb2.LoadOptions, fields: dict[str, object]) -> None:
+def test_every_load_option_has_a_field(options: load_pb2.LoadOptions, fields: dict[str, object]) -> None:
     found = token_fields(_load(options=options))
     assert canonical_json(found) == canonical_json({"operation": "model-load", "modelId": "qwen", **fields})
 
 
-def test_no_number_is_a_field_that_json_cannot_say() -> None:
+def test_number_not_representable_in_json_is_refused() -> None:
     action = _load(options=load_pb2.LoadOptions(parameters={"p": load_pb2.LoadValue(number=math.nan)}))
     with pytest.raises(MalformedToken):
         canonical_json(token_fields(action))
 
 
-def test_no_part_of_an_action_is_without_a_field() -> None:
+def test_every_part_of_an_action_has_a_field() -> None:
     """A part that is added later must be named by tokens, or they would allow any value of it."""
     kinds = operation_pb2.OperationAction.DESCRIPTOR.fields_by_name
     parts = {kind: sorted(cast("Any", kinds[kind].message_type).fields_by_name) for kind in kinds}
@@ -168,7 +168,7 @@ def test_no_part_of_an_action_is_without_a_field() -> None:
     ]
 
 
-def test_words_leave_nothing_out() -> None:
+def test_action_text_contains_every_field() -> None:
     flush = operation_pb2.FlushCache(
         scope=runner_service_pb2.FlushCacheRequest.SCOPE_TAG, tenant="acme", tag="two words", runner="r1"
     )
@@ -214,7 +214,7 @@ def test_words_leave_nothing_out() -> None:
         ),
     ],
 )
-def test_a_source_is_named_by_its_token_and_in_words(
+def test_source_is_included_in_the_token_and_its_text(
     action: operation_pb2.OperationAction, fields: dict[str, object], words: list[str]
 ) -> None:
     assert token_fields(action) == fields

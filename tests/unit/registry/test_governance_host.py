@@ -34,7 +34,7 @@ def key_file(tmp_path: Path) -> Path:
     return file
 
 
-def test_governance_is_off_by_itself(tmp_path: Path) -> None:
+def test_governance_is_off_by_default(tmp_path: Path) -> None:
     config = governance_config(_section(), WeftHome(tmp_path), environment={KEY_PATH_VARIABLE: "/nowhere"})
     assert config.mode is GovernanceMode.OFF
     assert isinstance(build_gate(config, FakeClock()), OpenGate)
@@ -59,7 +59,7 @@ def test_signers_come_from_the_configuration(tmp_path: Path) -> None:
     assert isinstance(build_gate(config, FakeClock()), GovernanceGate)
 
 
-def test_the_key_file_of_the_configuration_comes_first(tmp_path: Path, key_file: Path) -> None:
+def test_configured_key_file_takes_precedence(tmp_path: Path, key_file: Path) -> None:
     other = tmp_path / "other"
     other.write_bytes(OTHER_KEY)
     home, environment = WeftHome(tmp_path), {KEY_PATH_VARIABLE: str(other)}
@@ -70,7 +70,7 @@ def test_the_key_file_of_the_configuration_comes_first(tmp_path: Path, key_file:
     assert governance_config(unnamed, home, environment={}, default_key_path=key_file).shared_key == KEY
 
 
-def test_without_a_key_the_registry_does_not_start(tmp_path: Path) -> None:
+def test_registry_does_not_start_without_a_key(tmp_path: Path) -> None:
     section = _section(mode="shared_key", signers=SIGNERS)
     with pytest.raises(FieldError) as missing:
         governance_config(section, WeftHome(tmp_path), environment={}, default_key_path=tmp_path / "none")
@@ -80,12 +80,12 @@ def test_without_a_key_the_registry_does_not_start(tmp_path: Path) -> None:
     assert wrong.value.field == KEY_PATH_VARIABLE
 
 
-def test_a_key_never_shows_in_a_text(tmp_path: Path, key_file: Path) -> None:
+def test_key_is_never_shown_in_text(tmp_path: Path, key_file: Path) -> None:
     section = _section(mode="shared_key", signers=SIGNERS, key_file=str(key_file))
     assert KEY.decode() not in repr(governance_config(section, WeftHome(tmp_path), environment={}))
 
 
-def test_the_examples_of_the_manual_are_configurations(tmp_path: Path, key_file: Path) -> None:
+def test_manual_examples_are_valid_configurations(tmp_path: Path, key_file: Path) -> None:
     manual = (Path(__file__).parents[3] / "docs" / "security.md").read_text("utf-8")
     modes = []
     for block in re.findall(r"```yaml\n(registry:\n  governance:.*?)```", manual, re.DOTALL):
@@ -96,9 +96,7 @@ def test_the_examples_of_the_manual_are_configurations(tmp_path: Path, key_file:
     assert modes == [GovernanceMode.SIGNATURES, GovernanceMode.SHARED_KEY]
 
 
-def test_a_key_of_safebox_that_may_not_be_looked_at_is_said_and_no_crash(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_inaccessible_safebox_key_is_reported_without_a_crash(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As where the folder belongs to somebody else: then not even whether the file is there can be asked."""
     place = tmp_path / "model-api.key"
     ask = os.stat

@@ -35,7 +35,7 @@ def _validity(issued: float = 0.0, starts: float | None = None, ends: float = 30
     return Validity(issued_at=NOW + issued, not_before=NOW + begin, expires_at=NOW + ends)
 
 
-def test_enough_signers_are_enough() -> None:
+def test_sufficient_signers_are_accepted() -> None:
     assert fault_in_agreement(["bob", "alice"], ROLL) is None
     assert agreed(["bob", "alice", "eve", "nobody"], ROLL) == ("alice", "bob")
 
@@ -50,11 +50,11 @@ def test_enough_signers_are_enough() -> None:
         (["alice", "nobody", "x"], "1 of 2 signers agreed; unknown: 2"),
     ],
 )
-def test_signers_are_counted_once_and_only_those_that_count(named: list[str], why: str) -> None:
+def test_only_eligible_signers_count_and_only_once(named: list[str], why: str) -> None:
     assert fault_in_agreement(named, ROLL) == why
 
 
-def test_what_a_token_says_of_unknown_signers_is_not_repeated() -> None:
+def test_unknown_signers_in_a_token_are_not_echoed() -> None:
     assert "<script>" not in str(fault_in_agreement(["<script>"], ROLL))
 
 
@@ -74,22 +74,22 @@ def test_what_a_token_says_of_unknown_signers_is_not_repeated() -> None:
         (_validity(starts=200, ends=100), "it expires before it is good"),
     ],
 )
-def test_a_token_is_good_for_its_time_alone(validity: Validity, fault: str | None) -> None:
+def test_token_is_valid_only_within_its_lifetime(validity: Validity, fault: str | None) -> None:
     assert fault_in_time(validity, NOW, LIMITS) == fault
 
 
-def test_a_new_registry_refuses_tokens_from_before_its_start() -> None:
+def test_new_registry_refuses_tokens_from_before_its_start() -> None:
     marks = marks_at_start(None, None, started_at=NOW + 0.7, skew=SKEW)
     assert fault_in_age(NOW - 1, marks, lifetime=LIFETIME, skew=SKEW) is not None
     assert fault_in_age(NOW, marks, lifetime=LIFETIME, skew=SKEW) is None
 
 
-def test_a_restart_with_its_witness_changes_nothing() -> None:
+def test_restart_with_its_witness_keeps_the_marks() -> None:
     witnessed = Marks(newest_microseconds=_us(NOW), floor=NOW - 1000)
     assert marks_at_start(_us(NOW), witnessed, started_at=NOW + 5, skew=SKEW) == witnessed
 
 
-def test_tokens_out_of_order_pass_within_the_life_of_a_token() -> None:
+def test_out_of_order_tokens_are_accepted_within_a_token_lifetime() -> None:
     marks = Marks(newest_microseconds=_us(NOW), floor=0.0)
     assert fault_in_age(NOW - 60, marks, lifetime=LIFETIME, skew=SKEW) is None
     assert fault_in_age(NOW - MARGIN, marks, lifetime=LIFETIME, skew=SKEW) is None
@@ -97,13 +97,13 @@ def test_tokens_out_of_order_pass_within_the_life_of_a_token() -> None:
 
 
 @pytest.mark.parametrize("stored", [None, 1_799_999_000_000_000, 1_799_999_999_999_999])
-def test_a_database_that_was_put_back_refuses_all_that_may_have_been_used(stored: int | None) -> None:
+def test_restored_database_refuses_all_tokens_that_may_have_been_used(stored: int | None) -> None:
     marks = marks_at_start(stored, Marks(newest_microseconds=_us(NOW)), started_at=NOW + 5, skew=SKEW)
     assert fault_in_age(NOW, marks, lifetime=LIFETIME, skew=SKEW) is not None
     assert fault_in_age(NOW + 1, marks, lifetime=LIFETIME, skew=SKEW) is None
 
 
-def test_a_floor_outlives_further_restarts() -> None:
+def test_floor_survives_further_restarts() -> None:
     """Otherwise the first token after a restore would hide that there was one."""
     marks = marks_at_start(
         _us(NOW - 1000), Marks(newest_microseconds=_us(NOW)), started_at=NOW + 5, skew=SKEW
@@ -113,13 +113,13 @@ def test_a_floor_outlives_further_restarts() -> None:
     assert fault_in_age(NOW, again, lifetime=LIFETIME, skew=SKEW) is not None
 
 
-def test_a_lost_witness_refuses_what_clocks_ahead_may_have_made() -> None:
+def test_lost_witness_refuses_tokens_possibly_issued_by_fast_clocks() -> None:
     marks = marks_at_start(_us(NOW - 1000), None, started_at=NOW, skew=SKEW)
     assert fault_in_age(NOW + SKEW - 1, marks, lifetime=LIFETIME, skew=SKEW) is not None
     assert fault_in_age(NOW + SKEW, marks, lifetime=LIFETIME, skew=SKEW) is None
 
 
-def test_marks_rise_with_every_token() -> None:
+def test_marks_increase_with_every_token() -> None:
     """Also with one that is older than the newest: a copy of the database that lacks it is known by that."""
     marks = Marks(newest_microseconds=_us(NOW), floor=3.0)
     assert marks.raised_to(NOW - 1) == Marks(newest_microseconds=_us(NOW) + 1, floor=3.0)
@@ -130,7 +130,7 @@ _USES = st.lists(st.tuples(st.integers(0, 2000), st.integers(-300, 30)), min_siz
 
 
 @given(uses=_USES, cut=st.integers(0, 20))
-def test_no_token_is_used_twice_over_any_restore(uses: list[tuple[int, int]], cut: int) -> None:
+def test_no_token_is_used_twice_across_restores(uses: list[tuple[int, int]], cut: int) -> None:
     """The database goes back to what it was after `cut` uses: later nonces are gone from it, the witness knows more."""
     witnessed, stored = Marks(floor=NOW - 1000), None
     issued = [NOW + moment + age for moment, age in sorted(uses)]
@@ -144,6 +144,6 @@ def test_no_token_is_used_twice_over_any_restore(uses: list[tuple[int, int]], cu
     assert (marks.floor == NOW - 1000) == (cut >= len(issued))
 
 
-def test_nonces_are_kept_for_longer_than_clocks_can_be_apart() -> None:
+def test_nonces_are_kept_longer_than_the_maximum_clock_skew() -> None:
     assert nonce_kept_until(NOW, SKEW) >= NOW + 2 * SKEW
     assert nonce_kept_until(NOW, SKEW) - NOW >= CLOCK_SET_BACK_SECONDS

@@ -46,16 +46,16 @@ def _state() -> State:
     return state
 
 
-def test_a_report_leaves_the_registry_as_it_came() -> None:
+def test_report_round_trips_through_the_registry() -> None:
     assert valid_instance(_state()) == _state()
 
 
-def test_a_report_that_says_nothing_of_memory_leaves_it_so() -> None:
+def test_report_without_memory_keeps_it_unset() -> None:
     plain = State(model="qwen", phase=State.PHASE_READY)
     assert valid_instance(plain) == plain
 
 
-def test_memory_that_is_not_measured_is_told_from_none_at_all() -> None:
+def test_unmeasured_memory_is_distinguished_from_zero() -> None:
     unknown, empty = _state(), _state()
     unknown.memory.ClearField("measured_bytes")
     empty.memory.measured_bytes = 0
@@ -63,7 +63,7 @@ def test_memory_that_is_not_measured_is_told_from_none_at_all() -> None:
     assert valid_instance(empty).memory.HasField("measured_bytes")
 
 
-def test_a_kind_of_fault_that_only_a_newer_runner_knows_keeps_its_words() -> None:
+def test_fault_kind_of_a_newer_runner_keeps_its_message() -> None:
     state = State(model="qwen", phase=State.PHASE_READY, fault_count=1)
     state.last_fault.reason = 9999  # type: ignore[assignment]  # as it comes from the wire
     state.last_fault.detail = "bit rot"
@@ -90,7 +90,7 @@ def test_a_kind_of_fault_that_only_a_newer_runner_knows_keeps_its_words() -> Non
         (lambda state: setattr(state.usual_load, "seconds", 86_401), "usual_load"),
     ],
 )
-def test_a_bad_figure_is_refused_by_its_path(spoil: Callable[[State], None], field: str) -> None:
+def test_invalid_figure_is_refused_with_its_path(spoil: Callable[[State], None], field: str) -> None:
     state = _state()
     spoil(state)
     with pytest.raises(FieldError) as refusal:

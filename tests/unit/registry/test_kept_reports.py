@@ -12,24 +12,24 @@ INSTANCE = InstanceState(
 REPORT = Capability(instances=[INSTANCE])
 
 
-def test_the_words_of_a_fault_count_as_those_of_a_phase_do() -> None:
+def test_fault_text_counts_towards_report_size_like_phase_text() -> None:
     assert detail_bytes(REPORT) == len("fine") + len("signal SIGKILL")
 
 
-def test_a_report_without_room_for_its_words_keeps_how_often_and_why_in_short() -> None:
+def test_oversized_report_keeps_fault_counts_and_short_reasons() -> None:
     assert kept(REPORT, {"m"}, detail_bytes(REPORT)) == REPORT
     (instance,) = kept(REPORT, {"m"}, detail_bytes(REPORT) - 1).instances
     assert (instance.detail, instance.fault_count) == ("", 2)
     assert instance.last_fault == InstanceFault(reason=DIED)
 
 
-def test_a_report_of_models_that_its_runner_does_not_publish_is_kept_without_them() -> None:
+def test_report_drops_models_its_runner_does_not_publish() -> None:
     both = Capability(instances=[INSTANCE, InstanceState(model="other", phase=InstanceState.PHASE_READY)])
     assert kept(both, {"m"}, detail_bytes(both)) == REPORT
     assert [instance.model for instance in both.instances] == ["m", "other"], "what arrived stays as it is"
 
 
-def test_what_is_done_to_a_message_does_not_reach_the_one_that_is_held() -> None:
+def test_held_message_is_isolated_from_later_changes() -> None:
     report = Capability(instances=[INSTANCE])
     held = Held(report)
     report.draining = True
@@ -38,7 +38,7 @@ def test_what_is_done_to_a_message_does_not_reach_the_one_that_is_held() -> None
     assert (held == Held(REPORT), held == Held(report), held == REPORT) == (True, False, False)
 
 
-def test_a_held_message_without_any_value_is_set_where_it_is_added() -> None:
+def test_empty_held_message_is_still_set_when_added() -> None:
     runner = Runner()
     Held(Capability()).add_to(runner.capability)
     assert runner.HasField("capability")

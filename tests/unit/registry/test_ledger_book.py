@@ -18,52 +18,52 @@ def first(seen: HostSnapshot, *leases: Lease, margin: int = MARGIN) -> DeviceAcc
     return host_account(seen, leases, margin).devices[0]
 
 
-def test_an_empty_device_has_all_but_the_margin() -> None:
+def test_empty_device_has_all_memory_except_the_margin() -> None:
     assert first(snapshot(TOTAL)).free == TOTAL - MARGIN
 
 
 @pytest.mark.parametrize("state", list(LeaseState))
-def test_what_a_lease_books_is_not_free_whatever_its_state(state: LeaseState) -> None:
+def test_leased_memory_is_not_free_in_any_state(state: LeaseState) -> None:
     account = first(snapshot(TOTAL), lease(1, (0, 5 * GIB), state=state, since=0.0))
     assert account.booked == 5 * GIB
     assert account.free == TOTAL - MARGIN - 5 * GIB
 
 
-def test_what_processes_without_a_lease_hold_is_not_free() -> None:
+def test_memory_of_processes_without_a_lease_is_not_free() -> None:
     account = first(snapshot(TOTAL, used=[3 * GIB], processes=[holding(7, (0, 3 * GIB))]))
     assert account.foreign == 3 * GIB
     assert account.free == TOTAL - MARGIN - 3 * GIB
 
 
-def test_what_a_leases_own_processes_hold_is_not_counted_twice() -> None:
+def test_memory_of_a_leases_own_processes_is_not_counted_twice() -> None:
     seen = snapshot(TOTAL, used=[5 * GIB], processes=[holding(7, (0, 5 * GIB))])
     account = first(seen, lease(1, (0, 5 * GIB), processes=(process(7),)))
     assert account.foreign == 0
     assert account.free == TOTAL - MARGIN - 5 * GIB
 
 
-def test_a_lease_whose_processes_hold_more_than_it_booked_takes_what_they_hold() -> None:
+def test_lease_using_more_than_booked_counts_with_its_actual_use() -> None:
     seen = snapshot(TOTAL, used=[9 * GIB], processes=[holding(7, (0, 6 * GIB)), holding(8, (0, 3 * GIB))])
     account = first(seen, lease(1, (0, 5 * GIB), processes=(process(7), process(8))))
     assert (account.booked, account.held, account.foreign) == (5 * GIB, 9 * GIB, 0)
     assert account.free == TOTAL - MARGIN - 9 * GIB
 
 
-def test_memory_held_on_a_device_that_the_lease_is_not_on_counts_there() -> None:
+def test_memory_on_a_device_outside_the_lease_counts_there() -> None:
     seen = snapshot(TOTAL, TOTAL, used=[5 * GIB, GIB], processes=[holding(7, (0, 5 * GIB), (1, GIB))])
     account = host_account(seen, [lease(1, (0, 5 * GIB), processes=(process(7),))], MARGIN)
     assert account.devices[1].booked == 0
     assert account.devices[1].free == TOTAL - MARGIN - GIB
 
 
-def test_what_the_driver_holds_for_itself_comes_out_of_the_margin() -> None:
+def test_driver_memory_is_taken_from_the_margin() -> None:
     assert first(snapshot(TOTAL, used=[MARGIN])).free == TOTAL - MARGIN
     account = first(snapshot(TOTAL, used=[MARGIN + GIB]))
     assert account.foreign == GIB
     assert account.free == TOTAL - MARGIN - GIB
 
 
-def test_where_figures_per_process_are_unknown_all_use_beyond_filled_leases_is_foreign() -> None:
+def test_use_beyond_filled_leases_is_foreign_if_process_figures_are_unknown() -> None:
     seen = snapshot(TOTAL, used=[8 * GIB], processes=[unknown(7), unknown(8)])
     filled = lease(1, (0, 5 * GIB), processes=(process(7),))
     assert first(seen, filled).foreign == 3 * GIB
@@ -72,13 +72,13 @@ def test_where_figures_per_process_are_unknown_all_use_beyond_filled_leases_is_f
     assert first(snapshot(TOTAL, used=[GIB], processes=[unknown(7)]), filled).foreign == 0
 
 
-def test_a_filled_lease_whose_processes_nobody_can_see_explains_its_share() -> None:
+def test_filled_lease_with_invisible_processes_accounts_for_its_share() -> None:
     # Inside of containers the library lists no processes, but tells what is in use.
     seen = snapshot(TOTAL, used=[6 * GIB])
     assert first(seen, lease(1, (0, 5 * GIB), processes=(process(7),))).foreign == GIB
 
 
-def test_a_device_whose_use_is_unknown_counts_by_booking_alone() -> None:
+def test_device_with_unknown_use_counts_by_booking_only() -> None:
     seen = snapshot(TOTAL, used=[None], processes=[holding(7, (0, 20 * GIB))], source=Source.DECLARED)
     account = host_account(seen, [lease(1, (0, 5 * GIB), processes=(process(7),))], MARGIN)
     assert account.devices[0].foreign is None
@@ -86,13 +86,13 @@ def test_a_device_whose_use_is_unknown_counts_by_booking_alone() -> None:
     assert account.seen == {"lease-1": None}
 
 
-def test_ended_processes_hold_nothing() -> None:
+def test_ended_processes_hold_no_memory() -> None:
     account = host_account(snapshot(TOTAL, processes=[ended(7)]), [lease(1, processes=(process(7),))], MARGIN)
     assert account.seen == {"lease-1": 0}
     assert account.devices[0].held == GIB
 
 
-def test_memory_that_is_listed_under_an_ended_process_is_held_still() -> None:
+def test_memory_listed_under_an_ended_process_is_still_held() -> None:
     seen = snapshot(TOTAL, used=[6 * GIB], processes=[ended_but_listed(7, (0, 5 * GIB)), ended_but_listed(8, (0, GIB))])
     account = host_account(seen, [lease(1, (0, GIB), processes=(process(7),))], MARGIN)
     assert account.seen == {"lease-1": 5 * GIB}
@@ -100,12 +100,12 @@ def test_memory_that_is_listed_under_an_ended_process_is_held_still() -> None:
     assert account.devices[0].free == TOTAL - MARGIN - 6 * GIB
 
 
-def test_a_device_smaller_than_its_margin_has_no_room() -> None:
+def test_device_smaller_than_its_margin_has_no_room() -> None:
     account = first(snapshot(MARGIN // 2))
     assert (account.capacity, account.free) == (0, 0)
 
 
-def test_a_lease_on_a_device_that_is_gone_takes_nothing_from_the_others() -> None:
+def test_lease_on_a_removed_device_takes_nothing_from_the_others() -> None:
     assert first(snapshot(TOTAL), lease(1, (5, 9 * GIB))).free == TOTAL - MARGIN
 
 
@@ -117,7 +117,7 @@ SIZES = st.integers(0, 30)
     st.lists(SIZES, max_size=3),
     st.one_of(st.none(), st.integers(0, 40)),
 )
-def test_room_is_never_more_than_is_left_by_booking_or_by_sight(
+def test_room_never_exceeds_booked_or_observed_free_memory(
     leased: list[tuple[int, int, bool, bool]], strangers: list[int], used: int | None
 ) -> None:
     leases, processes = [], []
@@ -140,9 +140,7 @@ def test_room_is_never_more_than_is_left_by_booking_or_by_sight(
 
 
 @given(st.lists(st.tuples(SIZES, st.booleans()), max_size=6), st.integers(0, 40))
-def test_one_more_lease_of_all_that_is_free_never_books_more_than_there_is(
-    leased: list[tuple[int, bool]], used: int
-) -> None:
+def test_leasing_all_free_memory_never_overbooks(leased: list[tuple[int, bool]], used: int) -> None:
     leases: list[Any] = []
     seen = snapshot(40, used=[used])
     for number, (size, filled) in enumerate(leased, start=1):

@@ -33,42 +33,42 @@ def only(index: int) -> frozenset[int]:
     return frozenset({index})
 
 
-def test_two_that_want_the_last_gigabyte_do_not_both_get_it() -> None:
+def test_last_gigabyte_is_granted_to_only_one_of_two_requests() -> None:
     assert set(granted([wish(GIB, 2), wish(GIB, 1)], busy(1, 0, 9 * GIB))) == {1}
 
 
-def test_who_came_first_goes_first_and_a_higher_priority_before() -> None:
+def test_requests_are_granted_in_arrival_order_with_higher_priority_first() -> None:
     line = [wish(10 * GIB, 1), wish(10 * GIB, 2, priority=HIGH), wish(10 * GIB, 3, priority=LOW)]
     assert set(granted(line)) == {2}
 
 
-def test_who_waits_is_not_overtaken_by_a_smaller_wish() -> None:
+def test_waiting_request_is_not_overtaken_by_a_smaller_one() -> None:
     assert granted([wish(8 * GIB, 1), wish(GIB, 2)], busy(1, 0, 5 * GIB)) == {}
     assert set(granted([wish(8 * GIB, 1), wish(GIB, 2, priority=HIGH)], busy(1, 0, 5 * GIB))) == {2}
 
 
-def test_others_pass_on_other_devices() -> None:
+def test_requests_for_other_devices_are_granted() -> None:
     line = [wish(8 * GIB, 1, device_indexes=only(0)), wish(GIB, 2)]
     assert granted(line, busy(1, 0, 5 * GIB), gpus=2) == {2: ((1, GIB),)}
 
 
-def test_who_waits_for_all_devices_is_overtaken_on_none() -> None:
+def test_request_for_all_devices_is_overtaken_on_none() -> None:
     line = [wish(18 * GIB, 1), wish(GIB, 2, device_indexes=only(1))]
     assert granted(line, busy(1, 0, 5 * GIB), gpus=2) == {}
 
 
-def test_several_are_granted_at_once_where_there_is_room() -> None:
+def test_several_requests_are_granted_together_if_they_fit() -> None:
     line = [wish(6 * GIB, 1), wish(6 * GIB, 2), wish(4 * GIB, 3), wish(5 * GIB, 4)]
     assert granted(line, gpus=2) == {1: ((0, 6 * GIB),), 2: ((1, 6 * GIB),), 3: ((0, 4 * GIB),)}
 
 
-def test_only_the_first_in_line_has_others_give_way() -> None:
+def test_only_the_first_request_in_line_triggers_evictions() -> None:
     idle = [lease(1, (0, 5 * GIB)), lease(2, (0, 5 * GIB), holder=runner("r2"))]
     asks = plan([wish(5 * GIB, 1), wish(5 * GIB, 2)], *idle).evictions
     assert [(each.arrival, victim.grant.id) for each, victim in asks] == [(1, "lease-1")]
 
 
-def test_one_model_is_asked_once_although_two_wait_for_it() -> None:
+def test_model_is_evicted_once_for_two_waiting_requests() -> None:
     split = lease(1, (0, 9 * GIB), (1, 9 * GIB))
     line = [wish(5 * GIB, 1, device_indexes=only(0)), wish(5 * GIB, 2, device_indexes=only(1))]
     assert [victim.grant.id for _, victim in plan(line, split, gpus=2).evictions] == ["lease-1"]
@@ -83,7 +83,7 @@ WISHES = st.lists(
 
 
 @given(WISHES, st.lists(st.tuples(st.integers(0, 3), st.integers(1, 10)), max_size=6))
-def test_the_plan_books_no_device_over_and_lets_nobody_overtake(
+def test_plan_overbooks_no_device_and_allows_no_overtaking(
     wished: list[tuple[int, Priority, frozenset[int], int]], there: list[tuple[int, int]]
 ) -> None:
     leases: list[Lease] = []

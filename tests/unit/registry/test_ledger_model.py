@@ -155,7 +155,7 @@ RUNS = settings(stateful_step_count=40, max_examples=settings().max_examples // 
 
 
 @pytest.mark.parametrize("machine", [BookOfOneHost, BookOfDeclaredDevices])
-def test_no_history_books_or_fills_a_device_twice(machine: type[BookOfOneHost]) -> None:
+def test_no_history_overbooks_or_overfills_a_device(machine: type[BookOfOneHost]) -> None:
     run_state_machine_as_test(machine, settings=RUNS)
 
 
@@ -163,7 +163,7 @@ def _over_at_once(given: Lease, *_: Any) -> bool:
     return given.since is not None
 
 
-def test_the_model_finds_leases_that_end_before_their_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_model_detects_leases_that_end_before_their_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lease_policy, "is_over", _over_at_once)
     with pytest.raises(AssertionError, match="ended before its processes"):
         # Found is enough; a short example would take long.

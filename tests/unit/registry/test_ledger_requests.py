@@ -81,7 +81,7 @@ def used_by(request: Renew) -> Lease:
     return renewed_with(lease(1), request.leases[0], NOW)
 
 
-def test_what_is_asked_arrives_whole() -> None:
+def test_request_round_trips_completely() -> None:
     request = acquire()
     request.device_indexes.extend([1, 0])
     request.max_devices = 2
@@ -106,20 +106,20 @@ def test_what_is_asked_arrives_whole() -> None:
     )
 
 
-def test_what_is_not_set_has_its_default() -> None:
+def test_unset_fields_have_defaults() -> None:
     wanted = wanted_by(acquire())
     assert (wanted.priority, wanted.deadline, wanted.pinned) == (Priority.NORMAL, NOW + 300.0, False)
     use = used_by(renew())
     assert (use.priority, use.last_used_at, use.filled) == (Priority.NORMAL, None, False)
 
 
-def test_a_wait_is_no_longer_than_the_registry_allows() -> None:
+def test_wait_is_capped_by_the_registry() -> None:
     request = acquire()
     request.max_wait.FromSeconds(301)
     assert wanted_by(request).deadline == NOW + 300.0
 
 
-def test_a_use_arrives_whole() -> None:
+def test_use_round_trips_completely() -> None:
     request = renew()
     request.leases[0].filled = True
     request.leases[0].active_requests = 3
@@ -220,7 +220,7 @@ RENEW = [
 
 
 @pytest.mark.parametrize(("field", "change"), [*BOTH, *ACQUIRE])
-def test_a_request_for_memory_beyond_a_limit_is_refused_by_field(field: str, change: Change) -> None:
+def test_acquire_request_beyond_a_limit_is_refused_with_its_field(field: str, change: Change) -> None:
     request = acquire()
     check_acquire(request)
     change(request)
@@ -230,7 +230,7 @@ def test_a_request_for_memory_beyond_a_limit_is_refused_by_field(field: str, cha
 
 
 @pytest.mark.parametrize(("field", "change"), [*BOTH, *RENEW])
-def test_a_renewal_beyond_a_limit_is_refused_by_field(field: str, change: Change) -> None:
+def test_renewal_beyond_a_limit_is_refused_with_its_field(field: str, change: Change) -> None:
     request = renew()
     check_renewal(request)
     change(request)
@@ -239,7 +239,7 @@ def test_a_renewal_beyond_a_limit_is_refused_by_field(field: str, change: Change
     assert refusal.value.field == field
 
 
-def test_a_program_may_call_itself_and_its_purpose_what_it_likes() -> None:
+def test_program_may_choose_its_name_and_purpose_within_the_length_limit() -> None:
     request = acquire()
     request.holder.kind = lease_pb2.LeaseHolder.KIND_PROGRAM
     request.holder.name, request.purpose, request.session_id = "my training", "fine tuning " * 21, ""
@@ -253,7 +253,7 @@ def test_a_program_may_call_itself_and_its_purpose_what_it_likes() -> None:
             check_acquire(request)
 
 
-def test_a_release_names_what_is_wrong_with_it() -> None:
+def test_invalid_release_error_names_the_field() -> None:
     good = lease_service_pb2.ReleaseLeaseRequest(holder=holder(), lease_id="lease-1", fencing_number=1)
     check_holder(good)
     for field, value in (("lease_id", ""), ("lease_id", "x" * 129), ("fencing_number", -1), ("holder.name", "")):
@@ -265,7 +265,7 @@ def test_a_release_names_what_is_wrong_with_it() -> None:
         assert refusal.value.field == field
 
 
-def test_other_requests_are_checked_too() -> None:
+def test_other_requests_are_validated_too() -> None:
     with pytest.raises(FieldError, match=r"holder\.kind"):
         check_holder(lease_service_pb2.ReleaseEarlierLivesRequest())
     with pytest.raises(FieldError, match="host"):
@@ -274,7 +274,7 @@ def test_other_requests_are_checked_too() -> None:
 
 
 @pytest.mark.parametrize("name", LedgerConfig.__dataclass_fields__)
-def test_settings_that_make_no_sense_are_refused_by_name(name: str) -> None:
+def test_invalid_settings_are_refused_by_name(name: str) -> None:
     values: list[Any] = [-1, float("nan"), float("inf")]
     for value in values:
         with pytest.raises(FieldError) as refusal:
@@ -282,13 +282,13 @@ def test_settings_that_make_no_sense_are_refused_by_name(name: str) -> None:
         assert refusal.value.field == name
 
 
-def test_a_lease_must_outlive_the_interval_of_its_renewals() -> None:
+def test_lease_ttl_must_exceed_the_renewal_interval() -> None:
     with pytest.raises(FieldError, match="lease_time_to_live_seconds"):
         LedgerConfig(lease_time_to_live_seconds=5.0)
 
 
 @pytest.mark.parametrize("band", [Priority.SYSTEM, Priority.DURABLE])
-def test_a_program_cannot_take_a_band_of_the_mesh_itself_and_a_runner_is_asked_to_load_in_it(band: Priority) -> None:
+def test_program_cannot_use_a_mesh_band_and_a_runner_may_load_in_it(band: Priority) -> None:
     request, renewal = acquire(), renew()
     request.priority = renewal.leases[0].priority = priority_pb2.Priority.ValueType(band.wire)
     assert wanted_by(request).priority is band

@@ -23,7 +23,7 @@ GRACE = replace(LIMITS, back_since_monotonic=49_910.0, grace_seconds=90.0)
 @pytest.mark.parametrize(
     ("age_seconds", "verdict"), [(0.0, Verdict.KEEP), (89.999, Verdict.KEEP), (90.0, Verdict.SILENCE)]
 )
-def test_an_active_runner_is_silenced_at_the_inactive_limit(age_seconds: float, verdict: Verdict) -> None:
+def test_active_runner_becomes_silent_at_the_inactive_limit(age_seconds: float, verdict: Verdict) -> None:
     assert judge(heard(1_000.0), LIMITS, 1_000.0 + age_seconds) is verdict
 
 
@@ -31,14 +31,14 @@ def test_an_active_runner_is_silenced_at_the_inactive_limit(age_seconds: float, 
 @pytest.mark.parametrize(
     ("age_seconds", "verdict"), [(0.0, Verdict.KEEP), (14_399.999, Verdict.KEEP), (14_400.0, Verdict.FORGET)]
 )
-def test_an_inactive_runner_is_forgotten_at_the_delete_limit_counted_from_its_loss(
+def test_inactive_runner_is_deleted_at_the_delete_limit_counted_from_its_loss(
     standing: Standing, age_seconds: float, verdict: Verdict
 ) -> None:
     pulse = lost(heard(1_000.0), standing, 1_090.0)
     assert judge(pulse, LIMITS, 1_090.0 + age_seconds) is verdict
 
 
-def test_nobody_expires_during_the_grace_and_everybody_due_does_at_its_end() -> None:
+def test_no_runner_expires_during_the_grace_and_all_due_ones_at_its_end() -> None:
     silent = lost(heard(1_000.0), Standing.SILENT, 1_090.0)
     assert judge(heard(1_000.0), GRACE, 49_999.9) is Verdict.KEEP
     assert judge(silent, GRACE, 49_999.9) is Verdict.KEEP
@@ -46,22 +46,22 @@ def test_nobody_expires_during_the_grace_and_everybody_due_does_at_its_end() -> 
     assert judge(silent, GRACE, 50_000.0) is Verdict.FORGET
 
 
-def test_the_grace_never_shortens_a_life() -> None:
+def test_grace_never_shortens_a_lifetime() -> None:
     assert judge(heard(49_999.0), GRACE, 50_000.0) is Verdict.KEEP
 
 
-def test_being_heard_revives_whatever_was_before() -> None:
+def test_heartbeat_revives_a_runner_in_any_state() -> None:
     assert heard(5.0) == Pulse(standing=Standing.ACTIVE, heard_monotonic=5.0, lost_monotonic=None)
     assert heard(5.0).active
 
 
-def test_a_silent_runner_that_is_closed_keeps_the_moment_it_was_lost() -> None:
+def test_closed_runner_keeps_the_time_it_was_lost() -> None:
     silent = lost(heard(0.0), Standing.SILENT, 90.0)
     closed = lost(silent, Standing.CLOSED, 500.0)
     assert (closed.standing, closed.lost_monotonic) == (Standing.CLOSED, 90.0)
 
 
-def test_ages_from_before_a_restart_count_on() -> None:
+def test_ages_from_before_a_restart_continue() -> None:
     pulse = resumed(Standing.SILENT, heard_ago_seconds=190.0, lost_ago_seconds=100.0, now=1_000.0)
     assert (pulse.heard_monotonic, pulse.lost_monotonic) == (810.0, 900.0)
 
@@ -71,7 +71,7 @@ def test_ages_from_the_future_count_as_zero() -> None:
     assert (pulse.heard_monotonic, pulse.lost_monotonic) == (1_000.0, 1_000.0)
 
 
-def test_after_a_grace_each_runner_expires_at_a_moment_of_its_own() -> None:
+def test_runner_expirations_are_spread_after_a_grace() -> None:
     early, late = heard(1_000.0), lost(heard(1_000.0), Standing.SILENT, 1_090.0)
     assert judge(early, GRACE, 50_014.9, share=0.5) is Verdict.KEEP
     assert judge(early, GRACE, 50_015.0, share=0.5) is Verdict.SILENCE
@@ -79,30 +79,30 @@ def test_after_a_grace_each_runner_expires_at_a_moment_of_its_own() -> None:
     assert judge(late, GRACE, 50_015.0, share=0.5) is Verdict.FORGET
 
 
-def test_who_was_heard_since_the_return_is_not_spread() -> None:
+def test_runner_with_a_heartbeat_after_the_restart_is_not_spread() -> None:
     assert judge(heard(49_910.0), GRACE, 50_000.0, share=0.99) is Verdict.SILENCE
 
 
-def test_a_wakeable_host_is_kept_longer_but_is_silent_as_early_as_others() -> None:
+def test_wakeable_host_is_kept_longer_but_becomes_silent_at_the_same_time() -> None:
     asleep = lost(heard(0.0), Standing.SILENT, 90.0)
     assert judge(heard(0.0), LIMITS, 90.0, wakeable=True) is Verdict.SILENCE
     assert judge(asleep, LIMITS, 90.0 + 604_799.9, wakeable=True) is Verdict.KEEP
     assert judge(asleep, LIMITS, 90.0 + 604_800.0, wakeable=True) is Verdict.FORGET
 
 
-def test_a_keep_shorter_than_the_delete_limit_does_not_hasten_anything() -> None:
+def test_keep_time_below_the_delete_limit_does_not_shorten_it() -> None:
     asleep = lost(heard(0.0), Standing.SILENT, 90.0)
     assert judge(asleep, replace(LIMITS, keep_seconds=1.0), 14_489.9, wakeable=True) is Verdict.KEEP
 
 
 @settings(deadline=None)  # a busy machine is not a failure
 @given(st.text())
-def test_a_share_is_always_the_same_and_within_the_spread(name: str) -> None:
+def test_share_is_deterministic_and_within_the_spread(name: str) -> None:
     assert share_of(name) == share_of(name)
     assert 0.0 <= share_of(name) < 1.0
 
 
-def test_ten_thousand_shares_fall_evenly_into_six_sweeps() -> None:
+def test_ten_thousand_shares_are_spread_evenly_over_six_sweeps() -> None:
     counts = [0] * 6
     for number in range(10_000):
         counts[int(share_of(f"runner-{number}") * 6)] += 1

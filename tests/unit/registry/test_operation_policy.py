@@ -45,20 +45,20 @@ PENDING = GovernedOperation(id="op-1", request_id="r1", action=b"a", requested_b
 RUNNING = started(PENDING, NOW)
 
 
-def test_the_states_have_the_numbers_of_the_contract() -> None:
+def test_states_have_the_contract_numbers() -> None:
     names = {state.value: f"STATE_{state.name}" for state in OperationState}
     numbers = operation_pb2.Operation.State
     assert {numbers.Value(name): name for name in names.values()} == names
     assert len(numbers.values()) == len(names) + 1
 
 
-def test_an_operation_starts_once_and_a_restart_does_not_begin_its_time_anew() -> None:
+def test_operation_starts_once_and_a_restart_keeps_its_start_time() -> None:
     assert (RUNNING.state, RUNNING.started_at) == (OperationState.RUNNING, NOW)
     assert started(RUNNING, LATER) == RUNNING
 
 
 @pytest.mark.parametrize(("state", "before"), list(product(ENDS, (PENDING, RUNNING))))
-def test_an_operation_ends_once(state: OperationState, before: GovernedOperation) -> None:
+def test_operation_ends_once(state: OperationState, before: GovernedOperation) -> None:
     if (state, before) == (OperationState.SUCCEEDED, PENDING):
         with pytest.raises(WrongStepError):
             ended(before, Ending(state=state), LATER)
@@ -82,18 +82,18 @@ def test_an_operation_ends_once(state: OperationState, before: GovernedOperation
     assert cancel_requested(over) == over
 
 
-def test_pending_and_running_are_no_ends() -> None:
+def test_pending_and_running_are_not_terminal() -> None:
     for state in (OperationState.PENDING, OperationState.RUNNING):
         with pytest.raises(WrongStepError):
             ended(RUNNING, Ending(state=state), LATER)
 
 
-def test_a_cancel_is_remembered_and_changes_nothing_else() -> None:
+def test_cancel_request_is_recorded_without_other_changes() -> None:
     assert cancel_requested(RUNNING) == replace(RUNNING, cancel_requested=True)
     assert cancel_requested(cancel_requested(RUNNING)) == cancel_requested(RUNNING)
 
 
-def test_a_request_id_is_for_one_action() -> None:
+def test_request_id_is_bound_to_one_action() -> None:
     require_same_action(PENDING, b"a")
     with pytest.raises(WeftError) as refusal:
         require_same_action(PENDING, b"b")
@@ -101,14 +101,14 @@ def test_a_request_id_is_for_one_action() -> None:
     assert refusal.value.metadata == {"operation": "operations/op-1"}
 
 
-def test_one_more_than_the_limit_is_refused() -> None:
+def test_operation_beyond_the_limit_is_refused() -> None:
     require_place(9, 10)
     with pytest.raises(WeftError) as refusal:
         require_place(10, 10)
     assert refusal.value.reason is Reason.TOO_MANY_RESOURCES
 
 
-def test_time_spent_before_a_restart_counts_and_a_clock_set_back_gives_no_more_than_the_whole() -> None:
+def test_time_before_a_restart_counts_and_a_clock_set_back_grants_at_most_the_full_time() -> None:
     assert seconds_left(PENDING, LATER, 60.0) == 60.0
     assert seconds_left(RUNNING, LATER, 60.0) == 50.0
     assert seconds_left(RUNNING, NOW + timedelta(hours=1), 60.0) == 0.0
@@ -119,32 +119,32 @@ def unfinished(name: str, *subjects: str, running: bool = False) -> Unfinished:
     return Unfinished(id=name, subjects=frozenset(subjects), running=running)
 
 
-def test_operations_on_one_model_run_one_after_the_other_in_order_of_acceptance() -> None:
+def test_operations_on_one_model_run_in_order_of_acceptance() -> None:
     first, second, third = unfinished("1", "m"), unfinished("2", "m"), unfinished("3", "n")
     assert startable([first, second, third], 10) == ["1", "3"]
     assert startable([replace(first, running=True), second, third], 10) == ["3"]
     assert startable([second, third], 10) == ["2", "3"]
 
 
-def test_nobody_is_overtaken_by_a_later_one_on_one_of_its_models() -> None:
+def test_operation_is_not_overtaken_by_a_later_one_on_its_models() -> None:
     running = unfinished("1", "m", running=True)
     assert startable([running, unfinished("2", "m", "n"), unfinished("3", "n")], 10) == []
 
 
-def test_no_more_run_than_may() -> None:
+def test_running_operations_are_limited() -> None:
     running = [unfinished(str(number), f"m{number}", running=True) for number in range(3)]
     assert startable([*running, unfinished("3", "x"), unfinished("4", "y")], 4) == ["3"]
     assert startable([*running, unfinished("3", "x")], 3) == []
 
 
-def test_one_that_comes_after_others_waits_until_they_have_ended() -> None:
+def test_operation_with_dependencies_waits_for_them_to_end() -> None:
     unload, load = unfinished("1", "m"), replace(unfinished("2", "n"), after=frozenset({"1", "0"}))
     assert startable([unload, load], 10) == ["1"]
     assert startable([replace(unload, running=True), load], 10) == []
     assert startable([load], 10) == ["2"]
 
 
-def test_one_without_subjects_disturbs_nobody() -> None:
+def test_operation_without_subjects_blocks_no_other() -> None:
     assert startable([unfinished("1", "m", running=True), unfinished("2"), unfinished("3")], 10) == ["2", "3"]
 
 
@@ -155,7 +155,7 @@ def test_one_without_subjects_disturbs_nobody() -> None:
     ),
     st.integers(1, 6),
 )
-def test_whatever_waits_the_running_ones_share_no_model_and_something_always_moves(
+def test_running_operations_share_no_model_and_one_can_always_start(
     wanted: list[tuple[frozenset[str], bool]], max_running: int
 ) -> None:
     # Only what the rule itself would have started counts as running.
@@ -173,17 +173,17 @@ def member(name: str, *, loaded: bool = False, used: int = 0, reachable: bool = 
     return PoolMember(model=name, reachable=reachable, loaded=loaded, slots_used=used)
 
 
-def test_sleeping_members_are_loaded_until_there_are_enough_and_more_are_tried_if_one_fails() -> None:
+def test_hibernating_members_are_loaded_until_enough_and_more_are_tried_after_a_failure() -> None:
     plan = plan_pool([member("a", loaded=True), member("c"), member("b"), member("d", reachable=False)], 2)
     assert plan == PoolPlan(keep=("a",), load=("b", "c"), missing=1, unload=())
 
 
-def test_too_many_members_are_unloaded_idle_ones_first() -> None:
+def test_excess_members_are_unloaded_with_idle_ones_first() -> None:
     members = [member("a", loaded=True), member("b", loaded=True, used=2), member("c", loaded=True, used=1)]
     assert plan_pool(members, 1) == PoolPlan(keep=("b",), load=(), missing=0, unload=("a", "c"))
 
 
-def test_a_member_whose_runner_is_gone_counts_as_nothing() -> None:
+def test_member_of_an_offline_runner_does_not_count() -> None:
     plan = plan_pool([member("a", loaded=True, reachable=False), member("b")], 1)
     assert plan == PoolPlan(keep=(), load=("b",), missing=1, unload=())
 
@@ -192,9 +192,7 @@ def test_a_member_whose_runner_is_gone_counts_as_nothing() -> None:
     st.lists(st.tuples(st.booleans(), st.booleans(), st.integers(0, 3)), max_size=8),
     st.integers(1, 8),
 )
-def test_a_plan_leads_to_so_many_replicas_or_to_all_there_are(
-    drawn: list[tuple[bool, bool, int]], replicas: int
-) -> None:
+def test_plan_reaches_the_replica_count_or_all_available(drawn: list[tuple[bool, bool, int]], replicas: int) -> None:
     members = [
         member(f"m{at}", loaded=loaded, used=used, reachable=reachable)
         for at, (loaded, reachable, used) in enumerate(drawn)
@@ -206,7 +204,7 @@ def test_a_plan_leads_to_so_many_replicas_or_to_all_there_are(
     assert not (plan.load and plan.unload)
 
 
-def test_how_long_a_load_will_take_is_the_median_of_the_last_few() -> None:
+def test_load_duration_estimate_is_the_median_of_recent_loads() -> None:
     times = LoadTimes()
     assert times.eta_seconds("m", 0.0) is None
     for seconds in (1000.0, 10.0, 30.0, 20.0, 40.0, 50.0):
@@ -218,7 +216,7 @@ def test_how_long_a_load_will_take_is_the_median_of_the_last_few() -> None:
     assert times.eta_seconds("n", 0.0) is None
 
 
-def test_load_times_of_the_model_that_was_loaded_longest_ago_are_forgotten_first() -> None:
+def test_load_times_of_the_least_recently_loaded_model_are_evicted_first() -> None:
     times = LoadTimes()
     for number in range(MAX_MODELS):
         times.learn(f"m{number}", 1.0)
@@ -228,7 +226,7 @@ def test_load_times_of_the_model_that_was_loaded_longest_ago_are_forgotten_first
     assert times.eta_seconds("m0", 0.0) == 1.0
 
 
-def test_the_first_refusals_of_a_window_are_written_and_the_others_counted_by_why() -> None:
+def test_first_refusals_of_a_window_are_written_and_the_rest_counted_by_reason() -> None:
     window = RefusalWindow()
     assert window.closed(NOW) is None
     assert [window.takes(NOW) for _ in range(MAX_ENTRIES_PER_WINDOW)] == [True] * MAX_ENTRIES_PER_WINDOW
@@ -244,7 +242,7 @@ def test_the_first_refusals_of_a_window_are_written_and_the_others_counted_by_wh
     assert window.closed(end + timedelta(seconds=WINDOW_SECONDS)) is None
 
 
-def test_what_is_counted_of_a_flood_is_bounded() -> None:
+def test_refusal_counts_are_bounded_during_a_flood() -> None:
     window = RefusalWindow()
     window.takes(NOW)
     for number in range(10_000):
@@ -255,7 +253,7 @@ def test_what_is_counted_of_a_flood_is_bounded() -> None:
     assert counted.reasons[OTHER_REASONS] == 10_000 - MAX_COUNTED_REASONS
 
 
-def test_a_clock_that_was_set_back_ends_a_window_of_refusals() -> None:
+def test_clock_set_back_closes_a_refusal_window() -> None:
     window = RefusalWindow()
     window.takes(NOW)
     window.count("why")
@@ -263,9 +261,7 @@ def test_a_clock_that_was_set_back_ends_a_window_of_refusals() -> None:
 
 
 @pytest.mark.parametrize(("ends_at", "told"), [(12.5, 2.5), (10.0, None), (9.0, None), (None, None)])
-def test_an_end_that_should_have_come_by_now_is_unknown_and_not_about_now(
-    ends_at: float | None, told: float | None
-) -> None:
+def test_overdue_eta_is_unknown_and_not_zero(ends_at: float | None, told: float | None) -> None:
     view = OperationView(
         operation=replace(RUNNING, action=b""), progress=OperationProgress(stage="loading", ends_at=ends_at)
     )

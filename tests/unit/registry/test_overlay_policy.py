@@ -76,11 +76,13 @@ M1 = frozenset({"m1"})
         (WAKEABLE, None, Status.HIBERNATING),
     ],
 )
-def test_the_status_of_a_model(manifest: model_pb2.ModelManifest, runner: Publisher | None, status: Status) -> None:
+def test_model_status_follows_declaration_and_publication(
+    manifest: model_pb2.ModelManifest, runner: Publisher | None, status: Status
+) -> None:
     assert model_status(manifest, runner) is status
 
 
-def test_a_declaration_wins_where_it_says_something() -> None:
+def test_declared_values_take_precedence_over_published_ones() -> None:
     declared = changed(WAKEABLE, pool_name="p1", context_tokens=100)
     published = changed(PLAIN, pool_name="p2", context_tokens=200, digest="sha256:" + "0" * 64, remote=True)
     assert combined(declared, published) == changed(declared, digest=published.digest, remote=True)
@@ -88,14 +90,14 @@ def test_a_declaration_wins_where_it_says_something() -> None:
     assert combined(changed(PLAIN, remote=True), PLAIN).remote
 
 
-def test_a_pin_lets_one_runner_serve() -> None:
+def test_pin_allows_only_one_runner_to_serve() -> None:
     assert may_serve(DECLARED, "r1")
     assert not may_serve(DECLARED, "r2")
     assert may_serve(changed(DECLARED, declared_runner=""), "r2")
     assert may_serve(None, "r2")
 
 
-def test_views_say_who_declared_and_who_serves() -> None:
+def test_views_show_who_declared_and_who_serves() -> None:
     public = public_model(DECLARED, Held(PUBLISHED), publisher())
     assert (public.kind, public.runner, public.declared_runner) == (model_pb2.Model.KIND_PUBLIC, "r1", "r1")
     lonely = public_model(DECLARED, None, None)
@@ -105,7 +107,7 @@ def test_views_say_who_declared_and_who_serves() -> None:
     assert (virtual.kind, virtual.runner, virtual.inactive_time) == (model_pb2.Model.KIND_VIRTUAL, "r1", NOW)
 
 
-def test_the_type_of_a_model_is_the_runtime_that_serves_it() -> None:
+def test_model_type_is_the_runtime_that_serves_it() -> None:
     assert virtual_model(Held(PUBLISHED), publisher()).type == "llama_server"
     attached = publisher(runtimes={"m1": "openai_http"})
     assert virtual_model(Held(PUBLISHED), attached).type == "openai_http"
@@ -113,7 +115,7 @@ def test_the_type_of_a_model_is_the_runtime_that_serves_it() -> None:
 
 
 @pytest.mark.parametrize("target", list(Status))
-def test_an_agent_follows_its_target_and_a_virtual_one_its_runner_too(target: Status) -> None:
+def test_agent_status_follows_its_target_and_for_published_agents_also_the_runner(target: Status) -> None:
     agent = agent_pb2.Agent(manifest=agent_pb2.AgentManifest(name="a1", model="m1"), runner="r1", create_time=NOW)
     assert Status(public_agent(agent, target).status) is target
     assert Status(virtual_agent(agent, publisher(), target).status) is target
@@ -134,7 +136,7 @@ def decide(given: model_pb2.ModelManifest, runner: str = "", *, live: bool = Tru
     )
 
 
-def test_what_becomes_of_a_declaration_over_a_virtual_row() -> None:
+def test_outcome_of_a_declaration_over_a_published_row() -> None:
     assert decide(PLAIN) is decide(PLAIN, "r1") is decide(PLAIN, live=False) is Outcome.UNCHANGED
     assert decide(WAKEABLE, live=False) is decide(PLAIN, "r2", live=False) is Outcome.CONFIGURED
     assert decide(PLAIN, adopt=True) is decide(WAKEABLE, "r2", adopt=True) is Outcome.CONFIGURED
@@ -143,13 +145,13 @@ def test_what_becomes_of_a_declaration_over_a_virtual_row() -> None:
             decide(given, runner)
 
 
-def test_many_agents_in_the_way_are_listed_in_part() -> None:
+def test_blocking_agents_are_listed_up_to_a_limit() -> None:
     error = in_use(ResourceKind.MODEL, "m1", {ResourceKind.AGENT: {f"a{number:02}" for number in range(25)}})
     assert len(error.metadata["agents"].split(",")) == MAX_LISTED_NAMES
     assert "and 15 more" in error.message
 
 
-def test_many_routes_in_the_way_are_listed_in_part_beside_the_agents() -> None:
+def test_blocking_routes_are_listed_up_to_a_limit_beside_the_agents() -> None:
     routes = {f"q{number:02}" for number in range(11)}
     error = in_use(ResourceKind.MODEL, "m1", {ResourceKind.AGENT: {"a1"}, ResourceKind.ROUTE: routes})
     assert "by agents: a1; by routes: q00, " in error.message
@@ -158,7 +160,7 @@ def test_many_routes_in_the_way_are_listed_in_part_beside_the_agents() -> None:
     assert len(error.metadata["routes"].split(",")) == MAX_LISTED_NAMES
 
 
-def test_declared_skills_win_over_published_ones_and_none_are_taken_over() -> None:
+def test_declared_skills_take_precedence_and_published_ones_are_used_without_any() -> None:
     text, image = model_pb2.MODEL_SKILL_TEXT, model_pb2.MODEL_SKILL_IMAGE
     published = changed(PLAIN, skills=[text, image])
     assert combined(PLAIN, published).skills == published.skills
@@ -166,7 +168,7 @@ def test_declared_skills_win_over_published_ones_and_none_are_taken_over() -> No
     assert combined(changed(PLAIN, skills=[text]), None).skills == [text]
 
 
-def test_what_becomes_of_a_declared_route() -> None:
+def test_outcome_of_a_declared_route() -> None:
     route = route_pb2.RouteManifest(name="q1", candidates=["m1", "m2"])
 
     def outcome(earlier: route_pb2.RouteManifest | None) -> Outcome:

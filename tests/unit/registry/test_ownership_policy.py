@@ -24,7 +24,7 @@ ANY, OWN = Author(name="key:ann"), Author(name="key:ann", own_only=True)
         (Author(), "team-a", "", "team-a"),
     ],
 )
-def test_a_new_thing_is_its_creators_and_a_silent_declaration_changes_no_owner(
+def test_new_resource_belongs_to_its_creator_and_an_unset_owner_changes_nothing(
     author: Author, given: str, earlier: str | None, after: str
 ) -> None:
     assert settled_owner(given, author, earlier=earlier, field="owner") == after
@@ -33,7 +33,7 @@ def test_a_new_thing_is_its_creators_and_a_silent_declaration_changes_no_owner(
 @pytest.mark.parametrize(
     ("given", "earlier"), [("key:bob", None), ("key:ann", "key:bob"), ("key:ann", ""), ("key:cid", "key:bob")]
 )
-def test_who_may_own_only_what_it_creates_takes_nothing_over(given: str, earlier: str | None) -> None:
+def test_author_with_own_scope_cannot_take_over_a_resource(given: str, earlier: str | None) -> None:
     assert settled_owner(given, ANY, earlier=earlier, field="owner") == given, "whoever may edit every model may"
     with pytest.raises(FieldError) as refused:
         settled_owner(given, OWN, earlier=earlier, field="owner")

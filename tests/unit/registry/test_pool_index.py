@@ -27,7 +27,7 @@ def counted(models: dict[str, tuple[str, Status]], pool: str) -> tuple[dict[str,
 
 @settings(deadline=None)  # a busy machine is not a failure
 @given(st.lists(st.one_of(puts, drops), max_size=30))
-def test_the_index_equals_a_fresh_count_and_tells_every_turn(
+def test_pool_index_equals_a_full_count_and_reports_every_transition(
     script: list[tuple[str, str | None, Status | None]],
 ) -> None:
     index, models = PoolIndex(), dict[str, tuple[str, Status]]()
@@ -52,7 +52,7 @@ def agent(name: str, target: str, *, pool: bool = False) -> agent_pb2.AgentManif
     return agent_pb2.AgentManifest(name=name, model=target)
 
 
-def test_a_change_stirs_the_agents_of_the_model_of_its_pool_and_of_its_siblings() -> None:
+def test_change_updates_agents_of_the_model_its_pool_and_its_siblings() -> None:
     pools = PoolIndex()
     targets = TargetIndex(pools)
     assert targets.affected(["m1"], ["p"]) == set()
@@ -68,7 +68,7 @@ def test_a_change_stirs_the_agents_of_the_model_of_its_pool_and_of_its_siblings(
     assert targets.affected([], ["p"]) == {"by-model", "by-pool"}
 
 
-def test_the_agents_of_a_huge_pool_are_found_from_the_shorter_side() -> None:
+def test_agents_of_a_large_pool_are_found_through_the_smaller_side() -> None:
     pools = PoolIndex()
     targets = TargetIndex(pools)
     for number in range(1_000):

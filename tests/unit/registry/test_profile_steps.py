@@ -9,32 +9,30 @@ def words(wanted: WantedModels, loaded: dict[str, str], *as_wanted: str) -> list
     return [f"{step.kind.name.lower()} {step.model}" for step in plan_steps(wanted, loaded, as_wanted)]
 
 
-def test_what_is_unloaded_comes_before_what_is_loaded_and_loads_keep_the_profiles_order() -> None:
+def test_unloads_precede_loads_and_loads_keep_the_profile_order() -> None:
     wanted = WantedModels(load=["b", "a"], unload=["z", "y"])
     assert words(wanted, {"y": "", "z": ""}) == ["unload y", "unload z", "load b", "load a"]
 
 
-def test_a_model_that_is_loaded_as_wanted_is_left_alone_and_one_with_other_settings_is_loaded_again() -> None:
+def test_matching_loaded_model_is_kept_and_one_with_other_settings_is_reloaded() -> None:
     assert words(WantedModels(load=["a", "b"]), {"a": "", "b": ""}, "a") == ["load b"]
 
 
 @pytest.mark.parametrize(("others", "expected"), [(False, []), (True, ["unload x"])])
-def test_a_model_that_is_not_named_is_unloaded_only_where_the_profile_says_so(
-    others: bool, expected: list[str]
-) -> None:
+def test_unlisted_model_is_unloaded_only_if_the_profile_requests_it(others: bool, expected: list[str]) -> None:
     assert words(WantedModels(load=["a"], unload_others=others), {"a": "", "x": ""}, "a") == expected
 
 
-def test_a_model_that_is_to_be_unloaded_and_is_not_loaded_needs_nothing() -> None:
+def test_unload_of_an_unloaded_model_is_skipped() -> None:
     assert words(WantedModels(load=[], unload=["x"]), {}) == []
 
 
-def test_an_adapter_stays_with_the_model_whose_engine_serves_it() -> None:
+def test_adapter_stays_loaded_with_its_base_model() -> None:
     loaded = {"base": "", "adapter": "base"}
     assert words(WantedModels(load=["base"], unload_others=True), loaded, "base") == []
     assert words(WantedModels(load=["adapter"], unload_others=True), loaded, "adapter") == []
 
 
-def test_differences_name_what_is_loaded_and_should_not_be_and_the_reverse() -> None:
+def test_differences_list_extra_and_missing_models() -> None:
     wanted = WantedModels(load=["a", "b"], unload_others=True)
     assert differences(wanted, {"a": "", "x": ""}) == ["model/x is loaded", "model/b is not loaded"]

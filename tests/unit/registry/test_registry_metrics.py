@@ -26,7 +26,7 @@ def _lines(figures: RegistryFigures | None) -> list[str]:
     return [line for line in generate_latest(page).decode().splitlines() if not line.startswith("#")]
 
 
-def test_the_ledger_is_shown_by_device_and_unknown_figures_are_left_out() -> None:
+def test_ledger_metrics_are_per_device_and_omit_unknown_figures() -> None:
     seen = lease_pb2.Device(index=0, total_bytes=100, used_bytes=60)
     host = pb.HostMemory(host="box", waiting_count=2)
     host.devices.add(device=seen, booked_bytes=50, foreign_bytes=10, free_bytes=30, margin_bytes=10)
@@ -60,12 +60,12 @@ def test_the_ledger_is_shown_by_device_and_unknown_figures_are_left_out() -> Non
 
 
 @pytest.mark.parametrize(("has_standby", "value"), [(True, "1.0"), (False, "0.0")])
-def test_whether_a_standby_waits_is_shown(has_standby: bool, value: str) -> None:
+def test_waiting_standby_has_a_metric(has_standby: bool, value: str) -> None:
     figures = RegistryFigures(
         hosts=[], active_sessions=0, inactive_sessions=0, revision=1, watchers=0, evictions={}, has_standby=has_standby
     )
     assert f"weft_registry_standby {value}" in _lines(figures)
 
 
-def test_a_registry_that_does_not_run_shows_nothing() -> None:
+def test_stopped_registry_exposes_no_metrics() -> None:
     assert _lines(None) == []

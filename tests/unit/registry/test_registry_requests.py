@@ -44,21 +44,21 @@ def a_heartbeat() -> Heartbeat:
     )
 
 
-def test_a_good_opening_arrives_whole() -> None:
+def test_valid_opening_round_trips() -> None:
     opening = valid_opening(an_opening(), CONFIG)
     assert (opening.runner.name, opening.runner.address) == ("r1", "dns:///host:7071")
     assert opening.models[0].operations == [model_pb2.MODEL_OPERATION_CHAT, model_pb2.MODEL_OPERATION_EMBEDDING]
     assert opening.models[0].pool_name == "pool"
 
 
-def test_a_good_heartbeat_arrives_whole() -> None:
+def test_valid_heartbeat_round_trips() -> None:
     beat = valid_heartbeat(a_heartbeat(), CONFIG)
     assert beat.HasField("capability")
     assert beat.capability.instances[0].phase == InstanceState.PHASE_READY
     assert not beat.capability.instances[0].HasField("load_progress")
 
 
-def test_a_heartbeat_without_a_report_differs_from_one_with_an_empty_report() -> None:
+def test_heartbeat_without_a_report_differs_from_one_with_an_empty_report() -> None:
     bare = a_heartbeat()
     bare.ClearField("capability")
     assert not valid_heartbeat(bare, CONFIG).HasField("capability")
@@ -119,7 +119,7 @@ def _operations(*numbers: int) -> Callable[[OpenSession], None]:
         (_publish("m2", "m3", "m4"), "models"),
     ],
 )
-def test_an_opening_with_one_bad_field_is_refused_by_its_path(
+def test_opening_with_an_invalid_field_is_refused_with_its_path(
     change: Callable[[OpenSession], None], field: str
 ) -> None:
     request = an_opening()
@@ -129,7 +129,7 @@ def test_an_opening_with_one_bad_field_is_refused_by_its_path(
     assert refusal.value.field == field
 
 
-def test_an_opening_may_carry_a_first_report_and_its_faults_are_named_too() -> None:
+def test_opening_may_contain_a_first_report_and_its_errors_have_paths() -> None:
     request = an_opening()
     request.runner.capability.instances.add(model="m1", phase=InstanceState.PHASE_IDLE, slots_used=-1)
     with pytest.raises(FieldError) as refusal:
@@ -153,7 +153,7 @@ def test_an_opening_may_carry_a_first_report_and_its_faults_are_named_too() -> N
         ({"detail": "x" * 4097}, "detail"),
     ],
 )
-def test_a_report_with_one_bad_value_is_refused_by_its_path(values: dict[str, object], member: str) -> None:
+def test_report_with_an_invalid_value_is_refused_with_its_path(values: dict[str, object], member: str) -> None:
     request = a_heartbeat()
     for name, value in values.items():
         setattr(request.capability.instances[0], name, value)
@@ -162,7 +162,7 @@ def test_a_report_with_one_bad_value_is_refused_by_its_path(values: dict[str, ob
     assert refusal.value.field == f"capability.instances[0].{member}"
 
 
-def test_a_report_names_every_model_once_and_not_too_many() -> None:
+def test_report_lists_every_model_once_and_a_bounded_number() -> None:
     request = a_heartbeat()
     request.capability.instances.add(model="m1", phase=InstanceState.PHASE_IDLE)
     with pytest.raises(FieldError) as refusal:
@@ -179,7 +179,7 @@ def test_a_report_names_every_model_once_and_not_too_many() -> None:
     ("change", "field"),
     [({"sequence": -1}, "sequence"), ({"session_id": ""}, "session_id"), ({"incarnation": ""}, "incarnation")],
 )
-def test_a_heartbeat_of_nobody_is_refused(change: dict[str, object], field: str) -> None:
+def test_heartbeat_without_a_session_is_refused(change: dict[str, object], field: str) -> None:
     request = a_heartbeat()
     for name, value in change.items():
         setattr(request, name, value)
@@ -190,14 +190,14 @@ def test_a_heartbeat_of_nobody_is_refused(change: dict[str, object], field: str)
 
 @settings(deadline=None)  # a busy machine is not a failure
 @given(st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,127}", fullmatch=True))
-def test_a_page_token_leads_back_to_its_name(name: str) -> None:
+def test_page_token_round_trips(name: str) -> None:
     request = registry_service_pb2.ListResourcesRequest(kind="runner", page_token=page_token(name))
     assert page_of(request)[0] == name
 
 
 @settings(deadline=None)  # a busy machine is not a failure
 @given(st.text(), st.integers(0, 2**31 - 1))
-def test_any_page_token_is_either_a_name_or_refused(token: str, size: int) -> None:
+def test_page_token_decodes_to_a_name_or_is_refused(token: str, size: int) -> None:
     try:
         after, limit = page_of(
             registry_service_pb2.ListResourcesRequest(kind="model", page_token=token, page_size=size)

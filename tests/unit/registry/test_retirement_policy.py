@@ -29,7 +29,7 @@ from registry_svc.mesh.policy.heartbeat import Retirement, decide_retirement
         "killed, its memory still booked",
     ],
 )
-def test_only_what_neither_answers_nor_holds_memory_is_forgotten(
+def test_only_a_runner_without_process_and_leases_is_retired(
     standing: Standing, *, reported: bool, process_ended: bool, lease_count: int, outcome: Retirement
 ) -> None:
     decided = decide_retirement(

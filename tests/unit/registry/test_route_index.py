@@ -17,7 +17,7 @@ def route(name: str, *candidates: str) -> route_pb2.Route:
     return route_pb2.Route(manifest=route_pb2.RouteManifest(name=name, candidates=candidates))
 
 
-def test_a_route_is_found_by_each_of_its_names_until_it_changes_or_goes() -> None:
+def test_route_is_found_by_each_of_its_names_until_changed_or_removed() -> None:
     index = RouteIndex(PoolIndex())
     index.put(route("q1", "m1", "big"))
     index.put(route("q2", "big"))
@@ -31,7 +31,7 @@ def test_a_route_is_found_by_each_of_its_names_until_it_changes_or_goes() -> Non
     assert index.get("q2") is None
 
 
-def test_a_status_is_told_again_only_when_it_is_another_one() -> None:
+def test_status_is_reported_only_when_it_changes() -> None:
     pools = PoolIndex()
     index = RouteIndex(pools)
     index.put(route("q1", "m1"))
@@ -49,7 +49,7 @@ def test_a_status_is_told_again_only_when_it_is_another_one() -> None:
     assert index.note_status(found)
 
 
-def test_a_pool_stands_before_a_model_of_its_name_and_a_model_is_not_its_pool() -> None:
+def test_pool_takes_precedence_over_a_model_with_its_name_and_a_model_is_not_its_pool() -> None:
     pools = PoolIndex()
     pools.put(model("m1", "big"), Status.INACTIVE)
     pools.put(model("m2", "big"), Status.ACTIVE)
@@ -75,7 +75,7 @@ def test_a_pool_stands_before_a_model_of_its_name_and_a_model_is_not_its_pool() 
         (PointsTo.MODEL_OR_POOL, ("big", "m1", "m2"), {}, False),
     ],
 )
-def test_a_reference_is_broken_only_by_the_last_of_what_it_names(
+def test_reference_is_broken_only_when_the_last_named_resource_is_removed(
     to: PointsTo, leaving: tuple[str, ...], arriving: dict[str, str], is_there: bool
 ) -> None:
     target = Target(name="big", model_known=True, pool_members=("m1", "m2"))

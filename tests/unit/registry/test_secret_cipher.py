@@ -24,7 +24,7 @@ LINE = base64.b64encode(NEW) + b"\n"
 VALUE = "sk-canary-0123456789"
 
 
-def test_a_value_is_read_back_with_its_key_and_is_nowhere_in_the_sealed_bytes() -> None:
+def test_value_is_decrypted_with_its_key_and_absent_from_the_sealed_bytes() -> None:
     cipher = SecretCipher([OLD])
     sealed = cipher.seal("provider", 3, VALUE)
     assert cipher.open("provider", 3, sealed) == VALUE
@@ -33,7 +33,7 @@ def test_a_value_is_read_back_with_its_key_and_is_nowhere_in_the_sealed_bytes() 
     assert cipher.seal("provider", 3, VALUE).data != sealed.data, "a nonce of its own each time"
 
 
-def test_the_first_key_encrypts_and_every_key_decrypts() -> None:
+def test_first_key_encrypts_and_every_key_decrypts() -> None:
     sealed = SecretCipher([OLD]).seal("provider", 1, VALUE)
     both = SecretCipher([NEW, OLD])
     assert both.open("provider", 1, sealed) == VALUE
@@ -41,7 +41,7 @@ def test_the_first_key_encrypts_and_every_key_decrypts() -> None:
 
 
 @pytest.mark.parametrize(("name", "version"), [("other", 1), ("provider", 2)])
-def test_a_value_under_another_name_or_version_is_refused(name: str, version: int) -> None:
+def test_value_under_another_name_or_version_is_refused(name: str, version: int) -> None:
     cipher = SecretCipher([OLD])
     sealed = cipher.seal("provider", 1, VALUE)
     with pytest.raises(UnreadableSecretError):
@@ -58,7 +58,7 @@ def test_changed_bytes_and_an_unknown_key_are_refused() -> None:
             cipher.open("provider", 1, broken)
 
 
-def test_a_file_is_made_for_its_owner_alone_and_read_back(tmp_path: Path) -> None:
+def test_key_file_is_created_for_its_owner_only_and_read_back(tmp_path: Path) -> None:
     path = tmp_path / "state" / "secret-keys"
     assert read_keys(path) == ()
     keys = make_keys(path)
@@ -78,7 +78,7 @@ def test_a_file_is_made_for_its_owner_alone_and_read_back(tmp_path: Path) -> Non
         b"\n" * 5_000,
     ],
 )
-def test_a_damaged_file_is_refused_with_its_path(tmp_path: Path, content: bytes) -> None:
+def test_damaged_key_file_is_refused_with_its_path(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "secret-keys"
     path.write_bytes(content)
     path.chmod(0o600)
@@ -87,7 +87,7 @@ def test_a_damaged_file_is_refused_with_its_path(tmp_path: Path, content: bytes)
     assert failure.value.reason is Reason.INVALID_ARGUMENT
 
 
-def test_a_file_that_others_may_read_is_refused(tmp_path: Path) -> None:
+def test_key_file_readable_by_others_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "secret-keys"
     make_keys(path)
     path.chmod(0o640)

@@ -69,53 +69,53 @@ def refused(
     return refusal.value.metadata
 
 
-def test_free_names_make_a_new_session() -> None:
+def test_free_names_create_a_new_session() -> None:
     assert decide(opening()) == Admitted(adopted=None, evicted=())
 
 
-def test_the_session_that_holds_the_names_adopts_them_alive_or_dead() -> None:
+def test_session_that_holds_the_names_is_adopted_online_or_offline() -> None:
     for own in (live("s1"), dead("s1")):
         decision = decide(opening(), own, own, {"m1": own})
         assert decision == Admitted(adopted=own.session, evicted=())
 
 
-def test_a_live_runner_of_another_session_is_refused() -> None:
+def test_live_runner_of_another_session_is_refused() -> None:
     assert refused(opening(), runner=live("s1")) == {"owner_kind": "runner", "runner": "r1"}
     assert refused(opening(), own=dead("s2"), runner=live("s1")) == {"owner_kind": "runner", "runner": "r1"}
 
 
-def test_a_live_model_of_another_session_is_refused() -> None:
+def test_live_model_of_another_session_is_refused() -> None:
     assert refused(opening(), models={"m1": live("s2", "r2")}) == {"owner_kind": "model", "model": "m1"}
 
 
-def test_a_dead_runner_of_another_session_is_taken_over_and_that_session_ends() -> None:
+def test_offline_runner_of_another_session_is_taken_over_and_that_session_ends() -> None:
     assert decide(opening(), runner=dead("s1")) == Admitted(adopted=None, evicted=("s1",))
 
 
-def test_a_dead_model_of_another_session_is_taken_over_and_that_session_goes_on() -> None:
+def test_offline_model_of_another_session_is_taken_over_and_that_session_continues() -> None:
     decision = decide(opening(), models={"m1": dead("s2", "r2")})
     assert decision == Admitted(adopted=None, evicted=())
 
 
-def test_a_session_may_rename_its_runner_only_when_the_old_one_is_dead() -> None:
+def test_session_may_rename_its_runner_only_if_the_old_one_is_offline() -> None:
     assert refused(opening(), own=live("s1", "r0")) == {"owner_kind": "runner", "runner": "r0"}
     own = dead("s1", "r0")
     assert decide(opening(), own=own) == Admitted(adopted=own.session, evicted=())
 
 
-def test_a_renamed_runner_ends_the_dead_session_that_held_its_new_name() -> None:
+def test_renamed_runner_ends_the_offline_session_that_held_its_new_name() -> None:
     own = dead("s1", "r0")
     decision = decide(opening(), own=own, runner=dead("s2"))
     assert decision == Admitted(adopted=own.session, evicted=("s2",))
 
 
-def test_the_same_call_again_is_a_repeat_even_while_the_session_lives() -> None:
+def test_identical_call_is_a_repeat_even_while_the_session_is_live() -> None:
     request = opening(incarnation="life-1", request_id="open-1")
     assert decide(request, runner=live("s1")) == Repeated(session("s1"))
 
 
 @pytest.mark.parametrize(("incarnation", "request_id"), [("life-2", "open-1"), ("life-1", "open-2")])
-def test_another_incarnation_or_another_call_is_no_repeat(incarnation: str, request_id: str) -> None:
+def test_another_incarnation_or_call_is_not_a_repeat(incarnation: str, request_id: str) -> None:
     refused(opening(incarnation=incarnation, request_id=request_id), runner=live("s1"))
 
 
@@ -133,33 +133,33 @@ def validate(sequence: int, standing: Standing, last: int | None, incarnation: s
         (7, 7, HeartbeatKind.REPEATED),
     ],
 )
-def test_newer_heartbeats_count_and_the_newest_may_come_twice(
+def test_newer_heartbeats_are_accepted_and_the_newest_may_be_repeated(
     sequence: int, last: int | None, hearing: HeartbeatKind
 ) -> None:
     assert validate(sequence, Standing.ACTIVE, last) is hearing
 
 
-def test_an_older_heartbeat_is_stale() -> None:
+def test_older_heartbeat_is_stale() -> None:
     with pytest.raises(WeftError) as refusal:
         validate(6, Standing.ACTIVE, 7)
     assert refusal.value.reason is Reason.STALE_HEARTBEAT
 
 
 @pytest.mark.parametrize("standing", list(Standing))
-def test_a_heartbeat_of_another_incarnation_is_stale_whatever_its_sequence(standing: Standing) -> None:
+def test_heartbeat_of_another_incarnation_is_stale_for_any_sequence(standing: Standing) -> None:
     with pytest.raises(WeftError) as refusal:
         validate(1_000, standing, 7, "life-0")
     assert refusal.value.reason is Reason.STALE_HEARTBEAT
 
 
-def test_a_heartbeat_revives_the_silent_but_not_the_closed() -> None:
+def test_heartbeat_revives_a_silent_session_but_not_a_closed_one() -> None:
     assert validate(8, Standing.SILENT, 7) is HeartbeatKind.FRESH
     with pytest.raises(WeftError) as refusal:
         validate(8, Standing.CLOSED, 7)
     assert refusal.value.reason is Reason.SESSION_UNKNOWN
 
 
-def test_neither_key_nor_id_of_a_session_appears_in_a_log() -> None:
+def test_session_key_and_id_are_never_logged() -> None:
     shown = repr(session("ses-secret"))
     assert "kkk" not in shown
     assert "ses-secret" not in shown

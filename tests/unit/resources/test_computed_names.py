@@ -23,11 +23,11 @@ DEFINED_IN = (
 
 
 @pytest.mark.parametrize("name", [*COMPUTED, *CHECKS])
-def test_every_name_is_that_of_a_message(name: str) -> None:
+def test_every_computed_name_belongs_to_a_message(name: str) -> None:
     assert any(module.DESCRIPTOR.package == name.rpartition(".")[0] for module in DEFINED_IN)
     assert descriptor_pool.Default().FindMessageTypeByName(name).full_name == name
 
 
-def test_a_name_of_no_message_is_found() -> None:
+def test_name_without_a_message_is_detected() -> None:
     with pytest.raises(KeyError):
         descriptor_pool.Default().FindMessageTypeByName("weft.api.runner.v1.Loading")

@@ -27,7 +27,7 @@ from weft.documents.field_names import declared_field, document_field
         ("page_token", None),
     ],
 )
-def test_a_declared_field_is_that_of_a_document(theirs: str, ours: tuple[int, str] | None) -> None:
+def test_declared_field_has_its_document_name(theirs: str, ours: tuple[int, str] | None) -> None:
     assert declared_field(theirs) == ours
 
 

@@ -20,7 +20,7 @@ def record_of(kind: ResourceKind) -> Any:
 
 
 @KINDS
-def test_a_kind_is_declared_and_shown_by_its_record(kind: ResourceKind) -> None:
+def test_kind_is_declared_and_shown_by_its_record(kind: ResourceKind) -> None:
     record = record_of(kind)
     document = observed_document(kind, record)
     assert declared_document(to_declaration(document)).declared == document.declared
@@ -29,13 +29,13 @@ def test_a_kind_is_declared_and_shown_by_its_record(kind: ResourceKind) -> None:
 
 
 @KINDS
-def test_a_kind_has_a_schema_and_a_limit(kind: ResourceKind) -> None:
+def test_kind_has_a_schema_and_a_limit(kind: ResourceKind) -> None:
     assert {f"{kind.value}.json", f"{kind.value}-list.json"} <= schemas().keys()
     assert RegistryConfig(database_url="sqlite://").max_of(kind) > 0
 
 
 @KINDS
-def test_the_references_of_a_kind_are_fields_of_its_manifest(kind: ResourceKind) -> None:
+def test_references_of_a_kind_are_fields_of_its_manifest(kind: ResourceKind) -> None:
     manifest = record_of(kind).manifest
     for field in DECLARED_KINDS[kind].references:
         empty = getattr(manifest, field.name)

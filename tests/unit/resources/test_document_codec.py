@@ -74,7 +74,7 @@ def fill(message: Any, chance: random.Random, depth: int = 0) -> Any:
 
 
 @pytest.mark.parametrize("kind", RECORDS, ids=lambda kind: kind.DESCRIPTOR.name)
-def test_what_is_written_holds_to_its_schema(kind: type[Message]) -> None:
+def test_written_document_matches_its_schema(kind: type[Message]) -> None:
     schemas, descriptor = SchemaSet(), kind.DESCRIPTOR
     reference = schemas.of_message(descriptor, checked=False)  # type: ignore[arg-type]  # of either implementation
     validator = Draft202012Validator({**reference, "$defs": schemas.definitions})
@@ -84,13 +84,13 @@ def test_what_is_written_holds_to_its_schema(kind: type[Message]) -> None:
 
 
 @pytest.mark.parametrize("kind", RECORDS, ids=lambda kind: kind.DESCRIPTOR.name)
-def test_every_field_of_a_document_has_a_comment(kind: type[Message]) -> None:
+def test_every_document_field_has_a_comment(kind: type[Message]) -> None:
     descriptor: Any = kind.DESCRIPTOR
     plain = [plan.field for plan in plan_of(descriptor).fields]
     assert not [field.full_name for field in plain if not comment_of(descriptor.file.name, field.full_name)]
 
 
-def test_names_of_fields_are_in_camel_case() -> None:
+def test_field_names_are_in_camel_case() -> None:
     assert [camel(name) for name in ("name", "pool_name", "time_to_first_token_seconds")] == [
         "name",
         "poolName",
@@ -98,14 +98,14 @@ def test_names_of_fields_are_in_camel_case() -> None:
     ]
 
 
-def test_what_is_as_it_would_be_anyway_is_left_out() -> None:
+def test_default_values_are_omitted() -> None:
     agent = agent_pb2.AgentManifest(name="a", model="m")
     agent.behaviour.stop_on_decision_request = True
     agent.behaviour.max_tool_iterations = 0
     assert without_defaults(agent) == {"name": "a", "model": "m", "maxToolIterations": 0}
 
 
-def test_an_inline_message_in_which_nothing_is_set_is_not_set() -> None:
+def test_empty_inline_message_is_unset() -> None:
     value = {"name": "a", "model": "m", "tools": [], "platformPrompt": False}
     assert not read_message(value, agent_pb2.AgentManifest).HasField("behaviour")
     assert read_message({**value, "tools": ["t"]}, agent_pb2.AgentManifest).behaviour.tools == ["t"]
@@ -128,14 +128,14 @@ def test_an_inline_message_in_which_nothing_is_set_is_not_set() -> None:
         ({7: 1}, (7,), "there is no such field"),
     ],
 )
-def test_a_wrong_value_is_told_with_the_way_to_it(value: Any, path: tuple[str | int, ...], problem: str) -> None:
+def test_invalid_value_is_reported_with_its_path(value: Any, path: tuple[str | int, ...], problem: str) -> None:
     with pytest.raises(RuleError) as refusal:
         read_message(value, sampling_pb2.SamplingParams)
     assert refusal.value.path == path
     assert problem in refusal.value.problem
 
 
-def test_values_of_load_parameters_are_written_as_they_are() -> None:
+def test_load_parameter_values_are_written_unchanged() -> None:
     options = load_pb2.LoadOptions(memory_budget_bytes=3 * 2**20 + 1)
     options.parameters["flag"].flag = True
     options.parameters["context_tokens"].integer = 4096

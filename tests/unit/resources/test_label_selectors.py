@@ -30,7 +30,7 @@ TAGS = Tags(tier="fast", labels={"team": "a", "zone": "x=1"}, owner="ann")
         ("!owner", False),
     ],
 )
-def test_a_selector_selects_what_all_its_parts_hold_for(text: str, is_selected: bool) -> None:
+def test_selector_matches_if_all_its_parts_match(text: str, is_selected: bool) -> None:
     assert selects(parse_selector(text, "labels"), TAGS) is is_selected
 
 
@@ -50,14 +50,14 @@ def test_a_selector_selects_what_all_its_parts_hold_for(text: str, is_selected: 
         "a," * MAX_REQUIREMENTS + "a",
     ],
 )
-def test_any_other_text_is_refused_by_the_name_of_its_field(text: str) -> None:
+def test_invalid_selector_is_refused_with_its_field(text: str) -> None:
     with pytest.raises(FieldError) as refused:
         parse_selector(text, "labels")
     assert refused.value.field == "labels"
 
 
 @pytest.mark.parametrize(("key", "value"), [("tier", "fast"), ("owner", "ann"), ("team", "")])
-def test_a_label_that_no_selector_could_find_is_refused(key: str, value: str) -> None:
+def test_label_that_no_selector_could_match_is_refused(key: str, value: str) -> None:
     require_labels(TAGS, "labels")
     with pytest.raises(FieldError) as refused:
         require_labels(Tags(labels={"zone": "b", key: value}), "labels")

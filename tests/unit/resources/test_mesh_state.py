@@ -23,7 +23,7 @@ def _solo(name: str) -> model_pb2.Model:
     return model_pb2.Model(manifest=model_pb2.ModelManifest(name=name), status=model_pb2.Model.STATUS_ACTIVE)
 
 
-def test_a_snapshot_is_everything_pools_included() -> None:
+def test_snapshot_contains_everything_including_pools() -> None:
     state = MeshState()
     changed = state.fold(_snapshot(some_model("qwen"), _solo("big"), _solo("tiny")))
     assert {(POOL, "big"), (POOL, "tiny"), (MODEL, "qwen"), (AGENT, "coder"), (RUNNER, "r1")} <= changed
@@ -34,7 +34,7 @@ def test_a_snapshot_is_everything_pools_included() -> None:
     assert (big.observed.explicit, big.observed.size, big.observed.active_count) == (True, 2, 2)
 
 
-def test_a_change_of_a_runner_also_changes_its_models() -> None:
+def test_runner_change_also_changes_its_models() -> None:
     state = MeshState()
     state.fold(_snapshot(some_model("qwen")))
     change = Change(runner=WatchedRunner(runner=some_runner(phase="LOADING")))
@@ -45,7 +45,7 @@ def test_a_change_of_a_runner_also_changes_its_models() -> None:
     assert document.conditions[-1].reason == "Loading"
 
 
-def test_a_model_that_moves_changes_both_pools() -> None:
+def test_model_that_changes_its_pool_changes_both_pools() -> None:
     state = MeshState()
     state.fold(_snapshot(some_model("qwen")))
     changed = state.fold(WatchResponse(revision=2, change=put(_solo("qwen"))))
@@ -53,7 +53,7 @@ def test_a_model_that_moves_changes_both_pools() -> None:
     assert state.document((POOL, "big")) is None
 
 
-def test_what_is_deleted_is_gone() -> None:
+def test_deleted_resource_is_gone() -> None:
     state = MeshState()
     state.fold(_snapshot(some_model("qwen")))
     for change, key in [
@@ -65,14 +65,14 @@ def test_what_is_deleted_is_gone() -> None:
         assert state.document(key) is None
 
 
-def test_a_second_snapshot_tells_what_went_meanwhile() -> None:
+def test_second_snapshot_reports_resources_removed_meanwhile() -> None:
     state = MeshState()
     state.fold(_snapshot(some_model("qwen")))
     assert (MODEL, "qwen") in state.fold(_snapshot())
     assert state.documents(MODEL) == []
 
 
-def test_routes_come_change_and_go() -> None:
+def test_routes_are_added_changed_and_removed() -> None:
     state = MeshState()
     state.fold(WatchResponse(revision=1, snapshot=snapshot(some_route("a"))))
     assert [route.name for route in state.documents(ResourceKind.ROUTE)] == ["a"]

@@ -16,6 +16,6 @@ def ready_of(detail: str) -> tuple[str, str, str | None]:
     return ready.status, ready.reason, ready.message
 
 
-def test_a_model_that_its_server_does_not_list_is_not_ready_for_that_reason_and_no_other() -> None:
+def test_model_not_listed_by_its_server_is_not_ready_with_that_reason() -> None:
     assert ready_of(WORDS) == ("False", "ModelNotListed", WORDS)
     assert ready_of("no such device")[:2] == ("False", "Failed")

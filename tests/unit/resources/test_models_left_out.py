@@ -15,17 +15,17 @@ def _runner(served: int) -> runner_pb2.Runner:
     return runner
 
 
-def test_a_runner_says_of_how_many_models_it_serves_some_and_which_setting_changes_it() -> None:
+def test_runner_reports_served_and_total_models_and_the_setting_that_changes_it() -> None:
     served = {each.type: each for each in runner_conditions(_runner(64))}["Served"]
     assert (served.message, left_out_words(_runner(64))) == (WORDS, WORDS)
 
 
-def test_a_runner_that_serves_all_models_of_its_servers_says_nothing_of_it() -> None:
+def test_runner_serving_all_models_has_no_such_condition() -> None:
     assert left_out_words(_runner(152)) == ""
     assert {each.type for each in runner_conditions(_runner(152))} == {"Connected", "Ready"}
 
 
-def test_the_outcome_of_an_attachment_says_how_many_models_are_served_of_how_many() -> None:
+def test_attachment_outcome_shows_served_and_total_models() -> None:
     operation = operation_pb2.Operation()
     operation.action.load_model.source = "http://box:1"
     operation.result.added.name = "box"

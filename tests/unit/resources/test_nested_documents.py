@@ -30,7 +30,7 @@ PROFILE: dict[str, Any] = {
 }
 
 
-def test_what_is_written_of_a_message_in_a_list_is_read_again() -> None:
+def test_message_in_a_list_round_trips() -> None:
     message = read_message(PROFILE, ProfileManifest)
     options = message.load[0].settings
     assert (options.parameters["context_tokens"].integer, options.parameters["gpu_layers"].integer) == (8192, 10)
@@ -56,13 +56,13 @@ def test_what_is_written_of_a_message_in_a_list_is_read_again() -> None:
         ({"agents": [{"name": "a b", "model": "tiny"}]}, ["agents", 0, "name"]),
     ],
 )
-def test_what_is_wrong_inside_is_named_by_its_path(wrong: dict[str, Any], path: list[str | int]) -> None:
+def test_nested_error_has_its_path(wrong: dict[str, Any], path: list[str | int]) -> None:
     with pytest.raises(RuleError) as caught:
         read_message(PROFILE | wrong, ProfileManifest)
     assert [str(step) for step in caught.value.path] == [str(step) for step in path]
 
 
-def test_the_settings_of_a_load_in_a_profile_are_those_of_a_load() -> None:
+def test_profile_load_settings_match_load_options() -> None:
     pairs = ((ProfileLoadSettings, LoadOptions), (ProfileLoadValue, LoadValue))
     for own, other in pairs:
         facts = [[(field.name, field.number, field.type) for field in kind.DESCRIPTOR.fields] for kind in (own, other)]

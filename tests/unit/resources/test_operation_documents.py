@@ -40,11 +40,11 @@ SETTINGS = st.builds(
 
 
 @given(SETTINGS)
-def test_settings_come_back_as_they_were_sent(settings: LoadSettings) -> None:
+def test_load_settings_round_trip(settings: LoadSettings) -> None:
     assert LoadSettings.model_validate(document_of(load_options(settings))) == settings
 
 
-def test_a_length_of_time_is_read_in_either_form() -> None:
+def test_duration_is_read_in_either_form() -> None:
     assert load_options(LoadSettings(keep_alive="5m")) == load_options(LoadSettings(keep_alive=300))
     assert load_options(LoadSettings(keep_alive="-1")).keep_alive.seconds == -1
     assert not load_options(LoadSettings()).HasField("keep_alive"), "nothing said is not zero"
@@ -66,12 +66,12 @@ def test_a_length_of_time_is_read_in_either_form() -> None:
         {"keep_alive": None, "ctx": 5},
     ],
 )
-def test_settings_that_cannot_be_are_refused(given_settings: dict[str, object]) -> None:
+def test_invalid_load_settings_are_refused(given_settings: dict[str, object]) -> None:
     with pytest.raises(ValidationError):
         LoadSettings.model_validate(given_settings)
 
 
-def test_a_flush_needs_what_its_scope_names() -> None:
+def test_flush_needs_the_fields_of_its_scope() -> None:
     for scope in ("model", "tenant", "tag"):
         with pytest.raises(FieldError) as refusal:
             flush_action(scope)
@@ -79,7 +79,7 @@ def test_a_flush_needs_what_its_scope_names() -> None:
     assert flush_action("all").flush_cache.scope
 
 
-def test_an_operation_says_what_came_of_it_and_nothing_of_what_it_is_not() -> None:
+def test_operation_document_has_its_outcome_and_no_unrelated_fields() -> None:
     failed = operation_pb2.Operation(
         name="operations/x",
         state=operation_pb2.Operation.STATE_FAILED,
@@ -92,13 +92,13 @@ def test_an_operation_says_what_came_of_it_and_nothing_of_what_it_is_not() -> No
     assert not {"result", "progress", "etaSeconds"} & document.keys()
 
 
-def test_a_word_of_another_version_is_unknown_and_no_error() -> None:
+def test_enum_value_of_another_version_is_unknown_and_not_an_error() -> None:
     strange = operation_pb2.Operation(name="operations/x", state=99, reason=999, request_id="r")  # type: ignore[arg-type]
     document = document_of(strange)
     assert (document["state"], document["reason"], document["action"]["type"]) == ("unknown", "unknown", "unknown")
 
 
-def test_the_action_of_a_load_is_told_with_its_settings() -> None:
+def test_load_action_is_shown_with_its_settings() -> None:
     action = load_action("qwen", LoadSettings(context_tokens=8192), evict_model="llama", replicas=2)
     document = document_of(operation_pb2.Operation(name="operations/x", action=action, request_id="r"))["action"]
     assert (document["type"], document["model"], document["evictModel"], document["replicas"]) == (
@@ -119,13 +119,13 @@ def test_the_action_of_a_load_is_told_with_its_settings() -> None:
         (load_pb2.LoadParameter(name="a", maximum=1), "number"),
     ],
 )
-def test_a_parameter_says_what_kind_of_value_it_takes(parameter: load_pb2.LoadParameter, kind: str) -> None:
+def test_parameter_shows_its_value_type(parameter: load_pb2.LoadParameter, kind: str) -> None:
     document = document_of(parameter)
     assert (document["type"], "default" in document) == (kind, False)
     assert ("minimum" in document) == parameter.HasField("minimum")
 
 
-def test_memory_that_nobody_can_measure_is_unknown_and_not_zero() -> None:
+def test_unmeasurable_memory_is_unknown_and_not_zero() -> None:
     device = lease_service_pb2.DeviceMemory(device=lease_pb2.Device(index=0, total_bytes=8), free_bytes=4)
     lease = lease_pb2.Lease(lease_id="l", holder=lease_pb2.LeaseHolder(name="r"), shares=[{"bytes": 4}])  # type: ignore[list-item]  # a mapping is taken too
     document = document_of(
@@ -140,7 +140,7 @@ def test_memory_that_nobody_can_measure_is_unknown_and_not_zero() -> None:
 
 
 @pytest.mark.parametrize("band", list(Priority))
-def test_a_lease_of_every_band_can_be_told_the_meshs_own_too(band: Priority) -> None:
+def test_leases_of_every_band_including_mesh_bands_can_be_shown(band: Priority) -> None:
     lease = lease_pb2.Lease(lease_id="l", priority=band.wire)  # type: ignore[arg-type]  # same numbers
     (told,) = document_of(lease_service_pb2.HostMemory(host="h", leases=[lease]))["leases"]
     assert told["priority"] == band.name.lower()

@@ -40,7 +40,7 @@ from weft_app.cli.verbs import option_of
         ("action", "action", "action", "action"),
     ],
 )
-def test_a_field_that_the_registry_refuses_has_the_name_that_its_caller_wrote(
+def test_field_refused_by_the_registry_is_reported_under_the_callers_name(
     theirs: str, document: str, body: str, option: str
 ) -> None:
     assert operation_field(theirs) == document
@@ -58,7 +58,7 @@ def _values(message: Descriptor, path: str = "") -> Iterator[str]:
 
 
 @pytest.mark.parametrize("method", operation_service_pb2.DESCRIPTOR.services_by_name["OperationService"].methods[:])
-def test_no_field_of_a_request_has_the_path_of_a_message_in_a_body_or_a_query(method: MethodDescriptor) -> None:
+def test_request_fields_are_reported_without_internal_message_paths(method: MethodDescriptor) -> None:
     for field in _values(method.input_type):
         for name in (operation_field(field), callers_field(field)):
             assert not re.search(r"_|^action", name), f"{field}: {name}"

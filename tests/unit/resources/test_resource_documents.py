@@ -38,7 +38,7 @@ EVERY_KIND: list[Callable[[], AnyDocument]] = [
 
 
 @pytest.mark.parametrize("build", EVERY_KIND)
-def test_yaml_of_a_resource_declares_what_the_registry_told(build: Callable[[], AnyDocument]) -> None:
+def test_resource_yaml_declares_the_registry_state(build: Callable[[], AnyDocument]) -> None:
     document = build()
     (read,) = read_documents(to_yaml([document]), "x.yaml")
     assert to_declaration(read.document) == to_declaration(document)
@@ -46,7 +46,7 @@ def test_yaml_of_a_resource_declares_what_the_registry_told(build: Callable[[], 
 
 
 @pytest.mark.parametrize("build", EVERY_KIND)
-def test_json_of_a_resource_declares_the_same_and_its_status_is_dropped(build: Callable[[], AnyDocument]) -> None:
+def test_resource_json_declares_the_same_and_its_status_is_dropped(build: Callable[[], AnyDocument]) -> None:
     document = build()
     text = json.dumps(plain(document))
     assert '"status"' in text
@@ -55,14 +55,14 @@ def test_json_of_a_resource_declares_the_same_and_its_status_is_dropped(build: C
 
 
 @pytest.mark.parametrize("build", EVERY_KIND)
-def test_a_declaration_comes_back_as_the_same_document(build: Callable[[], AnyDocument]) -> None:
+def test_declaration_round_trips_as_a_document(build: Callable[[], AnyDocument]) -> None:
     document = build()
     back = declared_document(to_declaration(document))
     assert back is not None
     assert declared(back) == declared(document)
 
 
-def test_no_runtime_field_is_outside_status() -> None:
+def test_runtime_fields_are_only_in_status() -> None:
     told = plain(model_document(some_model(), instance_of(some_model(), some_runner())))
     assert set(told) - {"status"} == {
         "kind", "name", "poolName", "runner", "operations", "contextTokens", "digest", "remote", "wake",
@@ -70,30 +70,30 @@ def test_no_runtime_field_is_outside_status() -> None:
     }  # fmt: skip
 
 
-def test_defaults_are_left_out_of_yaml_and_stay_in_json() -> None:
+def test_defaults_are_omitted_from_yaml_and_kept_in_json() -> None:
     document = parse_document({"kind": "model", "name": "m"})
     assert to_yaml([document]) == "kind: model\nname: m\n"
     assert plain(document)["operations"] == ["chat", "completion"]
 
 
-def test_what_is_not_set_is_left_out_of_json() -> None:
+def test_unset_fields_are_omitted_from_json() -> None:
     assert "poolName" not in plain(parse_document({"kind": "model", "name": "m"}))
 
 
 @given(st.text(st.characters(exclude_categories=["Cs"]), max_size=80))
-def test_any_text_survives_yaml(text: str) -> None:
+def test_any_text_round_trips_through_yaml(text: str) -> None:
     document = AgentDocument(declared=agent_pb2.AgentManifest(name="a", model="m", system_prompt=text))
     (read,) = yaml_documents(to_yaml([document]))
     assert read is not None
     assert read.value.get("systemPrompt", "") == text
 
 
-def test_a_long_prompt_is_a_block_in_yaml() -> None:
+def test_long_prompt_is_a_yaml_block() -> None:
     document = parse_document({"kind": "agent", "name": "a", "model": "m", "systemPrompt": "One.\nTwo."})
     assert "systemPrompt: |-\n  One.\n  Two.\n" in to_yaml([document])
 
 
-def test_agent_parameters_keep_the_names_of_the_openai_api() -> None:
+def test_agent_parameters_keep_openai_api_names() -> None:
     params = plain(observed_document(ResourceKind.AGENT, some_agent()))["defaultParams"]
     assert {"max_tokens", "temperature", "top_p", "logit_bias"} <= set(params)
     assert params["top_k"] == 0, "zero is a value, not absence"
@@ -103,7 +103,7 @@ def test_agent_parameters_keep_the_names_of_the_openai_api() -> None:
     ("target", "accepted"),
     [({"model": "m"}, True), ({"pool": "p"}, True), ({}, False), ({"model": "m", "pool": "p"}, False)],
 )
-def test_an_agent_pins_exactly_one_of_model_and_pool(target: dict[str, str], accepted: bool) -> None:
+def test_agent_pins_exactly_one_of_model_and_pool(target: dict[str, str], accepted: bool) -> None:
     value = {"kind": "agent", "name": "a", **target}
     if accepted:
         parse_document(value)
@@ -140,31 +140,31 @@ def test_an_agent_pins_exactly_one_of_model_and_pool(target: dict[str, str], acc
         ("pool_nam", "p"),
     ],
 )  # fmt: skip
-def test_a_wrong_field_is_refused_by_its_name(field: str, value: object) -> None:
+def test_invalid_field_is_refused_by_name(field: str, value: object) -> None:
     with pytest.raises(FieldError) as refused:
         parse_document({"kind": "model", "name": "m", re.split(r"[.\[]", field)[0]: value})
     assert refused.value.field == field
 
 
-def test_an_error_does_not_repeat_secrets() -> None:
+def test_error_does_not_repeat_secrets() -> None:
     recipe = {"type": "http", "url": "http://user:s3cret@x", "headers": {"Authorization": "s3cret"}, "method": "STEAL"}
     with pytest.raises(FieldError) as refused:
         parse_document({"kind": "model", "name": "m", "wake": {"byMesh": recipe}})
     assert "s3cret" not in str(refused.value)
 
 
-def test_a_repr_does_not_show_secrets() -> None:
+def test_repr_does_not_show_secrets() -> None:
     assert "10.0.0.1" not in repr(model_document(some_model()))
     assert "WEFT_WAKE" not in repr(model_document(some_model()))
 
 
-def test_one_odd_row_does_not_make_a_list_unreadable() -> None:
+def test_single_odd_row_does_not_break_a_list() -> None:
     agent = some_agent()
     agent.manifest.default_params.temperature = 99.0
     assert plain(observed_document(ResourceKind.AGENT, agent))["defaultParams"]["temperature"] == 99.0
 
 
-def test_values_of_a_later_version_are_unknown_and_not_an_error() -> None:
+def test_enum_values_of_a_newer_version_are_unknown_and_not_an_error() -> None:
     model = some_model(status=97, kind=98)
     status = plain(model_document(model))["status"]
     assert (status["state"], status["kind"]) == ("unknown", "unknown")
@@ -177,7 +177,7 @@ def test_kinds_have_a_singular_and_a_plural(word: str) -> None:
     assert parse_kind(word) in ResourceKind
 
 
-def test_an_unknown_kind_is_answered_with_those_there_are() -> None:
+def test_unknown_kind_error_lists_the_available_ones() -> None:
     with pytest.raises(FieldError, match="models, agents, runners, pools"):
         parse_kind("gpu")
 
@@ -197,7 +197,7 @@ def _ready(document: AnyDocument) -> tuple[str, str]:
         ("DRAINING", ("False", "Draining")),
     ],
 )
-def test_whether_a_model_is_ready_follows_its_instance(phase: str, expected: tuple[str, str]) -> None:
+def test_model_readiness_follows_its_instance(phase: str, expected: tuple[str, str]) -> None:
     document = model_document(some_model(), instance_of(some_model(), some_runner(phase=phase)))
     assert _ready(document) == expected
     if expected[0] == "False":
@@ -211,11 +211,11 @@ def test_whether_a_model_is_ready_follows_its_instance(phase: str, expected: tup
         (some_model(status=model_pb2.Model.STATUS_INACTIVE), ("False", "RunnerGone")),
     ],
 )
-def test_a_model_that_is_not_active_is_not_ready(model: model_pb2.Model, expected: tuple[str, str]) -> None:
+def test_inactive_model_is_not_ready(model: model_pb2.Model, expected: tuple[str, str]) -> None:
     assert _ready(model_document(model, instance_of(model, some_runner()))) == expected
 
 
-def test_a_model_that_its_runner_cannot_serve_is_not_ready_without_its_instance_too() -> None:
+def test_model_its_runner_cannot_serve_is_not_ready_even_without_an_instance() -> None:
     failed = some_model(status=model_pb2.Model.STATUS_FAILED)
     assert _ready(model_document(failed)) == ("False", "Failed")
     assert model_document(failed).state == "failed"
@@ -226,7 +226,7 @@ def test_a_model_that_its_runner_cannot_serve_is_not_ready_without_its_instance_
 
 
 @pytest.mark.parametrize("phase", ["CRASH_LOOP", "FAILED"])
-def test_a_runner_none_of_whose_models_can_be_used_is_not_ready(phase: str) -> None:
+def test_runner_without_a_usable_model_is_not_ready(phase: str) -> None:
     """`describe runner` said that it takes requests."""
     runner = some_runner(phase=phase)
     assert _ready(runner_document(runner)) == ("False", "NoUsableModel")
@@ -237,18 +237,18 @@ def test_a_runner_none_of_whose_models_can_be_used_is_not_ready(phase: str) -> N
     assert runner_document(runner).conditions[-1].message == "none of its 2 models can be used; qwen: why"
 
 
-def test_a_model_without_a_runner_says_so() -> None:
+def test_model_without_a_runner_reports_it() -> None:
     model = some_model(status=model_pb2.Model.STATUS_INACTIVE)
     model.runner = ""
     assert _ready(model_document(model)) == ("False", "NoRunner")
 
 
-def test_the_instance_of_another_runner_is_not_taken_for_the_models() -> None:
+def test_instance_of_another_runner_is_not_used_for_the_model() -> None:
     document = model_document(some_model(), instance_of(some_model(), some_runner("r2")))
     assert document.instance is None
 
 
-def test_conditions_of_agents_runners_and_pools() -> None:
+def test_agent_runner_and_pool_conditions_follow_their_status() -> None:
     agent = some_agent()
     assert _ready(observed_document(ResourceKind.AGENT, agent)) == ("True", "Active")
     agent.status = agent_pb2.Agent.STATUS_INACTIVE
@@ -261,7 +261,7 @@ def test_conditions_of_agents_runners_and_pools() -> None:
     assert _ready(pool_document(pool)) == ("False", "NoActiveMember")
 
 
-def test_a_runner_whose_clock_is_off_says_so_and_beyond_the_bound_it_is_not_ready() -> None:
+def test_runner_with_clock_skew_reports_it_and_is_not_ready_beyond_the_bound() -> None:
     runner = some_runner()
     runner.capability.clock_offset.FromSeconds(-30)
     document = runner_document(runner)
@@ -274,7 +274,7 @@ def test_a_runner_whose_clock_is_off_says_so_and_beyond_the_bound_it_is_not_read
     assert "30 s behind the mesh's, more than is allowed" in (refused.conditions[-1].message or "")
 
 
-def test_an_event_is_told_in_words() -> None:
+def test_event_is_rendered_as_text() -> None:
     told = document_of(some_event())
     assert (told["resourceKind"], told["resourceName"], told["reason"]) == ("model", "qwen", "woke")
     assert told["time"] == "2026-01-02T03:04:05Z"
@@ -294,23 +294,23 @@ def test_an_event_is_told_in_words() -> None:
         ),
     ],
 )
-def test_names_may_be_written_in_either_spelling(snake: dict[str, object], camel: dict[str, object]) -> None:
+def test_names_may_use_either_spelling(snake: dict[str, object], camel: dict[str, object]) -> None:
     read, same = (parse_document({"kind": "model", "name": "m", **fields}) for fields in (snake, camel))
     assert read == same
     assert declared(read) == {"kind": "model", "name": "m", **camel}, "and they are printed in one of them"
 
 
-def test_parameters_of_agents_may_be_written_in_either_spelling_too() -> None:
+def test_agent_parameters_may_use_either_spelling_too() -> None:
     value = {"kind": "agent", "name": "a", "model": "m", "defaultParams": {"maxTokens": 7, "top_p": 0.5}}
     assert declared(parse_document(value))["defaultParams"] == {"max_tokens": 7, "top_p": 0.5}
 
 
-def test_a_field_in_both_spellings_is_refused() -> None:
+def test_field_in_both_spellings_is_refused() -> None:
     with pytest.raises(FieldError, match="poolName: is given twice, as pool_name as well"):
         parse_document({"kind": "model", "name": "m", "pool_name": "p", "poolName": "p"})
 
 
-def test_an_unknown_word_is_answered_with_those_there_are() -> None:
+def test_unknown_word_error_lists_the_available_ones() -> None:
     with pytest.raises(FieldError, match=r"operations\[0\]: must be one of chat, completion, embedding"):
         parse_document({"kind": "model", "name": "m", "operations": ["dance"]})
     with pytest.raises(FieldError, match="repetition: must be one of off, warn, kill"):

@@ -19,17 +19,17 @@ def test_every_document_of_a_stream_is_read_in_order() -> None:
     assert [sourced.label for sourced in documents] == ["agent/good", "model/m", "pool/p"]
 
 
-def test_a_list_document_is_read_item_by_item() -> None:
+def test_list_document_is_read_item_by_item() -> None:
     text = json.dumps({"kind": "AgentList", "items": [{"kind": "agent", "name": name, "model": "m"} for name in "ab"]})
     assert [sourced.label for sourced in read_documents(text, "f")] == ["agent/a", "agent/b"]
 
 
 @pytest.mark.parametrize("text", ["", "---\n", "# only words\n", "---\n---\n"])
-def test_a_stream_without_documents_is_empty(text: str) -> None:
+def test_stream_without_documents_is_empty(text: str) -> None:
     assert read_documents(text, "f") == ()
 
 
-def test_an_error_names_file_document_line_and_field() -> None:
+def test_error_has_file_document_line_and_field() -> None:
     text = f"{GOOD}---\n{GOOD}---\nkind: agent\nname: bad\nmodel: m\nsystemPrompt: 7\n"
     with pytest.raises(FieldError) as refused:
         read_documents(text, "agents.yaml")
@@ -42,7 +42,7 @@ def refused_lines(text: str) -> list[str]:
     return refused.value.message.splitlines()
 
 
-def test_all_wrong_documents_are_named_not_only_the_first() -> None:
+def test_all_invalid_documents_are_reported() -> None:
     wrong = ("kind: widget\nname: a\n", "kind: agent\nname: b\n", "just words\n", "kind: [\n")
     assert [line.partition(": ")[0].strip() for line in refused_lines("---\n".join(wrong))] == [
         "a.yaml, document 1 (line 1)",
@@ -52,7 +52,7 @@ def test_all_wrong_documents_are_named_not_only_the_first() -> None:
     ]
 
 
-def test_all_wrong_fields_of_a_document_are_named_each_with_its_line() -> None:
+def test_all_invalid_fields_of_a_document_are_reported_with_their_lines() -> None:
     text = (
         "kind: agent\nname: ..\nmodel: m\nsytemPrompt: x\ndefaultParams: {temperature: 3, stop: [a, 3], top_k: x}\n"
         "description: 7\n"
@@ -69,7 +69,7 @@ def test_all_wrong_fields_of_a_document_are_named_each_with_its_line() -> None:
     ]
 
 
-def test_a_value_that_could_not_be_read_is_not_missing_as_well() -> None:
+def test_unreadable_value_is_not_also_reported_as_missing() -> None:
     (line,) = refused_lines("kind: agent\nname: 7\nmodel: m\n")
     assert line == "a.yaml, document 1 (line 2): name: must be a text"
     (line,) = refused_lines("kind: agent\nname: a\nmodel: 7\n")
@@ -84,7 +84,7 @@ def test_errors_beyond_the_limit_are_counted() -> None:
     assert lines[-1] == f"  and {per_document * documents - MAX_REFUSALS} more"
 
 
-def test_all_repeated_names_are_named() -> None:
+def test_all_repeated_names_are_reported() -> None:
     with pytest.raises(FieldError) as refused:
         refuse_repeats(read_documents("---\n".join([GOOD] * 3), "a.yaml"))
     assert [line.partition(" (")[0].strip() for line in refused.value.message.splitlines()] == [
@@ -138,7 +138,7 @@ def test_all_repeated_names_are_named() -> None:
         ("kind: model\nname: m\ncontextTokens: " + "9" * 5000, "a value cannot be read"),
     ],
 )
-def test_one_broken_document_refuses_them_all(text: str, message: str) -> None:
+def test_one_broken_document_refuses_the_whole_file(text: str, message: str) -> None:
     with pytest.raises(WeftError) as refused:
         read_documents(text, "f.yaml")
     assert message in refused.value.message
@@ -161,18 +161,18 @@ def _bomb() -> str:
         ("{a: " * 10_000, "nested"),
     ],
 )
-def test_bombs_are_refused_before_they_go_off(text: str, message: str) -> None:
+def test_expansion_bombs_are_refused_before_they_expand(text: str, message: str) -> None:
     with pytest.raises(WeftError, match=message):
         read_documents(text, "f.yaml")
 
 
-def test_values_without_end_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_recursive_values_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(yaml_documents, "MAX_YAML_NODES", 1_000)
     with pytest.raises(WeftError, match="more than 1,000 values"):
         read_documents("- 1\n" * 1_500, "f.yaml")
 
 
-def test_an_alias_that_is_no_bomb_is_read() -> None:
+def test_harmless_alias_is_read() -> None:
     text = "kind: agent\nname: &name a\nmodel: *name\n"
     ((sourced),) = read_documents(text, "f.yaml")
     assert isinstance(sourced.document, AgentDocument)
@@ -188,7 +188,7 @@ def test_sizes_are_bounded() -> None:
         read_documents(text, "f.yaml")
 
 
-def test_dates_are_texts_and_json_escapes_are_characters() -> None:
+def test_dates_are_strings_and_json_escapes_are_characters() -> None:
     ((dated),) = read_documents(f"{GOOD}description: 2026-01-01\n", "f.yaml")
     assert isinstance(dated.document, AgentDocument)
     assert dated.document.declared.description == "2026-01-01"
@@ -198,34 +198,34 @@ def test_dates_are_texts_and_json_escapes_are_characters() -> None:
     assert smiling.document.declared.description == "😀"
 
 
-def test_yaml_in_flow_style_is_not_mistaken_for_broken_json() -> None:
+def test_flow_style_yaml_is_not_mistaken_for_broken_json() -> None:
     assert read_documents("{kind: model, name: m}", "f")[0].label == "model/m"
 
 
-def test_two_documents_of_one_resource_are_refused_naming_both_places() -> None:
+def test_two_documents_of_one_resource_are_refused_with_both_positions() -> None:
     documents = read_documents(f"{GOOD}---\n{GOOD}", "f.yaml")
     with pytest.raises(FieldError, match=r"document 2 .*agent/good has this name already, in f.yaml, document 1"):
         refuse_repeats(documents)
 
 
-def test_all_kinds_share_their_names_but_a_pool_may_be_called_like_a_model() -> None:
+def test_names_are_unique_across_kinds_except_that_a_pool_may_share_a_model_name() -> None:
     refuse_repeats(read_documents("kind: model\nname: x\n---\nkind: pool\nname: x\n", "f.yaml"))
     with pytest.raises(FieldError, match="model/x has this name already"):
         refuse_repeats(read_documents("kind: model\nname: x\n---\nkind: runner\nname: x\n", "f.yaml"))
 
 
-def test_a_status_from_anywhere_is_ignored() -> None:
+def test_status_is_ignored_in_any_input() -> None:
     ((sourced),) = read_documents(f"{GOOD}status: {{nonsense: true}}\n", "f")
     assert sourced.document.observed is None
 
 
-def test_a_body_may_leave_its_kind_to_the_route() -> None:
+def test_body_may_omit_the_kind_implied_by_its_route() -> None:
     assert parse_document({"name": "m"}, ResourceKind.MODEL).kind == "model"
     with pytest.raises(FieldError, match="kind: must be model here"):
         parse_document({"kind": "agent", "name": "m"}, ResourceKind.MODEL)
 
 
-def test_logit_biases_may_have_words_for_keys_as_json_does() -> None:
+def test_logit_bias_keys_may_be_strings_as_in_json() -> None:
     value = {"kind": "agent", "name": "a", "model": "m", "defaultParams": {"logit_bias": {"50256": -100}}}
     document = parse_document(value)
     assert isinstance(document, AgentDocument)

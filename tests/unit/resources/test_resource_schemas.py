@@ -31,7 +31,7 @@ PRINTED: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("kind", PRINTED)
-def test_what_is_printed_holds_to_its_schema(kind: str) -> None:
+def test_printed_document_matches_its_schema(kind: str) -> None:
     validator = Draft202012Validator(schemas()[f"{kind}.json"])
     validator.validate(PRINTED[kind])
     with pytest.raises(ValidationError):
@@ -40,7 +40,7 @@ def test_what_is_printed_holds_to_its_schema(kind: str) -> None:
     Draft202012Validator(schemas()[f"{kind}-list.json"]).validate({"kind": list_kind, "items": [PRINTED[kind]]})
 
 
-def test_what_yaml_declares_holds_to_the_same_schema() -> None:
+def test_yaml_declaration_matches_the_same_schema() -> None:
     Draft202012Validator(schemas()["model.json"]).validate(declared(model_document(some_model())))
     Draft202012Validator(schemas()["agent.json"]).validate(
         declared(observed_document(ResourceKind.AGENT, some_agent()))

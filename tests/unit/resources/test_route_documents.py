@@ -28,7 +28,7 @@ def read(**fields: object) -> RouteDocument:
     ("written", "seconds"),
     [("5m", 300), (300, 300), (1.5, 1.5), ("90s", 90), ("1h30m", 5_400), (0, 0), ("0", 0), (-1, -1), ("-5m", -1)],
 )
-def test_how_long_a_model_stays_is_written_as_elsewhere(written: object, seconds: float) -> None:
+def test_keep_alive_is_written_as_elsewhere(written: object, seconds: float) -> None:
     route = read(keepAlive=written)
     assert seconds_of(route.declared, "keep_alive") == seconds
     manifest = route.declared
@@ -40,32 +40,32 @@ def test_how_long_a_model_stays_is_written_as_elsewhere(written: object, seconds
 
 
 @pytest.mark.parametrize("seconds", [0.067, 0.57, 1.1, 8.3, 16.1, 86_399.999])
-def test_a_budget_of_8_3_s_is_not_read_back_as_8_300000001(seconds: float) -> None:
+def test_budget_of_8_3_s_round_trips_without_rounding_error(seconds: float) -> None:
     manifest = read(budgetSeconds=seconds, keepAlive=seconds).declared
     check_route(manifest, "route")
     told = observed_document(ResourceKind.ROUTE, route_pb2.Route(manifest=manifest))
     assert (seconds_of(told.declared, "budget"), seconds_of(told.declared, "keep_alive")) == (seconds, seconds)
 
 
-def test_a_budget_below_a_nanosecond_is_not_lost() -> None:
+def test_budget_below_a_nanosecond_is_not_lost() -> None:
     manifest = read(budgetSeconds=1e-12).declared
     assert manifest.budget.ToNanoseconds() == 1
 
 
-def test_what_is_not_said_stays_unsaid() -> None:
+def test_unset_route_fields_stay_unset() -> None:
     manifest = read().declared
     assert (manifest.HasField("keep_alive"), manifest.HasField("budget")) == (False, False)
     assert to_yaml([read()]) == "kind: route\nname: q\ncandidates:\n- a\n"
 
 
-def test_a_whole_route_in_yaml_is_what_people_would_write() -> None:
+def test_complete_route_in_yaml_is_idiomatic() -> None:
     assert to_yaml([observed_document(ResourceKind.ROUTE, some_route())]) == (
         "kind: route\nname: summaries\ndescription: Short ones\ncandidates:\n- qwen\n- big\n"
         "budgetSeconds: 90.5\nkeepAlive: 300\npinPrimary: true\n"
     )
 
 
-def test_a_status_that_somebody_applies_is_dropped() -> None:
+def test_applied_status_is_dropped() -> None:
     (sourced,) = read_documents(
         to_yaml([observed_document(ResourceKind.ROUTE, some_route())]) + "status: {state: nonsense}\n", "f"
     )
@@ -81,7 +81,7 @@ def test_a_status_that_somebody_applies_is_dropped() -> None:
         (route_pb2.Route.STATUS_UNSPECIFIED, "unknown", "False", "NoActiveCandidate"),
     ],
 )
-def test_a_route_says_whether_it_can_answer_and_why_not(
+def test_route_shows_if_it_can_answer_and_why_not(
     status: route_pb2.Route.Status.ValueType, state: str, ready: str, reason: str
 ) -> None:
     told = some_route()
@@ -91,19 +91,19 @@ def test_a_route_says_whether_it_can_answer_and_why_not(
     assert (found.state, condition.type, condition.status, condition.reason) == (state, "Ready", ready, reason)
 
 
-def test_the_words_for_routes() -> None:
+def test_route_kind_accepts_singular_and_plural_words() -> None:
     for word in ("route", "routes", "Route", "ROUTES"):
         assert parse_kind(word).list_kind == "RouteList"
 
 
-def test_an_event_of_the_mesh_itself_is_about_the_mesh() -> None:
+def test_mesh_event_refers_to_the_mesh() -> None:
     event = some_event(name="settings")
     event.kind = "mesh"
     document = document_of(event)
     assert (document["resourceKind"], document["resourceName"]) == ("mesh", "settings")
 
 
-def test_skills_go_to_the_registry_and_come_back() -> None:
+def test_skills_round_trip_through_the_registry() -> None:
     document = parse_document({"kind": "model", "name": "m", "skills": ["text", "image", "audio", "tools"]})
     manifest = document.manifest
     assert list(manifest.skills) == [1, 2, 3, 4]

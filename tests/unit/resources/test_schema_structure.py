@@ -140,14 +140,14 @@ def _openapi() -> dict[str, Any]:
     return found
 
 
-def test_the_schemas_of_the_http_api_demand_what_they_did() -> None:
+def test_http_api_schemas_have_unchanged_requirements() -> None:
     found = _openapi()
     after = {name: structure(found.get(name)) for name in BEFORE["openapi"] if name != "ResourceKind"}
     before = {name: own for name, own in BEFORE["openapi"].items() if name != "ResourceKind"}
     assert {path for path in differences(before, after) if path not in CHANGED} == set()
 
 
-def test_the_published_schemas_demand_what_they_did() -> None:
+def test_published_schemas_have_unchanged_requirements() -> None:
     for name, before in BEFORE["files"].items():
         found = schemas()[f"{name}.json"]
         after = {part: structure(found if not part else found["$defs"].get(part)) for part in before}
@@ -157,7 +157,7 @@ def test_the_published_schemas_demand_what_they_did() -> None:
         assert wrong - changed - CHANGED == set(), name
 
 
-def test_the_comparison_finds_a_range_that_grew() -> None:
+def test_comparison_detects_a_widened_range() -> None:
     """The control."""
     wider = json.loads(json.dumps(BEFORE["openapi"]))
     wider["SamplingDocument"]["properties"]["temperature"]["anyOf"] = [{"type": "number"}]

@@ -24,7 +24,7 @@ def memory(*loaded: str, total: int = 8) -> dict[str, HostMemory]:
     return {"gpu": HostMemory(host="gpu", total_bytes=total * GIB, free_bytes=free, holders=holders)}
 
 
-def test_a_model_and_its_adapters_share_the_slots_of_one_engine() -> None:
+def test_model_and_its_adapters_share_the_slots_of_one_engine() -> None:
     mesh = scheduler(*family(slots=2))
     assert 1 in placed(mesh.submit(arrival(1, "smol"), 0.0))
     assert 2 in placed(mesh.submit(arrival(2, "pirate"), 0.0))
@@ -34,13 +34,13 @@ def test_a_model_and_its_adapters_share_the_slots_of_one_engine() -> None:
     assert len(placed(mesh.finish(1, 2.0))) == 1
 
 
-def test_models_without_adapters_share_nothing() -> None:
+def test_models_without_adapters_share_no_slots() -> None:
     mesh = scheduler(candidate("a", "smol"), candidate("a", "other"))
     assert 1 in placed(mesh.submit(arrival(1, "smol"), 0.0))
     assert 2 in placed(mesh.submit(arrival(2, "other"), 0.0))
 
 
-def test_a_request_for_an_adapter_wakes_its_model_once_and_is_placed_when_both_are_ready() -> None:
+def test_adapter_request_wakes_its_model_once_and_is_placed_when_both_are_ready() -> None:
     mesh = scheduler(*family(asleep))
     assert woken(mesh.submit(arrival(1, "pirate"), 0.0)) == ["smol"]
     assert woken(mesh.submit(arrival(2, "poet"), 0.1)) == []
@@ -50,7 +50,7 @@ def test_a_request_for_an_adapter_wakes_its_model_once_and_is_placed_when_both_a
     assert set(placed(decisions)) == {1, 2, 3}
 
 
-def test_a_failed_wake_of_the_model_ends_the_waiting_for_its_adapters() -> None:
+def test_failed_wake_of_the_model_ends_the_wait_for_its_adapters() -> None:
     mesh = scheduler(*family(asleep))
     mesh.submit(arrival(1, "pirate"), 0.0)
     assert rejected(mesh.wake_finished("smol", failed("no such file"), 1.0)) == {1: Reason.WAKE_FAILED}
@@ -63,13 +63,13 @@ def swap_mesh(**limits: Any) -> Mesh:
     return mesh
 
 
-def test_the_memory_of_a_model_counts_once_however_many_adapters_it_has() -> None:
+def test_memory_of_a_model_counts_once_for_any_number_of_adapters() -> None:
     mesh = scheduler()
     mesh.show([*family(), asleep("b", "llama", **ON_HOST)], 0.0, hosts=memory("smol", total=10))
     assert woken(mesh.submit(arrival(1, "llama"), 0.0)) == ["llama"], "five of ten GiB are free"
 
 
-def test_a_model_whose_adapter_works_is_not_evicted_until_that_is_idle_and_then_takes_nothing_new() -> None:
+def test_model_with_a_busy_adapter_is_evicted_only_after_it_is_idle_and_takes_no_new_requests() -> None:
     mesh = swap_mesh()
     mesh.submit(arrival(1, "pirate"), 0.0)
     decisions = mesh.submit(arrival(2, "llama"), 0.0)
@@ -80,19 +80,19 @@ def test_a_model_whose_adapter_works_is_not_evicted_until_that_is_idle_and_then_
     assert woken(mesh.finish(1, 12.0)) == ["llama"]
 
 
-def test_a_swap_between_adapters_of_one_model_costs_nothing() -> None:
+def test_swap_between_adapters_of_one_model_is_free() -> None:
     mesh = swap_mesh()
     for key in range(1, 9):
         assert key in placed(mesh.submit(arrival(key, ("pirate", "poet", "smol")[key % 3]), float(key)))
         mesh.finish(key, key + 0.5)
 
 
-def test_an_adapter_whose_model_is_not_in_the_mesh_is_served_by_itself() -> None:
+def test_adapter_without_its_base_model_in_the_mesh_is_served_separately() -> None:
     mesh = scheduler(asleep("a", "pirate", **ADAPTED))
     assert woken(mesh.submit(arrival(1, "pirate"), 0.0)) == ["pirate"]
 
 
-def test_requests_that_run_while_the_base_becomes_known_are_counted_with_its_engine() -> None:
+def test_running_requests_are_counted_with_the_engine_once_the_base_is_known() -> None:
     mesh = scheduler(candidate("a", "smol", slots=1), candidate("a", "pirate", slots=1))
     assert 1 in placed(mesh.submit(arrival(1, "pirate"), 0.0))
     mesh.show([candidate("a", "smol", slots=1), candidate("a", "pirate", slots=1, base_model="smol")], 1.0)

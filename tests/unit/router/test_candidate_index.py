@@ -16,26 +16,26 @@ from weft.kernel.request import Operation
 EMBED = Needs(Operation.EMBEDDING)
 
 
-def test_a_model_stands_for_its_pool_and_a_pool_for_itself() -> None:
+def test_model_name_resolves_to_its_pool_and_a_pool_name_to_itself() -> None:
     mesh = index(member("a"), member("b"), member("solo", pool="solo"))
     assert [mesh.table.queue_of(name) for name in ("a", "b", "p", "solo", "nothing")] == ["p", "p", "p", "solo", None]
     assert sorted(mesh.table.queues()) == ["p", "solo"]
 
 
-def test_a_name_that_is_a_pools_and_a_models_is_the_pools() -> None:
+def test_name_of_both_a_pool_and_a_model_resolves_to_the_pool() -> None:
     mesh = index(member("x", pool="p"), member("a", pool="x"))
     assert mesh.table.queue_of("x") == "x"
     assert [candidate.model for candidate in mesh.table.members("x")] == ["a"]
 
 
-def test_only_known_routes_are_lines() -> None:
+def test_only_known_routes_are_queues() -> None:
     mesh = index(member("a"), routes=[Route(name="code", candidates=("a",))])
     assert mesh.table.queue_of("route/code") == "route/code"
     assert mesh.table.queue_of("route/other") is None
     assert mesh.table.queue_of("code") is None
 
 
-def test_a_candidate_is_in_the_lines_of_its_pool_and_of_the_routes_that_name_it() -> None:
+def test_candidate_is_in_the_queues_of_its_pool_and_the_routes_that_name_it() -> None:
     routes = [
         Route(name="r", candidates=("a", "p")),
         Route(name="s", candidates=("p",)),
@@ -45,7 +45,7 @@ def test_a_candidate_is_in_the_lines_of_its_pool_and_of_the_routes_that_name_it(
     assert list(mesh.table.queues_of(member("a"))) == ["p", "route/r", "route/s"]
 
 
-def test_a_queue_without_members_is_gone() -> None:
+def test_queue_without_members_is_removed() -> None:
     mesh = index(member("a"))
     mesh.table.drop("a")
     assert mesh.table.queue_of("a") is None
@@ -54,7 +54,7 @@ def test_a_queue_without_members_is_gone() -> None:
     mesh.table.drop("a")
 
 
-def test_a_model_that_changes_its_pool_takes_what_runs_on_it_along() -> None:
+def test_model_that_changes_its_pool_keeps_its_running_requests() -> None:
     mesh = index(member("a"), member("b"))
     running = place(mesh, asked=pick(excluded=frozenset({member("b").key})))
     assert running is not None
@@ -64,13 +64,13 @@ def test_a_model_that_changes_its_pool_takes_what_runs_on_it_along() -> None:
     assert (mesh.in_flight_of_queue("q"), mesh.total_in_flight) == (0, 0)
 
 
-def test_no_candidate_gets_more_requests_than_it_has_slots() -> None:
+def test_no_candidate_gets_more_requests_than_slots() -> None:
     mesh = index(member("a", slots=1), member("b", slots=2))
     assert sorted(placed(mesh, 4)) == ["a", "b", "b", "nobody"]
     assert not mesh.has_free("p")
 
 
-def test_a_released_slot_is_free_again() -> None:
+def test_released_slot_is_free_again() -> None:
     mesh = index(member("a", slots=1))
     running = place(mesh)
     assert running is not None
@@ -79,13 +79,13 @@ def test_a_released_slot_is_free_again() -> None:
     assert place(mesh) == running
 
 
-def test_a_slot_that_was_not_granted_cannot_be_given_back() -> None:
+def test_slot_that_was_not_granted_cannot_be_released() -> None:
     mesh = index(member("a"))
     with pytest.raises(AssertionError, match="granted"):
         mesh.release(member("a"))
 
 
-def test_a_runner_that_is_full_over_all_its_models_takes_nothing_on_any_of_them() -> None:
+def test_runner_at_its_total_limit_takes_no_request_on_any_model() -> None:
     on_one: dict[str, Any] = {"runner": "one", "runner_max_requests": 3}
     mesh = index(member("a", pool="a", **on_one), member("b", pool="b", **on_one))
     assert placed(mesh, 2, "a") + placed(mesh, 2, "b") == ["a", "a", "b", "nobody"]
@@ -97,7 +97,7 @@ def test_a_runner_that_is_full_over_all_its_models_takes_nothing_on_any_of_them(
     assert placed(mesh, 1, "a") == ["a"]
 
 
-def test_a_limit_over_all_models_that_changes_counts_from_then_on() -> None:
+def test_changed_total_limit_applies_immediately() -> None:
     mesh = index(member("a", runner_max_requests=1))
     assert placed(mesh, 2) == ["a", "nobody"]
     mesh.table.put(member("a", runner_max_requests=2))
@@ -106,7 +106,7 @@ def test_a_limit_over_all_models_that_changes_counts_from_then_on() -> None:
     assert placed(mesh, 3) == ["a", "a", "nobody"]
 
 
-def test_a_pool_at_its_cap_takes_nothing_from_any_queue() -> None:
+def test_pool_at_its_cap_takes_no_request_from_any_queue() -> None:
     mesh = index(member("a"), member("b"), max_in_flight=2, routes=[Route(name="r", candidates=("p",))])
     assert placed(mesh, 3) == ["a", "b", "nobody"]
     assert placed(mesh, 1, "route/r") == ["nobody"]
@@ -119,7 +119,7 @@ def test_a_pool_at_its_cap_takes_nothing_from_any_queue() -> None:
 
 
 @pytest.mark.parametrize("readiness", [Readiness.LOADING, Readiness.ASLEEP, Readiness.DOWN])
-def test_only_who_is_ready_takes_requests(readiness: Readiness) -> None:
+def test_only_ready_candidates_take_requests(readiness: Readiness) -> None:
     mesh = index(member("a", readiness=readiness))
     assert not mesh.has_free("p")
     assert place(mesh) is None
@@ -128,7 +128,7 @@ def test_only_who_is_ready_takes_requests(readiness: Readiness) -> None:
     assert placed(mesh, 1) == ["a"]
 
 
-def test_those_who_are_held_take_nothing_until_the_hold_is_lifted() -> None:
+def test_held_candidates_take_no_requests_until_the_hold_is_lifted() -> None:
     mesh = index(member("a"), member("b"))
     mesh.table.hold(frozenset({member("a").key}), {member("a").key: "llama"})
     assert set(placed(mesh, 4)) == {"b"}
@@ -140,7 +140,7 @@ def test_those_who_are_held_take_nothing_until_the_hold_is_lifted() -> None:
     assert mesh.has_free("p")
 
 
-def test_a_hold_outlives_changes_of_the_candidate() -> None:
+def test_hold_survives_candidate_changes() -> None:
     mesh = index(member("a"))
     mesh.table.hold(frozenset({member("a").key}))
     mesh.table.put(member("a", slots_reported_used=1))
@@ -152,7 +152,7 @@ def test_a_hold_outlives_changes_of_the_candidate() -> None:
     assert placed(mesh, 1) == ["a"]
 
 
-def test_requests_on_an_incarnation_that_is_gone_count_until_they_end() -> None:
+def test_requests_on_a_removed_incarnation_count_until_they_end() -> None:
     mesh = index(member("a", slots=1), max_in_flight=2)
     old = place(mesh)
     assert old is not None
@@ -168,7 +168,7 @@ def test_requests_on_an_incarnation_that_is_gone_count_until_they_end() -> None:
     assert (mesh.in_flight_of_queue("p"), mesh.total_in_flight) == (0, 0)
 
 
-def test_what_runs_on_a_candidate_that_comes_back_still_takes_its_slots() -> None:
+def test_running_requests_keep_their_slots_when_a_candidate_returns() -> None:
     mesh = index(member("a", slots=1))
     running = place(mesh)
     assert running is not None
@@ -180,7 +180,7 @@ def test_what_runs_on_a_candidate_that_comes_back_still_takes_its_slots() -> Non
     assert placed(mesh, 1) == ["a"]
 
 
-def test_nothing_is_kept_of_who_is_gone() -> None:
+def test_removed_candidates_leave_no_state() -> None:
     mesh = index()
     for number in range(50):
         mesh.table.put(member("a", incarnation=str(number)))
@@ -192,13 +192,13 @@ def test_nothing_is_kept_of_who_is_gone() -> None:
     assert (len(table.by_key), len(table._runners), len(table.pools), len(table._pool_steps)) == (0, 0, 0, 0)
 
 
-def test_requests_go_only_to_who_has_what_they_need() -> None:
+def test_requests_go_only_to_candidates_that_meet_their_needs() -> None:
     mesh = index(member("a"), member("b", operations=frozenset({Operation.EMBEDDING})))
     assert placed(mesh, 2, asked=pick(EMBED)) == ["b", "b"]
     assert [candidate.model for candidate in mesh.permitted("p", EMBED, frozenset())] == ["b"]
 
 
-def test_what_a_candidate_can_do_may_change() -> None:
+def test_candidate_capabilities_may_change() -> None:
     mesh = index(member("a"))
     assert place(mesh, asked=pick(EMBED)) is None
     mesh.table.put(member("a", operations=frozenset(Operation)))
@@ -207,7 +207,7 @@ def test_what_a_candidate_can_do_may_change() -> None:
     assert place(mesh, asked=pick(EMBED)) is None
 
 
-def test_the_permitted_are_neither_excluded_nor_down() -> None:
+def test_permitted_candidates_are_neither_excluded_nor_down() -> None:
     mesh = index(
         member("a"), member("b", readiness=Readiness.DOWN), member("c", readiness=Readiness.ASLEEP), member("d")
     )
@@ -217,14 +217,14 @@ def test_the_permitted_are_neither_excluded_nor_down() -> None:
     assert mesh.ready_slots("p") == 8
 
 
-def test_excluded_candidates_are_not_chosen_and_stay_for_others() -> None:
+def test_excluded_candidates_are_not_chosen_and_stay_available_for_others() -> None:
     mesh = index(member("a"), member("b"), member("c"))
     excluded = frozenset({member("a").key, member("b").key})
     assert placed(mesh, 2, asked=pick(excluded=excluded)) == ["c", "c"]
     assert placed(mesh, 2) == ["a", "b"]
 
 
-def test_who_is_busy_with_others_work_is_left_alone_for_longer_each_time() -> None:
+def test_externally_busy_candidate_is_backed_off_for_longer_each_time() -> None:
     mesh = index(member("a"))
     for doubling in range(6):
         began = doubling * 10.0
@@ -242,7 +242,7 @@ def test_who_is_busy_with_others_work_is_left_alone_for_longer_each_time() -> No
 
 
 @pytest.mark.parametrize(("kind", "seconds"), [(FailureKind.BOUNCED, 0.25), (FailureKind.BROKE, 1.0)])
-def test_who_failed_is_left_alone_for_a_moment(kind: FailureKind, seconds: float) -> None:
+def test_failed_candidate_is_backed_off_briefly(kind: FailureKind, seconds: float) -> None:
     mesh, only_a = index(member("a"), member("b")), pick(excluded=frozenset({member("b").key}))
     mesh.health.note_failure(member("a"), kind, 5.0)
     assert mesh.choose("p", only_a, 5.0 + seconds - 0.01) is None
@@ -250,7 +250,7 @@ def test_who_failed_is_left_alone_for_a_moment(kind: FailureKind, seconds: float
     assert mesh.health.wakes_at(5.0 + seconds) is None
 
 
-def test_a_prompt_that_fails_on_the_last_endpoint_makes_no_other_caller_wait() -> None:
+def test_prompt_failing_on_the_last_endpoint_does_not_delay_other_callers() -> None:
     mesh = index(member("a"))
     for second in range(100):
         mesh.health.note_failure(member("a"), FailureKind.BROKE, float(second))
@@ -258,20 +258,20 @@ def test_a_prompt_that_fails_on_the_last_endpoint_makes_no_other_caller_wait() -
 
 
 @pytest.mark.parametrize("kind", [FailureKind.LACKS, FailureKind.FINAL])
-def test_who_only_lacked_something_is_not_left_alone(kind: FailureKind) -> None:
+def test_candidate_without_a_resource_is_not_backed_off(kind: FailureKind) -> None:
     mesh = index(member("a"))
     mesh.health.note_failure(member("a"), kind, 5.0)
     assert place(mesh, now=5.0) is not None
 
 
-def test_news_of_an_incarnation_that_is_gone_says_nothing_about_the_new_one() -> None:
+def test_reports_of_a_removed_incarnation_do_not_affect_the_new_one() -> None:
     mesh = index(member("a", incarnation="2"))
     mesh.health.note_failure(member("a", incarnation="1"), FailureKind.BROKE, 0.0)
     mesh.health.note_content(member("a", incarnation="1"), 0.0)
     assert place(mesh) is not None
 
 
-def test_a_choice_names_who_was_considered_and_what_kept_each_from_it() -> None:
+def test_choice_lists_the_considered_candidates_and_what_blocked_each() -> None:
     mesh = index(
         member("a"),
         member("b", slots=1),
@@ -305,7 +305,7 @@ def test_a_choice_names_who_was_considered_and_what_kept_each_from_it() -> None:
     }
 
 
-def test_what_is_said_of_a_candidate_follows_what_happens_to_it() -> None:
+def test_candidate_gate_follows_its_state() -> None:
     mesh = index(member("a", slots=1), max_in_flight=2)
 
     def gate() -> str:
@@ -328,7 +328,7 @@ def test_what_is_said_of_a_candidate_follows_what_happens_to_it() -> None:
     assert remote_asked.gate == "does not offer embedding"
 
 
-def test_of_many_only_some_are_named_and_all_are_counted() -> None:
+def test_only_some_of_many_candidates_are_listed_and_all_are_counted() -> None:
     mesh = index(*(member(f"m{number:03}") for number in range(200)))
     for number in range(100):
         mesh.table.put(member(f"m{number:03}", readiness=Readiness.ASLEEP))
@@ -342,7 +342,7 @@ def test_of_many_only_some_are_named_and_all_are_counted() -> None:
     assert considered[0].gate == ""
 
 
-def test_who_can_serve_changes_with_the_permit() -> None:
+def test_eligible_candidates_depend_on_the_remote_permit() -> None:
     mesh = index(member("a", remote=True))
     assert place(mesh) is None
     assert list(mesh.permitted("p", CHAT, frozenset())) == []
@@ -351,7 +351,7 @@ def test_who_can_serve_changes_with_the_permit() -> None:
     assert placed(mesh, 1) == ["a"]
 
 
-def test_a_request_in_a_pool_of_a_thousand_looks_at_no_other_member(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_request_in_a_pool_of_a_thousand_inspects_no_other_member(monkeypatch: pytest.MonkeyPatch) -> None:
     mesh = index(*(member(f"m{number:04}") for number in range(1_000)))
     looked_at: list[str] = []
     settle = Endpoint.settle
@@ -371,7 +371,7 @@ def test_a_request_in_a_pool_of_a_thousand_looks_at_no_other_member(monkeypatch:
     assert looked_at == ["m0500"]
 
 
-def test_what_is_kept_to_order_the_free_does_not_grow_with_the_requests() -> None:
+def test_index_of_free_candidates_does_not_grow_with_the_requests() -> None:
     mesh = index(*(member(f"m{number}") for number in range(20)))
     for _ in range(5_000):
         running = place(mesh)

@@ -187,16 +187,14 @@ class Looker:
 
 
 @given(policy=st.sampled_from(ChoicePolicy), steps=STEPS)
-def test_the_index_says_what_a_look_at_every_candidate_says(
-    policy: ChoicePolicy, steps: list[tuple[str, object]]
-) -> None:
+def test_index_equals_a_full_scan_of_the_candidates(policy: ChoicePolicy, steps: list[tuple[str, object]]) -> None:
     looker = Looker(policy)
     for kind, argument in steps:
         looker.step(kind, argument)
         looker.check()
 
 
-def test_the_look_notices_an_index_that_forgets_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_scan_detects_an_index_that_ignores_holds(monkeypatch: pytest.MonkeyPatch) -> None:
     looker = Looker(ChoicePolicy.ROUND_ROBIN)
     monkeypatch.setattr(looker.mesh.table, "hold", lambda _keys: None)
     looker.step("hold", {"a", "b", "c"})
@@ -204,7 +202,7 @@ def test_the_look_notices_an_index_that_forgets_holds(monkeypatch: pytest.Monkey
         looker.step("ask", ("p", CHAT, set()))
 
 
-def test_the_look_notices_an_index_that_overlooks_who_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_scan_detects_an_index_that_misses_free_candidates(monkeypatch: pytest.MonkeyPatch) -> None:
     looker = Looker(ChoicePolicy.LEAST_LOADED)
     monkeypatch.setattr(looker.mesh, "choose", lambda _line, _wish, _now: None)
     with pytest.raises(AssertionError, match="overlooked"):

@@ -51,7 +51,7 @@ OFF = {"remote": True}
         (member(context_tokens=4096), Needs(Operation.CHAT), ""),
     ],
 )
-def test_what_a_candidate_lacks_is_named(candidate: Candidate, needs: Needs, gate: str) -> None:
+def test_missing_capability_of_a_candidate_is_named(candidate: Candidate, needs: Needs, gate: str) -> None:
     assert fits(candidate, needs) == gate
     mesh = index(candidate)
     assert (place(mesh, asked=pick(needs)) is not None) == (gate == "")
@@ -59,7 +59,7 @@ def test_what_a_candidate_lacks_is_named(candidate: Candidate, needs: Needs, gat
 
 @pytest.mark.parametrize("context", [0, 1, 4095, 4096, 4097, 131_072])
 @pytest.mark.parametrize("prompt", [0, 1, 3, 5_000, 9_000, 300_000])
-def test_a_profile_serves_the_same_requests_as_its_candidate(context: int, prompt: int) -> None:
+def test_profile_serves_the_same_requests_as_its_candidate(context: int, prompt: int) -> None:
     candidate = member(context_tokens=context)
     needs = Needs(Operation.CHAT, context_tokens=context_class(prompt))
     assert bool(fits(candidate, needs)) == bool(fits(profile_of(candidate), needs))
@@ -111,7 +111,7 @@ def test_a_profile_serves_the_same_requests_as_its_candidate(context: int, promp
         ),
     ],
 )
-def test_a_refusal_says_why_no_candidate_can(
+def test_refusal_explains_why_no_candidate_qualifies(
     members: list[Candidate], needs: Needs, reason: Reason, message: str
 ) -> None:
     mesh = index(*members)
@@ -122,14 +122,14 @@ def test_a_refusal_says_why_no_candidate_can(
     assert mesh.refusal("p", needs, "my-model").message.count("my-model") == 1
 
 
-def test_a_refusal_does_not_list_all_details_of_a_big_pool() -> None:
+def test_refusal_summarizes_a_large_pool() -> None:
     mesh = index(*(member(f"m{number:02}", readiness=Readiness.DOWN, detail="gone") for number in range(40)))
     message = mesh.refusal("p", CHAT).message
     assert message.count("gone") == 8
     assert message.endswith("; ...)")
 
 
-def test_a_route_whose_only_candidates_are_left_out_says_so() -> None:
+def test_route_refusal_reports_candidates_excluded_by_the_cloud_guard() -> None:
     route = Route(name="r", candidates=("nothing", "cloud"))
     mesh = index(member("cloud", pool="cloud", **OFF), routes=[route], cloud_fallback=False)
     summary = mesh.refusal("route/r", Needs(Operation.CHAT, allow_remote=True))
@@ -137,14 +137,14 @@ def test_a_route_whose_only_candidates_are_left_out_says_so() -> None:
     assert summary.message == ("only remote models could answer for route/r, and the mesh does not fall back to them")
 
 
-def test_a_route_whose_local_candidates_are_only_down_does_not_blame_the_guard() -> None:
+def test_route_with_offline_local_candidates_does_not_blame_the_cloud_guard() -> None:
     route = Route(name="r", candidates=("a", "cloud"))
     down = member("a", readiness=Readiness.DOWN)
     mesh = index(down, member("cloud", pool="cloud", **OFF), routes=[route], cloud_fallback=False)
     assert mesh.refusal("route/r", CHAT).reason is Reason.NO_RUNNER_AVAILABLE
 
 
-def test_a_route_without_a_member_in_the_mesh_has_no_member_up() -> None:
+def test_route_without_a_member_in_the_mesh_has_no_runner_available() -> None:
     mesh = index(routes=[Route(name="r", candidates=("nothing",))])
     assert mesh.table.queue_of("route/r") == "route/r"
     assert mesh.refusal("route/r", CHAT).reason is Reason.NO_RUNNER_AVAILABLE

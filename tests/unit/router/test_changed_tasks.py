@@ -8,7 +8,7 @@ from router_svc.durable.tasks.tenant_watch import ChangedTasks
 from weft.kernel.request import Priority
 
 
-def test_changes_of_one_task_are_one_until_they_are_taken() -> None:
+def test_changes_of_one_task_are_coalesced_until_taken() -> None:
     changed = ChangedTasks()
     for _ in range(3):
         changed.note(TaskChanged("a"))
@@ -18,7 +18,7 @@ def test_changes_of_one_task_are_one_until_they_are_taken() -> None:
     assert not changed.event.is_set()
 
 
-def test_what_one_round_does_not_read_is_left_for_the_next() -> None:
+def test_changes_not_taken_in_one_round_are_left_for_the_next() -> None:
     changed = ChangedTasks()
     for name in "abc":
         changed.note(TaskChanged(name))
@@ -28,14 +28,14 @@ def test_what_one_round_does_not_read_is_left_for_the_next() -> None:
 
 
 @pytest.mark.parametrize("event", [ManyChanged(), LaneFilled(Lane("m", "ann", Priority.NORMAL))])
-def test_events_without_an_id_have_the_newest_page_read(event: ManyChanged | LaneFilled) -> None:
+def test_event_without_an_id_triggers_a_read_of_the_newest_page(event: ManyChanged | LaneFilled) -> None:
     changed = ChangedTasks()
     changed.note(event)
     assert changed.take(10) == ([], True)
     assert changed.take(10) == ([], False)
 
 
-def test_more_changes_than_are_noted_count_as_many(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_changes_beyond_the_bound_trigger_a_page_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tenant_watch, "MAX_CHANGED", 2)
     changed = ChangedTasks()
     for name in "abc":

@@ -27,7 +27,7 @@ def serve(mesh: CandidateIndex, asked: PickRequest) -> str:
     return running.model
 
 
-def test_a_session_stays_where_it_ran_whatever_the_policy_of_the_pool() -> None:
+def test_session_stays_on_its_runner_under_any_pool_policy() -> None:
     for policy in ChoicePolicy:
         mesh = index(*members(), policy=policy)
         first = serve(mesh, pick(affinity_key=SESSION))
@@ -37,12 +37,12 @@ def test_a_session_stays_where_it_ran_whatever_the_policy_of_the_pool() -> None:
         assert choice.policy == "session_affinity"
 
 
-def test_without_a_session_the_policy_of_the_pool_decides() -> None:
+def test_pool_policy_decides_without_a_session() -> None:
     mesh = index(*members())
     assert len(set(placed(mesh, 8))) == 8
 
 
-def test_a_session_does_not_wait_for_its_runner_and_stays_where_it_went_instead() -> None:
+def test_session_does_not_wait_for_its_busy_runner_and_stays_on_the_new_one() -> None:
     mesh = index(*members(slots=1))
     home = place(mesh, asked=pick(affinity_key=SESSION))
     assert home is not None
@@ -52,14 +52,14 @@ def test_a_session_does_not_wait_for_its_runner_and_stays_where_it_went_instead(
     assert serve(mesh, pick(affinity_key=SESSION)) == other
 
 
-def test_new_sessions_are_spread_over_all() -> None:
+def test_new_sessions_are_spread_over_all_members() -> None:
     mesh = index(*members(slots=100))
     counts = Counter(placed(mesh, 1, asked=pick(affinity_key=b"%d" % number))[0] for number in range(160))
     assert set(counts) == set(NAMES)
     assert max(counts.values()) <= 1.25 * 160 / len(NAMES) + 1
 
 
-def test_a_session_whose_runner_is_gone_or_held_or_excluded_goes_elsewhere() -> None:
+def test_session_moves_if_its_runner_is_gone_held_or_excluded() -> None:
     mesh = index(*members())
     home = serve(mesh, pick(affinity_key=SESSION))
     assert serve(mesh, pick(affinity_key=SESSION, excluded=frozenset({member(home).key}))) != home
@@ -71,7 +71,7 @@ def test_a_session_whose_runner_is_gone_or_held_or_excluded_goes_elsewhere() -> 
     assert serve(mesh, pick(affinity_key=SESSION)) != home
 
 
-def test_sessions_beyond_the_bound_are_forgotten_in_the_order_of_their_last_use() -> None:
+def test_sessions_beyond_the_bound_are_evicted_in_lru_order() -> None:
     places = SessionEndpoints(2)
     for key in (b"one", b"two", b"one", b"three"):
         places.note("p", key, member("a").key)

@@ -10,12 +10,12 @@ from router_svc.policy.settings import ChoicePolicy
 from weft.kernel.request import Operation
 
 
-def test_the_lowest_share_of_slots_in_use_is_chosen() -> None:
+def test_lowest_share_of_used_slots_is_chosen() -> None:
     mesh = index(member("big", slots=4), member("small", slots=1))
     assert placed(mesh, 6) == ["big", "small", "big", "big", "big", "nobody"]
 
 
-def test_among_equals_the_runners_own_report_decides() -> None:
+def test_equal_load_is_decided_by_the_runners_report() -> None:
     mesh = index(member("a", slots_reported_used=2), member("b", slots_reported_used=1))
     assert placed(mesh, 1) == ["b"]
     mesh.table.put(member("b", slots_reported_used=4))
@@ -23,7 +23,7 @@ def test_among_equals_the_runners_own_report_decides() -> None:
     assert placed(mesh, 1) == ["a"]
 
 
-def test_among_equal_reports_who_was_granted_longest_ago_is_chosen() -> None:
+def test_equal_reports_are_decided_by_the_least_recent_grant() -> None:
     mesh = index(member("a"), member("b"), member("c"))
     for expected in ("a", "b", "c", "a", "b"):
         running = place(mesh)
@@ -32,18 +32,18 @@ def test_among_equal_reports_who_was_granted_longest_ago_is_chosen() -> None:
         mesh.release(running)
 
 
-def test_among_those_never_granted_the_first_by_name_is_chosen() -> None:
+def test_never_granted_members_are_chosen_by_name() -> None:
     assert placed(index(member("b"), member("a")), 1) == ["a"]
 
 
-def test_members_of_different_kinds_are_compared_with_each_other() -> None:
+def test_members_of_different_kinds_are_compared() -> None:
     mesh = index(member("a", context_tokens=4096), member("b", context_tokens=8192), member("c"))
     assert placed(mesh, 6) == ["a", "b", "c", "a", "b", "c"]
     long = pick(replace(CHAT, context_tokens=8192))
     assert placed(mesh, 2, asked=long) == ["b", "c"]
 
 
-def test_turns_go_round_whatever_the_load_and_within_one_moment() -> None:
+def test_round_robin_rotates_for_any_load_and_within_one_instant() -> None:
     mesh = index(member("a", slots=9), member("b", slots=2), member("c", slots=9), policy=ChoicePolicy.ROUND_ROBIN)
     assert placed(mesh, 8) == ["a", "b", "c", "a", "b", "c", "a", "c"]
     choice = mesh.choose("p", pick(), 0.0)
@@ -51,7 +51,7 @@ def test_turns_go_round_whatever_the_load_and_within_one_moment() -> None:
     assert choice.policy == "round_robin"
 
 
-def test_a_turn_comes_back_to_who_was_excluded() -> None:
+def test_round_robin_returns_to_an_excluded_member() -> None:
     mesh = index(member("a"), member("b"), member("c"), policy=ChoicePolicy.ROUND_ROBIN)
     assert placed(mesh, 1, asked=pick(excluded=frozenset({member("a").key}))) == ["b"]
     assert placed(mesh, 3) == ["a", "c", "b"]
@@ -62,19 +62,19 @@ def _drawn(asked: PickRequest, names: str, seeds: int) -> Counter[str]:
     return Counter(chosen(mesh.choose("p", asked._replace(seed=seed), 0.0)) for seed in range(seeds))
 
 
-def test_chance_treats_all_alike() -> None:
+def test_random_choice_is_uniform() -> None:
     drawn = _drawn(pick(), "abcde", 5_000)
     assert set(drawn) == set("abcde")
     assert all(900 < count < 1_100 for count in drawn.values())
 
 
-def test_chance_never_draws_who_is_excluded_and_treats_the_others_alike() -> None:
+def test_random_choice_never_picks_an_excluded_member_and_is_uniform_over_the_rest() -> None:
     drawn = _drawn(pick(excluded=frozenset(member(name).key for name in "bd")), "abcde", 3_000)
     assert set(drawn) == set("ace")
     assert all(900 < count < 1_100 for count in drawn.values())
 
 
-def test_chance_finds_the_only_one_who_is_not_excluded() -> None:
+def test_random_choice_finds_the_only_member_not_excluded() -> None:
     names = [f"m{number:03}" for number in range(200)]
     mesh = index(*(member(name) for name in names), policy=ChoicePolicy.RANDOM)
     excluded = frozenset(member(name).key for name in names[:-1])
@@ -84,17 +84,17 @@ def test_chance_finds_the_only_one_who_is_not_excluded() -> None:
     assert mesh.choose("p", pick(excluded=everybody), 0.0) is None
 
 
-def test_the_same_seed_draws_the_same() -> None:
+def test_random_choice_is_deterministic_for_a_seed() -> None:
     first, second = (_drawn(pick(), "abcdefgh", 50) for _ in range(2))
     assert first == second
 
 
-def test_chance_draws_only_among_the_free() -> None:
+def test_random_choice_picks_only_free_members() -> None:
     mesh = index(member("a", slots=1), member("b", slots=1), member("c", slots=1), policy=ChoicePolicy.RANDOM)
     assert sorted(placed(mesh, 4, asked=pick(seed=7))) == ["a", "b", "c", "nobody"]
 
 
-def test_one_that_can_do_more_since_it_was_ranked_is_not_chosen_by_its_earlier_rank() -> None:
+def test_member_with_changed_capabilities_is_not_chosen_by_its_old_rank() -> None:
     mesh = index(member("a", slots=2), member("b", slots=2))
     first = mesh.choose("p", pick(), 0.0)
     assert first is not None

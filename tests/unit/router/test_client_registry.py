@@ -60,7 +60,7 @@ def used(prompt: int, completion: int, outcome: int = receipt_pb2.OUTCOME_COMPLE
     return receipt
 
 
-def test_measured_shares_of_device_time_are_summed_with_their_number() -> None:
+def test_measured_device_time_shares_are_summed_with_their_count() -> None:
     clients = registry(FakeClock())
     known, no_energy, unknown = used(1, 1), used(1, 1), used(1, 1)
     known.device_usage.device_time.FromMilliseconds(700)
@@ -94,7 +94,7 @@ def test_absurd_shares_of_a_runner_are_bounded() -> None:
     assert record.energy_millijoules == 2 * MAX_COUNTED_MILLIJOULES
 
 
-def test_a_profile_says_what_its_client_does_not() -> None:
+def test_profile_fills_options_its_client_leaves_unset() -> None:
     clients = registry(FakeClock())
     silent = clients.resolve(asked(client_id="batch", names_priority=False, model="auto"))
     assert (silent.priority, silent.model) == (Priority.LOW, "route/drafts")
@@ -103,12 +103,12 @@ def test_a_profile_says_what_its_client_does_not() -> None:
 
 
 @pytest.mark.parametrize("client_id", ["", "somebody"])
-def test_without_a_profile_nothing_is_said(client_id: str) -> None:
+def test_options_are_unset_without_a_profile(client_id: str) -> None:
     request = asked(client_id=client_id, names_priority=False, model="auto")
     assert registry(FakeClock()).resolve(request) is request
 
 
-async def test_the_mesh_knows_how_a_client_asks() -> None:
+async def test_client_usage_is_recorded_per_target_and_outcome() -> None:
     clock = FakeClock()
     clients = registry(clock)
     for key in range(4):
@@ -128,7 +128,7 @@ async def test_the_mesh_knows_how_a_client_asks() -> None:
     assert (record.has_profile, record.route, record.default_priority) == (True, "drafts", Priority.LOW.wire)
 
 
-async def test_a_client_that_is_refused_again_and_again_has_to_pause_and_each_pause_is_longer() -> None:
+async def test_repeatedly_refused_client_is_paused_for_longer_each_time() -> None:
     clock = FakeClock()
     clients = registry(clock)
     request = asked(client_id="hourly")
@@ -149,7 +149,7 @@ async def test_a_client_that_is_refused_again_and_again_has_to_pause_and_each_pa
     assert pauses == [10, 20, 40, 40]
 
 
-async def test_a_refusal_during_a_pause_does_not_make_it_longer() -> None:
+async def test_refusal_during_a_pause_does_not_extend_it() -> None:
     clock = FakeClock()
     clients = registry(clock)
     request = asked(client_id="batch")
@@ -166,7 +166,7 @@ async def test_a_refusal_during_a_pause_does_not_make_it_longer() -> None:
     assert not record_of(clients, "batch").HasField("cooldown_end_time")
 
 
-async def test_one_tenants_client_costs_another_tenants_nothing() -> None:
+async def test_client_of_one_tenant_does_not_affect_another_tenant() -> None:
     clients = registry(FakeClock())
     for key in range(2):
         clients.admit(key, asked(client_id="batch", tenant="loud"))
@@ -176,7 +176,7 @@ async def test_one_tenants_client_costs_another_tenants_nothing() -> None:
     assert record_of(clients, "batch").request_count == 7, "the record sums over tenants"
 
 
-async def test_tenants_are_limited_in_requests_and_in_tokens() -> None:
+async def test_tenants_are_limited_in_requests_and_tokens() -> None:
     clock = FakeClock()
     limits = RateLimitConfig(
         default=(Rate(3, 60), Rate(100, 60, RateUnit.TOKENS)), tenants={"big": (Rate(1000, 60, RateUnit.TOKENS),)}
@@ -194,7 +194,7 @@ async def test_tenants_are_limited_in_requests_and_in_tokens() -> None:
     assert "Tenant big exceeded 1000 tok/min" in refused(clients, asked(tenant="big", prompt_tokens=1)).message
 
 
-async def test_tokens_are_set_right_when_the_answer_is_there() -> None:
+async def test_token_count_is_corrected_when_the_answer_is_complete() -> None:
     clients = registry(FakeClock(), RateLimitConfig(default=(Rate(100, 60, RateUnit.TOKENS),)))
     clients.admit(1, asked(prompt_tokens=90))
     clients.note_end(ending(1, receipt=used(5, 5)))
@@ -203,7 +203,7 @@ async def test_tokens_are_set_right_when_the_answer_is_there() -> None:
     assert refused(clients, asked(prompt_tokens=1)).metadata["remaining"] == "0"
 
 
-async def test_tokens_of_a_request_that_no_runner_worked_on_are_given_back() -> None:
+async def test_tokens_of_a_request_without_runner_work_are_refunded() -> None:
     clients = registry(FakeClock(), RateLimitConfig(default=(Rate(100, 60, RateUnit.TOKENS),)))
     clients.admit(1, asked(prompt_tokens=100))
     clients.note_end(ending(1, receipt=used(0, 0, receipt_pb2.OUTCOME_REJECTED)))
@@ -212,7 +212,7 @@ async def test_tokens_of_a_request_that_no_runner_worked_on_are_given_back() -> 
     refused(clients, asked(prompt_tokens=1))
 
 
-async def test_a_refusal_whose_receipt_never_came_is_one_all_the_same() -> None:
+async def test_rejection_without_a_receipt_refunds_its_tokens() -> None:
     """Over gRPC a rejection ends the call, and with it the way for a receipt."""
     clients = registry(FakeClock(), RateLimitConfig(default=(Rate(100, 60, RateUnit.TOKENS),)))
     clients.admit(1, asked(prompt_tokens=100, client_id="app"))
@@ -226,7 +226,7 @@ async def test_a_refusal_whose_receipt_never_came_is_one_all_the_same() -> None:
     refused(clients, asked(prompt_tokens=1))
 
 
-async def test_a_request_that_failed_at_work_is_not_given_its_tokens_back() -> None:
+async def test_tokens_of_a_request_that_failed_while_running_are_not_refunded() -> None:
     """A deadline of one second would make every prompt free."""
     clients = registry(FakeClock(), RateLimitConfig(default=(Rate(100, 60, RateUnit.TOKENS),)))
     clients.admit(1, asked(prompt_tokens=100))
@@ -234,7 +234,7 @@ async def test_a_request_that_failed_at_work_is_not_given_its_tokens_back() -> N
     refused(clients, asked(prompt_tokens=1))
 
 
-async def test_a_request_given_up_before_anybody_worked_on_it_costs_no_tokens_though_attempts_were_made() -> None:
+async def test_request_cancelled_before_any_work_costs_no_tokens_despite_attempts() -> None:
     clients = registry(FakeClock(), RateLimitConfig(default=(Rate(100, 60, RateUnit.TOKENS),)))
     clients.admit(1, asked(prompt_tokens=100))
     clients.note_rejected(1, Reason.QUEUE_TIMEOUT)
@@ -242,7 +242,7 @@ async def test_a_request_given_up_before_anybody_worked_on_it_costs_no_tokens_th
     clients.admit(2, asked(prompt_tokens=100))
 
 
-async def test_the_meshs_own_work_and_requests_that_another_router_counted_are_not_counted() -> None:
+async def test_mesh_requests_and_those_counted_by_another_router_are_not_counted() -> None:
     clients = registry(FakeClock(), RateLimitConfig(default=(Rate(1, 60),)))
     clients.admit(1, asked(priority=Priority.SYSTEM))
     clients.admit(2, asked(age_seconds=3.0, is_counted=True))
@@ -250,7 +250,7 @@ async def test_the_meshs_own_work_and_requests_that_another_router_counted_are_n
     refused(clients, asked())
 
 
-async def test_durable_requests_were_counted_when_they_were_submitted_and_are_not_again() -> None:
+async def test_durable_requests_counted_at_submission_are_not_counted_again() -> None:
     durable = asked(priority=Priority.DURABLE, names_priority=False, client_id="batch")
     clients = registry(FakeClock(), RateLimitConfig(default=(Rate(1, 60),)))
     assert clients.resolve(durable).priority is Priority.DURABLE
@@ -262,7 +262,7 @@ async def test_durable_requests_were_counted_when_they_were_submitted_and_are_no
     assert clients.records() == [], "being offered again and again is not asking"
 
 
-async def test_the_client_seen_last_is_remembered_longest() -> None:
+async def test_most_recently_seen_client_is_evicted_last() -> None:
     clients = registry(FakeClock(), max_clients=2)
     for key, client in enumerate(["one", "two", "one", "three"]):
         clients.admit(key, asked(client_id=client))
@@ -270,7 +270,7 @@ async def test_the_client_seen_last_is_remembered_longest() -> None:
     clients.note_end(ending(1, receipt=used(1, 1)))
 
 
-def test_the_targets_of_a_client_are_bounded() -> None:
+def test_client_targets_are_bounded() -> None:
     pattern = ClientPattern(first_seen_at=0.0, last_seen_at=0.0)
     for turn in range(1_000):
         pattern.note_arrival("often", 0.0)
@@ -280,7 +280,7 @@ def test_the_targets_of_a_client_are_bounded() -> None:
     assert MAX_TARGETS_TOLD < MAX_TARGETS_COUNTED
 
 
-def test_pauses_double_up_to_their_bound_and_start_again_after_a_calm_time() -> None:
+def test_pauses_double_up_to_their_bound_and_reset_after_a_calm_period() -> None:
     rule = CooldownRule(after_refusals=1, seconds=10, max_seconds=30)
     cooldown, now, pauses = Cooldown(), 0.0, []
     for _ in range(4):
@@ -292,7 +292,7 @@ def test_pauses_double_up_to_their_bound_and_start_again_after_a_calm_time() -> 
     assert cooldown.seconds_left(now + 30.1) == pytest.approx(10)
 
 
-def test_a_request_that_is_let_through_ends_the_row() -> None:
+def test_admitted_request_resets_the_refusal_count() -> None:
     rule, cooldown = CooldownRule(after_refusals=2), Cooldown()
     cooldown.note_refused(rule, 0.0)
     cooldown.note_allowed()
@@ -304,7 +304,7 @@ def test_a_request_that_is_let_through_ends_the_row() -> None:
     assert cooldown.seconds_left(0.0) == 0
 
 
-async def test_durable_work_is_counted_and_leaves_a_part_of_each_window_to_callers() -> None:
+async def test_durable_requests_are_counted_and_leave_part_of_each_window_to_callers() -> None:
     clients = registry(FakeClock(), RateLimitConfig(default=(Rate(10, 60),), spared_for_callers_percent=20))
     durable = asked(priority=Priority.DURABLE, client_id="batch")
     for key in range(8):
@@ -316,7 +316,7 @@ async def test_durable_work_is_counted_and_leaves_a_part_of_each_window_to_calle
     refused(clients, asked())
 
 
-async def test_durable_work_that_did_not_run_is_given_back_and_what_ran_is_corrected() -> None:
+async def test_unused_durable_work_is_refunded_and_used_work_is_corrected() -> None:
     limits = RateLimitConfig(default=(Rate(100, 60, RateUnit.TOKENS), Rate(10, 60)))
     clients = registry(FakeClock(), limits)
     durable = asked(priority=Priority.DURABLE, prompt_tokens=40)
@@ -332,7 +332,7 @@ async def test_durable_work_that_did_not_run_is_given_back_and_what_ran_is_corre
     refused(clients, asked(priority=Priority.DURABLE, prompt_tokens=1))
 
 
-async def test_a_window_of_one_request_is_not_kept_for_callers_alone() -> None:
+async def test_window_of_one_request_is_not_reserved_for_callers() -> None:
     clients = registry(FakeClock(), RateLimitConfig(default=(Rate(1, 60),)))
     clients.admit(1, asked(priority=Priority.DURABLE))
     refused(clients, asked(priority=Priority.DURABLE))

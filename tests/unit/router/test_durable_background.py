@@ -64,7 +64,7 @@ def durable_part(simulation: Simulation) -> float:
 
 
 @SECONDS
-def test_callers_hardly_notice_durable_requests_that_take_all_that_is_idle(seconds: float) -> None:
+def test_durable_requests_using_idle_capacity_barely_delay_callers(seconds: float) -> None:
     alone = run(mesh(seconds, callers_per_second=4.0))
     beside = run(mesh(seconds, callers_per_second=4.0, durable_per_second=10.0))
     assert tally(beside, Priority.NORMAL).served == tally(alone, Priority.NORMAL).served
@@ -75,14 +75,14 @@ def test_callers_hardly_notice_durable_requests_that_take_all_that_is_idle(secon
 
 
 @SECONDS
-def test_callers_would_notice_if_these_were_requests_like_theirs(seconds: float) -> None:
+def test_same_load_at_normal_priority_would_delay_callers(seconds: float) -> None:
     """The control of the test above."""
     alone, flooded = run(mesh(seconds, callers_per_second=4.0)), run(mesh(seconds, callers_per_second=14.0))
     assert waits(flooded).p99 > 10.0 * waits(alone).p99
 
 
 @SATURATED_SECONDS
-def test_a_mesh_that_callers_saturate_still_does_its_share_of_durable_work(seconds: float) -> None:
+def test_mesh_saturated_by_callers_still_serves_its_share_of_durable_work(seconds: float) -> None:
     simulation = run(mesh(seconds, callers_per_second=20.0, durable_per_second=3.0))
     assert tally(simulation, Priority.NORMAL).refusals.total() > 2.5 * seconds, "it must be saturated"
     assert 0.09 <= durable_part(simulation) <= 0.12
@@ -91,7 +91,7 @@ def test_a_mesh_that_callers_saturate_still_does_its_share_of_durable_work(secon
 
 
 @SATURATED_SECONDS
-def test_without_a_share_it_does_none_while_callers_saturate_it(seconds: float) -> None:
+def test_no_durable_work_is_served_without_a_share_while_callers_saturate_the_mesh(seconds: float) -> None:
     simulation = run(mesh(seconds, callers_per_second=20.0, durable_per_second=3.0, share=0.0))
     assert durable_part(simulation) <= 0.01
     durable = tally(simulation, Priority.DURABLE)

@@ -46,7 +46,7 @@ def wakes_until(mesh: Mesh, begin: float, end: float) -> tuple[str, float] | Non
     return None
 
 
-def test_what_fits_is_loaded_at_once_with_the_durable_priority() -> None:
+def test_model_that_fits_is_loaded_immediately_with_durable_priority() -> None:
     mesh = host_with("qwen", total=12)
     mesh.submit(arrival(1, "qwen"), 0.0)
     decisions = mesh.submit(arrival(2, "llama", priority=DURABLE), 0.0)
@@ -54,7 +54,7 @@ def test_what_fits_is_loaded_at_once_with_the_durable_priority() -> None:
     assert (wakes.model, wakes.priority) == ("llama", DURABLE)
 
 
-def test_a_model_that_no_caller_has_used_for_a_while_is_evicted() -> None:
+def test_model_unused_by_callers_for_a_while_is_evicted() -> None:
     mesh = host_with("qwen")
     mesh.submit(arrival(1, "qwen"), 0.0)
     mesh.finish(1, 10.0)
@@ -62,7 +62,7 @@ def test_a_model_that_no_caller_has_used_for_a_while_is_evicted() -> None:
     assert wakes_until(mesh, 11.0, 100.0) == ("llama", 40.0)
 
 
-def test_a_model_that_was_loaded_and_not_used_yet_is_left_alone_for_as_long() -> None:
+def test_model_loaded_but_not_yet_used_is_kept_for_the_same_time() -> None:
     mesh = host_with()
     mesh.show(members("qwen"), 100.0, hosts=memory("qwen"))
     mesh.submit(arrival(1, "llama", priority=DURABLE, arrived_at=101.0), 101.0)
@@ -79,7 +79,7 @@ def test_no_bound_evicts_a_model_that_a_caller_uses_or_waits_for() -> None:
     assert placed(mesh.finish(1, 1001.0)) == {200: "run-qwen"}, "nothing is held for them either"
 
 
-def test_a_caller_that_is_as_patient_has_it_evicted() -> None:
+def test_low_priority_caller_would_have_it_evicted() -> None:
     """What the test above would see if durable requests were like any others."""
     mesh = host_with("qwen", max_cold_wait_seconds=5.0, queue_timeout_seconds=1e6)
     running = arrival(1, "qwen")
@@ -91,7 +91,7 @@ def test_a_caller_that_is_as_patient_has_it_evicted() -> None:
     assert (placed(mesh.finish(1, 11.0)), mesh.waiting) == ({}, 2)
 
 
-def test_a_swap_for_durable_requests_is_given_up_when_a_caller_comes() -> None:
+def test_swap_for_durable_requests_is_cancelled_when_a_caller_arrives() -> None:
     mesh = host_with("qwen")
     mesh.submit(arrival(1, "qwen", priority=DURABLE), 0.0)
     for key in range(2, 50):
@@ -104,7 +104,7 @@ def test_a_swap_for_durable_requests_is_given_up_when_a_caller_comes() -> None:
     assert (placed(decisions), woken(decisions)) == ({101: "run-qwen"}, [])
 
 
-def test_a_caller_gets_its_model_back_after_the_shortest_turn() -> None:
+def test_caller_gets_its_model_back_after_the_minimum_turn() -> None:
     mesh = host_with("llama", min_turn_seconds=2.0, max_cold_wait_seconds=20.0)
     mesh.submit(arrival(1, "llama", priority=DURABLE), 0.0)
     for key in range(2, 50):
@@ -117,7 +117,7 @@ def test_a_caller_gets_its_model_back_after_the_shortest_turn() -> None:
     assert 100 in placed(swap(mesh, "qwen", 16.0))
 
 
-def test_a_caller_is_kept_waiting_no_longer_by_durable_requests_that_waited_before_it() -> None:
+def test_earlier_durable_requests_do_not_extend_a_callers_wait() -> None:
     """The bound on a caller's wait for a load counts from its own arrival, and what others lose by it counts."""
     mesh = host_with("qwen", max_cold_wait_seconds=20.0, queue_timeout_seconds=1e6)
     mesh.submit(arrival(1, "qwen"), 0.0)
@@ -131,7 +131,7 @@ def test_a_caller_is_kept_waiting_no_longer_by_durable_requests_that_waited_befo
     assert 200 in placed(mesh.finish(1, 101.0)), "qwen would be held if the wait of the durable ones counted for it"
 
 
-def test_there_is_no_estimate_of_when_one_durable_model_is_evicted_for_another() -> None:
+def test_swap_between_durable_models_has_no_eta() -> None:
     mesh = host_with("qwen")
     mesh.submit(arrival(1, "qwen", priority=DURABLE), 0.0)
     mesh.finish(1, 2.0, TOOK)

@@ -65,13 +65,13 @@ def mesh_of(*candidates: Any, settings: Settings | None = None, **limits: Any) -
 
 
 @pytest.mark.parametrize(("share", "of_thousand"), [(0.1, 100), (0.3, 300), (0.5, 500), (0.0, 0)])
-def test_durable_requests_get_their_share_of_the_grants_while_callers_wait(share: float, of_thousand: int) -> None:
+def test_durable_requests_get_their_share_of_grants_while_callers_wait(share: float, of_thousand: int) -> None:
     load = Load(mesh_of(durable_share=share), Priority.NORMAL, DURABLE)
     load.serve(20)
     assert load.serve(1000).count(DURABLE) == pytest.approx(of_thousand, abs=1)
 
 
-def test_the_share_holds_whichever_classes_wait_and_lower_ones_keep_theirs() -> None:
+def test_durable_share_holds_for_any_waiting_classes_and_lower_ones_keep_theirs() -> None:
     load = Load(mesh_of(lower_band_every=8), *CALLER_BANDS, DURABLE, waiting=20)
     load.serve(100)
     served = load.serve(1000)
@@ -81,7 +81,7 @@ def test_the_share_holds_whichever_classes_wait_and_lower_ones_keep_theirs() -> 
     assert min(served.count(Priority.NORMAL), served.count(Priority.LOW)) >= high // 7 - 2, "one to seven of high"
 
 
-def test_durable_requests_of_a_pool_get_their_share_beside_a_route_that_uses_it() -> None:
+def test_durable_requests_of_a_pool_get_their_share_beside_a_route_using_it() -> None:
     mesh = mesh_of()
     mesh.apply(MeshChange(routes={"r": Route(name="r", candidates=("m",))}), 0.0)
     load = Load(mesh, Priority.HIGH, target="route/r")
@@ -91,7 +91,7 @@ def test_durable_requests_of_a_pool_get_their_share_beside_a_route_that_uses_it(
     assert load.serve(1000).count(DURABLE) == pytest.approx(100, abs=2)
 
 
-def test_durable_requests_of_ten_queues_share_what_one_queue_would_get() -> None:
+def test_durable_requests_in_ten_queues_share_the_quota_of_one() -> None:
     mesh = mesh_of()
     routes = {f"r{number}": Route(name=f"r{number}", candidates=("m",)) for number in range(10)}
     mesh.apply(MeshChange(routes=routes), 0.0)
@@ -103,13 +103,13 @@ def test_durable_requests_of_ten_queues_share_what_one_queue_would_get() -> None
     assert load.serve(1000).count(DURABLE) == pytest.approx(100, abs=12)
 
 
-def test_all_that_is_idle_is_theirs() -> None:
+def test_durable_requests_use_all_idle_slots() -> None:
     load = Load(mesh_of(candidate(slots=3), durable_share=0.0), DURABLE, waiting=10)
     assert len(load.running) == 3
     assert load.serve(10) == [DURABLE] * 30
 
 
-def test_tenants_take_turns_within_the_class() -> None:
+def test_tenants_take_turns_within_the_durable_class() -> None:
     mesh = mesh_of()
     keys = {key: "loud" if key <= 20 else "quiet" for key in range(1, 31)}
     running: list[int] = []
@@ -123,13 +123,13 @@ def test_tenants_take_turns_within_the_class() -> None:
     assert 5 <= turns.count("quiet") <= 7
 
 
-def test_a_tenant_at_its_cap_has_no_durable_request_placed() -> None:
+def test_tenant_at_its_cap_has_no_durable_request_placed() -> None:
     mesh = mesh_of(candidate(slots=4), settings=Settings(tenants={"t": TenantSettings(max_in_flight=2)}))
     decisions = [mesh.submit(arrival(key, priority=DURABLE, tenant="t"), 0.0) for key in range(1, 5)]
     assert [len(placed(each)) for each in decisions] == [1, 1, 0, 0]
 
 
-def test_a_durable_request_waits_as_long_as_it_takes() -> None:
+def test_durable_request_has_no_queue_timeout() -> None:
     mesh = scheduler(candidate(), queue_timeout_seconds=30.0, overload_after_seconds=10.0)
     mesh.submit(arrival(1), 0.0)
     mesh.submit(arrival(2, priority=DURABLE), 0.0)
@@ -141,13 +141,13 @@ def test_a_durable_request_waits_as_long_as_it_takes() -> None:
     assert placed(mesh.finish(1, 10_000.0)) == {2: "a"}
 
 
-def test_a_durable_request_waits_for_a_load_as_long_as_it_takes() -> None:
+def test_durable_request_has_no_load_timeout() -> None:
     mesh = scheduler(candidate(readiness=Readiness.LOADING), max_load_pause_seconds=60.0)
     mesh.submit(arrival(1, priority=DURABLE), 0.0)
     assert [rejected(mesh.tick(float(second))) for second in range(0, 3600, 20)] == [{}] * 180
 
 
-def test_a_deadline_of_its_own_is_kept_and_the_budget_of_a_route_is_for_callers() -> None:
+def test_durable_request_has_only_its_own_deadline_and_no_route_budget() -> None:
     mesh = mesh_of(candidate("a", "m"))
     mesh.apply(MeshChange(routes={"r": Route(name="r", candidates=("m",), budget_seconds=20.0)}), 0.0)
     mesh.submit(arrival(1), 0.0)
@@ -160,7 +160,7 @@ def test_a_deadline_of_its_own_is_kept_and_the_budget_of_a_route_is_for_callers(
     assert (granted.key, granted.deadline_at) == (2, None)  # type: ignore[union-attr]  # only a grant has both
 
 
-def test_they_take_no_place_of_a_caller_and_no_caller_takes_theirs() -> None:
+def test_durable_and_caller_queue_limits_are_separate() -> None:
     mesh = scheduler(candidate(), queue_depth_per_runner=2)
     mesh.submit(arrival(1), 0.0)
     for key in range(10, 60):
@@ -176,7 +176,7 @@ def test_they_take_no_place_of_a_caller_and_no_caller_takes_theirs() -> None:
     assert mesh.waiting == 53
 
 
-def test_as_many_wait_as_may_over_all_lines() -> None:
+def test_waiting_durable_requests_are_limited_across_all_queues() -> None:
     mesh = scheduler(candidate("a", "m"), candidate("b", "n"), max_durable_waiting=3)
     for key, target in ((1, "m"), (2, "n"), (3, "m"), (4, "n"), (5, "m")):
         assert rejected(mesh.submit(arrival(key, target, priority=DURABLE), 0.0)) == {}
@@ -188,7 +188,7 @@ def test_as_many_wait_as_may_over_all_lines() -> None:
     assert rejected(mesh.submit(arrival(8, "n", priority=DURABLE), 1.0)) == {}
 
 
-def test_a_queue_in_which_only_durable_requests_wait_is_in_no_overload() -> None:
+def test_queue_with_only_durable_requests_is_not_overloaded() -> None:
     mesh = scheduler(candidate(), queue_depth_per_runner=1000, queue_timeout_seconds=30.0, overload_after_seconds=10.0)
     running = 1
     mesh.submit(arrival(1, priority=DURABLE), 0.0)
@@ -204,7 +204,7 @@ def test_a_queue_in_which_only_durable_requests_wait_is_in_no_overload() -> None
     assert word.eta_seconds is None, "what durable requests wait says nothing about callers"
 
 
-def test_status_messages_of_callers_have_the_pace_and_the_position_among_callers() -> None:
+def test_caller_status_has_pace_and_position_among_callers_only() -> None:
     with_durable, without = (Load(mesh_of(), Priority.NORMAL, *durable) for durable in ((DURABLE,), ()))
     words = []
     for load in (with_durable, without):
@@ -219,7 +219,7 @@ def test_status_messages_of_callers_have_the_pace_and_the_position_among_callers
     assert alone.eta_seconds <= told.eta_seconds <= math.ceil(alone.eta_seconds * 1.2)
 
 
-def test_a_caller_is_placed_at_once_past_durable_requests_that_cannot_use_the_slot() -> None:
+def test_caller_is_placed_immediately_past_durable_requests_that_cannot_use_the_slot() -> None:
     mesh = mesh_of(candidate(slots=2), settings=Settings(tenants={"t": TenantSettings(max_in_flight=1)}))
     mesh.submit(arrival(1, priority=DURABLE, tenant="t"), 0.0)
     mesh.submit(arrival(2, priority=DURABLE, tenant="t"), 0.0)
@@ -229,7 +229,7 @@ def test_a_caller_is_placed_at_once_past_durable_requests_that_cannot_use_the_sl
     assert placed(mesh.finish(1, 1.0)) == {2: "a"}, "its share is due, and its tenant has room again"
 
 
-def test_a_durable_request_that_comes_back_is_tried_again_without_a_timeout() -> None:
+def test_failed_durable_request_is_retried_without_a_timeout() -> None:
     mesh = scheduler(candidate("a"), candidate("b", "m2", pool="m"), queue_timeout_seconds=5.0)
     (first,) = placed(mesh.submit(arrival(1, priority=DURABLE), 0.0))
     for key in (2, 3):
@@ -238,7 +238,7 @@ def test_a_durable_request_that_comes_back_is_tried_again_without_a_timeout() ->
     assert rejected(mesh.tick(100.0)) == {3: Reason.QUEUE_TIMEOUT} or mesh.waiting <= 2
 
 
-def test_a_durable_request_gets_one_status() -> None:
+def test_durable_request_gets_one_status() -> None:
     mesh = mesh_of()
     mesh.submit(arrival(1), 0.0)
     (word,) = mesh.submit(arrival(2, priority=DURABLE), 0.0)
@@ -257,7 +257,7 @@ def test_durable_requests_are_not_urgent() -> None:
     assert mesh.is_hurried
 
 
-def test_without_anybody_who_could_serve_it_a_durable_request_is_refused_like_any_other() -> None:
+def test_durable_request_is_refused_like_others_if_no_candidate_could_serve_it() -> None:
     mesh = mesh_of(candidate(readiness=Readiness.DOWN))
     (refused,) = mesh.submit(arrival(1, priority=DURABLE), 0.0)
     assert isinstance(refused, Rejects)

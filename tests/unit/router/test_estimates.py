@@ -26,7 +26,7 @@ def answer(tokens: int) -> Served:
     return Served(prompt_tokens=10, cached_tokens=0, output_tokens=tokens)
 
 
-def test_nothing_is_claimed_that_was_never_measured() -> None:
+def test_unmeasured_values_have_no_estimate() -> None:
     estimates = Estimates()
     assert estimates.load_seconds(MODEL) is None
     assert estimates.service_seconds(MODEL, ARRIVAL) is None
@@ -36,7 +36,7 @@ def test_nothing_is_claimed_that_was_never_measured() -> None:
     assert wait_seconds(3, 2, None) is None
 
 
-def test_a_load_takes_as_long_as_its_runner_says_until_one_was_seen() -> None:
+def test_load_estimate_is_the_runners_until_a_load_was_measured() -> None:
     estimates = Estimates()
     told = candidate("qwen", usual_load_seconds=47.0)
     assert estimates.load_seconds(told) == 47.0
@@ -46,7 +46,7 @@ def test_a_load_takes_as_long_as_its_runner_says_until_one_was_seen() -> None:
     assert estimates.load_seconds(told) == pytest.approx(26.0)
 
 
-def test_a_wait_for_memory_inside_of_a_load_is_not_taken_for_the_load() -> None:
+def test_memory_wait_during_a_load_is_not_counted_as_load_time() -> None:
     estimates = Estimates()
     estimates.note_load(candidate("qwen", usual_load_seconds=5.0), 300.0)
     assert estimates.load_seconds(MODEL) == 5.0 + MAX_EVICTION_SECONDS
@@ -54,7 +54,7 @@ def test_a_wait_for_memory_inside_of_a_load_is_not_taken_for_the_load() -> None:
     assert estimates.load_seconds(candidate("llama")) == 7.0
 
 
-def test_a_model_is_not_equally_fast_on_every_host() -> None:
+def test_model_speed_is_estimated_per_host() -> None:
     estimates = Estimates()
     estimates.note_load(candidate("qwen", host="slow"), 90.0)
     estimates.note_load(candidate("qwen", host="fast"), 9.0)
@@ -62,13 +62,13 @@ def test_a_model_is_not_equally_fast_on_every_host() -> None:
     assert estimates.load_seconds(candidate("qwen", host="new")) is None
 
 
-def test_figures_outlive_the_incarnation_of_a_runner() -> None:
+def test_estimates_survive_a_new_runner_incarnation() -> None:
     estimates = Estimates()
     estimates.note_load(MODEL, 9.0)
     assert estimates.load_seconds(candidate("qwen", incarnation="2")) == 9.0
 
 
-def test_the_length_of_answers_is_learned_by_tenant_and_else_of_the_pool() -> None:
+def test_answer_length_is_learned_per_tenant_with_the_pool_as_fallback() -> None:
     estimates = Estimates()
     for _ in range(30):
         estimates.note_served(MODEL, "acme", answer(1000), 10.0)
@@ -80,7 +80,7 @@ def test_the_length_of_answers_is_learned_by_tenant_and_else_of_the_pool() -> No
     assert estimates.output_tokens("qwen", "acme", 0) == 1.0
 
 
-def test_a_request_takes_its_first_token_and_then_as_many_as_are_expected() -> None:
+def test_service_time_is_first_token_time_plus_expected_tokens() -> None:
     estimates = Estimates()
     estimates.note_served(MODEL, "acme", answer(100), 12.0, 2.0)
     assert estimates.tokens_per_second(MODEL) == pytest.approx(10.0)
@@ -88,7 +88,7 @@ def test_a_request_takes_its_first_token_and_then_as_many_as_are_expected() -> N
     assert estimates.mean_service_seconds(MODEL) == 12.0
 
 
-def test_a_measurement_that_cannot_be_one_is_passed_over() -> None:
+def test_implausible_measurement_is_ignored() -> None:
     estimates = Estimates()
     estimates.note_load(MODEL, -1.0)
     estimates.note_load(MODEL, MAX_MEASURED_SECONDS + 1)
@@ -98,20 +98,20 @@ def test_a_measurement_that_cannot_be_one_is_passed_over() -> None:
     assert estimates.mean_service_seconds(MODEL) is None
 
 
-def test_an_answer_that_came_at_once_gives_a_finite_pace() -> None:
+def test_instantaneous_answer_gives_a_finite_speed() -> None:
     estimates = Estimates()
     estimates.note_served(MODEL, "acme", answer(100), 0.0)
     assert DEFAULT_TOKENS_PER_SECOND < estimates.tokens_per_second(MODEL) < float("inf")
 
 
-def test_the_table_forgets_what_was_not_measured_for_the_longest_time() -> None:
+def test_table_evicts_the_least_recently_measured_entry() -> None:
     averages: Averages[str] = Averages(2)
     for key in ("a", "b", "a", "c"):
         averages.note(key, 1.0)
     assert (averages.get("a"), averages.get("b"), averages.get("c"), len(averages)) == (1.0, None, 1.0, 2)
 
 
-def test_the_wait_for_a_slot_grows_with_who_is_ahead_and_shrinks_with_the_slots() -> None:
+def test_slot_wait_grows_with_queue_length_and_shrinks_with_slots() -> None:
     assert wait_seconds(0, 1, 4.0) == 2.0
     assert wait_seconds(3, 1, 4.0) == 14.0
     assert wait_seconds(3, 7, 4.0) == 2.0
@@ -121,13 +121,13 @@ def test_the_wait_for_a_slot_grows_with_who_is_ahead_and_shrinks_with_the_slots(
 @pytest.mark.parametrize(
     ("estimated", "waited", "error"), [(10.0, 10.0, 0.0), (5.0, 10.0, 0.5), (30.0, 10.0, 2.0), (1.0, 0.2, 0.8)]
 )
-def test_an_estimate_is_compared_with_its_wait_of_a_second_at_least(
+def test_estimate_error_is_relative_to_a_wait_of_at_least_one_second(
     estimated: float, waited: float, error: float
 ) -> None:
     assert estimate_error(estimated, waited) == pytest.approx(error)
 
 
-def test_lengths_vary_by_nothing_before_two_were_seen_and_while_all_are_equal() -> None:
+def test_length_spread_is_zero_before_two_samples_and_for_equal_lengths() -> None:
     estimates = Estimates()
     assert estimates.spread("qwen") == 0.0
     for _ in range(20):
@@ -135,7 +135,7 @@ def test_lengths_vary_by_nothing_before_two_were_seen_and_while_all_are_equal() 
         assert estimates.spread("qwen") == 0.0
 
 
-def test_lengths_that_vary_as_chance_has_it_have_the_whole_spread() -> None:
+def test_exponentially_distributed_lengths_have_full_spread() -> None:
     estimates, dice = Estimates(), Random(5)
     for _ in range(400):
         estimates.note_served(MODEL, "acme", answer(1 + round(dice.expovariate(1 / 200))), 10.0)
@@ -143,7 +143,7 @@ def test_lengths_that_vary_as_chance_has_it_have_the_whole_spread() -> None:
     assert estimates.spread("llama") == 0.0
 
 
-def test_answers_that_are_cut_off_at_a_maximum_vary_less() -> None:
+def test_answers_truncated_at_a_maximum_have_less_spread() -> None:
     estimates, dice = Estimates(), Random(5)
     for _ in range(400):
         tokens = min(20, 1 + round(dice.expovariate(1 / 200)))
@@ -151,7 +151,7 @@ def test_answers_that_are_cut_off_at_a_maximum_vary_less() -> None:
     assert 0.0 < estimates.spread("qwen") < 0.3
 
 
-def test_one_very_long_answer_does_not_make_equal_lengths_look_like_chance() -> None:
+def test_single_very_long_answer_does_not_give_equal_lengths_a_full_spread() -> None:
     estimates = Estimates()
     for _ in range(64):
         estimates.note_served(MODEL, "acme", answer(100), 10.0)

@@ -36,13 +36,13 @@ def is_served(mesh: Mesh, key: int, now: float) -> str:
 
 
 @pytest.mark.parametrize("reason", [Reason.BACKEND_ERROR, Reason.OUT_OF_MEMORY])
-def test_a_request_that_every_replica_answers_with_an_error_keeps_no_other_request_waiting(reason: Reason) -> None:
+def test_request_failing_on_every_replica_does_not_delay_other_requests(reason: Reason) -> None:
     mesh = replicas(3)
     assert len(set(fails_everywhere(mesh, 1, 0.0, reason))) == 3
     assert {is_served(mesh, key, 0.1) for key in range(2, 5)} <= {"a", "b", "c"}
 
 
-def test_no_replica_is_ejected_for_requests_that_all_others_answer_with_an_error_too() -> None:
+def test_no_replica_is_ejected_for_requests_that_fail_everywhere() -> None:
     mesh, key = replicas(2), 0
     for moment in range(40):
         fails_everywhere(mesh, key := key + 1, moment * 0.1)
@@ -52,7 +52,7 @@ def test_no_replica_is_ejected_for_requests_that_all_others_answer_with_an_error
     assert running == {"a", "b"}
 
 
-def test_replicas_whose_connections_break_are_left_alone_but_for_the_last_whatever_another_one_did() -> None:
+def test_replicas_with_broken_connections_are_backed_off_except_the_last() -> None:
     mesh = replicas(3)
     last = fails_everywhere(mesh, 1, 0.0, Reason.SERVER_DIED)[-1]
     assert {is_served(mesh, key, 0.1) for key in range(2, 6)} == {last}
@@ -62,7 +62,7 @@ def test_replicas_whose_connections_break_are_left_alone_but_for_the_last_whatev
 @pytest.mark.parametrize("reason", [Reason.BACKEND_ERROR, Reason.BACKEND_PROTOCOL_ERROR, Reason.SERVER_DIED])
 @pytest.mark.parametrize("is_streamed", [False, True])
 @pytest.mark.parametrize("is_varied", [False, True])
-def test_a_prompt_that_always_fails_keeps_no_replica_from_other_callers(
+def test_always_failing_prompt_does_not_block_a_replica_for_other_callers(
     replica_count: int, reason: Reason, is_streamed: bool, is_varied: bool
 ) -> None:
     mesh, key, now = replicas(replica_count), 0, 0.0
@@ -95,7 +95,7 @@ def test_a_prompt_that_always_fails_keeps_no_replica_from_other_callers(
             mesh.finish(each, now)
 
 
-def test_prompts_that_all_replicas_answer_with_errors_keep_no_replica_from_other_callers() -> None:
+def test_prompts_failing_on_all_replicas_block_none_for_other_callers() -> None:
     mesh, key = replicas(3), 0
     for moment in range(100):
         now = moment * 0.05
@@ -106,7 +106,7 @@ def test_prompts_that_all_replicas_answer_with_errors_keep_no_replica_from_other
     assert len(running) == 3
 
 
-def test_a_prompt_that_another_replica_answers_excuses_no_failure() -> None:
+def test_prompt_answered_by_another_replica_excuses_no_failure() -> None:
     def paths(prompt_digest: int) -> list[list[str]]:
         """Where 40 requests were tried on three replicas of which two always fail."""
         mesh, found = replicas(3), []
@@ -125,7 +125,7 @@ def test_a_prompt_that_another_replica_answers_excuses_no_failure() -> None:
     assert paths(prompt_digest=7) == paths(prompt_digest=0)
 
 
-def test_the_last_replica_that_is_not_paused_gets_no_pause() -> None:
+def test_last_unpaused_replica_gets_no_pause() -> None:
     mesh, key = replicas(3, max_attempts=1), 0
     for _ in range(3):
         key += 1
@@ -134,7 +134,7 @@ def test_the_last_replica_that_is_not_paused_gets_no_pause() -> None:
     assert is_served(mesh, key + 1, 0.1)
 
 
-def test_replicas_that_answer_nothing_but_errors_are_soon_left_alone_for_the_one_that_works() -> None:
+def test_replicas_that_only_return_errors_are_soon_avoided_for_a_working_one() -> None:
     mesh, lost, now = replicas(5), 0, 0.0
     for key in range(1, 101):
         now += 0.1
@@ -151,7 +151,7 @@ def test_replicas_that_answer_nothing_but_errors_are_soon_left_alone_for_the_one
     assert lost <= 4 * SchedulerLimits().max_shared_failures
 
 
-def test_an_error_that_a_replica_answers_alone_counts_against_it() -> None:
+def test_error_of_only_one_replica_counts_against_it() -> None:
     mesh = scheduler(candidate("a", "m-a", pool="m"), candidate("b", "m-b", pool="m"))
     broken = placed(mesh.submit(arrival(1), 0.0))[1]
     (other,) = placed(mesh.report_failed(1, 1, Reason.BACKEND_ERROR, 0.0)).values()
@@ -177,7 +177,7 @@ def refused(mesh: Mesh, key: int, now: float) -> float:
     return now
 
 
-def test_a_prompt_that_its_engine_calls_itself_busy_for_pauses_the_last_endpoint_for_one_request_only() -> None:
+def test_busy_response_to_one_prompt_pauses_the_last_endpoint_for_that_request_only() -> None:
     mesh = replicas(1)
     ended = refused(mesh, 1, 0.0)
     assert ended > 1.0
@@ -188,7 +188,7 @@ def test_a_prompt_that_its_engine_calls_itself_busy_for_pauses_the_last_endpoint
     assert refused(mesh, 50, ended + 61.0) > ended + 61.0
 
 
-def test_an_engine_that_is_busy_for_all_prompts_is_waited_for_each_time() -> None:
+def test_engine_busy_for_all_prompts_is_waited_for_each_time() -> None:
     mesh, now = replicas(1), 0.0
     for key in range(1, 4):
         began = now

@@ -35,14 +35,14 @@ class Desk:
         return turn.key
 
 
-def test_the_tenant_that_was_served_least_goes_first() -> None:
+def test_least_served_tenant_goes_first() -> None:
     desk = Desk(a=5.0, b=3.0)
     for key, tenant in ((1, "a"), (2, "b"), (3, "b"), (4, "b")):
         desk.add(key, tenant)
     assert [desk.take(cost=2.0) for _ in range(5)] == [2, 1, 3, 4, None]
 
 
-def test_a_flood_of_one_tenant_does_not_keep_another_from_every_other_turn() -> None:
+def test_flood_of_one_tenant_leaves_every_other_turn_to_another() -> None:
     desk = Desk()
     for key in range(100):
         desk.add(key, "a", arrived_at=float(key))
@@ -51,7 +51,7 @@ def test_a_flood_of_one_tenant_does_not_keep_another_from_every_other_turn() -> 
     assert [desk.take() for _ in range(6)] == [0, 200, 1, 201, 2, 202]
 
 
-def test_within_a_tenant_the_earlier_deadline_goes_first_then_who_came_first() -> None:
+def test_requests_of_a_tenant_are_ordered_by_deadline_then_arrival() -> None:
     desk = Desk()
     desk.add(1, "a", arrived_at=1.0)
     desk.add(2, "a", arrived_at=2.0, deadline_at=50.0)
@@ -60,7 +60,7 @@ def test_within_a_tenant_the_earlier_deadline_goes_first_then_who_came_first() -
     assert [desk.take() for _ in range(4)] == [3, 2, 4, 1]
 
 
-def test_a_tenant_that_may_not_have_more_running_is_passed_over_and_comes_back() -> None:
+def test_tenant_at_its_running_cap_is_skipped_and_returns() -> None:
     desk = Desk()
     desk.add(1, "a")
     desk.add(2, "b")
@@ -72,7 +72,7 @@ def test_a_tenant_that_may_not_have_more_running_is_passed_over_and_comes_back()
     assert desk.take() == 1
 
 
-def test_a_new_first_request_of_a_tenant_that_was_set_aside_waits_with_it() -> None:
+def test_new_first_request_of_a_skipped_tenant_waits_too() -> None:
     desk = Desk()
     desk.add(1, "a", arrived_at=5.0)
     desk.capped = {"a"}
@@ -84,7 +84,7 @@ def test_a_new_first_request_of_a_tenant_that_was_set_aside_waits_with_it() -> N
     assert desk.take() == 2
 
 
-def test_a_tenant_whose_newest_always_goes_first_is_looked_at_no_more_often_for_that() -> None:
+def test_tenant_whose_newest_request_goes_first_causes_no_extra_lookups() -> None:
     looks: list[str] = []
     desk = Desk()
 
@@ -112,7 +112,7 @@ def test_a_tenant_whose_newest_always_goes_first_is_looked_at_no_more_often_for_
         max_size=120,
     )
 )
-def test_whatever_comes_and_goes_the_turn_is_the_lowest_account_and_then_the_first_place(
+def test_next_request_has_the_lowest_account_then_the_first_position(
     steps: list[tuple[str, str, float | None, float]],
 ) -> None:
     desk = Desk()
@@ -142,7 +142,7 @@ def test_whatever_comes_and_goes_the_turn_is_the_lowest_account_and_then_the_fir
 
 
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 1000)), max_size=300))
-def test_places_stay_in_order_however_many_left_from_the_front(steps: list[tuple[bool, int]]) -> None:
+def test_positions_stay_sorted_after_removals_from_the_front(steps: list[tuple[bool, int]]) -> None:
     places = SortedPositions()
     model: list[tuple[float, float, int]] = []
     for key, (is_add, figure) in enumerate(steps):

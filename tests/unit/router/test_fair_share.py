@@ -11,7 +11,7 @@ def shares(max_lag: float = 1e9, max_remembered: int = 100, **weights: float) ->
     return FairShare(lambda tenant: weights.get(tenant, 1.0), max_lag=max_lag, max_remembered=max_remembered)
 
 
-def test_a_tenant_with_twice_the_weight_is_charged_half() -> None:
+def test_tenant_with_twice_the_weight_is_charged_half() -> None:
     book = shares(big=2.0)
     for tenant in ("big", "small"):
         book.enter(tenant)
@@ -20,7 +20,7 @@ def test_a_tenant_with_twice_the_weight_is_charged_half() -> None:
     assert (book.account("big"), book.account("small")) == (50.0, 100.0)
 
 
-def test_a_tenant_that_comes_back_begins_no_lower_than_the_lowest_that_stayed() -> None:
+def test_returning_tenant_starts_no_lower_than_the_lowest_active_account() -> None:
     book = shares()
     book.enter("away")
     book.leave("away")
@@ -31,7 +31,7 @@ def test_a_tenant_that_comes_back_begins_no_lower_than_the_lowest_that_stayed() 
     assert book.account("away") == 300.0
 
 
-def test_a_tenant_that_was_served_much_does_not_lose_that_by_leaving() -> None:
+def test_leaving_does_not_reset_the_account_of_a_tenant() -> None:
     book = shares()
     book.enter("a")
     book.enter("b")
@@ -50,7 +50,7 @@ def test_no_account_lags_behind_the_highest_by_more_than_the_limit() -> None:
     assert book.account("served") == 5000.0
 
 
-def test_what_was_charged_too_much_is_taken_off_the_next_charges() -> None:
+def test_overcharge_is_deducted_from_the_next_charges() -> None:
     book = shares()
     book.enter("a")
     charged = book.charge("a", 100.0)
@@ -60,7 +60,7 @@ def test_what_was_charged_too_much_is_taken_off_the_next_charges() -> None:
     assert book.account("a") == 120.0
 
 
-def test_what_was_charged_too_little_is_added_to_the_next_charges() -> None:
+def test_undercharge_is_added_to_the_next_charges() -> None:
     book = shares()
     book.enter("a")
     charged = book.charge("a", 100.0)
@@ -70,7 +70,7 @@ def test_what_was_charged_too_little_is_added_to_the_next_charges() -> None:
     assert book.account("a") == 100.0 + 100.0 + 100.0 + 150.0
 
 
-def test_a_request_that_was_never_served_costs_nothing_in_the_end() -> None:
+def test_unserved_request_costs_nothing() -> None:
     book = shares()
     book.enter("a")
     book.correct("a", book.charge("a", 100.0), 0.0)
@@ -78,14 +78,14 @@ def test_a_request_that_was_never_served_costs_nothing_in_the_end() -> None:
     assert book.account("a") == 100.0
 
 
-def test_requests_of_unknown_cost_still_move_the_account() -> None:
+def test_requests_of_unknown_cost_still_advance_the_account() -> None:
     book = shares()
     book.enter("a")
     book.charge("a", 0.0)
     assert book.account("a") == MIN_COST
 
 
-def test_only_so_many_tenants_that_left_are_remembered() -> None:
+def test_number_of_remembered_inactive_tenants_is_bounded() -> None:
     book = shares(max_remembered=2)
     for tenant in ("first", "second", "third"):
         book.enter(tenant)
@@ -98,7 +98,7 @@ def test_only_so_many_tenants_that_left_are_remembered() -> None:
 
 
 @given(st.lists(st.tuples(st.sampled_from("abcd"), st.sampled_from(("enter", "leave", "charge")), st.floats(0, 500))))
-def test_accounts_of_active_tenants_only_ever_rise_and_stay_within_the_lag(steps: list[tuple[str, str, float]]) -> None:
+def test_active_accounts_only_increase_and_stay_within_the_lag(steps: list[tuple[str, str, float]]) -> None:
     book, live = shares(max_lag=1000.0), dict.fromkeys("abcd", 0)
     known: dict[str, float] = {}
     for tenant, step, tokens in steps:
@@ -117,7 +117,7 @@ def test_accounts_of_active_tenants_only_ever_rise_and_stay_within_the_lag(steps
 
 
 @pytest.mark.parametrize("weight", [0.5, 3.0])
-def test_over_time_tenants_are_served_in_proportion_to_their_weights(weight: float) -> None:
+def test_tenants_are_served_in_proportion_to_their_weights_over_time(weight: float) -> None:
     book = shares(heavy=weight)
     served = {"heavy": 0.0, "light": 0.0}
     for tenant in served:
@@ -129,7 +129,7 @@ def test_over_time_tenants_are_served_in_proportion_to_their_weights(weight: flo
     assert served["heavy"] / served["light"] == pytest.approx(weight, rel=0.01)
 
 
-def test_a_tenant_that_leaves_after_each_request_pays_for_what_they_took_beyond_the_estimate() -> None:
+def test_tenant_leaving_after_each_request_pays_for_use_beyond_the_estimate() -> None:
     """Its debt was forgiven with each return, so that a caller with one request at a time paid estimates only."""
     book = shares()
     book.enter("stays")
@@ -143,7 +143,7 @@ def test_a_tenant_that_leaves_after_each_request_pays_for_what_they_took_beyond_
     assert book.account("comes and goes") == 500.0 + 10 * 1000.0
 
 
-def test_no_tenant_returns_with_an_account_below_the_lowest_that_stayed() -> None:
+def test_no_tenant_returns_below_the_lowest_active_account() -> None:
     book = shares()
     book.enter("stays")
     book.charge("stays", 700.0)
@@ -160,7 +160,7 @@ def test_no_tenant_returns_with_an_account_below_the_lowest_that_stayed() -> Non
     assert book.account("away") == 1200.0 + 21 * 100.0, "from the lowest account on it pays for all"
 
 
-def test_a_tenant_that_stays_away_pays_its_debts_no_longer_than_the_others_take_to_catch_up() -> None:
+def test_debt_of_an_absent_tenant_expires_once_the_others_catch_up() -> None:
     book = shares()
     book.enter("stays")
     book.enter("away")

@@ -66,14 +66,14 @@ def test_requests_are_counted_in_the_step_in_which_they_ended() -> None:
     assert list(second.models) == ["phi"]
 
 
-def test_the_step_that_goes_on_is_not_shown() -> None:
+def test_current_step_is_not_shown() -> None:
     ring = FigureRing(LIMITS, 100.0)
     ring.note_end(end(), 105.0)
     assert ring.steps(109.0) == ()
     assert [step.index for step in ring.steps(110.0)] == [10]
 
 
-def test_a_step_has_the_most_that_waited_and_ran_in_it_and_the_next_one_begins_with_what_is_left() -> None:
+def test_step_has_peak_waiting_and_running_and_the_next_starts_with_the_current_values() -> None:
     ring = FigureRing(LIMITS, 0.0)
     ring.note_load(3, 2, 1.0)
     ring.note_load(1, 4, 2.0)
@@ -97,7 +97,7 @@ def streaming(**speeds: float) -> FleetView:
     return FleetView(1, {"r1": runner}, {}, {})
 
 
-async def test_tokens_per_second_are_not_zero_while_answers_stream() -> None:
+async def test_tokens_per_second_are_nonzero_while_answers_stream() -> None:
     clock = FakeClock()
     recorder = FiguresRecorder(clock, LIMITS)
     recorder.note_end(ending(ASKED, clock.monotonic(), Reason.UNSPECIFIED, receipt(), view=FleetView()))
@@ -110,13 +110,13 @@ async def test_tokens_per_second_are_not_zero_while_answers_stream() -> None:
     assert list(figures.all.tokens_per_second) == [42.0, 20.0, 20.0]
 
 
-def test_tokens_per_second_of_before_a_restart_are_unknown() -> None:
+def test_tokens_per_second_from_before_a_restart_are_unknown() -> None:
     ring = FigureRing(LIMITS, 100.0)
     ring.restore([Step(9, 0, 1)], 100.0)
     assert [step.speed for step in ring.steps(110.0)] == [None, 0.0]
 
 
-def test_no_more_steps_are_remembered_than_allowed_however_long_nothing_happened() -> None:
+def test_number_of_steps_is_bounded_after_any_idle_time() -> None:
     ring = FigureRing(LIMITS, 0.0)
     ring.note_end(end(), 5.0)
     ring.note_load(0, 1, 1e9)
@@ -125,13 +125,13 @@ def test_no_more_steps_are_remembered_than_allowed_however_long_nothing_happened
     assert all(step.requests is None for step in steps)
 
 
-def test_a_reader_gets_the_steps_after_the_last_one_that_it_has() -> None:
+def test_reader_gets_the_steps_after_its_last_one() -> None:
     ring = FigureRing(LIMITS, 0.0)
     assert [step.index for step in ring.steps(45.0, after=1)] == [2, 3]
     assert ring.steps(45.0, after=3) == ()
 
 
-def test_models_beyond_the_bound_of_a_step_are_in_the_sums_alone() -> None:
+def test_models_beyond_the_step_bound_are_only_in_the_totals() -> None:
     ring = FigureRing(LIMITS, 0.0)
     for model in ("a", "b", "c", "d", "d"):
         ring.note_end(end(model), 1.0)
@@ -141,7 +141,7 @@ def test_models_beyond_the_bound_of_a_step_are_in_the_sums_alone() -> None:
     assert list(step.models) == ["a", "b", "c"]
 
 
-def test_the_busiest_models_are_those_with_the_most_requests_of_all_steps() -> None:
+def test_busiest_models_have_the_most_requests_over_all_steps() -> None:
     ring = FigureRing(LIMITS, 0.0)
     for at, model in ((1.0, "a"), (2.0, "b"), (11.0, "b"), (12.0, "c"), (13.0, "c"), (14.0, "c")):
         ring.note_end(end(model), at)
@@ -149,7 +149,7 @@ def test_the_busiest_models_are_those_with_the_most_requests_of_all_steps() -> N
 
 
 @pytest.mark.parametrize("seconds", [1e-4, 0.0007, 0.02, 1.0, 37.5, 600.0])
-def test_a_percentile_is_at_most_a_tenth_too_high(seconds: float) -> None:
+def test_percentile_is_at_most_a_tenth_too_high(seconds: float) -> None:
     times = Times()
     times.add(seconds)
     shown = times.percentile(0.5)
@@ -158,7 +158,7 @@ def test_a_percentile_is_at_most_a_tenth_too_high(seconds: float) -> None:
     assert shown <= seconds * 1.1 * 1.01
 
 
-def test_half_of_the_times_are_below_the_median_and_19_of_20_below_the_95th_percentile() -> None:
+def test_half_of_the_times_are_below_the_median_and_19_of_20_below_p95() -> None:
     times = Times()
     for count in range(1, 101):
         times.add(count / 10)
@@ -170,14 +170,14 @@ def test_half_of_the_times_are_below_the_median_and_19_of_20_below_the_95th_perc
     assert Times().percentile(0.5) is None
 
 
-def test_an_absurd_time_is_in_the_last_class() -> None:
+def test_absurd_time_is_in_the_last_bucket() -> None:
     times = Times()
     for seconds in (-1.0, 0.0, 1e300):
         times.add(seconds)
     assert times.percentile(1.0) == pytest.approx(1e-4 * 1.1**MAX_CLASS, rel=0.01)
 
 
-def test_a_device_shows_its_last_memory_and_the_mean_of_its_utilization() -> None:
+def test_device_shows_its_last_memory_and_its_mean_utilization() -> None:
     ring = FigureRing(LIMITS, 0.0)
     ring.note_devices([sample(used=4, utilization=0.2)], 1.0)
     ring.note_devices([sample(used=8, utilization=0.6), sample(1), sample(2)], 6.0)
@@ -188,7 +188,7 @@ def test_a_device_shows_its_last_memory_and_the_mean_of_its_utilization() -> Non
     assert [one.index for one in devices_of([step])] == [0, 1], "the third is beyond the bound"
 
 
-def test_a_receipt_counts_its_tokens_and_times_and_those_of_a_failed_request_its_tokens_alone() -> None:
+def test_receipt_counts_tokens_and_times_and_for_a_failed_request_tokens_only() -> None:
     counted = end_of("qwen-1", receipt())
     assert (counted.prompt_tokens, counted.cached_prompt_tokens, counted.completion_tokens) == (7, 3, 11)
     assert counted.first_token_seconds == 0.5
@@ -198,7 +198,7 @@ def test_a_receipt_counts_its_tokens_and_times_and_those_of_a_failed_request_its
     assert end_of("qwen-1", receipt(tokens=1)).output_token_seconds is None, "there is no token after the first"
 
 
-async def test_the_document_has_one_entry_per_step_and_null_where_nothing_is_known() -> None:
+async def test_document_has_one_entry_per_step_and_null_for_unknown_values() -> None:
     clock = FakeClock()
     recorder = FiguresRecorder(clock, LIMITS)
     await clock.advance(10 - clock.monotonic() % 10)
@@ -238,7 +238,7 @@ async def test_the_document_has_one_entry_per_step_and_null_where_nothing_is_kno
     )
 
 
-async def test_a_watch_of_figures_gets_the_past_and_then_each_step_as_it_ends() -> None:
+async def test_figures_watch_gets_the_history_and_then_each_completed_step() -> None:
     clock = FakeClock()
     recorder = FiguresRecorder(clock, FigureLimits(step_seconds=1.0, max_steps=5))
     await clock.advance(30.0)

@@ -52,12 +52,12 @@ def served_by(mesh: CandidateIndex, asked: PickRequest, now: float = 0.0) -> str
     return choice.candidate.model
 
 
-def test_it_is_the_default_and_prefix_affinity_is_another_name_of_it() -> None:
+def test_first_token_policy_is_the_default_and_prefix_affinity_is_its_alias() -> None:
     assert PoolSettings().policy is ChoicePolicy.FIRST_TOKEN
     assert ChoicePolicy("prefix_affinity") is ChoicePolicy.FIRST_TOKEN
 
 
-def test_a_conversation_returns_to_the_cache_of_its_earlier_turns() -> None:
+def test_conversation_returns_to_the_cache_of_its_earlier_turns() -> None:
     mesh = mesh_of("a", "b", "c")
     home = served_by(mesh, prompt(1, 2))
     assert {served_by(mesh, prompt(1, 2, *range(3, 3 + turn))) for turn in range(1, 9)} == {home}
@@ -107,20 +107,20 @@ def test_equal_prompts_stay_together_while_all_endpoints_process_prompts() -> No
     assert len({placed_on(mesh, prompt(7, 8, 9, 10, tokens=1_030)).candidate.model for _ in range(3)}) == 1
 
 
-def test_other_prompts_avoid_an_endpoint_that_has_prompts_to_process() -> None:
+def test_other_prompts_avoid_an_endpoint_with_pending_prompts() -> None:
     mesh = mesh_of("a", "b")
     busy = placed_on(mesh, prompt(1, tokens=8_000)).candidate.model
     assert {served_by(mesh, prompt(number)) for number in range(2, 6)}.isdisjoint({busy})
 
 
-def test_a_long_queue_of_prompts_costs_more_than_a_short_cached_one_saves() -> None:
+def test_long_prompt_queue_outweighs_a_short_cached_prefix() -> None:
     mesh = mesh_of("a", "b")
     home = served_by(mesh, prompt(1))
     placed_on(mesh, prompt(1, 2, 3, 4, 5, 6, 7, 8, tokens=9_000))
     assert served_by(mesh, prompt(1)) != home
 
 
-def test_a_session_stays_unless_another_endpoint_is_sooner_by_more_than_a_second() -> None:
+def test_session_stays_unless_another_endpoint_is_faster_by_more_than_a_second() -> None:
     mesh = mesh_of("a", "b")
     session = prompt(1, affinity_key=b"s")
     home = served_by(mesh, session)
@@ -131,13 +131,13 @@ def test_a_session_stays_unless_another_endpoint_is_sooner_by_more_than_a_second
     assert served_by(mesh, session) != home
 
 
-def test_a_request_without_a_prompt_goes_to_the_least_loaded() -> None:
+def test_request_without_a_prompt_goes_to_the_least_loaded_endpoint() -> None:
     choice = mesh_of("a", "b").choose("p", pick(), 0.0)
     assert choice is not None
     assert (choice.policy, choice.expected) == ("least_loaded", None)
 
 
-def test_the_faster_machine_gets_the_prompt_until_its_queue_is_longer() -> None:
+def test_faster_machine_gets_the_prompt_until_its_queue_is_longer() -> None:
     mesh = mesh_of("fast", "slow")
     for name, per_token in (("fast", 0.1e-3), ("slow", 10e-3)):
         for tokens in (100, 1_000) * 20:
@@ -145,7 +145,7 @@ def test_the_faster_machine_gets_the_prompt_until_its_queue_is_longer() -> None:
     assert [placed_on(mesh, prompt(number, tokens=1_000)).candidate.model for number in range(4)] == ["fast"] * 4
 
 
-def test_an_unloaded_model_has_lost_its_prefixes() -> None:
+def test_unloaded_model_has_no_cached_prefixes() -> None:
     scheduler = Scheduler()
     scheduler.apply(MeshChange(candidates=(member("a"), member("b"))), 0.0)
     caches = scheduler._index.selector.caches
@@ -165,7 +165,7 @@ def test_no_slot_is_free_while_requests_wait_in_the_engine() -> None:
     assert 0.0 < wait_seconds(1) < wait_seconds(10)
 
 
-def test_the_choice_explains_its_seconds_and_those_of_the_others() -> None:
+def test_choice_explains_the_estimated_seconds_of_all_candidates() -> None:
     mesh = mesh_of("a", "b")
     served_by(mesh, prompt(1, 2))
     choice = mesh.choose("p", prompt(1, 2, 3), 0.0)
@@ -195,7 +195,7 @@ def holder(name: str = "a", **changes: Any) -> Candidate:
     return member(name, slots=1, context_tokens=10_000, **changes)
 
 
-def test_prefixes_beyond_the_room_of_an_endpoint_are_not_counted_on() -> None:
+def test_prefixes_beyond_the_endpoint_capacity_are_not_expected() -> None:
     caches = PrefixCaches(100)
     caches.enter("p", (1,), holder(), 256)
     caches.enter("p", (2,), holder(), 9_000)
@@ -204,7 +204,7 @@ def test_prefixes_beyond_the_room_of_an_endpoint_are_not_counted_on() -> None:
     assert not caches.hits("p", (1,))
 
 
-def test_an_engine_that_evicts_sooner_than_assumed_is_believed() -> None:
+def test_capacity_estimate_shrinks_if_the_engine_evicts_earlier() -> None:
     caches = PrefixCaches(100)
     caches.enter("p", (1,), holder(), 1_000)
     for number in range(12):
@@ -213,7 +213,7 @@ def test_an_engine_that_evicts_sooner_than_assumed_is_believed() -> None:
     assert not caches.hits("p", (1,))
 
 
-def test_an_engine_that_never_reports_cached_tokens_proves_nothing() -> None:
+def test_engine_that_never_reports_cached_tokens_changes_no_estimate() -> None:
     caches = PrefixCaches(100)
     caches.enter("p", (1,), holder(), 1_000)
     for _ in range(12):
@@ -222,7 +222,7 @@ def test_an_engine_that_never_reports_cached_tokens_proves_nothing() -> None:
     assert caches.hits("p", (1,))
 
 
-def test_prefixes_are_remembered_up_to_a_bound_and_by_pool() -> None:
+def test_prefixes_are_bounded_and_kept_per_pool() -> None:
     caches = PrefixCaches(2)
     for digest in (1, 2, 3):
         caches.enter("p", (digest,), holder(), 256)
@@ -235,7 +235,7 @@ def test_prefixes_are_remembered_up_to_a_bound_and_by_pool() -> None:
 # -- speeds
 
 
-def test_overhead_and_prefill_are_learned_apart() -> None:
+def test_overhead_and_prefill_speed_are_learned_separately() -> None:
     speed = Speed()
     for tokens in (50, 3_000, 400) * 20:
         speed.note(tokens, 0.3 + tokens * 2e-3, 0.0)
@@ -244,13 +244,13 @@ def test_overhead_and_prefill_are_learned_apart() -> None:
     assert per_token == pytest.approx(2e-3, rel=0.05)
 
 
-def test_one_slow_first_token_after_a_load_says_little() -> None:
+def test_one_slow_first_token_after_a_load_has_little_weight() -> None:
     speed = Speed()
     speed.note(100, 60.0, 0.0)
     assert sum(speed.prefill()) < 0.2
 
 
-def test_a_speed_that_was_not_measured_lately_does_not_count() -> None:
+def test_stale_speed_measurement_does_not_count() -> None:
     speeds = Speeds()
     for _ in range(20):
         speeds.note(member(), 1_000, 50.0, 0.0)
@@ -295,7 +295,7 @@ def end(scheduler: Scheduler, key: int) -> dict[int, str]:
     return placements(scheduler.finish(key, 1.0, Served(prompt_tokens=800, cached_tokens=0, output_tokens=1)))
 
 
-def test_a_freed_endpoint_takes_the_waiting_request_whose_prompt_it_has() -> None:
+def test_freed_endpoint_takes_the_waiting_request_with_a_cached_prompt() -> None:
     scheduler, running = full_pool()
     ask(scheduler, 3, 20, 21, 22, 23)
     ask(scheduler, 4, 10, 11, 12, 13)
@@ -303,7 +303,7 @@ def test_a_freed_endpoint_takes_the_waiting_request_whose_prompt_it_has() -> Non
     assert end(scheduler, 2) == {3: running[2]}
 
 
-def test_a_request_is_passed_over_for_cached_prompts_a_few_times_only() -> None:
+def test_request_is_skipped_for_cached_prompts_only_a_few_times() -> None:
     scheduler, _ = full_pool()
     ask(scheduler, 3, 20, 21, 22, 23)
     last = 1
@@ -315,7 +315,7 @@ def test_a_request_is_passed_over_for_cached_prompts_a_few_times_only() -> None:
     assert last == 3
 
 
-def test_a_tenant_is_not_passed_over_for_the_cached_prompts_of_another() -> None:
+def test_tenant_is_not_skipped_for_cached_prompts_of_another() -> None:
     scheduler, running = full_pool()
     ask(scheduler, 3, 20, 21, 22, 23, tenant="first")
     ask(scheduler, 4, 10, 11, 12, 13, tenant="second")

@@ -5,18 +5,18 @@ from index_harness import index, member, place, placed
 from router_svc.policy.endpoints.pool import EngineSlots
 
 
-def test_a_router_that_has_just_started_gives_no_slot_away_that_its_predecessor_has_granted() -> None:
+def test_restarted_router_does_not_grant_slots_granted_by_its_predecessor() -> None:
     mesh = index(member("a", slots=2, slots_reported_used=2))
     assert placed(mesh, 1) == ["nobody"]
     mesh.table.put(member("a", slots=2, slots_reported_used=1))
     assert placed(mesh, 2) == ["a", "nobody"]
 
 
-def test_a_control_without_a_report_of_use_shows_that_the_report_keeps_the_slot() -> None:
+def test_all_slots_are_granted_without_a_usage_report() -> None:
     assert placed(index(member("a", slots=2)), 3) == ["a", "a", "nobody"]
 
 
-def test_reports_of_a_routers_own_requests_keep_no_slot() -> None:
+def test_reports_of_a_routers_own_requests_block_no_slot() -> None:
     mesh = index(member("a", slots=2))
     running = place(mesh)
     assert running is not None
@@ -26,14 +26,14 @@ def test_reports_of_a_routers_own_requests_keep_no_slot() -> None:
     assert placed(mesh, 3) == ["a", "a", "nobody"]
 
 
-def test_a_change_that_is_no_report_of_use_says_nothing_of_inherited_requests() -> None:
+def test_change_without_a_usage_report_keeps_inherited_requests() -> None:
     mesh = index(member("a", slots=4, slots_reported_used=2))
     assert placed(mesh, 3) == ["a", "a", "nobody"]
     mesh.table.put(member("a", slots=4, slots_reported_used=2, memory_bytes=1))
     assert place(mesh) is None
 
 
-def test_an_adapter_and_its_model_inherit_the_same_requests() -> None:
+def test_adapter_and_its_model_inherit_the_same_requests() -> None:
     mesh = index(
         member("a", slots=2, slots_reported_used=1),
         member("x", slots=2, slots_reported_used=1, base_model="a", runner="on-a"),
@@ -41,7 +41,7 @@ def test_an_adapter_and_its_model_inherit_the_same_requests() -> None:
     assert placed(mesh, 2)[1:] == ["nobody"]
 
 
-def test_inherited_requests_are_at_least_those_above_all_grants_and_never_more_than_before() -> None:
+def test_inherited_requests_exceed_all_grants_and_never_increase() -> None:
     engine = EngineSlots(("m", "r", "1"))
     assert engine.note_used(3)
     assert engine.inherited == 3

@@ -41,14 +41,14 @@ def serve(book: FairShare, count: int, cost: float = 100.0) -> list[str]:
 
 
 @given(accounts=ACCOUNTS)
-def test_at_once_after_the_end_the_differences_are_what_they_were(accounts: Sequence[KeptAccount]) -> None:
+def test_account_differences_are_preserved_immediately_after_a_stop(accounts: Sequence[KeptAccount]) -> None:
     active = [each for each in accounts if each.is_active] or list(accounts)
     lowest = min(each.tokens for each in active)
     assert tokens(aged(accounts, 0.0, MEMORY)) == {each.tenant: max(0.0, each.tokens - lowest) for each in accounts}
 
 
 @given(accounts=ACCOUNTS, one=st.floats(0.0, 2 * MEMORY), more=st.floats(0.0, 2 * MEMORY))
-def test_accounts_only_shrink_with_age_keep_their_order_and_are_even_in_the_end(
+def test_accounts_shrink_with_age_keep_their_order_and_become_equal(
     accounts: Sequence[KeptAccount], one: float, more: float
 ) -> None:
     young, old = tokens(aged(accounts, one, MEMORY)), tokens(aged(accounts, one + more, MEMORY))
@@ -59,17 +59,17 @@ def test_accounts_only_shrink_with_age_keep_their_order_and_are_even_in_the_end(
     assert set(tokens(aged(accounts, MEMORY, MEMORY)).values()) == {0.0}
 
 
-def test_a_clock_that_was_set_back_makes_no_difference_greater() -> None:
+def test_clock_set_back_increases_no_difference() -> None:
     accounts = [KeptAccount(tenant="a", tokens=5.0, is_active=True), KeptAccount(tenant="b", tokens=9.0)]
     assert tokens(aged(accounts, -1e6, MEMORY)) == {"a": 0.0, "b": 4.0}
 
 
-def test_no_account_is_none() -> None:
+def test_empty_accounts_age_to_empty() -> None:
     assert aged([], 1.0, MEMORY) == []
 
 
 @given(seed=st.integers(0, 10**6), order=st.permutations(TENANTS))
-def test_a_restart_changes_nothing_about_who_is_served_next(seed: int, order: Sequence[str]) -> None:
+def test_restart_does_not_change_who_is_served_next(seed: int, order: Sequence[str]) -> None:
     """The same book with and without a restart in between, in whatever order the tenants come back."""
     chance, weights = random.Random(seed), {"b": 2.0, "c": 0.5}
     book = shares(weights)
@@ -85,7 +85,7 @@ def test_a_restart_changes_nothing_about_who_is_served_next(seed: int, order: Se
     assert serve(again, 50) == serve(book, 50)
 
 
-def test_without_a_restore_the_one_that_was_served_most_is_served_first_again() -> None:
+def test_most_served_tenant_is_served_first_again_without_a_restore() -> None:
     """What the property would not see if `restore` did nothing."""
     book = shares()
     for tenant in ("a", "b"):
@@ -98,7 +98,7 @@ def test_without_a_restore_the_one_that_was_served_most_is_served_first_again() 
     assert serve(forgetful, 10).count("a") == 5
 
 
-def test_a_tenant_that_comes_back_too_late_begins_like_any_other() -> None:
+def test_tenant_returning_too_late_starts_like_any_other() -> None:
     kept = [
         KeptAccount(tenant="a", tokens=900.0, is_active=True),
         KeptAccount(tenant="b", tokens=0.0, is_active=True),
@@ -113,7 +113,7 @@ def test_a_tenant_that_comes_back_too_late_begins_like_any_other() -> None:
     assert (in_time.account("b"), late.account("b")) == (0.0, 900.0)
 
 
-def test_a_tenant_without_requests_at_the_end_is_owed_nothing_after_it() -> None:
+def test_tenant_without_requests_at_the_stop_is_owed_nothing_afterwards() -> None:
     kept = [KeptAccount(tenant="a", tokens=900.0, is_active=True), KeptAccount(tenant="b", tokens=0.0)]
     book = shares()
     book.restore(aged(kept, 0.0, MEMORY))
@@ -122,7 +122,7 @@ def test_a_tenant_without_requests_at_the_end_is_owed_nothing_after_it() -> None
     assert book.account("a") == book.account("b")
 
 
-def test_a_new_tenant_after_a_restart_is_not_ahead_of_those_that_wait() -> None:
+def test_new_tenant_after_a_restart_is_not_ahead_of_waiting_ones() -> None:
     kept = [
         KeptAccount(tenant="a", tokens=7_000.0, is_active=True),
         KeptAccount(tenant="b", tokens=6_000.0, is_active=True),
@@ -134,7 +134,7 @@ def test_a_new_tenant_after_a_restart_is_not_ahead_of_those_that_wait() -> None:
     assert (book.account("new"), book.account("b"), book.account("a")) == (0.0, 0.0, 1_000.0)
 
 
-def test_only_accounts_that_changed_are_kept_again_and_all_of_them_after_a_restore() -> None:
+def test_only_changed_accounts_are_saved_and_all_of_them_after_a_restore() -> None:
     book = shares({"b": 2.0})
     for tenant in ("a", "b"):
         book.enter(tenant)
@@ -154,7 +154,7 @@ def test_only_accounts_that_changed_are_kept_again_and_all_of_them_after_a_resto
     assert again.take_changed() == first
 
 
-def test_of_more_accounts_than_are_remembered_the_lowest_are_left_out() -> None:
+def test_lowest_accounts_beyond_the_bound_are_dropped() -> None:
     kept = [KeptAccount(tenant=f"t-{number}", tokens=float(number)) for number in range(5)]
     book = shares(max_remembered=2)
     book.restore(kept)
@@ -165,7 +165,7 @@ def test_of_more_accounts_than_are_remembered_the_lowest_are_left_out() -> None:
     assert {each.tenant for each in book.take_changed()} == {"x", "y"}
 
 
-def test_a_mean_cost_is_of_tokens_whatever_the_weight_is_now() -> None:
+def test_mean_cost_is_stored_in_tokens_independent_of_the_current_weight() -> None:
     book = shares({"a": 4.0})
     book.restore([KeptAccount(tenant="a", tokens=0.0, mean_cost_tokens=100.0)])
     book.enter("a")

@@ -78,7 +78,7 @@ def held(plan: LoadPlan) -> set[str]:
     return {model for model, _, _ in plan.hold}
 
 
-def test_where_the_memory_is_not_known_a_load_begins_at_once_and_the_ledger_decides() -> None:
+def test_load_starts_immediately_if_memory_is_unknown_and_the_ledger_decides() -> None:
     no_book = Desk().review([demand("b", candidate("b"))], [busy("a")])
     assert (begun(no_book), held(no_book)) == (["b"], set())
     no_size = Desk().review([demand("b", candidate("b", gib=0))], [busy("a")], book(("a", 4.0)))
@@ -86,14 +86,14 @@ def test_where_the_memory_is_not_known_a_load_begins_at_once_and_the_ledger_deci
     assert not no_size.begin[0].evicts
 
 
-def test_a_load_is_begun_once() -> None:
+def test_load_is_started_once() -> None:
     desk = Desk()
     asked = [demand("b", candidate("b"))]
     assert begun(desk.review(asked, memory=book())) == ["b"]
     assert begun(desk.review(asked, memory=book(), waking=("b",), now=100.1)) == []
 
 
-def test_a_load_whose_wake_has_ended_can_be_begun_again() -> None:
+def test_load_can_be_started_again_after_its_wake_ended() -> None:
     desk = Desk()
     asked = [demand("b", candidate("b"))]
     desk.review(asked, memory=book())
@@ -101,25 +101,25 @@ def test_a_load_whose_wake_has_ended_can_be_begun_again() -> None:
     assert begun(desk.review(asked, memory=book(), now=105.0)) == ["b"]
 
 
-def test_of_several_that_sleep_the_one_that_fits_is_loaded() -> None:
+def test_of_several_hibernating_models_the_one_that_fits_is_loaded() -> None:
     large, small = candidate("large", gib=6.0, pool="p"), candidate("small", gib=2.0, pool="p")
     plan = Desk().review([demand("p", large, small)], [busy("a")], book(("a", 4.0)))
     assert begun(plan) == ["small"]
 
 
-def test_of_several_that_fit_a_pool_loads_the_quickest_and_a_route_its_first() -> None:
+def test_pool_loads_the_fastest_model_that_fits_and_a_route_its_first() -> None:
     slow, quick = candidate("slow", gib=1, usual_load_seconds=60.0), candidate("quick", gib=1, usual_load_seconds=2.0)
     assert begun(Desk().review([demand("p", slow, quick)], memory=book())) == ["quick"]
     assert begun(Desk().review([demand("route/r", slow, quick)], memory=book())) == ["slow"]
 
 
-def test_two_lines_that_name_the_same_model_load_it_once() -> None:
+def test_model_named_by_two_queues_is_loaded_once() -> None:
     same = candidate("b")
     plan = Desk().review([demand("b", same), demand("route/r", same)], memory=book())
     assert begun(plan) == ["b"]
 
 
-def test_what_waits_in_several_lines_for_one_model_counts_together() -> None:
+def test_requests_in_several_queues_for_one_model_count_together() -> None:
     """Requests with other needs wait apart, and would each be worth too little."""
     desk = Desk()
     for model in ("a", "b"):
@@ -129,7 +129,7 @@ def test_what_waits_in_several_lines_for_one_model_counts_together() -> None:
     assert held(desk.review(lines, [busy("a", queued_tokens=1.0)], book(("a", 4.0)))) == {"a"}
 
 
-def test_a_model_to_be_evicted_finishes_first_and_then_the_load_begins_with_the_highest_priority() -> None:
+def test_evicted_model_finishes_first_and_then_the_highest_priority_load_starts() -> None:
     desk = Desk()
     asked = [demand("b", candidate("b"), waited_seconds=1000.0)]
     waits = desk.review(asked, [busy("a", active=2)], book(("a", 4.0)))
@@ -141,7 +141,7 @@ def test_a_model_to_be_evicted_finishes_first_and_then_the_load_begins_with_the_
     assert "it evicts a" in ends.begin[0].why
 
 
-def test_an_evicted_model_is_held_until_the_wake_has_ended_also_when_no_request_waits_any_more() -> None:
+def test_evicted_model_is_held_until_the_wake_ends_even_without_waiting_requests() -> None:
     desk = Desk()
     desk.review([demand("b", candidate("b"))], [resident("a")], book(("a", 4.0)))
     gone = desk.planner.review([], {}, {}, {"b": candidate("b")}, 100.1)
@@ -149,7 +149,7 @@ def test_an_evicted_model_is_held_until_the_wake_has_ended_also_when_no_request_
     assert held(desk.planner.review([], {}, {}, {}, 103.0)) == set()
 
 
-def test_a_model_that_is_loaded_again_is_not_held_for_the_load_that_it_gave_way_to() -> None:
+def test_reloaded_model_is_not_held_for_the_load_that_evicted_it() -> None:
     desk = Desk()
     desk.review([demand("b", candidate("b"))], [resident("a")], book(("a", 4.0)))
     asked = [demand("c", candidate("c", gib=50.0))]
@@ -157,7 +157,7 @@ def test_a_model_that_is_loaded_again_is_not_held_for_the_load_that_it_gave_way_
     assert held(desk.review(asked, [resident("a")], book(("b", 4.0)), waking=("b",), now=102.0)) == set()
 
 
-def test_two_loads_do_not_count_on_the_same_memory() -> None:
+def test_two_loads_do_not_use_the_same_memory() -> None:
     desk = Desk()
     plan = desk.review([demand("a", candidate("a")), demand("b", candidate("b"))], memory=book())
     assert begun(plan) == ["a"]
@@ -166,13 +166,13 @@ def test_two_loads_do_not_count_on_the_same_memory() -> None:
     assert begun(later) == [], "its lease is not in the book yet"
 
 
-def test_a_model_that_takes_requests_and_is_not_in_the_book_yet_counts_as_held() -> None:
+def test_ready_model_missing_from_the_ledger_counts_as_holding_memory() -> None:
     plan = Desk().review([demand("b", candidate("b"))], [busy("a")], book())
     assert begun(plan) == []
     assert "held by a" in plan.gates["b"].reason
 
 
-def test_memory_on_its_way_back_is_waited_for_in_the_queue() -> None:
+def test_memory_being_released_is_waited_for_in_the_queue() -> None:
     leaving = HostMemory(
         host="host-a",
         total_bytes=6 * GIB,
@@ -186,33 +186,33 @@ def test_memory_on_its_way_back_is_waited_for_in_the_queue() -> None:
     assert begun(desk.review([demand("b", candidate("b"))], memory=book(), now=100.5)) == ["b"]
 
 
-def test_processes_without_a_lease_are_named_with_what_they_hold() -> None:
+def test_processes_without_a_lease_are_listed_with_their_memory() -> None:
     memory = HostMemory(host="host-a", total_bytes=6 * GIB, free_bytes=1 * GIB)
     plan = Desk().review([demand("b", candidate("b"))], memory=memory)
     assert plan.gates["b"].reason == "VRAM: needs 4 GiB on host-a, held by processes without a lease (5 GiB)"
 
 
-def test_holders_are_named_up_to_a_few_and_long_names_are_cut() -> None:
+def test_holders_are_listed_up_to_a_limit_and_long_names_are_truncated() -> None:
     programs = tuple((f"train-{number}{'x' * 200}", 1.0) for number in range(6))
     plan = Desk().review([demand("b", candidate("b"))], memory=book(programs=programs))
     assert plan.gates["b"].reason.endswith("and 2 more")
     assert len(plan.gates["b"].reason) < 500
 
 
-def test_a_model_larger_than_its_host_is_left_to_the_ledger_and_none_is_evicted() -> None:
+def test_load_of_a_model_larger_than_its_host_is_left_to_the_ledger_without_evictions() -> None:
     plan = Desk().review([demand("b", candidate("b", gib=50.0))], [resident("a")], book(("a", 4.0)))
     assert (begun(plan), held(plan)) == (["b"], set())
     assert "larger than its host" in plan.begin[0].why
 
 
-def test_only_as_many_are_evicted_as_are_needed_and_idle_ones_first() -> None:
+def test_only_as_many_models_as_needed_are_evicted_with_idle_ones_first() -> None:
     here = [busy("a", gib=2.0), resident("b", gib=2.0), resident("c", gib=1.0)]
     memory = book(("a", 2.0), ("b", 2.0), ("c", 1.0), total=5.0)
     assert held(Desk().review([demand("d", candidate("d", gib=2.0))], here, memory)) == {"b"}
     assert held(Desk().review([demand("d", candidate("d", gib=3.0))], here, memory)) == {"b", "c"}
 
 
-def test_a_second_member_is_loaded_when_what_waits_is_worth_its_load() -> None:
+def test_second_member_is_loaded_if_the_queue_is_worth_its_load() -> None:
     desk = Desk()
     desk.estimates.note_load(candidate("p2"), 10.0)
     ready = busy("p1", pool="p")
@@ -224,13 +224,13 @@ def test_a_second_member_is_loaded_when_what_waits_is_worth_its_load() -> None:
         assert not plan.gates, "it waits for a slot"
 
 
-def test_a_second_member_does_not_push_the_first_one_out() -> None:
+def test_second_member_does_not_evict_the_first() -> None:
     asked = demand("p", candidate("p2", pool="p"), waiting=99, waited_seconds=9_999.0, ready_slots=1)
     plan = Desk().review([asked], [busy("p1", pool="p")], book(("p1", 4.0)))
     assert (begun(plan), held(plan)) == ([], set())
 
 
-def test_a_further_member_is_loaded_only_for_those_whom_the_first_load_does_not_serve() -> None:
+def test_further_member_is_loaded_only_for_requests_not_served_by_the_first_load() -> None:
     one, two = candidate("p1", pool="p", gib=1.0, slots=4), candidate("p2", pool="p", gib=1.0, slots=4)
     for waiting, expected in ((4, []), (40, ["p2"])):
         desk = Desk()
@@ -239,12 +239,12 @@ def test_a_further_member_is_loaded_only_for_those_whom_the_first_load_does_not_
         assert begun(desk.review([asked], memory=book(), waking=("p1",), now=100.1)) == expected
 
 
-def test_a_model_that_loads_by_itself_is_waited_for() -> None:
+def test_model_already_loading_is_waited_for() -> None:
     asked = demand("p", candidate("p2", pool="p"), waiting=1, loading_slots=1, waited_seconds=1000.0)
     assert begun(Desk().review([asked], memory=book())) == []
 
 
-def test_a_load_that_found_no_memory_is_tried_again_after_a_pause() -> None:
+def test_load_without_memory_is_retried_after_a_backoff() -> None:
     desk = Desk()
     asked = [demand("b", candidate("b"))]
     assert begun(desk.review(asked)) == ["b"]
@@ -257,7 +257,7 @@ def test_a_load_that_found_no_memory_is_tried_again_after_a_pause() -> None:
     assert begun(desk.review(asked, now=101.0 + LIMITS.memory_retry_seconds)) == ["b"]
 
 
-def test_the_estimate_adds_what_runs_and_the_load() -> None:
+def test_eta_adds_running_work_and_the_load() -> None:
     desk = Desk()
     desk.estimates.note_load(candidate("b"), 8.0)
     asked = [demand("b", candidate("b"), waited_seconds=1000.0)]
@@ -267,7 +267,7 @@ def test_the_estimate_adds_what_runs_and_the_load() -> None:
     assert desk.review(asked, [busy("a")], book(("a", 4.0)), now=100.5).gates["b"].eta_seconds == 11.0
 
 
-def test_a_request_that_waits_for_the_bound_gets_its_length_as_estimate() -> None:
+def test_request_waiting_for_the_bound_has_it_as_its_eta() -> None:
     desk = Desk()
     for model in ("a", "b"):
         desk.estimates.note_load(candidate(model), 8.0)
@@ -280,7 +280,7 @@ def test_a_request_that_waits_for_the_bound_gets_its_length_as_estimate() -> Non
     assert held(plan) == set()
 
 
-def test_a_load_that_waits_is_planned_again_when_its_memory_is_gone() -> None:
+def test_waiting_load_is_planned_again_if_its_memory_is_gone() -> None:
     desk = Desk()
     asked = [demand("b", candidate("b"), waited_seconds=1000.0)]
     assert held(desk.review(asked, [busy("a")], book(("a", 4.0)))) == {"a"}
@@ -290,7 +290,7 @@ def test_a_load_that_waits_is_planned_again_when_its_memory_is_gone() -> None:
     assert plan.gates["b"].reason == "VRAM: needs 4 GiB on host-a, held by train.py (a program)"
 
 
-def test_who_came_due_first_is_not_overtaken_by_who_came_due_later() -> None:
+def test_earlier_due_load_is_not_overtaken_by_a_later_one() -> None:
     """The large one needs all of the host: the small one must not take what the first of the two leaves."""
     desk = Desk()
     for model in ("a1", "a2", "large", "small"):
@@ -312,13 +312,13 @@ def test_who_came_due_first_is_not_overtaken_by_who_came_due_later() -> None:
     assert held(later) == {"a1", "a2"}
 
 
-def test_infinite_accounts_and_empty_demands_do_no_harm() -> None:
+def test_infinite_accounts_and_empty_demands_are_harmless() -> None:
     nobody = demand("b", waiting=0)
     plan = Desk().review([nobody], [busy("a", account=math.inf)], book(("a", 4.0)))
     assert plan == LoadPlan()
 
 
-def test_a_load_that_finds_no_room_after_all_is_not_left_waiting_behind_a_model_that_is_never_idle() -> None:
+def test_load_without_room_does_not_wait_behind_a_never_idle_model() -> None:
     """It was begun before the book of its host was known."""
     desk = Desk()
     asked = [demand("b", candidate("b"))]
@@ -331,7 +331,7 @@ def test_a_load_that_finds_no_room_after_all_is_not_left_waiting_behind_a_model_
     assert held(desk.review(asked, [], loaded, waking=("b",), now=110.0)) == set()
 
 
-def test_a_load_that_finds_no_room_holds_no_model_whose_eviction_would_not_make_room() -> None:
+def test_load_without_room_holds_no_model_if_its_eviction_would_not_help() -> None:
     desk = Desk()
     asked = [demand("b", candidate("b"))]
     desk.review(asked, [busy("a", gib=1.0)])
@@ -349,7 +349,7 @@ def test_a_load_that_finds_no_room_holds_no_model_whose_eviction_would_not_make_
         ({"is_leaving": True}, (), "unloading"),
     ],
 )
-def test_who_holds_memory_and_takes_no_requests_is_called_what_it_is(
+def test_memory_holder_without_requests_is_described_by_its_state(
     holder: dict[str, Any], loading: tuple[str, ...], doing: str
 ) -> None:
     """Found by trying: an idle model that the mesh did not list any more was said to be loading."""

@@ -114,7 +114,7 @@ class ColdWatch:
 
 @LONG
 @given(scenario=scenarios())
-def test_no_queue_waits_cold_for_longer_than_the_bound_and_a_turn_of_each_other_one(scenario: Scenario) -> None:
+def test_cold_wait_is_bounded_by_the_limit_plus_one_turn_per_other_queue(scenario: Scenario) -> None:
     world = scenario.world()
     watch = ColdWatch(world)
     while world.now < 120:
@@ -125,7 +125,7 @@ def test_no_queue_waits_cold_for_longer_than_the_bound_and_a_turn_of_each_other_
 
 @LONG
 @given(scenario=scenarios(pinned=True))
-def test_loads_fit_pinned_models_stay_and_holds_end_with_what_they_are_for(scenario: Scenario) -> None:
+def test_loads_fit_pinned_models_stay_and_holds_end_with_their_purpose(scenario: Scenario) -> None:
     world = scenario.world()
     for state in world.models.values():
         free = world.totals[state.spec.host] - sum(
@@ -149,7 +149,7 @@ def test_loads_fit_pinned_models_stay_and_holds_end_with_what_they_are_for(scena
 
 @LONG
 @given(scenario=scenarios())
-def test_a_model_that_is_wanted_is_not_held_before_its_shortest_turn_has_ended(scenario: Scenario) -> None:
+def test_wanted_model_is_not_held_before_its_minimum_turn_ends(scenario: Scenario) -> None:
     world = scenario.world()
     was_held: set[str] = set()
     while world.now < 90:
@@ -191,7 +191,7 @@ class _LetsNobodyIn:
         return getattr(self._planner, name)
 
 
-def test_the_check_of_the_bound_catches_a_planner_that_never_evicts() -> None:
+def test_bound_check_detects_a_planner_that_never_evicts() -> None:
     world = LoadWorld([ModelSpec(name="a"), ModelSpec(name="b")], {"host-a": 6.0})
     world.planner = _LetsNobodyIn(world)  # type: ignore[assignment]
     world.make_ready("a")

@@ -14,7 +14,7 @@ def jain(shares: list[float]) -> float:
 
 
 @pytest.mark.parametrize("seconds", [150, pytest.param(600, marks=pytest.mark.nightly("statistics of the simulator"))])
-def test_three_tenants_that_offer_ten_to_one_to_one_get_equal_shares_with_few_swaps(seconds: int) -> None:
+def test_three_tenants_with_ten_to_one_to_one_load_get_equal_shares_with_few_swaps(seconds: int) -> None:
     world = LoadWorld([ModelSpec(name=name, slots=4) for name in ("a", "b", "c")], {"host-a": 6.0})
     chance = random.Random(1)
     order = chance.choices(("a", "b", "c"), weights=(10, 1, 1), k=int(5 * seconds / STEP_SECONDS))
@@ -29,7 +29,7 @@ def test_three_tenants_that_offer_ten_to_one_to_one_get_equal_shares_with_few_sw
     assert world.swaps / len(world.served) <= fifo_swaps / len(order) / 2
 
 
-def test_a_cold_request_is_served_within_the_bound_under_a_constant_stream_for_the_other_model() -> None:
+def test_cold_request_is_served_within_the_bound_under_constant_load_on_another_model() -> None:
     world = LoadWorld([ModelSpec(name="busy", slots=2), ModelSpec(name="cold", load_seconds=3.0)], {"host-a": 6.0})
     world.make_ready("busy")
     for step in range(int(80 / STEP_SECONDS)):
@@ -45,7 +45,7 @@ def test_a_cold_request_is_served_within_the_bound_under_a_constant_stream_for_t
     assert world.models["busy"].ready_since is not None, "the busy model came back"
 
 
-def test_an_idle_model_is_evicted_at_once() -> None:
+def test_idle_model_is_evicted_immediately() -> None:
     world = LoadWorld([ModelSpec(name="idle"), ModelSpec(name="wanted")], {"host-a": 6.0})
     world.make_ready("idle")
     world.run(5)
@@ -55,7 +55,7 @@ def test_an_idle_model_is_evicted_at_once() -> None:
     assert world.models["idle"].ready_since is None
 
 
-def test_a_model_that_was_used_just_now_is_kept_for_a_moment() -> None:
+def test_recently_used_model_is_kept_briefly() -> None:
     world = LoadWorld([ModelSpec(name="used", service_seconds=0.5), ModelSpec(name="wanted")], {"host-a": 6.0})
     world.make_ready("used")
     world.arrive("used")
@@ -67,7 +67,7 @@ def test_a_model_that_was_used_just_now_is_kept_for_a_moment() -> None:
     assert 0 < begun - asked_at <= world.limits.min_turn_seconds
 
 
-def test_a_pinned_model_keeps_its_memory_and_the_status_says_so() -> None:
+def test_pinned_model_keeps_its_memory_and_the_status_reports_it() -> None:
     world = LoadWorld([ModelSpec(name="qwen", pinned=True), ModelSpec(name="llama", gib=5.125)], {"host-a": 8.0})
     world.make_ready("qwen")
     world.arrive("llama")
@@ -76,7 +76,7 @@ def test_a_pinned_model_keeps_its_memory_and_the_status_says_so() -> None:
     assert world.words["llama"] == ["VRAM: needs 5.1 GiB on host-a, held by qwen (pinned)"]
 
 
-def test_a_program_keeps_its_memory_and_the_load_begins_when_it_ends() -> None:
+def test_program_keeps_its_memory_and_the_load_starts_when_it_ends() -> None:
     world = LoadWorld([ModelSpec(name="llama", gib=5.125)], {"host-a": 8.0}, programs={"train.py": 6.0})
     world.arrive("llama")
     world.run(60)
@@ -87,7 +87,7 @@ def test_a_program_keeps_its_memory_and_the_load_begins_when_it_ends() -> None:
     assert world.models["llama"].begun_at == [world.now - STEP_SECONDS]
 
 
-def test_two_that_fit_are_loaded_beside_each_other_and_none_is_held() -> None:
+def test_two_models_that_fit_are_loaded_side_by_side_without_holds() -> None:
     world = LoadWorld([ModelSpec(name="a"), ModelSpec(name="b")], {"host-a": 8.0})
     world.arrive("a")
     world.arrive("b")
@@ -98,7 +98,7 @@ def test_two_that_fit_are_loaded_beside_each_other_and_none_is_held() -> None:
     assert world.swaps == 0
 
 
-def test_a_model_that_fits_is_not_kept_waiting_by_one_that_does_not() -> None:
+def test_model_that_fits_is_not_delayed_by_one_that_does_not() -> None:
     specs = [ModelSpec(name="busy", gib=5.0, slots=4), ModelSpec(name="large", gib=6.0), ModelSpec(name="small", gib=2)]
     world = LoadWorld(specs, {"host-a": 8.0})
     world.make_ready("busy")
@@ -112,7 +112,7 @@ def test_a_model_that_fits_is_not_kept_waiting_by_one_that_does_not() -> None:
     assert world.models["large"].begun_at == []
 
 
-def test_a_hold_is_lifted_when_no_request_waits_for_the_other_model_any_more() -> None:
+def test_hold_is_lifted_when_no_request_waits_for_the_other_model() -> None:
     specs = [ModelSpec(name="busy", service_seconds=30.0, slots=2), ModelSpec(name="cold")]
     world = LoadWorld(specs, {"host-a": 6.0})
     world.make_ready("busy")
@@ -129,7 +129,7 @@ def test_a_hold_is_lifted_when_no_request_waits_for_the_other_model_any_more() -
     assert len(world.models["busy"].running) == 2
 
 
-def test_a_model_that_was_loaded_has_its_turn_before_it_is_evicted() -> None:
+def test_loaded_model_has_its_turn_before_it_is_evicted() -> None:
     specs = [ModelSpec(name="a", load_seconds=3.0, slots=2), ModelSpec(name="b", load_seconds=3.0, slots=2)]
     world = LoadWorld(specs, {"host-a": 6.0})
     for _ in range(int(120 / STEP_SECONDS)):
@@ -143,7 +143,7 @@ def test_a_model_that_was_loaded_has_its_turn_before_it_is_evicted() -> None:
     assert min(gaps) >= 3.0 + turn
 
 
-def test_the_tenant_that_had_less_gets_its_model_before_what_waits_is_worth_it() -> None:
+def test_less_served_tenant_gets_its_model_before_the_queue_is_worth_a_load() -> None:
     """Fairness begins the swap: one short request against the long queue of a tenant that was served far more."""
     begun = {}
     for had in (0.0, 100_000.0):
@@ -162,7 +162,7 @@ def test_the_tenant_that_had_less_gets_its_model_before_what_waits_is_worth_it()
     assert begun[0.0] >= 15.0
 
 
-def test_a_model_of_a_low_priority_queue_is_evicted_for_a_high_one_after_the_shortest_turn_only() -> None:
+def test_low_priority_model_is_evicted_for_a_high_one_only_after_its_minimum_turn() -> None:
     specs = [ModelSpec(name="a", load_seconds=8.0, slots=2), ModelSpec(name="b", load_seconds=8.0)]
     world = LoadWorld(specs, {"host-a": 6.0})
     for _ in range(100):

@@ -44,7 +44,7 @@ def given_up(decisions: list[Decision]) -> list[str]:
     return [each.model for each in decisions if isinstance(each, StopsWaking)]
 
 
-def test_a_load_whose_memory_a_program_took_meanwhile_is_given_up_once_and_waits_in_the_queue() -> None:
+def test_load_that_lost_its_memory_to_a_program_is_cancelled_once_and_queued() -> None:
     mesh = mesh_of_two()
     assert woken(mesh.submit(arrival(1, "large"), 0.0)) == ["large"]
     assert given_up(shown(mesh, book(program(4)), TAKEN_AT)) == [], "it may be for a moment only"
@@ -60,7 +60,7 @@ def test_a_load_whose_memory_a_program_took_meanwhile_is_given_up_once_and_waits
     assert woken(shown(mesh, book(), 16.0)) == ["large"]
 
 
-def test_a_load_that_was_begun_before_its_size_was_known_is_given_up_as_any_other() -> None:
+def test_load_started_with_unknown_size_is_cancelled_like_any_other() -> None:
     """It was begun moments after its runner came, and blocked every load that came after it."""
     mesh = scheduler(queue_timeout_seconds=30.0)
     mesh.show([asleep("run-large", "large", host="gpu"), SMALL], 0.0, hosts=book(program(4)))
@@ -73,7 +73,7 @@ def test_a_load_that_was_begun_before_its_size_was_known_is_given_up_as_any_othe
     assert woken(mesh.wake_finished("large", no_memory, STUCK_AT + 0.25)) == ["small"]
 
 
-def test_a_host_that_is_lost_sight_of_while_its_load_waits_changes_nothing_about_that() -> None:
+def test_host_loss_during_a_pending_load_does_not_prevent_its_cancellation() -> None:
     mesh = mesh_of_two()
     mesh.submit(arrival(1, "large"), 0.0)
     shown(mesh, book(program(4)), TAKEN_AT)
@@ -81,7 +81,7 @@ def test_a_host_that_is_lost_sight_of_while_its_load_waits_changes_nothing_about
     assert given_up(mesh.tick(STUCK_AT)) == ["large"]
 
 
-def test_the_refusal_of_one_that_got_no_memory_names_the_holders() -> None:
+def test_refusal_without_memory_lists_the_holders() -> None:
     """Its refusal said that no slot came free, while a program held the memory."""
     mesh = mesh_of_two()
     shown(mesh, book(program(4)), 0.0)
@@ -93,7 +93,7 @@ def test_the_refusal_of_one_that_got_no_memory_names_the_holders() -> None:
     )
 
 
-def test_a_load_without_demand_is_given_up_all_the_same() -> None:
+def test_load_without_demand_is_cancelled_too() -> None:
     """At the ledger it would keep programs waiting behind it for as long as a load may wait."""
     mesh = mesh_of_two()
     mesh.submit(arrival(1, "large"), 0.0)
@@ -105,7 +105,7 @@ def test_a_load_without_demand_is_given_up_all_the_same() -> None:
     assert not mesh.needs_ticks
 
 
-def test_a_model_that_fits_is_not_kept_waiting_by_a_load_that_gets_no_memory() -> None:
+def test_model_that_fits_is_not_delayed_by_a_load_without_memory() -> None:
     mesh = mesh_of_two()
     mesh.submit(arrival(1, "large"), 0.0)
     shown(mesh, book(program(4)), TAKEN_AT)
@@ -115,7 +115,7 @@ def test_a_model_that_fits_is_not_kept_waiting_by_a_load_that_gets_no_memory() -
     assert woken(mesh.wake_finished("large", no_memory, STUCK_AT + 0.25)) == ["small"]
 
 
-def test_a_load_that_has_its_lease_or_whose_memory_is_on_its_way_back_is_not_given_up() -> None:
+def test_load_with_a_lease_or_memory_being_released_is_not_cancelled() -> None:
     own = MemoryHolder(name="large", is_model=True, held_bytes=5 * GIB)
     leaving = program(4, is_leaving=True)
     for holders in ((own,), (leaving,), ()):
@@ -125,7 +125,7 @@ def test_a_load_that_has_its_lease_or_whose_memory_is_on_its_way_back_is_not_giv
         assert [given_up(mesh.tick(quarter / 4)) for quarter in range(3, 40)] == [[]] * 37
 
 
-def test_who_leaves_is_not_said_to_hold_the_memory_for_good() -> None:
+def test_unloading_holder_is_reported_as_unloading() -> None:
     pinned = MemoryHolder(name="old", is_model=True, held_bytes=4 * GIB, pinned=True, is_leaving=True)
     for leaving in (program(4, is_leaving=True), pinned):
         mesh = mesh_of_two()
@@ -134,7 +134,7 @@ def test_who_leaves_is_not_said_to_hold_the_memory_for_good() -> None:
         assert word.reason == f"VRAM: needs 5 GiB on gpu, held by {leaving.name} (unloading)"
 
 
-def test_memory_that_is_missed_for_a_moment_gives_no_load_up() -> None:
+def test_brief_memory_shortage_cancels_no_load() -> None:
     mesh = mesh_of_two()
     mesh.submit(arrival(1, "large"), 0.0)
     for second in range(1, 20):
@@ -174,7 +174,7 @@ def stuck_on_its_device(**limits: Any) -> Mesh:
     return mesh
 
 
-def test_a_load_that_fits_by_the_ledger_and_gets_no_memory_evicts_the_models_of_its_runner() -> None:
+def test_load_without_memory_despite_a_fitting_ledger_evicts_models_of_its_runner() -> None:
     """Its runner may use one device of two. A model that was never idle there kept it waiting for minutes."""
     mesh = stuck_on_its_device()
     ends = [quarter / 4 for quarter in range(3, 40) if given_up(mesh.tick(quarter / 4))]
@@ -191,14 +191,14 @@ def test_a_load_that_fits_by_the_ledger_and_gets_no_memory_evicts_the_models_of_
     assert (wakes.model, wakes.priority) == ("llama", Priority.SYSTEM)
 
 
-def test_a_book_is_not_doubted_for_a_load_of_which_its_runner_says_nothing() -> None:
+def test_ledger_is_trusted_if_the_runner_reports_nothing_about_the_load() -> None:
     """The registry may be away: then no lease is granted, and no model is held for that."""
     mesh = stuck_on_its_device()
     mesh.show(on_two_devices(Readiness.ASLEEP), 0.6)
     assert [given_up(mesh.tick(quarter / 4)) for quarter in range(3, 80)] == [[]] * 77
 
 
-def test_a_book_that_was_wrong_once_is_believed_again_later() -> None:
+def test_ledger_is_trusted_again_after_the_doubt_period() -> None:
     mesh = stuck_on_its_device(book_doubt_seconds=30.0)
     assert any(given_up(mesh.tick(quarter / 4)) for quarter in range(3, 40))
     mesh.wake_finished("llama", failed("no", Reason.INSUFFICIENT_MEMORY), 10.0)

@@ -36,12 +36,12 @@ def scheduler_with(*candidates: Candidate) -> Scheduler:
     return scheduler
 
 
-def test_every_operation_on_media_has_a_unit_with_an_assumed_speed() -> None:
+def test_every_media_operation_has_a_unit_and_a_default_speed() -> None:
     media = {UNITS.get(operation) for operation in (Operation.IMAGE, Operation.TRANSCRIPTION, Operation.SPEECH)}
     assert media == DEFAULT_UNIT_SECONDS.keys()
 
 
-def test_the_time_of_an_image_follows_from_its_work_and_the_speed_that_was_seen() -> None:
+def test_image_time_follows_from_its_work_and_the_measured_speed() -> None:
     estimates = Estimates()
     assert estimates.service_seconds(PAINTS, image(1, 20.0)) is None
     estimates.note_media(PAINTS, STEPS, 20.0, 5.0, 5.0)
@@ -50,7 +50,7 @@ def test_the_time_of_an_image_follows_from_its_work_and_the_speed_that_was_seen(
     assert estimates.tokens_per_second(PAINTS) == DEFAULT_TOKENS_PER_SECOND, "it has no speed in tokens"
 
 
-def test_a_model_that_hears_and_answers_has_a_speed_for_each() -> None:
+def test_audio_chat_model_has_separate_speeds_for_input_and_output() -> None:
     estimates = Estimates()
     estimates.note_served(CHATS, "t", Served(prompt_tokens=1, cached_tokens=0, output_tokens=100), 2.0)
     estimates.note_media(CHATS, WorkUnit.AUDIO_SECONDS, 60.0, 6.0, 6.0)
@@ -60,7 +60,7 @@ def test_a_model_that_hears_and_answers_has_a_speed_for_each() -> None:
     assert heard.seconds_of(30.0) == pytest.approx(3.0)
 
 
-def test_device_time_is_worth_the_tokens_that_models_generate_in_it() -> None:
+def test_device_time_is_valued_by_the_tokens_generated_in_it() -> None:
     estimates = Estimates()
     assert estimates.tokens_per_device_second(PAINTS) == DEFAULT_TOKENS_PER_SECOND
     for _ in range(200):
@@ -68,13 +68,13 @@ def test_device_time_is_worth_the_tokens_that_models_generate_in_it() -> None:
     assert estimates.tokens_per_device_second(PAINTS) == pytest.approx(200.0, rel=0.05)
 
 
-def test_a_remote_model_says_nothing_about_the_worth_of_a_device() -> None:
+def test_remote_model_does_not_affect_the_device_time_value() -> None:
     estimates = Estimates()
     estimates.note_exchange(replace(CHATS, remote=True), 1e6, 1.0)
     assert estimates.tokens_per_device_second(PAINTS) == DEFAULT_TOKENS_PER_SECOND
 
 
-def test_a_measurement_of_media_that_cannot_be_one_is_passed_over() -> None:
+def test_implausible_media_measurement_is_ignored() -> None:
     estimates = Estimates()
     estimates.note_media(PAINTS, STEPS, 0.0, 5.0, 5.0)
     estimates.note_media(PAINTS, STEPS, 10.0, float("nan"), 5.0)
@@ -89,7 +89,7 @@ def account(scheduler: Scheduler, tenant: str) -> float:
     return known
 
 
-def test_a_tenant_is_charged_as_much_for_the_seconds_of_its_images_as_another_for_those_of_its_answers() -> None:
+def test_tenants_are_charged_equally_for_seconds_of_images_and_answers() -> None:
     scheduler = scheduler_with(PAINTS, CHATS)
     now = 0.0
     for turn in range(50):
@@ -101,7 +101,7 @@ def test_a_tenant_is_charged_as_much_for_the_seconds_of_its_images_as_another_fo
     assert account(scheduler, "painter") == pytest.approx(account(scheduler, "writer"), rel=0.15)
 
 
-def test_the_length_of_a_recording_as_it_is_claimed_changes_nothing_about_what_is_charged() -> None:
+def test_claimed_recording_length_does_not_affect_the_charge() -> None:
     accounts = []
     for claimed in (1.0, 3_600.0):
         scheduler = scheduler_with(PAINTS)
@@ -112,21 +112,21 @@ def test_the_length_of_a_recording_as_it_is_claimed_changes_nothing_about_what_i
     assert accounts[0] == pytest.approx(10.0 * DEFAULT_TOKENS_PER_SECOND)
 
 
-def test_an_image_that_its_caller_cancels_is_charged_for_the_time_that_it_took() -> None:
+def test_image_cancelled_by_its_caller_is_charged_for_its_time() -> None:
     scheduler = scheduler_with(PAINTS)
     scheduler.submit(image(1, 30.0), 0.0)
     scheduler.finish(1, 6.0, None, Reason.CANCELLED)
     assert account(scheduler, "painter") == pytest.approx(6.0 * DEFAULT_TOKENS_PER_SECOND)
 
 
-def test_an_attempt_that_broke_costs_its_tenant_nothing() -> None:
+def test_failed_attempt_costs_its_tenant_nothing() -> None:
     scheduler = scheduler_with(PAINTS)
     scheduler.submit(image(1, 30.0), 0.0)
     scheduler.report_failed(1, 1, Reason.SERVER_DIED, 5.0)
     assert account(scheduler, "painter") == pytest.approx(0.0)
 
 
-def test_a_waiting_image_is_told_how_long_those_before_it_take() -> None:
+def test_waiting_image_gets_an_estimate_based_on_those_ahead() -> None:
     scheduler = scheduler_with(PAINTS)
     scheduler.submit(image(1, 10.0), 0.0)
     scheduler.finish(1, 5.0, DONE)
@@ -137,7 +137,7 @@ def test_a_waiting_image_is_told_how_long_those_before_it_take() -> None:
     assert told.eta_seconds == pytest.approx(40.0 * 0.5 - 4.0)
 
 
-def test_an_image_that_cannot_be_done_before_its_deadline_is_refused_at_once() -> None:
+def test_image_that_cannot_meet_its_deadline_is_refused_immediately() -> None:
     scheduler = scheduler_with(PAINTS)
     scheduler.submit(image(1, 10.0), 0.0)
     scheduler.finish(1, 5.0, DONE)
@@ -145,7 +145,7 @@ def test_an_image_that_cannot_be_done_before_its_deadline_is_refused_at_once() -
     assert [getattr(each, "reason", None) for each in decisions] == [Reason.DEADLINE_UNREACHABLE]
 
 
-def test_a_large_image_is_not_refused_by_what_small_ones_cost_that_were_alone_measured() -> None:
+def test_large_image_is_not_refused_by_costs_measured_on_small_ones_only() -> None:
     scheduler = scheduler_with(PAINTS)
     scheduler.submit(image(1, 0.01), 0.0)
     scheduler.finish(1, 1.0, DONE)

@@ -83,7 +83,7 @@ def after(view: FleetView, what: str, name: str, number: int) -> FleetView:
 
 
 @given(steps=STEPS, told_every=st.integers(1, 3))
-def test_the_changes_step_by_step_add_up_to_the_view(steps: list[tuple[str, str, int]], told_every: int) -> None:
+def test_incremental_changes_add_up_to_the_view(steps: list[tuple[str, str, int]], told_every: int) -> None:
     """Also where several changes are taken together."""
     diff, view = MeshDiff(), FleetView()
     known: dict[str, Candidate] = {}
@@ -98,7 +98,7 @@ def test_the_changes_step_by_step_add_up_to_the_view(steps: list[tuple[str, str,
         assert known == {each.name: candidate_of(view, each) for each in view.models.values()}
 
 
-def test_news_of_one_runner_says_nothing_about_the_models_of_the_others() -> None:
+def test_runner_change_reports_only_its_own_models() -> None:
     view = FleetView(1, {name: runner(name, 0) for name in RUNNERS}, {each: model(each, "r1") for each in MODELS[:2]})
     view = after(view, "model", "c", 1)
     diff = MeshDiff()

@@ -38,7 +38,7 @@ def goes_to(mesh: CandidateIndex, now: float, requests: int = 12) -> set[str]:
     return {candidate.model for candidate in running}
 
 
-def test_one_who_breaks_often_enough_in_a_row_is_ejected() -> None:
+def test_endpoint_with_enough_consecutive_failures_is_ejected() -> None:
     mesh = index(A, B)
     break_down(mesh, A, 4, 0.0)
     assert goes_to(mesh, 1.0) == {"a", "b"}
@@ -48,7 +48,7 @@ def test_one_who_breaks_often_enough_in_a_row_is_ejected() -> None:
     assert goes_to(mesh, 11.0) == {"a", "b"}
 
 
-def test_a_success_in_between_restarts_the_count() -> None:
+def test_success_resets_the_failure_count() -> None:
     mesh = index(A, B)
     for moment in range(4):
         break_down(mesh, A, 4, moment * 10.0)
@@ -56,7 +56,7 @@ def test_a_success_in_between_restarts_the_count() -> None:
     assert goes_to(mesh, 40.0) == {"a", "b"}
 
 
-def test_one_of_whose_requests_too_many_break_is_ejected_though_never_in_a_row() -> None:
+def test_endpoint_with_a_high_failure_rate_is_ejected_without_consecutive_failures() -> None:
     mesh = index(A, B)
     for _ in range(10):
         break_down(mesh, A, 2, 0.0)
@@ -65,7 +65,7 @@ def test_one_of_whose_requests_too_many_break_is_ejected_though_never_in_a_row()
     assert gate_of(mesh, A, 5.0) == "failed 14 of its last 20 requests; retried in 5 s"
 
 
-def test_answers_that_come_in_one_piece_count_as_well() -> None:
+def test_non_streamed_answers_count_too() -> None:
     mesh = index(A, B)
     for _ in range(20):
         mesh.health.note_content(A, 0.0)
@@ -73,7 +73,7 @@ def test_answers_that_come_in_one_piece_count_as_well() -> None:
     assert goes_to(mesh, 5.0) == {"a", "b"}
 
 
-def test_half_of_the_requests_and_few_requests_eject_no_endpoint() -> None:
+def test_half_failed_or_few_requests_eject_no_endpoint() -> None:
     mesh = index(A, B, C)
     for _ in range(50):
         mesh.health.note_content(A, 0.0)
@@ -84,7 +84,7 @@ def test_half_of_the_requests_and_few_requests_eject_no_endpoint() -> None:
     assert goes_to(mesh, 1.0) == {"a", "b", "c"}
 
 
-def test_breaks_of_long_ago_do_not_count() -> None:
+def test_old_failures_do_not_count() -> None:
     mesh = index(A, B)
     for moment in range(40):
         break_down(mesh, A, 2, moment * 31.0)
@@ -92,7 +92,7 @@ def test_breaks_of_long_ago_do_not_count() -> None:
     assert goes_to(mesh, 40 * 31.0) == {"a", "b"}
 
 
-def test_after_its_time_one_request_at_a_time_tries_it() -> None:
+def test_ejected_endpoint_is_probed_with_one_request_at_a_time_after_its_pause() -> None:
     mesh = index(A, B)
     break_down(mesh, A, 5, 0.0)
     probe = place(mesh, asked=TO_A, now=10.0)
@@ -105,7 +105,7 @@ def test_after_its_time_one_request_at_a_time_tries_it() -> None:
     assert goes_to(mesh, 10.0) == {"a", "b"}
 
 
-def test_one_who_breaks_when_it_is_tried_is_left_alone_for_longer_each_time() -> None:
+def test_endpoint_failing_its_probe_is_ejected_for_longer_each_time() -> None:
     mesh = index(A, B)
     break_down(mesh, A, 5, 0.0)
     now = 0.0
@@ -118,7 +118,7 @@ def test_one_who_breaks_when_it_is_tried_is_left_alone_for_longer_each_time() ->
     assert gate_of(mesh, A, now) == "failed its trial request; retried in 50 s"
 
 
-def test_an_ejection_has_a_longest_time() -> None:
+def test_ejection_has_a_maximum_duration() -> None:
     mesh = index(A, B, limits={"max_ejection_seconds": 25.0})
     now = 0.0
     break_down(mesh, A, 5, now)
@@ -129,7 +129,7 @@ def test_an_ejection_has_a_longest_time() -> None:
         break_down(mesh, A, 1, now)
 
 
-def test_one_who_worked_for_as_long_as_it_was_left_alone_begins_with_a_short_time_again() -> None:
+def test_ejection_time_resets_after_working_as_long_as_it_was_ejected() -> None:
     mesh = index(A, B)
     break_down(mesh, A, 5, 0.0)
     mesh.health.advance(10.0)
@@ -144,7 +144,7 @@ def test_one_who_worked_for_as_long_as_it_was_left_alone_begins_with_a_short_tim
     assert mesh.health.wakes_at(111.0) == 109.0 + 10.0
 
 
-def test_requests_that_were_under_way_change_nothing_about_an_ejection() -> None:
+def test_requests_in_flight_do_not_affect_an_ejection() -> None:
     mesh = index(A, B)
     break_down(mesh, A, 5, 0.0)
     break_down(mesh, A, 7, 2.0)
@@ -153,7 +153,7 @@ def test_requests_that_were_under_way_change_nothing_about_an_ejection() -> None
     assert mesh.health.wakes_at(5.0) == 10.0
 
 
-def test_the_last_one_who_works_is_never_ejected() -> None:
+def test_last_working_endpoint_is_never_ejected() -> None:
     mesh = index(A, B, C)
     for candidate in (A, B, C):
         break_down(mesh, candidate, 50, 0.0)
@@ -161,13 +161,13 @@ def test_the_last_one_who_works_is_never_ejected() -> None:
 
 
 @pytest.mark.parametrize("other", [member("b", readiness=Readiness.DOWN), member("b", readiness=Readiness.ASLEEP)])
-def test_endpoints_that_take_no_requests_replace_no_other(other: Candidate) -> None:
+def test_endpoints_that_take_no_requests_do_not_count_as_alternatives(other: Candidate) -> None:
     mesh = index(A, other)
     break_down(mesh, A, 50, 0.0)
     assert goes_to(mesh, 1.0) == {"a"}
 
 
-def test_the_last_one_of_any_of_its_lines_is_never_ejected() -> None:
+def test_last_endpoint_of_any_of_its_queues_is_never_ejected() -> None:
     routes = [Route(name="only-a", candidates=("a",))]
     mesh = index(A, B, routes=routes)
     break_down(mesh, A, 50, 0.0)
@@ -176,7 +176,7 @@ def test_the_last_one_of_any_of_its_lines_is_never_ejected() -> None:
     assert goes_to(mesh, 3.0) == {"a"}
 
 
-def test_who_is_ejected_is_needed_again_when_the_others_are_gone() -> None:
+def test_ejected_endpoint_is_used_again_when_the_others_are_gone() -> None:
     mesh = index(A, B)
     break_down(mesh, A, 5, 0.0)
     mesh.health.advance(2.0)
@@ -189,7 +189,7 @@ def test_who_is_ejected_is_needed_again_when_the_others_are_gone() -> None:
     assert goes_to(mesh, 5.0) == {"b"}
 
 
-def test_who_is_ejected_is_needed_by_a_request_that_has_tried_all_others() -> None:
+def test_ejected_endpoint_is_used_by_a_request_that_tried_all_others() -> None:
     mesh = index(A, B)
     break_down(mesh, A, 5, 0.0)
     assert not takes(index(A, B, C), member("d"), 5.0)
@@ -198,7 +198,7 @@ def test_who_is_ejected_is_needed_by_a_request_that_has_tried_all_others() -> No
     assert place(mesh, asked=pick(excluded=frozenset({A.key, B.key})), now=5.0) is None
 
 
-def test_no_request_waits_for_an_ejected_endpoint_while_others_are_only_busy() -> None:
+def test_no_request_uses_an_ejected_endpoint_while_others_are_only_busy() -> None:
     busy = member("b", slots=1)
     mesh = index(A, busy)
     break_down(mesh, A, 5, 0.0)
@@ -206,7 +206,7 @@ def test_no_request_waits_for_an_ejected_endpoint_while_others_are_only_busy() -
     assert place(mesh, now=5.0) is None
 
 
-def test_a_new_incarnation_has_a_clean_record() -> None:
+def test_new_incarnation_has_a_clean_record() -> None:
     mesh = index(A, B)
     break_down(mesh, A, 5, 0.0)
     mesh.health.note_content(B, 0.0)
@@ -215,7 +215,7 @@ def test_a_new_incarnation_has_a_clean_record() -> None:
     assert mesh.health.is_clean(member("a", incarnation="2"), 0.5)
 
 
-def test_who_failed_lately_is_not_clean_until_it_succeeds_or_time_has_passed() -> None:
+def test_recently_failed_endpoint_is_unclean_until_success_or_timeout() -> None:
     mesh = index(A, B)
     assert mesh.health.is_clean(A, 0.0)
     mesh.health.note_failure(A, FailureKind.BUSY, 0.0)
@@ -231,7 +231,7 @@ def test_who_failed_lately_is_not_clean_until_it_succeeds_or_time_has_passed() -
     assert not mesh.health.is_clean(A, 45.0), "it has yet to be tried"
 
 
-def test_in_an_outage_only_who_has_proven_itself_is_clean() -> None:
+def test_only_proven_endpoints_are_clean_during_an_outage() -> None:
     mesh = index(A, B, C)
     mesh.health.note_content(B, 0.0)
     break_down(mesh, A, 4, 0.0)
@@ -245,7 +245,7 @@ def test_in_an_outage_only_who_has_proven_itself_is_clean() -> None:
     assert not mesh.health.is_clean(member("nobody"), 1.0)
 
 
-def test_fault_f49_an_engine_that_answers_nonsense_counts_as_broken_and_is_ejected() -> None:
+def test_fault_f49_engine_with_protocol_errors_counts_as_broken_and_is_ejected() -> None:
     assert classify(Reason.BACKEND_PROTOCOL_ERROR) is FailureKind.BROKE
     mesh = index(A, B)
     now = 0.0
@@ -263,5 +263,5 @@ def test_fault_f49_an_engine_that_answers_nonsense_counts_as_broken_and_is_eject
     assert gone_to["a"] < 12
 
 
-def test_a_runner_without_memory_for_a_model_did_not_take_the_request() -> None:
+def test_insufficient_memory_counts_as_a_bounced_request() -> None:
     assert classify(Reason.INSUFFICIENT_MEMORY) is FailureKind.BOUNCED

@@ -83,7 +83,7 @@ def test_too_many_or_too_large_extra_parameters_are_refused(check: Check, member
 
 
 @pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf])
-def test_a_number_that_json_cannot_carry_is_refused(number: float) -> None:
+def test_number_not_representable_in_json_is_refused(number: float) -> None:
     extra = json_value_pb2.JsonObject()
     extra.fields.add(name="a").value.array_value.values.add(number_value=number)
     with pytest.raises(FieldError) as caught:
@@ -91,7 +91,7 @@ def test_a_number_that_json_cannot_carry_is_refused(number: float) -> None:
     assert caught.value.field == "payload.extra_parameters.a"
 
 
-def test_two_parameters_of_one_name_are_refused() -> None:
+def test_duplicate_parameter_names_are_refused() -> None:
     extra = extra_of({"a": "1"})
     extra.fields.add(name="a").value.bool_value = True
     with pytest.raises(FieldError) as caught:
@@ -109,7 +109,7 @@ def _within(message: Descriptor, seen: set[str]) -> Iterator[str]:
             yield from _within(field.message_type, seen)
 
 
-def test_no_public_request_can_hold_an_agents_behaviour() -> None:
+def test_public_request_cannot_contain_agent_behavior() -> None:
     behaviour = agent_behaviour_pb2.AgentBehaviour.DESCRIPTOR.full_name
     service = inference_service_pb2.DESCRIPTOR.services_by_name["InferenceService"]
     for method in service.methods:
@@ -153,7 +153,7 @@ def test_a_wrong_schema_of_a_tool_loses_the_part_over_grpc_too_and_another_is_re
     assert refused.value.field == f"payload.response_format.json_schema.schema{place}"
 
 
-def test_an_upper_bound_that_no_answer_reaches_is_left_out_over_grpc_too() -> None:
+def test_unreachable_upper_bound_is_dropped_over_grpc_too() -> None:
     payload = with_schemas({"properties": {"a": {"maxLength": 10**9, "minLength": 1}}}, {"type": "object"})
     check_chat(payload, SchemaLimits())
     assert plain_object(payload.tools[0].function.parameters) == {"properties": {"a": {"minLength": 1}}}

@@ -36,18 +36,18 @@ def _rejected() -> receipt_pb2.Receipt:
 
 
 @pytest.mark.parametrize("receipt", [_receipt(), _failed(), _rejected()], ids=["completed", "failed", "rejected"])
-def test_a_receipt_that_adds_up_has_no_fault(receipt: receipt_pb2.Receipt) -> None:
+def test_consistent_receipt_has_no_fault(receipt: receipt_pb2.Receipt) -> None:
     assert list(receipt_faults(receipt)) == []
 
 
-def test_one_that_failed_over_adds_up() -> None:
+def test_receipt_of_a_failover_is_consistent() -> None:
     receipt = _receipt()
     receipt.attempts[0].reason = DIED
     receipt.attempts.add(runner="b")
     assert list(receipt_faults(receipt)) == []
 
 
-def test_rounding_is_no_fault() -> None:
+def test_rounding_is_not_a_fault() -> None:
     receipt = _receipt()
     receipt.total_time.FromMicroseconds(399_999)
     assert list(receipt_faults(receipt)) == []
@@ -79,5 +79,5 @@ PLANTED = {
 
 
 @pytest.mark.parametrize("fault", ReceiptFault)
-def test_each_fault_is_found_where_it_is_planted(fault: ReceiptFault) -> None:
+def test_each_planted_fault_is_detected(fault: ReceiptFault) -> None:
     assert list(receipt_faults(PLANTED[fault])) == [fault]

@@ -47,5 +47,5 @@ def _decided(hash_seed: int) -> str:
 
 
 @pytest.mark.nightly("replays 25 scenarios in two Pythons")
-def test_lines_that_change_together_are_gone_through_in_the_same_order_in_every_process() -> None:
+def test_queues_changed_together_are_processed_in_the_same_order_in_every_process() -> None:
     assert len({_decided(hash_seed) for hash_seed in (1, 2)}) == 1

@@ -48,7 +48,7 @@ def kinds(record: pb.RequestRecord) -> list[str]:
     return [pb.DecisionRecord.Kind.Name(one.kind).removeprefix("KIND_").lower() for one in record.decisions]
 
 
-def test_what_is_remembered_of_ended_requests_is_nothing_that_a_garbage_collector_looks_at() -> None:
+def test_ended_requests_add_no_objects_to_the_garbage_collector() -> None:
     log, count = RequestLog(), 500
     choice = Choice(candidate=CANDIDATE, policy="least_loaded", score=FREE.score, others=(BUSY,), count=2)
     gc.collect()
@@ -63,7 +63,7 @@ def test_what_is_remembered_of_ended_requests_is_nothing_that_a_garbage_collecto
     assert kinds(record_of(log, "r-7", 1.0)) == ["placed"]
 
 
-def test_a_request_is_explained_from_its_arrival_to_its_receipt() -> None:
+def test_request_is_explained_from_arrival_to_receipt() -> None:
     log = RequestLog()
     log.note_arrival(Request.of(1, asked(client_id="batch", priority=Priority.HIGH), 100.0), WALL)
     log.note_decisions(
@@ -106,7 +106,7 @@ def test_a_request_is_explained_from_its_arrival_to_its_receipt() -> None:
     assert record.end_time.ToDatetime(tzinfo=UTC) == WALL + timedelta(seconds=12)
 
 
-def test_the_state_is_the_last_status() -> None:
+def test_state_is_the_last_status() -> None:
     log = RequestLog()
     log.note_arrival(Request.of(1, asked(), 0.0), WALL)
     assert record_of(log).state == pb.RequestRecord.STATE_QUEUED
@@ -124,7 +124,7 @@ def test_the_state_is_the_last_status() -> None:
     assert record_of(log).state == pb.RequestRecord.STATE_QUEUED
 
 
-def test_statuses_that_differ_only_in_figures_are_one_decision_with_the_newest_figures() -> None:
+def test_statuses_differing_only_in_figures_are_one_decision_with_the_newest_figures() -> None:
     log = RequestLog()
     log.note_arrival(Request.of(1, asked(), 0.0), WALL)
     for position in range(500, 0, -1):
@@ -134,7 +134,7 @@ def test_statuses_that_differ_only_in_figures_are_one_decision_with_the_newest_f
     assert record.queued.position == 1
 
 
-def test_a_wake_is_recorded_only_for_the_requests_that_wait_for_that_model() -> None:
+def test_wake_is_recorded_only_for_requests_waiting_for_that_model() -> None:
     log = RequestLog()
     for key, model in ((1, "qwen"), (2, "qwen-2")):
         log.note_arrival(Request.of(key, asked(f"r-{key}", model=model), 0.0), WALL)
@@ -151,7 +151,7 @@ def test_a_wake_is_recorded_only_for_the_requests_that_wait_for_that_model() -> 
     assert kinds(record_of(log, "r-2")) == ["load_started", "loading"]
 
 
-def test_a_load_is_noted_also_for_one_who_hears_of_it_later_and_once() -> None:
+def test_load_is_recorded_once_also_for_requests_that_learn_of_it_later() -> None:
     log = RequestLog()
     log.note_arrival(Request.of(1, asked(), 0.0), WALL)
     log.note_decisions([Waits(key=1, position=1, reason="no model of qwen is loaded")], 0.0)
@@ -165,7 +165,7 @@ def test_a_load_is_noted_also_for_one_who_hears_of_it_later_and_once() -> None:
     assert record.decisions[1].detail == "qwen-2 on titan is loaded: there is room"
 
 
-def test_a_load_that_was_begun_before_a_request_came_was_not_begun_for_it() -> None:
+def test_load_started_before_a_request_arrived_is_not_attributed_to_it() -> None:
     log = RequestLog(RequestLogLimits(max_wakes=2))
     for number in range(5):
         log.note_decisions([Wakes(model=f"m-{number}", runner="", max_wait_seconds=60.0)], 1.0)
@@ -175,7 +175,7 @@ def test_a_load_that_was_begun_before_a_request_came_was_not_begun_for_it() -> N
     assert kinds(record_of(log)) == ["loading"]
 
 
-def test_a_rejection_ends_the_request_and_a_later_end_adds_only_the_receipt() -> None:
+def test_rejection_ends_the_request_and_a_later_end_adds_only_the_receipt() -> None:
     log = RequestLog()
     log.note_arrival(Request.of(1, asked(), 0.0), WALL)
     log.note_decisions([Rejects(key=1, reason=Reason.QUEUE_FULL, message="the queue is full")], 1.0)
@@ -187,7 +187,7 @@ def test_a_rejection_ends_the_request_and_a_later_end_adds_only_the_receipt() ->
     assert kinds(record) == ["rejected"]
 
 
-def test_a_refusal_before_the_queue_is_remembered() -> None:
+def test_refusal_before_the_queue_is_recorded() -> None:
     log = RequestLog()
     log.note_arrival(Request.of(1, asked(), 0.0), WALL)
     log.note_end(ending(1, 0.0, refusal=WeftError(Reason.RATE_LIMIT_EXCEEDED, "Tenant a exceeded 1 req/min")))
@@ -196,7 +196,7 @@ def test_a_refusal_before_the_queue_is_remembered() -> None:
     assert log.under_way_count == 0
 
 
-def test_one_whose_caller_left_is_cancelled() -> None:
+def test_request_of_a_departed_caller_is_cancelled() -> None:
     log = RequestLog()
     log.note_arrival(Request.of(1, asked(), 0.0), WALL)
     log.note_end(ending(1, 3.0))
@@ -204,7 +204,7 @@ def test_one_whose_caller_left_is_cancelled() -> None:
     assert record_of(log).reason == Reason.CANCELLED.value
 
 
-def test_a_request_that_is_placed_again_keeps_its_first_arrival() -> None:
+def test_request_placed_again_keeps_its_first_arrival() -> None:
     log = RequestLog()
     log.note_arrival(Request.of(1, asked(age_seconds=20.0), 100.0), WALL)
     log.note_decisions([Placed(key=1, candidate=CANDIDATE, attempt=1)], 101.0)
@@ -213,7 +213,7 @@ def test_a_request_that_is_placed_again_keeps_its_first_arrival() -> None:
     assert record.decisions[0].age.seconds == 21
 
 
-def test_a_tenant_sees_its_own_requests_only() -> None:
+def test_tenant_sees_only_its_own_requests() -> None:
     log = RequestLog()
     log.note_arrival(Request.of(1, asked(tenant="a"), 0.0), WALL)
     log.note_arrival(Request.of(2, asked("r-2", tenant="b"), 0.0), WALL)
@@ -223,7 +223,7 @@ def test_a_tenant_sees_its_own_requests_only() -> None:
     assert ([entry.spec.request_id for entry in entries], total) == (["r-2"], 1)
 
 
-def test_a_tenant_cannot_hide_anothers_request_by_using_its_id_again() -> None:
+def test_tenant_cannot_hide_a_request_of_another_by_reusing_its_id() -> None:
     log = RequestLog()
     log.note_arrival(Request.of(1, asked(tenant="a", model="mine"), 0.0), WALL)
     log.note_arrival(Request.of(2, asked(tenant="b", model="theirs"), 0.0), WALL)
@@ -233,7 +233,7 @@ def test_a_tenant_cannot_hide_anothers_request_by_using_its_id_again() -> None:
         assert entry.spec.model == target
 
 
-def test_what_is_forgotten_leaves_nothing_behind() -> None:
+def test_forgotten_requests_leave_no_state() -> None:
     log = RequestLog(RequestLogLimits(max_ended=2))
     for key in range(50):
         log.note_arrival(Request.of(key, asked(f"r-{key}", tenant=f"t-{key % 3}"), 0.0), WALL)
@@ -241,7 +241,7 @@ def test_what_is_forgotten_leaves_nothing_behind() -> None:
     assert len(log._newest) == len(log._newest_of_tenant) == log.ended_count == 2
 
 
-def test_of_two_requests_with_one_id_the_later_one_is_found_also_after_the_earlier_is_forgotten() -> None:
+def test_later_of_two_requests_with_one_id_is_found_after_the_earlier_is_forgotten() -> None:
     log = RequestLog(RequestLogLimits(max_ended=1))
     log.note_arrival(Request.of(1, asked(model="first"), 0.0), WALL)
     log.note_arrival(Request.of(2, asked(model="second"), 0.0), WALL)
@@ -264,7 +264,7 @@ def test_requests_are_forgotten_an_hour_after_their_end_and_not_before() -> None
     assert log.ended_count == 0
 
 
-def test_the_log_never_holds_more_than_it_may() -> None:
+def test_request_log_stays_within_its_bound() -> None:
     limits = RequestLogLimits(max_ended=5, max_under_way=3, max_decisions=4)
     log = RequestLog(limits)
     for key in range(20):
@@ -280,7 +280,7 @@ def test_the_log_never_holds_more_than_it_may() -> None:
     assert details == [f"reason {turn} (position 1)" for turn in (6, 7, 8, 9)]
 
 
-def test_of_a_receipt_that_is_too_large_without_its_signals_the_outcome_is_kept() -> None:
+def test_receipt_too_large_even_without_signals_keeps_its_outcome() -> None:
     log = RequestLog()
     log.note_arrival(Request.of(1, asked(), 0.0), WALL)
     receipt = receipt_pb2.Receipt(outcome=receipt_pb2.OUTCOME_FAILED, left_premises=True)
@@ -291,14 +291,14 @@ def test_of_a_receipt_that_is_too_large_without_its_signals_the_outcome_is_kept(
     assert (kept.outcome, kept.left_premises, len(kept.attempts)) == (receipt_pb2.OUTCOME_FAILED, True, 0)
 
 
-def test_a_receipt_with_a_reason_of_a_later_version_ends_its_request_all_the_same() -> None:
+def test_receipt_with_a_reason_of_a_newer_version_still_ends_its_request() -> None:
     log = RequestLog()
     log.note_arrival(Request.of(1, asked(), 0.0), WALL)
     log.note_end(ending(1, 1.0, Reason.UNSPECIFIED, receipt_pb2.Receipt(reason=9_999)))  # type: ignore[arg-type]
     assert record_of(log).reason == Reason.INTERNAL.value
 
 
-def test_a_receipt_with_too_much_in_it_is_kept_without_signals() -> None:
+def test_oversized_receipt_is_kept_without_signals() -> None:
     log = RequestLog()
     log.note_arrival(Request.of(1, asked(), 0.0), WALL)
     receipt = receipt_pb2.Receipt(outcome=receipt_pb2.OUTCOME_COMPLETED, model="m")
@@ -312,7 +312,7 @@ DEATH = "the engine died while it worked on the request (signal SIGKILL)"
 
 
 @pytest.mark.parametrize("is_retried", [True, False])
-def test_a_failed_attempt_is_retried_only_once_the_request_is_placed_again(*, is_retried: bool) -> None:
+def test_failed_attempt_counts_as_retried_only_after_a_new_placement(*, is_retried: bool) -> None:
     log = RequestLog()
     log.note_arrival(Request.of(1, asked(), 0.0), WALL)
     log.note_decisions([Placed(key=1, candidate=CANDIDATE, attempt=1)], 0.0)
@@ -329,7 +329,7 @@ def refused() -> Rejects:
     return Rejects(key=1, reason=Reason.SERVER_DIED, message="attempt 1 failed and is not retried: no other runner")
 
 
-def test_the_message_of_a_request_that_is_not_retried_is_the_error_that_its_caller_got() -> None:
+def test_request_that_is_not_retried_has_the_error_sent_to_its_caller() -> None:
     log = RequestLog()
     log.note_arrival(Request.of(1, asked(), 0.0), WALL)
     log.note_decisions([Placed(key=1, candidate=CANDIDATE, attempt=1)], 0.0)
@@ -338,7 +338,7 @@ def test_the_message_of_a_request_that_is_not_retried_is_the_error_that_its_call
     assert record_of(log).message == DEATH
 
 
-def test_an_attempt_that_failed_after_its_answer_had_begun_is_a_decision_with_its_error() -> None:
+def test_attempt_that_failed_after_content_is_a_decision_with_its_error() -> None:
     log = RequestLog()
     log.note_arrival(Request.of(1, asked(), 0.0), WALL)
     log.note_decisions([Placed(key=1, candidate=CANDIDATE, attempt=1)], 0.0)
@@ -355,7 +355,7 @@ def test_an_attempt_that_failed_after_its_answer_had_begun_is_a_decision_with_it
     assert record.message == DEATH
 
 
-def test_log_lines_of_engines_are_not_listed() -> None:
+def test_engine_log_lines_are_not_listed() -> None:
     log = RequestLog()
     log.note_arrival(Request.of(1, asked(), 0.0), WALL)
     receipt = receipt_pb2.Receipt(outcome=receipt_pb2.OUTCOME_FAILED)
@@ -367,7 +367,7 @@ def test_log_lines_of_engines_are_not_listed() -> None:
     assert (listed.engine_exit, list(listed.engine_log)) == ("signal SIGKILL", [])
 
 
-def test_those_that_go_on_are_listed_oldest_first_and_counted_beyond_the_limit() -> None:
+def test_running_requests_are_listed_oldest_first_and_counted_beyond_the_limit() -> None:
     log = RequestLog()
     for key, age in enumerate((0.0, 30.0, 10.0)):
         log.note_arrival(Request.of(key, asked(f"r-{age:g}", age_seconds=age), 100.0), WALL)
@@ -376,7 +376,7 @@ def test_those_that_go_on_are_listed_oldest_first_and_counted_beyond_the_limit()
 
 
 @pytest.mark.parametrize("call", ["decisions", "failure", "refusal", "end"])
-def test_a_key_that_is_not_known_is_not_noted(call: str) -> None:
+def test_event_for_an_unknown_key_is_ignored(call: str) -> None:
     log = RequestLog()
     match call:
         case "decisions":

@@ -71,7 +71,7 @@ async def _found(metrics: RouterMetrics) -> dict[str, dict[tuple[str, ...], floa
 COMMON = ("operation_name=chat", "provider_name=weft", "request_model=chat", "response_model=qwen")
 
 
-async def test_a_completed_request_has_its_duration_its_speed_and_its_tokens() -> None:
+async def test_completed_request_records_duration_speed_and_tokens() -> None:
     metrics = RouterMetrics()
     metrics.note_end(
         ending(_request(), reason=Reason.UNSPECIFIED, receipt=_receipt(receipt_pb2.OUTCOME_COMPLETED), view=VIEW)
@@ -89,7 +89,7 @@ async def test_a_completed_request_has_its_duration_its_speed_and_its_tokens() -
     assert set(found["weft_inconsistent_receipts_total"].values()) == {0.0}
 
 
-async def test_an_answer_that_ended_after_its_first_content_is_cut_off_and_has_no_speed() -> None:
+async def test_answer_failed_after_its_first_content_is_cut_off_and_has_no_speed() -> None:
     metrics = RouterMetrics()
     metrics.note_end(
         ending(_request(), reason=Reason.SERVER_DIED, receipt=_receipt(receipt_pb2.OUTCOME_FAILED), view=VIEW)
@@ -100,7 +100,7 @@ async def test_an_answer_that_ended_after_its_first_content_is_cut_off_and_has_n
     assert "gen_ai_server_time_to_first_token_seconds_count" not in found
 
 
-async def test_an_answer_that_its_caller_left_is_not_cut_off() -> None:
+async def test_answer_cancelled_by_its_caller_is_not_cut_off() -> None:
     metrics = RouterMetrics()
     metrics.note_end(
         ending(_request(), reason=Reason.CANCELLED, receipt=_receipt(receipt_pb2.OUTCOME_CANCELLED), view=VIEW)
@@ -108,7 +108,7 @@ async def test_an_answer_that_its_caller_left_is_not_cut_off() -> None:
     assert "weft_cut_off_answers_total" not in await _found(metrics)
 
 
-async def test_a_receipt_that_does_not_add_up_is_counted_by_what_is_wrong() -> None:
+async def test_inconsistent_receipt_is_counted_by_its_fault() -> None:
     metrics = RouterMetrics()
     receipt = _receipt(receipt_pb2.OUTCOME_COMPLETED)
     receipt.usage.cached_prompt_tokens = 31
@@ -118,7 +118,7 @@ async def test_a_receipt_that_does_not_add_up_is_counted_by_what_is_wrong() -> N
     assert faults == {("fault=cached_exceeds_prompt",): 1.0}
 
 
-async def test_a_request_that_no_runner_got_has_no_response_model() -> None:
+async def test_request_without_a_runner_has_no_response_model() -> None:
     metrics = RouterMetrics()
     receipt = receipt_pb2.Receipt(
         outcome=receipt_pb2.OUTCOME_REJECTED,
@@ -133,7 +133,7 @@ async def test_a_request_that_no_runner_got_has_no_response_model() -> None:
 
 
 @pytest.mark.parametrize(("traceparent", "count"), [(SAMPLED, 5), (SAMPLED[:-1] + "0", 0), ("", 0)])
-async def test_sampled_requests_alone_leave_their_trace_id_as_exemplar(traceparent: str, count: int) -> None:
+async def test_only_sampled_requests_leave_their_trace_id_as_exemplar(traceparent: str, count: int) -> None:
     metrics = RouterMetrics()
     metrics.note_end(
         ending(
@@ -147,7 +147,7 @@ async def test_sampled_requests_alone_leave_their_trace_id_as_exemplar(tracepare
     assert sum(f'# {{trace_id="{TRACE}"}}' in line for line in text) == count
 
 
-async def test_a_mesh_of_many_models_has_as_many_histograms_as_its_bound() -> None:
+async def test_histograms_are_bounded_for_any_number_of_models() -> None:
     metrics = RouterMetrics(MetricsPage(MetricLimits(max_label_sets=3)))
     names = [f"m{number}" for number in range(20)]
     view = _view(*names)
@@ -166,7 +166,7 @@ async def test_a_mesh_of_many_models_has_as_many_histograms_as_its_bound() -> No
     assert sum(durations.values()) == 20
 
 
-async def test_names_that_the_mesh_does_not_know_are_one_label() -> None:
+async def test_unknown_model_names_share_one_label() -> None:
     metrics = RouterMetrics()
     for number in range(10):
         metrics.note_end(
@@ -180,7 +180,7 @@ async def test_names_that_the_mesh_does_not_know_are_one_label() -> None:
     assert "made-up" not in await _text(metrics)
 
 
-async def test_waits_are_counted_by_what_they_are_for() -> None:
+async def test_waits_are_counted_by_reason() -> None:
     metrics = RouterMetrics()
     metrics.note_wait(_request(), WaitKind.SLOT, VIEW)
     metrics.note_wait(_request(), WaitKind.MEMORY, VIEW)

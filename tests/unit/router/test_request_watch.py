@@ -38,14 +38,14 @@ def waits(key: int, position: int, reason: str = "all 4 slots of qwen are busy")
     return Waits(key=key, position=position, reason=reason, eta_seconds=2.0)
 
 
-def test_what_there_is_comes_first_in_batches_and_then_the_changes() -> None:
+def test_watch_sends_existing_records_in_batches_and_then_changes() -> None:
     buffer = ChangeBuffer(LIMITS, [1, 2, 3, 4])
     buffer.note(9)
     assert [(buffer.take(0.0), buffer.is_synced) for _ in range(3)] == [([1, 2, 3], False), ([4], True), ([9], True)]
     assert buffer.take(1.0) == []
 
 
-def test_a_record_that_changes_before_it_was_sent_is_sent_once() -> None:
+def test_record_changed_before_it_was_sent_is_sent_once() -> None:
     buffer = ChangeBuffer(LIMITS, [1])
     for _ in range(10):
         assert buffer.note(1)
@@ -53,7 +53,7 @@ def test_a_record_that_changes_before_it_was_sent_is_sent_once() -> None:
     assert (buffer.take(0.0), buffer.take(0.0), buffer.take(9.0)) == ([1], [2], [])
 
 
-def test_the_first_change_after_silence_is_due_at_once_and_further_ones_after_the_interval() -> None:
+def test_first_change_after_silence_is_sent_immediately_and_further_ones_after_the_interval() -> None:
     buffer = synced()
     assert buffer.due_at() is None
     buffer.note(1)
@@ -64,7 +64,7 @@ def test_the_first_change_after_silence_is_due_at_once_and_further_ones_after_th
     assert buffer.take(5.1) == [2]
 
 
-def test_positions_are_sent_at_most_once_a_second_and_do_not_hold_up_changes_of_state() -> None:
+def test_positions_are_sent_at_most_once_a_second_without_delaying_state_changes() -> None:
     buffer = synced()
     buffer.note_figures(1)
     assert buffer.take(5.0) == [1]
@@ -76,7 +76,7 @@ def test_positions_are_sent_at_most_once_a_second_and_do_not_hold_up_changes_of_
     assert buffer.take(6.0) == [1, 2]
 
 
-def test_positions_of_more_requests_than_a_batch_are_all_sent() -> None:
+def test_positions_of_more_requests_than_one_batch_are_all_sent() -> None:
     buffer = synced()
     for key in range(4):
         buffer.note_figures(key)
@@ -84,7 +84,7 @@ def test_positions_of_more_requests_than_a_batch_are_all_sent() -> None:
     assert buffer.take(5.0 + LIMITS.interval_seconds) == [3]
 
 
-def test_a_change_of_state_goes_before_the_figures_of_the_same_record() -> None:
+def test_state_change_precedes_figures_of_the_same_record() -> None:
     buffer = synced()
     buffer.note_figures(0)
     assert buffer.take(1.0) == [0]
@@ -94,7 +94,7 @@ def test_a_change_of_state_goes_before_the_figures_of_the_same_record() -> None:
     assert buffer.due_at() is None
 
 
-def test_more_waiting_changes_than_allowed_have_no_room() -> None:
+def test_pending_changes_beyond_the_bound_are_refused() -> None:
     buffer = synced()
     assert all(buffer.note(key) for key in range(4))
     assert buffer.note(3), "it waits already"
@@ -102,7 +102,7 @@ def test_more_waiting_changes_than_allowed_have_no_room() -> None:
     assert not buffer.note_figures(5)
 
 
-async def test_a_watch_that_reads_too_slowly_ends_with_an_error() -> None:
+async def test_slow_watch_ends_with_an_error() -> None:
     log = RequestLog()
     with RequestWatch(log, "", 0, LIMITS, FakeClock()) as watch:
         assert await watch.take() == ([], True)
@@ -114,7 +114,7 @@ async def test_a_watch_that_reads_too_slowly_ends_with_an_error() -> None:
     assert log.watch_count == 0
 
 
-async def test_a_watch_sees_a_request_from_its_arrival_to_its_receipt_and_of_every_step_the_newest_state() -> None:
+async def test_watch_sees_a_request_from_arrival_to_receipt_in_the_newest_state_of_each_step() -> None:
     log, clock = RequestLog(), FakeClock()
     with RequestWatch(log, "", 0, LIMITS, clock) as watch:
         assert await watch.take() == ([], True)
@@ -134,7 +134,7 @@ async def test_a_watch_sees_a_request_from_its_arrival_to_its_receipt_and_of_eve
         assert (await watch.take())[0] == [1], "the receipt came after the end"
 
 
-async def test_a_watch_of_a_tenant_is_not_woken_by_another_tenants_request() -> None:
+async def test_watch_of_a_tenant_is_not_woken_by_requests_of_another() -> None:
     log, clock = RequestLog(), FakeClock()
     arrive(log, 1, tenant="a")
     arrive(log, 2, tenant="b")
@@ -148,7 +148,7 @@ async def test_a_watch_of_a_tenant_is_not_woken_by_another_tenants_request() -> 
         assert watch._buffer.due_at() is None
 
 
-async def test_what_a_watch_begins_with_are_those_under_way_and_as_many_of_the_last_ended_ones_as_asked() -> None:
+async def test_watch_starts_with_running_requests_and_the_requested_number_of_ended_ones() -> None:
     log = RequestLog()
     for key in range(1, 7):
         arrive(log, key)
@@ -159,7 +159,7 @@ async def test_what_a_watch_begins_with_are_those_under_way_and_as_many_of_the_l
         assert await watch.take() == ([1, 3, 6, 5, 4], True)
 
 
-async def test_a_new_position_alone_waits_for_its_second_and_a_new_reason_does_not() -> None:
+async def test_position_change_waits_for_its_second_and_a_new_reason_does_not() -> None:
     log, clock = RequestLog(), FakeClock()
     arrive(log, 1)
     log.note_decisions([waits(1, 3)], 1.0)
@@ -173,7 +173,7 @@ async def test_a_new_position_alone_waits_for_its_second_and_a_new_reason_does_n
         assert watch._buffer.due_at() == pytest.approx(clock.monotonic() + LIMITS.interval_seconds)
 
 
-def test_of_two_requests_of_a_tenant_with_one_id_the_one_that_arrived_last_is_shown() -> None:
+def test_latest_of_two_requests_with_one_id_is_shown() -> None:
     log = RequestLog()
     arrive(log, 1, "same", "a")
     arrive(log, 2, "same", "a")
@@ -183,7 +183,7 @@ def test_of_two_requests_of_a_tenant_with_one_id_the_one_that_arrived_last_is_sh
     assert log.newest(3) is not None
 
 
-def test_a_request_that_was_forgotten_before_it_was_sent_is_left_out() -> None:
+def test_request_forgotten_before_it_was_sent_is_omitted() -> None:
     log = RequestLog(RequestLogLimits(max_ended=1))
     for key in (1, 2):
         arrive(log, key)
@@ -192,7 +192,7 @@ def test_a_request_that_was_forgotten_before_it_was_sent_is_left_out() -> None:
     assert log.newest(2) is not None
 
 
-async def test_a_router_that_stops_ends_its_watches() -> None:
+async def test_stopping_router_ends_its_watches() -> None:
     log = RequestLog()
     with RequestWatch(log, "", 0, LIMITS, FakeClock()) as watch:
         await watch.take()

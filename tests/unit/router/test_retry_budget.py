@@ -84,7 +84,7 @@ def steps(names: str, budget: type[RetryBudget] = RetryBudget, **limits: Any) ->
 
 @pytest.mark.parametrize("names", ["ab", "abc", "abcdefgh"])
 @pytest.mark.parametrize("pauses", [{}, NO_PAUSES])
-def test_everything_goes_on_elsewhere_when_one_of_many_dies(names: str, pauses: dict[str, Any]) -> None:
+def test_all_requests_fail_over_if_one_of_many_endpoints_dies(names: str, pauses: dict[str, Any]) -> None:
     run = steps(names, **pauses)
     run.run(20.0, PER_SECOND)
     run.dead = {"a"}
@@ -96,7 +96,7 @@ def test_everything_goes_on_elsewhere_when_one_of_many_dies(names: str, pauses: 
 
 @pytest.mark.parametrize("names", ["ab", "abcd", "abcdefghij"])
 @pytest.mark.parametrize("pauses", [{}, NO_PAUSES])
-def test_an_outage_of_everybody_is_not_made_worse_by_retries(names: str, pauses: dict[str, Any]) -> None:
+def test_total_outage_is_not_amplified_by_retries(names: str, pauses: dict[str, Any]) -> None:
     run = steps(names, **pauses)
     before = run.run(20.0, PER_SECOND)
     assert before.attempts == before.served == before.requests
@@ -109,14 +109,14 @@ def test_an_outage_of_everybody_is_not_made_worse_by_retries(names: str, pauses:
     assert told.attempts >= 60, "an outage in which nothing is tried would show nothing"
 
 
-def test_without_the_budget_an_outage_multiplies_the_attempts() -> None:
+def test_outage_multiplies_attempts_without_the_budget() -> None:
     run = steps("abcd", NoBudget, **NO_PAUSES)
     run.dead = set("abcd")
     told = run.run(60.0, PER_SECOND)
     assert told.attempts > 2.9 * told.requests
 
 
-def test_what_was_allowed_freely_is_paid_for_later() -> None:
+def test_retries_allowed_for_free_are_charged_later() -> None:
     budget = RetryBudget(SchedulerLimits())
     for _ in range(30):
         assert budget.allow(LINE, True, 0.0)
@@ -129,7 +129,7 @@ def test_what_was_allowed_freely_is_paid_for_later() -> None:
     assert not budget.allow(LINE, False, 0.0)
 
 
-def test_debts_have_a_bound() -> None:
+def test_retry_debt_is_bounded() -> None:
     budget = RetryBudget(SchedulerLimits(max_retry_debt=1.0))
     for _ in range(100):
         assert budget.allow(LINE, True, 0.0)
@@ -138,7 +138,7 @@ def test_debts_have_a_bound() -> None:
     assert budget.allow(LINE, False, 0.0)
 
 
-def test_a_quiet_queue_has_a_reserve_that_comes_back() -> None:
+def test_quiet_queue_has_a_replenished_reserve() -> None:
     budget = RetryBudget(SchedulerLimits())
     assert [budget.allow(LINE, False, 0.0) for _ in range(4)] == [True, True, True, False]
     assert not budget.allow(LINE, False, 9.0)
@@ -146,14 +146,14 @@ def test_a_quiet_queue_has_a_reserve_that_comes_back() -> None:
     assert [budget.allow(LINE, False, 1_000.0) for _ in range(4)] == [True, True, True, False]
 
 
-def test_no_more_is_saved_up_than_the_bound() -> None:
+def test_saved_budget_is_bounded() -> None:
     budget = RetryBudget(SchedulerLimits(max_retry_balance=5.0))
     for _ in range(1_000):
         budget.note_first_attempt(LINE, 0.0)
     assert [budget.allow(LINE, False, 0.0) for _ in range(6)] == [True] * 5 + [False]
 
 
-def test_lines_do_not_share_their_budgets() -> None:
+def test_queues_do_not_share_their_budgets() -> None:
     budget = RetryBudget(SchedulerLimits())
     for _ in range(3):
         assert budget.allow("one", False, 0.0)

@@ -21,7 +21,7 @@ def ladder(*candidates: str, pin_primary: bool = False) -> Route:
     return Route(name="r", candidates=candidates, pin_primary=pin_primary)
 
 
-def test_the_primary_answers_as_long_as_it_is_free() -> None:
+def test_primary_answers_while_it_has_a_free_slot() -> None:
     mesh = index(solo("big", slots=2), solo("small"), routes=[ladder("big", "small")])
     assert placed(mesh, 4, LINE) == ["big", "big", "small", "small"]
     mesh.release(solo("big", slots=2))
@@ -29,13 +29,13 @@ def test_the_primary_answers_as_long_as_it_is_free() -> None:
 
 
 @pytest.mark.parametrize("readiness", [Readiness.ASLEEP, Readiness.LOADING, Readiness.DOWN])
-def test_a_ready_fallback_answers_before_a_primary_that_is_not_ready(readiness: Readiness) -> None:
+def test_ready_fallback_answers_before_a_primary_that_is_not_ready(readiness: Readiness) -> None:
     mesh = index(solo("big", readiness=readiness), solo("small"), routes=[ladder("big", "small")])
     assert placed(mesh, 1, LINE) == ["small"]
 
 
 @pytest.mark.parametrize("readiness", [Readiness.ASLEEP, Readiness.LOADING])
-def test_a_pinned_primary_is_waited_for_as_long_as_it_is_there(readiness: Readiness) -> None:
+def test_pinned_primary_is_waited_for_while_it_is_online(readiness: Readiness) -> None:
     mesh = index(solo("big", readiness=readiness), solo("small"), routes=[ladder("big", "small", pin_primary=True)])
     assert place(mesh, LINE) is None
     gates = {each.model: each.gate for each in mesh.considered(LINE, pick(), 0.0)}
@@ -44,43 +44,43 @@ def test_a_pinned_primary_is_waited_for_as_long_as_it_is_there(readiness: Readin
     assert placed(mesh, 1, LINE) == ["small"]
 
 
-def test_a_pinned_primary_that_is_busy_is_waited_for() -> None:
+def test_busy_pinned_primary_is_waited_for() -> None:
     mesh = index(solo("big", slots=1), solo("small"), routes=[ladder("big", "small", pin_primary=True)])
     assert placed(mesh, 2, LINE) == ["big", "nobody"]
 
 
-def test_a_pinned_primary_that_failed_the_request_or_lacks_something_is_not_waited_for() -> None:
+def test_pinned_primary_that_failed_or_lacks_a_capability_is_not_waited_for() -> None:
     mesh = index(solo("big", context_tokens=1024), solo("small"), routes=[ladder("big", "small", pin_primary=True)])
     assert placed(mesh, 1, LINE, pick(excluded=frozenset({solo("big").key}))) == ["small"]
     assert placed(mesh, 1, LINE, pick(type(CHAT)(CHAT.operation, context_tokens=2048))) == ["small"]
 
 
-def test_an_entry_may_be_a_pool_and_its_policy_chooses_in_it() -> None:
+def test_route_entry_may_be_a_pool_with_its_own_policy() -> None:
     mesh = index(member("a"), member("b"), solo("c"), policy=ChoicePolicy.ROUND_ROBIN, routes=[ladder("p", "c")])
     assert placed(mesh, 3, LINE) == ["a", "b", "a"]
     assert [candidate.model for candidate in mesh.table.members(LINE)] == ["a", "b", "c"]
 
 
-def test_an_entry_may_be_one_model_of_a_pool() -> None:
+def test_route_entry_may_be_one_model_of_a_pool() -> None:
     mesh = index(member("a", slots=1), member("b"), routes=[ladder("a", "p")])
     assert placed(mesh, 2, LINE) == ["a", "b"]
     assert [candidate.model for candidate in mesh.table.members(LINE)] == ["a", "b"]
 
 
-def test_entries_that_the_mesh_has_not_are_passed_over_until_it_has() -> None:
+def test_entries_unknown_to_the_mesh_are_skipped_until_they_appear() -> None:
     mesh = index(solo("small"), routes=[ladder("big", "small")])
     assert placed(mesh, 1, LINE) == ["small"]
     mesh.table.put(solo("big"))
     assert placed(mesh, 1, LINE) == ["big"]
 
 
-def test_of_those_who_could_be_woken_the_ladder_gives_the_order() -> None:
+def test_wakeable_candidates_follow_the_route_order() -> None:
     asleep = [solo(name, readiness=Readiness.ASLEEP) for name in "cab"]
     mesh = index(*asleep, routes=[ladder("b", "c", "a")])
     assert [candidate.model for candidate in mesh.permitted(LINE, CHAT, frozenset())] == ["b", "c", "a"]
 
 
-def test_preference_is_position_among_the_free_then_warmth_then_load() -> None:
+def test_preference_is_route_position_among_free_candidates_then_warmth_then_load() -> None:
     mesh = index(
         solo("asleep", readiness=Readiness.ASLEEP),
         solo("loading", readiness=Readiness.LOADING),
@@ -96,7 +96,7 @@ def test_preference_is_position_among_the_free_then_warmth_then_load() -> None:
     assert choice.count == 5
 
 
-def test_who_is_ejected_on_one_rung_is_not_needed_while_another_rung_works() -> None:
+def test_ejected_candidate_is_not_used_while_another_route_step_works() -> None:
     mesh = index(member("a"), member("b"), solo("c"), routes=[ladder("p", "c")])
     for _ in range(5):
         mesh.health.note_failure(member("a"), FailureKind.BROKE, 0.0)
@@ -106,7 +106,7 @@ def test_who_is_ejected_on_one_rung_is_not_needed_while_another_rung_works() -> 
     assert place(mesh, LINE, now=5.0) == member("a")
 
 
-def test_without_the_fallback_to_the_cloud_remote_models_are_no_members_but_as_primary() -> None:
+def test_remote_models_are_members_only_as_primary_without_cloud_fallback() -> None:
     cloud, other = solo("cloud", remote=True), solo("other", remote=True)
     mesh = index(cloud, other, solo("local"), routes=[ladder("local", "cloud", "other")], cloud_fallback=False)
     assert [candidate.model for candidate in mesh.table.members(LINE)] == ["local"]
@@ -121,7 +121,7 @@ def test_without_the_fallback_to_the_cloud_remote_models_are_no_members_but_as_p
     assert placed(mesh, 1, LINE) == ["nobody"]
 
 
-def test_a_fallback_that_the_cloud_guard_leaves_out_is_explained_and_not_only_counted() -> None:
+def test_fallback_excluded_by_the_cloud_guard_is_explained_and_not_only_counted() -> None:
     mesh = index(solo("local"), solo("cloud", remote=True), routes=[ladder("local", "cloud")], cloud_fallback=False)
     choice = mesh.choose(LINE, pick(ANYWHERE), 0.0)
     assert choice is not None
@@ -135,7 +135,7 @@ def test_a_fallback_that_the_cloud_guard_leaves_out_is_explained_and_not_only_co
     assert {each.gate for each in mesh.considered(LINE, pick(ANYWHERE), 0.0)} == {""}
 
 
-def test_of_a_mixed_pool_as_fallback_only_the_local_members_count() -> None:
+def test_only_local_members_of_a_mixed_fallback_pool_count() -> None:
     mesh = index(
         solo("first", slots=1),
         member("here", slots=1),
@@ -247,7 +247,7 @@ class Premises:
 
 
 @given(policy=st.sampled_from(ChoicePolicy), steps=STEPS)
-def test_nothing_leaves_the_premises_without_a_permit_whatever_happened_before(
+def test_no_request_goes_to_a_remote_provider_without_a_permit(
     policy: ChoicePolicy, steps: list[tuple[str, object]]
 ) -> None:
     premises = Premises(policy)
@@ -256,7 +256,7 @@ def test_nothing_leaves_the_premises_without_a_permit_whatever_happened_before(
 
 
 @pytest.mark.parametrize("policy", ChoicePolicy)
-def test_the_property_notices_an_index_that_ignores_the_permit(
+def test_property_detects_an_index_that_ignores_the_permit(
     policy: ChoicePolicy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("router_svc.policy.endpoints.pool.fits", lambda _profile, _needs: "")
@@ -266,7 +266,7 @@ def test_the_property_notices_an_index_that_ignores_the_permit(
 
 
 @pytest.mark.parametrize("policy", ChoicePolicy)
-def test_the_property_notices_a_ladder_that_ignores_the_guard(
+def test_property_detects_a_route_that_ignores_the_cloud_guard(
     policy: ChoicePolicy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(RouteStep, "needs", lambda _rung, needs: needs)

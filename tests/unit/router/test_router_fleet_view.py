@@ -89,7 +89,7 @@ INACTIVE = {"active": False}
         (InstanceState.PHASE_READY, {}, INACTIVE, Readiness.DOWN),
     ],
 )
-def test_readiness_is_what_runner_and_registry_say_together(
+def test_readiness_combines_runner_and_registry_state(
     phase: "InstanceState.Phase.ValueType | None",
     runner: dict[str, Any] | None,
     model: dict[str, Any],
@@ -98,17 +98,17 @@ def test_readiness_is_what_runner_and_registry_say_together(
     assert the_candidate(phase=phase, runner=runner, **model).readiness is expected
 
 
-def test_a_candidate_carries_the_limit_of_its_runner_and_the_longest_wake() -> None:
+def test_candidate_has_its_runner_limit_and_the_longest_wake_time() -> None:
     found = the_candidate(phase=InstanceState.PHASE_HIBERNATING, runner={"max_requests": 3}, **SLEEPS, wake=RUNNER)
     assert (found.runner_max_requests, found.max_wake_seconds, found.slots) == (3, 30.0, 4)
 
 
-def test_a_model_that_no_runner_serves_is_a_candidate_that_is_down() -> None:
+def test_model_without_a_runner_is_a_candidate_that_is_down() -> None:
     found = the_candidate(phase=None, runner=None, **INACTIVE)
     assert (found.incarnation, found.slots, found.detail) == ("", 0, "no heartbeat")
 
 
-def test_a_candidate_carries_what_is_known_of_its_loads_its_memory_and_its_tools() -> None:
+def test_candidate_has_known_load_memory_and_tool_facts() -> None:
     instance = _instance(InstanceState.PHASE_HIBERNATING)
     instance.MergeFrom(
         InstanceState(
@@ -131,7 +131,7 @@ def test_a_candidate_carries_what_is_known_of_its_loads_its_memory_and_its_tools
     assert (found.load_eta_seconds, found.skills) == (3.0, frozenset({Skill.IMAGE}))
 
 
-def test_a_candidate_takes_what_its_lease_says_while_it_has_one() -> None:
+def test_candidate_memory_comes_from_its_lease_if_there_is_one() -> None:
     instance = _instance(InstanceState.PHASE_READY)
     instance.memory.CopyFrom(runner_pb2.InstanceMemory(leased_bytes=5 << 30, estimated_bytes=6 << 30))
     assert the_candidate(phase=None, runner={"instances": {"m": instance}}).memory_bytes == 5 << 30
@@ -139,7 +139,7 @@ def test_a_candidate_takes_what_its_lease_says_while_it_has_one() -> None:
     assert the_candidate(runner={}, context_tokens=1024).context_tokens == 1024
 
 
-def test_a_runner_whose_clock_is_too_far_off_is_down_and_says_how_far() -> None:
+def test_runner_with_excessive_clock_skew_is_down_and_reports_the_skew() -> None:
     candidate = the_candidate(runner={"clock_refused": True, "clock_offset_seconds": -600.0})
     assert (candidate.readiness, candidate.clock_refused) == (Readiness.DOWN, True)
     assert candidate.detail.startswith("its clock is 600 s behind the mesh's, more than is allowed")
@@ -147,7 +147,7 @@ def test_a_runner_whose_clock_is_too_far_off_is_down_and_says_how_far() -> None:
     assert (within.readiness, within.clock_refused) == (Readiness.READY, False)
 
 
-def test_a_candidate_may_be_asked_for_what_its_runner_does_not_report_as_lacking() -> None:
+def test_candidate_may_be_tried_for_skills_not_reported_as_missing() -> None:
     instance = _instance(InstanceState.PHASE_READY)
     instance.abilities.skills.append(model_pb2.MODEL_SKILL_TEXT)
     instance.abilities.lacking.extend([model_pb2.MODEL_SKILL_IMAGE, model_pb2.MODEL_SKILL_AUDIO])
@@ -165,13 +165,13 @@ def _with_load(**load: Any) -> Candidate:
     return the_candidate(phase=None, runner={"instances": {"m": instance}})
 
 
-def test_the_figures_of_an_engine_with_requests_reach_the_candidate() -> None:
+def test_figures_of_a_busy_engine_reach_the_candidate() -> None:
     sampled = timestamp_pb2.Timestamp(seconds=1_000)
     found = _with_load(running_count=6, waiting_count=2, other_count=3, kv_cache_share=0.5, sample_time=sampled)
     assert found.engine == EngineFigures(sampled_at=1_000.0, running=6, waiting=2, others=3, cache_share=0.5)
     assert _with_load(running_count=1, sample_time=sampled).engine == EngineFigures(sampled_at=1_000.0, running=1)
 
 
-def test_figures_without_the_time_of_their_sample_say_nothing() -> None:
+def test_figures_without_a_sample_time_are_ignored() -> None:
     assert _with_load(waiting_count=2, kv_cache_share=0.99).engine is None
     assert the_candidate(runner={}).engine is None

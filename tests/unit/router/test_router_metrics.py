@@ -76,7 +76,7 @@ def test_ends_are_counted_by_outcome_and_reason_with_their_waits() -> None:
     assert found["weft_router_load_wait_seconds_sum{model=chat}"] == 20.0
 
 
-def test_a_request_that_never_got_a_slot_is_not_among_the_waits_of_those_that_did() -> None:
+def test_request_that_never_got_a_slot_is_not_in_the_wait_histogram() -> None:
     metrics = RouterMetrics()
     refused = _receipt(receipt_pb2.OUTCOME_REJECTED, waited=30.0)
     refused.ClearField("attempts")
@@ -84,7 +84,7 @@ def test_a_request_that_never_got_a_slot_is_not_among_the_waits_of_those_that_di
     assert "weft_router_queue_wait_seconds_count{model=chat}" not in _samples(metrics)
 
 
-def test_a_refusal_is_counted_and_a_wait_is_not() -> None:
+def test_refusal_is_counted_and_a_wait_status_is_not() -> None:
     metrics = RouterMetrics()
     metrics.note_decision(Waits(key=1, position=1, reason="slots"), _request(), VIEW)
     metrics.note_decision(Rejects(key=1, reason=Reason.QUEUE_FULL, message=""), _request("qwen"), VIEW)
@@ -93,7 +93,7 @@ def test_a_refusal_is_counted_and_a_wait_is_not() -> None:
     assert not [name for name in found if "grants" in name]
 
 
-def test_callers_add_no_labels() -> None:
+def test_caller_supplied_names_add_no_labels() -> None:
     metrics = RouterMetrics()
     for number in range(1000):
         metrics.note_end(
@@ -111,7 +111,7 @@ def test_callers_add_no_labels() -> None:
     assert not re.search("secret-tenant|made-up", " ".join(names))
 
 
-def test_queues_and_memory_are_as_they_are_at_the_scrape() -> None:
+def test_queue_and_memory_gauges_reflect_the_scrape_time() -> None:
     metrics = RouterMetrics()
     queues = [PoolQueue(pool="chat", waiting=3, max_waiting=64, running=2)]
     holders = (
@@ -135,7 +135,7 @@ def test_queues_and_memory_are_as_they_are_at_the_scrape() -> None:
     assert "weft_router_waiting{pool=chat}" not in _samples(metrics)
 
 
-def test_tenants_have_a_label_where_they_are_configured_and_nowhere_else() -> None:
+def test_tenants_have_a_label_only_if_configured() -> None:
     metrics = RouterMetrics(MetricsPage(MetricLimits(tenants=("team-a", "idle"))))
     accounts = {"team-a": 120.0, "secret-tenant": 7.0}
     metrics.show(
@@ -158,7 +158,7 @@ def test_tenants_have_a_label_where_they_are_configured_and_nowhere_else() -> No
     assert found["weft_router_watch_lag_seconds{}"] == 2.5
 
 
-def test_a_shown_wait_is_counted_by_its_error() -> None:
+def test_shown_wait_estimate_is_counted_by_its_error() -> None:
     metrics = RouterMetrics()
     metrics.note_estimate(_request(), 0.4, VIEW)
     found = _samples(metrics)

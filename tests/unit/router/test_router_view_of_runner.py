@@ -53,16 +53,16 @@ FLEET = FleetView(
 )
 
 
-def test_only_its_own_models_runner_and_agents_are_there() -> None:
+def test_view_contains_only_the_runners_own_models_and_agents() -> None:
     view = view_of_runner(FLEET, "a")
     assert (view.revision, set(view.runners), set(view.models)) == (7, {"a"}, {"m1"})
     assert set(view.agents) == {"here", "pooled"}
 
 
-def test_a_pool_has_the_members_that_are_here() -> None:
+def test_pool_contains_its_local_members() -> None:
     assert [member.name for member in view_of_runner(FLEET, "b").pool_members("shared")] == ["m2"]
 
 
-def test_a_runner_that_is_not_there_serves_nothing() -> None:
+def test_offline_runner_serves_no_models() -> None:
     view = view_of_runner(FLEET, "c")
     assert (view.revision, dict(view.runners), dict(view.models), dict(view.agents)) == (7, {}, {}, {})

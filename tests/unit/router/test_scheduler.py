@@ -9,14 +9,14 @@ from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation, Priority
 
 
-def test_a_request_is_placed_at_once_on_the_least_loaded_runner() -> None:
+def test_request_is_placed_immediately_on_the_least_loaded_runner() -> None:
     mesh = scheduler(candidate("a", slots=2, pool="p", model="m-a"), candidate("b", slots=4, pool="p", model="m-b"))
     runners = [placed(mesh.submit(arrival(key, "p"), float(key)))[key] for key in range(1, 7)]
     assert sorted(runners) == ["a", "a", "b", "b", "b", "b"]
     assert runners[:2] == ["a", "b"]
 
 
-def test_requests_wait_in_order_of_priority_then_arrival_and_are_served_as_slots_come_free() -> None:
+def test_requests_queue_by_priority_then_arrival_and_are_served_as_slots_are_freed() -> None:
     mesh = scheduler(candidate())
     mesh.submit(arrival(1), 0.0)
     mesh.submit(arrival(2, arrived_at=1.0, priority=Priority.LOW), 1.0)
@@ -31,7 +31,7 @@ def test_requests_wait_in_order_of_priority_then_arrival_and_are_served_as_slots
     assert order == [4, 3, 2]
 
 
-def test_a_request_placed_again_after_a_lost_router_keeps_its_place_in_the_queue() -> None:
+def test_request_placed_again_after_router_loss_keeps_its_queue_position() -> None:
     mesh = scheduler(candidate())
     mesh.submit(arrival(1, arrived_at=10.0), 10.0)
     mesh.submit(arrival(2, arrived_at=11.0), 11.0)
@@ -39,7 +39,7 @@ def test_a_request_placed_again_after_a_lost_router_keeps_its_place_in_the_queue
     assert placed(mesh.finish(1, 13.0)) == {3: "a"}
 
 
-def test_waiting_says_the_position_and_what_is_awaited_and_is_repeated_only_when_it_changes() -> None:
+def test_wait_status_has_position_and_reason_and_is_repeated_only_on_change() -> None:
     mesh = scheduler(candidate())
     mesh.submit(arrival(1), 0.0)
     assert plain(mesh.submit(arrival(2), 0.0)) == [Waits(key=2, position=1, reason="the slot of m is busy")]
@@ -51,20 +51,20 @@ def test_waiting_says_the_position_and_what_is_awaited_and_is_repeated_only_when
     assert word == Waits(key=3, position=1, reason="the slot of m is busy", eta_seconds=word.eta_seconds)  # type: ignore[union-attr]  # it is a word about waiting, see left
 
 
-def test_a_loading_model_is_waited_for_and_said_so() -> None:
+def test_loading_model_is_waited_for_and_reported() -> None:
     mesh = scheduler(candidate(readiness=Readiness.LOADING, load_progress=0.4))
     assert mesh.submit(arrival(1), 0.0) == [Loads(key=1, stage="m loads on a", progress=0.4)]
     assert placed(mesh.show([candidate()], 5.0)) == {1: "a"}
 
 
-def test_the_queue_is_bounded_by_runner_and_the_refusal_says_when_to_come_back() -> None:
+def test_queue_is_bounded_per_runner_and_the_refusal_has_retry_after() -> None:
     mesh = scheduler(candidate(), queue_depth_per_runner=2)
     decisions = [mesh.submit(arrival(key), 0.0) for key in range(1, 5)]
     assert rejected(decisions[3]) == {4: Reason.QUEUE_FULL}
     assert decisions[3][0].retry_after_seconds == 5.0  # type: ignore[union-attr]  # it is a rejection, see above
 
 
-def test_a_request_that_waits_too_long_is_refused_at_the_limit_and_not_before() -> None:
+def test_request_is_refused_exactly_at_the_queue_timeout() -> None:
     mesh = scheduler(candidate(), queue_timeout_seconds=30.0)
     mesh.submit(arrival(1), 0.0)
     mesh.submit(arrival(2, arrived_at=1.0), 1.0)
@@ -74,7 +74,7 @@ def test_a_request_that_waits_too_long_is_refused_at_the_limit_and_not_before() 
 
 
 @pytest.mark.parametrize(("limit", "words"), [(1.5, "in 1.5 s"), (30.0, "in 30 s")])
-def test_a_refusal_after_a_wait_says_how_long_it_was_and_not_a_rounder_figure(limit: float, words: str) -> None:
+def test_queue_timeout_error_states_the_exact_wait(limit: float, words: str) -> None:
     mesh = scheduler(candidate(), queue_timeout_seconds=limit)
     mesh.submit(arrival(1), 0.0)
     mesh.submit(arrival(2), 0.0)
@@ -82,7 +82,7 @@ def test_a_refusal_after_a_wait_says_how_long_it_was_and_not_a_rounder_figure(li
     assert refused.message.endswith(words)  # type: ignore[union-attr]  # it is a rejection, see above
 
 
-def test_a_deadline_that_passes_in_the_queue_ends_the_request() -> None:
+def test_deadline_reached_in_the_queue_ends_the_request() -> None:
     mesh = scheduler(candidate())
     mesh.submit(arrival(1), 0.0)
     mesh.submit(arrival(2, deadline_at=3.0), 0.0)
@@ -102,33 +102,33 @@ def test_a_deadline_that_passes_in_the_queue_ends_the_request() -> None:
         ([candidate(readiness=Readiness.DOWN)], {}, Reason.NO_RUNNER_AVAILABLE),
     ],
 )
-def test_what_can_never_be_served_is_refused_at_once(members: list, request_: dict, expected: Reason) -> None:  # type: ignore[type-arg]
+def test_unservable_request_is_refused_immediately(members: list, request_: dict, expected: Reason) -> None:  # type: ignore[type-arg]
     mesh = scheduler(*members)
     assert rejected(mesh.submit(arrival(1, **request_), 0.0)) == {1: expected}
 
 
-def test_who_waits_is_refused_when_the_last_runner_goes() -> None:
+def test_waiting_request_is_refused_when_the_last_runner_goes_down() -> None:
     mesh = scheduler(candidate())
     mesh.submit(arrival(1), 0.0)
     mesh.submit(arrival(2), 0.0)
     assert rejected(mesh.show([candidate(readiness=Readiness.DOWN)], 1.0)) == {2: Reason.NO_RUNNER_AVAILABLE}
 
 
-def test_an_attempt_that_broke_is_repeated_on_another_runner() -> None:
+def test_failed_attempt_is_retried_on_another_runner() -> None:
     mesh = scheduler(candidate("a", pool="p", model="m-a"), candidate("b", pool="p", model="m-b"))
     first = placed(mesh.submit(arrival(1, "p"), 0.0))[1]
     second = placed(mesh.report_failed(1, 1, Reason.SERVER_DIED, 0.1))[1]
     assert {first, second} == {"a", "b"}
 
 
-def test_without_another_runner_an_attempt_that_broke_ends_the_request_with_its_reason() -> None:
+def test_failed_attempt_without_another_runner_ends_the_request_with_its_reason() -> None:
     mesh = scheduler(candidate())
     mesh.submit(arrival(1), 0.0)
     assert rejected(mesh.report_failed(1, 1, Reason.SERVER_DIED, 0.1)) == {1: Reason.SERVER_DIED}
     assert mesh.running == 0
 
 
-def test_a_refusal_of_the_request_itself_is_not_tried_elsewhere() -> None:
+def test_refusal_of_the_request_itself_is_not_retried_elsewhere() -> None:
     mesh = scheduler(candidate("a", pool="p", model="m-a"), candidate("b", pool="p", model="m-b"))
     mesh.submit(arrival(1, "p"), 0.0)
     assert rejected(mesh.report_failed(1, 1, Reason.CONTEXT_LENGTH_EXCEEDED, 0.1)) == {
@@ -136,7 +136,7 @@ def test_a_refusal_of_the_request_itself_is_not_tried_elsewhere() -> None:
     }
 
 
-def test_a_runner_that_lacks_a_tool_is_none_the_worse_for_it_and_another_is_tried() -> None:
+def test_runner_without_a_tool_is_not_penalized_and_another_is_tried() -> None:
     mesh = scheduler(candidate("a", pool="p", model="m-a"), candidate("b", pool="p", model="m-b"))
     first = placed(mesh.submit(arrival(1, "p"), 0.0))[1]
     second = placed(mesh.report_failed(1, 1, Reason.TOOL_UNAVAILABLE, 0.1))[1]
@@ -145,7 +145,7 @@ def test_a_runner_that_lacks_a_tool_is_none_the_worse_for_it_and_another_is_trie
     assert rejected(mesh.report_failed(1, 2, Reason.TOOL_UNAVAILABLE, 0.2)) == {1: Reason.TOOL_UNAVAILABLE}
 
 
-def test_the_one_runner_that_has_a_tool_is_found_among_many_that_lack_it() -> None:
+def test_only_runner_with_a_tool_is_found_among_many_without_it() -> None:
     mesh = scheduler(*(candidate(name, pool="p", model=f"m-{name}") for name in "abcdef"), max_attempts=2)
     asked = [placed(mesh.submit(arrival(1, "p"), 0.0))[1]]
     asked += [placed(mesh.report_failed(1, attempt, Reason.TOOL_UNAVAILABLE, 0.1))[1] for attempt in range(1, 6)]
@@ -153,14 +153,14 @@ def test_the_one_runner_that_has_a_tool_is_found_among_many_that_lack_it() -> No
     assert rejected(mesh.report_failed(1, 6, Reason.TOOL_UNAVAILABLE, 0.2)) == {1: Reason.TOOL_UNAVAILABLE}
 
 
-def test_attempts_are_limited_even_when_more_runners_are_left() -> None:
+def test_attempts_are_limited_even_if_more_runners_are_available() -> None:
     mesh = scheduler(*(candidate(name, pool="p", model=f"m-{name}") for name in "abcd"), max_attempts=2)
     mesh.submit(arrival(1, "p"), 0.0)
     assert placed(mesh.report_failed(1, 1, Reason.SERVER_DIED, 0.1))
     assert rejected(mesh.report_failed(1, 2, Reason.SERVER_DIED, 0.2)) == {1: Reason.SERVER_DIED}
 
 
-def test_a_runner_that_is_full_with_unknown_work_is_tried_again_until_the_queue_timeout() -> None:
+def test_runner_full_with_external_requests_is_retried_until_the_queue_timeout() -> None:
     """A router that has just started knows nothing of the streams its runners still serve."""
     mesh = scheduler(candidate(), busy_pause_seconds=0.25, max_busy_pause_seconds=2.0, queue_timeout_seconds=30.0)
     mesh.submit(arrival(1), 0.0)
@@ -178,7 +178,7 @@ def test_a_runner_that_is_full_with_unknown_work_is_tried_again_until_the_queue_
     assert 15 <= len(asked) <= 20
 
 
-def test_content_from_a_runner_shows_that_it_is_not_full() -> None:
+def test_content_from_a_runner_clears_its_busy_state() -> None:
     mesh = scheduler(candidate(slots=2), busy_pause_seconds=1.0)
     mesh.submit(arrival(1), 0.0)
     mesh.report_failed(1, 1, Reason.NO_SLOT_AVAILABLE, 0.0)
@@ -196,13 +196,13 @@ def test_bounces_are_limited() -> None:
     assert outcomes == [{}, {}, {}, {1: Reason.TICKET_INVALID}]
 
 
-def test_attempts_before_a_lost_router_number_the_next_ones_and_do_not_use_up_the_limit() -> None:
+def test_attempts_before_router_loss_affect_numbering_but_not_the_limit() -> None:
     mesh = scheduler(*(candidate(name, pool="p", model=f"m-{name}") for name in "ab"), max_attempts=2)
     mesh.submit(arrival(1, "p", attempts_used=5), 0.0)
     assert placed(mesh.report_failed(1, 6, Reason.SERVER_DIED, 0.1))
 
 
-def test_a_router_that_knows_of_no_grants_follows_the_runners_reports() -> None:
+def test_router_without_grants_follows_runner_reports() -> None:
     mesh = scheduler(
         candidate("a", pool="p", model="m-a", slots=4, slots_reported_used=3),
         candidate("b", pool="p", model="m-b", slots=4, slots_reported_used=1),
@@ -211,7 +211,7 @@ def test_a_router_that_knows_of_no_grants_follows_the_runners_reports() -> None:
     assert placed(mesh.submit(arrival(2, "p"), 0.0)) == {2: "a"}
 
 
-def test_a_late_report_of_an_earlier_attempt_changes_nothing() -> None:
+def test_late_report_of_an_earlier_attempt_is_ignored() -> None:
     mesh = scheduler(candidate("a", pool="p", model="m-a"), candidate("b", pool="p", model="m-b"))
     mesh.submit(arrival(1, "p"), 0.0)
     mesh.report_failed(1, 1, Reason.SERVER_DIED, 0.1)
@@ -219,7 +219,7 @@ def test_a_late_report_of_an_earlier_attempt_changes_nothing() -> None:
     assert mesh.running == 1
 
 
-def test_a_new_incarnation_starts_with_a_clean_record() -> None:
+def test_new_incarnation_starts_with_a_clean_record() -> None:
     mesh = scheduler(candidate("a", pool="p", model="m-a"), candidate("b", pool="p", model="m-b", slots=4))
     mesh.submit(arrival(1, "p"), 0.0)
     mesh.report_failed(1, 1, Reason.WORKER_LOST, 0.1)
@@ -227,26 +227,26 @@ def test_a_new_incarnation_starts_with_a_clean_record() -> None:
     assert placed(mesh.submit(arrival(2, "p"), 0.2)) == {2: "a"}
 
 
-def test_the_name_of_a_member_stands_for_its_pool() -> None:
+def test_member_name_resolves_to_its_pool() -> None:
     mesh = scheduler(candidate("a", pool="p", model="m-a"), candidate("b", pool="p", model="m-b"))
     assert {placed(mesh.submit(arrival(key, "m-b"), 0.0))[key] for key in (1, 2)} == {"a", "b"}
 
 
-def test_a_pool_called_like_a_model_of_another_pool_is_the_pool() -> None:
+def test_pool_named_like_a_model_of_another_pool_takes_precedence() -> None:
     mesh = scheduler(candidate("a", pool="p", model="q"), candidate("b", pool="q", model="m-b"))
     assert placed(mesh.submit(arrival(1, "q"), 0.0)) == {1: "b"}
     assert placed(mesh.submit(arrival(2, "q"), 0.0)) == {}
 
 
 @pytest.mark.parametrize(("first", "then"), [("p", "m-a"), ("m-a", "p")])
-def test_requests_for_one_pool_share_its_queue_whatever_they_call_it(first: str, then: str) -> None:
+def test_requests_for_one_pool_share_its_queue_under_any_name(first: str, then: str) -> None:
     mesh = scheduler(candidate("a", pool="p", model="m-a"), queue_depth_per_runner=1)
     mesh.submit(arrival(1, first), 0.0)
     mesh.submit(arrival(2, first), 0.0)
     assert rejected(mesh.submit(arrival(3, then), 0.0)) == {3: Reason.QUEUE_FULL}
 
 
-def test_a_runner_never_works_on_more_requests_than_it_takes_over_all_its_models() -> None:
+def test_runner_never_exceeds_its_total_concurrency_limit() -> None:
     members = [candidate("a", model=model, slots=4, runner_max_requests=3) for model in ("m", "n")]
     mesh = scheduler(*members)
     assert [len(placed(mesh.submit(arrival(key, "mn"[key % 2]), 0.0))) for key in range(1, 6)] == [1, 1, 1, 0, 0]
@@ -254,7 +254,7 @@ def test_a_runner_never_works_on_more_requests_than_it_takes_over_all_its_models
     assert Waits(key=6, position=1, reason="all 3 slots of m are busy") in plain(mesh.submit(arrival(6), 1.0))
 
 
-def test_the_limit_of_a_runner_counts_per_incarnation() -> None:
+def test_runner_limit_counts_per_incarnation() -> None:
     mesh = scheduler(candidate("a", slots=4, runner_max_requests=1))
     mesh.submit(arrival(1), 0.0)
     mesh.submit(arrival(2), 0.0)
@@ -262,7 +262,7 @@ def test_the_limit_of_a_runner_counts_per_incarnation() -> None:
     assert placed(mesh.show([back], 1.0)) == {2: "a"}
 
 
-def test_a_request_that_failed_everywhere_is_refused_when_its_last_candidate_leaves() -> None:
+def test_request_that_failed_everywhere_is_refused_when_its_last_candidate_leaves() -> None:
     mesh = scheduler(
         candidate("a", pool="p", model="m-a"), candidate("b", pool="p", model="m-b", readiness=Readiness.LOADING)
     )
@@ -275,6 +275,6 @@ def test_a_request_that_failed_everywhere_is_refused_when_its_last_candidate_lea
     assert rejected(mesh.show(gone, 0.2)) == {1: Reason.SERVER_DIED}
 
 
-def test_a_model_named_like_a_pool_belongs_to_the_pool() -> None:
+def test_model_named_like_a_pool_belongs_to_the_pool() -> None:
     mesh = scheduler(candidate("a", model="p"), candidate("b", pool="p", model="m-b"))
     assert {placed(mesh.submit(arrival(key, "p"), 0.0))[key] for key in (1, 2)} == {"a", "b"}

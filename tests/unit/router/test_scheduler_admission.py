@@ -21,7 +21,7 @@ def measured(mesh: Mesh, seconds: float, times: int = 4, target: str = "m") -> N
         mesh.finish(key, now + seconds, TOOK)
 
 
-def test_a_full_queue_says_how_long_it_is_and_when_to_come_back() -> None:
+def test_full_queue_refusal_has_length_and_retry_after() -> None:
     mesh = scheduler(candidate(), queue_depth_per_runner=2)
     decisions = [mesh.submit(arrival(key), 0.0) for key in range(1, 5)]
     refused = refusals(decisions[3])[4]
@@ -29,7 +29,7 @@ def test_a_full_queue_says_how_long_it_is_and_when_to_come_back() -> None:
     assert refused.retry_after_seconds == 5.0
 
 
-def test_retry_after_follows_the_pace_of_the_queue() -> None:
+def test_retry_after_follows_the_queue_throughput() -> None:
     mesh = scheduler(candidate(), queue_depth_per_runner=3, overload_after_seconds=1e9)
     for key in (1, 2, 3, 4):
         mesh.submit(arrival(key), 0.0)
@@ -41,7 +41,7 @@ def test_retry_after_follows_the_pace_of_the_queue() -> None:
     assert int(refused.metadata["avgWaitMs"]) > 0
 
 
-def test_a_queue_timeout_says_the_same() -> None:
+def test_queue_timeout_error_has_length_and_retry_after() -> None:
     mesh = scheduler(candidate(), queue_timeout_seconds=30.0)
     mesh.submit(arrival(1), 0.0)
     mesh.submit(arrival(2), 0.0)
@@ -53,7 +53,7 @@ def test_a_queue_timeout_says_the_same() -> None:
     )
 
 
-def test_in_a_full_queue_a_higher_class_takes_the_place_of_the_last_one_of_the_lowest() -> None:
+def test_higher_class_displaces_the_last_request_of_the_lowest_class_in_a_full_queue() -> None:
     mesh = scheduler(candidate(), queue_depth_per_runner=3)
     for key, band in ((1, Priority.NORMAL), (2, Priority.LOW), (3, Priority.NORMAL), (4, Priority.LOW)):
         mesh.submit(arrival(key, priority=band, arrived_at=float(key)), float(key))
@@ -63,7 +63,7 @@ def test_in_a_full_queue_a_higher_class_takes_the_place_of_the_last_one_of_the_l
     assert placed(mesh.finish(1, 6.0)) == {5: "a"}
 
 
-def test_in_a_full_queue_a_tenant_below_its_share_takes_the_place_of_the_one_that_has_most() -> None:
+def test_tenant_below_its_share_displaces_the_tenant_with_most_requests_in_a_full_queue() -> None:
     mesh = scheduler(candidate(), queue_depth_per_runner=4)
     for key in range(1, 6):
         mesh.submit(arrival(key, tenant="loud", arrived_at=float(key)), float(key))
@@ -73,7 +73,7 @@ def test_in_a_full_queue_a_tenant_below_its_share_takes_the_place_of_the_one_tha
     assert rejected(mesh.submit(arrival(9, tenant="quiet", arrived_at=9.0), 9.0)) == {9: Reason.QUEUE_FULL}
 
 
-def test_work_of_the_mesh_itself_is_never_evicted() -> None:
+def test_system_requests_are_never_displaced() -> None:
     mesh = scheduler(candidate(), queue_depth_per_runner=2)
     for key in (1, 2, 3):
         mesh.submit(arrival(key, priority=Priority.SYSTEM), 0.0)
@@ -81,7 +81,7 @@ def test_work_of_the_mesh_itself_is_never_evicted() -> None:
     assert rejected(mesh.submit(arrival(5, priority=Priority.SYSTEM, tenant="other"), 0.0)) == {5: Reason.QUEUE_FULL}
 
 
-def test_in_overload_who_would_wait_until_the_queue_timeout_is_refused_at_once() -> None:
+def test_request_that_would_wait_until_the_queue_timeout_is_refused_immediately_in_overload() -> None:
     mesh = scheduler(candidate(), queue_depth_per_runner=1000, queue_timeout_seconds=30.0)
     refused: dict[int, Reason] = {}
     served, key, running = 0, 1, 1
@@ -99,7 +99,7 @@ def test_in_overload_who_would_wait_until_the_queue_timeout_is_refused_at_once()
     assert 10 <= mesh.waiting <= 30
 
 
-def test_in_overload_a_tenant_with_few_requests_is_still_taken_in() -> None:
+def test_tenant_with_few_requests_is_still_admitted_in_overload() -> None:
     mesh = scheduler(candidate(), queue_depth_per_runner=1000)
     running, key = 1, 1
     mesh.submit(arrival(1, tenant="loud"), 0.0)
@@ -114,7 +114,7 @@ def test_in_overload_a_tenant_with_few_requests_is_still_taken_in() -> None:
     assert rejected(mesh.submit(arrival(10000, tenant="quiet", arrived_at=60.0), 60.0)) == {}
 
 
-def test_a_deadline_that_the_answer_alone_misses_is_refused_at_once_with_the_estimate() -> None:
+def test_deadline_too_short_for_the_answer_is_refused_immediately_with_the_estimate() -> None:
     mesh = scheduler(candidate())
     measured(mesh, seconds=20.0)
     decisions = mesh.submit(arrival(1, deadline_at=110.0, max_output_tokens=100, arrived_at=100.0), 100.0)
@@ -125,7 +125,7 @@ def test_a_deadline_that_the_answer_alone_misses_is_refused_at_once_with_the_est
     assert placed(mesh.submit(arrival(2, deadline_at=130.0, max_output_tokens=100, arrived_at=100.0), 100.0))
 
 
-def test_a_deadline_that_a_load_makes_unreachable_is_refused_before_the_load() -> None:
+def test_deadline_unreachable_because_of_a_load_is_refused_before_the_load() -> None:
     mesh = scheduler(asleep(usual_load_seconds=47.0))
     decisions = mesh.submit(arrival(1, deadline_at=30.0), 0.0)
     refused = refusals(decisions)[1]
@@ -135,7 +135,7 @@ def test_a_deadline_that_a_load_makes_unreachable_is_refused_before_the_load() -
     assert rejected(mesh.submit(arrival(2, deadline_at=60.0), 0.0)) == {}
 
 
-def test_a_deadline_that_the_queue_makes_unreachable_is_refused_at_once() -> None:
+def test_deadline_unreachable_because_of_the_queue_is_refused_immediately() -> None:
     mesh = scheduler(candidate())
     measured(mesh, seconds=10.0)
     for key in (1, 2, 3):
@@ -144,12 +144,12 @@ def test_a_deadline_that_the_queue_makes_unreachable_is_refused_at_once() -> Non
     assert rejected(decisions) == {4: Reason.DEADLINE_UNREACHABLE}
 
 
-def test_without_an_estimate_no_request_is_refused() -> None:
+def test_no_request_is_refused_without_an_estimate() -> None:
     mesh = scheduler(asleep())
     assert rejected(mesh.submit(arrival(1, deadline_at=0.5), 0.0)) == {}
 
 
-def test_who_waits_is_refused_once_its_deadline_has_become_hopeless() -> None:
+def test_waiting_request_is_refused_once_its_deadline_is_unreachable() -> None:
     mesh = scheduler(candidate())
     measured(mesh, seconds=10.0)
     mesh.submit(arrival(1, arrived_at=50.0), 50.0)
@@ -158,13 +158,13 @@ def test_who_waits_is_refused_once_its_deadline_has_become_hopeless() -> None:
     assert 60 <= ended < 80, "neither at once nor only when the deadline came"
 
 
-def test_a_deadline_in_the_past_is_refused_as_such() -> None:
+def test_past_deadline_is_refused_as_exceeded() -> None:
     mesh = scheduler(candidate())
     mesh.submit(arrival(1), 0.0)
     assert rejected(mesh.submit(arrival(2, deadline_at=4.0), 5.0)) == {2: Reason.DEADLINE_EXCEEDED}
 
 
-def test_the_budget_of_a_route_counts_like_a_deadline_from_arrival() -> None:
+def test_route_budget_counts_like_a_deadline_from_arrival() -> None:
     mesh = scheduler(candidate())
     mesh.show([candidate()], 0.0, routes={"quick": Route(name="quick", candidates=("m",), budget_seconds=8.0)})
     measured(mesh, seconds=5.0)
@@ -175,7 +175,7 @@ def test_the_budget_of_a_route_counts_like_a_deadline_from_arrival() -> None:
     assert rejected(late) == {3: Reason.DEADLINE_UNREACHABLE}
 
 
-def test_what_has_waited_through_its_budget_elsewhere_is_refused() -> None:
+def test_request_that_used_up_its_route_budget_elsewhere_is_refused() -> None:
     mesh = scheduler(candidate())
     mesh.show([candidate()], 0.0, routes={"quick": Route(name="quick", candidates=("m",), budget_seconds=8.0)})
     mesh.submit(arrival(1), 0.0)
@@ -190,7 +190,7 @@ def charged(mesh: Mesh, tenant: str, target: str, tokens: int) -> None:
     mesh.finish(first, 0.0, Served(prompt_tokens=tokens, cached_tokens=0, output_tokens=0))
 
 
-def test_in_a_full_queue_who_was_served_less_has_the_better_claim_however_many_places_it_holds() -> None:
+def test_less_served_tenant_takes_precedence_in_a_full_queue_despite_more_positions() -> None:
     """Only positions in the queue counted, so that tenants far below their share were refused everywhere."""
     mesh = scheduler(candidate(), candidate("b", "n", slots=2), queue_depth_per_runner=4)
     for tenant, tokens in (("greedy", 50_000), ("modest", 10)):
@@ -202,7 +202,7 @@ def test_in_a_full_queue_who_was_served_less_has_the_better_claim_however_many_p
     assert rejected(mesh.submit(arrival(7, tenant="greedy", prompt_tokens=100), 1.0)) == {7: Reason.QUEUE_FULL}
 
 
-def test_in_overload_a_tenant_that_was_served_less_is_taken_in_however_slow_its_own_turns_were() -> None:
+def test_less_served_tenant_is_admitted_in_overload_despite_its_slow_turns() -> None:
     """One grant in twenty seconds, in a queue that was cold, does not predict the next grants."""
     mesh = scheduler(candidate(), queue_depth_per_runner=1000)
     mesh.submit(arrival(1, tenant="loud"), 0.0)
@@ -226,14 +226,14 @@ def after_an_outage(mesh: Mesh) -> None:
     assert mesh.waiting == 5
 
 
-def test_the_few_grants_since_an_outage_do_not_predict_that_the_queue_is_too_long() -> None:
+def test_few_grants_after_an_outage_do_not_predict_a_queue_timeout() -> None:
     """One grant in twenty seconds for five that wait: its turn "would come in about 41 s", where it came in three."""
     mesh = scheduler(candidate(), queue_timeout_seconds=30.0)
     after_an_outage(mesh)
     assert rejected(mesh.submit(arrival(10, arrived_at=80.5), 80.5)) == {}
 
 
-def test_the_few_grants_since_an_outage_do_not_predict_that_a_deadline_is_missed() -> None:
+def test_few_grants_after_an_outage_do_not_predict_a_missed_deadline() -> None:
     mesh = scheduler(candidate(), queue_timeout_seconds=30.0)
     after_an_outage(mesh)
     assert rejected(mesh.submit(arrival(10, arrived_at=80.5, deadline_at=90.0), 80.5)) == {}
@@ -242,7 +242,7 @@ def test_the_few_grants_since_an_outage_do_not_predict_that_a_deadline_is_missed
     }
 
 
-def test_a_queue_of_slow_answers_is_too_long_before_eight_of_them_were_seen() -> None:
+def test_queue_of_slow_answers_is_overloaded_before_eight_were_measured() -> None:
     mesh = scheduler(candidate(), queue_timeout_seconds=30.0)
     measured(mesh, seconds=15.0)
     for key in range(1, 4):
@@ -250,7 +250,7 @@ def test_a_queue_of_slow_answers_is_too_long_before_eight_of_them_were_seen() ->
     assert rejected(mesh.submit(arrival(10, arrived_at=71.0), 71.0)) == {10: Reason.QUEUE_FULL}
 
 
-def test_a_flood_of_a_higher_class_does_not_keep_a_lower_one_out_of_its_part_of_the_queue() -> None:
+def test_flood_of_a_higher_class_leaves_a_lower_class_its_part_of_the_queue() -> None:
     """Every eighth grant belonged to the lower priority class, but none of its requests was admitted to the queue."""
     mesh = scheduler(candidate(), queue_depth_per_runner=16)
     for key in range(1, 18):
@@ -266,7 +266,7 @@ def test_a_flood_of_a_higher_class_does_not_keep_a_lower_one_out_of_its_part_of_
     assert mesh.waiting == 16
 
 
-def test_in_overload_a_lower_class_gets_its_part_of_what_is_served() -> None:
+def test_lower_class_gets_its_part_of_the_throughput_in_overload() -> None:
     mesh = scheduler(candidate())
     priorities: dict[int, Priority] = {}
     served: list[Priority] = []
@@ -284,7 +284,7 @@ def test_in_overload_a_lower_class_gets_its_part_of_what_is_served() -> None:
     assert served[100:].count(Priority.LOW) == pytest.approx(len(served[100:]) / 8, rel=0.1)
 
 
-def test_callers_who_name_ever_other_tools_do_not_fill_the_routers_memory() -> None:
+def test_requests_with_ever_different_tools_do_not_grow_router_memory() -> None:
     """Who could serve each kind of request was kept until the mesh changed, which it may not for days."""
     mesh = scheduler(candidate(tools=frozenset({"search"})))
     mesh.submit(arrival(1), 0.0)

@@ -20,7 +20,7 @@ def asks(mesh: Mesh, key: int, now: float) -> str:
     return where
 
 
-def test_a_runner_whose_answer_broke_off_is_left_alone_for_a_moment() -> None:
+def test_runner_with_a_broken_answer_is_backed_off_briefly() -> None:
     mesh = two_runners()
     broken = asks(mesh, 1, 0.0)
     assert mesh.finish(1, 1.0, SOME, Reason.SERVER_DIED) == []
@@ -29,14 +29,14 @@ def test_a_runner_whose_answer_broke_off_is_left_alone_for_a_moment() -> None:
         mesh.finish(key, 1.2, SOME)
 
 
-def test_the_only_runner_is_not_paused_for_an_answer_that_broke_off_since_that_is_not_retried() -> None:
+def test_only_runner_is_not_paused_for_a_broken_answer() -> None:
     mesh = scheduler(candidate("a"))
     asks(mesh, 1, 0.0)
     mesh.finish(1, 1.0, SOME, Reason.SERVER_DIED)
     assert asks(mesh, 2, 1.0) == "a"
 
 
-def test_a_runner_all_of_whose_answers_break_off_is_ejected_though_each_of_them_had_begun() -> None:
+def test_runner_with_only_broken_answers_is_ejected() -> None:
     mesh = two_runners()
     broken, now, key = asks(mesh, 1, 0.0), 0.0, 1
     tried = 0
@@ -50,7 +50,7 @@ def test_a_runner_all_of_whose_answers_break_off_is_ejected_though_each_of_them_
     assert tried <= 8, "five in a row, and one each time that its ejection ends"
 
 
-def test_a_caller_that_leaves_an_answer_or_a_request_that_was_refused_says_nothing_about_the_runner() -> None:
+def test_cancelled_or_refused_request_does_not_count_against_the_runner() -> None:
     mesh = scheduler(candidate("a"))
     for key, reason in enumerate((Reason.CANCELLED, Reason.DEADLINE_EXCEEDED, Reason.REPEATED_LINE_LOOP), start=1):
         asks(mesh, key, 0.0)
@@ -58,7 +58,7 @@ def test_a_caller_that_leaves_an_answer_or_a_request_that_was_refused_says_nothi
     assert asks(mesh, 9, 0.0) == "a"
 
 
-def test_an_answer_that_broke_off_is_paid_for_as_far_as_it_came() -> None:
+def test_broken_answer_is_charged_for_its_generated_tokens() -> None:
     mesh = scheduler(candidate("a", slots=2))
     asks(mesh, 1, 0.0)
     mesh.finish(1, 1.0, SOME, Reason.SERVER_DIED)

@@ -30,7 +30,7 @@ def fill(mesh: Mesh, tenant: str, keys: range, now: float = 0.0, **changes: Any)
         mesh.submit(arrival(key, tenant=tenant, arrived_at=now, prompt_tokens=100, **changes), now)
 
 
-def test_tenants_take_turns_however_much_one_of_them_asks() -> None:
+def test_tenants_take_turns_despite_a_flood_from_one_of_them() -> None:
     mesh = scheduler(candidate(), queue_depth_per_runner=100)
     fill(mesh, "loud", range(1, 31))
     fill(mesh, "quiet", range(40, 43), now=1.0)
@@ -39,7 +39,7 @@ def test_tenants_take_turns_however_much_one_of_them_asks() -> None:
     assert set(order[:6]) >= {40, 41, 42}
 
 
-def test_a_tenant_with_twice_the_weight_gets_twice_as_much() -> None:
+def test_tenant_with_twice_the_weight_gets_twice_as_much() -> None:
     mesh = scheduler(
         candidate(), queue_depth_per_runner=200, settings=Settings(tenants={"big": TenantSettings(weight=2.0)})
     )
@@ -49,7 +49,7 @@ def test_a_tenant_with_twice_the_weight_gets_twice_as_much() -> None:
     assert sum(key < 100 for key in order) == pytest.approx(30, abs=1)
 
 
-def test_what_a_request_really_cost_counts_and_not_what_was_thought() -> None:
+def test_actual_cost_counts_instead_of_the_estimate() -> None:
     """Both ask for the same, but the answers of one are a tenth as long as thought: it gets more of them."""
     mesh = scheduler(candidate(), queue_depth_per_runner=400)
     for key in range(1, 200):
@@ -65,7 +65,7 @@ def test_what_a_request_really_cost_counts_and_not_what_was_thought() -> None:
     assert answered["short"] > 5 * answered["long"]
 
 
-def test_cached_prompt_tokens_cost_nothing() -> None:
+def test_cached_prompt_tokens_are_free() -> None:
     cached = Served(prompt_tokens=10_000, cached_tokens=10_000, output_tokens=10)
     mesh = scheduler(candidate(), queue_depth_per_runner=100)
     fill(mesh, "cached", range(1, 30), max_output_tokens=10)
@@ -77,7 +77,7 @@ def test_cached_prompt_tokens_cost_nothing() -> None:
     assert sum(key < 50 for key in order) > 2 * sum(key >= 50 for key in order)
 
 
-def test_a_tenant_that_was_away_gets_no_backlog_of_turns() -> None:
+def test_returning_tenant_gets_no_backlog_of_turns() -> None:
     mesh = scheduler(candidate(), queue_depth_per_runner=200, overload_after_seconds=1e9)
     fill(mesh, "here", range(1, 51))
     order = serve_in_turn(mesh, 1, 20)
@@ -86,7 +86,7 @@ def test_a_tenant_that_was_away_gets_no_backlog_of_turns() -> None:
     assert sum(key >= 100 for key in later) == pytest.approx(10, abs=1)
 
 
-def test_within_a_tenant_the_earlier_deadline_goes_first() -> None:
+def test_earlier_deadline_goes_first_within_a_tenant() -> None:
     mesh = scheduler(candidate())
     mesh.submit(arrival(1), 0.0)
     mesh.submit(arrival(2), 0.0)
@@ -95,14 +95,14 @@ def test_within_a_tenant_the_earlier_deadline_goes_first() -> None:
     assert serve_in_turn(mesh, 1, 3) == [4, 3, 2]
 
 
-def test_the_system_class_goes_before_all_others() -> None:
+def test_system_class_precedes_all_others() -> None:
     mesh = scheduler(candidate())
     for key, band in ((1, Priority.NORMAL), (2, Priority.HIGH), (3, Priority.SYSTEM), (4, Priority.LOW)):
         mesh.submit(arrival(key, priority=band), 0.0)
     assert serve_in_turn(mesh, 1, 3) == [3, 2, 4]
 
 
-def test_every_eighth_grant_goes_to_a_lower_class_that_has_waited_long_enough() -> None:
+def test_every_eighth_grant_goes_to_a_lower_class_that_waited_long_enough() -> None:
     mesh = scheduler(candidate(), queue_depth_per_runner=200, lower_band_every=8, lower_band_patience_seconds=5.0)
     fill(mesh, "t", range(1, 61), priority=Priority.HIGH)
     fill(mesh, "t", range(100, 110), priority=Priority.LOW)
@@ -111,14 +111,14 @@ def test_every_eighth_grant_goes_to_a_lower_class_that_has_waited_long_enough() 
     assert low == [7, 15, 23, 31, 39]
 
 
-def test_a_lower_class_that_has_not_waited_long_gets_no_such_grant() -> None:
+def test_lower_class_that_has_not_waited_long_gets_no_reserved_grant() -> None:
     mesh = scheduler(candidate(), queue_depth_per_runner=200, lower_band_patience_seconds=1000.0)
     fill(mesh, "t", range(1, 31), priority=Priority.HIGH)
     fill(mesh, "t", range(100, 110), priority=Priority.LOW)
     assert all(key < 100 for key in serve_in_turn(mesh, 1, 29))
 
 
-def test_a_tenant_at_its_cap_waits_with_a_status_that_says_so_and_blocks_no_other() -> None:
+def test_tenant_at_its_cap_waits_with_that_status_and_blocks_no_other() -> None:
     settings = Settings(tenants={"acme": TenantSettings(max_in_flight=2)})
     mesh = scheduler(candidate(slots=4), settings=settings)
     assert [len(placed(mesh.submit(arrival(key, tenant="acme"), 0.0))) for key in (1, 2, 3)] == [1, 1, 0]
@@ -128,7 +128,7 @@ def test_a_tenant_at_its_cap_waits_with_a_status_that_says_so_and_blocks_no_othe
     assert placed(mesh.finish(1, 1.0)) == {3: "a"}
 
 
-def test_a_tenant_that_fails_over_at_its_cap_does_not_block_itself() -> None:
+def test_tenant_that_fails_over_at_its_cap_does_not_block_itself() -> None:
     settings = Settings(tenants={"acme": TenantSettings(max_in_flight=1)})
     members = [candidate(name, pool="p", model=f"m-{name}") for name in "ab"]
     mesh = scheduler(*members, settings=settings)
@@ -136,7 +136,7 @@ def test_a_tenant_that_fails_over_at_its_cap_does_not_block_itself() -> None:
     assert placed(mesh.report_failed(1, 1, Reason.SERVER_DIED, 0.1)).keys() == {1}
 
 
-def test_requests_of_a_pool_at_its_cap_wait_with_a_status_that_says_so() -> None:
+def test_requests_of_a_pool_at_its_cap_wait_with_that_status() -> None:
     mesh = scheduler(candidate(slots=4), settings=Settings(pools={"m": PoolSettings(max_in_flight=1)}))
     mesh.submit(arrival(1), 0.0)
     word = plain(mesh.submit(arrival(2), 0.0))
@@ -144,7 +144,7 @@ def test_requests_of_a_pool_at_its_cap_wait_with_a_status_that_says_so() -> None
     assert placed(mesh.finish(1, 1.0)) == {2: "a"}
 
 
-def test_a_full_model_keeps_no_request_from_another_model() -> None:
+def test_full_model_does_not_block_requests_for_another_model() -> None:
     mesh = scheduler(candidate("a", "m"), candidate("b", "n"))
     mesh.submit(arrival(1, "m"), 0.0)
     for key in range(2, 8):
@@ -152,7 +152,7 @@ def test_a_full_model_keeps_no_request_from_another_model() -> None:
     assert placed(mesh.submit(arrival(9, "n"), 1.0)) == {9: "b"}
 
 
-def test_models_that_share_a_runner_go_by_the_account_of_whose_turn_it_is() -> None:
+def test_models_sharing_a_runner_are_ordered_by_tenant_account() -> None:
     mesh = scheduler(*(candidate("a", model, slots=4, runner_max_requests=1) for model in "mn"))
     for key in (1, 2, 3, 4):
         mesh.submit(arrival(key, "m", tenant="loud"), 0.0)
@@ -162,7 +162,7 @@ def test_models_that_share_a_runner_go_by_the_account_of_whose_turn_it_is() -> N
     assert placed(mesh.finish(5, 12.0, TOOK)) == {3: "a"}
 
 
-def test_positions_are_the_order_in_which_requests_are_then_served() -> None:
+def test_reported_positions_match_the_service_order() -> None:
     mesh = scheduler(candidate(), queue_depth_per_runner=100)
     fill(mesh, "first", range(1, 2))
     words = []

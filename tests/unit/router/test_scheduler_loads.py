@@ -39,7 +39,7 @@ def words(decisions: list[Decision]) -> dict[int, str]:
     return {each.key: each.reason for each in decisions if isinstance(each, Waits)}
 
 
-def test_a_request_waits_in_the_queue_for_memory_with_a_status_that_names_the_holders() -> None:
+def test_request_waits_in_the_queue_for_memory_with_the_holders_in_its_status() -> None:
     mesh = one_at_a_time()
     mesh.submit(arrival(1, "qwen"), 0.0)
     decisions = mesh.submit(arrival(2, "llama"), 0.0)
@@ -47,7 +47,7 @@ def test_a_request_waits_in_the_queue_for_memory_with_a_status_that_names_the_ho
     assert words(decisions) == {2: "VRAM: needs 5 GiB on gpu, held by qwen until idle"}
 
 
-def test_an_idle_model_is_evicted_and_the_wake_goes_before_all_others() -> None:
+def test_idle_model_is_evicted_and_the_wake_takes_precedence() -> None:
     mesh = one_at_a_time()
     mesh.submit(arrival(1, "qwen"), 0.0)
     mesh.finish(1, 5.0)
@@ -56,7 +56,7 @@ def test_an_idle_model_is_evicted_and_the_wake_goes_before_all_others() -> None:
     assert (wakes.model, wakes.priority) == ("llama", Priority.SYSTEM)
 
 
-def test_a_model_to_be_evicted_takes_nothing_new_and_the_other_is_woken_when_it_is_idle() -> None:
+def test_model_being_evicted_takes_no_requests_and_the_other_is_woken_when_it_is_idle() -> None:
     mesh = one_at_a_time(max_cold_wait_seconds=10.0)
     mesh.submit(arrival(1, "qwen"), 0.0)
     mesh.submit(arrival(2, "llama"), 0.0)
@@ -68,7 +68,7 @@ def test_a_model_to_be_evicted_takes_nothing_new_and_the_other_is_woken_when_it_
     assert (placed(decisions), woken(decisions)) == ({}, ["llama"])
 
 
-def test_a_cold_request_waits_no_longer_than_the_bound_under_a_constant_stream_for_the_other_model() -> None:
+def test_cold_request_waits_within_the_bound_under_constant_load_on_another_model() -> None:
     mesh = one_at_a_time(max_cold_wait_seconds=20.0, queue_depth_per_runner=1000)
     key, running, woken_at = 1, 1, None
     mesh.submit(arrival(1, "qwen", prompt_tokens=10), 0.0)
@@ -90,7 +90,7 @@ def test_a_cold_request_waits_no_longer_than_the_bound_under_a_constant_stream_f
     assert 2 in placed(becomes(mesh, "llama", woken_at + 4.0))
 
 
-def test_no_memory_after_all_is_temporary_and_no_failure() -> None:
+def test_insufficient_memory_is_temporary_and_not_a_failure() -> None:
     mesh = scheduler(asleep(**ON_HOST), memory_retry_seconds=5.0, queue_timeout_seconds=30.0, max_attempts=1)
     assert woken(mesh.submit(arrival(1), 0.0)) == ["m"]
     decisions = mesh.wake_finished("m", failed("a program holds it", Reason.INSUFFICIENT_MEMORY), 1.0)
@@ -99,7 +99,7 @@ def test_no_memory_after_all_is_temporary_and_no_failure() -> None:
     assert again == [(6.0, "m")]
 
 
-def test_the_queue_timeout_runs_while_there_is_no_memory() -> None:
+def test_queue_timeout_runs_while_there_is_no_memory() -> None:
     mesh = scheduler(asleep(**ON_HOST), memory_retry_seconds=1000.0, queue_timeout_seconds=30.0)
     mesh.submit(arrival(1), 0.0)
     mesh.wake_finished("m", failed("a program holds it", Reason.INSUFFICIENT_MEMORY), 10.0)
@@ -107,7 +107,7 @@ def test_the_queue_timeout_runs_while_there_is_no_memory() -> None:
     assert ended == 40.0, "it begins anew with the end of the wake"
 
 
-def test_a_model_that_fits_beside_the_others_does_not_wait() -> None:
+def test_model_that_fits_beside_the_others_does_not_wait() -> None:
     small = asleep("run-small", "small", host="gpu", memory_bytes=2 * GIB)
     mesh = scheduler()
     mesh.show([*members("qwen"), small], 0.0, hosts=memory("qwen"))
@@ -116,7 +116,7 @@ def test_a_model_that_fits_beside_the_others_does_not_wait() -> None:
     assert woken(mesh.submit(arrival(3, "small"), 0.0)) == ["small"]
 
 
-def test_the_status_of_a_load_has_the_time_that_it_usually_takes() -> None:
+def test_load_status_has_its_usual_duration() -> None:
     mesh = scheduler(asleep(usual_load_seconds=10.0))
     (word,) = (each for each in mesh.submit(arrival(1), 0.0) if isinstance(each, Loads))
     assert word.eta_seconds == 10.0
@@ -125,7 +125,7 @@ def test_the_status_of_a_load_has_the_time_that_it_usually_takes() -> None:
     assert later.eta_seconds == 6.0
 
 
-def test_when_the_waiting_request_leaves_no_model_is_evicted_any_more() -> None:
+def test_eviction_stops_when_the_waiting_request_leaves() -> None:
     mesh = one_at_a_time(max_cold_wait_seconds=10.0)
     mesh.submit(arrival(1, "qwen"), 0.0)
     mesh.submit(arrival(2, "llama"), 0.0)
@@ -136,7 +136,7 @@ def test_when_the_waiting_request_leaves_no_model_is_evicted_any_more() -> None:
     assert placed(mesh.finish(1, 12.0)) == {3: "run-qwen"}
 
 
-def test_a_second_model_whose_load_fails_is_not_loaded_again_at_once_for_those_who_have_the_first() -> None:
+def test_failed_load_of_a_second_member_is_not_retried_immediately() -> None:
     pool = [candidate("a", "first", pool="p"), asleep("b", "second", pool="p")]
     mesh = scheduler(*pool, queue_depth_per_runner=100, failed_load_pause_seconds=30.0, queue_timeout_seconds=1e6)
     for key in range(1, 40):
@@ -152,7 +152,7 @@ def test_a_second_model_whose_load_fails_is_not_loaded_again_at_once_for_those_w
     assert all(later - sooner >= 30.0 for sooner, later in itertools.pairwise(asked))
 
 
-def test_a_model_that_is_larger_than_its_host_is_refused_at_once_with_the_figures() -> None:
+def test_model_larger_than_its_host_is_refused_immediately_with_the_figures() -> None:
     """It used to be put off, as if memory might come, until the queue timeout."""
     mesh = scheduler()
     mesh.show([asleep("run-huge", "huge", host="gpu", memory_bytes=80 * GIB)], 0.0, hosts=memory())
@@ -167,7 +167,7 @@ def test_a_model_that_is_larger_than_its_host_is_refused_at_once_with_the_figure
     assert mesh.waiting == 0
 
 
-def test_a_model_that_fits_its_host_is_put_off_while_there_is_no_memory() -> None:
+def test_model_that_fits_its_host_waits_while_there_is_no_memory() -> None:
     mesh = scheduler()
     mesh.show([asleep("run-llama", "llama", **ON_HOST)], 0.0, hosts=memory())
     mesh.submit(arrival(1, "llama"), 0.0)
@@ -175,7 +175,7 @@ def test_a_model_that_fits_its_host_is_put_off_while_there_is_no_memory() -> Non
     assert mesh.waiting == 1
 
 
-def test_the_gate_of_a_held_model_names_the_model_that_is_loaded_in_its_place() -> None:
+def test_gate_of_a_held_model_names_the_model_loaded_in_its_place() -> None:
     """The explanation used to say "held for another model"."""
     mesh = one_at_a_time(max_cold_wait_seconds=1.0)
     mesh.submit(arrival(1, "qwen"), 0.0)
@@ -186,7 +186,7 @@ def test_the_gate_of_a_held_model_names_the_model_that_is_loaded_in_its_place() 
     assert [each.gate for each in word.considered] == ["held for llama to be loaded"]
 
 
-def test_no_queue_timeout_comes_while_a_load_that_is_decided_waits_for_its_victims() -> None:
+def test_queue_timeout_is_paused_while_a_planned_load_waits_for_evictions() -> None:
     """It ran on until the load began, so that requests died just before what they had waited for."""
     mesh = one_at_a_time(max_cold_wait_seconds=20.0, queue_timeout_seconds=30.0)
     mesh.submit(arrival(1, "qwen"), 0.0)
@@ -196,7 +196,7 @@ def test_no_queue_timeout_comes_while_a_load_that_is_decided_waits_for_its_victi
     assert woken(mesh.finish(1, 50.0)) == ["llama"]
 
 
-def test_the_queue_timeout_comes_while_no_load_is_decided() -> None:
+def test_queue_timeout_applies_while_no_load_is_planned() -> None:
     mesh = one_at_a_time(max_cold_wait_seconds=60.0, queue_timeout_seconds=30.0)
     mesh.submit(arrival(1, "qwen", priority=Priority.HIGH), 0.0)
     mesh.submit(arrival(2, "llama", priority=Priority.LOW), 0.0)
@@ -205,7 +205,7 @@ def test_the_queue_timeout_comes_while_no_load_is_decided() -> None:
     assert ended == [30.0]
 
 
-def test_loads_that_fail_again_and_again_keep_no_request_waiting_without_end() -> None:
+def test_repeatedly_failing_loads_do_not_extend_the_queue_timeout_indefinitely() -> None:
     """Each load restarted the queue timeout."""
     mesh = scheduler(queue_timeout_seconds=30.0, max_load_pause_seconds=120.0)
     mesh.show([asleep("run-llama", "llama", **ON_HOST)], 0.0, hosts=memory())
@@ -218,7 +218,7 @@ def test_loads_that_fail_again_and_again_keep_no_request_waiting_without_end() -
     assert 120.0 <= now <= 151.0
 
 
-def test_a_first_load_that_waited_for_the_registry_is_not_learned_as_a_slow_one() -> None:
+def test_first_load_delayed_by_the_registry_is_not_learned_as_slow() -> None:
     """The runner reported how long the engine takes only at the end of the load, and an older report counted."""
     mesh = scheduler(asleep())
     mesh.submit(arrival(1), 0.0)
@@ -230,7 +230,7 @@ def test_a_first_load_that_waited_for_the_registry_is_not_learned_as_a_slow_one(
     assert word.eta_seconds == 2.0 + MAX_EVICTION_SECONDS
 
 
-def test_memory_without_an_owner_is_no_load_that_is_waited_for() -> None:
+def test_unowned_memory_does_not_count_as_a_pending_eviction() -> None:
     """A deleted model held the memory; the requests behind it got no status that said so."""
     mesh = scheduler(max_cold_wait_seconds=20.0, queue_timeout_seconds=30.0)
     gone = MemoryHolder(name="deleted", is_model=True, held_bytes=5 * GIB, unowned=True)
@@ -243,7 +243,7 @@ def test_memory_without_an_owner_is_no_load_that_is_waited_for() -> None:
     assert "held by deleted (unowned)" in refused[1].message
 
 
-def test_a_load_that_gets_memory_which_has_no_owner_begins_when_it_is_free() -> None:
+def test_load_waiting_for_unowned_memory_starts_when_it_is_freed() -> None:
     mesh = scheduler()
     gone = MemoryHolder(name="deleted", is_model=True, held_bytes=5 * GIB, unowned=True)
     book = {"gpu": HostMemory(host="gpu", total_bytes=8 * GIB, free_bytes=3 * GIB, holders=(gone,))}
@@ -253,7 +253,7 @@ def test_a_load_that_gets_memory_which_has_no_owner_begins_when_it_is_free() -> 
     assert woken(mesh.show(llama, 10.0, hosts=memory())) == ["llama"]
 
 
-def test_a_request_waits_for_a_wake_that_was_begun_before_its_longest_wait_and_for_no_further_one() -> None:
+def test_request_waits_for_a_wake_started_before_its_maximum_wait_and_for_no_further_one() -> None:
     mesh = scheduler(queue_timeout_seconds=5.0, max_load_pause_seconds=10.0, memory_retry_seconds=2.0)
     mesh.show([asleep("run-llama", "llama", **ON_HOST)], 0.0, hosts=memory())
     assert woken(mesh.submit(arrival(1, "llama"), 0.0)) == ["llama"]
@@ -267,7 +267,7 @@ def test_a_request_waits_for_a_wake_that_was_begun_before_its_longest_wait_and_f
     assert (ended, quarter / 4 <= 41.0) == ({1: Reason.QUEUE_TIMEOUT}, True)
 
 
-def test_a_request_that_is_placed_again_keeps_what_it_waited_for_loads() -> None:
+def test_request_placed_again_keeps_its_time_spent_waiting_for_loads() -> None:
     """What it had waited for a load was forgotten with every attempt that its runner did not take."""
     mesh = scheduler(queue_timeout_seconds=5.0, max_load_pause_seconds=10.0, max_bounces=100, stale_view_bounces=100)
     mesh.show([asleep("run-llama", "llama")], 0.0)

@@ -57,7 +57,7 @@ def longest_gap(served: list[str], what: str) -> int:
     return max(after - before for before, after in pairwise(places)) - 1
 
 
-def test_low_does_not_wait_behind_a_backlog_of_normal_that_came_before_it() -> None:
+def test_low_priority_does_not_wait_behind_an_earlier_backlog_of_normal() -> None:
     """The one grant in eight used to go to the oldest request over all lower priority classes."""
     rush = Rush(roomy())
     rush.asks("high", "m", Priority.HIGH, 3)
@@ -72,7 +72,7 @@ def test_low_does_not_wait_behind_a_backlog_of_normal_that_came_before_it() -> N
     assert Counter(after_patience)["high"] >= len(after_patience) * (EVERY - 2) // EVERY - EVERY
 
 
-def test_low_does_not_wait_behind_normal_while_a_higher_class_waits_for_its_own_tenants_cap() -> None:
+def test_low_priority_keeps_its_share_while_a_higher_class_waits_for_a_tenant_cap() -> None:
     """Normal counted as a lower priority class, and its grant reset the count of low."""
     settings = Settings(tenants={"capped": TenantSettings(max_in_flight=1)})
     rush = Rush(roomy(settings, candidate("b", "n")))
@@ -86,7 +86,7 @@ def test_low_does_not_wait_behind_normal_while_a_higher_class_waits_for_its_own_
     assert longest_gap(rush.served[int(PATIENCE / 0.1) + EVERY : 300], "low") <= EVERY
 
 
-def test_a_route_in_a_higher_class_does_not_starve_the_queue_of_a_pool_that_it_uses() -> None:
+def test_high_class_route_does_not_starve_the_queue_of_a_pool_it_uses() -> None:
     """Passed over was counted per queue: a queue without any grant was never counted as passed over."""
     rush = Rush(roomy())
     rush.mesh.apply(MeshChange(routes={"r": Route(name="r", candidates=("m",))}), 0.0)
@@ -100,7 +100,7 @@ def test_a_route_in_a_higher_class_does_not_starve_the_queue_of_a_pool_that_it_u
     assert Counter(after_patience)["route"] >= len(after_patience) * (EVERY - 1) // EVERY - EVERY
 
 
-def test_many_queues_of_a_lower_class_together_get_no_more_than_one_queue_would() -> None:
+def test_many_queues_of_a_lower_class_share_the_quota_of_one_queue() -> None:
     rush = Rush(roomy())
     rush.mesh.apply(MeshChange(routes={f"r{n}": Route(name=f"r{n}", candidates=("m",)) for n in range(10)}), 0.0)
     rush.asks("high", "m", Priority.HIGH, 3)

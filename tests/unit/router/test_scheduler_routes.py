@@ -16,7 +16,7 @@ def route(*candidates: str, **changes: object) -> MeshChange:
     return MeshChange(routes={"r": Route(name="r", candidates=candidates, **changes)})  # type: ignore[arg-type]  # fields by name
 
 
-def test_a_route_that_is_not_there_is_refused_with_its_name_and_no_other() -> None:
+def test_unknown_route_is_refused_without_suggesting_others() -> None:
     mesh = scheduler(candidate("a", "m"))
     mesh.apply(route("m"), 0.0)
     (refused,) = mesh.submit(arrival(1, "route/other"), 0.0)
@@ -26,7 +26,7 @@ def test_a_route_that_is_not_there_is_refused_with_its_name_and_no_other() -> No
     assert (refused.metadata["unknown_kind"], refused.metadata["unknown_name"]) == ("route", "other")
 
 
-def test_the_primary_answers_and_its_route_says_how_long_it_stays_loaded() -> None:
+def test_primary_answers_with_the_keep_alive_of_its_route() -> None:
     mesh = scheduler(candidate("a", "m"), candidate("b", "n"))
     mesh.apply(route("m", "n", keep_alive_seconds=90.0), 0.0)
     (placement,) = mesh.submit(arrival(1, "route/r"), 0.0)
@@ -37,7 +37,7 @@ def test_the_primary_answers_and_its_route_says_how_long_it_stays_loaded() -> No
     assert direct.keep_alive_seconds is None
 
 
-def test_a_grant_says_when_the_answer_must_be_complete_by_its_route_or_by_itself() -> None:
+def test_grant_has_the_deadline_of_its_route_or_request() -> None:
     mesh = scheduler(candidate("a", "m", slots=4))
     mesh.apply(route("m", budget_seconds=30.0), 0.0)
     ends = {}
@@ -48,7 +48,7 @@ def test_a_grant_says_when_the_answer_must_be_complete_by_its_route_or_by_itself
     assert ends == {1: 31.0, 2: 5.0, 3: 50.0, 4: None}
 
 
-def test_a_fallback_answers_while_the_primary_is_full_unless_that_is_pinned() -> None:
+def test_fallback_answers_while_an_unpinned_primary_is_full() -> None:
     for pinned, expected in ((False, {2: "b"}), (True, {})):
         mesh = scheduler(candidate("a", "m"), candidate("b", "n"))
         mesh.apply(route("m", "n", pin_primary=pinned), 0.0)
@@ -56,21 +56,21 @@ def test_a_fallback_answers_while_the_primary_is_full_unless_that_is_pinned() ->
         assert placed(mesh.submit(arrival(2, "route/r"), 0.0)) == expected
 
 
-def test_a_sleeping_primary_that_is_pinned_is_woken_though_a_fallback_is_free() -> None:
+def test_hibernating_pinned_primary_is_woken_although_a_fallback_is_free() -> None:
     mesh = scheduler(asleep("a", "m"), candidate("b", "n"))
     mesh.apply(route("m", "n", pin_primary=True), 0.0)
     decisions = mesh.submit(arrival(1, "route/r"), 0.0)
     assert (woken(decisions), placed(decisions)) == (["m"], {})
 
 
-def test_a_pinned_primary_that_does_not_wake_is_not_waited_for_any_longer() -> None:
+def test_pinned_primary_that_fails_to_wake_is_not_waited_for() -> None:
     mesh = scheduler(asleep("a", "m"), candidate("b", "n"))
     mesh.apply(route("m", "n", pin_primary=True), 0.0)
     mesh.submit(arrival(1, "route/r"), 0.0)
     assert placed(mesh.wake_finished("m", failed("no"), 5.0)) == {1: "b"}
 
 
-def test_a_request_for_a_route_and_one_for_its_model_share_its_slots_in_order() -> None:
+def test_route_and_model_requests_share_the_model_slots_in_order() -> None:
     mesh = scheduler(candidate("a", "m"))
     mesh.apply(route("m"), 0.0)
     mesh.submit(arrival(1, "m"), 0.0)
@@ -80,7 +80,7 @@ def test_a_request_for_a_route_and_one_for_its_model_share_its_slots_in_order() 
     assert placed(mesh.finish(2, 4.0)) == {3: "a"}
 
 
-def test_who_waits_for_a_route_that_is_deleted_is_refused() -> None:
+def test_request_waiting_for_a_deleted_route_is_refused() -> None:
     mesh = scheduler(candidate("a", "m"))
     mesh.apply(route("m"), 0.0)
     mesh.submit(arrival(1, "route/r"), 0.0)
@@ -88,7 +88,7 @@ def test_who_waits_for_a_route_that_is_deleted_is_refused() -> None:
     assert rejected(mesh.apply(MeshChange(routes={}), 1.0)) == {2: Reason.MODEL_NOT_FOUND}
 
 
-def test_who_waits_for_a_fallback_off_the_premises_is_refused_when_the_guard_comes_on() -> None:
+def test_request_waiting_for_a_remote_fallback_is_refused_when_the_cloud_guard_is_enabled() -> None:
     remote = candidate("c", "cloud", remote=True)
     mesh = scheduler(candidate("a", "m", readiness=Readiness.DOWN), remote)
     mesh.apply(replace(route("m", "cloud"), cloud_fallback=True), 0.0)
@@ -97,13 +97,13 @@ def test_who_waits_for_a_fallback_off_the_premises_is_refused_when_the_guard_com
     assert rejected(mesh.apply(MeshChange(cloud_fallback=False), 1.0)).keys() == {2}
 
 
-def test_a_route_with_no_candidate_in_the_mesh_is_refused() -> None:
+def test_route_without_a_candidate_in_the_mesh_is_refused() -> None:
     mesh = scheduler(candidate("a", "m"))
     mesh.apply(route("elsewhere"), 0.0)
     assert rejected(mesh.submit(arrival(1, "route/r"), 0.0)) == {1: Reason.NO_RUNNER_AVAILABLE}
 
 
-def test_a_mesh_that_has_not_said_whether_it_falls_back_to_the_cloud_does_not() -> None:
+def test_cloud_fallback_is_off_until_the_mesh_allows_it() -> None:
     mesh = scheduler(candidate("a", "m"), candidate("b", "cloud", remote=True))
     mesh.apply(route("m", "cloud"), 0.0)
     mesh.submit(arrival(1, "route/r", allow_remote=True), 0.0)
@@ -124,7 +124,7 @@ def test_a_mesh_that_has_not_said_whether_it_falls_back_to_the_cloud_does_not() 
         Reason.TOOL_UNAVAILABLE,
     ],
 )
-def test_after_a_failed_attempt_a_route_leaves_the_premises_only_where_guard_and_request_let_it(
+def test_retry_uses_a_remote_fallback_only_if_cloud_guard_and_request_allow_it(
     reason: Reason, asks_remote: bool, cloud_fallback: bool
 ) -> None:
     mesh = scheduler(candidate("a", "m"), candidate("b", "cloud", remote=True))
@@ -135,7 +135,7 @@ def test_after_a_failed_attempt_a_route_leaves_the_premises_only_where_guard_and
 
 
 @pytest.mark.parametrize("cloud_fallback", [True, False])
-def test_an_explicit_primary_off_the_premises_is_never_stripped(cloud_fallback: bool) -> None:
+def test_explicit_remote_primary_is_never_removed(cloud_fallback: bool) -> None:
     mesh = scheduler(candidate("a", "m"), candidate("b", "cloud", remote=True))
     mesh.apply(replace(route("cloud", "m"), cloud_fallback=cloud_fallback), 0.0)
     assert placed(mesh.submit(arrival(1, "route/r", allow_remote=True), 0.0)) == {1: "b"}

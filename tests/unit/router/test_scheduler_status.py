@@ -16,7 +16,7 @@ def waits(decisions: list[Decision]) -> dict[int, Waits]:
     return {decision.key: decision for decision in decisions if isinstance(decision, Waits)}
 
 
-def test_the_first_status_has_the_considered_candidates_and_later_ones_do_not() -> None:
+def test_only_the_first_status_has_the_considered_candidates() -> None:
     mesh = scheduler(candidate())
     mesh.submit(arrival(1), 0.0)
     mesh.submit(arrival(2), 0.0)
@@ -27,7 +27,7 @@ def test_the_first_status_has_the_considered_candidates_and_later_ones_do_not() 
     assert (later.position, later.considered) == (1, ())
 
 
-def test_one_tick_sends_a_bounded_number_of_statuses_and_the_next_ticks_the_others() -> None:
+def test_tick_sends_a_bounded_number_of_statuses_and_the_rest_on_later_ticks() -> None:
     mesh = scheduler(candidate(), queue_depth_per_runner=100, max_told_per_tick=10)
     for key in range(1, 42):
         mesh.submit(arrival(key), 0.0)
@@ -37,7 +37,7 @@ def test_one_tick_sends_a_bounded_number_of_statuses_and_the_next_ticks_the_othe
     assert set().union(*rounds) == set(range(3, 42))
 
 
-def test_no_request_gets_more_than_one_status_per_interval_however_fast_the_queue_moves() -> None:
+def test_request_gets_at_most_one_status_per_interval_at_any_queue_speed() -> None:
     mesh = scheduler(candidate(), queue_depth_per_runner=200)
     for key in range(1, 101):
         mesh.submit(arrival(key), 0.0)
@@ -50,7 +50,7 @@ def test_no_request_gets_more_than_one_status_per_interval_however_fast_the_queu
     assert heard == 5
 
 
-def test_the_time_left_follows_measured_answers() -> None:
+def test_eta_follows_measured_answers() -> None:
     mesh = scheduler(candidate(), queue_timeout_seconds=1e6)
     mesh.submit(arrival(1), 0.0)
     assert waits(mesh.submit(arrival(2), 0.0))[2].eta_seconds is None
@@ -67,7 +67,7 @@ def test_the_time_left_follows_measured_answers() -> None:
     assert 8.0 <= told.eta_seconds <= 16.0
 
 
-def test_the_average_wait_of_a_queue_is_that_of_recently_placed_requests() -> None:
+def test_average_queue_wait_is_that_of_recently_placed_requests() -> None:
     mesh = scheduler(candidate())
     mesh.submit(arrival(1), 0.0)
     mesh.submit(arrival(2), 0.0)
@@ -79,7 +79,7 @@ def test_the_average_wait_of_a_queue_is_that_of_recently_placed_requests() -> No
     assert length.average_wait_seconds == 1.0, "a tenth of the newest wait, which was 10 s"
 
 
-def test_an_estimate_goes_by_the_requested_length_and_not_by_short_answers_before() -> None:
+def test_eta_uses_the_requested_length_instead_of_earlier_short_answers() -> None:
     """Found by trying: after answers of 3 tokens a wait of 8 s was estimated as 1 s, while 80 tokens were requested."""
     mesh = scheduler(candidate(), queue_timeout_seconds=1e6)
     for key in range(1, 6):
@@ -96,7 +96,7 @@ def test_an_estimate_goes_by_the_requested_length_and_not_by_short_answers_befor
     assert waits(mesh.tick(14.0))[11].eta_seconds == 4.0
 
 
-def test_an_estimate_stays_within_what_answers_usually_are_once_enough_were_seen() -> None:
+def test_eta_is_capped_at_typical_answer_lengths_once_enough_were_measured() -> None:
     mesh = scheduler(candidate(), queue_timeout_seconds=1e6)
     for key in range(1, 201):
         mesh.submit(arrival(key, arrived_at=key * 10.0, max_output_tokens=4096), key * 10.0)
@@ -108,7 +108,7 @@ def test_an_estimate_stays_within_what_answers_usually_are_once_enough_were_seen
     assert 2.0 <= told.eta_seconds <= 6.0, "20 tokens take 2 s; 4096 would take 400"
 
 
-def test_answers_that_were_cut_off_at_their_maximum_do_not_make_a_longer_one_look_short() -> None:
+def test_answers_truncated_at_their_maximum_do_not_shorten_the_eta_of_longer_ones() -> None:
     mesh = scheduler(candidate(), queue_timeout_seconds=1e6)
     for key in range(1, 101):
         mesh.submit(arrival(key, arrived_at=key * 1.0, max_output_tokens=3), key * 1.0)
@@ -118,7 +118,7 @@ def test_answers_that_were_cut_off_at_their_maximum_do_not_make_a_longer_one_loo
     assert waits(mesh.submit(arrival(301, arrived_at=300.0, max_output_tokens=80), 300.0))[301].eta_seconds == 8.0
 
 
-def test_several_slots_come_free_one_after_the_other() -> None:
+def test_eta_assumes_slots_are_freed_one_after_the_other() -> None:
     mesh = scheduler(candidate(slots=4), queue_timeout_seconds=1e6)
     mesh.submit(arrival(1), 0.0)
     mesh.report_first_content(1, 0.0)
@@ -130,7 +130,7 @@ def test_several_slots_come_free_one_after_the_other() -> None:
     assert [each.eta_seconds for each in etas] == [10.0] * 4 + [20.0] * 2
 
 
-def test_of_many_answers_whose_lengths_vary_the_first_ends_soon() -> None:
+def test_eta_is_short_behind_many_answers_of_varying_length() -> None:
     """Eight answers of 10 s on average: one ends in about a second; if all took 10 s, it would be 10."""
     mesh, dice = scheduler(candidate(slots=8), queue_timeout_seconds=1e6), Random(1)
     for key in range(1, 301):
@@ -151,11 +151,11 @@ def test_of_many_answers_whose_lengths_vary_the_first_ends_soon() -> None:
 @pytest.mark.parametrize(
     ("seconds", "shown"), [(None, None), (0.01, 0.1), (1.2, 1.2), (1.21, 1.3), (9.91, 10.0), (10.0, 10.0), (10.2, 11.0)]
 )
-def test_short_estimates_are_shown_in_tenths_of_a_second(seconds: float | None, shown: float | None) -> None:
+def test_short_etas_are_shown_in_tenths_of_a_second(seconds: float | None, shown: float | None) -> None:
     assert shown_seconds(seconds) == shown
 
 
-def test_slots_are_called_busy_only_while_they_are() -> None:
+def test_slots_are_reported_busy_only_while_they_are() -> None:
     """Found by trying: "all 4 slots are busy" of replicas that were paused."""
     mesh = scheduler(candidate("a", "m-a", pool="m", slots=2), candidate("b", "m-b", pool="m", slots=2))
     mesh.submit(arrival(1), 0.0)
@@ -179,7 +179,7 @@ def test_full_and_paused_candidates_are_distinguished() -> None:
     assert (after.reason, after.eta_seconds) == ("all 2 slots of m are busy", None), "no answer was measured yet"
 
 
-def test_of_many_replicas_that_are_left_alone_some_are_named_and_the_others_counted() -> None:
+def test_backed_off_replicas_are_listed_up_to_a_limit_and_the_rest_counted() -> None:
     mesh = scheduler(*(candidate(name, f"m-{name}", pool="m") for name in "abcde"), max_attempts=9, retry_reserve=9.0)
     mesh.submit(arrival(1), 0.0)
     for attempt in range(1, 6):
@@ -188,7 +188,7 @@ def test_of_many_replicas_that_are_left_alone_some_are_named_and_the_others_coun
     assert reason.endswith("m-c (bounced a request; retried in 0.2 s), and 2 more")
 
 
-def test_a_runner_that_is_full_with_work_from_elsewhere_is_called_so() -> None:
+def test_runner_full_with_external_requests_is_reported_as_such() -> None:
     mesh = scheduler(candidate(slots=4))
     mesh.submit(arrival(1), 0.0)
     (word,) = waits(mesh.report_failed(1, 1, Reason.NO_SLOT_AVAILABLE, 0.0)).values()

@@ -26,7 +26,7 @@ def wake_fully(mesh: Mesh, started_at: float, seconds: float) -> None:
     becomes(mesh, started_at + seconds, asleep())
 
 
-def test_the_first_request_wakes_and_all_others_share_that_wake() -> None:
+def test_first_request_starts_a_wake_shared_by_all_others() -> None:
     mesh = scheduler(asleep())
     first = mesh.submit(arrival(1), 0.0)
     assert first == [
@@ -38,12 +38,12 @@ def test_the_first_request_wakes_and_all_others_share_that_wake() -> None:
     assert told(others[-1])[7].stage == "waking m on a (7 s of at most 60 s)"
 
 
-def test_a_model_is_woken_with_the_priority_of_the_request_that_wants_it() -> None:
+def test_model_is_woken_with_the_priority_of_its_request() -> None:
     first = scheduler(asleep()).submit(arrival(1, priority=Priority.HIGH), 0.0)
     assert first[0] == Wakes(model="m", runner="a", max_wait_seconds=60.0, priority=Priority.HIGH)
 
 
-def test_when_it_is_ready_the_requests_are_dispatched_in_order() -> None:
+def test_requests_are_dispatched_in_order_when_the_model_is_ready() -> None:
     mesh = scheduler(asleep())
     for key in (1, 2, 3):
         mesh.submit(arrival(key, arrived_at=float(key)), float(key))
@@ -59,7 +59,7 @@ def told_only(seconds: int, *keys: int) -> list[Decision]:
     return [Loads(key=key, stage=stage, progress=None) for key in keys]
 
 
-def test_a_failed_wake_rejects_all_who_waited_with_the_recipes_error() -> None:
+def test_failed_wake_rejects_all_waiting_requests_with_the_recipe_error() -> None:
     mesh = scheduler(asleep())
     for key in (1, 2, 3):
         mesh.submit(arrival(key), 0.0)
@@ -70,14 +70,14 @@ def test_a_failed_wake_rejects_all_who_waited_with_the_recipes_error() -> None:
     assert mesh.waiting == 0
 
 
-def test_the_next_request_after_a_failure_wakes_afresh_and_at_once() -> None:
+def test_next_request_after_a_failed_wake_wakes_again_immediately() -> None:
     mesh = scheduler(asleep())
     mesh.submit(arrival(1), 0.0)
     mesh.wake_finished("m", failed("no"), 5.0)
     assert woken(mesh.submit(arrival(2, arrived_at=5.0), 5.0)) == ["m"]
 
 
-def test_after_a_failed_wake_the_waiters_go_on_to_another_sleeping_member_but_not_back() -> None:
+def test_waiting_requests_try_another_hibernating_member_after_a_failed_wake() -> None:
     mesh = scheduler(asleep("a", "m-a", pool="p", slots=2), asleep("b", "m-b", pool="p", slots=2))
     assert woken(mesh.submit(arrival(1, "p"), 0.0)) == ["m-a"]
     mesh.submit(arrival(2, "p"), 1.0)
@@ -94,7 +94,7 @@ def test_failed_wakes_count_as_attempts() -> None:
     assert rejected(mesh.wake_finished("m-b", failed("no"), 2.0)) == {1: Reason.WAKE_FAILED}
 
 
-def test_a_member_whose_last_wake_did_not_fail_is_preferred() -> None:
+def test_member_without_a_recently_failed_wake_is_preferred() -> None:
     members = (asleep("a", "m-a", pool="p"), asleep("b", "m-b", pool="p"))
     mesh = scheduler(*members, max_attempts=1)
     mesh.submit(arrival(1, "p"), 0.0)
@@ -102,7 +102,7 @@ def test_a_member_whose_last_wake_did_not_fail_is_preferred() -> None:
     assert woken(mesh.submit(arrival(2, "p"), 2.0)) == ["m-b"]
 
 
-def test_a_loading_or_busy_member_is_waited_for_rather_than_waking_another() -> None:
+def test_loading_or_busy_member_is_waited_for_instead_of_waking_another() -> None:
     mesh = scheduler(asleep("a", "m-a", pool="p"), candidate("b", "m-b", pool="p", readiness=Readiness.LOADING))
     assert mesh.submit(arrival(1, "p"), 0.0) == [Loads(key=1, stage="m-b loads on b", progress=None)]
     decisions = becomes(mesh, 1.0, asleep("a", "m-a", pool="p"), candidate("b", "m-b", pool="p"))
@@ -110,19 +110,19 @@ def test_a_loading_or_busy_member_is_waited_for_rather_than_waking_another() -> 
     assert plain(mesh.submit(arrival(2, "p"), 2.0)) == [Waits(key=2, position=1, reason="the slot of p is busy")]
 
 
-def test_an_attempt_that_broke_wakes_a_sleeping_member() -> None:
+def test_failed_attempt_wakes_a_hibernating_member() -> None:
     mesh = scheduler(asleep("a", "m-a", pool="p"), candidate("b", "m-b", pool="p"))
     mesh.submit(arrival(1, "p"), 0.0)
     assert woken(mesh.report_failed(1, 1, Reason.SERVER_DIED, 1.0)) == ["m-a"]
 
 
-def test_a_sleeping_member_that_does_not_offer_the_operation_is_not_woken() -> None:
+def test_hibernating_member_without_the_operation_is_not_woken() -> None:
     mesh = scheduler(asleep("a", "m-a", pool="p", operations=frozenset()), asleep("b", "m-b", pool="p", remote=True))
     assert rejected(mesh.submit(arrival(1, "p"), 0.0)) == {1: Reason.PERMISSION_DENIED}
     assert woken(mesh.submit(arrival(2, "p", allow_remote=True), 0.0)) == ["m-b"]
 
 
-def test_the_queue_timeout_does_not_run_during_a_wake_and_begins_with_its_end() -> None:
+def test_queue_timeout_is_paused_during_a_wake_and_starts_at_its_end() -> None:
     mesh = scheduler(asleep(max_wake_seconds=3600.0), queue_timeout_seconds=30.0)
     mesh.submit(arrival(1), 0.0)
     mesh.submit(arrival(2, arrived_at=1.0), 1.0)
@@ -134,7 +134,7 @@ def test_the_queue_timeout_does_not_run_during_a_wake_and_begins_with_its_end() 
     assert rejected(mesh.tick(3531.0)) == {2: Reason.QUEUE_TIMEOUT}
 
 
-def test_a_requests_own_deadline_ends_it_during_a_wake_and_the_wake_goes_on() -> None:
+def test_request_deadline_during_a_wake_ends_the_request_and_not_the_wake() -> None:
     mesh = scheduler(asleep())
     mesh.submit(arrival(1, deadline_at=10.0), 0.0)
     assert rejected(mesh.tick(10.0)) == {1: Reason.DEADLINE_EXCEEDED}
@@ -143,20 +143,20 @@ def test_a_requests_own_deadline_ends_it_during_a_wake_and_the_wake_goes_on() ->
     assert placed(becomes(mesh, 12.0, candidate())) == {2: "a"}
 
 
-def test_when_all_waiters_leave_the_wake_goes_on_and_nothing_else_is_started() -> None:
+def test_wake_continues_without_waiting_requests_and_no_other_is_started() -> None:
     mesh = scheduler(asleep("a", "m-a", pool="p"), asleep("b", "m-b", pool="p"))
     mesh.submit(arrival(1, "p"), 0.0)
     assert mesh.finish(1, 1.0) == []
     assert mesh.wake_finished("m-a", failed("no"), 2.0) == []
 
 
-def test_the_queue_before_a_sleeping_model_is_bounded() -> None:
+def test_queue_of_a_hibernating_model_is_bounded() -> None:
     mesh = scheduler(asleep(), queue_depth_per_runner=2)
     decisions = [mesh.submit(arrival(key), 0.0) for key in (1, 2, 3)]
     assert rejected(decisions[2]) == {3: Reason.QUEUE_FULL}
 
 
-def test_woken_but_never_reported_ready_is_a_failure_after_the_settle_time() -> None:
+def test_woken_model_not_ready_after_the_settle_time_is_a_failed_wake() -> None:
     mesh = scheduler(asleep(), wake_settle_seconds=10.0)
     mesh.submit(arrival(1), 0.0)
     mesh.wake_finished("m", None, 5.0)
@@ -166,7 +166,7 @@ def test_woken_but_never_reported_ready_is_a_failure_after_the_settle_time() -> 
     assert any(isinstance(d, Rejects) and "woke but did not report ready" in d.message for d in decisions)
 
 
-def test_a_runner_that_insists_is_believed_until_the_registry_reports_a_change() -> None:
+def test_self_reported_readiness_is_trusted_until_the_registry_reports_a_change() -> None:
     mesh = scheduler(asleep())
     mesh.submit(arrival(1), 0.0)
     assert placed(mesh.wake_finished("m", None, 5.0, self_reported=True)) == {1: "a"}
@@ -177,14 +177,14 @@ def test_a_runner_that_insists_is_believed_until_the_registry_reports_a_change()
     assert woken(mesh.submit(arrival(3, arrived_at=3603.0), 3603.0)) == ["m"]
 
 
-def test_the_report_of_a_runner_that_the_registry_shows_as_down_is_ignored() -> None:
+def test_self_reported_readiness_of_a_runner_that_is_down_is_ignored() -> None:
     mesh = scheduler(asleep())
     mesh.submit(arrival(1), 0.0)
     becomes(mesh, 1.0, candidate(readiness=Readiness.DOWN))
     assert placed(mesh.wake_finished("m", None, 5.0, self_reported=True)) == {}
 
 
-def test_a_model_that_is_shown_as_ready_and_again_and_again_is_not_is_woken() -> None:
+def test_model_listed_as_ready_is_woken_after_repeated_not_ready_bounces() -> None:
     mesh = scheduler(candidate(runner_wakes=True, max_wake_seconds=60.0), stale_view_bounces=3)
     mesh.submit(arrival(1), 0.0)
     for attempt in (1, 2):
@@ -203,13 +203,13 @@ def test_a_model_that_is_shown_as_ready_and_again_and_again_is_not_is_woken() ->
         (candidate(), Reason.BACKEND_NOT_READY),
     ],
 )
-def test_no_other_bounce_wakes_anything(member: Candidate, reason: Reason) -> None:
+def test_other_bounces_do_not_wake_a_model(member: Candidate, reason: Reason) -> None:
     mesh = scheduler(member, stale_view_bounces=1)
     mesh.submit(arrival(1), 0.0)
     assert woken(mesh.report_failed(1, 1, reason, 1.0)) == []
 
 
-def test_a_settle_time_that_passed_while_no_request_waited_does_not_delay_the_next_wake() -> None:
+def test_settle_time_elapsed_without_requests_does_not_delay_the_next_wake() -> None:
     mesh = scheduler(asleep(), wake_settle_seconds=10.0)
     mesh.submit(arrival(1), 0.0)
     mesh.finish(1, 1.0)
@@ -217,7 +217,7 @@ def test_a_settle_time_that_passed_while_no_request_waited_does_not_delay_the_ne
     assert woken(mesh.submit(arrival(2, arrived_at=3600.0), 3600.0)) == ["m"]
 
 
-def test_a_host_that_looks_gone_or_comes_back_with_a_new_name_while_it_wakes_is_still_one_wake() -> None:
+def test_host_that_disappears_or_is_renamed_during_a_wake_keeps_the_same_wake() -> None:
     mesh = scheduler(asleep("", incarnation=""))
     first = mesh.submit(arrival(1), 0.0)
     assert told(first)[1].stage == "waking m (0 s of at most 60 s)"
@@ -233,7 +233,7 @@ def test_a_host_that_looks_gone_or_comes_back_with_a_new_name_while_it_wakes_is_
     assert placed(becomes(mesh, 5.0, candidate("laptop", incarnation="2"))) == {1: "laptop"}
 
 
-def test_a_request_that_arrives_while_the_woken_model_is_already_ready_is_placed_at_once() -> None:
+def test_request_arriving_when_the_woken_model_is_ready_is_placed_immediately() -> None:
     mesh = scheduler(asleep())
     mesh.submit(arrival(1), 0.0)
     assert placed(becomes(mesh, 5.0, candidate(slots=2))) == {1: "a"}
@@ -241,7 +241,7 @@ def test_a_request_that_arrives_while_the_woken_model_is_already_ready_is_placed
     assert mesh.wake_finished("m", None, 7.0) == []
 
 
-def test_progress_and_time_left_are_estimated_from_the_last_wake_and_only_then() -> None:
+def test_wake_progress_and_eta_are_estimated_only_from_the_last_wake() -> None:
     mesh = scheduler(asleep())
     assert told(mesh.submit(arrival(1), 0.0))[1].progress is None
     mesh.finish(1, 0.0)
@@ -255,7 +255,7 @@ def test_progress_and_time_left_are_estimated_from_the_last_wake_and_only_then()
     assert (late.progress, late.eta_seconds) == (0.95, None)
 
 
-def test_words_about_a_wake_come_at_most_once_per_second() -> None:
+def test_wake_statuses_are_sent_at_most_once_per_second() -> None:
     mesh = scheduler(asleep())
     wake_fully(mesh, started_at=0.0, seconds=20.0)
     mesh.submit(arrival(1, arrived_at=100.0), 100.0)
@@ -264,7 +264,7 @@ def test_words_about_a_wake_come_at_most_once_per_second() -> None:
     assert all(words[quarter] for quarter in range(3, 40, 4))
 
 
-def test_a_deleted_model_refuses_who_waited_and_its_late_end_is_harmless() -> None:
+def test_deleted_model_refuses_waiting_requests_and_its_late_wake_end_is_ignored() -> None:
     mesh = scheduler(asleep())
     mesh.submit(arrival(1), 0.0)
     assert rejected(becomes(mesh, 1.0, candidate("b", "other"))) == {1: Reason.MODEL_NOT_FOUND}

@@ -67,7 +67,7 @@ def step(world: World, kind: str, argument: object) -> None:
 
 
 @given(STEPS)
-def test_no_cap_no_slot_and_no_permit_is_overrun_in_any_history(steps: list[tuple[str, object]]) -> None:
+def test_no_history_exceeds_a_cap_slot_count_or_permit(steps: list[tuple[str, object]]) -> None:
     world = World(queue_timeout_seconds=30.0)
     for kind, argument in steps:
         step(world, kind, argument)
@@ -76,7 +76,7 @@ def test_no_cap_no_slot_and_no_permit_is_overrun_in_any_history(steps: list[tupl
 
 
 @given(STEPS)
-def test_no_request_has_models_woken_for_ever(steps: list[tuple[str, object]]) -> None:
+def test_no_request_wakes_models_endlessly(steps: list[tuple[str, object]]) -> None:
     world = World(queue_timeout_seconds=1e6)
     for kind, argument in steps:
         step(world, kind, argument)
@@ -88,7 +88,7 @@ def test_no_request_has_models_woken_for_ever(steps: list[tuple[str, object]]) -
 
 
 @given(STEPS)
-def test_once_the_mesh_works_again_every_waiting_request_is_served_or_refused_with_a_reason(
+def test_waiting_requests_are_served_or_refused_with_a_reason_once_the_mesh_recovers(
     steps: list[tuple[str, object]],
 ) -> None:
     world = World(queue_timeout_seconds=1e6)

@@ -111,7 +111,7 @@ def run_all(seeds: Iterable[int] = SEEDS) -> None:
 @pytest.mark.parametrize(
     "seeds", [(3, 8), pytest.param(SEEDS, marks=pytest.mark.nightly("statistics of the simulator"))], ids=len
 )
-def test_without_a_fault_nothing_is_found(seeds: tuple[int, ...]) -> None:
+def test_no_violation_is_found_without_a_planted_fault(seeds: tuple[int, ...]) -> None:
     run_all(seeds)
 
 
@@ -129,13 +129,13 @@ def test_without_a_fault_nothing_is_found(seeds: tuple[int, ...]) -> None:
         (forget_who_timed_out, "a request was lost or counted twice"),
     ],
 )
-def test_each_planted_fault_is_found(plant: Plant, finding: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_planted_fault_is_detected(plant: Plant, finding: str, monkeypatch: pytest.MonkeyPatch) -> None:
     plant(monkeypatch)
     with pytest.raises(AssertionError, match=finding):
         run_all()
 
 
-def test_the_world_has_a_model_off_the_premises_to_go_to() -> None:
+def test_test_world_contains_a_reachable_remote_model() -> None:
     world = World()
     world.submit(REMOTE, Priority.NORMAL, "light", allow_remote=True)
     assert [placed.candidate.model for placed in world.running.values()] == [REMOTE]

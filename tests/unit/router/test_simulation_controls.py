@@ -75,7 +75,7 @@ TRIED_FIRST = {
 
 
 @pytest.mark.parametrize("planted", PLANTED, ids=lambda each: each.__name__)
-def test_a_planted_bug_is_found_for_what_it_is(planted: type[Sound]) -> None:
+def test_planted_bug_is_detected_with_the_right_error(planted: type[Sound]) -> None:
     found: list[str] = []
     for seed in dict.fromkeys((TRIED_FIRST.get(planted, 0), *range(SEEDS))):
         try:
@@ -87,7 +87,7 @@ def test_a_planted_bug_is_found_for_what_it_is(planted: type[Sound]) -> None:
     pytest.fail(f"not found in {SEEDS} seeds; instead: {found[:3]}")
 
 
-def test_slots_that_are_left_idle_while_others_wait_are_found() -> None:
+def test_idle_slots_while_requests_wait_are_detected() -> None:
     """It takes a flood that lasts: a slot may be kept free for as long as a swap takes."""
     scenario = Scenario(
         name="flood",
@@ -104,7 +104,7 @@ def test_slots_that_are_left_idle_while_others_wait_are_found() -> None:
         check_scenario(scenario, LeavesSlotsIdle)
 
 
-def test_slots_that_are_kept_from_durable_requests_are_found() -> None:
+def test_slots_withheld_from_durable_requests_are_detected() -> None:
     scenario = rush(("m", Priority.DURABLE, 4.0), seconds=20.0)
     check_scenario(scenario)
     with pytest.raises(InvariantError, match="beside a free slot"):
@@ -133,21 +133,21 @@ def rush(*shares: tuple[str, Priority, float], route: bool = False, seconds: flo
     )
 
 
-def test_a_queue_that_another_one_starves_is_found() -> None:
+def test_starved_queue_is_detected() -> None:
     scenario = rush(("route/r", Priority.HIGH, 20.0), ("m", Priority.NORMAL, 5.0), route=True, seconds=5.0)
     check_scenario(scenario)
     with pytest.raises(InvariantError, match=r"normal requests of m were passed over \d+ times in a row for route/r"):
         check_scenario(scenario, CountsLineByLine)
 
 
-def test_a_class_that_waits_for_the_grants_of_another_lower_one_is_found() -> None:
+def test_class_waiting_for_the_grants_of_a_lower_class_is_detected() -> None:
     scenario = rush(("m", Priority.HIGH, 10.0), ("m", Priority.NORMAL, 10.0), ("m", Priority.LOW, 10.0), seconds=10.0)
     check_scenario(scenario)
     with pytest.raises(InvariantError, match=r"requests of m were passed over \d+ times in a row for m"):
         check_scenario(scenario, ServesTheOldestLowerBand)
 
 
-def test_a_wait_without_an_end_for_one_load_after_the_other_is_found() -> None:
+def test_endless_wait_for_one_load_after_another_is_detected() -> None:
     """Two models take turns on one host, and every load restarted the queue timeout of the requests behind it."""
     names = ("m", "n")
     scenario = Scenario(
@@ -176,17 +176,17 @@ def test_a_wait_without_an_end_for_one_load_after_the_other_is_found() -> None:
 
 
 @pytest.mark.nightly("statistics of the simulator")
-def test_without_a_planted_bug_nothing_is_found_on_the_same_seeds() -> None:
+def test_no_violation_is_found_on_the_same_seeds_without_a_planted_bug() -> None:
     for seed in range(SEEDS):
         check_seed(seed, Sound)
 
 
-def test_a_found_bug_says_how_to_see_it_again() -> None:
+def test_found_bug_error_shows_how_to_reproduce_it() -> None:
     with pytest.raises(InvariantError, match=r"seed 0: .*check_seed\(0\)"):
         check_seed(0, LosesRequests)
 
 
-def test_memory_that_is_booked_twice_is_found() -> None:
+def test_doubly_booked_memory_is_detected() -> None:
     scenario = next(
         scenario
         for scenario in map(random_scenario, range(SEEDS))

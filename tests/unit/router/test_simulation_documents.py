@@ -46,26 +46,26 @@ def path(tmp_path: Path) -> Path:
     return path
 
 
-def test_there_are_scenarios_from_a_laptop_to_ten_thousand_runners() -> None:
+def test_scenarios_range_from_a_laptop_to_ten_thousand_runners() -> None:
     names = {path.stem for path in SCENARIOS}
     assert {"laptop", "ten-thousand-runners", "three-tenants", "lab", "overload", "outage", "cloud-fallback"} <= names
 
 
 @pytest.mark.parametrize("path", SCENARIOS, ids=lambda path: path.stem)
-def test_every_scenario_that_is_shipped_can_be_read_and_says_what_it_shows(path: Path) -> None:
+def test_every_shipped_scenario_is_readable_and_has_a_description(path: Path) -> None:
     scenario = load_scenario(path)
     assert scenario.name == path.stem
     assert len(scenario.description) > 40
 
 
-def test_a_file_without_limits_has_those_of_the_router() -> None:
+def test_file_without_limits_uses_the_router_defaults() -> None:
     scenario = parse_scenario(document(), "x")
     assert scenario.limits == SchedulerLimits()
     assert scenario.delays == Delays()
     assert scenario.models[0].memory_bytes == 5 * GIBIBYTE
 
 
-def test_priorities_become_priority_classes() -> None:
+def test_priorities_map_to_priority_classes() -> None:
     tenants = [{"name": "t", "priorities": {"high": 1, "low": 3, "normal": 0}}]
     assert parse_scenario(document(tenants=tenants), "x").tenants[0].bands == {Priority.HIGH: 1, Priority.LOW: 3}
 
@@ -100,7 +100,7 @@ def test_priorities_become_priority_classes() -> None:
         ({"hosts": [{"name": "gpu"}, {"name": "gpu"}]}, "hosts"),
     ],
 )
-def test_what_is_wrong_is_named(changes: dict[str, Any], field: str) -> None:
+def test_invalid_field_error_names_it(changes: dict[str, Any], field: str) -> None:
     with pytest.raises(FieldError) as refused:
         parse_scenario(document(**changes), "the file")
     assert field in refused.value.message
@@ -119,7 +119,7 @@ def test_what_is_wrong_is_named(changes: dict[str, Any], field: str) -> None:
         ({"load_seconds": "long"}, "models.0.load_seconds: must be a number"),
     ],
 )
-def test_an_amount_that_is_wrong_is_named_as_it_was_written(model: dict[str, Any], words: str) -> None:
+def test_invalid_amount_error_shows_it_as_written(model: dict[str, Any], words: str) -> None:
     """The path named a type of our own code, and of a mapping it was said that it is no number."""
     with pytest.raises(FieldError) as refused:
         parse_scenario(document(models=[{"name": "m", **model}]), "the file")
@@ -129,21 +129,21 @@ def test_an_amount_that_is_wrong_is_named_as_it_was_written(model: dict[str, Any
 @pytest.mark.parametrize(
     ("text", "why"), [("a: [", "not YAML"), ("- a", "must be a mapping"), ("x" * 1_100_000, "larger than")]
 )
-def test_what_is_no_scenario_file_is_refused(tmp_path: Path, text: str, why: str) -> None:
+def test_invalid_scenario_file_is_refused(tmp_path: Path, text: str, why: str) -> None:
     path = tmp_path / "x.yaml"
     path.write_text(text)
     with pytest.raises(FieldError, match=why):
         load_scenario(path)
 
 
-def test_the_command_shows_tables_for_both_schedulers(path: Path) -> None:
+def test_command_shows_tables_for_both_schedulers(path: Path) -> None:
     ended = run(str(path), "--against", "fifo", "--check")
     assert ended.exit_code == 0, ended.output
     for word in ("WEFT", "FIFO", "fairness (Jain)", "tenant t", "target m", "band normal"):
         assert word in ended.output
 
 
-def test_the_command_prints_a_document(path: Path) -> None:
+def test_command_prints_a_document(path: Path) -> None:
     ended = run(str(path), "-o", "json", "--seed", "7", "--requests", "5", "--explain", "2")
     assert ended.exit_code == 0, ended.output
     printed = json.loads(ended.stdout)
@@ -154,12 +154,12 @@ def test_the_command_prints_a_document(path: Path) -> None:
     assert [step["event"].split()[0] for step in printed["explained"]["2"]][-1] == "served"
 
 
-def test_the_same_seed_prints_the_same(path: Path) -> None:
+def test_same_seed_prints_the_same_output(path: Path) -> None:
     first, again, other = (run(str(path), "-o", "json", "--seed", seed).stdout for seed in ("3", "3", "4"))
     assert first == again != other
 
 
-def test_more_load_means_more_requests(path: Path) -> None:
+def test_more_load_gives_more_requests(path: Path) -> None:
     once, thrice = (
         json.loads(run(str(path), "-o", "json", "--load", load).stdout)["schedulers"]["weft"]["total"]["requests"]
         for load in ("1", "3")
@@ -167,14 +167,14 @@ def test_more_load_means_more_requests(path: Path) -> None:
     assert thrice > 2 * once
 
 
-def test_the_decision_log_has_what_became_of_a_request(path: Path) -> None:
+def test_decision_log_has_the_outcome_of_a_request(path: Path) -> None:
     ended = run(str(path), "--explain", "1", "--explain", "9999")
     assert "request 1\n" in ended.stdout
     assert "attempt 1 on m" in ended.stdout
     assert "there was no such request" in ended.stdout
 
 
-def test_a_wrong_file_ends_the_command_with_the_field(tmp_path: Path) -> None:
+def test_invalid_file_error_names_the_field(tmp_path: Path) -> None:
     path = tmp_path / "wrong.yaml"
     path.write_text(yaml.safe_dump(document(tenants=[{"name": "t", "wait": 1}])))
     ended = run(str(path))
@@ -182,7 +182,7 @@ def test_a_wrong_file_ends_the_command_with_the_field(tmp_path: Path) -> None:
     assert "tenants.0.wait" in ended.output
 
 
-def test_a_part_that_stands_twice_in_a_file_is_refused_and_not_silently_dropped(tmp_path: Path) -> None:
+def test_duplicate_key_in_a_file_is_refused_and_not_silently_dropped(tmp_path: Path) -> None:
     path = tmp_path / "twice.yaml"
     path.write_text(yaml.safe_dump(document()) + "hosts: [{name: cpu, memory_gib: 1}]\n")
     ended = run(str(path))
@@ -190,7 +190,7 @@ def test_a_part_that_stands_twice_in_a_file_is_refused_and_not_silently_dropped(
     assert "the key 'hosts' stands here twice (line " in ended.output
 
 
-def test_models_may_be_written_as_changes_of_changes_of_others(tmp_path: Path) -> None:
+def test_models_may_be_written_as_nested_yaml_merges(tmp_path: Path) -> None:
     path = tmp_path / "merged.yaml"
     rest = yaml.safe_dump({key: value for key, value in document().items() if key != "models"})
     path.write_text(
@@ -205,7 +205,7 @@ def test_models_may_be_written_as_changes_of_changes_of_others(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("text", ["", "- a\n", "name: a\n---\nname: b\n"])
-def test_a_file_that_is_not_one_mapping_is_refused(tmp_path: Path, text: str) -> None:
+def test_file_that_is_not_one_mapping_is_refused(tmp_path: Path, text: str) -> None:
     path = tmp_path / "odd.yaml"
     path.write_text(text)
     ended = run(str(path))
@@ -213,14 +213,14 @@ def test_a_file_that_is_not_one_mapping_is_refused(tmp_path: Path, text: str) ->
     assert "must be a mapping of names to values, in one document" in ended.output
 
 
-def test_no_more_of_a_file_is_read_than_is_allowed() -> None:
+def test_file_size_is_limited() -> None:
     ended = run("/dev/zero")
     assert ended.exit_code == 2
     assert "is larger than" in ended.output
 
 
 @pytest.mark.slow("starts weft simulate")
-def test_ctrl_c_shows_the_figures_until_then(tmp_path: Path) -> None:
+def test_ctrl_c_shows_partial_figures(tmp_path: Path) -> None:
     path = tmp_path / "long.yaml"
     path.write_text(yaml.safe_dump(document(duration_seconds=10_000_000.0, arrivals=busy_arrivals())))
     ours, theirs = pty.openpty()

@@ -43,7 +43,7 @@ def until(scenario: Scenario, seconds: float) -> Scenario:
 
 
 @pytest.mark.parametrize(("seed", "seconds"), RUNS)
-def test_figures_of_engines_spare_requests_the_wait_in_an_engine_with_a_small_cache(seed: int, seconds: float) -> None:
+def test_engine_figures_avoid_waits_in_an_engine_with_a_small_cache(seed: int, seconds: float) -> None:
     scenario = uneven(seconds, seed)
     with_figures, without = waits(run(scenario)), waits(run(until(scenario, 0.0)))
     assert without.p95 > 5.0
@@ -52,7 +52,7 @@ def test_figures_of_engines_spare_requests_the_wait_in_an_engine_with_a_small_ca
 
 
 @pytest.mark.parametrize(("seed", "seconds"), RUNS)
-def test_figures_that_cease_to_arrive_leave_it_no_worse_than_without_them(seed: int, seconds: float) -> None:
+def test_stale_engine_figures_are_no_worse_than_none(seed: int, seconds: float) -> None:
     scenario = uneven(seconds, seed)
     ceasing, without = waits(run(until(scenario, seconds / 3))), waits(run(until(scenario, 0.0)))
     assert ceasing.p95 <= without.p95
@@ -60,7 +60,7 @@ def test_figures_that_cease_to_arrive_leave_it_no_worse_than_without_them(seed: 
 
 
 @pytest.mark.parametrize("seconds", SECONDS)
-def test_figures_that_never_count_change_nothing(seconds: float) -> None:
+def test_figures_that_never_apply_change_nothing(seconds: float) -> None:
     scenario = uneven(seconds)
     ignored = replace(scenario, limits=replace(scenario.limits, engine_figures_seconds=NEVER_FRESH_SECONDS))
     assert waits(run(ignored)) == waits(run(until(scenario, 0.0)))
@@ -68,7 +68,7 @@ def test_figures_that_never_count_change_nothing(seconds: float) -> None:
 
 @pytest.mark.parametrize("seconds", SECONDS)
 @pytest.mark.parametrize("room", [10, 12])
-def test_figures_of_engines_that_are_all_alike_do_no_harm(room: int, seconds: float) -> None:
+def test_engine_figures_do_no_harm_with_identical_engines(room: int, seconds: float) -> None:
     scenario = uneven(seconds)
     alike = replace(scenario, hosts=(HostGroup(name="server", count=3, engine_requests=room),))
     with_figures, without = waits(run(alike)), waits(run(until(alike, 0.0)))

@@ -54,7 +54,7 @@ def of_tenant(like: Traffic, tenant: str, model: str) -> Traffic:
 @pytest.mark.parametrize(
     ("seed", "seconds"), [(SHORT_SEED, 90.0), *(pytest.param(n, 1200.0, marks=STATISTICS) for n in (1, 2))]
 )
-def test_tenants_get_even_shares_with_half_of_the_swaps_of_fifo(
+def test_tenants_get_even_shares_with_half_the_swaps_of_fifo(
     each_its_own_model: bool, seed: int, seconds: float
 ) -> None:
     scenario = three_tenants(seconds, each_its_own_model=each_its_own_model, seed=seed)
@@ -67,12 +67,12 @@ def test_tenants_get_even_shares_with_half_of_the_swaps_of_fifo(
 
 
 @pytest.mark.parametrize("seconds", [120.0, pytest.param(1200.0, marks=STATISTICS)])
-def test_fifo_gives_no_even_shares(seconds: float) -> None:
+def test_fifo_does_not_give_even_shares(seconds: float) -> None:
     assert run(three_tenants(seconds, each_its_own_model=False), fifo).fairness < 0.7
 
 
 @pytest.mark.parametrize("seconds", [20.0, pytest.param(300.0, marks=STATISTICS)])
-def test_five_times_what_can_be_done_is_served_as_well_as_what_can_be_done(seconds: float) -> None:
+def test_goodput_at_five_times_capacity_stays_near_its_peak(seconds: float) -> None:
     scenario = replace(load_scenario(SCENARIOS / "overload.yaml"), duration_seconds=seconds)
     peak = max(run(scenario.at_load(load)).total.good_tokens_per_second for load in (0.8, 1.0, 1.2))
     flooded = run(scenario.at_load(5.0))
@@ -83,7 +83,7 @@ def test_five_times_what_can_be_done_is_served_as_well_as_what_can_be_done(secon
 
 
 @STATISTICS
-def test_in_a_total_outage_few_requests_are_tried_again() -> None:
+def test_few_requests_are_retried_in_a_total_outage() -> None:
     outage = Failure(mode=FailureMode.BREAKS, at_seconds=0.0, for_seconds=3600.0)
     scenario = replace(load_scenario(SCENARIOS / "outage.yaml"), duration_seconds=300.0, failures=(outage,))
     ours, control = run(scenario), run(scenario, fifo)
@@ -94,7 +94,7 @@ def test_in_a_total_outage_few_requests_are_tried_again() -> None:
     assert control.attempts > 2 * control.total.requests, "whoever tries on regardless must be seen to"
 
 
-def test_what_dies_on_one_of_many_runners_is_served_by_the_others() -> None:
+def test_failure_of_one_of_many_runners_loses_only_started_answers() -> None:
     scenario = replace(load_scenario(SCENARIOS / "outage.yaml"), duration_seconds=290.0)
     figures = run(replace(scenario, failures=scenario.failures[:1]))
     lost = figures.total.requests - figures.total.served

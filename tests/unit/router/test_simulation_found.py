@@ -34,17 +34,17 @@ def pool_with_a_dead_runner(*, loaded: bool) -> Scenario:
     )
 
 
-def test_a_wake_that_fails_at_once_is_not_begun_again_at_once_while_others_wake() -> None:
+def test_immediately_failing_wake_is_backed_off_while_others_wake() -> None:
     """Seeds 21, 652, 1479 and 1986: requests with another candidate to wait for did not remember the failure."""
     simulation = check_scenario(pool_with_a_dead_runner(loaded=False))
     assert simulation.metrics.total().served
 
 
-def test_a_wake_that_fails_at_once_is_not_begun_again_at_once_while_others_are_busy() -> None:
+def test_immediately_failing_wake_is_backed_off_while_others_are_busy() -> None:
     simulation = check_scenario(pool_with_a_dead_runner(loaded=True))
     assert simulation.metrics.total().served
 
 
 @pytest.mark.parametrize("seed", [21, 62, 652, 1479, 1986])
-def test_a_seed_that_once_broke_a_rule_breaks_none(seed: int) -> None:
+def test_previously_failing_seed_breaks_no_rule(seed: int) -> None:
     check_seed(seed)

@@ -77,12 +77,12 @@ def is_fair_with_few_swaps(ours: Figures, control: Figures, *, fairness: float) 
     assert ours.cold_waits.longest <= ours.cold_wait_bound_seconds
 
 
-def test_few_swaps_are_enough_for_those_who_paint_who_chat_and_who_do_both(short: Figures) -> None:
+def test_fairness_between_image_and_chat_tenants_needs_few_swaps_in_a_short_run(short: Figures) -> None:
     is_fair_with_few_swaps(short, run(SHORT_SECONDS, fifo), fairness=0.9)
 
 
 @STATISTICS
-def test_those_who_paint_who_chat_and_who_do_both_get_even_shares_of_one_gpu_with_few_swaps() -> None:
+def test_image_and_chat_tenants_get_even_shares_of_one_gpu_with_few_swaps() -> None:
     ours, control = run(LONG_SECONDS, is_checked=True), run(LONG_SECONDS, fifo)
     is_fair_with_few_swaps(ours, control, fairness=0.95)
     assert all(0.75 < share < 1.3 for share in shares(ours).values()), shares(ours)
@@ -90,19 +90,19 @@ def test_those_who_paint_who_chat_and_who_do_both_get_even_shares_of_one_gpu_wit
 
 @pytest.mark.parametrize("seconds", [SHORT_SECONDS, pytest.param(LONG_SECONDS, marks=STATISTICS)])
 @pytest.mark.parametrize("planted", [images_are_free, images_cost_what_an_answer_on_a_laptop_does])
-def test_uneven_shares_are_seen_where_images_are_charged_wrongly(
+def test_uneven_shares_are_detected_if_images_are_charged_wrongly(
     planted: Callable[[Scenario], SchedulerPort], seconds: float
 ) -> None:
     """The control."""
     assert run(seconds, planted).fairness < 0.9
 
 
-def test_both_models_are_used_and_none_is_starved(short: Figures) -> None:
+def test_both_models_are_used_and_neither_is_starved(short: Figures) -> None:
     assert {each.name for each in short.targets if each.served > 10} == {"qwen", "sdxl"}
 
 
 @STATISTICS
-def test_both_models_are_used_all_the_time_and_none_is_starved() -> None:
+def test_both_models_are_used_all_the_time_and_neither_is_starved() -> None:
     figures = run(LONG_SECONDS)
     assert {each.name for each in figures.targets if each.served > 50} == {"qwen", "sdxl"}
 
@@ -128,14 +128,14 @@ def test_requests_for_a_language_model_have_tokens() -> None:
         parse_scenario(document(models=[{"name": "sdxl"}]), "x")
 
 
-def test_an_image_takes_its_work_at_the_speed_of_its_model() -> None:
+def test_image_duration_follows_its_work_and_the_model_speed() -> None:
     given = parse_scenario(document(), "x")
     kind = given.kind_of("sdxl")
     assert kind is not None
     assert (kind.prefill_seconds(1_000.0), kind.answer_seconds(50.0, 20.0)) == (0.0, 4.0)
 
 
-def test_estimates_of_a_media_model_learn_its_speed_in_a_run() -> None:
+def test_estimates_learn_the_speed_of_a_media_model_during_a_run() -> None:
     given = scenario(SHORT_SECONDS)
     scheduler = Scheduler(given.limits, given.settings)
     simulation = Simulation(given, scheduler)

@@ -37,16 +37,16 @@ def decision_log(seed: int, scenario_seed: int) -> object:
 
 
 @pytest.mark.parametrize("seed", [1, 2, 5, 8, 11])
-def test_the_same_seed_gives_the_same_run(seed: int) -> None:
+def test_same_seed_gives_the_same_run(seed: int) -> None:
     assert decision_log(seed, seed) == decision_log(seed, seed)
 
 
-def test_another_seed_gives_another_run() -> None:
+def test_different_seed_gives_a_different_run() -> None:
     assert decision_log(1, 1) != decision_log(2, 1)
 
 
 @pytest.mark.slow("starts Pythons with different hash seeds")
-def test_a_run_does_not_depend_on_how_the_process_hashes_strings() -> None:
+def test_run_does_not_depend_on_string_hashing() -> None:
     digests = {
         subprocess.run(
             [sys.executable, "-c", DIGEST_OF_RUNS],
@@ -63,7 +63,7 @@ def test_a_run_does_not_depend_on_how_the_process_hashes_strings() -> None:
     assert len(digests.pop().strip()) == 64
 
 
-def test_the_traffic_does_not_depend_on_how_it_is_served() -> None:
+def test_traffic_does_not_depend_on_how_it_is_served() -> None:
     scenario = random_scenario(3)
     slower = replace(scenario, models=tuple(replace(each, slots=1) for each in scenario.models))
     drawn, other = (

@@ -16,7 +16,7 @@ _BATCHES = [
 
 
 @pytest.mark.parametrize("seeds", _BATCHES, ids=str)
-def test_no_rule_is_broken(seeds: range) -> None:
+def test_random_scenarios_violate_no_invariant(seeds: range) -> None:
     arrived = sum(check_seed(seed).arrived for seed in seeds)
     # A run without requests breaks no rule either.
     assert arrived >= FEWEST_REQUESTS * len(seeds) / 2

@@ -82,7 +82,7 @@ def arrivals(rate: Rate, seconds: float = 10_000.0) -> list[float]:
     return [each.arrival.arrived_at for each in requests_of(scenario(traffic=traffic, duration_seconds=seconds))]
 
 
-def test_amounts_have_their_mean_and_variation_and_keep_their_bounds() -> None:
+def test_amounts_have_their_mean_and_variation_within_bounds() -> None:
     random = Random(1)
     drawn = [Amount(mean=200.0, variation=0.5).draw(random) for _ in range(20_000)]
     assert fmean(drawn) == pytest.approx(200.0, rel=0.02)
@@ -92,7 +92,7 @@ def test_amounts_have_their_mean_and_variation_and_keep_their_bounds() -> None:
     assert Amount(mean=7.0).draw(random) == 7.0
 
 
-def test_what_is_drawn_for_one_purpose_does_not_change_what_is_drawn_for_another() -> None:
+def test_draws_for_one_purpose_do_not_change_draws_for_another() -> None:
     first, other = seeded_random(1, "loads"), seeded_random(1, "times")
     values = [first.random() for _ in range(3)]
     other.random()
@@ -109,7 +109,7 @@ def test_arrivals_keep_their_mean_rate(pattern: Pattern) -> None:
     assert times == sorted(times)
 
 
-def test_bursts_come_at_the_beginning_of_their_period() -> None:
+def test_bursts_occur_at_the_start_of_their_period() -> None:
     times = arrivals(
         Rate(per_second=1.0, pattern=Pattern.BURST, factor=10.0, period_seconds=100.0, high_seconds=10.0), 3000.0
     )
@@ -127,7 +127,7 @@ def test_constant_arrivals_are_evenly_spaced() -> None:
     assert gaps == {0.25}
 
 
-def test_several_streams_arrive_in_one_order_with_numbers_from_one() -> None:
+def test_arrivals_of_several_streams_are_merged_and_numbered_from_one() -> None:
     streams = tuple(Traffic(tenant="t", target=name, rate=Rate(per_second=3.0)) for name in ("a", "b"))
     requests = list(requests_of(scenario(traffic=streams, max_requests=50)))
     assert [each.arrival.key for each in requests] == list(range(1, 51))
@@ -144,7 +144,7 @@ def test_several_streams_arrive_in_one_order_with_numbers_from_one() -> None:
         (RemotePermission.ALWAYS, False, True),
     ],
 )
-def test_requests_leave_the_premises_where_they_and_their_tenant_say_so(
+def test_remote_models_are_allowed_only_by_both_request_and_tenant(
     permission: RemotePermission, asked: bool, allowed: bool
 ) -> None:
     settings = Settings(tenants={"t": TenantSettings(allow_remote=permission)})
@@ -153,7 +153,7 @@ def test_requests_leave_the_premises_where_they_and_their_tenant_say_so(
     assert first.arrival.needs.allow_remote is allowed
 
 
-def test_an_idle_model_is_evicted_and_the_load_begins_when_its_memory_is_free() -> None:
+def test_idle_model_is_evicted_and_the_load_starts_when_its_memory_is_free() -> None:
     loads = Loads(scenario())
     assert loads.wake("a") is None
     assert loads.run() == 3.0
@@ -163,7 +163,7 @@ def test_an_idle_model_is_evicted_and_the_load_begins_when_its_memory_is_free() 
     assert (loads.loader.loads, loads.loader.swaps) == (2, 1)
 
 
-def test_what_fits_beside_the_others_evicts_no_model() -> None:
+def test_model_that_fits_evicts_no_other() -> None:
     loads = Loads(scenario())
     loads.wake("a")
     loads.wake("c")
@@ -173,7 +173,7 @@ def test_what_fits_beside_the_others_evicts_no_model() -> None:
 
 
 @pytest.mark.parametrize("why", ["works", "pinned", "of a higher band"])
-def test_which_models_are_not_evicted(why: str) -> None:
+def test_pinned_or_busy_models_are_not_evicted(why: str) -> None:
     models = scenario().models
     loads = Loads(scenario(models=(replace(models[0], pinned=why == "pinned"), *models[1:])))
     loads.wake("a")
@@ -187,7 +187,7 @@ def test_which_models_are_not_evicted(why: str) -> None:
     assert loads.phases()["a"] is Phase.READY
 
 
-def test_the_one_unused_longest_is_evicted_first() -> None:
+def test_least_recently_used_model_is_evicted_first() -> None:
     loads = Loads(scenario(hosts=(HostGroup(name="h", memory_bytes=11 * GIB),)))
     loads.wake("a")
     loads.wake("b")
@@ -198,7 +198,7 @@ def test_the_one_unused_longest_is_evicted_first() -> None:
     assert loads.phases() == {"a": Phase.READY, "b": Phase.ASLEEP, "c": Phase.READY}
 
 
-def test_hosts_account_for_all_of_their_time() -> None:
+def test_host_time_accounting_is_complete() -> None:
     made = scenario(failures=(Failure(mode=FailureMode.DIES, at_seconds=30.0, for_seconds=20.0),))
     simulation = check_scenario(made)
     host = simulation.world.hosts["h"]
@@ -208,7 +208,7 @@ def test_hosts_account_for_all_of_their_time() -> None:
     assert host.busy_seconds + host.load_seconds + host.down_seconds <= simulation.events.now
 
 
-def test_a_conversation_that_comes_back_to_its_model_has_its_prompt_in_the_cache() -> None:
+def test_conversation_returning_to_its_model_has_a_cached_prompt() -> None:
     stream = Traffic(tenant="t", target="a", rate=Rate(per_second=0.2), sessions=2, session_cached_share=0.75)
     alone = replace(stream, sessions=0)
     longer = [scenario(traffic=(each,), duration_seconds=1000.0) for each in (stream, alone)]
@@ -220,11 +220,11 @@ def test_a_conversation_that_comes_back_to_its_model_has_its_prompt_in_the_cache
 @pytest.mark.parametrize(
     ("shares", "index"), [((1.0, 1.0, 1.0), 1.0), ((1.0, 0.0), 0.5), ((4.0, 1.0, 1.0), 36 / 54), ((), 1.0)]
 )
-def test_jains_index(shares: tuple[float, ...], index: float) -> None:
+def test_jains_index_is_computed(shares: tuple[float, ...], index: float) -> None:
     assert jain_index(shares) == pytest.approx(index)
 
 
-def test_max_min_shares_give_no_tenant_more_than_it_offered_and_the_rest_by_weight() -> None:
+def test_max_min_shares_are_capped_at_the_offered_load_and_weighted() -> None:
     offered = {"little": 10.0, "much": 1000.0, "heavy": 1000.0}
     weights = {"little": 1.0, "much": 1.0, "heavy": 3.0}
     assert max_min_shares(offered, weights, 210.0) == {"little": 10.0, "much": 50.0, "heavy": 150.0}

@@ -10,7 +10,7 @@ from weft.kernel.request import TEXT_OPERATIONS, Operation
 TOKENS = Operation.TOKENIZE
 
 
-def test_tokens_are_counted_at_once_where_every_slot_is_busy_and_others_wait() -> None:
+def test_token_count_is_placed_immediately_while_every_slot_is_busy() -> None:
     mesh = scheduler(candidate())
     mesh.submit(arrival(1), 0.0)
     mesh.submit(arrival(2), 0.0)
@@ -18,7 +18,7 @@ def test_tokens_are_counted_at_once_where_every_slot_is_busy_and_others_wait() -
     assert (mesh.running, mesh.waiting) == (1, 1)
 
 
-def test_its_end_frees_no_slot_of_another_request() -> None:
+def test_end_of_a_token_count_frees_no_slot() -> None:
     mesh = scheduler(candidate())
     mesh.submit(arrival(1), 0.0)
     mesh.submit(arrival(2), 0.0)
@@ -28,7 +28,7 @@ def test_its_end_frees_no_slot_of_another_request() -> None:
     assert placed(mesh.finish(1, 2.0)) == {2: "a"}
 
 
-def test_a_caller_of_it_who_leaves_takes_nothing_along() -> None:
+def test_cancelled_token_count_leaves_no_state() -> None:
     mesh = scheduler(candidate())
     mesh.submit(arrival(1, operation=TOKENS), 0.0)
     mesh.finish(1, 1.0)
@@ -36,7 +36,7 @@ def test_a_caller_of_it_who_leaves_takes_nothing_along() -> None:
     assert placed(mesh.submit(arrival(2), 1.0)) == {2: "a"}
 
 
-def test_where_no_model_is_loaded_it_wakes_one_and_waits_as_any_request() -> None:
+def test_token_count_without_a_loaded_model_wakes_one_and_waits() -> None:
     mesh = scheduler(asleep())
     assert woken(mesh.submit(arrival(1, operation=TOKENS), 0.0)) == ["m"]
     assert mesh.waiting == 1
@@ -45,19 +45,19 @@ def test_where_no_model_is_loaded_it_wakes_one_and_waits_as_any_request() -> Non
     assert mesh.running == 0
 
 
-def test_a_loaded_member_is_chosen_before_one_that_sleeps() -> None:
+def test_loaded_member_is_chosen_before_a_hibernating_one() -> None:
     mesh = scheduler(asleep("b", "m-b", pool="p"), candidate("a", "m-a", pool="p"))
     decisions = mesh.submit(arrival(1, "p", operation=TOKENS), 0.0)
     assert (placed(decisions), woken(decisions)) == ({1: "a"}, [])
 
 
-def test_they_are_spread_over_the_loaded_members_of_a_pool() -> None:
+def test_token_counts_are_spread_over_the_loaded_members_of_a_pool() -> None:
     mesh = scheduler(candidate("a", "m-a", pool="p"), candidate("b", "m-b", pool="p"))
     runners = [placed(mesh.submit(arrival(key, "p", operation=TOKENS), 0.0))[key] for key in range(1, 5)]
     assert sorted(runners) == ["a", "a", "b", "b"]
 
 
-def test_one_that_fails_is_tried_elsewhere_and_then_takes_a_slot_like_any_request() -> None:
+def test_failed_token_count_is_retried_elsewhere_and_takes_a_slot() -> None:
     mesh = scheduler(candidate("a", "m-a", pool="p"), candidate("b", "m-b", pool="p"))
     first = placed(mesh.submit(arrival(1, "p", operation=TOKENS), 0.0))[1]
     second = placed(mesh.report_failed(1, 1, Reason.SERVER_DIED, 1.0))[1]
@@ -67,14 +67,14 @@ def test_one_that_fails_is_tried_elsewhere_and_then_takes_a_slot_like_any_reques
     assert mesh.running == 0
 
 
-def test_a_model_that_does_not_count_tokens_is_named_with_what_it_offers() -> None:
+def test_error_for_a_model_without_token_counting_lists_its_operations() -> None:
     mesh = scheduler(candidate(operations=TEXT_OPERATIONS))
     (refused,) = mesh.submit(arrival(1, operation=TOKENS), 0.0)
     assert rejected([refused]) == {1: Reason.UNSUPPORTED_OPERATION}
     assert "m does not offer tokenize; it offers chat, completion, embedding" in str(refused)
 
 
-def test_one_that_is_still_loading_is_waited_for() -> None:
+def test_token_count_waits_for_a_loading_model() -> None:
     mesh = scheduler(candidate(readiness=Readiness.LOADING))
     assert placed(mesh.submit(arrival(1, operation=TOKENS), 0.0)) == {}
     assert placed(mesh.show([candidate()], 1.0)) == {1: "a"}

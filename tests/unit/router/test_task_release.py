@@ -10,12 +10,12 @@ def released(**kept: tuple[int, int]) -> list[Release]:
     return list(releases(tenants, BOUNDS))
 
 
-def test_within_the_bounds_nothing_is_released() -> None:
+def test_no_record_is_released_within_the_bounds() -> None:
     assert released() == []
     assert released(ann=(3, 100), bob=(3, 50)) == []
 
 
-def test_a_tenant_beyond_its_bounds_loses_its_own_oldest_and_nobody_elses() -> None:
+def test_tenant_beyond_its_bounds_loses_only_its_own_oldest_records() -> None:
     assert released(ann=(5, 20), bob=(1, 1)) == [Release(bound=ReleaseBound.COUNT, tenant="ann", count=2)]
     assert released(ann=(1, 130), bob=(1, 1)) == [Release(bound=ReleaseBound.TENANT_BYTES, tenant="ann", size=30)]
     both = [
@@ -25,6 +25,6 @@ def test_a_tenant_beyond_its_bounds_loses_its_own_oldest_and_nobody_elses() -> N
     assert released(ann=(4, 101)) == both
 
 
-def test_only_what_is_left_of_all_tenants_counts_for_the_bound_of_all() -> None:
+def test_total_bound_applies_to_what_remains_after_tenant_bounds() -> None:
     assert released(ann=(1, 90), bob=(1, 90)) == [Release(bound=ReleaseBound.BYTES, tenant="", size=30)]
     assert released(ann=(1, 5_000), bob=(1, 40)) == [Release(bound=ReleaseBound.TENANT_BYTES, tenant="ann", size=4_900)]

@@ -51,24 +51,24 @@ def not_taken(reason: Reason, attempt: int, failures: int = 0) -> TryAgain | Giv
 
 
 @pytest.mark.parametrize("reason", list(Reason), ids=lambda reason: reason.name)
-def test_an_attempt_is_made_again_unless_the_same_would_happen_again(reason: Reason) -> None:
+def test_attempt_is_retried_unless_the_failure_is_final(reason: Reason) -> None:
     assert isinstance(failed(reason), GivesUp) is (reason in FINAL)
 
 
 @pytest.mark.parametrize("reason", list(Reason), ids=lambda reason: reason.name)
-def test_whatever_may_succeed_later_is_tried_again(reason: Reason) -> None:
+def test_possibly_temporary_failures_are_retried(reason: Reason) -> None:
     # A model's malformed tool call may be sampled well the next time; it is the caller who decides that.
     if traits(reason).retryable and reason is not Reason.TOOL_CALL_INVALID:
         assert isinstance(failed(reason), TryAgain)
 
 
-def test_pauses_double_up_to_their_bound() -> None:
+def test_backoff_doubles_up_to_its_bound() -> None:
     pauses = [failed(Reason.WORKER_LOST, failures, 200) for failures in (1, 2, 3, 6, 7, 8, 199)]
     assert pauses == [TryAgain(seconds) for seconds in (1.0, 2.0, 4.0, 32.0, 60.0, 60.0, 60.0)]
     assert doubled(1.0, 100_000, 60.0) == 60.0
 
 
-def test_when_no_attempt_is_left_the_failure_has_the_last_reason_and_their_number() -> None:
+def test_exhausted_attempts_report_the_last_reason_and_the_count() -> None:
     assert failed(Reason.WORKER_LOST, 4, 5) == TryAgain(8.0)
     assert failed(Reason.WORKER_LOST, 5, 5) == GivesUp(Reason.WORKER_LOST, "after 5 attempts: why")
     assert failed(Reason.WORKER_LOST, 1, 1) == GivesUp(Reason.WORKER_LOST, "after 1 attempt: why")
@@ -77,7 +77,7 @@ def test_when_no_attempt_is_left_the_failure_has_the_last_reason_and_their_numbe
 @pytest.mark.parametrize(
     "reason", [Reason.WORKER_LOST, Reason.CONNECT_FAILED, Reason.NO_SLOT_AVAILABLE, Reason.WORKER_RESTARTED]
 )
-def test_a_runner_that_never_took_it_or_was_stopped_on_purpose_costs_no_attempt_and_ever_longer_pauses(
+def test_unclaimed_or_deliberately_stopped_attempt_is_not_counted_and_backs_off_longer(
     reason: Reason,
 ) -> None:
     found = [not_taken(reason, attempt) for attempt in (1, 2, 5, 50)]
@@ -85,18 +85,18 @@ def test_a_runner_that_never_took_it_or_was_stopped_on_purpose_costs_no_attempt_
     assert not_taken(reason, 3, failures=1) == TryAgain(2.0, counts=False)
 
 
-def test_a_task_that_no_runner_takes_ends_after_a_bounded_number_of_attempts() -> None:
+def test_task_accepted_by_no_runner_ends_after_a_bounded_number_of_attempts() -> None:
     assert not_taken(Reason.WORKER_LOST, MAX_FRUITLESS_ATTEMPTS + 1) == TryAgain(1.0)
     last = not_taken(Reason.WORKER_LOST, MAX_FRUITLESS_ATTEMPTS + 2, failures=1)
     assert last == GivesUp(Reason.WORKER_LOST, "after 2 attempts: why")
 
 
-def test_a_stall_counts_though_its_runner_has_said_nothing() -> None:
+def test_stall_counts_as_an_attempt_even_without_runner_output() -> None:
     assert not_taken(Reason.STALL_TIMEOUT, 1) == TryAgain(1.0)
 
 
 @pytest.mark.parametrize("reason", list(Reason), ids=lambda reason: reason.name)
-def test_a_refusal_before_the_claim_means_waiting_unless_the_request_itself_is_refused(reason: Reason) -> None:
+def test_refusal_before_the_claim_means_waiting_unless_it_is_final(reason: Reason) -> None:
     verdict = after_refused_offer(reason, "why", refusals=1)
     if reason in WAITS:
         assert isinstance(verdict, OfferAgain)
@@ -105,7 +105,7 @@ def test_a_refusal_before_the_claim_means_waiting_unless_the_request_itself_is_r
         assert not traits(reason).retryable
 
 
-def test_offers_are_made_again_after_a_pause_that_doubles_or_that_was_requested() -> None:
+def test_offers_are_repeated_after_a_doubling_or_requested_backoff() -> None:
     def pause(refusals: int, asked: float | None = None) -> float:
         verdict = after_refused_offer(Reason.QUEUE_FULL, "full", refusals=refusals, retry_after_seconds=asked)
         assert isinstance(verdict, OfferAgain)
@@ -117,7 +117,7 @@ def test_offers_are_made_again_after_a_pause_that_doubles_or_that_was_requested(
     assert pause(1, 10_000.0) == MAX_OFFER_PAUSE_SECONDS
 
 
-def test_what_one_task_lacks_does_not_stop_its_lane() -> None:
+def test_missing_capability_of_one_task_does_not_block_its_lane() -> None:
     skills = after_refused_offer(Reason.MODALITY_UNSUPPORTED, "no images", refusals=1)
     nobody = after_refused_offer(Reason.MODEL_NOT_FOUND, "no model", refusals=1)
     assert isinstance(skills, OfferAgain)
@@ -130,15 +130,15 @@ def turns(counts: dict[str, tuple[int, int]], *, after: str | None = None, per_l
     return "".join(next_turns(lanes, after=after, per_lane=per_lane, free=free))
 
 
-def test_lanes_take_turns_one_task_each() -> None:
+def test_lanes_take_turns_with_one_task_each() -> None:
     assert turns({"a": (9, 0), "b": (1, 0), "c": (2, 0)}) == "abcacaa"
 
 
-def test_no_lane_has_more_offered_than_it_may() -> None:
+def test_lane_never_exceeds_its_limit_of_offered_tasks() -> None:
     assert turns({"a": (9, 3), "b": (9, 4), "c": (9, 9)}) == "a"
 
 
-def test_few_places_go_to_those_who_come_after_the_last_one() -> None:
+def test_scarce_places_go_to_the_lanes_after_the_last_served_one() -> None:
     counts = {"a": (9, 0), "b": (9, 0), "c": (9, 0)}
     assert turns(counts, after="a", free=2) == "bc"
     assert turns(counts, after="c", free=2) == "ab"
@@ -146,6 +146,6 @@ def test_few_places_go_to_those_who_come_after_the_last_one() -> None:
     assert turns(counts, free=0) == ""
 
 
-def test_lanes_without_a_ready_task_have_no_turn() -> None:
+def test_lanes_without_a_ready_task_are_skipped() -> None:
     assert turns({"a": (0, 0), "b": (1, 0)}) == "b"
     assert turns({}) == ""

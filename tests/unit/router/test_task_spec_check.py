@@ -38,14 +38,14 @@ def operation(row: NewTask) -> Operation:
     return operation_of(payload).operation
 
 
-def test_a_task_without_wishes_is_durable_work_with_the_routers_limits() -> None:
+def test_task_without_options_is_durable_with_router_limits() -> None:
     found = checked(spec())
     assert (found.task.model, operation(found), found.band) == ("qwen", Operation.CHAT, Priority.DURABLE)
     assert (found.task.origin_kind, found.task.max_attempts, found.pending_limit_seconds) == ("chat", 7, 30.0)
     assert task_pb2.TaskSpec.FromString(found.spec) == spec()
 
 
-def test_a_task_has_the_limits_and_the_priority_that_it_requests() -> None:
+def test_task_has_its_requested_limits_and_priority() -> None:
     given = spec()
     given.max_attempts = 100
     given.pending_limit.seconds = 7 * 86_400
@@ -54,7 +54,7 @@ def test_a_task_has_the_limits_and_the_priority_that_it_requests() -> None:
     assert (found.task.max_attempts, found.pending_limit_seconds, found.band) == (100, 604_800.0, Priority.LOW)
 
 
-def test_the_same_spec_has_the_same_digest_and_another_has_another() -> None:
+def test_equal_specs_have_equal_digests_and_others_differ() -> None:
     first, second = spec(), spec()
     assert checked(first).digest == checked(second).digest
     second.options.session = "one"
@@ -137,7 +137,7 @@ def _set(name: str, value: object) -> Callable[[task_pb2.TaskSpec], None]:
         ("max_attempts", _set("max_attempts", 101)),
     ],
 )
-def test_what_is_out_of_range_is_named(field: str, change: Callable[[task_pb2.TaskSpec], None]) -> None:
+def test_out_of_range_field_error_names_it(field: str, change: Callable[[task_pb2.TaskSpec], None]) -> None:
     given = spec()
     change(given)
     with pytest.raises(FieldError) as found:
@@ -147,7 +147,7 @@ def test_what_is_out_of_range_is_named(field: str, change: Callable[[task_pb2.Ta
     assert found.value.message.count(field) == 1
 
 
-def test_what_is_too_long_is_too_large_and_just_as_much_as_may_be_is_not() -> None:
+def test_oversized_field_is_refused_and_one_at_the_limit_is_accepted() -> None:
     given = spec()
     given.origin = bytes(100)
     checked(given)

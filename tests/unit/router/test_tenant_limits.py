@@ -57,7 +57,7 @@ def used(rate_limits: RateLimits, **wanted: Any) -> list[int]:
     ]
 
 
-async def test_a_limit_per_key_gives_each_key_a_window_and_those_without_one_another() -> None:
+async def test_per_key_limit_counts_each_key_separately_and_requests_without_a_key_together() -> None:
     rate_limits = limits(FakeClock())
     declare(rate_limits, TenantLimit(window=MINUTELY, requests=1, per=PER_KEY))
     for caller in ("key:one", "key:two", ""):
@@ -77,7 +77,7 @@ async def test_a_limit_per_key_gives_each_key_a_window_and_those_without_one_ano
     assert refused(rate_limits, caller="").retry_after_seconds == pytest.approx(60)
 
 
-async def test_a_limit_per_model_counts_each_name_by_itself_and_only_those_of_its_pattern() -> None:
+async def test_per_model_limit_counts_each_matching_name_separately() -> None:
     rate_limits = limits(FakeClock())
     declare(
         rate_limits,
@@ -93,7 +93,7 @@ async def test_a_limit_per_model_counts_each_name_by_itself_and_only_those_of_it
     assert "requests for big-*" in refused(rate_limits, model="big-d").message
 
 
-async def test_the_refusal_is_of_the_limit_that_has_to_be_waited_for_longest() -> None:
+async def test_refusal_reports_the_limit_with_the_longest_wait() -> None:
     clock = FakeClock()
     rate_limits = limits(clock)
     declare(rate_limits, TenantLimit(window=MINUTELY, requests=1), TenantLimit(window=DAILY, requests=1))
@@ -104,7 +104,7 @@ async def test_the_refusal_is_of_the_limit_that_has_to_be_waited_for_longest() -
     assert error.retry_after_seconds == pytest.approx(DAY - 10)
 
 
-async def test_what_was_counted_stays_counted_when_the_amount_changes() -> None:
+async def test_counts_are_kept_when_the_limit_amount_changes() -> None:
     clock = FakeClock()
     rate_limits = limits(clock)
     declare(rate_limits, TenantLimit(window=MONTHLY, requests=2))
@@ -121,7 +121,7 @@ async def test_what_was_counted_stays_counted_when_the_amount_changes() -> None:
     rate_limits.take(asked())
 
 
-async def test_a_tenant_that_gets_limits_keeps_what_was_counted_by_the_default_and_by_weft_yaml() -> None:
+async def test_tenant_given_limits_keeps_counts_of_the_default_and_weft_yaml() -> None:
     for config in ({"default": (Rate(2, 60),)}, {"tenants": {"a": (Rate(2, 60),)}}):
         rate_limits = limits(FakeClock(), **config)
         rate_limits.take(asked())
@@ -132,7 +132,7 @@ async def test_a_tenant_that_gets_limits_keeps_what_was_counted_by_the_default_a
         refused(rate_limits)
 
 
-async def test_a_declared_tenant_without_limits_has_the_default_and_an_unlimited_one_none() -> None:
+async def test_declared_tenant_without_limits_has_the_default_and_an_unlimited_one_none() -> None:
     rate_limits = limits(FakeClock(), default=(Rate(1, 60),), tenants={"a": (Rate(5, 60),)})
     declare(rate_limits)
     rate_limits.take(asked())
@@ -142,7 +142,7 @@ async def test_a_declared_tenant_without_limits_has_the_default_and_an_unlimited
         assert rate_limits.take(asked()).status is None
 
 
-async def test_other_tenants_are_not_touched_by_a_declaration() -> None:
+async def test_declaration_does_not_affect_other_tenants() -> None:
     rate_limits = limits(FakeClock(), default=(Rate(1, 60),))
     rate_limits.take(asked(tenant="b"))
     declare(rate_limits, TenantLimit(window=MINUTELY, requests=5))
@@ -150,7 +150,7 @@ async def test_other_tenants_are_not_touched_by_a_declaration() -> None:
     rate_limits.take(asked())
 
 
-async def test_tokens_are_corrected_when_the_answer_is_known() -> None:
+async def test_tokens_are_corrected_when_the_answer_is_complete() -> None:
     rate_limits = limits(FakeClock())
     declare(rate_limits, TenantLimit(window=HOURLY, tokens=1000))
     counted = rate_limits.take(asked(prompt_tokens=100))
@@ -160,7 +160,7 @@ async def test_tokens_are_corrected_when_the_answer_is_known() -> None:
     rate_limits.take(asked(prompt_tokens=300))
 
 
-async def test_the_status_is_of_the_tightest_window_of_each_unit() -> None:
+async def test_status_shows_the_tightest_window_of_each_unit() -> None:
     clock = FakeClock()
     rate_limits = limits(clock)
     declare(
@@ -178,7 +178,7 @@ async def test_the_status_is_of_the_tightest_window_of_each_unit() -> None:
     assert (refusal.tokens.remaining, refusal.tokens.reset.seconds, refusal.requests.remaining) == (110, HOUR - 30, 4)
 
 
-async def test_a_limit_that_is_gone_forgets_and_another_begins_with_nothing() -> None:
+async def test_removed_limit_is_forgotten_and_a_new_one_starts_at_zero() -> None:
     rate_limits = limits(FakeClock())
     declare(rate_limits, TenantLimit(window=MINUTELY, requests=1, per=PER_KEY))
     rate_limits.take(asked())
@@ -189,7 +189,7 @@ async def test_a_limit_that_is_gone_forgets_and_another_begins_with_nothing() ->
     refused(rate_limits)
 
 
-async def test_more_keys_than_are_counted_one_by_one_share_a_window() -> None:
+async def test_keys_beyond_the_bound_share_a_window() -> None:
     rate_limits = limits(FakeClock(), max_subjects=2)
     declare(rate_limits, TenantLimit(window=MINUTELY, requests=1, per=PER_KEY))
     for caller in ("key:one", "key:two", "key:three"):
@@ -197,7 +197,7 @@ async def test_more_keys_than_are_counted_one_by_one_share_a_window() -> None:
     refused(rate_limits, caller="key:four")
 
 
-async def test_what_is_used_is_told_by_window_and_of_keys_only_where_something_is() -> None:
+async def test_usage_is_reported_per_window_and_only_for_keys_with_usage() -> None:
     rate_limits = limits(FakeClock(), default=(Rate(9, 60),))
     declare(
         rate_limits,
@@ -229,7 +229,7 @@ STEPS = st.lists(
 
 
 @given(steps=STEPS)
-async def test_what_is_admitted_in_any_window_is_never_above_the_limit_of_its_last_request(
+async def test_admissions_in_any_window_never_exceed_the_limit_at_its_last_request(
     steps: list[tuple[str, Any, Any]],
 ) -> None:
     clock = FakeClock()
@@ -265,7 +265,7 @@ async def test_what_is_admitted_in_any_window_is_never_above_the_limit_of_its_la
             assert [key for _, key in lately].count(other) < each
 
 
-async def test_rates_of_weft_yaml_may_be_per_day_week_and_month() -> None:
+async def test_weft_yaml_rates_may_be_per_day_week_or_month() -> None:
     clock = FakeClock()
     rate_limits = limits(clock, tenants={"a": (Rate(1, DAY), Rate(50, MONTH, RateUnit.TOKENS))})
     rate_limits.take(asked(prompt_tokens=10))
@@ -274,7 +274,7 @@ async def test_rates_of_weft_yaml_may_be_per_day_week_and_month() -> None:
     assert refused(rate_limits, prompt_tokens=41).metadata["window"] == "month"
 
 
-def test_a_window_that_this_version_does_not_know_counts_as_the_longest() -> None:
+def test_unknown_window_counts_as_the_longest() -> None:
     newer = TenantLimit(window=99, requests=3)  # type: ignore[arg-type]  # as a newer registry might send
     (limit,) = limits_of(TenantManifest(name="a", limits=[newer])) or ()
     assert replace(limit.rate, amount=0).window_seconds == MONTH

@@ -8,7 +8,7 @@ def _refuse(refusals: TokenRefusals, peer: str, now: float, count: int) -> None:
         refusals.refused(peer, now)
 
 
-def test_a_peer_waits_after_its_burst_and_another_does_not() -> None:
+def test_peer_is_delayed_after_its_burst_and_another_is_not() -> None:
     refusals = TokenRefusals(LIMITS)
     _refuse(refusals, "a", 10.0, 2)
     assert refusals.wait_seconds("a", 10.0) == 0
@@ -18,14 +18,14 @@ def test_a_peer_waits_after_its_burst_and_another_does_not() -> None:
     assert refusals.wait_seconds("a", 12.0) == 0
 
 
-def test_time_forgives_no_more_than_everything() -> None:
+def test_refusal_credit_is_capped_at_a_full_reset() -> None:
     refusals = TokenRefusals(LIMITS)
     _refuse(refusals, "a", 0.0, 3)
     _refuse(refusals, "a", 1000.0, 3)
     assert refusals.wait_seconds("a", 1000.0) == 2.0
 
 
-def test_many_peers_together_have_a_bound_too() -> None:
+def test_peers_have_a_combined_bound_too() -> None:
     refusals = TokenRefusals(LIMITS)
     for number in range(6):
         refusals.refused(f"peer-{number}", 5.0)
@@ -33,7 +33,7 @@ def test_many_peers_together_have_a_bound_too() -> None:
     assert refusals.wait_seconds("somebody else", 5.5) == 0
 
 
-def test_only_so_many_peers_are_remembered() -> None:
+def test_number_of_remembered_peers_is_bounded() -> None:
     refusals = TokenRefusals(LIMITS)
     _refuse(refusals, "a", 0.0, 3)
     for peer in ("b", "c"):

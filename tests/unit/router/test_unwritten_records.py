@@ -28,7 +28,7 @@ def arrive(log: RequestLog, key: int, age_seconds: float = 0.0) -> None:
     log.note_arrival(Request.of(key, request, 0.0), WALL)
 
 
-def test_nothing_is_collected_without_a_writer() -> None:
+def test_no_records_are_collected_without_a_writer() -> None:
     log = RequestLog()
     arrive(log, 1)
     arrive(log, 2)
@@ -36,7 +36,7 @@ def test_nothing_is_collected_without_a_writer() -> None:
     assert log.unwritten.take(MANY).is_empty
 
 
-def test_a_request_that_ends_before_it_is_taken_is_one_row_and_one_that_goes_on_is_taken_once() -> None:
+def test_request_ended_before_it_was_taken_is_one_row_and_a_running_one_is_taken_once() -> None:
     log = log_of()
     arrive(log, 1)
     arrive(log, 2)
@@ -48,7 +48,7 @@ def test_a_request_that_ends_before_it_is_taken_is_one_row_and_one_that_goes_on_
     assert [each.key for each in log.unwritten.take(MANY).ended] == [2]
 
 
-def test_a_receipt_that_comes_late_is_taken_with_its_request_again() -> None:
+def test_late_receipt_requeues_its_request() -> None:
     log = log_of()
     arrive(log, 1)
     log.note_end(ending(1, 1.0, Reason.QUEUE_TIMEOUT))
@@ -57,7 +57,7 @@ def test_a_receipt_that_comes_late_is_taken_with_its_request_again() -> None:
     assert log.unwritten.take(MANY).ended[0].receipt is not None
 
 
-def test_ends_are_numbered_in_their_order() -> None:
+def test_ends_are_numbered_in_order() -> None:
     log = log_of()
     for key in (1, 2, 3):
         arrive(log, key)
@@ -66,7 +66,7 @@ def test_ends_are_numbered_in_their_order() -> None:
     assert [(each.key, each.number) for each in log.unwritten.take(MANY).ended] == [(3, 1), (1, 2), (2, 3)]
 
 
-def test_of_a_request_that_was_left_no_end_is_taken() -> None:
+def test_detached_request_has_no_end_record() -> None:
     log = log_of()
     for key in (1, 2):
         arrive(log, key)
@@ -76,7 +76,7 @@ def test_of_a_request_that_was_left_no_end_is_taken() -> None:
     assert log.under_way_count == 1
 
 
-def test_what_is_given_back_is_taken_again_and_newer_news_replace_it() -> None:
+def test_returned_records_are_taken_again_and_superseded_by_newer_ones() -> None:
     log = log_of()
     for key in (1, 2):
         arrive(log, key, age_seconds=1.0)
@@ -88,7 +88,7 @@ def test_what_is_given_back_is_taken_again_and_newer_news_replace_it() -> None:
     assert again.placed_again == [("a", "r-1"), ("a", "r-2")]
 
 
-def test_beyond_the_bound_the_first_ends_are_dropped_and_counted_also_when_given_back() -> None:
+def test_oldest_ends_beyond_the_bound_are_dropped_and_counted_also_when_returned() -> None:
     log = log_of(max_ended=2)
     for key in range(1, 6):
         arrive(log, key)
@@ -103,7 +103,7 @@ def test_beyond_the_bound_the_first_ends_are_dropped_and_counted_also_when_given
     assert [each.key for each in log.unwritten.take(MANY).ended] == [3, 4]
 
 
-def test_a_batch_has_no_more_of_each_kind_than_is_asked_for() -> None:
+def test_batch_is_limited_per_kind() -> None:
     log = log_of()
     for key in range(10):
         arrive(log, key)

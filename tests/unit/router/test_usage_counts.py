@@ -54,7 +54,7 @@ def _only(recorder: UsageRecorder) -> tuple[UsageKey, UsageSums]:
     return key, sums
 
 
-def test_the_rows_of_an_hour_are_bounded_and_tenants_keep_their_sums() -> None:
+def test_hourly_rows_are_bounded_and_tenants_keep_their_totals() -> None:
     rows = HourRows(2)
     assert [rows.row_of(_key("ann", f"key:{number}")) for number in range(4)] == [
         _key("ann", "key:0"),
@@ -68,13 +68,13 @@ def test_the_rows_of_an_hour_are_bounded_and_tenants_keep_their_sums() -> None:
     assert made == {_key(OTHER, OTHER, OTHER)}
 
 
-def test_rows_that_exist_already_count_against_the_limit() -> None:
+def test_existing_rows_count_against_the_limit() -> None:
     rows = HourRows(1, [_key("ann")])
     assert rows.row_of(_key("ann")) == _key("ann")
     assert rows.row_of(_key("ann", "key:2")) == _key("ann", OTHER, OTHER)
 
 
-def test_what_a_receipt_does_not_know_is_counted_as_unknown_and_never_as_zero() -> None:
+def test_values_missing_from_a_receipt_are_counted_as_unknown_and_never_as_zero() -> None:
     assert usage_of(_receipt()) == UsageSums(completed_count=1, unknown_tokens_count=1, unknown_gpu_count=1)
     known = _receipt()
     known.usage.prompt_tokens, known.usage.completion_tokens, known.usage.cached_prompt_tokens = 7, 3, 5
@@ -86,7 +86,7 @@ def test_what_a_receipt_does_not_know_is_counted_as_unknown_and_never_as_zero() 
     assert usage_of(refused) == UsageSums(rejected_count=1), "nobody worked on it: its zeros are known"
 
 
-def test_the_measured_share_of_device_time_counts_before_the_engines_report() -> None:
+def test_measured_device_time_takes_precedence_over_the_engine_report() -> None:
     receipt = _receipt()
     receipt.gpu_time.FromMilliseconds(1_500)
     receipt.device_usage.gap = receipt_pb2.DeviceUsage.GAP_NOT_SAMPLED
@@ -95,7 +95,7 @@ def test_the_measured_share_of_device_time_counts_before_the_engines_report() ->
     assert usage_of(receipt)["gpu_nanoseconds"] == 400_000_000
 
 
-def test_energy_is_counted_where_it_was_measured_and_how_often_it_was() -> None:
+def test_energy_is_counted_if_measured_together_with_the_number_of_measurements() -> None:
     receipt = _receipt()
     assert "measured_energy_count" not in usage_of(receipt)
     receipt.device_usage.energy_millijoules = 0
@@ -106,34 +106,34 @@ def test_energy_is_counted_where_it_was_measured_and_how_often_it_was() -> None:
     assert usage_of(receipt)["energy_millijoules"] == MAX_COUNTED_MILLIJOULES, "no engine is believed without a bound"
 
 
-def test_what_left_the_premises_is_counted_with_its_tokens() -> None:
+def test_remote_requests_are_counted_with_their_tokens() -> None:
     receipt = _receipt(left_premises=True)
     receipt.usage.prompt_tokens, receipt.usage.completion_tokens = 7, 3
     sums = usage_of(receipt)
     assert (sums["remote_count"], sums["remote_prompt_tokens"], sums["remote_completion_tokens"]) == (1, 7, 3)
 
 
-def test_absurd_figures_of_an_engine_are_bounded() -> None:
+def test_absurd_engine_figures_are_bounded() -> None:
     receipt = _receipt()
     receipt.usage.prompt_tokens, receipt.usage.completion_tokens = 2**62, -5
     sums = usage_of(receipt)
     assert (sums["prompt_tokens"], sums["completion_tokens"]) == (MAX_COUNTED_TOKENS, 0)
 
 
-def test_nothing_is_counted_before_somebody_keeps_it() -> None:
+def test_no_usage_is_counted_before_a_store_is_attached() -> None:
     recorder = UsageRecorder(FakeClock())
     recorder.note_end(ending(_request(), receipt=_receipt(), view=VIEW))
     assert recorder.is_empty
 
 
-def test_an_attempt_of_a_task_is_left_to_its_store() -> None:
+def test_task_attempt_is_not_counted_by_the_usage_recorder() -> None:
     recorder = _recorder()
     recorder.note_end(ending(_request(task_id="task-1"), receipt=_receipt(), view=VIEW))
     recorder.note_end(ending(_request(task_id="task-1"), view=VIEW, refusal=WeftError(Reason.RATE_LIMIT_EXCEEDED, "x")))
     assert recorder.is_empty
 
 
-def test_names_that_the_mesh_does_not_know_are_one_row() -> None:
+def test_unknown_model_names_share_one_row() -> None:
     recorder = _recorder()
     for number in range(3):
         recorder.note_end(ending(_request(model=f"made-up-{number}"), view=VIEW, last_error=Reason.MODEL_NOT_FOUND))
@@ -141,7 +141,7 @@ def test_names_that_the_mesh_does_not_know_are_one_row() -> None:
     assert (key.model, key.asked, sums) == ("unknown", "", UsageSums(rejected_count=3))
 
 
-def test_aliases_and_pools_are_counted_beside_the_model_that_answered() -> None:
+def test_aliases_and_pools_are_counted_beside_the_answering_model() -> None:
     recorder = _recorder()
     recorder.note_end(ending(_request(model="chat", asked_model="gpt-4"), receipt=_receipt(), view=VIEW))
     recorder.note_end(ending(_request(model="chat"), receipt=_receipt(), view=VIEW))
@@ -170,20 +170,20 @@ def test_aliases_and_pools_are_counted_beside_the_model_that_answered() -> None:
         ),
     ],
 )
-def test_a_request_without_a_receipt_is_counted_once(end: dict[str, Any], counted: UsageSums) -> None:
+def test_request_without_a_receipt_is_counted_once(end: dict[str, Any], counted: UsageSums) -> None:
     recorder = _recorder()
     recorder.note_end(ending(_request(), view=VIEW, **end))
     assert _only(recorder)[1] == counted
 
 
-def test_a_request_that_is_placed_again_is_counted_where_it_ends() -> None:
+def test_request_placed_again_is_counted_at_its_end() -> None:
     recorder = _recorder()
     recorder.note_end(ending(_request(), view=VIEW, last_error=Reason.SERVICE_UNAVAILABLE))
     recorder.note_end(ending(_request(), view=VIEW, last_error=Reason.SERVICE_UNAVAILABLE, is_closing=True))
     assert recorder.is_empty
 
 
-def test_what_could_not_be_written_is_counted_again() -> None:
+def test_failed_write_is_counted_again() -> None:
     recorder = _recorder()
     recorder.note_end(ending(_request(), receipt=_receipt(), view=VIEW))
     taken = recorder.take()

@@ -61,7 +61,7 @@ def lines_after(*, by_tenant: bool) -> set[str]:
     return {line for line in text.splitlines() if line.startswith("weft_usage")}
 
 
-def test_usage_is_counted_by_model_and_a_callers_text_is_no_label() -> None:
+def test_usage_is_counted_by_model_and_caller_text_is_not_a_label() -> None:
     assert lines_after(by_tenant=False) == {
         'weft_usage_requests_total{model="qwen",outcome="completed"} 3.0',
         'weft_usage_requests_total{model="unknown",outcome="failed"} 1.0',
@@ -80,6 +80,6 @@ def test_usage_is_counted_by_model_and_a_callers_text_is_no_label() -> None:
 
 
 @pytest.mark.parametrize("name", ["ann", "bob"])
-def test_tenants_are_labels_only_where_that_is_set(name: str) -> None:
+def test_tenants_are_labels_only_if_configured(name: str) -> None:
     assert any(f'tenant="{name}"' in line for line in lines_after(by_tenant=True))
     assert not any(name in line for line in lines_after(by_tenant=False))

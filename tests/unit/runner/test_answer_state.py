@@ -37,26 +37,26 @@ def test_every_known_finish_reason_ends_a_choice(word: str, finish: Finish) -> N
     assert _answer((0, text, None), (0, "", f" {word.upper()}")).ends == {0: finish}
 
 
-def test_a_choice_with_calls_that_ends_with_stop_ends_with_tool_calls() -> None:
+def test_choice_with_calls_that_ends_with_stop_ends_with_tool_calls() -> None:
     assert _answer((0, "call", "stop")).ends == {0: Finish.TOOL_CALLS}
     assert _answer((0, "call", "length")).ends == {0: Finish.LENGTH}
 
 
 @pytest.mark.parametrize("word", [*sorted(FAILURES), "ABORT"])
-def test_a_finish_reason_that_says_failure_is_the_backends_error_with_that_word(word: str) -> None:
+def test_failure_finish_reason_is_a_backend_error_with_that_word(word: str) -> None:
     error = _fault((0, "a", None), (0, "", word))
     assert error.reason is Reason.BACKEND_ERROR
     assert repr(word) in error.message
 
 
 @pytest.mark.parametrize("word", ["done", "STOP!", "\ud800", "x" * 10_000])
-def test_an_unknown_finish_reason_ends_an_answer_in_doubt(word: str) -> None:
+def test_unknown_finish_reason_marks_the_end_as_uncertain(word: str) -> None:
     state = _answer((0, "a", word), (0, "b", None))
     assert state.ends == {0: Finish.STOP}
     assert state.doubts == {0: word}
 
 
-def test_an_end_without_a_finish_reason_is_in_doubt_after_done_and_cut_off_before() -> None:
+def test_end_without_a_finish_reason_is_uncertain_after_done_and_truncated_before() -> None:
     state = _answer((0, "a", None), done=True)
     assert (state.ends, state.doubts) == ({0: Finish.STOP}, {0: ""})
     assert _answer((0, "call", None), done=True).ends == {0: Finish.TOOL_CALLS}
@@ -66,39 +66,39 @@ def test_an_end_without_a_finish_reason_is_in_doubt_after_done_and_cut_off_befor
 
 
 @pytest.mark.parametrize("word", [None, "", "null"])
-def test_an_empty_finish_reason_on_every_piece_is_not_yet_the_end(word: str | None) -> None:
+def test_empty_finish_reason_on_every_chunk_is_not_the_end(word: str | None) -> None:
     assert "0 of 1 choices finished" in _fault((0, "a", word), (0, "b", word)).message
 
 
-def test_a_choice_that_has_ended_takes_no_more_content() -> None:
+def test_ended_choice_accepts_no_more_content() -> None:
     assert "went on with choice 0" in _fault((0, "a", "stop"), (0, "b", None)).message
     assert "went on with choice 1" in _fault((1, "a", "stop"), (0, "b", None), (1, "c", None), choices=2).message
 
 
-def test_of_two_finish_reasons_the_one_that_cuts_the_answer_counts() -> None:
+def test_truncating_finish_reason_takes_precedence() -> None:
     assert _answer((0, "a", "stop"), (0, "", "length")).ends == {0: Finish.LENGTH}
     assert _answer((0, "a", "length"), (0, "", "stop")).ends == {0: Finish.LENGTH}
 
 
-def test_the_same_finish_reason_once_more_is_ignored() -> None:
+def test_repeated_finish_reason_is_ignored() -> None:
     assert _answer((0, "a", "stop"), (0, "", "stop"), (0, "", "")).ends == {0: Finish.STOP}
 
 
-def test_a_choice_that_was_not_asked_for_is_a_protocol_error() -> None:
+def test_unrequested_choice_is_a_protocol_error() -> None:
     assert _fault((1, "a", None)).message == "there is no choice 1"
 
 
-def test_an_answer_lacks_no_choice() -> None:
+def test_every_choice_must_finish() -> None:
     assert "1 of 2 choices finished" in _fault((0, "a", "stop"), (1, "b", None), choices=2).message
     assert _answer((0, "a", "stop"), (1, "b", "length"), choices=2).is_complete
 
 
-def test_a_tool_call_that_is_named_as_the_end_is_there() -> None:
+def test_tool_call_finish_reason_requires_a_tool_call() -> None:
     assert "for a tool call and sent none" in _fault((0, "text", "tool_calls")).message
     assert "for a tool call" in _fault((0, "call", "tool_calls"), (1, "a", "tool_calls"), choices=2).message
 
 
-def test_an_answer_with_nothing_in_it_is_one_only_where_the_engine_says_what_it_cost() -> None:
+def test_empty_answer_is_valid_only_with_usage_figures_or_a_truncating_reason() -> None:
     assert "nothing in it" in _fault((0, "", "stop"), figures=False).message
     assert _answer((0, "", "stop"), figures=True).is_complete, "the model ended at once"
     assert _answer((0, "", "content_filter"), figures=False).is_complete
@@ -106,12 +106,12 @@ def test_an_answer_with_nothing_in_it_is_one_only_where_the_engine_says_what_it_
 
 
 @pytest.mark.parametrize("role", [None, "", "assistant", "model"])
-def test_a_piece_of_the_assistant_passes(role: str | None) -> None:
+def test_assistant_chunk_is_accepted(role: str | None) -> None:
     require_assistant(role)
 
 
 @pytest.mark.parametrize("role", ["user", "system", "tool"])
-def test_a_piece_of_another_role_is_a_protocol_error(role: str) -> None:
+def test_chunk_of_another_role_is_a_protocol_error(role: str) -> None:
     with pytest.raises(WeftError) as refused:
         require_assistant(role)
     assert refused.value.reason is Reason.BACKEND_PROTOCOL_ERROR

@@ -26,23 +26,23 @@ def _sent(frames: list[Frame], *, whole: bool) -> list[list[str]]:
 ANSWER: list[Frame] = [[_text("a")], [_text("b")], [_text("c"), _text("d")], [FINISHED]]
 
 
-def test_a_streamed_answer_goes_as_it_comes() -> None:
+def test_streamed_answer_is_sent_as_it_arrives() -> None:
     assert _sent(ANSWER, whole=False) == [["started", "a"], ["b"], ["c", "d"], ["finished"]]
 
 
-def test_of_a_whole_answer_the_first_content_is_told_at_once_and_the_rest_with_the_end() -> None:
+def test_whole_answer_sends_its_first_content_immediately_and_the_rest_at_the_end() -> None:
     assert _sent(ANSWER[:-1], whole=True) == [["started", "a"]]
     assert _sent(ANSWER, whole=True) == [["started", "a"], ["b", "c", "d", "finished"]]
 
 
 @pytest.mark.parametrize("event", [PROGRESS, WARNING, CALL])
-def test_what_is_no_piece_of_a_whole_answer_is_told_at_once_and_in_order(event: event_pb2.InferenceEvent) -> None:
+def test_other_events_of_a_whole_answer_are_sent_immediately_in_order(event: event_pb2.InferenceEvent) -> None:
     kind = str(event.WhichOneof("event"))
     assert _sent([[event]], whole=True) == [["started", kind]]
     frames: list[Frame] = [[_text("a")], [_text("b")], [event]]
     assert _sent(frames, whole=True) == [["started", "a"], ["b", kind]]
 
 
-def test_a_whole_answer_waits_for_no_more_than_so_many_pieces() -> None:
+def test_whole_answer_buffers_a_bounded_number_of_chunks() -> None:
     frames: list[Frame] = [[_text("a")], *([_text("x")] for _ in range(MAX_HELD_EVENTS))]
     assert [len(message) for message in _sent(frames, whole=True)] == [2, MAX_HELD_EVENTS]

@@ -35,7 +35,7 @@ def _untaken(payload: chat_pb2.ChatPayload) -> list[str]:
     return [event.warning.field for event in messages_body(payload, "big-1", PROFILE).warnings]
 
 
-def test_a_plain_chat_has_the_limit_that_the_api_demands() -> None:
+def test_plain_chat_has_the_max_tokens_required_by_the_api() -> None:
     assert _body(_payload()) == {
         "model": "big-1",
         "max_tokens": DEFAULT_MAX_TOKENS,
@@ -44,7 +44,7 @@ def test_a_plain_chat_has_the_limit_that_the_api_demands() -> None:
     }
 
 
-def test_a_conversation_with_tools_has_one_turn_per_speaker() -> None:
+def test_conversation_with_tools_has_one_turn_per_speaker() -> None:
     call = chat_pb2.ToolCallRecord(id="t1", name="look", arguments_text='{"at": "it"}')
     broken = chat_pb2.ToolCallRecord(id="t2", name="look", arguments_text="{nope")
     payload = _payload(
@@ -81,7 +81,7 @@ def test_images_are_sent_as_bytes_and_recordings_are_refused() -> None:
     assert refused.value.reason is Reason.MODALITY_UNSUPPORTED
 
 
-def test_marks_of_caches_stay_where_they_were() -> None:
+def test_cache_marks_keep_their_position() -> None:
     mark = chat_pb2.CacheMark(ttl="1h")
     system = chat_pb2.ChatMessage(role=SYSTEM, content=[chat_pb2.ContentPart(text="Long.", cache_mark=mark)])
     call = chat_pb2.ToolCallRecord(id="t1", name="look", arguments_text="{}", cache_mark=chat_pb2.CacheMark())
@@ -96,7 +96,7 @@ def test_marks_of_caches_stay_where_they_were() -> None:
     assert "cache_control" not in body["messages"][0]["content"][0], "a negative control: only what is marked"
 
 
-def test_sampling_is_sent_as_far_as_the_api_has_it_and_the_rest_is_warned_about() -> None:
+def test_supported_sampling_is_sent_and_the_rest_is_warned_about() -> None:
     payload = _payload()
     payload.sampling.max_tokens, payload.sampling.temperature, payload.sampling.top_k = 9, 0.5, 3
     payload.sampling.stop.append("END")
@@ -106,7 +106,7 @@ def test_sampling_is_sent_as_far_as_the_api_has_it_and_the_rest_is_warned_about(
     assert sorted(_untaken(payload)) == ["min_p", "seed"]
 
 
-def test_thinking_has_the_budget_of_the_request_of_its_effort_or_of_the_limit() -> None:
+def test_thinking_budget_comes_from_the_request_effort_or_limit() -> None:
     payload = _payload(thinking=True)
     payload.sampling.max_tokens = 20_000
     assert _body(payload)["thinking"] == {"type": "enabled", "budget_tokens": 8_192}
@@ -125,7 +125,7 @@ def test_thinking_has_the_budget_of_the_request_of_its_effort_or_of_the_limit() 
     assert _body(payload)["thinking"] == {"type": "disabled"}
 
 
-def test_the_turn_after_a_tool_does_not_think_since_it_has_no_signature() -> None:
+def test_turn_after_a_tool_does_not_think_without_a_signature() -> None:
     call = chat_pb2.ToolCallRecord(id="t1", name="look", arguments_text="{}")
     turns = (_said(USER, "Hi"), _said(ASSISTANT, tool_calls=[call]), _said(TOOL, "seen", tool_call_id="t1"))
     payload = _payload(*turns, thinking=True)
@@ -133,7 +133,7 @@ def test_the_turn_after_a_tool_does_not_think_since_it_has_no_signature() -> Non
     assert _untaken(payload) == ["thinking"]
 
 
-def test_the_turn_after_a_tool_goes_on_with_the_signed_thinking_before_it() -> None:
+def test_turn_after_a_tool_continues_with_signed_thinking() -> None:
     call = chat_pb2.ToolCallRecord(id="t1", name="look", arguments_text="{}")
     calling = _said(ASSISTANT, "I look.", tool_calls=[call], reasoning="Hm.")
     calling.signed_reasoning.add(text="Hm.", signature=signature_of("Hm."))
@@ -156,7 +156,7 @@ def test_thinking_without_a_signature_is_not_sent() -> None:
 
 
 @pytest.mark.parametrize("field", ["n", "response_format"])
-def test_what_the_api_cannot_do_is_refused_by_name(field: str) -> None:
+def test_unsupported_field_is_refused_by_name(field: str) -> None:
     payload = _payload()
     if field == "n":
         payload.choice_count = 2

@@ -45,7 +45,7 @@ def _finish(events: list[event_pb2.InferenceEvent]) -> int:
 
 
 @pytest.mark.parametrize("at_once", [False, True])
-def test_text_and_usage_with_both_kinds_of_cached_tokens_come_through(at_once: bool) -> None:
+def test_text_and_usage_with_both_kinds_of_cached_tokens_are_passed_on(at_once: bool) -> None:
     events = _read(MessagesReply(), at_once=at_once)
     assert _texts(events) == "one two three"
     assert _finish(events) == event_pb2.FINISH_REASON_STOP
@@ -56,7 +56,7 @@ def test_text_and_usage_with_both_kinds_of_cached_tokens_come_through(at_once: b
 
 
 @pytest.mark.parametrize("at_once", [False, True])
-def test_thinking_is_reasoning_with_its_signature_before_the_text(at_once: bool) -> None:
+def test_thinking_is_reasoning_with_a_signature_before_the_text(at_once: bool) -> None:
     events = _read(MessagesReply(blocks=(thinking_block("Let me ", "see."), text_block("Yes."))), at_once=at_once)
     assert (_texts(events, "reasoning"), _texts(events)) == ("Let me see.", "Yes.")
     told = [event.delta.ListFields()[0][0].name for event in events if is_content(event.delta)]
@@ -64,14 +64,14 @@ def test_thinking_is_reasoning_with_its_signature_before_the_text(at_once: bool)
     assert _texts(events, "reasoning_signature") == signature_of("Let me see.")
 
 
-def test_encrypted_thinking_and_a_signature_of_thinking_that_is_not_shown_come_through() -> None:
+def test_redacted_thinking_and_signatures_of_hidden_thinking_are_passed_on() -> None:
     events = _read(MessagesReply(blocks=(redacted_block("xyz"), thinking_block(), text_block("Yes."))))
     told = [event.delta.ListFields()[0][0].name for event in events if is_content(event.delta)]
     assert told == ["redacted_reasoning", "reasoning_signature", "text"]
     assert (_texts(events, "redacted_reasoning"), _texts(events, "reasoning")) == ("xyz", "")
 
 
-def test_tool_calls_are_numbered_in_order_and_one_without_arguments_has_an_empty_object() -> None:
+def test_tool_calls_are_numbered_in_order_and_missing_arguments_become_an_empty_object() -> None:
     blocks = (text_block("I look."), tool_block("t1", "look", '{"at":', ' "it"}'), tool_block("t2", "wait"))
     events = _read(MessagesReply(blocks=blocks, stop_reason="tool_use"))
     calls: dict[int, list[str]] = {}
@@ -100,7 +100,7 @@ def test_every_stop_reason_is_a_finish_reason(word: str, reason: int) -> None:
     assert _finish(_read(MessagesReply(stop_reason=word))) == reason
 
 
-def test_an_unknown_stop_reason_is_a_warning_and_a_cut_stream_a_fault_of_the_provider() -> None:
+def test_unknown_stop_reason_is_a_warning_and_a_truncated_stream_a_provider_error() -> None:
     events = _read(MessagesReply(stop_reason="moonshine"))
     assert ["moonshine" in event.warning.message for event in events if event.HasField("warning")] == [True]
     reader = MessagesReader(whole=False)
@@ -121,7 +121,7 @@ def test_an_unknown_stop_reason_is_a_warning_and_a_cut_stream_a_fault_of_the_pro
         ("api_error", False, Reason.BACKEND_ERROR),
     ],
 )
-def test_an_error_in_the_stream_has_its_reason(kind: str, begun: bool, reason: Reason) -> None:
+def test_stream_error_has_its_reason(kind: str, begun: bool, reason: Reason) -> None:
     reader = MessagesReader(whole=False)
     payloads = _payloads(MessagesReply(breaks_with=kind))
     for payload in payloads[: -1 if begun else 2]:
@@ -139,13 +139,13 @@ def test_an_error_in_the_stream_has_its_reason(kind: str, begun: bool, reason: R
         [],
     ],
 )
-def test_an_event_of_a_wrong_shape_is_a_fault_of_the_provider(event: Any) -> None:
+def test_malformed_event_is_a_provider_error(event: Any) -> None:
     with pytest.raises(WeftError) as failure:
         MessagesReader(whole=False).read([json.dumps(event).encode()])
     assert failure.value.reason is Reason.BACKEND_PROTOCOL_ERROR
 
 
-def test_events_that_are_newer_than_this_version_are_ignored() -> None:
+def test_unknown_events_are_ignored() -> None:
     reader = MessagesReader(whole=False)
     payloads = _payloads(MessagesReply())
     payloads.insert(2, b'{"type": "mood", "mood": "fine"}')

@@ -16,7 +16,7 @@ def word(text: str) -> load_pb2.LoadOptions:
     return load_pb2.LoadOptions(parameters={"api_key_env": load_pb2.LoadValue(word=text)})
 
 
-def test_a_record_has_the_variable_of_the_key_and_never_its_value() -> None:
+def test_record_has_the_variable_of_the_key_and_never_its_value() -> None:
     options = word("BOX_KEY")
     options.parameters["remote"].flag = False
     record = server_record(BOX, "box", options)
@@ -28,7 +28,7 @@ def test_a_record_has_the_variable_of_the_key_and_never_its_value() -> None:
 
 
 @pytest.mark.parametrize("variable", [*sorted(KEY_VARIABLES), "NOT A NAME", "a" * 200, "9X"])
-def test_no_key_of_the_mesh_is_sent_to_a_server(variable: str) -> None:
+def test_no_mesh_key_is_sent_to_a_server(variable: str) -> None:
     with pytest.raises(FieldError):
         server_record(BOX, "box", word(variable))
 
@@ -39,7 +39,7 @@ def test_other_parameters_are_refused() -> None:
     assert refused.value.field == "options.parameters.slots"
 
 
-def test_the_models_of_a_server_are_remembered() -> None:
+def test_server_models_are_remembered() -> None:
     record = server_record(BOX, "box", load_pb2.LoadOptions())
     models = (FollowedModel(name="smol", upstream="acme/smol"), FollowedModel(name="b", upstream="b"))
     record_models(record, models)

@@ -30,13 +30,13 @@ def _shared_book(slot_count: int) -> CacheDirectory:
     return book
 
 
-def test_one_tenant_alone_is_left_to_the_engine() -> None:
+def test_single_tenant_uses_slots_chosen_by_the_engine() -> None:
     book = CacheDirectory(2)
     turns = [_turn(book, A) for _ in range(3)]
     assert [(turn.slot, turn.fresh) for turn in turns] == [(None, False)] * 3
 
 
-def test_the_second_tenant_and_all_after_it_are_placed() -> None:
+def test_second_and_later_tenants_are_assigned_to_slots() -> None:
     book = CacheDirectory(2)
     _turn(book, A)
     second = _turn(book, B)
@@ -45,13 +45,13 @@ def test_the_second_tenant_and_all_after_it_are_placed() -> None:
     assert _turn(book, A).slot not in (None, second.slot)
 
 
-def test_a_tag_is_as_good_as_another_tenant() -> None:
+def test_tag_is_isolated_like_another_tenant() -> None:
     book = CacheDirectory(2)
     _turn(book, A)
     assert _turn(book, A_TAGGED).fresh
 
 
-def test_a_tenant_gets_its_own_slot_back_and_need_not_begin_afresh() -> None:
+def test_tenant_gets_its_own_slot_back_without_a_reset() -> None:
     book = _shared_book(3)
     first, other = _turn(book, A), _turn(book, B)
     again = _turn(book, A)
@@ -59,7 +59,7 @@ def test_a_tenant_gets_its_own_slot_back_and_need_not_begin_afresh() -> None:
     assert other.slot != first.slot
 
 
-def test_while_an_unshared_turn_holds_its_slot_a_tenant_takes_its_own_and_afterwards_the_erased_one() -> None:
+def test_tenant_takes_its_own_slot_during_an_unshared_turn_and_later_the_erased_one() -> None:
     book = _shared_book(2)
     mine = _turn(book, A, b"mine")
     unshared = book.begin(None, (b"other",))
@@ -71,7 +71,7 @@ def test_while_an_unshared_turn_holds_its_slot_a_tenant_takes_its_own_and_afterw
     assert book.begin(A, (b"third",)).slot == unshared.slot
 
 
-def test_the_slot_with_the_longest_common_beginning_is_taken() -> None:
+def test_slot_with_the_longest_common_prefix_is_chosen() -> None:
     book = _shared_book(3)
     long, short = _turn(book, A, b"1", b"2", b"3"), _turn(book, A, b"9")
     assert long.slot != short.slot
@@ -79,7 +79,7 @@ def test_the_slot_with_the_longest_common_beginning_is_taken() -> None:
     assert _turn(book, A, b"9", b"8").slot == short.slot
 
 
-def test_many_prompts_of_one_tenant_do_not_drive_out_another_one() -> None:
+def test_many_prompts_of_one_tenant_do_not_evict_another_tenant() -> None:
     book = _shared_book(2)
     mine = _turn(book, A, b"mine")
     for number in range(5):
@@ -88,7 +88,7 @@ def test_many_prompts_of_one_tenant_do_not_drive_out_another_one() -> None:
     assert (again.slot, again.fresh) == (mine.slot, False)
 
 
-def test_the_slot_that_was_unused_for_longest_is_taken_from_another_tenant() -> None:
+def test_least_recently_used_slot_is_taken_from_another_tenant() -> None:
     book = _shared_book(2)
     oldest = _turn(book, A)
     _turn(book, B)
@@ -96,7 +96,7 @@ def test_the_slot_that_was_unused_for_longest_is_taken_from_another_tenant() -> 
     assert (taken.slot, taken.fresh) == (oldest.slot, True)
 
 
-def test_a_slot_in_use_is_not_handed_out() -> None:
+def test_slot_in_use_is_not_assigned() -> None:
     book = _shared_book(2)
     turns = [book.begin(A), book.begin(A), book.begin(A)]
     assert {turn.slot for turn in turns[:2]} == {0, 1}
@@ -104,14 +104,14 @@ def test_a_slot_in_use_is_not_handed_out() -> None:
     assert turns[2].fresh
 
 
-def test_a_slot_that_the_engine_is_seen_at_work_in_is_avoided_but_not_at_any_price() -> None:
+def test_slot_busy_in_the_engine_is_avoided_if_possible() -> None:
     book = _shared_book(2)
     first = book.begin(B, busy=[0])
     assert first.slot == 1
     assert book.begin(B, busy=[0]).slot == 0
 
 
-def test_a_turn_that_shares_with_nobody_begins_afresh_and_its_slot_is_to_be_erased() -> None:
+def test_private_turn_starts_fresh_and_its_slot_is_erased_afterwards() -> None:
     book = CacheDirectory(2)
     _turn(book, A)
     private = book.begin(None)
@@ -124,7 +124,7 @@ def test_a_turn_that_shares_with_nobody_begins_afresh_and_its_slot_is_to_be_eras
     assert book.is_alone(A)
 
 
-def test_a_fresh_turn_that_never_reached_the_engine_leaves_the_slot_to_nobody() -> None:
+def test_fresh_turn_that_never_reached_the_engine_leaves_the_slot_unowned() -> None:
     book = CacheDirectory(1)
     _turn(book, A)
     book.end(book.begin(B), worked=False)
@@ -132,7 +132,7 @@ def test_a_fresh_turn_that_never_reached_the_engine_leaves_the_slot_to_nobody() 
     assert book.begin(B).fresh
 
 
-def test_a_slot_that_was_used_while_it_was_being_emptied_is_not_taken_for_empty() -> None:
+def test_slot_used_during_its_erasure_is_not_marked_empty() -> None:
     book = _shared_book(1)
     _turn(book, A)
     erasures = book.forget("a")
@@ -141,7 +141,7 @@ def test_a_slot_that_was_used_while_it_was_being_emptied_is_not_taken_for_empty(
     assert book.owner_of(0) == B
 
 
-def test_forgetting_one_tenant_leaves_the_slots_of_others() -> None:
+def test_forgetting_one_tenant_keeps_the_slots_of_others() -> None:
     book = _shared_book(3)
     a, b, tagged = _turn(book, A), _turn(book, B), _turn(book, A_TAGGED)
     assert {state.slot for state in book.forget("a", "tag")} == {tagged.slot}
@@ -150,7 +150,7 @@ def test_forgetting_one_tenant_leaves_the_slots_of_others() -> None:
     assert b.slot is not None
 
 
-def test_what_is_in_use_is_forgotten_when_it_comes_free() -> None:
+def test_slot_in_use_is_forgotten_when_freed() -> None:
     book = _shared_book(1)
     running = book.begin(A)
     assert book.forget("a") == ()
@@ -158,7 +158,7 @@ def test_what_is_in_use_is_forgotten_when_it_comes_free() -> None:
     assert _turn(book, A).fresh
 
 
-def test_an_engine_has_at_least_one_slot() -> None:
+def test_engine_has_at_least_one_slot() -> None:
     with pytest.raises(ValueError, match="1 to"):
         CacheDirectory(0)
 
@@ -303,7 +303,7 @@ def _run(
 
 
 @given(_STEPS, st.integers(1, 4))
-def test_no_turn_is_ever_shown_what_is_not_its_own(steps: list[tuple[object, ...]], slots: int) -> None:
+def test_no_turn_sees_foreign_content(steps: list[tuple[object, ...]], slots: int) -> None:
     _run(steps, slots)
 
 
@@ -312,27 +312,27 @@ def _keeping(slots: int) -> CacheDirectory:
 
 
 @given(_STEPS, st.integers(1, 4))
-def test_no_turn_is_ever_shown_a_kept_prompt_that_is_not_its_own(steps: list[tuple[object, ...]], slots: int) -> None:
+def test_no_turn_sees_a_foreign_cached_prompt(steps: list[tuple[object, ...]], slots: int) -> None:
     _run(steps, slots, _keeping)
 
 
-def test_the_text_of_a_turn_that_was_flushed_at_work_was_shown_to_the_next_one() -> None:
+def test_text_of_a_turn_flushed_while_running_is_not_shown_to_the_next_one() -> None:
     _run([("begin", C, True, 0), ("forget", None, None), ("begin", C, True, 0)], 1, _keeping)
 
 
-def test_conversations_that_take_turns_find_their_kept_prompts() -> None:
+def test_alternating_conversations_find_their_cached_prompts() -> None:
     steps: list[tuple[object, ...]] = []
     for partition in (A, A, A, B) * 8:
         steps += [("begin", partition, True, 0), ("end", 0, True)]
     assert _run(steps, 2, _keeping).restored >= 4
 
 
-def test_a_second_turn_is_not_shown_the_slot_that_the_first_one_has_not_reached_yet() -> None:
+def test_second_turn_does_not_see_a_slot_the_first_has_not_reached() -> None:
     private: list[tuple[object, ...]] = [("begin", None, True, 0), ("end", 0, False)]
     _run([*private, ("begin", A, False, 0), ("begin", A, True, 0)], 1)
 
 
-def test_turns_of_one_tenant_do_share() -> None:
+def test_turns_of_one_tenant_share_their_cache() -> None:
     steps: list[tuple[object, ...]] = []
     for partition in (A, B) * 4:
         steps += [("begin", partition, True, 0), ("end", 0, True)]
@@ -380,14 +380,14 @@ _WRONG_BOOKS: list[tuple[type[CacheDirectory], list[tuple[object, ...]]]] = [
 
 
 @pytest.mark.parametrize(("wrong", "steps"), _WRONG_BOOKS)
-def test_the_model_finds_books_that_are_wrong(wrong: type[CacheDirectory], steps: list[tuple[object, ...]]) -> None:
+def test_model_detects_faulty_cache_directories(wrong: type[CacheDirectory], steps: list[tuple[object, ...]]) -> None:
     """The control: each directory lacks one precaution."""
     _run(steps, 1)
     with pytest.raises(AssertionError):
         _run(steps, 1, wrong)
 
 
-def test_the_number_of_slots_is_bounded() -> None:
+def test_number_of_slots_is_bounded() -> None:
     assert CacheDirectory(cache_directory.MAX_CACHE_SLOTS).slot_count == cache_directory.MAX_CACHE_SLOTS
     with pytest.raises(ValueError, match="slots"):
         CacheDirectory(cache_directory.MAX_CACHE_SLOTS + 1)

@@ -85,9 +85,7 @@ def _flush(scope: str, **names: str) -> pb.FlushCacheRequest:
         (_flush("TAG", tag="x" * 65), "tag"),
     ],
 )
-async def test_a_flush_that_does_not_say_clearly_what_it_means_is_refused(
-    request_: pb.FlushCacheRequest, field: str
-) -> None:
+async def test_ambiguous_flush_is_refused(request_: pb.FlushCacheRequest, field: str) -> None:
     engine = Engine(CacheIsolation.SLOTS, 2)
     desk = _desk(m=engine)
     with pytest.raises(FieldError) as refused:
@@ -96,13 +94,13 @@ async def test_a_flush_that_does_not_say_clearly_what_it_means_is_refused(
     assert engine.erased == []
 
 
-async def test_a_flush_of_a_model_that_is_not_served_is_refused() -> None:
+async def test_flush_of_an_unserved_model_is_refused() -> None:
     with pytest.raises(WeftError) as refused:
         await _desk(m=Engine(CacheIsolation.SLOTS, 1)).flush(_flush("MODEL", model="other"))
     assert refused.value.reason is Reason.MODEL_NOT_FOUND
 
 
-async def test_a_flush_of_one_model_leaves_the_others() -> None:
+async def test_flush_of_one_model_keeps_the_others() -> None:
     one, other = Engine(CacheIsolation.SLOTS, 2), Engine(CacheIsolation.SLOTS, 2)
     desk = _desk(one=one, other=other)
     for model in ("one", "other"):
@@ -113,7 +111,7 @@ async def test_a_flush_of_one_model_leaves_the_others() -> None:
     assert other.erased == []
 
 
-async def test_memory_is_told_only_where_the_size_of_a_token_is_known() -> None:
+async def test_memory_is_reported_only_if_the_token_size_is_known() -> None:
     engine: Any = Engine(CacheIsolation.SLOTS, 1)
 
     async def thousand() -> int:
@@ -127,14 +125,14 @@ async def test_memory_is_told_only_where_the_size_of_a_token_is_known() -> None:
     assert not (await unknown.flush(_flush("ALL"))).HasField("reusable_bytes")
 
 
-async def test_an_engine_that_does_not_run_has_nothing_to_forget() -> None:
+async def test_flush_of_a_stopped_engine_reports_zero_entries() -> None:
     engine = Engine(CacheIsolation.SLOTS)
     engine.process_id = None
     response = await _desk(m=engine).flush(_flush("ALL"))
     assert (response.entry_count, response.token_count) == (0, 0)
 
 
-async def test_an_engine_that_failed_to_erase_is_told_and_its_slots_are_used_afresh() -> None:
+async def test_failed_erasure_is_reported_and_its_slots_start_fresh() -> None:
     engine = Engine(CacheIsolation.SLOTS, 1, fails=WeftError(Reason.BACKEND_ERROR, "too late"))
     desk = _desk(m=engine)
     await _use(desk, "m", "a")
@@ -143,7 +141,7 @@ async def test_an_engine_that_failed_to_erase_is_told_and_its_slots_are_used_afr
     assert (await _use(desk, "m", "a")).use.fresh
 
 
-async def test_a_server_that_shares_everything_cannot_be_flushed_but_does_not_hinder_the_others() -> None:
+async def test_server_without_isolation_cannot_be_flushed_but_does_not_block_the_others() -> None:
     shared, own = Engine(CacheIsolation.NONE), Engine(CacheIsolation.SLOTS, 1)
     desk = _desk(shared=shared, own=own)
     await _use(desk, "own", "a")
@@ -153,7 +151,7 @@ async def test_a_server_that_shares_everything_cannot_be_flushed_but_does_not_hi
     assert refused.value.reason is Reason.UNSUPPORTED_OPERATION
 
 
-async def test_whoever_wants_no_cache_from_a_server_that_shares_everything_is_warned() -> None:
+async def test_private_request_to_a_server_without_isolation_is_warned() -> None:
     desk = _desk(m=Engine(CacheIsolation.NONE))
     assert (await _use(desk, "m", "a")).warnings == []
     turn = await _use(desk, "m", "a", PRIVATE)
@@ -161,7 +159,7 @@ async def test_whoever_wants_no_cache_from_a_server_that_shares_everything_is_wa
     assert [event.warning.field for event in turn.warnings] == ["cache_mode"]
 
 
-async def test_a_server_with_salts_is_told_another_one_for_each_tenant_and_after_a_flush(tmp_path: Path) -> None:
+async def test_server_with_salts_gets_a_new_one_per_tenant_and_after_a_flush(tmp_path: Path) -> None:
     desk = CacheManager.over([Model("m", Engine(CacheIsolation.SALT))], tmp_path)
     a, again, b = [(await _use(desk, "m", tenant)).use.salt for tenant in ("a", "a", "b")]
     assert a == again != b
@@ -174,13 +172,13 @@ async def test_a_server_with_salts_is_told_another_one_for_each_tenant_and_after
     assert (await _use(restarted, "m", "b")).use.salt == b
 
 
-async def test_an_engine_with_one_prompt_gives_it_up_between_tenants() -> None:
+async def test_single_prompt_engine_discards_its_cache_between_tenants() -> None:
     desk = _desk(m=Engine(CacheIsolation.WHOLE))
     uses = [(await _use(desk, "m", tenant)).use for tenant in ("a", "a", "b", "b", "a")]
     assert [use.fresh for use in uses] == [False, False, True, False, True]
 
 
-async def test_a_new_life_of_the_engine_has_a_new_book() -> None:
+async def test_restarted_engine_has_a_new_cache_directory() -> None:
     engine = Engine(CacheIsolation.SLOTS, 1)
     desk = _desk(m=engine)
     await _use(desk, "m", "a")
@@ -189,7 +187,7 @@ async def test_a_new_life_of_the_engine_has_a_new_book() -> None:
     assert not (await _use(desk, "m", "a")).use.fresh
 
 
-async def test_a_turn_that_is_cancelled_gives_its_slot_back() -> None:
+async def test_cancelled_turn_returns_its_slot() -> None:
     desk = _desk(m=Engine(CacheIsolation.SLOTS, 1))
     await _use(desk, "m", "a")
     entered = asyncio.Event()
@@ -218,7 +216,7 @@ class SlowEraser(Engine):
         return await super().erase_cache(slots)
 
 
-async def test_the_text_of_a_turn_is_not_taken_by_the_erasure_of_what_its_slot_had_before() -> None:
+async def test_pending_erasure_does_not_remove_the_text_of_a_newer_turn() -> None:
     engine = SlowEraser()
     desk = _desk(m=engine)
     await _use(desk, "m", "a")
@@ -233,7 +231,7 @@ async def test_the_text_of_a_turn_is_not_taken_by_the_erasure_of_what_its_slot_h
     assert not (await _use(desk, "m", "b")).use.fresh
 
 
-async def test_figures_are_counted_for_each_model() -> None:
+async def test_figures_are_counted_per_model() -> None:
     desk = _desk(one=Engine(CacheIsolation.SLOTS, 1), other=Engine(CacheIsolation.SLOTS, 1))
     desk.note("one", usage_pb2.Usage(prompt_tokens=100))
     desk.note("one", usage_pb2.Usage(prompt_tokens=100, cached_prompt_tokens=90))

@@ -21,15 +21,13 @@ from runner_svc.runtimes.openai_http.runtime import OpenAiHttpModel
         (CacheUse(salt="abc"), False, {"cache_salt": "abc"}),
     ],
 )
-def test_each_server_is_told_in_its_own_words(use: CacheUse, has_slots: bool, added: dict[str, Any]) -> None:
+def test_each_server_gets_its_own_request_fields(use: CacheUse, has_slots: bool, added: dict[str, Any]) -> None:
     body: dict[str, Any] = {}
     add_cache_use(body, use, has_slots=has_slots)
     assert body == added
 
 
 @pytest.mark.parametrize(("knows_salt", "isolation"), [(True, CacheIsolation.SALT), (False, CacheIsolation.NONE)])
-def test_a_server_that_is_not_ours_isolates_only_where_it_knows_salts(
-    knows_salt: bool, isolation: CacheIsolation
-) -> None:
+def test_attached_server_isolates_only_if_it_supports_salts(knows_salt: bool, isolation: CacheIsolation) -> None:
     config = engine_settings(OpenAiHttpModel, url="http://127.0.0.1:1", upstream_model="m", cache_salt=knows_salt)
     assert AttachedServer(*config).cache_isolation is isolation

@@ -12,7 +12,7 @@ from runner_svc.policy.cache_directory import Partition
 A, B, A_TAGGED, AMBIGUOUS = Partition("a"), Partition("b"), Partition("a", "tag"), Partition("atag")
 
 
-def test_each_tenant_and_tag_has_a_salt_of_its_own_that_stays() -> None:
+def test_each_tenant_and_tag_has_its_own_stable_salt() -> None:
     book = SaltStore(None)
     found = [book.salt_of(partition) for partition in (A, B, A_TAGGED, AMBIGUOUS)]
     assert len(set(found)) == len(found)
@@ -20,7 +20,7 @@ def test_each_tenant_and_tag_has_a_salt_of_its_own_that_stays() -> None:
     assert all(salt != "a" and len(salt) == 64 for salt in found)
 
 
-def test_a_request_that_shares_with_nobody_has_a_new_one_each_time() -> None:
+def test_private_request_has_a_new_salt_each_time() -> None:
     book = SaltStore(None)
     assert book.salt_of(None) != book.salt_of(None)
 
@@ -29,7 +29,7 @@ def test_two_runners_have_different_salts_for_one_tenant() -> None:
     assert SaltStore(None).salt_of(A) != SaltStore(None).salt_of(A)
 
 
-def test_the_key_is_kept_over_restarts_and_only_its_owner_may_read_it(tmp_path: Path) -> None:
+def test_salt_key_survives_restarts_and_is_readable_only_by_its_owner(tmp_path: Path) -> None:
     file = tmp_path / "state" / "salts.json"
     first = SaltStore(file).salt_of(A)
     assert SaltStore(file).salt_of(A) == first
@@ -45,7 +45,7 @@ def test_the_key_is_kept_over_restarts_and_only_its_owner_may_read_it(tmp_path: 
         ({}, {A, B, A_TAGGED, AMBIGUOUS}),
     ],
 )
-def test_a_flush_changes_what_is_meant_and_is_kept_over_restarts(
+def test_flush_changes_the_matching_salts_and_survives_restarts(
     tmp_path: Path, scope: dict[str, str], changed: set[Partition]
 ) -> None:
     file = tmp_path / "salts.json"
@@ -58,13 +58,13 @@ def test_a_flush_changes_what_is_meant_and_is_kept_over_restarts(
 
 
 @pytest.mark.parametrize("content", [b"", b"no json", b'{"key": 5}', b'{"key": "YQ==", "forgotten": []}'])
-def test_a_broken_file_makes_new_salts_and_no_error(tmp_path: Path, content: bytes) -> None:
+def test_corrupt_file_gives_new_salts_without_an_error(tmp_path: Path, content: bytes) -> None:
     file = tmp_path / "salts.json"
     file.write_bytes(content)
     assert len(SaltStore(file).salt_of(A)) == 64
 
 
-def test_beyond_its_bound_a_flush_changes_everybody(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_flush_beyond_its_bound_changes_every_salt(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(model_cache, "MAX_FORGOTTEN", 2)
     book = SaltStore(None)
     before = book.salt_of(B)

@@ -39,12 +39,12 @@ class Tree:
 
 
 @pytest.mark.parametrize(("own", "root"), [(OWN, "/"), (OWN, "/user.slice"), (OWN, OWN), ("/", "/")])
-def test_our_own_cgroup_is_found_below_what_is_mounted(own: str, root: str, tmp_path: Path) -> None:
+def test_own_cgroup_is_found_below_its_mount(own: str, root: str, tmp_path: Path) -> None:
     tree = Tree(tmp_path, own=own, root=root)
     assert tree.own_cgroup() == tree.own
 
 
-def test_no_cgroup_is_ours_that_does_not_hold_us(tmp_path: Path) -> None:
+def test_cgroup_that_does_not_contain_this_process_is_not_used(tmp_path: Path) -> None:
     tree = Tree(tmp_path)
     (tree.own / "cgroup.procs").write_text("1\n")
     assert tree.own_cgroup() is None
@@ -53,29 +53,29 @@ def test_no_cgroup_is_ours_that_does_not_hold_us(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "membership", ["", "4:memory:/x\n", "0::/../outside\n", f"0::{OWN}-of-somebody-else\n", "0::/user.slices\n"]
 )
-def test_a_cgroup_that_cannot_be_seen_is_none(membership: str, tmp_path: Path) -> None:
+def test_invisible_cgroup_is_not_used(membership: str, tmp_path: Path) -> None:
     tree = Tree(tmp_path, root="/user.slice")
     tree.membership.write_text(membership)
     assert tree.own_cgroup() is None
 
 
-def test_a_cgroup_of_version_1_is_none(tmp_path: Path) -> None:
+def test_cgroup_v1_is_not_used(tmp_path: Path) -> None:
     assert Tree(tmp_path, kind="cgroup").own_cgroup() is None
 
 
-def test_tables_that_are_not_there_are_no_cgroup(tmp_path: Path) -> None:
+def test_missing_cgroup_tables_mean_no_cgroup(tmp_path: Path) -> None:
     nowhere = tmp_path / "nowhere"
     assert own_cgroup(membership=nowhere, mount_table=nowhere) is None
     assert make_leaf("abc", membership=nowhere, mount_table=nowhere) is None
 
 
-def test_a_kernel_without_cgroup_kill_gets_no_leaf_and_nothing_stays(tmp_path: Path) -> None:
+def test_kernel_without_cgroup_kill_gets_no_leaf_and_no_leftovers(tmp_path: Path) -> None:
     tree = Tree(tmp_path)
     assert tree.make_leaf() is None  # a plain folder has no files of its own, as an old kernel has no cgroup.kill
     assert [path.name for path in tree.own.iterdir()] == ["cgroup.procs"]
 
 
-def test_a_leaf_that_is_gone_has_no_members_and_can_be_ended_again(tmp_path: Path) -> None:
+def test_removed_leaf_has_no_members_and_can_be_ended_again(tmp_path: Path) -> None:
     leaf = CgroupLeaf(tmp_path / "weft-gone")
     leaf.kill()
     assert leaf.members() == set()
@@ -83,7 +83,7 @@ def test_a_leaf_that_is_gone_has_no_members_and_can_be_ended_again(tmp_path: Pat
     assert leaf.remove()
 
 
-def test_a_leaf_with_its_own_count_of_memory_kills_is_believed(tmp_path: Path) -> None:
+def test_leaf_with_its_own_oom_kill_count_is_trusted(tmp_path: Path) -> None:
     events = tmp_path / "memory.events"
     events.write_text("low 0\nhigh 0\nmax 3\noom 1\noom_kill 0\noom_group_kill 0\n")
     count = OutOfMemoryCount(CgroupLeaf(tmp_path))
@@ -96,7 +96,7 @@ def test_a_leaf_with_its_own_count_of_memory_kills_is_believed(tmp_path: Path) -
     assert count.rose_for(signal.SIGKILL) is None
 
 
-def test_windows_is_refused_with_what_it_lacks_and_what_to_do_instead() -> None:
+def test_windows_is_refused_with_the_reason_and_an_alternative() -> None:
     with pytest.raises(WeftError) as refused:
         this_system("win32")
     assert refused.value.reason is Reason.UNSUPPORTED_OPERATION

@@ -50,7 +50,7 @@ def _work() -> ScriptedWork:
     return ScriptedWork([text("Hi."), *end()])
 
 
-async def test_a_request_that_asks_for_nothing_reaches_the_engine_as_it_is() -> None:
+async def test_plain_request_reaches_the_engine_unchanged() -> None:
     payload, work = _payload(SYSTEM), _work()
     events = await events_of(work, request(payload), setup(repetition="off"))
     assert work.payloads[0] is payload
@@ -58,7 +58,7 @@ async def test_a_request_that_asks_for_nothing_reaches_the_engine_as_it_is() -> 
     assert kinds(events) == ["usage", "finished"]
 
 
-async def test_the_platform_prompt_stands_before_the_agents_and_the_callers() -> None:
+async def test_platform_prompt_precedes_agent_and_caller_prompts() -> None:
     work = _work()
     asked = request(_payload(SYSTEM, DEVELOPER), agent="clerk", platform_prompt=True)
     await events_of(work, asked, setup(platform_context="An office."))
@@ -71,7 +71,7 @@ async def test_the_platform_prompt_stands_before_the_agents_and_the_callers() ->
 
 
 @pytest.mark.parametrize("asks", [True, False], ids=["agent", "no_agent"])
-async def test_the_platform_prompt_of_a_model_stands_once_before_the_agents_and_the_callers(asks: bool) -> None:
+async def test_model_platform_prompt_occurs_once_before_agent_and_caller_prompts(asks: bool) -> None:
     work = _work()
     asked = request(_payload(SYSTEM, DEVELOPER), platform_prompt=asks)
     await events_of(work, asked, setup(platform_prompt=True, platform_context="An office."))
@@ -80,33 +80,33 @@ async def test_the_platform_prompt_of_a_model_stands_once_before_the_agents_and_
     assert told.index("An office.") < told.index("Be brief.") < told.index("Be kind.")
 
 
-async def test_a_translation_gets_no_platform_prompt_of_its_model() -> None:
+async def test_translation_gets_no_platform_prompt_of_its_model() -> None:
     work = _work()
     payload = _payload(extra_parameters=to_json_object({"target_lang_code": "nl"}, "extra_parameters"))
     await events_of(work, request(payload), setup(platform_prompt=True))
     assert system_texts(work.payloads[0]) == []
 
 
-async def test_a_text_completion_gets_no_platform_prompt() -> None:
+async def test_text_completion_gets_no_platform_prompt() -> None:
     payload, work = completion_pb2.CompletionPayload(prompts=[completion_pb2.PromptInput(text="Once")]), _work()
     await events_of(work, request(payload), setup(platform_prompt=True))
     assert work.payloads == [payload]
 
 
-async def test_several_system_prompts_become_one_with_delimiters() -> None:
+async def test_several_system_prompts_are_joined_with_delimiters() -> None:
     work = _work()
     await events_of(work, request(_payload(SYSTEM, DEVELOPER)))
     assert system_texts(work.payloads[0]) == ["Be brief.\n\n---\n\nBe kind."]
 
 
-async def test_a_system_message_in_mid_conversation_stays_where_it_is() -> None:
+async def test_mid_conversation_system_message_keeps_its_position() -> None:
     work = _work()
     late = message(chat_pb2.ROLE_SYSTEM, "Now in French.")
     await events_of(work, request(_payload(SYSTEM, DEVELOPER, user("One."), late)))
     assert [part.role for part in work.payloads[0].messages] == [1, 3, 1, 3]
 
 
-async def test_a_system_message_with_more_than_text_is_not_joined() -> None:
+async def test_system_message_with_more_than_text_is_not_joined() -> None:
     work = _work()
     picture = chat_pb2.ChatMessage(
         role=chat_pb2.ROLE_SYSTEM, content=[chat_pb2.ContentPart(image=chat_pb2.MediaPart(data=b"x"))]
@@ -115,7 +115,7 @@ async def test_a_system_message_with_more_than_text_is_not_joined() -> None:
     assert len(work.payloads[0].messages) == 3
 
 
-async def test_the_platform_prompt_is_made_anew_before_each_turn() -> None:
+async def test_platform_prompt_is_rebuilt_before_each_turn() -> None:
     clock = FakeClock(utc=datetime(2026, 3, 4, 22, 59, tzinfo=UTC))
 
     class Slow(ScriptedWork):
@@ -135,19 +135,19 @@ async def test_the_platform_prompt_is_made_anew_before_each_turn() -> None:
     assert first.endswith("\n\n---\n\nBe brief.")
 
 
-async def test_without_a_zone_the_machines_own_is_told() -> None:
+async def test_platform_prompt_uses_the_machine_time_zone_by_default() -> None:
     work = _work()
     await events_of(work, request(platform_prompt=True))
     assert "Now: Thursday, 2026-01-01" in system_texts(work.payloads[0])[0]
 
 
-async def test_a_platform_prompt_alone_leaves_several_choices_alone() -> None:
+async def test_platform_prompt_keeps_the_choice_count() -> None:
     work = _work()
     await events_of(work, request(_payload(choice_count=2), platform_prompt=True))
     assert work.payloads[0].choice_count == 2
 
 
-async def test_a_loop_is_warned_of_once_and_goes_on() -> None:
+async def test_loop_is_warned_about_once_and_continues() -> None:
     work = ScriptedWork([*[text(LOOP)] * 200, *end()])
     events = await events_of(work, request(), setup(repetition="warn"))
     assert warnings(events) == [warning_pb2.WARNING_CODE_REPETITION]
@@ -159,7 +159,7 @@ async def test_a_loop_is_warned_of_once_and_goes_on() -> None:
 
 @pytest.mark.parametrize("piece", [text, thought])
 @pytest.mark.parametrize("tools", [(), ("search",)])
-async def test_a_loop_is_killed_where_the_agent_says_so(piece: Any, tools: tuple[str, ...]) -> None:
+async def test_loop_is_stopped_if_the_agent_policy_requires_it(piece: Any, tools: tuple[str, ...]) -> None:
     work = ScriptedWork([*[piece(LOOP)] * 200, *end()])
     asked = request(repetition_policy=agent_behaviour_pb2.REPETITION_POLICY_KILL, tools=tools)
     with pytest.raises(WeftError, match="look at the file") as raised:
@@ -170,7 +170,7 @@ async def test_a_loop_is_killed_where_the_agent_says_so(piece: Any, tools: tuple
 
 
 @pytest.mark.parametrize("tools", [(), ("search",)])
-async def test_an_answer_that_is_killed_tells_its_usage_before_its_end(tools: tuple[str, ...]) -> None:
+async def test_stopped_answer_reports_its_usage_before_its_end(tools: tuple[str, ...]) -> None:
     progress = [Event(progress=event_pb2.Progress(prompt_tokens=21, processed_tokens=21, cached_tokens=4))]
     work = ScriptedWork([progress, *[text(LOOP)] * 200, *end()])
     heard: list[Event] = []
@@ -189,14 +189,14 @@ async def test_an_answer_that_is_killed_tells_its_usage_before_its_end(tools: tu
     assert work.closed_early == 1
 
 
-async def test_a_prompt_that_the_engine_has_not_counted_is_estimated_in_the_usage_of_a_killed_answer() -> None:
+async def test_uncounted_prompt_is_estimated_in_the_usage_of_a_stopped_answer() -> None:
     work, payload = ScriptedWork([*[text(LOOP)] * 200, *end()]), chat_pb2.ChatPayload(messages=[user("x" * 400)])
     with pytest.raises(WeftError) as raised:
         await events_of(work, request(payload))
     assert 100 <= int(raised.value.metadata["prompt_tokens"]) <= 120
 
 
-async def test_a_line_that_the_caller_asked_for_is_warned_of_and_not_killed() -> None:
+async def test_repetition_requested_by_the_caller_is_warned_about_and_not_stopped() -> None:
     work = ScriptedWork([*[text("I will not talk in class.\n")] * 100, *end()])
     asked = request(chat_pb2.ChatPayload(messages=[user('Write "I will not talk in class" a hundred times!')]))
     assert warnings(await events_of(work, asked)) == [warning_pb2.WARNING_CODE_REPETITION]
@@ -204,7 +204,7 @@ async def test_a_line_that_the_caller_asked_for_is_warned_of_and_not_killed() ->
 
 @pytest.mark.parametrize(("named", "sent"), [(None, 512), (7, 7), (9_999, 9_999)])
 @pytest.mark.parametrize("tools", [(), ("search",)])
-async def test_a_model_has_a_maximum_for_those_who_name_none(
+async def test_model_default_max_tokens_applies_if_the_request_sets_none(
     named: int | None, sent: int, tools: tuple[str, ...]
 ) -> None:
     payload, work = _payload(), _work()
@@ -214,7 +214,7 @@ async def test_a_model_has_a_maximum_for_those_who_name_none(
     assert work.payloads[0].sampling.max_tokens == sent
 
 
-async def test_a_model_has_sampling_parameters_for_those_who_leave_them_out() -> None:
+async def test_model_sampling_defaults_apply_if_the_request_sets_none() -> None:
     payload, work = _payload(), _work()
     payload.sampling.temperature = 0.0
     defaults = sampling_pb2.SamplingParams(temperature=0.7, top_p=0.9, stop=["END"])
@@ -224,7 +224,7 @@ async def test_a_model_has_sampling_parameters_for_those_who_leave_them_out() ->
     assert not payload.sampling.HasField("top_p"), "the request itself stays as it is"
 
 
-async def test_a_completion_has_the_models_maximum_too_and_without_one_nothing_is_sent() -> None:
+async def test_completion_has_the_model_maximum_and_none_is_sent_without_one() -> None:
     payload = completion_pb2.CompletionPayload(prompts=[completion_pb2.PromptInput(text="Count.")])
     work, unbounded = _work(), _work()
     await events_of(work, request(payload), setup(default_max_tokens=512))
@@ -234,7 +234,7 @@ async def test_a_completion_has_the_models_maximum_too_and_without_one_nothing_i
     assert not unbounded.payloads[0].sampling.HasField("max_tokens")
 
 
-async def test_a_loop_in_the_arguments_of_a_call_is_killed_too() -> None:
+async def test_loop_in_tool_call_arguments_is_stopped_too() -> None:
     pieces = [
         event_pb2.ToolCallDelta(name="search", arguments_text='{"q": "'),
         event_pb2.ToolCallDelta(arguments_text=LOOP),
@@ -259,7 +259,7 @@ class _DetectingWork(ScriptedWork):
 
 
 @pytest.mark.parametrize("tools", [(), ("search",)])
-async def test_a_loop_that_the_engine_ends_is_told_with_the_counts_so_far(tools: tuple[str, ...]) -> None:
+async def test_loop_ended_by_the_engine_is_reported_with_the_counts_so_far(tools: tuple[str, ...]) -> None:
     told: list[Event] = []
 
     async def read() -> None:
@@ -276,13 +276,13 @@ async def test_a_loop_that_the_engine_ends_is_told_with_the_counts_so_far(tools:
         assert answer(events) == "again again "
 
 
-async def test_the_agents_policy_goes_before_the_models() -> None:
+async def test_agent_policy_takes_precedence_over_the_model_policy() -> None:
     work = ScriptedWork([*[text(LOOP)] * 200, *end()])
     asked = request(repetition_policy=agent_behaviour_pb2.REPETITION_POLICY_OFF)
     assert not warnings(await events_of(work, asked, setup(repetition="kill")))
 
 
-async def test_each_choice_is_watched_by_itself() -> None:
+async def test_each_choice_is_monitored_separately() -> None:
     pieces = [
         [
             Event(
@@ -297,7 +297,7 @@ async def test_each_choice_is_watched_by_itself() -> None:
     assert warnings(events) == [warning_pb2.WARNING_CODE_REPETITION]
 
 
-async def test_a_completion_is_watched_too() -> None:
+async def test_completion_is_monitored_too() -> None:
     payload = completion_pb2.CompletionPayload(prompts=[completion_pb2.PromptInput(text="Count.")])
     work = ScriptedWork([*[text(LOOP)] * 200, *end()])
     with pytest.raises(WeftError) as raised:
@@ -306,7 +306,7 @@ async def test_a_completion_is_watched_too() -> None:
 
 
 @pytest.mark.parametrize("tools", [(), ("search",)])
-async def test_a_warning_of_the_engine_is_told_once_and_stands_on_the_receipt(tools: tuple[str, ...]) -> None:
+async def test_engine_warning_is_reported_once_and_is_on_the_receipt(tools: tuple[str, ...]) -> None:
     warning = warning_pb2.Warning(code=warning_pb2.WARNING_CODE_UNSUPPORTED_PARAMETER, field="mirostat", message="no")
     first = [[Event(warning=warning)]]
     if tools:
@@ -318,7 +318,7 @@ async def test_a_warning_of_the_engine_is_told_once_and_stands_on_the_receipt(to
     assert list(receipt(events).warnings) == [warning]
 
 
-async def test_the_record_holds_what_the_caller_was_sent() -> None:
+async def test_record_contains_the_output_sent_to_the_caller() -> None:
     work = ScriptedWork([thought("Hm."), text("Hi."), *end()])
     await events_of(work, request())
     assert work.record.output == "Hm.Hi."
@@ -330,7 +330,7 @@ def _with_tool(**choice: Any) -> chat_pb2.ChatPayload:
 
 
 @pytest.mark.parametrize("choice", [{"mode": chat_pb2.ToolChoice.MODE_REQUIRED}, {"function_name": "add"}])
-async def test_a_call_that_was_demanded_and_did_not_come_is_a_warning(choice: dict[str, Any]) -> None:
+async def test_missing_required_call_is_a_warning(choice: dict[str, Any]) -> None:
     """Observed: `tool_choice: "required"` was answered with free text, without a warning."""
     events = await events_of(_work(), request(_with_tool(**choice)))
     (told,) = receipt(events).warnings
@@ -343,11 +343,11 @@ async def test_a_call_that_was_demanded_and_did_not_come_is_a_warning(choice: di
     "payload",
     [_with_tool(mode=chat_pb2.ToolChoice.MODE_AUTO), _payload(), _with_tool(mode=chat_pb2.ToolChoice.MODE_NONE)],
 )
-async def test_a_call_that_was_not_demanded_is_not_missed(payload: chat_pb2.ChatPayload) -> None:
+async def test_missing_optional_call_is_not_a_warning(payload: chat_pb2.ChatPayload) -> None:
     assert warnings(await events_of(_work(), request(payload))) == []
 
 
-async def test_a_call_that_was_demanded_and_came_is_no_warning() -> None:
+async def test_fulfilled_required_call_is_not_a_warning() -> None:
     work = ScriptedWork([*call("add"), *end(TOOL_CALLS)])
     payload = _with_tool(mode=chat_pb2.ToolChoice.MODE_REQUIRED)
     assert warnings(await events_of(work, request(payload))) == []
@@ -367,7 +367,7 @@ async def test_a_call_that_was_demanded_and_came_is_no_warning() -> None:
     ],
     ids=["cut", "whole", "uncounted", "short", "white", "data", "chinese"],
 )
-async def test_a_prompt_of_which_the_engine_dropped_a_part_is_a_warning(
+async def test_prompt_truncated_by_the_engine_is_a_warning(
     said: str, counted: int, is_dropped: bool, tools: tuple[str, ...]
 ) -> None:
     work = ScriptedWork([text("Hi."), *end(prompt=counted)])

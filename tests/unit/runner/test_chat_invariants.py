@@ -70,7 +70,7 @@ async def _outcome(answering: Coroutine[None, None, list[Event]]) -> list[Event]
 
 
 @given(turns=st.lists(_turn(), min_size=ITERATIONS + 2, max_size=ITERATIONS + 2), has_tool=st.booleans())
-def test_an_answer_ends_once_and_keeps_the_meshs_calls_to_itself(turns: list[list[Frame]], has_tool: bool) -> None:
+def test_answer_ends_once_and_hides_mesh_tool_calls(turns: list[list[Frame]], has_tool: bool) -> None:
     mine = [chat_pb2.Tool(function=chat_pb2.FunctionTool(name="mine"))] if has_tool else []
     payload = chat_pb2.ChatPayload(messages=[user()], tools=mine)
     asked = request(

@@ -39,7 +39,7 @@ def _signals(events: list[Event]) -> list[str]:
     return [event.signal.name for event in events if event.HasField("signal")]
 
 
-async def test_a_signal_is_told_with_its_arguments_and_stands_in_record_and_receipt() -> None:
+async def test_signal_is_emitted_with_its_arguments_and_kept_in_record_and_receipt() -> None:
     work = ScriptedWork([text("Maybe 7."), *call("LOW_CONFIDENCE", UNSURE), *end(TOOL_CALLS)])
     events = await events_of(work, request(signals=["LOW_CONFIDENCE"]))
     assert kinds(events) == ["signal", "usage", "finished"]
@@ -50,14 +50,14 @@ async def test_a_signal_is_told_with_its_arguments_and_stands_in_record_and_rece
     assert len(work.payloads) == 1, "a signal has no answer"
 
 
-async def test_a_signal_is_told_as_soon_as_its_arguments_are_there() -> None:
+async def test_signal_is_emitted_as_soon_as_its_arguments_are_complete() -> None:
     work = ScriptedWork([*call("LOW_CONFIDENCE", UNSURE), text("Maybe 7."), *end()])
     events = await events_of(work, request(signals=["LOW_CONFIDENCE"]))
     places = [event.WhichOneof("event") for event in events]
     assert places.index("signal") < places.index("delta")
 
 
-async def test_a_request_for_a_decision_ends_the_answer_and_stops_the_engine() -> None:
+async def test_decision_request_ends_the_answer_and_stops_the_engine() -> None:
     work = ScriptedWork([text("Well."), *call("NEEDS_MANAGER_DECISION", DECISION), text("And on."), *end()])
     events = await events_of(work, request(signals=["NEEDS_MANAGER_DECISION"]))
     assert answer(events) == "Well."
@@ -67,14 +67,14 @@ async def test_a_request_for_a_decision_ends_the_answer_and_stops_the_engine() -
     assert receipt(events).usage.completion_tokens == 4, "what was seen of the turn counts"
 
 
-async def test_an_agent_can_have_the_answer_go_on() -> None:
+async def test_agent_can_let_the_answer_continue_after_a_decision_request() -> None:
     work = ScriptedWork([*call("NEEDS_MANAGER_DECISION", DECISION), text("And on."), *end()])
     events = await events_of(work, request(signals=["NEEDS_MANAGER_DECISION"], stop_on_decision_request=False))
     assert answer(events) == "And on."
     assert work.closed_early == 0
 
 
-async def test_tools_called_before_a_request_for_a_decision_are_not_run() -> None:
+async def test_tools_called_before_a_decision_request_are_not_run() -> None:
     pieces = [*call("search", SEARCH), *call("NEEDS_MANAGER_DECISION", DECISION, 1, "call_1")]
     work = ScriptedWork([*pieces, *end(TOOL_CALLS)])
     events = await events_of(work, request(tools=["search"], signals=["NEEDS_MANAGER_DECISION"]))
@@ -82,7 +82,7 @@ async def test_tools_called_before_a_request_for_a_decision_are_not_run() -> Non
     assert finish_reasons(events) == [STOP]
 
 
-async def test_a_model_that_only_signals_is_asked_once_more_for_its_answer() -> None:
+async def test_model_that_only_signals_is_prompted_once_more_for_its_answer() -> None:
     work = ScriptedWork([*call("LOW_CONFIDENCE", UNSURE), *end(TOOL_CALLS)], [text("Maybe 7."), *end()])
     events = await events_of(work, request(signals=["LOW_CONFIDENCE"]))
     assert answer(events) == "Maybe 7."
@@ -91,14 +91,14 @@ async def test_a_model_that_only_signals_is_asked_once_more_for_its_answer() -> 
 
 
 @pytest.mark.parametrize("blank", ["\n\n", " "])
-async def test_blank_text_before_a_signal_is_no_answer(blank: str) -> None:
+async def test_blank_text_before_a_signal_is_not_an_answer(blank: str) -> None:
     work = ScriptedWork([text(blank), *call("LOW_CONFIDENCE", UNSURE), *end(TOOL_CALLS)], [text("Maybe 7."), *end()])
     events = await events_of(work, request(signals=["LOW_CONFIDENCE"]))
     assert answer(events) == f"{blank}Maybe 7."
 
 
 @pytest.mark.parametrize("rest", ["}", " and so on", "\n"])
-async def test_what_follows_the_arguments_of_a_signal_is_no_part_of_the_conversation(rest: str) -> None:
+async def test_text_after_signal_arguments_is_not_part_of_the_conversation(rest: str) -> None:
     together = call("LOW_CONFIDENCE", f"{UNSURE}{rest}")
     apart = [*call("LOW_CONFIDENCE", UNSURE), call("", rest)[-1]]
     for pieces in (together, apart):
@@ -108,7 +108,7 @@ async def test_what_follows_the_arguments_of_a_signal_is_no_part_of_the_conversa
         assert work.payloads[1].messages[-2].tool_calls[0].arguments_text == UNSURE
 
 
-async def test_a_model_that_signals_again_instead_of_answering_has_had_its_say() -> None:
+async def test_model_that_signals_again_instead_of_answering_is_finished() -> None:
     turn = [*call("LOW_CONFIDENCE", UNSURE), *end(TOOL_CALLS)]
     work = ScriptedWork(turn, turn)
     events = await events_of(work, request(signals=["LOW_CONFIDENCE"]))
@@ -116,7 +116,7 @@ async def test_a_model_that_signals_again_instead_of_answering_has_had_its_say()
     assert _signals(events) == ["LOW_CONFIDENCE"] * 2
 
 
-async def test_a_signal_beside_a_tool_is_noted_and_the_tool_is_run() -> None:
+async def test_signal_beside_a_tool_call_is_recorded_and_the_tool_runs() -> None:
     pieces = [*call("LOW_CONFIDENCE", UNSURE), *call("search", SEARCH, 1, "call_1")]
     work = ScriptedWork([*pieces, *end(TOOL_CALLS)], [text("Done."), *end()])
     events = await events_of(work, request(tools=["search"], signals=["LOW_CONFIDENCE"]))
@@ -126,14 +126,14 @@ async def test_a_signal_beside_a_tool_is_noted_and_the_tool_is_run() -> None:
 
 
 @pytest.mark.parametrize("arguments", ["{}", '{"reason": ""}', '{"reason": "x", "more": 1}', "{reason}"])
-async def test_arguments_that_do_not_fit_end_the_request(arguments: str) -> None:
+async def test_invalid_signal_arguments_end_the_request(arguments: str) -> None:
     work = ScriptedWork([*call("LOW_CONFIDENCE", arguments), *end(TOOL_CALLS)])
     with pytest.raises(WeftError) as raised:
         await events_of(work, request(signals=["LOW_CONFIDENCE"]))
     assert raised.value.reason is Reason.TOOL_CALL_INVALID
 
 
-async def test_a_signal_that_is_written_as_text_counts() -> None:
+async def test_signal_written_as_text_is_recognized() -> None:
     written = f'<tool_call>{{"name": "NEEDS_MANAGER_DECISION", "arguments": {DECISION}}}</tool_call>'
     work = ScriptedWork([text("Hm. "), text(written), text("On."), *end()])
     events = await events_of(work, request(signals=["NEEDS_MANAGER_DECISION"]))
@@ -141,7 +141,7 @@ async def test_a_signal_that_is_written_as_text_counts() -> None:
     assert _signals(events) == ["NEEDS_MANAGER_DECISION"]
 
 
-async def test_a_signal_that_the_token_limit_cut_is_no_error() -> None:
+async def test_signal_truncated_by_the_token_limit_is_not_an_error() -> None:
     work = ScriptedWork([text("Hm."), *call("LOW_CONFIDENCE", '{"reas'), *end(LENGTH)])
     events = await events_of(work, request(signals=["LOW_CONFIDENCE"]))
     assert finish_reasons(events) == [LENGTH]
@@ -149,7 +149,7 @@ async def test_a_signal_that_the_token_limit_cut_is_no_error() -> None:
     assert warnings(events) == [warning_pb2.WARNING_CODE_TOOL_CALL_NOT_RUN]
 
 
-async def test_signals_of_any_length_are_told_and_those_that_are_kept_have_a_bound() -> None:
+async def test_signals_of_any_length_are_emitted_and_stored_ones_are_bounded() -> None:
     own = SignalDescription(name="NOTE", description="x", parameters={"type": "object"})
     long = json.dumps({"text": "x" * 100_000})
     pieces = [piece for index in range(3) for piece in call("NOTE", long, index, f"call_{index}")]
@@ -160,7 +160,7 @@ async def test_signals_of_any_length_are_told_and_those_that_are_kept_have_a_bou
     assert len(receipt(events).signals) == len(work.record.signals) == 2
 
 
-async def test_an_own_signal_of_the_configuration_can_ask_for_a_decision() -> None:
+async def test_configured_signal_can_ask_for_a_decision() -> None:
     own = SignalDescription(name="NEEDS_LEGAL", description="x", parameters=reason_only(), asks_for_decision=True)
     work = ScriptedWork([*call("NEEDS_LEGAL", UNSURE), text("On."), *end()])
     chat = setup(signals=signal_catalogue([own]))
@@ -169,7 +169,7 @@ async def test_an_own_signal_of_the_configuration_can_ask_for_a_decision() -> No
     assert work.closed_early == 1
 
 
-async def test_calls_of_the_caller_that_came_before_a_request_for_a_decision_are_the_callers() -> None:
+async def test_caller_tool_calls_before_a_decision_request_are_returned() -> None:
     tool = chat_pb2.Tool(function=chat_pb2.FunctionTool(name="mine"))
     payload = chat_pb2.ChatPayload(messages=[user()], tools=[tool])
     pieces = [*call("mine"), *call("NEEDS_MANAGER_DECISION", DECISION, 1, "call_1")]
@@ -179,7 +179,7 @@ async def test_calls_of_the_caller_that_came_before_a_request_for_a_decision_are
     assert finish_reasons(events) == [event_pb2.FINISH_REASON_TOOL_CALLS]
 
 
-def test_the_deepest_arguments_that_are_taken_can_be_sent() -> None:
+def test_deepest_accepted_arguments_can_be_serialized() -> None:
     deep: dict[str, object] = {}
     for _ in range(MAX_SENT_DEPTH - 1):
         deep = {"a": deep}
@@ -191,7 +191,7 @@ def test_the_deepest_arguments_that_are_taken_can_be_sent() -> None:
         json_object({"a": deep})
 
 
-def test_the_deepest_lists_that_are_taken_can_be_sent() -> None:
+def test_deepest_accepted_lists_can_be_serialized() -> None:
     deep: list[object] = []
     while True:
         try:

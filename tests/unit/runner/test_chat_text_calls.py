@@ -53,7 +53,7 @@ def _call(name: str, **arguments: object) -> TextCall:
         (FENCED.replace("json", ""), [_call("search", q="x")]),
     ],
 )
-def test_a_call_in_a_known_form_is_found(text: str, expected: list[str | TextCall]) -> None:
+def test_call_in_a_known_format_is_found(text: str, expected: list[str | TextCall]) -> None:
     assert _parse(text) == expected
 
 
@@ -87,7 +87,7 @@ def test_a_call_in_a_known_form_is_found(text: str, expected: list[str | TextCal
         "   ",
     ],
 )
-def test_text_that_is_no_call_passes_byte_for_byte(text: str) -> None:
+def test_text_without_a_call_passes_unchanged(text: str) -> None:
     assert "".join(str(piece) for piece in _parse(text)) == text
     assert not any(isinstance(piece, TextCall) for piece in _parse(text))
 
@@ -104,25 +104,25 @@ def test_text_that_is_no_call_passes_byte_for_byte(text: str) -> None:
         "<tool_call>" + '{"a":' * 5000 + "x" + "}" * 5000,
     ],
 )
-def test_a_marked_call_that_cannot_be_read_is_an_error(text: str) -> None:
+def test_unreadable_marked_call_is_an_error(text: str) -> None:
     with pytest.raises(WeftError) as raised:
         _parse(text)
     assert raised.value.reason is Reason.TOOL_CALL_INVALID
 
 
-def test_a_call_that_the_token_limit_cut_is_text() -> None:
+def test_call_truncated_by_the_token_limit_is_text() -> None:
     text = '<tool_call>{"name": "search", "argu'
     assert _parse(text, cut_off=True) == [text]
 
 
-def test_an_answer_in_json_is_let_go_as_soon_as_it_cannot_be_a_call() -> None:
+def test_json_answer_is_released_as_soon_as_it_cannot_be_a_call() -> None:
     parser = TextCallParser(OFFERED)
     assert parser.feed('{"na') == []
     assert parser.feed('me": "Ada') == ['{"name": "Ada']
     assert parser.feed('"}') == ['"}']
 
 
-def test_text_is_held_back_for_no_longer_than_a_marker_may_go_on() -> None:
+def test_text_is_held_back_no_longer_than_a_marker_may_continue() -> None:
     parser = TextCallParser(OFFERED)
     assert parser.feed("Hello <tool") == ["Hello "]
     assert parser.holds
@@ -130,13 +130,13 @@ def test_text_is_held_back_for_no_longer_than_a_marker_may_go_on() -> None:
     assert not parser.holds
 
 
-def test_a_long_answer_that_began_like_a_call_is_let_go_at_the_limit() -> None:
+def test_long_answer_starting_like_a_call_is_released_at_the_limit() -> None:
     text = '{"name": "search", "arguments": {"q": "' + "x" * MAX_HELD_CHARS
     parser = TextCallParser(OFFERED)
     assert "".join(map(str, parser.feed(text))) == text
 
 
-def test_without_offered_functions_everything_is_text() -> None:
+def test_everything_is_text_without_offered_functions() -> None:
     parser = TextCallParser(())
     assert parser.feed(HERMES) == [HERMES]
     assert parser.finish() == []
@@ -157,14 +157,14 @@ def _outcome(pieces: list[str]) -> list[str | TextCall] | str:
 
 
 @given(text=_TEXTS, data=st.data())
-def test_the_pieces_a_text_comes_in_make_no_difference(text: str, data: st.DataObject) -> None:
+def test_chunking_of_a_text_makes_no_difference(text: str, data: st.DataObject) -> None:
     cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=12)))
     pieces = [text[start:end] for start, end in zip([0, *cuts], [*cuts, len(text)], strict=True)]
     assert _outcome(pieces) == _outcome([text]) == _outcome(list(text))
 
 
 @given(text=_TEXTS, more=_TEXTS)
-def test_what_passes_need_not_be_fed(text: str, more: str) -> None:
+def test_passthrough_state_needs_no_further_input(text: str, more: str) -> None:
     parser = TextCallParser(OFFERED)
     try:
         parser.feed(text)
@@ -176,6 +176,6 @@ def test_what_passes_need_not_be_fed(text: str, more: str) -> None:
 
 
 @given(text=st.text(alphabet='<>[]{}"` \nabtolcfuninjsTOOLCALS_=:', max_size=60))
-def test_text_without_a_whole_call_passes_byte_for_byte(text: str) -> None:
+def test_text_without_a_complete_call_passes_unchanged(text: str) -> None:
     assert _parse(text) in ([text], [])
     assert "".join(map(str, _parse(text))) == text

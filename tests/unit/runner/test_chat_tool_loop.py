@@ -52,7 +52,7 @@ def _tool_calls(events: list[Event]) -> list[event_pb2.ToolCallDelta]:
     return [piece for event in events for piece in event.delta.tool_calls]
 
 
-async def test_a_tool_is_run_and_the_model_answers_with_its_result() -> None:
+async def test_tool_is_run_and_the_model_answers_with_its_result() -> None:
     work = ScriptedWork(
         [thought("hm"), text("Let me see. "), *call("search", ASK), *end(TOOL_CALLS, cached=3)],
         [text("There it is."), *end(prompt=20, completion=15)],
@@ -72,7 +72,7 @@ async def test_a_tool_is_run_and_the_model_answers_with_its_result() -> None:
     assert spoken[2].content[0].text == "found x"
 
 
-async def test_what_a_provider_has_signed_or_encrypted_goes_back_to_it_after_a_tool() -> None:
+async def test_signed_or_redacted_reasoning_is_returned_to_the_provider_after_a_tool() -> None:
     sealed = [
         *[thought("Let me "), thought("see."), [Event(delta=event_pb2.Delta(reasoning_signature="s1"))]],
         [Event(delta=event_pb2.Delta(redacted_reasoning="xyz"))],
@@ -88,7 +88,7 @@ async def test_what_a_provider_has_signed_or_encrypted_goes_back_to_it_after_a_t
     assert [event.delta.reasoning_signature for event in events if event.delta.reasoning_signature] == ["s1", "s2"]
 
 
-async def test_costs_add_up_over_the_turns() -> None:
+async def test_costs_are_summed_over_the_turns() -> None:
     work = ScriptedWork(
         [*call("search", ASK), *end(TOOL_CALLS, prompt=10, completion=5, cached=3)],
         [text("Done."), *end(prompt=20, completion=15, cached=10)],
@@ -101,14 +101,14 @@ async def test_costs_add_up_over_the_turns() -> None:
     assert found.tool_run_count == 1
 
 
-async def test_tools_of_the_model_need_no_agent() -> None:
+async def test_model_tools_need_no_agent() -> None:
     work = ScriptedWork([*call("files_read", ASK), *end(TOOL_CALLS)], [text("Done."), *end()])
     events = await events_of(work, request(), setup(tools=("files.read",)))
     assert offered(work.payloads[0]) == ["files_read"]
     assert next(event.tool_call.name for event in events if event.HasField("tool_call")) == "files.read"
 
 
-async def test_the_record_knows_what_goes_on() -> None:
+async def test_record_shows_the_current_state_and_remaining_iterations() -> None:
     seen: list[tuple[RequestState, int | None]] = []
 
     async def look(_: Mapping[str, Any]) -> str:
@@ -122,7 +122,7 @@ async def test_the_record_knows_what_goes_on() -> None:
     assert work.record.output == "One. Two."
 
 
-async def test_several_calls_of_a_turn_run_side_by_side() -> None:
+async def test_several_calls_of_a_turn_run_concurrently() -> None:
     both = asyncio.Barrier(2)
 
     async def meet(arguments: Mapping[str, Any]) -> str:
@@ -140,7 +140,7 @@ async def test_several_calls_of_a_turn_run_side_by_side() -> None:
     assert results == ["a", "b"]
 
 
-async def test_calls_of_later_turns_get_ids_of_their_own() -> None:
+async def test_calls_of_later_turns_get_their_own_ids() -> None:
     work = ScriptedWork(
         [*call("search", ASK), *end(TOOL_CALLS)], [*call("search", ASK), *end(TOOL_CALLS)], [text("Done."), *end()]
     )
@@ -149,7 +149,7 @@ async def test_calls_of_later_turns_get_ids_of_their_own() -> None:
     assert len(set(ids)) == 2
 
 
-async def test_a_budget_that_is_used_up_takes_the_tools_away_and_says_so() -> None:
+async def test_exhausted_budget_removes_the_tools_with_a_warning() -> None:
     work = ScriptedWork(
         [*call("search", ASK), *end(TOOL_CALLS)], [*call("search", ASK), *end(TOOL_CALLS)], [text("Done."), *end()]
     )
@@ -161,7 +161,7 @@ async def test_a_budget_that_is_used_up_takes_the_tools_away_and_says_so() -> No
     assert work.record.tool_iterations_left == 0
 
 
-async def test_the_callers_tools_stay_when_the_budget_is_used_up() -> None:
+async def test_caller_tools_remain_when_the_budget_is_exhausted() -> None:
     work = ScriptedWork([*call("search", ASK), *end(TOOL_CALLS)], [text("Done."), *end()])
     await events_of(work, request(_with_caller_tool(), tools=["search"], max_tool_iterations=1))
     assert offered(work.payloads[0]) == ["mine", "search"]
@@ -169,21 +169,21 @@ async def test_the_callers_tools_stay_when_the_budget_is_used_up() -> None:
     assert not work.payloads[1].HasField("tool_choice")
 
 
-async def test_a_call_beyond_the_budget_is_an_error() -> None:
+async def test_call_beyond_the_budget_is_an_error() -> None:
     work = ScriptedWork([*call("search", ASK), *end(TOOL_CALLS)], [*call("search", ASK), *end(TOOL_CALLS)])
     with pytest.raises(WeftError) as raised:
         await events_of(work, request(tools=["search"], max_tool_iterations=1))
     assert raised.value.reason is Reason.TOOL_CALL_INVALID
 
 
-async def test_a_budget_of_none_offers_no_tools() -> None:
+async def test_zero_budget_offers_no_tools() -> None:
     work = ScriptedWork([text("Hi."), *end()])
     await events_of(work, request(tools=["search"], max_tool_iterations=0))
     assert offered(work.payloads[0]) == []
 
 
 @pytest.mark.parametrize("arguments", ["{q: 1}", "[1]", "{}", '{"q": 1}', '{"q": "x"'])
-async def test_a_malformed_call_ends_the_request_before_any_tool_runs(arguments: str) -> None:
+async def test_malformed_call_ends_the_request_before_any_tool_runs(arguments: str) -> None:
     ran: list[object] = []
 
     async def note(given: Mapping[str, Any]) -> str:
@@ -197,7 +197,7 @@ async def test_a_malformed_call_ends_the_request_before_any_tool_runs(arguments:
     assert not ran
 
 
-async def test_a_call_of_an_unknown_function_is_an_error_where_the_caller_has_none() -> None:
+async def test_call_of_an_unknown_function_is_an_error_without_caller_tools() -> None:
     work = ScriptedWork([*call("nothing"), *end(TOOL_CALLS)])
     with pytest.raises(WeftError) as raised:
         await events_of(work, request(tools=["search"]))
@@ -205,7 +205,7 @@ async def test_a_call_of_an_unknown_function_is_an_error_where_the_caller_has_no
     assert work.closed_early == 1
 
 
-async def test_a_piece_of_a_call_after_the_finish_reason_that_names_nothing_is_an_error_of_the_call() -> None:
+async def test_unnamed_call_chunk_after_the_finish_reason_is_a_call_error() -> None:
     nameless = event_pb2.ToolCallDelta(index=3, arguments_text="{}")
     finish, last = end(TOOL_CALLS)
     late = [event_pb2.InferenceEvent(delta=event_pb2.Delta(tool_calls=[nameless]))]
@@ -215,7 +215,7 @@ async def test_a_piece_of_a_call_after_the_finish_reason_that_names_nothing_is_a
     assert raised.value.reason is Reason.TOOL_CALL_INVALID
 
 
-async def test_too_many_calls_in_one_turn_are_an_error_at_once() -> None:
+async def test_too_many_calls_in_one_turn_are_an_error_immediately() -> None:
     calls = [piece for index in range(3) for piece in call("search", ASK, index, f"call_{index}")]
     work = ScriptedWork([*calls, *end(TOOL_CALLS)])
     with pytest.raises(WeftError, match="more than 2 calls") as raised:
@@ -223,7 +223,7 @@ async def test_too_many_calls_in_one_turn_are_an_error_at_once() -> None:
     assert raised.value.reason is Reason.TOOL_CALL_INVALID
 
 
-async def test_a_tool_that_fails_is_told_to_the_model_and_the_chat_goes_on() -> None:
+async def test_failing_tool_is_reported_to_the_model_and_the_chat_continues() -> None:
     async def fail(_: Mapping[str, Any]) -> str:
         raise RuntimeError("no disk")
 
@@ -233,7 +233,7 @@ async def test_a_tool_that_fails_is_told_to_the_model_and_the_chat_goes_on() -> 
     assert "no disk" in work.payloads[1].messages[-1].content[0].text
 
 
-async def test_output_that_was_cut_is_told_to_the_model_and_to_the_caller() -> None:
+async def test_truncated_output_is_reported_to_the_model_and_the_caller() -> None:
     async def flood(_: Mapping[str, Any]) -> str:
         return "x" * 5000
 
@@ -244,7 +244,7 @@ async def test_output_that_was_cut_is_told_to_the_model_and_to_the_caller() -> N
     assert "[cut: 4700 bytes more]" in work.payloads[1].messages[-1].content[0].text
 
 
-async def test_the_event_of_a_long_result_is_bounded_and_says_so() -> None:
+async def test_event_of_a_long_result_is_bounded_and_marked() -> None:
     async def flood(_: Mapping[str, Any]) -> str:
         return "x" * 200_000
 
@@ -256,7 +256,7 @@ async def test_the_event_of_a_long_result_is_bounded_and_says_so() -> None:
     assert len(work.payloads[1].messages[-1].content[0].text) == 200_000
 
 
-async def test_a_call_of_the_callers_tool_goes_to_the_caller_as_it_comes() -> None:
+async def test_caller_tool_call_is_streamed_to_the_caller() -> None:
     work = ScriptedWork([*call("mine", '{"a": 1}'), *end(TOOL_CALLS)])
     events = await events_of(work, request(_with_caller_tool(), tools=["search"]))
     pieces = _tool_calls(events)
@@ -266,12 +266,12 @@ async def test_a_call_of_the_callers_tool_goes_to_the_caller_as_it_comes() -> No
     assert finish_reasons(events) == [TOOL_CALLS]
 
 
-async def test_an_answer_without_calls_does_not_end_for_calls_whatever_the_engine_says() -> None:
+async def test_answer_without_calls_never_ends_with_tool_calls() -> None:
     work = ScriptedWork([text("Hi."), *end(TOOL_CALLS)])
     assert finish_reasons(await events_of(work, request(tools=["search"]))) == [STOP]
 
 
-async def test_in_a_mixed_turn_only_the_caller_gets_calls_and_is_told_what_was_not_run() -> None:
+async def test_mixed_turn_returns_caller_calls_and_warns_about_those_not_run() -> None:
     work = ScriptedWork([*call("search", ASK), *call("mine", "{}", 1, "call_1"), *end(TOOL_CALLS)])
     events = await events_of(work, request(_with_caller_tool(), tools=["search"]))
     assert {(piece.index, piece.name) for piece in _tool_calls(events) if piece.name} == {(0, "mine")}
@@ -280,14 +280,14 @@ async def test_in_a_mixed_turn_only_the_caller_gets_calls_and_is_told_what_was_n
     assert receipt(events).tool_run_count == 0
 
 
-async def test_a_turn_that_the_token_limit_cut_runs_nothing() -> None:
+async def test_turn_truncated_by_the_token_limit_runs_no_tools() -> None:
     work = ScriptedWork([*call("search", '{"q": '), *end(LENGTH)])
     events = await events_of(work, request(tools=["search"]))
     assert finish_reasons(events) == [LENGTH]
     assert warnings(events) == [warning_pb2.WARNING_CODE_TOOL_CALL_NOT_RUN]
 
 
-async def test_the_callers_token_limit_holds_for_all_turns_together() -> None:
+async def test_caller_token_limit_applies_to_all_turns_together() -> None:
     payload = chat_pb2.ChatPayload(messages=[user()], sampling=sampling_pb2.SamplingParams(max_tokens=12))
     work = ScriptedWork(
         [*call("search", ASK), *end(TOOL_CALLS, completion=5)], [*call("search", ASK), *end(TOOL_CALLS, completion=7)]
@@ -298,7 +298,7 @@ async def test_the_callers_token_limit_holds_for_all_turns_together() -> None:
     assert receipt(events).tool_run_count == 1
 
 
-async def test_a_call_that_is_written_as_text_is_run_and_not_shown() -> None:
+async def test_call_written_as_text_is_run_and_hidden() -> None:
     written = f'<tool_call>{{"name": "search", "arguments": {ASK}}}</tool_call>'
     pieces = [text(written[at : at + 7]) for at in range(0, len(written), 7)]
     work = ScriptedWork([text("So: "), *pieces, *end()], [text("Done."), *end()])
@@ -310,21 +310,21 @@ async def test_a_call_that_is_written_as_text_is_run_and_not_shown() -> None:
     assert json.loads(said.tool_calls[0].arguments_text) == {"q": "x"}
 
 
-async def test_a_written_call_of_the_callers_tool_goes_to_the_caller() -> None:
+async def test_caller_tool_call_written_as_text_is_returned_to_the_caller() -> None:
     work = ScriptedWork([text('<tool_call>{"name": "mine", "arguments": {}}</tool_call>'), *end()])
     events = await events_of(work, request(_with_caller_tool(), tools=["search"]))
     assert [(piece.name, piece.arguments_text) for piece in _tool_calls(events)] == [("mine", "{}")]
     assert finish_reasons(events) == [TOOL_CALLS]
 
 
-async def test_written_calls_are_text_where_the_agent_says_so() -> None:
+async def test_text_calls_stay_text_if_the_agent_disables_parsing() -> None:
     written = f'<tool_call>{{"name": "search", "arguments": {ASK}}}</tool_call>'
     work = ScriptedWork([text(written), *end()])
     events = await events_of(work, request(tools=["search"], parse_text_tool_calls=False))
     assert answer(events) == written
 
 
-async def test_logprobs_of_a_written_call_are_not_the_answers() -> None:
+async def test_logprobs_of_a_text_call_are_not_part_of_the_answer() -> None:
     def token(piece: str) -> list[Event]:
         logprob = event_pb2.TokenLogprob(token=piece)
         return [Event(delta=event_pb2.Delta(text=piece, logprobs=[logprob]))]
@@ -339,7 +339,7 @@ async def test_logprobs_of_a_written_call_are_not_the_answers() -> None:
 
 
 @pytest.mark.parametrize("behaviour", [{"tools": ["weather"]}, {"signals": ["NO_SUCH"]}])
-async def test_what_the_runner_does_not_have_is_found_out_before_anything_is_generated(
+async def test_missing_tools_are_detected_before_generation(
     behaviour: dict[str, Any],
 ) -> None:
     work = ScriptedWork()
@@ -358,7 +358,7 @@ async def test_what_the_runner_does_not_have_is_found_out_before_anything_is_gen
         (None, {"max_tool_iterations": 65}, "behaviour.max_tool_iterations"),
     ],
 )
-async def test_what_cannot_be_is_refused_with_its_field(
+async def test_invalid_behavior_is_refused_with_its_field(
     payload: chat_pb2.ChatPayload | None, behaviour: dict[str, Any], field: str
 ) -> None:
     with pytest.raises(FieldError) as raised:
@@ -366,14 +366,14 @@ async def test_what_cannot_be_is_refused_with_its_field(
     assert raised.value.field == field
 
 
-async def test_a_caller_who_wants_no_calls_gets_none_of_the_meshs_either() -> None:
+async def test_caller_without_tool_calls_gets_no_mesh_tool_calls_either() -> None:
     choice = chat_pb2.ToolChoice(mode=chat_pb2.ToolChoice.MODE_NONE)
     work = ScriptedWork([text("Hi."), *end()])
     await events_of(work, request(_with_caller_tool(tool_choice=choice), tools=["search"], signals=["LOW_CONFIDENCE"]))
     assert offered(work.payloads[0]) == ["mine"]
 
 
-async def test_a_call_that_had_to_be_made_need_not_be_made_again() -> None:
+async def test_required_call_is_required_only_once() -> None:
     choice = chat_pb2.ToolChoice(mode=chat_pb2.ToolChoice.MODE_REQUIRED)
     payload = chat_pb2.ChatPayload(messages=[user()], tool_choice=choice)
     work = ScriptedWork([*call("search", ASK), *end(TOOL_CALLS)], [text("Done."), *end()])
@@ -382,7 +382,7 @@ async def test_a_call_that_had_to_be_made_need_not_be_made_again() -> None:
     assert modes == [chat_pb2.ToolChoice.MODE_REQUIRED, chat_pb2.ToolChoice.MODE_AUTO]
 
 
-async def test_leaving_while_a_tool_runs_cancels_the_tool() -> None:
+async def test_disconnect_while_a_tool_runs_cancels_the_tool() -> None:
     started, cancelled = asyncio.Event(), asyncio.Event()
 
     async def hang(_: Mapping[str, Any]) -> str:
@@ -402,7 +402,7 @@ async def test_leaving_while_a_tool_runs_cancels_the_tool() -> None:
     assert cancelled.is_set()
 
 
-async def test_a_verdict_from_outside_ends_a_tool_that_runs() -> None:
+async def test_external_cancellation_ends_a_running_tool() -> None:
     started, cancelled = asyncio.Event(), asyncio.Event()
 
     async def hang(_: Mapping[str, Any]) -> str:
@@ -429,7 +429,7 @@ async def test_a_verdict_from_outside_ends_a_tool_that_runs() -> None:
     assert cancelled.is_set()
 
 
-async def test_the_first_content_comes_alone_even_where_text_was_held_back() -> None:
+async def test_first_content_is_sent_separately_even_if_text_was_held_back() -> None:
     late = [Event(delta=event_pb2.Delta(text=piece)) for piece in ("ox", " and", " on")]
     work = ScriptedWork([text("<tool"), text("b"), late, *end()])
     frames = [frame async for frame in converse(work, request(tools=["search"]), setup())]
@@ -439,14 +439,14 @@ async def test_the_first_content_comes_alone_even_where_text_was_held_back() -> 
     assert [[event.delta.text for event in frame] for frame in frames[:2]] == [["<toolox"], [" and", " on"]]
 
 
-async def test_arguments_that_no_event_can_carry_are_an_error() -> None:
+async def test_unserializable_arguments_are_an_error() -> None:
     deep = '{"q": "x", "more": ' + "[" * 60 + "]" * 60 + "}"
     with pytest.raises(WeftError, match="nested too deeply") as raised:
         await events_of(ScriptedWork([*call("search", deep), *end(TOOL_CALLS)]), request(tools=["search"]))
     assert raised.value.reason is Reason.TOOL_CALL_INVALID
 
 
-async def test_a_caller_who_closes_the_answer_in_mid_turn_closes_the_engines_stream() -> None:
+async def test_closing_the_answer_mid_turn_closes_the_engine_stream() -> None:
     work = ScriptedWork([text("a"), text("b"), text("c"), *end()])
     frames = converse(work, request(tools=["search"]), setup())
     await anext(frames)
@@ -463,7 +463,7 @@ async def _nothing_found(_: Mapping[str, Any]) -> str:
     return "nothing"
 
 
-async def test_a_tool_that_leaves_the_premises_is_refused_to_a_request_that_may_not() -> None:
+async def test_remote_tool_is_refused_for_a_request_without_remote_permission() -> None:
     work = ScriptedWork()
     with pytest.raises(WeftError, match="the tool web is remote") as refused:
         await events_of(work, request(tools=["web"]), setup(_remote_box()))
@@ -471,20 +471,20 @@ async def test_a_tool_that_leaves_the_premises_is_refused_to_a_request_that_may_
     assert work.payloads == [], "nothing was generated"
 
 
-async def test_a_call_that_left_the_premises_is_said_and_on_the_record() -> None:
+async def test_remote_tool_call_is_reported_and_recorded() -> None:
     work = ScriptedWork([*call("web", ASK), *end(TOOL_CALLS)], [text("done"), *end()])
     events = await events_of(work, replace(request(tools=["web"]), allow_remote=True), setup(_remote_box()))
     assert [event.tool_call.remote for event in events if event.HasField("tool_call")] == [True]
     assert work.record.left_premises
 
 
-async def test_a_tool_that_was_not_called_has_sent_nothing() -> None:
+async def test_uncalled_remote_tool_is_not_recorded_as_remote() -> None:
     work = ScriptedWork([text("no need"), *end()])
     await events_of(work, replace(request(tools=["web"]), allow_remote=True), setup(_remote_box()))
     assert not work.record.left_premises
 
 
-async def test_joined_texts_of_a_turn_with_tools_reach_the_caller_as_each_of_them() -> None:
+async def test_joined_texts_of_a_turn_with_tools_reach_the_caller_separately() -> None:
     joined = Event(delta=event_pb2.Delta(text="Let me see.", piece_lengths=[3, 3, 5]))
     turns = [[joined], *call("search", ASK), *end(TOOL_CALLS)], [[joined], *end(prompt=20, completion=15)]
     events = await events_of(ScriptedWork(*turns), request(tools=["search"]))

@@ -71,7 +71,7 @@ def _stamp(moment: datetime) -> Timestamp:
 
 
 @pytest.mark.parametrize("ahead_seconds", [-600.0, -30.0, -3.0, 0.0, 3.0, 30.0, 600.0, 86_400.0])
-async def test_tickets_are_judged_by_the_meshs_time_however_far_the_clock_is_off(ahead_seconds: float) -> None:
+async def test_tickets_are_validated_by_mesh_time_for_any_clock_skew(ahead_seconds: float) -> None:
     """Clocks of router and runner 30 s apart stopped every request with `ticket_expired`."""
     runner = Runner(Registry(), ahead_seconds)
     await runner.hear(takes_seconds=0.2)
@@ -83,14 +83,14 @@ async def test_tickets_are_judged_by_the_meshs_time_however_far_the_clock_is_off
     assert not runner.admits(fresh)
 
 
-async def test_without_the_registrys_time_the_same_ticket_is_refused() -> None:
+async def test_same_ticket_is_refused_without_the_registry_time() -> None:
     """The control: the earlier behaviour."""
     runner = Runner(Registry(), 31.0)
     assert not runner.admits(runner.registry.ticket())
 
 
 @pytest.mark.parametrize("jump_seconds", [-600.0, -30.0, 30.0, 600.0])
-async def test_a_clock_that_is_set_on_either_side_voids_no_ticket_between_two_heartbeats(jump_seconds: float) -> None:
+async def test_clock_set_on_either_side_invalidates_no_ticket_between_two_heartbeats(jump_seconds: float) -> None:
     """NTP steps a clock back or forward; the next heartbeat is up to 30 s away."""
     runner = Runner(Registry(), 0.0)
     await runner.hear()
@@ -105,7 +105,7 @@ async def test_a_clock_that_is_set_on_either_side_voids_no_ticket_between_two_he
         runner.gate.use_key(KEY)
 
 
-async def test_a_jump_is_measured_with_the_next_answer_and_so_is_the_way_back() -> None:
+async def test_clock_jump_is_measured_with_the_next_response_and_so_is_its_reversal() -> None:
     runner = Runner(Registry(), 0.0)
     runner.offset.allow(300.0)
     measured = []
@@ -122,7 +122,7 @@ async def test_a_jump_is_measured_with_the_next_answer_and_so_is_the_way_back() 
     ]
 
 
-async def test_an_answer_that_takes_its_time_does_not_count_as_an_offset_and_small_changes_are_no_news() -> None:
+async def test_slow_response_is_not_counted_as_skew_and_small_changes_are_not_reported() -> None:
     runner = Runner(Registry(), 100.0)
     await runner.hear(takes_seconds=4.0)
     assert runner.offset.seconds == 100.0
@@ -131,7 +131,7 @@ async def test_an_answer_that_takes_its_time_does_not_count_as_an_offset_and_sma
     assert runner.offset.seconds == 100.0, "it would be reported with every heartbeat"
 
 
-async def test_the_bound_itself_is_allowed_and_more_is_not() -> None:
+async def test_clock_skew_at_the_bound_is_allowed_and_more_is_refused() -> None:
     runner = Runner(Registry(), 300.0)
     runner.offset.allow(300.0)
     await runner.hear()
@@ -141,14 +141,14 @@ async def test_the_bound_itself_is_allowed_and_more_is_not() -> None:
     assert runner.offset.is_refused
 
 
-async def test_a_runner_that_is_given_no_bound_may_have_any_clock() -> None:
+async def test_runner_without_a_bound_may_have_any_clock() -> None:
     runner = Runner(Registry(), 86_400.0)
     runner.offset.allow(None)
     await runner.hear()
     assert (runner.offset.is_notable, runner.offset.is_refused) == (True, False)
 
 
-def test_the_refusal_says_clock_how_far_and_what_to_do() -> None:
+def test_refusal_states_the_clock_skew_and_a_remedy() -> None:
     error = clock_off("r1", -600.0)
     assert error.reason is Reason.CLOCK_OFF
     assert error.message == (

@@ -58,7 +58,7 @@ def _body(said: Any) -> bytes:
 
 
 @pytest.mark.parametrize(("status", "said"), REFUSALS)
-def test_a_refusal_of_content_is_the_requests_and_breaks_no_replica(status: int, said: Any) -> None:
+def test_content_refusal_belongs_to_the_request_and_does_not_penalize_a_replica(status: int, said: Any) -> None:
     for explain in (refusal, provider_refusal):
         error = explain(status, _body(said), {})
         assert error.reason is Reason.BACKEND_REJECTED
@@ -68,20 +68,20 @@ def test_a_refusal_of_content_is_the_requests_and_breaks_no_replica(status: int,
 
 
 @pytest.mark.parametrize(("status", "said"), TOO_LONG)
-def test_a_prompt_that_is_too_long_is_named_whatever_the_engine_calls_it(status: int, said: Any) -> None:
+def test_prompt_too_long_is_recognized_in_any_engine_wording(status: int, said: Any) -> None:
     error = refusal(status, _body(said), {})
     assert error.reason is Reason.CONTEXT_LENGTH_EXCEEDED
     assert classify(error.reason) is FailureKind.FINAL
 
 
 @pytest.mark.parametrize(("status", "said"), FAILURES)
-def test_a_failure_of_the_engine_stays_the_engines(status: int, said: Any) -> None:
+def test_engine_failure_stays_an_engine_failure(status: int, said: Any) -> None:
     error = refusal(status, _body(said), {})
     assert error.reason is Reason.BACKEND_ERROR
     assert classify(error.reason) is FailureKind.BROKE
 
 
-def test_the_engines_words_are_in_the_refusal_and_bounded() -> None:
+def test_engine_message_is_in_the_refusal_and_bounded() -> None:
     assert LLAMA_IMAGE in refusal(500, _body(REFUSALS[0][1]), {}).message
     long = refusal(422, _body({"detail": "x" * 10_000}), {}).message
     assert len(long) < MAX_ERROR_CHARS + 50
@@ -107,11 +107,11 @@ def _in_stream(*payloads: Any) -> WeftError:
         ("the GPU is gone", Reason.BACKEND_ERROR),
     ],
 )
-def test_a_refusal_inside_a_stream_is_read_like_one_with_a_status(said: Any, reason: Reason) -> None:
+def test_refusal_inside_a_stream_is_read_like_one_with_a_status(said: Any, reason: Reason) -> None:
     assert _in_stream({"error": said}).reason is reason
 
 
-def test_what_ends_an_answer_that_has_begun_is_the_engines_failure() -> None:
+def test_error_after_the_answer_started_is_an_engine_failure() -> None:
     began = {"choices": [{"index": 0, "delta": {"content": "a"}, "finish_reason": None}]}
     error = _in_stream(began, {"error": {"message": "exceeds the available context size", "code": 400}})
     assert error.reason is Reason.BACKEND_ERROR

@@ -19,7 +19,7 @@ def _place(prefix: Path, package: str, name: str) -> Path:
     return path
 
 
-def test_the_libraries_of_all_packages_are_found(tmp_path: Path) -> None:
+def test_libraries_of_all_packages_are_found(tmp_path: Path) -> None:
     blas = _place(tmp_path, "cublas", "libcublas.so.12")
     compiler = _place(tmp_path, "cuda_nvrtc", "libnvrtc.so.12")
     (blas.parent / "cublas.txt").touch()
@@ -27,7 +27,7 @@ def test_the_libraries_of_all_packages_are_found(tmp_path: Path) -> None:
     assert cuda_libraries(tmp_path / "elsewhere") == []
 
 
-def test_they_are_loaded_into_the_process_and_a_damaged_one_is_left_out(tmp_path: Path) -> None:
+def test_libraries_are_loaded_and_a_damaged_one_is_skipped(tmp_path: Path) -> None:
     blas = _place(tmp_path, "cublas", "libcublas.so.12")
     (blas.parent / "libdamaged.so.12").write_bytes(b"no library")
     program = (
@@ -41,5 +41,5 @@ def test_they_are_loaded_into_the_process_and_a_damaged_one_is_left_out(tmp_path
     assert done.stdout == "1 True\n"
 
 
-def test_an_environment_without_them_is_left_as_it_is(tmp_path: Path) -> None:
+def test_environment_without_cuda_libraries_loads_none(tmp_path: Path) -> None:
     assert load_cuda_libraries(tmp_path) == 0

@@ -83,7 +83,7 @@ class Stage:
         await let_all_run()
 
 
-async def test_a_request_has_its_share_of_time_and_energy() -> None:
+async def test_request_has_its_share_of_time_and_energy() -> None:
     async with Stage(host(holder(ENGINE), energy_millijoules=1_000)) as stage:
         request = stage.request()
         with request.calling():
@@ -96,7 +96,7 @@ async def test_a_request_has_its_share_of_time_and_energy() -> None:
     assert usage.gap == DeviceUsage.GAP_UNSPECIFIED
 
 
-async def test_two_requests_of_one_engine_divide_it_and_the_parts_add_up() -> None:
+async def test_two_requests_of_one_engine_split_the_share_and_the_parts_add_up() -> None:
     async with Stage(host(holder(ENGINE), holder(CHILD), energy_millijoules=0)) as stage:
         first, second = stage.request(), stage.request()
         with first.calling(), second.calling():
@@ -108,7 +108,7 @@ async def test_two_requests_of_one_engine_divide_it_and_the_parts_add_up() -> No
     assert [usage.energy_millijoules for usage in found if usage is not None] == [200, 200]
 
 
-async def test_a_request_without_a_lease_has_no_usage_and_wakes_no_sampler() -> None:
+async def test_request_without_a_lease_has_no_usage_and_starts_no_sampler() -> None:
     async with Stage(host(holder(ENGINE), utilization=1.0)) as stage:
         request = stage.request(grant=None)
         with request.calling():
@@ -129,7 +129,7 @@ async def test_a_request_without_a_lease_has_no_usage_and_wakes_no_sampler() -> 
     ],
     ids=["foreign", "foreign of unknown memory", "hidden processes", "no utilization", "hung", "declared"],
 )
-async def test_what_cannot_be_known_is_unknown_and_never_zero(snapshot: HostSnapshot, gap: int) -> None:
+async def test_unmeasurable_usage_is_unknown_and_never_zero(snapshot: HostSnapshot, gap: int) -> None:
     async with Stage(snapshot) as stage:
         request = stage.request()
         with request.calling():
@@ -143,7 +143,7 @@ async def test_what_cannot_be_known_is_unknown_and_never_zero(snapshot: HostSnap
     assert not usage.HasField("energy_millijoules")
 
 
-async def test_a_request_that_is_shorter_than_the_interval_is_unknown() -> None:
+async def test_request_shorter_than_the_interval_is_unknown() -> None:
     async with Stage(host(holder(ENGINE), utilization=1.0)) as stage:
         request = stage.request()
         with request.calling():
@@ -174,7 +174,7 @@ async def test_two_models_on_one_device_at_the_same_time_are_unknown() -> None:
     assert after.device_time.ToMilliseconds() == 2_000, "an idle model beside it takes nothing"
 
 
-async def test_the_time_between_the_turns_of_a_request_is_not_charged() -> None:
+async def test_time_between_the_turns_of_a_request_is_not_charged() -> None:
     async with Stage(host(holder(ENGINE), utilization=1.0, energy_millijoules=0)) as stage:
         request = stage.request()
         for _ in range(2):
@@ -188,7 +188,7 @@ async def test_the_time_between_the_turns_of_a_request_is_not_charged() -> None:
     assert usage.device_time.ToMilliseconds() == 2_000
 
 
-async def test_an_idle_runner_samples_rarely_and_lists_processes_once() -> None:
+async def test_idle_runner_samples_rarely_and_lists_processes_once() -> None:
     async with Stage(host(holder(ENGINE), holder(FOREIGN), utilization=0.0)) as stage:
         assert (stage.observer.looks, stage.lists) == (1, 1)
         await stage.step(IDLE_SAMPLE_SECONDS - 0.1)
@@ -205,7 +205,7 @@ async def test_an_idle_runner_samples_rarely_and_lists_processes_once() -> None:
         assert stage.lists == 2, "a new process"
 
 
-async def test_a_host_without_a_driver_is_looked_at_once_a_minute() -> None:
+async def test_host_without_a_driver_is_checked_once_a_minute() -> None:
     async with Stage(HostSnapshot(host="box", source=Source.NVML)) as stage:
         with stage.request().calling():
             await stage.clock.advance(LOOK_FOR_DEVICES_SECONDS - 1.0)
@@ -216,7 +216,7 @@ async def test_a_host_without_a_driver_is_looked_at_once_a_minute() -> None:
             assert stage.observer.looks == 2
 
 
-def test_the_history_is_bounded() -> None:
+def test_history_is_bounded() -> None:
     meter = DeviceMeter(FakeClock())
     for at in range(MAX_SAMPLES + 10):
         meter.note({0: DeviceSample(at=float(at), utilization=0.5)})
@@ -226,7 +226,7 @@ def test_the_history_is_bounded() -> None:
     assert not meter.samples(0), "a device that is not seen has no history: the time between is not known"
 
 
-def test_memory_is_told_apart_by_model_and_foreign() -> None:
+def test_memory_is_split_by_model_and_foreign() -> None:
     seen = host(holder(ENGINE, 3), holder(CHILD, 4), holder(FOREIGN, 5))
     (sample,) = device_samples(seen, {ENGINE: "tiny", CHILD: "tiny", FOREIGN: ""}, 1.0).values()
     assert sample.memory == {"tiny": 7, "": 5}

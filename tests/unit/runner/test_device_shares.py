@@ -30,36 +30,36 @@ def call(key: str, began: float, ended: float | None = None, engine: str = "tiny
     return EngineCall(key=key, engine=engine, began=began, ended=ended)
 
 
-def test_one_call_has_all_the_work_of_its_interval() -> None:
+def test_single_call_is_charged_for_all_work_of_its_interval() -> None:
     shares = shares_of_interval(sample(10.0), sample(12.0, 0.75, 800), [call("a", 5.0)])
     assert shares == {"a": Share(seconds=1.5, millijoules=800.0, sampled_seconds=2.0)}
 
 
-def test_calls_at_the_same_time_divide_it_evenly() -> None:
+def test_concurrent_calls_split_it_evenly() -> None:
     shares = shares_of_interval(sample(0.0), sample(1.0, 1.0, 300), [call(key, 0.0) for key in "abc"])
     assert [share.seconds for share in shares.values()] == pytest.approx([1 / 3] * 3)
     assert [share.millijoules for share in shares.values()] == pytest.approx([100.0] * 3)
 
 
-def test_a_call_pays_only_for_the_part_that_it_was_in() -> None:
+def test_call_is_charged_only_for_its_part_of_the_interval() -> None:
     # 0 to 4 s with use 1: a alone for 1 s, a and b for 2 s, b alone for 1 s.
     shares = shares_of_interval(sample(0.0), sample(4.0, 1.0, 4_000), [call("a", 0.0, 3.0), call("b", 1.0)])
     assert shares["a"] == Share(seconds=2.0, millijoules=2_000.0, sampled_seconds=3.0)
     assert shares["b"] == Share(seconds=2.0, millijoules=2_000.0, sampled_seconds=3.0)
 
 
-def test_a_device_computes_only_while_it_has_calls() -> None:
+def test_device_work_is_attributed_only_to_times_with_calls() -> None:
     # Half of 1 s busy, and a call in the last 0.5 s: all of it is the call's; of the energy, what the time says.
     shares = shares_of_interval(sample(0.0), sample(1.0, 0.5, 100), [call("a", 0.5)])
     assert shares["a"] == Share(seconds=0.5, millijoules=50.0, sampled_seconds=0.5)
 
 
-def test_a_call_is_never_charged_more_than_its_time() -> None:
+def test_call_is_never_charged_more_than_its_time() -> None:
     shares = shares_of_interval(sample(0.0), sample(1.0, 1.0), [call("a", 0.9)])
     assert shares["a"].seconds == pytest.approx(0.1)
 
 
-def test_nothing_is_known_without_figures_of_the_driver() -> None:
+def test_shares_are_unknown_without_driver_figures() -> None:
     assert shares_of_interval(sample(0.0), sample(1.0, None), [call("a", 0.0)]) == {}
     assert shares_of_interval(sample(0.0), sample(1.0, 1.0, None), [call("a", 0.0)])["a"].millijoules is None
     assert shares_of_interval(sample(0.0, 1.0, 500), sample(1.0, 1.0, 20), [call("a", 0.0)])["a"].millijoules is None, (
@@ -68,19 +68,19 @@ def test_nothing_is_known_without_figures_of_the_driver() -> None:
 
 
 @pytest.mark.parametrize("at", [0, 1], ids=["first", "last"])
-def test_a_foreign_process_at_either_end_makes_the_interval_unknown(at: int) -> None:
+def test_foreign_process_at_either_end_makes_the_interval_unknown(at: int) -> None:
     samples = [sample(0.0), sample(1.0)]
     samples[at] = replace(samples[at], is_private=False)
     share = shares_of_interval(samples[0], samples[1], [call("a", 0.0)])["a"]
     assert (share.gap, share.seconds) == (Gap.FOREIGN_PROCESS, 0.0)
 
 
-def test_an_engine_that_the_driver_does_not_list_is_charged_nothing() -> None:
+def test_engine_not_listed_by_the_driver_is_charged_nothing() -> None:
     share = shares_of_interval(sample(0.0), sample(1.0, engines=frozenset()), [call("a", 0.0)])["a"]
     assert share.gap is Gap.FOREIGN_PROCESS, "something computes there, and it cannot be seen"
 
 
-def test_two_engines_at_the_same_time_are_unknown_and_one_after_the_other_are_not() -> None:
+def test_two_concurrent_engines_are_unknown_and_sequential_ones_are_not() -> None:
     both = frozenset({"tiny", "other"})
     ends = sample(0.0, engines=both), sample(1.0, 1.0, engines=both)
     shares = shares_of_interval(*ends, [call("a", 0.0), call("b", 0.0, engine="other")])
@@ -90,14 +90,14 @@ def test_two_engines_at_the_same_time_are_unknown_and_one_after_the_other_are_no
     assert [share.seconds for share in shares.values()] == [0.5, 0.5]
 
 
-def test_a_gap_in_one_interval_or_on_one_device_is_a_gap_of_the_request() -> None:
+def test_gap_in_one_interval_or_device_is_a_gap_of_the_request() -> None:
     known, unknown = Share(seconds=1.0), Share(gap=Gap.OTHER_MODEL)
     assert over_devices([known, known]).seconds == 2.0
     assert over_devices([known, unknown]) == Share(gap=Gap.OTHER_MODEL)
 
 
 @pytest.mark.parametrize(("sampled", "is_known"), [(0.0, False), (0.79, False), (0.8, True), (1.0, True)])
-def test_a_call_that_was_hardly_sampled_has_no_share(sampled: float, is_known: bool) -> None:
+def test_barely_sampled_call_has_no_share(sampled: float, is_known: bool) -> None:
     share = Share(seconds=0.5, sampled_seconds=sampled).known_for(1.0)
     assert (share.gap is Gap.NONE) is is_known
     assert Share().known_for(0.0).gap is Gap.NOT_SAMPLED
@@ -130,7 +130,7 @@ def _scene(draw: st.DrawFn) -> tuple[list[DeviceSample], list[EngineCall[int]]]:
 
 
 @given(_scene())
-def test_shares_never_exceed_what_the_device_did(scene: tuple[list[DeviceSample], list[EngineCall[int]]]) -> None:
+def test_shares_never_exceed_the_device_total(scene: tuple[list[DeviceSample], list[EngineCall[int]]]) -> None:
     samples, calls = scene
     shares = shares_of_calls(samples, calls)
     pairs = list(pairwise(samples))
@@ -145,7 +145,7 @@ def test_shares_never_exceed_what_the_device_did(scene: tuple[list[DeviceSample]
         assert share.sampled_seconds <= max(0.0, until - each.began) + 1e-6
 
 
-def test_the_property_notices_a_rule_that_charges_each_call_in_full() -> None:
+def test_property_detects_a_rule_that_charges_each_call_in_full() -> None:
     """The negative control: what engines report of themselves exceeds what the device did."""
     calls = [call(key, 0.0) for key in "ab"]
     alone = [shares_of_interval(sample(0.0), sample(1.0), [each])[each.key].seconds for each in calls]

@@ -25,26 +25,26 @@ def _engine(name: str, weights: WeightFormat, remedy: str = "") -> EngineCandida
         (["model.bin", "a.safetensors"], {"quantization_config": "odd"}, WeightFormat.SAFETENSORS),
     ],
 )
-def test_a_folder_tells_the_format_of_its_weights(
+def test_weight_format_of_a_folder_is_detected(
     names: list[str], configuration: Mapping[str, object], weights: WeightFormat
 ) -> None:
     assert folder_format(names, configuration) is weights
 
 
-def test_a_folder_without_weights_is_refused() -> None:
+def test_folder_without_weights_is_refused() -> None:
     with pytest.raises(WeftError, match="no weights") as refused:
         folder_format(["pytorch_model.bin", "config.json"], {})
     assert refused.value.reason is Reason.UNSUPPORTED_OPERATION
 
 
-def test_the_runners_own_runtime_is_preferred_and_said() -> None:
+def test_runtime_of_the_runner_is_preferred_and_reported() -> None:
     candidates = [_engine("a", WeightFormat.GGUF), _engine("own", WeightFormat.GGUF)]
     choice = choose_engine(WeightFormat.GGUF, "own", candidates)
     assert choice.name == "own"
     assert "own runtime" in choice.reason
 
 
-def test_another_installed_engine_serves_what_the_own_one_does_not_load() -> None:
+def test_another_installed_engine_serves_formats_the_own_one_cannot_load() -> None:
     candidates = [
         _engine("own", WeightFormat.GGUF),
         _engine("absent", WeightFormat.SAFETENSORS, "weft runtime install absent"),
@@ -53,7 +53,7 @@ def test_another_installed_engine_serves_what_the_own_one_does_not_load() -> Non
     assert choose_engine(WeightFormat.SAFETENSORS, "own", candidates).name == "there"
 
 
-def test_where_no_engine_is_installed_the_refusal_names_the_command() -> None:
+def test_refusal_without_an_installed_engine_shows_the_install_command() -> None:
     candidates = [
         _engine("own", WeightFormat.GGUF),
         _engine("x", WeightFormat.SAFETENSORS, "weft runtime install x"),
@@ -64,6 +64,6 @@ def test_where_no_engine_is_installed_the_refusal_names_the_command() -> None:
     assert refused.value.reason is Reason.UNSUPPORTED_OPERATION
 
 
-def test_a_format_that_no_runtime_loads_is_refused() -> None:
+def test_format_that_no_runtime_loads_is_refused() -> None:
     with pytest.raises(WeftError, match="no runtime of this release"):
         choose_engine(WeightFormat.EXL3, "own", [_engine("own", WeightFormat.GGUF)])

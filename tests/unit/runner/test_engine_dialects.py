@@ -50,9 +50,7 @@ def _text(events: list[event_pb2.InferenceEvent]) -> str:
     ],
 )
 @pytest.mark.parametrize("choices", [[], None])
-def test_figures_that_cannot_be_read_do_not_cost_the_answer(
-    usage: object, counts: tuple[int, int], choices: object
-) -> None:
+def test_unreadable_usage_does_not_fail_the_answer(usage: object, counts: tuple[int, int], choices: object) -> None:
     events = _read(_delta(content="hello"), END, _chunk(choices=choices, usage=usage))
     assert _text(events) == "hello"
     found = events[-1].finished.receipt.usage
@@ -60,14 +58,14 @@ def test_figures_that_cannot_be_read_do_not_cost_the_answer(
 
 
 @pytest.mark.parametrize("timings", [{"prompt_ms": -1}, {"prompt_ms": math.nan}, "fast", {"predicted_ms": 1e308}])
-def test_times_that_cannot_be_read_do_not_cost_the_answer(timings: object) -> None:
+def test_unreadable_timings_do_not_fail_the_answer(timings: object) -> None:
     events = _read(_delta(content="hello"), END, _chunk(choices=[], timings=timings, prompt_progress=timings))
     assert _text(events) == "hello"
     assert not events[-1].finished.receipt.HasField("engine_timings")
 
 
 @pytest.mark.parametrize("logprob", [None, -math.inf, math.inf, math.nan, "no"])
-def test_a_log_probability_that_cannot_be_read_does_not_cost_the_answer(logprob: object) -> None:
+def test_unreadable_log_probability_does_not_fail_the_answer(logprob: object) -> None:
     token = {"token": "a", "logprob": logprob, "top_logprobs": [{"token": "b", "logprob": logprob, "bytes": [256]}]}
     choice = {"index": 0, "delta": {"content": "a"}, "logprobs": {"content": [token]}}
     (delta, *_) = (event.delta for event in _read(_chunk(choices=[choice]), END))
@@ -76,7 +74,7 @@ def test_a_log_probability_that_cannot_be_read_does_not_cost_the_answer(logprob:
 
 
 @pytest.mark.parametrize("logprobs", [1, [], {"content": None}, {"content": [None, {"logprob": 1}]}, {"content": "a"}])
-def test_log_probabilities_of_another_form_do_not_cost_the_answer(logprobs: object) -> None:
+def test_log_probabilities_of_another_shape_do_not_fail_the_answer(logprobs: object) -> None:
     choice = {"index": None, "delta": {"content": "a", "role": 5}, "logprobs": logprobs}
     assert _text(_read(_chunk(choices=[choice]), END)) == "a"
 
@@ -95,20 +93,20 @@ def test_content_as_a_list_of_parts_is_text_and_reasoning() -> None:
 
 
 @pytest.mark.parametrize("content", [{"text": "a"}, [["a"]], [{"type": "image_url"}], [{"type": "text", "text": 5}], 7])
-def test_content_that_cannot_be_read_is_an_error(content: object) -> None:
+def test_unreadable_content_is_an_error(content: object) -> None:
     with pytest.raises(WeftError) as refused:
         _read(_delta(content=content), END)
     assert refused.value.reason is Reason.BACKEND_PROTOCOL_ERROR
 
 
 @pytest.mark.parametrize("name", ["content", "reasoning_content", "refusal"])
-def test_an_emoji_in_two_chunks_is_one_emoji(name: str) -> None:
+def test_emoji_split_over_two_chunks_is_joined(name: str) -> None:
     events = _read(_delta(**{name: "a\ud83d"}), _delta(**{name: ""}), _delta(**{name: "\ude00b"}), END)
     deltas = [event.delta for event in events]
     assert "".join(delta.text + delta.reasoning + delta.refusal for delta in deltas) == "a\N{GRINNING FACE}b"
 
 
-def test_an_emoji_in_two_chunks_of_arguments_is_one_emoji() -> None:
+def test_emoji_split_over_two_argument_chunks_is_joined() -> None:
     pieces = ('{"a":"\ud83d', '\ude00"}')
     calls = [
         _delta(tool_calls=[{"index": 0, "id": "a", "function": {"name": "f", "arguments": text}}]) for text in pieces
@@ -117,21 +115,21 @@ def test_an_emoji_in_two_chunks_of_arguments_is_one_emoji() -> None:
     assert "".join(texts) == '{"a":"\N{GRINNING FACE}"}'
 
 
-def test_the_bytes_of_an_emoji_in_two_chunks_are_one_emoji() -> None:
+def test_bytes_of_an_emoji_split_over_two_chunks_are_joined() -> None:
     first, second = (
         b'{"choices":[{"index":0,"delta":{"content":"' + part + b'"}}]}' for part in (b"a\xf0\x9f", b"\x98\x80b")
     )
     assert _text(_read(first, second, END)) == "a\N{GRINNING FACE}b"
 
 
-def test_half_an_emoji_that_no_chunk_completes_does_not_cost_the_answer() -> None:
+def test_incomplete_emoji_does_not_fail_the_answer() -> None:
     assert _text(_read(_delta(content="a\ud83d"), END)) == "a\ufffd"
     assert _text(_read(_delta(content="a\ud83d"), _delta(content="b"), END)) == "a\ufffdb"
 
 
 @pytest.mark.parametrize("name", ["stop_reason", "matched_stop"])
 @pytest.mark.parametrize(("value", "found"), [("END", "END"), (128001, ""), (None, "")])
-def test_the_stop_string_that_a_server_reports_is_passed_on(name: str, value: object, found: str) -> None:
+def test_stop_string_reported_by_a_server_is_passed_on(name: str, value: object, found: str) -> None:
     end = _chunk(choices=[{"index": 0, "delta": {}, "finish_reason": "stop", name: value}])
     events = _read(_delta(content="a"), end)
     assert [event.delta.stop_sequence for event in events if event.delta.finish_reason] == [found]

@@ -63,7 +63,7 @@ async def _until(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0.005)
 
 
-async def test_an_engine_that_no_request_reaches_is_sampled_once(sampler: FigureSampler, page: Page) -> None:
+async def test_engine_without_requests_is_sampled_once(sampler: FigureSampler, page: Page) -> None:
     _begin(sampler, page)
     await _until(lambda: sampler.load is not None)
     await asyncio.sleep(0.1)
@@ -71,7 +71,7 @@ async def test_an_engine_that_no_request_reaches_is_sampled_once(sampler: Figure
     assert sampler.load == EngineLoad(running_count=0, waiting_count=0)
 
 
-async def test_an_engine_is_sampled_while_it_has_requests_and_until_it_says_that_it_has_none(
+async def test_engine_is_sampled_while_it_has_requests_and_until_it_reports_none(
     sampler: FigureSampler, page: Page
 ) -> None:
     _begin(sampler, page)
@@ -84,7 +84,7 @@ async def test_an_engine_is_sampled_while_it_has_requests_and_until_it_says_that
     await _until(lambda: sampler.load is not None and not sampler.load.HasField("sample_time"))
 
 
-async def test_requests_of_others_are_those_that_the_runner_has_not_sent(sampler: FigureSampler, page: Page) -> None:
+async def test_other_requests_are_those_not_sent_by_the_runner(sampler: FigureSampler, page: Page) -> None:
     page.running, page.waiting, page.in_flight, page.most_in_flight = 5, 2, 3, 3
     _begin(sampler, page, has_others=True)
     await _until(lambda: sampler.load is not None)
@@ -92,7 +92,7 @@ async def test_requests_of_others_are_those_that_the_runner_has_not_sent(sampler
     assert sampler.load.other_count == 4
 
 
-async def test_a_request_that_has_just_ended_is_not_taken_for_one_of_others(sampler: FigureSampler, page: Page) -> None:
+async def test_recently_ended_request_is_not_counted_as_one_of_others(sampler: FigureSampler, page: Page) -> None:
     page.running, page.in_flight, page.most_in_flight = 1, 0, 1
     _begin(sampler, page, has_others=True)
     await _until(lambda: sampler.load is not None)
@@ -101,7 +101,7 @@ async def test_a_request_that_has_just_ended_is_not_taken_for_one_of_others(samp
     await _until(lambda: sampler.load is not None and sampler.load.other_count == 1)  # it runs on: another's
 
 
-async def test_figures_are_dropped_after_some_samples_that_failed(sampler: FigureSampler, page: Page) -> None:
+async def test_figures_are_dropped_after_several_failed_samples(sampler: FigureSampler, page: Page) -> None:
     _begin(sampler, page, has_others=True)
     await _until(lambda: sampler.load is not None)
     page.status, page.asked = None, 0
@@ -112,7 +112,7 @@ async def test_figures_are_dropped_after_some_samples_that_failed(sampler: Figur
 
 
 @pytest.mark.parametrize("status", [401, 404, 501])
-async def test_a_page_that_the_server_does_not_have_is_not_asked_for_again(
+async def test_metrics_page_missing_on_the_server_is_not_requested_again(
     sampler: FigureSampler, page: Page, status: int
 ) -> None:
     page.status = status
@@ -122,7 +122,7 @@ async def test_a_page_that_the_server_does_not_have_is_not_asked_for_again(
     assert (page.asked, sampler.load) == (1, None)
 
 
-async def test_nothing_is_sampled_without_a_page_and_after_the_end(sampler: FigureSampler, page: Page) -> None:
+async def test_sampler_is_idle_without_a_metrics_page_and_after_its_end(sampler: FigureSampler, page: Page) -> None:
     sampler.begin(cast("OpenAiHttp", page), None)
     await sampler.end()
     _begin(sampler, page, has_others=True)
@@ -133,7 +133,7 @@ async def test_nothing_is_sampled_without_a_page_and_after_the_end(sampler: Figu
     assert (page.asked, sampler.load) == (asked, None)
 
 
-def test_cached_tokens_of_llama_cpp_are_found_of_those_that_were_looked_up() -> None:
+def test_cached_tokens_of_llama_cpp_are_derived_from_the_queried_ones() -> None:
     page = "llamacpp:prompt_tokens_total 50\nllamacpp:prompt_tokens_cached_total 96\nllamacpp:requests_processing 2\n"
     assert read_llama(page) == EngineLoad(running_count=2, prefix_query_tokens=146, prefix_hit_tokens=96)
     assert read_llama("llamacpp:prompt_tokens_total 50\nllamacpp:kv_cache_usage_ratio 0.9\n") == EngineLoad(), (
@@ -157,12 +157,12 @@ def test_cached_tokens_of_llama_cpp_are_found_of_those_that_were_looked_up() -> 
         ),
     ],
 )
-def test_the_page_of_a_preset_is_read_by_the_names_in_it(preset: Any, text: str, load: EngineLoad) -> None:
+def test_metrics_of_a_preset_are_read_by_name(preset: Any, text: str, load: EngineLoad) -> None:
     found = metrics_page_of(PRESETS[preset])
     assert found is not None
     assert found.read(text) == load
 
 
-def test_a_program_without_known_metrics_has_no_page() -> None:
+def test_program_without_known_metrics_has_no_metrics_page() -> None:
     assert metrics_page_of(OTHER_PROGRAM) is None
     assert metrics_page_of(PRESETS["ollama"]) is None

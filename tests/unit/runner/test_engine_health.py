@@ -19,12 +19,12 @@ from weft.kernel.health import HealthState
         ({"a": Phase.READY, "b": Phase.FAILED}, "engine_failed"),
     ],
 )
-def test_a_runner_is_degraded_without_an_engine_that_is_ready_or_sleeps(phases: dict[str, Phase], reason: str) -> None:
+def test_runner_without_a_ready_or_hibernating_engine_is_degraded(phases: dict[str, Phase], reason: str) -> None:
     seen = engine_health(phases)
     assert seen.reason == reason
     assert seen.state is (HealthState.DEGRADED if reason else HealthState.OK)
 
 
-def test_a_sentence_names_five_models_at_most() -> None:
+def test_health_reason_lists_at_most_five_models() -> None:
     phases = {f"m{number}": Phase.FAILED for number in range(8)}
     assert engine_health(phases).message == "no engine runs: m0, m1, m2, m3, m4 and 3 more failed"

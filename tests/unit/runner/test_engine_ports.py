@@ -34,7 +34,7 @@ def _free_neighbours(count: int) -> int:
 
 
 @pytest.mark.parametrize("text", ["41000-41099", "1024-1024", "65535-65535"])
-def test_a_range_is_written_as_two_ports(text: str) -> None:
+def test_port_range_is_two_ports(text: str) -> None:
     assert str(parse_port_range(text)) == text
 
 
@@ -43,13 +43,13 @@ def test_a_range_is_written_as_two_ports(text: str) -> None:
     ["", "41000", "41000-", "-41000", "41099-41000", "80-90", "65000-65536", "1024-65535", "a-b", "1" * 5000 + "-2",
      "\u0664\u0661000-41000"],
 )  # fmt: skip
-def test_what_is_no_range_is_refused_by_name(text: str) -> None:
+def test_invalid_port_range_is_refused_by_name(text: str) -> None:
     with pytest.raises(FieldError) as refused:
         parse_port_range(text, "runners.a.port_range")
     assert refused.value.field == "runners.a.port_range"
 
 
-def test_each_port_is_given_once_until_it_comes_back() -> None:
+def test_each_port_is_assigned_once_until_returned() -> None:
     first = _free_neighbours(3)
     ports = EnginePorts(PortRange(first=first, last=first + 2))
     assert [ports.take(), ports.take(), ports.take()] == [first, first + 1, first + 2]
@@ -62,13 +62,13 @@ def test_each_port_is_given_once_until_it_comes_back() -> None:
     assert ports.take() == first + 1
 
 
-def test_ports_that_somebody_listens_on_are_stepped_over() -> None:
+def test_occupied_ports_are_skipped() -> None:
     first = _free_neighbours(3)
     with _listen(first), _listen(first + 1):
         assert EnginePorts(PortRange(first=first, last=first + 2)).take() == first + 2
 
 
-def test_a_port_that_was_lost_to_somebody_is_not_tried_again() -> None:
+def test_port_lost_to_another_process_is_not_retried() -> None:
     first = _free_neighbours(2)
     ports = EnginePorts(PortRange(first=first, last=first + 1))
     assert ports.take({first}) == first + 1

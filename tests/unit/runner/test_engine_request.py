@@ -44,7 +44,7 @@ def _call(arguments: str) -> chat_pb2.ToolCallRecord:
     return chat_pb2.ToolCallRecord(id="c1", name="f", arguments_text=arguments)
 
 
-async def test_a_conversation_reaches_the_template_as_templates_expect_it() -> None:
+async def test_conversation_is_passed_to_the_template_in_its_expected_form() -> None:
     payload = chat_pb2.ChatPayload(
         messages=[
             _message(chat_pb2.ROLE_DEVELOPER, "Be brief."),
@@ -78,16 +78,14 @@ async def test_a_conversation_reaches_the_template_as_templates_expect_it() -> N
 @pytest.mark.parametrize(
     ("asked", "default", "given"), [(None, None, None), (None, True, True), (False, True, False), (True, None, True)]
 )
-async def test_thinking_is_an_argument_of_the_template(
-    asked: bool | None, default: bool | None, given: bool | None
-) -> None:
+async def test_thinking_is_a_template_argument(asked: bool | None, default: bool | None, given: bool | None) -> None:
     payload = chat_pb2.ChatPayload(messages=[_message(chat_pb2.ROLE_USER, "hi")], thinking=asked)
     _, renderer = await _prepared(payload, ParameterProfile(engine=LLAMA_CPP_PYTHON_PARAMETERS, thinking=default))
     assert renderer.variables.get("enable_thinking") is given
     assert renderer.template == "usual"
 
 
-async def test_sampling_goes_by_the_library_s_names_and_leaves_out_what_was_not_said() -> None:
+async def test_sampling_uses_library_names_and_omits_unset_fields() -> None:
     payload = chat_pb2.ChatPayload(
         messages=[_message(chat_pb2.ROLE_USER, "hi")],
         sampling=sampling_pb2.SamplingParams(temperature=0, top_p=0.5, max_tokens=7, seed=3, stop=["x"]),
@@ -99,7 +97,7 @@ async def test_sampling_goes_by_the_library_s_names_and_leaves_out_what_was_not_
     assert (request.max_tokens, request.seed, request.stop, request.n) == (7, 3, ["x", "</s>"], 2)
 
 
-async def test_a_completion_has_its_prompts_as_they_are_and_no_stop_of_ours() -> None:
+async def test_completion_passes_prompts_unchanged_and_adds_no_stop_string() -> None:
     ids = completion_pb2.PromptInput(tokens=completion_pb2.TokenIds(ids=[5, 6]))
     text = completion_pb2.PromptInput(text="once")
     for prompts, expected in (([text], ["once"]), ([ids], [[5, 6]]), ([text, ids], ["once", [5, 6]])):
@@ -109,7 +107,7 @@ async def test_a_completion_has_its_prompts_as_they_are_and_no_stop_of_ours() ->
         assert request.stop == []
 
 
-async def test_a_grammar_and_a_response_format_exclude_each_other() -> None:
+async def test_grammar_and_response_format_are_mutually_exclusive() -> None:
     payload = chat_pb2.ChatPayload(
         messages=[_message(chat_pb2.ROLE_USER, "hi")], response_format=chat_pb2.ResponseFormat(json_object=True)
     )

@@ -26,7 +26,7 @@ def _served(runtime: str, **model: Any) -> ServedModel:
     return served_model(section, section.models[0], 1.0)
 
 
-def test_a_model_on_llama_cpp_python_has_one_slot_and_a_backend_that_says_what_it_can_do() -> None:
+def test_llama_cpp_python_model_has_one_slot_and_declares_its_operations() -> None:
     served = _served("llama_cpp_python", path="model.gguf", embeddings=False)
     assert served.slots == 1
     assert served.operations == {Operation.CHAT, Operation.COMPLETION, Operation.TOKENIZE}
@@ -34,20 +34,20 @@ def test_a_model_on_llama_cpp_python_has_one_slot_and_a_backend_that_says_what_i
     assert _served("llama_cpp_python", path="model.gguf", slots=1).operations == TEXT_OPERATIONS | {Operation.TOKENIZE}
 
 
-def test_more_slots_than_one_are_refused_on_llama_cpp_python() -> None:
+def test_more_than_one_slot_is_refused_on_llama_cpp_python() -> None:
     with pytest.raises(FieldError) as refused:
         _served("llama_cpp_python", path="model.gguf", slots=2)
     assert refused.value.field == f"{WHERE}.slots"
 
 
-def test_a_server_that_runs_already_is_given_no_template(tmp_path: Path) -> None:
+def test_template_for_a_running_server_is_refused(tmp_path: Path) -> None:
     template = tmp_path / "template.jinja"
     template.write_text("x")
     with pytest.raises(FieldError, match=r"models.0.chat_template_path: .*set the template there"):
         _served("openai_http", url="http://127.0.0.1:1/v1", chat_template_path=str(template))
 
 
-def test_the_template_is_a_flag_of_llama_server() -> None:
+def test_template_is_a_llama_server_flag() -> None:
     config, _ = engine_settings(
         LlamaServerModel, command=("llama-server",), path=Path("m.gguf"), name="m", chat_template_path=Path("t.jinja")
     )
@@ -57,7 +57,7 @@ def test_the_template_is_a_flag_of_llama_server() -> None:
     assert "--chat-template-file" not in server_arguments(without)
 
 
-async def test_a_model_of_ctranslate2_is_a_folder_that_takes_text_and_no_device_on_a_processor(tmp_path: Path) -> None:
+async def test_ctranslate2_model_is_a_text_only_folder_without_a_device_on_cpu(tmp_path: Path) -> None:
     (tmp_path / "model.bin").write_bytes(b"x" * 1_000_000)
     served = _served("ctranslate2", path=str(tmp_path), device="cpu")
     assert served.model_path == tmp_path / "model.bin"

@@ -42,7 +42,7 @@ def test_text_is_shown_as_soon_as_it_is_certain(
     stop=st.lists(st.text(alphabet="ab\u2603", min_size=1, max_size=4), max_size=3),
     cuts=st.lists(st.integers(0, 90), max_size=10),
 )
-def test_however_a_text_is_cut_it_ends_before_the_first_stop_string_to_be_complete(
+def test_text_ends_before_the_first_completed_stop_string_for_any_chunking(
     text: str, stop: list[str], cuts: list[int]
 ) -> None:
     raw = text.encode()

@@ -25,7 +25,7 @@ def _caller() -> Caller:
     return cast("Caller", _Caller())
 
 
-def test_who_waits_for_all_slots_goes_before_later_requests() -> None:
+def test_request_for_all_slots_goes_before_later_requests() -> None:
     turns, order = _Turns(2), list[str]()
     asks = threading.Event()
 
@@ -53,7 +53,7 @@ def test_who_waits_for_all_slots_goes_before_later_requests() -> None:
     assert order == ["erased", "request"]
 
 
-def test_a_caller_who_leaves_frees_its_place() -> None:
+def test_departing_caller_frees_its_place() -> None:
     turns, gone = _Turns(1), _Caller()
     gone.left = True
     for wait in (turns.one, turns.all):

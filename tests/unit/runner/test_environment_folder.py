@@ -46,9 +46,7 @@ def _place(folder: EnvironmentFolder, *programs: str) -> Path:
     return folder.root / NAME
 
 
-def test_the_programs_of_an_installed_environment_are_found_by_their_names(
-    gravel: EngineEnvironment, tmp_path: Path
-) -> None:
+def test_programs_of_an_installed_environment_are_found_by_name(gravel: EngineEnvironment, tmp_path: Path) -> None:
     folder = WeftHome(tmp_path / "home").environments
     link = _place(folder, "python", "pebble")
     assert link == tmp_path / "home" / "runtimes" / NAME
@@ -57,9 +55,7 @@ def test_the_programs_of_an_installed_environment_are_found_by_their_names(
     assert folder.environment_program(gravel, "pebble") == version / "bin" / "pebble"
 
 
-def test_a_missing_environment_is_refused_with_the_command_that_installs_it(
-    gravel: EngineEnvironment, tmp_path: Path
-) -> None:
+def test_missing_environment_is_refused_with_its_install_command(gravel: EngineEnvironment, tmp_path: Path) -> None:
     with pytest.raises(WeftError) as refused:
         WeftHome(tmp_path).environments.environment_python(gravel)
     assert refused.value.reason is Reason.INVALID_ARGUMENT
@@ -67,26 +63,24 @@ def test_a_missing_environment_is_refused_with_the_command_that_installs_it(
     assert refused.value.message == f"the environment gravel is not installed; run: {command}"
 
 
-def test_a_damaged_environment_is_refused_with_the_command_that_makes_it_again(
-    gravel: EngineEnvironment, tmp_path: Path
-) -> None:
+def test_damaged_environment_is_refused_with_its_reinstall_command(gravel: EngineEnvironment, tmp_path: Path) -> None:
     folder = WeftHome(tmp_path).environments
     _place(folder, "python")
     with pytest.raises(WeftError, match=r"there is no \S+/gravel/1/bin/pebble; run: .* --reinstall"):
         folder.environment_program(gravel, "pebble")
 
 
-def test_the_usual_home_needs_no_option() -> None:
+def test_default_home_needs_no_option() -> None:
     usual = WeftHome(Path("~/.weft").expanduser()).environments
     assert usual.install_command("gravel") == "weft runtime install gravel"
 
 
-def test_a_context_without_a_home_has_no_environments(gravel: EngineEnvironment) -> None:
+def test_context_without_a_home_has_no_environments(gravel: EngineEnvironment) -> None:
     with pytest.raises(WeftError, match=r"run: weft runtime install gravel$"):
         ModelContext(where="runners.box").environments.environment_python(gravel)
 
 
-def test_an_environment_of_another_package_is_in_the_table_with_the_runtimes_that_use_it(
+def test_environment_of_another_package_is_listed_with_the_runtimes_that_use_it(
     gravel: EngineEnvironment,
 ) -> None:
     assert gravel in environments()
@@ -95,14 +89,14 @@ def test_an_environment_of_another_package_is_in_the_table_with_the_runtimes_tha
         require_environment("gravle")
 
 
-def test_the_locks_say_for_which_python_they_are(gravel: EngineEnvironment) -> None:
+def test_locks_declare_their_python_version(gravel: EngineEnvironment) -> None:
     narrow = replace(gravel, oldest_python=(3, 11), newest_python=(3, 12))
     answers = [narrow.supports_python(version) for version in ((3, 10), (3, 11), (3, 12), (3, 13))]
     assert answers == [False, True, True, False]
 
 
 @pytest.mark.usefixtures("gravel")
-def test_a_start_and_the_doctor_name_the_command_where_an_environment_is_missing(tmp_path: Path) -> None:
+def test_start_and_doctor_show_the_install_command_for_a_missing_environment(tmp_path: Path) -> None:
     path = tmp_path / "weft.yaml"
     path.write_text(CONFIGURATION, "utf-8")
     home = WeftHome(tmp_path / "home")
@@ -120,7 +114,7 @@ def test_a_start_and_the_doctor_name_the_command_where_an_environment_is_missing
 
 
 @pytest.mark.usefixtures("gravel")
-def test_a_runner_with_a_command_of_its_own_needs_no_environment(tmp_path: Path) -> None:
+def test_runner_with_its_own_command_needs_no_environment(tmp_path: Path) -> None:
     path = tmp_path / "weft.yaml"
     path.write_text(CONFIGURATION.replace("runtime: gravel", "runtime: gravel, command: [pebble]"), "utf-8")
     home = WeftHome(tmp_path / "home")
@@ -129,7 +123,7 @@ def test_a_runner_with_a_command_of_its_own_needs_no_environment(tmp_path: Path)
 
 
 @pytest.mark.usefixtures("gravel")
-def test_a_runtime_gets_the_environments_of_its_home(tmp_path: Path) -> None:
+def test_runtime_gets_the_environments_of_its_home(tmp_path: Path) -> None:
     path = tmp_path / "weft.yaml"
     path.write_text(CONFIGURATION, "utf-8")
     (section,) = load_config(path).runners or ()

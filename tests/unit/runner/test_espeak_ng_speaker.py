@@ -32,7 +32,7 @@ VARIANTS = """Pty Language       Age/Gender VoiceName          File             
 HEADER = struct.pack("<4sI4s4sIHHIIHH4sI", b"RIFF", 0, b"WAVE", b"fmt ", 16, 1, 1, 22050, 44100, 2, 16, b"data", 0)
 
 
-def test_the_voices_are_the_languages_of_the_table_without_those_of_mbrola() -> None:
+def test_voices_are_the_listed_languages_without_mbrola() -> None:
     assert [(row.voice.name, row.voice.aliases, row.file) for row in listed_voices(TABLE)] == [
         ("af", ["Afrikaans"], "gmw/af"),
         ("en-gb", ["English_(Great_Britain)"], "gmw/en"),
@@ -42,11 +42,11 @@ def test_the_voices_are_the_languages_of_the_table_without_those_of_mbrola() -> 
 
 
 @pytest.mark.parametrize(("speed", "words"), [(1.0, 175), (2.0, 350), (0.25, 80), (4.0, 700)])
-def test_a_speed_is_words_per_minute_within_what_the_program_speaks(speed: float, words: int) -> None:
+def test_speed_is_words_per_minute_within_the_program_limits(speed: float, words: int) -> None:
     assert words_per_minute(175, speed) == words
 
 
-def test_the_rate_is_that_of_the_header_and_other_headers_are_none() -> None:
+def test_sample_rate_comes_from_the_header_and_other_headers_are_refused() -> None:
     assert rate_of(HEADER) == 22050
     assert rate_of(HEADER[:20]) is None
     assert rate_of(b"x" * 44) is None
@@ -77,7 +77,7 @@ def _spoken(speaker: EspeakSpeaker, text: str, voice: str = "en-gb", speed: floa
     return b"".join(speaker.samples(text, request, RecordedCaller()))
 
 
-def test_the_text_goes_to_the_input_of_the_program_and_never_into_its_arguments(tmp_path: Path) -> None:
+def test_text_is_passed_by_stdin_and_never_as_an_argument(tmp_path: Path) -> None:
     speaker = EspeakSpeaker(_program(tmp_path, "cat header; printf abcde"))
     assert speaker.sample_rate("en-gb") == 22050
     # Half a sample at the end is left out.
@@ -87,18 +87,18 @@ def test_the_text_goes_to_the_input_of_the_program_and_never_into_its_arguments(
     assert last == "--stdin --stdout -b 1 -v gmw/en+f3 -s 350"
 
 
-def test_a_missing_program_is_a_missing_library(tmp_path: Path) -> None:
+def test_missing_program_is_a_missing_library(tmp_path: Path) -> None:
     with pytest.raises(ImportError):
         EspeakSpeaker(str(tmp_path / "no-such-program"))
 
 
-def test_a_program_that_does_not_speak_is_refused_with_what_it_says(tmp_path: Path) -> None:
+def test_program_that_cannot_speak_is_refused_with_its_output(tmp_path: Path) -> None:
     with pytest.raises(RefusedError, match="no data of voices") as refused:
         EspeakSpeaker(_program(tmp_path, "echo no data of voices >&2; exit 3"))
     assert refused.value.kind == FAILED
 
 
-def test_a_program_that_fails_in_mid_text_fails_the_request(tmp_path: Path) -> None:
+def test_program_failure_mid_text_fails_the_request(tmp_path: Path) -> None:
     program = _program(tmp_path, "cat header; printf ab; grep -q die text && exit 9; true")
     speaker = EspeakSpeaker(program)
     assert _spoken(speaker, "Hello") == b"ab"
@@ -107,7 +107,7 @@ def test_a_program_that_fails_in_mid_text_fails_the_request(tmp_path: Path) -> N
     assert _spoken(speaker, "Hello again") == b"ab"
 
 
-def test_a_cancelled_request_ends_the_program_within_a_sentence(tmp_path: Path) -> None:
+def test_cancelled_request_ends_the_program_within_a_sentence(tmp_path: Path) -> None:
     speaker = EspeakSpeaker(_program(tmp_path, "cat header; grep -q hang text && exec tail -f text; true"))
     caller = RecordedCaller()
     pieces = speaker.samples("hang", SpeechRequest(text="hang", voice="en-gb", format="wav"), caller)

@@ -42,16 +42,14 @@ def _folder(folder: Path) -> Path:
         ({"gpu_split": (0.0, 0.0)}, "gpu_split"),
     ],
 )
-def test_settings_that_contradict_each_other_are_refused_by_name(
-    tmp_path: Path, settings: dict[str, Any], refused: str
-) -> None:
+def test_contradicting_settings_are_refused_by_name(tmp_path: Path, settings: dict[str, Any], refused: str) -> None:
     model, context = engine_settings(ExllamaV3Model, path=_folder(tmp_path / "m"), **settings)
     with pytest.raises(FieldError) as failed:
         RUNTIME.build(model, context)
     assert failed.value.field == f"model.{refused}"
 
 
-def test_a_model_is_built_from_a_file_of_settings(tmp_path: Path) -> None:
+def test_model_is_built_from_a_settings_file(tmp_path: Path) -> None:
     folder = _folder(tmp_path / "m")
 
     def document(bits: object) -> dict[str, Any]:
@@ -70,7 +68,7 @@ def test_a_model_is_built_from_a_file_of_settings(tmp_path: Path) -> None:
             parse_config(document(wrong))
 
 
-def test_a_model_in_several_files_has_no_digest_of_one_of_them(tmp_path: Path) -> None:
+def test_sharded_model_has_no_digest_of_a_single_file(tmp_path: Path) -> None:
     folder = _folder(tmp_path / "m")
     (folder / "model.safetensors").rename(folder / "model-00001-of-00001.safetensors")
     (folder / "model.safetensors.index.json").write_text(
@@ -82,7 +80,7 @@ def test_a_model_in_several_files_has_no_digest_of_one_of_them(tmp_path: Path) -
     assert dict(engine.quantizations) == {"other": folder}
 
 
-def test_the_cache_has_whole_pages_for_the_context_of_every_slot() -> None:
+def test_cache_has_whole_pages_for_the_context_of_every_slot() -> None:
     assert cache_tokens_of(None, 2048, 1) == 2304
     assert cache_tokens_of(None, 100, 4) == 1024
     assert cache_tokens_of(512, 100, 4) == 512
@@ -100,7 +98,7 @@ async def _context_bytes(folder: Path, plan: LoadPlan = AS_CONFIGURED, **setting
     return next(part.bytes for part in estimate.parts if part.name == "context")
 
 
-async def test_the_forecast_has_one_cache_for_all_slots_with_its_bits(tmp_path: Path) -> None:
+async def test_forecast_has_one_cache_for_all_slots_with_its_bits(tmp_path: Path) -> None:
     folder = _folder(tmp_path / "m")
     assert await _context_bytes(folder, cache_tokens=8192, slots=2) == 8192 * FULL_TOKEN_BYTES
     ordered = LoadPlan(parameters={"cache_tokens": 4096})
@@ -119,9 +117,7 @@ async def test_the_forecast_has_the_batch_that_extra_arguments_name(tmp_path: Pa
     assert sizes[1] < sizes[0]
 
 
-def test_a_card_and_the_compiler_are_looked_for_and_their_absence_is_named(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_missing_gpu_or_compiler_is_reported(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert RUNTIME.requirement is not None
     find = RUNTIME.requirement.find
     for name in runtime.COMPILER_VARIABLES:
@@ -180,7 +176,7 @@ async def _settle() -> None:
         await asyncio.sleep(0)
 
 
-async def test_requests_of_one_salt_are_together_and_nobody_overtakes_who_waits() -> None:
+async def test_requests_with_one_salt_run_together_without_overtaking_waiting_ones() -> None:
     cache = _Cache()
     tasks = cache.begin("a", "a", "b", "a")
     await _settle()
@@ -190,7 +186,7 @@ async def test_requests_of_one_salt_are_together_and_nobody_overtakes_who_waits(
     assert cache.renewals == 2
 
 
-async def test_who_gives_up_while_waiting_holds_up_nobody() -> None:
+async def test_cancelled_waiting_request_blocks_no_other() -> None:
     cache = _Cache()
     first, waiting, third = cache.begin("a", "b", "a")
     await _settle()
@@ -203,7 +199,7 @@ async def test_who_gives_up_while_waiting_holds_up_nobody() -> None:
 
 
 @pytest.mark.parametrize("steps", range(6))
-async def test_who_is_cancelled_at_any_step_of_its_begin_leaves_no_foreign_pages(steps: int) -> None:
+async def test_cancellation_at_any_step_of_the_start_leaves_no_foreign_pages(steps: int) -> None:
     cache = _Cache()
     cache.release.set()
     await cache.use("a")
@@ -218,7 +214,7 @@ async def test_who_is_cancelled_at_any_step_of_its_begin_leaves_no_foreign_pages
     assert cache.pages == {"a"}
 
 
-async def test_a_renewal_that_fails_fails_its_request_and_is_tried_again() -> None:
+async def test_failed_cache_renewal_fails_its_request_and_is_retried() -> None:
     cache = _Cache()
     cache.release.set()
     await cache.use("a")

@@ -27,7 +27,7 @@ def _missing(text: str) -> list[str]:
     ]
 
 
-def test_every_test_that_the_page_names_exists() -> None:
+def test_every_test_named_by_the_page_exists() -> None:
     assert _missing(PAGE.read_text()) == []
 
 
@@ -39,5 +39,5 @@ def test_every_fault_has_a_row_and_every_row_a_test() -> None:
 
 
 @pytest.mark.parametrize("named", ["test_fault_page.py::test_nothing", "test_no_such_file.py::test_nothing"])
-def test_a_test_that_does_not_exist_is_found(named: str) -> None:
+def test_missing_test_is_detected(named: str) -> None:
     assert _missing(f"| `{named}` |") == [named]

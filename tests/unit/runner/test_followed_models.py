@@ -19,7 +19,7 @@ def names(models: FollowedList) -> dict[str, str]:
     return {each.upstream: each.name for each in models.served}
 
 
-def test_a_model_has_the_name_that_the_server_has_for_it() -> None:
+def test_model_has_its_server_side_name() -> None:
     models = following()
     models.step(["llama3.2:3b", "nomic-embed-text:latest", "Qwen/Qwen3-8B", "/models/smol.gguf"], nothing_taken)
     assert list(names(models).values()) == ["llama3.2:3b", "nomic-embed-text", "Qwen/Qwen3-8B", "smol"]
@@ -39,7 +39,7 @@ def test_letters_that_are_not_ascii_are_kept_in_the_name_of_a_model() -> None:
     assert found["über/模型"] == "xn--ber-goa/xn--xgs754b"
 
 
-def test_a_model_appears_when_the_list_has_it() -> None:
+def test_model_appears_when_the_server_lists_it() -> None:
     models = following()
     models.step(["a"], nothing_taken)
     change = models.step(["a", "b"], nothing_taken)
@@ -47,7 +47,7 @@ def test_a_model_appears_when_the_list_has_it() -> None:
     assert not change.gone
 
 
-def test_a_model_goes_when_the_list_lacks_it_twice_in_a_row() -> None:
+def test_model_is_removed_when_missing_from_two_consecutive_lists() -> None:
     models = following()
     models.step(["a", "b"], nothing_taken)
     assert not models.step(["b"], nothing_taken).gone
@@ -55,7 +55,7 @@ def test_a_model_goes_when_the_list_lacks_it_twice_in_a_row() -> None:
     assert names(models) == {"b": "b"}
 
 
-def test_a_server_that_lists_nothing_for_a_moment_loses_no_model() -> None:
+def test_temporarily_empty_server_list_removes_no_model() -> None:
     models = following()
     models.step(["a"], nothing_taken)
     for _ in range(3 * LOOKS_UNTIL_GONE):
@@ -64,13 +64,13 @@ def test_a_server_that_lists_nothing_for_a_moment_loses_no_model() -> None:
     assert names(models) == {"a": "a"}
 
 
-def test_more_models_than_may_be_are_left_out_and_counted() -> None:
+def test_models_beyond_the_limit_are_skipped_and_counted() -> None:
     models = following(most=2)
     change = models.step(["a", "b", "c", "d"], nothing_taken)
     assert (len(change.added), change.left_out) == (2, 2)
 
 
-def test_room_that_becomes_free_is_used() -> None:
+def test_freed_capacity_is_used() -> None:
     models = following(most=1)
     for _ in range(LOOKS_UNTIL_GONE):
         models.step(["a"], nothing_taken)
@@ -80,13 +80,13 @@ def test_room_that_becomes_free_is_used() -> None:
     assert names(models) == {"b": "b"}
 
 
-def test_a_name_that_the_runner_has_is_not_taken_again() -> None:
+def test_name_already_on_the_runner_is_not_used_again() -> None:
     models = following()
     models.step(["smol"], lambda name: name == "smol")
     assert names(models) == {"smol": "box-smol"}
 
 
-def test_a_model_keeps_its_owner_unless_the_name_would_be_that_of_another_kind() -> None:
+def test_model_keeps_its_owner_prefix_unless_it_collides_with_another_kind() -> None:
     models = following()
     models.step(["a/smol", "b/smol", "agent/smol", "a b/c", "models/smol.gguf"], nothing_taken)
     assert names(models) == {
@@ -98,13 +98,13 @@ def test_a_model_keeps_its_owner_unless_the_name_would_be_that_of_another_kind()
     }
 
 
-def test_a_name_with_its_owner_that_another_server_has_is_given_the_servers_name_too() -> None:
+def test_owner_prefixed_name_taken_elsewhere_gets_the_server_name_too() -> None:
     models = following()
     models.step(["a/smol"], lambda name: name == "a/smol")
     assert names(models) == {"a/smol": "box-a/smol"}
 
 
-def test_a_name_that_another_runner_has_is_left_to_it() -> None:
+def test_name_used_by_another_runner_is_not_taken() -> None:
     models = following()
     models.step(["smol"], nothing_taken)
     assert models.note_taken({"smol"}) == (FollowedModel(name="smol", upstream="smol"),)
@@ -112,7 +112,7 @@ def test_a_name_that_another_runner_has_is_left_to_it() -> None:
     assert names(models) == {"smol": "box-smol"}
 
 
-def test_models_of_an_earlier_run_stay_until_a_list_lacks_them() -> None:
+def test_models_of_an_earlier_run_stay_until_missing_from_a_list() -> None:
     models = following()
     models.restore([FollowedModel(name="old", upstream="a/old")])
     change = models.step(["a/old", "new"], nothing_taken)
@@ -121,7 +121,7 @@ def test_models_of_an_earlier_run_stay_until_a_list_lacks_them() -> None:
 
 
 @given(st.lists(st.lists(st.text(max_size=12), max_size=12), max_size=6))
-def test_whatever_a_server_lists_names_are_valid_unique_and_bounded(lists: list[list[str]]) -> None:
+def test_served_names_are_valid_unique_and_bounded_for_any_server_list(lists: list[list[str]]) -> None:
     models = following(most=5)
     for listed in lists:
         models.step(listed, nothing_taken)

@@ -14,7 +14,7 @@ LIBRARY = ("/usr/bin/python3", "-m", "runner_svc.runtimes.llama_cpp_python.serve
     "how",
     ["signal SIGSEGV", "signal SIGSEGV (core dumped)", "signal SIGILL", "exit code 139", "exit code 132"],
 )
-def test_a_fault_before_the_first_answer_names_signal_program_cause_and_next_step(how: str) -> None:
+def test_crash_before_the_first_answer_names_signal_program_cause_and_remedy(how: str) -> None:
     why = explain_foreign_build(how, NATIVE, has_answered=False)
     assert why is not None
     assert why.startswith(f"{how} before its first answer: llama-server was probably built for another processor")
@@ -22,7 +22,7 @@ def test_a_fault_before_the_first_answer_names_signal_program_cause_and_next_ste
     assert "xllamacpp" in why
 
 
-def test_after_an_answer_only_an_illegal_instruction_means_that() -> None:
+def test_only_an_illegal_instruction_is_explained_after_an_answer() -> None:
     assert explain_foreign_build("signal SIGSEGV", NATIVE, has_answered=True) is None
     why = explain_foreign_build("signal SIGILL", NATIVE, has_answered=True)
     assert why is not None
@@ -30,11 +30,11 @@ def test_after_an_answer_only_an_illegal_instruction_means_that() -> None:
 
 
 @pytest.mark.parametrize("how", ["signal SIGKILL", "signal SIGABRT", "signal SIGBUS", "exit code 1", "exit code 0"])
-def test_other_ends_do_not_mean_that(how: str) -> None:
+def test_other_exits_are_not_explained_as_a_foreign_build(how: str) -> None:
     assert explain_foreign_build(how, NATIVE, has_answered=False) is None
 
 
-def test_the_next_step_is_one_that_this_program_allows() -> None:
+def test_remedy_is_possible_for_the_program() -> None:
     wheel = explain_foreign_build("signal SIGILL", WHEEL, has_answered=False)
     library = explain_foreign_build("signal SIGILL", LIBRARY, has_answered=False)
     assert wheel is not None
@@ -43,7 +43,7 @@ def test_the_next_step_is_one_that_this_program_allows() -> None:
     assert "CMAKE_ARGS=-DGGML_NATIVE=OFF" in library
 
 
-def test_a_program_of_another_library_is_not_to_be_built_as_llama_cpp() -> None:
+def test_remedy_for_another_library_does_not_suggest_building_llama_cpp() -> None:
     command = program_command("runner_svc.runtimes.ctranslate2.server", "/opt/engine/bin/python")
     assert program_name(command) == "runner_svc.runtimes.ctranslate2.server"
     why = explain_foreign_build("signal SIGILL", command, has_answered=False)
@@ -58,5 +58,5 @@ def test_a_program_of_another_library_is_not_to_be_built_as_llama_cpp() -> None:
     ("command", "name"),
     [(NATIVE, "llama-server"), (WHEEL, WHEEL[2]), (("llama-server",), "llama-server"), ((), "the engine")],
 )
-def test_a_program_is_named_as_people_know_it(command: tuple[str, ...], name: str) -> None:
+def test_program_has_its_common_name(command: tuple[str, ...], name: str) -> None:
     assert program_name(command) == name

@@ -81,7 +81,7 @@ def _source(text: str) -> FoundSource:
     return source
 
 
-def test_the_models_of_all_programs_are_found_and_each_source_leads_to_its_file(folders: ProgramFolders) -> None:
+def test_models_of_all_programs_are_found_and_each_source_resolves_to_its_file(folders: ProgramFolders) -> None:
     found = found_models(folders)
     assert [(model.source, model.quantization) for model in found] == [
         ("ollama:hf.co/acme/tiny-GGUF:Q4_K_M", "Q4_K_M"),
@@ -109,14 +109,14 @@ def test_the_models_of_all_programs_are_found_and_each_source_leads_to_its_file(
         (f"hfcache:acme/tiny-GGUF@{COMMIT}", False),
     ],
 )
-def test_a_model_is_served_from_where_it_lies(folders: ProgramFolders, text: str, has_projector: bool) -> None:
+def test_model_is_served_from_its_location(folders: ProgramFolders, text: str, has_projector: bool) -> None:
     files = locate(_source(text), ModelForm.GGUF, folders)
     assert files.path.read_bytes() == WEIGHTS
     assert (files.projector is not None) == has_projector
     assert files.projector is None or files.projector.read_bytes() == PROJECTOR
 
 
-def test_a_folder_of_the_hub_s_cache_is_served_whole(folders: ProgramFolders) -> None:
+def test_hub_cache_folder_is_served_completely(folders: ProgramFolders) -> None:
     files = locate(_source("hfcache:acme/whole"), ModelForm.FOLDER, folders)
     assert sorted(path.name for path in files.path.iterdir()) == ["config.json", "model.safetensors", "tokenizer.json"]
 
@@ -131,7 +131,7 @@ def test_a_folder_of_the_hub_s_cache_is_served_whole(folders: ProgramFolders) ->
         ("lmstudio:acme/tiny-GGUF:Q2_K", Reason.INVALID_ARGUMENT, "there is: Q4_K_M, Q8_0"),
     ],
 )
-def test_what_is_not_there_is_said_with_where_it_was_looked_for(
+def test_missing_model_error_lists_the_searched_locations(
     folders: ProgramFolders, text: str, reason: Reason, words: str
 ) -> None:
     with pytest.raises(WeftError) as raised:
@@ -151,7 +151,7 @@ def test_what_is_not_there_is_said_with_where_it_was_looked_for(
         b'{"layers": [{"mediaType": "application/vnd.ollama.image.model", "digest": "sha256:' + b"0" * 64 + b'"}]}',
     ],
 )
-def test_a_manifest_that_is_damaged_or_names_what_is_not_there_is_no_model(tmp_path: Path, manifest: bytes) -> None:
+def test_damaged_or_dangling_manifest_is_not_a_model(tmp_path: Path, manifest: bytes) -> None:
     _write(tmp_path / ".ollama/models/manifests/registry.ollama.ai/library/x/latest", manifest)
     folders = program_folders({"HOME": str(tmp_path)})
     assert found_models(folders) == []
@@ -160,7 +160,7 @@ def test_a_manifest_that_is_damaged_or_names_what_is_not_there_is_no_model(tmp_p
     assert raised.value.reason is Reason.INVALID_ARGUMENT
 
 
-def test_folders_follow_the_variables_of_the_programs(tmp_path: Path) -> None:
+def test_folders_follow_the_program_variables(tmp_path: Path) -> None:
     given = {"HOME": "/h", "OLLAMA_MODELS": str(tmp_path / "o"), "HF_HUB_CACHE": str(tmp_path / "c")}
     folders = program_folders(given)
     assert folders.ollama == (tmp_path / "o",)
@@ -168,6 +168,6 @@ def test_folders_follow_the_variables_of_the_programs(tmp_path: Path) -> None:
     assert program_folders({"HOME": "/h", "HF_HOME": "/f"}).hub_cache == Path("/f/hub")
 
 
-def test_a_folder_that_cannot_be_read_has_no_models(tmp_path: Path) -> None:
+def test_unreadable_folder_has_no_models(tmp_path: Path) -> None:
     _write(tmp_path / ".lmstudio", b"a file in its place")
     assert found_models(program_folders({"HOME": str(tmp_path), "OLLAMA_MODELS": os.devnull})) == []

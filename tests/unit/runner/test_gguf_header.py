@@ -88,7 +88,7 @@ def _refusal(path: Path) -> WeftError:
 
 
 @pytest.mark.parametrize("version", [2, 3])
-def test_what_is_wanted_is_found(write: Write, version: int) -> None:
+def test_requested_entries_are_found(write: Write, version: int) -> None:
     header = read_gguf_header(write(_file(ENTRIES, TENSORS, version=version, data=bytes(552))))
     assert header.architecture == "llama"
     assert header.context_tokens == 4096
@@ -99,7 +99,7 @@ def test_what_is_wanted_is_found(write: Write, version: int) -> None:
     assert header.tensor_count == 2
 
 
-def test_the_demo_model_is_read() -> None:
+def test_demo_model_header_is_read() -> None:
     header = read_gguf_header(demo_model_path())
     assert (header.architecture, header.context_tokens, header.tensor_count) == ("llama", 8192, 272)
     assert (header.bos_token, header.eos_token) == ("<|im_start|>", "<|im_end|>")
@@ -107,12 +107,12 @@ def test_the_demo_model_is_read() -> None:
     assert "add_generation_prompt" in header.chat_template
 
 
-def test_a_file_without_anything_that_is_wanted_is_fine(write: Write) -> None:
+def test_file_without_requested_entries_is_valid(write: Write) -> None:
     header = read_gguf_header(write(_file()))
     assert (header.architecture, header.chat_template, header.templates, header.eos_token) == ("", None, (), "")
 
 
-def test_a_file_says_what_it_is(write: Write) -> None:
+def test_file_metadata_is_read(write: Write) -> None:
     assert is_gguf(write(GOOD))
     assert not is_gguf(write(b"GGM"))
 
@@ -151,17 +151,17 @@ HOSTILE: dict[str, bytes] = {
 
 
 @pytest.mark.parametrize("content", HOSTILE.values(), ids=HOSTILE.keys())
-def test_a_hostile_file_is_refused_with_words(write: Write, content: bytes) -> None:
+def test_malicious_file_is_refused_with_a_message(write: Write, content: bytes) -> None:
     assert "GGUF" in _refusal(write(content)).message
 
 
-def test_a_file_that_is_cut_anywhere_in_its_head_is_refused(write: Write) -> None:
+def test_file_truncated_in_its_header_is_refused(write: Write) -> None:
     head = len(GOOD) - 552
     for length in range(head):
         _refusal(write(GOOD[:length]))
 
 
-def test_the_strings_that_are_stepped_over_are_counted(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_skipped_strings_are_counted(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gguf, "MAX_SKIPPED_STRINGS", 3)
     assert "more items" in _refusal(write(GOOD)).message
 
@@ -173,7 +173,7 @@ def test_the_strings_that_are_stepped_over_are_counted(write: Write, monkeypatch
     length=st.one_of(st.none(), st.integers(0, len(GOOD))),
 )
 @example(changes=[(0, b"G")], length=None)
-def test_a_corrupted_file_is_read_or_refused_and_nothing_else(
+def test_corrupt_file_is_read_or_refused_without_a_crash(
     write: Write, changes: list[tuple[int, bytes]], length: int | None
 ) -> None:
     content = bytearray(GOOD)
@@ -193,7 +193,7 @@ def _outcome(path: Path) -> GgufHeader | WeftError:
         return error
 
 
-def test_a_crowd_of_named_templates_is_refused_before_it_is_kept(write: Write) -> None:
+def test_excess_named_templates_are_refused_before_they_are_stored(write: Write) -> None:
     megabyte = "x" * (1024 * 1024)
     crowd = [_entry(f"tokenizer.chat_template.t{n}", STRING, _text(megabyte)) for n in range(40)]
     path = write(_file(crowd))
@@ -207,7 +207,7 @@ def test_a_crowd_of_named_templates_is_refused_before_it_is_kept(write: Write) -
         tracemalloc.stop()
 
 
-def test_a_named_template_that_is_a_number_is_none(write: Write) -> None:
+def test_named_template_that_is_a_number_is_ignored(write: Write) -> None:
     entry = _entry("tokenizer.chat_template.seven", UINT32, struct.pack("<I", 7))
     assert read_gguf_header(write(_file([entry]))).named_templates == {}
 
@@ -230,7 +230,7 @@ SHAPE = (
 )
 
 
-def test_the_shape_of_the_demo_model_is_read() -> None:
+def test_demo_model_shape_is_read() -> None:
     header = read_gguf_model(demo_model_path())
     assert header.weight_bytes == 96_576_768
     assert header.quantization == "q4_1"
@@ -239,14 +239,14 @@ def test_the_shape_of_the_demo_model_is_read() -> None:
     assert (header.vocabulary, header.sliding_window) == (49_152, 0)
 
 
-def test_lengths_that_are_not_in_the_file_follow_from_the_heads(write: Write) -> None:
+def test_missing_lengths_are_derived_from_the_heads(write: Write) -> None:
     header = read_gguf_header(write(_file(SHAPE)))
     assert header.quantization == "q4_k_m"
     assert (header.key_length, header.value_length) == (160, 160)
     assert (header.kv_heads, header.sliding_window) == ((4,) * 4, 512)
 
 
-def test_lengths_and_heads_of_each_layer_are_read(write: Write) -> None:
+def test_per_layer_lengths_and_heads_are_read(write: Write) -> None:
     further = (
         _number("gemma3.attention.key_length", 256),
         _number("gemma3.attention.value_length", 128),
@@ -265,12 +265,12 @@ def test_lengths_and_heads_of_each_layer_are_read(write: Write) -> None:
         _entry("gemma3.attention.head_count_kv", ARRAY, struct.pack("<IQ4f", 6, 4, 1, 1, 1, 1)),
     ],
 )
-def test_a_list_that_cannot_be_is_not_believed(write: Write, listed: bytes) -> None:
+def test_implausible_list_is_ignored(write: Write, listed: bytes) -> None:
     """The total over all layers in place of a list: more than a layer can have."""
     assert read_gguf_header(write(_file((*SHAPE, listed)))).kv_heads == (4,) * 4
 
 
-def test_numbers_that_cannot_be_are_not_believed(write: Write) -> None:
+def test_implausible_numbers_are_ignored(write: Write) -> None:
     entries = (
         SHAPE[0],
         _entry("gemma3.block_count", UINT64, struct.pack("<Q", HUGE)),
@@ -285,34 +285,34 @@ def test_numbers_that_cannot_be_are_not_believed(write: Write) -> None:
     assert (header.heads, header.key_length, header.quantization, header.kv_heads) == (0, 0, "", ())
 
 
-def test_crowds_of_lists_are_stepped_over(write: Write) -> None:
+def test_long_lists_are_skipped(write: Write) -> None:
     crowd = [_numbers(f"a{number}.attention.head_count_kv", [1] * 1024) for number in range(2000)]
     path = write(_file(crowd))
     assert _peak_bytes(path) < 4 * 1024 * 1024
 
 
-def test_a_file_type_that_was_guessed_is_the_type_all_the_same(write: Write) -> None:
+def test_guessed_file_type_is_still_recognized(write: Write) -> None:
     assert read_gguf_header(write(_file([_number("general.file_type", 1024 + 7)]))).quantization == "q8_0"
 
 
-def test_weights_of_tensors_are_added_up(write: Write) -> None:
+def test_tensor_weights_are_summed(write: Write) -> None:
     # 128 values of f32, and 64 values of q4_1 in two blocks.
     header = read_gguf_header(write(GOOD))
     assert (header.weight_bytes, header.parameter_count) == (128 * 4 + 2 * 20, 128 + 64)
 
 
-def test_with_a_type_that_is_not_known_everything_behind_the_head_counts(write: Write) -> None:
+def test_unknown_tensor_type_counts_everything_after_the_header(write: Write) -> None:
     unknown = (*TENSORS[:1], _tensor("b", (64,), 250, 512))
     header = read_gguf_header(write(_file(ENTRIES, unknown, data=bytes(4096))))
     assert (header.weight_bytes, header.parameter_count) == (4096, 0)
 
 
-def test_tensors_that_overlap_are_refused(write: Write) -> None:
+def test_overlapping_tensors_are_refused(write: Write) -> None:
     twice = (_tensor("a", (64,), 0, 0), _tensor("b", (64,), 0, 0))
     assert "overlap" in _refusal(write(_file(tensors=twice, data=bytes(256)))).message
 
 
-def test_the_parts_of_a_model_are_added_up(tmp_path: Path) -> None:
+def test_parts_of_a_model_are_summed(tmp_path: Path) -> None:
     for number in (1, 2, 3):
         # Only the first one describes the model.
         part = _file(SHAPE if number == 1 else (), (_tensor("a", (64 * number,), 0, 0),), data=bytes(256 * number))
@@ -328,17 +328,17 @@ def test_the_parts_of_a_model_are_added_up(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["a-00000-of-00003.gguf", "a-00004-of-00003.gguf", "a-00001-of-99999.gguf"])
-def test_names_of_parts_that_cannot_be_are_refused(name: str) -> None:
+def test_invalid_part_names_are_refused(name: str) -> None:
     with pytest.raises(WeftError, match="GGUF"):
         model_parts(Path(name))
 
 
 @pytest.mark.parametrize("name", ["a.gguf", "a-00001-of-00001.gguf", "a-1-of-2.gguf", "a-00001-of-00002.bin"])
-def test_a_model_in_one_file_is_itself(name: str) -> None:
+def test_single_file_model_is_its_own_only_part(name: str) -> None:
     assert model_parts(Path(name)) == (Path(name),)
 
 
-def test_templates_of_wide_characters_do_not_take_four_times_the_bound(write: Write) -> None:
+def test_wide_character_templates_stay_within_the_memory_bound(write: Write) -> None:
     """16 templates of a mebibyte each are allowed; as text of four bytes per character they would take 64 MiB."""
     wide = "x" * (1024 * 1024 - 4) + "\U0001f600"
     crowd = [_entry(f"tokenizer.chat_template.t{n}", STRING, _text(wide)) for n in range(16)]
@@ -347,7 +347,7 @@ def test_templates_of_wide_characters_do_not_take_four_times_the_bound(write: Wr
     assert _peak_bytes(path) < 32 * 1024 * 1024
 
 
-def test_the_longest_names_of_all_entries_do_not_take_more_than_the_bound(write: Write) -> None:
+def test_longest_entry_names_stay_within_the_memory_bound(write: Write) -> None:
     names = [f"{number:06d}" + "x" * 244 + "\U0001f600" for number in range(gguf.MAX_ENTRIES)]
     path = write(_file([_number(name, 1) for name in names]))
     del names
@@ -373,14 +373,14 @@ def test_any_of_very_many_tokens_is_found(write: Write, number: int) -> None:
     assert (header.eos_token, header.vocabulary) == (words[number], 10_000)
 
 
-def test_words_longer_than_what_is_read_at_once_are_stepped_over(write: Write) -> None:
+def test_strings_longer_than_the_read_buffer_are_skipped(write: Write) -> None:
     words = ["a", "b" * 200_000, "c" * 65_536, "d" * 65_528, "", "e" * 70_000, "last"]
     entries = [_strings("tokenizer.ggml.tokens", words), _number("tokenizer.ggml.bos_token_id", 6), SHAPE[0]]
     header = read_gguf_header(write(_file(entries)))
     assert (header.bos_token, header.architecture) == ("last", "gemma3")
 
 
-def test_more_tensors_than_any_model_has_are_refused_and_not_read_for_many_seconds(write: Write) -> None:
+def test_excessive_tensor_count_is_refused_quickly(write: Write) -> None:
     tensor = _tensor("a", (2**63, 2**63, 2**63, 0), 0, 0)
     content = _file(tensors=(tensor,) * MAX_TENSORS, data=bytes(64))
     assert read_gguf_header(write(content)).tensor_count == MAX_TENSORS

@@ -107,7 +107,7 @@ def _judge(read: Read, path: Path) -> tuple[str, bool]:
 
 
 @pytest.mark.timeout(900)
-def test_no_mutated_file_does_more_than_be_refused(tmp_path: Path) -> None:
+def test_mutated_file_is_at_worst_refused(tmp_path: Path) -> None:
     path, refused = tmp_path / "model.gguf", 0
     tracemalloc.start()
     try:
@@ -136,7 +136,7 @@ def _believing_reader(path: Path) -> object:
     return None
 
 
-def test_a_reader_that_believes_its_file_is_found_out(tmp_path: Path) -> None:
+def test_reader_that_trusts_its_file_is_detected(tmp_path: Path) -> None:
     path, wrong = tmp_path / "model.gguf", set[str]()
     tracemalloc.start()
     try:
@@ -151,7 +151,7 @@ def test_a_reader_that_believes_its_file_is_found_out(tmp_path: Path) -> None:
     assert {"error", "UnicodeDecodeError"} & wrong
 
 
-def test_under_a_limit_of_memory_no_mutated_file_ends_the_process(tmp_path: Path) -> None:
+def test_mutated_files_do_not_crash_the_process_under_a_memory_limit(tmp_path: Path) -> None:
     """tracemalloc sees only what Python allocates; the kernel sees all of it."""
     for number, content in enumerate(_files(LIMITED_FILES)):
         (tmp_path / f"{number}.gguf").write_bytes(content)

@@ -69,7 +69,7 @@ def _wait_for(condition: Callable[[], bool]) -> None:
         time.sleep(0.001)
 
 
-def test_use_is_added_up_over_processes_and_gpus() -> None:
+def test_usage_is_summed_over_processes_and_gpus() -> None:
     nvml = StandIn(gpus=2)
     gpu = GpuTime(lambda: nvml)
     nvml.samples = {0: [Sample(1, 10 * SECOND, 100)], 1: [Sample(9, 10 * SECOND, 100)]}
@@ -80,7 +80,7 @@ def test_use_is_added_up_over_processes_and_gpus() -> None:
     assert _settled(gpu, 1, 2) == pytest.approx(2.0), "nothing new, nothing added"
 
 
-def test_a_gpu_that_nobody_uses_is_zero_and_its_first_sample_is_no_lifetime_of_use() -> None:
+def test_unused_gpu_is_zero_and_its_first_sample_is_not_a_lifetime_total() -> None:
     nvml = StandIn()
     gpu = GpuTime(lambda: nvml)
     assert _settled(gpu, 1) == 0.0
@@ -89,7 +89,7 @@ def test_a_gpu_that_nobody_uses_is_zero_and_its_first_sample_is_no_lifetime_of_u
 
 
 @pytest.mark.parametrize("error", [OSError("no libnvidia-ml"), ImportError("no pynvml"), RuntimeError("no driver")])
-def test_no_gpu_is_unknown_and_not_asked_again(error: Exception) -> None:
+def test_missing_gpu_is_unknown_and_not_queried_again(error: Exception) -> None:
     tries = 0
 
     def load() -> Any:
@@ -102,7 +102,7 @@ def test_no_gpu_is_unknown_and_not_asked_again(error: Exception) -> None:
     assert tries == 1
 
 
-def test_an_error_is_unknown_for_as_long_as_it_lasts() -> None:
+def test_error_makes_usage_unknown_while_it_lasts() -> None:
     nvml = StandIn()
     gpu = GpuTime(lambda: nvml)
     nvml.error = StandIn.NVMLError(999)
@@ -111,7 +111,7 @@ def test_an_error_is_unknown_for_as_long_as_it_lasts() -> None:
     assert _settled(gpu, 1) == 0.0
 
 
-def test_a_library_that_hangs_blocks_nobody_and_is_asked_by_one_thread_only() -> None:
+def test_hanging_library_blocks_no_caller_and_uses_only_one_thread() -> None:
     now = 100.0
     nvml = StandIn()
     gpu = GpuTime(lambda: nvml, lambda: now)
@@ -129,5 +129,5 @@ def test_a_library_that_hangs_blocks_nobody_and_is_asked_by_one_thread_only() ->
     assert gpu.seconds([1]) == 0.0, "known again"
 
 
-def test_this_machines_own_library_gives_a_figure_or_none() -> None:
+def test_library_of_this_machine_returns_a_figure_or_none() -> None:
     assert (_settled(GpuTime(), os.getpid()) or 0.0) >= 0.0

@@ -30,7 +30,7 @@ class Written:
         self.frames.append(frame)
 
 
-async def test_an_answer_that_is_read_whole_is_held_until_its_end_and_its_progress_is_not() -> None:
+async def test_whole_answer_is_held_until_its_end_and_its_progress_is_not() -> None:
     written = Written()
     writer = WholeAnswerWriter(written.write, whole=True)
     for frame in (_progress(1), _image(0), _progress(2)):
@@ -41,14 +41,14 @@ async def test_an_answer_that_is_read_whole_is_held_until_its_end_and_its_progre
     assert written.frames[2:] == [_image(0), _image(1), END]
 
 
-async def test_an_answer_that_is_streamed_is_not_held() -> None:
+async def test_streamed_answer_is_not_held() -> None:
     written = Written()
     writer = WholeAnswerWriter(written.write, whole=False)
     await writer.put(_image(0))
     assert written.frames == [_image(0)]
 
 
-async def test_no_more_than_the_limit_is_held(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_held_content_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(inference, "MAX_WHOLE_BYTES", 1000)
     written = Written()
     writer = WholeAnswerWriter(written.write, whole=True)
@@ -61,7 +61,7 @@ async def test_no_more_than_the_limit_is_held(monkeypatch: pytest.MonkeyPatch) -
     assert written.frames[2:] == [_image(2), END]
 
 
-async def test_an_end_that_comes_with_the_last_content_is_sent() -> None:
+async def test_end_that_arrives_with_the_last_content_is_sent() -> None:
     written = Written()
     writer = WholeAnswerWriter(written.write, whole=True)
     await writer.put(_image(0))

@@ -20,13 +20,13 @@ def _estimate(size: int) -> MemoryEstimate:
         (None, None, None),
     ],
 )
-def test_an_engine_may_have_its_estimate_and_a_margin_and_never_the_whole_machine(
+def test_engine_memory_limit_is_its_estimate_plus_a_margin_and_below_the_machine_total(
     expected: MemoryEstimate | None, machine: int | None, limit: int | None
 ) -> None:
     assert host_memory_limit(expected, machine, processors=2) == limit
 
 
-def test_the_setting_of_a_model_replaces_the_limit_and_0_removes_it() -> None:
+def test_model_setting_overrides_the_memory_limit_and_0_removes_it() -> None:
     assert configured_limit(None, GIBIBYTE) == GIBIBYTE
     assert configured_limit(10, GIBIBYTE) == 10 * MEBIBYTE
     assert configured_limit(0, GIBIBYTE) is None

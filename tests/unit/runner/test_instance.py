@@ -10,7 +10,7 @@ from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 
 
-async def test_every_phase_of_a_life_is_told_at_once() -> None:
+async def test_every_lifecycle_phase_is_reported_immediately() -> None:
     stage = Stage()
     await stage.instance.start()
     await stage.settle()
@@ -26,7 +26,7 @@ async def test_every_phase_of_a_life_is_told_at_once() -> None:
     assert stage.instance.restart_count == 1
 
 
-async def test_a_crash_loop_waits_and_says_so_and_then_tries_again() -> None:
+async def test_crash_loop_is_backed_off_reported_and_retried() -> None:
     stage = Stage(max_deaths=3, first_pause_seconds=10.0)
     stage.backend.load_error = WeftError(Reason.SERVER_DIED, "x" * 10_000)
     stage.backend.loaded.set()
@@ -52,7 +52,7 @@ async def test_a_crash_loop_waits_and_says_so_and_then_tries_again() -> None:
         ("full", Reason.NO_SLOT_AVAILABLE),
     ],
 )
-async def test_work_is_refused_with_the_reason_for_it(prepare: str, reason: Reason) -> None:
+async def test_refused_request_has_the_reason(prepare: str, reason: Reason) -> None:
     stage = Stage()
     await stage.instance.start()
     if prepare != "loading":
@@ -69,7 +69,7 @@ async def test_work_is_refused_with_the_reason_for_it(prepare: str, reason: Reas
     await stage.instance.stop()
 
 
-async def test_stop_ends_the_backend_whatever_it_is_doing_and_may_be_repeated() -> None:
+async def test_stop_ends_the_backend_in_any_state_and_is_idempotent() -> None:
     stage = Stage()
     await stage.instance.start()
     await stage.settle()

@@ -51,7 +51,7 @@ class FetchStage:
         return replace(self.model, fetch=None, make_backend=lambda: self.second, model_path=Path("/m.gguf"))
 
 
-async def test_a_pull_is_the_progress_of_the_load_and_then_the_engine_with_the_files_is_started() -> None:
+async def test_load_reports_pull_progress_and_then_starts_the_engine_with_the_files() -> None:
     stage = FetchStage()
     await stage.instance.start()
     await let_all_run()
@@ -67,7 +67,7 @@ async def test_a_pull_is_the_progress_of_the_load_and_then_the_engine_with_the_f
     await stage.instance.stop()
 
 
-async def test_what_was_pulled_once_is_not_pulled_after_a_death_or_a_sleep() -> None:
+async def test_pulled_files_are_not_pulled_again_after_a_crash_or_hibernation() -> None:
     stage = FetchStage()
     stage.go.set()
     await stage.instance.start()
@@ -81,7 +81,7 @@ async def test_what_was_pulled_once_is_not_pulled_after_a_death_or_a_sleep() -> 
     await stage.instance.stop()
 
 
-async def test_a_failed_pull_is_no_restart_and_the_next_call_pulls_again() -> None:
+async def test_failed_pull_is_not_a_restart_and_the_next_call_pulls_again() -> None:
     stage = FetchStage()
     stage.error = WeftError(Reason.NOT_FOUND, "the hub has no such repository")
     stage.go.set()
@@ -97,7 +97,7 @@ async def test_a_failed_pull_is_no_restart_and_the_next_call_pulls_again() -> No
     await stage.instance.stop()
 
 
-async def test_an_unload_ends_a_pull() -> None:
+async def test_unload_cancels_a_pull() -> None:
     stage = FetchStage()
     await stage.instance.start()
     await let_all_run()
@@ -108,7 +108,7 @@ async def test_an_unload_ends_a_pull() -> None:
     await stage.instance.stop()
 
 
-async def test_a_model_that_starts_asleep_is_pulled_with_its_first_request() -> None:
+async def test_initially_hibernating_model_is_pulled_on_its_first_request() -> None:
     stage = FetchStage(start_asleep=True)
     await stage.instance.start()
     await let_all_run()

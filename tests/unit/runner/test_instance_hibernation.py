@@ -16,7 +16,7 @@ SLEEP = command_recipe(argv=("suspend",))
 ASLEEP = (Phase.HIBERNATING, "")
 
 
-async def test_a_model_that_starts_asleep_is_not_loaded_and_not_a_failure() -> None:
+async def test_initially_hibernating_model_is_neither_loaded_nor_failed() -> None:
     async with living(start_asleep=True) as stage:
         assert stage.state == ASLEEP
         assert stage.backend.starts == 0
@@ -26,7 +26,7 @@ async def test_a_model_that_starts_asleep_is_not_loaded_and_not_a_failure() -> N
         assert refused.value.reason is Reason.BACKEND_NOT_READY
 
 
-async def test_a_backend_that_sleeps_in_its_process_is_not_ended_and_a_start_wakes_it() -> None:
+async def test_backend_hibernating_in_process_is_kept_and_woken_by_a_start() -> None:
     async with living(sleep=SleepSettings(after_seconds=30.0)) as stage:
         stage.backend.sleeps_in_place = True
         starts, stops = stage.backend.starts, stage.backend.stops
@@ -38,7 +38,7 @@ async def test_a_backend_that_sleeps_in_its_process_is_not_ended_and_a_start_wak
     assert stage.backend.stops > stops, "the end of the runner ends it"
 
 
-async def test_an_unload_ends_the_process_of_a_backend_that_could_sleep_in_it() -> None:
+async def test_unload_ends_the_process_of_a_backend_that_could_hibernate_in_it() -> None:
     async with living() as stage:
         stage.backend.sleeps_in_place = True
         stops = stage.backend.stops
@@ -50,7 +50,7 @@ async def test_an_unload_ends_the_process_of_a_backend_that_could_sleep_in_it() 
         assert stage.instance.phase is Phase.READY
 
 
-async def test_an_unload_ends_the_process_in_which_a_backend_sleeps_already() -> None:
+async def test_unload_ends_the_process_of_a_backend_hibernating_in_it() -> None:
     async with living(sleep=SleepSettings(after_seconds=30.0)) as stage:
         stage.backend.sleeps_in_place = True
         stops = stage.backend.stops
@@ -62,7 +62,7 @@ async def test_an_unload_ends_the_process_in_which_a_backend_sleeps_already() ->
         assert (stage.state, stage.backend.stops) == (ASLEEP, stops + 1), "its next idle time leaves the process again"
 
 
-async def test_an_unload_that_meets_a_wake_of_a_sleeping_process_ends_it_first() -> None:
+async def test_unload_during_a_wake_of_a_hibernating_process_ends_the_wake_first() -> None:
     async with living(sleep=SleepSettings(after_seconds=30.0)) as stage:
         stage.backend.sleeps_in_place = True
         stops = stage.backend.stops
@@ -72,7 +72,7 @@ async def test_an_unload_that_meets_a_wake_of_a_sleeping_process_ends_it_first()
         assert (stage.instance.phase, stage.backend.stops) == (Phase.READY, stops + 1)
 
 
-async def test_an_unload_keeps_the_process_where_the_configuration_says_so() -> None:
+async def test_unload_keeps_the_process_if_configured() -> None:
     async with living(unload_keeps_process=True) as stage:
         stage.backend.sleeps_in_place = True
         stops = stage.backend.stops
@@ -80,7 +80,7 @@ async def test_an_unload_keeps_the_process_where_the_configuration_says_so() -> 
         assert (stage.state, stage.backend.stops) == (ASLEEP, stops)
 
 
-async def test_a_backend_that_cannot_sleep_in_its_process_is_ended() -> None:
+async def test_backend_that_cannot_hibernate_in_process_is_ended() -> None:
     async with living() as stage:
         stops = stage.backend.stops
         await stage.instance.unload()
@@ -100,7 +100,7 @@ async def test_twenty_concurrent_wakes_run_the_recipe_once_and_all_succeed() -> 
         assert stage.instance.phase is Phase.READY
 
 
-async def test_a_waiter_that_goes_away_leaves_the_wake_to_the_others() -> None:
+async def test_cancelled_waiter_leaves_the_wake_to_the_others() -> None:
     async with living(start_asleep=True, recipe=WAKE) as stage:
         stage.recipes.go.clear()
         first, second = (asyncio.create_task(stage.instance.wake()) for _ in range(2))
@@ -113,7 +113,7 @@ async def test_a_waiter_that_goes_away_leaves_the_wake_to_the_others() -> None:
         assert stage.recipes.done == [WAKE]
 
 
-async def test_a_failed_wake_reaches_every_waiter_and_the_next_one_tries_afresh() -> None:
+async def test_failed_wake_reaches_every_waiter_and_the_next_call_retries() -> None:
     async with living(start_asleep=True, recipe=WAKE) as stage:
         stage.recipes.error = WeftError(Reason.WAKE_FAILED, "exit code 3: no power")
         stage.recipes.go.clear()
@@ -131,7 +131,7 @@ async def test_a_failed_wake_reaches_every_waiter_and_the_next_one_tries_afresh(
         assert stage.state == (Phase.READY, "")
 
 
-async def test_a_backend_that_dies_while_it_is_woken_leaves_the_model_asleep() -> None:
+async def test_backend_that_dies_during_a_wake_leaves_the_model_hibernating() -> None:
     async with living(start_asleep=True) as stage:
         stage.backend.load_error = WeftError(Reason.SERVER_DIED, "no such file")
         error = await outcome(asyncio.create_task(stage.instance.wake()))
@@ -141,7 +141,7 @@ async def test_a_backend_that_dies_while_it_is_woken_leaves_the_model_asleep() -
         assert stage.instance.restart_count == 0
 
 
-async def test_a_wake_that_takes_too_long_is_given_up_and_says_what_it_waited_for() -> None:
+async def test_wake_timeout_reports_what_it_waited_for() -> None:
     async with living(start_asleep=True, recipe=WAKE, max_wait_seconds=60.0) as stage:
         stage.recipes.go.clear()
         wake = asyncio.create_task(stage.instance.wake())
@@ -156,7 +156,7 @@ async def test_a_wake_that_takes_too_long_is_given_up_and_says_what_it_waited_fo
         assert stage.instance.phase is Phase.HIBERNATING
 
 
-async def test_waking_what_is_awake_does_nothing_and_what_loads_is_waited_for() -> None:
+async def test_wake_of_a_ready_model_is_a_no_op_and_a_loading_one_is_waited_for() -> None:
     stage = Stage(HibernationSettings(recipe=WAKE))
     await stage.instance.start()
     await stage.settle()
@@ -171,7 +171,7 @@ async def test_waking_what_is_awake_does_nothing_and_what_loads_is_waited_for() 
     await stage.instance.stop()
 
 
-async def test_whoever_waits_for_a_load_hears_of_the_crash_loop() -> None:
+async def test_load_waiters_are_notified_of_a_crash_loop() -> None:
     stage = Stage(max_deaths=2)
     stage.backend.load_error = WeftError(Reason.SERVER_DIED, "bad model")
     await stage.instance.start()
@@ -186,7 +186,7 @@ async def test_whoever_waits_for_a_load_hears_of_the_crash_loop() -> None:
     await stage.instance.stop()
 
 
-async def test_an_idle_model_goes_to_sleep_after_its_time_and_its_process_ends() -> None:
+async def test_idle_model_hibernates_after_its_timeout_and_its_process_ends() -> None:
     async with living(sleep=SleepSettings(after_seconds=300.0)) as stage:
         await stage.clock.advance(299.9)
         assert stage.instance.phase is Phase.READY
@@ -198,7 +198,7 @@ async def test_an_idle_model_goes_to_sleep_after_its_time_and_its_process_ends()
         assert stage.backend.starts == 2
 
 
-async def test_a_request_keeps_a_model_awake_and_its_end_begins_the_idle_time() -> None:
+async def test_request_keeps_a_model_awake_and_its_end_starts_the_idle_timer() -> None:
     async with living(sleep=SleepSettings(after_seconds=300.0)) as stage:
         await stage.clock.advance(200.0)
         with stage.instance.admit("r"):
@@ -211,7 +211,7 @@ async def test_a_request_keeps_a_model_awake_and_its_end_begins_the_idle_time() 
         assert stage.state == ASLEEP
 
 
-async def test_a_request_that_comes_while_it_falls_asleep_is_told_to_wait_and_wakes_it() -> None:
+async def test_request_during_hibernation_start_is_refused_as_not_ready_and_a_wake_succeeds() -> None:
     async with living(sleep=SleepSettings(after_seconds=10.0, action=SLEEP)) as stage:
         stage.recipes.go.clear()
         await stage.clock.advance(10.0)
@@ -228,7 +228,7 @@ async def test_a_request_that_comes_while_it_falls_asleep_is_told_to_wait_and_wa
         assert stage.instance.phase is Phase.READY
 
 
-async def test_a_sleep_action_that_fails_leaves_the_model_serving_and_is_tried_again() -> None:
+async def test_failed_sleep_action_keeps_the_model_serving_and_is_retried() -> None:
     async with living(sleep=SleepSettings(after_seconds=10.0, action=SLEEP)) as stage:
         stage.recipes.error = WeftError(Reason.WAKE_FAILED, "status 500")
         await stage.clock.advance(10.0)
@@ -244,7 +244,7 @@ async def test_a_sleep_action_that_fails_leaves_the_model_serving_and_is_tried_a
         assert stage.recipes.done == [SLEEP] * 2
 
 
-async def test_what_was_loaded_to_stay_does_not_sleep_until_it_is_unloaded() -> None:
+async def test_explicitly_loaded_model_does_not_hibernate_until_unloaded() -> None:
     async with living(start_asleep=True, sleep=SleepSettings(after_seconds=10.0)) as stage:
         await stage.instance.load()
         await stage.clock.advance(1000.0)
@@ -257,7 +257,7 @@ async def test_what_was_loaded_to_stay_does_not_sleep_until_it_is_unloaded() -> 
         assert stage.state == ASLEEP
 
 
-async def test_a_load_that_fails_pins_nothing() -> None:
+async def test_failed_load_pins_nothing() -> None:
     async with living(start_asleep=True, sleep=SleepSettings(after_seconds=10.0)) as stage:
         stage.backend.load_error = WeftError(Reason.SERVER_DIED, "oops")
         assert await outcome(asyncio.create_task(stage.instance.load())) is not None
@@ -268,7 +268,7 @@ async def test_a_load_that_fails_pins_nothing() -> None:
         assert stage.state == ASLEEP
 
 
-async def test_of_several_loads_at_once_none_that_fails_or_leaves_decides_for_the_others() -> None:
+async def test_failed_or_cancelled_concurrent_load_does_not_affect_the_others() -> None:
     async with living(start_asleep=True, recipe=WAKE, sleep=SleepSettings(after_seconds=10.0)) as stage:
         stage.recipes.error = WeftError(Reason.WAKE_FAILED, "no power")
         failed = [asyncio.create_task(stage.instance.load()) for _ in range(2)]
@@ -289,7 +289,7 @@ async def test_of_several_loads_at_once_none_that_fails_or_leaves_decides_for_th
         assert stage.instance.phase is Phase.READY, "a load that left took the other's pin with it"
 
 
-async def test_an_unload_lets_running_requests_end_but_not_for_ever() -> None:
+async def test_unload_waits_for_running_requests_up_to_its_timeout() -> None:
     async with living(drain_seconds=30.0) as stage:
         request = await stage.request()
         unload = asyncio.create_task(stage.instance.unload())
@@ -306,7 +306,7 @@ async def test_an_unload_lets_running_requests_end_but_not_for_ever() -> None:
         assert stage.state == ASLEEP
 
 
-async def test_an_unload_ends_a_load_and_a_crash_loop_too() -> None:
+async def test_unload_ends_a_load_and_a_crash_loop_too() -> None:
     stage = Stage(max_deaths=1)
     await stage.instance.start()
     await stage.settle()
@@ -322,7 +322,7 @@ async def test_an_unload_ends_a_load_and_a_crash_loop_too() -> None:
     await stage.instance.stop()
 
 
-async def test_an_unload_whose_sleep_action_fails_says_so() -> None:
+async def test_unload_with_a_failed_sleep_action_reports_it() -> None:
     async with living(attached=True, recipe=WAKE, sleep=SleepSettings(after_seconds=10.0, action=SLEEP)) as stage:
         stage.recipes.error = WeftError(Reason.WAKE_FAILED, "status 500")
         error = await outcome(asyncio.create_task(stage.instance.unload()))
@@ -333,7 +333,7 @@ async def test_an_unload_whose_sleep_action_fails_says_so() -> None:
 
 
 @pytest.mark.parametrize("sleep", [None, SleepSettings(after_seconds=10.0)])
-async def test_a_server_of_somebody_else_without_a_sleep_action_cannot_be_unloaded(sleep: SleepSettings | None) -> None:
+async def test_attached_server_without_a_sleep_action_cannot_be_unloaded(sleep: SleepSettings | None) -> None:
     async with living(attached=True, sleep=sleep) as stage:
         with pytest.raises(WeftError) as refused:
             await stage.instance.unload()
@@ -342,7 +342,7 @@ async def test_a_server_of_somebody_else_without_a_sleep_action_cannot_be_unload
         assert stage.instance.phase is Phase.READY
 
 
-async def test_an_attached_server_that_goes_away_and_can_be_woken_sleeps_and_did_not_crash() -> None:
+async def test_wakeable_attached_server_that_goes_offline_hibernates_and_did_not_crash() -> None:
     async with living(attached=True, recipe=WAKE) as stage:
         stage.backend.deaths.put_nowait("the server stopped answering")
         await stage.settle()
@@ -350,7 +350,7 @@ async def test_an_attached_server_that_goes_away_and_can_be_woken_sleeps_and_did
         assert stage.instance.restart_count == 0
 
 
-async def test_an_attached_server_that_is_not_there_at_the_start_sleeps_if_it_can_be_woken() -> None:
+async def test_wakeable_attached_server_missing_at_startup_hibernates() -> None:
     stage = Stage(HibernationSettings(attached=True, recipe=WAKE, max_wait_seconds=10.0))
     stage.backend.loaded.set()
     stage.backend.load_error = WeftError(Reason.CONNECT_FAILED, "the server does not answer")
@@ -367,7 +367,7 @@ async def test_an_attached_server_that_is_not_there_at_the_start_sleeps_if_it_ca
     await stage.instance.stop()
 
 
-async def test_an_attached_server_that_comes_up_too_late_is_a_failed_wake() -> None:
+async def test_attached_server_that_comes_up_too_late_is_a_failed_wake() -> None:
     stage = Stage(HibernationSettings(attached=True, recipe=WAKE, max_wait_seconds=10.0))
     stage.backend.loaded.set()
     stage.backend.load_error = WeftError(Reason.CONNECT_FAILED, "the server does not answer")
@@ -384,9 +384,7 @@ async def test_an_attached_server_that_comes_up_too_late_is_a_failed_wake() -> N
 
 
 @pytest.mark.parametrize(("by_mesh", "phase"), [(True, Phase.HIBERNATING), (False, Phase.FAILED)])
-async def test_an_attached_server_that_we_cannot_wake_is_looked_for_until_it_is_there(
-    by_mesh: bool, phase: Phase
-) -> None:
+async def test_non_wakeable_attached_server_is_polled_until_online(by_mesh: bool, phase: Phase) -> None:
     stage = Stage(HibernationSettings(attached=True, woken_by_mesh=by_mesh, attach_retry_seconds=5.0))
     stage.backend.loaded.set()
     stage.backend.load_error = WeftError(Reason.CONNECT_FAILED, "the server does not answer")
@@ -403,7 +401,7 @@ async def test_an_attached_server_that_we_cannot_wake_is_looked_for_until_it_is_
     await stage.instance.stop()
 
 
-async def test_an_error_that_nobody_foresaw_fails_the_wake_and_not_the_next_one() -> None:
+async def test_unexpected_error_fails_the_wake_and_not_the_next_one() -> None:
     async with living(attached=True, start_asleep=True, recipe=WAKE) as stage:
         stage.recipes.error = ValueError("s3cret")
         error = await outcome(asyncio.create_task(stage.instance.wake()))
@@ -416,7 +414,7 @@ async def test_an_error_that_nobody_foresaw_fails_the_wake_and_not_the_next_one(
         assert stage.state == (Phase.READY, "")
 
 
-async def test_an_error_that_nobody_foresaw_while_loading_counts_as_a_death() -> None:
+async def test_unexpected_error_during_a_load_counts_as_a_crash() -> None:
     stage = Stage(max_deaths=2)
     stage.backend.loaded.set()
     stage.backend.load_error = ValueError("s3cret")
@@ -432,7 +430,7 @@ async def test_an_error_that_nobody_foresaw_while_loading_counts_as_a_death() ->
     await stage.instance.stop()
 
 
-async def test_a_stop_ends_a_wake_and_tells_the_waiters() -> None:
+async def test_stop_cancels_a_wake_and_notifies_the_waiters() -> None:
     async with living(start_asleep=True, recipe=WAKE) as stage:
         stage.recipes.go.clear()
         wake = asyncio.create_task(stage.instance.wake())
@@ -443,7 +441,7 @@ async def test_a_stop_ends_a_wake_and_tells_the_waiters() -> None:
         assert error.reason is Reason.SHUTTING_DOWN
 
 
-async def test_a_runner_that_drains_wakes_nothing_and_lets_nothing_fall_asleep() -> None:
+async def test_draining_runner_neither_wakes_nor_hibernates_models() -> None:
     async with living(sleep=SleepSettings(after_seconds=10.0)) as stage:
         stage.instance.drain()
         await stage.clock.advance(100.0)

@@ -26,7 +26,7 @@ async def _phase_after(stage: Stage, seconds: float) -> Phase:
     return stage.instance.phase
 
 
-async def test_without_devices_and_without_settings_it_never_sleeps_by_itself() -> None:
+async def test_model_without_devices_and_settings_never_hibernates_automatically() -> None:
     async with living() as stage:
         await _served(stage)
         assert await _phase_after(stage, LONG_SECONDS) is Phase.READY
@@ -34,7 +34,7 @@ async def test_without_devices_and_without_settings_it_never_sleeps_by_itself() 
 
 
 @pytest.mark.parametrize(("category", "seconds"), [("text", 300.0), ("image", 900.0), ("vision", 60.0)])
-async def test_a_model_that_holds_devices_sleeps_after_the_time_of_its_category(category: str, seconds: float) -> None:
+async def test_model_using_devices_hibernates_after_the_time_of_its_category(category: str, seconds: float) -> None:
     async with living(SteppedLedger(), category=category) as stage:
         assert stage.instance.unload_at == stage.clock.utc_now() + timedelta(seconds=seconds)
         assert await _phase_after(stage, seconds - 1.0) is Phase.READY
@@ -42,7 +42,7 @@ async def test_a_model_that_holds_devices_sleeps_after_the_time_of_its_category(
         assert stage.instance.unload_at is None
 
 
-async def test_a_request_says_how_long_it_stays_and_the_next_one_that_says_nothing_undoes_it() -> None:
+async def test_request_keep_alive_applies_until_a_request_without_one() -> None:
     async with living(SteppedLedger()) as stage:
         await _served(stage, 10.0)
         assert stage.instance.unload_at == stage.clock.utc_now() + timedelta(seconds=10)
@@ -56,7 +56,7 @@ async def test_a_request_says_how_long_it_stays_and_the_next_one_that_says_nothi
         assert await _phase_after(stage, 299.0) is Phase.READY, "what requests said ended with that life"
 
 
-async def test_while_it_works_its_keep_alive_is_that_of_the_last_request_that_began() -> None:
+async def test_busy_model_has_the_keep_alive_of_the_last_started_request() -> None:
     """It was shown as "never" with a keep-alive of 2 s."""
     async with living() as stage:
         before = stage.instance.keep_alive_seconds
@@ -69,7 +69,7 @@ async def test_while_it_works_its_keep_alive_is_that_of_the_last_request_that_be
         assert stage.instance.unload_at == stage.clock.utc_now() + timedelta(seconds=2)
 
 
-async def test_kept_for_nothing_it_sleeps_when_the_last_request_ends_and_not_before() -> None:
+async def test_zero_keep_alive_hibernates_when_the_last_request_ends() -> None:
     async with living() as stage:
         other = await stage.request("other")
         await _served(stage, 0.0)
@@ -81,7 +81,7 @@ async def test_kept_for_nothing_it_sleeps_when_the_last_request_ends_and_not_bef
         assert await _phase_after(stage, 0.0) is Phase.HIBERNATING
 
 
-async def test_a_model_that_is_kept_for_one_request_waits_for_that_one() -> None:
+async def test_model_with_zero_keep_alive_waits_for_its_first_request() -> None:
     async with living(keep_alive_seconds=0.0) as stage:
         assert await _phase_after(stage, 9.0) is Phase.READY
         await _served(stage)
@@ -90,7 +90,7 @@ async def test_a_model_that_is_kept_for_one_request_waits_for_that_one() -> None
         assert await _phase_after(stage, 10.0) is Phase.HIBERNATING, "the request never came"
 
 
-async def test_a_load_says_how_long_it_stays() -> None:
+async def test_load_sets_its_keep_alive() -> None:
     async with living(SteppedLedger(), keep_alive_seconds=50.0) as stage:
         await stage.instance.load(LoadSpec(keep_alive_seconds=7.0))
         assert await _phase_after(stage, 7.0) is Phase.HIBERNATING
@@ -98,7 +98,7 @@ async def test_a_load_says_how_long_it_stays() -> None:
         assert await _phase_after(stage, LONG_SECONDS) is Phase.READY
 
 
-async def test_a_pinned_model_stays_loaded_until_it_is_unloaded() -> None:
+async def test_pinned_model_stays_loaded_until_unloaded() -> None:
     async with living(SteppedLedger(), keep_alive_seconds=5.0, pinned=True) as stage:
         await _served(stage, 0.0)
         assert await _phase_after(stage, LONG_SECONDS) is Phase.READY
@@ -107,7 +107,7 @@ async def test_a_pinned_model_stays_loaded_until_it_is_unloaded() -> None:
         assert stage.instance.memory.pinned
 
 
-async def test_a_pin_of_a_load_ends_with_that_life() -> None:
+async def test_pin_of_a_load_ends_with_its_unload() -> None:
     async with living(SteppedLedger()) as stage:
         await stage.instance.load(LoadSpec(pin=True, keep_alive_seconds=5.0))
         assert await _phase_after(stage, LONG_SECONDS) is Phase.READY
@@ -117,7 +117,7 @@ async def test_a_pin_of_a_load_ends_with_that_life() -> None:
         assert await _phase_after(stage, 300.0) is Phase.HIBERNATING
 
 
-async def test_a_request_that_was_refused_says_nothing_about_how_long_it_stays() -> None:
+async def test_refused_request_does_not_change_the_keep_alive() -> None:
     async with living() as stage:
         running = [await stage.request(f"r{number}") for number in range(2)]
         refused = await (await stage.request("one-too-many", keep_alive_seconds=0.0))

@@ -10,7 +10,7 @@ from runner_svc.policy.lifecycle import Phase
 from runner_svc.policy.load_plan import LoadSpec
 
 
-async def test_a_wake_that_waits_for_memory_ends_when_its_last_caller_leaves() -> None:
+async def test_wake_waiting_for_memory_is_cancelled_when_its_last_caller_leaves() -> None:
     """It would keep its place in the ledger's queue, before all others on its host."""
     book = SteppedLedger()
     async with living(book, start_asleep=True) as stage:
@@ -30,7 +30,7 @@ async def test_a_wake_that_waits_for_memory_ends_when_its_last_caller_leaves() -
         assert (stage.instance.phase, stage.backend.starts) == (Phase.READY, 1)
 
 
-async def test_a_wake_that_has_its_memory_goes_on_without_callers() -> None:
+async def test_wake_with_granted_memory_continues_without_callers() -> None:
     book = SteppedLedger()
     async with living(book, start_asleep=True) as stage:
         stage.backend.loaded.clear()
@@ -44,7 +44,7 @@ async def test_a_wake_that_has_its_memory_goes_on_without_callers() -> None:
 
 
 @pytest.mark.parametrize("start_asleep", [True, False])
-async def test_memory_that_a_load_or_the_start_waits_for_is_waited_for_when_a_wake_is_left(start_asleep: bool) -> None:
+async def test_memory_request_of_a_load_or_startup_survives_an_abandoned_wake(start_asleep: bool) -> None:
     book = SteppedLedger()
     book.go.clear()
     async with living(book, start_asleep=start_asleep) as stage:
@@ -61,7 +61,7 @@ async def test_memory_that_a_load_or_the_start_waits_for_is_waited_for_when_a_wa
         assert load is None or await outcome(load) is None
 
 
-async def test_the_book_hears_at_once_that_a_model_is_pinned_or_not_any_more() -> None:
+async def test_pin_changes_are_reported_to_the_ledger_immediately() -> None:
     """Routers use the ledger, where an unpinned model kept its memory until the next renewal."""
     book = SteppedLedger()
     async with living(book) as stage:

@@ -20,7 +20,7 @@ NEVER = WeftError(Reason.INSUFFICIENT_MEMORY, "needs 99 GiB; host-a has 24 GiB")
 ORDER = LoadOrder(shares=(DeviceBytes(device_index=0, bytes=2 * GIB),), hides_devices=True)
 
 
-async def test_memory_is_had_before_the_engine_starts_and_the_wait_is_told() -> None:
+async def test_memory_is_leased_before_the_engine_starts_and_the_wait_is_reported() -> None:
     book = SteppedLedger()
     book.go.clear()
     async with living(book) as stage:
@@ -33,7 +33,7 @@ async def test_memory_is_had_before_the_engine_starts_and_the_wait_is_told() -> 
         assert (book.wishes[0].purpose, book.wishes[0].bytes) == ("m", 2 * GIB)
 
 
-async def test_a_lease_is_kept_over_a_crash_and_given_up_when_the_model_sleeps() -> None:
+async def test_lease_is_kept_after_a_crash_and_released_on_hibernation() -> None:
     book = SteppedLedger()
     async with living(book) as stage:
         stage.backend.deaths.put_nowait("signal SIGKILL")
@@ -47,7 +47,7 @@ async def test_a_lease_is_kept_over_a_crash_and_given_up_when_the_model_sleeps()
     assert book.held == {}
 
 
-async def test_a_crash_loop_gives_its_lease_up_and_asks_again_after_the_pause() -> None:
+async def test_crash_loop_releases_its_lease_and_requests_a_new_one_after_the_backoff() -> None:
     book = SteppedLedger()
     stage = Stage(book=book, max_deaths=2, first_pause_seconds=10.0)
     stage.backend.loaded.set()
@@ -64,7 +64,7 @@ async def test_a_crash_loop_gives_its_lease_up_and_asks_again_after_the_pause() 
     assert book.held == {}
 
 
-async def test_memory_that_cannot_be_had_is_no_crash_and_the_next_call_tries_afresh() -> None:
+async def test_insufficient_memory_is_not_a_crash_and_the_next_call_retries() -> None:
     book = SteppedLedger()
     book.error = NEVER
     async with living(book) as stage:
@@ -81,7 +81,7 @@ async def test_memory_that_cannot_be_had_is_no_crash_and_the_next_call_tries_afr
         assert stage.instance.phase is Phase.READY
 
 
-async def test_a_lost_lease_ends_the_backend_at_once_and_it_loads_again_under_a_new_one() -> None:
+async def test_lost_lease_ends_the_backend_immediately_and_it_reloads_under_a_new_one() -> None:
     book = SteppedLedger()
     async with living(book) as stage:
         request = await stage.request()
@@ -97,7 +97,7 @@ async def test_a_lost_lease_ends_the_backend_at_once_and_it_loads_again_under_a_
         assert stage.instance.phase is Phase.READY
 
 
-async def test_a_lease_that_is_lost_while_the_engine_loads_ends_the_load() -> None:
+async def test_lease_lost_during_a_load_ends_the_load() -> None:
     book = SteppedLedger()
     stage = Stage(book=book)
     await stage.instance.start()
@@ -110,7 +110,7 @@ async def test_a_lease_that_is_lost_while_the_engine_loads_ends_the_load() -> No
     await stage.instance.stop()
 
 
-async def test_no_engine_is_started_under_a_lease_that_may_be_somebody_elses_by_now() -> None:
+async def test_no_engine_starts_under_a_possibly_lost_lease() -> None:
     book = SteppedLedger()
     book.is_sure = False
     stage = Stage(book=book, max_deaths=2)
@@ -124,7 +124,7 @@ async def test_no_engine_is_started_under_a_lease_that_may_be_somebody_elses_by_
 
 
 @pytest.mark.parametrize("waits", [True, False], ids=["for-memory", "for-the-engine"])
-async def test_a_load_that_its_only_caller_leaves_is_ended_and_its_memory_given_up(waits: bool) -> None:
+async def test_load_abandoned_by_its_only_caller_is_cancelled_and_its_memory_released(waits: bool) -> None:
     book = SteppedLedger()
     async with living(book, start_asleep=True) as stage:
         (book.go if waits else stage.backend.loaded).clear()
@@ -137,7 +137,7 @@ async def test_a_load_that_its_only_caller_leaves_is_ended_and_its_memory_given_
         assert book.held == {}
 
 
-async def test_a_load_that_somebody_else_waits_for_goes_on_when_its_caller_leaves() -> None:
+async def test_load_with_another_waiter_continues_when_its_caller_leaves() -> None:
     async with living(SteppedLedger(), start_asleep=True) as stage:
         stage.backend.loaded.clear()
         leaves = asyncio.create_task(stage.instance.load())
@@ -151,7 +151,7 @@ async def test_a_load_that_somebody_else_waits_for_goes_on_when_its_caller_leave
         assert stage.backend.starts == 1
 
 
-async def test_a_stop_while_memory_is_awaited_leaves_no_lease() -> None:
+async def test_stop_while_waiting_for_memory_leaves_no_lease() -> None:
     book = SteppedLedger()
     book.go.clear()
     stage = Stage(book=book)
@@ -163,7 +163,7 @@ async def test_a_stop_while_memory_is_awaited_leaves_no_lease() -> None:
     assert (book.held, stage.instance.phase) == ({}, Phase.IDLE)
 
 
-async def test_other_options_load_it_again_and_the_next_load_without_them_is_as_configured() -> None:
+async def test_other_options_reload_the_model_and_the_next_plain_load_uses_the_configuration() -> None:
     book = SteppedLedger()
     longer = LoadSpec(plan=LoadPlan(parameters={"context_tokens": 4096}))
     async with living(book) as stage:
@@ -181,7 +181,7 @@ async def test_other_options_load_it_again_and_the_next_load_without_them_is_as_
         assert len(book.held) == 1
 
 
-async def test_of_loads_with_different_options_each_gets_its_own_or_a_later_one_has_the_last_word() -> None:
+async def test_concurrent_loads_with_different_options_get_their_own_or_a_later_one() -> None:
     book = SteppedLedger()
     wishes = [LoadSpec(plan=LoadPlan(parameters={"context_tokens": 1024 * number})) for number in range(1, 5)]
     async with living(book, start_asleep=True) as stage:
@@ -194,7 +194,7 @@ async def test_of_loads_with_different_options_each_gets_its_own_or_a_later_one_
         assert len(book.held) == 1
 
 
-async def test_a_budget_that_is_too_small_says_what_would_fit() -> None:
+async def test_budget_too_small_error_shows_what_would_fit() -> None:
     async with living(SteppedLedger(), start_asleep=True) as stage:
         with pytest.raises(WeftError) as refused:
             await stage.instance.load(LoadSpec(memory_budget_bytes=GIB))
@@ -204,7 +204,7 @@ async def test_a_budget_that_is_too_small_says_what_would_fit() -> None:
         await stage.instance.load(LoadSpec(memory_budget_bytes=2 * GIB))
 
 
-async def test_an_idle_model_gives_its_memory_to_somebody_else() -> None:
+async def test_idle_model_yields_its_memory() -> None:
     book = SteppedLedger()
     async with living(book) as stage:
         await stage.instance.yield_memory("lease-1", Priority.NORMAL, "llama")
@@ -212,7 +212,7 @@ async def test_an_idle_model_gives_its_memory_to_somebody_else() -> None:
         await stage.instance.yield_memory("lease-1", Priority.NORMAL, "llama")
 
 
-async def test_nothing_is_admitted_once_the_memory_has_been_promised() -> None:
+async def test_no_request_is_admitted_after_memory_was_promised() -> None:
     async with living(SteppedLedger()) as stage:
         giving = asyncio.create_task(stage.instance.yield_memory("lease-1", Priority.NORMAL, "llama"))
         await asyncio.sleep(0)
@@ -224,7 +224,7 @@ async def test_nothing_is_admitted_once_the_memory_has_been_promised() -> None:
 
 
 @pytest.mark.parametrize("why", ["works", "pinned", "higher", "loading"])
-async def test_a_model_in_use_keeps_its_memory(why: str) -> None:
+async def test_model_in_use_keeps_its_memory(why: str) -> None:
     async with living(SteppedLedger()) as stage:
         asked = Priority.NORMAL
         if why == "works":
@@ -245,7 +245,7 @@ async def test_a_model_in_use_keeps_its_memory(why: str) -> None:
         assert stage.instance.memory.grant is not None
 
 
-async def test_what_a_load_took_is_learned_once() -> None:
+async def test_load_memory_is_learned_once() -> None:
     async with living(SteppedLedger()) as stage:
         memory = stage.instance.memory
         for seen in (None, 0, 3 * GIB, 4 * GIB):
@@ -254,7 +254,7 @@ async def test_what_a_load_took_is_learned_once() -> None:
         assert memory.held_bytes == 4 * GIB
 
 
-async def test_a_server_that_only_pauses_after_a_crash_is_not_waited_for_by_a_load() -> None:
+async def test_load_does_not_wait_for_a_server_backing_off_after_a_crash() -> None:
     book = SteppedLedger()
     stage = Stage(book=book, max_deaths=1)
     stage.backend.loaded.set()
@@ -268,7 +268,7 @@ async def test_a_server_that_only_pauses_after_a_crash_is_not_waited_for_by_a_lo
     await stage.instance.stop()
 
 
-async def test_a_model_that_somebody_woke_while_it_was_to_be_loaded_otherwise_is_loaded_as_the_plan_says() -> None:
+async def test_model_woken_during_a_load_with_options_is_loaded_with_those_options() -> None:
     other = LoadSpec(plan=LoadPlan(parameters={"context_tokens": 4096}))
     for turns in range(40):
         async with living(SteppedLedger()) as stage:
@@ -285,7 +285,7 @@ async def test_a_model_that_somebody_woke_while_it_was_to_be_loaded_otherwise_is
             assert stage.instance.plan == other.plan, turns
 
 
-async def test_what_needs_no_memory_of_accelerators_takes_no_lease_and_leaves_them_alone() -> None:
+async def test_model_without_accelerator_memory_takes_no_lease_and_hides_devices() -> None:
     book = SteppedLedger()
     account = book
     async with living(account, start_asleep=True) as stage:
@@ -293,7 +293,7 @@ async def test_what_needs_no_memory_of_accelerators_takes_no_lease_and_leaves_th
         assert (book.wishes, stage.backend.orders[0]) == ([], LoadOrder(shares=(), parameters={"context_tokens": 0}))
 
 
-async def test_a_load_may_take_as_long_as_it_moves() -> None:
+async def test_load_has_no_timeout_while_it_makes_progress() -> None:
     async with living(SteppedLedger(), start_asleep=True, max_wait_seconds=60.0) as stage:
         stage.backend.loaded.clear()
         load = asyncio.create_task(stage.instance.load())
@@ -304,7 +304,7 @@ async def test_a_load_may_take_as_long_as_it_moves() -> None:
         assert await load is False
 
 
-async def test_a_lease_that_is_lost_while_the_model_falls_asleep_is_waited_for_by_no_request_and_no_recipe() -> None:
+async def test_lease_lost_during_an_unload_ends_the_backend_without_waiting_for_requests_or_recipes() -> None:
     book = SteppedLedger()
     sleep = SleepSettings(after_seconds=1000.0, action=http_recipe(url="http://controller/sleep"))
     async with living(book, drain_seconds=60.0, sleep=sleep) as stage:
@@ -320,7 +320,7 @@ async def test_a_lease_that_is_lost_while_the_model_falls_asleep_is_waited_for_b
         assert await request is not None
 
 
-async def test_a_load_that_comes_while_its_like_falls_asleep_is_loaded_with_its_own_options() -> None:
+async def test_load_during_an_unload_of_the_same_options_is_loaded_with_its_own_options() -> None:
     longer = LoadSpec(plan=LoadPlan(parameters={"context_tokens": 4096}))
     async with living(SteppedLedger(), drain_seconds=60.0) as stage:
         await stage.instance.load(longer)
@@ -339,7 +339,7 @@ async def test_a_load_that_comes_while_its_like_falls_asleep_is_loaded_with_its_
         assert last.parameters == {"context_tokens": 4096}, "the caller was told that it is loaded so"
 
 
-async def test_of_a_model_that_takes_too_much_as_configured_a_smaller_load_is_tried_at_once() -> None:
+async def test_smaller_load_is_tried_immediately_after_the_configured_one_ran_out_of_memory() -> None:
     smaller = LoadSpec(plan=LoadPlan(parameters={"context_tokens": 1024}))
     async with living(SteppedLedger(), start_asleep=True) as stage:
         stage.backend.load_error = WeftError(Reason.OUT_OF_MEMORY, "exit code 1")
@@ -353,7 +353,7 @@ async def test_of_a_model_that_takes_too_much_as_configured_a_smaller_load_is_tr
 
 
 @pytest.mark.parametrize("dies", [False, True], ids=["at-first", "after-a-crash"])
-async def test_options_that_fail_keep_nobody_from_the_model_as_it_is_configured(dies: bool) -> None:
+async def test_failing_load_options_do_not_block_the_configured_model(dies: bool) -> None:
     other, book = LoadSpec(plan=LoadPlan(parameters={"context_tokens": 4096})), SteppedLedger()
     cannot_be = WeftError(Reason.INVALID_ARGUMENT, "cannot be")
     async with living(book) as stage:

@@ -15,7 +15,7 @@ WAKE = http_recipe(url="http://controller/wake")
 ASLEEP = (Phase.HIBERNATING, "")
 
 
-async def test_an_unload_has_the_last_word_over_a_load_that_is_under_way() -> None:
+async def test_unload_takes_precedence_over_a_running_load() -> None:
     async with living(start_asleep=True, recipe=WAKE, sleep=SleepSettings(after_seconds=10.0)) as stage:
         stage.recipes.go.clear()
         load = asyncio.create_task(stage.instance.load())
@@ -30,7 +30,7 @@ async def test_an_unload_has_the_last_word_over_a_load_that_is_under_way() -> No
         assert stage.state == ASLEEP
 
 
-async def test_an_unload_in_the_moment_a_load_ends_still_has_the_last_word() -> None:
+async def test_unload_takes_precedence_at_the_moment_a_load_ends() -> None:
     for turns in range(15):
         async with living(start_asleep=True, sleep=SleepSettings(after_seconds=10.0)) as stage:
             stage.backend.loaded.clear()
@@ -47,7 +47,7 @@ async def test_an_unload_in_the_moment_a_load_ends_still_has_the_last_word() -> 
             assert stage.state == ASLEEP, f"it stayed awake, unloaded {turns} turns after it was ready"
 
 
-async def test_a_stop_that_is_cancelled_still_ends_the_backend() -> None:
+async def test_cancelled_stop_still_ends_the_backend() -> None:
     for turns in range(30):
         stage = Stage()
         stage.backend.loaded.set()
@@ -65,7 +65,7 @@ async def test_a_stop_that_is_cancelled_still_ends_the_backend() -> None:
         assert stage.backend.stops == 1, f"cancelled after {turns} turns"
 
 
-async def test_what_a_backend_said_before_it_died_in_a_wake_is_kept() -> None:
+async def test_output_before_a_crash_during_a_wake_is_kept() -> None:
     async with living(start_asleep=True) as stage:
         stage.backend.load_error = WeftError(Reason.SERVER_DIED, "exit code 1")
         with pytest.raises(WeftError):
@@ -74,7 +74,7 @@ async def test_what_a_backend_said_before_it_died_in_a_wake_is_kept() -> None:
         assert stage.instance.restart_log.all == ()
 
 
-async def test_a_wake_that_never_started_a_process_is_no_crash_of_the_one_before() -> None:
+async def test_wake_without_a_process_is_not_a_crash_of_the_previous_one() -> None:
     async with living(start_asleep=True, recipe=WAKE) as stage:
         await stage.instance.wake()
         await stage.instance.unload()
@@ -84,7 +84,7 @@ async def test_a_wake_that_never_started_a_process_is_no_crash_of_the_one_before
         assert stage.instance.restart_log.crash_lines == ()
 
 
-async def test_a_load_that_somebody_waits_for_may_take_longer_than_they_wait() -> None:
+async def test_awaited_load_may_take_longer_than_its_waiters_timeout() -> None:
     async with living(start_asleep=True, max_wait_seconds=60.0) as stage:
         stage.backend.loaded.clear()
         wake = asyncio.create_task(stage.instance.wake())
@@ -99,7 +99,7 @@ async def test_a_load_that_somebody_waits_for_may_take_longer_than_they_wait() -
         assert stage.instance.phase is Phase.READY
 
 
-async def test_an_unload_ends_a_load_that_somebody_wanted_and_it_does_not_begin_anew() -> None:
+async def test_unload_ends_an_awaited_load_and_it_does_not_restart() -> None:
     for start_asleep in (False, True):
         async with living(start_asleep=start_asleep) as stage:
             stage.backend.loaded.clear()
@@ -118,7 +118,7 @@ async def test_an_unload_ends_a_load_that_somebody_wanted_and_it_does_not_begin_
             assert (error.reason, error.message) == (Reason.WAKE_FAILED, "it was unloaded meanwhile")
 
 
-async def test_a_waiter_that_asks_in_the_moment_of_the_answer_gets_it() -> None:
+async def test_waiter_arriving_at_the_moment_of_the_outcome_receives_it() -> None:
     for turns in range(25):
         async with living(start_asleep=True) as stage:
             stage.backend.loaded.clear()

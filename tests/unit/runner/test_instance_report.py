@@ -32,7 +32,7 @@ def _state(stage: Stage) -> runner_pb2.InstanceState:
     return _report(stage).capability().instances[0]
 
 
-async def test_the_memory_of_a_model_is_told_as_booked_as_seen_and_as_expected() -> None:
+async def test_model_memory_is_reported_as_leased_observed_and_estimated() -> None:
     async with living(SteppedLedger()) as stage:
         memory = _state(stage).memory
         assert (memory.leased_bytes, memory.estimated_bytes, memory.estimate_source) == (2 * GIB, 2 * GIB, "header")
@@ -45,7 +45,7 @@ async def test_the_memory_of_a_model_is_told_as_booked_as_seen_and_as_expected()
         assert not memory.HasField("measured_bytes")
 
 
-async def test_a_model_of_which_nothing_is_known_and_nothing_booked_has_no_memory_to_tell_of() -> None:
+async def test_model_with_unknown_memory_and_no_lease_reports_none() -> None:
     async with living() as stage:
         state = _state(stage)
         assert not state.HasField("memory")
@@ -53,13 +53,13 @@ async def test_a_model_of_which_nothing_is_known_and_nothing_booked_has_no_memor
         assert not state.HasField("load_eta")
 
 
-async def test_without_devices_the_main_memory_of_the_engine_is_told_in_steps() -> None:
+async def test_engine_main_memory_is_reported_in_steps_without_devices() -> None:
     async with living() as stage:
         stage.backend.resident = 381 * MIB
         assert _state(stage).memory == runner_pb2.InstanceMemory(resident_bytes=384 * MIB)
 
 
-async def test_the_digest_is_published_once_it_is_known() -> None:
+async def test_digest_is_published_once_known() -> None:
     """It was shown as "-" while receipts had it."""
     async with living() as stage:
         report = _report(stage)
@@ -69,7 +69,7 @@ async def test_the_digest_is_published_once_it_is_known() -> None:
         assert report.manifests()[0].digest == DIGEST
 
 
-async def test_what_the_files_say_is_told_and_another_quantization_is_named() -> None:
+async def test_file_metadata_and_a_different_quantization_are_reported() -> None:
     facts = replace(read_model_facts(demo_model_path()), architecture="llama")
     async with living(SteppedLedger()) as stage:
         assert not _state(stage).HasField("model_file")
@@ -82,13 +82,13 @@ async def test_what_the_files_say_is_told_and_another_quantization_is_named() ->
         assert (file.architecture, file.quantization, file.size_bytes) == ("llama", "q8_0", 0)
 
 
-def test_an_architecture_that_is_no_plain_word_is_not_published() -> None:
+def test_architecture_that_is_not_a_plain_word_is_not_published() -> None:
     for architecture in ("two words", "x" * 65, "\x1b[31m", ""):
         assert model_file_of(ModelFacts(file_kind=FileKind.GGUF, architecture=architecture)).architecture == ""
     assert model_file_of(ModelFacts(architecture="llama")) == model_pb2.ModelFile(), "no file was read"
 
 
-async def test_when_it_will_be_unloaded_is_told_and_does_not_change_as_time_passes() -> None:
+async def test_unload_time_is_reported_and_does_not_drift() -> None:
     async with living(SteppedLedger()) as stage:
         before = _state(stage).unload_time.ToDatetime(UTC)
         assert before == stage.clock.utc_now() + timedelta(seconds=300)
@@ -101,7 +101,7 @@ async def test_when_it_will_be_unloaded_is_told_and_does_not_change_as_time_pass
         assert _state(stage).unload_time.ToDatetime(UTC) > before
 
 
-async def test_a_load_that_was_done_before_says_how_long_it_will_take() -> None:
+async def test_repeated_load_reports_an_eta() -> None:
     async with living(SteppedLedger()) as stage:
         for seconds in (8.0, 10.0, 12.0):
             await stage.instance.unload()
@@ -126,7 +126,7 @@ async def test_a_load_that_was_done_before_says_how_long_it_will_take() -> None:
         await task
 
 
-async def test_the_options_of_a_load_are_described() -> None:
+async def test_load_options_are_described() -> None:
     wish = LoadSpec(
         plan=LoadPlan(parameters={"context_tokens": 4096, "draft": 0.5, "attention": "on", "mlock": True}),
         keep_alive_seconds=60.0,
@@ -143,7 +143,7 @@ async def test_the_options_of_a_load_are_described() -> None:
         assert described.cache_isolation == pb.CACHE_ISOLATION_NONE
 
 
-async def test_what_a_load_waits_for_is_told_without_saying_twice_that_it_waits() -> None:
+async def test_load_wait_reason_is_reported_without_repeating_that_it_waits() -> None:
     book, told = SteppedLedger(), list[pb.LoadResponse]()
     async with living(book, start_asleep=True) as stage:
 
@@ -164,7 +164,7 @@ async def test_what_a_load_waits_for_is_told_without_saying_twice_that_it_waits(
     assert words["waiting for memory"] == "needs 2.0 GiB on host-a, held by qwen"
 
 
-async def test_the_tools_that_can_be_called_now_are_told_up_to_a_bound() -> None:
+async def test_currently_callable_tools_are_reported_up_to_a_bound() -> None:
     names = [f"files.tool-{number:04}" for number in range(MAX_REPORTED_TOOLS)]
     config = RunnerConfig(name="r1", host="h", address="", registry_address="", session_file=Path("unused"), models=())
     report = RunnerReport(config, "life-1", [], tool_names=lambda: tuple(names))
@@ -175,7 +175,7 @@ async def test_the_tools_that_can_be_called_now_are_told_up_to_a_bound() -> None
     assert not report.capability().tool_names
 
 
-async def test_that_a_model_is_pinned_is_told_at_once_and_once() -> None:
+async def test_pinned_model_is_reported_immediately_and_once() -> None:
     """A router that does not know of the pin would plan its eviction, and the other load would wait in vain."""
     async with living(SteppedLedger()) as stage:
         stage.told.clear()

@@ -48,7 +48,7 @@ async def _wake_error(stage: Stage) -> WeftError:
 
 
 @pytest.mark.parametrize("reason", [Reason.SERVER_DIED, Reason.OUT_OF_MEMORY])
-async def test_a_death_ends_every_request_with_its_reason_before_the_rest_is_cleared_away(reason: Reason) -> None:
+async def test_crash_ends_every_request_with_its_reason_before_cleanup(reason: Reason) -> None:
     async with _serving() as stage:
         requests = [await stage.request(name) for name in ("r1", "r2")]
         stage.backend.death_reason = reason
@@ -65,7 +65,7 @@ async def test_a_death_ends_every_request_with_its_reason_before_the_rest_is_cle
 
 
 @pytest.mark.parametrize(("reason", "is_told"), [(Reason.BACKEND_ERROR, True), (Reason.BACKEND_REJECTED, False)])
-async def test_the_error_of_an_engines_failure_has_the_last_lines_of_its_log(reason: Reason, *, is_told: bool) -> None:
+async def test_engine_failure_error_has_the_last_lines_of_its_log(reason: Reason, *, is_told: bool) -> None:
     async with _serving() as stage:
         for number in range(MAX_ATTEMPT_LOG_LINES):
             stage.backend.log.feed(f"{number} ".ljust(MAX_ATTEMPT_LOG_BYTES // 3).encode() + b"\n")
@@ -78,7 +78,7 @@ async def test_the_error_of_an_engines_failure_has_the_last_lines_of_its_log(rea
 
 
 @pytest.mark.parametrize("reason", [Reason.CONNECT_FAILED, Reason.HEADERS_TIMEOUT])
-async def test_a_backend_that_cannot_be_reached_is_restarted_and_the_others_are_told(reason: Reason) -> None:
+async def test_unreachable_backend_is_restarted_and_other_requests_are_notified(reason: Reason) -> None:
     async with _serving() as stage:
         first, other = await stage.request("r1"), await stage.request("r2")
         stage.backend.failures.put_nowait(WeftError(reason, "no answer"))
@@ -88,7 +88,7 @@ async def test_a_backend_that_cannot_be_reached_is_restarted_and_the_others_are_
         assert Reason(stage.instance.restart_log.all[0].reason) is reason
 
 
-async def test_a_failure_of_a_request_that_says_nothing_about_the_backend_restarts_nothing() -> None:
+async def test_request_failure_unrelated_to_the_backend_restarts_nothing() -> None:
     async with _serving() as stage:
         other = await stage.request("r2")
         request = await stage.request("r1")
@@ -99,7 +99,7 @@ async def test_a_failure_of_a_request_that_says_nothing_about_the_backend_restar
         assert stage.instance.restart_count == 0
 
 
-async def test_what_a_request_of_an_earlier_start_meets_is_no_fault_of_the_present_one() -> None:
+async def test_failure_of_a_request_from_an_earlier_start_does_not_affect_the_current_one() -> None:
     async with _serving() as stage:
         stage.instance._lifecycle.note_failure(REFUSED, start=0)
         await stage.settle()
@@ -109,7 +109,7 @@ async def test_what_a_request_of_an_earlier_start_meets_is_no_fault_of_the_prese
         assert stage.instance.restart_count == 1
 
 
-async def test_a_verdict_wins_over_what_the_broken_connection_says() -> None:
+async def test_verdict_takes_precedence_over_the_connection_error() -> None:
     async with _serving() as stage:
         stage.backend.error_when_cancelled = REFUSED
         request = await stage.request()
@@ -122,7 +122,7 @@ async def test_a_verdict_wins_over_what_the_broken_connection_says() -> None:
         assert stage.instance.restart_count == 0, "the broken connection was taken for a fault"
 
 
-async def test_a_verdict_wins_wherever_the_request_is_when_it_meets_the_broken_connection() -> None:
+async def test_verdict_takes_precedence_at_any_stage_of_the_request() -> None:
     records = RequestRecords("m", FakeClock())
 
     async def work() -> None:
@@ -143,7 +143,7 @@ async def test_a_verdict_wins_wherever_the_request_is_when_it_meets_the_broken_c
     assert found.reason is Reason.SERVER_DIED
 
 
-async def test_a_stalled_backend_is_restarted_and_only_the_stalled_request_is_told_so() -> None:
+async def test_stalled_backend_is_restarted_and_only_the_stalled_request_reports_it() -> None:
     async with _serving() as stage:
         stalled = await stage.request("r1")
         await stage.clock.advance(121.0)
@@ -155,7 +155,7 @@ async def test_a_stalled_backend_is_restarted_and_only_the_stalled_request_is_to
         assert Reason(stage.instance.restart_log.all[0].reason) is Reason.STALL_TIMEOUT
 
 
-async def test_an_attached_server_that_cannot_be_reached_is_absent_at_once_and_looked_for() -> None:
+async def test_unreachable_attached_server_is_absent_immediately_and_polled() -> None:
     async with _serving(HibernationSettings(attached=True, attach_retry_seconds=5.0)) as stage:
         request, other = await stage.request("r1"), await stage.request("r2")
         stage.backend.load_error = REFUSED
@@ -173,7 +173,7 @@ async def test_an_attached_server_that_cannot_be_reached_is_absent_at_once_and_l
         assert not stage.instance.restart_log.all
 
 
-async def test_headers_that_do_not_come_are_no_reason_to_let_go_of_a_server_of_somebody_else() -> None:
+async def test_headers_timeout_does_not_detach_an_attached_server() -> None:
     async with _serving(HibernationSettings(attached=True)) as stage:
         request = await stage.request()
         stage.backend.failures.put_nowait(WeftError(Reason.HEADERS_TIMEOUT, "no headers"))
@@ -182,7 +182,7 @@ async def test_headers_that_do_not_come_are_no_reason_to_let_go_of_a_server_of_s
         assert stage.instance.phase is Phase.READY
 
 
-async def test_too_little_memory_to_load_fails_with_advice_and_is_tried_once_per_pause() -> None:
+async def test_insufficient_load_memory_fails_with_advice_and_is_retried_once_per_backoff() -> None:
     stage = Stage(first_pause_seconds=10.0)
     stage.backend.loaded.set()
     stage.backend.load_error = NO_MEMORY
@@ -206,7 +206,7 @@ async def test_too_little_memory_to_load_fails_with_advice_and_is_tried_once_per
     await stage.instance.stop()
 
 
-async def test_dying_twice_in_a_row_for_want_of_memory_is_not_a_third_start() -> None:
+async def test_two_consecutive_out_of_memory_crashes_prevent_a_third_start() -> None:
     async with _serving() as stage:
         stage.backend.death_reason = Reason.OUT_OF_MEMORY
         for _ in range(2):
@@ -216,7 +216,7 @@ async def test_dying_twice_in_a_row_for_want_of_memory_is_not_a_third_start() ->
         assert ADVICE in stage.instance.detail
 
 
-async def test_a_load_does_not_wait_for_the_pause_after_a_failure() -> None:
+async def test_load_does_not_wait_for_the_backoff_after_a_failure() -> None:
     stage = Stage(first_pause_seconds=10.0)
     stage.backend.loaded.set()
     stage.backend.load_error = WeftError(Reason.TEMPLATE_FAILED, "line 3: no such filter")
@@ -230,7 +230,7 @@ async def test_a_load_does_not_wait_for_the_pause_after_a_failure() -> None:
     await stage.instance.stop()
 
 
-async def test_a_crash_loop_shows_its_reason_and_the_last_lines_and_keeps_them() -> None:
+async def test_crash_loop_shows_and_keeps_its_reason_and_last_lines() -> None:
     stage = Stage(max_deaths=2)
     stage.backend.loaded.set()
     stage.backend.load_error = WeftError(Reason.SERVER_DIED, "exit code 1")
@@ -245,7 +245,7 @@ async def test_a_crash_loop_shows_its_reason_and_the_last_lines_and_keeps_them()
     await stage.instance.stop()
 
 
-async def test_what_is_kept_of_a_crash_is_bounded_and_the_end_of_it() -> None:
+async def test_stored_crash_output_is_bounded_to_its_end() -> None:
     async with _serving() as stage:
         lines = [f"{number} " + "x" * 1000 for number in range(200)]
         stage.backend.log.feed("\n".join([*lines, ""]).encode())
@@ -256,7 +256,7 @@ async def test_what_is_kept_of_a_crash_is_bounded_and_the_end_of_it() -> None:
         assert 60_000 < sum(map(len, kept)) <= MAX_CRASH_BYTES
 
 
-async def test_each_restart_is_remembered_with_its_time_and_how_long_it_took() -> None:
+async def test_each_restart_is_recorded_with_its_time_and_duration() -> None:
     async with _serving() as stage:
         stage.backend.loaded.clear()
         await stage.clock.advance(60.0)
@@ -277,7 +277,7 @@ async def test_each_restart_is_remembered_with_its_time_and_how_long_it_took() -
         assert stage.instance.restart_log.last_ready_at == stage.clock.utc_now()
 
 
-async def test_a_model_that_was_unloaded_before_it_was_back_did_not_recover_when_it_is_loaded_again() -> None:
+async def test_model_unloaded_before_recovery_does_not_count_as_recovered_on_reload() -> None:
     async with _serving() as stage:
         stage.backend.loaded.clear()
         stage.backend.deaths.put_nowait("exit code 3")
@@ -288,7 +288,7 @@ async def test_a_model_that_was_unloaded_before_it_was_back_did_not_recover_when
         assert [restart.HasField("recovery") for restart in stage.instance.restart_log.all] == [False]
 
 
-def test_the_log_of_restarts_is_bounded_and_sleep_is_no_part_of_a_recovery() -> None:
+def test_restart_log_is_bounded_and_hibernation_is_not_part_of_a_recovery() -> None:
     clock = FakeClock()
     log = RestartLog(clock)
     for number in range(MAX_RESTARTS + 5):
@@ -303,7 +303,7 @@ def test_the_log_of_restarts_is_bounded_and_sleep_is_no_part_of_a_recovery() -> 
     assert last.recovery.ToNanoseconds() == 0
 
 
-async def test_the_end_of_the_runner_ends_its_requests_first() -> None:
+async def test_runner_stop_ends_its_requests_first() -> None:
     async with _serving() as stage:
         request = await stage.request()
         await stage.instance.stop()

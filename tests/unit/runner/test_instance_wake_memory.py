@@ -13,7 +13,7 @@ from weft.kernel.request import Priority
 NEVER = WeftError(Reason.INSUFFICIENT_MEMORY, "needs 99 GiB; host-a has 24 GiB")
 
 
-async def test_whoever_wakes_a_model_is_told_whether_its_memory_may_come_later() -> None:
+async def test_wake_caller_is_told_if_memory_may_become_available_later() -> None:
     """A router keeps requests waiting where it may, and refuses them where there never is enough."""
     book = SteppedLedger()
     later = WeftError(Reason.INSUFFICIENT_MEMORY, "no memory within 60 s", retry_after_seconds=5.0)
@@ -28,7 +28,7 @@ async def test_whoever_wakes_a_model_is_told_whether_its_memory_may_come_later()
     assert reasons == [Reason.INSUFFICIENT_MEMORY, Reason.WAKE_FAILED, Reason.INSUFFICIENT_MEMORY]
 
 
-async def test_memory_is_asked_for_with_the_priority_of_the_request_that_waits_and_not_of_an_earlier_one() -> None:
+async def test_memory_is_requested_with_the_priority_of_the_waiting_request() -> None:
     book = SteppedLedger()
     async with living(book, start_asleep=True) as stage:
         for priority in (Priority.HIGH, Priority.LOW, Priority.HIGH):

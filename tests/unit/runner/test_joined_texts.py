@@ -51,11 +51,11 @@ def _frames(name: str, *, joins: bool, whole: bool = False) -> list[Frame]:
 
 
 @pytest.mark.parametrize("name", READS)
-def test_joined_texts_stand_for_what_is_read_without_joining(name: str) -> None:
+def test_joined_texts_equal_the_texts_read_separately(name: str) -> None:
     assert [apart(frame) for frame in _frames(name, joins=True)] == _frames(name, joins=False)
 
 
-def test_texts_of_one_choice_without_anything_between_them_are_one_delta() -> None:
+def test_consecutive_texts_of_one_choice_are_one_delta() -> None:
     """The negative control of the comparison: there is something to take apart."""
     _, frame = _frames("two choices", joins=True)
     assert [(event.delta.index, len(event.delta.piece_lengths)) for event in frame] == [(0, 2), (1, 2), (0, 0), (1, 0)]
@@ -63,13 +63,13 @@ def test_texts_of_one_choice_without_anything_between_them_are_one_delta() -> No
     assert alone == event_pb2.InferenceEvent(delta=event_pb2.Delta(text="a line that comes again\n"))
 
 
-def test_the_first_content_is_alone_and_waits_for_no_other() -> None:
+def test_first_content_is_sent_separately_and_immediately() -> None:
     first, *rest = StreamReader(1, 1, joins_texts=True).read([_piece(content="a"), _piece(content="b"), TEXT])
     assert [event.delta.text for event in first] == ["a"]
     assert [texts_of(event.delta) for frame in rest for event in frame] == [["b", "a line that comes again\n"]]
 
 
-def test_of_an_unstreamed_answer_no_lengths_are_said() -> None:
+def test_non_streamed_answer_has_no_text_lengths() -> None:
     for name in READS:
         frames = _frames(name, joins=True, whole=True)
         assert frames == _frames(name, joins=False, whole=True)
@@ -97,7 +97,7 @@ def _texts(frames: list[Frame]) -> list[list[str]]:
         ([2, MAX_JOINED_CHARS * 2, 2, 2], [1, 1, 2]),
     ],
 )
-def test_a_message_joins_no_more_than_the_limits_allow(lengths: list[int], counts: list[int]) -> None:
+def test_message_joins_texts_only_up_to_the_limits(lengths: list[int], counts: list[int]) -> None:
     given = ["ä" * length for length in lengths]
     frames = _read(given)
     assert [len(texts) for texts in _texts(frames)] == counts
@@ -109,7 +109,7 @@ def test_a_message_joins_no_more_than_the_limits_allow(lengths: list[int], count
 
 
 @pytest.mark.parametrize("name", READS)
-def test_what_looks_at_frames_sees_the_same_of_joined_texts(name: str) -> None:
+def test_frame_observers_see_the_same_with_joined_texts(name: str) -> None:
     limits = RepetitionLimits(prose=TextureLimits(lines=2, characters=100, repeats=5))
     seen = []
     for joins in (False, True):
@@ -122,7 +122,7 @@ def test_what_looks_at_frames_sees_the_same_of_joined_texts(name: str) -> None:
     assert seen[0] == seen[1]
 
 
-def test_a_counter_that_ignores_the_lengths_is_found() -> None:
+def test_counter_that_ignores_text_lengths_is_detected() -> None:
     """The negative control."""
     _, joined = _frames("text alone", joins=True)
     counters = [TokenCounter(chat_pb2.ChatPayload(), whole=False) for _ in range(2)]
@@ -134,7 +134,7 @@ def test_a_counter_that_ignores_the_lengths_is_found() -> None:
 
 @pytest.mark.parametrize("joined_texts", [False, True])
 @pytest.mark.parametrize("name", READS)
-def test_only_a_dispatcher_that_reads_joined_texts_is_sent_them(name: str, joined_texts: bool) -> None:
+def test_joined_texts_are_sent_only_to_a_dispatcher_that_reads_them(name: str, joined_texts: bool) -> None:
     started = event_pb2.InferenceEvent(started=event_pb2.Started(runner="r"))
     writer = AnswerWriter(started, whole=False, joined_texts=joined_texts)
     written = [list(message.events) for message in filter(None, map(writer.message_of, _frames(name, joins=True)))]

@@ -23,12 +23,12 @@ WISHES = st.builds(
 )
 
 
-def test_without_devices_and_without_settings_a_model_never_sleeps_by_itself() -> None:
+def test_model_without_devices_and_settings_never_hibernates_automatically() -> None:
     assert keep_alive(NOTHING) is None
 
 
 @pytest.mark.parametrize(("category", "seconds"), CATEGORIES)
-def test_a_model_that_holds_devices_is_kept_by_its_category(category: str, seconds: float) -> None:
+def test_model_using_devices_is_kept_by_its_category(category: str, seconds: float) -> None:
     wishes = KeepAliveSettings(category=category, holds_devices=True)
     assert keep_alive(wishes) == seconds
     assert keep_alive(replace(wishes, model_seconds=7.0)) == 7.0
@@ -46,28 +46,28 @@ def test_a_model_that_holds_devices_is_kept_by_its_category(category: str, secon
         ((), "text"),
     ],
 )
-def test_a_model_without_a_category_has_that_of_what_it_does(operations: set[Operation], category: str) -> None:
+def test_model_without_a_category_uses_that_of_its_operations(operations: set[Operation], category: str) -> None:
     assert category_of(operations) == category
 
 
-def test_every_category_that_operations_may_have_has_a_time() -> None:
+def test_every_category_of_operations_has_a_time() -> None:
     assert {category_of({operation}) for operation in Operation} <= CATEGORY_SECONDS.keys()
 
 
-def test_the_request_goes_before_the_load_and_the_load_before_the_model() -> None:
+def test_request_keep_alive_precedes_load_which_precedes_model() -> None:
     wishes = KeepAliveSettings(request_seconds=1.0, load_seconds=2.0, model_seconds=3.0, holds_devices=True)
     assert keep_alive(wishes) == 1.0
     assert keep_alive(replace(wishes, request_seconds=None)) == 2.0
     assert keep_alive(replace(wishes, request_seconds=None, load_seconds=None)) == 3.0
 
 
-def test_minus_one_is_for_ever_and_zero_is_not_at_all() -> None:
+def test_minus_one_means_unlimited_and_zero_means_not_kept() -> None:
     assert keep_alive(KeepAliveSettings(request_seconds=-1.0, model_seconds=3.0)) is None
     assert keep_alive(KeepAliveSettings(request_seconds=0.0, load_seconds=-1.0)) == 0.0
 
 
 @given(WISHES)
-def test_a_pinned_model_stays_whatever_else_is_said(wishes: KeepAliveSettings) -> None:
+def test_pinned_model_stays_for_any_keep_alive(wishes: KeepAliveSettings) -> None:
     assert keep_alive(replace(wishes, pinned=True)) is None
     limit = keep_alive(replace(wishes, pinned=False))
     assert limit is None or limit >= 0.0

@@ -19,14 +19,14 @@ def _asked(cache: PrefixCache, prompt: tuple[str, ...]) -> Beginning:
     return chosen
 
 
-def test_the_same_prompt_is_found_up_to_its_last_token() -> None:
+def test_same_prompt_is_found_up_to_its_last_token() -> None:
     cache = PrefixCache(200)
     assert _asked(cache, SYSTEM) == Beginning(39)
     assert _asked(cache, SYSTEM) == Beginning(39, cached=True)
     assert cache.usable_tokens == 39
 
 
-def test_what_two_prompts_share_is_kept_by_the_second_and_found_by_the_third() -> None:
+def test_common_prefix_of_two_prompts_is_cached_by_the_second_and_found_by_the_third() -> None:
     cache = PrefixCache(400)
     ask = [(*SYSTEM, *(f"{name}{number}" for number in range(50))) for name in "abc"]
     assert _asked(cache, ask[0]) == Beginning(89)
@@ -34,7 +34,7 @@ def test_what_two_prompts_share_is_kept_by_the_second_and_found_by_the_third() -
     assert _asked(cache, ask[2]) == Beginning(40, cached=True)
 
 
-def test_a_conversation_that_grows_uses_its_earlier_turns_and_is_kept_again_when_it_has_doubled() -> None:
+def test_growing_conversation_reuses_its_earlier_turns_and_is_cached_again_when_doubled() -> None:
     cache = PrefixCache(10_000)
     turns = tuple(str(number) for number in range(1000))
     lengths = [_asked(cache, turns[:length]) for length in (100, 150, 190, 300, 310)]
@@ -47,19 +47,19 @@ def test_a_conversation_that_grows_uses_its_earlier_turns_and_is_kept_again_when
     ]
 
 
-def test_a_short_beginning_is_not_worth_its_memory() -> None:
+def test_short_prefix_is_not_cached() -> None:
     cache = PrefixCache(10_000)
     one, other = ((*SYSTEM[: MIN_SHARED_TOKENS - 1], *(f"{name}{number}" for number in range(50))) for name in "ab")
     _asked(cache, one)
     assert _asked(cache, other) == Beginning(len(other) - 1), "a prompt of its own"
 
 
-def test_one_token_and_a_budget_of_nothing_keep_nothing() -> None:
+def test_single_token_and_zero_budget_cache_nothing() -> None:
     assert PrefixCache(100).choose(("a",)) == NO_BEGINNING
     assert PrefixCache(0).choose(SYSTEM) == NO_BEGINNING
 
 
-def test_what_is_forgotten_is_never_used_again_though_the_library_has_it() -> None:
+def test_forgotten_prefix_is_never_used_again_although_the_library_has_it() -> None:
     cache = PrefixCache(200)
     _asked(cache, SYSTEM)
     assert cache.forget() == 39
@@ -71,7 +71,7 @@ def test_what_is_forgotten_is_never_used_again_though_the_library_has_it() -> No
     assert _asked(cache, SYSTEM) == Beginning(39)
 
 
-def test_half_of_the_room_is_for_beginnings_that_were_seen_twice() -> None:
+def test_half_of_the_cache_is_reserved_for_prefixes_seen_twice() -> None:
     cache = PrefixCache(100)
     first = (*SYSTEM, "a")
     assert _asked(cache, first) == Beginning(40)
@@ -80,14 +80,14 @@ def test_half_of_the_room_is_for_beginnings_that_were_seen_twice() -> None:
     assert _asked(cache, other) == Beginning(29)
 
 
-def test_a_new_load_is_wanted_only_where_it_would_make_room() -> None:
+def test_reload_is_requested_only_if_it_would_free_space() -> None:
     cache = PrefixCache(50)
     too_long = tuple(f"t{number}" for number in range(200))
     _asked(cache, too_long)
     assert _asked(cache, too_long) == Beginning(0), "it never fits"
 
 
-def test_whatever_is_asked_the_budget_holds_and_nothing_of_before_a_forgetting_is_used() -> None:
+def test_random_prompts_stay_within_the_budget_and_never_use_forgotten_prefixes() -> None:
     dice = random.Random(20_261_121)
     cache, budget = PrefixCache(300), 300
     held: dict[tuple[str, ...], int] = {}
@@ -117,6 +117,6 @@ def test_whatever_is_asked_the_budget_holds_and_nothing_of_before_a_forgetting_i
     assert hits > 100
 
 
-def test_common_tokens_are_counted_from_the_beginning() -> None:
+def test_common_tokens_are_counted_from_the_start() -> None:
     assert common_tokens("abcd", "abxd") == 2
     assert common_tokens("", "a") == 0

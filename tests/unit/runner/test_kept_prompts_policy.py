@@ -14,13 +14,13 @@ def _kept(name: str, count: int = 3, size: int = 10, partition: Partition = A) -
     return KeptPrompt(name=f"{name}{count}", partition=partition, marks=_marks(name, count), byte_count=size)
 
 
-def test_common_marks_counts_the_equal_beginning() -> None:
+def test_common_marks_counts_the_common_prefix() -> None:
     for count in range(5):
         assert common_marks(_marks("x", 4), (*_marks("x", count)[:4], b"other")) == min(count, 4)
     assert common_marks((), _marks("x", 2)) == 0
 
 
-def test_a_longer_turn_of_a_conversation_replaces_the_earlier_one() -> None:
+def test_longer_turn_of_a_conversation_replaces_the_earlier_one() -> None:
     kept = KeptPrompts(100)
     first, second = _kept("x", 3), _kept("x", 5)
     kept.add(first)
@@ -28,7 +28,7 @@ def test_a_longer_turn_of_a_conversation_replaces_the_earlier_one() -> None:
     assert (len(kept), kept.byte_count) == (1, 10)
 
 
-def test_the_least_recently_used_prompts_make_room() -> None:
+def test_least_recently_used_prompts_are_evicted() -> None:
     kept = KeptPrompts(30)
     prompts = [_kept(name) for name in "xyz"]
     for prompt in prompts:
@@ -38,7 +38,7 @@ def test_the_least_recently_used_prompts_make_room() -> None:
     assert kept.byte_count == 30
 
 
-def test_a_prompt_beyond_the_whole_budget_evicts_nothing() -> None:
+def test_prompt_beyond_the_whole_budget_evicts_nothing() -> None:
     kept = KeptPrompts(30)
     kept.add(_kept("x"))
     large = _kept("y", size=31)
@@ -46,7 +46,7 @@ def test_a_prompt_beyond_the_whole_budget_evicts_nothing() -> None:
     assert len(kept) == 1
 
 
-def test_a_prompt_is_found_for_its_partition_only() -> None:
+def test_prompt_is_found_only_in_its_partition() -> None:
     kept = KeptPrompts(30)
     kept.add(_kept("x", 4))
     assert kept.best(A, _marks("x", 9))[1] == 4
@@ -54,7 +54,7 @@ def test_a_prompt_is_found_for_its_partition_only() -> None:
     assert kept.best(None, _marks("x", 9)) == (None, 0)
 
 
-def test_a_flush_of_a_tenant_leaves_the_others() -> None:
+def test_flush_of_a_tenant_keeps_the_others() -> None:
     kept = KeptPrompts(30)
     kept.add(_kept("x"))
     other = _kept("y", partition=B)
@@ -63,7 +63,7 @@ def test_a_flush_of_a_tenant_leaves_the_others() -> None:
     assert kept.byte_count == 10
 
 
-def test_room_is_made_before_a_prompt_is_saved() -> None:
+def test_space_is_freed_before_a_prompt_is_saved() -> None:
     kept = KeptPrompts(30)
     oldest = _kept("x")
     kept.add(oldest)

@@ -30,7 +30,7 @@ def state(tmp_path: Path) -> Path:
     return learned_file(tmp_path / "state", "local")
 
 
-def test_what_was_learned_is_known_in_the_next_life(state: Path) -> None:
+def test_measurement_survives_a_restart(state: Path) -> None:
     LearnedMemory(state).learn(FILE, SETTINGS, 500)
     assert tuple(LearnedMemory(state).measurements(FILE, SETTINGS)) == (500,)
 
@@ -39,14 +39,14 @@ def test_what_was_learned_is_known_in_the_next_life(state: Path) -> None:
     "other",
     [replace(FILE, path="/models/n.gguf"), replace(FILE, bytes=1001), replace(FILE, modified_ns=2)],
 )
-def test_another_file_has_learned_nothing(state: Path, other: FileIdentity) -> None:
+def test_measurement_does_not_apply_to_another_file(state: Path, other: FileIdentity) -> None:
     memory = LearnedMemory(state)
     memory.learn(FILE, SETTINGS, 500)
     assert not memory.measurements(other, SETTINGS)
 
 
 @pytest.mark.parametrize("name", MemorySettings.__slots__)
-def test_every_setting_is_learned_for_itself(state: Path, name: str) -> None:
+def test_measurements_are_kept_per_settings(state: Path, name: str) -> None:
     memory = LearnedMemory(state)
     memory.learn(FILE, SETTINGS, 500)
     value = getattr(SETTINGS, name)
@@ -56,7 +56,7 @@ def test_every_setting_is_learned_for_itself(state: Path, name: str) -> None:
     assert memory.measurements(FILE, SETTINGS)
 
 
-def test_the_last_measurements_are_kept(state: Path) -> None:
+def test_only_the_last_measurements_are_kept(state: Path) -> None:
     memory = LearnedMemory(state)
     for size in range(1, MAX_MEASUREMENTS + 3):
         memory.learn(FILE, SETTINGS, size)
@@ -64,14 +64,14 @@ def test_the_last_measurements_are_kept(state: Path) -> None:
 
 
 @pytest.mark.parametrize("size", [0, -1, MAX_BYTES + 1])
-def test_what_cannot_be_is_not_learned(state: Path, size: int) -> None:
+def test_implausible_measurement_is_ignored(state: Path, size: int) -> None:
     memory = LearnedMemory(state)
     memory.learn(FILE, SETTINGS, size)
     assert not memory.measurements(FILE, SETTINGS)
     assert not state.exists()
 
 
-def test_the_file_that_was_loaded_longest_ago_makes_room(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_least_recently_loaded_file_is_evicted(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(learned_module, "MAX_ENTRIES", 3)
     memory = LearnedMemory(state)
     files = [replace(FILE, path=f"/models/{number}.gguf") for number in range(4)]
@@ -81,7 +81,7 @@ def test_the_file_that_was_loaded_longest_ago_makes_room(state: Path, monkeypatc
     assert [bool(again.measurements(one, SETTINGS)) for one in files] == [True, False, True, True]
 
 
-def test_the_largest_file_that_is_written_can_be_read(state: Path) -> None:
+def test_largest_written_file_can_be_read(state: Path) -> None:
     memory = LearnedMemory(state)
     files = [replace(FILE, path=f"/{number:04d}" + "\u00e4" * 5000) for number in range(MAX_ENTRIES)]
     for one in files:
@@ -110,7 +110,7 @@ def test_the_largest_file_that_is_written_can_be_read(state: Path) -> None:
         b" " * (MAX_FILE_BYTES + 1),
     ],
 )
-def test_a_spoilt_file_is_a_new_beginning_with_a_warning(state: Path, content: bytes) -> None:
+def test_corrupt_file_is_reset_with_a_warning(state: Path, content: bytes) -> None:
     state.parent.mkdir()
     state.write_bytes(content.replace(b"KEY", b"0" * 64))
     memory = LearnedMemory(state)
@@ -121,13 +121,13 @@ def test_a_spoilt_file_is_a_new_beginning_with_a_warning(state: Path, content: b
     assert tuple(LearnedMemory(state).measurements(FILE, SETTINGS)) == (500,)
 
 
-def test_a_file_that_is_not_there_is_no_news(state: Path) -> None:
+def test_missing_file_is_not_logged(state: Path) -> None:
     with capture_logs() as logs:
         assert not LearnedMemory(state).measurements(FILE, SETTINGS)
     assert not logs
 
 
-def test_a_file_that_cannot_be_written_costs_no_load(tmp_path: Path) -> None:
+def test_unwritable_file_does_not_fail_a_load(tmp_path: Path) -> None:
     (tmp_path / "state").write_text("a file where the folder should be")
     memory = LearnedMemory(learned_file(tmp_path / "state", "local"))
     with capture_logs() as logs:
@@ -136,7 +136,7 @@ def test_a_file_that_cannot_be_written_costs_no_load(tmp_path: Path) -> None:
     assert tuple(memory.measurements(FILE, SETTINGS)) == (500,), "this life knows it all the same"
 
 
-def test_a_write_that_fails_half_way_leaves_the_old_file(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interrupted_write_keeps_the_old_file(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     memory = LearnedMemory(state)
     memory.learn(FILE, SETTINGS, 500)
 
@@ -150,7 +150,7 @@ def test_a_write_that_fails_half_way_leaves_the_old_file(state: Path, monkeypatc
     assert [path.name for path in state.parent.iterdir()] == [state.name], "no part of a file is left"
 
 
-def test_threads_that_learn_at_once_lose_nothing(state: Path) -> None:
+def test_concurrently_learning_threads_lose_no_measurement(state: Path) -> None:
     memory = LearnedMemory(state)
     files = [replace(FILE, path=f"/models/{number}.gguf") for number in range(16)]
     threads = [threading.Thread(target=memory.learn, args=(one, SETTINGS, 100)) for one in files]

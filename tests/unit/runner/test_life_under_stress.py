@@ -19,11 +19,11 @@ CONTROL_LIVES = range(3)
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("lives", [4, pytest.param(LIVES, marks=pytest.mark.nightly("lives 60 lives"))])
-async def test_a_life_keeps_its_promises_whatever_happens_to_it_in_whatever_order(lives: int) -> None:
+async def test_random_lifecycles_violate_no_invariant(lives: int) -> None:
     assert await broken_seeds(range(lives)) == {}
 
 
-async def test_the_check_finds_answers_that_are_given_to_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_check_detects_undelivered_outcomes(monkeypatch: pytest.MonkeyPatch) -> None:
     def settle(self: SharedOutcome, error: Any = None) -> None:
         del self, error
 
@@ -32,7 +32,7 @@ async def test_the_check_finds_answers_that_are_given_to_nobody(monkeypatch: pyt
     assert any("nobody answered" in line for lines in found.values() for line in lines)
 
 
-async def test_the_check_finds_a_backend_that_is_used_after_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_check_detects_a_backend_used_after_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
     async def stop(self: RandomBackend) -> None:
         self.ready = False
 
@@ -41,7 +41,7 @@ async def test_the_check_finds_a_backend_that_is_used_after_its_end(monkeypatch:
     assert any("two processes at once" in words for words in found.values())
 
 
-async def test_the_check_finds_a_lease_that_is_not_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_check_detects_an_unreleased_lease(monkeypatch: pytest.MonkeyPatch) -> None:
     def give_up(self: ModelMemory) -> None:
         self.grant = None
 
@@ -50,7 +50,7 @@ async def test_the_check_finds_a_lease_that_is_not_given_up(monkeypatch: pytest.
     assert any("it sleeps with a lease" in words or "left: a lease" in words for words in found.values())
 
 
-async def test_the_check_finds_a_lease_that_is_given_up_under_a_process(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_check_detects_a_lease_released_under_a_running_process(monkeypatch: pytest.MonkeyPatch) -> None:
     take = ModelMemory.take
 
     async def take_and_give_up(self: ModelMemory, plan: Any, on_waiting: Any) -> Any:

@@ -74,9 +74,7 @@ SERVING = (on.Begun(), on.Loaded())
 
 
 @pytest.mark.parametrize(("doing", "kind"), list(product(Command, KINDS)))
-def test_an_event_that_cannot_come_is_refused_by_name_and_every_other_has_a_place_to_go(
-    doing: Command, kind: type
-) -> None:
+def test_impossible_event_is_refused_by_name_and_every_other_has_a_transition(doing: Command, kind: type) -> None:
     phase = min(PHASES[doing])
     state = LifeState(doing=doing, phase=phase, resume_at=0.0)
     if kind in POSSIBLE[doing]:
@@ -87,7 +85,7 @@ def test_an_event_that_cannot_come_is_refused_by_name_and_every_other_has_a_plac
             step(state, _event(kind), 1.0, OURS)
 
 
-def test_the_usual_life_is_load_serve_drain_end() -> None:
+def test_normal_lifecycle_is_load_serve_drain_end() -> None:
     phases = []
     state = LifeState()
     for event in (on.Begun(), on.Loaded(), on.DrainAsked(), on.EndAsked(), on.Ended()):
@@ -96,12 +94,12 @@ def test_the_usual_life_is_load_serve_drain_end() -> None:
     assert phases == [Phase.LOADING, Phase.READY, Phase.DRAINING, Phase.STOPPING, Phase.IDLE]
 
 
-def test_what_is_told_to_drain_while_it_loads_drains_once_it_has_loaded() -> None:
+def test_drain_requested_during_a_load_starts_after_it() -> None:
     assert _after(*LOADING, on.DrainAsked(), on.Loaded()).phase is Phase.DRAINING
 
 
 @pytest.mark.parametrize("kind", [on.Died, on.Faulted])
-def test_what_died_or_is_of_no_use_is_cleared_away_and_started_again_at_once(kind: type) -> None:
+def test_dead_or_unusable_backend_is_cleared_and_restarted_immediately(kind: type) -> None:
     state = _after(*SERVING, _event(kind))
     assert (state.doing, state.phase, state.detail) == (Command.CLEAR, Phase.STOPPING, "signal SIGKILL")
     transition = step(state, on.Cleared(), 1.0, OURS)
@@ -110,7 +108,7 @@ def test_what_died_or_is_of_no_use_is_cleared_away_and_started_again_at_once(kin
     assert transition.state.history.total == 1
 
 
-def test_loading_that_fails_is_tried_again_until_it_is_a_crash_loop_with_the_reason() -> None:
+def test_failing_load_is_retried_until_it_is_a_crash_loop_with_the_reason() -> None:
     state = _after(*LOADING)
     for now in (0.0, 1.0, 2.0):
         transition = step(state, on.LoadFailed(Reason.SERVER_DIED, "exit code 1"), now, OURS)
@@ -123,7 +121,7 @@ def test_loading_that_fails_is_tried_again_until_it_is_a_crash_loop_with_the_rea
     assert step(state, on.SleepAsked(), 3.0, OURS).state.phase is Phase.HIBERNATING
 
 
-def test_loading_that_has_too_little_memory_fails_with_advice_and_is_not_tried_again_by_itself() -> None:
+def test_load_with_insufficient_memory_fails_with_advice_and_is_not_retried_automatically() -> None:
     state = _after(*LOADING, on.LoadFailed(Reason.OUT_OF_MEMORY, "cannot allocate 9 GB"))
     assert (state.doing, state.phase) == (Command.PAUSE, Phase.FAILED)
     assert "cannot allocate 9 GB" in state.detail
@@ -137,7 +135,7 @@ def test_loading_that_has_too_little_memory_fails_with_advice_and_is_not_tried_a
     assert (failed.phase, failed.resume_at) == (Phase.FAILED, 32.0)
 
 
-def test_dying_twice_for_want_of_memory_is_enough() -> None:
+def test_two_out_of_memory_crashes_fail_the_model() -> None:
     death = on.Died(Reason.OUT_OF_MEMORY, "killed")
     once = _after(*SERVING, death, on.Cleared())
     assert once.doing is Command.LOAD
@@ -148,7 +146,7 @@ def test_dying_twice_for_want_of_memory_is_enough() -> None:
 
 
 @pytest.mark.parametrize("reason", [Reason.INSUFFICIENT_MEMORY, Reason.SERVICE_UNAVAILABLE])
-def test_memory_that_was_not_had_is_no_death_and_the_next_call_tries_afresh(reason: Reason) -> None:
+def test_unavailable_memory_is_not_a_crash_and_the_next_call_retries(reason: Reason) -> None:
     for event in (on.LoadFailed(reason, "needs 9 GiB"), on.WakeFailed(reason, "needs 9 GiB")):
         begin = LOADING if isinstance(event, on.LoadFailed) else (*LOADING, on.SleepAsked(), on.WakeAsked())
         state = _after(*begin, event)
@@ -158,7 +156,7 @@ def test_memory_that_was_not_had_is_no_death_and_the_next_call_tries_afresh(reas
 
 
 @pytest.mark.parametrize("reason", [Reason.INVALID_ARGUMENT, Reason.OUT_OF_MEMORY, Reason.TEMPLATE_FAILED])
-def test_options_of_one_load_that_fail_say_nothing_about_the_model_as_it_is_configured(reason: Reason) -> None:
+def test_failing_load_options_do_not_fail_the_configured_model(reason: Reason) -> None:
     woken = (*LOADING, on.SleepAsked(), on.WakeAsked())
     for begin, event in ((LOADING, on.LoadFailed), (woken, on.WakeFailed)):
         assert _after(*begin, event(reason, "no")).phase is Phase.FAILED
@@ -167,7 +165,7 @@ def test_options_of_one_load_that_fail_say_nothing_about_the_model_as_it_is_conf
         assert (state.history.total, state.resume_at) == (0, None)
 
 
-def test_what_a_load_waits_for_is_told_and_nothing_else_changes() -> None:
+def test_load_wait_reason_is_reported_without_other_changes() -> None:
     for before in (_after(*LOADING), _after(*LOADING, on.SleepAsked(), on.WakeAsked())):
         transition = step(before, on.Waits("needs 9 GiB"), 1.0, OURS)
         assert transition.command is Command.NOTHING
@@ -175,7 +173,7 @@ def test_what_a_load_waits_for_is_told_and_nothing_else_changes() -> None:
         assert step(transition.state, on.Waits(), 1.0, OURS).state == before
 
 
-def test_a_lost_lease_is_a_fault_that_is_counted_and_the_model_is_loaded_again() -> None:
+def test_lost_lease_is_a_counted_fault_and_the_model_is_reloaded() -> None:
     state = _after(*SERVING, on.Faulted(Reason.LEASE_LOST, "lost"))
     assert (state.doing, state.phase) == (Command.CLEAR, Phase.STOPPING)
     again = step(state, on.Cleared(), 1.0, OURS)
@@ -183,7 +181,7 @@ def test_a_lost_lease_is_a_fault_that_is_counted_and_the_model_is_loaded_again()
 
 
 @pytest.mark.parametrize("reason", [Reason.TEMPLATE_FAILED, Reason.INVALID_ARGUMENT])
-def test_a_file_that_cannot_be_read_once_failed_its_model_for_good(reason: Reason) -> None:
+def test_unreadable_file_is_retried_after_a_backoff(reason: Reason) -> None:
     state = _after(*LOADING, on.LoadFailed(reason, "it is cut short"))
     assert (state.phase, state.detail) == (Phase.FAILED, "it is cut short; next start in 10 s")
     again = step(state, on.PauseOver(), 10.0, OURS)
@@ -191,7 +189,7 @@ def test_a_file_that_cannot_be_read_once_failed_its_model_for_good(reason: Reaso
     assert step(again.state, on.LoadFailed(reason, "it is cut short"), 11.0, OURS).state.resume_at == 31.0
 
 
-def test_a_server_that_is_not_ours_is_never_restarted() -> None:
+def test_attached_server_is_never_restarted() -> None:
     for event in (on.Faulted(Reason.CONNECT_FAILED, "refused"), on.Died(Reason.CONNECT_FAILED, "refused")):
         state = _after(*SERVING, event, on.Cleared(), rules=ATTACHED)
         assert (state.doing, state.phase, state.detail) == (Command.SEEK, Phase.FAILED, "refused")
@@ -210,12 +208,12 @@ def test_a_server_that_is_not_ours_is_never_restarted() -> None:
         (Reason.CONTEXT_LENGTH_EXCEEDED, False, False),
     ],
 )
-def test_which_failures_of_a_request_ask_for_a_restart(reason: Reason, ours: bool, attached: bool) -> None:
+def test_request_failures_that_require_a_restart(reason: Reason, ours: bool, attached: bool) -> None:
     assert needs_restart(reason, attached=False) is ours
     assert needs_restart(reason, attached=True) is attached
 
 
-def test_last_lines_are_told_once_and_within_the_bound() -> None:
+def test_last_lines_are_reported_once_within_the_bound() -> None:
     state = LifeState(detail="exit code 1: bad magic")
     assert with_last_lines(state, ("bad magic", "")) == state
     assert with_last_lines(state, ("first", "bad magic")).detail == "exit code 1: bad magic; last output: first"
@@ -259,7 +257,7 @@ def _holds(before: LifeState, event: Any, after: LifeState, now: float, rules: L
 
 
 @given(STEPS, RULES)
-def test_no_sequence_of_events_leaves_the_allowed_transitions(
+def test_no_event_sequence_leaves_the_allowed_transitions(
     steps: list[tuple[int, Reason, float]], rules: LifeRules
 ) -> None:
     state, now = LifeState(), 0.0
@@ -283,7 +281,7 @@ def test_no_sequence_of_events_leaves_the_allowed_transitions(
 
 
 @given(st.lists(st.floats(0.0, 29.0), min_size=3, max_size=40))
-def test_however_fast_it_dies_it_is_not_started_more_often_than_the_limit_allows(gaps: list[float]) -> None:
+def test_restart_rate_stays_within_the_limit_for_any_crash_rate(gaps: list[float]) -> None:
     """At most three starts between two pauses, unless the window between deaths was quiet."""
     state, now, since_pause = _after(*LOADING), 0.0, 0
     for gap in gaps:
@@ -301,7 +299,7 @@ def test_however_fast_it_dies_it_is_not_started_more_often_than_the_limit_allows
         state = transition.state
 
 
-def test_a_server_that_we_cannot_wake_is_looked_for_again_when_it_was_let_go_of_while_it_loaded() -> None:
+def test_non_wakeable_server_detached_while_loading_is_polled_again() -> None:
     for woken_by_mesh, phase in ((True, Phase.HIBERNATING), (False, Phase.FAILED)):
         rules = replace(ATTACHED, woken_by_mesh=woken_by_mesh)
         state = _after(on.Begun(), on.SleepAsked(), rules=rules)

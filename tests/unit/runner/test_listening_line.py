@@ -15,12 +15,12 @@ from runner_svc.runtimes.started_server import LISTENING
         ("listening on http://127.0.0.1:41045listening on http://127.0.0.1:41045", "41045"),
     ],
 )
-def test_the_port_is_found_in_every_servers_words(line: str, port: str) -> None:
+def test_port_is_found_in_the_output_of_every_server(line: str, port: str) -> None:
     found = LISTENING.search(line)
     assert found is not None
     assert port in found.groups()
 
 
-def test_a_log_line_glued_to_the_port_is_not_read_as_another_port() -> None:
+def test_log_line_joined_to_the_port_is_not_parsed_as_another_port() -> None:
     """Observed: two writers on one pipe made 127.0.0.1:410450.00.766."""
     assert LISTENING.search("listening on http://127.0.0.1:410450.00.766.016 I srv") is None

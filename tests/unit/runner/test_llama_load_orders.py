@@ -54,7 +54,7 @@ def _value(arguments: Sequence[str], flag: str) -> str:
     return found[-1]
 
 
-def test_the_memory_of_weights_and_cache_is_added_up_over_devices_from_the_output() -> None:
+def test_weight_and_cache_memory_from_the_output_is_summed_over_devices() -> None:
     memory = EngineLoad()
     for line in (
         # As llama.cpp's server prints them (0.5.0, SmolLM2-135M on the CPU, 4 slots of 2,048 tokens).
@@ -93,21 +93,19 @@ def test_the_memory_of_weights_and_cache_is_added_up_over_devices_from_the_outpu
         ("spec_draft_ngl", 0, "--spec-draft-ngl", "0"),
     ],
 )
-def test_a_parameter_is_a_flag_of_the_server_and_only_where_it_is_given(
-    name: str, value: Any, flag: str, written: str
-) -> None:
+def test_parameter_is_a_server_flag_only_if_given(name: str, value: Any, flag: str, written: str) -> None:
     assert (flag, written) not in pairwise(server_arguments(SERVER))
     assert _value(server_arguments(SERVER, LoadOrder(parameters={name: value})), flag) == written
 
 
-def test_context_and_slots_make_the_context_of_the_whole_server() -> None:
+def test_server_context_is_context_times_slots() -> None:
     arguments = server_arguments(SERVER, LoadOrder(parameters={"context_tokens": 1024, "slots": 3}))
     assert (_value(arguments, "--ctx-size"), _value(arguments, "--parallel")) == ("3072", "3")
     usual = server_arguments(SERVER)
     assert (_value(usual, "--ctx-size"), _value(usual, "--parallel")) == ("8192", "4")
 
 
-def test_what_a_load_asks_for_counts_more_than_the_configured_flags() -> None:
+def test_load_options_take_precedence_over_configured_flags() -> None:
     config, _ = engine_settings(
         LlamaServerModel,
         command=("s",),
@@ -123,9 +121,7 @@ def test_what_a_load_asks_for_counts_more_than_the_configured_flags() -> None:
 
 
 @pytest.mark.parametrize(("slots", "ubatch", "written"), [(3, 512, "510"), (7, 100, "98"), (600, 512, "600")])
-def test_embeddings_with_three_slots_abort_llama_cpp_unless_its_steps_are_a_multiple(
-    slots: int, ubatch: int, written: str
-) -> None:
+def test_embedding_batch_size_is_a_multiple_of_the_slots(slots: int, ubatch: int, written: str) -> None:
     parameters: dict[str, Any] = {"slots": slots, "ubatch_tokens": ubatch}
     assert _value(server_arguments(SERVER, LoadOrder(parameters=parameters)), "--ubatch-size") == written
     plain, _ = engine_settings(LlamaServerModel, command=("s",), path=Path("m"), name="m", embeddings=False)
@@ -152,9 +148,7 @@ SMALL = replace(LARGE, vocabulary=50_000)
         (100, None, "512"),
     ],
 )
-def test_a_text_to_embed_that_fits_the_context_was_refused_above_512_tokens(
-    context: int, shape: ModelShape | None, written: str
-) -> None:
+def test_embedding_batch_size_covers_the_context(context: int, shape: ModelShape | None, written: str) -> None:
     order = LoadOrder(parameters={"context_tokens": context, "slots": 2})
     arguments = server_arguments(SERVER, order, shape=shape)
     assert _value(arguments, "--ubatch-size") == written
@@ -167,25 +161,25 @@ def test_a_text_to_embed_that_fits_the_context_was_refused_above_512_tokens(
 
 
 @pytest.mark.parametrize(("layers", "written"), [(3, "512"), (99, "2048"), (0, "2048")])
-def test_a_model_with_some_layers_on_accelerators_keeps_its_small_batch(layers: int, written: str) -> None:
+def test_partially_offloaded_model_keeps_its_small_batch(layers: int, written: str) -> None:
     order = LoadOrder(parameters={"gpu_layers": layers})
     assert _value(server_arguments(SERVER, order, shape=replace(LARGE, layers=30)), "--ubatch-size") == written
 
 
-def test_a_model_that_ranks_takes_texts_as_long_as_its_context() -> None:
+def test_reranking_model_accepts_texts_as_long_as_its_context() -> None:
     ranks, _ = engine_settings(
         LlamaServerModel, command=("s",), path=Path("m"), name="m", extra_arguments=("--reranking",), embeddings=False
     )
     assert _value(server_arguments(ranks), "--ubatch-size") == "2048"
 
 
-def test_another_file_takes_the_place_of_the_configured_one() -> None:
+def test_another_file_replaces_the_configured_one() -> None:
     order = LoadOrder(model_path=Path("/models/q8_0.gguf"))
     assert _value(server_arguments(SERVER, order), "--model") == "/models/q8_0.gguf"
     assert _value(in_process_arguments(IN_PROCESS, order), "--model") == "/models/q8_0.gguf"
 
 
-def test_every_single_device_of_eight_is_the_only_one_that_its_engine_sees() -> None:
+def test_single_leased_device_of_eight_is_the_only_one_visible_to_the_engine() -> None:
     for share in EIGHT:
         order = LoadOrder(shares=(share,), hides_devices=True)
         assert hidden_devices(order) == {
@@ -195,7 +189,7 @@ def test_every_single_device_of_eight_is_the_only_one_that_its_engine_sees() -> 
         assert "--tensor-split" not in server_arguments(SERVER, order)
 
 
-def test_a_model_over_several_of_eight_devices_is_split_by_its_shares() -> None:
+def test_model_on_several_of_eight_devices_is_split_by_its_shares() -> None:
     order = LoadOrder(shares=(EIGHT[1], EIGHT[4], EIGHT[7]), hides_devices=True)
     assert hidden_devices(order)["CUDA_VISIBLE_DEVICES"] == "1,4,7"
     arguments = server_arguments(SERVER, order)
@@ -205,37 +199,37 @@ def test_a_model_over_several_of_eight_devices_is_split_by_its_shares() -> None:
     assert host.tensor_split == (11 * 1024, 14 * 1024, 17 * 1024)
 
 
-def test_a_model_over_all_eight_devices_has_a_part_for_each() -> None:
+def test_model_on_all_eight_devices_has_a_part_for_each() -> None:
     split = tensor_split(LoadOrder(shares=EIGHT, hides_devices=True))
     assert split == [(10 + index) * 1024 for index in range(8)]
 
 
-def test_devices_that_are_not_hidden_are_left_out_of_the_split_by_a_zero() -> None:
+def test_visible_unused_devices_have_a_zero_in_the_split() -> None:
     order = LoadOrder(shares=(EIGHT[1], EIGHT[3]))
     assert hidden_devices(order) == {}
     assert tensor_split(order) == [0, 11 * 1024, 0, 13 * 1024]
 
 
-def test_a_share_of_less_than_a_mebibyte_is_still_a_part() -> None:
+def test_share_below_a_mebibyte_is_still_a_part() -> None:
     tiny = (DeviceBytes(device_index=0, bytes=1), DeviceBytes(device_index=1, bytes=GIBIBYTE))
     assert tensor_split(LoadOrder(shares=tiny, hides_devices=True)) == [1, 1024]
 
 
 @pytest.mark.parametrize("hides", [True, False])
-def test_no_shares_mean_no_device_whatever_the_load_asks_for(hides: bool) -> None:
+def test_empty_shares_mean_no_device_for_any_load_options(hides: bool) -> None:
     order = LoadOrder(shares=(), hides_devices=hides, parameters={"gpu_layers": 99})
     assert hidden_devices(order) == {"CUDA_VISIBLE_DEVICES": ""}
     assert _value(server_arguments(SERVER, order), "--n-gpu-layers") == "0"
     assert parse_host_arguments(in_process_arguments(IN_PROCESS, order)).gpu_layers == 0
 
 
-def test_without_a_book_of_devices_nothing_is_said_about_them() -> None:
+def test_device_flags_are_omitted_without_a_ledger() -> None:
     assert hidden_devices(LoadOrder()) == {}
     flags = set(server_arguments(SERVER)) | set(in_process_arguments(IN_PROCESS))
     assert not flags & {"--n-gpu-layers", "--gpu-layers", "--tensor-split", "--split-mode"}
 
 
-def test_a_load_may_ask_for_the_context_that_the_model_was_made_for_and_no_more() -> None:
+def test_load_context_may_be_at_most_the_trained_context() -> None:
     config, context = engine_settings(
         LlamaServerModel, command=("s",), path=Path("m"), name="m", trained_context_tokens=8192
     )
@@ -246,7 +240,7 @@ def test_a_load_may_ask_for_the_context_that_the_model_was_made_for_and_no_more(
     check_parameters({"context_tokens": 1_000_000}, load_parameters(SERVER))
 
 
-def test_a_context_that_was_stretched_by_configuration_may_be_asked_for() -> None:
+def test_load_context_may_reach_an_extended_configured_context() -> None:
     config, context = engine_settings(
         LlamaServerModel, command=("s",), path=Path("m"), name="m", context_tokens=32_768, trained_context_tokens=8192
     )
@@ -270,18 +264,18 @@ def test_a_context_that_was_stretched_by_configuration_may_be_asked_for() -> Non
         {"mmproj": "/etc/passwd"},
     ],
 )
-def test_values_out_of_their_range_are_refused_by_name(parameters: dict[str, Any]) -> None:
+def test_out_of_range_values_are_refused_by_name(parameters: dict[str, Any]) -> None:
     with pytest.raises(FieldError) as refused:
         check_parameters(parameters, load_parameters(SERVER))
     assert refused.value.field == f"parameters.{next(iter(parameters))}"
 
 
-def test_a_refused_number_is_answered_with_limits_that_can_be_written_so() -> None:
+def test_refused_number_error_shows_its_limits() -> None:
     with pytest.raises(FieldError, match=r"must be from 16 to 16777216$"):
         check_parameters({"context_tokens": 15}, load_parameters(SERVER))
 
 
-def test_quantized_values_need_flash_attention() -> None:
+def test_quantized_cache_values_need_flash_attention() -> None:
     with pytest.raises(FieldError, match="cache_type_v"):
         check_together({"cache_type_v": "q8_0", "flash_attention": "off"}, "parameters")
     check_together({"cache_type_v": "q8_0"}, "parameters")
@@ -291,13 +285,13 @@ def test_quantized_values_need_flash_attention() -> None:
     check_together_in_process({"cache_type_v": "q8_0", "flash_attention": "on"}, "parameters")
 
 
-def test_a_step_of_computing_is_no_larger_than_a_batch() -> None:
+def test_ubatch_may_not_exceed_the_batch() -> None:
     with pytest.raises(FieldError, match="ubatch_tokens"):
         check_together({"batch_tokens": 128, "ubatch_tokens": 256}, "parameters")
     check_together({"ubatch_tokens": 256}, "parameters")
 
 
-def test_the_host_program_hands_what_is_set_to_the_library() -> None:
+def test_host_program_passes_its_options_to_the_library() -> None:
     parameters: dict[str, Any] = {
         "flash_attention": "on",
         "cache_type_k": "q8_0",
@@ -319,12 +313,12 @@ def test_the_host_program_hands_what_is_set_to_the_library() -> None:
     assert load_settings(parse_host_arguments(["--model", "m"])) == {}
 
 
-def test_every_declared_type_of_the_cache_has_a_number_in_the_library() -> None:
+def test_every_declared_cache_type_has_a_library_number() -> None:
     words = next(one.words for one in in_process_parameters(IN_PROCESS) if one.name == "cache_type_k")
     assert set(words) == set(CACHE_TYPES)
 
 
-def test_flags_of_a_configuration_are_known_by_the_names_of_parameters() -> None:
+def test_configured_flags_map_to_parameter_names() -> None:
     extra = ("--verbose", "-ngl", "0", "--flash-attn", "off", "-ctk", "q8_0", "--n-gpu-layers", "12", "-ub", "many")
     assert configured_parameters(extra) == {"gpu_layers": 12, "flash_attention": "off", "cache_type_k": "q8_0"}
     assert configured_parameters(("--n-gpu-layers", "all")) == {}
@@ -332,7 +326,7 @@ def test_flags_of_a_configuration_are_known_by_the_names_of_parameters() -> None
     assert configured_in_process(("--gpu-layers", "0", "--batch-tokens", "99999999")) == {"gpu_layers": 0}
 
 
-def test_what_is_in_force_is_read_from_the_servers_properties() -> None:
+def test_effective_settings_are_read_from_server_properties() -> None:
     body = b'{"default_generation_settings": {"n_ctx": 512, "x": []}, "total_slots": 2, "chat_template": "{{}}"}'
     props = parse_props(body)
     assert (props.context_tokens, props.slots) == (512, 2)
@@ -357,7 +351,7 @@ def test_what_is_in_force_is_read_from_the_servers_properties() -> None:
         ({"chat_template": 7}, set(), set()),
     ],
 )
-def test_the_servers_properties_tell_what_its_model_takes(
+def test_server_properties_declare_the_accepted_input(
     props: dict[str, Any], has: set[Skill], lacks: set[Skill]
 ) -> None:
     found = parse_props(json.dumps(props).encode()).abilities
@@ -365,7 +359,7 @@ def test_the_servers_properties_tell_what_its_model_takes(
     assert found.lacking == lacks
 
 
-def test_the_servers_template_tells_how_its_thinking_can_be_set() -> None:
+def test_server_template_declares_its_thinking_switch() -> None:
     found = parse_props(json.dumps({"chat_template": "{% if enable_thinking %}<think>{% endif %}"}).encode())
     assert found.abilities.thinking_modes == EVERY_MODE
 
@@ -381,7 +375,7 @@ def test_the_servers_template_tells_how_its_thinking_can_be_set() -> None:
         b"[" * 100_000,
     ],
 )
-def test_properties_that_make_no_sense_say_nothing(body: bytes) -> None:
+def test_invalid_properties_are_ignored(body: bytes) -> None:
     assert parse_props(body) == ServerProps()
 
 
@@ -392,7 +386,7 @@ def test_properties_that_make_no_sense_say_nothing(body: bytes) -> None:
         (LoadOrder(model_path=Path("q8.gguf")), "quantization"),
     ],
 )
-async def test_a_server_that_runs_already_takes_no_orders(order: LoadOrder, field: str) -> None:
+async def test_attached_server_accepts_no_load_options(order: LoadOrder, field: str) -> None:
     backend = AttachedServer(*engine_settings(OpenAiHttpModel, url="http://127.0.0.1:9/v1", upstream_model="m"))
     assert backend.load_parameters == ()
     with pytest.raises(FieldError) as refused:
@@ -412,6 +406,6 @@ async def test_a_server_that_runs_already_takes_no_orders(order: LoadOrder, fiel
         ("-ub 32", "ubatch_size", 32),
     ],
 )
-def test_the_launcher_knows_the_short_flags_of_llama_server_too(argument: str, name: str, value: Any) -> None:
+def test_launcher_supports_the_short_llama_server_flags(argument: str, name: str, value: Any) -> None:
     assert configured_parameters(argument.split()), "the estimate reads it"
     assert getattr(parse_launcher_arguments(["--model", "m.gguf", *argument.split()]), name) == value

@@ -37,11 +37,11 @@ def _options(name: str, value: LoadValue) -> LoadOptions:
     return LoadOptions(parameters={name: value})
 
 
-def test_a_load_without_options_is_as_configured_and_stays() -> None:
+def test_load_without_options_uses_the_configuration_and_stays() -> None:
     assert _wish(LoadOptions()) == STAY_LOADED
 
 
-def test_what_is_as_configured_is_no_option_at_all() -> None:
+def test_option_equal_to_the_configuration_is_dropped() -> None:
     for options in (
         _options("context_tokens", LoadValue(integer=2048)),
         _options("mlock", LoadValue(flag=False)),
@@ -50,7 +50,7 @@ def test_what_is_as_configured_is_no_option_at_all() -> None:
         assert _wish(options).plan == LoadPlan()
 
 
-def test_what_is_otherwise_is_kept_and_told_again_as_it_came() -> None:
+def test_different_option_is_kept_and_round_trips() -> None:
     options = LoadOptions(
         parameters={"context_tokens": LoadValue(integer=4096), "attention": LoadValue(word="off")},
         quantization="q8_0",
@@ -67,7 +67,7 @@ def test_what_is_otherwise_is_kept_and_told_again_as_it_came() -> None:
 
 
 @pytest.mark.parametrize(("seconds", "kept"), [(0, 0.0), (-1, -1.0), (-9, -1.0), (366 * 86_400, 366 * 86_400.0)])
-def test_how_long_it_stays_may_be_anything_up_to_a_year_or_for_ever(seconds: int, kept: float) -> None:
+def test_keep_alive_may_be_up_to_a_year_or_unlimited(seconds: int, kept: float) -> None:
     assert _wish(LoadOptions(keep_alive=Duration(seconds=seconds))).keep_alive_seconds == kept
 
 
@@ -86,13 +86,13 @@ def test_how_long_it_stays_may_be_anything_up_to_a_year_or_for_ever(seconds: int
         (_options("layers", LoadValue(integer=1)), "options.parameters.layers"),
     ],
 )
-def test_an_option_that_cannot_be_is_named(options: LoadOptions, field: str) -> None:
+def test_invalid_option_error_names_it(options: LoadOptions, field: str) -> None:
     with pytest.raises(FieldError) as refused:
         _wish(options)
     assert refused.value.field == field
 
 
-def test_a_refused_variant_is_answered_with_those_that_there_are() -> None:
+def test_refused_variant_error_lists_the_available_ones() -> None:
     with pytest.raises(FieldError, match=r"there is: Q4_K_M, q8_0"):
         _wish(LoadOptions(quantization="q2_k"))
 
@@ -106,7 +106,7 @@ def _llama_cpp_python() -> LlamaCppPythonBackend:
 
 
 @pytest.mark.parametrize("make", [_llama_server, _llama_cpp_python])
-def test_options_that_do_not_go_together_are_refused_before_anything_is_unloaded_for_them(make: Any) -> None:
+def test_incompatible_options_are_refused_before_an_unload(make: Any) -> None:
     backend = make()
     together = {"cache_type_v": LoadValue(word="q8_0"), "flash_attention": LoadValue(word="off")}
     for options, field in (

@@ -17,12 +17,12 @@ def _stalled_at(cpu_seconds: Callable[[float], float], until: int) -> float | No
     return None
 
 
-def test_work_that_begins_shortly_before_the_limit_is_seen() -> None:
+def test_work_starting_shortly_before_the_limit_prevents_a_stall() -> None:
     """A wait for a slow disk, followed by the conversion of weights."""
     assert _stalled_at(lambda now: max(0.0, now - 290.0), 900) is None
 
 
-def test_a_short_burst_of_work_is_no_progress() -> None:
+def test_short_burst_of_work_is_not_progress() -> None:
     assert _stalled_at(lambda now: 0.5 if now > 200 else 0.0, 900) == LIMIT
 
 
@@ -30,5 +30,5 @@ def test_work_once_a_minute_is_progress() -> None:
     assert _stalled_at(lambda now: 4.0 * (now // 60), 3600) is None
 
 
-def test_work_that_ended_is_missed_one_limit_later() -> None:
+def test_load_stalls_one_limit_after_work_ended() -> None:
     assert _stalled_at(lambda now: min(now, 100.0), 900) == 100.0 + LIMIT

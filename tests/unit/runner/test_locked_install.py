@@ -36,7 +36,7 @@ def _read(*lines: str, total: int = 3) -> PipOutput:
     return output
 
 
-def test_each_package_that_pip_begins_with_counts_once() -> None:
+def test_each_package_started_by_pip_counts_once() -> None:
     output = _read(
         "Collecting torch==2.13.0 (from -r cpu.lock (line 3))",
         "  Downloading torch-2.13.0-cp311.whl (190 MB)",
@@ -50,12 +50,12 @@ def test_each_package_that_pip_begins_with_counts_once() -> None:
     assert (output.done, output.package, output.installing) == (3, "", True)
 
 
-def test_a_further_lock_file_goes_on_where_the_first_ended() -> None:
+def test_second_lock_file_continues_the_count() -> None:
     output = _read("Collecting torch==2.13.0", "Installing collected packages: torch", "Collecting numpy==2.4.6")
     assert (output.done, output.package, output.installing) == (2, "numpy==2.4.6", False)
 
 
-def test_the_count_never_passes_the_total() -> None:
+def test_count_never_exceeds_the_total() -> None:
     assert _read(*["Collecting a==1"] * 9, total=3).done == 3
 
 
@@ -87,13 +87,13 @@ def test_the_count_never_passes_the_total() -> None:
         ([], Failure.OTHER),
     ],
 )
-def test_the_cause_of_a_failure_is_named(lines: list[str], failure: Failure) -> None:
+def test_failure_cause_is_reported(lines: list[str], failure: Failure) -> None:
     output = _read(*lines)
     assert output.failure is failure
     assert output.explanation().startswith(f"{failure.value}; pip's last lines:")
 
 
-def test_the_output_that_is_kept_is_bounded() -> None:
+def test_stored_output_is_bounded() -> None:
     output = _read(*[f"{number} {'x' * 1000}" for number in range(100)])
     assert len(output.last_lines) == MAX_KEPT_LINES
     assert output.last_lines[-1].startswith("99 ")
@@ -105,7 +105,7 @@ def test_hashes_are_always_required() -> None:
 
 
 @pytest.mark.slow("runs pip")
-def test_the_program_of_make_needs_the_standard_library_alone(tmp_path: Path) -> None:
+def test_installer_needs_only_the_standard_library(tmp_path: Path) -> None:
     """It installs what weft needs, so that nothing of it is there yet."""
     (tmp_path / "wrong.lock").write_text("pebble==1.0 --hash=sha256:00\n", "utf-8")
     command = [sys.executable, "-P", "-S", locked_install.__file__, str(tmp_path / "wrong.lock"), "--no-index"]
@@ -116,9 +116,7 @@ def test_the_program_of_make_needs_the_standard_library_alone(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(("environment", "variant"), VARIANTS)
-def test_every_package_of_a_lock_file_has_an_exact_version_and_a_hash(
-    environment: EngineEnvironment, variant: Variant
-) -> None:
+def test_every_locked_package_has_an_exact_version_and_a_hash(environment: EngineEnvironment, variant: Variant) -> None:
     for lock in environment.lock_files(variant):
         packages = list(PACKAGE.finditer(lock.read_text("utf-8")))
         assert packages
@@ -127,7 +125,7 @@ def test_every_package_of_a_lock_file_has_an_exact_version_and_a_hash(
     assert len(lock_digest(environment, variant)) == 64
 
 
-def test_what_breaks_vllm_on_processors_is_in_none_of_its_lock_files() -> None:
+def test_packages_that_break_vllm_on_cpu_are_in_no_lock_file_of_it() -> None:
     (vllm,) = [each for each in environments() if each.name == "vllm"]
     names = {
         found["name"]: found["version"]
@@ -151,7 +149,7 @@ def test_what_breaks_vllm_on_processors_is_in_none_of_its_lock_files() -> None:
         ("cuda", "cpu", True, "gravel has no variant cpu, only cuda"),
     ],
 )
-def test_the_variant_follows_the_cards_unless_one_is_asked_for(
+def test_variant_follows_the_gpus_unless_requested(
     variants: str, choice: str, has_cards: bool, chosen: Variant | str
 ) -> None:
     declared = environments()[0].variants[Variant.CPU]
@@ -171,7 +169,7 @@ def test_the_variant_follows_the_cards_unless_one_is_asked_for(
         assert refused.value.message == f"--variant: {chosen}"
 
 
-def test_cards_are_looked_for_only_where_that_decides() -> None:
+def test_gpus_are_detected_only_if_they_decide_the_variant() -> None:
     def never() -> bool:
         raise AssertionError("it takes seconds where a driver hangs")
 
@@ -179,7 +177,7 @@ def test_cards_are_looked_for_only_where_that_decides() -> None:
     assert choose_variant(environment, VariantChoice.CPU, never) is Variant.CPU
 
 
-def test_the_lock_files_are_part_of_the_wheel() -> None:
+def test_lock_files_are_part_of_the_wheel() -> None:
     builder = WheelBuilder(str(ROOT))
     shipped = {found.distribution_path for found in builder.recurse_included_files()}
     locks = {

@@ -8,7 +8,7 @@ import pytest
 from runner_svc.supervise.logs import MAX_LINE_BYTES, MAX_RING_BYTES, MAX_RING_LINES, LogRing
 
 
-def test_a_flood_of_empty_lines_is_bounded_too() -> None:
+def test_flood_of_empty_lines_is_bounded_too() -> None:
     ring = LogRing()
     for _ in range(10):
         ring.feed(b"\n" * 10_000)
@@ -17,14 +17,14 @@ def test_a_flood_of_empty_lines_is_bounded_too() -> None:
 
 
 @pytest.mark.parametrize("character", ["x", "ü", "\N{OWL}"])
-def test_the_limit_is_in_bytes_whatever_the_alphabet(character: str) -> None:
+def test_limit_is_in_bytes_for_any_alphabet(character: str) -> None:
     ring = LogRing(max_bytes=1000)
     for _ in range(100):
         ring.feed(f"{character * 20}\n".encode())
     assert 900 < sum(len(line.encode()) + 1 for line in ring.last(1000)) <= 1000
 
 
-def test_a_line_without_end_is_cut_and_the_next_one_is_whole() -> None:
+def test_unterminated_line_is_truncated_and_the_next_one_is_complete() -> None:
     ring = LogRing()
     for _ in range(100):
         ring.feed(b"x" * 10_000)
@@ -33,7 +33,7 @@ def test_a_line_without_end_is_cut_and_the_next_one_is_whole() -> None:
     assert ring.last(2) == ["x" * MAX_LINE_BYTES, "next"]
 
 
-def test_binary_noise_is_kept_as_text_and_within_bounds() -> None:
+def test_binary_noise_is_kept_as_text_within_the_bound() -> None:
     noise = random.Random(1).randbytes(4 * MAX_RING_BYTES)
     ring = LogRing()
     tracemalloc.start()
@@ -45,7 +45,7 @@ def test_binary_noise_is_kept_as_text_and_within_bounds() -> None:
     assert held < 8 * MAX_RING_BYTES
 
 
-def test_the_last_words_of_a_stream_are_a_line_and_not_the_start_of_the_next_life() -> None:
+def test_unterminated_last_line_of_a_stream_is_not_joined_to_the_next_start() -> None:
     ring = LogRing()
     ring.feed(b"out of mem")
     ring.end_line()

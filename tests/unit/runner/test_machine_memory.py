@@ -26,16 +26,16 @@ def cgroup(folder: Path, limit: str, used: int, cached: int) -> Path:
     return folder
 
 
-def test_it_is_what_is_available_less_a_twentieth_of_all(tmp_path: Path) -> None:
+def test_host_memory_is_available_memory_minus_a_twentieth_of_the_total(tmp_path: Path) -> None:
     assert host_memory_bytes(table(tmp_path, 40, 30), NOWHERE) == 28 * GIBIBYTE
 
 
-def test_a_small_host_keeps_a_reserve_that_is_no_share(tmp_path: Path) -> None:
+def test_small_host_keeps_a_fixed_reserve(tmp_path: Path) -> None:
     assert host_memory_bytes(table(tmp_path, 4, 3), NOWHERE) == 3 * GIBIBYTE - MIN_HOST_RESERVE_BYTES
     assert host_memory_bytes(table(tmp_path, 4, 0.1), NOWHERE) == 0
 
 
-def test_the_limits_of_a_container_and_of_what_is_around_it_hold_and_cached_files_count_as_available(
+def test_container_and_parent_limits_apply_and_cached_files_count_as_available(
     tmp_path: Path,
 ) -> None:
     memory = table(tmp_path, 400, 300)
@@ -44,13 +44,13 @@ def test_the_limits_of_a_container_and_of_what_is_around_it_hold_and_cached_file
     assert host_memory_bytes(memory, inner) == 10 * GIBIBYTE - 1 * GIBIBYTE
 
 
-def test_a_host_that_does_not_say_has_no_known_memory(tmp_path: Path) -> None:
+def test_unreadable_host_memory_is_unknown(tmp_path: Path) -> None:
     assert host_memory_bytes(tmp_path / "absent", NOWHERE) is None
     (tmp_path / "other").write_text("MemTotal: many kB\n")
     assert host_memory_bytes(tmp_path / "other", NOWHERE) is None
 
 
-def test_this_machine_is_read() -> None:
+def test_memory_of_this_machine_is_read() -> None:
     found = host_memory_bytes()
     assert found is not None
     assert found < 1024 * GIBIBYTE

@@ -18,7 +18,7 @@ from weft_testing.fake_clock import FakeClock
 Event = event_pb2.InferenceEvent
 
 
-def test_the_first_token_ends_the_wait_and_is_not_counted() -> None:
+def test_first_token_ends_the_wait_and_is_not_counted() -> None:
     assert tokens_per_second(11, 2.0, 3.0) == pytest.approx(10.0)
 
 
@@ -26,7 +26,7 @@ def test_the_first_token_ends_the_wait_and_is_not_counted() -> None:
     ("tokens", "first", "last"),
     [(0, None, None), (1, 1.0, 1.0), (50, 1.0, 1.0), (50, 1.0, 1.0 + MIN_MEASURED_SECONDS / 2), (0, 1.0, 9.0)],
 )
-def test_what_cannot_be_told_is_left_out(tokens: int, first: float | None, last: float | None) -> None:
+def test_unmeasurable_speed_is_omitted(tokens: int, first: float | None, last: float | None) -> None:
     assert tokens_per_second(tokens, first, last) is None
 
 
@@ -61,24 +61,24 @@ async def _receipt(clock: FakeClock, engine: Backend) -> receipt_pb2.Receipt:
     return frames[-1][-1].finished.receipt
 
 
-async def test_an_engine_that_tells_no_speed_is_measured() -> None:
+async def test_engine_without_a_reported_speed_is_measured() -> None:
     """Observed: "0 tokens/s" for every server that reports no timings."""
     clock = FakeClock()
     assert (await _receipt(clock, _engine(clock))).tokens_per_second == pytest.approx(10.0)
 
 
-async def test_the_speed_that_an_engine_tells_is_kept() -> None:
+async def test_speed_reported_by_an_engine_is_kept() -> None:
     clock = FakeClock()
     assert (await _receipt(clock, _engine(clock, told=42.0))).tokens_per_second == 42.0
 
 
-async def test_one_token_over_no_time_is_no_speed() -> None:
+async def test_single_token_without_duration_has_no_speed() -> None:
     """Observed: "1000000 tokens/s" of llama.cpp's server."""
     clock = FakeClock()
     assert not (await _receipt(clock, _engine(clock, told=1_000_000.0, tokens=1))).HasField("tokens_per_second")
 
 
-async def test_the_tokens_per_second_of_a_model_move_while_its_requests_stream() -> None:
+async def test_model_tokens_per_second_update_while_its_requests_stream() -> None:
     """Observed: 0 tokens/s while four requests streamed."""
     clock = FakeClock()
     records = RequestRecords("m", clock)
@@ -94,12 +94,12 @@ async def test_the_tokens_per_second_of_a_model_move_while_its_requests_stream()
     assert records.tokens_per_second is None
 
 
-async def test_the_wall_time_runs_from_the_call_of_the_engine_to_its_last_event() -> None:
+async def test_wall_time_runs_from_the_engine_call_to_its_last_event() -> None:
     clock = FakeClock()
     assert (await _receipt(clock, _engine(clock))).engine_timings.wall_time.ToMilliseconds() == 2400
 
 
-def test_times_of_the_engine_add_up_over_turns_that_all_know_them() -> None:
+def test_engine_times_are_summed_if_all_turns_have_them() -> None:
     total = AnswerReceipt(_record(FakeClock()))
     for prefill, tokenize in ((100, 3), (50, None)):
         turn = receipt_pb2.Receipt(usage=usage_pb2.Usage(completion_tokens=4))
@@ -114,7 +114,7 @@ def test_times_of_the_engine_add_up_over_turns_that_all_know_them() -> None:
     assert not timings.HasField("decode_time")
 
 
-def test_a_turn_that_was_ended_early_leaves_the_times_of_the_answer_unknown() -> None:
+def test_turn_ended_early_makes_the_answer_times_unknown() -> None:
     total = AnswerReceipt(_record(FakeClock()))
     turn = receipt_pb2.Receipt()
     turn.engine_timings.prefill_time.FromMilliseconds(100)
@@ -123,7 +123,7 @@ def test_a_turn_that_was_ended_early_leaves_the_times_of_the_answer_unknown() ->
     assert not total.end()[-1].finished.receipt.engine_timings.HasField("prefill_time")
 
 
-def test_times_that_no_turn_knows_are_absent_and_not_zero() -> None:
+def test_times_unknown_to_every_turn_are_absent_and_not_zero() -> None:
     def receipt_of(*turns: Any) -> receipt_pb2.Receipt:
         total = AnswerReceipt(_record(FakeClock()))
         for turn in turns:

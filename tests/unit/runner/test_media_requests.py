@@ -21,7 +21,7 @@ def _event(**fields: Any) -> bytes:
     return json.dumps(fields).encode()
 
 
-def test_a_form_is_read_as_the_client_writes_it() -> None:
+def test_form_is_read_as_written_by_the_client() -> None:
     fields = {"prompt": "42\r\n--", "temperature": 0.5, GRANULARITIES: ["word", "segment"], "voice_detection": False}
     files = [("image[]", chat_pb2.MediaPart(data=data, media_type="image/png")) for data in (BOUNDARY_IN_DATA, b"")]
     sent = form(fields, files)
@@ -34,7 +34,7 @@ def test_a_form_is_read_as_the_client_writes_it() -> None:
     }
 
 
-def test_a_request_for_images_has_what_the_body_says_and_nothing_for_what_it_leaves_out() -> None:
+def test_image_request_has_the_body_fields_and_no_defaults() -> None:
     body = {"prompt": "a lighthouse", "size": "640x512", "n": 2, "num_inference_steps": 7, "guidance_scale": 0}
     request = images_of({**body, "seed": 42, "clip_skip": 2})
     assert (request.width, request.height, request.count, request.steps, request.guidance) == (640, 512, 2, 7, 0)
@@ -47,38 +47,36 @@ def test_a_request_for_images_has_what_the_body_says_and_nothing_for_what_it_lea
     assert len({images_of(body).seed for _ in range(3)}) == 3, "drawn at random"
 
 
-def test_the_numbers_of_a_form_are_numbers() -> None:
+def test_form_numbers_are_parsed_as_numbers() -> None:
     request = images_of({"prompt": "7", "n": "2", "strength": "0.5", "seed": "3", "eta": "0.25", "image": b"png"})
     assert (request.prompt, request.count, request.strength, request.seed) == ("7", 2, 0.5, 3)
     assert (request.options, request.images) == ({"eta": 0.25}, [b"png"])
 
 
 @pytest.mark.parametrize("size", ["512", "0x512", "512x0", "99999x1", "512X512", "-1x5", "512x512x3"])
-def test_a_size_that_is_none_is_refused_by_its_name(size: str) -> None:
+def test_invalid_size_error_names_it(size: str) -> None:
     with pytest.raises(RefusedError, match="size: ") as refused:
         image_size(size)
     assert refused.value.kind == INVALID_FIELD
 
 
 @pytest.mark.parametrize("size", ["", "auto"])
-def test_the_model_may_choose_the_size(size: str) -> None:
+def test_model_may_choose_the_size(size: str) -> None:
     assert image_size(size) == (None, None)
 
 
-def test_a_temperature_of_zero_is_not_a_temperature_that_is_left_out() -> None:
+def test_zero_temperature_is_distinguished_from_an_unset_one() -> None:
     assert transcription_of({"file": b"", "temperature": "0.0"}).temperature == 0
     assert transcription_of({"file": b""}).temperature is None
 
 
 @pytest.mark.parametrize(("text", "detects"), [("true", True), ("false", False), (None, None)])
-def test_the_detection_of_voices_is_as_configured_unless_the_request_says_so(
-    text: str | None, detects: bool | None
-) -> None:
+def test_voice_detection_follows_the_configuration_unless_requested(text: str | None, detects: bool | None) -> None:
     body = {"file": b""} if text is None else {"file": b"", "voice_detection": text}
     assert transcription_of(body).voice_detection is detects
 
 
-def test_progress_is_told_in_the_unit_of_the_work() -> None:
+def test_progress_is_reported_in_the_unit_of_the_work() -> None:
     event = _event(type="work_progress", work_progress={"done": 1, "total": 4, "stage": "reading the prompt"})
     for reader, unit in ((ImageEvents(), 1), (TranscriptEvents(), 2)):
         (told,) = reader.read(event)
@@ -86,7 +84,7 @@ def test_progress_is_told_in_the_unit_of_the_work() -> None:
         assert (progress.unit, progress.done, progress.total, progress.stage) == (unit, 1, 4, "reading the prompt")
 
 
-def test_the_language_and_the_length_go_with_the_first_segment_and_with_no_other() -> None:
+def test_language_and_length_are_only_in_the_first_segment() -> None:
     words = [{"word": "Hello", "start": 0.1, "end": 0.4, "probability": 0.9}]
     reader, facts = TranscriptEvents(), {"type": "transcript.text.delta", "language": "en", "duration": 2.0}
     parts = []
@@ -99,7 +97,7 @@ def test_the_language_and_the_length_go_with_the_first_segment_and_with_no_other
     assert (parts[1].segment.mean_logprob, parts[1].segment.HasField("temperature")) == (-0.5, False)
 
 
-def test_a_recording_without_a_word_still_has_its_length_and_the_usage_counts_it() -> None:
+def test_silent_recording_still_has_its_length_in_the_usage() -> None:
     reader = TranscriptEvents()
     timings = {"predicted_n": 3, "predicted_ms": 1500}
     (event,) = reader.read(
@@ -109,7 +107,7 @@ def test_a_recording_without_a_word_still_has_its_length_and_the_usage_counts_it
     assert (reader.usage.audio_milliseconds, reader.usage.completion_tokens, reader.work_seconds) == (4000, 3, 1.5)
 
 
-def test_speech_that_breaks_off_or_is_no_base64_is_a_protocol_error() -> None:
+def test_truncated_or_non_base64_speech_is_a_protocol_error() -> None:
     reader = SpeechEvents()
     assert reader.read(_event(type="speech.audio.delta", audio="AAE=", media_type="audio/wav")) == b"\x00\x01"
     with pytest.raises(WeftError) as broken:
@@ -122,13 +120,13 @@ def test_speech_that_breaks_off_or_is_no_base64_is_a_protocol_error() -> None:
 @pytest.mark.parametrize(
     ("message", "field"), [("file: is no recording", "file"), ("images[0]: has 9 pixels", "images[0]")]
 )
-def test_an_invalid_field_is_told_by_its_name(message: str, field: str) -> None:
+def test_invalid_field_is_reported_by_name(message: str, field: str) -> None:
     error = own_error(INVALID_FIELD, message)
     assert isinstance(error, FieldError)
     assert (error.field, error.message) == (field, message)
 
 
-def test_errors_of_other_servers_are_not_taken_for_those_of_wefts_own() -> None:
+def test_errors_of_other_servers_are_not_mistaken_for_weft_errors() -> None:
     assert own_error("invalid_request_error", "file: is no recording") is None
     memory = own_error("out_of_memory", "use less")
     assert memory is not None

@@ -58,7 +58,7 @@ EVERYTHING = KnownModel(
 )
 
 
-def test_the_best_source_wins() -> None:
+def test_most_reliable_estimate_source_is_used() -> None:
     model, sources = EVERYTHING, []
     without: dict[str, Any]
     for without in ({}, {"learned_bytes": ()}, {"manifest_bytes": None}, {"shape": None}, {"file_bytes": 0}):
@@ -71,21 +71,21 @@ def test_the_best_source_wins() -> None:
     assert estimate_memory(replace(model, name="qwen"), ONE_SLOT) is None
 
 
-def test_what_loads_took_is_the_most_of_them_and_a_little_more() -> None:
+def test_learned_estimate_is_the_largest_load_plus_a_margin() -> None:
     estimate = estimate_memory(EVERYTHING, ONE_SLOT)
     assert estimate is not None
     assert estimate.bytes == 525 * MEBIBYTE
 
 
 @pytest.mark.parametrize(("kind", "expected"), [(FileKind.GGUF, 1100), (FileKind.SAFETENSORS, 1300), (None, 1300)])
-def test_the_size_of_a_file_is_weighed_by_its_kind(kind: FileKind | None, expected: int) -> None:
+def test_file_size_is_weighted_by_its_type(kind: FileKind | None, expected: int) -> None:
     model = KnownModel(name="x", file_bytes=1000 * MEBIBYTE, file_kind=kind)
     estimate = estimate_memory(model, ONE_SLOT)
     assert estimate is not None
     assert (estimate.bytes, estimate.source) == (expected * MEBIBYTE, EstimateSource.FILE_SIZE)
 
 
-def test_the_context_of_smollm2_is_what_llama_cpp_reserves_for_it() -> None:
+def test_smollm2_context_estimate_matches_llama_cpp() -> None:
     """Measured with llama-server 0.5.0: 180.00 MiB as f16, 95.62 MiB as q8_0, for 8,192 tokens."""
     assert context_bytes(SMOLLM2, ONE_SLOT) == 180 * MEBIBYTE
     quantized = replace(ONE_SLOT, cache_type_k="q8_0", cache_type_v="q8_0")
@@ -101,14 +101,14 @@ def test_the_context_of_smollm2_is_what_llama_cpp_reserves_for_it() -> None:
         (replace(ONE_SLOT, flash_attention=False), 166.39),
     ],
 )
-def test_room_to_compute_is_an_upper_bound_of_what_llama_cpp_reserves(
+def test_compute_estimate_is_an_upper_bound_of_the_llama_cpp_reservation(
     settings: MemorySettings, measured_mib: float
 ) -> None:
     estimated = compute_bytes(SMOLLM2, settings) / MEBIBYTE
     assert measured_mib <= estimated < 1.2 * measured_mib
 
 
-def test_layers_that_stay_off_the_devices_take_nothing_there() -> None:
+def test_layers_kept_off_the_devices_use_no_device_memory() -> None:
     all_layers = estimate_shape(SMOLLM2, ONE_SLOT)
     none = estimate_shape(SMOLLM2, replace(ONE_SLOT, gpu_layers=0))
     half = estimate_shape(SMOLLM2, replace(ONE_SLOT, gpu_layers=15))
@@ -117,7 +117,7 @@ def test_layers_that_stay_off_the_devices_take_nothing_there() -> None:
     assert estimate_shape(SMOLLM2, replace(ONE_SLOT, gpu_layers=999)) == all_layers
 
 
-def test_an_unknown_type_of_cache_counts_as_the_largest() -> None:
+def test_unknown_cache_type_counts_as_the_largest() -> None:
     assert context_bytes(SMOLLM2, replace(ONE_SLOT, cache_type_k="x", cache_type_v="y")) == 360 * MEBIBYTE
 
 
@@ -134,7 +134,7 @@ SETTINGS = st.builds(
 
 
 @given(settings=SETTINGS, budget=st.integers(0, 64 * GIBIBYTE))
-def test_the_largest_context_fits_and_the_next_one_does_not(settings: MemorySettings, budget: int) -> None:
+def test_largest_context_fits_and_the_next_one_does_not(settings: MemorySettings, budget: int) -> None:
     longest = largest_context(KnownModel(name="m", shape=SMOLLM2), settings, budget)
     assert longest % CONTEXT_STEP == 0
     if longest:
@@ -144,7 +144,7 @@ def test_the_largest_context_fits_and_the_next_one_does_not(settings: MemorySett
 
 
 @given(settings=SETTINGS)
-def test_more_of_anything_never_takes_less(settings: MemorySettings) -> None:
+def test_larger_settings_never_need_less_memory(settings: MemorySettings) -> None:
     usual = estimate_shape(SMOLLM2, settings).bytes
     more: dict[str, Any]
     for more in (
@@ -172,24 +172,24 @@ def test_more_of_anything_never_takes_less(settings: MemorySettings) -> None:
         ("llama-8B-AWQ-INT4", 4.5),
     ],
 )
-def test_names_promise_a_size(name: str, billion_bytes: float) -> None:
+def test_size_is_derived_from_names(name: str, billion_bytes: float) -> None:
     weights = weights_from_name(name)
     assert weights is not None
     assert weights == pytest.approx(billion_bytes * 1e9)
 
 
 @pytest.mark.parametrize("name", ["", "qwen", "gpt-4", "v2b1", "model-0b", "abc7bdef", "9999t", "q8_0", "7"])
-def test_names_that_promise_nothing_say_nothing(name: str) -> None:
+def test_names_without_a_size_give_no_estimate(name: str) -> None:
     assert weights_from_name(name) is None
 
 
 @given(st.text(max_size=2 * MAX_NAME_CHARS))
-def test_any_name_is_read(name: str) -> None:
+def test_any_name_can_be_parsed(name: str) -> None:
     assert (weights_from_name(name) or 1) > 0
     assert names_gguf(name) in {True, False}
 
 
-def test_a_quantized_name_is_weighed_as_a_gguf_file() -> None:
+def test_quantized_name_is_estimated_like_a_gguf_file() -> None:
     plain, quantized = (estimate_memory(KnownModel(name=name), ONE_SLOT) for name in ("llama-7b", "llama-7b-Q8_0"))
     assert plain is not None
     assert quantized is not None
@@ -197,7 +197,7 @@ def test_a_quantized_name_is_weighed_as_a_gguf_file() -> None:
     assert quantized.bytes == pytest.approx(7e9 * 8.5 / 8 * 1.1, rel=0.001)
 
 
-def test_settings_follow_the_order_of_the_load() -> None:
+def test_memory_settings_follow_the_load_options() -> None:
     parameters: dict[str, int | float | str | bool] = {
         "context_tokens": 512,
         "slots": 2,
@@ -220,13 +220,13 @@ def test_settings_follow_the_order_of_the_load() -> None:
     assert (in_process.ubatch_tokens, in_process.flash_attention) == (4096, False)
 
 
-def test_the_demo_model_is_estimated_by_its_header() -> None:
+def test_demo_model_is_estimated_from_its_header() -> None:
     facts = read_model_facts(demo_model_path())
     assert facts.shape == SMOLLM2
     assert (facts.context_tokens, facts.quantization, facts.file_kind) == (8192, "q4_1", FileKind.GGUF)
 
 
-def test_a_sliding_window_is_not_taken_off() -> None:
+def test_sliding_window_does_not_reduce_the_estimate() -> None:
     """Gemma 3 270M: 18 layers of one head with 256 numbers; the window would need less, and this is an upper bound."""
     gemma = GgufHeader(
         weight_bytes=1, layers=18, kv_heads=(1,) * 18, key_length=256, value_length=256, sliding_window=512
@@ -237,7 +237,7 @@ def test_a_sliding_window_is_not_taken_off() -> None:
 
 
 @pytest.mark.parametrize("missing", ["weight_bytes", "layers", "key_length", "value_length"])
-def test_a_header_that_does_not_say_enough_is_no_shape(missing: str) -> None:
+def test_incomplete_header_gives_no_shape(missing: str) -> None:
     whole = GgufHeader(weight_bytes=1, layers=1, kv_heads=(1,), key_length=64, value_length=64)
     assert whole.shape is not None
     changes: dict[str, Any] = {missing: 0}
@@ -245,7 +245,7 @@ def test_a_header_that_does_not_say_enough_is_no_shape(missing: str) -> None:
     assert replace(whole, kv_heads=()).shape is None
 
 
-def test_files_that_are_broken_or_not_there_say_as_much_as_they_can(tmp_path: Path) -> None:
+def test_broken_or_missing_files_give_all_available_facts(tmp_path: Path) -> None:
     broken = tmp_path / "m.gguf"
     broken.write_bytes(b"GGUF" + b"\xff" * 96)
     facts = read_model_facts(broken)
@@ -258,7 +258,7 @@ def test_files_that_are_broken_or_not_there_say_as_much_as_they_can(tmp_path: Pa
     assert read_model_facts(tmp_path).file_kind is FileKind.SAFETENSORS
 
 
-async def test_a_file_is_looked_at_again_when_it_has_changed(tmp_path: Path) -> None:
+async def test_changed_file_is_read_again(tmp_path: Path) -> None:
     path = tmp_path / "m.bin"
     path.write_bytes(b"x" * MEBIBYTE)
     estimator = MemoryEstimator()

@@ -42,26 +42,26 @@ async def _expected(forecast: MemoryForecast, plan: LoadPlan) -> tuple[str, int]
     return found.source, found.bytes // MEBIBYTE
 
 
-async def test_a_longer_context_is_expected_to_take_more() -> None:
+async def test_longer_context_needs_more_memory() -> None:
     forecast = _forecast()
     usual, longer = await _expected(forecast, AS_CONFIGURED), await _expected(forecast, LONGER)
     assert (usual[0], longer[0]) == ("header", "header")
     assert longer[1] - usual[1] == 180 - 45 + 12, "the cache of 6,144 tokens more, and their mask"
 
 
-async def test_what_is_declared_holds_for_the_model_as_it_is_configured() -> None:
+async def test_declared_memory_applies_to_the_configured_load() -> None:
     forecast = _forecast(memory_mb=700)
     assert await _expected(forecast, AS_CONFIGURED) == ("manifest", 700)
     assert (await _expected(forecast, LONGER))[0] == "header"
 
 
-async def test_what_is_declared_is_better_than_the_size_of_a_file(tmp_path: Path) -> None:
+async def test_declared_memory_takes_precedence_over_the_file_size(tmp_path: Path) -> None:
     file = tmp_path / "m.bin"
     file.write_bytes(bytes(MEBIBYTE))
     assert await _expected(_forecast(memory_mb=700, path=file), LONGER) == ("manifest", 700)
 
 
-async def test_a_variant_is_estimated_by_its_own_file(tmp_path: Path) -> None:
+async def test_variant_is_estimated_from_its_own_file(tmp_path: Path) -> None:
     variant = tmp_path / "m.bin"
     variant.write_bytes(bytes(100 * MEBIBYTE))
     forecast = _forecast(q8_0=variant)
@@ -69,7 +69,7 @@ async def test_a_variant_is_estimated_by_its_own_file(tmp_path: Path) -> None:
     assert await forecast.context_within(LoadPlan(quantization="q8_0"), 10**12) is None
 
 
-async def test_loads_correct_the_estimate_and_the_next_life_knows(tmp_path: Path) -> None:
+async def test_loads_correct_the_estimate_across_restarts(tmp_path: Path) -> None:
     forecast = _forecast(LearnedMemory(learned_file(tmp_path, "local")), memory_mb=700)
     forecast.note_taken(LONGER, 1000 * MEBIBYTE)
     async with asyncio.timeout(10.0):
@@ -81,16 +81,16 @@ async def test_loads_correct_the_estimate_and_the_next_life_knows(tmp_path: Path
 
 
 @pytest.mark.parametrize(("budget_mib", "fits"), [(150, 0), (300, 4096), (100_000, 8192)])
-async def test_the_context_that_fits_is_at_most_what_the_model_was_made_for(budget_mib: int, fits: int) -> None:
+async def test_fitting_context_is_at_most_the_trained_context(budget_mib: int, fits: int) -> None:
     found = await _forecast().context_within(AS_CONFIGURED, budget_mib * MEBIBYTE)
     assert found == (fits or None)
 
 
-async def test_a_file_that_is_gone_is_estimated_by_the_name(tmp_path: Path) -> None:
+async def test_missing_file_is_estimated_by_name(tmp_path: Path) -> None:
     assert (await _expected(_forecast(path=tmp_path / "gone.gguf"), AS_CONFIGURED))[0] == "name"
 
 
-async def test_a_file_of_which_only_the_size_or_the_name_is_known_takes_nothing_off_the_devices(tmp_path: Path) -> None:
+async def test_model_with_only_a_size_or_name_uses_no_device_memory_with_zero_gpu_layers(tmp_path: Path) -> None:
     blob = tmp_path / "blob-7b.gguf"
     blob.write_bytes(b"GGUF, and no more of it")
     for path, source in ((blob, "file_size"), (tmp_path / "gone-7b.gguf", "name")):
@@ -98,7 +98,7 @@ async def test_a_file_of_which_only_the_size_or_the_name_is_known_takes_nothing_
         assert (await _expected(_forecast(path=path, parameters={"gpu_layers": 0}), AS_CONFIGURED))[1] == 0
 
 
-async def test_what_is_configured_by_a_flag_counts_and_a_load_can_say_otherwise() -> None:
+async def test_configured_flag_counts_and_a_load_can_override_it() -> None:
     forecast = _forecast(parameters={"gpu_layers": 0})
     usual = await _expected(_forecast(), AS_CONFIGURED)
     off_the_devices = await _expected(forecast, AS_CONFIGURED)
@@ -113,7 +113,7 @@ def _with_draft(learned: LearnedMemory | None = None) -> FileForecast:
     return FileForecast(model, MemoryEstimator(learned))
 
 
-async def test_the_context_that_fits_leaves_room_for_the_cache_of_a_draft_model() -> None:
+async def test_fitting_context_leaves_room_for_a_draft_model_cache() -> None:
     budget = 600 * MEBIBYTE
     alone = await _forecast().context_within(AS_CONFIGURED, budget)
     drafting = await _with_draft().context_within(AS_CONFIGURED, budget)
@@ -125,7 +125,7 @@ async def test_the_context_that_fits_leaves_room_for_the_cache_of_a_draft_model(
     assert expected.bytes <= budget
 
 
-async def test_what_a_load_with_a_draft_model_took_is_not_learned_for_one_without(tmp_path: Path) -> None:
+async def test_measurements_with_a_draft_model_do_not_apply_without_it(tmp_path: Path) -> None:
     learned = LearnedMemory(learned_file(tmp_path, "local"))
     path = demo_model_path()
     settings = settings_for(2048, 1, {})

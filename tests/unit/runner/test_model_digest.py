@@ -16,7 +16,7 @@ def model(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("content", [b"", b"\xff\xfe garbage", b"[1, 2]", b'{"a": 1}', b'{"cut": "off', b"[" * 9_999])
-async def test_a_damaged_memory_of_digests_is_replaced(model: Path, tmp_path: Path, content: bytes) -> None:
+async def test_damaged_digest_cache_is_replaced(model: Path, tmp_path: Path, content: bytes) -> None:
     """The task that computes digests died of it, and no model had a digest."""
     memory = tmp_path / "digests.json"
     memory.write_bytes(content)
@@ -25,6 +25,6 @@ async def test_a_damaged_memory_of_digests_is_replaced(model: Path, tmp_path: Pa
     assert expected in memory.read_text()
 
 
-async def test_a_memory_that_cannot_be_written_costs_only_the_memory(model: Path, tmp_path: Path) -> None:
+async def test_unwritable_digest_cache_only_disables_caching(model: Path, tmp_path: Path) -> None:
     (tmp_path / "digests.json").mkdir()
     assert await model_digest(model, tmp_path / "digests.json") == f"sha256:{sha256(b'weights').hexdigest()}"

@@ -39,7 +39,7 @@ def named(*names: str) -> ListedModels:
         ("anything", listed_models(b"")),
     ],
 )
-def test_a_server_that_has_the_model_or_does_not_say_is_used(asked: str, models: ListedModels) -> None:
+def test_server_with_the_model_or_without_a_list_is_used(asked: str, models: ListedModels) -> None:
     assert models.has(asked)
 
 
@@ -53,11 +53,11 @@ def test_a_server_that_has_the_model_or_does_not_say_is_used(asked: str, models:
         ("org-a/model", named("org-b/model")),
     ],
 )
-def test_a_server_that_lists_other_models_only_does_not_have_it(asked: str, models: ListedModels) -> None:
+def test_server_listing_only_other_models_does_not_have_it(asked: str, models: ListedModels) -> None:
     assert not models.has(asked)
 
 
-def test_the_names_that_a_server_has_are_said_close_ones_first_and_not_too_many() -> None:
+def test_error_lists_server_models_with_close_names_first_up_to_a_limit() -> None:
     models = named("phi4", "gemma3", *(f"other{n}" for n in range(20)), "llama3.2:3b")
     message = not_listed_message("llama3", models)
     assert message.startswith("the server has no model llama3; it has llama3.2:3b, ")

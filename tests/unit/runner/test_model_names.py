@@ -20,7 +20,7 @@ from runner_svc.policy.model_names import MAX_NAME_CHARS, is_another_model, plai
         ("m", ""),
     ],
 )
-def test_another_way_to_write_a_name_is_no_other_model(asked: str, answered: str) -> None:
+def test_different_spelling_of_a_name_is_the_same_model(asked: str, answered: str) -> None:
     assert not is_another_model(asked, answered)
     assert not is_another_model(answered, asked)
 
@@ -29,10 +29,10 @@ def test_another_way_to_write_a_name_is_no_other_model(asked: str, answered: str
     ("asked", "answered"),
     [("llama3.2:3b", "llama3.2:1b"), ("gpt-4o", "gpt-4o-mini"), ("a", "b"), ("llama-3", "llama-3.1"), ("m", "mm")],
 )
-def test_another_model_is_found(asked: str, answered: str) -> None:
+def test_different_model_is_detected(asked: str, answered: str) -> None:
     assert is_another_model(asked, answered)
     assert is_another_model(answered, asked)
 
 
-def test_a_name_that_is_shown_is_short_and_of_printable_characters() -> None:
+def test_displayed_name_is_short_and_printable() -> None:
     assert plain_name("/x/\x1b[31mred\n" + "y" * 500) == ("[31mred" + "y" * 500)[:MAX_NAME_CHARS]

@@ -110,7 +110,7 @@ def machine(*gpus: float, host: float | None = 30, reserve: float = 0.5) -> Mach
         (EIGHT_B, machine(host=5.9), (6_144, 1, Place.HOST, 0)),
     ],
 )
-def test_a_size_follows_from_the_model_and_the_memory(
+def test_size_is_derived_from_model_and_memory(
     model: SizedModel, memory: MachineMemory, expected: tuple[int, int, Place, int]
 ) -> None:
     chosen = choose_size(model, memory)
@@ -178,7 +178,7 @@ ASKED = st.builds(
 
 
 @given(model=MODELS, memory=MACHINES, asked=ASKED)
-def test_what_is_chosen_never_takes_more_than_there_is_and_keeps_what_is_asked_for(
+def test_chosen_size_fits_and_keeps_requested_values(
     model: SizedModel, memory: MachineMemory, asked: AskedSize
 ) -> None:
     chosen = size_or_refusal(model, memory, asked)
@@ -195,7 +195,7 @@ def test_what_is_chosen_never_takes_more_than_there_is_and_keeps_what_is_asked_f
 
 
 @pytest.mark.parametrize("memory", [machine(12), machine(7.5), machine(4), machine(host=6.2)])
-def test_the_checker_finds_a_size_that_is_too_large(memory: MachineMemory) -> None:
+def test_checker_detects_an_oversized_choice(memory: MachineMemory) -> None:
     chosen = choose_size(EIGHT_B, memory)
     larger = replace(chosen, slots=chosen.slots * 4)
     whole = estimate_memory(EIGHT_B.known, settings_for(larger.context_tokens, larger.slots, {}, EIGHT_B.habits))
@@ -255,24 +255,24 @@ def test_the_checker_finds_a_size_that_is_too_large(memory: MachineMemory) -> No
         ),
     ],
 )
-def test_each_choice_has_a_sentence(memory: MachineMemory, sentences: tuple[str, ...]) -> None:
+def test_each_choice_has_an_explanation(memory: MachineMemory, sentences: tuple[str, ...]) -> None:
     assert choose_size(EIGHT_B, memory).reasons == sentences
 
 
-def test_what_is_asked_for_is_taken_and_a_context_beyond_the_training_is_named() -> None:
+def test_requested_size_is_used_and_a_context_beyond_training_is_reported() -> None:
     chosen = choose_size(SMALL, machine(24), AskedSize(context_tokens=16_384, slots=3))
     assert (chosen.context_tokens, chosen.slots) == (16_384, 3)
     assert chosen.reasons[:2] == ("context 16384: as asked; the model was trained for 8192", "3 slots: as asked")
 
 
-def test_a_model_without_a_header_gets_one_slot_and_a_short_context() -> None:
+def test_model_without_a_header_gets_one_slot_and_a_short_context() -> None:
     blind = replace(EIGHT_B, known=replace(EIGHT_B.known, shape=None))
     chosen = choose_size(blind, machine(24))
     assert (chosen.context_tokens, chosen.slots, chosen.place) == (4096, 1, Place.ACCELERATORS)
     assert chosen.reasons[0] == "context 4096 of 40960: the file's header does not show what its KV cache takes"
 
 
-def test_an_engine_that_needs_an_accelerator_is_not_put_on_processors() -> None:
+def test_accelerator_only_engine_is_not_placed_on_cpu() -> None:
     for_gpus = replace(EIGHT_B, places=EnginePlaces(on_host=False, in_layers=False))
     with pytest.raises(WeftError, match=r"there are no accelerators, which its engine needs"):
         choose_size(for_gpus, machine())
@@ -280,7 +280,7 @@ def test_an_engine_that_needs_an_accelerator_is_not_put_on_processors() -> None:
         choose_size(for_gpus, machine(3))
 
 
-def test_a_model_that_fits_nowhere_is_refused_with_what_it_needs_and_a_quantization_that_fits() -> None:
+def test_model_that_fits_nowhere_is_refused_with_its_needs_and_a_fitting_quantization() -> None:
     known = replace(
         EIGHT_B,
         variants=(
@@ -302,12 +302,12 @@ def test_a_model_that_fits_nowhere_is_refused_with_what_it_needs_and_a_quantizat
         choose_size(known, machine(host=1))
 
 
-def test_an_asked_size_that_does_not_fit_is_refused_with_the_size_that_does() -> None:
+def test_requested_size_that_does_not_fit_is_refused_with_one_that_does() -> None:
     with pytest.raises(WeftError, match=r"; a context of 6144 tokens in 1 slot fits$"):
         choose_size(EIGHT_B, machine(6.5, host=1), AskedSize(context_tokens=40_000))
 
 
-def test_the_context_on_processors_is_shorter_than_on_accelerators_and_never_too_short_to_use() -> None:
+def test_cpu_context_is_shorter_than_on_accelerators_but_usable() -> None:
     on_host = choose_size(EIGHT_B, machine(host=600))
     assert on_host.context_tokens == MAX_HOST_CONTEXT_TOKENS
     for gib in range(55, 120):
@@ -315,7 +315,7 @@ def test_the_context_on_processors_is_shorter_than_on_accelerators_and_never_too
         assert MIN_CHOSEN_CONTEXT_TOKENS <= context <= GOOD_CONTEXT_TOKENS
 
 
-def test_weights_that_are_larger_than_all_memory_are_refused_before_they_are_pulled() -> None:
+def test_weights_larger_than_all_memory_are_refused_before_the_pull() -> None:
     variants = [
         Variant(source=f"hf:acme/big:{name}", file_bytes=gib * GIBIBYTE)
         for name, gib in (("Q8_0", 34), ("Q4_K_M", 18), ("Q2_K", 12), ("IQ1_M", 7))
@@ -334,6 +334,6 @@ def test_weights_that_are_larger_than_all_memory_are_refused_before_they_are_pul
         require_memory_for(variants[1], 2 * GIBIBYTE, ())
 
 
-def test_all_memory_is_that_of_all_devices_and_the_host_where_it_is_known() -> None:
+def test_total_memory_is_the_sum_of_devices_and_host_if_known() -> None:
     assert machine(4, 8, host=16, reserve=1).most_bytes == 26 * GIBIBYTE
     assert machine(4, host=None).most_bytes is None

@@ -48,7 +48,7 @@ DIGEST = "0123456789abcdef" * 4
         ("lmstudio:a/b:x.gguf", LmStudioSource(repository="a/b", wanted="x.gguf")),
     ],
 )
-def test_a_source_is_read_from_its_text_and_written_so_that_it_is_read_again(text: str, source: ModelSource) -> None:
+def test_source_round_trips_as_text(text: str, source: ModelSource) -> None:
     assert parse_source(text, "source") == source
     assert parse_source(str(source), "source") == source
 
@@ -89,19 +89,19 @@ def test_a_source_is_read_from_its_text_and_written_so_that_it_is_read_again(tex
         ("lmstudio:a", "the repository 'a' must be OWNER/REPO"),
     ],
 )
-def test_an_error_names_the_field_and_the_wrong_part(text: str, part: str) -> None:
+def test_error_names_the_field_and_the_invalid_part(text: str, part: str) -> None:
     with pytest.raises(FieldError) as raised:
         parse_source(text, "runners.gpu.models.qwen.source")
     assert raised.value.field == "runners.gpu.models.qwen.source"
     assert part in raised.value.message
 
 
-def test_a_bare_id_of_the_hub_is_a_source_where_only_that_can_be_meant() -> None:
+def test_bare_hub_id_is_accepted_if_only_a_hub_source_is_possible() -> None:
     assert hub_source("meta-llama/Llama-3.1-8B-Instruct", "modelId").repository == "meta-llama/Llama-3.1-8B-Instruct"
     assert hub_source("hf:a/b:Q8_0", "modelId") == HubSource(repository="a/b", wanted="Q8_0")
 
 
-def test_the_query_of_a_url_is_not_shown() -> None:
+def test_url_query_is_not_shown() -> None:
     source = parse_source("https://h/x.gguf?signature=secret", "source")
     assert isinstance(source, UrlSource)
     assert source.shown == "https://h/x.gguf?..."
@@ -115,7 +115,7 @@ def _read_again(text: str) -> ModelSource | FieldError:
 
 
 @given(st.text(max_size=200) | st.from_regex(r"hf:[\w./@:-]{0,60}", fullmatch=True))
-def test_any_text_is_a_source_or_an_error_that_names_the_field(text: str) -> None:
+def test_any_text_is_a_source_or_an_error_with_its_field(text: str) -> None:
     found = _read_again(text)
     if isinstance(found, FieldError):
         assert found.field == "source"

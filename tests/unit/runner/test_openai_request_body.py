@@ -36,13 +36,13 @@ def _chat(extra: dict[str, Any] | None = None, **fields: Any) -> chat_pb2.ChatPa
     return payload
 
 
-def test_without_extras_the_body_is_the_plain_one() -> None:
+def test_body_without_extras_has_only_standard_fields() -> None:
     prepared = chat_body(_chat())
     assert set(prepared.body) == {"stream", "stream_options", "messages"}
     assert prepared.warnings == []
 
 
-def test_an_extra_is_in_the_body_and_a_strange_one_in_a_warning() -> None:
+def test_known_extra_is_in_the_body_and_an_unknown_one_in_a_warning() -> None:
     prepared = chat_body(_chat({"mirostat": 2, "frobnicate": 1}))
     assert prepared.body["mirostat"] == 2
     assert "frobnicate" not in prepared.body
@@ -51,7 +51,7 @@ def test_an_extra_is_in_the_body_and_a_strange_one_in_a_warning() -> None:
     assert event.warning.field == "frobnicate"
 
 
-def test_a_completion_takes_extras_as_well() -> None:
+def test_completion_accepts_extras_too() -> None:
     payload = completion_pb2.CompletionPayload(prompts=[completion_pb2.PromptInput(text="a")])
     payload.extra_parameters.CopyFrom(to_json_object({"dry_multiplier": 0.8, "id_slot": 0}, "extra"))
     prepared = completion_body(payload)
@@ -59,7 +59,7 @@ def test_a_completion_takes_extras_as_well() -> None:
     assert [event.warning.field for event in prepared.warnings] == ["id_slot"]
 
 
-def test_arguments_of_a_template_are_a_warning_where_no_template_is_used() -> None:
+def test_template_arguments_are_warned_about_without_a_template() -> None:
     extra = to_json_object({"chat_template_kwargs": {"a": 1}}, "extra_parameters")
     payload = completion_pb2.CompletionPayload(prompts=[completion_pb2.PromptInput(text="a")], extra_parameters=extra)
     prepared = completion_body(payload)
@@ -68,7 +68,7 @@ def test_arguments_of_a_template_are_a_warning_where_no_template_is_used() -> No
     assert completion_body(payload, "m", replace(LLAMA, passthrough=True)).body["chat_template_kwargs"] == {"a": 1}
 
 
-def test_an_extra_never_replaces_what_the_contract_asked_for() -> None:
+def test_extra_never_replaces_a_contract_field() -> None:
     profile = replace(LLAMA, passthrough=True)
     extra = {"temperature": 2, "Temperature": 2, "stream": False, "seed": 1}
     payload = _chat(extra, sampling=sampling_pb2.SamplingParams(temperature=0))
@@ -84,7 +84,7 @@ def _with_tools(*names: str, forced: str) -> chat_pb2.ChatPayload:
     return _chat(tools=tools, tool_choice=chat_pb2.ToolChoice(function_name=forced))
 
 
-def test_llama_server_is_told_of_a_forced_function_in_words_that_it_knows() -> None:
+def test_forced_function_for_llama_server_is_the_only_tool_and_required() -> None:
     """It treats a choice by name as auto, and says so in its log only."""
     body = chat_body(_with_tools("a", "b", forced="b")).body
     assert [tool["function"]["name"] for tool in body["tools"]] == ["b"]
@@ -93,26 +93,26 @@ def test_llama_server_is_told_of_a_forced_function_in_words_that_it_knows() -> N
         chat_body(_with_tools("a", forced="c"))
 
 
-def test_an_attached_server_is_told_of_a_forced_function_by_its_name() -> None:
+def test_forced_function_for_an_attached_server_is_passed_by_name() -> None:
     body = chat_body(_with_tools("a", "b", forced="b"), profile=ATTACHED).body
     assert len(body["tools"]) == 2
     assert body["tool_choice"] == {"type": "function", "function": {"name": "b"}}
 
 
 @pytest.mark.parametrize("asked", [True, False])
-def test_thinking_reaches_the_template_as_asked(asked: bool) -> None:
+def test_thinking_reaches_the_template_as_requested(asked: bool) -> None:
     assert chat_body(_chat(thinking=asked)).body["chat_template_kwargs"] == {"enable_thinking": asked}
 
 
 @pytest.mark.parametrize("default", [True, False])
-def test_the_default_of_the_model_holds_where_the_request_says_nothing(default: bool) -> None:
+def test_model_thinking_default_applies_if_the_request_sets_none(default: bool) -> None:
     profile = replace(LLAMA, thinking=default)
     assert chat_body(_chat(), "", profile).body["chat_template_kwargs"] == {"enable_thinking": default}
     asked = chat_body(_chat(thinking=not default), "", profile).body
     assert asked["chat_template_kwargs"] == {"enable_thinking": not default}
 
 
-def test_no_effort_means_no_thinking_unless_thinking_is_asked_for() -> None:
+def test_effort_none_disables_thinking_unless_it_is_requested() -> None:
     none = chat_pb2.REASONING_EFFORT_NONE
     thinks = replace(LLAMA, thinking=True)
     assert chat_body(_chat(reasoning_effort=none), "", thinks).body["chat_template_kwargs"] == {
@@ -123,13 +123,13 @@ def test_no_effort_means_no_thinking_unless_thinking_is_asked_for() -> None:
     assert both["reasoning_effort"] == "none"
 
 
-def test_an_attached_server_hears_no_effort_in_its_own_words_only() -> None:
+def test_effort_none_is_passed_to_an_attached_server_only_as_reasoning_effort() -> None:
     body = chat_body(_chat(reasoning_effort=chat_pb2.REASONING_EFFORT_NONE), "m", ATTACHED).body
     assert body["reasoning_effort"] == "none"
     assert "chat_template_kwargs" not in body
 
 
-def test_arguments_of_the_template_are_kept_beside_thinking() -> None:
+def test_template_arguments_are_kept_beside_thinking() -> None:
     arguments = {"chat_template_kwargs": {"language": "en", "enable_thinking": True}}
     body = chat_body(_chat(arguments, thinking=False)).body
     assert body["chat_template_kwargs"] == {"language": "en", "enable_thinking": False}
@@ -137,7 +137,7 @@ def test_arguments_of_the_template_are_kept_beside_thinking() -> None:
     assert asked["chat_template_kwargs"]["enable_thinking"] is True
 
 
-def test_thinking_that_is_no_truth_value_is_refused() -> None:
+def test_non_boolean_thinking_is_refused() -> None:
     with pytest.raises(FieldError) as caught:
         chat_body(_chat({"chat_template_kwargs": {"enable_thinking": "yes"}}))
     assert caught.value.field == "chat_template_kwargs.enable_thinking"
@@ -147,14 +147,14 @@ def test_thinking_that_is_no_truth_value_is_refused() -> None:
 
 
 @pytest.mark.parametrize(("media_type", "name"), [("audio/wav", "wav"), ("audio/mpeg", "mp3"), ("audio/ogg", "ogg")])
-def test_a_recording_has_the_name_that_the_api_has_for_its_format(media_type: str, name: str) -> None:
+def test_recording_format_has_its_api_name(media_type: str, name: str) -> None:
     audio = chat_pb2.MediaPart(data=b"abc", media_type=media_type)
     message = chat_pb2.ChatMessage(role=chat_pb2.ROLE_USER, content=[chat_pb2.ContentPart(audio=audio)])
     (part,) = chat_body(chat_pb2.ChatPayload(messages=[message])).body["messages"][0]["content"]
     assert part == {"type": "input_audio", "input_audio": {"data": "YWJj", "format": name}}
 
 
-def test_languages_for_a_model_that_does_not_translate_are_warned_of() -> None:
+def test_languages_for_a_non_translation_model_are_warned_about() -> None:
     arguments = {"source_lang_code": "de", "target_lang_code": "en", "enable_thinking": True}
     payload = _chat({"chat_template_kwargs": arguments})
     plain = ParameterProfile(
@@ -181,7 +181,7 @@ def _sampled(extra: dict[str, Any] | None = None) -> chat_pb2.ChatPayload:
     return _chat(extra, sampling=sampling_pb2.SamplingParams(top_k=5, repeat_penalty=1.1))
 
 
-def test_what_an_engine_does_not_take_is_left_out_with_a_warning_and_its_own_names_are_used() -> None:
+def test_unsupported_engine_parameters_are_dropped_with_a_warning_and_others_renamed() -> None:
     prepared = chat_body(_sampled(), "m", ParameterProfile(engine=LIMITED))
     assert "top_k" not in prepared.body
     assert "repeat_penalty" not in prepared.body
@@ -189,7 +189,7 @@ def test_what_an_engine_does_not_take_is_left_out_with_a_warning_and_its_own_nam
     assert [event.warning.field for event in prepared.warnings] == ["top_k"]
 
 
-def test_a_completion_leaves_out_what_an_engine_does_not_take() -> None:
+def test_completion_drops_parameters_unsupported_by_the_engine() -> None:
     payload = completion_pb2.CompletionPayload(
         prompts=[completion_pb2.PromptInput(text="a")], sampling=sampling_pb2.SamplingParams(top_k=5)
     )
@@ -198,7 +198,7 @@ def test_a_completion_leaves_out_what_an_engine_does_not_take() -> None:
     assert [event.warning.field for event in prepared.warnings] == ["top_k"]
 
 
-def test_a_parameter_that_an_engine_takes_within_another_is_sent_there() -> None:
+def test_nested_engine_parameter_is_sent_at_its_path() -> None:
     engine = EngineParameters(
         engine="e", allowed={"grammar": Grammar(), "structured": StructuredOutputs()}, members={"grammar": "structured"}
     )
@@ -209,12 +209,12 @@ def test_a_parameter_that_an_engine_takes_within_another_is_sent_there() -> None
     assert chat_body(both, "m", ParameterProfile(engine=engine)).body["structured"].keys() == {"grammar", "regex"}
 
 
-def test_an_extra_parameter_does_not_replace_a_renamed_one() -> None:
+def test_extra_parameter_does_not_replace_a_renamed_one() -> None:
     prepared = chat_body(_sampled({"repetition_penalty": 1.9}), "m", ParameterProfile(engine=LIMITED))
     assert prepared.body["repetition_penalty"] == pytest.approx(1.1)
 
 
-def test_several_choices_are_refused_where_an_engine_gives_one() -> None:
+def test_several_choices_are_refused_for_a_single_choice_engine() -> None:
     profile = ParameterProfile(engine=LIMITED)
     with pytest.raises(FieldError) as refused:
         chat_body(_chat(choice_count=2), "m", profile)
@@ -224,7 +224,7 @@ def test_several_choices_are_refused_where_an_engine_gives_one() -> None:
     assert single.warnings == []
 
 
-def test_with_passthrough_everything_is_sent() -> None:
+def test_passthrough_sends_every_parameter() -> None:
     prepared = chat_body(_sampled(), "m", ParameterProfile(engine=LIMITED, passthrough=True))
     assert prepared.body["top_k"] == 5
     assert prepared.warnings == []
@@ -240,14 +240,14 @@ def test_with_passthrough_everything_is_sent() -> None:
         (("{{ messages }}",), chat_pb2.REASONING_EFFORT_UNSPECIFIED, False),
     ],
 )
-def test_an_effort_that_no_template_reads_is_warned_of(
+def test_effort_not_read_by_the_template_is_warned_about(
     templates: tuple[str, ...] | None, effort: chat_pb2.ReasoningEffort.ValueType, warned: bool
 ) -> None:
     prepared = chat_body(_chat(reasoning_effort=effort), "", replace(LLAMA, templates=templates))
     assert [event.warning.field for event in prepared.warnings] == (["reasoning_effort"] if warned else [])
 
 
-def test_what_an_engine_sent_with_its_turn_goes_back_to_it() -> None:
+def test_extra_fields_of_an_engine_turn_are_sent_back() -> None:
     signed = {"extra_content": {"s": 1}, "other": 2, "function": {"thought_signature": "T"}}
     payload = _chat()
     message = payload.messages.add(role=chat_pb2.ROLE_ASSISTANT)

@@ -20,7 +20,7 @@ from runner_svc.policy.engine_failures import LAST_LINES, explain_out_of_memory,
         "MemoryError",
     ],
 )
-def test_engines_say_it_in_their_own_words(line: str) -> None:
+def test_engine_specific_out_of_memory_messages_are_recognized(line: str) -> None:
     why = explain_out_of_memory(
         "exit code 1", ["loading", line, "main: exiting due to model loading error"], killed_for_memory=False
     )
@@ -39,16 +39,16 @@ def test_engines_say_it_in_their_own_words(line: str) -> None:
     ],
     ids=["nothing", "another cause", "a warning", "long ago"],
 )
-def test_other_words_do_not_mean_it(lines: list[str]) -> None:
+def test_other_messages_are_not_out_of_memory(lines: list[str]) -> None:
     assert last_words(lines) is None
     assert explain_out_of_memory("exit code 1", lines, killed_for_memory=False) is None
 
 
-def test_what_the_kernel_says_needs_no_words() -> None:
+def test_kernel_kill_is_explained_without_engine_output() -> None:
     why = explain_out_of_memory("signal SIGKILL", [], killed_for_memory=True)
     assert why is not None
     assert "memory limit" in why
 
 
-def test_a_process_that_somebody_killed_did_not_end_for_what_it_said_before() -> None:
+def test_externally_killed_process_is_not_attributed_to_earlier_output() -> None:
     assert explain_out_of_memory("signal SIGKILL", ["CUDA error: out of memory"], killed_for_memory=False) is None

@@ -45,7 +45,7 @@ BINDING = ParameterProfile(engine=LLAMA_CPP_PYTHON_PARAMETERS)
 EVERYTHING = ParameterProfile(engine=LLAMA_SERVER_PARAMETERS, passthrough=True)
 
 
-def test_a_parameter_on_the_list_is_sent_without_a_word() -> None:
+def test_listed_parameter_is_sent_without_a_warning() -> None:
     admitted = admit({"mirostat": 2, "mirostat_tau": 4.5, "dry_sequence_breakers": ["\n"]}, LLAMA)
     assert admitted.send == {"mirostat": 2, "mirostat_tau": 4.5, "dry_sequence_breakers": ["\n"]}
     assert admitted.warnings == ()
@@ -71,14 +71,14 @@ def test_a_parameter_on_the_list_is_sent_without_a_word() -> None:
         ("grammar", "root ::= " + "(" * (MAX_GRAMMAR_DEPTH + 1), "within each other"),
     ],
 )
-def test_a_wrong_value_is_refused_and_its_parameter_named(name: str, value: Any, says: str) -> None:
+def test_invalid_value_is_refused_with_its_parameter(name: str, value: Any, says: str) -> None:
     with pytest.raises(FieldError, match=says) as caught:
         admit({name: value}, LLAMA)
     assert caught.value.reason is Reason.INVALID_ARGUMENT
     assert caught.value.field == name
 
 
-def test_a_wrong_entry_of_a_list_is_named_with_its_place() -> None:
+def test_invalid_list_entry_is_refused_with_its_position() -> None:
     with pytest.raises(FieldError) as caught:
         admit({"dry_sequence_breakers": ["a", 1]}, LLAMA)
     assert caught.value.field == "dry_sequence_breakers[1]"
@@ -90,14 +90,14 @@ def test_a_wrong_entry_of_a_list_is_named_with_its_place() -> None:
     assert caught.value.field == "verbosity"
 
 
-def test_a_grammar_as_deep_as_the_limit_passes() -> None:
+def test_grammar_at_the_depth_limit_passes() -> None:
     deep = "root ::= " + "(" * MAX_GRAMMAR_DEPTH + '"a"' + ")" * MAX_GRAMMAR_DEPTH
     wide = "root ::= " + '("a") ' * 1000
     assert admit({"grammar": deep + "\nx ::= " + wide}, LLAMA).warnings == ()
 
 
 @pytest.mark.parametrize("profile", [LLAMA, ATTACHED, BINDING])
-def test_an_unknown_parameter_is_left_out_with_a_warning_that_names_it(profile: ParameterProfile) -> None:
+def test_unknown_parameter_is_dropped_with_a_warning(profile: ParameterProfile) -> None:
     admitted = admit({"frobnicate": 1, "typical_p": 0.9}, profile)
     assert admitted.send == {"typical_p": 0.9}
     (warning,) = admitted.warnings
@@ -105,7 +105,7 @@ def test_an_unknown_parameter_is_left_out_with_a_warning_that_names_it(profile: 
     assert profile.engine.engine in warning.message
 
 
-def test_each_kind_of_engine_has_its_own_list() -> None:
+def test_each_engine_has_its_own_list() -> None:
     assert admit({"xtc_probability": 0.1}, LLAMA).send
     assert admit({"xtc_probability": 0.1}, ATTACHED).warnings
     assert admit({"mirostat": 1}, BINDING).warnings
@@ -114,14 +114,14 @@ def test_each_kind_of_engine_has_its_own_list() -> None:
 
 @pytest.mark.parametrize("name", ["id_slot", "cache_prompt", "stream", "messages", "n_predict", "lora", "model", "n"])
 @pytest.mark.parametrize("profile", [LLAMA, ATTACHED, BINDING, EVERYTHING])
-def test_what_the_mesh_controls_is_never_sent(profile: ParameterProfile, name: str) -> None:
+def test_mesh_controlled_parameter_is_never_sent(profile: ParameterProfile, name: str) -> None:
     admitted = admit({name: 1}, profile)
     assert not admitted.send
     assert [warning.field for warning in admitted.warnings] == [name]
 
 
 @pytest.mark.parametrize("name", ["Stream", "MESSAGES", " model", "max_tokens ", "\u017ftream", "\u212aeep_alive"])
-def test_another_spelling_of_what_the_mesh_controls_is_not_sent_either(name: str) -> None:
+def test_mesh_controlled_parameter_is_not_sent_in_another_case(name: str) -> None:
     """Servers written in Go match the names of fields without case, and the last one wins."""
     admitted = admit({name: 1}, EVERYTHING)
     assert not admitted.send
@@ -129,37 +129,37 @@ def test_another_spelling_of_what_the_mesh_controls_is_not_sent_either(name: str
     assert admit({"Temperature": 1, "Mirostat": 1}, LLAMA).send == {}
 
 
-def test_passthrough_sends_whatever_the_operator_vouches_for_unchecked() -> None:
+def test_passthrough_sends_parameters_unchecked() -> None:
     extra = {"frobnicate": {"deep": [1]}, "mirostat": "yes"}
     assert admit(extra, EVERYTHING).send == extra
     assert admit(extra, EVERYTHING).warnings == ()
 
 
-def test_null_means_left_out() -> None:
+def test_null_means_unset() -> None:
     assert admit({"mirostat": None, "frobnicate": None, "id_slot": None}, LLAMA) == admit({}, LLAMA)
 
 
-def test_more_parameters_than_the_contract_allows_are_refused() -> None:
+def test_too_many_parameters_are_refused() -> None:
     most = {f"p{number}": 1 for number in range(MAX_EXTRA_PARAMETERS)}
     assert len(admit(most, LLAMA).warnings) == MAX_EXTRA_PARAMETERS
     with pytest.raises(FieldError, match="at most 64, are 65"):
         admit({**most, "one": 1}, LLAMA)
 
 
-def test_a_warning_about_a_long_name_stays_short() -> None:
+def test_warning_about_a_long_name_is_short() -> None:
     (warning,) = admit({"x" * 10_000: 1}, LLAMA).warnings
     assert len(warning.field) <= 64
     assert len(warning.message) <= 500
 
 
 @pytest.mark.parametrize("name", ["x_priority", "x_client_id", "X_Priority", " x_unheard_of"])
-def test_words_about_the_mesh_reach_no_engine_however_they_are_spelled(name: str) -> None:
+def test_mesh_options_reach_no_engine_in_any_spelling(name: str) -> None:
     admitted = admit({name: "high", "xtc_threshold": 0.5}, EVERYTHING)
     assert admitted.send == {"xtc_threshold": 0.5}
     assert [warning.message for warning in admitted.warnings] == [f"{name} is up to the mesh and was not sent"]
 
 
-def test_no_list_holds_what_the_mesh_controls_or_the_contract_knows() -> None:
+def test_lists_contain_no_mesh_controlled_or_contract_fields() -> None:
     contract = {
         field.name
         for message in (chat_pb2.ChatPayload, completion_pb2.CompletionPayload, sampling_pb2.SamplingParams)
@@ -181,7 +181,7 @@ def test_no_list_holds_what_the_mesh_controls_or_the_contract_knows() -> None:
         ("json_schema", {"pattern": "(?=a)"}),
     ],
 )
-def test_a_grammar_or_a_schema_beside_response_format_could_fill_the_memory_too(name: str, value: Any) -> None:
+def test_grammar_or_schema_beside_response_format_is_checked_too(name: str, value: Any) -> None:
     with pytest.raises(FieldError) as refused:
         admit({name: value}, ParameterProfile(engine=LLAMA_SERVER_PARAMETERS))
     assert refused.value.field.startswith(name)
@@ -191,7 +191,7 @@ def test_a_grammar_or_a_schema_beside_response_format_could_fill_the_memory_too(
     "grammar",
     ['root ::= "a"{2,9} "b"{3} "c"{2,} "d"{,4}', 'root ::= "{9,2}" [{9,2}] # {9,2}', 'root ::= "\\"{9,2}"'],
 )
-def test_repeats_in_order_and_braces_in_texts_pass(grammar: str) -> None:
+def test_sequential_repeats_and_braces_in_strings_pass(grammar: str) -> None:
     assert admit({"grammar": grammar}, ParameterProfile(engine=LLAMA_SERVER_PARAMETERS)).send == {"grammar": grammar}
 
 
@@ -211,7 +211,7 @@ _ANY_LENGTH = {"type": "array", "items": {"type": "string"}}
         ),
     ],
 )
-def test_an_upper_bound_in_a_schema_beside_response_format_filled_the_memory(
+def test_unreachable_upper_bound_beside_response_format_is_dropped(
     engine: EngineParameters, given: dict[str, Any], sent: dict[str, Any]
 ) -> None:
     assert admit(given, ParameterProfile(engine=engine)).send == sent
@@ -227,6 +227,6 @@ def test_an_upper_bound_in_a_schema_beside_response_format_filled_the_memory(
         {"grammar": 'root ::= "a"{9,2}'},
     ],
 )
-def test_structured_outputs_are_checked_inside(value: Any) -> None:
+def test_structured_outputs_are_validated_recursively(value: Any) -> None:
     with pytest.raises(FieldError):
         admit({"structured_outputs": value}, ParameterProfile(engine=VLLM_PARAMETERS))

@@ -28,7 +28,7 @@ def _profile(runtime: str, **fields: Any) -> ParameterProfile:
 @pytest.mark.parametrize(
     ("runtime", "engine"), [("llama_server", LLAMA_SERVER_PARAMETERS), ("openai_http", OPENAI_HTTP_PARAMETERS)]
 )
-def test_a_model_has_the_profile_that_its_section_says(runtime: str, engine: EngineParameters) -> None:
+def test_model_has_the_configured_parameter_profile(runtime: str, engine: EngineParameters) -> None:
     assert _profile(runtime) == ParameterProfile(engine=engine)
     asked = _profile(runtime, passthrough="all", thinking=False)
     assert asked == ParameterProfile(engine=engine, passthrough=True, thinking=False)

@@ -30,7 +30,7 @@ def _span(found: list[tuple[int, int]], *, is_last: bool) -> tuple[float, float,
         ([(10, 180)], True, (10, 180, 180, True)),
     ],
 )
-def test_a_piece_is_cut_where_nobody_speaks(
+def test_recording_chunk_is_cut_at_silence(
     found: list[tuple[int, int]], is_last: bool, span: tuple[float, float, float, bool]
 ) -> None:
     assert _span(found, is_last=is_last) == span

@@ -42,7 +42,7 @@ def _folder(folder: Path, weights: dict[str, int] = WEIGHTS, **index: Any) -> Pa
     return folder
 
 
-def test_the_weights_of_all_components_are_counted_and_nothing_else(tmp_path: Path) -> None:
+def test_only_component_weights_are_counted(tmp_path: Path) -> None:
     extra = {"flux1-dev.safetensors": 50, "transformer/diffusion_pytorch_model.fp16.safetensors": 4}
     found = read_pipeline_folder(_folder(tmp_path / "m", WEIGHTS | extra))
     assert found.weight_bytes == 10 * MEBIBYTE
@@ -51,7 +51,7 @@ def test_the_weights_of_all_components_are_counted_and_nothing_else(tmp_path: Pa
     assert found.components == {"transformer", "text_encoder_2", "tokenizer"}
 
 
-def test_the_variant_is_the_named_one_else_the_one_that_there_is(tmp_path: Path) -> None:
+def test_named_variant_is_used_or_else_the_existing_one(tmp_path: Path) -> None:
     weights = {
         "transformer/diffusion_pytorch_model.fp16.safetensors": 4,
         "text_encoder_2/model.safetensors": 2,
@@ -65,7 +65,7 @@ def test_the_variant_is_the_named_one_else_the_one_that_there_is(tmp_path: Path)
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{", '{"_class_name": 5}', '{"_class_name": "a.b"}', "x" * 1_100_000])
-def test_an_index_that_is_none_is_refused(tmp_path: Path, text: str) -> None:
+def test_invalid_index_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "model_index.json").write_text(text)
     with pytest.raises(PipelineFolderError, match=r"model_index\.json"):
         read_pipeline_folder(tmp_path)
@@ -74,23 +74,23 @@ def test_an_index_that_is_none_is_refused(tmp_path: Path, text: str) -> None:
 @pytest.mark.parametrize(
     "entry", [["os", "system"], ["diffusers", "../evil"], ["diffusers"], ["diffusers", None], [1, 2], []]
 )
-def test_a_component_from_elsewhere_than_the_libraries_is_refused(tmp_path: Path, entry: list[Any]) -> None:
+def test_component_from_an_unknown_library_is_refused(tmp_path: Path, entry: list[Any]) -> None:
     with pytest.raises(PipelineFolderError, match="the component transformer is"):
         read_pipeline_folder(_folder(tmp_path / "m", transformer=entry))
 
 
-def test_a_component_whose_name_leaves_the_folder_is_refused(tmp_path: Path) -> None:
+def test_component_name_that_leaves_the_folder_is_refused(tmp_path: Path) -> None:
     index: dict[str, Any] = {"../up": ["diffusers", "AutoencoderKL"]}
     with pytest.raises(PipelineFolderError, match="a component with a name that is not taken"):
         read_pipeline_folder(_folder(tmp_path / "m", **index))
 
 
-def test_a_folder_without_an_index_says_what_is_wanted(tmp_path: Path) -> None:
+def test_folder_without_an_index_error_shows_what_is_expected(tmp_path: Path) -> None:
     with pytest.raises(PipelineFolderError, match="the folder of a pipeline is wanted"):
         read_pipeline_folder(tmp_path)
 
 
-def test_each_family_has_a_class_for_each_mode_and_each_class_one_family() -> None:
+def test_each_family_has_a_class_per_mode_and_each_class_one_family() -> None:
     assert len(PIPELINE_CLASSES) == len(FAMILIES) * len(Mode)
     assert all(set(family.classes) == set(Mode) for family in FAMILIES.values())
     assert all(set(family.strength) == {Mode.IMAGE, Mode.INPAINTING} for family in FAMILIES.values())
@@ -100,9 +100,7 @@ def test_each_family_has_a_class_for_each_mode_and_each_class_one_family() -> No
     ("steps", "previews", "expected"),
     [(9, 2, [3, 6]), (4, 0, []), (1, 3, []), (2, 8, [1]), (30, 1, [15]), (5, 8, [1, 2, 3, 4])],
 )
-def test_previews_are_at_even_distances_and_none_is_the_image_itself(
-    steps: int, previews: int, expected: list[int]
-) -> None:
+def test_previews_are_evenly_spaced_and_exclude_the_final_image(steps: int, previews: int, expected: list[int]) -> None:
     assert preview_steps(steps, previews) == expected
 
 
@@ -122,7 +120,7 @@ def _engine(folder: Path, **settings: Any) -> ModelEngine:
         ({}, LoadPlan(parameters={"cpu_offload": "sequential"}), 1.95),
     ],
 )
-async def test_the_memory_of_a_load_follows_from_the_weights_and_what_is_offloaded(
+async def test_load_memory_is_derived_from_weights_and_offloading(
     tmp_path: Path, settings: dict[str, Any], plan: LoadPlan, mebibytes: float
 ) -> None:
     engine = _engine(_folder(tmp_path / "m"), **settings)
@@ -142,7 +140,7 @@ async def test_the_memory_of_a_load_follows_from_the_weights_and_what_is_offload
         ({"device": "cpu", "quantization": "bitsandbytes_8bit"}, "quantization"),
     ],
 )
-def test_settings_that_contradict_each_other_are_refused(tmp_path: Path, settings: dict[str, Any], field: str) -> None:
+def test_contradicting_settings_are_refused(tmp_path: Path, settings: dict[str, Any], field: str) -> None:
     with pytest.raises(FieldError) as refused:
         _engine(_folder(tmp_path / "m"), **settings)
     assert refused.value.field == f"runners.r.models.m.{field}"

@@ -90,7 +90,7 @@ def test_voices_are_found_in_subfolders_and_by_name(tmp_path: Path) -> None:
     assert not any(files.fault for files in found)
 
 
-def test_one_file_is_a_voice_and_a_folder_without_any_is_refused(tmp_path: Path) -> None:
+def test_single_file_is_a_voice_and_a_folder_without_voices_is_refused(tmp_path: Path) -> None:
     model = _voice(tmp_path / "one", "amy")
     assert [files.name for files in find_voices(model, {})] == ["amy"]
     (tmp_path / "none").mkdir()
@@ -112,9 +112,7 @@ def test_one_file_is_a_voice_and_a_folder_without_any_is_refused(tmp_path: Path)
         ({"phoneme_type": ["espeak"]}, "are not supported"),
     ],
 )
-def test_a_broken_configuration_is_a_fault_of_its_voice_alone(
-    tmp_path: Path, changed: dict[str, Any], fault: str
-) -> None:
+def test_broken_configuration_affects_only_its_voice(tmp_path: Path, changed: dict[str, Any], fault: str) -> None:
     _voice(tmp_path, "bad", **changed)
     _voice(tmp_path, "good")
     bad, good = find_voices(tmp_path, {})
@@ -127,21 +125,21 @@ def test_a_broken_configuration_is_a_fault_of_its_voice_alone(
 
 
 @pytest.mark.parametrize("content", ["", "{", "[" * 100_000, "[]", "\x00"])
-def test_a_configuration_that_is_no_json_object_is_a_fault(tmp_path: Path, content: str) -> None:
+def test_non_object_configuration_is_a_fault(tmp_path: Path, content: str) -> None:
     _voice(tmp_path, "bad")
     (tmp_path / "bad.onnx.json").write_text(content)
     (bad,) = find_voices(tmp_path, {})
     assert bad.fault
 
 
-def test_a_voice_without_its_configuration_or_with_an_empty_model_is_a_fault(tmp_path: Path) -> None:
+def test_voice_without_a_configuration_or_with_an_empty_model_is_a_fault(tmp_path: Path) -> None:
     _voice(tmp_path, "a").with_name("a.onnx.json").unlink()
     _voice(tmp_path, "b", b"")
     assert all(files.fault for files in find_voices(tmp_path, {}))
 
 
 @pytest.mark.parametrize(("model", "said"), [(b"truncated", "Protobuf"), (b"picture", "inputs image")])
-def test_a_model_that_is_no_voice_is_refused_when_it_is_asked_for(tmp_path: Path, model: bytes, said: str) -> None:
+def test_model_that_is_not_a_voice_is_refused_on_use(tmp_path: Path, model: bytes, said: str) -> None:
     _voice(tmp_path, "bad", model)
     with pytest.raises(RefusedError, match=said) as refused:
         _speaker(tmp_path).sample_rate("bad")
@@ -156,7 +154,7 @@ def test_speed_and_speaker_reach_the_library(tmp_path: Path) -> None:
     assert _said(speaker, "two", speaker="happy") == "Hi 2.0 1"
 
 
-def test_the_voice_that_was_used_least_recently_makes_room(tmp_path: Path) -> None:
+def test_least_recently_used_voice_is_evicted(tmp_path: Path) -> None:
     for name in "abc":
         _voice(tmp_path, name)
     speaker = _speaker(tmp_path, max_loaded=2)

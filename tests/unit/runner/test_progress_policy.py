@@ -53,7 +53,7 @@ def every_second(until: int) -> Iterable[float]:
 @pytest.mark.parametrize(
     ("cpu_share", "gpu_share"), [(0.9, None), (0.06, None), (0.0, 0.5)], ids=["busy", "barely busy", "on the GPU"]
 )
-def test_a_prefill_of_ten_minutes_that_works_is_never_ended(cpu_share: float, gpu_share: float | None) -> None:
+def test_working_ten_minute_prefill_is_never_ended(cpu_share: float, gpu_share: float | None) -> None:
     def look(now: float) -> Observation:
         spent = now - START
         gpu = None if gpu_share is None else spent * gpu_share
@@ -62,7 +62,7 @@ def test_a_prefill_of_ten_minutes_that_works_is_never_ended(cpu_share: float, gp
     assert step(ProgressPolicy(PROFILE), every_second(600), look)[1] == Verdict()
 
 
-def test_a_prefill_of_ten_minutes_that_reports_progress_is_never_ended() -> None:
+def test_ten_minute_prefill_with_progress_reports_is_never_ended() -> None:
     def look(now: float) -> Observation:
         reported = START + (now - START) // 100 * 100
         return Observation(now=now, requests=[request(last_progress=reported)], engine=engine())
@@ -71,7 +71,7 @@ def test_a_prefill_of_ten_minutes_that_reports_progress_is_never_ended() -> None
 
 
 @pytest.mark.parametrize("cpu_share", [0.0, 0.03], ids=["frozen", "only writing comments"])
-def test_a_prefill_without_any_progress_ends_at_the_limit_and_restarts_the_engine(cpu_share: float) -> None:
+def test_prefill_without_progress_ends_at_the_limit_and_restarts_the_engine(cpu_share: float) -> None:
     def look(now: float) -> Observation:
         return Observation(now=now, requests=[request()], engine=engine(cpu_share * (now - START)))
 
@@ -82,7 +82,7 @@ def test_a_prefill_without_any_progress_ends_at_the_limit_and_restarts_the_engin
     assert verdict.restart
 
 
-def test_an_engine_that_froze_in_mid_prefill_is_found_one_limit_later() -> None:
+def test_engine_frozen_mid_prefill_is_detected_one_limit_later() -> None:
     policy = ProgressPolicy(PROFILE)
     progress = START
 
@@ -98,21 +98,21 @@ def test_an_engine_that_froze_in_mid_prefill_is_found_one_limit_later() -> None:
     assert now == START + 50.0 + 120.0
 
 
-def test_work_that_begins_shortly_before_the_limit_is_seen() -> None:
+def test_work_starting_shortly_before_the_limit_counts() -> None:
     def look(now: float) -> Observation:
         return Observation(now=now, requests=[request()], engine=engine(max(0.0, now - START - 110.0)))
 
     assert step(ProgressPolicy(PROFILE), every_second(130), look)[1] == Verdict()
 
 
-def test_one_short_burst_is_no_work() -> None:
+def test_single_short_burst_is_not_work() -> None:
     def look(now: float) -> Observation:
         return Observation(now=now, requests=[request()], engine=engine(0.5 if now >= START + 60 else 0.0))
 
     assert step(ProgressPolicy(PROFILE), every_second(200), look)[0] == START + 120.0
 
 
-def test_prefill_is_not_judged_where_the_processes_cannot_be_seen() -> None:
+def test_prefill_is_not_judged_without_visible_processes() -> None:
     """For a server that weft did not start only tokens are signs of progress."""
 
     def look(now: float) -> Observation:
@@ -121,14 +121,14 @@ def test_prefill_is_not_judged_where_the_processes_cannot_be_seen() -> None:
     assert step(ProgressPolicy(PROFILE), every_second(3600), look)[1] == Verdict()
 
 
-def test_prefill_is_not_judged_where_the_limit_is_off() -> None:
+def test_prefill_is_not_judged_with_the_limit_disabled() -> None:
     policy = ProgressPolicy(replace(PROFILE, prefill_liveness_seconds=None))
     assert step(policy, every_second(3600), lambda now: Observation(now=now, requests=[request()], engine=engine()))[
         1
     ] == (Verdict())
 
 
-def test_a_first_token_limit_ends_the_request_however_busy_the_engine_is_and_leaves_the_engine() -> None:
+def test_first_token_limit_ends_the_request_of_a_busy_engine_without_a_restart() -> None:
     policy = ProgressPolicy(replace(PROFILE, first_token_seconds=30.0))
 
     def look(now: float) -> Observation:
@@ -141,7 +141,7 @@ def test_a_first_token_limit_ends_the_request_however_busy_the_engine_is_and_lea
     assert not verdict.restart
 
 
-def test_an_answer_that_stops_in_the_middle_restarts_the_engine() -> None:
+def test_answer_that_stops_midway_restarts_the_engine() -> None:
     def look(now: float) -> Observation:
         return Observation(now=now, requests=[generating()])
 
@@ -160,7 +160,7 @@ def test_an_answer_that_stops_in_the_middle_restarts_the_engine() -> None:
     ],
     ids=["another answer flows", "another prefill moves", "another answer has ended"],
 )
-def test_an_answer_that_stops_while_the_engine_serves_others_ends_alone(other: Callable[[float], Any]) -> None:
+def test_stopped_answer_on_an_engine_serving_others_ends_without_a_restart(other: Callable[[float], Any]) -> None:
     def look(now: float) -> Observation:
         extra = dict(other(now))
         return Observation(now=now, requests=[generating(1), *extra.pop("requests", [])], engine=engine(), **extra)
@@ -171,7 +171,7 @@ def test_an_answer_that_stops_while_the_engine_serves_others_ends_alone(other: C
     assert not verdict.restart
 
 
-def test_a_prefill_that_stops_while_another_answer_flows_ends_alone() -> None:
+def test_stopped_prefill_while_another_answer_streams_ends_without_a_restart() -> None:
     def look(now: float) -> Observation:
         return Observation(now=now, requests=[request(1), generating(2, last_token=now)], engine=engine())
 
@@ -180,7 +180,7 @@ def test_a_prefill_that_stops_while_another_answer_flows_ends_alone() -> None:
     assert not verdict.restart
 
 
-def test_a_request_that_just_arrived_is_no_sign_that_the_engine_moves() -> None:
+def test_newly_arrived_request_is_not_a_sign_of_engine_progress() -> None:
     def look(now: float) -> Observation:
         arrived = request(2, started=now, turn_started=now, last_progress=now)
         return Observation(now=now, requests=[generating(1), arrived], engine=engine())
@@ -188,21 +188,21 @@ def test_a_request_that_just_arrived_is_no_sign_that_the_engine_moves() -> None:
     assert step(ProgressPolicy(PROFILE), every_second(100), look)[1].restart
 
 
-def test_an_answer_that_moves_slowly_goes_on() -> None:
+def test_slow_answer_continues() -> None:
     def look(now: float) -> Observation:
         return Observation(now=now, requests=[generating(last_token=START + (now - START) // 59 * 59)])
 
     assert step(ProgressPolicy(PROFILE), every_second(600), look)[1] == Verdict()
 
 
-def test_a_request_that_waits_for_a_tool_or_for_its_caller_is_not_judged_and_starts_anew_afterwards() -> None:
+def test_request_waiting_for_a_tool_or_caller_is_not_judged_and_its_timer_restarts_afterwards() -> None:
     def look(now: float) -> Observation:
         return Observation(now=now, requests=[generating(in_engine=not START + 10 < now < START + 500)])
 
     assert step(ProgressPolicy(PROFILE), every_second(1000), look)[0] == START + 499 + 60
 
 
-def test_the_absolute_limit_holds_for_the_whole_request_tools_included() -> None:
+def test_absolute_limit_applies_to_the_whole_request_including_tools() -> None:
     policy = ProgressPolicy(replace(PROFILE, absolute_seconds=300.0))
 
     def look(now: float) -> Observation:
@@ -218,13 +218,13 @@ def test_the_absolute_limit_holds_for_the_whole_request_tools_included() -> None
 @pytest.mark.parametrize(
     "signs", [request(), generating(), request(in_engine=False)], ids=["prefill", "answer", "tool"]
 )
-def test_a_machine_that_slept_for_an_hour_has_lost_nothing(signs: RequestSample) -> None:
+def test_machine_suspend_of_an_hour_causes_no_timeout(signs: RequestSample) -> None:
     policy = ProgressPolicy(replace(PROFILE, absolute_seconds=100.0, first_token_seconds=100.0))
     for now in (START, START + 1, START + 3600, START + 3601):
         assert policy.look(Observation(now=now, requests=[signs], engine=engine())) == Verdict()
 
 
-def test_time_before_and_after_the_machine_slept_counts() -> None:
+def test_time_before_and_after_a_machine_suspend_counts() -> None:
     def look(now: float) -> Observation:
         return Observation(now=now, requests=[generating()])
 
@@ -246,21 +246,21 @@ def _idle(policy: ProgressPolicy, until: int, **signs: Any) -> tuple[float, int,
     return now, probes, Verdict()
 
 
-def test_an_idle_engine_that_answers_no_probe_and_does_nothing_is_frozen() -> None:
+def test_idle_engine_that_fails_probes_without_work_is_frozen() -> None:
     at, probes, verdict = _idle(ProgressPolicy(PROFILE), 60)
     assert (at - START, probes) == (5 * FROZEN_PROBES, FROZEN_PROBES)
     assert "answered none of 3 probes" in verdict.restart
 
 
-def test_an_idle_engine_that_is_busy_with_itself_is_left_alone() -> None:
+def test_idle_engine_with_internal_work_is_not_restarted() -> None:
     assert _idle(ProgressPolicy(PROFILE), 120, cpu_share=0.5)[2] == Verdict()
 
 
-def test_a_server_of_somebody_elses_is_not_probed() -> None:
+def test_attached_server_is_not_probed() -> None:
     assert _idle(ProgressPolicy(PROFILE), 120, owned=False)[1:] == (0, Verdict())
 
 
-def test_an_idle_engine_that_answers_now_and_then_is_left_alone() -> None:
+def test_idle_engine_that_passes_occasional_probes_is_not_restarted() -> None:
     policy, asked, probes = ProgressPolicy(PROFILE), False, 0
     for now in every_second(300):
         answer = None if not asked else probes % 3 == 0
@@ -271,7 +271,7 @@ def test_an_idle_engine_that_answers_now_and_then_is_left_alone() -> None:
     assert probes > 50
 
 
-def test_probes_that_failed_before_the_machine_slept_do_not_count() -> None:
+def test_probes_failed_before_a_machine_suspend_do_not_count() -> None:
     policy = ProgressPolicy(PROFILE)
     at, _, verdict = _idle(policy, 14)
     assert not verdict.restart
@@ -279,14 +279,14 @@ def test_probes_that_failed_before_the_machine_slept_do_not_count() -> None:
     assert not verdict.restart
 
 
-def test_processes_are_only_looked_at_where_it_matters() -> None:
+def test_processes_are_inspected_only_if_needed() -> None:
     policy = ProgressPolicy(PROFILE)
     assert policy.wants_engine([request()])
     assert not policy.wants_engine([generating(), request(in_engine=False)])
     assert not policy.wants_engine([])
 
 
-def test_figures_that_fall_or_begin_are_no_work_and_no_fault() -> None:
+def test_falling_or_new_figures_are_neither_work_nor_an_error() -> None:
     watch = UsageWindow(10.0)
     assert not watch.worked(0.0, engine(50.0))
     assert not watch.worked(1.0, engine(5.0)), "a child ended"
@@ -297,7 +297,7 @@ def test_figures_that_fall_or_begin_are_no_work_and_no_fault() -> None:
     assert watch.worked(6.0, engine(7.0))
 
 
-def test_a_watch_keeps_a_bounded_number_of_samples() -> None:
+def test_usage_window_keeps_a_bounded_number_of_samples() -> None:
     watch = UsageWindow(60.0)
     for step_number in range(100_000):
         watch.worked(step_number / 1000.0, engine())
@@ -312,24 +312,24 @@ def looping(now: float, seconds: float, *, report_at: float | None = None) -> Ob
     return Observation(now=now, requests=running if spent else [], last_report=report_at, engine=engine(now - START))
 
 
-def test_an_engine_that_loops_is_restarted_after_two_requests_that_were_given_up() -> None:
+def test_looping_engine_is_restarted_after_two_abandoned_requests() -> None:
     at, verdict = step(ProgressPolicy(PROFILE), every_second(1_000), lambda now: looping(now, 300.0))
     assert (at, verdict.failures) == (START + 600.0, ())
     assert verdict.restart == "2 requests in a row ended without a token or a report on their prompt"
 
 
-def test_requests_that_are_given_up_soon_do_not_restart_an_engine_that_works() -> None:
+def test_early_abandoned_requests_do_not_restart_a_working_engine() -> None:
     assert step(ProgressPolicy(PROFILE), every_second(1_000), lambda now: looping(now, 100.0))[1] == Verdict()
 
 
-def test_long_prompts_whose_callers_give_up_do_not_restart_an_engine_that_reports_progress() -> None:
+def test_abandoned_long_prompts_do_not_restart_an_engine_that_reports_progress() -> None:
     def look(now: float) -> Observation:
         return looping(now, 300.0, report_at=START + (now - START) // 50 * 50)
 
     assert step(ProgressPolicy(PROFILE), every_second(1_000), look)[1] == Verdict()
 
 
-def test_a_token_between_two_requests_that_are_given_up_counts_for_the_engine() -> None:
+def test_token_between_two_abandoned_requests_counts_as_progress() -> None:
     def look(now: float) -> Observation:
         return replace(looping(now, 300.0), last_report=START + 320.0 if now > START + 320 else None)
 

@@ -71,13 +71,13 @@ class Stage:
         return await self.begin(SEA)
 
 
-async def test_a_prompt_that_lost_its_slot_is_restored() -> None:
+async def test_prompt_that_lost_its_slot_is_restored() -> None:
     stage = Stage()
     assert not await stage.take_turns()
     assert stage.engine.restored == stage.engine.saved[:1]
 
 
-async def test_what_was_saved_during_a_flush_is_deleted() -> None:
+async def test_prompt_saved_during_a_flush_is_deleted() -> None:
     stage = Stage()
     swapping = stage.begin(HILLS)
     await stage.engine.asked.wait()
@@ -87,7 +87,7 @@ async def test_what_was_saved_during_a_flush_is_deleted() -> None:
     assert (stage.engine.deleted, len(stage.keeper.kept)) == (stage.engine.saved, 0)
 
 
-async def test_what_was_saved_while_the_engine_may_have_used_the_slot_for_another_turn_is_deleted() -> None:
+async def test_prompt_saved_while_its_slot_may_have_been_reused_is_deleted() -> None:
     stage = Stage()
     swapping = stage.begin(HILLS)
     await stage.engine.asked.wait()
@@ -98,7 +98,7 @@ async def test_what_was_saved_while_the_engine_may_have_used_the_slot_for_anothe
     assert (stage.engine.deleted, len(stage.keeper.kept)) == (stage.engine.saved, 0)
 
 
-async def test_a_caller_that_leaves_while_its_slot_is_saved_leaves_no_file_behind() -> None:
+async def test_caller_leaving_during_a_save_leaves_no_file() -> None:
     stage = Stage()
     swapping = stage.begin(HILLS)
     await stage.engine.asked.wait()
@@ -110,14 +110,14 @@ async def test_a_caller_that_leaves_while_its_slot_is_saved_leaves_no_file_behin
     assert len(stage.keeper.kept) + len(stage.engine.deleted) == 1
 
 
-async def test_a_prompt_beyond_the_budget_is_not_even_saved() -> None:
+async def test_prompt_beyond_the_budget_is_not_saved() -> None:
     stage = Stage()
     stage.bytes_per_token = 11
     await stage.begin(HILLS)
     assert stage.engine.saved == []
 
 
-async def test_a_prompt_of_unknown_size_is_saved() -> None:
+async def test_prompt_of_unknown_size_is_saved() -> None:
     stage = Stage()
     stage.bytes_per_token = None
     stage.engine.goes_on.set()
@@ -125,7 +125,7 @@ async def test_a_prompt_of_unknown_size_is_saved() -> None:
     assert len(stage.keeper.kept) == 1
 
 
-async def test_an_engine_that_cannot_save_is_not_asked_again() -> None:
+async def test_engine_that_cannot_save_is_not_asked_again() -> None:
     stage = Stage()
     stage.engine.fails = True
     stage.engine.goes_on.set()
@@ -134,7 +134,7 @@ async def test_an_engine_that_cannot_save_is_not_asked_again() -> None:
     assert stage.engine.deleted == stage.engine.saved
 
 
-async def test_a_prompt_that_cannot_be_restored_is_computed_again() -> None:
+async def test_prompt_that_cannot_be_restored_is_computed_again() -> None:
     stage = Stage()
     stage.engine.goes_on.set()
     await stage.begin(HILLS, B)

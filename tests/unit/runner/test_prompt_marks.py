@@ -22,19 +22,19 @@ def _common(one: tuple[bytes, ...], other: tuple[bytes, ...]) -> int:
     return next((place for place, pair in enumerate(zip(one, other, strict=False)) if pair[0] != pair[1]), len(one))
 
 
-def test_a_conversation_that_goes_on_begins_with_all_of_its_earlier_marks() -> None:
+def test_continued_conversation_starts_with_all_its_earlier_marks() -> None:
     earlier, later = prompt_marks(_chat("hello")), prompt_marks(_chat("hello", "hi", "more"))
     assert later[: len(earlier)] == earlier
     assert len(later) == 3
 
 
-def test_a_long_text_with_another_end_shares_the_marks_before_it() -> None:
+def test_long_text_with_a_different_end_shares_the_marks_before_it() -> None:
     document = "word " * MARK_BYTES
     one, other = prompt_marks(_text(document + "one?")), prompt_marks(_text(document + "two?"))
     assert _common(one, other) == len(document) // MARK_BYTES
 
 
-def test_texts_that_begin_differently_share_nothing() -> None:
+def test_texts_with_different_beginnings_share_no_marks() -> None:
     assert _common(prompt_marks(_text("x" + "same" * 500)), prompt_marks(_text("y" + "same" * 500))) == 0
 
 
@@ -49,7 +49,7 @@ def test_the_header_of_claude_code_that_no_engine_gets_changes_no_mark() -> None
     assert prompt_marks(chat("a1b2c")) == prompt_marks(chat("d3e4f"))
 
 
-def test_the_same_words_of_another_role_are_another_beginning() -> None:
+def test_same_text_in_another_role_has_different_marks() -> None:
     system = chat_pb2.ChatMessage(role=chat_pb2.ROLE_SYSTEM, content=[chat_pb2.ContentPart(text="hello")])
     assert prompt_marks(chat_pb2.ChatPayload(messages=[system])) != prompt_marks(_chat("hello"))
 
@@ -72,6 +72,6 @@ def test_token_ids_tools_and_images_are_marked_too() -> None:
     assert prompt_marks(pictures[0]) != prompt_marks(pictures[1])
 
 
-def test_their_number_is_bounded() -> None:
+def test_number_of_marks_is_bounded() -> None:
     assert len(prompt_marks(_text("x" * MARK_BYTES * (MAX_MARKS + 10)))) == MAX_MARKS
     assert len(prompt_marks(_chat(*["m"] * (MAX_MARKS + 10)))) == MAX_MARKS

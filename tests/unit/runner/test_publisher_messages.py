@@ -19,7 +19,7 @@ def _raw(value: object) -> bytes:
     return json.dumps(value).encode()
 
 
-def test_each_kind_of_line_is_read() -> None:
+def test_each_line_type_is_read() -> None:
     assert read_piece(b'{"chunk": {"data": {"choices": []}}}') == Chunk(b'{"choices": []}', done=False)
     assert read_piece(b'{"chunk": {"done": true}}') == Chunk(b"", done=True)
     assert read_piece(b'{"body": {"a": 1}}') == Whole(200, b'{"a": 1}')
@@ -43,20 +43,20 @@ def test_each_kind_of_line_is_read() -> None:
         {"surprise": 1},
     ],
 )
-def test_a_line_that_is_not_one_of_them_is_refused(line: object) -> None:
+def test_unknown_line_is_refused(line: object) -> None:
     with pytest.raises(WeftError) as refused:
         read_piece(_raw(line))
     assert refused.value.reason is Reason.INVALID_ARGUMENT
 
 
 @given(st.binary(max_size=64))
-def test_no_bytes_make_a_line_fail_in_another_way(raw: bytes) -> None:
+def test_arbitrary_bytes_raise_only_weft_errors(raw: bytes) -> None:
     with suppress(WeftError):
         read_piece(raw)
 
 
 @given(st.recursive(st.text() | st.integers() | st.none(), lambda kept: st.dictionaries(st.text(), kept)))
-def test_an_answer_written_over_several_lines_is_an_event_of_one_line(value: object) -> None:
+def test_multi_line_answer_is_an_event_of_one_line(value: object) -> None:
     piece = read_piece(b'{"chunk":{"data":' + json.dumps({"v": value}, indent=1).encode() + b"}}")
     assert isinstance(piece, Chunk)
     assert b"\n" not in piece.data
@@ -64,20 +64,20 @@ def test_an_answer_written_over_several_lines_is_an_event_of_one_line(value: obj
     assert json.loads(piece.data) == {"v": value}
 
 
-def test_a_registration_has_defaults() -> None:
+def test_registration_has_defaults() -> None:
     found = read_registration(_raw({"name": "ann", "models": [MODEL]}), max_models=2)
     (model,) = found.models
     assert (model.operations, model.slots, model.pool, model.remote) == (("chat",), 1, "", False)
 
 
-def test_too_many_models_are_refused_by_the_limit_they_are_over() -> None:
+def test_too_many_models_are_refused_with_the_exceeded_limit() -> None:
     models = [{"name": f"m{number}"} for number in range(3)]
     with pytest.raises(WeftError, match="over the limit of 2") as refused:
         read_registration(_raw({"name": "ann", "models": models}), max_models=2)
     assert refused.value.reason is Reason.TOO_MANY_RESOURCES
 
 
-def test_a_task_is_an_event_of_one_line() -> None:
+def test_task_is_an_event_of_one_line() -> None:
     schema = b'{"type":\n "object", "maximum": 0.10}'
     sent = event("task", task="ptk-1", body={"model": "m", "schema": msgspec.Raw(schema)})
     name, _, data = sent.partition(b"\ndata: ")
@@ -88,7 +88,7 @@ def test_a_task_is_an_event_of_one_line() -> None:
     assert b'"maximum": 0.10' in data
 
 
-def test_a_whole_chat_becomes_one_chunk_with_its_tool_calls_numbered() -> None:
+def test_whole_chat_becomes_one_chunk_with_numbered_tool_calls() -> None:
     calls = [{"id": "a", "function": {"name": "f", "arguments": "{}"}}]
     message = {"role": "assistant", "content": None, "tool_calls": calls}
     whole = {"object": "chat.completion", "choices": [{"index": 0, "message": message}], "usage": {"prompt_tokens": 1}}
@@ -99,5 +99,5 @@ def test_a_whole_chat_becomes_one_chunk_with_its_tool_calls_numbered() -> None:
 
 
 @pytest.mark.parametrize("body", [b"[]", b'"text"', b'{"choices": 1}', b'{"choices": [1]}', b"{}"])
-def test_an_answer_that_is_no_chat_is_left_to_the_reader_of_answers(body: bytes) -> None:
+def test_non_chat_answer_is_passed_through(body: bytes) -> None:
     assert as_chunk(body) == body

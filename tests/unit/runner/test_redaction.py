@@ -23,7 +23,7 @@ from weft.link.frames import STATUS_DETAILS, metadata_of, new_status, status_of
         ("is listening, hostname: 127.0.0.1, port: 8081, threads: 5", "is listening, <local>, threads: 5"),
     ],
 )
-def test_addresses_of_this_machine_are_concealed(text: str, concealed: str) -> None:
+def test_addresses_of_this_machine_are_redacted(text: str, concealed: str) -> None:
     assert redact_local_addresses(text) == concealed
 
 
@@ -38,7 +38,7 @@ def test_addresses_of_this_machine_are_concealed(text: str, concealed: str) -> N
         "12:30:45",
     ],
 )
-def test_other_addresses_are_left_alone(text: str) -> None:
+def test_other_addresses_are_unchanged(text: str) -> None:
     assert redact_local_addresses(text) == text
 
 
@@ -46,14 +46,14 @@ def _trailing(status: link_pb2.CallEnd) -> dict[str, Any]:
     return dict(metadata_of(status.trailing_metadata))
 
 
-def test_an_error_and_its_details_are_concealed() -> None:
+def test_error_and_its_details_are_redacted() -> None:
     error = invalid_field("model", "http://127.0.0.1:41045 does not know it")
     status = redact_status(status_of(error))
     assert status.message == "model: <local> does not know it"
     assert b"127.0.0.1" not in _trailing(status)[STATUS_DETAILS]
 
 
-def test_the_log_lines_of_an_engine_are_concealed() -> None:
+def test_engine_log_lines_are_redacted() -> None:
     died = WeftError(Reason.SERVER_DIED, "it died")
     died.engine_exit, died.engine_log = "signal SIGKILL", ("listening on http://127.0.0.1:41045", "busy")
     details = _trailing(redact_status(status_of(died)))[STATUS_DETAILS]
@@ -62,7 +62,7 @@ def test_the_log_lines_of_an_engine_are_concealed() -> None:
     assert (seen.detail, [*seen.stack_entries]) == ("signal SIGKILL", ["listening on <local>", "busy"])
 
 
-def test_details_of_another_kind_and_other_metadata_stay() -> None:
+def test_other_details_and_metadata_are_unchanged() -> None:
     info = any_pb2.Any()
     info.Pack(error_details_pb2.ErrorInfo(reason="R", domain="weft", metadata={"at": "localhost:80", "model": "m"}))
     other = any_pb2.Any(type_url="x/y", value=b"\x00\xff")

@@ -72,7 +72,7 @@ def conversation(*, with_image: bool = False) -> chat_pb2.ChatPayload:
     )
 
 
-async def test_a_system_turn_in_mid_conversation_does_not_end_it_where_the_template_is_strict() -> None:
+async def test_mid_conversation_system_turn_does_not_fail_with_a_strict_template() -> None:
     engine = StrictEngine(TEMPLATE)
     work, failures = admitted(engine)
     events = [event for frame in [each async for each in work.generate(conversation(), CALL)] for event in frame]
@@ -83,13 +83,13 @@ async def test_a_system_turn_in_mid_conversation_does_not_end_it_where_the_templ
     assert failures == [], "the engine has not failed"
 
 
-async def test_the_tokens_of_a_conversation_that_a_strict_template_refuses_are_counted() -> None:
+async def test_tokens_of_a_conversation_refused_by_a_strict_template_are_counted() -> None:
     work, _ = admitted(StrictEngine(TEMPLATE))
     payload = tokenize_pb2.TokenizePayload(chat=conversation())
     assert (await work.run(Operation.TOKENIZE, payload, CALL)).count == 7
 
 
-async def test_an_image_of_an_earlier_turn_does_not_reach_an_engine_that_takes_none() -> None:
+async def test_image_of_an_earlier_turn_is_not_sent_to_a_text_only_engine() -> None:
     engine = StrictEngine(TEMPLATE)
     work, _ = admitted(engine, Abilities(lacking=frozenset({Skill.IMAGE})))
     payload = conversation(with_image=True)
@@ -102,7 +102,7 @@ async def test_an_image_of_an_earlier_turn_does_not_reach_an_engine_that_takes_n
 @pytest.mark.parametrize(
     "engine", [StrictEngine("CUDA error: out of memory"), StrictEngine(TEMPLATE, begins=True)], ids=["other", "begun"]
 )
-async def test_an_engine_that_fails_for_another_reason_or_later_is_not_asked_again(engine: StrictEngine) -> None:
+async def test_unrelated_or_late_engine_failure_is_not_retried(engine: StrictEngine) -> None:
     work, failures = admitted(engine)
     with pytest.raises(WeftError):
         async for _ in work.generate(conversation(), CALL):

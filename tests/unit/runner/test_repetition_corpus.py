@@ -83,18 +83,18 @@ def looping() -> list[Outcome]:
     return corpus("looping")
 
 
-def test_no_good_answer_of_the_corpus_is_taken_for_a_loop(legitimate: list[Outcome]) -> None:
+def test_no_legitimate_answer_in_the_corpus_is_detected_as_a_loop(legitimate: list[Outcome]) -> None:
     assert len(legitimate) >= 60
     assert [item.name for item in legitimate if item.found is not None] == []
 
 
-def test_most_loops_of_the_corpus_are_noticed(looping: list[Outcome]) -> None:
+def test_most_repetition_loops_in_the_corpus_are_detected(looping: list[Outcome]) -> None:
     assert len(looping) >= 40
     missed = [item.name for item in looping if item.found is None]
     assert len(missed) <= MAX_MISS_SHARE * len(looping), missed
 
 
-def test_no_loop_that_repeats_exactly_for_long_is_missed(looping: list[Outcome]) -> None:
+def test_no_long_exact_loop_is_missed(looping: list[Outcome]) -> None:
     long_ones = [item for item in looping if item.begins is not None and item.characters - item.begins > 9_000]
     assert long_ones
     assert [item.name for item in long_ones if item.found is None] == []
@@ -110,25 +110,25 @@ def test_no_loop_that_repeats_exactly_for_long_is_missed(looping: list[Outcome])
         ),
     ],
 )
-def test_none_of_our_own_sources_is_taken_for_a_loop(folder: str) -> None:
+def test_no_weft_source_file_is_detected_as_a_loop(folder: str) -> None:
     outcomes = judge_folder(ROOT / folder)
     assert outcomes
     assert [item.name for item in outcomes if item.found is not None] == []
 
 
-def test_no_text_is_in_the_corpus_twice() -> None:
+def test_corpus_texts_are_unique() -> None:
     contents = [path.read_bytes() for path in CORPUS.rglob("*.txt")]
     assert len(set(contents)) == len(contents)
 
 
-def test_the_beginning_of_a_loop_is_found_without_the_detector() -> None:
+def test_loop_start_is_found_without_the_detector() -> None:
     opening = "Once upon a time, there was a mill:"
     assert loop_begins(opening + "It turned and turned. " * 50) == len(opening)
     assert loop_begins(opening * 3) is None
 
 
 @pytest.mark.parametrize("make", [lambda text: text, lambda text: text[: len(text) // 2]])
-def test_a_judge_that_always_says_no_would_be_noticed(make: Callable[[str], str]) -> None:
+def test_judge_that_never_detects_a_loop_is_noticed(make: Callable[[str], str]) -> None:
     text = make("The mill turned and turned again.\n" * 100)
     assert judge("a loop", text).found is not None
     assert judge("no loop", "The mill turned. It stopped.\n").found is None

@@ -32,7 +32,7 @@ def _prose(characters: int, seed: int = 1) -> str:
     return " ".join(words)[:characters]
 
 
-def test_a_line_is_a_loop_the_sixteenth_time_and_not_before() -> None:
+def test_line_is_a_loop_at_its_sixteenth_repetition_and_not_before() -> None:
     ending = "\n" + _prose(600)
     assert _feed(LINE * 15 + ending) is None
     found = _feed(LINE * 16 + ending)
@@ -40,7 +40,7 @@ def test_a_line_is_a_loop_the_sixteenth_time_and_not_before() -> None:
     assert found[1] == Repetition(kind="line", sample=LINE.strip(), count=16)
 
 
-def test_blank_lines_space_and_numbers_of_a_list_do_not_hide_a_line() -> None:
+def test_blank_lines_whitespace_and_list_numbers_do_not_hide_a_repeated_line() -> None:
     for text in (
         (LINE + "\n \n") * 30,
         "".join("  " * (n % 3) + LINE for n in range(30)),
@@ -52,13 +52,13 @@ def test_blank_lines_space_and_numbers_of_a_list_do_not_hide_a_line() -> None:
         assert found[1].kind == "line"
 
 
-def test_another_line_between_begins_the_count_anew() -> None:
+def test_different_line_resets_the_count() -> None:
     verses = "".join(LINE * 14 + _prose(300, seed) + "\n" for seed in range(30))
     assert _feed(verses) is None
 
 
 @pytest.mark.parametrize("line", ["Hi!", "yes", "Say hi.", "ja ja", "- Hello", "好的"])
-def test_short_lines_are_a_loop_when_they_come_very_often(line: str) -> None:
+def test_short_lines_are_a_loop_after_many_repetitions(line: str) -> None:
     """Observed: `weft chat -m "Say hi"` ran to the end of the context."""
     found = _feed(_prose(600) + "\n" + f"{line}\n" * 200)
     assert found is not None
@@ -80,11 +80,11 @@ def test_short_lines_are_a_loop_when_they_come_very_often(line: str) -> None:
     ],
     ids=["votes", "code", "zeros", "nulls", "closing", "json", "laughing", "white", "cells"],
 )
-def test_short_lines_of_votes_code_figures_and_marks_are_no_loop(text: str) -> None:
+def test_short_lines_of_votes_code_figures_and_marks_are_not_a_loop(text: str) -> None:
     assert _feed(text) is None
 
 
-def test_a_sentence_without_line_breaks_is_noticed() -> None:
+def test_sentence_loop_without_line_breaks_is_detected() -> None:
     found = _feed(_prose(900) + " I went to the market and bought bread." * 60)
     assert found is not None
     place, loop = found
@@ -93,14 +93,14 @@ def test_a_sentence_without_line_breaks_is_noticed() -> None:
     assert place - 900 <= 1_200 + 64 + 2 * CHECK
 
 
-def test_a_cycle_of_many_lines_is_noticed() -> None:
+def test_cycle_of_many_lines_is_detected() -> None:
     cycle = "".join(f"{_prose(70, seed)}.\n" for seed in range(25))
     found = _feed(cycle * 6)
     assert found is not None
     assert found[1].kind == "text"
 
 
-def test_phrases_in_changing_order_are_noticed_by_their_ngrams() -> None:
+def test_phrases_in_changing_order_are_detected_by_their_ngrams() -> None:
     rng = random.Random(1)
     phrases = [f"{_prose(60, seed)}. " for seed in range(4)]
     found = _feed("".join(rng.choice(phrases) for _ in range(400)))
@@ -117,24 +117,24 @@ def test_code_tables_and_figures_may_repeat_more_than_prose() -> None:
     assert _feed("[\n" + '  {"name": "", "count": 0},\n' * 45 + "]\n" + _prose(600)) is None
 
 
-def test_data_without_spaces_and_words_that_stand_for_numbers_count_as_figures() -> None:
+def test_data_without_spaces_and_number_words_count_as_figures() -> None:
     for row in ("CAG" * 20 + "\n", "[null, null, null, null],\n", "None, None, NaN, true, false\n"):
         assert _feed(row * 60 + _prose(600)) is None
         assert _feed(row * 600) is not None
 
 
-def test_a_short_piece_stays_short_when_several_are_taken_together() -> None:
+def test_short_period_stays_short_when_several_are_grouped() -> None:
     assert _feed("ha " * 900 + _prose(600)) is None
     assert _feed("hahaha" * 1200 + _prose(600)) is None
     assert _feed("ha " * 1400 + _prose(600)) is not None
 
 
-def test_they_are_noticed_all_the_same_when_they_go_on() -> None:
+def test_endless_code_table_and_figure_loops_are_still_detected() -> None:
     for piece in ("    print('the value is')\n", "| none | none | none |\n", "[0, 0, 0, 0, 0, 0]\n", "0, ", "="):
         assert _feed("```\n" + piece * 12_000) is not None
 
 
-def test_what_is_inside_a_fence_is_code_and_what_is_after_it_is_not() -> None:
+def test_only_text_inside_a_fence_is_code() -> None:
     assert _feed("```\n" + LINE * 40) is None
     assert _feed("```\n" + LINE * 60) is not None
     found = _feed("```\nx = 1\n```\n" + LINE * 40)
@@ -142,7 +142,7 @@ def test_what_is_inside_a_fence_is_code_and_what_is_after_it_is_not() -> None:
     assert found[1].count == 16
 
 
-def test_a_verdict_comes_once() -> None:
+def test_loop_is_reported_once() -> None:
     detector = RepetitionDetector()
     verdicts = [detector.feed(LINE) for _ in range(500)]
     assert sum(verdict is not None for verdict in verdicts) == 1
@@ -150,7 +150,7 @@ def test_a_verdict_comes_once() -> None:
 
 
 @pytest.mark.parametrize("seed", [*range(4), *(pytest.param(seed, marks=MORE_SEEDS) for seed in range(4, 12))])
-def test_chunks_change_neither_the_verdict_nor_its_place(seed: int) -> None:
+def test_chunking_changes_neither_the_verdict_nor_its_position(seed: int) -> None:
     rng = random.Random(seed)
     text = {
         0: _prose(1000) + "\n" + LINE * 60,
@@ -169,7 +169,7 @@ def test_chunks_change_neither_the_verdict_nor_its_place(seed: int) -> None:
     assert single[0] <= mixed[0] < single[0] + 700
 
 
-def test_what_is_remembered_is_bounded() -> None:
+def test_detector_state_is_bounded() -> None:
     limits = RepetitionLimits()
     detector = RepetitionDetector(limits)
     assert detector.feed(_prose(60_000).replace(" ", "_")) is None
@@ -178,7 +178,7 @@ def test_what_is_remembered_is_bounded() -> None:
     assert sum(map(len, detector._waiting)) < limits.check_characters
 
 
-def test_a_sample_begins_with_a_line_a_sentence_or_a_word() -> None:
+def test_sample_starts_at_a_line_sentence_or_word() -> None:
     samples = []
     for piece in ("no way " * 3 + "out. ", "red and blue ", f"{_prose(40, 1)}\n{_prose(50, 2)}\n"):
         found = _feed(_prose(333) + piece * 300)
@@ -190,13 +190,13 @@ def test_a_sample_begins_with_a_line_a_sentence_or_a_word() -> None:
     assert samples[2] in {f"{first}\n{second}", f"{second}\n{first}"}
 
 
-def test_limits_can_be_set() -> None:
+def test_limits_are_configurable() -> None:
     strict = RepetitionLimits(prose=TextureLimits(lines=3, characters=1_200, repeats=5))
     assert _feed(LINE * 3 + _prose(300), limits=strict) is not None
     assert _feed(LINE * 2 + _prose(300), limits=strict) is None
 
 
-def test_a_sample_is_short() -> None:
+def test_sample_is_short() -> None:
     found = _feed((_prose(600) + "\n") * 20)
     assert found is not None
     assert len(found[1].sample) == 200

@@ -15,14 +15,14 @@ def _frame(*choices: int, lines: int = 1) -> list[event_pb2.InferenceEvent]:
     return [event_pb2.InferenceEvent(delta=delta) for delta in deltas]
 
 
-def test_two_choices_that_loop_in_one_frame_are_both_told() -> None:
+def test_two_looping_choices_in_one_frame_are_both_reported() -> None:
     watch = RepetitionWatch(kills=False)
     found = [watch.look(_frame(0, 1, lines=40)), *(watch.look(_frame(0, 1)) for _ in range(40))]
     assert [warning is not None for warning in found[:2]] == [True, True]
     assert not any(found[2:])
 
 
-def test_pieces_of_other_choices_between_do_not_hide_a_loop() -> None:
+def test_interleaved_choices_do_not_hide_a_loop() -> None:
     watch = RepetitionWatch(kills=True)
     other = event_pb2.InferenceEvent(delta=event_pb2.Delta(index=1, text="Another one."))
     with pytest.raises(WeftError) as killed:
@@ -30,7 +30,7 @@ def test_pieces_of_other_choices_between_do_not_hide_a_loop() -> None:
     assert killed.value.reason is Reason.REPEATED_LINE_LOOP
 
 
-def test_what_is_no_text_is_not_looked_at() -> None:
+def test_events_without_text_are_ignored() -> None:
     watch = RepetitionWatch(kills=True)
     usage = event_pb2.InferenceEvent()
     usage.usage.prompt_tokens = 1

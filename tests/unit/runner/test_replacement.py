@@ -21,13 +21,13 @@ BESIDE, DRAIN_FIRST = ReplacementOrder.BESIDE, ReplacementOrder.DRAIN_FIRST
         (True, 0, 0, BESIDE),
     ],
 )
-def test_the_old_one_ends_first_where_both_do_not_fit(
+def test_old_instance_ends_first_if_both_do_not_fit(
     is_loaded: bool, needed: int | None, free: int | None, order: ReplacementOrder
 ) -> None:
     assert replacement_order(is_loaded=is_loaded, needed_bytes=needed, free_bytes=free) is order
 
 
-def test_people_are_told_which_of_both_it_is_and_why() -> None:
+def test_replacement_order_is_reported_with_its_reason() -> None:
     assert replacement_words("m", BESIDE, None, None) == (
         "m is loaded beside the old one, which ends with its last request"
     )

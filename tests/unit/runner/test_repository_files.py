@@ -48,14 +48,14 @@ def _chosen(paths: tuple[str, ...], wanted: str = "", form: ModelForm | None = N
         ("UD-Q5_K_XL", "m-UD-Q5_K_XL.gguf"),
     ],
 )
-def test_a_quantization_is_found_by_its_name_or_by_the_one_that_is_meant(wanted: str, path: str) -> None:
+def test_quantization_is_found_by_its_name_or_alias(wanted: str, path: str) -> None:
     choice = choose_files(_files(*MANY), wanted, None, "source")
     assert choice.form is ModelForm.GGUF
     assert choice.main_path == path
     assert choice.files[0].role is FileRole.WEIGHTS
 
 
-def test_a_projector_comes_with_its_gguf_and_the_half_precision_one_is_taken() -> None:
+def test_half_precision_projector_is_chosen_with_its_gguf() -> None:
     choice = choose_files(_files(*MANY), "Q8_0", None, "source")
     assert [(chosen.file.path, chosen.role) for chosen in choice.files] == [
         ("m-Q8_0.gguf", FileRole.WEIGHTS),
@@ -64,13 +64,13 @@ def test_a_projector_comes_with_its_gguf_and_the_half_precision_one_is_taken() -
 
 
 @pytest.mark.parametrize("wanted", ["BF16", "BF16/m-BF16-00002-of-00002.gguf"])
-def test_all_parts_of_a_split_model_are_taken_and_the_engine_is_given_the_first(wanted: str) -> None:
+def test_all_parts_of_a_split_model_are_chosen_and_the_engine_gets_the_first(wanted: str) -> None:
     choice = choose_files(_files(*reversed(MANY)), wanted, None, "source")
     assert choice.main_path == "BF16/m-BF16-00001-of-00002.gguf"
     assert [chosen.file.path for chosen in choice.files[:2]] == list(MANY[6:8])
 
 
-def test_a_split_model_with_a_missing_part_is_no_model() -> None:
+def test_split_model_with_a_missing_part_is_not_a_model() -> None:
     with pytest.raises(FieldError, match="has no GGUF file"):
         _chosen(("m-00001-of-00003.gguf", "m-00003-of-00003.gguf"))
 
@@ -87,14 +87,16 @@ def test_a_split_model_with_a_missing_part_is_no_model() -> None:
         (("/etc/x.gguf",), "", "a name that is not taken"),
     ],
 )
-def test_an_unclear_choice_is_refused_with_what_there_is(paths: tuple[str, ...], wanted: str, message: str) -> None:
+def test_ambiguous_choice_is_refused_with_the_available_options(
+    paths: tuple[str, ...], wanted: str, message: str
+) -> None:
     with pytest.raises(FieldError) as raised:
         _chosen(paths, wanted)
     assert raised.value.field == "source"
     assert message in raised.value.message
 
 
-def test_a_folder_of_safetensors_has_weights_configuration_and_tokenizer_and_nothing_that_runs() -> None:
+def test_safetensors_folder_has_weights_configuration_and_tokenizer_and_no_code() -> None:
     paths = (
         "config.json",
         "model-00001-of-00002.safetensors",
@@ -125,12 +127,12 @@ def test_a_folder_of_safetensors_has_weights_configuration_and_tokenizer_and_not
     }
 
 
-def test_the_folder_of_ctranslate2_has_its_own_weights() -> None:
+def test_ctranslate2_folder_has_its_own_weights() -> None:
     paths = ("config.json", "model.bin", "shared_vocabulary.json", "tokenizer.json")
     assert set(_chosen(paths, form=ModelForm.FOLDER)) == set(paths)
 
 
-def test_the_folder_of_a_pipeline_has_the_weights_of_each_component_once() -> None:
+def test_pipeline_folder_has_the_weights_of_each_component_once() -> None:
     paths = (
         "model_index.json",
         "whole_model.safetensors",
@@ -172,12 +174,12 @@ def test_the_folder_of_a_pipeline_has_the_weights_of_each_component_once() -> No
         (("model.safetensors",), "has no config.json"),
     ],
 )
-def test_a_folder_that_no_engine_should_load_is_refused(paths: tuple[str, ...], message: str) -> None:
+def test_folder_unsafe_for_every_engine_is_refused(paths: tuple[str, ...], message: str) -> None:
     with pytest.raises(FieldError, match=message):
         _chosen(paths, form=ModelForm.FOLDER)
 
 
-def test_the_form_follows_the_engine_where_a_repository_has_both() -> None:
+def test_form_follows_the_engine_if_a_repository_has_both() -> None:
     paths = ("config.json", "model.safetensors", "m-Q8_0.gguf")
     assert _chosen(paths) == ["m-Q8_0.gguf"]
     assert _chosen(paths, form=ModelForm.FOLDER) == ["model.safetensors", "config.json"]
@@ -195,7 +197,7 @@ def test_the_form_follows_the_engine_where_a_repository_has_both() -> None:
         ("model.gguf", ""),
     ],
 )
-def test_the_quantization_is_read_from_the_name(path: str, quantization: str) -> None:
+def test_quantization_is_read_from_the_name(path: str, quantization: str) -> None:
     assert quantization_of(path) == quantization
 
 
@@ -214,7 +216,7 @@ VOICES = (
 @pytest.mark.parametrize(
     "wanted", ["en_US-joe-medium", "en_US-joe-medium.onnx", "en/en_US/joe/medium/en_US-joe-medium.onnx"]
 )
-def test_a_voice_is_its_model_and_its_configuration(wanted: str) -> None:
+def test_voice_is_its_model_and_its_configuration(wanted: str) -> None:
     model = "en/en_US/joe/medium/en_US-joe-medium.onnx"
     assert _chosen(VOICES, wanted, ModelForm.FOLDER) == [model, f"{model}.json"]
 
@@ -227,16 +229,16 @@ def test_a_voice_is_its_model_and_its_configuration(wanted: str) -> None:
         ("no-configuration", "is no voice"),
     ],
 )
-def test_a_repository_of_voices_says_which_there_are(wanted: str, said: str) -> None:
+def test_voice_repository_lists_its_voices(wanted: str, said: str) -> None:
     with pytest.raises(FieldError) as refused:
         _chosen(VOICES, wanted, ModelForm.FOLDER)
     assert said in refused.value.message
 
 
-def test_the_only_voice_of_a_repository_needs_no_name() -> None:
+def test_only_voice_of_a_repository_needs_no_name() -> None:
     assert _chosen(VOICES[:5], "", ModelForm.FOLDER) == list(VOICES[3:5])
 
 
-def test_a_model_with_onnx_files_beside_its_weights_is_no_voice() -> None:
+def test_model_with_onnx_files_beside_its_weights_is_not_a_voice() -> None:
     files = ("config.json", "model.safetensors", "onnx/model.onnx", "onnx/model.onnx.json")
     assert _chosen(files, "", ModelForm.FOLDER) == ["model.safetensors", "config.json"]

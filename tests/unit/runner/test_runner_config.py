@@ -48,7 +48,7 @@ def _manifest(section: RunnerSettings, tmp_path: Path) -> model_pb2.ModelManifes
     return _report(_config(section, tmp_path)).manifests()[0]
 
 
-def test_what_the_runner_does_to_wake_a_model_never_leaves_it(tmp_path: Path) -> None:
+def test_runner_wake_recipe_is_not_published(tmp_path: Path) -> None:
     section = _section(model={"wake": HTTP_WAKE, "api_key_env": "UPSTREAM_KEY", "remote": True, "pool": "p"})
     manifest = _manifest(section, tmp_path)
     assert manifest.wake.by_runner
@@ -61,7 +61,7 @@ def test_what_the_runner_does_to_wake_a_model_never_leaves_it(tmp_path: Path) ->
         assert "secret-token" not in text
 
 
-def test_what_the_mesh_does_is_told_and_not_done_by_the_runner(tmp_path: Path) -> None:
+def test_mesh_wake_recipe_is_published_and_not_run_by_the_runner(tmp_path: Path) -> None:
     section = _section(model={"wake": WAKE_ON_LAN})
     wake = _manifest(section, tmp_path).wake
     assert not wake.by_runner
@@ -72,20 +72,18 @@ def test_what_the_mesh_does_is_told_and_not_done_by_the_runner(tmp_path: Path) -
     assert hibernation.woken_by_mesh
 
 
-def test_a_server_that_nobody_can_wake_says_nothing_about_waking(tmp_path: Path) -> None:
+def test_non_wakeable_server_publishes_no_wake(tmp_path: Path) -> None:
     assert not _manifest(_section(), tmp_path).HasField("wake")
 
 
-def test_what_weft_starts_itself_it_can_always_start_again(tmp_path: Path) -> None:
+def test_managed_engine_is_always_wakeable_by_its_runner(tmp_path: Path) -> None:
     wake = _manifest(_supervised(load_stall_seconds=240.0), tmp_path).wake
     assert wake.by_runner
     assert wake.max_wait.seconds == 240
 
 
 @pytest.mark.parametrize(("memory_wait", "told"), [(30.0, 270), (3600.0, 3600)])
-def test_routers_wait_longer_for_a_model_than_its_runner_does_for_its_memory(
-    memory_wait: float, told: int, tmp_path: Path
-) -> None:
+def test_router_wake_timeout_exceeds_the_runners_memory_timeout(memory_wait: float, told: int, tmp_path: Path) -> None:
     section = _supervised(load_stall_seconds=240.0, memory_wait_seconds=memory_wait)
     booked = _report(_config(section, tmp_path, accelerators=AcceleratorSettings()))
     assert booked.manifests()[0].wake.max_wait.seconds == told
@@ -98,15 +96,15 @@ def test_routers_wait_longer_for_a_model_than_its_runner_does_for_its_memory(
     ("url", "base"),
     [(URL, "http://gpu-box.lan:8000"), ("http://h/v1/", "http://h"), ("https://h/api", "https://h/api")],
 )
-def test_a_base_url_may_end_with_v1_or_not(url: str, base: str) -> None:
+def test_base_url_may_end_with_v1_or_not(url: str, base: str) -> None:
     assert AttachedServer(*engine_settings(OpenAiHttpModel, url=url, upstream_model="m")).base_url == base
 
 
-def test_an_attached_model_gets_a_backend_that_starts_nothing(tmp_path: Path) -> None:
+def test_attached_model_gets_a_backend_that_starts_no_process(tmp_path: Path) -> None:
     assert isinstance(_config(_section(), tmp_path).models[0].make_backend(), AttachedServer)
 
 
-def test_models_that_are_not_published_are_not_served(tmp_path: Path) -> None:
+def test_unpublished_models_are_not_served(tmp_path: Path) -> None:
     models = [
         {"name": "open", "url": URL},
         {"name": "shared", "url": URL, "publish": True},
@@ -155,7 +153,7 @@ def test_agents_are_published_with_their_models(tmp_path: Path) -> None:
         ("logit_bias", {"1": float("inf")}),
     ],
 )
-def test_a_default_parameter_that_is_none_is_named(name: str, value: Any, tmp_path: Path) -> None:
+def test_invalid_default_parameter_error_names_it(name: str, value: Any, tmp_path: Path) -> None:
     agents = [{"name": "a", "model": "m1"}, {"name": "b", "model": "m1", "default_params": {name: value}}]
     with pytest.raises(FieldError) as refused:
         _config(_section(agents=agents), tmp_path)
@@ -177,7 +175,7 @@ def test_a_default_parameter_that_is_none_is_named(name: str, value: Any, tmp_pa
         ({"wake": HTTP_WAKE, "sleep": {"type": "http", "after_seconds": 1.0, "url": "nowhere"}}, "sleep.url"),
     ],
 )
-def test_a_wrong_field_of_a_model_is_named_and_its_value_is_not(
+def test_invalid_model_field_error_names_it_without_its_value(
     model: dict[str, Any], field: str, tmp_path: Path
 ) -> None:
     with pytest.raises(FieldError) as refused:
@@ -186,17 +184,17 @@ def test_a_wrong_field_of_a_model_is_named_and_its_value_is_not(
     assert "://" not in refused.value.message
 
 
-def test_a_server_that_runs_already_cannot_start_asleep() -> None:
+def test_attached_server_cannot_start_hibernating() -> None:
     with pytest.raises(FieldError, match=r"models.0.start_asleep: .*give it a wake recipe instead"):
         _section(model={"start_asleep": True})
 
 
-def test_the_limit_on_requests_is_reported(tmp_path: Path) -> None:
+def test_request_limit_is_reported(tmp_path: Path) -> None:
     config = _config(_section(max_requests=3), tmp_path)
     assert _report(config).capability().max_requests == 3
 
 
-def test_what_a_model_can_do_is_told_where_it_is_known(tmp_path: Path) -> None:
+def test_known_model_capabilities_are_reported(tmp_path: Path) -> None:
     assert list(_manifest(_section(), tmp_path).skills) == []
     said = _manifest(_section(model={"skills": ["tools", "text"]}), tmp_path)
     assert list(said.skills) == [model_pb2.MODEL_SKILL_TEXT, model_pb2.MODEL_SKILL_TOOLS]

@@ -35,7 +35,7 @@ async def _lines(pages: dict[str, EnginePage], limits: MetricLimits | None = Non
     return [line for line in text.splitlines() if not line.startswith("#")]
 
 
-async def test_models_have_their_slots_memory_faults_and_caches() -> None:
+async def test_model_metrics_have_slots_memory_faults_and_caches() -> None:
     lines = await _lines({})
     assert 'weft_runner_requests_running{model="vllm"} 1.0' in lines
     assert 'weft_runner_slots{model="vllm"} 8.0' in lines
@@ -54,7 +54,7 @@ async def test_models_have_their_slots_memory_faults_and_caches() -> None:
     assert not [line for line in lines if line.startswith('weft_runner_cache_hit_rate{model="llama"')]
 
 
-async def test_only_figures_that_an_engine_reports_are_on_the_page() -> None:
+async def test_only_figures_reported_by_an_engine_are_on_the_page() -> None:
     words = ("engine_requests", "kv_cache", "preemptions", "prefix_")
     assert [line for line in await _lines({}) if any(word in line for word in words)] == [
         'weft_runner_engine_requests_running{model="vllm"} 3.0',
@@ -65,13 +65,13 @@ async def test_only_figures_that_an_engine_reports_are_on_the_page() -> None:
     ]
 
 
-async def test_metrics_of_engines_are_passed_on_with_their_runner_and_model() -> None:
+async def test_engine_metrics_are_forwarded_with_their_runner_and_model() -> None:
     lines = await _lines({"llama": LLAMA, "other": LLAMA})
     assert 'llamacpp:requests_processing{model="llama",runner="titan"} 2.0' in lines
     assert 'llamacpp:requests_processing{model="other",runner="titan"} 2.0' in lines
 
 
-async def test_what_is_not_passed_on_of_an_engine_is_counted() -> None:
+async def test_dropped_engine_metrics_are_counted() -> None:
     rogue = EnginePage(
         "# TYPE weft_router_waiting gauge\nweft_router_waiting 9\n" + "".join(f"g{n} 1\n" for n in range(20))
     )
@@ -83,12 +83,12 @@ async def test_what_is_not_passed_on_of_an_engine_is_counted() -> None:
     assert 'weft_runner_failed_engine_scrapes_total{model="llama"} 4.0' in lines
 
 
-async def test_with_a_bound_of_none_nothing_of_an_engine_is_passed_on() -> None:
+async def test_zero_series_bound_forwards_no_engine_metrics() -> None:
     lines = await _lines({"llama": LLAMA}, MetricLimits(max_engine_series=0))
     assert not [line for line in lines if line.startswith("llamacpp")]
 
 
-async def test_a_page_that_has_not_changed_is_not_read_again() -> None:
+async def test_unchanged_page_is_not_parsed_again() -> None:
     page = MetricsPage()
     engine = EnginePage(LLAMA.text)
     add_runner_metrics(page, "titan", _description, lambda: {"llama": engine})

@@ -16,7 +16,7 @@ from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 
 
-def test_loading_that_prints_or_computes_is_not_stalled() -> None:
+def test_load_with_output_or_cpu_work_is_not_stalled() -> None:
     watch = LoadStallDetector(LoadSample(0.0, 0, 0.0))
     for second in range(1, 100):
         watch = watch.observe(LoadSample(float(second), 0, second * 0.9))
@@ -24,7 +24,7 @@ def test_loading_that_prints_or_computes_is_not_stalled() -> None:
     assert not watch.stalled(140.0, 30.0)
 
 
-def test_loading_that_only_answers_health_probes_is_stalled_after_the_limit() -> None:
+def test_load_that_only_answers_health_probes_is_stalled_after_the_limit() -> None:
     watch = LoadStallDetector(LoadSample(0.0, 0, 0.0))
     for second in range(1, 30):
         watch = watch.observe(LoadSample(float(second), 0, second * 0.001))
@@ -32,7 +32,7 @@ def test_loading_that_only_answers_health_probes_is_stalled_after_the_limit() ->
     assert watch.stalled(30.0, 30.0)
 
 
-def test_a_slot_is_free_again_however_its_block_ends() -> None:
+def test_slot_is_freed_even_if_its_block_raises() -> None:
     slots = SlotTable(1)
     with pytest.raises(ZeroDivisionError), slots.hold("r1"):
         raise ZeroDivisionError
@@ -44,7 +44,7 @@ def test_a_slot_is_free_again_however_its_block_ends() -> None:
     assert not slots.holders
 
 
-def test_the_log_ring_keeps_the_last_lines_within_its_bound_and_cuts_long_ones() -> None:
+def test_log_ring_keeps_the_last_lines_within_its_bound_and_truncates_long_ones() -> None:
     ring = LogRing(max_bytes=100, max_line_bytes=20)
     for number in range(50):
         ring.feed(f"line {number}\n".encode())
@@ -58,11 +58,11 @@ def test_the_log_ring_keeps_the_last_lines_within_its_bound_and_cuts_long_ones()
 @pytest.mark.parametrize(
     ("code", "words"), [(0, "exit code 0"), (3, "exit code 3"), (-9, "signal SIGKILL"), (-37, "signal 37")]
 )
-def test_an_exit_is_described_in_words(code: int, words: str) -> None:
+def test_exit_is_described_as_text(code: int, words: str) -> None:
     assert describe_exit(code) == words
 
 
-def test_the_instances_of_a_runner_share_its_limit() -> None:
+def test_instances_of_a_runner_share_its_limit() -> None:
     limit = RequestLimit(2)
     first, second = SlotTable(2, limit), SlotTable(2, limit)
     with first.hold("r1"), second.hold("r2"):
@@ -84,7 +84,7 @@ def test_the_instances_of_a_runner_share_its_limit() -> None:
         ({"stays_awake": True}, 50.0, SleepDecision(sleep=False)),
     ],
 )
-def test_only_what_was_idle_for_long_enough_sleeps(
+def test_only_sufficiently_idle_models_hibernate(
     signs: dict[str, Any], after_seconds: float | None, decision: SleepDecision
 ) -> None:
     known: dict[str, Any] = {"now": 150.0, "idle_since": 100.0, "busy": False, "stays_awake": False, **signs}
@@ -92,13 +92,13 @@ def test_only_what_was_idle_for_long_enough_sleeps(
     assert decide_sleep(facts, after_seconds) == decision
 
 
-def test_pauses_between_retries_grow_to_a_limit_and_are_spread() -> None:
+def test_retry_backoff_is_bounded_exponential_with_jitter() -> None:
     assert [retry_pause_seconds(failures, 1.0) for failures in (1, 2, 3)] == [0.1, 0.2, 0.4]
     assert retry_pause_seconds(10**9, 1.0) == MAX_PAUSE_SECONDS
     assert retry_pause_seconds(10**9, 0.0) == MAX_PAUSE_SECONDS / 2
 
 
-def test_a_heartbeat_is_due_whatever_was_looked_at_meanwhile() -> None:
+def test_heartbeat_is_due_regardless_of_intermediate_reports() -> None:
     times = ReportTimes(heartbeat_at=0.0, looked_at=28.0, heartbeat_interval_seconds=30.0, report_interval_seconds=5.0)
     assert times.pause_seconds(28.0) == 2.0
     assert not times.heartbeat_due(29.9)
@@ -106,7 +106,7 @@ def test_a_heartbeat_is_due_whatever_was_looked_at_meanwhile() -> None:
     assert times.pause_seconds(100.0) == 0.0
 
 
-async def test_a_follower_gets_the_last_lines_and_then_the_new_ones() -> None:
+async def test_follower_gets_the_last_lines_and_then_new_ones() -> None:
     ring = LogRing()
     ring.feed(b"one\ntwo\nthree\n")
     with ring.follow(2) as follower:
@@ -119,7 +119,7 @@ async def test_a_follower_gets_the_last_lines_and_then_the_new_ones() -> None:
         assert not await follower.wait()
 
 
-def test_a_follower_that_is_too_slow_loses_the_oldest_lines_and_is_told_how_many() -> None:
+def test_slow_follower_loses_the_oldest_lines_and_is_told_how_many() -> None:
     ring = LogRing()
     with ring.follow(0) as slow, ring.follow(0) as quick:
         for number in range(MAX_UNREAD_LINES + 7):
@@ -132,7 +132,7 @@ def test_a_follower_that_is_too_slow_loses_the_oldest_lines_and_is_told_how_many
         assert slow.take().lost_line_count == 0
 
 
-def test_a_log_has_a_bounded_number_of_followers() -> None:
+def test_log_has_a_bounded_number_of_followers() -> None:
     ring = LogRing()
     with ExitStack() as following:
         for _ in range(MAX_FOLLOWERS):

@@ -66,5 +66,5 @@ def test_no_module_outside_its_folder_names_a_runtime() -> None:
 
 
 @pytest.mark.parametrize("where", ALLOWED)
-def test_the_exceptions_are_still_needed(where: str) -> None:
+def test_exceptions_are_still_needed(where: str) -> None:
     assert _names_in(ROOT / where)

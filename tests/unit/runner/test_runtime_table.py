@@ -47,23 +47,23 @@ def _fault(name: str) -> str:
     return fault
 
 
-def test_the_folders_are_the_runtimes() -> None:
+def test_runtime_folders_match_the_built_in_runtimes() -> None:
     assert table.built_in_names() == OWN
     assert [runtime.name for runtime in table.built_in()] == list(OWN)
 
 
-def test_a_runtime_is_found_by_its_other_name_and_shown_by_its_own() -> None:
+def test_runtime_is_found_by_its_alias_and_shown_by_its_name() -> None:
     runner = {"name": "gpu", "runtime": "vllm_serve", "models": [{"name": "qwen", "model": "org/qwen"}]}
     assert table.require_runtime("vllm_serve") is table.require_runtime("vllm")
     assert parse_section(ConfiguredRunner, runner).runtime == "vllm"
 
 
 @pytest.mark.parametrize("name", OWN)
-def test_a_runtime_of_wefts_own_has_a_row_on_the_page(name: str) -> None:
+def test_built_in_runtime_has_a_row_on_the_page(name: str) -> None:
     assert f"| `{name}` |" in PAGE.read_text(encoding="utf-8")
 
 
-def test_a_package_adds_a_runtime(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_package_adds_a_runtime(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for path in install(site / "plugin"):
         monkeypatch.syspath_prepend(path)
     (found,) = table.installed()
@@ -73,31 +73,31 @@ def test_a_package_adds_a_runtime(site: Path, monkeypatch: pytest.MonkeyPatch) -
     assert table.usable_names() == (*OWN, "ngram")
 
 
-def test_a_package_that_cannot_be_imported_is_named_with_the_reason(site: Path) -> None:
+def test_unimportable_package_is_reported_with_the_reason(site: Path) -> None:
     write_distribution(site, "weft-broken", "1.0", {"weft.runtimes:broken": "no_such_module:RUNTIME"})
     why = "ModuleNotFoundError: No module named 'no_such_module'"
     assert _fault("broken") == f"no_such_module:RUNTIME cannot be imported: {why}"
     assert table.installed()[0].package == "weft-broken 1.0"
 
 
-def test_an_entry_point_that_is_no_runtime_is_refused(site: Path) -> None:
+def test_entry_point_that_is_not_a_runtime_is_refused(site: Path) -> None:
     write_distribution(site, "weft-strange", "1.0", {"weft.runtimes:strange": "pathlib:Path"})
     assert "must be a runner_svc.runtimes.runtime.Runtime" in _fault("strange")
 
 
-def test_an_entry_point_with_another_name_than_its_runtime_is_refused(site: Path) -> None:
+def test_entry_point_with_a_different_name_than_its_runtime_is_refused(site: Path) -> None:
     value = "runner_svc.runtimes.openai_http.runtime:RUNTIME"
     write_distribution(site, "weft-alias", "1.0", {"weft.runtimes:alias": value})
     assert "calls itself openai_http" in _fault("alias")
 
 
-def test_a_name_that_two_packages_declare_is_refused_and_both_are_named(site: Path) -> None:
+def test_name_declared_by_two_packages_is_refused_naming_both(site: Path) -> None:
     for package in ("weft-a", "weft-b"):
         write_distribution(site, package, "1.0", {"weft.runtimes:twice": "pathlib:Path"})
     assert _fault("twice") == "weft-a 1.0 and weft-b 1.0 declare it; uninstall all but one"
 
 
-def test_a_package_cannot_replace_a_runtime_of_wefts_own(site: Path) -> None:
+def test_package_cannot_replace_a_built_in_runtime(site: Path) -> None:
     write_distribution(site, "weft-thief", "1.0", {"weft.runtimes:llama_server": "pathlib:Path"})
     (found,) = table.installed()
     assert found.runtime is None
@@ -105,7 +105,7 @@ def test_a_package_cannot_replace_a_runtime_of_wefts_own(site: Path) -> None:
     assert table.require_runtime("llama_server").name == "llama_server"
 
 
-def test_a_runtime_that_does_not_exist_is_refused_with_the_choices() -> None:
+def test_unknown_runtime_is_refused_with_the_choices() -> None:
     names = "comfyui, ctranslate2, diffusers, espeak_ng, exllamav3, faster_whisper, llama"
     with pytest.raises(FieldError, match=f"must be one of: {names}"):
         table.require_runtime("sglang")

@@ -52,7 +52,7 @@ def _refusal(path: Path) -> WeftError:
     return refused.value
 
 
-def test_a_folder_is_its_weights_and_its_configuration(tmp_path: Path) -> None:
+def test_folder_is_described_by_its_weights_and_configuration(tmp_path: Path) -> None:
     _write(tmp_path, "model.safetensors", 100, 28)
     (tmp_path / "config.json").write_text(json.dumps(CONFIG))
     model = read_safetensors_model(tmp_path)
@@ -70,7 +70,7 @@ def test_a_folder_is_its_weights_and_its_configuration(tmp_path: Path) -> None:
     assert read_safetensors_model(tmp_path / "model.safetensors") == model
 
 
-def test_the_files_of_an_index_are_added_up_and_no_others(tmp_path: Path) -> None:
+def test_only_files_listed_in_the_index_are_summed(tmp_path: Path) -> None:
     _write(tmp_path, "model-00001-of-00002.safetensors", 100)
     _write(tmp_path, "model-00002-of-00002.safetensors", 50, 50)
     _write(tmp_path, "consolidated.safetensors", 200)
@@ -83,14 +83,14 @@ def test_the_files_of_an_index_are_added_up_and_no_others(tmp_path: Path) -> Non
     assert read_safetensors_model(tmp_path).weight_bytes == 400, "without an index nobody knows better"
 
 
-def test_a_file_that_an_index_names_and_that_is_not_there_is_missed(tmp_path: Path) -> None:
+def test_missing_file_of_an_index_is_reported(tmp_path: Path) -> None:
     _write(tmp_path, "model-00001-of-00002.safetensors", 100)
     names = {"a": "model-00001-of-00002.safetensors", "b": "model-00002-of-00002.safetensors"}
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": names}))
     assert "1 of 2 files are missing" in _refusal(tmp_path).message
 
 
-def test_an_index_leads_nowhere_out_of_its_folder(tmp_path: Path) -> None:
+def test_index_cannot_reference_files_outside_its_folder(tmp_path: Path) -> None:
     inside = tmp_path / "inside"
     inside.mkdir()
     _write(tmp_path, "secret.safetensors", 100)
@@ -99,7 +99,7 @@ def test_an_index_leads_nowhere_out_of_its_folder(tmp_path: Path) -> None:
         assert "has none" in _refusal(inside).message
 
 
-def test_what_a_configuration_leaves_out_follows_from_the_rest(tmp_path: Path) -> None:
+def test_missing_configuration_values_are_derived(tmp_path: Path) -> None:
     _write(tmp_path, "model.safetensors", 8)
     (tmp_path / "config.json").write_text(
         json.dumps({"num_hidden_layers": 2, "num_attention_heads": 4, "hidden_size": 256})
@@ -108,13 +108,13 @@ def test_what_a_configuration_leaves_out_follows_from_the_rest(tmp_path: Path) -
     assert (set(model.kv_heads), model.key_length) == ({4}, 64)
 
 
-def test_a_model_that_sees_has_its_numbers_one_level_down(tmp_path: Path) -> None:
+def test_vision_model_numbers_are_read_from_the_nested_configuration(tmp_path: Path) -> None:
     _write(tmp_path, "model.safetensors", 8)
     (tmp_path / "config.json").write_text(json.dumps({"text_config": CONFIG, "vision_config": {"num_layers": 9}}))
     assert read_safetensors_model(tmp_path).layers == 16
 
 
-def test_numbers_of_a_configuration_that_cannot_be_are_not_believed(tmp_path: Path) -> None:
+def test_implausible_configuration_numbers_are_ignored(tmp_path: Path) -> None:
     _write(tmp_path, "model.safetensors", 8)
     values = {"num_hidden_layers": 10**9, "num_attention_heads": -4, "hidden_size": "2048", "head_dim": True}
     (tmp_path / "config.json").write_text(json.dumps({**values, "vocab_size": 10**30, "sliding_window": 1.5}))
@@ -144,19 +144,19 @@ HOSTILE: dict[str, bytes] = {
 
 
 @pytest.mark.parametrize("content", HOSTILE.values(), ids=HOSTILE.keys())
-def test_a_hostile_file_is_refused_in_words(tmp_path: Path, content: bytes) -> None:
+def test_malicious_file_is_refused_with_a_message(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "model.safetensors").write_bytes(content)
     _refusal(tmp_path)
 
 
 @pytest.mark.parametrize("config", [b"", b"[]", b"{" * 100_000, b'{"text_config": []}', b"\xff" * 10, b'{"x":1}' * 2])
-def test_a_hostile_configuration_is_refused_in_words(tmp_path: Path, config: bytes) -> None:
+def test_malicious_configuration_is_refused_with_a_message(tmp_path: Path, config: bytes) -> None:
     _write(tmp_path, "model.safetensors", 8)
     (tmp_path / "config.json").write_bytes(config)
     _refusal(tmp_path)
 
 
-def test_what_is_too_large_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_oversized_files_are_refused_without_reading(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _write(tmp_path, "model.safetensors", 8)
     for name, words in (
         ("MAX_HEADER_BYTES", "header has more"),
@@ -183,7 +183,7 @@ def test_what_is_too_large_is_not_read(tmp_path: Path, monkeypatch: pytest.Monke
     ],
     ids=["a crowd of tensors", "as many as may be", "a shape of millions", "metadata of megabytes", "a wide name"],
 )
-def test_the_largest_headers_take_little_memory(tmp_path: Path, header: bytes) -> None:
+def test_largest_headers_use_little_memory(tmp_path: Path, header: bytes) -> None:
     (tmp_path / "model.safetensors").write_bytes(_content({}, 16, header))
     tracemalloc.start()
     try:
@@ -193,7 +193,7 @@ def test_the_largest_headers_take_little_memory(tmp_path: Path, header: bytes) -
         tracemalloc.stop()
 
 
-def test_mutated_headers_are_read_or_refused_and_nothing_else(tmp_path: Path) -> None:
+def test_mutated_headers_are_read_or_refused_without_a_crash(tmp_path: Path) -> None:
     random_numbers = random.Random(20_261_120)
     good = _content({f"layer.{n}": _tensor(8 * n, 8 * n + 8) for n in range(20)}, 160)
     path, refused = tmp_path / "model.safetensors", 0
@@ -221,7 +221,7 @@ def _outcome(path: Path) -> SafetensorsModel | WeftError:
         return error
 
 
-def test_what_it_is_is_told_by_its_name(tmp_path: Path) -> None:
+def test_safetensors_is_recognized_by_file_name(tmp_path: Path) -> None:
     assert not is_safetensors(tmp_path)
     _write(tmp_path, "model.safetensors", 8)
     assert is_safetensors(tmp_path)

@@ -36,7 +36,7 @@ def _stated(preset: ServerPreset) -> set[str]:
     }
 
 
-def test_the_settings_and_the_table_name_the_same_presets() -> None:
+def test_settings_and_table_list_the_same_presets() -> None:
     assert set(get_args(PresetName)) == set(PRESETS)
 
 
@@ -50,7 +50,7 @@ def test_every_fact_has_a_source_and_every_source_a_fact(name: PresetName) -> No
     assert preset.install
 
 
-def test_a_fact_without_a_source_is_noticed() -> None:
+def test_fact_without_a_source_is_detected() -> None:
     silent = ServerPreset(
         title="x",
         version="1",
@@ -64,7 +64,7 @@ def test_a_fact_without_a_source_is_noticed() -> None:
 
 
 @pytest.mark.parametrize("name", PRESETS)
-def test_a_command_line_is_told_port_and_model_and_has_no_key(name: PresetName) -> None:
+def test_command_line_has_port_and_model_and_no_key(name: PresetName) -> None:
     preset = PRESETS[name]
     routes = [route.body for route in (preset.load, preset.sleep, preset.wake, preset.flush) if route is not None]
     texts = (*preset.command, *preset.environment.values(), *routes)
@@ -77,7 +77,7 @@ def test_a_command_line_is_told_port_and_model_and_has_no_key(name: PresetName) 
 
 
 @pytest.mark.parametrize("name", PRESETS)
-def test_a_preset_offers_what_it_can_name(name: PresetName) -> None:
+def test_preset_offers_the_operations_it_can_name(name: PresetName) -> None:
     preset = PRESETS[name]
     assert preset.operations >= {Operation.CHAT, Operation.COMPLETION}
     assert not preset.operations & preset.other_operations
@@ -88,13 +88,13 @@ def test_a_preset_offers_what_it_can_name(name: PresetName) -> None:
     assert profile.engine.engine == preset.title
 
 
-def test_the_reference_compares_every_preset() -> None:
+def test_reference_compares_every_preset() -> None:
     head, _, rows = page().partition("---")
     assert all(f"`{name}`" in head for name in PRESETS)
     assert "`cache_salt`" in rows
 
 
-def test_the_examples_of_the_docs_are_valid_and_show_every_preset() -> None:
+def test_documented_examples_are_valid_and_cover_every_preset() -> None:
     section = ENGINES_PAGE.partition("### Server programs")[2].partition("\n### Servers that")[0]
     shown = set()
     for block in re.findall(r"```yaml\n(.*?)```", section, re.DOTALL):

@@ -28,7 +28,7 @@ class Server:
         return ServerProbe(status=self.probes)
 
 
-async def test_models_that_probe_at_different_moments_make_one_probe_per_interval() -> None:
+async def test_models_probing_at_different_times_share_one_probe_per_interval() -> None:
     clock, server = FakeClock(), Server()
     probes = ServerProbes(clock)
     seen: dict[int, list[int | None]] = {model: [] for model in range(5)}
@@ -41,7 +41,7 @@ async def test_models_that_probe_at_different_moments_make_one_probe_per_interva
     assert all(len(set(results)) == len(results) for results in seen.values())
 
 
-async def test_callers_at_the_same_time_share_a_probe_that_began_after_they_called() -> None:
+async def test_concurrent_callers_share_a_probe_started_after_their_call() -> None:
     clock, server = FakeClock(), Server()
     probes, server.is_slow = ServerProbes(clock), True
     calls = [asyncio.create_task(probes.latest("u", "", 0.0, server.probe)) for _ in range(5)]
@@ -52,14 +52,14 @@ async def test_callers_at_the_same_time_share_a_probe_that_began_after_they_call
     assert (await probes.latest("u", "", 0.0, server.probe)).status == 2
 
 
-async def test_another_address_and_another_key_have_probes_of_their_own() -> None:
+async def test_different_addresses_and_keys_have_separate_probes() -> None:
     server = Server()
     probes = ServerProbes(FakeClock())
     found = [await probes.latest(url, key, MAX_AGE, server.probe) for url in "ab" for key in ("", "k")]
     assert [each.status for each in found] == [1, 2, 3, 4]
 
 
-async def test_a_caller_that_goes_away_leaves_the_others_their_probe() -> None:
+async def test_cancelled_caller_does_not_cancel_the_shared_probe() -> None:
     server = Server()
     probes, server.is_slow = ServerProbes(FakeClock()), True
     first, second = (asyncio.create_task(probes.latest("u", "", MAX_AGE, server.probe)) for _ in range(2))
@@ -81,12 +81,12 @@ async def test_a_caller_that_goes_away_leaves_the_others_their_probe() -> None:
         (ServerProbe(status=200, listed=ListedModels(names=("m",))), ""),
     ],
 )
-def test_a_shared_probe_says_why_no_models_are_known(probe: ServerProbe, why: str) -> None:
+def test_shared_probe_reports_why_no_models_are_known(probe: ServerProbe, why: str) -> None:
     assert list_of(probe).why == why
     assert (list_of(probe).models is None) is bool(why)
 
 
-def test_a_server_without_a_list_is_there_when_its_health_check_says_so() -> None:
+def test_server_without_a_model_list_is_online_if_its_health_check_passes() -> None:
     assert ServerProbe(status=404, health=200).presence == 200
     assert ServerProbe(status=404, health=None).presence is None
     assert ServerProbe(status=503).presence == 503

@@ -39,7 +39,7 @@ def _refusal(runner: dict[str, Any] | None = None, **model: Any) -> tuple[str, s
     return refused.value.field, refused.value.message
 
 
-def test_placeholders_are_filled_and_other_braces_are_left() -> None:
+def test_placeholders_are_filled_and_other_braces_are_kept() -> None:
     values = {name: f"<{name}>" for name in PLACEHOLDERS}
     assert filled("--port={port} {model}/{name}", values) == "--port=<port> <model>/<name>"
     assert filled("{context}x{slots}", values) == "<context>x<slots>"
@@ -48,7 +48,7 @@ def test_placeholders_are_filled_and_other_braces_are_left() -> None:
     )
 
 
-def test_an_unknown_placeholder_is_refused_with_the_known_ones() -> None:
+def test_unknown_placeholder_is_refused_with_the_known_ones() -> None:
     with pytest.raises(ValueError, match=r"unknown placeholder \{host\}; there are \{port\}, \{model\}, \{name\}"):
         check_template("--host {host}")
     assert check_template("{{host}}") == "{{host}}"
@@ -63,13 +63,13 @@ def test_an_unknown_placeholder_is_refused_with_the_known_ones() -> None:
     assert "{gpu}" in message
 
 
-def test_the_key_is_never_an_argument() -> None:
+def test_key_is_never_an_argument() -> None:
     field, message = _refusal(command=["serve", "--port", "{port}", "--api-key", "{key}"])
     assert field.endswith("command.4")
     assert "key_variable" in message
 
 
-def test_the_names_of_placeholders_are_found_in_all_texts() -> None:
+def test_placeholder_names_are_found_in_all_texts() -> None:
     assert placeholders_of(["--port={port}", "{{slots}}", "{model} {name}"]) == {"port", "model", "name"}
 
 
@@ -101,13 +101,13 @@ def test_the_names_of_placeholders_are_found_in_all_texts() -> None:
         ({**ANY_PROGRAM, "url": "http://box:1"}, "url", "openai_http"),
     ],
 )
-def test_a_setting_that_cannot_be_used_is_named(settings: dict[str, Any], field: str, words: str) -> None:
+def test_unusable_setting_error_names_it(settings: dict[str, Any], field: str, words: str) -> None:
     name, message = _refusal(**settings)
     assert name.endswith(field)
     assert words in message
 
 
-def test_a_command_line_is_filled_for_each_start() -> None:
+def test_command_line_is_filled_on_each_start() -> None:
     backend = _backend(
         command=["serve", "--port={port}", "{model}"],
         model="~/weights",
@@ -124,7 +124,7 @@ def test_a_command_line_is_filled_for_each_start() -> None:
     assert environment["PLAIN"] == "yes"
 
 
-def test_the_command_of_the_runner_is_the_default_and_is_checked_too() -> None:
+def test_runner_command_is_the_default_and_is_validated_too() -> None:
     backend = _backend({"command": ["wrapped", "--port", "{port}"]})
     assert backend.arguments(LoadOrder(), 1) == ["wrapped", "--port", "1"]
     field, message = _refusal({"command": ["wrapped", "{port}", "{what}"]})
@@ -132,7 +132,7 @@ def test_the_command_of_the_runner_is_the_default_and_is_checked_too() -> None:
     assert "{what}" in message
 
 
-def test_a_program_without_a_preset_has_the_usual_health_and_operations_and_no_key() -> None:
+def test_program_without_a_preset_has_default_health_and_operations_and_no_key() -> None:
     backend = _backend(**ANY_PROGRAM)
     assert (backend.health_path, backend.healthy_status, backend.key_variable) == ("/health", 200, "")
     assert backend.operations == {Operation.CHAT, Operation.COMPLETION}
@@ -141,7 +141,7 @@ def test_a_program_without_a_preset_has_the_usual_health_and_operations_and_no_k
     assert told.operations == {Operation.EMBEDDING}
 
 
-async def test_declared_memory_is_what_a_load_is_expected_to_take() -> None:
+async def test_declared_memory_is_the_expected_load_memory() -> None:
     section = _section(**ANY_PROGRAM, memory_mb=100)
     expected = await served_model(section, section.models[0], 5.0).forecast.expect(LoadPlan())
     assert expected is not None
@@ -150,7 +150,7 @@ async def test_declared_memory_is_what_a_load_is_expected_to_take() -> None:
 
 
 @pytest.mark.parametrize("preset", [{}, {"preset": "tgi", "model": "m"}, {"preset": "tabbyapi", "model": "m"}])
-def test_a_program_without_routes_to_sleep_and_to_wake_cannot_sleep_in_its_process(preset: dict[str, Any]) -> None:
+def test_program_without_sleep_and_wake_routes_cannot_hibernate_in_process(preset: dict[str, Any]) -> None:
     field, message = _refusal(**(preset or ANY_PROGRAM), sleeps_in_place=True)
     assert field.endswith("sleeps_in_place")
     assert "needs a preset with routes to sleep and to wake, not " in message

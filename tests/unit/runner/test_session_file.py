@@ -33,7 +33,7 @@ def _loop(path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", [_garbage, _empty, _endless, _folder, _loop])
-def test_a_damaged_session_file_is_set_aside_and_the_session_is_a_new_one(
+def test_damaged_session_file_is_set_aside_and_a_new_session_starts(
     tmp_path: Path, damage: Callable[[Path], None]
 ) -> None:
     path = tmp_path / "a.session"
@@ -47,15 +47,13 @@ def test_a_damaged_session_file_is_set_aside_and_the_session_is_a_new_one(
     assert SessionFile(path).read() == "ses-1"
 
 
-def test_a_file_that_is_not_there_is_no_news() -> None:
+def test_missing_session_file_is_not_logged() -> None:
     with capture_logs() as logs:
         assert SessionFile(Path("/nowhere/at/all")).read() == ""
     assert logs == []
 
 
-def test_a_session_id_that_cannot_be_written_is_logged_and_costs_nothing_else(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unwritable_session_id_is_logged_without_other_effects(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(path: Path, content: bytes) -> None:
         del content
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
@@ -70,7 +68,7 @@ def test_a_session_id_that_cannot_be_written_is_logged_and_costs_nothing_else(
     assert file.read() == "ses-1", "it is tried again with the next session"
 
 
-def test_an_id_that_the_file_holds_is_not_written_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unchanged_session_id_is_not_rewritten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "a.session"
     path.write_text("ses-1\n")
     file = SessionFile(path)

@@ -56,14 +56,14 @@ def _sounds(caller: RecordedCaller) -> list[bytes]:
     return [base64.b64decode(event["audio"]) for event in caller.events(SOUND)]
 
 
-def test_the_first_piece_leaves_before_the_next_sentence_is_spoken() -> None:
+def test_first_audio_chunk_is_sent_before_the_next_sentence_is_synthesized() -> None:
     happened = Stage().speak().happened
     kinds = [each if isinstance(each, str) else each["type"] for each in happened]
     first, second, third = TEXT.replace("s. ", "s.|").split("|")
     assert kinds == [first, SOUND, PROGRESS, second, SOUND, PROGRESS, third, SOUND, PROGRESS, DONE]
 
 
-def test_progress_is_counted_in_characters_and_the_end_tells_the_length() -> None:
+def test_progress_counts_characters_and_the_end_reports_the_length() -> None:
     caller = Stage().speak()
     worked = [event["work_progress"] for event in caller.events(PROGRESS)]
     assert [each["done"] for each in worked] == sorted(each["done"] for each in worked)
@@ -71,7 +71,7 @@ def test_progress_is_counted_in_characters_and_the_end_tells_the_length() -> Non
     assert caller.happened[-1]["usage"] == {"seconds": 1.5}
 
 
-def test_a_cancelled_request_ends_between_two_sentences() -> None:
+def test_cancelled_request_ends_between_two_sentences() -> None:
     class LeavesAtTheFirstSound(RecordedCaller):
         @override
         def send(self, event: dict[str, Any]) -> None:
@@ -84,7 +84,7 @@ def test_a_cancelled_request_ends_between_two_sentences() -> None:
 
 
 @pytest.mark.parametrize(("text", "sample_bytes"), [("\x00\x01", RATE), ("...", 0)])
-def test_a_text_without_anything_to_speak_is_refused_before_the_first_byte(text: str, sample_bytes: int) -> None:
+def test_unspeakable_text_is_refused_before_the_first_byte(text: str, sample_bytes: int) -> None:
     stage = Stage(sample_bytes)
     with pytest.raises(RefusedError, match="input: ") as refused:
         stage.speak(text)
@@ -92,24 +92,24 @@ def test_a_text_without_anything_to_speak_is_refused_before_the_first_byte(text:
     assert not stage.caller.events(SOUND)
 
 
-def test_a_long_recording_travels_in_pieces() -> None:
+def test_long_recording_is_sent_in_chunks() -> None:
     pieces = _sounds(Stage(3 * MAX_SOUND_BYTES).speak("One sentence of the usual length."))
     assert [len(piece) for piece in pieces] == [MAX_SOUND_BYTES, MAX_SOUND_BYTES, MAX_SOUND_BYTES, 44]
 
 
-def test_a_wav_is_read_by_other_programs() -> None:
+def test_wav_is_readable_by_other_programs() -> None:
     with wave.open(io.BytesIO(b"".join(_sounds(Stage().speak())))) as read:
         assert (read.getnchannels(), read.getsampwidth(), read.getframerate()) == (1, 2, RATE)
         assert len(read.readframes(RATE * 10)) == 3 * RATE
 
 
-def test_without_encoders_there_is_wav_also_for_a_request_that_names_no_format() -> None:
+def test_wav_is_the_default_format_and_the_only_one_without_encoders() -> None:
     assert {event["media_type"] for event in Stage().speak(form="").events(SOUND)} == {"audio/wav"}
     with pytest.raises(RefusedError, match="weft runtime install speech") as refused:
         Stage().speak(form="mp3")
     assert refused.value.kind == UNSUPPORTED
 
 
-def test_a_format_that_does_not_exist_is_refused() -> None:
+def test_unknown_format_is_refused() -> None:
     with pytest.raises(RefusedError, match="response_format: must be one of: mp3, opus"):
         make_encoder(None, "midi", RATE)

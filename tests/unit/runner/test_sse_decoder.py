@@ -20,25 +20,25 @@ STREAM = (
 PAYLOADS = [b'{"a":1}', b"two\nlines", b"no", b"[DONE]"]
 
 
-def test_payloads_come_out_in_order_and_comments_do_not() -> None:
+def test_payloads_are_returned_in_order_without_comments() -> None:
     assert SseDecoder().feed(STREAM) == PAYLOADS
 
 
 @settings(deadline=None)  # a busy machine is not a failure
 @given(st.lists(st.integers(0, len(STREAM))))
-def test_it_does_not_matter_where_the_bytes_are_cut(cuts: list[int]) -> None:
+def test_decoder_output_is_the_same_for_any_chunking(cuts: list[int]) -> None:
     edges = [0, *sorted(cuts), len(STREAM)]
     decoder = SseDecoder()
     heard = [payload for a, b in pairwise(edges) for payload in decoder.feed(STREAM[a:b])]
     assert heard == PAYLOADS
 
 
-def test_an_unfinished_event_says_nothing() -> None:
+def test_incomplete_event_yields_no_payload() -> None:
     assert SseDecoder().feed(b"data: half") == []
 
 
 @pytest.mark.parametrize("pieces", [[b"data: " + b"x" * 200], [b"data: x\n"] * 40, [b"x" * 60, b"x" * 60]])
-def test_an_event_over_the_limit_is_a_protocol_error(pieces: list[bytes]) -> None:
+def test_event_over_the_limit_is_a_protocol_error(pieces: list[bytes]) -> None:
     decoder = SseDecoder(max_event_bytes=100)
     *first, last = pieces
     for piece in first[:10]:
@@ -48,11 +48,11 @@ def test_an_event_over_the_limit_is_a_protocol_error(pieces: list[bytes]) -> Non
     assert refused.value.reason is Reason.BACKEND_PROTOCOL_ERROR
 
 
-def test_a_byte_order_mark_at_the_beginning_eats_no_piece_and_a_second_one_is_no_mark() -> None:
+def test_leading_byte_order_mark_is_skipped_and_a_later_one_is_not() -> None:
     assert SseDecoder().feed(BOM + b"data: a\n\n" + BOM + b"data: b\n\ndata: c\n\n") == [b"a", b"c"]
 
 
-def test_an_event_of_the_name_error_is_told_from_others() -> None:
+def test_error_events_are_distinguished_from_others() -> None:
     payloads = SseDecoder().feed(
         b"event: error\ndata: x\n\ndata: y\n\nevent: message\ndata: z\n\nevent: error\n\ndata: w\n\n"
     )
@@ -60,7 +60,7 @@ def test_an_event_of_the_name_error_is_told_from_others() -> None:
     assert [isinstance(payload, ErrorPayload) for payload in payloads] == [True, False, False, False]
 
 
-def test_a_line_over_the_limit_is_a_protocol_error_though_it_would_be_dropped() -> None:
+def test_oversized_line_is_a_protocol_error_even_if_it_would_be_ignored() -> None:
     decoder = SseDecoder(max_line_bytes=100)
     decoder.feed(b":" + b"x" * 90)
     with pytest.raises(WeftError) as refused:
@@ -82,7 +82,7 @@ class _Counted(bytes):
         return bytes(other) + bytes(self)
 
 
-def test_a_line_that_arrives_byte_by_byte_is_not_copied_with_every_byte() -> None:
+def test_line_arriving_byte_by_byte_is_not_copied_per_byte() -> None:
     _Counted.copied = 0
     decoder, length = SseDecoder(), 20_000
     for byte in b"data: " + b"x" * length:
@@ -92,7 +92,7 @@ def test_a_line_that_arrives_byte_by_byte_is_not_copied_with_every_byte() -> Non
     assert _Counted.copied <= 2 * length
 
 
-def test_the_count_of_copies_sees_a_decoder_that_copies() -> None:
+def test_copy_counter_detects_a_copying_decoder() -> None:
     """The negative control: a decoder that copies with every byte."""
     _Counted.copied, line = 0, b""
     for _ in range(1_000):

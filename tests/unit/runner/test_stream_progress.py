@@ -31,20 +31,20 @@ def _token(**delta: Any) -> dict[str, Any]:
         ([PREAMBLE, PREFILL, _token(content="a")], True, True),
     ],
 )
-def test_what_counts_as_a_sign_of_life(chunks: list[Any], token: bool, prefill: bool) -> None:
+def test_chunks_that_count_as_progress(chunks: list[Any], token: bool, prefill: bool) -> None:
     reader = StreamReader(1, 1)
     reader.read([msgspec.json.encode(chunk) for chunk in chunks])
     assert (reader.took_token, reader.took_prefill) == (token, prefill)
 
 
-def test_a_sign_is_of_the_last_read_only() -> None:
+def test_progress_refers_to_the_last_read_only() -> None:
     reader = StreamReader(1, 1)
     reader.read([msgspec.json.encode(_token(content="a"))])
     reader.read([DONE])
     assert not reader.took_token
 
 
-def test_a_token_that_cannot_be_shown_is_a_sign_once_the_answer_has_begun() -> None:
+def test_invisible_token_is_progress_once_the_answer_has_started() -> None:
     reader = StreamReader(1, 1)
     reader.read([msgspec.json.encode(_token(content="a"))])
     assert reader.read([msgspec.json.encode(_token(content=""))]) == []

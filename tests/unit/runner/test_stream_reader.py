@@ -37,13 +37,13 @@ def _usage(prompt: int, completion: int, cached: int = 0) -> bytes:
     )
 
 
-def test_the_first_content_is_alone_in_its_frame_and_the_rest_is_one_frame() -> None:
+def test_first_content_is_a_separate_frame_and_the_rest_is_one_frame() -> None:
     role = _chunk(choices=[{"index": 0, "delta": {"role": "assistant", "content": None}}])
     frames = StreamReader(1, 1).read([role, _text("a"), _text("b"), _text("c"), _end()])
     assert [[event.delta.text for event in frame] for frame in frames] == [["a"], ["b", "c"]]
 
 
-def test_of_a_whole_answer_what_arrives_together_is_one_frame_and_its_text_one_piece() -> None:
+def test_whole_answer_merges_simultaneous_chunks_into_one_text() -> None:
     progress = _chunk(choices=[], prompt_progress={"total": 100, "cache": 10, "processed": 60})
     reader = StreamReader(1, 1, whole=True)
     (first,) = reader.read([progress, _text("a"), _text("b"), _text("c")])
@@ -57,7 +57,7 @@ def test_of_a_whole_answer_what_arrives_together_is_one_frame_and_its_text_one_p
     assert last[-1].finished.receipt.usage.completion_tokens == 6
 
 
-def test_pieces_of_a_whole_answer_that_are_more_than_text_are_not_put_together() -> None:
+def test_non_text_chunks_of_a_whole_answer_are_not_merged() -> None:
     thought = _chunk(choices=[{"index": 0, "delta": {"reasoning_content": "r"}}])
     likely = _chunk(
         choices=[
@@ -72,7 +72,7 @@ def test_pieces_of_a_whole_answer_that_are_more_than_text_are_not_put_together()
     assert [len(event.delta.logprobs) for event in frame] == [0, 0, 0, 0, 1, 0, 0]
 
 
-def test_thinking_is_read_by_both_of_its_names_and_only_as_a_text() -> None:
+def test_thinking_is_read_under_both_names_and_only_as_text() -> None:
     named = _chunk(choices=[{"index": 0, "delta": {"reasoning": "so"}}])
     usual = _chunk(choices=[{"index": 0, "delta": {"reasoning_content": "then"}}])
     other = _chunk(choices=[{"index": 0, "delta": {"reasoning": {"effort": "low"}, "content": "a"}}])
@@ -81,14 +81,14 @@ def test_thinking_is_read_by_both_of_its_names_and_only_as_a_text() -> None:
     assert told[:3] == [("so", ""), ("then", ""), ("", "a")]
 
 
-def test_prefill_progress_before_the_content_comes_first_in_a_frame_of_its_own() -> None:
+def test_prefill_progress_precedes_content_in_a_separate_frame() -> None:
     progress = _chunk(choices=[], prompt_progress={"total": 100, "cache": 10, "processed": 60})
     frames = StreamReader(1, 1).read([progress, _text("a")])
     assert [frame[0].WhichOneof("event") for frame in frames] == ["progress", "delta"]
     assert frames[0][0].progress.processed_tokens == 60
 
 
-def test_the_report_that_a_prompt_is_done_costs_no_frame_of_its_own() -> None:
+def test_prompt_completion_report_adds_no_frame() -> None:
     done = _chunk(choices=[], prompt_progress={"total": 100, "cache": 10, "processed": 100})
     begun = _chunk(choices=[], prompt_progress={"total": 100, "cache": 10, "processed": 10})
     reader = StreamReader(1, 1)
@@ -101,7 +101,7 @@ def test_the_report_that_a_prompt_is_done_costs_no_frame_of_its_own() -> None:
     assert last[-1].HasField("finished")
 
 
-def test_no_report_on_the_prompt_is_lost_and_few_wait() -> None:
+def test_prompt_progress_reports_are_all_sent_and_few_are_held_back() -> None:
     reader, told = StreamReader(1, 1), []
     for processed in (0, 0, 0, 0, 40, 80, 100):
         frames = reader.read([_chunk(choices=[], prompt_progress={"total": 100, "processed": processed})])
@@ -109,13 +109,13 @@ def test_no_report_on_the_prompt_is_lost_and_few_wait() -> None:
     assert told == [[], [], [0, 0, 0], [], [0, 40], [80], []]
 
 
-def test_the_report_that_a_prompt_is_done_is_told_where_no_content_follows() -> None:
+def test_prompt_completion_is_reported_if_no_content_follows() -> None:
     done = _chunk(choices=[], prompt_progress={"total": 100, "cache": 10, "processed": 100})
     (frame,) = StreamReader(1, 1).read([done, _end(), _usage(100, 0), DONE])
     assert [event.WhichOneof("event") for event in frame] == ["delta", "progress", "usage", "finished"]
 
 
-def test_what_done_ends_goes_with_what_came_before_it() -> None:
+def test_end_events_are_in_the_frame_of_the_preceding_content() -> None:
     reader = StreamReader(1, 1)
     frames = reader.read([_text("a"), _text("b"), _end(), _usage(3, 2), DONE])
     kinds = [[event.WhichOneof("event") for event in frame] for frame in frames]
@@ -123,7 +123,7 @@ def test_what_done_ends_goes_with_what_came_before_it() -> None:
     assert reader.ended
 
 
-def test_content_before_an_end_without_a_finish_reason_is_not_lost() -> None:
+def test_content_before_an_end_without_a_finish_reason_is_kept() -> None:
     reader = StreamReader(1, 1)
     frames = reader.read([_text("a"), _text("b"), DONE])
     assert [event.delta.text for frame in frames for event in frame] == ["a", "b"]
@@ -134,7 +134,7 @@ def test_content_before_an_end_without_a_finish_reason_is_not_lost() -> None:
     assert end.delta.finish_reason == event_pb2.FINISH_REASON_STOP
 
 
-def test_tool_calls_reasoning_and_logprobs_are_carried() -> None:
+def test_tool_calls_reasoning_and_logprobs_are_passed_on() -> None:
     delta = {
         "reasoning_content": "hm",
         "tool_calls": [{"index": 1, "id": "c1", "type": "function", "function": {"name": "f", "arguments": '{"a"'}}],
@@ -158,7 +158,7 @@ def test_tool_calls_reasoning_and_logprobs_are_carried() -> None:
     assert not event.logprobs[0].top[0].HasField("raw_bytes")
 
 
-def test_usage_of_several_choices_adds_up_and_counts_the_shared_prompt_once() -> None:
+def test_usage_of_several_choices_is_summed_and_the_shared_prompt_counted_once() -> None:
     """llama-server sends one usage per choice."""
     reader = StreamReader(2, 2)
     reader.read(
@@ -190,7 +190,7 @@ VLLM_METRICS = {
 }
 
 
-def test_times_per_request_of_vllm_are_taken_without_its_queue() -> None:
+def test_vllm_request_times_are_used_without_its_queue_time() -> None:
     receipt = _receipt_with(StreamReader(1, 1), metrics=VLLM_METRICS)
     assert receipt.engine_timings.prefill_time.ToMilliseconds() == 40
     assert receipt.engine_timings.decode_time.ToMilliseconds() == 500
@@ -212,14 +212,14 @@ def test_times_per_request_of_vllm_are_taken_without_its_queue() -> None:
         {**VLLM_METRICS, "generation_time_ms": 1e300},
     ],
 )
-def test_metrics_of_another_shape_say_nothing_and_harm_nothing(metrics: object) -> None:
+def test_metrics_of_another_shape_are_ignored(metrics: object) -> None:
     receipt = _receipt_with(StreamReader(1, 1), metrics=metrics)
     assert receipt.usage.completion_tokens == 11
     assert not receipt.HasField("engine_timings")
     assert not receipt.HasField("gpu_time")
 
 
-def test_metrics_of_one_prompt_are_not_those_of_several() -> None:
+def test_metrics_of_one_prompt_are_not_used_for_several() -> None:
     """vLLM tells the times of the last prompt alone."""
     reader = StreamReader(2, 1)
     for index in (0, 1):
@@ -228,13 +228,13 @@ def test_metrics_of_one_prompt_are_not_those_of_several() -> None:
     assert not reader.finish()[-1].finished.receipt.HasField("engine_timings")
 
 
-def test_a_time_that_a_server_leaves_out_is_not_zero() -> None:
+def test_time_missing_from_a_server_is_not_zero() -> None:
     timings = _receipt_with(StreamReader(1, 1), timings={"predicted_ms": 100.0}).engine_timings
     assert timings.decode_time.ToMilliseconds() == 100
     assert not timings.HasField("prefill_time")
 
 
-def test_usage_of_several_prompts_adds_up() -> None:
+def test_usage_of_several_prompts_is_summed() -> None:
     reader = StreamReader(2, 1)
     for index, tokens in ((0, 3), (1, 4)):
         choice = {"index": index, "text": "x", "finish_reason": "stop"}
@@ -243,7 +243,7 @@ def test_usage_of_several_prompts_adds_up() -> None:
     assert (usage.prompt_tokens, usage.completion_tokens) == (7, 4)
 
 
-def test_usage_that_runs_along_with_the_pieces_is_not_added_up() -> None:
+def test_incremental_usage_is_not_summed() -> None:
     """Some servers send the choice's usage so far with every chunk."""
     reader = StreamReader(2, 2)
     for index in (0, 1):
@@ -265,7 +265,7 @@ def test_usage_that_runs_along_with_the_pieces_is_not_added_up() -> None:
         {"choices": [{"index": 2**60, "delta": {"content": "a"}}]},
     ],
 )
-def test_a_number_that_cannot_be_is_a_protocol_error(chunk: dict[str, Any]) -> None:
+def test_invalid_number_is_a_protocol_error(chunk: dict[str, Any]) -> None:
     with pytest.raises(WeftError) as refused:
         StreamReader(1, 1).read([_chunk(**chunk)])
     assert refused.value.reason is Reason.BACKEND_PROTOCOL_ERROR
@@ -275,13 +275,13 @@ def test_a_number_that_cannot_be_is_a_protocol_error(chunk: dict[str, Any]) -> N
     "payload",
     [b"not json", b"[]", b'{"choices": 5}', b'{"choices":[{"delta":{"content":7}}]}', b"<html>", b'{"choices":[{"in'],
 )
-def test_what_is_not_a_chunk_is_a_protocol_error(payload: bytes) -> None:
+def test_invalid_chunk_is_a_protocol_error(payload: bytes) -> None:
     with pytest.raises(WeftError) as refused:
         StreamReader(1, 1).read([payload])
     assert refused.value.reason is Reason.BACKEND_PROTOCOL_ERROR
 
 
-def test_a_loop_that_a_server_of_ours_has_found_ends_the_answer_with_its_reason() -> None:
+def test_loop_detected_by_an_own_server_ends_the_answer_with_its_reason() -> None:
     reader = StreamReader(1, 1)
     reader.read([_text("again ")])
     with pytest.raises(WeftError) as ended:
@@ -289,7 +289,7 @@ def test_a_loop_that_a_server_of_ours_has_found_ends_the_answer_with_its_reason(
     assert (ended.value.reason, ended.value.message) == (Reason.REPEATED_LINE_LOOP, "the model repeats itself")
 
 
-def test_an_answer_in_one_piece_has_a_time_but_no_first_token() -> None:
+def test_unsplit_answer_has_a_duration_but_no_first_token_time() -> None:
     reader = StreamReader(1, 1)
     usage = {"prompt_tokens": 10, "completion_tokens": 4}
     told = _chunk(choices=[], usage=usage, timings={"undivided_ms": 2000.0})
@@ -301,7 +301,7 @@ def test_an_answer_in_one_piece_has_a_time_but_no_first_token() -> None:
     assert not receipt.engine_timings.HasField("decode_time")
 
 
-def test_an_error_inside_the_stream_is_the_backends_error_with_its_words() -> None:
+def test_error_inside_the_stream_is_a_backend_error_with_its_message() -> None:
     with pytest.raises(WeftError) as refused:
         StreamReader(1, 1).read([b'{"error":{"message":"out of tea","type":"server_error","code":500}}'])
     assert refused.value.reason is Reason.BACKEND_ERROR
@@ -309,7 +309,7 @@ def test_an_error_inside_the_stream_is_the_backends_error_with_its_words() -> No
 
 
 @pytest.mark.parametrize("payloads", [[], [_text("a")], [_text("a"), _end()]])
-def test_an_end_without_every_finish_reason_is_a_protocol_error(payloads: list[bytes]) -> None:
+def test_end_without_every_finish_reason_is_a_protocol_error(payloads: list[bytes]) -> None:
     reader = StreamReader(2, 2)
     reader.read(payloads)
     with pytest.raises(WeftError) as refused:
@@ -317,7 +317,7 @@ def test_an_end_without_every_finish_reason_is_a_protocol_error(payloads: list[b
     assert refused.value.reason is Reason.BACKEND_PROTOCOL_ERROR
 
 
-def test_a_null_chunk_is_skipped() -> None:
+def test_null_chunk_is_skipped() -> None:
     """llama-server opens a multi-prompt completion with one."""
     assert StreamReader(1, 1).read([b"null"]) == []
 
@@ -349,20 +349,20 @@ def _fault(*payloads: bytes) -> WeftError:
     return refused.value
 
 
-def test_a_finish_reason_is_held_back_until_the_stream_has_ended() -> None:
+def test_finish_reason_is_held_back_until_the_stream_ends() -> None:
     reader = StreamReader(1, 1)
     first = reader.read([_text("a"), _end()])
     assert not any(event.delta.finish_reason for frame in first for event in frame)
     assert reader.read([DONE])[0][0].delta.finish_reason == event_pb2.FINISH_REASON_STOP
 
 
-def test_the_caller_gets_one_finish_reason_however_often_it_was_sent() -> None:
+def test_repeated_finish_reason_reaches_the_caller_once() -> None:
     events = _whole(_text("a"), _end(), _end(), _end(), DONE)
     assert sum(bool(event.delta.finish_reason) for event in events) == 1
 
 
 @pytest.mark.parametrize("whole", [False, True])
-def test_content_after_the_finish_reason_is_never_part_of_the_answer(whole: bool) -> None:
+def test_content_after_the_finish_reason_is_a_protocol_error(whole: bool) -> None:
     reader = StreamReader(1, 1, whole=whole)
     reader.read([_text("a"), _end()])
     with pytest.raises(WeftError) as refused:
@@ -427,7 +427,7 @@ def test_pieces_in_messages_are_joined_and_a_message_behind_deltas_repeats_them(
     ],
 )
 @pytest.mark.parametrize("asked", ["", "m"])
-def test_text_that_no_reader_takes_is_a_protocol_error(payload: bytes, asked: str) -> None:
+def test_unencodable_text_is_a_protocol_error(payload: bytes, asked: str) -> None:
     with pytest.raises(WeftError) as refused:
         StreamReader(1, 1, asked_model=asked).read([payload])
     assert refused.value.reason is Reason.BACKEND_PROTOCOL_ERROR
@@ -446,12 +446,12 @@ def test_text_that_no_reader_takes_is_a_protocol_error(payload: bytes, asked: st
         ErrorPayload(b'{"type":"error","error":{"type":"overloaded_error","message":"no tea"}}'),
     ],
 )
-def test_an_error_in_any_usual_form_is_the_backends_with_its_words(payload: bytes) -> None:
+def test_error_in_any_common_format_is_a_backend_error_with_its_message(payload: bytes) -> None:
     error = _fault(_text("a"), payload, _end(), DONE)
     assert (error.reason, error.message) == (Reason.BACKEND_ERROR, "the engine reported: no tea")
 
 
-def test_a_server_that_answers_as_another_model_is_warned_of_once_and_before_the_content() -> None:
+def test_different_answering_model_is_warned_about_once_before_the_content() -> None:
     reader = StreamReader(1, 1, asked_model="llama3.2")
     named = {"model": "/models/qwen2.gguf", "choices": [{"delta": {"content": "a"}}]}
     frames = reader.read([_chunk(**named), _chunk(**named), _end(), DONE])
@@ -464,7 +464,7 @@ def test_a_server_that_answers_as_another_model_is_warned_of_once_and_before_the
 
 
 @pytest.mark.parametrize("named", ["llama3.2:latest", "", None, 7])
-def test_a_server_that_answers_as_the_model_or_says_nothing_of_use_is_not_warned_of(named: Any) -> None:
+def test_matching_or_missing_model_name_is_not_warned_about(named: Any) -> None:
     reader = StreamReader(1, 1, asked_model="llama3.2")
     frames = reader.read([_chunk(model=named, choices=[{"delta": {"content": "a"}}]), _end(), DONE])
     assert not any(event.HasField("warning") for frame in frames for event in frame)

@@ -28,7 +28,7 @@ MAX_SECONDS = 5.0
         (PLAIN + "{{ rethinking_tools }}", {DEFAULT, DISABLED}),
     ],
 )
-def test_thinking_can_be_set_where_a_template_reads_the_switch(template: str, modes: set[ThinkingMode]) -> None:
+def test_thinking_is_configurable_if_the_template_reads_the_switch(template: str, modes: set[ThinkingMode]) -> None:
     assert abilities_of_templates([template]).thinking_modes == modes
 
 
@@ -42,17 +42,17 @@ def test_thinking_can_be_set_where_a_template_reads_the_switch(template: str, mo
         ([PLAIN + "{{ my_tools }}"], False),
     ],
 )
-def test_tools_are_taken_where_a_template_reads_them(templates: list[str], has: bool) -> None:
+def test_tools_are_supported_if_the_template_reads_them(templates: list[str], has: bool) -> None:
     found = abilities_of_templates(templates)
     assert (Skill.TOOLS in found.skills, Skill.TOOLS in found.lacking) == (has, not has)
 
 
-def test_without_a_template_nothing_is_known() -> None:
+def test_abilities_are_unknown_without_a_template() -> None:
     assert abilities_of_templates([]) == UNKNOWN
 
 
 @pytest.mark.parametrize("unit", ["{#", "{% if ", "{% if thinking", "{%- set x", "tools ", "<"])
-def test_a_hostile_template_of_full_length_is_read_in_time(unit: str) -> None:
+def test_malicious_template_of_maximum_length_is_read_in_time(unit: str) -> None:
     began = time.process_time()
     abilities_of_templates([unit * (2**20 // len(unit))])
     assert time.process_time() - began < MAX_SECONDS

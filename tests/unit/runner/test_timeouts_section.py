@@ -24,12 +24,12 @@ def _section(**fields: Any) -> RunnerSettings:
 
 
 @pytest.mark.parametrize(("name", "seconds"), LIMITS.items())
-def test_every_limit_of_the_section_is_a_limit_of_the_profile(name: str, seconds: float) -> None:
+def test_every_section_limit_is_a_profile_limit(name: str, seconds: float) -> None:
     profile = _section(**LIMITS).timeouts
     assert getattr(profile, name.replace("_timeout", "")) == seconds
 
 
-def test_only_the_limits_that_can_tell_a_stall_from_long_work_are_on_by_default() -> None:
+def test_only_limits_that_distinguish_a_stall_from_long_work_are_on_by_default() -> None:
     profile = _section().timeouts
     assert (profile.headers_seconds, profile.first_token_seconds, profile.absolute_seconds) == (None, None, None)
     assert (profile.prefill_liveness_seconds, profile.idle_stream_seconds) == (120.0, 120.0)

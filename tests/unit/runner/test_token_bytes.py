@@ -30,9 +30,7 @@ SENTENCES = {
         ({"decoder": None}, "Ġ", "Ġ".encode()),
     ],
 )
-def test_a_token_is_the_text_that_its_tokenizer_means(
-    tokenizer: dict[str, object], token: str, expected: bytes
-) -> None:
+def test_token_is_decoded_as_its_tokenizer_defines(tokenizer: dict[str, object], token: str, expected: bytes) -> None:
     assert TokenBytes(tokenizer).of(token) == expected
 
 

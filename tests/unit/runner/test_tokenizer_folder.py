@@ -21,14 +21,14 @@ def _folder(path: Path, config: Any = None, **files: str) -> Path:
     return path
 
 
-def test_the_template_of_the_configuration_is_read_with_its_tokens(tmp_path: Path) -> None:
+def test_configuration_template_is_read_with_its_tokens(tmp_path: Path) -> None:
     config = {"chat_template": "usual", "bos_token": {"content": "<s>"}, "eos_token": "</s>"}
     assert read_tokenizer_folder(_folder(tmp_path, config)) == TokenizerFolder(
         chat_template="usual", bos_token="<s>", eos_token="</s>"
     )
 
 
-def test_named_templates_are_read_and_a_file_goes_before_the_configuration(tmp_path: Path) -> None:
+def test_named_templates_are_read_and_a_file_precedes_the_configuration(tmp_path: Path) -> None:
     templates = [{"name": "default", "template": "old"}, {"name": "tool_use", "template": "tools"}, {"name": "x"}]
     folder = _folder(tmp_path, {"chat_template": templates, "bos_token": None}, chat_template="file")
     further = tmp_path / "additional_chat_templates"
@@ -39,7 +39,7 @@ def test_named_templates_are_read_and_a_file_goes_before_the_configuration(tmp_p
     assert found.bos_token == ""
 
 
-async def test_a_folder_without_such_files_has_no_template_and_an_override_is_used(tmp_path: Path) -> None:
+async def test_folder_without_template_files_has_none_and_an_override_is_used(tmp_path: Path) -> None:
     assert (await read_templates(_folder(tmp_path), None)).usual is None
     override = tmp_path / "other.txt"
     override.write_text("override")
@@ -48,18 +48,18 @@ async def test_a_folder_without_such_files_has_no_template_and_an_override_is_us
 
 
 @pytest.mark.parametrize("config", ["{", "[" * 100_000, "\x00"])
-def test_a_configuration_that_is_no_json_is_refused(tmp_path: Path, config: str) -> None:
+def test_non_json_configuration_is_refused(tmp_path: Path, config: str) -> None:
     with pytest.raises(WeftError, match=r"tokenizer_config\.json is no JSON") as refused:
         read_tokenizer_folder(_folder(tmp_path, config))
     assert refused.value.reason is Reason.INVALID_ARGUMENT
 
 
 @pytest.mark.parametrize("config", ["[1]", "null", "{}"])
-def test_a_configuration_of_another_form_has_nothing(tmp_path: Path, config: str) -> None:
+def test_configuration_of_another_shape_is_empty(tmp_path: Path, config: str) -> None:
     assert read_tokenizer_folder(_folder(tmp_path, config)) == TokenizerFolder()
 
 
-def test_a_template_over_its_bound_is_refused(tmp_path: Path) -> None:
+def test_oversized_template_is_refused(tmp_path: Path) -> None:
     with pytest.raises(WeftError, match=f"chat_template.jinja is over {MAX_TEXT_BYTES} bytes"):
         read_tokenizer_folder(_folder(tmp_path, chat_template="x" * (MAX_TEXT_BYTES + 1)))
     (tmp_path / "chat_template.jinja").write_bytes(b"\xff")

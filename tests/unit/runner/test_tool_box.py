@@ -49,7 +49,7 @@ async def run(work: Callable[[], Awaitable[str]], timeout: float = 5.0, max_byte
     return await ToolBox([source]).run("files.read", {})
 
 
-def test_the_names_of_all_tools_that_can_be_picked_are_listed_and_none_of_a_source_that_is_down() -> None:
+def test_available_tools_are_listed_without_those_of_an_offline_source() -> None:
     lost = Scripted("web.search", source="web")
     box = ToolBox(
         [
@@ -64,7 +64,7 @@ def test_the_names_of_all_tools_that_can_be_picked_are_listed_and_none_of_a_sour
     assert box.names() == ("files.deep.read", "files.read", "files.write")
 
 
-def test_picked_tools_have_unique_wire_names_apart_from_those_taken() -> None:
+def test_picked_tools_have_unique_wire_names_distinct_from_taken_ones() -> None:
     both = ToolBox(
         [
             Scripted("files.read", "files.write", source="files"),
@@ -88,7 +88,7 @@ def test_picked_tools_have_unique_wire_names_apart_from_those_taken() -> None:
         ("files.read", "its server has ended", "its server has ended"),
     ],
 )
-def test_a_tool_that_cannot_be_used_is_named_with_the_reason(name: str, down: str | None, says: str) -> None:
+def test_unusable_tool_is_reported_with_the_reason(name: str, down: str | None, says: str) -> None:
     source = Scripted("files.read")
     source.down = down
     with pytest.raises(WeftError, match=says) as caught:
@@ -97,7 +97,7 @@ def test_a_tool_that_cannot_be_used_is_named_with_the_reason(name: str, down: st
     assert caught.value.metadata == {"tool": name}
 
 
-def test_the_longest_source_name_owns_a_tool() -> None:
+def test_longest_matching_source_name_owns_a_tool() -> None:
     nested = ToolBox(
         [
             Scripted("files.read", source="files"),
@@ -107,7 +107,7 @@ def test_the_longest_source_name_owns_a_tool() -> None:
     assert [tool.name for tool in nested.pick(["files.old.read", "files.read"])] == ["files.old.read", "files.read"]
 
 
-def test_arguments_are_checked_even_after_the_server_went_down() -> None:
+def test_arguments_are_validated_even_after_the_server_went_down() -> None:
     source = Scripted("files.read")
     box = ToolBox([source])
     box.pick(["files.read"])
@@ -121,14 +121,14 @@ def test_arguments_are_checked_even_after_the_server_went_down() -> None:
     assert caught.value.reason is Reason.TOOL_UNAVAILABLE
 
 
-async def test_an_answer_is_handed_on() -> None:
+async def test_tool_result_is_returned() -> None:
     async def answer() -> str:
         return "42"
 
     assert await run(answer) == ToolOutcome(content="42")
 
 
-async def test_a_hanging_tool_is_given_up_and_the_model_told() -> None:
+async def test_hanging_tool_times_out_and_the_model_is_informed() -> None:
     ended = asyncio.Event()
 
     async def hang() -> str:
@@ -144,7 +144,7 @@ async def test_a_hanging_tool_is_given_up_and_the_model_told() -> None:
     assert ended.is_set()
 
 
-async def test_a_tool_that_ignores_its_cancellation_is_left_to_itself_up_to_a_bound(
+async def test_tools_that_ignore_cancellation_are_abandoned_up_to_a_bound(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(box_module, "CANCEL_GRACE_SECONDS", 0.01)
@@ -170,7 +170,7 @@ async def test_a_tool_that_ignores_its_cancellation_is_left_to_itself_up_to_a_bo
     assert (await box.run("files.read", {})).content == "too late"
 
 
-async def test_what_a_tool_raises_is_told_without_a_trace_and_bounded() -> None:
+async def test_tool_exception_is_reported_without_a_traceback_and_bounded() -> None:
     async def fail() -> str:
         raise KeyError("x" * 10_000)
 
@@ -181,7 +181,7 @@ async def test_what_a_tool_raises_is_told_without_a_trace_and_bounded() -> None:
     assert "Traceback" not in outcome.content
 
 
-async def test_an_exception_that_cannot_say_what_it_is_about_is_told_by_its_type() -> None:
+async def test_exception_without_a_message_is_reported_by_its_type() -> None:
     class MuteError(Exception):
         def __str__(self) -> str:
             raise RuntimeError("no words")
@@ -192,21 +192,21 @@ async def test_an_exception_that_cannot_say_what_it_is_about_is_told_by_its_type
     assert (await run(fail)).content == "The tool failed: MuteError: its message cannot be read"
 
 
-async def test_a_tool_that_cancels_itself_has_failed() -> None:
+async def test_tool_that_cancels_itself_has_failed() -> None:
     async def cancel() -> str:
         raise asyncio.CancelledError
 
     assert (await run(cancel)).content == "The tool failed: it cancelled itself"
 
 
-async def test_a_tool_that_raises_what_ends_generators_has_failed() -> None:
+async def test_tool_that_raises_generator_exit_has_failed() -> None:
     async def leave() -> str:
         raise GeneratorExit
 
     assert (await run(leave)).content == "The tool failed: GeneratorExit: "
 
 
-async def test_a_text_with_a_method_of_its_own_is_a_text() -> None:
+async def test_str_subclass_with_overridden_methods_is_plain_text() -> None:
     class Text(str):
         __slots__ = ()
 
@@ -238,7 +238,7 @@ async def test_cancelling_the_run_cancels_the_tool() -> None:
     assert ended.is_set()
 
 
-async def test_fifty_megabytes_are_cut_to_what_is_allowed_and_the_model_told() -> None:
+async def test_fifty_megabyte_output_is_truncated_to_the_limit_and_the_model_is_informed() -> None:
     async def flood() -> str:
         return "x" * 50_000_000
 
@@ -251,17 +251,17 @@ async def test_fifty_megabytes_are_cut_to_what_is_allowed_and_the_model_told() -
     ("content", "max_bytes", "kept", "missing"),
     [("éééé", 5, "éé", 4), ("😀😀", 7, "😀", 4), ("abc", 2, "ab", 1)],
 )
-def test_output_is_cut_between_characters(content: str, max_bytes: int, kept: str, missing: int) -> None:
+def test_output_is_truncated_between_characters(content: str, max_bytes: int, kept: str, missing: int) -> None:
     outcome = bounded(ToolOutcome(content=content), max_bytes)
     assert outcome == ToolOutcome(content=f"{kept}\n[cut: {missing} bytes more]", cut=True)
 
 
-def test_output_of_just_the_allowed_size_is_not_cut_and_half_surrogates_are_replaced() -> None:
+def test_output_of_exactly_the_limit_is_kept_and_lone_surrogates_are_replaced() -> None:
     assert bounded(ToolOutcome(content="abcd"), 4) == ToolOutcome(content="abcd")
     assert bounded(ToolOutcome(content="a\ud800b"), 10) == ToolOutcome(content="a?b")
 
 
-async def test_an_unknown_tool_is_a_failed_outcome() -> None:
+async def test_unknown_tool_is_a_failed_outcome() -> None:
     outcome = await ToolBox([Scripted()]).run("mail.send", {})
     assert outcome == ToolOutcome(content="The tool failed: the tool mail.send is not configured", failed=True)
 

@@ -69,7 +69,7 @@ def _calls(*chunks: list[Delta], finish: str = "tool_calls") -> dict[int, tuple[
         [[_call("f", ONE, id="a")], [_call("f", ONE, id="a")], [_call("f", TWO, id="b")]],
     ],
 )
-def test_two_calls_are_two_calls_however_they_are_numbered(chunks: list[list[Delta]]) -> None:
+def test_two_calls_are_separated_in_any_numbering(chunks: list[list[Delta]]) -> None:
     calls = _calls(*chunks)
     assert list(calls) == [0, 1]
     assert [(call_id, name) for call_id, name, _ in calls.values()] == [("a", "f"), ("b", "f")]
@@ -87,7 +87,7 @@ def test_two_calls_are_two_calls_however_they_are_numbered(chunks: list[list[Del
         [[_call("f", ONE, id="x", index=0)], [_call("g", TWO, id="x", index=0)]],
     ],
 )
-def test_a_new_name_starts_a_call_and_each_call_has_its_own_id(chunks: list[list[Delta]]) -> None:
+def test_new_name_starts_a_call_and_each_call_has_its_own_id(chunks: list[list[Delta]]) -> None:
     calls = _calls(*chunks)
     assert [call[1:] for call in calls.values()] == [("f", ONE), ("g", TWO)]
     ids = {call_id for call_id, _, _ in calls.values()}
@@ -106,41 +106,41 @@ _HEAD_ONCE = (("f", None, None), ("f", "", ""))
         (("a", "a", "a"), ("f", "f", "f")),
     ],
 )
-def test_pieces_of_one_call_stay_one_call(ids: tuple[Any, ...], names: tuple[Any, ...]) -> None:
+def test_chunks_of_one_call_stay_one_call(ids: tuple[Any, ...], names: tuple[Any, ...]) -> None:
     pieces = zip(ids, names, ('{"q', '":"1', '"}'), strict=True)
     calls = _calls(*([_call(name, text, id=call_id, index=0)] for call_id, name, text in pieces))
     assert [call[1:] for call in calls.values()] == [("f", ONE)]
 
 
 @pytest.mark.parametrize("arguments", ["", " ", "null", None, {}, "{}"])
-def test_a_call_without_arguments_has_an_empty_object(arguments: object) -> None:
+def test_call_without_arguments_has_an_empty_object(arguments: object) -> None:
     calls = _calls([_call("f", arguments, id="a"), _call("g", arguments, id="b")])
     assert [(name, json.loads(text)) for _, name, text in calls.values()] == [("f", {}), ("g", {})]
 
 
-def test_arguments_that_the_limit_cut_are_not_made_up() -> None:
+def test_arguments_truncated_by_the_limit_are_not_filled_in() -> None:
     assert _calls([_call("f", "", id="a")], finish="length") == {0: ("a", "f", "")}
 
 
 @pytest.mark.parametrize("finish", ["stop", "STOP", "tool_calls", "function_call"])
-def test_an_answer_with_calls_ends_with_tool_calls(finish: str) -> None:
+def test_answer_with_calls_ends_with_tool_calls(finish: str) -> None:
     (end,) = [event.delta for event in _events([_call("f", ONE)], finish=finish) if event.delta.finish_reason]
     assert end.finish_reason == event_pb2.FINISH_REASON_TOOL_CALLS
 
 
-def test_the_older_form_of_a_call_is_a_call() -> None:
+def test_legacy_function_call_is_a_call() -> None:
     events = _events([], finish="function_call", function_call={"name": "f", "arguments": ONE})
     (call,) = [call for event in events for call in event.delta.tool_calls]
     assert (call.name, call.arguments_text) == ("f", ONE)
 
 
-def test_a_call_without_a_name_is_an_error() -> None:
+def test_call_without_a_name_is_an_error() -> None:
     with pytest.raises(WeftError) as refused:
         _calls([_call(None, ONE, index=3)])
     assert refused.value.reason is Reason.TOOL_CALL_INVALID
 
 
-def test_fields_of_calls_and_messages_that_weft_does_not_know_are_kept() -> None:
+def test_unknown_fields_of_calls_and_messages_are_kept() -> None:
     signed = _call("f", ONE, id="a", extra_content={"google": {"thought_signature": "S"}})
     signed["function"]["thought_signature"] = "T"
     (delta, *_) = [event.delta for event in _events([signed], reasoning_details=[{"data": "D"}], audio=None)]
@@ -149,7 +149,7 @@ def test_fields_of_calls_and_messages_that_weft_does_not_know_are_kept() -> None
     assert plain_object(delta.extra_fields) == {"reasoning_details": [{"data": "D"}]}
 
 
-def test_a_signature_that_follows_its_call_is_kept() -> None:
+def test_signature_after_its_call_is_kept() -> None:
     events = _events([_call("f", ONE, id="a", index=0)], [{"index": 0, "extra_content": {"s": "S"}}])
     extras = [plain_object(call.extra_fields) for event in events for call in event.delta.tool_calls]
     assert extras == [{}, {"extra_content": {"s": "S"}}]

@@ -14,15 +14,15 @@ def test_dots_and_colons_become_underscores() -> None:
     }
 
 
-def test_names_that_collide_are_numbered_in_order() -> None:
+def test_colliding_names_are_numbered_in_order() -> None:
     assert list(wire_names(["a.b", "a:b", "a_b"]).values()) == ["a_b", "a_b_2", "a_b_3"]
 
 
-def test_names_of_others_are_left_alone() -> None:
+def test_taken_names_are_not_reused() -> None:
     assert wire_names(["files.read"], taken={"files_read", "files_read_2"}) == {"files.read": "files_read_3"}
 
 
-def test_long_names_that_differ_at_the_end_stay_apart() -> None:
+def test_long_names_that_differ_at_the_end_stay_distinct() -> None:
     long = ["x" * 100 + "1", "x" * 100 + "2"]
     wires = list(wire_names(long).values())
     assert wires == ["x" * 64, "x" * 62 + "_2"]

@@ -154,7 +154,7 @@ async def run(function: str, timeout: float = 5.0, **arguments: Any) -> ToolOutc
     return await build_tool_box([tool(function, timeout)]).run("tool", arguments)
 
 
-def test_the_schema_comes_from_the_annotations_and_the_description_from_the_docstring() -> None:
+def test_schema_comes_from_annotations_and_description_from_the_docstring() -> None:
     (picked,) = build_tool_box([tool("everything")]).pick(["tool"])
     properties = picked.parameters["properties"]
     assert picked.description.startswith("Take everything.")
@@ -169,7 +169,7 @@ def test_the_schema_comes_from_the_annotations_and_the_description_from_the_docs
     assert "title" not in json.dumps(picked.parameters["properties"])
 
 
-async def test_arguments_arrive_as_the_annotated_types() -> None:
+async def test_arguments_have_the_annotated_types() -> None:
     box = build_tool_box([tool("everything")])
     arguments = box.check(
         "tool",
@@ -188,12 +188,12 @@ async def test_parameters_of_every_kind_and_name_are_passed() -> None:
     assert (await run("positional", a=1, b=2, json=10, _c=20)).content == "33"
 
 
-async def test_a_coroutine_function_is_awaited_and_cancelled() -> None:
+async def test_coroutine_function_is_awaited_and_cancelled() -> None:
     assert (await run("gentle", seconds=0)).content == "done"
     assert "within 0.02 s" in (await run("gentle", timeout=0.02, seconds=600)).content
 
 
-async def test_results_that_are_no_text_become_json() -> None:
+async def test_non_text_results_become_json() -> None:
     assert (await run("no_parameters")).content == "null"
 
 
@@ -207,13 +207,13 @@ async def test_results_that_are_no_text_become_json() -> None:
         ("circular", "ValueError: Circular reference"),
     ],
 )
-async def test_a_function_cannot_take_the_runner_with_it(function: str, says: str) -> None:
+async def test_function_cannot_crash_the_runner(function: str, says: str) -> None:
     outcome = await run(function)
     assert outcome.failed
     assert says in outcome.content
 
 
-async def test_threads_that_hang_are_counted_and_further_calls_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_hanging_threads_are_counted_and_further_calls_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(python_functions, "MAX_THREADS_PER_TOOL", 2)
     release = threading.Event()
 
@@ -234,7 +234,7 @@ async def test_threads_that_hang_are_counted_and_further_calls_refused(monkeypat
     assert outcome.content == "released"
 
 
-async def test_a_hanging_thread_does_not_keep_the_process_from_ending() -> None:
+async def test_hanging_thread_does_not_prevent_process_exit() -> None:
     program = (
         "import asyncio, sys, time\n"
         "from runner_svc.tools.python_functions import DaemonThreads\n"
@@ -265,20 +265,20 @@ async def test_a_hanging_thread_does_not_keep_the_process_from_ending() -> None:
         ("softly_piecemeal", "softly_piecemeal yields"),
     ],
 )
-def test_a_function_that_cannot_be_offered_is_refused_naming_the_field(function: str, says: str) -> None:
+def test_unsupported_function_is_refused_with_the_field(function: str, says: str) -> None:
     with pytest.raises(FieldError, match=says) as caught:
         build_tool_box([tool(function)], where="runners.a.tools")
     assert caught.value.field == "runners.a.tools.tool.function"
 
 
 @pytest.mark.parametrize("text", ["os.path", "os:", ":join", "no_such_module_here:f", "os:path.nothing"])
-def test_a_reference_to_no_function_is_refused(text: str) -> None:
+def test_reference_to_a_non_function_is_refused(text: str) -> None:
     with pytest.raises(FieldError) as caught:
         build_tool_box([ToolSettings(type="python", name="tool", function=text)])
     assert caught.value.field == "tools.tool.function"
 
 
-def test_a_module_that_fails_when_imported_is_told_in_one_line(
+def test_module_that_fails_on_import_is_reported_in_one_line(
     tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = tmp_path_factory.mktemp("broken")
@@ -288,7 +288,7 @@ def test_a_module_that_fails_when_imported_is_told_in_one_line(
         build_tool_box([ToolSettings(type="python", name="tool", function="broken_tools_module:f")])
 
 
-def test_arguments_that_do_not_fit_are_refused_before_the_function_sees_them() -> None:
+def test_invalid_arguments_are_refused_before_the_function_is_called() -> None:
     box = build_tool_box([tool("positional")])
     with pytest.raises(WeftError, match="'b' is a required property"):
         box.check("tool", '{"a": 1}')

@@ -46,7 +46,7 @@ def parse(text: str, schema: dict[str, Any] = PERSON) -> dict[str, Any]:
         ('{"name": "Ada", "friend": {"name": "Eve"}}', {"name": "Ada", "friend": {"name": "Eve"}}),
     ],
 )
-def test_arguments_that_fit_are_returned(text: str, arguments: dict[str, Any]) -> None:
+def test_valid_arguments_are_returned(text: str, arguments: dict[str, Any]) -> None:
     assert parse(text) == arguments
 
 
@@ -71,7 +71,7 @@ def test_arguments_that_fit_are_returned(text: str, arguments: dict[str, Any]) -
         ('{"name": "' + "x" * MAX_ARGUMENT_BYTES + '"}', "more than"),
     ],
 )
-def test_arguments_that_do_not_fit_are_refused_saying_where(text: str, says: str) -> None:
+def test_invalid_arguments_are_refused_with_their_position(text: str, says: str) -> None:
     with pytest.raises(WeftError) as caught:
         parse(text)
     assert caught.value.reason is Reason.TOOL_CALL_INVALID
@@ -80,7 +80,7 @@ def test_arguments_that_do_not_fit_are_refused_saying_where(text: str, says: str
     assert len(caught.value.message) < 1000
 
 
-def test_no_text_stands_for_no_arguments() -> None:
+def test_empty_text_means_no_arguments() -> None:
     assert parse("", {}) == parse(" ", {}) == parse("{}", {}) == {}
 
 
@@ -92,13 +92,13 @@ def test_no_text_stands_for_no_arguments() -> None:
         {"properties": {"name": {"type": "string"}}, "unevaluatedProperties": False},
     ],
 )
-def test_regular_expressions_of_strangers_are_never_run(schema: dict[str, Any]) -> None:
+def test_untrusted_regular_expressions_are_never_run(schema: dict[str, Any]) -> None:
     # With Python's `re` each of these would take longer than the age of the universe.
     text = '{"name": "' + "a" * 100 + '!"}'
     assert parse(text, schema)["name"].startswith("aaa")
 
 
-def test_a_schema_whose_references_multiply_ends_in_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_schema_with_exponential_references_ends_in_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(schemas, "MAX_CHECK_CPU_SECONDS", 0.01)
     levels = {f"l{n}": {"allOf": [{"$ref": f"#/$defs/l{n + 1}"}] * 2} for n in range(20)}
     schema = {"$defs": {**levels, "l20": {}}, "$ref": "#/$defs/l0"}
@@ -113,14 +113,14 @@ def test_many_comparisons_with_a_long_list_end_in_an_error(monkeypatch: pytest.M
         parse(f'{{"a": {[-1.5] * 10_000}}}', schema)
 
 
-def test_a_schema_that_goes_round_is_an_error_and_not_a_crash() -> None:
+def test_circular_schema_is_an_error_and_not_a_crash() -> None:
     with pytest.raises(WeftError, match="too many steps") as caught:
         ArgumentCheck("person", {"allOf": [{"$ref": "#"}]}).parse('{"a": 1}')
     assert caught.value.reason is Reason.TOOL_CALL_INVALID
 
 
 @pytest.mark.parametrize("frames_below", range(12))
-def test_deep_arguments_for_a_schema_that_refers_to_itself_end_in_an_error_and_not_in_a_panic(
+def test_deep_arguments_for_a_recursive_schema_end_in_an_error_and_not_a_panic(
     frames_below: int,
 ) -> None:
     # Where Python's limit on depth is met inside the library's Rust parts, they raise what no `except Exception` holds.
@@ -139,13 +139,13 @@ def test_deep_arguments_for_a_schema_that_refers_to_itself_end_in_an_error_and_n
     assert caught.value.reason is Reason.TOOL_CALL_INVALID
 
 
-def test_the_deepest_arguments_that_can_be_sent_can_be_checked_against_a_schema_that_refers_to_itself() -> None:
+def test_deepest_serializable_arguments_can_be_validated_against_a_recursive_schema() -> None:
     node = {"type": "object", "properties": {"next": {"anyOf": [{"$ref": "#/$defs/node"}, {"type": "null"}]}}}
     text = '{"next": ' * MAX_SENT_DEPTH + "null" + "}" * MAX_SENT_DEPTH
     assert parse(text, {"$defs": {"node": node}, **node})["next"]
 
 
-def test_half_a_surrogate_in_a_name_does_not_get_into_the_error() -> None:
+def test_lone_surrogate_in_a_name_is_not_in_the_error() -> None:
     with pytest.raises(WeftError) as caught:
         parse('{"\\ud800": 1}', {"additionalProperties": {"type": "string"}})
     assert caught.value.message.encode()
@@ -177,7 +177,7 @@ def test_half_a_surrogate_in_a_name_does_not_get_into_the_error() -> None:
         ({"properties": {"a": {"maximum": 10**400}}}, "beyond the range"),
     ],
 )
-def test_a_schema_that_makes_no_sense_is_refused_before_an_engine_sees_it(schema: dict[str, Any], says: str) -> None:
+def test_invalid_schema_is_refused_before_an_engine_gets_it(schema: dict[str, Any], says: str) -> None:
     with pytest.raises(ValueError, match=says):
         object_schema(schema)
 
@@ -190,9 +190,7 @@ JSON = st.recursive(
 
 
 @given(st.dictionaries(st.sampled_from(KEYWORDS), JSON, max_size=5), JSON)
-def test_whatever_a_schema_and_the_arguments_are_only_the_two_errors_come_out(
-    schema: dict[str, Any], arguments: Any
-) -> None:
+def test_any_schema_and_arguments_raise_only_the_two_expected_errors(schema: dict[str, Any], arguments: Any) -> None:
     try:
         sound = object_schema(schema)
     except ValueError:
@@ -220,11 +218,11 @@ def _deep(levels: int) -> dict[str, Any]:
         ({"$dynamicRef": "http://127.0.0.1:9/"}, "never fetched"),
     ],
 )
-def test_schemas_that_cannot_be_used_are_refused_before_any_model_sees_them(schema: dict[str, Any], says: str) -> None:
+def test_unusable_schemas_are_refused_before_any_model_gets_them(schema: dict[str, Any], says: str) -> None:
     with pytest.raises(ValueError, match=says):
         object_schema(schema)
 
 
-def test_an_empty_schema_becomes_one_of_an_object_and_a_property_may_be_called_ref() -> None:
+def test_empty_schema_becomes_an_object_schema_and_a_property_may_be_named_ref() -> None:
     assert object_schema({}) == {"type": "object", "properties": {}}
     assert object_schema({"properties": {"$ref": {"type": "string"}}})["properties"] == {"$ref": {"type": "string"}}

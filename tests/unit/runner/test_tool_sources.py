@@ -76,21 +76,21 @@ def test_every_type_becomes_its_source() -> None:
         ({"type": "python", "name": "t", "function": "a:b", "allow": ["x"]}, "allow"),
     ],
 )
-def test_mistakes_are_named_by_their_field_without_the_value(tool: dict[str, Any], field: str) -> None:
+def test_mistakes_are_reported_by_field_without_the_value(tool: dict[str, Any], field: str) -> None:
     with pytest.raises(FieldError) as caught:
         tool_sources(section(tool), ENVIRONMENT)
     assert caught.value.field == f"runners.r.tools.t.{field}"
     assert "pw" not in caught.value.message
 
 
-def test_other_variables_of_the_environment_cannot_be_read() -> None:
+def test_other_environment_variables_cannot_be_read() -> None:
     tool = {"type": "mcp_http", "name": "t", "url": "http://x", "headers": {"A": "${SECRET}"}}
     (source,) = tool_sources(section(tool), ENVIRONMENT)
     assert source.type == "mcp_http"
     assert source.headers == {"A": "${SECRET}"}
 
 
-def test_two_tools_of_one_name_are_refused() -> None:
+def test_two_tools_with_one_name_are_refused() -> None:
     tool = {"type": "python", "name": "t", "function": "a:b"}
     with pytest.raises(FieldError, match="share a name"):
         tool_sources(section(tool, tool), ENVIRONMENT)

@@ -51,7 +51,7 @@ async def _prepared(
 
 
 @pytest.mark.parametrize("engine", [PARAMETERS, LLAMA_CPP_PYTHON])
-async def test_the_languages_reach_the_template_from_either_place(sandbox: TemplateSandbox, engine: Any) -> None:
+async def test_languages_reach_the_template_from_either_field(sandbox: TemplateSandbox, engine: Any) -> None:
     codes = {"source_lang_code": "nl", "target_lang_code": "pt-BR"}
     for languages in (codes, {"chat_template_kwargs": codes}):
         prepared = await _prepared(sandbox, _chat(**languages), engine=engine)
@@ -60,7 +60,9 @@ async def test_the_languages_reach_the_template_from_either_place(sandbox: Templ
 
 
 @pytest.mark.parametrize("source", [None, "auto", "mixed"])
-async def test_a_source_that_is_not_known_is_to_be_detected(sandbox: TemplateSandbox, source: str | None) -> None:
+async def test_unknown_source_language_falls_back_to_the_several_languages_prompt(
+    sandbox: TemplateSandbox, source: str | None
+) -> None:
     given = {} if source is None else {"source_lang_code": source}
     for target, named in (("nl", "English to Dutch"), ("en", "French to English")):
         prompt = str((await _prepared(sandbox, _chat(target_lang_code=target, **given))).request.prompt[0])
@@ -90,7 +92,7 @@ async def test_a_source_that_is_not_known_is_to_be_detected(sandbox: TemplateSan
         ),
     ],
 )
-async def test_what_cannot_be_translated_is_refused_by_its_name(
+async def test_untranslatable_request_is_refused_with_its_field(
     sandbox: TemplateSandbox, payload: chat_pb2.ChatPayload, field: str, words: str
 ) -> None:
     with pytest.raises(FieldError, match=words) as refused:
@@ -98,7 +100,7 @@ async def test_what_cannot_be_translated_is_refused_by_its_name(
     assert refused.value.field == field
 
 
-async def test_tools_are_refused_and_other_template_arguments_are_warned_of(sandbox: TemplateSandbox) -> None:
+async def test_tools_are_refused_and_other_template_arguments_are_warned_about(sandbox: TemplateSandbox) -> None:
     with_tool = _chat(target_lang_code="en", source_lang_code="nl")
     with_tool.tools.add(function=chat_pb2.FunctionTool(name="f"))
     with pytest.raises(FieldError, match="calls no tools"):
@@ -108,7 +110,7 @@ async def test_tools_are_refused_and_other_template_arguments_are_warned_of(sand
     assert [event.warning.field for event in prepared.warnings] == ["chat_template_kwargs.tone"]
 
 
-async def test_a_model_that_does_not_translate_says_that_the_languages_were_not_used(sandbox: TemplateSandbox) -> None:
+async def test_non_translation_model_warns_that_the_languages_were_unused(sandbox: TemplateSandbox) -> None:
     codes = {"source_lang_code": "nl", "target_lang_code": "en"}
     for languages, fields in (
         (codes, ["source_lang_code", "target_lang_code"]),
@@ -122,7 +124,7 @@ async def test_a_model_that_does_not_translate_says_that_the_languages_were_not_
         assert [event.warning.field for event in prepared.warnings] == fields
 
 
-async def test_a_rendered_translation_is_one_message_without_the_languages(sandbox: TemplateSandbox) -> None:
+async def test_rendered_translation_is_one_message_without_the_languages(sandbox: TemplateSandbox) -> None:
     """For llama.cpp's server, which gets a template that writes a message as it is."""
     payload = _chat(chat_template_kwargs={"target_lang_code": "en", "source_lang_code": "nl"}, top_a="1")
     sent = await rendered_translation(payload, TRANSLATES, ParameterProfile(engine=LLAMA_SERVER), sandbox.render)

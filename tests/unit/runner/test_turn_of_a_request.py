@@ -71,13 +71,13 @@ def _turn(request: AdmittedRequest, **fields: Any) -> AsyncGenerator[Frame]:
     return request.generate(chat_pb2.ChatPayload(**fields), CallInfo(request_id="req-1", traceparent=""))
 
 
-async def test_the_last_frame_of_an_answer_comes_after_its_turn_has_ended() -> None:
+async def test_last_frame_of_an_answer_is_sent_after_its_turn_ended() -> None:
     prefix = HeldPrefix()
     held = [(frame, prefix.is_held) async for frame in _turn(_request(ScriptedEngine(TEXT, LAST), prefix))]
     assert held == [(TEXT, True), (LAST, False)]
 
 
-async def test_a_turn_that_its_caller_leaves_or_its_engine_breaks_has_ended_too() -> None:
+async def test_abandoned_or_failed_turn_ends_too() -> None:
     prefix = HeldPrefix()
     left = _turn(_request(ScriptedEngine(TEXT, LAST), prefix))
     assert await anext(left) == TEXT
@@ -97,7 +97,7 @@ async def _warned(abilities: Abilities, *frames: Frame) -> list[str]:
     return [event.warning.message async for frame in turn for event in frame if event.HasField("warning")]
 
 
-async def test_an_effort_that_is_not_followed_is_warned_of_once_with_the_reason() -> None:
+async def test_unsupported_effort_is_warned_about_once_with_the_reason() -> None:
     other = warning_pb2.Warning(code=warning_pb2.WARNING_CODE_UNSUPPORTED_PARAMETER, field="seed", message="no seed")
     frames: list[Frame] = [[Event(warning=UNTAKEN), Event(warning=other)], [Event(warning=UNTAKEN)], TEXT, LAST]
     why = "reasoning_effort: none was not followed: the model does not answer without thinking"
@@ -116,7 +116,7 @@ def _metered(engine: ScriptedEngine) -> tuple[AdmittedRequest, DeviceMeter]:
     return AdmittedRequest(record, cast("Backend", engine), lambda _: None, meter=request_meter), meter
 
 
-async def test_a_turn_is_metered_until_its_engine_has_ended_however_it_ends() -> None:
+async def test_turn_is_metered_until_its_engine_ends_in_any_way() -> None:
     request, meter = _metered(ScriptedEngine(TEXT, LAST))
     said = [(frame, meter.called.is_set()) async for frame in _turn(request)]
     assert said == [(TEXT, True), (LAST, False)], "the receipt comes with the share of the whole turn"
@@ -134,7 +134,7 @@ async def test_a_turn_is_metered_until_its_engine_has_ended_however_it_ends() ->
     assert not meter.called.is_set()
 
 
-async def test_a_request_without_a_meter_has_no_usage_of_devices() -> None:
+async def test_request_without_a_meter_has_no_device_usage() -> None:
     request = _request(ScriptedEngine(TEXT, LAST), HeldPrefix())
     _ = [frame async for frame in _turn(request)]
     receipt = receipt_pb2.Receipt()

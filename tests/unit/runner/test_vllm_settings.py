@@ -69,7 +69,7 @@ def _value(arguments: Sequence[str], flag: str) -> str:
         ({"mm_processor_kwargs": {"max_pixels": 9}}, "--mm-processor-kwargs", '{"max_pixels": 9}'),
     ],
 )
-def test_a_setting_is_a_flag(settings: dict[str, Any], flag: str, written: str) -> None:
+def test_setting_maps_to_its_flag(settings: dict[str, Any], flag: str, written: str) -> None:
     assert _value(server_arguments(_model(**settings), LoadOrder()), flag) == written
 
 
@@ -81,23 +81,23 @@ def test_a_setting_is_a_flag(settings: dict[str, Any], flag: str, written: str) 
         ({"tool_call_parser": "hermes"}, "--enable-auto-tool-choice"),
     ],
 )
-def test_a_setting_without_a_value_is_a_flag_only_where_it_is_set(settings: dict[str, Any], flag: str) -> None:
+def test_setting_without_a_value_is_a_flag_only_if_enabled(settings: dict[str, Any], flag: str) -> None:
     assert flag in server_arguments(_model(**settings), LoadOrder())
     assert flag not in server_arguments(_model(), LoadOrder())
 
 
-def test_the_model_is_a_folder_or_an_id(tmp_path: Path) -> None:
+def test_model_is_a_folder_or_an_id(tmp_path: Path) -> None:
     assert server_arguments(_model(), LoadOrder())[:2] == ["serve", "org/model"]
     assert server_arguments(_model(model=str(tmp_path)), LoadOrder())[:2] == ["serve", str(tmp_path)]
 
 
-def test_cached_tokens_are_always_told_and_extra_arguments_come_last() -> None:
+def test_cached_token_details_are_always_enabled_and_extra_arguments_come_last() -> None:
     arguments = server_arguments(_model(extra_arguments=("--load-format", "dummy")), LoadOrder())
     assert "--enable-prompt-tokens-details" in arguments
     assert arguments[-2:] == ["--load-format", "dummy"]
 
 
-def test_times_per_request_are_told_unless_statistics_are_off() -> None:
+def test_request_times_are_enabled_unless_statistics_are_off() -> None:
     """With both flags vLLM refuses to start."""
     flag = "--enable-per-request-metrics"
     assert flag in server_arguments(_model(), LoadOrder())
@@ -128,13 +128,13 @@ def test_speculation_is_one_document() -> None:
         ("speculative_method", "ngram", "--speculative-config", '{"method": "ngram"}'),
     ],
 )
-def test_a_load_parameter_wins_over_the_setting(name: str, value: Any, flag: str, written: str) -> None:
+def test_load_parameter_takes_precedence_over_the_setting(name: str, value: Any, flag: str, written: str) -> None:
     model = _model(context_tokens=4096, kv_cache_memory_bytes=2**30, mm_processor_kwargs={"max_pixels": 9})
     checked = check_parameters({name: value}, load_parameters(model))
     assert _value(server_arguments(model, LoadOrder(parameters=checked)), flag) == written
 
 
-def test_the_cache_has_room_for_every_slot_where_the_files_tell_its_size() -> None:
+def test_cache_has_room_for_every_slot_if_the_files_declare_its_size() -> None:
     model = _model(slots=2, context_tokens=1024)
     size = int(_value(server_arguments(model, LoadOrder(), SHAPE), "--kv-cache-memory-bytes"))
     needed = 2 * (1024 + BLOCK) * 23_040
@@ -146,7 +146,7 @@ def test_the_cache_has_room_for_every_slot_where_the_files_tell_its_size() -> No
     assert "--kv-cache-memory-bytes" not in server_arguments(_model(gpu_memory_utilization=0.5), LoadOrder(), SHAPE)
 
 
-def test_all_devices_of_a_lease_are_used_unless_the_settings_say_otherwise() -> None:
+def test_all_leased_devices_are_used_unless_configured_otherwise() -> None:
     assert _value(server_arguments(_model(), TWO_DEVICES), "--tensor-parallel-size") == "2"
     assert "--tensor-parallel-size" not in server_arguments(_model(pipeline_parallel=2), TWO_DEVICES)
     assert "--tensor-parallel-size" not in server_arguments(_model(), LoadOrder())
@@ -155,14 +155,14 @@ def test_all_devices_of_a_lease_are_used_unless_the_settings_say_otherwise() -> 
     assert one / 2 <= each < one / 2 + MEBIBYTE
 
 
-def test_sleep_mode_is_switched_on_only_on_devices() -> None:
+def test_sleep_mode_is_enabled_only_on_devices() -> None:
     model = _model(sleep_level=1)
     assert "--enable-sleep-mode" in server_arguments(model, TWO_DEVICES)
     assert "--enable-sleep-mode" not in server_arguments(model, LoadOrder(shares=()))
     assert "--enable-sleep-mode" not in server_arguments(_model(), TWO_DEVICES)
 
 
-def test_variables_of_the_runner_win_over_the_usual_ones_and_not_over_what_weft_needs() -> None:
+def test_runner_variables_override_defaults_but_not_those_weft_requires() -> None:
     usual = server_environment(_model(threads=3), LoadOrder(), {})
     assert (usual["OMP_NUM_THREADS"], usual["VLLM_NO_USAGE_STATS"]) == ("3", "1")
     given = {"OMP_NUM_THREADS": "7", "VLLM_USE_FLASHINFER_SAMPLER": "1", "VLLM_SERVER_DEV_MODE": "0"}
@@ -172,14 +172,14 @@ def test_variables_of_the_runner_win_over_the_usual_ones_and_not_over_what_weft_
     assert added["CUDA_VISIBLE_DEVICES"] == "0,3"
 
 
-def test_the_hub_is_not_asked_for_a_model_in_a_folder(tmp_path: Path) -> None:
+def test_hub_is_offline_for_a_model_in_a_folder(tmp_path: Path) -> None:
     assert server_environment(_model(model=str(tmp_path)), LoadOrder(), {})["HF_HUB_OFFLINE"] == "1"
     assert "HF_HUB_OFFLINE" not in server_environment(_model(), LoadOrder(), {})
     drafting = _model(model=str(tmp_path), speculative_config={"method": "mtp", "model": "org/a"})
     assert "HF_HUB_OFFLINE" not in server_environment(drafting, LoadOrder(), {})
 
 
-def test_each_kind_has_its_operations() -> None:
+def test_each_model_kind_has_its_operations() -> None:
     assert operations_of(_model()) == {Operation.CHAT, Operation.COMPLETION, Operation.TOKENIZE}
     assert operations_of(_model(kind="embedding")) == {Operation.EMBEDDING, Operation.TOKENIZE}
     assert operations_of(_model(kind="reranking")) == {Operation.RERANK, Operation.TOKENIZE}
@@ -195,20 +195,20 @@ def test_each_kind_has_its_operations() -> None:
         ({"kind": "embedding", "speculative_config": {"method": "ngram"}}, "speculative_config"),
     ],
 )
-def test_settings_that_contradict_each_other_are_refused_by_name(settings: dict[str, Any], field: str) -> None:
+def test_contradicting_settings_are_refused_by_name(settings: dict[str, Any], field: str) -> None:
     model, context = engine_settings(VllmModel, command=("vllm",), model="org/model", **settings)
     with pytest.raises(FieldError) as refused:
         RUNTIME.build(model, context)
     assert refused.value.field == f"model.{field}"
 
 
-def test_without_a_program_the_command_that_installs_it_is_named() -> None:
+def test_missing_program_error_shows_the_install_command() -> None:
     model, context = engine_settings(VllmModel, model="org/model")
     with pytest.raises(Exception, match="weft runtime install vllm"):
         RUNTIME.build(model, context)
 
 
-def test_variables_of_the_runner_api_hold_where_the_settings_say_nothing(tmp_path: Path) -> None:
+def test_runner_api_variables_apply_to_unset_settings(tmp_path: Path) -> None:
     environment = {"VLLM_GPU_MEMORY_UTILIZATION": "0.9", "VLLM_ENABLE_PREFIX_CACHING": "false"}
 
     def arguments(**settings: Any) -> list[str]:
@@ -227,14 +227,14 @@ def test_variables_of_the_runner_api_hold_where_the_settings_say_nothing(tmp_pat
 @pytest.mark.parametrize(
     "environment", [{"VLLM_GPU_MEMORY_UTILIZATION": "2"}, {"VLLM_ENABLE_PREFIX_CACHING": "maybe"}], ids=str
 )
-def test_a_variable_with_an_invalid_value_is_named(environment: dict[str, str]) -> None:
+def test_invalid_variable_error_names_it(environment: dict[str, str]) -> None:
     given = engine_settings(VllmModel, command=("vllm",), model="a/b", environment=environment)
     with pytest.raises(FieldError) as refused:
         RUNTIME.build(*given)
     assert refused.value.field == next(iter(environment))
 
 
-def test_a_model_that_takes_images_says_so() -> None:
+def test_vision_model_declares_image_support() -> None:
     seeing = engine_settings(VllmModel, command=("vllm",), model="a/b", limit_mm_per_prompt={"image": 1})
     assert RUNTIME.build(*seeing).abilities.skills == {Skill.TEXT, Skill.IMAGE}
     plain = engine_settings(VllmModel, command=("vllm",), model="a/b")
@@ -248,7 +248,7 @@ def _adapters(*folders: Path | str) -> dict[str, Any]:
     return {"adapters": tuple(VllmAdapter(name=f"a{at}", path=str(folder)) for at, folder in enumerate(folders))}
 
 
-def test_adapters_are_modules_that_are_all_on_the_device_and_requests_name_them(tmp_path: Path) -> None:
+def test_adapters_are_modules_on_the_device_and_requests_name_them(tmp_path: Path) -> None:
     local = write_peft_adapter(tmp_path / "local", strength=0.0)
     model = _model(name="smol", **_adapters(local, "org/other"))
     words = server_arguments(model, LoadOrder())
@@ -261,14 +261,14 @@ def test_adapters_are_modules_that_are_all_on_the_device_and_requests_name_them(
     assert adapter_bodies(_model()) == {}
 
 
-def test_the_hub_is_offline_only_where_every_adapter_is_a_folder(tmp_path: Path) -> None:
+def test_hub_is_offline_only_if_every_adapter_is_a_folder(tmp_path: Path) -> None:
     local = write_peft_adapter(tmp_path / "local", strength=0.0)
     model = {"model": str(tmp_path)}
     assert "HF_HUB_OFFLINE" in server_environment(_model(**model, **_adapters(local)), LoadOrder(), {})
     assert "HF_HUB_OFFLINE" not in server_environment(_model(**model, **_adapters(local, "org/b")), LoadOrder(), {})
 
 
-def test_adapters_that_cannot_be_loaded_are_refused_by_their_setting(tmp_path: Path) -> None:
+def test_unloadable_adapters_are_refused_with_their_setting(tmp_path: Path) -> None:
     good = write_peft_adapter(tmp_path / "good", strength=0.0)
     bare = write_peft_adapter(tmp_path / "bare", strength=0.0)
     (bare / "adapter_model.safetensors").unlink()
@@ -290,7 +290,7 @@ def test_adapters_that_cannot_be_loaded_are_refused_by_their_setting(tmp_path: P
         assert refused.value.field == f"model.{field}"
 
 
-def test_the_settings_are_read_from_a_configuration() -> None:
+def test_settings_are_read_from_a_configuration() -> None:
     model = {
         "name": "qwen",
         "model": "/models/qwen",
@@ -325,7 +325,7 @@ def test_the_settings_are_read_from_a_configuration() -> None:
         ("start_timeout_seconds", 0),
     ],
 )
-def test_a_value_out_of_range_is_refused_by_name(name: str, value: Any) -> None:
+def test_out_of_range_value_is_refused_by_name(name: str, value: Any) -> None:
     model = {"name": "qwen", "model": "/models/qwen", name: value}
     with pytest.raises(FieldError, match=name):
         parse_config({"runners": [{"name": "gpu", "runtime": "vllm", "models": [model]}]})
@@ -350,7 +350,7 @@ REAL_LOAD = (
 )
 
 
-def test_the_stages_of_a_load_follow_from_its_output_and_never_go_back() -> None:
+def test_load_stages_follow_the_output_and_never_go_back() -> None:
     stages = LoadStages()
     for stage, share, line in REAL_LOAD:
         stages.read(line)
@@ -372,7 +372,7 @@ vllm:cache_config_info{_block_size_resolved="True",block_size="128",engine="0",n
 """
 
 
-def test_the_figures_of_a_page_are_read() -> None:
+def test_metrics_page_figures_are_read() -> None:
     load = read_load(PAGE)
     assert (load.running_count, load.waiting_count, load.preemption_count) == (3, 2, 1)
     assert (load.prefix_query_tokens, load.prefix_hit_tokens) == (456, 128)
@@ -380,17 +380,17 @@ def test_the_figures_of_a_page_are_read() -> None:
 
 
 @pytest.mark.parametrize(("label", "size"), [("1073741824", 2**30), ("None", None), ("", None), ("-5", None)])
-def test_the_bytes_of_the_cache_are_read_where_they_were_set(label: str, size: int | None) -> None:
+def test_configured_cache_size_is_read(label: str, size: int | None) -> None:
     load = read_load(f'vllm:cache_config_info{{block_size="16",kv_cache_memory_bytes="{label}"}} 1.0')
     assert (load.kv_cache_bytes if load.HasField("kv_cache_bytes") else None) == size
 
 
-def test_the_bytes_of_the_cache_are_those_of_all_devices() -> None:
+def test_cache_size_is_the_sum_over_all_devices() -> None:
     page = 'vllm:cache_config_info{block_size="16",kv_cache_memory_bytes="1048576"} 1.0'
     assert read_load(page, devices=4).kv_cache_bytes == 2**22
 
 
-def test_several_engines_are_added_up_and_the_fullest_cache_counts() -> None:
+def test_several_engines_are_summed_and_the_fullest_cache_counts() -> None:
     load = read_load(PAGE + PAGE.replace('engine="0"', 'engine="1"').replace("0.123456", "0.5"))
     assert (load.running_count, load.kv_cache_tokens, load.kv_cache_share) == (6, 2 * 46_592, 0.5)
 
@@ -408,13 +408,13 @@ def test_several_engines_are_added_up_and_the_fullest_cache_counts() -> None:
         "llamacpp:requests_processing 3\n",
     ],
 )
-def test_a_page_without_usable_figures_leaves_them_unknown(page: str) -> None:
+def test_page_without_usable_figures_leaves_them_unknown(page: str) -> None:
     load = read_load(page)
     assert not load.HasField("running_count")
     assert not load.HasField("kv_cache_tokens")
 
 
-def test_counts_have_a_bound() -> None:
+def test_counts_are_bounded() -> None:
     line = f'vllm:num_preemptions_total{{engine="0"}} {float(MAX_COUNT)}\n'
     assert read_load(line * 2).preemption_count == MAX_COUNT
 
@@ -458,14 +458,14 @@ async def _context_bytes(forecast: VllmForecast, plan: LoadPlan = AS_CONFIGURED)
     return next(part.bytes for part in estimate.parts if part.name == "context")
 
 
-async def test_the_forecast_has_the_configured_cache_whatever_the_slots(tmp_path: Path) -> None:
+async def test_forecast_uses_the_configured_cache_for_any_slot_count(tmp_path: Path) -> None:
     forecast = _forecast(_folder(tmp_path), kv_cache_memory_bytes=512 * MEBIBYTE, slots=2, context_tokens=1024)
     assert await _context_bytes(forecast) == pytest.approx(512 * MEBIBYTE, rel=0.02)
     twice = LoadPlan(parameters={"kv_cache_memory_bytes": 1024 * MEBIBYTE})
     assert await _context_bytes(forecast, twice) == pytest.approx(1024 * MEBIBYTE, rel=0.02)
 
 
-async def test_the_forecast_of_a_cache_of_our_choice_is_what_vllm_is_given(tmp_path: Path) -> None:
+async def test_forecast_of_an_automatic_cache_matches_the_vllm_flag(tmp_path: Path) -> None:
     folder = _folder(tmp_path)
     model = _model(model=str(folder), slots=2, context_tokens=1024)
     given = server_arguments(model, LoadOrder(), read_model_facts(folder).shape)

@@ -33,12 +33,12 @@ def _catalog(**fields: Any) -> VoiceCatalog:
         ("speaker", "libri", "p1"),
     ],
 )
-def test_a_voice_is_found_by_its_name_its_speaker_or_variant(asked: str, name: str, speaker: str) -> None:
+def test_voice_is_found_by_name_speaker_or_variant(asked: str, name: str, speaker: str) -> None:
     catalog = _catalog(aliases={"speaker": "libri/p1"}).checked()
     assert catalog.choose(asked) == ChosenVoice(name=name, speaker=speaker)
 
 
-def test_the_default_voice_speaks_for_a_voice_of_openai_with_a_warning() -> None:
+def test_default_voice_replaces_an_openai_voice_with_a_warning() -> None:
     chosen = _catalog(default="libri/p2").choose("Alloy")
     assert (chosen.name, chosen.speaker) == ("libri", "p2")
     assert chosen.warning is not None
@@ -46,7 +46,7 @@ def test_the_default_voice_speaks_for_a_voice_of_openai_with_a_warning() -> None
     assert "Alloy" in chosen.warning.message
 
 
-def test_an_alias_stands_before_the_names_of_openai() -> None:
+def test_alias_takes_precedence_over_openai_names() -> None:
     assert _catalog(aliases={"alloy": "de"}).choose("alloy") == ChosenVoice(name="de")
 
 
@@ -62,7 +62,7 @@ def test_an_alias_stands_before_the_names_of_openai() -> None:
         ("x" * 5000, "no voice"),
     ],
 )
-def test_an_unknown_voice_is_refused_by_name_with_names_like_it(asked: str, said: str) -> None:
+def test_unknown_voice_is_refused_by_name_with_similar_names(asked: str, said: str) -> None:
     with pytest.raises(FieldError) as refused:
         _catalog().choose(asked)
     assert refused.value.field == "voice"
@@ -70,7 +70,7 @@ def test_an_unknown_voice_is_refused_by_name_with_names_like_it(asked: str, said
     assert len(refused.value.message) < 500
 
 
-def test_the_list_of_voices_in_an_error_is_bounded() -> None:
+def test_voice_list_in_an_error_is_bounded() -> None:
     voices = [KnownVoice(name=f"voice-{number}") for number in range(500)]
     with pytest.raises(FieldError) as refused:
         VoiceCatalog(voices=voices).choose("zz")
@@ -82,17 +82,17 @@ def test_the_list_of_voices_in_an_error_is_bounded() -> None:
     ("fields", "setting"),
     [({"default": "nosuch"}, "default_voice"), ({"aliases": {"nova": "nosuch"}}, "voice_aliases.nova")],
 )
-def test_a_setting_that_names_no_voice_is_refused_at_the_load(fields: dict[str, Any], setting: str) -> None:
+def test_setting_with_an_unknown_voice_is_refused_at_load(fields: dict[str, Any], setting: str) -> None:
     with pytest.raises(FieldError) as refused:
         _catalog(**fields).checked()
     assert refused.value.field == setting
 
 
-def test_a_model_without_a_voice_that_can_be_used_is_refused_at_the_load() -> None:
+def test_model_without_a_usable_voice_is_refused_at_load() -> None:
     with pytest.raises(FieldError, match="is no JSON"):
         _catalog(voices=VOICES[3:]).checked()
 
 
-def test_the_mesh_sees_the_voices_that_can_be_used_with_the_default_one_first() -> None:
+def test_usable_voices_are_published_with_the_default_first() -> None:
     catalog = _catalog(default="de", aliases={"nova": "libri"}).checked()
     assert catalog.published == ("de", "nova", "en-gb", "libri")

@@ -32,12 +32,12 @@ def chat(*texts: str, role: chat_pb2.Role.ValueType = chat_pb2.ROLE_SYSTEM) -> c
         ("You are", "You are"),
     ],
 )
-def test_what_changes_is_left_out_of_a_system_prompt(given: str, steady: str) -> None:
+def test_volatile_text_is_removed_from_a_system_prompt(given: str, steady: str) -> None:
     assert steady_text(given) == (steady, VOLATILE_TEXTS[0].name if steady != given else "")
 
 
 @pytest.mark.parametrize("as_one", [False, True])
-def test_an_engine_gets_the_same_prompt_with_every_request_and_the_caller_a_warning(as_one: bool) -> None:
+def test_engine_gets_a_stable_prompt_and_the_caller_a_warning(as_one: bool) -> None:
     def sent(changing: str) -> object:
         texts = [f"{header(changing)}\n{RULES}"] if as_one else [header(changing), RULES]
         prepared = chat_body(chat(*texts), "m", PROFILE)
@@ -49,16 +49,16 @@ def test_an_engine_gets_the_same_prompt_with_every_request_and_the_caller_a_warn
     assert sent("a1b2c") == [{"role": "system", "content": RULES}, {"role": "user", "content": "hi"}]
 
 
-def test_a_router_finds_the_replica_that_has_the_prefix_in_its_cache() -> None:
+def test_prefix_digest_ignores_volatile_text() -> None:
     digests = {describe(chat(header(changing), RULES), salt="").prefix_digests for changing in ("a1b2c", "d3e4f")}
     assert len(digests) == 1
 
 
-def test_the_provider_that_needs_the_header_gets_it() -> None:
+def test_provider_that_requires_the_header_receives_it() -> None:
     body = messages_body(chat(header("a1b2c"), RULES), "m", PROFILE).body
     assert body["system"][0]["text"] == header("a1b2c")
 
 
-def test_what_a_user_says_stays_as_it_is() -> None:
+def test_user_text_is_unchanged() -> None:
     payload = chat(header("a1b2c"), role=chat_pb2.ROLE_USER)
     assert chat_body(payload, "m", PROFILE).body["messages"][0]["content"] == header("a1b2c")

@@ -125,7 +125,7 @@ def _failure(task: "asyncio.Task[None]") -> WeftError:
     return error
 
 
-async def test_a_prefill_that_does_nothing_fails_and_asks_for_a_restart() -> None:
+async def test_idle_prefill_fails_and_requests_a_restart() -> None:
     async with watchdog_stage() as k:
         record, task = await k.request()
         await k.seconds(9)
@@ -136,7 +136,7 @@ async def test_a_prefill_that_does_nothing_fails_and_asks_for_a_restart() -> Non
         assert k.watching.result().reason is Reason.STALL_TIMEOUT
 
 
-async def test_a_prefill_that_burns_processor_time_goes_on_and_the_record_shows_progress() -> None:
+async def test_prefill_using_cpu_time_continues_and_the_record_shows_progress() -> None:
     async with watchdog_stage() as k:
         record, task = await k.request()
         for _ in range(600):
@@ -146,7 +146,7 @@ async def test_a_prefill_that_burns_processor_time_goes_on_and_the_record_shows_
         assert k.clock.monotonic() - record.last_progress <= 1.0
 
 
-async def test_one_of_two_answers_that_stops_fails_alone() -> None:
+async def test_only_the_stalled_one_of_two_answers_fails() -> None:
     async with watchdog_stage() as k:
         stuck, stuck_task = await k.request("stuck")
         flowing, flowing_task = await k.request("flowing")
@@ -159,7 +159,7 @@ async def test_one_of_two_answers_that_stops_fails_alone() -> None:
         assert not k.watching.done()
 
 
-async def test_two_requests_of_one_id_are_told_apart() -> None:
+async def test_two_requests_with_one_id_are_distinguished() -> None:
     async with watchdog_stage() as k:
         stuck, stuck_task = await k.request("same")
         flowing, flowing_task = await k.request("same")
@@ -171,7 +171,7 @@ async def test_two_requests_of_one_id_are_told_apart() -> None:
         assert not flowing_task.done()
 
 
-async def test_a_caller_that_does_not_read_is_not_the_engines_fault() -> None:
+async def test_slow_reader_is_not_an_engine_failure() -> None:
     async with watchdog_stage() as k:
         record, task = await k.request()
         record.note_token()
@@ -185,7 +185,7 @@ async def test_a_caller_that_does_not_read_is_not_the_engines_fault() -> None:
         assert task.done()
 
 
-async def test_a_request_that_was_admitted_and_not_yet_begun_is_not_judged() -> None:
+async def test_admitted_request_that_has_not_started_is_not_judged() -> None:
     async with watchdog_stage() as k:
         record, task = await k.request()
         record.turn_started = 0.0
@@ -193,7 +193,7 @@ async def test_a_request_that_was_admitted_and_not_yet_begun_is_not_judged() -> 
         assert not task.done()
 
 
-async def test_an_attached_server_loses_its_stalled_requests_and_is_never_restarted() -> None:
+async def test_attached_server_loses_its_stalled_requests_and_is_never_restarted() -> None:
     async with watchdog_stage() as k:
         k.backend.process_id = k.backend.cpu_seconds = None
         k.backend.answers = False
@@ -208,7 +208,7 @@ async def test_an_attached_server_loses_its_stalled_requests_and_is_never_restar
         assert k.backend.probes == 0
 
 
-async def test_an_idle_engine_that_froze_is_found() -> None:
+async def test_frozen_idle_engine_is_detected() -> None:
     async with watchdog_stage() as k:
         k.backend.answers = False
         await k.seconds(20)
@@ -217,7 +217,7 @@ async def test_an_idle_engine_that_froze_is_found() -> None:
         assert "probes" in error.message
 
 
-async def test_an_idle_engine_that_answers_is_left_alone_and_its_processes_are_not_looked_at() -> None:
+async def test_responsive_idle_engine_is_not_restarted_and_its_processes_are_not_inspected() -> None:
     async with watchdog_stage() as k:
         await k.seconds(100)
         assert not k.watching.done()
@@ -225,7 +225,7 @@ async def test_an_idle_engine_that_answers_is_left_alone_and_its_processes_are_n
         assert k.backend.probes == 20
 
 
-async def test_a_probe_that_never_ends_holds_nothing_up() -> None:
+async def test_hanging_probe_blocks_nothing() -> None:
     async with watchdog_stage() as k:
         k.backend.answers = None
         await k.seconds(10)
@@ -237,7 +237,7 @@ async def test_a_probe_that_never_ends_holds_nothing_up() -> None:
         assert not [task for task in asyncio.all_tasks() if task.get_name() == "probe-backend"]
 
 
-async def test_a_clock_that_jumped_ends_nothing() -> None:
+async def test_clock_jump_ends_no_request() -> None:
     async with watchdog_stage() as k:
         _, task = await k.request()
         await k.seconds(5)
@@ -249,7 +249,7 @@ async def test_a_clock_that_jumped_ends_nothing() -> None:
 
 
 @pytest.mark.parametrize("state", [RequestState.PREFILL, RequestState.RUNNING_TOOL])
-async def test_the_absolute_limit_is_a_deadline(state: RequestState) -> None:
+async def test_absolute_limit_is_a_deadline(state: RequestState) -> None:
     async with watchdog_stage(TimeoutProfile(absolute_seconds=8.0, probe_interval_seconds=1.0)) as k:
         record, task = await k.request()
         if state is RequestState.RUNNING_TOOL:
@@ -260,7 +260,7 @@ async def test_the_absolute_limit_is_a_deadline(state: RequestState) -> None:
 
 
 @pytest.mark.parametrize("is_answered", [False, True])
-async def test_an_engine_that_computes_without_end_is_restarted_once_two_callers_gave_up(is_answered: bool) -> None:
+async def test_endlessly_computing_engine_is_restarted_after_two_abandoned_requests(is_answered: bool) -> None:
     async with watchdog_stage() as k:
         for number in range(2):
             record, task = await k.request(f"r{number}")

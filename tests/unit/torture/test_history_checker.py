@@ -97,20 +97,20 @@ def _cancelled(*more: Event) -> History:
     )
 
 
-def test_a_task_that_was_begun_again_and_completed_breaks_nothing() -> None:
+def test_restarted_and_completed_task_violates_no_rule() -> None:
     assert check(_history()) == []
 
 
-def test_a_task_that_was_cancelled_while_it_ran_breaks_nothing() -> None:
+def test_task_cancelled_while_running_violates_no_rule() -> None:
     assert check(_cancelled()) == []
 
 
-def test_a_cancel_that_came_too_late_breaks_nothing() -> None:
+def test_late_cancel_violates_no_rule() -> None:
     late = (_event(Kind.CANCEL_INTENT, 7.0), _event(Kind.CANCEL_ACKED, 7.1, state=COMPLETED))
     assert check(_history(*late)) == []
 
 
-def test_two_who_ask_for_the_same_cancel_break_nothing() -> None:
+def test_concurrent_cancels_of_one_task_violate_no_rule() -> None:
     more = (
         _event(Kind.CANCELLED, 5.51, state=CANCELLED, source="router"),
         _event(Kind.CANCEL_ACKED, 5.61, state=CANCELLED, source="s1"),
@@ -118,7 +118,7 @@ def test_two_who_ask_for_the_same_cancel_break_nothing() -> None:
     assert check(_cancelled(*more)) == []
 
 
-def test_two_calls_that_cross_may_be_answered_in_either_order() -> None:
+def test_overlapping_calls_may_be_answered_in_either_order() -> None:
     """A look that was made before the end was told may have been read before it, and arrive after it."""
     crossed = _event(Kind.SEEN, 9.0, state=RUNNING, attempt=2, asked_at=5.9)
     assert check(_history(crossed)) == []
@@ -129,7 +129,7 @@ def test_two_calls_that_cross_may_be_answered_in_either_order() -> None:
     assert check(_cancelled(*crossed_attempt)) == []
 
 
-def test_a_submission_of_which_nobody_knows_whether_it_arrived_may_be_either_way() -> None:
+def test_submission_with_an_unknown_outcome_may_or_may_not_exist() -> None:
     unknown = Event(kind=Kind.INTENT, at=9.0, source="s0", key="k2", tokens=3)
     assert check(_history(unknown)) == []
     arrived = KeptTask(id="t2", state=FAILED, attempt=0, key="k2")
@@ -144,7 +144,7 @@ def _refusal(note: str) -> Event:
 
 
 @pytest.mark.parametrize("note", ["UNAVAILABLE SERVICE_UNAVAILABLE the router's database failed", "UNKNOWN - gone"])
-def test_a_refusal_with_a_reason_and_the_death_of_a_router_break_nothing(note: str) -> None:
+def test_refusal_with_a_reason_and_a_router_crash_violate_no_rule(note: str) -> None:
     assert check(_history(_refusal(note))) == []
 
 
@@ -273,12 +273,12 @@ _BROKEN: dict[str, tuple[str, History]] = {
 
 
 @pytest.mark.parametrize("what", _BROKEN)
-def test_a_broken_promise_is_found(what: str) -> None:
+def test_violation_is_detected(what: str) -> None:
     rule, history = _BROKEN[what]
     assert rule in rules_broken(check(history)), what
 
 
-def test_every_rule_has_a_history_that_breaks_it() -> None:
+def test_every_rule_has_a_history_that_violates_it() -> None:
     rules = {violation.rule for _, history in _BROKEN.values() for violation in check(history)}
     assert rules == {rule for rule, _ in _BROKEN.values()}
 
@@ -298,14 +298,14 @@ def _broken_stream(begun: float, at: float, gateway: str = "gateway-1") -> Event
         ([("gateway-2", 105.0)], True),
     ],
 )
-def test_a_stream_may_break_with_its_gateway_alone(kills: list[tuple[str, float]], is_wrong: bool) -> None:
+def test_stream_may_break_only_with_its_gateway(kills: list[tuple[str, float]], is_wrong: bool) -> None:
     killed = [_event(Kind.KILLED, at, task="", key=gateway) for gateway, at in kills]
     found = check(_history(*killed, _broken_stream(100.0, 110.0)))
     assert rules_broken(found) == ({"broken stream": 1} if is_wrong else {})
 
 
 @pytest.mark.parametrize(("slots", "is_wrong"), [(0, False), (1, True), (2, False)])
-def test_a_backend_never_works_on_more_requests_than_it_has_slots(slots: int, is_wrong: bool) -> None:
+def test_backend_never_exceeds_its_slots(slots: int, is_wrong: bool) -> None:
     events = (
         _event(Kind.BEGUN, 20.0, task="stream-1", source="backend 7"),
         _event(Kind.LEFT, 21.0, task="stream-1", source="backend 7"),

@@ -45,27 +45,27 @@ ENOUGH = Outcome(
 )
 
 
-def test_a_run_with_enough_of_everything_and_nothing_broken_is_good() -> None:
+def test_run_with_enough_events_and_no_violations_passes() -> None:
     assert ENOUGH.is_good
     assert ENOUGH.lines()[-1] == "PASSED"
     assert "seed 7" in ENOUGH.lines()[0]
 
 
-def test_a_run_with_too_few_kills_proves_nothing() -> None:
+def test_run_with_too_few_kills_fails() -> None:
     few = replace(ENOUGH, kills=Counter({Target.ROUTER: 2}))
     assert not few.is_good
     assert few.shortfalls == ["2 kills of 3"]
 
 
-def test_a_run_with_too_few_tasks_proves_nothing() -> None:
+def test_run_with_too_few_tasks_fails() -> None:
     assert replace(ENOUGH, tasks=4).shortfalls == ["4 tasks of 5"]
 
 
-def test_a_run_whose_routers_wrote_nothing_proves_nothing() -> None:
+def test_run_without_router_events_fails() -> None:
     assert not replace(ENOUGH, events=Counter()).is_good
 
 
-def test_a_run_whose_database_was_not_restarted_and_cut_off_as_planned_proves_nothing() -> None:
+def test_run_without_the_planned_database_restarts_and_outages_fails() -> None:
     plan = replace(PLAN, database_restarts=2, database_cuts=1)
     faults = Counter({DatabaseFaultKind.RESTART: 2})
     short = replace(ENOUGH, plan=plan, database_faults=faults)
@@ -73,24 +73,24 @@ def test_a_run_whose_database_was_not_restarted_and_cut_off_as_planned_proves_no
     assert replace(short, database_faults=faults + Counter({DatabaseFaultKind.CUT: 1})).is_good
 
 
-def test_a_run_that_did_not_end_in_time_is_not_good() -> None:
+def test_run_that_did_not_end_in_time_fails() -> None:
     assert not replace(ENOUGH, trouble="tasks do not reach their ends").is_good
 
 
-def test_a_violation_is_told_and_fails_the_run() -> None:
+def test_violation_is_reported_and_fails_the_run() -> None:
     broken = replace(ENOUGH, violations=[Violation("double", "task-1", "ended 2 times")])
     assert not broken.is_good
     assert "double: task-1: ended 2 times" in broken.lines()
 
 
-def test_the_seed_decides_what_is_killed_and_what_is_sent() -> None:
+def test_seed_determines_kills_and_requests() -> None:
     assert list(islice(kills(PLAN), 50)) == list(islice(kills(PLAN), 50))
     assert list(islice(kills(PLAN), 50)) != list(islice(kills(replace(PLAN, seed=8)), 50))
     assert submission(7, "s0", 3) == submission(7, "s0", 3)
     assert submission(7, "s0", 3) != submission(7, "s1", 3)
 
 
-def test_the_seed_decides_the_faults_of_the_database() -> None:
+def test_seed_determines_database_faults() -> None:
     plan = replace(PLAN, database_restarts=3, database_cuts=4)
     faults = database_faults(plan)
     assert faults == database_faults(plan) != database_faults(replace(plan, seed=8))
@@ -99,7 +99,7 @@ def test_the_seed_decides_the_faults_of_the_database() -> None:
     assert {(fault.kind, fault.is_abrupt) for fault in many} == set(product(DatabaseFaultKind, (True, False)))
 
 
-def test_a_plan_has_every_kind_of_kill_and_every_kind_of_submission() -> None:
+def test_plan_has_every_kind_of_kill_and_submission() -> None:
     cluster = replace(PLAN, weights=CLUSTER_WEIGHTS)
     kinds = {target for plan in (PLAN, cluster) for _, target in islice(kills(plan), 500)}
     assert kinds == set(Target)
@@ -110,7 +110,7 @@ def test_a_plan_has_every_kind_of_kill_and_every_kind_of_submission() -> None:
     assert {planned.cancel_after_seconds is None for planned in sent} == {True, False}
 
 
-def test_usually_one_runner_is_steady_and_the_other_one_rare_on_this_machine() -> None:
+def test_default_plan_has_one_steady_and_one_rare_runner_on_this_machine() -> None:
     assert PLAN.steady_pools == [STEADY_MODEL]
     assert [(runner.name, runner.host) for runner in (*PLAN.steady_runners, PLAN.rare_runner)] == [
         ("steady", ""),
@@ -118,7 +118,7 @@ def test_usually_one_runner_is_steady_and_the_other_one_rare_on_this_machine() -
     ]
 
 
-def test_of_many_runners_each_has_a_host_and_a_few_are_one_pool() -> None:
+def test_plan_with_many_runners_has_a_host_each_and_small_pools() -> None:
     plan = replace(PLAN, runners=20)
     runners = (*plan.steady_runners, plan.rare_runner)
     assert len({runner.name for runner in runners}) == len({runner.host for runner in runners}) == 20
@@ -128,7 +128,7 @@ def test_of_many_runners_each_has_a_host_and_a_few_are_one_pool() -> None:
     assert asked == {runner.pool for runner in runners}
 
 
-def test_what_a_killed_writer_left_half_written_is_skipped(tmp_path: Path) -> None:
+def test_partial_line_of_a_killed_writer_is_skipped(tmp_path: Path) -> None:
     path = tmp_path / "s0.jsonl"
     file = EventFile(path, "s0")
     file.write(Kind.INTENT, key="k1", tokens=3)
@@ -139,12 +139,12 @@ def test_what_a_killed_writer_left_half_written_is_skipped(tmp_path: Path) -> No
     assert [(event.kind, event.key) for event in read_events(path)] == [(Kind.INTENT, "k1"), (Kind.ACKED, "k1")]
 
 
-def test_a_file_that_is_not_there_has_no_events(tmp_path: Path) -> None:
+def test_missing_file_has_no_events(tmp_path: Path) -> None:
     assert not list(read_events(tmp_path / "none.jsonl"))
     assert not occurrences(tmp_path / "none.jsonl", b"x")
 
 
-def test_acknowledgements_are_counted_as_they_are_written(tmp_path: Path) -> None:
+def test_acknowledgements_are_counted_as_written(tmp_path: Path) -> None:
     file = EventFile(tmp_path / "s0.jsonl", "s0")
     for kind in (Kind.INTENT, Kind.ACKED, Kind.ACKED):
         file.write(kind, key="k1")
@@ -152,7 +152,7 @@ def test_acknowledgements_are_counted_as_they_are_written(tmp_path: Path) -> Non
     assert occurrences(tmp_path / "s0.jsonl", b'"kind":"acked"') == 2
 
 
-def test_of_what_routers_log_only_the_lines_about_tasks_are_events(tmp_path: Path) -> None:
+def test_only_task_lines_of_router_logs_are_events(tmp_path: Path) -> None:
     log = tmp_path / "router.log"
     when = '"timestamp": "2026-11-20T10:00:00.500000Z"'
     log.write_text(
@@ -166,7 +166,7 @@ def test_of_what_routers_log_only_the_lines_about_tasks_are_events(tmp_path: Pat
     assert claimed.at % 1 == 0.5
 
 
-def test_what_backends_log_are_events_of_the_task_that_the_request_is_named_after(tmp_path: Path) -> None:
+def test_backend_log_lines_are_events_of_the_task_in_the_request_id(tmp_path: Path) -> None:
     log = tmp_path / "backends.jsonl"
     log.write_text('{"event": "begun", "request_id": "t1", "at": 5.5, "pid": 9}\n')
     (begun,) = read_backend_log(log)

@@ -10,7 +10,7 @@ from weft.wake.redaction import redacted
 
 
 @pytest.mark.parametrize("text", ["00:11:22:aa:BB:cc", "00-11-22-aa-BB-cc"])
-def test_a_magic_packet_is_six_ones_and_sixteen_addresses(text: str) -> None:
+def test_magic_packet_is_six_ff_bytes_and_sixteen_addresses(text: str) -> None:
     packet = magic_packet(text)
     assert len(packet) == 102
     assert packet[:6] == b"\xff" * 6
@@ -20,13 +20,13 @@ def test_a_magic_packet_is_six_ones_and_sixteen_addresses(text: str) -> None:
 @pytest.mark.parametrize(
     "text", ["", "00:11:22:aa:bb", "00:11:22:aa:bb:cc:dd", "00:11:22:aa:bb:cg", "001122aabbcc", "00:11:22:aa:bb:cc\n"]
 )
-def test_what_is_no_hardware_address_is_refused(text: str) -> None:
+def test_invalid_hardware_address_is_refused(text: str) -> None:
     assert not is_mac_address(text)
     with pytest.raises(ValueError, match="not a hardware address"):
         magic_packet(text)
 
 
-def test_a_variable_in_a_header_is_replaced_by_its_value() -> None:
+def test_header_variable_is_replaced_by_its_value() -> None:
     headers = {"Authorization": "Bearer ${WEFT_WAKE_TOKEN}", "X-Plain": "as it is"}
     assert substituted(headers, {"WEFT_WAKE_TOKEN": "s3cret"}) == {
         "Authorization": "Bearer s3cret",
@@ -35,17 +35,17 @@ def test_a_variable_in_a_header_is_replaced_by_its_value() -> None:
 
 
 @pytest.mark.parametrize("text", ["${HOME}", "${WEFT_DATABASE_URL}", "$WEFT_WAKE_TOKEN", "${weft_wake_token}"])
-def test_nothing_else_of_the_environment_can_be_read(text: str) -> None:
+def test_no_other_environment_variable_can_be_read(text: str) -> None:
     environment = {"HOME": "/root", "WEFT_DATABASE_URL": "x", "WEFT_WAKE_TOKEN": "s3cret"}
     assert substituted({"h": text}, environment) == {"h": text}
 
 
-def test_a_value_is_not_looked_into_again() -> None:
+def test_substituted_value_is_not_expanded_again() -> None:
     environment = {"WEFT_WAKE_A": "${WEFT_WAKE_B}", "WEFT_WAKE_B": "b"}
     assert substituted({"h": "${WEFT_WAKE_A}"}, environment) == {"h": "${WEFT_WAKE_B}"}
 
 
-def test_a_variable_that_is_not_set_is_named() -> None:
+def test_unset_variable_is_reported_by_name() -> None:
     with pytest.raises(WeftError) as failed:
         substituted({"h": "Bearer ${WEFT_WAKE_TOKEN}"}, {})
     assert failed.value.reason is Reason.WAKE_FAILED
@@ -62,5 +62,5 @@ def test_a_variable_that_is_not_set_is_named() -> None:
         ("context of 18000 tokens", "context of 18000 tokens"),
     ],
 )
-def test_urls_and_secrets_are_taken_out_of_the_words_of_others(text: str, hidden: str) -> None:
+def test_urls_and_secrets_are_redacted_from_foreign_messages(text: str, hidden: str) -> None:
     assert redacted(text, ("gpu-box:8000", "gpu-box", "8000", "sk-1234", "")) == hidden
