@@ -9,11 +9,6 @@ async def add(a: int, b: int) -> int:
     return a + b
 
 
-def flood() -> str:
-    """Say more than anybody wants to hear."""
-    return "x" * 50_000_000
-
-
 async def hang(marker: str) -> str:
     """Wait for ever; the file says how far it is."""
     _note(marker, "started")

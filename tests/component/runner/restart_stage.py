@@ -2,32 +2,27 @@
 
 import asyncio
 import os
-import re
 import signal
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from kit.engine_settings import engine_settings
+from kit.engines import CALL, chat, control_of, fake_engine
 from kit.own_children import own_children
 
-from runner_svc.backend.port import Backend, CallInfo
+from runner_svc.backend.port import Backend
 from runner_svc.instance.instance import Instance
 from runner_svc.instance.settings import ServedModel
 from runner_svc.policy.backoff import RestartLimits
 from runner_svc.policy.lifecycle import Phase
-from runner_svc.policy.timeouts import StopGraces, TimeoutProfile
-from runner_svc.runtimes.llama_server.backend import LlamaServerBackend
-from runner_svc.runtimes.llama_server.runtime import LlamaServerModel
-from weft.api.common.v1 import chat_pb2
+from runner_svc.policy.timeouts import TimeoutProfile
 from weft.kernel.clock import SystemClock
 from weft.kernel.errors import WeftError
-from weft.kernel.telemetry import new_traceparent
-from weft_testing.fake_backend.process import FakeControl, fake_backend_command
+from weft_testing.fake_backend.process import FakeControl
 
 WAIT_SECONDS = 20.0
 POLL_SECONDS = 0.002
@@ -67,18 +62,15 @@ class Repaving:
 
     def control(self) -> FakeControl:
         """Call a control route of the present fake backend."""
-        found = re.findall(r"listening on (http://\S+)", "\n".join(self.backend.log_lines(100)))
-        return FakeControl(found[-1])
+        return control_of(self.backend)
 
     async def ask(self, request_id: str = "r", text: list[str] | None = None, max_tokens: int = 5) -> WeftError | None:
         """Run one request; returns its error, and keeps its answer in `text`."""
-        message = chat_pb2.ChatMessage(role=chat_pb2.ROLE_USER, content=[chat_pb2.ContentPart(text="hi")])
-        payload = chat_pb2.ChatPayload(messages=[message])
+        payload = chat()
         payload.sampling.max_tokens = max_tokens
         try:
             with self.instance.admit(request_id) as work:
-                call = CallInfo(request_id=request_id, traceparent=new_traceparent())
-                async for frame in work.generate(payload, call):
+                async for frame in work.generate(payload, replace(CALL, request_id=request_id)):
                     for event in frame:
                         work.record.note_output(event.delta.text)
                         if text is not None:
@@ -105,17 +97,10 @@ async def repaving(
 ) -> AsyncIterator[Repaving]:
     """Yields an instance that loads a fake backend with these switches, or `command`."""
     timeouts = http or TimeoutProfile()
-    config = engine_settings(
-        LlamaServerModel,
-        command=tuple(command or fake_backend_command(**switches)),
-        path=Path(__file__),
-        name="m",
-        slots=2,
-        context_tokens=100_000,
-        timeouts=timeouts,
-        graces=StopGraces(first_term_seconds=0.5, second_term_seconds=0.5),
-    )
-    backend = LlamaServerBackend(*config)
+    settings = {"slots": 2, "context_tokens": 100_000, "timeouts": timeouts}
+    if command is not None:
+        settings["command"] = tuple(command)
+    backend = fake_engine(switches, **settings)
     async with living(backend, slots=2, restart=limits or RestartLimits(), timeouts=timeouts) as stage:
         yield stage
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
-from kit.engine_settings import engine_settings
+from kit.engines import fake_model
 from runner_harness import running_runner
 
 from runner_svc.added_models import (
@@ -24,14 +24,11 @@ from runner_svc.instance.settings import HibernationSettings, ServedModel
 from runner_svc.policy.lifecycle import Phase
 from runner_svc.policy.model_sizing import MachineMemory
 from runner_svc.policy.repository_files import ModelForm
-from runner_svc.runtimes.llama_server.backend import LlamaServerBackend
-from runner_svc.runtimes.llama_server.runtime import LlamaServerModel
 from weft.api.runner.v1 import added_model_pb2, load_pb2, model_store_pb2
 from weft.kernel.errors import WeftError
 from weft.kernel.load_parameters import LoadParameter
 from weft.kernel.model_source import ModelSource
 from weft.kernel.reasons import Reason
-from weft_testing.fake_backend.process import fake_backend_command
 
 SOURCE = "hf:acme/tiny-GGUF:Q4_0"
 NOTHING = load_pb2.LoadOptions()
@@ -240,13 +237,7 @@ async def test_url_query_is_saved_and_not_shown(runner: Runner) -> None:
 
 
 def _served(name: str, added: added_model_pb2.AddedModel | None = None) -> ServedModel:
-    config = engine_settings(LlamaServerModel, command=tuple(fake_backend_command()), path=Path(__file__), name=name)
-    return ServedModel(
-        name=name,
-        make_backend=lambda: LlamaServerBackend(*config),
-        hibernation=HibernationSettings(start_asleep=True),
-        added=added,
-    )
+    return fake_model(name, hibernation=HibernationSettings(start_asleep=True), added=added)
 
 
 async def test_added_model_with_a_name_taken_elsewhere_is_dropped_so_the_runner_joins(

@@ -2,21 +2,20 @@
 
 import asyncio
 import os
-import re
 import signal
 import sys
 from collections.abc import AsyncGenerator, Awaitable
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 from kit.demo_answers import sampling_without_end
 from kit.engine_settings import engine_settings
+from kit.engines import CALL, chat, control_of, fake_engine
 from kit.fake_backend import run_fake_backend
 
-from runner_svc.backend.port import Backend, CallInfo
+from runner_svc.backend.port import Backend
 from runner_svc.instance.admission import AdmittedRequest
 from runner_svc.instance.watchdog import Watchdog
 from runner_svc.policy.timeouts import StopGraces, TimeoutProfile
@@ -25,13 +24,12 @@ from runner_svc.runtimes.llama_server.backend import LlamaServerBackend
 from runner_svc.runtimes.llama_server.runtime import LAUNCHER, LlamaServerModel
 from runner_svc.runtimes.openai_http.backend import AttachedServer
 from runner_svc.runtimes.openai_http.runtime import OpenAiHttpModel
-from weft.api.common.v1 import chat_pb2
 from weft.dispatch.frames import Frame, has_content
 from weft.kernel.clock import SystemClock
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft_app.compose.demo import demo_model_path
-from weft_testing.fake_backend.process import FakeControl, fake_backend_command
+from weft_testing.fake_backend.process import FakeControl
 
 pytestmark = pytest.mark.slow("waits for engines that stall")
 
@@ -50,15 +48,11 @@ class Watched:
     async def chat(
         self, record_made: "asyncio.Future[RequestRecord] | None" = None, *, text: str = "hi", max_tokens: int = 2000
     ) -> list[Frame]:
-        call = CallInfo(request_id="r1", traceparent="")
-        payload = chat_pb2.ChatPayload(
-            messages=[chat_pb2.ChatMessage(role=chat_pb2.ROLE_USER, content=[chat_pb2.ContentPart(text=text)])],
-            sampling=sampling_without_end(max_tokens=max_tokens),
-        )
+        payload = chat(text, sampling=sampling_without_end(max_tokens=max_tokens))
         frames = []
         with self.records.keep("r1") as record:
             work = AdmittedRequest(record, self.backend, lambda _: None)
-            async with aclosing(work.generate(payload, call)) as stream:
+            async with aclosing(work.generate(payload, CALL)) as stream:
                 async for frame in stream:
                     frames.append(frame)
                     if record_made is not None and not record_made.done() and has_content(frame):
@@ -71,8 +65,7 @@ class Watched:
         return error.message
 
     def control(self) -> FakeControl:
-        found = re.findall(r"listening on (http://\S+)", "\n".join(self.backend.log_lines(100)))
-        return FakeControl(found[-1])
+        return control_of(self.backend)
 
     def freeze(self) -> None:
         assert self.backend.process_id is not None
@@ -81,16 +74,8 @@ class Watched:
 
 @asynccontextmanager
 async def _watched(profile: TimeoutProfile = PROFILE, **switches: Any) -> AsyncGenerator[Watched]:
-    backend = LlamaServerBackend(
-        *engine_settings(
-            LlamaServerModel,
-            command=tuple(fake_backend_command(**switches)),
-            path=Path(__file__),
-            name="fake",
-            timeouts=profile,
-            graces=StopGraces(first_term_seconds=0.1, second_term_seconds=0.1),
-        )
-    )
+    graces = StopGraces(first_term_seconds=0.1, second_term_seconds=0.1)
+    backend = fake_engine(switches, timeouts=profile, graces=graces)
     async with _watching(backend, profile) as watched:
         yield watched
 
@@ -154,12 +139,6 @@ async def test_stalled_request_on_an_attached_server_fails_and_the_server_keeps_
             assert not w.watching.done()
 
 
-async def test_hung_answer_is_detected_even_if_comments_flow() -> None:
-    async with _watched(stall_after_tokens=3, keepalive_comments=True) as w:
-        assert await _reason(w.chat()) is Reason.STALL_TIMEOUT
-        assert await w.restart_reason()
-
-
 @pytest.mark.parametrize("reports", [0, 2])
 async def test_prefill_that_uses_cpu_time_is_not_a_stall(reports: int) -> None:
     async with _watched(prefill_seconds=1.5, prefill_progress=reports) as w:
@@ -193,9 +172,7 @@ async def test_slow_reader_is_not_mistaken_for_a_stalled_engine() -> None:
     async with _watched(tokens_per_second=50, answer_tokens=0) as w:
         with w.records.keep("r1") as record:
             work = AdmittedRequest(record, w.backend, lambda _: None)
-            call = CallInfo(request_id="r1", traceparent="")
-            message = chat_pb2.ChatMessage(role=chat_pb2.ROLE_USER, content=[chat_pb2.ContentPart(text="hi")])
-            async with aclosing(work.generate(chat_pb2.ChatPayload(messages=[message]), call)) as stream:
+            async with aclosing(work.generate(chat(), CALL)) as stream:
                 await anext(stream)
                 await asyncio.sleep(3 * PROFILE.idle_stream_seconds)
                 await anext(stream)

@@ -3,15 +3,10 @@
 import asyncio
 
 import pytest
-from kit.engine_settings import engine_settings
-from restart_stage import Repaving, living, repaving
+from restart_stage import Repaving, repaving
 
-from runner_svc.instance.settings import HibernationSettings
 from runner_svc.policy.lifecycle import Phase
-from runner_svc.runtimes.openai_http.backend import AttachedServer
-from runner_svc.runtimes.openai_http.runtime import OpenAiHttpModel
 from weft.kernel.reasons import Reason
-from weft_testing.hostile_engine.server import Connection, Request, hostile_server, tidy
 
 NEIGHBOUR_TOKENS = 60
 BAD_HEADS = {
@@ -55,61 +50,3 @@ async def test_bad_response_head_of_a_managed_engine_fails_one_request_and_the_e
         assert stage.backend.process_id == process_id
         assert stage.instance.restart_count == 0
         assert stage.phases.count(Phase.READY) == 1
-
-
-async def test_bad_response_head_of_an_attached_server_fails_one_request_and_it_stays_attached() -> None:
-    goes_on = asyncio.Event()
-
-    async def handle(connection: Connection, request: Request) -> None:
-        if b'"max_tokens":60' in request.body:
-            head, _, rest = tidy("first and last").partition(b" and")
-            await connection.send(head)
-            await goes_on.wait()
-            await connection.send(b" and" + rest)
-        elif not heads:
-            await connection.send(tidy("good"))
-        elif not heads[0]:
-            connection.reset()
-        else:
-            await connection.send(heads[0].encode("latin-1"))
-            await connection.close()
-
-    heads: list[str] = []
-    async with hostile_server(handle) as server:
-        config = engine_settings(OpenAiHttpModel, url=server.url, upstream_model="m")
-        settings = HibernationSettings(attached=True, attach_retry_seconds=0.1)
-        async with living(AttachedServer(*config), slots=4, hibernation=settings) as stage:
-            await stage.until_phase(Phase.READY)
-            text: list[str] = []
-            neighbour = asyncio.create_task(stage.ask("neighbour", text, max_tokens=NEIGHBOUR_TOKENS))
-            await stage.until(lambda: len(server.requests) == 1, "not asked")
-            for what, head in BAD_HEADS.items():
-                heads[:] = [head]
-                error = await stage.ask("bad")
-                heads.clear()
-                assert error is not None, what
-                assert error.reason is Reason.BACKEND_PROTOCOL_ERROR, what
-                assert await stage.ask("next") is None, what
-                assert not neighbour.done(), what
-            goes_on.set()
-            assert await neighbour is None
-            assert "".join(text) == "first and last"
-            assert stage.phases.count(Phase.READY) == 1
-
-
-async def test_invalid_response_is_not_retried() -> None:
-    """The server has taken the request, so it may have done the work."""
-
-    async def handle(connection: Connection, _: Request) -> None:
-        await connection.send(b"nothing of HTTP\r\n\r\n")
-        await connection.close()
-
-    async with hostile_server(handle) as server:
-        config = engine_settings(OpenAiHttpModel, url=server.url, upstream_model="m")
-        settings = HibernationSettings(attached=True)
-        async with living(AttachedServer(*config), slots=1, hibernation=settings) as stage:
-            await stage.until_phase(Phase.READY)
-            error = await stage.ask()
-            assert error is not None
-            assert error.message == "the engine sent no HTTP answer: its head cannot be read"
-            assert len(server.requests) == 1

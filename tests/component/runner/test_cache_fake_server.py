@@ -1,33 +1,17 @@
 """Many tenants on the fake server, which keeps prefixes and erases slots as llama.cpp's does."""
 
-import sys
-from pathlib import Path
-
-from kit.engine_settings import engine_settings
+from kit.engines import fake_engine
 from kit.one_model import OneModel
 
 from runner_svc.backend.port import Backend, CacheIsolation, CacheUse, CallInfo
 from runner_svc.cache.manager import CacheManager
 from runner_svc.runtimes.llama_server.backend import LlamaServerBackend
-from runner_svc.runtimes.llama_server.runtime import LlamaServerModel
 from weft.kernel.request import CacheMode
 from weft_testing.conformance.prefix_cache import CITY, HILLS, MODEL, SEA, PrefixCacheConformance
 
-FAKE = (sys.executable, "-m", "weft_testing.fake_backend")
-
 
 def _backend(*extra_arguments: str, slots: int = 3) -> LlamaServerBackend:
-    return LlamaServerBackend(
-        *engine_settings(
-            LlamaServerModel,
-            command=FAKE,
-            path=Path("fake.gguf"),
-            name=MODEL,
-            slots=slots,
-            context_tokens=4096,
-            extra_arguments=extra_arguments,
-        )
-    )
+    return fake_engine(name=MODEL, slots=slots, context_tokens=4096, extra_arguments=extra_arguments)
 
 
 class TestFakeServer(PrefixCacheConformance):

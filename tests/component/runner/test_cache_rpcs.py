@@ -1,27 +1,22 @@
 """Options of requests, flushes and figures of the prefix cache, over a runner's gRPC."""
 
 import time
-from functools import partial
 from itertools import count
 from pathlib import Path
 
 import pytest
-from kit.engine_settings import engine_settings
+from kit.engines import fake_model
 from restart_stage import LONG
 from runner_harness import TICKET_KEY, RunningRunner, events_of, refusal, running_runner
 
 from runner_svc.chat.settings import ChatSettings
 from runner_svc.instance.settings import ServedModel
 from runner_svc.policy.lifecycle import Phase
-from runner_svc.policy.timeouts import StopGraces
-from runner_svc.runtimes.llama_server.backend import LlamaServerBackend
-from runner_svc.runtimes.llama_server.runtime import LlamaServerModel
 from weft.api.common.v1 import chat_pb2, sampling_pb2, usage_pb2
 from weft.api.runner.v1 import generation_service_pb2, serve_options_pb2, ticket_pb2
 from weft.api.runner.v1 import runner_service_pb2 as pb
 from weft.dispatch.tickets import Action, sign
 from weft.kernel.reasons import Reason
-from weft_testing.fake_backend.process import fake_backend_command
 
 WORDS = "one two three four five six seven eight nine ten " * 4
 NONE = serve_options_pb2.ServeOptions(cache_mode=3)  # type: ignore[arg-type]  # its number
@@ -30,17 +25,8 @@ _numbers = count(1)
 
 
 def _model(chat: ChatSettings | None = None, **switches: object) -> ServedModel:
-    config = engine_settings(
-        LlamaServerModel,
-        command=tuple(fake_backend_command(**switches)),
-        path=Path(__file__),
-        name="m",
-        slots=4,
-        context_tokens=2048,
-        graces=StopGraces(first_term_seconds=0.5, second_term_seconds=0.5),
-    )
-    make = partial(LlamaServerBackend, *config)
-    return ServedModel(name="m", slots=4, make_backend=make, chat=chat or ChatSettings())
+    engine = {"slots": 4, "context_tokens": 2048}
+    return fake_model("m", switches, engine, slots=4, chat=chat or ChatSettings())
 
 
 def _request(

@@ -5,40 +5,26 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from kit.engine_settings import engine_settings
+from kit.engines import fake_engine, fake_model
 from kit.own_children import own_children
 from runner_harness import ending, events_of, refusal, running_runner
 
 from runner_svc.instance.settings import ServedModel
 from runner_svc.policy.lifecycle import Phase
-from runner_svc.policy.timeouts import StopGraces
 from runner_svc.runtimes.llama_server.backend import LlamaServerBackend
-from runner_svc.runtimes.llama_server.runtime import LlamaServerModel
 from weft.api.runner.v1 import runner_service_pb2 as pb
 from weft.kernel.reasons import Reason
-from weft_testing.fake_backend.process import fake_backend_command
-
-
-def _model(name: str = "m", **switches: Any) -> ServedModel:
-    config = engine_settings(
-        LlamaServerModel,
-        command=tuple(fake_backend_command(**switches)),
-        path=Path(__file__),
-        name=name,
-        graces=StopGraces(first_term_seconds=0.5, second_term_seconds=0.5),
-    )
-    return ServedModel(name=name, make_backend=lambda: LlamaServerBackend(*config))
 
 
 async def test_unknown_model_is_not_found(tmp_path: Path) -> None:
-    async with running_runner(tmp_path, [_model()]) as runner:
+    async with running_runner(tmp_path, [fake_model()]) as runner:
         tail = runner.control.TailLogs(pb.TailLogsRequest(model="other"))
         for call in (runner.wake("other"), runner.load("other"), runner.unload("other"), tail.read()):
             assert (await refusal(call)).reason is Reason.MODEL_NOT_FOUND
 
 
 async def test_last_log_lines_come_first_and_then_the_new_ones(tmp_path: Path) -> None:
-    async with running_runner(tmp_path, [_model()]) as runner:
+    async with running_runner(tmp_path, [fake_model()]) as runner:
         await runner.until(Phase.READY)
         once = runner.control.TailLogs(pb.TailLogsRequest(model="m", line_count=1000))
         lines = [line for response in [batch async for batch in once] for line in response.lines]
@@ -54,7 +40,7 @@ async def test_last_log_lines_come_first_and_then_the_new_ones(tmp_path: Path) -
 
 
 async def test_runner_hides_engine_addresses_if_configured(tmp_path: Path) -> None:
-    async with running_runner(tmp_path, [_model()], conceals_local_addresses=True) as runner:
+    async with running_runner(tmp_path, [fake_model()], conceals_local_addresses=True) as runner:
         await runner.until(Phase.READY)
         described = (await runner.control.Describe(pb.DescribeRequest(log_line_count=1000))).instances[0].log_lines
         tail: Any = runner.control.TailLogs(pb.TailLogsRequest(model="m", line_count=1000, follow=True))
@@ -72,13 +58,7 @@ async def test_runner_hides_engine_addresses_if_configured(tmp_path: Path) -> No
 
 
 async def test_engine_failure_messages_hide_addresses_too(tmp_path: Path) -> None:
-    config = engine_settings(
-        LlamaServerModel,
-        command=("/bin/sh", "-c", "echo lost http://127.0.0.1:41045; exit 3"),
-        path=Path(__file__),
-        name="m",
-    )
-    model = ServedModel(name="m", make_backend=lambda: LlamaServerBackend(*config))
+    model = fake_model(engine={"command": ("/bin/sh", "-c", "echo lost http://127.0.0.1:41045; exit 3")})
     async with running_runner(tmp_path, [model], conceals_local_addresses=True) as runner:
         state = await runner.until_state(lambda state: "lost" in state.detail)
         assert "lost <local>" in state.detail
@@ -88,13 +68,13 @@ async def test_engine_failure_messages_hide_addresses_too(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("count", [-1, 1001])
 async def test_out_of_range_line_count_is_reported(count: int, tmp_path: Path) -> None:
-    async with running_runner(tmp_path, [_model()]) as runner:
+    async with running_runner(tmp_path, [fake_model()]) as runner:
         error = await refusal(runner.control.TailLogs(pb.TailLogsRequest(model="m", line_count=count)).read())
         assert error.metadata["field"] == "line_count"
 
 
 async def test_stop_ends_log_readers(tmp_path: Path) -> None:
-    async with running_runner(tmp_path, [_model()]) as runner:
+    async with running_runner(tmp_path, [fake_model()]) as runner:
         await runner.until(Phase.READY)
         following = runner.control.TailLogs(pb.TailLogsRequest(model="m", follow=True))
         reading = asyncio.create_task(following.read())
@@ -106,7 +86,7 @@ async def test_stop_ends_log_readers(tmp_path: Path) -> None:
 
 async def test_request_limit_applies_across_all_models(tmp_path: Path) -> None:
     slow = {"answer_tokens": 0, "tokens_per_second": 20}
-    async with running_runner(tmp_path, [_model("a", **slow), _model("b", **slow)], max_requests=1) as runner:
+    async with running_runner(tmp_path, [fake_model("a", slow), fake_model("b", slow)], max_requests=1) as runner:
         await runner.until(Phase.READY, "a")
         await runner.until(Phase.READY, "b")
         assert runner.registry.capability.max_requests == 1
@@ -120,7 +100,7 @@ async def test_request_limit_applies_across_all_models(tmp_path: Path) -> None:
 
 
 async def test_session_can_be_reopened_from_outside(tmp_path: Path) -> None:
-    async with running_runner(tmp_path, [_model()]) as runner:
+    async with running_runner(tmp_path, [fake_model()]) as runner:
         await runner.until(Phase.READY)
         runner.service.reopen_session()
         await runner.until_opened(2)
@@ -136,11 +116,9 @@ class StubbornBackend(LlamaServerBackend):
 
 
 async def test_model_with_a_failing_stop_does_not_block_the_others(tmp_path: Path) -> None:
-    config = engine_settings(
-        LlamaServerModel, command=tuple(fake_backend_command()), path=Path(__file__), name="stubborn"
-    )
-    stubborn = ServedModel(name="stubborn", make_backend=lambda: StubbornBackend(*config))
-    async with running_runner(tmp_path, [stubborn, _model()]) as runner:
+    engine = fake_engine(name="stubborn")
+    stubborn = ServedModel(name="stubborn", make_backend=lambda: StubbornBackend(engine.model, engine.context))
+    async with running_runner(tmp_path, [stubborn, fake_model()]) as runner:
         await runner.until(Phase.READY, "stubborn")
         await runner.until(Phase.READY)
         await runner.service.stop(0.0)

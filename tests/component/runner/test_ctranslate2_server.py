@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 from conformance_subject import BY_NAME, findings_of, subject
-from hosted_stage import CALL, SWITCHES, chat, events_of, frames_of, model_folder, reply, scripted, started
+from hosted_stage import SWITCHES, model_folder, scripted
 from kit.engine_settings import engine_settings
+from kit.engines import CALL, chat, events_of, frames_of, reply, started
 from runner_harness import running_runner
 
 from runner_svc.backend.port import BackendFacts, CacheUse, CallInfo, LoadOrder

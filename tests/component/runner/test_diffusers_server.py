@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hosted_stage import ANSWER_SECONDS, CALL, SWITCHES, scripted, started
+from hosted_stage import SWITCHES, scripted
 from kit.engine_settings import engine_settings
+from kit.engines import ANSWER_SECONDS, CALL, started
 from typing_extensions import override
 
 from runner_svc.backend.port import BackendFacts, CallInfo, LoadOrder
-from runner_svc.environments.folder import EnvironmentFolder
 from runner_svc.runtimes.diffusers.backend import SERVER_PROGRAM, DiffusersBackend
 from runner_svc.runtimes.diffusers.runtime import DiffusersModel
 from runner_svc.runtimes.library_server import program_command
@@ -376,33 +376,10 @@ async def test_folder_with_code_or_pickles_is_rejected_before_any_import(
     assert message in refused.value.message
 
 
-@pytest.mark.nightly("same checks as test_ctranslate2_server")
-async def test_missing_library_or_environment_error_suggests_a_fix(model: Path, tmp_path: Path) -> None:
-    with pytest.raises(WeftError, match=r"weft runtime install diffusers.*libtorch_cpu\.so"):
-        await _backend(model, {"import_fails": True}).start()
-    with pytest.raises(WeftError, match="is not installed; run: weft runtime install diffusers") as failed:
-        await _backend(model, command=None, environments=EnvironmentFolder(tmp_path)).start()
-    assert failed.value.reason is Reason.CONNECT_FAILED
-
-
 async def _to_the_end(frames: AsyncGenerator[Frame]) -> None:
     async with asyncio.timeout(ANSWER_SECONDS):
         async for _ in frames:
             pass
-
-
-@pytest.mark.nightly("same checks as test_ctranslate2_server")
-async def test_engine_death_during_a_request_is_detected_and_the_next_one_works(model: Path) -> None:
-    async with _running(model, {"seconds_per_step": 0.05}) as (backend, _):
-        async with aclosing(backend.generate_images(_payload(steps=100), CALL)) as frames:
-            await anext(frames)
-            os.kill(backend.process_id or 0, signal.SIGKILL)
-            with pytest.raises(WeftError) as died:
-                await _to_the_end(frames)
-        assert died.value.reason is Reason.SERVER_DIED
-        await backend.stop()
-        await backend.start()
-        assert await _made(backend, _payload())
 
 
 @pytest.mark.slow("starts engine processes")

@@ -2,9 +2,7 @@
 
 import asyncio
 import json
-import os
 import re
-import signal
 import sys
 from collections.abc import AsyncGenerator
 from contextlib import AbstractAsyncContextManager, aclosing
@@ -13,19 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hosted_stage import (
-    CALL,
-    LIBRARY,
-    SWITCHES,
-    chat,
-    events_of,
-    frames_of,
-    model_folder,
-    reply,
-    scripted,
-    started,
-)
+from hosted_stage import LIBRARY, SWITCHES, model_folder, scripted
 from kit.engine_settings import engine_settings
+from kit.engines import CALL, chat, events_of, frames_of, reply, started
 from kit.one_model import OneModel
 from library_signatures import signatures_of, text_of
 from record_exllamav3 import CALLED, RECORD
@@ -143,12 +131,6 @@ def _at_work(backend: ExllamaV3Backend) -> list[int]:
 async def _first_content(frames: AsyncGenerator[Frame]) -> None:
     async with asyncio.timeout(20.0):
         while not has_content(await anext(frames)):
-            pass
-
-
-async def _to_the_end(frames: AsyncGenerator[Frame]) -> None:
-    async with asyncio.timeout(20.0):
-        async for _ in frames:
             pass
 
 
@@ -362,34 +344,6 @@ async def test_prefill_progress_is_reported_and_a_cancelled_prefill_is_cancelled
         assert done < 4000
         assert written == 0
         assert await reply(backend, chat()), "and the engine goes on"
-
-
-async def test_cancelled_answer_is_cancelled_in_the_library(model: Path) -> None:
-    async with _running(model, {"endless": True, "seconds_per_token": 0.01}) as (backend, _):
-        async with aclosing(backend.generate(chat(), CALL)) as frames:
-            await _first_content(frames)
-        assert await _until_logged(backend, "cancelled after")
-
-
-@pytest.mark.parametrize("frozen", [False, True])
-async def test_killed_engine_fails_its_requests_and_restarts_even_if_it_was_frozen(model: Path, frozen: bool) -> None:
-    async with _running(model, {"endless": True, "seconds_per_token": 0.01}) as (backend, _):
-        first = backend.process_id
-        async with aclosing(backend.generate(chat(), CALL)) as frames:
-            await _first_content(frames)
-            if frozen:
-                os.kill(first or 0, signal.SIGSTOP)
-                async with asyncio.timeout(5.0):
-                    while await backend.responds(0.1):
-                        pass
-            os.kill(first or 0, signal.SIGKILL)
-            with pytest.raises(WeftError) as died:
-                await _to_the_end(frames)
-        assert died.value.reason is Reason.SERVER_DIED
-        await backend.stop()
-        await backend.start()
-        assert backend.process_id not in (None, first)
-        assert await reply(backend, _sampled(max_tokens=2))
 
 
 async def test_generator_crash_ends_the_process_with_its_error(model: Path) -> None:

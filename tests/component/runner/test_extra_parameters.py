@@ -1,58 +1,36 @@
 """Extra parameters and thinking as a real process receives them, and the backend's warnings."""
 
-import re
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import Any
 
 import pytest
 from kit.engine_settings import engine_settings
+from kit.engines import CALL, chat, control_of, fake_engine, frames_of, started
 from kit.fake_backend import run_fake_backend
 
-from runner_svc.backend.port import Backend, CallInfo
+from runner_svc.backend.port import Backend
 from runner_svc.openai_upstream.client import MIN_REPORTED_BYTES
-from runner_svc.policy.timeouts import StopGraces
 from runner_svc.runtimes.llama_server.backend import LlamaServerBackend
-from runner_svc.runtimes.llama_server.runtime import LlamaServerModel
 from runner_svc.runtimes.openai_http.backend import AttachedServer
 from runner_svc.runtimes.openai_http.runtime import OpenAiHttpModel
-from weft.api.common.v1 import chat_pb2, completion_pb2, embedding_pb2
+from weft.api.common.v1 import completion_pb2, embedding_pb2
 from weft.dispatch.frames import Frame
 from weft.kernel.errors import FieldError
 from weft.kernel.json_objects import to_json_object
-from weft.kernel.telemetry import new_traceparent
-from weft_testing.fake_backend.process import FakeControl, fake_backend_command
+from weft_testing.fake_backend.process import FakeControl
 
-CALL = CallInfo(request_id="r1", traceparent=new_traceparent())
 LONG_PROMPT = "word " * (MIN_REPORTED_BYTES // 4)
 
 
 @asynccontextmanager
 async def _running(**settings: Any) -> AsyncGenerator[tuple[LlamaServerBackend, FakeControl]]:
-    backend = LlamaServerBackend(
-        *engine_settings(
-            LlamaServerModel,
-            command=tuple(fake_backend_command(tokens=3)),
-            path=Path(__file__),
-            name="fake",
-            graces=StopGraces(first_term_seconds=0.5, second_term_seconds=0.5),
-            **settings,
-        )
-    )
-    await backend.start()
-    try:
-        found = re.findall(r"listening on (http://\S+)", "\n".join(backend.log_lines(100)))
-        async with FakeControl(found[-1]) as control:
-            yield backend, control
-    finally:
-        await backend.stop()
+    async with started(fake_engine({"tokens": 3}, **settings)) as (backend, _), control_of(backend) as control:
+        yield backend, control
 
 
 async def _frames(backend: Backend, extra: dict[str, Any], text: str = "hi") -> list[Frame]:
-    message = chat_pb2.ChatMessage(role=chat_pb2.ROLE_USER, content=[chat_pb2.ContentPart(text=text)])
-    payload = chat_pb2.ChatPayload(messages=[message], extra_parameters=to_json_object(extra, "extra"))
-    return [frame async for frame in backend.generate(payload, CALL)]
+    return await frames_of(backend, chat(text, extra_parameters=to_json_object(extra, "extra")))
 
 
 async def test_warnings_precede_the_answer_and_only_allowed_parameters_reach_the_server() -> None:

@@ -2,24 +2,20 @@
 
 import asyncio
 import json
-import os
-import signal
-from collections.abc import AsyncGenerator
-from contextlib import aclosing, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, aclosing
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hosted_stage import ANSWER_SECONDS, CALL, START_SECONDS, scripted
+from hosted_stage import scripted
 from kit.engine_settings import engine_settings
+from kit.engines import ANSWER_SECONDS, CALL, START_SECONDS, started
 
 from runner_svc.backend.port import BackendFacts, LoadOrder
-from runner_svc.environments.folder import EnvironmentFolder
 from runner_svc.policy.load_plan import AS_CONFIGURED
 from runner_svc.runtimes.faster_whisper.backend import SERVER_PROGRAM, FasterWhisperBackend
 from runner_svc.runtimes.faster_whisper.runtime import RUNTIME, FasterWhisperModel
 from runner_svc.runtimes.library_server import program_command
-from runner_svc.runtimes.model_engine import ModelContext
 from weft.api.common.v1 import audio_pb2, chat_pb2, completion_pb2
 from weft.dispatch.frames import Frame, collected_transcription, has_content
 from weft.kernel.errors import WeftError
@@ -42,17 +38,10 @@ def _backend(model: Path, switches: dict[str, Any] | None = None, **settings: An
     return FasterWhisperBackend(*engine_settings(FasterWhisperModel, **given))
 
 
-@asynccontextmanager
-async def _running(
+def _running(
     model: Path, switches: dict[str, Any] | None = None, **settings: Any
-) -> AsyncGenerator[tuple[FasterWhisperBackend, BackendFacts]]:
-    backend = _backend(model, switches, **settings)
-    async with asyncio.timeout(START_SECONDS):
-        facts = await backend.start()
-    try:
-        yield backend, facts
-    finally:
-        await backend.stop()
+) -> AbstractAsyncContextManager[tuple[FasterWhisperBackend, BackendFacts]]:
+    return started(_backend(model, switches, **settings))
 
 
 def _payload(fields: dict[str, Any] | None = None, **recording: Any) -> audio_pb2.TranscriptionPayload:
@@ -283,26 +272,6 @@ async def test_sleeping_model_is_unloaded_and_wakes_in_its_process(model: Path) 
         assert (await _heard(backend, _payload()))[0].text == "0"
 
 
-@pytest.mark.nightly("same checks as test_ctranslate2_server")
-async def test_killed_engine_fails_only_its_request(model: Path) -> None:
-    async with _running(model, {"seconds_per_window": 0.05}) as (backend, _):
-        async with aclosing(backend.transcribe(_payload(seconds=14_000), CALL)) as frames:
-            await anext(frames)
-            os.kill(backend.process_id or 0, signal.SIGKILL)
-            with pytest.raises(WeftError) as died:
-                await _to_the_end(frames)
-        assert died.value.reason is Reason.SERVER_DIED
-        await backend.stop()
-        await backend.start()
-        assert (await _heard(backend, _payload()))[0].text == "0"
-
-
-async def _to_the_end(frames: AsyncGenerator[Frame]) -> None:
-    async with asyncio.timeout(ANSWER_SECONDS):
-        async for _ in frames:
-            pass
-
-
 @pytest.mark.slow("starts engine processes")
 async def test_out_of_memory_error_has_advice(model: Path) -> None:
     fault = "CUDA failed with error out of memory"
@@ -322,17 +291,6 @@ async def test_folder_that_is_no_whisper_model_is_rejected(model: Path) -> None:
     (model / "tokenizer.json").unlink()
     with pytest.raises(WeftError, match=r"tokenizer\.json does not exist"):
         await _backend(model).start()
-
-
-@pytest.mark.nightly("same checks as test_ctranslate2_server")
-async def test_missing_library_error_suggests_a_fix(model: Path, tmp_path: Path) -> None:
-    with pytest.raises(WeftError, match="weft runtime install faster_whisper") as failed:
-        await _backend(model, {"import_fails": True}).start()
-    assert failed.value.reason is Reason.CONNECT_FAILED
-    settings, _ = engine_settings(FasterWhisperModel, path=model)
-    bare = ModelContext(where="m", environments=EnvironmentFolder(tmp_path / "none"))
-    with pytest.raises(WeftError, match="weft runtime install faster_whisper"):
-        await FasterWhisperBackend(settings, bare).start()
 
 
 async def test_cpu_model_reserves_no_accelerator_memory(model: Path) -> None:

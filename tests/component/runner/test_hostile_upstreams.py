@@ -4,7 +4,6 @@ import asyncio
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import Any
 
 import psutil
@@ -12,25 +11,19 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import RawTestServer
 from kit.engine_settings import engine_settings
+from kit.engines import fake_engine, frames_of
 from kit.fake_backend import run_fake_backend
 from kit.own_children import own_children
 from restart_stage import living
 
 from runner_svc.backend import engine_process
-from runner_svc.backend.port import CallInfo
 from runner_svc.policy.backoff import RestartLimits
 from runner_svc.policy.lifecycle import Phase
-from runner_svc.policy.timeouts import StopGraces
-from runner_svc.runtimes.llama_server.backend import LlamaServerBackend
-from runner_svc.runtimes.llama_server.runtime import LlamaServerModel
 from runner_svc.runtimes.openai_http import backend
 from runner_svc.runtimes.openai_http.backend import AttachedServer
 from runner_svc.runtimes.openai_http.runtime import OpenAiHttpModel
-from weft.api.common.v1 import chat_pb2
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
-from weft.kernel.telemetry import new_traceparent
-from weft_testing.fake_backend.process import fake_backend_command
 from weft_testing.free_port import free_port
 
 STALL_SECONDS = 0.25
@@ -40,16 +33,10 @@ async def test_engine_that_never_becomes_ready_times_out_and_leaves_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(engine_process, "LOAD_CHECK_SECONDS", 0.05)
-    config = engine_settings(
-        LlamaServerModel,
-        command=tuple(fake_backend_command(never_healthy=True, fork_grandchild=True, grandchild_setsid=True)),
-        path=Path(__file__),
-        name="m",
-        load_stall_seconds=STALL_SECONDS,
-        graces=StopGraces(first_term_seconds=0.5, second_term_seconds=0.5),
-    )
+    hangs = {"never_healthy": True, "fork_grandchild": True, "grandchild_setsid": True}
+    engine = fake_engine(hangs, load_stall_seconds=STALL_SECONDS)
     limits = RestartLimits(max_deaths=2, first_pause_seconds=60.0)
-    async with living(LlamaServerBackend(*config), slots=1, restart=limits) as stage:
+    async with living(engine, slots=1, restart=limits) as stage:
         await stage.until_phase(Phase.CRASH_LOOP)
         assert [Reason(restart.reason) for restart in stage.instance.restart_log.all] == [Reason.LOAD_STALLED] * 2
         assert "loading made no progress" in stage.instance.detail
@@ -75,11 +62,8 @@ async def _upstream(**switches: Any) -> AsyncIterator[AttachedServer]:
 
 
 async def _failure(server: AttachedServer) -> WeftError:
-    message = chat_pb2.ChatMessage(role=chat_pb2.ROLE_USER, content=[chat_pb2.ContentPart(text="hi")])
-    call = CallInfo(request_id="r", traceparent=new_traceparent())
     with pytest.raises(WeftError) as failed:
-        async for _ in server.generate(chat_pb2.ChatPayload(messages=[message]), call):
-            pass
+        await frames_of(server)
     return failed.value
 
 

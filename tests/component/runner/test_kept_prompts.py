@@ -1,12 +1,10 @@
 """Prompts that no slot holds any more come back from the memory of the host, and to their own tenant only."""
 
 import asyncio
-import sys
-from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import pytest
-from kit.engine_settings import engine_settings
+from kit.engines import fake_engine
 from kit.one_model import OneModel
 
 from runner_svc.backend.port import Backend, CacheUse, CallInfo
@@ -14,25 +12,13 @@ from runner_svc.cache.manager import CacheManager
 from runner_svc.cache.prompt_keeper import PromptKeeper
 from runner_svc.policy.cache_directory import CacheDirectory, Partition
 from runner_svc.runtimes.llama_server.backend import LlamaServerBackend
-from runner_svc.runtimes.llama_server.runtime import LlamaServerModel
 from weft_testing.conformance.prefix_cache import MODEL, Tenants
 
-FAKE = (sys.executable, "-m", "weft_testing.fake_backend")
 TOPICS = ("sea", "hills", "city", "river", "forest", "desert", "island", "lake")
 
 
-def _backend(**settings: object) -> LlamaServerBackend:
-    return LlamaServerBackend(
-        *engine_settings(
-            LlamaServerModel,
-            command=FAKE,
-            path=Path("fake.gguf"),
-            name=MODEL,
-            slots=2,
-            context_tokens=4096,
-            **settings,
-        )
-    )
+def _backend(**settings: Any) -> LlamaServerBackend:
+    return fake_engine(name=MODEL, slots=2, context_tokens=4096, **settings)
 
 
 def _text(topic: str) -> str:

@@ -10,16 +10,11 @@ from pathlib import Path
 import msgspec
 import psutil
 import pytest
-from kit.engine_settings import engine_settings
+from kit.engines import fake_model
 from runner_harness import running_runner
 from supervisor_process import is_alive, until
 
-from runner_svc.instance.settings import ServedModel
-from runner_svc.policy.timeouts import StopGraces
-from runner_svc.runtimes.llama_server.backend import LlamaServerBackend
-from runner_svc.runtimes.llama_server.runtime import LlamaServerModel
 from runner_svc.supervise.leftovers import TAG_VARIABLE, Leftovers
-from weft_testing.fake_backend.process import fake_backend_command
 
 START_SECONDS = 20.0
 
@@ -45,15 +40,7 @@ async def test_runner_sweeps_leftovers_at_start_and_records_its_backend_until_it
     earlier = {"identity": "a-runner", "owner_pid": 2**22, "owner_started_at": 1, "entries": []}
     state.write_bytes(msgspec.json.encode(earlier))
     leftovers = Leftovers(state)
-    config = engine_settings(
-        LlamaServerModel,
-        command=tuple(fake_backend_command()),
-        path=Path(__file__),
-        name="m",
-        graces=StopGraces(first_term_seconds=0.5, second_term_seconds=0.5),
-        leftovers=leftovers,
-    )
-    model = ServedModel(name="m", make_backend=lambda: LlamaServerBackend(*config))
+    model = fake_model(engine={"leftovers": leftovers})
     async with running_runner(tmp_path, [model], leftovers=leftovers):
         assert not is_alive(orphan)
         deadline = time.monotonic() + START_SECONDS

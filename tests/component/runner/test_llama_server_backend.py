@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import re
 import signal
 from collections.abc import AsyncGenerator
 from contextlib import aclosing, asynccontextmanager
@@ -12,64 +11,25 @@ from typing import Any
 
 import psutil
 import pytest
-from kit.engine_settings import engine_settings
+from kit.engines import CALL, chat, control_of, fake_engine, frames_of, started
 
-from runner_svc.backend.port import CallInfo
-from runner_svc.policy.timeouts import StopGraces, TimeoutProfile
-from runner_svc.runtimes import engine_figures
+from runner_svc.policy.timeouts import TimeoutProfile
 from runner_svc.runtimes.llama_server.backend import LlamaServerBackend
-from runner_svc.runtimes.llama_server.runtime import LlamaServerModel
-from runner_svc.runtimes.model_engine import ModelContext
-from weft.api.common.v1 import chat_pb2, completion_pb2, embedding_pb2
-from weft.dispatch.frames import Frame
+from weft.api.common.v1 import completion_pb2
 from weft.kernel.errors import FieldError, WeftError
 from weft.kernel.reasons import Reason
 from weft.kernel.service import stop_tasks
-from weft.kernel.telemetry import new_traceparent
-from weft_testing.fake_backend.process import FakeControl, fake_backend_command
-
-CALL = CallInfo(request_id="r1", traceparent=new_traceparent())
-
-
-def _config(timeouts: TimeoutProfile | None = None, **switches: Any) -> tuple[LlamaServerModel, ModelContext]:
-    return engine_settings(
-        LlamaServerModel,
-        command=tuple(fake_backend_command(**switches)),
-        path=Path(__file__),
-        name="fake",
-        timeouts=timeouts or TimeoutProfile(),
-        graces=StopGraces(first_term_seconds=0.5, second_term_seconds=0.5),
-    )
 
 
 @asynccontextmanager
 async def _running(timeouts: TimeoutProfile | None = None, **switches: Any) -> AsyncGenerator[LlamaServerBackend]:
-    backend = LlamaServerBackend(*_config(timeouts, **switches))
-    await backend.start()
-    try:
+    async with started(fake_engine(switches, timeouts=timeouts or TimeoutProfile())) as (backend, _):
         yield backend
-    finally:
-        await backend.stop()
-
-
-def _control(backend: LlamaServerBackend) -> FakeControl:
-    found = re.findall(r"listening on (http://\S+)", "\n".join(backend.log_lines(100)))
-    return FakeControl(found[-1])
-
-
-def _chat(text: str = "hi", **fields: Any) -> chat_pb2.ChatPayload:
-    message = chat_pb2.ChatMessage(role=chat_pb2.ROLE_USER, content=[chat_pb2.ContentPart(text=text)])
-    return chat_pb2.ChatPayload(messages=[message], **fields)
-
-
-async def _frames(backend: LlamaServerBackend, payload: Any = None) -> list[Frame]:
-    async with asyncio.timeout(10.0):
-        return [frame async for frame in backend.generate(payload or _chat(), CALL)]
 
 
 async def _failure(backend: LlamaServerBackend, payload: Any = None) -> WeftError:
     with pytest.raises(WeftError) as failed:
-        await _frames(backend, payload)
+        await frames_of(backend, payload)
     return failed.value
 
 
@@ -113,7 +73,7 @@ async def test_engine_out_of_memory_during_a_request_is_reported_with_advice() -
 
 
 async def test_model_that_does_not_fit_is_reported_as_such_instead_of_a_death() -> None:
-    backend = LlamaServerBackend(*_config(out_of_memory_at_start=True))
+    backend = fake_engine({"out_of_memory_at_start": True})
     with pytest.raises(WeftError) as failed:
         await backend.start()
     assert failed.value.reason is Reason.OUT_OF_MEMORY
@@ -133,7 +93,7 @@ async def test_engine_built_for_another_cpu_is_reported_to_its_first_caller(numb
 
 
 async def test_engine_built_for_another_cpu_is_reported_during_load() -> None:
-    backend = LlamaServerBackend(*_config(crash_at_start=True, crash_signal="SIGILL"))
+    backend = fake_engine({"crash_at_start": True, "crash_signal": "SIGILL"})
     with pytest.raises(WeftError) as failed:
         await backend.start()
     assert failed.value.reason is Reason.SERVER_DIED
@@ -142,7 +102,7 @@ async def test_engine_built_for_another_cpu_is_reported_during_load() -> None:
 
 async def test_engine_that_answered_before_is_not_blamed_on_the_cpu() -> None:
     async with _running(crash_signal="SIGSEGV") as backend:
-        assert await _frames(backend)
+        assert await frames_of(backend)
         assert backend.process_id is not None
         os.kill(backend.process_id, signal.SIGSEGV)
         report = await asyncio.wait_for(backend.wait_exit(), 5.0)
@@ -150,7 +110,7 @@ async def test_engine_that_answered_before_is_not_blamed_on_the_cpu() -> None:
 
 
 async def test_output_of_an_earlier_start_does_not_explain_a_later_death() -> None:
-    backend = LlamaServerBackend(*_config(out_of_memory_after_tokens=0))
+    backend = fake_engine({"out_of_memory_after_tokens": 0})
     await backend.start()
     await _failure(backend)
     await backend.stop()
@@ -166,9 +126,8 @@ async def test_output_of_an_earlier_start_does_not_explain_a_later_death() -> No
 
 async def test_death_while_loading_is_reported_with_the_output_of_that_start_only(tmp_path: Path) -> None:
     counter, words = tmp_path / "starts", 'n=$(cat "$0" 2>/dev/null || echo 0); echo $((n + 1)) >"$0"; echo "start $n"'
-    model, context = _config()
     command = ("/bin/sh", "-c", f"{words}; exit 1", str(counter))
-    backend = LlamaServerBackend(model, replace(context, command=command))
+    backend = fake_engine(command=command)
     for number in range(2):
         with pytest.raises(WeftError) as failed:
             await backend.start()
@@ -187,7 +146,7 @@ async def test_tokens_and_prefill_are_reported_as_progress_and_comments_are_not(
     async with _running(**switches) as backend:
 
         async def read() -> None:
-            async with aclosing(backend.generate(_chat("long " * 500), call)) as frames:
+            async with aclosing(backend.generate(chat("long " * 500), call)) as frames:
                 async for _ in frames:
                     pass
 
@@ -202,36 +161,11 @@ async def test_tokens_and_prefill_are_reported_as_progress_and_comments_are_not(
     assert tokens in (["token"], ["token"] * 2), "comments came for half a second after them"
 
 
-async def test_cpu_time_grows_with_the_engines_work() -> None:
-    async with _running(prefill_seconds=0.5) as backend:
-        before = backend.signs()
-        await _frames(backend)
-        after = backend.signs()
-        assert before is not None
-        assert after is not None
-        assert after.cpu_seconds - before.cpu_seconds >= 0.03
-        assert after.gpu_seconds is None or after.gpu_seconds >= 0.0
-    assert backend.signs() is None
-
-
 async def test_server_closing_kept_alive_connections_fails_no_request() -> None:
     """llama-server closes after each stream while promising to keep; the next POST meets a dead connection."""
     async with _running(close_after_stream=True) as backend:
         for _ in range(10):
-            assert (await _frames(backend))[-1][-1].HasField("finished")
-
-
-async def test_fully_read_connection_is_reused() -> None:
-    async with _running() as backend:
-        # A sample of the metrics page at the time of a request takes a connection of its own.
-        await backend.figures.end()
-        await _frames(backend)
-        process = psutil.Process(backend.process_id)
-        before = {c.raddr.port for c in process.net_connections() if c.status == psutil.CONN_ESTABLISHED and c.raddr}
-        await _frames(backend)
-        after = {c.raddr.port for c in process.net_connections() if c.status == psutil.CONN_ESTABLISHED and c.raddr}
-    assert before
-    assert before == after
+            assert (await frames_of(backend))[-1][-1].HasField("finished")
 
 
 @pytest.mark.slow("starts an ordinary program")
@@ -242,7 +176,7 @@ async def test_api_key_is_in_the_environment_and_not_in_the_arguments() -> None:
         key = process.environ()["LLAMA_API_KEY"]
         assert len(key) >= 32
         assert key not in " ".join(process.cmdline())
-        async with _control(backend) as control, control._session.get(f"{control.base_url}/v1/models") as answer:
+        async with control_of(backend) as control, control._session.get(f"{control.base_url}/v1/models") as answer:
             assert answer.status == 401, "the port is open to everybody"
 
 
@@ -253,48 +187,3 @@ async def test_fields_the_server_would_silently_ignore_are_rejected_by_name(fiel
         failure = await _failure(backend, payload)
     assert isinstance(failure, FieldError)
     assert failure.field == field
-
-
-async def test_tool_call_chunks_concatenate_to_the_call() -> None:
-    tool = chat_pb2.Tool(function=chat_pb2.FunctionTool(name="weather"))
-    call = '{"name": "weather", "arguments": "{\\"city\\": \\"Oslo\\"}"}'
-    async with _running(tool_call=call) as backend:
-        frames = await _frames(backend, _chat(tools=[tool]))
-    pieces = [piece for frame in frames for event in frame for piece in event.delta.tool_calls]
-    assert [piece.name for piece in pieces if piece.name] == ["weather"]
-    assert "".join(piece.arguments_text for piece in pieces) == '{"city": "Oslo"}'
-
-
-async def test_embedding_errors_of_a_faulty_server_are_typed() -> None:
-    payload = embedding_pb2.EmbeddingPayload(inputs=[completion_pb2.PromptInput(text="x")])
-    async with _running(html_200=True) as backend:
-        with pytest.raises(WeftError) as failed:
-            await backend.embed(payload, CALL)
-    assert failed.value.reason is Reason.BACKEND_PROTOCOL_ERROR
-
-
-async def test_missing_program_is_reported() -> None:
-    backend = LlamaServerBackend(
-        *engine_settings(LlamaServerModel, command=("/nowhere/llama-server",), path=Path(__file__), name="x")
-    )
-    with pytest.raises(WeftError) as failed:
-        await backend.start()
-    assert "/nowhere/llama-server" in failed.value.message
-
-
-async def test_metrics_are_sampled_during_a_request(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine_figures, "SAMPLE_SECONDS", 0.05)
-    async with (
-        _running(answer_tokens=0, tokens_per_second=20) as backend,
-        aclosing(backend.generate(_chat(), CALL)) as frames,
-    ):
-        await anext(frames)
-        load = None
-        async with asyncio.timeout(10.0):
-            while load is None or not load.running_count:
-                await asyncio.sleep(0.01)
-                load = backend.engine_load
-        assert load.HasField("sample_time")
-        assert load.prefix_query_tokens > 0
-        assert not load.HasField("kv_cache_share")
-    assert backend.engine_load is None

@@ -1,8 +1,6 @@
 """Options of one load at real processes: devices, ports, and the reported values."""
 
 import asyncio
-import os
-import socket
 import sys
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
@@ -11,24 +9,18 @@ from typing import Any
 
 import psutil
 import pytest
-from kit.engine_settings import engine_settings
+from kit.engines import fake_engine, started
 from kit.own_children import own_children
 from kit.tiny_gguf import write_gguf
 
 from runner_svc.backend.engine_process import EnginePorts, PortRange
 from runner_svc.backend.port import BackendFacts, LoadOrder
-from runner_svc.policy.timeouts import StopGraces
-from runner_svc.runtimes.llama_cpp_python.backend import LlamaCppPythonBackend
-from runner_svc.runtimes.llama_cpp_python.runtime import LlamaCppPythonModel
 from runner_svc.runtimes.llama_server.backend import LlamaServerBackend
-from runner_svc.runtimes.llama_server.runtime import LlamaServerModel
 from weft.api.registry.v1.lease_pb2 import DeviceBytes
 from weft.kernel.errors import FieldError, WeftError
 from weft.kernel.reasons import Reason
-from weft_testing.fake_backend.process import fake_backend_command
 from weft_testing.free_port import free_ports
 
-GRACES = StopGraces(first_term_seconds=0.5, second_term_seconds=0.5)
 # Says that the port is somebody else's and ends, as llama.cpp's server does, for as many starts as the file has bytes;
 # afterwards it is the fake.
 LOSES_RACES = """
@@ -43,25 +35,16 @@ os.execv(sys.executable, [sys.executable, "-m", "weft_testing.fake_backend", *sy
 """
 
 
-def _backend(**settings: Any) -> LlamaServerBackend:
-    settings.setdefault("command", tuple(fake_backend_command()))
-    return LlamaServerBackend(
-        *engine_settings(
-            LlamaServerModel, path=Path(__file__), name="fake", load_stall_seconds=10.0, graces=GRACES, **settings
-        )
-    )
+def _backend(switches: dict[str, Any] | None = None, **settings: Any) -> LlamaServerBackend:
+    return fake_engine(switches, load_stall_seconds=10.0, **settings)
 
 
 @asynccontextmanager
 async def _started(
     backend: LlamaServerBackend, order: LoadOrder | None = None
 ) -> AsyncGenerator[tuple[BackendFacts, psutil.Process]]:
-    async with asyncio.timeout(20.0):
-        facts = await backend.start(order)
-    try:
+    async with started(backend, order) as (_, facts):
         yield facts, psutil.Process(backend.process_id)
-    finally:
-        await backend.stop()
 
 
 def _ports(process: psutil.Process) -> set[int]:
@@ -91,44 +74,6 @@ async def test_engine_sees_only_the_devices_of_its_shares() -> None:
     assert line[line.index("--flash-attn") + 1] == "on"
 
 
-@pytest.mark.slow("starts an ordinary program")
-@pytest.mark.usefixtures("cold_engines")
-async def test_engine_without_shares_sees_no_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
-    backend = _backend()
-    async with _started(backend, LoadOrder(shares=(), hides_devices=True)) as (_, process):
-        assert process.environ()["CUDA_VISIBLE_DEVICES"] == ""
-        assert process.cmdline()[process.cmdline().index("--n-gpu-layers") + 1] == "0"
-    async with _started(backend) as (_, process):
-        assert process.environ()["CUDA_VISIBLE_DEVICES"] == "0,1", "nobody keeps a book: as it was"
-
-
-@pytest.mark.slow("starts an ordinary program")
-@pytest.mark.usefixtures("cold_engines")
-async def test_library_host_process_sees_only_its_devices(tmp_path: Path) -> None:
-    library = Path(__file__).with_name("scripted_library")
-    backend = LlamaCppPythonBackend(
-        *engine_settings(
-            LlamaCppPythonModel,
-            path=write_gguf(tmp_path / "tiny.gguf"),
-            environment={**os.environ, "PYTHONPATH": str(library)},
-            graces=GRACES,
-        )
-    )
-    shares = (DeviceBytes(device_index=1, bytes=2**30), DeviceBytes(device_index=7, bytes=2**31))
-    order = LoadOrder(shares=shares, hides_devices=True, parameters={"context_tokens": 512})
-    try:
-        async with asyncio.timeout(20.0):
-            facts = await backend.start(order)
-        process = psutil.Process(backend.process_id)
-        assert process.environ()["CUDA_VISIBLE_DEVICES"] == "1,7"
-        assert process.cmdline()[process.cmdline().index("--tensor-split") + 1] == "1024,2048"
-        assert (facts.context_tokens, facts.slots) == (512, 1)
-        assert process.pid in {one.pid for one in backend.processes()}
-    finally:
-        await backend.stop()
-
-
 async def test_effective_slots_and_context_come_from_the_server() -> None:
     backend = _backend(slots=4, context_tokens=2048)
     async with _started(backend, LoadOrder(parameters={"slots": 2, "context_tokens": 768})) as (facts, _):
@@ -149,14 +94,6 @@ async def test_variant_is_checked_before_load_like_the_configured_file(tmp_path:
     assert own_children() == children
     async with _started(backend) as (facts, _):
         assert facts.context_tokens == 2048
-
-
-async def test_incompatible_values_start_nothing() -> None:
-    children = own_children()
-    order = LoadOrder(parameters={"cache_type_v": "q8_0", "flash_attention": "off"})
-    with pytest.raises(FieldError, match="cache_type_v"):
-        await _backend().start(order)
-    assert own_children() == children
 
 
 async def test_processes_are_reported_with_their_start_time() -> None:
@@ -227,25 +164,3 @@ async def test_parameter_unknown_to_an_older_server_is_rejected_by_name(words: s
     with pytest.raises(WeftError) as failed:
         await backend.start(LoadOrder(parameters={"slots": 1}))
     assert failed.value.reason is Reason.SERVER_DIED
-
-
-async def test_death_for_another_reason_is_not_retried_on_another_port() -> None:
-    backend = _backend(command=tuple(fake_backend_command(exit_at_start=3)), ports=EnginePorts(_free_ports(3)))
-    with pytest.raises(WeftError) as failed:
-        await backend.start()
-    assert failed.value.reason is Reason.SERVER_DIED
-    assert sum("failed to load" in line for line in backend.log_lines(100)) == 1
-
-
-async def test_fake_backend_reports_a_port_in_use_in_recognized_words() -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        port = taken.getsockname()[1]
-        backend = _backend(
-            command=(*fake_backend_command(), "--port", str(port)), extra_arguments=("--port", str(port))
-        )
-        with pytest.raises(WeftError) as failed:
-            await backend.start()
-    assert failed.value.reason is Reason.SERVER_DIED
-    assert "address already in use" in "\n".join(backend.log_lines(100)).lower()

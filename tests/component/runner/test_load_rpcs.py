@@ -1,37 +1,25 @@
 """Loads, unloads, flushes and yields as the registry asks a runner for them: permits, options, progress, results."""
 
-import asyncio
 from pathlib import Path
 from typing import Any
 
 import pytest
-from kit.engine_settings import engine_settings
+from kit.engines import fake_model
 from runner_harness import RunningRunner, events_of, refusal, running_runner
 
 from runner_svc.instance.settings import HibernationSettings, ServedModel
 from runner_svc.policy.lifecycle import Phase
-from runner_svc.policy.timeouts import StopGraces
-from runner_svc.runtimes.llama_server.backend import LlamaServerBackend
-from runner_svc.runtimes.llama_server.runtime import LlamaServerModel
 from weft.api.common.v1.priority_pb2 import PRIORITY_NORMAL, PRIORITY_UNSPECIFIED
 from weft.api.runner.v1 import load_pb2, permit_pb2
 from weft.api.runner.v1 import runner_service_pb2 as pb
 from weft.dispatch.tickets import Action
 from weft.kernel.reasons import Reason
-from weft_testing.fake_backend.process import fake_backend_command
 
 
 def _model(start_asleep: bool = False, **switches: Any) -> ServedModel:
-    config = engine_settings(
-        LlamaServerModel,
-        command=tuple(fake_backend_command(**switches)),
-        path=Path(__file__),
-        name="m",
-        graces=StopGraces(first_term_seconds=0.5, second_term_seconds=0.5),
-    )
-    return ServedModel(
-        name="m",
-        make_backend=lambda: LlamaServerBackend(*config),
+    return fake_model(
+        "m",
+        switches,
         hibernation=HibernationSettings(start_asleep=start_asleep),
         quantizations={"q8_0": Path(__file__)},
         model_path=Path(__file__),
@@ -119,12 +107,6 @@ async def test_options_are_validated_reported_and_effective_until_the_next_load(
         assert not (await _described(runner)).load_options.parameters
 
 
-async def test_option_equal_to_the_configuration_does_not_reload(tmp_path: Path) -> None:
-    async with running_runner(tmp_path, [_model()]) as runner:
-        await runner.until(Phase.READY)
-        assert (await runner.load(options=_options(context_tokens=2048)))[-1].result.was_loaded
-
-
 @pytest.mark.parametrize(
     ("options", "field"),
     [
@@ -146,14 +128,6 @@ async def test_invalid_option_is_reported(options: load_pb2.LoadOptions, field: 
         error = await refusal(runner.control.Load(pb.LoadRequest(model="m", permit=permit, options=options)).read())
         assert (error.reason, error.metadata["field"]) == (Reason.INVALID_ARGUMENT, field)
         assert (await _described(runner)).process_id == before
-
-
-async def test_two_callers_share_one_load(tmp_path: Path) -> None:
-    async with running_runner(tmp_path, [_model(start_asleep=True, load_seconds=0.5)]) as runner:
-        first, second, _ = await asyncio.gather(runner.load(), runner.load(), runner.wake())
-        assert [told[-1].WhichOneof("kind") for told in (first, second)] == ["result", "result"]
-        log = (await runner.control.Describe(pb.DescribeRequest(log_line_count=1000))).instances[0].log_lines
-        assert len([line for line in log if "listening on" in line]) == 1
 
 
 async def test_model_without_a_lease_does_not_yield_memory(tmp_path: Path) -> None:

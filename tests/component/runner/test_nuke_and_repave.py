@@ -7,20 +7,14 @@ import sys
 
 import psutil
 import pytest
-from kit.engine_settings import engine_settings
-from restart_stage import LONG, living, repaving
-from runner_harness import OtherServer
+from restart_stage import LONG, repaving
 
-from runner_svc.instance.settings import HibernationSettings
 from runner_svc.policy.backoff import RestartLimits
 from runner_svc.policy.engine_failures import ADVICE
 from runner_svc.policy.lifecycle import Phase
 from runner_svc.request_records import RequestState
-from runner_svc.runtimes.openai_http.backend import AttachedServer
-from runner_svc.runtimes.openai_http.runtime import OpenAiHttpModel
 from weft.kernel.reasons import Reason
 from weft_testing.fake_backend.process import fake_backend_command
-from weft_testing.free_port import free_port
 
 NOTICE_SECONDS = 1.0
 """Time within which a fault is noticed, its requests have failed, and its slots are free."""
@@ -119,38 +113,3 @@ async def test_load_without_enough_memory_is_reported_with_advice_and_not_retrie
         assert ADVICE in stage.instance.detail
         assert "cudaMalloc" in stage.instance.detail
         assert Reason(stage.instance.restart_log.all[0].reason) is Reason.OUT_OF_MEMORY
-
-
-@pytest.mark.parametrize("wait_for", [Phase.LOADING, Phase.READY])
-async def test_stopping_runner_leaves_no_process_regardless_of_the_backend(wait_for: Phase) -> None:
-    async with repaving(load_seconds=0.0 if wait_for is Phase.READY else 30.0) as stage:
-        await stage.until_phase(wait_for)
-        await stage.until(lambda: stage.backend.process_id is not None, "no process")
-    assert stage.instance.phase is Phase.IDLE
-    assert stage.backend.process_id is None
-
-
-async def test_dead_attached_server_is_absent_at_the_first_request_and_detected_when_back() -> None:
-    """Not only when several probes have failed: they are a minute apart here."""
-    server = OtherServer(free_port())
-    config = engine_settings(OpenAiHttpModel, url=server.url, upstream_model="m", probe_interval_seconds=60.0)
-    absent = HibernationSettings(attached=True, attach_retry_seconds=0.1)
-    await server.begin()
-    try:
-        async with living(AttachedServer(*config), slots=2, hibernation=absent) as stage:
-            await stage.until_phase(Phase.READY)
-            assert await stage.ask() is None
-            await server.end()
-            error = await stage.ask()
-            assert error is not None
-            assert error.reason is Reason.CONNECT_FAILED
-            await stage.until_phase(Phase.FAILED)
-            refused = await stage.ask()
-            assert refused is not None
-            assert refused.reason is Reason.BACKEND_NOT_READY
-            await server.begin()
-            await stage.until_phase(Phase.READY)
-            assert await stage.ask() is None
-            assert stage.instance.restart_count == 0
-    finally:
-        await server.end()

@@ -11,13 +11,14 @@ from typing import Any
 import pytest
 import trustme
 from kit.engine_settings import engine_settings
+from kit.engines import chat, started
 
 from runner_svc.backend.port import CallInfo
 from runner_svc.policy import backoff
 from runner_svc.runtimes.model_engine import ModelContext
 from runner_svc.runtimes.openai_remote.backend import OpenAiRemote
 from runner_svc.runtimes.openai_remote.runtime import OpenAiRemoteModel
-from weft.api.common.v1 import chat_pb2, completion_pb2, embedding_pb2, event_pb2, sampling_pb2
+from weft.api.common.v1 import chat_pb2, completion_pb2, embedding_pb2, sampling_pb2
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft.kernel.telemetry import new_traceparent
@@ -35,12 +36,8 @@ def _config(base_url: str, **settings: Any) -> tuple[OpenAiRemoteModel, ModelCon
 
 @asynccontextmanager
 async def _started(base_url: str, **settings: Any) -> AsyncIterator[OpenAiRemote]:
-    backend = OpenAiRemote(*_config(base_url, **settings))
-    await backend.start()
-    try:
+    async with started(OpenAiRemote(*_config(base_url, **settings))) as (backend, _):
         yield backend
-    finally:
-        await backend.stop()
 
 
 @asynccontextmanager
@@ -49,18 +46,13 @@ async def _stage(**settings: Any) -> AsyncIterator[tuple[CountingProvider, OpenA
         yield provider, backend
 
 
-def _chat(**fields: Any) -> chat_pb2.ChatPayload:
-    message = chat_pb2.ChatMessage(role=chat_pb2.ROLE_USER, content=[chat_pb2.ContentPart(text="Count.")])
-    return chat_pb2.ChatPayload(messages=[message], **fields)
-
-
 def _call(seconds_left: float | None = None) -> CallInfo:
     answer_by = None if seconds_left is None else asyncio.get_running_loop().time() + seconds_left
     return CallInfo(request_id="req-1", traceparent=new_traceparent(), answer_by=answer_by)
 
 
 async def _events(backend: OpenAiRemote, payload: Any = None, call: CallInfo | None = None) -> list[Any]:
-    frames = backend.generate(payload or _chat(), call or _call())
+    frames = backend.generate(payload or chat("Count."), call or _call())
     return [event async for frame in frames for event in frame]
 
 
@@ -90,7 +82,7 @@ async def test_receipt_usage_comes_from_the_provider() -> None:
 
 async def test_provider_receives_the_request_and_its_key_but_no_mesh_data() -> None:
     async with _stage() as (provider, backend):
-        await _events(backend, _chat(sampling=sampling_pb2.SamplingParams(max_tokens=5)))
+        await _events(backend, chat("Count.", sampling=sampling_pb2.SamplingParams(max_tokens=5)))
         (request,) = provider.requests
         assert request.path == "/v7/chat/completions"
         assert request.body == {
@@ -240,7 +232,7 @@ async def test_retry_after_date_is_relative_to_the_providers_clock() -> None:
 async def test_request_is_retried_up_to_the_configured_limit() -> None:
     async with _stage(max_retries=2) as (provider, backend):
         provider.replies += [Reply(status=503), Reply(status=429)]
-        events = await _events(backend, _chat(sampling=sampling_pb2.SamplingParams(top_k=3)))
+        events = await _events(backend, chat("Count.", sampling=sampling_pb2.SamplingParams(top_k=3)))
         assert _text(events) == "".join(WORDS)
         assert len(provider.requests) == 3
         warnings = [event for event in events if event.HasField("warning")]
@@ -375,7 +367,7 @@ async def test_address_and_key_quoted_by_the_provider_are_hidden() -> None:
 async def test_fields_outside_the_openai_api_are_dropped_with_a_warning() -> None:
     sampling = sampling_pb2.SamplingParams(top_k=40, min_p=0.1, repeat_penalty=1.1, seed=7, temperature=0.5)
     async with _stage() as (provider, backend):
-        events = await _events(backend, _chat(sampling=sampling, thinking=True))
+        events = await _events(backend, chat("Count.", sampling=sampling, thinking=True))
         (body,) = provider.bodies
     assert (body["seed"], body["temperature"]) == (7, 0.5)
     assert not {"top_k", "min_p", "repeat_penalty", "thinking", "chat_template_kwargs"} & body.keys()
@@ -386,7 +378,7 @@ async def test_fields_outside_the_openai_api_are_dropped_with_a_warning() -> Non
 async def test_passthrough_all_sends_every_field() -> None:
     sampling = sampling_pb2.SamplingParams(top_k=40, max_tokens=9)
     async with _stage(passthrough="all", token_limit_name="max_completion_tokens") as (provider, backend):
-        events = await _events(backend, _chat(sampling=sampling))
+        events = await _events(backend, chat("Count.", sampling=sampling))
         (body,) = provider.bodies
     assert (body["top_k"], body["max_completion_tokens"], "max_tokens" in body) == (40, 9, False)
     assert not any(event.HasField("warning") for event in events)
@@ -407,7 +399,7 @@ async def test_thinking_uses_the_configured_provider_field(
     configured: bool | None, fields: dict[str, Any], sent: dict[str, str] | None
 ) -> None:
     async with _stage(thinking=configured) as (provider, backend):
-        await _events(backend, _chat(**fields))
+        await _events(backend, chat("Count.", **fields))
         assert provider.bodies[0].get("thinking") == sent
 
 
@@ -420,10 +412,3 @@ async def test_unsupported_operations_are_rejected_without_sending_a_byte() -> N
             await backend.embed(embedding_pb2.EmbeddingPayload(), _call())
         assert provider.connection_count == 0
     assert no_completions.value.reason is no_embeddings.value.reason is Reason.UNSUPPORTED_OPERATION
-
-
-async def test_finish_reason_is_sent_once_at_the_end() -> None:
-    async with _stage() as (_, backend):
-        events = await _events(backend)
-    reasons = [event.delta.finish_reason for event in events if event.HasField("delta")]
-    assert reasons == [*[event_pb2.FINISH_REASON_UNSPECIFIED] * len(WORDS), event_pb2.FINISH_REASON_STOP]

@@ -132,16 +132,3 @@ async def test_caller_deadline_limits_the_runner_backoff(tmp_path: Path) -> None
             error = await refusal(events_of(runner.generate(allow_remote=True, seconds_left=20.0)))
         assert (error.reason, error.retry_after_seconds) == (Reason.BACKEND_NOT_READY, 30.0)
         assert len(provider.requests) == 1
-
-
-async def test_busy_provider_is_reported_with_its_retry_time(tmp_path: Path) -> None:
-    async with _stage(tmp_path) as (provider, runner):
-        provider.replies.append(Reply(status=429, headers={"Retry-After": "17"}))
-        first = await refusal(events_of(runner.generate(allow_remote=True)))
-        sent = provider.byte_count
-        second = await refusal(events_of(runner.generate(allow_remote=True)))
-        assert (first.reason, first.retry_after_seconds) == (Reason.BACKEND_NOT_READY, 17.0)
-        assert second.reason is Reason.NO_SLOT_AVAILABLE
-        assert second.retry_after_seconds is not None
-        assert 16.0 < second.retry_after_seconds <= 17.0
-        assert provider.byte_count == sent

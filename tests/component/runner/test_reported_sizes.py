@@ -4,7 +4,7 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from kit.engine_settings import engine_settings
+from kit.engines import fake_model
 from runner_harness import running_runner
 
 from runner_svc import service
@@ -13,9 +13,6 @@ from runner_svc.memory.port import MemoryForecast
 from runner_svc.policy.lifecycle import Phase
 from runner_svc.policy.load_plan import LoadPlan
 from runner_svc.policy.memory_estimate import EstimateSource, MemoryEstimate
-from runner_svc.runtimes.llama_server.backend import LlamaServerBackend
-from runner_svc.runtimes.llama_server.runtime import LlamaServerModel
-from weft_testing.fake_backend.process import fake_backend_command
 
 SIZE_BYTES = 5 << 30
 REPORT_INTERVAL_SECONDS = 5.0
@@ -34,10 +31,8 @@ class _LateForecast(MemoryForecast):
 
 
 def _asleep(name: str, known: asyncio.Event) -> ServedModel:
-    config = engine_settings(LlamaServerModel, command=tuple(fake_backend_command()), path=Path(__file__), name=name)
-    return ServedModel(
-        name=name,
-        make_backend=lambda: LlamaServerBackend(*config),
+    return fake_model(
+        name,
         hibernation=HibernationSettings(start_asleep=True),
         model_path=Path(__file__),
         forecast=_LateForecast(known),

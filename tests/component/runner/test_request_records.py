@@ -9,37 +9,26 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from kit.engine_settings import engine_settings
+from kit.engines import fake_model
 from restart_stage import LONG
 from runner_harness import RunningRunner, events_of, refusal, running_runner
 
 from runner_svc.chat.tool_loop import converse
 from runner_svc.instance.settings import ServedModel
 from runner_svc.policy.lifecycle import Phase
-from runner_svc.policy.timeouts import StopGraces, TimeoutProfile
-from runner_svc.runtimes.llama_server.backend import LlamaServerBackend
-from runner_svc.runtimes.llama_server.runtime import LlamaServerModel
+from runner_svc.policy.timeouts import TimeoutProfile
 from runner_svc.servicers import inference
 from weft.api.common.v1 import error_reason_pb2
 from weft.api.runner.v1 import runner_service_pb2 as pb
 from weft.dispatch.frames import Frame
 from weft.kernel.reasons import Reason
-from weft_testing.fake_backend.process import fake_backend_command
 
 TIMEOUTS = TimeoutProfile(headers_seconds=30.0, absolute_seconds=600.0)
 
 
 def _model(context_tokens: int = 2048, **switches: Any) -> ServedModel:
-    config = engine_settings(
-        LlamaServerModel,
-        command=tuple(fake_backend_command(**switches)),
-        path=Path(__file__),
-        name="m",
-        context_tokens=context_tokens,
-        timeouts=TIMEOUTS,
-        graces=StopGraces(first_term_seconds=0.5, second_term_seconds=0.5),
-    )
-    return ServedModel(name="m", make_backend=lambda: LlamaServerBackend(*config), timeouts=TIMEOUTS)
+    engine = {"context_tokens": context_tokens, "timeouts": TIMEOUTS}
+    return fake_model("m", switches, engine, timeouts=TIMEOUTS)
 
 
 async def _described(runner: RunningRunner, line_count: int = 0) -> pb.InstanceDescription:

@@ -9,14 +9,11 @@ from typing import Any
 import pytest
 from conformance_saboteurs import SABOTEURS, BusyRunner, HangingRunner, HangsWhenFull
 from conformance_subject import BY_NAME, findings_of, subject
-from kit.engine_settings import engine_settings
+from kit.engines import fake_model
 from runner_harness import RunningRunner, running_runner
 
 from runner_svc.instance.settings import ServedModel
 from runner_svc.policy.lifecycle import Phase
-from runner_svc.policy.timeouts import StopGraces
-from runner_svc.runtimes.llama_server.backend import LlamaServerBackend
-from runner_svc.runtimes.llama_server.runtime import LlamaServerModel
 from weft.api.registry.v1 import model_pb2
 from weft.api.runner.v1 import runner_service_pb2
 from weft_testing.conformance import runner_suite
@@ -24,23 +21,13 @@ from weft_testing.conformance.findings import BrokenPromiseError, Finding, Verdi
 from weft_testing.conformance.runner_requests import Check
 from weft_testing.conformance.runner_suite import CHECKS, examine
 from weft_testing.conformance.runner_under_test import RunnerUnderTest
-from weft_testing.fake_backend.process import fake_backend_command
 
 pytestmark = pytest.mark.slow("starts engine processes")
 
 
 def _model(**switches: Any) -> ServedModel:
     ours: dict[str, Any] = {"answer_tokens": 0, "tokens_per_second": 200, "prefill_seconds": 0.1}
-    config = engine_settings(
-        LlamaServerModel,
-        command=tuple(fake_backend_command(**(ours | switches))),
-        path=Path(__file__),
-        name="m",
-        slots=2,
-        embeddings=True,
-        graces=StopGraces(first_term_seconds=0.5, second_term_seconds=0.5),
-    )
-    return ServedModel(name="m", make_backend=lambda: LlamaServerBackend(*config), slots=2)
+    return fake_model("m", ours | switches, {"slots": 2, "embeddings": True}, slots=2)
 
 
 @asynccontextmanager

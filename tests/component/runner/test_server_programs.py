@@ -7,39 +7,32 @@ from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import psutil
 import pytest
+from kit.engines import CALL, chat, control_of, events_of, started
 from server_dialects import DIALECTS, TOLD, fake_command, preset_settings, server_settings
 
-from runner_svc.backend.port import CacheIsolation, CacheUse, CallInfo
+from runner_svc.backend.port import CacheIsolation, CacheUse
 from runner_svc.runtimes.model_engine import ModelContext
 from runner_svc.runtimes.server.backend import ServerBackend
 from runner_svc.runtimes.server.presets import PRESETS, PresetName
 from runner_svc.runtimes.server.runtime import ReadySettings, ServerModel, command_of
 from weft.api.common.v1 import audio_pb2, chat_pb2, image_pb2, sampling_pb2, tokenize_pb2
-from weft.dispatch.frames import Frame
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
-from weft.kernel.telemetry import new_traceparent
 from weft_testing.fake_backend.dialect import Dialect
-from weft_testing.fake_backend.process import FakeControl
 
 pytestmark = pytest.mark.slow("starts engine processes")
 
 Item = TypeVar("Item")
-CALL = CallInfo(request_id="r1", traceparent=new_traceparent())
 
 
 @asynccontextmanager
 async def _running(settings: tuple[ServerModel, ModelContext]) -> AsyncGenerator[ServerBackend]:
-    backend = ServerBackend(*settings)
-    await backend.start()
-    try:
+    async with started(ServerBackend(*settings)) as (backend, _):
         yield backend
-    finally:
-        await backend.stop()
 
 
 async def _start_failure(settings: tuple[ServerModel, ModelContext]) -> WeftError:
@@ -55,26 +48,11 @@ async def _all(items: AsyncGenerator[Item]) -> list[Item]:
     return [item async for item in items]
 
 
-def _control(backend: ServerBackend) -> FakeControl:
-    lines = [line for line in backend.log_lines(100) if "listening on " in line]
-    return FakeControl(lines[-1].partition("listening on ")[2].strip())
-
-
-def _chat(**fields: Any) -> chat_pb2.ChatPayload:
-    message = chat_pb2.ChatMessage(role=chat_pb2.ROLE_USER, content=[chat_pb2.ContentPart(text="hi there")])
-    return chat_pb2.ChatPayload(messages=[message], **fields)
-
-
-async def _answer(backend: ServerBackend, payload: chat_pb2.ChatPayload, call: CallInfo = CALL) -> Frame:
-    async with asyncio.timeout(20.0):
-        return [event async for frame in backend.generate(payload, call) for event in frame]
-
-
 @pytest.mark.parametrize("name", PRESETS)
 async def test_model_of_each_preset_thinks_answers_and_counts(name: PresetName) -> None:
     switches = {"reasoning_text": "well then", "answer_tokens": 5}
-    async with _running(preset_settings(name, switches)) as backend, _control(backend) as control:
-        events = await _answer(backend, _chat())
+    async with _running(preset_settings(name, switches)) as backend, control_of(backend) as control:
+        events = await events_of(backend, chat())
         body = (await control.state()).last_request_body
     assert "".join(event.delta.reasoning for event in events).split() == ["well", "then"]
     assert "".join(event.delta.text for event in events).split() == [f"tok{n}" for n in range(5)]
@@ -87,8 +65,8 @@ async def test_model_of_each_preset_thinks_answers_and_counts(name: PresetName) 
 async def test_program_is_sent_only_the_parameters_of_its_preset(name: PresetName) -> None:
     parameters = PRESETS[name].parameters
     sampling = sampling_pb2.SamplingParams(top_k=7, repeat_penalty=1.25, min_p=0.5, temperature=0.5)
-    async with _running(preset_settings(name)) as backend, _control(backend) as control:
-        events = await _answer(backend, _chat(sampling=sampling))
+    async with _running(preset_settings(name)) as backend, control_of(backend) as control:
+        events = await events_of(backend, chat(sampling=sampling))
         body = (await control.state()).last_request_body
     warned = {event.warning.field for event in events if event.HasField("warning")}
     assert warned == parameters.untaken & {"top_k", "repeat_penalty", "min_p"}
@@ -100,10 +78,10 @@ async def test_program_is_sent_only_the_parameters_of_its_preset(name: PresetNam
 
 
 async def test_sglang_counts_tokens_salts_prefixes_and_flushes_its_cache() -> None:
-    async with _running(preset_settings("sglang")) as backend, _control(backend) as control:
+    async with _running(preset_settings("sglang")) as backend, control_of(backend) as control:
         assert backend.operations == PRESETS["sglang"].operations
-        counted = await backend.tokenize(tokenize_pb2.TokenizePayload(chat=_chat()), CALL)
-        events = await _answer(backend, _chat(), replace(CALL, cache=CacheUse(salt="of-a-tenant")))
+        counted = await backend.tokenize(tokenize_pb2.TokenizePayload(chat=chat()), CALL)
+        events = await events_of(backend, chat(), replace(CALL, cache=CacheUse(salt="of-a-tenant")))
         await backend.erase_cache()
         state = await control.state()
     assert counted.count == events[-1].finished.receipt.usage.prompt_tokens
@@ -147,7 +125,7 @@ async def test_text_program_rejects_image_generation() -> None:
 async def test_ollama_gets_its_address_from_the_environment_and_preloads_the_model() -> None:
     async with (
         _running(preset_settings("ollama", upstream_model="llama3.2", slots=2)) as backend,
-        _control(backend) as control,
+        control_of(backend) as control,
     ):
         environment = psutil.Process(backend.process_id).environ()
         state = await control.state()
@@ -174,16 +152,9 @@ async def test_program_requires_a_key_that_differs_per_start() -> None:
         process = psutil.Process(backend.process_id)
         keys.append(process.environ()["API_KEY"])
         assert keys[-1] not in " ".join(process.cmdline())
-        assert await _answer(backend, _chat())
+        assert await events_of(backend, chat())
         await backend.stop()
     assert len(set(keys)) == 2
-
-
-async def test_program_without_a_key_gets_no_authorization_header() -> None:
-    async with _running(server_settings(command=fake_command(*TOLD))) as backend, _control(backend) as control:
-        assert await _answer(backend, _chat())
-        headers = (await control.state()).last_request_headers
-    assert "authorization" not in headers
 
 
 async def test_program_is_ready_by_an_output_line() -> None:
@@ -196,13 +167,13 @@ async def test_program_is_ready_by_an_output_line() -> None:
     assert "not the server" in error.message
     command = fake_command(*TOLD, dialect=Dialect(lacks=("/health",)))
     async with _running(server_settings(command=command, ready=ReadySettings(line=r"listening on http"))) as backend:
-        assert await _answer(backend, _chat())
+        assert await events_of(backend, chat())
 
 
 async def test_program_is_ready_by_a_route_status() -> None:
     command = fake_command(*TOLD, dialect=Dialect(lacks=("/health", "/up")))
     async with _running(server_settings(command=command, ready=ReadySettings(path="/up", status=404))) as backend:
-        assert await _answer(backend, _chat())
+        assert await events_of(backend, chat())
         assert await backend.responds(5.0)
 
 
@@ -244,18 +215,18 @@ async def test_program_with_sleep_routes_sleeps_and_wakes_in_its_process(
     name: PresetName, sleep: str, wake: str
 ) -> None:
     settings = preset_settings(name, upstream_model="llama3.2" if name == "ollama" else None, sleeps_in_place=True)
-    async with _running(settings) as backend, _control(backend) as control:
+    async with _running(settings) as backend, control_of(backend) as control:
         process = backend.process_id
         assert await backend.sleep()
         facts = await backend.start()
         assert backend.process_id == process
         assert facts.slots == settings[0].slots
-        assert (await _answer(backend, _chat()))[-1].HasField("finished")
+        assert (await events_of(backend, chat()))[-1].HasField("finished")
         assert (await control.state()).route_calls[-2:] == [f"POST {sleep}", f"POST {wake}"]
 
 
 async def test_program_does_not_sleep_in_place_unless_configured() -> None:
-    async with _running(preset_settings("sglang")) as backend, _control(backend) as control:
+    async with _running(preset_settings("sglang")) as backend, control_of(backend) as control:
         assert not await backend.sleep()
         assert (await control.state()).route_calls == []
 
@@ -273,7 +244,7 @@ async def test_program_that_does_not_wake_is_restarted() -> None:
         assert await backend.sleep()
         await backend.start()
         assert backend.process_id not in (None, process)
-        assert (await _answer(backend, _chat()))[-1].HasField("finished")
+        assert (await events_of(backend, chat()))[-1].HasField("finished")
 
 
 def test_sglang_preset_adds_the_argument_required_for_sleep() -> None:

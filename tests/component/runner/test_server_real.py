@@ -12,8 +12,8 @@ import psutil
 import pytest
 from kit.demo_answers import sampling_without_end
 from kit.engine_settings import engine_settings
+from kit.engines import CALL, chat
 
-from runner_svc.backend.port import CallInfo
 from runner_svc.runtimes.llama_server.runtime import LAUNCHER
 from runner_svc.runtimes.server.backend import ServerBackend
 from runner_svc.runtimes.server.runtime import ServerModel
@@ -21,12 +21,10 @@ from weft.api.common.v1 import chat_pb2
 from weft.dispatch.frames import Frame
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
-from weft.kernel.telemetry import new_traceparent
 from weft_app.compose.demo import demo_model_path
 from weft_testing.conformance.backend_steps import until
 
 pytestmark = [pytest.mark.slow("a real engine"), pytest.mark.real]
-CALL = CallInfo(request_id="r1", traceparent=new_traceparent())
 LIMIT_SECONDS = 60.0
 MODEL_MEBIBYTES = 90
 
@@ -58,8 +56,7 @@ async def _running() -> AsyncGenerator[ServerBackend]:
 
 
 def _story(max_tokens: int) -> chat_pb2.ChatPayload:
-    message = chat_pb2.ChatMessage(role=chat_pb2.ROLE_USER, content=[chat_pb2.ContentPart(text="Tell a long story.")])
-    return chat_pb2.ChatPayload(messages=[message], sampling=sampling_without_end(max_tokens=max_tokens))
+    return chat("Tell a long story.", sampling=sampling_without_end(max_tokens=max_tokens))
 
 
 async def _read(stream: AsyncGenerator[Frame]) -> None:

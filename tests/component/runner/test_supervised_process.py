@@ -145,11 +145,6 @@ async def test_exiting_process_takes_its_descendants_along(how: str) -> None:
         assert process.oom_killed() is False
 
 
-async def test_terminating_signal_is_reported() -> None:
-    async with supervised("guardian", f"echo {FAMILY_READY}; kill -SEGV $$") as (process, _, _):
-        assert (await process.wait()).startswith("signal SIGSEGV")
-
-
 async def test_exit_status_is_known_even_if_a_stop_arrives_before_it_was_read() -> None:
     hears, says = os.pipe()
     start = EngineStart(argv=("/bin/sh", "-c", "sleep 0.1; exit 3"), env=ENVIRONMENT, tag="t", leaf=None, output=says)

@@ -3,36 +3,19 @@
 from pathlib import Path
 
 import pytest
-from kit.engine_settings import engine_settings
+from kit.engines import fake_engine
 from kit.own_children import own_children
 from kit.tiny_gguf import write_gguf
 
-from runner_svc.policy.timeouts import StopGraces
-from runner_svc.runtimes.llama_server.backend import LlamaServerBackend
-from runner_svc.runtimes.llama_server.runtime import LlamaServerModel
 from runner_svc.templates.sandbox import check_before_load, read_templates
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
-from weft_testing.fake_backend.process import fake_backend_command
 
 HOSTILE = "{{ 'a' * 2000000000 }}"
 
 
-def _backend(model: Path, override: Path | None = None) -> LlamaServerBackend:
-    return LlamaServerBackend(
-        *engine_settings(
-            LlamaServerModel,
-            command=tuple(fake_backend_command()),
-            path=model,
-            name="fake",
-            chat_template_path=override,
-            graces=StopGraces(first_term_seconds=0.5, second_term_seconds=0.5),
-        )
-    )
-
-
 async def _load_failure(model: Path, override: Path | None = None) -> Reason:
-    backend = _backend(model, override)
+    backend = fake_engine(path=model, chat_template_path=override)
     with pytest.raises(WeftError) as failed:
         await backend.start()
     assert not backend.log_lines(10), "the engine was started"
@@ -53,7 +36,7 @@ async def test_hostile_override_fails_the_load_and_a_valid_one_replaces_a_hostil
     override.write_text(HOSTILE)
     assert await _load_failure(write_gguf(tmp_path / "m.gguf"), override) is Reason.TEMPLATE_FAILED
     override.write_text("{{ messages[0].content }}")
-    backend = _backend(write_gguf(tmp_path / "h.gguf", HOSTILE), override)
+    backend = fake_engine(path=write_gguf(tmp_path / "h.gguf", HOSTILE), chat_template_path=override)
     await backend.start()
     await backend.stop()
 

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import re
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -10,21 +9,18 @@ from typing import Any
 
 import grpc
 import pytest
-from kit.engine_settings import engine_settings
+from kit.engines import control_of, fake_engine
 from runner_harness import RunningRunner, events_of, refusal, running_runner
 from structlog.testing import capture_logs
 
 from runner_svc.chat.settings import ChatSettings
 from runner_svc.instance.settings import ServedModel
 from runner_svc.policy.lifecycle import Phase
-from runner_svc.policy.timeouts import StopGraces
 from runner_svc.runtimes.llama_server.backend import LlamaServerBackend
-from runner_svc.runtimes.llama_server.runtime import LlamaServerModel
 from runner_svc.tools.port import ToolSettings
-from weft.api.common.v1 import agent_behaviour_pb2, event_pb2, warning_pb2
+from weft.api.common.v1 import agent_behaviour_pb2, event_pb2
 from weft.api.runner.v1 import runner_service_pb2
 from weft.kernel.reasons import Reason
-from weft_testing.fake_backend.process import FakeControl, fake_backend_command
 from weft_testing.fake_backend.state import FakeState
 
 Behaviour = agent_behaviour_pb2.AgentBehaviour
@@ -52,8 +48,7 @@ class Stage:
             return (await refusal(events_of(call))).reason
 
     async def engine(self) -> FakeState:
-        found = re.findall(r"listening on (http://\S+)", "\n".join(self._backend.log_lines(100)))
-        async with FakeControl(found[-1]) as control:
+        async with control_of(self._backend) as control:
             return await control.wait_for_state(lambda state: state.active_requests == 0)
 
 
@@ -66,14 +61,7 @@ async def _stage(
     **switches: Any,
 ) -> AsyncIterator[Stage]:
     scripted = {"turns": turns} if turns else {}
-    config = engine_settings(
-        LlamaServerModel,
-        command=tuple(fake_backend_command(**scripted, **switches)),
-        path=Path(__file__),
-        name="m",
-        graces=StopGraces(first_term_seconds=0.5, second_term_seconds=0.5),
-    )
-    backend = LlamaServerBackend(*config)
+    backend = fake_engine({**scripted, **switches})
     model = ServedModel(name="m", make_backend=lambda: backend, slots=1, chat=chat or ChatSettings())
     async with running_runner(folder, [model], tools=tuple(tools)) as runner:
         await runner.until(Phase.READY)
@@ -125,28 +113,6 @@ async def test_model_output_reaches_the_caller_and_no_log(tmp_path: Path, turn: 
     assert "hush hush" not in str(logs)
 
 
-async def test_hanging_tool_times_out_and_the_model_is_informed(tmp_path: Path) -> None:
-    marker = tmp_path / "marker"
-    call = {"name": "hang", "arguments": json.dumps({"marker": str(marker)})}
-    tools = [_tool("hang", timeout_seconds=0.05)]
-    async with _stage(tmp_path, {"calls": [call]}, {"text": "It hangs."}, tools=tools) as stage:
-        events = await stage.answer(tools=["hang"])
-        body = (await stage.engine()).last_request_body
-    assert _text(events) == "It hangs."
-    assert "did not answer within 0.05 s" in body["messages"][-1]["content"]
-    assert marker.read_text() == "cancelled"
-
-
-async def test_fifty_megabytes_of_output_are_truncated_with_a_note_to_the_model(tmp_path: Path) -> None:
-    tools = [_tool("flood", max_output_bytes=1000)]
-    async with _stage(tmp_path, {"calls": [{"name": "flood"}]}, {"text": "Much."}, tools=tools) as stage:
-        events = await stage.answer(tools=["flood"])
-        body = (await stage.engine()).last_request_body
-    assert body["messages"][-1]["content"].endswith("[cut: 49999000 bytes more]")
-    assert len(body["messages"][-1]["content"]) < 1100
-    assert [warning.code for warning in _receipt(events).warnings] == [warning_pb2.WARNING_CODE_TOOL_OUTPUT_CUT]
-
-
 async def test_disconnect_during_a_tool_run_frees_the_slot_and_ends_the_tool(tmp_path: Path) -> None:
     marker = tmp_path / "marker"
     call = {"name": "hang", "arguments": json.dumps({"marker": str(marker)})}
@@ -160,18 +126,6 @@ async def test_disconnect_during_a_tool_run_frees_the_slot_and_ends_the_tool(tmp
         running.cancel()
         await stage.runner.until_idle("m")
         assert marker.read_text() == "cancelled"
-
-
-async def test_decision_signal_stops_the_engine_mid_answer(tmp_path: Path) -> None:
-    decision = json.dumps({"question": "Which?", "options": ["a", "b"]})
-    turn = {"text": "Well.", "calls": [{"name": "NEEDS_MANAGER_DECISION", "arguments": decision}]}
-    async with _stage(tmp_path, turn, tokens_per_second=500) as stage:
-        events = await stage.answer(signals=["NEEDS_MANAGER_DECISION", "LOW_CONFIDENCE"])
-        engine = await stage.engine()
-        await stage.runner.until_idle("m")
-    assert _kinds(events) == ["started", "signal", "usage", "finished"]
-    assert [signal.name for signal in _receipt(events).signals] == ["NEEDS_MANAGER_DECISION"]
-    assert engine.requests_cancelled + engine.requests_finished == 1
 
 
 async def test_looping_answer_is_killed_and_the_engine_stops(tmp_path: Path) -> None:

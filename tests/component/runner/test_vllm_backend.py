@@ -12,18 +12,18 @@ import msgspec
 import psutil
 import pytest
 from kit.engine_settings import engine_settings
+from kit.engines import GRACES, chat, started
 from kit.own_children import own_children
 
-from runner_svc.backend.port import BackendFacts, CacheUse, CallInfo, LoadOrder
+from runner_svc.backend.port import BackendFacts, CallInfo, LoadOrder
 from runner_svc.instance.instance import Instance
 from runner_svc.instance.settings import HibernationSettings, ServedModel, SleepSettings
 from runner_svc.policy.lifecycle import Phase
-from runner_svc.policy.timeouts import StopGraces
 from runner_svc.runtimes import engine_figures
 from runner_svc.runtimes.vllm import backend as module
 from runner_svc.runtimes.vllm.backend import VllmBackend
 from runner_svc.runtimes.vllm.runtime import VllmModel
-from weft.api.common.v1 import chat_pb2, embedding_pb2, sampling_pb2, tokenize_pb2
+from weft.api.common.v1 import embedding_pb2, sampling_pb2
 from weft.api.registry.v1.lease_pb2 import DeviceBytes
 from weft.dispatch.frames import Frame
 from weft.kernel.clock import SystemClock
@@ -34,7 +34,6 @@ from weft.kernel.telemetry import new_traceparent
 from weft_testing.fake_backend.process import fake_backend_command
 from weft_testing.fake_backend.state import FakeState
 
-GRACES = StopGraces(first_term_seconds=0.5, second_term_seconds=0.5)
 ON_A_DEVICE = LoadOrder(shares=(DeviceBytes(device_index=0, bytes=2**30),), hides_devices=True)
 
 
@@ -48,26 +47,17 @@ def _backend(switches: dict[str, Any] | None = None, **settings: Any) -> VllmBac
 async def _started(
     backend: VllmBackend, order: LoadOrder | None = None
 ) -> AsyncGenerator[tuple[BackendFacts, psutil.Process]]:
-    async with asyncio.timeout(20.0):
-        facts = await backend.start(order)
-    try:
+    async with started(backend, order) as (_, facts):
         yield facts, psutil.Process(backend.process_id)
-    finally:
-        await backend.stop()
 
 
 def _call(request_id: str = "r1", **given: Any) -> CallInfo:
     return CallInfo(request_id=request_id, traceparent=new_traceparent(), **given)
 
 
-def _chat(**fields: Any) -> chat_pb2.ChatPayload:
-    message = chat_pb2.ChatMessage(role=chat_pb2.ROLE_USER, content=[chat_pb2.ContentPart(text="hi")])
-    return chat_pb2.ChatPayload(messages=[message], **fields)
-
-
 async def _frames(backend: VllmBackend, **given: Any) -> list[Frame]:
     async with asyncio.timeout(10.0):
-        return [frame async for frame in backend.generate(_chat(), _call(**given))]
+        return [frame async for frame in backend.generate(chat(), _call(**given))]
 
 
 def _socket(backend: VllmBackend) -> Path:
@@ -104,25 +94,6 @@ async def test_vllm_listens_only_on_a_private_socket() -> None:
     assert not folder.exists()
 
 
-async def test_load_parameters_are_reflected_in_the_facts() -> None:
-    order = LoadOrder(parameters={"slots": 2, "context_tokens": 512})
-    async with _started(_backend(), order) as (facts, _):
-        assert (facts.context_tokens, facts.slots) == (512, 2)
-
-
-@pytest.mark.slow("starts an ordinary program")
-@pytest.mark.usefixtures("cold_engines")
-async def test_per_start_key_is_passed_in_the_environment_and_required() -> None:
-    backend = _backend()
-    async with _started(backend) as (_, process):
-        key = process.environ()["VLLM_API_KEY"]
-        assert key
-        assert key not in " ".join(process.cmdline())
-        connector = aiohttp.UnixConnector(str(_socket(backend)))
-        async with aiohttp.ClientSession(connector=connector) as session, session.get("http://x/v1/models") as answer:
-            assert answer.status == 401
-
-
 async def test_load_progress_is_parsed_from_the_output() -> None:
     backend = _backend({"load_seconds": 0.5})
     assert backend.load_progress() is None
@@ -140,28 +111,10 @@ async def test_load_progress_is_parsed_from_the_output() -> None:
         await backend.stop()
 
 
-@pytest.mark.slow("waits for a timeout of a second")
-async def test_start_timeout_applies_and_leaves_nothing() -> None:
-    children = own_children()
-    backend = _backend({"never_healthy": True}, start_timeout_seconds=1.0)
-    with pytest.raises(WeftError) as failed:
-        await backend.start()
-    assert failed.value.reason is Reason.LOAD_STALLED
-    assert "start_timeout_seconds, 1 s" in failed.value.message
-    assert own_children() == children
-
-
-async def test_server_of_another_model_is_rejected() -> None:
-    other = _backend(extra_arguments=("--alias", "other"))
-    with pytest.raises(WeftError) as failed:
-        await other.start()
-    assert failed.value.reason is Reason.BACKEND_PROTOCOL_ERROR
-
-
 async def test_closed_answer_is_aborted_by_its_own_id() -> None:
     backend = _backend({"answer_tokens": 0, "tokens_per_second": 20})
     async with _started(backend):
-        async with aclosing(backend.generate(_chat(), _call("abc"))) as frames:
+        async with aclosing(backend.generate(chat(), _call("abc"))) as frames:
             await anext(frames)
 
         async def aborted() -> bool:
@@ -183,23 +136,16 @@ async def test_max_tokens_is_capped_at_the_context_length() -> None:
     order = LoadOrder(parameters={"context_tokens": 512})
     async with _started(backend, order):
         for asked, sent in ((100_000, 512), (64, 64)):
-            payload = _chat(sampling=sampling_pb2.SamplingParams(max_tokens=asked, repeat_penalty=1.5))
+            payload = chat(sampling=sampling_pb2.SamplingParams(max_tokens=asked, repeat_penalty=1.5))
             _ = [frame async for frame in backend.generate(payload, _call())]
             body = (await _state(backend)).last_request_body
             assert (body["max_tokens"], body["repetition_penalty"]) == (sent, 1.5)
 
 
-async def test_tenant_salt_reaches_the_engine() -> None:
-    backend = _backend({"answer_tokens": 4})
-    async with _started(backend):
-        await _frames(backend, cache=CacheUse(salt="tenant-salt"))
-        assert (await _state(backend)).last_request_body["cache_salt"] == "tenant-salt"
-
-
 async def test_cache_is_flushed_once_no_request_uses_it() -> None:
     backend = _backend({"answer_tokens": 0, "tokens_per_second": 20})
     async with _started(backend):
-        frames = backend.generate(_chat(), _call())
+        frames = backend.generate(chat(), _call())
         await anext(frames)
         erasing = asyncio.create_task(backend.erase_cache())
         await asyncio.sleep(module.RESET_PAUSE_SECONDS)
@@ -213,7 +159,7 @@ async def test_cache_is_flushed_once_no_request_uses_it() -> None:
 async def test_flush_of_a_cache_in_use_times_out() -> None:
     backend = _backend({"answer_tokens": 0, "tokens_per_second": 20})
     async with _started(backend):
-        async with aclosing(backend.generate(_chat(), _call())) as frames:
+        async with aclosing(backend.generate(chat(), _call())) as frames:
             await anext(frames)
             with pytest.raises(WeftError) as failed:
                 await backend.erase_cache()
@@ -223,7 +169,7 @@ async def test_flush_of_a_cache_in_use_times_out() -> None:
 async def test_metrics_are_sampled_while_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine_figures, "SAMPLE_SECONDS", 0.05)
     backend = _backend({"answer_tokens": 0, "tokens_per_second": 20})
-    async with _started(backend), aclosing(backend.generate(_chat(), _call())) as frames:
+    async with _started(backend), aclosing(backend.generate(chat(), _call())) as frames:
         await anext(frames)
 
         async def is_seen() -> bool:
@@ -320,13 +266,6 @@ async def test_sleeping_process_that_died_is_restarted() -> None:
         assert backend.process_id != process.pid
         assert await _frames(backend)
     assert own_children() == children
-
-
-async def test_tokens_are_counted_by_vllm() -> None:
-    async with _started(backend := _backend()):
-        result = await backend.tokenize(tokenize_pb2.TokenizePayload(text="one two three"), _call())
-        assert result.count > 0
-        assert result.max_context_tokens == 2048
 
 
 async def test_model_of_one_kind_supports_only_its_operations() -> None:

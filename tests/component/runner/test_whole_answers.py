@@ -1,25 +1,18 @@
 """Answers that are not streamed to their caller."""
 
 import asyncio
-import os
-import signal
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kit.engine_settings import engine_settings
-from restart_stage import LONG
-from runner_harness import RunningRunner, events_of, refusal, running_runner
+from kit.engines import fake_model
+from runner_harness import RunningRunner, events_of, running_runner
 
 from runner_svc.instance.settings import ServedModel
 from runner_svc.policy.lifecycle import Phase
 from runner_svc.policy.timeouts import TimeoutProfile
-from runner_svc.runtimes.llama_server.backend import LlamaServerBackend
-from runner_svc.runtimes.llama_server.runtime import LlamaServerModel
 from weft.api.runner.v1 import runner_service_pb2
 from weft.dispatch.frames import apart
-from weft.kernel.reasons import Reason
-from weft_testing.fake_backend.process import fake_backend_command
 
 WHOLE_MESSAGES = 2
 """At most: the first content, and the rest with the end."""
@@ -27,15 +20,8 @@ TIMEOUTS = TimeoutProfile(headers_seconds=30.0, absolute_seconds=600.0)
 
 
 def _model(context_tokens: int = 2048, **switches: Any) -> ServedModel:
-    config = engine_settings(
-        LlamaServerModel,
-        command=tuple(fake_backend_command(**switches)),
-        path=Path(__file__),
-        name="m",
-        context_tokens=context_tokens,
-        timeouts=TIMEOUTS,
-    )
-    return ServedModel(name="m", make_backend=lambda: LlamaServerBackend(*config), timeouts=TIMEOUTS)
+    engine = {"context_tokens": context_tokens, "timeouts": TIMEOUTS}
+    return fake_model("m", switches, engine, timeouts=TIMEOUTS)
 
 
 @dataclass
@@ -114,28 +100,3 @@ async def test_disconnect_during_joined_texts_frees_the_engine(tmp_path: Path) -
             while (await _described(runner)).active_request_ids:
                 pass
         assert (await _described(runner)).requests[0].state == runner_service_pb2.RequestRecord.STATE_CANCELLED
-
-
-async def test_streamed_answer_arrives_in_more_messages_while_generated(tmp_path: Path) -> None:
-    async with running_runner(tmp_path, [_model(**LONG | {"tokens_per_second": 20})]) as runner:
-        await runner.until(Phase.READY)
-        call = runner.generate(max_tokens=1500)
-        # However many tokens a busy runner puts into one message: the answer goes on for longer than it is busy.
-        for _ in range(WHOLE_MESSAGES + 1):
-            assert (await call.read()).events
-        (described,) = (await runner.control.Describe(runner_service_pb2.DescribeRequest())).instances
-        assert described.requests[0].state == runner_service_pb2.RequestRecord.STATE_GENERATING
-        call.cancel()
-
-
-async def test_running_whole_answer_reports_its_first_content_and_failure(tmp_path: Path) -> None:
-    async with running_runner(tmp_path, [_model(**LONG)]) as runner:
-        await runner.until(Phase.READY)
-        runner.generation = _Whole(runner.generation)  # type: ignore[assignment]  # all that is used of it
-        call = runner.generate(max_tokens=1500)
-        while not any(event.HasField("delta") for event in (await call.read()).events):
-            pass
-        (described,) = (await runner.control.Describe(runner_service_pb2.DescribeRequest())).instances
-        assert described.requests[0].state == runner_service_pb2.RequestRecord.STATE_GENERATING
-        os.kill(described.process_id, signal.SIGKILL)
-        assert (await refusal(events_of(call))).reason is Reason.SERVER_DIED

@@ -5,7 +5,7 @@ from contextlib import ExitStack
 import pytest
 from instance_stage import Stage
 
-from runner_svc.policy.lifecycle import MAX_DETAIL_CHARS, Phase
+from runner_svc.policy.lifecycle import Phase
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 
@@ -24,24 +24,6 @@ async def test_every_lifecycle_phase_is_reported_immediately() -> None:
     assert stage.told == told
     assert stage.instance.restart_log.last_detail == "signal SIGKILL"
     assert stage.instance.restart_count == 1
-
-
-async def test_crash_loop_is_backed_off_reported_and_retried() -> None:
-    stage = Stage(max_deaths=3, first_pause_seconds=10.0)
-    stage.backend.load_error = WeftError(Reason.SERVER_DIED, "x" * 10_000)
-    stage.backend.loaded.set()
-    await stage.instance.start()
-    await stage.clock.wait_for_sleepers(1)
-    assert stage.instance.phase is Phase.CRASH_LOOP
-    assert stage.backend.starts == 3
-    assert len(stage.instance.detail) <= MAX_DETAIL_CHARS
-    stage.backend.load_error = None
-    await stage.clock.advance(9.9)
-    assert stage.backend.starts == 3
-    await stage.clock.advance(0.1)
-    await stage.settle()
-    assert (stage.backend.starts, stage.instance.phase) == (4, Phase.READY)
-    await stage.instance.stop()
 
 
 @pytest.mark.parametrize(

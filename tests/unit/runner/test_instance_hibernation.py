@@ -80,14 +80,6 @@ async def test_unload_keeps_the_process_if_configured() -> None:
         assert (stage.state, stage.backend.stops) == (ASLEEP, stops)
 
 
-async def test_backend_that_cannot_hibernate_in_process_is_ended() -> None:
-    async with living() as stage:
-        stops = stage.backend.stops
-        await stage.instance.unload()
-        assert stage.state == ASLEEP
-        assert stage.backend.stops == stops + 1
-
-
 async def test_twenty_concurrent_wakes_run_the_recipe_once_and_all_succeed() -> None:
     async with living(start_asleep=True, recipe=WAKE) as stage:
         stage.recipes.go.clear()
@@ -257,17 +249,6 @@ async def test_explicitly_loaded_model_does_not_hibernate_until_unloaded() -> No
         assert stage.state == ASLEEP
 
 
-async def test_failed_load_pins_nothing() -> None:
-    async with living(start_asleep=True, sleep=SleepSettings(after_seconds=10.0)) as stage:
-        stage.backend.load_error = WeftError(Reason.SERVER_DIED, "oops")
-        assert await outcome(asyncio.create_task(stage.instance.load())) is not None
-        stage.backend.load_error = None
-        await stage.instance.wake()
-        await stage.clock.advance(10.0)
-        await stage.settle()
-        assert stage.state == ASLEEP
-
-
 async def test_failed_or_cancelled_concurrent_load_does_not_affect_the_others() -> None:
     async with living(start_asleep=True, recipe=WAKE, sleep=SleepSettings(after_seconds=10.0)) as stage:
         stage.recipes.error = WeftError(Reason.WAKE_FAILED, "no power")
@@ -340,14 +321,6 @@ async def test_attached_server_without_a_sleep_action_cannot_be_unloaded(sleep: 
         assert refused.value.reason is Reason.UNSUPPORTED_OPERATION
         await stage.clock.advance(100.0)
         assert stage.instance.phase is Phase.READY
-
-
-async def test_wakeable_attached_server_that_goes_offline_hibernates_and_did_not_crash() -> None:
-    async with living(attached=True, recipe=WAKE) as stage:
-        stage.backend.deaths.put_nowait("the server stopped answering")
-        await stage.settle()
-        assert stage.state == (Phase.HIBERNATING, "the server stopped answering")
-        assert stage.instance.restart_count == 0
 
 
 async def test_wakeable_attached_server_missing_at_startup_hibernates() -> None:

@@ -26,13 +26,6 @@ async def _phase_after(stage: Stage, seconds: float) -> Phase:
     return stage.instance.phase
 
 
-async def test_model_without_devices_and_settings_never_hibernates_automatically() -> None:
-    async with living() as stage:
-        await _served(stage)
-        assert await _phase_after(stage, LONG_SECONDS) is Phase.READY
-        assert stage.instance.unload_at is None
-
-
 @pytest.mark.parametrize(("category", "seconds"), [("text", 300.0), ("image", 900.0), ("vision", 60.0)])
 async def test_model_using_devices_hibernates_after_the_time_of_its_category(category: str, seconds: float) -> None:
     async with living(SteppedLedger(), category=category) as stage:

@@ -16,7 +16,6 @@ from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Priority
 
-NEVER = WeftError(Reason.INSUFFICIENT_MEMORY, "needs 99 GiB; host-a has 24 GiB")
 ORDER = LoadOrder(shares=(DeviceBytes(device_index=0, bytes=2 * GIB),), hides_devices=True)
 
 
@@ -62,23 +61,6 @@ async def test_crash_loop_releases_its_lease_and_requests_a_new_one_after_the_ba
     assert (stage.instance.phase, list(book.held)) == (Phase.READY, ["lease-2"])
     await stage.instance.stop()
     assert book.held == {}
-
-
-async def test_insufficient_memory_is_not_a_crash_and_the_next_call_retries() -> None:
-    book = SteppedLedger()
-    book.error = NEVER
-    async with living(book) as stage:
-        assert stage.state == (Phase.HIBERNATING, NEVER.message)
-        assert (stage.instance.restart_count, stage.instance.restart_log.all, stage.backend.starts) == (0, (), 0)
-        with pytest.raises(WeftError) as woken:
-            await stage.instance.wake()
-        with pytest.raises(WeftError) as loaded:
-            await stage.instance.load()
-        assert [woken.value.reason, loaded.value.reason] == [Reason.WAKE_FAILED, Reason.INSUFFICIENT_MEMORY]
-        assert NEVER.message in woken.value.message
-        book.error = None
-        await stage.instance.wake()
-        assert stage.instance.phase is Phase.READY
 
 
 async def test_lost_lease_ends_the_backend_immediately_and_it_reloads_under_a_new_one() -> None:

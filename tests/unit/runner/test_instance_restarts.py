@@ -88,17 +88,6 @@ async def test_unreachable_backend_is_restarted_and_other_requests_are_notified(
         assert Reason(stage.instance.restart_log.all[0].reason) is reason
 
 
-async def test_request_failure_unrelated_to_the_backend_restarts_nothing() -> None:
-    async with _serving() as stage:
-        other = await stage.request("r2")
-        request = await stage.request("r1")
-        stage.backend.failures.put_nowait(WeftError(Reason.BACKEND_ERROR, "status 500"))
-        stage.backend.failures.put_nowait(WeftError(Reason.BACKEND_ERROR, "status 500"))
-        assert [_reason(await request), _reason(await other)] == [Reason.BACKEND_ERROR] * 2
-        await stage.settle()
-        assert stage.instance.restart_count == 0
-
-
 async def test_failure_of_a_request_from_an_earlier_start_does_not_affect_the_current_one() -> None:
     async with _serving() as stage:
         stage.instance._lifecycle.note_failure(REFUSED, start=0)
@@ -173,15 +162,6 @@ async def test_unreachable_attached_server_is_absent_immediately_and_polled() ->
         assert not stage.instance.restart_log.all
 
 
-async def test_headers_timeout_does_not_detach_an_attached_server() -> None:
-    async with _serving(HibernationSettings(attached=True)) as stage:
-        request = await stage.request()
-        stage.backend.failures.put_nowait(WeftError(Reason.HEADERS_TIMEOUT, "no headers"))
-        assert _reason(await request) is Reason.HEADERS_TIMEOUT
-        await stage.settle()
-        assert stage.instance.phase is Phase.READY
-
-
 async def test_insufficient_load_memory_fails_with_advice_and_is_retried_once_per_backoff() -> None:
     stage = Stage(first_pause_seconds=10.0)
     stage.backend.loaded.set()
@@ -204,16 +184,6 @@ async def test_insufficient_load_memory_fails_with_advice_and_is_retried_once_pe
     await stage.instance.load()
     assert stage.state == (Phase.READY, "")
     await stage.instance.stop()
-
-
-async def test_two_consecutive_out_of_memory_crashes_prevent_a_third_start() -> None:
-    async with _serving() as stage:
-        stage.backend.death_reason = Reason.OUT_OF_MEMORY
-        for _ in range(2):
-            stage.backend.deaths.put_nowait("signal SIGKILL")
-            await stage.settle()
-        assert (stage.instance.phase, stage.backend.starts) == (Phase.FAILED, 2)
-        assert ADVICE in stage.instance.detail
 
 
 async def test_load_does_not_wait_for_the_backoff_after_a_failure() -> None:

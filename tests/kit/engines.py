@@ -1,0 +1,79 @@
+"""Engines over the fake backend: backends, served models, and the requests to them."""
+
+import asyncio
+import re
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+from kit.engine_settings import engine_settings
+from runner_svc.backend.port import Backend, BackendFacts, CallInfo, LoadOrder
+from runner_svc.instance.settings import ServedModel
+from runner_svc.policy.timeouts import StopGraces
+from runner_svc.runtimes.llama_server.backend import LlamaServerBackend
+from runner_svc.runtimes.llama_server.runtime import LlamaServerModel
+from weft.api.common.v1 import chat_pb2
+from weft.dispatch.frames import Frame
+from weft.kernel.telemetry import new_traceparent
+from weft_testing.fake_backend.process import FakeControl, fake_backend_command
+
+CALL = CallInfo(request_id="r1", traceparent=new_traceparent())
+GRACES = StopGraces(first_term_seconds=0.5, second_term_seconds=0.5)
+START_SECONDS = 20.0
+ANSWER_SECONDS = 20.0
+AnyBackend = TypeVar("AnyBackend", bound=Backend)
+
+
+def fake_engine(switches: Mapping[str, Any] | None = None, **settings: Any) -> LlamaServerBackend:
+    """A llama-server backend that starts the fake backend with `switches`."""
+    command = tuple(fake_backend_command(**(switches or {})))
+    given = {"command": command, "path": Path(__file__), "graces": GRACES, **settings}
+    return LlamaServerBackend(*engine_settings(LlamaServerModel, **given))
+
+
+def fake_model(
+    name: str = "m", switches: Mapping[str, Any] | None = None, engine: Mapping[str, Any] | None = None, **served: Any
+) -> ServedModel:
+    """A model over the fake backend. `engine`: settings of the engine; `served`: fields of ServedModel."""
+    return ServedModel(name=name, make_backend=lambda: fake_engine(switches, name=name, **(engine or {})), **served)
+
+
+def control_of(backend: Backend) -> FakeControl:
+    """The control routes of the running fake backend."""
+    return FakeControl(re.findall(r"listening on (http://\S+)", "\n".join(backend.log_lines(100)))[-1])
+
+
+@asynccontextmanager
+async def started(
+    backend: AnyBackend, order: LoadOrder | None = None
+) -> AsyncGenerator[tuple[AnyBackend, BackendFacts]]:
+    """The backend, started, and its facts; stopped with the block."""
+    async with asyncio.timeout(START_SECONDS):
+        facts = await backend.start(order)
+    try:
+        yield backend, facts
+    finally:
+        await backend.stop()
+
+
+def chat(text: str = "hi", **fields: Any) -> chat_pb2.ChatPayload:
+    """A chat of one message."""
+    message = chat_pb2.ChatMessage(role=chat_pb2.ROLE_USER, content=[chat_pb2.ContentPart(text=text)])
+    return chat_pb2.ChatPayload(messages=[message], **fields)
+
+
+async def frames_of(backend: Backend, payload: Any = None, call: CallInfo = CALL) -> list[Frame]:
+    """The whole answer."""
+    async with asyncio.timeout(ANSWER_SECONDS):
+        return [frame async for frame in backend.generate(payload or chat(), call)]
+
+
+async def events_of(backend: Backend, payload: Any = None, call: CallInfo = CALL) -> Frame:
+    """The events of the whole answer."""
+    return [event for frame in await frames_of(backend, payload, call) for event in frame]
+
+
+async def reply(backend: Backend, payload: Any = None, call: CallInfo = CALL) -> str:
+    """The text of the whole answer."""
+    return "".join(event.delta.text for event in await events_of(backend, payload, call))
