@@ -31,25 +31,6 @@ async def test_published_agent_behavior_is_visible_to_all(mesh: RunningRegistry)
     assert records((await mesh.watch()).snapshot.snapshot.resources, "agent")[0].manifest == told
 
 
-async def test_behavior_only_change_counts_as_a_change(mesh: RunningRegistry) -> None:
-    runner = await SomeRunner(mesh, agents=(asking(),)).open()
-    watch = await mesh.watch()
-    runner.agents, runner.incarnation = (asking(tools=["search"]),), "life-2"
-    await runner.open()
-    assert "agent coder active" in await watch.read_changes(3)
-    assert (await mesh.agent("coder")).manifest.behaviour.tools == ["search"]
-
-
-async def test_declaration_overrides_the_published_agent(mesh: RunningRegistry) -> None:
-    await SomeRunner(mesh, agents=(asking(),)).open()
-    assert await mesh.apply(declared(agent=asking())) == ["agent coder unchanged"]
-    other = declared(agent=asking(tools=[]))
-    with refused(Reason.ALREADY_EXISTS):
-        await mesh.apply(other)
-    assert await mesh.apply(other, adopt=True) == ["agent coder configured"]
-    assert not (await mesh.agent("coder")).manifest.behaviour.tools
-
-
 @pytest.mark.parametrize("behaviour", [{}, {"tools": [], "repetition_policy": 1}, {"parse_text_tool_calls": False}])
 async def test_document_of_any_agent_can_be_applied_without_a_change(
     mesh: RunningRegistry, behaviour: dict[str, object]

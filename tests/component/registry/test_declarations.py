@@ -15,13 +15,16 @@ from registry_harness import (
     VIRTUAL,
     RunningRegistry,
     SomeRunner,
+    a_route,
     an_agent,
+    an_alias,
     by_mesh,
     declare,
     manifest,
     refused,
     running_registry,
 )
+from test_declared_workflows import a_workflow
 
 from weft.api.registry.v1 import agent_pb2, declaration_service_pb2
 from weft.api.registry.v1.resource_pb2 import ResourceDocument
@@ -335,6 +338,22 @@ async def test_declaration_limits_are_enforced(tmp_path: Path) -> None:
         with refused(Reason.NOT_FOUND):
             await mesh.runner("r1")
         assert await mesh.listed("agent") == []
+
+
+@pytest.mark.parametrize("kind", ["alias", "route", "workflow"])
+async def test_number_of_declared_documents_is_limited(tmp_path: Path, kind: str) -> None:
+    def declaring(name: str) -> ResourceDocument:
+        return {"alias": an_alias, "route": a_route, "workflow": a_workflow}[kind](name)
+
+    plural = "aliases" if kind == "alias" else f"{kind}s"
+    async with running_registry(tmp_path, **{f"max_{plural}": 2}) as mesh:
+        await mesh.apply(declare("m1"), declaring("one"), declaring("two"))
+        with refused(Reason.TOO_MANY_RESOURCES) as errors:
+            await mesh.apply(declaring("three"))
+        assert errors[0].metadata == {"resource": plural, "limit": "2"}
+        assert await mesh.apply(declaring("two")) == [f"{kind} two unchanged"]
+        await mesh.delete(kind, "one")
+        await mesh.apply(declaring("three"))
 
 
 async def test_conditional_apply_requires_the_expected_state(mesh: RunningRegistry) -> None:

@@ -113,14 +113,6 @@ async def test_model_used_by_a_workflow_and_workflow_used_by_an_alias_cannot_be_
         assert not list(registry.core.mesh.names_of(ResourceKind.WORKFLOW))
 
 
-async def test_workflow_limit_is_enforced(tmp_path: Path) -> None:
-    async with registry_of(tmp_path, max_workflows=1) as registry:
-        await apply(registry, declare("m1"), a_workflow("one"))
-        with pytest.raises(WeftError, match="workflows") as caught:
-            await apply(registry, a_workflow("two"))
-        assert caught.value.reason is Reason.TOO_MANY_RESOURCES
-
-
 def test_routers_receive_workflows_by_watch() -> None:
     workflow = RegisteredWorkflow(manifest=manifest_in(a_workflow()))
     view = apply_watch(FleetView(), WatchResponse(revision=1, snapshot=snapshot(workflow)))

@@ -6,7 +6,6 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -190,16 +189,6 @@ async def test_tokens_issued_before_startup_are_rejected_without_a_rollback_guar
         await operations.create(asked(load(), stage.signed(load()), "three"))
 
 
-async def test_out_of_order_tokens_are_accepted(tmp_path: Path, clock: FakeClock) -> None:
-    async with _life(tmp_path, clock) as operations:
-        await clock.advance(LIFETIME)
-        stage = _makers(clock)
-        for age in (0, 100, 50, 290):
-            token = stage.signed(load(), iat=stage.now - age, nbf=stage.now - age, exp=stage.now - age + LIFETIME)
-            _, existed = await operations.create(asked(load(), token, f"age-{age}"))
-            assert not existed
-
-
 async def test_clock_set_back_does_not_revalidate_used_tokens(tmp_path: Path, clock: FakeClock) -> None:
     stage = _makers(clock)
     used, unused = stage.signed(load()), stage.signed(load())
@@ -295,17 +284,3 @@ def test_unwritable_rollback_guard_blocks_the_gate(tmp_path: Path, clock: FakeCl
         stage.admit(load(), stage.signed(load()))
     with pytest.raises(FieldError, match="witness"):
         stage.gate.recall(GovernanceMarks(audience=AUDIENCE))
-
-
-def _mark_of(stage: Stage, make: Callable[[], str]) -> float:
-    mark = stage.admit(load(), make()).mark
-    assert mark is not None
-    return mark.timestamp()
-
-
-def test_marks_increase_with_every_token(clock: FakeClock) -> None:
-    stage = Stage(GovernanceMode.SIGNATURES, {}, clock)
-    first = _mark_of(stage, lambda: stage.signed(load()))
-    older = _mark_of(stage, lambda: stage.signed(load(), iat=stage.now - 9, exp=stage.now + 60))
-    assert first == stage.now
-    assert 0 < older - first < 0.001

@@ -176,21 +176,19 @@ def test_flush_must_match_the_token(
         assert _why(stage, action, token) == OTHER
 
 
-def test_duplicate_signer_counts_once(stage: Stage) -> None:
-    token = with_code(stage.op_token(PLAIN, signers=["alice", "alice"]))
-    assert _why(stage, load(), token) == "1 of 2 signers agreed"
-
-
-def test_too_few_signers_are_rejected(stage: Stage) -> None:
+@pytest.mark.parametrize(
+    ("signers", "why"),
+    [
+        (["bob"], "1 of 2 signers agreed"),
+        (["alice", "alice"], "1 of 2 signers agreed"),
+        (["alice", "mallory"], "1 of 2 signers agreed; unknown: 1"),
+        (["alice", "eve"], "1 of 2 signers agreed; revoked: eve"),
+    ],
+)
+def test_token_with_too_few_counting_signers_is_rejected(stage: Stage, signers: list[str], why: str) -> None:
     with pytest.raises(Refused) as refused:
-        stage.admit(load(), with_code(stage.op_token(PLAIN, signers=["bob"])))
-    assert refused.value.why == "1 of 2 signers agreed"
-    assert refused.value.actors == (), "a name in a token proves nothing here"
-
-
-def test_unknown_and_revoked_signers_do_not_count(stage: Stage) -> None:
-    assert "unknown: 1" in _why(stage, load(), with_code(stage.op_token(PLAIN, signers=["alice", "mallory"])))
-    assert "revoked: eve" in _why(stage, load(), with_code(stage.op_token(PLAIN, signers=["alice", "eve"])))
+        stage.admit(load(), with_code(stage.op_token(PLAIN, signers=signers)))
+    assert (refused.value.why, refused.value.actors) == (why, ()), "a name in a token proves nothing here"
 
 
 @pytest.mark.parametrize("signers", [None, [], "alice", ["alice", 5], [["alice"], "bob"], ["alice"] * 65])
@@ -243,18 +241,16 @@ def test_field_boundaries_are_covered_by_the_mac(stage: Stage) -> None:
     assert stage.admit(load("a"), json.dumps(token)).signers
 
 
-def test_token_expired_a_second_ago_is_rejected(stage: Stage) -> None:
-    token = with_code(stage.op_token(PLAIN))
-    stage.seconds_later += LIFETIME - 1
-    assert stage.admit(load(), token).signers
-    stage.seconds_later += 2
-    assert _why(stage, load(), token) == "it expired"
-
-
-def test_future_token_is_accepted_only_within_the_clock_skew(stage: Stage) -> None:
-    assert stage.admit(load(), with_code(stage.op_token(PLAIN, issuedAt=stage.now + SKEW))).signers
-    late = with_code(stage.op_token(PLAIN, issuedAt=stage.now + SKEW + 1))
-    assert _why(stage, load(), late) == "it was issued in the future"
+@pytest.mark.parametrize(
+    ("age", "why"),
+    [(LIFETIME - 1, ""), (LIFETIME + 1, "it expired"), (-SKEW, ""), (-SKEW - 1, "it was issued in the future")],
+)
+def test_token_is_valid_for_its_lifetime_from_its_issue_time(stage: Stage, age: int, why: str) -> None:
+    token = with_code(stage.op_token(PLAIN, issuedAt=stage.now - age))
+    if why:
+        assert _why(stage, load(), token) == why
+    else:
+        assert stage.admit(load(), token).signers
 
 
 @pytest.mark.parametrize("moment", [None, "1745880000", 1.5, True, -1, 10**20])
@@ -277,22 +273,6 @@ def test_duplicate_field_is_rejected(stage: Stage) -> None:
     assert "a name twice" in _why(stage, load(), token)
     payload = canonical(stage.op_token(PLAIN)).replace(b'"modelId":"qwen"', b'"modelId":"other","modelId":"qwen"')
     assert "a name twice" in _why(stage, load(), compact(payload))
-
-
-@pytest.mark.parametrize("text", ["NaN", "Infinity", "-Infinity", "1e999", "9" * 5000])
-def test_non_numbers_are_rejected(stage: Stage, text: str) -> None:
-    token = with_code(stage.op_token({**PLAIN, "maxContextLength": 1})).replace(
-        '"maxContextLength": 1', f'"maxContextLength": {text}'
-    )
-    assert _why(stage, load(), token)
-
-
-@pytest.mark.parametrize(
-    "text",
-    ["", " ", "{}", "[]", "eyJ", "a.b.c", "..", "e30.e30.e30", "{" * 9000, "[" * 16_000, "\ud800", "é", "A" * 20_000],
-)
-def test_malformed_token_is_rejected(stage: Stage, text: str) -> None:
-    assert _why(stage, load(), text)
 
 
 def test_text_the_database_cannot_store_is_rejected(stage: Stage) -> None:

@@ -45,17 +45,6 @@ async def test_false_reports_of_a_joined_runner_end_no_foreign_lease_and_free_no
         assert stage.states() == ["m1 releasing"]
 
 
-async def test_report_of_a_resident_runner_is_trusted() -> None:
-    """The control: what a guest may not end, others do."""
-    async with Stage(SimulatedHost((24 * GIB,))) as stage:
-        lease, process = await stage.loaded(stage.runner("resident"), 20 * GIB)
-        await stage.release(lease)
-        stage.host.end(process)
-        await stage.look()
-        await stage.pass_time(1.0)
-        assert stage.states() == []
-
-
 async def test_reports_of_joined_runners_are_trusted_on_their_own_host() -> None:
     async with Stage(SimulatedHost((24 * GIB,))) as stage:
         guest = _guest(stage)

@@ -119,16 +119,6 @@ async def test_lease_of_a_dead_runner_is_kept_until_its_memory_is_free() -> None
         assert waits.granted is not None
 
 
-async def test_orphaned_lease_renewed_by_its_holder_is_held_again() -> None:
-    async with Stage(restart_grace_seconds=0.0) as stage:
-        lease, process = await stage.loaded(stage.runner(), GIB)
-        await stage.pass_time(31.0)
-        assert stage.states() == ["m1 orphaned"]
-        answer = await stage.renew(stage.runner(), use(lease, process))
-        assert answer.lost_lease_ids == ()
-        assert stage.states() == ["m1 held"]
-
-
 async def test_leases_are_not_orphaned_during_the_restart_grace() -> None:
     async with Stage() as stage:
         lease, process = await stage.loaded(stage.runner(), GIB)

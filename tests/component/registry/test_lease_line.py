@@ -14,15 +14,6 @@ from weft.kernel.request import Priority
 ROOM = 24 * GIB - MARGIN
 
 
-async def test_two_requests_racing_for_the_last_gigabyte_do_not_both_get_it() -> None:
-    async with Stage() as stage:
-        await stage.lease(stage.runner("r0"), ROOM - GIB)
-        racers = [stage.acquire(stage.runner(name), GIB, purpose=name) for name in ("r1", "r2")]
-        await stage.pass_time(2.0)
-        assert [racer.granted is not None for racer in racers] == [True, False]
-        assert racers[1].words[-1].holders == ["m1", "r1"]
-
-
 async def test_wait_timeout_reports_who_holds_the_memory() -> None:
     async with Stage() as stage:
         await stage.loaded(stage.runner(), ROOM, active_requests=1, purpose="qwen")
@@ -36,14 +27,6 @@ async def test_wait_timeout_reports_who_holds_the_memory() -> None:
         assert waits.error.reason is Reason.INSUFFICIENT_MEMORY
         assert "qwen (busy)" in waits.error.message
         assert stage.ledger.hosts()[0].waiting_count == 0
-
-
-async def test_registry_limit_caps_the_wait() -> None:
-    async with Stage(max_wait_seconds=5.0) as stage:
-        await stage.lease(stage.runner(), ROOM)
-        waits = stage.acquire(stage.runner("r2"), GIB, max_wait_seconds=1_000.0)
-        await stage.pass_time(6.0)
-        assert waits.error is not None
 
 
 async def test_waiter_receives_its_queue_position() -> None:
@@ -127,18 +110,6 @@ async def test_repeated_call_keeps_the_queue_position() -> None:
         await stage.look()
         assert again.granted is not None
         assert behind.granted is None
-
-
-async def test_cancelled_wait_leaves_the_queue() -> None:
-    async with Stage() as stage:
-        blocking, process = await stage.loaded(stage.runner(), ROOM)
-        first, second = (stage.acquire(stage.runner("r2"), ROOM) for _ in range(2))
-        await stage.settle()
-        await first.cancel()
-        stage.host.end(process)
-        await stage.release(blocking)
-        await stage.look()
-        assert second.granted is not None
 
 
 async def test_snapshots_are_requested_frequently_while_a_request_waits() -> None:

@@ -128,29 +128,10 @@ async def test_repeat_is_answered_after_its_model_was_deleted(stage: Stage) -> N
     assert refusal.value.reason is Reason.MODEL_NOT_FOUND
 
 
-async def test_request_id_of_another_action_is_rejected(stage: Stage) -> None:
-    await stage.create(load(), "r1")
-    with pytest.raises(WeftError) as refusal:
-        await stage.create(load(context=1), "r1")
-    assert refusal.value.reason is Reason.ALREADY_EXISTS
-
-
 async def test_100_calls_with_one_request_id_create_one_operation(stage: Stage) -> None:
     answers = await asyncio.gather(*(stage.operations.create(stage.asked(load(), "r1")) for _ in range(100)))
     assert len({view.operation.id for view, _ in answers}) == 1
     assert [existed for _, existed in answers].count(False) == 1
-
-
-async def test_queue_limit_is_enforced_and_an_ended_operation_makes_room() -> None:
-    async with running_stage(max_unfinished=2, max_running=1) as stage:
-        first = await stage.create(load())
-        await stage.create(unload())
-        with pytest.raises(WeftError) as refusal:
-            await stage.create(load("m3"))
-        assert refusal.value.reason is Reason.TOO_MANY_RESOURCES
-        stage.calls.answer("m1", loaded())
-        await stage.end(first)
-        await stage.create(load("m3"))
 
 
 async def test_caller_cancellation_does_not_undo_an_accepted_operation(stage: Stage) -> None:
@@ -185,25 +166,6 @@ async def test_admitted_operation_is_stored_with_its_signers_and_mark(guarded: S
     assert isinstance(gate, ScriptedGate)
     assert [marks.newest_issued_at for marks in gate.marks] == [None, guarded.clock.utc_now()]
     assert gate.marks[0].audience == gate.marks[1].audience != ""
-
-
-@pytest.mark.slow("floods a service")
-async def test_exactly_one_of_100_concurrent_operations_with_one_nonce_is_accepted(guarded: Stage) -> None:
-    outcomes = await asyncio.gather(
-        *(guarded.create(load(), authorization="nonce:n1") for _ in range(100)), return_exceptions=True
-    )
-    assert sum(isinstance(outcome, str) for outcome in outcomes) == 1
-    errors = [outcome for outcome in outcomes if isinstance(outcome, WeftError)]
-    assert {(error.reason, error.message) for error in errors} == {(Reason.OPERATION_REFUSED, "refused")}
-    assert len(errors) == 99
-    why = {json.loads(entry.detail).get("why") for entry in await guarded.audit()}
-    assert "its nonce was used before" in why
-
-
-async def test_repeat_of_an_accepted_request_is_not_a_second_nonce_use(guarded: Stage) -> None:
-    first = await guarded.create(load(), "r1", authorization="nonce:n1")
-    assert await guarded.create(load(), "r1", authorization="nonce:n1") == first
-    assert await guarded.events() == ["accepted", "started"]
 
 
 async def test_operation_rejected_by_the_limit_keeps_its_nonce() -> None:

@@ -22,7 +22,7 @@ from registry_svc.operations.operation_store import OperationStore
 from registry_svc.operations.operations import OperationService
 from registry_svc.operations.policy.lifecycle import OperationState
 from registry_svc.operations.policy.loads import PoolMember
-from registry_svc.operations.runner_presence import LOOK_INTERVAL_SECONDS, RunnerDirectory, RunnerSnapshot
+from registry_svc.operations.runner_presence import RunnerDirectory, RunnerSnapshot
 from weft.api.common.v1 import priority_pb2
 from weft.api.operations.v1 import operation_pb2
 from weft.api.registry.v1.model_pb2 import MODEL_OPERATION_CHAT, ModelManifest
@@ -352,25 +352,3 @@ async def test_cancel_runs_end_to_end_and_is_followed_by_an_unload(stage: Runner
         assert (await operations.end(operation)).operation.state is OperationState.CANCELLED
         assert stage.runner.stopped.is_set()
         assert stage.runner.heard == [f"load m1 of {operation}", f"unload m1 of {operation}"]
-
-
-async def test_runner_death_fails_its_operation_immediately(stage: RunnerStage) -> None:
-    stage.runner.hangs = True
-    async with operating(stage) as operations:
-        operation = await operations.create(load())
-        await stage.runner.loading.wait()
-        await stage.server.stop(grace=None)
-        end = (await operations.end(operation)).operation
-        assert (end.state, end.reason) == (OperationState.FAILED, Reason.WORKER_LOST)
-
-
-async def test_runner_restart_fails_its_operation(stage: RunnerStage) -> None:
-    stage.runner.hangs = True
-    async with operating(stage) as operations:
-        operation = await operations.create(load())
-        await stage.runner.loading.wait()
-        again = changed(opening(stage.address, "life-2"), session_id=stage.session.id)
-        await stage.registry.roster.open_session(again)
-        await stage.runner.clock.advance(LOOK_INTERVAL_SECONDS)
-        end = (await operations.end(operation)).operation
-        assert (end.state, end.reason) == (OperationState.FAILED, Reason.WORKER_RESTARTED)

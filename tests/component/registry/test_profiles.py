@@ -327,14 +327,6 @@ async def test_active_profile_lists_its_deviations(tmp_path: Path) -> None:
         assert await mesh.switch("day") == ["coder configured", "unload m2", "load m1"]
 
 
-async def test_model_is_reloaded_only_if_its_settings_differ(tmp_path: Path) -> None:
-    async with mesh_of(tmp_path) as mesh:
-        await mesh.report("m1", "m2")
-        mesh.calls.loaded_with |= {"m1": LONG, "m2": LONG}
-        await mesh.profile(loading(ProfileLoad(model="m1", settings=SETTINGS), "m2"))
-        assert await mesh.switch("day") == ["load m2"]
-
-
 async def test_switch_with_loads_is_rejected_if_operations_need_signatures(tmp_path: Path) -> None:
     async with mesh_of(tmp_path, gate=GovernedGate) as mesh:
         await mesh.profile(loading("m1", agents=[an_agent("coder")]))

@@ -23,7 +23,6 @@ from registry_harness import (
 )
 
 from weft.api.registry.v1 import registry_service_pb2, runner_pb2
-from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft_testing.fake_clock import FakeClock
 
@@ -46,24 +45,6 @@ async def test_complete_life_cycle_is_recorded_in_order(mesh: RunningRegistry) -
     assert await mesh.events(MODEL, "m1") == [f"model m1 {word}" for word in words]
     assert await mesh.events(AGENT) == [f"agent a1 {word}" for word in words]
     assert (await mesh.events())[-3:] == ["agent a1 expired", "model m1 expired", "runner r1 expired"]
-
-
-async def test_only_phase_changes_are_recorded(mesh: RunningRegistry) -> None:
-    runner = await SomeRunner(mesh).open()
-    for phase in (
-        InstanceState.PHASE_LOADING,
-        InstanceState.PHASE_READY,
-        InstanceState.PHASE_READY,
-        InstanceState.PHASE_HIBERNATING,
-        InstanceState.PHASE_LOADING,
-        InstanceState.PHASE_CRASH_LOOP,
-        InstanceState.PHASE_FAILED,
-        InstanceState.PHASE_READY,
-    ):
-        await runner.beat(in_phase(phase))
-    assert (await mesh.events(MODEL))[1:] == [
-        f"model m1 {word}" for word in ("ready", "hibernated", "failed", "woke", "ready")
-    ]
 
 
 async def test_first_report_after_a_restart_is_recorded_only_for_failures(tmp_path: Path) -> None:
@@ -153,19 +134,6 @@ async def test_listener_receives_only_new_events_that_match_its_filter(mesh: Run
     assert isinstance(response, registry_service_pb2.WatchEventsResponse)
     assert event_in_words(response.event) == "model m1 closed"
     call.cancel()
-
-
-@pytest.mark.slow("steps hours of a registry's life")
-async def test_stalled_listener_is_ended(mesh: RunningRegistry) -> None:
-    listener = mesh.service._core.events.subscribe()
-    runner = await SomeRunner(mesh, models=tuple(f"m{number}" for number in range(400))).open()
-    for _ in range(2):
-        await runner.close()
-        await runner.open()
-    with pytest.raises(WeftError) as ended:
-        async with asyncio.timeout(READ_LIMIT_SECONDS):
-            await anext(listener)
-    assert ended.value.reason is Reason.WATCH_LAGGED
 
 
 async def test_stop_notifies_listeners(tmp_path: Path) -> None:

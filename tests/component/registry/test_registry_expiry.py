@@ -3,7 +3,6 @@
 from itertools import pairwise
 from pathlib import Path
 
-import grpc
 import pytest
 from kit.resources import declared
 from registry_harness import (
@@ -19,9 +18,7 @@ from registry_harness import (
 )
 
 from weft.api.registry.v1 import runner_pb2
-from weft.kernel.errors import FieldError
 from weft.kernel.reasons import Reason
-from weft.kernel.rpc import error_from_call
 from weft_testing.fake_clock import FakeClock
 
 FOUR_HOURS = 4 * 3600.0
@@ -94,44 +91,12 @@ async def test_report_about_foreign_models_changes_nothing(mesh: RunningRegistry
 
 
 @pytest.mark.slow("floods a service")
-async def test_a_million_capabilities_are_rejected_with_their_field(mesh: RunningRegistry) -> None:
-    runner = await SomeRunner(mesh).open()
-    state = runner_pb2.InstanceState(model="m1", phase=runner_pb2.InstanceState.PHASE_READY)
-    flood = runner_pb2.Capability(instances=[state] * 1_000_000)
-    with refused(Reason.INVALID_ARGUMENT) as errors:
-        await runner.beat(flood)
-    assert isinstance(errors[0], FieldError)
-    assert errors[0].field == "capability.instances"
-    assert not (await mesh.runner("r1")).capability.instances
-
-
-@pytest.mark.slow("floods a service")
 async def test_oversized_message_is_rejected_as_too_large(mesh: RunningRegistry) -> None:
     runner = await SomeRunner(mesh).open()
     flood = ready(detail="x" * (70 * 1024 * 1024))
     with refused(Reason.REQUEST_TOO_LARGE):
         await runner.beat(flood)
     await runner.beat(ready())
-
-
-@pytest.mark.slow("floods a service")
-async def test_registration_flood_stops_at_the_limit_and_affects_no_runner(tmp_path: Path) -> None:
-    async with running_registry(tmp_path, max_runners=20, max_models=15) as mesh:
-        first = await SomeRunner(mesh, name="r0", models=("m0",)).open()
-        accepted, refusals = 0, set[Reason]()
-        for number in range(1, 40):
-            try:
-                await SomeRunner(mesh, name=f"r{number}", models=() if number % 2 else (f"m{number}",)).open()
-            except grpc.aio.AioRpcError as error:
-                refusals.add(error_from_call(error, Reason.INTERNAL).reason)
-                continue
-            accepted += 1
-        assert (accepted, refusals) == (19, {Reason.TOO_MANY_RESOURCES})
-        with refused(Reason.TOO_MANY_RESOURCES) as errors:
-            await SomeRunner(mesh, name="one-more", models=()).open()
-        assert errors[0].metadata == {"resource": "runners", "limit": "20"}
-        await first.beat(ready("m0"))
-        await SomeRunner(mesh, name="r0", models=("m0",), incarnation="life-2", session_id=first.session_id).open()
 
 
 async def test_runners_show_since_when_they_are_lost_and_how_they_are_reached(mesh: RunningRegistry) -> None:

@@ -111,15 +111,6 @@ async def test_tools_are_stored_while_their_names_fit(registry: BareRegistry) ->
     assert _tools(registry, 2) == ()
 
 
-async def test_reports_about_foreign_models_are_not_stored(registry: BareRegistry) -> None:
-    report = Capability(instances=[failed("m1", ""), failed("not-mine", "")])
-    session = await registry.roster.open_session(opening(1, "m1", report=report))
-    assert _kept(registry, 1) == [("m1", "")]
-    beat = HeartbeatRequest(session_id=session.id, incarnation="life-1", sequence=1, capability=report)
-    await registry.roster.heartbeat(beat)
-    assert _kept(registry, 1) == [("m1", "")]
-
-
 async def test_oversized_report_text_is_dropped_and_the_rest_stored(registry: BareRegistry) -> None:
     first = await registry.roster.open_session(opening(1, "m1", report=Capability(instances=[failed("m1", "x" * 60)])))
     second = opening(2, "m2", report=Capability(instances=[failed("m2", "\u00e9" * 30)]))

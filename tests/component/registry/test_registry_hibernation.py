@@ -50,13 +50,6 @@ async def test_model_sleeps_and_wakes_with_its_instance_and_agents(mesh: Running
     ]
 
 
-async def test_runner_can_be_published_asleep(mesh: RunningRegistry) -> None:
-    request = SomeRunner(mesh).opening()
-    request.runner.capability.CopyFrom(in_phase(HIBERNATING))
-    await mesh.sessions.OpenSession(request)
-    assert (await mesh.model("m1")).status == MODEL_HIBERNATING
-
-
 async def test_model_on_a_wakeable_host_hibernates_while_its_runner_is_lost(
     mesh: RunningRegistry,
 ) -> None:

@@ -73,13 +73,6 @@ async def test_heartbeat_revives_a_silent_runner_with_its_models(mesh: RunningRe
     assert (await mesh.model("m1")).status == MODEL_ACTIVE
 
 
-async def test_close_makes_runner_and_models_inactive_immediately(mesh: RunningRegistry) -> None:
-    runner = await SomeRunner(mesh).open()
-    await runner.close()
-    assert (await mesh.runner("r1")).status == INACTIVE
-    assert (await mesh.model("m1")).status == MODEL_INACTIVE
-
-
 async def test_closing_twice_or_with_an_old_incarnation_changes_nothing(mesh: RunningRegistry) -> None:
     runner = await SomeRunner(mesh).open()
     earlier = SomeRunner(mesh, incarnation="life-0", session_id=runner.session_id)
@@ -88,13 +81,6 @@ async def test_closing_twice_or_with_an_old_incarnation_changes_nothing(mesh: Ru
     await runner.close()
     await runner.close()
     await SomeRunner(mesh, session_id="ses-nobody-has").close()
-
-
-async def test_closed_runner_is_deleted_after_four_hours_too(mesh: RunningRegistry) -> None:
-    await (await SomeRunner(mesh).open()).close()
-    await mesh.advance(FOUR_HOURS)
-    with refused(Reason.NOT_FOUND):
-        await mesh.runner("r1")
 
 
 async def test_runner_shows_its_last_capability_report(mesh: RunningRegistry) -> None:
@@ -118,16 +104,3 @@ async def test_repeated_heartbeat_counts_as_activity(mesh: RunningRegistry) -> N
 async def test_heartbeat_of_an_unknown_session_is_rejected(mesh: RunningRegistry) -> None:
     with refused(Reason.SESSION_UNKNOWN):
         await SomeRunner(mesh, session_id="ses-nobody-has").beat()
-
-
-@pytest.mark.slow("steps hours of a registry's life")
-async def test_heartbeat_of_a_deleted_session_is_rejected_and_a_new_session_can_be_opened(
-    mesh: RunningRegistry,
-) -> None:
-    runner = await SomeRunner(mesh).open()
-    old_id = runner.session_id
-    await mesh.advance(90.0 + FOUR_HOURS)
-    with refused(Reason.SESSION_UNKNOWN):
-        await runner.beat()
-    await runner.open()
-    assert runner.session_id != old_id

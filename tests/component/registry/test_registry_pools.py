@@ -119,13 +119,3 @@ async def test_model_that_moves_to_another_pool_takes_its_agents_along(mesh: Run
     watch = await mesh.watch()
     await mesh.apply(declare(manifest("m1", pool="p2")))
     assert await watch.read_changes(2) == ["model m1 inactive", "agent a1 active"]
-
-
-async def test_agents_are_listed_in_pages(mesh: RunningRegistry) -> None:
-    agents = tuple(an_agent(f"a{number}") for number in range(5))
-    await SomeRunner(mesh, agents=agents).open()
-    first = await mesh.registry.ListResources(ListResources(kind="agent", page_size=3))
-    second = await mesh.registry.ListResources(
-        ListResources(kind="agent", page_size=3, page_token=first.next_page_token)
-    )
-    assert [each.name for each in (*first.resources, *second.resources)] == [f"a{n}" for n in range(5)]

@@ -53,20 +53,6 @@ async def test_registry_downtime_expires_no_runner(tmp_path: Path, registry_url:
         assert (await after.runner("r1")).status == ACTIVE
 
 
-@pytest.mark.slow("steps hours of a registry's life")
-async def test_silent_runner_becomes_inactive_after_the_restart_grace(tmp_path: Path, registry_url: str) -> None:
-    clock = FakeClock()
-    async with running_registry(tmp_path, database_url=registry_url, clock=clock) as before:
-        await SomeRunner(before).open()
-    await clock.advance(FOUR_HOURS * 2)
-    async with running_registry(tmp_path, database_url=registry_url, clock=clock) as after:
-        await after.advance(90.0)
-        assert (await after.runner("r1")).status == INACTIVE
-        await after.advance(FOUR_HOURS)
-        with refused(Reason.NOT_FOUND):
-            await after.runner("r1")
-
-
 @pytest.mark.slow("kills or restarts a service")
 async def test_inactive_time_before_a_restart_counts(tmp_path: Path, registry_url: str) -> None:
     clock = FakeClock()

@@ -7,7 +7,6 @@ from kit.resources import declared, records
 from registry_harness import (
     AGENT,
     MODEL,
-    POOL,
     ROUTE,
     ROUTE_ACTIVE,
     ROUTE_HIBERNATING,
@@ -26,8 +25,6 @@ from registry_harness import (
 )
 
 from weft.api.registry.v1 import (
-    declaration_service_pb2,
-    registry_service_pb2,
     route_pb2,
     runner_pb2,
 )
@@ -97,16 +94,6 @@ async def test_route_changes_are_published_in_order_and_recorded(mesh: RunningRe
         await mesh.delete(ROUTE, "q1")
 
 
-async def test_results_show_a_route_before_and_after(mesh: RunningRegistry) -> None:
-    await mesh.apply(declare("m1"), a_route("q1"))
-    changed = declared(route=route_pb2.RouteManifest(name="q1", candidates=["m1"], description="new"))
-    request = declaration_service_pb2.ApplyRequest(declarations=[changed, a_route("q2")])
-    first, second = (await mesh.declarations.Apply(request)).results
-    assert (first.kind, first.before, first.after) == (ROUTE, a_route("q1"), changed)
-    assert not second.HasField("before")
-    assert second.after == a_route("q2")
-
-
 async def test_route_status_is_that_of_its_best_candidate(mesh: RunningRegistry) -> None:
     await mesh.apply(declare("m1"), declare(manifest("m2", wake=by_mesh())), a_route("q1", "m1", "m2"))
     assert (await mesh.route("q1")).status == ROUTE_HIBERNATING
@@ -135,16 +122,6 @@ async def test_route_of_a_pool_changes_when_the_last_member_leaves(mesh: Running
     assert await watch.read_changes(2) == ["model m1 active", "route q1 inactive"]
     await mesh.apply(declare(manifest("m2", pool="big", wake=by_mesh())))
     assert await watch.read_changes(2) == ["model m2 hibernating", "route q1 hibernating"]
-
-
-async def test_candidate_name_resolves_to_a_pool_before_a_model(mesh: RunningRegistry) -> None:
-    await SomeRunner(mesh, models=(manifest("m1", pool="big"),)).open()
-    await mesh.apply(declare(manifest("m2", pool="big")), a_route("one", "m2"), a_route("all", "big"))
-    # m2 has no runner: its route does not answer, though the pool that it is in does.
-    assert (await mesh.route("one")).status == ROUTE_INACTIVE
-    assert (await mesh.route("all")).status == ROUTE_ACTIVE
-    await mesh.apply(declare(manifest("m3", pool="m1")), a_route("pool-first", "m1"))
-    assert (await mesh.route("pool-first")).status == ROUTE_INACTIVE
 
 
 async def test_candidates_can_be_declared_in_the_same_call_in_any_order(mesh: RunningRegistry) -> None:
@@ -230,19 +207,6 @@ async def test_route_outlives_its_candidates_and_becomes_active_when_they_return
     assert (await mesh.route("q1")).status == ROUTE_ACTIVE
 
 
-async def test_routes_are_listed_in_pages(mesh: RunningRegistry) -> None:
-    await mesh.apply(declare("m1"), *(a_route(f"q{number}") for number in range(5)))
-    names: list[str] = []
-    request = registry_service_pb2.ListResourcesRequest(kind="route", page_size=2)
-    while True:
-        page = await mesh.registry.ListResources(request)
-        names += [each.name for each in page.resources]
-        if not page.next_page_token:
-            break
-        request.page_token = page.next_page_token
-    assert names == ["q0", "q1", "q2", "q3", "q4"]
-
-
 def _route(**fields: object) -> route_pb2.RouteManifest:
     return route_pb2.RouteManifest(**{"name": "q1", "candidates": ["m1"], **fields})  # type: ignore[arg-type]
 
@@ -292,15 +256,6 @@ async def test_budget_range_is_inclusive(seconds: float, mesh: RunningRegistry) 
     assert (await mesh.route("q1")).manifest.budget.ToNanoseconds() == round(seconds * 1e9)
 
 
-async def test_route_limit_is_enforced(tmp_path: Path) -> None:
-    async with running_registry(tmp_path, max_routes=2) as mesh:
-        await mesh.apply(declare("m1"), a_route("q1"), a_route("q2"))
-        with refused(Reason.TOO_MANY_RESOURCES):
-            await mesh.apply(a_route("q3"))
-        await mesh.delete(ROUTE, "q1")
-        await mesh.apply(a_route("q3"))
-
-
 async def test_total_route_size_is_limited_so_snapshots_can_be_sent(tmp_path: Path) -> None:
     async with running_registry(tmp_path, max_manifest_bytes=4_000) as mesh:
         long = [
@@ -312,12 +267,3 @@ async def test_total_route_size_is_limited_so_snapshots_can_be_sent(tmp_path: Pa
             await mesh.apply(long[3])
         await mesh.delete(ROUTE, "q0")
         await mesh.apply(long[3])
-
-
-async def test_unknown_kinds_are_rejected_with_the_valid_ones(mesh: RunningRegistry) -> None:
-    for kind in ("", "routes"):
-        with refused(Reason.INVALID_ARGUMENT) as errors:
-            await mesh.delete(kind, "q1")
-        assert "route" in errors[0].message
-    with refused(Reason.INVALID_ARGUMENT):
-        await mesh.delete(POOL, "q1")

@@ -75,19 +75,6 @@ async def test_change_that_could_not_be_stored_is_neither_set_nor_published() ->
     await store.really_close()
 
 
-async def test_stopped_registry_reports_shutting_down() -> None:
-    store = GatedStore()
-    registry = BareRegistry(store, FakeClock(), RegistryConfig(database_url="sqlite://"))
-    with pytest.raises(WeftError) as failure:
-        registry.settings.current()
-    assert failure.value.reason is Reason.SHUTTING_DOWN
-
-
-async def test_settings_are_not_a_resource_kind(mesh: RunningRegistry) -> None:
-    with refused(Reason.INVALID_ARGUMENT):
-        await mesh.events(name="settings")
-
-
 async def test_mesh_journal_setting_survives_a_restart_and_is_published(tmp_path: Path) -> None:
     async with running_registry(tmp_path) as mesh:
         watch = await mesh.watch()

@@ -1,7 +1,6 @@
 """What watchers hear, and what they do not."""
 
 import asyncio
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -10,9 +9,6 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from registry_harness import READ_LIMIT_SECONDS, RunningRegistry, SomeRunner, ready, refused, running_registry
 
 from weft.api.registry.v1 import registry_service_pb2, runner_pb2
-from weft.api.registry.v1.runner_pb2 import InstanceState
-from weft.dispatch.fleet import FleetView, FleetWatcher
-from weft.kernel.clock import SystemClock
 from weft.kernel.reasons import Reason
 
 
@@ -20,20 +16,6 @@ async def test_first_response_is_a_snapshot_even_of_an_empty_mesh(mesh: RunningR
     watch = await mesh.watch()
     assert watch.snapshot.WhichOneof("kind") == "snapshot"
     assert watch.snapshot.revision > 0
-
-
-@pytest.mark.slow("steps hours of a registry's life")
-async def test_complete_life_cycle_is_published_in_order_without_revision_gaps(mesh: RunningRegistry) -> None:
-    watch = await mesh.watch()
-    runner = await SomeRunner(mesh).open()
-    await mesh.advance(90.0)
-    await runner.beat()
-    await runner.close()
-    await mesh.advance(4 * 3600.0)
-    responses = [await watch.read() for _ in range(10)]
-    assert [response.revision - watch.snapshot.revision for response in responses] == list(range(1, 11))
-    kinds = [response.change.WhichOneof("kind") for response in responses]
-    assert kinds == ["runner", "resource"] * 4 + ["deleted_resource", "deleted_runner"]
 
 
 async def test_watcher_receives_every_status_change(mesh: RunningRegistry) -> None:
@@ -141,37 +123,6 @@ async def test_disconnected_watcher_is_removed(mesh: RunningRegistry) -> None:
         while broadcaster.watchers:
             # Any answered rpc shows that the server's loop has turned.
             await mesh.registry.ListResources(registry_service_pb2.ListResourcesRequest(kind="runner"))
-
-
-@pytest.mark.slow("steps hours of a registry's life")
-async def test_router_fleet_watcher_follows_the_registry(mesh: RunningRegistry) -> None:
-    fleet = FleetWatcher(mesh.channel, SystemClock(), include_ticket_keys=True)
-    views: asyncio.Queue[FleetView] = asyncio.Queue()
-    fleet.subscribe(views.put_nowait)
-    await fleet.start()
-    try:
-        await fleet.wait_ready()
-        runner = await SomeRunner(mesh, models=("m1", "m2")).open()
-        await runner.beat(ready(slots_used=1))
-        view = await _view_where(views, lambda seen: bool(seen.runners) and bool(seen.runners["r1"].instances))
-        assert view.runners["r1"].ticket_key == runner.ticket_key
-        assert view.runners["r1"].instances["m1"].phase == InstanceState.PHASE_READY
-        assert sorted(view.models) == ["m1", "m2"]
-        await mesh.advance(90.0)
-        view = await _view_where(views, lambda seen: not seen.models["m2"].active)
-        assert not view.runners["r1"].active
-        await mesh.advance(4 * 3600.0)
-        await _view_where(views, lambda seen: not seen.runners and not seen.models)
-    finally:
-        await fleet.stop()
-
-
-async def _view_where(views: asyncio.Queue[FleetView], matches: Callable[[FleetView], bool]) -> FleetView:
-    async with asyncio.timeout(READ_LIMIT_SECONDS):
-        while True:
-            view = await views.get()
-            if matches(view):
-                return view
 
 
 async def test_registry_serves_health_and_reflection(mesh: RunningRegistry) -> None:

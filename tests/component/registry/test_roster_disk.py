@@ -47,6 +47,11 @@ async def registry(store: GatedStore, clock: FakeClock) -> BareRegistry:
     return registry
 
 
+def status_of_runner(registry: BareRegistry) -> int:
+    runner: Runner = registry.catalogue.get(ResourceKind.RUNNER, "r1")
+    return runner.status
+
+
 async def let_pass(seconds: float, registry: BareRegistry, clock: FakeClock) -> None:
     """Time passes, with a sweep every five seconds but the last: that one is the test's."""
     for _ in range(int(seconds / 5.0) - 1):
@@ -110,9 +115,7 @@ async def test_close_that_cannot_be_stored_is_not_acknowledged(registry: BareReg
     store.failing = True
     with pytest.raises(WeftError):
         await registry.roster.close_session(session.id, session.incarnation)
-    runner = registry.catalogue.find(ResourceKind.RUNNER, "r1")
-    assert runner is not None
-    assert runner.status == Runner.STATUS_ACTIVE
+    assert status_of_runner(registry) == Runner.STATUS_ACTIVE
 
 
 async def test_heartbeats_write_at_most_once_a_minute(
@@ -139,9 +142,7 @@ async def test_inactivity_is_published_during_a_disk_failure_and_stored_afterwar
     await let_pass(90.0, registry, clock)
     with pytest.raises(WeftError):
         await registry.expiry.sweep()
-    runner = registry.catalogue.find(ResourceKind.RUNNER, "r1")
-    assert runner is not None
-    assert runner.status == Runner.STATUS_INACTIVE
+    assert status_of_runner(registry) == Runner.STATUS_INACTIVE
     store.failing = False
     await registry.expiry.sweep()
     (stored,) = (await store.load()).sessions
@@ -169,14 +170,10 @@ async def test_thawed_registry_gives_runners_time_to_report_again(registry: Bare
     await registry.roster.open_session(OPENING)
     await clock.advance(600.0)
     await registry.expiry.sweep()
-    runner = registry.catalogue.find(ResourceKind.RUNNER, "r1")
-    assert runner is not None
-    assert runner.status == Runner.STATUS_ACTIVE
+    assert status_of_runner(registry) == Runner.STATUS_ACTIVE
     await let_pass(90.0, registry, clock)
     await registry.expiry.sweep()
-    runner = registry.catalogue.find(ResourceKind.RUNNER, "r1")
-    assert runner is not None
-    assert runner.status == Runner.STATUS_INACTIVE
+    assert status_of_runner(registry) == Runner.STATUS_INACTIVE
 
 
 async def test_late_sweep_expires_due_runners(registry: BareRegistry, clock: FakeClock) -> None:
@@ -184,9 +181,7 @@ async def test_late_sweep_expires_due_runners(registry: BareRegistry, clock: Fak
     await let_pass(50.0, registry, clock)
     await clock.advance(40.0)
     await registry.expiry.sweep()
-    runner = registry.catalogue.find(ResourceKind.RUNNER, "r1")
-    assert runner is not None
-    assert runner.status == Runner.STATUS_INACTIVE
+    assert status_of_runner(registry) == Runner.STATUS_INACTIVE
 
 
 async def test_stop_works_with_a_broken_disk(registry: BareRegistry, store: GatedStore) -> None:
@@ -284,6 +279,7 @@ async def test_calls_before_start_are_rejected(store: GatedStore, clock: FakeClo
         lambda: closed.catalogue.find(ResourceKind.POOL, "p"),
         closed.catalogue.watch_events,
         closed.tokens.newest_first,
+        closed.settings.current,
         lambda: closed.tokens.check("wjt_a_b"),
     ):
         with pytest.raises(WeftError, match="SHUTTING_DOWN"):

@@ -95,6 +95,12 @@ def test_model_wakes_when_it_accepts_requests(between: tuple[Capability, ...]) -
     assert _events(ASLEEP, *between, _report(Phase.READY), ASLEEP) == [WOKE, READY, HIBERNATED]
 
 
+def test_failure_is_reported_once_until_the_model_wakes() -> None:
+    phases = (Phase.CRASH_LOOP, Phase.FAILED, Phase.READY, Phase.READY)
+    failed = (EventReason.FAILED, "its engine is in a crash loop")
+    assert _events(ASLEEP, LOADING, *map(_report, phases)) == [failed, WOKE, READY]
+
+
 def test_failed_load_is_not_a_wake() -> None:
     """It was told as a model that woke up and went to sleep."""
     assert _events(ASLEEP, LOADING, ASLEEP, LOADING, _report(Phase.STOPPING), ASLEEP) == []
