@@ -33,7 +33,7 @@ from weft.api.registry.v1 import (
 )
 from weft.api.registry.v1.resource_pb2 import ResourceDocument
 from weft.documents.kinds import record_in
-from weft.kernel.errors import WeftError
+from weft.kernel.errors import FieldError, WeftError
 from weft.kernel.reasons import Reason
 from weft.kernel.rpc import error_from_call, new_server, open_channel
 from weft.kernel.service import Health
@@ -291,13 +291,20 @@ def ready(model: str = "m1", *, slots_used: int = 0, detail: str = "") -> runner
 
 
 @contextmanager
-def refused(reason: Reason) -> Iterator[list[WeftError]]:
-    """Expect the rpc inside to fail with `reason`; the list receives the error."""
+def refused(reason: Reason, *, field: str = "") -> Iterator[list[WeftError]]:
+    """Expect the call inside to fail with `reason`, and by this field if one is given; the list receives the error."""
     errors: list[WeftError] = []
-    with pytest.raises(grpc.aio.AioRpcError) as caught:
+    with pytest.raises((grpc.aio.AioRpcError, WeftError)) as caught:
         yield errors
-    errors.append(error_from_call(caught.value, Reason.SERVICE_UNAVAILABLE))
-    assert errors[0].reason is reason, errors[0]
+    error = caught.value
+    if isinstance(error, grpc.RpcError):
+        error = error_from_call(error, Reason.SERVICE_UNAVAILABLE)
+    assert isinstance(error, WeftError)
+    errors.append(error)
+    assert error.reason is reason, error
+    if field:
+        assert isinstance(error, FieldError)
+        assert error.field == field
 
 
 @asynccontextmanager

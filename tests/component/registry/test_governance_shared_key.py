@@ -275,6 +275,10 @@ def test_duplicate_field_is_rejected(stage: Stage) -> None:
     assert "a name twice" in _why(stage, load(), compact(payload))
 
 
+def test_token_size_is_limited(stage: Stage) -> None:
+    assert "larger than 16 KiB" in _why(stage, load(), "A" * 20_000)
+
+
 def test_text_the_database_cannot_store_is_rejected(stage: Stage) -> None:
     token = with_code(stage.op_token(PLAIN)).replace('"qwen"', '"\\ud800"')
     assert _why(stage, load(), token)

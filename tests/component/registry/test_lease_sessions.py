@@ -2,9 +2,9 @@
 
 from contextlib import aclosing
 
-import pytest
 from kit.messages import changed
 from lease_stage import GIB, ScriptedCalls, SimulatedHost, granted_lease, wanted
+from registry_harness import refused
 
 from registry_svc.config import LedgerConfig, RegistryConfig
 from registry_svc.ledger.lease_store import LeaseStore
@@ -18,7 +18,6 @@ from weft.api.registry.v1.lease_service_pb2 import AcquireLeaseRequest
 from weft.api.registry.v1.runner_pb2 import Runner
 from weft.api.registry.v1.runner_session_service_pb2 import OpenSessionRequest
 from weft.kernel.clock import SystemClock
-from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 
 
@@ -54,9 +53,8 @@ async def test_runner_leases_memory_with_its_open_session() -> None:
 
         again = await roster.open_session(opening("life-2", session.id))
         assert sessions("r1") == (again.id, "life-2")
-        with pytest.raises(WeftError) as refusal:
+        with refused(Reason.PERMISSION_DENIED):
             await anext(ledger.acquire(request("life-1", again.id)))
-        assert refusal.value.reason is Reason.PERMISSION_DENIED
         present = Holder(kind=HolderKind.RUNNER, name="r1", incarnation="life-2")
         assert await ledger.release_earlier_lives(present, again.id) == 1
     finally:

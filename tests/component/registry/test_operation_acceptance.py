@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from operation_stage import Action, Stage, load, loaded, running_stage, said, unload
+from registry_harness import refused
 from structlog.testing import capture_logs
 
 from registry_svc.operations.audit_chain import AuditCheck
@@ -99,7 +100,7 @@ async def guarded() -> AsyncIterator[Stage]:
         yield stage
 
 
-async def refused(stage: Stage, authorization: str) -> WeftError:
+async def refusal_of(stage: Stage, authorization: str) -> WeftError:
     with pytest.raises(WeftError) as refusal:
         await stage.create(load(), authorization=authorization)
     return refusal.value
@@ -123,9 +124,8 @@ async def test_repeat_is_answered_after_its_model_was_deleted(stage: Stage) -> N
     await stage.end(first)
     del stage.directory.models["m1"]
     assert await stage.create(load(), "r1") == first
-    with pytest.raises(WeftError) as refusal:
+    with refused(Reason.MODEL_NOT_FOUND):
         await stage.create(load(), "r2")
-    assert refusal.value.reason is Reason.MODEL_NOT_FOUND
 
 
 async def test_100_calls_with_one_request_id_create_one_operation(stage: Stage) -> None:
@@ -148,7 +148,7 @@ async def test_caller_cancellation_does_not_undo_an_accepted_operation(stage: St
 
 
 async def test_caller_sees_only_refused_and_the_audit_log_has_the_reason(guarded: Stage) -> None:
-    error = await refused(guarded, "expired by 1 s")
+    error = await refusal_of(guarded, "expired by 1 s")
     assert (error.reason, error.message, error.metadata) == (Reason.OPERATION_REFUSED, "refused", {})
     (entry,) = await guarded.audit()
     detail = json.loads(entry.detail)
@@ -171,9 +171,8 @@ async def test_admitted_operation_is_stored_with_its_signers_and_mark(guarded: S
 async def test_operation_rejected_by_the_limit_keeps_its_nonce() -> None:
     async with running_stage(ScriptedGate(), max_unfinished=1) as stage:
         first = await stage.create(load(), authorization="nonce:n1")
-        with pytest.raises(WeftError) as refusal:
+        with refused(Reason.TOO_MANY_RESOURCES):
             await stage.create(load(), authorization="nonce:n2")
-        assert refusal.value.reason is Reason.TOO_MANY_RESOURCES
         stage.calls.answer("m1", loaded())
         await stage.end(first)
         await stage.create(load(), authorization="nonce:n2")
@@ -182,7 +181,7 @@ async def test_operation_rejected_by_the_limit_keeps_its_nonce() -> None:
 @pytest.mark.slow("floods a service")
 async def test_flood_of_rejections_is_counted_instead_of_logged_individually(guarded: Stage) -> None:
     for number in range(200):
-        await refused(guarded, "bad" if number % 2 else "worse")
+        await refusal_of(guarded, "bad" if number % 2 else "worse")
     assert await guarded.events() == ["refused"] * MAX_ENTRIES_PER_WINDOW
     await guarded.clock.advance(WINDOW_SECONDS)
     await guarded.operations.housekeep()
@@ -193,13 +192,13 @@ async def test_flood_of_rejections_is_counted_instead_of_logged_individually(gua
         180,
         {"bad": 90, "worse": 90},
     )
-    await refused(guarded, "bad")
+    await refusal_of(guarded, "bad")
     assert (await guarded.events())[-1] == "refused"
 
 
 async def test_pending_rejection_count_is_written_at_stop(guarded: Stage) -> None:
     for _ in range(MAX_ENTRIES_PER_WINDOW + 5):
-        await refused(guarded, "bad")
+        await refusal_of(guarded, "bad")
     await guarded.restart()
     assert json.loads((await guarded.audit())[-1].detail)["count"] == 5
 
@@ -210,7 +209,7 @@ async def test_rejections_leave_audit_space_for_operations() -> None:
     async with running_stage(ScriptedGate(), max_audit_entries=limit) as stage:
         for _ in range(10):
             for _ in range(MAX_ENTRIES_PER_WINDOW):
-                await refused(stage, "bad")
+                await refusal_of(stage, "bad")
             await stage.clock.advance(WINDOW_SECONDS)
         assert len(await stage.events()) == limit * SHARE_FOR_REFUSALS
         await stage.create(load(), authorization="nonce:n1")
@@ -219,10 +218,9 @@ async def test_rejections_leave_audit_space_for_operations() -> None:
 async def test_nearly_full_audit_log_rejects_new_operations() -> None:
     async with running_stage(max_audit_entries=3 * ENTRIES_PER_OPERATION) as stage:
         accepted = [await stage.create(load(name)) for name in ("m1", "m3")]
-        with pytest.raises(WeftError) as refusal:
+        with refused(Reason.TOO_MANY_RESOURCES) as refusal:
             await stage.create(load("m2"))
-        assert refusal.value.reason is Reason.TOO_MANY_RESOURCES
-        assert "max_audit_entries" in refusal.value.message
+        assert "max_audit_entries" in refusal[0].message
         for operation in accepted:
             await stage.operations.cancel(operation, "bob")
             await stage.end(operation)
@@ -380,10 +378,9 @@ async def test_calls_outside_start_and_stop_fail_and_watchers_end_with_shutting_
     operation = await stage.create(load())
     followed = await stage.operations.watch(operation)
     await stage.operations.stop(1.0)
-    with pytest.raises(WeftError) as end:
+    with refused(Reason.SHUTTING_DOWN):
         async for _ in followed:  # type: ignore[union-attr]
             pass
-    assert end.value.reason is Reason.SHUTTING_DOWN
     for call in (
         stage.operations.get(operation),
         stage.operations.create(stage.asked(load())),
@@ -392,17 +389,15 @@ async def test_calls_outside_start_and_stop_fail_and_watchers_end_with_shutting_
         stage.operations.audit_page(0, 1),
         stage.operations.housekeep(),
     ):
-        with pytest.raises(WeftError) as refusal:
+        with refused(Reason.SHUTTING_DOWN):
             await call
-        assert refusal.value.reason is Reason.SHUTTING_DOWN
 
 
 async def test_watcher_over_the_limit_is_rejected_until_another_leaves(stage: Stage) -> None:
     operation = await stage.create(load())
     followed = [await stage.operations.watch(operation) for _ in range(MAX_WATCHERS)]
-    with pytest.raises(WeftError) as refusal:
+    with refused(Reason.TOO_MANY_RESOURCES):
         await stage.operations.watch(operation)
-    assert refusal.value.reason is Reason.TOO_MANY_RESOURCES
     assert not isinstance(followed[0], OperationView)
     with followed[0]:
         pass
@@ -440,9 +435,8 @@ async def test_old_operations_are_purged_and_their_audit_entries_remain() -> Non
         assert await stage.state(ended) is OperationState.SUCCEEDED
         await stage.clock.advance(2.0)
         await stage.operations.housekeep()
-        with pytest.raises(WeftError) as refusal:
+        with refused(Reason.NOT_FOUND):
             await stage.operations.get(ended)
-        assert refusal.value.reason is Reason.NOT_FOUND
         assert await stage.state(waiting) is OperationState.RUNNING
         assert len(await stage.audit()) == 5
 

@@ -12,6 +12,7 @@ import pytest
 from gated_store import GatedStore
 from kit.messages import changed
 from operation_stage import Stage, load
+from registry_harness import refused
 from roster_harness import BareRegistry
 
 from registry_svc.config import OperationLimits, RegistryConfig
@@ -212,9 +213,8 @@ async def test_each_call_has_its_own_permit_kind(stage: RunnerStage) -> None:
 async def test_runner_with_another_key_rejects_the_permit(stage: RunnerStage) -> None:
     stage.runner.gate.use_key(b"x" * 32)
     for call in (stage.load(), stage.calls.unload("r1", "m1", operation_id="op-1")):
-        with pytest.raises(WeftError) as refusal:
+        with refused(Reason.PERMIT_INVALID):
             await call
-        assert refusal.value.reason is Reason.PERMIT_INVALID
 
 
 async def test_relay_call_names_its_target_runner(tmp_path: Path) -> None:
@@ -226,13 +226,11 @@ async def test_relay_call_names_its_target_runner(tmp_path: Path) -> None:
 
 
 async def test_unknown_or_lost_runner_is_not_called(stage: RunnerStage) -> None:
-    with pytest.raises(WeftError) as refusal:
+    with refused(Reason.NO_RUNNER_AVAILABLE):
         await stage.calls.unload("r9", "m1", operation_id="op-1")
-    assert refusal.value.reason is Reason.NO_RUNNER_AVAILABLE
     await stage.registry.roster.close_session(stage.session.id, "life-1")
-    with pytest.raises(WeftError) as refusal:
+    with refused(Reason.NO_RUNNER_AVAILABLE):
         await stage.load()
-    assert refusal.value.reason is Reason.NO_RUNNER_AVAILABLE
     assert await stage.yielded() is EvictionAnswer.UNREACHABLE
     assert stage.runner.heard == []
 
@@ -263,16 +261,14 @@ async def test_runner_that_stops_mid_load_is_reported_as_lost(stage: RunnerStage
     loading = asyncio.create_task(stage.load())
     await stage.runner.loading.wait()
     await stage.server.stop(grace=None)
-    with pytest.raises(WeftError) as failure:
+    with refused(Reason.WORKER_LOST):
         await loading
-    assert failure.value.reason is Reason.WORKER_LOST
 
 
 async def test_unreachable_runner_is_reported_as_lost(stage: RunnerStage) -> None:
     await stage.server.stop(grace=None)
-    with pytest.raises(WeftError) as failure:
+    with refused(Reason.WORKER_LOST):
         await stage.calls.unload("r1", "m1", operation_id="op-1")
-    assert failure.value.reason is Reason.WORKER_LOST
     assert await stage.yielded() is EvictionAnswer.UNREACHABLE
 
 
@@ -312,9 +308,8 @@ async def test_directory_reflects_the_registry_state(stage: RunnerStage) -> None
 async def test_restarted_runner_is_called_as_its_new_incarnation(stage: RunnerStage) -> None:
     again = changed(opening(stage.address, "life-2"), session_id=stage.session.id)
     session = await stage.registry.roster.open_session(again)
-    with pytest.raises(WeftError) as refusal:
+    with refused(Reason.PERMIT_INVALID):
         await stage.load()
-    assert refusal.value.reason is Reason.PERMIT_INVALID
     gate = PermitGate(runner="r1", incarnation="life-2")
     gate.use_key(session.ticket_key)
     stage.runner.gate = gate

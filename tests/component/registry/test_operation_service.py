@@ -20,7 +20,6 @@ from registry_svc.operations.servicer import MAX_AUTHORIZATION_CHARS, OperationS
 from registry_svc.wire_values import MAX_ACTOR_CHARS
 from weft.api.operations.v1 import operation_pb2, operation_service_pb2, operation_service_pb2_grpc
 from weft.api.runner.v1 import load_pb2, runner_service_pb2
-from weft.kernel.errors import FieldError
 from weft.kernel.reasons import Reason
 from weft.kernel.rpc import new_server, open_channel
 
@@ -252,10 +251,8 @@ async def test_out_of_range_action_error_names_the_field_and_stores_nothing(
     desk: Desk, action: operation_pb2.OperationAction, field: str
 ) -> None:
     desk.stage.directory.pools["p"] = [PoolMember(model=name, reachable=True, loaded=False) for name in ("m1", "m2")]
-    with refused(Reason.INVALID_ARGUMENT) as errors:
+    with refused(Reason.INVALID_ARGUMENT, field=field):
         await desk.create(action)
-    assert isinstance(errors[0], FieldError)
-    assert errors[0].field == field
     assert await desk.stage.audit() == []
 
 
@@ -341,10 +338,8 @@ async def test_unknown_or_malformed_operation_name_is_rejected_by_every_call(
 async def test_out_of_range_call_error_names_the_field(
     desk: Desk, request_id: str, more: dict[str, str], field: str
 ) -> None:
-    with refused(Reason.INVALID_ARGUMENT) as errors:
+    with refused(Reason.INVALID_ARGUMENT, field=field):
         await desk.create(load(), request_id, **more)
-    assert isinstance(errors[0], FieldError)
-    assert errors[0].field == field
 
 
 async def test_call_at_its_limits_is_accepted(desk: Desk) -> None:

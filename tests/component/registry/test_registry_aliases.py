@@ -4,7 +4,7 @@ from collections.abc import Awaitable
 from pathlib import Path
 
 import pytest
-from kit.resources import declared
+from kit.resources import declared, records
 from registry_harness import (
     AGENT,
     MODEL,
@@ -46,6 +46,8 @@ async def test_alias_survives_a_restart_and_redeclaring_it_changes_nothing(tmp_p
         before = await aliases(mesh)
     async with running_registry(tmp_path) as mesh:
         assert await aliases(mesh) == before
+        told = (await mesh.watch()).snapshot.snapshot.resources
+        assert records(told, "alias") == list(before.values())
     assert before["claude"].manifest == AliasManifest(name="claude", pattern="claude-*", target="m1", tenant="a")
     assert before["gpt-4o"].manifest.pattern == "gpt-4o", "its own name"
     assert before["gpt-4o"].source == Alias.SOURCE_DECLARED
