@@ -14,6 +14,7 @@ from weft.kernel.clock import Clock
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft.kernel.rpc import ChannelPool, calling
+from weft.kernel.unknown_names import RUNNER, unknown_name
 
 TIMEOUT_SECONDS = 2.0
 """Deadline of one runner's answer, so that one runner does not delay the others'."""
@@ -35,7 +36,7 @@ class InstanceSource(Protocol):
     async def describe(self, runner: str, line_count: int) -> runner_service_pb2.DescribeResponse:
         """Returns what a runner says of its engines now, with the last lines of their logs.
 
-        Raises NO_RUNNER_AVAILABLE where the runner is not there, WORKER_LOST where it does not answer.
+        Raises NOT_FOUND for an unknown runner, NO_RUNNER_AVAILABLE if it is away, WORKER_LOST if it does not answer.
         """
         ...
 
@@ -88,8 +89,11 @@ class RunnerDescriptions(InstanceSource):
 
     @override
     async def describe(self, runner: str, line_count: int) -> runner_service_pb2.DescribeResponse:
-        found = self._fleet.view.runners.get(runner)
-        if found is None or not found.active:
+        runners = self._fleet.view.runners
+        found = runners.get(runner)
+        if found is None:
+            raise unknown_name(RUNNER, runner, runners)
+        if not found.active:
             raise WeftError(Reason.NO_RUNNER_AVAILABLE, f"the runner {runner} is not there")
         return await self._described(found.address, line_count)
 

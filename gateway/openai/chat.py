@@ -16,6 +16,7 @@ from gateway.openai.chat_answer import ChatAnswer, ChatStream
 from gateway.openai.chat_builder import FUNCTION, ROLES, ChatBuilder, entries
 from gateway.openai.chat_schema import (
     MAX_NAME_CHARS,
+    MESSAGE_ROLES,
     AllowedTools,
     ChatRequest,
     ContentPart,
@@ -36,6 +37,7 @@ from gateway.openai.sampling import (
 )
 from weft.api.common.v1 import chat_pb2, warning_pb2
 from weft.dispatch.extra_fields import handed_back
+from weft.dispatch.history import converted
 from weft.kernel.errors import FieldError, invalid_field
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation
@@ -90,7 +92,7 @@ def to_chat(
     _require_short_keys(request)
     chat = ChatBuilder(limits, media)
     payload, conversation = chat.payload, _Conversation(chat)
-    chat.expect([ROLES[message.role] for message in request.messages])
+    chat.expect([ROLES.get(message.role, chat_pb2.ROLE_USER) for message in request.messages])
     for index, (field, message) in enumerate(entries(request.messages, "messages", limits.max_messages)):
         chat.turn_to(index)
         conversation.add(message, field)
@@ -241,12 +243,13 @@ class _Conversation:
 
     def add(self, message: Message, field: str) -> None:
         """Add a turn; `field` is its path in the request."""
+        role = self._role(message, field)
         self._require_fit(message, field)
         answered = message.tool_call_id or ""
         if message.role == "tool" and not answered and self._without_id:
             answered = self._without_id.popleft()
         orphan = self._orphan(message, answered, field)
-        target = orphan or self._chat.add_message(message.role)
+        target = orphan or self._chat.add_message(role)
         if message.content is not None:
             self._chat.add_content(target, message.content, f"{field}.content", self._add_part)
         if orphan is not None:
@@ -259,6 +262,15 @@ class _Conversation:
             target.name = message.name
         if message.role == "assistant":
             self._add_assistant(target, message, field)
+
+    def _role(self, message: Message, field: str) -> str:
+        """Returns the role of a message; the user's for an unknown one of an earlier turn."""
+        if message.role in MESSAGE_ROLES:
+            return message.role
+        if not self._chat.is_answered:
+            raise invalid_field(f"{field}.role", _ROLES_ALLOWED)
+        self._chat.warnings.append(converted(f"{field}.role", _ROLES_ALLOWED))
+        return "user"
 
     def _require_fit(self, message: Message, field: str) -> None:
         if message.role == "tool" and not (message.tool_call_id or self._without_id or self._chat.is_answered):
@@ -293,22 +305,25 @@ class _Conversation:
         if (extra := handed_back(message.model_extra)).fields:
             target.extra_fields.CopyFrom(extra)
         for index, call in enumerate(message.tool_calls or ()):
-            called = _called(call, f"{field}.tool_calls[{index}]")
+            name, arguments = _called(call, f"{field}.tool_calls[{index}]")
             call_id = call.id
             if not call_id:
                 call_id = f"call_{len(self._chat.messages)}_{index}"
                 self._without_id.append(call_id)
-            self._chat.add_call(target, call_id, *called, _unknown_fields(call))
+            self._chat.add_call(target, call_id, name or _UNNAMED, arguments, _unknown_fields(call))
         if message.function_call is not None:
             made = message.function_call
             call_id = f"call_{len(self._chat.messages)}"
-            target.tool_calls.add(id=call_id, name=made.name, arguments_text=made.arguments_text)
-            self._last_calls[made.name] = call_id
+            target.tool_calls.add(id=call_id, name=made.name or _UNNAMED, arguments_text=made.arguments_text)
+            self._last_calls[made.name or ""] = call_id
 
     def _add_part(self, target: chat_pb2.ChatMessage, part: ContentPart, field: str) -> None:
         self._chat.add_part(target, part, field, _PART_MEMBERS, _PART_TYPES)
 
 
+_ROLES_ALLOWED = "must be 'system', 'developer', 'user', 'assistant', 'tool' or 'function'"
+_UNNAMED = "unknown"
+"""Stands for the name of an earlier call that has none: chat templates need one."""
 _OF_RESULTS = frozenset({"tool", "function"})
 _MAY_SAY_NOTHING = _OF_RESULTS | {"assistant"}
 
@@ -334,9 +349,7 @@ def _called(call: ToolCallMade, field: str) -> tuple[str, str]:
             raise invalid_field(f"{field}.custom", "is required for a call of type 'custom'")
         # Templates of models read arguments as JSON.
         return call.custom.name, encode_json({"input": call.custom.input}).decode()
-    if call.function is None:
-        raise invalid_field(f"{field}.function", "is required for a call of type 'function'")
-    return call.function.name, call.function.arguments_text
+    return ("", "{}") if call.function is None else (call.function.name or "", call.function.arguments_text)
 
 
 def _unknown_fields(call: ToolCallMade) -> dict[str, object]:

@@ -3,7 +3,7 @@
 import json
 from typing import Annotated, Literal
 
-from pydantic import AliasChoices, ConfigDict, Field, Tag
+from pydantic import AliasChoices, ConfigDict, Field, Tag, model_validator
 
 from gateway.intake.request_model import JsonMap, StopAtFirstError, StrictModel, by_shape, text_or_list
 from gateway.openai.sampling import MAX_TOP_LOGPROBS, GenerationRequest, TokenLimit
@@ -74,7 +74,8 @@ FunctionChoice = Annotated[
 ]
 """`function_call`, the older form of `tool_choice`."""
 
-MAX_TOOL_CALL_ID_CHARS = 256
+MAX_TOOL_CALL_ID_CHARS = 65_536
+"""Some proxies write the signatures of the provider's thoughts into ids."""
 MAX_LABEL_CHARS = 512
 
 ToolCallId = Annotated[str, Field(max_length=MAX_TOOL_CALL_ID_CHARS)]
@@ -123,7 +124,8 @@ class _MadeByEngine(StrictModel):
 class FunctionCall(_MadeByEngine):
     """A call the assistant made earlier."""
 
-    name: str = Field(min_length=1, max_length=256)
+    name: Annotated[str, Field(max_length=256)] | None = None
+    """Missing or empty where a model left it out."""
     arguments: CallArguments | None = None
 
     @property
@@ -144,7 +146,8 @@ class ToolCallMade(_MadeByEngine):
     """A tool call in the conversation so far."""
 
     id: ToolCallId | None = None
-    type: Literal["function", "custom"] = "function"
+    type: Annotated[str, Field(max_length=MAX_NAME_CHARS)] = "function"
+    """`custom` has its content in `custom`, any other in `function`."""
     function: FunctionCall | None = None
     custom: CustomCall | None = None
 
@@ -155,11 +158,15 @@ Content = Annotated[
 ]
 
 
+MESSAGE_ROLES = ("system", "developer", "user", "assistant", "tool", "function")
+_RESULT_ROLES = ("tool", "function")
+
+
 class Message(_MadeByEngine):
     """One turn of the conversation."""
 
-    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
-    """`function`: the older form of `tool`; it names the function in `name`."""
+    role: Annotated[str, Field(max_length=MAX_NAME_CHARS, json_schema_extra={"enum": list(MESSAGE_ROLES)})]
+    """`function`: the older form of `tool`; it names the function in `name`. Earlier turns may have others."""
     content: Content | None = None
     name: Annotated[str, Field(max_length=MAX_NAME_CHARS)] | None = None
     tool_calls: Annotated[list[ToolCallMade], Field(max_length=1024), StopAtFirstError()] | None = None
@@ -170,6 +177,25 @@ class Message(_MadeByEngine):
     reasoning: str | None = None
     """Another spelling of `reasoning_content`, which some clients send back."""
     refusal: str | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_loose_content(cls, data: object) -> object:
+        """Results of tools may be any JSON, and parts plain texts or one part without a list: clients write all."""
+        if not isinstance(data, dict):
+            return data
+        content = given = data.get("content")
+        if isinstance(content, dict) and _is_part(content):
+            content = [content]
+        elif isinstance(content, list) and all(isinstance(part, str) or _is_part(part) for part in content):
+            content = [{"type": "text", "text": part} if isinstance(part, str) else part for part in content]
+        elif data.get("role") in _RESULT_ROLES and not isinstance(content, str | None):
+            content = json.dumps(content, ensure_ascii=False, separators=(",", ":"))
+        return data if content is given else {**data, "content": content}
+
+
+def _is_part(value: object) -> bool:
+    return isinstance(value, dict) and isinstance(value.get("type"), str)
 
 
 class JsonSchemaDefinition(StrictModel):

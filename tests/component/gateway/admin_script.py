@@ -15,6 +15,7 @@ from weft.dispatch.fleet import FleetView, ModelView, RunnerView
 from weft.dispatch.placement import PoolQueue
 from weft.kernel.errors import WeftError
 from weft.kernel.request import Operation
+from weft.kernel.unknown_names import RUNNER, unknown_name
 
 GIB = 1024**3
 
@@ -110,6 +111,8 @@ class ScriptedInstances:
 
     async def describe(self, runner: str, line_count: int) -> runner_service_pb2.DescribeResponse:
         del line_count
+        if runner not in self.said:
+            raise unknown_name(RUNNER, runner)
         return runner_service_pb2.DescribeResponse(instances=self.said[runner].values())
 
 

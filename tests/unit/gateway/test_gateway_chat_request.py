@@ -292,7 +292,7 @@ def bad(field: str, **fields: object) -> ParameterSet:
         bad("messages[0].content", messages=[{"role": "user", "content": None}]),
         bad("messages[0].content", messages=[{"role": "user", "content": 5}]),
         bad("messages[0].content", messages=[{"role": "user", "content": []}]),
-        bad("messages[0].content[0]", messages=[{"role": "user", "content": ["x"]}]),
+        bad("messages[0].content[0]", messages=[{"role": "user", "content": ["x", 1]}]),
         bad("messages[0].content[0].type", messages=[{"role": "user", "content": [{"type": "video"}]}]),
         bad("messages[0].content[0].text", messages=[{"role": "user", "content": [{"type": "text"}]}]),
         bad("messages[0].content[0].text", messages=[{"role": "user", "content": [{"type": "text", "text": 1}]}]),
@@ -361,9 +361,7 @@ def bad(field: str, **fields: object) -> ParameterSet:
         bad("messages[0].content[0].image_url.detail", messages=[image(PIXEL, detail="blurred")]),
         bad("messages[0].function_call", messages=[{**USER, "function_call": {"name": "f", "arguments": ""}}]),
         bad("messages[0].name", messages=[{"role": "function", "name": "f", "content": "x"}]),
-        bad("messages[0].tool_calls[0].function", messages=[calling({"id": "c", "type": "function"})]),
         bad("messages[0].tool_calls[0].custom", messages=[calling({"id": "c", "type": "custom"})]),
-        bad("messages[0].tool_calls[0].type", messages=[calling({"id": "c", "type": "web_search"})]),
         bad("metadata.a", metadata={"a": 1}),
         bad("tools", tools={}),
         bad("tools", tools=[FUNCTION] * 1025),
@@ -602,3 +600,55 @@ def test_result_without_its_call_in_the_history_is_read_as_text() -> None:
     found = payload_of(messages=messages)
     assert found.messages[0].role == chat_pb2.ROLE_USER
     assert found.messages[0].content[-1].text == "a.txt"
+
+
+def _history_of(*messages: object) -> tuple[chat_pb2.ChatPayload, list[str]]:
+    raw = json.dumps({"model": "m", "messages": [USER, *messages, USER]}).encode()
+    payload, warnings = to_chat(parse(ChatRequest, raw, max_depth=64), LIMITS)
+    return payload, [warning.field for warning in warnings]
+
+
+@pytest.mark.parametrize(
+    ("content", "text"),
+    [
+        ({"temperature": 21}, '{"temperature":21}'),
+        ([{"temperature": 21}], '[{"temperature":21}]'),
+        (21, "21"),
+        (True, "true"),
+        ({"type": "text", "text": "warm"}, "warm"),
+        (["warm"], "warm"),
+    ],
+)
+def test_tool_result_that_is_any_json_is_read_as_text(content: object, text: str) -> None:
+    payload, _ = _history_of(CALLING, {"role": "tool", "tool_call_id": "c1", "content": content})
+    assert [part.text for part in payload.messages[2].content] == [text]
+
+
+def test_plain_strings_among_content_parts_are_texts() -> None:
+    payload = payload_of(messages=[{"role": "user", "content": ["hi", {"type": "text", "text": "you"}]}])
+    assert [part.text for part in payload.messages[0].content] == ["hi", "you"]
+
+
+def test_unknown_role_is_the_users_in_earlier_turns_and_rejected_in_the_last() -> None:
+    odd = {"role": "critic", "content": "too long"}
+    payload, warned = _history_of(odd, {"role": "assistant", "content": "ok"})
+    assert (payload.messages[1].role, warned) == (chat_pb2.ROLE_USER, ["messages[1].role"])
+    with pytest.raises(FieldError) as refused:
+        payload_of(messages=[odd])
+    assert refused.value.field == "messages[0].role"
+
+
+@pytest.mark.parametrize("call", [{"function": {"arguments": "{}"}}, {"function": {"name": ""}}, {"type": "builtin"}])
+def test_earlier_tool_call_without_a_name_keeps_the_conversation(call: Mapping[str, object]) -> None:
+    assistant = {"role": "assistant", "tool_calls": [{"id": "c1", **call}]}
+    payload, _ = _history_of(assistant, {"role": "tool", "tool_call_id": "c1", "content": "done"})
+    assert [(made.id, made.name) for made in payload.messages[1].tool_calls] == [("c1", "unknown")]
+    assert payload.messages[2].tool_call_id == "c1"
+
+
+def test_long_tool_call_id_with_a_signature_is_kept_whole() -> None:
+    long = "call_1__thought__" + "x" * 5_000
+    call = {"id": long, "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    result = {"role": "tool", "tool_call_id": long, "content": "done"}
+    payload, _ = _history_of({"role": "assistant", "tool_calls": [call]}, result)
+    assert (payload.messages[1].tool_calls[0].id, payload.messages[2].tool_call_id) == (long, long)
