@@ -4,6 +4,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+from lease_stage import Stage
 from registry_harness import RunningRegistry, running_registry
 
 
@@ -17,3 +18,10 @@ def registry_url(tmp_path: Path) -> str:
 async def mesh(tmp_path: Path, registry_url: str) -> AsyncIterator[RunningRegistry]:
     async with running_registry(tmp_path, database_url=registry_url) as running:
         yield running
+
+
+@pytest.fixture
+async def stage() -> AsyncIterator[Stage]:
+    """A ledger with one host; modules about other things have a stage of another kind."""
+    async with Stage() as stage:
+        yield stage

@@ -1,7 +1,7 @@
 """A real registry on a real gRPC server over a Unix socket, on a fake clock."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -305,6 +305,13 @@ def refused(reason: Reason, *, field: str = "") -> Iterator[list[WeftError]]:
     if field:
         assert isinstance(error, FieldError)
         assert error.field == field
+
+
+async def refusal(reason: Reason, change: Awaitable[object]) -> WeftError:
+    """Returns the error of a change that is refused."""
+    with refused(reason) as errors:
+        await change
+    return errors[0]
 
 
 @asynccontextmanager

@@ -1,40 +1,18 @@
 """Governance as operators set it up: a configuration file, the registry's own process, and the `weft` command."""
 
 import json
-import signal
-import subprocess
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 from kit.home_gateway import home_gateway
-from kit.warm_python import warm
+from test_registry_process import serving
 from typer.testing import CliRunner, Result
 
 from weft_app.cli.main import app
 
-STOP_LIMIT_SECONDS = 30.0
 MODEL = {"kind": "model", "name": "qwen"}
-
-
-@contextmanager
-def _serving(home: Path, config: Path) -> Iterator["subprocess.Popen[str]"]:
-    """The registry as a process; it is killed at the end, whatever it does."""
-    command = [*warm("weft_app.cli.main"), "serve", "registry"]
-    process = subprocess.Popen(
-        [*command, "--home", str(home), "--config", str(config)], stdout=subprocess.PIPE, text=True
-    )
-    assert process.stdout is not None
-    try:
-        assert "serves at" in process.stdout.readline(), "the registry did not start"
-        yield process
-    finally:
-        process.send_signal(signal.SIGKILL)
-        process.wait(STOP_LIMIT_SECONDS)
-        process.stdout.close()
 
 
 @pytest.fixture
@@ -79,7 +57,7 @@ def test_token_is_single_use_across_a_registry_kill(home: Path, tmp_path: Path) 
     config = _configured(tmp_path)
     first, second = tmp_path / "first.json", tmp_path / "second.json"
     load = ("load", "qwen", "--ctx", "8192", "--no-wait")
-    with _serving(home, config):
+    with serving(home, config, is_killed=True):
         applied = _weft(home, "apply", "-f", str(tmp_path / "model.yaml"))
         assert applied.exit_code == 0, applied.stderr
         without = _weft(home, *load)
@@ -89,7 +67,7 @@ def test_token_is_single_use_across_a_registry_kill(home: Path, tmp_path: Path) 
         _agreed(home, tmp_path, second)
         done = _weft(home, *load, "--token", str(first), "--request-id", "mine")
         assert done.exit_code == 0, (done.stderr, _whys(home))
-    with _serving(home, config):
+    with serving(home, config, is_killed=True):
         again = _weft(home, *load, "--token", str(first))
         assert (again.exit_code, again.stderr) == (1, "weft: refused\n")
         same = _weft(home, *load, "--token", str(first), "--request-id", "mine")

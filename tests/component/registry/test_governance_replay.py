@@ -3,9 +3,8 @@
 import asyncio
 import json
 import shutil
-import signal
-import sys
-import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -25,25 +24,48 @@ from governance_stage import (
     with_code,
 )
 from governance_stage import envelope as envelope_of
-from governed_registry import DATABASE, WITNESS, asked, governed
+from operation_stage import FakeDirectory
+from operation_stage import Stage as OperationStage
 
 from registry_svc.config import GovernanceMode
-from registry_svc.operations.governance import GovernanceMarks, RollbackGuard, build_gate
+from registry_svc.mesh.store import SqlStore
+from registry_svc.operations.governance import Gatekeeper, GovernanceMarks, RollbackGuard, build_gate
+from registry_svc.operations.operation_store import OperationStore
 from registry_svc.operations.operations import Operations
 from registry_svc.operations.policy.governance import Marks, Refused
 from weft.api.operations.v1 import operation_pb2
-from weft.kernel.clock import SystemClock
+from weft.api.operations.v1.operation_service_pb2 import CreateOperationRequest
 from weft.kernel.errors import FieldError, WeftError
 from weft.kernel.reasons import Reason
 from weft_testing.fake_clock import FakeClock
 
+DATABASE, WITNESS = "registry.db", "witness.json"
 PARALLEL = 100
-KILL_LIMIT_SECONDS = 60.0
 
 
 @pytest.fixture
 def clock() -> FakeClock:
     return FakeClock()
+
+
+@asynccontextmanager
+async def governed(folder: Path, gate: Gatekeeper, clock: FakeClock) -> AsyncIterator[Operations]:
+    """Operations on the database in `folder`, from start to stop; two models are known, and no runner."""
+    database = SqlStore(f"sqlite:///{folder / DATABASE}")
+    await database.open()
+    directory = FakeDirectory(models={"qwen": "", "other": ""}, runners={})
+    stage = OperationStage(database, OperationStore(database), clock=clock, directory=directory, gatekeeper=gate)
+    await stage.start()
+    try:
+        yield stage.operations
+    finally:
+        await stage.operations.stop(5.0)
+        await database.close()
+
+
+def asked(action: operation_pb2.OperationAction, token: str, request_id: str) -> CreateOperationRequest:
+    """A request within all limits."""
+    return CreateOperationRequest(request_id=request_id, action=action, requested_by="a test", authorization=token)
 
 
 def _makers(clock: FakeClock, mode: GovernanceMode = GovernanceMode.SIGNATURES) -> Stage:
@@ -101,39 +123,6 @@ async def test_repeating_the_same_request_is_not_a_second_use(tmp_path: Path, cl
     async with _life(tmp_path, clock_later) as operations:
         later, known = await operations.create(asked(load(), token, "mine"))
         assert (known, later.operation.id) == (True, first.operation.id)
-
-
-@pytest.mark.slow("kills or restarts a service")
-async def test_nonce_remains_used_after_a_kill(tmp_path: Path) -> None:
-    """The process is killed the moment it has answered."""
-    clock = SystemClock()
-    stage = Stage(GovernanceMode.SIGNATURES, {"audience": AUDIENCE})
-    process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        str(Path(__file__).with_name("governed_registry.py")),
-        str(tmp_path),
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-    )
-    try:
-        async with asyncio.timeout(KILL_LIMIT_SECONDS):
-            assert process.stdout is not None
-            while await process.stdout.readline() != b'{"ready": true}\n':
-                assert not process.stdout.at_eof(), "the registry did not start"
-            now = int(time.time())
-            token = stage.signed(load(), iat=now, nbf=now, exp=now + LIFETIME)
-            output, _ = await process.communicate(f"{token}\n".encode())
-    finally:
-        if process.returncode is None:
-            process.kill()
-    assert process.returncode == -signal.SIGKILL
-    answered = json.loads(output.splitlines()[-1])
-    assert answered["existed"] is False
-    settings = config(GovernanceMode.SIGNATURES, audience=AUDIENCE, witness_file=tmp_path / WITNESS)
-    async with governed(tmp_path, build_gate(settings, clock), clock) as operations:
-        assert await _refused(operations, load(), token, "second") == "its nonce was used before"
-        view, existed = await operations.create(asked(load(), token, "first"))
-        assert (existed, view.operation.name) == (True, answered["name"])
 
 
 async def test_used_tokens_are_rejected_after_a_database_restore(tmp_path: Path, clock: FakeClock) -> None:

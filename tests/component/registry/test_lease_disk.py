@@ -12,26 +12,24 @@ from weft.kernel.reasons import Reason
 ROOM = 24 * GIB - MARGIN
 
 
-async def test_available_memory_is_granted_immediately_and_durable_before_the_response() -> None:
-    async with Stage() as stage:
-        lease = await stage.lease(stage.runner(), 5 * GIB)
-        assert lease.grant.shares == ((0, 5 * GIB),)
-        assert stage.memory_store.grants == {lease.grant.id: lease.grant}
-        assert stage.states() == ["m1 held"]
+async def test_available_memory_is_granted_immediately_and_durable_before_the_response(stage: Stage) -> None:
+    lease = await stage.lease(stage.runner(), 5 * GIB)
+    assert lease.grant.shares == ((0, 5 * GIB),)
+    assert stage.memory_store.grants == {lease.grant.id: lease.grant}
+    assert stage.states() == ["m1 held"]
 
 
-async def test_call_cancelled_while_its_grant_is_written_leaves_nothing() -> None:
-    async with Stage() as stage:
-        stage.memory_store.gate = asyncio.Event()
-        waits = stage.acquire(stage.runner(), GIB)
-        await stage.settle()
-        await waits.cancel()
-        stage.memory_store.gate.set()
-        await stage.settle()
-        assert stage.states() == ["m1 releasing"]
-        await stage.pass_time(5.0)
-        await stage.look()
-        assert (stage.states(), stage.memory_store.grants) == ([], {})
+async def test_call_cancelled_while_its_grant_is_written_leaves_nothing(stage: Stage) -> None:
+    stage.memory_store.gate = asyncio.Event()
+    waits = stage.acquire(stage.runner(), GIB)
+    await stage.settle()
+    await waits.cancel()
+    stage.memory_store.gate.set()
+    await stage.settle()
+    assert stage.states() == ["m1 releasing"]
+    await stage.pass_time(5.0)
+    await stage.look()
+    assert (stage.states(), stage.memory_store.grants) == ([], {})
 
 
 async def test_holder_returning_while_its_lease_end_is_written_has_lost_it() -> None:
@@ -74,71 +72,67 @@ async def test_leases_of_an_unobserved_host_are_purged_after_a_timeout() -> None
         assert stage.ledger.hosts() == []
 
 
-async def test_grant_with_an_unacknowledged_commit_is_revoked_first() -> None:
-    async with Stage() as stage:
-        store = stage.memory_store
+async def test_grant_with_an_unacknowledged_commit_is_revoked_first(stage: Stage) -> None:
+    store = stage.memory_store
 
-        def acknowledges() -> bool:
-            store.failing = True
-            return False
+    def acknowledges() -> bool:
+        store.failing = True
+        return False
 
-        store.acknowledges = acknowledges
-        refused = stage.acquire(stage.runner(), ROOM)
-        await stage.settle()
-        assert refused.error is not None
-        assert refused.error.reason is Reason.SERVICE_UNAVAILABLE
-        assert len(store.grants) == 1
-        store.failing, store.acknowledges = False, lambda: True
-        lease = await stage.lease(stage.runner("r2"), ROOM)
-        assert list(store.grants) == [lease.grant.id]
-        assert lease.grant.fencing_number == 2
+    store.acknowledges = acknowledges
+    refused = stage.acquire(stage.runner(), ROOM)
+    await stage.settle()
+    assert refused.error is not None
+    assert refused.error.reason is Reason.SERVICE_UNAVAILABLE
+    assert len(store.grants) == 1
+    store.failing, store.acknowledges = False, lambda: True
+    lease = await stage.lease(stage.runner("r2"), ROOM)
+    assert list(store.grants) == [lease.grant.id]
+    assert lease.grant.fencing_number == 2
 
 
-async def test_nothing_is_granted_or_released_while_the_database_fails() -> None:
-    async with Stage() as stage:
-        lease, process = await stage.loaded(stage.runner(), GIB)
-        stage.memory_store.failing = True
-        refused = stage.acquire(stage.runner(), GIB)
-        await stage.settle()
-        assert refused.error is not None
-        assert refused.error.reason is Reason.SERVICE_UNAVAILABLE
-        with pytest.raises(WeftError):
-            await stage.release(lease)
-        assert stage.states() == ["m1 held"]
-        assert (await stage.renew(stage.runner(), use(lease, process))).lost_lease_ids == ()
-        stage.memory_store.failing = False
-        stage.host.end(process)
+async def test_nothing_is_granted_or_released_while_the_database_fails(stage: Stage) -> None:
+    lease, process = await stage.loaded(stage.runner(), GIB)
+    stage.memory_store.failing = True
+    refused = stage.acquire(stage.runner(), GIB)
+    await stage.settle()
+    assert refused.error is not None
+    assert refused.error.reason is Reason.SERVICE_UNAVAILABLE
+    with pytest.raises(WeftError):
         await stage.release(lease)
-        await stage.look()
-        assert stage.states() == []
+    assert stage.states() == ["m1 held"]
+    assert (await stage.renew(stage.runner(), use(lease, process))).lost_lease_ids == ()
+    stage.memory_store.failing = False
+    stage.host.end(process)
+    await stage.release(lease)
+    await stage.look()
+    assert stage.states() == []
 
 
-async def test_wait_times_out_on_schedule_even_if_the_database_fails() -> None:
-    async with Stage() as stage:
-        lease, process = await stage.loaded(stage.runner(), ROOM)
-        waits = stage.acquire(stage.runner("r2"), GIB, max_wait_seconds=10.0)
+async def test_wait_times_out_on_schedule_even_if_the_database_fails(stage: Stage) -> None:
+    lease, process = await stage.loaded(stage.runner(), ROOM)
+    waits = stage.acquire(stage.runner("r2"), GIB, max_wait_seconds=10.0)
+    await stage.release(lease)
+    stage.memory_store.failing = True
+    stage.host.end(process)
+    await stage.look()
+    assert stage.states() == ["m1 releasing"], "its end cannot be written, so no step gets any further"
+    await stage.pass_time(9.0)
+    still_waits = waits.error is None
+    assert still_waits
+    await stage.pass_time(2.0)
+    assert waits.error is not None
+    assert waits.error.reason is Reason.SERVICE_UNAVAILABLE
+
+
+async def test_fencing_tokens_are_never_reused(stage: Stage) -> None:
+    numbers = []
+    for politely in (True, False, True):
+        lease = await stage.lease(stage.runner(), GIB)
+        numbers.append(lease.grant.fencing_number)
         await stage.release(lease)
-        stage.memory_store.failing = True
-        stage.host.end(process)
+        await stage.pass_time(6.0)
         await stage.look()
-        assert stage.states() == ["m1 releasing"], "its end cannot be written, so no step gets any further"
-        await stage.pass_time(9.0)
-        still_waits = waits.error is None
-        assert still_waits
-        await stage.pass_time(2.0)
-        assert waits.error is not None
-        assert waits.error.reason is Reason.SERVICE_UNAVAILABLE
-
-
-async def test_fencing_tokens_are_never_reused() -> None:
-    async with Stage() as stage:
-        numbers = []
-        for politely in (True, False, True):
-            lease = await stage.lease(stage.runner(), GIB)
-            numbers.append(lease.grant.fencing_number)
-            await stage.release(lease)
-            await stage.pass_time(6.0)
-            await stage.look()
-            assert stage.memory_store.grants == {}
-            await stage.restart(politely=politely)
-        assert numbers == [1, 2, 3]
+        assert stage.memory_store.grants == {}
+        await stage.restart(politely=politely)
+    assert numbers == [1, 2, 3]

@@ -16,95 +16,88 @@ from weft.kernel.reasons import Reason
 ROOM = 24 * GIB - MARGIN
 
 
-async def test_ledger_without_leases_sleeps() -> None:
-    async with Stage() as stage:
-        await stage.settle()
-        assert stage.clock.sleepers == 0
-        lease = await stage.lease(stage.runner(), GIB)
-        assert stage.clock.sleepers == 1
-        await stage.release(lease)
-        await stage.pass_time(5.0)
-        await stage.look()
-        await stage.pass_time(1.0)
-        assert stage.clock.sleepers == 0
-        await stage.lease(stage.runner(), GIB)
-        assert stage.clock.sleepers == 1
-        await stage.restart()
-        await stage.settle()
-        assert stage.clock.sleepers == 1
+async def test_ledger_without_leases_sleeps(stage: Stage) -> None:
+    await stage.settle()
+    assert stage.clock.sleepers == 0
+    lease = await stage.lease(stage.runner(), GIB)
+    assert stage.clock.sleepers == 1
+    await stage.release(lease)
+    await stage.pass_time(5.0)
+    await stage.look()
+    await stage.pass_time(1.0)
+    assert stage.clock.sleepers == 0
+    await stage.lease(stage.runner(), GIB)
+    assert stage.clock.sleepers == 1
+    await stage.restart()
+    await stage.settle()
+    assert stage.clock.sleepers == 1
 
 
-async def test_same_request_returns_the_same_lease_while_it_is_held() -> None:
-    async with Stage() as stage:
-        first = await stage.lease(stage.runner(), GIB, request_id="once")
-        assert (await stage.lease(stage.runner(), GIB, request_id="once")).grant == first.grant
-        assert (await stage.lease(stage.runner("r2"), GIB, request_id="once")).grant.id != first.grant.id
-        await stage.release(first)
-        assert (await stage.lease(stage.runner(), GIB, request_id="once")).grant.id != first.grant.id
+async def test_same_request_returns_the_same_lease_while_it_is_held(stage: Stage) -> None:
+    first = await stage.lease(stage.runner(), GIB, request_id="once")
+    assert (await stage.lease(stage.runner(), GIB, request_id="once")).grant == first.grant
+    assert (await stage.lease(stage.runner("r2"), GIB, request_id="once")).grant.id != first.grant.id
+    await stage.release(first)
+    assert (await stage.lease(stage.runner(), GIB, request_id="once")).grant.id != first.grant.id
 
 
-async def test_unconfirmed_grant_of_a_lost_caller_is_released() -> None:
-    async with Stage() as stage:
-        words = stage.ledger.acquire(stage.request(stage.runner(), GIB))
-        await anext(words)
-        await words.aclose()
-        # It may have been told with the last bytes of a connection that was closed then.
-        await stage.settle()
-        assert stage.states() == ["m1 held"]
+async def test_unconfirmed_grant_of_a_lost_caller_is_released(stage: Stage) -> None:
+    words = stage.ledger.acquire(stage.request(stage.runner(), GIB))
+    await anext(words)
+    await words.aclose()
+    # It may have been told with the last bytes of a connection that was closed then.
+    await stage.settle()
+    assert stage.states() == ["m1 held"]
+    await stage.pass_time(2.0)
+    assert stage.states() == ["m1 releasing"]
+    await stage.pass_time(5.0)
+    await stage.look()
+    assert stage.states() == []
+
+
+async def test_renewed_lease_is_not_released_when_its_call_is_cancelled_late(stage: Stage) -> None:
+    words = stage.ledger.acquire(stage.request(stage.runner(), GIB))
+    granted = await anext(words)
+    lease = granted_lease(stage.ledger, granted)
+    await words.aclose()
+    await stage.settle()
+    await stage.renew(stage.runner(), use(lease))
+    await stage.pass_time(2.0)
+    assert stage.states() == ["m1 held"]
+
+
+async def test_lease_returned_to_a_repeated_call_is_not_released_by_the_first(stage: Stage) -> None:
+    first = stage.ledger.acquire(stage.request(stage.runner(), GIB, request_id="once"))
+    await anext(first)
+    await stage.lease(stage.runner(), GIB, request_id="once")
+    await first.aclose()
+    await stage.pass_time(2.0)
+    assert stage.states() == ["m1 held"]
+
+
+async def test_released_lease_ends_only_after_its_memory_is_free(stage: Stage) -> None:
+    lease, process = await stage.loaded(stage.runner(), ROOM)
+    waits = stage.acquire(stage.runner("r2"), ROOM)
+    await stage.release(lease)
+    await stage.look()
+    assert stage.states() == ["m1 releasing"]
+    stage.host.end(process)
+    await stage.look()
+    assert waits.granted is not None
+    assert stage.states() == ["m1 held"]
+
+
+async def test_snapshots_are_requested_frequently_after_a_release(stage: Stage) -> None:
+    process, kept = ProcessId(41, 1), await stage.lease(stage.runner(), GIB)
+    lease = await stage.lease(stage.runner(), GIB)
+    await stage.renew(stage.runner(), use(kept), use(lease, process))
+    assert (await stage.renew(stage.runner(), use(kept), use(lease, process))).next_within_seconds == 5.0
+    await stage.release(lease)
+    assert (await stage.renew(stage.runner(), use(kept))).next_within_seconds == 0.25
+    for _ in range(5):
         await stage.pass_time(2.0)
-        assert stage.states() == ["m1 releasing"]
-        await stage.pass_time(5.0)
-        await stage.look()
-        assert stage.states() == []
-
-
-async def test_renewed_lease_is_not_released_when_its_call_is_cancelled_late() -> None:
-    async with Stage() as stage:
-        words = stage.ledger.acquire(stage.request(stage.runner(), GIB))
-        granted = await anext(words)
-        lease = granted_lease(stage.ledger, granted)
-        await words.aclose()
-        await stage.settle()
-        await stage.renew(stage.runner(), use(lease))
-        await stage.pass_time(2.0)
-        assert stage.states() == ["m1 held"]
-
-
-async def test_lease_returned_to_a_repeated_call_is_not_released_by_the_first() -> None:
-    async with Stage() as stage:
-        first = stage.ledger.acquire(stage.request(stage.runner(), GIB, request_id="once"))
-        await anext(first)
-        await stage.lease(stage.runner(), GIB, request_id="once")
-        await first.aclose()
-        await stage.pass_time(2.0)
-        assert stage.states() == ["m1 held"]
-
-
-async def test_released_lease_ends_only_after_its_memory_is_free() -> None:
-    async with Stage() as stage:
-        lease, process = await stage.loaded(stage.runner(), ROOM)
-        waits = stage.acquire(stage.runner("r2"), ROOM)
-        await stage.release(lease)
-        await stage.look()
-        assert stage.states() == ["m1 releasing"]
-        stage.host.end(process)
-        await stage.look()
-        assert waits.granted is not None
-        assert stage.states() == ["m1 held"]
-
-
-async def test_snapshots_are_requested_frequently_after_a_release() -> None:
-    async with Stage() as stage:
-        process, kept = ProcessId(41, 1), await stage.lease(stage.runner(), GIB)
-        lease = await stage.lease(stage.runner(), GIB)
-        await stage.renew(stage.runner(), use(kept), use(lease, process))
-        assert (await stage.renew(stage.runner(), use(kept), use(lease, process))).next_within_seconds == 5.0
-        await stage.release(lease)
-        assert (await stage.renew(stage.runner(), use(kept))).next_within_seconds == 0.25
-        for _ in range(5):
-            await stage.pass_time(2.0)
-            last = await stage.renew(stage.runner(), use(kept))
-        assert last.next_within_seconds == 5.0, "one that hangs is not looked for four times a second for ever"
+        last = await stage.renew(stage.runner(), use(kept))
+    assert last.next_within_seconds == 5.0, "one that hangs is not looked for four times a second for ever"
 
 
 async def test_lease_of_a_dead_runner_is_kept_until_its_memory_is_free() -> None:
@@ -120,15 +113,14 @@ async def test_lease_of_a_dead_runner_is_kept_until_its_memory_is_free() -> None
         assert waits.granted is not None
 
 
-async def test_leases_are_not_orphaned_during_the_restart_grace() -> None:
-    async with Stage() as stage:
-        lease, process = await stage.loaded(stage.runner(), GIB)
-        await stage.restart()
-        await stage.pass_time(89.0)
-        assert stage.states() == ["m1 held"]
-        assert (await stage.renew(stage.runner(), use(lease, process))).lost_lease_ids == ()
-        await stage.pass_time(31.0)
-        assert stage.states() == ["m1 orphaned"]
+async def test_leases_are_not_orphaned_during_the_restart_grace(stage: Stage) -> None:
+    lease, process = await stage.loaded(stage.runner(), GIB)
+    await stage.restart()
+    await stage.pass_time(89.0)
+    assert stage.states() == ["m1 held"]
+    assert (await stage.renew(stage.runner(), use(lease, process))).lost_lease_ids == ()
+    await stage.pass_time(31.0)
+    assert stage.states() == ["m1 orphaned"]
 
 
 async def test_registry_resuming_from_a_freeze_orphans_no_lease() -> None:
@@ -144,110 +136,102 @@ async def test_registry_resuming_from_a_freeze_orphans_no_lease() -> None:
 
 
 @pytest.mark.parametrize("wrong", ["number", "incarnation", "holder", "unknown", "released"])
-async def test_renewal_of_a_foreign_lease_is_lost(wrong: str) -> None:
-    async with Stage() as stage:
-        lease = await stage.lease(stage.runner(), GIB)
-        holder: Holder = lease.grant.holder
-        how: dict[str, Any] = {}
-        if wrong == "number":
-            how["fencing_number"] = lease.grant.fencing_number - 1
-        elif wrong == "incarnation":
-            holder = stage.runner("r1", "life-2")
-        elif wrong == "holder":
-            holder = stage.runner("r2")
-        elif wrong == "unknown":
-            how["lease_id"] = "lease-unknown"
-        else:
-            await stage.release(lease)
-        use_ = use(lease)
-        changed = {"lease_id": use_.lease_id, "fencing_number": use_.fencing_number, **how}
-        answer = await stage.renew(holder, LeaseUse(**changed))
-        assert answer.lost_lease_ids == (changed["lease_id"],)
-
-
-async def test_renewal_by_an_older_incarnation_is_lost() -> None:
-    async with Stage() as stage:
-        old = stage.runner("r1", "life-1")
-        lease = await stage.lease(old, GIB)
-        stage.runner("r1", "life-2")
-        assert (await stage.renew(old, use(lease))).lost_lease_ids == (lease.grant.id,)
-
-
-async def test_release_of_a_foreign_lease_is_rejected() -> None:
-    async with Stage() as stage:
-        lease = await stage.lease(stage.runner(), GIB)
-        id_, number = lease.grant.id, lease.grant.fencing_number
-        for holder, of in ((stage.runner("r2"), number), (stage.runner(), number + 1), (program("r1"), number)):
-            with refused(Reason.LEASE_LOST):
-                await stage.ledger.release(holder, session_id(holder), id_, of)
-        assert stage.states() == ["m1 held"]
-
-
-async def test_releasing_an_ended_lease_is_not_an_error() -> None:
-    async with Stage() as stage:
-        holder = stage.runner()
-        await stage.ledger.release(holder, session_id(holder), "lease-gone", 1)
-        lease = await stage.lease(holder, GIB)
+async def test_renewal_of_a_foreign_lease_is_lost(stage: Stage, wrong: str) -> None:
+    lease = await stage.lease(stage.runner(), GIB)
+    holder: Holder = lease.grant.holder
+    how: dict[str, Any] = {}
+    if wrong == "number":
+        how["fencing_number"] = lease.grant.fencing_number - 1
+    elif wrong == "incarnation":
+        holder = stage.runner("r1", "life-2")
+    elif wrong == "holder":
+        holder = stage.runner("r2")
+    elif wrong == "unknown":
+        how["lease_id"] = "lease-unknown"
+    else:
         await stage.release(lease)
-        await stage.release(lease)
-        assert stage.states() == ["m1 releasing"]
+    use_ = use(lease)
+    changed = {"lease_id": use_.lease_id, "fencing_number": use_.fencing_number, **how}
+    answer = await stage.renew(holder, LeaseUse(**changed))
+    assert answer.lost_lease_ids == (changed["lease_id"],)
 
 
-async def test_calls_for_a_runner_require_its_session() -> None:
-    async with Stage() as stage:
-        lease = await stage.lease(stage.runner(), GIB)
-        holder = lease.grant.holder
-        stranger = Holder(kind=HolderKind.RUNNER, name="nobody", incarnation="life-1")
-        refusals = [
-            stage.ledger.release(holder, "a-guess", lease.grant.id, lease.grant.fencing_number),
-            stage.ledger.release_earlier_lives(stage.runner("r1", "life-2"), "a-guess"),
-            stage.ledger.release_earlier_lives(stranger, session_id(stranger)),
-            anext(stage.ledger.acquire(stage.request(holder, GIB, session_id="a-guess"))),
-        ]
-        for refusal in refusals:
-            with refused(Reason.PERMISSION_DENIED):
-                await refusal
-        assert stage.states() == ["m1 held"]
+async def test_renewal_by_an_older_incarnation_is_lost(stage: Stage) -> None:
+    old = stage.runner("r1", "life-1")
+    lease = await stage.lease(old, GIB)
+    stage.runner("r1", "life-2")
+    assert (await stage.renew(old, use(lease))).lost_lease_ids == (lease.grant.id,)
 
 
-async def test_starting_runner_releases_only_leases_of_its_earlier_incarnations() -> None:
-    async with Stage() as stage:
-        for name, life in (("r1", "life-1"), ("r1", "life-2"), ("r2", "life-1")):
-            await stage.lease(stage.runner(name, life), GIB, purpose=f"{name}-{life}")
-        await stage.lease(program("r1"), GIB, purpose="program")
-        await stage.lease(stage.runner("r1", "life-3"), GIB, purpose="r1-life-3")
-        present = stage.runner("r1", "life-3")
-        assert await stage.ledger.release_earlier_lives(present, session_id(present)) == 2
-        assert stage.states() == [
-            "r1-life-1 releasing",
-            "r1-life-2 releasing",
-            "r2-life-1 held",
-            "program held",
-            "r1-life-3 held",
-        ]
-        assert await stage.ledger.release_earlier_lives(present, session_id(present)) == 0
+async def test_release_of_a_foreign_lease_is_rejected(stage: Stage) -> None:
+    lease = await stage.lease(stage.runner(), GIB)
+    id_, number = lease.grant.id, lease.grant.fencing_number
+    for holder, of in ((stage.runner("r2"), number), (stage.runner(), number + 1), (program("r1"), number)):
+        with refused(Reason.LEASE_LOST):
+            await stage.ledger.release(holder, session_id(holder), id_, of)
+    assert stage.states() == ["m1 held"]
 
 
-async def test_stop_notifies_every_waiter() -> None:
-    async with Stage() as stage:
-        await stage.lease(stage.runner(), ROOM)
-        waits = stage.acquire(stage.runner("r2"), GIB)
-        await stage.settle()
-        await stage.ledger.stop(1.0)
-        await stage.settle()
-        assert waits.error is not None
-        assert waits.error.reason is Reason.SHUTTING_DOWN
-        with pytest.raises(WeftError, match="not running"):
-            await stage.renew(stage.runner())
+async def test_releasing_an_ended_lease_is_not_an_error(stage: Stage) -> None:
+    holder = stage.runner()
+    await stage.ledger.release(holder, session_id(holder), "lease-gone", 1)
+    lease = await stage.lease(holder, GIB)
+    await stage.release(lease)
+    await stage.release(lease)
+    assert stage.states() == ["m1 releasing"]
 
 
-async def test_processes_per_lease_are_limited() -> None:
-    async with Stage() as stage:
-        lease = await stage.lease(stage.runner(), GIB)
-        for batch in range(4):
-            await stage.renew(stage.runner(), use(lease, *(ProcessId(1 + batch * 256 + pid, 1) for pid in range(256))))
-        with refused(Reason.TOO_MANY_RESOURCES):
-            await stage.renew(stage.runner(), use(lease, ProcessId(5_000, 1)))
+async def test_calls_for_a_runner_require_its_session(stage: Stage) -> None:
+    lease = await stage.lease(stage.runner(), GIB)
+    holder = lease.grant.holder
+    stranger = Holder(kind=HolderKind.RUNNER, name="nobody", incarnation="life-1")
+    refusals = [
+        stage.ledger.release(holder, "a-guess", lease.grant.id, lease.grant.fencing_number),
+        stage.ledger.release_earlier_lives(stage.runner("r1", "life-2"), "a-guess"),
+        stage.ledger.release_earlier_lives(stranger, session_id(stranger)),
+        anext(stage.ledger.acquire(stage.request(holder, GIB, session_id="a-guess"))),
+    ]
+    for refusal in refusals:
+        with refused(Reason.PERMISSION_DENIED):
+            await refusal
+    assert stage.states() == ["m1 held"]
+
+
+async def test_starting_runner_releases_only_leases_of_its_earlier_incarnations(stage: Stage) -> None:
+    for name, life in (("r1", "life-1"), ("r1", "life-2"), ("r2", "life-1")):
+        await stage.lease(stage.runner(name, life), GIB, purpose=f"{name}-{life}")
+    await stage.lease(program("r1"), GIB, purpose="program")
+    await stage.lease(stage.runner("r1", "life-3"), GIB, purpose="r1-life-3")
+    present = stage.runner("r1", "life-3")
+    assert await stage.ledger.release_earlier_lives(present, session_id(present)) == 2
+    assert stage.states() == [
+        "r1-life-1 releasing",
+        "r1-life-2 releasing",
+        "r2-life-1 held",
+        "program held",
+        "r1-life-3 held",
+    ]
+    assert await stage.ledger.release_earlier_lives(present, session_id(present)) == 0
+
+
+async def test_stop_notifies_every_waiter(stage: Stage) -> None:
+    await stage.lease(stage.runner(), ROOM)
+    waits = stage.acquire(stage.runner("r2"), GIB)
+    await stage.settle()
+    await stage.ledger.stop(1.0)
+    await stage.settle()
+    assert waits.error is not None
+    assert waits.error.reason is Reason.SHUTTING_DOWN
+    with pytest.raises(WeftError, match="not running"):
+        await stage.renew(stage.runner())
+
+
+async def test_processes_per_lease_are_limited(stage: Stage) -> None:
+    lease = await stage.lease(stage.runner(), GIB)
+    for batch in range(4):
+        await stage.renew(stage.runner(), use(lease, *(ProcessId(1 + batch * 256 + pid, 1) for pid in range(256))))
+    with refused(Reason.TOO_MANY_RESOURCES):
+        await stage.renew(stage.runner(), use(lease, ProcessId(5_000, 1)))
 
 
 async def test_number_of_hosts_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:

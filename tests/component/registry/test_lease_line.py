@@ -14,38 +14,35 @@ from weft.kernel.request import Priority
 ROOM = 24 * GIB - MARGIN
 
 
-async def test_wait_timeout_reports_who_holds_the_memory() -> None:
-    async with Stage() as stage:
-        await stage.loaded(stage.runner(), ROOM, active_requests=1, purpose="qwen")
-        waits = stage.acquire(stage.runner("r2"), GIB, purpose="llama", max_wait_seconds=10.0)
-        await stage.settle()
-        for _ in range(10):
-            assert waits.error is None
-            await stage.pass_time(1.0)
-            await stage.renew(stage.runner())
-        assert waits.error is not None
-        assert waits.error.reason is Reason.INSUFFICIENT_MEMORY
-        assert "qwen (busy)" in waits.error.message
-        assert stage.ledger.hosts()[0].waiting_count == 0
+async def test_wait_timeout_reports_who_holds_the_memory(stage: Stage) -> None:
+    await stage.loaded(stage.runner(), ROOM, active_requests=1, purpose="qwen")
+    waits = stage.acquire(stage.runner("r2"), GIB, purpose="llama", max_wait_seconds=10.0)
+    await stage.settle()
+    for _ in range(10):
+        assert waits.error is None
+        await stage.pass_time(1.0)
+        await stage.renew(stage.runner())
+    assert waits.error is not None
+    assert waits.error.reason is Reason.INSUFFICIENT_MEMORY
+    assert "qwen (busy)" in waits.error.message
+    assert stage.ledger.hosts()[0].waiting_count == 0
 
 
-async def test_waiter_receives_its_queue_position() -> None:
-    async with Stage() as stage:
-        await stage.lease(stage.runner(), 20 * GIB)
-        waits = [stage.acquire(stage.runner("r2"), size * GIB) for size in (9, 1)]
-        await stage.settle()
-        assert waits[0].words[-1].detail == "needs 9 GiB on host-a, 3.5 GiB free, held by m1 (loading)"
-        assert waits[1].words[-1].detail.endswith("held by m1 (loading); 1 ahead of it in the queue")
+async def test_waiter_receives_its_queue_position(stage: Stage) -> None:
+    await stage.lease(stage.runner(), 20 * GIB)
+    waits = [stage.acquire(stage.runner("r2"), size * GIB) for size in (9, 1)]
+    await stage.settle()
+    assert waits[0].words[-1].detail == "needs 9 GiB on host-a, 3.5 GiB free, held by m1 (loading)"
+    assert waits[1].words[-1].detail.endswith("held by m1 (loading); 1 ahead of it in the queue")
 
 
-async def test_zero_wait_is_a_single_attempt() -> None:
-    async with Stage() as stage:
-        await stage.lease(stage.runner(), ROOM - GIB)
-        assert (await stage.lease(stage.runner("r2"), GIB, max_wait_seconds=0.0)).grant.shares == ((0, GIB),)
-        refused = stage.acquire(stage.runner("r3"), GIB, max_wait_seconds=0.0)
-        await stage.settle()
-        assert refused.error is not None
-        assert refused.error.reason is Reason.INSUFFICIENT_MEMORY
+async def test_zero_wait_is_a_single_attempt(stage: Stage) -> None:
+    await stage.lease(stage.runner(), ROOM - GIB)
+    assert (await stage.lease(stage.runner("r2"), GIB, max_wait_seconds=0.0)).grant.shares == ((0, GIB),)
+    refused = stage.acquire(stage.runner("r3"), GIB, max_wait_seconds=0.0)
+    await stage.settle()
+    assert refused.error is not None
+    assert refused.error.reason is Reason.INSUFFICIENT_MEMORY
 
 
 async def test_request_larger_than_the_host_is_rejected_immediately() -> None:
@@ -68,12 +65,11 @@ async def test_host_without_devices_has_nothing_to_lease() -> None:
         assert stage.ledger.hosts() == []
 
 
-async def test_unknown_device_is_rejected_by_name() -> None:
-    async with Stage() as stage:
-        refused = stage.acquire(stage.runner(), GIB, device_indexes=frozenset({3}))
-        await stage.settle()
-        assert isinstance(refused.error, FieldError)
-        assert refused.error.field == "device_indexes"
+async def test_unknown_device_is_rejected_by_name(stage: Stage) -> None:
+    refused = stage.acquire(stage.runner(), GIB, device_indexes=frozenset({3}))
+    await stage.settle()
+    assert isinstance(refused.error, FieldError)
+    assert refused.error.field == "device_indexes"
 
 
 async def test_queue_length_is_limited() -> None:
@@ -94,66 +90,62 @@ async def test_number_of_leases_is_limited() -> None:
         assert refused.error.reason is Reason.TOO_MANY_RESOURCES
 
 
-async def test_repeated_call_keeps_the_queue_position() -> None:
-    async with Stage() as stage:
-        blocking = await stage.lease(stage.runner(), ROOM)
-        first = stage.acquire(stage.runner("r2"), ROOM, request_id="once")
-        await stage.settle()
-        behind = stage.acquire(stage.runner("r3"), ROOM)
-        await stage.settle()
-        again = stage.acquire(stage.runner("r2"), ROOM, request_id="once")
-        await stage.settle()
-        assert first.error is not None
-        assert first.error.reason is Reason.CANCELLED
-        await stage.release(blocking)
-        await stage.pass_time(6.0)
-        await stage.look()
-        assert again.granted is not None
-        assert behind.granted is None
+async def test_repeated_call_keeps_the_queue_position(stage: Stage) -> None:
+    blocking = await stage.lease(stage.runner(), ROOM)
+    first = stage.acquire(stage.runner("r2"), ROOM, request_id="once")
+    await stage.settle()
+    behind = stage.acquire(stage.runner("r3"), ROOM)
+    await stage.settle()
+    again = stage.acquire(stage.runner("r2"), ROOM, request_id="once")
+    await stage.settle()
+    assert first.error is not None
+    assert first.error.reason is Reason.CANCELLED
+    await stage.release(blocking)
+    await stage.pass_time(6.0)
+    await stage.look()
+    assert again.granted is not None
+    assert behind.granted is None
 
 
-async def test_snapshots_are_requested_frequently_while_a_request_waits() -> None:
-    async with Stage() as stage:
-        lease, process = await stage.loaded(stage.runner(), ROOM)
-        assert (await stage.renew(stage.runner(), use(lease, process))).next_within_seconds == 5.0
-        stage.acquire(stage.runner("r2"), GIB)
-        await stage.settle()
-        assert (await stage.renew(stage.runner(), use(lease, process))).next_within_seconds == 0.25
+async def test_snapshots_are_requested_frequently_while_a_request_waits(stage: Stage) -> None:
+    lease, process = await stage.loaded(stage.runner(), ROOM)
+    assert (await stage.renew(stage.runner(), use(lease, process))).next_within_seconds == 5.0
+    stage.acquire(stage.runner("r2"), GIB)
+    await stage.settle()
+    assert (await stage.renew(stage.runner(), use(lease, process))).next_within_seconds == 0.25
 
 
-async def test_memory_held_by_foreign_processes_is_never_granted() -> None:
-    async with Stage() as stage:
-        stranger = stage.host.spawn((0, 20 * GIB))
-        waits = stage.acquire(stage.runner(), 5 * GIB)
-        await stage.settle()
-        assert waits.words[-1].detail.endswith("held by processes without a lease (20 GiB)")
-        stage.host.end(stranger)
-        await stage.look()
-        assert waits.granted is not None
+async def test_memory_held_by_foreign_processes_is_never_granted(stage: Stage) -> None:
+    stranger = stage.host.spawn((0, 20 * GIB))
+    waits = stage.acquire(stage.runner(), 5 * GIB)
+    await stage.settle()
+    assert waits.words[-1].detail.endswith("held by processes without a lease (20 GiB)")
+    stage.host.end(stranger)
+    await stage.look()
+    assert waits.granted is not None
 
 
-async def test_idle_model_is_evicted_and_its_memory_goes_to_the_requester() -> None:
-    async with Stage() as stage:
-        lease, process = await stage.loaded(stage.runner(), ROOM, purpose="old")
+async def test_idle_model_is_evicted_and_its_memory_goes_to_the_requester(stage: Stage) -> None:
+    lease, process = await stage.loaded(stage.runner(), ROOM, purpose="old")
 
-        async def give_way(_: EvictionRequest) -> EvictionAnswer:
-            stage.host.end(process)
-            await stage.release(lease)
-            return EvictionAnswer.GIVEN_UP
+    async def give_way(_: EvictionRequest) -> EvictionAnswer:
+        stage.host.end(process)
+        await stage.release(lease)
+        return EvictionAnswer.GIVEN_UP
 
-        stage.calls.answer = give_way
-        waits = stage.acquire(stage.runner("r2"), ROOM, purpose="new", priority=Priority.LOW)
-        await stage.settle()
-        assert stage.calls.asked == []  # NORMAL does not give way to LOW
-        await waits.cancel()
-        waits = stage.acquire(stage.runner("r2"), ROOM, purpose="new")
-        await stage.settle()
-        asked = EvictionRequest(
-            runner="r1", model="old", lease_id=lease.grant.id, priority=Priority.NORMAL, wanted_by="new"
-        )
-        assert stage.calls.asked == [asked]
-        await stage.look()
-        assert waits.granted is not None
+    stage.calls.answer = give_way
+    waits = stage.acquire(stage.runner("r2"), ROOM, purpose="new", priority=Priority.LOW)
+    await stage.settle()
+    assert stage.calls.asked == []  # NORMAL does not give way to LOW
+    await waits.cancel()
+    waits = stage.acquire(stage.runner("r2"), ROOM, purpose="new")
+    await stage.settle()
+    asked = EvictionRequest(
+        runner="r1", model="old", lease_id=lease.grant.id, priority=Priority.NORMAL, wanted_by="new"
+    )
+    assert stage.calls.asked == [asked]
+    await stage.look()
+    assert waits.granted is not None
 
 
 async def test_refusing_holder_is_skipped_and_other_requests_are_granted() -> None:
@@ -184,42 +176,40 @@ async def test_refusing_holder_is_skipped_and_other_requests_are_granted() -> No
         assert stage.ledger._table.lease(first.grant.id) is not None
 
 
-async def test_unresponsive_runner_does_not_block_the_queue() -> None:
-    async with Stage() as stage:
-        await stage.loaded(stage.runner("r1"), 12 * GIB, purpose="first")
-        await stage.loaded(stage.runner("r2"), 11 * GIB, purpose="second")
+async def test_unresponsive_runner_does_not_block_the_queue(stage: Stage) -> None:
+    await stage.loaded(stage.runner("r1"), 12 * GIB, purpose="first")
+    await stage.loaded(stage.runner("r2"), 11 * GIB, purpose="second")
 
-        async def never(_: EvictionRequest) -> EvictionAnswer:
-            await asyncio.Event().wait()
-            return EvictionAnswer.GIVEN_UP
+    async def never(_: EvictionRequest) -> EvictionAnswer:
+        await asyncio.Event().wait()
+        return EvictionAnswer.GIVEN_UP
 
-        stage.calls.answer = never
-        stage.acquire(stage.runner("r3"), 11 * GIB)
-        for _ in range(13):
-            await stage.pass_time(5.0)
-            for name in ("r1", "r2"):
-                held = [each for each in stage.leases() if each.grant.holder.name == name]
-                await stage.renew(stage.runner(name), *(use(each, *each.grant.processes) for each in held))
-        assert [each.model for each in stage.calls.asked] == ["first", "second"]
+    stage.calls.answer = never
+    stage.acquire(stage.runner("r3"), 11 * GIB)
+    for _ in range(13):
+        await stage.pass_time(5.0)
+        for name in ("r1", "r2"):
+            held = [each for each in stage.leases() if each.grant.holder.name == name]
+            await stage.renew(stage.runner(name), *(use(each, *each.grant.processes) for each in held))
+    assert [each.model for each in stage.calls.asked] == ["first", "second"]
 
 
-async def test_hosts_list_devices_leases_and_waiters() -> None:
-    async with Stage() as stage:
-        lease, _ = await stage.loaded(stage.runner(), 20 * GIB)
-        stage.host.spawn((0, GIB))
-        stage.acquire(stage.runner("r2"), 10 * GIB)
-        await stage.look()
-        (host,) = stage.ledger.hosts()
-        assert (host.host, Source(host.source), host.waiting_count) == ("host-a", Source.NVML, 1)
-        account = host.devices[0]
-        assert (account.booked_bytes, account.foreign_bytes, account.free_bytes, account.margin_bytes) == (
-            20 * GIB,
-            GIB,
-            3 * GIB - MARGIN,
-            MARGIN,
-        )
-        assert [(each.lease_id, each.seen_bytes) for each in host.leases] == [(lease.grant.id, 20 * GIB)]
-        assert stage.ledger.hosts("elsewhere") == []
+async def test_hosts_list_devices_leases_and_waiters(stage: Stage) -> None:
+    lease, _ = await stage.loaded(stage.runner(), 20 * GIB)
+    stage.host.spawn((0, GIB))
+    stage.acquire(stage.runner("r2"), 10 * GIB)
+    await stage.look()
+    (host,) = stage.ledger.hosts()
+    assert (host.host, Source(host.source), host.waiting_count) == ("host-a", Source.NVML, 1)
+    account = host.devices[0]
+    assert (account.booked_bytes, account.foreign_bytes, account.free_bytes, account.margin_bytes) == (
+        20 * GIB,
+        GIB,
+        3 * GIB - MARGIN,
+        MARGIN,
+    )
+    assert [(each.lease_id, each.seen_bytes) for each in host.leases] == [(lease.grant.id, 20 * GIB)]
+    assert stage.ledger.hosts("elsewhere") == []
 
 
 async def test_waiter_sees_that_the_blocking_lease_has_no_heartbeat() -> None:
@@ -231,36 +221,34 @@ async def test_waiter_sees_that_the_blocking_lease_has_no_heartbeat() -> None:
         assert stage.leases()[0].state is LeaseState.ORPHANED
 
 
-async def test_holder_without_visible_devices_gets_none_and_hides_none_from_others() -> None:
-    async with Stage() as stage:
-        lease, process = await stage.loaded(stage.runner(), GIB)
-        blind = HostSnapshot(host="host-a", source=Source.NVML)
-        refused = stage.acquire(stage.runner("r2"), GIB, snapshot=blind)
-        await stage.settle()
-        assert refused.error is not None
-        assert refused.error.reason is Reason.NOT_FOUND
-        assert stage.ledger.hosts()[0].devices[0].booked_bytes == GIB
-        await stage.pass_time(60.0)
-        stage.acquire(stage.runner("r2"), GIB, snapshot=blind)
-        await stage.settle()
-        assert stage.ledger.hosts() == []
-        await stage.renew(stage.runner(), use(lease, process))
-        assert stage.ledger.hosts()[0].devices[0].booked_bytes == GIB
+async def test_holder_without_visible_devices_gets_none_and_hides_none_from_others(stage: Stage) -> None:
+    lease, process = await stage.loaded(stage.runner(), GIB)
+    blind = HostSnapshot(host="host-a", source=Source.NVML)
+    refused = stage.acquire(stage.runner("r2"), GIB, snapshot=blind)
+    await stage.settle()
+    assert refused.error is not None
+    assert refused.error.reason is Reason.NOT_FOUND
+    assert stage.ledger.hosts()[0].devices[0].booked_bytes == GIB
+    await stage.pass_time(60.0)
+    stage.acquire(stage.runner("r2"), GIB, snapshot=blind)
+    await stage.settle()
+    assert stage.ledger.hosts() == []
+    await stage.renew(stage.runner(), use(lease, process))
+    assert stage.ledger.hosts()[0].devices[0].booked_bytes == GIB
 
 
-async def test_wait_of_an_earlier_incarnation_is_cancelled() -> None:
-    async with Stage() as stage:
-        await stage.lease(stage.runner("r0"), ROOM)
-        earlier = stage.acquire(stage.runner("r1", "life-1"), GIB)
-        await stage.settle()
-        present = stage.runner("r1", "life-2")
-        later = stage.acquire(present, GIB)
-        await stage.settle()
-        assert await stage.ledger.release_earlier_lives(present, session_id(present)) == 0
-        await stage.settle()
-        assert earlier.error is not None
-        assert earlier.error.reason is Reason.CANCELLED
-        assert later.error is None
+async def test_wait_of_an_earlier_incarnation_is_cancelled(stage: Stage) -> None:
+    await stage.lease(stage.runner("r0"), ROOM)
+    earlier = stage.acquire(stage.runner("r1", "life-1"), GIB)
+    await stage.settle()
+    present = stage.runner("r1", "life-2")
+    later = stage.acquire(present, GIB)
+    await stage.settle()
+    assert await stage.ledger.release_earlier_lives(present, session_id(present)) == 0
+    await stage.settle()
+    assert earlier.error is not None
+    assert earlier.error.reason is Reason.CANCELLED
+    assert later.error is None
 
 
 async def test_wait_ends_even_if_its_host_was_purged() -> None:

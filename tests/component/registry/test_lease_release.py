@@ -18,19 +18,18 @@ if TYPE_CHECKING:
     from weft.api.registry.v1.lease_service_pb2_grpc import LeaseServiceAsyncStub
 
 
-async def test_program_is_notified_and_its_memory_reserved_until_seen_free() -> None:
-    async with Stage() as stage:
-        lease, process = await stage.loaded(program(), 20 * GIB)
-        released = await stage.ledger.release_program_lease(lease.grant.id)
-        assert released.state == lease_pb2.Lease.STATE_RELEASING
-        waiting = stage.acquire(stage.runner(), 20 * GIB)
-        assert (await stage.renew(program(), use(lease, process))).lost_lease_ids == (lease.grant.id,)
-        await stage.pass_time(1.0)
-        assert waiting.granted is None
-        stage.host.end(process)
-        await stage.look()
-        await stage.pass_time(1.0)
-        assert waiting.granted is not None
+async def test_program_is_notified_and_its_memory_reserved_until_seen_free(stage: Stage) -> None:
+    lease, process = await stage.loaded(program(), 20 * GIB)
+    released = await stage.ledger.release_program_lease(lease.grant.id)
+    assert released.state == lease_pb2.Lease.STATE_RELEASING
+    waiting = stage.acquire(stage.runner(), 20 * GIB)
+    assert (await stage.renew(program(), use(lease, process))).lost_lease_ids == (lease.grant.id,)
+    await stage.pass_time(1.0)
+    assert waiting.granted is None
+    stage.host.end(process)
+    await stage.look()
+    await stage.pass_time(1.0)
+    assert waiting.granted is not None
 
 
 async def test_orphaned_lease_stays_released_after_a_restart() -> None:
@@ -56,25 +55,23 @@ async def test_release_of_a_model_lease_is_rejected_and_suggests_how_to_free_it(
         assert [each.state for each in stage.leases()] == [LeaseState.ORPHANED]
 
 
-async def test_ended_lease_is_not_found_and_a_second_release_changes_nothing() -> None:
-    async with Stage() as stage:
-        lease = await stage.lease(program(), GIB)
-        first = await stage.ledger.release_program_lease(lease.grant.id)
-        since = stage.leases()[0].since
-        assert await stage.ledger.release_program_lease(lease.grant.id) == first
-        assert stage.leases()[0].since == since
-        with refused(Reason.NOT_FOUND):
-            await stage.ledger.release_program_lease("lease-none")
+async def test_ended_lease_is_not_found_and_a_second_release_changes_nothing(stage: Stage) -> None:
+    lease = await stage.lease(program(), GIB)
+    first = await stage.ledger.release_program_lease(lease.grant.id)
+    since = stage.leases()[0].since
+    assert await stage.ledger.release_program_lease(lease.grant.id) == first
+    assert stage.leases()[0].since == since
+    with refused(Reason.NOT_FOUND):
+        await stage.ledger.release_program_lease("lease-none")
 
 
-async def test_nothing_is_released_while_the_database_fails() -> None:
-    async with Stage() as stage:
-        lease, process = await stage.loaded(program(), GIB)
-        stage.memory_store.failing = True
-        with pytest.raises(WeftError):
-            await stage.ledger.release_program_lease(lease.grant.id)
-        stage.memory_store.failing = False
-        assert (await stage.renew(program(), use(lease, process))).lost_lease_ids == ()
+async def test_nothing_is_released_while_the_database_fails(stage: Stage) -> None:
+    lease, process = await stage.loaded(program(), GIB)
+    stage.memory_store.failing = True
+    with pytest.raises(WeftError):
+        await stage.ledger.release_program_lease(lease.grant.id)
+    stage.memory_store.failing = False
+    assert (await stage.renew(program(), use(lease, process))).lost_lease_ids == ()
 
 
 async def test_grpc_release_is_audited_once_and_rejections_are_not(mesh: RunningRegistry) -> None:

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, nullcontext
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, cast
 
 import grpc
@@ -130,8 +130,8 @@ class Stage:
             await let_all_run()
 
 
-@asynccontextmanager
-async def beating() -> AsyncIterator[Stage]:
+@pytest.fixture
+async def stage() -> AsyncIterator[Stage]:
     stage = Stage()
     await stage.beats.start()
     await let_all_run()
@@ -141,70 +141,64 @@ async def beating() -> AsyncIterator[Stage]:
         await stage.beats.stop()
 
 
-async def test_owner_writes_a_heartbeat_every_second() -> None:
-    async with beating() as stage:
-        before = stage.database.beats
-        await stage.pass_seconds(10)
-        assert stage.database.beats == before + 10
+async def test_owner_writes_a_heartbeat_every_second(stage: Stage) -> None:
+    before = stage.database.beats
+    await stage.pass_seconds(10)
+    assert stage.database.beats == before + 10
 
 
-async def test_owner_without_a_standby_continues_while_its_database_is_unavailable() -> None:
-    async with beating() as stage:
-        stage.database.error = WeftError(Reason.SERVICE_UNAVAILABLE, "away")
-        await stage.pass_seconds(60)
-        assert stage.beats.is_current
+async def test_owner_without_a_standby_continues_while_its_database_is_unavailable(stage: Stage) -> None:
+    stage.database.error = WeftError(Reason.SERVICE_UNAVAILABLE, "away")
+    await stage.pass_seconds(60)
+    assert stage.beats.is_current
 
 
-async def test_owner_with_a_standby_stops_serving_before_its_lease_ends_and_returns_with_grace() -> None:
-    async with beating() as stage:
-        stage.database.has_standby = True
-        await stage.pass_seconds(1)
-        stage.database.error = WeftError(Reason.SERVICE_UNAVAILABLE, "away")
-        await stage.pass_seconds(LEASE - 1)
-        states = [stage.beats.is_current]
-        await stage.pass_seconds(1)
-        states.append(stage.beats.is_current)
-        assert stage.returns == 0
-        stage.database.error = None
-        await stage.pass_seconds(1)
-        assert [*states, stage.beats.is_current] == [True, False, True]
-        assert stage.returns == 1
+async def test_owner_with_a_standby_stops_serving_before_its_lease_ends_and_returns_with_grace(stage: Stage) -> None:
+    stage.database.has_standby = True
+    await stage.pass_seconds(1)
+    stage.database.error = WeftError(Reason.SERVICE_UNAVAILABLE, "away")
+    await stage.pass_seconds(LEASE - 1)
+    states = [stage.beats.is_current]
+    await stage.pass_seconds(1)
+    states.append(stage.beats.is_current)
+    assert stage.returns == 0
+    stage.database.error = None
+    await stage.pass_seconds(1)
+    assert [*states, stage.beats.is_current] == [True, False, True]
+    assert stage.returns == 1
 
 
-async def test_runner_commands_wait_while_ownership_is_uncertain() -> None:
-    async with beating() as stage:
-        stage.database.has_standby = True
-        await stage.pass_seconds(1)
-        await asyncio.wait_for(stage.beats.until_current(), 1.0)
-        stage.database.error = WeftError(Reason.SERVICE_UNAVAILABLE, "away")
-        await stage.pass_seconds(LEASE)
-        command = asyncio.create_task(stage.beats.until_current())
-        await stage.pass_seconds(30)
-        assert not command.done()
-        stage.database.error = None
-        await stage.pass_seconds(2)
-        assert command.done()
+async def test_runner_commands_wait_while_ownership_is_uncertain(stage: Stage) -> None:
+    stage.database.has_standby = True
+    await stage.pass_seconds(1)
+    await asyncio.wait_for(stage.beats.until_current(), 1.0)
+    stage.database.error = WeftError(Reason.SERVICE_UNAVAILABLE, "away")
+    await stage.pass_seconds(LEASE)
+    command = asyncio.create_task(stage.beats.until_current())
+    await stage.pass_seconds(30)
+    assert not command.done()
+    stage.database.error = None
+    await stage.pass_seconds(2)
+    assert command.done()
 
 
-async def test_short_database_outage_adds_no_grace() -> None:
-    async with beating() as stage:
-        stage.database.has_standby = True
-        await stage.pass_seconds(1)
-        stage.database.error = WeftError(Reason.SERVICE_UNAVAILABLE, "away")
-        await stage.pass_seconds(3)
-        stage.database.error = None
-        await stage.pass_seconds(1)
-        assert stage.returns == 0
+async def test_short_database_outage_adds_no_grace(stage: Stage) -> None:
+    stage.database.has_standby = True
+    await stage.pass_seconds(1)
+    stage.database.error = WeftError(Reason.SERVICE_UNAVAILABLE, "away")
+    await stage.pass_seconds(3)
+    stage.database.error = None
+    await stage.pass_seconds(1)
+    assert stage.returns == 0
 
 
-async def test_replaced_owner_answers_nothing_and_exits() -> None:
+async def test_replaced_owner_answers_nothing_and_exits(stage: Stage) -> None:
     deaths = list[str]()
     asyncio.get_running_loop().set_exception_handler(lambda _, context: deaths.append(context[CRITICAL_TASK]))
-    async with beating() as stage:
-        stage.database.error = REGISTRY_OWNER.taken_over()
-        await stage.pass_seconds(1)
-        assert not stage.beats.is_current
-        assert deaths == ["registry-owner"]
+    stage.database.error = REGISTRY_OWNER.taken_over()
+    await stage.pass_seconds(1)
+    assert not stage.beats.is_current
+    assert deaths == ["registry-owner"]
 
 
 async def test_standby_rejects_calls_with_the_owner_address_until_takeover() -> None:
@@ -288,14 +282,13 @@ async def test_second_registry_fails_to_start_on_a_database_without_standby_supp
 
 
 @pytest.mark.parametrize("waits", [True, False])
-async def test_owner_detects_whether_a_standby_is_waiting(*, waits: bool) -> None:
-    async with beating() as stage:
-        stage.database.has_standby = not waits
-        await stage.pass_seconds(2.0)
-        assert stage.beats.sees_standby is not waits
-        stage.database.has_standby = waits
-        await stage.pass_seconds(2.0)
-        assert stage.beats.sees_standby is waits
+async def test_owner_detects_whether_a_standby_is_waiting(stage: Stage, *, waits: bool) -> None:
+    stage.database.has_standby = not waits
+    await stage.pass_seconds(2.0)
+    assert stage.beats.sees_standby is not waits
+    stage.database.has_standby = waits
+    await stage.pass_seconds(2.0)
+    assert stage.beats.sees_standby is waits
 
 
 class ServedOwner:

@@ -1,7 +1,7 @@
 """Profiles: declared, saved from what is, and switched to as a whole, on a registry whose runners are scripted."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from kit.resources import declared, manifest_in
 from operation_stage import ScriptedCalls
-from registry_harness import a_route, an_agent, an_alias
+from registry_harness import a_route, an_agent, an_alias, refusal
 from roster_harness import BareRegistry
 
 from registry_svc.config import OperationLimits, RegistryConfig
@@ -165,6 +165,12 @@ async def mesh_of(
         await registry.stop()
 
 
+@pytest.fixture
+async def mesh(tmp_path: Path) -> AsyncIterator[Mesh]:
+    async with mesh_of(tmp_path) as mesh:
+        yield mesh
+
+
 def a_config(tmp_path: Path, **more: int) -> RegistryConfig:
     return RegistryConfig(database_url=f"sqlite:///{tmp_path / 'registry.db'}", **more)  # type: ignore[arg-type]
 
@@ -180,96 +186,84 @@ def loading(*models: str | ProfileLoad, **more: object) -> ProfileManifest:
     return ProfileManifest(name="day", load=loads, **more)  # type: ignore[arg-type]
 
 
-async def refusal(reason: Reason, change: Awaitable[object]) -> WeftError:
-    with pytest.raises(WeftError) as caught:
-        await change
-    assert caught.value.reason is reason, caught.value
-    return caught.value
+async def test_saved_profile_contains_declared_and_loaded_resources_and_becomes_active(mesh: Mesh) -> None:
+    await mesh.apply(declared(agent=an_agent("coder")), a_route("way"), an_alias("gpt", "agent/coder"))
+    await mesh.report("m1", "m2")
+    mesh.calls.loaded_with["m2"] = LONG
+    assert await mesh.save("day", description="Work") == "day created"
+    saved = mesh.shown("day")
+    assert [each.model for each in saved.manifest.load] == ["m1", "m2"]
+    assert saved.manifest.load[1].settings == SETTINGS
+    assert not saved.manifest.load[0].HasField("settings"), "as it is configured"
+    assert saved.manifest.unload_others
+    assert [each.name for each in saved.manifest.agents] == ["coder"]
+    assert [each.name for each in saved.manifest.routes] == ["way"]
+    assert [each.name for each in saved.manifest.aliases] == ["gpt"]
+    assert saved.active
+    assert not saved.changes, "it is what is"
+    assert await mesh.switch("day") == [], "nothing is different"
 
 
-async def test_saved_profile_contains_declared_and_loaded_resources_and_becomes_active(tmp_path: Path) -> None:
-    async with mesh_of(tmp_path) as mesh:
-        await mesh.apply(declared(agent=an_agent("coder")), a_route("way"), an_alias("gpt", "agent/coder"))
-        await mesh.report("m1", "m2")
-        mesh.calls.loaded_with["m2"] = LONG
-        assert await mesh.save("day", description="Work") == "day created"
-        saved = mesh.shown("day")
-        assert [each.model for each in saved.manifest.load] == ["m1", "m2"]
-        assert saved.manifest.load[1].settings == SETTINGS
-        assert not saved.manifest.load[0].HasField("settings"), "as it is configured"
-        assert saved.manifest.unload_others
-        assert [each.name for each in saved.manifest.agents] == ["coder"]
-        assert [each.name for each in saved.manifest.routes] == ["way"]
-        assert [each.name for each in saved.manifest.aliases] == ["gpt"]
-        assert saved.active
-        assert not saved.changes, "it is what is"
-        assert await mesh.switch("day") == [], "nothing is different"
+async def test_adapters_are_saved_with_the_model_that_serves_them(mesh: Mesh) -> None:
+    await mesh.report("m1", adapters=("m2",))
+    await mesh.save("day")
+    assert [each.model for each in mesh.shown("day").manifest.load] == ["m1"]
+    assert not mesh.shown("day").changes
 
 
-async def test_adapters_are_saved_with_the_model_that_serves_them(tmp_path: Path) -> None:
-    async with mesh_of(tmp_path) as mesh:
-        await mesh.report("m1", adapters=("m2",))
-        await mesh.save("day")
-        assert [each.model for each in mesh.shown("day").manifest.load] == ["m1"]
-        assert not mesh.shown("day").changes
-
-
-async def test_saved_profile_keeps_its_description_and_a_dry_run_saves_nothing(tmp_path: Path) -> None:
-    async with mesh_of(tmp_path) as mesh:
-        assert await mesh.save("day", dry_run=True) == "day created"
-        assert mesh.active() == []
-        await mesh.save("day", description="Work")
-        await mesh.save("day", leave_others=True)
-        assert mesh.shown("day").manifest.description == "Work"
-        assert not mesh.shown("day").manifest.unload_others
+async def test_saved_profile_keeps_its_description_and_a_dry_run_saves_nothing(mesh: Mesh) -> None:
+    assert await mesh.save("day", dry_run=True) == "day created"
+    assert mesh.active() == []
+    await mesh.save("day", description="Work")
+    await mesh.save("day", leave_others=True)
+    assert mesh.shown("day").manifest.description == "Work"
+    assert not mesh.shown("day").manifest.unload_others
 
 
 async def test_switch_declares_deletes_previous_declarations_and_loads_after_unloading(
-    tmp_path: Path,
+    mesh: Mesh,
 ) -> None:
-    async with mesh_of(tmp_path) as mesh:
-        await mesh.apply(declared(agent=an_agent("own")))
-        await mesh.profile(
-            ProfileManifest(
-                name="day",
-                agents=[an_agent("coder"), an_agent("both", prompt="By day.")],
-                aliases=[manifest_in(an_alias("gpt", "agent/coder"))],
-            )
+    await mesh.apply(declared(agent=an_agent("own")))
+    await mesh.profile(
+        ProfileManifest(
+            name="day",
+            agents=[an_agent("coder"), an_agent("both", prompt="By day.")],
+            aliases=[manifest_in(an_alias("gpt", "agent/coder"))],
         )
-        await mesh.profile(
-            ProfileManifest(
-                name="night",
-                unload=["m1"],
-                load=[ProfileLoad(model="m2", settings=SETTINGS)],
-                agents=[an_agent("both", prompt="By night.")],
-                aliases=[manifest_in(an_alias("gpt", "agent/both"))],
-            )
+    )
+    await mesh.profile(
+        ProfileManifest(
+            name="night",
+            unload=["m1"],
+            load=[ProfileLoad(model="m2", settings=SETTINGS)],
+            agents=[an_agent("both", prompt="By night.")],
+            aliases=[manifest_in(an_alias("gpt", "agent/both"))],
         )
-        await mesh.switch("day")
-        await mesh.report("m1", "m3")
-        mesh.calls.held["m1"] = asyncio.Event()
-        expected = ["both configured", "gpt configured", "coder deleted", "unload m1", "load m2"]
-        assert await mesh.switch("night", dry_run=True) == expected
-        assert mesh.active() == ["day"], "a dry run changes nothing"
-        assert await mesh.switch("night") == expected
-        assert mesh.active() == ["night"]
-        assert set(mesh.registry.core.mesh.agent_names()) == {"own", "both"}, "what no profile declares stays"
-        await mesh.until_heard("unload m1 on r1")
-        mesh.calls.held["m1"].set()
-        await mesh.until_heard("unload m1 on r1", "load m2 on r1")
-        assert mesh.calls.options == [LONG]
-        assert mesh.events() == ["day created", "night created", "day switched", "night switched"]
-        assert (await mesh.audited()).count("profile.switch_requested") == 2
+    )
+    await mesh.switch("day")
+    await mesh.report("m1", "m3")
+    mesh.calls.held["m1"] = asyncio.Event()
+    expected = ["both configured", "gpt configured", "coder deleted", "unload m1", "load m2"]
+    assert await mesh.switch("night", dry_run=True) == expected
+    assert mesh.active() == ["day"], "a dry run changes nothing"
+    assert await mesh.switch("night") == expected
+    assert mesh.active() == ["night"]
+    assert set(mesh.registry.core.mesh.agent_names()) == {"own", "both"}, "what no profile declares stays"
+    await mesh.until_heard("unload m1 on r1")
+    mesh.calls.held["m1"].set()
+    await mesh.until_heard("unload m1 on r1", "load m2 on r1")
+    assert mesh.calls.options == [LONG]
+    assert mesh.events() == ["day created", "night created", "day switched", "night switched"]
+    assert (await mesh.audited()).count("profile.switch_requested") == 2
 
 
-async def test_loads_start_even_if_a_previous_unload_failed(tmp_path: Path) -> None:
-    async with mesh_of(tmp_path) as mesh:
-        await mesh.report("m1")
-        await mesh.profile(loading("m2", unload=["m1"]))
-        mesh.calls.failures["m1"] = [WeftError(Reason.INTERNAL, "it does not end")]
-        await mesh.switch("day")
-        await mesh.until_heard("unload m1 on r1", "load m2 on r1")
-        mesh.calls.answer("m2", LoadResponse(result=LoadResult()))
+async def test_loads_start_even_if_a_previous_unload_failed(mesh: Mesh) -> None:
+    await mesh.report("m1")
+    await mesh.profile(loading("m2", unload=["m1"]))
+    mesh.calls.failures["m1"] = [WeftError(Reason.INTERNAL, "it does not end")]
+    await mesh.switch("day")
+    await mesh.until_heard("unload m1 on r1", "load m2 on r1")
+    mesh.calls.answer("m2", LoadResponse(result=LoadResult()))
 
 
 @pytest.mark.parametrize(
@@ -280,51 +274,45 @@ async def test_loads_start_even_if_a_previous_unload_failed(tmp_path: Path) -> N
     ],
     ids=["an agent of no model", "a load of no model"],
 )
-async def test_rejected_switch_changes_nothing_and_error_names_the_problem(
-    tmp_path: Path, broken: ProfileManifest
-) -> None:
-    async with mesh_of(tmp_path) as mesh:
-        await mesh.profile(broken)
-        error = await refusal(Reason.MODEL_NOT_FOUND, mesh.switch("day"))
-        assert "nothing" in error.message
-        assert not set(mesh.registry.core.mesh.agent_names())
-        assert mesh.active() == []
-        assert not mesh.calls.heard
+async def test_rejected_switch_changes_nothing_and_error_names_the_problem(mesh: Mesh, broken: ProfileManifest) -> None:
+    await mesh.profile(broken)
+    error = await refusal(Reason.MODEL_NOT_FOUND, mesh.switch("day"))
+    assert "nothing" in error.message
+    assert not set(mesh.registry.core.mesh.agent_names())
+    assert mesh.active() == []
+    assert not mesh.calls.heard
 
 
-async def test_target_of_a_remaining_alias_is_not_deleted_by_a_switch(tmp_path: Path) -> None:
-    async with mesh_of(tmp_path) as mesh:
-        await mesh.profile(ProfileManifest(name="day", agents=[an_agent("coder")]))
-        await mesh.profile(ProfileManifest(name="night"))
-        await mesh.switch("day")
-        await mesh.apply(an_alias("gpt", "agent/coder"))
-        error = await refusal(Reason.RESOURCE_IN_USE, mesh.switch("night"))
-        assert "gpt" in error.message
-        assert mesh.active() == ["day"]
+async def test_target_of_a_remaining_alias_is_not_deleted_by_a_switch(mesh: Mesh) -> None:
+    await mesh.profile(ProfileManifest(name="day", agents=[an_agent("coder")]))
+    await mesh.profile(ProfileManifest(name="night"))
+    await mesh.switch("day")
+    await mesh.apply(an_alias("gpt", "agent/coder"))
+    error = await refusal(Reason.RESOURCE_IN_USE, mesh.switch("night"))
+    assert "gpt" in error.message
+    assert mesh.active() == ["day"]
 
 
-async def test_alias_of_the_next_profile_can_reuse_a_removed_pattern(tmp_path: Path) -> None:
-    async with mesh_of(tmp_path) as mesh:
-        for name, alias in (("day", "one"), ("night", "two")):
-            await mesh.profile(ProfileManifest(name=name, aliases=[manifest_in(an_alias(alias, pattern="gpt-*"))]))
-        assert await mesh.switch("day") == ["one created"]
-        assert await mesh.switch("night") == ["two created", "one deleted"]
+async def test_alias_of_the_next_profile_can_reuse_a_removed_pattern(mesh: Mesh) -> None:
+    for name, alias in (("day", "one"), ("night", "two")):
+        await mesh.profile(ProfileManifest(name=name, aliases=[manifest_in(an_alias(alias, pattern="gpt-*"))]))
+    assert await mesh.switch("day") == ["one created"]
+    assert await mesh.switch("night") == ["two created", "one deleted"]
 
 
-async def test_active_profile_lists_its_deviations(tmp_path: Path) -> None:
-    async with mesh_of(tmp_path) as mesh:
-        await mesh.profile(loading("m1", agents=[an_agent("coder")], unload_others=True))
-        await mesh.switch("day")
-        await mesh.report("m1")
-        assert list(mesh.shown("day").changes) == []
-        await mesh.apply(declared(agent=an_agent("coder", prompt="Be long.")))
-        await mesh.report("m2")
-        assert list(mesh.shown("day").changes) == [
-            "agent/coder is declared otherwise, or was deleted",
-            "model/m2 is loaded",
-            "model/m1 is not loaded",
-        ]
-        assert await mesh.switch("day") == ["coder configured", "unload m2", "load m1"]
+async def test_active_profile_lists_its_deviations(mesh: Mesh) -> None:
+    await mesh.profile(loading("m1", agents=[an_agent("coder")], unload_others=True))
+    await mesh.switch("day")
+    await mesh.report("m1")
+    assert list(mesh.shown("day").changes) == []
+    await mesh.apply(declared(agent=an_agent("coder", prompt="Be long.")))
+    await mesh.report("m2")
+    assert list(mesh.shown("day").changes) == [
+        "agent/coder is declared otherwise, or was deleted",
+        "model/m2 is loaded",
+        "model/m1 is not loaded",
+    ]
+    assert await mesh.switch("day") == ["coder configured", "unload m2", "load m1"]
 
 
 async def test_switch_with_loads_is_rejected_if_operations_need_signatures(tmp_path: Path) -> None:
@@ -347,16 +335,15 @@ async def test_profiles_and_the_active_one_survive_a_restart(tmp_path: Path) -> 
         assert await mesh.switch("night") == ["coder deleted"]
 
 
-async def test_changed_active_profile_stays_active_and_can_be_deleted(tmp_path: Path) -> None:
-    async with mesh_of(tmp_path) as mesh:
-        await mesh.profile(ProfileManifest(name="day", agents=[an_agent("coder")]))
-        await mesh.switch("day")
-        await mesh.profile(ProfileManifest(name="day", description="Work"))
-        assert mesh.active() == ["day"]
-        await mesh.declarations.delete(ResourceKind.PROFILE, "day")
-        assert mesh.active() == []
-        assert set(mesh.registry.core.mesh.agent_names()) == {"coder"}, "what it declared stays"
-        await refusal(Reason.NOT_FOUND, mesh.switch("day"))
+async def test_changed_active_profile_stays_active_and_can_be_deleted(mesh: Mesh) -> None:
+    await mesh.profile(ProfileManifest(name="day", agents=[an_agent("coder")]))
+    await mesh.switch("day")
+    await mesh.profile(ProfileManifest(name="day", description="Work"))
+    assert mesh.active() == ["day"]
+    await mesh.declarations.delete(ResourceKind.PROFILE, "day")
+    assert mesh.active() == []
+    assert set(mesh.registry.core.mesh.agent_names()) == {"coder"}, "what it declared stays"
+    await refusal(Reason.NOT_FOUND, mesh.switch("day"))
 
 
 async def test_step_that_cannot_start_reports_why_and_the_profile_stays_active(tmp_path: Path) -> None:
@@ -385,13 +372,10 @@ async def test_step_that_cannot_start_reports_why_and_the_profile_stays_active(t
         ),
     ],
 )
-async def test_invalid_profile_is_rejected_with_the_field(
-    tmp_path: Path, manifest: ProfileManifest, field: str
-) -> None:
-    async with mesh_of(tmp_path) as mesh:
-        error = await refusal(Reason.INVALID_ARGUMENT, mesh.profile(manifest))
-        assert isinstance(error, FieldError)
-        assert error.field.endswith(field)
+async def test_invalid_profile_is_rejected_with_the_field(mesh: Mesh, manifest: ProfileManifest, field: str) -> None:
+    error = await refusal(Reason.INVALID_ARGUMENT, mesh.profile(manifest))
+    assert isinstance(error, FieldError)
+    assert error.field.endswith(field)
 
 
 async def test_profile_count_size_and_document_limits_are_enforced(tmp_path: Path) -> None:
@@ -405,13 +389,12 @@ async def test_profile_count_size_and_document_limits_are_enforced(tmp_path: Pat
         assert "4096 bytes" in (await refusal(Reason.INVALID_ARGUMENT, mesh.profile(large))).message
 
 
-async def test_operations_of_a_switch_can_be_watched_to_their_end(tmp_path: Path) -> None:
-    async with mesh_of(tmp_path) as mesh:
-        await mesh.profile(loading("m1"))
-        mesh.calls.answer("m1", LoadResponse(result=LoadResult()))
-        done = await mesh.profiles.switch(SwitchProfileRequest(name="day"), "cli:ann")
-        followed = await mesh.desk.operations.watch(done.steps[0].operation.removeprefix("operations/"))
-        async with asyncio.timeout(LIMIT_SECONDS):
-            views = [followed] if isinstance(followed, OperationView) else [view async for view in followed]
-        assert views[-1].operation.state is OperationState.SUCCEEDED
-        assert views[-1].operation.requested_by == "cli:ann"
+async def test_operations_of_a_switch_can_be_watched_to_their_end(mesh: Mesh) -> None:
+    await mesh.profile(loading("m1"))
+    mesh.calls.answer("m1", LoadResponse(result=LoadResult()))
+    done = await mesh.profiles.switch(SwitchProfileRequest(name="day"), "cli:ann")
+    followed = await mesh.desk.operations.watch(done.steps[0].operation.removeprefix("operations/"))
+    async with asyncio.timeout(LIMIT_SECONDS):
+        views = [followed] if isinstance(followed, OperationView) else [view async for view in followed]
+    assert views[-1].operation.state is OperationState.SUCCEEDED
+    assert views[-1].operation.requested_by == "cli:ann"

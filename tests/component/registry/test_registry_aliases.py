@@ -1,6 +1,5 @@
 """Aliases: declared, checked, published, kept, and in the way of what they lead to."""
 
-from collections.abc import Awaitable
 from pathlib import Path
 
 import pytest
@@ -14,23 +13,16 @@ from registry_harness import (
     a_route,
     an_agent,
     an_alias,
-    refused,
+    refusal,
     running_registry,
 )
 
 from registry_svc.config import AliasSetting, RegistryConfig
 from weft.api.registry.v1.alias_pb2 import Alias, AliasManifest
-from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft.kernel.settings import SettingError
 
 ALIAS = "alias"
-
-
-async def refusal(reason: Reason, change: Awaitable[object]) -> WeftError:
-    with refused(reason) as errors:
-        await change
-    return errors[0]
 
 
 async def aliases(mesh: RunningRegistry) -> dict[str, Alias]:
@@ -53,50 +45,46 @@ async def test_alias_survives_a_restart_and_redeclaring_it_changes_nothing(tmp_p
     assert before["gpt-4o"].source == Alias.SOURCE_DECLARED
 
 
-async def test_alias_target_must_exist_or_be_in_the_same_call_and_cannot_be_an_alias(tmp_path: Path) -> None:
-    async with running_registry(tmp_path) as mesh:
-        await SomeRunner(mesh, models=("m1",)).open()
-        await mesh.apply(a_route("way"), declared(agent=an_agent("coder")), an_alias("one"))
-        for target in ("m1", "route/way", "agent/coder"):
-            await mesh.apply(an_alias("any", target))
-        for target in ("one", "nothing", "route/one", "agent/m1", "way"):
-            error = await refusal(Reason.MODEL_NOT_FOUND, mesh.apply(an_alias("bad", target)))
-            assert "never another alias" in error.message
-        assert await mesh.apply(a_route("new"), an_alias("with-it", "route/new")) == [
-            "route new created",
-            "alias with-it created",
-        ]
+async def test_alias_target_must_exist_or_be_in_the_same_call_and_cannot_be_an_alias(mesh: RunningRegistry) -> None:
+    await SomeRunner(mesh, models=("m1",)).open()
+    await mesh.apply(a_route("way"), declared(agent=an_agent("coder")), an_alias("one"))
+    for target in ("m1", "route/way", "agent/coder"):
+        await mesh.apply(an_alias("any", target))
+    for target in ("one", "nothing", "route/one", "agent/m1", "way"):
+        error = await refusal(Reason.MODEL_NOT_FOUND, mesh.apply(an_alias("bad", target)))
+        assert "never another alias" in error.message
+    assert await mesh.apply(a_route("new"), an_alias("with-it", "route/new")) == [
+        "route new created",
+        "alias with-it created",
+    ]
 
 
-async def test_two_aliases_for_the_same_pattern_of_one_tenant_are_rejected(tmp_path: Path) -> None:
-    async with running_registry(tmp_path) as mesh:
-        await SomeRunner(mesh, models=("m1",)).open()
-        await mesh.apply(an_alias("one", pattern="gpt-*"), an_alias("other", pattern="gpt-*", tenant="a"))
-        for batch in ((an_alias("two", pattern="gpt-*"),), (an_alias("x", pattern="y"), an_alias("z", pattern="y"))):
-            await refusal(Reason.ALREADY_EXISTS, mesh.apply(*batch))
-        assert set(await aliases(mesh)) == {"one", "other"}
+async def test_two_aliases_for_the_same_pattern_of_one_tenant_are_rejected(mesh: RunningRegistry) -> None:
+    await SomeRunner(mesh, models=("m1",)).open()
+    await mesh.apply(an_alias("one", pattern="gpt-*"), an_alias("other", pattern="gpt-*", tenant="a"))
+    for batch in ((an_alias("two", pattern="gpt-*"),), (an_alias("x", pattern="y"), an_alias("z", pattern="y"))):
+        await refusal(Reason.ALREADY_EXISTS, mesh.apply(*batch))
+    assert set(await aliases(mesh)) == {"one", "other"}
 
 
-async def test_alias_can_have_the_name_of_a_model(tmp_path: Path) -> None:
+async def test_alias_can_have_the_name_of_a_model(mesh: RunningRegistry) -> None:
     """It says nothing then for requests, which mean the model: the runner may come after the alias."""
-    async with running_registry(tmp_path) as mesh:
-        await SomeRunner(mesh, models=("m1", "m2")).open()
-        assert await mesh.apply(an_alias("m2")) == ["alias m2 created"]
+    await SomeRunner(mesh, models=("m1", "m2")).open()
+    assert await mesh.apply(an_alias("m2")) == ["alias m2 created"]
 
 
-async def test_alias_target_cannot_be_deleted_before_the_alias(tmp_path: Path) -> None:
-    async with running_registry(tmp_path) as mesh:
-        runner = SomeRunner(mesh, models=("m1",))
-        await runner.open()
-        await mesh.apply(a_route("way"), declared(agent=an_agent("coder")))
-        await mesh.apply(an_alias("a", "route/way"), an_alias("b", "agent/coder"), an_alias("c"))
-        for kind, name, alias in ((ROUTE, "way", "a"), (AGENT, "coder", "b"), (MODEL, "m1", "c")):
-            error = await refusal(Reason.RESOURCE_IN_USE, mesh.delete(kind, name))
-            assert error.metadata["aliases"] == alias
-        for name in "ab":
-            await mesh.delete(ALIAS, name)
-        await mesh.delete(ROUTE, "way")
-        assert set(await aliases(mesh)) == {"c"}
+async def test_alias_target_cannot_be_deleted_before_the_alias(mesh: RunningRegistry) -> None:
+    runner = SomeRunner(mesh, models=("m1",))
+    await runner.open()
+    await mesh.apply(a_route("way"), declared(agent=an_agent("coder")))
+    await mesh.apply(an_alias("a", "route/way"), an_alias("b", "agent/coder"), an_alias("c"))
+    for kind, name, alias in ((ROUTE, "way", "a"), (AGENT, "coder", "b"), (MODEL, "m1", "c")):
+        error = await refusal(Reason.RESOURCE_IN_USE, mesh.delete(kind, name))
+        assert error.metadata["aliases"] == alias
+    for name in "ab":
+        await mesh.delete(ALIAS, name)
+    await mesh.delete(ROUTE, "way")
+    assert set(await aliases(mesh)) == {"c"}
 
 
 async def test_configured_aliases_have_lower_precedence_than_declared_ones(tmp_path: Path) -> None:
@@ -116,11 +104,10 @@ async def test_configured_aliases_have_lower_precedence_than_declared_ones(tmp_p
         assert await aliases(mesh) == {}, "what the file no longer has is gone"
 
 
-async def test_invalid_pattern_is_rejected_by_field(tmp_path: Path) -> None:
-    async with running_registry(tmp_path) as mesh:
-        await SomeRunner(mesh, models=("m1",)).open()
-        error = await refusal(Reason.INVALID_ARGUMENT, mesh.apply(an_alias("x", pattern="a*b")))
-        assert error.metadata["field"] == "declarations[0].alias.pattern"
+async def test_invalid_pattern_is_rejected_by_field(mesh: RunningRegistry) -> None:
+    await SomeRunner(mesh, models=("m1",)).open()
+    error = await refusal(Reason.INVALID_ARGUMENT, mesh.apply(an_alias("x", pattern="a*b")))
+    assert error.metadata["field"] == "declarations[0].alias.pattern"
 
 
 def test_configured_aliases_are_validated_like_declared_ones() -> None:

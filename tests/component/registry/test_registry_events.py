@@ -136,12 +136,11 @@ async def test_listener_receives_only_new_events_that_match_its_filter(mesh: Run
     call.cancel()
 
 
-async def test_stop_notifies_listeners(tmp_path: Path) -> None:
-    async with running_registry(tmp_path) as mesh:
-        call = mesh.registry.WatchEvents(WatchEvents())
-        await call.initial_metadata()
-        await mesh.service.stop(grace_seconds=1.0)
-        with refused(Reason.SHUTTING_DOWN):
-            response = await call.read()
-            if response is grpc.aio.EOF:
-                raise AssertionError(await call.code())
+async def test_stop_notifies_listeners(mesh: RunningRegistry) -> None:
+    call = mesh.registry.WatchEvents(WatchEvents())
+    await call.initial_metadata()
+    await mesh.service.stop(grace_seconds=1.0)
+    with refused(Reason.SHUTTING_DOWN):
+        response = await call.read()
+        if response is grpc.aio.EOF:
+            raise AssertionError(await call.code())

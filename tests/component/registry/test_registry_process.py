@@ -33,8 +33,8 @@ CALL_LIMIT_SECONDS = 20.0
 
 
 @contextmanager
-def serving(home: Path, config: Path) -> Iterator[str]:
-    """The registry as a process; where it serves. It ends in order."""
+def serving(home: Path, config: Path, *, is_killed: bool = False) -> Iterator[str]:
+    """The address of a registry in its own process, which ends in order or is killed."""
     command = [*warm("weft_app.cli.main"), "serve", "registry"]
     process = subprocess.Popen(
         [*command, "--home", str(home), "--config", str(config)], stdout=subprocess.PIPE, text=True
@@ -44,8 +44,9 @@ def serving(home: Path, config: Path) -> Iterator[str]:
         line = process.stdout.readline()
         assert "serves at" in line, "the registry did not start"
         yield line.split()[-1]
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(STOP_LIMIT_SECONDS) == 0
+        if not is_killed:
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(STOP_LIMIT_SECONDS) == 0
     finally:
         process.kill()
         process.wait()

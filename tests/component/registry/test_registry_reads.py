@@ -1,10 +1,8 @@
 """Lists, page by page."""
 
-import pytest
-from registry_harness import RunningRegistry, SomeRunner, refused
+from registry_harness import RunningRegistry, SomeRunner
 
 from weft.api.registry.v1 import registry_service_pb2
-from weft.kernel.reasons import Reason
 
 ListResources = registry_service_pb2.ListResourcesRequest
 
@@ -37,29 +35,6 @@ async def test_paging_survives_the_deletion_of_the_last_seen_runner(mesh: Runnin
         ListResources(kind="runner", page_size=1, page_token=first.next_page_token)
     )
     assert [each.name for each in second.resources] == ["b"]
-
-
-@pytest.mark.parametrize(("asked", "got"), [(0, 100), (5000, 1000), (7, 7)])
-async def test_page_sizes_have_a_default_and_a_limit(mesh: RunningRegistry, asked: int, got: int) -> None:
-    await SomeRunner(mesh, models=tuple(f"m{number}" for number in range(1010))).open()
-    response = await mesh.registry.ListResources(ListResources(kind="model", page_size=asked))
-    assert len(response.resources) == got
-
-
-@pytest.mark.parametrize(
-    ("request_", "field"),
-    [
-        (ListResources(kind="model", page_size=-1), "page_size"),
-        (ListResources(kind="model", page_token="not a token"), "page_token"),
-        (ListResources(kind="model", page_token="Li4vLi4="), "page_token"),
-        (ListResources(kind="model", page_token="\u043c"), "page_token"),
-    ],
-)
-async def test_invalid_page_is_rejected_with_its_field(
-    mesh: RunningRegistry, request_: ListResources, field: str
-) -> None:
-    with refused(Reason.INVALID_ARGUMENT, field=field):
-        await mesh.registry.ListResources(request_)
 
 
 async def test_reads_never_return_a_ticket_key(mesh: RunningRegistry) -> None:

@@ -34,10 +34,9 @@ async def test_new_mesh_starts_as_configured_and_later_only_operators_change_it(
         assert await _allowed(mesh) == (True, 2)
 
 
-async def test_cloud_fallback_is_allowed_by_default(tmp_path: Path) -> None:
-    async with running_registry(tmp_path) as mesh:
-        assert await _allowed(mesh) == (True, 1)
-        assert (await mesh.watch()).snapshot.snapshot.settings.allow_cloud_fallback
+async def test_cloud_fallback_is_allowed_by_default(mesh: RunningRegistry) -> None:
+    assert await _allowed(mesh) == (True, 1)
+    assert (await mesh.watch()).snapshot.snapshot.settings.allow_cloud_fallback
 
 
 async def test_change_is_published_and_recorded_once(mesh: RunningRegistry) -> None:

@@ -39,12 +39,11 @@ async def test_tenant_survives_a_restart_and_redeclaring_it_changes_nothing(tmp_
     assert (before["a"].source, before["a"].manifest.limits[0].requests) == (Tenant.SOURCE_DECLARED, 20)
 
 
-async def test_tenant_can_have_the_name_of_a_model(tmp_path: Path) -> None:
-    async with running_registry(tmp_path) as mesh:
-        await SomeRunner(mesh, models=("m1",)).open()
-        await mesh.apply(a_tenant("m1"))
-        assert set(await tenants(mesh)) == {"m1"}
-        assert (await mesh.model("m1")).manifest.name == "m1"
+async def test_tenant_can_have_the_name_of_a_model(mesh: RunningRegistry) -> None:
+    await SomeRunner(mesh, models=("m1",)).open()
+    await mesh.apply(a_tenant("m1"))
+    assert set(await tenants(mesh)) == {"m1"}
+    assert (await mesh.model("m1")).manifest.name == "m1"
 
 
 async def test_declared_tenant_overrides_the_configured_one_until_deleted(tmp_path: Path) -> None:

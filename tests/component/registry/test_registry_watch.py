@@ -104,14 +104,13 @@ def _large_report(number: int) -> runner_pb2.Capability:
     return runner_pb2.Capability(instances=states)
 
 
-async def test_stopping_registry_ends_watchers_with_shutting_down(tmp_path: Path) -> None:
-    async with running_registry(tmp_path) as mesh:
-        watch = await mesh.watch()
-        await mesh.service.stop(grace_seconds=1.0)
-        with refused(Reason.SHUTTING_DOWN):
-            await watch.read()
-        with refused(Reason.SHUTTING_DOWN):
-            await mesh.runner("r1")
+async def test_stopping_registry_ends_watchers_with_shutting_down(mesh: RunningRegistry) -> None:
+    watch = await mesh.watch()
+    await mesh.service.stop(grace_seconds=1.0)
+    with refused(Reason.SHUTTING_DOWN):
+        await watch.read()
+    with refused(Reason.SHUTTING_DOWN):
+        await mesh.runner("r1")
 
 
 async def test_disconnected_watcher_is_removed(mesh: RunningRegistry) -> None:

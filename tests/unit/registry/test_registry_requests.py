@@ -188,6 +188,13 @@ def test_heartbeat_without_a_session_is_refused(change: dict[str, object], field
     assert refusal.value.field == field
 
 
+@pytest.mark.parametrize(("asked", "got"), [(0, 100), (5000, 1000), (7, 7)])
+def test_page_sizes_have_a_default_and_a_limit(asked: int, got: int) -> None:
+    assert page_of(registry_service_pb2.ListResourcesRequest(kind="model", page_size=asked))[1] == got
+    with pytest.raises(FieldError, match="page_size"):
+        page_of(registry_service_pb2.ListResourcesRequest(kind="model", page_size=-1))
+
+
 @settings(deadline=None)  # a busy machine is not a failure
 @given(st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,127}", fullmatch=True))
 def test_page_token_round_trips(name: str) -> None:
