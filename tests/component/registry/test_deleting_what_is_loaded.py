@@ -5,28 +5,26 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from kit.messages import changed
-from operation_stage import ScriptedCalls
+from operated_registry import GovernedGate, OperatedRegistry, opening, operated_registry
 from roster_harness import BareRegistry
 
-from registry_svc.config import OperationLimits, RegistryConfig
+from registry_svc.config import RegistryConfig
 from registry_svc.mesh.declarations import Declarations
-from registry_svc.mesh.domain import EventReason, Session
 from registry_svc.mesh.policy.unowned import UNLOAD_GRACE_SECONDS, UNLOAD_RETRY_SECONDS, UnownedModel
-from registry_svc.mesh.store import SqlStore
 from registry_svc.mesh.unowned import UnownedModels
 from registry_svc.operations.governance import OpenGate
-from registry_svc.operations.operations import OperationService
-from weft.api.operations.v1.operation_service_pb2 import GetGovernanceResponse
-from weft.api.registry.v1.model_pb2 import MODEL_OPERATION_CHAT, ModelManifest
-from weft.api.registry.v1.runner_pb2 import Capability, InstanceState, Runner
-from weft.api.registry.v1.runner_session_service_pb2 import HeartbeatRequest, OpenSessionRequest
+from weft.api.registry.v1.runner_pb2 import InstanceState
+from weft.api.registry.v1.runner_session_service_pb2 import OpenSessionRequest
 from weft.documents.resource_kinds import ResourceKind
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
-from weft_testing.fake_clock import FakeClock
+
+if TYPE_CHECKING:
+    from registry_svc.mesh.domain import Session
 
 LIMIT_SECONDS = 20.0
 
@@ -35,34 +33,12 @@ def instance(model: str, phase: "InstanceState.Phase.ValueType" = InstanceState.
     return InstanceState(model=model, phase=phase, slots_total=1)
 
 
-def opening(
-    *instances: InstanceState, models: tuple[str, ...] = ("m1", "m2"), incarnation: str = "life-1"
-) -> OpenSessionRequest:
-    return OpenSessionRequest(
-        request_id=f"open-{incarnation}",
-        runner=Runner(
-            name="r1",
-            incarnation=incarnation,
-            address="unix:/r1",
-            host="h1",
-            runtime="fake",
-            version="1",
-            capability=Capability(instances=instances),
-        ),
-        models=[ModelManifest(name=name, operations=[MODEL_OPERATION_CHAT]) for name in models],
-    )
+@dataclass(kw_only=True)
+class Mesh(OperatedRegistry):
+    """The registry, and its watch on models that nothing owns."""
 
-
-@dataclass
-class Mesh:
-    registry: BareRegistry
-    declarations: Declarations
-    desk: OperationService
-    calls: ScriptedCalls
     unowned: UnownedModels
     leased: list[UnownedModel]
-    session: Session
-    sequence: int = 0
 
     async def delete(self, kind: ResourceKind, name: str, *, force: bool = False) -> None:
         async with asyncio.timeout(LIMIT_SECONDS):
@@ -73,15 +49,6 @@ class Mesh:
             await self.delete(kind, name, force=force)
         return caught.value
 
-    async def beat(self, *instances: InstanceState) -> None:
-        self.sequence += 1
-        report = Capability(instances=instances)
-        await self.registry.roster.heartbeat(
-            HeartbeatRequest(
-                session_id=self.session.id, incarnation="life-1", sequence=self.sequence, capability=report
-            )
-        )
-
     async def after(self, seconds: float) -> list[str]:
         """What runners are asked for once so much time has passed."""
         await self.registry.core.clock.advance(seconds)  # type: ignore[attr-defined]  # a fake clock
@@ -91,37 +58,19 @@ class Mesh:
         heard, self.calls.heard[:] = list(self.calls.heard), []
         return heard
 
-    def events(self) -> list[str]:
-        found = self.registry.core.events.newest(None, "", 1000)
-        return [f"{each.name} {EventReason(each.reason).name.lower()}" for each in found]
-
-
-class GovernedGate(OpenGate):
-    def describe(self) -> GetGovernanceResponse:
-        return GetGovernanceResponse(mode=GetGovernanceResponse.MODE_SHARED_KEY)
-
 
 @asynccontextmanager
 async def mesh_of(
     tmp_path: Path, *instances: InstanceState, gate: Callable[[], OpenGate] = OpenGate
 ) -> AsyncIterator[Mesh]:
-    clock, calls = FakeClock(), ScriptedCalls()
     config = RegistryConfig(database_url=f"sqlite:///{tmp_path / 'registry.db'}")
-    store = SqlStore(config.database_url)
-    registry = BareRegistry(store, clock, config)
-    await registry.start()
-    desk = OperationService(registry.core, store, calls, gate(), OperationLimits())
-    await desk.start()
-    leased: list[UnownedModel] = []
-    unowned = UnownedModels(registry.core, calls, lambda: leased)
-    declarations = Declarations(registry.core, desk.unloader)
-    session = await registry.roster.open_session(opening(*instances))
-    try:
-        yield Mesh(registry, declarations, desk, calls, unowned, leased, session)
-    finally:
-        await unowned.stop()
-        await desk.stop(1.0)
-        await registry.stop()
+    async with operated_registry(config, opening(*instances), gate=gate) as operated:
+        leased: list[UnownedModel] = []
+        unowned = UnownedModels(operated.registry.core, operated.calls, lambda: leased)
+        try:
+            yield Mesh(**vars(operated), unowned=unowned, leased=leased)
+        finally:
+            await unowned.stop()
 
 
 async def test_model_loaded_on_a_live_runner_cannot_be_deleted_and_error_names_the_runner(

@@ -7,7 +7,6 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
 
 import pytest
 from governance_stage import (
@@ -29,7 +28,7 @@ from operation_stage import Stage as OperationStage
 
 from registry_svc.config import GovernanceMode
 from registry_svc.mesh.store import SqlStore
-from registry_svc.operations.governance import Gatekeeper, GovernanceMarks, RollbackGuard, build_gate
+from registry_svc.operations.governance import GovernanceMarks, RollbackGuard, build_gate
 from registry_svc.operations.operation_store import OperationStore
 from registry_svc.operations.operations import Operations
 from registry_svc.operations.policy.governance import Marks, Refused
@@ -48,21 +47,6 @@ def clock() -> FakeClock:
     return FakeClock()
 
 
-@asynccontextmanager
-async def governed(folder: Path, gate: Gatekeeper, clock: FakeClock) -> AsyncIterator[Operations]:
-    """Operations on the database in `folder`, from start to stop; two models are known, and no runner."""
-    database = SqlStore(f"sqlite:///{folder / DATABASE}")
-    await database.open()
-    directory = FakeDirectory(models={"qwen": "", "other": ""}, runners={})
-    stage = OperationStage(database, OperationStore(database), clock=clock, directory=directory, gatekeeper=gate)
-    await stage.start()
-    try:
-        yield stage.operations
-    finally:
-        await stage.operations.stop(5.0)
-        await database.close()
-
-
 def asked(action: operation_pb2.OperationAction, token: str, request_id: str) -> CreateOperationRequest:
     """A request within all limits."""
     return CreateOperationRequest(request_id=request_id, action=action, requested_by="a test", authorization=token)
@@ -75,10 +59,26 @@ def _makers(clock: FakeClock, mode: GovernanceMode = GovernanceMode.SIGNATURES) 
     return stage
 
 
-def _life(folder: Path, clock: FakeClock, mode: GovernanceMode = GovernanceMode.SIGNATURES) -> Any:
-    """The gate is new and has not been started; Operations does that."""
-    settings = config(mode, audience=AUDIENCE, witness_file=folder / WITNESS)
-    return governed(folder, build_gate(settings, clock), clock)
+@asynccontextmanager
+async def _life(
+    folder: Path, clock: FakeClock, mode: GovernanceMode = GovernanceMode.SIGNATURES
+) -> AsyncIterator[Operations]:
+    """Operations on the database in `folder` behind a new gate, from start to stop; no runner is there."""
+    database = SqlStore(f"sqlite:///{folder / DATABASE}")
+    await database.open()
+    stage = OperationStage(
+        database,
+        OperationStore(database),
+        clock=clock,
+        directory=FakeDirectory(models={"qwen": "", "other": ""}, runners={}),
+        gatekeeper=build_gate(config(mode, audience=AUDIENCE, witness_file=folder / WITNESS), clock),
+    )
+    await stage.start()
+    try:
+        yield stage.operations
+    finally:
+        await stage.operations.stop(5.0)
+        await database.close()
 
 
 async def _refused(operations: Operations, action: operation_pb2.OperationAction, token: str, request_id: str) -> str:

@@ -7,25 +7,20 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from kit.messages import changed
 from kit.resources import declared, manifest_in
-from operation_stage import ScriptedCalls
+from operated_registry import GovernedGate, OperatedRegistry, opening, operated_registry
 from registry_harness import a_route, an_agent, an_alias, refusal
 from roster_harness import BareRegistry
 
 from registry_svc.config import OperationLimits, RegistryConfig
-from registry_svc.mesh.declarations import Declarations
-from registry_svc.mesh.domain import EventReason, Session
 from registry_svc.mesh.manifests import valid_batch
 from registry_svc.mesh.policy.ownership import Author
-from registry_svc.mesh.store import SqlStore
 from registry_svc.operations.governance import OpenGate
 from registry_svc.operations.live_operations import OperationView
-from registry_svc.operations.operations import OperationService
 from registry_svc.operations.policy.lifecycle import OperationState
 from registry_svc.operations.profiles import Profiles
-from weft.api.operations.v1.operation_service_pb2 import GetGovernanceResponse
 from weft.api.registry.v1.declaration_service_pb2 import ApplyRequest, ApplyResult
-from weft.api.registry.v1.model_pb2 import MODEL_OPERATION_CHAT, ModelManifest
 from weft.api.registry.v1.profile_pb2 import (
     Profile,
     ProfileLoad,
@@ -35,15 +30,13 @@ from weft.api.registry.v1.profile_pb2 import (
 )
 from weft.api.registry.v1.profile_service_pb2 import ProfileStep, SaveProfileRequest, SwitchProfileRequest
 from weft.api.registry.v1.resource_pb2 import ResourceDocument
-from weft.api.registry.v1.runner_pb2 import Capability, InstanceState, Runner
-from weft.api.registry.v1.runner_session_service_pb2 import HeartbeatRequest, OpenSessionRequest
+from weft.api.registry.v1.runner_pb2 import InstanceState
 from weft.api.runner.v1.load_pb2 import LoadOptions, LoadValue
 from weft.api.runner.v1.runner_service_pb2 import LoadResponse, LoadResult
 from weft.documents.profiles import load_settings_of
 from weft.documents.resource_kinds import ResourceKind
 from weft.kernel.errors import FieldError, WeftError
 from weft.kernel.reasons import Reason
-from weft_testing.fake_clock import FakeClock
 
 LIMIT_SECONDS = 20.0
 MODELS = ("m1", "m2", "m3")
@@ -55,17 +48,11 @@ def profiles_of(registry: BareRegistry) -> list[Profile]:
     return registry.core.mesh.documents[ResourceKind.PROFILE].all_declared()
 
 
-@dataclass
-class Mesh:
+@dataclass(kw_only=True)
+class Mesh(OperatedRegistry):
     """A registry with one runner, r1, that serves MODELS."""
 
-    registry: BareRegistry
-    declarations: Declarations
-    desk: OperationService
-    calls: ScriptedCalls
     profiles: Profiles
-    session: Session
-    sequence: int = 0
 
     async def apply(self, *declarations: ResourceDocument, dry_run: bool = False) -> list[str]:
         request = valid_batch(ApplyRequest(declarations=declarations, dry_run=dry_run), self.registry.core.config)
@@ -84,8 +71,8 @@ class Mesh:
         """What was done with documents, and what is done with models."""
         async with asyncio.timeout(LIMIT_SECONDS):
             done = await self.profiles.switch(SwitchProfileRequest(name=name, dry_run=dry_run), "test")
-        changed = [each for each in done.results if each.outcome != ApplyResult.OUTCOME_UNCHANGED]
-        return in_words(changed) + [
+        effective = [each for each in done.results if each.outcome != ApplyResult.OUTCOME_UNCHANGED]
+        return in_words(effective) + [
             f"{ProfileStep.Kind.Name(step.kind).removeprefix('KIND_').lower()} {step.model}" for step in done.steps
         ]
 
@@ -98,20 +85,9 @@ class Mesh:
 
     async def report(self, *models: str, adapters: tuple[str, ...] = ()) -> None:
         """The runner reports these models as loaded."""
-        self.sequence += 1
-        states = [InstanceState(model=model, phase=InstanceState.PHASE_READY, slots_total=1) for model in models]
-        states += [
-            InstanceState(model=model, phase=InstanceState.PHASE_READY, slots_total=1, base_model=models[0])
-            for model in adapters
-        ]
-        await self.registry.roster.heartbeat(
-            HeartbeatRequest(
-                session_id=self.session.id,
-                incarnation="life-1",
-                sequence=self.sequence,
-                capability=Capability(instances=states),
-            )
-        )
+        ready = InstanceState(phase=InstanceState.PHASE_READY, slots_total=1)
+        states = [changed(ready, model=model) for model in models]
+        await self.beat(*states, *(changed(ready, model=model, base_model=models[0]) for model in adapters))
 
     async def until_heard(self, *calls: str) -> None:
         """Return once runners were asked for this, in this order."""
@@ -124,15 +100,6 @@ class Mesh:
         entries, _ = await self.desk.operations.audit_page(0, 100)
         return [entry.event for entry in entries]
 
-    def events(self) -> list[str]:
-        found = self.registry.core.events.newest(ResourceKind.PROFILE, "", 1000)
-        return [f"{each.name} {EventReason(each.reason).name.lower()}" for each in found]
-
-
-class GovernedGate(OpenGate):
-    def describe(self) -> GetGovernanceResponse:
-        return GetGovernanceResponse(mode=GetGovernanceResponse.MODE_SHARED_KEY)
-
 
 @asynccontextmanager
 async def mesh_of(
@@ -140,29 +107,12 @@ async def mesh_of(
     *,
     gate: Callable[[], OpenGate] = OpenGate,
     config: RegistryConfig | None = None,
-    settings: OperationLimits | None = None,
+    limits: OperationLimits | None = None,
 ) -> AsyncIterator[Mesh]:
-    clock, calls = FakeClock(), ScriptedCalls()
-    config = config or a_config(tmp_path)
-    store = SqlStore(config.database_url)
-    registry = BareRegistry(store, clock, config)
-    await registry.start()
-    desk = OperationService(registry.core, store, calls, gate(), settings or OperationLimits())
-    await desk.start()
-    declarations = Declarations(registry.core, desk.unloader)
-    session = await registry.roster.open_session(
-        OpenSessionRequest(
-            request_id=f"open-{clock.utc_now()}",
-            runner=Runner(name="r1", incarnation="life-1", address="unix:/r1", host="h1", runtime="fake", version="1"),
-            models=[ModelManifest(name=name, operations=[MODEL_OPERATION_CHAT]) for name in MODELS],
-        )
-    )
-    profiles = Profiles(registry.core, declarations, desk.operations, calls)
-    try:
-        yield Mesh(registry, declarations, desk, calls, profiles, session)
-    finally:
-        await desk.stop(1.0)
-        await registry.stop()
+    request = opening(models=MODELS)
+    async with operated_registry(config or a_config(tmp_path), request, gate=gate, limits=limits) as operated:
+        profiles = Profiles(operated.registry.core, operated.declarations, operated.desk.operations, operated.calls)
+        yield Mesh(**vars(operated), profiles=profiles)
 
 
 @pytest.fixture
@@ -253,7 +203,7 @@ async def test_switch_declares_deletes_previous_declarations_and_loads_after_unl
     mesh.calls.held["m1"].set()
     await mesh.until_heard("unload m1 on r1", "load m2 on r1")
     assert mesh.calls.options == [LONG]
-    assert mesh.events() == ["day created", "night created", "day switched", "night switched"]
+    assert mesh.events(ResourceKind.PROFILE) == ["day created", "night created", "day switched", "night switched"]
     assert (await mesh.audited()).count("profile.switch_requested") == 2
 
 
@@ -347,7 +297,7 @@ async def test_changed_active_profile_stays_active_and_can_be_deleted(mesh: Mesh
 
 
 async def test_step_that_cannot_start_reports_why_and_the_profile_stays_active(tmp_path: Path) -> None:
-    async with mesh_of(tmp_path, settings=OperationLimits(max_unfinished=1)) as mesh:
+    async with mesh_of(tmp_path, limits=OperationLimits(max_unfinished=1)) as mesh:
         await mesh.profile(loading("m1", "m2"))
         done = await mesh.profiles.switch(SwitchProfileRequest(name="day"), "test")
         first, second = done.steps
