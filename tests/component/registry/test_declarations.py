@@ -104,13 +104,6 @@ async def test_live_virtual_row_that_differs_is_rejected_unless_adopted(mesh: Ru
     assert model.create_time == created
 
 
-async def test_row_of_a_dead_runner_can_be_redeclared_without_adopting(mesh: RunningRegistry) -> None:
-    await SomeRunner(mesh).open()
-    await mesh.advance(90.0)
-    assert await mesh.apply(declare(manifest("m1", pool="p1"))) == ["model m1 configured"]
-    assert (await mesh.model("m1")).kind == PUBLIC
-
-
 @pytest.mark.slow("kills or restarts a service")
 async def test_adopted_row_survives_the_expiry_of_its_runner_and_a_restart(tmp_path: Path) -> None:
     clock = FakeClock()

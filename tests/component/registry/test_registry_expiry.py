@@ -4,10 +4,8 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from kit.resources import declared
 from registry_harness import (
     ACTIVE,
-    AGENT_INACTIVE,
     INACTIVE,
     RunningRegistry,
     SomeRunner,
@@ -35,16 +33,6 @@ async def test_agents_are_deleted_before_the_models_they_reference_across_runner
     assert sorted(changes[:2]) == ["agent a1 gone", "agent a2 gone"]
     assert sorted(changes[2:4]) == ["model m1 gone", "model m2 gone"]
     assert sorted(changes[4:]) == ["runner a gone", "runner z gone"]
-
-
-@pytest.mark.slow("steps hours of a registry's life")
-async def test_public_agent_of_an_expired_model_stays_inactive(mesh: RunningRegistry) -> None:
-    await SomeRunner(mesh).open()
-    await mesh.apply(declared(agent=an_agent("a1")))
-    await mesh.advance(90.0 + FOUR_HOURS)
-    with refused(Reason.MODEL_NOT_FOUND):
-        await mesh.model("m1")
-    assert (await mesh.agent("a1")).status == AGENT_INACTIVE
 
 
 @pytest.mark.slow("kills or restarts a service")

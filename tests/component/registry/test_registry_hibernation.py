@@ -83,13 +83,6 @@ async def test_wakeable_runner_is_kept_for_days_and_then_purged(tmp_path: Path) 
             await mesh.model("m1")
 
 
-async def test_declared_wakeable_model_hibernates_without_a_runner(mesh: RunningRegistry) -> None:
-    await mesh.apply(declare(manifest("m1", wake=by_mesh())))
-    assert (await mesh.model("m1")).status == MODEL_HIBERNATING
-    await (await SomeRunner(mesh).open()).close()
-    assert (await mesh.model("m1")).status == MODEL_HIBERNATING
-
-
 async def test_only_an_operator_can_declare_a_command_wake_recipe(mesh: RunningRegistry) -> None:
     recipe = wake_pb2.WakeRecipe(command=wake_pb2.CommandAction(argv=["/usr/bin/wake", "host"]))
     model = manifest("m1", wake=wake_pb2.Wake(by_mesh=recipe))

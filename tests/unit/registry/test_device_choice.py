@@ -26,15 +26,6 @@ def test_model_too_large_for_one_device_is_split_in_proportion_to_free_memory() 
     assert choose(devices(60, 30), 45 + 30, 0) == ((0, 50), (1, 25))
 
 
-def test_shares_are_in_device_order() -> None:
-    assert choose(devices(30, 60), 75, 0) == ((0, 25), (1, 50))
-
-
-def test_model_is_split_over_as_few_devices_as_needed() -> None:
-    shares = choose(devices(10, 40, 40, 10), 80, 0)
-    assert shares == ((1, 40), (2, 40))
-
-
 def test_model_is_not_split_further_than_allowed() -> None:
     assert choose(devices(40, 40, 40), 100, 2) is None
     assert choose(devices(40, 40, 40), 80, 2) is not None
