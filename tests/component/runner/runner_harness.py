@@ -261,6 +261,14 @@ async def running_runner(folder: Path, models: Sequence[ServedModel], **settings
             await server.stop(None)
 
 
+@asynccontextmanager
+async def ready_runner(folder: Path, models: Sequence[ServedModel], **settings: Any) -> AsyncIterator[RunningRunner]:
+    """A started runner "r1" whose first model is ready."""
+    async with running_runner(folder, models, **settings) as runner:
+        await runner.until(Phase.READY, models[0].name)
+        yield runner
+
+
 class OtherServer:
     """A server that weft did not start, on a fixed port, which tests start and end."""
 

@@ -23,7 +23,6 @@ from weft.api.registry.v1.runner_pb2 import EngineLoad
 from weft.kernel.abilities import UNKNOWN, Abilities
 from weft.kernel.request import Skill
 from weft.kernel.telemetry import new_traceparent
-from weft_testing.fake_backend.dialect import Dialect
 from weft_testing.free_port import free_port
 
 SECONDS = 10.0
@@ -222,16 +221,6 @@ async def test_foreign_requests_on_a_server_are_counted_separately(
         async with other.post("/v1/chat/completions", json=body):
             await _until(backend, running_count=2, other_count=1)
         await _until(backend, running_count=1, other_count=0)
-
-
-async def test_server_without_a_metrics_page_has_no_metrics(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine_figures, "SAMPLE_SECONDS", 0.01)
-    async with (
-        run_fake_backend(dialect=Dialect(lacks=("/metrics",))) as fake,
-        attached(fake.base_url) as (backend, _),
-    ):
-        await asyncio.sleep(0.1)
-        assert backend.engine_load is None
 
 
 async def _until(backend: AttachedServer, **figures: int) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from kit.engines import fake_model
 from restart_stage import LONG
-from runner_harness import TICKET_KEY, RunningRunner, events_of, refusal, running_runner
+from runner_harness import TICKET_KEY, RunningRunner, events_of, ready_runner, refusal
 
 from runner_svc.chat.settings import ChatSettings
 from runner_svc.instance.settings import ServedModel
@@ -73,8 +73,7 @@ async def _flush(runner: RunningRunner, scope: str, **names: str) -> pb.FlushCac
 
 
 async def test_prefix_is_selected_by_the_ticket_tenant(tmp_path: Path) -> None:
-    async with running_runner(tmp_path, [_model()]) as runner:
-        await runner.until(Phase.READY)
+    async with ready_runner(tmp_path, [_model()]) as runner:
         assert await _cached(runner, "a") == 0
         assert await _cached(runner, "a") > 20
         assert await _cached(runner, "b") == 0
@@ -89,12 +88,10 @@ async def test_platform_prompt_counts_as_prompt_and_cached_tokens_per_tenant(
     tmp_path: Path,
 ) -> None:
     said = "house " * 200
-    async with running_runner(tmp_path, [_model()]) as runner:
-        await runner.until(Phase.READY)
+    async with ready_runner(tmp_path, [_model()]) as runner:
         plain = (await _usage(runner, "a")).prompt_tokens
     prompted = _model(ChatSettings(platform_prompt=True, platform_context=said))
-    async with running_runner(tmp_path, [prompted]) as runner:
-        await runner.until(Phase.READY)
+    async with ready_runner(tmp_path, [prompted]) as runner:
         first, again, other = [await _usage(runner, tenant) for tenant in ("a", "a", "b")]
     assert first.prompt_tokens >= plain + 200
     # The minute, which comes after the operator's text, may have changed in between.
@@ -103,8 +100,7 @@ async def test_platform_prompt_counts_as_prompt_and_cached_tokens_per_tenant(
 
 
 async def test_tenant_flush_keeps_other_tenants_warm_and_reports_what_was_removed(tmp_path: Path) -> None:
-    async with running_runner(tmp_path, [_model()]) as runner:
-        await runner.until(Phase.READY)
+    async with ready_runner(tmp_path, [_model()]) as runner:
         for tenant in ("a", "b"):
             await _cached(runner, tenant)
         flushed = await _flush(runner, "TENANT", tenant="a")
@@ -117,8 +113,7 @@ async def test_tenant_flush_keeps_other_tenants_warm_and_reports_what_was_remove
 
 
 async def test_description_has_cache_statistics_and_tenant_isolation(tmp_path: Path) -> None:
-    async with running_runner(tmp_path, [_model()]) as runner:
-        await runner.until(Phase.READY)
+    async with ready_runner(tmp_path, [_model()]) as runner:
         cached = [await _cached(runner, tenant) for tenant in ("a", "a", "b")]
         (described,) = (await runner.control.Describe(pb.DescribeRequest())).instances
     assert described.cache_isolation == pb.CACHE_ISOLATION_SLOTS
@@ -138,16 +133,14 @@ async def test_description_has_cache_statistics_and_tenant_isolation(tmp_path: P
 async def test_out_of_range_option_is_rejected_by_name(
     tmp_path: Path, options: serve_options_pb2.ServeOptions, field: str
 ) -> None:
-    async with running_runner(tmp_path, [_model()]) as runner:
-        await runner.until(Phase.READY)
+    async with ready_runner(tmp_path, [_model()]) as runner:
         error = await refusal(events_of(runner.generation.Generate(_request(runner, "a", options))))
     assert error.reason is Reason.INVALID_ARGUMENT
     assert field in error.message
 
 
 async def test_keep_alive_zero_puts_the_model_to_sleep_after_the_request(tmp_path: Path) -> None:
-    async with running_runner(tmp_path, [_model()]) as runner:
-        await runner.until(Phase.READY)
+    async with ready_runner(tmp_path, [_model()]) as runner:
         options = serve_options_pb2.ServeOptions()
         options.keep_alive.seconds = 0
         await _cached(runner, "a", options)
@@ -156,8 +149,7 @@ async def test_keep_alive_zero_puts_the_model_to_sleep_after_the_request(tmp_pat
 
 @pytest.mark.slow("a long answer")
 async def test_request_running_during_a_flush_continues_and_is_flushed_afterwards(tmp_path: Path) -> None:
-    async with running_runner(tmp_path, [_model(**LONG)]) as runner:
-        await runner.until(Phase.READY)
+    async with ready_runner(tmp_path, [_model(**LONG)]) as runner:
         long = _request(runner, "a")
         long.chat.sampling.max_tokens = 300
         flushed, last = False, None

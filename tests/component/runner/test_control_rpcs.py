@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from kit.engines import fake_engine, fake_model
 from kit.own_children import own_children
-from runner_harness import ending, events_of, refusal, running_runner
+from runner_harness import ending, events_of, ready_runner, refusal, running_runner
 
 from runner_svc.instance.settings import ServedModel
 from runner_svc.policy.lifecycle import Phase
@@ -24,8 +24,7 @@ async def test_unknown_model_is_not_found(tmp_path: Path) -> None:
 
 
 async def test_last_log_lines_come_first_and_then_the_new_ones(tmp_path: Path) -> None:
-    async with running_runner(tmp_path, [fake_model()]) as runner:
-        await runner.until(Phase.READY)
+    async with ready_runner(tmp_path, [fake_model()]) as runner:
         once = runner.control.TailLogs(pb.TailLogsRequest(model="m", line_count=1000))
         lines = [line for response in [batch async for batch in once] for line in response.lines]
         assert any("listening on" in line for line in lines)
@@ -40,8 +39,7 @@ async def test_last_log_lines_come_first_and_then_the_new_ones(tmp_path: Path) -
 
 
 async def test_runner_hides_engine_addresses_if_configured(tmp_path: Path) -> None:
-    async with running_runner(tmp_path, [fake_model()], conceals_local_addresses=True) as runner:
-        await runner.until(Phase.READY)
+    async with ready_runner(tmp_path, [fake_model()], conceals_local_addresses=True) as runner:
         described = (await runner.control.Describe(pb.DescribeRequest(log_line_count=1000))).instances[0].log_lines
         tail: Any = runner.control.TailLogs(pb.TailLogsRequest(model="m", line_count=1000, follow=True))
         told = list((await tail.read()).lines)
@@ -74,8 +72,7 @@ async def test_out_of_range_line_count_is_reported(count: int, tmp_path: Path) -
 
 
 async def test_stop_ends_log_readers(tmp_path: Path) -> None:
-    async with running_runner(tmp_path, [fake_model()]) as runner:
-        await runner.until(Phase.READY)
+    async with ready_runner(tmp_path, [fake_model()]) as runner:
         following = runner.control.TailLogs(pb.TailLogsRequest(model="m", follow=True))
         reading = asyncio.create_task(following.read())
         async with ending(reading), asyncio.timeout(10.0):
@@ -100,8 +97,7 @@ async def test_request_limit_applies_across_all_models(tmp_path: Path) -> None:
 
 
 async def test_session_can_be_reopened_from_outside(tmp_path: Path) -> None:
-    async with running_runner(tmp_path, [fake_model()]) as runner:
-        await runner.until(Phase.READY)
+    async with ready_runner(tmp_path, [fake_model()]) as runner:
         runner.service.reopen_session()
         await runner.until_opened(2)
         assert runner.registry.opened[1].session_id == "session-1"

@@ -14,12 +14,11 @@ from conformance_subject import BY_NAME, findings_of, subject
 from hosted_stage import SWITCHES, model_folder, scripted
 from kit.engine_settings import engine_settings
 from kit.engines import CALL, chat, events_of, frames_of, reply, started
-from runner_harness import running_runner
+from runner_harness import ready_runner
 
 from runner_svc.backend.port import BackendFacts, CacheUse, CallInfo, LoadOrder
 from runner_svc.environments.folder import EnvironmentFolder
 from runner_svc.instance.settings import ServedModel
-from runner_svc.policy.lifecycle import Phase
 from runner_svc.runtimes.ctranslate2.backend import SERVER_PROGRAM, CTranslate2Backend
 from runner_svc.runtimes.ctranslate2.runtime import CTranslate2Model
 from runner_svc.runtimes.library_server import program_command
@@ -310,8 +309,9 @@ async def test_unload_keeps_the_process_only_if_configured(
     monkeypatch.setattr("weft_testing.conformance.runner_suite.GONE_SECONDS", 1.0 if keeps else 10.0)
     backend = _backend(_folder(tmp_path / "model"), sleeps_in_place=True)
     served = ServedModel(name="m", make_backend=lambda: backend, slots=1, unload_keeps_process=keeps)
-    async with running_runner(tmp_path, [served]) as runner:
-        await runner.until(Phase.READY)
-        async with subject(runner, f"unix:{tmp_path}/runner.sock") as tested:
-            finding = (await findings_of(tested, (BY_NAME["teardown"],)))["teardown"]
+    async with (
+        ready_runner(tmp_path, [served]) as runner,
+        subject(runner, f"unix:{tmp_path}/runner.sock") as tested,
+    ):
+        finding = (await findings_of(tested, (BY_NAME["teardown"],)))["teardown"]
     assert finding.verdict is verdict, finding.detail

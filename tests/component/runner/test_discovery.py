@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 from aiohttp import web
-from kit.fake_backend import run_fake_backend
 
 from runner_svc.discovery import FoundServer, find_servers
 from runner_svc.openai_upstream import probe
@@ -70,12 +69,6 @@ async def test_engine_is_identified_by_its_endpoints(title: str) -> None:
         found = await found_at(address)
     assert found is not None
     assert (found.title, found.url, len(found.models), found.why_empty) == (title, f"http://{address}", 1, "")
-
-
-async def test_fake_llama_cpp_and_vllm_are_identified_as_such() -> None:
-    async with run_fake_backend("--alias", "smol") as llama, run_fake_backend("serve", "acme/smol") as vllm:
-        found = await find_servers([each.base_url.removeprefix("http://") for each in (llama, vllm)], SECONDS)
-    assert [(each.program, len(each.models)) for each in found] == [("llama-cpp", 1), ("vllm", 1)]
 
 
 async def test_ollama_without_models_is_found() -> None:

@@ -160,12 +160,6 @@ async def test_broken_connection_is_reported_and_leaves_nothing(stage: Stage) ->
     assert stage.state() == "NOT_INSTALLED"
 
 
-async def test_index_without_the_package_is_reported_and_leaves_nothing(stage: Stage) -> None:
-    stage.index.behaviour = Behaviour.LACKS
-    assert "no package index has what the lock file names" in (await stage.refusal()).message
-    assert stage.versions() == []
-
-
 async def test_installation_times_out_and_leaves_nothing(stage: Stage) -> None:
     stage.index.behaviour = Behaviour.DRIPS
     refused = await stage.refusal(seconds=3.0)

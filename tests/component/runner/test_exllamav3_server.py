@@ -151,17 +151,14 @@ async def test_tenants_with_the_same_salt_share_pages(model: Path) -> None:
         assert await tenants.cached("b", SEA) > MIN_HIT_TOKENS
 
 
-async def test_prompt_is_the_rendered_template_with_one_bos_token(model: Path) -> None:
+async def test_prompt_begins_with_a_bos_token_unless_the_tokenizer_adds_none(model: Path) -> None:
+    prompt = completion_pb2.CompletionPayload(prompts=[completion_pb2.PromptInput(text="hi")])
     async with _running(model, {"echo_prompt": True}) as (backend, facts):
-        assert await reply(backend, chat("hällo")) == "<s>[user]hällo[assistant]"
-        prompts = [completion_pb2.PromptInput(text="hi")]
-        assert await reply(backend, completion_pb2.CompletionPayload(prompts=prompts)) == "<s>hi"
-        ids = completion_pb2.PromptInput(tokens=completion_pb2.TokenIds(ids=[104, 105]))
-        assert await reply(backend, completion_pb2.CompletionPayload(prompts=[ids])) == "hi"
+        assert await reply(backend, prompt) == "<s>hi"
     assert facts.operations == {Operation.CHAT, Operation.COMPLETION, Operation.TOKENIZE}
     (model / "tokenizer_config.json").write_text(json.dumps({"add_bos_token": False}))
     async with _running(model, {"echo_prompt": True}) as (backend, _):
-        assert await reply(backend, completion_pb2.CompletionPayload(prompts=prompts)) == "hi"
+        assert await reply(backend, prompt) == "hi"
 
 
 async def test_settings_and_load_order_reach_the_library(model: Path) -> None:
@@ -320,14 +317,6 @@ async def test_request_waiting_for_another_tenant_reports_it_and_can_be_cancelle
             await _first_content(running)
         limited = _sampled(max_tokens=2)
         assert await reply(backend, limited, _of("b")), "the place of the one that gave up is free"
-
-
-async def test_flush_empties_the_cache(model: Path) -> None:
-    async with _running(model) as (backend, _):
-        assert await _cached(backend, "hello", "a") == 0
-        erased = await backend.erase_cache()
-        assert (erased.entry_count, (erased.token_count or 0) > 0) == (1, True)
-        assert await _cached(backend, "hello", "a") == 0
 
 
 async def test_prefill_progress_is_reported_and_a_cancelled_prefill_is_cancelled_in_the_library(model: Path) -> None:

@@ -45,21 +45,6 @@ async def test_warnings_precede_the_answer_and_only_allowed_parameters_reach_the
     assert not {"frobnicate", "cache_prompt"} & set(body)
 
 
-async def test_invalid_value_never_reaches_the_server() -> None:
-    async with _running() as (backend, control):
-        with pytest.raises(FieldError, match="mirostat"):
-            await _frames(backend, {"mirostat": 9})
-        assert (await control.state()).requests_started == 0
-
-
-async def test_passthrough_forwards_an_unknown_parameter() -> None:
-    async with _running(passthrough="all") as (backend, control):
-        frames = await _frames(backend, {"frobnicate": [1, {"a": None}]})
-        body = (await control.state()).last_request_body
-    assert body["frobnicate"] == [1, {"a": None}]
-    assert not any(event.HasField("warning") for frame in frames for event in frame)
-
-
 async def test_vector_length_the_server_ignores_is_rejected_by_name() -> None:
     payload = embedding_pb2.EmbeddingPayload(inputs=[completion_pb2.PromptInput(text="a")])
     async with _running() as (backend, _):

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 from aiohttp import web
-from kit.fake_backend import run_fake_backend
 
 from runner_svc.followed_servers import FollowedServers
 from runner_svc.instance.settings import ServedModel
@@ -186,15 +185,6 @@ async def test_endless_list_is_not_read_to_its_end(monkeypatch: pytest.MonkeyPat
             assert not box.host.models
 
 
-async def test_long_list_serves_only_its_first_models() -> None:
-    async with serving() as server:
-        server.body = listing(*(f"m{number}" for number in range(100)))
-        async with following(server.url, max_listed_models=3) as box:
-            await box.start()
-            assert sorted(box.host.models) == ["m0", "m1", "m2"]
-            assert [(each.served_count, each.listed_count) for each in box.servers.counts] == [(3, 100)]
-
-
 async def test_weft_mesh_is_not_followed() -> None:
     async with serving() as server:
         server.body = listing("a", owner="weft")
@@ -246,12 +236,6 @@ async def test_detached_server_serves_nothing() -> None:
             await box.start()
             await box.servers.forget("box")
             assert (box.host.models, box.servers.models("box"), box.clock.sleepers) == ({}, (), 0)
-
-
-async def test_llama_cpp_server_is_followed_under_its_file_name() -> None:
-    async with run_fake_backend("--alias", "/models/smol-Q4_K_M.gguf") as fake, following(fake.base_url) as box:
-        assert await box.start() == ""
-        assert list(box.host.models) == ["smol-Q4_K_M"]
 
 
 def test_server_on_another_network_needs_the_remote_setting() -> None:

@@ -6,7 +6,6 @@ from contextlib import AbstractAsyncContextManager, aclosing
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 from hosted_stage import SWITCHES, scripted
 from kit.engine_settings import engine_settings
@@ -302,38 +301,6 @@ async def test_text_longer_than_a_batch_is_not_embedded(model: Path) -> None:
             await backend.embed(_texts("a", "x" * 64), CALL)
         assert refused.value.reason is Reason.CONTEXT_LENGTH_EXCEEDED
         assert len((await backend.embed(_texts("a", "b"), CALL)).embeddings) == 2
-
-
-async def test_slow_reader_loses_no_output(model: Path) -> None:
-    async with _running(model, {"answer": "x" * 500}) as (backend, _):
-        count = 0
-        async with aclosing(backend.generate(chat(), CALL)) as frames:
-            async for frame in frames:
-                await asyncio.sleep(0)
-                count += sum(len(event.delta.text) for event in frame)
-        assert count == 500
-        async with aclosing(backend.generate(chat(), CALL)) as frames:
-            await anext(frames)
-        assert await reply(backend, chat()) == "x" * 500
-
-
-async def test_frozen_engine_does_not_respond(model: Path) -> None:
-    async with _running(model) as (backend, _):
-        assert await backend.responds(5.0)
-        signs = backend.signs()
-        assert signs is not None
-        assert signs.cpu_seconds > 0
-        assert backend.process_id is not None
-        psutil.Process(backend.process_id).suspend()
-        # The signal takes a moment to reach every thread, on a busy machine longer than some answers take.
-        async with asyncio.timeout(5.0):
-            while await backend.responds(0.1):
-                pass
-        assert not await backend.responds(0.1)
-        psutil.Process(backend.process_id).resume()
-        assert await backend.responds(5.0)
-    assert not await backend.responds(0.1)
-    assert backend.signs() is None
 
 
 def _texts(*texts: str) -> embedding_pb2.EmbeddingPayload:

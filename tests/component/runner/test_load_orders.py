@@ -51,10 +51,6 @@ def _ports(process: psutil.Process) -> set[int]:
     return {one.laddr.port for one in process.net_connections() if one.status == psutil.CONN_LISTEN}
 
 
-def _start_ticks(pid: int) -> int:
-    return int(Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()[19])
-
-
 def _free_ports(count: int) -> PortRange:
     first = free_ports(count)
     return PortRange(first=first, last=first + count - 1)
@@ -94,16 +90,6 @@ async def test_variant_is_checked_before_load_like_the_configured_file(tmp_path:
     assert own_children() == children
     async with _started(backend) as (facts, _):
         assert facts.context_tokens == 2048
-
-
-async def test_processes_are_reported_with_their_start_time() -> None:
-    backend = _backend()
-    assert backend.processes() == ()
-    async with _started(backend) as (_, process):
-        (seen,) = backend.processes()
-        began = await asyncio.to_thread(_start_ticks, process.pid)
-        assert (seen.pid, seen.start_ticks) == (process.pid, began)
-    assert backend.processes() == ()
 
 
 async def test_engines_of_one_runner_share_a_port_range() -> None:

@@ -1,10 +1,8 @@
 """Options of one load on the real llama.cpp server with the demo model."""
 
 import asyncio
-import re
 import socket
 import sys
-from pathlib import Path
 from typing import Any
 
 import psutil
@@ -47,20 +45,6 @@ async def _answer_tokens(backend: LlamaServerBackend) -> int:
     async with asyncio.timeout(LOAD_SECONDS):
         events = [event async for frame in backend.generate(payload, call) for event in frame]
     return events[-1].finished.receipt.usage.completion_tokens
-
-
-async def test_demo_model_is_reloaded_with_another_context_and_slot_count() -> None:
-    backend = _backend()
-    try:
-        async with asyncio.timeout(LOAD_SECONDS):
-            usual = await backend.start()
-            await backend.stop()
-            ordered = await backend.start(LoadOrder(parameters={"context_tokens": 512, "slots": 3}))
-        assert (usual.context_tokens, usual.slots) == (1024, 2)
-        assert (ordered.context_tokens, ordered.slots) == (512, 3)
-        assert await _answer_tokens(backend) == 4
-    finally:
-        await backend.stop()
 
 
 async def test_real_server_accepts_every_declared_parameter() -> None:
@@ -108,19 +92,6 @@ async def test_real_server_retries_on_a_port_in_use(
             assert len(listens) == 1
         finally:
             await backend.stop()
-
-
-async def test_model_variant_is_loaded(tmp_path: Path) -> None:
-    variant = tmp_path / "variant-q4_1.gguf"
-    variant.symlink_to(demo_model_path())
-    backend = _backend()
-    try:
-        async with asyncio.timeout(LOAD_SECONDS):
-            await backend.start(LoadOrder(model_path=variant))
-        assert any(re.search(r"variant-q4_1\.gguf", line) for line in backend.log_lines(1000))
-        assert await _answer_tokens(backend) == 4
-    finally:
-        await backend.stop()
 
 
 async def test_real_server_uses_a_separate_draft_model() -> None:

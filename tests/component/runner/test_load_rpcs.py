@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 from kit.engines import fake_model
-from runner_harness import RunningRunner, events_of, refusal, running_runner
+from runner_harness import RunningRunner, events_of, ready_runner, refusal, running_runner
 
 from runner_svc.instance.settings import HibernationSettings, ServedModel
 from runner_svc.policy.lifecycle import Phase
@@ -36,8 +36,7 @@ async def _described(runner: RunningRunner) -> pb.InstanceDescription:
 
 
 async def test_load_operations_require_a_registry_permit(tmp_path: Path) -> None:
-    async with running_runner(tmp_path, [_model()]) as runner:
-        await runner.until(Phase.READY)
+    async with ready_runner(tmp_path, [_model()]) as runner:
         wrong = await runner.permit(Action.UNLOAD, "other")
         for permit in (None, wrong, permit_pb2.OperationPermit(claims=b"x", mac=b"y" * 32)):
             calls: tuple[Any, ...] = (
@@ -85,8 +84,7 @@ async def test_load_cancelled_by_its_caller_is_unloaded(tmp_path: Path) -> None:
 
 
 async def test_options_are_validated_reported_and_effective_until_the_next_load(tmp_path: Path) -> None:
-    async with running_runner(tmp_path, [_model()]) as runner:
-        await runner.until(Phase.READY)
+    async with ready_runner(tmp_path, [_model()]) as runner:
         described = await _described(runner)
         assert "context_tokens" in {parameter.name for parameter in described.load_parameters}
         assert (list(described.quantizations), described.model_path) == (["q8_0"], __file__)
@@ -121,8 +119,7 @@ async def test_options_are_validated_reported_and_effective_until_the_next_load(
     ],
 )
 async def test_invalid_option_is_reported(options: load_pb2.LoadOptions, field: str, tmp_path: Path) -> None:
-    async with running_runner(tmp_path, [_model()]) as runner:
-        await runner.until(Phase.READY)
+    async with ready_runner(tmp_path, [_model()]) as runner:
         before = (await _described(runner)).process_id
         permit = await runner.permit(Action.LOAD)
         error = await refusal(runner.control.Load(pb.LoadRequest(model="m", permit=permit, options=options)).read())
@@ -131,8 +128,7 @@ async def test_invalid_option_is_reported(options: load_pb2.LoadOptions, field: 
 
 
 async def test_model_without_a_lease_does_not_yield_memory(tmp_path: Path) -> None:
-    async with running_runner(tmp_path, [_model()]) as runner:
-        await runner.until(Phase.READY)
+    async with ready_runner(tmp_path, [_model()]) as runner:
         for priority, reason in ((PRIORITY_UNSPECIFIED, Reason.INVALID_ARGUMENT), (PRIORITY_NORMAL, None)):
             permit = await runner.permit(Action.YIELD)
             request = pb.YieldMemoryRequest(model="m", permit=permit, lease_id="l1", priority=priority)

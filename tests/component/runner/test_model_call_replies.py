@@ -1,22 +1,32 @@
-"""Valid and invalid answers of servers about tokens, scores, images and sound."""
+"""Valid and invalid answers of servers about tokens, scores, images, sound and embeddings."""
 
 import asyncio
+import base64
 import json
+import math
+import struct
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
 from kit.fake_backend import run_fake_backend
+from kit.upstream import upstream
 
 from runner_svc.backend.port import CallInfo
 from runner_svc.openai_upstream import media
-from runner_svc.openai_upstream.client import Endpoint, OpenAiHttp
+from runner_svc.openai_upstream.client import OpenAiHttp
 from runner_svc.openai_upstream.tokens import tokenize
-from runner_svc.policy.parameters import ParameterProfile
-from runner_svc.policy.timeouts import TimeoutProfile
-from runner_svc.runtimes.llama_server.runtime import PARAMETERS
-from weft.api.common.v1 import audio_pb2, chat_pb2, event_pb2, image_pb2, rerank_pb2, tokenize_pb2
+from weft.api.common.v1 import (
+    audio_pb2,
+    chat_pb2,
+    completion_pb2,
+    embedding_pb2,
+    event_pb2,
+    image_pb2,
+    rerank_pb2,
+    tokenize_pb2,
+)
 from weft.kernel.errors import FieldError, WeftError
 from weft.kernel.reasons import Reason
 
@@ -28,20 +38,6 @@ TEXT = tokenize_pb2.TokenizePayload(text="one two", with_pieces=True)
 def _chat(*parts: chat_pb2.ContentPart) -> chat_pb2.ChatPayload:
     message = chat_pb2.ChatMessage(role=chat_pb2.ROLE_USER, content=parts or [chat_pb2.ContentPart(text="Say hello")])
     return chat_pb2.ChatPayload(messages=[message])
-
-
-async def _unexplained(_: Reason) -> None:
-    return None
-
-
-@asynccontextmanager
-async def _over(base_url: str, **endpoint: Any) -> AsyncGenerator[OpenAiHttp]:
-    parameters = ParameterProfile(engine=PARAMETERS)
-    http = OpenAiHttp(Endpoint(base_url=base_url, parameters=parameters, **endpoint), TimeoutProfile(), _unexplained)
-    try:
-        yield http
-    finally:
-        await http.close()
 
 
 @asynccontextmanager
@@ -58,7 +54,7 @@ async def _answering(reply: Any, media_type: str = "application/json") -> AsyncG
     server = await asyncio.start_server(answer, "127.0.0.1")
     port = server.sockets[0].getsockname()[1]
     try:
-        async with _over(f"http://127.0.0.1:{port}", is_llama_server=True) as http:
+        async with upstream(f"http://127.0.0.1:{port}", is_llama_server=True) as http:
             yield http
     finally:
         server.close()
@@ -87,7 +83,7 @@ async def test_a_whole_answer_in_place_of_a_stream_is_read() -> None:
 async def test_every_server_kind_counts_texts_and_chats(flags: tuple[str, ...], is_llama_server: bool) -> None:
     async with (
         run_fake_backend(*flags) as fake,
-        _over(fake.base_url, model="fake", is_llama_server=is_llama_server) as http,
+        upstream(fake.base_url, model="fake", is_llama_server=is_llama_server) as http,
     ):
         text = await tokenize(http, TEXT, CALL)
         chat = await tokenize(http, tokenize_pb2.TokenizePayload(chat=_chat(), with_pieces=True), CALL)
@@ -124,7 +120,7 @@ async def test_invalid_tokens_are_a_protocol_error(reply: dict[str, Any]) -> Non
 
 
 async def test_scores_are_sorted_best_first_and_limited_to_the_requested_count() -> None:
-    async with run_fake_backend("--reranking") as fake, _over(fake.base_url) as http:
+    async with run_fake_backend("--reranking") as fake, upstream(fake.base_url) as http:
         everything = await http.rerank(QUERY, CALL)
         best = await http.rerank(rerank_pb2.RerankPayload(query="grey cat", documents=QUERY.documents, top_n=1), CALL)
     assert [score.index for score in everything.scores] == [1, 2, 0]
@@ -273,3 +269,66 @@ async def test_media_type_with_a_line_break_adds_no_form_header() -> None:
     form = media.form({"model": "m"}, [("file", audio)])
     assert b"\r\nX-Evil" not in form.data
     assert form.data.count(b"\r\n\r\n") == 2
+
+
+INPUT = completion_pb2.PromptInput(text="a")
+INPUTS = embedding_pb2.EmbeddingPayload(inputs=[completion_pb2.PromptInput(text=text) for text in ("a", "b")])
+
+
+def _vectors(*places: int, tokens: int = 2) -> dict[str, Any]:
+    data = [{"index": place, "embedding": [float(place)]} for place in places]
+    return {"data": data, "usage": {"prompt_tokens": tokens}}
+
+
+async def test_vectors_are_in_input_order() -> None:
+    async with _answering(_vectors(1, 0)) as http:
+        result = await http.embed(INPUTS, CALL)
+    assert [list(vector.values) for vector in result.embeddings] == [[0.0], [1.0]]
+
+
+@pytest.mark.parametrize("reply", [_vectors(0, 2**40), _vectors(1, 1), _vectors(0)])
+async def test_invalid_index_is_a_protocol_error(reply: dict[str, Any]) -> None:
+    async with _answering(reply) as http:
+        with pytest.raises(WeftError) as refused:
+            await http.embed(INPUTS, CALL)
+    assert refused.value.reason is Reason.BACKEND_PROTOCOL_ERROR
+
+
+VECTORS = [{"embedding": [0.0]}, {"embedding": [1.0]}]
+
+
+@pytest.mark.parametrize("usage", [{}, {"usage": None}, {"usage": {"prompt_tokens": -5}}, {"usage": [2]}])
+@pytest.mark.parametrize("places", [({}, {}), ({"index": 0}, {"index": 0}), ({"index": None}, {"index": "b"})])
+async def test_vectors_without_usage_or_index_are_accepted(
+    places: tuple[dict[str, Any], ...], usage: dict[str, Any]
+) -> None:
+    data = [place | vector for place, vector in zip(places, VECTORS, strict=True)]
+    async with _answering({"data": data, **usage}) as http:
+        result = await http.embed(INPUTS, CALL)
+    assert [list(vector.values) for vector in result.embeddings] == [[0.0], [1.0]]
+    assert result.usage.prompt_tokens == 0
+
+
+@pytest.mark.parametrize("usage", [{"prompt_tokens": 2.0}, {"prompt_tokens": None, "total_tokens": 2}])
+async def test_usage_as_floats_or_only_a_total_is_accepted(usage: dict[str, Any]) -> None:
+    async with _answering({"data": VECTORS, "usage": usage}) as http:
+        assert (await http.embed(INPUTS, CALL)).usage.prompt_tokens == 2
+
+
+async def test_vectors_in_base64_are_read() -> None:
+    """Some servers write them unasked; they were refused."""
+    text = base64.b64encode(struct.pack("<2f", 0.5, -2.0)).decode()
+    async with _answering({"data": [{"embedding": text}]}) as http:
+        result = await http.embed(embedding_pb2.EmbeddingPayload(inputs=[INPUT]), CALL)
+    assert list(result.embeddings[0].values) == [0.5, -2.0]
+    for wrong in ("", "AAA=", "no base64", base64.b64encode(struct.pack("<2f", 1.0, math.nan)).decode()):
+        async with _answering({"data": [{"embedding": wrong}]}) as http:
+            with pytest.raises(WeftError, match="a vector that is empty or holds"):
+                await http.embed(embedding_pb2.EmbeddingPayload(inputs=[INPUT]), CALL)
+
+
+async def test_an_error_in_an_answer_of_status_200_is_the_error() -> None:
+    """It was shown as embeddings that are malformed."""
+    async with _answering({"error": {"message": "the input is empty", "code": 400}}) as http:
+        with pytest.raises(WeftError, match="the input is empty"):
+            await http.embed(INPUTS, CALL)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from runner_harness import RunningRunner, events_of, refusal, running_runner
+from runner_harness import RunningRunner, events_of, ready_runner, refusal
 
 from runner_svc.instance.settings import ServedModel
 from runner_svc.policy.lifecycle import Phase
@@ -37,9 +37,8 @@ def _model(url: str, name: str = "m", **fields: Any) -> ServedModel:
 async def _stage(folder: Path, **fields: Any) -> AsyncIterator[tuple[CountingProvider, RunningRunner]]:
     async with (
         counting_provider() as provider,
-        running_runner(folder, [_model(provider.base_url, **fields)], runtime="openai_remote") as runner,
+        ready_runner(folder, [_model(provider.base_url, **fields)], runtime="openai_remote") as runner,
     ):
-        await runner.until(Phase.READY)
         yield provider, runner
 
 
@@ -58,8 +57,7 @@ async def test_provider_is_called_if_the_runner_check_is_disabled(tmp_path: Path
     """The control of the test above: without the runner's own check the provider would have been called."""
     async with counting_provider() as provider:
         unmarked = replace(_model(provider.base_url), remote=False)
-        async with running_runner(tmp_path, [unmarked]) as runner:
-            await runner.until(Phase.READY)
+        async with ready_runner(tmp_path, [unmarked]) as runner:
             await events_of(runner.generate())
         assert len(provider.requests) == 1
         assert provider.byte_count > 0
@@ -116,8 +114,7 @@ async def test_one_failed_provider_connection_fails_no_other_request(tmp_path: P
 
 async def test_provider_that_refuses_connections_leaves_its_model_ready(tmp_path: Path) -> None:
     model = _model(f"http://127.0.0.1:{free_port()}/v1")
-    async with running_runner(tmp_path, [model]) as runner:
-        await runner.until(Phase.READY)
+    async with ready_runner(tmp_path, [model]) as runner:
         for _ in range(3):
             assert (await refusal(events_of(runner.generate(allow_remote=True)))).reason is Reason.CONNECT_FAILED
         phases = {state.phase for beat in runner.registry.beats for state in beat.capability.instances}

@@ -1,41 +1,22 @@
 """Unrequested bytes of a server reach no other caller."""
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 
 import pytest
+from kit.upstream import upstream
 
 from runner_svc.backend.port import CallInfo
 from runner_svc.engine_http import client
 from runner_svc.engine_http.answer import Answer
 from runner_svc.engine_http.client import EngineConnection
-from runner_svc.openai_upstream.client import Endpoint, OpenAiHttp
-from runner_svc.policy.parameters import ParameterProfile
-from runner_svc.policy.timeouts import TimeoutProfile
-from runner_svc.runtimes.llama_server.runtime import PARAMETERS
+from runner_svc.openai_upstream.client import OpenAiHttp
 from weft.api.common.v1 import chat_pb2
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
-from weft_testing.hostile_engine.server import Connection, HostileServer, Request, hostile_server, tidy
+from weft_testing.hostile_engine.server import Connection, Request, hostile_server, tidy
 
 STOLEN = "the answer of another"
 HALF_HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nX-"
-
-
-async def _unexplained(_: Reason) -> None:
-    return None
-
-
-@asynccontextmanager
-async def _over(server: HostileServer) -> AsyncIterator[OpenAiHttp]:
-    http = OpenAiHttp(
-        Endpoint(base_url=server.url, parameters=ParameterProfile(engine=PARAMETERS)), TimeoutProfile(), _unexplained
-    )
-    try:
-        yield http
-    finally:
-        await http.close()
 
 
 async def _ask(http: OpenAiHttp, words: str) -> str:
@@ -64,7 +45,7 @@ async def test_bytes_after_an_answer_never_reach_the_next_caller(extra: bytes, w
             if when == "at once":
                 await connection.send(extra)
 
-    async with hostile_server(handle) as server, _over(server) as http:
+    async with hostile_server(handle) as server, upstream(server.url) as http:
         for number in range(4):
             assert await _ask(http, str(number)) == f"for {number}"
             last = server.connections[-1]
@@ -79,46 +60,11 @@ async def test_answer_followed_by_garbage_is_a_protocol_error_of_that_request_on
     async def handle(connection: Connection, request: Request) -> None:
         await connection.send(tidy(f"for {request.words}") + (b"\x00" if request.words == "bad" else b""))
 
-    async with hostile_server(handle) as server, _over(server) as http:
+    async with hostile_server(handle) as server, upstream(server.url) as http:
         with pytest.raises(WeftError) as failed:
             await _ask(http, "bad")
         assert failed.value.reason is Reason.BACKEND_PROTOCOL_ERROR
         assert await _ask(http, "good") == "for good"
-
-
-async def test_unsolicited_bytes_on_an_idle_connection_close_it() -> None:
-    async def handle(connection: Connection, request: Request) -> None:
-        await connection.send(tidy(f"for {request.words}"))
-
-    async with hostile_server(handle) as server, _over(server) as http:
-        await _ask(http, "a")
-        (first,) = server.connections
-        await first.send(b"HTTP/1.1 204 No Content\r\n\r\n")
-        async with asyncio.timeout(10.0):
-            await server.tasks[0]  # the client has closed the connection
-        await _ask(http, "b")
-        assert server.opened == 2
-
-
-async def test_silent_connection_is_reused() -> None:
-    async def handle(connection: Connection, request: Request) -> None:
-        await connection.send(tidy(f"for {request.words}"))
-
-    async with hostile_server(handle) as server, _over(server) as http:
-        for number in range(5):
-            assert await _ask(http, str(number)) == f"for {number}"
-        assert (server.opened, server.connections[0].requests) == (1, 5)
-
-
-async def test_connection_closed_by_the_server_causes_no_duplicate_request() -> None:
-    async def handle(connection: Connection, request: Request) -> None:
-        await connection.send(tidy(f"for {request.words}"))
-        await connection.close()
-
-    async with hostile_server(handle) as server, _over(server) as http:
-        for number in range(5):
-            assert await _ask(http, str(number)) == f"for {number}"
-        assert len(server.requests) == 5
 
 
 class _Careless(EngineConnection):
@@ -148,7 +94,7 @@ async def test_unwatched_pool_gives_the_second_answer_to_the_next_caller(monkeyp
         await connection.send(tidy(f"for {request.words}"))
 
     monkeypatch.setattr(client, "EngineConnection", _Careless)
-    async with hostile_server(handle) as server, _over(server) as http:
+    async with hostile_server(handle) as server, upstream(server.url) as http:
         assert await _ask(http, "a") == "for a"
         await server.connections[0].send(tidy(STOLEN))
         await _until_the_client_has_read()

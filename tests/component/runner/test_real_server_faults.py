@@ -12,10 +12,9 @@ import psutil
 import pytest
 from kit.demo_answers import sampling_without_end
 from kit.engine_settings import engine_settings
-from runner_harness import POLL_SECONDS, WAIT_SECONDS, RunningRunner, events_of, refusal, running_runner
+from runner_harness import POLL_SECONDS, WAIT_SECONDS, RunningRunner, events_of, ready_runner, refusal
 
 from runner_svc.instance.settings import ServedModel
-from runner_svc.policy.lifecycle import Phase
 from runner_svc.policy.timeouts import TimeoutProfile
 from runner_svc.runtimes.llama_server import xllamacpp_launcher
 from runner_svc.runtimes.llama_server.backend import LlamaServerBackend
@@ -46,8 +45,7 @@ async def _real_runner(folder: Path) -> AsyncIterator[RunningRunner]:
         timeouts=timeouts,
     )
     model = ServedModel(name="m", slots=1, make_backend=lambda: LlamaServerBackend(*config), timeouts=timeouts)
-    async with running_runner(folder, [model]) as runner:
-        await runner.until(Phase.READY)
+    async with ready_runner(folder, [model]) as runner:
         yield runner
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from kit.fake_backend import run_fake_backend
 from kit.tiny_gguf import write_gguf
-from runner_harness import events_of, refusal, running_runner
+from runner_harness import events_of, ready_runner, refusal, running_runner
 
 from runner_svc.instance.settings import ServedModel
 from runner_svc.policy.lifecycle import Phase
@@ -43,9 +43,8 @@ async def test_image_for_a_text_model_is_rejected_while_its_only_slot_is_busy(tm
     """Nothing of the refusal depends on a slot, so it is no `no_slot_available`."""
     async with (
         run_fake_backend(answer_tokens=0, tokens_per_second=20) as fake,
-        running_runner(tmp_path, [attached(fake.base_url, skills=["text", "tools"])]) as runner,
+        ready_runner(tmp_path, [attached(fake.base_url, skills=["text", "tools"])]) as runner,
     ):
-        await runner.until(Phase.READY)
         busy = runner.generate(max_tokens=10_000)
         await busy.read()
         refused = await refusal(runner.generate(messages=SEEING).read())
@@ -125,9 +124,8 @@ async def test_reasoning_effort_none_yields_a_warning_if_the_model_always_thinks
 ) -> None:
     async with (
         run_fake_backend() as fake,
-        running_runner(tmp_path, [attached(fake.base_url, thinking_modes=modes)]) as runner,
+        ready_runner(tmp_path, [attached(fake.base_url, thinking_modes=modes)]) as runner,
     ):
-        await runner.until(Phase.READY)
         events = await events_of(runner.generate(reasoning_effort=chat_pb2.REASONING_EFFORT_NONE))
         warnings = [event.warning for event in events if event.HasField("warning")]
         message = "reasoning_effort: none was not followed: the model does not answer without thinking"

@@ -11,11 +11,10 @@ from typing import Any
 import pytest
 from kit.engines import fake_model
 from restart_stage import LONG
-from runner_harness import RunningRunner, events_of, refusal, running_runner
+from runner_harness import RunningRunner, events_of, ready_runner, refusal, running_runner
 
 from runner_svc.chat.tool_loop import converse
 from runner_svc.instance.settings import ServedModel
-from runner_svc.policy.lifecycle import Phase
 from runner_svc.policy.timeouts import TimeoutProfile
 from runner_svc.servicers import inference
 from weft.api.common.v1 import error_reason_pb2
@@ -41,8 +40,7 @@ async def _record(runner: RunningRunner, request_id: str) -> pb.RequestRecord:
 
 
 async def test_request_record_is_readable_while_it_runs_and_after_its_backend_died(tmp_path: Path) -> None:
-    async with running_runner(tmp_path, [_model(**LONG)]) as runner:
-        await runner.until(Phase.READY)
+    async with ready_runner(tmp_path, [_model(**LONG)]) as runner:
         call = runner.generate(max_tokens=1500)
         while not any(event.HasField("delta") for event in (await call.read()).events):
             pass
@@ -68,8 +66,7 @@ async def test_slow_reader_receives_the_error_and_its_slot_is_freed_immediately(
     tmp_path: Path,
 ) -> None:
     """The runner waits for the caller to read a frame when the backend dies."""
-    async with running_runner(tmp_path, [_model(500_000, answer_tokens=0)]) as runner:
-        await runner.until(Phase.READY)
+    async with ready_runner(tmp_path, [_model(500_000, answer_tokens=0)]) as runner:
         call = runner.generate(max_tokens=499_000)
         await call.read()
         sent = -1
@@ -97,8 +94,7 @@ async def test_disconnect_after_a_complete_answer_is_not_a_cancellation(
         await asyncio.sleep(600)
 
     monkeypatch.setattr(inference, "converse", slow_to_end)
-    async with running_runner(tmp_path, [_model()]) as runner:
-        await runner.until(Phase.READY)
+    async with ready_runner(tmp_path, [_model()]) as runner:
         call = runner.generate(max_tokens=2)
         while not any(event.HasField("finished") for event in (await call.read()).events):
             pass
@@ -116,8 +112,7 @@ async def test_unknown_request_record_is_not_found(tmp_path: Path) -> None:
 
 
 async def test_description_includes_restarts_last_crash_and_timeouts(tmp_path: Path) -> None:
-    async with running_runner(tmp_path, [_model()]) as runner:
-        await runner.until(Phase.READY)
+    async with ready_runner(tmp_path, [_model()]) as runner:
         fresh = await _described(runner)
         assert (list(fresh.restarts), list(fresh.last_crash_lines)) == ([], [])
         assert fresh.HasField("last_ready_time")

@@ -10,7 +10,7 @@ import pytest
 from conformance_saboteurs import SABOTEURS, BusyRunner, HangingRunner, HangsWhenFull
 from conformance_subject import BY_NAME, findings_of, subject
 from kit.engines import fake_model
-from runner_harness import RunningRunner, running_runner
+from runner_harness import RunningRunner, ready_runner
 
 from runner_svc.instance.settings import ServedModel
 from runner_svc.policy.lifecycle import Phase
@@ -32,8 +32,7 @@ def _model(**switches: Any) -> ServedModel:
 
 @asynccontextmanager
 async def running(folder: Path, **switches: Any) -> AsyncIterator[tuple[RunningRunner, str]]:
-    async with running_runner(folder, [_model(**switches)]) as runner:
-        await runner.until(Phase.READY)
+    async with ready_runner(folder, [_model(**switches)]) as runner:
         yield runner, f"unix:{folder}/runner.sock"
 
 

@@ -10,23 +10,16 @@ from pathlib import Path
 
 import psutil
 import pytest
-from kit.demo_answers import sampling_without_end
 from kit.engine_settings import engine_settings
-from kit.engines import CALL, chat
 
 from runner_svc.runtimes.llama_server.runtime import LAUNCHER
 from runner_svc.runtimes.server.backend import ServerBackend
 from runner_svc.runtimes.server.runtime import ServerModel
-from weft.api.common.v1 import chat_pb2
-from weft.dispatch.frames import Frame
-from weft.kernel.errors import WeftError
-from weft.kernel.reasons import Reason
 from weft_app.compose.demo import demo_model_path
 from weft_testing.conformance.backend_steps import until
 
 pytestmark = [pytest.mark.slow("a real engine"), pytest.mark.real]
 LIMIT_SECONDS = 60.0
-MODEL_MEBIBYTES = 90
 
 
 def _backend() -> ServerBackend:
@@ -55,15 +48,6 @@ async def _running() -> AsyncGenerator[ServerBackend]:
         await backend.stop()
 
 
-def _story(max_tokens: int) -> chat_pb2.ChatPayload:
-    return chat("Tell a long story.", sampling=sampling_without_end(max_tokens=max_tokens))
-
-
-async def _read(stream: AsyncGenerator[Frame]) -> None:
-    async for _ in stream:
-        pass
-
-
 def _is_stopped(pid: int) -> bool:
     """Whether every thread of a process is stopped: each stops when it is next scheduled."""
     threads = Path(f"/proc/{pid}/task").glob("*/stat")
@@ -83,24 +67,3 @@ async def test_frozen_program_does_not_respond_and_shows_no_work_until_resumed()
         assert after.cpu_seconds == before.cpu_seconds
         os.kill(process.pid, signal.SIGCONT)
         assert await backend.responds(LIMIT_SECONDS)
-
-
-async def test_killed_program_is_reported_to_its_running_stream() -> None:
-    async with _running() as backend:
-        stream = backend.generate(_story(1500), CALL)
-        await anext(stream)
-        assert backend.process_id is not None
-        os.kill(backend.process_id, signal.SIGKILL)
-        with pytest.raises(WeftError) as failed:
-            await asyncio.wait_for(_read(stream), LIMIT_SECONDS)
-    assert failed.value.reason is Reason.SERVER_DIED
-
-
-async def test_unload_frees_the_model_memory() -> None:
-    async with _running() as backend:
-        async with asyncio.timeout(LIMIT_SECONDS):
-            assert [frame async for frame in backend.generate(_story(4), CALL)]
-        processes = [psutil.Process(process.pid) for process in backend.processes()]
-        held = sum(process.memory_info().rss for process in processes)
-    assert held > MODEL_MEBIBYTES * 2**20
-    assert not any(process.is_running() and process.status() != psutil.STATUS_ZOMBIE for process in processes)

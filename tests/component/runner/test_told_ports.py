@@ -89,17 +89,6 @@ def _listened(backend: ToldServer) -> set[int]:
     return {connection.laddr.port for connection in connections if connection.status == psutil.CONN_LISTEN}
 
 
-async def test_server_gets_a_free_port_and_answers_there() -> None:
-    backend = _backend()
-    try:
-        async with asyncio.timeout(20.0):
-            await backend.start()
-        assert await backend.responds(2.0)
-        assert len(_listened(backend)) == 1
-    finally:
-        await backend.stop()
-
-
 async def test_foreign_program_on_the_port_is_not_mistaken_for_the_server() -> None:
     children = own_children()
     async with _foreign_server() as foreign:

@@ -4,11 +4,10 @@ from pathlib import Path
 
 import pytest
 from kit.engine_settings import engine_settings
-from runner_harness import events_of, running_runner
+from runner_harness import events_of, ready_runner
 
 from runner_svc.chat.offer import json_object
 from runner_svc.instance.settings import ServedModel
-from runner_svc.policy.lifecycle import Phase
 from runner_svc.runtimes.llama_server.backend import LlamaServerBackend
 from runner_svc.runtimes.llama_server.runtime import LlamaServerModel, llama_command
 from runner_svc.tools.port import ToolSettings
@@ -41,8 +40,7 @@ async def test_tool_call_written_by_the_model_runs_and_its_result_is_used(tmp_pa
     model = ServedModel(name="m", make_backend=lambda: LlamaServerBackend(*server), slots=1)
     behaviour = agent_behaviour_pb2.AgentBehaviour(platform_prompt=True, tools=["add"], max_tool_iterations=1)
     tools = [ToolSettings(type="python", name="add", function="loop_tools:add")]
-    async with running_runner(tmp_path, [model], tools=tuple(tools)) as runner:
-        await runner.until(Phase.READY)
+    async with ready_runner(tmp_path, [model], tools=tuple(tools)) as runner:
         events = await events_of(runner.generate(max_tokens=200, behaviour=behaviour, response_format=form))
     call = next(event.tool_call for event in events if event.HasField("tool_call"))
     a, b = (field.value.integer_value for field in call.arguments.fields)

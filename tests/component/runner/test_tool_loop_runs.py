@@ -10,12 +10,11 @@ from typing import Any
 import grpc
 import pytest
 from kit.engines import control_of, fake_engine
-from runner_harness import RunningRunner, events_of, refusal, running_runner
+from runner_harness import RunningRunner, events_of, ready_runner, refusal
 from structlog.testing import capture_logs
 
 from runner_svc.chat.settings import ChatSettings
 from runner_svc.instance.settings import ServedModel
-from runner_svc.policy.lifecycle import Phase
 from runner_svc.runtimes.llama_server.backend import LlamaServerBackend
 from runner_svc.tools.port import ToolSettings
 from weft.api.common.v1 import agent_behaviour_pb2, event_pb2
@@ -63,8 +62,7 @@ async def _stage(
     scripted = {"turns": turns} if turns else {}
     backend = fake_engine({**scripted, **switches})
     model = ServedModel(name="m", make_backend=lambda: backend, slots=1, chat=chat or ChatSettings())
-    async with running_runner(folder, [model], tools=tuple(tools)) as runner:
-        await runner.until(Phase.READY)
+    async with ready_runner(folder, [model], tools=tuple(tools)) as runner:
         yield Stage(runner, backend)
 
 

@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import RawTestServer
+from kit.engines import chat
+from kit.upstream import upstream
 
 from runner_svc.backend.port import CallInfo
-from runner_svc.openai_upstream.client import Endpoint, OpenAiHttp
-from runner_svc.policy.parameters import EngineParameters, ParameterProfile
-from runner_svc.policy.timeouts import TimeoutProfile
+from runner_svc.openai_upstream.client import OpenAiHttp
+from runner_svc.policy.parameters import EngineParameters
 from runner_svc.runtimes.llama_server.runtime import PARAMETERS as LLAMA_SERVER
 from runner_svc.runtimes.openai_remote.runtime import PARAMETERS as PROVIDER
 from weft.api.common.v1 import chat_pb2
@@ -22,11 +23,6 @@ from weft.kernel.reasons import Reason
 from weft.kernel.telemetry import new_traceparent
 
 FAULT = "Unable to generate parser for this template. JSON schema error at #/properties/a: unsupported $ref #"
-
-
-async def _unexplained(reason: Reason) -> WeftError | None:
-    del reason
-    return None
 
 
 class Stage:
@@ -58,16 +54,15 @@ class Stage:
 
 @asynccontextmanager
 async def _client(stage: Stage, engine: EngineParameters) -> AsyncIterator[OpenAiHttp]:
-    async with RawTestServer(stage.answer) as server:
-        endpoint = Endpoint(base_url=str(server.make_url("")).rstrip("/"), parameters=ParameterProfile(engine=engine))
-        client = OpenAiHttp(endpoint, TimeoutProfile(), _unexplained)
+    async with (
+        RawTestServer(stage.answer) as server,
+        upstream(str(server.make_url("")).rstrip("/"), engine) as client,
+    ):
         yield client
-        await client.close()
 
 
 def _chat(*names: str, schema: dict[str, Any] | None = None, **fields: Any) -> chat_pb2.ChatPayload:
-    message = chat_pb2.ChatMessage(role=chat_pb2.ROLE_USER, content=[chat_pb2.ContentPart(text="hi")])
-    payload = chat_pb2.ChatPayload(messages=[message], **fields)
+    payload = chat(**fields)
     for name in names:
         parameters = to_json_object(schema or {"type": "object"}, "schema")
         payload.tools.add(function=chat_pb2.FunctionTool(name=name, parameters=parameters))

@@ -13,7 +13,7 @@ import pytest
 from aiohttp import web
 from kit.engine_settings import engine_settings
 from kit.recipes import command_recipe, http_recipe
-from runner_harness import OtherServer, RunningRunner, events_of, refusal, running_runner
+from runner_harness import OtherServer, RunningRunner, events_of, ready_runner, refusal, running_runner
 from test_run_recipe import controller
 
 from runner_svc.backend.port import CallInfo
@@ -156,9 +156,8 @@ async def test_server_url_and_key_are_never_revealed(tmp_path: Path, server: Oth
     await server.begin("--api-key", KEY, status=500, status_body=f"no way to http://127.0.0.1:{port}/v1 with {KEY}")
     async with (
         _http_recipe(server, [500]) as recipe,
-        running_runner(tmp_path, [_attached(server, recipe)], environment=ENVIRONMENT) as runner,
+        ready_runner(tmp_path, [_attached(server, recipe)], environment=ENVIRONMENT) as runner,
     ):
-        await runner.until(Phase.READY)
         upstream = await refusal(events_of(runner.generate()))
         assert upstream.reason is Reason.BACKEND_ERROR
         await server.end()
@@ -238,8 +237,7 @@ async def test_sleep_action_runs_for_an_attached_server(tmp_path: Path, server: 
 
 async def test_remote_server_needs_a_ticket_that_allows_it(tmp_path: Path, server: OtherServer) -> None:
     await server.begin("--api-key", KEY)
-    async with running_runner(tmp_path, [_attached(server, None, remote=True)]) as runner:
-        await runner.until(Phase.READY)
+    async with ready_runner(tmp_path, [_attached(server, None, remote=True)]) as runner:
         assert (await refusal(events_of(runner.generate()))).reason is Reason.TICKET_INVALID
         events = await events_of(runner.generate(allow_remote=True))
         assert events[-1].finished.receipt.left_premises

@@ -6,10 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from kit.engines import fake_model
-from runner_harness import RunningRunner, events_of, running_runner
+from runner_harness import RunningRunner, events_of, ready_runner
 
 from runner_svc.instance.settings import ServedModel
-from runner_svc.policy.lifecycle import Phase
 from runner_svc.policy.timeouts import TimeoutProfile
 from weft.api.runner.v1 import runner_service_pb2
 from weft.dispatch.frames import apart
@@ -48,8 +47,7 @@ def _text(messages: list[list[Any]]) -> str:
 
 
 async def test_whole_answer_has_the_same_text_in_at_most_two_messages(tmp_path: Path) -> None:
-    async with running_runner(tmp_path, [_model(tokens_per_second=500)]) as runner:
-        await runner.until(Phase.READY)
+    async with ready_runner(tmp_path, [_model(tokens_per_second=500)]) as runner:
         streamed = await _messages(runner, whole=False)
         whole = await _messages(runner, whole=True)
     assert len(whole) <= WHOLE_MESSAGES
@@ -76,8 +74,7 @@ class _Joined:
 
 
 async def test_joined_texts_are_sent_in_fewer_events_with_the_same_content(tmp_path: Path) -> None:
-    async with running_runner(tmp_path, [_model(answer_tokens=400)]) as runner:
-        await runner.until(Phase.READY)
+    async with ready_runner(tmp_path, [_model(answer_tokens=400)]) as runner:
         apart_ones = await events_of(runner.generate(max_tokens=400))
         runner.generation = _Joined(runner.generation)  # type: ignore[assignment]  # all that is used of it
         joined = await events_of(runner.generate(max_tokens=400))
@@ -89,8 +86,7 @@ async def test_joined_texts_are_sent_in_fewer_events_with_the_same_content(tmp_p
 
 async def test_disconnect_during_joined_texts_frees_the_engine(tmp_path: Path) -> None:
     # At full speed an answer of 2,048 tokens can be over before its first frame is read here.
-    async with running_runner(tmp_path, [_model(context_tokens=1_000_000, answer_tokens=0)]) as runner:
-        await runner.until(Phase.READY)
+    async with ready_runner(tmp_path, [_model(context_tokens=1_000_000, answer_tokens=0)]) as runner:
         runner.generation = _Joined(runner.generation)  # type: ignore[assignment]  # all that is used of it
         call = runner.generate(max_tokens=1_000_000)
         while not any(event.delta.piece_lengths for event in (await call.read()).events):

@@ -1,10 +1,11 @@
 """An instance with a stepped backend and a fake clock."""
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
+import pytest
 from stepped_ledger import StepForecast, SteppedLedger
 
 from runner_svc.backend.port import (
@@ -170,11 +171,22 @@ class Stage:
 
 @asynccontextmanager
 async def living(
-    book: SteppedLedger | None = None, *, unload_keeps_process: bool = False, **settings: Any
+    book: SteppedLedger | None = None,
+    *,
+    loads: bool = True,
+    load_error: Exception | None = None,
+    limits: Mapping[str, Any] | None = None,
+    unload_keeps_process: bool = False,
+    **settings: Any,
 ) -> AsyncIterator[Stage]:
-    """Yields a started instance; its loads succeed at once."""
-    stage = Stage(HibernationSettings(**settings), book, unload_keeps_process=unload_keeps_process)
-    stage.backend.loaded.set()
+    """Yields a started instance. Its loads end immediately if `loads`, with `load_error` if there is one.
+
+    `limits`: of RestartLimits; `settings`: of HibernationSettings.
+    """
+    stage = Stage(HibernationSettings(**settings), book, unload_keeps_process=unload_keeps_process, **(limits or {}))
+    stage.backend.load_error = load_error
+    if loads:
+        stage.backend.loaded.set()
     await stage.instance.start()
     await stage.settle()
     try:
@@ -190,3 +202,10 @@ async def outcome(work: "asyncio.Task[Any]") -> WeftError | None:
     except WeftError as error:
         return error
     return None
+
+
+async def failure(work: Awaitable[Any]) -> WeftError:
+    """Returns the error of a task or coroutine."""
+    with pytest.raises(WeftError) as failed:
+        await work
+    return failed.value

@@ -84,8 +84,9 @@ def test_repeated_finish_reason_is_ignored() -> None:
     assert _answer((0, "a", "stop"), (0, "", "stop"), (0, "", "")).ends == {0: Finish.STOP}
 
 
-def test_unrequested_choice_is_a_protocol_error() -> None:
-    assert _fault((1, "a", None)).message == "there is no choice 1"
+@pytest.mark.parametrize("index", [1, 2**60])
+def test_unrequested_choice_is_a_protocol_error(index: int) -> None:
+    assert _fault((index, "a", None)).message == f"there is no choice {index}"
 
 
 def test_every_choice_must_finish() -> None:

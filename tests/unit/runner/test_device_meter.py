@@ -96,18 +96,6 @@ async def test_request_has_its_share_of_time_and_energy() -> None:
     assert usage.gap == DeviceUsage.GAP_UNSPECIFIED
 
 
-async def test_two_requests_of_one_engine_split_the_share_and_the_parts_add_up() -> None:
-    async with Stage(host(holder(ENGINE), holder(CHILD), energy_millijoules=0)) as stage:
-        first, second = stage.request(), stage.request()
-        with first.calling(), second.calling():
-            await let_all_run()
-            for count in range(1, 5):
-                await stage.step(utilization=1.0, energy_millijoules=100 * count)
-        found = [request.usage() for request in (first, second)]
-    assert [usage.device_time.ToMilliseconds() for usage in found if usage is not None] == [500, 500]
-    assert [usage.energy_millijoules for usage in found if usage is not None] == [200, 200]
-
-
 async def test_request_without_a_lease_has_no_usage_and_starts_no_sampler() -> None:
     async with Stage(host(holder(ENGINE), utilization=1.0)) as stage:
         request = stage.request(grant=None)
@@ -141,37 +129,6 @@ async def test_unmeasurable_usage_is_unknown_and_never_zero(snapshot: HostSnapsh
     assert usage.gap == gap
     assert not usage.HasField("device_time")
     assert not usage.HasField("energy_millijoules")
-
-
-async def test_request_shorter_than_the_interval_is_unknown() -> None:
-    async with Stage(host(holder(ENGINE), utilization=1.0)) as stage:
-        request = stage.request()
-        with request.calling():
-            await let_all_run()
-            await stage.clock.advance(0.2)
-        usage = request.usage()
-    assert usage is not None
-    assert usage.gap == DeviceUsage.GAP_NOT_SAMPLED
-
-
-async def test_two_models_on_one_device_at_the_same_time_are_unknown() -> None:
-    engines = {"tiny": (ENGINE,), "other": (CHILD,)}
-    async with Stage(host(holder(ENGINE), holder(CHILD), utilization=1.0), engines) as stage:
-        first, second = stage.request(), stage.request(engine="other")
-        with first.calling(), second.calling():
-            await let_all_run()
-            for _ in range(4):
-                await stage.step()
-        found = [request.usage() for request in (first, second)]
-        alone = stage.request()
-        with alone.calling():
-            await let_all_run()
-            for _ in range(8):
-                await stage.step()
-        after = alone.usage()
-    assert [usage.gap for usage in found if usage is not None] == [DeviceUsage.GAP_OTHER_MODEL] * 2
-    assert after is not None
-    assert after.device_time.ToMilliseconds() == 2_000, "an idle model beside it takes nothing"
 
 
 async def test_time_between_the_turns_of_a_request_is_not_charged() -> None:

@@ -3,7 +3,7 @@
 from contextlib import ExitStack
 
 import pytest
-from instance_stage import Stage
+from instance_stage import Stage, living
 
 from runner_svc.policy.lifecycle import Phase
 from weft.kernel.errors import WeftError
@@ -11,15 +11,12 @@ from weft.kernel.reasons import Reason
 
 
 async def test_every_lifecycle_phase_is_reported_immediately() -> None:
-    stage = Stage()
-    await stage.instance.start()
-    await stage.settle()
-    stage.backend.loaded.set()
-    await stage.settle()
-    assert stage.instance.loader.context_tokens == 512
-    stage.backend.deaths.put_nowait("signal SIGKILL")
-    await stage.settle()
-    await stage.instance.stop()
+    async with living(loads=False) as stage:
+        stage.backend.loaded.set()
+        await stage.settle()
+        assert stage.instance.loader.context_tokens == 512
+        stage.backend.deaths.put_nowait("signal SIGKILL")
+        await stage.settle()
     told = [Phase.LOADING, Phase.READY, Phase.STOPPING, Phase.LOADING, Phase.READY, Phase.STOPPING, Phase.IDLE]
     assert stage.told == told
     assert stage.instance.restart_log.last_detail == "signal SIGKILL"

@@ -3,10 +3,10 @@
 import asyncio
 
 import pytest
-from instance_stage import Stage, living, outcome
+from instance_stage import failure, living, outcome
 from kit.recipes import command_recipe, http_recipe
 
-from runner_svc.instance.settings import HibernationSettings, SleepSettings
+from runner_svc.instance.settings import SleepSettings
 from runner_svc.policy.lifecycle import Phase
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
@@ -14,6 +14,7 @@ from weft.kernel.reasons import Reason
 WAKE = http_recipe(url="http://controller/wake")
 SLEEP = command_recipe(argv=("suspend",))
 ASLEEP = (Phase.HIBERNATING, "")
+AWAY = WeftError(Reason.CONNECT_FAILED, "the server does not answer")
 
 
 async def test_initially_hibernating_model_is_neither_loaded_nor_failed() -> None:
@@ -126,8 +127,7 @@ async def test_failed_wake_reaches_every_waiter_and_the_next_call_retries() -> N
 async def test_backend_that_dies_during_a_wake_leaves_the_model_hibernating() -> None:
     async with living(start_asleep=True) as stage:
         stage.backend.load_error = WeftError(Reason.SERVER_DIED, "no such file")
-        error = await outcome(asyncio.create_task(stage.instance.wake()))
-        assert error is not None
+        error = await failure(stage.instance.wake())
         assert (error.reason, error.message) == (Reason.WAKE_FAILED, "no such file")
         assert stage.state == (Phase.HIBERNATING, "no such file")
         assert stage.instance.restart_count == 0
@@ -141,41 +141,34 @@ async def test_wake_timeout_reports_what_it_waited_for() -> None:
         await stage.clock.advance(59.9)
         assert not wake.done()
         await stage.clock.advance(0.1)
-        error = await outcome(wake)
-        assert error is not None
+        error = await failure(wake)
         assert error.reason is Reason.WAKE_FAILED
         assert error.message == "it was not up within 60 s: its recipe had not ended"
         assert stage.instance.phase is Phase.HIBERNATING
 
 
 async def test_wake_of_a_ready_model_is_a_no_op_and_a_loading_one_is_waited_for() -> None:
-    stage = Stage(HibernationSettings(recipe=WAKE))
-    await stage.instance.start()
-    await stage.settle()
-    wake = asyncio.create_task(stage.instance.wake())
-    await stage.settle()
-    assert not wake.done()
-    stage.backend.loaded.set()
-    assert await outcome(wake) is None
-    await stage.instance.wake()
-    assert stage.recipes.done == []
-    assert stage.backend.starts == 1
-    await stage.instance.stop()
+    async with living(recipe=WAKE, loads=False) as stage:
+        wake = asyncio.create_task(stage.instance.wake())
+        await stage.settle()
+        assert not wake.done()
+        stage.backend.loaded.set()
+        assert await outcome(wake) is None
+        await stage.instance.wake()
+        assert stage.recipes.done == []
+        assert stage.backend.starts == 1
 
 
 async def test_load_waiters_are_notified_of_a_crash_loop() -> None:
-    stage = Stage(max_deaths=2)
-    stage.backend.load_error = WeftError(Reason.SERVER_DIED, "bad model")
-    await stage.instance.start()
-    await stage.settle()
-    wake = asyncio.create_task(stage.instance.wake())
-    await stage.settle()
-    stage.backend.loaded.set()
-    for error in (await outcome(wake), await outcome(asyncio.create_task(stage.instance.wake()))):
-        assert error is not None
-        assert error.reason is Reason.WAKE_FAILED
-        assert "bad model" in error.message
-    await stage.instance.stop()
+    async with living(
+        loads=False, load_error=WeftError(Reason.SERVER_DIED, "bad model"), limits={"max_deaths": 2}
+    ) as stage:
+        wake = asyncio.create_task(stage.instance.wake())
+        await stage.settle()
+        stage.backend.loaded.set()
+        for error in (await failure(wake), await failure(stage.instance.wake())):
+            assert error.reason is Reason.WAKE_FAILED
+            assert "bad model" in error.message
 
 
 async def test_idle_model_hibernates_after_its_timeout_and_its_process_ends() -> None:
@@ -288,26 +281,22 @@ async def test_unload_waits_for_running_requests_up_to_its_timeout() -> None:
 
 
 async def test_unload_ends_a_load_and_a_crash_loop_too() -> None:
-    stage = Stage(max_deaths=1)
-    await stage.instance.start()
-    await stage.settle()
-    await stage.instance.unload()
-    assert stage.state == ASLEEP
-    stage.backend.loaded.set()
-    await stage.instance.wake()
-    stage.backend.deaths.put_nowait("signal SIGKILL")
-    await stage.settle()
-    assert stage.instance.phase is Phase.CRASH_LOOP
-    await stage.instance.unload()
-    assert stage.state == ASLEEP
-    await stage.instance.stop()
+    async with living(loads=False, limits={"max_deaths": 1}) as stage:
+        await stage.instance.unload()
+        assert stage.state == ASLEEP
+        stage.backend.loaded.set()
+        await stage.instance.wake()
+        stage.backend.deaths.put_nowait("signal SIGKILL")
+        await stage.settle()
+        assert stage.instance.phase is Phase.CRASH_LOOP
+        await stage.instance.unload()
+        assert stage.state == ASLEEP
 
 
 async def test_unload_with_a_failed_sleep_action_reports_it() -> None:
     async with living(attached=True, recipe=WAKE, sleep=SleepSettings(after_seconds=10.0, action=SLEEP)) as stage:
         stage.recipes.error = WeftError(Reason.WAKE_FAILED, "status 500")
-        error = await outcome(asyncio.create_task(stage.instance.unload()))
-        assert error is not None
+        error = await failure(stage.instance.unload())
         assert error.reason is Reason.BACKEND_ERROR
         assert "status 500" in error.message
         assert stage.instance.phase is Phase.READY
@@ -316,69 +305,50 @@ async def test_unload_with_a_failed_sleep_action_reports_it() -> None:
 @pytest.mark.parametrize("sleep", [None, SleepSettings(after_seconds=10.0)])
 async def test_attached_server_without_a_sleep_action_cannot_be_unloaded(sleep: SleepSettings | None) -> None:
     async with living(attached=True, sleep=sleep) as stage:
-        with pytest.raises(WeftError) as refused:
-            await stage.instance.unload()
-        assert refused.value.reason is Reason.UNSUPPORTED_OPERATION
+        assert (await failure(stage.instance.unload())).reason is Reason.UNSUPPORTED_OPERATION
         await stage.clock.advance(100.0)
         assert stage.instance.phase is Phase.READY
 
 
 async def test_wakeable_attached_server_missing_at_startup_hibernates() -> None:
-    stage = Stage(HibernationSettings(attached=True, recipe=WAKE, max_wait_seconds=10.0))
-    stage.backend.loaded.set()
-    stage.backend.load_error = WeftError(Reason.CONNECT_FAILED, "the server does not answer")
-    await stage.instance.start()
-    await stage.settle()
-    assert stage.state == (Phase.HIBERNATING, "the server does not answer")
-    wake = asyncio.create_task(stage.instance.wake())
-    await stage.settle()
-    await stage.clock.advance(3.0)
-    stage.backend.load_error = None
-    await stage.clock.advance(0.5)
-    assert await outcome(wake) is None
-    assert stage.recipes.done == [WAKE]
-    await stage.instance.stop()
+    async with living(attached=True, recipe=WAKE, max_wait_seconds=10.0, load_error=AWAY) as stage:
+        assert stage.state == (Phase.HIBERNATING, "the server does not answer")
+        wake = asyncio.create_task(stage.instance.wake())
+        await stage.settle()
+        await stage.clock.advance(3.0)
+        stage.backend.load_error = None
+        await stage.clock.advance(0.5)
+        assert await outcome(wake) is None
+        assert stage.recipes.done == [WAKE]
 
 
 async def test_attached_server_that_comes_up_too_late_is_a_failed_wake() -> None:
-    stage = Stage(HibernationSettings(attached=True, recipe=WAKE, max_wait_seconds=10.0))
-    stage.backend.loaded.set()
-    stage.backend.load_error = WeftError(Reason.CONNECT_FAILED, "the server does not answer")
-    await stage.instance.start()
-    await stage.settle()
-    wake = asyncio.create_task(stage.instance.wake())
-    await stage.settle()
-    await stage.clock.advance(10.0)
-    error = await outcome(wake)
-    assert error is not None
-    assert error.message == "it was not up within 10 s: the server does not answer"
-    assert stage.instance.phase is Phase.HIBERNATING
-    await stage.instance.stop()
+    async with living(attached=True, recipe=WAKE, max_wait_seconds=10.0, load_error=AWAY) as stage:
+        wake = asyncio.create_task(stage.instance.wake())
+        await stage.settle()
+        await stage.clock.advance(10.0)
+        error = await failure(wake)
+        assert error.message == "it was not up within 10 s: the server does not answer"
+        assert stage.instance.phase is Phase.HIBERNATING
 
 
 @pytest.mark.parametrize(("by_mesh", "phase"), [(True, Phase.HIBERNATING), (False, Phase.FAILED)])
 async def test_non_wakeable_attached_server_is_polled_until_online(by_mesh: bool, phase: Phase) -> None:
-    stage = Stage(HibernationSettings(attached=True, woken_by_mesh=by_mesh, attach_retry_seconds=5.0))
-    stage.backend.loaded.set()
-    stage.backend.load_error = WeftError(Reason.CONNECT_FAILED, "the server does not answer")
-    await stage.instance.start()
-    await stage.settle()
-    assert stage.state == (phase, "the server does not answer")
-    await stage.clock.advance(5.0)
-    stage.backend.load_error = None
-    told = len(stage.told)
-    await stage.clock.advance(5.0)
-    await stage.settle()
-    assert stage.told[told:] == [Phase.READY], "probing in vain is no news"
-    assert stage.instance.restart_count == 0
-    await stage.instance.stop()
+    async with living(attached=True, woken_by_mesh=by_mesh, attach_retry_seconds=5.0, load_error=AWAY) as stage:
+        assert stage.state == (phase, "the server does not answer")
+        await stage.clock.advance(5.0)
+        stage.backend.load_error = None
+        told = len(stage.told)
+        await stage.clock.advance(5.0)
+        await stage.settle()
+        assert stage.told[told:] == [Phase.READY], "probing in vain is no news"
+        assert stage.instance.restart_count == 0
 
 
 async def test_unexpected_error_fails_the_wake_and_not_the_next_one() -> None:
     async with living(attached=True, start_asleep=True, recipe=WAKE) as stage:
         stage.recipes.error = ValueError("s3cret")
-        error = await outcome(asyncio.create_task(stage.instance.wake()))
-        assert error is not None
+        error = await failure(stage.instance.wake())
         assert error.reason is Reason.WAKE_FAILED
         assert "s3cret" not in error.message
         assert stage.state == (Phase.HIBERNATING, error.message)
@@ -388,19 +358,14 @@ async def test_unexpected_error_fails_the_wake_and_not_the_next_one() -> None:
 
 
 async def test_unexpected_error_during_a_load_counts_as_a_crash() -> None:
-    stage = Stage(max_deaths=2)
-    stage.backend.loaded.set()
-    stage.backend.load_error = ValueError("s3cret")
-    await stage.instance.start()
-    await stage.settle()
-    assert stage.state == (
-        Phase.CRASH_LOOP,
-        "an internal error; the runner's log has the details; next start in 10 s; last output: start 2 | last words",
-    )
-    stage.backend.load_error = None
-    await stage.clock.advance(10.0)
-    assert stage.state == (Phase.READY, "")
-    await stage.instance.stop()
+    async with living(load_error=ValueError("s3cret"), limits={"max_deaths": 2}) as stage:
+        assert stage.instance.phase is Phase.CRASH_LOOP
+        assert stage.instance.detail.startswith(
+            "an internal error; the runner's log has the details; next start in 10 s;"
+        )
+        stage.backend.load_error = None
+        await stage.clock.advance(10.0)
+        assert stage.state == (Phase.READY, "")
 
 
 async def test_stop_cancels_a_wake_and_notifies_the_waiters() -> None:
@@ -409,8 +374,7 @@ async def test_stop_cancels_a_wake_and_notifies_the_waiters() -> None:
         wake = asyncio.create_task(stage.instance.wake())
         await stage.settle()
         await stage.instance.stop()
-        error = await outcome(wake)
-        assert error is not None
+        error = await failure(wake)
         assert error.reason is Reason.SHUTTING_DOWN
 
 
@@ -419,6 +383,4 @@ async def test_draining_runner_neither_wakes_nor_hibernates_models() -> None:
         stage.instance.drain()
         await stage.clock.advance(100.0)
         assert stage.instance.phase is Phase.DRAINING
-        with pytest.raises(WeftError) as refused:
-            await stage.instance.wake()
-        assert refused.value.reason is Reason.SHUTTING_DOWN
+        assert (await failure(stage.instance.wake())).reason is Reason.SHUTTING_DOWN

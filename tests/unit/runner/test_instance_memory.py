@@ -3,7 +3,7 @@
 import asyncio
 
 import pytest
-from instance_stage import Stage, living, outcome
+from instance_stage import Stage, failure, living, outcome
 from kit.recipes import http_recipe
 from stepped_ledger import GIB, WORDS, SteppedLedger
 
@@ -48,18 +48,17 @@ async def test_lease_is_kept_after_a_crash_and_released_on_hibernation() -> None
 
 async def test_crash_loop_releases_its_lease_and_requests_a_new_one_after_the_backoff() -> None:
     book = SteppedLedger()
-    stage = Stage(book=book, max_deaths=2, first_pause_seconds=10.0)
-    stage.backend.loaded.set()
-    stage.backend.load_error = WeftError(Reason.SERVER_DIED, "exit code 1")
-    await stage.instance.start()
-    await stage.settle()
-    assert stage.instance.phase is Phase.CRASH_LOOP
-    assert (list(book.held), book.released) == ([], ["lease-1"])
-    stage.backend.load_error = None
-    await stage.clock.advance(10.0)
-    await stage.settle()
-    assert (stage.instance.phase, list(book.held)) == (Phase.READY, ["lease-2"])
-    await stage.instance.stop()
+    async with living(
+        book,
+        load_error=WeftError(Reason.SERVER_DIED, "exit code 1"),
+        limits={"max_deaths": 2, "first_pause_seconds": 10.0},
+    ) as stage:
+        assert stage.instance.phase is Phase.CRASH_LOOP
+        assert (list(book.held), book.released) == ([], ["lease-1"])
+        stage.backend.load_error = None
+        await stage.clock.advance(10.0)
+        await stage.settle()
+        assert (stage.instance.phase, list(book.held)) == (Phase.READY, ["lease-2"])
     assert book.held == {}
 
 
@@ -81,28 +80,21 @@ async def test_lost_lease_ends_the_backend_immediately_and_it_reloads_under_a_ne
 
 async def test_lease_lost_during_a_load_ends_the_load() -> None:
     book = SteppedLedger()
-    stage = Stage(book=book)
-    await stage.instance.start()
-    await stage.settle()
-    assert stage.backend.starts == 1
-    book.lose()
-    stage.backend.loaded.set()
-    await stage.settle()
-    assert (stage.instance.phase, stage.backend.starts, list(book.held)) == (Phase.READY, 2, ["lease-2"])
-    await stage.instance.stop()
+    async with living(book, loads=False) as stage:
+        assert stage.backend.starts == 1
+        book.lose()
+        stage.backend.loaded.set()
+        await stage.settle()
+        assert (stage.instance.phase, stage.backend.starts, list(book.held)) == (Phase.READY, 2, ["lease-2"])
 
 
 async def test_no_engine_starts_under_a_possibly_lost_lease() -> None:
     book = SteppedLedger()
     book.is_sure = False
-    stage = Stage(book=book, max_deaths=2)
-    stage.backend.loaded.set()
-    await stage.instance.start()
-    await stage.settle()
-    assert (stage.instance.phase, stage.backend.starts) == (Phase.CRASH_LOOP, 0)
-    assert "lease" in stage.instance.detail
-    assert book.held == {}
-    await stage.instance.stop()
+    async with living(book, limits={"max_deaths": 2}) as stage:
+        assert (stage.instance.phase, stage.backend.starts) == (Phase.CRASH_LOOP, 0)
+        assert "lease" in stage.instance.detail
+        assert book.held == {}
 
 
 @pytest.mark.parametrize("waits", [True, False], ids=["for-memory", "for-the-engine"])
@@ -221,9 +213,7 @@ async def test_model_in_use_keeps_its_memory(why: str) -> None:
             stage.backend.loaded.clear()
             stage.backend.deaths.put_nowait("signal SIGKILL")
             await stage.settle()
-        with pytest.raises(WeftError) as refused:
-            await stage.instance.yield_memory("lease-1", asked, "llama")
-        assert refused.value.reason is Reason.RESOURCE_IN_USE
+        assert (await failure(stage.instance.yield_memory("lease-1", asked, "llama"))).reason is Reason.RESOURCE_IN_USE
         assert stage.instance.memory.grant is not None
 
 
@@ -238,16 +228,11 @@ async def test_load_memory_is_learned_once() -> None:
 
 async def test_load_does_not_wait_for_a_server_backing_off_after_a_crash() -> None:
     book = SteppedLedger()
-    stage = Stage(book=book, max_deaths=1)
-    stage.backend.loaded.set()
-    stage.backend.load_error = WeftError(Reason.SERVER_DIED, "exit code 1")
-    await stage.instance.start()
-    await stage.settle()
-    assert stage.instance._lifecycle.state.doing is Command.PAUSE
-    with pytest.raises(WeftError, match="exit code 1"):
-        await stage.instance.load()
-    assert stage.instance.plan == LoadPlan()
-    await stage.instance.stop()
+    async with living(book, load_error=WeftError(Reason.SERVER_DIED, "exit code 1"), limits={"max_deaths": 1}) as stage:
+        assert stage.instance._lifecycle.state.doing is Command.PAUSE
+        with pytest.raises(WeftError, match="exit code 1"):
+            await stage.instance.load()
+        assert stage.instance.plan == LoadPlan()
 
 
 async def test_model_woken_during_a_load_with_options_is_loaded_with_those_options() -> None:
@@ -346,7 +331,7 @@ async def test_failing_load_options_do_not_block_the_configured_model(dies: bool
             await stage.settle()
         else:
             stage.backend.load_error = cannot_be
-            assert await outcome(asyncio.create_task(stage.instance.load(other))) is not None
+            await failure(stage.instance.load(other))
         assert (stage.state, stage.instance.plan) == ((Phase.HIBERNATING, "cannot be"), LoadPlan())
         assert book.held == {}
         stage.backend.load_error = None

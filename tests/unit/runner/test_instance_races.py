@@ -3,7 +3,7 @@
 import asyncio
 
 import pytest
-from instance_stage import Stage, living, outcome
+from instance_stage import Stage, failure, living, outcome
 from kit.recipes import http_recipe
 
 from runner_svc.instance.settings import SleepSettings
@@ -90,8 +90,7 @@ async def test_awaited_load_may_take_longer_than_its_waiters_timeout() -> None:
         wake = asyncio.create_task(stage.instance.wake())
         await stage.settle()
         await stage.clock.advance(600.0)
-        error = await outcome(wake)
-        assert error is not None
+        error = await failure(wake)
         assert "still loading" in error.message
         assert (stage.instance.phase, stage.backend.starts, stage.backend.stops) == (Phase.LOADING, 1, 0)
         stage.backend.loaded.set()
@@ -113,8 +112,7 @@ async def test_unload_ends_an_awaited_load_and_it_does_not_restart() -> None:
             await stage.instance.unload()
             await stage.settle()
             assert (stage.state, stage.backend.starts) == (ASLEEP, starts)
-            error = await outcome(waits)
-            assert error is not None
+            error = await failure(waits)
             assert (error.reason, error.message) == (Reason.WAKE_FAILED, "it was unloaded meanwhile")
 
 

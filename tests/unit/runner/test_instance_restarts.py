@@ -1,18 +1,14 @@
 """A fault fails the running requests with its reason and restarts the backend, on a fake clock."""
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from datetime import UTC
-from typing import Any
 
 import pytest
-from instance_stage import Stage
+from instance_stage import failure, living
 
 from runner_svc.instance.instance import MAX_ATTEMPT_LOG_BYTES, MAX_ATTEMPT_LOG_LINES
 from runner_svc.instance.loader import MAX_CRASH_BYTES
 from runner_svc.instance.restart_log import MAX_RESTARTS, RestartLog
-from runner_svc.instance.settings import HibernationSettings
 from runner_svc.policy.engine_failures import ADVICE
 from runner_svc.policy.lifecycle import Phase
 from runner_svc.request_records import RequestRecords, RequestState
@@ -24,32 +20,14 @@ REFUSED = WeftError(Reason.CONNECT_FAILED, "connection refused")
 NO_MEMORY = WeftError(Reason.OUT_OF_MEMORY, "cannot allocate 9 GB")
 
 
-@asynccontextmanager
-async def _serving(hibernation: HibernationSettings | None = None, **limits: Any) -> AsyncIterator[Stage]:
-    stage = Stage(hibernation, **limits)
-    stage.backend.loaded.set()
-    await stage.instance.start()
-    await stage.settle()
-    try:
-        yield stage
-    finally:
-        await stage.instance.stop()
-
-
 def _reason(error: WeftError | None) -> Reason:
     assert error is not None
     return error.reason
 
 
-async def _wake_error(stage: Stage) -> WeftError:
-    with pytest.raises(WeftError) as failed:
-        await stage.instance.wake()
-    return failed.value
-
-
 @pytest.mark.parametrize("reason", [Reason.SERVER_DIED, Reason.OUT_OF_MEMORY])
 async def test_crash_ends_every_request_with_its_reason_before_cleanup(reason: Reason) -> None:
-    async with _serving() as stage:
+    async with living() as stage:
         requests = [await stage.request(name) for name in ("r1", "r2")]
         stage.backend.death_reason = reason
         stage.backend.deaths.put_nowait("signal SIGKILL")
@@ -66,7 +44,7 @@ async def test_crash_ends_every_request_with_its_reason_before_cleanup(reason: R
 
 @pytest.mark.parametrize(("reason", "is_told"), [(Reason.BACKEND_ERROR, True), (Reason.BACKEND_REJECTED, False)])
 async def test_engine_failure_error_has_the_last_lines_of_its_log(reason: Reason, *, is_told: bool) -> None:
-    async with _serving() as stage:
+    async with living() as stage:
         for number in range(MAX_ATTEMPT_LOG_LINES):
             stage.backend.log.feed(f"{number} ".ljust(MAX_ATTEMPT_LOG_BYTES // 3).encode() + b"\n")
         request = await stage.request("r1")
@@ -79,7 +57,7 @@ async def test_engine_failure_error_has_the_last_lines_of_its_log(reason: Reason
 
 @pytest.mark.parametrize("reason", [Reason.CONNECT_FAILED, Reason.HEADERS_TIMEOUT])
 async def test_unreachable_backend_is_restarted_and_other_requests_are_notified(reason: Reason) -> None:
-    async with _serving() as stage:
+    async with living() as stage:
         first, other = await stage.request("r1"), await stage.request("r2")
         stage.backend.failures.put_nowait(WeftError(reason, "no answer"))
         assert [_reason(await first), _reason(await other)] == [reason, Reason.WORKER_RESTARTED]
@@ -89,7 +67,7 @@ async def test_unreachable_backend_is_restarted_and_other_requests_are_notified(
 
 
 async def test_failure_of_a_request_from_an_earlier_start_does_not_affect_the_current_one() -> None:
-    async with _serving() as stage:
+    async with living() as stage:
         stage.instance._lifecycle.note_failure(REFUSED, start=0)
         await stage.settle()
         assert stage.instance.restart_count == 0
@@ -99,7 +77,7 @@ async def test_failure_of_a_request_from_an_earlier_start_does_not_affect_the_cu
 
 
 async def test_verdict_takes_precedence_over_the_connection_error() -> None:
-    async with _serving() as stage:
+    async with living() as stage:
         stage.backend.error_when_cancelled = REFUSED
         request = await stage.request()
         (record,) = stage.instance.records.running
@@ -133,7 +111,7 @@ async def test_verdict_takes_precedence_at_any_stage_of_the_request() -> None:
 
 
 async def test_stalled_backend_is_restarted_and_only_the_stalled_request_reports_it() -> None:
-    async with _serving() as stage:
+    async with living() as stage:
         stalled = await stage.request("r1")
         await stage.clock.advance(121.0)
         await stage.settle()
@@ -145,7 +123,7 @@ async def test_stalled_backend_is_restarted_and_only_the_stalled_request_reports
 
 
 async def test_unreachable_attached_server_is_absent_immediately_and_polled() -> None:
-    async with _serving(HibernationSettings(attached=True, attach_retry_seconds=5.0)) as stage:
+    async with living(attached=True, attach_retry_seconds=5.0) as stage:
         request, other = await stage.request("r1"), await stage.request("r2")
         stage.backend.load_error = REFUSED
         stage.backend.failures.put_nowait(REFUSED)
@@ -163,60 +141,47 @@ async def test_unreachable_attached_server_is_absent_immediately_and_polled() ->
 
 
 async def test_insufficient_load_memory_fails_with_advice_and_is_retried_once_per_backoff() -> None:
-    stage = Stage(first_pause_seconds=10.0)
-    stage.backend.loaded.set()
-    stage.backend.load_error = NO_MEMORY
-    await stage.instance.start()
-    await stage.settle()
-    assert (stage.instance.phase, stage.backend.starts) == (Phase.FAILED, 1)
-    assert ADVICE in stage.instance.detail
-    for _ in range(3):
-        assert ADVICE in (await _wake_error(stage)).message
-    assert stage.backend.starts == 1
-    await stage.clock.advance(10.0)
-    await stage.settle()
-    assert stage.instance.phase is Phase.HIBERNATING
-    assert stage.backend.starts == 1, "nobody asked for it"
-    assert ADVICE in (await _wake_error(stage)).message
-    assert (stage.instance.phase, stage.backend.starts) == (Phase.FAILED, 2)
-    await stage.clock.advance(20.0)
-    stage.backend.load_error = None
-    await stage.instance.load()
-    assert stage.state == (Phase.READY, "")
-    await stage.instance.stop()
+    async with living(load_error=NO_MEMORY, limits={"first_pause_seconds": 10.0}) as stage:
+        assert (stage.instance.phase, stage.backend.starts) == (Phase.FAILED, 1)
+        assert ADVICE in stage.instance.detail
+        for _ in range(3):
+            assert ADVICE in (await failure(stage.instance.wake())).message
+        assert stage.backend.starts == 1
+        await stage.clock.advance(10.0)
+        await stage.settle()
+        assert stage.instance.phase is Phase.HIBERNATING
+        assert stage.backend.starts == 1, "nobody asked for it"
+        assert ADVICE in (await failure(stage.instance.wake())).message
+        assert (stage.instance.phase, stage.backend.starts) == (Phase.FAILED, 2)
+        await stage.clock.advance(20.0)
+        stage.backend.load_error = None
+        await stage.instance.load()
+        assert stage.state == (Phase.READY, "")
 
 
 async def test_load_does_not_wait_for_the_backoff_after_a_failure() -> None:
-    stage = Stage(first_pause_seconds=10.0)
-    stage.backend.loaded.set()
-    stage.backend.load_error = WeftError(Reason.TEMPLATE_FAILED, "line 3: no such filter")
-    await stage.instance.start()
-    await stage.settle()
-    assert (stage.instance.phase, stage.backend.starts) == (Phase.FAILED, 1)
-    await _wake_error(stage)
-    stage.backend.load_error = None
-    await stage.instance.load()
-    assert stage.state == (Phase.READY, "")
-    await stage.instance.stop()
+    async with living(
+        load_error=WeftError(Reason.TEMPLATE_FAILED, "line 3: no such filter"), limits={"first_pause_seconds": 10.0}
+    ) as stage:
+        assert (stage.instance.phase, stage.backend.starts) == (Phase.FAILED, 1)
+        await failure(stage.instance.wake())
+        stage.backend.load_error = None
+        await stage.instance.load()
+        assert stage.state == (Phase.READY, "")
 
 
 async def test_crash_loop_shows_and_keeps_its_reason_and_last_lines() -> None:
-    stage = Stage(max_deaths=2)
-    stage.backend.loaded.set()
-    stage.backend.load_error = WeftError(Reason.SERVER_DIED, "exit code 1")
-    await stage.instance.start()
-    await stage.settle()
-    assert stage.state == (Phase.CRASH_LOOP, "exit code 1; next start in 10 s; last output: start 2 | last words")
-    stage.backend.load_error = None
-    await stage.clock.advance(10.0)
-    await stage.settle()
-    assert stage.instance.phase is Phase.READY
-    assert stage.instance.restart_log.crash_lines == ("start 2", "last words"), "not those of the life before"
-    await stage.instance.stop()
+    async with living(load_error=WeftError(Reason.SERVER_DIED, "exit code 1"), limits={"max_deaths": 2}) as stage:
+        assert stage.state == (Phase.CRASH_LOOP, "exit code 1; next start in 10 s; last output: start 2 | last words")
+        stage.backend.load_error = None
+        await stage.clock.advance(10.0)
+        await stage.settle()
+        assert stage.instance.phase is Phase.READY
+        assert stage.instance.restart_log.crash_lines == ("start 2", "last words"), "not those of the life before"
 
 
 async def test_stored_crash_output_is_bounded_to_its_end() -> None:
-    async with _serving() as stage:
+    async with living() as stage:
         lines = [f"{number} " + "x" * 1000 for number in range(200)]
         stage.backend.log.feed("\n".join([*lines, ""]).encode())
         stage.backend.deaths.put_nowait("signal SIGKILL")
@@ -227,7 +192,7 @@ async def test_stored_crash_output_is_bounded_to_its_end() -> None:
 
 
 async def test_each_restart_is_recorded_with_its_time_and_duration() -> None:
-    async with _serving() as stage:
+    async with living() as stage:
         stage.backend.loaded.clear()
         await stage.clock.advance(60.0)
         at = stage.clock.utc_now()
@@ -248,7 +213,7 @@ async def test_each_restart_is_recorded_with_its_time_and_duration() -> None:
 
 
 async def test_model_unloaded_before_recovery_does_not_count_as_recovered_on_reload() -> None:
-    async with _serving() as stage:
+    async with living() as stage:
         stage.backend.loaded.clear()
         stage.backend.deaths.put_nowait("exit code 3")
         await stage.settle()
@@ -274,7 +239,7 @@ def test_restart_log_is_bounded_and_hibernation_is_not_part_of_a_recovery() -> N
 
 
 async def test_runner_stop_ends_its_requests_first() -> None:
-    async with _serving() as stage:
+    async with living() as stage:
         request = await stage.request()
         await stage.instance.stop()
         assert _reason(await request) is Reason.WORKER_RESTARTED

@@ -259,7 +259,17 @@ def test_incremental_usage_is_not_summed() -> None:
 
 @pytest.mark.parametrize(
     "payload",
-    [b"not json", b"[]", b'{"choices": 5}', b'{"choices":[{"delta":{"content":7}}]}', b"<html>", b'{"choices":[{"in'],
+    [
+        *(
+            b"not json",
+            b"[]",
+            b'{"choices": 5}',
+            b'{"choices":[{"delta":{"content":7}}]}',
+            b"<html>",
+            b'{"choices":[{"in',
+        ),
+        *(b'{"choices":[{"index":%d,"delta":{}}]}' % index for index in (-1, 2**60)),
+    ],
 )
 def test_invalid_chunk_is_a_protocol_error(payload: bytes) -> None:
     with pytest.raises(WeftError) as refused:
