@@ -190,6 +190,11 @@ class Acquisition:
         assert self.granted is not None, self.error or self.words
         return self.granted
 
+    @property
+    def reason(self) -> Reason | None:
+        """Why it failed; None: it has not."""
+        return None if self.error is None else self.error.reason
+
     async def cancel(self) -> None:
         assert self.task is not None
         self.task.cancel()

@@ -1,7 +1,5 @@
 """One holder cannot take the places of everybody else."""
 
-from typing import Any
-
 import pytest
 from lease_stage import GIB, SimulatedHost, Stage
 
@@ -36,11 +34,7 @@ async def test_waits_count_toward_the_lease_limit_of_a_holder(monkeypatch: pytes
         assert [each.error for each in waits] == [None] * MOST
         one_more = stage.acquire(liar, 20 * GIB)
         await stage.settle()
-        assert _reason(one_more) is Reason.TOO_MANY_RESOURCES
+        assert one_more.reason is Reason.TOO_MANY_RESOURCES
         again = stage.acquire(liar, 20 * GIB, **asked)
         await stage.settle()
-        assert (again.error, _reason(waits[-1])) == (None, Reason.CANCELLED)
-
-
-def _reason(acquisition: Any) -> Reason | None:
-    return None if acquisition.error is None else acquisition.error.reason
+        assert (again.error, waits[-1].reason) == (None, Reason.CANCELLED)
