@@ -9,12 +9,14 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
+import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from google.protobuf import json_format
 
 from registry_svc.config import GovernanceConfig, GovernanceMode, Signer
 from registry_svc.operations.governance import Admission, Gatekeeper, GovernanceMarks, build_gate
+from registry_svc.operations.policy.governance import Refused
 from weft.api.operations.v1 import operation_pb2
 from weft.api.runner.v1 import load_pb2, runner_service_pb2
 from weft_testing.fake_clock import FakeClock
@@ -101,6 +103,12 @@ class Stage:
     def admit(self, action: operation_pb2.OperationAction, authorization: str) -> Admission:
         now = self._started + timedelta(seconds=self.seconds_later)
         return self.gate.admit(action, authorization, now)
+
+    def why_refused(self, action: operation_pb2.OperationAction, authorization: str) -> str:
+        """Why the gate refuses this token."""
+        with pytest.raises(Refused) as refused:
+            self.admit(action, authorization)
+        return refused.value.why
 
     def nonce(self) -> str:
         self.made += 1

@@ -137,23 +137,3 @@ async def test_runner_cannot_publish_a_provider_or_use_the_central_runner_name(t
     async with _registry(tmp_path) as (mesh, _):
         with refused(Reason.INVALID_ARGUMENT):
             await mesh.sessions.OpenSession(request)
-
-
-async def test_runner_with_changed_models_keeps_its_session_and_ticket_key(tmp_path: Path) -> None:
-    def opening(number: int, *names: str, incarnation: str = "run-1") -> Any:
-        models = [model_pb2.ModelManifest(name=name, operations=[CHAT]) for name in names]
-        runner = runner_pb2.Runner(name="box", incarnation=incarnation, host="h", address="unix:/r")
-        return runner_session_service_pb2.OpenSessionRequest(
-            request_id=f"open-{number}", session_id=session, runner=runner, models=models
-        )
-
-    session = ""
-    async with _registry(tmp_path) as (mesh, _):
-        first = await mesh.sessions.OpenSession(opening(1, "a"))
-        session = first.session_id
-        second = await mesh.sessions.OpenSession(opening(2, "a", "b"))
-        assert (second.session_id, second.ticket_key) == (first.session_id, first.ticket_key)
-        assert (await mesh.model("b")).runner == "box"
-        third = await mesh.sessions.OpenSession(opening(3, "b", incarnation="run-2"))
-        assert third.session_id == first.session_id
-        assert third.ticket_key != first.ticket_key, "another process gets a key of its own"

@@ -44,12 +44,6 @@ def stage() -> Stage:
     return Stage(GovernanceMode.SHARED_KEY)
 
 
-def _why(stage: Stage, action: operation_pb2.OperationAction, token: str) -> str:
-    with pytest.raises(Refused) as refused:
-        stage.admit(action, token)
-    return refused.value.why
-
-
 def _everything() -> operation_pb2.OperationAction:
     options = load_pb2.LoadOptions(
         quantization="q8_0",
@@ -120,7 +114,7 @@ def test_tokens_created_by_this_library_are_accepted(stage: Stage) -> None:
 @pytest.mark.parametrize("name", [name for name in EVERYTHING if name not in ("operation", "modelId")])
 def test_option_missing_in_the_token_is_rejected(stage: Stage, name: str) -> None:
     """A token for a plain load allows no other context length."""
-    assert _why(stage, _everything(), with_code(stage.op_token(EVERYTHING, **{name: None}))) == OTHER
+    assert stage.why_refused(_everything(), with_code(stage.op_token(EVERYTHING, **{name: None}))) == OTHER
 
 
 @pytest.mark.parametrize(
@@ -143,7 +137,7 @@ def test_option_missing_in_the_token_is_rejected(stage: Stage, name: str) -> Non
     ],
 )
 def test_option_that_differs_is_rejected(stage: Stage, name: str, value: object) -> None:
-    assert _why(stage, _everything(), with_code(stage.op_token({**EVERYTHING, name: value}))) == OTHER
+    assert stage.why_refused(_everything(), with_code(stage.op_token({**EVERYTHING, name: value}))) == OTHER
 
 
 def test_null_fields_count_as_absent(stage: Stage) -> None:
@@ -173,7 +167,7 @@ def test_flush_must_match_the_token(
     if passes:
         assert stage.admit(action, token).signers
     else:
-        assert _why(stage, action, token) == OTHER
+        assert stage.why_refused(action, token) == OTHER
 
 
 @pytest.mark.parametrize(
@@ -193,51 +187,51 @@ def test_token_with_too_few_counting_signers_is_rejected(stage: Stage, signers: 
 
 @pytest.mark.parametrize("signers", [None, [], "alice", ["alice", 5], [["alice"], "bob"], ["alice"] * 65])
 def test_signers_must_be_a_list_of_names(stage: Stage, signers: object) -> None:
-    assert "signer" in _why(stage, load(), with_code(stage.op_token(PLAIN, signers=signers)))
+    assert "signer" in stage.why_refused(load(), with_code(stage.op_token(PLAIN, signers=signers)))
 
 
 def test_wrong_key_is_rejected_in_every_form(stage: Stage) -> None:
     other = bytes(40)
-    assert _why(stage, load(), with_code(stage.op_token(PLAIN), key=other)) == NO_CODE
-    assert _why(stage, load(), compact(json.dumps(stage.op_token(PLAIN)).encode(), key=other)) == NO_CODE
+    assert stage.why_refused(load(), with_code(stage.op_token(PLAIN), key=other)) == NO_CODE
+    assert stage.why_refused(load(), compact(json.dumps(stage.op_token(PLAIN)).encode(), key=other)) == NO_CODE
 
 
 @pytest.mark.parametrize("algorithm", ["none", "HS384", "HS512", "EdDSA", "RS256", "", 5, None, ["HS256"]])
 def test_algorithm_is_never_taken_from_the_token(stage: Stage, algorithm: object) -> None:
     token = compact(json.dumps(stage.op_token(PLAIN)).encode(), alg=algorithm)
-    assert _why(stage, load(), token) == NO_CODE
+    assert stage.why_refused(load(), token) == NO_CODE
 
 
 def test_token_without_a_mac_is_rejected(stage: Stage) -> None:
     header, payload, _ = compact(json.dumps(stage.op_token(PLAIN)).encode(), alg="none").split(".")
     for token in (f"{header}.{payload}.", f"{header}.{payload}.AA"):
-        assert _why(stage, load(), token)
+        assert stage.why_refused(load(), token)
 
 
 @pytest.mark.parametrize("header", [{"kid": "a"}, {"jwk": {}}, {"b64": False}, {"crit": ["b64"], "b64": False}])
 def test_headers_that_select_anything_are_rejected(stage: Stage, header: dict[str, Any]) -> None:
-    assert _why(stage, load(), compact(json.dumps(stage.op_token(PLAIN)).encode(), **header)) == NO_CODE
+    assert stage.why_refused(load(), compact(json.dumps(stage.op_token(PLAIN)).encode(), **header)) == NO_CODE
 
 
 def test_swapped_part_is_rejected(stage: Stage) -> None:
     mine, other = stage.op_token(PLAIN), stage.op_token({**PLAIN, "modelId": "other"})
     code = json.loads(with_code(mine))["signature"]
-    assert _why(stage, load("other"), json.dumps({"opToken": other, "signature": code})) == NO_CODE
+    assert stage.why_refused(load("other"), json.dumps({"opToken": other, "signature": code})) == NO_CODE
     header, _, signature = compact(canonical(mine)).split(".")
-    assert _why(stage, load("other"), f"{header}.{b64(canonical(other))}.{signature}") == NO_CODE
+    assert stage.why_refused(load("other"), f"{header}.{b64(canonical(other))}.{signature}") == NO_CODE
 
 
 def test_every_truncation_is_rejected(stage: Stage) -> None:
     for token in (with_code(stage.op_token(PLAIN)), compact(canonical(stage.op_token(PLAIN)))):
         for length in range(len(token)):
-            assert _why(stage, load(), token[:length])
+            assert stage.why_refused(load(), token[:length])
 
 
 def test_field_boundaries_are_covered_by_the_mac(stage: Stage) -> None:
     """ "model-load" + "a" and "model-loada" + "" are the same letters; the canonical form keeps them apart."""
     split = stage.op_token({"operation": "model-loada", "modelId": ""})
     token = json.loads(with_code(stage.op_token({"operation": "model-load", "modelId": "a"}, nonce=split["nonce"])))
-    assert _why(stage, load("a"), json.dumps({"opToken": split, "signature": token["signature"]})) == NO_CODE
+    assert stage.why_refused(load("a"), json.dumps({"opToken": split, "signature": token["signature"]})) == NO_CODE
     assert stage.admit(load("a"), json.dumps(token)).signers
 
 
@@ -248,40 +242,40 @@ def test_field_boundaries_are_covered_by_the_mac(stage: Stage) -> None:
 def test_token_is_valid_for_its_lifetime_from_its_issue_time(stage: Stage, age: int, why: str) -> None:
     token = with_code(stage.op_token(PLAIN, issuedAt=stage.now - age))
     if why:
-        assert _why(stage, load(), token) == why
+        assert stage.why_refused(load(), token) == why
     else:
         assert stage.admit(load(), token).signers
 
 
 @pytest.mark.parametrize("moment", [None, "1745880000", 1.5, True, -1, 10**20])
 def test_issue_time_must_be_whole_seconds(stage: Stage, moment: object) -> None:
-    assert "whole seconds" in _why(stage, load(), with_code(stage.op_token(PLAIN, issuedAt=moment)))
+    assert "whole seconds" in stage.why_refused(load(), with_code(stage.op_token(PLAIN, issuedAt=moment)))
 
 
 @pytest.mark.parametrize("nonce", [None, "", "x" * 129, 5, "a b", "é", "a\u0000b"])
 def test_nonce_must_be_printable_and_bounded(stage: Stage, nonce: object) -> None:
-    assert "nonce" in _why(stage, load(), with_code(stage.op_token(PLAIN, nonce=nonce)))
+    assert "nonce" in stage.why_refused(load(), with_code(stage.op_token(PLAIN, nonce=nonce)))
 
 
 def test_unknown_field_is_rejected(stage: Stage) -> None:
     """It might be a condition."""
-    assert "does not know" in _why(stage, load(), with_code(stage.op_token(PLAIN, onlyOn="r1")))
+    assert "does not know" in stage.why_refused(load(), with_code(stage.op_token(PLAIN, onlyOn="r1")))
 
 
 def test_duplicate_field_is_rejected(stage: Stage) -> None:
     token = with_code(stage.op_token(PLAIN)).replace('"modelId": "qwen"', '"modelId": "other", "modelId": "qwen"')
-    assert "a name twice" in _why(stage, load(), token)
+    assert "a name twice" in stage.why_refused(load(), token)
     payload = canonical(stage.op_token(PLAIN)).replace(b'"modelId":"qwen"', b'"modelId":"other","modelId":"qwen"')
-    assert "a name twice" in _why(stage, load(), compact(payload))
+    assert "a name twice" in stage.why_refused(load(), compact(payload))
 
 
 def test_token_size_is_limited(stage: Stage) -> None:
-    assert "larger than 16 KiB" in _why(stage, load(), "A" * 20_000)
+    assert "larger than 16 KiB" in stage.why_refused(load(), "A" * 20_000)
 
 
 def test_text_the_database_cannot_store_is_rejected(stage: Stage) -> None:
     token = with_code(stage.op_token(PLAIN)).replace('"qwen"', '"\\ud800"')
-    assert _why(stage, load(), token)
+    assert stage.why_refused(load(), token)
 
 
 @pytest.mark.parametrize("key", [b"", b"short", bytes(31), bytes(5000)])

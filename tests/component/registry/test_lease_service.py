@@ -87,6 +87,12 @@ def renewing(served: Served, lease: lease_pb2.Lease, **use: Any) -> lease_servic
     )
 
 
+def releasing(lease: lease_pb2.Lease, name: str = "r1") -> lease_service_pb2.ReleaseLeaseRequest:
+    return lease_service_pb2.ReleaseLeaseRequest(
+        holder=runner(name), session_id=f"session-of-{name}", lease_id=lease.lease_id, fencing_number=1
+    )
+
+
 async def test_lease_life_cycle_from_grant_to_end(served: Served) -> None:
     (response,) = [each async for each in served.acquire(30 * GIB, priority=priority_pb2.PRIORITY_LOW, pinned=True)]
     granted = response.granted
@@ -114,10 +120,7 @@ async def test_lease_life_cycle_from_grant_to_end(served: Served) -> None:
     assert host.leases[0].seen_bytes == 30 * GIB
     assert host.leases[0].active_requests == 2
     assert host.leases[0].last_used_time.ToJsonString() == "2026-01-01T12:00:00Z"
-    released = lease_service_pb2.ReleaseLeaseRequest(
-        holder=runner(), session_id="session-of-r1", lease_id=lease.lease_id, fencing_number=1
-    )
-    await served.leases.ReleaseLease(released)
+    await served.leases.ReleaseLease(releasing(lease))
     renewed = await served.leases.RenewLeases(renewal)
     assert list(renewed.lost_lease_ids) == [lease.lease_id]
     assert list(renewed.watched_processes) == [pid]
@@ -133,11 +136,7 @@ async def test_waiter_receives_the_reason_and_then_the_lease(served: Served) -> 
         waiting = (await call.read()).waiting
         assert (waiting.needed_bytes, waiting.free_bytes, list(waiting.holders)) == (5 * GIB, 0, ["r1-model"])
         assert waiting.detail == "needs 5 GiB on host-a, 0 bytes free, held by r1-model (loading)"
-        await served.leases.ReleaseLease(
-            lease_service_pb2.ReleaseLeaseRequest(
-                holder=runner(), session_id="session-of-r1", lease_id=lease.lease_id, fencing_number=1
-            )
-        )
+        await served.leases.ReleaseLease(releasing(lease))
         await served.stage.pass_time(5.0)
         await served.stage.look()
         words = []
@@ -195,11 +194,7 @@ async def test_errors_have_their_reasons(served: Served) -> None:
     lease = await served.lease(GIB, request_id="another")
     served.stage.runner("r2")
     with refused(Reason.LEASE_LOST):
-        await served.leases.ReleaseLease(
-            lease_service_pb2.ReleaseLeaseRequest(
-                holder=runner("r2"), session_id="session-of-r2", lease_id=lease.lease_id, fencing_number=1
-            )
-        )
+        await served.leases.ReleaseLease(releasing(lease, "r2"))
 
 
 async def test_invalid_field_is_reported(served: Served) -> None:

@@ -46,6 +46,15 @@ async def test_restarted_runner_adopts_its_rows_by_session_id_with_a_fresh_key(m
         await first.beat()
 
 
+async def test_runner_with_changed_models_keeps_its_session_and_ticket_key(mesh: RunningRegistry) -> None:
+    runner = await SomeRunner(mesh).open()
+    before = runner.session_id, runner.ticket_key
+    runner.models = ("m1", "m2")
+    await runner.open()
+    assert (runner.session_id, runner.ticket_key) == before
+    assert (await mesh.model("m2")).runner == "r1"
+
+
 async def test_new_incarnation_restarts_heartbeat_numbering(mesh: RunningRegistry) -> None:
     first = await SomeRunner(mesh, sequence=100).open()
     await first.beat()
