@@ -3,43 +3,32 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator, Mapping
-from contextlib import aclosing, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
 from typing import Any
 
 import aiohttp
 import pytest
 from aiohttp import web
 from kit.engine_settings import engine_settings
+from kit.engines import CALL, chat, started
 from kit.fake_backend import run_fake_backend
 from structlog.testing import capture_logs
 
-from runner_svc.backend.port import BackendFacts, CallInfo
+from runner_svc.backend.port import BackendFacts
 from runner_svc.runtimes import engine_figures
 from runner_svc.runtimes.openai_http.backend import AttachedServer
 from runner_svc.runtimes.openai_http.facts import abilities_of_capabilities
 from runner_svc.runtimes.openai_http.runtime import ATTACHED_SLOTS, MAX_ATTACHED_SLOTS, OpenAiHttpModel
-from weft.api.common.v1 import chat_pb2
 from weft.api.registry.v1.runner_pb2 import EngineLoad
 from weft.kernel.abilities import UNKNOWN, Abilities
 from weft.kernel.request import Skill
-from weft.kernel.telemetry import new_traceparent
 from weft_testing.free_port import free_port
 
 SECONDS = 10.0
-CALL = CallInfo(request_id="r1", traceparent=new_traceparent())
-CHAT = chat_pb2.ChatPayload(
-    messages=[chat_pb2.ChatMessage(role=chat_pb2.ROLE_USER, content=[chat_pb2.ContentPart(text="hi")])]
-)
 
 
-@asynccontextmanager
-async def attached(url: str, **settings: Any) -> AsyncIterator[tuple[AttachedServer, BackendFacts]]:
-    backend = AttachedServer(*engine_settings(OpenAiHttpModel, url=url, **settings))
-    facts = await backend.start()
-    try:
-        yield backend, facts
-    finally:
-        await backend.stop()
+def attached(url: str, **settings: Any) -> AbstractAsyncContextManager[tuple[AttachedServer, BackendFacts]]:
+    return started(AttachedServer(*engine_settings(OpenAiHttpModel, url=url, **settings)))
 
 
 class Routes:
@@ -213,7 +202,7 @@ async def test_foreign_requests_on_a_server_are_counted_separately(
         run_fake_backend(answer_tokens=0, tokens_per_second=20) as fake,
         attached(fake.base_url) as (backend, _),
         aiohttp.ClientSession(fake.base_url) as other,
-        aclosing(backend.generate(CHAT, CALL)) as frames,
+        aclosing(backend.generate(chat(), CALL)) as frames,
     ):
         await anext(frames)
         await _until(backend, running_count=1, other_count=0)

@@ -9,13 +9,13 @@ import psutil
 import pytest
 from kit.demo_answers import sampling_without_end
 from kit.engine_settings import engine_settings
+from kit.engines import CALL, chat
 
 from runner_svc.backend import engine_process
 from runner_svc.backend.engine_process import EnginePorts, PortRange
-from runner_svc.backend.port import CallInfo, LoadOrder
+from runner_svc.backend.port import LoadOrder
 from runner_svc.runtimes.llama_server.backend import LlamaServerBackend
 from runner_svc.runtimes.llama_server.runtime import LAUNCHER, LlamaServerModel
-from weft.api.common.v1 import chat_pb2
 from weft_app.compose.demo import demo_model_path
 
 pytestmark = [pytest.mark.slow("a real engine"), pytest.mark.real]
@@ -39,11 +39,9 @@ def _backend(**settings: Any) -> LlamaServerBackend:
 
 
 async def _answer_tokens(backend: LlamaServerBackend) -> int:
-    message = chat_pb2.ChatMessage(role=chat_pb2.ROLE_USER, content=[chat_pb2.ContentPart(text="Count to three.")])
-    payload = chat_pb2.ChatPayload(messages=[message], sampling=sampling_without_end(max_tokens=4))
-    call = CallInfo(request_id="r1", traceparent="")
+    payload = chat("Count to three.", sampling=sampling_without_end(max_tokens=4))
     async with asyncio.timeout(LOAD_SECONDS):
-        events = [event async for frame in backend.generate(payload, call) for event in frame]
+        events = [event async for frame in backend.generate(payload, CALL) for event in frame]
     return events[-1].finished.receipt.usage.completion_tokens
 
 

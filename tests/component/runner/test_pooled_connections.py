@@ -3,14 +3,13 @@
 import asyncio
 
 import pytest
+from kit.engines import CALL, chat
 from kit.upstream import upstream
 
-from runner_svc.backend.port import CallInfo
 from runner_svc.engine_http import client
 from runner_svc.engine_http.answer import Answer
 from runner_svc.engine_http.client import EngineConnection
 from runner_svc.openai_upstream.client import OpenAiHttp
-from weft.api.common.v1 import chat_pb2
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft_testing.hostile_engine.server import Connection, Request, hostile_server, tidy
@@ -20,10 +19,8 @@ HALF_HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nX-"
 
 
 async def _ask(http: OpenAiHttp, words: str) -> str:
-    message = chat_pb2.ChatMessage(role=chat_pb2.ROLE_USER, content=[chat_pb2.ContentPart(text=words)])
-    call = CallInfo(request_id="r", traceparent="")
     async with asyncio.timeout(10.0):
-        frames = [frame async for frame in http.generate(chat_pb2.ChatPayload(messages=[message]), call)]
+        frames = [frame async for frame in http.generate(chat(words), CALL)]
     return "".join(event.delta.text for frame in frames for event in frame)
 
 

@@ -382,51 +382,48 @@ async def test_required_call_is_required_only_once() -> None:
     assert modes == [chat_pb2.ToolChoice.MODE_REQUIRED, chat_pb2.ToolChoice.MODE_AUTO]
 
 
-async def test_disconnect_while_a_tool_runs_cancels_the_tool() -> None:
-    started, cancelled = asyncio.Event(), asyncio.Event()
+class HangingTool:
+    """A tool that runs until it is cancelled."""
 
-    async def hang(_: Mapping[str, Any]) -> str:
-        started.set()
+    def __init__(self) -> None:
+        self.started, self.cancelled = asyncio.Event(), asyncio.Event()
+
+    async def __call__(self, _: Mapping[str, Any]) -> str:
+        self.started.set()
         try:
             await asyncio.Event().wait()
         finally:
-            cancelled.set()
+            self.cancelled.set()
         return ""
 
+
+async def test_disconnect_while_a_tool_runs_cancels_the_tool() -> None:
+    tool = HangingTool()
     work = ScriptedWork([*call("search", ASK), *end(TOOL_CALLS)])
-    reading = asyncio.create_task(events_of(work, request(tools=["search"]), setup(tool_box(hang))))
-    await started.wait()
+    reading = asyncio.create_task(events_of(work, request(tools=["search"]), setup(tool_box(tool))))
+    await tool.started.wait()
     reading.cancel()
     with pytest.raises(asyncio.CancelledError):
         await reading
-    assert cancelled.is_set()
+    assert tool.cancelled.is_set()
 
 
 async def test_external_cancellation_ends_a_running_tool() -> None:
-    started, cancelled = asyncio.Event(), asyncio.Event()
-
-    async def hang(_: Mapping[str, Any]) -> str:
-        started.set()
-        try:
-            await asyncio.Event().wait()
-        finally:
-            cancelled.set()
-        return ""
-
+    tool = HangingTool()
     records = RequestRecords("m", FakeClock())
 
     async def ask() -> None:
         with records.keep("req-1") as record:
             work = ScriptedWork([*call("search", ASK), *end(TOOL_CALLS)])
             work.record = record
-            await events_of(work, request(tools=["search"]), setup(tool_box(hang)))
+            await events_of(work, request(tools=["search"]), setup(tool_box(tool)))
 
     asking = asyncio.create_task(ask())
-    await started.wait()
+    await tool.started.wait()
     records.fail_all(WeftError(Reason.WORKER_RESTARTED, "restarted"))
     with pytest.raises(WeftError, match="restarted"):
         await asking
-    assert cancelled.is_set()
+    assert tool.cancelled.is_set()
 
 
 async def test_first_content_is_sent_separately_even_if_text_was_held_back() -> None:
