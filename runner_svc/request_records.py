@@ -126,7 +126,7 @@ class RequestRecord:
         self.last_progress = self.clock.monotonic()
 
     def fail(self, error: WeftError) -> None:
-        """End the request with `error`; the first such error wins, and an ended request is left as it is.
+        """End the request with `error`; the first such error wins, and an ended request stays unchanged.
 
         It also wins over the errors that follow from it, such as a broken connection.
         """

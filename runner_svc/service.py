@@ -211,7 +211,7 @@ class RunnerService(Service):
         await self.replace(model)
 
     async def replace(self, model: ServedModel) -> str:
-        """Serve one more model, or another one of the same name; requests of that one go on until they end.
+        """Serve another model, or replace the one of the same name; running requests of the replaced one finish.
 
         The new one loads beside the old one where memory allows both, else after it. Returns a sentence about which of
         both it is; empty for a model that is new.
@@ -290,7 +290,7 @@ class RunnerService(Service):
         return held
 
     def withdraw(self, name: str) -> None:
-        """Serve a model no longer; its requests go on until they end. Does nothing for an unknown name."""
+        """Stop serving a model; its running requests finish. Does nothing for an unknown name."""
         instance = self._instances.get(name)
         if instance is not None:
             self._retire(instance)

@@ -106,7 +106,7 @@ def chat_body(payload: chat_pb2.ChatPayload, model: str, profile: ParameterProfi
 
 
 def _fit_engine(body: Json, profile: ParameterProfile) -> None:
-    """Call parameters as the engine does, and keep the length of an answer within what it takes.
+    """Rename parameters for the engine, and limit the answer length to its maximum.
 
     Before extra parameters are added, which never replace one of the API.
     """

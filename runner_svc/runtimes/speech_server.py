@@ -76,7 +76,7 @@ class SpeechServer(MediaServer[Settings], Generic[Settings]):
                     yield part
 
     def further_warnings(self, payload: audio_pb2.SpeechPayload) -> list[ParameterWarning]:
-        """Returns warnings about what the engine cannot do as it is asked for."""
+        """Returns warnings about parameters of the request that the engine does not support."""
         del payload
         return []
 

@@ -62,7 +62,7 @@ def require_model_name(text: str, field: str) -> str:
 
 
 def named(view: FleetView, model: str) -> str:
-    """Returns the model of a request with the name in place of an id; any other text as it is.
+    """Returns the name of a resource that a request names by its id; any other text unchanged.
 
     The id of an agent or of a route needs no prefix. Only a text with the form of an id is looked for.
     """
@@ -202,7 +202,7 @@ class KnownNames:
 
     @property
     def view(self) -> FleetView:
-        """The mesh as it is now."""
+        """The current view of the mesh."""
         return self._fleet.view
 
     def has(self, name: str) -> bool:
@@ -216,7 +216,7 @@ class KnownNames:
             raise unknown_field_target(name, usable_names(self._fleet.view.targets, caller()), field, FOR_TASKS)
 
     def require_taken(self, name: str, payload: Payload | None, field: str) -> None:
-        """Raises MODALITY_UNSUPPORTED for a payload that no model of a name takes, as far as it is known."""
+        """Raises MODALITY_UNSUPPORTED if all models behind a name are known not to accept a payload."""
         if payload is None:
             return
         is_plain = not needed_skills(payload) and needed_thinking(payload) is ThinkingMode.DEFAULT

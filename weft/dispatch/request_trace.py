@@ -138,7 +138,7 @@ class AttemptRecord:
 
     @property
     def may_have_left(self) -> bool:
-        """Whether bytes of the request may have left the premises; False only if it is certain that none did."""
+        """Whether the request may have been sent to a remote provider; False only if it certainly was not."""
         return self.remote and (self.answered or self.reason not in _NOTHING_SENT)
 
 

@@ -123,16 +123,6 @@ def skills_of(numbers: Collection[int]) -> frozenset[Skill]:
     return frozenset(skill for skill in Skill if skill.value in numbers)
 
 
-def skill_words(skills: frozenset[Skill]) -> list[str]:
-    """Returns the names of skills as documents have them, in order."""
-    return [skill.name.lower() for skill in sorted(skills)]
-
-
-def mode_words(modes: frozenset[ThinkingMode]) -> list[str]:
-    """Returns the names of thinking modes as documents have them, in order."""
-    return [mode.name.lower() for mode in sorted(modes)]
-
-
 def reported_over(declared: frozenset[Skill], instance: runner_pb2.InstanceState | None) -> Abilities:
     """Returns what is known of a model in the mesh, by its declared skills and the report of its runner, if any."""
     reported = UNKNOWN

@@ -271,7 +271,7 @@ def reaches_anywhere(source: ModelSource) -> bool:
 
 
 def shown_source(source: ModelSource) -> str:
-    """Returns a source as it is shown: a URL without its query, which may be a credential."""
+    """Returns a source for display: a URL without its query, which may be a credential."""
     return source.shown if isinstance(source, UrlSource) else str(source)
 
 

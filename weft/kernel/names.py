@@ -145,7 +145,7 @@ def new_process_id(name: str) -> str:
 
 
 def process_name(process_id: str) -> str:
-    """Returns the name of the process in an id of one of its starts; any other id as it is."""
+    """Returns the process name in the id of a process start; any other id unchanged."""
     return process_id.partition(_NAME_END)[0]
 
 
@@ -190,7 +190,7 @@ def _with_part(wanted: str, texts: Iterable[str]) -> list[str]:
 
 
 def _beginning_alike(wanted: str, texts: Iterable[str], most: int) -> list[str]:
-    """Returns texts that go on after something like `wanted`: they are too long to be like it as a whole."""
+    """Returns the longer texts whose beginning resembles `wanted`."""
     length = len(wanted)
     if length < _LEAST_BEGINNING_CHARS:
         return []

@@ -137,7 +137,7 @@ def doctor(
 
 
 def _printed(findings: Iterator[Finding], output: OutputFormat) -> list[Finding]:
-    """Prints and returns findings; on a terminal, each is printed as soon as it is known."""
+    """Prints findings and returns them; a terminal shows each one immediately."""
     if output is not OutputFormat.TABLE or not sys.stdout.isatty():
         found = list(findings)
         _FINDINGS.print(found, output)

@@ -78,8 +78,7 @@ PANELS: Mapping[str, Mapping[str, CommandPlace]] = {
         ),
         "transcribe": CommandPlace(
             "weft_app.cli.transcribe:transcribe",
-            "Transcribe a recording. Text and captions come as they are found, progress goes to "
-            "stderr; Ctrl-C cancels.",
+            "Transcribe a recording. Text and captions are streamed, progress goes to stderr; Ctrl-C cancels.",
         ),
         "speak": CommandPlace(
             "weft_app.cli.speak:speak",

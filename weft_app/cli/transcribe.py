@@ -75,7 +75,7 @@ def transcribe(
     ] = MAX_TIMEOUT_SECONDS,
     home: HomeOption = DEFAULT_HOME,
 ) -> None:
-    """Transcribe a recording. Text and captions come as they are found, progress goes to stderr; Ctrl-C cancels.
+    """Transcribe a recording. Text and captions are streamed, progress goes to stderr; Ctrl-C cancels.
 
     Example: weft transcribe talk.mp3 --srt -o talk.srt
     """

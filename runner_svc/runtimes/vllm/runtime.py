@@ -123,7 +123,7 @@ class VllmAdapter(AdapterSettings):
 
 
 def local_or_id(path: str) -> str:
-    """Returns the whole path of a folder, or the id of the hub as it is."""
+    """Returns the absolute path of a folder, or a hub id unchanged."""
     folder = Path(path).expanduser()
     return str(folder) if folder.is_dir() else path
 
