@@ -1,1 +1,1 @@
-"""Resources as documents: the one form in which the CLI, YAML files and `/api/v1` show and take them."""
+"""Resources as documents: the form that the CLI, YAML files and `/api/v1` show and accept."""

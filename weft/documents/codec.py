@@ -1,7 +1,7 @@
-"""Messages as documents (JSON types), as the options of their protos say; see common/v1/document.proto.
+"""Converts messages to documents (JSON types) by the options of their protos; see common/v1/document.proto.
 
-The plan of a message type is compiled at its first use and kept. Values are written as they are, valid or not: one odd
-record must not make a whole list unreadable. `weft.documents.reader` is the way back.
+The plan of a message type is compiled at its first use and cached. Values are written unchecked: one invalid record
+must not make a whole list unreadable. `weft.documents.reader` is the inverse.
 """
 
 import json
@@ -20,13 +20,13 @@ from weft.documents.computed import COMPUTED
 from weft.kernel.field_rules import DURATION, TIMESTAMP, MapKey, enum_words, rules_of
 
 UNKNOWN = "unknown"
-"""The word of an enum's value that is not set, or that this version does not know."""
+"""Word for an enum value that is unset or unknown to this version."""
 Encode = Callable[[Any], Any]
 _NANOSECONDS = 1e9
 
 
 def document_of(message: Message) -> dict[str, Any]:
-    """Returns a message as a document; the order of its fields is that of the proto."""
+    """Returns a message as a document, with fields in the order of the proto."""
     plan = plan_of(message.DESCRIPTOR)
     found: dict[str, Any] = {"kind": plan.kind} if plan.kind else {}
     for write in plan.writers:
@@ -37,13 +37,13 @@ def document_of(message: Message) -> dict[str, Any]:
 
 
 def without_defaults(message: Message) -> dict[str, Any]:
-    """Returns a message as a document without what is as it would be anyway."""
+    """Returns a message as a document without fields that have their default."""
     descriptor: Any = message.DESCRIPTOR
     return leave_out_defaults(descriptor, document_of(message))
 
 
 def leave_out_defaults(descriptor: Descriptor, document: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the document of a message of this type without what is as it would be anyway."""
+    """Returns the document of a message of this type without fields that have their default."""
     plans, found = _plans_by_key(descriptor), {}
     for key, value in document.items():
         plan = plans.get(key)
@@ -56,7 +56,7 @@ def leave_out_defaults(descriptor: Descriptor, document: Mapping[str, Any]) -> d
 
 @cache
 def _plans_by_key(descriptor: Descriptor) -> "Mapping[str, FieldPlan]":
-    """Returns the fields of a document by name, those of inline messages and of every variant among them."""
+    """Returns the fields of a document by name, including those of inline messages and of every variant."""
     found: dict[str, FieldPlan] = {}
     for plan in plan_of(descriptor).fields:
         if plan.inline or plan.type_oneof is not None:
@@ -68,7 +68,7 @@ def _plans_by_key(descriptor: Descriptor) -> "Mapping[str, FieldPlan]":
 
 
 def default_of(plan: "FieldPlan") -> Any:
-    """Returns what a field is in a document that leaves it out, as JSON types; None: not set."""
+    """Returns the value of a field that a document omits, as JSON types; None: unset."""
     field = plan.field
     if plan.default is not None or plan.nullable:
         return plan.default
@@ -78,19 +78,19 @@ def default_of(plan: "FieldPlan") -> Any:
 
 
 def word_of(message: Message, field: str) -> str:
-    """Returns the word of an enum field's value, such as "running"; "unknown" where it has none."""
+    """Returns the word of an enum field's value, such as "running"; "unknown" if it has none."""
     descriptor = message.DESCRIPTOR.fields_by_name[field].enum_type
     assert descriptor is not None, "it is a field of an enum"
     return enum_words(descriptor).get(getattr(message, field), UNKNOWN)
 
 
 def moment_of(message: Message, field: str) -> datetime | None:
-    """Returns a time of a message; None: it is not set."""
+    """Returns a message's timestamp; None: unset."""
     return getattr(message, field).ToDatetime(tzinfo=UTC) if message.HasField(field) else None
 
 
 def seconds_of(message: Message, field: str) -> float | None:
-    """Returns a duration of a message; None: it is not set."""
+    """Returns a message's duration; None: unset."""
     return getattr(message, field).ToNanoseconds() / _NANOSECONDS if message.HasField(field) else None
 
 
@@ -100,18 +100,17 @@ class FieldPlan:
 
     field: FieldDescriptor
     key: str
-    """Its name in documents."""
     other_key: str
-    """Its name in the other spelling, which is read as well."""
+    """The name in the other spelling, which readers accept too."""
     presence: int
     """A value of `document_pb2.Presence`."""
     nullable: bool
-    """Whether it is left out where it is not set."""
+    """Whether documents omit it while it is unset."""
     default: Any
-    """What stands for a value that is not set, as JSON types; None: nothing does."""
+    """What documents show for an unset value, as JSON types; None: nothing."""
     inline: bool
     type_oneof: OneofDescriptor | None
-    """The oneof with a type word that it is in."""
+    """The oneof with a type word that contains it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,10 +119,10 @@ class MessagePlan:
 
     kind: str
     fields: tuple[FieldPlan, ...]
-    """The fields that are written, in order."""
+    """The fields in output order."""
     writers: tuple[Callable[[Any, dict[str, Any]], None], ...]
     compute: Callable[[Any, dict[str, Any]], None] | None
-    """Adds what does not follow from one field."""
+    """Adds values that do not derive from a single field."""
 
 
 @cache
@@ -178,7 +177,7 @@ def is_of(field: FieldDescriptor, kind: str) -> bool:
 
 
 def is_text(field: FieldDescriptor) -> bool:
-    """Whether a field holds texts."""
+    """Whether a field holds strings."""
     return bool(field.type == FieldDescriptor.TYPE_STRING)
 
 
@@ -243,7 +242,7 @@ def _present_writer(plan: FieldPlan, encode: Encode, *, always: bool) -> Callabl
 
 
 def _plain_writer(plan: FieldPlan, encode: Encode) -> Callable[[Any, dict[str, Any]], None]:
-    """Returns the writer of a list, a map, or a field that is zero or empty where it is not set."""
+    """Returns the writer of a list, a map, or a field without presence."""
     name, key = plan.field.name, plan.key
     not_empty = plan.presence == pb.PRESENCE_NOT_EMPTY
     default = None if plan.field.is_repeated else plan.default
@@ -262,7 +261,7 @@ def _encoder(field: FieldDescriptor) -> Encode:
     if is_map(field):
         assert field.message_type is not None
         value = _value_encoder(field.message_type.fields_by_name["value"])
-        # Maps have no order of their own.
+        # Map entries are unordered.
         return lambda items: {str(key): value(items[key]) for key in sorted(items)}
     if options.keyed:
         assert field.message_type is not None
@@ -276,7 +275,7 @@ def _encoder(field: FieldDescriptor) -> Encode:
 
 
 def is_declared_enum(enum: EnumDescriptor) -> bool:
-    """Whether documents that are read have the enum."""
+    """Whether the enum occurs in documents that users write."""
     return bool(enum.GetOptions().Extensions[pb.document_enum].declared)
 
 
@@ -300,7 +299,7 @@ def _message_encoder(field: FieldDescriptor) -> Encode:
     if is_of(field, TIMESTAMP):
         return lambda moment: moment.ToDatetime(tzinfo=UTC).isoformat().replace("+00:00", "Z")
     if is_of(field, DURATION):
-        # As people write it where people do: 300, not 300.0.
+        # Durations that users write are shown as 300, not 300.0.
         is_declared = bool(rules_of(field).ByteSize()) or field.GetOptions().Extensions[pb.document].keep_alive
         return _whole_seconds if is_declared else lambda length: length.ToNanoseconds() / _NANOSECONDS
     value_oneof = value_oneof_of(field.message_type)
@@ -311,7 +310,7 @@ def _message_encoder(field: FieldDescriptor) -> Encode:
 
 
 def value_oneof_of(kind: Descriptor | None) -> OneofDescriptor | None:
-    """Returns the oneof whose value stands for a message in documents; None: it has none."""
+    """Returns the oneof whose value documents show instead of the message; None: there is none."""
     oneofs = kind.oneofs if kind is not None else []
     return next((one for one in oneofs if one.GetOptions().Extensions[pb.document_oneof].value), None)
 
@@ -326,7 +325,7 @@ def _whole_seconds(length: Any) -> int | float:
 
 
 def document_path(descriptor: Descriptor | None, path: tuple[str | int, ...]) -> tuple[str | int, ...]:
-    """Returns the path in a document of a path in its message."""
+    """Converts a path in a message to the path in its document."""
     found: list[str | int] = []
     for step in path:
         if isinstance(step, int | MapKey):
@@ -336,7 +335,7 @@ def document_path(descriptor: Descriptor | None, path: tuple[str | int, ...]) ->
         if descriptor is not None:
             plan = next((each for each in plan_of(descriptor).fields if each.field.name == step), None)
         if plan is None:
-            # The name of a oneof: documents have its fields.
+            # A oneof's name is not part of the path: documents have its fields.
             found += [] if descriptor is not None and step in descriptor.oneofs_by_name else [camel(step)]
             descriptor = None
             continue

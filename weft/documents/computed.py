@@ -1,6 +1,6 @@
-"""Parts of documents that do not follow from one field of a message, and rules that concern several fields.
+"""Parts of documents that do not derive from a single field of a message, and rules that span several fields.
 
-Each is a small function in a table by the message's full name: commands that show one kind import no other messages.
+The tables are keyed by the message's full name, so that a command which shows one kind imports no other messages.
 """
 
 import json
@@ -31,20 +31,20 @@ MAX_WORD_CHARS = 128
 
 @dataclass(frozen=True, slots=True)
 class Computed:
-    """What is different in the document of a message."""
+    """How the document of a message differs from its fields."""
 
     compute: Callable[[Any, dict[str, Any]], None]
-    """Changes the document of a message."""
+    """Changes the document of a message in place."""
     properties: Mapping[str, dict[str, Any]] = field(default_factory=dict)
-    """JSON schemas of the fields that it adds, and what it demands of others in documents that are read."""
+    """JSON schemas of the added fields, and extra constraints on other fields of documents that users write."""
     required: tuple[str, ...] = ()
-    """Those of the added fields that are always there."""
+    """Added fields that are always present."""
     left_out: frozenset[str] = frozenset()
-    """Fields of the message that it may leave out."""
+    """Fields of the message that documents may omit."""
 
 
 def _load_options(_: "load_pb2.LoadOptions", document: dict[str, Any]) -> None:
-    """Writes the context as a separate field: every engine has it."""
+    """Moves the context out of the parameters: every engine has it."""
     context = document["parameters"].pop(CONTEXT_TOKENS, None)
     if context is not None:
         document["contextTokens"] = context
@@ -67,7 +67,7 @@ _RESULT_FIELDS: Mapping[str | None, tuple[str, ...]] = MappingProxyType(
 
 
 def _operation(operation: "operation_pb2.Operation", document: dict[str, Any]) -> None:
-    """Leaves out of the result what an action of this kind has not."""
+    """Removes result fields that do not apply to this kind of action."""
     kind, result = operation.action.WhichOneof("kind"), document.get("result")
     if result is None:
         return
@@ -108,7 +108,7 @@ def _device_figures(_: "figures_pb2.DeviceFigures", document: dict[str, Any]) ->
 
 
 def _with_gaps(figures: list[float]) -> list[float | None]:
-    """Returns figures with None for what is not known, which JSON has no number for."""
+    """Replaces unknown figures (NaN) by None, since JSON has no NaN."""
     return [None if math.isnan(figure) else figure for figure in figures]
 
 
@@ -176,7 +176,7 @@ def _workflow_input(_: Any, document: dict[str, Any]) -> None:
 
 
 def _from_json(text: str) -> Any:
-    """Returns the value of a JSON text; the text itself where it is none, so that what is wrong can be seen."""
+    """Parses JSON; returns the text unchanged if it is invalid, so that users can see what is wrong."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError):
@@ -186,12 +186,12 @@ def _from_json(text: str) -> Any:
 COMPUTED: Mapping[str, Computed] = MappingProxyType(
     {
         "weft.api.common.v1.Workflow": Computed(_workflow, {"graph": _GRAPH}),
-        # The graph is written with the message that stands inline in it.
+        # The inlined Workflow writes the graph; only its schema is added here.
         "weft.api.registry.v1.WorkflowManifest": Computed(_as_it_is, {"graph": _GRAPH}),
         "weft.api.common.v1.WorkflowInput": Computed(_workflow_input, {"default": _DEFAULT}),
-        # Its state depends on the time, so `key_state` is added by the caller.
+        # The state depends on the time, so the caller adds it (`key_state`).
         "weft.api.registry.v1.Key": Computed(_as_it_is, {"state": _KEY_STATE}, required=("state",)),
-        # As narrow as `operation_actions.LoadSettings`: the registry takes more from those who call it themselves.
+        # As strict as `operation_actions.LoadSettings`; the registry itself accepts more.
         "weft.api.runner.v1.LoadOptions": _LOAD_OPTIONS,
         "weft.api.registry.v1.ProfileLoadSettings": _LOAD_OPTIONS,
         "weft.api.runner.v1.LoadParameter": Computed(_load_parameter, {"type": _PARAMETER_TYPE}, required=("type",)),
@@ -205,7 +205,7 @@ COMPUTED: Mapping[str, Computed] = MappingProxyType(
         "weft.api.router.v1.TaskAttempt": Computed(_task_attempt, {"error": _nullable(_ERROR)}),
     }
 )
-"""What is different in documents, by the full name of the message."""
+"""Differences of documents from messages, by the message's full name."""
 
 
 def key_state(key: "key_service_pb2.Key", now: datetime) -> str:
@@ -221,7 +221,7 @@ def _wake(wake: "wake_pb2.Wake") -> str:
 
 
 def _alias(alias: Any) -> str:
-    """Returns what an alias with a pattern for its name needs; empty for others."""
+    """Returns what an alias with a name pattern is missing; empty: nothing."""
     if "*" not in alias.name:
         return ""
     return f"name must be one name: give it another one, and write `pattern: {alias.name[:MAX_NAME_CHARS]!r}` beside it"
@@ -230,11 +230,11 @@ def _alias(alias: Any) -> str:
 CHECKS: Mapping[str, Callable[[Any], str]] = MappingProxyType(
     {"weft.api.registry.v1.Wake": _wake, "weft.api.registry.v1.AliasManifest": _alias}
 )
-"""Rules that concern several fields, by the full name of the message: what is wrong, or empty."""
+"""Rules that span several fields, by the message's full name. Each returns what is wrong, or an empty text."""
 
 
 def _read_load_options(document: Mapping[Any, Any]) -> Mapping[Any, Any]:
-    """Returns the document with the context among the parameters, where messages have it; see `_load_options`."""
+    """Moves the context back to the parameters, where messages have it; see `_load_options`."""
     names = [name for name in ("contextTokens", CONTEXT_TOKENS) if name in document]
     parameters = document.get("parameters", {})
     if not names or not isinstance(parameters, dict):
@@ -245,18 +245,18 @@ def _read_load_options(document: Mapping[Any, Any]) -> Mapping[Any, Any]:
 
 
 def _read_workflow(document: Mapping[Any, Any]) -> Mapping[Any, Any]:
-    """Returns the document with its graph as a text, which messages have."""
+    """Replaces the graph by its JSON text, which messages have."""
     graph = document.get("graph")
     return {**document, "graph": _as_json(graph)} if isinstance(graph, dict) else document
 
 
 def _read_workflow_input(document: Mapping[Any, Any]) -> Mapping[Any, Any]:
-    """Returns the document with its default as a text of JSON."""
+    """Replaces the default by its JSON text, which messages have."""
     return {**document, "default": _as_json(document["default"])} if "default" in document else document
 
 
 def _as_json(value: Any) -> str:
-    """Returns a value of a document as JSON; empty for null. Raises RuleError for what JSON has not."""
+    """Returns a value as JSON; empty for null. Raises RuleError for a value that JSON cannot express."""
     if value is None:
         return ""
     try:
@@ -273,4 +273,4 @@ READ_AS: Mapping[str, Callable[[Mapping[Any, Any]], Mapping[Any, Any]]] = Mappin
         "weft.api.common.v1.WorkflowInput": _read_workflow_input,
     }
 )
-"""What becomes of a document before it is read, by the full name of the message: the way back of `COMPUTED`."""
+"""Converts a document before it is read, by the message's full name: the inverse of `COMPUTED`."""

@@ -1,4 +1,4 @@
-"""Conditions of resources: what does or does not hold of one, and why, from its message."""
+"""Conditions of resources: whether each holds and why, computed from the resource's message."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -20,16 +20,14 @@ READY = "Ready"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Condition:
-    """One thing that does or does not hold, and why."""
+    """A condition, such as Ready, whether it holds, and why."""
 
     type: str
-    """What it is about, such as "Ready"."""
     status: Literal["True", "False", "Unknown"]
-    """Whether it holds."""
     reason: str
-    """Why, in one word for programs, such as "CrashLoop"."""
+    """CamelCase word for programs, such as "CrashLoop"."""
     message: str
-    """Why, in words for people."""
+    """Explanation for people."""
 
 
 _ASLEEP = "it hibernates; the next request wakes it"
@@ -53,7 +51,7 @@ UNUSABLE = frozenset({InstanceState.PHASE_CRASH_LOOP, InstanceState.PHASE_FAILED
 
 
 def model_conditions(model: Model, instance: InstanceState | None) -> tuple[Condition, ...]:
-    """Returns HasRunner, Awake and Ready of a model, whose instance on its runner is known or not."""
+    """Returns HasRunner, Awake and Ready of a model; `instance`: its state on its runner, None: unknown."""
     return _has_runner(model), _awake(model), _model_ready(model, instance)
 
 
@@ -79,7 +77,7 @@ def agent_conditions(agent: Agent) -> tuple[Condition, ...]:
 
 
 def runner_conditions(runner: Runner) -> tuple[Condition, ...]:
-    """Returns Connected and Ready of a runner, and Served where it serves some of a server's models only."""
+    """Returns Connected and Ready of a runner, and Served if it serves only some of a server's models."""
     if runner.status != Runner.STATUS_ACTIVE:
         inactive_since = moment_of(runner, "inactive_time")
         since = f" since {_time(inactive_since)}" if inactive_since is not None else ""
@@ -101,7 +99,7 @@ def runner_conditions(runner: Runner) -> tuple[Condition, ...]:
 
 
 def left_out_words(runner: Runner) -> str:
-    """Returns how many models of which servers a runner serves, and what changes it; empty: all of them."""
+    """Returns how many models of which servers are left out and how to change that; empty: none are."""
     counts = ", ".join(
         f"{server.served_count} of {server.listed_count} models of server {server.name}"
         for server in runner.capability.followed_servers
@@ -111,7 +109,7 @@ def left_out_words(runner: Runner) -> str:
 
 
 def _unusable(instances: Sequence[InstanceState]) -> str:
-    """Returns why none of a runner's models can be used: that of the first one."""
+    """Returns why a runner has no usable model: the reason of the first one."""
     first = instances[0]
     if len(instances) == 1:
         return f"{first.model} cannot be used" + (f": {first.detail}" if first.detail else "")

@@ -1,4 +1,4 @@
-"""The base of bodies and answers that follow from no message: camelCase names, unknown fields refused."""
+"""Base class of request and response bodies that no message defines: camelCase names, unknown fields rejected."""
 
 from typing import Annotated
 

@@ -1,4 +1,4 @@
-"""Names of fields in documents, for the fields that the registry names in errors about its messages."""
+"""Converts field paths in the registry's errors to names in documents."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -17,7 +17,7 @@ _STEP = re.compile(r"\[(\d+)\]|\[([^\]]*)\]|([^.\[]+)")
 
 
 def declared_field(field: str) -> tuple[int, str] | None:
-    """Returns the index of a document and a field in it (empty: all of it); None: a field of no document.
+    """Returns the index of a document and a field in it (empty: all of it); None: the field is in no document.
 
     "declarations[2].model.manifest.pool_name" is (2, "poolName").
     """
@@ -34,20 +34,20 @@ def _steps(field: str) -> Iterator[str | int]:
 
 
 def document_field(field: str) -> str:
-    """Returns the name of a field of a request that is no part of a document."""
+    """Returns the document name of a request field that is outside any document."""
     return camel(field)
 
 
-# The model of a load or an unload is named beside its document.
+# Loads and unloads name their model beside the document.
 _SUBJECTS = frozenset({"action.load_model.model", "action.unload_model.model"})
 _LOAD_OPTIONS = "action.load_model.options."
 _RUNNER_OPTIONS = "options."
-"""How a runner names the options of its load."""
+"""Prefix with which a runner names load options."""
 _ENGINE_PARAMETERS = "parameters"
 _PARTS: Mapping[str, Any] = MappingProxyType(
     {_LOAD_OPTIONS: LoadOptions.DESCRIPTOR, "action.": OperationAction.DESCRIPTOR}
 )
-"""Parts of a request that are documents, the options of a load beside its other fields; longest first."""
+"""Request fields that hold documents, and the options of a load; longest first."""
 _REQUEST_FIELDS: Mapping[str, str] = MappingProxyType({"request_id": "Idempotency-Key", "after_sequence": "after"})
 
 

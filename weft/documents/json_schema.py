@@ -1,7 +1,6 @@
-"""JSON schemas of messages as documents: from the descriptors, the options and the comments of the protos.
+"""Generates JSON schemas of messages as documents from descriptors, options and proto comments.
 
-The comments are read from the .proto files, which are in the package and beside it in a checkout; only when a schema is
-made.
+Comments come from the .proto files in the package, or in the checkout beside it, and are read when a schema is made.
 """
 
 import math
@@ -40,7 +39,7 @@ _MEMBER = re.compile(r"(?:optional |repeated )?(?:map<[^>]+>|[\w.]+)? ?\b(\w+) =
 
 
 def comment_of(file: str, full_name: str) -> str:
-    """Returns the comment above a message, an enum, a field or an enum's value of a file; empty: there is none."""
+    """Returns the comment above a message, enum, field or enum value; empty: none."""
     return _comments(file).get(full_name, "")
 
 
@@ -52,7 +51,7 @@ def _comments(file: str) -> Mapping[str, str]:
 
 
 def _read(text: str) -> Iterator[tuple[str, str]]:
-    """Yields the comments of a file by full name. A oneof is no scope: its fields are those of the message."""
+    """Yields full names and comments of a file. A oneof is no scope: its fields belong to the message."""
     scope: list[str] = []
     comment: list[str] = []
     option_depth = 0
@@ -66,7 +65,7 @@ def _read(text: str) -> Iterator[tuple[str, str]]:
             scope = [line.removeprefix("package ").rstrip(";")]
         elif block is not None and not option_depth:
             yield _name(scope, block[1]), " ".join(comment)
-            # An empty block ends where it begins.
+            # An empty block ends on the line that opens it.
             if not line.endswith("}"):
                 scope.append("" if line.startswith("oneof") else block[1])
         elif member is not None and not line.startswith("option "):
@@ -95,16 +94,16 @@ class SchemaSet:
         self._ref_template = ref_template
 
     def add(self, name: str, build: Callable[[], Schema]) -> Schema:
-        """Adds a schema unless it is there; returns the reference to it."""
+        """Adds a schema if it is missing; returns the reference to it."""
         if name not in self.definitions:
             self.definitions[name] = {}
             self.definitions[name] = {"title": name} | build()
         return {"$ref": self._ref_template.format(model=name)}
 
     def of_message(self, descriptor: Descriptor, *, checked: bool = True) -> Schema:
-        """Adds the schema of a message and those that it refers to; returns the reference to it, or its own.
+        """Adds the schema of a message and those it refers to; returns the reference, or the schema if it is inline.
 
-        `checked`: whether documents are read as well, so that the rules of fields hold in them.
+        `checked`: whether users write such documents too, so that field rules apply.
         """
         value_oneof = value_oneof_of(descriptor)
         if value_oneof is not None:
@@ -139,7 +138,7 @@ class SchemaSet:
         return object_schema(properties, required, comment_of(descriptor.file.name, descriptor.full_name))
 
     def _properties(self, plan: FieldPlan, *, checked: bool) -> tuple[dict[str, Schema], list[str]]:
-        """Returns the schemas of a field, several where it is inline, and which are required."""
+        """Returns the schemas of a field, several if it is inline, and the names of the required ones."""
         if plan.inline:
             assert plan.field.message_type is not None
             inner = self.object_of(plan.field.message_type, checked=checked)
@@ -162,7 +161,7 @@ class SchemaSet:
         return schema | {"description": description}
 
     def _of_value_in(self, field: FieldDescriptor, *, checked: bool) -> Schema:
-        """Returns the schema of a field's value, a list or an object among them."""
+        """Returns the schema of a field's value, which may be a list or an object."""
         rules, entry = rules_of(field) if checked else pb.FieldRules(), field.message_type
         if is_map(field) and entry is not None:
             found: Schema = {
@@ -214,7 +213,7 @@ class SchemaSet:
         return self.add(schema_name(kind), build)
 
     def _merged(self, oneof: OneofDescriptor) -> dict[str, Schema]:
-        """Returns the type word and the fields of all variants, each of which may be absent."""
+        """Returns the type word and the fields of all variants; each variant's fields are optional."""
         words = [*oneof_words(oneof).values(), UNKNOWN]
         key = oneof.GetOptions().Extensions[pb.document_oneof].type
         found: dict[str, Schema] = {
@@ -228,7 +227,7 @@ class SchemaSet:
 
 
 def object_schema(properties: Mapping[str, Schema], required: list[str], description: str) -> Schema:
-    """Returns the schema of an object that has no further properties."""
+    """Returns the schema of an object without additional properties."""
     titled = {name: {"title": _title(name)} | schema for name, schema in properties.items()}
     found: Schema = {"type": "object", "additionalProperties": False, "description": description, "properties": titled}
     return found | ({"required": required} if required else {})
@@ -240,7 +239,7 @@ def _comment(field: FieldDescriptor) -> str:
 
 
 def nullable(schema: Schema) -> Schema:
-    """Returns the schema of a value that may be left out."""
+    """Returns the schema of a value that may be null."""
     kinds = schema["anyOf"] if schema.keys() == {"anyOf"} else [schema]
     return {"anyOf": [*kinds, {"type": "null"}], "default": None}
 
@@ -263,7 +262,7 @@ def _title(name: str) -> str:
 
 
 def _limits(rules: pb.FieldRules, noun: str) -> Schema:
-    """Returns the number of entries of a list or a map."""
+    """Returns the bounds on the number of entries of a list or a map."""
     found = {f"min{noun}": rules.min_items, f"max{noun}": rules.max_items}
     return {name: count for name, count in found.items() if count}
 
@@ -280,7 +279,7 @@ def _range(rules: pb.FieldRules, unit: int = 1) -> Schema:
 def _in_units(number: float, unit: int) -> int | float:
     if unit > 1:
         return math.ceil(number / unit)
-    # The greatest whole number of a message is none of a double.
+    # A double cannot represent the largest int64.
     return min(int(number), MAX_INT64) if number.is_integer() else number
 
 
@@ -326,15 +325,15 @@ def _text_schema(rules: pb.FieldRules) -> Schema:
 
 @dataclass(frozen=True, slots=True)
 class DocumentSchema:
-    """The schema of a document that is answered or printed."""
+    """The schema of a response or printed document."""
 
     name: str
     add: Callable[[SchemaSet], Schema]
-    """Adds it, and what it refers to, to a set; returns the reference to it."""
+    """Adds the schema and those it refers to; returns the reference."""
 
 
 def built_schema(name: str, build: Callable[[SchemaSet], Schema]) -> DocumentSchema:
-    """Returns a schema that a function makes, which may refer to others of the set."""
+    """Returns a schema made by a function, which may refer to other schemas of the set."""
     return DocumentSchema(name, lambda schemas: schemas.add(name, lambda: build(schemas)))
 
 

@@ -1,4 +1,4 @@
-"""The description of a kind of resource that operators declare. Each kind is one module beside this one."""
+"""Descriptions of the resource kinds that operators declare. Each kind is a module in `weft/documents/kinds`."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -15,25 +15,25 @@ from weft.kernel.principal import Resource
 
 
 class PointsTo(Enum):
-    """What a reference may name; the value is the word in errors."""
+    """What a reference may point to; errors show the value."""
 
     MODEL = "model"
     POOL = "pool"
     MODEL_OR_POOL = "model or pool"
     REQUESTABLE = "target"
-    """All that a request can name: a model or a pool, `agent/NAME`, `route/NAME` or `workflow/NAME`."""
+    """Anything a request can name: a model or a pool, `agent/NAME`, `route/NAME` or `workflow/NAME`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReferenceField:
-    """A field of a manifest that names other resources, one or several."""
+    """A manifest field that names one or more other resources."""
 
     name: str
     to: PointsTo
     key: str
-    """Its word in the metadata of errors."""
+    """Its key in error metadata."""
     words: str
-    """Its words in errors."""
+    """Its name in error messages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ def _own_name(manifest: Any) -> Iterable[str]:
 
 
 def check_named(manifest: Any, field: str) -> None:
-    """Check the fields of a manifest by their rules, and that its name is no id."""
+    """Checks a manifest by its field rules, and that its name does not have the form of an id."""
     check_message(manifest, field)
     require_no_id(manifest.name, f"{field}.name")
     manifest.DiscardUnknownFields()
@@ -61,21 +61,21 @@ class Kind:
 
     kind: ResourceKind
     declared: type[Message]
-    """What is declared of it: a message with a name, such as an AliasManifest."""
+    """The declaration: a message with a name, such as an AliasManifest."""
     record: type[Message]
-    """What is known of it: a message that is watched and shown."""
+    """The observed state: a message that is watched and shown."""
     summary: str
-    """What it is, in a sentence for references."""
+    """One sentence for the reference documentation."""
     resource: Resource = Resource.MODELS
-    """What a role must be granted for to see, declare or delete it."""
+    """The permission that a role needs to see, declare or delete it."""
     by_name: bool = True
-    """Whether rights to some names are enough; else the scope for everything is needed."""
+    """Whether permission for single names is enough; otherwise the unrestricted scope is needed."""
     conditions: Callable[[Any], tuple[Condition, ...]] = lambda _: ()
-    """What does or does not hold of a record."""
+    """Returns the conditions of a record."""
 
     @property
     def has_labels(self) -> bool:
-        """Whether resources of this kind have an owner, a tier and labels."""
+        """Whether this kind has an owner, a tier and labels."""
         manifest = getattr(self.record(), "manifest", None)
         return manifest is not None and hasattr(manifest, "tags")
 
@@ -88,22 +88,22 @@ class DeclaredKind(Kind):
     """
 
     check: Callable[[Any, str], None] = check_named
-    """Brings what is declared to the form in which it is stored; raises INVALID_ARGUMENT naming the field."""
+    """Converts a declaration to its stored form. Raises INVALID_ARGUMENT naming the field."""
     references: tuple[ReferenceField, ...] = ()
     names: Callable[[Any], Iterable[str]] = _own_name
-    """The names that a declaration is about: its author must be allowed to edit each."""
+    """The names a declaration affects: its author needs edit permission for each."""
     scope: Callable[[Any], object] = lambda manifest: manifest.name
-    """Of two manifests with the same scope only one may be declared, and a declared one hides a configured one."""
+    """Identity of a manifest: only one may be declared per scope, and it overrides a configured one."""
     scope_field: str = "name"
-    """The field that errors show of a scope that is taken."""
+    """The field that errors name when a scope is taken."""
     prefix: str = ""
-    """How requests name it, such as "agent/"; empty: they cannot."""
+    """Its prefix in requests, such as "agent/"; empty: requests cannot name it."""
     shares_namespace: bool = True
-    """Whether its name must differ from those of models, agents, runners and the like."""
+    """Whether its name must differ from those of models, agents, runners and other kinds that share names."""
     configured: str = ""
-    """The section of weft.yaml that has some as well; empty: there is none."""
+    """Section of weft.yaml that can also define it; empty: none."""
     initial: Mapping[str, Any] = field(default_factory=dict)
-    """Fields of a new record, such as its source."""
+    """Initial fields of a new record, such as its source."""
 
     def references_of(self, manifest: Any) -> Iterator[Reference]:
         """Yields the names that a manifest points to."""

@@ -1,4 +1,4 @@
-"""Refuses loads that the runner of a model would refuse, before their operation is created."""
+"""Rejects loads that the model's runner would reject, before an operation is created."""
 
 from collections.abc import Collection, Iterable, Mapping
 from types import MappingProxyType
@@ -17,9 +17,9 @@ def require_loadable(
     *,
     field: str = "parameters",
 ) -> None:
-    """Raises INVALID_ARGUMENT naming an option that no member of a pool takes; without members it refuses none.
+    """Raises INVALID_ARGUMENT naming an option that no member of a pool supports; a pool without members accepts all.
 
-    `own_quantizations`: those of the configured files, by model; empty: unknown.
+    `own_quantizations`: the quantization of the configured file, by model; empty: unknown.
     `field`: the path of the parameters.
     """
     given = {name: found for name, value in options.parameters.items() if (found := load_value(value)) is not None}

@@ -1,11 +1,11 @@
-"""Load parameters and their values: messages to values and back."""
+"""Converts load parameters and their values between messages and Python values."""
 
 from weft.api.runner.v1 import load_pb2 as pb
 from weft.kernel.load_parameters import LoadParameter, LoadValue
 
 
 def load_value(message: pb.LoadValue) -> LoadValue | None:
-    """Returns a value; None: the message has none."""
+    """Returns the value of a message; None: it is unset."""
     match message.WhichOneof("kind"):
         case "integer":
             return message.integer

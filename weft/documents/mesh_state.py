@@ -1,4 +1,4 @@
-"""The state of a watcher: resources from the snapshot and changes of RegistryService.Watch."""
+"""The resources of a mesh as a watcher knows them, from the snapshot and changes of RegistryService.Watch."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -21,19 +21,19 @@ _IDENTIFIED = frozenset({ResourceKind.MODEL, ResourceKind.AGENT, ResourceKind.RO
 
 @dataclass(slots=True)
 class MeshState:
-    """The resources of a mesh by name, as of the last applied response."""
+    """The resources of a mesh by name, after the last applied response."""
 
     runners: dict[str, runner_pb2.Runner] = field(default_factory=dict)
     models: dict[str, model_pb2.Model] = field(default_factory=dict)
     declared: dict[ResourceKind, dict[str, Any]] = field(default_factory=lambda: {kind: {} for kind in _DECLARED})
-    """Agents, routes and so on, by kind and name: those that changes replace whole."""
+    """Kinds whose records a change replaces completely, such as agents and routes, by kind and name."""
     _of_pool: dict[str, set[str]] = field(default_factory=dict)
-    """Names of the models of each pool."""
+    """Model names by pool."""
     _of_runner: dict[str, set[str]] = field(default_factory=dict)
-    """Names of the models of each runner."""
+    """Model names by runner."""
 
     def fold(self, response: registry_service_pb2.WatchResponse) -> frozenset[Key]:
-        """Applies a snapshot or a change; returns the resources whose document may have changed or disappeared."""
+        """Applies a snapshot or a change; returns the resources that may have changed or disappeared."""
         if response.WhichOneof("kind") == "snapshot":
             before = set(self.keys())
             self._replace(response.snapshot)
@@ -61,7 +61,7 @@ class MeshState:
         return others[kind] if kind in others else self.declared[kind]
 
     def document(self, key: Key) -> AnyDocument | None:
-        """Returns the current document of a resource, by its name or its id; None: it does not exist."""
+        """Returns the current document of a resource by name or id; None: it does not exist."""
         kind, name = key[0], self._name_of(*key)
         if kind is ResourceKind.POOL:
             members = [self.models[member] for member in self._of_pool.get(name, ())]
@@ -74,7 +74,7 @@ class MeshState:
         return None if message is None else observed_document(kind, message)
 
     def _name_of(self, kind: ResourceKind, text: str) -> str:
-        """Returns the name for an id, and any other text unchanged."""
+        """Resolves an id to a name; returns any other text unchanged."""
         if not is_resource_id(text):
             return text
         known = self._known(kind) if kind in _IDENTIFIED else {}
@@ -134,7 +134,7 @@ class MeshState:
             self._of_runner.setdefault(model.runner, set()).add(name)
 
     def _drop(self, name: str) -> model_pb2.Model | None:
-        """Removes a model; returns it."""
+        """Removes and returns a model."""
         model = self.models.pop(name, None)
         if model is not None:
             _discard(self._of_pool, pool_of(model), name)
@@ -160,7 +160,7 @@ def pool_message(name: str, members: Iterable[model_pb2.Model]) -> pool_pb2.Pool
 
 
 def _model_keys(name: str, *versions: model_pb2.Model | None) -> Iterator[Key]:
-    """Yields a model, and its current and previous pools."""
+    """Yields the keys of a model and of its current and previous pools."""
     yield ResourceKind.MODEL, name
     yield from ((ResourceKind.POOL, pool_of(model)) for model in versions if model is not None)
 

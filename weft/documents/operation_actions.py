@@ -1,4 +1,4 @@
-"""Actions of operations as callers write them: loads with their settings, unloads and flushes."""
+"""Operation actions as callers write them: loads with their settings, unloads, flushes."""
 
 import math
 from collections.abc import Mapping
@@ -29,7 +29,7 @@ MAX_TAG_CHARS = 64
 
 
 def _load_value(value: object) -> object:
-    """One error that names the field, where a union would name each of its members."""
+    """Reports a single error that names the field; a union would report one per member type."""
     if isinstance(value, str) and 0 < len(value) <= MAX_WORD_CHARS:
         return value
     if isinstance(value, (bool, int)) or (isinstance(value, float) and math.isfinite(value)):
@@ -82,7 +82,7 @@ _MAX_INTEGER = 2**63 - 1
 
 
 def load_options(settings: LoadSettings) -> load_pb2.LoadOptions:
-    """Converts settings to their message. Raises INVALID_ARGUMENT naming the setting."""
+    """Converts settings to a message. Raises INVALID_ARGUMENT naming the setting."""
     options = load_pb2.LoadOptions(quantization=settings.quantization or "", pin=settings.pin)
     options.memory_budget_bytes = (settings.memory_budget_mb or 0) * MEBIBYTE
     if settings.keep_alive is not None:
@@ -106,7 +106,7 @@ def load_action(
     source: str = "",
     runner: str = "",
 ) -> operation_pb2.OperationAction:
-    """Returns the action that loads a model; one with a `source` is served by `runner` under the name `model`."""
+    """Returns the action that loads a model. With a `source`, `runner` serves it under the name `model`."""
     return operation_pb2.OperationAction(
         load_model=operation_pb2.LoadModel(
             model=model,
@@ -120,13 +120,13 @@ def load_action(
 
 
 def pull_action(source: str, *, runner: str = "", form: Form | None = None) -> operation_pb2.OperationAction:
-    """Returns the action that pulls the files of a model into the store of a runner's home."""
+    """Returns the action that pulls a model's files into the runner's model store."""
     number = model_store_pb2.STORED_FORM_UNSPECIFIED if form is None else _FORMS[form]
     return operation_pb2.OperationAction(pull_model=operation_pb2.PullModel(source=source, runner=runner, form=number))
 
 
 def remove_action(model: str) -> operation_pb2.OperationAction:
-    """Returns the action that ends a model which was loaded by its source."""
+    """Returns the action that removes a model which was loaded by its source."""
     return operation_pb2.OperationAction(remove_model=operation_pb2.RemoveModel(model=model))
 
 

@@ -1,6 +1,6 @@
-"""Documents (JSON types) into messages, as the options of their protos say; `weft.documents.codec` is the way back.
+"""Reads documents (JSON types) into messages by the options of their protos; inverse of `weft.documents.codec`.
 
-Names may be written in lowerCamelCase or snake_case. Types are checked first, then the rules of fields.
+Field names are accepted in lowerCamelCase and snake_case. Types are checked first, then field rules.
 """
 
 import math
@@ -38,7 +38,7 @@ MAX_KEY_DIGITS = 11
 
 
 def read_message(value: Any, kind: type[MessageT]) -> MessageT:
-    """Returns the message that a document declares. Raises RuleError with the paths to all wrong values."""
+    """Returns the message that a document declares. Raises RuleError with the paths of all wrong values."""
     message = kind()
     descriptor: Any = message.DESCRIPTOR
     errors = RuleErrors()
@@ -54,7 +54,7 @@ def read_message(value: Any, kind: type[MessageT]) -> MessageT:
     except RuleError as error:
         for each in error.all:
             path = document_path(descriptor, each.path)
-            # What could not be read is missing in the message, which is no error of its own.
+            # A value that could not be read is missing in the message; that is not a separate error.
             if not any(_overlap(path, other) for other in unread):
                 errors.add(RuleError(each.problem, *reversed(path)))
     errors.raise_any()
@@ -62,7 +62,7 @@ def read_message(value: Any, kind: type[MessageT]) -> MessageT:
 
 
 def _overlap(one: tuple[str | int, ...], other: tuple[str | int, ...]) -> bool:
-    """Whether one of two paths leads to the other's value, or to a value around it."""
+    """Whether one path is a prefix of the other."""
     return all(map(_is_same_step, one, other))
 
 
@@ -92,7 +92,7 @@ def _read(value: Any, message: Any) -> None:
 
 
 def _read_fields(plan: "_ReadingPlan", value: Mapping[Any, Any], message: Any) -> dict[str, str]:
-    """Reads what a mapping has, and fills in what it has not; returns how each given field is spelled."""
+    """Reads the given fields and fills in the others; returns how each given field is spelled."""
     errors = RuleErrors()
     given = _read_given(plan, value, message, errors)
     for reader in plan.filled:
@@ -106,7 +106,7 @@ def _read_fields(plan: "_ReadingPlan", value: Mapping[Any, Any], message: Any) -
 
 
 def _read_given(plan: "_ReadingPlan", value: Mapping[Any, Any], message: Any, errors: RuleErrors) -> dict[str, str]:
-    """Reads what a mapping has, and adds what is wrong to `errors`; returns how each field of it is spelled."""
+    """Reads the given fields and adds what is wrong to `errors`; returns how each is spelled."""
     given: dict[str, str] = {}
     for key, part in value.items():
         reader = plan.readers.get(key) if isinstance(key, str) else None
@@ -139,21 +139,19 @@ class _Reader:
     """Reads one field of a document into a message."""
 
     key: str
-    """Its name in documents."""
     name: str
     parents: tuple[str, ...]
-    """The inline messages around the field."""
+    """The inline messages that contain the field."""
     decode: Callable[[Any, Any, str], None]
-    """Sets a field of a message; raises RuleError."""
+    """Sets a message field from a value. Raises RuleError."""
     is_required: bool
     is_nullable: bool
     default: Any
-    """What stands for a value that is not given; None: nothing does."""
+    """Value if the document omits the field; None: there is none."""
     is_optional: bool
-    """Whether a message in which it is not set has the default too."""
+    """Whether readers of the message apply the default too, so that it can stay unset."""
 
     def read(self, value: Any, message: Any) -> None:
-        """Reads a value that is given."""
         if value is None and self.is_nullable:
             return
         for parent in self.parents:
@@ -162,7 +160,7 @@ class _Reader:
             self.decode(value, message, self.name)
 
     def fill(self, message: Any) -> None:
-        """Sets what stands for a value that is not given. Raises RuleError where nothing does."""
+        """Sets the value of an omitted field. Raises RuleError if the field is required."""
         if self.is_required:
             raise RuleError("is missing", self.key)
         self.read(self.default, message)
@@ -170,21 +168,21 @@ class _Reader:
 
 @dataclass(frozen=True, slots=True)
 class _ReadingPlan:
-    """How documents of a message type are read."""
+    """How to read documents of a message type."""
 
     readers: Mapping[str, _Reader]
-    """The readers of fields by both spellings, those of inline messages among them."""
+    """Field readers by both spellings, including those of inline messages."""
     filled: tuple[_Reader, ...]
-    """Those that do something where a field is not given."""
+    """Readers of fields that are required or have a default."""
     alternatives: tuple[frozenset[str], ...]
-    """Names of fields of which one at most may be given."""
+    """Groups of field names of which a document may give at most one."""
     parents: tuple[str, ...]
-    """The inline messages."""
+    """The inline messages, by field name."""
     typed: OneofDescriptor | None
-    """The oneof whose type word says which message it is."""
+    """The oneof whose type word selects the message."""
     check: Callable[[Any], str] | None
     prepare: Callable[[Mapping[Any, Any]], Mapping[Any, Any]] | None
-    """Changes a document before it is read."""
+    """Converts a document before it is read."""
 
 
 @cache
@@ -225,7 +223,7 @@ def _readers(descriptor: Descriptor, parents: tuple[str, ...]) -> Iterator[tuple
 
 
 def _decoder(field: FieldDescriptor) -> Callable[[Any, Any, str], None]:
-    """Returns the function that sets a field of a message to a value of JSON types."""
+    """Returns the function that sets a message field from JSON types."""
     if is_map(field):
         return _map_decoder(field)
     if field.is_repeated:
@@ -303,7 +301,7 @@ def _map_decoder(field: FieldDescriptor) -> Callable[[Any, Any, str], None]:
 
 
 def _chooser(oneof: OneofDescriptor) -> Callable[[Any], str]:
-    """Returns the function from a value of JSON types to the field of a oneof that holds such values."""
+    """Returns the function that selects the oneof field for a value of JSON types."""
     fields = {field.cpp_type: field.name for field in oneof.fields}
     types = {kind: fields[cpp_type] for kind, cpp_type in _VALUE_TYPES.items() if cpp_type in fields}
 
@@ -311,7 +309,7 @@ def _chooser(oneof: OneofDescriptor) -> Callable[[Any], str]:
         found = types.get(type(value))
         if found is None:
             raise RuleError("must be a number, a text, or true or false")
-        # Checks the range and the characters of the value.
+        # Checks the value's range and characters.
         check: Decode = _SCALARS.get(_VALUE_TYPES[type(value)], _number)
         check(value)
         return found
@@ -320,13 +318,13 @@ def _chooser(oneof: OneofDescriptor) -> Callable[[Any], str]:
 
 
 def _number_key(key: Any) -> int:
-    """Returns a key of a map of numbers. Keys of JSON objects are texts, also where they are numbers."""
+    """Returns a key of a map with number keys: JSON object keys are always strings."""
     is_number = isinstance(key, str) and key.isascii() and key.isdigit() and len(key) < MAX_KEY_DIGITS
     return _whole(int(key) if is_number else key, _MAX_INT32)
 
 
 def _value_decoder(field: FieldDescriptor) -> Decode:
-    """Returns the function from JSON types to a field's value; it raises RuleError."""
+    """Returns the function that converts JSON types to a field's value. It raises RuleError."""
     options = field.GetOptions().Extensions[pb.document]
     if field.enum_type is not None:
         return _enum_decoder(field.enum_type)
@@ -342,7 +340,7 @@ def _enum_decoder(enum: EnumDescriptor) -> Decode:
     problem = f"must be one of {', '.join(numbers)}"
 
     def decode(value: Any) -> int:
-        # YAML reads a bare `off` as false.
+        # YAML reads an unquoted `off` as false.
         word = "off" if value is False else value
         if not isinstance(word, str) or word not in numbers:
             raise RuleError(problem)
@@ -391,12 +389,12 @@ def _keep_alive(value: Any) -> int:
 
 
 MAX_SECONDS = 1e11
-"""Beyond any duration that a field may have, and within what a message can hold."""
+"""More than any duration field allows, and within the range of the message."""
 
 
 def _nanoseconds(seconds: float) -> int:
     nanoseconds = max(-MAX_SECONDS, min(MAX_SECONDS, seconds)) * _NANOSECONDS
-    # To the nearest, so that 8.3 is read back as 8.3; but less than a nanosecond must not become nothing.
+    # Rounding reads 8.3 back as 8.3, but a positive duration under a nanosecond must not become 0.
     return round(nanoseconds) or math.ceil(nanoseconds)
 
 
@@ -416,4 +414,4 @@ _VALUE_TYPES: Mapping[type, int] = MappingProxyType(
         str: FieldDescriptor.CPPTYPE_STRING,
     }
 )
-"""The fields of a oneof that hold values of a type."""
+"""Oneof fields by the Python type of their value."""

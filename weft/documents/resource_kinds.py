@@ -12,12 +12,12 @@ _MODULES = sorted(path.stem for path in Path(__file__).with_name("kinds").glob("
 
 
 class ResourceKind(StrEnum):
-    """A kind of thing with a name; the value is its name in documents and in `KIND/NAME`.
+    """A kind of resource; the value is its name in documents and in `KIND/NAME`.
 
-    Each module of `weft/documents/kinds` is one. Those that other code is about are named here, in the order of lists.
+    Each module of `weft/documents/kinds` adds one. Members that other code refers to are listed here, in display order.
     """
 
-    _ignore_ = ["module"]  # noqa: RUF012 - not a member
+    _ignore_ = ["module"]  # noqa: RUF012 - enum configuration, not a member
     MODEL = "model"
     AGENT = "agent"
     RUNNER = "runner"
@@ -33,33 +33,33 @@ class ResourceKind(StrEnum):
 
     @property
     def plural(self) -> str:
-        """As in `weft get models` and `/api/v1/models`."""
+        """The plural, as in `weft get models` and `/api/v1/models`."""
         return f"{self.value}es" if self.value.endswith("s") else f"{self.value}s"
 
     @property
     def list_kind(self) -> str:
-        """The `kind` of a document with several of them, such as "ModelList"."""
+        """The `kind` of a list document, such as "ModelList"."""
         return f"{self.value.capitalize()}List"
 
 
 ALIASES = {"llm": ResourceKind.MODEL, "llms": ResourceKind.MODEL}
-"""Other words for a kind, besides its singular and its plural."""
+"""Synonyms of a kind besides its singular and plural."""
 
 
 def listed_kinds(*, plural: bool) -> str:
-    """Returns the kinds for a help text, such as "models, agents, runners"."""
+    """Returns the kinds as a text for help, such as "models, agents, runners"."""
     return ", ".join(kind.plural if plural else kind.value for kind in ResourceKind)
 
 
 @cache
 def kind_words() -> Mapping[str, ResourceKind]:
-    """Every word that names a kind."""
+    """Returns every word that names a kind."""
     singular = {kind.value: kind for kind in ResourceKind}
     return MappingProxyType(singular | {kind.plural: kind for kind in ResourceKind} | ALIASES)
 
 
 def parse_kind(word: str, field: str = "KIND") -> ResourceKind:
-    """The kind that `word` names, in any case. Raises INVALID_ARGUMENT naming `field` and the kinds there are."""
+    """Returns the kind that a word names in any case. Raises INVALID_ARGUMENT naming `field` and the valid kinds."""
     kind = kind_words().get(word.lower())
     if kind is None:
         known = ", ".join(kind.plural for kind in ResourceKind)

@@ -1,4 +1,4 @@
-"""Resources as documents: what is declared, which `apply` takes, and `status`, what is true now, which it ignores."""
+"""Resources as documents: the declaration, which `apply` reads, and `status`, the observed state, which it ignores."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
@@ -30,22 +30,22 @@ ObservedT = TypeVar("ObservedT", bound=Message)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Document(Generic[DeclaredT, ObservedT]):
-    """A resource. Its messages are never changed; they may hold secrets, so they are never printed."""
+    """A resource. Its messages are never changed. They may hold secrets, so they have no repr."""
 
     kind: ResourceKind
     declared: DeclaredT = field(repr=False)
-    """What is declared of it."""
+    """The declaration."""
     observed: ObservedT | None = field(default=None, repr=False)
-    """What is true of it now; None: not known, as in a document that was read."""
+    """The observed state; None: unknown, as in a document that was read from a file."""
 
     @property
     def name(self) -> str:
-        """Its name, unique in the mesh but for pools."""
+        """Its name; unique in the mesh, except that a pool may share a model's name."""
         return str(self.manifest.name)
 
     @property
     def manifest(self) -> Any:
-        """What is declared of it, a message with its name."""
+        """The declaration's message that has the name."""
         return self.declared
 
     @property
@@ -55,18 +55,18 @@ class Document(Generic[DeclaredT, ObservedT]):
 
     @property
     def state(self) -> str:
-        """Whether it can be used: active, inactive, hibernating or unknown; empty: not known, or a kind without it."""
+        """Its state: active, inactive, hibernating or unknown; empty: not observed, or a kind without states."""
         if self.observed is None or "status" not in self.observed.DESCRIPTOR.fields_by_name:
             return ""
         return word_of(self.observed, "status")
 
     @property
     def conditions(self) -> tuple[Condition, ...]:
-        """What does or does not hold of it; empty where nothing is known."""
+        """Its conditions; empty if it was not observed."""
         return () if self.observed is None else KINDS[self.kind].conditions(self.observed)
 
     def status_document(self) -> dict[str, Any] | None:
-        """Returns what is true of it now as JSON types; None: not known."""
+        """Returns `status` as JSON types; None: not observed."""
         if self.observed is None:
             return None
         conditions = {"conditions": [asdict(condition) for condition in self.conditions]}
@@ -82,21 +82,21 @@ class ModelDocument(Document[ModelDeclaration, Model]):
 
     kind: ResourceKind = ResourceKind.MODEL
     instance: InstanceState | None = field(default=None, repr=False)
-    """Its state on its runner, while that is known."""
+    """Its state on its runner; None: unknown."""
 
     @property
     def manifest(self) -> ModelManifest:
-        """Its manifest as declared or published."""
+        """The manifest, declared or published."""
         return self.declared.manifest
 
     @property
     def pool(self) -> str:
-        """The pool that it is in."""
+        """The model's pool."""
         return self.manifest.pool_name or self.manifest.name
 
     @property
     def conditions(self) -> tuple[Condition, ...]:
-        """HasRunner, Awake and Ready."""
+        """See `model_conditions`."""
         return () if self.observed is None else model_conditions(self.observed, self.instance)
 
     def _computed(self) -> dict[str, Any]:
@@ -119,12 +119,12 @@ class RunnerDocument(Document[RunnerDeclaration, Runner]):
 
 
 MEMBER_FIELDS = ("kind", "state", "runner")
-"""Fields of a model that the document of its pool has."""
+"""Model fields in the document of its pool."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolDocument(Document[PoolDeclaration, Pool]):
-    """A pool. Pools follow from their models: `apply` checks that it is as declared and changes nothing."""
+    """A pool. Pools are derived from their models: `apply` checks the declaration and changes nothing."""
 
     kind: ResourceKind = ResourceKind.POOL
 
@@ -134,34 +134,34 @@ class PoolDocument(Document[PoolDeclaration, Pool]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RouteDocument(Document[RouteManifest, Route]):
-    """A ladder of models for one kind of task."""
+    """An ordered list of models for one kind of task."""
 
     kind: ResourceKind = ResourceKind.ROUTE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AliasDocument(Document[AliasManifest, Alias]):
-    """Another name of a model, a pool, an agent or a route."""
+    """An alternative name of a model, pool, agent or route."""
 
     kind: ResourceKind = ResourceKind.ALIAS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProfileDocument(Document[ProfileManifest, Profile]):
-    """A configuration of the mesh that is switched to as a whole."""
+    """A mesh configuration that operators activate as a whole."""
 
     kind: ResourceKind = ResourceKind.PROFILE
 
     @property
     def state(self) -> str:
-        """See `Document.state`: active, or inactive."""
+        """Returns active or inactive."""
         if self.observed is None:
             return ""
         return "active" if self.observed.active else "inactive"
 
     @property
     def names_models(self) -> bool:
-        """Whether a switch to it may load or unload."""
+        """Whether activating it may load or unload models."""
         return bool(self.declared.load or self.declared.unload or self.declared.unload_others)
 
 
@@ -185,7 +185,7 @@ _TYPES: Mapping[ResourceKind, type[Document[Any, Any]]] = MappingProxyType(
         ResourceKind.WORKFLOW: WorkflowDocument,
     }
 )
-"""Kinds with more than a `Document` has."""
+"""Kinds that have their own document class."""
 
 
 def _member(model: Model) -> dict[str, Any]:
@@ -194,31 +194,31 @@ def _member(model: Model) -> dict[str, Any]:
 
 
 def model_document(model: Model, instance: InstanceState | None = None) -> ModelDocument:
-    """Returns a model, with its state on its runner where that is known."""
+    """Returns the document of a model, with its state on its runner if known."""
     declared = ModelDeclaration(manifest=model.manifest, runner=model.declared_runner)
     return ModelDocument(declared=declared, observed=model, instance=instance)
 
 
 def instance_of(model: Model, runner: Runner | None) -> InstanceState | None:
-    """Returns the model's state on its runner; None: it is served by another runner or none."""
+    """Returns the model's state on its runner; None: `runner` does not serve it."""
     if runner is None or runner.name != model.runner or runner.status != Runner.STATUS_ACTIVE:
         return None
     return next((state for state in runner.capability.instances if state.model == model.manifest.name), None)
 
 
 def runner_document(runner: Runner) -> RunnerDocument:
-    """Returns a runner."""
+    """Returns the document of a runner."""
     return RunnerDocument(declared=RunnerDeclaration(name=runner.name), observed=runner)
 
 
 def pool_document(pool: Pool) -> PoolDocument:
-    """Returns a pool."""
+    """Returns the document of a pool."""
     members = [model.manifest.name for model in pool.members]
     return PoolDocument(declared=PoolDeclaration(name=pool.name, members=members), observed=pool)
 
 
 def observed_document(kind: ResourceKind, message: Any) -> AnyDocument:
-    """Returns a resource as the registry knows it; a model is without its state on its runner."""
+    """Returns the document of a resource from the registry; a model's document lacks its state on its runner."""
     if kind in _OBSERVED:
         return _OBSERVED[kind](message)
     return new_document(kind, message.manifest, message)
@@ -231,11 +231,11 @@ _OBSERVED: Mapping[ResourceKind, Callable[[Any], AnyDocument]] = MappingProxyTyp
         ResourceKind.POOL: pool_document,
     }
 )
-"""Kinds of which more is shown than the manifest of the message declares."""
+"""Kinds whose declaration is more than the manifest in their record."""
 
 
 def declared_document(resource: ResourceDocument, field: str = "resource") -> AnyDocument:
-    """Returns what is declared, without `status`. Raises INVALID_ARGUMENT naming the field."""
+    """Returns a declaration as a document without `status`. Raises INVALID_ARGUMENT naming the field."""
     if resource.kind not in KINDS:
         raise invalid_field(field, f"must be of a known kind: {', '.join(KINDS)}")
     kind = ResourceKind(resource.kind)
@@ -246,34 +246,34 @@ def declared_document(resource: ResourceDocument, field: str = "resource") -> An
 
 
 def to_declaration(document: AnyDocument) -> ResourceDocument:
-    """Returns the declaration of a document, without `status`."""
+    """Returns a document's declaration as a message."""
     return packed(document.kind, document.declared)
 
 
 def read_document(kind: ResourceKind, value: Mapping[str, Any]) -> AnyDocument:
-    """Returns the document that declares `value`, JSON types without `kind` and `status`. Raises RuleError."""
+    """Reads a declaration from JSON types without `kind` and `status`. Raises RuleError."""
     return new_document(kind, read_message(value, KINDS[kind].declared))
 
 
 def new_document(kind: ResourceKind, declared: Any, observed: Any = None) -> AnyDocument:
-    """Returns the document of a kind."""
+    """Returns the document of a declaration and, if known, its observed state."""
     return _TYPES.get(kind, Document)(kind=kind, declared=declared, observed=observed)
 
 
 def plain(document: AnyDocument) -> dict[str, Any]:
-    """Returns the whole document as JSON types; what is not set is left out."""
+    """Returns the whole document as JSON types without unset fields."""
     found = {"kind": document.kind.value} | document_of(document.declared)
     status = document.status_document()
     return found if status is None else found | {"status": status}
 
 
 def declared(document: AnyDocument) -> dict[str, Any]:
-    """Returns what the document declares as JSON types: without `status`, and without what is as it would be anyway."""
+    """Returns the declaration as JSON types, without `status` and without fields that have their default."""
     return {"kind": document.kind.value} | without_defaults(document.declared)
 
 
 def declared_of(document: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns what the whole document of a resource declares; see `declared`."""
+    """Returns the declaration in the JSON types of a whole document; see `declared`."""
     kind = document["kind"]
     descriptor: Any = KINDS[ResourceKind(kind)].declared.DESCRIPTOR
     given = {name: value for name, value in document.items() if name not in ("kind", "status")}
@@ -281,7 +281,7 @@ def declared_of(document: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def applied_document(result: ApplyResult) -> dict[str, Any]:
-    """Returns what `apply` did with one document as JSON types, as `/api/v1/apply` answers."""
+    """Returns the result of applying one document as JSON types, as in responses of `/api/v1/apply`."""
     found = {"kind": result.kind, "outcome": word_of(result, "outcome"), "name": result.name}
     states = {name: getattr(result, name) for name in ("before", "after") if result.HasField(name)}
     return found | {name: plain(declared_document(state)) for name, state in states.items()}

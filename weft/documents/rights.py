@@ -1,6 +1,6 @@
-"""Rights by name: which names a declaration or an operation is about, and that a caller may do it to all of them.
+"""Permissions by name: which names a declaration or an operation affects, and whether the caller may act on them.
 
-A caller whose scopes are not limited to names passes every check here.
+A caller without name restrictions passes every check here.
 """
 
 from collections.abc import Iterable, Iterator
@@ -18,11 +18,11 @@ from weft.kernel.principal import EDIT_MODELS, OPERATE, USE_MODELS, VIEW_MODELS,
 
 
 def require_declarable(principal: Principal, documents: Iterable[AnyDocument]) -> None:
-    """Raises PERMISSION_DENIED for the first name that the caller may not edit, or not point to.
+    """Raises PERMISSION_DENIED for the first name that the caller may not edit, or may not refer to.
 
-    The pool of a model is a name that it is about: its members answer for each other. An agent, a route, an alias or a
-    workflow may point to what its caller may edit or use, since whoever may use it reaches that. A profile needs the
-    scope for everything, a tenant the scope for settings.
+    Declaring a model also requires permission for its pool, since pool members serve each other's requests. Agents,
+    routes, aliases and workflows may only refer to names that their author may edit or use, because they give access to
+    them. Profiles need the unrestricted scope, tenants the scope for settings.
     """
     for each in documents:
         kind = DECLARED_KINDS.get(each.kind)
@@ -33,7 +33,7 @@ def require_declarable(principal: Principal, documents: Iterable[AnyDocument]) -
 
 
 def _require_names(principal: Principal, kind: DeclaredKind | None, document: AnyDocument) -> None:
-    """Raises PERMISSION_DENIED for a name that a caller with rights to some names may not edit, or not point to."""
+    """Raises PERMISSION_DENIED for a name that a caller with name restrictions may not edit or refer to."""
     if kind is None:
         principal.require_name(EDIT_MODELS, document.name)
         return
@@ -49,12 +49,12 @@ def _require_names(principal: Principal, kind: DeclaredKind | None, document: An
 
 
 def view_of(kind: ResourceKind) -> Access:
-    """Returns the access that seeing resources of a kind needs."""
+    """Returns the access required to see resources of a kind."""
     return Access(KINDS[kind].resource, Role.VIEW)
 
 
 def names_secret(documents: Iterable[AnyDocument]) -> bool:
-    """Whether a model among these, or in a profile among these, is of a provider whose key is a secret."""
+    """Whether one of these models, or a model in one of these profiles, has a provider with a secret as its key."""
     declared: list[Any] = []
     for each in documents:
         if each.kind is ResourceKind.MODEL:
@@ -65,14 +65,14 @@ def names_secret(documents: Iterable[AnyDocument]) -> bool:
 
 
 def visible_names(principal: Principal, names: Iterable[str]) -> Iterator[str]:
-    """Yields those of some names that the caller may see."""
+    """Yields the names that the caller may see."""
     return (name for name in names if principal.may_name(VIEW_MODELS, name))
 
 
 def require_operable(principal: Principal, action: OperationAction) -> None:
     """Raises PERMISSION_DENIED for the first model that the caller may not load, unload or flush.
 
-    What is about no one model, or brings a new one, needs the scope for everything.
+    Actions that concern no single model, or add a model, need the unrestricted scope.
     """
     match action.WhichOneof("kind"):
         case "load_model" if not action.load_model.source:

@@ -24,7 +24,7 @@ _TEXT: Schema = {"type": "string"}
 
 
 def resource_schema(kind: ResourceKind) -> DocumentSchema:
-    """Returns the schema of a resource: what `apply` takes, `/api/v1` answers and `-o json` prints."""
+    """Returns the schema of a resource, as `apply`, `/api/v1` and `-o json` use it."""
     name = f"{kind.value.capitalize()}Document"
 
     def build(schemas: SchemaSet) -> Schema:
@@ -41,7 +41,7 @@ def resource_schema(kind: ResourceKind) -> DocumentSchema:
 
 
 def resource_list_schema(kind: ResourceKind, page_token: Schema, *, required: bool) -> DocumentSchema:
-    """Returns the schema of a list of resources, with the schema of the token of its next page."""
+    """Returns the schema of a list of resources; `page_token` is the schema of the next page's token."""
 
     def build(schemas: SchemaSet) -> Schema:
         properties = {
@@ -78,7 +78,7 @@ def _status_schema(kind: ResourceKind, schemas: SchemaSet) -> Schema:
 
 
 def _computed_schemas(kind: ResourceKind, schemas: SchemaSet) -> tuple[dict[str, Schema], list[str]]:
-    """Returns the fields of a status that are in no message, and those of them that are always there."""
+    """Returns the schemas of computed status fields, and the names of those that are always present."""
     if kind is ResourceKind.MODEL:
         instance: Any = InstanceState.DESCRIPTOR
         pool = _TEXT | {"description": "The pool it is in: `poolName`, or else its own name."}
@@ -112,7 +112,7 @@ _NEXT_PAGE = nullable(_TEXT) | {"description": "Over HTTP: asks for the page aft
 
 
 def schemas() -> dict[str, Schema]:
-    """Returns every schema by its file name. They hold for what `apply` takes and for what `-o json` prints."""
+    """Returns every published schema by file name. They describe input of `apply` and output of `-o json`."""
     published = {kind.value: resource_schema(kind) for kind in ResourceKind}
     published |= {f"{kind.value}-list": resource_list_schema(kind, _NEXT_PAGE, required=False) for kind in ResourceKind}
     published |= {"event": record_schema(Event), "event-list": record_schema(ListEventsResponse)}

@@ -1,4 +1,4 @@
-"""Selectors of labels, such as `tier=fast,team=a`: which models and agents a command or a list is about."""
+"""Label selectors, such as `tier=fast,team=a`, that restrict commands and lists to matching models and agents."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -15,30 +15,30 @@ MAX_SELECTOR_CHARS = 2048
 MAX_REQUIREMENTS = 16
 MAX_VALUE_CHARS = 128
 TAG_FIELDS = ("tier", "owner")
-"""Fields of tags that selectors name like labels; no label is called so."""
+"""Tag fields that selectors treat like labels; labels cannot have these names."""
 
 
 @dataclass(frozen=True, slots=True)
 class Requirement:
-    """One part of a selector."""
+    """One comma-separated term of a selector."""
 
     key: str
     value: str | None
     """None: any value."""
     is_wanted: bool
-    """Whether the value must be there, or must not."""
+    """Whether the value must be present (or must be absent)."""
 
     def holds(self, tags: "Tags") -> bool:
-        """Whether these tags are as required."""
+        """Whether tags satisfy this term."""
         return self.accepts(getattr(tags, self.key) if self.key in TAG_FIELDS else tags.labels.get(self.key, ""))
 
     def accepts(self, found: str) -> bool:
-        """Whether the value of its key, empty where there is none, is as required."""
+        """Whether a value, empty if the key is absent, satisfies this term."""
         return (bool(found) if self.value is None else found == self.value) is self.is_wanted
 
 
 Selector = tuple[Requirement, ...]
-"""Requirements that hold all; empty: everything is selected."""
+"""Terms that must all hold; empty: selects everything."""
 
 
 def parse_selector(text: str, field: str) -> Selector:
@@ -55,12 +55,12 @@ def parse_selector(text: str, field: str) -> Selector:
 
 
 def selects(selector: Selector, tags: "Tags") -> bool:
-    """Whether a model or an agent with these tags is selected."""
+    """Whether tags of a model or an agent match."""
     return all(requirement.holds(tags) for requirement in selector)
 
 
 def require_labels(tags: "Tags", field: str) -> None:
-    """Raises INVALID_ARGUMENT naming the field for a label named like a field, or without a value."""
+    """Raises INVALID_ARGUMENT naming the field for a label with a reserved name or without a value."""
     for key, value in tags.labels.items():
         if key in TAG_FIELDS:
             raise invalid_field(f"{field}[{key}]", f"is no label; set {key} itself")
@@ -69,7 +69,7 @@ def require_labels(tags: "Tags", field: str) -> None:
 
 
 def to_canonical_tags(manifest: "ModelManifest | AgentManifest", field: str) -> None:
-    """Clears tags that say nothing. Raises INVALID_ARGUMENT for a label that selectors would take for a field."""
+    """Clears empty tags. Raises INVALID_ARGUMENT for a label with a reserved name."""
     require_labels(manifest.tags, f"{field}.tags.labels")
     if not manifest.tags.ByteSize():
         manifest.ClearField("tags")

@@ -1,8 +1,8 @@
-"""Documents from YAML and JSON files, and back to YAML.
+"""Reads documents from YAML and JSON files, and writes YAML.
 
-Reading: safe types only, every size limited before anything is built; either all documents of a file are valid, or an
-error names the invalid ones with their lines and fields. Writing: JSON is complete, with `status`; YAML has what was
-declared and differs from its default, so that it can be applied again.
+Reading uses safe types only and limits every size before building anything. If any document of a file is invalid, the
+error lists the invalid ones with lines and fields. JSON output is complete, with `status`; YAML output has only what
+was declared and differs from its default, so that it can be applied again.
 """
 
 import json
@@ -23,14 +23,14 @@ from weft.kernel.field_rules import RuleError
 from weft.kernel.reasons import Reason
 
 MAX_YAML_NODES = 100_000
-"""Values of all documents together, each counted as often as aliases repeat it."""
+"""Maximum number of values in all documents; aliased values count at each use."""
 MAX_YAML_DEPTH = 24
 
 _MERGE_TAG = "tag:yaml.org,2002:merge"
 
 
 class YamlRefusedError(yaml.MarkedYAMLError):
-    """It is YAML, but not of the kind that is taken here."""
+    """YAML that uses a feature not accepted here."""
 
     def __init__(self, problem: str, node: Node | None = None) -> None:
         super().__init__(problem=problem, problem_mark=node.start_mark if node is not None else None)
@@ -38,13 +38,13 @@ class YamlRefusedError(yaml.MarkedYAMLError):
 
 @dataclass(frozen=True, slots=True)
 class YamlDocument:
-    """One document of a stream: its value, and where each part of it stands."""
+    """One document of a stream: its value, and the line of each part."""
 
     value: Any
     root: Node
 
     def line(self, path: tuple[str | int, ...]) -> int:
-        """The line, from 1, of the value at `path`, or of the innermost value around it."""
+        """Returns the line (from 1) of the value at `path`, or of the innermost value that contains it."""
         node, mark = self.root, self.root.start_mark
         for step in path:
             found = _child(node, step)
@@ -55,7 +55,7 @@ class YamlDocument:
 
 
 def yaml_documents(text: str, *, merge_keys: bool = False) -> Iterator[YamlDocument | None]:
-    """The documents of a stream, None for an empty one; `merge_keys` are taken or not. Raises yaml.YAMLError."""
+    """Yields the documents of a stream, None for an empty one. Raises yaml.YAMLError."""
     loader = _Loader(text, merge_keys=merge_keys)
     try:
         while loader.check_node():
@@ -70,7 +70,7 @@ def yaml_documents(text: str, *, merge_keys: bool = False) -> Iterator[YamlDocum
 
 
 class _Loader(yaml.SafeLoader):
-    """The safe loader, without duplicate keys and dates, unwanted merge keys, and anything too large or too deep."""
+    """The safe loader without duplicate keys, dates, merge keys unless allowed, and oversized or too deep values."""
 
     def __init__(self, text: str, *, merge_keys: bool) -> None:
         super().__init__(text)
@@ -91,14 +91,14 @@ class _Loader(yaml.SafeLoader):
         return node
 
     def refuse_bombs(self, root: Node) -> None:
-        """Count every value as often as aliases repeat it."""
+        """Raises if the values, counted at each use of an alias, exceed MAX_YAML_NODES."""
         self._expanded_nodes += _expanded_size(root, {}, set())
         if self._expanded_nodes > MAX_YAML_NODES:
             raise YamlRefusedError(f"more than {MAX_YAML_NODES:,} values once its aliases are followed", root)
 
     def compose_mapping_node(self, anchor: Any) -> MappingNode:
         node = super().compose_mapping_node(anchor)
-        # Not when it is built: merging writes what is merged into the nodes, and then keys do stand there twice.
+        # Checked here because construction writes merged keys into the node, where they may duplicate its keys.
         self._refuse_odd_keys(node)
         return node
 
@@ -118,7 +118,7 @@ def _text_as_it_stands(loader: yaml.SafeLoader, node: ScalarNode) -> Any:
     return loader.construct_scalar(node)
 
 
-# JSON has no dates, so there are none here: `description: 2026-01-01` is a text.
+# JSON has no dates: `description: 2026-01-01` is a string.
 _Loader.add_constructor("tag:yaml.org,2002:timestamp", _text_as_it_stands)
 
 
@@ -142,7 +142,7 @@ def _expanded_size(node: Node, known: dict[int, int], around: set[int]) -> int:
 def _child(node: Node, step: str | int) -> tuple[Any, Node] | None:
     if isinstance(node, MappingNode):
         pairs = {key.value: (key.start_mark, value) for key, value in node.value}
-        # A field may be written in either spelling.
+        # Fields can be written in either spelling.
         return pairs.get(str(step)) or next((pairs[key] for key in pairs if camel(key) == step), None)
     if isinstance(node, SequenceNode) and isinstance(step, int) and step < len(node.value):
         return node.value[step].start_mark, node.value[step]
@@ -152,7 +152,7 @@ def _child(node: Node, step: str | int) -> tuple[Any, Node] | None:
 MAX_DOCUMENTS = 1000
 MAX_FILE_BYTES = 4 * 1024 * 1024
 MAX_INPUT_CHARS = 64
-"""So much of a wrong word is repeated in an error."""
+"""Maximum length of a wrong word that an error repeats."""
 
 _LIST_FIELDS = frozenset({"kind", "items", "nextPageToken"})
 _LIST_KINDS = {kind.list_kind: kind for kind in ResourceKind}
@@ -160,7 +160,7 @@ _LIST_KINDS = {kind.list_kind: kind for kind in ResourceKind}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourcedDocument:
-    """A document, and where it came from."""
+    """A document and its source."""
 
     document: AnyDocument
     where: str
@@ -168,13 +168,13 @@ class SourcedDocument:
 
     @property
     def label(self) -> str:
-        """KIND/NAME."""
+        """Returns KIND/NAME."""
         return self.document.label
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Raw:
-    """A document as it was parsed: JSON types, not checked yet."""
+    """A parsed, unchecked document of JSON types."""
 
     value: Any
     source: str
@@ -187,7 +187,7 @@ class _Raw:
 
 
 def read_documents(text: str, source: str) -> tuple[SourcedDocument, ...]:
-    """Every document of a YAML stream or a JSON text; those of a list document (`kind: ModelList`) one by one.
+    """Returns the documents of a YAML stream or a JSON text, including the items of lists (`kind: ModelList`).
 
     `status` is dropped. Raises as `read_texts`.
     """
@@ -195,10 +195,10 @@ def read_documents(text: str, source: str) -> tuple[SourcedDocument, ...]:
 
 
 def read_texts(texts: Iterable[tuple[str, str]]) -> tuple[SourcedDocument, ...]:
-    """As `read_documents`, of several texts with their sources.
+    """Like `read_documents`, for several texts with their sources.
 
-    Raises REQUEST_TOO_LARGE, MALFORMED_REQUEST or INVALID_ARGUMENT, which name each wrong value with its source, and
-    where they are known document, line and field. Then nothing of the texts may be used.
+    Raises REQUEST_TOO_LARGE, MALFORMED_REQUEST or INVALID_ARGUMENT; the error lists each wrong value with its source
+    and, if known, document, line and field. If one text is wrong, nothing is returned.
     """
     found, refused = [], _Refused()
     for text, source in texts:
@@ -227,17 +227,17 @@ def _refuse_too_many(documents: int, source: str) -> None:
 
 @dataclass(slots=True)
 class _Refused:
-    """What is wrong with documents, so far."""
+    """Errors found in documents so far."""
 
     errors: list[FieldError] = field(default_factory=list)
     omitted: int = 0
-    """Errors that are counted only."""
+    """Number of errors beyond those that are listed."""
     documents: int = 0
-    """The documents that are wrong."""
+    """Number of documents with errors."""
 
 
 def parse_document(value: Any, kind: ResourceKind | None = None) -> AnyDocument:
-    """One document from JSON types; `kind` is what it must be, and may be left out of `value` then.
+    """Returns the document in JSON types; `kind` is the required kind, which `value` may then omit.
 
     Raises INVALID_ARGUMENT naming the first wrong field.
     """
@@ -248,7 +248,7 @@ def parse_document(value: Any, kind: ResourceKind | None = None) -> AnyDocument:
 
 
 def refuse_repeats(documents: tuple[SourcedDocument, ...]) -> None:
-    """Raise INVALID_ARGUMENT when documents have one name; only a pool may be called like a model."""
+    """Raises INVALID_ARGUMENT if two documents have the same name; only a pool may share a model's name."""
     first: dict[tuple[bool, str], SourcedDocument] = {}
     repeated = []
     for sourced in documents:
@@ -262,7 +262,7 @@ def refuse_repeats(documents: tuple[SourcedDocument, ...]) -> None:
 
 
 def _parse(text: str, source: str) -> Iterator[_Raw]:
-    # JSON is nearly YAML, but not quite: its escapes of characters beyond the first plane are not.
+    # YAML is not a superset of JSON: it reads escapes of characters beyond the basic plane differently.
     if text.lstrip("\ufeff \t\r\n").startswith(("{", "[")):
         try:
             value = json.loads(text.lstrip("\ufeff"), object_pairs_hook=_pairs, parse_constant=_no_constant)
@@ -303,11 +303,11 @@ _HINTS = (
     ("expected the node content", "a value is missing, or the text ends within a bracket"),
     ("cannot start any token", "a text that begins with this character needs quotes"),
 )
-"""Parts of what the parser says, and what the file needs."""
+"""Parser messages and how to fix the file."""
 
 
 def yaml_problem(error: Exception, text: str) -> str:
-    """Returns what is wrong with a text that is no YAML, and the way out where it is known."""
+    """Returns what is wrong with an invalid YAML text, and how to fix it if known."""
     mark = getattr(error, "problem_mark", None)
     if isinstance(error, yaml.reader.ReaderError):
         return "it has a character that may not stand in YAML"
@@ -331,7 +331,7 @@ def _not_yaml(error: Exception, where: str, text: str) -> FieldError:
 
 
 def _documents_of(raw: _Raw, refused: _Refused) -> Iterator[SourcedDocument]:
-    """Yields the documents of one that was parsed; what is wrong is added to `refused`."""
+    """Yields the documents in a parsed one; adds errors to `refused`."""
     value = raw.value
     kind = _LIST_KINDS.get(value["kind"]) if isinstance(value, dict) and isinstance(value.get("kind"), str) else None
     if kind is None:
@@ -363,7 +363,7 @@ def _placed(raw: _Raw, place: tuple[str | int, ...], problem: str) -> FieldError
 
 
 def _checked(value: Any, kind: ResourceKind | None) -> AnyDocument:
-    """Returns the document. Raises RuleError with the paths to what is wrong."""
+    """Returns the document. Raises RuleError with the paths of wrong values."""
     if not isinstance(value, dict):
         raise RuleError("a document is a mapping of names to values, beginning with kind")
     word = value.get("kind", kind.value if kind is not None else None)
@@ -386,7 +386,7 @@ def _field_path(path: tuple[str | int, ...]) -> str:
 
 
 class _JsonRefusedError(Exception):
-    """It is JSON, but not of the kind that is taken here."""
+    """JSON that uses a feature not accepted here."""
 
 
 def _pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -403,17 +403,17 @@ def _no_constant(name: str) -> NoReturn:
 
 
 def to_yaml(documents: Iterable[AnyDocument]) -> str:
-    """A stream of YAML documents that `apply` takes; empty for none."""
+    """Returns a YAML stream that `apply` accepts; empty for no documents."""
     return "---\n".join(yaml_text(declared(document)) for document in documents)
 
 
 def yaml_text(value: Any) -> str:
-    """One YAML document, texts of several lines as blocks."""
+    """Returns one YAML document with multi-line strings as blocks."""
     return yaml.dump(value, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=sys.maxsize)
 
 
 class _Dumper(yaml.SafeDumper):
-    """Writes texts of several lines as blocks where that is read back as it was, else with escapes."""
+    """Writes multi-line strings as blocks if they can be read back unchanged, else with escapes."""
 
     def represent_str(self, data: str) -> yaml.ScalarNode:
         style = "|" if _fits_a_block(data) else None if data.isprintable() else '"'
@@ -421,7 +421,7 @@ class _Dumper(yaml.SafeDumper):
 
 
 def _fits_a_block(text: str) -> bool:
-    # Blocks know more line breaks than "\n", and take white space at either end for layout.
+    # Blocks also break at other line separators, and strip leading and trailing white space.
     lines = text.split("\n")
     plain_lines = all(line.isprintable() and line == line.rstrip() for line in lines)
     return len(lines) > 1 and plain_lines and lines[0] == lines[0].lstrip() != ""

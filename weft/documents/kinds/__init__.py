@@ -1,6 +1,6 @@
-"""The kinds of resources, one module for each, and the messages that carry a resource of any kind.
+"""The kinds of resources, one module each, and the messages that carry a resource of any kind.
 
-A module here is a kind: its `KIND` says what its messages are, and is all that the rest knows of it.
+A module is added by defining `KIND`; no other code lists it.
 """
 
 from collections.abc import Mapping
@@ -25,7 +25,7 @@ DECLARED_KINDS: Mapping[ResourceKind, DeclaredKind] = MappingProxyType(
 
 
 def name_in(message: Any) -> str:
-    """Returns the name of what is declared or known of a resource."""
+    """Returns the name in a declaration or a record."""
     return str(message.manifest.name if "manifest" in message.DESCRIPTOR.fields_by_name else message.name)
 
 
@@ -35,14 +35,14 @@ def key_of(record: Message) -> Key:
 
 
 def packed(kind: ResourceKind, message: Message) -> ResourceDocument:
-    """Returns what is declared or known of a resource as the message that carries any kind."""
+    """Returns a declaration or a record as the message that carries any kind."""
     resource = ResourceDocument(kind=kind.value, name=name_in(message))
     resource.content.Pack(message, deterministic=True)
     return resource
 
 
 def record_in(resource: ResourceDocument) -> Any:
-    """Returns what is known of a resource, such as an Alias; None: its kind is unknown to this version."""
+    """Returns the record in a message, such as an Alias; None: this version does not know its kind."""
     if resource.kind not in KINDS:
         return None
     record = KINDS[ResourceKind(resource.kind)].record()

@@ -1,4 +1,4 @@
-"""Agents: named personas over a model or a pool. Runners publish some as well."""
+"""Agents: named personas over a model or a pool. Runners can publish them too."""
 
 from weft.api.common.v1.agent_behaviour_pb2 import AgentBehaviour
 from weft.api.registry.v1.agent_pb2 import Agent, AgentManifest
@@ -10,7 +10,7 @@ from weft.kernel.names import AGENT_PREFIX
 
 
 def check_agent(manifest: AgentManifest, field: str) -> None:
-    """Check an agent; see `DeclaredKind.check`."""
+    """Checks an agent; see `DeclaredKind.check`."""
     check_named(manifest, field)
     if not manifest.default_params.ByteSize():
         manifest.ClearField("default_params")
@@ -21,7 +21,7 @@ def check_agent(manifest: AgentManifest, field: str) -> None:
 
 
 def _drop_defaults(behaviour: AgentBehaviour) -> None:
-    """Clear fields that have their default: absent means the same."""
+    """Clears fields that have their default: absent means the same."""
     if behaviour.stop_on_decision_request:
         behaviour.ClearField("stop_on_decision_request")
     if behaviour.parse_text_tool_calls:

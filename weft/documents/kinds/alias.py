@@ -8,7 +8,7 @@ from weft.kernel.field_rules import check_message
 
 
 def check_alias(manifest: AliasManifest, field: str) -> None:
-    """Check an alias and set its pattern; see `DeclaredKind.check`."""
+    """Checks an alias and sets its pattern; see `DeclaredKind.check`."""
     check_message(manifest, field)
     manifest.DiscardUnknownFields()
     check_pattern(manifest.name, manifest.pattern, manifest.target, manifest.tenant, field)
@@ -16,7 +16,7 @@ def check_alias(manifest: AliasManifest, field: str) -> None:
 
 
 def _names(manifest: AliasManifest) -> tuple[str, str]:
-    """Returns its own name, and the names that it stands for: its author could not give those otherwise."""
+    """Returns the alias's name and pattern: its author must be allowed to edit the names that it redirects."""
     return manifest.name, manifest.pattern or manifest.name
 
 

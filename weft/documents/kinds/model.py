@@ -1,4 +1,4 @@
-"""Models. Runners publish them; what operators declare lies over that, and a central model has a provider instead."""
+"""Models. Runners publish them, and operators' declarations override that; central models have a provider instead."""
 
 from urllib.parse import urlsplit
 
@@ -12,7 +12,7 @@ from weft.kernel.field_rules import check_message
 from weft.kernel.names import CENTRAL_RUNNER, is_name, require_no_id
 from weft.wake.recipes import set_defaults
 
-SECRET_PREFIX = "secret/"  # noqa: S105 - how a secret is named, not one
+SECRET_PREFIX = "secret/"  # noqa: S105 - a name prefix, not a password
 _CHAT, _COMPLETION = model_pb2.MODEL_OPERATION_CHAT, model_pb2.MODEL_OPERATION_COMPLETION
 _EMBEDDING = model_pb2.MODEL_OPERATION_EMBEDDING
 _OFFERED = {
@@ -22,12 +22,12 @@ _OFFERED = {
 
 
 def secret_of(manifest: model_pb2.ModelManifest) -> str:
-    """Returns the name of the secret that a central model uses; empty: none."""
+    """Returns the name of a central model's secret; empty: none."""
     return manifest.provider.api_key_ref.removeprefix(SECRET_PREFIX)
 
 
 def to_canonical_provider(declaration_runner: str, manifest: model_pb2.ModelManifest, field: str) -> str:
-    """Brings the manifest of a central model to the form in which it is stored; returns the runner that serves it.
+    """Converts the manifest of a central model to its stored form; returns the runner that serves it.
 
     Raises INVALID_ARGUMENT naming the field.
     """
@@ -46,7 +46,7 @@ def to_canonical_provider(declaration_runner: str, manifest: model_pb2.ModelMani
         raise invalid_field(f"{where}.token_limit_name", "is for providers with OpenAI's interface")
     if provider.upstream_model == manifest.name:
         provider.upstream_model = ""
-    # A document that names no operations means chat and completion, and no provider of chats takes text completions.
+    # Without listed operations a document means chat and completion, but chat providers have no text completions.
     offered = _OFFERED[provider.api]
     manifest.operations[:] = [each for each in manifest.operations if each != _COMPLETION] or [_CHAT]
     if not offered.issuperset(manifest.operations):
@@ -59,7 +59,7 @@ def to_canonical_provider(declaration_runner: str, manifest: model_pb2.ModelMani
 
 
 def _valid_url(url: str, field: str) -> str:
-    """Returns the URL without a slash at its end."""
+    """Returns the URL without a trailing slash."""
     try:
         parts = urlsplit(url)
         host, _ = parts.hostname or "", parts.port
@@ -75,7 +75,7 @@ def _valid_url(url: str, field: str) -> str:
 
 
 def check_manifest(manifest: model_pb2.ModelManifest, field: str, *, published: bool) -> None:
-    """Check the manifest of a model; see `DeclaredKind.check`. `published`: sent by a runner."""
+    """Checks the manifest of a model; see `DeclaredKind.check`. `published`: it comes from a runner."""
     check_message(manifest, field)
     require_no_id(manifest.name, f"{field}.name")
     require_no_id(manifest.pool_name, f"{field}.pool_name")
@@ -91,11 +91,11 @@ def check_manifest(manifest: model_pb2.ModelManifest, field: str, *, published: 
 
 
 def _check_wake(wake: wake_pb2.Wake, field: str, *, published: bool) -> None:
-    """Raise INVALID_ARGUMENT naming the field of a plan that cannot be carried out, or not by routers."""
+    """Raises INVALID_ARGUMENT naming the field of an invalid wake plan, or one that runners may not publish."""
     if not wake.by_runner and not wake.HasField("by_mesh"):
         raise invalid_field(field, "must say who wakes it: by_runner, by_mesh or both")
     recipe, field = wake.by_mesh, f"{field}.by_mesh"
-    # A router would substitute them: any publisher of a model could have its secrets sent to any URL.
+    # Routers substitute variables: a publisher could have the router's secrets sent to any URL.
     if published and any("${" in value for value in recipe.http.headers.values()):
         raise invalid_field(
             f"{field}.http.headers",
@@ -103,7 +103,7 @@ def _check_wake(wake: wake_pb2.Wake, field: str, *, published: bool) -> None:
         )
     if not recipe.HasField("command"):
         return
-    # A router would run it: any publisher of a model could run programs on another machine.
+    # Routers run the command: a publisher could run programs on another machine.
     if published:
         raise invalid_field(
             f"{field}.command",
@@ -114,7 +114,7 @@ def _check_wake(wake: wake_pb2.Wake, field: str, *, published: bool) -> None:
 
 
 def check_model(model: model_pb2.ModelDeclaration, field: str) -> None:
-    """Check the declaration of a model; see `DeclaredKind.check`."""
+    """Checks the declaration of a model; see `DeclaredKind.check`."""
     where = f"{field}.manifest"
     check_manifest(model.manifest, where, published=False)
     if model.manifest.HasField("provider"):
@@ -122,7 +122,7 @@ def check_model(model: model_pb2.ModelDeclaration, field: str) -> None:
 
 
 def _names(model: model_pb2.ModelDeclaration) -> list[str]:
-    """Returns its name and its pool: the members of a pool answer for each other."""
+    """Returns the model's name and its pool, since pool members serve each other's requests."""
     return [name for name in (model.manifest.name, model.manifest.pool_name) if name]
 
 

@@ -1,4 +1,4 @@
-"""Pools. They follow from their models: a declaration checks that one is as declared, and changes nothing."""
+"""Pools. They are derived from their models: a declaration is checked against them and changes nothing."""
 
 from weft.api.registry.v1.declaration_service_pb2 import PoolDeclaration
 from weft.api.registry.v1.pool_pb2 import Pool

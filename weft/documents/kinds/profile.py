@@ -1,4 +1,4 @@
-"""Profiles: configurations of the mesh that are switched to as a whole."""
+"""Profiles: mesh configurations that operators activate as a whole."""
 
 from weft.api.registry.v1.profile_pb2 import Profile, ProfileManifest
 from weft.documents.kind import DeclaredKind, check_named
@@ -11,7 +11,7 @@ from weft.kernel.errors import invalid_field
 
 
 def check_profile(manifest: ProfileManifest, field: str) -> None:
-    """Check a profile; see `DeclaredKind.check`. The field may be one such as "agents[0].name"."""
+    """Checks a profile; see `DeclaredKind.check`. The error's field may be nested, such as "agents[0].name"."""
     check_named(manifest, field)
     for index, model in enumerate(manifest.models):
         check_model(model, f"{field}.models[{index}]")
@@ -37,7 +37,7 @@ KIND = DeclaredKind(
     record=Profile,
     summary="A configuration of the mesh that is switched to as a whole.",
     check=check_profile,
-    # A switch may change what no name in it says.
+    # Activation may affect resources that the profile does not name.
     by_name=False,
     shares_namespace=False,
 )

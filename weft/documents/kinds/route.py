@@ -1,4 +1,4 @@
-"""Routes: ladders of models for one kind of task."""
+"""Routes: ordered lists of models for one kind of task."""
 
 from weft.api.registry.v1.route_pb2 import Route, RouteManifest
 from weft.documents.conditions import route_conditions
@@ -10,7 +10,7 @@ from weft.kernel.units import keep_alive_seconds
 
 
 def check_route(manifest: RouteManifest, field: str) -> None:
-    """Check a route; see `DeclaredKind.check`."""
+    """Checks a route; see `DeclaredKind.check`."""
     check_named(manifest, field)
     if manifest.HasField("budget"):
         manifest.budget.FromNanoseconds(manifest.budget.ToNanoseconds())

@@ -11,14 +11,14 @@ from weft.kernel.principal import Resource
 
 
 def check_tenant(manifest: TenantManifest, field: str) -> None:
-    """Check a tenant; see `DeclaredKind.check`. The field may be one such as "limits[2].window"."""
+    """Checks a tenant; see `DeclaredKind.check`. The error's field may be nested, such as "limits[2].window"."""
     check_message(manifest, field)
     manifest.DiscardUnknownFields()
     to_canonical_limits(manifest, field)
 
 
 def to_canonical_limits(manifest: TenantManifest, field: str = "") -> None:
-    """Clears what says nothing in a tenant's limits; raises INVALID_ARGUMENT naming the field, which is in `field`."""
+    """Clears empty values in a tenant's limits. Raises INVALID_ARGUMENT naming the field, prefixed by `field`."""
     within = f"{field}." if field else ""
     if manifest.unlimited and manifest.limits:
         raise invalid_field(f"{within}unlimited", "must not be set together with limits")

@@ -1,4 +1,4 @@
-"""Workflows of ComfyUI over a model or a pool."""
+"""ComfyUI workflows over a model or a pool."""
 
 from weft.api.registry.v1.workflow_pb2 import RegisteredWorkflow, WorkflowManifest
 from weft.dispatch.workflow_graph import to_canonical_workflow
@@ -8,7 +8,7 @@ from weft.kernel.names import WORKFLOW_PREFIX
 
 
 def check_workflow(manifest: WorkflowManifest, field: str) -> None:
-    """Check a workflow; see `DeclaredKind.check`. The field may be one such as "inputs[2].node"."""
+    """Checks a workflow; see `DeclaredKind.check`. The error's field may be nested, such as "inputs[2].node"."""
     check_named(manifest, field)
     to_canonical_workflow(manifest.workflow, f"{field}.workflow")
 
