@@ -42,18 +42,18 @@ class AgentRequest:
     context: RequestContext
     payload: chat_pb2.ChatPayload
     behaviour: agent_behaviour_pb2.AgentBehaviour | None
-    """Behaviour of the runner around the chat; None: none. Read-only."""
+    """What the runner adds around the chat; None: nothing. Read-only."""
 
 
 def agent_name_of(model: str) -> str | None:
-    """Returns the name of the requested agent; None: `model` is a model or a pool."""
+    """Returns the name of the requested agent; None: `model` names no agent."""
     return model.removeprefix(AGENT_PREFIX) if model.startswith(AGENT_PREFIX) else None
 
 
 def require_model_name(text: str, field: str) -> str:
     """Returns the model of a request. Raises INVALID_ARGUMENT naming `field`.
 
-    It is a model's name, in any letters (`ascii_name`), or one of `KIND_PREFIXES` and a name.
+    It is a model's name in any script (`ascii_name`), or one of `KIND_PREFIXES` followed by a name.
     """
     prefix = next((each for each in KIND_PREFIXES if text.startswith(each)), "") if "/" in text else ""
     if prefix:
@@ -62,9 +62,9 @@ def require_model_name(text: str, field: str) -> str:
 
 
 def named(view: FleetView, model: str) -> str:
-    """Returns the name of a resource that a request names by its id; any other text unchanged.
+    """Resolves a resource id in a request to the resource's name; returns any other text unchanged.
 
-    The id of an agent or of a route needs no prefix. Only a text with the form of an id is looked for.
+    The id of an agent or a route needs no prefix. Only a text in the form of an id is looked up.
     """
     text = name_asked_for(model) if "/" in model else model
     if not is_resource_id(text):
@@ -78,7 +78,7 @@ def named(view: FleetView, model: str) -> str:
 
 
 def name_asked_for(model: str) -> str:
-    """Returns the name in the model of a request: all kinds share one namespace, so it needs no prefix."""
+    """Returns the name in a request's model without its prefix: all kinds share one namespace."""
     return model.removeprefix(AGENT_PREFIX).removeprefix(ROUTE_PREFIX).removeprefix(WORKFLOW_PREFIX)
 
 
@@ -91,7 +91,7 @@ def require_target(text: str, field: str) -> str:
 
 
 def require_chat(context: RequestContext) -> None:
-    """Raises UNSUPPORTED_OPERATION for anything but chat with an agent."""
+    """Raises UNSUPPORTED_OPERATION if the target is an agent and the operation is not chat."""
     name = agent_name_of(context.model)
     if name is not None and context.operation is not Operation.CHAT:
         raise WeftError(
@@ -104,9 +104,9 @@ def require_chat(context: RequestContext) -> None:
 def resolve(view: FleetView, context: RequestContext, payload: chat_pb2.ChatPayload) -> AgentRequest | None:
     """Returns the request to an agent's model; None: `context` does not name an agent.
 
-    Neither the payload nor the agent is changed. Raises UNSUPPORTED_OPERATION for anything but chat, MODEL_NOT_FOUND
-    for an unknown agent or one whose model is gone, NO_RUNNER_AVAILABLE for one whose runner is gone,
-    SERVICE_UNAVAILABLE while nothing is known of the mesh.
+    Changes neither the payload nor the agent. Raises UNSUPPORTED_OPERATION for anything but chat, MODEL_NOT_FOUND
+    for an unknown agent or an agent without its model, NO_RUNNER_AVAILABLE if the agent's runner is gone, and
+    SERVICE_UNAVAILABLE before the first snapshot of the mesh.
     """
     name = agent_name_of(context.model)
     if name is None:
@@ -122,13 +122,13 @@ def resolve(view: FleetView, context: RequestContext, payload: chat_pb2.ChatPayl
 
 
 def target_of(agent: agent_pb2.AgentManifest) -> tuple[str, bool]:
-    """Returns the model or the pool that answers for an agent, by name, and whether it is a pool."""
+    """Returns the name of the model or pool that serves an agent, and whether it is a pool."""
     is_pool = agent.WhichOneof("target") == "pool"
     return (agent.pool if is_pool else agent.model), is_pool
 
 
 def members_of(view: FleetView, agent: agent_pb2.Agent) -> list[ModelView]:
-    """Returns the models that answer for an agent; empty: its target does not exist."""
+    """Returns the models that serve an agent; empty: its target does not exist."""
     target = _placing_name(view, agent.manifest)
     return [] if target is None else view.pool_members(target)
 
@@ -174,14 +174,14 @@ def _require_target(view: FleetView, agent: agent_pb2.Agent) -> str:
 
 
 def _placing_name(view: FleetView, agent: agent_pb2.AgentManifest) -> str | None:
-    """Returns the target that exactly the agent's models answer; None: there is none."""
+    """Returns the target that only this agent's models serve; None: there is none."""
     name, is_pool = target_of(agent)
     if is_pool:
         return name if _is_pool(view, name) else None
     model = view.models.get(name)
     if model is None:
         return None
-    # A pool of unrelated models may have the model's name; then only its own pool's name leads to it.
+    # If an unrelated pool has the model's name, only the model's own pool name selects the model.
     return model.pool if _is_pool(view, model.name) else model.name
 
 
@@ -190,7 +190,7 @@ def _is_pool(view: FleetView, name: str) -> bool:
 
 
 def usable_names(names: Iterable[str], principal: Principal) -> Iterator[str]:
-    """Yields those of some targets of requests that a caller may send requests to."""
+    """Yields the request targets that a caller may use."""
     return (each for each in names if principal.may_name(USE_MODELS, name_asked_for(each)))
 
 
@@ -206,17 +206,17 @@ class KnownNames:
         return self._fleet.view
 
     def has(self, name: str) -> bool:
-        """Whether a name is one of the mesh; before the first snapshot every name is."""
+        """Whether the mesh has a name. True for every name before the first snapshot."""
         view = self._fleet.view
         return not view.revision or name in view.targets
 
     def require(self, name: str, field: str) -> None:
-        """Raises MODEL_NOT_FOUND for an unknown name. Before the first snapshot every name passes."""
+        """Raises MODEL_NOT_FOUND for an unknown name, but accepts every name before the first snapshot."""
         if not self.has(name):
             raise unknown_field_target(name, usable_names(self._fleet.view.targets, caller()), field, FOR_TASKS)
 
     def require_taken(self, name: str, payload: Payload | None, field: str) -> None:
-        """Raises MODALITY_UNSUPPORTED if all models behind a name are known not to accept a payload."""
+        """Raises MODALITY_UNSUPPORTED if all models behind a name are known to reject a payload."""
         if payload is None:
             return
         is_plain = not needed_skills(payload) and needed_thinking(payload) is ThinkingMode.DEFAULT
@@ -229,7 +229,7 @@ class KnownNames:
 
 
 def models_behind(view: FleetView, name: str) -> list[ModelView]:
-    """Returns the models that may answer for a target: of an agent, of a route, of a workflow, of a pool."""
+    """Returns the models that may serve a target: an agent, route, workflow, pool or model."""
     agent_name = agent_name_of(name)
     if agent_name is not None:
         agent = view.agents.get(agent_name)
@@ -245,7 +245,7 @@ def models_behind(view: FleetView, name: str) -> list[ModelView]:
 
 
 def skills_lacking_behind(view: FleetView, name: str) -> frozenset[Skill]:
-    """Returns the skills that all models behind a target are known to lack; none for an unknown target."""
+    """Returns the skills that all models behind a target are known to lack; empty for an unknown target."""
     models = view.models.values() if name == AUTO_MODEL else models_behind(view, name)
     lacking = [abilities_in(view, model).lacking for model in models]
     return frozenset.intersection(*lacking) if lacking else frozenset()

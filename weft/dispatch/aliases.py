@@ -1,4 +1,4 @@
-"""Aliases: which name a request means when it asks for another. Pure."""
+"""Resolution of aliases. Pure."""
 
 from collections.abc import Iterable
 
@@ -16,29 +16,28 @@ class AskedName:
     """The model of a request."""
 
     model: str
-    """What is meant: the name of a model or a pool, `agent/` or `route/` and a name, or `auto`."""
+    """The resolved target: the name of a model or a pool, `agent/` or `route/` and a name, or `auto`."""
     alias: str = ""
-    """What was asked for, where an alias stands for `model`; empty: it was asked for `model`."""
+    """The alias that the request named; empty: it named `model` directly."""
 
 
 def asked_name(view: FleetView, text: str, tenant: str) -> AskedName:
-    """Returns what a request of a tenant means by its `model`: a name for an id, the target for an alias.
+    """Resolves the `model` of a tenant's request: an id to its name, an alias to its target.
 
-    What the mesh has of this name is meant before any alias. An alias leads to no other alias, so there is no second
-    step.
+    Resources take precedence over aliases. An alias never refers to another alias, so one step is enough.
     """
     model = named(view, text)
     if model in view.models or model == AUTO_MODEL or model.startswith(KIND_PREFIXES) or is_resource_id(model):
         return AskedName(model)
     found = alias_for((each.manifest for each in view.aliases.values()), model, tenant)
-    # Pools last: the look at all models takes longest.
+    # Pools are checked last because that scans all models.
     if found is None or any(known.pool == model for known in view.models.values()):
         return AskedName(model)
     return AskedName(found.target, model)
 
 
 def exact_aliases(view: FleetView, tenant: str) -> list[AskedName]:
-    """Returns the single names that aliases give to a tenant, by name; without those that the mesh has itself."""
+    """Returns the tenant's aliases of single names, sorted, without those that a resource of the mesh hides."""
     manifests = [each.manifest for each in view.aliases.values()]
     names = {each.pattern for each in manifests if is_exact(each) and each.tenant in ("", tenant)}
     names -= {name for model in view.models.values() for name in (model.name, model.pool)}
@@ -47,7 +46,7 @@ def exact_aliases(view: FleetView, tenant: str) -> list[AskedName]:
 
 
 def name_asked_model(view: FleetView, spec: TaskSpec, tenant: str) -> None:
-    """Puts what a task means by its model into its spec, and the alias that was asked for."""
+    """Sets a task's model to the resolved target, and records the alias that the task named."""
     asked = asked_name(view, spec.model, tenant)
     spec.model = asked.model
     if asked.alias:
@@ -55,16 +54,16 @@ def name_asked_model(view: FleetView, spec: TaskSpec, tenant: str) -> None:
 
 
 def alias_for(aliases: Iterable[AliasManifest], name: str, tenant: str) -> AliasManifest | None:
-    """Returns the alias that a name means for a tenant; None: there is none.
+    """Returns the alias that matches a name for a tenant; None: none does.
 
-    One of the tenant comes before one for every tenant, then an exact pattern before others, then the longest.
+    A tenant's own alias takes precedence over a general one, then an exact pattern, then the longest pattern.
     """
     matching = (each for each in aliases if each.tenant in ("", tenant) and matches(each.pattern, name))
     return max(matching, key=_rank, default=None)
 
 
 def is_exact(alias: AliasManifest) -> bool:
-    """Whether an alias stands for one name."""
+    """Whether an alias matches exactly one name."""
     return not alias.pattern.endswith(ANY)
 
 

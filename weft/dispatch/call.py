@@ -1,8 +1,8 @@
-"""One call for one operation, and the layers around it.
+"""A call of an operation, and layers around it.
 
 A layer is a function `(call, proceed) -> chunks` that adds one concern: it may act before, after and between the chunks
-of `proceed(call)`, or answer by itself. A layer that has nothing to add to a call returns `proceed(call)`, which costs
-nothing per chunk.
+of `proceed(call)`, or answer itself. A layer with nothing to do returns `proceed(call)`, which has no overhead per
+chunk.
 """
 
 from collections.abc import AsyncGenerator, Sequence
@@ -42,26 +42,26 @@ class Call(Generic[ChunkT]):
         self.context = context
         self.payload = payload
         self.whole = whole
-        """Whether the answer is read only when complete, from the next attempt on: it may come in few, large chunks."""
+        """Whether the caller reads the answer only when it is complete, so that it may arrive in few, large chunks."""
         self.joined_texts = False
-        """Whether its reader takes deltas that join texts, see `Delta.piece_lengths`."""
+        """Whether the caller accepts deltas that join texts, see `Delta.piece_lengths`."""
         self.receipt: receipt_pb2.Receipt | None = None
-        """The receipt, once the request has ended; None before."""
+        """The receipt; None until the request has ended."""
         self.rate_limits: RateLimitStatus | None = None
-        """How much more its caller may ask for, once the router has heard of the request; None: nothing limits it."""
+        """What is left of the caller's rate limits; None: no limit applies, or the router has not answered yet."""
         self._run = run
 
     def chunks(self) -> AsyncGenerator[ChunkT]:
-        """Yields every chunk. Raises the WeftError that ended the request; closing it cancels the request.
+        """Yields every chunk. Raises the WeftError that ended the request; closing the generator cancels the request.
 
-        `content_started` in the error's metadata means that content was sent before it.
+        `content_started` in the error's metadata means that content was sent before the error.
         """
         return self._run(self)
 
     async def whole_result(self) -> Any:
         """Returns the whole answer of an operation with `OperationSpec.whole`. Raises as `result`.
 
-        The runner holds the answer back until it is complete: a runner that is lost before costs an attempt alone.
+        The runner holds the answer back until it is complete, so losing the runner before that costs only a retry.
         """
         assert self.spec.whole is not None, "the operation has a whole answer"
         self.whole = True
@@ -74,7 +74,7 @@ class Call(Generic[ChunkT]):
         found: list[ChunkT] = []
         async with aclosing(self._run(self)) as chunks:
             async for chunk in chunks:
-                found.append(chunk)  # noqa: PERF401 - the generator is read to its end: it reports the end then
+                found.append(chunk)  # noqa: PERF401 - the generator must be read to its end, which is reported then
         if not found:
             raise WeftError(Reason.WORKER_LOST, "the request ended without a result")
         return found[-1]
@@ -87,7 +87,7 @@ class Call(Generic[ChunkT]):
 
 
 class Proceed(Protocol[T]):
-    """The inside of a layer."""
+    """The rest of the call, inside a layer."""
 
     def __call__(self, call: "Call[T]", /) -> AsyncGenerator[T]:
         """Returns the chunks of the call."""

@@ -1,7 +1,7 @@
-"""Runs a request: gets a grant, calls the runner itself, fails over before the first content, writes the receipt.
+"""Executes a request: obtains a grant, calls the runner, fails over before the first content, writes the receipt.
 
-The router decides and never sees a token; the chunks of a runner pass through here unchanged. What differs between
-operations is in `weft.dispatch.operations`.
+The router only decides and never sees a token; a runner's chunks pass through here unchanged. Differences between
+operations are in `weft.dispatch.operations`.
 """
 
 import asyncio
@@ -59,7 +59,7 @@ T = TypeVar("T")
 STREAM_END_SECONDS = 0.01
 """How long the stream of a complete answer may stay open before it is reset."""
 SNAPSHOT_CHECK_SECONDS = 0.05
-"""Interval between looks whether the mesh is known; they end at `ReconnectConfig.router_outage_limit_seconds`."""
+"""Interval of checks for the first snapshot; they end at `ReconnectConfig.router_outage_limit_seconds`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ class CallDeps:
     tracing: Tracing
     service: ServiceName
     ends: EndReporter | None = None
-    """Hands over the ends of requests whose router was lost; None: they are lost with it."""
+    """Reports how requests ended after their router was lost; None: those ends are dropped."""
     beginnings: PromptBeginnings = field(default_factory=PromptBeginnings)
     holders: PrefixHolders = field(default_factory=PrefixHolders)
 
@@ -83,7 +83,7 @@ class CallDeps:
         return FleetView(revision=1) if self.fleet is None else self.fleet.view
 
     def may_leave(self, grant: Grant) -> bool:
-        """Whether using a grant may send bytes to a remote provider; the ticket decides for an unknown model."""
+        """Whether using a grant may send data to a remote provider; for an unknown model the ticket decides."""
         known = self.view().models.get(grant.model)
         if known is None or known.expected:
             return ticket_pb2.TicketClaims.FromString(grant.claims).allow_remote
@@ -103,11 +103,11 @@ class CallDeps:
 
 
 _FAILURES = frozenset({receipt_pb2.OUTCOME_FAILED, receipt_pb2.OUTCOME_REJECTED})
-"""Outcomes whose traces are always recorded; callers cancel too many requests for that."""
+"""Outcomes whose traces are always recorded. Cancellations are too frequent for that."""
 
 
 class Dispatcher(RequestDispatcher):
-    """Turns requests into calls. One per process that has callers: each gateway, each router."""
+    """Turns requests into calls. Each process that serves callers has one: every gateway and router."""
 
     def __init__(
         self,
@@ -120,7 +120,7 @@ class Dispatcher(RequestDispatcher):
         tracing: Tracing = NO_TRACING,
         service: ServiceName = ServiceName.ROUTER,
     ) -> None:
-        """`fleet` knows the agents; without it there are none. `service` is the one that it runs in, for `tracing`."""
+        """`fleet` resolves agents; without it there are none. `service` is the process's name in traces."""
         clock, steady = clock or SystemClock(), steady or ReconnectConfig()
         self._deps = CallDeps(placement, channels, clock, steady, fleet, tracing, service)
         self._run = partial(_chunks, self._deps)
@@ -132,7 +132,7 @@ class Dispatcher(RequestDispatcher):
         return Call(spec, context, payload, self._run, whole=whole)
 
     def report_ends_to(self, ends: EndReporter) -> None:
-        """Have it hand over the ends of requests whose router was lost; its owner stops it."""
+        """Sends the ends of requests whose router was lost to `ends`; the owner of `ends` stops it."""
         self._deps = replace(self._deps, ends=ends)
         self._run = partial(_chunks, self._deps)
 
@@ -146,9 +146,9 @@ def placement_request(
     unread: Callable[[], frozenset[Skill]] = frozenset,
     holders: PrefixHolders | None = None,
 ) -> PlacementRequest:
-    """Returns a request as schedulers see it; `seconds_left` is the time to its deadline, None: it has none.
+    """Returns a request as schedulers see it; `seconds_left` is the time to its deadline, None: no deadline.
 
-    `unread` returns the skills that all models of its target lack.
+    `unread` returns the skills that all models of the target lack.
     """
     salt = f"{context.tenant}\0{context.handling.cache_tag}"
     description = describe(payload, salt=salt, behaviour=behaviour, unread=unread)
@@ -180,7 +180,7 @@ def placement_request(
 
 
 def name_alias(error: Exception, context: RequestContext) -> None:
-    """Says in the error of a request for an alias whose target is not there what was asked for."""
+    """Adds the requested alias to the error for its missing target."""
     if context.asked_model and isinstance(error, WeftError) and error.reason is Reason.MODEL_NOT_FOUND:
         error.message = f"{context.asked_model} is an alias of {context.model}: {error.message}"
 
@@ -201,13 +201,13 @@ class _RequestRun(Generic[T]):
         self.workflow: workflow_pb2.Workflow | None = None
         self.trace = RequestTrace(call.context, deps.clock.monotonic())
         self.cancelled: WeftError | None = None
-        """The error of its cancellation; None: it was not cancelled while it ran."""
+        """Why the request was cancelled; None: it was not cancelled while it ran."""
         self._last_error: WeftError | None = None
         self._placing: ReconnectingPlacement | None = None
         self._prefix_digests: tuple[int, ...] = ()
 
     async def chunks(self) -> AsyncGenerator[T]:
-        """See `Call.chunks`. Leaving the iterator (aclose, cancel) cancels the runner's work."""
+        """See `Call.chunks`. Closing or cancelling the iterator cancels the runner's work."""
         call, waiting = self.call, self.call.spec.waiting
         try:
             if "/" in self.context.model:
@@ -237,7 +237,7 @@ class _RequestRun(Generic[T]):
                     await placement.report_finished(_reason_of(error), receipt)
                     raise
                 except BaseException:
-                    # Its caller left: the router counts what is known of it.
+                    # The caller left: report what is known of the request.
                     self._close_left()
                     await self._report_left(placement)
                     raise
@@ -251,21 +251,21 @@ class _RequestRun(Generic[T]):
             self._close_left()
 
     def _name_close_ones(self, error: Exception) -> None:
-        """Put the close names that the caller may use into the error for an unknown one."""
+        """Adds similar names that the caller may use to the error for an unknown name."""
         known = caller()
-        # A task runs apart from its caller, whose rights are not known then.
+        # A task runs after its caller has left; the caller's permissions are unknown then.
         if isinstance(error, WeftError) and UNKNOWN_NAME in error.metadata and known.name == self.context.caller:
             names = usable_names(self.deps.view().targets, known)
             among(error, of_the_kind(error, names))
 
     def _cancel(self, attempt: "_Attempt", error: WeftError) -> None:
-        """End the request, unless its answer is complete; its caller gets the error with the next read."""
+        """Ends the request unless its answer is complete; the caller gets the error with the next read."""
         if self.call.receipt is None:
             self.cancelled = error
             attempt.cancel()
 
     async def _until_names_are_known(self) -> None:
-        """Wait for the first snapshot of the mesh: a process that has just started knows no agent or workflow yet."""
+        """Waits for the first snapshot of the mesh, without which no agent or workflow can be resolved."""
         if agent_name_of(self.context.model) is None and workflow_name_of(self.context.model) is None:
             return
         clock, began = self.deps.clock, self.deps.clock.monotonic()
@@ -275,7 +275,7 @@ class _RequestRun(Generic[T]):
             await clock.sleep(SNAPSHOT_CHECK_SECONDS)
 
     def _resolve_agent(self) -> None:
-        """Replaces the request for an agent by one to its model, for every attempt."""
+        """Replaces a request for an agent by a request for its model, for every attempt."""
         require_chat(self.context)
         if self.context.operation is not Operation.CHAT:
             return
@@ -286,7 +286,7 @@ class _RequestRun(Generic[T]):
             self.behaviour = found.behaviour
 
     def _resolve_workflow(self) -> None:
-        """Replaces the request for a workflow by one to its model, for every attempt."""
+        """Replaces a request for a workflow by a request for its model, for every attempt."""
         require_images(self.context)
         if self.context.operation is not Operation.IMAGE:
             return
@@ -319,7 +319,7 @@ class _RequestRun(Generic[T]):
         return self._placing
 
     def _hand_over(self, receipt: receipt_pb2.Receipt) -> None:
-        """Hands over the end of a request that was to be placed, and that no router has heard of."""
+        """Reports the end of a request that no router received."""
         if self._placing is not None:
             self._placing.hand_over(receipt)
 
@@ -352,13 +352,13 @@ class _RequestRun(Generic[T]):
         await placement.report_attempt_failed(grant.attempt, error.reason, self.trace.attempts[-1].message)
 
     def seconds_left(self, grant: Grant) -> float | None:
-        """Returns the time limit of an attempt that starts now, from the caller's deadline and the request's route."""
+        """Returns the time limit of an attempt that starts now: the caller's deadline or the route's limit."""
         own = self._seconds_to_deadline()
         left = [seconds for seconds in (grant.seconds_left, own) if seconds is not None]
         return max(0.0, min(left)) if left else None
 
     def _seconds_to_deadline(self) -> float | None:
-        """Returns the time to the caller's deadline; None: there is none."""
+        """Returns the time to the caller's deadline; None: no deadline."""
         if self.context.timeout_seconds is None:
             return None
         return max(0.0, self.context.timeout_seconds - (self.deps.clock.monotonic() - self.trace.arrived))
@@ -380,7 +380,7 @@ class _RequestRun(Generic[T]):
         return receipt
 
     def _close_failed(self, error: Exception) -> receipt_pb2.Receipt:
-        """Returns the receipt of a failed request; a finished request keeps its own."""
+        """Returns the receipt of a failed request; a finished request keeps the one it has."""
         if self.call.receipt is not None:
             return self.call.receipt
         if isinstance(error, WeftError) and error.reason is Reason.INTERNAL:
@@ -395,14 +395,14 @@ class _RequestRun(Generic[T]):
         await placement.report_finished(reason_of(receipt.reason), self.trace.with_engine_logs(receipt))
 
     def _close_left(self) -> None:
-        """Writes the receipt of a request whose caller left, or whose deadline passed, unless it has one."""
+        """Writes the receipt, if missing, of a request whose caller left or whose deadline passed."""
         if self.call.receipt is None:
             is_late = self._seconds_to_deadline() == 0
             self.close(Reason.DEADLINE_EXCEEDED if is_late else Reason.CANCELLED, None)
 
 
 class _Attempt:
-    """One attempt of a request at its runner; see `weft.dispatch.operations.Attempt`."""
+    """An attempt of a request at its runner; see `weft.dispatch.operations.Attempt`."""
 
     def __init__(self, run: _RequestRun[Any], placement: ReconnectingPlacement, grant: Grant) -> None:
         self._run = run
@@ -426,7 +426,7 @@ class _Attempt:
                 raise run.cancelled
         while run.call.receipt is None:
             try:
-                # Not `async for`: a call that was iterated is a cycle, which only the garbage collector ends.
+                # Not `async for`: iterating a call creates a reference cycle, which only the garbage collector frees.
                 response = await (rpc.read() if self._spec.streamed else rpc)
             except grpc.aio.AioRpcError as error:
                 raise run.cancelled or runner_error(error_from_call(error, Reason.WORKER_LOST)) from error
@@ -462,12 +462,12 @@ class _Attempt:
         method: Any = opens(
             rpc.path, request_serializer=rpc.request.SerializeToString, response_deserializer=rpc.response.FromString
         )
-        # Made here: gRPC takes 3 us to find out that a tuple is none.
+        # Built here: gRPC needs 3 us to detect that a tuple is not Metadata.
         made = grpc.aio.Metadata(*metadata, *metadata_of(grant.address))
         return method(request, timeout=timeout_seconds, metadata=made)
 
     def _traceparent(self) -> str:
-        """Returns the trace context for the engine: the runner's span of this attempt, where that is recorded."""
+        """Returns the trace context for the engine: the runner's span of this attempt if it is recorded."""
         run = self._run
         if run.deps.tracing.sampling is not None:
             own = TraceContext.parse(run.context.traceparent)
@@ -485,10 +485,10 @@ class _Attempt:
         return serve_options(handling, priority, whole=call.whole, joined_texts=call.joined_texts)
 
     def cancel(self) -> None:
-        """Cancel the runner's work, unless the request is complete. Idempotent.
+        """Cancels the runner's work unless the request is complete. Idempotent.
 
-        A complete stream gets a moment to end by itself: a reset would reach one in twelve (measured) while the runner
-        still finishes, and cost its connection to the engine.
+        A complete stream gets a moment to end: in 1 of 12 cases (measured), an immediate reset arrives before the
+        runner has finished, and costs its connection to the engine.
         """
         if self._rpc is None:
             return
@@ -507,7 +507,7 @@ class _Attempt:
 
 
 def runner_error(found: WeftError) -> WeftError:
-    """Returns the error of a failed call to a runner; a cancelled call was cancelled by the runner, not here."""
+    """Returns the error of a failed call to a runner. CANCELLED becomes WORKER_LOST: the runner cancelled the call."""
     if found.reason is Reason.CANCELLED:
         return WeftError(Reason.WORKER_LOST, "the runner dropped the request")
     if found.reason is Reason.DEADLINE_EXCEEDED:
@@ -516,17 +516,17 @@ def runner_error(found: WeftError) -> WeftError:
 
 
 def require_cancelled(why: WeftError | None = None) -> None:
-    """Raises an error for a cancelled call to a runner unless this task was really cancelled.
+    """Raises an error for a cancelled call to a runner unless this task itself was cancelled.
 
-    The error is `why` where the request was cancelled by its id, else WORKER_LOST: gRPC also reports a call as
-    cancelled whose channel was closed under it.
+    The error is `why` if the request was cancelled by its id, else WORKER_LOST: gRPC also reports a call as cancelled
+    if its channel was closed.
     """
     if not task_is_cancelled():
         raise why or WeftError(Reason.WORKER_LOST, "the connection to the runner was closed")
 
 
 def reported_error(rejection: WeftError, attempt: WeftError | None) -> WeftError:
-    """The error for the caller: a scheduler that gives up after a failed attempt repeats only the attempt's reason."""
+    """Returns the error for the caller: the attempt's, if the scheduler rejects with the same reason after it."""
     return attempt if attempt is not None and attempt.reason is rejection.reason else rejection
 
 

@@ -1,6 +1,6 @@
-"""Reports of ends to the router that leads now: of requests whose router was lost, or that reached none.
+"""Reports to the current leader how requests ended that lost their router or never reached one.
 
-A bounded buffer, repeated until a router has answered. It is in memory: a process that is killed loses it.
+A bounded in-memory buffer that retries until a router has answered; a killed process loses it.
 """
 
 import asyncio
@@ -34,21 +34,21 @@ _REPEATED = frozenset(
         Reason.DEADLINE_EXCEEDED,
     }
 )
-"""Failures of a report after which it is sent again."""
+"""Errors of a report after which it is retried."""
 
 
 MAX_RETRY_SECONDS = 5.0
 
 
 class EndFate(StrEnum):
-    """What became of the report of an end."""
+    """The result of reporting an end."""
 
     ACCEPTED = "accepted"
     UNKNOWN = "unknown"
-    """The router knows the end already."""
+    """A router already knows the end."""
     REFUSED = "refused"
     OVERFLOW = "overflow"
-    """Dropped: too many wait."""
+    """Dropped: the buffer was full."""
     GAVE_UP = "gave_up"
     """Dropped: no router answered in time."""
 
@@ -58,16 +58,16 @@ OnFate = Callable[[EndFate], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReportLimits:
-    """Bounds of reports that are repeated until a router has answered them."""
+    """Limits of reports that are retried until a router has answered."""
 
     max_held: Annotated[int, Ge(1), Le(1_000_000)] = 4_096
-    """Reports that wait for routers; one more is dropped."""
+    """Maximum number of waiting reports; further ones are dropped."""
     call_timeout_seconds: Seconds = 5.0
-    """Longest time of one call to a router."""
+    """Timeout of one call to a router."""
     give_up_seconds: Seconds = 120.0
-    """How long a report is repeated to a router that does not answer; then it is dropped."""
+    """Time after which an unanswered report is dropped."""
     retry_seconds: Seconds = 0.2
-    """First pause before a report is repeated; it doubles up to 5 seconds."""
+    """First delay before a retry; it doubles up to 5 seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,19 +82,19 @@ class _HeldEnd:
 
 
 class EndReporter:
-    """Hands the ends of requests to the router that leads. Called from the event loop alone."""
+    """Reports ends of requests to the leading router. Called only from the event loop."""
 
     def __init__(self, port: EndPort, clock: Clock, limits: ReportLimits | None = None) -> None:
         self.on_fate: OnFate = lambda _fate: None
-        """Called with what becomes of each end."""
+        """Called with the result of each report."""
         self._port = port
         self._clock = clock
         self._limits = limits or ReportLimits()
         self._keys = itertools.count()
         self._held: dict[int, _HeldEnd] = {}
-        """In the order in which they are tried next."""
+        """In the order of the next attempts."""
         self._dropped: Counter[EndFate] = Counter()
-        """Ends that were dropped since the last log line about it."""
+        """Ends dropped since the last log line about them."""
         self._sender: asyncio.Task[None] | None = None
 
     @property
@@ -103,9 +103,9 @@ class EndReporter:
         return len(self._held)
 
     def send(self, request: PlacementRequest, receipt: receipt_pb2.Receipt, arrived_at: float) -> None:
-        """Report how a request ended that arrived at a monotonic time; returns immediately.
+        """Reports how a request ended that arrived at a monotonic time. Returns immediately.
 
-        One end too many is dropped, counted and logged.
+        If the buffer is full, the end is dropped, counted and logged.
         """
         if len(self._held) >= self._limits.max_held:
             self._drop(EndFate.OVERFLOW)
@@ -116,7 +116,7 @@ class EndReporter:
             self._sender = start_task(self._send_all(), name="end-reports")
 
     async def stop(self, grace_seconds: float) -> None:
-        """Give the ends this long to be answered, then drop the rest. Safe to call twice."""
+        """Waits this long for answers, then drops the remaining ends. Safe to call twice."""
         if self._sender is not None:
             await asyncio.wait([self._sender], timeout=grace_seconds)
             await stop_tasks([self._sender])
@@ -138,7 +138,7 @@ class EndReporter:
                 pause = min(pause * 2, MAX_RETRY_SECONDS)
 
     async def _send_each(self) -> bool:
-        """Tries each end once, of one target until the first that has to wait; returns whether one was answered."""
+        """Tries the ends of each target until the first that must wait; returns whether one was answered."""
         waiting: set[str] = set()
         was_answered = False
         for key, end in list(self._held.items()):
@@ -148,7 +148,7 @@ class EndReporter:
             del self._held[key]
             if fate is None:
                 waiting.add(end.request.model)
-                # The others of its target are tried before it: it may be the only one that has to wait.
+                # Moved behind the target's other ends: this may be the only one that has to wait.
                 self._held[key] = end
             else:
                 was_answered = True
@@ -156,7 +156,7 @@ class EndReporter:
         return was_answered
 
     async def _fate_of(self, end: _HeldEnd) -> EndFate | None:
-        """Returns what became of an end; None: it is to be sent again."""
+        """Returns the result of reporting an end; None: retry."""
         request = replace(end.request, age_seconds=self._clock.monotonic() - end.arrived_at)
         try:
             is_recorded = await within(self._limits.call_timeout_seconds, self._port.report_end(request, end.receipt))
@@ -180,14 +180,14 @@ class EndReporter:
         self._dropped[fate] += 1
 
     def _log_dropped(self) -> None:
-        # One line for many: an outage under load drops more than a log is worth.
+        # One log line for many ends: an outage under load drops too many for one line each.
         for fate, count in sorted(self._dropped.items()):
             log.warning("ends of requests dropped", why=fate.value, count=count, held=len(self._held))
         self._dropped.clear()
 
 
 def _names_of(request: PlacementRequest) -> PlacementRequest:
-    """Returns what a record says of a request; what only a scheduler needs is not kept."""
+    """Returns the parts of a request that its record shows, without those that only a scheduler needs."""
     return PlacementRequest(
         request_id=request.request_id,
         tenant=request.tenant,

@@ -1,4 +1,4 @@
-"""Fields of an engine's messages and calls that weft does not know: they arrive in pieces and are handed back whole."""
+"""Unknown fields of engine messages and tool calls: they arrive in pieces and are sent back complete."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -9,19 +9,19 @@ from weft.kernel.json_objects import plain_object, to_json_object
 
 JsonMap = dict[str, Any]
 CARRIED = frozenset({"extra_content", "provider_specific_fields", "reasoning_details", "thought_signature"})
-"""Fields that providers are known to send with a turn and to need in the next one: Gemini, OpenRouter, LiteLLM."""
+"""Fields known to be sent by providers and required in the next turn: Gemini, OpenRouter, LiteLLM."""
 OF_FUNCTION = "function"
-"""Where a call has the fields of its function."""
+"""The key of a tool call's function fields."""
 _ANSWER_ONLY = frozenset({"annotations", "audio", "index", "parsed"})
-"""Fields of OpenAI's answers that no engine takes back."""
+"""OpenAI answer fields that no engine accepts as input."""
 _TEXTS = frozenset({"text", "summary", "thinking"})
-"""Members of reasoning details whose pieces are joined."""
+"""Members of reasoning details whose pieces are concatenated."""
 _SAME = ("type", "index", "id")
-"""Members by which a piece continues the piece before it."""
+"""A piece continues the previous one if these members are equal."""
 
 
 def joined_fields(pieces: json_value_pb2.JsonObject) -> json_value_pb2.JsonObject:
-    """Returns fields in which a name that came several times is one."""
+    """Merges fields that arrived several times under the same name."""
     whole: JsonMap = {}
     for member in pieces.fields:
         join_fields(whole, plain_object(json_value_pb2.JsonObject(fields=[member])))
@@ -29,9 +29,9 @@ def joined_fields(pieces: json_value_pb2.JsonObject) -> json_value_pb2.JsonObjec
 
 
 def handed_back(given: Mapping[str, Any] | None) -> json_value_pb2.JsonObject:
-    """Returns the fields of an earlier turn that its engine gets back: those that hold anything.
+    """Returns the non-empty fields of an earlier turn to send back to its engine.
 
-    What no message can hold is left out, because an earlier turn must not end a conversation.
+    Values that no message can represent are dropped: an earlier turn must not end a conversation.
     """
     found = {
         name: value
@@ -45,7 +45,7 @@ def handed_back(given: Mapping[str, Any] | None) -> json_value_pb2.JsonObject:
 
 
 def carried_only(fields: Mapping[str, Any] | None) -> JsonMap:
-    """Returns the fields that providers are known to need, those of a call's function included."""
+    """Returns only fields known to be required by providers, including those of a call's function."""
     found = {name: value for name, value in (fields or {}).items() if name in CARRIED}
     of_function = (fields or {}).get(OF_FUNCTION)
     if isinstance(of_function, dict) and (nested := carried_only(of_function)):
@@ -54,7 +54,7 @@ def carried_only(fields: Mapping[str, Any] | None) -> JsonMap:
 
 
 def join_fields(whole: JsonMap, piece: Mapping[str, Any]) -> None:
-    """Add a piece: lists continue, objects are joined, and anything else is replaced."""
+    """Adds a piece in place: lists are extended, objects are merged, other values are replaced."""
     for name, value in piece.items():
         known = whole.get(name)
         if isinstance(known, dict) and isinstance(value, dict):
@@ -76,7 +76,7 @@ def _join_lists(known: list[Any], more: Iterable[Any]) -> None:
 
 
 def _continues(last: JsonMap, value: JsonMap) -> bool:
-    """Whether an entry is a further piece of the last one: a text of the same type and number."""
+    """Whether an entry is another piece of the last one: text of the same type and index."""
     if not all(isinstance(last.get(name, ""), str) and isinstance(value.get(name, ""), str) for name in _TEXTS):
         return False
     has_text = bool(_TEXTS & last.keys()) and bool(_TEXTS & value.keys() or "signature" in value)

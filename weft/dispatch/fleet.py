@@ -1,4 +1,4 @@
-"""The read model of the mesh: every runner, model, agent, route, alias and workflow, from the registry's Watch."""
+"""The read model of the mesh: runners, models, agents, routes, aliases and workflows from the registry's Watch."""
 
 import asyncio
 import socket
@@ -60,15 +60,15 @@ class RunnerView:
     draining: bool
     ticket_key: bytes
     instances: Mapping[str, runner_pb2.InstanceState]
-    """Its models as it last reported them, by name; read-only. A phase that this version does not know is FAILED."""
+    """Its models as last reported, by name; read-only. A phase unknown to this version is FAILED."""
     max_requests: int = 0
-    """Maximum concurrent requests over all its models; 0: as many as its slots."""
+    """Maximum concurrent requests over all its models; 0: limited only by its slots."""
     tool_names: frozenset[str] = frozenset()
-    """Tools of the mesh that it has."""
+    """The mesh's tools that it offers."""
     clock_offset_seconds: float = 0.0
-    """How far its clock is ahead of the mesh's; negative: behind; 0: not notably."""
+    """How far its clock is ahead of the mesh's; negative: behind; 0: no significant offset."""
     clock_refused: bool = False
-    """Whether that exceeds the allowed deviation, so that it gets no requests."""
+    """Whether it gets no requests because its clock is off by more than allowed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,9 +77,9 @@ class ModelView:
 
     name: str
     pool: str
-    """The effective pool: the declared one, or the model's own name."""
+    """The effective pool: the declared one, or the model's name."""
     runner: str
-    """Empty: none serves it yet."""
+    """Empty: no runner serves it yet."""
     operations: frozenset[Operation]
     remote: bool
     active: bool
@@ -87,25 +87,25 @@ class ModelView:
     created_at_seconds: int
     """Unix time of its first publication."""
     hibernating: bool = False
-    """The model hibernates and a request wakes it; it is then not active."""
+    """Whether it is inactive but a request wakes it."""
     failed: bool = False
-    """Its runner is there and cannot serve it; it is then not active, and what becomes of a request is the router's."""
+    """Whether it is inactive because its connected runner cannot serve it; the router decides what requests get."""
     wake: wake_pb2.Wake | None = field(default=None, repr=False)
-    """How it is woken; None: it never hibernates. Read-only."""
+    """How to wake it; None: it never hibernates. Read-only."""
     skills: frozenset[Skill] | None = None
-    """The skills that are declared, all that it has then; None: none are. See `abilities_in`."""
+    """All its declared skills; None: none are declared. See `abilities_in`."""
     digest: str = ""
     """Digest of its file, "sha256:<64 hex digits>"; empty: unknown."""
     expected: bool = False
-    """Whether its runner is still starting; of a model of weft.yaml only its configuration is known then."""
+    """Whether its runner is still starting; for a model in weft.yaml, only its configuration is known then."""
     journal: JournalMode = JournalMode.UNSET
     """Whether its requests are durable tasks."""
     id: str = ""
-    """Its id; empty: not known."""
+    """Its id; empty: unknown."""
 
     @property
     def reachable(self) -> bool:
-        """Whether requests for it are placed: a runner is there, or can be woken."""
+        """Whether requests for it can be placed: its runner is connected or can be woken."""
         return self.active or self.hibernating or self.failed
 
 
@@ -116,13 +116,13 @@ class RouterView:
     name: str
     incarnation: str
     address: str
-    """Where gateways reach it, as a gRPC target."""
+    """Its gRPC target for gateways."""
     leading: bool = False
-    """Whether it leads, by what routers have said last."""
+    """Whether it leads, by the latest report of the routers."""
     version: str = ""
-    """The version of weft that it runs; empty: it does not say."""
+    """Its weft version; empty: unknown."""
     registered: float = 0.0
-    """When it announced itself, UTC in seconds since the epoch; 0: not known."""
+    """When it registered, in Unix seconds; 0: unknown."""
 
 
 class FleetSource(Protocol):
@@ -135,12 +135,12 @@ class FleetSource(Protocol):
 
 
 UNKNOWN_TARGET = "unknown"
-"""Label of every name that the mesh does not know."""
+"""Label for all names that the mesh does not know."""
 
 
 @dataclass(frozen=True)
 class FleetView:
-    """Everything, at one revision. Agents, routes, workflows and settings are messages that are never changed."""
+    """The mesh at one revision. Agents, routes, workflows and settings are messages that are never changed."""
 
     revision: int = 0
     runners: Mapping[str, RunnerView] = field(default_factory=dict)
@@ -148,29 +148,29 @@ class FleetView:
     agents: Mapping[str, agent_pb2.Agent] = field(default_factory=dict)
     routes: Mapping[str, route_pb2.Route] = field(default_factory=dict)
     settings: settings_pb2.MeshSettings = field(default_factory=settings_pb2.MeshSettings)
-    """Nothing is allowed until the registry has said so."""
+    """Default: nothing is allowed until the registry has answered."""
     aliases: Mapping[str, alias_pb2.Alias] = field(default_factory=dict)
     workflows: Mapping[str, workflow_pb2.RegisteredWorkflow] = field(default_factory=dict)
     routers: Mapping[str, RouterView] = field(default_factory=dict)
-    """Those that have announced themselves, by name."""
+    """Registered routers by name."""
     tenants: Mapping[str, tenant_pb2.Tenant] = field(default_factory=dict)
-    """Those that are declared or configured, by name."""
+    """Declared or configured tenants by name."""
 
     @cached_property
     def targets(self) -> frozenset[str]:
-        """Every valid target of a request, also of inactive runners."""
+        """Returns every valid request target, including those of inactive runners."""
         models = (name for model in self.models.values() for name in (model.name, model.pool))
         prefixed = ((AGENT_PREFIX, self.agents), (ROUTE_PREFIX, self.routes), (WORKFLOW_PREFIX, self.workflows))
         return frozenset((*models, *(prefix + name for prefix, names in prefixed for name in names)))
 
     def label(self, name: str) -> str:
-        """Returns `name` if it is a target, otherwise `unknown`: no label of a metric comes from a caller."""
+        """Returns `name` if it is a target, otherwise `unknown`: metric labels never come from callers."""
         return name if name in self.targets else UNKNOWN_TARGET
 
     def pool_members(self, model_or_pool: str) -> list[ModelView]:
-        """Returns the models that answer for a name: of the pool, or of the model's pool.
+        """Returns the models that serve a name: those of the pool with this name, or of the model's pool.
 
-        A model without a declared pool is in the pool of its own name, and so joins a pool that is called like it.
+        A model without a declared pool is in the pool of its own name, and so joins a declared pool with that name.
         """
         members = [model for model in self.models.values() if model.pool == model_or_pool]
         named = self.models.get(model_or_pool)
@@ -180,28 +180,28 @@ class FleetView:
 
 
 def abilities_in(view: FleetView, model: ModelView) -> Abilities:
-    """Returns the view of a model: its declaration, with what its runner reports."""
+    """Returns a model's abilities: its declaration combined with its runner's report."""
     runner = view.runners.get(model.runner)
     instance = None if runner is None else runner.instances.get(model.name)
     return reported_over(model.skills or frozenset(), instance)
 
 
 def base_in(view: FleetView, model: ModelView) -> str:
-    """Returns the model that one is an adapter of, as its runner reports it; empty: it is none, or it is unknown."""
+    """Returns the base model of an adapter as its runner reports it; empty: not an adapter, or unknown."""
     runner = view.runners.get(model.runner)
     instance = None if runner is None else runner.instances.get(model.name)
     return "" if instance is None else instance.base_model
 
 
 def file_in(view: FleetView, model: ModelView) -> model_pb2.ModelFile:
-    """Returns what the files of a model say of themselves, as its runner reports it; empty: unknown. Read-only."""
+    """Returns what a model's files say about themselves, as its runner reports it; empty: unknown. Read-only."""
     runner = view.runners.get(model.runner)
     instance = None if runner is None else runner.instances.get(model.name)
     return model_pb2.ModelFile() if instance is None else instance.model_file
 
 
 def apply_watch(view: FleetView, response: registry_service_pb2.WatchResponse) -> FleetView:
-    """The view after one response of Watch. Pure; a snapshot replaces everything."""
+    """Returns the view after a response of Watch. Pure; a snapshot replaces everything."""
     if response.WhichOneof("kind") != "snapshot":
         return replace(view, revision=response.revision, **_changed(view, response.change))
     snapshot = response.snapshot
@@ -220,7 +220,7 @@ def apply_watch(view: FleetView, response: registry_service_pb2.WatchResponse) -
 
 
 def _changed(view: FleetView, change: registry_service_pb2.Change) -> dict[str, Any]:
-    """The parts of a view that one change replaces; none for a change that this version does not know."""
+    """Returns the parts of a view that a change replaces; empty for a change unknown to this version."""
     word = change.WhichOneof("kind") or ""
     value: Any = getattr(change, word) if word else None
     match word:
@@ -295,21 +295,21 @@ def _model(model: model_pb2.Model) -> ModelView:
         skills=_skills(manifest),
         journal=journal_in(manifest.journal),
         digest=manifest.digest,
-        # The mesh itself serves it: its runner is started with the first one.
+        # Its runner runs in the mesh itself and starts with the first such model.
         expected=not model.runner and manifest.HasField("provider"),
         id=model.id,
     )
 
 
 def _skills(manifest: model_pb2.ModelManifest) -> frozenset[Skill] | None:
-    """What it says; one that this version does not know says nothing to it, and yet that the others are not meant."""
+    """Returns the declared skills; skills unknown to this version are dropped, but still count as a declaration."""
     if not manifest.skills:
         return None
     return skills_of(manifest.skills)
 
 
 def _agent(agent: agent_pb2.Agent) -> agent_pb2.Agent:
-    """An agent without the time of the last heartbeat, which changes without being sent."""
+    """Returns an agent without its last heartbeat, which changes without being sent."""
     agent.ClearField("last_heartbeat_time")
     return agent
 
@@ -326,7 +326,7 @@ def _router(router: router_pb2.Router) -> RouterView:
 
 
 def _kept(message: M) -> M:
-    """A copy: a part of a message would keep the memory of all of it, such as a snapshot's."""
+    """Returns a copy: a part of a message would keep the whole message in memory, such as a snapshot."""
     copy = type(message)()
     copy.CopyFrom(message)
     return copy
@@ -334,7 +334,7 @@ def _kept(message: M) -> M:
 
 @dataclass(frozen=True, slots=True)
 class _Folding:
-    """How a resource of one kind becomes an entry of a view."""
+    """Converts resources of one kind to entries of a view."""
 
     part: str
     record: type[Message]
@@ -367,12 +367,12 @@ FleetListener = Callable[[FleetView], None]
 
 
 class FleetWatcher:
-    """Follows the registry's Watch and passes each new FleetView to listeners; reconnects for as long as it runs."""
+    """Follows the registry's Watch, passes each new FleetView to listeners, and reconnects until stopped."""
 
     def __init__(
         self, registry: grpc.aio.Channel, clock: Clock, *, include_ticket_keys: bool = False, service: str = ""
     ) -> None:
-        """`service`: the service that watches, which the registry lists; empty: it is not listed."""
+        """`service`: the name under which the registry lists this watcher; empty: not listed."""
         self._service = service
         self._stub = cast("RegistryServiceAsyncStub", registry_service_pb2_grpc.RegistryServiceStub(registry))
         self._clock = clock
@@ -384,11 +384,11 @@ class FleetWatcher:
         self._is_following = False
         """Whether the current watch has received its snapshot."""
         self._lost_at = clock.monotonic()
-        """When the last watch was lost, or this was made."""
+        """When the last watch was lost, or this object was created."""
 
     @property
     def lost_seconds(self) -> float:
-        """The time since the registry's watch was lost; 0 while it is followed."""
+        """Time since the registry's watch was lost; 0 while it is connected."""
         return 0.0 if self._is_following else self._clock.monotonic() - self._lost_at
 
     @property
@@ -397,19 +397,19 @@ class FleetWatcher:
         return self._view
 
     def subscribe(self, listener: FleetListener) -> None:
-        """Call `listener` with every new view, from the event loop."""
+        """Calls `listener` with every new view from the event loop."""
         self._listeners.append(listener)
 
     async def start(self) -> None:
-        """Begin to follow. Returns immediately; `wait_ready` waits for the first snapshot."""
+        """Starts following. Returns immediately; `wait_ready` waits for the first snapshot."""
         self._task = start_critical(self._follow(), name="fleet-watcher")
 
     async def wait_ready(self) -> None:
-        """Return once the first snapshot has arrived."""
+        """Waits for the first snapshot."""
         await self._first_snapshot.wait()
 
     async def stop(self) -> None:
-        """Stop following; the last view stays readable."""
+        """Stops following; the last view stays readable."""
         if self._task is not None:
             await stop_tasks([self._task])
             self._task = None
@@ -427,9 +427,9 @@ class FleetWatcher:
                     why=error.message,
                 )
             except Exception:
-                # A watcher that ended would leave its service with a view that grows stale unnoticed.
+                # If this task ended, the service would keep using an outdated view.
                 log.exception("registry watch failed unexpectedly, watching again")
-            # A snapshot is a success, also of a mesh in which nothing has changed.
+            # A snapshot resets the delay even if nothing in the mesh has changed.
             pause = FIRST_RETRY_SECONDS if self._is_following else min(pause * 2, MAX_RETRY_SECONDS)
             if self._is_following:
                 self._is_following, self._lost_at = False, self._clock.monotonic()
@@ -451,7 +451,7 @@ class FleetWatcher:
 
 
 def expected_model(name: str, pool: str, runner: str, journal: JournalMode = JournalMode.UNSET) -> ModelView:
-    """A model of which only the configuration is known: it counts as able to do everything."""
+    """Returns a model of which only the configuration is known; it counts as having every ability."""
     return ModelView(
         name=name,
         pool=pool or name,
@@ -467,9 +467,9 @@ def expected_model(name: str, pool: str, runner: str, journal: JournalMode = Jou
 
 
 class ExpectedMesh:
-    """Models and agents that are shown until their runners have registered, or the expectation ends.
+    """Models and agents that are shown until their runners have registered, or until the expectation ends.
 
-    Each reader of the mesh has its own: what one reader has seen come, another may still wait for.
+    Each reader of the mesh has its own, since entries arrive at readers at different times.
     """
 
     def __init__(self, models: Iterable[ModelView] = (), agents: Iterable[agent_pb2.Agent] = ()) -> None:
@@ -477,24 +477,24 @@ class ExpectedMesh:
         self.agents = {agent.manifest.name: agent for agent in agents}
 
     def add(self, other: "ExpectedMesh") -> None:
-        """Expects what another one does, too."""
+        """Also expects the entries of another one."""
         self.models |= other.models
         self.agents |= other.agents
 
     def drop(self, other: "ExpectedMesh") -> None:
-        """Expects no longer what another one does."""
+        """Stops expecting the entries of another one."""
         for name in other.models:
             self.models.pop(name, None)
         for name in other.agents:
             self.agents.pop(name, None)
 
     def clear(self) -> None:
-        """Ends the expectation: from now on a missing model is unknown."""
+        """Ends the expectation: missing models become unknown."""
         self.models.clear()
         self.agents.clear()
 
     def shown(self, view: FleetView) -> FleetView:
-        """Returns `view` with the expected entries that have not arrived yet; each arrives only once."""
+        """Returns `view` with the expected entries that have not arrived yet. An entry that arrived is dropped."""
         if not (self.models or self.agents) or view.revision == 0:
             return view
         for name in [name for name in self.models if _has_come(view, view.models.get(name))]:
@@ -520,7 +520,7 @@ class ExpectingFleet(FleetSource):
 
 
 def _has_come(view: FleetView, model: ModelView | None) -> bool:
-    """Whether a model and its runner have both arrived; their changes arrive one after the other."""
+    """Whether a model and its runner have both arrived; they arrive as separate changes."""
     if model is None or not model.reachable:
         return False
     runner = view.runners.get(model.runner)

@@ -1,4 +1,4 @@
-"""Health checks of what routers and gateways know: the view of the fleet, and whether a router answers."""
+"""Health checks of a service's dependencies: its view of the fleet, and the router."""
 
 from weft.dispatch.fleet import FleetWatcher
 from weft.dispatch.remote_router import RouterSource
@@ -6,9 +6,9 @@ from weft.kernel.health import WELL, HealthCheck, HealthLimits, Observation, deg
 
 
 def look_at_fleet(fleet: FleetWatcher | None, limits: HealthLimits) -> Observation:
-    """Returns what a service knows of the fleet; None: it has not started to follow the registry.
+    """Returns the state of a service's view of the fleet; None: it has not connected to the registry yet.
 
-    An old view is still used: runners that have gone are noticed when they are called.
+    An outdated view is still used: calls fail for runners that are gone.
     """
     if fleet is None or fleet.view.revision == 0:
         return down("no_fleet_view", "the registry has not answered yet, so that no model or runner is known")
@@ -19,7 +19,7 @@ def look_at_fleet(fleet: FleetWatcher | None, limits: HealthLimits) -> Observati
 
 
 def fleet_check(fleet: FleetWatcher, limits: HealthLimits) -> HealthCheck:
-    """Returns the check of a service's own view of the fleet."""
+    """Returns the health check of a service's view of the fleet."""
 
     async def look() -> Observation:
         return look_at_fleet(fleet, limits)
@@ -28,7 +28,7 @@ def fleet_check(fleet: FleetWatcher, limits: HealthLimits) -> HealthCheck:
 
 
 def router_check(router: RouterSource) -> HealthCheck:
-    """Returns the check whether a router answers."""
+    """Returns the health check that a router answers."""
 
     async def look() -> Observation:
         return WELL if router.is_there else down("no_router", "no router answers")

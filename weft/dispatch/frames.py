@@ -1,4 +1,4 @@
-"""The types of a generation stream that every hop uses: requests, frames, and what counts as content."""
+"""Types of the generation stream, and which events count as content."""
 
 from collections.abc import Iterable
 
@@ -7,32 +7,31 @@ from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 
 Frame = list[event_pb2.InferenceEvent]
-"""Events that travel together."""
+"""Events that are sent together."""
 MAX_JOINED_TEXTS = 1024
-"""Maximum number of texts that one delta joins (`Delta.piece_lengths`)."""
+"""Maximum number of texts joined in one delta (`Delta.piece_lengths`)."""
 MAX_JOINED_CHARS = 65_536
-"""Maximum length of the text of such a delta in characters: 256 KiB at most. A longer text comes alone, as it is."""
+"""Maximum characters of joined text: at most 256 KiB. A longer text is sent alone."""
 GenerationPayload = chat_pb2.ChatPayload | completion_pb2.CompletionPayload
 
 
 def is_content(delta: event_pb2.Delta) -> bool:
-    """Whether a delta is part of the answer itself, after which there is no failover."""
+    """Whether a delta is part of the answer itself, which rules out failover."""
     return bool(delta.text or delta.reasoning or delta.refusal or delta.tool_calls or is_seal(delta))
 
 
 def is_seal(delta: event_pb2.Delta) -> bool:
-    """Whether a delta has what a provider has signed or encrypted of the reasoning."""
+    """Whether a delta has reasoning that a provider signed or encrypted."""
     return bool(delta.reasoning_signature or delta.redacted_reasoning)
 
 
 def has_content(frame: Frame) -> bool:
-    """Whether any event of a frame is part of the answer itself, or an effect of it that cannot be taken back."""
+    """Whether a frame has a part of the answer itself, or an irreversible effect of it."""
     return any(map(_is_final, frame))
 
 
 _FINAL = frozenset({"tool_call", "tool_result", "signal", "partial_image", "image", "transcript", "speech"})
-"""Kinds that are never repeated: a tool may have done something, a signal may have been acted upon, and media are the
-answer."""
+"""Events that rule out a retry: a tool may have acted, a signal may have been handled, and media is the answer."""
 
 
 def _is_final(event: event_pb2.InferenceEvent) -> bool:
@@ -41,7 +40,7 @@ def _is_final(event: event_pb2.InferenceEvent) -> bool:
 
 
 def texts_of(delta: event_pb2.Delta) -> list[str]:
-    """Returns the texts that a delta joins, or its own. Raises BACKEND_PROTOCOL_ERROR for lengths that do not fit."""
+    """Returns the texts joined in a delta, or its text. Raises BACKEND_PROTOCOL_ERROR if the lengths do not fit."""
     text, texts, at = delta.text, [], 0
     if not delta.piece_lengths:
         return [text]
@@ -55,7 +54,7 @@ def texts_of(delta: event_pb2.Delta) -> list[str]:
 
 
 def apart(frame: Frame) -> Frame:
-    """Returns a frame with an event for each text that a delta of it joins. Raises as `texts_of`."""
+    """Splits each delta of a frame that joins texts into one event per text. Raises as `texts_of`."""
     if not any(map(_joins, frame)):
         return frame
     events: Frame = []
@@ -76,13 +75,13 @@ def _joins(event: event_pb2.InferenceEvent) -> bool:
 
 
 def collected_images(frames: Iterable[Frame]) -> list[image_pb2.GeneratedImage]:
-    """Returns the complete images, in the order of their numbers."""
+    """Returns the complete images, ordered by index."""
     images = [event.image for frame in frames for event in frame if event.HasField("image")]
     return sorted(images, key=lambda image: image.index)
 
 
 def collected_transcription(frames: Iterable[Frame]) -> audio_pb2.Transcription:
-    """Returns the transcription of all pieces."""
+    """Returns the transcription merged from all frames."""
     parts = [event.transcript for frame in frames for event in frame if event.HasField("transcript")]
     return audio_pb2.Transcription(
         text="".join(part.text for part in parts).strip(),

@@ -1,7 +1,7 @@
-"""The earlier turns of a conversation, which clients send again with each request. Pure.
+"""Earlier turns of a conversation, which clients send again with each request. Pure.
 
-What a model cannot handle there becomes text, with a warning: an error would come back with every further turn, and end
-the conversation. Only the last turn, which its caller can change, is refused.
+Content there that a model cannot handle becomes text, with a warning: an error would repeat with every turn and end the
+conversation. Only the last turn, which the caller can change, is rejected.
 """
 
 import re
@@ -14,10 +14,10 @@ from weft.api.common.v1 import chat_pb2, warning_pb2
 from weft.kernel.request import Skill
 
 MEDIA_SKILLS = {"image": Skill.IMAGE, "audio": Skill.AUDIO}
-"""The skill that each kind of content part needs, beside text."""
+"""The skill that each kind of content part requires besides text."""
 SYSTEM_ROLES = frozenset({chat_pb2.ROLE_SYSTEM, chat_pb2.ROLE_DEVELOPER})
 MAX_HISTORY_WARNINGS = 16
-"""Maximum number of warnings about one conversation; the rest of its parts are converted without one."""
+"""Maximum number of warnings about a conversation; further parts are converted without a warning."""
 
 MAX_FIELD_CHARS = 256
 MAX_WARNING_CHARS = 500
@@ -27,11 +27,11 @@ _text = msgspec.json.Decoder(str)
 
 
 def earlier_turns(roles: Sequence[chat_pb2.Role.ValueType]) -> list[bool]:
-    """Returns for each message whether it is history: of an earlier turn, of the model itself, or a tool's result.
+    """Returns for each message whether it is history: an earlier turn, a model's message or a tool's result.
 
-    The last turn is what follows the model's last message, unless a tool's result is in it: then the turn goes on, and
-    what is beside the result, such as a file that a tool has read, is history too. Model messages at the end are the
-    beginning of the answer.
+    The last turn is what follows the model's last message. If it contains a tool's result, the model's turn continues,
+    so everything there is history too, such as a file that a tool has read. Model messages at the end are the beginning
+    of the answer.
     """
     end = len(roles)
     while end and roles[end - 1] == chat_pb2.ROLE_ASSISTANT:
@@ -45,7 +45,7 @@ def earlier_turns(roles: Sequence[chat_pb2.Role.ValueType]) -> list[bool]:
 
 
 def answered_turns(roles: Sequence[chat_pb2.Role.ValueType]) -> list[bool]:
-    """Returns for each message whether it is of an earlier turn by its place alone: the other side speaks after it."""
+    """Returns for each message whether the other side (model or caller) speaks after it."""
     answered, later = [], set[bool]()
     for role in reversed(roles):
         is_model = role == chat_pb2.ROLE_ASSISTANT
@@ -55,23 +55,23 @@ def answered_turns(roles: Sequence[chat_pb2.Role.ValueType]) -> list[bool]:
 
 
 def media_skills(chat: chat_pb2.ChatPayload, *, earlier: bool) -> frozenset[Skill]:
-    """Returns the skills that the images and recordings of the earlier turns, or of the last one, need."""
+    """Returns the skills that images and recordings require, in earlier turns or in the last one."""
     return frozenset(
         MEDIA_SKILLS[part.WhichOneof("kind") or ""] for _, part, is_earlier in _media(chat) if is_earlier is earlier
     )
 
 
 def unread_media(chat: chat_pb2.ChatPayload, unread: frozenset[Skill]) -> int:
-    """Returns the number of images and recordings of earlier turns that need one of these skills."""
+    """Returns the number of images and recordings in earlier turns that require one of these skills."""
     return sum(is_earlier and _skill(part) in unread for _, part, is_earlier in _media(chat))
 
 
 def with_notes(
     chat: chat_pb2.ChatPayload, lacking: frozenset[Skill]
 ) -> tuple[chat_pb2.ChatPayload, list[warning_pb2.Warning]]:
-    """Returns a chat for a model that lacks these skills: with notes in place of media of earlier turns, and warnings.
+    """Replaces media in earlier turns by notes for a model that lacks these skills; returns the chat and warnings.
 
-    It is the given one if there is nothing to replace.
+    Returns the given chat if there is nothing to replace.
     """
     if not unread_media(chat, lacking):
         return chat, []
@@ -87,12 +87,12 @@ def with_notes(
 
 
 def left_out_note(what: str) -> str:
-    """Returns the text that stands for content of an earlier turn that the model does not get."""
+    """Returns the text that replaces content of an earlier turn for a model that cannot read it."""
     return f"[{what} left out: this model cannot read it]"
 
 
 def converted(field: str, problem: str) -> warning_pb2.Warning:
-    """Returns the warning for a part of an earlier turn that became text; `problem` follows the field's name."""
+    """Returns the warning that a part of an earlier turn became text; `problem` follows the field's name."""
     return _warning(field, f"{problem}; as it is part of an earlier turn, the model got a note in its place")
 
 
@@ -103,10 +103,10 @@ _ABOUT_ROLES = re.compile(r"template|jinja|role|system|alternat|user message|con
 def fallback_for(
     chat: chat_pb2.ChatPayload, refusal: str
 ) -> tuple[chat_pb2.ChatPayload, list[warning_pb2.Warning]] | None:
-    """Returns a chat with the same content for an engine that has refused it with this message, and warnings.
+    """Returns a chat with the same content for an engine that rejected it with this message, and warnings.
 
-    None: the message is not about the earlier turns, or they are in the plainest form. That form has one system message
-    at most, at its beginning, which every chat template takes, and speakers that take turns.
+    None: the message is not about earlier turns, or they already have the simplest form. That form has alternating
+    speakers and at most one system message, at the beginning, which every chat template accepts.
     """
     fitted = chat
     warnings: list[warning_pb2.Warning] = []
@@ -134,7 +134,7 @@ def _plain_turns(chat: chat_pb2.ChatPayload) -> chat_pb2.ChatPayload:
             _add_system(turns, message)
         elif message.role == last.role and message.role != chat_pb2.ROLE_TOOL and not last.tool_calls:
             _separate(last)
-            # The fields of one message after those of the other: parts and calls in order, texts of the later one.
+            # Fields of both messages: parts and calls in order; of other texts the later one.
             reasoning = last.reasoning + message.reasoning
             last.MergeFrom(message)
             if reasoning:
@@ -145,7 +145,7 @@ def _plain_turns(chat: chat_pb2.ChatPayload) -> chat_pb2.ChatPayload:
 
 
 def _add_system(turns: Any, message: chat_pb2.ChatMessage) -> None:
-    """Add a system message that is not the first one: to what is before it, or as the user's, after the model's."""
+    """Adds a later system message: to a preceding message of the caller or system, else as a user message."""
     last = turns[-1]
     if last.role == chat_pb2.ROLE_ASSISTANT:
         last = turns.add(role=chat_pb2.ROLE_USER)
@@ -155,7 +155,7 @@ def _add_system(turns: Any, message: chat_pb2.ChatMessage) -> None:
 
 
 def _separate(message: chat_pb2.ChatMessage) -> None:
-    """Add a blank line between what a message has and what follows: engines join text parts without one."""
+    """Ends a message with a blank line: engines join text parts without a separator."""
     if message.content and message.content[-1].text:
         message.content[-1].text += "\n\n"
 
@@ -166,10 +166,10 @@ def _warning(field: str, message: str) -> warning_pb2.Warning:
 
 
 def object_arguments(text: str) -> str:
-    """Returns the arguments of an earlier tool call as a JSON object: engines and templates read nothing else.
+    """Returns the arguments of an earlier tool call as a JSON object, as engines and templates require.
 
-    No arguments are an empty object, and an object in a JSON string is itself. Other text, such as JSON that was cut
-    off, becomes the value of `arguments`.
+    Empty arguments become an empty object, and an object in a JSON string is unpacked. Any other text, such as
+    truncated JSON, becomes the value of `arguments`.
     """
     if not text.strip():
         return "{}"
@@ -191,7 +191,7 @@ def object_arguments(text: str) -> str:
 
 
 def _media(chat: chat_pb2.ChatPayload) -> Iterator[tuple[str, chat_pb2.ContentPart, bool]]:
-    """Yields field and part of each image and recording, and whether it is history."""
+    """Yields the field and part of each image and recording, and whether it is in an earlier turn."""
     earlier: list[bool] | None = None
     for index, message in enumerate(chat.messages):
         for place, part in enumerate(message.content):

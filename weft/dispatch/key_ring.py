@@ -1,6 +1,6 @@
-"""The ring of valid API keys, kept current by the registry's WatchKeys.
+"""The valid API keys, kept current by the registry's WatchKeys.
 
-The last ring stays valid during an outage of the registry: callers are served, and revocations arrive after it.
+The last key ring stays valid while the registry is down: callers are served, and revocations arrive afterwards.
 """
 
 import asyncio
@@ -30,7 +30,7 @@ MAX_RETRY_SECONDS = 5.0
 
 
 class KeyRingWatcher:
-    """Follows WatchKeys and reconnects for as long as it runs. Before the first snapshot the ring is empty."""
+    """Follows WatchKeys and reconnects until stopped. The ring is empty before the first snapshot."""
 
     def __init__(self, registry: grpc.aio.Channel, clock: Clock) -> None:
         self._stub = cast("KeyServiceAsyncStub", key_service_pb2_grpc.KeyServiceStub(registry))
@@ -42,24 +42,24 @@ class KeyRingWatcher:
 
     @property
     def ring(self) -> KeyRing:
-        """The newest keys. Expired ones may be among them: `authenticate` refuses those."""
+        """The newest keys. They may include expired ones, which `authenticate` rejects."""
         return self._ring
 
     @property
     def is_ready(self) -> bool:
-        """Whether the first snapshot has arrived: until then an empty ring says nothing about any key."""
+        """Whether the first snapshot has arrived."""
         return self._first_snapshot.is_set()
 
     async def start(self) -> None:
-        """Begin to follow. Returns immediately; `wait_ready` waits for the first snapshot."""
+        """Starts following. Returns immediately; `wait_ready` waits for the first snapshot."""
         self._task = start_critical(self._follow(), name="key-ring-watcher")
 
     async def wait_ready(self) -> None:
-        """Return once the first snapshot has arrived."""
+        """Waits for the first snapshot."""
         await self._first_snapshot.wait()
 
     async def stop(self) -> None:
-        """Stop following; the last ring stays readable. Safe to call twice, or when never started."""
+        """Stops following; the last ring stays readable. Safe to call twice or before `start`."""
         if self._task is not None:
             task, self._task = self._task, None
             await stop_tasks([task])
@@ -78,7 +78,7 @@ class KeyRingWatcher:
                     why=error.message,
                 )
             except Exception:
-                # A watcher that ended would miss revocations unnoticed.
+                # If this task ended, revocations would be missed.
                 log.exception("watch of keys failed unexpectedly, watching again")
             pause = FIRST_RETRY_SECONDS if self._heard != heard else min(pause * 2, MAX_RETRY_SECONDS)
             await self._clock.sleep(pause)
@@ -92,7 +92,7 @@ class KeyRingWatcher:
 
 
 def apply_watch(ring: KeyRing, response: key_service_pb2.WatchKeysResponse) -> KeyRing:
-    """Returns the ring after a response of the watch; an unknown kind changes nothing."""
+    """Returns the ring after a response of the watch; an unknown kind of response changes nothing."""
     match response.WhichOneof("kind"):
         case "snapshot":
             verifiers = map(_verifier, response.snapshot.keys)

@@ -1,4 +1,4 @@
-"""Placement by the router that leads, whichever of several that is."""
+"""Placement by whichever router currently leads."""
 
 import asyncio
 from collections.abc import Sequence
@@ -18,18 +18,18 @@ from weft.kernel.placement_request import PlacementRequest
 from weft.kernel.reasons import Reason
 
 LEADER_WAIT_SECONDS = 1.0
-"""How long a request waits here for a router that leads, before it is placed again."""
+"""How long a request waits for a leader before it is placed again."""
 
 
 class LeaderPlacement(RouterPort):
-    """A RouterPort over the routers of the newest view: the one that leads places every request.
+    """A RouterPort that places every request at the leading router of the newest view.
 
-    A request whose router is lost while it waits ends with NO_ROUTER_AVAILABLE, and `ReconnectingPlacement` places it
+    A request whose router is lost while it waits fails with NO_ROUTER_AVAILABLE; `ReconnectingPlacement` then places it
     again.
     """
 
     def __init__(self, fleet: FleetSource, links: RouterLinks, configured: RouterPort) -> None:
-        """`configured` places everything while no router has announced itself."""
+        """`configured` is used while no router has registered."""
         self._fleet = fleet
         self._links = links
         self._configured = configured
@@ -56,7 +56,7 @@ class LeaderPlacement(RouterPort):
 
 
 class LinkedPlace(Placement):
-    """A Placement over one link, which does not wait for a router that is lost."""
+    """A Placement over one link, which stops waiting when the router is lost."""
 
     def __init__(self, link: RouterLink, request: PlacementRequest) -> None:
         self._link = link
@@ -64,7 +64,7 @@ class LinkedPlace(Placement):
         self._is_opened = False
 
     async def __aenter__(self) -> Self:
-        # A call that is cancelled before its metadata was sent never ends its first write (grpcio 1.85).
+        # A call cancelled before its metadata was sent never finishes its first write (grpcio 1.85).
         opening = asyncio.ensure_future(self._open())
         lost = asyncio.ensure_future(self._link.until_lost())
         try:
@@ -80,7 +80,7 @@ class LinkedPlace(Placement):
         return self
 
     async def _open(self) -> None:
-        # Of a link that is lost the channel may be closed by now, and then a call cannot even be begun.
+        # The channel of a lost link may be closed, and then a call cannot be started.
         if not self._link.is_lost:
             self._is_opened = True
             await self._place.__aenter__()
@@ -99,7 +99,7 @@ class LinkedPlace(Placement):
             return await self._place.next_decision()
         except WeftError as error:
             if self._place.is_disconnected:
-                # The next placement must not come here again before a health check says that it may.
+                # Keeps the next placement away from this router until a health check succeeds.
                 self._link.note_lost()
                 raise _lost(self._link) from error
             raise
@@ -131,7 +131,7 @@ NO_ROUTER = "no router of the mesh leads"
 
 
 class _NoLeader(Placement):
-    """A Placement of a moment in which no router leads, as far as this process knows."""
+    """A Placement while no router is known to lead."""
 
     def __init__(self, links: RouterLinks) -> None:
         self._links = links

@@ -1,7 +1,7 @@
-"""The work of a request for an image, a transcription or speech, estimated from its payload without decoding it. Pure.
+"""Estimates the work of an image, transcription or speech request from its payload, without decoding media. Pure.
 
-The estimates order queues and predict waits. The accelerator time that a request really took corrects what its tenant
-is charged, so a file whose header lies gains nothing.
+The estimates order queues and predict waits. Tenants are charged for the measured accelerator time, so a false file
+header gains nothing.
 """
 
 import re
@@ -9,33 +9,33 @@ import re
 from weft.api.common.v1 import audio_pb2, image_pb2
 
 DEFAULT_STEPS = 30
-"""Steps of an image where the request names none: usual for models that are not distilled."""
+"""Image steps if the request specifies none: usual for models that are not distilled."""
 DEFAULT_PIXELS = 1024 * 1024
-"""Pixels of an image where the request names no size."""
+"""Pixels of an image if the request specifies no size."""
 MEGAPIXEL = 1_000_000
 MAX_WORK = 1e9
-"""Most work of one request, in any unit."""
+"""Maximum work of one request, in any unit."""
 COMPRESSED_BYTES_PER_SECOND = 16_000.0
-"""Assumed of a recording whose header says nothing: MP3 of 128 kbit/s."""
+"""Assumed for a recording without a usable header: MP3 of 128 kbit/s."""
 MIN_BYTES_PER_SECOND = 500.0
-"""No codec for speech has less: a header that claims a longer recording is not believed."""
+"""Lower than any speech codec: a header that implies less is ignored."""
 MAX_BYTES_PER_SECOND = 8 * 192_000 * 4.0
-"""Eight channels of 192 kHz in 32 bits: nor is one that claims a shorter recording."""
+"""Eight channels of 192 kHz in 32 bits: a header that implies more is ignored."""
 MAX_HEADER_BYTES = 64 * 1024
-"""How far into a file its header is looked for."""
+"""How much of a file is searched for its header."""
 _SIZE = re.compile(r"([1-9][0-9]{0,4})x([1-9][0-9]{0,4})")
 _MP3_KBITS = {
     3: (0, 32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320),
     2: (0, 8, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 144, 160),
 }
-"""Kilobits per second of layer III by the index in a frame's header, of MPEG 1 (3) and of MPEG 2 and 2.5 (2)."""
+"""Layer III bit rates in kbit/s by header index, for MPEG 1 (3) and for MPEG 2 and 2.5 (2)."""
 _MPEG_1, _RESERVED, _LAYER_3 = 3, 1, 1
 
 
 def work_of(payload: object) -> float:
     """Returns the work of a payload: steps times megapixels of all images, seconds of audio, or characters.
 
-    0: its work is counted in tokens, or not at all.
+    0: its work is counted in tokens, or not counted.
     """
     match payload:
         case image_pb2.ImagePayload():
@@ -75,7 +75,7 @@ def _pixels(payload: image_pb2.ImagePayload) -> float:
 
 
 def _wav_seconds(head: bytes, size: int) -> float | None:
-    """Bytes of the file by the bytes per second of its `fmt ` chunk: the length of its data may not be known yet."""
+    """File size divided by the byte rate of the `fmt ` chunk: the length of the data chunk may not be set yet."""
     place = head.find(b"fmt ", 12)
     if place < 0 or place + 20 > len(head):
         return None
@@ -84,7 +84,7 @@ def _wav_seconds(head: bytes, size: int) -> float | None:
 
 
 def _flac_seconds(head: bytes) -> float | None:
-    """Samples by sample rate, from the STREAMINFO block, which is the first one of every file; 0 samples: unknown."""
+    """Samples divided by sample rate, from the STREAMINFO block, which is always first. 0 samples: unknown."""
     if len(head) < 26:
         return None
     packed = int.from_bytes(head[18:26], "big")
@@ -93,10 +93,10 @@ def _flac_seconds(head: bytes) -> float | None:
 
 
 def _mp3_seconds(head: bytes, size: int) -> float | None:
-    """Returns the length by the bit rate of the first frame; where the rate varies this is about the average."""
+    """Returns the length by the bit rate of the first frame, which is roughly the average of a variable rate."""
     start = 0
     if head[:3] == b"ID3" and len(head) > 10:
-        # Four bytes of seven bits.
+        # Four bytes with seven bits each.
         length = sum((byte & 0x7F) << shift for byte, shift in zip(head[6:10], (21, 14, 7, 0), strict=True))
         start = 10 + length
     for place in _syncs(head, start):
@@ -110,7 +110,7 @@ def _mp3_seconds(head: bytes, size: int) -> float | None:
 
 
 def _syncs(head: bytes, start: int) -> list[int]:
-    """Returns where a frame may begin: eleven set bits."""
+    """Returns the offsets of possible frames, which start with eleven set bits."""
     found: list[int] = []
     place = head.find(b"\xff", start)
     while 0 <= place < len(head) - 2 and len(found) < 64:

@@ -1,7 +1,7 @@
-"""The table of operations: the payload, the rpcs and the result of each.
+"""The table of operations: the payload, rpcs and result of each.
 
-Dispatchers, the router's public service, its relay and the runner's servicers all work by this table; CONTRIBUTING has
-the places that a new operation touches. A row's `fold` turns one response of the runner into what the caller gets.
+Dispatchers, the router's public service and relay, and runner servicers all use this table; CONTRIBUTING lists what a
+new operation needs. A row's `fold` converts a runner's response to a chunk for the caller.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -39,45 +39,44 @@ ChunkT = TypeVar("ChunkT")
 
 
 class Attempt(Protocol):
-    """One attempt of a request, as a fold sees it."""
+    """An attempt of a request, as `fold` sees it."""
 
     has_content: bool
     """Whether content has arrived."""
     trace: RequestTrace
-    """The trace of its request."""
+    """The trace of the request."""
 
     def note_content(self) -> None:
-        """Record the first content: from here on there is no failover."""
+        """Records the first content, which rules out failover."""
         ...
 
     def complete(self, runner_part: receipt_pb2.Receipt) -> receipt_pb2.Receipt:
-        """Returns the receipt of the completed request, from the runner's part of it."""
+        """Returns the receipt of the completed request, given the runner's part."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class SpeechPiece:
-    """A chunk of the recording."""
+    """A chunk of speech."""
 
     data: bytes
     media_type: str
-    """Media type of the recording; empty in all chunks but the first."""
+    """Media type of the recording; set only in the first chunk."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class WholeAnswer:
-    """The unary method of the public service that has a streamed operation's whole answer as one result."""
+    """A unary method of the public service that returns the whole answer of a streamed operation."""
 
     rpc: RpcMethod
     field: str
-    """The result's field in the response."""
     collect: Callable[[Iterable[Frame]], Any]
-    """Returns the result from all frames of the stream."""
+    """Builds the result from all frames of the stream."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class OperationSpec(Generic[PayloadT, ChunkT]):
-    """One operation. A unary one has exactly one chunk, its result."""
+    """An operation. A unary one has exactly one chunk, its result."""
 
     operation: Operation
     runner_rpc: RpcMethod
@@ -85,23 +84,22 @@ class OperationSpec(Generic[PayloadT, ChunkT]):
     router_rpc: RpcMethod
     """The method of the public service. Its request has a model, the payload and options."""
     check: Callable[[PayloadT, SchemaLimits], list[warning_pb2.Warning] | None]
-    """Returns warnings about a payload from a public call. Raises INVALID_ARGUMENT naming the wrong field of it."""
+    """Returns warnings about the payload of a public call. Raises INVALID_ARGUMENT naming the wrong field."""
     fold: Callable[[Attempt, Any], ChunkT | None]
-    """Returns the chunk of a runner's response, None for a response without one; reports to the attempt."""
+    """Returns the chunk in a runner's response, None if it has none; reports to the attempt."""
     field: str = ""
-    """The chunk's field in the responses of both rpcs; empty: they have the chunk's own fields."""
+    """The chunk's field in the responses of both rpcs; empty: the response has the chunk's fields."""
     payload_field: str = "payload"
-    """The payload's field in the runner's request."""
     streamed: bool = False
     waiting: Callable[[WaitingInQueue | LoadingModel], ChunkT] | None = None
-    """Returns the chunk that tells the caller to wait; None: callers are not told."""
+    """Returns the chunk that tells the caller that the request waits; None: callers are not informed."""
     takes_slot: bool = True
     """Whether it occupies a slot of the model."""
     whole: WholeAnswer | None = None
-    """The public unary method beside the streamed one; None: there is none."""
+    """The public unary method of a streamed operation; None: there is none."""
 
     def fields(self, chunk: ChunkT) -> dict[str, Any]:
-        """Returns the fields of a response for a chunk."""
+        """Returns the response fields of a chunk."""
         return {self.field: chunk} if self.field else {name: getattr(chunk, name) for name in type(chunk).__slots__}  # type: ignore[attr-defined]  # a slotted dataclass
 
 
@@ -109,7 +107,7 @@ def _frame(attempt: Attempt, response: generation_service_pb2.GenerateResponse) 
     frame = list(response.events)
     trace = attempt.trace
     if trace.seen is not None:
-        # Also for an answer that breaks off.
+        # Counted here so that interrupted answers are included.
         trace.seen.note(frame)
     if not attempt.has_content and has_content(frame):
         attempt.note_content()
@@ -125,7 +123,7 @@ def _frame(attempt: Attempt, response: generation_service_pb2.GenerateResponse) 
 
 
 def _speech(attempt: Attempt, response: model_call_service_pb2.SpeakResponse) -> SpeechPiece | None:
-    """Returns the next chunk, none empty. Raises WORKER_LOST for an end without any."""
+    """Returns the next chunk unless it is empty. Raises WORKER_LOST if the stream ends without one."""
     piece = None
     if response.data:
         piece = SpeechPiece(response.data, "" if attempt.has_content else response.media_type)
@@ -139,12 +137,12 @@ def _speech(attempt: Attempt, response: model_call_service_pb2.SpeakResponse) ->
 
 
 def ended_early() -> WeftError:
-    """The error of a runner's stream that ended without a result."""
+    """Returns the error for a runner's stream that ended without a result."""
     return WeftError(Reason.WORKER_LOST, "the runner ended the stream without a result")
 
 
 def _unary(operation: Operation, service: Any, method: str, field: str, check: Callable[..., Any], **more: Any) -> Any:
-    """Returns the row of a unary operation whose result is `field` of both rpcs' responses."""
+    """Returns the row of a unary operation whose result is `field` in the responses of both rpcs."""
 
     def fold(attempt: Attempt, response: Any) -> Any:
         attempt.complete(response.receipt)
@@ -191,7 +189,7 @@ def _event_stream(operation: Operation, method: str, check: Callable[[Any], None
 
 
 def _plain(check: Callable[[Any], None]) -> Callable[[Any, SchemaLimits], None]:
-    """Returns the check of a payload that has no JSON schemas."""
+    """Adapts the check of a payload without JSON schemas."""
     return lambda payload, _schemas: check(payload)
 
 
@@ -245,7 +243,6 @@ SPEECH: OperationSpec[audio_pb2.SpeechPayload, SpeechPiece] = OperationSpec(
 OPERATIONS: Mapping[Operation, OperationSpec[Any, Any]] = MappingProxyType(
     {spec.operation: spec for spec in (CHAT, COMPLETION, EMBEDDING, RERANK, TOKENIZE, IMAGE, TRANSCRIPTION, SPEECH)}
 )
-"""All operations, each in one row."""
 
 
 _BY_PAYLOAD = {
@@ -255,10 +252,10 @@ _BY_PAYLOAD = {
 
 
 def operation_of(payload: Message) -> OperationSpec[Any, Any]:
-    """Returns the operation of a payload. Raises KeyError for another message."""
+    """Returns the operation of a payload. Raises KeyError for other messages."""
     return _BY_PAYLOAD[payload.DESCRIPTOR.full_name]
 
 
 def generation_of(payload: GenerationPayload) -> OperationSpec[Any, Frame]:
-    """Returns the operation of a generation, by its payload."""
+    """Returns the operation of a generation payload."""
     return CHAT if isinstance(payload, chat_pb2.ChatPayload) else COMPLETION

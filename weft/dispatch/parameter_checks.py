@@ -1,7 +1,7 @@
-"""Bounds, checks and defaults of request parameters that HTTP, gRPC and declarations share.
+"""Limits, checks and defaults of request parameters shared by HTTP, gRPC and declarations.
 
-Unknown parameters, sizes of rerank, image and audio calls, and the options of a request (cache, keep-alive, priority,
-client, session) as messages. The numbers are those of the proto comments; OpenAI's own where it has one.
+They cover extra parameters, sizes of rerank, image and audio calls, and request options (cache, keep-alive, priority,
+client, session). The limits are those in the proto comments, and OpenAI's where it has one.
 """
 
 import json
@@ -26,14 +26,14 @@ MAX_IMAGE_PROMPT_CHARS = 32_000
 MAX_IMAGE_STEPS = 1000
 MAX_GUIDANCE = 100.0
 MAX_IMAGE_SEED = 2**53 - 1
-"""The largest that every JSON reader keeps exactly."""
+"""The largest integer that JSON readers represent exactly."""
 MAX_PARTIAL_IMAGES = 8
-"""Previews of one image."""
+"""Previews per image."""
 MAX_SPEECH_CHARS = 4096
-"""Characters of the text to speak, and of the instructions how."""
+"""Characters of the text to speak, and of its instructions."""
 MAX_TRANSCRIPTION_PROMPT_CHARS = 4096
 MAX_WORD_CHARS = 64
-"""Length of a voice, language, size or quality."""
+"""Characters of a voice, language, size or quality."""
 MIN_SPEED, MAX_SPEED = 0.25, 4.0
 IMAGE_FORMATS = ("png", "jpeg", "webp")
 SPEECH_FORMATS = ("mp3", "opus", "aac", "flac", "wav", "pcm")
@@ -42,18 +42,18 @@ SPEECH_FORMATS = ("mp3", "opus", "aac", "flac", "wav", "pcm")
 MAX_EXTRA_FIELDS = 64
 MAX_EXTRA_NAME_CHARS = 128
 MAX_EXTRA_BYTES = 128 * 1024
-"""Names and values together, as JSON: room for a grammar of 64 KiB."""
+"""Names and values together as JSON: enough for a 64 KiB grammar."""
 
 _TOO_LARGE = f"is too large: all such parameters together may be {MAX_EXTRA_BYTES} bytes of JSON"
 _MOST_FRAMING = 4
-"""A message takes less than this times the bytes of its JSON."""
+"""Upper bound of a message's size relative to its JSON."""
 
-# Step by step, so that the size of something huge is not counted to its end.
+# Incremental, to stop counting once the limit is exceeded.
 _steps = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False).iterencode
 
 
 def take_bytes(budget: int, name: str, value: Any, field: str) -> int:
-    """Returns the rest of `budget` bytes after one more member; raises INVALID_ARGUMENT naming `field` for too much."""
+    """Returns what is left of `budget` bytes after a member. Raises INVALID_ARGUMENT naming `field` if exceeded."""
     left = budget - len(name.encode()) - len('"":,')
     try:
         for step in _steps(value):
@@ -88,9 +88,9 @@ Options = inference_service_pb2.RequestOptions | serve_options_pb2.ServeOptions
 def serve_options(
     handling: Handling, priority: Priority, *, whole: bool = False, joined_texts: bool = False
 ) -> serve_options_pb2.ServeOptions:
-    """The options sent to a runner. `whole`: the answer is not read before it is complete.
+    """Returns the options to send to a runner.
 
-    `joined_texts`: deltas that join texts are read.
+    `whole`: the answer is read only when complete. `joined_texts`: the reader accepts deltas that join texts.
     """
     options = serve_options_pb2.ServeOptions(
         cache_mode=handling.cache_mode.value,  # type: ignore[arg-type]  # same numbers
@@ -105,7 +105,7 @@ def serve_options(
 
 
 def handling_of(options: Options) -> Handling:
-    """Reads the options of a message. Raises INVALID_ARGUMENT naming the field that is out of range."""
+    """Returns the options in a message. Raises INVALID_ARGUMENT naming the field that is out of range."""
     mode = _CACHE_MODES.get(options.cache_mode)
     if mode is None:
         raise invalid_field("options.cache_mode", "must be auto, prefix or none")
@@ -126,17 +126,17 @@ def priority_of(options: inference_service_pb2.RequestOptions) -> Priority:
 
 
 def client_of(options: inference_service_pb2.RequestOptions) -> str:
-    """The client id that the caller states; empty: none. Raises INVALID_ARGUMENT for an invalid one."""
+    """Returns the client id in the request; empty: none. Raises INVALID_ARGUMENT for an invalid one."""
     return require_token(options.client_id, "options.client_id", MAX_CLIENT_CHARS) if options.client_id else ""
 
 
 def session_of(options: inference_service_pb2.RequestOptions) -> str:
-    """Returns the caller's session; empty: none. Raises INVALID_ARGUMENT for one that is too long."""
+    """Returns the session in the request; empty: none. Raises INVALID_ARGUMENT for one that is too long."""
     return require_session(options.session, "options.session")
 
 
 def require_session(text: str, field: str) -> str:
-    """Return `text` if it may name a session; otherwise raise INVALID_ARGUMENT naming `field`."""
+    """Returns `text` if it is a valid session. Raises INVALID_ARGUMENT naming `field`."""
     if len(text) > MAX_SESSION_CHARS:
         raise invalid_field(field, f"must have at most {MAX_SESSION_CHARS} characters")
     return text
@@ -151,12 +151,12 @@ def granted_priority_of(options: serve_options_pb2.ServeOptions) -> Priority:
 
 
 def cache_tag(text: str, field: str) -> str:
-    """Return `text` if it may be a cache tag; otherwise raise INVALID_ARGUMENT naming `field`."""
+    """Returns `text` if it is a valid cache tag. Raises INVALID_ARGUMENT naming `field`."""
     return require_token(text, field, MAX_CACHE_TAG_CHARS)
 
 
 def _seconds(duration: Duration) -> float:
-    # Beyond what a Duration may hold, its own arithmetic fails; here such a length is only too long.
+    # Duration methods fail for out-of-range values; here these are just too long.
     return duration.seconds + duration.nanos / _NANOSECONDS
 
 
@@ -164,7 +164,7 @@ def fill_defaults(params: sampling_pb2.SamplingParams, defaults: sampling_pb2.Sa
     """Sets defaults for unset parameters. Set ones stay, including 0; an empty list counts as unset."""
     filled = sampling_pb2.SamplingParams()
     filled.CopyFrom(defaults)
-    # Merging would concatenate lists and maps; those of the request replace the defaults instead.
+    # MergeFrom would concatenate lists and maps; those of the request replace the defaults.
     if params.stop:
         filled.ClearField("stop")
     if params.logit_bias:

@@ -1,6 +1,6 @@
-"""Validation of the payloads of public gRPC calls, one function for each operation.
+"""Validates payloads of public gRPC calls, one function per operation.
 
-The HTTP edge has its own, stricter parser; the bounds are the same.
+The HTTP edge has its own, stricter parser with the same limits.
 """
 
 import math
@@ -55,8 +55,8 @@ def check_chat(
 ) -> list[warning_pb2.Warning]:
     """Returns warnings. Raises INVALID_ARGUMENT naming the field, which is `field` or within it.
 
-    Upper bounds in its schemas that are ineffective are removed from the payload, and parts of the schemas of tools
-    that no engine should see, with a warning: see SchemaGuard.
+    Removes ineffective upper bounds from schemas in the payload, and parts of tool schemas that engines should not see,
+    with a warning: see SchemaGuard.
     """
     check_count(f"{field}.messages", len(payload.messages), 1, MAX_MESSAGES)
     for index, message in enumerate(payload.messages):
@@ -95,7 +95,7 @@ def _guard_schemas(payload: chat_pb2.ChatPayload, limits: SchemaLimits, field: s
 
 
 def part_left_out(fault: SchemaFault) -> warning_pb2.Warning:
-    """Returns the warning for a part of a tool's schema that no engine should see."""
+    """Returns the warning for a removed part of a tool's schema."""
     message = f"{fault.message}; this part was left out"
     return warning_pb2.Warning(code=warning_pb2.WARNING_CODE_UNSUPPORTED_PARAMETER, field=fault.field, message=message)
 
@@ -120,7 +120,7 @@ def check_completion(payload: completion_pb2.CompletionPayload) -> None:
 
 
 def _check_sampling(sampling: sampling_pb2.SamplingParams, field: str) -> None:
-    """Raises INVALID_ARGUMENT naming the field. A limit of -1 tokens is none, and is removed."""
+    """Raises INVALID_ARGUMENT naming the field. Removes a limit of -1 tokens, which means no limit."""
     if sampling.max_tokens == -1:
         sampling.ClearField("max_tokens")
     check_message(sampling, field)

@@ -1,4 +1,4 @@
-"""The description of a payload for the scheduler: size, required skills, and digests of its beginning.
+"""Describes a payload for the scheduler: size, required skills, and digests of its beginning.
 
 The prompt itself stays with the dispatcher. Pure.
 """
@@ -28,7 +28,7 @@ from weft.kernel.value import value_class
 TOKENS_PER_MESSAGE = 4
 """Tokens that chat templates add per message."""
 TOKENS_PER_MEDIUM = 512
-"""An image of usual size in a vision model, or some 20 s of audio."""
+"""An average image in a vision model, or about 20 s of audio."""
 MAX_DIGESTED_BYTES = 65_536
 """Bytes of a payload that its digest covers."""
 _DIGEST_BYTES = 8
@@ -43,7 +43,7 @@ WholePayload = (
     | audio_pb2.TranscriptionPayload
     | audio_pb2.SpeechPayload
 )
-"""Payloads that are answered without generated tokens."""
+"""Payloads whose answers have no generated tokens."""
 Payload = GeneratingPayload | WholePayload
 
 _NO_SKILLS: frozenset[Skill] = frozenset()
@@ -70,13 +70,13 @@ def describe(
     behaviour: agent_behaviour_pb2.AgentBehaviour | None = None,
     unread: Callable[[], frozenset[Skill]] = frozenset,
 ) -> Description:
-    """Describes a payload. Prefixes with different salts (tenant and cache tag) have different digests.
+    """Describes a payload. Equal prefixes with different salts (tenant and cache tag) have different digests.
 
-    `unread` returns the skills that all its models lack: media of earlier turns that need them reach no engine.
+    `unread` returns the skills that all its models lack: media in earlier turns that needs them reaches no engine.
     """
     prompt = _prompt_of(payload)
     skills = _NO_SKILLS
-    # Most prompts are text alone: no look at each part once more.
+    # Most prompts have only text, so the parts need no second scan.
     if not prompt.is_text_alone:
         skills = needed_skills(payload)
         if isinstance(payload, chat_pb2.ChatPayload) and (earlier := media_skills(payload, earlier=True)):
@@ -103,7 +103,7 @@ def affinity_key(session: str, salt: str) -> bytes:
 
 
 def prefix_digests(pieces: Iterable[str], salt: str) -> tuple[int, ...]:
-    """Returns digests of ever longer prefixes, one per entry of PREFIX_ENDS that the text reaches."""
+    """Returns digests of increasingly long prefixes, one per entry of PREFIX_ENDS that the text reaches."""
     text = _beginning(pieces)
     if len(text) < PREFIX_ENDS[0]:
         return ()
@@ -120,7 +120,7 @@ def prefix_digests(pieces: Iterable[str], salt: str) -> tuple[int, ...]:
 
 
 def prompt_digest(payload: Payload, salt: str) -> int:
-    """Returns the digest of a payload; of a long one its ends and its length count."""
+    """Returns a digest of a payload; of a long one, only its ends and length are included."""
     data = payload.SerializeToString(deterministic=True)
     if len(data) > MAX_DIGESTED_BYTES:
         half = MAX_DIGESTED_BYTES // 2
@@ -141,10 +141,8 @@ def _beginning(pieces: Iterable[str]) -> str:
 
 
 class _Prompt(NamedTuple):
-    """What a prompt is made of."""
-
     pieces: Sequence[str]
-    """Its text in order, with roles."""
+    """Its texts in order, with roles."""
     media: int = 0
     """Number of parts without text."""
     is_text_alone: bool = False
@@ -160,15 +158,15 @@ def _prompt_of(payload: Payload) -> _Prompt:
         case embedding_pb2.EmbeddingPayload():
             return _Prompt([item.text for item in payload.inputs])
         case rerank_pb2.RerankPayload():
-            # The query is read with each document by itself: the longest must fit into the context, not all of them.
+            # The query is paired with each document separately, so only the longest document counts.
             return _Prompt([payload.query, max(payload.documents, key=len, default="")])
         case _:
-            # Tokenizing generates nothing; images and recordings have other measures.
+            # Tokenizing generates nothing; media work is measured differently.
             return _Prompt([])
 
 
 def _chat_prompt(chat: chat_pb2.ChatPayload) -> _Prompt:
-    """Returns the prompt of a chat, after one look at each part."""
+    """Returns the prompt of a chat in a single pass over its parts."""
     pieces = [f"{tool.function.name}\0{tool.function.description}\0" for tool in chat.tools]
     is_text_alone, media = not pieces, 0
     for message in chat.messages:
@@ -185,7 +183,7 @@ def _chat_prompt(chat: chat_pb2.ChatPayload) -> _Prompt:
 
 def _prompt_tokens(payload: Payload, prompt: _Prompt) -> int:
     match payload:
-        # Each is read by itself: the longest must fit into the context, not all of them.
+        # Prompts are processed separately, so only the longest counts.
         case completion_pb2.CompletionPayload():
             return max(map(_input_tokens, payload.prompts), default=0)
         case embedding_pb2.EmbeddingPayload():
@@ -206,7 +204,7 @@ def _input_tokens(given: completion_pb2.PromptInput) -> int:
 
 
 def _max_output_tokens(payload: Payload) -> int | None:
-    """Over all choices; None: it does not say."""
+    """Returns the total over all choices; None: not specified."""
     match payload:
         case chat_pb2.ChatPayload():
             choices = max(1, payload.choice_count)
@@ -220,9 +218,9 @@ def _max_output_tokens(payload: Payload) -> int | None:
 
 
 def needed_skills(payload: Payload) -> frozenset[Skill]:
-    """Returns what a model must be able to do for a payload, beyond text.
+    """Returns the skills beyond text that a model needs for a payload.
 
-    Media of earlier turns need no skill: a model that lacks it gets notes in their place (`weft.dispatch.history`).
+    Media in earlier turns needs no skill: a model without it gets notes instead (`weft.dispatch.history`).
     """
     if isinstance(payload, tokenize_pb2.TokenizePayload):
         payload = payload.chat
@@ -237,11 +235,11 @@ def needed_skills(payload: Payload) -> frozenset[Skill]:
 _TEMPLATE_ARGUMENTS, _ENABLE_THINKING = "chat_template_kwargs", "enable_thinking"
 _SOURCE, _TARGET = "source_lang_code", "target_lang_code"
 _NO_LANGUAGES = frozenset({"auto", "mixed"})
-"""Sources that are to be detected."""
+"""Source languages to be detected."""
 
 
 def untaken_words_of(payload: Payload, abilities: Abilities) -> str:
-    """Returns what a model with these abilities does not take of a payload, as text; empty: it takes all of it."""
+    """Returns which parts of a payload a model with these abilities does not accept, as text; empty: it accepts all."""
     lacking = needed_skills(payload) & abilities.lacking
     words = untaken_words(lacking, abilities.thinking_modes, needed_thinking(payload))
     if words or not (abilities.source_languages or abilities.target_languages):
@@ -251,9 +249,9 @@ def untaken_words_of(payload: Payload, abilities: Abilities) -> str:
 
 
 def unfollowed_effort(payload: Payload, abilities: Abilities) -> str:
-    """Returns why `reasoning_effort: none` does not keep a model from thinking, as text; empty: it does, or may.
+    """Returns why `reasoning_effort: none` does not stop a model from thinking, as text; empty: it does, or may.
 
-    A payload that sets the thinking otherwise is judged by that, see `needed_thinking`.
+    If the payload sets thinking in another way, that takes precedence, see `needed_thinking`.
     """
     if not isinstance(payload, chat_pb2.ChatPayload) or payload.reasoning_effort != chat_pb2.REASONING_EFFORT_NONE:
         return ""
@@ -263,12 +261,12 @@ def unfollowed_effort(payload: Payload, abilities: Abilities) -> str:
 
 
 def names_languages(payload: Payload) -> bool:
-    """Whether a payload is a translation from or into a language that it names."""
+    """Whether a payload is a translation that names its source or target language."""
     return any(_languages_of(payload))
 
 
 def _languages_of(payload: Payload) -> tuple[str, str]:
-    """Returns the codes of the languages of a translation; empty: not named, or to be detected."""
+    """Returns source and target language codes of a translation; empty: unnamed, or to be detected."""
     found = {_SOURCE: "", _TARGET: ""}
     if isinstance(payload, chat_pb2.ChatPayload):
         for extra in payload.extra_parameters.fields:
@@ -281,7 +279,7 @@ def _languages_of(payload: Payload) -> tuple[str, str]:
 
 
 def needed_thinking(payload: Payload) -> ThinkingMode:
-    """Returns how a payload sets the model's thinking: by its own field, else by the argument of the chat template."""
+    """Returns the payload's thinking mode: from its own field, else from the chat template's argument."""
     if not isinstance(payload, chat_pb2.ChatPayload):
         return ThinkingMode.DEFAULT
     if payload.HasField("thinking"):
@@ -297,18 +295,18 @@ def needed_thinking(payload: Payload) -> ThinkingMode:
 
 @dataclass(frozen=True, slots=True)
 class VolatileText:
-    """A kind of such text."""
+    """A kind of text in system prompts that changes with each request."""
 
     name: str
-    """What it is, for warnings."""
+    """Its name in warnings."""
     mark: str
-    """A text that is in all of it: most prompts are not searched further."""
+    """A substring of all such texts, tested before the pattern for speed."""
     pattern: re.Pattern[str]
 
 
 VOLATILE_TEXTS: Sequence[VolatileText] = (
     VolatileText(
-        # Claude Code's first system block: `x-anthropic-billing-header: cc_version=2.1.37; cch=a1b2c;`.
+        # The first system block of Claude Code: `x-anthropic-billing-header: cc_version=2.1.37; cch=a1b2c;`.
         "Anthropic's billing header",
         "x-anthropic-billing-header:",
         re.compile(r"^x-anthropic-billing-header:[^\n]*\n*", re.MULTILINE),
@@ -317,7 +315,7 @@ VOLATILE_TEXTS: Sequence[VolatileText] = (
 
 
 def steady_text(text: str) -> tuple[str, str]:
-    """Returns the text of a system prompt without what changes, and what was left out; empty: nothing was."""
+    """Removes volatile text from a system prompt; returns the rest and the name of the removed text (or empty)."""
     for kind in VOLATILE_TEXTS:
         if kind.mark in text:
             steady, count = kind.pattern.subn("", text)

@@ -1,7 +1,7 @@
 """The placement port between dispatchers and schedulers, independent of transport.
 
-Two implementations exist, the router's own (`router_svc.placement.LocalPlacement`) and the one over gRPC
-(`weft.dispatch.remote_router.RemotePlacement`); `weft_testing.conformance.placement` is the suite both pass.
+Implementations: the router's own (`router_svc.placement.LocalPlacement`) and the gRPC client
+(`weft.dispatch.remote_router.RemotePlacement`). `weft_testing.conformance.placement` tests both.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,7 +21,7 @@ from weft.kernel.value import value_class
 
 @value_class(kw_only=True)
 class WaitingInQueue:
-    """The request waits."""
+    """The request is queued."""
 
     position: int
     reason: str
@@ -43,7 +43,7 @@ class LoadingModel:
 
 @value_class(kw_only=True)
 class Grant:
-    """A permit and where to use it."""
+    """Permission to call a runner, and its address."""
 
     claims: bytes
     """A serialized TicketClaims."""
@@ -56,20 +56,20 @@ class Grant:
     model: str
     attempt: int
     keep_alive_seconds: float | None = None
-    """As the request's route sets it; None: unset."""
+    """The route's keep-alive; None: unset."""
     priority: Priority | None = None
-    """The priority class of the grant; None: as requested."""
+    """The granted priority class; None: as requested."""
     seconds_left: float | None = None
-    """Until the answer must be complete, by the request or its route; None: as the request says."""
+    """Time in which the answer must be complete, by the request or its route; None: the request's own deadline."""
     rate_limits: RateLimitStatus | None = None
-    """How much more its caller may ask for. The first decision has it where a limit counts the request. Read-only."""
+    """What is left of the caller's rate limits, in the first decision if a limit applies. Read-only."""
 
 
 Decision = WaitingInQueue | LoadingModel | Grant
 
 
 def waiting_event(decision: WaitingInQueue | LoadingModel) -> event_pb2.InferenceEvent:
-    """The client's event for a decision of the scheduler."""
+    """Returns the client's event for a scheduler decision."""
     event = event_pb2.InferenceEvent()
     if isinstance(decision, WaitingInQueue):
         event.queued.position = decision.position
@@ -86,17 +86,17 @@ def waiting_event(decision: WaitingInQueue | LoadingModel) -> event_pb2.Inferenc
 
 
 OnCancelled = Callable[[WeftError], None]
-"""Called with `request_cancelled`, from the event loop; must not block. Raises the WeftError that says why nothing can
-end the request; then it continues."""
+"""Called with `request_cancelled` from the event loop; must not block. Raises a WeftError if the request cannot be
+cancelled; the request then continues."""
 CANCELLED_BY = "cancelled_by"
-"""Key of an error's metadata with the name of who cancelled the request."""
+"""Metadata key of an error for the name of the caller who cancelled the request."""
 MAX_CANCELLER_CHARS = 256
 MAX_ATTEMPT_MESSAGE_CHARS = 512
-"""Characters of an attempt's error that the record of its request has."""
+"""Maximum characters of an attempt's error in the request's record."""
 
 
 def request_cancelled(cancelled_by: str) -> WeftError:
-    """Returns the error CANCELLED of a request that a separate call cancelled, with the name of its caller."""
+    """Returns the CANCELLED error of a request that another call cancelled, with that call's caller."""
     return WeftError(
         Reason.CANCELLED,
         f"the request was cancelled by {actor_words(cancelled_by)}",
@@ -105,16 +105,16 @@ def request_cancelled(cancelled_by: str) -> WeftError:
 
 
 PLACED_AGAIN = frozenset({Reason.SERVICE_UNAVAILABLE, Reason.NO_ROUTER_AVAILABLE, Reason.ROUTER_STANDBY})
-"""Reasons of a router after which a request is placed again: none of them is its end."""
+"""A router's reasons after which a request is placed again instead of failing."""
 
 
 def canceller_of(error: BaseException | None) -> str:
-    """Returns the name of the caller who cancelled the request that ended with an error; empty: not cancelled so."""
+    """Returns the caller who cancelled a request with this error; empty: it was not cancelled by another call."""
     return error.metadata.get(CANCELLED_BY, "") if isinstance(error, WeftError) else ""
 
 
 class Placement(Protocol):
-    """One request's place in the mesh, from arrival to its end. Leaving the context releases whatever it held."""
+    """A request's placement from arrival to end. Leaving the context releases everything it holds."""
 
     async def __aenter__(self) -> Self: ...
 
@@ -123,73 +123,72 @@ class Placement(Protocol):
     ) -> None: ...
 
     async def next_decision(self) -> Decision:
-        """The scheduler's next decision.
+        """Returns the scheduler's next decision.
 
-        Raises the error of a rejection, `request_cancelled` for a cancelled request, SERVICE_UNAVAILABLE for a lost
+        Raises the error of a rejection, `request_cancelled` for a cancelled request, and SERVICE_UNAVAILABLE for a lost
         router.
         """
         ...
 
     def watch_cancellation(self, on_cancelled: "OnCancelled") -> None:
-        """Calls `on_cancelled` when the request is cancelled while its latest grant is used; now if it was before.
+        """Calls `on_cancelled` when the request is cancelled during its latest grant; immediately if it already was.
 
         A later call replaces an earlier one.
         """
         ...
 
     async def report_first_content(self, attempt: int) -> None:
-        """The answer has begun: no failover from here on. Never raises."""
+        """Reports that the answer has begun, which rules out failover. Never raises."""
         ...
 
     async def report_attempt_failed(self, attempt: int, reason: Reason, message: str = "") -> None:
-        """The attempt failed before any content; the next decision grants another runner or raises. Never raises.
+        """Reports a failure before any content; the next decision grants another runner or raises. Never raises.
 
-        `message`: its error in words, at most `MAX_ATTEMPT_MESSAGE_CHARS`, for the record of the request.
+        `message`: the error text for the request's record, at most `MAX_ATTEMPT_MESSAGE_CHARS`.
         """
         ...
 
     async def report_finished(self, reason: Reason, receipt: receipt_pb2.Receipt | None = None) -> bool:
-        """Reports the end of the request, with UNSPECIFIED when it completed. Never raises.
+        """Reports the end of the request; UNSPECIFIED means success. Never raises.
 
-        `receipt` is only read; None: unknown. Returns whether the scheduler has the end; False: it may not, as it was
-        lost.
+        `receipt` is read-only; None: unknown. Returns whether the scheduler received the end; False if it may be lost.
         """
         ...
 
     def end_at_once(
         self,
-        reason: Reason,  # noqa: ARG002 - a scheduler of another process does nothing at once
+        reason: Reason,  # noqa: ARG002 - only a scheduler in the same process implements it
         receipt: receipt_pb2.Receipt,  # noqa: ARG002
         *,
         content_of: int | None,  # noqa: ARG002
     ) -> bool:
-        """Reports the end and leaves where the scheduler is in this process; returns whether that was done.
+        """Reports the end and leaves immediately if the scheduler is in this process; returns whether it did.
 
-        `content_of`: the attempt whose answer had begun, which is reported first; None: there is none to report.
+        `content_of`: the attempt whose first content must be reported before; None: none.
         """
         return False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolQueue:
-    """The load of one pool, or of one route."""
+    """The load of a pool or a route."""
 
     pool: str
-    """Its name; or `route/` and a route's."""
+    """The pool's name, or `route/` and the route's name."""
     waiting: int
     max_waiting: int
     """Maximum number of waiting requests."""
     running: int
-    """Requests running on its models, under any name."""
+    """Requests running on its models under any name."""
     average_wait_seconds: float | None = None
-    """Average over recently placed requests; None: none were placed."""
+    """Average over recently placed requests; None: there were none."""
 
 
 class PlacementPort(Protocol):
     """Places requests on runners."""
 
     def place(self, request: PlacementRequest) -> Placement:
-        """Requests a placement. Nothing happens until the returned context is entered."""
+        """Returns a placement for a request. Nothing happens until its context is entered."""
         ...
 
 
@@ -197,21 +196,21 @@ class QueueSource(Protocol):
     """Source of queue lengths; see `RouterPort`."""
 
     async def queues(self) -> Sequence[PoolQueue]:
-        """Queues by pool, sorted by name. Raises SERVICE_UNAVAILABLE for a lost router."""
+        """Returns queues by pool, sorted by name. Raises SERVICE_UNAVAILABLE for a lost router."""
         ...
 
 
 class EndPort(Protocol):
-    """Records how requests ended whose scheduler was lost."""
+    """Records how requests ended that lost their scheduler."""
 
     async def report_end(self, request: PlacementRequest, receipt: receipt_pb2.Receipt) -> bool:
-        """Hands over the end of a request whose placement did not hear of it.
+        """Reports the end of a request that its placement could not report.
 
-        Returns whether it is recorded; False: its end is known already. Raises SERVICE_UNAVAILABLE,
-        NO_ROUTER_AVAILABLE or ROUTER_STANDBY where it is to be tried again.
+        Returns whether it was recorded; False: the end was already known. Raises SERVICE_UNAVAILABLE,
+        NO_ROUTER_AVAILABLE or ROUTER_STANDBY if the report should be retried.
         """
         ...
 
 
 class RouterPort(PlacementPort, QueueSource, EndPort, Protocol):
-    """The router for dispatchers."""
+    """All of the router that dispatchers use."""

@@ -1,4 +1,4 @@
-"""Where prompts were placed, as a dispatcher remembers it for a router that takes over the lead. Digests alone."""
+"""Endpoints of earlier prompts, which a dispatcher tells a router that takes over the lead. Digests only."""
 
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from weft.kernel.placement_request import PrefixHolder
 
 MAX_PREFIX_HOLDERS = 16_384
-"""Prompts that are remembered; the least recently used is dropped first."""
+"""Maximum number of prompts; the least recently used is dropped first."""
 
 
 class PrefixHolders:
-    """The endpoint of each prompt, by the digest of its longest prefix."""
+    """Maps the digest of a prompt's longest prefix to its endpoint."""
 
     def __init__(self) -> None:
         self._holders: OrderedDict[int, PrefixHolder] = OrderedDict()
@@ -19,7 +19,7 @@ class PrefixHolders:
         return len(self._holders)
 
     def note(self, digests: Sequence[int], holder: PrefixHolder) -> None:
-        """Record that a prompt with these digests goes to an endpoint."""
+        """Records the endpoint of a prompt with these digests."""
         if digests:
             self._holders[digests[-1]] = holder
             self._holders.move_to_end(digests[-1])
@@ -27,5 +27,5 @@ class PrefixHolders:
                 self._holders.popitem(last=False)
 
     def find(self, digests: Sequence[int]) -> PrefixHolder | None:
-        """Returns the endpoint of the longest prompt that this one continues; None: unknown."""
+        """Returns the endpoint of the longest earlier prompt that this one extends; None: unknown."""
         return next((found for each in reversed(digests) if (found := self._holders.get(each)) is not None), None)

@@ -1,6 +1,6 @@
-"""Prompts that change near their beginning within a session, so that no prefix cache holds them.
+"""Detects prompts that change near their beginning within a session, which defeats prefix caches.
 
-Digests of the tools and of ever longer beginnings of the system prompt are kept, and no text. Pure.
+Stores digests of tools and of increasingly long beginnings of the system prompt, but no text. Pure.
 """
 
 import hashlib
@@ -14,13 +14,13 @@ from weft.dispatch.history import SYSTEM_ROLES
 from weft.dispatch.payload_description import steady_text
 
 BLOCK_ENDS = (*range(16, 1_025, 16), *range(1_088, 8_193, 64))
-"""Characters of a system prompt after which the beginnings end that are compared; what follows is not."""
+"""Lengths in characters of the compared system prompt beginnings; the rest is not compared."""
 MAX_SESSIONS = 1_024
-"""Sessions that are remembered; the least recently used is dropped first."""
+"""Maximum number of sessions; the least recently used is dropped first."""
 MAX_BEGINNINGS = 4
-"""Beginnings of one session: agents send other prompts in between, such as one for a title."""
+"""Beginnings per session: agents also send other prompts, such as one for a title."""
 MIN_SAME_CHARS = 32
-"""System prompts that have less in common are those of different tasks, and no change."""
+"""System prompts with a shorter common beginning count as different tasks, not as a change."""
 _DIGEST_BYTES = 8
 
 
@@ -29,7 +29,7 @@ class _Beginning:
     whole: bytes
     """Digest of the tools and the system prompt."""
     blocks: tuple[bytes, ...]
-    """Digests of the system prompt up to each block end that it reaches, and up to its own end."""
+    """Digests of the system prompt up to each block end within it, and of all of it."""
 
 
 @dataclass(slots=True)
@@ -80,7 +80,7 @@ class PromptBeginnings:
 
 
 def _system_prompt(chat: chat_pb2.ChatPayload) -> str:
-    """Returns the text of the system messages with which a chat begins, as engines get it."""
+    """Returns the text of the leading system messages of a chat, as engines get it."""
     texts: list[str] = []
     for message in chat.messages:
         if message.role not in SYSTEM_ROLES:

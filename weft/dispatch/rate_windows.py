@@ -1,7 +1,7 @@
-"""Rates of many keys over sliding windows, on a `Clock`. One implementation for every API.
+"""Sliding-window rate limits for many keys, on a `Clock`.
 
-A window is that of a key, a unit and a length, not of an amount: where the amount of a rate changes, what was counted
-in its window stays counted. The arithmetic is that of `weft.kernel.sliding_window`.
+A window is identified by key, unit and length, not by its limit, so its count survives a change of the limit. The
+arithmetic is in `weft.kernel.sliding_window`.
 """
 
 from collections import OrderedDict
@@ -18,9 +18,7 @@ from weft.kernel.timestamps import duration_of
 from weft.kernel.units import DAY, HOUR, MINUTE, MONTH, SECOND, WEEK, Rate, RateUnit
 
 EVERYBODY_ELSE = "+everybody-else"
-"""The key shared by all keys beyond a bound. It cannot collide: names of tenants, clients, keys and models begin with a
-letter or a digit.
-"""
+"""The key shared by all keys beyond a limit. It cannot collide: other names begin with a letter or a digit."""
 _WINDOW_WORDS: Mapping[int, str] = MappingProxyType(
     {SECOND: "second", MINUTE: "minute", HOUR: "hour", DAY: "day", WEEK: "week", MONTH: "month"}
 )
@@ -29,32 +27,32 @@ _UNIT_WORDS: Mapping[RateUnit, str] = MappingProxyType({RateUnit.REQUESTS: "requ
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claim:
-    """An amount to be counted."""
+    """An amount to count."""
 
     key: str
-    """Key of the window; keys of different kinds must differ."""
+    """Window key; keys of different kinds must differ."""
     who: str
-    """The same for people, such as "Tenant community-x"."""
+    """The key for people, such as "Tenant community-x"."""
     rate: Rate
     amount: int = 1
     spare: int = 0
-    """What has to be left beyond it, for others."""
+    """Amount that must remain in the window for others."""
     about: Mapping[str, str] = field(default_factory=dict)
-    """What the limit is of besides, for the metadata of a refusal."""
+    """Additional metadata of a refusal."""
 
 
 class RateWindows:
-    """Counts in this process. Called from one event loop."""
+    """Counts in this process. Not thread-safe: called from one event loop."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._windows: dict[tuple[str, RateUnit, int], SlidingWindow] = {}
 
     def take(self, claims: Sequence[Claim]) -> float:
-        """Counts all of them, or none; returns the time on the monotonic clock, for a correction.
+        """Counts all claims or none; returns the monotonic time, for later corrections.
 
-        A claim above its whole rate is let through when its window is empty. Raises RATE_LIMIT_EXCEEDED with what
-        `_refusal` says of the claim that has to wait longest.
+        A claim above the whole limit is accepted when its window is empty. Raises RATE_LIMIT_EXCEEDED for the claim
+        with the longest wait, see `_refusal`.
         """
         now = self._clock.monotonic()
         windows = [self.window(claim.key, claim.rate) for claim in claims]
@@ -74,7 +72,7 @@ class RateWindows:
     def correct(self, key: str, rate: Rate, amount: int, *, counted_at: float) -> None:
         """Adds an amount, which may be negative, regardless of the limit.
 
-        What is taken back is that of `counted_at`: where it has left the window already, there is nothing to take.
+        A negative amount is taken from the time `counted_at`; if that has left the window, nothing changes.
         """
         now, window = self._clock.monotonic(), self._windows.get(_id(key, rate))
         if window is None:
@@ -86,34 +84,34 @@ class RateWindows:
             window.take_back(-amount, counted_at)
 
     def counted(self, key: str, rate: Rate) -> int:
-        """Returns the current amount in its window."""
+        """Returns the current count of a window."""
         window = self._windows.get(_id(key, rate))
         return 0 if window is None else window.settle(self._clock.monotonic())
 
     def reset_seconds(self, key: str, rate: Rate) -> float:
-        """Returns the time until its window is empty, if nothing else is counted meanwhile."""
+        """Returns the time until a window is empty if nothing else is counted."""
         window = self._windows.get(_id(key, rate))
         return 0.0 if window is None else window.seconds_until_empty(self._clock.monotonic())
 
     def status(self, claims: Sequence[Claim]) -> RateLimitStatus:
-        """Returns how much is left for claims like these, by the tightest window of each unit."""
+        """Returns what is left for such claims, by the tightest window of each unit."""
         return RateLimitStatus(
             requests=self._tightest(claims, RateUnit.REQUESTS), tokens=self._tightest(claims, RateUnit.TOKENS)
         )
 
     def forget(self, key: str, rate: Rate) -> None:
-        """Resets the windows."""
+        """Resets a window."""
         self._windows.pop(_id(key, rate), None)
 
     def window(self, key: str, rate: Rate) -> SlidingWindow:
-        """Returns the window of a key and a rate; a new one is empty."""
+        """Returns the window of a key and a rate, created empty if needed."""
         found = self._windows.get(_id(key, rate))
         if found is None:
             found = self._windows[_id(key, rate)] = SlidingWindow(rate.window_seconds)
         return found
 
     def _tightest(self, claims: Sequence[Claim], unit: RateUnit) -> RateLimitWindow | None:
-        """Returns the window with the least left; of several the one that is full again last."""
+        """Returns the window with the least left; if equal, the one that resets last."""
         now, least = self._clock.monotonic(), -1
         tightest: list[tuple[Rate, SlidingWindow]] = []
         for claim in claims:
@@ -137,10 +135,10 @@ class RateWindows:
         )
 
     def _refusal(self, claims: Sequence[Claim], claim: Claim, wait: float, now: float) -> WeftError:
-        """Returns the refusal of a claim that does not fit into its window.
+        """Returns the refusal of a claim that does not fit its window.
 
-        It says the limit, its unit and window, what is left of it and when some of it is free (resetAt, unix time in
-        seconds), and the same of the tightest windows as `status_metadata`.
+        Its metadata has the limit, unit, window, what is left and when some is free again (resetAt, Unix seconds), and
+        the tightest windows as in `status_metadata`.
         """
         rate, window = claim.rate, self.window(claim.key, claim.rate)
         free_at = self._clock.utc_now().timestamp() + window.seconds_until_less(now)
@@ -164,7 +162,7 @@ _PARTS = ("limit", "remaining", "reset_seconds")
 
 
 def status_metadata(status: RateLimitStatus) -> dict[str, str]:
-    """Returns a status as metadata of an error, such as `limit_requests`."""
+    """Returns a status as error metadata, such as `limit_requests`."""
     found: dict[str, str] = {}
     for name, window in _windows_in(status):
         figures = (window.limit, window.remaining, f"{window.reset.ToNanoseconds() / 1e9:.3f}")
@@ -173,7 +171,7 @@ def status_metadata(status: RateLimitStatus) -> dict[str, str]:
 
 
 def status_in(metadata: Mapping[str, str]) -> RateLimitStatus:
-    """Returns the status in the metadata of an error, empty where there is none: the way back of `status_metadata`."""
+    """Returns the status in error metadata, empty if there is none: the inverse of `status_metadata`."""
     status = RateLimitStatus()
     for name in ("requests", "tokens"):
         limit, remaining, reset = (metadata.get(f"{part}_{name}", "") for part in _PARTS)
@@ -193,10 +191,10 @@ def _windows_in(status: RateLimitStatus) -> Iterator[tuple[str, RateLimitWindow]
 
 
 class TrackedKeys:
-    """Keys without a configured limit: a bounded number is counted separately, all others share one window."""
+    """Keys without a configured limit: a bounded number is counted separately, the others share one window."""
 
     def __init__(self, windows: RateWindows, rates: Sequence[Rate], max_keys: int, prefix: str, clock: Clock) -> None:
-        """`rates` are those of every such key; `prefix` sets them apart from other kinds of keys."""
+        """`rates` apply to each such key; `prefix` distinguishes them from other kinds of keys."""
         self._windows = windows
         self._rates = tuple(rates)
         self._max_keys = max_keys
@@ -204,13 +202,13 @@ class TrackedKeys:
         self._clock = clock
         self._longest_window = max((rate.window_seconds for rate in rates), default=0)
         self._last_seen: OrderedDict[str, float] = OrderedDict()
-        """Oldest first, on the monotonic clock."""
+        """Monotonic times, oldest first."""
 
     def __len__(self) -> int:
         return len(self._last_seen)
 
     def key_of(self, name: str) -> str:
-        """The key under which a name is counted."""
+        """Returns the key under which a name is counted."""
         seen, now = self._last_seen, self._clock.monotonic()
         if name not in seen and len(seen) >= self._max_keys:
             self._forget_idle(now)
@@ -221,22 +219,22 @@ class TrackedKeys:
         return self._prefix + name
 
     def release(self, name: str) -> bool:
-        """Tracks a name no longer, and leaves its windows as they are; returns whether it was counted separately."""
+        """Stops tracking a name but keeps its windows; returns whether it was counted separately."""
         return self._last_seen.pop(name, None) is not None
 
     def names(self) -> list[str]:
-        """The names that are counted separately, and EVERYBODY_ELSE."""
+        """Returns the names that are counted separately, and EVERYBODY_ELSE."""
         return [*self._last_seen, EVERYBODY_ELSE]
 
     def use(self, rates: Sequence[Rate]) -> None:
-        """Counts by other rates from now on; windows whose unit and length stay keep what was counted."""
+        """Changes the rates; windows with the same unit and length keep their count."""
         kept = {(rate.unit, rate.window_seconds) for rate in rates}
         self._forget(rate for rate in self._rates if (rate.unit, rate.window_seconds) not in kept)
         self._rates = tuple(rates)
         self._longest_window = max((rate.window_seconds for rate in rates), default=0)
 
     def forget_all(self) -> None:
-        """Removes all keys with their windows."""
+        """Removes all keys and their windows."""
         self._forget(self._rates)
         self._last_seen.clear()
 
@@ -248,7 +246,7 @@ class TrackedKeys:
 
     def _forget_idle(self, now: float) -> None:
         """Removes keys with empty windows."""
-        # A bucket leaves its window with its newest entry.
+        # A bucket leaves the window with its newest entry.
         longest = self._longest_window * (1 + 1 / BUCKETS_PER_WINDOW)
         while self._last_seen:
             name, last = next(iter(self._last_seen.items()))
@@ -256,7 +254,7 @@ class TrackedKeys:
                 return
             key = self._prefix + name
             if any(self._windows.counted(key, rate) for rate in self._rates):
-                # An answer is counted when it ends, which may be long after its request came.
+                # An answer is counted at its end, possibly long after its request arrived.
                 self._last_seen[name] = now
                 self._last_seen.move_to_end(name)
                 continue
@@ -274,5 +272,5 @@ def _with_spare(claim: Claim) -> int:
 
 
 def within(claim: Claim) -> int:
-    """Returns the room that a claim needs: a request that is larger than a whole window waits for an empty one."""
+    """Returns the space that a claim needs: one larger than a whole window waits for an empty window."""
     return min(claim.amount, claim.rate.amount)

@@ -1,6 +1,6 @@
-"""A placement that survives its router: while a request has no grant, it is placed again after a lost router.
+"""A placement that survives the loss of its router: a request without a grant is placed again.
 
-It keeps the request's deadline itself, so that a router which is frozen or unreachable delays no answer beyond it.
+It enforces the request's deadline itself, so that a frozen or unreachable router cannot delay the answer beyond it.
 """
 
 from collections.abc import Callable, Coroutine
@@ -22,12 +22,12 @@ from weft.kernel.reasons import Reason
 T = TypeVar("T")
 
 REPORT_SECONDS = 1.0
-"""Time limit of a report: a frozen router must not delay a complete answer."""
+"""Timeout of a report: a frozen router must not delay a complete answer."""
 LATE_REPORT_SECONDS = 0.1
-"""Time limit of a report after the request's deadline."""
+"""Timeout of a report after the request's deadline."""
 EARLY_DEADLINE_SECONDS = 0.05
-"""How much earlier than the request's the deadline of a call to a router may end: its clock counts in milliseconds, on
-another thread."""
+"""How much earlier than the request's deadline a router call may time out: gRPC's timer has millisecond resolution and
+runs on another thread."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,11 +35,11 @@ class ReconnectConfig:
     """Tolerance of router outages."""
 
     router_outage_limit_seconds: float = 30.0
-    """After this long without a router the request fails with NO_ROUTER_AVAILABLE."""
+    """Time without a router after which a request fails with NO_ROUTER_AVAILABLE."""
     retry_interval_seconds: float = 0.1
-    """First pause before placing again; doubles up to one second."""
+    """First delay before placing again; it doubles up to one second."""
     view_lag_limit_seconds: float = 5.0
-    """How long a router may be behind with its view: it refuses a name for that long which this process knows."""
+    """How long a router's view may lag: for this long it may reject a name that this process already knows."""
 
 
 def _knows_nothing(_: str) -> bool:
@@ -47,7 +47,7 @@ def _knows_nothing(_: str) -> bool:
 
 
 class ReconnectingPlacement(Placement):
-    """A Placement over any router that answers. Keeps the request's age and its used attempts across routers."""
+    """A Placement over any router that answers. Keeps the request's age and used attempts across routers."""
 
     def __init__(
         self,
@@ -58,9 +58,9 @@ class ReconnectingPlacement(Placement):
         knows: Callable[[str], bool] = _knows_nothing,
         ends: EndReporter | None = None,
     ) -> None:
-        """`knows`: whether the mesh has a name, as this process sees it now.
+        """`knows`: whether this process's view of the mesh has a name.
 
-        `ends` gets the end of the request where its router did not hear of it; None: it is lost with that router.
+        `ends` reports the end of the request if its router was lost; None: the end is lost too.
         """
         self._knows = knows
         self._ends = ends
@@ -72,11 +72,11 @@ class ReconnectingPlacement(Placement):
         self._attempts = request.attempts_used
         self._place: Placement = port.place(request)
         self._is_counted = request.is_counted
-        """Whether a router has counted it by the limits: one that decided something has."""
+        """Whether a router has counted it against limits, which every router does before its first decision."""
         self._is_lost = False
         """Whether no router has answered since the last one was lost."""
         self._is_reported = False
-        """Whether a router has its end, or is to get it later."""
+        """Whether a router has received its end, or will later."""
 
     async def __aenter__(self) -> Self:
         try:
@@ -95,12 +95,12 @@ class ReconnectingPlacement(Placement):
         await self._place.__aexit__(kind, error, trace)
 
     async def next_decision(self) -> Decision:
-        """As Placement.next_decision; after a lost router the request is placed again.
+        """Like Placement.next_decision, but places the request again after a lost router, up to the outage limit.
 
-        That ends with the outage limit. A name that this process knows is asked for again as well, until the view lag
-        limit: of two watches of the registry either may be ahead.
+        A rejected name that this process knows is retried too, up to the view lag limit: either watch of the registry
+        may be ahead of the other.
 
-        Raises DEADLINE_EXCEEDED at the request's deadline, whatever the router does.
+        Raises DEADLINE_EXCEEDED at the request's deadline, even if the router does not respond.
         """
         try:
             decision = await within(self._seconds_left(), self._next_decision())
@@ -194,9 +194,9 @@ class ReconnectingPlacement(Placement):
         return is_heard
 
     def hand_over(self, receipt: receipt_pb2.Receipt) -> None:
-        """Has the end of the request recorded by the router that leads then, unless it is reported.
+        """Reports the end of the request to the then leading router, unless it is already reported.
 
-        For a request that ends before it is placed anywhere; `report_finished` calls it for a router that was lost.
+        Used for a request that ends before it is placed; `report_finished` calls it after a lost router.
         """
         if not self._is_reported and self._ends is not None:
             self._ends.send(self._request, receipt, self._opened_at - self._request.age_seconds)
@@ -207,7 +207,7 @@ class ReconnectingPlacement(Placement):
         return self._place.end_at_once(reason, receipt, content_of=content_of)
 
     async def _report(self, report: Coroutine[Any, Any, T]) -> T | None:
-        """Returns what a report returns; None: it took too long."""
+        """Returns the result of a report; None: timeout."""
         with suppress(TimeoutError):
             return await within(LATE_REPORT_SECONDS if self._seconds_left() == 0 else REPORT_SECONDS, report)
         return None

@@ -1,4 +1,4 @@
-"""The router over gRPC: placements, one bidirectional Place stream per request; health checks; request records."""
+"""The router over gRPC: placements (one bidirectional Place stream per request), health checks, request records."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
@@ -61,7 +61,7 @@ QUEUES_TIMEOUT_SECONDS = 5.0
 
 
 class RemotePlacement(RouterPort):
-    """A PlacementPort whose scheduler is behind a channel."""
+    """A RouterPort for a scheduler behind a channel."""
 
     def __init__(self, channel: grpc.aio.Channel) -> None:
         self._stub = cast("PlacementServiceAsyncStub", placement_service_pb2_grpc.PlacementServiceStub(channel))
@@ -101,12 +101,12 @@ class RemotePlace(Placement):
         self._request = request
         self._call: PlaceCall | None = None
         self._reading: asyncio.Future[object] | None = None
-        """The read of the message that follows a grant; None: no read is in progress."""
+        """The pending read of the message after a grant; None: no read is pending."""
         self._on_cancelled: OnCancelled | None = None
         self.is_disconnected = False
-        """Whether the call ended without a word of the router."""
+        """Whether the call ended without an answer from the router."""
         self._is_refused = False
-        """Whether the router has ended the request itself, and so knows how."""
+        """Whether the router ended the request itself, and so knows its end."""
 
     async def __aenter__(self) -> Self:
         request = self._request
@@ -118,7 +118,7 @@ class RemotePlace(Placement):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        # It refers to the request, and that to this placement: a cycle would keep each of them for a while.
+        # Breaks the reference cycle with the request, which would delay freeing both.
         self._on_cancelled = None
         if self._call is not None:
             self._call.cancel()
@@ -132,17 +132,17 @@ class RemotePlace(Placement):
         except grpc.aio.AioRpcError as error:
             is_bare = rpc_status.from_call(error) is None
             self.is_disconnected = is_bare and error.code() == grpc.StatusCode.UNAVAILABLE
-            # A read that had not begun raises this instead of CancelledError.
+            # A read that had not started raises this instead of CancelledError.
             was_cut = is_bare and error.code() == grpc.StatusCode.CANCELLED
             if self.is_disconnected or was_cut:
                 raise _no_answer() from error
             found = error_from_call(error, Reason.SERVICE_UNAVAILABLE)
-            # A router that stops is one that is lost: the request is placed again.
+            # A stopping router counts as lost: the request is placed again.
             is_stopping = found.reason is Reason.SHUTTING_DOWN
             self._is_refused = not (is_bare or is_stopping or found.reason in PLACED_AGAIN)
             raise (WeftError(Reason.SERVICE_UNAVAILABLE, found.message) if is_stopping else found) from error
         except asyncio.CancelledError:
-            # The placement was abandoned, or the channel closed under it: a request is cancelled in other ways.
+            # The placement was abandoned or its channel was closed; a cancelled request arrives differently.
             if task_is_cancelled():
                 raise
             raise _no_answer() from None
@@ -151,7 +151,7 @@ class RemotePlace(Placement):
         return _decision_from_proto(response)
 
     def abandon(self) -> None:
-        """Stop waiting for the router: `next_decision` raises NO_ROUTER_AVAILABLE."""
+        """Stops waiting for the router: `next_decision` raises NO_ROUTER_AVAILABLE."""
         if self._call is not None:
             self._call.cancel()
 
@@ -164,7 +164,7 @@ class RemotePlace(Placement):
             self._reading.add_done_callback(self._note_read)
 
     def _note_read(self, reading: "asyncio.Future[object]") -> None:
-        """Pass on a cancellation. Anything else, a lost router too, is for the next decision."""
+        """Passes on a cancellation. Anything else, including a lost router, is left for the next decision."""
         if reading.cancelled() or reading.exception() is not None or self._on_cancelled is None:
             return
         response = reading.result()
@@ -186,11 +186,11 @@ class RemotePlace(Placement):
         finished = pb.PlaceFinished(reason=reason.value, receipt=receipt)  # type: ignore[arg-type]  # same numbers
         await self._write(pb.PlaceRequest(finished=finished))
         assert self._call is not None, "a report before the placement was entered"
-        # The router ends the stream when it has counted the end; leaving earlier would cancel the report.
+        # The router ends the stream after counting the end; leaving earlier would cancel the report.
         return await self._call.code() is grpc.StatusCode.OK or self._is_refused
 
     async def _write(self, request: pb.PlaceRequest) -> None:
-        """Sends a message to the router. A lost router is noticed by the next read, not here."""
+        """Sends a message to the router. The next read, not this write, detects a lost router."""
         assert self._call is not None, "a report before the placement was entered"
         try:
             await self._call.write(request)
@@ -211,7 +211,7 @@ def _open_to_proto(request: PlacementRequest) -> pb.PlaceOpen:
         tenant=request.tenant,
         model=request.model,
         operation=request.operation.value,  # type: ignore[arg-type]  # same numbers
-        # Unset means normal too, and that the caller named no class.
+        # Unset means normal, and that the caller named no class.
         priority=request.priority.wire if request.names_priority else 0,  # type: ignore[arg-type]  # same numbers
         allow_remote=request.allow_remote,
         attempts_used=request.attempts_used,
@@ -291,7 +291,7 @@ log = get_logger("weft.router_watch")
 
 CHECK_INTERVAL_SECONDS = 1.0
 CHECK_TIMEOUT_SECONDS = 2.0
-"""A router that does not answer a health check for this long counts as away."""
+"""A router that does not answer a health check within this time counts as lost."""
 _PLACEMENT = placement_service_pb2.DESCRIPTOR.services_by_name["PlacementService"].full_name
 
 
@@ -305,7 +305,7 @@ class RouterSource(Protocol):
 
 
 class RouterWatch(RouterSource):
-    """A RouterSource that checks the router's health in an interval: a frozen process keeps its connections open."""
+    """Checks a router's health at an interval, because a frozen process keeps its connections open."""
 
     def __init__(
         self,
@@ -314,7 +314,7 @@ class RouterWatch(RouterSource):
         on_answer: Callable[[bool], None] = lambda _is_there: None,
         interval: Callable[[], float] = lambda: CHECK_INTERVAL_SECONDS,
     ) -> None:
-        """`on_answer` is called with each answer, `interval` for the pause that follows."""
+        """`on_answer` is called with each result, `interval` for the delay until the next check."""
         self._stub = health_pb2_grpc.HealthStub(router)
         self._clock = clock
         self._on_answer = on_answer
@@ -325,7 +325,7 @@ class RouterWatch(RouterSource):
 
     @property
     def is_there(self) -> bool:
-        """As RouterSource.is_there; False before the first answer."""
+        """See RouterSource.is_there; False before the first answer."""
         return self._is_there
 
     async def start(self) -> None:
@@ -333,11 +333,11 @@ class RouterWatch(RouterSource):
         self.begin()
 
     def begin(self) -> None:
-        """Starts the health checks, from the event loop."""
+        """Starts the health checks from the event loop."""
         self._task = start_task(self._follow(), name="router-watch")
 
     async def stop(self) -> None:
-        """Stops the health checks. Safe to call twice, or when never started."""
+        """Stops the health checks. Safe to call twice or before starting."""
         if self._task is not None:
             await stop_tasks([self._task])
             self._task = None
@@ -360,7 +360,7 @@ class RouterWatch(RouterSource):
                 hurried.cancel()
 
     def hurry(self) -> None:
-        """Ask for the router's health now."""
+        """Checks the router's health immediately."""
         self._hurried.set()
 
     async def _answers(self) -> bool:
@@ -371,7 +371,7 @@ class RouterWatch(RouterSource):
         except WeftError:
             return False
         except Exception:
-            # A watch that ended would repeat its last result forever.
+            # If this task ended, its last result would stay forever.
             log.exception("the router cannot be asked for its health")
             return False
         status = cast("health_pb2.HealthCheckResponse", answer).status
@@ -380,78 +380,78 @@ class RouterWatch(RouterSource):
 
 REQUESTS_TIMEOUT_SECONDS = 5.0
 CANCEL_WAIT_SECONDS = 5.0
-"""How long a cancellation waits for the end of its request."""
+"""How long a cancellation waits for its request to end."""
 DEFAULT_LISTED = 100
 MAX_LISTED = 1_000
-"""Requests in one list."""
+"""Maximum number of requests in a list."""
 MAX_ENDED_WATCHED = 10_000
-"""Ended requests that a watch begins with at most."""
+"""Maximum number of ended requests at the start of a watch."""
 Selection: TypeAlias = request_service_pb2.RequestSelection.ValueType
 UNDER_WAY = request_service_pb2.REQUEST_SELECTION_UNSPECIFIED
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ListedRequests:
-    """Requests of one selection."""
+    """A list of requests that match a selection."""
 
     requests: Sequence[request_pb2.RequestRecord]
-    """Unfinished ones with the oldest first, ended ones with the last first; without their decisions."""
+    """Unfinished requests, oldest first, then ended ones, latest first; without their decisions."""
     total: int
-    """Number of requests of the selection, listed or not."""
+    """Number of matching requests, including unlisted ones."""
     history_missing: bool = False
-    """Whether older ones are missing, because the database of a router cannot be read."""
+    """Whether older requests are missing because a router's database cannot be read."""
     unwritten_count: int = 0
-    """Ended requests that routers could not write to their database since they started."""
+    """Ended requests that routers failed to write to their database since they started."""
 
 
 class RequestSource(Protocol):
     """Source of request records. Raises SERVICE_UNAVAILABLE for a lost router."""
 
     async def request(self, request_id: str, tenant: str = "") -> request_pb2.RequestRecord:
-        """One request of the tenant; an empty tenant: any. Raises NOT_FOUND."""
+        """Returns a request of the tenant (empty: any). Raises NOT_FOUND."""
         ...
 
     async def requests(
         self, limit: int = DEFAULT_LISTED, tenant: str = "", selection: Selection = UNDER_WAY
     ) -> ListedRequests:
-        """Requests of one tenant (empty: of all), by default unfinished ones; at most MAX_LISTED."""
+        """Returns at most MAX_LISTED requests of one tenant (empty: all), by default unfinished ones."""
         ...
 
     def watch(
         self, tenant: str = "", ended_limit: int = 0
     ) -> AsyncGenerator[request_service_pb2.WatchRequestsResponse]:
-        """Yields the requests of one tenant (empty: of all) and the last ended ones, then each that changes.
+        """Yields requests of one tenant (empty: all) including the last ended ones, then each that changes.
 
-        Raises WATCH_LAGGED for a watcher that reads too slowly, and SHUTTING_DOWN.
+        Raises WATCH_LAGGED if the watcher reads too slowly, and SHUTTING_DOWN.
         """
         ...
 
     async def cancel(self, request_id: str, tenant: str, cancelled_by: str) -> request_pb2.RequestRecord:
-        """Cancels the running requests of the tenant (empty: of any) with this id; returns the newest as it ended.
+        """Cancels the tenant's (empty: any tenant's) running requests with this id; returns the newest after its end.
 
-        Raises NOT_FOUND, and INVALID_ARGUMENT naming `tenant` where running requests of several tenants have the id.
+        Raises NOT_FOUND, and INVALID_ARGUMENT naming `tenant` if several tenants have running requests with this id.
         """
         ...
 
     async def clients(self) -> Sequence[request_pb2.ClientRecord]:
-        """Recent clients, by id."""
+        """Returns recent clients, sorted by id."""
         ...
 
     async def limit_uses(self, tenant: str = "") -> Sequence[request_service_pb2.LimitUse]:
-        """What is used of the limits of a tenant; empty: of all."""
+        """Returns the use of a tenant's (empty: all tenants') limits."""
         ...
 
     async def figures(self) -> figures_pb2.Figures:
-        """What was counted in the last hour, of all tenants."""
+        """Returns the figures of the last hour over all tenants."""
         ...
 
     def watch_figures(self) -> AsyncGenerator[figures_pb2.Figures]:
-        """Yields the same, then the figures of each step that has ended. Raises SHUTTING_DOWN."""
+        """Yields the figures of the last hour, then those of each completed step. Raises SHUTTING_DOWN."""
         ...
 
 
 class RemoteRequests(RequestSource):
-    """A RequestSource whose router is behind a channel."""
+    """A RequestSource for a router behind a channel."""
 
     def __init__(self, channel: grpc.aio.Channel) -> None:
         self._stub = cast("RequestServiceAsyncStub", request_service_pb2_grpc.RequestServiceStub(channel))
@@ -529,7 +529,7 @@ class RemoteRequests(RequestSource):
 
 
 def shown_to(caller: Principal, record: request_pb2.RequestRecord) -> request_pb2.RequestRecord:
-    """Returns the record, without log lines of engines unless the caller may see runners."""
+    """Returns a record, without engine logs unless the caller may see runners."""
     if not caller.may(VIEW_RUNNERS):
         for attempt in record.receipt.attempts:
             attempt.ClearField("engine_log")
@@ -537,7 +537,7 @@ def shown_to(caller: Principal, record: request_pb2.RequestRecord) -> request_pb
 
 
 def not_remembered(request_id: str) -> WeftError:
-    """NOT_FOUND for a request that is unknown or another tenant's."""
+    """Returns NOT_FOUND for a request that is unknown or belongs to another tenant."""
     return WeftError(
         Reason.NOT_FOUND,
         f"no request {request_id} is known; routers keep them for `router.records.keep_seconds` after their end, and a "
@@ -546,7 +546,7 @@ def not_remembered(request_id: str) -> WeftError:
 
 
 def not_cancellable(request_id: str) -> WeftError:
-    """NOT_FOUND for the cancellation of a request that is unknown or another tenant's."""
+    """Returns NOT_FOUND for cancelling a request that is unknown or belongs to another tenant."""
     return WeftError(
         Reason.NOT_FOUND,
         f"no request {request_id} is known; `weft get requests` (GET /v1/requests) lists those that run",

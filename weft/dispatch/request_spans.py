@@ -1,13 +1,13 @@
-"""The spans of one request, made from its trace and its receipt when it has ended.
+"""The trace spans of a request, made from its trace and receipt when it has ended.
 
-    POST /v1/chat/completions        the edge that took the request makes this one
+    POST /v1/chat/completions        made by the edge that received the request
       chat <model>                   the request: its tokens and how it ended
-        weft.queue, weft.load        periods in which it waited, by reason
+        weft.queue, weft.load        periods of waiting, by reason
         weft.attempt                 one per runner that was tried
           weft.generate              the engine's work, on the attempt that answered
-            ...                      spans of the engine itself, where it records any
+            ...                      spans of the engine itself, if it records any
 
-The runner's span is made here, from its part of the receipt: a laptop reaches no collector.
+The runner's span is made here from its part of the receipt, because a laptop cannot reach a collector.
 """
 
 from collections.abc import Iterator
@@ -31,14 +31,14 @@ from weft.kernel.tracing import (
 )
 
 PROVIDER = "weft"
-"""`gen_ai.provider.name` of every request: the mesh answers under one address, whatever engine it used."""
+"""`gen_ai.provider.name` of every request: the mesh has a single address, regardless of the engine."""
 
 OPERATION_NAMES = {
     Operation.CHAT: "chat",
     Operation.COMPLETION: "text_completion",
     Operation.EMBEDDING: "embeddings",
 }
-"""The conventions' names; other operations have weft's."""
+"""Names in the conventions; other operations have weft's names."""
 
 
 def request_spans(
@@ -46,7 +46,7 @@ def request_spans(
 ) -> list[Span]:
     """Returns the spans of a request that has ended; `service` is where its dispatcher runs.
 
-    `ended` and all times of the trace are seconds on one monotonic clock, whose zero is `epoch` nanoseconds after 1970.
+    `ended` and all times in the trace are monotonic seconds; `epoch` is the Unix time of their zero in nanoseconds.
     """
     return list(_SpansOfRequest(trace, receipt, service, ended, epoch))
 
@@ -141,7 +141,7 @@ class _SpansOfRequest:
         )
 
     def _generation(self, attempt: AttemptRecord, seconds: float) -> Span:
-        """The runner's part, at the end of its attempt: its own clock may differ."""
+        """Returns the runner's span, aligned to the end of its attempt because the runner's clock may differ."""
         receipt, end = self._receipt, self._ended if attempt.ended is None else attempt.ended
         timings = receipt.engine_timings
         start = max(attempt.began, end - seconds)
@@ -183,7 +183,7 @@ class _SpansOfRequest:
 
 
 def _usage(usage: usage_pb2.Usage) -> dict[str, AttributeValue]:
-    """Returns tokens, and the work on images and recordings where there was any."""
+    """Returns tokens, and the work on images and recordings if there was any."""
     found: dict[str, AttributeValue] = {
         Attribute.INPUT_TOKENS: usage.prompt_tokens,
         Attribute.OUTPUT_TOKENS: usage.completion_tokens,

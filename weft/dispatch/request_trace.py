@@ -1,4 +1,4 @@
-"""The trace of one request, collected while it runs and written as its receipt."""
+"""The trace of one request, collected while it runs and converted to its receipt."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -24,11 +24,11 @@ log = get_logger("weft.request")
 
 
 class WhenLeft(Enum):
-    """The fate of a durable request whose caller leaves before its end."""
+    """What happens to a durable request when its caller leaves early."""
 
     CANCEL = "cancel"
     KEEP = "keep"
-    """It continues, and its answer is kept like that of any task."""
+    """It continues, and its answer is kept like any task's."""
 
 
 def _ignore_task(task_id: str) -> None:
@@ -41,54 +41,54 @@ def _never_ended() -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Journal:
-    """Options of a request that runs as a durable task which its caller watches."""
+    """Options of a request that runs as a durable task while its caller watches."""
 
     when_left: WhenLeft = WhenLeft.CANCEL
     idempotency_key: str = ""
     """See `NewTask`."""
     on_task: Callable[[str], None] = _ignore_task
-    """Called with the task's id as soon as it is durable."""
+    """Called with the task's id once it is durable."""
     is_ended: Callable[[], bool] = _never_ended
-    """Whether the request was cancelled: then its task is ended, whatever `when_left` says."""
+    """Whether the request was cancelled: then its task is cancelled too, regardless of `when_left`."""
 
 
 @value_class(kw_only=True)
 class RequestContext:
-    """The caller, target and options of a request, as the edge understood them."""
+    """The caller, target and options of a request, as parsed at the edge."""
 
     request_id: str
     tenant: str
     model: str
-    """A model or a pool, by name, or `route/` and a route's; or `agent/` and an agent's, until a dispatcher has
-    resolved it."""
+    """A model or a pool by name, `route/` and a route's name, or, until a dispatcher has resolved it, `agent/` and an
+    agent's name."""
     operation: Operation
     traceparent: str
     asked_model: str = ""
-    """The name that the caller asked for, where an alias stood for `model`; empty: it asked for no alias."""
+    """The alias that the caller requested instead of `model`; empty: none."""
     priority: Priority = Priority.NORMAL
     names_priority: bool = True
-    """Whether the caller named that class; else its client's profile may set another."""
+    """Whether the caller chose the priority class; if not, its client's profile may."""
     allow_remote: bool = False
     timeout_seconds: float | None = None
     """Time to the caller's deadline; None: no deadline."""
     agent: str = ""
-    """The agent that was requested, once resolved; empty: none."""
+    """The requested agent, once resolved; empty: none."""
     handling: Handling = field(default_factory=Handling)
-    """Its options for the runner."""
+    """Options for the runner."""
     client_id: str = ""
-    """The client id that the caller states, for profiles and statistics; empty: none."""
+    """The client id stated by the caller, for profiles and statistics; empty: none."""
     caller: str = "local"
-    """The caller for the log: `key:<id>`, `service:<name>` or `local`."""
+    """The caller for logs: `key:<id>`, `service:<name>` or `local`."""
     user: str = ""
-    """The end user as the caller reports it; empty: none."""
+    """The end user stated by the caller; empty: none."""
     metadata: Mapping[str, str] = field(default_factory=dict)
-    """The caller's own names and values."""
+    """The caller's own key-value pairs."""
     session: str = ""
-    """Requests of one session go to the same runner where they can; empty: none."""
+    """Requests of a session go to the same runner if possible; empty: none."""
     journal: Journal | None = None
-    """None: it is not a task, and ends with its caller's connection."""
+    """None: it is no task, and ends with its caller's connection."""
     task_id: str = ""
-    """The task that it is an attempt of; empty: none."""
+    """The task of which it is an attempt; empty: none."""
 
 
 _NOTHING_SENT = frozenset(
@@ -102,13 +102,13 @@ _NOTHING_SENT = frozenset(
         Reason.TOOL_UNAVAILABLE,
     }
 )
-"""With these, before any content, a runner has sent nothing to its engine. Not CONNECT_FAILED: a server may close the
-connection after it has read the request."""
+"""With these errors before any content, the runner has sent nothing to its engine. Not CONNECT_FAILED: a server may
+close the connection after reading the request."""
 
 
 @dataclass(slots=True)
 class AttemptRecord:
-    """One attempt of a request at a runner."""
+    """An attempt of a request at a runner."""
 
     grant: Grant
     remote: bool
@@ -118,19 +118,19 @@ class AttemptRecord:
     """When it failed; None: it is the last one, and ended with the request."""
     reason: Reason = Reason.UNSPECIFIED
     message: str = ""
-    """Its error in words, at most `MAX_ATTEMPT_MESSAGE_CHARS`; empty for one that is no record's to keep."""
+    """Its error text, at most `MAX_ATTEMPT_MESSAGE_CHARS`; empty if records may not keep it."""
     engine_exit: str = ""
     engine_log: Sequence[str] = ()
     """See `WeftError`."""
     answered: bool = False
     span_id: int = field(default_factory=new_span_id)
     generation_id: int = field(default_factory=new_span_id)
-    """The span of the runner's work; the parent of the engine's own spans."""
+    """Span id of the runner's work; the parent of the engine's spans."""
 
     def note_error(self, error: WeftError) -> None:
-        """Records its error; what callers do not get is taken from it."""
+        """Records its error without the parts that callers must not see."""
         self.reason = error.reason
-        # The words of an internal error are for the log alone, and what a model wrote is for the caller alone.
+        # Internal errors are only logged, and text from a model is only for the caller.
         is_kept = error.reason is not Reason.INTERNAL and not quotes_model(error.reason)
         self.message = error.message[:MAX_ATTEMPT_MESSAGE_CHARS] if is_kept else ""
         self.engine_exit, self.engine_log = error.engine_exit, error.engine_log
@@ -144,18 +144,18 @@ class AttemptRecord:
 
 @dataclass(slots=True)
 class WaitPeriod:
-    """A period in which a request waited for the same thing."""
+    """A period in which a request waited for one reason."""
 
     began: float
     is_load: bool
     """Whether it waited for a model to load."""
     reason: str
-    """As the scheduler said first: what it waited for, or the stage of the load."""
+    """The scheduler's first reason in this period: what it waited for, or the stage of the load."""
     ended: float | None = None
 
 
 MAX_WAIT_PERIODS = 32
-"""Periods of a request that are recorded; what follows counts to the last one."""
+"""Maximum number of recorded periods; further waiting extends the last one."""
 
 
 @dataclass(slots=True)
@@ -171,15 +171,15 @@ class RequestTrace:
     usage: usage_pb2.Usage | None = None
     """Usage that the runner reported during the answer."""
     seen: TokenCounter | None = None
-    """What was seen of the present attempt's answer; None: it is no text."""
+    """Estimate of the current attempt's tokens; None: its answer is not text."""
     left_premises: bool = False
-    """Whether a tool was seen to send bytes to a remote provider."""
+    """Whether a tool is known to have sent data to a remote provider."""
     waits: list[WaitPeriod] = field(default_factory=list)
     """Periods of waiting in order, at most `MAX_WAIT_PERIODS`."""
     asked_model: str = ""
-    """The name in the request, also once its agent is resolved."""
+    """The requested name, even after its agent is resolved."""
     prompt_change: receipt_pb2.PromptChange | None = None
-    """What changed in its prompt since earlier requests of its session; None: nothing that is known."""
+    """What changed in its prompt since earlier requests of its session; None: nothing known."""
     _load_wait_at_grant: float = 0.0
     _loading_since: float | None = None
 
@@ -227,7 +227,7 @@ class RequestTrace:
         self.attempts[-1].answered = True
 
     def note_tool_calls(self, frame: Frame) -> None:
-        """Records tool calls, which are always in a separate frame."""
+        """Records tool calls, which are always in a frame without other events."""
         if any(event.tool_call.remote for event in frame):
             self.left_premises = True
 
@@ -242,12 +242,12 @@ class RequestTrace:
         receipt = receipt_pb2.Receipt()
         if runner_part is not None:
             receipt.CopyFrom(runner_part)
-            # The runner knows of its own attempt alone.
+            # The runner only knows its own attempt.
             receipt.ClearField("attempts")
         elif self.usage is not None:
             receipt.usage.CopyFrom(self.usage)
         elif self.seen is not None and self.seen.has_begun:
-            # Its caller left, or its runner or engine broke off.
+            # The caller left, or the runner or engine stopped early.
             receipt.usage.CopyFrom(self.seen.usage)
         receipt.request_id = self.context.request_id
         receipt.task_id = self.context.task_id
@@ -283,7 +283,7 @@ class RequestTrace:
         return receipt
 
     def with_engine_logs(self, receipt: receipt_pb2.Receipt) -> receipt_pb2.Receipt:
-        """Returns this request's receipt as routers get it: with log lines of engines, which callers do not get."""
+        """Returns the receipt for routers: with engine logs, which callers do not get."""
         if not any(attempt.engine_log for attempt in self.attempts):
             return receipt
         full = receipt_pb2.Receipt()
@@ -301,7 +301,7 @@ class RequestTrace:
 
 
 def log_receipt(context: RequestContext, receipt: receipt_pb2.Receipt, duration_seconds: float) -> None:
-    """Writes the log line of a request. Tenant and ids are here, and never on a metric."""
+    """Writes the log line of a request. It has the tenant and ids, which metrics never have."""
     usage, attempts, is_counted = receipt.usage, receipt.attempts, receipt.HasField("usage")
     log.info(
         "request",
@@ -334,12 +334,12 @@ def log_receipt(context: RequestContext, receipt: receipt_pb2.Receipt, duration_
 
 
 def log_internal(context: RequestContext, error: WeftError) -> None:
-    """Writes what callers are not told of the internal error that ended a request, such as another process's words."""
+    """Logs details of an internal error that callers do not get, such as another process's message."""
     log.error("request ended with an internal error", request_id=context.request_id, error=error.message)
 
 
 def _note_outside(receipt: receipt_pb2.Receipt) -> None:
-    """Put the time outside the calls of the engine into a receipt with the other two."""
+    """Sets the time outside engine calls in a receipt that has the other two times."""
     timings = receipt.engine_timings
     if not timings.HasField("wall_time"):
         return
@@ -347,12 +347,12 @@ def _note_outside(receipt: receipt_pb2.Receipt) -> None:
     if outside >= 0:
         timings.outside_time.FromNanoseconds(outside)
     else:
-        # The runner's clock and this one contradict each other.
+        # The runner's clock contradicts this one.
         timings.ClearField("outside_time")
 
 
 def _device_fields(usage: receipt_pb2.DeviceUsage) -> Mapping[str, object]:
-    """Returns the share in the work of accelerators for the log; what is not known is left out."""
+    """Returns the known shares of accelerator work for the log."""
     found: dict[str, object] = {}
     if usage.HasField("device_time"):
         found["gpu_time_ms"] = _millis(usage.device_time)
@@ -369,12 +369,12 @@ def _millis(duration: Duration) -> float:
 
 
 class TimeSource(StrEnum):
-    """Where a time on accelerators comes from."""
+    """Source of an accelerator time."""
 
     DEVICE = "device"
-    """The request's share of what the devices did, as measured."""
+    """The request's measured share of the devices' work."""
     ENGINE = "engine"
-    """The engine's own report, which has the whole time of requests that are computed together."""
+    """The engine's report, which counts the whole time for each of several batched requests."""
 
 
 def accelerator_time(receipt: receipt_pb2.Receipt) -> tuple[Duration, TimeSource] | None:

@@ -1,6 +1,6 @@
-"""Connections to the routers of the mesh, and which of them leads: the one whose health says that it places requests.
+"""Connections to the routers of the mesh. The leader is the one that reports itself healthy, and so places requests.
 
-Of each there is a channel, a health check, and the placements that wait there.
+Each link has a channel, a health check, and the placements waiting there.
 """
 
 import asyncio
@@ -21,20 +21,20 @@ if TYPE_CHECKING:
 log = get_logger("weft.router_links")
 
 SEARCH_INTERVAL_SECONDS = 0.1
-"""Pause between two health checks of a router while none is known to lead."""
+"""Delay between health checks of a router while no leader is known."""
 OpenChannel = Callable[[str], "grpc.aio.Channel"]
 
 
 class Waiting(Protocol):
-    """A placement that waits for a decision of a router."""
+    """A placement that waits for a router's decision."""
 
     def abandon(self) -> None:
-        """Stop waiting for this router: `next_decision` raises SERVICE_UNAVAILABLE."""
+        """Stops waiting for this router: `next_decision` raises NO_ROUTER_AVAILABLE."""
         ...
 
 
 class RouterLink:
-    """One life of one router, as this process reaches it."""
+    """The connection to one incarnation of a router."""
 
     def __init__(
         self,
@@ -44,12 +44,12 @@ class RouterLink:
         on_change: Callable[["RouterLink"], None],
         interval: Callable[[], float],
     ) -> None:
-        """`on_change` is called when it was lost, or is no longer; `interval`: see RouterWatch."""
+        """`on_change` is called when it is lost or reachable again; `interval`: see RouterWatch."""
         self.router = router
         self.channel = channel
         self.placement = RemotePlacement(channel)
         self.is_lost = True
-        """Whether it places no requests: it stands by, did not answer the last health check, or has just failed."""
+        """Whether it places no requests: it is a standby, failed the last health check, or just failed a call."""
         self._on_change = on_change
         self._watch = RouterWatch(channel, clock, self._note_answer, interval)
         self._waiting: set[Waiting] = set()
@@ -57,21 +57,21 @@ class RouterLink:
         self._lost.set()
 
     def start(self) -> None:
-        """Begin to check its health."""
+        """Starts the health checks."""
         self._watch.begin()
 
     def hurry(self) -> None:
-        """Check its health now."""
+        """Checks its health immediately."""
         self._watch.hurry()
 
     async def close(self) -> None:
-        """Stop the checks and close the channel; placements that wait there are abandoned."""
+        """Stops the checks, closes the channel and abandons waiting placements."""
         await self._watch.stop()
         self._abandon_all()
         await self.channel.close(grace=None)
 
     def note_lost(self) -> None:
-        """Place nothing there until it answers a health check."""
+        """Marks it as lost until its next successful health check."""
         if self.is_lost:
             return
         log.warning("router lost", router=self.router.name, address=self.router.address)
@@ -79,15 +79,15 @@ class RouterLink:
         self._on_change(self)
 
     async def until_lost(self) -> None:
-        """Returns once it cannot be reached."""
+        """Waits until it is lost."""
         await self._lost.wait()
 
     def enter(self, waiting: Waiting) -> None:
-        """Abandon this placement when the router is lost."""
+        """Abandons this placement when the router is lost."""
         self._waiting.add(waiting)
 
     def leave(self, waiting: Waiting) -> None:
-        """End `enter`."""
+        """Reverts `enter`."""
         self._waiting.discard(waiting)
 
     def _abandon_all(self) -> None:
@@ -119,23 +119,23 @@ class RouterLinks(RouterSource):
 
     @property
     def is_there(self) -> bool:
-        """Whether a router that leads can be reached."""
+        """Whether a leading router is reachable."""
         return self._leader is not None
 
     @property
     def leader(self) -> RouterLink | None:
-        """The link to the router that leads; None: none is known to.
+        """The link to the leading router; None: none is known to lead.
 
-        Of two the one that began last: the other one was frozen, and steps down.
+        If two claim to lead, the one that started last: the other one was frozen and will step down.
         """
         return self._leader
 
     async def until_led(self) -> None:
-        """Returns once a router leads."""
+        """Waits until a router leads."""
         await self._led.wait()
 
     def update_view(self, view: FleetView) -> None:
-        """Open links to routers that have come, and close those to routers that are gone or began another life."""
+        """Opens links to new routers, and closes those to routers that are gone or were restarted."""
         has_news = False
         for name, link in list(self._links.items()):
             now = view.routers.get(name)
@@ -152,7 +152,7 @@ class RouterLinks(RouterSource):
             self._search()
 
     async def close(self) -> None:
-        """Close all links."""
+        """Closes all links."""
         for name in list(self._links):
             self._close(self._links.pop(name))
         while self._closing:

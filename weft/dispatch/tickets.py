@@ -1,8 +1,8 @@
-"""Tickets for requests, signed by the router, and permits for operations, signed by the registry; runners check both.
+"""Request tickets, signed by the router, and operation permits, signed by the registry. Runners check both.
 
-HMAC-SHA256 over the serialized claims with the key of the runner's session. The bytes are checked before they are
-parsed; the algorithm is never taken from the ticket. Permits are signed with a prefix of their own, so that neither
-passes for the other.
+HMAC-SHA256 over the serialized claims with the key of the runner's session. The bytes are verified before they are
+parsed; the algorithm is never taken from the ticket. Permits are signed with a separate prefix, so that neither can be
+used as the other.
 """
 
 import hashlib
@@ -20,11 +20,11 @@ from weft.kernel.value import value_class
 TICKET_LIFETIME_SECONDS = 30.0
 MAX_REMEMBERED_TICKETS = 65_536
 RETRY_AFTER_SECONDS = 1.0
-"""Retry-after for a runner that is not registered yet."""
+"""Retry-After of a runner that is not registered yet."""
 
 
 def sign(claims: bytes, key: bytes) -> bytes:
-    """The authentication code of serialized claims."""
+    """Returns the message authentication code of serialized claims."""
     return hmac.digest(key, claims, hashlib.sha256)
 
 
@@ -40,10 +40,10 @@ class Permit:
 
 
 class TicketGate:
-    """Checks tickets for one runner incarnation; each passes once.
+    """Checks tickets for one runner incarnation; each is accepted once.
 
-    Used tickets are remembered until they expire, at most MAX_REMEMBERED_TICKETS of them: since a runner has few slots
-    and tickets live for seconds, the bound is reached only by a flood, which is then refused.
+    Used tickets are remembered until they expire, at most MAX_REMEMBERED_TICKETS. Runners have few slots and tickets
+    live for seconds, so only a flood reaches the limit; further tickets are then rejected.
     """
 
     def __init__(self, *, runner: str, incarnation: str) -> None:
@@ -53,14 +53,14 @@ class TicketGate:
         self._used: OrderedDict[str, float] = OrderedDict()
 
     def use_key(self, key: bytes) -> None:
-        """Accept tickets of the session whose key this is, and of no other."""
+        """Accepts only tickets of the session with this key."""
         self._key = key
 
     def admit(self, ticket: ticket_pb2.Ticket, *, now: float) -> Permit:
-        """Returns the claims of a valid ticket. `now` is UTC in seconds since the epoch.
+        """Returns the claims of a valid ticket. `now` is in Unix seconds.
 
-        Raises TICKET_INVALID or TICKET_EXPIRED; the message does not say which check failed. BACKEND_NOT_READY before
-        there is a session: no ticket can be judged then, and nothing is wrong with this one for all that is known.
+        Raises TICKET_INVALID or TICKET_EXPIRED; the message does not say which check failed. Raises BACKEND_NOT_READY
+        before there is a session, since no ticket can be verified yet.
         """
         claims = self._verified(ticket)
         if claims is None:
@@ -75,7 +75,7 @@ class TicketGate:
         )
 
     def _verified(self, ticket: ticket_pb2.Ticket) -> ticket_pb2.TicketClaims | None:
-        """Returns the claims of a ticket that is signed for this runner; None: it is not."""
+        """Returns the claims of a ticket signed for this runner; None: the signature or runner is wrong."""
         if not ticket.mac:
             return None
         if self._key is None:
@@ -138,7 +138,7 @@ class PermitTarget:
 def make_permit(
     target: PermitTarget, action: Action, *, model: str, operation_id: str, now: float
 ) -> permit_pb2.OperationPermit:
-    """A permit good for PERMIT_LIFETIME_SECONDS from `now`, UTC seconds since the epoch."""
+    """Returns a permit that is valid for PERMIT_LIFETIME_SECONDS from `now` (Unix seconds)."""
     claims = permit_pb2.PermitClaims(
         permit_id=new_id("permit"),
         operation_id=operation_id,
@@ -153,9 +153,9 @@ def make_permit(
 
 
 class PermitGate:
-    """Checks permits for one runner incarnation; each passes once.
+    """Checks permits for one runner incarnation; each is accepted once.
 
-    Used ones are remembered until they expire, at most MAX_REMEMBERED_PERMITS of them; a flood beyond that is refused.
+    Used permits are remembered until they expire, at most MAX_REMEMBERED_PERMITS; further ones are rejected.
     """
 
     def __init__(self, *, runner: str, incarnation: str) -> None:
@@ -165,11 +165,11 @@ class PermitGate:
         self._used: OrderedDict[str, float] = OrderedDict()
 
     def use_key(self, key: bytes) -> None:
-        """Accept permits of the session whose key this is, and of no other."""
+        """Accepts only permits of the session with this key."""
         self._key = key
 
     def admit(self, permit: permit_pb2.OperationPermit, action: Action, *, model: str, now: float) -> str:
-        """The operation's id. `now` is UTC in seconds since the epoch.
+        """Returns the operation's id. `now` is in Unix seconds.
 
         Raises PERMIT_INVALID; the message does not say which check failed.
         """

@@ -1,4 +1,4 @@
-"""The tokens of an answer as far as it was seen, for one that ends before its engine reports them."""
+"""Estimates the tokens of an answer that ends before its engine reports them."""
 
 from weft.api.common.v1 import event_pb2, usage_pb2
 from weft.dispatch.frames import Frame, GenerationPayload
@@ -7,10 +7,10 @@ from weft.kernel.request import CHARS_PER_TOKEN
 
 
 class TokenCounter:
-    """Estimates the tokens of a turn from its chunks: engines send one per token. Joined chunks count by length."""
+    """Counts the tokens of a turn by its chunks: engines send one per token. Joined chunks count by length."""
 
     def __init__(self, payload: GenerationPayload, *, whole: bool) -> None:
-        """`whole`: the answer is not streamed, so chunks that arrived together have been joined."""
+        """`whole`: the answer is not streamed, so its chunks may have been joined."""
         self._payload = payload
         self._whole = whole
         self._progress: event_pb2.Progress | None = None
@@ -19,11 +19,11 @@ class TokenCounter:
 
     @property
     def has_begun(self) -> bool:
-        """Whether the engine was seen to work on the request."""
+        """Whether the engine has visibly worked on the request."""
         return self._progress is not None or self._pieces > 0
 
     def note(self, frame: Frame) -> None:
-        """Take the next frame of the engine."""
+        """Counts another frame of the engine."""
         for event in frame:
             kind = event.WhichOneof("event")
             if kind == "delta":
@@ -39,7 +39,7 @@ class TokenCounter:
 
     @property
     def usage(self) -> usage_pb2.Usage:
-        """The counts so far. The prompt is the engine's count where it reported one, else an estimate."""
+        """Returns the counts so far. Prompt tokens are the engine's count if it reported one, else an estimate."""
         progress = self._progress or event_pb2.Progress()
         joined = int(self._chars / CHARS_PER_TOKEN) if self._whole else 0
         return usage_pb2.Usage(

@@ -1,4 +1,4 @@
-"""Workflows of ComfyUI: the check of a graph and its inputs, what a request sets them to, the filled graph. Pure."""
+"""Checks ComfyUI graphs and their inputs, and fills them with the values of a request. Pure."""
 
 import json
 import math
@@ -15,10 +15,10 @@ from weft.kernel.json_objects import plain_object
 MAX_GRAPH_BYTES = 256 * 1024
 MAX_NODES = 512
 MAX_DEPTH = 32
-"""Nesting of the values in a graph."""
+"""Maximum nesting of values in a graph."""
 MAX_SEED = 2**63 - 1
 MAX_TEXT_CHARS = 32_000
-"""Maximum characters of a text, where an input names no other."""
+"""Maximum characters of a text unless its input sets another limit."""
 MAX_PIXELS_PER_SIDE = 16_384
 _TEXT, _INTEGER, _NUMBER = pb.WORKFLOW_INPUT_TYPE_TEXT, pb.WORKFLOW_INPUT_TYPE_INTEGER, pb.WORKFLOW_INPUT_TYPE_NUMBER
 _IMAGE, _MASK = pb.WORKFLOW_INPUT_TYPE_IMAGE, pb.WORKFLOW_INPUT_TYPE_MASK
@@ -45,44 +45,43 @@ _SOURCE_OF_TYPE: Mapping[int, int] = MappingProxyType(
     {_IMAGE: pb.WORKFLOW_SOURCE_IMAGE, _MASK: pb.WORKFLOW_SOURCE_MASK, _SEED: pb.WORKFLOW_SOURCE_SEED}
 )
 _REPEATED = frozenset({_EXTRA, pb.WORKFLOW_SOURCE_IMAGE})
-"""Sources that several inputs may have: parameters of several names, and the images in their order. Any other field
-that several nodes need is one input, whose node the others are connected with."""
+"""Sources that several inputs may have: extra parameters of different names, and images by position. Any other
+field is a single input, to which all nodes that need it are connected."""
 _KNOWN_FIELDS = frozenset(
     {"model", "n", "size", "quality", "response_format", "output_format", "stream", "user", "images", "style"}
 ) | frozenset(each.name for each in image_pb2.ImagePayload.DESCRIPTOR.fields)
-"""Parameters that never arrive as others."""
+"""Names that extra parameters cannot have."""
 
 Graph = dict[str, Any]
 FileOf = Callable[["InputFile"], str]
-"""Returns the name under which a file of a request was uploaded."""
+"""Returns the uploaded name of a request's file."""
 
 
 @dataclass(frozen=True, slots=True)
 class InputFile:
-    """An image or the mask of a request, as the value of an input."""
+    """An image or the mask of a request, as an input's value."""
 
     index: int
-    """Which image of the request it is; -1: the mask."""
+    """Position among the request's images; -1: the mask."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InputValues:
-    """What a request sets the inputs of a workflow to."""
+    """Values that a request sets for a workflow's inputs."""
 
     values: Mapping[str, Any]
-    """By name of the input: a text, a number, or an InputFile. What is not here stays as it is in the graph."""
+    """Text, number or InputFile by input name. Missing inputs keep their value in the graph."""
     seed_inputs: tuple[str, ...] = ()
-    """The inputs of type seed that the request leaves open."""
+    """Seed inputs that the request leaves unset."""
     ignored: tuple[str, ...] = ()
-    """Fields of the request that no input takes."""
+    """Request fields that no input accepts."""
     files: tuple[InputFile, ...] = field(default=())
-    """The files among the values."""
 
 
 def to_canonical_workflow(workflow: pb.Workflow, where: str) -> None:
-    """Brings a workflow to the form in which it is stored: sources are set, and JSON is without spaces.
+    """Converts a workflow to its stored form: sources are set, and JSON is compact.
 
-    Raises INVALID_ARGUMENT naming the field, such as "inputs[2].node", in `where`.
+    Raises INVALID_ARGUMENT naming the field below `where`, such as "inputs[2].node".
     """
     prefix = f"{where}." if where else ""
     graph = read_graph(workflow.graph, f"{prefix}graph")
@@ -104,12 +103,12 @@ def to_canonical_workflow(workflow: pb.Workflow, where: str) -> None:
 
 
 def source_of(each: pb.WorkflowInput) -> int:
-    """Returns the field of a request that sets an input."""
+    """Returns the request field that sets an input."""
     return each.source or _SOURCE_OF_TYPE.get(each.type, _EXTRA)
 
 
 def read_graph(text: str, where: str) -> Graph:
-    """Returns the graph in a text. Raises INVALID_ARGUMENT naming `where` for one that ComfyUI's API would not take."""
+    """Parses a graph. Raises INVALID_ARGUMENT naming `where` if ComfyUI's API would reject it."""
     if len(text.encode()) > MAX_GRAPH_BYTES:
         raise invalid_field(where, f"must have at most {MAX_GRAPH_BYTES} bytes")
     try:
@@ -130,9 +129,9 @@ def read_graph(text: str, where: str) -> Graph:
 def input_values(
     workflow: pb.Workflow, payload: image_pb2.ImagePayload, where: str = "payload", name: str = ""
 ) -> InputValues:
-    """Returns what a request sets the inputs to. Raises INVALID_ARGUMENT naming the field of the request, in `where`.
+    """Returns the input values of a request. Raises INVALID_ARGUMENT naming the request field below `where`.
 
-    `name` is the workflow's, for messages.
+    `name` is the workflow's name for messages.
     """
     title = f"the workflow {name}" if name else "the workflow"
     given = _given(payload, where)
@@ -164,7 +163,7 @@ def input_values(
 
 
 def filled_graph(workflow: pb.Workflow, values: Mapping[str, Any], file_of: FileOf) -> Graph:
-    """Returns the graph of a checked workflow with values of its inputs, by their names."""
+    """Returns the graph of a checked workflow with these input values, by name."""
     graph: Graph = json.loads(workflow.graph)
     for each in workflow.inputs:
         if each.name in values:
@@ -174,13 +173,13 @@ def filled_graph(workflow: pb.Workflow, values: Mapping[str, Any], file_of: File
 
 
 def first_seed(workflow: pb.Workflow, values: Mapping[str, Any]) -> int | None:
-    """Returns the seed of a filled workflow; None: it has no such input."""
+    """Returns the seed of a filled workflow; None: it has no seed input."""
     found = (values.get(each.name) for each in workflow.inputs if each.type == _SEED)
     return next((seed for seed in found if isinstance(seed, int)), None)
 
 
 def with_seed(workflow: pb.Workflow, values: InputValues, index: int, drawn: int) -> dict[str, Any]:
-    """Returns the values of one of several images: each further image has the next seed. `drawn` is for open ones."""
+    """Returns the values for one of several images: the seed increases by 1 per image. `drawn` is for unset seeds."""
     seeded = dict(values.values)
     for each in workflow.inputs:
         if each.type != _SEED:
@@ -194,7 +193,7 @@ def with_seed(workflow: pb.Workflow, values: InputValues, index: int, drawn: int
 
 
 def expected_steps(graph: Graph) -> int:
-    """Returns the steps that a filled graph says it takes, over all its nodes; 0: it says none."""
+    """Returns the total steps of all nodes of a filled graph; 0: none specifies steps."""
     steps = (node["inputs"].get("steps") for node in graph.values())
     return sum(each for each in steps if isinstance(each, int) and not isinstance(each, bool) and 0 < each <= 10_000)
 
@@ -214,7 +213,7 @@ def _check_node(name: str, node: object, graph: Mapping[str, object], where: str
 
 
 def is_connection(value: object) -> bool:
-    """Whether a value of a node's input is the output of another node."""
+    """Whether a node's input value is another node's output."""
     if not isinstance(value, list) or len(value) != 2:
         return False
     return isinstance(value[0], str) and isinstance(value[1], int) and not isinstance(value[1], bool)
@@ -276,7 +275,7 @@ _FIELD_OF_SOURCE: Mapping[int, str] = MappingProxyType(
 
 
 def _given(payload: image_pb2.ImagePayload, where: str) -> dict[tuple[int, str], Any]:
-    """Returns what a request sets, by source and name."""
+    """Returns the values that a request sets, by source and name."""
     given: dict[tuple[int, str], Any] = {}
     for source, name in _FIELD_OF_SOURCE.items():
         if source in _PLAIN:
@@ -297,7 +296,7 @@ def _given(payload: image_pb2.ImagePayload, where: str) -> dict[tuple[int, str],
 
 
 _SIDES: Mapping[int, str] = MappingProxyType({pb.WORKFLOW_SOURCE_WIDTH: "size", pb.WORKFLOW_SOURCE_HEIGHT: "size"})
-"""The field of a request that has them."""
+"""The request field that contains the side."""
 _TEXTS = frozenset({"prompt", "negative_prompt"})
 _PLAIN = frozenset(
     {
@@ -312,7 +311,7 @@ _PLAIN = frozenset(
 
 
 def _size(text: str, where: str) -> tuple[int, int]:
-    """Returns the width and the height in pixels; zeros: as the workflow has it."""
+    """Returns width and height in pixels; zeros: as in the workflow."""
     if not text or text == "auto":
         return 0, 0
     sides = text.lower().split("x")
@@ -325,14 +324,14 @@ def _size(text: str, where: str) -> tuple[int, int]:
 
 
 def _refuse_files(given: Mapping[tuple[int, str], Any], title: str, where: str) -> None:
-    """Raises for a file that no input takes: an answer without regard to it would mislead."""
+    """Raises for a file that no input accepts: ignoring it would give a misleading answer."""
     for (_, key), value in given.items():
         if isinstance(value, InputFile):
             raise invalid_field(f"{where}.{key}", f"{title} takes no {'mask' if value.index < 0 else 'such image'}")
 
 
 def _checked(each: pb.WorkflowInput, value: Any, place: str) -> Any:
-    """Returns a valid value of an input. Raises INVALID_ARGUMENT naming `place`."""
+    """Returns an input's validated value. Raises INVALID_ARGUMENT naming `place`."""
     if each.type in _FILES:
         return value
     if each.type == _CHOICE:
@@ -389,7 +388,7 @@ def _json(value: object) -> str:
 
 
 def _some(names: Mapping[str, object] | Sequence[str]) -> str:
-    """Returns some names, for a message."""
+    """Returns some of the names for a message."""
     shown = [str(name)[:64] for name in list(names)[:8]]
     return ", ".join(shown) + (f" and {len(names) - 8} more" if len(names) > 8 else "") if shown else "none"
 

@@ -1,4 +1,4 @@
-"""Resolution of workflows: a request for `workflow/<name>` becomes a request to its model, with the workflow. Pure."""
+"""Resolution of workflows: a request for `workflow/<name>` becomes a request for its model, with the workflow. Pure."""
 
 from dataclasses import dataclass, replace
 
@@ -24,12 +24,12 @@ class WorkflowRequest:
 
 
 def workflow_name_of(model: str) -> str | None:
-    """Returns the name of the requested workflow; None: `model` names something else."""
+    """Returns the name of the requested workflow; None: `model` names no workflow."""
     return model.removeprefix(WORKFLOW_PREFIX) if model.startswith(WORKFLOW_PREFIX) else None
 
 
 def require_images(context: RequestContext) -> None:
-    """Raises UNSUPPORTED_OPERATION for anything but images with a workflow."""
+    """Raises UNSUPPORTED_OPERATION if the target is a workflow and the operation is not images."""
     name = workflow_name_of(context.model)
     if name is not None and context.operation is not Operation.IMAGE:
         raise WeftError(
@@ -44,8 +44,8 @@ def resolve_workflow(
 ) -> WorkflowRequest | None:
     """Returns the request to a workflow's model; None: `context` names no workflow.
 
-    Raises MODEL_NOT_FOUND for an unknown workflow or one whose model is gone, SERVICE_UNAVAILABLE while nothing is
-    known of the mesh, INVALID_ARGUMENT for a payload that does not fit its inputs.
+    Raises MODEL_NOT_FOUND for an unknown workflow or one without its model, SERVICE_UNAVAILABLE before the first
+    snapshot of the mesh, INVALID_ARGUMENT for a payload that does not fit its inputs.
     """
     name = workflow_name_of(context.model)
     if name is None:
