@@ -1,1 +1,1 @@
-"""Pure decisions of the runner: values and `now` in, decisions out."""
+"""The runner's pure decisions: values and `now` in, decisions out."""

@@ -2,16 +2,15 @@
 
     choice:  open ──finish reason──▶ ended          answer:  open ──every choice ended, end of stream──▶ closed
 
-An engine's stream is untrusted input. It is strict about content, and a finish reason that cannot be read is a doubt:
+An engine's stream is untrusted input. Content is checked strictly; an unreadable finish reason is only recorded as a
+doubt:
 
-- No finish reason, null or "" is "not yet". A stream that ends so is cut off, unless [DONE] ends it: then a choice with
-  content ends in doubt.
-- A finish reason that reports a failure (FAILURES) is the engine's error. Another unknown one does not end its choice;
-  at the end of the stream it ends in doubt.
-- An ended choice accepts no content: text, reasoning or a call for it is an error. Of several finish reasons one that
-  says that the answer was cut counts, else the first.
-- `tool_calls` without a call is an error. A choice with calls that ends with `stop` ends with `tool_calls`.
-- An empty answer is valid only where the engine reports its usage.
+- A missing, null or empty finish reason means "not yet". A stream that ends like this was cut off, unless [DONE] ends
+it: then a choice with content ends in doubt. - A finish reason that reports a failure (FAILURES) is an engine error.
+Any other unknown one does not end its choice; at the end of the stream the choice ends in doubt. - Content for an ended
+choice (text, reasoning or a call) is an error. If several finish reasons arrive, one that means a cut answer takes
+precedence, else the first. - `tool_calls` without a call is an error. `stop` on a choice with calls becomes
+`tool_calls`. - An empty answer is only valid if the engine reports its usage.
 """
 
 from collections.abc import Mapping
@@ -53,9 +52,9 @@ FINISH_REASONS: Mapping[str, Finish] = MappingProxyType(
         "prohibited_content": Finish.CONTENT_FILTER,
     }
 )
-"""By the word in small letters."""
+"""By the word in lower case."""
 CUTTING = frozenset({Finish.LENGTH, Finish.CONTENT_FILTER})
-"""Finish reasons of an answer that was cut."""
+"""Finish reasons of a cut answer."""
 FAILURES = frozenset(
     {
         *("error", "abort", "aborted", "cancelled", "failed"),
@@ -63,15 +62,15 @@ FAILURES = frozenset(
         "malformed_function_call",  # Gemini
     }
 )
-"""Finish reasons by which engines report a failure; vLLM and SGLang write `abort`."""
+"""Finish reasons that report an engine failure; `abort` comes from vLLM and SGLang."""
 _NOT_YET = frozenset({"", "null", "none"})
 MAX_WORD_CHARS = 40
-"""Length of an unknown finish reason or role in an error."""
+"""Maximum length of an unknown finish reason or role in an error."""
 _OTHER_SPEAKERS = frozenset({"user", "system", "developer", "tool", "function"})
 
 
 class AnswerState:
-    """The choices of one answer. `take` is called for every chunk, `close` at the end of the stream."""
+    """The choices of one answer. Call `take` for every chunk and `close` at the end of the stream."""
 
     def __init__(self, expected_choices: int) -> None:
         self._expected_choices = expected_choices
@@ -82,7 +81,7 @@ class AnswerState:
         self._words: dict[int, str] = {}
         """Unknown finish reasons by choice."""
         self.doubts: dict[int, str] = {}
-        """Choices that ended without a known finish reason, with the word that the engine wrote; empty: none."""
+        """Choices that ended without a known finish reason, with the engine's word for it; empty: none."""
 
     @property
     def is_complete(self) -> bool:
@@ -95,11 +94,11 @@ class AnswerState:
 
     @property
     def ends(self) -> Mapping[int, Finish]:
-        """The finish reasons of the ended choices, in the order of their ends."""
+        """Finish reasons of the ended choices, in the order in which they ended."""
         return self._ended
 
     def take(self, index: int, word: str | None, *, has_content: bool, has_call: bool = False) -> None:
-        """Take a chunk of a choice. Raises BACKEND_PROTOCOL_ERROR or BACKEND_ERROR for an invalid one."""
+        """Records a chunk of a choice. Raises BACKEND_PROTOCOL_ERROR or BACKEND_ERROR if it is invalid."""
         if index >= self._expected_choices:
             raise _fault(f"there is no choice {index}")
         ended = self._ended.get(index)
@@ -123,9 +122,9 @@ class AnswerState:
             self._ended[index] = reason
 
     def close(self, *, has_figures: bool, is_done: bool) -> None:
-        """End the answer. Raises BACKEND_PROTOCOL_ERROR where it is cut off or empty.
+        """Ends the answer. Raises BACKEND_PROTOCOL_ERROR if it is cut off or empty.
 
-        `has_figures`: whether the engine has reported its usage; `is_done`: whether it has sent [DONE].
+        `has_figures`: whether the engine reported its usage; `is_done`: whether it sent [DONE].
         """
         for index in range(self._expected_choices):
             if index not in self._ended and (index in self._words or (is_done and index in self._begun)):
@@ -144,9 +143,9 @@ class AnswerState:
 
 
 def require_assistant(role: str | None) -> None:
-    """Raise BACKEND_PROTOCOL_ERROR for a chunk of another role than the assistant.
+    """Raises BACKEND_PROTOCOL_ERROR for a chunk of a role other than the assistant.
 
-    Unknown roles are the engine's own name for the assistant ("model", "ai") and pass.
+    Unknown roles, such as "model" or "ai", are accepted as the engine's name for the assistant.
     """
     if role in _OTHER_SPEAKERS:
         raise _fault(f"the engine sent a piece of the role {quoted(role)}, not of the assistant")

@@ -1,4 +1,4 @@
-"""Back-off: pauses before calls are retried, links redialed, engines restarted, and busy servers called again. Pure."""
+"""Back-off of retries, redials, engine restarts, and requests to busy servers. Pure."""
 
 from dataclasses import dataclass, replace
 
@@ -8,21 +8,21 @@ FIRST_PAUSE_SECONDS = 0.1
 MAX_PAUSE_SECONDS = 5.0
 MAX_DOUBLINGS = 16
 MAX_RESTART_DOUBLINGS = 64
-"""A float does not overflow before the longest pause is reached."""
+"""Prevents float overflow; the longest pause is reached earlier."""
 DEFAULT_BUSY_SECONDS = 1.0
-"""Pause for a busy server that names no Retry-After."""
+"""Pause for a busy server without a Retry-After."""
 FIRST_SERVER_PAUSE_SECONDS = 0.5
-"""Pause before the first retry at a server that names no Retry-After; doubles with each retry."""
+"""Pause before the first retry at a server without a Retry-After; doubles with each retry."""
 MAX_SERVER_PAUSE_SECONDS = 8.0
 """Maximum of that pause."""
 _NOT_STARTED = frozenset({Reason.BACKEND_NOT_READY, Reason.CONNECT_FAILED})
-"""Reasons of requests that the server did not work on: it was busy, or there was no connection."""
+"""Reasons that mean that the server did not start working on the request."""
 
 
 def retry_pause_seconds(failures: int, jitter: float) -> float:
-    """Returns the pause after a number of failures in a row; `jitter` (0 to 1) places it between half of it and all.
+    """Returns the pause after a number of consecutive failures; `jitter` (0 to 1) scales it from half to full length.
 
-    Without jitter a thousand runners would reconnect to a registry at the same time.
+    Without jitter all runners would reconnect to a registry simultaneously.
     """
     doublings = max(0, min(failures - 1, MAX_DOUBLINGS))
     full = min(FIRST_PAUSE_SECONDS * (1 << doublings), MAX_PAUSE_SECONDS)
@@ -34,26 +34,24 @@ class RedialLimits:
     """Limits of the back-off of dialing."""
 
     first_seconds: float = 0.5
-    """Maximum of a first pause."""
+    """Maximum of the first pause."""
     max_seconds: float = 30.0
-    """Maximum of any pause."""
     min_seconds: float = 0.05
-    """Minimum of any pause: a peer that ends each link immediately is not dialed in a tight loop."""
+    """Minimum pause: prevents a tight loop if the peer closes each link immediately."""
     share_of_absence: float = 0.5
-    """Maximum of a pause, as a share of the time since the last success. A peer that is back is found within that share
-    of its absence; the number of attempts grows with the logarithm of the absence."""
+    """Maximum pause as a share of the time since the last success. A returning peer is found within this share of its
+    absence, and the number of attempts grows with the logarithm of the absence."""
     success_seconds: float = 0.5
-    """Minimum duration of a registered session that counts as a success."""
+    """Minimum duration of a registered session to count as a success."""
     steady_seconds: float = 10.0
-    """Minimum duration of a session that was replaced by another one to count as a success."""
+    """Minimum duration of a session to count as a success if another session replaced it."""
 
 
 class RedialPolicy:
-    """Back-off with full jitter that grows with the time since the last success, and is reset by each success.
+    """Back-off with full jitter that grows with the time since the last success and is reset by each success.
 
-    Full jitter spreads the reconnects of all runners after an outage. A success is a session that was registered over
-    the link and lasted for a moment; a mere connection is none. So a flapping link is dialed soon after each loss.
-    Times are seconds on any monotonic clock.
+    Full jitter spreads the reconnects of all runners after an outage. A success is a session that was registered and
+    lasted for a moment, not a mere connection; so a flapping link is redialed soon. Times are monotonic seconds.
     """
 
     def __init__(self, now: float, limits: RedialLimits | None = None) -> None:
@@ -62,15 +60,15 @@ class RedialPolicy:
         self._success_at = now
 
     def failed(self, sample: float, now: float) -> float:
-        """Returns the pause after a failed attempt or a lost link. `sample` is random, from 0 up to 1."""
+        """Returns the pause after a failed attempt or a lost link. `sample` is a random number from 0 up to 1."""
         limits = self._limits
         ceiling = max(limits.first_seconds, limits.share_of_absence * (now - self._success_at))
         return max(limits.min_seconds, sample * min(ceiling, limits.max_seconds))
 
     def ended(self, stood_seconds: float, now: float, *, replaced: bool = False) -> None:
-        """Record the end of a registered session; `replaced`: another one took its place.
+        """Records the end of a registered session; `replaced`: another session took its place.
 
-        Two runners that replace each other, with a copied session file, do so at a bounded rate.
+        This limits how fast two runners with copies of one session file replace each other.
         """
         needed = self._limits.steady_seconds if replaced else self._limits.success_seconds
         if stood_seconds >= needed:
@@ -79,7 +77,7 @@ class RedialPolicy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RestartLimits:
-    """The limits of a crash loop: `max_deaths` within `window_seconds` (5 in 30 s, as is usual for supervisors)."""
+    """What counts as a crash loop: `max_deaths` within `window_seconds` (5 in 30 s, as is usual for supervisors)."""
 
     max_deaths: int = 5
     window_seconds: float = 30.0
@@ -90,21 +88,20 @@ class RestartLimits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RestartHistory:
-    """The history of deaths. Times are seconds on any monotonic clock."""
+    """The history of deaths. Times are monotonic seconds."""
 
     total: int = 0
-    """Total number of deaths."""
     deaths: tuple[float, ...] = ()
-    """Times of the last deaths in a row, at most `max_deaths` of them."""
+    """Times of the last consecutive deaths, at most `max_deaths`."""
     pauses: int = 0
-    """Number of pauses in a row."""
+    """Number of consecutive pauses."""
 
     def after_death(
         self, now: float, limits: RestartLimits, *, must_pause: bool = False
     ) -> "tuple[RestartHistory, float]":
         """Returns the history with a death at `now`, and the pause before the next start in seconds; 0: none.
 
-        `must_pause`: pause in any case, for deaths that an immediate start would repeat.
+        `must_pause`: always pause, for deaths that an immediate start would repeat.
         """
         deaths = tuple(at for at in self.deaths if now - at < limits.window_seconds)
         pauses = self.pauses if deaths else 0
@@ -113,17 +110,17 @@ class RestartHistory:
         if len(deaths) < limits.max_deaths and not must_pause:
             return history, 0.0
         pause = min(limits.first_pause_seconds * 2.0 ** min(pauses, MAX_RESTART_DOUBLINGS), limits.max_pause_seconds)
-        # The pause itself does not count as health: the window continues with the next start.
+        # The pause does not count as healthy time: the window continues at the next start.
         resumed = (now + pause,) * len(deaths)
         return replace(history, deaths=resumed, pauses=pauses + 1), pause
 
 
 @dataclass(slots=True)
 class ServerBackoff:
-    """Back-off of requests for one model of a server that weft does not start. Times are monotonic seconds.
+    """Back-off of requests for one model of an external server. Times are monotonic seconds.
 
-    A Retry-After of the server pauses all requests, from any caller. A request is retried at most as often as the
-    operator allows, and only where the server has not worked on it.
+    A Retry-After of the server pauses all requests. A request is retried at most as often as the operator allows, and
+    only if the server has not worked on it.
     """
 
     max_retries: int = 0
@@ -134,14 +131,14 @@ class ServerBackoff:
         return 0.0 if self._busy_until is None else max(0.0, self._busy_until - now)
 
     def note_busy(self, retry_after_seconds: float | None, now: float) -> None:
-        """Record that the server is busy; None: without a Retry-After. A longer pause that is under way stays."""
+        """Records that the server is busy; None: it sent no Retry-After. Never shortens the current pause."""
         until = now + (DEFAULT_BUSY_SECONDS if retry_after_seconds is None else retry_after_seconds)
         self._busy_until = until if self._busy_until is None else max(until, self._busy_until)
 
     def pause_before_retry(self, reason: Reason, retries: int, now: float, give_up_at: float) -> float | None:
-        """Returns the pause before a request that failed for `reason`, after `retries` retries, is sent again.
+        """Returns the pause before retrying a request that failed for `reason` after `retries` retries.
 
-        None: it is not sent again, for example because the pause would last until `give_up_at`.
+        None: do not retry, for example because the pause would end after `give_up_at`.
         """
         if reason not in _NOT_STARTED or retries >= self.max_retries:
             return None

@@ -1,13 +1,13 @@
-"""The cache directory of an engine: the owner of each slot's prefix, and the slot of each turn, isolated by partition.
+"""The cache directory of an engine: which partition owns the prefix in each slot, and which slot each turn uses.
 
-There are two kinds of turns. A *placed* turn works in the slot that the directory names. A *loose* turn works in a slot
-of the engine's choice: it may leave its text in any slot that is idle meanwhile. Embeddings are loose (llama.cpp's
-server takes no slot for them, and their text is a cached prefix for completions afterwards: measured), and so are turns
-with several choices, whose further choices take further slots.
+A *placed* turn uses the slot that the directory selects. A *loose* turn uses a slot that the engine selects: it may
+leave its text in any slot that is idle during the turn. Embeddings are loose (llama.cpp's server assigns them no slot,
+but their text becomes a cached prefix for completions: measured), and so are turns with several choices, which use
+several slots.
 
-While a single partition has used an engine, all its turns are loose: the engine knows best which of its slots has the
-longest prefix of a prompt. From the first turn of another partition on the directory places them. Where prompts that no
-slot holds are kept (`keeps`), it places all turns: only then is it known which prompt a slot loses.
+As long as only one partition uses an engine, all turns are loose: the engine knows best which slot has the longest
+prefix of a prompt. After the first turn of another partition, the directory places turns. If prompts are saved when
+they lose their slot (`keeps`), all turns are placed, since only then is it known which prompt a slot loses.
 """
 
 from collections.abc import Collection, Sequence
@@ -22,7 +22,7 @@ MIN_LOST_MARKS = 2
 
 
 def common_marks(mine: Sequence[bytes], theirs: Sequence[bytes]) -> int:
-    """Returns the number of marks at which two prompts are equal. Each mark covers all text before it."""
+    """Returns the number of equal leading marks of two prompts. Each mark covers all text before it."""
     equal, beyond = 0, min(len(mine), len(theirs)) + 1
     while beyond - equal > 1:
         middle = (equal + beyond) // 2
@@ -35,12 +35,12 @@ def common_marks(mine: Sequence[bytes], theirs: Sequence[bytes]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Partition:
-    """The requests that may share cached prefixes: those of one tenant with one tag and one adapter of the model."""
+    """Requests that may share cached prefixes: those of one tenant, cache tag and adapter."""
 
     tenant: str
     tag: str = ""
     adapter: str = ""
-    """Empty: the model without an adapter."""
+    """Empty: the base model."""
 
     def is_meant(self, tenant: str | None, tag: str | None) -> bool:
         """Whether it matches a tenant and a tag; None: any."""
@@ -48,12 +48,11 @@ class Partition:
 
 
 class UnownedContent(Enum):
-    """The content of a slot that no partition owns."""
+    """Content of a slot without an owner."""
 
     EMPTY = "nothing"
-    """The slot is empty."""
     UNUSABLE = "unusable"
-    """Text of several partitions, of an unshared request, or to be forgotten: it must not be used."""
+    """Text that must not be used: of several partitions, of an unshared request, or forgotten."""
 
 
 Owner = Partition | UnownedContent
@@ -61,23 +60,22 @@ Owner = Partition | UnownedContent
 
 @value_class(kw_only=True)
 class CacheTurn:
-    """Cache use of one turn of an engine; ended by `CacheDirectory.end`."""
+    """Cache use of one engine turn; ended by `CacheDirectory.end`."""
 
     number: int
-    """Sequence number of the turn."""
     slot: int | None
     """Slot of a placed turn; None: the engine chooses."""
     fresh: bool
-    """Whether no cached text may be used."""
+    """Whether cached text must not be used."""
     loses: "LostPrompt | None" = None
-    """The prompt that its slot holds and is to be saved first."""
+    """The prompt in its slot that must be saved first."""
     restores: bool = False
-    """Whether the kept prompt is to be restored in its slot first."""
+    """Whether the saved prompt must be restored into its slot first."""
 
 
 @dataclass(frozen=True, slots=True)
 class LostPrompt:
-    """A prompt that a slot holds no longer once the next turn works in it."""
+    """A prompt that its slot loses when the next turn starts there."""
 
     partition: Partition
     marks: tuple[bytes, ...]
@@ -85,7 +83,7 @@ class LostPrompt:
 
 @dataclass(frozen=True, slots=True)
 class SlotState:
-    """One version of a slot's content."""
+    """A version of a slot's content."""
 
     slot: int
     version: int
@@ -100,7 +98,7 @@ class _Slot:
     version: int = 0
     turn: CacheTurn | None = None
     forget: bool = False
-    """Whether its content is forgotten when its turn ends."""
+    """Whether its content is forgotten at the end of its turn."""
 
     def give_to(self, owner: Owner, marks: tuple[bytes, ...] = ()) -> None:
         self.owner, self.marks = owner, marks
@@ -116,24 +114,24 @@ class _Slot:
 
 @dataclass(slots=True)
 class CacheDirectory:
-    """The slots of one incarnation of an engine. No turn is refused: without a free slot it is loose.
+    """The slots of one engine incarnation. A turn is never rejected: without a free slot it is loose.
 
-    A turn whose partition is None shares with no other.
+    A turn without a partition (None) shares nothing.
     """
 
     slot_count: int
     keeps: bool = False
-    """Whether prompts that no slot holds are kept."""
+    """Whether prompts that lose their slot are saved."""
     loose_count: int = 0
-    """Loose turns so far: while one begins, any slot may get other text."""
+    """Number of loose turns so far. Each one can change the text in any slot."""
     _slots: list[_Slot] = field(init=False)
     _loose: dict[int, Partition | None] = field(default_factory=dict)
-    """Loose turns under way, and the partition of their text."""
+    """Running loose turns and the partition of their text."""
     _only: Partition | None = None
-    """First partition that used this engine."""
+    """The first partition that used this engine."""
     _several: bool = False
     _unsure: bool = False
-    """Whether an ended loose turn may have worked in any slot."""
+    """Whether a finished loose turn may have used any slot."""
     _turns: int = 0
 
     def __post_init__(self) -> None:
@@ -142,7 +140,7 @@ class CacheDirectory:
         self._slots = [_Slot(number) for number in range(self.slot_count)]
 
     def is_alone(self, partition: Partition | None) -> bool:
-        """Whether a turn of this partition may be loose: there is no text of another partition."""
+        """Whether a turn of this partition may be loose because no other partition has text here."""
         partition = self._known(partition)
         if partition is None or self._several or self._only not in (None, partition):
             return False
@@ -154,8 +152,8 @@ class CacheDirectory:
             if owner is not partition and owner is not UnownedContent.EMPTY and owner != partition:
                 return False
             if slot.turn is not None and (slot.turn.fresh or slot.forget):
-                # Until that turn reaches the engine, the slot may hold text that it must not use; what is to be
-                # forgotten is there until it ends.
+                # Until that turn reaches the engine, the slot may hold text that it must not use; text to be forgotten
+                # stays until the turn ends.
                 return False
         return True
 
@@ -165,7 +163,7 @@ class CacheDirectory:
         return self._unsure or bool(self._loose)
 
     def states(self) -> tuple[SlotState, ...]:
-        """The version of every slot, for `emptied` after a snapshot of the engine."""
+        """The versions of all slots, to pass to `emptied` after a snapshot of the engine."""
         return tuple(SlotState(slot.number, slot.version) for slot in self._slots)
 
     def version_of(self, slot: int) -> int:
@@ -173,7 +171,7 @@ class CacheDirectory:
         return self._slots[slot].version
 
     def owner_of(self, slot: int) -> Owner:
-        """The owner of a slot's content, as far as known; of a slot in use, of its future content."""
+        """Returns the owner of a slot's content, or of its future content while a turn uses it."""
         return self._slots[slot].owner
 
     def begin(
@@ -185,11 +183,11 @@ class CacheDirectory:
         busy: Collection[int] = (),
         kept_marks: int = 0,
     ) -> CacheTurn:
-        """Begin a turn.
+        """Starts a turn.
 
-        `marks`: digests of ever longer prefixes of its prompt; empty: unknown. `spreads`: it takes several slots of
-        the engine. `busy`: slots that the engine works in, which are avoided while others are free. `kept_marks`: what
-        the best kept prompt has in common with it.
+        `marks`: digests of increasingly long prefixes of its prompt; empty: unknown. `spreads`: it uses several slots.
+        `busy`: slots in which the engine is working, to be avoided if others are free. `kept_marks`: number of leading
+        marks that it shares with the best saved prompt.
         """
         partition = self._known(partition)
         if not self.keeps and self.is_alone(partition):
@@ -209,21 +207,21 @@ class CacheDirectory:
         return self._loosen(turn, partition) if spreads else turn
 
     def begin_loose(self, partition: Partition | None) -> CacheTurn:
-        """Begin a turn whose slot the engine chooses in any case, such as an embedding."""
+        """Starts a turn whose slot the engine always chooses, such as an embedding."""
         partition = self._known(partition)
         self._note(partition)
         return self._loosen(self._next_turn(None, fresh=partition is None), partition)
 
     def distrust(self, turn: CacheTurn) -> None:
-        """Record that the slot of a turn may have got other text before the turn works: it is erased afterwards."""
+        """Records that a turn's slot may receive other text before the turn starts: it is erased afterwards."""
         if turn.slot is not None:
             self._slots[turn.slot].forget = True
 
     def end(self, turn: CacheTurn, *, worked: bool, touched: Collection[int] | None = None) -> tuple[SlotState, ...]:
-        """End a turn. Returns the slots to erase now.
+        """Ends a turn. Returns the slots to erase now.
 
-        `worked`: whether the engine is known to have worked on its prompt; otherwise its slot may hold its earlier
-        content. `touched`: the slots that a loose turn can have worked in; None: all.
+        `worked`: whether the engine is known to have processed its prompt; otherwise the slot may still hold its
+        earlier content. `touched`: the slots that a loose turn may have used; None: all.
         """
         erasures: list[SlotState] = []
         if turn.slot is not None:
@@ -233,9 +231,9 @@ class CacheDirectory:
         return tuple(erasures)
 
     def forget(self, tenant: str | None = None, tag: str | None = None) -> tuple[SlotState, ...]:
-        """Forget the text of a tenant and a tag, None: of any. Returns the slots to erase now.
+        """Forgets the text of a tenant and a tag; None: any. Returns the slots to erase now.
 
-        None of it is used from here on. Slots in use are forgotten when their turns end.
+        The text is no longer used from now on. Slots in use are erased when their turns end.
         """
         for number, partition in self._loose.items():
             if partition is not None and partition.is_meant(tenant, tag):
@@ -253,9 +251,9 @@ class CacheDirectory:
         return tuple(erasures)
 
     def emptied(self, states: Sequence[SlotState]) -> None:
-        """Record slots that were observed to be empty; a slot whose version has changed since is left as it is.
+        """Records slots that were observed to be empty, unless their version has changed since.
 
-        A loose turn under way may still leave its text there: `_is_foreign` and `_spill` take that into account.
+        A running loose turn may still leave its text there: `_is_foreign` and `_spill` take that into account.
         """
         for state in states:
             slot = self._slots[state.slot]
@@ -263,11 +261,11 @@ class CacheDirectory:
                 slot.give_to(UnownedContent.EMPTY)
 
     def note_snapshot(self) -> None:
-        """Record that a snapshot of the engine was evaluated."""
+        """Records that a snapshot of the engine was evaluated."""
         self._unsure = False
 
     def _known(self, partition: Partition | None) -> Partition | None:
-        """Returns the partition object that the slots hold: identical objects are compared fast."""
+        """Returns the equal partition that slots already hold, because identical objects compare fast."""
         return self._only if partition == self._only else partition
 
     def _note(self, partition: Partition | None) -> None:
@@ -285,7 +283,7 @@ class CacheDirectory:
         return turn
 
     def _is_foreign(self, slot: _Slot, partition: Partition | None) -> bool:
-        """Whether a slot may hold text of another partition, now or when the turn begins to work."""
+        """Whether a slot may hold another partition's text, now or when the turn starts."""
         if partition is None or any(loose != partition for loose in self._loose.values()):
             return True
         return slot.owner not in (UnownedContent.EMPTY, partition)
@@ -298,16 +296,17 @@ class CacheDirectory:
         if not free:
             return None
         own = [slot for slot in free if partition is not None and slot.owner == partition]
-        # Of slots with equally long prefixes the least recently used: the rest of the others may be used sooner.
+        # Among equally long prefixes, take the least recently used slot: the others' text is more likely to be used
+        # again.
         best = max(own, key=lambda slot: (slot.common_marks(marks), -slot.last_use), default=None)
         common = 0 if best is None else best.common_marks(marks)
-        # A kept prompt that is longer is restored in another slot, unless this one holds only its beginning.
+        # A longer saved prompt is restored into another slot, unless this slot holds only its beginning.
         if best is not None and common and (kept_marks - common < MIN_LOST_MARKS or common == len(best.marks)):
             return best
         unknown = own if not marks else [slot for slot in own if not slot.marks]
         if unknown:
             return max(unknown, key=_last_use)
-        # Unowned slots first, then the partition's own: many prompts of one must not evict those of all others.
+        # Unowned slots first, then the partition's own, so that one partition cannot evict all others.
         for owned in (_owned_by(free, UnownedContent.EMPTY), _owned_by(free, UnownedContent.UNUSABLE), own, free):
             if owned:
                 return min(owned, key=_last_use)
@@ -316,7 +315,7 @@ class CacheDirectory:
     def _leave(self, slot: _Slot, turn: CacheTurn, *, worked: bool) -> list[SlotState]:
         slot.turn, slot.last_use = None, turn.number
         must_forget, slot.forget = slot.forget, False
-        # A slot that has not worked since a prompt was restored in it is reported as empty.
+        # A slot that was not used after a prompt was restored in it is reported as empty.
         if must_forget or slot.owner is UnownedContent.UNUSABLE or (turn.restores and not worked):
             return [slot.erasure()]
         if turn.fresh and not worked:
@@ -325,7 +324,7 @@ class CacheDirectory:
         return []
 
     def _spill(self, partition: Partition | None, touched: Collection[int] | None) -> list[SlotState]:
-        """End a loose turn: it may have left its text in every slot without a placed turn."""
+        """Ends a loose turn, which may have left its text in every slot without a placed turn."""
         self._unsure = self._unsure or touched is None
         erasures: list[SlotState] = []
         for slot in self._slots:

@@ -1,14 +1,14 @@
-"""Shares of requests in the work of accelerators, from samples of the devices and from the calls of engines.
+"""Computes the shares of requests in accelerator work, from device samples and engine calls.
 
-The rule, for one device and one interval between two samples, while no process of others is on the device:
+For one device and one interval between two samples, if no foreign process uses the device:
 
     busy  = utilization of the later sample * length of the interval
-    each part of the interval with the same calls has the share  min(busy, active) * part / active  of the busy time and
+    each part of the interval with the same calls gets  min(busy, active) * part / active  of the busy time and
     energy * part / length  of the energy, where `active` is the length of all parts with a call;
-    the calls of one engine divide it evenly. Parts in which two engines had calls are unknown.
+    the calls of one engine divide it evenly. Parts in which two engines have calls are unknown.
 
-The shares of all calls together never exceed the busy time and the energy of the device. docs/memory.md lists
-the errors of the rule.
+The shares of all calls never add up to more than the device's busy time and energy. docs/memory.md lists the errors of
+this rule.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -18,11 +18,11 @@ from itertools import pairwise
 from typing import Generic, TypeVar
 
 MIN_SAMPLED_SHARE = 0.8
-"""Minimum part of the time of a call that samples cover; below this its share is unknown."""
+"""Minimum share of a call's time that samples must cover; below it the call's share is unknown."""
 
 
 class Gap(IntEnum):
-    """Why a share is not known. Numbers as in `common.v1.DeviceUsage.Gap`."""
+    """Why a share is unknown. Numbers as in `common.v1.DeviceUsage.Gap`."""
 
     NONE = 0
     NOT_SAMPLED = 1
@@ -32,7 +32,7 @@ class Gap(IntEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceSample:
-    """A device at one time."""
+    """The state of a device at one time."""
 
     at: float
     utilization: float | None = None
@@ -40,11 +40,11 @@ class DeviceSample:
     energy_millijoules: int | None = None
     """Its energy counter; None: unknown."""
     engines: frozenset[str] = frozenset()
-    """Engines of this runner that hold memory of it."""
+    """Engines of this runner that hold memory on it."""
     is_private: bool = False
-    """Whether it is certain that no process but those of this runner's engines holds memory of it."""
+    """Whether only processes of this runner's engines hold memory on it."""
     memory: Mapping[str, int | None] = field(default_factory=dict)
-    """Memory of it in bytes by engine, with an empty name for all other processes; None: unknown."""
+    """Used memory in bytes by engine; the empty name is all other processes; None: unknown."""
 
 
 K = TypeVar("K", bound=object)
@@ -52,28 +52,28 @@ K = TypeVar("K", bound=object)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineCall(Generic[K]):
-    """A call of an engine for a request, in one interval."""
+    """An engine call of a request within an interval."""
 
     key: K
     engine: str
     began: float
     ended: float | None = None
-    """None: it runs."""
+    """None: still running."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Share:
-    """A call's share in the work of one device or several."""
+    """A call's share in the work of one or more devices."""
 
     seconds: float = 0.0
     millijoules: float | None = 0.0
     """None: unknown."""
     sampled_seconds: float = 0.0
-    """Time of the call that is covered."""
+    """Sampled part of the call's time."""
     gap: Gap = Gap.NONE
 
     def plus(self, other: "Share") -> "Share":
-        """Returns the sum of the shares in two intervals. What is unknown in one of them is unknown in the sum."""
+        """Returns the sum over two intervals. A value that is unknown in one is unknown in the sum."""
         energies = (self.millijoules, other.millijoules)
         return Share(
             seconds=self.seconds + other.seconds,
@@ -83,20 +83,20 @@ class Share:
         )
 
     def known_for(self, call_seconds: float) -> "Share":
-        """Returns the share of a call that took this long, with a gap if too little of it was sampled."""
+        """Returns the share of a call with this duration; it gets a gap if too little of it was sampled."""
         if self.gap or (self.sampled_seconds > 0.0 and self.sampled_seconds >= MIN_SAMPLED_SHARE * call_seconds):
             return self
         return Share(gap=Gap.NOT_SAMPLED)
 
 
 def shares_of_interval(first: DeviceSample, last: DeviceSample, calls: Sequence[EngineCall[K]]) -> Mapping[K, Share]:
-    """Returns the shares of calls in what a device did between two samples, by their keys; others had no part in it."""
+    """Returns each call's share in a device's work between two samples, by key; calls without a share are missing."""
     length = last.at - first.at
     active = _active(first.at, last.at, calls)
     if length <= 0.0 or not active:
         return {}
     if last.utilization is None:
-        # The time stays unsampled.
+        # Leaves the interval unsampled.
         return {}
     active_seconds = sum(part.seconds for part in active)
     busy = min(min(1.0, max(0.0, last.utilization)) * length, active_seconds)
@@ -117,7 +117,7 @@ def shares_of_interval(first: DeviceSample, last: DeviceSample, calls: Sequence[
 
 
 def shares_of_calls(samples: Sequence[DeviceSample], calls: Sequence[EngineCall[K]]) -> Mapping[K, Share]:
-    """Returns the shares of calls in all that a device did from the first sample to the last, by their keys."""
+    """Returns each call's share in a device's work from the first to the last sample, by key."""
     shares: dict[K, Share] = {}
     for first, last in pairwise(samples):
         for key, share in shares_of_interval(first, last, calls).items():
@@ -126,7 +126,7 @@ def shares_of_calls(samples: Sequence[DeviceSample], calls: Sequence[EngineCall[
 
 
 def mean_utilization(samples: Sequence[DeviceSample], seconds: float) -> float | None:
-    """Returns the mean utilization over the last `seconds` before the last sample; None: unknown for any of them."""
+    """Returns the mean utilization of the last `seconds` before the last sample; None: partly unknown."""
     began = samples[-1].at - seconds if samples else 0.0
     busy = sampled = 0.0
     for first, last in pairwise(samples):
@@ -139,7 +139,7 @@ def mean_utilization(samples: Sequence[DeviceSample], seconds: float) -> float |
 
 
 def over_devices(shares: Iterable[Share]) -> Share:
-    """Returns a call's share over all its devices: unknown if it is unknown on one of them."""
+    """Returns a call's total share over its devices; unknown if it is unknown on one of them."""
     total = Share()
     for share in shares:
         total = total.plus(share)
@@ -155,7 +155,7 @@ class _Part(Generic[K]):
 
 
 def _active(began: float, ended: float, calls: Sequence[EngineCall[K]]) -> list[_Part[K]]:
-    """Returns the parts of a period in which there were calls."""
+    """Returns the parts of a period that have calls."""
     present = [call for call in calls if call.began < ended and (call.ended is None or call.ended > began)]
     marks = {began, ended}
     for call in present:
@@ -170,7 +170,7 @@ def _active(began: float, ended: float, calls: Sequence[EngineCall[K]]) -> list[
 
 
 def _energy(first: DeviceSample, last: DeviceSample) -> int | None:
-    """Returns the energy between two samples; None: unknown, as after a reset of the counter."""
+    """Returns the energy between two samples; None: unknown, for example after a counter reset."""
     if first.energy_millijoules is None or last.energy_millijoules is None:
         return None
     spent = last.energy_millijoules - first.energy_millijoules

@@ -1,4 +1,4 @@
-"""The choice of an engine for a model that was asked for by its source, by the format of its weights. Pure."""
+"""Chooses an engine for a model that is requested by source, by the format of its weights. Pure."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,21 +14,21 @@ _PIPELINE_INDEX = "model_index.json"
 _QUANTIZATION = "quantization_config"
 _METHOD = "quant_method"
 _OF_WHISPER = frozenset({"alignment_heads", "lang_ids", "suppress_ids_begin"})
-"""Words in the `config.json` that CTranslate2's converter writes for Whisper models and for no others."""
+"""Keys in the `config.json` of CTranslate2 that only Whisper models have."""
 
 
 class WeightFormat(StrEnum):
-    """The format of a model's weights, of which each engine loads some."""
+    """The format of a model's weights; each engine loads some of them."""
 
     GGUF = "gguf"
     SAFETENSORS = "safetensors"
     EXL3 = "exl3"
-    """Safetensors that ExLlamaV3 has quantized."""
+    """Safetensors quantized by ExLlamaV3."""
     CTRANSLATE2 = "ct2"
     WHISPER = "whisper"
-    """A Whisper model in the form of CTranslate2."""
+    """A Whisper model converted for CTranslate2."""
     PIPELINE = "pipeline"
-    """Safetensors of several models that work together, in a folder with an index."""
+    """Safetensors of several cooperating models, in a folder with an index."""
 
 
 _WORDS: Mapping[WeightFormat, str] = {
@@ -43,7 +43,7 @@ _WORDS: Mapping[WeightFormat, str] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineCandidate:
-    """A runtime of this machine."""
+    """A runtime on this machine."""
 
     name: str
     formats: frozenset[WeightFormat]
@@ -53,7 +53,7 @@ class EngineCandidate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineChoice:
-    """The runtime that serves a model."""
+    """The selected runtime."""
 
     name: str
     reason: str
@@ -61,9 +61,9 @@ class EngineChoice:
 
 
 def folder_format(names: Iterable[str], configuration: Mapping[str, object]) -> WeightFormat:
-    """Returns the format of the weights in a folder, by the names of its files and its `config.json`.
+    """Returns the weight format of a folder, from its file names and its `config.json`.
 
-    Raises UNSUPPORTED_OPERATION where there are none that an engine loads.
+    Raises UNSUPPORTED_OPERATION if no engine can load them.
     """
     known = frozenset(names)
     if _PIPELINE_INDEX in known:
@@ -80,9 +80,9 @@ def folder_format(names: Iterable[str], configuration: Mapping[str, object]) -> 
 
 
 def choose_engine(weights: WeightFormat, own: str, candidates: Sequence[EngineCandidate]) -> EngineChoice:
-    """Returns the runtime for weights of this format: the runner's own where it loads them, else the first installed.
+    """Returns the runtime for weights of this format: the runner's own if it supports it, else the first installed.
 
-    Raises UNSUPPORTED_OPERATION with the commands that install one.
+    Raises UNSUPPORTED_OPERATION with the commands that install a suitable one.
     """
     able = sorted(
         (each for each in candidates if weights in each.formats), key=lambda each: (each.name != own, each.name)

@@ -1,11 +1,11 @@
-"""Causes of engine failures: out of memory, a build for another processor, a request that the engine refuses."""
+"""Finds causes of engine failures: out of memory, a build for another processor, a request the engine rejects."""
 
 import re
 from collections.abc import Sequence
 from pathlib import PurePath
 
 LAST_LINES = 20
-"""Last output lines that are searched: llama.cpp prints about ten after the relevant one."""
+"""Number of last output lines that are searched: llama.cpp prints about ten after the relevant one."""
 ADVICE = "a smaller context_tokens or fewer slots need less"
 
 _WORDS = re.compile(
@@ -22,8 +22,8 @@ _WORDS = re.compile(
     """,
     re.IGNORECASE | re.VERBOSE,
 )
-# ggml goes on without page-locked memory, and prints the same words.
 _KILLED = "SIGKILL"
+# ggml prints the same words when it only lacks page-locked memory, and continues.
 _HARMLESS = re.compile(r"pinned memory|falling back", re.IGNORECASE)
 
 
@@ -38,9 +38,9 @@ _CHAINED = ("During handling of the above exception", "The above exception was t
 
 
 def without_tracebacks(lines: Sequence[str]) -> list[str]:
-    """Returns the lines of output that have text, with the exception in place of each Python traceback.
+    """Returns the non-empty output lines, with each Python traceback replaced by its exception.
 
-    The beginning of the first traceback may be missing. Loggers may begin each of its lines with the same words.
+    The first traceback may be incomplete, and a logger may prefix each line.
     """
     kept: list[str] = []
     words, is_inside = "", False
@@ -60,10 +60,10 @@ def without_tracebacks(lines: Sequence[str]) -> list[str]:
 
 
 def explain_out_of_memory(how: str, lines: Sequence[str], *, killed_for_memory: bool) -> str | None:
-    """Explains an end by lack of memory, with advice; None: another cause.
+    """Explains an exit by lack of memory, with advice; None: another cause.
 
-    `killed_for_memory`: the kernel killed one of its processes because a memory limit was reached. The output of a
-    process that was killed otherwise explains nothing.
+    `killed_for_memory`: the kernel killed one of its processes at a memory limit. If it was killed for another reason,
+    its output is not considered.
     """
     if killed_for_memory:
         return f"{how}: the kernel ended it because its memory limit was reached; {ADVICE}"
@@ -73,17 +73,17 @@ def explain_out_of_memory(how: str, lines: Sequence[str], *, killed_for_memory: 
 
 NATIVE_OFF = "-DGGML_NATIVE=OFF"
 _ILLEGAL_INSTRUCTION = frozenset({"signal SIGILL", "exit code 132"})
-"""Of the process itself, and of a shell around it (128 plus the signal number)."""
+"""Exit of the process itself, or of a shell around it (128 plus the signal number)."""
 _SEGMENTATION_FAULT = frozenset({"signal SIGSEGV", "exit code 139"})
 _CORE_DUMPED = " (core dumped)"
 
 
 def explain_foreign_build(how: str, command: Sequence[str], *, has_answered: bool) -> str | None:
-    """Explains an end that is probably due to a build for another processor, with advice; None: another cause.
+    """Explains an exit that is probably due to a build for another processor, with advice; None: another cause.
 
-    `command` is the started command. `has_answered`: whether this process has answered a request. Kernels that the
-    processor lacks, or that are wrong for it, run with the first request at the latest, so a later segmentation fault
-    has another cause; a later illegal instruction has not.
+    `command`: the started command. `has_answered`: whether this process has answered a request. Unsupported or wrong
+    kernels run with the first request at the latest, so a later segmentation fault has another cause; a later illegal
+    instruction does not.
     """
     end = how.removesuffix(_CORE_DUMPED)
     if end not in _ILLEGAL_INSTRUCTION and (has_answered or end not in _SEGMENTATION_FAULT):
@@ -94,7 +94,7 @@ def explain_foreign_build(how: str, command: Sequence[str], *, has_answered: boo
 
 
 def program_name(command: Sequence[str]) -> str:
-    """Returns the program of a command: the module where an interpreter runs one, else the file."""
+    """Returns the program of a command: the module if an interpreter runs one, else the file."""
     if len(command) > 2 and (command[1] == "-m" or PurePath(command[1]).match("engine_host/bootstrap.py")):
         return command[2]
     return PurePath(command[0]).name if command else "the engine"
@@ -150,15 +150,15 @@ _CONTENT = re.compile(
 def refuses_length(words: str) -> bool:
     """Whether an error text says that the request does not fit the context.
 
-    A status alone does not tell: llama.cpp's server, Ollama and others answer 500 to an image that their model cannot
-    read, on every replica. Such an answer says nothing about the server.
+    The status is not enough: for an image that their model cannot read, llama.cpp's server, Ollama and others answer
+    500, which every replica would do and which says nothing about the server's health.
     """
     return _CONTEXT.search(words) is not None
 
 
 def refuses_content(words: str) -> bool:
-    """Whether an error text says that the request has content that the model or the server does not accept.
+    """Whether an error text says that the model or the server does not support the content of the request.
 
-    A text that also reports a failed allocation is a failure of the server.
+    A text that also reports a failed allocation counts as a server failure.
     """
     return last_words([words]) is None and (_CONTENT.search(words) is not None or refuses_length(words))

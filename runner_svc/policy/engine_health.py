@@ -1,4 +1,4 @@
-"""What the phases of a runner's engines mean for its health: without one it is degraded, and continues."""
+"""Derives the health of a runner's engines from their phases. A runner without a usable engine is degraded."""
 
 from collections.abc import Mapping
 
@@ -6,13 +6,13 @@ from runner_svc.policy.lifecycle import Phase
 from weft.kernel.health import WELL, Observation, degraded
 
 _USABLE = frozenset({Phase.READY, Phase.IDLE, Phase.HIBERNATING})
-"""Serves, or is loaded by the next request."""
+"""Phases in which it serves, or the next request loads it."""
 _FAILED = frozenset({Phase.CRASH_LOOP, Phase.FAILED})
 MAX_NAMES = 5
 
 
 def engine_health(phases: Mapping[str, Phase]) -> Observation:
-    """Returns the health of a runner's engines from their phases, by model."""
+    """Returns the health of a runner's engines from their phases by model."""
     failed = sorted(name for name, phase in phases.items() if phase in _FAILED)
     if phases and not _USABLE.intersection(phases.values()):
         if len(failed) == len(phases):

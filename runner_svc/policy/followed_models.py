@@ -1,6 +1,6 @@
-"""Which models of a server are served, under which names, while its list changes. Pure.
+"""Decides which models of a followed server to serve, and under which names, as its list changes. Pure.
 
-A server's list is untrusted input: it may be long, change at every look, or be empty for a moment.
+The list is untrusted input: it may be long, different each time, or temporarily empty.
 """
 
 import re
@@ -11,61 +11,61 @@ from weft.kernel.model_source import GGUF, LATEST_TAG, free_name
 from weft.kernel.names import MAX_NAME_CHARS, ascii_name, is_model_name, is_resource_id
 
 LOOKS_UNTIL_GONE = 2
-"""So many lists in a row lack a model until it is served no longer: a server that starts lists nothing at first."""
+"""Number of consecutive lists without a model after which it is removed: a starting server lists nothing at first."""
 _NUMBER_CHARS = 5
 _UNNAMEABLE = re.compile(r"[^A-Za-z0-9._:-]+")
 _FILE_PATH = re.compile(r"[/\\~.]|[A-Za-z]:[/\\]|.*\\")
-"""The beginning of a text that is the path of a file or a folder, and no name with its owner."""
+"""Matches the beginning of a file or folder path, as opposed to an owner and a name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FollowedModel:
-    """A model of a server that is followed."""
+    """A served model of a followed server."""
 
     name: str
-    """In the mesh."""
+    """Its name in the mesh."""
     upstream: str
-    """The server's own name of it."""
+    """Its name at the server."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ListChange:
-    """What a look at a server's list changes."""
+    """The result of reading a server's list."""
 
     added: tuple[FollowedModel, ...] = ()
     gone: tuple[FollowedModel, ...] = ()
     left_out: int = 0
-    """Models of the list that are not served, because there are more than may be."""
+    """Number of listed models that are not served because the limit is reached."""
 
 
 @dataclass(slots=True, kw_only=True)
 class FollowedList:
-    """The models that are served of one server."""
+    """The served models of one server."""
 
     server: str
-    """Its name, which stands before the name of a model where that is taken."""
+    """The server's name, which prefixes a model's name if that is already taken."""
     most: int
-    """Maximum number of models that are served."""
+    """Maximum number of served models."""
     listed_count: int = 0
-    """Models of the latest list."""
+    """Number of models in the latest list."""
     _served: dict[str, str] = field(default_factory=dict)
-    """Names in the mesh by the server's own."""
+    """Names in the mesh by name at the server."""
     _missed: dict[str, int] = field(default_factory=dict)
-    """How many lists in a row lack a model that is served."""
+    """Number of consecutive lists without a model, for served models."""
     _refused: set[str] = field(default_factory=set)
-    """Names that others in the mesh have."""
+    """Names taken by others in the mesh."""
 
     @property
     def served(self) -> tuple[FollowedModel, ...]:
-        """The models, in the order in which they came."""
+        """The models in the order in which they appeared."""
         return tuple(FollowedModel(name=name, upstream=upstream) for upstream, name in self._served.items())
 
     def restore(self, models: Iterable[FollowedModel]) -> None:
-        """Serves models of an earlier run until a list says otherwise."""
+        """Serves models of an earlier run until a list contradicts."""
         self._served |= {each.upstream: each.name for each in models}
 
     def step(self, listed: Sequence[str], is_taken: Callable[[str], bool]) -> ListChange:
-        """Returns what a list changes, and takes it as served. `is_taken`: whether the runner has a model of a name."""
+        """Applies a list and returns what changes. `is_taken`: whether the runner already has a model of this name."""
         wanted = dict.fromkeys(listed)
         self.listed_count = len(wanted)
         gone = self._gone(wanted)
@@ -79,7 +79,7 @@ class FollowedList:
         return ListChange(added=tuple(added), gone=tuple(gone), left_out=max(0, len(new) - room))
 
     def note_taken(self, names: Collection[str]) -> tuple[FollowedModel, ...]:
-        """Names that others in the mesh have; returns the models that had them, which the next look names otherwise."""
+        """Records names taken by others in the mesh; returns the models to rename at the next list."""
         self._refused |= set(names)
         lost = tuple(each for each in self.served if each.name in names)
         for each in lost:
@@ -87,7 +87,7 @@ class FollowedList:
         return lost
 
     def forget(self, upstream: str) -> None:
-        """Serves a model no longer, until a list has it."""
+        """Stops serving a model until a list contains it again."""
         self._served.pop(upstream, None)
         self._missed.pop(upstream, None)
 
@@ -110,9 +110,9 @@ class FollowedList:
 
 
 def _candidates(upstream: str, server: str) -> list[str]:
-    """Returns names for a model, the best first: as the server has it, then with the server's name before it.
+    """Returns names for a model, best first: the server's name for it, then the same with the server as a prefix.
 
-    Of a file or a folder it is the last part of its path.
+    For a file or a folder, the name is the last part of its path.
     """
     plain = upstream.strip().removesuffix(f":{LATEST_TAG}")
     is_file = plain.lower().endswith(GGUF)

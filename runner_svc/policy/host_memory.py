@@ -1,25 +1,25 @@
-"""The limit of the host's memory for each process of an engine. Pure.
+"""Limits the host memory of each engine process. Pure.
 
-A request can make an engine allocate without end. Without a limit the whole machine stands still before the kernel
-ends anything.
+A request can make an engine allocate without bound. Without a limit, the whole machine stalls before the kernel kills
+a process.
 """
 
 from runner_svc.policy.memory_estimate import GIBIBYTE, MEBIBYTE, MemoryEstimate
 
 ESTIMATE_FACTOR = 2
-"""Limit per byte of the estimate: engines hold weights a second time while they load or repack them."""
+"""Limit per byte of the estimate: engines hold weights twice while they load or repack them."""
 MARGIN_BYTES = 4 * GIBIBYTE
-"""Memory of an engine beside its model: libraries, media, grammars, checkpoints of contexts."""
+"""Engine memory besides the model: libraries, media, grammars, context checkpoints."""
 BYTES_PER_PROCESSOR = 32 * MEBIBYTE
-"""Stacks of threads, of which engines start several per processor."""
+"""Thread stacks; engines start several threads per processor."""
 OOM_SCORE = 500
-"""What an engine's score is above the mesh's (`oom_score_adj`): if memory runs out, the kernel ends an engine first."""
+"""Engines' `oom_score_adj` relative to the mesh's: if memory runs out, the kernel kills an engine first."""
 
 
 def host_memory_limit(expected: MemoryEstimate | None, machine_bytes: int | None, processors: int) -> int | None:
     """Returns the limit in bytes; None: nothing is known.
 
-    `expected`: the estimate of the whole model, wherever it is. `machine_bytes`: what engines may have of this machine.
+    `expected`: the estimate of the whole model on all devices. `machine_bytes`: this machine's memory for engines.
     """
     by_estimate = None
     if expected is not None and expected.bytes:
@@ -28,5 +28,5 @@ def host_memory_limit(expected: MemoryEstimate | None, machine_bytes: int | None
 
 
 def configured_limit(setting_mb: int | None, derived_bytes: int | None) -> int | None:
-    """Returns the limit by a model's setting, else the derived one; None: there is none. The setting 0 is no limit."""
+    """Returns the limit from a model's setting, else the derived one; None: no limit. A setting of 0 means no limit."""
     return derived_bytes if setting_mb is None else setting_mb * MEBIBYTE or None

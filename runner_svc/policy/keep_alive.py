@@ -1,7 +1,4 @@
-"""Keep-alive of idle models: how long they stay loaded, and when they go to sleep.
-
-Durations are seconds; a negative one is unlimited.
-"""
+"""Decides how long idle models stay loaded. Durations are seconds; negative means unlimited."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -13,13 +10,13 @@ DEFAULT_CATEGORY = "text"
 CATEGORY_SECONDS: Mapping[str, float] = MappingProxyType(
     {"text": 300.0, "image": 900.0, "vision": 60.0, "audio": 300.0}
 )
-"""Keep-alive of a model that holds accelerator memory where nothing else is set: image pipelines load slowly, vision
-models are small and load fast, models of speech are used as models of text are."""
+"""Default keep-alive of models that hold accelerator memory: image pipelines load slowly, vision models are small and
+load fast, speech models are used like text models."""
 _AUDIO = frozenset({Operation.TRANSCRIPTION, Operation.SPEECH})
 
 
 def category_of(operations: Collection[Operation]) -> str:
-    """Returns the category of a model without one in its settings, by what it does."""
+    """Returns the default category of a model, from its operations."""
     if Operation.IMAGE in operations:
         return "image"
     return "audio" if operations and _AUDIO.issuperset(operations) else DEFAULT_CATEGORY
@@ -27,22 +24,21 @@ def category_of(operations: Collection[Operation]) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeepAliveSettings:
-    """The keep-alive settings of a model, the most specific first; None: not set."""
+    """Keep-alive settings of a model, most specific first; None: unset."""
 
     request_seconds: float | None = None
-    """Of the last request that ended."""
+    """Of the last finished request."""
     load_seconds: float | None = None
     """Of the explicit load."""
     model_seconds: float | None = None
     """Of the configuration."""
     category: str = DEFAULT_CATEGORY
     holds_devices: bool = False
-    """Whether it holds accelerator memory."""
     pinned: bool = False
 
 
 def keep_alive(settings: KeepAliveSettings) -> float | None:
-    """Returns the idle time after which it goes to sleep; None: never."""
+    """Returns the idle time after which it is put to sleep; None: never."""
     if settings.pinned:
         return None
     for seconds in (settings.request_seconds, settings.load_seconds, settings.model_seconds):
@@ -53,20 +49,20 @@ def keep_alive(settings: KeepAliveSettings) -> float | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IdleState:
-    """The state of a ready model. Times are seconds on any monotonic clock."""
+    """The state of a ready model. Times are monotonic seconds."""
 
     now: float
     idle_since: float
-    """Time at which its last request ended, it became ready, or its sleep action failed."""
+    """When its last request ended, it became ready, or its last sleep attempt failed."""
     busy: bool
     """Whether a request holds a slot."""
     stays_awake: bool
-    """Whether it must not go to sleep: its runner is stopping."""
+    """Whether it must stay loaded because its runner is stopping."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SleepDecision:
-    """Whether to go to sleep now, and when to decide again."""
+    """Whether to put the model to sleep now, and when to decide again."""
 
     sleep: bool
     look_again_seconds: float | None = None
@@ -78,7 +74,7 @@ def decide_sleep(signs: IdleState, after_seconds: float | None) -> SleepDecision
     if after_seconds is None or signs.stays_awake:
         return SleepDecision(sleep=False)
     if signs.busy:
-        # The end of a request is an event; the pause only covers requests that run for long.
+        # The end of a request is an event, so the delay only matters for long requests.
         return SleepDecision(sleep=False, look_again_seconds=after_seconds or None)
     left = signs.idle_since + after_seconds - signs.now
     return SleepDecision(sleep=True) if left <= 0 else SleepDecision(sleep=False, look_again_seconds=left)

@@ -1,4 +1,4 @@
-"""The prompts of an engine that no slot holds any more: the list of those that were saved, within a budget. Pure."""
+"""The saved prompts of an engine that no slot holds any more, within a size budget. Pure."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,27 +11,27 @@ class KeptPrompt:
     """A saved prompt."""
 
     name: str
-    """Name of its file."""
+    """File name."""
     partition: Partition
     marks: tuple[bytes, ...]
     byte_count: int
 
 
 class KeptPrompts:
-    """The saved prompts of one incarnation of an engine, the least recently used first."""
+    """The saved prompts of one engine incarnation, least recently used first."""
 
     def __init__(self, budget_bytes: int) -> None:
         self.budget_bytes = budget_bytes
         self.byte_count = 0
         self.flush_count = 0
-        """Flushes so far: what was saved while one happened is dropped."""
+        """Number of flushes so far: a prompt whose saving overlaps a flush is dropped."""
         self._prompts: dict[str, KeptPrompt] = {}
 
     def __len__(self) -> int:
         return len(self._prompts)
 
     def best(self, partition: Partition | None, marks: Sequence[bytes]) -> tuple[KeptPrompt | None, int]:
-        """Returns the prompt of the partition with the most marks in common, and their number."""
+        """Returns the partition's prompt with the most common leading marks, and their number."""
         found: KeptPrompt | None = None
         most = 0
         for kept in self._prompts.values():
@@ -40,16 +40,16 @@ class KeptPrompts:
         return found, most
 
     def has(self, partition: Partition, marks: Sequence[bytes]) -> bool:
-        """Whether a prompt is kept that begins with all of these marks."""
+        """Whether a saved prompt begins with all of these marks."""
         return self.best(partition, marks)[1] == len(marks)
 
     def use(self, kept: KeptPrompt) -> None:
-        """Record that a prompt was restored."""
+        """Records that a prompt was restored."""
         if (known := self._prompts.pop(kept.name, None)) is not None:
             self._prompts[kept.name] = known
 
     def make_room(self, byte_count: int) -> list[KeptPrompt] | None:
-        """Remove the oldest prompts until this many bytes fit, and return them. None: they never fit."""
+        """Removes and returns the oldest prompts until this many bytes fit. None: they never fit."""
         if byte_count > self.budget_bytes:
             return None
         dropped: list[KeptPrompt] = []
@@ -60,9 +60,9 @@ class KeptPrompts:
         return dropped
 
     def add(self, kept: KeptPrompt) -> list[KeptPrompt]:
-        """Add a prompt. Returns the prompts to delete: earlier turns of it, and the oldest beyond the budget.
+        """Adds a prompt. Returns the prompts to delete: its earlier turns, and the oldest ones beyond the budget.
 
-        A prompt that is larger than the budget is not added, and one of the prompts to delete.
+        A prompt larger than the budget is not added but returned for deletion.
         """
         if kept.byte_count > self.budget_bytes:
             return [kept]
@@ -78,12 +78,12 @@ class KeptPrompts:
         return dropped + (self.make_room(0) or [])
 
     def drop(self, kept: KeptPrompt) -> None:
-        """Remove a prompt that could not be restored."""
+        """Removes a prompt that could not be restored."""
         if kept.name in self._prompts:
             self._remove(kept)
 
     def forget(self, tenant: str | None, tag: str | None) -> list[KeptPrompt]:
-        """Remove the prompts of a tenant and a tag, None: of any, and return them."""
+        """Removes and returns the prompts of a tenant and a tag; None: any."""
         self.flush_count += 1
         meant = [kept for kept in self._prompts.values() if kept.partition.is_meant(tenant, tag)]
         for kept in meant:

@@ -1,7 +1,7 @@
-"""The lifecycle of an instance as a state machine: states, events and commands.
+"""The lifecycle of an instance (one process with one model) as a state machine: states, events and commands.
 
 `step` takes a state and an event and returns the next state and a command; the lifecycle loop executes the command and
-reports the next event. Times are seconds on any monotonic clock. An instance is one process with one model.
+reports the next event. Times are monotonic seconds.
 """
 
 from collections.abc import Callable, Mapping
@@ -30,28 +30,28 @@ class Phase(IntEnum):
 
 
 class Command(Enum):
-    """What the lifecycle loop executes; every command ends with an event."""
+    """What the lifecycle loop executes. Every command ends with an event, listed with it."""
 
     NOTHING = auto()
-    """Not begun, or ended."""
+    """Not started, or ended."""
     LOAD = auto()
-    """Get memory, then start the backend: Loaded, LoadFailed or SleepAsked; Waits meanwhile."""
+    """Obtain memory, then start the backend: Loaded, LoadFailed or SleepAsked; Waits meanwhile."""
     WAKE = auto()
-    """Carry out the wake recipe, then as LOAD: Loaded or WakeFailed; SleepAsked where there is no recipe."""
+    """Run the wake recipe, then as LOAD: Loaded or WakeFailed; SleepAsked if there is no recipe."""
     SERVE = auto()
     """Watch a ready backend: Died, Faulted or SleepAsked."""
     CLEAR = auto()
-    """End its requests, then the backend with all its processes: Cleared."""
+    """End its requests, then the backend and all its processes: Cleared."""
     SLEEP = auto()
-    """Let requests end for a while, then put it to sleep: Slept or SleepFailed."""
+    """Wait a limited time for requests to finish, then put it to sleep: Slept or SleepFailed."""
     REST = auto()
     """Wait for a wake request: WakeAsked."""
     SEEK = auto()
-    """Look for a server that weft can neither start nor wake: Loaded, Missing or WakeAsked."""
+    """Poll for a server that weft can neither start nor wake: Loaded, Missing or WakeAsked."""
     PAUSE = auto()
-    """Wait until `resume_at`, or for a load: PauseOver or WakeAsked."""
+    """Wait until `resume_at` or for a load: PauseOver or WakeAsked."""
     END = auto()
-    """As CLEAR, at the end of the runner: Ended."""
+    """Like CLEAR, when the runner stops: Ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,26 +66,26 @@ class Loaded:
 
 @dataclass(frozen=True, slots=True)
 class Waits:
-    """The status of a waiting load has changed; empty: it waits no more."""
+    """The status of a waiting load has changed; empty: it no longer waits."""
 
     detail: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class LoadFailed:
-    """The backend did not start, and no process of it is left."""
+    """The backend did not start, and none of its processes is left."""
 
     reason: Reason
     how: str
     otherwise: bool = False
     """Whether its load plan differs from the configuration."""
     unfetched: bool = False
-    """Whether the model's files could not be pulled, so that nothing was started."""
+    """Whether nothing was started because the model's files could not be pulled."""
 
 
 @dataclass(frozen=True, slots=True)
 class WakeFailed:
-    """The wake failed, and no process of the backend is left."""
+    """The wake failed, and none of the backend's processes is left."""
 
     reason: Reason
     how: str
@@ -95,7 +95,7 @@ class WakeFailed:
 
 @dataclass(frozen=True, slots=True)
 class Died:
-    """The engine ended on its own."""
+    """The engine exited unexpectedly."""
 
     reason: Reason
     how: str
@@ -105,7 +105,7 @@ class Died:
 
 @dataclass(frozen=True, slots=True)
 class Faulted:
-    """The backend runs but does not work: a stall, a failed connect, missing headers."""
+    """The backend runs but does not work: a stall, a failed connection, missing headers."""
 
     reason: Reason
     how: str
@@ -120,12 +120,12 @@ class Broke:
 
 @dataclass(frozen=True, slots=True)
 class Cleared:
-    """A backend that died or faulted has been cleaned up."""
+    """The processes of a backend that died or faulted have been cleaned up."""
 
 
 @dataclass(frozen=True, slots=True)
 class SleepAsked:
-    """The idle timer has expired, or an unload was requested."""
+    """The idle timer expired, or an unload was requested."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +145,7 @@ class WakeAsked:
 
 @dataclass(frozen=True, slots=True)
 class Missing:
-    """An attached server was looked for and not found."""
+    """A poll did not find the attached server."""
 
     how: str
 
@@ -157,17 +157,17 @@ class PauseOver:
 
 @dataclass(frozen=True, slots=True)
 class DrainAsked:
-    """The runner drains."""
+    """The runner starts to drain."""
 
 
 @dataclass(frozen=True, slots=True)
 class EndAsked:
-    """The runner ends."""
+    """The runner stops."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """The backend has ended for good."""
+    """The backend was ended because the runner stops."""
 
 
 Event = (
@@ -206,33 +206,33 @@ POSSIBLE: Mapping[Command, frozenset[type]] = MappingProxyType(
         Command.END: frozenset({Ended, DrainAsked}),
     }
 )
-"""The events that are possible while a command is executed; any other is refused."""
+"""The events that each command allows; others raise ImpossibleEvent."""
 
 
 FALLING_ASLEEP = "going to sleep"
 WAKING = "waking"
 MAX_DETAIL_CHARS = 1000
-"""Maximum length of a detail in reports, which the registry limits."""
+"""Maximum length of a detail, set by the registry."""
 MAX_HOW_CHARS = 600
-"""Maximum length of the cause in a detail, so that the text behind it is not cut off."""
+"""Maximum length of the cause in a detail, to leave room for the text after it."""
 MEMORY_DEATHS = 2
-"""Out-of-memory deaths within the window after which another start would only repeat them."""
+"""Number of out-of-memory deaths within the window after which a restart would only repeat them."""
 _HOPELESS = frozenset({Reason.INVALID_ARGUMENT, Reason.OUT_OF_MEMORY, Reason.TEMPLATE_FAILED})
-"""Reasons of load failures that an immediate start would repeat."""
+"""Reasons for load failures that an immediate start would repeat."""
 UNMET = frozenset({Reason.INSUFFICIENT_MEMORY, Reason.SERVICE_UNAVAILABLE})
-"""Reasons for which a backend was not started: no memory, or no registry to grant it. They count as no death."""
+"""Reasons why a backend was not started: no memory, or no registry to grant it. They do not count as deaths."""
 
 
-class ImpossibleEvent(Exception):  # noqa: N818 - it names the event, and only tests and logs see it
-    """An event that is impossible in this state: a bug of the runner."""
+class ImpossibleEvent(Exception):  # noqa: N818 - named after the event; only tests and logs see it
+    """An event that cannot occur in this state: a bug of the runner."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LifeRules:
-    """The properties of an instance that its lifecycle depends on."""
+    """Properties of an instance that determine its lifecycle."""
 
     attached: bool = False
-    """The backend is a server that weft did not start: it is never restarted, only looked for or woken."""
+    """The backend is an external server: it is never restarted, only polled or woken."""
     can_wake: bool = True
     woken_by_mesh: bool = False
     start_asleep: bool = False
@@ -254,9 +254,9 @@ class LifeState:
     draining: bool = False
     history: RestartHistory = field(default_factory=RestartHistory)
     memory_deaths: tuple[float, ...] = ()
-    """Times of its last out-of-memory deaths while it was ready, at most MEMORY_DEATHS of them."""
+    """Times of its last out-of-memory deaths while ready, at most MEMORY_DEATHS."""
     resume_at: float | None = None
-    """End of the present pause."""
+    """End of the current pause."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -265,7 +265,7 @@ class Transition:
 
     state: LifeState
     command: Command
-    """NOTHING: continue the present command."""
+    """NOTHING: continue the current command."""
 
 
 def step(state: LifeState, event: Event, now: float, rules: LifeRules) -> Transition:
@@ -278,24 +278,24 @@ def step(state: LifeState, event: Event, now: float, rules: LifeRules) -> Transi
 
 
 def needs_restart(reason: Reason, *, attached: bool) -> bool:
-    """Whether a request's failure means that its backend must be restarted.
+    """Whether a failed request means that its backend must be restarted.
 
-    An attached server is released only when no connection to it can be made.
+    An attached server is only given up if no connection to it is possible.
     """
     return reason is Reason.CONNECT_FAILED or (reason is Reason.HEADERS_TIMEOUT and not attached)
 
 
 def is_given_up(event: LoadFailed) -> bool:
-    """Whether a failed load of an own backend is not retried before the next call.
+    """Whether a failed load of weft's own backend is not retried before the next request.
 
-    The failure of special load options says nothing about the configured model, and a failed pull nothing about its
+    A failure with special load options says nothing about the configured model, and a failed pull nothing about its
     engine.
     """
     return event.unfetched or event.reason in UNMET or (event.otherwise and event.reason in _HOPELESS)
 
 
 def with_last_lines(state: LifeState, lines: tuple[str, ...]) -> LifeState:
-    """Returns the state with the backend's last output in its detail, without repetition and within its limit."""
+    """Adds the backend's last output to the detail of a state, without repetition and up to its limit."""
     new = [line for line in lines if line.strip() and line.strip() not in state.detail]
     return (
         state
@@ -335,7 +335,7 @@ def _waits(state: LifeState, event: Waits, now: float, rules: LifeRules) -> Life
 
 
 def _wake_failed(state: LifeState, event: WakeFailed, now: float, rules: LifeRules) -> LifeState:
-    """A failed wake counts as no restart, and the next call tries again, unless the failure would repeat."""
+    """A failed wake does not count as a restart. The next request tries again unless the failure would repeat."""
     if rules.attached or event.otherwise or event.reason not in _HOPELESS:
         return _absent(state, event.how, rules)
     return _after_death(_blame(state, event), now, rules, hopeless=True)
@@ -370,7 +370,7 @@ def _blame(state: LifeState, event: LoadFailed | WakeFailed | Died | Faulted) ->
 
 
 def _after_death(state: LifeState, now: float, rules: LifeRules, *, hopeless: bool) -> LifeState:
-    """Start again, immediately or after a pause: always after one if an immediate start would fail the same way."""
+    """Restarts immediately or after a pause; always after a pause if an immediate start would fail the same way."""
     history, pause = state.history.after_death(now, rules.limits, must_pause=hopeless)
     state = replace(state, history=history)
     if not pause and not hopeless:
@@ -389,7 +389,7 @@ def _advised(how: str) -> str:
 
 
 def _pause_over(state: LifeState, event: PauseOver, now: float, rules: LifeRules) -> LifeState:
-    """After the pause it is started again; out of memory, it waits for a request."""
+    """Restarts after a pause, or waits for a request if it ran out of memory."""
     del event, rules
     if state.resume_at is None or now < state.resume_at:
         raise ImpossibleEvent(f"PauseOver at {now}, before {state.resume_at}")
@@ -411,7 +411,7 @@ def _slept(state: LifeState, event: Slept, now: float, rules: LifeRules) -> Life
 
 
 def _absent(state: LifeState, why: str, rules: LifeRules) -> LifeState:
-    """Enter hibernation. A server that the runner cannot wake is looked for, since others may wake it."""
+    """Enters hibernation. A server that the runner cannot wake is polled, since others may wake it."""
     if rules.can_wake:
         return _at(state, Command.REST, Phase.HIBERNATING, why)
     return _at(state, Command.SEEK, Phase.HIBERNATING if rules.woken_by_mesh else Phase.FAILED, why)
@@ -469,7 +469,7 @@ _HANDLERS: Mapping[type, _Handler] = MappingProxyType(
 
 
 def is_unmet(event: Event) -> bool:
-    """Whether a failed load counts as no death: for lack of memory, or because of its own options."""
+    """Whether a failed load does not count as a death: it lacked memory, or its own options caused it."""
     return isinstance(event, LoadFailed) and is_given_up(event)
 
 

@@ -1,4 +1,4 @@
-"""The plan of one load of a model, common load parameters, and an explicit load."""
+"""Load parameters, and the options of a model's loads."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,7 +10,7 @@ MAX_CONTEXT_TOKENS = 16_777_216
 
 
 def context_parameter(configured: int, trained: int) -> LoadParameter:
-    """Returns the parameter for the context of one slot; its maximum: the larger of trained and configured."""
+    """Returns the parameter for the context of one slot; its maximum is the larger of trained and configured."""
     return LoadParameter(
         name="context_tokens",
         description="Context of one slot, prompt and answer together.",
@@ -24,28 +24,28 @@ def context_parameter(configured: int, trained: int) -> LoadParameter:
 def whole_parameter(
     name: str, description: str, minimum: int, maximum: int, default: LoadValue | None = None
 ) -> LoadParameter:
-    """Returns a load parameter that is a whole number."""
+    """Returns an integer load parameter."""
     return LoadParameter(
         name=name, description=description, integer=True, minimum=minimum, maximum=maximum, default=default
     )
 
 
 def word_parameter(name: str, description: str, words: Sequence[str]) -> LoadParameter:
-    """Returns a load parameter with one of a list of values."""
+    """Returns a load parameter with a list of allowed values."""
     return LoadParameter(name=name, description=description, words=tuple(words))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadPlan:
-    """The options of one start of a backend; the default is as configured.
+    """Options of one backend start; the default is as configured.
 
-    Two plans are equal when the same backend serves both.
+    Two plans are equal if the same backend process can serve both.
     """
 
     parameters: Mapping[str, LoadValue] = field(default_factory=dict)
-    """Checked values of the backend's load parameters."""
+    """Validated load parameters."""
     quantization: str = ""
-    """One of the configured quantizations; empty: the configured file."""
+    """A configured quantization; empty: the configured file."""
 
 
 AS_CONFIGURED = LoadPlan()
@@ -53,7 +53,7 @@ AS_CONFIGURED = LoadPlan()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadSpec:
-    """The specification of an explicit load: plan, memory budget, keep-alive."""
+    """An explicit load."""
 
     plan: LoadPlan = AS_CONFIGURED
     memory_budget_bytes: int = 0

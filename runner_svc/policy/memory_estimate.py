@@ -1,7 +1,7 @@
-"""The estimate of the accelerator memory of a model, from the best available source. Pure.
+"""Estimates a model's accelerator memory from the best available source. Pure.
 
-The sources in order: measurements of earlier loads of the same file, the configuration, the file's header, the size of
-the file, the model's name.
+The sources, best first: measurements of earlier loads of the same file, the configuration, the file's header, the file
+size, the model's name.
 """
 
 import re
@@ -19,11 +19,11 @@ CONTEXT_STEP = 256
 """llama.cpp rounds the context of a slot up to a multiple of this."""
 MAX_CONTEXT_TOKENS = 16_777_216
 LEARNED_MARGIN = 1.05
-"""Factor on a measurement: loads of one file differ by less, depending on how buffers are rounded."""
+"""Factor on a measurement: repeated loads of a file differ by less, due to buffer rounding."""
 EMBEDDING_TOKENS = 2048
-"""Length of a text that a model can embed at least, if its context is as long."""
+"""Minimum length of a text that a model can embed, if its context allows."""
 EMBEDDING_COMPUTE_BYTES = GIBIBYTE
-"""Compute buffers that longer texts to embed may take."""
+"""Maximum size of compute buffers for embedding longer texts."""
 _COMPUTE_NUMBER_BYTES = 4
 _EMBEDDINGS_IN_FLIGHT = 8
 CACHE_TYPE_BYTES: Mapping[str, float] = MappingProxyType(
@@ -38,12 +38,12 @@ CACHE_TYPE_BYTES: Mapping[str, float] = MappingProxyType(
         "q4_0": 18 / 32,
     }
 )
-"""Bytes per number in the cache: ggml's bytes per block over its values per block. On SmolLM2, 8,192 tokens took 180.00
-MiB as f16 and 95.62 MiB as q8_0, as computed."""
+"""Bytes per number in the cache: ggml's bytes per block divided by values per block. Verified on SmolLM2: 8,192 tokens
+took 180.00 MiB as f16 and 95.62 MiB as q8_0."""
 
 
 class EstimateSource(StrEnum):
-    """The source of an estimate, the best first."""
+    """The source of an estimate, best first."""
 
     LEARNED = "learned"
     MANIFEST = "manifest"
@@ -53,23 +53,23 @@ class EstimateSource(StrEnum):
 
 
 class FileKind(StrEnum):
-    """The file format of the weights."""
+    """File format of the weights."""
 
     GGUF = "gguf"
     SAFETENSORS = "safetensors"
 
 
 SIZE_FACTORS: Mapping[FileKind, float] = MappingProxyType({FileKind.GGUF: 1.1, FileKind.SAFETENSORS: 1.3})
-"""Memory per byte of the file, where only the size is known."""
+"""Memory per byte of the file if only its size is known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelShape:
-    """The dimensions of a model, from the header of its files."""
+    """The dimensions of a model, from its file header."""
 
     weight_bytes: int
     keys_per_token: int
-    """Numbers in the keys of one token over all layers: an upper bound, since sliding windows are not subtracted."""
+    """Number of key values per token over all layers. An upper bound, since sliding windows are not subtracted."""
     values_per_token: int
     layers: int
     heads: int = 0
@@ -82,38 +82,38 @@ _ANY_SHAPE = ModelShape(weight_bytes=0, keys_per_token=0, values_per_token=0, la
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemorySettings:
-    """The settings of a load that determine its memory."""
+    """The load settings that determine a model's memory."""
 
     context_tokens: int
     """Context of one slot."""
     slots: int = 1
     cache_type_k: str = "f16"
     cache_type_v: str = "f16"
-    """Names of CACHE_TYPE_BYTES; others count as f32."""
+    """Keys of CACHE_TYPE_BYTES; others count as f32."""
     ubatch_tokens: int = 512
     flash_attention: bool = True
     gpu_layers: int = -1
-    """Layers on accelerators; -1: all of them."""
+    """Layers on accelerators; -1: all."""
     embeds: bool = False
-    """Whether a text to embed is computed in one batch: see `tokens_at_once`."""
+    """Whether a text to embed is computed in one batch, see `tokens_at_once`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineHabits:
-    """How an engine uses memory by default. The defaults here are those of llama.cpp's server."""
+    """An engine's default memory use. The field defaults are those of llama.cpp's server."""
 
     flash_attention: bool = True
-    """Whether flash attention is on by default; llama.cpp's "auto" is on wherever the model supports it."""
+    """Whether flash attention is on by default; llama.cpp's "auto" enables it if the model supports it."""
     computes_whole_batches: bool = False
-    """Whether the whole batch is computed together, rather than in micro-batches."""
+    """Whether whole batches are computed together instead of micro-batches."""
     embeds: bool = False
-    """Whether a text to embed is computed in one batch, so that micro-batches are as long as a context by default."""
+    """Whether a text to embed is computed in one batch, so that micro-batches default to the context length."""
 
 
 def settings_for(
     context_tokens: int, slots: int, parameters: Mapping[str, LoadValue], habits: EngineHabits | None = None
 ) -> MemorySettings:
-    """Returns the memory settings of a load: as configured, except for its checked parameters."""
+    """Returns the memory settings of a load: the configuration overridden by its validated parameters."""
     habits = habits or EngineHabits()
     default = MemorySettings(context_tokens=context_tokens, slots=slots)
     attention = parameters.get("flash_attention")
@@ -133,7 +133,7 @@ def settings_for(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KnownModel:
-    """The known facts about a model before its load."""
+    """What is known about a model before its load."""
 
     name: str
     learned_bytes: Sequence[int] = ()
@@ -144,11 +144,11 @@ class KnownModel:
     """0: unknown."""
     file_kind: FileKind | None = None
     projector_bytes: int = 0
-    """Size of the file with the encoder of its images and audio; all of it is on a device."""
+    """Size of the image and audio encoder's file, which is always fully on a device."""
     adapter_bytes: int = 0
-    """Size of its adapters, which are all on the device, whole."""
+    """Size of its adapters, which are always fully on the device."""
     draft: "KnownModel | None" = None
-    """The model that drafts tokens for it."""
+    """The draft model for speculative decoding."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,10 +169,10 @@ class MemoryEstimate:
 
 
 def estimate_memory(model: KnownModel, settings: MemorySettings) -> MemoryEstimate | None:
-    """Returns the estimate from the best available source; None: there is no source.
+    """Returns the estimate from the best available source; None: there is none.
 
-    Measurements and the configuration are for the model with its projector, adapters and draft model; the other sources
-    are for its own weights, and those are added.
+    Measurements and the configuration include projector, adapters and draft model; for the other sources, which cover
+    only the weights, these are added.
     """
     if model.learned_bytes:
         measured = max(model.learned_bytes)
@@ -188,9 +188,9 @@ def estimate_memory(model: KnownModel, settings: MemorySettings) -> MemoryEstima
 
 
 def companion_parts(model: KnownModel, settings: MemorySettings) -> tuple[MemoryPart, ...]:
-    """Returns the memory of projector, adapters and draft model; empty where no layer is on a device.
+    """Returns the memory of projector, adapters and draft model; empty if no layer is on a device.
 
-    The draft model has a cache of its own for the same context, with the engine's default types.
+    The draft model has a separate cache for the same context, with the engine's default types.
     """
     if not settings.gpu_layers:
         return ()
@@ -215,16 +215,16 @@ def _estimate_weights(model: KnownModel, settings: MemorySettings) -> MemoryEsti
     weights = weights_from_name(model.name)
     if weights is None:
         return None
-    # A name is as imprecise as a size.
+    # A name is no more precise than a size.
     kind = FileKind.GGUF if names_gguf(model.name) else FileKind.SAFETENSORS
     overhead = _whole_mebibytes(weights * SIZE_FACTORS[kind]) - weights
     return _estimate(EstimateSource.NAME, weights=weights, overhead=overhead)
 
 
 def estimate_shape(shape: ModelShape, settings: MemorySettings) -> MemoryEstimate:
-    """Estimates weights, the cache of every slot's whole context, and compute buffers.
+    """Estimates weights, the cache for the full context of every slot, and compute buffers.
 
-    All are 0 where no layer is on a device: the engine sees no device then, and also computes elsewhere.
+    All are 0 if no layer is on a device, because the engine then computes elsewhere.
     """
     share = _share_on_devices(shape, settings)
     return _estimate(
@@ -236,7 +236,7 @@ def estimate_shape(shape: ModelShape, settings: MemorySettings) -> MemoryEstimat
 
 
 def context_bytes(shape: ModelShape, settings: MemorySettings) -> int:
-    """Returns the size of the cache of keys and values of all slots, on all devices and the host."""
+    """Returns the size of the key-value cache of all slots, over all devices and the host."""
     tokens = settings.slots * _rounded_context(settings.context_tokens)
     per_token = shape.keys_per_token * _cache_bytes(settings.cache_type_k)
     per_token += shape.values_per_token * _cache_bytes(settings.cache_type_v)
@@ -244,23 +244,23 @@ def context_bytes(shape: ModelShape, settings: MemorySettings) -> int:
 
 
 def compute_bytes(shape: ModelShape, settings: MemorySettings) -> int:
-    """Returns the size of the compute buffers, as an upper bound.
+    """Returns an upper bound of the size of the compute buffers.
 
-    For each token of a batch: four bytes per word of the vocabulary (with embeddings the server computes all logits),
-    or, without flash attention, per score against the context in every head; the mask over the context; and some
-    vectors in flight. Measured on SmolLM2-135M with 8,192 tokens in one slot (llama.cpp of November 2026): 105.1 MiB
-    where this returns 121, 166.4 MiB without flash attention where this returns 169, and 26.3 MiB for batches of 128
-    where this returns 30. CUDA's own memory per process is not included: the margin of each device covers it.
+    Per token of a batch: four bytes per vocabulary word (with embeddings the server computes all logits) or, without
+    flash attention, per score against the context in every head; the mask over the context; and some intermediate
+    vectors. Measured on SmolLM2-135M with 8,192 tokens in one slot (llama.cpp of November 2026): 105.1 MiB (this
+    returns 121), 166.4 MiB without flash attention (169), and 26.3 MiB for batches of 128 (30). CUDA's memory per
+    process is not included: the margin of each device covers it.
     """
     return tokens_at_once(shape, settings) * _compute_bytes_per_token(shape, settings)
 
 
 def tokens_at_once(shape: ModelShape | None, settings: MemorySettings) -> int:
-    """Returns the tokens that are computed in one batch, llama.cpp's physical batch. `shape` None: unknown.
+    """Returns the number of tokens computed in one batch, llama.cpp's physical batch. `shape` None: unknown.
 
     A text to embed must fit in it, as pooling needs all of its tokens: it is as long as the context if its compute
-    buffers take EMBEDDING_COMPUTE_BYTES at most, and EMBEDDING_TOKENS otherwise. A model of which only some layers fit
-    on accelerators keeps its usual batch: each further layer there matters more.
+    buffers need at most EMBEDDING_COMPUTE_BYTES, otherwise EMBEDDING_TOKENS. A model that is only partly on
+    accelerators keeps the default batch, because each further layer there matters more.
     """
     is_split = shape is not None and 0 < _share_on_devices(shape, settings) < 1
     if not settings.embeds or is_split:
@@ -296,7 +296,7 @@ def largest_context(model: KnownModel, settings: MemorySettings, budget_bytes: i
 
 
 def _share_on_devices(shape: ModelShape, settings: MemorySettings) -> float:
-    """Returns the share of the layers on accelerators; input and output together count as one more layer."""
+    """Returns the share of layers on accelerators; input and output count as one more layer."""
     if settings.gpu_layers < 0:
         return 1.0
     return min(1.0, settings.gpu_layers / (shape.layers + 1))
@@ -324,9 +324,9 @@ def _estimate(source: EstimateSource, **parts: int) -> MemoryEstimate:
 
 MAX_NAME_CHARS = 512
 MAX_PARAMETERS = 10_000_000_000_000
-"""Largest number of parameters that is read from a name."""
+"""Largest number of parameters that is accepted from a name."""
 UNNAMED_BITS = 16.0
-"""Bits per weight where the name does not state them."""
+"""Bits per weight if the name does not state them."""
 BITS: Mapping[str, float] = MappingProxyType(
     {
         "f32": 32.0,
@@ -369,19 +369,19 @@ _UNITS: Mapping[str, int] = MappingProxyType({"m": 10**6, "b": 10**9, "t": 10**1
 
 
 def weights_from_name(name: str) -> int | None:
-    """Returns the bytes of weights by a name such as "llama-70B-Q4_K_M" or "mixtral-8x7b"; None: the name has no size.
+    """Returns the size of weights from a name such as "llama-70B-Q4_K_M" or "mixtral-8x7b"; None: it states none.
 
     Experts count in full, although they share some weights.
     """
     text = name[:MAX_NAME_CHARS].lower().replace("_", "-")
     sizes = [int(count or 1) * float(number) * _UNITS[unit] for count, number, unit in _SIZE.findall(text)]
-    # In "30b-a3b" the active parameters are a part of all.
+    # In "30b-a3b", the active parameters (3b) are part of the total.
     parameters = max((size for size in sizes if 0 < size <= MAX_PARAMETERS), default=0.0)
     return round(parameters * _bits(text) / 8) if parameters else None
 
 
 def names_gguf(name: str) -> bool:
-    """Whether a name states a quantization of GGUF files."""
+    """Whether a name includes a GGUF quantization."""
     return _GGUF.search(name[:MAX_NAME_CHARS].lower().replace("_", "-")) is not None
 
 

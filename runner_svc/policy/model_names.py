@@ -1,8 +1,7 @@
-"""Names of models at servers that weft does not start: in the server's list of models, and in its answers. Pure.
+"""Compares model names at external servers: in the server's list of models and in its answers. Pure.
 
-Servers name their models in many ways: with the folder or the provider before it, the ending of the file, a tag, a date
-or a quantization behind it. None of that makes it another model. A list of models is untrusted input, and names in it
-are shown to people.
+Servers add a folder or a provider before a model's name, or a file suffix, tag, date or quantization after it; it is
+still the same model. A list of models is untrusted input, and its names are shown to people.
 """
 
 import re
@@ -22,11 +21,11 @@ _BOUNDARIES = re.compile(r"[-:@_]")
 _SAME_MODEL_SUFFIX = re.compile(
     r"\d{2}|\d{4}|\d{6}|\d{8}|latest|free|gguf|mlx|gptq|awq|i?q\d\w*|[kmsl]|x[sl]|x?xs|b?f16|fp(4|8|16)|int[48]|[48]bit|0|1"
 )
-"""A part of a name behind the model: of a date, a tag that is no size, a quantization."""
+"""Name suffixes that do not change the model: dates, tags other than sizes, quantizations."""
 
 
 def is_another_model(requested: str, answered: str) -> bool:
-    """Whether `answered` cannot be another way to write `requested`."""
+    """Whether `answered` cannot be another spelling of `requested`."""
     left, right = plain_name(requested), plain_name(answered)
     if not left or not right or left == right:
         return False
@@ -44,7 +43,7 @@ def plain_name(name: str) -> str:
 
 
 MAX_LISTED = 2_000
-"""Maximum number of models of a list that are read."""
+"""Maximum number of list entries that are read."""
 MAX_LISTED_NAME_CHARS = 512
 SHOWN_NAMES = 5
 SHOWN_NAME_CHARS = 80
@@ -52,7 +51,7 @@ _DEFAULT_TAG = ":latest"
 _FILE_SUFFIX = ".gguf"
 _CLOSE = 0.5
 _ALIASES = ("aliases", "name", "model", "root", "path")
-# With one model loaded these answer for it, whatever it is called in a request.
+# With one loaded model these servers ignore the model name in requests.
 _TAKES_ANY_NAME = frozenset({"llamacpp", "koboldcpp", "sglang", "tabbyAPI"})
 
 
@@ -61,15 +60,15 @@ class ListedModels:
     """The models of a server's list."""
 
     names: tuple[str, ...]
-    """Names in the order of the list."""
+    """Names in list order."""
     aliases: frozenset[str] = frozenset()
     """Other names of the same models: paths, aliases, base models of adapters."""
     takes_any_name: bool = False
-    """Whether the server has one model and answers for it under any name."""
+    """Whether the server has a single model and accepts any name for it."""
     owners: frozenset[str] = frozenset()
-    """To whom the models belong, by which servers differ."""
+    """Owners of the models, by which servers can be distinguished."""
     is_list: bool = True
-    """Whether it was a list at all, if an empty one."""
+    """Whether the answer was a list, even if empty."""
 
     def has(self, name: str) -> bool:
         """Whether a request for `name` reaches one of them; True for an empty list."""
@@ -82,26 +81,26 @@ class ListedModels:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerList:
-    """What a server says about its models."""
+    """A server's list of models, or why it is unknown."""
 
     models: ListedModels | None
-    """None: it did not say."""
+    """None: unknown."""
     why: str = ""
-    """Why it did not say."""
+    """Why it is unknown."""
     remedy: str = "start it, or correct url"
-    """What to do where it did not say."""
+    """How to fix that."""
     owners: frozenset[str] = frozenset()
-    """To whom its models belong, which tells servers apart."""
+    """Owners of its models, by which servers can be distinguished."""
 
 
 def listed_models(body: bytes) -> ListedModels:
-    """Returns the models in an answer to GET /v1/models; an empty list for an unreadable one."""
+    """Returns the models in an answer to GET /v1/models; an empty list for an unreadable answer."""
     try:
         document = msgspec.json.decode(body)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
         return ListedModels(names=(), is_list=False)
     entries = document.get("data") if isinstance(document, dict) else None
-    # Ollama without models has null in place of a list.
+    # Ollama without models sends null instead of a list.
     is_list = isinstance(entries, list) or (isinstance(document, dict) and document.get("data", "") is None)
     models = [entry for entry in (entries if isinstance(entries, list) else [])[:MAX_LISTED] if _is_model(entry)]
     return ListedModels(
@@ -114,7 +113,7 @@ def listed_models(body: bytes) -> ListedModels:
 
 
 def not_listed_message(name: str, listed: ListedModels) -> str:
-    """Returns the error for a model that is not listed, with the listed names, similar ones first."""
+    """Returns the error for an unlisted model, with the listed names, similar ones first."""
     names = [_shown(each) for each in listed.names]
     close = get_close_matches(name, names, n=SHOWN_NAMES, cutoff=_CLOSE)
     rest = [each for each in dict.fromkeys(names) if each not in close]
@@ -140,12 +139,12 @@ def _aliases(entry: dict[str, Any]) -> list[str]:
 
 def _takes_any_name(entry: dict[str, Any]) -> bool:
     owner = entry.get("owned_by")
-    # Hugging Face's text-generation-inference names its one model as the owner too, and takes any name, such as "tgi".
+    # Hugging Face's text-generation-inference names its model as the owner too, and accepts any name, such as "tgi".
     return owner in _TAKES_ANY_NAME or owner == entry["id"]
 
 
 def _forms(name: str) -> set[str]:
-    """Returns the ways to write one name: without Ollama's default tag, and for a path the file's name."""
+    """Returns the equivalent spellings of a name: without Ollama's default tag, and a path's file name."""
     plain = name.strip().lower().removesuffix(_DEFAULT_TAG)
     forms = {plain}
     if plain.endswith(_FILE_SUFFIX) or plain.startswith(("/", "./", "~")):

@@ -1,7 +1,7 @@
-"""The size of a load without a configuration: context, slots and place, from the model's file and the memory there is.
+"""Chooses context, slots and place for a load without configuration, from the model's file and the available memory.
 
-`choose_size` decides for a model that is served by its name or source alone. All memory is that of
-`policy/memory_estimate.py`; it decides only among estimates, and gives a reason for each of its choices. Pure.
+`choose_size` is for models that are served only by name or source. All memory figures are estimates of
+`policy/memory_estimate.py`, and each choice comes with a reason. Pure.
 """
 
 from collections.abc import Iterator, Sequence
@@ -26,24 +26,24 @@ from weft.kernel.reasons import Reason
 from weft.kernel.units import size_words
 
 MAX_CHOSEN_CONTEXT_TOKENS = 32_768
-"""Longest context that is chosen; a longer one must be asked for. Modern models are trained for four times as much,
-which few conversations use, and which would take most of a device."""
+"""Longest context that is chosen automatically. Modern models are trained for four times as much, but few conversations
+use it, and it would take most of a device."""
 MAX_HOST_CONTEXT_TOKENS = 8_192
-"""The same on processors, which read a prompt of this length in minutes."""
+"""The same on processors, which need minutes to process a prompt of this length."""
 GOOD_CONTEXT_TOKENS = 8_192
-"""Context that is worth fewer slots, and the memory that would be left for further models."""
+"""Context for which fewer slots and less spare memory for other models are accepted."""
 MIN_CHOSEN_CONTEXT_TOKENS = 2_048
-"""Shortest context that is chosen: the default of a model in weft.yaml."""
+"""Shortest context that is chosen: the default in weft.yaml."""
 UNTRAINED_CONTEXT_TOKENS = 4_096
-"""Longest context of a model whose file does not say what it was trained for."""
+"""Longest context for a model whose file does not state its training context."""
 ROUND_CONTEXT_TOKENS = 1_024
-"""A context that memory bounds is a multiple of this, where it is longer."""
+"""Larger contexts that are limited by memory are rounded down to a multiple of this."""
 SLOT_STEPS = (4, 2, 1)
-"""Slots, the default of a model in weft.yaml first."""
+"""Numbers of slots to try; the first is the default in weft.yaml."""
 HOST_SLOT_STEPS = (2, 1)
-"""The same on processors: they compute the answers of several slots hardly faster than one after another."""
+"""The same on processors, which barely gain from computing several slots in parallel."""
 CACHE_SHARE = 0.5
-"""Share of the memory beside the weights that the cache may take. The rest is for further models, unless a good context
+"""Share of the memory left by the weights that the cache may take. The rest is for other models, unless a good context
 in one slot needs it."""
 
 
@@ -52,7 +52,7 @@ class Place(StrEnum):
 
     ACCELERATORS = "accelerators"
     SPLIT = "split"
-    """Some layers on accelerators, the others in the memory of the host."""
+    """Some layers on accelerators, the others in host memory."""
     HOST = "host"
 
 
@@ -63,36 +63,35 @@ class DeviceMemory:
     name: str
     total_bytes: int
     reserved_bytes: int = 0
-    """Memory that no lease is granted."""
+    """Memory that is never leased."""
 
     @property
     def grantable_bytes(self) -> int:
-        """Returns the memory that leases can take in all, in use or free."""
+        """Returns the total memory that leases can take, used or free."""
         return max(0, self.total_bytes - self.reserved_bytes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MachineMemory:
-    """The memory of one machine, as models of a runner can have it."""
+    """The memory of a machine that is available to a runner's models."""
 
     devices: tuple[DeviceMemory, ...] = ()
-    """The accelerators of the runner."""
     host_bytes: int | None = None
-    """Memory of the host that a model may take; None: unknown, and not a bound."""
+    """Host memory that a model may take; None: unknown, no limit."""
 
     @property
     def largest_device_bytes(self) -> int:
-        """The largest lease on one device."""
+        """The largest possible lease on one device."""
         return max((device.grantable_bytes for device in self.devices), default=0)
 
     @property
     def all_devices_bytes(self) -> int:
-        """The largest lease on all devices together."""
+        """The largest possible lease over all devices."""
         return sum(device.grantable_bytes for device in self.devices)
 
     @property
     def most_bytes(self) -> int | None:
-        """Memory of all devices and the host: a model with larger weights fits nowhere; None: unknown."""
+        """Memory of all devices and the host, an upper bound for weights; None: unknown."""
         return None if self.host_bytes is None else self.all_devices_bytes + self.host_bytes
 
 
@@ -101,14 +100,14 @@ class EnginePlaces:
     """Where an engine can compute. The defaults are those of llama.cpp's server."""
 
     on_host: bool = True
-    """Whether it computes without an accelerator."""
+    """Whether it can run without an accelerator."""
     in_layers: bool = True
-    """Whether it can have some layers on accelerators, the others in the memory of the host."""
+    """Whether it can split layers between accelerators and host memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AskedSize:
-    """What the caller wants a model to be sized to; None: to be chosen."""
+    """Sizes requested by the caller; None: choose."""
 
     context_tokens: int | None = None
     slots: int | None = None
@@ -116,57 +115,57 @@ class AskedSize:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Variant:
-    """Another quantization of the same model, by its files."""
+    """Another quantization of the same model."""
 
     source: str
-    """As it can be pulled, such as "hf:Qwen/Qwen3-8B-GGUF:Q3_K_M"."""
+    """Source to pull, such as "hf:Qwen/Qwen3-8B-GGUF:Q3_K_M"."""
     file_bytes: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SizedModel:
-    """The model that is sized."""
+    """The model to size."""
 
     known: KnownModel
     trained_context_tokens: int = 0
     """0: unknown."""
     variants: tuple[Variant, ...] = ()
-    """Other quantizations of its repository, as far as they are known."""
+    """Other known quantizations in its repository."""
     habits: EngineHabits = field(default_factory=EngineHabits)
     places: EnginePlaces = field(default_factory=EnginePlaces)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChosenSize:
-    """The size of a load, and the reasons for it."""
+    """The chosen size of a load and its reasons."""
 
     context_tokens: int
     """Context of one slot."""
     slots: int
     place: Place
     gpu_layers: int
-    """Layers on accelerators; -1: all of them."""
+    """Layers on accelerators; -1: all."""
     device_bytes: int = 0
     """Estimated memory on accelerators."""
     host_bytes: int = 0
     """Estimated memory of the host."""
     reasons: tuple[str, ...] = ()
-    """A sentence each: context, slots, place."""
+    """One sentence each for context, slots and place."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Room:
-    """A place with its memory, and the bounds that hold there."""
+    """A place, its memory, and the limits that apply there."""
 
     place: Place
     device_bytes: int
     host_bytes: int | None
     words: str
-    """The memory, for a sentence."""
+    """The memory as part of a sentence."""
 
     @property
     def slot_steps(self) -> tuple[int, ...]:
-        """Slots to try, the most first."""
+        """Numbers of slots to try, highest first."""
         return HOST_SLOT_STEPS if self.place is Place.HOST else SLOT_STEPS
 
     @property
@@ -176,7 +175,7 @@ class _Room:
 
     @property
     def budget_bytes(self) -> int | None:
-        """Memory of the whole model, where it is in one place."""
+        """Memory limit of the whole model if it is in one place."""
         return self.host_bytes if self.place is Place.HOST else self.device_bytes
 
 
@@ -189,13 +188,13 @@ class _Fit:
     slots: int
     gpu_layers: int = -1
     share: float = 1.0
-    """Share of the memory beside the weights that its cache could take."""
+    """Share of the memory left by the weights that its cache could take."""
 
 
 def choose_size(model: SizedModel, memory: MachineMemory, asked: AskedSize | None = None) -> ChosenSize:
-    """Returns the size of a load: on accelerators where it fits, else partly, else in the memory of the host.
+    """Returns the size of a load: on accelerators if it fits, else split, else in host memory.
 
-    Raises INSUFFICIENT_MEMORY with what it needs, what there is, and the quantization that would fit.
+    Raises INSUFFICIENT_MEMORY with the required and available memory, and the quantization that would fit.
     """
     asked = asked or AskedSize()
     fit = next(_fits(model, memory, asked), None)
@@ -220,7 +219,7 @@ def choose_size(model: SizedModel, memory: MachineMemory, asked: AskedSize | Non
 
 
 def _fits(model: SizedModel, memory: MachineMemory, asked: AskedSize) -> Iterator[_Fit]:
-    """Yields the sizes that fit, the best first."""
+    """Yields the sizes that fit, best first."""
     rooms = _rooms(memory)
     for room in rooms:
         yield from _good_fits(model, room, asked)
@@ -235,7 +234,7 @@ def _fits(model: SizedModel, memory: MachineMemory, asked: AskedSize) -> Iterato
 
 
 def _rooms(memory: MachineMemory) -> list[_Room]:
-    """Returns the accelerators: the largest alone, which is faster than several, then all together."""
+    """Returns the accelerator rooms: the largest device alone, which is faster than several, then all together."""
     largest, everything = memory.largest_device_bytes, memory.all_devices_bytes
     if not largest:
         return []
@@ -255,7 +254,7 @@ def _host_room(memory: MachineMemory) -> _Room:
 
 
 def _good_fits(model: SizedModel, room: _Room, asked: AskedSize) -> Iterator[_Fit]:
-    """Yields the sizes with a good context: in a share of the memory, many slots first, then one slot in all of it."""
+    """Yields sizes with a good context: most slots first within CACHE_SHARE, then one slot with all the memory."""
     good = _good_context(model, room, asked)
     for slots in _slot_steps(model, room, asked):
         context = _context_within(model, room, asked, slots, CACHE_SHARE)
@@ -267,7 +266,7 @@ def _good_fits(model: SizedModel, room: _Room, asked: AskedSize) -> Iterator[_Fi
 
 
 def _least_fits(model: SizedModel, room: _Room, asked: AskedSize) -> Iterator[_Fit]:
-    """Yields the size with the longest context that fits at all, in as few slots as may be."""
+    """Yields the size with the longest context that fits at all, with as few slots as possible."""
     slots = _slot_steps(model, room, asked)[-1]
     context = _context_within(model, room, asked, slots, 1.0)
     if context >= min(MIN_CHOSEN_CONTEXT_TOKENS, _wanted_context(model, room, asked)):
@@ -296,12 +295,12 @@ def _split_fits(model: SizedModel, devices: _Room, memory: MachineMemory, asked:
 def _slot_steps(model: SizedModel, room: _Room, asked: AskedSize) -> tuple[int, ...]:
     if asked.slots is not None:
         return (asked.slots,)
-    # Without a header nobody knows what a further slot takes.
+    # Without a header, the memory of another slot is unknown.
     return (1,) if model.known.shape is None else room.slot_steps
 
 
 def _wanted_context(model: SizedModel, room: _Room, asked: AskedSize) -> int:
-    """Returns the context without a bound on memory."""
+    """Returns the context if memory were unlimited."""
     if asked.context_tokens is not None:
         return asked.context_tokens
     trained = model.trained_context_tokens or UNTRAINED_CONTEXT_TOKENS
@@ -311,7 +310,7 @@ def _wanted_context(model: SizedModel, room: _Room, asked: AskedSize) -> int:
 
 
 def _good_context(model: SizedModel, room: _Room, asked: AskedSize) -> int:
-    """Returns the context that is good enough; one that is asked for is not shortened."""
+    """Returns the context that is good enough; a requested one is never shortened."""
     wanted = _wanted_context(model, room, asked)
     return wanted if asked.context_tokens is not None else min(GOOD_CONTEXT_TOKENS, wanted)
 
@@ -319,7 +318,7 @@ def _good_context(model: SizedModel, room: _Room, asked: AskedSize) -> int:
 def _context_within(model: SizedModel, room: _Room, asked: AskedSize, slots: int, share: float) -> int:
     """Returns the longest context, up to the wanted one, with which the model fits a room; 0: it does not fit.
 
-    `share` is the part of the memory beside the weights that its cache may take.
+    `share` is the share of the memory left by the weights that its cache may take.
     """
     wanted, budget = _wanted_context(model, room, asked), room.budget_bytes
     if budget is None:
@@ -341,7 +340,7 @@ def _settings(model: SizedModel, context_tokens: int, slots: int) -> MemorySetti
 
 
 def _need(model: SizedModel, settings: MemorySettings) -> int:
-    """Returns the estimated memory; 0 where there is no source of an estimate."""
+    """Returns the estimated memory; 0 if it cannot be estimated."""
     found = estimate_memory(model.known, settings)
     return 0 if found is None else found.bytes
 
@@ -358,7 +357,7 @@ def _context_reason(model: SizedModel, asked: AskedSize, fit: _Fit) -> str:
 
 
 def _context_bound(model: SizedModel, asked: AskedSize, fit: _Fit) -> str:
-    """Returns what bounds a context that was not asked for."""
+    """Returns what limits a context that was not requested."""
     cache, trained = _cache_words(model, fit), model.trained_context_tokens
     if fit.context_tokens == trained:
         return f"all that the model was trained for; {cache}"
@@ -436,7 +435,7 @@ def _of(size: int, where: str) -> str:
 
 
 def _too_large(model: SizedModel, memory: MachineMemory, asked: AskedSize) -> WeftError:
-    """Returns the refusal of a model that fits nowhere."""
+    """Returns the error for a model that fits nowhere."""
     room = _largest_room(model, memory)
     context = min(MIN_CHOSEN_CONTEXT_TOKENS, _wanted_context(model, room, AskedSize()))
     least = _settings(model, asked.context_tokens or context, asked.slots or 1)
@@ -459,7 +458,7 @@ def _largest_room(model: SizedModel, memory: MachineMemory) -> _Room:
 
 
 def _bytes_there(model: SizedModel, memory: MachineMemory) -> int:
-    """Returns the memory that one load of the model could have at most."""
+    """Returns the maximum memory that one load of the model could get."""
     host = (memory.host_bytes or 0) if model.places.on_host else 0
     both = model.places.in_layers and bool(host)
     return memory.all_devices_bytes + host if both else max(memory.all_devices_bytes, host)
@@ -478,7 +477,7 @@ def _parts(found: MemoryEstimate) -> str:
 
 
 def _what_fits(model: SizedModel, memory: MachineMemory, asked: AskedSize) -> list[str]:
-    """Returns what to do instead: a smaller size than asked, else a smaller quantization."""
+    """Returns alternatives: a smaller size than requested, else a smaller quantization."""
     if asked != AskedSize():
         smaller = next(_fits(model, memory, AskedSize()), None)
         if smaller is not None:
@@ -490,9 +489,9 @@ def _what_fits(model: SizedModel, memory: MachineMemory, asked: AskedSize) -> li
 
 
 def require_memory_for(weights: Variant, most_bytes: int, variants: Sequence[Variant]) -> None:
-    """Raises INSUFFICIENT_MEMORY where the weights of a model alone are larger than all memory: it is not even pulled.
+    """Raises INSUFFICIENT_MEMORY if the weights alone exceed all memory, so that the model is not even pulled.
 
-    `variants` are all quantizations of its repository; the refusal names the largest that is small enough.
+    `variants` are all quantizations in its repository; the error names the largest one that fits.
     """
     if weights.file_bytes <= most_bytes:
         return
@@ -512,7 +511,7 @@ def _would_fit(fitting: Variant | None, *, has_others: bool) -> str:
 
 
 def largest_fitting(model: SizedModel, memory: MachineMemory) -> Variant | None:
-    """Returns the largest other quantization that fits; None: none does, or none is known."""
+    """Returns the largest other quantization that fits; None: none fits or is known."""
     for variant in sorted(model.variants, key=lambda each: -each.file_bytes):
         if next(_fits(with_weights(model, variant.file_bytes), memory, AskedSize()), None) is not None:
             return variant
@@ -520,7 +519,7 @@ def largest_fitting(model: SizedModel, memory: MachineMemory) -> Variant | None:
 
 
 def with_weights(model: SizedModel, file_bytes: int) -> SizedModel:
-    """Returns the model with files of another size: all but the weights is as it was."""
+    """Returns the model with weights of another size."""
     known = model.known
     shape = None if known.shape is None else replace(known.shape, weight_bytes=file_bytes)
     return replace(model, known=replace(known, shape=shape, file_bytes=file_bytes))

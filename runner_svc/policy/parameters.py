@@ -1,8 +1,8 @@
-"""Admission of extra request parameters: which of them reach an engine. Pure.
+"""Decides which extra request parameters reach an engine. Pure.
 
-The API defines the parameters that every engine should know. Others, the extra parameters, are looked up in the list of
-the engine's runtime: a listed one in range is sent, a listed one out of range refuses the request, and an unlisted one
-is left out with a warning. docs/api.md shows the lists.
+The API defines parameters that every engine should know. Extra parameters are looked up in the list of the engine's
+runtime: a listed one is sent if its value is valid, else the request is rejected; an unlisted one is dropped with a
+warning. docs/api.md shows the lists.
 """
 
 import json
@@ -19,17 +19,17 @@ from weft.kernel.json_schema import SchemaLimits
 from weft.kernel.schema_guard import require_safe_pattern, require_safe_schema
 
 MAX_EXTRA_PARAMETERS = 64
-"""Maximum number of extra parameters of one request, and of warnings about them; set by the API."""
+"""Maximum number of extra parameters of a request, and of warnings about them; set by the API."""
 MAX_GRAMMAR_CHARS = 64 * 1024
 MAX_GRAMMAR_DEPTH = 64
-"""Maximum nesting of brackets: engines parse grammars recursively, and a deep one would end the process."""
+"""Maximum nesting of brackets: engines parse grammars recursively, and deep nesting would crash them."""
 MAX_TEMPLATE_ARGUMENT_CHARS = 4 * 1024
 MAX_LOOK_BACK_TOKENS = 65_536
-"""Maximum look-back: llama.cpp keeps that many tokens per request, and 2**31 of them would take 8 GiB."""
+"""Maximum look-back: llama.cpp stores that many tokens per request, and 2**31 of them would take 8 GiB."""
 _MAX_SHOWN_NAME = 64
 _MAX_REPEAT_DIGITS = 5
 _GRAMMAR_TEXTS = re.compile(r'"(?:\\.|[^"\\])*"|\[(?:\\.|[^\]\\])*\]|#[^\n]*')
-"""Literals, sets of characters and comments."""
+"""Literals, character sets and comments."""
 _REPEATS = re.compile(r"\{\s*(\d*)\s*(?:,\s*(\d*)\s*)?\}")
 MAX_INT = 2**31 - 1
 
@@ -40,12 +40,12 @@ class ParameterWarning:
 
     field: str
     message: str
-    """A sentence, at most 500 characters."""
+    """A sentence of at most 500 characters."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdmittedParameters:
-    """The admitted extra parameters of one request, and warnings about the others."""
+    """The accepted extra parameters of a request, and warnings about the others."""
 
     send: Mapping[str, Any]
     warnings: tuple[ParameterWarning, ...] = ()
@@ -53,7 +53,7 @@ class AdmittedParameters:
 
 @dataclass(frozen=True, slots=True)
 class Number:
-    """A number in a range, both ends included."""
+    """A number in an inclusive range."""
 
     low: float
     high: float
@@ -64,7 +64,7 @@ class Number:
         kinds = (int,) if self.whole else (int, float)
         if isinstance(value, bool) or not isinstance(value, kinds):
             raise invalid_field(name, "must be an integer" if self.whole else "must be a number")
-        if not self.low <= value <= self.high:  # also refuses NaN
+        if not self.low <= value <= self.high:  # also rejects NaN
             raise invalid_field(name, f"must be {_digits(self.low)} to {_digits(self.high)}")
 
     def __str__(self) -> str:
@@ -146,7 +146,7 @@ class Grammar:
             raise invalid_field(name, f"must be a text of at most {MAX_GRAMMAR_CHARS:,} characters")
         depth = 0
         for character in value:
-            # Brackets in literals are counted too, so the limit is stricter, never looser.
+            # Brackets in literals count too, which only makes the limit stricter.
             depth += (character == "(") - (character == ")" and depth > 0)
             if depth > MAX_GRAMMAR_DEPTH:
                 raise invalid_field(name, f"must have at most {MAX_GRAMMAR_DEPTH} brackets within each other")
@@ -163,7 +163,7 @@ class Grammar:
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """A JSON object. The HTTP edge limits its depth."""
+    """A JSON object. The HTTP edge limits its nesting."""
 
     characters: int
 
@@ -180,7 +180,7 @@ class Document:
 
 @dataclass(frozen=True, slots=True)
 class Schema:
-    """A JSON schema, within the limits of schemas of `response_format`."""
+    """A JSON schema, with the same limits as schemas in `response_format`."""
 
     def fitted(self, name: str, value: Any) -> Mapping[str, Any]:
         """Returns the schema for the engine; see SchemaGuard.require_safe. Raises INVALID_ARGUMENT."""
@@ -193,7 +193,7 @@ class Schema:
 
 @dataclass(frozen=True, slots=True)
 class StructuredOutputs:
-    """What an answer must be, as vLLM takes it: a schema, a pattern or a grammar among other members."""
+    """vLLM's constraint on an answer: one member with a schema, pattern, grammar or similar."""
 
     def fitted(self, name: str, value: Any) -> Mapping[str, Any]:
         """Returns the value for the engine; see Schema.fitted. Raises INVALID_ARGUMENT."""
@@ -212,7 +212,7 @@ class StructuredOutputs:
 
 
 def _decoded(schema: Any) -> Any:
-    """Returns a schema that vLLM also takes as text; other text is returned unchanged."""
+    """Parses a schema that is given as JSON text, as vLLM allows; returns other text unchanged."""
     with suppress(ValueError, RecursionError):
         return json.loads(schema) if isinstance(schema, str) else schema
     return schema
@@ -224,7 +224,7 @@ TEMPLATE_ARGUMENTS = "chat_template_kwargs"
 _EFFORT = "reasoning_effort"
 LOOK_BACK = Number(0, MAX_LOOK_BACK_TOKENS, whole=True)
 MIROSTAT: Mapping[str, Rule] = MappingProxyType({"mirostat_tau": Number(0, 100), "mirostat_eta": Number(0, 1)})
-"""The two parameters of Mirostat whose names are the same in every engine."""
+"""Mirostat parameters with the same names in every engine."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -232,47 +232,47 @@ class EngineParameters:
     """The request parameters of one kind of engine; each runtime declares them in `runtimes/<name>/runtime.py`."""
 
     engine: str
-    """The engine as warnings name it, such as "llama.cpp's server"."""
+    """The engine's name in warnings, such as "llama.cpp's server"."""
     allowed: Mapping[str, Rule] = field(default_factory=dict)
-    """Extra parameters that it supports, with their allowed values."""
+    """Supported extra parameters with their allowed values."""
     untaken: frozenset[str] = frozenset()
-    """Parameters of the API that it does not support: left out, with `untaken_warning`; several choices (`n`) are
-    refused, since the answer would lack some."""
+    """API parameters that it does not support. They are dropped with `untaken_warning`, except several choices (`n`),
+    which are rejected because choices would be missing."""
     renamed: Mapping[str, str] = field(default_factory=dict)
-    """Its names of parameters of the API that it calls otherwise, such as `repetition_penalty` for `repeat_penalty`."""
+    """API parameters with another name at the engine, such as `repetition_penalty` for `repeat_penalty`."""
     members: Mapping[str, str] = field(default_factory=dict)
-    """Extra parameters that it takes as a member of another one, such as `grammar` of `structured_outputs`."""
+    """Extra parameters that are sent as a member of another one, such as `grammar` of `structured_outputs`."""
     thinks_by_template: bool = False
-    """Whether only the arguments of the chat template control thinking: `reasoning_effort: none` is then sent as
+    """Whether thinking can only be set by chat template arguments: `reasoning_effort: none` is sent as
     `enable_thinking: false`."""
     forces_one_tool: bool = False
-    """Whether a function that must be called is sent as the only tool: the engine ignores a tool choice by name."""
+    """Whether a required function is sent as the only tool, because the engine ignores a tool choice by name."""
     format_excludes_calls: bool = False
-    """Whether no tool can be called in an answer that must follow a JSON schema."""
+    """Whether tools cannot be called in an answer that must follow a JSON schema."""
     is_strict: bool = False
-    """Whether it refuses fields that are not OpenAI's."""
+    """Whether it rejects fields that OpenAI does not define."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParameterProfile:
-    """The settings by which request parameters reach the engine of one model."""
+    """Settings that determine which request parameters reach one model's engine."""
 
     engine: EngineParameters
     passthrough: bool = False
     """Whether every parameter is sent unchecked, except those that the mesh controls."""
     thinking: bool | None = None
-    """Whether the model thinks by default; None: the template's default. A strict engine is sent the field only where
-    this is set, since it may refuse an unknown field."""
+    """Whether the model thinks by default; None: the template's default. A strict engine gets the field only if this is
+    set, since it may reject an unknown field."""
     token_limit_name: str = "max_tokens"  # noqa: S105 - a parameter's name
     """The server's name for the limit of an answer's length."""
     most_answer_tokens: int | None = None
-    """The largest such limit that is sent, for a server that refuses one beyond its context; None: any."""
+    """Maximum limit to send, for a server that rejects one beyond its context; None: any."""
     templates: tuple[str, ...] | None = None
-    """Chat templates of the model, one of which renders each chat; None: unknown."""
+    """The model's chat templates, one of which renders each chat; None: unknown."""
 
 
 CONTROLLED_BY_MESH = frozenset({
-    # the request itself, its model, and the form of the answer, for which weft has its own fields
+    # the request itself, its model, and the answer's form, for which weft has fields
     "model", "messages", "prompt", "input", "echo", "suffix", "stream", "stream_options", "n", "n_cmpl", "n_predict",
     "max_tokens", "max_completion_tokens", "tools", "tool_choice", "functions", "function_call", "response_format",
     "response_fields", "return_progress", "return_tokens", "n_probs", "post_sampling_probs", "timings_per_token",
@@ -285,9 +285,9 @@ CONTROLLED_BY_MESH = frozenset({
     "grammar_triggers", "preserved_tokens", "message_delimiters", "continue_final_message", "add_generation_prompt",
     "backend_sampling", "reasoning_control",
 })  # fmt: skip
-"""Parameters that are never sent, also with `passthrough`."""
+"""Parameters that are never sent, even with `passthrough`."""
 MESH_PREFIX = "x_"
-"""Prefix of further parameters that are never sent. The HTTP edge removes them; callers over gRPC may send them."""
+"""Prefix of other parameters that are never sent. The HTTP edge removes them; gRPC callers may send them."""
 
 _NOTHING = AdmittedParameters(send={})
 
@@ -295,7 +295,7 @@ _NOTHING = AdmittedParameters(send={})
 def admit(extra: Mapping[str, Any], profile: ParameterProfile) -> AdmittedParameters:
     """Admits the extra parameters of a request, as plain JSON data; null counts as absent.
 
-    Raises INVALID_ARGUMENT naming a supported one with an invalid value, or when there are too many.
+    Raises INVALID_ARGUMENT naming a supported one with an invalid value, or if there are too many.
     """
     if not extra:
         return _NOTHING
@@ -325,7 +325,7 @@ def admit(extra: Mapping[str, Any], profile: ParameterProfile) -> AdmittedParame
 
 
 def unread_arguments(arguments: Mapping[str, Any], profile: ParameterProfile) -> tuple[ParameterWarning, ...]:
-    """Returns warnings about template arguments that no template of the model names; none for unknown templates."""
+    """Returns warnings about template arguments that none of the model's templates uses; empty if they are unknown."""
     if profile.templates is None:
         return ()
     unread = (name for name in arguments if not any(name in template for template in profile.templates))
@@ -334,7 +334,7 @@ def unread_arguments(arguments: Mapping[str, Any], profile: ParameterProfile) ->
 
 
 def unread_effort(is_asked: bool, profile: ParameterProfile) -> tuple[ParameterWarning, ...]:
-    """Returns the warning about an effort of reasoning that no template of the model reads; none for unknown ones."""
+    """Returns the warning that none of the model's templates reads a reasoning effort; empty if they are unknown."""
     is_read = profile.templates is None or any(_EFFORT in template for template in profile.templates)
     if not is_asked or is_read:
         return ()
@@ -342,12 +342,12 @@ def unread_effort(is_asked: bool, profile: ParameterProfile) -> tuple[ParameterW
 
 
 def plain_name(name: str) -> str:
-    """Returns the name as the least strict server reads it: servers in Go accept `Stream` for `stream`."""
+    """Returns the name as the most lenient server reads it: servers in Go accept `Stream` for `stream`."""
     return name.strip().casefold()
 
 
 def untaken_warning(name: str, engine: EngineParameters) -> ParameterWarning:
-    """Returns the warning about a parameter of the API that this engine does not support."""
+    """Returns the warning about an API parameter that this engine does not support."""
     return _warning(name, f"is not supported by this model's engine ({engine.engine}) and was not used")
 
 

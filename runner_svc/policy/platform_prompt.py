@@ -1,4 +1,4 @@
-"""The platform prompt: the mesh's own system prompt before all others. Pure."""
+"""The platform prompt: the mesh's system prompt, which precedes all others. Pure."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from datetime import datetime
 from typing import Any
 
 SYSTEM_DELIMITER = "\n\n---\n\n"
-"""Delimiter of system prompts that are joined into one message: a rule, which models know as the end of a section."""
+"""Delimiter of system prompts in one message: a horizontal rule, which models read as the end of a section."""
 TEXT_CALL_FORM = '<tool_call>{"name": "<function>", "arguments": {<arguments>}}</tool_call>'
 _MESH = (
     "You are one of several cooperating models in a mesh. People and programs send you work; other models, tools and "
@@ -17,11 +17,11 @@ _TOOL_USE = (
     "you; do not make results up. A result says so when it failed or was cut."
 )
 MAX_DESCRIPTION_CHARS = 200
-"""Length of a function's description in the prompt; the engine receives all of it."""
+"""Maximum length of a function's description in the prompt; the engine receives all of it."""
 MAX_ARGUMENTS = 16
-"""Number of a function's arguments in the prompt."""
+"""Maximum number of a function's arguments in the prompt."""
 MAX_ARGUMENT_NAME_CHARS = 64
-"""Length of an argument's name in the prompt."""
+"""Maximum length of an argument's name in the prompt."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +31,7 @@ class FunctionFacts:
     name: str
     description: str
     parameters: Mapping[str, Any]
-    """JSON schema of an object. It is untrusted: any part may be missing or malformed."""
+    """JSON schema of an object. Untrusted: any part may be missing or malformed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,11 +39,11 @@ class PromptFacts:
     """The variables of the platform prompt."""
 
     now: datetime
-    """Time in the configured zone."""
+    """Time in the configured time zone."""
     runner: str
     model: str
     agent: str = ""
-    """Agent of the request; empty: none."""
+    """The request's agent; empty: none."""
     context: str = ""
     """The operator's text about the mesh."""
     tools: Sequence[FunctionFacts] = ()
@@ -51,23 +51,23 @@ class PromptFacts:
     signals: Sequence[FunctionFacts] = ()
     """Control signals."""
     text_calls: bool = False
-    """Whether calls that are written as text are executed."""
+    """Whether calls written as text are executed."""
     iterations_left: int = 0
     """Remaining tool rounds."""
 
 
 def platform_prompt(facts: PromptFacts) -> str:
-    """Returns the text. It is built again for each turn.
+    """Returns the platform prompt. It is rebuilt for each turn.
 
     Constant parts come first, then those that depend on the agent, and last those that change with each turn and
-    minute: an engine's prefix cache holds up to the first difference. For the same reason the time has minutes only.
+    minute, because an engine's prefix cache ends at the first difference. For the same reason the time has no seconds.
     """
     parts = [_who(facts), facts.context.strip(), _tool_rules(facts), _signal_rules(facts), _status(facts)]
     return "\n\n".join(part for part in parts if part)
 
 
 def join_system_texts(texts: Sequence[str]) -> str:
-    """Joins system prompts, in order."""
+    """Joins system prompts in order."""
     return SYSTEM_DELIMITER.join(texts)
 
 
@@ -104,7 +104,7 @@ def _signal_rules(facts: PromptFacts) -> str:
 
 
 def _line(function: FunctionFacts) -> str:
-    """Describes a function in one line: chat templates without tool support do not show it to the model."""
+    """Describes a function in one line, because chat templates without tool support do not show tools to the model."""
     properties = function.parameters.get("properties")
     required = function.parameters.get("required")
     names = list(properties.items())[:MAX_ARGUMENTS] if isinstance(properties, Mapping) else []
@@ -117,7 +117,7 @@ def _line(function: FunctionFacts) -> str:
 
 
 def _in_one_line(text: Any, max_chars: int) -> str:
-    """Returns untrusted text in one line, so that it cannot imitate a section of the prompt."""
+    """Returns untrusted text as one line, so that it cannot imitate a section of the prompt."""
     return " ".join(str(text).split())[:max_chars]
 
 

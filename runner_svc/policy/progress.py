@@ -1,7 +1,7 @@
-"""Progress of engines, of their requests and of loads: stalls and freezes.
+"""Detects stalls and freezes of engines, requests and loads.
 
-Progress is a token, a report on prefill, processor time or GPU time. It is never a byte on a connection and never an
-answer of /health: a frozen engine's connections stay open, and a hung one may go on to answer probes.
+Progress is a token, a prefill report, processor time or GPU time. Bytes on a connection and answers of /health do not
+count: a frozen engine's connections stay open, and a hung engine may still answer probes.
 """
 
 from collections import deque
@@ -12,28 +12,27 @@ from runner_svc.policy.timeouts import TimeoutProfile
 from weft.kernel.reasons import Reason
 
 FROZEN_PROBES = 3
-"""Unanswered probes in a row after which an idle engine counts as frozen."""
+"""Number of consecutive unanswered probes after which an idle engine counts as frozen."""
 IDLE_PROBE_INTERVALS = 5
 """Observations between two probes of an idle engine."""
 GIVEN_UP_REQUESTS = 2
-"""Requests in a row that end without a sign of the engine, after which an engine that computes counts as looping."""
+"""Number of consecutive requests without any sign of the engine after which a computing engine counts as looping."""
 MAX_NAP_INTERVALS = 5.0
-"""Gap between two observations, in intervals, that means a suspended process or machine."""
+"""Gap between two observations, in intervals, that indicates a suspended process or machine."""
 UNLIMITED_WINDOW_SECONDS = 120.0
-"""Window of an idle engine's activity where there is no limit on prefill."""
+"""Window of an idle engine's activity if prefill has no limit."""
 MAX_GAPS = 64
-"""Number of such gaps that are kept."""
 
 
 MIN_WORK_SHARE = 0.05
-"""Minimum share of one core, or of one GPU, that counts as activity: answering probes takes less."""
+"""Minimum share of a core or a GPU that counts as activity; answering probes takes less."""
 MAX_SAMPLES = 32
-"""Number of samples per window: enough to let it slide smoothly."""
+"""Number of samples per window, enough for it to slide smoothly."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineUsage:
-    """Processor and GPU time that an engine's processes have used so far."""
+    """Total processor and GPU time used by an engine's processes."""
 
     cpu_seconds: float
     gpu_seconds: float | None = None
@@ -44,15 +43,15 @@ class EngineUsage:
 class UsageWindow:
     """Compares the used time with that of at most `window_seconds` earlier.
 
-    Because of the window one short burst, such as a garbage collection, is no activity, and activity that begins late
-    is detected within a twentieth of it.
+    The window ensures that a short burst, such as a garbage collection, does not count as activity, and that activity
+    that starts late is detected within a twentieth of the window.
     """
 
     window_seconds: float
     _samples: deque[tuple[float, EngineUsage]] = field(default_factory=lambda: deque(maxlen=MAX_SAMPLES + 2))
 
     def forget(self) -> None:
-        """Reset; the next observation starts a new window."""
+        """Resets the window, which starts at the next observation."""
         self._samples.clear()
 
     def worked(self, now: float, signs: EngineUsage) -> bool:
@@ -70,7 +69,7 @@ class UsageWindow:
 
 
 def _is_no_continuation(before: EngineUsage, after: EngineUsage) -> bool:
-    """Whether two figures cannot be compared: they fell, or GPU time begins only now."""
+    """Whether two figures are not comparable: they decreased, or GPU time has just become available."""
     gpu_begins = before.gpu_seconds is None and after.gpu_seconds is not None
     return gpu_begins or after.cpu_seconds < before.cpu_seconds
 
@@ -91,18 +90,17 @@ class RequestSample:
     """Identifies the request among the running ones."""
     started: float
     turn_started: float
-    """Start of the engine's present turn."""
+    """Start of the engine's current turn."""
     last_progress: float
-    """Time of the last token or prefill report; the start of the turn where there was none."""
+    """Time of the last token or prefill report; the start of the turn if there was none."""
     last_token: float | None = None
     """Time of the last token of any turn."""
     last_report: float | None = None
-    """Time of the last token, or of the last report of the engine on the prompt; never of observed work."""
+    """Time of the last token or prefill report of the engine, without observed activity."""
     has_content: bool = False
-    """Whether the engine's present turn has produced its first token."""
+    """Whether the engine's current turn has produced its first token."""
     in_engine: bool = True
-    """Whether the request waits for the engine: not while a tool runs, nor while the caller has not read the last
-    frame."""
+    """Whether the request waits for the engine, as opposed to a tool or a caller that has not read the last frame."""
 
     @property
     def in_prefill(self) -> bool:
@@ -123,11 +121,11 @@ class Observation:
     now: float
     requests: Sequence[RequestSample] = ()
     last_token: float | None = None
-    """Time of the last token of any request, ended ones included."""
+    """Time of the last token of any request, including ended ones."""
     last_report: float | None = None
-    """Time of the last token, report on a prompt, answer or error of any request, ended ones included."""
+    """Time of the last token, prefill report, answer or error of any request, including ended ones."""
     engine: EngineUsage | None = None
-    """None for an attached server, or where it was not read."""
+    """None for an attached server, or if it was not read."""
     owned: bool = True
     """Whether the runner can restart the engine."""
     responded: bool | None = None
@@ -145,11 +143,11 @@ class Failure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """The actions after an observation."""
+    """The actions to take after an observation."""
 
     failures: tuple[Failure, ...] = ()
     restart: str = ""
-    """Cause of a restart of the engine; empty: none."""
+    """Why the engine must be restarted; empty: no restart."""
     working: bool = False
     """Whether the processes were active, which counts as progress of every request in prefill."""
     probe: bool = False
@@ -165,29 +163,29 @@ class _Failure:
 
 @dataclass(slots=True)
 class ProgressPolicy:
-    """Decides about one engine from its start to its end, by one observation after the other."""
+    """Judges one engine from its start to its end by a series of observations."""
 
     profile: TimeoutProfile
     _gaps: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=MAX_GAPS))
     _elsewhere: dict[int, float] = field(default_factory=dict)
-    """Time at which a request was last observed to wait for something else than the engine."""
+    """When a request was last observed waiting for something other than the engine."""
     _last_look: float | None = None
     _heard_at: float = -float("inf")
-    """Time of the last token or report of the engine."""
+    """Time of the engine's last token or report."""
     _silent: dict[int, float] = field(default_factory=dict)
-    """Start of the turn of each request in prefill of which the engine has reported nothing."""
+    """Start of the turn of each request in prefill without any engine report."""
     _given_up: int = 0
-    """Requests in a row that ended without any report of the engine for the limit on prefill."""
+    """Number of consecutive requests that ended without any engine report within the prefill limit."""
     _work: UsageWindow = field(init=False)
     _unanswered: int = 0
     _looks_to_probe: int = IDLE_PROBE_INTERVALS
 
     def __post_init__(self) -> None:
-        """Use a window of half the limit, so that activity which begins late is detected in time."""
+        """Uses a window of half the limit, so that activity that starts late is detected in time."""
         self._work = UsageWindow((self.profile.prefill_liveness_seconds or UNLIMITED_WINDOW_SECONDS) / 2)
 
     def look(self, seen: Observation) -> Verdict:
-        """Returns the verdict on an observation. To be called about every `probe_interval_seconds`."""
+        """Returns the verdict on an observation. Call it about every `probe_interval_seconds`."""
         slept = self._note_gap(seen.now)
         elsewhere = {request.key: seen.now for request in seen.requests if not request.in_engine}
         known = {request.key for request in seen.requests}
@@ -212,7 +210,7 @@ class ProgressPolicy:
         )
 
     def wants_engine(self, requests: Sequence[RequestSample]) -> bool:
-        """Whether the next observation needs the processes' used time, which is costly to read."""
+        """Whether the next observation needs the processes' used time, which is expensive to read."""
         return self._unanswered > 0 or any(request.in_prefill for request in requests)
 
     def _judge(self, request: RequestSample, seen: Observation, *, working: bool) -> _Failure | None:
@@ -244,9 +242,9 @@ class ProgressPolicy:
         return _Failure(Failure(request.key, Reason.STALL_TIMEOUT, words), wedged=True)
 
     def _note_silence(self, seen: Observation) -> None:
-        """Count requests that ended, mostly because their callers gave up, without any report of the engine.
+        """Counts requests that ended without any engine report, mostly because their callers gave up.
 
-        An engine that loops computes, so that nothing else tells it from a long prefill.
+        An engine in an endless loop computes too, so nothing else distinguishes it from a long prefill.
         """
         limit = self.profile.prefill_liveness_seconds
         if seen.last_report is not None and seen.last_report > self._heard_at:
@@ -272,7 +270,7 @@ class ProgressPolicy:
             self._unanswered = 0
         elif seen.responded is False:
             self._unanswered += 1
-        # Without the processes' used time a frozen engine cannot be told from a busy one.
+        # Without the used time, a frozen engine cannot be distinguished from a busy one.
         if self._unanswered < FROZEN_PROBES or seen.engine is None:
             return ""
         return f"the idle engine answered none of {self._unanswered} probes and used no processor time"
@@ -285,7 +283,7 @@ class ProgressPolicy:
         return True
 
     def _note_gap(self, now: float) -> bool:
-        """Record time without observations, such as a suspended machine's; figures across it are not compared."""
+        """Records time without observations, such as a suspended machine's; figures across it are not compared."""
         before, self._last_look = self._last_look, now
         interval = self.profile.probe_interval_seconds
         if before is None or now - before <= MAX_NAP_INTERVALS * interval:
@@ -295,7 +293,7 @@ class ProgressPolicy:
         return True
 
     def _waited(self, request: RequestSample, since: float, now: float) -> float:
-        """Returns the seconds in which the engine made no progress for a request."""
+        """Returns the seconds in which the engine made no progress on a request."""
         return self._elapsed(max(since, self._elsewhere.get(request.key, since)), now)
 
     def _elapsed(self, since: float, now: float) -> float:
@@ -315,7 +313,7 @@ def _others_moved(stalled: RequestSample, seen: Observation) -> bool:
 
 
 WINDOW_SECONDS = 30.0
-"""Window of a load's activity: activity that begins after a long wait would be detected too late without it."""
+"""Window of a load's activity. Without it, activity after a long wait would be detected too late."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,10 +1,10 @@
-"""Detection of repetition loops in an answer. Pure: text in, a verdict out.
+"""Detects repetition loops in an answer. Pure.
 
-Two detectors share one bounded window. The line detector counts equal lines in a row. The text detector checks whether
-the end of the text is one unit, repeated regardless of line breaks; and, less often, whether prose consists of a few
-phrases in changing order, by its n-grams. Both have higher limits where repetition is common in good answers: in code,
-tables, JSON, rows of figures. Units are compared exactly, so that a refrain between verses, or rows that differ in one
-cell, are no loops. The rates are in docs/agents.md.
+Two detectors share one bounded window. The line detector counts consecutive equal lines. The text detector checks
+whether the text ends with repeats of one unit, regardless of line breaks; and, less often, by n-grams, whether prose
+consists of a few phrases in changing order. Limits are higher for text in which repetition is normal: code, tables,
+JSON, rows of figures. Units are compared exactly, so refrains between verses and rows that differ in one cell are not
+loops. The detection rates are in docs/agents.md.
 """
 
 import re
@@ -15,33 +15,33 @@ from enum import IntEnum
 from typing import Literal
 
 _PROBE_CHARS = 64
-"""Length of the end of the text that is searched earlier in it: long enough to be rare, shorter than every limit."""
+"""Length of the text's end that is searched for in earlier text: long enough to be rare, shorter than every limit."""
 _MAX_CANDIDATES = 32
-"""Earlier matches that are tried per check: bounds the work on text such as long rules of dashes."""
+"""Earlier matches tried per check; bounds the work on text such as long rules of dashes."""
 _SAMPLE_CHARS = 200
 _ENUMERATOR = re.compile(r"\s*(?:\d{1,6}[.):]|[-*+•])\s+")
 _FENCES = ("```", "~~~")
 _STRUCTURE = re.compile(r"[{}\[\]<>|;=\\`]|,\S|\w\(|\t|\n {2,}\S")
 """Marks that are rare in prose: brackets, operators, cells, calls, commas without a space, indented lines."""
 _DATA_WORD = re.compile(r"[!-~]{60}")
-"""ASCII text of this length without a space is data such as base64."""
+"""ASCII text of this length without a space is data, such as base64."""
 _FIGURE = re.compile(r"[!-~]*\d[!-~]*|\b(?:null|NULL|None|NaN|nan|nil|true|True|false|False)\b")
-"""A number, also one such as 0xff whose digits look like letters, or a word that stands for one in data."""
+"""A number, including one with letters such as 0xff, or a word that replaces one in data."""
 _DATA_WORD_CHARS = 30
-"""Mean word length above which text is data, wherever the unit was cut."""
+"""Mean word length above which text is data, regardless of where the unit was cut."""
 _DENSE_RATIO = 0.10
-"""Compression ratio above which text cannot have few n-grams: a cheap check before the costly one. Prose has 0.4."""
+"""Compression ratio above which text cannot have few n-grams: a cheap check before the expensive one. Prose has 0.4."""
 
 
 class Texture(IntEnum):
-    """The kind of text of a repeated unit; the higher, the more often good answers repeat it."""
+    """The kind of a repeated unit's text, ordered by how often good answers repeat it."""
 
     PROSE = 0
     """Sentences."""
     STRUCTURED = 1
-    """Code, markup, JSON, CSV, text inside a fenced block; also units of one or two words."""
+    """Code, markup, JSON, CSV, text in a fenced block; also units of one or two words."""
     MARKS = 2
-    """Mostly digits, punctuation or one unbroken short token: rules of tables, zeros, padding, hex dumps."""
+    """Mostly digits, punctuation or one short token: table rules, zeros, padding, hex dumps."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,38 +49,39 @@ class TextureLimits:
     """The limits of repetition for one texture."""
 
     lines: int
-    """Number of equal lines in a row that is a loop."""
+    """Number of consecutive equal lines that make a loop."""
     characters: int
-    """Number of characters that a repeated unit must cover ..."""
+    """Number of characters that repeats of a unit must cover ..."""
     repeats: int
-    """... and its minimum number of repeats in a row."""
+    """... and their minimum number in a row."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RepetitionLimits:
-    """The limits above which repetition is a loop. Chosen on tests/corpus/repetition; see docs/agents.md."""
+    """Limits above which repetition is a loop. Chosen on tests/corpus/repetition; see docs/agents.md."""
 
     prose: TextureLimits = field(default_factory=lambda: TextureLimits(lines=16, characters=1_200, repeats=5))
-    """A chorus or a line written ten times on request stays below; looping models repeat thousands of times."""
+    """A chorus, or a line written ten times on request, stays below; looping models repeat thousands of times."""
     structured: TextureLimits = field(default_factory=lambda: TextureLimits(lines=48, characters=3_072, repeats=8))
-    """Sample data has dozens of equal rows, an unrolled loop has 32 equal statements."""
+    """Sample data has dozens of equal rows; an unrolled loop has 32 equal statements."""
     marks: TextureLimits = field(default_factory=lambda: TextureLimits(lines=160, characters=8_192, repeats=16))
     """A matrix of zeros with 50 columns and 50 rows has 7,500 characters."""
     line_characters: int = 12
     """Lines with fewer non-space characters are short ones."""
     short_lines: int = 96
-    """Number of equal short lines of words in a row that is a loop, outside of code and data: `Hi!`, `yes`. Drills and
-    lists of answers on request stay below. The text detector covers short lines of figures and marks: `});`, `0`."""
+    """Number of consecutive equal short lines of words, outside code and data, that make a loop: `Hi!`, `yes`. Drills
+    and lists of answers on request stay below. The text detector covers short lines of figures and marks: `});`,
+    `0`."""
     window_characters: int = 16_384
-    """Length of the window; also the longest line that is compared. Units of up to a fifth of it are detected."""
+    """Length of the window; also the maximum compared length of a line. Units of up to a fifth of it are detected."""
     check_characters: int = 256
     """Interval of checks: about 64 tokens."""
     ngram_words: int = 5
-    """Length of the n-grams of prose: long enough that common phrases are no repetition."""
+    """N-gram length for prose: long enough that common phrases do not count."""
     ngram_characters: int = 8_192
-    """Window length from which n-grams are counted, again after every quarter of it."""
+    """Window length from which n-grams are counted, and again after every quarter of it."""
     ngram_share: float = 0.05
-    """Prose with fewer different n-grams than this share of all is a loop. Prose has 0.9, songs with a refrain 0.4."""
+    """Prose with a smaller share of distinct n-grams is a loop. Prose has 0.9, songs with a refrain 0.4."""
 
     def of(self, texture: Texture) -> TextureLimits:
         """Returns the limits for a texture."""
@@ -96,11 +97,11 @@ class Repetition:
     sample: str
     """The repeated text, at most 200 characters of it."""
     count: int
-    """Number of repeats in a row so far; of the text detector, within the window."""
+    """Number of consecutive repeats so far; for the text detector, within the window."""
 
 
 class RepetitionDetector:
-    """The detector of one answer. The verdict depends on the text alone, not on its chunks."""
+    """The detector of one answer. Its verdict does not depend on how the text is split into chunks."""
 
     def __init__(self, limits: RepetitionLimits | None = None) -> None:
         self._limits = limits or RepetitionLimits()
@@ -112,7 +113,7 @@ class RepetitionDetector:
         self._done = False
 
     def feed(self, text: str) -> Repetition | None:
-        """Take the next chunk of the answer. Returns a loop once when it is detected, else None."""
+        """Takes the next chunk of the answer. Returns a loop once when it is detected, else None."""
         if text:
             self._waiting.append(text)
             self._room -= len(text)
@@ -143,7 +144,7 @@ class RepetitionDetector:
         return found
 
     def _repeated_text(self) -> Repetition | None:
-        """Returns the shortest unit that the end of the window repeats often enough; None: there is none."""
+        """Returns the shortest unit that is repeated often enough at the end of the window; None: there is none."""
         window = self._window
         end = len(window) - _PROBE_CHARS
         if len(window) < self._limits.prose.characters:
@@ -161,7 +162,7 @@ class RepetitionDetector:
         return None
 
     def _judge(self, period: int) -> Repetition | None:
-        """Check whether the unit at the end of the window is repeated often enough for its texture."""
+        """Checks whether the unit at the end of the window is repeated often enough for its texture."""
         limits, window = self._limits, self._window
         unit = window[-period:]
         texture = _texture(unit, limits.line_characters, sheltered=self._lines.sheltered)
@@ -171,7 +172,7 @@ class RepetitionDetector:
         return Repetition(kind="text", sample=_sample(unit), count=needed // period)
 
     def _few_phrases(self) -> Repetition | None:
-        """Check whether the window is prose of a few phrases."""
+        """Checks whether the window is prose that consists of a few phrases."""
         limits, window = self._limits, self._window
         if len(window) < limits.ngram_characters or self._lines.sheltered:
             return None
@@ -189,7 +190,7 @@ class RepetitionDetector:
 
 
 class _LineRun:
-    """The number of repeats of the present line."""
+    """Counts the repeats of the current line."""
 
     __slots__ = ("_count", "_fence", "_is_json", "_last", "_limits", "_needed", "_partial")
 
@@ -208,9 +209,9 @@ class _LineRun:
         return bool(self._fence or self._is_json)
 
     def add(self, block: str) -> Repetition | None:
-        """Take the next block; its last line may be unfinished."""
+        """Takes the next block; its last line may be incomplete."""
         first, *rest = block.split("\n")
-        # Lines longer than the window are compared by their beginning only.
+        # Only the beginning of lines longer than the window is compared.
         self._partial = (self._partial + first)[: self._limits.window_characters]
         for line in rest:
             if found := self._finish_line(self._partial):
@@ -261,12 +262,12 @@ class _LineRun:
 
 
 def _needed(limits: TextureLimits, period: int) -> int:
-    """Returns the length that a unit of `period` characters must cover, in whole units."""
+    """Returns the length, in whole units, that repeats of a unit of `period` characters must cover."""
     return period * max(limits.repeats, -(-limits.characters // period))
 
 
 def _sample(unit: str) -> str:
-    """Returns a repeated unit from the start of a line, a sentence or a word: its cut is arbitrary."""
+    """Rotates a repeated unit to start at a line, sentence or word, because its cut is arbitrary."""
     for mark in ("\n", ". ", " "):
         head, found, rest = unit.partition(mark)
         if found:
@@ -282,7 +283,7 @@ def _is_periodic(window: str, period: int, length: int) -> bool:
 
 
 def _texture(piece: str, short: int, *, sheltered: bool) -> Texture:
-    """Returns the texture of `piece`; `short` is the number of non-space characters below which it is no sentence."""
+    """Returns the texture of `piece`; a piece with fewer than `short` non-space characters is not a sentence."""
     words = piece.split()
     solid = "".join(words)
     letters = sum(map(str.isalpha, _FIGURE.sub("", piece)))

@@ -1,7 +1,7 @@
-"""The choice of a model's files in a repository: one quantization among several, its parts, or a whole folder.
+"""Selects a model's files in a repository: one of several quantizations, all its parts, or a whole folder.
 
-A folder never has more than what engines load: weights as safetensors (or those of CTranslate2), configuration and
-tokenizer. Pickled weights and programs are not taken.
+From a folder only files that engines load are selected: weights as safetensors (or CTranslate2's), configuration and
+tokenizer. Pickled weights and programs are never selected.
 """
 
 import re
@@ -16,9 +16,9 @@ from weft.kernel.model_source import GGUF, SPLIT_PART, is_safe_path
 from weft.kernel.names import closest_names
 
 USUAL_QUANTIZATIONS = ("Q4_K_M", "Q4_0", "Q8_0")
-"""Taken in this order where none is named, as other programs do."""
+"""Order of preference if no quantization is named, as in other programs."""
 PROJECTOR_TYPES = ("F16", "BF16", "Q8_0", "F32")
-"""Which of several projectors is taken first."""
+"""Order of preference among several projectors."""
 MAX_LISTED = 24
 MAX_FILE_COUNT = 20_000
 SAFETENSORS = ".safetensors"
@@ -30,7 +30,7 @@ _PIPELINE_WEIGHTS = re.compile(
     r"(?:diffusion_pytorch_model|model)(?P<variant>\.[A-Za-z0-9_]{1,32})?(?:-\d{5}-of-\d{5})?\.safetensors(?:\.index)?(?:\.json)?"
 )
 _PIPELINE_VARIANT = ".fp16"
-"""Taken where a component has no usual weights."""
+"""Used if a component has no weights of the default variant."""
 _PIPELINE_SUFFIXES = (".json", ".txt", ".model")
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 _FOLDER_SUFFIXES = (".json", ".jinja", ".txt", ".model", ".tiktoken", SAFETENSORS)
@@ -41,10 +41,10 @@ _QUANTIZATION = re.compile(
 
 
 class ModelForm(StrEnum):
-    """The form of a model's files, which its engine decides."""
+    """The form of a model's files, determined by its engine."""
 
     GGUF = "gguf"
-    """A GGUF file, or the parts of one."""
+    """A GGUF file, or its parts."""
     FOLDER = "folder"
     """A folder with configuration, tokenizer and weights."""
 
@@ -54,7 +54,7 @@ class FileRole(StrEnum):
 
     WEIGHTS = "weights"
     PROJECTOR = "projector"
-    """The encoder of images or audio beside a GGUF."""
+    """The image or audio encoder beside a GGUF."""
     OTHER = "other"
 
 
@@ -63,12 +63,12 @@ class RepositoryFile:
     """One file of a repository."""
 
     path: str
-    """Relative, with slashes."""
+    """Relative path with slashes."""
     size_bytes: int
     sha256: str = ""
-    """Hex; empty where the repository does not know it."""
+    """Hex; empty: unknown."""
     git_digest: str = ""
-    """SHA-1 of git, hex; empty where it is not known."""
+    """Git's SHA-1 in hex; empty: unknown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,29 +81,29 @@ class ChosenFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileChoice:
-    """The files of one model."""
+    """The selected files of a model."""
 
     form: ModelForm
     files: tuple[ChosenFile, ...]
     main_path: str = ""
-    """The file that the engine is given; empty: the folder."""
+    """The file to give to the engine; empty: the folder."""
     quantization: str = ""
-    """As the file's name says; empty: it does not."""
+    """From the file name; empty: it has none."""
 
     @property
     def size_bytes(self) -> int:
-        """The size of all files."""
+        """Total size."""
         return sum(chosen.file.size_bytes for chosen in self.files)
 
     @property
     def weight_bytes(self) -> int:
-        """The size of its weights."""
+        """Size of its weights."""
         return sum(chosen.file.size_bytes for chosen in self.files if chosen.role is FileRole.WEIGHTS)
 
 
 @dataclass(frozen=True, slots=True)
 class _Weights:
-    """One GGUF model: a file, or its parts in order."""
+    """A GGUF model: a file, or its parts in order."""
 
     parts: tuple[RepositoryFile, ...]
 
@@ -117,7 +117,7 @@ class _Weights:
 
 
 def quantization_of(path: str) -> str:
-    """Returns the quantization in the name of a GGUF file, or of its folder, such as "Q4_K_M"; empty: none."""
+    """Returns the quantization in the name of a GGUF file or of its folder, such as "Q4_K_M"; empty: none."""
     pure = PurePosixPath(path)
     part = SPLIT_PART.fullmatch(pure.name)
     stem = part["stem"] if part is not None else pure.stem
@@ -129,10 +129,10 @@ def quantization_of(path: str) -> str:
 
 
 def choose_files(files: Sequence[RepositoryFile], wanted: str, form: ModelForm | None, field: str) -> FileChoice:
-    """Returns the files of the model that is wanted: a quantization or file, or empty for what fits best.
+    """Returns the files of the wanted model: a quantization or file name; empty: the best choice.
 
-    `form` is what its engine loads; None: GGUF where there is one. Raises INVALID_ARGUMENT naming `field`, with what
-    there is to choose from.
+    `form` is the form that its engine loads; None: GGUF if available. Raises INVALID_ARGUMENT naming `field`, with the
+    choices.
     """
     if len(files) > MAX_FILE_COUNT:
         raise invalid_field(field, f"the repository has {len(files)} files; at most {MAX_FILE_COUNT} are looked at")
@@ -154,22 +154,22 @@ def choose_files(files: Sequence[RepositoryFile], wanted: str, form: ModelForm |
 
 
 def whole_models(files: Sequence[RepositoryFile]) -> list[str]:
-    """Returns the file of each GGUF model of a repository, the first part of a split one."""
+    """Returns the file of each GGUF model in a repository; for a split one, the first part."""
     return [model.path for model in _gguf_models(files)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NamedModel:
-    """One GGUF model of a repository."""
+    """A GGUF model in a repository."""
 
     name: str
-    """What it can be named by: its quantization, if it has a separate one, else its file."""
+    """The name to select it by: its quantization if that is unique, else its file."""
     size_bytes: int
     """Size of its weights."""
 
 
 def named_models(files: Sequence[RepositoryFile]) -> list[NamedModel]:
-    """Returns the GGUF models of a repository by what each can be named by."""
+    """Returns the GGUF models of a repository with the names to select them by."""
     models = _gguf_models(files)
     return [
         NamedModel(name=name, size_bytes=sum(part.size_bytes for part in model.parts))
@@ -184,7 +184,7 @@ def _form_of(models: Sequence[_Weights], files: Sequence[RepositoryFile], wanted
 
 
 def _gguf_models(files: Sequence[RepositoryFile]) -> list[_Weights]:
-    """Returns the GGUF models of a repository, the parts of a split one together; incomplete ones are left out."""
+    """Returns the GGUF models of a repository, with the parts of split ones combined; incomplete ones are dropped."""
     single: list[_Weights] = []
     split: dict[tuple[str, int], dict[int, RepositoryFile]] = {}
     for file in files:
@@ -218,7 +218,7 @@ def _gguf_choice(
 
 
 def _named(models: Sequence[_Weights], wanted: str, field: str) -> _Weights:
-    """Returns the model with this name: by its path, its name, its quantization, or the beginning of only one."""
+    """Returns the model with this path, name or quantization, or the only one that starts with it."""
     low = wanted.lower()
     tests: tuple[Callable[[_Weights], bool], ...] = (
         lambda model: any(part.path == wanted for part in model.parts),
@@ -257,7 +257,7 @@ def _usual(models: Sequence[_Weights], field: str) -> _Weights:
 
 
 def _names(models: Sequence[_Weights]) -> list[str]:
-    """Returns what each model can be named by: its quantization, if it has a separate one, else its file."""
+    """Returns the name to select each model by: its quantization if that is unique, else its file."""
     names = [model.quantization for model in models]
     return [name if name and names.count(name) == 1 else model.path for model, name in zip(models, names, strict=True)]
 
@@ -274,7 +274,7 @@ def _is_projector(path: str) -> bool:
 
 
 def _projector_beside(weights: str, projectors: Sequence[RepositoryFile]) -> RepositoryFile | None:
-    """Returns the projector for a GGUF: one in its folder, else one in the repository's root, by its type."""
+    """Returns the projector for a GGUF, by type: from its folder, else from the root of the repository."""
     for folder in (PurePosixPath(weights).parent, PurePosixPath()):
         near = [file for file in projectors if PurePosixPath(file.path).parent == folder]
         if near:
@@ -292,7 +292,7 @@ def _is_weight(path: str) -> bool:
 
 
 def _voices(files: Sequence[RepositoryFile]) -> dict[str, tuple[RepositoryFile, RepositoryFile]]:
-    """Returns the voices of a repository, each a model in ONNX with its configuration; none beside other models."""
+    """Returns the voices of a repository, each an ONNX model with its configuration; empty if it has other models."""
     by_path = {file.path: file for file in files}
     if _CONFIGURATION in by_path:
         return {}
@@ -302,7 +302,7 @@ def _voices(files: Sequence[RepositoryFile]) -> dict[str, tuple[RepositoryFile, 
 
 
 def _voice_choice(voices: Mapping[str, tuple[RepositoryFile, RepositoryFile]], wanted: str, field: str) -> FileChoice:
-    """Returns the files of one voice, in a folder."""
+    """Returns the files of one voice in a folder."""
     name = PurePosixPath(wanted).name.removesuffix(_VOICE) if wanted else ""
     if not name and len(voices) == 1:
         name = next(iter(voices))
@@ -348,7 +348,7 @@ def _folder_choice(files: Sequence[RepositoryFile], field: str) -> FileChoice:
 
 
 def _pipeline_choice(files: Sequence[RepositoryFile], index: RepositoryFile, field: str) -> FileChoice:
-    """Returns the files of a pipeline: its index, and of each component the configuration and the weights once."""
+    """Returns the files of a pipeline: its index, and each component's configuration and one set of weights."""
     weights: list[RepositoryFile] = []
     others = [index]
     by_component: dict[str, dict[str, list[RepositoryFile]]] = {}
@@ -378,14 +378,14 @@ def _pipeline_choice(files: Sequence[RepositoryFile], index: RepositoryFile, fie
 
 
 def _folder_weights(root: Mapping[str, RepositoryFile]) -> dict[str, RepositoryFile]:
-    """Returns the weights of a folder: safetensors once, though some repositories have them in two layouts."""
+    """Returns one set of a folder's weights as safetensors; some repositories have two layouts."""
     found = {path: file for path, file in root.items() if path.endswith(SAFETENSORS)}
     usual = {path: file for path, file in found.items() if path.startswith("model")}
     if usual:
         return usual
     if found:
         return found
-    # CTranslate2's own format, which is no pickle; the engine checks it.
+    # CTranslate2's own format, which is not pickled; the engine validates it.
     has_vocabulary = any(path.startswith(("vocabulary.", "shared_vocabulary.", "source_vocabulary.")) for path in root)
     weights = root.get(_CTRANSLATE2_WEIGHTS)
     return {_CTRANSLATE2_WEIGHTS: weights} if weights is not None and has_vocabulary else {}

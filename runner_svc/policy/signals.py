@@ -1,6 +1,6 @@
-"""Control signals: one-way messages of a model to its operator or program. Pure.
+"""Control signals: one-way messages from a model to its operator or program. Pure.
 
-A signal is offered as a function; a call of it is the message. No answer goes back to the model.
+A signal is offered as a function, and a call of it is the message. The model gets no answer.
 """
 
 from collections.abc import Iterable, Mapping
@@ -13,21 +13,21 @@ from weft.kernel.reasons import Reason
 MAX_SIGNAL_TEXT_CHARS = 2000
 """Maximum length of a text argument of a built-in signal."""
 MAX_OPTIONS = 16
-"""Maximum number of options of a requested decision."""
+"""Maximum number of options in a requested decision."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SignalDescription:
-    """A signal as it is offered to a model."""
+    """A signal as offered to a model."""
 
     name: str
-    """In capitals; also the name of the function."""
+    """In capitals; also the function's name."""
     description: str
     """When to raise it."""
     parameters: Mapping[str, Any]
-    """JSON schema of its arguments, of an object. Read-only."""
+    """JSON schema of its arguments, an object. Read-only."""
     asks_for_decision: bool = False
-    """Whether the answer ends until a decision was made."""
+    """Whether the answer stops until a decision is made."""
 
 
 def _text(description: str) -> dict[str, Any]:
@@ -39,7 +39,7 @@ def _object(required: Iterable[str], **properties: Any) -> dict[str, Any]:
 
 
 def reason_only() -> dict[str, Any]:
-    """Returns the arguments of a signal that declares none: a reason as text."""
+    """Returns the default argument schema of a signal: a reason as text."""
     return _object(["reason"], reason=_text("Why, in one or two sentences."))
 
 
@@ -90,18 +90,18 @@ BUILT_IN_SIGNALS: tuple[SignalDescription, ...] = (
         parameters=_object(["reason"], reason=_text("What the risk is.")),
     ),
 )
-"""The signals that every agent may list."""
+"""The built-in signals, which every agent may list."""
 
 
 def signal_catalogue(configured: Iterable[SignalDescription] = ()) -> dict[str, SignalDescription]:
-    """Returns the built-in and the configured signals; configured ones replace built-in ones of the same name."""
+    """Returns the built-in and the configured signals; configured ones override built-in ones of the same name."""
     return {signal.name: signal for signal in (*BUILT_IN_SIGNALS, *configured)}
 
 
 def pick_signals(catalogue: Mapping[str, SignalDescription], names: Iterable[str]) -> tuple[SignalDescription, ...]:
-    """Returns the signals of these names, each once. Raises TOOL_UNAVAILABLE for one that this runner does not know.
+    """Returns the signals of these names, without duplicates. Raises TOOL_UNAVAILABLE for an unknown one.
 
-    The fault is the agent's, not the caller's; another runner may know the signal.
+    That is the agent's fault, not the caller's, and another runner may know the signal.
     """
     wanted = list(dict.fromkeys(names))
     unknown = next((name for name in wanted if name not in catalogue), None)

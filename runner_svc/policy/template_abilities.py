@@ -1,7 +1,7 @@
-"""What a model takes by its chat templates: tools and thinking. Pure.
+"""Derives a model's abilities (tools and thinking) from its chat templates. Pure.
 
-A template is not run here: an ability is a variable that it names outside of comments. Engines that render templates
-themselves report more exact facts.
+Templates are not executed: an ability is a variable that a template uses outside comments. Engines that render
+templates report more exact facts.
 """
 
 import re
@@ -13,12 +13,12 @@ from weft.kernel.request import Skill
 _TOOLS = re.compile(r"\btools\b")
 _SWITCH = re.compile(r"\benable_thinking\b")
 _OTHER_SWITCH = re.compile(r"""\{%-?\s*(?:if|elif|set)\b[^%]*(?<![.\w"'])thinking\b(?!["'])""")
-"""The variable `thinking`, which some templates read instead, and which is not sent."""
+"""The variable `thinking`, which some templates read instead and which weft does not send."""
 _THINKS = re.compile(r"<think|\[THINK|<\|channel\|>|\b(?:reasoning_content|reasoning_effort|thinking|thought)\b")
 
 
 def abilities_of_templates(templates: Iterable[str]) -> Abilities:
-    """Returns what the templates of a model show; nothing where there is no template."""
+    """Returns the abilities that a model's templates show; nothing without templates."""
     texts = [_without_comments(template) for template in templates]
     if not texts:
         return UNKNOWN
@@ -32,7 +32,7 @@ def abilities_of_templates(templates: Iterable[str]) -> Abilities:
 
 
 def _without_comments(template: str) -> str:
-    """Returns a template without `{# comments #}`, in one pass: templates are untrusted, and may be long."""
+    """Removes `{# comments #}` in a single pass, because templates are untrusted and may be long."""
     kept, place = [], 0
     while (begin := template.find("{#", place)) >= 0 and (end := template.find("#}", begin + 2)) >= 0:
         kept.append(template[place:begin])
@@ -41,10 +41,10 @@ def _without_comments(template: str) -> str:
 
 
 def thinking_modes_of_templates(texts: Iterable[str]) -> frozenset[ThinkingMode]:
-    """Returns how requests may set the thinking of a model with these templates.
+    """Returns the thinking modes that requests may set with these templates.
 
-    One that reads `enable_thinking` takes every mode. One with signs of thinking and no switch always thinks, and one
-    without such signs never does.
+    A template that reads `enable_thinking` supports every mode. One with signs of thinking but no switch always thinks,
+    and one without such signs never does.
     """
     texts = list(texts)
     if any(_SWITCH.search(text) for text in texts):

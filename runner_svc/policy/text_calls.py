@@ -1,13 +1,13 @@
-"""Parser of tool calls that a model writes as text into its answer. Pure.
+"""Parses tool calls that a model writes as text into its answer. Pure.
 
-Models write calls as text in forms that their engine does not parse. These forms are known:
+Some models write calls in forms that their engine does not parse. These forms are supported:
 
     <tool_call>{"name": ..., "arguments": {...}}</tool_call>     Hermes, Qwen
     [TOOL_CALLS][{"name": ..., "arguments": {...}}, ...]         Mistral
     <function=name>{...}</function>                              Llama 3
     {"name": ..., "parameters": {...}}                           Llama 3; only as the whole answer, fenced or bare
 
-A name that was not offered is no call: an answer in JSON must stay an answer.
+Only offered names are calls, so that an answer in JSON stays an answer.
 """
 
 import re
@@ -36,7 +36,7 @@ _FENCE_STARTS = ("```json", "```")
 _FENCE_END = "```"
 _FIRST_KEYS = ("name", "parameters", "arguments", "type")
 _KEYS = frozenset({*_FIRST_KEYS, "id"})
-"""Keys of a call that is the whole answer; an object with others is an answer in JSON."""
+"""Keys of a call that is the whole answer; an object with other keys is an answer in JSON."""
 _ARGUMENT_KEYS = ("arguments", "parameters")
 _WHITESPACE = " \t\r\n"
 
@@ -52,11 +52,11 @@ class TextCall:
 
 class _State(Enum):
     START = 1
-    """Only whitespace so far: the whole answer may be a call."""
+    """Only whitespace so far; the whole answer may be a call."""
     WHOLE = 2
     """The answer began like a call; decided at its end."""
     TEXT = 3
-    """Text, in which a marker may follow."""
+    """Text in which a marker may follow."""
     MARKED = 4
     """After a marker, before the JSON."""
     JSON = 5
@@ -69,7 +69,7 @@ class TextCallParser:
     """The parser of one turn's text. Its output does not depend on how the text is split into chunks."""
 
     def __init__(self, offered: Collection[str]) -> None:
-        """`offered`: the functions that can be called now."""
+        """`offered`: the functions that can be called."""
         self._offered = frozenset(offered)
         self._state = _State.START if self._offered else _State.TEXT
         self._held = ""
@@ -86,13 +86,13 @@ class TextCallParser:
         return bool(self._held)
 
     def passes(self, text: str) -> bool:
-        """Whether `feed` would return `text` unchanged and keep nothing: then it need not be fed."""
+        """Whether `feed` would return `text` unchanged and hold nothing back, so that it can be skipped."""
         return self._state is _State.TEXT and not self._held and "<" not in text and "[" not in text
 
     def feed(self, text: str) -> list[str | TextCall]:
-        """Take a chunk; returns text to pass on and calls, in order, as far as they are certain.
+        """Takes a chunk; returns text to pass on and calls, in order, that are certain so far.
 
-        Raises TOOL_CALL_INVALID for a marker that no valid call follows.
+        Raises TOOL_CALL_INVALID for a marker without a valid call.
         """
         if not self._offered:
             return [text] if text else []
@@ -102,9 +102,9 @@ class TextCallParser:
         return self._take_out()
 
     def finish(self, *, cut_off: bool = False) -> list[str | TextCall]:
-        """End the answer; returns the rest. Raises TOOL_CALL_INVALID for a marked call without an end.
+        """Ends the answer and returns the rest. Raises TOOL_CALL_INVALID for a marked call without an end.
 
-        `cut_off`: the token limit ended the answer; an unfinished call is text then.
+        `cut_off`: the token limit ended the answer; an incomplete call is then text.
         """
         if self._state is _State.WHOLE:
             self._finish_whole()
@@ -133,7 +133,7 @@ class TextCallParser:
             self._held = self._held[count:]
 
     def _step(self) -> bool:
-        """Run one step of the state machine; returns whether more steps are possible with the held text."""
+        """Runs one step of the state machine; returns whether more steps are possible with the held text."""
         match self._state:
             case _State.START:
                 return self._start()
@@ -199,7 +199,7 @@ class TextCallParser:
         return True
 
     def _end_of_name(self, start: int) -> int | None:
-        """Returns the end of the name after `<function=`; None: not yet. Of a name that is too long, its beginning."""
+        """Returns the end of the name after `<function=`, or `start` if it is too long; None: not received yet."""
         end = self._held.find(">", start, start + _MAX_NAME_CHARS + 1)
         if end < 0:
             return None if len(self._held) <= start + _MAX_NAME_CHARS else start
@@ -227,7 +227,7 @@ class TextCallParser:
         return True
 
     def _calls(self, text: str) -> list[TextCall] | None:
-        """Returns the calls of a marked value; None: it names no offered function."""
+        """Returns the calls in a marked value; None: it names no offered function."""
         if self._marker == _FUNCTION:
             body = text[text.index("{") :]
             return [TextCall(self._name, _json_text(_decoded(body)))]
@@ -249,11 +249,11 @@ class TextCallParser:
         closer = _CLOSERS[self._marker]
         if closer and rest.startswith(closer):
             self._held = rest[len(closer) :]
-            # A second closer would be text.
+            # A second closing marker would be text.
             self._marker = _LIST
             return True
         if not rest or (closer and closer.startswith(rest)):
-            # Whitespace around calls belongs to the calls and is dropped, which also bounds the held text.
+            # Whitespace around calls is dropped, which also limits the held text.
             self._held = rest
             return False
         self._held = rest
@@ -272,7 +272,7 @@ def _length_of_marker_start(text: str) -> int:
 
 
 def _may_be_whole_call(text: str, offered: Collection[str]) -> bool | None:
-    """Whether an answer with this beginning may be one call in JSON; None: undecided yet."""
+    """Whether an answer with this beginning may be a call in JSON; None: undecided yet."""
     body = text.lstrip(_WHITESPACE)
     if body.startswith("`") or not body:
         fence = _FENCE.match(body)
@@ -373,9 +373,9 @@ class JsonExtent:
         self._skips = 0
 
     def feed(self, text: str) -> int | None:
-        """Take the next chunk; returns the number of its characters up to the end of the value, None before the end.
+        """Takes the next chunk; returns the number of its characters up to the end of the value, None before the end.
 
-        The first chunk must begin with the opening bracket, and none may follow the end.
+        The first chunk must begin with the opening bracket, and no chunk may follow the end.
         """
         at = self._skips
         while at < len(text):
@@ -387,7 +387,7 @@ class JsonExtent:
             if self._take(found.group()):
                 return at
             if found.group() == "\\":
-                # An escaped character is no mark, in this chunk or the next.
+                # An escaped character is not a mark, in this chunk or the next.
                 at += 1
         self._skips = at - len(text)
         return None

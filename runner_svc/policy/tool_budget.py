@@ -12,11 +12,11 @@ class ToolBudget:
 
     @property
     def exhausted(self) -> bool:
-        """Whether no more tools are offered."""
+        """Whether no tools are offered any more."""
         return self.left <= 0
 
     def spend(self) -> "ToolBudget":
-        """Returns the budget after one more round."""
+        """Returns the budget after another round."""
         return replace(self, left=self.left - 1)
 
 
@@ -26,7 +26,7 @@ class NextStep(Enum):
     END = "end"
     """The answer has ended, as the engine reported."""
     END_CUT = "end_cut"
-    """The token limit or a filter ended the turn: calls in it are not run, as the last one may be incomplete."""
+    """The token limit or a filter ended the turn: its calls are not run, because the last one may be incomplete."""
     END_WITH_CALLS = "end_with_calls"
     """The caller runs its tools; the mesh runs none."""
     END_WITH_SIGNALS = "end_with_signals"
@@ -39,23 +39,23 @@ class NextStep(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TurnFacts:
-    """The facts about a finished turn."""
+    """A finished turn."""
 
     cut: bool
     """Whether the engine ended it for length or content."""
     mesh_calls: int
     """Calls of tools that the mesh runs."""
     caller_calls: int
-    """Calls that went to the caller."""
+    """Calls that were sent to the caller."""
     signals: int
     has_answer: bool
-    """Whether the caller received text, in this turn or before."""
+    """Whether the caller has received text, in this turn or before."""
     has_gone_on: bool
-    """Whether there has been another turn after signals alone."""
+    """Whether another turn has already followed a turn with only signals."""
 
 
 def next_step(turn: TurnFacts) -> NextStep:
-    """Returns the next step. A cut turn runs no tools; the caller's tools have precedence over the mesh's."""
+    """Returns the next step. A cut turn runs no tools; the caller's tools take precedence over the mesh's."""
     if turn.cut:
         return NextStep.END_CUT
     if turn.caller_calls:

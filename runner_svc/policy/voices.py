@@ -1,4 +1,4 @@
-"""The choice of a voice: by the engine's names, the aliases of the settings, and those of OpenAI's voices. Pure."""
+"""Chooses a voice by the engine's names, configured aliases, and OpenAI's voice names. Pure."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -9,15 +9,15 @@ from weft.kernel.names import close_names, is_token
 
 FIELD = "voice"
 SPEAKER_MARK = "/"
-"""Between a voice and one of its speakers, as in `en_US-libritts-high/p3922`."""
+"""Separates a voice and a speaker, as in `en_US-libritts-high/p3922`."""
 VARIANT_MARK = "+"
-"""Between a voice and a variant, as in `en-gb+f3`."""
+"""Separates a voice and a variant, as in `en-gb+f3`."""
 MAX_LISTED = 20
 """Maximum number of voices in an error."""
 MAX_SHOWN_CHARS = 64
 MAX_VOICE_CHARS = 128
 MAX_PUBLISHED = 512
-"""Maximum number of voices that the mesh shows of a model, by names of at most MAX_PUBLISHED_CHARS."""
+"""Maximum number of voices that the mesh shows per model; their names have at most MAX_PUBLISHED_CHARS."""
 MAX_PUBLISHED_CHARS = 64
 OPENAI_VOICES = frozenset(
     {
@@ -25,7 +25,7 @@ OPENAI_VOICES = frozenset(
         *("marin", "nova", "onyx", "sage", "shimmer", "verse"),
     }
 )
-"""Names that clients of OpenAI send where their users have chosen none."""
+"""Names that OpenAI clients send if their user has not chosen a voice."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,11 +36,11 @@ class KnownVoice:
     language: str = ""
     """Its language, such as `en-GB`; empty: unknown."""
     aliases: tuple[str, ...] = ()
-    """Further names of it."""
+    """Its other names."""
     speakers: tuple[str, ...] = ()
-    """Its speakers; empty: it has one."""
+    """Its speakers; empty: it has only one."""
     fault: str = ""
-    """Why it cannot be used; empty: it can."""
+    """Why it is unusable; empty: it is usable."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,24 +49,24 @@ class ChosenVoice:
 
     name: str
     speaker: str = ""
-    """Empty: the voice's first."""
+    """Empty: the voice's first speaker."""
     warning: ParameterWarning | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VoiceCatalog:
-    """The voices of a model, and what requests may call them."""
+    """A model's voices and the names that requests may use for them."""
 
     voices: Sequence[KnownVoice]
     variants: Sequence[str] = ()
-    """Variants that go with every voice."""
+    """Variants available for every voice."""
     default: str = ""
-    """The voice of requests that name none; empty: the first that can be used."""
+    """The voice of requests without one; empty: the first usable voice."""
     aliases: Mapping[str, str] = field(default_factory=dict)
-    """Further names of voices, of the settings."""
+    """Configured names of voices."""
 
     def checked(self) -> "VoiceCatalog":
-        """Returns this catalog. Raises INVALID_ARGUMENT naming the setting that names a voice that there is not."""
+        """Returns this catalog. Raises INVALID_ARGUMENT naming the setting that refers to an unknown voice."""
         if self.default:
             self._named(self.default, "default_voice")
         for alias, name in self.aliases.items():
@@ -77,7 +77,7 @@ class VoiceCatalog:
 
     @property
     def published(self) -> tuple[str, ...]:
-        """The names of the voices that can be used, as the mesh shows them, the default one first."""
+        """Names of the usable voices as the mesh shows them, default first."""
         usual = self._default()
         first = f"{usual.name}{SPEAKER_MARK}{usual.speaker}" if usual.speaker else usual.name
         names = (first, *self.aliases, *(voice.name for voice in self.usable))
@@ -122,7 +122,7 @@ class VoiceCatalog:
         raise _unknown(setting, message, name, [voice.name for voice in self.usable])
 
     def _found(self, name: str) -> KnownVoice | None:
-        """Returns the voice of this name; of names without regard to case the first; None: there is none."""
+        """Returns the voice with this name, else the first that matches case-insensitively; None: there is none."""
         low = name.casefold()
         for has_name in (
             lambda voice: name == voice.name,
