@@ -1,6 +1,6 @@
-"""Models that a runner serves because it was asked for them by their source: added, remembered, removed.
+"""Models that a runner serves because a caller requested them by source.
 
-The runner keeps them in a file under its home and serves them again after a restart; each is loaded with its first
+The runner keeps them in a file under its home and serves them again after a restart; each is loaded by its first
 request.
 """
 
@@ -40,72 +40,72 @@ SCHEMA_VERSION = 1
 MAX_FILE_BYTES = 16 * 1024**2
 MAX_REASONS = 16
 MAX_ADDED_MODELS = 32
-"""Models that one runner serves by their source, besides those of its configuration."""
+"""Maximum number of models by source on one runner, besides its configured models."""
 
 ShowPull = Callable[[model_store_pb2.PullProgress], None]
-"""Called with how far a pull is."""
+"""Called with the progress of a pull."""
 ReadMemory = Callable[[], Awaitable[MachineMemory]]
-"""Returns the memory by which a model without a configuration is sized."""
+"""Returns the memory for sizing a model without configuration."""
 
 log = get_logger("weft.runner")
 
 
 async def unknown_memory() -> MachineMemory:
-    """A ReadMemory of a machine that is unknown, which bounds nothing."""
+    """A ReadMemory for a machine with unknown memory, which sets no limits."""
     return MachineMemory()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AddRequest:
-    """A model that is to be added."""
+    """A request to add a model."""
 
     source: ModelSource
     name: str
     options: load_pb2.LoadOptions = field(default_factory=load_pb2.LoadOptions)
-    """What the caller wants of the load that follows."""
+    """Options of the load that follows."""
     memory: ReadMemory = unknown_memory
-    """Reads the memory by which it is sized."""
+    """Reads the memory for sizing."""
 
 
 class ModelAdder(Protocol):
-    """Makes models of sources; `weft_app.compose` has the implementation, which reads them as `weft.yaml` is read."""
+    """Creates models from sources. `weft_app.compose` implements it with the parser of `weft.yaml`."""
 
     async def pull(self, source: ModelSource, form: ModelForm | None, show: ShowPull) -> model_store_pb2.StoredModel:
-        """Pulls the files of a model into the store. Raises as `Puller.pull`."""
+        """Pulls a model's files into the store. Raises as `Puller.pull`."""
         ...
 
     async def prepare(self, request: AddRequest, show: ShowPull) -> ServedModel:
-        """Returns a model as it is served, with `added`: its files are here, engine and size are chosen.
+        """Returns a model with `added` set, its files pulled, and its engine and size chosen.
 
-        Raises as `pull`, and UNSUPPORTED_OPERATION where no installed engine loads it.
+        Raises as `pull`, and UNSUPPORTED_OPERATION if no installed engine can load it.
         """
         ...
 
     def load_parameters(self, source: ModelSource) -> list[Sequence[LoadParameter]]:
-        """Returns the load parameters of each engine that may serve a source, the runner's own first.
+        """Returns the load parameters of each engine that can serve a source, the runner's own first.
 
-        Raises UNSUPPORTED_OPERATION where no installed engine loads it.
+        Raises UNSUPPORTED_OPERATION if no installed engine can load it.
         """
         ...
 
     def restored(self, added: added_model_pb2.AddedModel) -> ServedModel:
-        """Returns a model that was added before as it is served; files that are gone are pulled with its next load.
+        """Returns a model that was added earlier; missing files are pulled with its next load.
 
-        Raises INVALID_ARGUMENT where it cannot be served any more.
+        Raises INVALID_ARGUMENT if it can no longer be served.
         """
         ...
 
 
 class ModelHost(FollowingHost, Protocol):
-    """What serves the models, and knows how much memory there is; see `RunnerService`."""
+    """Serves the models and reads the machine's memory; see `RunnerService`."""
 
     async def machine_memory(self) -> MachineMemory:
-        """Returns the memory by which a model without a configuration is sized."""
+        """Returns the memory for sizing a model without configuration."""
         ...
 
 
 class AddedModels:
-    """The added models of one runner. Not safe for several processes on one file."""
+    """The added models of one runner. The file must not be shared by several processes."""
 
     def __init__(
         self,
@@ -116,25 +116,25 @@ class AddedModels:
         *,
         servers: AttachedServers | None = None,
     ) -> None:
-        """`adder` None: the runner adds no models by their source. `servers` None: it attaches none."""
+        """`adder` None: the runner adds no models by source. `servers` None: it attaches no servers."""
         self._adder = adder
         self._attached = servers
         self._host = host
         self._file = AddedModelsFile(file)
         self._max_models = max_models
         self._models: dict[str, added_model_pb2.AddedModel] = {}
-        """By name; also those that cannot be served at the moment."""
+        """By name, including models that cannot be served at the moment."""
         self._adding: set[str] = set()
         self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
-        """Of names: two calls for one name take turns."""
+        """One lock per name, which serializes calls for that name."""
 
     async def restore(self) -> None:
-        """Serves the models of the file, which are loaded with their first request."""
+        """Serves the models in the file; each is loaded by its first request."""
         kept = await asyncio.to_thread(self._file.read)
         self._models |= {added.name: added for added in kept}
         if self._attached is not None:
             self._attached.on_models = self._note_listed
-            # At the same time: one that does not answer holds the others up by nothing.
+            # Concurrently, so that an unresponsive server does not delay the others.
             await asyncio.gather(*(self._attached.restore(each) for each in kept if each.HasField("server")))
         for added in kept:
             if added.HasField("server"):
@@ -152,24 +152,24 @@ class AddedModels:
         return await self._sources.pull(asked_source(source, "source"), form, show)
 
     def load_parameters(self, source: str) -> list[Sequence[LoadParameter]]:
-        """Returns the parameters that a load of a source may have, as `ModelAdder.load_parameters`."""
+        """Returns the load parameters for a source; see `ModelAdder.load_parameters`."""
         return self._sources.load_parameters(asked_source(source, "source"))
 
     @property
     def servers(self) -> list[str]:
-        """The servers that are attached, by name."""
+        """The names of attached servers."""
         return [name for name, added in self._models.items() if added.HasField("server")]
 
     @property
     def _servers(self) -> AttachedServers:
-        """Raises UNSUPPORTED_OPERATION where the runner attaches no servers."""
+        """Raises UNSUPPORTED_OPERATION if the runner attaches no servers."""
         if self._attached is None:
             raise WeftError(Reason.UNSUPPORTED_OPERATION, "this runner attaches no servers")
         return self._attached
 
     @property
     def _sources(self) -> ModelAdder:
-        """Raises UNSUPPORTED_OPERATION where the runner adds no models by their source."""
+        """Raises UNSUPPORTED_OPERATION if the runner adds no models by source."""
         if self._adder is None:
             raise WeftError(
                 Reason.UNSUPPORTED_OPERATION, "this runner serves what its configuration names, and adds no models"
@@ -179,9 +179,9 @@ class AddedModels:
     async def add(
         self, source: str, name: str, options: load_pb2.LoadOptions, show: ShowPull
     ) -> added_model_pb2.AddedModel:
-        """Serves a model by its source, and returns it once it is kept in the file; one that is served is left alone.
+        """Serves a model by source; returns it once it is saved in the file. A served model stays unchanged.
 
-        Raises as `ModelAdder.prepare`, ALREADY_EXISTS for the name of another model, TOO_MANY_RESOURCES.
+        Raises as `ModelAdder.prepare`, ALREADY_EXISTS if the name belongs to another model, TOO_MANY_RESOURCES.
         """
         server = server_source(source, "source")
         if server is not None:
@@ -224,9 +224,9 @@ class AddedModels:
     async def _attach(
         self, server: ServerSource, name: str, options: load_pb2.LoadOptions
     ) -> added_model_pb2.AddedModel:
-        """Serves every model that a server lists, and returns its record once it is kept in the file.
+        """Serves every model that a server lists; returns the server's record once it is saved in the file.
 
-        Raises CONNECT_FAILED where it does not answer, and ALREADY_EXISTS for a name that is taken.
+        Raises CONNECT_FAILED if it does not answer, and ALREADY_EXISTS if the name is taken.
         """
         wanted = server_record(server, name, options)
         turn = self._turns.setdefault(f"server {name}", asyncio.Lock())
@@ -250,7 +250,7 @@ class AddedModels:
         return wanted
 
     def _attached_at(self, place: str) -> added_model_pb2.AddedModel | None:
-        """Returns the server that is attached at an address, however that is spelled; None: none is."""
+        """Returns the server attached at an address in any spelling; None: there is none."""
         servers = (each for each in self._models.values() if each.HasField("server"))
         return next((each for each in servers if server_place(each.stored_source) == place), None)
 
@@ -263,7 +263,7 @@ class AddedModels:
             raise _not_kept(error) from error
 
     async def _note_listed(self, server: str, models: Sequence[FollowedModel]) -> None:
-        """Keeps the models of a server whose list has changed, so that a restart without it serves them."""
+        """Saves a server's changed models, so that a restart while the server is down serves them."""
         added = self._models.get(server)
         if added is None or not added.HasField("server"):
             return
@@ -274,7 +274,7 @@ class AddedModels:
             log.warning("the models of a server could not be kept", server=server, why=error.strerror)
 
     async def remove(self, name: str) -> tuple[added_model_pb2.AddedModel, int]:
-        """Serves a model no longer; returns it, and the accelerator memory that it held, in bytes.
+        """Stops serving a model; returns it and the bytes of accelerator memory that it held.
 
         Raises INVALID_ARGUMENT for a configured model, and MODEL_NOT_FOUND.
         """
@@ -313,7 +313,7 @@ class AddedModels:
 
 
 def shown(added: added_model_pb2.AddedModel) -> added_model_pb2.AddedModel:
-    """Returns a model as others see it, without the query of a URL."""
+    """Returns a model for display, without the query of a URL."""
     message = added_model_pb2.AddedModel()
     message.CopyFrom(added)
     message.ClearField("stored_source")
@@ -321,18 +321,18 @@ def shown(added: added_model_pb2.AddedModel) -> added_model_pb2.AddedModel:
 
 
 def added_model(request: AddRequest) -> added_model_pb2.AddedModel:
-    """Returns the record of a model with its name and source."""
+    """Returns the record of a requested model."""
     return added_model_pb2.AddedModel(
         name=request.name, source=shown_source(request.source), stored_source=str(request.source)
     )
 
 
 SUFFIX = ".added.json"
-"""Of the file of each runner."""
+"""Suffix of each runner's file."""
 
 
 def remembered_models(folder: Path) -> list[added_model_pb2.AddedModel]:
-    """Returns the added models of all runners whose files lie in a folder; none of files that cannot be read."""
+    """Returns the added models in the files of all runners in a folder; unreadable files are skipped."""
     found: list[added_model_pb2.AddedModel] = []
     for path in sorted(folder.glob(f"*{SUFFIX}")):
         with suppress(OSError, ParseError, UnicodeDecodeError):
@@ -342,17 +342,17 @@ def remembered_models(folder: Path) -> list[added_model_pb2.AddedModel]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeftBehind:
-    """Added models of a runner that is gone from the configuration, so that no process serves them."""
+    """Added models of a runner that was removed from the configuration, so that no process serves them."""
 
     runner: str
     models: Sequence[str]
     """Their names, without those that were added to another runner since."""
     file: Path
-    """What keeps them: without it, they are forgotten."""
+    """The file to delete to forget them."""
 
 
 def models_left_behind(folder: Path, runners: Collection[str]) -> list[LeftBehind]:
-    """Returns the added models of those runners whose files lie in a folder but are not `runners`."""
+    """Returns the added models in the files of a folder that belong to none of these runners."""
     added = dict[Path, list[str]]()
     for path in sorted(folder.glob(f"*{SUFFIX}")):
         with suppress(OSError, ParseError, UnicodeDecodeError):
@@ -372,13 +372,13 @@ def _parsed(path: Path) -> added_model_pb2.AddedModels:
 
 
 class AddedModelsFile:
-    """The file of a runner with its added models, replaced as a whole."""
+    """A runner's file of added models, always replaced as a whole."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
 
     def read(self) -> list[added_model_pb2.AddedModel]:
-        """Returns the models; none, with an error in the log, for a file that cannot be read, which is kept aside."""
+        """Returns the models. Logs an error, keeps a copy and returns none if the file is unreadable."""
         try:
             found = _parsed(self._path)
         except FileNotFoundError:
@@ -394,7 +394,7 @@ class AddedModelsFile:
         return list(found.models)
 
     def write(self, models: list[added_model_pb2.AddedModel]) -> None:
-        """Replaces the file. Raises OSError; then the earlier one stays."""
+        """Replaces the file. Raises OSError and leaves the old file if that fails."""
         message = added_model_pb2.AddedModels(schema_version=SCHEMA_VERSION, models=models)
         replace_file(self._path, f"{MessageToJson(message)}\n".encode())
 

@@ -1,4 +1,4 @@
-"""Servers that were attached to a runner while it runs, and are followed until they are detached."""
+"""Servers that are attached to a running runner and followed until they are detached."""
 
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol
@@ -15,22 +15,22 @@ from weft.kernel.principal import KEY_VARIABLES
 from weft.kernel.reasons import Reason
 
 API_KEY_ENV, REMOTE = "api_key_env", "remote"
-"""Parameters of the call that attaches a server."""
+"""Parameters of the attach call."""
 MAX_VARIABLE_CHARS = 128
 
 log = get_logger("weft.runner")
 
 
 class ServerAdder(Protocol):
-    """Makes servers that are followed of their records; `weft_app.compose` has the implementation."""
+    """Creates followed servers from their records. `weft_app.compose` implements it."""
 
     def server(self, added: added_model_pb2.AddedModel) -> FollowedServer:
-        """Returns a server by its record. Raises INVALID_ARGUMENT naming what is wrong with it."""
+        """Returns the server of a record. Raises INVALID_ARGUMENT naming what is wrong with it."""
         ...
 
 
 class AttachedServers:
-    """The servers that are attached to one runner."""
+    """The servers attached to one runner."""
 
     def __init__(self, adder: ServerAdder, followed: FollowedServers) -> None:
         self._adder = adder
@@ -38,7 +38,7 @@ class AttachedServers:
 
     @property
     def on_models(self) -> Callable[[str, tuple[FollowedModel, ...]], Awaitable[None]]:
-        """Called with the name of a server and its models after they have changed."""
+        """Called with a server's name and models after they have changed."""
         return self._followed.on_models
 
     @on_models.setter
@@ -48,8 +48,8 @@ class AttachedServers:
     async def attach(self, added: added_model_pb2.AddedModel) -> None:
         """Follows a server, and writes its models into the record.
 
-        Raises CONNECT_FAILED where it does not list models; then it is not followed. Raises ALREADY_EXISTS for a server
-        of the configuration, by its name or its address.
+        Raises CONNECT_FAILED if it does not list models; it is then not followed. Raises ALREADY_EXISTS for a
+        configured server with the same name or address.
         """
         if added.name in self._followed.names:
             raise WeftError(Reason.ALREADY_EXISTS, f"the configuration has a server {added.name}; choose another name")
@@ -64,19 +64,19 @@ class AttachedServers:
         added.server.listed_count = self._followed.listed_count(added.name)
 
     async def restore(self, added: added_model_pb2.AddedModel) -> None:
-        """Follows a server of an earlier run, also one that does not answer now. Never raises."""
+        """Follows a server of an earlier run, even if it does not answer now. Never raises."""
         try:
             await self._followed.follow(self._adder.server(added))
         except WeftError as error:
             log.error("an attached server is not followed", server=added.name, why=error.message)  # noqa: TRY400
 
     async def detach(self, name: str) -> None:
-        """Follows a server no longer; its models are served no longer once their requests have ended."""
+        """Stops following a server and serving its models, after their requests have ended."""
         await self._followed.forget(name)
 
 
 def server_record(server: ServerSource, name: str, options: load_pb2.LoadOptions) -> added_model_pb2.AddedModel:
-    """Returns the record of a server that is to be attached. Raises INVALID_ARGUMENT naming the parameter."""
+    """Returns the record of a server to attach. Raises INVALID_ARGUMENT naming the parameter."""
     added = added_model_pb2.AddedModel(name=name, source=server.url, stored_source=server.url)
     added.server.SetInParent()
     for parameter, value in options.parameters.items():
@@ -104,7 +104,7 @@ def record_models(added: added_model_pb2.AddedModel, models: Sequence[FollowedMo
 
 
 def remembered_of(added: added_model_pb2.AddedModel) -> tuple[FollowedModel, ...]:
-    """Returns the models of a server that its record has."""
+    """Returns the models in a server's record."""
     return tuple(FollowedModel(name=each.name, upstream=each.upstream_name) for each in added.server.models)
 
 

@@ -1,4 +1,4 @@
-"""Configuration of a runner: its models, agents and limits. weft_app builds it from weft.yaml."""
+"""Configuration of a runner: its models, agents and limits, built by weft_app from weft.yaml."""
 
 import os
 from collections.abc import Mapping
@@ -27,12 +27,12 @@ class RunnerConfig:
     runtime: str = DEFAULT_RUNTIME
     host: str
     address: str
-    """Its address for others, as a gRPC target such as "unix:/path/runner.sock"."""
+    """Its gRPC target for others, such as "unix:/path/runner.sock"."""
     registry_address: str
     security: ChannelSecurity = field(default_factory=ChannelSecurity)
-    """Credentials and trusted CAs of calls that leave this machine."""
+    """Credentials and trusted CAs for calls to other machines."""
     session_file: Path
-    """File that keeps the session id across restarts."""
+    """Stores the session id across restarts."""
     leftovers: Leftovers | None = None
     """Orphaned processes of an earlier incarnation, killed before the first backend starts. None: not tracked."""
     models: tuple[ServedModel, ...]
@@ -41,24 +41,24 @@ class RunnerConfig:
     tools: tuple[ToolSettings, ...] = ()
     """Sources of the tools that the runner runs for models, see ToolRunner.settings."""
     followed: tuple[FollowedServer, ...] = ()
-    """The servers of which it serves every model that they list."""
+    """Servers whose listed models are all served."""
     adder: ModelAdder | None = None
-    """What makes models of sources; None: the runner serves what its configuration names alone."""
+    """Creates models from sources; None: only configured models are served."""
     server_adder: ServerAdder | None = None
-    """What makes servers of addresses that are attached while it runs; None: it attaches none."""
+    """Creates servers that are attached at runtime; None: none can be attached."""
     observer: Observer | None = None
     """Observer of this host's accelerators; None: devices are not observed, and no memory is leased."""
     device_sample_seconds: float = DEFAULT_DEVICE_SAMPLE_SECONDS
-    """Interval of samples of the accelerators while engines work on requests."""
+    """Interval of accelerator samples while engines work on requests."""
     device_indexes: tuple[int, ...] = ()
     """Devices that its models may use; empty: all devices of the host."""
     memory_wait_seconds: float = 300.0
     """Maximum wait of a load for accelerator memory."""
     worker_hosts: tuple[str, ...] = ()
-    """Other hosts that have a part of its models."""
+    """Other hosts that run parts of its models."""
     max_requests: int | None = None
-    """Concurrent requests over all its models; None: as many as its slots."""
+    """Maximum concurrent requests over all its models; None: limited only by its slots."""
     environment: Mapping[str, str] = field(default_factory=lambda: dict(os.environ), repr=False)
     """Environment variables for wake recipes."""
     conceals_local_addresses: bool = False
-    """Whether its reports leave this machine, so that the addresses of its own servers are redacted."""
+    """Whether its reports leave this machine, so that local server addresses are redacted."""

@@ -1,4 +1,4 @@
-"""The dial-out link of a runner: one outbound stream, over which the mesh calls it and it calls the registry."""
+"""The dial-out link of a runner: one outbound stream for calls in both directions between the runner and the mesh."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -33,14 +33,14 @@ if TYPE_CHECKING:
 log = get_logger("weft.dial_out")
 
 REGISTRY_SERVICES = ("weft.api.registry.v1.RunnerSessionService", "weft.api.registry.v1.LeaseService")
-"""Services of the registry that the runner in this process calls."""
+"""Registry services called by the runner in this process."""
 CALLABLE_PREFIXES = ("/weft.api.runner.v1.", "/weft.api.operations.v1.ProcessService/")
 """Prefixes of the only methods that the mesh may call over the link."""
 CONNECT_SECONDS = 15.0
 MAX_MESH_CALLS = 65_536
 MAX_OWN_CALLS = 16
 MAX_TIME_DIGITS = 14
-"""Digits of milliseconds since the epoch: until the year 5138."""
+"""Digits of milliseconds since the epoch, enough until the year 5138."""
 _OTHER_PROTOCOLS = MappingProxyType(
     {
         "Failed parsing HTTP/2": "plain HTTP",
@@ -48,8 +48,8 @@ _OTHER_PROTOCOLS = MappingProxyType(
         "missing selected ALPN": "HTTPS",
     }
 )
-"""What speaks at an address that is no relay, by the words of gRPC about the connection."""
-# A flow-control window that gRPC widens by itself would hold megabytes for a slow reader.
+"""What runs at an address that is not a relay, by words in gRPC's error."""
+# gRPC's automatic flow-control window would buffer megabytes for a slow reader.
 _LOCAL_OPTIONS = (*CHANNEL_OPTIONS, ("grpc.http2.bdp_probe", 0))
 
 
@@ -59,7 +59,7 @@ class LinkState(Enum):
     CONNECTING = "connecting"
     JOINED = "joined"
     REFUSED = "refused"
-    """The link is open, but the registry refused the runner's session."""
+    """The link is open, but the registry rejected the runner's session."""
     LOST = "lost"
     GIVEN_UP = "given up"
 
@@ -72,7 +72,7 @@ class LinkEvent:
     detail: str = ""
     retry_seconds: float | None = None
     error: WeftError | None = None
-    """Why the registry refused the session; None: it did not."""
+    """Why the registry rejected the session; None: it did not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,9 +80,9 @@ class DialOutConfig:
     """Configuration of a dial-out link."""
 
     target: str
-    """The relay's address as it is shown to people."""
+    """The relay's address for display."""
     open_channel: Callable[[], Awaitable[grpc.aio.Channel]]
-    """Opens a new channel to the relay, for each attempt. Raises WeftError; PERMISSION_DENIED for a wrong identity."""
+    """Opens a new channel to the relay for each attempt. Raises WeftError; PERMISSION_DENIED for a wrong identity."""
     token: str = field(repr=False)
     local_address: str
     """gRPC target of the runner's own server, which only this process connects to."""
@@ -90,7 +90,7 @@ class DialOutConfig:
 
 
 class DialOut(Service):
-    """A weft.kernel.service.Service that keeps the link and serves the registry's services to the runner beside it."""
+    """Keeps the link open, and serves the registry's services to the runner in the same process."""
 
     def __init__(
         self,
@@ -101,7 +101,7 @@ class DialOut(Service):
         note_mesh_time: Callable[[datetime], None] = lambda _: None,
         random: Random | None = None,
     ) -> None:
-        """`note_fresh_link` makes the runner reopen its session; without it, its next heartbeat does.
+        """`note_fresh_link` makes the runner reopen its session immediately instead of at the next heartbeat.
 
         `note_mesh_time` is called with the mesh's time for each link.
         """
@@ -130,7 +130,7 @@ class DialOut(Service):
         server.add_generic_rpc_handlers((RawServices(REGISTRY_SERVICES, self._serve_registry),))
 
     async def start(self) -> None:
-        """Start dialing in the background. Returns immediately."""
+        """Starts dialing in the background. Returns immediately."""
         self._local = grpc.aio.insecure_channel(self._config.local_address, options=_LOCAL_OPTIONS)
         self._given_up = asyncio.get_running_loop().create_future()
         self._task = start_critical(self._keep_linked(), name="dial-out")
@@ -146,12 +146,12 @@ class DialOut(Service):
             await local.close(grace=None)
 
     async def given_up(self) -> WeftError:
-        """Wait until dialing is given up; returns the cause."""
+        """Waits until dialing is given up; returns the cause."""
         assert self._given_up is not None, "given_up before start"
         return await asyncio.shield(self._given_up)
 
     def _note_end(self, task: asyncio.Task[None]) -> None:
-        """Report a crash of the dialing task as given up, so that the command ends instead of idling."""
+        """Reports a crash of the dialing task as given up, so that the command ends instead of idling."""
         if not task.cancelled() and task.exception() is not None and self._given_up is not None:
             self._given_up.set_result(WeftError(Reason.INTERNAL, "dialing broke off; the log has the details"))
 
@@ -173,11 +173,11 @@ class DialOut(Service):
     def _is_hopeless(self, error: WeftError) -> bool:
         if error.reason is Reason.UNAUTHENTICATED:
             return True
-        # After the first link it may be a captive portal or a proxy; before it, an option is wrong.
+        # After the first link, a captive portal or a proxy may be the cause; before it, an option is wrong.
         return error.reason in (Reason.PERMISSION_DENIED, Reason.UNSUPPORTED_OPERATION) and not self._was_joined
 
     async def _link_once(self) -> WeftError:
-        """Dial, and serve the link until it ends. Returns the cause."""
+        """Dials and serves the link until it ends. Returns the cause."""
         try:
             channel = await self._config.open_channel()
         except WeftError as error:
@@ -211,7 +211,7 @@ class DialOut(Service):
             self._link = None
 
     def _note_session_end(self, error: WeftError) -> None:
-        """Tell the redial policy about the end of a session that was open over the link."""
+        """Tells the redial policy that a session over the link has ended."""
         if self._session_is_open:
             now = self._clock.monotonic()
             self._redial.ended(now - self._opened_at, now, replaced=error.reason is Reason.WORKER_LOST)
@@ -225,7 +225,7 @@ class DialOut(Service):
             return found
         details = error.details() or ""
         if "certificate is not yet valid" in details or "certificate has expired" in details:
-            # A clock may be corrected later, so dialing is not given up.
+            # The clock may be corrected later, so dialing continues.
             return WeftError(
                 Reason.CONNECT_FAILED,
                 f"the certificate of {self._config.target} is not valid now; check this machine's clock",
@@ -254,7 +254,7 @@ class DialOut(Service):
             if link is None:
                 raise WeftError(Reason.SERVICE_UNAVAILABLE, "there is no link to the mesh")
             if name != "OpenSession" and not self._session_is_open:
-                # The relay knows no session of a new link yet, and its address may have changed.
+                # The relay has no session for a new link yet, and its address may have changed.
                 raise WeftError(Reason.SESSION_UNKNOWN, "the link is new, and the session must be opened over it")
             metadata = forwardable(cast("Any", context.invocation_metadata()))
             status = await forward_to_link(link, method, metadata, requests, context)
@@ -275,7 +275,7 @@ class DialOut(Service):
 
 
 def speaks_no_grpc(target: str, protocol: str) -> WeftError:
-    """Returns the error of an address at which something answers that is no relay, such as the mesh's HTTP port."""
+    """Returns the error for an address where something other than a relay answers, such as the mesh's HTTP port."""
     return WeftError(
         Reason.CONNECT_FAILED,
         f"{target} can be reached, but speaks {protocol} and no gRPC, as the HTTP port of a mesh does; runners join at "
@@ -284,10 +284,10 @@ def speaks_no_grpc(target: str, protocol: str) -> WeftError:
 
 
 async def _accepted(call: Any) -> dict[str, str | bytes]:
-    """Returns the metadata of the relay's acceptance. Raises AioRpcError when it refuses or cannot be reached."""
+    """Returns the metadata of the relay's acceptance. Raises AioRpcError if it rejects or cannot be reached."""
     answer = dict(await call.initial_metadata() or ())
     if ACCEPTED_KEY not in answer:
-        # Reading raises the status of a refusal, which may arrive before or with it.
+        # Reading raises the status of a rejection, which may arrive before or with it.
         await call.read()
         raise WeftError(Reason.UNSUPPORTED_OPERATION, "what answers there is no relay; ask where runners join")
     return answer

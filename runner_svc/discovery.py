@@ -1,7 +1,7 @@
-"""Engines that run on this machine already: found on their usual ports, told apart by their own endpoints.
+"""Finds running engines on their usual local ports, and identifies them by their endpoints.
 
-What answers on a port is untrusted: every question has a time limit and a size, all ports are asked at once, and a mesh
-of weft is never taken for an engine.
+Answers are untrusted: every request has a timeout and a size limit, all ports are queried concurrently, and a weft mesh
+is never taken for an engine.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ MAX_VERSION_CHARS = 64
 _OK = 200
 _NEEDS_KEY = frozenset({401, 403})
 _OWNERS = {"llamacpp": LLAMA_CPP, "vllm": VLLM, "sglang": SGLANG}
-"""Engines by the owner of the models that they list."""
+"""Engines by the owner in their model list."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,15 +35,15 @@ class FoundServer:
     """A server that runs already."""
 
     program: str
-    """Such as "ollama"; "server" where it is no engine that is known."""
+    """Such as "ollama"; "server" if the engine is unknown."""
     url: str
-    """Base URL, without the version of its interface."""
+    """Base URL without the API version."""
     version: str = ""
-    """As it says; empty: it does not."""
+    """As it reports; empty: unknown."""
     models: tuple[str, ...] = ()
-    """The models that it lists, by its own names."""
+    """Its listed models, by its own names."""
     why_empty: str = ""
-    """Why nothing is known of its models; empty: it lists them."""
+    """Why its models are unknown; empty: it lists them."""
 
     @property
     def title(self) -> str:
@@ -52,9 +52,9 @@ class FoundServer:
 
 
 async def find_servers(addresses: Sequence[str], seconds: float) -> list[FoundServer]:
-    """Returns the servers that answer at these addresses, each `HOST:PORT`, in their order. Never raises.
+    """Returns the servers that answer at these `HOST:PORT` addresses, in order. Never raises.
 
-    `seconds` is the longest wait for one answer; a server gets at most four questions.
+    `seconds` is the timeout of each request; a server gets at most four requests.
     """
     async with probing(seconds) as prober:
         found = await asyncio.gather(*(_server_at(prober, f"http://{address}") for address in addresses))
@@ -62,7 +62,7 @@ async def find_servers(addresses: Sequence[str], seconds: float) -> list[FoundSe
 
 
 async def _server_at(prober: Prober, url: str) -> FoundServer | None:
-    """Returns the server at an address; None: there is none, or it is no engine."""
+    """Returns the server at an address; None: there is none, or it is not an engine."""
     listed = await prober.get(f"{url}/v1/models")
     if listed.status is None:
         return None
@@ -88,7 +88,7 @@ async def _server_at(prober: Prober, url: str) -> FoundServer | None:
 async def _identified(
     prober: Prober, url: str, models: ListedModels, version: dict[str, Any]
 ) -> tuple[str | None, str]:
-    """Returns the engine, and the version that it says it has; None: it is none that is known."""
+    """Returns the engine and its reported version; None: unknown engine."""
     owners = [program for owner, program in _OWNERS.items() if owner in models.owners]
     if owners == [LLAMA_CPP]:
         return LLAMA_CPP, _text(_json(await prober.get(f"{url}/props")).get("build_info"))
@@ -106,7 +106,7 @@ async def _identified(
 
 
 def _json(answer: Answer) -> dict[str, Any]:
-    """Returns the object of a JSON answer; empty where it is none."""
+    """Returns the object in a JSON answer, or an empty one."""
     if answer.status != _OK:
         return {}
     try:
@@ -117,13 +117,13 @@ def _json(answer: Answer) -> dict[str, Any]:
 
 
 def _text(value: object) -> str:
-    """Returns a text that a server says, safe for a terminal."""
+    """Returns a server's text, sanitized for a terminal."""
     text = value if isinstance(value, str) else ""
     return "".join(character for character in text if character.isprintable())[:MAX_VERSION_CHARS]
 
 
 def shown_models(names: Sequence[str], most: int) -> str:
-    """Returns the first names of a server's models in one line that is safe for a terminal."""
+    """Returns the first model names in one line, sanitized for a terminal."""
     safe = ["".join(c if c.isprintable() else "?" for c in name)[:MAX_NAME_CHARS] for name in names[:most]]
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(safe) + more

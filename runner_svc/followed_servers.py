@@ -1,4 +1,4 @@
-"""Servers of which a runner serves every model that they list: their lists are read again and again, and followed."""
+"""Servers whose listed models a runner serves: their lists are polled and followed."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Collection
@@ -17,64 +17,63 @@ from weft.kernel.log import get_logger
 from weft.kernel.service import start_restarting, stop_tasks
 
 MAX_LOGGED_NAMES = 16
-"""Of models, in one line of the log."""
+"""Maximum number of model names in a log line."""
 
 log = get_logger("weft.runner")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FollowedServer:
-    """A server whose list of models is followed."""
+    """A server whose model list is followed."""
 
     name: str
     place: str
-    """Its address in one spelling (`server_place`)."""
+    """Its normalized address (`server_place`)."""
     list_models: Callable[[float], Awaitable[ServerList]]
-    """Returns what the server lists, at most so many seconds old, within a time limit. Never raises for what the server
-    does."""
+    """Returns the server's list, at most this many seconds old. Has a timeout; never raises for server errors."""
     serve: Callable[[FollowedModel], ServedModel]
-    """Returns one of its models as it is served. Raises INVALID_ARGUMENT naming a setting."""
+    """Returns one of its models as a served model. Raises INVALID_ARGUMENT naming a setting."""
     most: int
-    """So many of its models are served."""
+    """Maximum number of its models to serve."""
     interval_seconds: float
-    """Time between two looks at its list."""
+    """Polling interval of its list."""
     remembered: tuple[FollowedModel, ...] = ()
-    """Models of an earlier run, which are served until a list says otherwise."""
+    """Models of an earlier run, served until a list contradicts."""
 
 
 class FollowingHost(Protocol):
-    """What serves the models; see `RunnerService`."""
+    """Serves the models; see `RunnerService`."""
 
     def is_served(self, name: str) -> bool:
         """Whether a model or an adapter of this name is served."""
         ...
 
     async def serve(self, model: ServedModel) -> None:
-        """Serves one more model."""
+        """Serves another model."""
         ...
 
     async def remove(self, name: str) -> int:
-        """Ends a model after its requests; returns the accelerator memory that it held, in bytes."""
+        """Removes a model after its requests; returns the bytes of accelerator memory that it held."""
         ...
 
 
 class FollowedServers:
-    """The servers that one runner follows."""
+    """The servers followed by one runner."""
 
     def __init__(self, host: FollowingHost, clock: Clock) -> None:
         self._host = host
         self._clock = clock
         self._lists: dict[str, FollowedList] = {}
         self._places: dict[str, str] = {}
-        """The addresses of the servers, by name."""
+        """Server addresses by name."""
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._said: dict[str, str] = {}
-        """The last complaint about each server, which is logged once."""
+        """The last logged complaint about each server, to log it only once."""
         self.on_models: Callable[[str, tuple[FollowedModel, ...]], Awaitable[None]] = _nothing
-        """Called with the name of a server and its models after they have changed."""
+        """Called with a server's name and models after they have changed."""
 
     async def follow(self, server: FollowedServer) -> ServerList:
-        """Serves what a server lists now, and follows its list from then on. Returns what it said."""
+        """Serves a server's current models and starts following its list. Returns the list."""
         models = self._lists[server.name] = FollowedList(server=server.name, most=server.most)
         self._places[server.name] = server.place
         models.restore(server.remembered)
@@ -88,31 +87,31 @@ class FollowedServers:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names of the servers that are followed."""
+        """The names of the followed servers."""
         return tuple(self._lists)
 
     def named_at(self, place: str) -> str:
-        """Returns the name of the server that is followed at an address; empty: none is."""
+        """Returns the name of the server followed at an address; empty: none."""
         return next((name for name, each in self._places.items() if each == place), "")
 
     def models(self, server: str) -> tuple[FollowedModel, ...]:
-        """Returns the models that are served of a server; none of one that is not followed."""
+        """Returns the served models of a server; empty if it is not followed."""
         return self._lists[server].served if server in self._lists else ()
 
     def listed_count(self, server: str) -> int:
-        """Returns how many models a server lists; 0 of one that is not followed."""
+        """Returns the number of models that a server lists; 0 if it is not followed."""
         return self._lists[server].listed_count if server in self._lists else 0
 
     @property
     def counts(self) -> list[runner_pb2.FollowedServer]:
-        """How many models of each server are served, of how many."""
+        """Returns the number of served and of listed models of each server."""
         return [
             runner_pb2.FollowedServer(name=name, served_count=len(each.served), listed_count=each.listed_count)
             for name, each in self._lists.items()
         ]
 
     async def forget(self, server: str) -> None:
-        """Follows a server no longer; its models are served no longer once their requests have ended."""
+        """Stops following a server and serving its models, after their requests have ended."""
         task, models = self._tasks.pop(server, None), self._lists.pop(server, None)
         self._said.pop(server, None)
         self._places.pop(server, None)
@@ -122,13 +121,13 @@ class FollowedServers:
             await asyncio.gather(*(self._host.remove(model.name) for model in models.served))
 
     def note_taken(self, names: Collection[str]) -> None:
-        """Others in the mesh have these names: models that had them are served under another name soon."""
+        """Renames models, soon, whose names others in the mesh have."""
         for server, models in self._lists.items():
             for model in models.note_taken(names):
                 log.warning("a model's name is taken, it gets another", server=server, model=model.name)
 
     async def stop(self) -> None:
-        """Follows no server any more; the models stay as they are."""
+        """Stops following all servers; their models stay."""
         await stop_tasks(self._tasks.values())
         self._tasks.clear()
 

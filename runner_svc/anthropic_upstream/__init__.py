@@ -1,1 +1,1 @@
-"""Providers with Anthropic's Messages API: payloads to requests, and their streams to events."""
+"""Translates between weft's messages and providers with Anthropic's Messages API."""

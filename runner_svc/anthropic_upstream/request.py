@@ -1,4 +1,4 @@
-"""Translation of chat payloads into the JSON bodies of Anthropic's Messages API. Pure functions."""
+"""Converts chat payloads to JSON bodies of Anthropic's Messages API. Pure functions."""
 
 import base64
 import json
@@ -13,9 +13,9 @@ from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.reasons import Reason
 
 DEFAULT_MAX_TOKENS = 4_096
-"""Limit of an answer's length where a request names none: the API demands one."""
+"""Answer length limit for requests without one: the API requires it."""
 MIN_THINKING_TOKENS = 1_024
-"""The API's least budget for thinking."""
+"""The API's minimum thinking budget."""
 _THINKING_TOKENS = {
     chat_pb2.REASONING_EFFORT_MINIMAL: 1_024,
     chat_pb2.REASONING_EFFORT_LOW: 2_048,
@@ -33,14 +33,14 @@ _TOOL_CHOICES = {
     chat_pb2.ToolChoice.MODE_REQUIRED: "any",
 }
 _BUDGET = "thinking_budget_tokens"
-"""Name in the mesh of the limit on thinking."""
+"""The mesh's name for the thinking limit."""
 _SYSTEM = frozenset({chat_pb2.ROLE_SYSTEM, chat_pb2.ROLE_DEVELOPER})
 
 
 def messages_body(payload: chat_pb2.ChatPayload, model: str, profile: ParameterProfile) -> PreparedBody:
-    """Builds the body of POST /v1/messages; always a stream.
+    """Builds the body of POST /v1/messages; always with streaming.
 
-    Raises INVALID_ARGUMENT naming what the API cannot do, MODALITY_UNSUPPORTED for a recording.
+    Raises INVALID_ARGUMENT naming what the API does not support, MODALITY_UNSUPPORTED for a recording.
     """
     if payload.choice_count > 1:
         raise invalid_field("n", "must be 1: a provider with Anthropic's API gives one choice")
@@ -69,7 +69,7 @@ def _warnings(names: Iterable[str], profile: ParameterProfile) -> Frame:
 
 
 def _untaken(payload: chat_pb2.ChatPayload) -> list[str]:
-    """Returns the parameters of a request that the API does not have."""
+    """Returns the request parameters that the API does not have."""
     names = [name for name in _UNTAKEN if payload.sampling.HasField(name)]  # type: ignore[arg-type]  # fields
     if payload.sampling.logit_bias:
         names.append("logit_bias")
@@ -83,7 +83,7 @@ def _extras(payload: chat_pb2.ChatPayload) -> Json:
 
 
 def _set_thinking(body: Json, payload: chat_pb2.ChatPayload, profile: ParameterProfile) -> list[str]:
-    """Sets how the model thinks; returns the parameters that are not sent because of that."""
+    """Sets the thinking mode; returns the parameters that must be dropped because of it."""
     effort = payload.reasoning_effort
     if payload.HasField("thinking"):
         wanted = payload.thinking
@@ -110,9 +110,9 @@ def _set_thinking(body: Json, payload: chat_pb2.ChatPayload, profile: ParameterP
 
 
 def _goes_on_unsigned(messages: Sequence[chat_pb2.ChatMessage]) -> bool:
-    """Whether the turn continues after a tool's result, and its caller has not returned the signed thinking before it.
+    """Whether the turn continues after a tool result but the caller has not returned the signed thinking before it.
 
-    The API then takes no more thinking in that turn. Callers of OpenAI's APIs, which have no signatures, have none.
+    The API then rejects further thinking in that turn. Callers of OpenAI's APIs never have signatures.
     """
     if not messages or messages[-1].role != chat_pb2.ROLE_TOOL:
         return False
@@ -121,7 +121,7 @@ def _goes_on_unsigned(messages: Sequence[chat_pb2.ChatMessage]) -> bool:
 
 
 def _turns(messages: Sequence[chat_pb2.ChatMessage]) -> list[Json]:
-    """Returns the conversation with one turn per speaker: results of tools are the user's."""
+    """Returns the conversation with one turn per speaker; tool results belong to the user."""
     turns: list[Json] = []
     for message in messages:
         if message.role in _SYSTEM:
@@ -136,7 +136,7 @@ def _turns(messages: Sequence[chat_pb2.ChatMessage]) -> list[Json]:
 
 
 def _blocks(message: chat_pb2.ChatMessage) -> list[Json]:
-    # The API refuses empty texts.
+    # The API rejects empty texts.
     parts = [_part(part) for part in message.content if part.WhichOneof("kind") != "text" or part.text]
     if message.role == chat_pb2.ROLE_TOOL:
         result: Json = {"type": "tool_result", "tool_use_id": message.tool_call_id, "content": parts}
@@ -181,7 +181,7 @@ def _tool(function: chat_pb2.FunctionTool) -> Json:
 
 
 def _tool_choice(payload: chat_pb2.ChatPayload) -> Json | None:
-    """Returns the choice of a tool; None: the API's default."""
+    """Returns the tool choice; None: the API's default."""
     is_named = payload.tool_choice.WhichOneof("kind") == "function_name"
     if not payload.HasField("tool_choice") and not payload.HasField("parallel_tool_calls"):
         return None
@@ -198,7 +198,7 @@ Marked = chat_pb2.ContentPart | chat_pb2.ChatMessage | chat_pb2.ToolCallRecord |
 
 
 def _marked(block: Json, source: Marked) -> Json:
-    """Returns a block with the mark up to which the provider caches the prompt, where the request has one there."""
+    """Returns a block with a cache mark (the provider caches the prompt up to it) if the request has one there."""
     if source.HasField("cache_mark"):
         mark: Json = {"type": "ephemeral"}
         if source.cache_mark.ttl:

@@ -1,6 +1,6 @@
-"""The reader of a stream of Anthropic's Messages API: its events as chunks, for the reader of all streams.
+"""Converts the event stream of Anthropic's Messages API to chunks.
 
-What may follow what, the end, usage and frames are those of `runner_svc.openai_upstream.stream`.
+Order, end, usage and frames are checked by `runner_svc.openai_upstream.stream`.
 """
 
 from collections.abc import Collection
@@ -29,7 +29,7 @@ from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 
 MAX_BLOCKS = 1_024
-"""Content blocks of one answer."""
+"""Maximum number of content blocks in an answer."""
 _FINISH_WORDS = {
     "end_turn": "stop",
     "stop_sequence": "stop",
@@ -50,7 +50,7 @@ class _Block(msgspec.Struct):
     text: str | None = None
     thinking: str | None = None
     data: str | None = None
-    """Of thinking that the provider has encrypted."""
+    """Thinking encrypted by the provider."""
     input: Any = None
 
 
@@ -97,11 +97,11 @@ class MessagesReader(StreamReader):
         super().__init__(1, 1, whole=whole, used_ids=used_ids)
         self._usage = _Usage()
         self._call_numbers: dict[int, int] = {}
-        """The number of each tool call, by the place of its block."""
+        """Tool call numbers by the position of their block."""
         self._unfilled: set[int] = set()
-        """Places of the calls without arguments so far."""
+        """Positions of calls without arguments so far."""
         self._seals: Frame = []
-        """What the event that is being read has signed or encrypted of the thinking."""
+        """Signed or encrypted thinking in the current event."""
 
     @override
     def read(self, payloads: list[bytes]) -> list[Frame]:
@@ -140,7 +140,7 @@ class MessagesReader(StreamReader):
             case "message_delta":
                 return self._ended(event)
             case _:
-                # Pings, ends of blocks, and kinds of events that are newer than this version.
+                # Pings, ends of blocks, and event types newer than this version.
                 return Chunk()
 
     def _begun(self, event: _Event) -> Chunk:
@@ -181,7 +181,7 @@ class MessagesReader(StreamReader):
             case "signature_delta" if delta.signature:
                 return self._seal(event_pb2.Delta(reasoning_signature=delta.signature))
             case _:
-                # Citations, and kinds that are newer than this version.
+                # Citations, and types newer than this version.
                 return Chunk()
 
     def _arguments(self, place: int, text: str) -> Chunk:
@@ -203,7 +203,7 @@ class MessagesReader(StreamReader):
         return Chunk(
             choices=[choice],
             usage=ChunkUsage(
-                # The API counts the tokens that it reads from its cache, or writes to it, apart.
+                # The API counts cached tokens, read or written, separately.
                 prompt_tokens=usage.input_tokens + cached + written,
                 completion_tokens=usage.output_tokens,
                 prompt_tokens_details=PromptDetails(cached_tokens=cached, cache_write_tokens=written),
@@ -211,7 +211,7 @@ class MessagesReader(StreamReader):
         )
 
     def _note(self, usage: object) -> None:
-        """Keeps the newest figure of each kind that can be read."""
+        """Keeps the latest readable figure of each kind."""
         if not isinstance(usage, dict):
             return
         for name in _Usage.__struct_fields__:

@@ -1,1 +1,1 @@
-"""The prefix caches of a runner's engines: who may use what of them, and how it is forgotten."""
+"""The prefix caches of a runner's engines: tenant isolation, flushes and figures."""

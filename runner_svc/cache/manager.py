@@ -1,4 +1,4 @@
-"""The prefix caches of a runner: use per request, flush, figures."""
+"""The prefix caches of a runner: use by requests, flushes, figures."""
 
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
@@ -30,11 +30,11 @@ _FIELDS: Mapping["_Scope.ValueType", tuple[frozenset[str], frozenset[str]]] = {
     pb.FlushCacheRequest.SCOPE_TENANT: (frozenset({"tenant"}), frozenset({"tenant", "model"})),
     pb.FlushCacheRequest.SCOPE_TAG: (frozenset({"tag"}), frozenset({"tag", "tenant", "model"})),
 }
-"""Required and allowed fields of each scope."""
+"""Required and optional fields by scope."""
 
 
 class CachedModel(Protocol):
-    """A model as the cache manager needs it."""
+    """A model as seen by the cache manager."""
 
     @property
     def model(self) -> str:
@@ -43,7 +43,7 @@ class CachedModel(Protocol):
 
     @property
     def names(self) -> Sequence[str]:
-        """The names under which it serves: the model's first, then those of its adapters."""
+        """The names it serves: the model's first, then those of its adapters."""
         ...
 
     @property
@@ -58,7 +58,7 @@ class CachedModel(Protocol):
 
     @property
     def plan(self) -> LoadPlan:
-        """The plan of the present or next load."""
+        """The plan of the current or next load."""
         ...
 
 
@@ -66,47 +66,47 @@ class CacheManager:
     """The prefix caches of all models of a runner."""
 
     def __init__(self, caches: Iterable[ModelCache], model_of: Mapping[str, str] = MappingProxyType({})) -> None:
-        """`model_of`: the models of adapters, by their names; an adapter shares the cache of its model."""
+        """`model_of`: models by the name of their adapter; an adapter shares its model's cache."""
         self._caches = {cache.model: cache for cache in caches}
         self._model_of = model_of
 
     @classmethod
     def over(cls, models: Iterable[CachedModel], state_folder: Path | None = None) -> Self:
-        """Builds the caches of these models. Salts are kept in `state_folder`; None: in memory only."""
+        """Builds the caches of these models. Salts are stored in `state_folder`; None: in memory."""
         models = tuple(models)
         model_of = {name: model.model for model in models for name in model.names if name != model.model}
         return cls((_cache_of(model, state_folder) for model in models), model_of)
 
     def add(self, model: CachedModel) -> None:
-        """Add the cache of a model that the runner serves from now on; one of the same name is replaced."""
+        """Adds the cache of a newly served model; replaces one with the same name."""
         self._caches[model.model] = _cache_of(model, None)
 
     def remove(self, model: CachedModel) -> None:
-        """Forget the cache of a model that the runner serves no longer, unless another one has its name."""
+        """Removes the cache of a model that is no longer served, unless another model has its name."""
         found = self._caches.get(model.model)
         if found is not None and found.backend is model.backend:
             del self._caches[model.model]
 
     def of_request(self, model: str, tenant: str, handling: Handling) -> RequestCache:
-        """Returns the cache use of one request to a model or an adapter."""
+        """Returns the cache use of a request to a model or an adapter."""
         return RequestCache(self._cache(model), tenant, handling, model if model in self._model_of else "")
 
     def note(self, model: str, usage: usage_pb2.Usage) -> None:
-        """Count an answered request by the engine's figures."""
+        """Counts an answered request by the engine's figures."""
         self._cache(model).note(usage)
 
     def figures(self, model: str) -> pb.CacheFigures:
-        """Returns the cache figures of a model since the runner started, which grow with each request. Read-only.
+        """Returns a model's cumulative cache figures since the runner started. Read-only.
 
-        Those of an adapter are those of its model, with all that share its engine.
+        An adapter has the figures of its model, which include everything that shares its engine.
         """
         return self._cache(model).figures
 
     async def flush(self, request: pb.FlushCacheRequest) -> pb.FlushCacheResponse:
-        """Flush the scope that the request names; none of it is used from the begin of the call. Checks no permit.
+        """Flushes a request's scope; none of it is used any more once the call has started. Does not check permits.
 
-        Raises INVALID_ARGUMENT naming the field, MODEL_NOT_FOUND, UNSUPPORTED_OPERATION where no engine of the scope
-        can forget, and the error of an engine: it may then still hold the text, which is used no more.
+        Raises INVALID_ARGUMENT naming the field, MODEL_NOT_FOUND, UNSUPPORTED_OPERATION if no engine in the scope can
+        flush, and the error of an engine: it may then still hold the text, which is not used any more.
         """
         _check(request)
         caches = list(self._caches.values())
@@ -133,11 +133,11 @@ class CacheManager:
         return self._caches[self._model_of.get(name, name)]
 
     def adopt(self, model: CachedModel) -> None:
-        """Use the present backend of a model: it has another one once its files were pulled."""
+        """Uses a model's current backend, which changes after its files are pulled."""
         self._caches[model.model].backend = model.backend
 
     async def close(self) -> None:
-        """End the background tasks."""
+        """Ends the background tasks."""
         for cache in self._caches.values():
             await cache.close()
 
@@ -164,7 +164,7 @@ def _check(request: pb.FlushCacheRequest) -> None:
         if name in needed and not given:
             raise invalid_field(name, "must be set for this scope")
         if given and name not in allowed:
-            # A caller that sets it expects a smaller scope.
+            # A caller that sets it expects a narrower scope.
             raise invalid_field(name, "must not be set for this scope")
     if request.tenant:
         require_token(request.tenant, "tenant", MAX_TENANT_CHARS)
@@ -199,7 +199,7 @@ async def _bytes(cache: ModelCache, erased: ErasedCache) -> int | None:
 
 
 async def kv_bytes_per_token(model_path: Path | None, parameters: Mapping[str, LoadValue]) -> int | None:
-    """Returns the KV cache size of one token in bytes, by the model file and a load's cache types; None: unknown."""
+    """Returns the KV cache size per token in bytes, from the model file and a load's cache types; None: unknown."""
     if model_path is None:
         return None
     shape = (await asyncio.to_thread(read_model_facts, model_path)).shape

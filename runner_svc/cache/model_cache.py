@@ -1,4 +1,4 @@
-"""The prefix cache of one model: cache use of each turn, figures, flush, and the salts that isolate tenants."""
+"""The prefix cache of one model: its use by turns, figures, flushes, and the salts that isolate tenants."""
 
 import asyncio
 import hashlib
@@ -28,22 +28,22 @@ from weft.kernel.request import CacheMode, Handling
 from weft.kernel.service import start_task, stop_tasks
 
 MAX_ERASING_TASKS = 64
-"""Concurrent background erasures of slots; further slots are erased when they are used again."""
+"""Maximum number of background erasures; further slots are erased when they are next used."""
 ERASURE_WAIT_SECONDS = 1.0
-"""How long a turn waits for the erasure of its slot: one that comes later would take the text of the turn too."""
+"""Maximum wait of a turn for the erasure of its slot. A later erasure would also remove the turn's own text."""
 
 log = get_logger("weft.runner")
 
 
 @dataclass(slots=True)
 class RunningTurn:
-    """One turn of the engine while it runs."""
+    """A running engine turn."""
 
     use: CacheUse = field(default_factory=CacheUse)
     warnings: Frame = field(default_factory=list)
     """Warnings for the caller."""
     worked: bool = False
-    """Set once the engine is known to have worked on the prompt."""
+    """Whether the engine is known to have processed the prompt."""
 
 
 async def _unknown() -> int | None:
@@ -61,20 +61,20 @@ class ModelCache:
         salts: "SaltStore | None" = None,
         token_size: TokenSize = _unknown,
     ) -> None:
-        """`salts` is needed where the backend's isolation is SALT; `token_size` is called with every flush."""
+        """`salts` is required if the backend's isolation is SALT; `token_size` is called with every flush."""
         self.model = model
         self.figures = runner_service_pb2.CacheFigures()
-        """Hits, misses and tokens of answered requests, by the engine's own figures."""
+        """Hits, misses and tokens of answered requests, from the engine's figures."""
         self.token_size = token_size
         self.backend = backend
         self._salts = salts or SaltStore(None)
         self._incarnation: tuple[int | None, int] = (None, 0)
         self._directory: CacheDirectory | None = None
         self._keeper: PromptKeeper | None = None
-        """Keeps the prompts that no slot of the present incarnation holds; None: the engine cannot save them."""
+        """Saves prompts that lose their slot; None: the engine cannot save them."""
         self._erasing: set[asyncio.Task[None]] = set()
         self._unfinished: dict[asyncio.Future[None], frozenset[int]] = {}
-        """Erasures that the engine has not confirmed yet, and their slots."""
+        """Erasures that the engine has not confirmed yet, with their slots."""
         self._is_closed = False
 
     def note(self, usage: usage_pb2.Usage) -> None:
@@ -89,7 +89,7 @@ class ModelCache:
     def generating(
         self, partition: Partition | None, payload: GenerationPayload
     ) -> AbstractAsyncContextManager[RunningTurn]:
-        """Cache use of a generating turn; enter it immediately. A partition of None shares with no other request."""
+        """Wraps a generating turn; enter it immediately. A turn without a partition (None) shares nothing."""
         directory = self._present_directory()
         if directory is None:
             return nullcontext(self._unplaced(partition))
@@ -118,7 +118,7 @@ class ModelCache:
 
     @asynccontextmanager
     async def embedding(self, partition: Partition | None) -> AsyncIterator[RunningTurn]:
-        """Cache use of an embedding turn: the engine chooses the slot, and keeps the text as a prefix."""
+        """Wraps an embedding turn: the engine chooses the slot, and keeps the text as a prefix."""
         directory = self._present_directory()
         if directory is None:
             yield self._unplaced(partition)
@@ -128,14 +128,14 @@ class ModelCache:
             yield turn
 
     async def forget(self, tenant: str | None = None, tag: str | None = None) -> ErasedCache:
-        """Forget the prefixes of a tenant and a tag, None: of any. None of them is used from here on.
+        """Forgets the prefixes of a tenant and a tag; None: any. None of them is used from now on.
 
-        Raises UNSUPPORTED_OPERATION where the engine shares its cache among all callers.
+        Raises UNSUPPORTED_OPERATION if the engine shares its cache among all callers.
         """
         isolation = self.backend.cache_isolation
         if isolation is CacheIsolation.SALT:
             self._salts.forget(tenant, tag)
-            # Nothing under an old salt is used again; erasing it only makes room, where the engine can.
+            # Prefixes under an old salt are never used again; erasing them only frees memory, if the engine can.
             with suppress(WeftError):
                 if (tenant, tag) == (None, None):
                     return await self.backend.erase_cache()
@@ -153,12 +153,12 @@ class ModelCache:
         return await self._erase(directory, erasures, self._begin_erasure(erasures))
 
     async def close(self) -> None:
-        """End the background tasks, and start no more."""
+        """Ends the background tasks; no new ones start."""
         self._is_closed = True
         await stop_tasks(list(self._erasing))
 
     def _present_directory(self) -> CacheDirectory | None:
-        """Returns the directory of the engine's present incarnation; None: the engine has no slots to isolate."""
+        """Returns the directory of the engine's current incarnation; None: the engine has no slots to isolate."""
         count = self._slot_count()
         life = (self.backend.process_id, count)
         if not count:
@@ -195,7 +195,7 @@ class ModelCache:
         try:
             await self._until_erased(begun.slot)
             yield turn
-            # The slots of a cancelled turn are unknown: the engine may still work on it.
+            # The slots of a cancelled turn are unknown, because the engine may still be working on it.
             if before:
                 touched = _changed(before, await self.backend.slot_snapshots())
         finally:
@@ -207,7 +207,7 @@ class ModelCache:
                 task.add_done_callback(self._erasing.discard)
 
     async def _note_empty_slots(self, directory: CacheDirectory) -> Sequence[SlotSnapshot]:
-        """Returns the engine's slots, after empty ones were noted in the directory."""
+        """Returns the engine's slots, and records the empty ones in the directory."""
         states = directory.states()
         snapshots = await self.backend.slot_snapshots()
         empty = {snapshot.number for snapshot in snapshots if snapshot.is_empty}
@@ -216,7 +216,7 @@ class ModelCache:
         return snapshots
 
     def _begin_erasure(self, erasures: Sequence[SlotState]) -> asyncio.Future[None]:
-        """Returns what is done once the engine has confirmed, or refused, the erasure."""
+        """Returns a future that is done once the engine has confirmed or rejected the erasure."""
         done = asyncio.get_running_loop().create_future()
         self._unfinished[done] = frozenset(erasure.slot for erasure in erasures)
         done.add_done_callback(self._unfinished.pop)
@@ -245,7 +245,7 @@ class ModelCache:
         try:
             await self._erase(directory, erasures, done)
         except WeftError as error:
-            # The text is not used in any case: a slot that is not known to be empty is used without its cache.
+            # The text is not used in any case: a slot that may not be empty is used without its cache.
             log.warning("a cached prefix was not erased", model=self.model, reason=error.reason.name.lower())
 
 
@@ -268,7 +268,7 @@ class RequestCache:
 
 
 def _changed(before: Sequence[SlotSnapshot], after: Sequence[SlotSnapshot]) -> list[int] | None:
-    """Returns the slots that worked between two snapshots; None: unknown."""
+    """Returns the slots that were used between two snapshots; None: unknown."""
     if not after or any(snapshot.task is None and snapshot.is_busy for snapshot in (*before, *after)):
         return None
     known = {snapshot.number: snapshot for snapshot in before}
@@ -286,16 +286,16 @@ def _cannot_isolate() -> event_pb2.InferenceEvent:
 
 
 MARK_BYTES = 512
-"""Distance of the marks. Finer ones would cost more than they find: a short prefix is soon computed."""
+"""Distance between marks. A smaller one would not pay off, because short prefixes are cheap to compute."""
 MAX_MARKS = 1_024
-"""Marks of one prompt: the text behind its first 512 KiB is not compared."""
+"""Maximum marks per prompt: text after its first 512 KiB is not compared."""
 _DIGEST_BYTES = 8
 
 
 def prompt_marks(payload: GenerationPayload) -> tuple[bytes, ...]:
-    """Returns digests of ever longer prefixes of a prompt: at every MARK_BYTES and at the end of every message.
+    """Returns digests of increasingly long prefixes of a prompt: at every MARK_BYTES and at the end of every message.
 
-    Equal marks mean equal prefixes; neither text is kept.
+    Equal marks mean equal prefixes. The text is not stored.
     """
     digest = hashlib.blake2b(digest_size=_DIGEST_BYTES)
     marks: list[bytes] = []
@@ -326,13 +326,13 @@ def _pieces(payload: GenerationPayload) -> Iterator[bytes]:
 def _part(part: chat_pb2.ContentPart, is_system: bool) -> bytes:
     if part.WhichOneof("kind") != "text":
         return part.SerializeToString()
-    # Engines do not get what changes with every request (`openai_upstream.request`).
+    # Text that changes with every request is not sent to engines (`openai_upstream.request`).
     return (steady_text(part.text)[0] if is_system else part.text).encode()
 
 
 KEY_BYTES = 32
 MAX_FORGOTTEN = 4_096
-"""Tenants and tags whose salts were changed individually; beyond that all salts are changed."""
+"""Maximum number of tenants and tags with individually changed salts; beyond it, all salts are changed."""
 MAX_FILE_BYTES = 4 * 1024 * 1024
 _PRIVATE = 0o600
 
@@ -349,21 +349,21 @@ class _Stored(msgspec.Struct):
 
 
 class SaltStore:
-    """Salts that isolate the prefixes of tenants in one server that shares its cache among all its callers.
+    """Salts that isolate the prefixes of tenants in a server that shares its cache among all callers.
 
-    A salt is HMAC-SHA256 over tenant and tag with a random key of this runner: no caller can choose or guess one.
-    Forgetting changes the salt; prefixes under the old salt are never used again.
+    A salt is HMAC-SHA256 over tenant and tag with a random key of this runner, so that callers can neither choose nor
+    guess one. Forgetting changes the salt; prefixes under the old salt are never used again.
     """
 
     def __init__(self, file: Path | None) -> None:
-        """`file` keeps the key, and with it the use of cached prefixes, across restarts; None: not kept."""
+        """`file` stores the key, so that cached prefixes survive restarts; None: not stored."""
         self._file = file
         self._key = secrets.token_bytes(KEY_BYTES)
         self._times: dict[tuple[str | None, str | None], int] = {}
         self._read()
 
     def salt_of(self, partition: Partition | None) -> str:
-        """Returns the salt of a partition; None: a random salt that is used once."""
+        """Returns the salt of a partition; for None, a random salt that is used once."""
         if partition is None:
             return secrets.token_hex(KEY_BYTES)
         tenant, tag = partition.tenant, partition.tag
@@ -374,7 +374,7 @@ class SaltStore:
         return hmac.new(self._key, "\0".join(words).encode(), hashlib.sha256).hexdigest()
 
     def forget(self, tenant: str | None = None, tag: str | None = None) -> None:
-        """Change the salts of a tenant and a tag, None: of any. Raises OSError if the change cannot be written."""
+        """Changes the salts of a tenant and a tag; None: any. Raises OSError if that cannot be written."""
         scope = (tenant, tag)
         if scope == (None, None) or (scope not in self._times and len(self._times) >= MAX_FORGOTTEN):
             self._key = secrets.token_bytes(KEY_BYTES)
@@ -393,7 +393,7 @@ class SaltStore:
             self._write()
             return
         except (OSError, msgspec.DecodeError) as error:
-            # A new key makes every prefix cold once, and exposes none.
+            # A new key makes every prefix cold once, but exposes none.
             log.warning("the prefix cache starts with new salts", error=type(error).__name__)
             self._write()
             return
@@ -408,7 +408,7 @@ class SaltStore:
         self._file.parent.mkdir(parents=True, exist_ok=True)
         draft = self._file.with_name(f"{self._file.name}.{os.getpid()}.new")
         descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, _PRIVATE)
-        with open(descriptor, "wb") as opened:  # noqa: PTH123 - the descriptor carries the mode
+        with open(descriptor, "wb") as opened:  # noqa: PTH123 - the descriptor has the file mode
             opened.write(msgspec.json.encode(_Stored(self._key, forgotten)))
             opened.flush()
             os.fsync(opened.fileno())

@@ -1,4 +1,4 @@
-"""Prompts that no slot of an engine holds any more: saved before the slot is used, restored when they come again."""
+"""Saves prompts before they lose their slot, and restores them when they are requested again."""
 
 import asyncio
 import itertools
@@ -12,18 +12,18 @@ from weft.kernel.log import get_logger
 from weft.kernel.service import start_task
 
 TokenSize = Callable[[], Awaitable[int | None]]
-"""Returns the bytes that one cached token takes; None: unknown."""
+"""Returns the size in bytes of one cached token; None: unknown."""
 Moment = tuple[int, int, int]
-"""Loose turns, flushes, and the version of a slot."""
+"""Number of loose turns, number of flushes, and the version of a slot."""
 
 log = get_logger("weft.runner")
 
 
 class PromptKeeper:
-    """The kept prompts of one incarnation of an engine. Used on the event loop only.
+    """The saved prompts of one engine incarnation. Used on the event loop only.
 
-    A prompt belongs to the partition of its slot and is restored for that partition only. What is saved after a flush,
-    or after the begin of a turn whose slot the engine chooses, is deleted: the slot may have other text by then.
+    A prompt belongs to the partition of its slot and is restored only for that partition. If a flush or a loose turn
+    starts while it is saved, it is deleted, because the slot may have other text by then.
     """
 
     def __init__(self, model: str, backend: Backend, budget_bytes: int, token_size: TokenSize) -> None:
@@ -37,13 +37,13 @@ class PromptKeeper:
 
     @property
     def works(self) -> bool:
-        """Whether the engine has saved all prompts that it was asked to save."""
+        """Whether every save that the engine was asked for succeeded."""
         return self._works
 
     async def best(self, partition: Partition | None, marks: Sequence[bytes]) -> tuple[KeptPrompt | None, int]:
-        """Returns the kept prompt with the most marks in common, and their number, once no better one is being saved.
+        """Returns the saved prompt with the most common leading marks, and their number; waits for a better one.
 
-        An agent's next turn comes while the prompt of its last one is saved, and an earlier version is deleted.
+        An agent's next turn arrives while the prompt of its last one is being saved, which deletes the earlier version.
         """
         while True:
             found, most = self.kept.best(partition, marks)
@@ -57,19 +57,19 @@ class PromptKeeper:
             await asyncio.wait(better)
 
     def moment(self, directory: CacheDirectory, turn: CacheTurn) -> Moment:
-        """Returns what changes when the slot of a turn may get other text, or text is to be forgotten."""
+        """Returns a value that changes if the slot of a turn may have received other text, or if text is flushed."""
         version = 0 if turn.slot is None else directory.version_of(turn.slot)
         return directory.loose_count, self.kept.flush_count, version
 
     async def swap(self, directory: CacheDirectory, turn: CacheTurn, begin: Moment, found: KeptPrompt | None) -> bool:
-        """Save the prompt that the slot of a turn loses, then restore the one that was found for the turn.
+        """Saves the prompt that a turn's slot loses, then restores the one that was found for the turn.
 
-        `begin`: the moment at which the turn began. Returns whether the turn may not use what its slot has now.
+        `begin`: the moment at which the turn started. Returns whether the turn must not use its slot's current content.
         """
         if turn.slot is None:
             return turn.fresh
         if turn.loses is not None and not self.kept.has(turn.loses.partition, turn.loses.marks):
-            # A caller that leaves must not end it: the engine would write a file that nobody knows.
+            # Not cancelled with its caller: the engine would write a file that is never deleted.
             saving = start_task(self._save(directory, turn, begin), name=f"keep-prompt-{self._model}")
             self._saving[saving] = turn.loses
             saving.add_done_callback(self._saving.pop)
@@ -95,7 +95,7 @@ class PromptKeeper:
         return True
 
     def forget(self, tenant: str | None, tag: str | None) -> None:
-        """Delete the prompts of a tenant and a tag, None: of any."""
+        """Deletes the prompts of a tenant and a tag; None: any."""
         self._delete(self.kept.forget(tenant, tag))
 
     async def _save(self, directory: CacheDirectory, turn: CacheTurn, begin: Moment) -> None:
@@ -109,7 +109,7 @@ class PromptKeeper:
         try:
             byte_count = await self._backend.save_slot(turn.slot, name)
         except WeftError as error:
-            # Such as a model with a projector, which llama.cpp cannot save.
+            # For example a model with a projector, which llama.cpp cannot save.
             log.warning("prompts are kept in slots only", model=self._model, message=error.message)
             self._works = False
             byte_count = 0
@@ -118,7 +118,7 @@ class PromptKeeper:
         self._delete(self.kept.add(kept) if usable else [kept])
 
     async def _expected_bytes(self, slot: int) -> int:
-        """Returns the bytes that the prompt of a slot takes; 0: unknown, its budget is checked once it is saved."""
+        """Returns the size of a slot's prompt; 0: unknown, the budget is checked after saving."""
         if (per_token := await self._token_size()) is None:
             return 0
         snapshots = await self._backend.slot_snapshots()

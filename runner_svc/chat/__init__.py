@@ -1,1 +1,1 @@
-"""A chat on one model: prompts, rounds of tools, signals and repetition, around the turns of an engine."""
+"""A chat on one model: prompts, tool rounds, signals and repetition checks around the engine's turns."""

@@ -1,4 +1,4 @@
-"""The functions that a chat offers its model: the caller's, tools of the mesh, control signals."""
+"""The functions offered to a chat's model: the caller's, the mesh's tools, and control signals."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,11 +16,11 @@ from weft.kernel.json_objects import to_json_object
 from weft.kernel.reasons import Reason
 
 MAX_NAME_CHARS = 64
-"""Length of a function's name in an error."""
+"""Maximum length of a function's name in an error."""
 
 
 class CallKind(Enum):
-    """The addressee of a call."""
+    """Who handles a call."""
 
     CALLER = "caller"
     """The caller runs the tool."""
@@ -35,9 +35,8 @@ class Offer:
     """The functions of one chat, by the unique wire names that the model uses."""
 
     tools: Mapping[str, ToolDescription]
-    """Tools of the mesh by wire name."""
+    """Mesh tools by wire name."""
     signals: Mapping[str, SignalDescription]
-    """Signals by name."""
     caller: frozenset[str]
     """Names of the caller's functions."""
     iterations: int
@@ -49,9 +48,9 @@ class Offer:
         return not self.tools and not self.signals
 
     def kind_of(self, name: str, *, with_tools: bool) -> CallKind:
-        """Returns the addressee of a call. Raises TOOL_CALL_INVALID for a function that is not offered now.
+        """Returns who handles a call. Raises TOOL_CALL_INVALID for a function that is not offered now.
 
-        `with_tools`: whether tools of the mesh are offered now. An unknown name goes to a caller with tools.
+        `with_tools`: whether mesh tools are offered now. An unknown name goes to the caller if it has tools.
         """
         if name in self.signals:
             return CallKind.SIGNAL
@@ -64,11 +63,11 @@ class Offer:
         return CallKind.CALLER
 
     def names(self, *, with_tools: bool) -> frozenset[str]:
-        """Returns the names of the functions that may be called now."""
+        """Returns the functions that may be called now."""
         return self.caller | self.signals.keys() | (self.tools.keys() if with_tools else frozenset())
 
     def functions(self, *, with_tools: bool) -> list[chat_pb2.Tool]:
-        """Returns the mesh's functions as they are offered to the model, always in the same order."""
+        """Returns the mesh's functions as offered to the model, always in the same order."""
         described = [(signal.name, signal.description, signal.parameters) for signal in self.signals.values()]
         if with_tools:
             described += [(name, tool.description, tool.parameters) for name, tool in self.tools.items()]
@@ -90,7 +89,7 @@ def make_offer(
 ) -> Offer:
     """Builds the offer of a chat.
 
-    Raises INVALID_ARGUMENT naming the field, TOOL_UNAVAILABLE for a tool or a signal that this runner does not have.
+    Raises INVALID_ARGUMENT naming the field, TOOL_UNAVAILABLE for a tool or signal that this runner does not have.
     """
     if behaviour.ByteSize():
         check_message(behaviour, "behaviour")
@@ -139,14 +138,14 @@ def _require_usable(offer: Offer, caller: list[str], payload: chat_pb2.ChatPaylo
 
 
 MAX_SENT_DEPTH = 28
-"""Nesting depth of objects in messages: protobuf reads messages 100 deep, and an object takes three levels."""
+"""Maximum nesting of objects in messages: protobuf reads 100 levels, and an object takes three."""
 MAX_SCHEMA_DEPTH = 128
-"""Nesting depth of schemas, which stay in this process."""
+"""Maximum nesting of schemas, which stay in this process."""
 _MESSAGES_PER_OBJECT = 3
 
 
 def json_object(value: Mapping[str, Any], max_depth: int = MAX_SENT_DEPTH) -> json_value_pb2.JsonObject:
-    """A JSON object as a message. Raises ValueError for one that is nested too deeply or holds too large a number."""
+    """Converts a JSON object to a message. Raises ValueError if it is nested too deeply or has too large a number."""
     try:
         return to_json_object(value, "it", max_depth * _MESSAGES_PER_OBJECT)
     except FieldError as error:

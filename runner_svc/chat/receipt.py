@@ -1,4 +1,4 @@
-"""The receipt of an answer over all turns of the engine: usage, tools, signals, warnings."""
+"""The receipt of an answer over all engine turns: usage, tools, signals, warnings."""
 
 from collections.abc import Iterator
 
@@ -11,11 +11,11 @@ from weft.kernel.errors import COMPLETION_TOKENS, PROMPT_TOKENS, WeftError
 MAX_NOTED = 64
 """Maximum number of signals, and of warnings, in a receipt."""
 MAX_SIGNAL_BYTES = 256 * 1024
-"""Maximum size of these signals together, which are kept with the request's record. Events are not limited by it."""
+"""Maximum total size of these signals, which are stored in the request's record. Events are not limited."""
 
 
 class AnswerReceipt:
-    """Sums up the turns. Token counts are the engine's own; an unfinished turn counts as far as it was seen."""
+    """Sums up turns by the engine's own token counts; for an unfinished turn, by what was received."""
 
     def __init__(self, record: RequestRecord) -> None:
         self._record = record
@@ -36,7 +36,7 @@ class AnswerReceipt:
         return self._usage.completion_tokens
 
     def add_turn(self, turn: receipt_pb2.Receipt) -> None:
-        """Add the engine's own figures of a turn. The prompt of each turn counts, and so do its cached tokens."""
+        """Adds the engine's figures of a turn. Every turn's prompt counts, including its cached tokens."""
         self._add_usage(turn.usage)
         if turn.HasField("gpu_time"):
             self._compute_nanoseconds = (self._compute_nanoseconds or 0) + turn.gpu_time.ToNanoseconds()
@@ -46,12 +46,12 @@ class AnswerReceipt:
         self._add_timings(turn.engine_timings)
 
     def add_unfinished_turn(self, seen: TokenCounter) -> None:
-        """Add the estimate for a turn that was ended before the engine reported its figures."""
+        """Adds the estimate for a turn that ended before the engine reported its figures."""
         self._add_usage(seen.usage)
         self._add_timings(timing_pb2.EngineTimings())
 
     def usage_so_far(self) -> Frame:
-        """Returns the event with the counts so far, to be sent before the error that ends the answer."""
+        """Returns an event with the counts so far, to send before the error that ends the answer."""
         return [event_pb2.InferenceEvent(usage=self._usage)]
 
     def with_usage(self, error: WeftError) -> WeftError:
@@ -65,14 +65,14 @@ class AnswerReceipt:
         self._tool_runs += count
 
     def note_signal(self, signal: signal_pb2.Signal) -> event_pb2.InferenceEvent:
-        """Record a signal; returns its event."""
+        """Records a signal; returns its event."""
         self._signal_bytes += signal.ByteSize()
         if len(self._record.signals) < MAX_NOTED and self._signal_bytes <= MAX_SIGNAL_BYTES:
             self._record.signals.append(signal)
         return event_pb2.InferenceEvent(signal=signal)
 
     def note_warning(self, warning: warning_pb2.Warning) -> event_pb2.InferenceEvent | None:
-        """Record a warning; returns its event, None if it was sent before."""
+        """Records a warning; returns its event, None if it was sent before."""
         if warning in self._warnings:
             return None
         if len(self._warnings) < MAX_NOTED:
@@ -80,7 +80,7 @@ class AnswerReceipt:
         return event_pb2.InferenceEvent(warning=warning)
 
     def fill(self, receipt: receipt_pb2.Receipt) -> None:
-        """Add warnings, signals and the number of tool runs to a receipt."""
+        """Writes warnings, signals and the number of tool runs to a receipt."""
         noted = [warning for warning in self._warnings if warning not in receipt.warnings]
         receipt.warnings.extend(noted)
         receipt.signals.extend(self._record.signals)
@@ -110,7 +110,7 @@ class AnswerReceipt:
         total.cache_write_prompt_tokens += usage.cache_write_prompt_tokens
 
     def _add_timings(self, turn: timing_pb2.EngineTimings) -> None:
-        """Add the times of a turn. The sum of a time is known only if each turn has it."""
+        """Adds the times of a turn. A total is known only if every turn has that time."""
         if self._timings is None:
             self._timings = timing_pb2.EngineTimings()
             self._timings.CopyFrom(turn)
@@ -123,19 +123,20 @@ class AnswerReceipt:
 
 
 def warning(code: "warning_pb2.WarningCode.ValueType", message: str) -> warning_pb2.Warning:
-    """Builds a warning that concerns no field of the request."""
+    """Returns a warning that concerns no request field."""
     return warning_pb2.Warning(code=code, message=message[:500])
 
 
 MIN_CHECKED_WORDS = 512
 """Shorter prompts are not checked: they fit every context in use, and templates may shorten them."""
 MIN_COUNTED_SHARE = 0.8
-"""Minimum number of counted tokens per word of the prompt. A word is one token or more, so a complete prompt has 1 and
-mostly 1.3; below this a fifth is missing at least. Text without spaces has few words and causes no warning."""
+"""Minimum number of counted tokens per word of the prompt. A word is at least one token, so a complete prompt has at
+least 1 and usually 1.3; below this at least a fifth is missing. Text without spaces has few words and causes no
+warning."""
 
 
 def dropped_prompt(words: int, prompt_tokens: int) -> str:
-    """Returns the warning about a prompt of which the engine counted too few tokens; empty: none.
+    """Returns the warning for a prompt of which the engine counted too few tokens; empty: no warning.
 
     `prompt_tokens` includes cached ones; 0: the engine reports no count.
     """
@@ -148,21 +149,21 @@ def dropped_prompt(words: int, prompt_tokens: int) -> str:
 
 
 class LateWarnings:
-    """Finds what the engine left out of a request without saying so: a required call, a part of the prompt."""
+    """Detects what the engine silently ignored: a required call, a part of the prompt."""
 
     def __init__(self, payload: GenerationPayload) -> None:
         self._payload = payload
         self._words = _words(payload)
         self.lacks_call = isinstance(payload, chat_pb2.ChatPayload) and _must_call(payload)
-        """Whether the request demands a call and the engine has made none so far."""
+        """Whether the request requires a call and the engine has made none so far."""
 
     def note(self, frame: Frame) -> None:
-        """Take the next frame of the engine."""
+        """Checks the next frame of the engine."""
         if any(event.HasField("delta") and event.delta.tool_calls for event in frame):
             self.lacks_call = False
 
     def at_end(self, usage: usage_pb2.Usage) -> Iterator[warning_pb2.Warning]:
-        """Returns the warnings, by the engine's figures at the end of the turn."""
+        """Yields the warnings, given the engine's figures at the end of the turn."""
         if self.lacks_call:
             yield warning_pb2.Warning(
                 code=warning_pb2.WARNING_CODE_UNSUPPORTED_PARAMETER,
@@ -181,7 +182,7 @@ def _must_call(payload: chat_pb2.ChatPayload) -> bool:
 
 
 def _words(payload: GenerationPayload) -> int:
-    """Returns the number of words of the prompt, as a lower bound of its tokens."""
+    """Returns the number of words in the prompt, a lower bound of its tokens."""
     if isinstance(payload, chat_pb2.ChatPayload):
         return sum(len(part.text.split()) for message in payload.messages for part in message.content)
     return sum(len(prompt.tokens.ids) or len(prompt.text.split()) for prompt in payload.prompts)

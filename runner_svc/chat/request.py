@@ -21,7 +21,7 @@ from weft.kernel.value import value_class
 
 
 class ChatEngine(Protocol):
-    """The engine of an admitted request, as a conversation uses it."""
+    """The engine of an admitted request, as used by a conversation."""
 
     @property
     def record(self) -> RequestRecord:
@@ -29,13 +29,13 @@ class ChatEngine(Protocol):
         ...
 
     def generate(self, payload: GenerationPayload, call: CallInfo) -> AsyncGenerator[Frame]:
-        """Run one turn of the engine; see Backend.generate."""
+        """Runs one engine turn; see Backend.generate."""
         ...
 
 
 @value_class(kw_only=True)
 class ChatRequest:
-    """The request of one chat or completion."""
+    """A chat or completion request."""
 
     payload: GenerationPayload
     call: CallInfo
@@ -49,7 +49,7 @@ class ChatRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatSetup:
-    """The common setup of all conversations with one model on one runner."""
+    """The setup shared by all conversations with one model on one runner."""
 
     runner: str
     model: str
@@ -59,9 +59,9 @@ class ChatSetup:
     """The mesh's time of day."""
 
     def prompt(self, request: ChatRequest, offer: Offer, *, iterations_left: int, text_calls: bool) -> str:
-        """Returns the platform prompt as of now; empty where neither the agent nor the model enables it.
+        """Returns the current platform prompt; empty if neither the agent nor the model enables it.
 
-        A translation gets none by the model's setting: templates that translate take no instructions.
+        The model's setting does not apply to translations, because translation templates accept no instructions.
         """
         by_model = self.settings.platform_prompt and not names_languages(request.payload)
         if not request.behaviour.platform_prompt and not by_model:

@@ -1,4 +1,4 @@
-"""Chat settings of a model, which hold where an agent sets nothing."""
+"""A model's default chat settings, which an agent can override."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -18,20 +18,20 @@ class ChatSettings:
     tools: tuple[str, ...] = ()
     """Tools that are offered in every chat."""
     repetition: Literal["off", "warn", "kill"] = "kill"
-    """What happens to an answer that repeats itself, where its agent does not say."""
+    """What happens to a repetitive answer unless the agent specifies it."""
     default_max_tokens: int | None = None
-    """Maximum of an answer where neither the request nor its agent sets one; None: the rest of the context."""
+    """Maximum answer length if neither the request nor its agent sets one; None: the rest of the context."""
     default_params: "sampling_pb2.SamplingParams | None" = None
-    """Sampling parameters of requests that leave them out, also in their agent; None: the engine's own."""
+    """Sampling parameters that neither the request nor its agent sets; None: the engine's defaults."""
     signals: Mapping[str, SignalDescription] = field(default_factory=signal_catalogue, repr=False)
     """Signals that an agent may list, by name. Read-only."""
     max_tool_iterations: int = 8
     """Maximum number of further turns with tool results."""
     max_tool_calls_per_turn: int = 16
-    """Maximum number of calls in one turn."""
+    """Maximum number of calls per turn."""
     zone: tzinfo | None = None
     """Time zone of the platform prompt; None: the machine's."""
     platform_prompt: bool = False
-    """Whether every chat begins with the platform prompt, also where its agent does not ask for it."""
+    """Whether every chat starts with the platform prompt, even if its agent does not request it."""
     platform_context: str = ""
     """The operator's text about the mesh in the platform prompt."""

@@ -1,4 +1,4 @@
-"""Conversations with an engine: a single turn, or the tool loop with tools and signals between turns."""
+"""Conversations with an engine: a single turn, or the loop that runs tools and signals between turns."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
@@ -39,16 +39,16 @@ _GOES_ON = (NextStep.RUN_TOOLS, NextStep.GO_ON)
 MAX_EVENT_CHARS = 64 * 1024
 """Maximum content of a `tool_result` event. The model may receive more."""
 NOTED = "noted"
-"""Result that a model receives for its signal in a further turn."""
+"""Result that a model receives for its signal in the next turn."""
 _SYSTEM_ROLES = (chat_pb2.ROLE_SYSTEM, chat_pb2.ROLE_DEVELOPER)
 _Messages = list[chat_pb2.ChatMessage]
 
 
 def converse(work: ChatEngine, request: ChatRequest, setup: ChatSetup) -> AsyncGenerator[Frame]:
-    """Returns the frames of the answer to a request, as Backend.generate, with the events of tools and signals.
+    """Returns the frames of an answer like Backend.generate, with events of tools and signals.
 
-    Raises, beside the engine's own errors: INVALID_ARGUMENT and TOOL_UNAVAILABLE before anything is generated,
-    TOOL_CALL_INVALID for a call that cannot be executed, REPEATED_LINE_LOOP where the policy is to kill.
+    Besides the engine's errors, raises INVALID_ARGUMENT and TOOL_UNAVAILABLE before anything is generated,
+    TOOL_CALL_INVALID for a call that cannot be executed, and REPEATED_LINE_LOOP if the policy is to kill.
     """
     request = _with_defaults(request, setup.settings)
     if not request.call.ends_loops and kills_repetition(request.behaviour, setup.settings):
@@ -70,7 +70,7 @@ def converse(work: ChatEngine, request: ChatRequest, setup: ChatSetup) -> AsyncG
 
 
 def _with_defaults(request: ChatRequest, settings: ChatSettings) -> ChatRequest:
-    """Returns the request with the model's sampling parameters and maximum of tokens, where it sets none itself."""
+    """Returns the request with the model's default sampling parameters and token limit where it sets none."""
     needs_maximum = settings.default_max_tokens is not None and not request.payload.sampling.HasField("max_tokens")
     if not needs_maximum and settings.default_params is None:
         return request
@@ -86,7 +86,7 @@ def _with_defaults(request: ChatRequest, settings: ChatSettings) -> ChatRequest:
 async def _single_turn(
     work: ChatEngine, payload: GenerationPayload, call: CallInfo, watch: RepetitionWatch | None
 ) -> AsyncGenerator[Frame]:
-    """Run a single turn, with its warnings on the receipt."""
+    """Runs a single turn and adds its warnings to the receipt."""
     answer = AnswerReceipt(work.record)
     monitor = TurnMonitor(payload, answer, watch, whole=call.whole)
     try:
@@ -95,7 +95,7 @@ async def _single_turn(
                 try:
                     warned = monitor.look(frame)
                 except WeftError as loop:
-                    # The engine stops before the caller receives the error.
+                    # Stop the engine before the caller receives the error.
                     await frames.aclose()
                     yield monitor.usage_so_far()
                     raise answer.with_usage(loop) from None
@@ -113,12 +113,12 @@ async def _single_turn(
 
 
 def _is_engines_loop(error: WeftError) -> bool:
-    """Whether the engine itself has ended the answer because of a loop: then the counts are still to be told."""
+    """Whether the engine itself ended the answer because of a loop: the counts have not been sent yet then."""
     return error.reason is Reason.REPEATED_LINE_LOOP and PROMPT_TOKENS not in error.metadata
 
 
 def _note(frame: Frame, record: RequestRecord, answer: AnswerReceipt) -> None:
-    """Record the output and the warnings of a frame; fill in a receipt in it."""
+    """Records the output and warnings of a frame; completes a receipt in it."""
     pieces: list[str] = []
     for event in frame:
         match event.WhichOneof("event"):
@@ -139,11 +139,11 @@ class CheckedCall:
 
     id: str
     tool: str
-    """The tool's name in the configuration."""
+    """The tool's configured name."""
     arguments: Mapping[str, Any]
-    """Arguments that fit the tool's schema."""
+    """Arguments that match the tool's schema."""
     as_message: json_value_pb2.JsonObject
-    """The same as a message for events."""
+    """The arguments as a message for events."""
     remote: bool = False
     """Whether the call sends data to a remote provider."""
 
@@ -164,7 +164,7 @@ class CheckedCall:
 
 
 class ToolLoop:
-    """One chat with one choice."""
+    """A chat with one choice."""
 
     def __init__(
         self, work: ChatEngine, request: ChatRequest, payload: chat_pb2.ChatPayload, setup: ChatSetup, offer: Offer
@@ -231,14 +231,14 @@ class ToolLoop:
     async def _run_turn(
         self, turn: TurnReader, payload: chat_pb2.ChatPayload, monitor: TurnMonitor
     ) -> AsyncGenerator[Frame]:
-        """Run a turn; yields its frames for the caller. A signal that asks for a decision ends it early."""
+        """Runs a turn and yields its frames for the caller. A signal that requests a decision ends it early."""
         record, answer = self._work.record, self._answer
         async with aclosing(self._work.generate(payload, self._request.call)) as frames:
             async for frame in frames:
                 try:
                     warned = monitor.look(frame)
                 except WeftError as loop:
-                    # The engine stops before the caller receives the error.
+                    # Stop the engine before the caller receives the error.
                     await frames.aclose()
                     yield monitor.usage_so_far()
                     raise answer.with_usage(loop) from None
@@ -261,7 +261,7 @@ class ToolLoop:
         self._has_answer = self._has_answer or turn.has_answer
 
     def _passed_on(self, frame: Frame) -> Frame:
-        """Returns the frame without warnings that were sent before."""
+        """Returns the frame without warnings that were already sent."""
         out: Frame = []
         for event in frame:
             kind = event.WhichOneof("event")
@@ -272,7 +272,7 @@ class ToolLoop:
         return out
 
     def _in_parts(self, frame: Frame) -> Iterator[Frame]:
-        """Split the frame so that the first content of the answer is alone in one: held-back text arrives in bulk."""
+        """Splits a frame so that the answer's first content comes alone: held-back text arrives in bulk."""
         if not self._has_begun and has_content(frame):
             self._has_begun = True
             at = next(at for at, event in enumerate(frame) if has_content([event]))
@@ -281,7 +281,7 @@ class ToolLoop:
             yield frame
 
     def _signal(self, call: FunctionCall) -> signal_pb2.Signal:
-        """Returns the signal of a call. Raises TOOL_CALL_INVALID for arguments that do not fit."""
+        """Returns the signal of a call. Raises TOOL_CALL_INVALID for invalid arguments."""
         description = self._offer.signals[call.name]
         arguments = ArgumentCheck(call.name, description.parameters).parse(call.arguments_text)
         if description.asks_for_decision and self._stops:
@@ -314,7 +314,7 @@ class ToolLoop:
         elif step is NextStep.END_WITH_CALLS:
             finish = event_pb2.FINISH_REASON_TOOL_CALLS
         elif step is NextStep.END_WITH_SIGNALS or finish == event_pb2.FINISH_REASON_TOOL_CALLS:
-            # A caller that received no calls must not be told to answer them.
+            # The finish reason must not ask for results if the caller received no calls.
             finish = event_pb2.FINISH_REASON_STOP
         delta = event_pb2.Delta(finish_reason=finish)
         if finish == event_pb2.FINISH_REASON_STOP:
@@ -322,11 +322,11 @@ class ToolLoop:
         yield [event_pb2.InferenceEvent(delta=delta), *self._answer.end()]
 
     async def _go_on(self, turn: TurnReader) -> AsyncGenerator[Frame]:
-        """Run the tools that the model called, and add the turn to the history."""
+        """Runs the tools that the model called, and adds the turn to the history."""
         calls = turn.calls.calls
         for call in calls:
             call.id = self._unique_id(call.id)
-        # Every call is validated before the first one has an effect.
+        # Every call is validated before any of them has an effect.
         checked = [self._checked(call) for call in calls if call.kind is CallKind.MESH]
         results = {call.id: NOTED for call in calls if call.kind is CallKind.SIGNAL}
         if checked:
@@ -374,7 +374,7 @@ class ToolLoop:
         )
 
     def _unique_id(self, given: str) -> str:
-        """Returns the engine's id of a call, or a new one if an earlier turn used it: some engines restart per turn."""
+        """Returns the engine's call id, or a new one if it is already used: some engines number calls per turn."""
         found = given if given and given not in self._call_ids else new_id("call")
         self._call_ids.add(found)
         return found
@@ -397,7 +397,7 @@ def _as_message(name: str, arguments: Mapping[str, Any]) -> json_value_pb2.JsonO
 
 
 async def run_tools(box: ToolBox, calls: Sequence[CheckedCall]) -> AsyncGenerator[tuple[CheckedCall, ToolOutcome]]:
-    """Run calls concurrently; yields each with its outcome as it ends. Closing the generator cancels the others."""
+    """Runs calls concurrently; yields each with its outcome as it ends. Closing the generator cancels the others."""
     running = {asyncio.create_task(box.run(call.tool, call.arguments)): call for call in calls}
     try:
         pending = set(running)
@@ -412,7 +412,7 @@ async def run_tools(box: ToolBox, calls: Sequence[CheckedCall]) -> AsyncGenerato
 
 
 class ConversationHistory:
-    """The caller's payload, and the messages of the turns since."""
+    """The caller's payload and the messages of later turns."""
 
     def __init__(self, payload: chat_pb2.ChatPayload, offer: Offer) -> None:
         self._payload = payload
@@ -422,15 +422,15 @@ class ConversationHistory:
     def turn(self, prompt: str, *, with_tools: bool, max_tokens: int | None) -> chat_pb2.ChatPayload:
         """Returns the payload of the next turn.
 
-        `prompt` is the platform prompt, empty for none; `with_tools` whether tools of the mesh are offered;
-        `max_tokens` is the rest of the caller's limit, None where there is none.
+        `prompt`: the platform prompt; empty: none. `with_tools`: whether mesh tools are offered. `max_tokens`: what is
+        left of the caller's limit; None: no limit.
         """
         turn = with_system_prompt(self._payload, prompt)
         turn.messages.extend(self._added)
         if max_tokens is not None:
             turn.sampling.max_tokens = max_tokens
-        # Where only exhausted tools of the mesh are offered, the list is kept: it is a part of the prompt, and the
-        # engine's prefix cache holds up to the first difference.
+        # If only exhausted mesh tools were offered, the list stays: it is part of the prompt, and the engine's prefix
+        # cache ends at the first difference.
         keeps_list = not with_tools and not self._offer.caller and not self._offer.signals
         turn.tools.extend(self._offer.functions(with_tools=with_tools or keeps_list))
         if keeps_list:
@@ -440,7 +440,7 @@ class ConversationHistory:
         return turn
 
     def add_turn(self, turn: TurnReader, calls: Sequence[FunctionCall], results: Sequence[str]) -> None:
-        """Add the model's turn and the result of each of its calls, in order."""
+        """Adds the model's turn and the results of its calls, in order."""
         said = chat_pb2.ChatMessage(role=chat_pb2.ROLE_ASSISTANT, signed_reasoning=turn.signed_reasoning)
         if turn.text:
             said.content.add(text=turn.text)
@@ -471,9 +471,9 @@ def needs_system_prompt(payload: chat_pb2.ChatPayload, prompt: str) -> bool:
 
 
 def with_system_prompt(payload: chat_pb2.ChatPayload, prompt: str) -> chat_pb2.ChatPayload:
-    """A copy of `payload` that begins with `prompt`, joined with its first system messages, as every template takes it.
+    """Returns a copy of `payload` that starts with `prompt`, joined with its leading system messages.
 
-    System messages in mid-conversation stay where they are; so does a leading one that holds more than text.
+    System messages within the conversation are not moved, nor a leading one with content other than text.
     """
     prepared = chat_pb2.ChatPayload()
     prepared.CopyFrom(payload)

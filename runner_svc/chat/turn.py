@@ -1,4 +1,4 @@
-"""One turn of the engine: the frames for the caller, the calls for the mesh, and the watch for repetition."""
+"""One engine turn: frames for the caller, calls for the mesh, and the repetition check."""
 
 import re
 from dataclasses import dataclass, field
@@ -28,7 +28,7 @@ MAX_SAMPLE_CHARS = 100
 MIN_ASKED_CHARS = 12
 """Minimum length of a repeated line that counts as requested by the caller: shorter ones match by chance."""
 MAX_ASKED_CHARS = 16_384
-"""Length of the caller's text that is searched."""
+"""How much of the caller's text is searched."""
 _WORD = re.compile(r"\w+")
 _POLICIES = MappingProxyType(
     {
@@ -49,17 +49,16 @@ class FunctionCall:
     name: str = ""
     """Name as the model wrote it."""
     kind: CallKind | None = None
-    """Addressee; None until the name is known."""
+    """Who handles it; None until the name is known."""
     complete: bool = False
-    """Whether it has been received completely."""
     pieces: list[str] = field(default_factory=list)
     chars: int = 0
     extent: JsonExtent | None = None
-    """Finds the end of a signal's arguments, at which the signal is raised."""
+    """Finds the end of a signal's arguments, where the signal is raised."""
     caller_index: int = 0
     """Index among the caller's calls."""
     extra: json_value_pb2.JsonObject = field(default_factory=json_value_pb2.JsonObject)
-    """Fields of the call that weft does not know."""
+    """Unknown fields of the call."""
 
     @property
     def arguments_text(self) -> str:
@@ -71,7 +70,7 @@ class CallCollector:
     """The calls of one turn."""
 
     def __init__(self, offer: Offer, *, with_tools: bool, limit: int) -> None:
-        """`limit`: maximum number of calls for the mesh; one more raises TOOL_CALL_INVALID."""
+        """`limit`: maximum number of calls for the mesh; more raise TOOL_CALL_INVALID."""
         self._offer = offer
         self._with_tools = with_tools
         self._limit = limit
@@ -86,7 +85,7 @@ class CallCollector:
         return [call for call in self.calls if call.kind is kind]
 
     def add(self, piece: event_pb2.ToolCallDelta) -> event_pb2.ToolCallDelta | None:
-        """Take a chunk of a call; returns its part for the caller. Raises TOOL_CALL_INVALID."""
+        """Takes a chunk of a call; returns its part for the caller. Raises TOOL_CALL_INVALID."""
         call = self._call_of(piece)
         is_new = call.kind is None
         call.id = call.id or piece.id
@@ -108,7 +107,7 @@ class CallCollector:
         return told
 
     def add_text_call(self, found: TextCall) -> event_pb2.ToolCallDelta | None:
-        """Take a call that was written as text; returns its part for the caller. Raises TOOL_CALL_INVALID."""
+        """Takes a call written as text; returns its part for the caller. Raises TOOL_CALL_INVALID."""
         piece = event_pb2.ToolCallDelta(
             index=-1 - len(self.calls),
             id=new_id("call"),
@@ -120,9 +119,9 @@ class CallCollector:
         return told
 
     def end(self, *, cut_off: bool) -> None:
-        """End the turn. Raises TOOL_CALL_INVALID for a call without a name.
+        """Ends the turn. Raises TOOL_CALL_INVALID for a call without a name.
 
-        `cut_off`: the turn was cut, so that unfinished calls stay unfinished.
+        `cut_off`: the turn was cut, so calls may be incomplete.
         """
         if cut_off:
             return
@@ -132,7 +131,7 @@ class CallCollector:
             call.complete = True
 
     def take_signals(self) -> list[FunctionCall]:
-        """Returns signals that have become complete since the last call, in order."""
+        """Returns signals completed since the last call, in order."""
         signals = self.of_kind(CallKind.SIGNAL)
         ready = []
         while self._raised < len(signals) and signals[self._raised].complete:
@@ -173,7 +172,7 @@ class CallCollector:
             self._follow(call, text)
 
     def _follow(self, call: FunctionCall, text: str) -> None:
-        """Complete a signal at the end of its arguments. Text after them is dropped: engines refuse it in a history."""
+        """Completes a signal at the end of its arguments. Drops text after them, which engines reject in a history."""
         end = None if call.extent is None else call.extent.feed(text)
         if end is not None:
             call.pieces[-1] = text[:end]
@@ -187,24 +186,23 @@ class TurnReader:
     """One turn of one choice."""
 
     def __init__(self, calls: CallCollector, parser: TextCallParser | None) -> None:
-        """`parser` finds calls that are written as text; None: not searched."""
+        """`parser` finds calls written as text; None: they are not searched for."""
         self.calls = calls
         self._parser = parser
         self._text: list[str] = []
         self._reasoning: list[str] = []
         self._sealed_pieces = 0
-        """Pieces of reasoning that belong to an earlier signature."""
+        """Reasoning pieces that belong to an earlier signature."""
         self.signed_reasoning: list[chat_pb2.SignedReasoning] = []
-        """What a provider has signed or encrypted of the reasoning, to be handed back to it."""
+        """Reasoning signed or encrypted by the provider, to send back to it."""
         self._held_logprobs: list[event_pb2.TokenLogprob] = []
         self.extra = json_value_pb2.JsonObject()
-        """Fields of the engine's message that weft does not know, to be handed back to it."""
+        """Unknown fields of the engine's message, to send back to it."""
         self.stop_sequence = ""
         """The stop string that ended the turn; empty: none."""
         self.has_answer = False
-        """Whether the caller received text; blank lines before a call do not count."""
+        """Whether the caller received text, not counting blank lines before a call."""
         self.finish = event_pb2.FINISH_REASON_UNSPECIFIED
-        """Finish reason of the engine."""
         self.receipt: receipt_pb2.Receipt | None = None
         """The engine's receipt, once the turn has finished."""
 
@@ -224,7 +222,7 @@ class TurnReader:
         return self.finish in _CUT
 
     def read(self, frame: Frame) -> Frame:
-        """Returns the part of a frame for the caller. Raises TOOL_CALL_INVALID.
+        """Returns a frame's part for the caller. Raises TOOL_CALL_INVALID.
 
         Calls for the mesh, the finish reason, usage and `finished` are withheld.
         """
@@ -235,7 +233,7 @@ class TurnReader:
                     self._delta(event, out)
                 case "finished":
                     self.receipt = event.finished.receipt
-                    # Again: some servers send chunks of calls after the finish reason.
+                    # Repeated because some servers send chunks of calls after the finish reason.
                     self.calls.end(cut_off=self.was_cut)
                 case "usage":
                     pass
@@ -269,7 +267,7 @@ class TurnReader:
             self.signed_reasoning.append(chat_pb2.SignedReasoning(redacted=delta.redacted_reasoning))
 
     def _is_certain(self, delta: event_pb2.Delta) -> bool:
-        """Whether all text of a delta is plain text: by far the most frequent case, passed on unchanged."""
+        """Whether a delta is certainly plain text, by far the most frequent case, which is passed on unchanged."""
         return self._parser is None or not delta.text or self._parser.passes(delta.text)
 
     def _rebuild(self, delta: event_pb2.Delta, out: Frame) -> None:
@@ -303,7 +301,7 @@ class TurnReader:
     def _take(self, pieces: list[str | TextCall], told: event_pb2.Delta) -> None:
         for piece in pieces:
             if isinstance(piece, TextCall):
-                # The tokens of a call do not belong to the answer.
+                # The tokens of a call are not part of the answer.
                 self._held_logprobs.clear()
                 passed_on = self.calls.add_text_call(piece)
                 if passed_on is not None:
@@ -314,10 +312,10 @@ class TurnReader:
 
 
 class RepetitionWatch:
-    """Watches the choices of one turn, reasoning and call arguments included."""
+    """Checks the choices of one turn for repetition, including reasoning and call arguments."""
 
     def __init__(self, *, kills: bool, limits: RepetitionLimits | None = None, asked: str = "") -> None:
-        """`asked`: the caller's text. A repeated line that it contains causes a warning at most."""
+        """`asked`: the caller's text. A repeated line from it only causes a warning."""
         self._kills = kills
         self._limits = limits
         self._asked = asked
@@ -325,8 +323,8 @@ class RepetitionWatch:
         self._untold: list[Repetition] = []
 
     def look(self, frame: Frame) -> warning_pb2.Warning | None:
-        """Take the next frame. Returns a warning once per choice that repeats; raises REPEATED_LINE_LOOP to kill."""
-        # Once per frame and choice, not per token: this is on the hot path.
+        """Checks the next frame. Returns a warning once per repetitive choice, or raises REPEATED_LINE_LOOP to kill."""
+        # Hot path: once per frame and choice, not per token.
         written: dict[int, list[str]] = {}
         for event in frame:
             if not event.HasField("delta"):
@@ -358,7 +356,7 @@ class RepetitionWatch:
 def repetition_watch(
     behaviour: agent_behaviour_pb2.AgentBehaviour, settings: ChatSettings, payload: GenerationPayload
 ) -> RepetitionWatch | None:
-    """Returns a watch by the agent's policy, else the model's; None: the policy is off."""
+    """Returns the repetition check by the agent's policy, else the model's; None: disabled."""
     policy = _policy(behaviour, settings)
     if policy == "off":
         return None
@@ -367,17 +365,17 @@ def repetition_watch(
 
 
 def kills_repetition(behaviour: agent_behaviour_pb2.AgentBehaviour, settings: ChatSettings) -> bool:
-    """Whether an answer that repeats itself is to end, by the agent's policy, else the model's."""
+    """Whether a repetitive answer is ended, by the agent's policy, else the model's."""
     return _policy(behaviour, settings) == "kill"
 
 
 def _policy(behaviour: agent_behaviour_pb2.AgentBehaviour, settings: ChatSettings) -> str:
-    # An enum value that this runner does not know counts as unset.
+    # An enum value unknown to this version counts as unset.
     return _POLICIES.get(behaviour.repetition_policy, settings.repetition)
 
 
 def _asked(payload: GenerationPayload) -> str:
-    """Returns the last user message of a chat; empty for a completion, whose prompt the model continues."""
+    """Returns the last user message of a chat; empty for a completion, because the model continues its prompt."""
     if not isinstance(payload, chat_pb2.ChatPayload):
         return ""
     last = next((each for each in reversed(payload.messages) if each.role == chat_pb2.ROLE_USER), None)
@@ -385,7 +383,7 @@ def _asked(payload: GenerationPayload) -> str:
 
 
 def _words(text: str) -> str:
-    """Returns the words of a text without punctuation, which makes no difference between lines."""
+    """Returns a text's words without punctuation, which is ignored when comparing lines."""
     return " ".join(_WORD.findall(text.casefold()))
 
 
@@ -394,19 +392,19 @@ def _cut(text: str) -> str:
 
 
 class TurnMonitor:
-    """Watches one turn of the engine: counts its tokens, detects repetition, and finds what the engine left out."""
+    """Observes an engine turn: counts tokens, detects repetition and ignored parts of the request."""
 
     def __init__(
         self, payload: GenerationPayload, answer: AnswerReceipt, watch: RepetitionWatch | None, *, whole: bool
     ) -> None:
-        """`watch`: None where the policy is off. `whole`: the answer is not streamed."""
+        """`watch`: None if the policy is off. `whole`: the answer is not streamed."""
         self._answer = answer
         self._watch = watch
         self._seen = TokenCounter(payload, whole=whole)
         self._late = LateWarnings(payload)
 
     def look(self, frame: Frame) -> Frame:
-        """Take the next frame; returns the warning about it, if there is one. Raises REPEATED_LINE_LOOP to kill."""
+        """Checks the next frame; returns a warning about it, if any. Raises REPEATED_LINE_LOOP to kill."""
         self._seen.note(frame)
         if self._late.lacks_call:
             self._late.note(frame)
@@ -415,14 +413,14 @@ class TurnMonitor:
         return [] if warned is None else [warned]
 
     def late_warnings(self, usage: usage_pb2.Usage) -> Frame:
-        """The warnings that only the end of the turn can give, by the engine's figures."""
+        """Returns the warnings that need the engine's figures at the end of the turn."""
         return list(filter(None, map(self._answer.note_warning, self._late.at_end(usage))))
 
     def end_unfinished(self) -> None:
-        """Count the turn as far as it was seen: it was ended before the engine reported its figures."""
+        """Counts what was received of a turn that ended before the engine reported its figures."""
         self._answer.add_unfinished_turn(self._seen)
 
     def usage_so_far(self) -> Frame:
-        """End the turn unfinished; returns the event with the counts so far."""
+        """Ends the turn unfinished; returns the event with the counts so far."""
         self.end_unfinished()
         return self._answer.usage_so_far()

@@ -1,1 +1,1 @@
-"""One model on one backend: admission, loading, the lifecycle loop, idle time, restarts and the watchdog."""
+"""One model on one backend: admission, loading, lifecycle loop, idle timer, restarts and watchdog."""

@@ -1,4 +1,4 @@
-"""Slots and admitted requests of an instance. There is no queue behind the slots: requests queue in the router."""
+"""Slots and admitted requests of an instance. Slots have no queue: requests wait in the router."""
 
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import (
@@ -35,7 +35,7 @@ class RequestLimit:
         self._held = 0
 
     def take(self) -> None:
-        """Count a request. Raises NO_SLOT_AVAILABLE when the limit is reached."""
+        """Counts a request. Raises NO_SLOT_AVAILABLE if the limit is reached."""
         if self._max_requests is not None and self._held >= self._max_requests:
             raise WeftError(
                 Reason.NO_SLOT_AVAILABLE,
@@ -45,12 +45,12 @@ class RequestLimit:
         self._held += 1
 
     def give_back(self) -> None:
-        """Count a request no longer."""
+        """Stops counting a request."""
         self._held -= 1
 
 
 class SlotTable:
-    """The slots of one instance and the requests that hold them; `limit` is shared by the runner's instances."""
+    """The slots of an instance and the requests that hold them. `limit` is shared by all instances of the runner."""
 
     def __init__(self, total: int, limit: RequestLimit | None = None) -> None:
         self._total = total
@@ -63,7 +63,7 @@ class SlotTable:
         return self._total
 
     def resize(self, total: int) -> None:
-        """Change the number of slots; requests that hold a slot keep it."""
+        """Changes the number of slots; requests keep the slots that they hold."""
         self._total = total
 
     @property
@@ -73,7 +73,7 @@ class SlotTable:
 
     @contextmanager
     def hold(self, request_id: str) -> Iterator[None]:
-        """Holds a slot for the length of the block. Raises NO_SLOT_AVAILABLE immediately when all are taken."""
+        """Holds a slot during the block. Raises NO_SLOT_AVAILABLE immediately if all are taken."""
         if len(self._holders) >= self._total:
             raise WeftError(
                 Reason.NO_SLOT_AVAILABLE,
@@ -90,11 +90,11 @@ class SlotTable:
 
 
 MIN_MEASURED_SECONDS = 0.05
-"""Minimum time from the first to the last token: tokens that arrive together say nothing about the engine's speed."""
+"""Minimum time from first to last token: tokens that arrive together do not show the engine's speed."""
 
 
 def tokens_per_second(tokens: int, first_at: float | None, last_at: float | None) -> float | None:
-    """Returns the decode speed of `tokens` by the times of the first and the last; None: not measurable."""
+    """Returns the decode speed, from the times of the first and last token; None: not measurable."""
     if tokens < 2 or first_at is None or last_at is None or last_at - first_at < MIN_MEASURED_SECONDS:
         return None
     return (tokens - 1) / (last_at - first_at)
@@ -102,11 +102,11 @@ def tokens_per_second(tokens: int, first_at: float | None, last_at: float | None
 
 _EFFORT = "reasoning_effort"
 OnFailure = Callable[[WeftError], None]
-"""Called with every error by which the engine ends a request: some of them cause a restart of the engine."""
+"""Called with every error with which the engine ends a request; some cause a restart of the engine."""
 
 
 class AdmittedRequest:
-    """One admitted request: its record, its cache use, and the calls of the engine. Made by `Instance.admit`."""
+    """An admitted request: its record, cache use, and engine calls. Created by `Instance.admit`."""
 
     def __init__(
         self,
@@ -117,9 +117,9 @@ class AdmittedRequest:
         abilities: Abilities = UNKNOWN,
         meter: RequestMeter | None = None,
     ) -> None:
-        """`cache`: None where the caches of tenants are not isolated. `abilities`: those of the model.
+        """`cache`: None if tenants' caches are not isolated. `abilities`: those of the model.
 
-        `meter`: None where no devices are observed.
+        `meter`: None if no devices are observed.
         """
         self._meter = meter
         self.record = record
@@ -129,9 +129,9 @@ class AdmittedRequest:
         self._on_failure = on_failure
 
     async def generate(self, payload: GenerationPayload, call: CallInfo) -> AsyncGenerator[Frame]:
-        """Run one generating turn, as Backend.generate. Keeps the request's record up to date.
+        """Runs one generating turn like Backend.generate, and keeps the request's record up to date.
 
-        The last frame comes once the turn has ended: the caller's next request finds the cached prefix free.
+        The last frame is sent once the turn has ended, so that the caller's next request finds the cached prefix free.
         """
         record = self.record
         last: Frame = []
@@ -143,7 +143,7 @@ class AdmittedRequest:
             try:
                 async with aclosing(self._accepted(payload, call, turn)) as frames:
                     async for each in frames:
-                        # An engine that does not take the parameter says so too, and with less of the reason.
+                        # An engine that does not support the parameter warns too, but with less explanation.
                         frame = _without_effort_warning(each) if effort else each
                         if each and not frame:
                             continue
@@ -164,7 +164,7 @@ class AdmittedRequest:
             record.with_caller = False
 
     async def _accepted(self, payload: GenerationPayload, call: CallInfo, turn: RunningTurn) -> AsyncGenerator[Frame]:
-        """Run a turn of the engine; once more, in another form, if it refuses the form of the earlier turns."""
+        """Runs an engine turn; retries in another form if the engine rejects the form of the earlier turns."""
         has_begun, other = False, None
         with self._calling():
             try:
@@ -187,14 +187,14 @@ class AdmittedRequest:
     def _other_form(
         self, chat: chat_pb2.ChatPayload, error: WeftError
     ) -> tuple[chat_pb2.ChatPayload, list[warning_pb2.Warning]] | None:
-        """See `fallback_for`; None as well for an error that is not a refusal by an engine that continues."""
+        """See `fallback_for`; also None if the error does not come from an engine that still works."""
         is_refusal = self.record.verdict is None and error.reason in _REFUSALS
         return fallback_for(chat, error.message) if is_refusal else None
 
     async def run(self, operation: Operation, payload: Any, call: CallInfo) -> Any:
-        """Run a unary operation, as the backend's method of `ENGINE_METHODS`.
+        """Runs a unary operation with the backend's method in `ENGINE_METHODS`.
 
-        Raises UNSUPPORTED_OPERATION where the engine lacks it.
+        Raises UNSUPPORTED_OPERATION if the engine lacks it.
         """
         if isinstance(payload, tokenize_pb2.TokenizePayload) and payload.HasField("chat"):
             chat, _ = with_notes(payload.chat, self._abilities.lacking)
@@ -213,9 +213,9 @@ class AdmittedRequest:
                 return await engine(fitted, self._begin(call, turn))
 
     async def stream(self, operation: Operation, payload: Any, call: CallInfo) -> AsyncGenerator[Frame]:
-        """Run an operation on images or recordings, as the backend's method of `ENGINE_METHODS`; the end last.
+        """Runs an operation on images or recordings with the backend's method in `ENGINE_METHODS`; the end comes last.
 
-        Raises UNSUPPORTED_OPERATION where the engine lacks it.
+        Raises UNSUPPORTED_OPERATION if the engine lacks it.
         """
         record = self.record
         last: Frame = []
@@ -236,7 +236,7 @@ class AdmittedRequest:
             record.with_caller = False
 
     async def speak(self, payload: audio_pb2.SpeechPayload, call: CallInfo) -> AsyncGenerator[SpeechPart]:
-        """As Backend.speak."""
+        """See Backend.speak."""
         record = self.record
         with self._judging(), self._calling():
             async with aclosing(self._backend.speak(payload, self._begin(call, RunningTurn()))) as parts:
@@ -246,7 +246,7 @@ class AdmittedRequest:
                     record.with_caller = False
 
     def _caching(self, payload: GenerationPayload | None = None) -> AbstractAsyncContextManager[RunningTurn]:
-        """The use of the prefix cache for the length of a turn, which generates where it has a payload."""
+        """Wraps the prefix cache use of a turn, which is a generating turn if it has a payload."""
         if self._cache is None:
             return nullcontext(RunningTurn())
         return self._cache.embedding() if payload is None else self._cache.generating(payload)
@@ -268,21 +268,21 @@ class AdmittedRequest:
         return nullcontext() if self._meter is None else self._meter.calling()
 
     def note_device_usage(self, receipt: receipt_pb2.Receipt) -> None:
-        """Put the share of the calls of the engine in the work of its devices into a receipt."""
+        """Writes the share of the engine calls in its devices' work to a receipt."""
         usage = None if self._meter is None else self._meter.usage()
         if usage is not None:
             receipt.device_usage.CopyFrom(usage)
 
     def note_wall_time(self, receipt: receipt_pb2.Receipt) -> None:
-        """Put the time since the last call of the engine began into a receipt."""
+        """Writes the time since the last engine call began to a receipt."""
         seconds = self.record.clock.monotonic() - self.record.turn_started
         receipt.engine_timings.wall_time.FromNanoseconds(int(seconds * 1e9))
 
     def _measure(self, receipt: receipt_pb2.Receipt, choices: int) -> None:
-        """Put what the runner has measured into the receipt of a turn; the engine's own report of its speed stays."""
+        """Writes the runner's measurements to a turn's receipt; the engine's reported speed takes precedence."""
         self.note_wall_time(receipt)
         if receipt.usage.completion_tokens <= choices:
-            # One token over no time: llama.cpp's server reports 1,000,000 per second.
+            # A single token takes no measurable time: llama.cpp's server reports 1,000,000 per second.
             receipt.ClearField("tokens_per_second")
             return
         if receipt.HasField("tokens_per_second"):
@@ -293,14 +293,14 @@ class AdmittedRequest:
             receipt.tokens_per_second = speed
 
     def _judge(self, error: WeftError) -> None:
-        """Raise the record's verdict if there is one: it explains more than the connection error that it caused."""
+        """Raises the record's verdict if there is one: it explains more than the connection error that it caused."""
         if self.record.verdict is not None:
             raise self.record.verdict from error
         self._on_failure(error)
 
 
 def _choices(payload: GenerationPayload) -> int:
-    """Returns the number of answers that a payload asks for."""
+    """Returns the number of choices that a payload requests."""
     prompts = len(payload.prompts) if isinstance(payload, completion_pb2.CompletionPayload) else 1
     return max(1, payload.choice_count) * prompts
 
@@ -314,11 +314,11 @@ _REFUSALS = frozenset(
         Reason.MODALITY_UNSUPPORTED,
     }
 )
-"""Reasons of engines that refuse the form of a conversation; many answer 500 where a chat template fails."""
+"""Reasons of engines that reject the form of a conversation; many answer 500 if a chat template fails."""
 
 
 def _fitted(payload: GenerationPayload, abilities: Abilities) -> tuple[GenerationPayload, Frame]:
-    """Returns a payload without what a model lacks the skills for in earlier turns, and warnings about it."""
+    """Returns a payload without content in earlier turns that the model cannot read, and warnings about it."""
     if not isinstance(payload, chat_pb2.ChatPayload):
         return payload, []
     fitted, warnings = with_notes(payload, abilities.lacking)
@@ -330,7 +330,7 @@ def _events(warnings: Sequence[warning_pb2.Warning]) -> Frame:
 
 
 def _effort_warning(payload: GenerationPayload, abilities: Abilities) -> Frame:
-    """Returns the warning that a model thinks although the request asks for no effort of it; empty: it need not."""
+    """Returns the warning that a model thinks although the request asks for no effort; empty: no warning."""
     why = unfollowed_effort(payload, abilities)
     if not why:
         return []

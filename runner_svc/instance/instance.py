@@ -1,4 +1,4 @@
-"""One instance: one model on one backend, served, hibernated and restarted for as long as the runner runs."""
+"""An instance: one model on one backend, which is served, hibernated and restarted while the runner runs."""
 
 import asyncio
 from collections.abc import Callable, Coroutine, Iterator, Sequence
@@ -35,15 +35,15 @@ log = get_logger("weft.instance")
 
 LOADING_RETRY_SECONDS = 1.0
 YIELDING_MEMORY = "giving way to another model"
-"""The state in the error of a request that comes while the instance yields its memory."""
+"""The state in errors of requests that arrive while the instance yields its memory."""
 MAX_ATTEMPT_LOG_LINES, MAX_ATTEMPT_LOG_BYTES = 10, 2_048
-"""Last lines of the engine's log, and their UTF-8 bytes, that the error of a request has for its record."""
+"""Last lines of the engine log, and their UTF-8 bytes, in an attempt's error for its record."""
 
 
 class Instance:
-    """One model on one backend: admission, wake, load and unload. `LifecycleLoop` does the work, in one task.
+    """One model on one backend: admission, wake, load and unload. `LifecycleLoop` does the work in one task.
 
-    `on_change` is called with every change that routers should learn of at once.
+    `on_change` is called with every change that routers should learn immediately.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class Instance:
         ledger: MemoryLedger | None = None,
     ) -> None:
         self.meter: DeviceMeter | None = None
-        """The meter of the devices; None: none is observed for it. Set by its runner."""
+        """The meter of the devices, set by the runner; None: they are not observed."""
         self.config = config
         self.backend = backend
         self.slots = SlotTable(min(config.slots, config.target_inflight or config.slots), limit)
@@ -66,9 +66,9 @@ class Instance:
         self.memory = ModelMemory(config.name, backend, self.records, ledger or MemoryLedger(), config.forecast)
         self.memory.pinned = config.hibernation.pinned
         self.digest = ""
-        """Digest of the model file, once it is known."""
+        """Digest of the model file; empty until it is known."""
         self.adapter_digests: dict[str, str] = {}
-        """Digests of the files of adapters, by name, as far as they are known."""
+        """Known digests of adapter files, by name."""
         self._clock = clock
         self._on_change = on_change
         self._lifecycle = LifecycleLoop(config, backend, self.records, self.memory, clock, on_change, run_recipe)
@@ -77,7 +77,7 @@ class Instance:
         self.loader.on_fetched = self._adopt
         self.loader.on_fetch_progress = on_change
         self.on_adopted: Callable[[], None] = lambda: None
-        """Called when the model has another backend, since its files were pulled."""
+        """Called when the model gets another backend after its files were pulled."""
         self.idle_timer = self._lifecycle.idle_timer
         self.restart_log = self._lifecycle.restart_log
         self._waiters = _WakeWaiters(self._lifecycle, config, self.memory, clock)
@@ -85,7 +85,7 @@ class Instance:
         self._load_lock = asyncio.Lock()
         """Held while a caller of `load` changes the load plan."""
         self._yields_memory = False
-        """Whether it has agreed to give its memory to another model."""
+        """Whether it has agreed to yield its memory to another model."""
 
     @property
     def model(self) -> str:
@@ -94,11 +94,11 @@ class Instance:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names under which it serves: the model's, and those of its adapters."""
+        """The names it serves: the model's and those of its adapters."""
         return self.config.names
 
     def abilities_of(self, name: str) -> Abilities:
-        """Returns what the model takes, or the adapter of this name."""
+        """Returns the abilities of the model, or of the adapter with this name."""
         adapter = self.config.adapter(name)
         known = self.loader.abilities
         if adapter is None or not adapter.skills:
@@ -112,7 +112,7 @@ class Instance:
 
     @property
     def detail(self) -> str:
-        """Why it is in this phase, as text."""
+        """Explanation of the phase."""
         return self.loader.fetch_stage or self._lifecycle.state.detail
 
     @property
@@ -122,53 +122,53 @@ class Instance:
 
     @property
     def load_progress(self) -> float | None:
-        """Share of loading done, 0 to 1; None: unknown, or it is not loading."""
+        """Completed share of loading, 0 to 1; None: unknown, or not loading."""
         if self.phase is not Phase.LOADING:
             return None
         return self.loader.fetch_share if self.loader.fetches else self.backend.load_progress()
 
     @property
     def load_stage(self) -> str:
-        """The present stage of loading, for people; empty: none."""
+        """The current stage of loading, for people; empty: none."""
         return self.loader.stage or (self.detail if self.phase is Phase.LOADING else "")
 
     @property
     def load_eta_seconds(self) -> float | None:
-        """Remaining time of loading, estimated from earlier loads; None: unknown, or it is not loading."""
+        """Remaining time of loading, estimated from earlier loads; None: unknown, or not loading."""
         return self.loader.eta_seconds if self.phase is Phase.LOADING else None
 
     @property
     def model_path(self) -> Path | None:
-        """The model's file, as configured; None: there is none, or weft does not manage it."""
+        """The model's configured file; None: there is none, or weft does not manage it."""
         return self.config.model_path
 
     @property
     def plan(self) -> LoadPlan:
-        """The plan of the present or next load."""
+        """The plan of the current or next load."""
         return self.loader.plan
 
     @property
     def unload_at(self) -> "datetime | None":
-        """When the idle timer unloads it unless a request comes, UTC; None: never."""
+        """When the idle timer unloads it unless a request arrives, UTC; None: never."""
         return self.idle_timer.ends_at if self.phase is Phase.READY else None
 
     @property
     def keep_alive_seconds(self) -> float | None:
-        """How long it stays loaded after its last request; None: until something unloads it."""
+        """How long it stays loaded after its last request; None: until it is unloaded explicitly."""
         return self.idle_timer.shown_seconds if self.phase is Phase.READY else None
 
     async def start(self) -> None:
-        """Start the lifecycle task. Returns immediately; the engine loads in the background."""
+        """Starts the lifecycle task. Returns immediately; the engine loads in the background."""
         self._task = start_critical(self._lifecycle.run(), name=f"instance-{self.model}")
 
     async def stop(self) -> None:
-        """End the backend and everything it started. Idempotent."""
+        """Ends the backend and everything it started. Idempotent."""
         task, self._task = self._task, None
         if task is not None:
             await stop_tasks([task])
 
     def drain(self) -> None:
-        """Admit no new requests; running ones go on. The runner is about to end."""
+        """Stops admitting requests before the runner stops; running ones continue."""
         self._lifecycle.request_drain()
 
     @contextmanager
@@ -182,14 +182,14 @@ class Instance:
         takes_slot: bool = True,
         cache: RequestCache | None = None,
     ) -> Iterator[AdmittedRequest]:
-        """Admit one request for the length of the block: it holds a slot and has a record. For use within one task.
+        """Admits a request for the duration of the block: it holds a slot and has a record. For use within one task.
 
-        `name`: the adapter that is requested; empty: the model itself.
-        `keep_alive_seconds` is how long the model stays loaded after it: negative is unlimited, None as configured.
-        `takes_slot`: False for what the engine does beside its work. `cache`: None: the engine's own is not managed.
+        `name`: the requested adapter; empty: the model itself.
+        `keep_alive_seconds`: how long the model stays loaded afterwards; negative: unlimited; None: as configured.
+        `takes_slot`: False for work that needs no engine slot. `cache` None: the engine's cache is not managed.
 
-        Raises NO_SLOT_AVAILABLE, SHUTTING_DOWN while draining, BACKEND_NOT_READY in any other phase but ready. When the
-        backend dies, stalls or is stopped the block is ended with the reason for that.
+        Raises NO_SLOT_AVAILABLE, SHUTTING_DOWN while draining, BACKEND_NOT_READY in any phase but ready. If the backend
+        dies, stalls or is stopped, the block is ended with the reason.
         """
         if self._lifecycle.stopping:
             raise _shutting_down(self.model)
@@ -228,15 +228,15 @@ class Instance:
         return RequestMeter(self.meter, self.model, lambda: self.memory.grant)
 
     async def wake(self, priority: Priority = Priority.NORMAL) -> None:
-        """Return once it admits requests. Callers share one wake; cancelling one caller leaves it to the others.
+        """Waits until it admits requests. Callers share one wake; cancelling one caller does not affect the others.
 
-        After the last caller was cancelled the wake goes on, unless it still waits for memory.
+        If the last caller is cancelled, the wake continues unless it is still waiting for memory.
 
-        `priority` is that of the request that waits for it: models of a higher one are not evicted for it.
+        `priority`: that of the waiting request; models of a higher priority are not evicted for it.
 
-        Raises WAKE_FAILED with the cause: at once while it pauses after a crash, when it is unloaded meanwhile, and
-        when it never fits; INSUFFICIENT_MEMORY when there was no memory for it in time; SHUTTING_DOWN when the runner
-        is stopping.
+        Raises WAKE_FAILED with the cause: immediately during a pause after a crash, when it is unloaded meanwhile, or
+        if it never fits; INSUFFICIENT_MEMORY if no memory became available in time; SHUTTING_DOWN if the runner is
+        stopping.
         """
         self._require_running()
         if self.phase is Phase.READY:
@@ -250,16 +250,16 @@ class Instance:
             raise
 
     async def load(self, spec: LoadSpec = STAY_LOADED) -> bool:
-        """Load it by `spec`, again if it runs by another plan; returns whether it already was. Callers share one load.
+        """Loads it by `spec`, or again if its plan differs; returns whether it was loaded before. Callers share a load.
 
-        When the last caller of a load that `load` began is cancelled, the model is unloaded. Raises as `wake`, and
-        INSUFFICIENT_MEMORY when it would take more than its budget, or there was none.
+        If the last caller of a load that `load` started is cancelled, the model is unloaded. Raises as `wake`, and
+        INSUFFICIENT_MEMORY if it would exceed its budget or no memory was available.
         """
         self._require_running()
         if spec.memory_budget_bytes:
             await self.memory.require_budget(spec.plan, spec.memory_budget_bytes)
         async with self._load_lock:
-            # In a loop: another caller may have woken it again, as configured, before the plan was set here.
+            # A loop, because another caller may have woken it as configured before the plan was set here.
             while self._must_rest_before(spec.plan):
                 await self._put_to_sleep()
             self._require_running()
@@ -269,15 +269,15 @@ class Instance:
             self._pin(spec.pin or self.config.hibernation.pinned)
         if awake is not None:
             await self._waiters.wait(awake, ends_with_last=True)
-        # Only now: several callers may load at once, and a cancelled one must not undo what another has set. An
-        # unload that was requested meanwhile wins.
+        # Only now, because callers may load concurrently and a cancelled one must not undo another's settings. An
+        # unload requested meanwhile takes precedence.
         if self.phase is Phase.READY:
             self._pin(spec.pin or self.config.hibernation.pinned)
             self._lifecycle.note_loaded_for(spec.keep_alive_seconds)
         return was_loaded
 
     def _pin(self, pinned: bool) -> None:
-        """Set the pin. Routers learn of it immediately: they would choose the model for eviction otherwise."""
+        """Sets the pin. Routers are informed immediately, because they might choose the model for eviction."""
         if pinned != self.memory.pinned:
             self.memory.pin(pinned)
             self._on_change()
@@ -286,15 +286,15 @@ class Instance:
         doing = self._lifecycle.state.doing
         if doing in (Command.REST, Command.SEEK):
             return False
-        # A model that is going to sleep resets its load options when it gets there, and would wake as configured.
+        # A model that is going to sleep resets its load options at the end, and would wake as configured.
         falls_asleep = doing is Command.SLEEP and plan != AS_CONFIGURED
         return falls_asleep or self.loader.plan != plan
 
     async def yield_memory(self, lease_id: str, priority: Priority, wanted_by: str) -> None:
-        """Unload the model so that another one can have its memory. Nothing is admitted meanwhile.
+        """Unloads the model to make its memory available to another one. Nothing is admitted meanwhile.
 
-        A lease that it does not hold is no error. Raises RESOURCE_IN_USE when it works on a request, is pinned, loads,
-        or last worked for a higher priority than `priority`; as `unload`.
+        Does nothing for a lease that it does not hold. Raises RESOURCE_IN_USE if it works on a request, is pinned or
+        loading, or last worked for a priority above `priority`; otherwise as `unload`.
         """
         grant = self.memory.grant
         if grant is None or grant.lease_id != lease_id:
@@ -318,11 +318,11 @@ class Instance:
             self._yields_memory = False
 
     async def unload(self) -> None:
-        """Let running requests end, then put it to sleep and end its process; the next wake loads it.
+        """Waits for running requests, then puts the model to sleep and ends its process; the next wake loads it.
 
-        A process that sleeps already is ended too. `config.unload_keeps_process`: one that can sleep stays, as after an
-        idle time. Raises UNSUPPORTED_OPERATION for a server that weft can neither end nor put to sleep, BACKEND_ERROR
-        when its sleep action fails, SHUTTING_DOWN when the runner is stopping.
+        Also ends a process that already sleeps. With `config.unload_keeps_process`, a process that can sleep is kept,
+        as by the idle timer. Raises UNSUPPORTED_OPERATION for a server that weft can neither end nor put to sleep,
+        BACKEND_ERROR if its sleep action fails, SHUTTING_DOWN if the runner is stopping.
         """
         await self._unload(ends_process=not self.config.unload_keeps_process)
 
@@ -346,7 +346,7 @@ class Instance:
         await self._waiters.bounded(self._lifecycle.asleep.wait(), Reason.BACKEND_NOT_READY)
 
     def _adopt(self, fetched: ServedModel) -> None:
-        """Serve the model with the files that were pulled, by a backend that knows them."""
+        """Uses the pulled files, with a new backend for them."""
         self.backend.log.end_followers()
         self.config = replace(fetched, hibernation=self.config.hibernation, added=self.config.added)
         self.backend = fetched.make_backend()
@@ -365,7 +365,7 @@ class Instance:
 
 
 class _WakeWaiters:
-    """Callers that wait until an instance is awake, and what happens to the wake when the last one is cancelled."""
+    """Callers that wait for an instance to wake, and what happens to the wake when the last one is cancelled."""
 
     def __init__(self, lifecycle: LifecycleLoop, config: ServedModel, memory: ModelMemory, clock: Clock) -> None:
         self._lifecycle = lifecycle
@@ -374,16 +374,16 @@ class _WakeWaiters:
         self._clock = clock
         self._count = 0
         self._begun_by_load = False
-        """Whether the present wake was requested by `Instance.load` alone."""
+        """Whether the current wake was requested only by `Instance.load`."""
 
     def adopt(self, config: ServedModel) -> None:
-        """Use the model with its pulled files."""
+        """Uses the model with its pulled files."""
         self._config = config
 
     def request(self, *, by_load: bool, priority: Priority) -> Coroutine[Any, Any, None]:
-        """Request a wake and return its outcome, to be awaited by `wait`.
+        """Requests a wake and returns its outcome, to pass to `wait`.
 
-        A load ends the pause after a failure that was not for lack of memory; else this raises WAKE_FAILED then.
+        A load ends the pause after a failure unless it was for lack of memory; otherwise this raises WAKE_FAILED.
         """
         state = self._lifecycle.state
         if state.doing is Command.PAUSE and not (by_load and state.reason is not Reason.OUT_OF_MEMORY):
@@ -396,11 +396,11 @@ class _WakeWaiters:
         return self._lifecycle.awake.wait()
 
     async def wait(self, awake: Coroutine[Any, Any, None], *, ends_with_last: bool = False) -> None:
-        """Wait for the outcome of a wake. `ends_with_last`: the last caller to leave ends a wake that `load` began."""
+        """Waits for a wake. `ends_with_last`: when the last caller leaves, a wake that `load` started ends."""
         self._count += 1
         try:
             if ends_with_last and self._is_own_process():
-                await awake  # bounded by the stall check and the wait for memory, not by a time limit here
+                await awake  # limited by the stall check and the wait for memory, not by a timeout here
             else:
                 await self.bounded(awake, Reason.WAKE_FAILED)
         except asyncio.CancelledError:
@@ -414,7 +414,7 @@ class _WakeWaiters:
             self._count -= 1
 
     async def bounded(self, outcome: Coroutine[Any, Any, None], reason: Reason) -> None:
-        """Await `outcome` for at most the longest wake time; raises `reason` when that has passed."""
+        """Awaits `outcome` for at most the longest wake time, then raises `reason`."""
         limit = self._config.hibernation.longest_wake_seconds
         try:
             await within(self._clock, limit, outcome)
@@ -423,7 +423,7 @@ class _WakeWaiters:
             raise WeftError(reason, f"{self._config.name} is still {phase} after {limit:g} s") from None
 
     def _waits_for_memory(self) -> bool:
-        """Whether a wake on request has no memory yet: an unwanted wake must not keep its place in the wait queue."""
+        """Whether a wake still waits for memory: an unwanted one must not keep its place in that queue."""
         lifecycle = self._lifecycle
         return self._is_own_process() and lifecycle.state.doing is Command.WAKE and lifecycle.loader.waits
 
@@ -432,7 +432,7 @@ class _WakeWaiters:
 
 
 def _last_log_lines(lines: Sequence[str]) -> tuple[str, ...]:
-    """Returns the last lines with text within the bounds of an attempt; the oldest of them may be cut."""
+    """Returns the last non-empty lines within the limits for an attempt; the oldest one may be cut."""
     kept: list[str] = []
     room = MAX_ATTEMPT_LOG_BYTES
     for line in reversed([line for line in lines if line.strip()][-MAX_ATTEMPT_LOG_LINES:]):

@@ -1,4 +1,4 @@
-"""The lifecycle loop of one backend, the only place that starts, stops, wakes and hibernates it; and its idle timer."""
+"""The lifecycle loop of a backend, the only code that starts, stops, wakes and hibernates it, and its idle timer."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
@@ -53,7 +53,7 @@ from weft.kernel.reasons import Reason
 log = get_logger("weft.instance")
 
 ATTACH_POLL_SECONDS = 0.5
-"""Interval of the probes for a server that is being woken."""
+"""Polling interval for a server that is being woken."""
 REQUESTS_END_SECONDS = 1.0
 """How long failed requests may take to release their backend before it is ended."""
 CRASH_LOG_LINES = 10
@@ -62,13 +62,13 @@ INTERNAL_ERROR = "an internal error; the runner's log has the details"
 
 _NOT_UP_YET = frozenset({Reason.CONNECT_FAILED, Reason.LOAD_STALLED})
 FIRST_REQUEST_SECONDS = 10.0
-"""Time that a model with a keep-alive of 0 waits for its first request."""
+"""How long a model with a keep-alive of 0 waits for its first request."""
 
 
 class LifecycleLoop:
-    """Runs the lifecycle of one backend in one task, `run`. Other tasks set its events and await its shared outcomes.
+    """Runs the lifecycle of a backend in one task, `run`. Other tasks set its events and await its shared outcomes.
 
-    `policy.lifecycle` decides which events are possible and what follows from each; this class executes the commands.
+    `policy.lifecycle` decides which events are possible and what follows; this class executes the commands.
     """
 
     def __init__(
@@ -108,7 +108,7 @@ class LifecycleLoop:
         self.restart_log = RestartLog(clock)
         self.idle_timer = IdleTimer(config.hibernation, memory, records, clock)
         self.stopping = False
-        """The runner is about to end."""
+        """Whether the runner is stopping."""
         self.keeps_process = False
         """Whether the model sleeps in a process that still runs."""
         self.wake_requested = asyncio.Event()
@@ -118,42 +118,42 @@ class LifecycleLoop:
         """Outcome of the next attempt to go to sleep."""
 
     def adopt(self, config: ServedModel, backend: Backend) -> None:
-        """Serve the model with its pulled files by another backend; the present one was never started."""
+        """Uses the pulled files and another backend; the current one was never started."""
         self._config, self._backend = config, backend
         self.loader.adopt(config, backend)
 
     def request_sleep(self, *, ends_process: bool = False) -> None:
-        """Request that the backend is put to sleep as soon as possible. `ends_process`: not in its process."""
+        """Requests sleep as soon as possible. `ends_process`: end the process instead of sleeping in it."""
         if ends_process:
             self._end_of_process_asked.set()
         self._sleep_asked.set()
         self._nudged.set()
 
     def request_end_of_process(self) -> None:
-        """Request the end of the process in which the model sleeps (`keeps_process`); the outcome is `asleep`."""
+        """Requests the end of the process in which the model sleeps (`keeps_process`); the outcome is `asleep`."""
         self._end_of_process_asked.set()
 
     def request_drain(self) -> None:
-        """Request the drain: no new requests are admitted, running ones go on."""
+        """Requests the drain: no new requests are admitted, running ones continue."""
         self.stopping = True
         self._nudged.set()
 
     def note_failure(self, error: WeftError, start: int) -> None:
-        """Record that a request failed during the backend's start number `start`. Some failures cause a restart."""
+        """Records that a request failed during start number `start` of the backend. Some failures cause a restart."""
         counts = self._fault is None and not self._hibernation.requests_fail_alone
         if counts and start == self.loader.starts and needs_restart(error.reason, attached=self._rules.attached):
             self._fault = error
             self._nudged.set()
 
     def note_request_end(self, keep_alive_seconds: float | None) -> None:
-        """Record that a request has ended; `keep_alive_seconds` is its keep-alive."""
+        """Records that a request with this keep-alive has ended."""
         if self.idle_timer.note_request_end(keep_alive_seconds):
             self._nudged.set()
-            # With a short keep-alive it sleeps before the next report.
+            # With a short keep-alive it goes to sleep before the next report.
             self._on_change()
 
     def note_loaded_for(self, keep_alive_seconds: float) -> None:
-        """Record the keep-alive of an explicit load."""
+        """Records the keep-alive of an explicit load."""
         self.idle_timer.load_seconds = keep_alive_seconds
         self._nudged.set()
 
@@ -162,7 +162,7 @@ class LifecycleLoop:
         self._nudged.set()
 
     async def run(self) -> None:
-        """Execute commands until cancelled; then the backend has ended and every waiter has an outcome."""
+        """Executes commands until cancelled; then the backend has ended and every waiter has an outcome."""
         stages: Mapping[Command, Callable[[], Awaitable[Event]]] = {
             Command.LOAD: self._load,
             Command.WAKE: self._wake,
@@ -179,7 +179,7 @@ class LifecycleLoop:
                 try:
                     command = self._note(await stages[command]())
                 except Exception:
-                    # Without this the model would stay in LOADING until the runner is restarted.
+                    # Without this, the model would stay in LOADING until the runner restarts.
                     log.exception("unforeseen error in a model's life", model=self._config.name)
                     await self._end_backend()
                     command = self._note(Broke(INTERNAL_ERROR))
@@ -195,14 +195,14 @@ class LifecycleLoop:
             self._note(Ended())
 
     def _note(self, event: Event) -> Command:
-        """Apply an event: enter the next state, settle the outcomes, and return the next command."""
+        """Applies an event: enters the next state, settles the outcomes, and returns the next command."""
         now = self._clock.monotonic()
         before = self.state
         if self.stopping and not before.draining and not isinstance(event, DrainAsked):
             before = step(before, DrainAsked(), now, self._rules).state
         transition = step(before, event, now, self._rules)
         if transition.command in (Command.PAUSE, Command.REST, Command.SEEK):
-            self._memory.give_up()  # nothing of the backend is left there
+            self._memory.give_up()  # no process of the backend is left
         self._remember(event, transition.state)
         after = transition.state
         if transition.command is Command.PAUSE:
@@ -216,13 +216,13 @@ class LifecycleLoop:
         return transition.command
 
     def _remember(self, event: Event, after: LifeState) -> None:
-        """Keep for people what a fault or restart leaves behind."""
+        """Records the traces of a fault or restart for people."""
         if isinstance(event, Loaded):
             self.restart_log.note_ready()
         elif isinstance(event, (Died, Faulted, LoadFailed, Broke)) and not self._rules.attached and not is_unmet(event):
             self._note_restart(Reason.INTERNAL if isinstance(event, Broke) else event.reason, event.how)
         elif isinstance(event, WakeFailed) and after.doing is Command.PAUSE:
-            self._note_restart(event.reason, event.how)  # any other failed wake counts as no restart
+            self._note_restart(event.reason, event.how)  # any other failed wake does not count as a restart
         if isinstance(event, (Died, Faulted)):
             self._verdict = verdict_on(event, attached=self._rules.attached)
         elif isinstance(event, Cleared) or (isinstance(event, (LoadFailed, WakeFailed)) and self.loader.was_started):
@@ -235,7 +235,7 @@ class LifecycleLoop:
         self.restart_log.note(reason, how)
 
     def _settle(self, event: Event, command: Command) -> None:
-        """Settle the outcomes that callers await: awake, asleep."""
+        """Settles the outcomes that callers await: awake, asleep."""
         if command is Command.SERVE:
             self.wake_requested.clear()
             self.idle_timer.begin()
@@ -251,8 +251,8 @@ class LifecycleLoop:
             self.asleep.settle(WeftError(Reason.INTERNAL, INTERNAL_ERROR))
         elif command in (Command.REST, Command.SEEK):
             if self._sleep_asked.is_set() or not self._rules.attached:
-                # The options of loads and requests hold until the backend sleeps, also where a load ended after the
-                # unload was requested.
+                # The options of loads and requests hold until the backend sleeps, even if a load ended after the unload
+                # was requested.
                 self.idle_timer.forget()
                 self.loader.plan = AS_CONFIGURED
                 self._memory.pinned = self._hibernation.pinned
@@ -261,7 +261,7 @@ class LifecycleLoop:
                 self._end_of_process_asked.clear()
                 self.asleep.settle()
             elif not self._end_of_process_asked.is_set():
-                self.asleep.settle()  # else `_rest` ends the process first
+                self.asleep.settle()  # otherwise `_rest` ends the process first
 
     def _settle_not_awake(self, why: str, reason: Reason = Reason.WAKE_FAILED) -> None:
         self.wake_requested.clear()
@@ -292,7 +292,7 @@ class LifecycleLoop:
             self._note(Waits(detail))
 
     async def _serve(self) -> Event:
-        """Watch the backend until it ends on its own, is faulted, or is to sleep."""
+        """Watches the backend until it exits, is faulted, or must sleep."""
         exited = asyncio.create_task(self._backend.wait_exit())
         watchdog = Watchdog(self._records, self._backend, self._config.timeouts, self._clock)
         watching = asyncio.create_task(watchdog.run())
@@ -318,22 +318,22 @@ class LifecycleLoop:
             await end_tasks(exited, watching)
 
     async def _clear(self) -> Event:
-        """End what a dead or faulted backend leaves behind: its requests, and processes that it started."""
+        """Cleans up after a dead or faulted backend: its requests, and processes that it started."""
         await self._end_backend()
         return Cleared()
 
     async def _end_backend(self) -> None:
-        """End the requests, which are not run again, then the backend: without requests it obeys its first SIGTERM."""
+        """Ends the requests without retrying them, then the backend: without requests it obeys its first SIGTERM."""
         self._records.fail_all(self._verdict)
         self._verdict = WeftError(Reason.WORKER_RESTARTED, "the engine was stopped while it worked on the request")
         try:
             if not await event_within(self._clock, REQUESTS_END_SECONDS, self._records.idle):
                 log.warning("requests hold on to an engine that ends", model=self._config.name)
         finally:
-            await self._backend.stop()  # also when this task is cancelled meanwhile
+            await self._backend.stop()  # also if this task is cancelled meanwhile
 
     async def _fall_asleep(self) -> Event:
-        """Run the sleep action. New requests are refused already; the router waits and wakes the model."""
+        """Runs the sleep action. New requests are already rejected; the router waits and wakes the model."""
         sleep = self._hibernation.sleep
         await first_within(self._clock, self._hibernation.drain_seconds, self._records.idle, self._memory.lost)
         try:
@@ -352,7 +352,7 @@ class LifecycleLoop:
         return Slept()
 
     async def _sleeps_in_place(self) -> bool:
-        """Put the backend to sleep in its process. False: a request or a fault forbids it, or it cannot."""
+        """Puts the backend to sleep in its process. False: it cannot, or a request or a fault prevents it."""
         if self._end_of_process_asked.is_set():
             return False
         return self._records.idle.is_set() and not self._memory.lost.is_set() and await self._backend.sleep()
@@ -371,7 +371,8 @@ class LifecycleLoop:
 
     async def _wake(self) -> Event:
         if not self._rules.attached and self._hibernation.recipe is None:
-            # As any load of an own process: bounded by the stall check, not by a time limit, and ended by an unload.
+            # Like any load of weft's own process: limited by the stall check instead of a timeout, and ended by an
+            # unload.
             loaded = await self._load()
             if not isinstance(loaded, LoadFailed):
                 return loaded
@@ -427,7 +428,7 @@ class LifecycleLoop:
 
 
 class IdleTimer:
-    """The unload timer of one instance. Keep-alives of loads and requests hold until the backend sleeps."""
+    """The idle timer of an instance. Keep-alives of loads and requests apply until the backend sleeps."""
 
     def __init__(
         self, settings: HibernationSettings, memory: ModelMemory, records: RequestRecords, clock: Clock
@@ -438,7 +439,7 @@ class IdleTimer:
         self._clock = clock
         self._request_seconds: float | None = None
         self._asked_seconds: float | None = None
-        """Keep-alive of the last request that began."""
+        """Keep-alive of the last request that started."""
         self._has_served = False
         self._since, self._since_at = clock.monotonic(), clock.utc_now()
         self.load_seconds: float | None = None
@@ -452,7 +453,7 @@ class IdleTimer:
 
     @property
     def shown_seconds(self) -> float | None:
-        """The same as people see it: while it works on requests, by the last one that began."""
+        """The limit to display: during requests, that of the last one that started."""
         return self._limit(self._asked_seconds if self._records.running else self._request_seconds)
 
     def _limit(self, request_seconds: float | None) -> float | None:
@@ -468,26 +469,26 @@ class IdleTimer:
 
     @property
     def ends_at(self) -> datetime | None:
-        """Time at which it goes to sleep unless a request comes, UTC; None: never, or it works on a request."""
+        """When it goes to sleep unless a request arrives, UTC; None: never, or it is working."""
         limit = self.limit_seconds
         if limit is None or self._records.running:
             return None
         return self._since_at + timedelta(seconds=limit)
 
     def begin(self) -> None:
-        """Start the idle time: requests are admitted from now on, or a request has ended."""
+        """Starts the idle time: requests are now admitted, or a request has ended."""
         self._since, self._since_at = self._clock.monotonic(), self._clock.utc_now()
 
     def begin_life(self) -> None:
-        """Reset after a new start of the backend."""
+        """Resets the timer after a new start of the backend."""
         self._has_served = False
 
     def note_request_begin(self, keep_alive_seconds: float | None) -> None:
-        """Record the keep-alive of a request that begins."""
+        """Records the keep-alive of a request that starts."""
         self._asked_seconds = keep_alive_seconds
 
     def note_request_end(self, keep_alive_seconds: float | None) -> bool:
-        """Record the end of a request and its keep-alive. Returns whether `decide` should be called now."""
+        """Records the end of a request and its keep-alive. Returns whether to call `decide` now."""
         before = self.limit_seconds
         self.begin()
         if self._has_served and keep_alive_seconds == self._request_seconds:
@@ -497,11 +498,11 @@ class IdleTimer:
         return after != before or after == 0
 
     def forget(self) -> None:
-        """Forget the keep-alives of loads and requests: the model sleeps."""
+        """Resets the keep-alives of loads and requests, because the model sleeps."""
         self.load_seconds = self._request_seconds = None
 
     def decide(self, *, stays_awake: bool) -> SleepDecision:
-        """Whether to go to sleep now."""
+        """Decides whether to go to sleep now."""
         signs = IdleState(
             now=self._clock.monotonic(),
             idle_since=self._since,

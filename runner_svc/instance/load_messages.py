@@ -1,4 +1,4 @@
-"""Load options and load parameters: messages to values and back."""
+"""Converts load options and load parameters between messages and values."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -20,14 +20,14 @@ MAX_BUDGET_BYTES = 2**50
 def load_spec_from(
     options: pb.LoadOptions, backend: Backend, quantizations: Mapping[str, Path], own_quantization: str = ""
 ) -> LoadSpec:
-    """Returns the checked options of a load. `own_quantization` is that of the configured file; empty: unknown.
+    """Returns the validated options of a load. `own_quantization`: that of the configured file; empty: unknown.
 
     Raises INVALID_ARGUMENT naming the option.
     """
     known = {parameter.name: parameter for parameter in backend.load_parameters}
     given = {name: _value_from(value, name) for name, value in options.parameters.items()}
     checked = check_parameters(given, backend.load_parameters, "options.parameters")
-    backend.check_load(checked, "options.parameters")  # checked now: an invalid load must not end the present one
+    backend.check_load(checked, "options.parameters")  # checked now: an invalid load must not end the current one
     changed = {name: value for name, value in checked.items() if value != known[name].default}
     if not 0 <= options.memory_budget_bytes <= MAX_BUDGET_BYTES:
         raise invalid_field("options.memory_budget_bytes", f"must be 0 to {MAX_BUDGET_BYTES}")
@@ -42,7 +42,7 @@ def load_spec_from(
 
 
 def own_quantization(model_path: Path | None) -> str:
-    """Returns the quantization in the header of a model's file; empty: none, or the file cannot be read."""
+    """Returns the quantization in the header of a model's file; empty: none, or the file is unreadable."""
     if model_path is None or not model_path.is_file():
         return ""
     try:
@@ -52,7 +52,7 @@ def own_quantization(model_path: Path | None) -> str:
 
 
 def options_message(plan: LoadPlan, keep_alive_seconds: float | None, *, pin: bool) -> pb.LoadOptions:
-    """The options of the present or next load as a message."""
+    """Returns the options of the current or next load as a message."""
     message = pb.LoadOptions(
         parameters={name: value_message(value) for name, value in plan.parameters.items()},
         quantization=plan.quantization,

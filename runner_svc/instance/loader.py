@@ -1,4 +1,4 @@
-"""The loader of an instance: acquires a memory lease, starts the backend, and measures how long that takes."""
+"""The loader of an instance: acquires a memory lease, starts the backend, and measures the duration."""
 
 from collections import deque
 from dataclasses import replace
@@ -22,21 +22,21 @@ if TYPE_CHECKING:
 log = get_logger("weft.instance")
 
 MAX_LOAD_TIMES = 5
-"""Earlier loads from which the remaining time is estimated."""
+"""Number of earlier loads from which the remaining time is estimated."""
 MAX_CRASH_LINES = 2000
 MAX_CRASH_BYTES = 64 * 1024
-"""Output of a backend that is kept from its last crash."""
+"""Maximum output that is kept of the last crash."""
 
 PULLING = "pulling"
 FETCH_STEPS = 10
-"""How often the progress of a pull is reported without waiting; other reports have it too."""
+"""How often the progress of a pull is pushed; regular reports have it too."""
 WAITING_FOR_MEMORY = "waiting for memory"
 STARTING = "starting"
 LOADING = "loading"
 
 
 class Loader:
-    """Starts one backend by the present load plan, once per call."""
+    """Starts a backend by the current load plan, once per call."""
 
     def __init__(self, config: ServedModel, backend: Backend, memory: ModelMemory, clock: Clock) -> None:
         self._config = config
@@ -49,43 +49,43 @@ class Loader:
         self._engine_began: float | None = None
         self._began: float | None = None
         self.on_slots: Callable[[int], None] = lambda _: None
-        """Called with the number of slots of the engine; 0: as configured."""
+        """Called with the engine's number of slots; 0: as configured."""
         self.plan = AS_CONFIGURED
-        """Plan of the present or next load."""
+        """Plan of the current or next load."""
         self.was_started = False
-        """Whether the present attempt has begun to start the backend."""
+        """Whether the current attempt has begun to start the backend."""
         self.waits = False
         """Whether it waits for memory."""
         self.on_fetched: Callable[[ServedModel], None] = lambda _: None
-        """Called with the model as it is served once its files were pulled, before its engine is started."""
+        """Called with the model and its pulled files before its engine is started."""
         self.on_fetch_progress: Callable[[], None] = lambda: None
-        """Called a few times during a pull, when routers should learn how far it is."""
+        """Called a few times during a pull to report its progress to routers."""
         self.fetches = False
-        """Whether the files of the model are being pulled, or the last attempt to do that failed."""
+        """Whether the model's files are being pulled, or the last pull failed."""
         self.fetch_stage = ""
-        """What the pull of its files does, for people; empty: nothing is pulled."""
+        """Stage of the pull, for people; empty: no pull."""
         self.fetch_share: float | None = None
-        """Share of a pull that is done; None: not known, or nothing is pulled."""
+        """Completed share of the pull; None: unknown, or no pull."""
         self.context_tokens = 0
         self._engine_abilities = UNKNOWN
         self._engine_quantization = ""
         self._known_abilities: tuple[str, Abilities] | None = None
-        """Of a quantization; kept, since every request is compared with them."""
+        """Abilities by quantization; cached, because every request is compared with them."""
         self.starts = 0
-        """Number of times that the backend became ready; identifies the present start."""
+        """Number of times that the backend became ready; identifies the current start."""
         self.last_seconds = 0.0
-        """Duration of the last successful load, the wait for memory included."""
+        """Duration of the last successful load, including the wait for memory."""
 
     @property
     def is_otherwise(self) -> bool:
-        """Whether the present or next load differs from the configuration."""
+        """Whether the current or next load differs from the configuration."""
         return self.plan != AS_CONFIGURED
 
     @property
     def abilities(self) -> Abilities:
-        """What the model takes, as its settings, its files and its engine show.
+        """The model's abilities according to its settings, files and engine.
 
-        The engine of another quantization shows nothing about the present one.
+        The engine of another quantization says nothing about the current one.
         """
         quantization = self.plan.quantization
         if self._known_abilities is None or self._known_abilities[0] != quantization:
@@ -97,7 +97,7 @@ class Loader:
 
     @property
     def stage(self) -> str:
-        """The present stage of a load, for people; empty: none."""
+        """The current stage of a load, for people; empty: none."""
         if self._began is None:
             return ""
         if self.fetch_stage:
@@ -115,11 +115,11 @@ class Loader:
 
     @property
     def usual_seconds(self) -> float | None:
-        """Median duration of the engine's start, without the wait for memory; None: not loaded yet."""
+        """Median duration of the engine's start without the wait for memory; None: never loaded."""
         return median(self._times) if self._times else None
 
     async def start(self, on_waiting: OnWaiting) -> None:
-        """Return once the backend is ready.
+        """Waits until the backend is ready.
 
         Raises as Backend.start, MemoryLedger.acquire and FetchModel, and LEASE_LOST.
         """
@@ -141,16 +141,16 @@ class Loader:
             self.waits = False
 
     def adopt(self, config: ServedModel, backend: Backend) -> None:
-        """Serve the model with its pulled files by another backend; the present one was never started."""
+        """Uses the pulled files and another backend; the current one was never started."""
         self._config, self._backend = config, backend
         self._log_mark, self._known_abilities = 0, None
 
     async def _fetch(self) -> None:
-        """Pull the files of the model, where they are not here yet."""
+        """Pulls the model's files if they are missing."""
         self.fetches = False
         if self._config.fetch is None:
             return
-        # A load that fails for what this machine lacks is retried as that of an engine that ends.
+        # If this machine lacks something, the load is retried like that of an engine that exits.
         self.fetches = self._config.lack is None
         self.fetch_stage = PULLING if self.fetches else ""
         try:
@@ -166,12 +166,12 @@ class Loader:
             self.on_fetch_progress()
 
     def note_lease_lost(self) -> None:
-        """Interrupt a start that is under way."""
+        """Interrupts a start in progress."""
         if self._start is not None:
             self._start.interrupt(self._memory.lost_error())
 
     def last_lines(self) -> tuple[str, ...]:
-        """Returns the output of the present or last process alone, as far as the log still has it."""
+        """Returns the output of the current or last process only, as far as the log still has it."""
         kept: list[str] = []
         room = min(MAX_CRASH_BYTES, self._backend.log.total_bytes - self._log_mark)
         for line in reversed(self._backend.log_lines(MAX_CRASH_LINES)):
@@ -182,7 +182,7 @@ class Loader:
         return tuple(reversed(kept))
 
     async def _start_engine(self, order: LoadOrder) -> BackendFacts:
-        """Start the engine; the loss of the lease interrupts the start."""
+        """Starts the engine; losing the lease interrupts the start."""
         self._log_mark, self.was_started = self._backend.log.total_bytes, True
         self._start = Interruptible()
         try:

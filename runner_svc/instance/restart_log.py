@@ -21,26 +21,26 @@ class RestartLog:
         self._clock = clock
         self._restarts: deque[pb.Restart] = deque(maxlen=MAX_RESTARTS)
         self._unrecovered: deque[float] = deque(maxlen=MAX_RESTARTS)
-        """When the last faults were noticed, which have not recovered: seconds on the monotonic clock."""
+        """Monotonic times of the last faults without a recovery so far."""
         self.total = 0
-        """Number of faults so far, forgotten ones included; counted when they are noticed."""
+        """Total number of faults, counted when they are detected."""
         self.crash_lines: tuple[str, ...] = ()
-        """The backend's output up to its last crash, oldest first, at most loader.MAX_CRASH_BYTES of it."""
+        """The backend's output up to its last crash, oldest first, at most loader.MAX_CRASH_BYTES."""
         self.last_ready_at: datetime | None = None
-        """UTC; None: it never was ready."""
+        """UTC; None: it was never ready."""
 
     @property
     def all(self) -> tuple[pb.Restart, ...]:
-        """The restarts that are kept, oldest first. Read-only."""
+        """The kept restarts, oldest first. Read-only."""
         return tuple(self._restarts)
 
     @property
     def last_detail(self) -> str:
-        """The cause of the last restart; empty: there was none."""
+        """The cause of the last restart; empty: none."""
         return self._restarts[-1].detail if self._restarts else ""
 
     def note(self, reason: Reason, detail: str) -> None:
-        """Record a fault that was noticed just now."""
+        """Records a fault that was just detected."""
         self.total += 1
         restart = pb.Restart(reason=reason.value, detail=detail)  # type: ignore[arg-type]  # same numbers
         restart.time.FromDatetime(self._clock.utc_now())
@@ -48,7 +48,7 @@ class RestartLog:
         self._unrecovered.append(self._clock.monotonic())
 
     def note_ready(self) -> None:
-        """Record that requests are admitted again: the recovery of every fault since the last time ends."""
+        """Records that requests are admitted again, which ends the recovery of all faults since the last time."""
         self.last_ready_at = self._clock.utc_now()
         now = self._clock.monotonic()
         for back, noticed in enumerate(reversed(self._unrecovered), 1):
@@ -56,5 +56,5 @@ class RestartLog:
         self._unrecovered.clear()
 
     def note_asleep(self) -> None:
-        """Record that it was put to sleep: the time asleep is no part of a recovery."""
+        """Records that it was put to sleep: the time asleep does not count as recovery."""
         self._unrecovered.clear()

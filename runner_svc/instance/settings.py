@@ -17,25 +17,24 @@ from weft.kernel.request import JournalMode, Operation, Skill
 from weft.wake.recipes import DEFAULT_MAX_WAIT_SECONDS
 
 NoteFetch = Callable[[str, float | None], None]
-"""Called with what a pull does, in words, and its share that is done; None: not known."""
+"""Called with the stage of a pull as text, and its completed share; None: unknown."""
 FetchModel = Callable[[NoteFetch], Awaitable["ServedModel"]]
-"""Pulls the files of a model and returns it as it is served with them. Raises WeftError."""
+"""Pulls a model's files and returns the model with them. Raises WeftError."""
 RunRecipe = Callable[[wake_pb2.WakeRecipe, float], Awaitable[None]]
-"""Runs a recipe within a number of seconds. Raises WAKE_FAILED."""
+"""Runs a recipe with a timeout in seconds. Raises WAKE_FAILED."""
 
 
 async def no_recipes(recipe: wake_pb2.WakeRecipe, timeout_seconds: float) -> None:
-    """A RunRecipe that refuses every recipe."""
+    """A RunRecipe that rejects every recipe."""
     del recipe, timeout_seconds
     raise WeftError(Reason.WAKE_FAILED, "this runner carries out no recipes")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SleepSettings:
-    """When an idle model goes to sleep, and by which action."""
+    """When an idle model goes to sleep, and how."""
 
     after_seconds: float
-    """Idle time after which it goes to sleep."""
     action: wake_pb2.WakeRecipe | None = field(default=None, repr=False)
     """A request or a program. None: the backend's process is ended."""
     max_wait_seconds: float = DEFAULT_MAX_WAIT_SECONDS
@@ -49,26 +48,26 @@ class HibernationSettings:
     attached: bool = False
     """Whether the backend is a server that weft neither started nor can end."""
     requests_fail_alone: bool = False
-    """Whether a request that cannot reach the server is no sign that the server is gone."""
+    """Whether a request that cannot reach the server does not mean that the server is gone."""
     start_asleep: bool = False
-    """Whether it is loaded with the first request, not at start."""
+    """Whether it is loaded by the first request instead of at start."""
     recipe: wake_pb2.WakeRecipe | None = field(default=None, repr=False)
     """Recipe that the runner runs before it starts the backend or attaches to it."""
     woken_by_mesh: bool = False
     """Whether routers can wake the host of an attached server."""
     max_wait_seconds: float = DEFAULT_MAX_WAIT_SECONDS
-    """Maximum wait from the first step of a wake until requests are admitted. Where a wake is only the load of an own
-    process, it bounds the callers alone: the load continues for as long as it makes progress."""
+    """Maximum time from the first step of a wake until requests are admitted. If a wake only loads weft's own process,
+    it limits the callers alone: the load continues as long as it makes progress."""
     sleep: SleepSettings | None = None
-    """None: it goes to sleep by `unload` and keep-alive only."""
+    """None: it only goes to sleep by `unload` and keep-alive."""
     drain_seconds: float = 10.0
-    """Time that an unload gives running requests to end."""
+    """How long an unload waits for running requests."""
     attach_retry_seconds: float = 5.0
-    """Interval of the attempts to find a server that cannot be woken."""
+    """Polling interval for a server that cannot be woken."""
     keep_alive_seconds: float | None = None
     """Idle time after which it goes to sleep; negative: never; None: from `sleep`, else from `category`."""
     category: str = DEFAULT_CATEGORY
-    """Kind of model: a key of policy.keep_alive.CATEGORY_SECONDS."""
+    """A key of policy.keep_alive.CATEGORY_SECONDS."""
     pinned: bool = False
     """Whether it is never evicted for another model, and stays loaded."""
     memory_wait_seconds: float = 0.0
@@ -76,7 +75,7 @@ class HibernationSettings:
 
     @property
     def can_wake(self) -> bool:
-        """Whether the runner can wake it. It can always start its own processes again."""
+        """Whether the runner can wake it. It can always restart its own processes."""
         return not self.attached or self.recipe is not None
 
     @property
@@ -86,7 +85,7 @@ class HibernationSettings:
 
     @property
     def sleeps_by_itself(self) -> bool:
-        """Whether it may go to sleep when idle: only where it can be woken again."""
+        """Whether it may go to sleep when idle, which requires that it can be woken again."""
         return self.can_unload and (self.can_wake or self.woken_by_mesh)
 
     def keep_alive_settings(
@@ -97,7 +96,7 @@ class HibernationSettings:
         holds_devices: bool = False,
         pinned: bool = False,
     ) -> KeepAliveSettings:
-        """Returns the keep-alive settings of the configuration, with those of the moment."""
+        """Returns the configured keep-alive settings combined with the current ones."""
         after_seconds = None if self.sleep is None else self.sleep.after_seconds
         return KeepAliveSettings(
             request_seconds=request_seconds,
@@ -110,69 +109,69 @@ class HibernationSettings:
 
     @property
     def longest_wake_seconds(self) -> float:
-        """Maximum time that a caller waits for a wake, including a transition to sleep that is under way."""
+        """Maximum time that a caller waits for a wake, including a running transition to sleep."""
         falling_asleep = 0.0 if self.sleep is None else self.sleep.max_wait_seconds
         return self.drain_seconds + falling_asleep + self.memory_wait_seconds + self.max_wait_seconds
 
 
 ADAPTED_OPERATIONS = frozenset({Operation.CHAT, Operation.COMPLETION, Operation.TOKENIZE})
-"""The operations that engines do with an adapter."""
+"""Operations that engines support with an adapter."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedAdapter:
-    """An adapter of a model, which the mesh knows as a separate model."""
+    """An adapter of a model, which the mesh lists as a separate model."""
 
     name: str
     """Unique in the mesh."""
     pool: str = ""
-    """As of a model."""
+    """Like a model's pool."""
     file: Path | None = None
     """The file with the digest for receipts; None: there is none."""
     skills: frozenset[Skill] = frozenset()
-    """The skills that the configuration lists, all that it has then; empty: those of its model."""
+    """The configured skills, which are then all it has; empty: those of its model."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedModel(ModelEngine):
-    """One model as an instance serves it: its engine, and how it is published, kept and restarted."""
+    """A model as an instance serves it: its engine, and how it is published, kept loaded and restarted."""
 
     name: str
     """Unique in the mesh."""
     slots: int = 4
     pool: str = ""
-    """Models of one pool are interchangeable; empty: its own pool."""
+    """Models of a pool are interchangeable; empty: a pool of its own name."""
     tags: tags_pb2.Tags = field(default_factory=tags_pb2.Tags)
-    """Its tier, labels and owner; those of its adapters too."""
+    """Tier, labels and owner, also of its adapters."""
     upstream_name: str = ""
-    """The name of its file or folder, or what its server has for it; empty: not known."""
+    """The name of its file or folder, or its server's name for it; empty: unknown."""
     chat: ChatSettings = field(default_factory=ChatSettings)
     hibernation: HibernationSettings = field(default_factory=HibernationSettings)
     restart: RestartLimits = field(default_factory=RestartLimits)
     skills: frozenset[Skill] = frozenset()
-    """The skills that the configuration lists, all that it has then; empty: it lists none."""
+    """The configured skills, which are then all it has; empty: not configured."""
     declared_abilities: Abilities = UNKNOWN
-    """What the model takes by its configuration, these skills included."""
+    """The model's configured abilities, including these skills."""
     journal: JournalMode = JournalMode.UNSET
-    """Whether its requests, and those of its adapters, are durable tasks of the mesh."""
+    """Whether its and its adapters' requests are durable tasks of the mesh."""
     target_inflight: int | None = None
-    """Concurrent requests that it admits; None: as many as its slots."""
+    """Maximum concurrent requests; None: as many as its slots."""
     adapters: tuple[ServedAdapter, ...] = ()
-    """Adapters of the model: separate models, which its instance serves as well."""
+    """Adapters of the model: separate models that its instance also serves."""
     fetch: FetchModel | None = field(default=None, repr=False)
-    """Pulls its files before the first load; None: they are there."""
+    """Pulls its files before the first load; None: they are present."""
     lack: WeftError | None = None
-    """What it needs and this machine does not have now, with which `fetch` fails; None: nothing."""
+    """What the model needs but this machine lacks, the error of `fetch`; None: nothing."""
     added: added_model_pb2.AddedModel | None = field(default=None, repr=False)
-    """How it was added, of a model that was asked for by its source; None: the configuration names it."""
+    """The record of a model that was added by its source; None: it is configured."""
     server: str = ""
-    """The server whose list of models it is of; empty: it is served by its own settings."""
+    """The followed server that lists the model; empty: the model has its own settings."""
     wake_by_mesh: wake_pb2.WakeRecipe | None = field(default=None, repr=False)
-    """Wake recipe that routers run to wake the host; it is published. The runner's own recipe is not."""
+    """Published wake recipe, which routers run to wake the host. The runner's own recipe is not published."""
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names under which it is served: its own, and those of its adapters."""
+        """The names it serves: its own and those of its adapters."""
         return self.name, *(adapter.name for adapter in self.adapters)
 
     @property
@@ -181,10 +180,10 @@ class ServedModel(ModelEngine):
         return self.operations & ADAPTED_OPERATIONS
 
     def adapter(self, name: str) -> ServedAdapter | None:
-        """Returns the adapter of this name; None: the name is that of the model itself."""
+        """Returns the adapter with this name; None: it is the model's own name."""
         return next((adapter for adapter in self.adapters if adapter.name == name), None)
 
     def takes_images(self, known: Abilities) -> bool:
-        """Whether it takes images; its category counts where nothing is known of them."""
+        """Whether it accepts images; its category decides if its abilities are unknown."""
         is_for_images = self.hibernation.category == "vision" and Skill.IMAGE not in known.lacking
         return is_for_images or Skill.IMAGE in known.skills

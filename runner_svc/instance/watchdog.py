@@ -19,7 +19,7 @@ PROBE_TIMEOUT_INTERVALS = 2.0
 
 
 class Watchdog:
-    """Watches one backend from ready to its end; there is a new watchdog for every start."""
+    """Watches a backend from ready to its end. Every start has a new watchdog."""
 
     def __init__(self, records: RequestRecords, backend: Backend, profile: TimeoutProfile, clock: Clock) -> None:
         self._records = records
@@ -30,14 +30,14 @@ class Watchdog:
         self._probe: asyncio.Task[bool] | None = None
 
     async def run(self) -> WeftError:
-        """Fail stalled requests as they are found; return, with STALL_TIMEOUT, once the backend must be restarted.
+        """Fails stalled requests as they are found; returns STALL_TIMEOUT once the backend must be restarted.
 
-        The stalled requests have failed by then; the caller ends the others. Never returns for an attached server:
-        its requests fail and the server stays.
+        The caller then ends the remaining requests. Never returns for an attached server: its requests fail, but it is
+        not restarted.
         """
         try:
             while True:
-                # The sleep alone paces the samples: nothing is awaited in between, so a gap means a suspended machine.
+                # Only the sleep paces the samples: nothing is awaited in between, so a gap means a suspended machine.
                 await self._clock.sleep(self._profile.probe_interval_seconds)
                 verdict = self._policy.look(self._see())
                 self._act(verdict)
@@ -78,7 +78,7 @@ class Watchdog:
             self._probe = asyncio.create_task(self._backend.responds(timeout), name="probe-backend")
 
     def _probe_result(self) -> bool | None:
-        """Returns the result of the probe, once it has ended."""
+        """Returns the result of the probe once it has ended."""
         if self._probe is None or not self._probe.done():
             return None
         probe, self._probe = self._probe, None

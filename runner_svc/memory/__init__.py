@@ -1,1 +1,1 @@
-"""Accelerator memory as a runner sees it: what a model takes, and the lease for it."""
+"""Accelerator memory of a runner's models: estimates, measurements and leases."""

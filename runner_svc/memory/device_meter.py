@@ -1,6 +1,6 @@
-"""The meter of a runner: samples of the host's accelerators, and the shares that requests have in their work.
+"""The meter of a runner: accelerator samples, and the shares of requests in the devices' work.
 
-`policy.device_shares` has the rule. Nothing here makes a request wait: a share is what the samples so far say.
+`policy.device_shares` has the rule. Requests never wait for a sample: a share reflects the samples so far.
 """
 
 import asyncio
@@ -29,14 +29,14 @@ from weft.kernel.service import start_critical, stop_tasks
 IDLE_SAMPLE_SECONDS = 5.0
 """Interval of samples while no engine works on a request."""
 MEAN_SECONDS = 60.0
-"""Time over which the mean utilization of a device is taken."""
+"""Period of a device's mean utilization."""
 MAX_SAMPLES = 240
-"""Samples of a device that are kept."""
+"""Number of samples kept per device."""
 
 
 @dataclass(slots=True, eq=False)
 class MeteredCall:
-    """One call of an engine for a request, and its shares so far by device."""
+    """An engine call for a request, and its shares so far by device."""
 
     engine: str
     devices: tuple[int, ...]
@@ -45,13 +45,13 @@ class MeteredCall:
     shares: dict[int, Share] = field(default_factory=dict)
 
     def share(self) -> Share:
-        """Returns its share over all devices, once it has ended."""
+        """Returns its total share over all devices, once it has ended."""
         seconds = 0.0 if self.ended is None else self.ended - self.began
         return over_devices(self.shares.get(index, Share()).known_for(seconds) for index in self.devices)
 
 
 class DeviceMeter:
-    """The calls of a runner's engines that are running, and the samples of the devices."""
+    """The running calls of a runner's engines, and the device samples."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -66,7 +66,7 @@ class DeviceMeter:
 
     @contextmanager
     def calling(self, engine: str, devices: tuple[int, ...]) -> Iterator[MeteredCall]:
-        """Meters a call of an engine for the length of the block."""
+        """Meters an engine call for the duration of the block."""
         call = MeteredCall(engine, devices, self._clock.monotonic())
         if devices:
             self._calls.append(call)
@@ -79,7 +79,7 @@ class DeviceMeter:
                 self.called.clear()
 
     def note(self, samples: Mapping[int, DeviceSample]) -> None:
-        """Take the next sample of each device; one that is missing was not seen, which leaves its time unsampled."""
+        """Adds the next sample of each device; a missing device was not observed, so its time is unsampled."""
         for index, sample in samples.items():
             kept = self._samples.setdefault(index, deque(maxlen=MAX_SAMPLES))
             if kept:
@@ -87,11 +87,11 @@ class DeviceMeter:
             kept.append(sample)
         for index in [index for index in self._samples if index not in samples]:
             del self._samples[index]
-        # Calls that have ended had a part in the interval that this sample has closed, and in none from now on.
+        # Calls that have ended only had a share in the interval that this sample closes.
         self._calls = [call for call in self._calls if call.ended is None]
 
     def figures(self) -> dict[int, DeviceUse]:
-        """Returns the figures of each device that is sampled."""
+        """Returns the figures of each sampled device."""
         return {
             index: DeviceUse(
                 mean_utilization=mean_utilization(samples, MEAN_SECONDS),
@@ -123,7 +123,7 @@ class RequestMeter:
 
     @contextmanager
     def calling(self) -> Iterator[None]:
-        """Meters a call of the engine for the length of the block."""
+        """Meters an engine call for the duration of the block."""
         grant = self._grant()
         devices = () if grant is None else tuple(share.device_index for share in grant.shares if share.bytes)
         with self._meter.calling(self._engine, devices) as call:
@@ -144,7 +144,7 @@ class RequestMeter:
 
 
 class DeviceSampler:
-    """The loop that samples the devices for a meter. Life cycle: start, stop."""
+    """Samples the devices for a meter in a loop. Life cycle: start, stop."""
 
     def __init__(
         self,
@@ -154,14 +154,14 @@ class DeviceSampler:
         clock: Clock,
         interval_seconds: float,
     ) -> None:
-        """`processes`: those of each engine of the runner, by its model. `interval_seconds`: while engines work."""
+        """`processes`: those of each engine of the runner, by model. `interval_seconds`: while engines work."""
         self._observer = observer
         self._meter = meter
         self._processes = processes
         self._clock = clock
         self._interval_seconds = interval_seconds
         self._engine_of: dict[ProcessId, str] = {}
-        """The engine of each process that holds device memory; empty: it is none of this runner."""
+        """The engine of each process that holds device memory; empty: not of this runner."""
         self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
@@ -169,7 +169,7 @@ class DeviceSampler:
         self._task = start_critical(self._loop(), name="device-samples")
 
     async def stop(self) -> None:
-        """Stop. Idempotent."""
+        """Stops sampling. Idempotent."""
         if self._task is not None:
             await stop_tasks([self._task])
             self._task = None
@@ -192,7 +192,7 @@ class DeviceSampler:
         return device_samples(snapshot, self._engine_of, self._clock.monotonic())
 
     def _learn(self, present: Sequence[ProcessId]) -> None:
-        """Find the engines of new processes. To list the processes of an engine takes milliseconds, so it is rare."""
+        """Finds the engines of new processes only, because listing an engine's processes takes milliseconds."""
         self._engine_of = {process: self._engine_of[process] for process in present if process in self._engine_of}
         unknown = [process for process in present if process not in self._engine_of]
         if unknown:
@@ -209,7 +209,7 @@ def device_samples(snapshot: HostSnapshot, engine_of: Mapping[ProcessId, str], a
     memory: dict[int, dict[str, int | None]] = {device.index: {} for device in snapshot.devices}
     for process in snapshot.processes:
         engine, amounts = engine_of.get(process.process, ""), dict(process.bytes_by_device)
-        # Memory of an unknown amount may be on any device.
+        # Memory of unknown size may be on any device.
         for index in memory if process.memory_unknown else amounts:
             before, amount = memory[index].get(engine, 0), amounts.get(index)
             memory[index][engine] = None if before is None or amount is None else before + amount

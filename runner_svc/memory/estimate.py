@@ -1,4 +1,4 @@
-"""The memory estimate of a model on disk: reads its files, and lets `policy/memory_estimate.py` decide."""
+"""Estimates the memory of a model on disk: reads its files for `policy/memory_estimate.py`."""
 
 import asyncio
 import threading
@@ -36,20 +36,20 @@ from weft.kernel.log import get_logger
 log = get_logger("weft.memory")
 
 MAX_CACHED_FACTS = 128
-"""Number of model files whose facts are cached."""
+"""Maximum number of model files whose facts are cached."""
 _SPECIFIC_SOURCES = frozenset({EstimateSource.LEARNED, EstimateSource.MANIFEST, EstimateSource.HEADER})
 """Sources that are better than a declaration for another load."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFacts:
-    """The facts in the files of a model. 0 and empty texts: unknown."""
+    """Facts in a model's files. 0 and empty texts: unknown."""
 
     file_bytes: int = 0
     file_kind: FileKind | None = None
     shape: ModelShape | None = None
     context_tokens: int = 0
-    """Trained context of the model."""
+    """The model's training context."""
     quantization: str = ""
     architecture: str = ""
     parameter_count: int = 0
@@ -59,16 +59,16 @@ class ModelFacts:
     projector_bytes: int = 0
     """Size of the projector's file; 0: there is none."""
     adapter_bytes: int = 0
-    """Size of the files of all adapters."""
+    """Total size of all adapter files."""
     draft: "ModelFacts | None" = None
-    """The facts of the draft model; None: there is none."""
+    """Facts of the draft model; None: there is none."""
 
 
 def read_model_facts(path: Path) -> ModelFacts:
-    """Reads the facts in a model's files. Blocks for 20 ms and more: call it in a thread.
+    """Reads the facts in a model's files. Blocks for 20 ms or more: call it in a thread.
 
-    For files that cannot be read, or whose headers are broken, few or no facts are returned: the engine decides whether
-    they can be loaded.
+    Returns few or no facts for files that are unreadable or have broken headers: the engine decides whether it can load
+    them.
     """
     try:
         if path.is_file() and is_gguf(path):
@@ -87,17 +87,16 @@ class ModelFiles:
     """The files that an engine loads for one model."""
 
     path: Path
-    """Its weights, or the first part of them."""
+    """Its weights, or their first part."""
     projector: Path | None = None
-    """The encoder of its images and audio."""
+    """The image and audio encoder."""
     draft: Path | None = None
-    """The model that drafts tokens for it."""
+    """The draft model."""
     adapters: tuple[Path, ...] = ()
-    """Its adapters."""
 
 
 class MemoryEstimator:
-    """Estimates for the models of one runner; the headers of unchanged files are read once."""
+    """Memory estimates for a runner's models. Headers of unchanged files are read once."""
 
     def __init__(self, learned: LearnedMemory | None = None) -> None:
         self._learned = learned
@@ -107,7 +106,7 @@ class MemoryEstimator:
     async def estimate(
         self, name: str, files: ModelFiles | None, settings: MemorySettings, manifest_bytes: int | None = None
     ) -> MemoryEstimate | None:
-        """Returns the estimate of a load, also by the name alone; None: unknown."""
+        """Returns the estimate of a load, from the name if there are no files; None: unknown."""
         return await asyncio.to_thread(self._estimate, name, files, settings, manifest_bytes)
 
     async def largest_context(self, files: ModelFiles, settings: MemorySettings, budget_bytes: int) -> int | None:
@@ -115,7 +114,7 @@ class MemoryEstimator:
         return await asyncio.to_thread(self._largest_context, files, settings, budget_bytes)
 
     def learn(self, files: ModelFiles, settings: MemorySettings, measured_bytes: int) -> None:
-        """Record the measured memory of a load over all devices. Blocks for the time of a small file's write."""
+        """Records the measured memory of a load over all devices. Blocks while it writes a small file."""
         identity = self._loaded_facts(files).identity if self._learned is not None else None
         if self._learned is not None and identity is not None:
             self._learned.learn(identity, settings, measured_bytes)
@@ -156,7 +155,7 @@ class MemoryEstimator:
 def known_model(
     name: str, facts: ModelFacts, manifest_bytes: int | None = None, measured: tuple[int, ...] = ()
 ) -> KnownModel:
-    """Returns the known facts in the form of the policy."""
+    """Converts facts to the input of the policy."""
     return KnownModel(
         name=name,
         learned_bytes=measured,
@@ -171,7 +170,7 @@ def known_model(
 
 
 def loaded_facts(files: ModelFiles, read: Callable[[Path], ModelFacts] = read_model_facts) -> ModelFacts:
-    """Returns the facts of a model with those of what is loaded with it. Blocks as `read_model_facts`."""
+    """Returns a model's facts with those of the files loaded with it. Blocks as `read_model_facts`."""
     facts = read(files.path)
     projector = None if files.projector is None else read(files.projector)
     draft = None if files.draft is None else read(files.draft)
@@ -193,7 +192,7 @@ def loaded_facts(files: ModelFiles, read: Callable[[Path], ModelFacts] = read_mo
 
 
 def manifest_bytes_of(memory_mb: int | None) -> int | None:
-    """Returns `memory_mb` of a configuration in bytes."""
+    """Converts the `memory_mb` setting to bytes."""
     return None if memory_mb is None else memory_mb * MEBIBYTE
 
 
@@ -262,26 +261,26 @@ def _identity(files: list[Path], size: int | None = None) -> FileIdentity:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForecastModel:
-    """The configuration of a model that determines its memory."""
+    """The configuration that determines a model's memory."""
 
     name: str
     files: ModelFiles
     quantizations: Mapping[str, Path] = field(default_factory=dict)
-    """Further files of its weights, by quantization."""
+    """Other weight files, by quantization."""
     context_tokens: int
     slots: int
     parameters: Mapping[str, LoadValue] = field(default_factory=dict)
-    """Further configured values, by names of load parameters."""
+    """Other configured values, by load parameter."""
     habits: EngineHabits = field(default_factory=EngineHabits)
     manifest_bytes: int | None = None
-    """Memory that the operator declares for the configured load."""
+    """Memory that the operator declared for the configured load."""
 
 
 class DeclaredForecast(MemoryForecast):
-    """The MemoryForecast of a model of which only the operator's declaration is known."""
+    """The MemoryForecast of a model with only the operator's declaration."""
 
     def __init__(self, declared_bytes: int | None) -> None:
-        """None: nothing is known."""
+        """None: unknown."""
         self._declared_bytes = declared_bytes
 
     @override
@@ -297,7 +296,7 @@ class FileForecast(MemoryForecast):
     """The MemoryForecast of a model in files."""
 
     def __init__(self, model: ForecastModel, estimator: MemoryEstimator) -> None:
-        """`estimator` is shared by the models of a runner."""
+        """`estimator` is shared by a runner's models."""
         self._model = model
         self._estimator = estimator
 
