@@ -1,4 +1,4 @@
-"""Prometheus metrics of a runner: its models, its engines' figures, and the metrics of the engines themselves."""
+"""Prometheus metrics of a runner: its models and their memory, caches and loads, and the engines' own metrics."""
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -12,7 +12,7 @@ from weft.api.runner.v1 import runner_service_pb2 as pb
 from weft.kernel.metrics import MetricsPage, PassedOn, passed_on
 
 OWN_NAMES = ("weft_", "gen_ai_")
-"""Beginnings of names that no engine's metrics have: they would look like ours."""
+"""Name prefixes that are dropped from engine metrics, because they would look like weft's."""
 _MODEL = ("model",)
 _PHASES = {number: name.removeprefix("PHASE_").lower() for name, number in InstanceState.Phase.items()}
 _ENGINE_GAUGES = (
@@ -90,7 +90,7 @@ def _cache_metrics(instances: Iterable[pb.InstanceDescription], page: MetricsPag
 
 
 def _load_metrics(states: Iterable[InstanceState], page: MetricsPage) -> Iterator[Metric]:
-    """Returns the figures that engines report of themselves. Their counters restart at 0 with the engine."""
+    """Yields the figures that engines report. Their counters restart at 0 with the engine."""
     loads = [(each.model, {field.name: value for field, value in each.engine_load.ListFields()}) for each in states]
     for family, described in ((page.gauge, _ENGINE_GAUGES), (page.count, _ENGINE_COUNTERS)):
         for field_name, name, meaning in described:
@@ -102,9 +102,9 @@ def _by_model(values: Iterable[tuple[str, float | None]]) -> Iterator[tuple[tupl
 
 
 class EnginePages:
-    """The metrics of the engines themselves, with the labels `runner` and `model`, and what became of their pages.
+    """The engines' own metrics with the labels `runner` and `model`, and how much of each page was passed on.
 
-    No engine is asked for a page here: they are those from which its load was read, at most some seconds old.
+    No engine is queried here: the pages are those from which its load was read, at most some seconds old.
     """
 
     def __init__(self, page: MetricsPage, runner: str, pages: Callable[[], Mapping[str, EnginePage]]) -> None:
@@ -113,10 +113,10 @@ class EnginePages:
         self._runner = runner
         self._pages = pages
         self._read: dict[str, tuple[str, PassedOn]] = {}
-        """By model the page that was read last, and what it held."""
+        """By model: the last page that was read, and its content."""
 
     def collect(self) -> Iterator[Metric]:
-        """Returns the metrics of the engines, and those of their pages."""
+        """Yields the engines' metrics, and those about their pages."""
         pages, current = self._pages(), self._current()
         yield self._page.count(
             "weft_runner_failed_engine_scrapes",

@@ -1,4 +1,4 @@
-"""Redaction of the addresses of a runner's own servers in text and errors that leave over a link."""
+"""Redacts addresses of a runner's own servers in texts and errors that leave this machine over a link."""
 
 import re
 
@@ -13,7 +13,7 @@ LOCAL = "<local>"
 
 _HOST = r"(?:localhost|127(?:\.\d{1,3}){3}|0\.0\.0\.0|\[(?:::|::1|0:0:0:0:0:0:0:1|::ffff:127(?:\.\d{1,3}){3})\])"
 _USER = r"(?:[^\s/@]{1,256}@)?"
-# Older servers write host and port as text. A longer name that ends or begins like a loopback host is another host.
+# Older servers write host and port as text. A longer name that ends or starts like a loopback host is another host.
 _LOCAL_ADDRESS = re.compile(
     rf"https?://{_USER}{_HOST}(?::\d{{1,5}}|(?![\w:-]|\.\w))"
     rf"|(?<![\w.-]){_HOST}:\d{{1,5}}"
@@ -23,12 +23,12 @@ _LOCAL_ADDRESS = re.compile(
 
 
 def redact_local_addresses(text: str) -> str:
-    """Returns `text` with each loopback URL, and each loopback `host:port`, replaced by `<local>`."""
+    """Replaces each loopback URL and each loopback `host:port` in a text by `<local>`."""
     return _LOCAL_ADDRESS.sub(LOCAL, text)
 
 
 def redact_status(status: link_pb2.CallEnd) -> link_pb2.CallEnd:
-    """Returns `status` with its message and its error details redacted."""
+    """Returns `status` with its message and error details redacted."""
     redacted = link_pb2.CallEnd()
     redacted.CopyFrom(status)
     redacted.message = redact_local_addresses(status.message)
@@ -39,7 +39,7 @@ def redact_status(status: link_pb2.CallEnd) -> link_pb2.CallEnd:
 
 
 def _conceal_in_details(serialized: bytes) -> bytes:
-    """Redact a serialized google.rpc.Status of the runner's own server."""
+    """Redacts a serialized google.rpc.Status of the runner's own server."""
     status = status_pb2.Status.FromString(serialized)
     status.message = redact_local_addresses(status.message)
     for detail in status.details:

@@ -1,4 +1,4 @@
-"""Records of the requests of an instance: state, progress, output, and how each ended."""
+"""Records of an instance's requests: state, progress, output, and how each ended."""
 
 import asyncio
 from collections import deque
@@ -17,13 +17,13 @@ from weft.kernel.reasons import Reason
 from weft.kernel.sliding_window import SlidingWindow
 
 MAX_ENDED_RECORDS = 100
-"""Number of ended requests that are kept per model, without their output."""
+"""Number of ended requests kept per model, without their output."""
 MAX_OUTPUT_CHARS = 256 * 1024
-"""Output of a running request that is kept; the oldest is dropped first."""
+"""Maximum kept output of a running request; the oldest part is dropped first."""
 RATE_SECONDS = 10.0
-"""Time over which the tokens per second of a model are taken."""
+"""Period over which a model's tokens per second are measured."""
 MIN_RATE_SECONDS = 0.5
-"""Minimum time from the first token: earlier ones say nothing about a rate."""
+"""Minimum time since the first token: less does not show a rate."""
 
 
 class RequestState(IntEnum):
@@ -44,7 +44,7 @@ class RequestState(IntEnum):
 
 @dataclass(slots=True, eq=False)
 class RequestRecord:
-    """One request on one instance. Times are seconds on the runner's monotonic clock unless stated otherwise."""
+    """A request on an instance. Times are seconds on the runner's monotonic clock unless stated otherwise."""
 
     request_id: str
     model: str
@@ -56,55 +56,55 @@ class RequestRecord:
     state: RequestState = RequestState.PREFILL
     reason: Reason = Reason.UNSPECIFIED
     turn_started: float = 0.0
-    """Start of the engine's present turn."""
+    """Start of the engine's current turn."""
     turn_has_content: bool = False
-    """Whether the engine's present turn has produced its first token."""
+    """Whether the engine's current turn has produced its first token."""
     with_caller: bool = False
-    """Whether the caller holds a frame and has not asked for the next one: the engine's silence does not count then.
-    Set around every frame that is handed on."""
+    """Whether the caller holds a frame and has not requested the next one, so that the engine's silence does not count.
+    Set around every frame that is passed on."""
     turn_first_token: float | None = None
-    """Time of the first token of the present turn; None: none yet."""
+    """Time of the first token of the current turn; None: none yet."""
     first_content: float | None = None
     last_token: float | None = None
     last_report: float | None = None
-    """Time of the last token, report on the prompt, answer or error of the engine."""
+    """Time of the engine's last token, prefill report, answer or error."""
     ended: float | None = None
     verdict: WeftError | None = None
-    """The error by which `fail` ended it."""
+    """The error with which `fail` ended it."""
     output_chars: int = 0
     left_premises: bool = False
     """Whether a called tool sent data to a remote provider."""
     answered: bool = False
-    """Whether the end of the answer was sent: the caller may hang up from then on."""
+    """Whether the end of the answer was sent: after that the caller may hang up."""
     tool_iterations_left: int | None = None
     signals: list[signal_pb2.Signal] = field(default_factory=list)
     recent_tokens: SlidingWindow = field(default_factory=lambda: SlidingWindow(RATE_SECONDS))
-    """The tokens of all requests of its model over the last RATE_SECONDS."""
+    """Tokens of all the model's requests in the last RATE_SECONDS."""
     _pieces: deque[str] = field(default_factory=deque)
     _kept_chars: int = 0
     _block: Interruptible = field(default_factory=Interruptible)
 
     @property
     def output(self) -> str:
-        """The output so far, at most the last MAX_OUTPUT_CHARS of it; empty once the request has ended."""
+        """The output so far, at most the last MAX_OUTPUT_CHARS; empty once the request has ended."""
         return "".join(self._pieces)
 
     def begin_turn(self) -> None:
-        """Record the start of a turn of the engine."""
+        """Records the start of an engine turn."""
         self.state, self.turn_has_content, self.with_caller = RequestState.PREFILL, False, False
         self.turn_first_token = None
         self.turn_started = self.last_progress = self.clock.monotonic()
 
     def note_prefill(self) -> None:
-        """Record progress on the prompt that the engine reported."""
+        """Records prefill progress reported by the engine."""
         self.last_report = self.last_progress = self.clock.monotonic()
 
     def note_work(self) -> None:
-        """Record that the engine was observed to compute."""
+        """Records that the engine was observed to compute."""
         self.last_progress = self.clock.monotonic()
 
     def note_token(self) -> None:
-        """Record a token of the engine, whether it can be sent yet or not."""
+        """Records a token of the engine, even if it is still held back."""
         self.last_token = self.last_report = self.last_progress = self.clock.monotonic()
         self.recent_tokens.add(self.last_token, 1)
         if not self.turn_has_content:
@@ -113,7 +113,7 @@ class RequestRecord:
             self.first_content = self.first_content or self.last_token
 
     def note_output(self, text: str) -> None:
-        """Record text that was sent to the caller."""
+        """Records text that was sent to the caller."""
         self.output_chars += len(text)
         self._pieces.append(text[-MAX_OUTPUT_CHARS:])
         self._kept_chars += len(self._pieces[-1])
@@ -121,14 +121,14 @@ class RequestRecord:
             self._kept_chars -= len(self._pieces.popleft())
 
     def begin_tool(self) -> None:
-        """Record the start of a tool: the engine is idle."""
+        """Records the start of a tool: the engine is idle."""
         self.state = RequestState.RUNNING_TOOL
         self.last_progress = self.clock.monotonic()
 
     def fail(self, error: WeftError) -> None:
-        """End the request with `error`; the first such error wins, and an ended request stays unchanged.
+        """Ends the request with `error`. Only the first such error counts, and an ended request stays unchanged.
 
-        It also wins over the errors that follow from it, such as a broken connection.
+        It takes precedence over errors that it causes, such as a broken connection.
         """
         if self.verdict is None and not self.state.ended:
             self.verdict = error
@@ -136,7 +136,7 @@ class RequestRecord:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """The run of the request: how the block is left decides how the request ended."""
+        """Wraps the run of the request, and records by the exit of the block how it ended."""
         try:
             with self._block:
                 yield
@@ -168,7 +168,7 @@ class RequestRecord:
 
 
 class RequestRecords:
-    """The records of one instance: its running requests, and the last ended ones."""
+    """The records of one instance: its running requests and the last ended ones."""
 
     def __init__(self, model: str, clock: Clock) -> None:
         self._model = model
@@ -187,7 +187,7 @@ class RequestRecords:
 
     @property
     def tokens_per_second(self) -> float | None:
-        """Tokens of all requests per second, over the last RATE_SECONDS or since the first of them; None: unknown."""
+        """Tokens per second of all requests, over the last RATE_SECONDS or since the first one; None: unknown."""
         now = self._clock.monotonic()
         total = self._recent_tokens.settle(now)
         seconds = RATE_SECONDS - self._recent_tokens.seconds_until_less(now)
@@ -195,7 +195,7 @@ class RequestRecords:
 
     @property
     def all(self) -> tuple[RequestRecord, ...]:
-        """All records: the ended ones first, oldest first."""
+        """All records: ended ones first, oldest first."""
         return (*self._ended, *self._running)
 
     def find(self, request_id: str) -> RequestRecord | None:
@@ -204,7 +204,7 @@ class RequestRecords:
 
     @contextmanager
     def keep(self, request_id: str, model: str = "") -> Iterator[RequestRecord]:
-        """Keeps a new record for the length of the block; see RequestRecord.running.
+        """Keeps a new record for the duration of the block; see RequestRecord.running.
 
         `model`: the requested adapter; empty: the model itself.
         """
@@ -230,6 +230,6 @@ class RequestRecords:
                 self.idle.set()
 
     def fail_all(self, error: WeftError) -> None:
-        """End every running request with a copy of `error`, except those that are failing already."""
+        """Ends every running request with a copy of `error`, except those that are already failing."""
         for record in self._running:
             record.fail(fresh_copy(error))

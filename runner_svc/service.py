@@ -60,9 +60,9 @@ log = get_logger("weft.runner")
 
 DRAIN_CHECK_SECONDS = 0.05
 REPLACEMENT_SECONDS = 1.0
-"""Longest wait for the instance that replaces another one; after that requests may have to wait for it."""
+"""Maximum wait for a replacing instance; after that requests may have to wait for it."""
 _IN_MEMORY = frozenset({Phase.LOADING, Phase.READY, Phase.DRAINING, Phase.STOPPING})
-"""Phases in which a model takes memory."""
+"""Phases in which a model uses memory."""
 
 
 def build(config: RunnerConfig, *, clock: Clock | None = None) -> "RunnerService":
@@ -89,12 +89,12 @@ class RunnerService(Service):
         self._limit = limit
         self._instances = {model.name: self._instance(model, limit) for model in config.models}
         self._by_name = {name: instance for instance in self._instances.values() for name in instance.names}
-        """The instances by every name that they serve under: those of models and of their adapters."""
+        """Instances by every name that they serve: models and adapters."""
         self._in_order = list(self._instances.values())
         self._remote_models = {name for instance in self._in_order if instance.config.remote for name in instance.names}
         self._chats: dict[str, ChatSetup] = {}
         self._leaving: dict[asyncio.Task[None], str] = {}
-        """Models of instances that serve no further requests, until those that they have have ended."""
+        """Models of instances that finish their last requests and accept no others."""
         self._coming: set[asyncio.Task[None]] = set()
         """Instances that load once others of the same model have ended."""
         self._caches = CacheManager.over(self._instances.values(), config.session_file.parent)
@@ -143,7 +143,7 @@ class RunnerService(Service):
 
     @property
     def health_checks(self) -> tuple[HealthCheck, ...]:
-        """The checks of its engines and of its session; without them it is degraded, because it can get them back."""
+        """The checks of its engines and its session; a failed check means degraded, because the runner can recover."""
 
         async def look_at_engines() -> Observation:
             return engine_health({name: instance.phase for name, instance in self._instances.items()})
@@ -175,7 +175,7 @@ class RunnerService(Service):
         runner_service_pb2_grpc.add_RunnerServiceServicer_to_server(self._control, server)
 
     async def start(self) -> None:
-        """Start instances, tools and session. Backends load in the background; changes are reported to the registry."""
+        """Starts instances, tools and session. Backends load in the background and report changes to the registry."""
         self._registry = open_channel(self._config.registry_address, self._config.security)
         self._session = RunnerSession(
             registry=self._registry,
@@ -201,20 +201,20 @@ class RunnerService(Service):
             await self._followed.follow(server)
         if self._added is not None:
             await self._added.restore()
-        # After the instances, which load meanwhile: the start of a tool server that is down takes until its timeout.
+        # After the instances, which load meanwhile: the start of an unreachable tool server takes until its timeout.
         await self._tools.start()
         await self._session.start()
         self._reading = start_task(self._read_models(), name="model-files")
 
     async def serve(self, model: ServedModel) -> None:
-        """Serve one more model, or another one of the same name, see `replace`."""
+        """Serves another model, or replaces the one with its name; see `replace`."""
         await self.replace(model)
 
     async def replace(self, model: ServedModel) -> str:
-        """Serve another model, or replace the one of the same name; running requests of the replaced one finish.
+        """Serves a new model, or replaces the one with its name; running requests of the replaced one finish.
 
-        The new one loads beside the old one where memory allows both, else after it. Returns a sentence about which of
-        both it is; empty for a model that is new.
+        The new one loads beside the old one if memory allows both, otherwise after it. Returns a sentence about the
+        order; empty for a new model.
         """
         instance = self._instance(model, self._limit)
         instance.on_adopted = partial(self._note_adopted, instance)
@@ -247,7 +247,7 @@ class RunnerService(Service):
         return words
 
     async def _replacement(self, instance: Instance) -> tuple[ReplacementOrder, str]:
-        """Returns how an instance replaces the others of its model, and a sentence; empty where there are none."""
+        """Returns how an instance replaces the others of its model, and a sentence; empty if there are none."""
         old, is_leaving = self._instances.get(instance.model), instance.model in self._leaving.values()
         is_loaded = is_leaving or (old is not None and old.phase in _IN_MEMORY)
         needed = None if instance.memory.expected is None else instance.memory.expected.bytes
@@ -259,7 +259,7 @@ class RunnerService(Service):
         return order, "" if old is None else replacement_words(instance.model, order, needed, free)
 
     async def _start_after_others(self, instance: Instance) -> None:
-        """Start an instance once all earlier ones of its model have ended, unless it was replaced itself by then."""
+        """Starts an instance once all earlier ones of its model have ended, unless it has been replaced meanwhile."""
         while earlier := [task for task, model in self._leaving.items() if model == instance.model]:
             await asyncio.wait(earlier)
         if self._instances.get(instance.model) is instance:
@@ -270,13 +270,13 @@ class RunnerService(Service):
         return name in self._by_name
 
     async def machine_memory(self) -> MachineMemory:
-        """Returns the memory by which a model without a configuration is sized."""
+        """Returns the memory for sizing a model without configuration."""
         return await machine_memory(self._leases)
 
     async def remove(self, name: str) -> int:
-        """Serve a model no longer: its requests end within its drain time, then its engine and its lease.
+        """Stops serving a model: its requests end within its drain time, then its engine and its lease.
 
-        Returns the accelerator memory that it held, in bytes. Does nothing for an unknown name.
+        Returns the bytes of accelerator memory that it held. Does nothing for an unknown name.
         """
         instance = self._instances.get(name)
         if instance is None:
@@ -290,31 +290,31 @@ class RunnerService(Service):
         return held
 
     def withdraw(self, name: str) -> None:
-        """Stop serving a model; its running requests finish. Does nothing for an unknown name."""
+        """Stops serving a model; its running requests finish. Does nothing for an unknown name."""
         instance = self._instances.get(name)
         if instance is not None:
             self._retire(instance)
             self._note_models()
 
     def publish_agents(self, agents: Sequence[agent_pb2.AgentManifest]) -> None:
-        """Publish these agents in place of the present ones."""
+        """Publishes these agents instead of the current ones."""
         self._report.published_agents = tuple(agents)
         self._note_models()
 
     async def until_published(self, seconds: float) -> bool:
-        """Wait until the registry has the models and agents of this moment; returns whether it has, in this time."""
+        """Waits until the registry has the current models and agents; returns whether it has within this time."""
         return self._session is not None and await self._session.until_published(seconds)
 
     def holders_of(self, name: str) -> int:
-        """Returns how many requests a model has; 0 for one that is not served."""
+        """Returns the number of a model's running requests; 0 if it is not served."""
         instance = self._instances.get(name)
         return 0 if instance is None else len(instance.slots.holders)
 
     def _withdraw_taken(self, names: Collection[str]) -> None:
-        """Serve added models no longer whose names others have taken while this runner was away.
+        """Stops serving added models whose names others have taken while this runner was away.
 
-        Without a session it would serve nothing. They are tried again at the next start, and those of a followed
-        server soon, under other names.
+        Without a session it could serve nothing. They are tried again at the next start, and those of a followed server
+        soon, under other names.
         """
         for instance in [each for each in self._in_order if each.model in names]:
             if instance.config.added is not None:
@@ -324,7 +324,7 @@ class RunnerService(Service):
         self._followed.note_taken(names)
 
     def _retire(self, instance: Instance) -> "asyncio.Task[None]":
-        """Take no further requests for an instance; returns the task that ends it after those that it has."""
+        """Stops admitting requests to an instance; returns the task that ends it after its running requests."""
         name = instance.model
         del self._instances[name]
         self._in_order.remove(instance)
@@ -338,7 +338,7 @@ class RunnerService(Service):
         return task
 
     async def _end_once_idle(self, instance: Instance) -> None:
-        """End an instance when its last request has ended, each of which has its own limits."""
+        """Ends an instance after its last request; requests have their own limits."""
         try:
             while instance.slots.holders:
                 await self._clock.sleep(DRAIN_CHECK_SECONDS)
@@ -347,7 +347,7 @@ class RunnerService(Service):
             self._caches.remove(instance)
 
     async def _until_ready(self, instance: Instance) -> None:
-        """Wait until an instance takes requests, at most REPLACEMENT_SECONDS."""
+        """Waits until an instance admits requests, at most REPLACEMENT_SECONDS."""
         deadline = self._clock.monotonic() + REPLACEMENT_SECONDS
         while instance.phase is not Phase.READY and self._clock.monotonic() < deadline:
             await self._clock.sleep(DRAIN_CHECK_SECONDS)
@@ -357,7 +357,7 @@ class RunnerService(Service):
             self._session.note_models()
 
     async def stop(self, grace_seconds: float) -> None:
-        """Stop: refuse new requests, let running ones finish, end the backends, release leases, close the session."""
+        """Rejects new requests, lets running ones finish, ends the backends, releases leases, closes the session."""
         self._control.end_tails()
         await self._followed.stop()
         await self._drain(grace_seconds)
@@ -368,11 +368,11 @@ class RunnerService(Service):
         ends = await asyncio.gather(*(instance.stop() for instance in self._instances.values()), return_exceptions=True)
         for instance, end in zip(self._instances.values(), ends, strict=True):
             if isinstance(end, Exception):
-                # A failure must not prevent the stop of the others, the tools and the connection.
+                # A failure must not prevent stopping the others, the tools and the connection.
                 log.error("a model did not stop cleanly", model=instance.model, error=repr(end)[:512])
         if self._sampler is not None:
             await self._sampler.stop()
-        # Only now: leases are released after their engines have ended, and while the session is open.
+        # Only now: leases are released after their engines have ended, while the session is still open.
         if self._leases is not None:
             await self._leases.stop()
         if self._session is not None:
@@ -383,7 +383,7 @@ class RunnerService(Service):
             self._registry = None
 
     def describe(self) -> runner_service_pb2.DescribeResponse:
-        """Describes the runner and its instances as RunnerService.Describe, without log lines."""
+        """Describes the runner and its instances like RunnerService.Describe, without log lines."""
         return self._report.describe(0)
 
     def engine_pages(self) -> dict[str, EnginePage]:
@@ -392,12 +392,12 @@ class RunnerService(Service):
         return {model: page for model, page in pages.items() if page is not None}
 
     def reopen_session(self) -> None:
-        """Reopen the session immediately: the path to the registry has changed. Does nothing before `start`."""
+        """Reopens the session immediately because the path to the registry changed. Does nothing before `start`."""
         if self._session is not None:
             self._session.reopen()
 
     def note_mesh_time(self, now: datetime) -> None:
-        """Set the mesh's time, UTC, by which tickets and permits expire."""
+        """Sets the mesh's time (UTC), which determines when tickets and permits expire."""
         self._mesh_clock.set(now)
 
     def _instance(self, model: ServedModel, limit: RequestLimit) -> Instance:
@@ -425,7 +425,7 @@ class RunnerService(Service):
         return LeaseManager(settings, config.observer, self._session_id, self._clock, SystemRandom().random)
 
     def _device_sampler(self, config: RunnerConfig) -> DeviceSampler | None:
-        """Returns the sampler of the devices; None: no engine of this runner can hold one."""
+        """Returns the device sampler; None: no engine of this runner can hold a device."""
         if self._leases is None or config.observer is None:
             return None
         return DeviceSampler(
@@ -460,7 +460,7 @@ class RunnerService(Service):
             await self._clock.sleep(DRAIN_CHECK_SECONDS)
 
     async def _read_models(self) -> None:
-        # Forecasts first, since they are fast: routers need them to choose a host with enough memory.
+        # Forecasts first, because they are fast and routers need them to choose a host with enough memory.
         for instance in list(self._instances.values()):
             await self._foresee(instance)
         self._note_change()
@@ -476,18 +476,18 @@ class RunnerService(Service):
             self._note_models()
 
     def _note_adopted(self, instance: Instance) -> None:
-        """Use the files of a model that were pulled: its cache, its digest."""
+        """Uses a model's pulled files: its cache and its digest."""
         self._caches.adopt(instance)
         self._read_digests_again()
         self._note_change()
 
     def _read_digests_again(self) -> None:
-        """Read the digests of files that came after the start; the task at the start has those of the first ones."""
+        """Reads the digests of files that arrived after the start."""
         if self._digesting is None or self._digesting.done():
             self._digesting = start_task(self._read_digests(), name="model-digests")
 
     async def _foresee(self, instance: Instance) -> None:
-        """Forecast the memory of a model before its first load."""
+        """Forecasts a model's memory before its first load."""
         if instance.memory.expected is None:
             await instance.memory.foresee(AS_CONFIGURED)
 
@@ -497,7 +497,7 @@ class RunnerService(Service):
 
 
 async def _digest(name: str, file: Path | None, memory: Path) -> str:
-    """Returns the digest of the file of a model or an adapter; empty: it has none, or it cannot be read."""
+    """Returns the file digest of a model or an adapter; empty: it has no file, or it is unreadable."""
     if file is None:
         return ""
     try:

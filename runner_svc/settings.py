@@ -215,12 +215,12 @@ class RunnerSettings:
 
     @property
     def follows_server(self) -> bool:
-        """Whether it serves what a server lists."""
+        """Whether it serves the models that a server lists."""
         return self.url is not None and not self.models
 
     @property
     def published_models(self) -> tuple[ModelSettings, ...]:
-        """The models that the mesh learns of where publishing is the default: those without `publish: false`."""
+        """The models that the mesh lists by default: those without `publish: false`."""
         return tuple(model for model in self.models if model.publish is not False)
 
     @property
@@ -237,7 +237,7 @@ class RunnerSettings:
 
     @property
     def graces(self) -> StopGraces:
-        """The grace periods of the steps of ending an engine."""
+        """The grace periods for ending an engine."""
         return StopGraces(
             first_term_seconds=self.first_term_seconds,
             second_term_seconds=self.second_term_seconds,
@@ -245,7 +245,7 @@ class RunnerSettings:
 
     @property
     def restart(self) -> RestartLimits:
-        """The limits of a crash loop of its engines."""
+        """The crash loop limits of its engines."""
         return RestartLimits(
             max_deaths=self.max_deaths,
             first_pause_seconds=self.first_pause_seconds,

@@ -1,4 +1,4 @@
-"""Waits with a timeout on the injected clock, and an outcome that many tasks await."""
+"""Waits with a timeout on the injected clock, and an outcome that many tasks can await."""
 
 import asyncio
 from collections.abc import Coroutine
@@ -12,7 +12,7 @@ _Result = TypeVar("_Result")
 
 
 async def within(clock: Clock, seconds: float, work: Coroutine[Any, Any, _Result]) -> _Result:
-    """Returns the result of `work`. Raises TimeoutError, with the work cancelled and ended, when it takes longer."""
+    """Returns the result of `work`. If it takes longer, cancels it, waits for its end and raises TimeoutError."""
     working = asyncio.create_task(work)
     timer = asyncio.create_task(clock.sleep(seconds))
     try:
@@ -35,7 +35,7 @@ async def event_within(clock: Clock, seconds: float | None, event: asyncio.Event
 
 
 async def first_within(clock: Clock, seconds: float, *events: asyncio.Event) -> None:
-    """Return when one of the events is set, or after `seconds`."""
+    """Returns when one of the events is set, or after `seconds`."""
     timer = asyncio.create_task(clock.sleep(seconds))
     waiting = [asyncio.create_task(event.wait()) for event in events]
     try:
@@ -45,7 +45,7 @@ async def first_within(clock: Clock, seconds: float, *events: asyncio.Event) -> 
 
 
 async def first_of(*events: asyncio.Event) -> None:
-    """Return when one of the events is set."""
+    """Returns when one of the events is set."""
     waiting = [asyncio.create_task(event.wait()) for event in events]
     try:
         await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
@@ -54,14 +54,14 @@ async def first_of(*events: asyncio.Event) -> None:
 
 
 async def end_tasks(*tasks: "asyncio.Task[Any]") -> None:
-    """Cancel tasks and wait until they have ended; their exceptions are dropped."""
+    """Cancels tasks and waits until they have ended; their exceptions are dropped."""
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def fresh_copy(error: WeftError) -> WeftError:
-    """Returns a copy of an error: one exception object raised in many tasks would collect all their tracebacks."""
+    """Returns a copy of an error: a single exception raised in many tasks would collect all their tracebacks."""
     copy = WeftError(
         error.reason, error.message, metadata=error.metadata, retry_after_seconds=error.retry_after_seconds
     )
@@ -87,14 +87,14 @@ class SharedOutcome:
         self._round = _Round()
 
     def wait(self) -> Coroutine[Any, Any, None]:
-        """Returns when the attempt succeeds; raises its error when it fails. Cancelling one waiter affects no other.
+        """Waits for the attempt's success; raises its error if it fails. Cancelling one waiter affects no other.
 
-        The attempt is the one under way at the call; it may be settled before the returned coroutine runs.
+        The attempt is the current one at the call; it may be settled before the returned coroutine runs.
         """
         return self._round.outcome()
 
     def settle(self, error: WeftError | None = None) -> None:
-        """Settle the attempt. None: success."""
+        """Settles the attempt. None: success."""
         current, self._round = self._round, _Round()
         current.error = error
         current.done.set()

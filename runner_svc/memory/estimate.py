@@ -311,7 +311,7 @@ class FileForecast(MemoryForecast):
         return estimate
 
     def inputs(self, plan: LoadPlan) -> tuple[ModelFiles, MemorySettings]:
-        """Returns what the estimate of a load is made from: the files that are loaded, and the settings."""
+        """Returns the inputs of a load's estimate: the files to load, and the settings."""
         return self._files(plan), self._settings(plan)
 
     @override

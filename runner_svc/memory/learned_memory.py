@@ -1,4 +1,4 @@
-"""Measured memory of earlier loads, kept across restarts of the runner in a small file."""
+"""Measured memory of earlier loads, stored across restarts of the runner in a small file."""
 
 import hashlib
 import threading
@@ -16,9 +16,9 @@ from weft.kernel.log import get_logger
 log = get_logger("weft.memory")
 
 MAX_ENTRIES = 256
-"""Entries, by file and settings; the least recently loaded one is evicted."""
+"""Maximum number of entries by file and settings; the least recently loaded one is evicted."""
 MAX_MEASUREMENTS = 4
-"""Last measurements that are kept per entry."""
+"""Number of last measurements kept per entry."""
 MAX_FILE_BYTES = 1024 * 1024
 MAX_BYTES = 2**50
 """Largest measurement that is accepted."""
@@ -26,17 +26,17 @@ VERSION = 1
 
 
 def learned_file(state_folder: Path, runner: str) -> Path:
-    """Returns the path of the file of a runner."""
+    """Returns the path of a runner's file."""
     return state_folder / f"{runner}.memory.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileIdentity:
-    """Identity of a model's file: a replaced file of the same name is another one."""
+    """Identity of a model's file, which changes when the file is replaced."""
 
     path: str
     bytes: int
-    """Size of all parts."""
+    """Total size of all parts."""
     modified_ns: int
     companions: "tuple[FileIdentity, ...]" = ()
     """Files that are loaded with it: its projector, its draft model."""
@@ -53,13 +53,13 @@ class _Entry(msgspec.Struct, frozen=True, kw_only=True):
 class _State(msgspec.Struct, frozen=True, kw_only=True):
     version: int
     entries: Annotated[tuple[_Entry, ...], msgspec.Meta(max_length=MAX_ENTRIES)]
-    """Ordered by last load, the latest last."""
+    """Ordered by last load, latest last."""
 
 
 class LearnedMemory:
-    """Measurements by file and settings. Thread-safe; every call may read or write the file, so call it in a thread.
+    """Measurements by file and settings. Thread-safe. Every call may read or write the file, so call it in a thread.
 
-    A file that cannot be read or written costs the measurements, not the load.
+    If the file cannot be read or written, measurements are lost, but loads do not fail.
     """
 
     def __init__(self, state_file: Path) -> None:
@@ -68,12 +68,12 @@ class LearnedMemory:
         self._entries: dict[str, tuple[int, ...]] | None = None
 
     def measurements(self, identity: FileIdentity, settings: MemorySettings) -> Sequence[int]:
-        """Returns the bytes that the last loads of this file with these settings took; empty: there was none."""
+        """Returns the memory in bytes of the last loads of this file with these settings; empty: none."""
         with self._lock:
             return self._known().get(_key(identity, settings), ())
 
     def learn(self, identity: FileIdentity, settings: MemorySettings, measured_bytes: int) -> None:
-        """Record the memory of a load on all devices together; impossible figures are ignored."""
+        """Records the memory of a load over all devices; impossible figures are ignored."""
         if not 0 < measured_bytes <= MAX_BYTES:
             return
         with self._lock:
@@ -120,7 +120,6 @@ class LearnedMemory:
 
 
 def _key(identity: FileIdentity, settings: MemorySettings) -> str:
-    """Returns a key that is unique per file and settings."""
     taken_for = [getattr(settings, name) for name in settings.__slots__]
     own: list[object] = [identity.path, identity.bytes, identity.modified_ns, taken_for]
     # A model without such files keeps the key of earlier versions.

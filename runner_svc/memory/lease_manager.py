@@ -1,6 +1,6 @@
 """The lease manager of a runner: acquires, renews and releases leases on accelerator memory at the registry.
 
-`LeaseClient` at the end makes the calls of the lease service.
+`LeaseClient` makes the calls to the lease service.
 """
 
 import asyncio
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 log = get_logger("weft.leases")
 
 STOP_SECONDS = 2.0
-"""Time that a stop spends on releasing leases at the registry; they expire otherwise."""
+"""Maximum time to release leases at a stop; after that they expire."""
 LAST_SNAPSHOTS = 2
 """Snapshots that are reported at a stop: the answer to the first lists the processes that the second must cover."""
 DEFAULT_RENEW_SECONDS = 5.0
@@ -46,11 +46,11 @@ DEFAULT_MARGIN_BYTES = 512 * MEBIBYTE
 """The default of the ledger's `device_margin_mb`."""
 MIN_RENEW_SECONDS = 0.05
 LOOK_FOR_DEVICES_SECONDS = 60.0
-"""Interval of looking for devices on a host that has none; each load looks as well."""
+"""Interval of checks for devices on a host that has none; each load checks too."""
 MAX_LEASES = 1024
-"""Leases of one runner, as in `RenewLeasesRequest.leases`, including those whose release is pending."""
+"""Maximum number of a runner's leases, as in `RenewLeasesRequest.leases`, including pending releases."""
 MAX_CONCURRENT_REQUESTS = 8
-"""Concurrent lease requests of one runner at the registry: a dial-out link limits its calls."""
+"""Concurrent lease requests of a runner at the registry, because a dial-out link limits its calls."""
 MAX_WATCHED = 4096
 
 _RETRY_AFTER_SECONDS = 5.0
@@ -62,7 +62,7 @@ OWN_QUEUE = f"{_WAITING}other models of this runner wait before it"
 
 
 class Observer(Protocol):
-    """Observer of this host's devices; weft.gpu.observer.HostObserver implements it."""
+    """Observer of this host's devices, implemented by weft.gpu.observer.HostObserver."""
 
     async def look(self, watched: Collection[ProcessId] = (), *, fresh: bool = False) -> HostSnapshot:
         """Returns a snapshot that covers each process of `watched`. Never raises."""
@@ -86,10 +86,10 @@ class _Held:
     grant: lease_pb2.Lease
     user: MemoryUser
     good_until: float = float("-inf")
-    """Local time until which the lease is valid, whatever the registry does."""
+    """Local time until which the lease is valid regardless of the registry."""
 
     def use(self, processes: Sequence[ProcessId]) -> pb.LeaseUse:
-        """Returns the use of the lease, to be reported."""
+        """Returns the use of the lease for a report."""
         use = self.user.memory_use()
         use.lease_id, use.fencing_number = self.grant.lease_id, self.grant.fencing_number
         use.processes.extend(process_id_message(process) for process in processes[:MAX_PROCESSES])
@@ -98,7 +98,7 @@ class _Held:
 
 @dataclass(slots=True, eq=False)
 class _LeaseRequest:
-    """One load's request for a lease."""
+    """A load's request for a lease."""
 
     request: pb.AcquireLeaseRequest
     grant: lease_pb2.Lease | None = None
@@ -114,7 +114,7 @@ class _Times:
 
 
 class LeaseManager(MemoryLedger):
-    """The leases of one runner, as a `port.MemoryLedger`. Without devices it never calls the registry."""
+    """The leases of a runner, as a `port.MemoryLedger`. Without devices it never calls the registry."""
 
     def __init__(
         self,
@@ -124,7 +124,7 @@ class LeaseManager(MemoryLedger):
         clock: Clock,
         jitter: Callable[[], float],
     ) -> None:
-        """`session_id` is empty while there is none; `jitter` returns 0 to 1 and spreads retries."""
+        """`session_id` is empty without a session; `jitter` returns 0 to 1 and spreads retries."""
         self._config = config
         self._observer = observer
         self._calls = LeaseClient(config.runner, config.incarnation, session_id)
@@ -144,7 +144,7 @@ class LeaseManager(MemoryLedger):
 
     @property
     def held_bytes(self) -> int:
-        """Bytes that this runner has leased."""
+        """Total leased bytes of this runner."""
         return sum(leased_bytes(held.grant) for held in self._held.values())
 
     def processes(self) -> dict[str, tuple[ProcessId, ...]]:
@@ -152,10 +152,10 @@ class LeaseManager(MemoryLedger):
         return {held.grant.purpose: held.user.processes() for held in self._held.values()}
 
     async def device_memory(self) -> tuple[DeviceMemory, ...]:
-        """Returns the devices that its models may use, with what the ledger can never lease of them. Never raises.
+        """Returns the devices that its models may use, with the memory that can never be leased. Never raises.
 
-        That is the ledger's margin, and what processes without a lease hold. Where the ledger does not know the devices
-        yet, it is DEFAULT_MARGIN_BYTES each.
+        The latter is the ledger's margin plus the memory of processes without a lease. If the ledger does not know the
+        devices yet, it is DEFAULT_MARGIN_BYTES per device.
         """
         snapshot = await self._observer.look()
         accounts: dict[int, pb.DeviceMemory] = {}
@@ -186,7 +186,7 @@ class LeaseManager(MemoryLedger):
         return bool((await self._observer.look()).devices)
 
     async def start(self, registry: "grpc.aio.Channel") -> None:
-        """Start renewals, which also report the host's devices. Orphans of earlier incarnations must be gone."""
+        """Starts renewals, which also report the host's devices. Orphans of earlier incarnations must be gone."""
         self._calls.connect(registry)
         self._tasks = [
             start_critical(self._renew_loop(), name="lease-renewals"),
@@ -194,7 +194,7 @@ class LeaseManager(MemoryLedger):
         ]
 
     async def stop(self) -> None:
-        """Stop after every backend has ended. Pending releases are sent for at most STOP_SECONDS. Idempotent."""
+        """Stops after every backend has ended. Sends pending releases for at most STOP_SECONDS. Idempotent."""
         tasks, self._tasks = self._tasks, []
         if not tasks:
             return
@@ -250,7 +250,7 @@ class LeaseManager(MemoryLedger):
     async def _wait_for(
         self, wanted: pb.AcquireLeaseRequest, user: MemoryUser, pending: _LeaseRequest, status: "_WaitStatus"
     ) -> None:
-        """Fill in the grant of `pending`, or leave it empty where there are no devices."""
+        """Sets the grant of `pending`, or leaves it empty if there are no devices."""
         deadline = self._clock.monotonic() + self._config.max_wait_seconds
         snapshot = await self._first_snapshot(status)
         if not snapshot.devices:
@@ -285,7 +285,7 @@ class LeaseManager(MemoryLedger):
         return request
 
     async def _first_snapshot(self, status: "_WaitStatus") -> HostSnapshot:
-        """Returns the first snapshot that has devices, or certainly none."""
+        """Returns the first snapshot with devices, or that certainly has none."""
         failures = 0
         while True:
             snapshot = await self._observer.look(fresh=True)
@@ -298,7 +298,7 @@ class LeaseManager(MemoryLedger):
     async def _request_until_granted(
         self, pending: _LeaseRequest, user: MemoryUser, source: Source, status: "_WaitStatus"
     ) -> None:
-        """Send one request, repeated under its id while the registry is unreachable: it gets one place and lease."""
+        """Sends a request, and repeats it with the same id while the registry is unreachable, to get only one lease."""
         failures = 0
         while True:
             try:
@@ -310,7 +310,7 @@ class LeaseManager(MemoryLedger):
                 status.set(NO_REGISTRY)
                 failures += 1
                 await self._clock.sleep(retry_pause_seconds(failures, self._jitter()))
-                # A snapshot from before the outage must not be the basis of a grant.
+                # A grant must not be based on a snapshot from before the outage.
                 snapshot = await self._observer.look(fresh=True)
                 pending.request.sighting.CopyFrom(snapshot_message(snapshot))
             else:
@@ -336,7 +336,7 @@ class LeaseManager(MemoryLedger):
         self._times = replace(self._times, time_to_live=time_to_live, next_within=interval)
 
     async def _is_confirmed(self, pending: _LeaseRequest, status: "_WaitStatus") -> bool:
-        """Whether a renewal succeeded: only then is the validity of the lease known by the local clock."""
+        """Whether a renewal succeeded, without which the local clock does not know the lease's validity."""
         assert pending.grant is not None
         failures = 0
         while pending.grant.lease_id in self._held:
@@ -355,7 +355,7 @@ class LeaseManager(MemoryLedger):
         return False
 
     async def _release_earlier_incarnations(self) -> None:
-        """Release the leases of earlier incarnations, once and before the first request."""
+        """Releases the leases of earlier incarnations, once and before the first request."""
         async with self._earlier_lock:
             if self._has_released_earlier:
                 return
@@ -379,7 +379,7 @@ class LeaseManager(MemoryLedger):
             self._nudged.clear()
 
     async def _renew_if_devices(self) -> float:
-        """Renew the leases, if there are devices; returns the seconds until the next renewal."""
+        """Renews the leases, if there are devices; returns the seconds until the next renewal."""
         if not self._has_devices:
             snapshot = await self._observer.look()
             self._has_devices = bool(snapshot.devices)
@@ -433,7 +433,7 @@ class LeaseManager(MemoryLedger):
                 await self._clock.sleep(retry_pause_seconds(failures, self._jitter()))
 
     async def _release_at_stop(self) -> None:
-        """Release all leases and report that the processes are gone: there may be no other observer on this host."""
+        """Releases all leases and reports that the processes are gone: this host may have no other observer."""
         await self._release_all()
         if self._has_devices:
             for _ in range(LAST_SNAPSHOTS):
@@ -467,45 +467,45 @@ class _WaitStatus:
 
 CALL_TIMEOUT_SECONDS = 5.0
 AWAY = REGISTRY_AWAY | {Reason.DEADLINE_EXCEEDED, Reason.SESSION_UNKNOWN, Reason.PERMISSION_DENIED}
-"""Reasons of a registry that is unreachable, or does not know this runner's session yet or again."""
+"""Reasons of a registry that is unreachable or has no session for this runner."""
 
 
 class LeaseClient:
-    """Calls of the lease service. Each raises WeftError; one of AWAY before `connect` and while there is no session."""
+    """Calls the lease service. Methods raise WeftError, with a reason of AWAY before `connect` or without a session."""
 
     def __init__(self, runner: str, incarnation: str, session_id: Callable[[], str]) -> None:
-        """`session_id` is empty while there is none."""
+        """`session_id` is empty without a session."""
         self._runner = runner
         self._incarnation = incarnation
         self._session_id = session_id
         self._stub: LeaseServiceAsyncStub | None = None
 
     def connect(self, registry: grpc.aio.Channel) -> None:
-        """Set the channel to the registry."""
+        """Sets the channel to the registry."""
         self._stub = cast("LeaseServiceAsyncStub", lease_service_pb2_grpc.LeaseServiceStub(registry))
 
     async def acquire(self, request: pb.AcquireLeaseRequest) -> AsyncGenerator[pb.AcquireLeaseResponse]:
-        """Request a lease; yields status messages until it is granted. Closing the generator leaves the wait queue."""
+        """Requests a lease; yields status messages until it is granted. Closing the generator leaves the wait queue."""
         request.session_id = self._require_session()
         request.holder.CopyFrom(self._holder())
         with calling(Reason.SERVICE_UNAVAILABLE):
             call = self._require_stub().AcquireLease(request)
             try:
-                # Not `async for`: its generator and the call refer to each other, 25 KB until they are collected.
+                # Not `async for`: its generator and the call form a reference cycle, 25 KB until it is collected.
                 while (response := await call.read()) is not grpc.aio.EOF:
                     yield cast("pb.AcquireLeaseResponse", response)
             finally:
                 call.cancel()
 
     async def renew(self, request: pb.RenewLeasesRequest) -> pb.RenewLeasesResponse:
-        """Renew leases; the holder is filled in."""
+        """Renews leases; fills in the holder."""
         request.session_id = self._require_session()
         request.holder.CopyFrom(self._holder())
         with calling(Reason.SERVICE_UNAVAILABLE):
             return await self._require_stub().RenewLeases(request, timeout=CALL_TIMEOUT_SECONDS)
 
     async def release(self, lease_id: str, fencing_number: int) -> None:
-        """Release a lease."""
+        """Releases a lease."""
         request = pb.ReleaseLeaseRequest(
             holder=self._holder(),
             session_id=self._require_session(),
@@ -516,14 +516,14 @@ class LeaseClient:
             await self._require_stub().ReleaseLease(request, timeout=CALL_TIMEOUT_SECONDS)
 
     async def host_memory(self, host: str) -> list[pb.DeviceMemory]:
-        """Returns the accounts of a host's devices; none where the ledger does not know the host."""
+        """Returns the accounts of a host's devices; empty if the ledger does not know the host."""
         with calling(Reason.SERVICE_UNAVAILABLE):
             request = pb.ListHostMemoryRequest(host=host)
             response = await self._require_stub().ListHostMemory(request, timeout=CALL_TIMEOUT_SECONDS)
             return [device for known in response.hosts if known.host == host for device in known.devices]
 
     async def release_earlier_incarnations(self) -> int:
-        """Release the leases of earlier incarnations of this runner; returns their number."""
+        """Releases the leases of earlier incarnations of this runner; returns their number."""
         request = pb.ReleaseEarlierLivesRequest(holder=self._holder(), session_id=self._require_session())
         with calling(Reason.SERVICE_UNAVAILABLE):
             response = await self._require_stub().ReleaseEarlierLives(request, timeout=CALL_TIMEOUT_SECONDS)
@@ -547,16 +547,16 @@ class LeaseClient:
 
 
 def _reserved(account: pb.DeviceMemory | None) -> int:
-    """Returns the memory of a device that no lease can have."""
+    """Returns the memory of a device that cannot be leased."""
     return DEFAULT_MARGIN_BYTES if account is None else account.margin_bytes + account.foreign_bytes
 
 
 MAX_PROCESSES = 256
-"""Processes of one lease that are reported to the registry at most."""
+"""Maximum number of a lease's processes in reports to the registry."""
 
 
 def seen_bytes(processes: Collection[ProcessId], snapshot: HostSnapshot) -> int | None:
-    """Returns the memory that the processes of a lease were observed to hold; None: unknown."""
+    """Returns the observed memory of a lease's processes; None: unknown."""
     if snapshot.source is not Source.NVML or not processes:
         return None
     by_process = {seen.process: seen for seen in snapshot.processes}

@@ -1,4 +1,4 @@
-"""The memory of this machine by which a model without a configuration is sized."""
+"""The memory of this machine that sizes models without configuration."""
 
 import asyncio
 from pathlib import Path
@@ -13,16 +13,16 @@ if TYPE_CHECKING:
 
 MEMORY_TABLE = Path("/proc/meminfo")
 HOST_RESERVE_SHARE = 0.05
-"""Share of the host's memory that no model is sized to: the mesh itself takes some, and other programs grow."""
+"""Share of host memory left free by sizing: the mesh itself takes some, and other programs grow."""
 MIN_HOST_RESERVE_BYTES = 512 * MEBIBYTE
 _TOTAL, _AVAILABLE = "MemTotal", "MemAvailable"
 
 
 def host_memory_bytes(table: Path = MEMORY_TABLE, cgroup: Path | None = None) -> int | None:
-    """Returns the memory of this host that a further model may take; None: unknown.
+    """Returns the host memory that another model may take; None: unknown.
 
-    It is what is available, less a reserve: no ledger evicts anything from it. Pages of model files count as available.
-    `cgroup` is the own cgroup v2, whose limits hold too; None: it is found.
+    This is the available memory minus a reserve, because no ledger evicts anything from it. Page cache of model files
+    counts as available. `cgroup`: the own cgroup v2, whose limits apply too; None: detected.
     """
     known = _memory_table(table)
     total, available = known.get(_TOTAL), known.get(_AVAILABLE)
@@ -36,7 +36,7 @@ def host_memory_bytes(table: Path = MEMORY_TABLE, cgroup: Path | None = None) ->
 
 
 def engine_memory_bytes() -> int | None:
-    """Returns the memory of this host that all engines together may take at most; None: unknown."""
+    """Returns the maximum host memory for all engines together; None: unknown."""
     total = _memory_table(MEMORY_TABLE).get(_TOTAL)
     if total is None:
         return None
@@ -46,15 +46,15 @@ def engine_memory_bytes() -> int | None:
 
 
 async def machine_memory(leases: "LeaseManager | None") -> MachineMemory:
-    """Returns the memory by which models of a runner are sized; without leases no accelerator is counted."""
+    """Returns the memory for sizing a runner's models; without leases no accelerator counts."""
     devices = () if leases is None else await leases.device_memory()
     return MachineMemory(devices=devices, host_bytes=await asyncio.to_thread(host_memory_bytes))
 
 
 async def free_memory_bytes(leases: "LeaseManager | None") -> int | None:
-    """Returns the memory that a further model can have now, with nothing evicted; None: unknown.
+    """Returns the memory available to another model without eviction; None: unknown.
 
-    It is that of the accelerators, or of the host where there are none.
+    This is memory of the accelerators, or of the host if there are none.
     """
     if leases is not None and await leases.has_devices():
         return await leases.free_device_bytes()
@@ -73,14 +73,14 @@ def _memory_table(file: Path) -> dict[str, int]:
 
 
 def _with_parents(cgroup: Path | None) -> list[Path]:
-    """Returns a cgroup and those around it: the limit of each holds."""
+    """Returns a cgroup and its ancestors, whose limits all apply."""
     if cgroup is None:
         return []
     return [folder for folder in (cgroup, *cgroup.parents) if (folder / "cgroup.procs").exists()]
 
 
 def _cached_bytes(cgroup: Path) -> int:
-    """Returns the pages of files that are counted in the use of a cgroup, and can be dropped."""
+    """Returns the page cache in a cgroup's use, which the kernel can drop."""
     for line in _text(cgroup / "memory.stat").splitlines():
         name, _, value = line.partition(" ")
         if name == "file" and value.isdecimal():
@@ -89,7 +89,7 @@ def _cached_bytes(cgroup: Path) -> int:
 
 
 def _number(file: Path) -> int | None:
-    """Returns the number in a file; None: there is none, such as "max" of a cgroup without a limit."""
+    """Returns the number in a file; None: it has none, such as "max" in a cgroup without a limit."""
     text = _text(file).strip()
     return int(text) if text.isdecimal() else None
 

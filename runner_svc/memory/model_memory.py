@@ -1,4 +1,4 @@
-"""The accelerator memory of one model: its lease, the use of it, and the forecast of loads."""
+"""The accelerator memory of a model: its lease, its use, and the forecast of loads."""
 
 import asyncio
 import os
@@ -37,11 +37,11 @@ if TYPE_CHECKING:
 log = get_logger("weft.memory")
 
 ALL_LAYERS = -1
-"""Value of the load parameter `gpu_layers` with which the whole model is counted."""
+"""Value of the load parameter `gpu_layers` that counts the whole model."""
 
 
 class ModelMemory(MemoryUser):
-    """The memory of one model, as a `port.MemoryUser`. Its lease outlives a crash of the backend, and nothing else."""
+    """The memory of a model, as a `port.MemoryUser`. Its lease survives a crash of the backend, but no regular end."""
 
     def __init__(
         self, model: str, backend: Backend, records: RequestRecords, ledger: MemoryLedger, forecast: MemoryForecast
@@ -55,15 +55,14 @@ class ModelMemory(MemoryUser):
         self._filled = False
         self._is_learned = False
         self.expected: MemoryEstimate | None = None
-        """Forecast of the present or next load; None: unknown, or not requested yet."""
+        """Forecast of the current or next load; None: unknown, or not requested yet."""
         self.grant: Lease | None = None
         self.lost = asyncio.Event()
-        """Set when the lease was lost: processes that use it must be ended, and none may be started."""
+        """Set when the lease was lost: its processes must be ended, and none may be started."""
         self.on_lost: Callable[[], None] = lambda: None
         self.seen_bytes: int | None = None
-        """Memory that its processes were last observed to hold; None: unknown."""
+        """Last observed memory of its processes; None: unknown."""
         self.priority = Priority.NORMAL
-        """Priority of the last request."""
         self.pinned = False
         self.may_come_later = False
         """Whether the memory that the last load did not get may become available; False: it never fits."""
@@ -82,16 +81,16 @@ class ModelMemory(MemoryUser):
         return leased_bytes(self.grant) if self.seen_bytes is None else self.seen_bytes
 
     def adopt(self, backend: Backend, forecast: MemoryForecast) -> None:
-        """Forecast and observe another backend: that of the model with its pulled files."""
+        """Uses another backend and forecast, those of the model with its pulled files."""
         self._backend, self._forecast, self.expected = backend, forecast, None
 
     async def foresee(self, plan: LoadPlan) -> MemoryEstimate | None:
-        """Forecast a load and keep the result in `expected`; None: unknown."""
+        """Forecasts a load and stores the result in `expected`; None: unknown."""
         self.expected = await self._forecast.expect(plan)
         return self.expected
 
     async def require_budget(self, plan: LoadPlan, budget_bytes: int) -> None:
-        """Raise INSUFFICIENT_MEMORY when a load would exceed a budget; the message names the context that fits."""
+        """Raises INSUFFICIENT_MEMORY if a load would exceed a budget; the message states the context that fits."""
         expected = await self.foresee(plan)
         if expected is None or expected.bytes <= budget_bytes:
             return
@@ -104,7 +103,7 @@ class ModelMemory(MemoryUser):
         )
 
     async def take(self, plan: LoadPlan, on_waiting: OnWaiting) -> LoadOrder:
-        """Returns the order for a load, with its lease; an existing lease is kept. Raises as MemoryLedger.acquire."""
+        """Returns the order for a load, with its lease; keeps an existing lease. Raises as MemoryLedger.acquire."""
         if self.lost.is_set():
             self.give_up()  # its processes have ended by now
         if self.grant is None:
@@ -120,7 +119,7 @@ class ModelMemory(MemoryUser):
         self._plan, self._filled, self._is_learned = plan, False, False
         limit_bytes = await self._host_limit(plan)
         if self.grant is None:
-            # An engine that needs no device memory is shown no devices.
+            # An engine that needs no device memory gets no devices.
             shares = () if self.expected is not None and self.expected.bytes == 0 else None
             return LoadOrder(shares=shares, parameters=plan.parameters, host_limit_bytes=limit_bytes)
         return LoadOrder(
@@ -131,7 +130,7 @@ class ModelMemory(MemoryUser):
         )
 
     async def _host_limit(self, plan: LoadPlan) -> int | None:
-        """Returns the limit of the host's memory for an engine, by the estimate with every layer counted."""
+        """Returns an engine's host memory limit, from the estimate with every layer counted."""
         whole = replace(plan, parameters={**plan.parameters, "gpu_layers": ALL_LAYERS})
         expected = await self._forecast.expect(whole)
         return host_memory_limit(expected, engine_memory_bytes(), os.cpu_count() or 1)
@@ -144,7 +143,7 @@ class ModelMemory(MemoryUser):
             raise
 
     def require_good(self) -> None:
-        """Raise LEASE_LOST when the lease may have expired: nothing may be started under it."""
+        """Raises LEASE_LOST if the lease may have expired, so that nothing starts under it."""
         if self.grant is not None and (self.lost.is_set() or not self._ledger.is_good(self.grant)):
             self.note_lease_lost("it was not renewed in time")
             raise self.lost_error()
@@ -154,23 +153,23 @@ class ModelMemory(MemoryUser):
         return WeftError(Reason.LEASE_LOST, "the lease on its accelerator memory was lost")
 
     def note_filled(self) -> None:
-        """Record that loading has finished."""
+        """Records that loading has finished."""
         self._filled = True
         if self.grant is not None:
             self._ledger.note_change()
 
     def pin(self, pinned: bool) -> None:
-        """Set whether it is protected from eviction; reported to the ledger immediately."""
+        """Sets whether it is protected from eviction, and reports that to the ledger immediately."""
         self.pinned = pinned
         if self.grant is not None:
             self._ledger.note_change()
 
     def note_used(self, at: "datetime") -> None:
-        """Record the end of a request."""
+        """Records the end of a request."""
         self.last_used_at = at
 
     def give_up(self) -> None:
-        """Release the lease: the backend has ended. Idempotent."""
+        """Releases the lease after the backend has ended. Idempotent."""
         grant, self.grant, self.seen_bytes = self.grant, None, None
         self._filled = False
         self.lost.clear()

@@ -1,4 +1,4 @@
-"""The memory port: the calls of an instance to the ledger of accelerator memory, and the forecast of loads."""
+"""The memory port: an instance's calls to the ledger of accelerator memory, and the forecast of loads."""
 
 from collections.abc import Callable
 from typing import Protocol
@@ -10,7 +10,7 @@ from weft.api.registry.v1.lease_service_pb2 import AcquireLeaseRequest, LeaseUse
 from weft.gpu.snapshot import ProcessId
 
 OnWaiting = Callable[[str], None]
-"""Called with a status text of the wait whenever it changes."""
+"""Called with a status text whenever the wait's status changes."""
 
 
 def leased_bytes(lease: Lease) -> int:
@@ -22,40 +22,39 @@ class MemoryUser(Protocol):
     """The holder of a lease."""
 
     def processes(self) -> tuple[ProcessId, ...]:
-        """Returns the processes that hold the memory of the lease."""
+        """Returns the processes that hold the leased memory."""
         ...
 
     def memory_use(self) -> LeaseUse:
-        """Returns the present use of the lease, without the lease and its processes."""
+        """Returns the current use of the lease, without the lease and its processes."""
         ...
 
     def note_lease_lost(self, why: str) -> None:
-        """The lease was lost: every process that uses it must be ended immediately."""
+        """Reports that the lease was lost: every process that uses it must be ended immediately."""
         ...
 
     def note_memory_seen(self, seen_bytes: int | None) -> None:
-        """Record the memory that its processes were observed to hold; None: unknown."""
+        """Records the observed memory of its processes; None: unknown."""
         ...
 
 
 class MemoryLedger:
-    """The ledger of one host's accelerator memory, as one runner uses it.
+    """The ledger of one host's accelerator memory, as used by one runner.
 
-    This class itself is that of a host without devices, where every request is granted without a lease. Leases are
-    read-only.
+    This base class is for a host without devices: every request is granted without a lease. Leases are read-only.
     """
 
     hides_devices = True
-    """Whether other devices than those of its lease are hidden from an engine; False for declared devices, which no
-    driver knows. Known once a lease was granted."""
+    """Whether devices outside its lease are hidden from an engine; False for declared devices, which no driver knows.
+    Known once a lease was granted."""
 
     async def acquire(self, wanted: AcquireLeaseRequest, user: MemoryUser, on_waiting: OnWaiting) -> Lease | None:
-        """Wait for a lease, which is renewed from then on; None: this host has no devices, and nothing is leased.
+        """Waits for a lease, which is renewed automatically; None: this host has no devices, so nothing is leased.
 
-        `wanted` says for which model (`purpose`), how much, at which priority, and whether it is pinned.
+        `wanted`: the model (`purpose`), the amount, the priority, and whether it is pinned.
 
-        Raises INSUFFICIENT_MEMORY when the memory is never available or the wait timed out, SERVICE_UNAVAILABLE when
-        the ledger was unreachable for as long. A cancelled caller holds nothing.
+        Raises INSUFFICIENT_MEMORY if the memory is never available or the wait timed out, SERVICE_UNAVAILABLE if the
+        ledger was unreachable for that long. A cancelled caller holds nothing.
         """
         del wanted, user, on_waiting
         return None
@@ -66,14 +65,14 @@ class MemoryLedger:
         return True
 
     def note_change(self) -> None:
-        """Report the use of the leases to the ledger now."""
+        """Reports the use of the leases to the ledger now."""
 
     def release(self, grant: Lease) -> None:
-        """Release a lease whose processes have ended. Returns immediately and never fails, also for a lost lease."""
+        """Releases a lease after its processes have ended. Returns immediately; never fails, even for a lost lease."""
 
 
 class MemoryForecast:
-    """The memory forecast for loads of one model. This class itself knows nothing."""
+    """The memory forecast for a model's loads. This base class knows nothing."""
 
     async def expect(self, plan: LoadPlan) -> MemoryEstimate | None:
         """Returns the expected memory of a load by this plan; None: unknown. Never raises."""
@@ -86,4 +85,4 @@ class MemoryForecast:
         return None
 
     def note_taken(self, plan: LoadPlan, taken_bytes: int) -> None:
-        """Learn the measured memory of a load by this plan."""
+        """Records the measured memory of a load by this plan."""

@@ -16,9 +16,9 @@ CHUNK_BYTES = 4 * 1024 * 1024
 
 
 async def model_digest(path: Path, cache: Path) -> str:
-    """Returns `sha256:<hex>` of the file at `path`; `cache` is a JSON file of digests by path, size and time of change.
+    """Returns `sha256:<hex>` of a file. `cache` is a JSON file of digests by path, size and modification time.
 
-    Without a readable and writable cache digests are computed again. Raises OSError for `path`.
+    Without a readable and writable cache, the digest is computed again. Raises OSError for `path`.
     """
     return await asyncio.to_thread(_digest, path, cache)
 
@@ -41,7 +41,7 @@ def _read(cache: Path) -> dict[str, str]:
     try:
         with cache.open("rb") as file:
             raw = file.read(MAX_CACHE_BYTES)
-        # A longer file is truncated here, and then is no JSON.
+        # A larger file is truncated here, and then is not valid JSON.
         return msgspec.json.decode(raw, type=dict[str, str])
     except FileNotFoundError:
         return {}

@@ -1,8 +1,8 @@
-"""The reader of GGUF headers, with bounds on every count and length in the file.
+"""Reads GGUF headers, with limits on every count and length in the file.
 
 Model files are untrusted, and readers of this format have been attacked through its counts and lengths. So every length
-is compared with the rest of the file before it is used, arrays are skipped rather than read, and the place of each
-tensor is checked. The file is read, not mapped: a file that shrinks meanwhile must not end this process.
+is compared with the rest of the file before it is used, arrays are skipped instead of read, and the position of each
+tensor is checked. The file is read, not memory-mapped: a file that shrinks meanwhile must not crash this process.
 """
 
 import io
@@ -45,28 +45,28 @@ FILE_TYPES: Mapping[int, str] = MappingProxyType(
         **dict(enumerate(["tq1_0", "tq2_0", "mxfp4", "nvfp4", "q1_0", "q2_0"], start=36)),
     }
 )
-"""The type of most tensors of a file, by `general.file_type`."""
+"""The type of most tensors in a file, by `general.file_type`."""
 GUESSED_FILE_TYPE = 1024
 """Bit that marks a guessed type; the other bits are the type."""
 MAGIC = b"GGUF"
 MAX_ENTRIES = 16_384
-"""Maximum number of entries: models have under a hundred; this many with the longest names take 18 MiB."""
+"""Maximum number of entries: models have under a hundred; this many with maximum names take 18 MiB."""
 MAX_TENSORS = 65_536
-"""Maximum number of tensors: models have some thousands; this many with the most dimensions take half a second."""
+"""Maximum number of tensors: models have a few thousand; this many with maximum dimensions take half a second."""
 MAX_NAME_BYTES = 256
-"""Maximum length of the name of a key or tensor; the longest known ones have under 100 bytes."""
+"""Maximum length of a key or tensor name; the longest known ones have under 100 bytes."""
 ENCODER = "bert"
-"""Part of the names of architectures that give vectors and no text, such as `nomic-bert`."""
+"""Part of the names of encoder architectures, which produce vectors instead of text, such as `nomic-bert`."""
 MAX_TEXT_BYTES = 1024 * 1024
-"""Maximum length of a text that is kept, such as a chat template; other values are skipped."""
+"""Maximum length of a text that is kept, such as a chat template; longer values are skipped."""
 MAX_SKIPPED_STRINGS = 8_388_608
 """Maximum number of skipped strings, which takes some seconds; the largest vocabularies have under a million."""
 MAX_NAMED_TEMPLATES = 16
 MAX_KEPT_BYTES = 20 * 1024 * 1024
-"""Maximum memory of all texts that are kept: Python takes up to four bytes per character."""
+"""Maximum memory of all kept texts: Python takes up to four bytes per character."""
 MAX_LAYERS = 1024
 MAX_LISTS = 16
-"""Maximum number of lists by layer that are kept; others are skipped."""
+"""Maximum number of kept per-layer lists; others are skipped."""
 MAX_NUMBER = 2**31 - 1
 """Largest accepted count of a model; a larger one is ignored."""
 MAX_DIMENSIONS = 4
@@ -94,20 +94,20 @@ class GgufHeader(ModelHeader):
     architecture: str = ""
     chat_template: str | None = None
     named_templates: Mapping[str, str] = field(default_factory=dict)
-    """Further templates by name, such as `tool_use`."""
+    """Additional templates by name, such as `tool_use`."""
     bos_token: str = ""
     eos_token: str = ""
     file_type: int | None = None
     parameter_count: int = 0
     """Number of values in all tensors; 0: the type of one is unknown."""
     kind: str = ""
-    """What the file holds: "model", "adapter", "mmproj"; empty: it does not say."""
+    """Content of the file: "model", "adapter", "mmproj"; empty: not stated."""
     adapter_kind: str = ""
-    """Of an adapter: its kind, such as "lora"."""
+    """Kind of an adapter, such as "lora"."""
     encodes_images: bool | None = None
-    """Of a projector: whether it encodes images; None: it does not say."""
+    """Whether a projector encodes images; None: not stated."""
     encodes_audio: bool | None = None
-    """Of a projector: whether it encodes audio; None: it does not say."""
+    """Whether a projector encodes audio; None: not stated."""
 
     @property
     def quantization(self) -> str:
@@ -122,15 +122,15 @@ class GgufHeader(ModelHeader):
 
 
 def is_gguf(path: Path) -> bool:
-    """Whether the file begins as a GGUF file. Raises OSError."""
+    """Whether a file starts like a GGUF file. Raises OSError."""
     with path.open("rb") as file:
         return file.read(len(MAGIC)) == MAGIC
 
 
 def read_gguf_header(path: Path) -> GgufHeader:
-    """Reads the header of a file, in 0.01 s for a vocabulary of 50,000 tokens. Blocks: call it in a thread.
+    """Reads the header of a file; takes 0.01 s for a vocabulary of 50,000 tokens. Blocks: call it in a thread.
 
-    Raises INVALID_ARGUMENT for a file that is no GGUF file, is truncated, or has impossible values. Raises OSError.
+    Raises INVALID_ARGUMENT if the file is not GGUF, is truncated, or has impossible values. Raises OSError.
     """
     with path.open("rb", buffering=_READ_BYTES) as file:
         return _HeaderReader(file, path.stat().st_size).read()
@@ -138,7 +138,7 @@ def read_gguf_header(path: Path) -> GgufHeader:
 
 @dataclass(frozen=True, slots=True)
 class _Strings:
-    """An array of strings, with the places in the file of every _MARK_EVERY-th."""
+    """An array of strings, with the file offset of every _MARK_EVERY-th."""
 
     count: int
     marks: list[int]
@@ -180,7 +180,7 @@ class _HeaderReader:
         file_type = self._values.get("general.file_type")
         heads = max(self._by_layer(f"{architecture}.attention.head_count"), default=0)
         embedding_length = self._number_of(f"{architecture}.embedding_length")
-        # The length of every head where the file states no other.
+        # The length of every head unless the file states another.
         usual_length = embedding_length // heads if heads else 0
         named = {
             key.removeprefix(_NAMED_TEMPLATE): value
@@ -218,7 +218,7 @@ class _HeaderReader:
         return layers if layers <= MAX_LAYERS else 0
 
     def _by_layer(self, key: str) -> tuple[int, ...]:
-        """Returns a number for each layer, from a list or one number for all; empty: the file has neither."""
+        """Returns a number for each layer, from a list or from one number for all; empty: the file has neither."""
         listed = self._lists.get(key)
         if listed is not None:
             fits = len(listed) == self._layers() and all(0 <= number <= MAX_NUMBER for number in listed)
@@ -230,7 +230,7 @@ class _HeaderReader:
         return self._tokens.count if self._tokens else self._number_of(f"{architecture}.vocab_size")
 
     def _number_of(self, key: str) -> int:
-        """Returns a count; 0: there is none, or it is out of range."""
+        """Returns a count; 0: missing, or out of range."""
         value = self._values.get(key)
         is_count = isinstance(value, int) and not isinstance(value, bool) and 0 < value <= MAX_NUMBER
         return int(value) if is_count and value is not None else 0
@@ -240,7 +240,7 @@ class _HeaderReader:
         return value if isinstance(value, bool) else None
 
     def _word(self, key: str) -> str:
-        """Returns a text that may also be missing or of another type; empty then."""
+        """Returns a text; empty if it is missing or has another type."""
         value = self._values.get(key)
         return value if isinstance(value, str) else ""
 
@@ -251,7 +251,7 @@ class _HeaderReader:
         return value
 
     def _token(self, key: str) -> str:
-        """Returns the text of the token whose id is under `key`; empty: there is none."""
+        """Returns the text of the token whose id is stored under `key`; empty: none."""
         number = self._values.get(key)
         if self._tokens is None or not isinstance(number, int):
             return ""
@@ -283,7 +283,7 @@ class _HeaderReader:
         self._values[key] = text
 
     def _is_named_template(self, key: str) -> bool:
-        """Whether the entry is a named template. Raises INVALID_ARGUMENT for too many of them, as each is kept."""
+        """Whether the entry is a named template. Raises INVALID_ARGUMENT for too many of them, because all are kept."""
         if not key.startswith(_NAMED_TEMPLATE):
             return False
         self._templates += 1
@@ -313,7 +313,7 @@ class _HeaderReader:
             self._tokens = _Strings(count, marks)
 
     def _skip_strings(self, count: int) -> None:
-        """Skip strings, block by block of the file: a read for each string would take seconds."""
+        """Skips strings in blocks of the file: separate reads would take seconds."""
         read, unpack_from = self._file.read, _LENGTH.unpack_from
         piece, place = b"", 0
         while count:
@@ -334,10 +334,10 @@ class _HeaderReader:
         self._lists[key] = tuple(number if isinstance(number, int) else -1 for number in numbers)
 
     def _read_tensors(self, count: int) -> tuple[int, int]:
-        """Returns the size of all tensors, and the number of their values; 0: not known.
+        """Returns the total size of all tensors, and the number of their values; 0: unknown.
 
-        Raises INVALID_ARGUMENT for tensors outside of the file, by which readers were made to read other memory, and
-        for overlapping ones.
+        Raises INVALID_ARGUMENT for overlapping tensors and tensors outside the file, which have made readers access
+        other memory.
         """
         alignment = self._values.get("general.alignment", 32)
         if not isinstance(alignment, int) or not 0 < alignment <= 65_536:
@@ -412,12 +412,12 @@ def broken_file(why: str) -> WeftError:
 
 
 MAX_PARTS = 512
-"""Maximum number of files of one model; the largest known models have about a hundred."""
+"""Maximum number of files of a model; the largest known models have about a hundred."""
 _PART = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
 
 
 def model_parts(path: Path) -> tuple[Path, ...]:
-    """Returns the files of a split model, such as `m-00001-of-00003.gguf`, in their order; else the one file.
+    """Returns the files of a split model, such as `m-00001-of-00003.gguf`, in order; otherwise the single file.
 
     Raises INVALID_ARGUMENT for a name with impossible numbers.
     """

@@ -1,4 +1,4 @@
-"""The dimensions of a model, from the headers of its files in either format."""
+"""The dimensions of a model, from file headers of either format."""
 
 from dataclasses import dataclass
 
@@ -11,20 +11,20 @@ class ModelHeader:
 
     tensor_count: int = 0
     weight_bytes: int = 0
-    """Size of all tensors; where the type of one is unknown, size of everything after the header."""
+    """Size of all tensors; if the type of one is unknown, size of everything after the header."""
     context_tokens: int = 0
-    """Trained context of the model."""
+    """The model's training context."""
     layers: int = 0
     embedding_length: int = 0
     vocabulary: int = 0
-    """Number of tokens that it chooses from; 0 for an encoder, which chooses none."""
+    """Number of tokens to choose from; 0 for an encoder, which generates no tokens."""
     heads: int = 0
-    """Attention heads of the layer with most of them."""
+    """Attention heads of the layer with the most."""
     kv_heads: tuple[int, ...] = ()
     """Key-value heads of each layer; empty: unknown."""
     key_length: int = 0
     value_length: int = 0
-    """Numbers per value of one head; `key_length` per key."""
+    """Numbers per value of a head; `key_length` per key."""
     sliding_window: int = 0
     """Maximum number of tokens that some layers attend to."""
 

@@ -1,8 +1,7 @@
-"""The reader of a pipeline's folder: `model_index.json`, and the weights of the components that it names.
+"""Reads a pipeline folder: `model_index.json`, and the weights of the components it lists.
 
-Standard library only: the runner reads a folder to estimate its memory, and the server program before it loads it.
-Weights are safetensors alone. A folder with Python in it, or with a component from elsewhere than two libraries, is
-refused.
+Standard library only: the runner uses it to estimate memory, and the server program before loading. Only safetensors
+weights are supported. A folder that contains Python, or a component from an unknown library, is rejected.
 """
 
 import json
@@ -23,9 +22,9 @@ PICKLES = (".bin", ".ckpt", ".pkl", ".pt", ".pth")
 """Suffixes of weights that are pickled Python."""
 PROGRAM = ".py"
 LIBRARIES = frozenset({"diffusers", "transformers", "stable_diffusion"})
-"""Where the classes of components come from; the last one is a part of diffusers."""
+"""Allowed libraries of component classes; `stable_diffusion` is part of diffusers."""
 USUAL_VARIANTS = ("fp16", "bf16")
-"""Which variant of the weights is taken first where a component has no other ones."""
+"""Order of weight variants for a component without default ones."""
 
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,63}")
 _WEIGHTS = re.compile(
@@ -35,38 +34,38 @@ _WEIGHTS = re.compile(
 
 
 class PipelineFolderError(ValueError):
-    """A folder is no pipeline, or has what is not loaded; the message says which and what to do."""
+    """The folder is not a pipeline, or has parts that are not loaded; the message says which and what to do."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PipelineFolder:
-    """The facts in a pipeline's folder."""
+    """The facts in a pipeline folder."""
 
     class_name: str
-    """The class of the pipeline, as the folder says."""
+    """The pipeline class named in the folder."""
     components: frozenset[str]
     absent: frozenset[str]
-    """Components that such a pipeline may have, and this one has not."""
+    """Optional components of such a pipeline that this one lacks."""
     variant: str
-    """The variant of the weights; empty: the usual ones."""
+    """The weight variant; empty: the default one."""
     files: Mapping[str, tuple[Path, ...]]
-    """The weights that are loaded, by component."""
+    """Weight files to load, by component."""
     sizes: Mapping[str, int]
-    """Their bytes, by component."""
+    """Size of these files in bytes, by component."""
 
     @property
     def weight_bytes(self) -> int:
-        """The size of all weights that are loaded."""
+        """Total size of all weights to load."""
         return sum(self.sizes.values())
 
 
 def is_pipeline(path: Path) -> bool:
-    """Whether the path is a folder with an index of a pipeline. Raises OSError."""
+    """Whether the path is a folder with a pipeline index. Raises OSError."""
     return (path / INDEX_NAME).is_file()
 
 
 def read_pipeline_folder(folder: Path, variant: str | None = None) -> PipelineFolder:
-    """Reads a pipeline's folder; `variant`: that of the weights, None: the one that it has.
+    """Reads a pipeline folder; `variant`: that of the weights, None: the one that it has.
 
     Raises PipelineFolderError, OSError.
     """
@@ -116,7 +115,7 @@ def _index(folder: Path) -> dict[str, Any]:
 
 
 def _entry(name: str, value: list[Any]) -> bool:
-    """Whether a component is there. Raises PipelineFolderError for one from elsewhere than the libraries."""
+    """Whether a component is present. Raises PipelineFolderError for one from an unknown library."""
     if _NAME.fullmatch(name) is None:
         raise PipelineFolderError(f"{INDEX_NAME} has a component with a name that is not taken: {name[:64]!r}")
     if value in ([None, None], [None]):
@@ -143,7 +142,7 @@ def _files(folder: Path) -> Iterator[Path]:
 
 
 def _weights_in(folder: Path) -> dict[str, list[Path]]:
-    """Returns the safetensors of a component by variant; empty: it has no weights. Raises PipelineFolderError."""
+    """Returns a component's safetensors by variant; empty: it has no weights. Raises PipelineFolderError."""
     names = sorted(file for file in folder.iterdir() if file.is_file()) if folder.is_dir() else []
     found: dict[str, list[Path]] = {}
     for file in names:
@@ -157,7 +156,7 @@ def _weights_in(folder: Path) -> dict[str, list[Path]]:
 
 
 def _own_variant(components: list[dict[str, list[Path]]]) -> str:
-    """Returns the variant that the components have; empty where all have usual weights."""
+    """Returns the variant that the components have; empty if all have default weights."""
     lacking = [by_variant for by_variant in components if "" not in by_variant]
     if not lacking:
         return ""

@@ -1,7 +1,7 @@
-"""The reader of safetensors headers and the config.json beside them, with bounds on every count and length.
+"""Reads safetensors headers and the config.json beside them, with limits on every count and length.
 
-A file begins with eight bytes of length and that much JSON about its tensors, of which only their places are read. A
-folder has a `config.json` with the dimensions of the model, and an index where there are several files.
+A file starts with an eight-byte length and that much JSON about its tensors, of which only positions are read. A folder
+has a `config.json` with the model's dimensions, and an index if there are several files.
 """
 
 import re
@@ -22,7 +22,7 @@ CONFIG_NAME = "config.json"
 MAX_HEADER_BYTES = 8 * 1024 * 1024
 """Maximum size of a header: the format allows 100 MB, but large models are split into files with under 1 MB."""
 MAX_TENSORS = 32_768
-"""Maximum number of tensors of one file: this many, with the longest header, take 64 MiB."""
+"""Maximum number of tensors per file: this many, with the longest header, take 64 MiB."""
 MAX_INDEX_BYTES = 32 * 1024 * 1024
 """Maximum size of an index; the largest known one has 9 MB."""
 MAX_CONFIG_BYTES = 1024 * 1024
@@ -36,13 +36,13 @@ _SHARD_NAME = re.compile(rb'"([A-Za-z0-9][A-Za-z0-9._-]{0,199}\.safetensors)"')
 
 
 class _Tensor(msgspec.Struct):
-    """The place of a tensor; the entry `__metadata__` is read as a tensor without one."""
+    """The position of a tensor; the entry `__metadata__` is read as a tensor without one."""
 
     data_offsets: tuple[int, int] | None = None
 
 
 class _Numbers(msgspec.Struct):
-    """The fields of a config.json that weft uses. Values of other types count as absent."""
+    """The fields of a config.json that weft uses. Values of other types count as missing."""
 
     num_hidden_layers: object = None
     num_attention_heads: object = None
@@ -56,7 +56,7 @@ class _Numbers(msgspec.Struct):
 
 class _Config(_Numbers):
     text_config: _Numbers | None = None
-    """Dimensions of the language part of a vision model."""
+    """Dimensions of a vision model's language part."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +67,7 @@ class SafetensorsModel(ModelHeader):
 
 
 def is_safetensors(path: Path) -> bool:
-    """Whether the path is a safetensors file by its name, or a folder with one. Raises OSError."""
+    """Whether the path is a safetensors file by name, or a folder with one. Raises OSError."""
     if path.is_dir():
         return any(path.glob(f"*{SUFFIX}"))
     return path.suffix == SUFFIX
@@ -106,11 +106,11 @@ def read_safetensors_model(path: Path) -> SafetensorsModel:
 def _shards(folder: Path) -> list[Path]:
     """Returns the files of the model in a folder.
 
-    The index decides where there is one: a folder may have the same weights a second time, in one file.
+    The index takes precedence: a folder may contain the same weights again in a single file.
     """
     index = folder / INDEX_NAME
     if index.is_file():
-        # Only names of files are extracted: decoding the whole map could take a gigabyte.
+        # Only file names are extracted: decoding the whole map could take a gigabyte.
         names: Iterable[str] = {name.decode() for name in _SHARD_NAME.findall(_bounded(index, MAX_INDEX_BYTES))}
     else:
         names = (path.name for path in folder.glob(f"*{SUFFIX}"))
@@ -126,7 +126,7 @@ def _shards(folder: Path) -> list[Path]:
 
 
 def _read_header(path: Path) -> tuple[int, int]:
-    """Returns the size of the weights of one file, and the number of tensors."""
+    """Returns the size of a file's weights, and the number of tensors."""
     size = path.stat().st_size
     with path.open("rb") as file:
         raw = file.read(_LENGTH_BYTES)

@@ -1,4 +1,4 @@
-"""The reader of the tokenizer's files in a model folder: chat templates, first and last token. Each has a bound."""
+"""Reads a model folder's tokenizer files (chat templates, first and last token), with size limits."""
 
 import json
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ from weft.kernel.reasons import Reason
 CONFIG_FILE = "tokenizer_config.json"
 TEMPLATE_FILE = "chat_template.jinja"
 NAMED_TEMPLATES = "additional_chat_templates"
-"""Folder of further templates, whose names are those of the files."""
+"""Folder of additional templates, which are named like their files."""
 MAX_CONFIG_BYTES = 32 * 1024 * 1024
 """Maximum size of the configuration, which may list every special token of a large vocabulary."""
 _USUAL = "default"
@@ -21,19 +21,19 @@ _USUAL = "default"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenizerFolder:
-    """The facts in a model folder about its prompts. Empty texts: not there."""
+    """A model folder's facts about prompts. Empty texts: missing."""
 
     chat_template: str | None = None
     named_templates: Mapping[str, str] = field(default_factory=dict)
-    """Further templates by name, such as `tool_use`."""
+    """Additional templates by name, such as `tool_use`."""
     bos_token: str = ""
     eos_token: str = ""
 
 
 def read_tokenizer_folder(folder: Path) -> TokenizerFolder:
-    """Returns the facts of a folder; none where its files have none.
+    """Returns the facts of a folder, as far as its files have them.
 
-    Raises INVALID_ARGUMENT for a malformed file or one over its bound, OSError for one that cannot be read.
+    Raises INVALID_ARGUMENT for a malformed or too large file, OSError for an unreadable one.
     """
     config = _config(folder / CONFIG_FILE)
     named = _named(config.get("chat_template"))
@@ -53,7 +53,7 @@ def read_tokenizer_folder(folder: Path) -> TokenizerFolder:
 
 
 def _named(templates: object) -> dict[str, str]:
-    """Returns the templates of a list of names and texts, the older form."""
+    """Returns the templates in a list of names and texts, the older form."""
     if not isinstance(templates, list):
         return {}
     entries = [entry for entry in templates[:MAX_NAMED_TEMPLATES] if isinstance(entry, dict)]

@@ -1,1 +1,1 @@
-"""The models of a home: files that were pulled by name, and those that other programs have pulled on this machine."""
+"""The models of a home: files pulled by name, and those that other programs have pulled on this machine."""

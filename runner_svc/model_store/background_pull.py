@@ -1,4 +1,4 @@
-"""A pull in its own process, for a process with an event loop."""
+"""Runs a pull in a separate process, for a process with an event loop."""
 
 import json
 import sys
@@ -28,9 +28,9 @@ async def pull_in_background(
     settings: PullSettings,
     on_progress: Callable[[pb.PullProgress], None],
 ) -> pb.StoredModel:
-    """Pulls a model and returns it; it ends with this process, and when the call is cancelled.
+    """Pulls a model and returns it. The pull ends with this process, or when the call is cancelled.
 
-    Raises as `Puller.pull`, and BACKEND_ERROR where the program fails without saying why.
+    Raises as `Puller.pull`, and BACKEND_ERROR if the program fails without an error message.
     """
     store.create()
     output = _Output(on_progress)
@@ -49,16 +49,15 @@ async def pull_in_background(
 
 
 class _Output:
-    """Reads the lines of the program."""
+    """Parses the program's output."""
 
     def __init__(self, on_progress: Callable[[pb.PullProgress], None]) -> None:
         self._on_progress = on_progress
         self.error: WeftError | None = None
         self.last = ""
-        """The last line that is no message."""
+        """The last line that is not a message."""
 
     def read(self, line: str) -> None:
-        """Reads one line."""
         with suppress(ValueError, ParseError, KeyError, TypeError):
             document = json.loads(line)
             if ERROR in document:

@@ -1,7 +1,6 @@
 """Models that other programs have pulled on this machine: the hub's cache, Ollama, LM Studio and llama.cpp.
 
-Their folders are read, and never written: a model is served from where it lies. What such a program removes is gone
-for weft too.
+Their folders are read, never written: a model is served from its place, and is gone if that program removes it.
 """
 
 import json
@@ -29,9 +28,9 @@ from weft.kernel.model_source import HubSource, LmStudioSource, OllamaSource, So
 from weft.kernel.reasons import Reason
 
 MAX_FILES = 10_000
-"""Files of one folder that are looked at."""
+"""Maximum number of files examined per folder."""
 MAX_FOUND = 1_000
-"""Models of one program that are listed."""
+"""Maximum number of models listed per program."""
 MAX_MANIFEST_BYTES = 1024**2
 FIELD = "source"
 OLLAMA, LM_STUDIO, LLAMA_CPP, HUGGING_FACE = "ollama", "lmstudio", "llama.cpp", "huggingface"
@@ -45,7 +44,7 @@ FoundSource = HubSource | OllamaSource | LmStudioSource
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FoundFiles:
-    """The files of a model where they lie."""
+    """The files of a model in another program's folder."""
 
     path: Path
     projector: Path | None = None
@@ -54,7 +53,7 @@ class FoundFiles:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProgramFolders:
-    """Where other programs keep their models; folders that do not exist have none."""
+    """Model folders of other programs; a missing folder has no models."""
 
     hub_cache: Path
     ollama: tuple[Path, ...]
@@ -63,12 +62,12 @@ class ProgramFolders:
 
 
 def program_folders(environment: Mapping[str, str] = os.environ) -> ProgramFolders:
-    """Returns the folders by the variables that those programs read, and their usual places."""
+    """Returns the folders from the programs' environment variables and their usual places."""
     home = Path(environment.get("HOME") or Path.home())
     cache = Path(environment.get("XDG_CACHE_HOME") or home / ".cache")
     hub = Path(environment.get("HF_HOME") or cache / "huggingface") / "hub"
     own = environment.get("OLLAMA_MODELS")
-    # The second is that of the service that Ollama's installer makes.
+    # The second is used by the service that Ollama's installer creates.
     ollama = (Path(own),) if own else (home / ".ollama" / "models", Path("/usr/share/ollama/.ollama/models"))
     return ProgramFolders(
         hub_cache=Path(environment.get("HF_HUB_CACHE") or hub).expanduser(),
@@ -79,7 +78,7 @@ def program_folders(environment: Mapping[str, str] = os.environ) -> ProgramFolde
 
 
 def found_models(folders: ProgramFolders) -> list[pb.FoundModel]:
-    """Returns the models of all programs, by program and name. What cannot be read is left out."""
+    """Returns the models of all programs, sorted by program and name. Unreadable ones are skipped."""
     found: list[pb.FoundModel] = []
     for models in (
         _ollama_models(folders),
@@ -94,7 +93,7 @@ def found_models(folders: ProgramFolders) -> list[pb.FoundModel]:
 def locate(source: FoundSource, form: ModelForm | None, folders: ProgramFolders) -> FoundFiles:
     """Returns the files of a model of another program.
 
-    Raises NOT_FOUND where it is not on this machine, and INVALID_ARGUMENT where its files are not what is loaded.
+    Raises NOT_FOUND if it is not on this machine, and INVALID_ARGUMENT if its files cannot be loaded.
     """
     match source:
         case OllamaSource():
@@ -112,7 +111,7 @@ def locate(source: FoundSource, form: ModelForm | None, folders: ProgramFolders)
 
 
 def found_in_folder(folder: Path) -> FoundFiles:
-    """Returns the files of a model in a folder, GGUF first. Raises INVALID_ARGUMENT where there is none, or several."""
+    """Returns the files of a folder's model, preferring GGUF. Raises INVALID_ARGUMENT unless it has exactly one."""
     return _chosen_files(folder, "", None)
 
 
@@ -134,7 +133,7 @@ def _files_of(folder: Path, choice: FileChoice) -> FoundFiles:
 
 
 def _listed(folder: Path) -> list[RepositoryFile]:
-    """Returns the files of a folder and two levels below it; links to what is not there are left out."""
+    """Returns the files in a folder and two levels below it, without broken links."""
     found = []
     for pattern in ("*", "*/*", "*/*/*"):
         for file in islice(folder.glob(pattern), MAX_FILES):
@@ -146,7 +145,7 @@ def _listed(folder: Path) -> list[RepositoryFile]:
 
 
 def _listed_models(folder: Path, program: str, source_of: Callable[[str], str]) -> Iterator[pb.FoundModel]:
-    """Yields each model of one folder; `source_of` makes the source from the name of its file, empty: the folder."""
+    """Yields each model in a folder; `source_of` returns the source for a file name (empty: the folder)."""
     files = _listed(folder)
     for path in whole_models(files):
         with suppress(FieldError):
@@ -182,7 +181,7 @@ def _lm_studio_models(folders: ProgramFolders) -> Iterator[pb.FoundModel]:
 
 
 def _llama_cpp_models(folders: ProgramFolders) -> Iterator[pb.FoundModel]:
-    """Yields the files that llama.cpp's programs have pulled, without projectors: the folder is flat."""
+    """Yields files pulled by llama.cpp's programs, without projectors: the folder does not assign them to models."""
     for root in folders.llama_cpp:
         files = [file for file in _listed(root) if "/" not in file.path]
         for path in whole_models(files):
@@ -211,7 +210,7 @@ def _references(cached: Path) -> list[str]:
 
 
 def _snapshot(source: HubSource, cache: Path) -> Path | None:
-    """Returns the folder of a revision in the hub's cache; None: it is not there."""
+    """Returns a revision's folder in the hub's cache; None: it is missing."""
     cached = cache / f"models--{source.repository.replace('/', '--')}"
     for commit in (_text_of(cached / "refs" / source.revision), source.revision):
         snapshot = cached / "snapshots" / commit
@@ -250,7 +249,7 @@ def _ollama_files(source: OllamaSource, form: ModelForm | None, folders: Program
 
 
 def _files_of_manifest(root: Path, manifest: Path, source: OllamaSource) -> FoundFiles:
-    """Returns the blobs of a manifest. Raises INVALID_ARGUMENT where it has not exactly one model that is there."""
+    """Returns the blobs of a manifest. Raises INVALID_ARGUMENT unless it has exactly one complete model."""
     try:
         with manifest.open("rb") as file:
             layers = [layer for layer in json.loads(file.read(MAX_MANIFEST_BYTES))["layers"] if isinstance(layer, dict)]
@@ -266,7 +265,7 @@ def _files_of_manifest(root: Path, manifest: Path, source: OllamaSource) -> Foun
 
 
 def _blob(root: Path, layer: Mapping[str, object]) -> Path | None:
-    """Returns the content of a layer; None: it is not there, or not whole."""
+    """Returns a layer's file; None: it is missing or incomplete."""
     found = _DIGEST.fullmatch(str(layer.get("digest")))
     if found is None:
         return None
@@ -278,7 +277,7 @@ def _blob(root: Path, layer: Mapping[str, object]) -> Path | None:
 
 
 def _folders(root: Path, pattern: str, *, files: bool = False) -> list[Path]:
-    """Returns what matches in a folder, sorted; nothing where it cannot be read."""
+    """Returns the matches in a folder, sorted; empty if it is unreadable."""
     try:
         found = islice(root.glob(pattern), MAX_FILES)
         return sorted(path for path in found if (path.is_file() if files else path.is_dir()))
@@ -287,7 +286,7 @@ def _folders(root: Path, pattern: str, *, files: bool = False) -> list[Path]:
 
 
 def _text_of(file: Path) -> str:
-    """Returns the short text in a file; empty where there is none."""
+    """Returns the short text in a file; empty if it is unreadable."""
     with suppress(OSError, UnicodeDecodeError), file.open("rb") as opened:
         return opened.read(256).decode().strip()
     return ""

@@ -1,7 +1,7 @@
-"""The transfer of one file over HTTP into a partial file: ranges, resumption, redirects, digests and bounds.
+"""Downloads a file over HTTP into a partial file, with ranges, resumption, redirects, digests and limits.
 
-huggingface_hub speaks the hub's protocol, but its own transfer begins anew in each process and compares sizes alone
-(docs/decisions/0044), so that transfers of the hub and of other servers are done here.
+huggingface_hub's own transfer starts over in each process and only compares sizes (docs/decisions/0044), so downloads
+from the hub and from other servers are implemented here.
 """
 
 import hashlib
@@ -26,16 +26,16 @@ if TYPE_CHECKING:
 
 CONNECT_SECONDS = 30.0
 READ_SECONDS = 60.0
-"""Longest time without a byte."""
+"""Maximum time without a byte."""
 MAX_REDIRECTS = 5
 MAX_ATTEMPTS = 6
-"""Attempts in a row that bring no byte."""
+"""Maximum number of consecutive attempts without a byte."""
 MAX_PAUSE_SECONDS = 30.0
-"""Longest pause between two attempts, also where the server demands a longer one."""
+"""Maximum pause between attempts, even if the server requests a longer one."""
 CHUNK_BYTES = 1024**2
 MAX_STATE_BYTES = 8_192
 MAX_FILE_BYTES = 2**42
-"""Largest file, 4 TiB, where its size is not known before."""
+"""Maximum file size if it is not known in advance: 4 TiB."""
 _REDIRECTS = (301, 302, 303, 307, 308)
 _UNAUTHENTICATED, _FORBIDDEN, _NOT_FOUND, _GONE = 401, 403, 404, 410
 _TRANSIENT = (408, 425, 429, 500, 502, 503, 504)
@@ -43,52 +43,52 @@ _TRANSIENT = (408, 425, 429, 500, 502, 503, 504)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileOrder:
-    """One file that is to be loaded."""
+    """A file to download."""
 
     name: str
     """For people."""
     url: str
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
-    """Sent to the URL's own server alone, not where it redirects to."""
+    """Sent only to the URL's own server, not after a redirect to another."""
     partial: Path
-    """Where the content goes; what is there already is kept."""
+    """The target file; existing content is resumed."""
     size_bytes: int | None = None
-    """None: not known before."""
+    """None: unknown."""
     sha256: str = ""
     git_digest: str = ""
-    """Digests to check, hex; empty: not known."""
+    """Expected digests in hex; empty: unknown."""
     known_etag: str = ""
-    """Validator of a content that is there: where the server still has it, nothing is loaded."""
+    """Validator of the existing content: if the server still has it, nothing is downloaded."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedFile:
-    """What was loaded."""
+    """The result of a download."""
 
     sha256: str
     size_bytes: int
     etag: str = ""
-    """Validator of the server; empty: it sends none that can be relied on."""
+    """The server's validator; empty: it sends none, or a weak one."""
 
 
 @dataclass(slots=True, kw_only=True)
 class TransferPorts:
-    """What a transfer needs of the world."""
+    """Callbacks and limits of a transfer."""
 
     client: "httpx2.Client"
     on_bytes: Callable[[int], None]
-    """Called with the size of the content that is here, again and again."""
+    """Called repeatedly with the size of the content so far."""
     require_room: Callable[[int], None]
-    """Called with the number of bytes that are to come, before the first; raises where they do not fit."""
+    """Called with the number of missing bytes before the first one; raises if they do not fit."""
     on_note: Callable[[str], None] = lambda _: None
-    """Called with what happened, such as a broken connection."""
+    """Called with events to display, such as a lost connection."""
     sleep: Callable[[float], None] = time.sleep
     allow_http: bool = False
-    """Whether servers other than this machine may be asked without encryption."""
+    """Whether other machines may be contacted without encryption."""
 
 
 class _BrokenError(Exception):
-    """An attempt failed in a way that the next one may not."""
+    """An attempt failed, but a retry may succeed."""
 
     def __init__(self, why: str, pause_seconds: float = 0.0) -> None:
         super().__init__(why)
@@ -96,13 +96,13 @@ class _BrokenError(Exception):
 
 
 class _NotModifiedError(Exception):
-    """The server still has the content that is there."""
+    """The server still has the existing content."""
 
 
 def require_allowed_url(url: str, *, allow_http: bool) -> None:
-    """Checks that a server may be asked. Raises INVALID_ARGUMENT: http is for this machine, unless a setting allows it.
+    """Raises INVALID_ARGUMENT for an http URL of another machine, unless a setting allows it.
 
-    The message has the host alone: a query may be a credential.
+    The message has only the host: a query may be a credential.
     """
     parts = urlsplit(url)
     if parts.scheme == "https" or (parts.scheme == "http" and (allow_http or parts.hostname in LOOPBACK_HOSTS)):
@@ -114,7 +114,7 @@ def require_allowed_url(url: str, *, allow_http: bool) -> None:
 
 
 class FileTransfer:
-    """The transfer of one file."""
+    """The download of one file."""
 
     def __init__(self, order: FileOrder, ports: TransferPorts) -> None:
         self._order = order
@@ -125,11 +125,11 @@ class FileTransfer:
         self._etag = ""
 
     def run(self) -> LoadedFile | None:
-        """Loads the file and checks its digests; None: the server still has the content of `known_etag`.
+        """Downloads the file and checks its digests; None: the server still has the content of `known_etag`.
 
-        Raises NOT_FOUND, PERMISSION_DENIED, SERVICE_UNAVAILABLE, INVALID_ARGUMENT (no room) or BACKEND_PROTOCOL_ERROR
-        (a wrong digest or size, after which the content is removed). After all others, and after Ctrl-C, the next run
-        goes on where this one ended.
+        Raises NOT_FOUND, PERMISSION_DENIED, SERVICE_UNAVAILABLE, INVALID_ARGUMENT (no space) or BACKEND_PROTOCOL_ERROR
+        (wrong digest or size, which removes the content). After the other errors and after Ctrl-C, the next run resumes
+        the download.
         """
         self._order.partial.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         resumed = self._begin()
@@ -143,7 +143,7 @@ class FileTransfer:
                 self._discard()
                 if not resumed:
                     raise WeftError(Reason.BACKEND_PROTOCOL_ERROR, str(error)) from None
-                # What an earlier run has left may be at fault.
+                # The content of an earlier run may be the cause.
                 resumed = False
                 self._ports.on_note(f"{error}; it is loaded again")
                 self._reset()
@@ -156,7 +156,7 @@ class FileTransfer:
         return self._order.partial.with_name(f"{self._order.partial.name}.json")
 
     def _begin(self) -> bool:
-        """Reads what an earlier run has left, and returns whether there is anything."""
+        """Reads the state of an earlier run; returns whether there is any."""
         try:
             left = self._order.partial.stat().st_size
         except FileNotFoundError:
@@ -193,7 +193,7 @@ class FileTransfer:
         self._ports.on_bytes(self._size)
 
     def _load(self) -> None:
-        """Loads what is missing, over as many connections as it takes."""
+        """Downloads the missing part, over several connections if needed."""
         fruitless = 0
         if not self._size:
             self._reset()
@@ -216,8 +216,8 @@ class FileTransfer:
                     file.flush()
 
     def _attempt(self, file: BinaryIO) -> None:
-        """Loads over one connection; returns when the file is complete. Raises _BrokenError where it is not."""
-        import httpx2  # noqa: PLC0415 - no other command needs it
+        """Downloads over one connection; returns when the file is complete. Raises _BrokenError otherwise."""
+        import httpx2  # noqa: PLC0415 - only this command needs it
 
         try:
             with self._opened() as response:
@@ -241,7 +241,7 @@ class FileTransfer:
 
     @contextmanager
     def _opened(self) -> "Iterator[httpx2.Response]":
-        """Asks for what is missing, following redirects, and yields the response with its content."""
+        """Requests the missing part, follows redirects, and yields the response."""
         import httpx2  # noqa: PLC0415
 
         url, headers = self._order.url, {**self._order.headers, "Accept-Encoding": "identity"}
@@ -273,7 +273,7 @@ class FileTransfer:
         )
 
     def _total_of(self, response: "httpx2.Response", file: BinaryIO) -> int | None:
-        """Returns the size of the whole file by a response. Drops the partial file where the response is the whole."""
+        """Returns the total file size from a response. Drops the partial file if the response is the whole file."""
         match response.status_code:
             case 200:
                 if self._size:
@@ -302,7 +302,7 @@ class FileTransfer:
         return expected if total is None else total
 
     def _follow_etag(self, response: "httpx2.Response", file: BinaryIO) -> None:
-        """Keep the validator (ETag) of the content. Drops the partial file where the validator has changed."""
+        """Stores the content's validator (ETag). Drops the partial file if the validator has changed."""
         etag = str(response.headers.get("etag", ""))
         etag = "" if etag.startswith("W/") or len(etag) > MAX_STATE_BYTES // 2 else etag
         if self._size and not self._has_digest and etag != self._etag:
@@ -317,7 +317,7 @@ class FileTransfer:
         self._reset()
 
     def _check(self) -> None:
-        """Raises _WrongContentError unless the content is what it should be."""
+        """Raises _WrongContentError unless the content has the expected size and digests."""
         order = self._order
         if order.size_bytes is not None and self._size != order.size_bytes:
             raise _WrongContentError(f"{order.name} has {self._size} bytes instead of {order.size_bytes}")
@@ -340,11 +340,11 @@ class FileTransfer:
 
 
 class _WrongContentError(Exception):
-    """The content is not what it should be."""
+    """The content has an unexpected size or digest."""
 
 
 def _error_of(response: "httpx2.Response", name: str) -> Exception:
-    """Returns what a refusal of a server means."""
+    """Returns the error for a server's error response."""
     code = response.status_code
     if code in _TRANSIENT:
         pause = _number(response.headers.get("retry-after")) or 0
@@ -386,7 +386,7 @@ def _number(text: str | None) -> int | None:
 
 
 def _content_range(text: str) -> tuple[int | None, int | None]:
-    """Returns the first byte and the size of the whole in a text such as "bytes 5-9/10"."""
+    """Returns the first byte and the total size from a text such as "bytes 5-9/10"."""
     unit, _, rest = text.partition(" ")
     span, _, total = rest.partition("/")
     return (_number(span.partition("-")[0]) if unit == "bytes" else None), _number(total)

@@ -1,4 +1,4 @@
-"""The Hugging Face hub: the files of a repository with sizes and digests, by huggingface_hub."""
+"""Looks up repositories on the Hugging Face hub, with file sizes and digests, using huggingface_hub."""
 
 import os
 from collections.abc import Mapping
@@ -28,7 +28,7 @@ class Repository:
     commit: str
     files: tuple[RepositoryFile, ...]
     headers: Mapping[str, str] = field(repr=False)
-    """What its files are asked for with, the token included."""
+    """Request headers for its files, including the token."""
 
 
 class Hub:
@@ -45,7 +45,7 @@ class Hub:
         """
         require_allowed_url(self.endpoint, allow_http=self._allow_http)
         from httpx2 import HTTPError  # noqa: PLC0415
-        from huggingface_hub import HfApi  # noqa: PLC0415 - half a second that no other command should take
+        from huggingface_hub import HfApi  # noqa: PLC0415 - takes half a second, which other commands should not spend
         from huggingface_hub.errors import HfHubHTTPError, HFValidationError, OfflineModeIsEnabled  # noqa: PLC0415
 
         api = HfApi(endpoint=self.endpoint, library_name="weft", library_version=__version__)

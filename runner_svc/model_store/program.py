@@ -1,9 +1,9 @@
-"""The program that pulls for a runner: a separate process, so that a runner neither imports nor waits for the hub.
+"""The program that pulls models for a runner, in a separate process so that the runner need not import the hub library.
 
     python -m runner_svc.model_store.program SOURCE --store FOLDER [--form FORM] [--limit BYTES] [--memory BYTES]
         [--allow-http]
 
-Each line of its output is a `PullProgress` without the stored model, or the error that ended it, as JSON.
+Each line of its output is JSON: a `PullProgress` without the stored model, or the error that ended the pull.
 """
 
 import argparse
@@ -22,11 +22,11 @@ from weft.kernel.errors import WeftError
 from weft.kernel.model_source import parse_source
 
 ERROR, REASON, MESSAGE = "error", "reason", "message"
-"""Names in the line of an error."""
+"""Keys in an error line."""
 
 
 def main() -> int:
-    """Pulls, and returns the exit status."""
+    """Pulls a model. Returns the exit status."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     asked = _arguments()
     settings = PullSettings(disk_limit_bytes=asked.limit, memory_bytes=asked.memory, allow_http=asked.allow_http)
@@ -52,7 +52,7 @@ def _arguments() -> argparse.Namespace:
 
 
 def _print(progress: pb.PullProgress) -> None:
-    # Of a model with many files the list would be longer than a line may be; the reader looks into the store.
+    # The file list of a large model would exceed the line limit; the reader looks into the store.
     progress.ClearField("model")
     _line(MessageToJson(progress, indent=None))
 

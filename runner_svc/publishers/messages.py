@@ -1,4 +1,4 @@
-"""The messages of the publisher protocol: registrations and results, read within bounds (docs/laptops.md)."""
+"""Messages of the publisher protocol, registrations and results, with size limits (docs/laptops.md)."""
 
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, TypeVar
@@ -17,7 +17,7 @@ _Kind = TypeVar("_Kind")
 
 
 class RegisteredModel(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """One model that a publisher serves."""
+    """A model that a publisher serves."""
 
     name: Annotated[str, Meta(min_length=1, max_length=256)]
     pool: Annotated[str, Meta(max_length=256)] = ""
@@ -32,7 +32,7 @@ class RegisteredModel(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class Registration(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """What a publisher registers."""
+    """A publisher's registration."""
 
     name: Annotated[str, Meta(min_length=1, max_length=256)]
     models: Annotated[tuple[RegisteredModel, ...], Meta(min_length=1)]
@@ -41,7 +41,7 @@ class Registration(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class Leave(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """How a publisher leaves."""
+    """A publisher's sign-off."""
 
     grace_seconds: Annotated[float, Meta(ge=0, le=3600)] = 10.0
 
@@ -78,7 +78,7 @@ class Whole:
 
 
 def read(raw: bytes, kind: type[_Kind], what: str) -> _Kind:
-    """Returns a message. Raises INVALID_ARGUMENT or MALFORMED_REQUEST, which begin with `what`."""
+    """Returns a message. Raises INVALID_ARGUMENT or MALFORMED_REQUEST with a message that starts with `what`."""
     try:
         return msgspec.json.decode(raw, type=kind)
     except msgspec.ValidationError as error:
@@ -104,7 +104,7 @@ def read_registration(raw: bytes, max_models: int) -> Registration:
 
 
 def read_piece(raw: bytes) -> Chunk | Whole | None:
-    """Returns one line of a result; None: the publisher works on it. Raises as `read`."""
+    """Returns one line of a result; None: the publisher is still working. Raises as `read`."""
     line = read(raw, _Line, "the line of the result")
     if sum(kind is not UNSET for kind in (line.chunk, line.body, line.error, line.alive)) != 1:
         raise WeftError(Reason.INVALID_ARGUMENT, "a line of a result has one of: chunk, body, error, alive")
@@ -123,12 +123,12 @@ def read_piece(raw: bytes) -> Chunk | Whole | None:
 
 
 def error_body(message: str) -> bytes:
-    """Returns an error of OpenAI's API."""
+    """Returns an error body of OpenAI's API."""
     return msgspec.json.encode({"error": {"message": message}})
 
 
 def event(name: str, **data: object) -> bytes:
-    """Returns an event of a publisher's stream."""
+    """Returns an event for a publisher's stream."""
     return b"event: %s\ndata: %s\n\n" % (name.encode(), on_one_line(msgspec.json.encode(data)))
 
 
@@ -138,12 +138,12 @@ def failure_event(name: str, error: WeftError, **data: object) -> bytes:
 
 
 def on_one_line(raw: bytes) -> bytes:
-    """Returns JSON without line breaks, which stand only between its tokens."""
+    """Returns JSON without line breaks, which can only occur between tokens."""
     return raw.strip().translate(_JSON_BREAKS)
 
 
 def as_chunk(body: bytes) -> bytes:
-    """Returns a whole answer as the only chunk of a stream: its message is the delta. Anything else is kept."""
+    """Converts a whole answer to the only chunk of a stream, with its message as the delta; keeps anything else."""
     try:
         answer: Any = msgspec.json.decode(body)
         for choice in answer["choices"]:

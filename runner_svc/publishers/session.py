@@ -1,4 +1,4 @@
-"""The session of one publisher: its tasks, its event stream, and whether it is there."""
+"""The session of a publisher: its tasks, its event stream, and its liveness."""
 
 import asyncio
 from collections import deque
@@ -13,14 +13,14 @@ from weft.kernel.reasons import Reason
 
 
 class PublisherTask:
-    """A request of a runner. One coroutine reads its answer; posts write it, and wait while too much is unread."""
+    """A request of a runner. One coroutine reads the answer; posts write it, and wait while too much is unread."""
 
     def __init__(self, max_waiting: int, now: float) -> None:
         self.id = new_id("ptk")
         self.event = b""
-        """The event that gives it to the publisher."""
+        """The event that submits it to the publisher."""
         self.last_line = now
-        """When the last line of its result arrived, or when it was made."""
+        """When the last line of its result arrived, or when it was created."""
         self.is_begun = False
         """Whether the publisher has sent anything for it."""
         self.received_bytes = 0
@@ -34,16 +34,16 @@ class PublisherTask:
 
     @property
     def waits_for_caller(self) -> bool:
-        """Whether pieces of its answer are unread."""
+        """Whether parts of its answer are unread."""
         return bool(self._pieces)
 
     @property
     def has_ended(self) -> bool:
-        """Whether nothing more is taken for it."""
+        """Whether it accepts no further lines."""
         return self._is_complete or self.failure is not None
 
     async def put(self, piece: Chunk | Whole | None, now: float) -> None:
-        """Takes a piece of the answer. Raises NOT_FOUND once the task has ended."""
+        """Adds a piece of the answer. Raises NOT_FOUND once the task has ended."""
         self.last_line, self.is_begun = now, True
         if piece is not None:
             await self._until(lambda: self.has_ended or len(self._pieces) < self._max_waiting)
@@ -55,7 +55,7 @@ class PublisherTask:
             self._changed.set()
 
     async def next(self) -> Chunk | Whole:
-        """Returns the next piece of the answer. Raises the failure of the task after the last one."""
+        """Returns the next piece of the answer. After the last one, raises the task's failure."""
         await self._until(lambda: bool(self._pieces) or self.failure is not None)
         if not self._pieces and self.failure is not None:
             raise self.failure
@@ -64,7 +64,7 @@ class PublisherTask:
         return piece
 
     def fail(self, error: WeftError) -> None:
-        """Ends the task, unless its answer is complete. Pieces that have arrived are read before the failure is."""
+        """Ends the task unless its answer is complete. Received pieces are read before the failure."""
         if self.has_ended:
             return
         self.failure = error
@@ -73,7 +73,7 @@ class PublisherTask:
             call()
 
     def refusal(self) -> WeftError:
-        """Returns the error of a post for it once it has ended."""
+        """Returns the error for a post to an ended task."""
         why = "its answer is complete" if self.failure is None else self.failure.message
         return WeftError(Reason.NOT_FOUND, f"the task has ended: {why}")
 
@@ -84,11 +84,11 @@ class PublisherTask:
 
 
 EventStream = asyncio.Queue[bytes]
-"""The events that one connection of a publisher is to be sent; an empty one ends it."""
+"""Events to send over a publisher's connection; an empty one closes it."""
 
 
 class PublisherSession:
-    """A publisher that is registered. It ends once: lost, replaced, left, or with its listener."""
+    """A registered publisher. It ends once: lost, replaced, signed off, or with its listener."""
 
     def __init__(self, runner: str, secret: str, limits: PublisherLimits, clock: Clock) -> None:
         self.runner = runner
@@ -96,7 +96,7 @@ class PublisherSession:
         self.limits = limits
         self.clock = clock
         self.tasks: dict[str, PublisherTask] = {}
-        """Those that have not ended, by id."""
+        """Unfinished tasks by id."""
         self.streaming = asyncio.Event()
         """Set while it has an event stream."""
         self.ended = asyncio.Event()
@@ -105,15 +105,15 @@ class PublisherSession:
         self._last_request = self._stream_lost = clock.monotonic()
 
     def note_request(self) -> None:
-        """Notes that the publisher is there."""
+        """Records a sign of life."""
         self._last_request = self.clock.monotonic()
 
     def begin(self) -> None:
-        """Notes that the session is registered: from here on its event stream is due."""
+        """Records that the session is registered, which starts the timeout for its event stream."""
         self._last_request = self._stream_lost = self.clock.monotonic()
 
     def open_stream(self) -> EventStream:
-        """Returns a new event stream, which replaces an earlier one. Tasks without a result are sent again over it."""
+        """Returns a new event stream, which replaces an earlier one. Sends unstarted tasks again over it."""
         words = "a newer event stream of this session has replaced this one"
         self._end_stream(WeftError(Reason.RESOURCE_CHANGED, words))
         self._stream = EventStream()
@@ -124,13 +124,13 @@ class PublisherSession:
         return self._stream
 
     def close_stream(self, stream: EventStream) -> None:
-        """Notes that the connection of an event stream has ended."""
+        """Records that the connection of an event stream has ended."""
         if self._stream is stream:
             self._stream, self._stream_lost = None, self.clock.monotonic()
             self.streaming.clear()
 
     def submit(self, **request: object) -> PublisherTask:
-        """Gives the publisher a task. Raises NO_SLOT_AVAILABLE at the limit, WORKER_LOST once the session has ended."""
+        """Submits a task to the publisher. Raises NO_SLOT_AVAILABLE at the limit, WORKER_LOST after the end."""
         if self.end_error is not None:
             raise WeftError(Reason.WORKER_LOST, self.end_error.message)
         if len(self.tasks) >= self.limits.max_tasks:
@@ -144,11 +144,11 @@ class PublisherSession:
         return task
 
     def close_task(self, task: PublisherTask) -> None:
-        """Forgets a task; takes it back from the publisher where its answer is not whole."""
+        """Removes a task; cancels it at the publisher if its answer is incomplete."""
         if self.tasks.pop(task.id, None) is None or (task.has_ended and task.failure is None):
             return
         failure = task.failure or WeftError(Reason.CANCELLED, "the caller has left")
-        # Before its post ends, so that the publisher knows why.
+        # Sent before the publisher's post is answered, so that it knows why.
         if self._stream is not None:
             self._stream.put_nowait(failure_event("cancel", failure, task=task.id))
         task.fail(failure)
@@ -177,7 +177,7 @@ class PublisherSession:
             self.look()
 
     def look(self) -> None:
-        """Does what `watch` does, once."""
+        """Runs one check of `watch`."""
         now, limits = self.clock.monotonic(), self.limits
         if self._stream is None and now - self._stream_lost >= limits.reconnect_seconds:
             self._lose(f"it had no event stream for {limits.reconnect_seconds:g} s (publishers.reconnect_seconds)")
@@ -189,7 +189,7 @@ class PublisherSession:
             limit = f"publishers.task_silence_seconds, {seconds:g} s"
             stalled = WeftError(Reason.STALL_TIMEOUT, f"the publisher sent no line of the result ({limit})")
             for task in list(self.tasks.values()):
-                # A task whose caller reads slowly does not stall.
+                # A task with a slow caller does not count as stalled.
                 if not task.waits_for_caller and now - task.last_line >= seconds:
                     task.fail(stalled)
 

@@ -1,1 +1,1 @@
-"""The gRPC services of a runner: translation between messages and calls only."""
+"""The gRPC services of a runner, which only translate between messages and calls."""

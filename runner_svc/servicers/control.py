@@ -49,7 +49,7 @@ class RunnerServicer(runner_service_pb2_grpc.RunnerServiceServicer):
         clock: Clock,
         added: AddedModels | None = None,
     ) -> None:
-        """`clock` is the mesh's time of day, by which permits expire. `added`: None: models are not added by source."""
+        """`clock` is the mesh's time of day, by which permits expire. `added` None: models are not added by source."""
         self._added = added
         self._report = report
         self._instances = instances
@@ -87,7 +87,7 @@ class RunnerServicer(runner_service_pb2_grpc.RunnerServiceServicer):
     async def Load(  # type: ignore[override]  # noqa: N802 - the rpc's name; a coroutine that writes
         self, request: pb.LoadRequest, context: grpc.aio.ServicerContext[pb.LoadRequest, pb.LoadResponse]
     ) -> None:
-        """Load a model. It writes: gRPC would cancel a dropped generator, and with it the load, some time later."""
+        """Loads a model. Writes instead of yielding: gRPC would cancel a dropped generator, and the load, later."""
         async with answering(context):
             self._permitted(request.permit, Action.LOAD, request.model)
             instance = self._instance(request.model)
@@ -116,7 +116,7 @@ class RunnerServicer(runner_service_pb2_grpc.RunnerServiceServicer):
         request: pb.PullModelRequest,
         context: grpc.aio.ServicerContext[pb.PullModelRequest, pb.PullModelResponse],
     ) -> None:
-        """Pull the files of a model."""
+        """Pulls a model's files."""
         async with answering(context):
             self._permitted(request.permit, Action.PULL, request.source)
             added, form = self._adding(), form_of(request.form)
@@ -133,7 +133,7 @@ class RunnerServicer(runner_service_pb2_grpc.RunnerServiceServicer):
         request: pb.AddModelRequest,
         context: grpc.aio.ServicerContext[pb.AddModelRequest, pb.AddModelResponse],
     ) -> None:
-        """Serve a model by its source."""
+        """Serves a model by its source."""
         async with answering(context):
             self._permitted(request.permit, Action.ADD, request.source)
             added = self._adding()
@@ -191,7 +191,8 @@ class RunnerServicer(runner_service_pb2_grpc.RunnerServiceServicer):
     ) -> pb.GetRequestResponse:
         async with answering(context):
             found = [instance.records.find(request.request_id) for instance in self._instances.values()]
-            # A request that failed over to another model of this runner has a record at each: the newest is returned.
+            # A request that failed over to another model of this runner has a record at each; the newest one is
+            # returned.
             record = max(filter(None, found), key=lambda record: record.started, default=None)
             if record is None:
                 raise WeftError(
@@ -208,7 +209,7 @@ class RunnerServicer(runner_service_pb2_grpc.RunnerServiceServicer):
             instance = self._instance(request.model)
             log = instance.backend.log
             if instance.config.server:
-                # The runner's own runtime, which callers see, says nothing of a server that is followed.
+                # The log of the runner's own runtime has nothing about a followed server.
                 yield pb.TailLogsResponse(lines=[NO_OUTPUT])
             _require_line_count("line_count", request.line_count)
             with log.follow(request.line_count) as follower:
@@ -219,7 +220,7 @@ class RunnerServicer(runner_service_pb2_grpc.RunnerServiceServicer):
                     yield self._batch(follower.take())
 
     def end_tails(self) -> None:
-        """End every log stream: the runner is stopping."""
+        """Ends every log stream because the runner is stopping."""
         for instance in self._instances.values():
             instance.backend.log.end_followers()
 
@@ -250,7 +251,7 @@ class RunnerServicer(runner_service_pb2_grpc.RunnerServiceServicer):
 
 
 def form_of(form: model_store_pb2.StoredForm.ValueType) -> ModelForm | None:
-    """Returns the form of a model's files in a request; None: it names none. Raises INVALID_ARGUMENT."""
+    """Returns the form of model files in a request; None: any. Raises INVALID_ARGUMENT."""
     if form == model_store_pb2.STORED_FORM_UNSPECIFIED:
         return None
     found = next((each for each, number in FORMS.items() if number == form), None)
@@ -273,11 +274,11 @@ def _require_line_count(field: str, count: int) -> None:
 
 NO_OUTPUT = "weft did not start this server; its output is where it was started"
 LOOK_SECONDS = 0.25
-"""Interval of progress messages of a load; only changes are sent."""
+"""Interval of a load's progress messages; only changes are sent."""
 
 
 async def follow_pull(work: Callable[[ShowPull], Awaitable[T]]) -> AsyncGenerator[model_store_pb2.PullProgress | T]:
-    """Do work that pulls files; yields how far it is, then its result. Closing the generator cancels the work."""
+    """Runs work that pulls files; yields its progress, then its result. Closing the generator cancels the work."""
     newest: list[model_store_pb2.PullProgress] = []
     came = asyncio.Event()
 
@@ -306,7 +307,7 @@ async def follow_pull(work: Callable[[ShowPull], Awaitable[T]]) -> AsyncGenerato
 async def follow_load(
     instance: Instance, spec: LoadSpec, clock: Clock, redact: Callable[[str], str]
 ) -> AsyncGenerator[pb.LoadResponse]:
-    """Load a model; yields its progress and last its result. Closing the generator cancels Instance.load."""
+    """Loads a model; yields its progress, then its result. Closing the generator cancels Instance.load."""
     began = clock.monotonic()
     loading = asyncio.create_task(instance.load(spec))
     told = pb.LoadProgress()

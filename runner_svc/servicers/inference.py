@@ -33,26 +33,26 @@ from weft.kernel.reasons import Reason
 from weft.kernel.rpc import add_methods, answering
 
 MAX_HELD_EVENTS = 256
-"""Events of a non-streaming answer that are held back at most, so that no message gets too large."""
+"""Maximum number of held-back events of a non-streaming answer, which limits the message size."""
 
 
 class AnswerWriter:
-    """The messages of one answer from its frames, `started` before the first one.
+    """Builds the messages of one answer from its frames, with `started` before the first one.
 
-    Chunks of a non-streaming answer that follow the first content are held until its end: each message costs both ends
-    some 60 us (measured). Every other event is sent at once, with the held chunks: the caller sees that the answer has
-    begun, and receives tool calls, warnings and progress as in a stream.
+    Chunks of a non-streaming answer after the first content are held back until its end, because each message costs
+    both sides about 60 us (measured). Every other event is sent immediately with the held chunks: the caller sees that
+    the answer has begun, and receives tool calls, warnings and progress as in a stream.
     """
 
     def __init__(self, started: event_pb2.InferenceEvent, *, whole: bool, joined_texts: bool = False) -> None:
-        """`joined_texts`: the dispatcher reads deltas that join texts."""
+        """`joined_texts`: the dispatcher accepts deltas that join texts."""
         self._whole = whole
         self._joined_texts = joined_texts
         self._held: Frame = [started]
         self._has_begun = False
 
     def message_of(self, frame: Frame) -> generation_service_pb2.GenerateResponse | None:
-        """Returns the message with a frame; None: it is held, and comes with a following one."""
+        """Returns the message for a frame; None: it is held back until a later one."""
         held = self._held
         held += frame if self._joined_texts else apart(frame)
         if self._whole and self._has_begun and len(held) < MAX_HELD_EVENTS and _only_deltas(frame):
@@ -61,7 +61,7 @@ class AnswerWriter:
         if self._whole and not self._has_begun:
             self._has_begun = has_content(held)
         response = generation_service_pb2.GenerateResponse()
-        # An argument of the constructor takes twice the time.
+        # Passing them to the constructor takes twice the time.
         response.events.extend(held)
         return response
 
@@ -71,14 +71,15 @@ def _only_deltas(frame: Frame) -> bool:
 
 
 MAX_WHOLE_BYTES = 128 * 1024 * 1024
-"""Maximum size of images or of a transcript that are held back until they are complete."""
+"""Maximum size of images or a transcript that are held back until they are complete."""
 
 
 class WholeAnswerWriter:
     """Writes the frames of images or a transcription.
 
-    Content of an answer that is read when complete is held until the end, while progress is sent at once: a runner that
-    is lost before the end costs an attempt, not the request. Beyond MAX_WHOLE_BYTES what is held is sent.
+    If the answer is read only when complete, its content is held back until the end, while progress is sent
+    immediately: if the runner is lost before the end, the request can be retried. Content beyond MAX_WHOLE_BYTES is
+    sent.
     """
 
     def __init__(self, write: Callable[[Frame], Awaitable[None]], *, whole: bool) -> None:
@@ -88,7 +89,7 @@ class WholeAnswerWriter:
         self._held_bytes = 0
 
     async def put(self, frame: Frame) -> None:
-        """Send a frame, now or at the end."""
+        """Sends a frame, now or at the end."""
         is_end = _receipt_in(frame) is not None
         if self._holds and not is_end and has_content(frame):
             self._held.append(frame)
@@ -106,7 +107,7 @@ class WholeAnswerWriter:
 
 
 def _receipt_in(frame: Frame) -> receipt_pb2.Receipt | None:
-    """Returns the receipt of a frame with the end of the answer; None for any other frame."""
+    """Returns the receipt in the last frame of an answer; None for any other frame."""
     return frame[-1].finished.receipt if frame and frame[-1].WhichOneof("event") == "finished" else None
 
 
@@ -117,17 +118,17 @@ Context = grpc.aio.ServicerContext[Any, Any]
 class DataPlane:
     """The runner's services for requests, one method for each runner rpc of the table of operations.
 
-    Streamed methods write and do not yield: a fault that ends the request while its caller is slow to read must end it
-    inside the block of `admit`, and so with its reason. gRPC would drop a generator there without a status.
+    Streamed methods write instead of yielding: if a fault ends the request while its caller reads slowly, it must end
+    inside the block of `admit`, and so with the fault's reason. gRPC would drop a generator without a status.
     """
 
     def __init__(self, desk: RequestAdmission, chats: Mapping[str, ChatSetup]) -> None:
-        """`chats`: the common setup of all conversations with a model, by its name."""
+        """`chats`: the setup of conversations, by model."""
         self._desk = desk
         self._chats = chats
 
     def add_to_server(self, server: grpc.aio.Server) -> None:
-        """Add the services to a server."""
+        """Adds the services to a server."""
         unary = {spec.runner_rpc: partial(self._answer, spec) for spec in OPERATIONS.values() if not spec.streamed}
         media = {spec.runner_rpc: partial(self._stream, spec) for spec in (IMAGE, TRANSCRIPTION)}
         add_methods(server, {CHAT.runner_rpc: self._generate, SPEECH.runner_rpc: self._speak, **unary, **media})
@@ -243,7 +244,7 @@ class DataPlane:
     def _working(
         self, permit: Permit, instance: Instance, request: Any, call: CallInfo, *, takes_slot: bool = True
     ) -> Iterator[AdmittedRequest]:
-        """`RequestAdmission.hold`, with a log line for each failure in it."""
+        """Like `RequestAdmission.hold`, but logs each failure."""
         require_abilities(instance, permit.model, request.payload)
         with self._desk.hold(permit, instance, request.options, takes_slot=takes_slot) as work:
             try:
@@ -256,7 +257,7 @@ class DataPlane:
 
 
 def _workflow(request: pb.StreamImagesRequest, instance: Instance) -> workflow_pb2.Workflow:
-    """Returns the workflow of a request. Raises UNSUPPORTED_OPERATION for an engine that runs none."""
+    """Returns the workflow of a request. Raises UNSUPPORTED_OPERATION if the engine cannot run workflows."""
     if not instance.backend.takes_workflows:
         message = f"{instance.model} runs no workflows; name a model of the runtime comfyui in the workflow"
         raise WeftError(Reason.UNSUPPORTED_OPERATION, message, metadata={"model": instance.model})

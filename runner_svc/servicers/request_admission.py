@@ -31,7 +31,7 @@ log = get_logger("weft.runner")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunnerIdentity:
-    """The runner as it is named in receipts and events."""
+    """The runner's identity in receipts and events."""
 
     runner: str
     incarnation: str
@@ -39,7 +39,7 @@ class RunnerIdentity:
 
 
 class RequestAdmission:
-    """Admission of data-plane requests: ticket check, instance lookup, slot, and the runner's part of the receipt."""
+    """Checks tickets, finds instances, holds slots, and writes the runner's part of receipts."""
 
     def __init__(
         self,
@@ -52,7 +52,7 @@ class RequestAdmission:
         clock: Clock,
         clock_offset: ClockOffset | None = None,
     ) -> None:
-        """`remote_models`: serving them sends data to a remote provider. `clock`: the mesh's."""
+        """`remote_models`: models whose use sends data to a remote provider. `clock`: the mesh's."""
         self._clock_offset = clock_offset
         self._identity = identity
         self._gate = gate
@@ -69,7 +69,7 @@ class RequestAdmission:
         *,
         takes_slot: bool = True,
     ) -> AbstractContextManager[AdmittedRequest]:
-        """Admit a permitted request to its instance for the length of the block. Raises as Instance.admit.
+        """Admits a permitted request to its instance for the duration of the block. Raises as Instance.admit.
 
         Raises INVALID_ARGUMENT naming an option that is out of range.
         """
@@ -84,7 +84,7 @@ class RequestAdmission:
         )
 
     def admit(self, ticket: Any) -> tuple[Permit, Instance]:
-        """Check a ticket; returns its permit and its instance.
+        """Checks a ticket; returns its permit and its instance.
 
         Raises TICKET_INVALID, TICKET_EXPIRED or MODEL_NOT_FOUND; CLOCK_OFF while this machine's clock is too far off.
         """
@@ -99,7 +99,7 @@ class RequestAdmission:
         return permit, instance
 
     def started(self, permit: Permit) -> event_pb2.InferenceEvent:
-        """The event that names the runner and the model of the attempt."""
+        """Returns the event that names the runner and the model of the attempt."""
         return event_pb2.InferenceEvent(
             started=event_pb2.Started(
                 runner=self._identity.runner,
@@ -110,37 +110,37 @@ class RequestAdmission:
         )
 
     def complete(self, receipt: receipt_pb2.Receipt, permit: Permit, instance: Instance) -> None:
-        """Add the runner's part to a backend's receipt."""
+        """Adds the runner's part to a backend's receipt."""
         receipt.request_id = permit.request_id
         receipt.model = permit.model
         receipt.model_digest = instance.digest
         receipt.adapter_digest = instance.adapter_digests.get(permit.model, "")
         receipt.host = self._identity.host
         if not instance.memory.holds_devices:
-            # Compute time without a leased accelerator is no GPU time.
+            # Compute time without a leased accelerator is not GPU time.
             receipt.ClearField("gpu_time")
         receipt.left_premises = receipt.left_premises or permit.model in self._remote_models
 
 
 def require_abilities(instance: Instance, model: str, payload: Payload) -> None:
-    """Raise MODALITY_UNSUPPORTED for a payload whose last turn the model is known not to take.
+    """Raises MODALITY_UNSUPPORTED if the model is known not to support the payload's last turn.
 
-    Routers refuse it first, by the report of the runner; this is for one that was granted before that report, and for
-    languages, which routers do not compare.
+    Routers check this first, by the runner's report. This check is for requests granted before that report, and for
+    languages, which routers do not check.
     """
     if untaken := untaken_words_of(payload, instance.abilities_of(model)):
         raise WeftError(Reason.MODALITY_UNSUPPORTED, f"{model} {untaken}")
 
 
 def log_attempt(event: str, call: CallInfo, model: str) -> None:
-    """Log the beginning or the end of an attempt, for who looks for one request."""
+    """Logs the beginning or the end of an attempt, to find a request in the log."""
     if not log.writes_debug():
         return
     log.debug(event, request_id=call.request_id, trace_id=trace_id_of(call.traceparent), model=model)
 
 
 def log_failure(call: CallInfo, model: str, error: WeftError) -> None:
-    """Log a failed attempt, in one line."""
+    """Logs a failed attempt in one line."""
     log.warning(
         "attempt failed",
         request_id=call.request_id,
@@ -160,7 +160,7 @@ def call_info(
     joins_texts: bool = False,
     ends_loops: bool = False,
 ) -> CallInfo:
-    """The call context for a backend. `whole`: the answer is not streamed. For the others see CallInfo."""
+    """Returns the call context for a backend. `whole`: the answer is not streamed. For the others see CallInfo."""
     metadata = {key: str(value) for key, value in context.invocation_metadata() or () if key == TRACEPARENT}
     left = context.time_remaining()
     answer_by = None if left is None else asyncio.get_running_loop().time() + left

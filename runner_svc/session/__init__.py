@@ -1,1 +1,1 @@
-"""The session of a runner with the registry, and the reports that it sends."""
+"""The runner's session with the registry, and the reports that it sends."""

@@ -1,4 +1,4 @@
-"""The offset of this machine's clock from the registry's, and the mesh's time, from the registry's answers."""
+"""Measures the clock offset between this machine and the registry, and the mesh's time, from the registry's answers."""
 
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
@@ -12,13 +12,13 @@ if TYPE_CHECKING:
 log = get_logger("weft.session")
 
 MIN_CHANGE_SECONDS = 1.0
-"""Smallest change of the offset that counts: answers have latency."""
+"""Minimum change of the offset that counts, because answers have latency."""
 
 
 class ClockOffset:
-    """The last measured clock offset, in whole seconds. The same answers set the mesh's clock.
+    """The last measured clock offset in whole seconds; the same answers set the mesh's clock.
 
-    The registry wrote an answer between the request and its arrival; the middle is assumed, so the error is at most
+    The registry wrote an answer between the request and its arrival. The middle is assumed, so the error is at most
     half the round trip.
     """
 
@@ -31,7 +31,7 @@ class ClockOffset:
 
     @property
     def is_notable(self) -> bool:
-        """Whether the offset is large enough to be reported."""
+        """Whether the offset is large enough to report."""
         return abs(self.seconds) >= NOTABLE_OFFSET_SECONDS
 
     @property
@@ -40,11 +40,11 @@ class ClockOffset:
         return self._max_seconds is not None and abs(self.seconds) > self._max_seconds
 
     def allow(self, max_seconds: float | None) -> None:
-        """Set the mesh's limit; None: no limit."""
+        """Sets the mesh's limit; None: no limit."""
         self._max_seconds = max_seconds
 
     def note(self, mesh_time: "Timestamp", registry_time: "Timestamp", asked_monotonic: float) -> None:
-        """Measure the offset from an answer that arrived now to a request that was sent at `asked_monotonic`."""
+        """Measures the offset from an answer that just arrived to a request sent at `asked_monotonic`."""
         one_way = timedelta(seconds=max(0.0, self._clock.monotonic() - asked_monotonic) / 2)
         self._mesh_clock.set(_utc(mesh_time) + one_way)
         measured = (self._clock.utc_now() - one_way - _utc(registry_time)).total_seconds()

@@ -1,4 +1,4 @@
-"""The reports of a runner about itself: to the registry with every heartbeat, to people through Describe."""
+"""A runner's reports about itself: to the registry with every heartbeat, to people through Describe."""
 
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
@@ -29,14 +29,14 @@ from weft.kernel.timestamps import duration_of, optional_duration, optional_stam
 from weft.wake.recipes import MAX_WAIT_SECONDS, set_defaults
 
 MAX_QUANTIZATION_CHARS = 64
-"""Characters of a quantization's name that is reported."""
+"""Maximum length of a reported quantization."""
 RESIDENT_STEP_BYTES = 8 * MEBIBYTE
 MAX_REPORTED_TOOLS = 1_024
-"""Tools that are reported to the mesh, the first by name; requests for others are not routed here on purpose."""
+"""Maximum number of reported tools, by name; requests for others are not deliberately routed here."""
 
 
 class RunnerReport:
-    """Builds the report messages from the live instances."""
+    """Builds report messages from the live instances."""
 
     def __init__(
         self,
@@ -48,28 +48,28 @@ class RunnerReport:
         clock_offset: ClockOffset | None = None,
         servers: Callable[[], Sequence[str]] = lambda: (),
     ) -> None:
-        """`cache_figures`: figures of a model's prefix cache, by the model's name; None: unknown.
+        """`cache_figures`: figures of a model's prefix cache by model; None: unknown.
 
-        `tool_names`: the tools that can be called now. `servers`: those that are attached.
+        `tool_names`: the tools that can currently be called. `servers`: attached servers.
         """
         self._tool_names = tool_names
         self._servers = servers
         self._config = config
         self._cache_figures = cache_figures
         self.followed_servers: Callable[[], Sequence[runner_pb2.FollowedServer]] = list
-        """The servers of whose lists it serves the models."""
+        """Servers whose listed models it serves."""
         self._incarnation = incarnation
         self._instances = instances
         self.models = list(config.models)
-        """The models that are published."""
+        """The published models."""
         self.published_agents: Sequence[agent_pb2.AgentManifest] = config.agents
-        """The agents that are published with them."""
+        """The published agents."""
         self.clock_offset = clock_offset
-        """Offset of the clock, kept up to date by the session; None: not reported."""
+        """Clock offset, kept current by the session; None: not reported."""
         self.draining = False
 
     def capability(self) -> runner_pb2.Capability:
-        """The present capability of the runner: its instances, slots, tools, clock offset."""
+        """The runner's current capability: instances, slots, tools, clock offset."""
         offset = self.clock_offset
         return runner_pb2.Capability(
             clock_offset=duration_of(offset.seconds) if offset is not None and offset.is_notable else None,
@@ -116,11 +116,11 @@ class RunnerReport:
         return list(self.published_agents)
 
     def redact(self, text: str) -> str:
-        """Text of or about an engine, redacted for leaving the runner."""
+        """Redacts text of or about an engine for leaving the runner."""
         return redact_local_addresses(text) if self._config.conceals_local_addresses else text
 
     def describe(self, log_line_count: int) -> runner_service_pb2.DescribeResponse:
-        """The description with the last `log_line_count` lines of each backend."""
+        """Returns the description with the last `log_line_count` lines of each backend."""
         return runner_service_pb2.DescribeResponse(
             runner=self.runner(),
             instances=[
@@ -131,7 +131,7 @@ class RunnerReport:
         )
 
     def _state(self, instance: Instance, name: str) -> runner_pb2.InstanceState:
-        """The state of a model, or of an adapter: then its memory is that of its model, and counts there."""
+        """Returns the state of a model or an adapter; an adapter's memory is counted with its model's."""
         is_adapter = name != instance.model
         return runner_pb2.InstanceState(
             model=name,
@@ -159,7 +159,7 @@ class RunnerReport:
         )
 
     def _own_runtime(self, model: ServedModel) -> str:
-        """Returns the runtime of a model that has another one than the runner; empty: it has the runner's."""
+        """Returns the model's runtime if it differs from the runner's, otherwise an empty text."""
         runtime = model.added.runtime if model.added is not None else ATTACHED_RUNTIME if model.server else ""
         return "" if runtime == self._config.runtime else runtime
 
@@ -173,7 +173,7 @@ class RunnerReport:
 
 
 def _model_file(instance: Instance) -> model_pb2.ModelFile | None:
-    """Returns what the files of the present or next load say of themselves; None: nothing is known."""
+    """Returns what the files of the current or next load say about themselves; None: unknown."""
     known, quantization = instance.config.model_file, instance.loader.plan.quantization
     if not known.ByteSize():
         return None
@@ -199,7 +199,7 @@ def _memory(instance: Instance) -> runner_pb2.InstanceMemory | None:
         estimated_bytes=0 if expected is None else expected.bytes,
         estimate_source="" if expected is None else expected.source.value,
         device_indexes=[] if grant is None else [share.device_index for share in grant.shares],
-        # In steps, so that a report does not change with each page.
+        # Rounded, so that the report does not change with each page.
         resident_bytes=None if resident is None else round(resident / RESIDENT_STEP_BYTES) * RESIDENT_STEP_BYTES,
     )
 
@@ -223,7 +223,7 @@ def _manifest(
     )
     hibernation = model.hibernation
     if hibernation.can_wake or model.wake_by_mesh is not None:
-        # It is published that the runner can wake the model, but not how.
+        # The manifest says whether the runner can wake the model, but not how.
         plan = wake_pb2.Wake(by_runner=hibernation.can_wake, by_mesh=model.wake_by_mesh)
         plan.max_wait.FromNanoseconds(int(_longest_wake_seconds(hibernation, memory_wait_seconds) * 1e9))
         set_defaults(plan)
@@ -232,26 +232,25 @@ def _manifest(
 
 
 def _longest_wake_seconds(hibernation: HibernationSettings, memory_wait_seconds: float) -> float:
-    """The wake timeout of routers: longer than the runner's, so that callers receive the runner's own error."""
+    """Returns the routers' wake timeout, which exceeds the runner's so that callers get the runner's own error."""
     if hibernation.attached or hibernation.recipe is not None:
         return hibernation.max_wait_seconds
     return min(hibernation.max_wait_seconds + memory_wait_seconds, MAX_WAIT_SECONDS)
 
 
 MIN_CRASH_LINES = 20
-"""Lines of the last crash that are included even where no log lines were requested."""
+"""Number of lines of the last crash that are included even if no log lines were requested."""
 
 Redact = Callable[[str], str]
-"""Text of or about an engine, redacted for leaving the runner."""
+"""Redacts text of or about an engine for leaving the runner."""
 
 
 def instance_description(
     instance: Instance, log_line_count: int, redact: Redact, cache: pb.CacheFigures | None = None, name: str = ""
 ) -> pb.InstanceDescription:
-    """Describes one instance, with the last `log_line_count` lines of its log and of its last crash.
+    """Describes an instance, with the last `log_line_count` lines of its log and of its last crash.
 
-    `name`: an adapter, whose description has no lines of the log, since those of its model are the same; empty: the
-    model.
+    `name`: an adapter, whose description omits the log lines because they are its model's; empty: the model.
     """
     is_adapter = name not in ("", instance.model)
     if is_adapter:
@@ -282,7 +281,7 @@ def instance_description(
 
 
 def request_record_message(record: RequestRecord) -> pb.RequestRecord:
-    """Describes one request, without its output."""
+    """Describes a request without its output."""
 
     def at(seconds: float | None) -> Timestamp | None:
         return (

@@ -1,4 +1,4 @@
-"""The runner's session with the registry: open, heartbeats, reopening after a loss."""
+"""The runner's session with the registry: opening, heartbeats, reopening after a loss."""
 
 import asyncio
 import math
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReportTimes:
-    """Times of the last heartbeat and of the last check of the capability. Seconds on any monotonic clock."""
+    """Monotonic times of the last heartbeat and of the last check of the capability."""
 
     heartbeat_at: float
     looked_at: float
@@ -40,7 +40,7 @@ class ReportTimes:
     report_interval_seconds: float
 
     def heartbeat_due(self, now: float) -> bool:
-        """Whether a heartbeat is due, with or without changes."""
+        """Whether a heartbeat is due even without changes."""
         return now - self.heartbeat_at >= self.heartbeat_interval_seconds
 
     def pause_seconds(self, now: float) -> float:
@@ -58,14 +58,14 @@ DEFAULT_REPORT_INTERVAL_SECONDS = 5.0
 
 PUBLISH_CHECK_SECONDS = 0.02
 _AWAY = REGISTRY_AWAY | {Reason.DEADLINE_EXCEEDED}
-"""Reasons of a registry that is dead, frozen, or no owner yet or any more."""
+"""Reasons of a registry that is dead or frozen, or not the owner."""
 _LOST_ON_THE_WAY = frozenset({Reason.SERVICE_UNAVAILABLE, Reason.DEADLINE_EXCEEDED})
 
 
 class RunnerSession:
     """Sends heartbeats: immediately or at the report interval after a change, else at the heartbeat interval.
 
-    A lost connection causes a heartbeat too. The runner goes on serving while the registry is away.
+    A lost connection also causes a heartbeat. The runner continues to serve while the registry is away.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class RunnerSession:
     ) -> None:
         """`gates` receive the session's key; `jitter` returns 0 to 1 and spreads the retries of many runners."""
         self.on_taken: Callable[[Collection[str]], None] = lambda _: None
-        """Called with the names that others have, for which the registry refuses the session."""
+        """Called with the names taken by others, for which the registry rejected the session."""
         self._registry = registry
         self._stub = cast(
             "RunnerSessionServiceAsyncStub", runner_session_service_pb2_grpc.RunnerSessionServiceStub(registry)
@@ -100,48 +100,48 @@ class RunnerSession:
         """Whether the open session publishes other models than the runner serves now."""
         self._times = _no_report_yet(DEFAULT_HEARTBEAT_INTERVAL_SECONDS, DEFAULT_REPORT_INTERVAL_SECONDS)
         self._told: runner_pb2.Capability | None = None
-        """The capability that the registry has acknowledged last."""
+        """The last capability that the registry acknowledged."""
         self._moves = self._told_moves = 0
-        """How often calls went to another registry, and at the last report that was acknowledged."""
+        """Number of changes to another registry: so far, and at the last acknowledged report."""
         self._sequence = 0
         self._changed = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
         self._running: asyncio.Task[None] | None = None
         self.is_heard = False
-        """Whether the registry has answered the last call."""
+        """Whether the registry answered the last call."""
 
     @property
     def session_id(self) -> str:
-        """The session id, which authenticates the runner; empty while no session is open."""
+        """The session id, which authenticates the runner; empty without an open session."""
         return self._session_id
 
     def note_change(self) -> None:
-        """Report immediately: something changed that routers should know."""
+        """Reports immediately, because something changed that routers should know."""
         self._changed.set()
 
     def note_other_registry(self) -> None:
-        """Report immediately: calls go to another registry now, which has none of this runner's reports."""
+        """Reports immediately, because calls now go to another registry, which has no reports of this runner."""
         self._moves += 1
         self._changed.set()
 
     def note_models(self) -> None:
-        """Publish immediately: the runner serves other models now. The session keeps its id and its ticket key."""
+        """Publishes the current models immediately. The session keeps its id and its ticket key."""
         self._models_changed = True
         self._changed.set()
 
     async def start(self) -> None:
-        """Start the session task. Returns immediately; the session opens as soon as the registry answers."""
+        """Starts the session task. Returns immediately; the session opens as soon as the registry answers."""
         self._begin()
 
     def reopen(self) -> None:
-        """Reopen the session immediately, with the same id; calls and retries under way are cancelled."""
+        """Reopens the session immediately with the same id; cancels running calls and retries."""
         if self._running is not None:
             self._running.cancel()
             self._session_id = ""
             self._begin()
 
     async def until_published(self, seconds: float) -> bool:
-        """Waits until the registry has the models and agents of this moment; returns whether it has, in this time."""
+        """Waits until the registry has the current models and agents; returns whether it has within this time."""
         deadline = self._clock.monotonic() + seconds
         while self._models_changed or not self._session_id:
             if self._clock.monotonic() >= deadline:
@@ -150,13 +150,13 @@ class RunnerSession:
         return True
 
     async def report_now(self) -> None:
-        """Send one heartbeat, if the session is open; errors are ignored."""
+        """Sends a heartbeat if the session is open; errors are ignored."""
         if self._session_id:
             with suppress(WeftError):
                 await self._heartbeat()
 
     async def stop(self) -> None:
-        """Close the session, so that the mesh stops routing to this runner. Idempotent."""
+        """Closes the session, so that the mesh stops routing to this runner. Idempotent."""
         if self._running is None:
             return
         self._running = None
@@ -188,7 +188,7 @@ class RunnerSession:
                 await self._clock.sleep(retry_pause_seconds(failures, self._jitter()))
 
     async def _open(self) -> None:
-        # The same request id until there is an answer: if only the answer was lost, the same session is returned.
+        # The request id stays until there is an answer: if only the answer was lost, the same session is returned.
         models = self._report.manifests()
         if not self._open_request_id:
             self._open_request_id, self._published = new_id("open"), models
@@ -208,7 +208,7 @@ class RunnerSession:
                 self._open_request_id = ""
             raise
         self._open_request_id = ""
-        # The answer to a request that was sent again is of the models that it had the first time.
+        # The answer to a repeated request is about the models of its first attempt.
         self._models_changed = self._published != self._report.manifests()
         if (offset := self._report.clock_offset) is not None:
             offset.allow(seconds_of(response.max_clock_offset) if response.HasField("max_clock_offset") else None)
@@ -222,13 +222,13 @@ class RunnerSession:
         )
         self._told = None
         self._session_id = response.session_id
-        log.info("session open")  # not its id: that proves ownership
+        log.info("session open")  # without its id, which proves ownership
 
     async def _report_what_is_due(self) -> None:
         self._changed.clear()
         now = self._clock.monotonic()
         self._times = replace(self._times, looked_at=now)
-        # A registry that restarted has lost the last report; the lost connection shows it.
+        # A restarted registry has lost the last report; the lost connection reveals that.
         is_connected = self._registry.get_state() is grpc.ChannelConnectivity.READY
         is_told = self._report.capability() == self._told and self._moves == self._told_moves
         if not is_connected or self._times.heartbeat_due(now) or not is_told:
@@ -252,7 +252,7 @@ class RunnerSession:
         self._note_time(response, began)
 
     def _note_time(self, response: pb.OpenSessionResponse | pb.HeartbeatResponse, began: float) -> None:
-        """Update the clock offset. Registries of earlier releases send no time."""
+        """Updates the clock offset. Registries of earlier releases send no time."""
         offset = self._report.clock_offset
         if offset is not None and response.HasField("mesh_time") and response.HasField("registry_time"):
             offset.note(response.mesh_time, response.registry_time, began)

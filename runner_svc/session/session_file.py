@@ -1,6 +1,6 @@
-"""The file with a runner's session id, by which its next process takes over the registration.
+"""The file with a runner's session id, with which its next process takes over the registration.
 
-A module of its own: the host of `weft up` reads the file, and must not import a runner for it.
+A separate module, because the host of `weft up` reads the file and must not import a runner for it.
 """
 
 import re
@@ -17,7 +17,7 @@ _SESSION_ID = re.compile(rb"[A-Za-z0-9_.:-]{1,128}")
 
 
 class SessionFile:
-    """Reads and writes the session id. A damaged, unreadable or unwritable file costs the id, not the runner.
+    """Reads and writes the session id. If the file is damaged or inaccessible, the id is lost, but the runner works.
 
     A damaged file is renamed to `<name>.bad`, and a new session is opened.
     """
@@ -25,10 +25,10 @@ class SessionFile:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._on_disk: str | None = None
-        """The id that the file is known to hold; None: none."""
+        """The id that the file is known to contain; None: none."""
 
     def read(self) -> str:
-        """Returns the id of the last session; empty: there is none, or the file cannot be used."""
+        """Returns the id of the last session; empty: there is none, or the file is unusable."""
         try:
             with self._path.open("rb") as file:
                 content = file.read(MAX_SESSION_FILE_BYTES + 1).strip()
@@ -44,7 +44,7 @@ class SessionFile:
         return self._on_disk
 
     def keep(self, session_id: str) -> None:
-        """Write the id, unless the file holds it already. Errors are logged: this process does not need the file."""
+        """Writes the id unless the file already contains it. Only logs errors: this process does not need the file."""
         if session_id == self._on_disk:
             return
         try:
@@ -59,7 +59,7 @@ class SessionFile:
             self._on_disk = session_id
 
     def forget(self) -> None:
-        """Remove the id after the session was closed for good. A remaining file does no harm: its id is unknown."""
+        """Removes the id after the session was closed for good. A remaining file is harmless: its id is unknown."""
         self._on_disk = None
         with suppress(OSError):
             self._path.unlink(missing_ok=True)

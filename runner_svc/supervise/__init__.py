@@ -1,1 +1,1 @@
-"""Child processes: started so that they cannot outlive us, drained so that they cannot block, ended for certain."""
+"""Child processes that cannot outlive the runner, cannot block on their output, and end reliably."""

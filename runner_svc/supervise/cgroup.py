@@ -1,8 +1,8 @@
-"""A cgroup v2 leaf around one engine, where cgroups are writable, and the kernel's count of out-of-memory kills.
+"""A cgroup v2 leaf around an engine, if cgroups are writable, and the kernel's count of out-of-memory kills.
 
-A leaf holds every process that the engine starts, and `cgroup.kill` ends them all at once. It is made below the own
-cgroup and enables no controllers, so the rule that inner cgroups hold no processes does not forbid it. Writable
-are the cgroups that systemd delegates (user sessions, units with Delegate=yes) and root's; containers usually mount
+A leaf contains every process that the engine starts, and `cgroup.kill` ends them atomically. It is created below the
+own cgroup and enables no controllers, so the rule that inner cgroups contain no processes does not apply. Writable
+cgroups are those that systemd delegates (user sessions, units with Delegate=yes) and root's; containers usually mount
 theirs read-only.
 """
 
@@ -18,22 +18,22 @@ MEMBERSHIP = Path("/proc/self/cgroup")
 
 
 class CgroupLeaf:
-    """One leaf. Its name is random, so it holds no unrelated process."""
+    """A leaf. Its name is random, so it contains no unrelated process."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
     def members(self) -> set[int]:
-        """Returns the ids of the processes in it; empty when it was removed."""
+        """Returns the ids of its processes; empty if it was removed."""
         return {int(line) for line in _read(self.path / "cgroup.procs").split()}
 
     def kill(self) -> None:
-        """Send SIGKILL to every member, including those that are being forked."""
+        """Sends SIGKILL to every member, including those that are being forked."""
         with suppress(OSError):
             (self.path / "cgroup.kill").write_text("1")
 
     def limit_memory(self, limit_bytes: int) -> None:
-        """Limit the memory of all members together, where the memory controller is enabled."""
+        """Limits the memory of all members together, if the memory controller is enabled."""
         with suppress(OSError):
             (self.path / "memory.max").write_text(str(limit_bytes))
             (self.path / "memory.oom.group").write_text("1")
@@ -43,7 +43,7 @@ class CgroupLeaf:
         return _count(self.path / "memory.events")
 
     def remove(self) -> bool:
-        """Remove it and the cgroups below it. Returns whether it is gone; it stays while a member is alive."""
+        """Removes it and the cgroups below it. Returns whether it is gone; it stays while a member is alive."""
         for folder, _, _ in os.walk(self.path, topdown=False):
             with suppress(OSError):
                 Path(folder).rmdir()
@@ -51,7 +51,7 @@ class CgroupLeaf:
 
 
 def make_leaf(name: str, *, membership: Path = MEMBERSHIP, mount_table: Path = MOUNT_TABLE) -> CgroupLeaf | None:
-    """Makes a leaf `weft-<name>` below the own cgroup; None where there is no cgroup v2, or it is not writable."""
+    """Creates a leaf `weft-<name>` below the own cgroup; None if cgroup v2 is missing or not writable."""
     own = own_cgroup(membership=membership, mount_table=mount_table)
     if own is None:
         return None
@@ -60,7 +60,7 @@ def make_leaf(name: str, *, membership: Path = MEMBERSHIP, mount_table: Path = M
         leaf.path.mkdir()
     except OSError:
         return None
-    # cgroup.kill came with Linux 5.14; a leaf is of no use without it. Both files must be writable.
+    # A leaf is useless without cgroup.kill (Linux 5.14). Both files must be writable.
     if all(os.access(leaf.path / file, os.W_OK) for file in ("cgroup.kill", "cgroup.procs")):
         return leaf
     leaf.remove()
@@ -68,7 +68,7 @@ def make_leaf(name: str, *, membership: Path = MEMBERSHIP, mount_table: Path = M
 
 
 def own_cgroup(*, membership: Path = MEMBERSHIP, mount_table: Path = MOUNT_TABLE) -> Path | None:
-    """Returns the folder of the own cgroup v2; None where none is mounted, or it is outside the visible hierarchy."""
+    """Returns the folder of the own cgroup v2; None: none is mounted, or it is outside the visible hierarchy."""
     own = next((line[3:] for line in _read(membership).splitlines() if line.startswith("0::")), None)
     if own is None or own.startswith("/.."):
         return None
@@ -81,7 +81,7 @@ def own_cgroup(*, membership: Path = MEMBERSHIP, mount_table: Path = MOUNT_TABLE
 
 
 class OutOfMemoryCount:
-    """The kernel's count of out-of-memory kills, of the smallest scope around an engine that can be read.
+    """The kernel's count of out-of-memory kills in the smallest readable scope around an engine.
 
     That is its own leaf, else the memory cgroup that it shares with the runner (v2 or v1), else the whole machine.
     """
@@ -92,10 +92,10 @@ class OutOfMemoryCount:
         self._before = self._read_count()
 
     def rose_for(self, killed_by: int | None) -> bool | None:
-        """Whether the count explains the end of an engine by signal `killed_by` (None: none); None: unknown.
+        """Whether the count explains the end of an engine by signal `killed_by` (None: no signal); None: unknown.
 
-        The kernel kills with SIGKILL. A shared count is wrong for a SIGKILL by hand only when another process of the
-        same cgroup ran out of memory in this engine's lifetime.
+        The kernel kills with SIGKILL. With a shared count, a manual SIGKILL is misinterpreted only if another process
+        of the same cgroup ran out of memory in this engine's lifetime.
         """
         if killed_by != signal.SIGKILL:
             return False

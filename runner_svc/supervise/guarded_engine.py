@@ -1,4 +1,4 @@
-"""The runner's side of a guardian: starts, watches and ends one engine with all its descendants."""
+"""The runner's side of a guardian: starts, watches and ends an engine with all its descendants."""
 
 import asyncio
 import errno
@@ -27,11 +27,11 @@ from weft.kernel.service import start_task
 log = get_logger("weft.process")
 
 GUARDIAN_SECONDS = 10.0
-"""Timeout of a guardian for starting the engine: 20 ms on an idle machine (measured), seconds on a thrashing one."""
+"""Timeout for a guardian to start the engine: 20 ms on an idle machine (measured), seconds on a thrashing one."""
 DEATH_CHECK_SECONDS = 0.1
 REAP_PAUSE_SECONDS = 0.002
 REAP_SECONDS = 5.0
-"""Timeout of reaping a guardian that has closed its lifeline, which depends on the kernel alone."""
+"""Timeout for reaping a guardian that has closed its lifeline, which depends only on the kernel."""
 ORPHAN_SECONDS = 5.0
 ORPHAN_PAUSE_SECONDS = 0.02
 LEAF_REMOVAL_TRIES = 50
@@ -54,12 +54,12 @@ class EngineEnd:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessLimits:
-    """What the kernel lets a program and its descendants take; only Linux has these."""
+    """Kernel limits of a program and its descendants; Linux only."""
 
     memory_bytes: int | None = None
-    """Private memory of each process, and memory of all of them where they have their own cgroup; None: any."""
+    """Private memory of each process, and total memory if they have their own cgroup; None: no limit."""
     oom_score: int = 0
-    """How much sooner than the runner the kernel ends it when memory runs out: 0 to 1000, added to the runner's own."""
+    """Added to the runner's OOM score (0 to 1000): if memory runs out, the kernel kills it before the runner."""
 
 
 NO_LIMITS = ProcessLimits()
@@ -77,12 +77,12 @@ class EngineStart:
     output: int
     """File descriptor of its stdout and stderr."""
     folder: Path | None = None
-    """The folder in which it is started; None: the runner's."""
+    """Its working folder; None: the runner's."""
     limits: ProcessLimits = NO_LIMITS
 
 
 class GuardedEngine(asyncio.Protocol):
-    """One engine behind its guardian. Made by `start_guarded`."""
+    """An engine behind its guardian. Created by `start_guarded`."""
 
     def __init__(self, system: System, start: EngineStart, guardian: "subprocess.Popen[bytes]") -> None:
         loop = asyncio.get_running_loop()
@@ -98,13 +98,13 @@ class GuardedEngine(asyncio.Protocol):
         self._is_dropped = False
         """Whether the runner has killed the guardian."""
         self._refused = False
-        """Whether the guardian could not start the engine, and ends."""
+        """Whether the guardian could not start the engine, and exits."""
         self.leaf = start.leaf
         """Its cgroup leaf; None: it has none."""
         self.pid = 0
         self.ended: asyncio.Future[EngineEnd] = loop.create_future()
         self.gone = asyncio.Event()
-        """Set when every process of it has ended, its guardian included."""
+        """Set when all its processes have ended, including its guardian."""
         self._following = start_task(self._follow(), name="guarded-engine")
 
     @override
@@ -129,7 +129,7 @@ class GuardedEngine(asyncio.Protocol):
         assert self._transport is not None, "connected"
         self._transport.write(len(command).to_bytes(4, "big") + command)
         try:
-            # Not wait_for: until Python 3.12 it drops a cancellation that comes in the moment of the outcome.
+            # Not wait_for: before Python 3.12 it loses a cancellation that coincides with the result.
             async with asyncio.timeout(GUARDIAN_SECONDS):
                 outcome = await asyncio.shield(self._started)
         except TimeoutError:
@@ -139,7 +139,7 @@ class GuardedEngine(asyncio.Protocol):
         return outcome
 
     async def until_dead(self, seconds: float) -> bool:
-        """Whether the engine has ended in time. Also checks the process directly: its guardian may be frozen."""
+        """Whether the engine has ended in time. Checks the process directly too, as its guardian may be frozen."""
         deadline = asyncio.get_running_loop().time() + seconds
         while not self.ended.done():
             left = deadline - asyncio.get_running_loop().time()
@@ -157,34 +157,34 @@ class GuardedEngine(asyncio.Protocol):
         return self.leaf.members() if self.leaf is not None else self._system.descendants(self._guardian.pid)
 
     def signal_group(self, number: signal.Signals) -> None:
-        """Signal the engine's process group while the engine runs, since the group is named by its id."""
+        """Signals the engine's process group, only while the engine runs because the group has its id."""
         if self.pid and not self.ended.done():
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.pid, number)
 
     def kill_all(self) -> None:
-        """Kill the engine and all its descendants. Idempotent."""
+        """Kills the engine and all its descendants. Idempotent."""
         self._killed_by_us = True
         if self.leaf is not None:
             self.leaf.kill()
         self.signal_group(signal.SIGKILL)
         if self._transport is not None and not self._transport.is_closing():
-            # Not through the transport: it would close before the last lines of an ended guardian are read.
+            # Not through the transport, which would close before the last lines of an ended guardian are read.
             with suppress(OSError):
                 os.write(self._transport.get_extra_info("socket").fileno(), KILL_ALL)
 
     def note_unconnected(self) -> None:
-        """Record that the connection was not made: uvloop may report its begin without its end."""
+        """Records that the connection was not made: uvloop may report its beginning without its end."""
         self._transport = None
 
     def give_up(self) -> None:
-        """Clean up after a start that failed or was cancelled."""
+        """Cleans up after a failed or cancelled start."""
         if not self._refused and not self._closed.is_set():
             self._killed_by_us = True
             self.drop_guardian()
 
     def drop_guardian(self) -> None:
-        """Kill a guardian that does not respond; `gone` is set once its descendants have been killed."""
+        """Kills a guardian that does not respond; `gone` is set once its descendants have been killed."""
         self._is_dropped = True
         for pid in self._system.descendants(self._guardian.pid):
             with suppress(OSError):
@@ -226,7 +226,7 @@ class GuardedEngine(asyncio.Protocol):
         self.ended.set_result(end)
 
     async def _follow(self) -> None:
-        """Follow the guardian to its end, then make sure that no process is left, whichever ended first."""
+        """Waits for the guardian's end, then makes sure that no process is left."""
         try:
             await self._closed.wait()
             if self._transport is not None:
@@ -270,7 +270,7 @@ class GuardedEngine(asyncio.Protocol):
             await asyncio.sleep(REAP_PAUSE_SECONDS)
 
     async def _until_no_orphans(self) -> None:
-        """Kill the orphans of a guardian that was killed: they belong to init and are found by their tag alone."""
+        """Kills the orphans of a killed guardian: they belong to init and can only be found by their tag."""
         if self._refused or self._guardian.returncode == 0:
             return
         deadline = asyncio.get_running_loop().time() + ORPHAN_SECONDS
@@ -288,7 +288,7 @@ class GuardedEngine(asyncio.Protocol):
 
 
 async def start_guarded(system: System, start: EngineStart) -> GuardedEngine:
-    """Start an engine behind a guardian. Raises CONNECT_FAILED when it cannot be run; no process is left then."""
+    """Starts an engine behind a guardian. Raises CONNECT_FAILED if it cannot be run; then no process is left."""
     command = b"\0".join(os.fsencode(argument) for argument in start.argv)
     engine: GuardedEngine | None = None
     try:
@@ -320,16 +320,16 @@ async def start_guarded(system: System, start: EngineStart) -> GuardedEngine:
 
 
 def _spawn_guardian(system: System, start: EngineStart, lifeline: int) -> "subprocess.Popen[bytes]":
-    """Start the guardian as a child of this thread.
+    """Starts the guardian as a child of this thread.
 
-    Without asyncio's watchers: they need a thread, which cannot be started when the process limit is reached.
+    Does not use asyncio's child watchers: they need a thread, which cannot be started at the process limit.
     """
     leaf = "" if start.leaf is None else str(start.leaf.path)
     limits = start.limits
     if start.leaf is not None and limits.memory_bytes is not None:
         start.leaf.limit_memory(limits.memory_bytes)
     numbers = (str(limits.memory_bytes or 0), str(limits.oom_score))
-    return subprocess.Popen(  # noqa: S603 - fixed arguments, never a shell
+    return subprocess.Popen(  # noqa: S603 - fixed arguments, no shell
         [sys.executable, "-I", "-S", _GUARDIAN, str(lifeline), str(os.getpid()), leaf, system.guardian_mode, *numbers],
         env={**start.env, TAG_VARIABLE: start.tag},
         stdin=subprocess.DEVNULL,

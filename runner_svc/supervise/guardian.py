@@ -2,20 +2,20 @@
 
 It is run as `python -I -S guardian.py <socket> <runner's pid> <leaf> <mode> <bytes> <score>`. It becomes the sub-reaper
 of the engine's descendants, so that none can leave its tree, starts the engine in its own session, and waits. When the
-runner dies, sends KILL_ALL, or the engine has ended, every descendant is killed, whatever its session or group. It is a
-program of its own, because the runner has many threads and must not run Python in a fork of itself, and because it must
-outlive the runner by a moment. Standard library only.
+runner dies or sends KILL_ALL, or the engine has ended, it kills every descendant regardless of session or group. It is
+a separate program because the runner has many threads and must not run Python in a fork of itself, and because it must
+briefly outlive the runner. Standard library only.
 
-The socket is its lifeline. From the runner: the engine's command line (4 bytes of length, then NUL between arguments;
-not in the guardian's own arguments, where a search for the engine's name would find it), later KILL_ALL. To the runner,
-lines: `started <pid> <errno of entering the leaf, or 0>` or `failed <errno>`, then
-`ended exited|killed|dumped <number>`, and `left <pid>...` for processes that could not be
-killed. End of file: the peer has ended.
+The socket is its lifeline. The runner sends the engine's command line (4 bytes of length, then NUL between arguments;
+not in the guardian's own arguments, where a search for the engine's name would find it), and later KILL_ALL. The
+guardian sends lines: `started <pid> <errno of entering the leaf, or 0>` or `failed <errno>`, then
+`ended exited|killed|dumped <number>`, and `left <pid>...` for processes that could not be killed. End of file means
+that the peer has ended.
 
-`bytes` limits the private memory of each process of the engine (0: no limit), and `score` is added to their
-oom_score_adj; both in mode `linux` alone. The guardian itself keeps the runner's score.
+`bytes` limits the private memory of each engine process (0: no limit), and `score` is added to their oom_score_adj;
+both only in mode `linux`. The guardian itself keeps the runner's score.
 
-Mode `linux` uses prctl and /proc; mode `portable` has neither and finds descendants through ps, except those that have
+Mode `linux` uses prctl and /proc. Mode `portable` has neither and finds descendants through ps, except those that have
 left their parent's tree before.
 """
 
@@ -34,11 +34,11 @@ KILL_ALL = b"k"
 MAX_COMMAND_BYTES = 2 * 1024 * 1024
 """Linux's limit on arguments and environment with a stack of 8 MiB."""
 KILL_SECONDS = 10.0
-"""Time for which SIGKILL is repeated; only a process in an uninterruptible wait survives the first."""
+"""How long SIGKILL is repeated; only a process in an uninterruptible wait survives the first."""
 FIRST_PAUSE_SECONDS = 0.001
 MAX_PAUSE_SECONDS = 0.05
 PARENT_CHECK_MILLISECONDS = 1000
-"""Poll interval where no signal reports the parent's death."""
+"""Poll interval if no signal reports the parent's death."""
 LEAF_REMOVAL_TRIES = 20
 MAX_OOM_SCORE = 1000
 """Linux's maximum of oom_score_adj."""
@@ -50,17 +50,17 @@ _RESET_IN_ENGINE = ("SIGINT", "SIGHUP", "SIGQUIT", "SIGTERM", "SIGCHLD", "SIGPIP
 
 
 def process_table() -> Iterator[tuple[int, int, str]]:
-    """Yields process id, parent's id and state letter of every process, from /proc."""
+    """Yields process id, parent id and state letter of every process, from /proc."""
     for name in os.listdir("/proc"):  # noqa: PTH208 - pathlib would double this program's memory
         if name.isdigit():
             with suppress(OSError), open(f"/proc/{name}/stat", "rb") as file:  # noqa: PTH123 - as above
-                # The name of the program may hold spaces and brackets.
+                # The program name may contain spaces and brackets.
                 fields = file.read().rpartition(b")")[2].split()
                 yield int(name), int(fields[1]), fields[0].decode()
 
 
 def ps_table() -> Iterator[tuple[int, int, str]]:
-    """Yields the same from ps, where there is no /proc."""
+    """Like `process_table`, from ps, for systems without /proc."""
     import subprocess  # noqa: PLC0415 - 2 MB that Linux does not need
 
     listing = subprocess.run(["/bin/ps", "-A", "-o", "pid=,ppid=,state="], capture_output=True, check=False, text=True)
@@ -78,7 +78,7 @@ def _group_of(pid: int) -> int:
 
 
 def descendants(root: int, table: Iterable[tuple[int, int, str]]) -> set[int]:
-    """Returns the descendants of `root` in the table, without itself and without zombies."""
+    """Returns the descendants of `root` in the table, excluding zombies."""
     children: dict[int, list[int]] = {}
     dead = set()
     for pid, parent, state in table:
@@ -109,7 +109,7 @@ class Guardian:
         self._reaped = False
 
     def run(self) -> None:
-        """Start the engine, wait for a reason to end, and kill every descendant."""
+        """Starts the engine, waits for a reason to end it, and kills every descendant."""
         wake = self._prepare()
         command = self._read_command()
         if not command or not self._start(command):
@@ -129,8 +129,8 @@ class Guardian:
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
         for number in (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGPIPE):
             signal.signal(number, signal.SIG_IGN)
-        # A signal alone is no reason to end: when a whole service is ended by TERM, the runner ends the guardian. The
-        # signal wakes it, and it checks.
+        # A signal is not enough reason to end: when a whole service gets TERM, the runner ends the guardian. The signal
+        # only wakes it to check.
         readable, writable = os.pipe()
         os.set_blocking(readable, False)
         os.set_blocking(writable, False)
@@ -172,7 +172,7 @@ class Guardian:
         return True
 
     def _become(self, command: list[bytes], guardian: int, says: int) -> None:
-        """Exec the engine, in the fork."""
+        """Execs the engine, in the fork."""
         try:
             os.setsid()
             if self._linux:
@@ -188,7 +188,7 @@ class Guardian:
                     _write(f"{self._leaf}/cgroup.procs", b"0")
                 except OSError as error:
                     os.write(says, str(error.errno).encode())
-            os.execvp(command[0], command)  # noqa: S606 - an argument list, never a shell
+            os.execvp(command[0], command)  # noqa: S606 - an argument list, no shell
         except OSError as error:
             os.write(says, f" {error.errno}".encode())
         finally:
@@ -211,7 +211,7 @@ class Guardian:
         if self._end_is_told:
             return True
         if self._linux:
-            # Left unreaped until the end, so that its id and its group's are not reused.
+            # Not reaped until the end, so that its id and its group's are not reused.
             end = os.waitid(os.P_PID, self._engine, os.WEXITED | os.WNOHANG | os.WNOWAIT)
             if end is None:
                 return False
@@ -235,11 +235,11 @@ class Guardian:
         return os.getppid() != self._runner or bool(lifeline.poll(0))
 
     def _kill_all(self) -> set[int]:
-        """Kill until no descendant is left; returns those that survive."""
+        """Kills until no descendant is left; returns those that survive."""
         deadline = time.monotonic() + KILL_SECONDS
         pause = FIRST_PAUSE_SECONDS
         while True:
-            # Listed before the first kill: without a sub-reaper a tree falls apart with its root.
+            # Listed before the first kill: without a sub-reaper, a tree falls apart when its root dies.
             table = list(process_table() if self._linux else ps_table())
             alive = descendants(os.getpid(), table)
             if self._leaf:
@@ -261,7 +261,7 @@ class Guardian:
             pause = min(pause * 2, MAX_PAUSE_SECONDS)
 
     def _has_children(self) -> bool:
-        """Whether any descendant is left for certain: a process may fork while the table is read.
+        """Whether any descendant is left, reliably: a process may fork while the table is read.
 
         An orphan becomes a child of the guardian, so without a child there is no descendant. Reaps the engine.
         """
@@ -278,7 +278,7 @@ class Guardian:
         return True
 
     def _reap_adopted(self) -> None:
-        """Reap orphans that became children of the guardian; the engine is left unreaped."""
+        """Reaps orphans that became children of the guardian, but not the engine."""
         while self._linux:
             end = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
             if end is None or end.si_pid == self._engine:
@@ -300,7 +300,7 @@ def _prctl(option: int, value: int) -> None:
 
 
 def _limit(memory_bytes: int, oom_score: int) -> None:
-    """Limit the memory of this process and its later children. A limit that is stricter already stays."""
+    """Limits the memory of this process and its later children. A stricter existing limit stays."""
     if oom_score:
         with suppress(OSError, ValueError), open("/proc/self/oom_score_adj", "r+") as file:  # noqa: PTH123 - as above
             score = min(int(file.read()) + oom_score, MAX_OOM_SCORE)
@@ -333,7 +333,7 @@ def _write(path: str, content: bytes) -> None:
 
 
 def _let_go_of_output() -> None:
-    """Close the engine's output pipe here: it would never reach its end of file otherwise."""
+    """Closes the engine's output pipe here, since otherwise it would never reach end of file."""
     nothing = os.open(os.devnull, os.O_RDWR)
     for fd in (0, 1, 2):
         os.dup2(nothing, fd)
@@ -353,7 +353,7 @@ def _remove_leaf(path: str) -> None:
 
 
 def main() -> None:
-    """Run the guardian with the program's arguments."""
+    """Runs the guardian with the program's arguments."""
     lifeline, runner, leaf, mode, memory_bytes, oom_score = sys.argv[1:]
     Guardian(int(lifeline), int(runner), leaf, mode, int(memory_bytes), int(oom_score)).run()
 

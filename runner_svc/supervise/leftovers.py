@@ -1,7 +1,7 @@
-"""Orphaned processes of an earlier incarnation of this runner, and their end.
+"""Finds and ends orphaned processes of an earlier incarnation of this runner.
 
-There are orphans only when the runner and the guardian of an engine were killed at once. They are identified by a
-tag in the environment, which all descendants inherit, or by the cgroup leaf that holds them, never by name.
+Orphans exist only if the runner and an engine's guardian were killed simultaneously. They are identified by a tag in
+the environment, which all descendants inherit, or by their cgroup leaf, never by name.
 """
 
 import os
@@ -29,7 +29,7 @@ MAX_STATE_BYTES = 1024 * 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Entry:
-    """One started process."""
+    """A started process."""
 
     tag: str
     leaf: str = ""
@@ -39,7 +39,7 @@ class _Entry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _State:
-    """Contents of the state file."""
+    """Content of the state file."""
 
     identity: str
     """Random prefix of every tag of this runner, kept across incarnations."""
@@ -49,9 +49,9 @@ class _State:
 
 
 class Leftovers:
-    """The tags of one runner's processes, and the file that records them for the next incarnation.
+    """The tags of a runner's processes, and the file that records them for the next incarnation.
 
-    A file that cannot be read or written costs the sweep, not the service.
+    If the file cannot be read or written, no orphans are found, but the runner works.
     """
 
     def __init__(self, state_file: Path, system: System | None = None) -> None:
@@ -61,10 +61,10 @@ class Leftovers:
         self._is_ours = True
 
     def sweep(self) -> list[int]:
-        """Kill the orphans of an earlier incarnation; returns their ids. Call it before any process is started.
+        """Kills the orphans of an earlier incarnation; returns their ids. Call it before starting any process.
 
-        Blocks for milliseconds per hundred processes of the machine, at most SWEEP_SECONDS. Where the file belongs to
-        another living process, a runner of the same name, nothing is killed or recorded.
+        Blocks for milliseconds per hundred processes on the machine, at most SWEEP_SECONDS. If the file belongs to
+        another living process, such as a runner of the same name, nothing is killed or recorded.
         """
         state = self._load()
         if not self._is_ours:
@@ -91,14 +91,14 @@ class Leftovers:
         return f"{self._load().identity}:{secrets.token_hex(8)}"
 
     def note(self, tag: str, *, leaf: Path | None = None, pid: int = 0) -> None:
-        """Record the process that carries a tag."""
+        """Records the process with a tag."""
         state = self._load()
         started_at = self._system.started_at(pid) if pid else None
         entry = _Entry(tag=tag, leaf=str(leaf or ""), pid=pid, started_at=started_at or 0)
         self._save(replace(state, entries=(*_without(state.entries, tag), entry)))
 
     def end(self, tag: str) -> None:
-        """Remove a tag: no process that carries it is left."""
+        """Removes a tag once no process with it is left."""
         state = self._load()
         self._save(replace(state, entries=_without(state.entries, tag)))
 
@@ -157,7 +157,7 @@ class Leftovers:
         fresh = self._file.with_name(f"{self._file.name}.new")
         try:
             self._file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            # Not synced: after a power cut there are no processes.
+            # Not synced: after a power failure there are no processes.
             fresh.write_bytes(msgspec.json.encode(state))
             fresh.replace(self._file)
         except OSError as error:
@@ -167,7 +167,7 @@ class Leftovers:
 
 
 def kill_tagged(system: System, start_of_tag: str) -> set[int]:
-    """Kill each process of the own user whose tag begins with a prefix; returns those that were alive."""
+    """Kills each process of the own user with a matching tag; returns those that were alive."""
 
     def tagged(pid: int) -> bool:
         return (system.variable(pid, TAG_VARIABLE) or "").startswith(start_of_tag)

@@ -1,4 +1,4 @@
-"""A bounded log of a process's output, and followers that read it."""
+"""A bounded log of a process's output, and its followers."""
 
 import asyncio
 from collections import deque
@@ -13,12 +13,12 @@ from weft.kernel.reasons import Reason
 MAX_RING_BYTES = 256 * 1024
 MAX_LINE_BYTES = 8 * 1024
 MAX_RING_LINES = 16 * 1024
-"""Maximum number of lines: each has overhead beside its bytes."""
+"""Maximum number of lines, because each has overhead besides its bytes."""
 MAX_FOLLOWERS = 32
-"""Concurrent followers of one log."""
+"""Maximum number of concurrent followers of a log."""
 MAX_UNREAD_LINES = 1000
 MAX_UNREAD_BYTES = 256 * 1024
-"""Maximum backlog of one slow follower."""
+"""Maximum backlog of a slow follower."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,11 +27,11 @@ class LogBatch:
 
     lines: tuple[str, ...]
     lost_line_count: int = 0
-    """Lines before these that were dropped because the follower was too slow."""
+    """Number of earlier lines that were dropped because the follower was too slow."""
 
 
 class LogFollower:
-    """One follower's bounded backlog of a log; when it is too slow the oldest lines are dropped, and counted."""
+    """A follower's bounded backlog; if it is too slow, the oldest lines are dropped and counted."""
 
     def __init__(self, first_lines: Iterable[str]) -> None:
         self._unread: deque[str] = deque()
@@ -43,7 +43,7 @@ class LogFollower:
             self.offer(line)
 
     def offer(self, line: str) -> None:
-        """Add a line to the backlog."""
+        """Adds a line to the backlog."""
         self._unread.append(line)
         self._unread_bytes += len(line)
         while len(self._unread) > MAX_UNREAD_LINES or self._unread_bytes > MAX_UNREAD_BYTES:
@@ -60,19 +60,19 @@ class LogFollower:
         return batch
 
     async def wait(self) -> bool:
-        """Wait for lines; returns False once the log has ended."""
+        """Waits for lines; returns False once the log has ended."""
         if not self._closed:
             await self._something.wait()
         return not self._closed
 
     def close(self) -> None:
-        """End the follower."""
+        """Ends the follower."""
         self._closed = True
         self._something.set()
 
 
 class LogRing:
-    """The last lines of a byte stream, at most `max_bytes` of them; longer lines are cut."""
+    """The last lines of a byte stream, at most `max_bytes`; longer lines are cut."""
 
     def __init__(self, *, max_bytes: int = MAX_RING_BYTES, max_line_bytes: int = MAX_LINE_BYTES) -> None:
         self._max_bytes = max_bytes
@@ -83,26 +83,26 @@ class LogRing:
         self._partial = b""
         self._followers: list[LogFollower] = []
         self.total_bytes = 0
-        """Bytes fed so far: output counts as progress while a model loads."""
+        """Total bytes fed so far: output counts as progress while a model loads."""
 
     def feed(self, chunk: bytes) -> list[str]:
-        """Take a chunk of output; returns the lines that it completed."""
+        """Adds a chunk of output; returns the lines that it completed."""
         self.total_bytes += len(chunk)
         *complete, partial = (self._partial + chunk).split(b"\n")
-        # An unfinished line is cut as well: a process without line ends would fill the memory.
+        # An incomplete line is cut too, otherwise a process without line ends would fill the memory.
         self._partial = partial[: self._max_line_bytes]
         lines = [line[: self._max_line_bytes].decode("utf-8", "replace").rstrip("\r") for line in complete]
         self._append(lines)
         return lines
 
     def end_line(self) -> None:
-        """End the stream: text after its last newline is a line, too."""
+        """Ends the stream: text after the last newline is a line too."""
         partial, self._partial = self._partial, b""
         if partial:
             self._append([partial.decode("utf-8", "replace").rstrip("\r")])
 
     def note(self, line: str) -> None:
-        """Add a line of the runner, such as the end of a process."""
+        """Adds a line of the runner, such as the end of a process."""
         self._append([line])
 
     def last(self, count: int) -> list[str]:
@@ -111,7 +111,7 @@ class LogRing:
 
     @contextmanager
     def follow(self, count: int) -> Iterator[LogFollower]:
-        """Follows the log from its last `count` lines on. Raises TOO_MANY_RESOURCES over MAX_FOLLOWERS."""
+        """Follows the log starting with its last `count` lines. Raises TOO_MANY_RESOURCES beyond MAX_FOLLOWERS."""
         if len(self._followers) >= MAX_FOLLOWERS:
             raise WeftError(Reason.TOO_MANY_RESOURCES, f"{MAX_FOLLOWERS} readers follow this log already")
         follower = LogFollower(self.last(count))
@@ -122,7 +122,7 @@ class LogRing:
             self._followers.remove(follower)
 
     def end_followers(self) -> None:
-        """End every follower."""
+        """Ends every follower."""
         for follower in self._followers:
             follower.close()
 

@@ -1,7 +1,7 @@
 """Execs a program that dies with its parent: `python -I -S parent_death.py <parent pid> <program> <argument>...`.
 
-It is a script of its own, run before the program, because setting the parent-death signal between fork and exec would
-run Python in a fork of a process with gRPC threads. The signal survives exec. Standard library only.
+A separate script, because setting the parent-death signal between fork and exec would run Python in a fork of a process
+with gRPC threads. The signal survives exec. Standard library only.
 """
 
 import ctypes
@@ -13,14 +13,14 @@ PR_SET_PDEATHSIG = 1
 
 
 def main() -> None:
-    """Set the parent-death signal, check that the parent is alive, exec."""
+    """Sets the parent-death signal, checks that the parent is alive, and execs the program."""
     parent, program = int(sys.argv[1]), sys.argv[2]
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         sys.exit("the parent died before the program was started")
     try:
-        os.execvp(program, sys.argv[2:])  # noqa: S606 - an argument list, never a shell
+        os.execvp(program, sys.argv[2:])  # noqa: S606 - an argument list, no shell
     except OSError as error:
         sys.exit(f"cannot run {program}: {error.strerror}")
 

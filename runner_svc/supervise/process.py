@@ -31,9 +31,9 @@ from weft.kernel.reasons import Reason
 log = get_logger("weft.process")
 
 SWEEP_SECONDS = 1.0
-"""Time after the engine's end in which its guardian ends the descendants before the runner does."""
+"""How long the guardian has to end the descendants of an ended engine before the runner does."""
 LAST_OUTPUT_SECONDS = 0.2
-"""Wait for the last output of a dead process; a pipe that a descendant holds does not end."""
+"""Wait for the last output of a dead process; a pipe held by a descendant does not end."""
 _SIGNAL_NAMES = MappingProxyType({number.value: number.name for number in signal.Signals})
 """Signal names by number; real-time signals have none."""
 
@@ -41,9 +41,9 @@ _SIGNAL_NAMES = MappingProxyType({number.value: number.name for number in signal
 class SupervisedProcess:
     """A child process in its own session and group, with its output drained into a LogRing.
 
-    It and all its descendants end when it is stopped, when it dies, and within moments of the runner's death, whatever
-    their session or group (on Linux; see `system.py` for other systems). A descendant that holds the output pipe cannot
-    delay that.
+    It and all its descendants end when it is stopped, when it dies, and shortly after the runner's death, regardless of
+    session or group (on Linux; see `system.py` for other systems). A descendant that holds the output pipe cannot delay
+    that.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class SupervisedProcess:
         leftovers: Leftovers | None = None,
         system: System | None = None,
     ) -> None:
-        """With `leftovers`, orphans of a runner and guardian that die together are found at the next start."""
+        """With `leftovers`, orphans of a runner that died together with a guardian are found at the next start."""
         self._log = log
         self._graces = graces or StopGraces()
         self._leftovers = leftovers
@@ -74,7 +74,7 @@ class SupervisedProcess:
 
     @property
     def containment(self) -> str:
-        """The containment of its descendants, for people."""
+        """How its descendants are contained, for people."""
         engine = self._engine
         if engine is not None and engine.leaf is not None:
             return f"cgroup {engine.leaf.path}"
@@ -85,7 +85,7 @@ class SupervisedProcess:
         return self._engine.members() if self._engine is not None else set()
 
     def oom_killed(self) -> bool | None:
-        """Whether the kernel's OOM killer ended it; None while it runs, or where that is unknown."""
+        """Whether the kernel's OOM killer ended it; None: it is running, or unknown."""
         engine = self._engine
         return engine.ended.result().out_of_memory if engine is not None and engine.ended.done() else None
 
@@ -98,11 +98,11 @@ class SupervisedProcess:
         folder: Path | None = None,
         limits: ProcessLimits = NO_LIMITS,
     ) -> None:
-        """Start `argv` with the environment `env` and a tag, in `folder` where one is given, within `limits`.
+        """Starts `argv` with environment `env` and a tag, in `folder` (None: the runner's), within `limits`.
 
-        Raises CONNECT_FAILED when it cannot be run at all, UNSUPPORTED_OPERATION on a system where processes cannot be
-        supervised. `on_lines` is called with the complete lines of output as they arrive (stdout and stderr are one
-        stream). Call it from the event loop's thread.
+        Raises CONNECT_FAILED if it cannot be run, UNSUPPORTED_OPERATION on a system without process supervision.
+        `on_lines` receives complete output lines as they arrive (stdout and stderr are one stream). Call it from the
+        event loop's thread.
         """
         await self.stop()
         system = self._system = self._system or this_system()
@@ -145,7 +145,7 @@ class SupervisedProcess:
             os.close(writable)
 
     async def wait(self) -> str:
-        """Wait for the end of the process and its output; returns how it ended: "exit code 1", "signal SIGKILL"."""
+        """Waits for the end of the process and its output; returns how it ended: "exit code 1", "signal SIGKILL"."""
         engine, output = self._engine, self._output
         assert engine is not None, "wait before start"
         end = await asyncio.shield(engine.ended)
@@ -156,9 +156,9 @@ class SupervisedProcess:
         return describe_end(end)
 
     async def stop(self) -> None:
-        """End the process and its descendants: TERM, TERM again, KILL, each with its grace period. Idempotent.
+        """Ends the process and its descendants: TERM, TERM again, KILL, each with its grace period. Idempotent.
 
-        Takes at most these and SWEEP_SECONDS, also when descendants hold the output. Kills at once when cancelled.
+        Takes at most these plus SWEEP_SECONDS, even if descendants hold the output. Kills immediately when cancelled.
         """
         async with self._stopping:
             engine = self._engine
@@ -200,7 +200,7 @@ class SupervisedProcess:
     async def _forget(self) -> None:
         output, self._output = self._output, None
         if output is not None:
-            # Close this end without waiting for the other: a descendant that does not die may hold it without an end.
+            # Closed without waiting for the other end: an unkillable descendant may hold it indefinitely.
             await output.close()
         if self._tag and self._leftovers is not None and (self._engine is None or self._engine.gone.is_set()):
             self._leftovers.end(self._tag)

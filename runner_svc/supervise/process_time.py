@@ -1,9 +1,9 @@
-"""Memory, processor time and GPU time of processes; the last from NVIDIA's management library (NVML).
+"""Memory, processor time and GPU time of processes; GPU time comes from NVIDIA's management library (NVML).
 
-The GPU time is tested with fakes of the `pynvml` module and of the library behind it, not on hardware. NVML samples the
-use of each GPU by every process, in percent of its multiprocessors; the samples are added up to seconds. It identifies
-processes by the machine's ids: in a container with ids of its own nothing is found and the time stays 0. Where NVML is
-missing, fails or hangs, the result is None, "unknown", without a wait.
+GPU time is tested with fakes of the `pynvml` module and of the library behind it, not on hardware. NVML samples each
+process's use of each GPU in percent of its multiprocessors; the samples are added up to seconds. It identifies
+processes by the machine's ids: in a container with a PID namespace nothing is found and the time stays 0. If NVML is
+missing, fails or hangs, the result is None ("unknown") without a wait.
 """
 
 import time
@@ -18,7 +18,7 @@ from weft.gpu.observer import HANG_SECONDS, SingleFlightThread
 
 
 class TreeTime:
-    """Adds up the processor time of a process tree with changing members; the sum never falls while the root lives."""
+    """Sums up the processor time of a process tree with changing members; the sum never falls while the root lives."""
 
     def __init__(self) -> None:
         self._root: int | None = None
@@ -28,14 +28,14 @@ class TreeTime:
     def seconds(self, root: int, members: Collection[int]) -> float:
         """Returns the user and system time so far of process `root` and of the processes `members`.
 
-        The last observed time of a member stays in the sum after its end. A new root resets the sum.
+        A member's last observed time stays in the sum after its end. A new root resets the sum.
         """
         if root != self._root:
             self._root, self._spent, self._ended_seconds = root, {}, 0.0
         spent: dict[psutil.Process, float] = {}
         for pid in {root, *members}:
             with suppress(psutil.Error):
-                # Compares by id and start time: a reused id is another key.
+                # Equal only for the same id and start time: a reused id is another key.
                 process = psutil.Process(pid)
                 times = process.cpu_times()
                 spent[process] = times.user + times.system
@@ -45,7 +45,7 @@ class TreeTime:
 
 
 def resident_bytes(members: Collection[int]) -> int | None:
-    """Returns the main memory in which processes are resident together; None: none of them runs."""
+    """Returns the total resident memory of processes; None: none of them runs."""
     sizes: list[int] = []
     for pid in members:
         with suppress(psutil.Error):
@@ -57,10 +57,10 @@ __all__ = ["HANG_SECONDS", "GpuTime"]
 
 
 class GpuTime:
-    """Adds up the GPU time of a changing set of processes. Never blocks and never raises.
+    """Sums up the GPU time of a changing set of processes. Never blocks and never raises.
 
-    Every reading happens in a thread of its own, which may hang; there is never more than one. A reading that takes
-    HANG_SECONDS makes the GPU time unknown until it ends.
+    Each reading runs in a separate thread, which may hang; at most one exists. A reading that takes HANG_SECONDS makes
+    the GPU time unknown until it ends.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class GpuTime:
         self._reader = SingleFlightThread("gpu-time", monotonic_seconds)
 
     def seconds(self, process_ids: Collection[int]) -> float | None:
-        """Returns the GPU time of these processes as of the last reading, over all GPUs, and starts another reading.
+        """Returns the processes' GPU time over all GPUs as of the last reading, and starts another reading.
 
         Use before the second reading is not included. None: unknown.
         """
@@ -117,7 +117,7 @@ class GpuTime:
         try:
             return list(self._module.nvmlDeviceGetProcessUtilization(handle, since_microseconds))
         except self._module.NVMLError as error:
-            # No sample since then: the GPU was not used.
+            # No samples since then: the GPU was not used.
             if error.value == self._module.NVML_ERROR_NOT_FOUND:
                 return []
             raise

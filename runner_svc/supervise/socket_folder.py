@@ -1,7 +1,7 @@
-"""The folder of an engine's Unix socket, and the removal of those that killed runners left behind.
+"""The folder of an engine's Unix socket, and the removal of folders that killed runners left behind.
 
-A folder belongs to the process that holds the lock of its lock file, which the system releases when that process ends,
-however it ends. A folder of this user whose lock is free is therefore stale, and a folder of a living runner never is.
+A folder belongs to the process that holds its lock file's lock, which the system releases when the process ends for any
+reason. So a folder of this user with a free lock is stale, and a folder of a living runner never is.
 """
 
 import os
@@ -19,7 +19,7 @@ log = get_logger("weft.runner")
 
 LOCK = "lock"
 MAX_EXAMINED = 256
-"""Folders that are examined in one start; the others are left for the next one."""
+"""Maximum number of folders examined per start; others are left for the next one."""
 _PRIVATE = 0o600
 
 
@@ -27,14 +27,14 @@ class SocketFolder:
     """A folder that only this user can enter, locked by this process until it is removed."""
 
     def __init__(self, prefix: str) -> None:
-        """Removes stale folders of this prefix, then makes one. Raises OSError."""
+        """Removes stale folders with this prefix, then creates one. Raises OSError."""
         for stale in remove_stale(prefix):
             log.info("removed the socket folder of a runner that was killed", folder=str(stale))
         self.path = Path(tempfile.mkdtemp(prefix=prefix))
         draft = self.path / f"{LOCK}.new"
         self._descriptor = os.open(draft, os.O_CREAT | os.O_EXCL | os.O_RDWR, _PRIVATE)
         lock_file(self._descriptor, waits=True)
-        # Renamed when it is locked: a folder with a free lock is stale at any moment.
+        # Renamed after it is locked, because a folder with a free lock is stale at any moment.
         draft.rename(self.path / LOCK)
 
     def remove(self) -> None:
@@ -46,7 +46,7 @@ class SocketFolder:
 
 
 def remove_stale(prefix: str) -> list[Path]:
-    """Removes the stale folders of this prefix and this user; returns them. Others' folders are left as they are."""
+    """Removes and returns the stale folders with this prefix of this user. Others' folders are not touched."""
     removed: list[Path] = []
     for folder in islice(Path(tempfile.gettempdir()).glob(f"{prefix}*"), MAX_EXAMINED):
         with suppress(OSError):
@@ -61,7 +61,7 @@ def _is_own(folder: Path) -> bool:
 
 
 def _remove_if_stale(folder: Path) -> bool:
-    """Returns whether a folder was stale. Raises OSError where it has no lock file, or the lock is held."""
+    """Removes a folder if it is stale; returns whether it was. Raises OSError if its lock file is missing or locked."""
     descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_NOFOLLOW)
     try:
         lock_file(descriptor)

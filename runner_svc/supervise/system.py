@@ -1,8 +1,8 @@
 """Process supervision by operating system.
 
-weft is developed and tested on Linux. `PortableSystem` is for other POSIX systems (macOS, the BSDs): its code runs in
-the tests, but on Linux only; it has not been run on any other system. Windows has no process groups, sessions and
-termination signals, so processes cannot be supervised there: `this_system` raises.
+weft is developed and tested on Linux. `PortableSystem` is for other POSIX systems (macOS, the BSDs): tests run its
+code, but only on Linux. Windows has no process groups, sessions and termination signals, so processes cannot be
+supervised there: `this_system` raises.
 """
 
 import os
@@ -23,7 +23,7 @@ from weft.kernel.reasons import Reason
 
 
 class System(Protocol):
-    """The process functions of one operating system."""
+    """The process functions of an operating system."""
 
     @property
     def guardian_mode(self) -> str:
@@ -32,35 +32,35 @@ class System(Protocol):
 
     @property
     def words(self) -> str:
-        """The containment of an engine's descendants without a cgroup leaf, for people."""
+        """How an engine's descendants are contained without a cgroup leaf, for people."""
         ...
 
     def make_leaf(self, name: str) -> CgroupLeaf | None:
-        """Makes a cgroup leaf for an engine; None where that is not possible."""
+        """Creates a cgroup leaf for an engine; None: not possible."""
         ...
 
     def descendants(self, pid: int) -> set[int]:
-        """Returns the living descendants of a process, without itself."""
+        """Returns the living descendants of a process."""
         ...
 
     def own_processes(self) -> Iterator[int]:
-        """Yields the ids of the processes of the own user."""
+        """Yields the ids of the own user's processes."""
         ...
 
     def started_at(self, pid: int) -> int | None:
-        """Returns the start time of a process in a unit of the system, unique with its id. None: it has ended."""
+        """Returns a process's start time in a system-dependent unit, unique with its id. None: it has ended."""
         ...
 
     def is_alive(self, pid: int) -> bool:
-        """Whether a process runs; zombies do not."""
+        """Whether a process is running; zombies are not."""
         ...
 
     def variable(self, pid: int, name: str) -> str | None:
-        """Returns an environment variable of a process at its start; None where it is unset or cannot be read."""
+        """Returns an environment variable that a process was started with; None: unset or unreadable."""
         ...
 
     def kill_if(self, pid: int, is_it: Callable[[], bool]) -> bool:
-        """Send SIGKILL to a process if `is_it` confirms its identity; returns whether it was sent."""
+        """Sends SIGKILL to a process if `is_it` confirms its identity; returns whether it was sent."""
         ...
 
 
@@ -83,7 +83,7 @@ class LinuxSystem(System):
 
     @override
     def own_processes(self) -> Iterator[int]:
-        for name in os.listdir("/proc"):  # noqa: PTH208 - thousands of them: names are enough
+        for name in os.listdir("/proc"):  # noqa: PTH208 - thousands of entries: names are enough
             if name.isdigit():
                 with suppress(OSError):
                     if os.stat(f"/proc/{name}").st_uid == os.getuid():  # noqa: PTH116 - as above
@@ -111,13 +111,13 @@ class LinuxSystem(System):
         return None if found is None else found[len(start) :].decode("utf-8", "replace")
 
     def kill_if(self, pid: int, is_it: Callable[[], bool]) -> bool:
-        """Send SIGKILL through a pidfd, so that the id cannot be reused between check and signal."""
+        """Sends SIGKILL through a pidfd, so that the id cannot be reused between check and signal."""
         try:
             held = os.pidfd_open(pid)
         except OSError:
             return False
         try:
-            # A zombie has ended already.
+            # A zombie has already ended.
             ended = select.poll()
             ended.register(held, select.POLLIN)
             if ended.poll(0) or not is_it():
@@ -131,9 +131,9 @@ class LinuxSystem(System):
 
 
 def _stat_fields(pid: int) -> list[bytes]:
-    """Returns the fields of /proc/<pid>/stat from the third on: the second ends with the last bracket."""
+    """Returns the fields of /proc/<pid>/stat from the third on: the second one ends with the last bracket."""
     try:
-        with open(f"/proc/{pid}/stat", "rb") as file:  # noqa: PTH123 - in every turn of a sweep
+        with open(f"/proc/{pid}/stat", "rb") as file:  # noqa: PTH123 - called for every process of a sweep
             return file.read().rpartition(b")")[2].split()
     except OSError:
         return []
@@ -189,7 +189,7 @@ class PortableSystem(System):
             return None
 
     def kill_if(self, pid: int, is_it: Callable[[], bool]) -> bool:
-        """Send SIGKILL by id: its reuse between check and signal is unlikely but possible."""
+        """Sends SIGKILL by id: its reuse between check and signal is unlikely but possible."""
         with suppress(psutil.Error, OSError):
             if psutil.Process(pid).status() != psutil.STATUS_ZOMBIE and is_it():
                 os.kill(pid, signal.SIGKILL)
@@ -198,7 +198,7 @@ class PortableSystem(System):
 
 
 def this_system(platform: str = sys.platform) -> System:
-    """Returns the present System. Raises UNSUPPORTED_OPERATION where processes cannot be supervised."""
+    """Returns the current System. Raises UNSUPPORTED_OPERATION if processes cannot be supervised."""
     if platform == "win32":
         raise WeftError(
             Reason.UNSUPPORTED_OPERATION,

@@ -1,1 +1,1 @@
-"""Chat templates: rendered in a process that can be killed."""
+"""Renders chat templates in a process that can be killed."""

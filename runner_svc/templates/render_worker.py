@@ -1,7 +1,7 @@
 """The program that renders chat templates for its parent: `python -I render_worker.py <parent pid>`.
 
-It reads requests and writes answers, each a line of JSON, and imports nothing of weft. Templates come with untrusted
-model files; all that one can exhaust is this process, which has tight limits and is killed when it takes too long.
+It reads requests and writes answers, each a line of JSON, and does not import weft. Templates come from untrusted model
+files; a template can only exhaust this process, which has tight limits and is killed when it takes too long.
 """
 
 import ctypes
@@ -24,9 +24,9 @@ PR_SET_PDEATHSIG = 1
 MAX_REASON_CHARS = 200
 COMPILED_TEMPLATES = 8
 CPU_SECONDS = 2.0
-"""Processor time of one rendering. Some templates take quadratic time: Gemma 4's 0.7 s for 700 messages."""
+"""Processor time limit of a rendering. Some templates take quadratic time: Gemma 4's 0.7 s for 700 messages."""
 MEMORY_BYTES = 512 * 1024 * 1024
-"""Address space of the process, its interpreter included. Linux enforces it; macOS does not."""
+"""Address space limit of the process, including its interpreter. Enforced on Linux, not on macOS."""
 MAX_OUTPUT_BYTES = 4 * 1024 * 1024
 
 TEMPLATE, LIMITS, CONVERSATION = "template", "limits", "conversation"
@@ -48,7 +48,7 @@ class RefusedByTemplateError(Exception):
 
 
 def raise_exception(message: object = "") -> None:
-    """Refuses a conversation; called by templates."""
+    """Rejects a conversation; called by templates."""
     raise RefusedByTemplateError(str(message)[:MAX_REASON_CHARS])
 
 
@@ -63,7 +63,7 @@ def tojson(value: object, ensure_ascii: bool = False, indent: int | None = None,
 
 
 def environment() -> jinja2.sandbox.ImmutableSandboxedEnvironment:
-    """Builds the environment that chat templates are written for, that of the transformers library."""
+    """Returns the environment that chat templates are written for, that of the transformers library."""
     made = jinja2.sandbox.ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[GenerationBlocks, "jinja2.ext.loopcontrols"]
     )
@@ -97,7 +97,7 @@ def render(source: str, variables: dict[str, Any]) -> dict[str, str]:
 
 
 def verdict(error: Exception) -> tuple[str, str]:
-    """Returns the cause and the message of a failure, without the template's own text except its refusal."""
+    """Returns the cause and message of a failure, without the template's text unless the template rejected it."""
     match error:
         case RefusedByTemplateError():
             words = "".join(letter if letter.isprintable() else " " for letter in str(error))
@@ -113,7 +113,7 @@ def verdict(error: Exception) -> tuple[str, str]:
 
 
 def confine(parent: int) -> None:
-    """Bind the process to its parent's life, and set its limits."""
+    """Ties the process to its parent's life, and sets its limits."""
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
@@ -124,24 +124,24 @@ def confine(parent: int) -> None:
         (resource.RLIMIT_CORE, 0),
         (resource.RLIMIT_NOFILE, 16),
     ):
-        # The hard limit of the machine cannot be raised.
+        # The machine's hard limit cannot be raised.
         hard = resource.getrlimit(what)[1]
         low = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
         resource.setrlimit(what, (low, low))
 
 
 def write(line: str) -> None:
-    """Hand a line to the parent."""
+    """Sends a line to the parent."""
     sys.stdout.write(line + "\n")
     sys.stdout.flush()
 
 
 def main() -> None:
-    """Write an empty line, then answer requests until the parent closes the pipe."""
+    """Writes an empty line, then answers requests until the parent closes the pipe."""
     confine(int(sys.argv[1]))
     write("")
     for line in sys.stdin.buffer:
-        # Beyond it the kernel ends this process.
+        # Beyond this limit the kernel kills this process.
         signal.setitimer(signal.ITIMER_PROF, CPU_SECONDS)
         request = json.loads(line)
         answer = render(request["template"], request["variables"])

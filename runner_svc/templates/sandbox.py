@@ -1,8 +1,8 @@
 """The sandbox for chat templates, and the templates of model files.
 
-A chat template is an untrusted program in a model file. It is rendered in a separate process with bounds on memory,
+A chat template is an untrusted program in a model file. It is rendered in a separate process with limits on memory,
 time and output, which is killed when it exceeds them. Neither Jinja's sandbox nor an engine that counts instructions
-has these bounds: docs/decisions/0104-templates-in-a-process.md.
+has these limits: docs/decisions/0104-templates-in-a-process.md.
 """
 
 import asyncio
@@ -24,17 +24,17 @@ from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.reasons import Reason
 
 MAX_REQUEST_BYTES = 32 * 1024 * 1024
-"""Maximum size of template and conversation together."""
+"""Maximum total size of template and conversation."""
 MAX_ANSWER_BYTES = 25 * 1024 * 1024
-"""Maximum answer of the worker: six bytes for each of its 4 MiB of output, and a message."""
+"""Maximum answer of the worker: six bytes for each of its 4 MiB of output, plus a message."""
 START_SECONDS = 15.0
-"""Timeout of starting a process and loading its library: 0.1 s on an idle machine."""
+"""Timeout for starting a process and importing its library: 0.1 s on an idle machine."""
 WALL_SECONDS = 5.0
-"""Timeout of one rendering. The limits of memory, processor time and output are those of the worker."""
+"""Timeout of a rendering. The worker itself limits memory, processor time and output."""
 _LIMITS = "limits"
 _CONVERSATION = "conversation"
 _TRIES = 2
-"""Number of attempts at a rendering whose process is killed from outside."""
+"""Number of attempts if the process is killed from outside."""
 _WORKER = str(Path(__file__).with_name("render_worker.py"))
 _KEPT_ENVIRONMENT = ("PATH", "LD_LIBRARY_PATH", "TZ", "SYSTEMROOT")
 
@@ -46,7 +46,7 @@ class _Answer(msgspec.Struct):
 
 
 class TemplateSandbox:
-    """A rendering process, started on demand and kept for the next rendering."""
+    """A rendering process, started on demand and reused."""
 
     def __init__(self, wall_seconds: float = WALL_SECONDS) -> None:
         self._wall_seconds = wall_seconds
@@ -61,15 +61,15 @@ class TemplateSandbox:
         await self.stop()
 
     async def stop(self) -> None:
-        """End the process; a running rendering fails. Idempotent; the next rendering starts a new process."""
+        """Ends the process; a running rendering fails. Idempotent; the next rendering starts a new process."""
         if self._process is not None:
             await self._end(self._process)
 
     async def render(self, template: str, variables: Mapping[str, Any]) -> str:
         """Returns the prompt. Raises TEMPLATE_FAILED with the cause, without text of the template.
 
-        Raises INVALID_ARGUMENT with the template's own message where it refuses the conversation: roles that do not
-        alternate, a system message, images.
+        Raises INVALID_ARGUMENT with the template's own message if it rejects the conversation, for example because
+        roles do not alternate, or for a system message or images.
         """
         answer = await self._request(template, variables)
         if answer.cause == _CONVERSATION:
@@ -79,9 +79,9 @@ class TemplateSandbox:
         return answer.text
 
     async def check(self, template: str, variables: Mapping[str, Any]) -> None:
-        """Raise TEMPLATE_FAILED if the template exceeds the limits.
+        """Raises TEMPLATE_FAILED if the template exceeds the limits.
 
-        A template that only refuses these variables passes: some require an order of roles.
+        A template that only rejects these variables passes: some require an order of roles.
         """
         answer = await self._request(template, variables)
         if answer.cause == _LIMITS:
@@ -104,7 +104,7 @@ class TemplateSandbox:
         )
 
     async def _once(self, body: bytes) -> _Answer | None:
-        """Returns the answer of the process; None: it was killed from outside, which is no fault of the template."""
+        """Returns the answer of the process; None: it was killed from outside, which is not the template's fault."""
         process = await self._ready_process()
         answer = None
         try:
@@ -186,7 +186,7 @@ def _failed(why: str) -> WeftError:
 
 
 TOOL_USE = "tool_use"
-"""Name of the template that model files may have beside the usual one, for requests with tools."""
+"""Name of the additional template in model files for requests with tools."""
 _SAMPLE = {
     "messages": [
         {"role": "system", "content": "You are helpful."},
@@ -209,7 +209,7 @@ class ModelTemplates:
     bos_token: str = ""
     eos_token: str = ""
     others: tuple[str, ...] = ()
-    """Further templates of the file, which an engine may use."""
+    """Other templates in the file, which an engine may use."""
 
     @property
     def all(self) -> tuple[str, ...]:
@@ -223,11 +223,11 @@ class ModelTemplates:
 
 
 async def read_templates(model_path: Path, override: Path | None) -> ModelTemplates:
-    """Reads the templates of a model file, or the one in `override` instead.
+    """Reads the templates of a model file, or only the one in `override`.
 
-    Raises INVALID_ARGUMENT for a malformed GGUF file, or for an override that is no text or over MAX_TEXT_BYTES;
-    CONNECT_FAILED for a file that cannot be read. A file of another format has no templates: the engine decides whether
-    it is usable.
+    Raises INVALID_ARGUMENT for a malformed GGUF file, or for an override that is not text or exceeds MAX_TEXT_BYTES;
+    CONNECT_FAILED for an unreadable file. A file of another format has no templates: the engine decides whether it can
+    use it.
     """
     try:
         return await asyncio.to_thread(_read, model_path, override)
@@ -265,9 +265,9 @@ def _text(path: Path) -> str:
 
 
 async def check_templates(templates: ModelTemplates, sandbox: TemplateSandbox) -> None:
-    """Render each template once with a sample conversation, before an engine without a sandbox uses it.
+    """Renders each template once with a sample conversation, before an engine without a sandbox uses it.
 
-    Raises TEMPLATE_FAILED for one that exceeds the sandbox's limits. One that only refuses the sample passes.
+    Raises TEMPLATE_FAILED for one that exceeds the sandbox's limits. One that only rejects the sample passes.
     """
     tokens = {"bos_token": templates.bos_token, "eos_token": templates.eos_token}
     for template in templates.all:
@@ -275,10 +275,9 @@ async def check_templates(templates: ModelTemplates, sandbox: TemplateSandbox) -
 
 
 async def check_before_load(model_path: Path, override: Path | None) -> ModelTemplates:
-    """Check the templates of a model whose engine renders them itself, and return them; takes 0.15 s.
+    """Checks and returns the templates of a model whose engine renders them itself; takes 0.15 s.
 
-    Raises as `read_templates` and `check_templates`, except for a model file that cannot be read: the engine's error is
-    better.
+    Raises as `read_templates` and `check_templates`, except for an unreadable model file: the engine's error is better.
     """
     try:
         templates = await read_templates(model_path, override)

@@ -1,7 +1,7 @@
-"""A connection to an MCP server through the official SDK. Imported only where an MCP server is configured.
+"""A connection to an MCP server through the official SDK. Imported only if an MCP server is configured.
 
-The second half is the transport of a server that is a child process: JSON lines over its standard input and output. The
-SDK's own transport does not limit a line and leaves the server's standard error on the runner's. This one limits every
+The second half is the transport of a server that is a child process: JSON lines over standard input and output. The
+SDK's own transport does not limit lines and passes the server's standard error to the runner's. This one limits every
 message, drains standard error into the debug log, and ends the server with the runner.
 """
 
@@ -50,9 +50,9 @@ MAX_LISTED_TOOLS = 4096
 MIN_MESSAGE_BYTES = 4 * 1024 * 1024
 """Message size that every server may use, for example for 256 tools with large schemas."""
 CLOSED_MESSAGE = "Connection closed"
-"""Message of the SDK for a call whose connection has ended."""
+"""The SDK's message for a call whose connection has ended."""
 LISTEN_AGAIN_SECONDS = 30.0
-"""Pause before subscribing again after a server ended the subscription; the tools are listed again then."""
+"""Delay before subscribing again after a server ended the subscription; the tools are then listed again."""
 CONNECT_SECONDS = 5.0
 WRITE_SECONDS = 10.0
 """Maximum time that a server may leave a message unread."""
@@ -61,7 +61,7 @@ _CLIENT_INFO = types.Implementation(name="weft", version="1")
 
 
 class McpConnection:
-    """A session with a server. `note_lost` and `note_change` can be called at any time while it is open."""
+    """A session with a server. `note_lost` and `note_change` may be called at any time while it is open."""
 
     def __init__(self, client: Client, *, is_process: bool, note_lost: Callable[[str], None]) -> None:
         self._client = client
@@ -81,14 +81,14 @@ class McpConnection:
                 return
 
     async def ping(self) -> None:
-        """Return once the server sends any answer; the caller sets the timeout."""
-        with suppress(MCPError):  # servers without a handshake know no ping, and say so
+        """Waits for any answer of the server; the caller sets the timeout."""
+        with suppress(MCPError):  # servers without a handshake answer that they do not support ping
             await self._client.session.send_request(types.PingRequest(), types.EmptyResult)
 
     async def call(self, tool: str, arguments: Mapping[str, Any]) -> ToolOutcome:
-        """Call a tool by the server's own name for it. Raises ConnectionError when there will be no answer.
+        """Calls a tool by the server's own name for it. Raises ConnectionError if there will be no answer.
 
-        Does not use the SDK's `call_tool`: that validates results by schemas of the server, whose regular expressions
+        Does not use the SDK's `call_tool`, which validates results by the server's schemas: their regular expressions
         could block the runner.
         """
         request = types.CallToolRequest(params=types.CallToolRequestParams(name=tool, arguments=dict(arguments)))
@@ -96,7 +96,7 @@ class McpConnection:
             result = await self._client.session.send_request(request, types.CallToolResult)
         except MCPError as error:
             self._look_at(error)
-            # The SDK's own errors, such as of a redirect, name addresses.
+            # The SDK's own errors, for example about a redirect, contain addresses.
             message = _ADDRESS.sub("[an address]", error.message)
             return ToolOutcome(content=f"The tool's server gave an error: {message}", failed=True)
         except ValueError:  # pydantic's; its text would repeat the answer
@@ -104,14 +104,14 @@ class McpConnection:
         return ToolOutcome(content=_text_of(result), failed=bool(result.is_error))
 
     def _look_at(self, error: MCPError) -> None:
-        """Report a lost session if the error means that. Raises ConnectionError if the connection has ended.
+        """Reports a lost session if the error means that. Raises ConnectionError if the connection has ended.
 
         The end of a process is detected elsewhere. A restarted HTTP server does not know the session and answers with
         various codes; opening another session is cheap.
         """
         if not self._is_process and error.code not in (types.INVALID_PARAMS, types.METHOD_NOT_FOUND):
             self._note_lost("its server has ended the session")
-        # The code alone is not enough: servers use it for errors of all kinds.
+        # The code is not enough: servers use it for all kinds of errors.
         if error.code == types.CONNECTION_CLOSED and error.message == CLOSED_MESSAGE:
             raise ConnectionError("the session has ended") from error
 
@@ -125,11 +125,11 @@ async def open_connection(
     note_lost: Callable[[str], None],
     note_change: Callable[[], None],
 ) -> AsyncGenerator[McpConnection]:
-    """Connect, perform the handshake, and disconnect at the end. Must be entered and left in one task.
+    """Connects, performs the handshake, and disconnects at the end. Must be entered and left in one task.
 
     `tag` marks the process of a started server. `modern` tries the protocol without a handshake (2026) first; a server
-    that knows neither may not answer for 10 s. Raises WeftError, MCPError, OSError or the HTTP client's errors, also in
-    an ExceptionGroup.
+    that supports neither may not answer for 10 s. Raises WeftError, MCPError, OSError or the HTTP client's errors,
+    possibly in an ExceptionGroup.
     """
     _quieten_libraries()
 
@@ -160,7 +160,7 @@ async def _transport(
 
 @asynccontextmanager
 async def _listening(client: Client, note_change: Callable[[], None]) -> AsyncGenerator[None]:
-    """Subscribe to changes: servers without a handshake report them to subscribers only."""
+    """Subscribes to changes, which servers without a handshake only report to subscribers."""
     task = asyncio.create_task(_listen(client, note_change), name="mcp listen")
     try:
         yield
@@ -180,7 +180,7 @@ async def _listen(client: Client, note_change: Callable[[], None]) -> None:
 
 
 def _text_of(result: types.CallToolResult) -> str:
-    """Returns a result as text for a model, with other content named in brackets."""
+    """Returns a result as text for a model, with placeholders in brackets for other content."""
     parts = [_described(block) for block in result.content]
     if not parts and result.structured_content is not None:
         return json.dumps(result.structured_content, ensure_ascii=False)
@@ -205,7 +205,7 @@ def _described(block: types.ContentBlock) -> str:
 
 
 def _quieten_libraries() -> None:
-    """Keep the SDK's logs, which hold content of servers and models, out of the runner's standard error."""
+    """Keeps the SDK's logs, which contain content of servers and models, out of the runner's standard error."""
     for name in ("mcp", "client", "httpx2", "httpcore2"):
         logger = logging.getLogger(name)
         logger.propagate = False
@@ -214,10 +214,10 @@ def _quieten_libraries() -> None:
 
 
 def bounded_client(settings: ToolSettings, max_message_bytes: int) -> httpx2.AsyncClient:
-    """Builds a client with the configured headers. It refuses compression: a small body could expand without a limit.
+    """Returns a client with the configured headers. It refuses compression: a small body could expand without limit.
 
-    Reading has no timeout: the call's own ends it. Proxies of the environment are not used, and redirects are left to
-    the SDK, which stays with the origin.
+    Reading has no timeout, because the call has one. Proxies of the environment are not used, and redirects are left to
+    the SDK, which stays within the origin.
     """
     timeout = httpx2.Timeout(None, connect=CONNECT_SECONDS, write=WRITE_SECONDS, pool=CONNECT_SECONDS)
     headers = {"Accept-Encoding": "identity", **settings.headers}
@@ -227,7 +227,7 @@ def bounded_client(settings: ToolSettings, max_message_bytes: int) -> httpx2.Asy
 
 
 class _BoundedTransport(httpx2.AsyncHTTPTransport):
-    """A transport that ends a response over the size limit. Event streams have their own limit, per event."""
+    """A transport that aborts a response over the size limit. Event streams have a separate limit per event."""
 
     def __init__(self, max_bytes: int) -> None:
         super().__init__(trust_env=False)
@@ -274,7 +274,7 @@ MAX_UNANSWERED = 64
 """Maximum number of the server's own requests with unread answers: each is a task of the SDK."""
 READ_BYTES = 64 * 1024
 MAX_DEBUG_LINES = 200
-"""Lines of a server's standard error that go to the debug log; the rest is discarded."""
+"""Lines of a server's standard error that are written to the debug log; the rest is discarded."""
 MAX_DEBUG_CHARACTERS = 1024
 _TRAMPOLINE = str(Path(parent_death.__file__))
 
@@ -290,10 +290,10 @@ class _Pipes:
     note_lost: Callable[[str], None] = field(repr=False)
     is_lost: bool = False
     unanswered: int = 0
-    """The server's own requests whose answers were not written yet."""
+    """Number of the server's own requests whose answers are not written yet."""
 
     def lose(self, why: str) -> None:
-        """Report the loss once, and fail pending calls."""
+        """Reports the loss once, and fails pending calls."""
         if not self.is_lost:
             self.is_lost = True
             self.note_lost(why)
@@ -304,10 +304,10 @@ class _Pipes:
 async def server_process(
     settings: ToolSettings, tag: str, max_message_bytes: int, note_lost: Callable[[str], None]
 ) -> AsyncGenerator[Streams]:
-    """Run the server; it and all processes with its tag have ended when the block ends.
+    """Runs the server; when the block ends, it and all processes with its tag have ended.
 
-    `tag` goes into its environment, and so into all its descendants'. `note_lost` is called with the cause when the
-    server is lost. Raises CONNECT_FAILED when the process cannot be started.
+    `tag` is set in its environment, which its descendants inherit. `note_lost` is called with the cause when the server
+    is lost. Raises CONNECT_FAILED if the process cannot be started.
     """
     process = await _started(settings, tag, max_message_bytes)
     to_session, from_server = anyio.create_memory_object_stream[SessionMessage | Exception](0)
@@ -325,7 +325,7 @@ async def server_process(
     try:
         yield from_server, to_server
     finally:
-        # From here on its end is not reported as a loss.
+        # From here on, its end is not reported as a loss.
         at_once, pipes.is_lost = pipes.is_lost, True
         try:
             with anyio.CancelScope(shield=True):
@@ -374,7 +374,7 @@ async def _read(process: asyncio.subprocess.Process, pipes: _Pipes, max_message_
 
 
 async def _lose_ended(process: asyncio.subprocess.Process, pipes: _Pipes, why: str) -> None:
-    """Report a closed pipe by the exit code, if the process has ended."""
+    """Reports a closed pipe with the exit code if the process has ended."""
     if await _exited(process, EXIT_POLL_SECONDS) and process.returncode is not None:
         why = f"its server has ended ({describe_exit(process.returncode)})"
     pipes.lose(why)
@@ -384,7 +384,7 @@ def _parsed(line: bytes) -> SessionMessage | Exception:
     try:
         return SessionMessage(jsonrpc_message_adapter.validate_json(line, by_name=False))
     except ValueError:
-        # The error's own text would repeat the server's content.
+        # The error's text would repeat the server's content.
         return ValueError("the server sent a line that is no JSON-RPC message")
 
 
@@ -421,7 +421,7 @@ async def _drain_errors(process: asyncio.subprocess.Process, name: str) -> None:
 
 
 async def _end(process: asyncio.subprocess.Process, *, at_once: bool) -> None:
-    """End the server: close its input, then TERM, then KILL the group, and what is left of it in any case.
+    """Ends the server: closes its input, then TERM, then KILL to the group, which also ends remaining members.
 
     `at_once`: a failed server gets no time to notice that its input is closed.
     """
@@ -439,7 +439,7 @@ async def _end(process: asyncio.subprocess.Process, *, at_once: bool) -> None:
                 break
     finally:
         _signal_group(process.pid, signal.SIGKILL)
-        # Close these ends without waiting for EOF: a grandchild may hold the other ends without an end.
+        # Closed without waiting for EOF: a grandchild may hold the other ends indefinitely.
         transport = getattr(process, "_transport", None)
         if transport is not None:
             transport.close()

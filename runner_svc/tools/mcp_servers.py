@@ -1,4 +1,4 @@
-"""MCP servers as tool sources: one task per server keeps its connection for as long as the runner runs."""
+"""MCP servers as tool sources. One task per server keeps it connected while the runner runs."""
 
 import asyncio
 import importlib
@@ -26,38 +26,38 @@ if TYPE_CHECKING:
 log = get_logger("weft.tools")
 
 START_SECONDS = 10.0
-"""Maximum wait for one server at the start of the runner."""
+"""Maximum wait for a server at the start of the runner."""
 CONNECT_SECONDS = 60.0
-"""Timeout of one connection attempt: a server may have to be downloaded first."""
+"""Timeout of a connection attempt: a server may have to be downloaded first."""
 LIST_SECONDS = 10.0
 """Timeout of listing the tools again."""
 LIST_PAUSE_SECONDS = 1.0
-"""Minimum interval of such lists: a server may report changes all the time."""
+"""Minimum interval between such lists, because a server may report changes continuously."""
 CHECK_SECONDS = 5.0
 """Timeout of the ping after a cancelled call."""
 STOP_SECONDS = 10.0
-"""Maximum time of disconnecting; the transport's own grace periods add up to less."""
+"""Maximum time for disconnecting; the transport's grace periods add up to less."""
 MAX_DESCRIPTION_CHARACTERS = 4096
 EAGER_FAILURES = 2
 """Failed attempts, one per handshake variant, after which a server counts as down."""
 _UNREACHABLE = ("ConnectError", "ConnectTimeout")
-"""Exceptions of the HTTP client by name, which is imported only where such a server is configured."""
+"""Names of HTTP client exceptions; the client is only imported if such a server is configured."""
 REDIAL = RedialLimits(first_seconds=0.5, max_seconds=30.0, min_seconds=0.05, success_seconds=10.0)
 
 
 def untracked_tag() -> str:
-    """Returns a tag for processes that no later incarnation of a runner looks for."""
+    """Returns a tag for processes that later incarnations of a runner do not look for."""
     return f"-:{secrets.token_hex(8)}"
 
 
 class McpServer(ToolRunner):
-    """One MCP server as a ToolRunner.
+    """An MCP server as a ToolRunner.
 
-    The SDK's task groups must be entered and left in one task: `_keep_connected`. Calls come from any task.
+    The SDK's task groups must be entered and left in one task: `_keep_connected`. Calls may come from any task.
     """
 
     def __init__(self, settings: ToolSettings, make_tag: Callable[[], str] = untracked_tag) -> None:
-        """`make_tag` gives the tag by which the processes of a server are found, also by the next incarnation."""
+        """`make_tag` returns the tag by which a server's processes are found, also by the next incarnation."""
         self.settings = settings
         self._make_tag = make_tag
         self._random = SystemRandom()
@@ -74,7 +74,7 @@ class McpServer(ToolRunner):
         self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Start connecting. Waits START_SECONDS for the server; attempts go on in the background."""
+        """Starts connecting. Waits at most START_SECONDS for the server; attempts continue in the background."""
         if self._task is None:
             self._problem = "its server is being started"
             self._task = asyncio.create_task(self._keep_connected(), name=f"tools {self.settings.name}")
@@ -100,11 +100,11 @@ class McpServer(ToolRunner):
         return self._left_out.get(tool, f"its server has no tool {tool}")
 
     def descriptions(self) -> Sequence[ToolDescription]:
-        """Returns the server's tools; none while it is down."""
+        """Returns the server's tools; empty while it is down."""
         return () if self._connection is None else tuple(self._tools.values())
 
     async def call(self, name: str, arguments: Mapping[str, Any]) -> ToolOutcome:
-        """Call a tool. A server that is down is tried again immediately. Raises TOOL_UNAVAILABLE."""
+        """Calls a tool. Immediately reconnects to a server that is down. Raises TOOL_UNAVAILABLE."""
         if self._connection is None:
             self._want()
             await self._wait_settled(CONNECT_SECONDS)
@@ -150,7 +150,7 @@ class McpServer(ToolRunner):
             await self._pause(self._redial.failed(self._random.random(), now))
 
     async def _connect_once(self) -> bool:
-        """Connect and serve until the connection is lost or stopped. Returns whether there was a connection."""
+        """Connects and serves until the connection is lost or stopped. Returns whether it connected."""
         was_ready = self._is_lost = self._is_stale = self._is_doubted = False
         try:
             async with asyncio.timeout(CONNECT_SECONDS) as limit:
@@ -169,14 +169,14 @@ class McpServer(ToolRunner):
                     self._settled.set()
                     log.info("tool server connected", source=self.settings.name, tools=len(self._tools))
                     await self._attend(connection)
-        except Exception as error:  # noqa: BLE001 - a server may fail in any way, and is tried again
+        except Exception as error:  # noqa: BLE001 - a server may fail in any way, and is retried
             self._note_failure(error)
         finally:
             self._connection = None
         return was_ready
 
     async def _attend(self, connection: "McpConnection") -> None:
-        """List changed tools and ping until the connection is lost or stopped."""
+        """Lists changed tools and pings until the connection is lost or stopped."""
         next_list = time.monotonic()
         while not (self._stopping.is_set() or self._is_lost):
             with suppress(TimeoutError):
@@ -195,7 +195,7 @@ class McpServer(ToolRunner):
                 self._note_lost("its server does not answer any more")
 
     async def _ask(self, seconds: float, question: Coroutine[Any, Any, None]) -> None:
-        """Await an answer or the stop. Raises TimeoutError when neither comes in time."""
+        """Awaits an answer or the stop. Raises TimeoutError if neither happens in time."""
         asking = asyncio.create_task(question)
         stopping = asyncio.create_task(self._stopping.wait())
         try:
@@ -208,7 +208,7 @@ class McpServer(ToolRunner):
             await end_tasks(asking, stopping)
 
     async def _pause(self, seconds: float) -> None:
-        """Pause before the next attempt; a call or a stop ends it early."""
+        """Waits before the next attempt; a call or a stop ends the wait early."""
         self._nudge.clear()
         if not (self._is_wanted or self._stopping.is_set()):
             try:
@@ -243,7 +243,7 @@ class McpServer(ToolRunner):
         if not (self._is_lost or self._stopping.is_set()):
             self._is_lost = True
             self._problem = f"{why}; it is tried again"
-            # A call must neither use the connection nor take the end of the last attempt for that of the next one.
+            # A call must neither use this connection nor mistake the end of this attempt for that of the next one.
             self._connection = None
             self._settled.clear()
             log.warning("tool server lost", source=self.settings.name, why=why)
@@ -254,7 +254,7 @@ class McpServer(ToolRunner):
         self._nudge.set()
 
     def _note_failure(self, error: Exception) -> None:
-        """Record the cause of a failure, without addresses; the end of a process is reported already."""
+        """Records the cause of a failure without addresses, unless the end of the process was already reported."""
         if self._is_lost:
             return
         problem = f"{_cause(error)}; it is tried again"
@@ -264,7 +264,7 @@ class McpServer(ToolRunner):
 
 
 def _fit(name: str, schema: Mapping[str, Any], have: int) -> dict[str, Any]:
-    """Returns the schema of a tool that can be offered. Raises ValueError with the obstacle."""
+    """Returns a tool's schema if it can be offered. Raises ValueError with the obstacle."""
     if have >= MAX_TOOLS_PER_SOURCE:
         raise ValueError(f"its server has more than {MAX_TOOLS_PER_SOURCE} tools; list it in `allow`")
     if not is_name(name):
@@ -273,7 +273,7 @@ def _fit(name: str, schema: Mapping[str, Any], have: int) -> dict[str, Any]:
 
 
 def _cause(error: BaseException) -> str:
-    """Describes a failure without the contents of URLs and answers."""
+    """Describes a failure without contents of URLs and answers."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     if isinstance(error, WeftError):

@@ -1,4 +1,4 @@
-"""The tool port: the settings and the interface of tool sources, and outcomes of calls."""
+"""The tool port: settings and interface of tool sources, and outcomes of calls."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -44,20 +44,20 @@ class ToolSettings:
 
 
 MAX_TOOLS_PER_SOURCE = 256
-"""Maximum number of tools of one source; further ones are left out."""
+"""Maximum number of tools per source; further ones are dropped."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolDescription:
-    """A tool as it is offered to a model."""
+    """A tool as offered to a model."""
 
     name: str
-    """As in the configuration file: `word_count`, or `files.read` for the tool `read` of the MCP server `files`."""
+    """The configured name: `word_count`, or `files.read` for the tool `read` of the MCP server `files`."""
     description: str
     parameters: Mapping[str, Any]
-    """JSON schema of its arguments, always of an object. Read-only."""
+    """JSON schema of its arguments, always an object. Read-only."""
     wire_name: str = ""
-    """What the model calls it: letters, digits, `_` and `-`, at most 64. Set and unique within one `ToolBox.pick`."""
+    """The model's name for it: letters, digits, `_` and `-`, at most 64. Set by and unique in `ToolBox.pick`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,21 +67,21 @@ class ToolOutcome:
     content: str
     failed: bool = False
     cut: bool = False
-    """Whether the output was cut; `content` ends with the number of missing bytes."""
+    """Whether the output was cut; `content` then ends with the number of missing bytes."""
 
 
 class ToolRunner(Protocol):
-    """One source of tools. Lifecycle: start, call*, stop."""
+    """A source of tools. Lifecycle: start, call*, stop."""
 
     settings: ToolSettings
-    """Its settings, with variables substituted and the complete environment of a program."""
+    """Its settings, with variables substituted and a program's complete environment."""
 
     async def start(self) -> None:
-        """Make the tools ready, in bounded time. A server that is down raises nothing: see `why_missing`."""
+        """Makes the tools ready, in bounded time. Does not raise if a server is down: see `why_missing`."""
         ...
 
     async def stop(self) -> None:
-        """End calls and processes. Idempotent and bounded; also after a `start` that was cancelled."""
+        """Ends calls and processes. Idempotent and bounded; also works after a cancelled `start`."""
         ...
 
     def why_missing(self, name: str) -> str:
@@ -89,11 +89,11 @@ class ToolRunner(Protocol):
         ...
 
     def descriptions(self) -> Sequence[ToolDescription]:
-        """Returns the tools that can be called now."""
+        """Returns the tools that can currently be called."""
         ...
 
     async def call(self, name: str, arguments: Mapping[str, Any]) -> ToolOutcome:
-        """Run a tool of `descriptions`. May raise: the tool box turns it into an outcome. Can be cancelled."""
+        """Runs a tool of `descriptions`. May raise: the tool box converts that to an outcome. Can be cancelled."""
         ...
 
 
@@ -102,7 +102,7 @@ MAX_FAILURE_BYTES = 2048
 
 
 def described(error: BaseException) -> str:
-    """Returns an exception's type and message, without a traceback. The message may raise, as foreign code."""
+    """Returns an exception's type and message without a traceback. The message is foreign code and may raise."""
     try:
         text = str(error)
     except Exception:  # noqa: BLE001 - `__str__` may raise anything
@@ -111,7 +111,7 @@ def described(error: BaseException) -> str:
 
 
 def failure(message: str) -> ToolOutcome:
-    """Builds the outcome of a failed call."""
+    """Returns the outcome of a failed call."""
     return bounded(ToolOutcome(content=f"The tool failed: {message}", failed=True), MAX_FAILURE_BYTES)
 
 

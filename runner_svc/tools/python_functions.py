@@ -22,20 +22,20 @@ from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.reasons import Reason
 
 MAX_THREADS_PER_TOOL = 16
-"""Concurrent calls of one synchronous function, hanging ones included."""
+"""Maximum number of concurrent calls of a synchronous function, including hanging ones."""
 MAX_DESCRIPTION_CHARACTERS = 4096
 _KEYWORD, _POSITIONAL = inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.POSITIONAL_ONLY
 
 
 class PythonFunction(ToolRunner):
-    """One Python function as a ToolRunner.
+    """A Python function as a ToolRunner.
 
     A coroutine function is awaited on the runner's event loop and can be cancelled; it must not block. Any other
-    function runs on a thread, which goes on after a timeout, since threads cannot be ended.
+    function runs on a thread, which continues after a timeout because threads cannot be ended.
     """
 
     def __init__(self, settings: ToolSettings, field: str) -> None:
-        """Import the function. Raises INVALID_ARGUMENT naming the configuration field, `field`."""
+        """Imports the function. Raises INVALID_ARGUMENT naming the configuration field, `field`."""
         self.settings = settings
         self._name = settings.name
         self._function = _imported(settings.function or "", field)
@@ -50,7 +50,7 @@ class PythonFunction(ToolRunner):
         self._threads = DaemonThreads(settings.name, MAX_THREADS_PER_TOOL)
 
     async def start(self) -> None:
-        """Does nothing: a function is ready once it was imported."""
+        """Does nothing: a function is ready once it is imported."""
 
     async def stop(self) -> None:
         """Does nothing: hanging threads end with the process."""
@@ -64,7 +64,7 @@ class PythonFunction(ToolRunner):
         return (self._description,)
 
     async def call(self, name: str, arguments: Mapping[str, Any]) -> ToolOutcome:
-        """Call the function. Raises its exceptions; ValueError for arguments of wrong types."""
+        """Calls the function. Raises its exceptions; ValueError for arguments of wrong types."""
         if name != self._name:
             raise ValueError(self.why_missing(name))
         positional, keyword = self._bound(arguments)
@@ -93,7 +93,7 @@ def _imported(reference: str, field: str) -> Callable[..., Any]:
         raise invalid_field(field, "must be like package.module:function")
     try:
         found: Any = importlib.import_module(module_name)
-    except (Exception, SystemExit) as error:  # the module runs code of its own, which may raise anything
+    except (Exception, SystemExit) as error:  # the module's code may raise anything
         raise invalid_field(
             field, f"cannot import {module_name}: {type(error).__name__}: {str(error)[:512]}"
         ) from error
@@ -122,7 +122,7 @@ def _parameters(function: Callable[..., Any], field: str) -> list[inspect.Parame
 def _arguments_model(
     function: Callable[..., Any], parameters: Sequence[inspect.Parameter], field: str
 ) -> type[BaseModel]:
-    """Builds a pydantic model of the parameters. Their names are aliases of its fields, so that `json` or `_x` work."""
+    """Returns a pydantic model of the parameters. Their names are field aliases, so that `json` or `_x` work."""
     fields: dict[str, Any] = {}
     try:
         hints = typing.get_type_hints(function, include_extras=True)
@@ -169,7 +169,7 @@ def _text(value: Any) -> str:
 class DaemonThreads:
     """A bounded number of daemon threads, one per call.
 
-    It is no executor: a hanging thread cannot be ended, and executors wait for their threads when the process exits.
+    Not an executor: a hanging thread cannot be ended, and executors wait for their threads when the process exits.
     """
 
     def __init__(self, name: str, max_threads: int) -> None:
@@ -178,9 +178,9 @@ class DaemonThreads:
         self._running = 0
 
     async def run(self, function: Callable[[], str]) -> str:
-        """Run a function; returns or raises as it does. Raises TOO_MANY_RESOURCES when all threads are busy or hang.
+        """Runs a function; returns or raises as it does. Raises TOO_MANY_RESOURCES if all threads are busy or hang.
 
-        The thread of a cancelled call goes on, and counts until it has ended.
+        The thread of a cancelled call continues, and counts until it has ended.
         """
         if self._running >= self._max_threads:
             raise WeftError(
@@ -194,7 +194,7 @@ class DaemonThreads:
         def work() -> None:
             try:
                 result = context.run(function)
-            except BaseException as error:  # noqa: BLE001 - a tool that says sys.exit() must not end the thread unheard
+            except BaseException as error:  # noqa: BLE001 - a tool that calls sys.exit() must not end the thread unnoticed
                 settle = _settled(future, error=error)
             else:
                 settle = _settled(future, result=result)
@@ -220,7 +220,7 @@ def _settled(
             future.set_result(result)
         elif isinstance(error, Exception) and not isinstance(error, StopIteration):
             future.set_exception(error)
-        else:  # what asyncio would not carry, or would stop for
+        else:  # an exception that asyncio does not pass on, or that would stop it
             future.set_exception(RuntimeError(described(error)))
 
     return settle

@@ -1,7 +1,7 @@
-"""Validation of tool arguments by JSON schema (draft 2020-12), in bounded time.
+"""Validates tool arguments by JSON schema (draft 2020-12), in bounded time.
 
-Schemas of MCP servers are untrusted. Nothing is fetched: a reference outside the schema is refused. Regular expressions
-(`pattern`, `patternProperties`) are shown to the model but not enforced, since Python's can take unbounded time, and
+Schemas of MCP servers are untrusted. References outside the schema are rejected, never fetched. Regular expressions
+(`pattern`, `patternProperties`) are shown to the model but not enforced, because Python's can take unbounded time;
 neither are `unevaluatedProperties` and `unevaluatedItems`. The work of one check is bounded.
 """
 
@@ -15,17 +15,17 @@ from weft.kernel.json_schema import require_json_schema
 from weft.kernel.reasons import Reason
 
 MAX_SCHEMA_BYTES = 65_536
-"""Maximum size of one tool's schema as JSON."""
+"""Maximum size of a tool's schema as JSON."""
 MAX_SCHEMA_DEPTH = 64
 """Maximum nesting of objects and arrays in a schema."""
 MAX_ARGUMENT_BYTES = 1_048_576
-"""Maximum size of one call's arguments as JSON."""
+"""Maximum size of a call's arguments as JSON."""
 MAX_CHECK_STEPS = 50_000
 """Maximum number of evaluated keywords in one check; more means references that multiply."""
 MAX_CHECK_DEPTH = 128
-"""Maximum nesting of evaluated keywords: arguments of 28 levels, the most that can be sent, need 3 for each."""
+"""Maximum nesting of evaluated keywords: arguments have at most 28 levels, which need 3 each."""
 MAX_CHECK_CPU_SECONDS = 0.5
-"""Maximum processor time of one check, which blocks the event loop: a step with a long `enum` is not cheap."""
+"""Maximum processor time of one check, which blocks the event loop: a step with a long `enum` is expensive."""
 MAX_MESSAGE_CHARACTERS = 512
 NOT_ENFORCED = ("pattern", "patternProperties", "unevaluatedProperties", "unevaluatedItems")
 """Keywords that are shown to the model but not enforced; see above."""
@@ -35,9 +35,9 @@ _REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
 
 
 def object_schema(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the schema as one of an object. Raises ValueError with the obstacle: size, depth, references, validity.
+    """Returns the schema as that of an object. Raises ValueError with the obstacle: size, depth, references, validity.
 
-    Numbers that JSON does not know, such as infinity, are refused too.
+    Numbers that JSON does not have, such as infinity, are rejected too.
     """
     if len(json.dumps(schema, allow_nan=False)) > MAX_SCHEMA_BYTES:
         raise ValueError(f"its schema has more than {MAX_SCHEMA_BYTES} bytes")
@@ -93,7 +93,7 @@ class ArgumentCheck:
         except Exception as problem:  # noqa: BLE001 - the schema is untrusted: unknown types, dangling references
             raise self._invalid(f"they cannot be checked: {type(problem).__name__} in the tool's schema") from None
         if error is not None:
-            where = error.json_path.encode(errors="replace").decode()  # a key may hold a lone surrogate
+            where = error.json_path.encode(errors="replace").decode()  # a key may contain a lone surrogate
             raise self._invalid(f"{where[:MAX_MESSAGE_CHARACTERS]}: {error.message[:MAX_MESSAGE_CHARACTERS]}")
         return arguments
 
@@ -109,10 +109,10 @@ class ArgumentCheck:
         return arguments
 
     def _compiled(self) -> Any:
-        """Returns the validator, made at the first use: a runner without tools saves the import."""
+        """Returns the validator, created on first use: a runner without tools saves the import."""
         if self._validator is None:
             import jsonschema  # noqa: PLC0415 - see above
-            import referencing  # noqa: PLC0415 - comes with it
+            import referencing  # noqa: PLC0415 - a dependency of jsonschema
 
             base = jsonschema.Draft202012Validator
             keywords: dict[str, Callable[..., Any]] = {
@@ -152,7 +152,7 @@ def _refuse_constant(constant: str) -> NoReturn:
 
 
 def _without_patterns(keyword: Callable[..., Iterator[Any]]) -> Callable[..., Iterator[Any]]:
-    """Skip `additionalProperties` where there are patterns, which would define what is additional."""
+    """Skips `additionalProperties` if there are patterns, which would define what is additional."""
 
     def check(validator: Any, value: Any, instance: Any, schema: Any) -> Iterator[Any]:
         if "patternProperties" not in schema:
@@ -162,7 +162,7 @@ def _without_patterns(keyword: Callable[..., Iterator[Any]]) -> Callable[..., It
 
 
 def _unique(validator: Any, value: Any, instance: Any, _schema: Any) -> Iterator[Any]:
-    """Check `uniqueItems` in one pass; the library compares all pairs."""
+    """Checks `uniqueItems` in one pass; the library compares all pairs."""
     import jsonschema  # noqa: PLC0415 - see above
 
     if value and validator.is_type(instance, "array"):

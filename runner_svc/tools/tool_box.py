@@ -26,13 +26,13 @@ from weft.kernel.reasons import Reason
 log = get_logger("weft.tools")
 
 CANCEL_GRACE_SECONDS = 1.0
-"""Time that a cancelled call has to end; after that it is abandoned."""
+"""How long a cancelled call has to end before it is abandoned."""
 MAX_ABANDONED_CALLS = 64
 """Maximum number of abandoned calls; beyond that no tool is run."""
 
 
 class ToolBox:
-    """The tools of all sources of one runner."""
+    """The tools of all sources of a runner."""
 
     def __init__(self, sources: Sequence[ToolRunner] = ()) -> None:
         self._sources = tuple(sources)
@@ -41,11 +41,11 @@ class ToolBox:
         self._abandoned: set[asyncio.Task[ToolOutcome]] = set()
 
     async def start(self) -> None:
-        """Start every source concurrently. A source that is down retries automatically and delays no other."""
+        """Starts all sources concurrently. A source that is down keeps retrying and delays no other."""
         await asyncio.gather(*(source.start() for source in self._sources))
 
     async def stop(self) -> None:
-        """Stop every source, and cancel abandoned calls."""
+        """Stops all sources, and cancels abandoned calls."""
         for task in self._abandoned:
             task.cancel()
         ends = await asyncio.gather(*(source.stop() for source in self._sources), return_exceptions=True)
@@ -56,7 +56,7 @@ class ToolBox:
                 )
 
     def pick(self, names: Sequence[str], taken: Collection[str] = ()) -> tuple[ToolDescription, ...]:
-        """Returns the tools of these names, each once, with unique wire names that are not in `taken`.
+        """Returns the tools with these names, without duplicates, with unique wire names that are not in `taken`.
 
         Raises TOOL_UNAVAILABLE with the tool and the cause: not configured, or its server is down.
         """
@@ -65,7 +65,7 @@ class ToolBox:
         return tuple(dataclasses.replace(tool, wire_name=wires[tool.name]) for tool in picked)
 
     def names(self) -> tuple[str, ...]:
-        """Returns the tools that can be picked now, sorted by name."""
+        """Returns the tools that can currently be picked, sorted by name."""
         return tuple(
             sorted(
                 tool.name
@@ -76,15 +76,15 @@ class ToolBox:
         )
 
     def is_remote(self, name: str) -> bool:
-        """Whether a call of this tool sends data to a remote provider."""
+        """Whether calling this tool sends data to a remote provider."""
         source = self._source_of(name)
         return source is not None and source.settings.remote
 
     def check(self, name: str, arguments_text: str) -> dict[str, Any]:
-        """Parse and validate the arguments of a call. An empty text means no arguments.
+        """Parses and validates the arguments of a call. An empty text means no arguments.
 
-        Raises TOOL_CALL_INVALID when they are not JSON, not an object or do not fit the tool's schema;
-        TOOL_UNAVAILABLE for a tool that has never been picked and does not exist.
+        Raises TOOL_CALL_INVALID if they are not JSON, not an object or do not match the tool's schema; TOOL_UNAVAILABLE
+        for a tool that has never been picked and does not exist.
         """
         tool = self._known.get(name) or self._find(name)
         known = self._checks.get(name)
@@ -93,7 +93,7 @@ class ToolBox:
         return known.parse(arguments_text)
 
     async def run(self, name: str, arguments: Mapping[str, Any]) -> ToolOutcome:
-        """Call a tool. Never raises but CancelledError: timeouts, crashes and caps become outcomes."""
+        """Calls a tool. Only raises CancelledError: timeouts, crashes and limits become outcomes."""
         source = self._source_of(name)
         if source is None:
             return failure(f"the tool {name} is not configured")
@@ -114,7 +114,7 @@ class ToolBox:
         return task.result()
 
     async def _end(self, task: asyncio.Task[ToolOutcome]) -> bool:
-        """Cancel a call that takes too long. Returns False where it continues: it is abandoned."""
+        """Cancels a call that takes too long. Returns False if it continues: it is then abandoned."""
         task.cancel()
         self._abandoned.add(task)
         task.add_done_callback(self._abandoned.discard)
@@ -142,7 +142,7 @@ class ToolBox:
 
 
 async def _call(source: ToolRunner, name: str, arguments: Mapping[str, Any]) -> ToolOutcome:
-    """Call a tool and limit its outcome. Failures become outcomes inside the task, so that none is unretrieved."""
+    """Calls a tool and limits its outcome. Failures become outcomes inside the task, so that none is unretrieved."""
     try:
         outcome = await source.call(name, arguments)
     except asyncio.CancelledError:
@@ -165,7 +165,7 @@ _NOT_ALLOWED = re.compile(r"[^A-Za-z0-9_-]")
 
 
 def wire_names(names: Iterable[str], taken: Collection[str] = ()) -> dict[str, str]:
-    """Returns OpenAI function names by tool name: `files.read` becomes `files_read`, or `files_read_2` where taken.
+    """Returns OpenAI function names by tool name: `files.read` becomes `files_read`, or `files_read_2` if taken.
 
     The same names in the same order always get the same function names, so that prefix caches stay valid.
     """
@@ -190,10 +190,10 @@ def _unused(plain: str, used: Collection[str]) -> str:
 def build_tool_box(
     sources: Sequence[ToolSettings], *, where: str = "tools", make_tag: Callable[[], str] = untracked_tag
 ) -> ToolBox:
-    """Builds the tool box of these sources. `make_tag` gives the tag of an MCP server's processes: Leftovers.begin.
+    """Returns the tool box of these sources. `make_tag` returns the tag of an MCP server's processes: Leftovers.begin.
 
-    Imports Python tools: raises INVALID_ARGUMENT naming the field, which begins with `where`, of one that cannot be
-    used. MCP servers are first contacted by `start`.
+    Imports Python tools: raises INVALID_ARGUMENT for an unusable one, naming the field below `where`. MCP servers are
+    first contacted by `start`.
     """
 
     def build(settings: ToolSettings) -> ToolRunner:
