@@ -17,7 +17,7 @@ from bench.machine import describe_machine
 from bench.measures import Measure
 from bench.placements import measure_placements
 from bench.real import measure_real
-from bench.report import Figures, Report, markdown, write
+from bench.report import Figures, Report, markdown
 from bench.scenarios import SCENARIO_NAMES, Options, measure_all
 from bench.start import measure_start
 from bench.tasks import measure_tasks
@@ -26,8 +26,6 @@ ROOT = Path(__file__).resolve().parent.parent
 ORDER = (
     *(value for value in vars(measures).values() if isinstance(value, Measure)),
     *measures.TASK_CLAIM.values(),
-    *measures.PLACEMENT_BY_RUNNERS.values(),
-    *measures.PLACEMENT_BY_QUEUED.values(),
 )
 
 OWN_SCENARIOS: Mapping[str, Callable[[Options, Figures, Path], None]] = {
@@ -42,7 +40,7 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     """The options."""
     parser = argparse.ArgumentParser(
         prog="python -m bench",
-        description="Measure weft against its goal figures. Writes <output>/<date>.md and .json; asserts nothing.",
+        description="Measure weft against its goal figures. Writes <output>/<date>.md; asserts nothing.",
     )
     parser.add_argument("--quick", action="store_true", help="3 runs of 2 seconds each, for a first look")
     parser.add_argument(
@@ -63,7 +61,6 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     parser.add_argument("--seconds", type=float, help="length of one run; default 5")
     parser.add_argument("--connections", type=int, default=32, help="of the throughput scenarios, 1 to 64; default 32")
     parser.add_argument("--repetitions", type=int, help="runs of each kind; default 5")
-    parser.add_argument("--label", default="", help="added to the name of the result, so that two of a day are kept")
     parser.add_argument("--output", type=Path, default=ROOT / "bench" / "results", help="folder for the result")
     options = parser.parse_args(arguments)
     if not 1 <= options.connections <= 64:
@@ -103,7 +100,7 @@ def contenders_of(arguments: argparse.Namespace) -> list[Contender]:
 def run(options: Options, contenders: Sequence[Contender], figures: Figures, folder: Path) -> None:
     """Measures all contenders in turns, then weft alone; one that does not start is skipped with the reason."""
     with running_stub(ROOT, folder / "stub") as stub:
-        if any(map(options.wants, ("memory", "unary", "stream", "paced", "latency"))):
+        if any(map(options.wants, ("memory", "unary", "stream", "latency"))):
             with ExitStack() as started:
                 targets = list(_start(contenders, figures, folder, stub, started))
                 measure_all(options, figures, stub, targets)
@@ -155,11 +152,11 @@ def main() -> None:
         shares=figures.shares(),
         skipped=figures.skipped,
     )
-    name = (
-        machine.date[:10] + ("-quick" if arguments.quick else "") + (f"-{arguments.label}" if arguments.label else "")
-    )
-    print(markdown(report))
-    print(f"bench: written to {write(report, arguments.output, name)}", file=sys.stderr)
+    page = arguments.output / f"{machine.date[:10]}{'-quick' if arguments.quick else ''}.md"
+    page.parent.mkdir(parents=True, exist_ok=True)
+    page.write_text(markdown(report), "utf-8")
+    print(page.read_text("utf-8"))
+    print(f"bench: written to {page}", file=sys.stderr)
 
 
 def _end(number: int, frame: FrameType | None) -> Never:

@@ -108,8 +108,7 @@ WEFT_REAL = Contender(
 
 LITELLM = Contender(
     name="litellm",
-    # Not 1.109.1, which mesh-and-ops.md names: its proxy extra asks for certifi>=2026.10.19, and the newest certifi on
-    # the index of the project's machines is 2026.10.18. This is the newest of those tried that resolves there.
+    # README: why not the newest.
     packages=("litellm[proxy]==1.106.0",),
     command=("{bin}/litellm", "--config", "{config}", "--host", "127.0.0.1", "--port", "{port}", "--num_workers", "1"),
     config="""\

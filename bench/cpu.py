@@ -26,15 +26,6 @@ class CpuSnapshot:
         return used
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Memory:
-    """Memory of some processes together, in MB (10^6 bytes)."""
-
-    rss: float
-    pss: float
-    uss: float
-
-
 def roles_of_tree(root: psutil.Process, contender: Contender) -> dict[int, str]:
     """Every process under `root` by id, with its role; without a marker of its own a child is what its parent is."""
     return dict(_walk(root, contender, contender.main_role))
@@ -66,15 +57,10 @@ def snapshot(*trees: tuple[psutil.Process, Contender]) -> CpuSnapshot:
     return CpuSnapshot(seconds, roles)
 
 
-def memory_of(root: psutil.Process, contender: Contender, *, only_main: bool) -> Memory:
-    """Memory of the contender's processes without backends, or of its main process alone."""
-    pids = [root.pid] if only_main else _own_pids(root, contender)
-    found = [psutil.Process(pid).memory_full_info() for pid in pids]
-    return Memory(
-        rss=sum(info.rss for info in found) / MB,
-        pss=sum(info.pss for info in found) / MB,
-        uss=sum(info.uss for info in found) / MB,
-    )
+def tree_megabytes(root: psutil.Process, contender: Contender) -> float:
+    """Resident memory of the contender's processes without backends."""
+    pids = [pid for pid, role in roles_of_tree(root, contender).items() if role != BACKEND_ROLE]
+    return sum(psutil.Process(pid).memory_info().rss for pid in pids) / MB
 
 
 def backend_of(root: psutil.Process, contender: Contender) -> psutil.Process | None:
@@ -90,7 +76,3 @@ def listening_port(process: psutil.Process) -> int:
         if connection.status == psutil.CONN_LISTEN:
             return int(connection.laddr.port)
     raise LookupError(f"process {process.pid} listens on no TCP port")
-
-
-def _own_pids(root: psutil.Process, contender: Contender) -> list[int]:
-    return [pid for pid, role in roles_of_tree(root, contender).items() if role != BACKEND_ROLE]

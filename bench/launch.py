@@ -122,24 +122,29 @@ def run_load(job: Job, root: Path) -> Result:
         check=False,
     )
     if done.returncode != 0:
-        raise LaunchError(f"the load generator failed: {_last_line(done.stderr)}")
+        lines = done.stderr.decode(errors="replace").strip().splitlines() or ["no output"]
+        raise LaunchError(f"the load generator failed: {lines[-1][:500]}")
     result = msgspec.json.decode(done.stdout, type=Result)
     if not result.requests:
         raise LaunchError(f"nothing was answered: {result.failures}")
     return result
 
 
-def _last_line(output: bytes) -> str:
-    return (output.decode(errors="replace").strip().splitlines() or ["it said nothing"])[-1][:500]
-
-
 def post(port: int, path: str, body: object, headers: dict[str, str] | None = None, seconds: float = 10.0) -> bytes:
     """One POST on loopback. Raises OSError, HTTPException, or LaunchError for any status but 200."""
+    fields = {"Content-Type": "application/json", **(headers or {})}
+    return _ask("POST", port, path, msgspec.json.encode(body), fields, seconds)
+
+
+def get(port: int, path: str, headers: dict[str, str]) -> bytes:
+    """One GET on loopback. Raises OSError, HTTPException, or LaunchError for any status but 200."""
+    return _ask("GET", port, path, None, headers, 5.0)
+
+
+def _ask(method: str, port: int, path: str, body: bytes | None, headers: dict[str, str], seconds: float) -> bytes:
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=seconds)
     with contextlib.closing(connection):
-        connection.request(
-            "POST", path, msgspec.json.encode(body), {"Content-Type": "application/json", **(headers or {})}
-        )
+        connection.request(method, path, body, headers)
         response = connection.getresponse()
         answer = response.read()
     if response.status != 200:
@@ -219,18 +224,6 @@ def until_it_answers(contender: Contender, process: psutil.Process, port: int, f
         time.sleep(READY_POLL_SECONDS)
     lines = (folder / "output.log").read_text("utf-8", "replace").splitlines()
     raise LaunchError(f"{contender.name} did not come up ({last}): {' | '.join(lines[-3:])}")
-
-
-def get(port: int, path: str, headers: dict[str, str]) -> bytes:
-    """One GET on loopback. Raises OSError, HTTPException, or LaunchError for any status but 200."""
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
-    with contextlib.closing(connection):
-        connection.request("GET", path, headers=headers)
-        response = connection.getresponse()
-        answer = response.read()
-    if response.status != 200:
-        raise LaunchError(f"{path} answered {response.status}")
-    return answer
 
 
 def _stop(process: psutil.Popen) -> None:

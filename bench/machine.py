@@ -3,7 +3,6 @@
 import os
 import platform
 import subprocess
-import sysconfig
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -28,8 +27,6 @@ class Machine(msgspec.Struct, kw_only=True, frozen=True):
     memory_gib: float
     kernel: str
     python: str
-    python_build: str = ""
-    """How the interpreter was compiled."""
     load_average: float
     """Of the last minute, before the bench began: what else was running."""
     versions: dict[str, str]
@@ -45,7 +42,6 @@ def describe_machine(root: Path) -> Machine:
         memory_gib=round(psutil.virtual_memory().total / 1024**3, 1),
         kernel=f"{platform.system()} {platform.release()}",
         python=f"{platform.python_implementation()} {platform.python_version()}",
-        python_build=_python_build(),
         load_average=round(os.getloadavg()[0], 2),
         versions={name: package_version(name) for name in PACKAGES},
     )
@@ -57,14 +53,6 @@ def _cpu_model() -> str:
     except OSError:
         return platform.processor() or platform.machine()
     return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "unknown")
-
-
-def _python_build() -> str:
-    """Returns what the interpreter's own configuration says of it."""
-    options = str(sysconfig.get_config_var("CONFIG_ARGS") or "")
-    ways = {"--enable-optimizations": "profile-guided optimisation", "--with-lto": "link-time optimisation"}
-    words = [f"{'with' if option in options else 'without'} {way}" for option, way in ways.items()]
-    return f"{platform.python_compiler()}, {' and '.join(words)}"
 
 
 def _commit(root: Path) -> str:

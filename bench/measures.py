@@ -47,7 +47,6 @@ UNARY_CPU = Measure("CPU per unary chat request (16 tokens)", "us", None, 0)
 UNARY_RATE = Measure("unary chat requests", "1/s", None, 0)
 CHUNK_CPU = Measure("CPU per streamed chunk, saturated", "us", Goal(10))
 CHUNK_RATE = Measure("streamed chunks, saturated", "1/s", None, 0)
-PACED_CPU = Measure("CPU per streamed chunk, 50 tokens/s per stream", "us")
 UNARY_P50 = Measure("unary latency p50, 1 connection", "ms", None, 2)
 UNARY_P99 = Measure("unary latency p99, 1 connection", "ms", None, 2)
 ADDED_UNARY_P50 = Measure("added unary latency p50, 1 connection", "ms", Goal(3), 2)
@@ -65,13 +64,8 @@ REAL_RATIO_MANY = Measure(
 REAL_TOKENS_ONE = Measure("real model: tokens/s, 1 connection", "1/s")
 REAL_TOKENS_MANY = Measure("real model: tokens/s, 4 connections", "1/s")
 RSS_IDLE = Measure("memory of the host process after start, RSS", "MB", Goal(130))
-PSS_IDLE = Measure("memory of the host process after start, PSS", "MB")
-USS_IDLE = Measure("memory of the host process after start, USS", "MB")
 RSS_LOADED = Measure("memory of the host process after load, RSS", "MB", Goal(130))
-PSS_LOADED = Measure("memory of the host process after load, PSS", "MB")
-USS_LOADED = Measure("memory of the host process after load, USS", "MB")
 TREE_RSS_LOADED = Measure("memory of all its processes but backends after load, RSS", "MB")
-TREE_PSS_LOADED = Measure("memory of all its processes but backends after load, PSS", "MB")
 TASK_SUBMITS = Measure("durable tasks: acknowledged submissions, 64 clients, SQLite FULL", "1/s", Goal(1_000, False), 0)
 TASK_SUBMIT_P99 = Measure("durable tasks: until an acknowledgement is there, 64 clients, p99", "ms")
 TASK_COMMITS = Measure("plain durable commits of one row, one after another", "1/s", None, 0)
@@ -85,9 +79,3 @@ TASK_CLAIM = {
 TASK_CLAIM_RATIO = Measure("durable tasks: the same with 100,000 waiting, beside 1,000", "", Goal(1.1), 3)
 PLACEMENT_RATE = Measure("placements on one core, 1,000 runners, 10,000 queued", "1/s", Goal(20_000, False), 0)
 PLACEMENT_CPU = Measure("one placement of these", "us")
-PLACEMENT_BY_RUNNERS = {
-    runners: Measure(f"one placement, {runners:,} runners, 10,000 queued", "us") for runners in (10, 100, 10_000)
-}
-PLACEMENT_BY_QUEUED = {
-    queued: Measure(f"one placement, 1,000 runners, {queued:,} queued", "us") for queued in (10, 100, 1_000, 100_000)
-}

@@ -26,7 +26,7 @@ RUNNERS = 1_000
 QUEUED = 10_000
 TENANTS = 10
 PLACEMENTS = 10_000
-"""In one run of the figure; a point of the curve has half as many."""
+"""In one run."""
 STEP_SECONDS = 50e-6
 """Virtual time between two placements: as if they came at the goal's rate."""
 NEEDS = Needs(Operation.CHAT)
@@ -99,16 +99,10 @@ class Crowd:
 
 
 def measure_placements(options: Options, figures: Figures, folder: Path) -> None:
-    """The figure as often as everything else, the curves once per point."""
+    """Fills the rows about placements."""
     del folder
     crowd = Crowd(RUNNERS, QUEUED)
     for _ in range(options.repetitions):
         seconds = crowd.placements_seconds(PLACEMENTS)
         figures.add(measures.PLACEMENT_RATE, WEFT.name, 1 / seconds)
         figures.add(measures.PLACEMENT_CPU, WEFT.name, 1e6 * seconds)
-    by_runners = {runners: Crowd(runners, QUEUED) for runners in measures.PLACEMENT_BY_RUNNERS}
-    by_queued = {queued: Crowd(RUNNERS, queued) for queued in measures.PLACEMENT_BY_QUEUED}
-    for curve, crowds in ((measures.PLACEMENT_BY_RUNNERS, by_runners), (measures.PLACEMENT_BY_QUEUED, by_queued)):
-        for size, measure in curve.items():
-            for _ in range(options.repetitions):
-                figures.add(measure, WEFT.name, 1e6 * crowds[size].placements_seconds(PLACEMENTS // 2))

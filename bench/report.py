@@ -1,19 +1,12 @@
-"""The samples of a run and its report: medians with their spread, goals with verdicts, as Markdown and as JSON."""
+"""The samples of a run and its report: medians with their spread, goals with verdicts, as Markdown."""
 
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
-import msgspec
-
-from bench.contender import BACKEND_ROLE, WEFT
+from bench.contender import WEFT
 from bench.machine import Machine
-from bench.measures import ADDED_UNARY_P50, CHUNK_CPU, UNARY_CPU, Measure, Verdict
-
-_WHOLE_FROM = 100.0
-"""Microseconds from which on a part of a cost has no decimals."""
+from bench.measures import Measure, Verdict
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +69,7 @@ def markdown(report: Report) -> str:
         f"- commit: {machine.commit}",
         f"- machine: {machine.cpu}, {machine.cores} cores, {machine.memory_gib} GiB; {machine.kernel}",
         f"- load average before the run: {machine.load_average}",
-        f"- {machine.python} ({machine.python_build}); {versions}",
+        f"- {machine.python}; {versions}",
         f"- measured at {machine.date}: {settings}",
         f"- peers: {peers or 'none'}",
         "- value: median over the repetitions; spread: smallest to largest. What rows mean: bench/README.md\n",
@@ -84,8 +77,6 @@ def markdown(report: Report) -> str:
         goal_table(row for row in report.rows if row.contender == WEFT.name),
         "\n## Beside each other\n",
         comparison_table(report.rows),
-        "\n## Each way to the same backend\n",
-        way_table(report),
         "\n## In turns\n",
         turn_table(report.rows),
         "\n## Where the CPU time went\n",
@@ -127,34 +118,6 @@ def comparison_table(rows: Sequence[Row]) -> str:
     return table(("measure", *names), lines)
 
 
-def way_table(report: Report) -> str:
-    """One line per contender: what a request and a chunk cost on its way, by process, and what it adds to a latency.
-
-    Backends are not on a contender's account: that of the backend asked directly is in its own line.
-    """
-    found = {(row.measure, row.contender): row for row in report.rows}
-    shares = {(share.scenario, share.contender): share for share in report.shares}
-    lines = []
-    for name in dict.fromkeys(share.contender for share in report.shares):
-        cells = [name]
-        for scenario, measure in (("unary", UNARY_CPU), ("stream", CHUNK_CPU)):
-            own, share = found.get((measure, name)), shares.get((scenario, name))
-            cells += ["-" if own is None else number(own.value, measure), "-" if share is None else _by_process(share)]
-        added = found.get((ADDED_UNARY_P50, name))
-        cells.append("-" if added is None else number(added.value, ADDED_UNARY_P50))
-        cells.append(str(sum(share.failures for share in report.shares if share.contender == name)))
-        lines.append(tuple(cells))
-    head = ("CPU per unary request, us", "of it", "CPU per saturated chunk, us", "of it", "added p50, 1 connection, ms")
-    return table(("way", *head, "failed"), lines)
-
-
-def _by_process(share: Share) -> str:
-    costs = {role: cost for role, cost in share.per_unit_us.items() if role != "generator"}
-    own = {role: cost for role, cost in costs.items() if role != BACKEND_ROLE} or costs
-    digits = 0 if max(own.values()) >= _WHOLE_FROM else 1
-    return ", ".join(f"{role} {cost:,.{digits}f}" for role, cost in sorted(own.items()))
-
-
 def turn_table(rows: Sequence[Row]) -> str:
     """One line per measure and contender beside weft: weft's value over the contender's, turn by turn.
 
@@ -191,40 +154,6 @@ def share_table(shares: Iterable[Share]) -> str:
 def number(value: float, measure: Measure) -> str:
     """A value with the digits of its measure."""
     return f"{value:,.{measure.digits}f}"
-
-
-def write(report: Report, folder: Path, name: str) -> Path:
-    """Write `<name>.md` and `<name>.json`; returns the former."""
-    folder.mkdir(parents=True, exist_ok=True)
-    page = folder / f"{name}.md"
-    page.write_text(markdown(report), "utf-8")
-    data = msgspec.json.format(msgspec.json.encode(_plain(report)), indent=2)
-    (folder / f"{name}.json").write_bytes(data + b"\n")
-    return page
-
-
-def _plain(report: Report) -> dict[str, Any]:
-    rows = [
-        {
-            "measure": row.measure.title,
-            "unit": row.measure.unit,
-            "contender": row.contender,
-            "median": row.value,
-            "samples": row.samples,
-            "goal": None if row.measure.goal is None else str(row.measure.goal),
-            "verdict": row.verdict.value,
-            "note": row.note,
-        }
-        for row in report.rows
-    ]
-    return {
-        "machine": report.machine,
-        "settings": report.settings,
-        "packages": report.packages,
-        "rows": rows,
-        "shares": report.shares,
-        "skipped": report.skipped,
-    }
 
 
 def table(head: Sequence[str], lines: Iterable[Sequence[str]]) -> str:

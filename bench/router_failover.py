@@ -18,18 +18,11 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, cast
 
 import aiohttp
 
-from weft.api.registry.v1 import registry_service_pb2, registry_service_pb2_grpc
-from weft.dispatch.fleet import FleetView, apply_watch
-from weft.kernel.rpc import open_channel
 from weft_testing.fake_backend.process import fake_backend_command
 from weft_testing.postgres_server import running_postgres
-
-if TYPE_CHECKING:
-    from weft.api.registry.v1.registry_service_pb2_grpc import RegistryServiceAsyncStub
 
 POOL = "pool"
 ROUTERS = ("r1", "r2", "r3")
@@ -59,12 +52,6 @@ class Process:
         )
         assert self._process.stdout is not None
         self.address = self._process.stdout.readline().split()[-1]
-
-    @property
-    def pid(self) -> int:
-        """The id of its process, which runs."""
-        assert self._process is not None
-        return self._process.pid
 
     def send(self, number: signal.Signals) -> None:
         """Sends it a signal."""
@@ -115,21 +102,12 @@ class Mesh:
             ends.callback(each.end)
             each.start()
 
-    async def view(self) -> FleetView:
-        """The registry's view of the mesh."""
-        async with open_channel(self.registry.address) as channel:
-            stub = cast("RegistryServiceAsyncStub", registry_service_pb2_grpc.RegistryServiceStub(channel))
-            call = stub.Watch(registry_service_pb2.WatchRequest())
-            response = await call.read()
-            call.cancel()
-            assert isinstance(response, registry_service_pb2.WatchResponse)
-            return apply_watch(FleetView(), response)
-
-    async def leader(self) -> Process:
+    async def leader(self, http: aiohttp.ClientSession) -> Process:
         """Returns the router that leads, once all routers are registered."""
         while True:
-            routers = (await self.view()).routers
-            leading = [name for name, router in routers.items() if router.leading]
+            async with http.get("/api/v1/routers") as response:
+                routers = (await response.json())["routers"] if response.status == 200 else []
+            leading = [router["name"] for router in routers if router.get("leading")]
             if leading and len(routers) == len(ROUTERS):
                 return self.routers[leading[0]]
             await asyncio.sleep(POLL_SECONDS)
@@ -141,7 +119,7 @@ class Mesh:
 
     async def lose(self, http: aiohttp.ClientSession, number: signal.Signals) -> Round:
         """Ends the leader by a signal, looks what callers notice, and brings it back."""
-        leader = await self.leader()
+        leader = await self.leader(http)
         before = [await chat(http) for _ in range(50)]
         began = time.monotonic()
         leader.send(number)
@@ -150,7 +128,7 @@ class Mesh:
             after.append(await chat(http))
         leader.end()
         leader.start()
-        await self.leader()
+        await self.leader(http)
         await asyncio.sleep(QUIET_SECONDS)
         return Round(
             slowest=max(seconds for seconds, _ in after),

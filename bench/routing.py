@@ -173,15 +173,8 @@ class World:
         heapq.heappush(self._events, (when, next(self._numbers), event))
 
     def _begin(self, number: int, now: float) -> None:
-        chance = random.Random(self._work.seed * 1_000 + number)  # noqa: S311 - a workload
-        drawn = (
-            chance.paretovariate(POPULARITY["zipf"]) - 1
-            if self._work.zipf
-            else chance.expovariate(POPULARITY["skewed"])
-        )
-        system = min(int(drawn), SYSTEM_PROMPTS - 1)
-        text = f"<system>{words(SYSTEM_CHARS, random.Random(100 + system))}\n"  # noqa: S311 - a workload
-        self._ask(Session(number, chance, text), now)
+        chance, system = system_prompt(self._work, number)
+        self._ask(Session(number, chance, f"<system>{system}\n"), now)
 
     def _ask(self, session: Session, now: float) -> None:
         session.text += f"<user>{words(session.random.choice(USER_CHARS), session.random)}\n"
@@ -189,7 +182,7 @@ class World:
         request = self._requests[key] = Request(
             session,
             now,
-            _blocks(session.text),
+            blocks_of(session.text),
             int(len(session.text) / CHARS_PER_TOKEN),
             session.random.choice(ANSWER_TOKENS),
         )
@@ -312,6 +305,15 @@ def _cached_share(requests: Sequence[Request]) -> float:
     return sum(each.cached_tokens for each in requests) / sum(each.prompt_tokens for each in requests)
 
 
+def system_prompt(workload: Workload, session: int) -> tuple[random.Random, str]:
+    """Returns the source of a session's random choices, and the system prompt that it has drawn."""
+    chance = random.Random(workload.seed * 1_000 + session)  # noqa: S311 - a workload
+    zipf, skewed = POPULARITY["zipf"], POPULARITY["skewed"]
+    drawn = chance.paretovariate(zipf) - 1 if workload.zipf else chance.expovariate(skewed)
+    number = min(int(drawn), SYSTEM_PROMPTS - 1)
+    return chance, words(SYSTEM_CHARS, random.Random(100 + number))  # noqa: S311 - a workload
+
+
 def words(chars: int, chance: random.Random) -> str:
     """Returns random words of at least so many characters."""
     words, left = list[str](), chars
@@ -321,7 +323,8 @@ def words(chars: int, chance: random.Random) -> str:
     return " ".join(words)
 
 
-def _blocks(text: str) -> Sequence[bytes]:
+def blocks_of(text: str) -> Sequence[bytes]:
+    """Returns digests of ever longer prefixes of a text, one per block."""
     digest, found = b"", []
     for start in range(0, len(text) - BLOCK_CHARS + 1, BLOCK_CHARS):
         digest = hashlib.blake2b(digest + text[start : start + BLOCK_CHARS].encode(), digest_size=12).digest()

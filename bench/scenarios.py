@@ -1,21 +1,18 @@
 """Scenarios with gateways in front of the stub. The stub itself and all contenders take turns."""
 
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from bench import measures
 from bench.contender import BACKEND_ROLE, WEFT
-from bench.cpu import memory_of, snapshot
-from bench.launch import STUB, LaunchError, Target, post, run_load
+from bench.cpu import MB, snapshot, tree_megabytes
+from bench.launch import STUB, LaunchError, Target, run_load
 from bench.load import Job, Result
 from bench.measures import Measure
 from bench.report import Figures
 
-PACED_TOKENS_PER_SECOND = 50
-PACED_TOKENS = 100
 UNARY_TOKENS = 16
 SETTLE_SECONDS = 2.0
 PROMPT = "Explain in one sentence why the sky is blue, and in a second one why the sea is."
@@ -44,7 +41,7 @@ class Options:
         return not named or scenario in named
 
 
-SCENARIO_NAMES = ("memory", "unary", "stream", "paced", "latency", "real", "placements", "tasks", "start")
+SCENARIO_NAMES = ("memory", "unary", "stream", "latency", "real", "placements", "tasks", "start")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,12 +52,11 @@ class Throughput:
     body: dict[str, object]
     min_events: int
     cpu: Measure
-    rate: Measure | None
-    counts_events: bool
+    rate: Measure
 
     def units(self, result: Result) -> int:
         """What the cost is divided by: answers, or the events in them."""
-        return result.events if self.counts_events else result.requests
+        return result.events if self.min_events else result.requests
 
 
 def chat(tokens: int, *, stream: bool) -> dict[str, object]:
@@ -76,7 +72,6 @@ def unary() -> Throughput:
         min_events=0,
         cpu=measures.UNARY_CPU,
         rate=measures.UNARY_RATE,
-        counts_events=False,
     )
 
 
@@ -88,19 +83,6 @@ def stream(options: Options) -> Throughput:
         min_events=options.stream_tokens,
         cpu=measures.CHUNK_CPU,
         rate=measures.CHUNK_RATE,
-        counts_events=True,
-    )
-
-
-def paced() -> Throughput:
-    """Streams as slow as a real model's, so that nothing arrives together."""
-    return Throughput(
-        name="paced",
-        body=chat(PACED_TOKENS, stream=True),
-        min_events=PACED_TOKENS,
-        cpu=measures.PACED_CPU,
-        rate=None,
-        counts_events=True,
     )
 
 
@@ -114,11 +96,6 @@ def measure_all(options: Options, figures: Figures, stub: Target, targets: Seque
         _measure_throughput(options, figures, unary(), (stub, *targets))
     if options.wants("stream"):
         _measure_throughput(options, figures, stream(options), (stub, *targets))
-    if options.wants("paced"):
-        with ExitStack() as slowed:
-            for target in targets:
-                slowed.enter_context(_at_speed(target, PACED_TOKENS_PER_SECOND))
-            _measure_throughput(options, figures, paced(), targets)
     if options.wants("memory"):
         for target in targets:
             run_load(_job(options, target, unary()), options.root)
@@ -153,8 +130,7 @@ def _measure_once(options: Options, figures: Figures, scenario: Throughput, targ
     note = "" if not failures else f"{failures} failed: {next(iter(result.failures))[:80]}"
     if target.contender is not STUB:
         figures.add(scenario.cpu, name, 1e6 * own / units, note)
-    if scenario.rate is not None:
-        figures.add(scenario.rate, name, units / result.wall_seconds)
+    figures.add(scenario.rate, name, units / result.wall_seconds)
     figures.add_use(
         scenario.name,
         name,
@@ -218,20 +194,7 @@ def _measure_memory(figures: Figures, targets: Sequence[Target], *, loaded: bool
     for target in targets:
         name = target.contender.name
         if name == WEFT.name:
-            main = memory_of(target.process, target.contender, only_main=True)
-            figures.add(measures.RSS_LOADED if loaded else measures.RSS_IDLE, name, main.rss)
-            figures.add(measures.PSS_LOADED if loaded else measures.PSS_IDLE, name, main.pss)
-            figures.add(measures.USS_LOADED if loaded else measures.USS_IDLE, name, main.uss)
+            main = target.process.memory_info().rss / MB
+            figures.add(measures.RSS_LOADED if loaded else measures.RSS_IDLE, name, main)
         if loaded:
-            tree = memory_of(target.process, target.contender, only_main=False)
-            figures.add(measures.TREE_RSS_LOADED, name, tree.rss)
-            figures.add(measures.TREE_PSS_LOADED, name, tree.pss)
-
-
-@contextmanager
-def _at_speed(target: Target, tokens_per_second: float) -> Iterator[None]:
-    post(target.stub_port, "/fake/behaviour", {"tokens_per_second": tokens_per_second})
-    try:
-        yield
-    finally:
-        post(target.stub_port, "/fake/behaviour", {"tokens_per_second": 0.0})
+            figures.add(measures.TREE_RSS_LOADED, name, tree_megabytes(target.process, target.contender))

@@ -13,9 +13,7 @@ from bench.__main__ import contenders_of, parse_arguments
 from bench.contender import ENVOY, PEERS, Contender, fill
 from bench.launch import STUB, LaunchError, Target
 from bench.load import Job, Result
-from bench.machine import describe_machine
-from bench.measures import ADDED_UNARY_P50, CHUNK_CPU, UNARY_CPU
-from bench.report import Figures, Report, way_table
+from bench.report import Figures
 from bench.scenarios import Options, _measure_throughput, unary
 
 VALUES = {
@@ -50,7 +48,6 @@ DONE = Result(
     events=0,
     tokens=0,
     failures={},
-    reconnects=0,
     wall_seconds=1.0,
     cpu_seconds=0.1,
     latency_p50=1.0,
@@ -76,27 +73,6 @@ def test_slow_contender_is_skipped_and_the_others_continue(monkeypatch: pytest.M
     _measure_throughput(Options(root=tmp_path, repetitions=2), figures, unary(), [target(slow), target(STUB)])
     assert figures.skipped == ["slow: unary: the load generator failed: TimeoutError"]
     assert [share.contender for share in figures.shares()] == [STUB.name]
-
-
-def test_mode_table_splits_costs_by_process() -> None:
-    figures = Figures()
-    for measure, value in ((UNARY_CPU, 1500.4), (CHUNK_CPU, 12.25), (ADDED_UNARY_P50, 0.5)):
-        figures.add(measure, "weft", value)
-    costs = {"envoy": 0.1, "host": 0.5, "runner": 0.9, "backend": 0.4, "generator": 0.2}
-    figures.add_use("unary", "weft", cpu_seconds=costs, wall_seconds=1.0, units=1_000, failures=2)
-    figures.add_use("stream", "weft", cpu_seconds=costs, wall_seconds=1.0, units=100_000, failures=0)
-    figures.add_use("unary", STUB.name, cpu_seconds={"backend": 0.4}, wall_seconds=1.0, units=1_000, failures=0)
-    report = Report(
-        machine=describe_machine(Path(__file__).parent),
-        settings={},
-        packages={},
-        rows=figures.rows((UNARY_CPU, CHUNK_CPU, ADDED_UNARY_P50)),
-        shares=figures.shares(),
-    )
-    page = way_table(report)
-    expected = "| weft | 1,500 | envoy 100, host 500, runner 900 | 12.2 | envoy 1.0, host 5.0, runner 9.0 | 0.50 | 2 |"
-    assert expected in page
-    assert "| stub (direct) | - | backend 400 | - | - | - | 0 |" in page
 
 
 def test_weft_process_from_another_tree_does_not_run_this_one(tmp_path: Path) -> None:

@@ -1,13 +1,10 @@
-from pathlib import Path
-
-import msgspec
 import pytest
 
 from bench.contender import LITELLM, WEFT, fill
-from bench.load import Job, percentile, request_bytes
+from bench.load import percentile
 from bench.machine import Machine
 from bench.measures import CHUNK_CPU, REAL_RATIO_ONE, UNARY_CPU, UNARY_RATE, Goal, Verdict
-from bench.report import Figures, Report, Row, markdown, write
+from bench.report import Figures, Report, Row, markdown
 
 MACHINE = Machine(
     date="2026-11-20T05:00:00+00:00",
@@ -79,17 +76,6 @@ def test_role_missing_from_a_run_counts_as_zero() -> None:
     assert figures.shares()[0].cores == {"host": 1.0, "runner": 1.0}
 
 
-def test_result_is_written_as_markdown_and_json(tmp_path: Path) -> None:
-    folder = tmp_path / "results"
-    figures = Figures()
-    figures.add(CHUNK_CPU, "weft", 10.0)
-    page = write(report(figures), folder, "2026-11-20")
-    data = msgspec.json.decode(page.with_suffix(".json").read_bytes())
-    assert data["rows"][0]["median"] == 10.0
-    assert data["rows"][0]["verdict"] == "met"
-    assert data["machine"]["commit"] == "abc"
-
-
 def test_templates_replace_names_and_keep_other_braces() -> None:
     assert fill('{"a": {port}, "b": {}}', {"port": "80"}) == '{"a": 80, "b": {}}'
     with pytest.raises(KeyError):
@@ -108,14 +94,6 @@ def test_percentiles_of_few_values_are_sample_values() -> None:
     assert percentile([], 0.5) == 0.0
     assert percentile([3.0, 1.0, 2.0], 0.5) == 2.0
     assert percentile([1.0, 2.0], 0.99) == 2.0
-
-
-def test_request_sets_content_length() -> None:
-    request = request_bytes(Job(port=80, path="/v1/x", body={"a": "ä"}, headers={"Authorization": "Bearer k"}))
-    head, _, body = request.partition(b"\r\n\r\n")
-    assert head.startswith(b"POST /v1/x HTTP/1.1\r\nHost: 127.0.0.1:80\r\n")
-    assert f"Content-Length: {len(body)}".encode() in head
-    assert b"Authorization: Bearer k" in head
 
 
 def test_drifting_contenders_are_compared_round_by_round() -> None:
