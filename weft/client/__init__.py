@@ -49,7 +49,7 @@ _PLACES = {
     "connect_async": "weft.client._mesh",
     "mesh_address": "weft.client._home",
 }
-"""The module of each name, imported when it is first used: a command that needs no inference starts without it."""
+"""The module of each name, imported on first use, so that commands without inference start faster."""
 
 
 def __getattr__(name: str) -> Any:

@@ -25,9 +25,9 @@ _SECTION = "environment"
 
 
 def security_from(environment: Mapping[str, str]) -> ChannelSecurity:
-    """Reads the environment: WEFT_CA_FILE, WEFT_CERTIFICATE_FILE and WEFT_KEY_FILE, each the path of a PEM file.
+    """Returns the PEM files of WEFT_CA_FILE, WEFT_CERTIFICATE_FILE and WEFT_KEY_FILE, and the key of WEFT_API_KEY.
 
-    WEFT_API_KEY is sent with every call. Raises INVALID_ARGUMENT for an invalid key.
+    Raises INVALID_ARGUMENT for an invalid key.
     """
     given = {name: environment.get(variable) or "" for name, variable in _VARIABLES.items()}
     paths = {name: Path(text).expanduser() for name, text in given.items() if text}
@@ -38,13 +38,13 @@ def security_from(environment: Mapping[str, str]) -> ChannelSecurity:
 
 
 def security_with(api_key: str | None) -> ChannelSecurity:
-    """Reads the environment; `api_key` replaces WEFT_API_KEY."""
+    """Returns the security of the environment; `api_key` replaces WEFT_API_KEY."""
     environment = os.environ if api_key is None else {**os.environ, KEY_VARIABLE: api_key}
     return security_from(environment)
 
 
 def open_mesh_channel(target: str, security: ChannelSecurity | None = None) -> grpc.Channel:
-    """Opens a channel to a service of a mesh; without `security` as the environment says.
+    """Opens a channel to a service of a mesh. `security` defaults to that of the environment.
 
     Raises INVALID_ARGUMENT naming the variable of an invalid file.
     """
@@ -55,7 +55,7 @@ def open_mesh_channel(target: str, security: ChannelSecurity | None = None) -> g
 
 
 def named_by_variable(error: FieldError) -> FieldError:
-    """Returns the error with the environment variable of the setting that it names; other errors unchanged."""
+    """Returns the error with the name of the environment variable in place of the setting; other errors unchanged."""
     section, _, name = error.field.partition(".")
     if section != _SECTION:
         return error
@@ -66,7 +66,7 @@ class ServiceClient:
     """Base of the synchronous clients: a channel to one service. Every failure is a WeftError with a reason."""
 
     def __init__(self, target: str, timeout_seconds: float | None, security: ChannelSecurity | None = None) -> None:
-        """`timeout_seconds` of a call; None: none. Without `security` as the environment says."""
+        """`timeout_seconds` applies to each call; None: no timeout. `security` defaults to that of the environment."""
         self._target = target
         self._timeout_seconds = timeout_seconds
         self._channel = open_mesh_channel(target, security)
@@ -80,7 +80,7 @@ class ServiceClient:
         self.close()
 
     def close(self) -> None:
-        """Close the channel; calls still running are cancelled."""
+        """Closes the channel and cancels running calls."""
         self._channel.close()
 
     def _call(self, method: Callable[..., Any], request: Any, timeout_seconds: float | None = None) -> Any:
@@ -90,7 +90,7 @@ class ServiceClient:
             raise self._failure(error) from error
 
     def _stream(self, call: Any) -> Iterator[Any]:
-        """Yields the responses of a started call, which is cancelled when the reader leaves."""
+        """Yields the responses of a call, and cancels it when the reader stops."""
         try:
             yield from call
         except grpc.RpcError as error:
@@ -106,30 +106,25 @@ class ServiceClient:
 
 
 class MeshServiceClient(ServiceClient):
-    """Base of the clients of one service of a mesh, which are found by its home."""
+    """Base of the clients of one service, which is found by target or home."""
 
     service: ClassVar[Service] = "router"
-    """The service that is called."""
     call_timeout_seconds: ClassVar[float] = 10.0
-    """Timeout of a call."""
 
     def __init__(self, target: str, timeout_seconds: float | None = None) -> None:
-        """`timeout_seconds` of a call; None: `call_timeout_seconds`."""
+        """`timeout_seconds` applies to each call; None: `call_timeout_seconds`."""
         super().__init__(target, self.call_timeout_seconds if timeout_seconds is None else timeout_seconds)
 
     @classmethod
     def connect(
         cls, target: str | None = None, *, home: Path | str | None = None, timeout_seconds: float | None = None
     ) -> Self:
-        """Connects to the service at a gRPC target, or of the mesh that runs on `home`.
-
-        Raises SERVICE_UNAVAILABLE when none runs.
-        """
+        """Connects to a gRPC target or the service of the mesh on `home`. Raises SERVICE_UNAVAILABLE if none runs."""
         return cls(target or mesh_address(home, cls.service), timeout_seconds)
 
 
 def registry_failure(error: grpc.RpcError, target: str) -> WeftError:
-    """The failure of a call to the registry; one without an answer names the target."""
+    """Returns the error of a failed call to the registry; it names the target if the registry did not answer."""
     found = error_from_call(error, Reason.SERVICE_UNAVAILABLE)
     if found.reason is not Reason.SERVICE_UNAVAILABLE:
         return found

@@ -1,4 +1,4 @@
-"""Where a client finds a mesh: its home on this machine, and the addresses of its services. It imports no gRPC."""
+"""Discovery of a mesh: its home on this machine, and the addresses of its services. Imports no gRPC."""
 
 import json
 import os
@@ -25,10 +25,10 @@ CA_FILE_VARIABLE = "WEFT_CA_FILE"
 
 
 class FoundHome(_NativePath):
-    """A home that no option and no argument names: that of WEFT_HOME, or the default one.
+    """A home from WEFT_HOME or the default, not from an option or argument.
 
-    Paths that are made of it are of this type, too. Variables with the address of a mesh go before such a home, and
-    after one that is named.
+    Paths derived from it have this type, too. Variables with the address of a mesh take precedence over such a home,
+    but not over a named one.
     """
 
 
@@ -36,7 +36,7 @@ DEFAULT_HOME = FoundHome("~/.weft")
 
 
 def home_folder(home: Path | str | None) -> Path:
-    """Returns the absolute path of a home; None: that of WEFT_HOME, or the default one."""
+    """Returns the absolute path of a home, by default WEFT_HOME or DEFAULT_HOME."""
     chosen = home or FoundHome(os.environ.get(HOME_VARIABLE) or DEFAULT_HOME)
     # Path(...) of a FoundHome is a plain path.
     return (chosen if isinstance(chosen, Path) else Path(chosen)).expanduser().absolute()
@@ -45,17 +45,17 @@ def home_folder(home: Path | str | None) -> Path:
 Service = Literal["router", "registry"]
 MAX_ADDRESS_CHARS = 2048
 URL_VARIABLE = "WEFT_URL"
-"""Environment variable with the base URL of the HTTP API of a remote mesh."""
+"""Environment variable with the base URL of a remote mesh's HTTP API."""
 _BASE = re.compile(r"https?://[^/?#\s]+/?")
 ADDRESS_VARIABLES: Mapping[Service, str] = MappingProxyType({"router": "WEFT_ROUTER", "registry": "WEFT_REGISTRY"})
-"""Environment variables with the gRPC address of a service of a remote mesh; several with commas between them."""
+"""Environment variables with the gRPC addresses of a remote mesh's services, comma-separated."""
 
 
 def mesh_url(home: Path | str | None = None) -> str:
-    """Returns the base URL of the HTTP API of a mesh, in the order of `mesh_address`, with WEFT_URL.
+    """Returns the base URL of a mesh's HTTP API, from WEFT_URL or a home, in the order of `mesh_address`.
 
-    On a home it is from the file of `weft up`, or that of a `weft serve gateway`. Raises SERVICE_UNAVAILABLE where
-    there is none, INVALID_ARGUMENT for a variable that is no such URL.
+    A home has it in the file of `weft up` or of a `weft serve gateway`. Raises SERVICE_UNAVAILABLE if there is none,
+    INVALID_ARGUMENT if WEFT_URL is invalid.
     """
     folder = home_folder(home)
     if elsewhere := _variable(URL_VARIABLE, folder):
@@ -66,7 +66,7 @@ def mesh_url(home: Path | str | None = None) -> str:
 
 
 def require_url(url: str) -> str:
-    """Returns the base URL of an HTTP API. Raises INVALID_ARGUMENT where it is none."""
+    """Returns `url`. Raises INVALID_ARGUMENT unless it is the base URL of an HTTP API."""
     if _BASE.fullmatch(url) is None:
         raise invalid_field(URL_VARIABLE, f"must be http:// or https:// with a host, and no path: {url[:200]!r}")
     return url
@@ -85,9 +85,9 @@ def _no_gateway(folder: Path) -> NoReturn:
 
 
 def mesh_ca_file(url: str, home: Path | str | None = None) -> Path | None:
-    """Returns the PEM roots that an HTTPS client of the mesh at `url` trusts; None: the system's.
+    """Returns the file of PEM roots that an HTTPS client of `url` trusts; None: the system's.
 
-    WEFT_CA_FILE comes first, then the certificate that the mesh on this home has made for that URL.
+    WEFT_CA_FILE takes precedence over the certificate that the mesh on this home has created for that URL.
     """
     if named := os.environ.get(CA_FILE_VARIABLE):
         return Path(named).expanduser()
@@ -97,16 +97,16 @@ def mesh_ca_file(url: str, home: Path | str | None = None) -> Path | None:
 
 
 def mesh_address(home: Path | str | None = None, service: Service = "router") -> str:
-    """Returns the gRPC target of a service of a mesh: the first that there is, in this order.
+    """Returns the gRPC target of a service, the first that exists.
 
     1. a named home: what runs on it, as in 3 and 4;
     2. WEFT_ROUTER or WEFT_REGISTRY;
-    3. what runs on the home of WEFT_HOME, or else on ~/.weft: from the file of `weft up`, or the file or the socket
-       of a `weft serve` of this service. It may be a standby: the other addresses of its configuration, and the owner's
-       that it knows, come after its own, and calls go to the one that serves;
+    3. what runs on the home of WEFT_HOME or ~/.weft: from the file of `weft up`, or the file or socket of a
+       `weft serve` of this service, followed by its other configured addresses and its owner's, since it may be a
+       standby;
     4. the address that is configured (`addresses` of weft.yaml, or an option) for another `weft serve` on that home.
 
-    A `FoundHome` is not named. Raises SERVICE_UNAVAILABLE, naming what was tried, when there is none of these.
+    A `FoundHome` is not named. Raises SERVICE_UNAVAILABLE, listing what was tried, if none exists.
     """
     folder = home_folder(home)
     variable = ADDRESS_VARIABLES[service]
@@ -120,12 +120,12 @@ def mesh_address(home: Path | str | None = None, service: Service = "router") ->
 
 
 def _variable(variable: str, folder: Path) -> str:
-    """Returns the address in an environment variable; empty for a named home, which goes before it."""
+    """Returns the address in an environment variable; empty for a named home, which takes precedence."""
     return os.environ.get(variable, "").strip().rstrip("/") if isinstance(folder, FoundHome) else ""
 
 
 def _fact(folder: Path, name: str) -> str:
-    """Returns a fact that the `weft up` of a home has written; empty: none."""
+    """Returns a value from the file of `weft up` on a home; empty if there is none."""
     try:
         return str(json.loads((folder / "run" / "up.json").read_text("utf-8"))[name] or "")
     except (OSError, ValueError, KeyError, TypeError):
@@ -133,12 +133,12 @@ def _fact(folder: Path, name: str) -> str:
 
 
 def _served(folder: Path, service: str) -> str:
-    """Returns the address that a `weft serve` of a service on a home has written; empty: none."""
+    """Returns the address in the file of a `weft serve` on a home; empty if there is none."""
     return _written(folder / "run" / f"{service}.address")
 
 
 def _serving(folder: Path, service: Service) -> str:
-    """Returns where a `weft serve` of a service on a home serves, and those beside it; empty: none."""
+    """Returns the address of a `weft serve` on a home, and of its peers; empty if there is none."""
     found = _served(folder, service) or _socket(folder, service)
     if not found:
         return ""
@@ -147,7 +147,7 @@ def _serving(folder: Path, service: Service) -> str:
 
 
 def _written(file: Path) -> str:
-    """Returns the address in a file of a home; empty: none."""
+    """Returns the address in a file; empty if there is none."""
     try:
         with file.open(encoding="utf-8") as opened:
             return opened.read(MAX_ADDRESS_CHARS).strip()
@@ -160,13 +160,13 @@ def _socket(folder: Path, service: str) -> str:
 
 
 def _unless_dead(address: str) -> str:
-    """Returns an address; empty: it is a socket of a program that was killed, or there is none."""
+    """Returns the address; empty if it is a Unix socket on which no program listens."""
     scheme, _, path = address.partition(":")
     return "" if scheme == "unix" and not is_served(Path(path)) else address
 
 
 def is_served(path: Path) -> bool:
-    """Whether a program listens on a Unix socket: one that was killed leaves the file."""
+    """Whether a program listens on a Unix socket; a killed program leaves the file."""
     with socket.socket(socket.AF_UNIX) as probe:
         probe.setblocking(False)
         try:
@@ -179,7 +179,7 @@ def is_served(path: Path) -> bool:
 
 
 def _configured(folder: Path, service: Service) -> str:
-    """Returns the address of a service that is configured for a `weft serve` of another one on a home; empty: none."""
+    """Returns a service's address from the configuration of another `weft serve` on a home; empty if there is none."""
     for file in sorted((folder / "run").glob(f"*.{service}-target")):
         if found := _written(file):
             return found
@@ -187,7 +187,7 @@ def _configured(folder: Path, service: Service) -> str:
 
 
 def _missing(folder: Path, variable: str) -> NoReturn:
-    """Raises SERVICE_UNAVAILABLE naming what was tried: the variable, and the files of the home."""
+    """Raises SERVICE_UNAVAILABLE listing what was tried: the variable, and the files of the home."""
     if isinstance(folder, FoundHome):
         tried = f"{variable} is not set, and no"
     else:

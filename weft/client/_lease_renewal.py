@@ -19,13 +19,13 @@ from weft.kernel.errors import WeftError
 from weft.kernel.field_rules import check_message
 
 MAX_SEEN_PROCESSES = 4_096
-"""Maximum number of tracked processes of one tree; those with the lowest ids are kept."""
+"""Maximum number of tracked processes of a tree; those with the lowest ids are kept."""
 
 
 class ProcessTree:
-    """A process and its running descendants, including those whose parents have ended since.
+    """A process and its running descendants, including known ones with parents that have ended. Thread-safe.
 
-    Descendants that started and lost their parents between two observations are not found. Thread-safe.
+    Descendants that started and lost their parents between two observations are not found.
     """
 
     def __init__(self, root: ProcessId | None = None) -> None:
@@ -52,7 +52,7 @@ class ProcessTree:
 
 CALL_TIMEOUT_SECONDS = 10.0
 ANSWER_MARGIN_SECONDS = 30.0
-"""Added to the wait itself: time for the ledger to report its end."""
+"""Added to the maximum wait, for the ledger to report its end."""
 MAX_USE_PROCESSES = 256
 """Maximum number of processes of one lease, as in `registry.v1.LeaseUse`."""
 
@@ -76,7 +76,7 @@ class LeaseClient(ServiceClient):
     def renew(
         self, leases: Iterable[pb.LeaseUse], sight: HostSnapshot, timeout_seconds: float = CALL_TIMEOUT_SECONDS
     ) -> pb.RenewLeasesResponse:
-        """Renews leases and reports the host's snapshot; without leases only reports."""
+        """Renews leases, if any, and reports the host's snapshot."""
         request = pb.RenewLeasesRequest(holder=self._holder, leases=leases, sighting=snapshot_message(sight))
         response: pb.RenewLeasesResponse = self._call(self._stub.RenewLeases, request, timeout_seconds)
         return response
@@ -114,7 +114,7 @@ def _duration(seconds: float) -> duration_pb2.Duration:
 
 
 DEFAULT_RENEW_SECONDS = 5.0
-"""Interval before the first grant or answer."""
+"""Interval before the first grant or response."""
 MIN_RENEW_SECONDS = 0.1
 MIN_ANSWER_SECONDS = 1.0
 """Minimum timeout of an answer, otherwise the renewal interval."""
@@ -123,14 +123,14 @@ RETRY_SECONDS = 1.0
 CONFIRM_SECONDS = 30.0
 """Time limit for reporting processes to the ledger."""
 STOP_SECONDS = 15.0
-"""Time limit for the thread to stop: a call and a reading of the host may be in progress."""
+"""Time limit for stopping the thread: a call and a reading of the host may be in progress."""
 
 
 class LeaseManager:
-    """Renews in a daemon thread, which also reports the host's snapshot while there is no lease yet.
+    """Renews a lease in a daemon thread, which also reports the host's snapshot before there is a lease.
 
-    Only the ledger declares a lease lost. While it is unreachable, the memory stays reserved until it was observed as
-    free, and renewal is retried.
+    Only the ledger declares a lease lost. While it is unreachable, renewal is retried, and the memory stays reserved
+    until it is observed as free.
     """
 
     def __init__(
@@ -140,7 +140,7 @@ class LeaseManager:
         processes: Callable[[], Collection[ProcessId]],
         on_lost: Callable[[], None],
     ) -> None:
-        """`processes` returns those that may hold the memory; `on_lost` is called once, in the thread."""
+        """`processes` returns the processes that may hold the memory; `on_lost` is called once, in the thread."""
         self._calls = calls
         self._observer = observer
         self._processes = processes
@@ -155,11 +155,11 @@ class LeaseManager:
         self.lost = threading.Event()
 
     def start(self) -> None:
-        """Starts the thread."""
+        """Starts renewal."""
         self._thread.start()
 
     def adopt(self, granted: lease_service_pb2.GrantedLease) -> None:
-        """Renews this lease from now on, first right here: without it the grant is void. Raises WeftError."""
+        """Renews this lease now and periodically. A grant without a renewal is void. Raises WeftError."""
         if granted.HasField("renew_interval"):
             self._renew_seconds = max(MIN_RENEW_SECONDS, granted.renew_interval.ToNanoseconds() / 1e9)
         self._lease = granted.lease
@@ -171,7 +171,7 @@ class LeaseManager:
         self._wake.set()
 
     def confirm(self) -> None:
-        """Returns once the ledger knows the holders of the memory. Raises SERVICE_UNAVAILABLE after CONFIRM_SECONDS."""
+        """Waits until the ledger knows the processes that hold the memory. Raises WeftError after CONFIRM_SECONDS."""
         deadline = time.monotonic() + CONFIRM_SECONDS
         while not self.lost.is_set():
             try:
@@ -193,18 +193,18 @@ class LeaseManager:
     def give_up(self) -> None:
         """Releases the lease and reports the final use of its memory.
 
-        Running processes are reported once more: their memory stays reserved until they end or free it.
+        Memory of processes that still run stays reserved until they end or free it.
         """
         self.stop()
         lease, self._lease = self._lease, None
         if lease is None or self.lost.is_set():
             return
-        # An unreachable ledger notices by itself: there is no renewal, and the memory is observed as free.
+        # An unreachable ledger releases the lease later, when it is not renewed and the memory is observed as free.
         with suppress(WeftError):
             left = _most_important(self._processes(), self._observer.look_blocking())
             self._note(self._calls.renew([lease_use(lease, left)], self._look(left)))
             self._calls.release(lease)
-            # It watches the processes reported before: on a host without a runner nothing else reports them.
+            # The ledger now watches the remaining processes; on a host without a runner nothing else reports them.
             self._calls.renew([], self._look(left))
 
     def _run(self) -> None:
@@ -218,12 +218,12 @@ class LeaseManager:
                 self._wake.wait(pause)
 
     def _renew(self) -> float:
-        """Renews and reports; returns the time until the next renewal."""
+        """Renews and reports. Returns the seconds until the next renewal."""
         with self._once:
             lease = self._lease
             processes = _most_important(self._processes(), self._observer.look_blocking())
             uses = [lease_use(lease, processes)] if lease is not None else []
-            # Several answers may be missed within the lease's lifetime.
+            # Several responses may be missed within the lease's lifetime.
             timeout = max(MIN_ANSWER_SECONDS, self._renew_seconds)
             response = self._calls.renew(uses, self._look(processes), timeout)
             self._note(response)
@@ -244,12 +244,12 @@ class LeaseManager:
 
 
 def _seconds(response: lease_service_pb2.RenewLeasesResponse, otherwise: float) -> float:
-    """Returns the time until the next report is due."""
+    """Returns the seconds until the next report is due."""
     wanted = response.next_within.ToNanoseconds() / 1e9 if response.HasField("next_within") else otherwise
     return max(MIN_RENEW_SECONDS, wanted)
 
 
 def _most_important(processes: Collection[ProcessId], sight: HostSnapshot) -> list[ProcessId]:
-    """Returns as many processes as a lease may have, those that hold memory first."""
+    """Returns at most MAX_USE_PROCESSES processes, those that hold memory first."""
     holders = {held.process for held in sight.processes if held.bytes_by_device or held.memory_unknown}
     return sorted(processes, key=lambda process: process not in holders)[:MAX_USE_PROCESSES]

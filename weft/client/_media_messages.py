@@ -1,4 +1,4 @@
-"""Request messages of images, transcriptions and speech from plain Python values."""
+"""Builds request messages for images, transcriptions and speech from plain Python values."""
 
 from collections.abc import Mapping, Sequence
 
@@ -11,7 +11,7 @@ from weft.kernel.media_types import UNKNOWN_TYPE, image_type_of
 
 
 class ImageOptions(HandlingOptions, total=False):
-    """Options of images; missing ones are as the model is configured. Ranges: common/v1/image.proto."""
+    """Image options, by default as the model is configured. Ranges: common/v1/image.proto."""
 
     count: int
     size: str
@@ -23,24 +23,24 @@ class ImageOptions(HandlingOptions, total=False):
     steps: int
     guidance: float
     seed: int
-    """Of the first image; each further one has the next number."""
+    """Seed of the first image; each further one uses the next number."""
     strength: float
     """How much of the source image is changed, 0 to 1."""
     partial_images: int
-    """How many previews of each image are streamed."""
+    """Number of previews streamed per image."""
     images: Sequence[bytes]
-    """Encoded files of images to work from."""
+    """Encoded source image files."""
     mask: bytes
-    """Encoded file of where the first of them may be changed."""
+    """Encoded file that marks where the first source image may be changed."""
     extra_parameters: Mapping[str, object]
     """Parameters unknown to weft, as JSON data."""
 
 
 class TranscriptionOptions(HandlingOptions, total=False):
-    """Options of a transcription; missing ones have the backend's default."""
+    """Transcription options; the backend has the defaults."""
 
     media_type: str
-    """Type of the recording, such as "audio/mpeg"; the engine looks for itself."""
+    """Type of the recording, such as "audio/mpeg"; by default the engine detects it."""
     language: str
     prompt: str
     temperature: float
@@ -51,7 +51,7 @@ class TranscriptionOptions(HandlingOptions, total=False):
 
 
 class SpeechOptions(HandlingOptions, total=False):
-    """Options of speech; missing ones have the backend's default."""
+    """Speech options; the backend has the defaults."""
 
     voice: str
     format: str
@@ -85,7 +85,7 @@ _PLAIN_SPEECH_FIELDS = ("voice", "format", "speed", "instructions")
 
 
 def image_request(model: str, prompt: str, options: ImageOptions) -> pb.StreamImagesRequest:
-    """Returns the request for a stream of images. Raises INVALID_ARGUMENT naming an option that is wrong."""
+    """Returns the request for a stream of images. Raises INVALID_ARGUMENT naming an invalid option."""
     payload = image_pb2.ImagePayload(prompt=prompt)
     _fill(payload, options, _PLAIN_IMAGE_FIELDS)
     payload.images.extend(map(_image, options.get("images", ())))
@@ -101,7 +101,7 @@ def _image(data: bytes) -> chat_pb2.MediaPart:
 
 
 def transcription_request(model: str, audio: bytes, options: TranscriptionOptions) -> pb.StreamTranscriptionRequest:
-    """Returns the request for a stream of a transcription. Raises INVALID_ARGUMENT naming an option that is wrong."""
+    """Returns the request for a streamed transcription. Raises INVALID_ARGUMENT naming an invalid option."""
     media_type = options.get("media_type", UNKNOWN_TYPE)
     payload = audio_pb2.TranscriptionPayload(audio=chat_pb2.MediaPart(data=audio, media_type=media_type))
     _fill(payload, options, _PLAIN_TRANSCRIPTION_FIELDS)
@@ -109,7 +109,7 @@ def transcription_request(model: str, audio: bytes, options: TranscriptionOption
 
 
 def speech_request(model: str, text: str, options: SpeechOptions) -> pb.SpeakRequest:
-    """Returns the request for speech. Raises INVALID_ARGUMENT naming an option that is wrong."""
+    """Returns the request for speech. Raises INVALID_ARGUMENT naming an invalid option."""
     payload = audio_pb2.SpeechPayload(input=text)
     _fill(payload, options, _PLAIN_SPEECH_FIELDS)
     return pb.SpeakRequest(model=model, payload=payload, options=request_options(options))

@@ -31,9 +31,9 @@ if TYPE_CHECKING:
 def connect_async(
     target: str | None = None, *, home: Path | str | None = None, api_key: str | None = None
 ) -> "AsyncMesh":
-    """Connects to the mesh at a gRPC target, or that runs on `home`. Call it on the event loop that will use it.
+    """Connects to the mesh at a gRPC target or on `home`. Call it on the event loop that will use it.
 
-    `api_key`: instead of WEFT_API_KEY.
+    `api_key` replaces WEFT_API_KEY.
     """
     return AsyncMesh(target or mesh_address(home), api_key)
 
@@ -57,7 +57,7 @@ class AsyncMesh:
         await self.close()
 
     async def close(self) -> None:
-        """Close the channel; calls still running are cancelled."""
+        """Closes the channel and cancels running calls."""
         await self._channel.close(grace=None)
 
     async def chat(
@@ -78,7 +78,7 @@ class AsyncMesh:
     async def stream_images(
         self, model: str, prompt: str, *, timeout: float | None = None, **options: Unpack[ImageOptions]
     ) -> AsyncGenerator[event_pb2.InferenceEvent]:
-        """Yields waits, progress, previews, and each image as it is complete; closing the generator cancels it."""
+        """Yields waits, progress, previews, and each image when it is complete; closing the generator cancels it."""
         call = self._stub.StreamImages(image_request(model, prompt, options), timeout=timeout)
         async with aclosing(_responses(call)) as responses:
             async for response in responses:
@@ -97,7 +97,7 @@ class AsyncMesh:
     async def stream_transcription(
         self, model: str, audio: bytes, *, timeout: float | None = None, **options: Unpack[TranscriptionOptions]
     ) -> AsyncGenerator[event_pb2.InferenceEvent]:
-        """Yields the words of a recording as they are found, waits and progress; closing it cancels the request."""
+        """Yields transcribed words, waits and progress; closing the generator cancels the request."""
         call = self._stub.StreamTranscription(transcription_request(model, audio, options), timeout=timeout)
         async with aclosing(_responses(call)) as responses:
             async for response in responses:
@@ -130,7 +130,7 @@ class AsyncMesh:
 
 
 async def _responses(call: Any) -> AsyncGenerator[Any]:
-    """Yields the responses of a started call, which is cancelled when the reader leaves."""
+    """Yields the responses of a call, and cancels it when the reader stops."""
     try:
         with calling(Reason.SERVICE_UNAVAILABLE):
             async for response in call:
@@ -140,7 +140,7 @@ async def _responses(call: Any) -> AsyncGenerator[Any]:
 
 
 def connect(target: str | None = None, *, home: Path | str | None = None, api_key: str | None = None) -> "Mesh":
-    """Connects to the mesh at a gRPC target, or that runs on `home`. `api_key`: instead of WEFT_API_KEY."""
+    """Connects to the mesh at a gRPC target or on `home`. `api_key` replaces WEFT_API_KEY."""
     return Mesh(target or mesh_address(home), api_key)
 
 
@@ -166,7 +166,7 @@ class Mesh(ServiceClient):
     def stream_images(
         self, model: str, prompt: str, *, timeout: float | None = None, **options: Unpack[ImageOptions]
     ) -> Iterator[event_pb2.InferenceEvent]:
-        """Yields waits, progress, previews, and each image as it is complete; leaving the iterator cancels it."""
+        """Yields waits, progress, previews, and each image when it is complete; leaving the iterator cancels it."""
         request = image_request(model, prompt, options)
         for response in self._stream(self._stub.StreamImages(request, timeout=timeout)):
             yield from response.events
@@ -182,7 +182,7 @@ class Mesh(ServiceClient):
     def stream_transcription(
         self, model: str, audio: bytes, *, timeout: float | None = None, **options: Unpack[TranscriptionOptions]
     ) -> Iterator[event_pb2.InferenceEvent]:
-        """Yields the words of a recording as they are found, waits and progress; leaving it cancels the request."""
+        """Yields transcribed words, waits and progress; leaving the iterator cancels the request."""
         request = transcription_request(model, audio, options)
         for response in self._stream(self._stub.StreamTranscription(request, timeout=timeout)):
             yield from response.events

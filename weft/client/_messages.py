@@ -1,4 +1,4 @@
-"""Request messages from plain Python values."""
+"""Builds request messages from plain Python values."""
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -28,28 +28,28 @@ class Message(TypedDict):
     role: RoleName
     content: str
     images: NotRequired[Sequence[bytes]]
-    """Encoded image files that the text is about, before it: PNG, JPEG, WebP, GIF or BMP."""
+    """Encoded image files, placed before the text: PNG, JPEG, WebP, GIF or BMP."""
     audio: NotRequired[Sequence[bytes]]
-    """Encoded recordings likewise: WAV or MP3."""
+    """Encoded recordings, placed before the text: WAV or MP3."""
 
 
 class HandlingOptions(TypedDict, total=False):
-    """Options of every request about its handling."""
+    """Options of all requests."""
 
     allow_remote: bool
     """Whether the request may be sent to remote models and tools."""
     keep_alive: float | str
     """How long the model stays loaded afterwards: seconds, a duration such as "5m", 0 (unload), -1 (keep)."""
     priority: Literal["high", "normal", "low"]
-    """The priority class; default: as the client's profile says, else normal."""
+    """The priority class; default: that of the client's profile, or normal."""
     client_id: str
     """The id of the calling program, for its profile and statistics."""
     session: str
-    """Requests of one session go to the same runner where they can; at most 256 characters."""
+    """Requests of one session go to the same runner if possible; at most 256 characters."""
 
 
 class ChatOptions(HandlingOptions, total=False):
-    """Options of a chat; missing ones have the backend's default. Ranges: common/v1/sampling.proto."""
+    """Chat options; the backend has the defaults. Ranges: common/v1/sampling.proto."""
 
     max_tokens: int
     temperature: float
@@ -60,9 +60,8 @@ class ChatOptions(HandlingOptions, total=False):
     thinking: bool
     """Whether a reasoning model thinks before it answers."""
     cache_mode: Literal["auto", "prefix", "none"]
-    """Whether the prefix cache is used."""
     cache_tag: str
-    """Cached prefixes are shared only among requests of one tenant with the same tag; at most 64 characters."""
+    """Requests share cached prefixes only within one tenant and tag; at most 64 characters."""
     extra_parameters: Mapping[str, object]
     """Parameters unknown to weft, as JSON data; the answer has a warning for each unused one."""
 
@@ -84,7 +83,7 @@ _CACHE_MODES = {
 
 
 def chat_request(model: str, messages: str | Iterable[Message], options: ChatOptions) -> pb.ChatRequest:
-    """Returns the request of a chat; a plain string is one user message."""
+    """Returns a chat request; a plain string is one user message."""
     turns: Iterable[Message] = [{"role": "user", "content": messages}] if isinstance(messages, str) else messages
     request = pb.ChatRequest(model=model)
     for turn in turns:
@@ -116,7 +115,7 @@ def _media_parts(turn: Message) -> Iterator[chat_pb2.ContentPart]:
 
 
 def request_options(options: HandlingOptions) -> pb.RequestOptions:
-    """Returns how a request is to be handled. Raises INVALID_ARGUMENT naming an option that is wrong."""
+    """Returns the options of a request. Raises INVALID_ARGUMENT naming an invalid option."""
     handling = pb.RequestOptions(allow_remote=options.get("allow_remote", False))
     if "keep_alive" in options:
         seconds = keep_alive_seconds(options["keep_alive"], "keep_alive")
@@ -161,6 +160,6 @@ def _fill_sampling(sampling: sampling_pb2.SamplingParams, options: ChatOptions) 
 
 
 def embed_request(model: str, texts: Sequence[str]) -> pb.EmbedRequest:
-    """Returns the request of one embedding per text."""
+    """Returns a request for one embedding per text."""
     inputs = [completion_pb2.PromptInput(text=text) for text in texts]
     return pb.EmbedRequest(model=model, payload=embedding_pb2.EmbeddingPayload(inputs=inputs))

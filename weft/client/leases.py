@@ -1,4 +1,4 @@
-"""Accelerator memory for programs that are no runners, such as training jobs.
+"""Accelerator memory for programs other than runners, such as training jobs.
 
 from weft.client.leases import hold_memory
 
@@ -8,9 +8,9 @@ with hold_memory("8GiB", purpose="training") as lease:
         lease.check()
         ...
 
-During the block, no other program of the mesh gets that memory. The lease is renewed in a daemon thread. Programs that
-fork during the block (without exec) should be started by `weft lease acquire` instead: the thread and its connection do
-not survive a fork.
+During the block, no other program of the mesh gets that memory. A daemon thread renews the lease. Start programs that
+fork during the block (without exec) with `weft lease acquire` instead: the thread and its connection do not survive a
+fork.
 """
 
 import getpass
@@ -40,11 +40,11 @@ from weft.kernel.units import parse_size
 
 MAX_PURPOSE_CHARS = 256
 MAX_CALL_WAIT_SECONDS = 300.0
-"""The ledger's limit for one wait; a longer one consists of several, each at the end of the queue."""
+"""The ledger's limit for one wait. A longer wait consists of several, each starting at the end of the queue."""
 MAX_WAIT_SECONDS = 7 * 86_400.0
 DEFAULT_WAIT_SECONDS = 300.0
 RETRY_SECONDS = 1.0
-"""Pause before retrying a mesh that stopped answering."""
+"""Pause before retrying if the mesh does not answer."""
 CHILD_WAIT_SECONDS = 10.0
 """Maximum wait at the end of the block for processes that were started in it; see `hold_memory`."""
 CHILD_POLL_SECONDS = 0.05
@@ -72,7 +72,7 @@ class LeaseOptions(TypedDict, total=False):
     name: str
     """Name of the program; default: its file name and the user."""
     observer: HostObserver
-    """Observer of the devices; default: as the ledger knows this host, else NVIDIA's library."""
+    """Observer of the devices; default: those declared to the ledger, otherwise NVIDIA's library."""
 
 
 class MemoryLease:
@@ -86,12 +86,12 @@ class MemoryLease:
 
     @property
     def id(self) -> str:
-        """The lease's id."""
+        """The lease id."""
         return self._lease.lease_id
 
     @property
     def fencing_number(self) -> int:
-        """Increases with every lease of the mesh: of two holders the one with the lower number is stale."""
+        """Increases with every lease of the mesh; of two holders, the one with the lower number is stale."""
         return self._lease.fencing_number
 
     @property
@@ -115,7 +115,7 @@ class MemoryLease:
         return self._keeper.lost.is_set()
 
     def check(self) -> None:
-        """Raises LEASE_LOST when the lease was lost: free the memory immediately."""
+        """Raises LEASE_LOST if the lease was lost; free the memory immediately."""
         if self.is_lost:
             raise WeftError(
                 Reason.LEASE_LOST, f"the lease {self.id} is lost: its memory may belong to another holder; free it"
@@ -129,9 +129,9 @@ class MemoryLease:
         return {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": visible}
 
     def held_by(self, pid: int) -> None:
-        """Declares that this process and its descendants use the memory. Returns once the ledger knows.
+        """Declares that a process and its descendants use the memory. Returns once the ledger knows.
 
-        Raises LEASE_LOST, and SERVICE_UNAVAILABLE when the ledger does not answer.
+        Raises LEASE_LOST, and SERVICE_UNAVAILABLE if the ledger does not answer.
         """
         process = process_id_of(pid)
         if process is not None:
@@ -140,7 +140,7 @@ class MemoryLease:
         self.check()
 
     def processes(self) -> tuple[ProcessId, ...]:
-        """The processes that may hold the memory."""
+        """Returns the processes that may hold the memory."""
         return self._tree.living()
 
 
@@ -154,13 +154,13 @@ def hold_memory(
 ) -> Iterator[MemoryLease]:
     """Holds accelerator memory of this host during a block: "8GiB" or a number of bytes, over all devices together.
 
-    Waits for it. `target` is the registry's gRPC address; default: the mesh that runs on `home`. At the end of the
-    block it waits up to CHILD_WAIT_SECONDS for processes that were started in it, then releases the lease. The ledger
-    keeps the reservation until the memory is observed as free: until this process and those that it started in the
-    block have ended or hold none. Frameworks cache memory: a program that continues should work in a child process.
+    Waits for the memory. `target` is the registry's gRPC address; default: the mesh on `home`. At the end of the block
+    it waits up to CHILD_WAIT_SECONDS for processes that were started in it, then releases the lease. The ledger keeps
+    the reservation until this process and those started in the block have ended or hold no memory. Frameworks cache
+    memory, so a program that continues afterwards should do the work in a child process.
 
-    Raises INVALID_ARGUMENT, NOT_FOUND when this host has no devices, INSUFFICIENT_MEMORY when it is too much or did
-    not become free in time, SERVICE_UNAVAILABLE when no mesh answers.
+    Raises INVALID_ARGUMENT, NOT_FOUND if this host has no devices, INSUFFICIENT_MEMORY if the amount is too large or
+    did not become free in time, SERVICE_UNAVAILABLE if no mesh answers.
     """
     process = process_id_of(os.getpid())
     before = frozenset(ProcessTree(process).living())
@@ -176,7 +176,7 @@ def hold_memory(
 
 @contextmanager
 def acquired_lease(amount: int, tree: ProcessTree, target: str, options: LeaseOptions) -> Iterator[MemoryLease]:
-    """As `hold_memory`, for the processes of `tree`; those that still run at the end are reported to the ledger."""
+    """As `hold_memory`, for the processes of `tree`; reports those that still run at the end to the ledger."""
     name = options.get("name") or program_name(sys.argv[0])
     request = _request(amount, options, name)
     holder = lease_pb2.LeaseHolder(kind=lease_pb2.LeaseHolder.KIND_PROGRAM, name=name, incarnation=new_id("life"))
@@ -196,7 +196,7 @@ def acquired_lease(amount: int, tree: ProcessTree, target: str, options: LeaseOp
 
 
 def observer_of_this_host(calls: LeaseClient) -> HostObserver:
-    """Returns an observer of the devices that the ledger knows as declared, or else of NVIDIA's library."""
+    """Returns an observer of the devices declared to the ledger, or of NVIDIA's library if there are none."""
     observer = HostObserver()
     for known in calls.hosts(observer.host):
         if known.host == observer.host and known.source == lease_pb2.HostSighting.SOURCE_DECLARED:
@@ -207,7 +207,7 @@ def observer_of_this_host(calls: LeaseClient) -> HostObserver:
 
 
 def program_name(program: str) -> str:
-    """Returns a name for a holder of leases: the program's file name and the user's."""
+    """Returns a name for a lease holder: the program's file name and the user."""
     stem = _INVALID_NAME_CHARS.sub("-", Path(program).name).strip("-._:") or "program"
     try:
         user = _INVALID_NAME_CHARS.sub("-", getpass.getuser())
@@ -217,7 +217,7 @@ def program_name(program: str) -> str:
 
 
 class _LeaseWait:
-    """A wait for memory, repeated where the ledger's limit of one wait is too short."""
+    """A wait for memory, repeated if it is longer than the ledger's limit for one wait."""
 
     def __init__(self, calls: LeaseClient, observer: HostObserver, keeper: LeaseManager, options: LeaseOptions) -> None:
         self._calls = calls
@@ -229,7 +229,7 @@ class _LeaseWait:
         self._has_waited = False
 
     def wait(self, request: lease_service_pb2.AcquireLeaseRequest) -> lease_pb2.Lease:
-        """Returns the lease, renewed for the first time. Raises as `hold_memory`."""
+        """Returns the lease after its first renewal. Raises as `hold_memory`."""
         while True:
             try:
                 return self._acquire(request)
@@ -243,7 +243,7 @@ class _LeaseWait:
                     request.request_id = new_id("lease")
 
     def _is_retryable(self, error: WeftError) -> bool:
-        """A refusal without a wait is final; one after a wait means that the ledger's own limit came first."""
+        """Whether to wait again: a refusal without a wait is final, one after a wait is the ledger's time limit."""
         waits = {Reason.INSUFFICIENT_MEMORY, *REGISTRY_AWAY}
         return error.reason in waits and self._has_waited and time.monotonic() + RETRY_SECONDS < self._deadline
 
@@ -258,7 +258,7 @@ class _LeaseWait:
         request.sighting.CopyFrom(snapshot_message(sight))
         left = max(0.0, self._deadline - time.monotonic())
         lease: lease_pb2.Lease | None = None
-        # Read to its end: leaving a call after its grant, but before the first renewal, releases the lease.
+        # Read all responses: leaving the call between the grant and the first renewal releases the lease.
         for response in self._calls.acquire(request, min(left, MAX_CALL_WAIT_SECONDS)):
             if response.HasField("granted"):
                 lease = response.granted.lease
@@ -301,7 +301,7 @@ def _request(amount: int, options: LeaseOptions, name: str) -> lease_service_pb2
 
 
 def _wait_for_children(tree: ProcessTree, before: frozenset[ProcessId]) -> None:
-    """Waits for processes that were started since, CHILD_WAIT_SECONDS at most."""
+    """Waits at most CHILD_WAIT_SECONDS for processes that are not in `before`."""
     deadline = time.monotonic() + CHILD_WAIT_SECONDS
     while set(tree.living()) - before and time.monotonic() < deadline:
         time.sleep(CHILD_POLL_SECONDS)

@@ -32,10 +32,10 @@ class Tasks(MeshServiceClient):
         self._files = file_service_pb2_grpc.FileServiceStub(self._channel)
 
     def submit(self, spec: task_pb2.TaskSpec, *, idempotency_key: str = "") -> task_pb2.Task:
-        """Submits a task of any kind; once this returns it is durable. With the same key again it is the same task.
+        """Submits a task, which is durable when this returns. Submitting again with the same key returns the same task.
 
-        Images and recordings are given inline, or by the id of a file. Raises INVALID_ARGUMENT naming the field,
-        REQUEST_TOO_LARGE, TOO_MANY_RESOURCES where the mesh keeps as much as it may, MODEL_NOT_FOUND.
+        Images and recordings are inline or ids of files. Raises INVALID_ARGUMENT naming the field, REQUEST_TOO_LARGE,
+        TOO_MANY_RESOURCES if the mesh's storage limit is reached, MODEL_NOT_FOUND.
         """
         task: task_pb2.Task = self._call(
             self._stub.SubmitTask, pb.SubmitTaskRequest(spec=spec, idempotency_key=idempotency_key)
@@ -43,7 +43,7 @@ class Tasks(MeshServiceClient):
         return task
 
     def read_file(self, file_id: str) -> Iterator[bytes]:
-        """Yields the content of an image or a recording that a chunk of an answer names. Raises NOT_FOUND."""
+        """Yields the content of a file that an answer refers to, an image or recording. Raises NOT_FOUND."""
         request = file_service_pb2.ReadFileRequest(id=file_id)
         for response in self._stream(self._files.ReadFile(request)):
             yield response.data
@@ -57,9 +57,9 @@ class Tasks(MeshServiceClient):
         wait_for_model: bool = False,
         **options: Unpack[ChatOptions],
     ) -> task_pb2.Task:
-        """Submits a chat; once this returns it is durable. Sent again with the same key it is the same task.
+        """Submits a chat like `submit`.
 
-        `wait_for_model`: whether to wait for a model that does not exist yet. Raises MODEL_NOT_FOUND otherwise.
+        `wait_for_model`: wait for a model that does not exist yet, instead of raising MODEL_NOT_FOUND.
         """
         chat = chat_request(model, messages, options)
         spec = task_pb2.TaskSpec(model=model, chat=chat.payload, options=chat.options, wait_for_model=wait_for_model)
@@ -68,14 +68,14 @@ class Tasks(MeshServiceClient):
         return task
 
     def get(self, task_id: str) -> pb.GetTaskResponse:
-        """Returns one task with its attempts and what was submitted. Raises NOT_FOUND."""
+        """Returns a task with its attempts and its request. Raises NOT_FOUND."""
         found: pb.GetTaskResponse = self._call(self._stub.GetTask, pb.GetTaskRequest(id=task_id))
         return found
 
     def newest(
         self, limit: int, *, states: Iterable[str] = (), model: str = "", batch: str = "", caller: str = ""
     ) -> pb.ListTasksResponse:
-        """The newest tasks of some states (none: all), model, batch, caller (empty: any). Raises INVALID_ARGUMENT."""
+        """Returns the newest tasks that match all filters; empty filters match any. Raises INVALID_ARGUMENT."""
         numbers = [_state(word) for word in states]
         listed = pb.ListTasksResponse()
         while len(listed.tasks) < limit:
@@ -95,7 +95,7 @@ class Tasks(MeshServiceClient):
         return listed
 
     def cancel(self, task_id: str) -> task_pb2.Task:
-        """Cancels a task and its running backend request; returns it when it has ended. Raises NOT_FOUND."""
+        """Cancels a task and its running backend request. Returns the ended task. Raises NOT_FOUND."""
         task: task_pb2.Task = self._call(self._stub.CancelTask, pb.CancelTaskRequest(id=task_id)).task
         return task
 
@@ -106,7 +106,7 @@ class Tasks(MeshServiceClient):
     def watch(
         self, task_id: str, after_event: int = 0, *, timeout_seconds: float | None = None
     ) -> Iterator[task_pb2.Task | task_pb2.TaskPiece]:
-        """Yields the task, every chunk of its answer, and the task at each change; its final state comes last."""
+        """Yields the task, every chunk of its answer, and the task after each change, last in its final state."""
         request = pb.WatchTaskRequest(id=task_id, after_event=after_event)
         for response in self._stream(self._stub.WatchTask(request, timeout=timeout_seconds)):
             yield response.task if response.HasField("task") else response.piece
@@ -121,7 +121,7 @@ def has_ended(task: task_pb2.Task) -> bool:
 
 
 def text_of(piece: task_pb2.TaskPiece) -> str:
-    """Returns the text of a chunk: of the first choice, or of a transcription."""
+    """Returns the text of a chunk, from the first choice or a transcription."""
     return "".join(
         event.transcript.text if event.HasField("transcript") else event.delta.text
         for event in piece.output.events

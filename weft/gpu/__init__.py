@@ -1,1 +1,1 @@
-"""What a host's accelerators are and who holds their memory, as seen from the host itself."""
+"""A host's accelerators and the processes that hold their memory, as observed on the host."""

@@ -1,9 +1,8 @@
 """Readings of a host's devices from NVIDIA's management library (NVML), through nvidia-ml-py (`pynvml`).
 
-Every call may block without an end: `weft.gpu.observer` and `runner_svc.supervise.process_time` make them in a
-SingleFlightThread.
-The memory of a process is that on the whole card: of a card in MIG mode the instances are added up, and the card's own
-figures count, so that leases are on cards and never on MIG instances.
+Every call may block forever: `weft.gpu.observer` and `runner_svc.supervise.process_time` call them in a
+SingleFlightThread. Memory is counted per card: in MIG mode the instances of a card are added up, so leases are on cards
+and never on MIG instances.
 """
 
 import ctypes
@@ -27,9 +26,9 @@ from weft.gpu.snapshot_messages import (
 )
 
 LOOK_AGAIN_SECONDS = 60.0
-"""Interval of looking for a missing library again: a driver may be installed meanwhile."""
+"""Interval between checks for a missing library, since a driver may be installed at any time."""
 UNNAMED_BYTES = 256 * 1024**2
-"""Memory of a card, beyond the driver's own, that may belong to no listed process. More than that without any listed
+"""Used memory of a card, beyond the driver's, that may belong to no listed process. More than that without a listed
 process means that processes are hidden, as in a container."""
 _LIBRARY = "libnvidia-ml.so.1"
 _COMPUTING = "nvmlDeviceGetComputeRunningProcesses"
@@ -38,26 +37,26 @@ _POWER, _ENERGY = "nvmlDeviceGetPowerUsage", "nvmlDeviceGetTotalEnergyConsumptio
 _LIST_VERSIONS = ("_v3", "_v2")
 """Suffixes of the list functions, newest first; older drivers know only the second."""
 _DRIVER_NOT_LOADED, _LIBRARY_NOT_FOUND = 9, 12
-"""NVML's error numbers of a missing driver and library."""
+"""NVML's error numbers for a missing driver and library."""
 
 
 def load_pynvml() -> Any:
-    """The module, initialised. Raises OSError, ImportError or NVMLError where there is no such GPU or driver."""
+    """Returns the initialised module. Raises OSError, ImportError or NVMLError if there is no such GPU or driver."""
     if sys.platform == "linux":
-        ctypes.CDLL(_LIBRARY)  # a cheap check for the driver; the module takes some megabytes
+        ctypes.CDLL(_LIBRARY)  # a cheap check for the driver: importing the module takes some megabytes
     module = importlib.import_module("pynvml")
     module.nvmlInit()
     return module
 
 
 class Health(Enum):
-    """The outcome of a reading."""
+    """Outcome of a reading."""
 
     WELL = "well"
     ABSENT = "absent"
-    """There is no library or driver: this host has no NVIDIA card."""
+    """No library or driver: this host has no NVIDIA card."""
     FAILED = "failed"
-    """The library fails at present."""
+    """The library currently fails."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,10 +65,10 @@ class NvmlReading:
 
     health: Health
     devices: tuple[DeviceSnapshot, ...] = ()
-    """In the order of the PCI bus, which is that of CUDA_DEVICE_ORDER=PCI_BUS_ID."""
+    """In PCI bus order, as with CUDA_DEVICE_ORDER=PCI_BUS_ID."""
     holders: tuple["Holder", ...] = ()
     names_processes: bool = False
-    """Whether processes that are not among the holders hold nothing; False: unknown."""
+    """Whether all processes that hold memory are in `holders`; False: unknown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +76,7 @@ class Holder:
     """A process that the library lists."""
 
     process: ProcessId | None
-    """None: no such process runs on this host."""
+    """None: `pid` does not run on this host."""
     pid: int
     bytes_by_device: tuple[tuple[int, int], ...]
     memory_unknown: bool = False
@@ -97,7 +96,7 @@ class NvmlReader:
         self._health = Health.FAILED
 
     def read(self) -> NvmlReading:
-        """Returns a reading. A failed library is initialised again the next time."""
+        """Returns a reading. After a failure, the next call initialises the library again."""
         if self._module is None and not self._find():
             return NvmlReading(health=self._health)
         try:
@@ -119,7 +118,7 @@ class NvmlReader:
 
 
 def read_within(seconds: float) -> NvmlReading | None:
-    """Returns a reading of this host; None: the library did not answer in time."""
+    """Returns a reading of this host; None if the library did not answer in time."""
     found: list[NvmlReading] = []
     reading = Thread(target=lambda: found.append(NvmlReader().read()), name="nvml", daemon=True)
     reading.start()
@@ -128,7 +127,7 @@ def read_within(seconds: float) -> NvmlReading | None:
 
 
 def _means_absent(error: Exception) -> bool:
-    """Whether an error means that there is no library or driver, as opposed to a failing one."""
+    """Whether an error means that there is no library or driver, not that it fails."""
     if isinstance(error, OSError | ImportError):
         return True
     return getattr(error, "value", None) in (_DRIVER_NOT_LOADED, _LIBRARY_NOT_FOUND)
@@ -136,8 +135,6 @@ def _means_absent(error: Exception) -> bool:
 
 @dataclass(slots=True)
 class _Card:
-    """One card during a reading."""
-
     handle: Any
     snapshot: DeviceSnapshot
     unnamed_from: int
@@ -166,7 +163,7 @@ def _read(nvml: Any) -> NvmlReading:
 
 
 def _names_are_ours(holders: tuple[Holder, ...], cards: list[_Card]) -> bool:
-    """Whether the library lists processes by the ids of this process namespace: in a container it may not."""
+    """Whether the library lists processes by ids of this PID namespace, which it may not do in a container."""
     if holders:
         return any(holder.process is not None for holder in holders)
     return all(card.unnamed_from <= UNNAMED_BYTES for card in cards)
@@ -183,9 +180,9 @@ def _bus_place(nvml: Any, handle: Any) -> tuple[int, int, int]:
 
 
 def _card(nvml: Any, handle: Any, index: int) -> _Card | None:
-    """Reads a card; None for one without memory figures, which an operator declares.
+    """Reads a card; None if it has no valid memory figures. Operators can declare such a card.
 
-    The registry refuses a whole snapshot with impossible figures, and every lease of the host would be lost with it.
+    The registry rejects a snapshot with impossible figures as a whole, which would lose all leases of the host.
     """
     try:
         memory = nvml.nvmlDeviceGetMemoryInfo(handle)
@@ -195,7 +192,7 @@ def _card(nvml: Any, handle: Any, index: int) -> _Card | None:
         raise
     if not 0 < memory.total <= MAX_DEVICE_BYTES:
         return None
-    # Memory that is not free counts as used, the driver's own part of some hundred megabytes included.
+    # Memory that is not free counts as used, including some hundred megabytes of the driver.
     used = memory.total - min(max(0, memory.free), memory.total)
     snapshot = DeviceSnapshot(
         index=index,
@@ -214,7 +211,7 @@ def _kept_by_the_driver(nvml: Any, handle: Any, used: int) -> int:
     try:
         return int(nvml.nvmlDeviceGetMemoryInfo(handle, version=nvml.nvmlMemory_v2).reserved)
     except (nvml.NVMLError, AttributeError):
-        # Old drivers do not report it: then unlisted memory means nothing.
+        # Old drivers do not report it, so unlisted memory proves nothing.
         return used
 
 
@@ -230,7 +227,7 @@ def _utilization(nvml: Any, handle: Any) -> float | None:
 
 
 def _figure(nvml: Any, name: str, handle: Any, maximum: int) -> int | None:
-    """Returns a figure of a card; None: the card or an old driver does not have it, or it is impossible."""
+    """Returns a figure of a card; None if the card or an old driver does not report it, or it is impossible."""
     try:
         value = int(getattr(nvml, name)(handle))
     except (nvml.NVMLError, AttributeError):
@@ -239,14 +236,14 @@ def _figure(nvml: Any, name: str, handle: Any, maximum: int) -> int | None:
 
 
 def _named(nvml: Any, handle: Any) -> dict[int, int | None] | None:
-    """Returns bytes by process id, None for an unknown amount; None when the library cannot list processes."""
+    """Returns bytes by process id, None for an unknown amount; None if the library cannot list processes."""
     computing = _listed(nvml, _COMPUTING, handle)
     if computing is None:
         return None
     parts: dict[tuple[int, int, int], int | None] = {}
     for listed in (computing, *(_listed(nvml, name, handle) or () for name in _OTHERS)):
         for process in listed:
-            # A process that computes and draws is on both lists with the same figure; a MIG instance has its own.
+            # A process that computes and draws is on both lists with the same figure; each MIG instance is separate.
             key = (process.pid, process.gpuInstanceId, process.computeInstanceId)
             before, amount = parts.get(key, 0), process.usedGpuMemory
             parts[key] = None if before is None or amount is None else max(before, amount)
@@ -258,7 +255,7 @@ def _named(nvml: Any, handle: Any) -> dict[int, int | None] | None:
 
 
 def _listed(nvml: Any, name: str, handle: Any) -> list[Any] | None:
-    """Returns one of the lists; None: the driver does not have it."""
+    """Returns one of the lists; None if the driver does not have it."""
     for version in _LIST_VERSIONS:
         try:
             return list(getattr(nvml, name + version)(handle))

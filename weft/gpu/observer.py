@@ -1,7 +1,4 @@
-"""The observer of a host's accelerators, for the lease managers of runners and commands.
-
-Its library may hang, so that it is called in a SingleFlightThread.
-"""
+"""The observer of a host's accelerators, for the lease managers of runners and commands."""
 
 import asyncio
 import socket
@@ -18,7 +15,7 @@ from weft.gpu.snapshot import DeviceSnapshot, HostSnapshot, ProcessId, ProcessSn
 from weft.gpu.snapshot_messages import MAX_DEVICES, MAX_PROCESSES
 
 HANG_SECONDS = 10.0
-"""Duration after which a call counts as hung."""
+"""A call that takes longer counts as hung."""
 
 
 class SingleFlightThread:
@@ -41,7 +38,7 @@ class SingleFlightThread:
         return since is not None and self._now() - since >= HANG_SECONDS
 
     def start_or_join(self, job: Callable[[], None], on_end: Callable[[], None] | None = None) -> None:
-        """Run `job`, which must not raise, unless one runs; have `on_end` called in its thread when it has ended."""
+        """Runs `job`, which must not raise, unless a job is running. Calls `on_end` in its thread when it has ended."""
         with self._lock:
             if on_end is not None:
                 self._told_at_end.append(on_end)
@@ -63,7 +60,7 @@ POLL_SECONDS = 1.0
 
 
 class Reader(Protocol):
-    """A reader of cards; NvmlReader is one."""
+    """A reader of devices, such as NvmlReader."""
 
     def read(self) -> NvmlReading:
         """Returns a reading. Never raises; may hang."""
@@ -79,7 +76,7 @@ class DeclaredDevice:
 
 
 def declared_snapshots(devices: Sequence[DeclaredDevice]) -> tuple[DeviceSnapshot, ...]:
-    """Returns declared devices as snapshots: their index is their place in the declaration."""
+    """Returns declared devices as snapshots, indexed in the order of declaration."""
     return tuple(
         DeviceSnapshot(index=index, id=f"declared-{index}", name=device.name, total_bytes=device.memory_bytes)
         for index, device in enumerate(devices[:MAX_DEVICES])
@@ -88,18 +85,16 @@ def declared_snapshots(devices: Sequence[DeclaredDevice]) -> tuple[DeviceSnapsho
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Timed:
-    """A reading and its start time."""
-
     reading: NvmlReading
     begun: float
 
 
 class HostObserver:
-    """The devices of this host, their use, and the processes that hold their memory. Never raises.
+    """Observes the devices of this host, their use, and the processes that hold their memory. Never raises.
 
-    There are three kinds of hosts: with declared devices, where nothing is read; with NVIDIA's library; and with
-    neither, whose snapshots have no devices (and `Source.NVML`, since that is certain). While the library fails or
-    hangs the source is UNKNOWN, with the last known sizes.
+    On a host with declared devices, nothing is read. With NVIDIA's library, the source is `Source.NVML`; without it,
+    too, since the host certainly has no devices. While the library fails or hangs, the source is UNKNOWN, with the last
+    known sizes.
     """
 
     def __init__(
@@ -123,13 +118,13 @@ class HostObserver:
 
     @property
     def host(self) -> str:
-        """The host's name."""
+        """The host name."""
         return self._host
 
     async def look(self, watched: Collection[ProcessId] = (), *, fresh: bool = False) -> HostSnapshot:
-        """Returns a snapshot; `fresh`: of a reading that begins after this call.
+        """Returns a snapshot with all processes of `watched` and all that hold memory, within HANG_SECONDS.
 
-        It covers every process of `watched`, and every process that holds memory. Takes HANG_SECONDS at most.
+        `fresh` requires a reading that begins after this call.
         """
         wanted = self._wanted_since(fresh=fresh)
         loop = asyncio.get_running_loop()
@@ -161,7 +156,7 @@ class HostObserver:
         return (last is None or last.begun < wanted_since) and not self._thread.is_hung()
 
     def _begin(self, on_end: Callable[[], None]) -> None:
-        """Call `on_end` when the reading under way, or else a new one, has ended."""
+        """Calls `on_end` when the current reading, or a new one, has ended."""
         begun = self._now()
         self._thread.start_or_join(lambda: self._read(begun), on_end)
 
@@ -179,7 +174,7 @@ class HostObserver:
         if reading.health is Health.WELL:
             self._known_devices = tuple(_size_only(device) for device in reading.devices)
         elif self._known_devices:
-            # Cards do not disappear; a driver that is being replaced does, for a while.
+            # The cards are still there: the driver is probably being replaced.
             return self._unknown_use(Source.UNKNOWN, self._known_devices, watched)
         return HostSnapshot(
             host=self._host,
@@ -197,7 +192,7 @@ class HostObserver:
 
 def _from_another_thread(loop: asyncio.AbstractEventLoop, event: asyncio.Event) -> Callable[[], None]:
     def tell() -> None:
-        # The loop may be closed by the time that a hung library answers.
+        # The loop may be closed by the time a hung library answers.
         with suppress(RuntimeError):
             loop.call_soon_threadsafe(event.set)
 
@@ -209,12 +204,12 @@ def _size_only(device: DeviceSnapshot) -> DeviceSnapshot:
 
 
 def _processes(reading: NvmlReading, watched: Collection[ProcessId]) -> tuple[ProcessSnapshot, ...]:
-    """Returns the watched processes, then the others that hold memory, the largest first, up to the limit."""
+    """Returns the watched processes, then others that hold memory, largest first, up to MAX_PROCESSES."""
     asked = sorted(set(watched))
     by_pid = {holder.pid: holder for holder in reading.holders if reading.names_processes}
     holders = {process: _holder_of(process, by_pid) for process in asked}
     told = {holder.pid for holder in holders.values() if holder is not None}
-    # Ids of another process namespace mean nothing here.
+    # Skip ids of another PID namespace.
     others = [
         holder
         for holder in reading.holders
@@ -226,7 +221,7 @@ def _processes(reading: NvmlReading, watched: Collection[ProcessId]) -> tuple[Pr
 
 def _holder_of(process: ProcessId, by_pid: Mapping[int, Holder]) -> Holder | None:
     holder = by_pid.get(process.pid)
-    # Memory that is listed under a free id still belongs to its last owner.
+    # Memory listed under an unused id still belongs to the id's last process.
     return holder if holder is not None and holder.process in (process, None) else None
 
 
@@ -255,6 +250,6 @@ def _watched(process: ProcessId, holder: Holder | None, reading: NvmlReading) ->
 
 
 def _unlisted(process: ProcessId, *, memory_unknown: bool) -> ProcessSnapshot:
-    """Returns the snapshot of an unlisted process; one that has ended holds nothing."""
+    """Returns the snapshot of an unlisted process. An ended process holds no memory."""
     alive = is_alive(process)
     return ProcessSnapshot(process=process, alive=alive, memory_unknown=alive and memory_unknown)

@@ -1,4 +1,4 @@
-"""Identification of processes by id and start time, which are unique together."""
+"""Processes identified by id and start time, which are unique together."""
 
 import sys
 from contextlib import suppress
@@ -10,10 +10,9 @@ import psutil
 from weft.gpu.snapshot import ProcessId
 
 MAX_TREE_PROCESSES = 4_096
-"""Maximum number of processes of one tree."""
 _PROC = Path("/proc")
 _TICKS_PER_SECOND = 100
-"""Ticks on systems whose kernel reports none; USER_HZ of Linux."""
+"""Unit of start times on other systems; USER_HZ of Linux."""
 _ENDED_STATES = frozenset("ZXx")
 
 
@@ -24,7 +23,7 @@ class _Stat(NamedTuple):
 
 
 def process_id_of(pid: int) -> ProcessId | None:
-    """Returns the process that has an id now; None: there is none, or it is a zombie."""
+    """Returns the running process with this id; None if there is none, or it is a zombie."""
     if sys.platform != "linux":
         return _asked_elsewhere(pid)
     stat = _stat(pid)
@@ -32,14 +31,14 @@ def process_id_of(pid: int) -> ProcessId | None:
 
 
 def is_alive(process: ProcessId) -> bool:
-    """Whether this process runs. A zombie does not: it holds no memory."""
+    """Whether this process runs. A zombie does not, since it holds no memory."""
     return process_id_of(process.pid) == process
 
 
 def tree_of(root: ProcessId) -> tuple[ProcessId, ...]:
-    """Returns the process and its living descendants, at most MAX_TREE_PROCESSES, in order; empty: it does not run.
+    """Returns the process and its running descendants, sorted, at most MAX_TREE_PROCESSES; empty if it does not run.
 
-    A descendant whose parents have ended is not found: callers keep those of earlier calls.
+    Descendants with parents that have ended are not found, so callers keep those of earlier calls.
     """
     if not is_alive(root):
         return ()
@@ -53,7 +52,7 @@ def tree_of(root: ProcessId) -> tuple[ProcessId, ...]:
 
 
 def _lives(stat: _Stat) -> bool:
-    # A process whose first thread has ended looks like a zombie while its other threads go on.
+    # A process looks like a zombie if its first thread has ended while others continue.
     return stat.state not in _ENDED_STATES or stat.thread_count > 1
 
 
@@ -62,7 +61,7 @@ def _stat(pid: int) -> _Stat | None:
         text = (_PROC / str(pid) / "stat").read_text("utf-8", "replace")
     except OSError:
         return None
-    # The program's name stands in parentheses and may hold any character, further parentheses too.
+    # The program's name is in parentheses and may contain any character, including parentheses.
     fields = text.rpartition(")")[2].split()
     try:
         return _Stat(state=fields[0], thread_count=int(fields[17]), start_ticks=int(fields[19]))

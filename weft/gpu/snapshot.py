@@ -1,4 +1,4 @@
-"""A snapshot of a host's devices and of the processes that hold their memory, as values."""
+"""Snapshots of a host's devices and of the processes that hold their memory."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,11 +15,11 @@ class Source(IntEnum):
 
 @dataclass(frozen=True, slots=True, order=True)
 class ProcessId:
-    """A process of a host, identified by its id and start time: ids are reused, with another start time."""
+    """A process of a host, identified by id and start time, since ids are reused."""
 
     pid: int
     start_ticks: int
-    """Clock ticks after the boot of the host."""
+    """Start time in clock ticks since the host booted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,31 +27,31 @@ class DeviceSnapshot:
     """One device at one time."""
 
     index: int
-    """Its number on the host, in the order of the PCI bus."""
+    """Number on the host, in PCI bus order."""
     id: str
-    """The driver's own, or "declared-<index>"."""
+    """The driver's id, or "declared-<index>"."""
     name: str
     total_bytes: int
     used_bytes: int | None = None
     """Memory in use by any process; None: unknown."""
     utilization: float | None = None
-    """Share of time, 0 to 1; None: unknown."""
+    """Share of time in use, 0 to 1; None: unknown."""
     power_milliwatts: int | None = None
-    """Power that it draws; None: unknown."""
+    """Power draw; None: unknown."""
     energy_millijoules: int | None = None
-    """Energy that it has used since its driver was loaded; None: unknown, as where it has no counter."""
+    """Energy used since the driver was loaded; None: unknown, for example without a counter."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceUse:
-    """The use of one device, as its runner samples it; None: unknown."""
+    """The use of one device, sampled by its runner; None: unknown."""
 
     mean_utilization: float | None
-    """Share of the last minute, or as much of it as was sampled, in which it computed."""
+    """Share of the last minute, or of its sampled part, in which the device computed."""
     bytes_by_model: Mapping[str, int | None]
-    """Memory of it that the processes of each model hold."""
+    """Device memory held by the processes of each model."""
     foreign_bytes: int | None
-    """Memory of it that all other processes hold."""
+    """Device memory held by all other processes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,9 +61,8 @@ class ProcessSnapshot:
     process: ProcessId
     alive: bool
     bytes_by_device: tuple[tuple[int, int], ...] = ()
-    """(device index, bytes), in order of the devices; missing devices are not held."""
+    """(device index, bytes), in device order; nothing is held on missing devices."""
     memory_unknown: bool = False
-    """Whether the memory that it holds is unknown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,5 +72,5 @@ class HostSnapshot:
     host: str
     source: Source
     devices: tuple[DeviceSnapshot, ...] = ()
-    """Devices in order of their index; empty: the host has none, and nothing is leased there."""
+    """Devices in index order; empty: the host has none, and nothing is leased there."""
     processes: tuple[ProcessSnapshot, ...] = ()

@@ -1,4 +1,4 @@
-"""Host snapshots to and from messages. The limits are the rules of `registry.v1.HostSighting`."""
+"""Conversion of host snapshots to and from messages. The limits are the rules of `registry.v1.HostSighting`."""
 
 from collections.abc import Iterable
 
@@ -9,17 +9,17 @@ from weft.kernel.errors import invalid_field
 MAX_DEVICES = 64
 MAX_PROCESSES = 4_096
 MAX_DEVICE_TEXT_CHARS = 128
-"""Maximum length of a device's id and name."""
+"""Maximum length of a device id or name."""
 MAX_DEVICE_BYTES = 16 * 1024**4
-"""Maximum memory of one device, and of one process on it."""
+"""Maximum memory of a device, and of a process on it."""
 MAX_DEVICE_MILLIWATTS = 10_000_000
-"""Maximum power of one device; a driver that reports more is not believed."""
+"""Maximum power of a device; larger values from a driver are ignored."""
 MAX_DEVICE_MILLIJOULES = 2**53
-"""Maximum of a device's energy counter; a driver that reports more is not believed."""
+"""Maximum of a device's energy counter; larger values from a driver are ignored."""
 
 
 def snapshot_message(snapshot: HostSnapshot) -> pb.HostSighting:
-    """Returns a snapshot as a message. It must keep the limits, as those of HostObserver do."""
+    """Returns a snapshot as a message. It must be within the limits, as snapshots of HostObserver are."""
     return pb.HostSighting(
         host=snapshot.host,
         source=pb.HostSighting.Source.ValueType(snapshot.source),
@@ -53,7 +53,7 @@ def bytes_messages(amounts: Iterable[tuple[int, int]]) -> list[pb.DeviceBytes]:
 
 
 def check_processes(message: pb.HostSighting, field: str) -> None:
-    """Raises INVALID_ARGUMENT for processes that contradict each other or the devices; the rules of fields hold."""
+    """Raises INVALID_ARGUMENT for processes that contradict each other or the devices. Check field rules before."""
     devices = {device.index for device in message.devices}
     processes: set[tuple[int, int]] = set()
     for at, seen in enumerate(message.processes):
@@ -72,7 +72,7 @@ def check_processes(message: pb.HostSighting, field: str) -> None:
 
 
 def snapshot_from(message: pb.HostSighting) -> HostSnapshot:
-    """Returns the snapshot of a message that keeps the limits."""
+    """Returns the snapshot in a valid message."""
     devices = [device_from(device) for device in message.devices]
     return HostSnapshot(
         host=message.host,
@@ -83,7 +83,7 @@ def snapshot_from(message: pb.HostSighting) -> HostSnapshot:
 
 
 def device_from(message: pb.Device) -> DeviceSnapshot:
-    """Returns the device of a valid message."""
+    """Returns the device in a valid message."""
     return DeviceSnapshot(
         index=message.index,
         id=message.id,
@@ -97,7 +97,7 @@ def device_from(message: pb.Device) -> DeviceSnapshot:
 
 
 def process_id_from(message: pb.ProcessId) -> ProcessId:
-    """Returns the process id of a message."""
+    """Returns the process id in a message."""
     return ProcessId(message.pid, message.start_ticks)
 
 

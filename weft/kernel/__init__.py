@@ -1,1 +1,1 @@
-"""What every service stands on: time, names, reasons, errors, gRPC plumbing, telemetry. Imports no service."""
+"""The shared kernel of all services: time, names, reasons, errors, gRPC plumbing, telemetry. Imports no service."""

@@ -1,4 +1,4 @@
-"""What a model takes beyond plain text, as far as it is known: skills, thinking modes, languages."""
+"""Known capabilities of a model beyond plain text: skills, thinking modes, languages and voices."""
 
 from collections.abc import Collection
 from dataclasses import dataclass, field
@@ -18,30 +18,28 @@ class ThinkingMode(IntEnum):
 
 
 MAX_SHOWN_CODE_CHARS = 64
-"""Characters of a language's code in an error."""
+"""Maximum characters of a language code that an error quotes."""
 ANY_SKILL = frozenset(Skill)
 EVERY_MODE = frozenset(ThinkingMode)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Abilities:
-    """What is known of a model from one source, or from several. A skill in neither set is unknown."""
+    """Capabilities of a model, from one source or merged from several. A skill in neither set is unknown."""
 
     skills: frozenset[Skill] = frozenset()
-    """Skills that it has."""
     lacking: frozenset[Skill] = frozenset()
-    """Skills that it does not have."""
+    """Skills that the model is known not to have."""
     thinking_modes: frozenset[ThinkingMode] = frozenset()
-    """How requests may set its thinking; empty: unknown."""
+    """Modes that requests may set; empty: unknown."""
     source_languages: tuple[str, ...] = field(default=(), repr=False)
-    """Languages that it translates from; empty: unknown, or it is no translation model."""
+    """Languages it translates from; empty: unknown, or not a translation model."""
     target_languages: tuple[str, ...] = field(default=(), repr=False)
-    """Languages that it translates into."""
     voices: tuple[str, ...] = field(default=(), repr=False)
-    """Voices that it speaks with, the default one first; empty: unknown, or it does not speak."""
+    """Voices it speaks with, the default first; empty: unknown, or not a speech model."""
 
     def completed_by(self, weaker: "Abilities") -> "Abilities":
-        """Returns these facts, with those of a weaker source where these say nothing."""
+        """Returns these abilities, with gaps filled from a less authoritative source."""
         return Abilities(
             skills=self.skills | (weaker.skills - self.lacking),
             lacking=self.lacking | (weaker.lacking - self.skills),
@@ -53,7 +51,7 @@ class Abilities:
 
     @property
     def possible_skills(self) -> frozenset[Skill] | None:
-        """The skills that a request may need: all that it is not known to lack; None: any."""
+        """Skills that a request may need: all that the model is not known to lack; None: any."""
         return ANY_SKILL - self.lacking if self.lacking else None
 
 
@@ -70,9 +68,9 @@ _UNTAKEN = {ThinkingMode.ENABLED: "does not think", ThinkingMode.DISABLED: "does
 
 
 def untaken_words(lacking: frozenset[Skill], modes: frozenset[ThinkingMode], mode: ThinkingMode) -> str:
-    """Returns what a model does not take of a request, as text; empty: it takes all of it.
+    """Returns what a model does not support in a request, as text; empty if it supports everything.
 
-    `lacking`: the needed skills that it lacks; `mode`: how the request sets its thinking, `modes`: how it may.
+    `lacking` are the needed skills that the model lacks; `mode` is the requested thinking mode, `modes` those allowed.
     """
     words = [_LACKING[skill] for skill in sorted(lacking)]
     if not takes_mode(modes, mode):
@@ -81,9 +79,9 @@ def untaken_words(lacking: frozenset[Skill], modes: frozenset[ThinkingMode], mod
 
 
 def untaken_languages(abilities: Abilities, source: str, target: str) -> str:
-    """Returns which language of a translation a model does not take, as text; empty: both are taken, or it is unknown.
+    """Returns which language of a translation a model does not support, as text; empty if none is known to be missing.
 
-    Codes are compared without regard to case and to the kind of dash; empty: the request names none.
+    Codes are compared ignoring case, with `_` as `-`. An empty code means that the request names no language.
     """
     for code, known, words in (
         (source, abilities.source_languages, "does not translate from"),
@@ -99,32 +97,32 @@ def _plain_code(code: str) -> str:
 
 
 def takes_mode(modes: frozenset[ThinkingMode], mode: ThinkingMode) -> bool:
-    """Whether a request may set the thinking of a model so, or it is unknown."""
+    """Whether a model supports a thinking mode; True if its modes are unknown."""
     return not modes or mode in modes or mode is ThinkingMode.DEFAULT
 
 
 def complete_list(skills: frozenset[Skill]) -> Abilities:
-    """Returns the abilities of a model whose skills are listed completely; an empty list says nothing."""
+    """Returns the abilities of a model that has exactly these skills; UNKNOWN if there are none."""
     return Abilities(skills=skills, lacking=ANY_SKILL - skills) if skills else UNKNOWN
 
 
 def known_abilities(*, declared: Abilities, engine: Abilities, files: Abilities = UNKNOWN) -> Abilities:
-    """Returns what is known of a model.
+    """Returns the abilities of a model, merged from all sources.
 
-    What its engine reports to lack is final, since such requests would fail there. Beyond that its declaration counts,
-    then its engine, then its files.
+    Skills that the engine reports as missing are final, since such requests would fail there. Otherwise the declaration
+    takes precedence, then the engine, then the files.
     """
     refused_by_engine = Abilities(lacking=engine.lacking)
     return refused_by_engine.completed_by(declared).completed_by(engine).completed_by(files)
 
 
 def skills_of(numbers: Collection[int]) -> frozenset[Skill]:
-    """Returns the skills of these numbers, without those that this version does not know."""
+    """Returns the skills with these numbers; unknown numbers are left out."""
     return frozenset(skill for skill in Skill if skill.value in numbers)
 
 
 def reported_over(declared: frozenset[Skill], instance: runner_pb2.InstanceState | None) -> Abilities:
-    """Returns what is known of a model in the mesh, by its declared skills and the report of its runner, if any."""
+    """Returns the abilities of a model in the mesh, from its declared skills and its runner's report, if any."""
     reported = UNKNOWN
     if instance is not None and instance.HasField("abilities"):
         reported = abilities_of(instance.abilities)
@@ -132,7 +130,7 @@ def reported_over(declared: frozenset[Skill], instance: runner_pb2.InstanceState
 
 
 def abilities_of(message: model_pb2.ModelAbilities) -> Abilities:
-    """Returns the abilities in a message; skills and modes that this version does not know are left out."""
+    """Returns the abilities in a message; unknown skills and modes are left out."""
     return Abilities(
         skills=skills_of(message.skills),
         lacking=skills_of(message.lacking),
@@ -144,7 +142,7 @@ def abilities_of(message: model_pb2.ModelAbilities) -> Abilities:
 
 
 def abilities_message(abilities: Abilities) -> model_pb2.ModelAbilities | None:
-    """Returns the message of known abilities; None: nothing is known."""
+    """Returns abilities as a message; None if nothing is known."""
     if abilities == UNKNOWN:
         return None
     numbers: dict[str, Any] = {

@@ -13,7 +13,7 @@ _SEPARATOR = "#runner="
 
 
 def relayed_address(target: str, runner: str) -> str:
-    """Returns the address of a runner whose link is at the relay `target`."""
+    """Returns the address of a runner that is linked to the relay at `target`."""
     return f"{target}{_SEPARATOR}{runner}"
 
 
@@ -23,16 +23,16 @@ def target_of(address: str) -> str:
 
 
 def addresses_of(text: str) -> tuple[str, ...]:
-    """Returns the addresses of one service that a text names, with commas between them; at least one.
+    """Returns the comma-separated addresses of one service; at least one.
 
-    A comma within the path of a Unix socket separates nothing: an address has a colon.
+    If a part has no colon, it is not an address: the comma belongs to the path of a Unix socket.
     """
     parts = tuple(part for each in text.split(",") if (part := each.strip()))
     return parts if len(parts) > 1 and all(":" in part for part in parts) else (text.strip(),)
 
 
 def metadata_of(address: str) -> tuple[tuple[str, str], ...]:
-    """Returns the metadata of every call to this address; empty unless a relay forwards them."""
+    """Returns the metadata for calls to this address; empty unless a relay forwards them."""
     _, separator, runner = address.partition(_SEPARATOR)
     return ((RUNNER_KEY, runner),) if separator else ()
 
@@ -55,7 +55,7 @@ def is_local(address: str) -> bool:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a host is this machine and nothing else."""
+    """Whether a host is this machine."""
     if host == "localhost":
         return True
     try:
@@ -85,13 +85,13 @@ MAX_HOST_CHARS = 253
 MAX_PORT = 65_535
 
 _LABEL = r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?"
-# The last label has a letter and is no hexadecimal number: `127.1` and `0x7f.0x1` are addresses to some resolvers.
+# The last label has a letter and is not hexadecimal: some resolvers read `127.1` and `0x7f.0x1` as addresses.
 _HOST = re.compile(rf"(?:{_LABEL}\.)+(?=[a-z0-9-]*[a-z])(?!0x){_LABEL}")
 _ANY_BELOW = "*."
 
 
 def is_host_name(host: str) -> bool:
-    """Whether it is a name of at least two labels, in lower case, and no number."""
+    """Whether it is a lower-case host name of at least two labels, and not an IP address."""
     return len(host) <= MAX_HOST_CHARS and _HOST.fullmatch(host) is not None
 
 
@@ -104,7 +104,7 @@ def is_host_pattern(pattern: str) -> bool:
 
 
 def fits_host_pattern(pattern: str, host: str, port: int, default_port: int) -> bool:
-    """Whether a host name in lower case and a port are what `pattern` allows; without `:port` it is the default one."""
+    """Whether `pattern` allows a lower-case host name and port; a pattern without `:port` allows the default port."""
     name, _, wanted = pattern.lower().partition(":")
     if port != (int(wanted) if wanted else default_port):
         return False

@@ -1,4 +1,4 @@
-"""The form of an alias: which names its pattern may stand for, and what it may lead to."""
+"""Rules for aliases: allowed patterns and targets."""
 
 from weft.kernel.errors import invalid_field
 from weft.kernel.names import (
@@ -13,11 +13,11 @@ from weft.kernel.names import (
 )
 
 ANY = "*"
-"""Ends a pattern that stands for every name that begins so."""
+"""Wildcard at the end of a pattern."""
 
 
 def check_alias(name: str, pattern: str, target: str, tenant: str, field: str = "") -> None:
-    """Raises INVALID_ARGUMENT naming the field, which is in `field`. An empty pattern is the name."""
+    """Raises INVALID_ARGUMENT naming the invalid field below `field`. An empty pattern means the name."""
     within = f"{field}." if field else ""
     pattern = pattern or name
     _check_pattern(pattern, f"{within}pattern")
@@ -33,7 +33,7 @@ def check_alias(name: str, pattern: str, target: str, tenant: str, field: str = 
 
 
 def matches(pattern: str, name: str) -> bool:
-    """Whether a pattern stands for a name."""
+    """Whether a pattern matches a name."""
     return name.startswith(pattern[:-1]) if pattern.endswith(ANY) else name == pattern
 
 

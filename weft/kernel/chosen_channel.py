@@ -1,4 +1,4 @@
-"""Channels that choose for each call on which of several others it is made. A call that has begun stays where it is."""
+"""Channels that choose an underlying channel for each call. A call stays on the channel where it began."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -10,11 +10,11 @@ from typing_extensions import override
 
 
 class CallsByKind(ABC):
-    """The four methods of a gRPC channel, by their names."""
+    """Passes the four call methods of a gRPC channel to `method`."""
 
     @abstractmethod
     def method(self, kind: str, names: tuple[Any, ...], options: dict[str, Any]) -> Any:
-        """Returns the rpc that a channel's method `kind`, such as "unary_stream", makes of the other arguments."""
+        """Returns the callable that a channel's method `kind`, such as "unary_stream", makes of the other arguments."""
 
     def unary_unary(self, *names: Any, **options: Any) -> Any:
         """See grpc.Channel."""
@@ -34,7 +34,7 @@ class CallsByKind(ABC):
 
 
 class ChosenChannel(CallsByKind, grpc.aio.Channel):
-    """A channel of grpc.aio over others."""
+    """A grpc.aio channel over other channels."""
 
     @abstractmethod
     def current(self) -> grpc.aio.Channel:
@@ -62,7 +62,7 @@ class ChosenChannel(CallsByKind, grpc.aio.Channel):
 
 
 class ChosenSyncChannel(CallsByKind, grpc.Channel):
-    """A channel of grpc over others, for threads."""
+    """A blocking gRPC channel over other channels, safe for threads."""
 
     @abstractmethod
     def current(self) -> grpc.Channel:
@@ -86,7 +86,7 @@ class ChosenSyncChannel(CallsByKind, grpc.Channel):
 
 
 class PickedChannel(ChosenChannel):
-    """A channel over those of another owner, who closes them."""
+    """A channel over channels that its caller owns and closes."""
 
     def __init__(self, pick: Callable[[], grpc.aio.Channel]) -> None:
         """`pick` returns the channel of the next call; what it raises, the call raises."""

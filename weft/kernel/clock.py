@@ -1,4 +1,4 @@
-"""The clock port, the machine's clock, the mesh's clock, time limits, and tolerances for differing clocks.
+"""The clock port, the machine's and the mesh's clock, and tolerances for clocks that differ.
 
 Policies take `now` as a value; only loops hold a Clock.
 """
@@ -21,11 +21,11 @@ class Clock(Protocol):
     """The time source of loops."""
 
     def monotonic(self) -> float:
-        """Seconds from an arbitrary start, never going back: for every duration inside one process."""
+        """Seconds from an arbitrary start, never going back: for durations within one process."""
         ...
 
     def utc_now(self) -> datetime:
-        """Wall time with zone UTC: only for what is stored, shown or crosses a process boundary."""
+        """Current time in UTC: only for values that are stored, shown or cross a process boundary."""
         ...
 
     async def sleep(self, seconds: float) -> None:
@@ -37,7 +37,7 @@ class SystemClock(Clock):
     """The machine's own clock."""
 
     monotonic = staticmethod(time.monotonic)
-    """Called some twenty times per request, so without a function around it."""
+    """Not wrapped in a function, because it is called about twenty times per request."""
 
     @override
     def utc_now(self) -> datetime:
@@ -49,9 +49,9 @@ class SystemClock(Clock):
 
 
 class MeshClock(Clock):
-    """A Clock whose time of day is `clock`'s until the mesh's time is set.
+    """The mesh's clock; until its time is set, its UTC time is that of `clock`.
 
-    From then on it follows the monotonic clock, so that a correction of the machine's own clock does not move it.
+    Afterwards it follows the monotonic clock, so that correcting the machine's clock does not move it.
     """
 
     def __init__(self, clock: Clock) -> None:
@@ -59,7 +59,7 @@ class MeshClock(Clock):
         self._told: tuple[datetime, float] | None = None
 
     def set(self, now: datetime) -> None:
-        """Sets the mesh's current time: `now` is aware, in UTC."""
+        """Sets the mesh's current time, an aware UTC datetime."""
         self._told = now, self._clock.monotonic()
 
     @override
@@ -79,21 +79,21 @@ class MeshClock(Clock):
 
 
 NOTABLE_OFFSET_SECONDS = 5.0
-"""Smaller deviations are not reported: synchronised clocks are off by milliseconds."""
+"""Smaller offsets are not reported: synchronised clocks differ by milliseconds."""
 
 
 def offset_words(seconds: float) -> str:
-    """Such as "its clock is 600 s ahead of the mesh's"; `seconds` are negative where it is behind."""
+    """Returns a text such as "its clock is 600 s ahead of the mesh's"; negative `seconds` mean behind."""
     return f"its clock is {abs(seconds):.0f} s {'ahead of' if seconds > 0 else 'behind'} the mesh's"
 
 
 def refused_words(seconds: float) -> str:
-    """The same for a clock beyond the allowed deviation, with the remedy."""
+    """Returns the text for a clock beyond the allowed offset, with the remedy."""
     return f"{offset_words(seconds)}, more than is allowed; set it right there (NTP)"
 
 
 def clock_off(runner: str, seconds: float) -> WeftError:
-    """The refusal of a request by a runner whose clock is beyond the allowed deviation."""
+    """Returns the error for a request to a runner with a clock beyond the allowed offset."""
     return WeftError(
         Reason.CLOCK_OFF,
         f"the runner {runner} takes no requests: {refused_words(seconds)}",
@@ -102,19 +102,19 @@ def clock_off(runner: str, seconds: float) -> WeftError:
 
 
 CLOCK_MARGIN_SECONDS = 5.0
-"""Tolerance of stored times: clocks of two machines differ, and are corrected."""
+"""Tolerance for stored times, because the clocks of two machines differ and are corrected."""
 
 
 def seconds_ahead(made_at: datetime, now: datetime) -> timedelta:
-    """Returns how far in the future an existing thing was created; zero within the margin.
+    """Returns how far a creation time lies in the future; zero within CLOCK_MARGIN_SECONDS.
 
-    Its maker's clock was ahead: every moment that was counted from then lies too far off by as much.
+    The creator's clock was ahead by that much, and so is every deadline that was computed from it.
     """
     ahead = made_at - now
     return ahead if ahead > timedelta(seconds=CLOCK_MARGIN_SECONDS) else timedelta()
 
 
 async def within(seconds: float | None, coroutine: Coroutine[Any, Any, T]) -> T:
-    """Returns the result of a coroutine. Raises TimeoutError if it takes longer than `seconds`; None: no limit."""
+    """Returns the result of a coroutine. Raises TimeoutError after `seconds`; None: no limit."""
     async with asyncio.timeout(seconds):
         return await coroutine

@@ -1,4 +1,4 @@
-"""The content codings of HTTP, decoded step by step so that no body exceeds its limit."""
+"""Incremental decoding of HTTP content codings, so that no decoded body exceeds its limit."""
 
 import sys
 import zlib
@@ -15,11 +15,11 @@ else:
     from backports import zstd
 
 MAX_PARTS = 10_000
-"""Members of a gzip body, or frames of a zstd body. Writers of parallel compressors make one per 64 KiB and more."""
+"""Maximum gzip members or zstd frames of a body. Parallel compressors write one per 64 KiB or more."""
 ZSTD_WINDOW_BITS = 23
-"""A zstd body needs at most this window, 8 MiB, which every decoder of HTTP must have (RFC 9659)."""
+"""Largest zstd window, 8 MiB: the limit for HTTP (RFC 9659)."""
 _ANY_WINDOW_BITS = 32 + zlib.MAX_WBITS
-"""zlib's number for either header."""
+"""Makes zlib detect a gzip or zlib header."""
 
 
 class _Part(Protocol):
@@ -27,15 +27,15 @@ class _Part(Protocol):
 
     @property
     def eof(self) -> bool:
-        """Whether its end was read."""
+        """Whether the end of the part was reached."""
 
     @property
     def needs_input(self) -> bool:
-        """Whether it has decoded all that it got."""
+        """Whether all input was decoded."""
 
     @property
     def unused_data(self) -> bytes:
-        """What it got after its end."""
+        """Input after the end of the part."""
 
     def decompress(self, data: bytes, max_length: int) -> bytes:
         """Returns at most `max_length` decoded bytes."""
@@ -58,7 +58,7 @@ class _Inflated:
 
     def decompress(self, data: bytes, max_length: int) -> bytes:
         found = self._inflate.decompress(self._inflate.unconsumed_tail + data, max_length)
-        # A full answer may leave input unread, or output unwritten.
+        # A full buffer may leave input unread, or output unwritten.
         self.needs_input = len(found) < max_length
         return found
 
@@ -71,7 +71,6 @@ _PARTS: Mapping[str, Callable[[], _Part]] = MappingProxyType(
     {"gzip": _Inflated, "x-gzip": _Inflated, "deflate": _Inflated, "zstd": _zstd_frame}
 )
 CODINGS = frozenset(_PARTS)
-"""The names of the codings that can be decoded."""
 
 
 class BodyDecoder:
@@ -91,7 +90,7 @@ class BodyDecoder:
     def decode(self, data: bytes, max_bytes: int) -> bytes:
         """Returns the next decoded bytes, at most `max_bytes`. Raises MALFORMED_REQUEST.
 
-        `data` is what arrived since, empty while `has_more`.
+        `data` is the next input; pass b"" while `has_more`.
         """
         if self._part.eof:
             data = self._part.unused_data + data
@@ -109,7 +108,7 @@ class BodyDecoder:
             raise self._invalid("cannot be decoded") from None
 
     def require_end(self) -> None:
-        """Raises MALFORMED_REQUEST for a body that was cut off."""
+        """Raises MALFORMED_REQUEST if the body is truncated."""
         if not self._part.eof and not self._is_empty:
             raise self._invalid("is incomplete")
 

@@ -1,7 +1,7 @@
 """The error tree. Every failure that crosses a boundary is one of these, with a reason from `weft.kernel.reasons`.
 
-    WeftError           a reason, a sentence for people, and facts for machines
-    └── FieldError      the caller's request is wrong, and which field of it
+    WeftError           a reason, a message for people, and metadata for programs
+    └── FieldError      an invalid field of the caller's request
 
 Outcomes that are part of the job (a queued request, a refused lease) are values, not errors.
 """
@@ -15,19 +15,19 @@ from weft.kernel.reasons import Reason, ReasonTraits, traits
 T = TypeVar("T")
 
 PROMPT_TOKENS, COMPLETION_TOKENS = "prompt_tokens", "completion_tokens"
-"""Keys in an error's metadata with the token usage of an answer that was ended."""
+"""Metadata keys with the token usage of an answer that was cut short."""
 LACKED_ROUTER = "lacked_router"
-"""Key in the metadata of an error: "true" where the request ended because no router answered."""
+"""Metadata key, "true" if the request ended because no router answered."""
 
 
 class WeftError(Exception):
     """A failure with its reason.
 
-    `message` is one sentence for a person: the cause, then the remedy where there is one; no paths, keys or traces.
-    `metadata` names the things concerned (model, runner, limits), all values strings.
-    `retry_after_seconds` is set where waiting helps; surfaces clamp it to 1..60.
-    `engine_exit` ("signal SIGKILL") and `engine_log` (its last log lines) are what a runner saw of its engine, for the
-    record of the attempt. Dispatchers remove them: callers never get them.
+    `message` is one sentence: the cause, then the remedy if there is one; no paths, keys or traces.
+    `metadata` names what is concerned (model, runner, limits); all values are strings.
+    `retry_after_seconds` is set if waiting helps; surfaces clamp it to 1..60.
+    `engine_exit` ("signal SIGKILL") and `engine_log` (last log lines) describe the runner's engine, for the record of
+    the attempt. Dispatchers remove them: callers never get them.
     """
 
     def __init__(
@@ -64,19 +64,19 @@ class FieldError(WeftError):
 
 
 def invalid_field(field: str, message: str) -> FieldError:
-    """The usual FieldError; `field` is a path such as `messages[2].role`."""
+    """Returns an INVALID_ARGUMENT error; `field` is a path such as `messages[2].role`."""
     return FieldError(field, message)
 
 
 def with_field(error: WeftError, field: str) -> WeftError:
-    """Returns the same error about a field that its caller knows by another name."""
+    """Returns the error with the name by which the caller knows the field."""
     own = error.metadata.get("field", "")
     return error if field == own else FieldError(field, error.message.removeprefix(f"{own}: "), error.reason)
 
 
 @contextmanager
 def renaming_fields(name_of: Callable[[str], str]) -> Iterator[None]:
-    """Renames the fields of errors that are raised in the block."""
+    """Renames the fields of errors raised in the block."""
     try:
         yield
     except WeftError as error:
@@ -88,13 +88,13 @@ def renaming_fields(name_of: Callable[[str], str]) -> Iterator[None]:
 
 
 MAX_REFUSALS = 32
-"""Maximum number of wrong values that are named."""
+"""Maximum number of invalid values that an error lists."""
 
 
 def refused_together(refused: Sequence[FieldError], omitted: int = 0) -> FieldError:
-    """Returns one error of several: it has the field and the reason of the first one, a line each names the others.
+    """Returns several errors as one, with the field and reason of the first and a line for each of the others.
 
-    Those beyond MAX_REFUSALS are counted, as are `omitted` ones.
+    Errors beyond MAX_REFUSALS and `omitted` ones are only counted.
     """
     omitted += max(0, len(refused) - MAX_REFUSALS)
     if len(refused) == 1 and not omitted:
@@ -111,7 +111,7 @@ def _after_field(error: FieldError) -> str:
 
 
 async def found_or_none(answer: Awaitable[T]) -> T | None:
-    """Returns the answer; None where it is NOT_FOUND."""
+    """Returns the answer; None if it is NOT_FOUND."""
     try:
         return await answer
     except WeftError as error:
@@ -121,7 +121,7 @@ async def found_or_none(answer: Awaitable[T]) -> T | None:
 
 
 def missing_package(purpose: str, package: str) -> str:
-    """Returns the message of an error: what needs the package, and how it is installed beside weft."""
+    """Returns an error message: what needs the package, and how to install it."""
     return (
         f"{purpose} the package {package}, which is not installed beside weft; install it there: pip install {package} "
         f"(installed by pipx: pipx inject weft {package})"

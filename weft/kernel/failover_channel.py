@@ -1,6 +1,6 @@
-"""Channels over several addresses of one service, of which one serves at a time: a registry and its standby.
+"""Failover channels: several addresses of one service, of which one serves at a time (a registry and its standby).
 
-Calls go to the address whose health says SERVING. A call that has begun stays where it is, and fails there.
+Calls go to the address that reports SERVING. A call in progress is not moved: it fails if its server fails.
 """
 
 import asyncio
@@ -24,19 +24,19 @@ from weft.kernel.service import start_task, stop_tasks
 log = get_logger("weft.failover")
 
 READINESS = health_pb2.HealthCheckRequest(service="readiness")
-"""What is asked of each server: whether it should get calls."""
+"""Health check that each server is asked for."""
 SETTLE_SECONDS = 2.0
-"""How long the first calls wait until it is known who serves."""
+"""Maximum wait of the first calls for a server to report SERVING."""
 FIRST_PAUSE_SECONDS = 0.1
 MAX_PAUSE_SECONDS = 2.0
-"""Pauses before a server that cannot be reached is asked again."""
+"""Bounds of the backoff between checks of an unreachable server."""
 POLL_SECONDS = 2.0
-"""Pause between checks of a server that lets its health be checked but not watched."""
+"""Pause between checks of a server that supports Check but not Watch."""
 CHECK_TIMEOUT_SECONDS = 2.0
 
 
 class Reach(Enum):
-    """What is known of one server."""
+    """Known state of one server."""
 
     UNKNOWN = auto()
     SERVING = auto()
@@ -46,24 +46,23 @@ class Reach(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """Which of several servers calls go to, and what is known of each."""
+    """The server that calls go to, and the known state of each."""
 
     reaches: tuple[Reach, ...]
     chosen: int = 0
     is_sure: bool = False
-    """Whether the chosen one has said that it serves, and has been there since."""
+    """Whether the chosen server has reported SERVING and has been reachable since."""
 
     @property
     def is_settled(self) -> bool:
-        """Whether more knowledge would choose no better: one serves, or each has answered or failed."""
+        """Whether a server serves, or all have answered or failed."""
         return self.is_sure or Reach.UNKNOWN not in self.reaches
 
 
 def after_news(choice: Choice, index: int, reach: Reach) -> Choice:
-    """Returns the choice after one server was found so.
+    """Returns the choice after a change of one server.
 
-    The server that has begun to serve last is chosen: of an owner and its standby only one serves, and an owner that is
-    frozen said so before its standby took over.
+    The server that became SERVING last is chosen: a frozen owner reported it before its standby took over.
     """
     before = choice.reaches[index]
     reaches = (*choice.reaches[:index], reach, *choice.reaches[index + 1 :])
@@ -74,12 +73,12 @@ def after_news(choice: Choice, index: int, reach: Reach) -> Choice:
         return changed
     if Reach.SERVING in reaches:
         return replace(changed, chosen=reaches.index(Reach.SERVING), is_sure=True)
-    # A server that says no more than NOT_SERVING, such as an owner whose disk is full, still answers some calls.
+    # A server that reports NOT_SERVING, such as an owner with a full disk, still answers some calls.
     return changed if reach is Reach.NOT_SERVING else replace(changed, is_sure=False)
 
 
 def after_call(choice: Choice) -> Choice:
-    """Returns the choice for the next call. While none is known to serve, they take turns: one may answer this call."""
+    """Returns the choice for the next call: round robin while no server is known to serve."""
     if choice.is_sure:
         return choice
     count = len(choice.reaches)
@@ -88,15 +87,15 @@ def after_call(choice: Choice) -> Choice:
 
 
 def reach_of(status: int) -> Reach:
-    """Returns what a status of grpc.health.v1 says."""
+    """Returns the state for a status of grpc.health.v1."""
     return Reach.SERVING if status == health_pb2.HealthCheckResponse.SERVING else Reach.NOT_SERVING
 
 
 class FailoverChannel(PickedChannel):
-    """A channel of grpc.aio over several servers, whose health it watches from the first call on."""
+    """A grpc.aio channel over several servers. It watches their health from the first call on."""
 
     def __init__(self, channels: Mapping[str, grpc.aio.Channel], clock: Clock | None = None) -> None:
-        """`channels` by address; they are closed with this one."""
+        """`channels` by address; `close` closes them too."""
         super().__init__(self._picked)
         self._addresses = tuple(channels)
         self._channels = tuple(channels.values())
@@ -108,15 +107,15 @@ class FailoverChannel(PickedChannel):
 
     @property
     def address(self) -> str:
-        """Where the next call goes."""
+        """Address that the next call goes to."""
         return self._addresses[self._choice.chosen]
 
     def on_move(self, notice: Callable[[], None]) -> None:
-        """Have `notice` called when calls go to another server from now on, or to the same one after it was away."""
+        """Calls `notice` whenever calls move to another server, or the same server comes back."""
         self._on_move.append(notice)
 
     async def settled(self) -> None:
-        """Returns once the serving address is known, or that none serves; after SETTLE_SECONDS at the latest."""
+        """Waits until the choice is settled, at most SETTLE_SECONDS."""
         self._begin()
         await self._settled.wait()
 
@@ -150,7 +149,6 @@ class FailoverChannel(PickedChannel):
         return call
 
     async def _later(self, begin: Callable[[], Any]) -> Any:
-        """Begins a call with one response once it is known who serves."""
         await self.settled()
         return await begin()
 
@@ -190,7 +188,7 @@ class FailoverChannel(PickedChannel):
                     continue
                 self._note(index, Reach.AWAY)
             except asyncio.CancelledError:
-                # A connection of an earlier certificate that is cut cancels its calls, and not this task.
+                # Closing a connection with an earlier certificate cancels its calls, but not this task.
                 if task_is_cancelled():
                     raise
                 self._note(index, Reach.AWAY)
@@ -213,13 +211,10 @@ class FailoverChannel(PickedChannel):
 
 
 class BlockingFailoverChannel(ChosenSyncChannel):
-    """A channel of grpc over several servers, for threads.
-
-    It asks who serves before the first call, and after a failed one.
-    """
+    """A blocking gRPC channel over several servers. Checks their health before the first call and after a failure."""
 
     def __init__(self, channels: Sequence[grpc.Channel]) -> None:
-        """`channels` are closed with this one."""
+        """`close` closes the `channels` too."""
         self._channels = tuple(channels)
         self._chosen: grpc.Channel | None = None
         self._lock = threading.Lock()
@@ -240,14 +235,14 @@ class BlockingFailoverChannel(ChosenSyncChannel):
 
     @override
     def current(self) -> grpc.Channel:
-        """Returns the channel of the server that serves; where none does, of one that answers, else the first one."""
+        """Returns the channel of the serving server; otherwise of one that answers, otherwise the first."""
         with self._lock:
             if self._chosen is None:
                 self._chosen = self._asked()
             return self._chosen
 
     def note_failure(self, channel: grpc.Channel, code: grpc.StatusCode | None) -> None:
-        """Asks again before the next call where a call has found that a server is away, frozen, or does not serve."""
+        """Checks health again before the next call if a call found its server away, frozen or not serving."""
         if code in {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED}:
             with self._lock:
                 if self._chosen is channel:
@@ -287,10 +282,10 @@ def _reach_of_check(check: Any) -> Reach:
 
 
 class _BlockingMethod:
-    """An rpc on whatever server is chosen when it is called."""
+    """An rpc on the server that is chosen when it is called."""
 
     def __init__(self, owner: BlockingFailoverChannel, kind: str, method: Any, options: Any) -> None:
-        """`kind` is the method of a gRPC channel that makes an rpc of the other arguments."""
+        """`kind` is the channel method, such as "unary_stream", that makes the rpc of the other arguments."""
         self._owner = owner
         self._kind = kind
         self._method = method

@@ -1,4 +1,4 @@
-"""What a failed attempt means: for its request, and for the runner that had it."""
+"""Classification of failed attempts: whether to retry the request, and whether it counts against the runner."""
 
 from enum import Enum
 
@@ -9,15 +9,15 @@ class FailureKind(Enum):
     """What a failed attempt means for the request and the runner."""
 
     BUSY = "busy"
-    """The runner is full with work that this router does not know of (it restarted, or is not the only router)."""
+    """The runner is full with work unknown to this router (which restarted, or is not the only one)."""
     BOUNCED = "bounced"
-    """The runner did not take the request: nothing was executed, the request returns to its queue."""
+    """The runner did not accept the request. Nothing was executed; the request returns to its queue."""
     BROKE = "broke"
     """The runner or its backend failed: another runner may succeed."""
     LACKS = "lacks"
-    """The runner lacks what this request needs: another runner may have it. Does not count against the runner."""
+    """The runner lacks what the request needs; another may have it. Does not count against the runner."""
     FINAL = "final"
-    """It would fail on any runner, or the caller is gone."""
+    """The request would fail on any runner, or the caller is gone."""
 
 
 _BOUNCES = frozenset(
@@ -28,7 +28,7 @@ _BOUNCES = frozenset(
         Reason.TICKET_INVALID,
         Reason.TICKET_EXPIRED,
         Reason.MODEL_NOT_FOUND,
-        # It was evicted between the grant and the call, and there is no memory to load it again.
+        # The model was evicted between the grant and the call, and there is no memory to load it again.
         Reason.INSUFFICIENT_MEMORY,
     }
 )
@@ -56,33 +56,29 @@ _MAY_FOLLOW_PROMPT = _BREAKS - {
 
 
 def may_be_the_requests(reason: Reason) -> bool:
-    """Whether an engine's error is one that the request itself may have caused, on every engine.
+    """Whether the request itself may have caused an engine's error, and would on every engine.
 
-    Not all error texts that engines use for a request that they cannot take are known, and an image that is too large
-    for one engine's memory is so for that of others.
+    weft does not know all error texts that engines use for requests they cannot process, and an image that is too large
+    for the memory of one engine is too large for others.
     """
     return reason in {Reason.BACKEND_ERROR, Reason.OUT_OF_MEMORY}
 
 
 def may_follow_prompt(reason: Reason) -> bool:
-    """Whether a failure that repeats with its prompt on several engines may be caused by the prompt.
+    """Whether the prompt may be the cause of a failure that repeats with it on several engines.
 
-    A connection that breaks or an answer that does not come is no proof for a single request, unlike
-    `may_be_the_requests`.
+    A broken connection or a missing answer proves nothing for a single request, unlike `may_be_the_requests`.
     """
     return reason in _MAY_FOLLOW_PROMPT
 
 
 def quotes_model(reason: Reason) -> bool:
-    """Whether the message of an error with this reason quotes what a model wrote: it is for the caller alone."""
+    """Whether the error message quotes model output, so that only the caller may see it."""
     return reason in {Reason.TOOL_CALL_INVALID, Reason.REPEATED_LINE_LOOP}
 
 
 def classify(reason: Reason) -> FailureKind:
-    """Returns what a failure with this reason means.
-
-    A refusal of the request itself is final: replicas would refuse it too.
-    """
+    """Returns the kind of a failure. A refusal of the request itself is final: replicas would refuse it too."""
     if reason is Reason.NO_SLOT_AVAILABLE:
         return FailureKind.BUSY
     if reason in _BOUNCES:

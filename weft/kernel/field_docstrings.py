@@ -1,7 +1,7 @@
-"""The docstrings below the fields of classes: descriptions for JSON schemas and references.
+"""Docstrings below the fields of classes: descriptions for JSON schemas and the reference.
 
-They are read from the source when a schema is made. Pydantic (`use_attribute_docstrings`) would read them with each
-class, which was a tenth of the CPU time of a start.
+They are read from the source when a schema is built. Pydantic (`use_attribute_docstrings`) reads them when a class is
+defined, which took a tenth of the CPU time of a start.
 """
 
 import ast
@@ -13,7 +13,7 @@ from functools import cache
 
 @cache
 def field_docstrings(kind: type) -> Mapping[str, str]:
-    """The docstring of each field that has one, those of the bases included. Empty where there is no source."""
+    """Returns the docstrings of a class's fields by name, including inherited ones; empty if there is no source."""
     found: dict[str, str] = {}
     for base in reversed(kind.__mro__):
         if base.__module__.partition(".")[0] not in ("builtins", "pydantic"):
@@ -23,7 +23,7 @@ def field_docstrings(kind: type) -> Mapping[str, str]:
 
 @cache
 def _of_module(name: str) -> dict[str, dict[str, str]]:
-    """By class and field."""
+    """Returns the docstrings by class and field."""
     try:
         tree = ast.parse(inspect.getsource(sys.modules[name]))
     except (OSError, TypeError):  # a module in C, or without its source
@@ -32,7 +32,7 @@ def _of_module(name: str) -> dict[str, dict[str, str]]:
 
 
 def _of_class(node: ast.ClassDef) -> dict[str, str]:
-    """Empty for a field without docstring: it hides that of a base."""
+    """Returns "" for a field without a docstring, which hides the one of a base class."""
     found: dict[str, str] = {}
     for field, text in zip(node.body, [*node.body[1:], None], strict=True):
         match field, text:

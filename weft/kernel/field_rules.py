@@ -1,6 +1,6 @@
-"""The rules of fields: checks a message against the `rules` options of its proto; see common/v1/document.proto.
+"""Checks messages against the `rules` options of their proto; see common/v1/document.proto.
 
-The plan of a message type is compiled at its first check and kept, so that a check reads values and no descriptors.
+The plan of a message type is compiled at its first check, so that checks read no descriptors.
 """
 
 import math
@@ -27,15 +27,15 @@ _MIN_TIMESTAMP, _MAX_TIMESTAMP = -62_135_596_800, 253_402_300_799
 
 
 class MapKey(str):
-    """The key of a map as a step of a path."""
+    """A map key as a step of a path."""
 
     __slots__ = ()
 
 
 class RuleError(Exception):
-    """A value that breaks a rule: the way to it, innermost step first, and the problem in words.
+    """A value that breaks a rule: the problem in words, and the path to it, innermost step first.
 
-    Further wrong values beside it are its `others`; those beyond MAX_REFUSALS are counted in `omitted`.
+    `others` are further invalid values; those beyond MAX_REFUSALS are counted in `omitted`.
     """
 
     def __init__(self, problem: str, *steps: str | int) -> None:
@@ -47,23 +47,23 @@ class RuleError(Exception):
 
     @property
     def all(self) -> tuple["RuleError", ...]:
-        """It and the others, in the order in which they were found."""
+        """This error and the others, in the order found."""
         return self, *self.others
 
     def within(self, step: str | int) -> "RuleError":
-        """Returns it with a further step around every wrong value."""
+        """Returns the error with an outer step added to the path of every invalid value."""
         for each in self.all:
             each.steps.append(step)
         return self
 
     @property
     def path(self) -> tuple[str | int, ...]:
-        """The steps from the message to the value: names of fields, indexes of lists, keys of maps."""
+        """The steps from the message to the value: field names, list indexes, map keys."""
         return tuple(reversed(self.steps))
 
 
 class RuleErrors:
-    """What is wrong with a value, collected while its parts are read or checked."""
+    """Errors collected while the parts of a value are read or checked."""
 
     def __init__(self) -> None:
         self._found: list[RuleError] = []
@@ -73,13 +73,13 @@ class RuleErrors:
         return iter(self._found)
 
     def add(self, error: RuleError) -> None:
-        """Adds an error with its others; those beyond MAX_REFUSALS are counted only."""
+        """Adds an error with its others; errors beyond MAX_REFUSALS are only counted."""
         room = MAX_REFUSALS - len(self._found)
         self._found += error.all[:room]
         self._omitted += error.omitted + len(error.all[room:])
 
     def raise_any(self) -> None:
-        """Raises what was added as one error; nothing where nothing was."""
+        """Raises all collected errors as one; does nothing if there are none."""
         if self._found:
             first, *others = self._found
             first.others, first.omitted = tuple(others), self._omitted
@@ -87,11 +87,11 @@ class RuleErrors:
 
 
 Check = Callable[[Any], None]
-"""Raises RuleError for a value, or a message, that breaks a rule."""
+"""Raises RuleError if a value or message breaks a rule."""
 
 
 def check_message(message: Message, field: str = "") -> None:
-    """Raises INVALID_ARGUMENT for the first value that breaks a rule, naming its path below `field`."""
+    """Raises INVALID_ARGUMENT for the first invalid value, naming its path below `field`."""
     try:
         check_rules(message)
     except RuleError as error:
@@ -99,7 +99,7 @@ def check_message(message: Message, field: str = "") -> None:
 
 
 def path_text(path: Iterable[str | int], field: str = "") -> str:
-    """Returns a path below `field` as a text: "models[2].headers[X-A]"."""
+    """Returns a path below `field` as text, such as "models[2].headers[X-A]"."""
     text = field
     for step in path:
         text += f"[{step}]" if isinstance(step, int | MapKey) else f".{step}"
@@ -107,7 +107,7 @@ def path_text(path: Iterable[str | int], field: str = "") -> str:
 
 
 def check_rules(message: Message) -> None:
-    """Raises RuleError for the values that break a rule."""
+    """Raises RuleError with all values that break a rule."""
     plan = _plan(message.DESCRIPTOR)
     errors: RuleErrors | None = None
     for check in plan.required:
@@ -129,7 +129,7 @@ def check_rules(message: Message) -> None:
 
 
 def rules_of(field: FieldDescriptor) -> pb.FieldRules:
-    """Returns the rules of a field; empty where it has none."""
+    """Returns the rules of a field; empty if it has none."""
     return field.GetOptions().Extensions[pb.rules]
 
 
@@ -143,9 +143,9 @@ class _Plan:
     """The checks of a message type."""
 
     required: tuple[Check, ...]
-    """Checks of a message: that something is set in it."""
+    """Checks of a message for fields that must be set."""
     values: Mapping[FieldDescriptor, Check]
-    """Checks of the values that are set, by field: its name would be made again at each check."""
+    """Checks of values that are set. The key is the descriptor, because each read of its name builds a new string."""
 
 
 @cache
@@ -166,7 +166,7 @@ def _plan(descriptor: Descriptor) -> _Plan:
 def _oneof_check(oneof: OneofDescriptor) -> Check:
     *others, last = [field.name for field in oneof.fields]
     problem = f"needs exactly one of {', '.join(others)} and {last}"
-    # A oneof with a type word is the whole message in documents.
+    # In documents, a oneof with a type word is the whole message.
     steps = () if oneof.GetOptions().Extensions[pb.document_oneof].type else (oneof.name,)
 
     def check(message: Any) -> None:
@@ -257,7 +257,7 @@ def _map_check(value_check: Check | None, key_check: Check | None, problem: str)
         errors = RuleErrors()
         for key, value in items.items():
             if key_check is not None:
-                # The key is not named: it may be of any length.
+                # The error does not quote the key, which may have any length.
                 key_check(key)
             try:
                 if value_check is not None:
@@ -284,7 +284,6 @@ def _unique_check(member: str) -> Check:
 
 
 def _value_check(field: FieldDescriptor, rules: pb.FieldRules) -> Check | None:
-    """Returns the check of one value of a field; None: it has no rule."""
     kind = field.message_type
     if kind is not None and kind.full_name == DURATION:
         number = _number_check(rules)
@@ -334,7 +333,7 @@ def _enum_check(enum: EnumDescriptor, rules: pb.FieldRules) -> Check:
 
 @cache
 def enum_words(enum: EnumDescriptor) -> Mapping[int, str]:
-    """Returns the words of an enum's values in documents, by number; the unspecified one has only its own word."""
+    """Returns the document words of an enum's values, by number; the unspecified value only if it declares a word."""
     dashes = enum.GetOptions().Extensions[pb.document_enum].dashes
     zero = enum.values_by_number[0].name
     prefix = zero.removesuffix("UNSPECIFIED")
@@ -361,7 +360,7 @@ def _number_check(rules: pb.FieldRules) -> Check | None:
     above, problem = rules.above_minimum, rules.problem or range_words(rules)
 
     def check(number: float) -> None:
-        # NaN is in no range; an infinite number is in none that a field may have.
+        # NaN fails the comparison; infinity is never allowed.
         if not least <= number <= most or (above and number == least) or math.isinf(number):
             raise RuleError(problem)
 
@@ -369,7 +368,7 @@ def _number_check(rules: pb.FieldRules) -> Check | None:
 
 
 def range_words(rules: pb.FieldRules) -> str:
-    """Returns what a number must be: "must be 0 to 2"."""
+    """Returns the range in words, such as "must be 0 to 2"."""
     if not rules.HasField("maximum"):
         bound = f"more than {rules.minimum:.15g}" if rules.above_minimum else f"at least {rules.minimum:.15g}"
         return "must not be negative" if not rules.minimum and not rules.above_minimum else f"must be {bound}"
@@ -404,7 +403,7 @@ def _text_refusal(allowed: Callable[[str], bool], problem: str) -> Check:
     return check
 
 
-# All that can steer a terminal, C1 and DEL too, and NUL, which PostgreSQL cannot hold. Lines and tabs are text.
+# Characters that can control a terminal, and NUL, which PostgreSQL cannot store. Newlines and tabs are text.
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 _HEADER_NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
 _MAC_ADDRESS = re.compile(r"[0-9A-Fa-f]{2}([:-][0-9A-Fa-f]{2}){5}")

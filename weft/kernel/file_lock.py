@@ -5,9 +5,9 @@ from typing import IO, Any
 
 
 def lock_file(file: int | IO[Any], *, is_shared: bool = False, waits: bool = False) -> None:
-    """Locks an open file until it is closed, alone or with others that share it; `waits` for the lock without limit.
+    """Locks an open file until it is closed, exclusively or shared; with `waits`, blocks until the lock is free.
 
-    Raises OSError: BlockingIOError where another process holds a lock, ENOSYS on a system without such locks.
+    Raises BlockingIOError if another process holds a lock, and OSError with ENOSYS on a system without file locks.
     """
     try:
         import fcntl  # noqa: PLC0415 - Windows lacks it, and has commands that lock nothing

@@ -1,4 +1,4 @@
-"""Writing a small file in one step, so that a crash leaves the old content or the new, never a part."""
+"""Atomic replacement of small files: a crash leaves the old content or the new one, never a part."""
 
 import contextlib
 import os
@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def replace_file(path: Path, content: bytes) -> None:
-    """Write `content` to `path`, on disk when this returns and readable by its owner alone. Raises OSError."""
+    """Writes `content` to `path`, synced to disk and readable only by its owner. Raises OSError."""
     path.parent.mkdir(parents=True, exist_ok=True)
     number, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
@@ -23,7 +23,7 @@ def replace_file(path: Path, content: bytes) -> None:
 
 
 def set_aside(path: Path) -> Path | None:
-    """Rename a damaged file to `<name>.bad`, in place of an earlier one; returns the new path, None if it cannot be."""
+    """Renames a damaged file to `<name>.bad`, replacing an earlier one. Returns the new path, None on failure."""
     aside = path.with_name(f"{path.name}.bad")
     try:
         path.replace(aside)

@@ -1,7 +1,7 @@
-"""How ambiguous grammars and patterns are, before an engine follows them.
+"""Ambiguity of grammars and patterns, measured before an engine runs them.
 
-llama.cpp follows all ways in which the next character can be reached at once. A group that may be empty, repeated
-within repetitions, or alternatives that begin alike have exponentially many: the engine loops, and answers nobody.
+llama.cpp follows all ways to reach the next character concurrently. Nested repetitions of a group that may be empty,
+or alternatives with a common prefix, have exponentially many: the engine hangs for all requests.
 """
 
 import re
@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 MAX_WAYS: Final = 10_000
-"""Most ways of a grammar or pattern to reach its next character, or to be empty."""
+"""Maximum number of ways to reach the next character, or to match nothing."""
 MAX_RULES_IN_A_ROW: Final = 100
-"""Most rules of a grammar that refer to each other before a character."""
+"""Maximum chain of grammar rules that refer to each other before a character."""
 _MOST: Final = MAX_WAYS + 1
 _GRAMMAR: Final = re.compile(
     r'(?P<skip>\s+|\#[^\n]*)|(?P<empty>"")|(?P<atom>"(?:\\.|[^"\\])*"|\[(?:\\.|[^\]\\])*\]|<[^>]*>|\.)|(?P<is>::=)'
@@ -27,7 +27,7 @@ _PATTERN: Final = re.compile(
 
 
 class Ways(NamedTuple):
-    """The numbers of ways, at most MAX_WAYS + 1 each."""
+    """Numbers of ways, capped at MAX_WAYS + 1."""
 
     empty: int
     """To match nothing."""
@@ -40,20 +40,20 @@ _CHARACTER: Final = Ways(0, 1)
 
 
 class Token(NamedTuple):
-    """A part of a grammar or pattern, by the name of its kind."""
+    """A token of a grammar or pattern; `kind` is the name of its regex group."""
 
     kind: str
     text: str
 
 
 def pattern_ways(pattern: str) -> int:
-    """Returns the most ways of a regular expression that is right otherwise."""
+    """Returns the maximum number of ways in an otherwise valid regular expression."""
     reader = _Reader(_tokens(_PATTERN, pattern))
     return max(*reader.whole(), reader.most)
 
 
 def grammar_ways(grammar: str) -> int:
-    """Returns the most ways of any rule of a GBNF grammar, whose brackets are bounded; MAX_WAYS + 1: too many."""
+    """Returns the maximum number of ways in a rule of a GBNF grammar with bounded brackets; MAX_WAYS + 1: too many."""
     rules: dict[str, list[Token]] = {}
     tokens = [token for token in _tokens(_GRAMMAR, grammar) if token.kind != "skip"]
     current: list[Token] = []
@@ -70,7 +70,7 @@ def grammar_ways(grammar: str) -> int:
 
 
 class _TooManyRulesError(Exception):
-    """Rules refer to each other without an end in sight."""
+    """Rules refer to each other MAX_RULES_IN_A_ROW times without a character."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,10 +99,10 @@ class _Reader:
         self._depth = depth
         self._at = 0
         self.most = 0
-        """The most ways at any place."""
+        """Maximum number of ways at any position."""
 
     def whole(self) -> Ways:
-        """Returns the ways of all tokens; a closing bracket too many ends them."""
+        """Returns the ways of all tokens, up to an unmatched closing bracket."""
         return self._either()
 
     def _either(self) -> Ways:

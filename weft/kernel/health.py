@@ -1,8 +1,7 @@
-"""Health of a process by its components: what checks observe, and when that changes what is reported.
+"""Health of a process by component: a pure policy from observations and `now` to states.
 
-A policy of values: observations and `now` in, states out. `weft.kernel.health_monitor` runs the checks. A component
-changes its state only after its observations have differed from it for a while, so that a fault that comes and goes
-changes it seldom: see `HealthLimits`.
+`weft.kernel.health_monitor` runs the checks. A component changes its state only after its observations have differed
+for a while (`HealthLimits`), so that intermittent faults do not make it flap.
 """
 
 from collections.abc import Awaitable, Callable, Collection
@@ -19,11 +18,11 @@ class HealthState(StrEnum):
 
     OK = "ok"
     DEGRADED = "degraded"
-    """It works, but less well or from old knowledge."""
+    """It works, but with reduced function or stale data."""
     STARTING = "starting"
     """It has not worked yet since the process started."""
     DOWN = "down"
-    """What depends on it cannot work."""
+    """Its dependents cannot work."""
 
 
 _SEVERITY = {HealthState.OK: 0, HealthState.DEGRADED: 1, HealthState.STARTING: 2, HealthState.DOWN: 2}
@@ -31,25 +30,25 @@ _SEVERITY = {HealthState.OK: 0, HealthState.DEGRADED: 1, HealthState.STARTING: 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observation:
-    """What one look at a component has shown."""
+    """The result of one check of a component."""
 
     state: HealthState
     reason: str = ""
-    """A fixed word, such as `no_router`; empty where it is well."""
+    """A fixed word, such as `no_router`; empty if it is well."""
     message: str = ""
-    """One sentence for operators: never a secret, an address or what a request contains."""
+    """One sentence for operators: never a secret, an address or request content."""
 
 
 WELL = Observation(state=HealthState.OK)
 
 
 def degraded(reason: str, message: str) -> Observation:
-    """Returns the observation of a component that works less well."""
+    """Returns the observation of a degraded component."""
     return Observation(state=HealthState.DEGRADED, reason=reason, message=message)
 
 
 def down(reason: str, message: str) -> Observation:
-    """Returns the observation of a component that does not work."""
+    """Returns the observation of a component that is down."""
     return Observation(state=HealthState.DOWN, reason=reason, message=message)
 
 
@@ -80,7 +79,7 @@ class Component:
     reason: str = "starting"
     message: str = "it has not been checked yet"
     since: float
-    """When it came into this state, on the monotonic clock."""
+    """When it entered this state, on the monotonic clock."""
     was_well: bool = False
     """Whether it has been well since the process started."""
     pending_checks: int = 0
@@ -110,7 +109,7 @@ def next_component(held: Component, seen: Observation, now: float, limits: Healt
     if checks >= most_checks and now - since >= seconds:
         return _changed(held, seen, now)
     pending = replace(held, pending_checks=checks, pending_since=since, pending_is_worse=is_worse)
-    # What it waits for is worth knowing before the limit has passed; the state stays.
+    # While it starts, operators see immediately what it waits for; only the state is delayed.
     return replace(pending, reason=seen.reason, message=seen.message) if held.state is HealthState.STARTING else pending
 
 
@@ -132,16 +131,16 @@ class HealthCheck:
     name: str
     look: Callable[[], Awaitable[Observation]]
     is_essential: bool = True
-    """Whether the process is not ready while the component is down; otherwise it is degraded."""
+    """Whether the process is not ready while the component is down; otherwise it is only degraded."""
     services: Collection[str] = field(default=())
-    """Full names of the gRPC services that do not serve while it is down; empty for an essential one: all."""
+    """Full names of the gRPC services that do not serve while it is down; an essential check stops all of them."""
     at_answer: Callable[[], Observation | None] | None = None
-    """A further check that is made whenever health is answered: it returns why the component cannot work now, or None.
-    It counts immediately, also before the next round of checks of a process that was frozen. None: there is none."""
+    """A check that runs whenever health is queried; returns why the component cannot work now, or None.
+    It takes effect immediately, also in a process that was frozen and has not run its next round of checks."""
 
 
 EVENT_LOOP = "event_loop"
-"""The component on which liveness depends."""
+"""The component that decides liveness."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,14 +149,14 @@ class HealthReport:
 
     components: tuple[Component, ...] = ()
     essential: frozenset[str] = frozenset()
-    """Names of the components without which it is not ready."""
+    """Names of the components that it needs to be ready."""
     stopped_services: frozenset[str] = frozenset()
-    """gRPC services that do not serve, if it is ready as a whole."""
+    """gRPC services that do not serve although the process is ready."""
     is_stopping: bool = False
 
     @property
     def is_live(self) -> bool:
-        """Whether the process itself works; another process, a database or an engine has no part in it."""
+        """Whether the process itself works, regardless of other processes, databases and engines."""
         return not any(each.name == EVENT_LOOP and each.state is HealthState.DOWN for each in self.components)
 
     @property
@@ -184,11 +183,11 @@ class HealthReport:
 
 
 class HealthSource:
-    """Source of the health of a process; this one has no components and is healthy."""
+    """Source of a process's health. The base class has no components and is healthy."""
 
     @property
     def report(self) -> HealthReport:
-        """The health as of the last checks, and of those that are made at each answer."""
+        """The health as of the last checks, and of `at_answer` checks now."""
         return HealthReport()
 
     def component_documents(self) -> list[dict[str, Any]]:
@@ -200,7 +199,7 @@ LIVEZ, READYZ, HEALTH = "/livez", "/readyz", "/health"
 
 
 def probe_answer(path: str, health: HealthSource) -> tuple[bool, dict[str, Any]]:
-    """Returns whether a probe succeeds, and its JSON: that of HEALTH has every component, of the others the status."""
+    """Returns whether a probe succeeds, and its JSON: all components for HEALTH, only the status for the others."""
     report = health.report
     if path == LIVEZ:
         return report.is_live, {"status": "ok" if report.is_live else "stuck"}
@@ -211,7 +210,7 @@ def probe_answer(path: str, health: HealthSource) -> tuple[bool, dict[str, Any]]
 
 
 def component_document(component: Component, now: float, utc_now: datetime) -> dict[str, Any]:
-    """Returns a component as JSON, with the time since which it is in its state."""
+    """Returns a component as JSON; `since` is when it entered its state."""
     since = utc_now - timedelta(seconds=max(0.0, now - component.since))
     return {
         "name": component.name,

@@ -1,4 +1,4 @@
-"""The loop that runs the health checks of a process, and its health that follows from them."""
+"""The loop that runs a process's health checks and reports its health."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable
@@ -29,15 +29,15 @@ log = get_logger("weft.health")
 
 CHECK_INTERVAL_SECONDS = 1.0
 STARTING_INTERVAL_SECONDS = 0.1
-"""Pause between checks while a component has not been well yet."""
+"""Interval while a component has not been well yet."""
 CHECK_TIMEOUT_SECONDS = 5.0
-"""A check that takes longer counts as a component that is down; it continues, and is not run twice at a time."""
+"""After this time a pending check reports its component as down; it keeps running and is not started twice."""
 CHECK_WAIT_SECONDS = 0.5
-"""How long one round waits for checks that take their time."""
+"""How long a round waits for slow checks."""
 MAX_STARTING_SECONDS = 60.0
-"""After this time without having been well, a component is checked as seldom as the others."""
+"""After this time the interval is CHECK_INTERVAL_SECONDS, even if a component has not been well yet."""
 MAX_EVENT_LOOP_DELAY_SECONDS = 5.0
-"""A process that is this late for its checks again and again is stuck, and not live."""
+"""A process that is repeatedly this late for its checks is stuck, and not live."""
 
 HealthListener = Callable[[HealthReport], Awaitable[None]]
 
@@ -45,7 +45,7 @@ HealthListener = Callable[[HealthReport], Awaitable[None]]
 def paced(
     look: Callable[[], Awaitable[Observation]], clock: Clock, seconds: float
 ) -> Callable[[], Awaitable[Observation]]:
-    """Returns a look that is repeated only after `seconds` while the component is well, and each time otherwise."""
+    """Returns a check that reuses its result for `seconds` while the component is well."""
     last: tuple[float, Observation] | None = None
 
     async def paced_look() -> Observation:
@@ -65,7 +65,7 @@ class _Checked:
     began: float = 0.0
 
     def answered_at(self, now: float) -> Component:
-        """Returns the current state of the component; one that is down already keeps its reason."""
+        """Returns the component with its `at_answer` check; one that is already down keeps its reason."""
         found = None if self.check.at_answer is None else self.check.at_answer()
         if found is None or self.component.state in (HealthState.DOWN, HealthState.STARTING):
             return self.component
@@ -73,9 +73,9 @@ class _Checked:
 
 
 class HealthMonitor(HealthSource):
-    """Runs health checks from `start` to `stop`, and tells listeners of each change.
+    """Runs health checks from `start` to `stop`, and reports each change to listeners.
 
-    The pauses between its rounds show whether the event loop is stuck.
+    Delays between its rounds show whether the event loop is stuck.
     """
 
     def __init__(
@@ -98,11 +98,11 @@ class HealthMonitor(HealthSource):
             self.add(check)
 
     def add(self, check: HealthCheck) -> None:
-        """Check one more component; it is starting until its first check."""
+        """Adds a check; the component is STARTING until it has run."""
         self._checked.append(_Checked(check, Component(name=check.name, since=self._clock.monotonic())))
 
     def subscribe(self, listener: HealthListener) -> None:
-        """Call `listener` with the report of each change, beginning with the first one."""
+        """Calls `listener` with the report of each change, including the first report."""
         self._listeners.append(listener)
 
     @property
@@ -132,25 +132,25 @@ class HealthMonitor(HealthSource):
         return tuple(each.answered_at(now) for each in self._checked)
 
     async def start(self) -> None:
-        """Check every component once, then in an interval. Does nothing when it runs."""
+        """Checks every component once, then periodically. Idempotent."""
         if self._task is None:
             self._began = self._clock.monotonic()
             await self._check_all()
             self._task = start_critical(self._run(), name="health")
 
     async def check(self) -> None:
-        """Check every component out of turn, because one has just changed."""
+        """Checks every component now, because one has just changed."""
         await self._check_all()
 
     async def note_stopping(self) -> None:
-        """Report that the process stops and should get no further requests."""
+        """Reports that the process is stopping and should get no further requests."""
         self._is_stopping = True
         await self._tell()
 
     async def stop(self) -> None:
-        """Stop checking. Safe to call twice, or when never started."""
+        """Stops checking. Safe to call twice, or when never started."""
         task, self._task = self._task, None
-        # The loop first: a look that is cancelled under it would end it as if it had died.
+        # Stop the loop first: cancelling a check that it awaits would look like the loop's own failure.
         if task is not None:
             await stop_tasks([task])
         looks = [each.task for each in self._checked if each.task is not None]
@@ -193,7 +193,7 @@ class HealthMonitor(HealthSource):
 
     async def _wait_for_looks(self) -> None:
         looks = [each.task for each in self._checked if each.task is not None]
-        # Most checks end at once, so that no timer is needed.
+        # Most checks end immediately and need no timer.
         await asyncio.sleep(0)
         if not all(look.done() for look in looks):
             timer = asyncio.create_task(self._clock.sleep(CHECK_WAIT_SECONDS))
@@ -206,7 +206,7 @@ class HealthMonitor(HealthSource):
                 await asyncio.gather(timer, everything, return_exceptions=True)
 
     def _seen(self, each: _Checked, now: float) -> Observation | None:
-        """Returns what the check of a component has shown; None: it continues."""
+        """Returns the result of a component's check; None while it runs."""
         if each.task is None:
             return None
         if each.task.done():
@@ -236,14 +236,14 @@ async def _looked(check: HealthCheck) -> Observation:
 def _log_change(before: Component, after: Component) -> None:
     if before.state is after.state:
         return
-    # What has not worked yet is no news, unless it goes on.
+    # A component that is still starting is no reason for a warning, until it is down.
     is_news = after.state is HealthState.DOWN or before.state is not HealthState.STARTING
     write = log.warning if is_news and after.state is not HealthState.OK else log.info
     write("health changed", check=after.name, state=after.state.value, reason=after.reason, message=after.message)
 
 
 def _facts_of(report: HealthReport | None) -> object:
-    """Returns what listeners learn of a report; None: nothing yet."""
+    """Returns the parts of a report whose change is reported to listeners."""
     if report is None:
         return None
     states = [(each.name, each.state, each.reason) for each in report.components]

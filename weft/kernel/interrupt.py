@@ -1,4 +1,4 @@
-"""Cancellation of tasks: whether the current one is cancelled, and blocks of it that others can end with an error."""
+"""Task cancellation: a check for the current task, and blocks that other tasks can end with an error."""
 
 import asyncio
 from types import TracebackType
@@ -8,17 +8,17 @@ from typing import Self
 def task_is_cancelled() -> bool:
     """Whether the current task is cancelled, and not only something that it awaited.
 
-    gRPC raises CancelledError as well for a call that was cancelled by itself, as when its channel is closed.
+    gRPC also raises CancelledError if only the call was cancelled, for example because its channel was closed.
     """
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
 
 
 class Interruptible:
-    """A block of the current task that others can end with an error of their choice.
+    """A block of the current task that other tasks can end with an error of their choice.
 
-    The task is cancelled, so that whatever it awaits is released at once; on the way out the cancellation becomes that
-    error. A cancellation from anywhere else passes through. The same technique as `asyncio.timeout`.
+    Like `asyncio.timeout`, it cancels the task, so that everything it awaits is released, and turns the cancellation
+    into the error at the end of the block. Cancellations from elsewhere pass through.
     """
 
     def __init__(self) -> None:
@@ -33,7 +33,7 @@ class Interruptible:
         return self
 
     def interrupt(self, why: Exception) -> None:
-        """End the block with `why`; the first caller wins, and nothing happens once the block is left."""
+        """Ends the block with `why`. The first caller wins; does nothing once the block has ended."""
         if self._task is not None and self._why is None:
             self._why = why
             self._task.cancel()

@@ -1,4 +1,4 @@
-"""JSON as typed messages and back to plain data: order and number kinds are kept."""
+"""Conversion between JSON messages and plain data, keeping order and number types."""
 
 import math
 from collections.abc import Mapping
@@ -7,8 +7,8 @@ from typing import Any
 from weft.api.common.v1 import json_value_pb2
 from weft.kernel.errors import invalid_field
 
-# Protobuf refuses messages nested deeper than 100; the payload and its envelope take up to 10 of them. An object
-# costs three (value, object, field), an array two.
+# Protobuf rejects messages nested deeper than 100; the payload and its envelope use up to 10 levels. An object costs
+# three (value, object, field), an array two.
 MAX_NESTED_MESSAGES = 90
 _OBJECT_COST = 3
 _ARRAY_COST = 2
@@ -16,21 +16,21 @@ _MAX_INT64 = 2**63 - 1
 
 
 def plain_object(document: json_value_pb2.JsonObject) -> dict[str, Any]:
-    """A JSON object as plain data, order kept; of members with one name the last one counts."""
+    """Returns a JSON object as plain data, in order; the last of several members with one name wins."""
     return {member.name: _plain(member.value) for member in document.fields}
 
 
 def to_json_object(
     value: Mapping[str, object], field: str, max_nested: int = MAX_NESTED_MESSAGES
 ) -> json_value_pb2.JsonObject:
-    """A JSON object as a message. Raises INVALID_ARGUMENT naming `field` if it is too deep or holds a wild number."""
+    """Returns a JSON object as a message. Raises INVALID_ARGUMENT naming `field` if it is too deep or not JSON."""
     target = json_value_pb2.JsonObject()
     _fill_object(target, value, field, max_nested)
     return target
 
 
 def add_member(target: json_value_pb2.JsonObject, name: str, value: object, field: str) -> None:
-    """Add one member to an object. Raises INVALID_ARGUMENT naming `field`, as `to_json_object` does."""
+    """Adds a member to an object. Raises INVALID_ARGUMENT like `to_json_object`."""
     _fill_value(target.fields.add(name=name).value, value, field, MAX_NESTED_MESSAGES - _OBJECT_COST)
 
 
@@ -48,7 +48,7 @@ def _plain(value: json_value_pb2.JsonValue) -> Any:
 
 
 def _fill_object(target: json_value_pb2.JsonObject, value: Mapping[str, object], field: str, room: int) -> None:
-    """`room`: how many messages may still be nested."""
+    """`room` is the number of message levels that are left."""
     if room < _OBJECT_COST:
         raise invalid_field(field, "is nested too deeply")
     for name, member in value.items():

@@ -1,12 +1,12 @@
-"""Checks that a JSON schema is one, whichever draft it was written for.
+"""Validation of JSON schemas of any draft.
 
-Engines make grammars of schemas and take them on trust: a `required` that is no list, a reference to nothing or a
-definition that only refers to itself ends in an error of the engine, or in its end. The keywords are checked by a
-metaschema; references are followed here, since the library names no place for one that leads nowhere.
+Engines compile schemas to grammars without checking them: a `required` that is not a list, a dangling reference or a
+definition that only refers to itself makes the engine fail or crash. A metaschema checks the keywords; references are
+checked here, because the library reports no location for a dangling one.
 
-So are bounds that no value can satisfy, such as a `minLength` above the `maxLength`: llama.cpp writes a repetition out
-from its lower to its upper bound, and with the two exchanged it allocates memory until none is left. `allOf` and
-references are merged with the schema beside them; alternatives contradict it if all of them do.
+Bounds that no value satisfies are also rejected: llama.cpp writes out a repetition from its lower to its upper bound,
+and a `minLength` above the `maxLength` makes it allocate all memory. `allOf` and references are merged with the
+schema beside them; alternatives contradict it if all of them do.
 """
 
 import math
@@ -59,21 +59,21 @@ class SchemaLimits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchemaFault:
-    """What is wrong with a schema, and the part whose removal repairs it."""
+    """A fault in a schema, and the part to remove to repair it."""
 
     field: str
-    """The path of the place."""
+    """Path of the fault."""
     message: str
     holder: Mapping[str, Any] | list[Any]
-    """The object or list with the part ..."""
+    """The object or list that contains the part."""
     keys: tuple[str | int, ...]
-    """... and its keys or its index there."""
+    """The part's keys or index in `holder`."""
     is_schema: bool = False
-    """Whether a schema must stand there: it becomes one without keywords, which allows anything."""
+    """Whether the part must be a schema: instead of removing it, replace it by one without keywords."""
 
 
 OnFault = Callable[[SchemaFault], None]
-"""Called with each fault that is found. It may raise: then that fault is the only one."""
+"""Called with each fault. Raising ends the check."""
 
 
 def refuse_fault(fault: SchemaFault) -> None:
@@ -94,7 +94,7 @@ COUNT_KEYS: Final = (
 REFERENCE_KEYS: Final = ("$ref", "$dynamicRef", "$recursiveRef")
 WITH_SCHEMAS: Final = frozenset({*SCHEMA_KEYS, *LIST_KEYS, *MAP_KEYS})
 SHOWN_CHARS: Final = 64
-"""Characters of a property's name shown in the path of an error."""
+"""Maximum characters of a property name in the path of an error."""
 
 _MAX_REFERENCES_IN_A_ROW: Final = 64
 _MAX_INDEX_DIGITS: Final = 6
@@ -102,7 +102,7 @@ _ALTERNATIVES: Final = ("anyOf", "oneOf")
 _IN_PLACE_KEYS: Final = ("not", "if", "then", "else")
 _IN_PLACE_MAPS: Final = ("dependentSchemas", "dependencies")
 _IN_PLACE: Final = frozenset({*_ALTERNATIVES, "allOf", *_IN_PLACE_KEYS, *_IN_PLACE_MAPS, *REFERENCE_KEYS})
-"""Keywords whose schemas apply to the very value that the schema applies to."""
+"""Keywords with schemas that apply to the same value as the schema itself."""
 _ANCHORS: Final = ("$anchor", "$dynamicAnchor")
 _TEXT_KEYS: Final = ("$anchor", "$dynamicAnchor", "$id", "$schema", "description", "format", "pattern", "title")
 _FLAG_KEYS: Final = ("deprecated", "readOnly", "uniqueItems", "writeOnly")
@@ -124,7 +124,7 @@ _METASCHEMA: Final[dict[str, Any]] = {
         **dict.fromkeys(COUNT_KEYS, _COUNT),
         "minimum": {"type": "number"},
         "maximum": {"type": "number"},
-        # A number since draft 06; before, and in OpenAPI 3.0, a flag beside the other bound.
+        # A number since draft 06; in older drafts and OpenAPI 3.0, a flag for the other bound.
         "exclusiveMinimum": {"type": ["number", "boolean"]},
         "exclusiveMaximum": {"type": ["number", "boolean"]},
         **dict.fromkeys((*_TEXT_KEYS, *REFERENCE_KEYS), _TEXT),
@@ -148,9 +148,9 @@ _METASCHEMA: Final[dict[str, Any]] = {
         },
     },
 }
-"""Keywords of all drafts from 04 to 2020-12, because few clients name their draft.
+"""Keywords of all drafts from 04 to 2020-12, because few clients specify their draft.
 
-Names that are twice in `required` or `type` pass, since every engine takes them.
+Duplicates in `required` and `type` are allowed, since every engine accepts them.
 """
 _NEW_WORDS: Final = {
     "items": _SCHEMA,
@@ -168,12 +168,11 @@ def require_json_schema(
     has_old_words: bool = True,
     on_fault: OnFault = refuse_fault,
 ) -> list[tuple[str, Mapping[str, Any]]]:
-    """Raises INVALID_ARGUMENT naming the keyword, below `field`, that makes this no JSON schema.
+    """Returns the schemas, with their paths, that references point to outside the keywords for schemas.
 
-    `schema` is bounded in depth and size already. `max_branches`: how many combinations of anyOf, oneOf and allOf it
-    may have; None: any number. `has_old_words`: whether keywords may be used as drafts before 2020-12 do. `on_fault` is
-    called in place of raising; references are only followed if every keyword is right. Returns the schemas, with their
-    places, that references lead to and that stand below no keyword for schemas.
+    `schema` has a bounded depth and size. `max_branches` limits the combinations of anyOf, oneOf and allOf; None: no
+    limit. `has_old_words` allows the keyword forms of drafts before 2020-12. `on_fault` gets each fault; by default it
+    raises INVALID_ARGUMENT naming the keyword below `field`. References are only followed if all keywords are valid.
     """
     keywords = _metaschema(has_old_words)
     if not _has_right_keywords(schema, field, keywords, on_fault):
@@ -184,7 +183,7 @@ def require_json_schema(
 
 
 def inner_schemas(key: str, value: object) -> list[tuple[str, Mapping[str, Any]]]:
-    """Returns the schemas under a keyword, with their places."""
+    """Returns the schemas below a keyword, with their paths from it."""
     if isinstance(value, dict):
         if key not in MAP_KEYS:
             return [("", value)]
@@ -216,7 +215,7 @@ def _has_right_keywords(
 
 
 def _fault_at(schema: Any, path: Sequence[str | int], field: str, message: str) -> SchemaFault:
-    """Returns the fault at the end of a path from the schema: its part is a keyword, or an entry that is no schema."""
+    """Returns the fault at a path of the schema; its part is a keyword, or an entry that is not a schema."""
     holder = value = schema
     key: str | int = ""
     place = _Place.SCHEMA
@@ -234,7 +233,6 @@ class _Place(Enum):
 
 
 def _place_of(key: str | int, value: object) -> _Place:
-    """Returns what stands under a keyword of a schema."""
     if key in MAP_KEYS or (key in LIST_KEYS and isinstance(value, list)):
         return _Place.SCHEMAS
     return _Place.SCHEMA if key in SCHEMA_KEYS else _Place.OTHER
@@ -257,7 +255,7 @@ def _words(keyword: str, details: Mapping[str, Any]) -> str:
 class _References:
     """The references of a schema: their targets, and whether following them ends.
 
-    Properties and items do not multiply the branches: each has a rule of its own in a grammar.
+    Properties and items do not multiply the branches, since each has a separate rule in a grammar.
     """
 
     def __init__(
@@ -276,13 +274,13 @@ class _References:
         self.beside: list[tuple[str, Mapping[str, Any]]] = []
         self._places: dict[int, str] = {}
         self._resources: dict[int, Mapping[str, Any]] = {}
-        """The nearest enclosing schema with an `$id`, by the id of a schema: references are relative to it."""
+        """The nearest enclosing schema with an `$id`, by `id()` of a schema: references are relative to it."""
         self._anchors: dict[str, Mapping[str, Any]] = {}
         self._known: dict[int, int] = {}
         self._open: set[int] = set()
 
     def require_progress(self) -> None:
-        """Raises INVALID_ARGUMENT for a reference to nothing, one that never ends, or too many branches."""
+        """Reports dangling and endless references, too many branches, and contradictory bounds."""
         schemas = list(self._collect(self._root, self._field, self._root))
         for schema in schemas:  # grows while it is walked
             for key in schema.keys() & frozenset(REFERENCE_KEYS):
@@ -312,7 +310,7 @@ class _References:
                     yield from self._collect(inner, f"{place}.{key}{inner_place}", resource)
 
     def _follow(self, schema: Mapping[str, Any], key: str) -> Iterator[Mapping[str, Any]]:
-        """The schemas at the end of a reference that stand where no keyword for schemas is."""
+        """Yields the schemas at a reference's target unless a keyword for schemas has already led there."""
         target = self._target(schema, key)
         if target is None:
             self._refuse(schema, "refers to a place that this schema does not have", key)
@@ -326,7 +324,7 @@ class _References:
         yield from self._collect(target, place, self._root)
 
     def _target(self, schema: Mapping[str, Any], key: str) -> Mapping[str, Any] | bool | None:
-        """Returns the target of a reference; None: it is not a schema."""
+        """Returns the target of a reference; None if it is not a schema."""
         pointer = unquote(schema[key])
         for resource in (self._resources[id(schema)], self._root):
             if pointer == "#" or pointer.startswith("#/"):
@@ -338,7 +336,7 @@ class _References:
         return None
 
     def _count(self, schema: Mapping[str, Any]) -> int:
-        """Returns the number of combinations of a schema's alternatives, with references followed."""
+        """Returns the number of combinations of a schema's alternatives, following references."""
         known = self._known.get(id(schema))
         if known is not None:
             return known
@@ -372,7 +370,7 @@ class _References:
         self._on_fault(SchemaFault(field=place, message=message, holder=schema, keys=keys))
 
     def _referred(self, schema: Mapping[str, Any]) -> Mapping[str, Any] | None:
-        """Returns the target of the references of a schema; None: it has none."""
+        """Returns the target of a schema's reference; None if it has none."""
         for key in REFERENCE_KEYS:
             target = self._target(schema, key) if key in schema else None
             if isinstance(target, Mapping):
@@ -394,7 +392,7 @@ class _References:
         return count
 
     def _refuse(self, schema: Mapping[str, Any], message: str, key: str = "") -> None:
-        """Report a fault of one keyword; without it, of those that apply to the value itself."""
+        """Reports a fault of one keyword, or of all keywords that apply to the value itself."""
         place = self._places[id(schema)]
         field, keys = (f"{place}.{key}", (key,)) if key else (place, tuple(schema.keys() & _IN_PLACE))
         self._on_fault(SchemaFault(field=field, message=message, holder=schema, keys=keys))
@@ -424,26 +422,22 @@ PAIRS: Final = (
 _OTHER_BOUND: Final = MappingProxyType({"minimum": "exclusiveMinimum", "maximum": "exclusiveMaximum"})
 
 Bound = tuple[float, bool]
-"""A value, and whether it is itself outside."""
+"""A value, and whether it is exclusive."""
 Target = Callable[[Mapping[str, Any]], Mapping[str, Any] | None]
-"""Returns the schema to which the reference of a schema leads; None: it has none."""
 
 
 def contradiction(schema: Mapping[str, Any], target: Target) -> tuple[str, str] | None:
-    """Returns the names of the bounds that no value satisfies; None: there are none.
-
-    The references of `schema` end, and its bounds are numbers.
-    """
+    """Returns the names of two bounds that no value satisfies, or None. The references of `schema` must end."""
     found = _Bounds()
     found.add(schema, target)
     return found.contradiction()
 
 
 class _Bounds:
-    """The bounds of schemas that all apply to one value."""
+    """The combined bounds of schemas that apply to one value."""
 
     def __init__(self, around: "_Bounds | None" = None) -> None:
-        """With `around`, its bounds apply too; alternatives within alternatives are not followed."""
+        """Starts with the bounds of `around`; alternatives within alternatives are then not followed."""
         self._bounds: dict[str, Bound] = {} if around is None else dict(around._bounds)  # noqa: SLF001 - of this class
         self._is_whole: bool = around is not None and around._is_whole  # noqa: SLF001 - of this class
         self._is_way = around is not None
@@ -451,7 +445,7 @@ class _Bounds:
         self._seen: set[int] = set()
 
     def add(self, schema: Mapping[str, Any], target: Target) -> None:
-        """Add a schema, with those that apply to the same value."""
+        """Adds a schema and all that apply to the same value."""
         if id(schema) in self._seen:
             return
         self._seen.add(id(schema))
@@ -469,7 +463,7 @@ class _Bounds:
                 self._has_no_way = True
 
     def contradiction(self) -> tuple[str, str] | None:
-        """Returns the names of two bounds without a value between them; None: there are none."""
+        """Returns the names of two bounds without a value between them, or None."""
         for low, high in PAIRS:
             if low in self._bounds and high in self._bounds and self._is_empty(low, high):
                 return low, high

@@ -1,4 +1,4 @@
-"""Parameters of a load: what may be set, and the check of what is set."""
+"""Load parameters of models, and their validation."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -8,20 +8,19 @@ from weft.kernel.errors import invalid_field
 
 LoadValue = int | float | str | bool
 MAX_PARAMETERS = 64
-"""Maximum number of parameters of one load."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadParameter:
-    """A load parameter with its allowed values. It has exactly one of the four kinds."""
+    """A load parameter with its allowed values: a word, a number, an integer or a flag."""
 
     name: str
     description: str
     words: tuple[str, ...] = ()
-    """Allowed words; empty: it is no word."""
+    """Allowed words; empty: not a word."""
     minimum: float | None = None
     maximum: float | None = None
-    """Range of a number, both ends included."""
+    """Inclusive range of a number."""
     integer: bool = False
     flag: bool = False
     default: LoadValue | None = None
@@ -65,7 +64,7 @@ def _checked(value: LoadValue, parameter: LoadParameter, field: str) -> LoadValu
 
 
 def _range(low: float | None, high: float | None) -> str:
-    # With all digits of whole numbers of this size.
+    # 15 digits show whole numbers in full.
     if low is None:
         return f"at most {high:.15g}"
     return f"at least {low:.15g}" if high is None else f"from {low:.15g} to {high:.15g}"

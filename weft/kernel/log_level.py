@@ -1,4 +1,4 @@
-"""The level of a process's log while it runs: another one for a bounded time, then the configured one again."""
+"""Temporary change of a running process's log level."""
 
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -16,21 +16,21 @@ if TYPE_CHECKING:
 log = get_logger("weft.log_level")
 
 DEFAULT_LOG_LEVEL_SECONDS = 600.0
-"""How long another level holds unless its caller says."""
+"""How long a change lasts by default."""
 MAX_LOG_LEVEL_SECONDS = 14_400.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CurrentLevel:
-    """What is logged."""
+    """The log level in use."""
 
     level: str
     until: datetime | None = None
-    """When the configured level holds again; None: it does."""
+    """When the configured level is restored; None: it is in use."""
 
 
 class LogLevel:
-    """Changes the level of the log, and changes it back after a time."""
+    """Changes the log level, and restores the configured one after a time."""
 
     def __init__(self, threshold: LogThreshold, clock: Clock) -> None:
         self._threshold = threshold
@@ -40,13 +40,13 @@ class LogLevel:
 
     @property
     def current(self) -> CurrentLevel:
-        """What is logged now."""
+        """The level in use, and until when."""
         return CurrentLevel(level=self._threshold.level, until=self._until)
 
     async def change(self, level: str, seconds: float | None) -> CurrentLevel:
-        """Logs from this level on for `seconds`, or DEFAULT_LOG_LEVEL_SECONDS. An empty level: the configured one.
+        """Uses a level for `seconds`, by default DEFAULT_LOG_LEVEL_SECONDS; "" restores the configured level.
 
-        Raises INVALID_ARGUMENT for an unknown level, and for no time or one above MAX_LOG_LEVEL_SECONDS.
+        Raises INVALID_ARGUMENT for an unknown level, and for a time of 0 or above MAX_LOG_LEVEL_SECONDS.
         """
         if level and level not in LEVELS:
             raise invalid_field("level", f"must be one of {', '.join(LEVELS)}")
@@ -61,7 +61,7 @@ class LogLevel:
         return self.current
 
     async def stop(self) -> None:
-        """Uses the configured level again. Safe to call twice."""
+        """Restores the configured level. Idempotent."""
         task, self._task = self._task, None
         if task is not None:
             await stop_tasks([task])

@@ -1,4 +1,4 @@
-"""The lowest level that a process logs; it may change while the process runs."""
+"""The lowest level that a process logs, changeable while it runs."""
 
 import logging
 import sys
@@ -9,13 +9,13 @@ from typing import Any
 def _import_structlog() -> None:
     """Imports structlog as if rich were not installed.
 
-    It would import rich for tracebacks that show local variables, which weft never writes: they hold prompts and keys.
-    That took a tenth of the CPU time of a start, and 5 MB.
+    structlog imports rich for tracebacks with local variables, which weft never writes because they contain prompts and
+    keys. The import took a tenth of the CPU time of a start, and 5 MB.
     """
     if "rich" in sys.modules:
         import structlog  # noqa: PLC0415
     else:
-        sys.modules["rich"] = None  # type: ignore[assignment]  # what the import system calls a missing module
+        sys.modules["rich"] = None  # type: ignore[assignment]  # makes the import fail
         try:
             import structlog  # noqa: F401, PLC0415
         finally:
@@ -36,14 +36,14 @@ _NUMBERS = MappingProxyType(
 
 
 class LogThreshold:
-    """The first processor of the log: drops lines below a level that can be changed."""
+    """The first log processor: drops lines below a level, which may change."""
 
     def __init__(self, level: str) -> None:
         self.configured = self.level = level
         self._number = _NUMBERS[level]
 
     def use(self, level: str) -> None:
-        """Drop lines below this level from now on."""
+        """Sets the lowest level that is logged."""
         self.level, self._number = level, _NUMBERS[level]
 
     def __call__(self, _logger: Any, method: str, event: Any) -> Any:
@@ -54,6 +54,6 @@ class LogThreshold:
 
 
 def threshold_in_use() -> LogThreshold:
-    """Returns the threshold of this process's log; of a process without a configured log one that changes nothing."""
+    """Returns the threshold of this process's log; one without effect if logging is not configured."""
     found = (each for each in structlog.get_config()["processors"] if isinstance(each, LogThreshold))
     return next(found, None) or LogThreshold("info")

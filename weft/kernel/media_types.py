@@ -1,4 +1,4 @@
-"""Types of media files by their first bytes or their suffix. Nothing is decoded."""
+"""Media types of files, detected from their first bytes or suffix without decoding."""
 
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -20,7 +20,7 @@ AUDIO_TYPES: Mapping[str, str] = MappingProxyType(
         "webm": "audio/webm",
     }
 )
-"""Types of recordings, by the suffix of their file."""
+"""Audio types by file suffix."""
 _SUFFIXES: Mapping[str, str] = MappingProxyType(
     {
         "image/png": "png",
@@ -41,7 +41,7 @@ _PNG_MAGIC = b"\x89PNG\r\n\x1a\n"
 
 
 def image_type_of(data: bytes) -> str | None:
-    """Returns the type of an image: PNG, JPEG, GIF, WebP or BMP; None for anything else."""
+    """Returns the type of a PNG, JPEG, GIF, WebP or BMP image; None for anything else."""
     if data.startswith(_PNG_MAGIC):
         return "image/png"
     if data.startswith(b"\xff\xd8\xff"):
@@ -56,20 +56,20 @@ def image_type_of(data: bytes) -> str | None:
 
 
 def audio_type_of(data: bytes) -> str | None:
-    """Returns the type of a recording that engines take in a chat: WAV or MP3; None for anything else."""
+    """Returns the type of a WAV or MP3 recording, which engines accept in a chat; None for anything else."""
     if data[:4] == b"RIFF" and data[8:12] == b"WAVE":
         return "audio/wav"
-    # A tag, or eleven set bits and layer III.
+    # An ID3 tag, or a frame: eleven set bits and layer III.
     if data.startswith(b"ID3") or (data[:1] == b"\xff" and data[1:2] and data[1] & 0xE6 == 0xE2):
         return "audio/mpeg"
     return None
 
 
 def audio_type_of_name(filename: str) -> str:
-    """Returns the type of a recording by the suffix of its file; UNKNOWN_TYPE for another one."""
+    """Returns the audio type by file suffix; UNKNOWN_TYPE for another suffix."""
     return AUDIO_TYPES.get(filename.rpartition(".")[2].lower(), UNKNOWN_TYPE)
 
 
 def suffix_of(media_type: str) -> str:
-    """Returns the suffix of a file of a type, without its dot; `bin` for an unknown one."""
+    """Returns the file suffix of a media type, without the dot; `bin` for an unknown type."""
     return _SUFFIXES.get(media_type.partition(";")[0].strip().lower(), "bin")

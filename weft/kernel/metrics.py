@@ -1,6 +1,6 @@
-"""The metrics of a process: one page for Prometheus, with bounded labels, and metrics passed on from other pages.
+"""A process's metrics page for Prometheus, with bounded labels, including metrics forwarded from other pages.
 
-Names and labels are listed in `docs/observe.md`. Processes without a page do not import this module.
+`docs/observe.md` lists names and labels. Processes without a page do not import this module.
 """
 
 import asyncio
@@ -21,11 +21,11 @@ from weft.kernel.metric_limits import MetricLimits
 from weft.kernel.tracing import TraceContext, Tracing
 
 OTHER = "_other"
-"""The label of what is beyond a bound. No model, tenant or host can have this name."""
+"""Label for values beyond a bound. No model, tenant or host can have this name."""
 _END = b"# EOF\n"
-"""The last line of a page of OpenMetrics."""
+"""Last line of an OpenMetrics page."""
 MAX_PASSED_ON_LABELS = 32
-"""Labels of one series of another process; one with more is left out."""
+"""Maximum labels of a forwarded series; one with more is dropped."""
 
 MetricT = TypeVar("MetricT", bound=Counter | Histogram)
 Labels = tuple[str, ...]
@@ -33,7 +33,7 @@ ReadMetrics = Callable[[], Iterable[Metric]]
 
 
 class LabelSets(Generic[MetricT]):
-    """One metric with a bounded number of label sets. The first label is the one that may have many values."""
+    """A metric with a bounded number of label sets. Only the first label may have many values."""
 
     def __init__(self, metric: MetricT, most: int) -> None:
         self._metric = metric
@@ -47,7 +47,7 @@ class LabelSets(Generic[MetricT]):
         return len(self._named) + len(self._others)
 
     def of(self, *labels: str) -> MetricT:
-        """Returns the child of a label set, or that of `_other` where there are too many."""
+        """Returns the child of a label set, or that of `_other` if there are too many."""
         if labels not in self._named:
             if len(self._named) < self._most or self._make_room():
                 self._named.add(labels)
@@ -59,7 +59,7 @@ class LabelSets(Generic[MetricT]):
         return child
 
     def note_idle(self) -> None:
-        """Marks the label sets as idle that were not used since the last call: they make room for new ones."""
+        """Marks label sets that were not used since the last call as idle, so that new ones may replace them."""
         self._idle = deque(self._named - self._used)
         self._used.clear()
 
@@ -74,7 +74,7 @@ class LabelSets(Generic[MetricT]):
 
 
 def _other(labels: Labels, known: Collection[Labels], most: int) -> Labels:
-    """The other labels have few values each, so few label sets have `_other`; beyond the bound all are `_other`."""
+    """Replaces the first label by `_other`, since the others have few values; beyond the bound, all of them."""
     wanted = (OTHER, *labels[1:])
     return wanted if wanted in known or len(known) < most else (OTHER,) * len(labels)
 
@@ -88,10 +88,10 @@ class RenderedPage:
 
 
 class MetricsPage(Collector):
-    """The metrics of one process: those of its parts, on one registry."""
+    """The metrics of a process, from all its parts."""
 
     def __init__(self, limits: MetricLimits | None = None) -> None:
-        # A third of the lines of counters would be the times of their creation.
+        # `_created` lines would be a third of all counter lines.
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self.limits = limits or MetricLimits()
         self.registry = CollectorRegistry()
@@ -100,7 +100,7 @@ class MetricsPage(Collector):
         self._read: list[ReadMetrics] = []
 
     def counter(self, name: str, meaning: str, labels: Sequence[str]) -> LabelSets[Counter]:
-        """Returns a new counter, without `_total`; `labels` begins with the one that may have many values."""
+        """Returns a new counter; `name` has no `_total`, and only the first of `labels` may have many values."""
         made = LabelSets(Counter(name, meaning, labels, registry=self.registry), self.limits.max_single_series)
         self._label_sets.append(made)
         return made
@@ -108,26 +108,26 @@ class MetricsPage(Collector):
     def histogram(
         self, name: str, meaning: str, labels: Sequence[str], buckets: Sequence[float]
     ) -> LabelSets[Histogram]:
-        """Returns a new histogram; `labels` begins with the one that may have many values."""
+        """Returns a new histogram; only the first of `labels` may have many values."""
         metric = Histogram(name, meaning, labels, registry=self.registry, buckets=buckets)
         made = LabelSets(metric, self.limits.max_label_sets)
         self._label_sets.append(made)
         return made
 
     def add(self, read: ReadMetrics) -> None:
-        """Adds metrics that are read with each scrape; they may have names that others on the page have, too."""
+        """Adds metrics that are read at each scrape; several sources may use the same name."""
         self._read.append(read)
 
     def figure(self, name: str, meaning: str, value: float | None) -> Metric:
-        """Returns a gauge without labels; None: it has no value now."""
+        """Returns a gauge without labels; without a sample if `value` is None."""
         return GaugeMetricFamily(name, meaning, value=value)
 
     def gauge(self, name: str, meaning: str, labels: Sequence[str], values: Iterable[tuple[Labels, float]]) -> Metric:
-        """Returns a gauge with these values by labels; beyond the bound of label sets they are added up."""
+        """Returns a gauge with these values by labels; values beyond the bound of label sets are summed."""
         return self._bounded(GaugeMetricFamily(name, meaning, labels=labels), values)
 
     def count(self, name: str, meaning: str, labels: Sequence[str], values: Iterable[tuple[Labels, float]]) -> Metric:
-        """Returns a counter, without `_total`; else as `gauge`."""
+        """Returns a counter like `gauge`; `name` has no `_total`."""
         return self._bounded(CounterMetricFamily(name, meaning, labels=labels), values)
 
     def _bounded(
@@ -145,7 +145,7 @@ class MetricsPage(Collector):
         return family
 
     def add_spans(self, tracing: Tracing) -> None:
-        """Adds the counts of the process's spans."""
+        """Adds the counts of exported, dropped and failed spans."""
 
         def collect() -> Iterable[Metric]:
             ends = (((end,), getattr(tracing.counts, end)) for end in ("exported", "dropped", "failed"))
@@ -154,12 +154,12 @@ class MetricsPage(Collector):
         self.add(collect)
 
     def before_scrape(self, prepare: Callable[[], Awaitable[None]]) -> None:
-        """Awaits `prepare` before each scrape. It must not raise, and must end in bounded time."""
+        """Awaits `prepare` before each scrape. It must not raise and must take bounded time."""
         self._before.append(prepare)
 
     @override
     def collect(self) -> Iterator[Metric]:
-        """Yields all metrics, those of one name as one family; another type of the same name is left out."""
+        """Yields all metrics, merging families of the same name; a family with a different type is dropped."""
         by_name: dict[str, Metric] = {}
         for family in chain(self.registry.collect(), *(read() for read in self._read)):
             name = f"{family.name}_total" if family.type == "counter" else family.name
@@ -173,12 +173,12 @@ class MetricsPage(Collector):
         yield from by_name.values()
 
     def note_idle(self) -> None:
-        """Called every `MetricLimits.idle_seconds`: see `LabelSets.note_idle`."""
+        """Calls `LabelSets.note_idle` of all metrics; call it every `MetricLimits.idle_seconds`."""
         for metric in self._label_sets:
             metric.note_idle()
 
     async def render(self, accept: str = "") -> RenderedPage:
-        """Returns the page, as OpenMetrics with exemplars where the `Accept` header asks for it."""
+        """Returns the page, as OpenMetrics with exemplars if the `Accept` header asks for it."""
         for prepare in self._before:
             await prepare()
         encode, content_type = choose_encoder(accept)
@@ -186,7 +186,7 @@ class MetricsPage(Collector):
         body = bytearray()
         for family in self.collect():
             body += encode(_Family(family)).removesuffix(_END)
-            # A large page takes 0.4 s: other work goes on meanwhile.
+            # A large page takes 0.4 s; let other tasks run.
             await asyncio.sleep(0)
         return RenderedPage(bytes(body) + _END if is_openmetrics else bytes(body), content_type)
 
@@ -201,7 +201,7 @@ class _Family(Collector):
 
 
 def exemplar_of(context: TraceContext | None) -> dict[str, str] | None:
-    """Returns the exemplar of a request whose trace is sampled; None: it is not, so that no span would be found."""
+    """Returns the exemplar of a request; None if its trace is not sampled and has no spans to link to."""
     if context is None or not context.is_sampled:
         return None
     return {"trace_id": f"{context.trace_id:032x}"}
@@ -209,11 +209,11 @@ def exemplar_of(context: TraceContext | None) -> dict[str, str] | None:
 
 @dataclass(frozen=True, slots=True)
 class PassedOn:
-    """What is passed on of the page of another process."""
+    """The metrics that are forwarded from another process's page."""
 
     families: tuple[Metric, ...] = ()
     left_out: int = 0
-    """Families that are not: beyond the bound, or not ours to take."""
+    """Number of families dropped: beyond the bound, or with a refused name."""
 
 
 def passed_on(
@@ -221,8 +221,8 @@ def passed_on(
 ) -> PassedOn:
     """Returns the metrics of a page with `labels` added, whole families up to `max_series` series.
 
-    A page that ends in what is no metric is passed on up to there. `refused` are beginnings of names that are not
-    passed on. `keeps_own`: labels that a series has already stay as they are; else ours replace them.
+    Parsing stops at the first invalid line. `refused` are prefixes of names to drop. With `keeps_own`, existing labels
+    of a series take precedence over `labels`.
     """
     taken: list[Metric] = []
     series = left_out = 0
@@ -245,5 +245,5 @@ def passed_on(
 
 def _labelled(sample: Sample, labels: Mapping[str, str], *, keeps_own: bool) -> Sample:
     own = sample.labels
-    # Without its time: a page that is passed on later would be refused as old.
+    # Without its timestamp: Prometheus would reject a page that is forwarded later as too old.
     return Sample(sample.name, {**labels, **own} if keeps_own else {**own, **labels}, sample.value)

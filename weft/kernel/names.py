@@ -1,4 +1,4 @@
-"""Names and ids: which texts are valid names, new ids, and suggestions for a misspelt name."""
+"""Names and ids: validation, generation, and suggestions for misspelt names."""
 
 import os
 import re
@@ -19,55 +19,51 @@ MAX_SESSION_CHARS = 256
 
 DEFAULT_TENANT = "default"
 AGENT_PREFIX = "agent/"
-"""Prefix of an agent's name in the model of a request; the name itself has no '/'."""
 ROUTE_PREFIX = "route/"
-"""Prefix of a route's name in the model of a request."""
 WORKFLOW_PREFIX = "workflow/"
-"""Prefix of a workflow's name in the model of a request."""
 KIND_PREFIXES = (AGENT_PREFIX, ROUTE_PREFIX, WORKFLOW_PREFIX)
-"""Prefixes in the model of a request, with which the name of no model begins."""
+"""Prefixes of agents, routes and workflows in the `model` of a request. No model name starts with one."""
 AUTO_MODEL = "auto"
-"""Model of a request that leaves the choice to the client's profile in the router."""
+"""`model` of a request that lets the client's profile in the router choose."""
 CENTRAL_RUNNER = "central-models"
-"""Name of the runner of the mesh itself, which serves the models of providers that operators declare."""
+"""Name of the mesh's built-in runner, which serves declared models of remote providers."""
 
 MODEL_NAME_WORDS = (
     f"1 to {MAX_NAME_CHARS} letters, digits, '.', '_', ':' or '-', starting with a letter or digit, "
     "or several such parts joined by '/', the first one not agent, route or workflow"
 )
-"""The form of a model's name."""
-# One form for runners, agents and other resources, and for each part of a model's name. ASCII only, so that no two
-# names look alike; the first character keeps a name from being read as an option or a hidden file.
+# For runners, agents and other resources, and for each part of a model name. ASCII only, so that no two names look
+# alike; the first character keeps a name from being read as an option or a hidden file.
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]*")
-# Models and pools may have an owner before their name, as at a hub.
+# Models and pools may have an owner before their name, as on the hub.
 _MODEL_NAME = re.compile(rf"{_NAME.pattern}(/{_NAME.pattern})*")
 MODEL_NAME_PATTERN = f"^{_MODEL_NAME.pattern}$"
-"""The form of a model's name for JSON schemas, without its length and the prefixes that it may not have."""
+"""Pattern of model names for JSON schemas; does not check length and reserved prefixes."""
 # Ids and tenants travel as gRPC metadata and HTTP headers: printable ASCII without spaces and separators.
 _TOKEN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@/+=-]*")
 _RANDOM_BYTES = 12
 _ID_DIGITS = 2 * _RANDOM_BYTES
 _NAME_END = "/"
-"""What is between the name of a process and the rest of its id; no name of a process has it."""
+"""Separates the process name from the rest of a process id."""
 _RESOURCE_ID = re.compile(rf"(?:model|agent|route)-[0-9a-f]{{{_ID_DIGITS}}}")
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]+")
 
 
 def is_name(text: str) -> bool:
-    """Whether `text` may name a resource."""
+    """Whether `text` is a valid resource name."""
     return 0 < len(text) <= MAX_NAME_CHARS and _NAME.fullmatch(text) is not None
 
 
 def is_model_name(text: str) -> bool:
-    """Whether `text` may name a model or a pool: names that are joined by '/', such as `Qwen/Qwen3-8B`."""
+    """Whether `text` is a valid name of a model or pool: names joined by '/', such as `Qwen/Qwen3-8B`."""
     is_valid = 0 < len(text) <= MAX_NAME_CHARS and _MODEL_NAME.fullmatch(text) is not None
     return is_valid and not text.startswith(KIND_PREFIXES)
 
 
 def ascii_name(text: str) -> str:
-    """Returns a model's name with other letters than ASCII in Punycode, part by part, as names of hosts have them.
+    """Returns a model name with non-ASCII parts in Punycode, as in host names; other texts unchanged.
 
-    Servers and callers may write any letters; no two of their names become one. Other texts are returned unchanged.
+    Servers and callers may use any letters, and different names stay different.
     """
     if text.isascii() or len(text) > MAX_NAME_CHARS:
         return text
@@ -81,7 +77,7 @@ def is_token(text: str, max_chars: int) -> bool:
 
 
 def require_name(text: str, field: str) -> str:
-    """Return `text` if it may name a resource; otherwise raise INVALID_ARGUMENT naming `field`."""
+    """Returns `text`. Raises INVALID_ARGUMENT naming `field` unless it is a valid resource name."""
     if not is_name(text):
         raise invalid_field(
             field,
@@ -91,14 +87,14 @@ def require_name(text: str, field: str) -> str:
 
 
 def require_name_of_model(text: str, field: str) -> str:
-    """Return `text` if it may name a model or a pool; otherwise raise INVALID_ARGUMENT naming `field`."""
+    """Returns `text`. Raises INVALID_ARGUMENT naming `field` unless it is a valid name of a model or pool."""
     if not is_model_name(text):
         raise invalid_field(field, f"must be {MODEL_NAME_WORDS}")
     return text
 
 
 def require_token(text: str, field: str, max_chars: int) -> str:
-    """Return `text` if it is a safe identifier; otherwise raise INVALID_ARGUMENT naming `field`."""
+    """Returns `text`. Raises INVALID_ARGUMENT naming `field` unless it is a safe identifier."""
     if not is_token(text, max_chars):
         raise invalid_field(
             field, f"must be 1 to {max_chars} letters, digits or '._:@/+=-', starting with a letter or digit"
@@ -107,39 +103,36 @@ def require_token(text: str, field: str, max_chars: int) -> str:
 
 
 def require_request_id(text: str, field: str) -> str:
-    """Return `text` if operations can be repeated under this id; otherwise raise INVALID_ARGUMENT naming `field`."""
+    """Returns `text`. Raises INVALID_ARGUMENT naming `field` unless it is a valid request id for operations."""
     if len(text) > MAX_REQUEST_ID_CHARS or _REQUEST_ID.fullmatch(text) is None:
         raise invalid_field(field, f"must be 1 to {MAX_REQUEST_ID_CHARS} letters, digits, '.', '_' or '-'")
     return text
 
 
 def resource_id(kind: str, name: str, created_nanoseconds: int) -> str:
-    """Returns the id of a model, an agent or a route; another one after it was deleted and made again."""
+    """Returns the id of a model, agent or route. A resource that is deleted and recreated gets a new one."""
     digest = sha256(f"{kind}/{name}/{created_nanoseconds}".encode()).hexdigest()
     return f"{kind}-{digest[:_ID_DIGITS]}"
 
 
 def is_resource_id(text: str) -> bool:
-    """Whether `text` has the form of the id of a model, an agent or a route, such as "model-" and 24 hex digits."""
+    """Whether `text` has the form of a model, agent or route id: "model-" and 24 hex digits."""
     return _RESOURCE_ID.fullmatch(text) is not None
 
 
 def require_no_id(text: str, field: str) -> None:
-    """Raises INVALID_ARGUMENT for a name with the form of an id: it could stand in front of what has that id."""
+    """Raises INVALID_ARGUMENT for a name with the form of an id, since it could shadow the resource with that id."""
     if is_resource_id(text):
         raise invalid_field(field, f"must not have the form of an id, '{text}'; choose another name")
 
 
 def new_id(prefix: str) -> str:
-    """A fresh id such as `req-9f2c...`: the prefix says what it names, 96 random bits make it unique."""
+    """Returns a new id such as `req-9f2c...`, with 96 random bits."""
     return f"{prefix}-{os.urandom(_RANDOM_BYTES).hex()}"
 
 
 def new_process_id(name: str) -> str:
-    """Returns a fresh id of one start of a named process, such as `router-box-5f1c02/9f2c...`; see `process_name`.
-
-    A name that is too long for it is cut.
-    """
+    """Returns a new id for one start of a process, such as `router-box-5f1c02/9f2c...`. Cuts a long name."""
     start = f"{_NAME_END}{os.urandom(_RANDOM_BYTES).hex()}"
     return f"{name[: MAX_NAME_CHARS - len(start)]}{start}"
 
@@ -150,27 +143,27 @@ def process_name(process_id: str) -> str:
 
 
 def new_key() -> bytes:
-    """A fresh symmetric key: 32 random bytes."""
+    """Returns a new symmetric key of 32 random bytes."""
     return secrets.token_bytes(32)
 
 
 MAX_CLOSE_NAMES = 3
 _COMPARED_NAMES = 1000
-"""Maximum number of names that are compared letter by letter, those of the most similar length: each takes 40 us."""
+"""Maximum names compared letter by letter, those of the most similar length first: each takes 40 us."""
 _SEARCHED_NAMES = 10_000
-"""Maximum number of names that are searched for one that contains the text: each takes 2 us."""
+"""Maximum names searched for the text: each takes 2 us."""
 _LEAST_PART_CHARS = 3
-"""Length of a text from which names that contain it are close to it."""
+"""Minimum length of a text for matching names that contain it."""
 _LEAST_BEGINNING_CHARS = 4
-"""Length of a text from which names with a beginning like it are close to it."""
+"""Minimum length of a text for matching names with a similar beginning."""
 _BEGINNING_CUTOFF = 0.81
-"""How like it a beginning must be: one letter is wrong or missing, as in "smolm" for "smollm2-135m"."""
+"""Required similarity of a beginning: allows one wrong or missing letter, as in "smolm" for "smollm2-135m"."""
 
 
 def closest_names(name: str, names: Iterable[str], most: int = MAX_CLOSE_NAMES) -> tuple[str, ...]:
-    """Returns names that begin with `name`, those that contain it, similar ones, those that begin similarly; `most`.
+    """Returns up to `most` names: that begin with `name`, contain it, are similar, or have a similar beginning.
 
-    Upper and lower case are the same, and a prefix such as `agent/` is not compared.
+    Ignores case and a prefix such as `agent/`.
     """
     wanted = _compared(name)
     by_text: dict[str, list[str]] = {}
@@ -190,7 +183,7 @@ def _with_part(wanted: str, texts: Iterable[str]) -> list[str]:
 
 
 def _beginning_alike(wanted: str, texts: Iterable[str], most: int) -> list[str]:
-    """Returns the longer texts whose beginning resembles `wanted`."""
+    """Returns longer texts with a beginning similar to `wanted`."""
     length = len(wanted)
     if length < _LEAST_BEGINNING_CHARS:
         return []
@@ -208,10 +201,10 @@ def _compared(name: str) -> str:
 
 
 def did_you_mean(close: Sequence[str]) -> str:
-    """Returns a "did you mean" question with close names; empty: there are none."""
+    """Returns a "did you mean" question with the names; empty if there are none."""
     return f"did you mean {' or '.join(close)}?" if close else ""
 
 
 def close_names(name: str, names: Iterable[str], most: int = MAX_CLOSE_NAMES) -> str:
-    """Returns a "did you mean" question with the closest names; empty: there are none."""
+    """Returns a "did you mean" question with the closest names; empty if there are none."""
     return did_you_mean(closest_names(name, names, most))

@@ -1,7 +1,7 @@
-"""The caller of a request and its permissions: one function turns any API key into one `Principal`, for HTTP and gRPC.
+"""The caller of a request and its permissions, for HTTP and gRPC.
 
-A scope is a resource and a role, such as `models:view`; `*` stands for every resource, or for every role. A name after
-the resource limits it to that, or to all names with one beginning: `models/team-a:edit`, `inference/team-*:create`.
+A scope is a resource and a role, such as `models:view`; `*` means all resources or all roles. A name or prefix after
+the resource limits the scope: `models/team-a:edit`, `inference/team-*:create`.
 """
 
 import hmac
@@ -24,7 +24,7 @@ MAX_KEY_CHARS = 256
 MAX_SCOPES = 32
 ANY = "*"
 _KEY = re.compile(rf"{KEY_PREFIX}_([a-z0-9]{{{KEY_ID_CHARS}}})_([0-9a-f]{{{2 * SECRET_BYTES}}})", re.ASCII)
-# Compared with where there is no key of an id, so that a wrong id takes as long as a wrong secret.
+# Compared if the key id is unknown, so that a wrong id takes as long as a wrong secret.
 _NO_DIGEST = bytes(32)
 
 
@@ -34,7 +34,7 @@ class Resource(Enum):
     INFERENCE = "inference"
     """Requests to models, their receipts, and stored answers."""
     REMOTE = "remote"
-    """Requests to remote models, which may cost money: `create` allows them where their tenant may."""
+    """Requests to remote models, which may cost money: `create` allows them if the tenant may use them."""
     MODELS = "models"
     """Models, pools, agents and routes."""
     RUNNERS = "runners"
@@ -42,15 +42,14 @@ class Resource(Enum):
     OPERATIONS = "operations"
     """Loads, unloads and flushes, and their audit."""
     SETTINGS = "settings"
-    """Settings of the whole mesh, and its tenants."""
+    """Mesh settings and tenants."""
     KEYS = "keys"
-    """API keys."""
     SECRETS = "secrets"
-    """Secrets of the mesh, such as the API keys of providers. Nothing shows their values."""
+    """Secrets of the mesh, such as API keys of providers. Their values are never shown."""
     TELEMETRY = "telemetry"
     """Metrics, events, and statistics of clients."""
     MESH = "mesh"
-    """Traffic among services of the mesh: placement, tickets, sessions. Its holder can act for any tenant."""
+    """Calls between services of the mesh: placement, tickets, sessions. Its holder can act for any tenant."""
 
 
 class Role(Enum):
@@ -63,7 +62,7 @@ class Role(Enum):
 
 
 NAMED_RESOURCES = frozenset({Resource.INFERENCE, Resource.MODELS, Resource.OPERATIONS})
-"""Resources whose scopes can be limited to names: of models, pools, agents and routes."""
+"""Resources with scopes that can be limited to names of models, pools, agents and routes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,13 +72,13 @@ class Access:
     resource: Resource
     role: Role
     name: str = ""
-    """What it is limited to: a name, or with `*` at its end every name that begins so; empty: it is not limited."""
+    """Name, or prefix and `*`, to which the access is limited; empty: unlimited."""
 
     def __str__(self) -> str:
         return f"{self.resource.value}{f'/{self.name}' if self.name else ''}:{self.role.value}"
 
     def includes(self, name: str) -> bool:
-        """Whether it holds for what has this name, or for all names that `name`, with `*` at its end, stands for."""
+        """Whether it covers a name, or all names that match a prefix and `*`."""
         if self.name.endswith(ANY):
             return name.startswith(self.name[:-1])
         return not self.name or name == self.name
@@ -88,31 +87,31 @@ class Access:
 _EVERYTHING = frozenset(Access(resource, role) for resource in Resource for role in Role)
 MESH_ACCESS = Access(Resource.MESH, Role.CREATE)
 EDIT_MODELS = Access(Resource.MODELS, Role.EDIT)
-"""Scope that declaring and deleting models, agents and routes needs."""
+"""Required for declaring and deleting models, agents and routes."""
 VIEW_MODELS = Access(Resource.MODELS, Role.VIEW)
-"""Scope that seeing models, pools, agents and routes needs."""
+"""Required for seeing models, pools, agents and routes."""
 VIEW_RUNNERS = Access(Resource.RUNNERS, Role.VIEW)
-"""Scope that seeing runners, and what their engines print, needs."""
+"""Required for seeing runners and engine logs."""
 USE_MODELS = Access(Resource.INFERENCE, Role.CREATE)
-"""Scope that requests to models, agents and routes need."""
+"""Required for requests to models, agents and routes."""
 VIEW_REQUESTS = Access(Resource.INFERENCE, Role.VIEW)
-"""Scope that seeing one's requests, tasks, batches, files and stored responses needs."""
+"""Required for seeing one's requests, tasks, batches, files and stored responses."""
 EDIT_REQUESTS = Access(Resource.INFERENCE, Role.EDIT)
-"""Scope that cancelling and deleting them needs."""
+"""Required for cancelling and deleting them."""
 OPERATE = Access(Resource.OPERATIONS, Role.CREATE)
-"""Scope that loads, unloads and flushes need."""
+"""Required for loads, unloads and flushes."""
 EDIT_SETTINGS = Access(Resource.SETTINGS, Role.EDIT)
-"""Scope that declaring and deleting tenants needs: their limits bind those who may declare models."""
+"""Required for declaring and deleting tenants, whose limits apply to callers who may declare models."""
 USE_SECRETS = Access(Resource.SECRETS, Role.CREATE)
-"""Scope that declaring a model with a secret needs: the secret is sent to the address that the declaration names."""
+"""Required for declaring a model with a secret, which is sent to the declared address."""
 ANY_SOURCE = Access(Resource.MODELS, Role.EDIT)
-"""Scope that a load or a pull of a path or a URL needs: a runner reads any file and asks any server for it."""
+"""Required for loading or pulling a path or URL, since the runner reads any file and calls any server."""
 MAY_LEAVE = Access(Resource.REMOTE, Role.CREATE)
-"""Scope that a request needs for remote models, besides its tenant's permission."""
+"""Required for requests to remote models, besides the tenant's permission."""
 KEY_VARIABLES = frozenset({"WEFT_API_KEY", "WEFT_SERVICE_KEY", "WEFT_JOIN_TOKEN"})
-"""Environment variables with keys of a mesh. They are removed from the environment of programs that a runner starts."""
+"""Environment variables with mesh keys, removed from the environment of programs that a runner starts."""
 DEFAULT_SCOPES = ("inference:create", "inference:edit", "models:view")
-"""Scopes of a key that is created without any."""
+"""Scopes of a key that is created without scopes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,54 +119,52 @@ class Principal:
     """An authenticated caller."""
 
     name: str
-    """For logs and the audit: `key:<id>`, `local`, or `service:<name>`."""
+    """Name in logs and the audit: `key:<id>`, `local`, or `service:<name>`."""
     tenant: str = DEFAULT_TENANT
-    """Tenant of its requests."""
     access: frozenset[Access] = frozenset()
     names_tenants: bool = False
-    """Whether the caller may name the tenant of a request."""
+    """Whether the caller may set the tenant of a request."""
 
     def may(self, access: Access) -> bool:
-        """Whether it has this access: to everything, or to all that the access is limited to."""
+        """Whether it has this access, unlimited or at least for the names in `access`."""
         return access in self.access or (bool(access.name) and self.may_name(access, access.name))
 
     def may_name(self, access: Access, name: str) -> bool:
-        """Whether it has the access to what has this name."""
+        """Whether it has the access to a name."""
         if (Access(access.resource, access.role) if access.name else access) in self.access:
             return True
         return any(limited.includes(name) for limited in self._limited(access))
 
     def names_for(self, access: Access) -> tuple[str, ...] | None:
-        """Returns the names to which its access is limited, sorted, as scopes have them; None: it is not limited."""
+        """Returns the names and prefixes to which its access is limited, sorted; None: unlimited."""
         if access in self.access:
             return None
         return tuple(sorted(limited.name for limited in self._limited(access)))
 
     def require(self, access: Access) -> None:
-        """Raises PERMISSION_DENIED naming the scope that is missing."""
+        """Raises PERMISSION_DENIED naming the missing scope."""
         if not self.may(access):
             raise WeftError(Reason.PERMISSION_DENIED, f"the key lacks the scope {access}")
 
     def require_some(self, access: Access) -> None:
-        """Raises PERMISSION_DENIED where it has the access to nothing at all."""
+        """Raises PERMISSION_DENIED if it has this access to no name at all."""
         if access not in self.access and not self._limited(access):
             raise WeftError(Reason.PERMISSION_DENIED, f"the key lacks the scope {access}")
 
     def require_name(self, access: Access, name: str) -> None:
-        """Raises PERMISSION_DENIED naming the scope that is missing for what has this name."""
+        """Raises PERMISSION_DENIED naming the missing scope, if it lacks the access to a name."""
         if not self.may_name(access, name):
             missing = replace(access, name=name)
             raise WeftError(Reason.PERMISSION_DENIED, f"the key lacks the scope {missing}", metadata={"name": name})
 
     def _limited(self, access: Access) -> list[Access]:
-        """Returns its access to some names."""
         kind = (access.resource, access.role)
         return [each for each in self.access if each.name and (each.resource, each.role) == kind]
 
     def tenant_for(self, claimed: str, field_name: str) -> str:
         """Returns the tenant of a call that claims `claimed`; empty: no claim.
 
-        Raises PERMISSION_DENIED naming the field where that is not its own, and it is not believed.
+        Raises PERMISSION_DENIED naming the field if the caller may not act for that tenant.
         """
         if not claimed or claimed == self.tenant:
             return self.tenant
@@ -179,11 +176,11 @@ class Principal:
 
 
 LOCAL = Principal(name="local", access=_EVERYTHING, names_tenants=True)
-"""The caller over a socket that only this machine's user can reach, or over loopback where no keys are required."""
+"""The caller over a socket that only this machine's user can reach, or over loopback if no keys are required."""
 
 
 def actor_words(name: str) -> str:
-    """Returns the name of a caller as text for people: LOCAL's would read like that of a runner or a user."""
+    """Returns a caller's name for display. "local" would read like the name of a runner or user."""
     return "an operator on this machine" if name == LOCAL.name else name
 
 
@@ -193,7 +190,7 @@ def service_principal(name: str) -> Principal:
 
 
 def parse_scope(text: str, field_name: str) -> frozenset[Access]:
-    """Returns the access of a scope. Raises INVALID_ARGUMENT naming the field and the known scopes."""
+    """Returns the access of a scope. Raises INVALID_ARGUMENT naming the field and the valid scopes."""
     # Names may have colons.
     subject, _, role = text.rpartition(":")
     resource, slash, name = subject.partition("/")
@@ -214,7 +211,7 @@ def parse_scope(text: str, field_name: str) -> frozenset[Access]:
 
 
 def _require_pattern(name: str, resources: Iterable[Resource], field_name: str) -> None:
-    """Raises INVALID_ARGUMENT for what limits no scope: no name or beginning, or another resource."""
+    """Raises INVALID_ARGUMENT for an invalid name or prefix, or resources without names."""
     if not is_model_name(name.removesuffix("/" + ANY).removesuffix(ANY)):
         raise invalid_field(
             field_name, f"'{name[:64]}' must be a name, or the beginning of names and *, such as team-a or team-*"
@@ -233,7 +230,7 @@ def parse_scopes(texts: Iterable[str], field_name: str) -> frozenset[Access]:
 
 
 def kept_access(scopes: Iterable[str]) -> frozenset[Access]:
-    """Access of stored scopes. An unknown scope, written by a newer release, grants nothing."""
+    """Returns the access of stored scopes. An unknown scope, from a newer release, grants nothing."""
     access = frozenset[Access]()
     for scope in scopes:
         with suppress(FieldError):
@@ -259,7 +256,7 @@ class KeyVerifier:
     """Digest of the secret before the last rotation; empty: none."""
     previous_expires_at: datetime | None = None
     principal: Principal = field(init=False, repr=False, compare=False)
-    """Who shows the key."""
+    """The caller who presents the key."""
 
     def __post_init__(self) -> None:
         principal = Principal(
@@ -280,27 +277,26 @@ class KeyRing:
 
 
 def key_digest(pepper: bytes, secret: str) -> bytes:
-    """The stored digest of a secret: HMAC-SHA256. Secrets are random, so a slow hash would add no protection."""
+    """Returns the digest of a secret: HMAC-SHA256. Secrets are random, so a slow hash would add no protection."""
     return hmac.digest(pepper, secret.encode(), sha256)
 
 
 def key_text(key_id: str, secret: str) -> str:
-    """The full text of a key."""
+    """Returns the full text of a key."""
     return f"{KEY_PREFIX}_{key_id}_{secret}"
 
 
 def require_one_key(shown: Iterable[str]) -> None:
-    """Raises UNAUTHENTICATED for a call with two different keys: none takes precedence.
+    """Raises UNAUTHENTICATED for a call with two different keys, since a proxy in front may have checked the other one.
 
-    A proxy in front may have checked the other one. Credentials that are no keys of a mesh are ignored: SDKs send a
-    provider's key beside ours.
+    Credentials other than weft keys are ignored: SDKs also send a provider's key.
     """
     if len({text for text in shown if len(text) <= MAX_KEY_CHARS and _KEY.fullmatch(text)}) > 1:
         raise WeftError(Reason.UNAUTHENTICATED, "the request shows two different keys: send one")
 
 
 def authenticate(ring: KeyRing, presented: str | None, now: datetime) -> Principal:
-    """Returns the principal of a key. Raises UNAUTHENTICATED, without saying what is wrong with the key."""
+    """Returns the principal of a key. Raises UNAUTHENTICATED without revealing what is wrong with the key."""
     if not presented:
         raise WeftError(
             Reason.UNAUTHENTICATED, "a key is needed: send 'Authorization: Bearer <key>', or 'x-api-key: <key>'"
@@ -320,7 +316,7 @@ _NOBODY = KeyVerifier(key_id="", tenant="", access=frozenset(), digest=_NO_DIGES
 def _is_good(verifier: KeyVerifier, digest: bytes, now: datetime) -> bool:
     is_current = hmac.compare_digest(digest, verifier.digest)
     until = verifier.previous_expires_at
-    # A comparison is made in any case: its duration says nothing about the key.
+    # Always compare, so that the duration reveals nothing about the key.
     is_previous = (
         hmac.compare_digest(digest, verifier.previous_digest or _NO_DIGEST) and until is not None and now < until
     )

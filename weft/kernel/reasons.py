@@ -1,4 +1,4 @@
-"""Reasons of failures: one enum and the table that maps it to gRPC, HTTP and retry behaviour.
+"""Failure reasons: one enum and the table that maps it to gRPC, HTTP and retry behaviour.
 
 The numbers are those of `ErrorReason` in protos/weft/api/common/v1/error_reason.proto, whose comments define each
 reason; `tests/unit/kernel/test_reasons.py` compares the two.
@@ -9,7 +9,7 @@ from enum import IntEnum
 
 
 class Reason(IntEnum):
-    """The domain's own copy of ErrorReason, so that policies need no generated code."""
+    """Copy of ErrorReason, so that policies need no generated code."""
 
     UNSPECIFIED = 0
     INVALID_ARGUMENT = 1
@@ -77,12 +77,12 @@ class ReasonTraits:
     """The meaning of a reason in each protocol."""
 
     grpc_code: str
-    """Name of the grpc.StatusCode. Busy is RESOURCE_EXHAUSTED, broken is UNAVAILABLE: proxies eject on the latter."""
+    """Name of the grpc.StatusCode: RESOURCE_EXHAUSTED for busy, UNAVAILABLE for broken, on which proxies eject."""
     http_status: int
     retryable: bool
     """Whether the same call may succeed later."""
     safe_to_retry: bool
-    """Whether nothing was generated for it, so that a retry repeats no work."""
+    """Whether nothing was generated yet, so that a retry repeats no work."""
 
 
 def _caller(grpc_code: str, http_status: int) -> ReasonTraits:
@@ -128,7 +128,7 @@ TRAITS: dict[Reason, ReasonTraits] = {
     Reason.SHUTTING_DOWN: _not_begun(503),
     Reason.CANCELLED: ReasonTraits("CANCELLED", 499, retryable=False, safe_to_retry=False),
     Reason.DEADLINE_UNREACHABLE: _busy(503),
-    # Callers over HTTP bring no tickets: to them the mesh could not serve, and their own credentials are good.
+    # HTTP callers have no tickets and their credentials are valid, so they get 503.
     Reason.TICKET_INVALID: ReasonTraits("UNAUTHENTICATED", 503, retryable=True, safe_to_retry=True),
     Reason.TICKET_EXPIRED: ReasonTraits("UNAUTHENTICATED", 503, retryable=True, safe_to_retry=True),
     Reason.SESSION_UNKNOWN: _caller("NOT_FOUND", 404),
@@ -166,26 +166,26 @@ TRAITS: dict[Reason, ReasonTraits] = {
 
 
 REGISTRY_AWAY = frozenset({Reason.SERVICE_UNAVAILABLE, Reason.REGISTRY_STANDBY})
-"""Reasons of a call that no registry has begun: it cannot be reached, or waits for the end of the owner."""
+"""Reasons of a call that no registry has begun: unreachable, or standby."""
 NO_REGISTRY = REGISTRY_AWAY | {Reason.SHUTTING_DOWN, Reason.DEADLINE_EXCEEDED}
-"""Reasons of a call that no registry serves now: an owner with a standby answers nothing without its database."""
+"""Reasons of a call that no registry serves now; an owner without its database may not answer at all."""
 
 
 _BY_NUMBER = {reason.value: reason for reason in Reason}
 
 
 def reason_of(number: int) -> Reason:
-    """The reason of a received number; INTERNAL for one that this version does not know."""
+    """Returns the reason for a received number; INTERNAL if it is unknown."""
     return _BY_NUMBER.get(number, Reason.INTERNAL)
 
 
 def traits(reason: Reason) -> ReasonTraits:
-    """What `reason` means on each surface."""
+    """Returns the traits of a reason."""
     return TRAITS[reason]
 
 
 MODEL_NOT_LISTED = "the server has no model "
-"""A server that weft did not start lists other models than the one that it is attached for."""
+"""Start of the detail of an attached model that its server does not list."""
 PULLING = "pulling"
 WAITING_FOR_PULL = "waiting for another pull"
-"""How the detail of an instance begins while the files of its model are pulled."""
+"""Start of an instance's detail while its model's files are pulled."""

@@ -1,4 +1,4 @@
-"""Enums and values that describe a request everywhere in the mesh."""
+"""Enums and values that describe a request."""
 
 from enum import IntEnum
 from typing import Literal
@@ -6,31 +6,31 @@ from typing import Literal
 from weft.kernel.value import value_class
 
 CHARS_PER_TOKEN = 4.0
-"""A usual figure for English text and byte-pair vocabularies; what an answer really took corrects it in the router."""
+"""Typical for English text and byte-pair vocabularies. The router corrects it with actual usage."""
 PREFIX_ENDS = (*range(1_024, 33 * 1_024, 1_024), *range(36 * 1_024, 164 * 1_024, 4 * 1_024))
-"""Characters after which the beginnings of a prompt end that are compared: every 256 tokens, from 8,192 tokens on every
-1,024, up to 40,960 tokens."""
+"""Lengths, in characters, of the prompt prefixes that are compared: every 256 tokens, above 8,192 every 1,024, up to
+40,960."""
 
 
 class Priority(IntEnum):
-    """The priority class of a request; lower numbers first."""
+    """Priority class of a request; lower numbers first."""
 
     SYSTEM = 0
-    """The mesh's own work. No caller can claim it."""
+    """Internal work of the mesh. Not available to callers."""
     HIGH = 1
     NORMAL = 2
     LOW = 3
     DURABLE = 4
-    """Durable tasks: below all interactive requests, with their own share. No caller can claim it."""
+    """Durable tasks: below all interactive requests, with a separate share. Not available to callers."""
 
     @property
     def wire(self) -> int:
-        """Its number in `common.v1.Priority`, where 0 means unset."""
+        """The number in `common.v1.Priority`, where 0 means unset."""
         return _WIRES.get(self, self.value)
 
     @staticmethod
     def from_wire(number: int) -> "Priority | None":
-        """Returns the class of a number in `common.v1.Priority`, normal for unset; None: an unknown number."""
+        """Returns the class for a number in `common.v1.Priority`: NORMAL for unset, None for an unknown number."""
         return _BANDS.get(number)
 
 
@@ -63,39 +63,38 @@ class Operation(IntEnum):
 
 
 OperationName = Literal["chat", "completion", "embedding", "rerank", "tokenize", "image", "transcription", "speech"]
-"""Names of operations in documents and in the configuration."""
+"""Operation names in documents and the configuration."""
 TEXT_OPERATIONS = frozenset({Operation.CHAT, Operation.COMPLETION, Operation.EMBEDDING})
-"""Usual operations of servers of language models."""
+"""Operations that language model servers usually have."""
 TASK_OPERATIONS = TEXT_OPERATIONS | {Operation.IMAGE, Operation.TRANSCRIPTION, Operation.SPEECH}
-"""Operations whose requests can be durable tasks."""
+"""Operations that durable tasks support."""
 
 
 class JournalMode(IntEnum):
-    """Whether requests are durable tasks without their callers asking for it; numbers as in `registry.v1`.
+    """Whether requests become durable tasks automatically; numbers as in `registry.v1`.
 
-    A higher one demands more: of several models that may answer a request, the highest counts.
+    If several models may answer a request, the highest mode applies.
     """
 
     UNSET = 0
-    """As another setting says."""
     NONE = 1
     WAIT = 2
-    """Each is a task while its caller waits; a caller who disconnects cancels it."""
+    """Each request is a task; a caller who disconnects cancels it."""
     KEEP = 3
-    """The same, and a task whose caller disconnects continues."""
+    """Each request is a task, and continues if its caller disconnects."""
 
 
 JournalWord = Literal["none", "wait", "keep"]
-"""Values of the setting `journal` in the configuration."""
+"""Values of the setting `journal`."""
 
 
 def journal_mode_of(word: JournalWord | None) -> JournalMode:
-    """Returns the mode of a setting; UNSET for one that is absent."""
+    """Returns the mode of a setting; UNSET if it is absent."""
     return JournalMode.UNSET if word is None else JournalMode[word.upper()]
 
 
 def journal_in(number: int) -> JournalMode:
-    """Returns the mode of a message; one that this version does not know demands as much as there is."""
+    """Returns the mode in a message; KEEP for an unknown number."""
     return JournalMode(number) if number <= JournalMode.KEEP else JournalMode.KEEP
 
 
@@ -109,10 +108,10 @@ class CacheMode(IntEnum):
 
 @value_class(kw_only=True)
 class Handling:
-    """Options of a request for its runner; by default as the model is configured."""
+    """Options of a request for its runner; the defaults follow the model's configuration."""
 
     cache_mode: CacheMode = CacheMode.AUTO
     cache_tag: str = ""
-    """Cached prefixes are shared only among requests of one tenant with the same tag."""
+    """Requests share cached prefixes only within one tenant and tag."""
     keep_alive_seconds: float | None = None
-    """How long the model stays loaded afterwards; negative: until it is unloaded; None: as it is configured."""
+    """How long the model stays loaded afterwards; negative: until it is unloaded; None: as configured."""

@@ -1,4 +1,4 @@
-"""gRPC plumbing: channel and server options, and one function each way between WeftError and status."""
+"""gRPC plumbing: channel and server options, and conversion between WeftError and status."""
 
 import asyncio
 from collections import OrderedDict
@@ -31,8 +31,8 @@ PING_TIMEOUT_MS = 10_000
 FIRST_RECONNECT_MS = 100
 MAX_RECONNECT_MS = 2_000
 CONNECT_ATTEMPT_MS = 10_000
-"""How long one attempt to connect may take, handshake included: gRPC calls it the least back-off, 20 s by default.
-Packets of an attempt that began while the link was down are sent again ever later; a new attempt begins immediately."""
+"""Timeout of a connection attempt, including the handshake: gRPC's minimum backoff, 20 s by default. TCP retransmits
+the packets of an attempt that began while the link was down at growing intervals; a new attempt starts immediately."""
 MAX_CHANNELS = 1024
 
 log = get_logger("weft.rpc")
@@ -52,7 +52,7 @@ _COMMON_OPTIONS: tuple[tuple[str, int], ...] = (
 )
 CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
     *_COMMON_OPTIONS,
-    # A runner that restarts is back within a second or two; the default back-off grows to 120 s.
+    # A restarting runner is back within a second or two; the default backoff grows to 120 s.
     ("grpc.initial_reconnect_backoff_ms", FIRST_RECONNECT_MS),
     ("grpc.max_reconnect_backoff_ms", MAX_RECONNECT_MS),
     ("grpc.min_reconnect_backoff_ms", CONNECT_ATTEMPT_MS),
@@ -60,12 +60,12 @@ CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
 )
 POOLED_OPTIONS: tuple[tuple[str, int], ...] = (
     *CHANNEL_OPTIONS,
-    # The dispatcher retries elsewhere and counts attempts; retries of gRPC itself would not be counted.
-    # Without it a call takes 6 KB less for as long as it lasts (measured, grpcio 1.85).
+    # The dispatcher retries elsewhere and counts attempts, which retries by gRPC would bypass. A call without them
+    # takes 6 KB less memory (measured, grpcio 1.85).
     ("grpc.enable_retries", 0),
 )
 FAILOVER_OPTIONS: tuple[tuple[str, int], ...] = tuple(
-    # A frozen owner is noticed when its standby has taken over; servers allow no pings more often than every 10 s.
+    # Detects a frozen owner by the time its standby has taken over. Servers allow a ping every 10 s at most.
     (dict(CHANNEL_OPTIONS) | {"grpc.keepalive_time_ms": 12_000, "grpc.http2.ping_timeout_ms": 4_000}).items()
 )
 SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
@@ -78,12 +78,11 @@ SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
 
 
 def open_channel(address: str, security: ChannelSecurity | None = None) -> grpc.aio.Channel:
-    """A channel to an address: plaintext to this machine, TLS elsewhere (see `weft.kernel.address`).
+    """Returns a channel to an address: plaintext to this machine, TLS elsewhere (see `weft.kernel.address`).
 
-    Of several addresses, with commas between them, calls go to the one that serves.
-
-    Without `security` the usual roots vouch for who is there. Calls to a runner's address also carry
-    `weft.kernel.address.metadata_of` it. Raises INVALID_ARGUMENT naming an invalid file of `security`.
+    With several comma-separated addresses, calls go to the one that serves. Without `security`, the default root
+    certificates apply. Calls to a runner also need `weft.kernel.address.metadata_of` its address. Raises
+    INVALID_ARGUMENT naming an invalid file of `security`.
     """
     addresses = addresses_of(address)
     if len(addresses) > 1:
@@ -94,7 +93,7 @@ def open_channel(address: str, security: ChannelSecurity | None = None) -> grpc.
 
 
 def open_blocking_channel(address: str, security: ChannelSecurity | None = None) -> grpc.Channel:
-    """As `open_channel`, for programs without an event loop."""
+    """Returns a channel like `open_channel`, for programs without an event loop."""
     addresses = addresses_of(address)
     if len(addresses) > 1:
         return BlockingFailoverChannel(
@@ -105,17 +104,17 @@ def open_blocking_channel(address: str, security: ChannelSecurity | None = None)
 
 def _opener(address: str, security: ChannelSecurity | None) -> ChannelOpener:
     chosen = security or ChannelSecurity()
-    # Invalid files do not matter to a call on this machine.
+    # Local calls use no TLS: do not fail because of invalid files.
     return ChannelOpener(chosen if needs_tls(target_of(address)) else replace(chosen, files=TlsFiles()))
 
 
 def new_server(interceptors: Sequence[grpc.aio.ServerInterceptor] = ()) -> grpc.aio.Server:
-    """A gRPC server with the mesh's limits and keepalive."""
+    """Returns a gRPC server with the mesh's limits and keepalive."""
     return grpc.aio.server(interceptors=interceptors, options=SERVER_OPTIONS)
 
 
 class RpcMethod:
-    """A method of a gRPC service that takes one request, with the classes of its messages."""
+    """An rpc with a single request message, and its message classes."""
 
     def __init__(self, method: descriptor.MethodDescriptor) -> None:
         service = method.containing_service
@@ -128,7 +127,7 @@ class RpcMethod:
 
 
 def add_methods(server: grpc.aio.Server, methods: Mapping[RpcMethod, Callable[..., Any]]) -> None:
-    """Add methods to a server, each served by a function of a request and its context."""
+    """Adds rpcs to a server, each served by a function of request and context."""
     services: dict[str, dict[str, Any]] = {}
     for rpc, serve in methods.items():
         handler = grpc.unary_stream_rpc_method_handler if rpc.is_streamed else grpc.unary_unary_rpc_method_handler
@@ -140,7 +139,7 @@ def add_methods(server: grpc.aio.Server, methods: Mapping[RpcMethod, Callable[..
 
 
 class ChannelPool:
-    """Channels by address, at most MAX_CHANNELS, the least recently used one closed first."""
+    """An LRU cache of at most MAX_CHANNELS channels by address."""
 
     def __init__(self, security: ChannelSecurity | None = None) -> None:
         """Raises INVALID_ARGUMENT naming an invalid file of `security`."""
@@ -148,7 +147,7 @@ class ChannelPool:
         self._channels: OrderedDict[str, grpc.aio.Channel] = OrderedDict()
 
     async def get(self, address: str) -> grpc.aio.Channel:
-        """The channel to `address`, opened on first use; runners behind one relay share one."""
+        """Returns the channel to `address`, opened on first use; runners behind one relay share it."""
         target = target_of(address)
         channel = self._channels.get(target)
         if channel is None:
@@ -161,16 +160,16 @@ class ChannelPool:
         return channel
 
     async def close(self) -> None:
-        """Close every channel; calls still running on them are cancelled."""
+        """Closes all channels and cancels their calls."""
         while self._channels:
             _, channel = self._channels.popitem()
             await channel.close(grace=None)
 
 
 def error_to_status(error: WeftError) -> status_pb2.Status:
-    """The status of an error: one ErrorInfo, a RetryInfo where waiting helps, a BadRequest where a field is wrong.
+    """Returns the status of an error, with an ErrorInfo, and if they apply a RetryInfo, a BadRequest and a DebugInfo.
 
-    A DebugInfo has what a runner saw of its engine.
+    The BadRequest names the invalid field; the DebugInfo has the engine's exit and log.
     """
     info = error_details_pb2.ErrorInfo(reason=error.reason.name, domain=ERROR_DOMAIN, metadata=error.metadata)
     details = [_packed(info)]
@@ -199,7 +198,7 @@ def _packed(
     return packed
 
 
-# Codes that gRPC itself raises, without an ErrorInfo, when a peer is gone or the call ended from outside.
+# Codes that gRPC itself raises, without an ErrorInfo.
 _BARE_CODES: dict[grpc.StatusCode, Reason] = {
     grpc.StatusCode.DEADLINE_EXCEEDED: Reason.DEADLINE_EXCEEDED,
     grpc.StatusCode.CANCELLED: Reason.CANCELLED,
@@ -212,10 +211,10 @@ _BARE_CODES: dict[grpc.StatusCode, Reason] = {
 def error_from_call(error: grpc.RpcError, peer_lost: Reason) -> WeftError:
     """Returns the WeftError of a failed call.
 
-    `peer_lost` is the reason to use when the transport failed: WORKER_LOST towards a runner, SERVICE_UNAVAILABLE
-    towards a service. A reset stream arrives as INTERNAL and is a transport failure too.
+    `peer_lost` is the reason for a transport failure: WORKER_LOST for a runner, SERVICE_UNAVAILABLE for a service. A
+    reset stream arrives as INTERNAL and is also a transport failure.
     """
-    # What a call raises is an RpcError and a Call in one, synchronous or not; the stubs know only the former.
+    # Errors of calls are both RpcError and Call, but the stubs only declare the former.
     call = cast("grpc.Call", error)
     status = rpc_status.from_call(call)
     if status is not None:
@@ -224,11 +223,11 @@ def error_from_call(error: grpc.RpcError, peer_lost: Reason) -> WeftError:
             return found
     code, details = call.code(), call.details() or ""
     was_reset = code == grpc.StatusCode.INTERNAL and "RST_STREAM" in details
-    # Our services say why they cancel. A server that closes resets the calls that are left, and says nothing.
+    # Our services give a reason when they cancel. A closing server resets its remaining calls without one.
     was_closed = code == grpc.StatusCode.CANCELLED and details == _CLOSED_BY_SERVER
-    # A call that was being started while its connection broke has no better code.
+    # The connection broke while the call was starting.
     was_removed = code == grpc.StatusCode.UNKNOWN and details.startswith(_REMOVED)
-    # A message that could not be written any more; the status of the broken connection had not arrived yet.
+    # A message could not be written; the status of the broken connection had not arrived yet.
     was_unwritten = code == grpc.StatusCode.INTERNAL and details == _UNWRITTEN
     if code == grpc.StatusCode.UNAVAILABLE or was_reset or was_closed or was_removed or was_unwritten:
         return WeftError(peer_lost, _lost_words(details))
@@ -236,11 +235,11 @@ def error_from_call(error: grpc.RpcError, peer_lost: Reason) -> WeftError:
 
 
 _CLOSED_BY_SERVER = "CANCELLED"
-"""gRPC's details of a call that the server's end has reset; a cancellation by the caller has others."""
+"""gRPC's details of a call that the server has reset; those of a cancellation by the caller differ."""
 _REMOVED = "Stream removed"
-"""gRPC's details of a call whose connection is gone."""
+"""gRPC's details of a call after its connection was lost."""
 _UNWRITTEN = "Internal error from Core"
-"""gRPC's details (grpcio 1.85) of a streaming call whose message was not taken by its connection."""
+"""gRPC's details (grpcio 1.85) of a streaming call that could not write a message."""
 _CLOSED_AT_ONCE = "the peer closed the connection immediately; it may ask for TLS, or for another certificate"
 _HANDSHAKE_WORDS: tuple[tuple[str, str], ...] = (
     ("CERTIFICATE_VERIFY_FAILED: certificate has expired", "the peer's certificate has expired"),
@@ -255,19 +254,19 @@ _HANDSHAKE_WORDS: tuple[tuple[str, str], ...] = (
 
 
 CONNECTION_LOST = "the connection was lost"
-"""What is said of a connection that ended, or was never there, for no reason that is known."""
+"""Message for a connection that failed for an unknown reason."""
 
 
 class calling:  # noqa: N801 - reads as a statement: `with calling(Reason.SERVICE_UNAVAILABLE):`
-    """Wraps a call of grpc.aio: its failure is raised as a WeftError, as `error_from_call` finds it.
+    """Wraps a grpc.aio call: raises its failure as a WeftError (see `error_from_call`).
 
-    A call whose channel is closed under it is one that was lost, and no cancellation of the task that waits for it.
+    If the channel is closed during the call, the call is lost; the waiting task is not cancelled.
     """
 
     __slots__ = ("_peer_lost",)
 
     def __init__(self, peer_lost: Reason) -> None:
-        """`peer_lost`: the reason of a failed transport."""
+        """`peer_lost` is the reason for a transport failure."""
         self._peer_lost = peer_lost
 
     def __enter__(self) -> None:
@@ -284,7 +283,7 @@ class calling:  # noqa: N801 - reads as a statement: `with calling(Reason.SERVIC
 
 
 _CHANNEL_CLOSED = "Channel is closed."
-"""gRPC's words (grpcio 1.85) for a call on a channel that was closed before."""
+"""gRPC's message (grpcio 1.85) for a call on a closed channel."""
 
 
 def _lost_words(details: str) -> str:
@@ -292,7 +291,7 @@ def _lost_words(details: str) -> str:
 
 
 def error_from_details(status: status_pb2.Status) -> WeftError | None:
-    """Returns the WeftError that the details of a status describe; None: they describe none."""
+    """Returns the WeftError in the details of a status; None if there is none."""
     info = error_details_pb2.ErrorInfo()
     retry = error_details_pb2.RetryInfo()
     has_info = any(detail.Unpack(info) for detail in status.details)
@@ -316,7 +315,7 @@ def error_from_details(status: status_pb2.Status) -> WeftError | None:
 
 
 class DirectContext:
-    """The context of a call of a servicer in this process: its errors are raised to the caller unchanged."""
+    """The context of an in-process call to a servicer. Errors are raised to the caller unchanged."""
 
     __slots__ = ("_metadata",)
 
@@ -329,7 +328,7 @@ class DirectContext:
 
 
 class answering:  # noqa: N801 - reads as a statement: `async with answering(context):`
-    """Wraps the body of an rpc: a WeftError becomes its status, anything unforeseen becomes INTERNAL and is logged."""
+    """Wraps the body of an rpc: a WeftError becomes its status, any other exception becomes INTERNAL and is logged."""
 
     __slots__ = ("_context",)
 
@@ -350,13 +349,13 @@ class answering:  # noqa: N801 - reads as a statement: `async with answering(con
             log.error("rpc failed unexpectedly", exc_info=error)
             error = WeftError(Reason.INTERNAL, "an internal error; the service's log has the details")
         status = rpc_status.to_status(error_to_status(error))
-        # Trailing metadata that the body has set (such as a receipt) stays beside the error's details.
+        # Keep trailing metadata set by the body, such as a receipt.
         trailer = (*(self._context.trailing_metadata() or ()), *status.trailing_metadata)
         await self._context.abort(status.code, status.details, trailing_metadata=trailer)
 
 
 def answers(method: Callable[RpcT, Awaitable[AnswerT]]) -> Callable[RpcT, Coroutine[Any, Any, AnswerT]]:
-    """Returns an rpc with one answer, whose last argument is its context, with `answering` around its body."""
+    """Wraps a unary rpc in `answering`; its last argument is the context."""
 
     @wraps(method)
     async def rpc(*args: RpcT.args, **kwargs: RpcT.kwargs) -> AnswerT:

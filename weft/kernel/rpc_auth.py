@@ -1,8 +1,7 @@
 """Authentication and authorization of gRPC calls: the access each method needs, and the caller of the current call.
 
-The interceptors here check each call of a gRPC server before a servicer runs. An API key in the metadata counts first;
-then the unix socket, which only this machine's user can reach; then a client certificate, which only services of the
-mesh have.
+Interceptors check each call before the servicer runs. An API key in the metadata takes precedence, then the Unix
+socket, which only this machine's user can reach, then a client certificate, which only services of the mesh have.
 """
 
 import re
@@ -44,7 +43,7 @@ _KINDS = {
     (True, False): grpc.stream_unary_rpc_method_handler,
     (True, True): grpc.stream_stream_rpc_method_handler,
 }
-"""Handler factories by whether requests and whether responses are streamed."""
+"""Handler factories by whether requests and responses are streamed."""
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -56,11 +55,11 @@ class RpcGuard(ABC, grpc.aio.ServerInterceptor):
     def check(self, method: str, context: Context) -> None:
         """Checks a call of `/package.Service/Method`. Raises the WeftError that rejects it.
 
-        It runs in the call's own task: what it sets in context variables, the servicer reads.
+        It runs in the call's task, so that the servicer sees the context variables that it sets.
         """
 
     def is_open(self, method: str) -> bool:  # noqa: ARG002 - for those that leave methods open
-        """Whether calls of a method are not checked."""
+        """Whether a method needs no check."""
         return False
 
     @override
@@ -104,19 +103,19 @@ class RpcGuard(ABC, grpc.aio.ServerInterceptor):
 
 _TRANSPORT = "transport_security_type"
 _IDENTITIES = "peer_uri"
-"""Keys of gRPC's authentication context: `ssl` for TLS, and the URIs of the caller's certificate."""
+"""Keys of gRPC's auth context: the transport (`ssl` for TLS), and the URIs of the caller's certificate."""
 
 
 def allowing_clients(patterns: Sequence[str]) -> tuple[grpc.aio.ServerInterceptor, ...]:
-    """Returns interceptors that reject certificates without a URI that matches a pattern; none without patterns."""
+    """Returns the interceptors that reject certificates matching no pattern; empty without patterns."""
     return (PeerGate(patterns),) if patterns else ()
 
 
 class PeerGate(RpcGuard):
-    """Rejects TLS callers with other certificates; calls without TLS are from this machine, and pass."""
+    """Rejects TLS callers with certificates that match no pattern. Calls without TLS are local and pass."""
 
     def __init__(self, patterns: Sequence[str]) -> None:
-        """Shell patterns for URIs, such as `weft://mesh/router-*`."""
+        """`patterns` are shell patterns for URIs, such as `weft://mesh/router-*`."""
         self._patterns = tuple(patterns)
 
     def check(self, method: str, context: "grpc.aio.ServicerContext[Any, Any]") -> None:  # noqa: ARG002 - whichever
@@ -133,18 +132,18 @@ _CALLER: ContextVar[Principal] = ContextVar("weft_caller", default=LOCAL)
 
 
 def caller() -> Principal:
-    """The principal of the current call; LOCAL on a server that admits everyone."""
+    """Returns the principal of the current call; LOCAL on a server without authentication."""
     return _CALLER.get()
 
 
 def set_caller(principal: Principal) -> None:
-    """Sets the principal for the rest of this task, which serves one call."""
+    """Sets the principal for the rest of this task, which handles one call."""
     _CALLER.set(principal)
 
 
 @contextmanager
 def as_caller(principal: Principal) -> Iterator[None]:
-    """Sets the principal for a block, such as a call of a servicer in this process."""
+    """Sets the principal for a block, such as an in-process call to a servicer."""
     before = _CALLER.set(principal)
     try:
         yield
@@ -158,14 +157,14 @@ _REFLECTION = frozenset({"grpc.reflection.v1alpha.ServerReflection", "grpc.refle
 
 _OURS = "weft.api."
 _MAX_REMEMBERED = 512
-"""Methods whose access is remembered: several times those of the contract."""
+"""Cache size in methods, several times the number in the contract."""
 
 
 @lru_cache(maxsize=_MAX_REMEMBERED)
 def access_of(method: str) -> Access | None:
     """Returns the access that a method such as `/package.Service/Method` needs; None: open to everyone.
 
-    It is an option of the rpc, see common/v1/access.proto.
+    The rpc declares it as an option; see common/v1/access.proto.
     """
     service, _, name = method.removeprefix("/").partition("/")
     if service in _OPEN:
@@ -180,13 +179,13 @@ def access_of(method: str) -> Access | None:
 
 @lru_cache(maxsize=_MAX_REMEMBERED)
 def checks_kind(method: str) -> bool:
-    """Whether the servicer of a method checks the access that the kind of resource in a request needs."""
+    """Whether the servicer itself checks access, which depends on the kind of resource in the request."""
     return _option(method, access_pb2.access_by_kind)
 
 
 @lru_cache(maxsize=_MAX_REMEMBERED)
 def checks_names(method: str) -> bool:
-    """Whether the servicer of a method checks the names of a request, so that scopes limited to names suffice."""
+    """Whether the servicer itself checks the names in a request, so that scopes limited to names suffice."""
     return _option(method, access_pb2.access_by_name)
 
 
@@ -197,9 +196,9 @@ def _option(method: str, option: Any) -> bool:
 
 
 def _rpcs_of(service: str) -> Mapping[str, MethodDescriptor]:
-    """Returns the rpcs of a service by name; none for one that is not of our contract."""
+    """Returns the rpcs of a service by name; empty for a service outside our contract."""
     package, _, name = service.rpartition(".")
-    # A service has a file of its own, named after it.
+    # Each service has a separate file, named after it.
     file = re.sub(r"\B([A-Z])", r"_\1", name).lower()
     if not package.startswith(_OURS) or not file.isidentifier():
         return {}
@@ -215,13 +214,13 @@ AUTHORIZATION = "authorization"
 API_KEY = "x-api-key"
 _BEARER = "bearer "
 _NO_KEY = "-"
-"""Stands for credentials of another kind: a key that matches none."""
+"""Stands for credentials of another kind; matches no key."""
 _UNIX = "unix:"
 _MAX_SERVICE_CHARS = 128
 
 
 class AuthInterceptor(RpcGuard):
-    """Authenticates every method of a server, where keys are required."""
+    """Authenticates the calls of a server that requires keys."""
 
     def __init__(self, ring: Callable[[], KeyRing], clock: Clock) -> None:
         """`ring` returns the currently valid keys."""
@@ -243,7 +242,7 @@ class AuthInterceptor(RpcGuard):
     def _principal(self, context: Context) -> Principal:
         metadata = tuple(context.invocation_metadata() or ())
         shown = [key for key, _ in metadata if key in (AUTHORIZATION, API_KEY)]
-        # Of two headers with one name, a proxy may have checked the other one.
+        # Reject duplicate headers: a proxy may have checked the other one.
         presented = presented_key(dict(metadata)) if len(shown) == len(set(shown)) else _NO_KEY
         if presented is None:
             if (context.peer() or "").startswith(_UNIX):
@@ -255,7 +254,7 @@ class AuthInterceptor(RpcGuard):
 
 
 def presented_key(metadata: Mapping[str, str | bytes]) -> str | None:
-    """Returns the key of a call, from either header; None: none. Non-text credentials count as an unknown key.
+    """Returns the key in a call's headers, or None. Credentials that are not a bearer token count as an unknown key.
 
     Raises UNAUTHENTICATED for two different keys.
     """
@@ -271,7 +270,7 @@ def presented_key(metadata: Mapping[str, str | bytes]) -> str | None:
 
 
 def _certified_name(context: Context) -> str | None:
-    """Returns the name in a verified client certificate; None: there is none."""
+    """Returns the name in a verified client certificate, or None."""
     about = context.auth_context() or {}
     for field in ("peer_uri", "x509_subject_alternative_name", "x509_common_name"):
         names = about.get(field)

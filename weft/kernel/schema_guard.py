@@ -1,7 +1,7 @@
-"""Checks of callers' JSON schemas, before an engine compiles them to grammars.
+"""Checks of callers' JSON schemas before an engine compiles them to grammars.
 
-Engines take schemas on trust: a deep one overflows a stack, a repeat of 10^9 is written out, a pattern runs in an
-engine of regular expressions without a time bound, a reference to a file is opened.
+Engines do not check schemas: a deep one overflows the stack, a repeat of 10^9 is written out, a pattern runs in a
+regex engine without a time limit, a reference to a file is opened.
 """
 
 import re
@@ -30,17 +30,17 @@ from weft.kernel.json_schema import (
 )
 
 _UPPER_BOUNDS: Final = frozenset({"maxContains", "maxItems", "maxLength", "maxProperties"})
-# JSON schemas write a character by its number as JavaScript does, RE2 as Perl does.
+# JSON schemas write code points as in JavaScript, RE2 as in Perl.
 _CODE_POINT: Final = re.compile(r"\\(?:u([0-9A-Fa-f]{4})|(.))", re.DOTALL)
-# Formats that JSON schema defines for what a pattern may say too.
+# Formats that can replace a pattern.
 _FORMATS: Final = frozenset(
     {"date", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "time", "uri", "uri-reference", "uuid"}
 )
 _MAX_PATTERN_MEMORY: Final = 256 * 1024
 _FLAGS_STAY: Final = frozenset({"additionalItems", "additionalProperties", "unevaluatedItems", "unevaluatedProperties"})
-"""Keywords whose schema is a flag for engines."""
+"""Keywords that engines accept with a boolean."""
 MAX_REPAIRS: Final = 8
-"""How often parts of one schema are left out: a repaired one may show a further fault."""
+"""Maximum repair passes of a schema, since a repaired schema may have further faults."""
 ANY_ARGUMENTS: Final[Mapping[str, Any]] = MappingProxyType({"type": "object"})
 
 _encode = msgspec.json.Encoder().encode
@@ -52,7 +52,7 @@ def require_safe_schema(schema: Mapping[str, Any], field: str, limits: SchemaLim
 
 
 class SchemaGuard:
-    """Checks the schemas of one request, one after the other: some bounds apply to all of them together."""
+    """Checks the schemas of one request in turn, since some limits apply to all of them together."""
 
     def __init__(self, limits: SchemaLimits) -> None:
         self._limits = limits
@@ -60,20 +60,20 @@ class SchemaGuard:
         self._patterns_left = limits.max_patterns
 
     def require_safe(self, schema: Mapping[str, Any], field: str) -> Mapping[str, Any]:
-        """Returns the schema for an engine. Raises INVALID_ARGUMENT naming the unsafe place in `field`.
+        """Returns the schema for an engine. Raises INVALID_ARGUMENT naming the unsafe part below `field`.
 
-        An upper bound above `max_repeat` is left out: agents bound the text of a file by its size, no answer is that
-        long, and a grammar would be written out that often. So is a pattern that cannot be run safely beside a
-        `format` that says the same: zod writes both for an address of mail, its pattern with look-around. A schema that
-        is `true` or `false` is written as an object: llama.cpp knows no others.
+        Removes upper bounds above `max_repeat`, which would make the grammar too large: agents limit a file's text by
+        its size, and no answer is that long. Removes unsafe patterns beside an equivalent `format`: for email addresses
+        zod writes both, with look-around in the pattern. Replaces `true` and `false` by objects, because llama.cpp
+        accepts no other schemas.
         """
         self._take_bytes(schema, field)
         return self._checked(schema, field, refuse_fault)
 
     def fitted(self, schema: Mapping[str, Any], field: str) -> tuple[Mapping[str, Any], list[SchemaFault]]:
-        """Returns the same without the parts that `require_safe` refuses, and what is wrong with these.
+        """Returns the schema without the parts that `require_safe` rejects, and their faults.
 
-        Raises INVALID_ARGUMENT only for a schema, or one too many, that is too large.
+        Raises INVALID_ARGUMENT only if the schema, or all schemas together, are too large.
         """
         self._take_bytes(schema, field)
         faults: list[SchemaFault] = []
@@ -107,7 +107,7 @@ class SchemaGuard:
         walk = _Walk(self._limits, self._patterns_left, note)
         walk.visit(schema, field)
         if is_faulty:
-            return schema  # what follows needs a bounded schema
+            return schema  # the next check needs a bounded schema
         beside = require_json_schema(schema, field, max_branches=self._limits.max_branches, on_fault=note)
         for place, inner in beside:
             walk.visit(inner, place)
@@ -117,7 +117,7 @@ class SchemaGuard:
 
 
 class _Walk:
-    """One pass over a schema and those within it."""
+    """One pass over a schema and its subschemas."""
 
     def __init__(self, limits: SchemaLimits, patterns_left: int, on_fault: OnFault) -> None:
         self._limits = limits
@@ -126,9 +126,9 @@ class _Walk:
         self._on_fault = on_fault
         self.patterns_left = patterns_left
         self.left_out: dict[int, set[str | int]] = {}
-        """Removed keywords: names by the id of their schema."""
+        """Removed keywords by `id()` of their schema."""
         self.flags: dict[int, set[str | int]] = {}
-        """Schemas that are `true` or `false`: names or indices by the id of what holds them."""
+        """Boolean schemas: names or indices by `id()` of their container."""
 
     def visit(self, schema: Mapping[str, Any], field: str, depth: int = 1) -> None:
         """Checks a schema and its subschemas."""
@@ -143,7 +143,6 @@ class _Walk:
                 message = error.message.removeprefix(f"{error.field}: ")
                 self._on_fault(SchemaFault(field=error.field, message=message, holder=schema, keys=(key,)))
                 continue
-            # `patternProperties` is both.
             if key in WITH_SCHEMAS:
                 self._note_flags(key, value, schema)
                 for inner_place, inner in inner_schemas(key, value):
@@ -154,7 +153,7 @@ class _Walk:
                     self.visit(inner, inner_field, depth + 1)
 
     def _excess(self, depth: int) -> str:
-        """Returns which limit one more schema exceeds; empty: none."""
+        """Counts one more schema. Returns the limit that it exceeds, as text; empty: none."""
         self._nodes_left -= 1
         if depth > self._limits.max_depth:
             return f"is nested deeper than {self._limits.max_depth} schemas"
@@ -191,7 +190,7 @@ class _Walk:
             self._require_repeat(value, field)
 
     def _is_needed(self, pattern: object, field: str, form: object) -> bool:
-        """Whether a pattern is passed to the engine; raises INVALID_ARGUMENT for an unsafe one without replacement."""
+        """Whether to pass a pattern to the engine. Raises INVALID_ARGUMENT for an unsafe pattern without a `format`."""
         self._require_short(pattern, field)
         try:
             require_safe_pattern(str(pattern), field)
@@ -228,12 +227,12 @@ class _Walk:
 
 
 def _is_whole(value: object) -> TypeGuard[float]:
-    # 3.0 is a whole number to JSON schema.
+    # JSON Schema counts 3.0 as an integer.
     return isinstance(value, int | float) and not isinstance(value, bool) and value == int(value)
 
 
 def _repaired(schema: Mapping[str, Any], faults: Sequence[SchemaFault]) -> Any:
-    """Returns a copy of a schema without the parts that are wrong."""
+    """Returns a copy of a schema without the faulty parts."""
     left_out: dict[int, set[str | int]] = {}
     opened: dict[int, set[str | int]] = {}
     for fault in faults:
@@ -242,9 +241,9 @@ def _repaired(schema: Mapping[str, Any], faults: Sequence[SchemaFault]) -> Any:
 
 
 def _without(value: Any, left_out: Mapping[int, set[str | int]], opened: Mapping[int, set[str | int]]) -> Any:
-    """Returns a copy of a schema without some keys or entries; `opened` are those that become an object.
+    """Returns a copy of a schema without some keys or entries; those in `opened` become an object.
 
-    That allows nothing where it was `false`, and anything otherwise.
+    The object allows nothing in place of `false`, and anything otherwise.
     """
     gone, changed = left_out.get(id(value), ()), opened.get(id(value), ())
     if isinstance(value, dict):
@@ -267,7 +266,7 @@ def _opened(value: object) -> dict[str, Any]:
 
 
 def require_safe_pattern(pattern: str, field: str) -> None:
-    """Raises INVALID_ARGUMENT naming `field` for a pattern that cannot be matched in linear time and little memory."""
+    """Raises INVALID_ARGUMENT naming `field` unless a pattern can be matched in linear time and little memory."""
     options = re2.Options()
     options.log_errors = False
     options.max_mem = _MAX_PATTERN_MEMORY

@@ -1,4 +1,4 @@
-"""The life cycle every service has, and the health it reports."""
+"""The life cycle of services, their health, and background tasks."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Sequence
@@ -18,52 +18,52 @@ from weft.kernel.log import get_logger
 log = get_logger("weft.service")
 
 CRITICAL_TASK = "weft_critical_task"
-"""Key of an event loop's exception context: the name of a critical task that died."""
+"""Key in the event loop's exception context with the name of a critical task that died."""
 FIRST_RESTART_PAUSE_SECONDS = 1.0
 MAX_RESTART_PAUSE_SECONDS = 60.0
 STEADY_AFTER_SECONDS = 300.0
-"""A task that has run this long since its last death is restarted after the first pause again."""
+"""After running this long, a task that dies is restarted after the first pause again."""
 
 
 class Service(Protocol):
-    """What `weft_app.compose` composes: a thing that registers on a gRPC server, starts, and stops."""
+    """A component that registers on a gRPC server, starts, and stops; built by `weft_app.compose`."""
 
     @property
     def service_names(self) -> Sequence[str]:
-        """Full names of the gRPC services it registers, for health and reflection."""
+        """Full names of its gRPC services, for health and reflection."""
         ...
 
     def register(self, server: grpc.aio.Server) -> None:
-        """Add its servicers. Called once, before the server starts."""
+        """Adds its servicers. Called once, before the server starts."""
         ...
 
     async def start(self) -> None:
-        """Begin work; return once it can be used."""
+        """Starts the service. Returns once it can be used."""
         ...
 
     async def stop(self, grace_seconds: float) -> None:
-        """Finish what runs for at most `grace_seconds`, then end. Safe to call twice, or when never started."""
+        """Stops, after work in progress has had `grace_seconds`. Safe to call twice, or when never started."""
         ...
 
 
 LIVENESS = ("", "liveness")
-"""The names by which callers ask whether a process is alive."""
+"""Service names that mean the liveness of the process."""
 
 
 class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # the package has no types
-    """grpc.health.v1 for one server: `LIVENESS` is whether it is alive, a service's name is whether it can do its work.
+    """grpc.health.v1 for one server: liveness for `LIVENESS`, and whether a service works for its name.
 
-    Each message says what holds when it is sent, not what held at the last change.
+    Each message reports the state when it is sent, not that of the last change.
     """
 
     def __init__(self) -> None:
         self._answers: dict[str, Callable[[], bool]] = dict.fromkeys(LIVENESS, _yes)
-        """Whether it serves, by name."""
+        """Functions that return whether a service serves, by its name."""
         self._changed = asyncio.Event()
-        """Set with the next change, and then replaced."""
+        """Set at the next change, then replaced."""
 
     def register_check(self, server: grpc.aio.Server) -> None:
-        """Adds only the Check rpc: for servers that unauthenticated callers reach."""
+        """Adds only the Check rpc, for servers that accept unauthenticated callers."""
         check = grpc.unary_unary_rpc_method_handler(
             self.Check,
             request_deserializer=health_pb2.HealthCheckRequest.FromString,
@@ -73,7 +73,7 @@ class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # the packa
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, {"Check": check}),))
 
     def register(self, server: grpc.aio.Server, service_names: Iterable[str]) -> None:
-        """Add health and reflection for `service_names` to the server."""
+        """Adds health and reflection for `service_names` to the server."""
         health_pb2_grpc.add_HealthServicer_to_server(self, server)
         reflection.enable_server_reflection(
             (*service_names, health_pb2.DESCRIPTOR.services_by_name["Health"].full_name, reflection.SERVICE_NAME),
@@ -81,22 +81,19 @@ class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # the packa
         )
 
     def set_serving(self, service_names: Iterable[str], *, serving: bool) -> None:
-        """Report the named services, and the readiness of all, as serving or not; liveness is unchanged."""
+        """Reports the named services and readiness as serving or not; liveness is unchanged."""
         self._answers.update(dict.fromkeys((*service_names, "readiness"), _yes if serving else _no))
         self.tell()
 
     def follow(self, service_names: Iterable[str], source: HealthSource) -> None:
-        """Report the named services, readiness and liveness as the health of this process has them from now on.
-
-        `tell` has to be called when it changes.
-        """
+        """Reports the named services, readiness and liveness from `source` from now on. Call `tell` when it changes."""
         self._answers.update({name: partial(_serves, source, name) for name in service_names})
         self._answers["readiness"] = lambda: source.report.is_ready
         self._answers.update(dict.fromkeys(LIVENESS, lambda: source.report.is_live))
         self.tell()
 
     def tell(self) -> None:
-        """Have watchers told of what has changed."""
+        """Notifies watchers of changes."""
         self._changed.set()
         self._changed = asyncio.Event()
 
@@ -144,10 +141,9 @@ def _serves(source: HealthSource, service: str) -> bool:
 
 
 def start_task(work: Coroutine[None, None, None], *, name: str) -> asyncio.Task[None]:
-    """Starts a background task that ends on its own and whose failure concerns it alone.
+    """Starts a background task that ends eventually. Logs its failure, which affects nothing else.
 
-    A failure is logged when it happens. Loops that run as long as the process are started with `start_critical` or
-    `start_restarting`.
+    Use `start_critical` or `start_restarting` for loops that run as long as the process.
     """
     task = asyncio.create_task(work, name=name)
     task.add_done_callback(_log_unforeseen_end)
@@ -155,10 +151,9 @@ def start_task(work: Coroutine[None, None, None], *, name: str) -> asyncio.Task[
 
 
 def start_critical(work: Coroutine[None, None, None], *, name: str) -> asyncio.Task[None]:
-    """Starts a loop that the process depends on: its unforeseen end is logged and ends the process.
+    """Starts a loop that the process depends on: an unexpected end is logged and ends the process.
 
-    The event loop's exception handler gets the task's name under CRITICAL_TASK; `weft_app.compose.shutdown` is that
-    handler.
+    The event loop's exception handler (`weft_app.compose.shutdown`) gets the task's name under CRITICAL_TASK.
     """
     task = start_task(work, name=name)
     task.add_done_callback(_report_death)
@@ -168,9 +163,9 @@ def start_critical(work: Coroutine[None, None, None], *, name: str) -> asyncio.T
 def start_restarting(
     make_work: Callable[[], Coroutine[None, None, None]], *, name: str, clock: Clock
 ) -> asyncio.Task[None]:
-    """Starts a loop that keeps no state: after an unforeseen end it is logged and restarted.
+    """Starts a stateless loop that is logged and restarted after an unexpected end.
 
-    The pause before that is FIRST_RESTART_PAUSE_SECONDS, doubled with each death up to MAX_RESTART_PAUSE_SECONDS.
+    The pause before a restart doubles from FIRST_RESTART_PAUSE_SECONDS to MAX_RESTART_PAUSE_SECONDS.
     """
     return start_critical(_restarted(make_work, name, clock), name=name)
 
@@ -206,9 +201,9 @@ def _report_death(task: asyncio.Task[Any]) -> None:
 
 
 def _unforeseen_end(task: asyncio.Task[Any]) -> BaseException | None:
-    """Returns what ended a task, if it has not returned and was not cancelled.
+    """Returns the error that ended a task; None if it returned or was cancelled.
 
-    One that only awaited something that was cancelled, as a call whose channel was closed, has died as well.
+    A task that ended because a call it awaited was cancelled, for example with its channel, has failed too.
     """
     if not task.cancelled():
         return task.exception()
@@ -216,7 +211,7 @@ def _unforeseen_end(task: asyncio.Task[Any]) -> BaseException | None:
 
 
 async def stop_tasks(tasks: Iterable[asyncio.Task[None]]) -> None:
-    """Cancel background tasks and wait until each has ended; an error of theirs is raised, not hidden."""
+    """Cancels background tasks and waits until each has ended. Raises their errors."""
     pending = list(tasks)
     for task in pending:
         task.cancel()

@@ -1,8 +1,8 @@
-"""Declaration of settings: ranges, parsing from text, and marks for public and secret ones.
+"""Annotations for settings: ranges, parsing from text, and marks for public and secret ones.
 
-Services declare settings as frozen dataclasses with these annotations and those of `annotated_types`; `weft_app.config`
-reads weft.yaml into them. Nothing here imports pydantic: it finds `Checked`, `Read`, `Before` and
-`Pattern` by their method.
+Services declare settings as frozen dataclasses with these annotations and those of `annotated_types`;
+`weft_app.config` reads weft.yaml into them. This module does not import pydantic, which finds `Checked`, `Read`,
+`Before` and `Pattern` by their method.
 """
 
 import math
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Public:
-    """Marks a setting that operators change. All others are advanced: their defaults suit most meshes."""
+    """Marks a setting that operators change. All others are advanced, with defaults that suit most meshes."""
 
 
 PUBLIC = Public()
@@ -32,7 +32,7 @@ PUBLIC = Public()
 
 @dataclass(frozen=True, slots=True)
 class Secret:
-    """Marks a setting whose value is never shown."""
+    """Marks a setting with a value that is never shown."""
 
 
 SECRET = Secret()
@@ -40,7 +40,7 @@ SECRET = Secret()
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """A check of a value that has the right type: `check` returns the value to keep, or raises ValueError."""
+    """A check after type validation: `check` returns the value to use, or raises ValueError."""
 
     check: Callable[[Any], Any]
 
@@ -61,7 +61,7 @@ class Read:
 
 @dataclass(frozen=True, slots=True)
 class Before:
-    """A conversion of the written value before its type is checked."""
+    """A conversion before type validation."""
 
     change: Callable[[Any], Any]
 
@@ -72,7 +72,7 @@ class Before:
 
 @dataclass(frozen=True, slots=True)
 class Pattern:
-    """A text that a regular expression finds something in."""
+    """A text in which the regular expression finds a match."""
 
     regex: str
 
@@ -81,7 +81,7 @@ class Pattern:
 
 
 class SettingError(FieldError, ValueError):
-    """Two settings that contradict each other. Also a ValueError: a validator adds the place in the file."""
+    """Two settings that contradict each other. Also a ValueError, so that pydantic adds its location in the file."""
 
 
 def _after(function: Callable[[Any], Any], schema: Any) -> dict[str, Any]:
@@ -118,36 +118,35 @@ def _check_size(text: str) -> str:
 
 
 def off_for_false(value: Any) -> Any:
-    """Returns the word `off` for false: YAML reads a bare `off` as false."""
+    """Returns `off` for false, since YAML reads a bare `off` as false."""
     return "off" if value is False else value
 
 
 def word_for_flag(value: Any) -> Any:
-    """Returns the words `yes` and `no` for true and false: YAML reads the bare words so."""
+    """Returns `yes` and `no` for true and false, since YAML reads the bare words as booleans."""
     return {True: "yes", False: "no"}.get(value, value) if isinstance(value, bool) else value
 
 
 Name = Annotated[str, Checked(_require_name)]
-"""A name of a runner, agent, tool or another resource that is no model."""
+"""Name of a runner, agent, tool or another resource except models and pools."""
 ModelName = Annotated[str, Checked(_require_model_name)]
-"""A name of a model or a pool."""
+"""Name of a model or pool."""
 Seconds = Annotated[float, Gt(0), Le(86_400 * 365)]
-"""A length of time of at most a year."""
 Port = Annotated[int, Ge(0), Le(65_535)]
 PathText = Annotated[Path, Read(str, Path)]
-"""A path; `~` is the home of the user, and is expanded where the file is read."""
+"""A path; `~` is expanded when the file is read."""
 SizeText = Annotated[str, Checked(_check_size)]
-"""An amount of bytes with its unit, such as `200GiB`."""
+"""A size with its unit, such as `200GiB`."""
 RequestRate = Annotated[Rate, Read(str, partial(_parsed, parse_rate))]
-"""A rate of requests such as `100req/min`."""
+"""A request rate such as `100req/min`."""
 Rates = Annotated[
     tuple[Rate, ...], Read(tuple[Annotated[str, Checked(_check_any_rate)], ...], partial(_parsed, parse_rates))
 ]
-"""Rates that hold together, such as `100req/min` and `20000tok/min`."""
+"""Rates that apply together, such as `100req/min` and `20000tok/min`."""
 
 
 def require_positive(settings: "DataclassInstance", *, may_be_zero: frozenset[str] = frozenset()) -> None:
-    """Checks the numbers among `settings`. Raises SettingError for one that is not greater than zero."""
+    """Checks the numeric fields of `settings`. Raises SettingError for one that is not greater than zero."""
     for field in fields(settings):
         value = getattr(settings, field.name)
         if isinstance(value, bool) or not isinstance(value, (int, float)):
@@ -157,5 +156,5 @@ def require_positive(settings: "DataclassInstance", *, may_be_zero: frozenset[st
 
 
 def values_of(kind: "type[DataclassInstance]", settings: "DataclassInstance") -> dict[str, Any]:
-    """Returns the fields of `kind` as `settings` has them: for a service's configuration that extends `kind`."""
+    """Returns the values in `settings` of the fields of `kind`, for a service's configuration that extends `kind`."""
     return {field.name: getattr(settings, field.name) for field in fields(kind)}

@@ -1,7 +1,7 @@
-"""Short names of well-known models, and the repositories of the hub with their GGUF files.
+"""Short names of well-known models, and the hub repositories with their GGUF files.
 
-The table ships with weft and asks no server. Names are those of Ollama's library; a name without a size is the size
-that is usually meant. Each repository is one of the model's makers or of a publisher who keeps many.
+Names are those of Ollama's library; without a size, the most common size is meant. Repositories belong to the model's
+makers or to a publisher of many models. The lookup needs no network.
 """
 
 from collections.abc import Mapping
@@ -42,10 +42,10 @@ SHORT_NAMES: Mapping[str, str] = MappingProxyType(
 
 
 def short_source(name: str) -> str | None:
-    """Returns the source of a short name, in any case and with or without `:latest`; None: it is none."""
+    """Returns the source for a short name, ignoring case and `:latest`; None if it is unknown."""
     return SHORT_NAMES.get(name.lower().removesuffix(f":{LATEST_TAG}"))
 
 
 def short_names_hint(name: str) -> str:
-    """Returns the short names that are close to a name, else where they are listed."""
+    """Returns a hint with similar short names, or where to find the list."""
     return did_you_mean(closest_names(name, SHORT_NAMES)) or "docs/models.md lists them, and any hf:OWNER/REPO works"

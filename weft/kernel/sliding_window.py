@@ -1,15 +1,14 @@
-"""A sliding window: how much was used in the last so many seconds. Pure: every method takes the time.
+"""A sliding window: the amount used in the last seconds. Pure: methods take the time.
 
-Counted in at most BUCKETS_PER_WINDOW steps, whose amounts leave the window together; amounts can be corrected
-afterwards. A leaky bucket (GCRA) would be smaller, but lets up to twice the rate through one window, and cannot take
-back one amount.
+Amounts are counted in at most BUCKETS_PER_WINDOW buckets, which expire as a whole, and can be corrected afterwards. A
+leaky bucket (GCRA) would be smaller, but allows up to twice the rate in one window, and cannot take back an amount.
 """
 
 from collections import deque
 from dataclasses import dataclass
 
 BUCKETS_PER_WINDOW = 256
-"""Amounts within a 256th of a window expire together, at the time of the newest: never too early."""
+"""Amounts within a 256th of a window expire with the newest of them, so never too early."""
 
 
 @dataclass(slots=True)
@@ -20,7 +19,7 @@ class _Bucket:
 
 
 class SlidingWindow:
-    """The amounts of the last `length` seconds. Times are seconds on one monotonic clock, and never go back."""
+    """The amounts of the last `length` seconds. Times are seconds on one monotonic clock."""
 
     __slots__ = ("_buckets", "length", "total")
 
@@ -31,7 +30,7 @@ class SlidingWindow:
         """The amount in the window, as of the last `settle`."""
 
     def settle(self, now: float) -> int:
-        """Removes what has left the window; returns what is in it."""
+        """Removes expired amounts. Returns the amount in the window."""
         while self._buckets and self._buckets[0].newest <= now - self.length:
             self.total -= self._buckets.popleft().amount
         return self.total
@@ -41,7 +40,7 @@ class SlidingWindow:
         return self.settle(now) + amount <= most
 
     def left(self, now: float, most: int) -> int:
-        """Returns what fits into the window, at least 0."""
+        """Returns how much still fits into the window, at least 0."""
         return max(0, most - self.settle(now))
 
     def add(self, now: float, amount: int) -> None:
@@ -55,7 +54,7 @@ class SlidingWindow:
             self._buckets.append(_Bucket(now, now, amount))
 
     def take_back(self, amount: int, counted_at: float) -> None:
-        """Subtracts an amount that was counted then; never below zero, and nothing that has left the window."""
+        """Subtracts an amount that was counted at a time. Ignores what has expired, and never goes below zero."""
         for place in reversed(range(len(self._buckets))):
             bucket = self._buckets[place]
             if bucket.began <= counted_at:
@@ -67,7 +66,7 @@ class SlidingWindow:
                 return
 
     def seconds_until_room(self, now: float, most: int, amount: int) -> float:
-        """Seconds until `amount` more fits below `most`, if nothing else is counted meanwhile."""
+        """Returns the seconds until `amount` fits, if nothing else is counted."""
         over = self.total + amount - most
         freed_at = now - self.length
         for bucket in self._buckets:
@@ -78,10 +77,10 @@ class SlidingWindow:
         return max(0.0, freed_at + self.length - now)
 
     def seconds_until_less(self, now: float) -> float:
-        """Seconds until the oldest amount leaves the window; its length where it is empty."""
+        """Returns the seconds until the oldest amount expires; `length` if the window is empty."""
         oldest = self._buckets[0].newest if self._buckets else now
         return max(0.0, oldest + self.length - now)
 
     def seconds_until_empty(self, now: float) -> float:
-        """Seconds until everything has left the window, if nothing else is counted meanwhile."""
+        """Returns the seconds until the window is empty, if nothing else is counted."""
         return max(0.0, self._buckets[-1].newest + self.length - now) if self._buckets else 0.0

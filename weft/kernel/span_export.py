@@ -1,7 +1,7 @@
 """Export of spans through the OpenTelemetry SDK.
 
-Spans wait in a queue of bounded length and are sent by a thread of their own: a collector that is away, slow or refuses
-costs spans, which are counted, and never a request.
+A separate thread sends spans from a bounded queue. If the collector fails or is slow, spans are dropped and counted,
+but requests are not affected.
 """
 
 import logging
@@ -24,9 +24,9 @@ from weft.kernel.tracing import Attribute, AttributeValue, Sampling, ServiceName
 log = get_logger("weft.traces")
 
 CLOSE_SECONDS = 2.0
-"""Time for sending what waits when the process ends; the rest is dropped."""
+"""Time for sending queued spans when the process ends; the rest is dropped."""
 MAX_ATTRIBUTE_CHARS = 256
-"""Longer texts of a request, such as a caller's name for a model, are cut."""
+"""Longer texts, such as a caller's name for a model, are cut."""
 
 _SCOPE = InstrumentationScope("weft", version("weft"))
 _SAMPLED = trace.TraceFlags(trace.TraceFlags.SAMPLED)
@@ -44,10 +44,10 @@ class SpanExport(Tracing):
     def __init__(
         self, exporter: SpanExporter, sampling: Sampling, *, max_queued: int, named_by_user: bool = False
     ) -> None:
-        """`max_queued` is the number of spans that may wait.
+        """`max_queued` is the maximum number of queued spans.
 
-        `named_by_user`: the service has the name in `OTEL_SERVICE_NAME`. The SDK reads other variables itself: those
-        of batches, attributes and resources. Raises ValueError if they contradict each other.
+        `named_by_user`: `OTEL_SERVICE_NAME` sets the service name. The SDK reads the other variables, for batches,
+        attributes and resources. Raises ValueError if they contradict each other.
         """
         super().__init__(sampling)
         self._named_by_user = named_by_user
@@ -56,7 +56,7 @@ class SpanExport(Tracing):
         self._queued = 0
         self._max_queued = max_queued
         self._is_failing = False
-        # Exporters of the SDK log each failed batch; `_sent` logs the first one.
+        # The SDK's exporters log each failed batch; `_sent` only logs the first.
         logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)
         self._processor = BatchSpanProcessor(_CountingExporter(exporter, self._sent), max_queue_size=max_queued)
         self._resources: dict[ServiceName, Resource] = {}
@@ -89,7 +89,7 @@ class SpanExport(Tracing):
         above = None
         if span.parent_id is not None:
             above = _span_context(span.context.trace_id, span.parent_id)
-        # Not through a tracer: it takes 100 us for a span (measured).
+        # Not with a tracer, which takes 100 us per span (measured).
         made = ReadableSpan(
             span.name,
             context=_span_context(span.context.trace_id, span.context.span_id),
@@ -115,7 +115,7 @@ class SpanExport(Tracing):
         return found
 
     def _sent(self, count: int, *, has_failed: bool) -> None:
-        """Counts a batch, in the thread of the exporter."""
+        """Counts a batch, in the exporter's thread."""
         with self._lock:
             self._queued -= count
             self._counts.failed += count * has_failed
@@ -127,12 +127,12 @@ class SpanExport(Tracing):
             log.info("the collector takes spans again")
 
     def flush(self) -> None:
-        """Sends what waits, however long it takes."""
+        """Sends all queued spans. Blocks until they are sent."""
         self._processor.force_flush()
 
     @override
     def close(self) -> None:
-        # The public method waits for 30 s, and for ever for a collector that accepts and does not answer.
+        # The public method waits 30 s, and never returns if a collector accepts and does not answer.
         self._processor._batch_processor.shutdown(int(CLOSE_SECONDS * 1e3))  # noqa: SLF001
 
 

@@ -1,8 +1,8 @@
-"""Structured logs, and the trace context that travels with every request.
+"""Structured logs, and the trace context of requests.
 
-Logs go to stderr, pretty on a terminal and JSON lines otherwise, or to a bounded file. The trace context is W3C
-`traceparent`: a caller's is carried on to the backend, a missing one is made up at the edge, so that every log line of
-a request has the same trace id on every hop.
+Logs go to stderr, as text on a terminal and JSON lines otherwise, or to a bounded file. The trace context is W3C
+`traceparent`: the caller's or a new one is forwarded to the backend, so that all log lines of a request have the same
+trace id on every hop.
 """
 
 import logging
@@ -29,18 +29,17 @@ _TRACE_ID_BITS, _SPAN_ID_BITS = 128, 64
 
 
 class BoundedLogFile:
-    """A log file that is rotated to `<name>.1` at its size limit, and made again once it was moved or removed.
+    """A log file that is rotated to `<name>.1` at its size limit, and recreated after it was moved or removed.
 
-    Writers get no error for a full or broken disk: failed writes are dropped, and their number is written once the file
-    can be written again.
+    Failed writes, for example on a full disk, are dropped without an error. Their number is logged once writes succeed.
     """
 
     def __init__(self, path: Path, max_bytes: int) -> None:
-        """Raises OSError when the file cannot be opened."""
+        """Raises OSError if the file cannot be opened."""
         self._path = path
         self._max_bytes = max_bytes
         self.dropped = 0
-        """Writes that were dropped since the last one that succeeded."""
+        """Writes dropped since the last one that succeeded."""
         self._torn = False
         """Whether the file ends with a part of a dropped write."""
         self._open()
@@ -51,15 +50,12 @@ class BoundedLogFile:
         self._size = self._identity.st_size
 
     def _follow(self) -> None:
-        """Open the file again if its path names another one or none: logrotate, or a user, has moved or removed it.
-
-        Without a new file, writes go on to the old one.
-        """
+        """Reopens the file if logrotate or a user has moved or removed it. If that fails, keeps the old one open."""
         found = None
         with suppress(OSError):
             found = self._path.stat()
         if found is not None and os.path.samestat(found, self._identity):
-            # Somebody may have emptied it.
+            # It may have been truncated.
             self._size = found.st_size
             return
         before = self._file
@@ -69,7 +65,7 @@ class BoundedLogFile:
             before.close()
 
     def write(self, text: str) -> int:
-        """Append `text`, one or more whole lines; they are never split between files."""
+        """Appends `text`, one or more whole lines, which are never split between files."""
         try:
             self._follow()
             if self._size > self._max_bytes:
@@ -93,7 +89,7 @@ class BoundedLogFile:
 
     def _begin_anew(self) -> None:
         full = self._file
-        with suppress(FileNotFoundError):  # an earlier try got no further than this
+        with suppress(FileNotFoundError):  # an earlier attempt has already moved it
             self._path.replace(self._path.with_name(f"{self._path.name}.1"))
         self._open()
         full.close()
@@ -102,7 +98,7 @@ class BoundedLogFile:
         """Does nothing: writes are unbuffered."""
 
     def close(self) -> None:
-        """Close the file."""
+        """Closes the file."""
         self._file.close()
 
 
@@ -113,15 +109,15 @@ def configure_logging(
     file: TextIO | BoundedLogFile | None = None,
     form: Literal["json", "text"] | None = None,
 ) -> None:
-    """Send this process's logs to `file` (default: stderr); `service` is on every line.
+    """Sends this process's logs to `file` (default: stderr), with `service` on every line.
 
-    `form` None: text when that is a terminal, JSON lines otherwise.
+    `form` defaults to text if stderr is a terminal, and JSON lines otherwise.
     """
     output = sys.stderr if file is None else file
     is_terminal = file is None and sys.stderr.isatty()
     pretty = is_terminal if form is None else form == "text"
     threshold = logging.getLevelNamesMapping()[level.upper()]
-    # Never local variables: they hold prompts and keys.
+    # No local variables in tracebacks: they contain prompts and keys.
     renderers: list[structlog.typing.Processor] = (
         [
             structlog.contextvars.merge_contextvars,
@@ -134,7 +130,7 @@ def configure_logging(
     )
     structlog.configure(
         processors=[LogThreshold(level), *renderers],
-        # What is written may change while the process runs: see `LogThreshold`.
+        # `LogThreshold` filters by level, since the level may change at run time.
         wrapper_class=structlog.make_filtering_bound_logger(logging.DEBUG),
         logger_factory=structlog.WriteLoggerFactory(cast("TextIO", output)),
         cache_logger_on_first_use=True,
@@ -144,11 +140,10 @@ def configure_logging(
 
 
 def _json_line(logger: Any, method: str, event: structlog.typing.EventDict) -> str:
-    """Returns an event as a line of JSON, with the level, the time and what is bound for the process.
+    """Returns an event as a line of JSON, with level, time and bound values.
 
-    One processor in place of six: each request writes a line, and the chain took half of its time. The faster encoder
-    gets plain values only: of a dataclass it would write every field, also those that hold secrets and that its `repr`
-    leaves out.
+    Replaces six processors, which took half of the time of a line, because each request writes one. The faster encoder
+    only gets plain values: of a dataclass it would write every field, including secrets that its `repr` omits.
     """
     event = structlog.contextvars.merge_contextvars(logger, method, event)
     event["level"] = _ERROR if method == "exception" else method
@@ -169,33 +164,33 @@ _encode = msgspec.json.Encoder().encode
 
 
 def valid_traceparent(header: str | None) -> str | None:
-    """`header` if it is a well-formed traceparent, otherwise None: a broken one from outside is not passed on."""
+    """Returns `header` if it is a well-formed traceparent, otherwise None."""
     found = None if header is None else _TRACEPARENT.fullmatch(header)
     # Version 00 has these four parts; a later one may have more.
     return None if found is None or (found["version"] == "00" and found["rest"]) else header
 
 
 def new_traceparent() -> str:
-    """A traceparent for a request that came without one; sampled."""
+    """Returns a new sampled traceparent."""
     return f"00-{_new_id(_TRACE_ID_BITS):032x}-{_new_id(_SPAN_ID_BITS):016x}-01"
 
 
 def _new_id(bits: int) -> int:
-    """A random number that is not 0, which would be no id."""
+    """Returns a random number other than 0, which is not a valid id."""
     return getrandbits(bits) or 1
 
 
 def trace_id_of(traceparent: str) -> str:
-    """The trace id inside a traceparent, for log lines."""
+    """Returns the trace id in a traceparent."""
     return traceparent.split("-", 2)[1]
 
 
 def carried_traceparent(metadata: Iterable[tuple[str, str | bytes]] | None) -> str:
-    """The valid traceparent in the metadata of a call; empty: it has none."""
+    """Returns the valid traceparent in the metadata of a call; empty if there is none."""
     found = next((value for key, value in metadata or () if key == TRACEPARENT), "")
     return valid_traceparent(str(found)) or ""
 
 
 def traceparent_of(metadata: Mapping[str, str]) -> str:
-    """The caller's traceparent from metadata or headers, or a fresh one."""
+    """Returns the caller's traceparent from metadata or headers, or a new one."""
     return valid_traceparent(metadata.get(TRACEPARENT)) or new_traceparent()

@@ -1,4 +1,4 @@
-"""Conversions of protobuf's timestamps to and from UTC datetimes, and of its durations to and from seconds."""
+"""Conversions between protobuf timestamps and UTC datetimes, and between its durations and seconds."""
 
 from datetime import UTC, datetime
 from typing import Any
@@ -13,13 +13,13 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 def stamp_of(moment: datetime | float) -> Timestamp:
     """Returns the timestamp of a datetime, or of UTC seconds since the epoch."""
     known = moment if isinstance(moment, datetime) else datetime.fromtimestamp(moment, UTC)
-    # By hand: `FromDatetime` takes four times as long, and a heartbeat or a watch has many moments.
+    # `FromDatetime` takes four times as long, and heartbeats and watches contain many timestamps.
     since = (known if known.tzinfo is not None else known.replace(tzinfo=UTC)) - _EPOCH
     return Timestamp(seconds=since.days * 86_400 + since.seconds, nanos=since.microseconds * 1_000)
 
 
 def optional_stamp(moment: datetime | float | None) -> Timestamp | None:
-    """Returns the timestamp of a moment; None leaves a field of a new message unset."""
+    """Returns the timestamp of a moment; None for None, which leaves a message field unset."""
     return None if moment is None else stamp_of(moment)
 
 
@@ -29,24 +29,24 @@ def datetime_of(stamp: Timestamp) -> datetime:
 
 
 def optional_datetime(message: Any, field: str) -> datetime | None:
-    """Returns a timestamp field of a message as a UTC datetime; None: it is not set."""
+    """Returns a timestamp field of a message as a UTC datetime; None if it is not set."""
     return datetime_of(getattr(message, field)) if message.HasField(field) else None
 
 
 def duration_of(seconds: float) -> Duration:
-    """Returns a number of seconds as a duration."""
+    """Returns seconds as a duration."""
     duration = Duration()
     duration.FromNanoseconds(round(seconds * NANOSECONDS))
     return duration
 
 
 def optional_duration(seconds: float | None) -> Duration | None:
-    """Returns the duration of a number of seconds; None leaves a field of a new message unset."""
+    """Returns seconds as a duration; None for None, which leaves a message field unset."""
     return None if seconds is None else duration_of(seconds)
 
 
 def set_seconds(duration: Duration, seconds: float) -> None:
-    """Sets a duration, at least 0: protobuf's own functions are for any one, and take five times as long."""
+    """Sets a duration of at least 0. Protobuf's functions also support negative ones and take five times as long."""
     duration.seconds, duration.nanos = divmod(max(0, int(seconds * NANOSECONDS)), NANOSECONDS)
 
 

@@ -1,4 +1,4 @@
-"""TLS of a server: credentials that follow their files, without a restart."""
+"""TLS files: validation, hot reload, and server credentials."""
 
 import ssl
 import stat
@@ -17,35 +17,35 @@ from weft.kernel.errors import FieldError, WeftError, invalid_field
 from weft.kernel.log import get_logger
 
 MAX_FILE_BYTES = 1024 * 1024
-"""Size limit of one PEM file: the roots of browsers take a fifth of it."""
+"""Size limit of a PEM file, five times the size of the root certificates of browsers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TlsFiles:
-    """PEM files. A certificate and its key come together; roots may be there without them."""
+    """PEM files. A certificate needs its key; roots may be given without them."""
 
     certificate_file: Path | None = None
-    """The chain, its own certificate first."""
+    """The certificate chain, leaf first."""
     key_file: Path | None = None
-    """The key of the certificate, without a passphrase, readable by its owner and at most by its group."""
+    """The certificate's key, without a passphrase, readable only by its owner and group."""
     ca_file: Path | None = None
-    """Roots that vouch for others; None: the usual ones."""
+    """Trusted root certificates; None: the default ones."""
     section: str = "tls"
-    """What the names in error messages begin with."""
+    """Prefix of setting names in error messages."""
 
     def field(self, name: str) -> str:
-        """The name of a setting in error messages."""
+        """Returns the name of a setting for error messages."""
         return f"{self.section}.{name}"
 
     @property
     def paths(self) -> tuple[Path, ...]:
-        """Those that are set."""
+        """The files that are set."""
         return tuple(path for path in (self.certificate_file, self.key_file, self.ca_file) if path is not None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TlsMaterial:
-    """What the files hold, as PEM; empty where there is no such file."""
+    """The contents of the files, as PEM; empty for a file that is not set."""
 
     certificate: bytes = b""
     key: bytes = field(default=b"", repr=False)
@@ -53,10 +53,10 @@ class TlsMaterial:
 
 
 def read_material(files: TlsFiles) -> TlsMaterial:
-    """Read and check all files. Raises INVALID_ARGUMENT naming the setting that is wrong.
+    """Reads and checks all files. Raises INVALID_ARGUMENT naming the invalid setting.
 
-    Refused are a certificate without its key and the other way round, a key that others than its owner and group may
-    read or its group may write, what is not PEM, a key of another certificate, and a certificate that is not valid now.
+    Rejects a certificate without its key and vice versa, a key that is readable by others or writable by its group,
+    content that is not PEM, a key that does not match, and a certificate that is not valid now.
     """
     if (files.certificate_file is None) != (files.key_file is None):
         missing = "key_file" if files.key_file is None else "certificate_file"
@@ -98,7 +98,7 @@ def _require_private(files: TlsFiles, path: Path) -> None:
     except OSError as error:
         raise _unreadable(files, "key_file", error) from error
     if mode & (stat.S_IRWXO | stat.S_IWGRP):
-        # Reading is left to the group: that is how a cluster hands a secret to a user who is not root.
+        # The group may read: Kubernetes gives a secret to a user other than root that way.
         raise invalid_field(
             files.field("key_file"),
             f"has mode {stat.S_IMODE(mode):04o}, so others may read or change it; use chmod 600",
@@ -107,7 +107,7 @@ def _require_private(files: TlsFiles, path: Path) -> None:
 
 def _require_pair(files: TlsFiles, certificate_file: Path, key_file: Path) -> None:
     try:
-        # A passphrase would be prompted for on the terminal; an empty one is passed instead.
+        # An empty passphrase prevents a prompt on the terminal.
         ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate_file, key_file, password="")
     except (ssl.SSLError, ValueError) as error:
         raise invalid_field(
@@ -120,7 +120,7 @@ def _require_pair(files: TlsFiles, certificate_file: Path, key_file: Path) -> No
 def _require_valid_now(files: TlsFiles, certificate: bytes) -> None:
     from cryptography import x509  # noqa: PLC0415 - 6 MB that only a process with a certificate needs
 
-    # What else a verifier might dislike about it is no matter of time.
+    # Ignore certificates that `cryptography` cannot parse: only the dates matter here.
     with suppress(ValueError):
         found, now = x509.load_pem_x509_certificate(certificate), datetime.now(UTC)
         if now > found.not_valid_after_utc:
@@ -138,19 +138,19 @@ log = get_logger("weft.tls")
 _Stamp = tuple[tuple[int, int, int], ...]
 """Inode, size and modification time of each file."""
 _READS = 3
-"""Attempts to read files that change while they are read."""
+"""Attempts to read files that change meanwhile."""
 
 
 class TlsSource:
-    """The contents of the TLS files, reloaded when they change. Unusable files leave the old content in use.
+    """The contents of the TLS files, reloaded when they change. If new files are invalid, the old content stays in use.
 
-    Safe to share between threads: gRPC requests a server's certificate on a thread of its own.
+    Thread-safe, since gRPC requests a server's certificate on a separate thread.
     """
 
     def __init__(
         self, files: TlsFiles, *, interval_seconds: float = 0.0, monotonic: Callable[[], float] = time.monotonic
     ) -> None:
-        """`interval_seconds`: minimum time between checks of the files. Raises INVALID_ARGUMENT naming a wrong file."""
+        """`interval_seconds` is the minimum time between checks. Raises INVALID_ARGUMENT naming an invalid file."""
         self._files = files
         self._has_files = bool(files.paths)
         self._interval_seconds = interval_seconds
@@ -163,11 +163,11 @@ class TlsSource:
 
     @property
     def files(self) -> TlsFiles:
-        """The files it reads."""
+        """The files that it reads."""
         return self._files
 
     def current(self) -> tuple[int, TlsMaterial]:
-        """The content in use, and a number that grows with every change of it. Raises nothing."""
+        """Returns a version number that grows with every change, and the content in use. Never raises."""
         if self._has_files and (now := self._monotonic()) - self._looked >= self._interval_seconds:
             with self._lock:
                 self._looked = now
@@ -182,9 +182,9 @@ class TlsSource:
             try:
                 material = read_material(self._files)
             except WeftError as error:
-                # Once for each state of the files: a certificate that was replaced before its key is such a state.
+                # Log once per state of the files: a certificate is often replaced before its key.
                 self._stamp = stamp
-                log.error("new TLS files cannot be used, the old ones stay", why=error.message)  # noqa: TRY400 - words enough
+                log.error("new TLS files cannot be used, the old ones stay", why=error.message)  # noqa: TRY400
                 return
             if _stamp(self._files) == stamp:
                 self._take(stamp, material)
@@ -200,19 +200,19 @@ class TlsSource:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerTls:
-    """A gRPC server's certificate, and which clients it admits."""
+    """A gRPC server's certificate, and the clients that it accepts."""
 
     files: TlsFiles
-    """With a certificate and its key."""
+    """Must include a certificate and its key."""
     requires_clients: bool = False
-    """Whether callers need a certificate that the roots of `files` have signed."""
+    """Whether clients need a certificate signed by the roots in `files`."""
     allowed_clients: tuple[str, ...] = ()
     """Patterns such as `weft://mesh/router-*` for the URIs in client certificates; empty: any certificate."""
     announced_host: str = ""
-    """The host name that others use for this machine, for a server that listens on all its addresses."""
+    """The host name by which others reach this machine, for a server that listens on all addresses."""
 
     def credentials(self) -> grpc.ServerCredentials:
-        """Returns credentials of a gRPC server that follow the files. Raises INVALID_ARGUMENT naming a setting."""
+        """Returns gRPC server credentials that follow the files. Raises INVALID_ARGUMENT naming an invalid setting."""
         if self.files.certificate_file is None:
             raise invalid_field(self.files.field("certificate_file"), "is missing")
         if self.requires_clients and self.files.ca_file is None:
@@ -229,7 +229,7 @@ def _following(source: TlsSource, *, requires_clients: bool) -> grpc.ServerCrede
     shown, first = source.current()
 
     def latest() -> Any:
-        """Returns the configuration for the next handshake; None: unchanged."""
+        """Returns the configuration for the next handshake; None if it is unchanged."""
         nonlocal shown
         version, material = source.current()
         if version == shown:

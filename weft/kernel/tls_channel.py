@@ -1,4 +1,4 @@
-"""Client channels with authentication, whose certificates follow their files."""
+"""Client channels with API keys and with certificates that follow their files."""
 
 import asyncio
 import threading
@@ -21,40 +21,40 @@ Metadata = tuple[tuple[str, str], ...]
 Connect = Callable[[TlsMaterial], Any]
 KEY_HEADER = "authorization"
 MAX_RETIRED = 8
-"""Connections of earlier certificates that still carry calls; the oldest beyond that is cut."""
+"""Maximum connections with earlier certificates that still have calls; the oldest beyond that is closed."""
 
 log = get_logger("weft.tls")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChannelSecurity:
-    """A caller's credentials and trust roots. The address says whether TLS is used (`weft.kernel.address`)."""
+    """A caller's credentials and trusted roots. The address decides whether TLS is used (`weft.kernel.address`)."""
 
     files: TlsFiles = field(default_factory=TlsFiles)
     api_key: str = field(default="", repr=False)
-    """Sent as a Bearer token with every call: within TLS, or to this machine alone. Empty: none."""
+    """Sent as a Bearer token with every call, which uses TLS or stays on this machine. Empty: none."""
     reload_interval_seconds: float = 5.0
     """Minimum time between checks of the files."""
 
 
 class ChannelOpener:
-    """Opens channels of one security."""
+    """Opens channels with the same credentials and roots."""
 
     def __init__(self, security: ChannelSecurity | None = None) -> None:
-        """Raises INVALID_ARGUMENT naming a file that is wrong."""
+        """Raises INVALID_ARGUMENT naming an invalid file."""
         self._security = security or ChannelSecurity()
         self._source = TlsSource(self._security.files, interval_seconds=self._security.reload_interval_seconds)
 
     def open(self, target: str, options: ChannelOptions) -> grpc.aio.Channel:
-        """A channel to a target with or without `tls:`."""
+        """Returns a channel to a target with or without `tls:`."""
         return cast("grpc.aio.Channel", self._opened(grpc.aio, SecuredChannel, target, options))
 
     def open_sync(self, target: str, options: ChannelOptions) -> grpc.Channel:
-        """A channel to a target with or without `tls:`, for a program without an event loop."""
+        """Returns a channel to a target with or without `tls:`, for programs without an event loop."""
         return cast("grpc.Channel", self._opened(grpc, SecuredSyncChannel, target, options))
 
     def _opened(self, api: Any, secured: Callable[..., Any], target: str, options: ChannelOptions) -> Any:
-        """`api` is grpc or grpc.aio, `secured` the channel over connections of it."""
+        """`api` is grpc or grpc.aio, `secured` the channel class over its connections."""
         bare, is_tls, key = without_tls(target), needs_tls(target), self._security.api_key
 
         def connect(material: TlsMaterial) -> Any:
@@ -75,24 +75,22 @@ def _credentials(material: TlsMaterial) -> grpc.ChannelCredentials:
 
 @dataclass(eq=False, slots=True)
 class _Connection:
-    """A channel with one certificate and the number of its running calls."""
-
     channel: Any
     calls: int = 0
 
 
 class _Connections:
-    """A connection per certificate: new calls use the newest, running calls keep theirs. Safe to share between threads.
+    """A connection per certificate: new calls use the newest, running calls keep theirs. Thread-safe.
 
-    A retired connection is closed once its last call has ended, or when more than MAX_RETIRED of them carry calls.
+    A retired connection is closed after its last call, or when more than MAX_RETIRED of them have calls.
     """
 
     def __init__(
         self, source: TlsSource | None, connect: Connect, close: Callable[[Any], None], *, closes_at_end: bool
     ) -> None:
-        """`connect` and `close` open and close a channel; without `source` there is one only.
+        """`connect` and `close` open and close a channel; without `source` there is only one.
 
-        `closes_at_end`: whether a retired one is closed at the end of its last call, rather than with the next call.
+        `closes_at_end`: close a retired connection when its last call ends, not when the next call starts.
         """
         self._source = source
         self._connect = connect
@@ -110,7 +108,7 @@ class _Connections:
         return connection.channel
 
     def enter(self) -> _Connection:
-        """Returns the connection for a new call, which must leave it when it ends."""
+        """Returns the connection for a new call. Pass it to `leave` when the call ends."""
         with self._lock:
             if self._source is not None:
                 self._follow(self._source)
@@ -122,7 +120,7 @@ class _Connections:
         return connection
 
     def leave(self, connection: _Connection, _: object = None) -> None:
-        """Counts a call that has ended, as a callback of it."""
+        """Counts a call that has ended. The second argument lets it be a callback of the call."""
         with self._lock:
             connection.calls -= 1
             ended = self._take_ended() if self.retired and self._closes_at_end else ()
@@ -130,13 +128,13 @@ class _Connections:
             self._close_connection(one)
 
     def take_all(self) -> list[Any]:
-        """Returns every channel, for the owner to close; no retired one is kept."""
+        """Returns all channels, for the owner to close."""
         with self._lock:
             retired, self.retired = self.retired, []
             return [connection.channel for connection in (*retired, self._newest)]
 
     def _follow(self, source: TlsSource) -> None:
-        """Retires the newest connection where the certificate has changed since."""
+        """Retires the newest connection if the certificate has changed."""
         version, material = source.current()
         if version != self._version:
             self._version = version
@@ -156,10 +154,10 @@ class _Connections:
 
 
 class _Method:
-    """An rpc on whatever connection is the newest one when it is called."""
+    """An rpc on the newest connection at the time of the call."""
 
     def __init__(self, channel: "_SecuredCalls", kind: str, names: tuple[Any, ...], options: dict[str, Any]) -> None:
-        """`kind` is the method of a gRPC channel that makes an rpc of the other arguments."""
+        """`kind` is the channel method, such as "unary_stream", that makes the rpc of the other arguments."""
         self._channel = channel
         self._kind = kind
         self._arguments = names, options
@@ -188,9 +186,9 @@ class _Method:
 
 
 class _SecuredCalls(CallsByKind):
-    """Calls whose certificate can change: gRPC's own channel binds a stub to one certificate.
+    """Calls on channels with changing certificates; a plain gRPC channel binds a stub to one certificate.
 
-    Metadata is added here rather than by an interceptor, which would cost every message of a stream.
+    Metadata is added here, because an interceptor would add a cost to every message of a stream.
     """
 
     extra: Metadata
@@ -199,10 +197,7 @@ class _SecuredCalls(CallsByKind):
 
     @abstractmethod
     def watch(self, kind: str, call: Any, on_end: Callable[..., None]) -> bool:
-        """Has `on_end` called at the end of a call that was made; returns False when the call has ended already.
-
-        `kind` is that of its rpc, or "future".
-        """
+        """Calls `on_end` when a call ends. Returns False if it has ended. `kind`: that of the rpc, or "future"."""
 
     @override
     def method(self, kind: str, names: tuple[Any, ...], options: dict[str, Any]) -> Any:
@@ -214,7 +209,7 @@ class _SecuredCalls(CallsByKind):
 
 
 class SecuredChannel(_SecuredCalls, ChosenChannel):
-    """A secured channel of grpc.aio."""
+    """A grpc.aio channel with an API key or changing certificates."""
 
     def __init__(self, source: TlsSource | None, connect: Connect, extra: Metadata) -> None:
         """`extra` is metadata of every call."""
@@ -240,17 +235,17 @@ class SecuredChannel(_SecuredCalls, ChosenChannel):
 
 
 class SecuredSyncChannel(_SecuredCalls, ChosenSyncChannel):
-    """A secured channel of grpc, for threads."""
+    """A blocking gRPC channel with an API key or changing certificates."""
 
     def __init__(self, source: TlsSource | None, connect: Connect, extra: Metadata) -> None:
         """`extra` is metadata of every call."""
         self.extra = extra
-        # gRPC's thread, which reports the end of a call, must not close its own channel.
+        # Callbacks run on a thread of the channel, which must not close the channel.
         self.connections = _Connections(source, connect, lambda channel: channel.close(), closes_at_end=False)
 
     @override
     def watch(self, kind: str, call: Any, on_end: Callable[..., None]) -> bool:
-        # A call with one response has waited for it; one that has ended accepts no callback.
+        # A unary call has already ended; an ended call accepts no callback.
         return kind.endswith(("_stream", "future")) and bool(call.add_callback(on_end))
 
     @override

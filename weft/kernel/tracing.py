@@ -1,8 +1,8 @@
-"""Trace contexts, the spans of finished work, and which traces are recorded.
+"""Trace contexts, spans, and sampling.
 
-A span is made when its work has ended, with the times it really had, from the facts that the receipt is made of. So a
-request that is not recorded costs a comparison, and errors and slow requests can always be recorded.
-`weft.kernel.span_export` sends spans to a collector; `docs/observe.md` lists them.
+Spans are created when their work has ended, from the same data as the receipt. A request that is not recorded costs
+one comparison, and failed and slow requests can always be recorded. `weft.kernel.span_export` sends spans to a
+collector; `docs/observe.md` lists them.
 """
 
 import random
@@ -26,7 +26,7 @@ _SAMPLED = 0x01
 
 
 class ServiceName(StrEnum):
-    """The `service.name` of the process or part of it that did the work."""
+    """The `service.name` of the component that did the work."""
 
     GATEWAY = "weft-gateway"
     ROUTER = "weft-router"
@@ -35,7 +35,7 @@ class ServiceName(StrEnum):
 
 
 class SpanName(StrEnum):
-    """Names of spans that no convention names."""
+    """Span names that no convention defines."""
 
     QUEUE = "weft.queue"
     LOAD = "weft.load"
@@ -48,7 +48,7 @@ class SpanName(StrEnum):
 
 
 class SpanKind(Enum):
-    """The place of a span in a call, as OpenTelemetry names it."""
+    """OpenTelemetry span kinds."""
 
     INTERNAL = "internal"
     SERVER = "server"
@@ -56,7 +56,7 @@ class SpanKind(Enum):
 
 
 class Attribute(StrEnum):
-    """Names of attributes: `http.*` and `error.type` are stable conventions, `gen_ai.*` is in development."""
+    """Attribute names: `http.*` and `error.type` are stable conventions, `gen_ai.*` is in development."""
 
     ERROR = "error.type"
     HTTP_METHOD = "http.request.method"
@@ -108,7 +108,7 @@ class Attribute(StrEnum):
 
 @value_class()
 class TraceContext:
-    """A span of a trace, as W3C `traceparent` names it."""
+    """A span of a trace, as in a W3C `traceparent`."""
 
     trace_id: int
     span_id: int
@@ -116,17 +116,17 @@ class TraceContext:
 
     @classmethod
     def parse(cls, traceparent: str) -> Self:
-        """Reads a valid traceparent."""
+        """Parses a valid traceparent."""
         _, trace, span, flags = traceparent.split("-", 3)
         return cls(int(trace, 16), int(span, 16), bool(int(flags[:2], 16) & _SAMPLED))
 
     @property
     def traceparent(self) -> str:
-        """The header."""
+        """The `traceparent` header."""
         return f"00-{self.trace_id:032x}-{self.span_id:016x}-{'01' if self.is_sampled else '00'}"
 
     def child(self, span_id: int) -> "TraceContext":
-        """Returns a span below this one."""
+        """Returns the context of a child span."""
         return TraceContext(self.trace_id, span_id, self.is_sampled)
 
 
@@ -138,15 +138,15 @@ class Span:
     service: ServiceName
     context: TraceContext
     parent_id: int | None
-    """None: the first span of its trace."""
+    """None: the root span."""
     start: int
     end: int
     kind: SpanKind = SpanKind.INTERNAL
     attributes: Attributes = field(default_factory=dict)
     error: str = ""
-    """The reason of a failure in lower case, as in `error.type`; empty: it succeeded."""
+    """`error.type`: the failure reason in lower case; empty: success."""
     links: tuple[TraceContext, ...] = ()
-    """Spans of other work that led to it."""
+    """Spans of other work that caused it."""
 
 
 def new_trace_id() -> int:
@@ -160,34 +160,34 @@ def new_span_id() -> int:
 
 
 def span_id_of(name: str) -> int:
-    """Returns the span id of what outlives a process, from its own id, such as a task's."""
+    """Returns a stable span id for something that outlives a process, derived from an id such as a task's."""
     return int.from_bytes(blake2b(name.encode(), digest_size=_SPAN_BITS // 8).digest()) or 1
 
 
 def trace_id_from(name: str) -> int:
-    """Returns the trace id of what outlives a process and was begun in no trace, from its own id."""
+    """Returns a stable trace id for something that outlives a process and started outside a trace."""
     return int.from_bytes(blake2b(name.encode(), digest_size=_TRACE_BITS // 8).digest()) or 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampling:
-    """Which traces are recorded. Decided by trace id, so that all services decide alike."""
+    """Which traces are recorded. The trace id decides, so that all services decide alike."""
 
     ratio: float = 0.01
-    """Share of the traces without a sampled parent, from 0 to 1."""
+    """Share of traces without a parent that are recorded, from 0 to 1."""
     follows_parent: bool = True
-    """Whether a caller's decision holds for its requests."""
+    """Whether the caller's sampling decision applies."""
     slow_seconds: float = 30.0
-    """Requests that took longer are recorded."""
+    """Slower requests are recorded."""
     records_failures: bool = True
-    """Whether failed and slow requests are recorded, whatever the ratio says."""
+    """Whether failed and slow requests are recorded regardless of `ratio`."""
 
     def chooses(self, trace_id: int) -> bool:
-        """Whether the ratio includes a trace, as the OpenTelemetry SDK's TraceIdRatioBased decides."""
+        """Whether the ratio includes a trace, as in the OpenTelemetry SDK's TraceIdRatioBased."""
         return (trace_id & _LOW_BITS) < self.ratio * (1 << _SPAN_BITS)
 
     def begin(self, header: str | None) -> tuple[TraceContext, TraceContext | None]:
-        """Returns the context of a new span, and the caller's from its `traceparent` header, if that is valid."""
+        """Returns the context of a new span, and the caller's context if its `traceparent` header is valid."""
         found = valid_traceparent(header)
         if found is None:
             trace_id = new_trace_id()
@@ -196,7 +196,7 @@ class Sampling:
         return self.below(parent, new_span_id()), parent
 
     def below(self, parent: TraceContext, span_id: int) -> TraceContext:
-        """Returns the context of a new span below one of a caller."""
+        """Returns the context of a new child span of a caller's span."""
         is_sampled = parent.is_sampled if self.follows_parent else self.chooses(parent.trace_id)
         return TraceContext(parent.trace_id, span_id, is_sampled)
 
@@ -207,25 +207,25 @@ class Sampling:
 
 @dataclass(slots=True, kw_only=True)
 class SpanCounts:
-    """Spans of a process by what became of them."""
+    """Numbers of a process's spans by outcome."""
 
     exported: int = 0
     dropped: int = 0
-    """Not accepted: the queue was full."""
+    """The queue was full."""
     failed: int = 0
-    """Not taken by the collector."""
+    """The collector did not accept them."""
 
 
 class Tracing:
-    """Where services hand the spans of finished work. This one records nothing; `SpanExport` does."""
+    """Receives the spans of finished work. The base class discards them; `SpanExport` sends them."""
 
     def __init__(self, sampling: Sampling | None = None) -> None:
         self.sampling = sampling
-        """Which traces are recorded; None: tracing is off."""
+        """None: tracing is off."""
 
     @property
     def counts(self) -> SpanCounts:
-        """What became of the spans so far."""
+        """Counts of spans so far."""
         return SpanCounts()
 
     def records(self, context: TraceContext, *, has_failed: bool, seconds: float) -> bool:
@@ -233,24 +233,24 @@ class Tracing:
         return self.sampling is not None and self.sampling.records(context, has_failed=has_failed, seconds=seconds)
 
     def record(self, spans: Sequence[Span]) -> None:
-        """Exports spans later, in another thread. Never waits; spans beyond the bound of the queue are counted."""
+        """Queues spans for export in another thread. Never waits; drops and counts spans if the queue is full."""
 
     def close(self) -> None:
-        """Sends what waits, for a bounded time. Blocks: call it in a thread."""
+        """Sends queued spans, for a bounded time. Blocks, so call it in a thread."""
 
 
 NO_TRACING = Tracing()
 
 
 def error_type(reason: Reason) -> str:
-    """Returns a reason as `error.type` has it; empty: there was no error."""
+    """Returns the `error.type` of a reason; empty if there was no error."""
     return "" if reason is Reason.UNSPECIFIED else reason.name.lower()
 
 
 def begin_trace(tracing: Tracing, header: str | None) -> tuple[str, TraceContext | None]:
-    """Returns the traceparent that a request has inside the mesh, and the caller's context.
+    """Returns the traceparent of a request inside the mesh, and the caller's context.
 
-    With tracing off it is the caller's own, or a new one, and the context is left out.
+    If tracing is off, it is the caller's traceparent or a new one, and the context is None.
     """
     if tracing.sampling is None:
         return traceparent_of({} if header is None else {"traceparent": header}), None

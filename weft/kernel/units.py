@@ -1,4 +1,4 @@
-"""Parsing and printing of durations, memory sizes and request rates."""
+"""Parsing and formatting of durations, memory sizes and request rates."""
 
 import math
 import re
@@ -9,17 +9,17 @@ from enum import Enum
 from weft.kernel.errors import FieldError, invalid_field
 
 MAX_AMOUNT = 1_000_000_000
-"""Maximum requests of one window."""
+"""Maximum requests per window."""
 MAX_TOKENS = 1_000_000_000_000
-"""Maximum tokens of one window."""
+"""Maximum tokens per window."""
 MAX_RATES = 8
-"""Maximum number of rates of one caller."""
+"""Maximum number of rates of a caller."""
 
 _WINDOW = r"/ ?(s|sec|second|m|min|minute|h|hour|d|day|w|week|mo|month)"
 _RATE = re.compile(rf"(\d{{1,13}}) ?(?:req|reqs|requests?)?{_WINDOW}", re.IGNORECASE)
 _TOKEN_RATE = re.compile(rf"(\d{{1,13}}) ?(?:tok|toks|tokens?){_WINDOW}", re.IGNORECASE)
 SECOND, MINUTE, HOUR, DAY, WEEK, MONTH = 1, 60, 3_600, 86_400, 7 * 86_400, 30 * 86_400
-"""Lengths of windows in seconds. No calendar plays a part: a month is 30 days."""
+"""Window lengths in seconds. A month is 30 days."""
 _WINDOWS = {"s": SECOND, "m": MINUTE, "h": HOUR, "d": DAY, "w": WEEK}
 _WORDS = {SECOND: "sec", MINUTE: "min", HOUR: "hour", DAY: "day", WEEK: "week", MONTH: "month"}
 
@@ -29,12 +29,12 @@ class RateUnit(Enum):
 
     REQUESTS = "req"
     TOKENS = "tok"
-    """Tokens of prompts and answers."""
+    """Prompt and answer tokens."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """At most `amount` in any `window_seconds`: one of SECOND to MONTH."""
+    """At most `amount` in any window of `window_seconds`, one of SECOND to MONTH."""
 
     amount: int
     window_seconds: int
@@ -45,7 +45,7 @@ class Rate:
 
 
 def parse_rate(text: str, field: str) -> Rate:
-    """The rate in a text such as `100req/min`, `5/sec` or `1000 req/hour`. Raises INVALID_ARGUMENT naming `field`."""
+    """Parses a rate such as `100req/min`, `5/sec` or `1000 req/hour`. Raises INVALID_ARGUMENT naming `field`."""
     found = _RATE.fullmatch(text.strip())
     amount = int(found[1]) if found is not None else 0
     if found is None or not 1 <= amount <= MAX_AMOUNT:
@@ -57,7 +57,7 @@ def parse_rate(text: str, field: str) -> Rate:
 
 
 def parse_any_rate(text: str, field: str) -> Rate:
-    """The rate in a text such as `100req/min` or `20000tok/min`. Raises INVALID_ARGUMENT naming `field`."""
+    """Parses a rate such as `100req/min` or `20000tok/min`. Raises INVALID_ARGUMENT naming `field`."""
     found = _TOKEN_RATE.fullmatch(text.strip())
     if found is None:
         return parse_rate(text, field)
@@ -71,7 +71,7 @@ def _window(word: str) -> int:
 
 
 def parse_rates(texts: Iterable[str], field: str) -> tuple[Rate, ...]:
-    """Several rates that hold together. Raises INVALID_ARGUMENT naming `field`, also for two of one unit and window."""
+    """Parses rates that apply together. Raises INVALID_ARGUMENT naming `field`, also if two share unit and window."""
     rates = tuple(parse_any_rate(text, field) for text in texts)
     if len({(rate.unit, rate.window_seconds) for rate in rates}) < len(rates):
         raise invalid_field(field, "has two rates of the same unit and window")
@@ -81,9 +81,9 @@ def parse_rates(texts: Iterable[str], field: str) -> tuple[Rate, ...]:
 
 
 MAX_DURATION_SECONDS = 366 * 86_400.0
-"""One year. A longer time is written as -1: no limit."""
+"""One year. For a longer time use -1, no limit."""
 FOR_EVER = -1.0
-"""What every negative length is read as."""
+"""Result for every negative length."""
 MAX_DURATION_CHARS = 32
 
 _DURATION_UNITS: Mapping[str, float] = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3_600.0, "d": 86_400.0}
@@ -94,7 +94,7 @@ _PARTS = re.compile(_PART, re.ASCII)
 
 
 def keep_alive_seconds(value: object, field: str) -> float:
-    """How long a model stays loaded, in seconds: 300, "300", "5m", "1h30m", 0; -1 or any negative length: FOR_EVER.
+    """Parses how long a model stays loaded, in seconds: 300, "300", "5m", "1h30m", 0; FOR_EVER for a negative length.
 
     Raises INVALID_ARGUMENT naming `field`, also above a year.
     """
@@ -105,14 +105,14 @@ def keep_alive_seconds(value: object, field: str) -> float:
         return FOR_EVER
     if seconds > MAX_DURATION_SECONDS:
         raise invalid_field(field, f"must be at most {MAX_DURATION_SECONDS:.0f} seconds (366 days); -1 is no end")
-    return seconds + 0.0  # without the sign of a negative zero
+    return seconds + 0.0  # turns -0.0 into 0.0
 
 
 def _seconds(value: object) -> float | None:
     if isinstance(value, bool):
         return None
     if isinstance(value, int):
-        # An integer of JSON may have any number of digits; beyond the bound its exact value says nothing more.
+        # A JSON integer may have any number of digits, more than a float can hold.
         return float(max(-1, min(value, int(MAX_DURATION_SECONDS) + 1)))
     if isinstance(value, float):
         return value
@@ -135,11 +135,11 @@ def _malformed(field: str) -> FieldError:
 
 
 TENTHS_BELOW_SECONDS = 10.0
-"""Estimates of waits are shown in tenths of a second below it, and in whole seconds from it on."""
+"""Wait estimates below this are shown in tenths of a second, others in whole seconds."""
 
 
 def wait_words(seconds: float) -> str:
-    """An estimate of a wait as a number of seconds for people: "12", "8.2", "0.3"."""
+    """Returns a wait estimate in seconds for display: "12", "8.2", "0.3"."""
     tenths = round(seconds, 1)
     is_whole = tenths >= TENTHS_BELOW_SECONDS or tenths == int(tenths)
     return f"{seconds:.0f}" if is_whole else f"{tenths:.1f}"
@@ -148,7 +148,7 @@ def wait_words(seconds: float) -> str:
 MAX_SIZE_CHARS = 32
 MAX_SIZE_BYTES = 2**62
 MIN_PLAIN_BYTES = 1024**2
-"""Minimum of a number without a unit: 300 without a unit is hardly meant as bytes."""
+"""Minimum for a number without a unit, since 300 is unlikely to mean bytes."""
 
 _SIZE_UNITS: Mapping[str, int] = {
     "": 1,
@@ -170,9 +170,9 @@ _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]*)", re.ASCII | re.IGNORECASE)
 
 
 def parse_size(text: str, field: str) -> int:
-    """Bytes of "8GiB", "8G" (the same), "8GB" (8,000,000,000), "512MiB" or "8589934592".
+    """Returns the bytes in "8GiB", "8G" (the same), "8GB" (8,000,000,000), "512MiB" or "8589934592".
 
-    Raises INVALID_ARGUMENT naming `field`, for a number without a unit below MIN_PLAIN_BYTES too.
+    Raises INVALID_ARGUMENT naming `field`, also for a number without a unit below MIN_PLAIN_BYTES.
     """
     found = _SIZE.fullmatch(text.strip()) if len(text) <= MAX_SIZE_CHARS else None
     unit = None if found is None else _SIZE_UNITS.get(found[2].lower())
@@ -187,7 +187,7 @@ def parse_size(text: str, field: str) -> int:
 
 
 def size_words(amount_bytes: int) -> str:
-    """An amount for people: "5.1 GiB", "512 MiB", "12 KiB", "7 bytes"."""
+    """Returns a size for display: "5.1 GiB", "512 MiB", "12 KiB", "7 bytes"."""
     for unit, size in (("GiB", 1024**3), ("MiB", 1024**2), ("KiB", 1024)):
         if amount_bytes >= size:
             amount = amount_bytes / size

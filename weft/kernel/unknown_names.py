@@ -1,4 +1,4 @@
-"""The error of a name that nothing has: one sentence for all commands and APIs, with the name and those close to it."""
+"""The error for an unknown name: one sentence for all commands and APIs, with similar names."""
 
 from collections.abc import Iterable, Mapping
 from heapq import nsmallest
@@ -9,7 +9,7 @@ from weft.kernel.names import MAX_NAME_CHARS, closest_names, did_you_mean
 from weft.kernel.reasons import Reason
 
 TARGET = "model, pool, agent, route or workflow"
-"""What a request can name: all kinds share one namespace."""
+"""What a request can name; all kinds share one namespace."""
 MODEL, POOL, AGENT, ROUTE, RUNNER, SECRET = "model", "pool", "agent", "route", "runner", "secret"
 WORKFLOW = "workflow"
 MODEL_OR_POOL = "model or pool"
@@ -19,13 +19,13 @@ LOGGED = "model, runner or service"
 """What `weft logs NAME` can name."""
 
 UNKNOWN_KIND, UNKNOWN_NAME = "unknown_kind", "unknown_name"
-"""Keys in an error's metadata: the kind and the name that were asked for."""
+"""Metadata keys with the requested kind and name."""
 CLOSE_NAMES, SOME_NAMES = "close_names", "some_names"
-"""Keys in an error's metadata, with commas between the names: the close ones, or else the first that there are."""
+"""Metadata keys with comma-separated names: similar ones, or if there are none, the first existing ones."""
 FOR_TASKS = " (a task may set wait_for_model for one that will come)"
-"""The end of the sentence for the model of a task, in the words of the APIs; commands have an option for it."""
+"""End of the sentence for the model of a task, in API terms; the command line has an option instead."""
 MAX_SOME_NAMES = 5
-"""Maximum number of names that are named where none is close."""
+"""Maximum number of names listed if none is similar."""
 
 _LISTED: Mapping[str, str] = MappingProxyType(
     {
@@ -36,14 +36,14 @@ _LISTED: Mapping[str, str] = MappingProxyType(
     }
 )
 _PREFIXED_KINDS = (AGENT, ROUTE, WORKFLOW)
-"""Kinds with a prefix in the model of a request, as `agent/NAME`."""
+"""Kinds with a prefix in the `model` of a request, as in `agent/NAME`."""
 
 
 def unknown_name(kind: str, name: str, names: Iterable[str] = (), *, field: str = "") -> WeftError:
-    """Returns the error for a name that no resource of a kind has; `names` are those that the caller may see.
+    """Returns the error for an unknown name; `names` are those that the caller may see.
 
-    An empty name is not shown, such as one with characters that no name has.
-    MODEL_NOT_FOUND for what requests can name, NOT_FOUND for the other kinds. `field`: of the request, if it has one.
+    The reason is MODEL_NOT_FOUND for what requests can name, NOT_FOUND for other kinds. `field` is the request field,
+    if any. A name without printable characters is not shown.
     """
     details = _details(kind, name, names)
     reason = Reason.MODEL_NOT_FOUND if kind in (MODEL, MODEL_OR_POOL, TARGET) else Reason.NOT_FOUND
@@ -51,9 +51,9 @@ def unknown_name(kind: str, name: str, names: Iterable[str] = (), *, field: str 
 
 
 def unknown_target(target: str, names: Iterable[str] = (), *, field: str = "model") -> WeftError:
-    """Returns the error for the model of a request that names nothing, MODEL_NOT_FOUND; see `unknown_name`.
+    """Returns the MODEL_NOT_FOUND error for the `model` of a request; see `unknown_name`.
 
-    After the prefix of an agent, a route or a workflow only those are close. `names` have these prefixes too.
+    After a prefix such as `agent/`, only names of that kind are suggested. `names` have these prefixes too.
     """
     kind, name = kind_and_name(target)
     error = unknown_name(kind, name, field=field)
@@ -62,7 +62,7 @@ def unknown_target(target: str, names: Iterable[str] = (), *, field: str = "mode
 
 
 def unknown_field_target(target: str, names: Iterable[str], field: str, note: str = "") -> FieldError:
-    """Returns `unknown_target` as the error of a field such as `lines[3].spec.model`; `note` ends its sentence."""
+    """Returns `unknown_target` as the error of a field such as `lines[3].spec.model`, with `note` appended."""
     found = unknown_target(target, names)
     error = FieldError(field, f"{found.message}{note}", found.reason)
     error.metadata = found.metadata | {"field": field}
@@ -70,7 +70,7 @@ def unknown_field_target(target: str, names: Iterable[str], field: str, note: st
 
 
 def kind_and_name(target: str) -> tuple[str, str]:
-    """Returns the kind and the bare name of the model of a request: as its prefix says, else TARGET."""
+    """Returns the kind and the bare name in the `model` of a request; the kind is TARGET without a prefix."""
     for kind in _PREFIXED_KINDS:
         if target.startswith(f"{kind}/"):
             return kind, target.removeprefix(f"{kind}/")
@@ -78,7 +78,7 @@ def kind_and_name(target: str) -> tuple[str, str]:
 
 
 def among(error: WeftError, names: Iterable[str]) -> WeftError:
-    """Returns an unknown-name error that suggests the closest of `names`; other errors are returned unchanged.
+    """Makes an unknown-name error suggest the closest of `names`; returns other errors unchanged.
 
     For an edge that knows which names its caller may see.
     """
@@ -94,19 +94,19 @@ def among(error: WeftError, names: Iterable[str]) -> WeftError:
 
 
 def of_the_kind(error: WeftError, targets: Iterable[str]) -> Iterable[str]:
-    """Returns those of the targets of requests that an error is about: agents alone for an unknown agent."""
+    """Returns the request targets of an error's kind: only agents for an unknown agent."""
     kind = error.metadata.get(UNKNOWN_KIND, TARGET)
     return (each for each in targets if each.startswith(f"{kind}/")) if kind in _PREFIXED_KINDS else targets
 
 
 def close_names_of(error: WeftError) -> tuple[str, ...]:
-    """Returns the close names that an error names; empty: none."""
+    """Returns the similar names in an error; empty if there are none."""
     listed = error.metadata.get(CLOSE_NAMES, "")
     return tuple(listed.split(",")) if listed else ()
 
 
 def _details(kind: str, name: str, names: Iterable[str]) -> dict[str, str]:
-    """Returns what the sentence says, as metadata."""
+    """Returns the metadata from which the sentence is made."""
     known = list(names)
     details = {UNKNOWN_KIND: kind, UNKNOWN_NAME: _shown(name)}
     close = closest_names(name, known)

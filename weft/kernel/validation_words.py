@@ -1,4 +1,4 @@
-"""The words of errors about a value: what is expected of it, whichever library checked it."""
+"""Validation error messages in plain words, independent of the library that made them."""
 
 import re
 
@@ -32,9 +32,9 @@ _AFTER = re.compile(r"\b(items?|characters?) after validation, not (\d+)$")
 
 
 def plain_words(message: str) -> str:
-    """Returns the message of a check of pydantic in the words of weft; any other message as it is.
+    """Rephrases a pydantic message: "Input should be greater than 0" becomes "must be greater than 0".
 
-    "Input should be greater than 0" is "must be greater than 0".
+    Other messages are returned unchanged.
     """
     for pattern, words in _WHOLE:
         found = pattern.fullmatch(message)

@@ -1,4 +1,4 @@
-"""Classes of values of which every request makes several."""
+"""A fast dataclass for values of which every request makes several."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -9,9 +9,9 @@ ClassT = TypeVar("ClassT")
 
 @dataclass_transform(frozen_default=True, field_specifiers=(field,))
 def value_class(*, kw_only: bool = False) -> Callable[[type[ClassT]], type[ClassT]]:
-    """Returns the decorator of a dataclass with slots whose instances nothing may change, which type checkers enforce.
+    """Decorates a dataclass with slots that is immutable only to type checkers.
 
-    At run time nothing does: making a frozen instance with 24 fields takes 8 us, making one of these 1.1 us.
+    An instance with 24 fields takes 1.1 us to create; a frozen one takes 8 us.
     """
 
     def decorate(made: type[ClassT]) -> type[ClassT]:

@@ -1,1 +1,1 @@
-"""The link of a dial-out runner: gRPC calls both ways over one stream, each with its own flow control."""
+"""The link of a dial-out runner: gRPC calls in both directions over one stream, with flow control per call."""

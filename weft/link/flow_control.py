@@ -1,4 +1,4 @@
-"""The two halves of a call on a link with their flow control, and the schedule by which calls take turns to send."""
+"""Flow control of calls on a link, and the schedule by which calls take turns to send."""
 
 from collections import deque
 from collections.abc import Callable
@@ -9,17 +9,17 @@ from weft.kernel.reasons import Reason
 from weft.link.frames import MAX_PART_BYTES, WINDOW_BYTES, LinkProtocolError, part_cost
 
 MESSAGE_OVERHEAD_BYTES = 64
-"""What a kept message takes besides its bytes, about."""
+"""Approximate memory of a buffered message besides its bytes."""
 CREDIT_STEP_BYTES = WINDOW_BYTES // 4
-"""Credit is given back in steps of at least this, so that it does not cost a frame per message."""
+"""Minimum step in which credit is returned, so that it does not cost a frame per message."""
 MAX_CREDIT_BYTES = 2**31 - 1
 
 
 class ReceiveHalf:
-    """Received parts, joined into messages, and the credit that the peer has left.
+    """Received parts, joined into messages, and the peer's remaining credit.
 
-    Unread messages hold at most one window. A message larger than that is credited while it arrives, but only once all
-    before it has been read: a reader that has stopped gets one such message and no more.
+    Unread messages hold at most one window. A larger message is credited while it arrives, but only once all messages
+    before it were read, so that a stopped reader gets at most one of them.
     """
 
     __slots__ = (
@@ -36,7 +36,7 @@ class ReceiveHalf:
     def __init__(self, max_message_bytes: int) -> None:
         self._max_message_bytes = max_message_bytes
         self._inbox: deque[tuple[bytes, int]] | None = None
-        """None while it is empty: an idle call would hold 700 bytes for it."""
+        """None while empty, which saves 700 bytes per idle call."""
         self._partial: bytes | bytearray = b""
         self._partial_cost = 0
         self._allowed = WINDOW_BYTES
@@ -45,7 +45,7 @@ class ReceiveHalf:
         self.buffered_bytes = 0
 
     def take(self, data: bytes, *, more: bool) -> None:
-        """Adds a part. Raises LinkProtocolError beyond the credit, REQUEST_TOO_LARGE for too large a message."""
+        """Adds a part. Raises LinkProtocolError beyond the credit, REQUEST_TOO_LARGE if the message is too large."""
         cost = part_cost(data)
         if cost > self._allowed:
             raise LinkProtocolError("a call sent more than its credit")
@@ -70,7 +70,7 @@ class ReceiveHalf:
         self._partial, self._partial_cost = b"", 0
 
     def read(self) -> bytes | None:
-        """Returns the next complete message; None: there is none yet."""
+        """Returns the next complete message; None if there is none yet."""
         if not self._inbox:
             return None
         message, cost = self._inbox.popleft()
@@ -82,7 +82,7 @@ class ReceiveHalf:
         return message
 
     def take_credit(self) -> int:
-        """Returns the bytes to credit the peer with now; 0: not worth a frame yet."""
+        """Returns the bytes to credit to the peer now; 0: not worth a frame yet."""
         if self._owed < CREDIT_STEP_BYTES:
             return 0
         owed, self._owed = self._owed, 0
@@ -95,7 +95,7 @@ class ReceiveHalf:
         return self._owed >= CREDIT_STEP_BYTES
 
     def clear(self) -> None:
-        """Drops what was not read, and what still arrives."""
+        """Drops unread data, and data that still arrives."""
         self._is_unwanted = True
         self._inbox = None
         self._partial = b""
@@ -119,7 +119,7 @@ class SendHalf:
     __slots__ = ("_call_id", "_credit", "_last", "_messages", "_offset", "_start", "is_closed", "unsent_bytes")
 
     def __init__(self, call_id: int, credit: int, start: pb.CallStart | None = None) -> None:
-        """`start`: that of an own call, to be sent first."""
+        """`start` is sent first; None for a call of the peer."""
         self._call_id = call_id
         self._credit = credit
         self._start = start
@@ -141,7 +141,7 @@ class SendHalf:
         return self._start is not None or (self._credit > 0 if self._messages else self._last is not None)
 
     def put(self, message: bytes) -> None:
-        """Adds a message."""
+        """Adds a message to send."""
         assert not self.is_closed, "a message after the closing frame"
         if self._messages is None:
             self._messages = deque()
@@ -170,7 +170,7 @@ class SendHalf:
         return last
 
     def clear(self) -> None:
-        """Drops what was not sent."""
+        """Drops unsent frames."""
         self._start = self._last = None
         self._messages = None
         self.is_closed = True
@@ -191,13 +191,13 @@ class SendHalf:
             self._messages = messages or None
             self.unsent_bytes -= MESSAGE_OVERHEAD_BYTES
         frame = pb.LinkFrame(call_id=self._call_id)
-        # Set in place: a part that is given to the frame would be copied.
+        # Set in place: passing a part to the constructor would copy it.
         frame.part.data, frame.part.more = data, more
         return frame
 
 
 class Call:
-    """One call as one side sees it. Created and changed by the multiplexer only."""
+    """One side's state of a call. Only the multiplexer creates and changes it."""
 
     __slots__ = ("call_id", "is_own", "is_scheduled", "peer_is_done", "receive", "send", "start", "status")
 
@@ -214,7 +214,7 @@ class Call:
         self.peer_is_done = False
         """Whether no more messages will arrive."""
         self.status: pb.CallEnd | None = None
-        """Its final status, once it has ended; for a call of the peer also its cancellation."""
+        """Final status, once the call has ended; for a call of the peer also its cancellation."""
 
     def close(self, status: pb.CallEnd) -> None:
         """Ends the call with a status, unless it has one, and expects no more messages."""
@@ -252,14 +252,14 @@ class SendSchedule:
         self._note_work()
 
     def add(self, call: Call) -> None:
-        """Gives a call its turn if it has something to send."""
+        """Schedules a call if it has something to send."""
         if not call.is_scheduled and call.send.is_sendable:
             call.is_scheduled = True
             self._turns.append(call)
             self._note_work()
 
     def add_credit(self, call: Call) -> None:
-        """Has the peer credited with what was read of a call."""
+        """Schedules credit for what was read of a call."""
         self._credit_due[call.call_id] = call
         self._note_work()
 
@@ -268,7 +268,7 @@ class SendSchedule:
         self._credit_due.pop(call.call_id, None)
 
     def drop_unsent(self, call: Call) -> None:
-        """Drops what a call has not sent."""
+        """Drops the unsent frames of a call."""
         self.unsent_bytes -= call.send.unsent_bytes
         call.send.clear()
         if call.is_scheduled:
@@ -282,7 +282,7 @@ class SendSchedule:
         self._turns.clear()
 
     def next(self) -> tuple[pb.LinkFrame, Call | None]:
-        """Returns the next frame, and the call whose turn it was; None for an urgent frame and for credit."""
+        """Returns the next frame and its call; the call is None for urgent frames and credit."""
         if self._urgent:
             return self._urgent.popleft(), None
         if self._credit_due:

@@ -1,6 +1,6 @@
-"""Calls forwarded between gRPC and a link as raw bytes, unparsed and unchanged.
+"""Forwards calls between gRPC and a link as raw bytes.
 
-Every method is treated as bidirectional streaming: on the wire all kinds are the same.
+Every method is treated as bidirectional streaming, since all kinds are the same on the wire.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ Context = grpc.aio.ServicerContext[bytes, bytes]
 async def forward_to_link(
     link: Link, method: str, metadata: Metadata, requests: AsyncIterator[bytes], context: Context
 ) -> pb.CallEnd:
-    """Forward a gRPC call to a link, messages both ways. Returns its status, for `finish`."""
+    """Forwards a gRPC call to a link. Returns its status, for `finish`."""
     call = link.call(method, metadata, context.time_remaining())
     sending = asyncio.create_task(_send_requests(call, requests))
     try:
@@ -38,7 +38,7 @@ async def forward_to_link(
 
 
 async def finish(context: Context, status: pb.CallEnd) -> None:
-    """End a gRPC call with the status of a call on a link."""
+    """Ends a gRPC call with the status of a call on a link."""
     trailing = metadata_of(status.trailing_metadata)
     code = grpc_code(status)
     if code is grpc.StatusCode.OK:
@@ -48,7 +48,7 @@ async def finish(context: Context, status: pb.CallEnd) -> None:
 
 
 async def forward_to_channel(call: LinkCall, channel: grpc.aio.Channel) -> pb.CallEnd:
-    """Forward a call from a link to a gRPC channel, reading the channel only while the link accepts more."""
+    """Forwards a call from a link to a gRPC channel, reading the channel only while the link accepts more."""
     method: grpc.aio.StreamStreamMultiCallable[bytes, bytes] = channel.stream_stream(call.start.method, None, None)
     outward = method(timeout=timeout_of(call.start), metadata=metadata_of(call.start.metadata))
     sending = asyncio.create_task(_write_requests(call, outward))
@@ -78,7 +78,7 @@ class RawServices(grpc.GenericRpcHandler):
     ) -> None:
         """`serve` gets the method, the requests and the context.
 
-        `keyed_names`: services that the server has itself, too; calls of them are served here where their metadata has
+        `keyed_names` are services that the server also implements; calls to them are served here if their metadata has
         `key`.
         """
         self._prefixes = tuple(f"/{name}/" for name in service_names)

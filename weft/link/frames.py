@@ -1,7 +1,7 @@
-"""Frames of a link: their limits, the check of those that a peer sent, and the metadata and statuses that they carry.
+"""Frames of a link: limits, validation, metadata and statuses.
 
-A frame is a `link_pb2.LinkFrame`, and the status of a call a `link_pb2.CallEnd`. Neither is changed
-once it was sent, received or kept.
+A frame is a `link_pb2.LinkFrame`, the status of a call a `link_pb2.CallEnd`. Do not change either once it was sent,
+received or stored.
 """
 
 import re
@@ -21,11 +21,11 @@ from weft.kernel.reasons import Reason
 from weft.kernel.rpc import error_from_details, error_to_status
 
 WINDOW_BYTES = 256 * 1024
-"""Bytes that either side of a call may send before the other has read some of them."""
+"""Bytes that either side of a call may send before the other has read any."""
 MAX_PART_BYTES = 64 * 1024
-"""Largest message, or part of one, in a frame."""
+"""Maximum size of a message, or a part of one, in a frame."""
 MAX_FRAMES_AT_ONCE = 8192
-"""Maximum number of frames in one message; processing more in one step would delay other links."""
+"""Maximum number of frames in a message; processing more in one step would delay other links."""
 MAX_METHOD_CHARS = 256
 MAX_CALL_METADATA_BYTES = 32 * 1024
 MAX_STATUS_MESSAGE_CHARS = 8 * 1024
@@ -33,11 +33,11 @@ MAX_CALL_ID = 2**32 - 1
 MAX_TIMEOUT_SECONDS = 366 * 86_400.0
 
 Metadata = tuple[tuple[str, str | bytes], ...]
-"""Metadata of a call: bytes where the key ends in "-bin", text otherwise."""
+"""Metadata of a call: values are bytes if the key ends in "-bin", text otherwise."""
 
 
 class Side(IntEnum):
-    """The side that began a call; the value is the remainder of its call ids by two."""
+    """The side that began a call; the value is the remainder of its call ids modulo 2."""
 
     ROUTER = 0
     RUNNER = 1
@@ -51,12 +51,12 @@ class LinkProtocolError(WeftError):
 
 
 def part_cost(data: bytes) -> int:
-    """Credit that a part uses. An empty part costs one byte, or a flood of them would have no bound."""
+    """Returns the credit that a part uses. An empty part costs one byte, so that their number is bounded."""
     return max(1, len(data))
 
 
 def check_frame(frame: pb.LinkFrame) -> str:
-    """Returns the kind of a frame that the peer sent, and cuts too long a message of a status.
+    """Returns the kind of a received frame. Cuts a status message that is too long.
 
     Raises LinkProtocolError for an invalid frame.
     """
@@ -79,7 +79,7 @@ def check_frame(frame: pb.LinkFrame) -> str:
 
 
 def new_start(method: str, metadata: Metadata = (), timeout_seconds: float | None = None) -> pb.CallStart:
-    """Returns the start of a call; `timeout_seconds` is the time left to its deadline."""
+    """Returns the start of a call; `timeout_seconds` is the time until its deadline."""
     start = pb.CallStart(method=method, metadata=_to_entries(metadata), initial_credit=WINDOW_BYTES)
     if timeout_seconds is not None:
         nanoseconds = int(min(max(0.0, timeout_seconds), MAX_TIMEOUT_SECONDS) * 1e9)
@@ -88,7 +88,7 @@ def new_start(method: str, metadata: Metadata = (), timeout_seconds: float | Non
 
 
 def timeout_of(start: pb.CallStart) -> float | None:
-    """Returns the time that was left to the deadline of a call when it began; None: it has none."""
+    """Returns the seconds from the start of a call to its deadline; None if it has none."""
     return _seconds(start.timeout) if start.HasField("timeout") else None
 
 
@@ -108,12 +108,12 @@ _CODES = {code.value[0]: code for code in grpc.StatusCode}
 
 
 def grpc_code(status: pb.CallEnd) -> grpc.StatusCode:
-    """Returns gRPC's code of a status; UNKNOWN for an unknown number."""
+    """Returns the gRPC code of a status; UNKNOWN for an unknown number."""
     return _CODES.get(status.code, grpc.StatusCode.UNKNOWN)
 
 
 def error_of(status: pb.CallEnd) -> WeftError:
-    """Returns the error of a status that is not OK; INTERNAL where its details name no reason."""
+    """Returns the error in a status that is not OK; INTERNAL if its details have no reason."""
     found: WeftError | None = None
     for entry in status.trailing_metadata:
         if entry.key == STATUS_DETAILS:
@@ -126,28 +126,28 @@ _METHOD = re.compile(r"/[A-Za-z0-9_.]+/[A-Za-z0-9_]+")
 _KEY = re.compile(r"[0-9a-z_.-]{1,256}")
 _TEXT = re.compile(rb"[\x20-\x7e]*")
 _BINARY_SUFFIX = "-bin"
-# Entries that belong to one connection.
+# Keys that belong to one connection.
 _HOP_KEYS = frozenset({"user-agent", "te", "content-type", "host"})
 STATUS_DETAILS = "grpc-status-details-bin"
-"""The only entry of gRPC's own that belongs to the callee: a google.rpc.Status."""
+"""The only gRPC entry that is set by the callee: a google.rpc.Status."""
 
 
 def is_method(name: str) -> bool:
-    """Whether a link can carry calls of the method with this name."""
+    """Whether a link can carry calls to this method."""
     return len(name) <= MAX_METHOD_CHARS and _METHOD.fullmatch(name) is not None
 
 
 def forwardable(metadata: Iterable[tuple[str, str | bytes]] | None) -> Metadata:
-    """Returns the metadata entries that are the caller's and not the transport's.
+    """Returns the valid metadata entries of the caller, without the transport's.
 
-    Without entries that gRPC accepts and the other end would treat as a protocol violation: one caller must not end
-    the link of all.
+    Drops entries that gRPC accepts but the peer would treat as a protocol violation, so that one caller cannot end the
+    link for all.
     """
     return tuple((key, value) for key, value in metadata or () if _is_callers(key) and _is_legal(key, value))
 
 
 def metadata_of(entries: Iterable[pb.CallMetadata]) -> Metadata:
-    """Returns the metadata of checked entries that is the caller's and not the transport's."""
+    """Returns the caller's metadata in validated entries, without the transport's."""
     pairs = ((entry.key, entry.value) for entry in entries)
     return tuple(
         (key, value if key.endswith(_BINARY_SUFFIX) else value.decode("ascii"))
@@ -190,4 +190,4 @@ def _seconds(duration: duration_pb2.Duration) -> float:
 
 
 GAVE_UP = status_of(WeftError(Reason.CANCELLED, "the caller gave up"))
-"""Status of a call that its caller has cancelled. Made once: it takes 13 us, at both ends of each such call."""
+"""Status of a call that its caller has cancelled. Created once, because it takes 13 us."""

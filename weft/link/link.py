@@ -1,4 +1,4 @@
-"""A link on asyncio: calls multiplexed over a stream, at the end of a runner or of who calls it."""
+"""A link on asyncio: calls multiplexed over a stream, for the runner's side and the relay's."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -20,9 +20,9 @@ from weft.link.multiplexer import CallBegan, CallEnded, CallReadable, Event, Lin
 log = get_logger("weft.link")
 
 MAX_BATCH_BYTES = 128 * 1024
-"""Bytes given to the transport at a time. Small, so that a call that has just become ready waits little."""
+"""Bytes passed to the transport at a time. Small, so that a newly ready call waits briefly."""
 MAX_UNSENT_BYTES_PER_CALL = 64 * 1024
-"""A call with more unsent bytes than this makes its sender wait."""
+"""Senders wait while a call has more unsent bytes."""
 
 
 def link_lost() -> WeftError:
@@ -31,7 +31,7 @@ def link_lost() -> WeftError:
 
 
 class _Stream(Protocol):
-    """A stream of messages with `frames`: the call of the side that opened it, the context of the other one."""
+    """A stream of messages with `frames`: a gRPC call on the side that opened it, a context on the other."""
 
     async def read(self) -> Any: ...
 
@@ -57,7 +57,7 @@ class LinkCall:
 
     @property
     def status(self) -> pb.CallEnd | None:
-        """Its final status, once `read` has returned None on an own call."""
+        """The final status; set once `read` has returned None on an own call."""
         return self._call.status
 
     async def read(self) -> bytes | None:
@@ -70,7 +70,7 @@ class LinkCall:
             await self._readable.wait()
 
     async def send(self, message: bytes) -> None:
-        """Send a message, waiting while the peer has no room. A call that has ended drops it.
+        """Sends a message, waiting while the peer has no room. Does nothing if the call has ended.
 
         Raises REQUEST_TOO_LARGE or NO_SLOT_AVAILABLE, see Multiplexer.send.
         """
@@ -80,21 +80,21 @@ class LinkCall:
             await self._writable.wait()
 
     def half_close(self) -> None:
-        """Send no more messages on an own call."""
+        """Declares that no more messages follow on an own call."""
         self._mux.half_close(self._call)
 
     def end(self, status: pb.CallEnd) -> None:
-        """End a call of the peer."""
+        """Ends a call of the peer."""
         self._mux.end(self._call, status)
 
     def fail(self, error: WeftError) -> None:
-        """Cancel an own call because of a local error, which becomes its status."""
+        """Cancels an own call because of a local error, which becomes its status."""
         self._mux.cancel(self._call, status_of(error))
         self.close()
         self.wake()
 
     def close(self) -> None:
-        """Cancel an own call unless it has ended, and drop its unread messages. Idempotent."""
+        """Cancels an own call unless it has ended, and drops its unread messages. Idempotent."""
         self._mux.cancel(self._call, GAVE_UP)
         self._mux.release(self._call)
         self._link.forget(self._call)
@@ -114,7 +114,7 @@ Answer = Callable[[LinkCall], Awaitable[pb.CallEnd]]
 
 
 class Link:
-    """One link. Life cycle: `run` until it ends; calls may be made while it runs."""
+    """One link. Calls may be made while `run` runs."""
 
     def __init__(self, side: Side, limits: LinkLimits, answer: Answer) -> None:
         self._work = asyncio.Event()
@@ -127,10 +127,10 @@ class Link:
         self._is_lost = False
 
     async def run(self, stream: _Stream, kind: Callable[..., Message]) -> None:
-        """Carry calls until the stream ends or `stop` is called; then every call ends.
+        """Carries calls until the stream ends or `stop` is called, then ends all calls.
 
-        `kind` makes what this end sends, from `frames`.
-        Raises the error that broke the stream, LinkProtocolError among them, or the error given to `stop`.
+        `kind` is the class of sent messages. Raises the error that broke the stream, such as LinkProtocolError, or the
+        error passed to `stop`.
         """
         reading = asyncio.create_task(self._read_all(stream))
         writing = asyncio.create_task(self._write_all(stream, kind))
@@ -148,18 +148,18 @@ class Link:
             await stop_tasks(list(self._answers.values()))
 
     def stop(self, error: WeftError) -> None:
-        """End the link; `run` raises `error`."""
+        """Ends the link; `run` raises `error`."""
         self._stop_error = self._stop_error or error
         self._stop.set()
 
     def call(self, method: str, metadata: Metadata = (), timeout_seconds: float | None = None) -> LinkCall:
-        """Begin a call. Raises WORKER_LOST when the link has ended, NO_SLOT_AVAILABLE when it is full."""
+        """Begins a call. Raises WORKER_LOST if the link has ended, NO_SLOT_AVAILABLE if it is full."""
         if self._is_lost:
             raise link_lost()
         return self._added(self._mux.begin(method, metadata, timeout_seconds))
 
     def forget(self, call: Call) -> None:
-        """Forgets an own call that was closed."""
+        """Forgets a closed own call."""
         self._calls.pop(call, None)
 
     async def _read_all(self, stream: _Stream) -> None:
@@ -193,7 +193,7 @@ class Link:
                 self._wake(call)
             case CallBegan(call):
                 task = self._answers[call] = asyncio.create_task(self._answer_call(call), name="link-answer")
-                # Not in `_answer_call`: a task that is cancelled before its first step never runs it.
+                # Not in `_answer_call`, which does not run if its task is cancelled before the first step.
                 task.add_done_callback(lambda _: self._answers.pop(call, None))
             case CallEnded(call):
                 self._mux.release(call)
@@ -230,13 +230,13 @@ class Link:
 
 
 LINK_KEEPALIVE_MS = 10_000
-"""A lost connection is noticed within this and the ping timeout."""
+"""A lost connection is detected within this time plus the ping timeout."""
 ACCEPTED_KEY = "weft-relay"
-"""Initial metadata that says that a link was accepted."""
+"""Initial metadata that confirms that a link was accepted."""
 CLOCK_KEY = "weft-time"
-"""Initial metadata beside it: the relay's clock in milliseconds since the epoch, for runners whose own is off."""
+"""Initial metadata with the relay's clock in milliseconds since the epoch, for runners with a wrong clock."""
 MAX_LINK_MESSAGE_BYTES = 1024 * 1024
-"""Many times MAX_BATCH_BYTES: a larger message violates the protocol."""
+"""A larger message violates the protocol; eight times MAX_BATCH_BYTES."""
 
 _LINK_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.max_send_message_length", MAX_LINK_MESSAGE_BYTES),
@@ -250,7 +250,7 @@ _LINK_OPTIONS: tuple[tuple[str, int], ...] = (
 )
 LINK_CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
     *_LINK_OPTIONS,
-    # Each attempt uses a channel of its own with our back-off: one inside gRPC would add to it.
+    # Each attempt uses a new channel with our backoff; gRPC's would be added to it.
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.enable_http_proxy", 0),
     ("grpc.enable_retries", 0),
@@ -265,7 +265,7 @@ LINK_SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
 
 
 async def _on_stream(operation: Awaitable[Any]) -> Any:
-    """Waits for an operation on a stream. Raises WeftError when the stream broke."""
+    """Awaits an operation on a stream. Raises WeftError if the stream broke."""
     try:
         with calling(Reason.SERVICE_UNAVAILABLE):
             return await operation

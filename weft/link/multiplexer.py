@@ -1,7 +1,4 @@
-"""The link's protocol without I/O: frames in, events and frames out.
-
-Independent of gRPC calls, of asyncio, and of what the messages mean.
-"""
+"""The link protocol without I/O: frames in, events and frames out. Independent of asyncio and message contents."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -31,14 +28,14 @@ class LinkLimits:
     """Bounds of one link."""
 
     max_own_calls: int = 1024
-    """Calls begun here that may run concurrently."""
+    """Concurrent calls begun by this side."""
     max_peer_calls: int = 1024
-    """Calls begun by the peer that may run concurrently."""
+    """Concurrent calls begun by the peer."""
     max_message_bytes: int = MAX_MESSAGE_BYTES
     max_unread_bytes: int = 256 * 1024 * 1024
-    """Received and not yet read, over all calls."""
+    """Received but unread bytes, over all calls."""
     max_unsent_bytes: int = 256 * 1024 * 1024
-    """Waiting to be sent, over all calls."""
+    """Unsent bytes, over all calls."""
 
 
 @value_class()
@@ -57,7 +54,7 @@ class CallReadable:
 
 @value_class()
 class CallEnded:
-    """A call of the peer ended from outside: it was cancelled, or what it sent could not be kept."""
+    """A call of the peer ended early: it was cancelled, or its messages exceeded a limit."""
 
     call: Call
 
@@ -95,7 +92,7 @@ class Multiplexer:
         return bool(self._schedule)
 
     def begin(self, method: str, metadata: Metadata = (), timeout_seconds: float | None = None) -> Call:
-        """Begin a call. Raises NO_SLOT_AVAILABLE at the limit of calls, LinkProtocolError when ids have run out."""
+        """Begins a call. Raises NO_SLOT_AVAILABLE at the limit of calls, LinkProtocolError if no ids are left."""
         if self._own_calls >= self._limits.max_own_calls:
             raise WeftError(
                 Reason.NO_SLOT_AVAILABLE, f"the link carries {self._limits.max_own_calls} calls, which is its limit"
@@ -110,9 +107,9 @@ class Multiplexer:
         return call
 
     def send(self, call: Call, message: bytes) -> None:
-        """Send a message; no effect when the call has ended.
+        """Sends a message; does nothing if the call has ended.
 
-        Raises REQUEST_TOO_LARGE for one that the peer would refuse, NO_SLOT_AVAILABLE when too much waits already.
+        Raises REQUEST_TOO_LARGE if the peer would reject it, NO_SLOT_AVAILABLE if too many bytes are unsent.
         """
         if call.status is not None:
             return
@@ -126,32 +123,32 @@ class Multiplexer:
         self._schedule.put(call, message)
 
     def half_close(self, call: Call) -> None:
-        """Send no more messages on an own call."""
+        """Declares that no more messages follow on an own call."""
         if call.status is None and not call.send.is_closed:
             call.send.close(pb.LinkFrame(call_id=call.call_id, half_close=pb.HalfClose()))
             self._schedule.add(call)
 
     def end(self, call: Call, status: pb.CallEnd) -> None:
-        """End a call of the peer, after what was sent on it."""
+        """Ends a call of the peer, after its unsent messages."""
         if call.status is None:
             call.status = status
             call.send.close(pb.LinkFrame(call_id=call.call_id, end=status))
             self._schedule.add(call)
 
     def cancel(self, call: Call, status: pb.CallEnd) -> None:
-        """Cancel an own call; `status` is its status on this side."""
+        """Cancels an own call; `status` is its status on this side."""
         if call.status is not None:
             return
         call.close(status)
         if call.send.is_begun:
-            # It counts until the cancellation is sent, or a flood of cancelled calls would have no bound.
+            # The call counts until its cancellation is sent, so that the number of cancelled calls is bounded.
             self._schedule.put_urgent(pb.LinkFrame(call_id=call.call_id, cancel=pb.CallCancel()))
         else:
             self._remove(call.call_id)
         self._schedule.drop_unsent(call)
 
     def read(self, call: Call) -> bytes | None:
-        """Returns the next message of a call; None: there is none yet."""
+        """Returns the next message of a call; None if there is none yet."""
         before = call.receive.buffered_bytes
         message = call.receive.read()
         self._unread_bytes += call.receive.buffered_bytes - before
@@ -159,12 +156,12 @@ class Multiplexer:
         return message
 
     def release(self, call: Call) -> None:
-        """Drop what a call received and will not be read."""
+        """Drops the unread messages of a call."""
         self._unread_bytes -= call.receive.buffered_bytes
         call.receive.clear()
 
     def lose(self, status: pb.CallEnd) -> list[Call]:
-        """End every call, because the stream is lost. Returns the calls that had not ended yet."""
+        """Ends all calls, because the stream is lost. Returns those that had not ended yet."""
         lost = [call for call in self._calls.values() if call.status is None]
         for call in lost:
             call.close(status)
@@ -174,7 +171,7 @@ class Multiplexer:
         return lost
 
     def receive(self, frame: pb.LinkFrame) -> Event | None:
-        """Process a frame from the peer. Raises LinkProtocolError for one that violates the protocol."""
+        """Processes a received frame. Raises LinkProtocolError if it violates the protocol."""
         kind = check_frame(frame)
         if kind == "start":
             return self._began(frame.call_id, frame.start)
@@ -198,7 +195,7 @@ class Multiplexer:
         return event
 
     def take_frames(self, max_bytes: int) -> tuple[list[pb.LinkFrame], list[Call]]:
-        """Returns the frames to send now, about `max_bytes` of them, and the calls whose messages are among them."""
+        """Returns frames to send now, about `max_bytes` together, and the calls that they belong to."""
         frames: list[pb.LinkFrame] = []
         sent: dict[int, Call] = {}
         size = 0
@@ -239,7 +236,7 @@ class Multiplexer:
         return None if part.more else CallReadable(call)
 
     def _fail(self, call: Call, error: WeftError) -> Event:
-        """Ends a call whose messages cannot be kept; the link continues."""
+        """Ends a call that exceeded a limit; the link continues."""
         self.release(call)
         if call.is_own:
             self.cancel(call, status_of(error))
@@ -291,7 +288,7 @@ class Multiplexer:
             self._schedule.add_credit(call)
 
     def _require_old(self, call_id: int) -> None:
-        """Ignores a late frame of an ended call; a frame of a call that never existed is a violation."""
+        """Accepts a late frame of an ended call. Raises LinkProtocolError if the call never existed."""
         last = self._next_id - 2 if call_id % 2 == self._side else self._last_peer_id
         if not 0 < call_id <= last:
             raise LinkProtocolError(f"there is no call {call_id}")

@@ -1,1 +1,1 @@
-"""Tokens that allow operations: how they are made, and the formats that makers and checkers share."""
+"""Tokens that authorize operations: creation, and the formats shared with verifiers."""

@@ -1,4 +1,4 @@
-"""Ed25519 signatures of several signers over the same bytes: a JWS in its general JSON form (RFC 7515, RFC 8037)."""
+"""Ed25519 signatures of several signers over the same bytes, as a JWS in general JSON form (RFC 7515, RFC 8037)."""
 
 import json
 import os
@@ -29,9 +29,9 @@ _CURVE = "Ed25519"
 
 
 def new_key_file(path: Path, field: str) -> str:
-    """Write a new private key to `path`, readable by its owner alone; returns the public key.
+    """Writes a new private key to `path`, readable only by its owner. Returns the public key.
 
-    Raises INVALID_ARGUMENT naming `field` when the file is there already, or cannot be written.
+    Raises INVALID_ARGUMENT naming `field` if the file exists or cannot be written.
     """
     key = OKPKey.generate_key("Ed25519")
     try:
@@ -48,7 +48,7 @@ def new_key_file(path: Path, field: str) -> str:
 
 
 def read_private_key(path: Path, field: str) -> OKPKey:
-    """The private key in a PEM file (PKCS 8, not encrypted). Raises INVALID_ARGUMENT naming `field`."""
+    """Returns the private key in a PEM file (PKCS 8, unencrypted). Raises INVALID_ARGUMENT naming `field`."""
     try:
         with path.open("rb") as file:
             content = file.read(MAX_KEY_FILE_BYTES + 1)
@@ -67,12 +67,12 @@ def read_private_key(path: Path, field: str) -> OKPKey:
 
 
 def public_text(key: OKPKey) -> str:
-    """A key's public half, base64url."""
+    """Returns the public part of a key in base64url."""
     return str(key.as_dict(private=False)["x"])
 
 
 def read_public_key(text: str, field: str) -> OKPKey:
-    """Return the public key of a text by `public_text`. Raises INVALID_ARGUMENT naming `field`."""
+    """Returns the public key in a text from `public_text`. Raises INVALID_ARGUMENT naming `field`."""
     try:
         if len(from_base64url(text)) != PUBLIC_KEY_BYTES:
             raise MalformedToken("has another length")
@@ -86,7 +86,7 @@ def read_public_key(text: str, field: str) -> OKPKey:
 ALGORITHM = "EdDSA"
 TYPE = "weft-op+json"
 MAX_KEY_ID_CHARS = 128
-# One of 128 characters, escaped, with its algorithm and its type.
+# Room for a key id of 128 characters, escaped, with algorithm and type.
 MAX_HEADER_CHARS = 512
 
 _HEADER_NAMES = frozenset({"alg", "kid", "typ"})
@@ -98,7 +98,7 @@ class Signature:
 
     key_id: str
     protected: str
-    """The protected header, base64url, as it was signed."""
+    """The protected header in base64url, as signed."""
     signature: str
 
 
@@ -107,7 +107,7 @@ class SignedBytes:
     """Bytes and their signatures, all unverified."""
 
     payload: str
-    """Base64url, as it was signed."""
+    """Base64url, as signed."""
     signatures: tuple[Signature, ...]
 
     @property
@@ -116,13 +116,13 @@ class SignedBytes:
         return from_base64url(self.payload)
 
     def as_text(self) -> str:
-        """The JWS as JSON for files."""
+        """Returns the JWS as JSON for files."""
         signatures = [{"protected": each.protected, "signature": each.signature} for each in self.signatures]
         return json.dumps({"payload": self.payload, "signatures": signatures}, indent=2) + "\n"
 
 
 def sign(payload: bytes, key: OKPKey, key_id: str, *, beside: Sequence[Signature] = ()) -> SignedBytes:
-    """Return `payload` with a signature by `key` after those `beside` it."""
+    """Returns `payload` with the signatures `beside` and one by `key`."""
     header = {"alg": ALGORITHM, "kid": key_id, "typ": TYPE}
     made: Any = jws.serialize_json(
         {"protected": header}, payload, key, registry=StrictRegistry(ALGORITHM, _HEADER_NAMES)
@@ -132,10 +132,9 @@ def sign(payload: bytes, key: OKPKey, key_id: str, *, beside: Sequence[Signature
 
 
 def read_signed(text: str) -> SignedBytes:
-    """Read a JWS as JSON, or as base64url of that.
+    """Parses a JWS in JSON, plain or base64url.
 
-    Raises MalformedToken, also for any header other than algorithm, key id and type, and for every other algorithm or
-    type.
+    Raises MalformedToken, also for headers other than algorithm, key id and type, and for another algorithm or type.
     """
     if len(text) > MAX_TOKEN_BYTES or not text.isascii():
         raise MalformedToken(f"is larger than {MAX_TOKEN_BYTES // 1024} KiB or no ASCII")
@@ -149,7 +148,7 @@ def read_signed(text: str) -> SignedBytes:
 
 
 def is_signed_by(signed: SignedBytes, signature: Signature, key: OKPKey) -> bool:
-    """Whether `signature` is that of `key` over the bytes."""
+    """Whether `signature` is a valid signature of the bytes by `key`."""
     value: Any = {"payload": signed.payload, "protected": signature.protected, "signature": signature.signature}
     try:
         jws.deserialize_json(value, key, registry=StrictRegistry(ALGORITHM, _HEADER_NAMES))
@@ -174,7 +173,7 @@ def _read_signature(found: object) -> Signature:
 
 
 class StrictRegistry(jws.JWSRegistry):
-    """Allows one algorithm and the headers that it names: nothing in a token chooses a key or a way to verify."""
+    """Allows one algorithm and the given headers, so that no token can choose a key or a way to verify it."""
 
     def __init__(self, algorithm: str, headers: Collection[str]) -> None:
         super().__init__(algorithms=[algorithm])
@@ -183,7 +182,7 @@ class StrictRegistry(jws.JWSRegistry):
 
     @override
     def get_alg(self, name: str) -> Any:
-        # joserfc warns of the older name EdDSA, but few libraries know the one of RFC 9864.
+        # Overridden because joserfc warns of the name EdDSA, but few libraries know the new one of RFC 9864.
         if name != self._algorithm:
             raise JoseError(f"{name!r} is not {self._algorithm}")
         return self.algorithms[name]

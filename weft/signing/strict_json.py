@@ -1,4 +1,4 @@
-"""JSON and base64url as they stand in tokens: bounded, and with one reading only."""
+"""Strict parsing of JSON and base64url in tokens: bounded and unambiguous."""
 
 import base64
 import binascii
@@ -15,15 +15,15 @@ _STRING = re.compile(r'"(?:[^"\\]|\\.)*"')
 _BASE64URL = re.compile(r"[A-Za-z0-9_-]*={0,2}")
 
 
-class MalformedToken(ValueError):  # noqa: N818 - what it is, as in house style
-    """A token is malformed. The text never repeats what was received."""
+class MalformedToken(ValueError):  # noqa: N818 - named for the condition
+    """A token is malformed. The message never quotes the token."""
 
 
 def read_object(data: bytes) -> dict[str, Any]:
-    """Return the JSON object in `data`.
+    """Returns the JSON object in `data`.
 
-    Raises MalformedToken where two parsers could differ (duplicate names, numbers that are none), and beyond
-    MAX_TOKEN_BYTES, MAX_DEPTH and MAX_VALUES.
+    Raises MalformedToken if parsers could differ (duplicate names, NaN, infinity), and beyond MAX_TOKEN_BYTES,
+    MAX_DEPTH and MAX_VALUES.
     """
     if len(data) > MAX_TOKEN_BYTES:
         raise MalformedToken(f"is larger than {MAX_TOKEN_BYTES // 1024} KiB")
@@ -41,12 +41,12 @@ def read_object(data: bytes) -> dict[str, Any]:
 
 
 def read_envelope(text: str) -> dict[str, Any]:
-    """Returns the JSON object that `text` is, or that it stands for in base64url. Raises as `read_object`."""
+    """Returns the JSON object in `text`, plain or base64url. Raises as `read_object`."""
     return read_object(text.encode("utf-8", "surrogatepass") if text.startswith("{") else from_base64url(text))
 
 
 def canonical_json(value: object) -> bytes:
-    """Return `value` with sorted names, without spaces, in UTF-8. Raises MalformedToken for what is not JSON."""
+    """Returns `value` as UTF-8 JSON with sorted names and no spaces. Raises MalformedToken if it is not JSON."""
     try:
         text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
         return text.encode("utf-8")
@@ -55,12 +55,12 @@ def canonical_json(value: object) -> bytes:
 
 
 def to_base64url(data: bytes) -> str:
-    """`data` without padding."""
+    """Returns `data` as base64url without padding."""
     return base64.urlsafe_b64encode(data).rstrip(b"=").decode("ascii")
 
 
 def from_base64url(text: str) -> bytes:
-    """The bytes that `text` stands for, with or without padding. Raises MalformedToken."""
+    """Returns the bytes in a base64url text with or without padding. Raises MalformedToken."""
     if _BASE64URL.fullmatch(text) is None:
         raise MalformedToken("is not base64url")
     bare = text.rstrip("=")

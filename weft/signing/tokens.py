@@ -1,6 +1,6 @@
-"""Tokens that authorize operations: the opToken with its shared key, and the claims that signers sign.
+"""Tokens that authorize operations: the opToken with a shared key, and the claims that signers sign.
 
-A shared key proves that the maker of a token had the key, and no more: not which of the named signers agreed.
+A shared key only proves that the maker of a token had the key, not which of the named signers agreed.
 """
 
 import hashlib
@@ -51,7 +51,7 @@ _FORMS: Mapping[int, str] = {
 
 
 def operation_word(action: operation_pb2.OperationAction) -> str:
-    """Return the kind of an action: LOAD, UNLOAD, FLUSH, PULL or REMOVE. Raises MalformedToken when it is none."""
+    """Returns the kind of an action: LOAD, UNLOAD, FLUSH, PULL or REMOVE. Raises MalformedToken if it is empty."""
     kind = action.WhichOneof("kind")
     if kind is None:
         raise MalformedToken("has an action that does nothing")
@@ -59,10 +59,7 @@ def operation_word(action: operation_pb2.OperationAction) -> str:
 
 
 def read_action(data: bytes) -> operation_pb2.OperationAction:
-    """The action that `data` serializes.
-
-    Raises MalformedToken, also when there is something in it that this version does not know: it might be a condition.
-    """
+    """Parses a serialized action. Raises MalformedToken, also for unknown fields, which might be conditions."""
     try:
         action = operation_pb2.OperationAction.FromString(data)
     except DecodeError as error:
@@ -77,12 +74,12 @@ def read_action(data: bytes) -> operation_pb2.OperationAction:
 
 
 def same_action(one: operation_pb2.OperationAction, other: operation_pb2.OperationAction) -> bool:
-    """Whether both do the same: empty options equal none."""
+    """Whether two actions are the same; empty options equal none."""
     return _normal(one) == _normal(other)
 
 
 def token_fields(action: operation_pb2.OperationAction) -> dict[str, Any]:
-    """Return the fields with which an opToken allows exactly this action: JSON types, only what is set."""
+    """Returns the fields of an opToken for exactly this action: JSON types, only what is set."""
     word = operation_word(action)
     if word == LOAD:
         fields = _load_fields(action.load_model)
@@ -106,7 +103,7 @@ def _load_fields(load: operation_pb2.LoadModel) -> dict[str, Any]:
     else:
         context = None
     return {
-        # Of a model by its source the id is the source, as callers of the runner API have it.
+        # A model that is given by its source has the source as its id, as in the runner API.
         "modelId": load.source or load.model,
         "name": load.model if load.source else None,
         "runner": load.runner,
@@ -168,9 +165,9 @@ _EVERYTHING = "every model"
 
 
 def in_words(action: operation_pb2.OperationAction) -> list[str]:
-    """Return a headline such as "load qwen", then a line `name: value` for each further field that is set.
+    """Returns a headline such as "load qwen", then a line `name: value` for each other field that is set.
 
-    Raises MalformedToken for an action that does nothing.
+    Raises MalformedToken for an empty action.
     """
     verb = _VERBS[operation_word(action)]
     work = getattr(action, str(action.WhichOneof("kind")))
@@ -211,7 +208,7 @@ def _word(field: FieldDescriptor, value: Any) -> str:
 
 
 def _quoted(text: str) -> str:
-    """Plain names as they are; anything that could be read as something else in quotes."""
+    """Returns a plain name unchanged, and any other text in quotes."""
     return text if is_token(text, MAX_NAME_CHARS) else json.dumps(text)
 
 
@@ -244,27 +241,26 @@ _NAMES_OF_ACTIONS = frozenset(
         "form",
     }
 )
-# Printable ASCII, which every database stores unchanged.
+# Printable ASCII, which all databases store unchanged.
 _NONCE = re.compile(r"[\x21-\x7e]{1,128}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpToken:
-    """An opToken that is in form."""
+    """A well-formed opToken."""
 
     fields: Mapping[str, Any]
-    """The action it allows, as `actions.token_fields` returns it."""
+    """The action it allows, as returned by `token_fields`."""
     issued_at: int
     """Seconds since the epoch."""
     signers: tuple[str, ...]
-    """The signers it names, each once, in order."""
+    """The named signers, unique and sorted."""
     nonce: str
 
     def allows(self, action: operation_pb2.OperationAction) -> bool:
-        """Whether it is for exactly this action, options included.
+        """Whether it is for exactly this action, including options.
 
-        A token that names no runner is valid for one of them as well, and one for the cache of a model may omit the
-        scope "model".
+        A token without a runner is valid for any runner, and one for a model's cache may omit the scope "model".
         """
         wanted = token_fields(action)
         named = dict(self.fields)
@@ -276,7 +272,7 @@ class OpToken:
 
 
 def read_op_token(document: Mapping[str, Any]) -> OpToken:
-    """The opToken that a JSON object is. Raises MalformedToken, also for names that it does not know."""
+    """Returns the opToken in a JSON object. Raises MalformedToken, also for unknown names."""
     unknown = document.keys() - _NAMES_OF_ACTIONS - _KEPT_APART
     if unknown:
         raise MalformedToken("says something that this version does not know")
@@ -296,21 +292,21 @@ def read_op_token(document: Mapping[str, Any]) -> OpToken:
 
 
 def require_epoch(value: object, name: str) -> int:
-    """Whole seconds since the epoch. Raises MalformedToken."""
+    """Returns `value` if it is whole seconds since the epoch. Raises MalformedToken otherwise."""
     if type(value) is not int or not 0 <= value <= MAX_EPOCH_SECONDS:
         raise MalformedToken(f"must have {name} in whole seconds since the epoch")
     return value
 
 
 def shared_key_code(op_token: Mapping[str, Any], key: bytes) -> bytes:
-    """HMAC-SHA256 over the canonical JSON of an opToken. Raises MalformedToken."""
+    """Returns the HMAC-SHA256 of the canonical JSON of an opToken. Raises MalformedToken."""
     return hmac.digest(key, canonical_json(op_token), hashlib.sha256)
 
 
 def make_op_token(
     action: operation_pb2.OperationAction, *, signers: Sequence[str], issued_at: int, key: bytes
 ) -> dict[str, Any]:
-    """`{"opToken": ..., "signature": ...}` for one use of `action`; `issued_at` is in seconds since the epoch."""
+    """Returns `{"opToken": ..., "signature": ...}` for one use of `action`; `issued_at` is in epoch seconds."""
     op_token = {
         **token_fields(action),
         "issuedAt": issued_at,
@@ -321,9 +317,9 @@ def make_op_token(
 
 
 def read_shared_key(path: Path, field: str) -> bytes:
-    """Read a shared key from a file: its bytes, for a text without the trailing line ends.
+    """Returns the shared key in a file; a text loses its trailing newlines.
 
-    Raises INVALID_ARGUMENT naming `field` when it cannot be read, or is shorter or longer than a key may be.
+    Raises INVALID_ARGUMENT naming `field` if the file cannot be read, or its content is not a shared key.
     """
     try:
         with path.open("rb") as file:
@@ -351,7 +347,7 @@ _RANDOM_NONCE = re.compile(r"[A-Za-z0-9_-]{22,128}")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claims:
-    """The signed claims. Times are in whole seconds since the epoch."""
+    """Signed claims. Times are whole seconds since the epoch."""
 
     audience: str
     action: operation_pb2.OperationAction
@@ -363,7 +359,7 @@ class Claims:
 
 
 def make_payload(action: operation_pb2.OperationAction, rules: GetGovernanceResponse, *, now: int) -> bytes:
-    """The bytes to sign for one use of `action` from `now` on, in seconds since the epoch, under a registry's rules."""
+    """Returns the bytes to sign for one use of `action` from `now` (epoch seconds) under a registry's rules."""
     return canonical_json(
         {
             "aud": rules.audience,
@@ -372,7 +368,7 @@ def make_payload(action: operation_pb2.OperationAction, rules: GetGovernanceResp
             "readable": readable(action),
             "nonce": secrets.token_urlsafe(NONCE_BYTES),
             "nbf": now,
-            # Whole seconds, rounded down: the registry refuses a longer lifetime than its own limit.
+            # Whole seconds, rounded down, since the registry rejects a longer lifetime than its limit.
             "exp": now + rules.token_lifetime.seconds,
             "iat": now,
             "policy": rules.policy_version,
@@ -381,14 +377,14 @@ def make_payload(action: operation_pb2.OperationAction, rules: GetGovernanceResp
 
 
 def readable(action: operation_pb2.OperationAction) -> dict[str, Any]:
-    """Return the action as JSON, for readers of a token. It has no effect, and must not differ from the action."""
+    """Returns the action as JSON for people who read a token. It has no effect, but must match the action."""
     return json_format.MessageToDict(action)
 
 
 def read_payload(payload: bytes) -> Claims:
-    """Read signed bytes.
+    """Returns the claims in signed bytes.
 
-    Raises MalformedToken: a name is missing or unknown, or the action, its kind and the readable form differ.
+    Raises MalformedToken if a name is missing or unknown, or the action, its kind and the readable form differ.
     """
     document = read_object(payload)
     if document.keys() != _NAMES:

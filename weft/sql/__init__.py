@@ -1,1 +1,1 @@
-"""What SQL stores share: opening, schema and migrations, SQLite tuning, and clock correction."""
+"""Shared parts of SQL stores: opening, schema and migrations, SQLite tuning, and clock correction."""

@@ -1,4 +1,4 @@
-"""Addresses of databases: SQLite files, and PostgreSQL URLs as libpq reads them."""
+"""Database addresses: SQLite files, and PostgreSQL URLs in libpq's form."""
 
 import re
 from dataclasses import dataclass, field
@@ -12,27 +12,27 @@ _SCHEME = re.compile(r"(sqlite|postgresql)(?:\+\w+)?://")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DatabaseAddress:
-    """Where a database is."""
+    """The address of a database."""
 
     path: Path | None = None
     """The SQLite file; None: SQLite in memory, or PostgreSQL."""
     url: str = field(default="", repr=False)
-    """The URL of a PostgreSQL database, which may contain a password; empty: it is SQLite."""
+    """The PostgreSQL URL, which may contain a password; empty: SQLite."""
     place: str
-    """For messages: the file, or host and database."""
+    """The file, or host and database, for messages."""
     shown: str
-    """For the log: the URL without its password and parameters."""
+    """The URL without password and parameters, for the log."""
 
     @property
     def is_sqlite(self) -> bool:
-        """Whether it is SQLite, which processes of one machine open."""
+        """Whether it is SQLite, which only processes of one machine can open."""
         return not self.url
 
 
 def address_of(database: str | Path) -> DatabaseAddress:
-    """Returns the address behind a URL, or a file of SQLite. Raises INVALID_ARGUMENT without repeating a URL.
+    """Parses a URL, or the path of a SQLite file. Raises INVALID_ARGUMENT, without quoting the URL.
 
-    The name of a driver in the scheme, as in `postgresql+asyncpg://`, is ignored.
+    A driver in the scheme, as in `postgresql+asyncpg://`, is ignored.
     """
     if isinstance(database, Path):
         return _file_address(str(database))
@@ -45,7 +45,7 @@ def address_of(database: str | Path) -> DatabaseAddress:
         if host:
             raise invalid_field("database_url", "must have three slashes before a relative path: sqlite:///weft.db")
         return _file_address(path)
-    # As asyncpg named the parameter.
+    # asyncpg calls the parameter `ssl`.
     url = f"postgresql://{re.sub('(?<=[?&])ssl=', 'sslmode=', rest)}"
     # Not chained: the cause quotes the URL, which may contain a password.
     try:

@@ -1,4 +1,4 @@
-"""The connection of a store, and its transactions. All of it runs in the store's thread."""
+"""The database connection of a store, and its transactions. Everything runs in the store's thread."""
 
 import os
 import sqlite3
@@ -17,25 +17,25 @@ from weft.sql.owners import OwnerRole
 from weft.sql.statements import Values, delete, insert, moment_from, sqlite_text, sqlite_values, update
 
 MAX_CHECKED_BYTES = 256 * 1024 * 1024
-"""A larger file is opened without the check of its structure, which reads all of it."""
+"""A larger file is opened without the integrity check, which reads all of it."""
 BUSY_TIMEOUT_MS = 5_000
-"""Longest wait for a lock that another program holds."""
+"""Maximum wait for a lock that another program holds."""
 LOCK_TRY_MS = 10
-"""How long one try to begin a write waits for it; what only reads runs between two tries."""
+"""Maximum wait of one attempt to begin a write; reads run between attempts."""
 _PRAGMAS = (
     "journal_mode=WAL",
     "synchronous=FULL",
     "foreign_keys=ON",
-    # Deleted rows are overwritten in the file: they may hold secrets.
+    # Overwrite deleted rows, which may contain secrets.
     "secure_delete=ON",
 )
 
 Row = Any
-"""A named tuple: columns are attributes."""
+"""A named tuple of columns."""
 
 
 class Tx:
-    """A transaction. Statements have `:name` parameters, given by keyword: `tx.row("… WHERE id = :id", id=name)`.
+    """A transaction. Statements have `:name` parameters, passed by keyword: `tx.row("… WHERE id = :id", id=name)`.
 
     Methods raise DatabaseError.
     """
@@ -46,49 +46,49 @@ class Tx:
         """`sqlite` or `postgresql`, for the few statements that differ."""
 
     def execute(self, sql: str, /, **values: Any) -> int:
-        """Runs a statement; returns how many rows it changed."""
+        """Runs a statement. Returns the number of changed rows."""
         return int(self._connection.execute(sql, values).rowcount)
 
     def many(self, sql: str, rows: Iterable[Values], /) -> None:
-        """Runs a statement once per row of values; does nothing without rows."""
+        """Runs a statement once per row of values."""
         given = list(rows)
         if len(given) == 1:
-            # Of many rows psycopg makes a pipeline, which costs more than a statement.
+            # psycopg uses a pipeline for many rows, which costs more than one statement.
             self._connection.execute(sql, given[0])
         elif given:
             self._connection.execute_many(sql, given)
 
     def insert(self, table: str, *rows: Values) -> None:
-        """Inserts rows, each of which has the same columns."""
+        """Inserts rows, all with the same columns."""
         if rows:
             self.many(insert(table, *rows[0]), rows)
 
     def replace(self, table: str, key: str, *rows: Values) -> None:
-        """Deletes the rows with the keys of these, and inserts these."""
+        """Inserts rows, after deleting those with the same keys."""
         self.delete(table, key, [row[key] for row in rows])
         self.insert(table, *rows)
 
     def update(self, table: str, key: str, row: Values) -> int:
-        """Changes the row with the same key, if there is one; returns how many there were."""
+        """Updates the row with the same key. Returns the number of changed rows."""
         return self.execute(update(table, key, *row), **row)
 
     def delete(self, table: str, key: str, values: Iterable[Any]) -> int:
-        """Deletes the rows with these keys; returns how many there were."""
+        """Deletes the rows with these keys. Returns their number."""
         given = list(values)
         return self.execute(delete(table, key), given=given) if given else 0
 
     def rows(self, sql: str, /, **values: Any) -> list[Row]:
-        """Returns the rows of a query, or of RETURNING."""
+        """Returns the rows of a query or RETURNING clause."""
         cursor = self._connection.execute(sql, values)
         make = _row_type(tuple(column[0] for column in cursor.description))
         return [make(each) for each in self._connection.fetch(cursor)]
 
     def row(self, sql: str, /, **values: Any) -> Row:
-        """Returns the first row; None: there is none."""
+        """Returns the first row, or None."""
         return next(iter(self.rows(sql, **values)), None)
 
     def value(self, sql: str, /, **values: Any) -> Any:
-        """Returns the first column of the first row; None: there is no row."""
+        """Returns the first column of the first row, or None."""
         found = self._connection.fetch(self._connection.execute(sql, values))
         return found[0][0] if found else None
 
@@ -101,42 +101,42 @@ def _row_type(columns: tuple[str, ...]) -> Callable[[tuple[Any, ...]], Any]:
 
 
 class Connection(ABC):
-    """A connection of one kind of database, as drivers of Python make it. Methods raise DatabaseError."""
+    """A connection of a database driver. Methods raise DatabaseError."""
 
     dialect: ClassVar[str]
     driver_error: ClassVar[type[Exception]]
     owner: str | None = None
-    """The id that this process wrote into the role's table; None until then, and on SQLite."""
+    """The id that this process wrote into the role's table; None before, and on SQLite."""
     _raw: Any = None
-    """The driver's connection; None: it is not open."""
+    """The driver's connection; None: not open."""
 
     @abstractmethod
     def open(self) -> None:
-        """Connects. Raises OSError for a file, ALREADY_EXISTS when another process owns the database."""
+        """Connects. Raises OSError for a file, ALREADY_EXISTS if another process owns the database."""
 
     @abstractmethod
     def bound(self, sql: str, values: Values) -> tuple[str, Values]:
-        """Returns a statement and its values as the driver takes them."""
+        """Returns a statement and its values in the driver's form."""
 
     @abstractmethod
     def failure(self, error: Any) -> DatabaseError:
-        """Returns what a driver's error says, without values."""
+        """Returns a driver's error as a DatabaseError, without values."""
 
     @abstractmethod
     def begin(self, *, writes: bool) -> None:
         """Begins a transaction."""
 
     def commit(self) -> None:
-        """Commits; what was written is on disk afterwards."""
+        """Commits durably."""
         self.execute("COMMIT")
 
     def rollback(self) -> None:
-        """Undoes the transaction, if there is one."""
+        """Rolls back the transaction, if any."""
         if self.is_in_transaction:
             self.execute("ROLLBACK")
 
     def execute(self, sql: str, values: Values | None = None) -> Any:
-        """Runs a statement; returns the driver's cursor."""
+        """Runs a statement. Returns the driver's cursor."""
         return self._called(self._raw.execute, *((sql,) if not values else self.bound(sql, values)))
 
     def execute_many(self, sql: str, rows: Sequence[Values]) -> None:
@@ -144,34 +144,34 @@ class Connection(ABC):
         self._called(self._raw.cursor().executemany, self.bound(sql, {})[0], [self.bound(sql, row)[1] for row in rows])
 
     def fetch(self, cursor: Any) -> list[tuple[Any, ...]]:
-        """Returns the rows that are left."""
+        """Returns the remaining rows."""
         found: list[tuple[Any, ...]] = self._called(cursor.fetchall)
         return found
 
     @property
     @abstractmethod
     def is_in_transaction(self) -> bool:
-        """Whether a transaction is open; some failures end it."""
+        """Whether a transaction is open. Some failures end it."""
 
     @property
     def changes(self) -> int:
-        """Rows that were changed so far; 0: the database does not count them."""
+        """Number of rows changed so far; 0 if the database does not count them."""
         return 0
 
-    def mark_owner(self, tx: Tx) -> None:  # noqa: B027 - SQLite's lock is the mark
+    def mark_owner(self, tx: Tx) -> None:  # noqa: B027 - SQLite uses a lock file instead
         """Records the new owner, in the transaction that opens the database."""
 
     def beat(self, tx: Tx) -> bool:
-        """Writes a heartbeat of the owner; returns whether a standby is connected."""
+        """Writes the owner's heartbeat. Returns whether a standby is connected."""
         del tx
         return False
 
     @abstractmethod
     def interrupt(self) -> None:
-        """Ends the statement in progress. Called from another thread."""
+        """Interrupts the statement in progress. Called from another thread."""
 
     def close(self) -> None:
-        """Gives ownership up and disconnects. Safe to call twice, or when not connected."""
+        """Releases ownership and disconnects. Safe to call twice, or when not connected."""
         raw, self._raw = self._raw, None
         if raw is not None:
             raw.close()
@@ -184,9 +184,9 @@ class Connection(ABC):
 
 
 class SqliteConnection(Connection):
-    """SQLite: durable commits, readers of other processes beside the writer, foreign keys.
+    """SQLite with durable commits, concurrent readers in other processes, and foreign keys.
 
-    A role that locks its file owns the database by a lock file beside it, which cannot be lost while the process lives.
+    A role with `locks_file` owns the database through a lock file, which cannot be lost while the process runs.
     """
 
     dialect = "sqlite"
@@ -196,7 +196,7 @@ class SqliteConnection(Connection):
         self._path = address.path
         self._role = role
         self._lock: int | None = None
-        """The lock file; None: it is not locked."""
+        """The lock file; None: not locked."""
 
     @override
     def open(self) -> None:
@@ -205,13 +205,13 @@ class SqliteConnection(Connection):
             path.parent.mkdir(parents=True, exist_ok=True)
             if self._role is not None and self._role.locks_file:
                 self._lock = _locked(f"{path}.lock", self._role)
-            # For its owner's eyes only: it may hold secrets. SQLite's side files inherit its mode.
+            # Readable only by its owner, since it may contain secrets. SQLite's other files inherit its mode.
             os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
         try:
             self._raw = sqlite3.connect(
                 path or ":memory:",
                 timeout=BUSY_TIMEOUT_MS / 1000,
-                # The module's own BEGIN leaves DDL and SELECT outside of transactions.
+                # The module's implicit BEGIN leaves DDL and SELECT outside of transactions.
                 isolation_level=None,
                 detect_types=sqlite3.PARSE_DECLTYPES,
                 # Only `interrupt` is called from another thread.
@@ -241,7 +241,7 @@ class SqliteConnection(Connection):
         if not writes:
             self.execute("BEGIN")
             return
-        # A transaction that has read cannot wait for the write lock. The store tries again, and reads meanwhile.
+        # A transaction that has read cannot wait for the write lock. The store retries, and reads meanwhile.
         self.execute(f"PRAGMA busy_timeout={LOCK_TRY_MS}")
         try:
             self.execute("BEGIN IMMEDIATE")
@@ -266,14 +266,14 @@ class SqliteConnection(Connection):
     @override
     def close(self) -> None:
         super().close()
-        # The file stays: removing it would let a third process lock a new file while a second still waits for this one.
+        # Keep the file: if it were removed, a third process could lock a new file while a second waits for this one.
         lock, self._lock = self._lock, None
         if lock is not None:
             os.close(lock)
 
 
 def _locked(path: str, role: OwnerRole) -> int:
-    """Locks a file until it is closed, or the process ends; raises ALREADY_EXISTS when another process has the lock."""
+    """Locks a file until it is closed or the process ends. Raises ALREADY_EXISTS if another process has the lock."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         lock_file(descriptor)
@@ -283,6 +283,6 @@ def _locked(path: str, role: OwnerRole) -> int:
     return descriptor
 
 
-# The module knows converters by the declared type of a column, for connections that ask for them.
+# Converters by declared column type; connections enable them with PARSE_DECLTYPES.
 sqlite3.register_converter("DATETIME", moment_from)
 sqlite3.register_converter("BOOLEAN", lambda value: value != b"0")

@@ -1,4 +1,4 @@
-"""Failures of a database: their code, and one sentence for a terminal that says what is wrong and what to do."""
+"""Database failures: the code, and one sentence with the problem and the remedy."""
 
 import errno
 
@@ -22,16 +22,16 @@ _FULL_NUMBERS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
 class DatabaseError(Exception):
-    """A statement, a commit or a connection failed. Its text has no written values and no password."""
+    """A failed statement, commit or connection. The text contains no written values and no password."""
 
     def __init__(self, code: str, text: str) -> None:
-        """`code`: such as SQLITE_FULL or an SQLSTATE. `text`: for the log."""
+        """`code` is, for example, SQLITE_FULL or an SQLSTATE; `text` is for the log."""
         super().__init__(text)
         self.code = code
 
 
 def sentence_of(owner: str, address: DatabaseAddress, error: DatabaseError | OSError) -> str:
-    """Returns what is wrong with the database of a service, and what to do."""
+    """Returns a sentence with the problem of a service's database, and the remedy."""
     place = place_of(owner, address)
     if isinstance(error, OSError):
         remedy = _FULL if error.errno in _FULL_NUMBERS else _ACCESS
@@ -41,5 +41,5 @@ def sentence_of(owner: str, address: DatabaseAddress, error: DatabaseError | OSE
 
 
 def place_of(owner: str, address: DatabaseAddress) -> str:
-    """Returns the words for the database of a service, such as `the router's database /var/lib/weft/router.db`."""
+    """Returns a text such as `the router's database /var/lib/weft/router.db`."""
     return f"the {owner}'s database {address.place}"

@@ -1,7 +1,7 @@
-"""Brings a database to the tables that this release expects, by numbered scripts.
+"""Migrates a database to this release's schema with numbered scripts.
 
-A script such as `0018.sql` is written for PostgreSQL, with a statement up to each `;` at the end of a line, and
-`_SQLITE_TYPES` has SQLite's type names. The first script of a service makes all tables; older databases are refused.
+A script such as `0018.sql` is written for PostgreSQL, with each statement ending in `;` at the end of a line;
+`_SQLITE_TYPES` maps the types to SQLite's. The first script creates all tables; older databases are rejected.
 """
 
 import re
@@ -18,7 +18,7 @@ from weft.sql.connections import Tx
 
 MAX_NAMED_TABLES = 3
 MIGRATION_LOCK = 0x7765_6674_726F_7574
-"""Key of the advisory lock of processes that migrate at the same time; unique to weft."""
+"""Key of the advisory lock for concurrent migrations; unique to weft."""
 _SQLITE_TYPES: Mapping[str, str] = {
     "BYTEA": "BLOB",
     "BIGSERIAL": "INTEGER",
@@ -27,7 +27,7 @@ _SQLITE_TYPES: Mapping[str, str] = {
 }
 _TYPES = re.compile("|".join(_SQLITE_TYPES))
 _SERIAL_KEY = re.compile(r"BIGSERIAL [^,]*PRIMARY KEY")
-"""Numbers of deleted rows are not given again."""
+"""SQLite needs AUTOINCREMENT to not reuse the numbers of deleted rows."""
 _END = re.compile(r";\s*$", re.MULTILINE)
 _TABLES = {
     "sqlite": "SELECT name FROM sqlite_master WHERE type = 'table' AND name NOT LIKE 'sqlite\\_%' ESCAPE '\\'",
@@ -37,20 +37,20 @@ _TABLES = {
 
 @dataclass(frozen=True, kw_only=True)
 class Schema:
-    """The tables of one service, which may share a database with those of others."""
+    """The tables of one service, which may share a database with other services."""
 
     owner: str
-    """The service, as people call it."""
+    """Name of the service, for people."""
     scripts: Path
-    """The folder of its scripts."""
+    """Folder of the scripts."""
     version_table: str
-    """The table that holds the revision of the database. Every service has its own."""
+    """Table with the database revision, separate for each service."""
     moves: Mapping[str, Callable[[Tx], None]] = field(default_factory=dict)
-    """What is done after a script, by its number, that takes more than statements."""
+    """Functions that run after a script, by its number."""
 
     @cached_property
     def revisions(self) -> tuple[str, ...]:
-        """The numbers of the scripts, the newest last."""
+        """Script numbers, the newest last."""
         return tuple(sorted(script.stem for script in self.scripts.glob("*.sql")))
 
     @property
@@ -60,16 +60,15 @@ class Schema:
 
 
 def schema_in(tx: Tx, schema: Schema) -> DatabaseSchema:
-    """Returns the revision of a schema that this process knows, and the one that the database has."""
-    found = tx.value(f"SELECT version_num FROM {schema.version_table}")  # noqa: S608 - the table of the schema
+    """Returns a schema's revision as known to this process, and in the database."""
+    found = tx.value(f"SELECT version_num FROM {schema.version_table}")  # noqa: S608 - the schema's table
     return DatabaseSchema(service=schema.owner, known_revision=schema.newest, database_revision=found or "")
 
 
 def bring_up_to_date(tx: Tx, schema: Schema) -> None:
-    """Creates or migrates the tables; an up-to-date database is only read.
+    """Creates or migrates the tables; only reads a database that is up to date.
 
-    Raises SERVICE_UNAVAILABLE when the database has a schema that this release does not know, or is a file of another
-    program: no tables are added beside its own.
+    Raises SERVICE_UNAVAILABLE if the database has an unknown schema, or is a file of another program.
     """
     if tx.dialect == "postgresql":
         tx.execute("SELECT pg_advisory_xact_lock(:key)", key=MIGRATION_LOCK)
@@ -111,7 +110,7 @@ def statements_of(script: Path, dialect: str) -> list[str]:
 
 
 def _require_own_file(tx: Tx, tables: list[str]) -> None:
-    """A file with tables, and none of them a version table, is not ours; on a server databases are shared."""
+    """Raises SERVICE_UNAVAILABLE for a file with tables but no version table. On a server, databases are shared."""
     if tx.dialect == "sqlite" and tables and not any(name.endswith("alembic_version") for name in tables):
         raise WeftError(
             Reason.SERVICE_UNAVAILABLE,

@@ -1,8 +1,7 @@
-"""Moments in tables that lie further off than they can, because a clock was set back: they are brought back.
+"""Corrects times in tables that are too far in the future because a clock was set back.
 
-A lease, a pause or a time limit is written as the moment at which it ends. Written while the clock was an hour ahead it
-would hold for an hour longer than its length. Each such column says how far off it can lie; a sweep moves what lies
-further to just that.
+A lease, a pause or a time limit is stored as its end. If the clock was an hour ahead when it was written, it would last
+an hour too long. Each such column declares its latest possible value, and a sweep moves later values to it.
 """
 
 from collections.abc import Sequence
@@ -16,35 +15,35 @@ from weft.sql.connections import Tx
 
 @dataclass(frozen=True, slots=True)
 class BoundedMoment:
-    """A column of moments, and how far off they can lie."""
+    """A column of times, and their latest possible value."""
 
     table: str
     key: str
-    """Its primary key."""
+    """The table's primary key."""
     column: str
     latest: str = ":now"
-    """The latest that it can be at `:now`."""
+    """SQL for the latest possible value at `:now`."""
     where: str = "1 = 1"
-    """In which rows it means something."""
+    """Condition for the rows to which it applies."""
     along: Sequence[str] = ()
-    """Columns that were counted from it, and move by as much."""
+    """Columns derived from it, which move by the same amount."""
 
     @property
     def ahead(self) -> str:
-        """The keys of rows whose moment lies further off than it can, for `:later`, `:now` and a margin."""
+        """Query for the keys of rows with times that are too late; `:later` is now plus a margin."""
         latest = self.latest.replace(":now", ":later")
         return f"""SELECT {self.key} FROM {self.table} WHERE {self.where} AND {self.column} > {latest}
             ORDER BY {self.key} LIMIT :limit"""
 
 
 def is_any_ahead(tx: Tx, moments: Sequence[BoundedMoment], now: float) -> bool:
-    """Whether there is anything to bring back. Only reads."""
+    """Whether any time is too late. Only reads."""
     later = now + CLOCK_MARGIN_SECONDS
     return any(tx.value(moment.ahead, later=later, limit=1) is not None for moment in moments)
 
 
 def bring_back(tx: Tx, moments: Sequence[BoundedMoment], now: float | datetime, limit: int) -> int:
-    """Moves moments that lie too far in the future, at most `limit` rows of each; returns how many were moved."""
+    """Corrects times that are too late, at most `limit` rows of each column. Returns the number of changed rows."""
     margin: Any = timedelta(seconds=CLOCK_MARGIN_SECONDS) if isinstance(now, datetime) else CLOCK_MARGIN_SECONDS
     later = now + margin
     moved = 0

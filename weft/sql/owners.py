@@ -1,4 +1,4 @@
-"""Roles that one process of a database has alone: a registry that serves, a router that leads."""
+"""Roles that only one process per database has: the serving registry, the leading router."""
 
 import hashlib
 from dataclasses import dataclass
@@ -10,46 +10,46 @@ from weft.kernel.reasons import Reason
 
 @dataclass(frozen=True)
 class OwnerRole:
-    """What one process of a database does alone."""
+    """A role that only one process per database has."""
 
     service: str
-    """The word for such a process, such as `registry`."""
+    """Kind of process, such as `registry`."""
     table: str
-    """One row about the owner: `id`, `owner`, `address`, `backend_pid`, `beat`, `beat_at`."""
+    """Table with one row for the owner: `id`, `owner`, `address`, `backend_pid`, `beat`, `beat_at`."""
     standby_reason: Reason
-    """The reason with which a standby refuses calls."""
+    """Reason with which a standby rejects calls."""
     advice: str
-    """What callers of a standby can do."""
+    """Advice to callers of a standby."""
     replaced_reason: Reason = Reason.SERVICE_UNAVAILABLE
-    """The reason with which a former owner refuses to write."""
+    """Reason with which a former owner rejects writes."""
     locks_file: bool = False
-    """Whether one process alone opens an SQLite file."""
+    """Whether only one process may open an SQLite file."""
 
     @cached_property
     def lock_key(self) -> int:
-        """The number of its advisory lock: derived from a unique name, since other programs use such locks, too."""
+        """Key of its advisory lock, derived from a unique name since other programs also use such locks."""
         digest = hashlib.sha256(f"weft.{self.service}.store.owner".encode()).digest()
         return int.from_bytes(digest[:8], "big", signed=True)
 
     @property
     def owner_application(self) -> str:
-        """The name by which PostgreSQL lists the connection of an owner."""
+        """PostgreSQL application name of an owner's connection."""
         return f"weft-{self.service}-owner"
 
     @property
     def standby_application(self) -> str:
-        """The name by which PostgreSQL lists the connections of those that wait for its end."""
+        """PostgreSQL application name of standby connections."""
         return f"weft-{self.service}-standby"
 
     def taken_over(self) -> "TakenOverError":
-        """Returns the error of a former owner."""
+        """Returns the error for a former owner."""
         return TakenOverError(
             self.replaced_reason,
             f"another {self.service} has taken over this database; stop or restart this one",
         )
 
     def owned_elsewhere(self) -> WeftError:
-        """Returns the error of an attempt to own a database that another process owns."""
+        """Returns the error if another process owns the database."""
         return WeftError(
             Reason.ALREADY_EXISTS,
             f"another {self.service} runs on this database; stop it, or give this one its own database; "
@@ -58,4 +58,4 @@ class OwnerRole:
 
 
 class TakenOverError(WeftError):
-    """Another process owns the database by now, so that this one's memory no longer matches it."""
+    """Another process now owns the database, so this process's memory no longer matches it."""

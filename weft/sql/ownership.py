@@ -1,4 +1,4 @@
-"""Ownership of the database by this process: the heartbeats of an owner, and the wait of a standby for its turn."""
+"""Ownership of a database: heartbeats of the owner, and takeover by a standby."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
@@ -24,15 +24,15 @@ log = get_logger("weft.ownership")
 MAX_BEAT_SECONDS = 1.0
 BEATS_PER_SILENCE = 5
 LEASE_SHARE = 0.8
-"""An owner that has a standby answers calls for this share of the silence that a standby puts up with. What is left is
-for a call that began at the very end."""
+"""Share of the standby's silence limit during which an owner answers calls after its last heartbeat. The rest is for
+calls that begin just before that."""
 RETRY_AFTER_SECONDS = 1.0
 FILES_CHECK_SECONDS = 60.0
-"""Time between two comparisons of a standby's files with the database."""
+"""Interval between checks of a standby's files against the database."""
 
 
 class OwnerBeats:
-    """Writes the heartbeats of the owner of a database, and knows since when none was written."""
+    """Writes the owner's heartbeats, and tracks the time since the last one."""
 
     def __init__(
         self,
@@ -42,9 +42,9 @@ class OwnerBeats:
         silence_seconds: float,
         on_return: Callable[[], None] = lambda: None,
     ) -> None:
-        """`silence_seconds`: how long a standby puts up with silence.
+        """`silence_seconds` is how long a standby tolerates silence.
 
-        `on_return` is called once calls are answered again, after a time in which they were refused.
+        `on_return` is called when calls are answered again after they were rejected.
         """
         self._database = database
         self._role = role
@@ -60,9 +60,9 @@ class OwnerBeats:
 
     @property
     def is_current(self) -> bool:
-        """Whether no other process can own the database by now.
+        """Whether no other process can own the database yet.
 
-        Without a standby none can, and an owner whose database is away goes on with what it knows.
+        Without a standby none can, so an owner that has lost its database continues with what it knows.
         """
         if self._is_lost:
             return False
@@ -70,7 +70,7 @@ class OwnerBeats:
 
     @property
     def lapse(self) -> Observation | None:
-        """What an owner is that another process may have replaced; None: none can own the database by now."""
+        """The health of an owner that another process may have replaced; None while `is_current`."""
         if self.is_current:
             return None
         if self._is_lost:
@@ -84,22 +84,22 @@ class OwnerBeats:
 
     @property
     def sees_standby(self) -> bool:
-        """Whether a standby waited when the last heartbeat was written."""
+        """Whether a standby was connected at the last heartbeat."""
         return self._sees_standby
 
     async def until_current(self) -> None:
-        """Returns once no other registry can own the database; never, where another one has taken over."""
+        """Waits until `is_current`; never returns if another process has taken over."""
         while not self.is_current:
             await self._clock.sleep(self._interval_seconds)
 
     async def start(self) -> None:
-        """Begin, once the database is owned. Does nothing for a database that has no standbys."""
+        """Starts heartbeats, once the database is owned. Does nothing if it cannot have standbys."""
         if self._database.may_have_standby:
             self._is_lost, self._beaten_at = False, self._clock.monotonic()
             self._task = start_critical(self._run(), name=f"{self._role.service}-owner")
 
     async def stop(self) -> None:
-        """End. Safe to call twice, or when never started."""
+        """Stops heartbeats. Safe to call twice, or when never started."""
         if self._task is not None:
             task, self._task = self._task, None
             task.cancel()
@@ -108,13 +108,13 @@ class OwnerBeats:
     async def _run(self) -> None:
         is_silent = False
         while True:
-            # Before the statement: a standby counts from the time at which the database carries it out.
+            # Taken before the statement: a standby counts from the time the database executes it.
             began, was_current = self._clock.monotonic(), self.is_current
             try:
                 has_standby = await self._database.beat()
             except TakenOverError:
                 self._is_lost = True
-                # Without the driver's errors, which led to it.
+                # `from None` drops the driver's errors that led to it.
                 raise self._role.taken_over() from None
             except WeftError as error:
                 if not is_silent:
@@ -131,7 +131,7 @@ class OwnerBeats:
         if self._sees_standby and not has_standby:
             log.warning("no standby waits for the end of this process any more")
         self._sees_standby = has_standby
-        # A standby that was there once may be there again, and the database may be away by then.
+        # A former standby may come back while this process cannot reach the database to see it.
         self._has_standby = self._has_standby or has_standby
         if was_silent or not was_current:
             log.warning("the heartbeat of the owner is written again", seconds=round(began - self._beaten_at, 1))
@@ -141,7 +141,7 @@ class OwnerBeats:
 
 
 class OwnedService(Service, Protocol):
-    """The service that the owner of the database runs alone."""
+    """A service that only the owner of the database runs."""
 
     @property
     def beats(self) -> OwnerBeats:
@@ -153,12 +153,12 @@ class OwnedService(Service, Protocol):
         ...
 
     async def require_files(self, database: Store) -> None:
-        """Raise INVALID_ARGUMENT when files of this machine do not fit what is in the database."""
+        """Raises INVALID_ARGUMENT if files of this machine do not match the database."""
         ...
 
 
 class Paired(Service):
-    """A service of which several processes have one database: it starts as the owner, or waits as a standby."""
+    """A service with several processes on one database: it starts as the owner, or waits as a standby."""
 
     def __init__(
         self,
@@ -170,11 +170,10 @@ class Paired(Service):
         names_owner: bool = True,
         also_guards: Sequence[str] = (),
     ) -> None:
-        """`watch`: None for a database of one machine, where a second process fails to start.
+        """`watch` is None for a database of one machine, where a second process fails to start.
 
-        `names_owner`: whether callers may learn the owner's address, although no standby can check their keys.
-
-        `also_guards`: services that run in a standby, too, and answer calls in an owner alone.
+        `names_owner`: whether callers may learn the owner's address, although a standby cannot check their keys.
+        `also_guards` are services that also run in a standby, but only answer calls in an owner.
         """
         self._service = service
         self._role = role
@@ -183,10 +182,10 @@ class Paired(Service):
         self._clock = clock
         self._names_owner = names_owner
         self.guarded: Sequence[str] = (*service.service_names, *also_guards)
-        """The services that answer calls in an owner alone."""
+        """Services that only answer calls in an owner."""
         self._waiting: list[asyncio.Task[None]] = []
         self._unfit = ""
-        """Why this standby cannot take over; empty: it can."""
+        """Why this standby could not take over; empty: it could."""
         self._is_owner = False
         self._on_change: Callable[[], Awaitable[None]] | None = None
 
@@ -201,21 +200,21 @@ class Paired(Service):
 
     @property
     def is_owner(self) -> bool:
-        """Whether it serves as the owner."""
+        """Whether this process is the owner."""
         return self._is_owner
 
     def on_takeover(self, notice: Callable[[], Awaitable[None]]) -> None:
-        """Have `notice` called when this standby has become the owner."""
+        """Calls `notice` when this standby has become the owner."""
         self._on_change = notice
 
     def on_owner(self, notice: Callable[[str], None]) -> None:
-        """Have `notice` called with the address of the owner that this standby waits for, when it is another one."""
+        """Calls `notice` with the owner's address whenever it changes while this process is a standby."""
         if self._watch is not None:
             self._watch.on_owner = notice
 
     @override
     async def start(self) -> None:
-        """Starts as the owner, or begins to wait; raises ALREADY_EXISTS where waiting is not possible."""
+        """Starts as the owner, or as a standby. Raises ALREADY_EXISTS if a standby is not possible."""
         try:
             await self._service.start()
         except WeftError as error:
@@ -235,9 +234,9 @@ class Paired(Service):
         await self._service.stop(grace_seconds)
 
     def require_owner(self) -> None:
-        """Raises the role's reason, such as REGISTRY_STANDBY, where another process may own the database.
+        """Raises the role's reason, such as REGISTRY_STANDBY, if another process may own the database.
 
-        That of a standby names the owner as far as it is known; that of an owner says why it does not answer.
+        A standby's error has the owner's address if it is known; an owner's says why it does not answer.
         """
         if self._is_owner:
             self._require_lease()
@@ -262,7 +261,7 @@ class Paired(Service):
             )
 
     def health_checks(self, limits: HealthLimits) -> Sequence[HealthCheck]:
-        """Returns the check of its ownership, and those of an owner, which a standby has no part in."""
+        """Returns the check of ownership, and the owner's checks, which in a standby report that it is one."""
         owner = HealthCheck(name="owner", look=self._look, services=tuple(self.guarded), at_answer=self._lapse)
         return (owner, *(replace(each, look=self._owners(each.look)) for each in self._service.health_checks(limits)))
 
@@ -292,7 +291,7 @@ class Paired(Service):
             async with watch.database() as database:
                 await self._service.require_files(database)
         except WeftError as error:
-            # A database that is away, or of another version, says nothing about files.
+            # An unreachable database, or one of another version, proves nothing about files.
             if error.reason is not Reason.SERVICE_UNAVAILABLE:
                 raise WeftError(
                     error.reason,
@@ -301,14 +300,14 @@ class Paired(Service):
                 ) from None
 
     async def _check(self, watch: OwnerWatch) -> None:
-        """Checks again and again what keys and secrets were made with: the first of them may be younger than this."""
+        """Checks the files of keys and secrets periodically, since the first key may be newer than this standby."""
         while not self._is_owner:
             await self._clock.sleep(FILES_CHECK_SECONDS)
             try:
                 await self._require_files(watch)
             except WeftError as error:
                 if error.message != self._unfit:
-                    log.error("this standby cannot take over", why=error.message)  # noqa: TRY400 - no failure of ours
+                    log.error("this standby cannot take over", why=error.message)  # noqa: TRY400
                 self._unfit = error.message
             else:
                 self._unfit = ""
@@ -319,7 +318,7 @@ class Paired(Service):
             try:
                 await self._service.start()
             except WeftError as error:
-                # Another standby was quicker, the owner has connected again, or the database is away.
+                # Another standby was faster, the owner has reconnected, or the database is unreachable.
                 if error.reason not in {Reason.ALREADY_EXISTS, Reason.SERVICE_UNAVAILABLE}:
                     raise
                 log.info("the standby continues to wait", why=error.message)
@@ -332,7 +331,7 @@ class Paired(Service):
 
 
 class OwnershipGuard(RpcGuard):
-    """Refuses the calls of paired services while another process may own the database."""
+    """Rejects calls to a paired service while another process may own the database."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -340,7 +339,7 @@ class OwnershipGuard(RpcGuard):
         self._services: frozenset[str] = frozenset()
 
     def use(self, paired: Paired) -> None:
-        """Guards the services of `paired`; before that, none."""
+        """Guards the services of `paired`; before this call, none."""
         self._paired, self._services = paired, frozenset(paired.guarded)
 
     @override

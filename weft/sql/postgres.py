@@ -1,4 +1,4 @@
-"""PostgreSQL by psycopg: one connection, which holds the lock of an owner."""
+"""PostgreSQL with psycopg: one connection, which also holds the owner's lock."""
 
 import socket
 from contextlib import suppress
@@ -20,26 +20,26 @@ from weft.sql.owners import OwnerRole
 from weft.sql.statements import Values, postgres_text
 
 MAX_ADDRESS_CHARS = 512
-"""Characters of an owner's address; longer ones are cut."""
-# A process that was killed a moment ago, or the connection that just broke, may hold the lock a little longer.
+"""Longer addresses of owners are cut."""
+# A process that was just killed, or a connection that just broke, may hold the lock a little longer.
 LOCK_WAIT_MS = 1_000
 CONNECT_TIMEOUT_SECONDS = 10
 STATEMENT_TIMEOUT_SECONDS = 30.0
 SILENCE_SECONDS = 5.0
-"""How long a server that should have ended a statement at its timeout may be silent beyond that."""
+"""How long the server may exceed the statement timeout, at which it should have ended the statement."""
 SERVER_SETTINGS = {
-    # Acknowledged changes are on disk, also where the server's default is weaker.
+    # Acknowledged changes are on disk, even if the server's default is weaker.
     "synchronous_commit": "on",
     "timezone": "UTC",
-    # The lock of a machine that vanished is free after about a minute; the server's default is two hours.
+    # The lock of a machine that disappeared is freed after about a minute; the server's default is two hours.
     "tcp_keepalives_idle": "30",
     "tcp_keepalives_interval": "10",
     "tcp_keepalives_count": "3",
-    # Others may wait for the rows of a stopped process.
+    # Other processes may wait for row locks of a stopped one.
     "idle_in_transaction_session_timeout": "30s",
 }
 _DATA_EXCEPTION_CLASS = "22"
-"""SQLSTATE class of values of the wrong form. Such messages quote the value."""
+"""SQLSTATE class of invalid values, with messages that quote the value."""
 _LOCK_NOT_AVAILABLE = "55P03"
 _HAS_STANDBY = """
     SELECT EXISTS (SELECT 1 FROM pg_stat_activity WHERE application_name = :name AND datname = current_database())
@@ -56,25 +56,25 @@ class _LimitedConnection(psycopg.Connection[tuple[Any, ...]]):
         limit = STATEMENT_TIMEOUT_SECONDS + SILENCE_SECONDS
         try:
             return super().wait(gen, interval, limit if timeout is None else timeout)
-        except psycopg.errors._WaitTimeout:  # noqa: SLF001 - what the method is documented to raise
+        except psycopg.errors._WaitTimeout:  # noqa: SLF001 - documented for the method
             self.pgconn.finish()
             raise
 
 
 class PostgresConnection(Connection):
-    """PostgreSQL. A role is owned by an advisory lock on this connection, which everything goes through.
+    """PostgreSQL. An advisory lock on this connection, which all statements use, makes the process the owner.
 
-    Guaranteed: every transaction of this connection holds the lock, so two owners never write with theirs at once. A
-    connection that breaks takes the lock with it and leaves its transaction undone; the next transaction connects
-    again, takes the lock, and reads in the role's table whether another process was here in between. If one was, this
-    one's memory no longer matches the database, and it writes nothing until it is restarted.
+    Guaranteed: every transaction of this connection holds the lock, so two owners never write concurrently. A broken
+    connection releases the lock and rolls back its transaction. The next transaction reconnects, takes the lock, and
+    checks the role's table for another owner in between. If there was one, this process's memory no longer matches the
+    database, and it writes nothing until it is restarted.
 
-    The owner's row has its address, the process of the server that serves its connection, and a heartbeat by the
-    server's clock: `weft.sql.standby` reads them.
+    The owner's row has its address, the server process of its connection, and a heartbeat by the server's clock, which
+    `weft.sql.standby` reads.
 
-    Not guaranteed: a connection may break after COMMIT was sent and before it was acknowledged. The caller gets
-    SERVICE_UNAVAILABLE then, and the write is there either completely or not at all. The lock belongs to a session of
-    the server, so a proxy in between must not share sessions (pgbouncer: `pool_mode = session`).
+    Not guaranteed: if the connection breaks between COMMIT and its acknowledgement, the caller gets SERVICE_UNAVAILABLE
+    although the transaction may be committed. The lock belongs to a server session, so a proxy must not share sessions
+    (pgbouncer: `pool_mode = session`).
     """
 
     dialect = "postgresql"
@@ -82,7 +82,7 @@ class PostgresConnection(Connection):
     _raw: psycopg.Connection[tuple[Any, ...]] | None
 
     def __init__(self, address: DatabaseAddress, application: str, role: OwnerRole | None, own_address: str) -> None:
-        """`application`: how the server lists the connection. `own_address`: where the owner serves."""
+        """`application` is the connection's application name, `own_address` the address at which the owner serves."""
         self._address = address
         self._application = application
         self._role = role
@@ -96,7 +96,7 @@ class PostgresConnection(Connection):
                 self._address.url,
                 autocommit=True,
                 application_name=self._application,
-                # Of a database in SQL_ASCII, texts would be bytes.
+                # With SQL_ASCII, texts would be bytes.
                 client_encoding="utf8",
                 connect_timeout=CONNECT_TIMEOUT_SECONDS,
                 options=" ".join(f"-c {name}={value}" for name, value in settings.items()),
@@ -105,7 +105,7 @@ class PostgresConnection(Connection):
             reason = str(error).partition("\n")[0].rpartition(": ")[2]
             code = error.sqlstate or f"no connection: {reason}"
             raise DatabaseError(code, f"{self._address.shown}: {reason}") from None
-        # Sums are of this type.
+        # Sums have this type.
         self._raw.adapters.register_loader("numeric", FloatLoader)
         try:
             if self._role is not None:
@@ -116,19 +116,19 @@ class PostgresConnection(Connection):
 
     @override
     def bound(self, sql: str, values: Values) -> tuple[str, Values]:
-        # A tuple would be a record.
+        # psycopg would pass a tuple as a record.
         return postgres_text(sql), {n: list(value) if type(value) is tuple else value for n, value in values.items()}
 
     @override
     def failure(self, error: psycopg.Error) -> DatabaseError:
         kind, state = type(error).__name__, error.sqlstate or ""
-        # The message alone: the details quote rows.
+        # Only the message: the details quote rows.
         text = error.diag.message_primary if state and not state.startswith(_DATA_EXCEPTION_CLASS) else None
         return DatabaseError(state or kind, f"{self._address.shown}: {kind} {state}{f': {text}' if text else ''}")
 
     @override
     def begin(self, *, writes: bool) -> None:
-        """Begins a transaction; connects again if the connection broke."""
+        """Begins a transaction; reconnects if the connection broke."""
         statement = "BEGIN" if writes else "BEGIN READ ONLY"
         if self._raw is not None and not self._raw.closed:
             try:
@@ -143,7 +143,7 @@ class PostgresConnection(Connection):
 
     @override
     def commit(self) -> None:
-        """Commits. Raises DatabaseError for a transaction in which a statement failed."""
+        """Commits. Raises DatabaseError if a statement of the transaction failed."""
         if self.execute("COMMIT").statusmessage != "COMMIT":
             raise DatabaseError("25P02", f"{self._address.shown}: a statement of the transaction failed")
 
@@ -157,10 +157,10 @@ class PostgresConnection(Connection):
     def mark_owner(self, tx: Tx) -> None:
         if self._role is None:
             return
-        # Transactions of the former owner that have begun end first.
+        # Waits for transactions of the former owner.
         tx.execute(f"DELETE FROM {self._role.table}")  # noqa: S608 - the table of the role
         owner = new_id("own")
-        # The first heartbeat sets `backend_pid`: until then the owner reads everything back, which may take its time.
+        # The first heartbeat sets `backend_pid`: before that the owner loads all data, which may take long.
         row = {
             "id": 1,
             "owner": owner,
@@ -174,9 +174,9 @@ class PostgresConnection(Connection):
 
     @override
     def beat(self, tx: Tx) -> bool:
-        """Writes a heartbeat; returns whether a standby is there.
+        """Writes a heartbeat. Returns whether a standby is connected.
 
-        The write is not synced to disk: a heartbeat need not outlive a crash of PostgreSQL.
+        The write is not synced to disk, since a heartbeat need not survive a crash of PostgreSQL.
         """
         assert self._role is not None, "owners alone beat"
         tx.execute("SET LOCAL synchronous_commit TO off")
@@ -197,7 +197,7 @@ class PostgresConnection(Connection):
     @override
     def close(self) -> None:
         if self._raw is not None and not self._raw.closed and self._role is not None:
-            # Closing alone frees the lock too, but only when the server notices; the next owner may be quicker.
+            # Closing also frees the lock, but only when the server notices; the next owner may be faster.
             with suppress(DatabaseError):
                 self.rollback()
                 self.execute("SELECT pg_advisory_unlock_all()")
@@ -205,7 +205,7 @@ class PostgresConnection(Connection):
         super().close()
 
     def _claim(self, role: OwnerRole) -> None:
-        """Takes the lock, and checks that no other process owned the database meanwhile."""
+        """Takes the lock, and checks that no other process has owned the database meanwhile."""
         try:
             self.execute(f"SET lock_timeout = {LOCK_WAIT_MS}")
             self.execute("SELECT pg_advisory_lock(:key)", {"key": role.lock_key})

@@ -1,4 +1,4 @@
-"""The wait of a standby for its turn: until the lock is free, or the silent owner's connection was ended."""
+"""The wait of a standby until the lock is free. It ends the connection of a silent owner."""
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -19,11 +19,11 @@ from weft.sql.takeover import OwnerSigns, SeenSigns, after_reading, is_frozen
 log = get_logger("weft.standby")
 
 LOOK_SECONDS = 0.25
-"""Pause between two looks at the lock and the owner's heartbeat. A statement that waited for the lock would need a
-timeout for the look in between, and PostgreSQL logs each of those as an error."""
+"""Interval between checks of the lock and the owner's heartbeat. Waiting for the lock in a statement would need a
+timeout for the check of the heartbeat, and PostgreSQL logs each timeout as an error."""
 RETRY_SECONDS = 1.0
 
-# One advisory lock has its number in two halves. `state_change` changes with every statement of a connection.
+# pg_locks has the key of an advisory lock in two halves. `state_change` changes with every statement.
 _SIGNS = """
     SELECT a.pid, a.backend_start, a.state_change, o.address, o.beat, o.beat_at,
       coalesce(o.backend_pid = a.pid AND o.beat_at >= a.backend_start, false) AS has_begun,
@@ -42,7 +42,7 @@ class OwnerWatch:
     """Watches the owner of a database over a separate connection."""
 
     def __init__(self, address: DatabaseAddress, role: OwnerRole, clock: Clock, silence_seconds: float) -> None:
-        """`silence_seconds`: how long an owner may be silent before its connection is ended."""
+        """The connection of an owner that is silent for `silence_seconds` is ended."""
         self._address = address
         self._role = role
         self._signs = _SIGNS.format(table=role.table)
@@ -51,13 +51,13 @@ class OwnerWatch:
         self._seen: SeenSigns | None = None
         self._is_away = False
         self.owner_address = ""
-        """Where the owner serves, as far as it is known."""
+        """Address of the owner; empty: unknown."""
         self.on_owner: Callable[[str], None] | None = None
-        """Called with `owner_address` when it has changed."""
+        """Called with `owner_address` when it changes."""
 
     @asynccontextmanager
     async def database(self) -> AsyncIterator[Store]:
-        """Yields the database, to be read while another process owns it. Raises SERVICE_UNAVAILABLE."""
+        """Yields the database for reading while another process owns it. Raises SERVICE_UNAVAILABLE."""
         store = Store(self._address, self._role.service, application=self._role.standby_application)
         try:
             await store.connect()
@@ -69,10 +69,7 @@ class OwnerWatch:
             await store.close()
 
     async def until_free(self) -> None:
-        """Returns once the lock was free; by then a third process may have taken it.
-
-        A database that does not answer is asked again until it does.
-        """
+        """Waits until the lock was free; a third process may have taken it. Retries while the database is down."""
         self._seen = None
         while True:
             try:
@@ -80,7 +77,7 @@ class OwnerWatch:
                     await self._watch(store)
                     return
             except (DatabaseError, WeftError) as error:
-                # What stood still while the database was away is no sign of a frozen owner.
+                # Values that did not change while the database was unreachable do not mean a frozen owner.
                 self._seen = None
                 if not self._is_away:
                     self._is_away = True
@@ -116,7 +113,7 @@ class OwnerWatch:
                 self.on_owner(address)
 
     def _was_free(self, tx: Tx) -> bool:
-        """Tries the lock, and gives it back: only the connection that writes can use it."""
+        """Tries the lock and releases it: the connection that will write has to take it."""
         if not tx.value("SELECT pg_try_advisory_lock(:key)", key=self._role.lock_key):
             return False
         tx.value("SELECT pg_advisory_unlock(:key)", key=self._role.lock_key)
@@ -126,14 +123,14 @@ class OwnerWatch:
         try:
             return await store.attempt(lambda tx: tx.row(self._signs, key=self._role.lock_key), writes=False)
         except DatabaseError as error:
-            # The owner is of an earlier version, or makes the tables right now.
+            # The owner has an earlier version, or is creating the tables.
             if error.code in _NO_HEARTBEATS:
                 return None
             raise
 
 
 def _end(tx: Tx, *, pid: int, backend_start: datetime) -> None:
-    """Ends a connection, unless its process id was given to another one since."""
+    """Ends a connection, unless its process id has been reused."""
     tx.value(
         "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity "
         "WHERE pid = :pid AND backend_start = :backend_start",
@@ -143,7 +140,7 @@ def _end(tx: Tx, *, pid: int, backend_start: datetime) -> None:
 
 
 _NO_HEARTBEATS = frozenset({"42P01", "42703"})
-"""SQLSTATEs of a missing table and of a missing column."""
+"""SQLSTATEs of a missing table and a missing column."""
 
 
 def _signs_of(row: Row) -> OwnerSigns:
@@ -160,5 +157,5 @@ def _signs_of(row: Row) -> OwnerSigns:
 def owner_watch_of(
     address: DatabaseAddress, role: OwnerRole, clock: Clock, silence_seconds: float
 ) -> OwnerWatch | None:
-    """Returns the watch of a standby; None for a database that only processes of one machine open."""
+    """Returns the watch of a standby; None for SQLite, which has no standbys."""
     return None if address.is_sqlite else OwnerWatch(address, role, clock, silence_seconds)

@@ -1,6 +1,6 @@
-"""Statements for SQLite and PostgreSQL from one text, with parameters by name.
+"""Translates statements with named parameters for SQLite and PostgreSQL.
 
-`:name` stands for a value, and `IN :names` (or `NOT IN :names`) for a list of texts or numbers, which may be empty.
+`:name` is a value, and `IN :names` (or `NOT IN :names`) a list of texts or numbers, which may be empty.
 """
 
 import json
@@ -19,7 +19,7 @@ Values = Mapping[str, Any]
 
 @lru_cache(MAX_CACHED)
 def sqlite_text(statement: str) -> str:
-    """Returns a statement for sqlite3, where a list is a JSON text."""
+    """Returns a statement for sqlite3, with lists as JSON texts."""
     return _IN_LIST.sub(lambda found: f"{found[1] or ''}IN (SELECT value FROM json_each(:{found[2]}))", statement)  # noqa: S608 - of a statement
 
 
@@ -40,7 +40,7 @@ def _any_of(found: re.Match[str]) -> str:
 
 
 def sqlite_values(values: Values) -> Values:
-    """Returns values as sqlite3 binds them: moments as texts in UTC, lists as JSON."""
+    """Returns values for sqlite3: datetimes as UTC texts, lists as JSON."""
     return {name: _SQLITE[type(value)](value) if type(value) in _SQLITE else value for name, value in values.items()}
 
 
@@ -52,19 +52,19 @@ _SQLITE: Mapping[type, Any] = {datetime: _moment_text, list: json.dumps, tuple: 
 
 
 def moment_from(text: bytes) -> datetime:
-    """Reads a moment of SQLite."""
+    """Parses a datetime of SQLite."""
     return datetime.fromisoformat(text.decode()).replace(tzinfo=UTC)
 
 
 @lru_cache(MAX_CACHED)
 def insert(table: str, *columns: str) -> str:
-    """Returns the statement that inserts one row, whose values have the names of the columns."""
+    """Returns the statement that inserts a row, with parameters named like the columns."""
     return f"INSERT INTO {table} ({', '.join(columns)}) VALUES ({', '.join(f':{each}' for each in columns)})"  # noqa: S608 - names in the code
 
 
 @lru_cache(MAX_CACHED)
 def upsert(table: str, key: str | tuple[str, ...], *columns: str) -> str:
-    """Returns the statement that inserts a row, or replaces `columns` of the one with the same key."""
+    """Returns the statement that inserts a row, or updates `columns` of the row with the same key."""
     keys = (key,) if isinstance(key, str) else key
     changed = ", ".join(f"{each} = excluded.{each}" for each in columns)
     return f"{insert(table, *keys, *columns)} ON CONFLICT ({', '.join(keys)}) DO UPDATE SET {changed}"
@@ -72,11 +72,11 @@ def upsert(table: str, key: str | tuple[str, ...], *columns: str) -> str:
 
 @lru_cache(MAX_CACHED)
 def update(table: str, key: str, *columns: str) -> str:
-    """Returns the statement that changes `columns` of the row with this key."""
+    """Returns the statement that updates `columns` of the row with a key."""
     return f"UPDATE {table} SET {', '.join(f'{each} = :{each}' for each in columns)} WHERE {key} = :{key}"  # noqa: S608
 
 
 @lru_cache(MAX_CACHED)
 def delete(table: str, key: str) -> str:
-    """Returns the statement that deletes the rows whose keys are in the list `given`."""
+    """Returns the statement that deletes rows with keys in the list `given`."""
     return f"DELETE FROM {table} WHERE {key} IN :given"  # noqa: S608

@@ -1,4 +1,4 @@
-"""A service's database: one thread with one connection, in which transactions run as plain functions.
+"""A service's database: transactions run as plain functions in one thread with one connection.
 
     store = Store(url, "router", schema=SCHEMA)           # sqlite:///file, postgresql://…, or a Path
     await store.open()                                    # migrates; raises one sentence for a terminal
@@ -6,12 +6,12 @@
     changed = await store.run(work)                       # on disk when it returns
     await store.close()
 
-`work(tx)` is synchronous and uses `tx.execute`, `tx.many`, `tx.rows`, `tx.row` and `tx.value` (see `Tx`); statements of
-one text serve both databases (see `weft.sql.statements`). It runs in the store's thread, so it must not touch the
-service's state: pass values in, return values out. Transactions that wait are committed together, because a durable
-commit costs the same for one as for many. If a function raises, all of them run again, each behind a savepoint, and
-only its own changes are undone; so a function may run twice. What a caller that was cancelled before the commit has
-written is undone, too.
+`work(tx)` is synchronous and uses `tx.execute`, `tx.many`, `tx.rows`, `tx.row` and `tx.value` (see `Tx`); the same
+statements work on both databases (see `weft.sql.statements`). It runs in the store's thread, so it must not use the
+service's state: pass values in, return values out. Waiting transactions are committed together, because a durable
+commit costs the same for one as for many. If a function raises, all of them run again, each in a savepoint, and only
+its changes are rolled back; so a function may run twice. The changes of a caller that is cancelled before the commit
+are rolled back, too.
 """
 
 import asyncio
@@ -37,13 +37,13 @@ from weft.sql.owners import OwnerRole
 log = get_logger("weft.sql")
 
 MAX_GROUP = 256
-"""Transactions that are committed together."""
+"""Maximum number of transactions committed together."""
 MAX_WAITING = 4096
-"""Transactions that may wait."""
+"""Maximum number of waiting transactions."""
 MAX_WAITING_ORDINARY = MAX_WAITING * 3 // 4
-"""The part of it for those that clients cause: heartbeats and renewals of leases find room however many wait."""
+"""Limit for transactions caused by clients, so that heartbeats and lease renewals always have room."""
 CLOSE_WAIT_SECONDS = 6.0
-"""Longest wait of a close for what was begun; a statement that waits for SQLite's lock takes BUSY_TIMEOUT_MS."""
+"""Maximum wait of `close` for work in progress; a statement may wait BUSY_TIMEOUT_MS for SQLite's lock."""
 RETRY_AFTER_SECONDS = 1.0
 
 T = TypeVar("T")
@@ -51,23 +51,23 @@ Work = Callable[[Tx], T]
 
 
 class CommitCounter(Protocol):
-    """Counts the commits of a store inside the database and outside of it. Called in the store's thread."""
+    """Counts the commits of a store both in the database and outside. Called in the store's thread."""
 
     def require_place(self) -> None:
-        """Raises if nothing may be written. Called before each group of writes."""
+        """Raises if writes are not allowed. Called before each group of writes."""
         ...
 
     def count(self, tx: Tx) -> None:
-        """Counts a transaction that has changed rows, as a part of it."""
+        """Counts a transaction that has changed rows, within it."""
         ...
 
     def keep(self) -> None:
-        """Notes the count of a committed transaction before it is acknowledged; raises to fail its callers."""
+        """Stores the count after a commit, before it is acknowledged. Raises to fail its callers."""
         ...
 
 
 class Store:
-    """See the module. Raises INVALID_ARGUMENT for a URL of an unsupported kind, or without the driver for it."""
+    """See the module. Raises INVALID_ARGUMENT for an unsupported URL, or if its driver is not installed."""
 
     def __init__(
         self,
@@ -80,11 +80,10 @@ class Store:
         application: str = "",
         counter: CommitCounter | None = None,
     ) -> None:
-        """`service`: whose database it is, in messages.
+        """`service` is the owner's name in messages.
 
-        `role`: which it takes when it opens and gives up when it closes; `address`: where its owner serves.
-
-        `application`: how PostgreSQL lists the connection of a store without a role.
+        `role` is taken by `open` and released by `close`; `address` is where its owner serves. `application` is the
+        PostgreSQL application name of a store without a role.
         """
         self.address = database if isinstance(database, DatabaseAddress) else address_of(database)
         self._service = service
@@ -99,14 +98,14 @@ class Store:
         self._writes: deque[_Job] = deque()
         self._is_open = False
         self._locked_since: float | None = None
-        """Since when writes wait for another program, by the monotonic clock."""
+        """When writes began to wait for another program, on the monotonic clock."""
         self._ended: asyncio.Future[None] | None = None
-        """Done once the thread has ended; None: there is none."""
+        """Done once the thread has ended; None: no thread."""
 
     async def open(self, first: Work[None] | None = None) -> None:
         """Connects, takes the role, migrates, and runs `first` in the same transaction.
 
-        Raises ALREADY_EXISTS when another process has the role, and SERVICE_UNAVAILABLE with a sentence for a terminal.
+        Raises ALREADY_EXISTS if another process has the role, and SERVICE_UNAVAILABLE with a sentence for a terminal.
         """
         try:
             await self.connect(first)
@@ -125,7 +124,7 @@ class Store:
             raise WeftError(error.reason, f"{place}: {error.message}", metadata=error.metadata) from error
 
     async def connect(self, first: Work[None] | None = None) -> None:
-        """As `open`, with plain errors: DatabaseError or OSError when the database cannot be used."""
+        """As `open`, but raises DatabaseError or OSError if the database cannot be used."""
         loop = asyncio.get_running_loop()
         opened: asyncio.Future[None] = loop.create_future()
         self._ended = loop.create_future()
@@ -140,7 +139,7 @@ class Store:
             raise
 
     async def close(self) -> None:
-        """Finishes what waits, at most for CLOSE_WAIT_SECONDS, and gives the role up. Safe to call twice."""
+        """Finishes waiting transactions within CLOSE_WAIT_SECONDS, and releases the role. Safe to call twice."""
         await self._end()
 
     async def _end(self) -> None:
@@ -160,8 +159,8 @@ class Store:
     async def run(self, work: Work[T], *, vital: bool = False) -> T:
         """Runs a transaction that may write; it is on disk when this returns.
 
-        Raises what `work` raises, and SERVICE_UNAVAILABLE when the database fails or too many wait already. `vital`: it
-        may wait where ordinary ones are refused.
+        Raises what `work` raises, and SERVICE_UNAVAILABLE if the database fails or too many transactions wait. `vital`
+        transactions have a higher limit.
         """
         try:
             return await self._queued(self._writes, work, MAX_WAITING if vital else MAX_WAITING_ORDINARY)
@@ -169,31 +168,31 @@ class Store:
             raise self._failed(error) from None
 
     async def read(self, work: Work[T]) -> T:
-        """Runs a transaction that only reads. Raises as `run`."""
+        """Runs a read-only transaction. Raises as `run`."""
         try:
             return await self._queued(self._reads, work, MAX_WAITING)
         except DatabaseError as error:
             raise self._failed(error) from None
 
     async def attempt(self, work: Work[T], *, writes: bool = True) -> T:
-        """Runs one transaction alone, before those that wait. Raises DatabaseError when the database fails."""
+        """Runs a transaction alone and before waiting ones. Raises DatabaseError if the database fails."""
         return await self._queued(self._writes if writes else self._reads, work, MAX_WAITING, alone=True)
 
     @property
     def owner(self) -> str | None:
-        """The id under which this process has the role on PostgreSQL; None: it does not."""
+        """The id with which this process has the role on PostgreSQL; None: it does not have it."""
         return self._connection.owner
 
     @property
     def may_have_standby(self) -> bool:
-        """Whether a process on another machine may wait for this one's end, and watches its heartbeat."""
+        """Whether a standby may watch this process's heartbeat."""
         return self._role is not None and not self.address.is_sqlite
 
     async def beat(self) -> bool:
-        """Writes one heartbeat of the owner; returns whether a standby is connected.
+        """Writes the owner's heartbeat. Returns whether a standby is connected.
 
-        Raises TakenOverError when another process owns the database by now, and SERVICE_UNAVAILABLE, without an entry
-        in the log, when the database fails.
+        Raises TakenOverError if another process now owns the database, and SERVICE_UNAVAILABLE, without a log entry, if
+        the database fails.
         """
         try:
             return await self.attempt(self._connection.beat)
@@ -203,7 +202,7 @@ class Store:
             ) from None
 
     async def write_failure(self) -> str:
-        """Writes without changing anything; returns the database's code of a failure, empty if it succeeds."""
+        """Writes without changing anything. Returns the database's error code; empty if it succeeds."""
         if not self._is_open:
             return "not open"
         try:
@@ -214,12 +213,12 @@ class Store:
 
     @property
     def known_schema(self) -> DatabaseSchema:
-        """The revision of its tables as known here."""
+        """The schema revision of this release."""
         assert self._schema is not None, "it has tables"
         return DatabaseSchema(service=self._schema.owner, known_revision=self._schema.newest)
 
     async def schema(self) -> DatabaseSchema:
-        """Returns the revision of its tables, as known here and as the database has it; empty if it does not answer."""
+        """Returns the schema revisions of this release and the database; the latter is empty if it does not answer."""
         schema = self._schema
         assert schema is not None, "it has tables"
         try:
@@ -253,7 +252,7 @@ class Store:
         ended: asyncio.Future[None],
         first: Work[None] | None,
     ) -> None:
-        """The thread: opens, settles what waits until the store is closed and nothing waits, and disconnects."""
+        """The thread: opens, runs transactions until the store is closed and none wait, and disconnects."""
         failure: Exception | None = None
         try:
             self._begin(first)
@@ -271,7 +270,7 @@ class Store:
     def _begin(self, first: Work[None] | None) -> None:
         connection = self._connection
         connection.open()
-        # As a reader: without a pending migration nothing is written, so that a running backup does not block a start.
+        # A read transaction, so that a running backup does not block a start without migrations.
         connection.begin(writes=connection.dialect != "sqlite")
         try:
             if self._schema is not None:
@@ -285,7 +284,7 @@ class Store:
             raise
 
     def _next_groups(self) -> "Sequence[tuple[list[_Job], bool]]":
-        """Returns the reads and the writes that wait, and whether they write; none: the store is closed."""
+        """Waits for jobs. Returns groups of reads and writes, with whether they write; empty: the store is closed."""
         with self._turn:
             while not self._reads and not self._writes:
                 if not self._is_open:
@@ -295,7 +294,7 @@ class Store:
             return [(_taken(queue), queue is self._writes) for queue in queues]
 
     def _settled(self, taken: "list[_Job]", *, is_write: bool) -> "Sequence[_Settled]":
-        """Runs a group in one transaction; returns what each of its callers gets."""
+        """Runs a group in one transaction. Returns the outcome for each caller."""
         jobs = [job for job in taken if not job.outcome.cancelled()]
         has_begun = False
         try:
@@ -314,14 +313,14 @@ class Store:
                     if self._tries_again(error):
                         self._writes.extendleft(reversed(jobs))
                         return ()
-                    # What came meanwhile would wait as long for the same error.
+                    # Jobs that came meanwhile would only wait for the same error.
                     queue = self._writes if is_write else self._reads
                     jobs += queue
                     queue.clear()
             return [(job.outcome, None, error) for job in jobs]
 
     def _tries_again(self, error: DatabaseError) -> bool:
-        """Whether writes that could not begin wait on, because another program has SQLite's lock."""
+        """Whether to retry writes that could not begin because another program has SQLite's lock."""
         if error.code != "SQLITE_BUSY":
             return False
         now = time.monotonic()
@@ -344,10 +343,7 @@ class Store:
         return settled
 
     def _ran(self, jobs: "Sequence[_Job]") -> "Sequence[_Settled]":
-        """Runs transactions behind one savepoint; if one fails, behind one each.
-
-        Raises if nothing of the group can be committed.
-        """
+        """Runs transactions in one savepoint; if one fails, in one each. Raises if none of them can be committed."""
         connection = self._connection
         connection.execute("SAVEPOINT members")
         try:
@@ -364,7 +360,7 @@ class Store:
         return settled
 
     def _refused(self) -> "list[_Settled]":
-        """Closes the queues; returns the end of what was in them."""
+        """Closes the queues. Returns errors for the jobs in them."""
         with self._turn:
             self._is_open = False
             left = [*self._reads, *self._writes]
@@ -398,7 +394,7 @@ class _Job:
     alone: bool
 
     def done(self, tx: Tx) -> Any:
-        """Runs it; raises if its caller was cancelled meanwhile."""
+        """Runs the transaction. Raises if its caller was cancelled meanwhile."""
         result = self.work(tx)
         if self.outcome.cancelled():
             raise _GivenUpError
@@ -410,11 +406,11 @@ class _GivenUpError(Exception):
 
 
 _Settled = tuple[asyncio.Future[Any], Any, Exception | None]
-"""What a caller gets: its result, or an error."""
+"""A caller's future, and its result or error."""
 
 
 def _taken(queue: deque[_Job]) -> list[_Job]:
-    """Takes the first of a queue off it, with those after it that may be committed together with it."""
+    """Removes the first job of a queue, and those after it that may be committed together with it."""
     taken = [queue.popleft()]
     while queue and len(taken) < MAX_GROUP and not taken[0].alone and not queue[0].alone:
         taken.append(queue.popleft())
@@ -441,7 +437,7 @@ def _deliver(settled: Sequence[_Settled]) -> None:
 
 
 def _write_nothing(tx: Tx) -> None:
-    """Writes so that a commit reaches the disk: SQLite its header, PostgreSQL the id of the transaction."""
+    """Makes the commit write to disk: SQLite its header, PostgreSQL a transaction id."""
     if tx.dialect == "sqlite":
         tx.execute(f"PRAGMA user_version = {int(tx.value('PRAGMA user_version'))}")
     else:

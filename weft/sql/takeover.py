@@ -1,49 +1,49 @@
-"""When the owner of a database counts as frozen, so that a standby ends its connection."""
+"""Decides when the owner of a database is frozen, so that a standby ends its connection."""
 
 from dataclasses import dataclass
 
 PATIENCE_FACTOR = 6
-"""An owner that starts, or whose statement the server works on, may be silent for this many times as long."""
+"""Factor of the silence limit for an owner that is starting, or waiting for the server to run its statement."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnerSigns:
-    """What the database shows of the connection that holds the lock."""
+    """The database's view of the connection that holds the lock."""
 
     backend_pid: int
-    """The server's process of that connection."""
+    """The server process of the connection."""
     sign: tuple[str, ...]
-    """Values of which one changes with every heartbeat and every statement of the owner."""
+    """Values that change with every heartbeat and every statement of the owner."""
     silent_seconds: float
-    """Time since the last of these, by the database's clock."""
+    """Time since the last change, by the database's clock."""
     writes_beats: bool
-    """Whether the owner writes heartbeats; one of an earlier version does not, and is never ended."""
+    """Whether the owner writes heartbeats. One of an earlier version does not, and is never ended."""
     has_begun: bool
-    """Whether the last heartbeat is of this connection; otherwise the owner starts, or has just connected again."""
+    """Whether this connection has written a heartbeat; otherwise the owner is starting, or has just reconnected."""
     is_working: bool
-    """Whether the server works on a statement of the owner."""
+    """Whether the server is running a statement of the owner."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SeenSigns:
-    """The last signs of an owner, and since when a standby sees no others."""
+    """The last signs of an owner, and since when they are unchanged."""
 
     signs: OwnerSigns
     since: float
-    """By the standby's monotonic clock."""
+    """On the standby's monotonic clock."""
 
 
 def after_reading(seen: SeenSigns | None, signs: OwnerSigns, now: float) -> SeenSigns:
-    """Returns what a standby has seen once it has read `signs`."""
+    """Returns the seen signs after a new reading."""
     if seen is None or seen.signs.sign != signs.sign:
         return SeenSigns(signs=signs, since=now)
     return SeenSigns(signs=signs, since=seen.since)
 
 
 def is_frozen(seen: SeenSigns, now: float, silence_seconds: float) -> bool:
-    """Whether an owner's connection is to be ended.
+    """Whether to end an owner's connection.
 
-    Both clocks have to say so: one of them may have been set, or its process may have been frozen itself.
+    Both clocks must exceed the limit, since one may have been set, or its process may have been frozen.
     """
     signs = seen.signs
     if not signs.writes_beats:

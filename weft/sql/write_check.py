@@ -1,4 +1,4 @@
-"""The health check of a database: a write to it that changes nothing."""
+"""The health check of a database: a write that changes nothing."""
 
 from collections.abc import Awaitable, Callable
 
@@ -10,10 +10,9 @@ from weft.kernel.health_monitor import paced
 def write_check(
     name: str, failure: Callable[[], Awaitable[str]], clock: Clock, *, services: tuple[str, ...], seconds: float
 ) -> HealthCheck:
-    """Returns the check of a database on which gRPC `services` depend.
+    """Returns the check of a database that gRPC `services` depend on.
 
-    `failure` writes and returns the database's code of a failure; empty: it succeeded. While it succeeds it is called
-    every `seconds`.
+    `failure` writes, and returns the database's error code or "". While it succeeds, it is called every `seconds`.
     """
 
     async def look() -> Observation:

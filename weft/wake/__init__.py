@@ -1,1 +1,1 @@
-"""Waking what sleeps: recipes as messages, and how they are run. Runners wake their own models, routers wake hosts."""
+"""Wake recipes and their execution. Runners wake their models, routers wake hosts."""

@@ -1,4 +1,4 @@
-"""The HTTP request of a wake recipe. A separate module, because most routers never need the HTTP client's memory."""
+"""The HTTP request of a wake recipe. Separate, because most routers never need the HTTP client's memory."""
 
 import re
 from collections.abc import Mapping
@@ -14,10 +14,10 @@ MAX_HEADER_BYTES = 16 * 1024
 
 
 async def send_request(action: wake_pb2.HttpAction, timeout_seconds: float, environment: Mapping[str, str]) -> None:
-    """Send the request; returns after a response with a 2xx status, raises WAKE_FAILED otherwise."""
+    """Sends the request. Raises WAKE_FAILED unless the response has a 2xx status."""
     headers = substituted(action.headers, environment)
     timeout = aiohttp.ClientTimeout(total=timeout_seconds)
-    # `from None`: aiohttp's own messages hold the address.
+    # `from None`: aiohttp's messages contain the address.
     try:
         async with (
             aiohttp.ClientSession(timeout=timeout, max_field_size=MAX_HEADER_BYTES) as session,
@@ -43,7 +43,7 @@ def _failed(message: str) -> WeftError:
     return WeftError(Reason.WAKE_FAILED, message)
 
 
-# Only variables for this purpose: a recipe of another host must not read the rest of the environment.
+# Only these variables: a recipe of another host must not read the rest of the environment.
 _VARIABLE = re.compile(r"\$\{(WEFT_WAKE_[A-Z0-9_]+)\}")
 
 

@@ -1,6 +1,6 @@
-"""Wake plans and their recipes, as messages that are never changed; see protos/weft/api/registry/v1/wake.proto.
+"""Wake plans and their recipes, as immutable messages; see protos/weft/api/registry/v1/wake.proto.
 
-URLs, headers and arguments may hold credentials, so that a plan or a recipe is never printed.
+Never print a plan or recipe: URLs, headers and arguments may contain credentials.
 """
 
 import re
@@ -15,7 +15,7 @@ DEFAULT_WAKE_PORT = 9
 
 
 def set_defaults(plan: wake_pb2.Wake) -> None:
-    """Sets what a new plan leaves open to its default, so that equal plans are equal messages."""
+    """Sets the defaults in a new plan, so that equal plans are equal messages."""
     plan.max_wait.FromNanoseconds(round(max_wait_seconds(plan) * 1e9))
     if plan.by_mesh.HasField("http"):
         plan.by_mesh.http.method = plan.by_mesh.http.method or DEFAULT_METHOD
@@ -26,12 +26,12 @@ def set_defaults(plan: wake_pb2.Wake) -> None:
 
 
 def max_wait_seconds(plan: wake_pb2.Wake) -> float:
-    """Returns the maximum wait from the first step until the model admits requests."""
+    """Returns the maximum wait from the first step until the model accepts requests."""
     return plan.max_wait.ToNanoseconds() / 1e9 or DEFAULT_MAX_WAIT_SECONDS
 
 
 def mesh_recipe(plan: wake_pb2.Wake) -> wake_pb2.WakeRecipe | None:
-    """Returns the recipe that a router runs to wake the host; None: there is none of a kind that is known here."""
+    """Returns the recipe that a router runs to wake the host; None if there is none of a known kind."""
     return plan.by_mesh if plan.by_mesh.WhichOneof("action") else None
 
 
@@ -45,7 +45,7 @@ def is_mac_address(text: str) -> bool:
 
 
 def magic_packet(mac_address: str) -> bytes:
-    """Returns the packet: six 0xff bytes, then the address 16 times. Raises ValueError for an invalid address."""
+    """Returns six 0xff bytes and the address 16 times. Raises ValueError for an invalid address."""
     if not is_mac_address(mac_address):
         raise ValueError("not a hardware address")
     return b"\xff" * 6 + bytes.fromhex(mac_address.replace(":", "").replace("-", "")) * _REPEATS

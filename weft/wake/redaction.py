@@ -1,11 +1,11 @@
-"""Redaction of URLs and secrets in text of other programs. Pure."""
+"""Redaction of URLs and secrets in the output of other programs."""
 
 import re
 from collections.abc import Iterable
 
 HIDDEN = "[hidden]"
 MIN_SECRET_CHARS = 3
-"""Minimum length of a secret: redacting shorter words would make any text unreadable."""
+"""Minimum length of a secret, since redacting shorter words would make any text unreadable."""
 
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^\s'\"<>)\]]+")
 

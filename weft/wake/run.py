@@ -16,13 +16,13 @@ from weft.wake.recipes import DEFAULT_BROADCAST_ADDRESS, DEFAULT_WAKE_PORT, magi
 from weft.wake.redaction import redacted
 
 PACKET_COPIES = 3
-"""Copies of the magic packet: datagrams get lost."""
+"""Copies of the magic packet, since datagrams get lost."""
 
 
 async def run_recipe(recipe: wake_pb2.WakeRecipe, *, timeout_seconds: float, environment: Mapping[str, str]) -> None:
-    """Run a recipe within `timeout_seconds`; returns after success, raises WAKE_FAILED otherwise.
+    """Runs a recipe within `timeout_seconds`. Raises WAKE_FAILED if it does not succeed.
 
-    `environment` gives the variables of its header values, and is the whole environment of a command.
+    `environment` has the variables for header values, and is the whole environment of a command.
     """
     match recipe.WhichOneof("action"):
         case "http":
@@ -60,7 +60,7 @@ def _failed(message: str) -> WeftError:
 TERM_GRACE_SECONDS = 2.0
 READ_BYTES = 16 * 1024
 MAX_OUTPUT_BYTES = 4 * 1024
-"""Standard error that is kept of a program: enough for its last line."""
+"""Kept part of a program's standard error: enough for its last line."""
 MAX_LAST_LINE_CHARS = 300
 
 _SIGNAL_NAMES = MappingProxyType({number.value: number.name for number in signal.Signals})
@@ -68,11 +68,11 @@ _SIGNAL_NAMES = MappingProxyType({number.value: number.name for number in signal
 
 
 async def run_command(argv: Sequence[str], *, timeout_seconds: float, environment: Mapping[str, str]) -> None:
-    """Run `argv`, without a shell, with exactly `environment`; returns after exit code 0.
+    """Runs `argv` without a shell, with exactly `environment`. Returns after exit code 0.
 
-    Raises WAKE_FAILED with the exit code and the last line of its standard error, with arguments and URLs redacted.
-    Processes that a successful program leaves behind go on, but their standard error is closed: a server that is
-    started this way needs an output of its own. A program that times out is ended with its process group.
+    Raises WAKE_FAILED with the exit code and the last line of standard error, with arguments and URLs redacted.
+    Processes left behind by a successful program continue, but their standard error is closed: a server that is
+    started this way needs a separate output. A program that times out is ended with its process group.
     """
     tail = _open_tail()
     try:
@@ -81,24 +81,22 @@ async def run_command(argv: Sequence[str], *, timeout_seconds: float, environmen
             async with asyncio.timeout(timeout_seconds):
                 return_code = await process.wait()
         except TimeoutError:
-            raise _command_failed(f"the recipe's command has not ended within {timeout_seconds:g} s") from None
+            raise _failed(f"the recipe's command has not ended within {timeout_seconds:g} s") from None
         finally:
             await _end(process)
-        # Redacted before it is cut: half a secret is one as well.
+        # Redact before cutting: half a secret is a secret, too.
         last_line = redacted(tail.last_line(), _secrets_of(argv))[:MAX_LAST_LINE_CHARS]
     finally:
         tail.close()
     if return_code != 0:
-        raise _command_failed(
-            f"the recipe's command ended with {_how(return_code)}" + (f": {last_line}" if last_line else "")
-        )
+        raise _failed(f"the recipe's command ended with {_how(return_code)}" + (f": {last_line}" if last_line else ""))
 
 
 def _open_tail() -> "_ErrorTail":
     try:
         return _ErrorTail()
     except OSError as error:
-        raise _command_failed(f"the recipe's command cannot be started: {error.strerror}") from None
+        raise _failed(f"the recipe's command cannot be started: {error.strerror}") from None
 
 
 def _secrets_of(argv: Sequence[str]) -> list[str]:
@@ -118,13 +116,13 @@ async def _start(argv: Sequence[str], environment: Mapping[str, str], tail: "_Er
         )
     except (OSError, ValueError) as error:
         why = (error.strerror if isinstance(error, OSError) else None) or "it is malformed"
-        raise _command_failed(f"the recipe's command cannot be started: {why}") from None
+        raise _failed(f"the recipe's command cannot be started: {why}") from None
     finally:
         tail.close_write_end()
 
 
 async def _end(process: asyncio.subprocess.Process) -> None:
-    """End a running program and its group: TERM, then KILL. The children of an ended one are left."""
+    """Ends a running program and its group: TERM, then KILL. Leaves the children of an ended program alone."""
     if process.returncode is not None:
         return
     try:
@@ -139,7 +137,7 @@ async def _end(process: asyncio.subprocess.Process) -> None:
 class _ErrorTail:
     """The tail of a program's standard error.
 
-    It is not asyncio's pipe, which would keep `wait` waiting for as long as a child of the program holds it.
+    With asyncio's pipe, `wait` would block as long as a child of the program holds the pipe.
     """
 
     def __init__(self) -> None:
@@ -151,19 +149,19 @@ class _ErrorTail:
         self._loop.add_reader(self._read_end, self._read)
 
     def last_line(self) -> str:
-        """Returns the last line that is not blank; empty: there is none."""
+        """Returns the last line that is not blank, or ""."""
         self._read()
         lines = [line.strip() for line in self._kept.decode("utf-8", "replace").splitlines()]
         return next((line for line in reversed(lines) if line), "")
 
     def close_write_end(self) -> None:
-        """Close the runner's copy of the program's end."""
+        """Closes this process's copy of the write end."""
         if self._has_write_end:
             self._has_write_end = False
             os.close(self.write_end)
 
     def close(self) -> None:
-        """Close both ends."""
+        """Closes both ends."""
         self._loop.remove_reader(self._read_end)
         os.close(self._read_end)
         self.close_write_end()
@@ -183,7 +181,3 @@ def _how(return_code: int) -> str:
 def _signal_group(leader: int, signal_number: signal.Signals) -> None:
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(leader, signal_number)
-
-
-def _command_failed(message: str) -> WeftError:
-    return WeftError(Reason.WAKE_FAILED, message)
