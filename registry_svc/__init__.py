@@ -1,1 +1,1 @@
-"""The registry: which runners are in the mesh, what each can serve now, and which have gone."""
+"""The registry: the runners of the mesh, and what each can serve now."""

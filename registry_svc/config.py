@@ -185,7 +185,7 @@ class LedgerConfig(LedgerSettings):
     max_leases: int = 10_000
     """Maximum number of leases, in all of the mesh."""
     watch_interval_seconds: float = 0.25
-    """How often they do while a request waits for memory on their host."""
+    """How often holders report while a request waits for memory on their host."""
     reclaim_wait_seconds: float = 2.0
     """How long released memory may take to be observed as free before another model is evicted."""
     max_waiting: int = 256
@@ -289,13 +289,13 @@ class RegistryConfig(RegistrySettings):
     """A runner whose clock is further from the registry's takes no requests. Not for runners that join over a relay.
     The default is the lifetime of an operation token."""
     restart_spread_seconds: float = 30.0
-    """Expiries that fall due at the end of that grace are spread over this long."""
+    """Expiries at the end of the restart grace are spread over this time."""
     hibernating_keep_seconds: float = 604_800.0
-    """A model whose host the mesh can wake is deleted after its runner was away for this long."""
+    """A model on a host that the mesh can wake is deleted after its runner was away for this long."""
     router_beat_interval_seconds: float = 2.0
-    """How often routers say that they are there."""
+    """Interval of router heartbeats."""
     router_session_seconds: float = 10.0
-    """Silence after which a router is deleted, and the others own its part of the mesh."""
+    """Silence after which a router is deleted, and other routers own its part of the mesh."""
     database_url: str | Path  # type: ignore[assignment]  # settings have no path
     """The file of a SQLite database, or a URL such as "postgresql://user@host/weft"."""
     address: str = ""

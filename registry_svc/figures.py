@@ -1,4 +1,4 @@
-"""The state of a registry that its metrics show."""
+"""The values that the registry's metrics show."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -8,15 +8,15 @@ from weft.api.registry.v1 import lease_service_pb2 as pb
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RegistryFigures:
-    """The state of a registry that runs."""
+    """The state of a running registry."""
 
     hosts: Iterable[pb.HostMemory]
     active_sessions: int
     inactive_sessions: int
     revision: int
-    """The number of the last change that watchers got."""
+    """Number of the last change sent to watchers."""
     watchers: int
     evictions: Mapping[str, int]
-    """Evictions that runners were asked for since the start, by their answer."""
+    """Evictions requested from runners since the start, by their answer."""
     has_standby: bool = False
-    """Whether a standby waits for its end."""
+    """Whether a standby is connected."""

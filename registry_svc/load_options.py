@@ -1,4 +1,4 @@
-"""Limits of the options of a load, on whatever model."""
+"""Limits of load options."""
 
 import math
 
@@ -11,13 +11,13 @@ from weft.kernel.errors import invalid_field
 MAX_PARAMETERS = 64
 MAX_PARAMETER_CHARS = 64
 MAX_WORD_CHARS = 256
-# Ten years: more than that is a mistake in the unit.
+# Ten years: a longer time is a mistake in the unit.
 MAX_KEEP_ALIVE_SECONDS = 10 * 365 * 86_400
 _MAX_NANOS = 999_999_999
 
 
 def check_options(options: load_pb2.LoadOptions, field: str) -> None:
-    """Refuse options beyond a limit; raises INVALID_ARGUMENT naming the field."""
+    """Raises INVALID_ARGUMENT naming the field for options beyond a limit."""
     require_at_most(list(options.parameters), f"{field}.parameters", MAX_PARAMETERS)
     for name, value in options.parameters.items():
         if not name:

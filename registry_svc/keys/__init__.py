@@ -1,1 +1,1 @@
-"""API keys and join tokens: created, listed, rotated and revoked."""
+"""API keys and join tokens."""

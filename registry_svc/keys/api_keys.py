@@ -1,7 +1,7 @@
 """API keys: create, list, rotate and revoke. Watchers receive every change; only digests of secrets are stored.
 
-Every digest is made with the pepper: secret bytes in a file of their own. A stolen database alone cannot be used to
-check guesses of secrets. The file is as valuable as the database: without it no key is valid.
+Digests are made with the pepper, secret bytes in a separate file, so that a stolen database alone cannot be used to
+check guessed secrets. Back the file up: without it no key is valid.
 """
 
 import hmac
@@ -38,11 +38,11 @@ from weft.kernel.reasons import Reason
 from weft.kernel.timestamps import seconds_of
 
 DEFAULT_GRACE_SECONDS = 3_600.0
+"""How long the old secret of a rotated key stays valid by default."""
 MAX_KEYS = 10_000
-"""Keys of the mesh. Revoked and expired ones make room for new ones."""
+"""Maximum number of keys. Revoked and expired ones make room for new ones."""
 KEPT_DAYS = 30
-"""How long a key stays listed once it was revoked or has expired."""
-"""How long the old secret of a rotated key stays valid where the caller does not say."""
+"""How long a revoked or expired key stays listed."""
 log = get_logger("weft.registry.keys")
 
 _MAKE = Access(Resource.KEYS, Role.CREATE)
@@ -50,7 +50,7 @@ _ID_ALPHABET = string.ascii_lowercase + string.digits
 
 
 class ApiKeys:
-    """The keys of one registry. Writes pass one by one with all others of the core."""
+    """The keys of one registry. The core serializes their writes with all others."""
 
     def __init__(self, core: RegistryCore, store: SqlKeyStore) -> None:
         self._core = core
@@ -58,16 +58,13 @@ class ApiKeys:
         self._config = core.config.keys
         self._keys: dict[str, ApiKey] = {}
         self._good: set[str] = set()
-        """Ids of the valid keys, which watchers hold."""
+        """Ids of the valid keys, as known to watchers."""
         self._pepper = b""
         self._watchers = Broadcaster[pb.WatchKeysResponse](core.config.watch_buffer_responses)
         self._ring: KeyRing | None = None
 
     async def start(self) -> None:
-        """Load the keys and the pepper, once the core has started.
-
-        Raises INVALID_ARGUMENT when the pepper is not the one that keys in the store were made with.
-        """
+        """Loads the keys and the pepper, once the core has started. Raises INVALID_ARGUMENT if they do not match."""
         stored = await self._store.load()
         now = self._core.clock.utc_now()
         keys, self._pepper = await self._with_pepper(stored, now)
@@ -77,7 +74,7 @@ class ApiKeys:
         log.info("keys ready", keys=len(self._keys), good=len(self._good))
 
     async def require_pepper_of(self, store: SqlKeyStore) -> None:
-        """Raises INVALID_ARGUMENT when the pepper is not the one that the valid keys of a store were made with."""
+        """Raises INVALID_ARGUMENT if the pepper does not match the valid keys of a store."""
         stored, path, now = await store.load(), self._config.pepper_file, self._core.clock.utc_now()
         pepper = None if path is None else read_pepper(path)
         good = sum(key.is_good(now) for key in stored.keys)
@@ -86,18 +83,18 @@ class ApiKeys:
 
     @property
     def ring(self) -> KeyRing:
-        """The verifiers of all valid keys, for authentication in this process."""
+        """Verifiers of all valid keys, for authentication in this process."""
         if self._ring is None:
             keys = {key_id: verifier_of(self._keys[key_id]) for key_id in self._good}
             self._ring = KeyRing(pepper=self._pepper, keys=keys)
         return self._ring
 
     def close(self) -> None:
-        """End the watchers; writes go on until the core has stopped. Safe to call twice, or when never started."""
+        """Ends the watchers. Safe to call twice, or when never started."""
         self._watchers.close()
 
     async def create(self, request: pb.CreateKeyRequest, by: Principal) -> tuple[ApiKey, str]:
-        """Create a key by a valid request; returns it with its full text, which is shown only once.
+        """Creates a key from a valid request. Returns it and its full text, which is shown only once.
 
         Raises TOO_MANY_RESOURCES, and PERMISSION_DENIED for scopes that the caller lacks.
         """
@@ -106,30 +103,31 @@ class ApiKeys:
         return await self._core.write(lambda: self._create(request, scopes, by.name))
 
     def newest_first(self) -> list[ApiKey]:
-        """All keys, expired and revoked ones too."""
+        """Returns all keys, including expired and revoked ones."""
         self._core.require_open()
         return sorted(self._keys.values(), key=lambda key: (key.created_at, key.id), reverse=True)
 
     async def revoke(self, key_id: str, by: Principal) -> None:
-        """Revoke a key; a revoked key stays as it is. Raises NOT_FOUND."""
+        """Revokes a key. Idempotent. Raises NOT_FOUND."""
         await self._core.write(lambda: self._revoke(key_id, by.name))
 
     async def rotate(self, key_id: str, grace: timedelta | None, by: Principal) -> tuple[ApiKey, str]:
-        """Give a key a new secret; returns it with its full text, which is shown only once.
+        """Gives a key a new secret. Returns it and its full text, which is shown only once.
 
-        Raises NOT_FOUND, also for an expired or revoked key, and PERMISSION_DENIED when the caller may not create keys
-        or lacks a scope of the key: rotating a key yields its rights, for any tenant.
+        `grace` is how long the old secret stays valid, by default DEFAULT_GRACE_SECONDS. Raises NOT_FOUND, also for an
+        expired or revoked key, and PERMISSION_DENIED if the caller may not create keys or lacks a scope of the key:
+        rotating a key grants its rights, for any tenant.
         """
         by.require(_MAKE)
         return await self._core.write(lambda: self._rotate(key_id, grace, by))
 
     def watch(self) -> tuple[bytes, tuple[ApiKey, ...], Watcher[pb.WatchKeysResponse]]:
-        """Return the pepper, every valid key, and a watcher that receives every change after that."""
+        """Returns the pepper, all valid keys, and a watcher for every later change."""
         self._core.require_open()
         return self._pepper, tuple(self._keys[key_id] for key_id in self._good), self._watchers.subscribe()
 
     async def sweep(self) -> None:
-        """Publish expired keys, delete keys that ended long ago, and correct times that lie in the future."""
+        """Publishes expired keys, deletes keys that ended long ago, and corrects times that are in the future."""
         self._core.require_open()
         now = self._core.clock.utc_now()
         is_any_over = any(not self._keys[key_id].is_good(now) for key_id in self._good)
@@ -218,7 +216,7 @@ class ApiKeys:
         await self._forget([key.id for key in self._forgettable(now)])
 
     def _ahead(self, now: datetime) -> list[ApiKey]:
-        """Keys that were made or rotated later than now, as they must be instead."""
+        """Returns corrected copies of keys with times in the future."""
         return [back for key in self._keys.values() if (back := key.clamped_to_now(now)) is not key]
 
     async def _bring_back(self, keys: list[ApiKey]) -> None:
@@ -265,7 +263,7 @@ class ApiKeys:
 
 
 def _require_scopes(scopes: Iterable[str], by: Principal) -> None:
-    """Refuse a key with scopes that its creator lacks."""
+    """Raises PERMISSION_DENIED for scopes that the caller lacks."""
     for access in sorted(parse_scopes(scopes, "scopes") - by.access, key=str):
         by.require(access)
 
@@ -292,9 +290,9 @@ _MARK_TEXT = b"weft key pepper"
 
 
 def read_pepper(path: Path) -> bytes | None:
-    """The pepper; None when there is no file.
+    """Returns the pepper; None if there is no file.
 
-    Raises INVALID_ARGUMENT when others may read it, when it is of another length, or cannot be read.
+    Raises INVALID_ARGUMENT if others may read the file, it cannot be read, or its length is wrong.
     """
     pepper = read_owner_file(path, _PEPPER_FIELD, max_bytes=PEPPER_BYTES)
     if pepper is not None and len(pepper) != PEPPER_BYTES:
@@ -303,19 +301,19 @@ def read_pepper(path: Path) -> bytes | None:
 
 
 def make_pepper(path: Path) -> bytes:
-    """A new one, which is on disk when this returns. Raises INVALID_ARGUMENT when it cannot be written."""
+    """Writes a new pepper to disk and returns it. Raises INVALID_ARGUMENT if it cannot be written."""
     pepper = secrets.token_bytes(PEPPER_BYTES)
     write_owner_file(path, pepper, _PEPPER_FIELD)
     return pepper
 
 
 def pepper_mark(pepper: bytes) -> bytes:
-    """Return the mark by which the database recognizes a pepper; it reveals nothing about the pepper."""
+    """Returns the mark by which the database recognizes a pepper. It does not reveal the pepper."""
     return hmac.digest(pepper, _MARK_TEXT, sha256)
 
 
 def lost_pepper(path: Path | None, *, keys: int) -> WeftError:
-    """Why a registry with keys does not start without the pepper they were made with."""
+    """Returns the error for a missing or wrong pepper file."""
     return invalid_field(
         _PEPPER_FIELD,
         f"{path or 'it'} is not there, or is not what the {keys} API keys in the database were made with: none of them "

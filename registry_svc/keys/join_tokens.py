@@ -1,4 +1,4 @@
-"""The tokens with which dial-out runners join. Only a hash of each secret is kept."""
+"""Join tokens of dial-out runners. Only a hash of each secret is stored."""
 
 import hmac
 import secrets
@@ -25,34 +25,34 @@ MAX_TOKEN_CHARS = 256
 
 _PREFIX = "wjt"
 _ID_ALPHABET = string.ascii_lowercase + string.digits
-# Compared with when there is no token of an id, so that a wrong id takes as long as a wrong secret.
+# Compared if the id is unknown, so that a wrong id takes as long as a wrong secret.
 _NO_HASH = "0" * 64
 
 
 class JoinTokens:
-    """Makes, lists, revokes and checks join tokens."""
+    """Creates, lists, revokes and checks join tokens."""
 
     def __init__(self, core: RegistryCore) -> None:
         self._core = core
 
     async def create(self, request: CreateJoinTokenRequest) -> tuple[JoinToken, str]:
-        """Create a token by a valid request; returns it with its full text, which is shown only once.
+        """Creates a token from a valid request. Returns it and its full text, which is shown only once.
 
         Raises TOO_MANY_RESOURCES.
         """
         return await self._core.write(lambda: self._create(request))
 
     def newest_first(self) -> list[JoinToken]:
-        """All tokens, expired ones too."""
+        """Returns all tokens, including expired ones."""
         self._core.require_open()
         return sorted(self._core.join_tokens.values(), key=lambda token: (token.created_at, token.id), reverse=True)
 
     async def revoke(self, token_id: str) -> None:
-        """Make a token useless from now on; raises NOT_FOUND."""
+        """Deletes a token. Raises NOT_FOUND."""
         await self._core.write(lambda: self._revoke(token_id))
 
     def check(self, text: str) -> JoinToken:
-        """Return the token of `text`; raises UNAUTHENTICATED, which gives no reason."""
+        """Returns the token for `text`. Raises UNAUTHENTICATED, without a reason."""
         self._core.require_open()
         token_id, secret = _parsed(text)
         token = self._core.join_tokens.get(token_id)
@@ -64,7 +64,7 @@ class JoinTokens:
         return token
 
     async def sweep(self) -> None:
-        """Bring back the times of tokens that were made later than now, because the clock was set back."""
+        """Corrects times that are in the future because the clock was set back."""
         self._core.require_open()
         if self._ahead():
             await self._core.writer.run(self._bring_back)
@@ -76,7 +76,7 @@ class JoinTokens:
             log.warning("a join token was made later than now: the clock was set back", id=token.id)
 
     def _ahead(self) -> list[JoinToken]:
-        """Tokens that were made later than now, as they must be instead."""
+        """Returns corrected copies of tokens with times in the future."""
         now = self._core.clock.utc_now()
         found: list[JoinToken] = []
         for token in self._core.join_tokens.values():
@@ -124,7 +124,7 @@ def _new_token_id() -> str:
 
 
 def _parsed(text: str) -> tuple[str, str]:
-    """Return id and secret; text that is no token yields an id that no token has."""
+    """Returns id and secret; for an invalid text, an id that no token has."""
     parts = text.split("_") if len(text) <= MAX_TOKEN_CHARS else []
     if len(parts) != 3 or parts[0] != _PREFIX:
         return "", ""

@@ -1,4 +1,4 @@
-"""API keys as records, what is shown of them, and their store, on SQL."""
+"""API keys: record, messages, and SQL store."""
 
 import json
 from collections.abc import Sequence
@@ -16,36 +16,35 @@ from weft.sql.store import Store
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApiKey:
-    """An API key. The secret itself is never kept."""
+    """An API key, without its secret."""
 
     id: str
     description: str
     tenant: str
     scopes: tuple[str, ...]
     digest: bytes = field(repr=False)
-    """Of the secret; see `weft.kernel.principal.key_digest`."""
+    """Digest of the secret; see `weft.kernel.principal.key_digest`."""
     created_at: datetime
     expires_at: datetime | None = None
     """None: never."""
     revoked_at: datetime | None = None
-    """None: it was not."""
     rotated_at: datetime | None = None
-    """When it last got a new secret. None: never."""
+    """When it last got a new secret; None: never."""
     previous_digest: bytes = field(default=b"", repr=False)
-    """Digest of the secret before the last rotation. Empty: none is valid."""
+    """Digest of the secret before the last rotation; empty: none is valid."""
     previous_expires_at: datetime | None = None
 
     def is_good(self, now: datetime) -> bool:
         """Whether the key is valid at `now`."""
-        # A revocation holds whatever the clock shows: the clock may have been set back since.
+        # A revocation is valid regardless of the clock, which may have been set back since.
         return self.revoked_at is None and (self.expires_at is None or now < self.expires_at)
 
     def ended_at_or_will(self) -> datetime | None:
-        """When it ended, or will; None: it has no expiry."""
+        """Returns when it ended or will end; None if it has no expiry."""
         return min((at for at in (self.revoked_at, self.expires_at) if at is not None), default=None)
 
     def clamped_to_now(self, now: datetime) -> "ApiKey":
-        """The same as if made or rotated now, where that lies in the future: a clock was set back."""
+        """Returns the key with times in the future corrected, as if it were created or rotated now."""
         made = seconds_ahead(self.created_at, now)
         rotated = timedelta() if self.rotated_at is None else seconds_ahead(self.rotated_at, now)
         if not made and not rotated:
@@ -59,11 +58,11 @@ class ApiKey:
         )
 
     def revoked(self, now: datetime) -> "ApiKey":
-        """Return the key revoked at `now`."""
+        """Returns the key, revoked at `now`."""
         return replace(self, revoked_at=now, previous_digest=b"", previous_expires_at=None)
 
     def rotated(self, digest: bytes, now: datetime, grace: timedelta) -> "ApiKey":
-        """Return the key with a new secret; the current secret stays valid for `grace`, older ones do not."""
+        """Returns the key with a new secret. The current secret stays valid for `grace`, an older one does not."""
         is_graced = grace > timedelta()
         until = now + grace if self.expires_at is None else min(now + grace, self.expires_at)
         return replace(
@@ -76,7 +75,7 @@ class ApiKey:
 
 
 def verifier_of(key: ApiKey) -> KeyVerifier:
-    """Return what is needed to check a key."""
+    """Returns what is needed to check a key."""
     return KeyVerifier(
         key_id=key.id,
         tenant=key.tenant,
@@ -89,7 +88,7 @@ def verifier_of(key: ApiKey) -> KeyVerifier:
 
 
 def key_message(key: ApiKey) -> pb.Key:
-    """Return a key as it is shown: without its secret and its digest."""
+    """Returns a key for display, without its digest."""
     return pb.Key(
         id=key.id,
         description=key.description,
@@ -103,7 +102,7 @@ def key_message(key: ApiKey) -> pb.Key:
 
 
 def verifier_message(key: ApiKey) -> pb.KeyVerifier:
-    """Return what services of the mesh need to check a key, without its description."""
+    """Returns what services of the mesh need to check a key."""
     return pb.KeyVerifier(
         key=pb.Key(id=key.id, tenant=key.tenant, scopes=key.scopes, expire_time=optional_stamp(key.expires_at)),
         digest=key.digest,
@@ -114,47 +113,47 @@ def verifier_message(key: ApiKey) -> pb.KeyVerifier:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredKeys:
-    """Everything on disk."""
+    """The stored keys and pepper mark."""
 
     keys: tuple[ApiKey, ...] = ()
-    """In order of their ids."""
+    """Sorted by id."""
     pepper_mark: bytes = b""
-    """Mark of the pepper that the digests were made with, see `pepper_mark`; empty: none was used."""
+    """Mark of the pepper of all digests; empty: none was used."""
 
 
 _MARK_ID = 1
 
 
 class SqlKeyStore:
-    """Store of API keys: digests, never secrets.
+    """Stores API keys in SQL. Writes are durable when the call returns.
 
-    Every write is one transaction that is on disk when the call returns. All methods raise SERVICE_UNAVAILABLE when the
-    database fails; then nothing was written, unless the acknowledgement of the commit was lost.
+    All methods raise SERVICE_UNAVAILABLE if the database fails; then nothing was written, unless the acknowledgement of
+    the commit was lost.
     """
 
     def __init__(self, database: Store) -> None:
         self._database = database
 
     async def load(self) -> StoredKeys:
-        """Everything there is."""
+        """Returns everything that is stored."""
         rows, mark = await self._database.read(
             lambda tx: (tx.rows("SELECT * FROM api_keys"), tx.value("SELECT mark FROM key_pepper"))
         )
-        # Not ORDER BY: PostgreSQL sorts by the language of the database.
+        # Not with ORDER BY: PostgreSQL sorts by the locale of the database.
         keys = sorted((_key_of(row) for row in rows), key=lambda key: key.id)
         return StoredKeys(keys=tuple(keys), pepper_mark=mark or b"")
 
     async def save(self, keys: Sequence[ApiKey]) -> None:
-        """Keep these; one of the same id is replaced. All of them, or none."""
+        """Stores or replaces keys, all or none."""
         rows = [_row_of(key) for key in keys]
         await self._database.run(lambda tx: tx.replace("api_keys", "id", *rows))
 
     async def delete(self, key_ids: Sequence[str]) -> None:
-        """Delete these keys; unknown ids are ignored."""
+        """Deletes keys. Ignores unknown ids."""
         await self._database.run(lambda tx: tx.delete("api_keys", "id", key_ids))
 
     async def save_pepper_mark(self, mark: bytes, revoked: Sequence[ApiKey] = ()) -> None:
-        """Store the mark of the pepper in use, together with the keys that it revokes."""
+        """Stores the mark of the pepper, together with the keys that it revokes."""
         rows = [_row_of(key) for key in revoked]
 
         def work(tx: Tx) -> None:

@@ -1,4 +1,4 @@
-"""gRPC servicers of API keys and join tokens: requests by the rules of their fields, answers to the wire."""
+"""gRPC servicers of API keys and join tokens."""
 
 from collections.abc import Sequence
 from datetime import timedelta
@@ -22,17 +22,17 @@ from weft.kernel.rpc_auth import caller
 from weft.kernel.timestamps import optional_stamp, stamp_of
 
 MAX_GRACE_SECONDS = 30 * 86_400.0
-"""Longest such time that a caller may ask for."""
+"""Maximum grace period of a rotation."""
 Context = grpc.aio.ServicerContext[Any, Any]
 
 
 async def snapshot_message(pepper: bytes, keys: Sequence[ApiKey]) -> pb.WatchKeysResponse:
-    """The first response of a watch. A large one takes long; the event loop turns meanwhile."""
+    """Returns the first response of a watch. Lets other tasks run, since a large one takes long."""
     return pb.WatchKeysResponse(snapshot=pb.KeySnapshot(pepper=pepper, keys=await converted(keys, verifier_message)))
 
 
 def token_message(token: JoinToken) -> join_token_service_pb2.JoinToken:
-    """A token without its secret."""
+    """Returns a token without its secret."""
     return join_token_service_pb2.JoinToken(
         id=token.id,
         description=token.description,
@@ -42,7 +42,7 @@ def token_message(token: JoinToken) -> join_token_service_pb2.JoinToken:
 
 
 def to_grace(request: pb.RotateKeyRequest) -> timedelta | None:
-    """Return the grace period of the old secret; None: the request names none."""
+    """Returns the grace period of the old secret; None if the request has none. Raises INVALID_ARGUMENT."""
     if not request.HasField("grace"):
         return None
     seconds = request.grace.seconds + request.grace.nanos / 1e9

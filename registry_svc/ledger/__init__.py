@@ -1,1 +1,1 @@
-"""The VRAM ledger: who holds how much accelerator memory on which device of which host."""
+"""The VRAM ledger: leases of accelerator memory by host and device."""

@@ -1,4 +1,4 @@
-"""The memory of hosts and the leases on it as callers see them: messages."""
+"""Messages that show callers the memory and leases of hosts."""
 
 from registry_svc.ledger.lease_table import LeaseTable, OwnsModel
 from registry_svc.ledger.policy.device_memory import DeviceAccount
@@ -12,11 +12,11 @@ from weft.kernel.clock import Clock
 from weft.kernel.timestamps import duration_of, optional_stamp, stamp_of
 
 MAX_WAITS = 64
-"""Waits that a host shows, the first in line; it shows how many there are."""
+"""Maximum waits that a host shows, the first in line, besides their number."""
 
 
 class HostMemoryView:
-    """Reads hosts and leases from the lease table and the wait queue."""
+    """Builds messages from the lease table and the wait queue."""
 
     def __init__(self, table: LeaseTable, queue: WaitQueue, owns_model: OwnsModel, clock: Clock) -> None:
         self._table = table
@@ -25,7 +25,7 @@ class HostMemoryView:
         self._owns_model = owns_model
 
     def host(self, name: str) -> lease_service_pb2.HostMemory | None:
-        """Return one host as last observed; None when no devices were seen on it."""
+        """Returns a host as last observed; None if it has no observed devices."""
         seen, account = self._table.host(name), self._table.open(name)
         if seen is None or account is None or not seen.snapshot.devices:
             return None
@@ -45,13 +45,13 @@ class HostMemoryView:
         )
 
     def lease(self, lease: Lease) -> lease_pb2.Lease:
-        """Return one lease with the memory that its processes were observed to hold."""
+        """Returns a lease with the observed memory of its processes."""
         account = self._table.open(lease.grant.host)
         seen = None if account is None else account.seen.get(lease.grant.id)
         return _lease_message(lease, seen, unowned=self.is_unowned(lease))
 
     def is_unowned(self, lease: Lease) -> bool:
-        """Return whether no runner answers for a lease: its holder is silent, or no longer publishes the model."""
+        """Whether no runner is responsible for a lease: its holder is silent, or no longer publishes the model."""
         holder = lease.grant.holder
         if lease.state is LeaseState.HELD and holder.kind is HolderKind.RUNNER:
             return not self._owns_model(holder.name, lease.grant.purpose)
@@ -98,7 +98,6 @@ def _holder_message(holder: Holder) -> lease_pb2.LeaseHolder:
 
 
 def _device_memory(device: DeviceSnapshot, account: DeviceAccount) -> lease_service_pb2.DeviceMemory:
-    """One device as last observed, and its account."""
     return lease_service_pb2.DeviceMemory(
         device=device_message(device),
         booked_bytes=account.booked,

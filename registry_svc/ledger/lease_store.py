@@ -1,4 +1,4 @@
-"""The store of leases in the registry's database."""
+"""SQL store of leases."""
 
 import json
 from collections.abc import Iterable, Sequence
@@ -14,10 +14,10 @@ from weft.sql.store import Store
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredLedger:
-    """Everything on disk."""
+    """The stored leases and fencing number."""
 
     grants: tuple[Grant, ...] = ()
-    """In order of their fencing numbers."""
+    """Sorted by fencing number."""
     last_fencing_number: int = 0
     """The highest fencing number ever issued; 0: none."""
 
@@ -26,17 +26,17 @@ _COUNTER_ID = 1
 
 
 class LeaseStore:
-    """Store of leases, from their grant to their end.
+    """Stores leases from their grant to their end. Writes are durable when the call returns.
 
-    Every write is one transaction that is on disk when the call returns. All methods raise SERVICE_UNAVAILABLE when the
-    database fails; then nothing was written, unless the acknowledgement of the commit was lost.
+    All methods raise SERVICE_UNAVAILABLE if the database fails; then nothing was written, unless the acknowledgement of
+    the commit was lost.
     """
 
     def __init__(self, database: Store) -> None:
         self._database = database
 
     async def load(self) -> StoredLedger:
-        """Returns everything there is."""
+        """Returns everything that is stored."""
         rows, last = await self._database.read(
             lambda tx: (
                 tx.rows("SELECT * FROM leases ORDER BY fencing_number"),
@@ -59,20 +59,20 @@ class LeaseStore:
         await self._database.run(work)
 
     async def save_releasing(self, lease_ids: Sequence[str]) -> None:
-        """Marks these leases as releasing; unknown ids are ignored."""
+        """Marks leases as releasing. Ignores unknown ids."""
         await self._database.run(
             lambda tx: tx.execute("UPDATE leases SET releasing = true WHERE id IN :ids", ids=list(lease_ids))
         )
 
     async def save_processes(self, lease_id: str, processes: Sequence[ProcessId]) -> None:
-        """Stores the processes of a lease; an unknown id is ignored."""
+        """Stores the processes of a lease. Ignores an unknown id."""
         text = _processes_text(processes)
         await self._database.run(
             lambda tx: tx.execute("UPDATE leases SET processes = :text WHERE id = :id", text=text, id=lease_id)
         )
 
     async def remove(self, lease_ids: Sequence[str]) -> None:
-        """Deletes leases that have ended; unknown ids are ignored."""
+        """Deletes ended leases. Ignores unknown ids."""
         await self._database.run(lambda tx: tx.delete("leases", "id", lease_ids))
 
 

@@ -50,24 +50,23 @@ from weft.kernel.timestamps import duration_of
 log = get_logger("weft.registry.ledger")
 
 IDLE_STEP_SECONDS = 1.0
-"""How often expiry is checked while there are leases and no request waits."""
+"""Interval of expiry checks while there are leases and no waiting requests."""
 MAX_WAITING_WRITES = 1_024
-"""Changes that may wait for their turn; holders try again with their next renewal."""
+"""Maximum number of queued writes; holders retry with their next renewal."""
 MAX_PROCESSES = 1_024
-"""Processes of one lease that have not been seen to end."""
+"""Maximum processes of a lease that are not known to have ended."""
 MAX_WATCHERS = 1_024
-"""Maximum number of callers that watch the memory of hosts."""
 MAX_WATCHED = 4_096
-"""Processes that one observation may be asked to report on."""
-# A step so much later than the one before means that the registry itself was frozen.
+"""Maximum processes that one observation has to report on."""
+# A step that is late by this factor means that the registry was frozen.
 _FROZEN_AFTER_STEPS = 3
 
 
 class Ledger:
-    """Implements LeaseService. Calls outside of start and stop fail with SHUTTING_DOWN.
+    """Implements LeaseService. Calls before start or after stop fail with SHUTTING_DOWN.
 
-    What is durable (grant, release, processes, end, fencing number) is committed before it is acknowledged or acted on.
-    Uses and observations are kept in memory only and arrive with every renewal.
+    Durable facts (grant, release, processes, end, fencing number) are committed before they are acknowledged or acted
+    on. Uses and observations are only kept in memory, since they arrive with every renewal.
     """
 
     def __init__(
@@ -85,9 +84,9 @@ class Ledger:
         self._config = config
         self._holders = HolderSessions(session_of)
         self._wake = asyncio.Event()
-        """There may be something to do now."""
+        """Set if there may be something to do now."""
         self._active = asyncio.Event()
-        """Time matters again: there is something that it changes."""
+        """Set if something depends on the passing of time."""
         self._changed_hosts = NewestStates[None](max_watchers=MAX_WATCHERS, max_waiting=MAX_HOSTS)
         self._table = LeaseTable(
             config.device_margin_bytes, config.orphan_keep_seconds, is_dial_out, on_change=self._note_change
@@ -100,7 +99,7 @@ class Ledger:
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
-        """Load the leases and begin; the store's database is open. May be started once."""
+        """Loads the leases and starts. The store's database must be open. Call it once."""
         stored, now = await self._store.load(), self._clock.monotonic()
         for grant in stored.grants:
             self._table.put(read_back(grant, now))
@@ -112,11 +111,11 @@ class Ledger:
         log.info("ledger open", leases=len(stored.grants))
 
     def extend_grace(self) -> None:
-        """Orphan no lease for a while: until now no holder could reach the registry."""
+        """Orphans no lease for a while, because no holder could reach the registry until now."""
         self._reconciler.extend_grace()
 
     async def stop(self, grace_seconds: float) -> None:
-        """End all waits and watches, and finish pending writes for at most `grace_seconds`. Safe to call twice."""
+        """Ends all waits and watches, and finishes pending writes within `grace_seconds`. Safe to call twice."""
         tasks, self._tasks = self._tasks, []
         self._changed_hosts.close()
         for host in self._queue.hosts():
@@ -127,11 +126,11 @@ class Ledger:
         await self._evictor.stop()
 
     async def acquire(self, request: pb.AcquireLeaseRequest) -> AsyncGenerator[pb.AcquireLeaseResponse]:
-        """Yield status messages while the request waits, then the lease. See AcquireLease; `request` is valid.
+        """Yields status messages while a valid request waits, then the lease. See AcquireLease.
 
-        Must be iterated to its end: a lease whose caller stops before that is released, unless it was renewed. Raises
-        INSUFFICIENT_MEMORY, NOT_FOUND, PERMISSION_DENIED, TOO_MANY_RESOURCES, and CANCELLED when another call of the
-        same request replaced this one.
+        Must be iterated to its end: if the caller stops before, the lease is released unless it was renewed. Raises
+        INSUFFICIENT_MEMORY, NOT_FOUND, PERMISSION_DENIED, TOO_MANY_RESOURCES, and CANCELLED if another call of the same
+        request replaced this one.
         """
         self._require_running()
         holder, snapshot = holder_from(request.holder), snapshot_from(request.sighting)
@@ -157,7 +156,7 @@ class Ledger:
             self._wake.set()
 
     async def renew(self, request: pb.RenewLeasesRequest) -> pb.RenewLeasesResponse:
-        """Renew leases, and record their use and what the holder observes. See RenewLeases; `request` is valid."""
+        """Renews leases, and records their use and the holder's observation. See RenewLeases; `request` is valid."""
         self._require_running()
         holder, snapshot = holder_from(request.holder), snapshot_from(request.sighting)
         is_present = self._holders.is_present(holder, request.session_id)
@@ -179,7 +178,7 @@ class Ledger:
         )
 
     async def release(self, holder: Holder, session_id: str, lease_id: str, fencing_number: int) -> None:
-        """Release a lease. See ReleaseLease. Raises LEASE_LOST when another holder has it."""
+        """Releases a lease. See ReleaseLease. Raises LEASE_LOST if another holder has it."""
         self._require_running()
         is_present = self._holders.is_present(holder, session_id)
         lease = self._table.lease(lease_id)
@@ -197,7 +196,7 @@ class Ledger:
         self._wake.set()
 
     def require_releasable(self, lease_id: str) -> Lease:
-        """Return the lease of a program. Raises NOT_FOUND, and RESOURCE_IN_USE for a runner's, with the next step."""
+        """Returns a program's lease. Raises NOT_FOUND, and RESOURCE_IN_USE with the next step for a runner's lease."""
         self._require_running()
         lease = self._table.lease(lease_id)
         if lease is None:
@@ -219,7 +218,7 @@ class Ledger:
         return lease
 
     async def release_program_lease(self, lease_id: str) -> lease_pb2.Lease:
-        """Release the lease of a program for an operator. See ReleaseProgramLease; raises as `require_releasable`."""
+        """Releases a program's lease for an operator. See ReleaseProgramLease. Raises as `require_releasable`."""
         lease = self.require_releasable(lease_id)
         if lease.state is not LeaseState.RELEASING:
             await self._write(lambda: self._reconciler.release([lease]))
@@ -230,7 +229,7 @@ class Ledger:
         return self._view.lease(self._table.lease(lease_id) or released(lease, self._clock.monotonic()))
 
     async def release_earlier_lives(self, holder: Holder, session_id: str) -> int:
-        """Release the leases of a holder's earlier incarnations; returns how many."""
+        """Releases the leases of a holder's earlier incarnations. Returns their number."""
         self._require_running()
         self._holders.require_present(holder, session_id)
         for host in self._queue.hosts():
@@ -249,12 +248,12 @@ class Ledger:
         return len(earlier)
 
     def lease_count(self, runner: str) -> int:
-        """How many leases a runner holds, in whatever state; the memory of each may still be in use."""
+        """Returns the number of a runner's leases in any state; the memory of each may still be in use."""
         holders = (lease.grant.holder for lease in self._table)
         return sum(holder.kind is HolderKind.RUNNER and holder.name == runner for holder in holders)
 
     def hosts(self, only: str = "") -> list[pb.HostMemory]:
-        """Hosts with devices, by name, as last seen; `only` one of them if it is named."""
+        """Returns hosts with devices, sorted by name, as last observed; with `only`, just that host."""
         self._require_running()
         self._table.forget_hosts(self._clock.monotonic())
         names = self._table.host_names() if not only else [only]
@@ -262,7 +261,7 @@ class Ledger:
         return [host for host in found if host is not None]
 
     async def watch_hosts(self) -> AsyncGenerator[pb.WatchHostMemoryResponse]:
-        """Yield every host, `synced`, then each host that changes. See WatchHostMemory; must be closed."""
+        """Yields all hosts, `synced`, then each host that changes. See WatchHostMemory. Must be closed."""
         self._require_running()
         with self._changed_hosts.subscribe() as changed:
             self._active.set()
@@ -285,16 +284,16 @@ class Ledger:
 
     @property
     def is_running(self) -> bool:
-        """Whether it is between start and stop."""
+        """Whether it is started and not stopped."""
         return bool(self._tasks)
 
     @property
     def evictions(self) -> Mapping[str, int]:
-        """How often runners were asked to give a model's memory up since the start, by their answer."""
+        """Evictions requested from runners since the start, by their answer."""
         return {answer.name.lower(): count for answer, count in self._evictor.answers.items()}
 
     def unowned_models(self) -> list[UnownedModel]:
-        """The models that hold a lease and that their runner does not publish any more."""
+        """Returns the models with a held lease that their runner no longer publishes."""
         held = (lease for lease in self._table if lease.state is LeaseState.HELD and self._view.is_unowned(lease))
         return [UnownedModel(lease.grant.holder.name, lease.grant.purpose) for lease in held]
 
@@ -358,7 +357,7 @@ class Ledger:
         return None
 
     def _apply_use(self, holder: Holder, use: pb.LeaseUse) -> bool:
-        """Whether the lease is still the holder's."""
+        """Applies a renewal. Returns whether the holder still has the lease."""
         lease = self._table.lease(use.lease_id)
         if (
             lease is None
@@ -412,7 +411,7 @@ class Ledger:
 
     async def _let_time_pass(self) -> None:
         while True:
-            # A watcher is told of hosts that were not seen for too long, too.
+            # Watchers also learn of hosts that were not observed for too long.
             is_idle = not (len(self._table) or len(self._queue) or self._evictor.attempts())
             if is_idle and not self._changed_hosts.watchers:
                 self._active.clear()
@@ -430,7 +429,7 @@ class Ledger:
         while True:
             await self._wake.wait()
             self._wake.clear()
-            # The next round repeats what this one could not do; if the loop ended, no round would.
+            # After a failure the next round repeats the step, so the loop must not end.
             try:
                 await self._writer.run(self._reconciler.reconcile)
             except WeftError as error:

@@ -1,6 +1,6 @@
-"""One step of the ledger: ends leases, grants freed memory to the wait queue, and has runners evict idle models.
+"""Steps of the ledger: end leases, grant freed memory to the wait queue, and ask runners to evict idle models.
 
-No caller waits for the answer to an eviction request: the policy sees the state of each attempt.
+Steps do not wait for answers to eviction requests: the policy uses the state of each attempt.
 """
 
 import secrets
@@ -46,16 +46,15 @@ log = get_logger("weft.registry.ledger")
 
 LEASE_ID_BYTES = 16
 HEARD_WITHIN_SECONDS = 1.0
-"""A caller that disconnects after it received its lease renews within this time; one that did not receive it never
-does."""
+"""A disconnected caller that received its lease renews within this time; one that did not receive it never renews."""
 
 
 EVICTION_LIMIT_SECONDS = 60.0
-"""How long a runner may take to answer. It answers once the model sleeps, and a backend may take time to end."""
+"""Timeout of an eviction request. A runner answers once the model sleeps, and a backend may take time to stop."""
 
 
 class Evictor:
-    """Sends eviction requests and keeps the state of each attempt by lease. `wake` is called with every answer."""
+    """Sends eviction requests, and keeps the state of each attempt by lease. Calls `wake` after every answer."""
 
     def __init__(self, calls: RunnerCalls, clock: Clock, wake: Callable[[], None]) -> None:
         self._calls = calls
@@ -63,15 +62,15 @@ class Evictor:
         self._wake = wake
         self._attempts: dict[str, EvictionAttempt] = {}
         self.answers = dict.fromkeys(EvictionAnswer, 0)
-        """How often runners gave each answer, since the start."""
+        """Number of each answer since the start."""
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
     def attempts(self) -> Mapping[str, EvictionAttempt]:
-        """Return the attempts that are pending or were answered lately, by lease id."""
+        """Returns attempts that are pending or were answered recently, by lease id."""
         return dict(self._attempts)
 
     def evict(self, lease: Lease, wanted: MemoryRequest) -> None:
-        """Start to have the model of `lease` evicted for `wanted`, unless that is under way."""
+        """Starts to evict the model of `lease` for `wanted`, unless that is in progress."""
         lease_id = lease.grant.id
         if lease_id in self._tasks:
             return
@@ -88,7 +87,7 @@ class Evictor:
         self._tasks[lease_id] = start_task(self._send(request), name="ledger-evict")
 
     def sweep(self, wait_seconds: float) -> None:
-        """Cancel requests that take too long, and forget answers that no longer matter."""
+        """Cancels requests that take too long, and forgets answers that no longer matter."""
         now = self._clock.monotonic()
         for attempt in self.attempts().values():
             if attempt.state is not EvictionState.PENDING and now - attempt.at >= REFUSAL_KEPT_SECONDS + wait_seconds:
@@ -97,7 +96,7 @@ class Evictor:
                 self._tasks[attempt.lease_id].cancel()
 
     async def stop(self) -> None:
-        """Cancel every request. Safe to call twice."""
+        """Cancels all requests. Idempotent."""
         tasks, self._tasks = list(self._tasks.values()), {}
         await stop_tasks(tasks)
         self._attempts.clear()
@@ -107,7 +106,7 @@ class Evictor:
         try:
             answer = await self._calls.evict(request)
         finally:
-            # Also after a cancellation: a runner that did not answer must not get the same request again at once.
+            # Also after a cancellation: do not ask a runner that did not answer again immediately.
             self._record(request, answer)
         log.info(
             "asked for memory",
@@ -129,7 +128,7 @@ class Evictor:
 
 
 class Reconciler:
-    """Adds and removes leases. Its callers hold the writer's turn."""
+    """Adds and removes leases. Callers must run in the writer's turn."""
 
     def __init__(
         self,
@@ -149,49 +148,49 @@ class Reconciler:
         self._last_fencing_number = 0
         self._grace_until = 0.0
         self._doubtful: list[str] = []
-        """Grants that the store did not acknowledge, and may hold all the same."""
+        """Grants that the store did not acknowledge, but may contain."""
         self._ending: frozenset[str] = frozenset()
-        """Leases whose deletion is being written."""
+        """Leases with a deletion in progress."""
         self._abandoned: dict[str, float] = {}
-        """Leases whose caller disconnected, and when they are released, in monotonic seconds."""
+        """Leases of disconnected callers, and when to release them, in monotonic seconds."""
         self._unacknowledged: dict[str, object] = {}
-        """Leases that were never renewed, and the call that received them last."""
+        """Leases that were never renewed, and the last call that received them."""
 
     def begin(self, last_fencing_number: int) -> None:
-        """Start from the stored state; no lease is orphaned during the grace period."""
+        """Starts with the stored fencing number and a grace period without orphaned leases."""
         self._last_fencing_number = last_fencing_number
         self.extend_grace()
 
     def extend_grace(self) -> None:
-        """Begin the grace period: until now no holder could reach the registry."""
+        """Starts the grace period, because no holder could reach the registry until now."""
         self._grace_until = self._clock.monotonic() + self._config.restart_grace_seconds
 
     def set_recipient(self, lease: Lease, caller: object) -> None:
-        """Record which call receives a lease that was never renewed."""
+        """Records which call receives a lease that was never renewed."""
         if lease.grant.id in self._unacknowledged:
             self._unacknowledged[lease.grant.id] = caller
 
     def acknowledge(self, lease_id: str) -> None:
-        """A lease was renewed: its holder knows of it."""
+        """Records that a lease was renewed, so its holder has received it."""
         self._unacknowledged.pop(lease_id, None)
 
     def is_ending(self, lease_id: str) -> bool:
-        """Whether the end of a lease is being written, so that a renewal comes too late."""
+        """Whether a lease is being deleted, so that a renewal is too late."""
         return lease_id in self._ending
 
     def is_one_at_its_end(self, leases: Iterable[Lease]) -> bool:
-        """Whether a step would end one of these now."""
+        """Whether a step would end one of these leases now."""
         now = self._clock.monotonic()
         return any(self._is_at_its_end(lease, now) for lease in leases)
 
     def abandon(self, lease: Lease, caller: object, *, may_have_received: bool) -> None:
-        """Release the lease of a disconnected caller, unless another call received it or it is renewed first."""
+        """Releases the lease of a disconnected caller, unless another call received it or it is renewed first."""
         if self._unacknowledged.get(lease.grant.id) is caller:
             patience = HEARD_WITHIN_SECONDS if may_have_received else 0.0
             self._abandoned[lease.grant.id] = self._clock.monotonic() + patience
 
     async def reconcile(self) -> None:
-        """Run one step. Raises SERVICE_UNAVAILABLE when the store fails; the next step repeats what is left."""
+        """Runs one step. Raises SERVICE_UNAVAILABLE if the store fails; the next step repeats the rest."""
         try:
             await self._step()
         except WeftError as error:
@@ -212,13 +211,13 @@ class Reconciler:
         self._table.forget_hosts(now)
 
     async def release(self, leases: Sequence[Lease]) -> None:
-        """Give up leases for their holders: durable first."""
+        """Releases leases, first in the store, then in memory."""
         if not leases:
             return
         await self._store.save_releasing([lease.grant.id for lease in leases])
         now = self._clock.monotonic()
         for lease in leases:
-            # Changes that were recorded during the write are kept.
+            # Keep changes that were recorded during the write.
             current = self._table.lease(lease.grant.id)
             if current is not None and current.state is not LeaseState.RELEASING:
                 self._table.put(released(current, now))
@@ -239,7 +238,7 @@ class Reconciler:
         now = self._clock.monotonic()
         given_up = [lease_id for lease_id, at in self._abandoned.items() if now >= at]
         leases = [lease for lease_id in given_up if (lease := self._table.lease(lease_id)) is not None]
-        # A lease that was renewed in the meantime has reached its holder.
+        # The holder has received a lease that was renewed meanwhile.
         await self.release([lease for lease in leases if lease.grant.id in self._unacknowledged])
         for lease_id in given_up:
             self._abandoned.pop(lease_id, None)
@@ -268,7 +267,7 @@ class Reconciler:
 
     async def _serve(self, host: str) -> None:
         while (plan := self._plan(host)) is not None and plan.grants:
-            # One at a time: each grant is planned after what happened during the previous write.
+            # Grant one at a time, and plan again after changes during each write.
             await self._grant(*plan.grants[0])
         if plan is None:
             return
@@ -343,7 +342,7 @@ class Reconciler:
             self._queue.show(waiter, wait_status(waiter.request, account, leases, ahead))
 
     def _end_waits(self, failure: WeftError | None = None) -> None:
-        """End the waits whose deadline has passed, with `failure` where that is the cause."""
+        """Ends waits after their deadline, with `failure` if that is the cause."""
         now = self._clock.monotonic()
         for host in self._queue.hosts():
             for waiter in self._queue.on(host):

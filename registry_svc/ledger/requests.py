@@ -1,7 +1,6 @@
-"""Requests to the VRAM ledger: checks beyond the rules of single fields, and the values that the policy works with.
+"""Requests to the VRAM ledger: checks that involve several fields, and conversion to policy values.
 
-Holders and priorities depend on each other and on the purpose, so these checks are code. Each raises INVALID_ARGUMENT
-naming the field.
+Each check raises INVALID_ARGUMENT naming the field.
 """
 
 from dataclasses import replace
@@ -21,7 +20,7 @@ from weft.kernel.timestamps import optional_datetime, seconds_of
 
 
 def check_acquire(request: pb.AcquireLeaseRequest) -> None:
-    """Check a request for memory."""
+    """Checks a request for memory."""
     check_holder(request)
     _check_sighting(request)
     if len(set(request.device_indexes)) < len(request.device_indexes):
@@ -33,7 +32,7 @@ def check_acquire(request: pb.AcquireLeaseRequest) -> None:
 
 
 def check_renewal(request: pb.RenewLeasesRequest) -> None:
-    """Check a renewal."""
+    """Checks a renewal."""
     check_holder(request)
     _check_sighting(request)
     for index, use in enumerate(request.leases):
@@ -44,7 +43,7 @@ def check_renewal(request: pb.RenewLeasesRequest) -> None:
 def check_holder(
     request: pb.AcquireLeaseRequest | pb.RenewLeasesRequest | pb.ReleaseLeaseRequest | pb.ReleaseEarlierLivesRequest,
 ) -> None:
-    """Check the fields of a request, and its holder."""
+    """Checks the field rules of a request, and its holder."""
     check_message(request)
     if not request.HasField("holder"):
         check_message(request.holder, "holder")
@@ -72,7 +71,7 @@ def _check_processes_of(use: pb.LeaseUse, field: str) -> None:
 
 
 def _check_priority(priority: priority_pb2.Priority.ValueType, field: str, holder: lease_pb2.LeaseHolder) -> None:
-    """Only a runner works for the mesh itself, or for durable tasks: no program is of the mesh's own bands."""
+    """Only runners may use the mesh's internal priorities, SYSTEM and DURABLE."""
     band = Priority.from_wire(priority)
     is_runner = holder.kind == lease_pb2.LeaseHolder.KIND_RUNNER
     if band is None or (band not in CALLER_BANDS and not is_runner):
@@ -80,14 +79,14 @@ def _check_priority(priority: priority_pb2.Priority.ValueType, field: str, holde
 
 
 def holder_from(message: lease_pb2.LeaseHolder) -> Holder:
-    """Return the holder of a valid message."""
+    """Returns the holder in a valid message."""
     return Holder(kind=HolderKind(message.kind), name=message.name, incarnation=message.incarnation)
 
 
 def memory_request_from(
     request: pb.AcquireLeaseRequest, *, arrival: int, now: float, max_wait_seconds: float
 ) -> MemoryRequest:
-    """Return a valid request for memory as one of the queue, which waits for `max_wait_seconds` at most."""
+    """Returns a valid request as an entry of the queue, which waits at most `max_wait_seconds`."""
     holder = holder_from(request.holder)
     wait = min(seconds_of(request.max_wait), max_wait_seconds) if request.HasField("max_wait") else max_wait_seconds
     return MemoryRequest(
@@ -107,7 +106,7 @@ def memory_request_from(
 
 
 def renewed_with(lease: Lease, use: pb.LeaseUse, now: float) -> Lease:
-    """Return a lease renewed at `now` and used as its holder reports."""
+    """Returns a lease renewed at `now`, with the reported use."""
     return replace(
         renewed(lease, now),
         named=processes_in(use),
@@ -120,7 +119,7 @@ def renewed_with(lease: Lease, use: pb.LeaseUse, now: float) -> Lease:
 
 
 def processes_in(use: pb.LeaseUse) -> frozenset[ProcessId]:
-    """Return the processes that a holder names."""
+    """Returns the processes in a holder's report."""
     return frozenset(map(process_id_from, use.processes))
 
 

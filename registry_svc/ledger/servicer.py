@@ -1,4 +1,4 @@
-"""gRPC servicer of the VRAM ledger: checked requests to the ledger, and its answers to the wire."""
+"""gRPC servicer of the VRAM ledger."""
 
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing
@@ -21,23 +21,23 @@ from weft.kernel.timestamps import stamp_of
 
 Context = grpc.aio.ServicerContext[Any, Any]
 RecordRelease = Callable[[Grant, str], Awaitable[None]]
-"""Writes into the audit log that the actor, its second argument, has a lease released."""
+"""Records in the audit log that an actor (second argument) releases a lease."""
 
 
 async def no_record(_grant: Grant, _actor: str) -> None:
-    """See RecordRelease: there is no audit log."""
+    """Does nothing: there is no audit log."""
 
 
 class LeaseServicer(lease_service_pb2_grpc.LeaseServiceServicer):
     """See LeaseService in the contract."""
 
     def __init__(self, ledger: Ledger, mesh_clock: Clock | None = None, record: RecordRelease = no_record) -> None:
-        """`mesh_clock`: the mesh's time, which is returned to routers; None: it is not."""
+        """`mesh_clock` is the mesh time to return to routers; None: return none."""
         self._ledger = ledger
         self._record = record
         self._mesh_clock = mesh_clock
 
-    # A coroutine that writes gives up the moment the call is cancelled, see RegistryServicer.Watch.
+    # A coroutine ends as soon as the call is cancelled, see RegistryServicer.Watch.
     @override
     async def AcquireLease(  # type: ignore[override]
         self, request: lease_service_pb2.AcquireLeaseRequest, context: Context
@@ -104,7 +104,6 @@ class LeaseServicer(lease_service_pb2_grpc.LeaseServiceServicer):
                 mesh_time=None if self._mesh_clock is None else stamp_of(self._mesh_clock.utc_now()),
             )
 
-    # See AcquireLease.
     @override
     async def WatchHostMemory(  # type: ignore[override]
         self, request: lease_service_pb2.WatchHostMemoryRequest, context: Context
@@ -116,6 +115,6 @@ class LeaseServicer(lease_service_pb2_grpc.LeaseServiceServicer):
 
 
 def _require_right(holder: lease_pb2.LeaseHolder) -> None:
-    """Runners are services of the mesh: a dial-out runner's key may not hold, renew or release memory in their name."""
+    """Requires mesh access for runners, so that a dial-out runner's key cannot act in a runner's name."""
     if holder.kind == lease_pb2.LeaseHolder.KIND_RUNNER:
         caller().require(MESH_ACCESS)

@@ -1,4 +1,4 @@
-"""The wait queue for memory: calls that wait, their status messages, and the errors of waits that fail."""
+"""The wait queue for memory: waiting calls, their status messages and errors."""
 
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
@@ -14,7 +14,7 @@ from weft.kernel.units import size_words
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Waiter:
-    """One waiting call, with its newest status and its outcome."""
+    """A waiting call with its latest status and outcome."""
 
     request: MemoryRequest
     status: WaitingForMemory | None = None
@@ -22,7 +22,7 @@ class Waiter:
     changed: asyncio.Event = field(default_factory=asyncio.Event)
 
     def set_status(self, status: WaitingForMemory) -> bool:
-        """Set the status; wakes the call when it is new, and returns whether it is."""
+        """Sets the status, and wakes the call if it has changed. Returns whether it has."""
         if status == self.status:
             return False
         self.status = status
@@ -30,17 +30,17 @@ class Waiter:
         return True
 
     def finish(self, outcome: Lease | WeftError) -> None:
-        """Set the outcome; only the first one counts."""
+        """Sets the outcome; later ones are ignored."""
         if self.outcome is None:
             self.outcome = outcome
             self.changed.set()
 
 
 class WaitQueue:
-    """Waiting calls by host. Their order is decided by the policy."""
+    """Waiting calls by host. The policy decides their order."""
 
     def __init__(self, max_waiting: int, on_change: Callable[[str], None] | None = None) -> None:
-        """`on_change` is called with a host whenever a wait there begins, ends or has another status."""
+        """`on_change` is called with a host whenever a wait there begins, ends or changes its status."""
         self._max_waiting = max_waiting
         self._on_change = on_change or (lambda _host: None)
         self._waiters: dict[str, dict[str, Waiter]] = {}
@@ -50,24 +50,24 @@ class WaitQueue:
         return sum(len(there) for there in self._waiters.values())
 
     def hosts(self) -> list[str]:
-        """Return the hosts with waiting calls."""
+        """Returns the hosts with waiting calls."""
         return list(self._waiters)
 
     def on(self, host: str) -> list[Waiter]:
-        """Return the calls that wait for memory on one host."""
+        """Returns the calls that wait for memory on a host."""
         return list(self._waiters.get(host, {}).values())
 
     def next_arrival(self) -> int:
-        """Return the arrival number of a new call."""
+        """Returns the arrival number for a new call."""
         self._arrivals += 1
         return self._arrivals
 
     def find(self, host: str, key: str) -> Waiter | None:
-        """The call that waits under a key."""
+        """Returns the waiting call with a key, or None."""
         return self._waiters.get(host, {}).get(key)
 
     def join(self, waiter: Waiter) -> None:
-        """Add a call. Raises TOO_MANY_RESOURCES when the queue of the host is full."""
+        """Adds a call. Raises TOO_MANY_RESOURCES if the host's queue is full."""
         there = self._waiters.setdefault(waiter.request.host, {})
         if waiter.request.key not in there and len(there) >= self._max_waiting:
             raise WeftError(
@@ -79,7 +79,7 @@ class WaitQueue:
         self._on_change(waiter.request.host)
 
     def leave(self, waiter: Waiter) -> None:
-        """Remove a call, if it still waits."""
+        """Removes a call, if it still waits."""
         there = self._waiters.get(waiter.request.host, {})
         if there.get(waiter.request.key) is waiter:
             del there[waiter.request.key]
@@ -88,25 +88,25 @@ class WaitQueue:
             self._waiters.pop(waiter.request.host, None)
 
     def show(self, waiter: Waiter, status: WaitingForMemory) -> None:
-        """Set the status of a call."""
+        """Sets the status of a call."""
         if waiter.set_status(status):
             self._on_change(waiter.request.host)
 
     def finish(self, waiter: Waiter, outcome: Lease | WeftError) -> None:
-        """Step out with an outcome."""
+        """Removes a call, and sets its outcome."""
         self.leave(waiter)
         waiter.finish(outcome)
 
 
 MAX_HOLDERS = 16
 MAX_LEASES_PER_HOLDER = 1_024
-"""Leases and waits of one runner, or of one incarnation of a program; as many as one renewal may name."""
+"""Maximum leases and waits of a runner, or of one incarnation of a program; the limit of one renewal."""
 
 _RETRY_AFTER_SECONDS = 5.0
 
 
 def wait_status(request: MemoryRequest, account: HostAccount, leases: Sequence[Lease], ahead: int) -> WaitingForMemory:
-    """Return the status of `request` with `ahead` requests before it in the queue."""
+    """Returns the status of `request` with `ahead` requests before it in the queue."""
     among = request.devices_among(account.devices)
     devices = [account.devices[index] for index in sorted(among)]
     holders = [lease for lease in leases if any(index in among for index, _ in lease.grant.shares)][:MAX_HOLDERS]
@@ -126,7 +126,7 @@ def wait_status(request: MemoryRequest, account: HostAccount, leases: Sequence[L
 
 
 def wait_timeout(request: MemoryRequest, status: WaitingForMemory | None) -> WeftError:
-    """The error of a wait that became too long."""
+    """Returns the error for a wait that has reached its deadline."""
     detail = f"needs {size_words(request.size)} on {request.host}" if status is None else status.detail
     return WeftError(
         Reason.INSUFFICIENT_MEMORY,
@@ -137,7 +137,7 @@ def wait_timeout(request: MemoryRequest, status: WaitingForMemory | None) -> Wef
 
 
 def require_possible(request: MemoryRequest, account: HostAccount) -> None:
-    """Raise INSUFFICIENT_MEMORY for a request that could not fit even on empty devices."""
+    """Raises INSUFFICIENT_MEMORY for a request that would not fit even on empty devices."""
     devices = [account.devices[index] for index in sorted(request.devices_among(account.devices))]
     most = largest_lease(devices, request.max_devices)
     if request.size > most:
@@ -172,9 +172,9 @@ def _activity(lease: Lease) -> str:
 
 
 def require_place(holder: Holder, holders: Iterable[Holder]) -> None:
-    """Raise TOO_MANY_RESOURCES when a holder has or waits for as many leases as one may: others need some too.
+    """Raises TOO_MANY_RESOURCES if a holder has or waits for MAX_LEASES_PER_HOLDER leases.
 
-    `holders`: of every lease and of every wait.
+    `holders` are those of all leases and waits.
     """
     if sum(_is_one(each, holder) for each in holders) >= MAX_LEASES_PER_HOLDER:
         raise WeftError(
@@ -184,7 +184,7 @@ def require_place(holder: Holder, holders: Iterable[Holder]) -> None:
 
 
 def _is_one(holder: Holder, other: Holder) -> bool:
-    """Whether both are one runner in any incarnation, or one incarnation of a program: programs may share a name."""
+    """Whether both are one runner, or one incarnation of a program, since programs may share a name."""
     if holder.kind is HolderKind.PROGRAM:
         return holder == other
     return (holder.kind, holder.name) == (other.kind, other.name)

@@ -1,1 +1,1 @@
-"""The mesh: sessions of runners, declarations of operators, and the watch of what changes."""
+"""The mesh: sessions of runners, declarations of operators, and watches of changes."""

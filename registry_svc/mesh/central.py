@@ -1,4 +1,4 @@
-"""Central models as the process that serves them gets them: all of them, with the keys of their providers."""
+"""Central models with their providers' keys, for the process that serves them."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
@@ -23,47 +23,47 @@ _TRANSPORT, _TLS = "transport_security_type", b"ssl"
 
 
 class Bell:
-    """Wakes everything that waits for a change; a waiter takes `next` before it looks, so that no ring is lost."""
+    """Notifies waiters of changes. Call `next` before reading the state, so that no change is lost."""
 
     def __init__(self) -> None:
         self._event = asyncio.Event()
 
     def ring(self) -> None:
-        """Wakes everything that waits."""
+        """Wakes all waiters."""
         self._event.set()
         self._event = asyncio.Event()
 
     def next(self) -> asyncio.Event:
-        """Returns what the next ring sets."""
+        """Returns the event that the next ring sets."""
         return self._event
 
 
 KeyOf = Callable[[str], str]
-"""Returns the value of a secret by its name; empty when there is none."""
+"""Returns the value of a secret by name; empty if there is none."""
 
 
 def users_of(secret: str, core: RegistryCore) -> Sequence[str]:
-    """Returns the names of the models that use a secret, in order."""
+    """Returns the names of the models that use a secret, sorted."""
     central = core.mesh.central_models
     return sorted(name for name, manifest in central.items() if secret_of(manifest) == secret)
 
 
 class CentralModels:
-    """The declared models that have a provider, and the keys of these."""
+    """The declared models with a provider, and the providers' keys."""
 
     def __init__(self, core: RegistryCore, bell: Bell, key_of: KeyOf) -> None:
-        """`bell` rings with every change of declarations and secrets."""
+        """`bell` rings at every change of declarations and secrets."""
         self._core = core
         self._bell = bell
         self._key_of = key_of
 
     @property
     def is_empty(self) -> bool:
-        """Whether there is none."""
+        """Whether there are no central models."""
         return not self._core.mesh.central_models
 
     async def states(self) -> AsyncGenerator[pb.WatchCentralModelsResponse]:
-        """Yields all central models, now and after each change. Raises SHUTTING_DOWN when the registry stops."""
+        """Yields all central models, now and after each change. Raises SHUTTING_DOWN if the registry stops."""
         last: pb.WatchCentralModelsResponse | None = None
         while True:
             rung = self._bell.next()
@@ -104,7 +104,7 @@ class CentralModelServicer(central_model_service_pb2_grpc.CentralModelServiceSer
 
 
 def _require_private(context: Context) -> None:
-    """Raises PERMISSION_DENIED where every user of this machine may call, or read along."""
+    """Raises PERMISSION_DENIED if any user of this machine could call, or read the traffic."""
     is_private = context.peer().startswith(_SOCKET) or _TLS in context.auth_context().get(_TRANSPORT, ())
     if not is_private and caller() is LOCAL:
         raise WeftError(

@@ -1,4 +1,4 @@
-"""Claims to names: who owns a name in the mesh as it is now. `policy/namespace` decides on them."""
+"""Claims to names, with their current owners. `policy/namespace` decides on them."""
 
 from collections.abc import Iterator
 
@@ -11,7 +11,7 @@ from weft.documents.resource_kinds import ResourceKind
 
 
 def claim_to(mesh: ResourceIndex, kind: ResourceKind, name: str, *, besides: frozenset[str] = frozenset()) -> Claim:
-    """Return a claim to a name, with its present owners; models in `besides` do not keep a pool's name."""
+    """Returns a claim to a name, with its current owners; models in `besides` do not own a pool's name."""
     owners: list[Owner] = []
     runner, agent = mesh.of_runner(name), mesh.published_agent(name)
     if runner is not None:

@@ -1,4 +1,4 @@
-"""State that all writers of the registry share. Each change is committed to the store, applied, then published."""
+"""Shared state of the registry's writers. Each change is committed to the store, applied, then published."""
 
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
@@ -39,23 +39,23 @@ class RegistryCore:
         self.store = store
         self.clock = clock
         self.mesh_clock = MeshClock(clock)
-        """By which tickets and permits are dated. Set once: a clock that is corrected later voids none of them."""
+        """Clock of tickets and permits. Set once, so that correcting the machine's clock does not invalidate them."""
         self.mesh_clock.set(clock.utc_now())
         self.config = config
         self.mesh = Mesh()
         self.join_tokens: dict[str, JoinToken] = {}
         self.routers: dict[str, Router] = {}
-        """The routers with a session, by name."""
+        """Routers with a session, by name."""
         self.settings = settings_pb2.MeshSettings(allow_cloud_fallback=config.allow_cloud_fallback, revision=1)
         self.writer = SingleWriter()
         self.events = EventLog(clock, config.max_events, config.watch_buffer_responses)
         self.watchers = Broadcaster[registry_service_pb2.WatchResponse](config.watch_buffer_responses)
         self._open = False
-        # A watcher counts from zero before its first snapshot, so a snapshot is never at revision zero.
+        # Revision 0 is a watcher's state before its first snapshot.
         self._revision = 1
 
     async def start(self) -> None:
-        """Take over the store and read it back; raises ALREADY_EXISTS when another registry owns it."""
+        """Opens and loads the store. Raises ALREADY_EXISTS if another registry owns it."""
         await self.store.open()
         try:
             stored = await self.store.load()
@@ -77,14 +77,13 @@ class RegistryCore:
         log.info("registry open", runners=len(self.mesh), models=len(self.mesh.pools))
 
     async def stop(self, grace_seconds: float) -> None:
-        """End the watchers, finish pending writes for at most `grace_seconds`, and close the store."""
+        """Ends the watchers, finishes pending writes within `grace_seconds`, and closes the store."""
         self.watchers.close()
         self.events.close()
         if self._open:
             self._open = False
             await self.writer.drain(grace_seconds)
-            # Times of heartbeats and events are a convenience; failing to write the last ones is no reason to fail to
-            # stop.
+            # The last heartbeat times and events are not essential: ignore failures.
             with suppress(WeftError):
                 await self.store.save_pulses([state.stored_pulse() for state in self.mesh])
                 await self.events.save(self.store)
@@ -93,34 +92,34 @@ class RegistryCore:
             await self.store.close()
 
     def reconfigure(self, aliases: Iterable[AliasSetting], tenants: Iterable[tenant_pb2.TenantManifest] = ()) -> None:
-        """Use these aliases and tenants of the configuration in place of the present ones."""
+        """Replaces the aliases and tenants of the configuration."""
         self.publish(
             self.mesh.configure(ResourceKind.ALIAS, map(configured_alias, aliases))
             + self.mesh.configure(ResourceKind.TENANT, map(configured_tenant, tenants))
         )
 
     def name_of(self, name_or_id: str) -> str:
-        """The name of the model, the agent or the route with this id; any other text as it is."""
+        """Returns the name of the model, agent or route with this id; any other text unchanged."""
         return self.mesh.ids.name_of(name_or_id)
 
     def asked_by(self, text: str) -> str:
-        """What a request asks for by this text, with a name in place of an id: agents and routes with their prefix."""
+        """Returns a request's model text with ids replaced by names, with the prefix of agents and routes."""
         name = self.name_of(text)
         if name == text or text.startswith("model-"):
             return name
         return f"{AGENT_PREFIX if text.startswith('agent-') else ROUTE_PREFIX}{name}"
 
     def require_open(self) -> None:
-        """Raise SHUTTING_DOWN outside of start and stop."""
+        """Raises SHUTTING_DOWN unless the registry is running."""
         if not self._open:
             raise WeftError(
                 Reason.SHUTTING_DOWN, "the registry is not running", retry_after_seconds=RETRY_AFTER_SECONDS
             )
 
     async def write(self, write: Callable[[], Awaitable[T]]) -> T:
-        """Run a caller's write in its turn, see SingleWriter.run. Raises SHUTTING_DOWN and QUEUE_FULL."""
+        """Runs a caller's write in its turn, see SingleWriter.run. Raises SHUTTING_DOWN and QUEUE_FULL."""
         self.require_open()
-        # Heartbeats wait in the same queue: a flood of registrations must not make healthy runners look silent.
+        # Heartbeats use the same queue: a flood of registrations must not make healthy runners look silent.
         if self.writer.waiting >= self.config.max_waiting_writes:
             raise WeftError(
                 Reason.QUEUE_FULL,
@@ -130,7 +129,7 @@ class RegistryCore:
         return await self.writer.run(write)
 
     def watch(self) -> tuple[Snapshot, Watcher[registry_service_pb2.WatchResponse]]:
-        """Return everything there is, and a watcher that receives every change after that."""
+        """Returns a snapshot, and a watcher for every later change."""
         self.require_open()
         mesh = self.mesh
         snapshot = Snapshot(
@@ -144,11 +143,11 @@ class RegistryCore:
 
     @property
     def revision(self) -> int:
-        """The number of the last change that was published."""
+        """Number of the last published change."""
         return self._revision
 
     def publish(self, changes: Iterable[registry_service_pb2.Change], drafts: Iterable[EventDraft] = ()) -> None:
-        """Publish changes and events to the watchers."""
+        """Publishes changes and events to the watchers."""
         batch: list[registry_service_pb2.WatchResponse] = []
         for change in changes:
             self._revision += 1

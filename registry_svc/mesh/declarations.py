@@ -1,4 +1,4 @@
-"""Declarations of operators: applied all or none, and deleted by name."""
+"""Declarations of operators: applied atomically, and deleted by name."""
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator
@@ -65,41 +65,41 @@ _EVENT_MESSAGES: dict[int, str] = {
 
 
 NOBODY = Author()
-"""The author of what the machine or a service declares for itself."""
+"""Author of declarations by the machine or a service itself."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Plan:
-    """The effects of an Apply, planned completely before any is carried out."""
+    """The effects of an Apply, planned completely before any is executed."""
 
     now: Timestamp
     adopt: bool
     author: Author
     arriving: dict[str, str]
-    """The models of the batch, and the pool of each."""
+    """Models of the batch with their pools."""
     arriving_targets: frozenset[str] = frozenset()
-    """What the batch declares that requests ask for with a prefix, such as "route/fast"."""
+    """Declared names that requests use with a prefix, such as "route/fast"."""
     leaving: Collection[Key] = ()
-    """What is deleted with it."""
+    """Documents that are deleted in the same step."""
     results: list[ApplyResult] = field(default_factory=list)
     records: list[Any] = field(default_factory=list)
-    """What is saved: Models, Aliases and so on."""
+    """Records to save: Models, Aliases and so on."""
 
 
 class Unloader(Protocol):
-    """Unloads models that are deleted."""
+    """Unloads deleted models."""
 
     async def unload(self, model: str, requested_by: str) -> None:
-        """Unload a model and return when it is unloaded; raises the WeftError of the failure."""
+        """Unloads a model. Returns when it is unloaded. Raises WeftError."""
         ...
 
     async def remove(self, model: str, requested_by: str) -> None:
-        """End a model that its runner was asked for by its source; returns when it is no longer served."""
+        """Removes a model that was added by its source. Returns when it is no longer served."""
         ...
 
 
 class Declarations:
-    """Applies and deletes declarations, one write at a time with those of the session manager."""
+    """Applies and deletes declarations, serialized with the writes of the session manager."""
 
     def __init__(
         self,
@@ -108,31 +108,31 @@ class Declarations:
         has_secret: Callable[[str], bool] = lambda _: False,
         bell: Bell | None = None,
     ) -> None:
-        """`has_secret` says whether there is a secret of this name; `bell` rings with every change."""
+        """`has_secret` returns whether a secret exists; `bell` is rung at every change."""
         self._core = core
         self._unloader = unloader
         self._has_secret = has_secret
         self._bell = bell or Bell()
 
     async def apply(self, batch: Batch, author: Author = NOBODY) -> list[ApplyResult]:
-        """One result per document, in order; see DeclarationService.Apply. `author` declares them."""
+        """Applies a batch for `author`. Returns a result per document; see DeclarationService.Apply."""
         return await self._core.write(lambda: self._apply(batch, author))
 
     def name_of(self, name_or_id: str) -> str:
-        """The name of the model, the agent or the route with this id; any other text as it is."""
+        """Returns the name of the model, agent or route with this id; any other text unchanged."""
         return self._core.name_of(name_or_id)
 
     def name_targets(self, documents: Iterable[AnyDocument]) -> None:
-        """Replace ids to which documents point by names, under which they are stored."""
+        """Replaces ids in references of documents by names, for storage."""
         for document in documents:
             if document.kind in DECLARED_KINDS:
                 DECLARED_KINDS[document.kind].rename_references(document.manifest, self._core.asked_by)
 
     async def delete(self, kind: ResourceKind, name: str, *, force: bool = False, requested_by: str = "") -> None:
-        """Delete a resource, also one of a runner; see DeclarationService.Delete.
+        """Deletes a resource, also a published one; see DeclarationService.Delete.
 
-        `force`: unload its loaded models first. A request that arrives meanwhile may load one again; that engine is
-        unowned then, and unloaded as such.
+        `force` unloads its loaded models first. If a request loads one again meanwhile, that engine is unowned and gets
+        unloaded as such.
         """
         self._core.require_open()
         if force:
@@ -151,7 +151,7 @@ class Declarations:
         return plan.results
 
     async def carry_out(self, plan: Plan, events: Iterable[EventDraft] = ()) -> None:
-        """Store what was planned, delete what leaves with it, publish both, and record them with further events.
+        """Stores a plan's records, deletes what leaves, and publishes both with their events and `events`.
 
         Call it in a write.
         """
@@ -166,7 +166,7 @@ class Declarations:
         log.info("declarations applied", **saved, adopt=plan.adopt)
 
     def planned(self, batch: Batch, author: Author, leaving: Collection[Key] = ()) -> Plan:
-        """The effects of an Apply on what is declared now; raises what Apply raises."""
+        """Returns the effects of an Apply on the current declarations. Raises what Apply raises."""
         self._require_as_expected(batch)
         models = [each.manifest for each in batch.documents if each.kind is ResourceKind.MODEL]
         plan = Plan(
@@ -191,7 +191,7 @@ class Declarations:
         return plan
 
     def _require_as_expected(self, batch: Batch) -> None:
-        """Raise RESOURCE_CHANGED for a resource that is declared otherwise than the caller read it."""
+        """Raises RESOURCE_CHANGED if a resource differs from what the caller has read."""
         if batch.expected and len(batch.expected) != len(batch.documents):
             raise invalid_field("expected", "must have one entry for each declaration, or none")
         for index, (given, expected) in enumerate(zip(batch.documents, batch.expected, strict=False)):
@@ -205,7 +205,7 @@ class Declarations:
                 )
 
     def _planned_one(self, plan: Plan, given: AnyDocument, field_: str) -> ApplyResult:
-        """Plan one declaration; returns its result."""
+        """Plans one declaration. Returns its result."""
         kind, manifest = given.kind, given.manifest
         outcome: Outcome = Outcome.UNCHANGED
         before: Message | None = given.declared
@@ -262,7 +262,7 @@ class Declarations:
     def _plan_document(
         self, plan: Plan, kind: ResourceKind, manifest: Any, field_: str
     ) -> tuple[Outcome, Message | None]:
-        """Plan a declaration of any kind but models."""
+        """Plans a declaration of any kind except models."""
         mesh, declared_kind, name = self._core.mesh, DECLARED_KINDS[kind], manifest.name
         documents = mesh.documents[kind]
         declared = documents.declared(name)
@@ -295,7 +295,7 @@ class Declarations:
         return outcome, None if known is None else known.manifest
 
     def _require_free_scope(self, plan: Plan, kind: ResourceKind, manifest: Any) -> None:
-        """Raise ALREADY_EXISTS for a document with the scope of another one."""
+        """Raises ALREADY_EXISTS if another document has the same scope."""
         scope = DECLARED_KINDS[kind].scope
         planned = (record.manifest for record in plan.records if key_of(record)[0] is kind)
         twin = next((each.name for each in planned if scope(each) == scope(manifest)), "")
@@ -304,7 +304,7 @@ class Declarations:
         require_free_scope(kind, manifest.name, getattr(manifest, DECLARED_KINDS[kind].scope_field), other)
 
     def _is_there(self, plan: Plan, reference: Reference) -> bool:
-        """Whether what a reference names is there once the batch is applied."""
+        """Whether the target of a reference exists after the batch is applied."""
         mesh, to, name = self._core.mesh, reference.field.to, reference.target
         if to is PointsTo.REQUESTABLE:
             if name in plan.arriving_targets:
@@ -373,7 +373,7 @@ class Declarations:
         self._core.publish(mesh.forget([state]), _deleted(rows))
 
     def _require_deletable(self, kind: ResourceKind, name: str) -> None:
-        """Raise NOT_FOUND, INVALID_ARGUMENT for a pool, or RESOURCE_IN_USE when others still refer to it."""
+        """Raises NOT_FOUND, INVALID_ARGUMENT for a pool, or RESOURCE_IN_USE if others refer to it."""
         mesh = self._core.mesh
         if kind is ResourceKind.POOL:
             raise invalid_field("kind", "a pool follows from its models; delete those instead")
@@ -402,7 +402,7 @@ class Declarations:
             raise in_use(kind, name, users)
 
     def users_of(self, models: Collection[str], targets: Collection[str]) -> dict[ResourceKind, set[str]]:
-        """Return the declared documents that point to these models, or to what requests ask for as `targets`."""
+        """Returns the declared documents that would lose their target without these models and request `targets`."""
         mesh = self._core.mesh
         pools = {pool for model in models if (pool := mesh.pools.pool_of(model)) is not None}
 
@@ -412,15 +412,15 @@ class Declarations:
                 return True
             return (name in models or name in pools) and not exists(mesh.target(name), to, arriving={}, leaving=models)
 
-        # The mesh has an index of agents, since there may be many.
+        # Agents have an index, since there may be many.
         kinds = [kind for kind in DECLARED_KINDS if kind is not ResourceKind.AGENT] if models or targets else []
         return {kind: mesh.documents[kind].referring(loses_its_target) for kind in kinds}
 
     def _loaded(self, kind: ResourceKind, name: str) -> tuple[str, list[str]]:
-        """Return the live runner whose engines would become unowned, and its loaded models."""
+        """Returns the active runner with engines that would become unowned, and its loaded models."""
         mesh, state = self._core.mesh, None
         if kind is ResourceKind.MODEL:
-            # No engine of a central model would be left without an owner.
+            # Central models have no engines.
             state = None if name in mesh.central_models else mesh.publisher_of(name)
         elif kind is ResourceKind.RUNNER:
             state = mesh.of_runner(name)
@@ -430,7 +430,7 @@ class Declarations:
         return state.profile.name, [model for model in loaded if kind is ResourceKind.RUNNER or model == name]
 
     async def _remove_added(self, name: str, requested_by: str, *, force: bool) -> None:
-        """Have the runner of an added model end it; its next session is without the model."""
+        """Makes the runner of an added model remove it; its next session does not have the model."""
         self._require_deletable(ResourceKind.MODEL, name)
         runner, loaded = self._loaded(ResourceKind.MODEL, name)
         if loaded and not force:
@@ -439,12 +439,12 @@ class Declarations:
         await self._core.write(lambda: self._delete_remaining(name))
 
     async def _delete_remaining(self, name: str) -> None:
-        """Delete a model that its runner has ended, unless the runner's next session went before and took it along."""
+        """Deletes a model that its runner has removed, unless the runner's next session has already withdrawn it."""
         if self._core.mesh.model(name) is not None:
             await self._delete(ResourceKind.MODEL, name, force=True)
 
     def _is_added(self, name: str) -> bool:
-        """Whether a runner that is there serves a model because it was asked for it by its source."""
+        """Whether an active runner serves a model that was added by its source."""
         state = self._core.mesh.publisher_of(name)
         if state is None or not state.pulse.active:
             return False
@@ -452,7 +452,7 @@ class Declarations:
         return any(each.model == name and each.added_source for each in instances)
 
     def _pointing_at(self, leaving: set[str]) -> set[str]:
-        """Return the agents that would have no target without these models."""
+        """Returns the agents that would lose their target without these models."""
         mesh = self._core.mesh
         found = set[str]().union(*(mesh.targets.of_model(model) for model in leaving))
         for pool in {pool for model in leaving if (pool := mesh.pools.pool_of(model)) is not None}:
@@ -467,7 +467,7 @@ def _settle_owner(
     view: model_pb2.Model | agent_pb2.Agent | None,
     field_: str,
 ) -> None:
-    """Set the owner in a declaration that is planned; raises PERMISSION_DENIED naming the field."""
+    """Sets the owner in a planned declaration. Raises PERMISSION_DENIED naming the field."""
     earlier = None if view is None else view.manifest.tags.owner
     owner = settled_owner(manifest.tags.owner, plan.author, earlier=earlier, field=f"{field_}.tags.owner")
     if owner:
@@ -475,7 +475,7 @@ def _settle_owner(
 
 
 def events_of(results: Iterable[ApplyResult]) -> list[EventDraft]:
-    """The events of what was done."""
+    """Returns the events for the results of an Apply."""
     return [
         EventDraft(
             kind=ResourceKind(result.kind),
@@ -493,20 +493,20 @@ def _deleted(rows: list[tuple[ResourceKind, str]]) -> list[EventDraft]:
 
 
 class SettingsManager:
-    """Reads and changes the settings; writes pass one by one with those of declarations and sessions."""
+    """Reads and changes the mesh settings, serialized with all other writes."""
 
     def __init__(self, core: RegistryCore) -> None:
         self._core = core
 
     def current(self) -> MeshSettings:
-        """Return the present settings; raises SHUTTING_DOWN while the registry does not run."""
+        """Returns the current settings. Raises SHUTTING_DOWN unless the registry is running."""
         self._core.require_open()
         return self._core.settings
 
     async def update(
         self, allow_cloud_fallback: bool | None, journal: "JournalMode.ValueType" = JOURNAL_MODE_UNSPECIFIED
     ) -> MeshSettings:
-        """Set what is given; it is on disk and published when this returns. Equal values change nothing."""
+        """Changes the given settings durably, and publishes them. Does nothing if the values are the same."""
         return await self._core.write(lambda: self._update(allow_cloud_fallback, journal))
 
     async def _update(self, allow_cloud_fallback: bool | None, journal: "JournalMode.ValueType") -> MeshSettings:
@@ -552,7 +552,7 @@ def _journal_word(settings: MeshSettings) -> str:
 
 
 def _seen_targets(mesh: ResourceIndex, to: PointsTo) -> Iterator[str]:
-    """Yields the names of what a reference may name that the caller may see, with prefixes if requests need them."""
+    """Yields the possible targets of a reference that the caller may see, with prefixes if requests need them."""
     kinds = {PointsTo.MODEL: [ResourceKind.MODEL], PointsTo.POOL: [ResourceKind.POOL]}
     # A pool has the name of its only model.
     models = chain.from_iterable(map(mesh.names_of, kinds.get(to, [ResourceKind.MODEL, ResourceKind.POOL])))

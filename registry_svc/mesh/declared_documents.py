@@ -1,4 +1,4 @@
-"""What operators declared, over what the configuration of the mesh has."""
+"""Declared documents, which override configured ones."""
 
 from collections.abc import Callable, Container, Iterable, Mapping
 from typing import Any
@@ -10,40 +10,40 @@ Record = Any
 
 
 class DeclaredDocuments:
-    """The declared and the configured documents of one kind, by name. They are never changed, only replaced."""
+    """The declared and configured documents of one kind, by name. Documents are immutable, but can be replaced."""
 
     def __init__(self, kind: DeclaredKind) -> None:
         self._kind = kind
         self._declared: dict[str, Record] = {}
         self._configured: dict[str, Record] = {}
         self.shown: Mapping[str, Record] = self._declared
-        """The documents that count: a configured one does not if one with its name or scope is declared. Another
-        mapping after each change."""
+        """The effective documents: declared ones, and configured ones unless a declared one has the same name or scope.
+        A new mapping after each change."""
 
     def __len__(self) -> int:
-        """How many are declared."""
+        """Returns the number of declared documents."""
         return len(self._declared)
 
     def __contains__(self, name: object) -> bool:
-        """Whether one of this name is declared."""
+        """Whether a document with this name is declared."""
         return name in self._declared
 
     def declared(self, name: str) -> Record | None:
-        """The declared document of this name."""
+        """Returns the declared document with this name, or None."""
         return self._declared.get(name)
 
     def all_declared(self) -> list[Record]:
-        """The declared documents, by name."""
+        """Returns the declared documents, sorted by name."""
         return [self._declared[name] for name in sorted(self._declared)]
 
     def same_scope(self, manifest: Any, besides: Container[str]) -> str:
-        """The name of another declared document with the scope of this one; empty: there is none."""
+        """Returns the name of another declared document with the same scope, or ""."""
         scope = self._kind.scope(manifest)
         found = (name for name in self._declared if name != manifest.name and name not in besides)
         return next((name for name in found if self._kind.scope(self._declared[name].manifest) == scope), "")
 
     def referring(self, is_meant: Callable[[Reference], bool]) -> set[str]:
-        """The declared documents with a reference that is meant."""
+        """Returns the names of declared documents with a reference for which `is_meant` is true."""
         return {
             name
             for name, record in self._declared.items()
@@ -51,12 +51,12 @@ class DeclaredDocuments:
         }
 
     def configure(self, records: Iterable[Record]) -> None:
-        """Set the documents of the configuration."""
+        """Replaces the documents of the configuration."""
         self._configured = {record.manifest.name: record for record in records}
         self._refresh()
 
     def replace(self, new: Iterable[Record], gone: Iterable[str]) -> None:
-        """Put documents in place of earlier ones of their names, and remove others; unknown names are ignored."""
+        """Adds or replaces documents by name, and removes others. Ignores unknown names."""
         removed = frozenset(gone)
         kept = {name: record for name, record in self._declared.items() if name not in removed}
         self._declared = kept | {record.manifest.name: record for record in new}

@@ -1,7 +1,7 @@
-"""Plain values of the mesh on which its policies decide, free of transport and storage; enums have the wire's numbers.
+"""Plain values for the policies of the mesh; enums have the wire's numbers.
 
 Records that are only stored, sent or shown are messages of `weft.api.registry.v1`; see `records`. Times called
-`..._at` are UTC; times called `..._monotonic` are seconds of this process's clock and carry every duration.
+`..._at` are UTC; times called `..._monotonic` are seconds of this process's clock, used for all durations.
 """
 
 from dataclasses import dataclass, field
@@ -25,25 +25,24 @@ class Phase(IntEnum):
 
 
 class Status(IntEnum):
-    """Whether a model, an agent or a route can answer; numbers as in the `Status` of each of their messages."""
+    """Whether a model, agent or route can answer; numbers as in the `Status` of their messages."""
 
     ACTIVE = 1
     INACTIVE = 2
     HIBERNATING = 3
-    """It sleeps and a request wakes it."""
+    """A request wakes it."""
     FAILED = 4
-    """Of a model alone: its runner is there and cannot serve it."""
+    """Only for models: the runner is active, but cannot serve it."""
 
 
 class Standing(Enum):
-    """Whether a runner sends heartbeats, and if not, why. Only ACTIVE counts as alive."""
+    """Whether a runner sends heartbeats, and if not, why. Only ACTIVE means alive."""
 
     ACTIVE = "active"
-    """Heartbeats arrive."""
     SILENT = "silent"
-    """None arrived for the inactive limit; the next one revives it."""
+    """No heartbeat for the inactive limit; the next one reconnects it."""
     CLOSED = "closed"
-    """It closed its session; only a new OpenSession revives it."""
+    """It closed its session; only a new OpenSession reconnects it."""
 
 
 class EventReason(IntEnum):
@@ -79,16 +78,16 @@ class Outcome(IntEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Session:
-    """A runner's hold on its rows."""
+    """A runner's ownership of its resources."""
 
     id: str = field(repr=False)
-    """Secret: its holder owns the rows."""
+    """Secret: its bearer owns the resources."""
     request_id: str
-    """Of the OpenSession that made this incarnation; a repeat of that call gets the same session."""
+    """Request id of the OpenSession of this incarnation; repeating that call returns the same session."""
     runner: str
     incarnation: str
     ticket_key: bytes = field(repr=False)
-    """Key of this incarnation's tickets, known to the runner and the routers only."""
+    """Key of this incarnation's tickets, known only to the runner and the routers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,16 +95,15 @@ class EventDraft:
     """An event of one resource, or of the mesh itself, before it is recorded."""
 
     kind: ResourceKind | None
-    """None: the mesh itself; then `name` is the part concerned, such as "settings"."""
+    """None: the mesh itself; `name` is then a part of it, such as "settings"."""
     name: str
     reason: EventReason
     message: str
-    """Text for people."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JoinToken:
-    """A token with which dial-out runners join. The secret itself is never kept."""
+    """A join token of dial-out runners, without its secret."""
 
     id: str
     description: str

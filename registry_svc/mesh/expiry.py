@@ -1,4 +1,4 @@
-"""Expiry: silent runners become inactive, inactive and retired ones are deleted; heartbeats and events are kept."""
+"""Expiry: silent runners become inactive, inactive and retired ones are deleted; heartbeats and events are stored."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,8 +13,8 @@ from weft.kernel.log import get_logger
 
 log = get_logger("weft.registry")
 
-# A sweep that comes more than this many intervals late, and late enough for healthy runners to look silent, means
-# that the registry itself was frozen.
+# A sweep that is more than this many intervals late, and late enough for healthy runners to look silent, means that
+# the registry was frozen.
 FROZEN_AFTER_INTERVALS = 3
 FROZEN_AFTER_SHARE_OF_INACTIVE = 0.5
 MAX_LOGGED_NAMES = 10
@@ -24,7 +24,7 @@ _ORDER = (ResourceKind.AGENT, ResourceKind.MODEL, ResourceKind.RUNNER)
 
 
 class Expiry:
-    """Checks the liveness of all runners with every sweep."""
+    """Checks the liveness of all runners at every sweep."""
 
     def __init__(self, core: RegistryCore) -> None:
         self._core = core
@@ -34,12 +34,12 @@ class Expiry:
         self._limits = self._limits_from(self._swept_monotonic)
 
     def start(self) -> None:
-        """Begin the grace period of a start. Call it once the core has started."""
+        """Starts the grace period of a start. Call it once the core has started."""
         self._swept_monotonic = self._clock.monotonic()
         self._limits = self._limits_from(self._swept_monotonic)
 
     async def sweep(self) -> None:
-        """Expire silent runners, delete those inactive too long, and store events and heartbeat times that are due."""
+        """Expires silent runners, deletes those inactive too long, and stores events and due heartbeat times."""
         self._core.require_open()
         await self._core.writer.run(self._sweep)
 
@@ -72,12 +72,12 @@ class Expiry:
         return verdict
 
     def _is_wakeable(self, state: SessionState) -> bool:
-        """Whether the mesh can wake its host for one of its models: then it is not gone, it sleeps."""
+        """Whether the mesh can wake its host for one of its models, so that it is asleep and not gone."""
         models = (self._core.mesh.model(name) for name in state.publications)
         return any(model is not None and model.manifest.wake.HasField("by_mesh") for model in models)
 
     def _was_frozen(self, now: float) -> bool:
-        """Whether the process was stopped, suspended or stuck on the disk, so that it received no heartbeats."""
+        """Whether the process was suspended or stuck, so that it received no heartbeats."""
         limit = max(
             FROZEN_AFTER_INTERVALS * self._config.sweep_interval_seconds,
             FROZEN_AFTER_SHARE_OF_INACTIVE * self._config.inactive_after_seconds,
@@ -85,8 +85,7 @@ class Expiry:
         return now - self._swept_monotonic > limit
 
     def _silence(self, members: list[SessionState], now: float) -> None:
-        # Memory first: watchers must learn that a runner is gone even while the disk fails. Stored with the due
-        # pulses.
+        # Memory first: watchers must learn that a runner is gone even if the disk fails. Stored with due pulses.
         if not members:
             return
         now_utc = self._clock.utc_now()
@@ -106,7 +105,7 @@ class Expiry:
         if not members:
             return
         await self._core.store.delete_sessions([state.session.id for state in members])
-        # All agents before all models: an agent may point to the model of another runner.
+        # Agents before models: an agent may point to a model of another runner.
         rows = sorted((row for state in members for row in state.rows()), key=lambda row: _ORDER.index(row[0]))
         changes = self._core.mesh.forget(members)
         stays, gone = list[Row](), list[Row]()
@@ -136,12 +135,12 @@ class Expiry:
 
 
 def _some_names(members: list[SessionState]) -> list[str]:
-    # One log line for all: ten thousand lines would block the loop for longer than publishing the changes.
+    # One log line for all: ten thousand lines would block the loop longer than publishing the changes.
     return [state.profile.name for state in members[:MAX_LOGGED_NAMES]]
 
 
 LeaseCount = Callable[[str], int]
-"""By a runner's name: how many leases of accelerator memory it holds."""
+"""Returns the number of a runner's leases of accelerator memory, by its name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,30 +149,26 @@ class Retired:
 
     outcome: Retirement
     models: tuple[str, ...] = ()
-    """The models that are gone from the mesh; declared ones stay."""
+    """Models removed from the mesh; declared ones stay."""
     pools: tuple[str, ...] = ()
-    """The pools that have no member any more."""
+    """Pools without remaining members."""
 
 
 class Retirements:
-    """Forgets retired runners immediately, or with a later sweep when they are gone and their memory is free."""
+    """Deletes retired runners immediately, or in a later sweep once they are gone and their memory is free."""
 
     def __init__(self, core: RegistryCore, lease_count: LeaseCount) -> None:
         self._core = core
         self._lease_count = lease_count
         self._waiting: set[tuple[str, str]] = set()
-        """Sessions that cannot be deleted yet, each with its incarnation: a session that opens again is no longer
-        meant.
-
-        At most as many as there are sessions.
-        """
+        """Sessions that cannot be deleted yet, with their incarnations: a reopened session is no longer meant."""
 
     async def retire(self, session_id: str, *, process_ended: bool) -> Retired:
-        """Take a runner out of the mesh; see RunnerSessionService.RetireSession."""
+        """Removes a runner from the mesh; see RunnerSessionService.RetireSession."""
         return await self._core.write(lambda: self._retire(session_id, process_ended=process_ended))
 
     async def sweep(self) -> None:
-        """Delete those that could not be deleted before and can be now."""
+        """Deletes retired runners that could not be deleted before."""
         if self._waiting:
             self._core.require_open()
             await self._core.writer.run(self._sweep)
@@ -221,7 +216,7 @@ class Retirements:
         return Retired(outcome=Retirement.RETIRED, models=tuple(sorted(names)), pools=gone)
 
     def _lose(self, state: SessionState) -> None:
-        """It is inactive from now on; written with the pulses that are due."""
+        """Marks a runner as closed; stored with the due pulses."""
         state.lose(Standing.CLOSED, self._core.clock.monotonic(), self._core.clock.utc_now())
         said = events_for(state.rows(), EventReason.CLOSED, f"the process of the runner {state.profile.name} has ended")
         self._core.publish(self._core.mesh.changes_for([state]), said)

@@ -1,4 +1,4 @@
-"""Pools as they follow from the models, kept current one model at a time."""
+"""Indexes of models, pools, agents, routes and their sizes, updated one resource at a time."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class _Tally:
-    """One pool: its members, and how many of them stand where."""
+    """A pool: its members, and their number by status."""
 
     statuses: dict[str, Status] = field(default_factory=dict)
     counts: dict[Status, int] = field(default_factory=lambda: dict.fromkeys(Status, 0))
     naming: int = 0
-    """Members that name the pool."""
+    """Number of members that name the pool."""
 
     @property
     def status(self) -> Status:
@@ -45,63 +45,63 @@ class _Tally:
 
 
 class IdIndex:
-    """The names of models, agents and routes by their ids."""
+    """Names of models, agents and routes by id."""
 
     def __init__(self) -> None:
         self._names: dict[str, str] = {}
         self._ids: dict[tuple[ResourceKind, str], str] = {}
 
     def put(self, kind: ResourceKind, name: str, id_: str) -> None:
-        """Note the id of a name, in place of an earlier one."""
+        """Sets the id of a name."""
         if self._ids.get((kind, name)) != id_:
             self.drop(kind, name)
             self._ids[kind, name] = id_
             self._names[id_] = name
 
     def drop(self, kind: ResourceKind, name: str) -> None:
-        """Forget a name."""
+        """Removes a name."""
         self._names.pop(self._ids.pop((kind, name), ""), None)
 
     def name_of(self, text: str) -> str:
-        """Returns the name of what has this id; any other text as it is."""
+        """Returns the name of the resource with this id; any other text unchanged."""
         return self._names.get(text, text) if is_resource_id(text) else text
 
 
 class PoolIndex:
-    """All pools. A model is in the pool it names, or in the one with its name."""
+    """All pools. A model is in the pool that it names, or in the pool with its name."""
 
     def __init__(self) -> None:
         self._pools: dict[str, _Tally] = {}
         self._pool_of: dict[str, tuple[str, bool]] = {}
 
     def __len__(self) -> int:
-        """How many models there are."""
+        """Returns the number of models."""
         return len(self._pool_of)
 
     def put(self, manifest: model_pb2.ModelManifest, status: int) -> set[str]:
-        """Add or update a model; returns the pools whose status changed."""
+        """Adds or updates a model. Returns the pools with a changed status."""
         return self._move(manifest.name, (pool_name_of(manifest), bool(manifest.pool_name)), Status(status))
 
     def drop(self, model: str) -> set[str]:
-        """Remove a model; returns the pools whose status changed."""
+        """Removes a model. Returns the pools with a changed status."""
         return self._move(model, None, Status.INACTIVE)
 
     def names(self) -> Iterable[str]:
-        """The names of all pools."""
+        """Returns the names of all pools."""
         return self._pools.keys()
 
     def pool_of(self, model: str) -> str | None:
-        """The pool a model is in; None for an unknown model."""
+        """Returns the pool of a model; None for an unknown model."""
         place = self._pool_of.get(model)
         return None if place is None else place[0]
 
     def members(self, pool: str) -> Mapping[str, Status]:
-        """The members of a pool by name, with their statuses; empty when there is no such pool."""
+        """Returns the statuses of a pool's members by name; empty if there is no such pool."""
         tally = self._pools.get(pool)
         return {} if tally is None else tally.statuses
 
     def naming(self, pool: str) -> list[str]:
-        """The members that name this pool."""
+        """Returns the members that name this pool."""
         return [model for model in self.members(pool) if self._pool_of[model][1]] if self.is_explicit(pool) else []
 
     def is_explicit(self, pool: str) -> bool:
@@ -110,12 +110,12 @@ class PoolIndex:
         return tally is not None and tally.naming > 0
 
     def status(self, pool: str) -> Status:
-        """Active if one member is, else hibernating if one member is, else inactive."""
+        """Returns ACTIVE if a member is active, otherwise HIBERNATING if one is hibernating, otherwise INACTIVE."""
         tally = self._pools.get(pool)
         return Status.INACTIVE if tally is None else tally.status
 
     def _move(self, model: str, place: tuple[str, bool] | None, status: Status) -> set[str]:
-        """Move a model to a pool, which it names or not; None: it is no more."""
+        """Moves a model to a pool, with whether it names the pool; None removes it."""
         earlier = self._pool_of.get(model)
         if place is not None and earlier == place:
             return self._restate(model, place[0], status)
@@ -129,7 +129,7 @@ class PoolIndex:
         return {pool for pool in touched if self.status(pool) is not before[pool]}
 
     def _restate(self, model: str, pool: str, status: Status) -> set[str]:
-        # When a site goes silent thousands of models change at once: this avoids removing and adding each.
+        # When a site goes silent, thousands of models change: this avoids removing and adding each.
         tally = self._pools[pool]
         before = tally.status
         tally.counts[tally.statuses[model]] -= 1
@@ -149,7 +149,7 @@ _Target = tuple[str, bool]
 
 
 class TargetIndex:
-    """All agents by target, with the status last published of each."""
+    """Agents by target, with their last published status."""
 
     def __init__(self, pools: PoolIndex) -> None:
         self._pools = pools
@@ -157,11 +157,11 @@ class TargetIndex:
         self._agents: dict[_Target, set[str]] = {}
 
     def __len__(self) -> int:
-        """How many agents there are."""
+        """Returns the number of agents."""
         return len(self._published)
 
     def put(self, manifest: agent_pb2.AgentManifest, status: int) -> bool:
-        """Remember an agent; returns whether its status is another one than before."""
+        """Adds or updates an agent. Returns whether its status has changed."""
         published = self._published.get(manifest.name)
         self.drop(manifest.name)
         target = target_of(manifest)
@@ -170,7 +170,7 @@ class TargetIndex:
         return published is None or published[1] != status
 
     def drop(self, agent: str) -> None:
-        """Remove an agent; an unknown name is ignored."""
+        """Removes an agent. Ignores an unknown name."""
         published = self._published.pop(agent, None)
         if published is None:
             return
@@ -180,28 +180,28 @@ class TargetIndex:
             del self._agents[published[0]]
 
     def status(self, manifest: agent_pb2.AgentManifest) -> Status:
-        """The status of the pool that an agent points to; inactive when there is none."""
+        """Returns the status of an agent's pool; INACTIVE if there is none."""
         name, is_pool = target_of(manifest)
         pool = name if is_pool else self._pools.pool_of(name)
         return Status.INACTIVE if pool is None else self._pools.status(pool)
 
     def of_model(self, model: str) -> set[str]:
-        """The agents that point to this model by name."""
+        """Returns the agents that point to this model by name."""
         return self._agents.get((model, False), set())
 
     def of_pool(self, pool: str) -> set[str]:
-        """The agents that point to this pool by name."""
+        """Returns the agents that point to this pool by name."""
         return self._agents.get((pool, True), set())
 
     def affected(self, models: Iterable[str], pools: Iterable[str]) -> set[str]:
-        """The agents that a change of these models, and of the statuses of these pools, may concern."""
+        """Returns the agents that may be affected by changes of these models and pool statuses."""
         if not self._agents:
             return set()
         found = set[str]().union(*(self.of_model(model) for model in models))
         for pool in pools:
             found |= self.of_pool(pool)
             members = self._pools.members(pool)
-            # Whichever is shorter: a pool may have thousands of members, and a mesh thousands of agents.
+            # Iterate over the shorter one: a pool may have thousands of members, and a mesh thousands of agents.
             if len(members) <= len(self._agents):
                 found = found.union(*(self.of_model(model) for model in members))
             else:
@@ -211,39 +211,39 @@ class TargetIndex:
 
 
 class RouteIndex:
-    """All routes by candidate, with the status last published of each."""
+    """Routes by candidate, with their last published status."""
 
     def __init__(self, pools: PoolIndex) -> None:
         self._pools = pools
         self._declared: dict[str, route_pb2.Route] = {}
         self._published: dict[str, int] = {}
         self._naming: dict[str, set[str]] = {}
-        """The routes that name a model or a pool, by its name."""
+        """Routes by the name of a candidate model or pool."""
 
     def __len__(self) -> int:
-        """How many routes there are."""
+        """Returns the number of routes."""
         return len(self._declared)
 
     def __contains__(self, name: object) -> bool:
-        """Whether there is a route of this name."""
+        """Whether a route exists."""
         return name in self._declared
 
     def names(self) -> Iterable[str]:
-        """The names of all routes."""
+        """Returns the names of all routes."""
         return self._declared.keys()
 
     def get(self, name: str) -> route_pb2.Route | None:
-        """The route of this name."""
+        """Returns the route with this name, or None."""
         make = self.deferred(name)
         return None if make is None else make()
 
     def deferred(self, name: str) -> Callable[[], route_pb2.Route] | None:
-        """Return what makes the route of this name, as it is now, at any later time."""
+        """Returns a function that builds the route in its current state, also later; None if it does not exist."""
         declared = self._declared.get(name)
         return None if declared is None else partial(shown_route, declared, self.status(declared.manifest))
 
     def put(self, declared: route_pb2.Route) -> None:
-        """Keep a route in place of an earlier one of its name."""
+        """Adds or replaces a route."""
         name = declared.manifest.name
         self.drop(name)
         self._declared[name] = declared
@@ -251,7 +251,7 @@ class RouteIndex:
             self._naming.setdefault(candidate, set()).add(name)
 
     def drop(self, name: str) -> None:
-        """Remove a route; an unknown name is ignored."""
+        """Removes a route. Ignores an unknown name."""
         declared = self._declared.pop(name, None)
         self._published.pop(name, None)
         if declared is None:
@@ -263,17 +263,17 @@ class RouteIndex:
                 del self._naming[candidate]
 
     def note_status(self, route: route_pb2.Route) -> bool:
-        """Record the status that is published; returns whether it changed."""
+        """Records the published status. Returns whether it has changed."""
         earlier = self._published.get(route.manifest.name)
         self._published[route.manifest.name] = route.status
         return earlier != route.status
 
     def naming(self, names: Iterable[str]) -> set[str]:
-        """The routes that name one of these models or pools."""
+        """Returns the routes that name one of these models or pools."""
         return set[str]().union(*(self._naming.get(name, ()) for name in names))
 
     def status(self, manifest: route_pb2.RouteManifest) -> Status:
-        """Active if one candidate is, else hibernating if one candidate is, else inactive."""
+        """Returns ACTIVE if a candidate is active, otherwise HIBERNATING if one is hibernating, otherwise INACTIVE."""
         statuses = {self._status_of(name) for name in manifest.candidates}
         for status in (Status.ACTIVE, Status.HIBERNATING):
             if status in statuses:
@@ -281,7 +281,7 @@ class RouteIndex:
         return Status.INACTIVE
 
     def _status_of(self, name: str) -> Status:
-        """Of the pool of this name, which wins, or of the model of this name alone."""
+        """Returns the status of the pool with this name, or if there is none, of the model."""
         pool = self._pools.pool_of(name)
         if pool is None or self._pools.members(name):
             return self._pools.status(name)
@@ -289,22 +289,22 @@ class RouteIndex:
 
 
 class ManifestSizes:
-    """The sizes of all that is declared and published, as it is shown, and their sum."""
+    """Sizes of all declared and published manifests, and their sum."""
 
     def __init__(self) -> None:
         self._sizes: dict[Key, int] = {}
         self.total_bytes = 0
 
     def put(self, kind: ResourceKind, name: str, manifest: Message) -> None:
-        """Remember a resource in place of an earlier one of its kind and name."""
+        """Adds or replaces the size of a resource."""
         self.drop(kind, name)
         self._sizes[kind, name] = size = manifest_bytes(manifest)
         self.total_bytes += size
 
     def drop(self, kind: ResourceKind, name: str) -> None:
-        """Remove a resource; an unknown name is ignored."""
+        """Removes a resource. Ignores an unknown name."""
         self.total_bytes -= self._sizes.pop((kind, name), 0)
 
     def growth_bytes(self, manifests: Iterable[tuple[ResourceKind, str, Message]]) -> int:
-        """Return by how much the total would grow with these in place of the resources of their names."""
+        """Returns by how much the total would grow with these resources added or replaced."""
         return sum(manifest_bytes(each) - self._sizes.get((kind, name), 0) for kind, name, each in manifests)

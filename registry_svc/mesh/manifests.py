@@ -1,8 +1,7 @@
-"""Declarations as callers send them: checked, and brought to the canonical form in which they are stored.
+"""Validation of declarations, and their canonical form for storage, in which equal meanings are equal messages.
 
-What a value may be is said by the rules of its field (`weft.kernel.field_rules`), what concerns several fields by the
-module of its kind in `weft.documents.kinds`; here is what concerns several documents and the limits of the registry.
-Equal meanings are equal messages afterwards, and what a newer caller added is dropped.
+Field rules (`weft.kernel.field_rules`) check single values, modules of `weft.documents.kinds` several fields; this
+module checks several documents and the registry's limits. Unknown fields of newer callers are dropped.
 """
 
 from collections.abc import Callable, Sequence
@@ -33,7 +32,7 @@ class Batch:
 
 
 def valid_batch(request: declaration_service_pb2.ApplyRequest, config: RegistryConfig) -> Batch:
-    """Return a valid Apply, no two declarations of one name; raises INVALID_ARGUMENT naming the field."""
+    """Returns a valid Apply, with unique names. Raises INVALID_ARGUMENT naming the field."""
     batch = Batch(
         documents=_valid_documents(request.declarations, "declarations", config),
         expected=_valid_documents(request.expected, "expected", config),
@@ -66,7 +65,7 @@ def _valid_document(resource: ResourceDocument, field: str, config: RegistryConf
 
 
 def valid_profile(manifest: profile_pb2.ProfileManifest, field: str, config: RegistryConfig) -> None:
-    """Bring a profile to its canonical form; raises INVALID_ARGUMENT naming the field, such as "agents[0].name"."""
+    """Brings a profile to its canonical form. Raises INVALID_ARGUMENT naming the field, such as "agents[0].name"."""
     check_profile(manifest, field)
     documents = documents_of(manifest)
     if len(documents) > config.max_profile_documents:
@@ -83,7 +82,7 @@ def _declarations_field(index: int) -> str:
 
 
 def _require_one_namespace(documents: Sequence[AnyDocument], place: Callable[[int], str] = _declarations_field) -> None:
-    """No two of one name in one call; only a pool may be called like a model. `place`: the field of one of them."""
+    """Raises INVALID_ARGUMENT for two documents with one name, except pool and model. `place` returns a field name."""
     owners: dict[tuple[ResourceKind | None, str], int] = {}
     pools = {each.name for each in documents if each.kind is ResourceKind.POOL}
     pools |= {each.manifest.pool_name for each in documents if each.kind is ResourceKind.MODEL}

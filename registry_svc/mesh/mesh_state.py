@@ -1,6 +1,6 @@
 """The mesh in memory: sessions, declarations and pools, and the changes that each step publishes.
 
-Without awaiting, clock or storage: session manager and declarations decide, this module records.
+Without await, clock or storage: session manager and declarations decide, this module records.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
@@ -31,11 +31,11 @@ from weft.documents.resource_kinds import ResourceKind
 from weft.documents.resources import AnyDocument
 
 INDEXED_KINDS = (ResourceKind.MODEL, ResourceKind.AGENT, ResourceKind.ROUTE)
-"""Kinds of documents that runners publish as well, or whose status follows from runners."""
+"""Kinds that runners also publish, or with a status that depends on runners."""
 
 
 class ResourceIndex:
-    """Lookups of sessions, models, agents, pools and routes, with declarations laid over publications."""
+    """Lookups of sessions, models, agents, pools and routes, with declarations over publications."""
 
     def __init__(self) -> None:
         self._by_session: dict[str, SessionState] = {}
@@ -43,16 +43,16 @@ class ResourceIndex:
         self._by_model: dict[str, SessionState] = {}
         self._by_agent: dict[str, SessionState] = {}
         self.documents = {kind: DeclaredDocuments(each) for kind, each in DECLARED_KINDS.items()}
-        """What is declared, by kind."""
+        """Declared documents by kind."""
         self.central_models: dict[str, model_pb2.ModelManifest] = {}
-        """The declared models that have a provider, by name. Read-only."""
+        """Declared models with a provider, by name. Read-only."""
         self.pools = PoolIndex()
         self.targets = TargetIndex(self.pools)
         self.routes = RouteIndex(self.pools)
         self.sizes = ManifestSizes()
         self.ids = IdIndex()
         self.detail_bytes = 0
-        """Size of the detail texts of all reports."""
+        """Total size of the detail texts in reports."""
 
     def __len__(self) -> int:
         return len(self._by_runner)
@@ -61,27 +61,27 @@ class ResourceIndex:
         return iter(self._by_runner.values())
 
     def of_session(self, session_id: str) -> SessionState | None:
-        """The member with this session."""
+        """Returns the state of a session, or None."""
         return self._by_session.get(session_id)
 
     def of_runner(self, name: str) -> SessionState | None:
-        """Return the session of the runner of this name."""
+        """Returns the session of a runner, or None."""
         return self._by_runner.get(name)
 
     def runner_names(self) -> Iterable[str]:
-        """The names of all runners."""
+        """Returns the names of all runners."""
         return self._by_runner.keys()
 
     def model_names(self) -> Iterable[str]:
-        """The names of all models, declared and published."""
+        """Returns the names of all models, declared and published."""
         return self._by_model.keys() | self.documents[ResourceKind.MODEL].shown.keys()
 
     def agent_names(self) -> Iterable[str]:
-        """The names of all agents, declared and published."""
+        """Returns the names of all agents, declared and published."""
         return self._by_agent.keys() | self.documents[ResourceKind.AGENT].shown.keys()
 
     def names_of(self, kind: ResourceKind) -> Iterable[str]:
-        """The names of all resources of a kind."""
+        """Returns the names of all resources of a kind."""
         names: Mapping[ResourceKind, Callable[[], Iterable[str]]] = {
             ResourceKind.MODEL: self.model_names,
             ResourceKind.AGENT: self.agent_names,
@@ -91,44 +91,44 @@ class ResourceIndex:
         return names[kind]() if kind in names else self.documents[kind].shown.keys()
 
     def count(self, kind: ResourceKind) -> int:
-        """How many resources of a declared kind there are, those of the configuration left out."""
+        """Returns the number of resources of a declared kind, without configured ones."""
         published: Mapping[ResourceKind, Sized] = {ResourceKind.MODEL: self.pools, ResourceKind.AGENT: self.targets}
         return len(published[kind] if kind in published else self.documents[kind])
 
     def declared_model(self, name: str) -> model_pb2.Model | None:
-        """Return the declaration of a model."""
+        """Returns the declaration of a model, or None."""
         return self.documents[ResourceKind.MODEL].declared(name)
 
     def is_declared(self, kind: ResourceKind, name: str) -> bool:
-        """Whether an operator declared a resource of this kind and name."""
+        """Whether an operator has declared a resource."""
         return kind in self.documents and name in self.documents[kind]
 
     @property
     def active_profile(self) -> Profile | None:
-        """The active profile; None: no one is."""
+        """The active profile, or None."""
         return next((each for each in self.documents[ResourceKind.PROFILE].shown.values() if each.active), None)
 
     def published_model(self, name: str) -> tuple[model_pb2.Model, SessionState] | None:
-        """Return the publication of a model, whether or not a declaration covers it."""
+        """Returns the publication of a model, even if a declaration overrides it."""
         state = self._by_model.get(name)
         return None if state is None else (state.publications[name].message(), state)
 
     def publisher_of(self, model: str) -> SessionState | None:
-        """Return the session that publishes a model, whether or not a declaration covers it."""
+        """Returns the session that publishes a model, even if a declaration overrides it."""
         return self._by_model.get(model)
 
     def published_agent(self, name: str) -> tuple[agent_pb2.Agent, SessionState] | None:
-        """Return the publication of an agent, whether or not a declaration covers it."""
+        """Returns the publication of an agent, even if a declaration overrides it."""
         state = self._by_agent.get(name)
         return None if state is None else (state.agents[name], state)
 
     def model(self, name: str) -> model_pb2.Model | None:
-        """The model of this name."""
+        """Returns a model, or None."""
         make = self.deferred_model(name)
         return None if make is None else make()
 
     def deferred_model(self, name: str) -> Callable[[], model_pb2.Model] | None:
-        """Return what makes the model of this name, as it is now, at any later time."""
+        """Returns a function that builds a model in its current state, also later; None if it does not exist."""
         declared, state = self.declared_model(name), self._by_model.get(name)
         if declared is None:
             return None if state is None else partial(virtual_model, state.publications[name], state.publisher())
@@ -137,7 +137,7 @@ class ResourceIndex:
         return partial(public_model, declared, state.publications[name], state.publisher())
 
     def deferred_resources(self) -> Iterator[Callable[[], ResourceDocument]]:
-        """Yield what makes each resource of a snapshot, as it is now, at any later time."""
+        """Yields a function per resource that builds it in its current state, also later."""
         makers: Mapping[ResourceKind, Callable[[str], Callable[[], Message] | None]] = {
             ResourceKind.MODEL: self.deferred_model,
             ResourceKind.AGENT: self.deferred_agent,
@@ -151,17 +151,17 @@ class ResourceIndex:
             yield from (partial(packed, kind, each) for _, each in sorted(self.documents[kind].shown.items()))
 
     def unowned_on(self, model: str) -> str | None:
-        """The runner that has a model loaded which it does not publish any more; None: no active one has."""
+        """Returns the active runner that has a model loaded but no longer publishes it, or None."""
         holding = (state for state in self if state.pulse.active and model in state.unowned)
         return next((state.profile.name for state in holding), None)
 
     def agent(self, name: str) -> agent_pb2.Agent | None:
-        """The agent of this name."""
+        """Returns an agent, or None."""
         make = self.deferred_agent(name)
         return None if make is None else make()
 
     def deferred_agent(self, name: str) -> Callable[[], agent_pb2.Agent] | None:
-        """Return what makes the agent of this name, as it is now, at any later time."""
+        """Returns a function that builds an agent in its current state, also later; None if it does not exist."""
         declared, state = self.documents[ResourceKind.AGENT].declared(name), self._by_agent.get(name)
         if declared is not None:
             return partial(public_agent, declared, self.targets.status(declared.manifest))
@@ -171,7 +171,7 @@ class ResourceIndex:
         return partial(virtual_agent, publication, state.publisher(), self.targets.status(publication.manifest))
 
     def pool(self, name: str) -> pool_pb2.Pool | None:
-        """The pool of this name."""
+        """Returns a pool, or None."""
         members = self.pools.members(name)
         if not members:
             return None
@@ -185,7 +185,7 @@ class ResourceIndex:
         )
 
     def target(self, name: str) -> Target:
-        """Return the state of the model or the pool of this name."""
+        """Returns the state of the model or pool with this name."""
         return Target(
             name=name, model_known=self.pools.pool_of(name) is not None, pool_members=self.pools.members(name)
         )
@@ -216,12 +216,12 @@ class ResourceIndex:
 
 
 class Mesh(ResourceIndex):
-    """The mesh in memory. Each step that changes it returns the changes for watchers, deletions first."""
+    """The mesh in memory. Each step returns the changes for watchers, deletions first."""
 
     def install(self, state: SessionState, evicted: Iterable[str] = ()) -> list[Change]:
-        """Install `state` in place of its session's earlier incarnation and of the `evicted` sessions (by id).
+        """Installs `state` in place of its session's earlier incarnation and of the `evicted` sessions (by id).
 
-        Its models and agents are withdrawn from earlier publishers. Returns the changes, deletions first.
+        Withdraws its models and agents from earlier publishers.
         """
         gone_runners: dict[str, None] = {}
         models, agents = dict.fromkeys(state.publications), dict.fromkeys(state.agents)
@@ -238,7 +238,7 @@ class Mesh(ResourceIndex):
         return self._changes([state], models, agents, gone_runners=gone_runners)
 
     def forget(self, members: Sequence[SessionState]) -> list[Change]:
-        """Remove `members`; returns the changes: all agents before all models before all runners."""
+        """Removes `members`. The changes have agents before models before runners."""
         models: dict[str, None] = {}
         agents: dict[str, None] = {}
         for state in members:
@@ -248,23 +248,23 @@ class Mesh(ResourceIndex):
         return self._changes([], models, agents, gone_runners=[state.profile.name for state in members])
 
     def report(self, state: SessionState, capability: runner_pb2.Capability) -> None:
-        """Record the capability report of a runner."""
+        """Records a capability report of a runner."""
         self.detail_bytes -= state.detail_bytes
         state.report(capability)
         self.detail_bytes += state.detail_bytes
 
     def changes_for(self, members: Sequence[SessionState]) -> list[Change]:
-        """Return the changes after the runners of `members` became active or inactive."""
+        """Returns the changes after the runners of `members` became active or inactive."""
         models = dict.fromkeys(name for state in members for name in state.publications)
         agents = dict.fromkeys(name for state in members for name in state.agents)
         return self._changes(members, models, agents)
 
     def changes_for_report(self, state: SessionState, models: Iterable[str]) -> list[Change]:
-        """Return the changes after a report in which these models fell asleep, woke up, or got another runtime."""
+        """Returns the changes after a report in which these models fell asleep, woke up, or changed their runtime."""
         return self._changes([state], dict.fromkeys(models), {})
 
     def declare(self, records: Iterable[Message]) -> list[Change]:
-        """Put declarations in place of earlier ones of their names; returns the changes."""
+        """Adds or replaces declarations."""
         by_kind: dict[ResourceKind, list[Any]] = {kind: [] for kind in self.documents}
         for record in records:
             by_kind[key_of(record)[0]].append(record)
@@ -282,7 +282,7 @@ class Mesh(ResourceIndex):
         return changes
 
     def drop(self, keys: Iterable[Key]) -> list[Change]:
-        """Remove models and agents, declared and published, and what else operators declared; returns the changes."""
+        """Removes declared documents, and published models and agents."""
         by_kind: dict[ResourceKind, dict[str, None]] = {kind: {} for kind in self.documents}
         for kind, name in keys:
             by_kind[kind][name] = None
@@ -299,13 +299,13 @@ class Mesh(ResourceIndex):
         return changes + self._changes([], *(by_kind[kind] for kind in INDEXED_KINDS))
 
     def configure(self, kind: ResourceKind, records: Iterable[Message]) -> list[Change]:
-        """Set the documents of the configuration; returns the changes."""
+        """Replaces the documents of the configuration."""
         before = self.documents[kind].shown
         self.documents[kind].configure(records)
         return self._shown_changes(kind, before)
 
     def _replaced(self, kind: ResourceKind, new: Sequence[Any], gone: Iterable[str]) -> list[Change]:
-        """Put and drop documents; returns the changes, those of hidden and uncovered ones included."""
+        """Replaces and removes documents. The changes include configured ones that become hidden or visible."""
         before = self.documents[kind].shown
         self.documents[kind].replace(new, gone)
         for record in new:
@@ -315,7 +315,7 @@ class Mesh(ResourceIndex):
         return self._shown_changes(kind, before)
 
     def _shown_changes(self, kind: ResourceKind, before: Mapping[str, Any]) -> list[Change]:
-        """Return the changes from documents that counted before to those that count now."""
+        """Returns the changes from the documents that were effective before to the current ones."""
         after = self.documents[kind].shown
         return [
             *(_gone(kind, name) for name in sorted(before.keys() - after.keys())),
@@ -323,7 +323,7 @@ class Mesh(ResourceIndex):
         ]
 
     def shown_workflow(self, name: str) -> workflow_pb2.RegisteredWorkflow | None:
-        """Return a workflow with its present status."""
+        """Returns a workflow with its current status, or None."""
         workflow = self.documents[ResourceKind.WORKFLOW].declared(name)
         if workflow is None:
             return None
@@ -337,7 +337,7 @@ class Mesh(ResourceIndex):
         return shown
 
     def is_declared_as(self, expected: AnyDocument) -> bool:
-        """Whether it would change nothing to declare this; a runner and a pool are not declared."""
+        """Whether declaring this would change nothing; True for runners and pools, which are not declared."""
         kind, name = expected.kind, expected.name
         if kind is ResourceKind.MODEL:
             publication, _ = self.published_model(name) or (None, None)
@@ -357,7 +357,7 @@ class Mesh(ResourceIndex):
         *,
         gone_runners: Iterable[str] = (),
     ) -> list[Change]:
-        """Return the changes of one step: agents and routes go before models before runners, and come after them."""
+        """Returns a step's changes: agents and routes are deleted before models and runners, and added after them."""
         concerned = self._routes_over(models)
         gone_models, new_models, touched_pools = self._replaced_models(models)
         gone_agents, new_agents = self._replaced_agents(agents)
@@ -412,7 +412,7 @@ class Mesh(ResourceIndex):
         return gone, new
 
     def _routes_over(self, models: Iterable[str]) -> set[str]:
-        """The routes that name one of these models, or the pool that one is in."""
+        """Returns the routes that name one of these models or its pool."""
         if not self.routes:
             return set()
         pools = (pool for model in models if (pool := self.pools.pool_of(model)) is not None)
@@ -421,7 +421,7 @@ class Mesh(ResourceIndex):
     def _replaced_routes(
         self, names: Iterable[str], affected: Iterable[str]
     ) -> tuple[list[str], list[route_pb2.Route]]:
-        """Return the routes `names` as they are now, and those of `affected` whose published status changed."""
+        """Returns the deleted routes of `names`, and the current ones plus those of `affected` with a new status."""
         gone: list[str] = []
         new: dict[str, route_pb2.Route] = {}
         for name in names:
@@ -442,7 +442,7 @@ class Mesh(ResourceIndex):
         return gone, list(new.values())
 
     def _agent_with_new_status(self, name: str) -> agent_pb2.Agent | None:
-        """Return an agent whose published status changed; None otherwise."""
+        """Returns an agent if its published status has changed, otherwise None."""
         agent = self.agent(name)
         if agent is None or not self.targets.put(agent.manifest, agent.status):
             return None
@@ -450,7 +450,7 @@ class Mesh(ResourceIndex):
 
 
 def _with_their_models(members: Sequence[SessionState], models: dict[str, model_pb2.Model]) -> Iterator[Change]:
-    """Each runner before its models, which refer to it; then models without a runner."""
+    """Yields each runner before its models, which refer to it; then models without a runner."""
     rest = dict(models)
     for state in members:
         yield Change(runner=state.runner())

@@ -1,4 +1,4 @@
-"""Models, agents, routes and runners as the mesh shows them: declarations over publications, with states of runners."""
+"""Builds models, agents, routes and runners for display: declarations over publications, with runners' states."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -24,28 +24,28 @@ _API_WORDS = enum_words(model_pb2.ModelProvider.Api.DESCRIPTOR)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Publisher:
-    """A runner at one moment: all that is shown of it, and on which its models and agents depend."""
+    """The state of a runner at one moment, on which its models and agents depend."""
 
     profile: runner_pb2.Runner
-    """The facts of its incarnation."""
+    """Facts of its incarnation."""
     ticket_key: bytes = field(repr=False)
     active: bool
     capability: Held[runner_pb2.Capability]
     sleeping: frozenset[str]
-    """Its models that it reported as hibernating, by name."""
+    """Names of its models reported as hibernating."""
     failed: frozenset[str]
-    """Its models that it reported as such that it cannot serve, by name."""
+    """Names of its models reported as failed."""
     runtimes: Mapping[str, str]
-    """The runtimes of its models that have another one than the runner, by name of the model."""
+    """Runtimes that differ from the runner's, by model name."""
     last_heartbeat_time: Timestamp
     inactive_time: Timestamp | None
-    """None while it is active."""
+    """None while active."""
 
 
 def combined(declared: model_pb2.ModelManifest, published: model_pb2.ModelManifest | None) -> model_pb2.ModelManifest:
-    """Return the manifest of a public model: the declaration wins where it sets a value.
+    """Returns the manifest of a public model: values of the declaration take precedence.
 
-    `remote` is true if either says so, whatever an operator omitted.
+    `remote` is true if it is true in either.
     """
     if published is None:
         return declared
@@ -73,9 +73,9 @@ def says_the_same(
     declared: model_pb2.Model | None,
     publication: model_pb2.Model | None,
 ) -> bool:
-    """Whether a declaration says what is declared already, or else what is published.
+    """Whether a declaration equals the existing one, or if there is none, the publication.
 
-    The readable form of a public model may hold facts of its publication; declaring exactly that changes nothing.
+    The displayed form of a public model may have facts of its publication; declaring exactly that changes nothing.
     """
     if declared is not None:
         same = is_alike(given.manifest, declared.manifest) or (
@@ -88,7 +88,7 @@ def says_the_same(
 
 
 def is_alike(one: Message, other: Message) -> bool:
-    """Whether two manifests declare the same: a value that is there by default may be left out."""
+    """Whether two manifests are equal, apart from omitted default values."""
     return one == other or without_defaults(one) == without_defaults(other)
 
 
@@ -98,7 +98,7 @@ def may_serve(declared: model_pb2.Model | None, runner: str) -> bool:
 
 
 def model_status(manifest: model_pb2.ModelManifest, publisher: Publisher | None) -> Status:
-    """Whether a model can answer; `publisher` None: no runner serves it."""
+    """Returns the status of a model; `publisher` None: no runner serves it."""
     if publisher is not None and publisher.active:
         if manifest.name in publisher.failed:
             return Status.FAILED
@@ -109,7 +109,7 @@ def model_status(manifest: model_pb2.ModelManifest, publisher: Publisher | None)
 def public_model(
     declared: model_pb2.Model, publication: Held[model_pb2.Model] | None, publisher: Publisher | None
 ) -> model_pb2.Model:
-    """A declared model over its publication; both None while no runner that may serve it publishes it."""
+    """Returns a declared model over its publication, if a runner that may serve it publishes it."""
     model = model_pb2.Model()
     model.CopyFrom(declared)
     if publication is not None:
@@ -118,7 +118,7 @@ def public_model(
 
 
 def virtual_model(publication: Held[model_pb2.Model], publisher: Publisher) -> model_pb2.Model:
-    """A model that is only published."""
+    """Returns a model that is only published."""
     return _of_publisher(publication.message(), publisher)
 
 
@@ -135,7 +135,7 @@ def _of_publisher(model: model_pb2.Model, publisher: Publisher | None) -> model_
 
 
 def public_agent(declared: agent_pb2.Agent, target: Status) -> agent_pb2.Agent:
-    """A declared agent; `target` is the status of the pool it points to."""
+    """Returns a declared agent; `target` is the status of its pool."""
     agent = agent_pb2.Agent()
     agent.CopyFrom(declared)
     agent.id = resource_id("agent", agent.manifest.name, agent.create_time.ToNanoseconds())
@@ -144,14 +144,14 @@ def public_agent(declared: agent_pb2.Agent, target: Status) -> agent_pb2.Agent:
 
 
 def virtual_agent(publication: agent_pb2.Agent, publisher: Publisher, target: Status) -> agent_pb2.Agent:
-    """A published agent; it answers only while its runner is there."""
+    """Returns a published agent, which is only active while its runner is."""
     agent = public_agent(publication, target if publisher.active else Status.INACTIVE)
     _set_times(agent, publisher)
     return agent
 
 
 def shown_route(declared: route_pb2.Route, status: Status) -> route_pb2.Route:
-    """A declared route; `status` is the best that one of its candidates has."""
+    """Returns a declared route; `status` is the best status of its candidates."""
     route = route_pb2.Route()
     route.CopyFrom(declared)
     route.id = resource_id("route", route.manifest.name, route.create_time.ToNanoseconds())
@@ -160,7 +160,7 @@ def shown_route(declared: route_pb2.Route, status: Status) -> route_pb2.Route:
 
 
 def watched_runner(publisher: Publisher, *, with_key: bool) -> registry_service_pb2.WatchedRunner:
-    """A runner; its ticket key is for routers only."""
+    """Returns a runner, with its ticket key only for routers."""
     key = publisher.ticket_key if with_key else b""
     watched = registry_service_pb2.WatchedRunner(runner=publisher.profile, ticket_key=key)
     runner = watched.runner

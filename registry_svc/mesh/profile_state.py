@@ -1,4 +1,4 @@
-"""Profiles compared with the mesh: which models are loaded, and what is not as the active profile says."""
+"""Comparison of profiles with the mesh: loaded models, and deviations from the active profile."""
 
 from registry_svc.mesh.mesh_state import Mesh
 from registry_svc.mesh.policy.profile_steps import WantedModels, differences
@@ -9,13 +9,13 @@ from weft.documents.resource_kinds import ResourceKind
 from weft.documents.resources import AnyDocument
 
 MAX_CHANGES = 20
-"""Differences that are named; of more, how many there are."""
+"""Maximum number of listed differences; further ones are counted."""
 
 
 def loaded_models(mesh: Mesh) -> dict[str, str]:
-    """Return the models that runners which are there have loaded, and the model whose engine serves each.
+    """Returns the models loaded by active runners, with the model that provides the engine, "" for a separate engine.
 
-    It is empty for a model with an engine of its own. Central models are never loaded.
+    Central models are never loaded.
     """
     found: dict[str, str] = {}
     for state in mesh:
@@ -29,14 +29,14 @@ def loaded_models(mesh: Mesh) -> dict[str, str]:
 
 
 def wanted_models(manifest: ProfileManifest) -> WantedModels:
-    """Return the models that a profile names."""
+    """Returns the models in a profile."""
     return WantedModels(
         load=[each.model for each in manifest.load], unload=manifest.unload, unload_others=manifest.unload_others
     )
 
 
 def shown_profile(mesh: Mesh, name: str) -> Profile | None:
-    """Return a profile; the active one with what is not as it says."""
+    """Returns a profile; the active one with the deviations from it."""
     profile: Profile | None = mesh.documents[ResourceKind.PROFILE].declared(name)
     if profile is None or not profile.active:
         return profile
@@ -55,7 +55,7 @@ def shown_profile(mesh: Mesh, name: str) -> Profile | None:
 
 
 def _owned(mesh: Mesh, document: AnyDocument) -> AnyDocument:
-    """Return a document of a profile that names no owner with the present owner, which a switch leaves."""
+    """Sets the current owner in a document of a profile without an owner, since a switch keeps owners."""
     views = {ResourceKind.MODEL: mesh.model, ResourceKind.AGENT: mesh.agent}
     view = views[document.kind](document.name) if document.kind in views else None
     if view is not None and view.manifest.tags.owner and not document.manifest.tags.owner:

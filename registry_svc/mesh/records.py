@@ -1,9 +1,8 @@
 """The records of the mesh: generated messages, as they are stored, published and shown.
 
-A model, an agent or a route is one message from its declaration or publication on: `Model`, `Agent` and `Route` of the
-contract, stored without what follows from the state of the mesh (status, serving runner, times of heartbeats), which
-`overlay` sets in a copy. Messages in the state of the registry are immutable: a change makes a new one. Those of which
-there is one for each runner and model are held as their bytes.
+Models, agents and routes are the messages of the contract, stored without fields that depend on the state of the mesh
+(status, serving runner, heartbeat times), which `overlay` sets in a copy. Messages in the registry's state are
+immutable: a change creates a new one. Messages that exist per runner or model are kept as bytes.
 """
 
 import asyncio
@@ -32,23 +31,23 @@ P = TypeVar("P", bound=Message)
 M_contra = TypeVar("M_contra", contravariant=True)
 
 MESH = "mesh"
-"""The kind in events of the mesh itself."""
+"""Kind in events of the mesh itself."""
 
 
 def to_kind(word: str, field: str) -> ResourceKind:
-    """A kind of resource; raises INVALID_ARGUMENT naming the field when it is none."""
+    """Returns a resource kind. Raises INVALID_ARGUMENT naming the field for an unknown one."""
     if word not in KINDS:
         raise invalid_field(field, f"must be one of {', '.join(KINDS)}")
     return ResourceKind(word)
 
 
 def pool_name_of(manifest: model_pb2.ModelManifest) -> str:
-    """The effective pool of a model: the declared one, or its own name."""
+    """Returns the effective pool of a model: the declared one, or its name."""
     return manifest.pool_name or manifest.name
 
 
 def event_message(draft: EventDraft, sequence: int, now: datetime) -> event_pb2.Event:
-    """Return an event that is recorded at `now`."""
+    """Returns an event recorded at `now`."""
     return event_pb2.Event(
         sequence=sequence,
         time=stamp_of(now),
@@ -59,12 +58,12 @@ def event_message(draft: EventDraft, sequence: int, now: datetime) -> event_pb2.
     )
 
 
-# After so many messages the event loop gets a turn: a snapshot of a large mesh takes long to make.
+# Messages converted between turns of the event loop, since a snapshot of a large mesh takes long.
 CONVERTED_PER_TURN = 200
 
 
 async def converted(items: Iterable[T], convert: Callable[[T], M]) -> Sequence[M]:
-    """Many messages; the event loop turns meanwhile."""
+    """Converts many items to messages, letting other tasks run."""
     messages: list[M] = []
     for item in items:
         messages.append(convert(item))
@@ -77,26 +76,26 @@ class Extensible(Protocol[M_contra]):
     """A repeated field of messages."""
 
     def extend(self, elem_seq: Iterable[M_contra], /) -> None:
-        """Add copies of these."""
+        """Adds copies of messages."""
         ...
 
 
 async def extended(items: Extensible[M], makers: Sequence[Callable[[], M]]) -> None:
-    """Make many messages and add them to a field; the event loop turns meanwhile."""
+    """Builds many messages and adds them to a field, letting other tasks run."""
     for start in range(0, len(makers), CONVERTED_PER_TURN):
         items.extend(make() for make in makers[start : start + CONVERTED_PER_TURN])
         await asyncio.sleep(0)
 
 
 def compact(message: P) -> P:
-    """Return a copy to keep for long: it takes two thirds of the memory of a message that was built part by part."""
+    """Returns a copy for long storage, with two thirds of the memory of a message that was built in parts."""
     copy = type(message)()
     copy.CopyFrom(message)
     return copy
 
 
 class Held(Generic[P]):
-    """A message that is kept for long and read rarely, as its bytes: a third to a tenth of the memory of the message.
+    """A long-lived, rarely read message, kept as bytes, which take a third to a tenth of its memory.
 
     Equal messages without unknown fields have equal bytes.
     """
@@ -108,11 +107,11 @@ class Held(Generic[P]):
         self._wire = message.SerializeToString(deterministic=True)
 
     def message(self) -> P:
-        """Return the message; each call makes a new one, which the caller may change."""
+        """Returns the message, a new one at each call, which the caller may change."""
         return self._kind.FromString(self._wire)
 
     def add_to(self, message: P) -> None:
-        """Add what is set in it to another message, which is set by that."""
+        """Merges the message into another one, which becomes set."""
         message.SetInParent()
         message.MergeFromString(self._wire)
 
@@ -126,7 +125,7 @@ class Held(Generic[P]):
 
 
 def without_key(watched: registry_service_pb2.WatchedRunner) -> registry_service_pb2.WatchedRunner:
-    """Return a runner without its ticket key."""
+    """Returns a runner without its ticket key."""
     return registry_service_pb2.WatchedRunner(runner=watched.runner)
 
 
@@ -145,21 +144,21 @@ def is_loaded(instance: runner_pb2.InstanceState) -> bool:
 
 
 def unowned_in(report: runner_pb2.Capability, published: Container[str]) -> frozenset[str]:
-    """The models that a report shows as loaded and that its runner does not publish."""
+    """Returns the loaded models in a report that its runner does not publish."""
     return frozenset(each.model for each in report.instances if is_loaded(each) and each.model not in published)
 
 
-# Size of a model, an agent or a route on the wire without its texts: numbers, times, framing.
+# Wire size of a model, agent or route without its texts.
 BASE_BYTES = 96
 
 
 def manifest_bytes(manifest: Message) -> int:
-    """Return the approximate size of a resource in a snapshot, in bytes."""
+    """Returns the approximate size of a resource in a snapshot, in bytes."""
     return BASE_BYTES + manifest.ByteSize()
 
 
 def detail_bytes(report: runner_pb2.Capability) -> int:
-    """Return the size of a report's texts on the wire: details of its models, and names of its tools."""
+    """Returns the wire size of a report's texts: model details and tool names."""
     texts = [instance.detail for instance in report.instances]
     texts += [instance.last_fault.detail for instance in report.instances]
     return _utf8_bytes([*texts, *report.tool_names])
@@ -170,10 +169,10 @@ def _utf8_bytes(texts: list[str]) -> int:
 
 
 def kept(report: runner_pb2.Capability, models: Collection[str], room_bytes: int) -> runner_pb2.Capability:
-    """Return a report about `models` only, without texts, and then without tools, if they exceed `room_bytes`.
+    """Returns a report about `models` only, without texts, and then without tools, if they exceed `room_bytes`.
 
-    Which runner serves what must be known of every runner; the reason of a failure can also be read from the runner. A
-    snapshot too large for one message would leave all routers without any of it.
+    Texts are not essential, since failure details can also be read from the runner. A snapshot that is too large for
+    one message would leave all routers without any of it.
     """
     if detail_bytes(report) <= room_bytes and all(instance.model in models for instance in report.instances):
         return report

@@ -1,6 +1,6 @@
-"""Requests of runners and readers: checked, and brought to the canonical form in which reports are stored.
+"""Validation of requests of runners and readers, and the canonical form of reports for storage.
 
-As in `manifests`, the rules of the fields say what a value may be, and each `valid_*` changes the message in place.
+Field rules check single values, as in `manifests`. Each `valid_*` changes the message in place.
 """
 
 import base64
@@ -21,7 +21,7 @@ from weft.kernel.names import CENTRAL_RUNNER, is_model_name, require_name_of_mod
 from weft.kernel.reasons import Reason
 
 MAX_CLOCK_OFFSET_NANOSECONDS = 3_155_760_000 * 10**9
-"""A hundred years: larger clock offsets are stored as this."""
+"""A hundred years; larger clock offsets are stored as this."""
 DEFAULT_PAGE_SIZE = 100
 MAX_PAGE_SIZE = 1000
 
@@ -31,11 +31,11 @@ _REASONS = frozenset(reason.value for reason in Reason)
 def valid_opening(
     request: runner_session_service_pb2.OpenSessionRequest, config: RegistryConfig
 ) -> runner_session_service_pb2.OpenSessionRequest:
-    """Return a valid OpenSession; raises INVALID_ARGUMENT naming the field."""
+    """Returns a valid OpenSession. Raises INVALID_ARGUMENT naming the field."""
     require_at_most(request.models, "models", config.max_models_per_session)
     require_at_most(request.agents, "agents", config.max_agents_per_session)
     _require_few_instances(request.runner.capability, "runner.capability", config)
-    # Also where it is not set; and first, because clients make ids of the name.
+    # Checked first, even if it is not set, because clients derive ids from the name.
     check_message(request.runner, "runner")
     check_message(request)
     if request.runner.name == CENTRAL_RUNNER and request.runner.dial_out:
@@ -52,7 +52,7 @@ def valid_opening(
 def valid_heartbeat(
     request: runner_session_service_pb2.HeartbeatRequest, config: RegistryConfig
 ) -> runner_session_service_pb2.HeartbeatRequest:
-    """Return a valid Heartbeat; raises INVALID_ARGUMENT naming the field."""
+    """Returns a valid Heartbeat. Raises INVALID_ARGUMENT naming the field."""
     reports = request.HasField("capability")
     if reports:
         _require_few_instances(request.capability, "capability", config)
@@ -67,7 +67,7 @@ def _require_few_instances(report: runner_pb2.Capability, field: str, config: Re
 
 
 def to_canonical_report(report: runner_pb2.Capability) -> None:
-    """Bring a valid report to the form in which it is stored."""
+    """Brings a valid report to its canonical form."""
     report.DiscardUnknownFields()
     for state in report.instances:
         _to_canonical_instance(state)
@@ -79,7 +79,7 @@ def to_canonical_report(report: runner_pb2.Capability) -> None:
 
 
 def _to_canonical_instance(state: runner_pb2.InstanceState) -> None:
-    """Texts of programs without control characters, moments and lengths of time as they are written usually."""
+    """Removes control characters from texts of programs, and normalizes timestamps and durations."""
     if state.detail:
         state.detail = without_control_characters(state.detail)
     if state.HasField("unload_time"):
@@ -91,12 +91,12 @@ def _to_canonical_instance(state: runner_pb2.InstanceState) -> None:
     if state.HasField("last_fault"):
         state.last_fault.detail = without_control_characters(state.last_fault.detail)
         if state.last_fault.reason not in _REASONS:
-            # Of a runner that is newer than this registry.
+            # The runner is newer than this registry.
             state.last_fault.ClearField("reason")
 
 
 def page_of(request: registry_service_pb2.ListResourcesRequest) -> tuple[str, int]:
-    """The name after which the page begins, and how many it holds; raises INVALID_ARGUMENT naming the field."""
+    """Returns the name after which a page begins, and its size. Raises INVALID_ARGUMENT naming the field."""
     if request.page_size < 0:
         raise invalid_field("page_size", "must not be negative")
     size = min(request.page_size or DEFAULT_PAGE_SIZE, MAX_PAGE_SIZE)
@@ -112,14 +112,14 @@ def page_of(request: registry_service_pb2.ListResourcesRequest) -> tuple[str, in
 
 
 def page_token(last_name: str) -> str:
-    """The token of the page that begins after `last_name`."""
+    """Returns the token of the page that begins after `last_name`."""
     return base64.urlsafe_b64encode(last_name.encode("ascii")).decode("ascii")
 
 
 def events_of(
     request: registry_service_pb2.ListEventsRequest | registry_service_pb2.WatchEventsRequest,
 ) -> tuple[ResourceKind | None, str]:
-    """Return kind and name of the requested events, None and "" for all; raises INVALID_ARGUMENT naming the field."""
+    """Returns kind and name of the requested events, None and "" for all. Raises INVALID_ARGUMENT naming the field."""
     if request.name:
         require_name_of_model(request.name, "name")
     if not request.kind:
@@ -130,14 +130,14 @@ def events_of(
 
 
 def event_limit(request: registry_service_pb2.ListEventsRequest) -> int:
-    """How many events at most; raises INVALID_ARGUMENT naming the field."""
+    """Returns the maximum number of events. Raises INVALID_ARGUMENT naming the field."""
     return min(require_count(request.limit, "limit") or DEFAULT_PAGE_SIZE, MAX_PAGE_SIZE)
 
 
 def _require_one_namespace(
     runner: str, models: Sequence[model_pb2.ModelManifest], agents: Sequence[agent_pb2.AgentManifest]
 ) -> None:
-    """Names published together share the one namespace too: only a pool may have the name of a model."""
+    """Raises INVALID_ARGUMENT for names that are published twice; only a pool may have the name of a model."""
     model_names = {manifest.name for manifest in models}
     taken = model_names | {manifest.pool_name for manifest in models}
     for index, manifest in enumerate(models):

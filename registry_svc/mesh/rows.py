@@ -1,4 +1,4 @@
-"""Rows to and from the records of the mesh."""
+"""Conversion of database rows to and from records of the mesh."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,18 +15,18 @@ from weft.sql.connections import Row
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredPulse:
-    """A runner's liveness on disk; may be older than in memory."""
+    """A runner's stored liveness, which may be older than in memory."""
 
     runner: str
     standing: Standing
     last_heartbeat_at: datetime
     inactive_since: datetime | None
-    """None while it is active."""
+    """None while active."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredSession:
-    """A session with all its rows."""
+    """A session with all its resources."""
 
     session: Session
     profile: runner_pb2.Runner
@@ -37,11 +37,11 @@ class StoredSession:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredMesh:
-    """Everything on disk. Sessions and documents are ordered by name, documents of one kind after another."""
+    """Everything that is stored. Sessions are sorted by name, documents by kind and name."""
 
     sessions: tuple[StoredSession, ...] = ()
     documents: tuple[Message, ...] = ()
-    """What operators declared: a Model, an Agent, an Alias and so on."""
+    """Declared documents: Model, Agent, Alias and so on."""
     settings: settings_pb2.MeshSettings | None = None
     """None: never saved."""
     join_tokens: tuple[JoinToken, ...] = ()
@@ -54,12 +54,12 @@ Values = dict[str, Any]
 
 
 def session_row(session: Session) -> Values:
-    """A row of `sessions`."""
+    """Returns a row of `sessions`."""
     return {"id": session.id, "request_id": session.request_id, "ticket_key": session.ticket_key}
 
 
 def runner_row(stored: StoredSession) -> Values:
-    """A row of `runners`."""
+    """Returns a row of `runners`."""
     profile = stored.profile
     return {
         "name": profile.name,
@@ -75,7 +75,7 @@ def runner_row(stored: StoredSession) -> Values:
 
 
 def pulse_row(pulse: StoredPulse) -> Values:
-    """The columns of `runners` that a pulse changes."""
+    """Returns the columns of `runners` that depend on liveness."""
     return {
         "standing": pulse.standing.value,
         "last_heartbeat_at": pulse.last_heartbeat_at,
@@ -84,19 +84,19 @@ def pulse_row(pulse: StoredPulse) -> Values:
 
 
 def record_row(record: Any) -> Values:
-    """What `documents` and `publications` hold of a record."""
+    """Returns the common columns of `documents` and `publications`."""
     kind, name = key_of(record)
     return {"kind": kind.value, "name": name, "document": record.SerializeToString(deterministic=True)}
 
 
 def owner_of(record: Any) -> str:
-    """The owner of a record by its tags; empty: none, or its kind has no tags."""
+    """Returns the owner in a record's tags; empty: none, or its kind has no tags."""
     tags = getattr(record.manifest, "tags", None)
     return "" if tags is None else str(tags.owner)
 
 
 def join_token_row(token: JoinToken) -> Values:
-    """A row of `join_tokens`."""
+    """Returns a row of `join_tokens`."""
     return {
         "id": token.id,
         "description": token.description,
@@ -107,7 +107,7 @@ def join_token_row(token: JoinToken) -> Values:
 
 
 def join_token_of(row: Row) -> JoinToken:
-    """Read a row of `join_tokens`."""
+    """Reads a row of `join_tokens`."""
     return JoinToken(
         id=row.id,
         description=row.description,
@@ -120,7 +120,7 @@ def join_token_of(row: Row) -> JoinToken:
 def stored_session_of(
     row: Row, publications: Sequence[model_pb2.Model], agents: Sequence[agent_pb2.Agent]
 ) -> StoredSession:
-    """Read a row of `runners` joined with its row of `sessions`."""
+    """Reads a row of `runners` joined with its row of `sessions`."""
     return StoredSession(
         session=Session(
             id=row.session_id,

@@ -28,11 +28,11 @@ class EvictionAnswer(Enum):
     """Answer of a runner to an eviction request."""
 
     GIVEN_UP = auto()
-    """The model sleeps; its lease has been released, or is about to be."""
+    """The model sleeps; its lease was released, or will be soon."""
     REFUSED = auto()
-    """It is busy, pinned or of a higher priority, or cannot sleep."""
+    """The model is busy, pinned or of a higher priority, or cannot sleep."""
     UNREACHABLE = auto()
-    """No answer, or none that means anything."""
+    """No usable answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,12 +45,12 @@ class EvictionRequest:
     priority: Priority
     """Priority of the request that needs the memory."""
     wanted_by: str
-    """For the log."""
+    """Purpose of the request that needs the memory, for the log."""
 
 
 log = get_logger("weft.registry.operations")
 
-# An idle model ends within its backend's graces, which add up to less than this.
+# An idle model stops within its backend's grace periods, which add up to less.
 YIELD_TIMEOUT_SECONDS = 60.0
 PROBE_TIMEOUT_SECONDS = 2.0
 DESCRIBE_TIMEOUT_SECONDS = 5.0
@@ -62,16 +62,16 @@ Metadata = tuple[tuple[str, str], ...]
 
 
 class RunnerCalls:
-    """Calls to runners, which are found by name and must be active. The caller owns `channels` and closes it.
+    """Calls to active runners by name. The caller owns `channels` and closes it.
 
-    Each call carries a permit made for it. All but `evict` raise the runner's own WeftError, NO_RUNNER_AVAILABLE when
-    the runner is not active, and WORKER_LOST when the connection breaks. Closing or cancelling a call cancels the work.
+    Each call has a permit. All except `evict` raise the runner's WeftError, NO_RUNNER_AVAILABLE if the runner is not
+    active, and WORKER_LOST if the connection breaks. Closing or cancelling a call cancels the work.
     """
 
     def __init__(
         self, core: RegistryCore, channels: ChannelPool, until_owner: Callable[[], Awaitable[None]] | None = None
     ) -> None:
-        """`until_owner` returns once no other registry can own the database, and may command the same runners."""
+        """`until_owner` waits until no other registry can own the database and command the same runners."""
         self._until_owner = until_owner or _at_once
         self._core = core
         self._channels = channels
@@ -79,7 +79,7 @@ class RunnerCalls:
     async def load(
         self, runner: str, model: str, options: load_pb2.LoadOptions, *, operation_id: str
     ) -> AsyncGenerator[runner_service_pb2.LoadResponse]:
-        """Load a model; the last response is the result."""
+        """Loads a model. The last response is the result."""
         state = await self._member(runner)
         request = runner_service_pb2.LoadRequest(
             model=model,
@@ -94,7 +94,7 @@ class RunnerCalls:
     async def pull(
         self, runner: str, request: operation_pb2.PullModel, *, operation_id: str
     ) -> AsyncGenerator[runner_service_pb2.PullModelResponse]:
-        """Pull the files of a model; the last response is what is stored."""
+        """Pulls the files of a model. The last response has what is stored."""
         state = await self._member(runner)
         permit = self._permit(state, Action.PULL, model=request.source, operation_id=operation_id)
         asked = runner_service_pb2.PullModelRequest(source=request.source, form=request.form, permit=permit)
@@ -106,7 +106,7 @@ class RunnerCalls:
     async def add_model(
         self, runner: str, name: str, request: operation_pb2.LoadModel, *, operation_id: str
     ) -> AsyncGenerator[runner_service_pb2.AddModelResponse]:
-        """Serve a model by its source under a name; the last response is the model."""
+        """Serves a model by its source under a name. The last response has the model."""
         state = await self._member(runner)
         asked = runner_service_pb2.AddModelRequest(
             source=request.source,
@@ -122,7 +122,7 @@ class RunnerCalls:
     async def remove_model(
         self, runner: str, model: str, *, operation_id: str
     ) -> runner_service_pb2.RemoveModelResponse:
-        """Serve a model no longer that was added."""
+        """Removes an added model."""
         state = await self._member(runner)
         request = runner_service_pb2.RemoveModelRequest(
             model=model, permit=self._permit(state, Action.REMOVE, model=model, operation_id=operation_id)
@@ -131,7 +131,7 @@ class RunnerCalls:
         return await _answer(stub.RemoveModel(request, metadata=metadata))
 
     async def unload(self, runner: str, model: str, *, operation_id: str) -> runner_service_pb2.UnloadResponse:
-        """Unload a model."""
+        """Unloads a model."""
         state = await self._member(runner)
         request = runner_service_pb2.UnloadRequest(
             model=model, permit=self._permit(state, Action.UNLOAD, model=model, operation_id=operation_id)
@@ -142,7 +142,7 @@ class RunnerCalls:
     async def flush_cache(
         self, runner: str, request: runner_service_pb2.FlushCacheRequest, *, operation_id: str
     ) -> runner_service_pb2.FlushCacheResponse:
-        """Forget cached prefixes; the permit is added to `request`."""
+        """Deletes cached prefixes."""
         state = await self._member(runner)
         permitted = runner_service_pb2.FlushCacheRequest()
         permitted.CopyFrom(request)
@@ -151,14 +151,14 @@ class RunnerCalls:
         return await _answer(stub.FlushCache(permitted, metadata=metadata))
 
     async def load_options(self, runner: str) -> dict[str, load_pb2.LoadOptions]:
-        """Return how each model of a runner is loaded, or would be loaded next; without a permit."""
+        """Returns the options with which a runner has loaded or would load each model. Needs no permit."""
         stub, metadata = await self._reach(await self._member(runner))
         request = runner_service_pb2.DescribeRequest()
         found = await _answer(stub.Describe(request, timeout=DESCRIBE_TIMEOUT_SECONDS, metadata=metadata))
         return {each.model: each.load_options for each in found.instances}
 
     async def source_engines(self, runner: str, source: str) -> Sequence[runner_service_pb2.InstanceDescription]:
-        """Returns the engines of a runner that may serve a source; none: the runner does not know."""
+        """Returns the engines of a runner that may serve a source; empty if unknown."""
         state = await self._member(runner)
         permit = self._permit(state, Action.ADD, model=source, operation_id="")
         stub, metadata = await self._reach(state)
@@ -167,7 +167,7 @@ class RunnerCalls:
         return (await _answer(call)).source_engines
 
     async def incarnation_at(self, address: str) -> str:
-        """The incarnation of the runner that answers at an address; empty when none does. Never raises a WeftError."""
+        """Returns the incarnation of the runner at an address; empty if none answers. Never raises a WeftError."""
         try:
             stub, metadata = await self._at(address)
             call = stub.Describe(runner_service_pb2.DescribeRequest(), timeout=PROBE_TIMEOUT_SECONDS, metadata=metadata)
@@ -176,7 +176,7 @@ class RunnerCalls:
             return ""
 
     async def evict(self, request: EvictionRequest) -> EvictionAnswer:
-        """Have a runner give up the memory of an idle model. Returns once it sleeps. Never raises a WeftError."""
+        """Asks a runner to give up the memory of an idle model. Returns once it sleeps. Never raises a WeftError."""
         try:
             state = await self._member(request.runner)
             message = runner_service_pb2.YieldMemoryRequest(
@@ -224,7 +224,7 @@ class RunnerCalls:
 
 
 async def _at_once() -> None:
-    """Returns immediately: no other registry is there."""
+    """Returns immediately: there is no other registry."""
 
 
 async def _responses(call: "grpc.aio.UnaryStreamCall[Any, T]") -> AsyncGenerator[T]:
@@ -248,7 +248,7 @@ async def _answer(call: Awaitable[T]) -> T:
 
 
 def _failure(failure: WeftError) -> WeftError:
-    # The registry did not cancel: a runner that stops ends its calls with this status.
+    # The registry did not cancel: a stopping runner ends its calls with this status.
     if failure.reason is Reason.CANCELLED:
         return WeftError(Reason.WORKER_LOST, "the runner ended the call; it is being stopped")
     return failure

@@ -89,25 +89,25 @@ _SHOWN: Mapping[ResourceKind, Callable[[Mesh, str], Any]] = MappingProxyType(
         ResourceKind.WORKFLOW: Mesh.shown_workflow,
     }
 )
-"""Kinds whose status follows from others: what readers see of one."""
+"""Returns a resource for display, by kind, for kinds with a status that depends on other resources."""
 Context = grpc.aio.ServicerContext[Any, Any]
 
 MAX_LISTED_PATTERNS = 64
-"""Most names that a request for a list is limited to."""
+"""Maximum number of names in a list request."""
 
 
 class Catalogue:
-    """All that readers see of the mesh; raises SHUTTING_DOWN while it does not run."""
+    """The readers' view of the mesh. Raises SHUTTING_DOWN unless the registry is running."""
 
     def __init__(self, core: RegistryCore) -> None:
         self._core = core
 
     def get(self, kind: ResourceKind, name: str) -> Any:
-        """A resource, such as an Alias; raises an error for an unknown one."""
+        """Returns a resource, such as an Alias. Raises NOT_FOUND or MODEL_NOT_FOUND."""
         return self._known(kind, name, self.find(kind, name))
 
     def page(self, kind: ResourceKind, request: ListResourcesRequest) -> tuple[list[Message], str]:
-        """A page of resources that the caller may see, in the order of their names, and the token of the next one.
+        """Returns a page of resources that the caller may see, sorted by name, and the token of the next page.
 
         The token is empty after the last page. Raises INVALID_ARGUMENT naming the field.
         """
@@ -133,7 +133,7 @@ class Catalogue:
         return found, ""
 
     def find(self, kind: ResourceKind, name: str) -> Any:
-        """A resource, such as an Alias; None: there is none of this name."""
+        """Returns a resource, such as an Alias, or None."""
         self._core.require_open()
         make = _SHOWN.get(kind)
         return self._core.mesh.documents[kind].shown.get(name) if make is None else make(self._core.mesh, name)
@@ -145,33 +145,33 @@ class Catalogue:
         return found
 
     def name_of(self, name_or_id: str) -> str:
-        """The name of the model, the agent or the route with this id; any other text as it is."""
+        """Returns the name of the model, agent or route with this id; any other text unchanged."""
         return self._core.name_of(name_or_id)
 
     def pool_of(self, model: str) -> pool_pb2.Pool:
-        """The pool that a model is in; raises MODEL_NOT_FOUND when there is no such model."""
+        """Returns the pool of a model. Raises MODEL_NOT_FOUND."""
         self._core.require_open()
         name = self._core.mesh.pools.pool_of(model)
         pool = None if name is None else self._core.mesh.pool(name)
         return visible_pool(caller(), self._known(ResourceKind.MODEL, model, pool))
 
     def watch(self) -> tuple[Snapshot, Watcher[registry_service_pb2.WatchResponse]]:
-        """Return everything there is, and a watcher that receives every change after that."""
+        """Returns a snapshot, and a watcher for every later change."""
         return self._core.watch()
 
     def events(self, kind: ResourceKind | None, name: str, limit: int) -> list[event_pb2.Event]:
-        """The newest events of this kind and name, oldest first; None and "" mean all."""
+        """Returns the newest events of a kind and name, oldest first; None and "" mean all."""
         self._core.require_open()
         return self._core.events.newest(kind, name, limit)
 
     def watch_events(self) -> Watcher[event_pb2.Event]:
-        """Return a watcher that receives every event from now on."""
+        """Returns a watcher for every event from now on."""
         self._core.require_open()
         return self._core.events.subscribe()
 
 
 def is_wanted(name: str, wanted: Sequence[str]) -> bool:
-    """Whether a resource is among the names that a request wants; none: all."""
+    """Whether a name matches the patterns of a request; no patterns match all."""
     return not wanted or any(Access(Resource.MODELS, Role.VIEW, pattern).includes(name) for pattern in wanted)
 
 
@@ -227,14 +227,14 @@ class RegistryServicer(registry_service_pb2_grpc.RegistryServiceServicer):
             caller().require_name(VIEW_MODELS, name)
             return registry_service_pb2.GetModelMembersResponse(pool=self._catalogue.pool_of(name))
 
-    # A coroutine that writes ends its watcher the moment the call is cancelled; a generator would wait for the
-    # garbage collector. grpc.aio takes both, the generated types know only the latter.
+    # A coroutine closes its watcher as soon as the call is cancelled; a generator would wait for the garbage collector.
+    # grpc.aio supports both, the generated types only the latter.
     @override
     async def Watch(  # type: ignore[override]
         self, request: registry_service_pb2.WatchRequest, context: Context
     ) -> None:
         async with answering(context):
-            # The watch includes runners and settings, so the right to view models alone is not enough.
+            # The watch includes runners and settings, so access to models is not enough.
             for access in _ALSO_WATCHED:
                 caller().require(access)
             if request.include_ticket_keys:
@@ -262,7 +262,7 @@ class RegistryServicer(registry_service_pb2_grpc.RegistryServiceServicer):
             kind, name = events_of(request)
             name = self._catalogue.name_of(name)
             with self._catalogue.watch_events() as watcher:
-                # A caller that has the headers misses no event from now on.
+                # Once a caller has the headers, it misses no event.
                 await context.send_initial_metadata(())
                 async for event in watcher:
                     if concerns(event, kind, name):
@@ -285,7 +285,7 @@ class RunnerSessionServicer(runner_session_service_pb2_grpc.RunnerSessionService
     ) -> runner_session_service_pb2.OpenSessionResponse:
         async with answering(context):
             session, config = await self._roster.open_session(valid_opening(request, self._config)), self._config
-            # A dial-out runner may have any clock: it is not a machine of the operator.
+            # A dial-out runner may have any clock, since the operator does not control its machine.
             max_offset = None if request.runner.dial_out else duration_of(config.max_clock_offset_seconds)
             return runner_session_service_pb2.OpenSessionResponse(
                 session_id=session.id,
@@ -329,7 +329,7 @@ class RunnerSessionServicer(runner_session_service_pb2_grpc.RunnerSessionService
 
 
 def author_of(request: declaration_service_pb2.ApplyRequest) -> Author:
-    """Return who declares: the caller, or for one that may act for others whom it names."""
+    """Returns the author: the caller, or the one that it specifies if it may act for others."""
     known = caller()
     if known.names_tenants:
         return Author(name=request.requested_by, own_only=request.own_only)
@@ -351,7 +351,7 @@ class DeclarationServicer(declaration_service_pb2_grpc.DeclarationServiceService
             batch = valid_batch(request, self._config)
             self._declarations.name_targets(batch.documents)
             if names_secret(batch.documents):
-                # Otherwise whoever may declare models could have any secret sent anywhere.
+                # Otherwise any caller who may declare models could send any secret anywhere.
                 caller().require(USE_SECRETS)
             require_declarable(caller(), batch.documents)
             results = await self._declarations.apply(batch, author_of(request))

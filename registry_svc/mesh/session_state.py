@@ -1,4 +1,4 @@
-"""One session with all that it published, in memory."""
+"""In-memory state of a session and its publications."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -17,52 +17,52 @@ from weft.kernel.timestamps import optional_stamp, stamp_of
 
 @dataclass(slots=True, kw_only=True)
 class SessionState:
-    """One session with its runner, models and agents. Changed only by the mesh and, under its turn, the roster."""
+    """A session with its runner, models and agents. Only the mesh and the session manager change it."""
 
     session: Session
     profile: runner_pb2.Runner
-    """The facts of this incarnation, which do not change; see `profile_of`."""
+    """Immutable facts of this incarnation; see `profile_of`."""
     pulse: Pulse
     last_heartbeat_at: datetime
     inactive_since: datetime | None = None
     capability: Held[runner_pb2.Capability] = field(default_factory=lambda: Held(runner_pb2.Capability()))
     reported: bool = False
-    """Whether `capability` is a report of this incarnation; otherwise it is unknown."""
+    """Whether `capability` is a report of this incarnation; otherwise it is empty."""
     sequence: int | None = None
-    """Newest heartbeat of this incarnation; None before the first one."""
+    """Newest heartbeat of this incarnation; None before the first."""
     publications: dict[str, Held[model_pb2.Model]] = field(default_factory=dict)
     agents: dict[str, agent_pb2.Agent] = field(default_factory=dict)
     waking: frozenset[str] = frozenset()
-    """Models that hibernated and have not taken requests since: whether they wake is not known yet."""
+    """Models that hibernated and have not accepted requests since."""
     unowned: frozenset[str] = frozenset()
-    """Models that it has loaded and does not publish any more."""
+    """Models that it has loaded but no longer publishes."""
     saved_pulse: Pulse | None = None
-    """The stored liveness; None: not stored."""
+    """Stored liveness; None: not stored."""
     share: float = field(init=False)
-    """Its place in a spread of expiries."""
+    """Position in a spread of expiries."""
     sleeping: frozenset[str] = field(init=False)
-    """Its models that hibernate, by name."""
+    """Names of its hibernating models."""
     failed: frozenset[str] = field(init=False)
-    """Its models that it cannot serve, by name."""
+    """Names of models that it cannot serve."""
     runtimes: Mapping[str, str] = field(init=False)
-    """The runtimes of its models that have another one than the runner, by name of the model."""
+    """Runtimes that differ from the runner's, by model name."""
     detail_bytes: int = field(init=False)
     """Size of the detail texts of its last report."""
     _publisher: Publisher | None = field(init=False, default=None)
-    """The present `publisher`, made once for all its models; None: it changed since."""
+    """Cached `publisher`; None after a change."""
 
     def __post_init__(self) -> None:
         self.share = share_of(self.profile.name)
         self._note(self.capability.message())
 
     def withdraw(self, model: str) -> None:
-        """It does not publish this model any more, which may still be loaded."""
+        """Withdraws a model, which becomes unowned if it is still loaded."""
         del self.publications[model]
         loaded = any(each.model == model and is_loaded(each) for each in self.capability.message().instances)
         self.unowned |= {model} if loaded else frozenset()
 
     def report(self, capability: runner_pb2.Capability) -> None:
-        """Record a capability report. Called by the mesh, which counts sizes."""
+        """Records a capability report. Only call it through the mesh, which counts sizes."""
         self.capability = Held(capability)
         self._note(capability)
         self.reported = True
@@ -75,24 +75,24 @@ class SessionState:
         self.detail_bytes = detail_bytes(capability)
 
     def revive(self, now: float, now_utc: datetime) -> None:
-        """Record a heartbeat."""
+        """Records a heartbeat."""
         self.pulse = heard(now)
         self.last_heartbeat_at = now_utc
         self.inactive_since = None
         self._publisher = None
 
     def lose(self, standing: Standing, now: float, now_utc: datetime) -> None:
-        """Mark the runner as inactive; an inactive one keeps its earlier moment."""
+        """Marks the runner as inactive from now on, or since earlier."""
         self.pulse = lost(self.pulse, standing, now)
         self.inactive_since = self.inactive_since or now_utc
         self._publisher = None
 
     def runner(self) -> registry_service_pb2.WatchedRunner:
-        """The runner as the mesh sees it, with its ticket key."""
+        """Returns the runner for watchers, with its ticket key."""
         return watched_runner(self.publisher(), with_key=True)
 
     def publisher(self) -> Publisher:
-        """The runner as it is now, which later changes leave as it was."""
+        """Returns an immutable view of the runner's current state."""
         if self._publisher is None:
             self._publisher = Publisher(
                 profile=self.profile,
@@ -108,17 +108,17 @@ class SessionState:
         return self._publisher
 
     def as_holder(self) -> Holder:
-        """Itself, as the session policy sees it."""
+        """Returns the session for the policy."""
         return Holder(session=self.session, live=self.pulse.active)
 
     def rows(self) -> Iterator[tuple[ResourceKind, str]]:
-        """All it published, agents before the models they may point to, the runner last."""
+        """Yields its resources: agents before the models that they may point to, the runner last."""
         yield from ((ResourceKind.AGENT, name) for name in self.agents)
         yield from ((ResourceKind.MODEL, name) for name in self.publications)
         yield ResourceKind.RUNNER, self.profile.name
 
     def stored(self) -> StoredSession:
-        """The session and all its rows, for the disk."""
+        """Returns the session and its resources for storage."""
         return StoredSession(
             session=self.session,
             profile=self.profile,
@@ -128,7 +128,7 @@ class SessionState:
         )
 
     def stored_pulse(self) -> StoredPulse:
-        """Its liveness, for the disk."""
+        """Returns its liveness for storage."""
         return StoredPulse(
             runner=self.profile.name,
             standing=self.pulse.standing,
@@ -146,7 +146,7 @@ def _runtimes(capability: runner_pb2.Capability) -> dict[str, str]:
 
 
 def profile_of(runner: runner_pb2.Runner) -> runner_pb2.Runner:
-    """Return the facts of one incarnation of a runner, without its report and its state."""
+    """Returns the facts of a runner's incarnation, without report and state."""
     return runner_pb2.Runner(
         name=runner.name,
         incarnation=runner.incarnation,

@@ -1,1 +1,1 @@
-"""Decisions about leases, devices, the wait queue and eviction, pure: values and `now` in, decisions out."""
+"""Pure decisions about leases, devices, the wait queue and eviction, from values and `now`."""

@@ -1,4 +1,4 @@
-"""On which devices a lease goes, and how much on each. All in bytes."""
+"""Chooses the devices of a lease, and the bytes on each."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,17 +15,17 @@ class DeviceAccount:
     index: int
     total: int
     margin: int
-    """Never booked."""
+    """Memory that is never booked."""
     booked: int = 0
-    """By leases in whatever state."""
+    """Memory of leases in any state."""
     held: int = 0
     """Sum over leases of the larger of booked and observed memory."""
     foreign: int | None = None
-    """Held by processes without a lease; None: unknown."""
+    """Memory held by processes without a lease; None: unknown."""
 
     @property
     def capacity(self) -> int:
-        """Memory that leases may book at most."""
+        """Maximum memory that leases may book."""
         return max(0, self.total - self.margin)
 
     @property
@@ -38,17 +38,17 @@ class DeviceAccount:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostAccount:
-    """The memory accounts of one host's devices, and what each lease takes of them."""
+    """The memory accounts of a host's devices, and the share of each lease."""
 
     devices: Mapping[int, DeviceAccount]
     takes: Mapping[str, tuple[tuple[int, int, int], ...]]
     """By lease id: (device index, booked bytes, held bytes)."""
     seen: Mapping[str, int | None]
-    """By lease id: memory that its processes were observed to hold, in bytes; None: unknown."""
+    """By lease id: observed bytes of its processes; None: unknown."""
 
 
 def host_account(snapshot: HostSnapshot, leases: Sequence[Lease], margin: int) -> HostAccount:
-    """Return the account of a host as last observed, with its leases. A lease on a missing device takes nothing."""
+    """Returns the account of a host with its leases. A lease on a missing device takes nothing."""
     by_id = {each.process: each for each in snapshot.processes}
     seen = {lease.grant.id: _seen_by_device(lease, by_id) for lease in leases}
     takes = {lease.grant.id: tuple(_taken(lease.grant.shares, seen[lease.grant.id] or {})) for lease in leases}
@@ -70,7 +70,7 @@ def host_account(snapshot: HostSnapshot, leases: Sequence[Lease], margin: int) -
 def without(
     devices: Mapping[int, DeviceAccount], account: HostAccount, lease_ids: Iterable[str]
 ) -> Mapping[int, DeviceAccount]:
-    """Return the devices as they would be without these leases."""
+    """Returns the devices without these leases."""
     changed = devices
     for lease_id in lease_ids:
         changed = _changed(changed, account.takes[lease_id], sign=-1)
@@ -80,12 +80,12 @@ def without(
 def with_again(
     devices: Mapping[int, DeviceAccount], account: HostAccount, lease_id: str
 ) -> Mapping[int, DeviceAccount]:
-    """The devices as they would be if a lease that `without` left out were there after all."""
+    """Returns the devices with a lease that `without` removed."""
     return _changed(devices, account.takes[lease_id], sign=1)
 
 
 def with_shares(devices: Mapping[int, DeviceAccount], shares: Shares) -> Mapping[int, DeviceAccount]:
-    """Return the devices with one more lease, whose processes hold nothing yet."""
+    """Returns the devices with an additional lease that holds no memory yet."""
     return _changed(devices, [(index, size, size) for index, size in shares], sign=1)
 
 
@@ -107,15 +107,15 @@ def _taken(shares: Shares, seen: Mapping[int, int]) -> Iterable[tuple[int, int, 
 
 
 def _seen_by_device(lease: Lease, by_id: Mapping[ProcessId, ProcessSnapshot]) -> dict[int, int] | None:
-    """Return what a lease's processes hold on each device; None: unknown."""
+    """Returns the memory of a lease's processes by device; None: unknown."""
     sights = [snapshot for process in lease.grant.processes if (snapshot := by_id.get(process)) is not None]
-    # A process that is not named holds nothing. But where not one of a filled lease's is named, they cannot be seen
-    # at all: inside of containers the driver's library lists none.
+    # An unlisted process holds nothing. But if none of a filled lease's is listed, they cannot be observed at all:
+    # in containers the driver's library lists none.
     if any(each.alive and each.memory_unknown for each in sights) or (lease.filled and not sights):
         return None
     held: dict[int, int] = defaultdict(int)
     for each in sights:
-        # Memory may be listed for a moment after its process has ended.
+        # Memory may still be listed shortly after its process has ended.
         for index, size in each.bytes_by_device:
             held[index] += size
     return dict(held)
@@ -123,12 +123,12 @@ def _seen_by_device(lease: Lease, by_id: Mapping[ProcessId, ProcessSnapshot]) ->
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Holdings:
-    """Memory in use by device, in bytes, by who holds it."""
+    """Used bytes by device and kind of holder."""
 
     explained: Mapping[int, int]
-    """Held by observed processes, and by filled leases whose processes cannot be observed."""
+    """Memory of observed processes, and of filled leases with processes that cannot be observed."""
     foreign: Mapping[int, int]
-    """By processes that are seen and have no lease."""
+    """Memory of observed processes without a lease."""
     are_all_seen: bool
 
 
@@ -142,8 +142,8 @@ def _holdings(snapshot: HostSnapshot, leases: Sequence[Lease], seen: Mapping[str
             foreign[index] += 0 if process.process in leased else size
     unseen = [lease for lease in leases if seen[lease.grant.id] is None]
     for lease in unseen:
-        # One that is still loading may hold anything up to its share; what it holds already counts as foreign until
-        # it is filled, which books too much for a while rather than too little.
+        # A lease that is still loading may hold any part of its share. That part counts as foreign until the lease is
+        # filled, which temporarily books too much rather than too little.
         for index, size in lease.grant.shares if lease.filled else ():
             explained[index] += size
     are_all_seen = not unseen and not any(process.alive and process.memory_unknown for process in snapshot.processes)
@@ -151,22 +151,21 @@ def _holdings(snapshot: HostSnapshot, leases: Sequence[Lease], seen: Mapping[str
 
 
 def _foreign(device: DeviceSnapshot, holdings: _Holdings, margin: int) -> int | None:
-    """Return what processes without a lease hold on a device; None: unknown."""
+    """Returns the memory that processes without a lease hold on a device; None: unknown."""
     if device.used_bytes is None:
         return None
-    # The driver holds some memory for itself, which no process shows. The margin covers that; more than the margin is
-    # held by processes that cannot be observed.
+    # The margin covers memory of the driver, which no process shows. More than the margin is held by processes that
+    # cannot be observed.
     unexplained = device.used_bytes - holdings.explained.get(device.index, 0)
     allowance = margin if holdings.are_all_seen else 0
     return holdings.foreign.get(device.index, 0) + max(0, unexplained - allowance)
 
 
 def choose(devices: Sequence[DeviceAccount], size: int, max_devices: int) -> Shares | None:
-    """Return shares that add up to exactly `size`, in order of the devices; None: not enough room now.
+    """Returns shares that add up to exactly `size`, in device order; None if there is not enough room now.
 
-    A single device that fits is preferred, the fullest of several, so that large gaps stay for large models. Otherwise
-    as few devices as possible, those with most room, each with a share in proportion to its room. `max_devices` 0: any
-    number.
+    Prefers a single device, the fullest that fits, to keep large gaps for large models. Otherwise uses as few devices
+    as possible, those with the most room, with shares in proportion to their room. `max_devices` 0: any number.
     """
     alone = min((device for device in devices if device.free >= size), key=_fullest, default=None)
     if alone is not None:
@@ -181,7 +180,7 @@ def choose(devices: Sequence[DeviceAccount], size: int, max_devices: int) -> Sha
 
 
 def largest_lease(devices: Sequence[DeviceAccount], max_devices: int) -> int:
-    """Return what these devices could hold if they were empty, split over at most `max_devices` (0: any number)."""
+    """Returns the capacity of these devices when empty, of at most `max_devices` (0: any number)."""
     capacities = sorted((device.capacity for device in devices), reverse=True)
     return sum(capacities[: max_devices or len(capacities)])
 
@@ -191,10 +190,10 @@ def _fullest(device: DeviceAccount) -> tuple[int, int]:
 
 
 def _split(devices: Sequence[DeviceAccount], size: int, room: int) -> Shares:
-    """In proportion to room; bytes that do not divide go to the first devices.
+    """Splits `size` in proportion to room; remaining bytes go to the first devices.
 
-    None gets more than its room: where `size` is less than `room`, every proportional share leaves a byte at least, and
-    where they are equal nothing is left to give.
+    No device gets more than its room: if `size` is less than `room`, every proportional share leaves at least a byte,
+    and if they are equal, no bytes remain.
     """
     shares = [size * device.free // room for device in devices]
     for position in range(size - sum(shares)):

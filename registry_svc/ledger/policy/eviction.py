@@ -1,4 +1,4 @@
-"""Eviction: which idle model is unloaded when a request needs its memory, and which waiting requests are granted."""
+"""Eviction of idle models for requests that need their memory, and the order of grants."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,13 +17,13 @@ from registry_svc.ledger.policy.leases import HolderKind, Lease, LeaseState, Mem
 from weft.kernel.request import Priority
 
 REFUSAL_KEPT_SECONDS = 5.0
-"""How long a runner that refused an eviction is not asked again; long enough to try all other runners first."""
+"""Time before a runner that refused an eviction is asked again; long enough to try all other runners first."""
 
 _NEVER = datetime.min.replace(tzinfo=UTC)
 
 
 class EvictionState(Enum):
-    """State of an eviction request to a runner."""
+    """State of an eviction attempt."""
 
     PENDING = auto()
     GIVEN_UP = auto()
@@ -32,30 +32,30 @@ class EvictionState(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvictionAttempt:
-    """One request to a runner to give up one lease."""
+    """A request to a runner to give up a lease."""
 
     lease_id: str
     state: EvictionState
     at: float
-    """When it was made or, later, answered; monotonic seconds."""
+    """When it was sent or, if answered, when it was answered; monotonic seconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reclaim:
-    """Memory that is being freed on one host, at one moment. All times in monotonic seconds."""
+    """Memory that is being freed on a host. All times in monotonic seconds."""
 
     attempts: Mapping[str, EvictionAttempt]
     """By lease id."""
     wait_seconds: float
-    """How long memory that was given up may take to be seen back."""
+    """How long released memory may take to be observed as free."""
     look_seconds: float
-    """How long the next observation may take when there was none since the release."""
+    """How long the first observation after a release may take."""
     seen: float
-    """When the host was seen last."""
+    """When the host was last observed."""
     now: float
 
     def is_going(self, lease: Lease) -> bool:
-        """Whether its memory may be expected back soon."""
+        """Whether a lease's memory is expected to be free soon."""
         if lease.state is LeaseState.RELEASING and lease.since is not None:
             look_seconds = self.look_seconds if self.seen <= lease.since else 0.0
             return self.now - lease.since < self.wait_seconds + look_seconds
@@ -63,7 +63,7 @@ class Reclaim:
         return attempt is not None and (attempt.state is EvictionState.PENDING or self._just_given_up(attempt))
 
     def may_be_evicted(self, lease: Lease) -> bool:
-        """Whether its holder has not refused lately; agreeing without releasing counts as a refusal."""
+        """Whether the holder has not refused recently; agreeing without releasing counts as a refusal."""
         attempt = self.attempts.get(lease.grant.id)
         if attempt is None:
             return True
@@ -75,10 +75,10 @@ class Reclaim:
 
 
 def candidates(leases: Sequence[Lease], request: MemoryRequest, devices: frozenset[int]) -> list[Lease]:
-    """Return the leases on `devices` that may be evicted for `request`: lower priority first, then least recently used.
+    """Returns the leases on `devices` that `request` may evict: lower priority first, then least recently used.
 
-    Requests of priority SYSTEM may also evict leases recorded as active, as the last choice: the router has drained
-    them, and their runner reports that with its next renewal only. A runner with active requests refuses.
+    As a last choice, SYSTEM requests may also evict leases recorded as active: the router has drained them, but their
+    runner only reports that with its next renewal. A runner with active requests refuses.
     """
     found = [lease for lease in leases if _may_be_evicted(lease, request) and _touches(lease, devices)]
     return sorted(
@@ -99,10 +99,10 @@ def next_victim(
     leases: Sequence[Lease],
     reclaim: Reclaim,
 ) -> Lease | None:
-    """Return the lease to evict now so that `request` will fit on `usable`; None: none, or not yet.
+    """Returns the lease to evict now so that `request` fits on `usable`; None: none, or not yet.
 
-    No lease is evicted while one that was requested may still be on its way out, nor where the request would not fit
-    even if all candidates were evicted.
+    Evicts nothing while an earlier eviction may still free memory, or if the request would not fit even after evicting
+    all candidates.
     """
     going = [lease for lease in leases if reclaim.is_going(lease)]
     freed = without(usable, account, [lease.grant.id for lease in going])
@@ -123,9 +123,9 @@ def next_victim(
 def _first_needed(
     chosen: Sequence[Lease], left: Mapping[int, DeviceAccount], account: HostAccount, request: MemoryRequest
 ) -> Lease:
-    """Return the first of `chosen` that is needed for the request to fit; the most valuable leases are spared first.
+    """Returns the first of `chosen` that is needed for the request to fit; spares the most valuable leases first.
 
-    `left`: the devices without all of `chosen`. One device account at a time, because there may be a thousand leases.
+    `left` are the devices without all of `chosen`. Changes one account at a time, as there may be a thousand leases.
     """
     needed = chosen[0]
     for lease in reversed(chosen):
@@ -162,17 +162,17 @@ def _touches(lease: Lease, devices: frozenset[int]) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueuePlan:
-    """Grants and evictions to do now."""
+    """Grants and evictions to make now."""
 
     grants: tuple[tuple[MemoryRequest, Shares], ...]
     evictions: tuple[tuple[MemoryRequest, Lease], ...]
-    """The request, and the lease whose model is to be evicted for it."""
+    """Requests, and the lease to evict for each."""
 
 
 def plan_queue(
     account: HostAccount, leases: Sequence[Lease], queue: Sequence[MemoryRequest], reclaim: Reclaim
 ) -> QueuePlan:
-    """Plan by priority, then by arrival. A request that must wait reserves its devices against all later ones."""
+    """Plans by priority, then by arrival. A request that must wait reserves its devices against later ones."""
     devices, taken = account.devices, frozenset[int]()
     grants: list[tuple[MemoryRequest, Shares]] = []
     evictions: list[tuple[MemoryRequest, Lease]] = []

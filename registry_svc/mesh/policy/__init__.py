@@ -1,1 +1,1 @@
-"""Decisions about sessions, names, declarations and liveness, pure: values and `now` in, decisions out."""
+"""Pure decisions about sessions, names, declarations and liveness, from values and `now`."""

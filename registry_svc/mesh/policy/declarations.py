@@ -1,4 +1,4 @@
-"""Declarations: their outcome, and whether what they point to exists."""
+"""Decides the outcome of declarations, and whether their targets exist."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,17 +13,17 @@ from weft.kernel.unknown_names import unknown_name, unknown_target
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """Present state of what a reference names."""
+    """Current state of a reference's target."""
 
     name: str
     model_known: bool
-    """Whether there is a model of this name."""
+    """Whether a model with this name exists."""
     pool_members: Collection[str]
-    """The members of the pool of this name."""
+    """Members of the pool with this name."""
 
 
 def exists(target: Target, to: PointsTo, *, arriving: Mapping[str, str], leaving: Collection[str]) -> bool:
-    """Whether the target exists once the models `arriving` (pool by name) were added and those `leaving` removed."""
+    """Whether the target exists after adding the models `arriving` (pool by name) and removing those `leaving`."""
     is_model = target.name in arriving or (target.model_known and target.name not in leaving)
     is_pool = target.name in arriving.values() or any(
         member not in leaving and member not in arriving for member in target.pool_members
@@ -32,9 +32,9 @@ def exists(target: Target, to: PointsTo, *, arriving: Mapping[str, str], leaving
 
 
 def absent(kind: ResourceKind, name: str, reference: Reference, names: Iterable[str]) -> WeftError:
-    """Return MODEL_NOT_FOUND for a reference to something that is not there.
+    """Returns MODEL_NOT_FOUND for a reference without a target.
 
-    `names` are those that the author could mean and may see, with prefixes if requests need them.
+    `names` are possible targets that the author may see, with prefixes if requests need them.
     """
     to, target = reference.field.to, reference.target
     unknown = unknown_target(target, names) if to is PointsTo.REQUESTABLE else unknown_name(to.value, target, names)
@@ -47,7 +47,7 @@ def absent(kind: ResourceKind, name: str, reference: Reference, names: Iterable[
 
 
 def require_free_scope(kind: ResourceKind, name: str, scope: str, other: str) -> None:
-    """Raise ALREADY_EXISTS when `other` stands for the same names; empty: none does."""
+    """Raises ALREADY_EXISTS if another document, `other`, has the same scope; "": none has."""
     if other:
         raise WeftError(
             Reason.ALREADY_EXISTS,
@@ -63,10 +63,10 @@ MAX_LISTED_NAMES = 10
 def decide_outcome(
     kind: ResourceKind, name: str, *, is_declared: bool, same: bool, publisher: str, publisher_live: bool, adopt: bool
 ) -> Outcome:
-    """Return the outcome of a declaration; raises ALREADY_EXISTS when a live runner publishes it differently.
+    """Returns the outcome of a declaration. Raises ALREADY_EXISTS if an active runner publishes it differently.
 
-    `same`: whether it says what is declared already, or else what `publisher` publishes. `publisher` is the runner that
-    publishes a resource of this name; empty: none does.
+    `publisher` is the runner that publishes a resource with this name, or "". `same`: whether the declaration equals
+    the existing one, or if there is none, the publication.
     """
     if is_declared:
         return Outcome.UNCHANGED if same else Outcome.CONFIGURED
@@ -87,7 +87,7 @@ def decide_outcome(
 
 
 def in_use(kind: ResourceKind, name: str, users: Mapping[ResourceKind, Collection[str]]) -> WeftError:
-    """Return the refusal to delete a resource that others point to; `users` are those, by kind."""
+    """Returns the error for deleting a resource that others refer to; `users` are their names by kind."""
     found = {user.plural: sorted(names) for user, names in users.items() if names}
     listed = [f"{user}: {_listed(names)}" for user, names in found.items()]
     named = {user: ",".join(names[:MAX_LISTED_NAMES]) for user, names in found.items()}
@@ -99,7 +99,7 @@ def in_use(kind: ResourceKind, name: str, users: Mapping[ResourceKind, Collectio
 
 
 def still_loaded(kind: ResourceKind, name: str, runner: str, models: Sequence[str]) -> WeftError:
-    """Return the refusal to delete what a live runner has loaded: its engines would hold memory without an owner."""
+    """Returns the error for deleting what an active runner has loaded, since its engines would become unowned."""
     if kind is ResourceKind.RUNNER:
         what = f"the runner {name!r} is live and has {_listed(sorted(models))} loaded; stop it or unload them first"
     else:

@@ -9,13 +9,13 @@ from weft.kernel.reasons import Reason
 
 _BROKEN = frozenset({Phase.CRASH_LOOP, Phase.FAILED})
 _DEATHS = frozenset({Reason.SERVER_DIED, Reason.OUT_OF_MEMORY})
-"""Ends of the backend's own; for every other reason its runner ended it."""
+"""The backend died; for any other reason its runner stopped it."""
 _NEVER_RAN = frozenset({Reason.INVALID_ARGUMENT, Reason.TEMPLATE_FAILED})
-"""Nothing was started; the event of the failure gives the reason."""
+"""The backend never started; the FAILED event has the reason."""
 
 
 class Fault(Protocol):
-    """The unexpected end of a backend, as `registry.v1.InstanceFault` reports it."""
+    """The unexpected end of a backend: `registry.v1.InstanceFault`."""
 
     @property
     def reason(self) -> int:
@@ -24,16 +24,16 @@ class Fault(Protocol):
 
     @property
     def detail(self) -> str:
-        """The signal or the exit code, and the likely cause where there is one."""
+        """The signal or exit code, and the likely cause if known."""
         ...
 
 
 class Instance(Protocol):
-    """The report about one model on one runner, as `registry.v1.InstanceState` has it."""
+    """The report about a model on a runner: `registry.v1.InstanceState`."""
 
     @property
     def model(self) -> str:
-        """The name of the model."""
+        """Name of the model."""
         ...
 
     @property
@@ -43,17 +43,17 @@ class Instance(Protocol):
 
     @property
     def detail(self) -> str:
-        """Why it is in this phase."""
+        """Reason for the phase."""
         ...
 
     @property
     def fault_count(self) -> int:
-        """Faults since its runner started."""
+        """Number of faults since its runner started."""
         ...
 
     @property
     def last_fault(self) -> Fault:
-        """The last of these."""
+        """The last fault."""
         ...
 
     def HasField(self, field_name: Literal["last_fault"], /) -> bool:  # noqa: N802 - the method of messages
@@ -62,7 +62,7 @@ class Instance(Protocol):
 
 
 def events_for(rows: Iterable[tuple[ResourceKind, str]], reason: EventReason, message: str) -> Iterator[EventDraft]:
-    """The same event for each of these rows."""
+    """Returns the same event for each resource."""
     return (EventDraft(kind=kind, name=name, reason=reason, message=message) for kind, name in rows)
 
 
@@ -72,7 +72,7 @@ def opening_events(
     gone: Iterable[tuple[ResourceKind, str]],
     runner: str,
 ) -> Iterator[EventDraft]:
-    """The events of an OpenSession: `rows` are published now, `earlier` were before, `gone` are not any more."""
+    """Yields the events of an OpenSession: `rows` are published now, `earlier` were before, `gone` no longer are."""
     yield from events_for(gone, EventReason.WITHDRAWN, f"withdrawn by the runner {runner} or replaced by it")
     for kind, name in rows:
         known = (kind, name) in earlier
@@ -90,10 +90,10 @@ def report_events(
     waking: Collection[str] = (),
     reported_before: bool,
 ) -> list[EventDraft]:
-    """Return the events of a capability report about `models`: died, asleep, awake, broken, ready.
+    """Returns the events of a capability report about `models`: died, asleep, awake, failed, ready.
 
-    `waking`: models that hibernated and have not taken requests since. The first report after a restart of the registry
-    yields only failures.
+    `waking` are models that hibernated and have not accepted requests since. The first report after a restart of the
+    registry yields only failures.
     """
     before = {instance.model: instance for instance in earlier}
     return [
@@ -106,9 +106,9 @@ def report_events(
 
 
 def waking_after(earlier: Iterable[Instance], report: Iterable[Instance], waking: Collection[str]) -> frozenset[str]:
-    """Return the models that hibernated before this report or in it, and have not taken requests since.
+    """Returns the models that hibernated before this report, and have not accepted requests since.
 
-    `waking`: the same before this report. One that hibernates again did not wake.
+    `waking` are those before this report. A model that hibernates again did not wake.
     """
     asleep = {instance.model for instance in earlier if instance.phase == Phase.HIBERNATING}
     return frozenset(
@@ -120,10 +120,10 @@ def waking_after(earlier: Iterable[Instance], report: Iterable[Instance], waking
 
 
 def _of_instance(instance: Instance, before: Instance | None, *, was_waking: bool) -> Iterator[EventDraft]:
-    """The faults since the last report, then the phase that the instance is in where that is another one.
+    """Yields the faults since the last report, then a changed phase.
 
-    A backend may have died and be ready again between two reports. A model wakes when it takes requests again: one
-    whose load fails, and that goes back to sleep, was never awake.
+    A backend may have died and be ready again between two reports. A model wakes when it accepts requests again: if its
+    load fails and it goes back to sleep, it was never awake.
     """
 
     def draft(reason: EventReason, message: str) -> EventDraft:
@@ -147,7 +147,7 @@ def _of_instance(instance: Instance, before: Instance | None, *, was_waking: boo
 
 
 def _of_fault(fault: Fault, total: int, new: int) -> tuple[EventReason, str]:
-    """The event of the last of `new` faults, the newest of which is number `total`."""
+    """Returns the event for the last of `new` faults, with the number `total`."""
     number = f"restart {total}" if new == 1 else f"restarts {total - new + 1} to {total}, the last one"
     died = fault.reason in _DEATHS
     how = fault.detail or Reason(fault.reason).name.lower()

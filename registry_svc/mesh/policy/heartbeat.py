@@ -1,11 +1,11 @@
-"""Sessions and heartbeats: which are valid, and when a runner without heartbeats counts as inactive and is removed.
+"""Decides which sessions and heartbeats are valid, and when a runner without heartbeats is inactive or removed.
 
     OpenSession ──▶ ACTIVE ──silent for inactive_after──▶ SILENT ──inactive for delete_after──▶ (gone)
                      ▲  │                                  │                                      ▲
                      │  └──CloseSession──▶ CLOSED ─────────┼──inactive for delete_after───────────┘
                      └──────────Heartbeat──────────────────┘
 
-OpenSession leads from everywhere to ACTIVE. All times are seconds of one monotonic clock.
+OpenSession leads from every state to ACTIVE. All times are seconds of one monotonic clock.
 """
 
 import zlib
@@ -22,18 +22,18 @@ from weft.kernel.reasons import Reason
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LivenessLimits:
-    """How long silence is put up with."""
+    """Limits of silence."""
 
     inactive_after_seconds: float
     delete_after_seconds: float
     back_since_monotonic: float
     """When the registry became reachable again."""
     grace_seconds: float
-    """No runner expires for this long after that: runners could not reach a registry that was down."""
+    """No runner expires for this time afterwards, since runners could not reach the registry."""
     spread_seconds: float
-    """Expiries due by the end of that grace are spread over this long; each runner has its own moment."""
+    """Expiries due by the end of the grace period are spread over this time."""
     keep_seconds: float
-    """Replaces `delete_after_seconds` for a runner whose host the mesh can wake, if it is longer."""
+    """Replaces `delete_after_seconds`, if longer, for a runner on a host that the mesh can wake."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,29 +44,29 @@ class Pulse:
     heard_monotonic: float
     """When its last heartbeat arrived."""
     lost_monotonic: float | None
-    """When it became inactive; None while it is active."""
+    """When it became inactive; None while active."""
 
     @property
     def active(self) -> bool:
-        """Whether it counts as alive."""
+        """Whether the runner counts as alive."""
         return self.standing is Standing.ACTIVE
 
 
 class HeartbeatKind(Enum):
-    """ResourceKind of a valid heartbeat."""
+    """Kind of a valid heartbeat."""
 
     FRESH = auto()
-    """Newer than all before: its report counts."""
+    """Newer than all before; its report is used."""
     REPEATED = auto()
-    """A repeat of the newest one: proves liveness, its report is known."""
+    """A repeat of the newest one; proves liveness, but its report is known."""
 
 
 def validate_heartbeat(
     incarnation: str, sequence: int, session: Session, standing: Standing, last_sequence: int | None
 ) -> HeartbeatKind:
-    """Return the kind of a heartbeat of an incarnation; raises STALE_HEARTBEAT or SESSION_UNKNOWN when it is not valid.
+    """Returns the kind of a heartbeat. Raises STALE_HEARTBEAT or SESSION_UNKNOWN if it is not valid.
 
-    `last_sequence` is the newest one of this incarnation; None: none yet, or the registry restarted since.
+    `last_sequence` is the newest one of this incarnation; None: none yet, or the registry has restarted since.
     """
     if incarnation != session.incarnation:
         raise WeftError(
@@ -88,7 +88,7 @@ def validate_heartbeat(
 
 
 class Verdict(Enum):
-    """What to do about a runner now."""
+    """What to do with a runner."""
 
     KEEP = auto()
     SILENCE = auto()
@@ -96,9 +96,9 @@ class Verdict(Enum):
 
 
 def judge(pulse: Pulse, limits: LivenessLimits, now: float, *, share: float = 0.0, wakeable: bool = False) -> Verdict:
-    """Return what to do at `now`.
+    """Returns what to do with a runner at `now`.
 
-    `share` is the runner's place in the spread, from 0 to 1; `wakeable` is whether the mesh can wake its host.
+    `share` is its position in the spread, from 0 to 1; `wakeable` is whether the mesh can wake its host.
     """
     if pulse.lost_monotonic is None:
         deadline = _deadline(pulse.heard_monotonic, limits.inactive_after_seconds, limits, share)
@@ -110,33 +110,33 @@ def judge(pulse: Pulse, limits: LivenessLimits, now: float, *, share: float = 0.
 
 
 def share_of(name: str) -> float:
-    """Return a runner's place in a spread, from 0 to just below 1: fixed for a name, uniform over many names."""
+    """Returns a runner's position in a spread, 0 <= x < 1: constant for a name, uniform over many names."""
     return zlib.crc32(name.encode()) / 2**32
 
 
 def _deadline(since: float, patience_seconds: float, limits: LivenessLimits, share: float) -> float:
     grace_until = limits.back_since_monotonic + limits.grace_seconds
-    # A runner heard since the registry is back falls due at a moment of its own anyway.
+    # A runner that sent a heartbeat since the registry is back does not need the spread.
     if since < limits.back_since_monotonic:
         grace_until += share * limits.spread_seconds
     return max(since + patience_seconds, grace_until)
 
 
 def heard(now: float) -> Pulse:
-    """Return the liveness of a runner whose heartbeat just arrived: active, whatever it was before."""
+    """Returns the liveness of a runner after a heartbeat at `now`: active."""
     return Pulse(standing=Standing.ACTIVE, heard_monotonic=now, lost_monotonic=None)
 
 
 def lost(pulse: Pulse, standing: Standing, now: float) -> Pulse:
-    """Return the liveness of a runner inactive from `now` on; an inactive one keeps its earlier moment."""
+    """Returns the liveness of a runner that is inactive from `now` on, or since earlier."""
     since = now if pulse.lost_monotonic is None else pulse.lost_monotonic
     return Pulse(standing=standing, heard_monotonic=pulse.heard_monotonic, lost_monotonic=since)
 
 
 def resumed(standing: Standing, heard_ago_seconds: float, lost_ago_seconds: float | None, now: float) -> Pulse:
-    """Return the liveness of a runner loaded after a restart.
+    """Returns the liveness of a runner loaded after a restart.
 
-    Ages come from the wall clock of two processes and may be negative after it was set back; then they count as zero.
+    Ages are differences of wall clock times; negative ones, after the clock was set back, count as zero.
     """
     return Pulse(
         standing=standing,
@@ -149,21 +149,21 @@ class Retirement(IntEnum):
     """Result of retiring a runner; numbers as in `registry.v1.RetireSessionResponse.Outcome`."""
 
     RETIRED = 1
-    """It is forgotten, with all that it published."""
+    """It is deleted, with all that it published."""
     LIVES = 2
-    """It may still answer: it is forgotten once it is closed or silent."""
+    """It may still answer; it is deleted once it is closed or silent."""
     HOLDS_MEMORY = 3
-    """Memory is booked for it: it is inactive, and forgotten once that memory is free."""
+    """It holds leases; it is inactive, and deleted once they have ended."""
     UNKNOWN = 4
-    """There is no such session: it was forgotten before."""
+    """There is no such session: it was deleted before."""
 
 
 def decide_retirement(*, standing: Standing, reported: bool, process_ended: bool, lease_count: int) -> Retirement:
-    """Decide whether a retired runner is deleted now.
+    """Decides whether a retired runner is deleted now.
 
-    `reported`: whether it sent a report since the registry started. `process_ended`: whether its owner states that its
-    process has ended, which a report refutes. `lease_count`: leases of accelerator memory that it holds, also those
-    without a process: the memory may still be in use.
+    `reported`: whether it has sent a report since the registry started. `process_ended`: whether its owner states that
+    its process has ended, which a report refutes. `lease_count` includes leases without a process, since their memory
+    may still be in use.
     """
     if standing is Standing.ACTIVE and (reported or not process_ended):
         return Retirement.LIVES
@@ -181,7 +181,7 @@ class Opening:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Holder:
-    """The session that a row belongs to, and whether its runner is alive."""
+    """The session that owns a resource, and whether its runner is alive."""
 
     session: Session
     live: bool
@@ -189,7 +189,7 @@ class Holder:
 
 @dataclass(frozen=True, slots=True)
 class Repeated:
-    """The call was answered before; answer the same."""
+    """The call was answered before; give the same answer."""
 
     session: Session
 
@@ -199,19 +199,19 @@ class Admitted:
     """The names are free for this session."""
 
     adopted: Session | None
-    """The earlier incarnation whose id and rows it keeps; None: a new session."""
+    """Earlier incarnation, with the id and resources that it keeps; None: a new session."""
     evicted: tuple[str, ...]
-    """Dead sessions, by id, that held a name it gets and end now, with all their rows."""
+    """Ids of dead sessions that held a claimed name and end now, with all their resources."""
 
 
 def decide_opening(
     opening: Opening, *, own: Holder | None, runner_holder: Holder | None, claims: Sequence[Claim]
 ) -> Repeated | Admitted:
-    """Decide whether `opening` gets its names; raises ALREADY_EXISTS for a name that another session keeps.
+    """Decides whether `opening` gets its names. Raises ALREADY_EXISTS for a name that another session keeps.
 
-    `own` is the session it names as its earlier incarnation, if known; `runner_holder` is the session that holds the
-    name of its runner; `claims` are all names it claims. A dead session loses a model's or an agent's name alone, but
-    with the runner's name everything: a runner is one session.
+    `own` is the earlier incarnation that it specifies, if known; `runner_holder` is the session with its runner's name;
+    `claims` are all names that it claims. A dead session only loses the names of models and agents, but ends if it
+    loses the runner's name, since a runner is one session.
     """
     if runner_holder is not None and is_repeat(opening, runner_holder.session):
         return Repeated(runner_holder.session)
@@ -227,10 +227,10 @@ def decide_opening(
 
 
 def is_repeat(opening: Opening, session: Session) -> bool:
-    """Whether `opening` is a call that `session` has answered already."""
+    """Whether `opening` repeats the call that created `session`."""
     return session.request_id == opening.request_id and session.incarnation == opening.incarnation
 
 
 def unknown_session() -> WeftError:
-    """The error for a session that is not, or no longer, open."""
+    """Returns the error for a session that is not open."""
     return WeftError(Reason.SESSION_UNKNOWN, "this session is not open; open a new one")

@@ -1,11 +1,11 @@
-"""How much there may be."""
+"""Limits on the number of resources."""
 
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 
 
 def require_room(what: str, present: int, arriving: int, limit: int) -> None:
-    """Raise TOO_MANY_RESOURCES when `present` and `arriving` of `what` exceed `limit`."""
+    """Raises TOO_MANY_RESOURCES if `present` and `arriving` of `what` exceed `limit`."""
     if arriving > 0 and present + arriving > limit:
         raise WeftError(
             Reason.TOO_MANY_RESOURCES,

@@ -1,7 +1,7 @@
 """Ownership of names. All resources share one namespace; only a pool may have the name of a model.
 
-A public row keeps its name always, a published one while its runner is live. Names of a dead session are lost: a model
-or an agent alone to a new one of its kind, anything else with the whole session.
+A declared resource always keeps its name, a published one while its runner is active. A dead session loses the name of
+a model or agent to a new one of that kind, and ends if it loses any other name.
 """
 
 from collections.abc import Iterable
@@ -12,7 +12,7 @@ from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 
 _FRIENDS = frozenset({frozenset({ResourceKind.MODEL, ResourceKind.POOL}), frozenset({ResourceKind.POOL})})
-# Rows of these kinds can be both declared and published, and a publication then lies under the declaration.
+# Resources of these kinds can be both declared and published; the declaration takes precedence.
 _OVERLAID = frozenset({ResourceKind.MODEL, ResourceKind.AGENT})
 
 
@@ -23,11 +23,11 @@ class Owner:
     kind: ResourceKind
     name: str
     session_id: str = ""
-    """The session that published it; empty: an operator declared it."""
+    """Publishing session; empty: declared by an operator."""
     runner: str = ""
-    """The runner of that session; for a declared model the one it is pinned to, if any."""
+    """Runner of the session; for a declared model, the runner that it is pinned to, if any."""
     live: bool = True
-    """Whether it keeps the name against others: declared ones always do."""
+    """Whether it keeps the name; always true for declared resources."""
 
     @property
     def declared(self) -> bool:
@@ -37,7 +37,7 @@ class Owner:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claim:
-    """A claim to a name, and the present owners of that name."""
+    """A claim to a name, with its current owners."""
 
     kind: ResourceKind
     name: str
@@ -45,15 +45,15 @@ class Claim:
 
 
 def may_share(one: ResourceKind, other: ResourceKind) -> bool:
-    """Whether two resources of these kinds may have one name."""
+    """Whether two resources of these kinds may have the same name."""
     return frozenset({one, other}) in _FRIENDS
 
 
 def sessions_to_end(claims: Iterable[Claim], *, own_session: str, runner: str) -> frozenset[str]:
-    """Return the dead sessions, by id, that must end so that a session of `runner` gets the names it claims.
+    """Returns the ids of dead sessions that must end so that a session of `runner` gets its names.
 
-    `own_session` is the earlier incarnation that it replaces, empty for none. Raises ALREADY_EXISTS naming the owner's
-    kind for a name that is kept. A dead session that only loses a model or an agent is not among the result.
+    `own_session` is the earlier incarnation that it replaces, or "". Raises ALREADY_EXISTS with the owner's kind for a
+    name that is kept. The result excludes dead sessions that only lose models or agents.
     """
     ended: set[str] = set()
     for claim in claims:
@@ -71,9 +71,9 @@ def sessions_to_end(claims: Iterable[Claim], *, own_session: str, runner: str) -
 
 
 def require_free(claims: Iterable[Claim]) -> None:
-    """Raise ALREADY_EXISTS when another kind of resource holds a name that an operator declares.
+    """Raises ALREADY_EXISTS if a resource of another kind has a name that an operator declares.
 
-    Dead owners count too: an operator can delete them, knowing what is lost.
+    Dead owners count, too: the operator can delete them deliberately.
     """
     for claim in claims:
         for owner in claim.owners:
@@ -82,7 +82,7 @@ def require_free(claims: Iterable[Claim]) -> None:
 
 
 def taken(name: str, owner: Owner) -> WeftError:
-    """The refusal of a name that `owner` holds."""
+    """Returns the error for a name that `owner` has."""
     whose = "is declared by an operator" if owner.declared else f"belongs to the runner {owner.runner!r}"
     if owner.kind is ResourceKind.RUNNER:
         whose = "belongs to another live session" if owner.live else "belongs to an inactive runner"

@@ -1,4 +1,4 @@
-"""The owner of a declared model or agent: who it is after a declaration, and who may change it."""
+"""The owner of a declared model or agent, and who may change it."""
 
 from dataclasses import dataclass
 
@@ -8,18 +8,18 @@ from weft.kernel.reasons import Reason
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Author:
-    """Who declares."""
+    """The author of a declaration."""
 
     name: str = ""
-    """The name that becomes the owner of what is created; empty: of the machine or of a service, which own nothing."""
+    """Becomes the owner of created resources; empty: the machine or a service, which own nothing."""
     own_only: bool = False
-    """Whether it may only set itself as an owner, and only of what it owns or creates."""
+    """Whether it may only set itself as the owner, and only of resources that it owns or creates."""
 
 
 def settled_owner(given: str, author: Author, *, earlier: str | None, field: str) -> str:
-    """Returns the owner after a declaration that names `given`; empty: it names none.
+    """Returns the owner after a declaration with the owner `given`; empty: none given.
 
-    `earlier` is the owner until now; None: nothing of this name is there. Raises PERMISSION_DENIED naming the field.
+    `earlier` is the current owner; None: the resource does not exist. Raises PERMISSION_DENIED naming the field.
     """
     if not given:
         return author.name if earlier is None else earlier
@@ -28,7 +28,7 @@ def settled_owner(given: str, author: Author, *, earlier: str | None, field: str
     if earlier in (None, author.name) and given == author.name:
         return given
     if earlier == author.name and author.name:
-        # Its owner may hand it over.
+        # The owner may transfer it.
         return given
     whose = f"it is {earlier}'s" if earlier else "it has no owner"
     why = whose if earlier is not None else "the key may own what it creates itself, and name no other owner"

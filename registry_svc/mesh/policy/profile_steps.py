@@ -1,4 +1,4 @@
-"""What a switch to a profile unloads and loads, and in which order."""
+"""The order in which a switch to a profile unloads and loads models."""
 
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from enum import Enum, auto
 
 
 class StepKind(Enum):
-    """What is done with a model."""
+    """Kind of step."""
 
     UNLOAD = auto()
     LOAD = auto()
@@ -14,7 +14,7 @@ class StepKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One model that a switch unloads or loads."""
+    """The unload or load of a model."""
 
     kind: StepKind
     model: str
@@ -27,15 +27,14 @@ class WantedModels:
     load: Sequence[str]
     unload: Sequence[str] = ()
     unload_others: bool = False
-    """Whether models that are not named are unloaded as well."""
+    """Whether to unload all other models."""
 
 
 def plan_steps(wanted: WantedModels, loaded: Mapping[str, str], as_wanted: Container[str]) -> list[Step]:
-    """Returns the steps to what a profile wants: first what frees memory, then the loads in the profile's order.
+    """Returns the steps to a profile: unloads to free memory, then loads in the profile's order.
 
-    `loaded`: what is loaded, and the model whose engine serves it, empty for one of its own. `as_wanted`: models that
-    are loaded with the profile's settings. A model whose engine stays loaded for a wanted one is not unloaded: they
-    share the engine.
+    `loaded` maps loaded models to the model that provides their engine, "" for a separate engine. `as_wanted` are
+    models loaded with the profile's settings. A model that shares its engine with a wanted one is not unloaded.
     """
     needed = {*wanted.load, *(loaded[model] for model in wanted.load if loaded.get(model))}
     unwanted = set(loaded) if wanted.unload_others else set(wanted.unload) & set(loaded)
@@ -45,7 +44,7 @@ def plan_steps(wanted: WantedModels, loaded: Mapping[str, str], as_wanted: Conta
 
 
 def differences(wanted: WantedModels, loaded: Mapping[str, str]) -> list[str]:
-    """Returns what is loaded and should not be, and what should be and is not, in words."""
+    """Returns the differences between a profile and the loaded models, in words."""
     as_wanted = frozenset(wanted.load)
     words = {StepKind.UNLOAD: "is loaded", StepKind.LOAD: "is not loaded"}
     return [f"model/{step.model} {words[step.kind]}" for step in plan_steps(wanted, loaded, as_wanted)]

@@ -1,16 +1,16 @@
-"""Memory without an owner: engines that a runner has loaded for a model that it does not publish any more."""
+"""Unowned memory: engines that a runner has loaded for a model that it no longer publishes."""
 
 from dataclasses import dataclass, replace
 
 UNLOAD_GRACE_SECONDS = 10.0
-"""How long an unowned model stays loaded before it is unloaded: a forced delete unloads automatically."""
+"""How long an unowned model stays loaded, since a forced delete unloads it itself."""
 UNLOAD_RETRY_SECONDS = 60.0
-"""How long after one request to unload it the next one follows, while it is still loaded."""
+"""Interval of unload requests while it is still loaded."""
 
 
 @dataclass(frozen=True, slots=True)
 class UnownedModel:
-    """A model that is loaded on a runner which does not publish it."""
+    """A model loaded on a runner that does not publish it."""
 
     runner: str
     model: str
@@ -18,21 +18,21 @@ class UnownedModel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnownedSince:
-    """Since when a model is unowned, and what was done about it. Times are monotonic seconds."""
+    """Since when a model is unowned, and whether an unload was requested. Times are monotonic seconds."""
 
     seen_at: float
     asked_at: float | None = None
-    """When an unload was last requested; None: not yet."""
+    """When an unload was last requested; None: never."""
     can_be_unloaded: bool = True
-    """False: its runner answered that it did not start that engine."""
+    """False: the runner answered that it did not start the engine."""
 
     def asked(self, now: float) -> "UnownedSince":
-        """Return the same after an unload was requested."""
+        """Returns the state after an unload was requested."""
         return replace(self, asked_at=now)
 
 
 def is_to_be_unloaded(since: UnownedSince, now: float) -> bool:
-    """Whether an unload is to be requested now."""
+    """Whether to request an unload now."""
     if not since.can_be_unloaded:
         return False
     if since.asked_at is None:
