@@ -1,4 +1,4 @@
-"""Prometheus metrics of the registry: the ledger of each device, leases, sessions, and its watch."""
+"""Prometheus metrics of the registry: devices, leases, sessions and watches."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -21,7 +21,7 @@ class HasFigures(Protocol):
     """A registry."""
 
     def figures(self) -> RegistryFigures | None:
-        """Returns its state; None: it does not run."""
+        """Returns its state; None if it is not running."""
         ...
 
 

@@ -1,4 +1,4 @@
-"""Watchers of things that change often: of each thing they receive the newest state, never one after another."""
+"""Watchers of things that change often: they receive the newest state of each thing, and skip earlier ones."""
 
 import asyncio
 from types import TracebackType
@@ -12,7 +12,7 @@ RETRY_AFTER_SECONDS = 1.0
 
 
 class StateWatcher(Generic[T]):
-    """The newest states that one watcher has not received yet. Iterate over it inside `with`; leaving ends it."""
+    """The newest states that a watcher has not received yet. Iterate over it inside `with`, which ends it."""
 
     def __init__(self, states: "NewestStates[T]", max_waiting: int) -> None:
         self._states = states
@@ -33,7 +33,7 @@ class StateWatcher(Generic[T]):
         return self
 
     async def __anext__(self) -> tuple[str, T]:
-        """The next name with its newest state; raises WATCH_LAGGED or SHUTTING_DOWN when there will be none."""
+        """Returns the next name and its newest state. Raises WATCH_LAGGED or SHUTTING_DOWN after the last one."""
         while not self._waiting:
             if self._ended is not None:
                 raise self._ended
@@ -43,7 +43,7 @@ class StateWatcher(Generic[T]):
         return name, self._waiting.pop(name)
 
     def offer(self, name: str, state: T) -> None:
-        """Queue a state in place of an earlier one of the same name."""
+        """Queues a state, replacing an earlier one of the same name."""
         if name not in self._waiting and len(self._waiting) >= self._max_waiting:
             self._waiting.clear()
             self._states.forget(self)
@@ -54,27 +54,27 @@ class StateWatcher(Generic[T]):
         self._changed.set()
 
     def end(self, error: WeftError) -> None:
-        """Raise `error` in the watcher once it has read what waits."""
+        """Raises `error` in the watcher once it has read its queue."""
         self._ended = error
         self._changed.set()
 
 
 class NewestStates(Generic[T]):
-    """All watchers of one kind of things."""
+    """The watchers of one kind of things."""
 
     def __init__(self, *, max_watchers: int, max_waiting: int) -> None:
-        """`max_waiting`: how many things may wait for one watcher before it is ended with WATCH_LAGGED."""
+        """`max_waiting` is the number of queued things beyond which a watcher is ended with WATCH_LAGGED."""
         self._max_watchers = max_watchers
         self._max_waiting = max_waiting
         self._watchers: dict[StateWatcher[T], None] = {}
 
     @property
     def watchers(self) -> int:
-        """How many are listening."""
+        """Number of watchers."""
         return len(self._watchers)
 
     def subscribe(self) -> StateWatcher[T]:
-        """Return a new watcher of everything published from now on. Raises TOO_MANY_RESOURCES."""
+        """Returns a watcher for everything published from now on. Raises TOO_MANY_RESOURCES."""
         if len(self._watchers) >= self._max_watchers:
             raise WeftError(
                 Reason.TOO_MANY_RESOURCES,
@@ -86,16 +86,16 @@ class NewestStates(Generic[T]):
         return watcher
 
     def publish(self, name: str, state: T) -> None:
-        """Deliver the newest state of one thing to every watcher."""
+        """Delivers the newest state of a thing to every watcher."""
         for watcher in list(self._watchers):
             watcher.offer(name, state)
 
     def forget(self, watcher: StateWatcher[T]) -> None:
-        """Remove a watcher; an unknown one is ignored."""
+        """Removes a watcher. Ignores an unknown one."""
         self._watchers.pop(watcher, None)
 
     def close(self) -> None:
-        """End all watchers with SHUTTING_DOWN."""
+        """Ends all watchers with SHUTTING_DOWN."""
         for watcher in self._watchers:
             watcher.end(WeftError(Reason.SHUTTING_DOWN, "the registry is shutting down; watch again"))
         self._watchers.clear()

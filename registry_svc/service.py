@@ -94,7 +94,7 @@ Sweep = Callable[[], Awaitable[None]]
 
 
 class Sweeper:
-    """Does each of `sweeps` every `interval_seconds` from `start` to `stop`."""
+    """Runs all `sweeps` every `interval_seconds` from `start` to `stop`."""
 
     def __init__(self, sweeps: Sequence[Sweep], clock: Clock, interval_seconds: float) -> None:
         self._sweeps = sweeps
@@ -103,11 +103,11 @@ class Sweeper:
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Begin; the first sweep comes after one interval."""
+        """Starts the loop, which first sweeps after one interval."""
         self._task = start_critical(self._run(), name="registry-sweeper")
 
     async def stop(self) -> None:
-        """End the loop. Safe to call twice, or when never started."""
+        """Stops the loop. Safe to call twice, or when never started."""
         if self._task is not None:
             task, self._task = self._task, None
             await stop_tasks([task])
@@ -120,7 +120,7 @@ class Sweeper:
 
 
 async def _safely(sweep: Sweep) -> None:
-    # The next round repeats what this one could not do; if the loop ended, no round would.
+    # After a failure the next round repeats the sweep, so the loop must not end.
     try:
         await sweep()
     except WeftError as error:
@@ -150,10 +150,10 @@ _SERVICE_NAMES = tuple(
 
 
 class RegistryService:
-    """See weft.kernel.service.Service. Calls outside of start and stop are answered with SHUTTING_DOWN."""
+    """See weft.kernel.service.Service. Calls before start or after stop fail with SHUTTING_DOWN."""
 
     def __init__(self, core: RegistryCore, database: RegistryDatabase, tracing: Tracing = NO_TRACING) -> None:
-        """`database`: that the core's store is on."""
+        """`database` is that of the core's store."""
         config = core.config
         self._database = database
         self._core = core
@@ -165,17 +165,15 @@ class RegistryService:
         self._secrets = Secrets(core, SqlSecretStore(database), self._bell)
         self._central = CentralModels(core, self._bell, self._secrets.value)
         self._channels = ChannelPool(security=config.security)
-        # Whoever reads the heartbeats goes by the database's clock, whatever that of the core is.
+        # Not the core's clock, since readers of the heartbeats use the database's clock.
         self.beats = OwnerBeats(
             database, REGISTRY_OWNER, SystemClock(), config.owner_silence_seconds, self._extend_grace
         )
-        """The heartbeats of the owner of the database."""
         self._calls = calls = RunnerCalls(core, self._channels, self.beats.until_current)
         store, sessions = LeaseStore(database), session_lookup(core)
         self.ledger = Ledger(
             store, core.clock, config.ledger, calls, sessions, dial_out_lookup(core), owner_lookup(core)
         )
-        """The VRAM ledger."""
         self._retirements = Retirements(core, self.ledger.lease_count)
         gate = build_gate(config.governance, core.clock)
         self._operations = OperationService(core, database, calls, gate, config.operations, tracing)
@@ -184,7 +182,7 @@ class RegistryService:
         sweeps = (*of_runners, self._keys.sweep, self._tokens.sweep)
         self._sweeper = Sweeper(sweeps, core.clock, config.sweep_interval_seconds)
         self.watching = WatchingProcesses()
-        """The processes that follow its watch."""
+        """The processes that watch this registry."""
 
     @property
     def service_names(self) -> Sequence[str]:
@@ -192,17 +190,17 @@ class RegistryService:
         return _SERVICE_NAMES
 
     def health_checks(self, limits: HealthLimits) -> Sequence[HealthCheck]:
-        """Returns the check of its store, without which it keeps nothing."""
+        """Returns the check of its store."""
         failure, seconds = self._database.write_failure, limits.write_check_seconds
         return (write_check("store", failure, self._core.clock, services=_SERVICE_NAMES, seconds=seconds),)
 
     @property
     def known_schema(self) -> DatabaseSchema:
-        """The revision of its tables as known here."""
+        """The schema revision of this release."""
         return self._database.known_schema
 
     async def schema(self) -> DatabaseSchema:
-        """Returns the revision of its tables, as known here and as its database has it."""
+        """Returns the schema revisions of this release and the database."""
         return await self._database.schema()
 
     @property
@@ -253,11 +251,11 @@ class RegistryService:
         await self._operations.operations.record_lease_release(lease, requested_by)
 
     def reconfigure(self, config: RegistryConfig) -> None:
-        """Use the aliases and tenants of another configuration from now on; every other setting stays as it is."""
+        """Applies the aliases and tenants of a new configuration; other settings stay unchanged."""
         self._core.reconfigure(config.aliases, config.tenants)
 
     def figures(self) -> RegistryFigures | None:
-        """Returns the state that metrics show; None: it does not run."""
+        """Returns the values for metrics; None if the registry is not running."""
         if not self.ledger.is_running:
             return None
         core = self._core
@@ -273,12 +271,12 @@ class RegistryService:
         )
 
     async def until_central_models(self) -> None:
-        """Returns once there is a central model, or a secret for one."""
+        """Waits until there is a central model or a secret."""
         while self._central.is_empty and self._secrets.is_empty:
             await self._bell.next().wait()
 
     async def start(self) -> None:
-        """See Service.start; raises ALREADY_EXISTS when another registry runs on the same database."""
+        """See Service.start. Raises ALREADY_EXISTS if another registry runs on the same database."""
         await self._core.start()
         try:
             await self.beats.start()
@@ -296,7 +294,7 @@ class RegistryService:
         self._sweeper.start()
 
     async def stop(self, grace_seconds: float) -> None:
-        """See Service.stop; watchers are ended immediately."""
+        """See Service.stop. Watchers are ended immediately."""
         await self._sweeper.stop()
         await self._stop_books(grace_seconds)
         await self.beats.stop()
@@ -305,18 +303,18 @@ class RegistryService:
         await self._channels.close()
 
     async def require_files(self, database: Store) -> None:
-        """Raises INVALID_ARGUMENT, naming the setting, for files that do not fit the keys and secrets of a database."""
+        """Raises INVALID_ARGUMENT naming the setting for files that do not match the keys and secrets of a database."""
         await self._keys.require_pepper_of(SqlKeyStore(database))
         await self._secrets.require_keys_of(SqlSecretStore(database))
 
     def _extend_grace(self) -> None:
-        """Begins the grace of a restart: runners, leases and routers could not reach a registry that refused calls."""
+        """Starts the grace period of a restart, because runners and routers could not reach the registry until now."""
         self._expiry.start()
         self.ledger.extend_grace()
         self._routers.extend_grace()
 
     async def _stop_books(self, grace_seconds: float) -> None:
-        """Before the core: they need its database and its mesh."""
+        """Stops the features that need the core's database and mesh. Call it before stopping the core."""
         await self._routers.stop()
         self._keys.close()
         await self._unowned.stop()
@@ -325,7 +323,7 @@ class RegistryService:
 
 
 def build(config: RegistryConfig, *, clock: Clock | None = None, tracing: Tracing = NO_TRACING) -> RegistryService:
-    """A registry on its database, not yet started; `clock` defaults to the machine's."""
+    """Returns a registry on its database, not started; `clock` defaults to the machine's."""
     store = SqlStore(config.database_url, config.address)
     return RegistryService(RegistryCore(store, clock or SystemClock(), config), store, tracing)
 
@@ -333,9 +331,9 @@ def build(config: RegistryConfig, *, clock: Clock | None = None, tracing: Tracin
 def build_paired(
     config: RegistryConfig, *, names_owner: bool, clock: Clock | None = None, tracing: Tracing = NO_TRACING
 ) -> tuple[Paired, RegistryService]:
-    """A registry, not yet started, that waits as a standby where another one owns its database; and what it runs.
+    """Returns a registry, not started, that becomes a standby if another one owns its database; and its service.
 
-    `names_owner`: whether it tells every caller where the owner serves.
+    `names_owner`: whether it gives every caller the owner's address.
     """
     clock = clock or SystemClock()
     service = build(config, clock=clock, tracing=tracing)

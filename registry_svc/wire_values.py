@@ -1,4 +1,4 @@
-"""Checks of single values that a caller may send. Each raises INVALID_ARGUMENT naming the field."""
+"""Checks of single values from callers. Each raises INVALID_ARGUMENT naming the field."""
 
 import re
 from collections.abc import Sequence
@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from weft.kernel.errors import invalid_field
 from weft.kernel.rpc_auth import caller
 
-# All that can steer a terminal, C1 and DEL too, and NUL, which PostgreSQL cannot hold. Lines and tabs are text.
+# Characters that can control a terminal, and NUL, which PostgreSQL cannot store. Newlines and tabs are text.
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 def require_text(text: str, field: str, max_chars: int) -> str:
-    """Return one line of at most `max_chars` printable characters."""
+    """Returns one line of at most `max_chars` printable characters."""
     if len(text) > max_chars or not text.isprintable():
         raise invalid_field(
             field, f"must be at most {max_chars} characters, without line breaks and control characters"
@@ -20,10 +20,9 @@ def require_text(text: str, field: str, max_chars: int) -> str:
 
 
 def cleaned_multiline(text: str, field: str, max_chars: int) -> str:
-    """Return a text of at most `max_chars` characters, with a space in place of each control character.
+    """Returns a text of at most `max_chars` characters, with a space in place of each control character.
 
-    For texts that a runner passes on from a program: the runner must not count as silent because a program prints
-    colours.
+    For texts that a runner forwards from a program: its heartbeat must not fail because the program prints colours.
     """
     if len(text) > max_chars:
         raise invalid_field(field, f"must be at most {max_chars} characters")
@@ -31,19 +30,19 @@ def cleaned_multiline(text: str, field: str, max_chars: int) -> str:
 
 
 def without_control_characters(text: str) -> str:
-    """Return a text with a space in place of each control character other than newline and tab."""
+    """Returns a text with a space in place of each control character other than newline and tab."""
     return _CONTROL.sub(" ", text)
 
 
 def require_count(number: int, field: str) -> int:
-    """Return a number that is not negative."""
+    """Returns a number that is not negative."""
     if number < 0:
         raise invalid_field(field, "must not be negative")
     return number
 
 
 def require_at_most(items: Sequence[object], field: str, limit: int) -> None:
-    """Refuse more than `limit` items."""
+    """Rejects more than `limit` items."""
     if len(items) > limit:
         raise invalid_field(field, f"at most {limit}, has {len(items)}")
 
@@ -51,13 +50,13 @@ def require_at_most(items: Sequence[object], field: str, limit: int) -> None:
 MAX_ACTOR_CHARS = 256
 
 
-# Separators that a one-line value must not hold: cleaned_multiline keeps lines and tabs.
+# Separators to remove from one-line values, since cleaned_multiline keeps newlines and tabs.
 _LINES = re.compile(r"[\t\n\u2028\u2029]")
 
 
 def to_actor(requested_by: str) -> str:
-    """Return the requesting actor on one line: a space replaces each control character."""
+    """Returns the requesting actor on one line, with a space in place of each control character."""
     known = caller()
-    # A caller that may not act for others is identified by its own name.
+    # A caller that may not act for others is identified by its name.
     said = requested_by if known.names_tenants else known.name
     return _LINES.sub(" ", cleaned_multiline(said, "requested_by", MAX_ACTOR_CHARS))

@@ -1,4 +1,4 @@
-"""One write at a time, each to its end."""
+"""Serialization of writes."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -12,33 +12,33 @@ T = TypeVar("T")
 
 
 class SingleWriter:
-    """Runs writes one at a time, so that what a write decides on still holds when it acts.
+    """Runs writes one at a time, so that the facts on which a write decides still hold when it acts.
 
-    A write that reaches the disk must also reach memory. Therefore a write that has begun continues when its caller is
-    cancelled, as happens to every rpc whose client has gone. One that has not begun is dropped then.
+    A write that reaches the disk must also reach memory, so one that has begun continues if its caller is cancelled,
+    for example because the client has gone. One that has not begun is dropped then.
     """
 
     def __init__(self) -> None:
         self._turn = asyncio.Lock()
         self._running: set[asyncio.Task[Any]] = set()
         self._waiting: set[asyncio.Task[Any]] = set()
-        """Those of `_running` that still wait for their turn."""
+        """Writes of `_running` that still wait for their turn."""
 
     @property
     def waiting(self) -> int:
-        """How many writes wait for their turn."""
+        """Number of writes that wait for their turn."""
         return len(self._waiting)
 
     @asynccontextmanager
     async def turn(self) -> AsyncIterator[None]:
-        """The turn to write, for a block that awaits nothing."""
+        """Holds the turn to write during a block that awaits nothing."""
         async with self._turn:
             yield
 
     async def run(self, write: Callable[[], Awaitable[T]]) -> T:
-        """Run `write` in its turn and return its result; once begun it completes even if the caller is gone.
+        """Returns the result of `write`, run in its turn. Once begun it completes even if the caller is gone.
 
-        Raises SHUTTING_DOWN when `drain` cancelled it.
+        Raises SHUTTING_DOWN if `drain` cancelled it.
         """
         task = asyncio.create_task(self._in_turn(write), name="registry-write")
         self._running.add(task)
@@ -55,7 +55,7 @@ class SingleWriter:
             raise
 
     async def drain(self, limit_seconds: float) -> None:
-        """Wait until all writes have ended; those still running after `limit_seconds` are cancelled."""
+        """Waits until all writes have ended, and cancels those still running after `limit_seconds`."""
         if not self._running:
             return
         _, late = await asyncio.wait(self._running, timeout=limit_seconds)

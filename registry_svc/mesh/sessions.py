@@ -35,29 +35,29 @@ from weft.kernel.timestamps import stamp_of
 log = get_logger("weft.registry")
 
 IncarnationAt = Callable[[str], Awaitable[str]]
-"""The incarnation of the runner that answers at an address; empty when none does."""
+"""Returns the incarnation of the runner at an address; empty if none answers."""
 
 
 class SessionManager:
-    """Opens sessions, validates heartbeats and closes sessions, one write at a time.
+    """Opens and closes sessions, and validates heartbeats, one write at a time.
 
-    Acknowledged changes are on disk, except heartbeats: their times are stored by Expiry now and then.
+    Acknowledged changes are on disk, except heartbeats, whose times Expiry stores periodically.
     """
 
     def __init__(self, core: RegistryCore, incarnation_at: IncarnationAt | None = None) -> None:
-        """`incarnation_at` probes whether a runner's earlier process is gone; None: only silence shows that."""
+        """`incarnation_at` probes whether a runner's earlier process is gone; None: only silence proves that."""
         self._core = core
         self._incarnation_at = incarnation_at
         self._clock = core.clock
         self._config = core.config
 
     async def open_session(self, opening: OpenSessionRequest) -> Session:
-        """Publish a runner, its models and its agents; see RunnerSessionService.OpenSession."""
+        """Publishes a runner, its models and agents; see RunnerSessionService.OpenSession."""
         replaced = await self._replaced_session(opening)
         return await self._core.write(lambda: self._open(opening, replaced))
 
     async def heartbeat(self, beat: HeartbeatRequest) -> None:
-        """Record a heartbeat; raises SESSION_UNKNOWN or STALE_HEARTBEAT."""
+        """Records a heartbeat. Raises SESSION_UNKNOWN or STALE_HEARTBEAT."""
         async with self._core.writer.turn():
             self._core.require_open()
             state = self._core.mesh.of_session(beat.session_id)
@@ -69,13 +69,13 @@ class SessionManager:
             self._revive(state, beat, hearing)
 
     async def close_session(self, session_id: str, incarnation: str) -> None:
-        """Make a runner inactive at its own request; an unknown session or incarnation is ignored."""
+        """Makes a runner inactive at its request. Ignores an unknown session or incarnation."""
         await self._core.write(lambda: self._close(session_id, incarnation))
 
     async def _replaced_session(self, opening: OpenSessionRequest) -> str:
-        """Return the id of the live session that `opening` replaces without knowing it; empty: there is none.
+        """Returns the id of the active session that `opening` replaces without specifying it, or "".
 
-        A runner that lost its session id cannot claim its own rows while its earlier process counts as live. That
+        A runner that lost its session id cannot claim its names while its earlier process counts as active. That
         process is gone if the new one answers at the same address.
         """
         holder = self._core.mesh.of_runner(opening.runner.name)
@@ -116,7 +116,7 @@ class SessionManager:
 
     def _claims(self, opening: OpenSessionRequest) -> list[Claim]:
         mesh = self._core.mesh
-        # The pool of a model that is declared too is the declared one.
+        # If a model is also declared, the declared pool applies.
         pools = {each.pool_name for each in opening.models if each.pool_name and not mesh.declared_model(each.name)}
         return [
             claim_to(mesh, ResourceKind.RUNNER, opening.runner.name),
@@ -126,7 +126,7 @@ class SessionManager:
         ]
 
     def _leaving(self, decision: Admitted) -> list[SessionState]:
-        """Return the earlier sessions that this one replaces: its own, and dead sessions that end."""
+        """Returns the sessions that this one replaces: its earlier one, and dead sessions that end."""
         ids = [*decision.evicted] if decision.adopted is None else [decision.adopted.id, *decision.evicted]
         found = (self._core.mesh.of_session(session_id) for session_id in ids)
         return [state for state in found if state is not None]
@@ -252,7 +252,7 @@ def _identity(opening: OpenSessionRequest) -> Opening:
 
 def _session(opening: OpenSessionRequest, decision: Admitted) -> Session:
     adopted = decision.adopted
-    # A runner whose models changed opens its session again: tickets that are on their way to it stay valid.
+    # A runner reopens its session when its models change: keep the key, so that tickets in transit stay valid.
     goes_on = adopted is not None and adopted.incarnation == opening.runner.incarnation
     return Session(
         id=new_id("ses") if adopted is None else adopted.id,

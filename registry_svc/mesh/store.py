@@ -1,4 +1,4 @@
-"""The store of the mesh, on SQL."""
+"""SQL store of the mesh."""
 
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -45,18 +45,18 @@ _READ: Mapping[str, str] = {
     "join_tokens": "SELECT * FROM join_tokens",
 }
 _SETTINGS = {"kind": "settings", "name": "mesh", "owner": ""}
-"""The document of the settings of the whole mesh."""
+"""Key of the mesh settings in `documents`."""
 
 
 class SqlStore(RegistryDatabase):
-    """Store of sessions with their rows, declarations, settings and join tokens. One owner at a time.
+    """Stores sessions with their resources, declarations, settings and join tokens. One owner at a time.
 
-    Every write is one transaction that is on disk when the call returns. All methods raise SERVICE_UNAVAILABLE when the
-    database fails; then nothing was written.
+    Writes are durable when the call returns. All methods raise SERVICE_UNAVAILABLE if the database fails; then nothing
+    was written.
     """
 
     async def load(self) -> StoredMesh:
-        """Everything there is; sessions ordered by runner, their publications, agents and documents by name."""
+        """Returns everything that is stored; sessions are sorted by runner, publications and documents by name."""
         found = await self.read(lambda tx: {table: tx.rows(statement) for table, statement in _READ.items()})
         published: dict[str, dict[str, list[Any]]] = defaultdict(lambda: defaultdict(list))
         for row, record in _records(found["publications"]):
@@ -74,18 +74,18 @@ class SqlStore(RegistryDatabase):
         )
 
     async def save_session(self, stored: StoredSession, *, evicted: Sequence[str] = ()) -> None:
-        """Replace all rows of a session, and the publications of the models and agents it names.
+        """Replaces a session with its runner and publications.
 
-        Its earlier rows are deleted, its models and agents are withdrawn from other publishers, and the sessions
-        `evicted` (by id) end, as does any other that holds its runner's name. Declarations are untouched.
+        Its models and agents are withdrawn from other publishers. The sessions `evicted` (by id) are deleted, and any
+        other with its runner's name. Declarations are unchanged.
         """
         runner = stored.profile.name
         rows = [{**record_row(record), "runner": runner} for record in (*stored.publications, *stored.agents)]
 
         def work(tx: Tx) -> None:
-            # Runners go with their sessions, and publications with their runners.
+            # Deletes cascade from sessions to runners, and from runners to publications.
             tx.delete("sessions", "id", [stored.session.id, *evicted])
-            # The caller does not know of a session whose COMMIT is on disk although its acknowledgement was lost.
+            # The caller does not know a session that was committed without an acknowledgement.
             tx.execute(
                 "DELETE FROM sessions WHERE id IN (SELECT session_id FROM runners WHERE name = :runner)", runner=runner
             )
@@ -97,17 +97,17 @@ class SqlStore(RegistryDatabase):
         await self.run(work)
 
     async def save_pulses(self, pulses: Sequence[StoredPulse]) -> None:
-        """Update the liveness of these runners; unknown names are ignored."""
+        """Updates the liveness of runners. Ignores unknown names."""
         if pulses:
             rows = [{"runner": pulse.runner, **pulse_row(pulse)} for pulse in pulses]
             await self.run(lambda tx: tx.many(_PULSE, rows))
 
     async def delete_sessions(self, session_ids: Sequence[str]) -> None:
-        """Delete these sessions with their runners, agents and models; unknown ids are ignored."""
+        """Deletes sessions with their runners, agents and models. Ignores unknown ids."""
         await self.run(lambda tx: tx.delete("sessions", "id", session_ids))
 
     async def save_documents(self, records: Sequence[Message], gone: Collection[Key] = ()) -> None:
-        """Put declarations in place of earlier ones of their names, and delete `gone`; all of it, or nothing."""
+        """Adds or replaces declarations, and deletes `gone`, all or none."""
         rows = [{**record_row(record), "owner": owner_of(record)} for record in records]
 
         def work(tx: Tx) -> None:
@@ -117,7 +117,7 @@ class SqlStore(RegistryDatabase):
         await self.run(work)
 
     async def delete_documents(self, keys: Collection[Key]) -> None:
-        """Delete resources, declared and published; unknown ones are ignored."""
+        """Deletes declared and published resources. Ignores unknown ones."""
 
         def work(tx: Tx) -> None:
             _delete(tx, "documents", keys)
@@ -126,24 +126,24 @@ class SqlStore(RegistryDatabase):
         await self.run(work)
 
     async def save_settings(self, settings: settings_pb2.MeshSettings) -> None:
-        """Keep the mesh's settings in place of earlier ones."""
+        """Replaces the mesh settings."""
         row = {**_SETTINGS, "document": settings.SerializeToString(deterministic=True)}
         await self.run(lambda tx: tx.many(_SAVE, [row]))
 
     async def save_join_token(self, token: JoinToken) -> None:
-        """Keep a token; one of the same id is replaced."""
+        """Adds or replaces a token."""
         await self.run(lambda tx: tx.replace("join_tokens", "id", join_token_row(token)))
 
     async def delete_join_token(self, token_id: str) -> None:
-        """Delete a token; an unknown id is ignored."""
+        """Deletes a token. Ignores an unknown id."""
         await self.run(lambda tx: tx.delete("join_tokens", "id", [token_id]))
 
     async def save_events(self, new: Sequence[event_pb2.Event], oldest: int) -> None:
-        """Keep new events, at least one, with rising numbers; delete those with a number below `oldest`."""
+        """Stores at least one new event, with increasing numbers, and deletes those with a number below `oldest`."""
         rows = [{"sequence": event.sequence, "event": event.SerializeToString()} for event in new]
 
         def work(tx: Tx) -> None:
-            # A write whose acknowledgement was lost is written again.
+            # Writes without an acknowledgement are repeated.
             tx.execute(
                 "DELETE FROM events WHERE sequence < :oldest OR sequence >= :first",
                 oldest=oldest,
@@ -155,18 +155,18 @@ class SqlStore(RegistryDatabase):
 
 
 def _records(rows: Sequence[Row]) -> Iterator[tuple[Row, Message]]:
-    """Yield the records in some rows, by kind and name."""
+    """Yields rows with their records, by kind and name."""
     for kind, declared in DECLARED_KINDS.items():
         for row in _in_order([row for row in rows if row.kind == kind.value], "name"):
             try:
                 yield row, declared.record.FromString(bytes(row.document))
             except DecodeError:
-                # One damaged row must not keep the whole mesh from starting.
+                # One damaged row must not prevent a start.
                 log.warning("stored resource cannot be read, apply or publish it again", kind=row.kind, name=row.name)
 
 
 def _in_order(rows: Sequence[Row], column: str) -> list[Row]:
-    # Not ORDER BY: PostgreSQL sorts by the locale of the database, where "b" comes before "C".
+    # Not with ORDER BY: PostgreSQL sorts by the locale of the database, in which "b" comes before "C".
     return sorted(rows, key=lambda row: str(getattr(row, column)))
 
 

@@ -1,6 +1,6 @@
-"""Unloads models that runners have loaded and no longer publish, and records that as events.
+"""Unloads models that runners have loaded but no longer publish, and records that as events.
 
-Such memory serves no request, and the router's eviction does not count on it: it would stay until its runner ends.
+Their memory serves no request, and is not considered by the router's eviction: it would stay until the runner ends.
 """
 
 from collections.abc import Callable, Iterable
@@ -28,11 +28,11 @@ if TYPE_CHECKING:
 log = get_logger("weft.registry")
 
 MAX_UNLOADS = 16
-"""Concurrent unload requests; other models wait for a later sweep."""
+"""Maximum concurrent unload requests; other models wait for a later sweep."""
 
 
 class UnownedModels:
-    """Follows unowned models from sweep to sweep. `leased`: those that hold a lease of accelerator memory."""
+    """Tracks unowned models from sweep to sweep. `leased` returns those with a lease of accelerator memory."""
 
     def __init__(self, core: RegistryCore, calls: RunnerCalls, leased: Callable[[], Iterable[UnownedModel]]) -> None:
         self._core = core
@@ -42,7 +42,7 @@ class UnownedModels:
         self._unloads: dict[UnownedModel, asyncio.Task[None]] = {}
 
     async def sweep(self) -> None:
-        """Record new unowned models, and unload those whose grace has passed."""
+        """Records new unowned models, and unloads them after the grace period."""
         now, present = self._core.clock.monotonic(), set(self._present())
         for gone in self._since.keys() - present:
             del self._since[gone]
@@ -61,7 +61,7 @@ class UnownedModels:
         self._unloads[unowned] = start_task(self._unload(unowned), name="unload-unowned")
 
     async def stop(self) -> None:
-        """End the calls that are under way. Safe to call twice."""
+        """Cancels the calls in progress. Idempotent."""
         tasks, self._unloads = list(self._unloads.values()), {}
         await stop_tasks(tasks)
 

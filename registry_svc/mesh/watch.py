@@ -1,4 +1,4 @@
-"""The watch: changes and events, and their delivery to watchers without waiting for any of them."""
+"""Delivery of changes and events to watchers, without waiting for any of them."""
 
 import asyncio
 from collections import deque
@@ -26,10 +26,7 @@ from weft.kernel.reasons import Reason
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """Everything there is at one revision.
-
-    It holds what makes each message, of parts that do not change: to make all of them in one step would take long.
-    """
+    """The mesh at one revision. It has a function per message, because building all of them in one step takes long."""
 
     revision: int
     settings: settings_pb2.MeshSettings
@@ -38,7 +35,7 @@ class Snapshot:
     routers: Sequence[router_pb2.Router]
 
     async def message(self, *, with_keys: bool) -> registry_service_pb2.WatchResponse:
-        """Return the first response of a watch. A large one takes long; the event loop turns meanwhile."""
+        """Returns the first response of a watch. Lets other tasks run, since a large one takes long."""
         response = registry_service_pb2.WatchResponse(revision=self.revision)
         shown = response.snapshot
         shown.settings.CopyFrom(self.settings)
@@ -52,7 +49,7 @@ class Snapshot:
 def change_message(
     response: registry_service_pb2.WatchResponse, *, with_keys: bool
 ) -> registry_service_pb2.WatchResponse:
-    """Return a later response of a watch, without the ticket key of its runner unless `with_keys`."""
+    """Returns a later response of a watch, without its runner's ticket key unless `with_keys`."""
     if with_keys or not response.change.HasField("runner"):
         return response
     return registry_service_pb2.WatchResponse(
@@ -66,7 +63,7 @@ RETRY_AFTER_SECONDS = 1.0
 
 
 class Watcher(Generic[T]):
-    """One listener's queue of changes or events, bounded. Iterate over it inside `with`; leaving ends it."""
+    """A watcher's bounded queue of changes or events. Iterate over it inside `with`, which ends it."""
 
     def __init__(self, broadcaster: "Broadcaster[T]", max_waiting: int) -> None:
         self._broadcaster = broadcaster
@@ -87,7 +84,7 @@ class Watcher(Generic[T]):
         return self
 
     async def __anext__(self) -> T:
-        """The next change; raises WATCH_LAGGED or SHUTTING_DOWN when there will be none any more."""
+        """Returns the next change. Raises WATCH_LAGGED or SHUTTING_DOWN after the last one."""
         while not self._waiting:
             if self._ended is not None:
                 raise self._ended
@@ -96,13 +93,12 @@ class Watcher(Generic[T]):
         return self._waiting.popleft()
 
     def offer(self, batch: Sequence[T]) -> bool:
-        """Queue `batch`; returns False when there was no room, which ends this watcher.
+        """Queues `batch`. Returns False if there was no room, which ends this watcher.
 
-        A batch belongs together, so an empty queue accepts one of any size: a watcher that kept up is not ended for the
-        size of one change.
+        An empty queue accepts a batch of any size, so that a watcher that keeps up is not ended by one large change.
         """
         if self._waiting and len(self._waiting) + len(batch) > self._max_waiting:
-            # Queued changes are useless with a gap behind them; free them now, the watcher may be stuck in a write.
+            # Queued changes are useless before a gap; free them now, since the watcher may be stuck in a write.
             self._waiting.clear()
             self.end(
                 WeftError(
@@ -117,13 +113,13 @@ class Watcher(Generic[T]):
         return True
 
     def end(self, error: WeftError) -> None:
-        """Raise `error` in the watcher once it has read its queue."""
+        """Raises `error` in the watcher once it has read its queue."""
         self._ended = error
         self._changed.set()
 
 
 class Broadcaster(Generic[T]):
-    """All watchers of one stream of changes or events."""
+    """The watchers of a stream of changes or events."""
 
     def __init__(self, max_waiting: int) -> None:
         self._max_waiting = max_waiting
@@ -131,40 +127,40 @@ class Broadcaster(Generic[T]):
 
     @property
     def watchers(self) -> int:
-        """How many are listening."""
+        """Number of watchers."""
         return len(self._watchers)
 
     def subscribe(self) -> Watcher[T]:
-        """Return a new watcher that receives everything published from now on."""
+        """Returns a watcher for everything published from now on."""
         watcher = Watcher[T](self, self._max_waiting)
         self._watchers.add(watcher)
         return watcher
 
     def publish(self, batch: Sequence[T]) -> None:
-        """Deliver to every watcher; one without room is ended with WATCH_LAGGED."""
+        """Delivers to every watcher; ends those without room with WATCH_LAGGED."""
         self._watchers = {watcher for watcher in self._watchers if watcher.offer(batch)}
 
     def forget(self, watcher: Watcher[T]) -> None:
-        """Remove a watcher; an unknown one is ignored."""
+        """Removes a watcher. Ignores an unknown one."""
         self._watchers.discard(watcher)
 
     def close(self) -> None:
-        """End all watchers with SHUTTING_DOWN."""
+        """Ends all watchers with SHUTTING_DOWN."""
         for watcher in self._watchers:
             watcher.end(WeftError(Reason.SHUTTING_DOWN, "the registry is shutting down; watch again"))
         self._watchers.clear()
 
 
 class EventStore(Protocol):
-    """Port: keeps events over restarts; see `registry_svc.mesh.store.Store`."""
+    """Port: stores events across restarts; see `registry_svc.mesh.store.SqlStore`."""
 
     async def save_events(self, new: Sequence[event_pb2.Event], oldest: int) -> None:
-        """Keep new events; delete those with a number below `oldest`."""
+        """Stores new events, and deletes those with a number below `oldest`."""
         ...
 
 
 class EventLog:
-    """The newest `max_events` events, those before a restart included."""
+    """The newest `max_events` events, including those before a restart."""
 
     def __init__(self, clock: Clock, max_events: int, watch_buffer_events: int) -> None:
         self._clock = clock
@@ -173,7 +169,7 @@ class EventLog:
         self._broadcaster = Broadcaster[event_pb2.Event](watch_buffer_events)
 
     def record(self, drafts: Iterable[EventDraft]) -> None:
-        """Record and publish these events in this order, all with the same time."""
+        """Records and publishes events in this order, with the same time."""
         now = self._clock.utc_now()
         batch: list[event_pb2.Event] = []
         for draft in drafts:
@@ -184,20 +180,20 @@ class EventLog:
             self._broadcaster.publish(batch)
 
     def restore(self, events: Sequence[event_pb2.Event]) -> None:
-        """Take the events from before a restart, oldest first, in place of all others."""
+        """Replaces all events by those from before a restart, oldest first."""
         self._events.clear()
         self._events.extend(events)
         self._sequence = self._saved_sequence = events[-1].sequence if events else 0
 
     async def save(self, store: EventStore) -> None:
-        """Write the events since the last call. Raises SERVICE_UNAVAILABLE: they are written with the next one."""
+        """Stores the events since the last call. Raises SERVICE_UNAVAILABLE; then the next call stores them."""
         new = [event for event in self._events if event.sequence > self._saved_sequence]
         if new:
             await store.save_events(new, self._events[0].sequence)
             self._saved_sequence = new[-1].sequence
 
     def newest(self, kind: ResourceKind | None, name: str, limit: int) -> list[event_pb2.Event]:
-        """At most `limit` events of this kind and name, oldest first; None and "" mean all."""
+        """Returns the newest `limit` events of a kind and name, oldest first; None and "" mean all."""
         found: list[event_pb2.Event] = []
         for event in reversed(self._events):
             if len(found) == limit:
@@ -207,14 +203,14 @@ class EventLog:
         return found[::-1]
 
     def subscribe(self) -> Watcher[event_pb2.Event]:
-        """Return a watcher that receives every event from now on."""
+        """Returns a watcher for every event from now on."""
         return self._broadcaster.subscribe()
 
     def close(self) -> None:
-        """End all listeners with SHUTTING_DOWN."""
+        """Ends all watchers with SHUTTING_DOWN."""
         self._broadcaster.close()
 
 
 def concerns(event: event_pb2.Event, kind: ResourceKind | None, name: str) -> bool:
-    """Whether an event is of this kind and name; None and "" mean all."""
+    """Whether an event has this kind and name; None and "" mean all."""
     return (kind is None or event.kind == kind) and (not name or event.name == name)

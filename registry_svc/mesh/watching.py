@@ -1,4 +1,4 @@
-"""The processes that follow the registry's watch, as they named themselves, for `GetHealth`."""
+"""The processes that watch the registry, by the names that they sent, for `GetHealth`."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -12,14 +12,14 @@ _SERVICES = frozenset({"router", "gateway"})
 
 
 class WatchingProcesses:
-    """The processes whose watch is open now."""
+    """The processes with an open watch."""
 
     def __init__(self) -> None:
         self._open: dict[int, process_service_pb2.WatchingProcess] = {}
 
     @contextmanager
     def watching(self, request: registry_service_pb2.WatchRequest) -> Iterator[None]:
-        """Lists the watcher for the time of the block, where it named itself."""
+        """Lists the watcher during the block, if it has sent its service."""
         if request.service not in _SERVICES or len(self._open) >= MAX_LISTED:
             yield
             return
@@ -33,10 +33,10 @@ class WatchingProcesses:
             del self._open[id(process)]
 
     def listed(self) -> Sequence[process_service_pb2.WatchingProcess]:
-        """Returns them, by service, host and version."""
+        """Returns the processes, sorted by service, host and version."""
         return sorted(self._open.values(), key=lambda each: (each.service, each.host, each.version))
 
 
 def _word(text: str) -> str:
-    """Returns a text of a caller, bounded and without characters that a terminal would obey."""
+    """Returns a caller's text, bounded and without control characters."""
     return "".join(character for character in text[:MAX_WORD_CHARS] if character.isprintable())

@@ -1,4 +1,4 @@
-"""Validation of operation actions with every limit, and the models that an action concerns."""
+"""Validation of operation actions, and the models that an action affects."""
 
 from collections.abc import Iterable
 from types import MappingProxyType
@@ -21,11 +21,11 @@ MAX_ACTION_BYTES = 16 * 1024
 
 Scope = runner_service_pb2.FlushCacheRequest
 _NEEDED = MappingProxyType({Scope.SCOPE_MODEL: "model", Scope.SCOPE_TENANT: "tenant", Scope.SCOPE_TAG: "tag"})
-"""The field that a scope needs."""
+"""Required field by scope."""
 
 
 def check_action(action: operation_pb2.OperationAction) -> None:
-    """Refuse an action beyond a limit, on whatever names; raises INVALID_ARGUMENT naming the field."""
+    """Raises INVALID_ARGUMENT naming the field for an invalid action, without checking that names exist."""
     if action.ByteSize() > MAX_ACTION_BYTES:
         raise invalid_field("action", f"must be at most {MAX_ACTION_BYTES} bytes")
     _require_known_fields(action)
@@ -41,12 +41,12 @@ def check_action(action: operation_pb2.OperationAction) -> None:
 
 
 def action_bytes(action: operation_pb2.OperationAction) -> bytes:
-    """Return the deterministic serialization of an action, which is stored and compared."""
+    """Returns the deterministic serialization of an action, for storage and comparison."""
     return action.SerializeToString(deterministic=True)
 
 
 def action_summary(action: operation_pb2.OperationAction) -> str:
-    """Return a short description of an action, for the log."""
+    """Returns a short description of an action, for the log."""
     match action.WhichOneof("kind"):
         case "load_model":
             return f"load {action.load_model.model or action.load_model.source}"
@@ -61,7 +61,7 @@ def action_summary(action: operation_pb2.OperationAction) -> str:
 
 
 def _require_known_fields(action: operation_pb2.OperationAction) -> None:
-    """Refuse a field that this release does not know: what is signed must be all that is done."""
+    """Raises INVALID_ARGUMENT for unknown fields: an operation must do exactly what was signed."""
     known = operation_pb2.OperationAction()
     known.CopyFrom(action)
     known.DiscardUnknownFields()
@@ -83,10 +83,7 @@ def _check_load(load: operation_pb2.LoadModel, field: str) -> None:
 
 
 def _check_flush(flush: operation_pb2.FlushCache, field: str) -> None:
-    """Refuse a scope without what it needs, and fields that it ignores.
-
-    The caller would believe that less is flushed than is.
-    """
+    """Rejects a scope without its field, and fields that it ignores, which would flush more than the caller expects."""
     needed = _NEEDED.get(flush.scope)
     if needed is not None and not getattr(flush, needed):
         raise invalid_field(f"{field}.{needed}", f"must be set where scope is {needed}")
@@ -97,10 +94,7 @@ def _check_flush(flush: operation_pb2.FlushCache, field: str) -> None:
 
 
 def require_known(action: operation_pb2.OperationAction, directory: RunnerDirectory) -> None:
-    """Refuse an action on names that are not known, or that do not belong together.
-
-    Raises MODEL_NOT_FOUND, NOT_FOUND for a runner, and INVALID_ARGUMENT naming the field.
-    """
+    """Raises MODEL_NOT_FOUND or NOT_FOUND for unknown names, INVALID_ARGUMENT for names that do not fit together."""
     match action.WhichOneof("kind"):
         case "load_model":
             _require_loadable(action.load_model, "action.load_model", directory)
@@ -115,7 +109,7 @@ def require_known(action: operation_pb2.OperationAction, directory: RunnerDirect
 
 
 def subjects_of(action: operation_pb2.OperationAction, directory: RunnerDirectory) -> frozenset[str]:
-    """The names that an action changes: no two operations on one of them run at the same time."""
+    """Returns the names that an action changes. Operations on the same name do not run concurrently."""
     match action.WhichOneof("kind"):
         case "load_model":
             load = action.load_model
@@ -135,7 +129,7 @@ def subjects_of(action: operation_pb2.OperationAction, directory: RunnerDirector
 
 
 def _name_of(load: operation_pb2.LoadModel, directory: RunnerDirectory) -> str:
-    """Returns the name of a load by source; the source while its runner is not there, as after a restart."""
+    """Returns the name of a load by source; the source if its runner is not active, for example after a restart."""
     try:
         return load_target(load, directory).model
     except WeftError:
@@ -143,20 +137,20 @@ def _name_of(load: operation_pb2.LoadModel, directory: RunnerDirectory) -> str:
 
 
 def models_named(name: str, directory: RunnerDirectory) -> list[str]:
-    """Return the models that an unload or flush of `name` concerns: all of the pool, or the one model of this name."""
+    """Returns the models that an unload or flush of `name` affects: all of the pool, or the model with this name."""
     if directory.names_pool(name) or directory.runner_of(name) is None:
         return _member_names(name, directory)
     return [name]
 
 
 def models_to_unload(name: str, directory: RunnerDirectory) -> list[str]:
-    """See `models_named`; also a model that is loaded on a runner which does not publish it any more."""
+    """As `models_named`, but also returns a model that its runner has loaded but no longer publishes."""
     named = models_named(name, directory)
     return named if named or directory.holder_of(name) is None else [name]
 
 
 def is_single(load: operation_pb2.LoadModel, directory: RunnerDirectory) -> bool:
-    """Whether a load is for one model, rather than for some of a pool."""
+    """Whether a load is for one model, not for members of a pool."""
     return bool(load.source) or (not load.replicas and directory.runner_of(load.model) is not None)
 
 

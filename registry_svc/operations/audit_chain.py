@@ -1,6 +1,6 @@
-"""The audit log as a hash chain of messages: what is hashed, and how tampering shows.
+"""The audit log as a hash chain of messages, and the detection of tampering.
 
-An entry is drafted without its sequence and hashes; `chained` returns complete copies. Entries are never modified.
+Entries are drafted without sequence and hashes; `chained` returns complete copies. Entries are never modified.
 """
 
 import hashlib
@@ -13,21 +13,21 @@ from enum import Enum
 from weft.api.operations.v1.operation_service_pb2 import AuditEntry, AuditHead
 
 NO_HASH = "0" * 64
-"""The previous hash of the first entry."""
+"""Previous hash of the first entry."""
 
 
 def empty_head() -> AuditHead:
-    """Return the head of a log without entries."""
+    """Returns the head of an empty log."""
     return AuditHead(hash=NO_HASH)
 
 
 def head_of(entry: AuditEntry) -> AuditHead:
-    """Return the end of a log that ends with this entry."""
+    """Returns the head of a log that ends with this entry."""
     return AuditHead(sequence=entry.sequence, hash=entry.hash)
 
 
 def entry_draft(*, at: datetime, event: str, actor: str, operation: str, detail: str) -> AuditEntry:
-    """Return an entry that is not chained yet. `detail` is a JSON object; see `detail_json`."""
+    """Returns an entry that is not chained yet. `detail` is a JSON object; see `detail_json`."""
     draft = AuditEntry(event=event, actor=actor, operation=operation, detail=detail)
     draft.time.FromDatetime(at)
     return draft
@@ -37,34 +37,34 @@ class Damage(Enum):
     """Kind of damage to a log."""
 
     CHANGED = "changed"
-    """An entry was changed after it was written."""
+    """An entry was changed."""
     MISSING = "missing"
-    """The next entry is missing: deleted, or moved."""
+    """An entry was deleted or moved."""
     CUT = "cut"
-    """The log ends before the head that was kept elsewhere."""
+    """The log ends before a head that was stored elsewhere."""
     REWRITTEN = "rewritten"
-    """The entry of the head that was kept elsewhere has another hash: the log was rewritten from some entry on."""
+    """An entry does not match the previous hash of the next one, or a head that was stored elsewhere."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
-    """The first thing that is wrong with a log."""
+    """The first fault in a log."""
 
     damage: Damage
     sequence: int
-    """Where: the entry that is changed, missing, or the first one cut off."""
+    """The entry that was changed, is missing, or is the first one cut off."""
 
 
 def detail_json(detail: dict[str, object]) -> str:
-    """A detail in its canonical form."""
+    """Returns a detail in its canonical form."""
     return _canonical(detail)
 
 
 def canonical_entry(entry: AuditEntry) -> bytes:
-    """Return the bytes of an entry that are hashed: JSON in UTF-8, keys sorted, no spaces, minimal escapes.
+    """Returns the bytes of an entry that are hashed: JSON in UTF-8, keys sorted, no spaces, minimal escapes.
 
-    `detail` is hashed as the stored string, so that verifying a log needs no parsing. The time is UTC to the
-    microsecond, such as 2026-01-01T12:00:00.000000Z.
+    `detail` is hashed as the stored string, so that verification needs no parsing. The time is UTC in microseconds,
+    such as 2026-01-01T12:00:00.000000Z.
     """
     return _canonical(
         {
@@ -79,12 +79,12 @@ def canonical_entry(entry: AuditEntry) -> bytes:
 
 
 def entry_hash(entry: AuditEntry) -> str:
-    """SHA-256 over the 64 hex digits of the hash before and the canonical form; 64 hex digits."""
+    """Returns the SHA-256 of the previous hash's 64 hex digits and the canonical form, as 64 hex digits."""
     return hashlib.sha256(entry.previous_hash.encode("ascii") + canonical_entry(entry)).hexdigest()
 
 
 def chained(head: AuditHead, drafts: Iterable[AuditEntry]) -> list[AuditEntry]:
-    """Return drafts as the entries that follow `head`."""
+    """Returns drafts as the entries that follow `head`."""
     entries: list[AuditEntry] = []
     for draft in drafts:
         entry = AuditEntry()
@@ -97,16 +97,16 @@ def chained(head: AuditHead, drafts: Iterable[AuditEntry]) -> list[AuditEntry]:
 
 
 class AuditCheck:
-    """Verifies a log that is read in pages, oldest entry first: `read` every page, then call `verdict`."""
+    """Verifies a log in pages, oldest entry first: `read` every page, then call `verdict`."""
 
     def __init__(self, *, after: AuditHead | None = None, kept: AuditHead | None = None) -> None:
-        """`after`: the head before the first entry read; default: none. `kept`: a head that was kept elsewhere."""
+        """`after` is the head before the first entry, if any; `kept` is a head that was stored elsewhere."""
         self._at = after or empty_head()
         self._kept = kept or empty_head()
         self._fault: Fault | None = None
 
     def read(self, entries: Iterable[AuditEntry]) -> None:
-        """Check the next entries; after a fault no more are checked."""
+        """Checks the next entries, up to the first fault."""
         for entry in entries:
             if self._fault is not None:
                 return
@@ -114,7 +114,7 @@ class AuditCheck:
             self._at = head_of(entry)
 
     def verdict(self) -> Fault | None:
-        """Return the first fault; None: the log is intact."""
+        """Returns the first fault; None if the log is intact."""
         if self._fault is None and self._at.sequence < self._kept.sequence:
             return Fault(damage=Damage.CUT, sequence=self._at.sequence + 1)
         return self._fault
@@ -126,7 +126,7 @@ class AuditCheck:
         if entry.hash != entry_hash(entry):
             return Fault(damage=Damage.CHANGED, sequence=entry.sequence)
         if entry.previous_hash != self._at.hash:
-            # The entry fits its own hash, so what comes before it was rewritten.
+            # The entry matches its hash, so entries before it were rewritten.
             return Fault(damage=Damage.REWRITTEN, sequence=max(self._at.sequence, 1))
         if entry.sequence == self._kept.sequence and entry.hash != self._kept.hash:
             return Fault(damage=Damage.REWRITTEN, sequence=entry.sequence)

@@ -1,4 +1,4 @@
-"""Writes the audit log: what happened to operations, by which actor, and which requests were refused and why."""
+"""Writes the audit log: changes of operations with their actors, and refused requests with the reason."""
 
 import hashlib
 from collections.abc import Mapping
@@ -21,13 +21,13 @@ from weft.kernel.reasons import Reason
 log = get_logger("weft.registry.audit")
 
 ENTRIES_PER_OPERATION = 4
-"""At most: accepted, started, cancellation requested, ended."""
+"""Maximum: accepted, started, cancellation requested, ended."""
 MAX_WHY_CHARS = 256
 MAX_SIGNERS_NAMED = 64
 
 
 class AuditLog:
-    """One log. Entries of operations are drafted here and written by the store together with the operation."""
+    """One log. Entries about operations are drafted here, and the store writes them together with the operation."""
 
     def __init__(self, store: OperationStore, clock: Clock, max_entries: int) -> None:
         self._store = store
@@ -39,19 +39,19 @@ class AuditLog:
 
     @property
     def head(self) -> AuditHead:
-        """The newest entry that is known to be on disk."""
+        """The newest stored entry."""
         return self._head
 
     async def start(self) -> None:
-        """Read where the log ends."""
+        """Loads the head."""
         self._head = await self._store.audit_head()
 
     def moved(self, head: AuditHead) -> None:
-        """Take note that entries were written."""
+        """Updates the head after entries were written."""
         self._head = head
 
     def require_room(self, unfinished: int) -> None:
-        """Raise TOO_MANY_RESOURCES when a further operation might leave the others without room for their ends."""
+        """Raises TOO_MANY_RESOURCES if another operation could leave no room for the entries of the unfinished ones."""
         if self._head.sequence + (unfinished + 1) * ENTRIES_PER_OPERATION > self._max_entries:
             raise WeftError(
                 Reason.TOO_MANY_RESOURCES,
@@ -61,13 +61,13 @@ class AuditLog:
             )
 
     def drafted(self, event: str, operation: GovernedOperation, actor: str, **detail: object) -> AuditEntry:
-        """An entry about an operation."""
+        """Returns a draft about an operation."""
         return entry_draft(
             at=self._clock.utc_now(), event=event, actor=actor, operation=operation.name, detail=detail_json(detail)
         )
 
     async def refused(self, refused: Refused, action: operation_pb2.OperationAction, requested_by: str) -> None:
-        """Write down a refusal, or count it when there were too many. Raises SERVICE_UNAVAILABLE."""
+        """Records a refusal, or counts it if there were too many. Raises SERVICE_UNAVAILABLE."""
         why = refused.why[:MAX_WHY_CHARS]
         detail: dict[str, object] = {
             "action": action_detail(action),
@@ -78,28 +78,28 @@ class AuditLog:
         await self._write_or_count("operation.refused", requested_by, detail, self._refusals, why)
 
     async def cancelled(self, request_id: str, tenant: str, cancelled_by: str) -> None:
-        """Write down that a request was ended by its id, or count it as refusals are. Raises SERVICE_UNAVAILABLE."""
+        """Records the cancellation of a request by its id, or counts it as refusals. Raises SERVICE_UNAVAILABLE."""
         detail: dict[str, object] = {"request_id": request_id, "tenant": tenant}
         await self._write_or_count("request.cancelled", cancelled_by, detail, self._cancellations, tenant)
 
     async def release_requested(self, lease: Mapping[str, object], requested_by: str) -> None:
-        """Write down that the lease of a program is released for an operator. Raises SERVICE_UNAVAILABLE."""
+        """Records that an operator releases a program's lease. Raises SERVICE_UNAVAILABLE."""
         await self._write("lease.release_requested", requested_by, dict(lease))
 
     async def switch_requested(self, profile: Mapping[str, object], requested_by: str) -> None:
-        """Write down that the mesh is switched to a profile for an operator. Raises SERVICE_UNAVAILABLE."""
+        """Records that an operator switches the mesh to a profile. Raises SERVICE_UNAVAILABLE."""
         await self._write("profile.switch_requested", requested_by, dict(profile))
 
     async def log_level_changed(self, process: str, level: str, until: str, changed_by: str) -> None:
-        """Write down that the log level of a process was changed. Raises SERVICE_UNAVAILABLE.
+        """Records a change of a process's log level. Raises SERVICE_UNAVAILABLE.
 
-        While the log has room for operations alone, it is in the log of the process only.
+        Does nothing if the remaining room is reserved for operations; the process's log still has the change.
         """
         if self._has_room_for_refusals():
             await self._write("log_level.changed", changed_by, {"process": process, "level": level, "until": until})
 
     async def close_window(self, *, at_once: bool = False) -> None:
-        """Write the entries of counted refusals and cancellations, when their window has ended or `at_once`."""
+        """Writes entries about counted refusals and cancellations if their window has ended, or with `at_once`."""
         refusals = self._refusals.closed(self._clock.utc_now(), at_once=at_once)
         cancellations = self._cancellations.closed(self._clock.utc_now(), at_once=at_once)
         if refusals is not None:
@@ -126,7 +126,7 @@ class AuditLog:
             await self._write(event, "", _counted_detail(counted, by))
 
     def tell_head(self) -> None:
-        """Write the end of the log to the ordinary log, which is kept elsewhere."""
+        """Writes the head to the process's log, which is stored elsewhere."""
         log.info("audit head", sequence=self._head.sequence, hash=self._head.hash)
 
     async def _write(self, event: str, actor: str, detail: dict[str, object]) -> None:
@@ -137,18 +137,18 @@ class AuditLog:
 
 
 def action_detail(action: operation_pb2.OperationAction) -> object:
-    """An action as JSON, by the names of the contract."""
+    """Returns an action as JSON, with the field names of the contract."""
     detail: object = json_format.MessageToDict(action, preserving_proto_field_name=True)
     return detail
 
 
 def action_hash(action: bytes) -> str:
-    """SHA-256 of an action's own bytes, 64 hex digits."""
+    """Returns the SHA-256 of a serialized action, as 64 hex digits."""
     return hashlib.sha256(action).hexdigest()
 
 
 def _counted_detail(counted: CountedRefusals, by: str) -> dict[str, object]:
-    """Returns the detail of an entry about several; `by`: what they were counted by."""
+    """Returns the detail of an entry about counted events; `by` is what they are counted by."""
     return {
         "count": counted.count,
         "since": counted.since.isoformat(),

@@ -1,4 +1,4 @@
-"""Carries out operations: a limited number concurrently, those on one model one after the other."""
+"""Executes operations: a limited number concurrently, those on the same model in order."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
@@ -37,9 +37,9 @@ log = get_logger("weft.registry.operations")
 
 MAX_STAGE_CHARS = 64
 MAX_DETAIL_CHARS = 4_096
-# Runners come back within seconds after a restart of the host they share with the registry.
+# Runners come back within seconds after a restart of a host that they share with the registry.
 RESUME_PATIENCE_SECONDS = 60.0
-# An unload waits for requests to end, for at most the runner's drain time.
+# An unload waits at most the runner's drain time for requests to end.
 UNDO_LIMIT_SECONDS = 900.0
 FIRST_SAVE_PAUSE_SECONDS = 1.0
 MAX_SAVE_PAUSE_SECONDS = 30.0
@@ -48,10 +48,7 @@ Step = Callable[[GovernedOperation], GovernedOperation]
 
 
 class Executor:
-    """Runs the operations of a table.
-
-    `writer`: the turn in which operations change, shared with the code that accepts them.
-    """
+    """Runs the operations of a table. `writer` serializes their changes, also with the code that accepts them."""
 
     def __init__(
         self,
@@ -73,11 +70,11 @@ class Executor:
         self._settings = settings
 
     async def stop(self) -> None:
-        """Leave every operation where it is: the next process of the registry resumes it."""
+        """Leaves all operations unfinished; the next registry process resumes them."""
         await stop_tasks([live.task for live in self._table if live.task is not None])
 
     def pump(self) -> None:
-        """Start what may start. Called whenever an operation was accepted or has ended."""
+        """Starts operations that may run. Called whenever an operation was accepted or has ended."""
         unfinished = [
             Unfinished(id=live.operation.id, subjects=live.subjects, running=live.task is not None, after=live.after)
             for live in self._table
@@ -88,10 +85,9 @@ class Executor:
             live.task = start_task(self._run(live), name=f"operation-{operation_id}")
 
     async def change(self, live: LiveOperation, step: Step, drafts: Sequence[AuditEntry] = ()) -> None:
-        """Take a step on disk, then in memory, then notify watchers. Call it in the writer's turn.
+        """Applies a step on disk, then in memory, then notifies watchers. Call it in the writer's turn.
 
-        An operation that ended while the step waited for its turn stays as it is. Raises SERVICE_UNAVAILABLE; then
-        nothing has changed.
+        Does nothing if the operation has ended meanwhile. Raises SERVICE_UNAVAILABLE; then nothing has changed.
         """
         if live.operation.ended:
             return
@@ -113,7 +109,7 @@ class Executor:
             now = self._clock.utc_now()
             await self._surely(live, lambda each: started(each, now), ("operation.started", "", {}))
         if live.operation.ended:
-            self.pump()  # it was cancelled just as its turn came
+            self.pump()  # it was cancelled just before its turn
             return
         ending = await self._carried_out(live)
         log.info(
@@ -139,7 +135,7 @@ class Executor:
             )
 
     async def _supervised(self, live: LiveOperation) -> Ending:
-        """Do the work, and end it on timeout or on a request to cancel."""
+        """Does the work, and ends it on timeout or cancellation."""
         job = self._job(live)
         left = seconds_left(live.operation, self._clock.utc_now(), self._settings.timeout_seconds)
         working = asyncio.create_task(job.run(), name="operation-work")
@@ -182,7 +178,7 @@ class Executor:
         raise error
 
     async def _undone(self, job: Job) -> str:
-        """Return what could not be undone, as text."""
+        """Undoes a job. Returns what could not be undone, as text."""
         undoing = asyncio.create_task(job.undo(), name="operation-undo")
         expiring = asyncio.create_task(self._clock.sleep(UNDO_LIMIT_SECONDS), name="operation-undo-timeout")
         try:
@@ -208,9 +204,9 @@ class Executor:
         return job
 
     async def _surely(self, live: LiveOperation, step: Step, entry: tuple[str, str, dict[str, object]]) -> None:
-        """Take a step that records what has happened: it is retried until the database accepts it.
+        """Applies a step that records what has happened, and retries until the database accepts it.
 
-        At most `max_running` wait so, and each ends with the registry.
+        At most `max_running` of them wait, and only until the registry stops.
         """
         event, actor, detail = entry
         draft = self._audit.drafted(event, live.operation, actor, **detail)
@@ -228,7 +224,7 @@ class Executor:
             pause = min(pause * 2, MAX_SAVE_PAUSE_SECONDS)
 
     async def _keep(self, live: LiveOperation, step: Step) -> None:
-        """Take a step that no audit entry is about. Raises SERVICE_UNAVAILABLE."""
+        """Applies a step without an audit entry. Raises SERVICE_UNAVAILABLE."""
         await self._writer.run(lambda: self.change(live, step))
 
     def _show(self, live: LiveOperation, progress: OperationProgress) -> None:
@@ -238,7 +234,7 @@ class Executor:
         self._table.publish(live)
 
     def _report(self, live: LiveOperation) -> JobReport:
-        """Return what records the reports of a job in the table of operations."""
+        """Returns callbacks that record a job's reports in the table of operations."""
 
         def progressed(progress: OperationProgress) -> None:
             if live.operation.ended:

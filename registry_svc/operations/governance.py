@@ -1,4 +1,4 @@
-"""The governance gate: admits new operations by their tokens, and refuses tokens that a restored database forgot."""
+"""The governance gate: admits new operations by their tokens, and rejects tokens that a restored database forgot."""
 
 import json
 import math
@@ -46,12 +46,12 @@ _MICROSECOND = timedelta(microseconds=1)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GovernanceMarks:
-    """What a gatekeeper must know of earlier runs of the registry."""
+    """What a gatekeeper needs to know about earlier runs of the registry."""
 
     audience: str
-    """The registry's own id: made once, at random, and kept."""
+    """The registry's id, random and permanent."""
     newest_issued_at: datetime | None = None
-    """The highest `Admission.mark` ever saved; None: none was."""
+    """The highest `Admission.mark` ever saved; None: none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,35 +59,35 @@ class Admission:
     """The facts of a valid authorization."""
 
     signers: tuple[str, ...] = ()
-    """Key ids of the signers, each once."""
+    """Unique key ids of the signers."""
     nonce: str = ""
-    """A value that must never be used again; empty: none. It is saved in the transaction that saves the operation, and
-    an operation whose nonce is known is refused. At most 128 characters."""
+    """A value that must not be used again, at most 128 characters; empty: none. It is saved in the transaction that
+    saves the operation, and an operation with a known nonce is rejected."""
     nonce_kept_until: datetime | None = None
-    """Until when the nonce has to be remembered, UTC; must be set where `nonce` is."""
+    """Until when the nonce must be remembered, UTC; must be set if `nonce` is."""
     issued_at: datetime | None = None
-    """When the authorization was issued, UTC; for the audit log."""
+    """When the authorization was issued, UTC, for the audit log."""
     mark: datetime | None = None
-    """Raises `GovernanceMarks.newest_issued_at` to this in the same transaction; None: leaves it. It never falls."""
+    """Raises `GovernanceMarks.newest_issued_at`, which never falls, in the same transaction; None: unchanged."""
 
 
 class Gatekeeper(Protocol):
-    """Decides whether an operation may be carried out. Must not block: it is called on the event loop."""
+    """Decides whether an operation is allowed. Must not block, since it is called on the event loop."""
 
     def recall(self, marks: GovernanceMarks) -> None:
-        """Load the marks of earlier runs; called at each start, before anything is admitted."""
+        """Loads the marks of earlier runs. Called at each start, before anything is admitted."""
         ...
 
     def admit(self, action: operation_pb2.OperationAction, authorization: str, now_utc: datetime) -> Admission:
-        """Return the facts of `authorization` for this action, which has been validated; raises Refused.
+        """Returns the facts of `authorization` for a validated action. Raises Refused.
 
-        `authorization` is at most MAX_AUTHORIZATION_CHARS long and otherwise unchecked. Whether the nonce is fresh is
-        not decided here.
+        `authorization` has at most MAX_AUTHORIZATION_CHARS, but is otherwise unchecked. The caller has to check that
+        the nonce is new.
         """
         ...
 
     def describe(self) -> GetGovernanceResponse:
-        """The rules, for GetGovernance."""
+        """Returns the rules, for GetGovernance."""
         ...
 
 
@@ -112,17 +112,17 @@ class OpenGate(Gatekeeper):
 
 
 class RollbackGuard:
-    """Keeps the marks of issue times in a file across restarts, to detect a rollback of the database.
+    """Stores marks of issue times in a file (the witness), to detect a rollback of the database.
 
-    The file is written without waiting for the disk. One that a power cut spoilt counts as lost, and a lost one makes
-    the gate stricter, never laxer. Without a path nothing is kept, so that every start refuses tokens from before it.
+    The file is not synced to disk. A damaged file counts as lost, which makes the gate stricter, never laxer. Without a
+    path nothing is stored, and every start rejects tokens from before it.
     """
 
     def __init__(self, path: Path | None) -> None:
         self._path = path
 
     def read(self) -> Marks | None:
-        """Return the marks; None: missing or unreadable."""
+        """Returns the marks; None if missing or unreadable."""
         if self._path is None:
             return None
         try:
@@ -136,7 +136,7 @@ class RollbackGuard:
         return Marks(newest_microseconds=newest, floor=floor)
 
     def write(self, marks: Marks) -> None:
-        """Keep `marks` instead. Raises OSError."""
+        """Replaces the marks. Raises OSError."""
         if self._path is None:
             return
         fresh = self._path.with_name(f"{self._path.name}.new")
@@ -152,7 +152,7 @@ class RollbackGuard:
 
 
 class GovernanceGate(Gatekeeper):
-    """A gatekeeper that requires tokens. `clock` provides the time of the start only."""
+    """A gatekeeper that requires tokens. `clock` is only used for the time of the start."""
 
     def __init__(self, config: GovernanceConfig, verifier: "TokenVerifier", guard: RollbackGuard, clock: Clock) -> None:
         self._config = config
@@ -165,7 +165,7 @@ class GovernanceGate(Gatekeeper):
         self._marks: Marks | None = None
 
     def recall(self, marks: GovernanceMarks) -> None:
-        """See Gatekeeper.recall. Raises INVALID_ARGUMENT when the witness cannot be written."""
+        """See Gatekeeper.recall. Raises INVALID_ARGUMENT if the witness cannot be written."""
         self._audience = self._config.audience or marks.audience
         stored = None if marks.newest_issued_at is None else _microseconds(marks.newest_issued_at)
         witnessed = self._guard.read()
@@ -196,7 +196,7 @@ class GovernanceGate(Gatekeeper):
         except MalformedToken as error:
             raise Refused(f"the authorization {error}") from error
         signers = agreed(verified.signers, self._quorum)
-        # A shared key proves no signer's agreement.
+        # A shared key does not prove that a signer agreed.
         proven = signers if self._config.mode is GovernanceMode.SIGNATURES else ()
         fault = self._fault(verified, self._marks, now_utc.timestamp())
         if fault is not None:
@@ -230,7 +230,7 @@ class GovernanceGate(Gatekeeper):
         )
 
     def _raised_mark(self, marks: Marks, issued_at: float, proven: tuple[str, ...]) -> datetime:
-        """The witness knows a token before the database does: after a crash between the two, old ones are refused."""
+        """Writes the witness before the database, so that a crash in between rejects old tokens."""
         raised = marks.raised_to(issued_at)
         try:
             self._guard.write(raised)
@@ -241,14 +241,13 @@ class GovernanceGate(Gatekeeper):
 
 
 def build_gate(config: GovernanceConfig, clock: Clock) -> Gatekeeper:
-    """Return the gate for a configuration. Raises INVALID_ARGUMENT for one that no token could satisfy."""
+    """Returns the gate for a configuration. Raises INVALID_ARGUMENT if no token could satisfy it."""
     if config.mode is GovernanceMode.OFF:
         return OpenGate()
     quorum = _quorum(config)
     if not 1 <= quorum.required <= len(quorum.counted):
         raise invalid_field("required_signers", f"must be 1 to {len(quorum.counted)}, as there are signers not revoked")
-    # joserfc and its cryptography are loaded only where governance is on.
-    from registry_svc.operations.token_verifier import TokenVerifier  # noqa: PLC0415 - see above
+    from registry_svc.operations.token_verifier import TokenVerifier  # noqa: PLC0415 - loads joserfc
 
     return GovernanceGate(config, TokenVerifier(config), RollbackGuard(config.witness_file), clock)
 

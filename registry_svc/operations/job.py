@@ -1,4 +1,4 @@
-"""The work of one operation: calls to runners, one after the other, that can be cancelled and undone."""
+"""The work of one operation: sequential calls to runners that can be cancelled and undone."""
 
 import asyncio
 import re
@@ -30,28 +30,28 @@ T = TypeVar("T")
 log = get_logger("weft.registry.operations")
 
 MAX_AMOUNT = 2**50
-"""Of bytes, tokens and entries, also of all together: 1 PiB, more than any mesh holds."""
+"""Maximum bytes, tokens and entries, also in total: 1 PiB, more than any mesh has."""
 MAX_SECONDS = 31_622_400.0
-"""366 days: no load takes longer."""
+"""366 days; no load takes longer."""
 
 
 def amount(reported: int) -> int:
-    """A number of bytes, tokens or entries: 0 to MAX_AMOUNT."""
+    """Returns a number of bytes, tokens or entries, limited to 0 to MAX_AMOUNT."""
     return min(max(reported, 0), MAX_AMOUNT)
 
 
 def amount_of_all(reported: Iterable[int]) -> int:
-    """The sum of amounts, which is an amount."""
+    """Returns the sum of amounts, limited as `amount`."""
     return amount(sum(map(amount, reported)))
 
 
 def seconds_of(reported: duration_pb2.Duration) -> float:
-    """A length of time: 0 to MAX_SECONDS."""
+    """Returns a duration in seconds, limited to 0 to MAX_SECONDS."""
     return min(max(reported.seconds + reported.nanos / 1e9, 0.0), MAX_SECONDS)
 
 
 def pull_words(said: model_store_pb2.PullProgress) -> str:
-    """How far a pull is, in words."""
+    """Returns the progress of a pull, in words."""
     if said.stage == model_store_pb2.PULL_STAGE_WAITING:
         return f"{WAITING_FOR_PULL} of it"
     if said.total_bytes <= 0:
@@ -68,24 +68,24 @@ MAX_NAMED_FAILURES = 3
 MAX_NAMED_MODELS = 256
 UNDO_PATIENCE_SECONDS = 120.0
 WAITING_FOR_MEMORY = "waiting for memory"
-"""Stage of a load, as `runner.v1.LoadProgress` names it."""
-# A restarted runner ended every backend of its earlier process.
+"""Stage of a load in `runner.v1.LoadProgress`."""
+# A restarted runner has ended all backends of its earlier process.
 _NOTHING_TO_UNLOAD = frozenset({Reason.UNSUPPORTED_OPERATION, Reason.MODEL_NOT_FOUND, Reason.WORKER_RESTARTED})
 
 
-class JobCancelled(Exception):  # noqa: N818 - an outcome, which is no error of the job
-    """The job was cancelled and none of its calls continues; what it loaded is still there, see Job.undo."""
+class JobCancelled(Exception):  # noqa: N818 - an outcome, not an error
+    """The job was cancelled and has no running calls. What it has loaded is still there, see Job.undo."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobReport:
-    """Where a job reports to."""
+    """Callbacks for a job's reports."""
 
     progress: Callable[[OperationProgress], None]
     assigned: Callable[[str], Awaitable[None]]
-    """One runner carries it out; kept when this returns."""
+    """Called with the runner if there is only one; the report is stored when this returns."""
     begun: Callable[[Sequence[str]], Awaitable[None]]
-    """These loads have been begun, or are about to be; kept when this returns."""
+    """Called with the models whose loads have begun or are about to; stored when this returns."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,8 +102,8 @@ class JobDeps:
 class Job:
     """The work of one operation.
 
-    `begun`: models whose load an earlier process of the registry began for it. `patient_until`: until that moment of
-    the clock, calls to unreachable runners are retried.
+    `begun` are models that an earlier registry process began to load for it. Calls to unreachable runners are retried
+    until `patient_until`, on the monotonic clock.
     """
 
     def __init__(
@@ -124,21 +124,21 @@ class Job:
         self._patient_until = patient_until
         self._cancel_requested = False
         self._calling: asyncio.Task[Any] | None = None
-        """A load or a pull, which is cancelled immediately."""
+        """A load or pull, which can be cancelled immediately."""
         self._added = ""
-        """The model that was added for this load; empty: none, or it was served before."""
+        """The model added for this load; empty: none, or it was served before."""
         self._runners: dict[str, str] = {}
-        """The runners of models that were added for it: the mesh learns of them a moment later."""
+        """Runners of models added for it, which the mesh does not know yet."""
         self._result = operation_pb2.OperationResult()
 
     def request_cancel(self) -> None:
-        """End it as soon as may be: a load or a pull immediately, an unload or a flush before its next call."""
+        """Ends the job as soon as possible: a load or pull immediately, an unload or flush before its next call."""
         self._cancel_requested = True
         if self._calling is not None:
             self._calling.cancel()
 
     async def run(self) -> operation_pb2.OperationResult:
-        """Do the work; returns its result. Raises JobCancelled, and the WeftError of the runner that failed."""
+        """Does the work. Returns its result. Raises JobCancelled, and the WeftError of the runner that failed."""
         self._require_wanted()
         match self._action.WhichOneof("kind"):
             case "load_model":
@@ -155,14 +155,14 @@ class Job:
         return self._result
 
     async def undo(self) -> str:
-        """Unload what was loaded; returns what could not be unloaded, as text.
+        """Unloads what was loaded. Returns what could not be unloaded, as text.
 
-        A runner that is gone took its backends along; one that is active but unreachable is tried for
+        A runner that is gone has no backends left; calls to an active but unreachable one are retried for
         UNDO_PATIENCE_SECONDS.
         """
         failures: list[str] = []
         until = self._deps.clock.monotonic() + UNDO_PATIENCE_SECONDS
-        # A model that was added for this load goes as a whole.
+        # A model that was added for this load is removed, not unloaded.
         loaded = [model for model in self._begun if model != self._added]
         await self._remove_again()
         for model in loaded:
@@ -206,7 +206,7 @@ class Job:
         self._result.added.CopyFrom(added)
 
     async def _until_listed(self, added: added_model_pb2.AddedModel) -> None:
-        """Wait until the mesh knows the models of a server that was attached, at most PUBLISHED_SECONDS."""
+        """Waits at most PUBLISHED_SECONDS until the mesh knows the models of an attached server."""
         names = [model.name for model in added.server.models]
         until = self._deps.clock.monotonic() + PUBLISHED_SECONDS
         missing = names
@@ -218,9 +218,9 @@ class Job:
         self._result.added.CopyFrom(added)
 
     async def _until_published(self, model: str) -> None:
-        """Wait until the mesh knows a model that was added: its runner reports it.
+        """Waits until the mesh knows an added model.
 
-        Raises MODEL_NOT_FOUND after PUBLISHED_SECONDS: the runner could not publish it.
+        Raises MODEL_NOT_FOUND after PUBLISHED_SECONDS, because the runner could not publish it.
         """
         until = self._deps.clock.monotonic() + PUBLISHED_SECONDS
         while self._deps.directory.runner_of(model) is None and self._deps.clock.monotonic() < until:
@@ -231,7 +231,7 @@ class Job:
             )
 
     async def _remove_again(self) -> None:
-        """Remove the model that was added for this load, which failed: a load that fails leaves nothing behind."""
+        """Removes the model that was added for this failed load."""
         name, self._added = self._added, ""
         if not name:
             return
@@ -301,7 +301,7 @@ class Job:
         )
 
     async def _call_cancellably(self, runner: str, call: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """Returns what a call to a runner returns, which a cancellation ends immediately: then JobCancelled."""
+        """Returns the result of a call to a runner. Cancellation ends it immediately and raises JobCancelled."""
         self._require_wanted()
         self._calling = calling = asyncio.create_task(
             self._deps.presence.patient_call(runner, call, self._patient_until), name=f"call-{runner}"
@@ -309,7 +309,7 @@ class Job:
         try:
             return await calling
         except asyncio.CancelledError:
-            # Either the job was cancelled, which cancelled only the call, or the task it runs in was.
+            # Either the job was cancelled, which only cancelled the call, or its task.
             if calling.cancelled() and self._cancel_requested:
                 raise JobCancelled from None
             calling.cancel()
@@ -347,7 +347,7 @@ class Job:
         runner = self._runners.get(model) or self._deps.directory.runner_of(model) or ""
         result = await self._call_cancellably(runner, lambda: self._load_call(runner, model, options))
         if result.was_loaded:
-            # The duration of a load that was already done says nothing about loads.
+            # The model was already loaded, so the duration is not that of a load.
             result.ClearField("load_time")
             if is_new:
                 self._begun.remove(model)
@@ -397,7 +397,7 @@ class Job:
         if not models:
             raise unknown_name(MODEL_OR_POOL, name)
         there = [model for model in models if self._is_there(model)]
-        # Members of a pool whose runners are gone hold nothing. If all are gone, the first error is the answer.
+        # Pool members of inactive runners hold nothing. If all runners are inactive, report the first error.
         for model in there or models[:1]:
             await self._unload(model)
 
@@ -494,7 +494,7 @@ def _no_runner_to_flush(model: str) -> WeftError:
 
 
 def _require_flushed(answers: Sequence[runner_service_pb2.FlushCacheResponse], failures: Sequence[WeftError]) -> None:
-    """Raise unless every runner that can flush did; that some engines cannot is no failure where others could."""
+    """Raises unless all runners that can flush did. If some did, engines that cannot flush are no failure."""
     grave = [error for error in failures if error.reason is not Reason.UNSUPPORTED_OPERATION]
     if grave or (failures and not answers):
         first = (grave or list(failures))[0]

@@ -1,4 +1,4 @@
-"""Operations that have not ended, in memory, and their watchers."""
+"""Unfinished operations in memory, and their watchers."""
 
 import asyncio
 from collections import deque
@@ -15,10 +15,10 @@ from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 
 WATCH_BUFFER = 16
-"""Changes that wait for one watcher; of more, the newest are kept, in their order."""
+"""Maximum queued changes of a watcher; beyond that the oldest are dropped."""
 MAX_WATCHERS = 1_024
 MAX_WAITING_OPERATIONS = 4_096
-"""Operations with a change that one watcher of all of them has not read."""
+"""Maximum operations with unread changes of a watcher of all operations."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +51,7 @@ class OperationWatcher:
         return self
 
     async def __anext__(self) -> OperationView:
-        """The next change; raises SHUTTING_DOWN when there will be none any more."""
+        """Returns the next change. Raises SHUTTING_DOWN after the last one."""
         if self._end_delivered:
             raise StopAsyncIteration
         while not self._waiting:
@@ -64,50 +64,50 @@ class OperationWatcher:
         return view
 
     def offer(self, view: OperationView) -> None:
-        """Queue a change; the oldest one is dropped when there are too many."""
+        """Queues a change. Drops the oldest one if there are too many."""
         self._waiting.append(view)
         self._changed.set()
 
     def end(self, error: WeftError) -> None:
-        """Raise `error` once the queue has been read."""
+        """Raises `error` once the queue was read."""
         self._error = error
         self._changed.set()
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class LiveOperation:
-    """An operation that has not ended."""
+    """An unfinished operation."""
 
     operation: GovernedOperation
-    """As it is on disk."""
+    """As stored on disk."""
     action: operation_pb2.OperationAction
     subjects: frozenset[str]
     after: frozenset[str] = frozenset()
-    """Ids of the operations that it waits for."""
+    """Ids of operations that it waits for."""
     progress: OperationProgress = NO_PROGRESS
     resumed: bool = False
-    """Whether it was accepted by an earlier process of the registry."""
+    """Whether an earlier registry process accepted it."""
     cancel_requested: asyncio.Event = field(default_factory=asyncio.Event)
     trace: OperationTrace | None = None
     """None: tracing is off."""
     task: asyncio.Task[None] | None = None
-    """The task that carries it out; None: it waits."""
+    """The task that executes it; None while it waits."""
     watchers: set[OperationWatcher] = field(default_factory=set)
 
     @property
     def view(self) -> OperationView:
-        """As it is now."""
+        """The current state."""
         return OperationView(operation=self.operation, progress=self.progress)
 
 
 class OperationTable:
-    """Operations that have not ended, in order of acceptance."""
+    """Unfinished operations, in order of acceptance."""
 
     def __init__(self) -> None:
         self._live: dict[str, LiveOperation] = {}
         self._by_request: dict[str, LiveOperation] = {}
         self.watched = NewestStates[OperationView](max_watchers=MAX_WATCHERS, max_waiting=MAX_WAITING_OPERATIONS)
-        """Those who watch all operations."""
+        """Watchers of all operations."""
 
     def __len__(self) -> int:
         return len(self._live)
@@ -116,32 +116,32 @@ class OperationTable:
         return iter(list(self._live.values()))
 
     def get(self, operation_id: str) -> LiveOperation | None:
-        """The operation of this id."""
+        """Returns the operation with this id, or None."""
         return self._live.get(operation_id)
 
     def of_request(self, request_id: str) -> LiveOperation | None:
-        """The operation that a request created."""
+        """Returns the operation that a request created, or None."""
         return self._by_request.get(request_id)
 
     def add(self, live: LiveOperation) -> None:
-        """Take up an operation that was accepted after all others."""
+        """Adds a newly accepted operation."""
         self._live[live.operation.id] = live
         self._by_request[live.operation.request_id] = live
 
     def remove(self, live: LiveOperation) -> None:
-        """It has ended."""
+        """Removes an ended operation."""
         self._live.pop(live.operation.id, None)
         self._by_request.pop(live.operation.request_id, None)
 
     def publish(self, live: LiveOperation) -> None:
-        """Send the present state of an operation to all its watchers, also after it has ended."""
+        """Sends the current state of an operation to all its watchers, also after it has ended."""
         view = live.view
         for watcher in live.watchers:
             watcher.offer(view)
         self.watched.publish(live.operation.id, view)
 
     def watch(self, live: LiveOperation) -> OperationWatcher:
-        """Follow an operation, from how it is now. Raises TOO_MANY_RESOURCES."""
+        """Returns a watcher that starts with the current state. Raises TOO_MANY_RESOURCES."""
         if sum(len(each.watchers) for each in self._live.values()) >= MAX_WATCHERS:
             raise WeftError(
                 Reason.TOO_MANY_RESOURCES,
@@ -153,7 +153,7 @@ class OperationTable:
         return watcher
 
     def clear(self) -> None:
-        """Remove everything; watchers receive SHUTTING_DOWN."""
+        """Removes all operations; watchers get SHUTTING_DOWN."""
         for live in self._live.values():
             for watcher in live.watchers:
                 watcher.end(WeftError(Reason.SHUTTING_DOWN, "the registry is shutting down; watch again"))

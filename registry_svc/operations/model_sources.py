@@ -1,4 +1,4 @@
-"""Actions on sources of models: the runner that carries them out, and the name of the model that a source becomes."""
+"""Actions on model sources: choice of the runner, and of the model's name."""
 
 from dataclasses import dataclass
 
@@ -24,21 +24,21 @@ from weft.kernel.unknown_names import RUNNER, unknown_name
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceTarget:
-    """What a load by source is carried out on."""
+    """The model and runner of a load by source."""
 
     model: str
     """Name of the model in the mesh."""
     runner: str
     is_served: bool
-    """Whether the runner serves this model already, from this source."""
+    """Whether the runner already serves this model from this source."""
 
 
 API_KEY_ENV, REMOTE = "api_key_env", "remote"
-"""Parameters of a load that attaches a server."""
+"""Parameters of a load that attaches a server, the only ones that it may have."""
 
 
 def source_of(action: operation_pb2.OperationAction) -> tuple[ModelSource | ServerSource, str] | None:
-    """Returns the source that an action names, and its field; None: it names none. Raises INVALID_ARGUMENT."""
+    """Returns the source in an action, and its field; None if it has none. Raises INVALID_ARGUMENT."""
     match action.WhichOneof("kind"):
         case "load_model" if action.load_model.source:
             text, field = action.load_model.source, "action.load_model.source"
@@ -52,7 +52,7 @@ def source_of(action: operation_pb2.OperationAction) -> tuple[ModelSource | Serv
             return None
     source = asked_source(text, field)
     if isinstance(source, UrlSource) and source.shown != str(source):
-        # It may be a credential, and operations are shown, logged and audited as they are.
+        # The query may contain a credential, and operations are shown, logged and audited unchanged.
         raise invalid_field(
             field, "a URL with a query is not taken by operations, which are shown; use weft pull there"
         )
@@ -60,7 +60,7 @@ def source_of(action: operation_pb2.OperationAction) -> tuple[ModelSource | Serv
 
 
 def _check_attach(load: operation_pb2.LoadModel) -> None:
-    """Raises INVALID_ARGUMENT for what a load that attaches a server cannot have."""
+    """Raises INVALID_ARGUMENT for options that a load that attaches a server cannot have."""
     options, field = load.options, "action.load_model"
     parameters = options.parameters
     unknown = sorted(parameters.keys() - {API_KEY_ENV, REMOTE})
@@ -78,22 +78,22 @@ def _check_attach(load: operation_pb2.LoadModel) -> None:
 
 
 def needed_access(action: operation_pb2.OperationAction) -> tuple[Access, ...]:
-    """Returns the scopes that an action needs besides that of all operations. The action is valid."""
+    """Returns the scopes that a valid action needs in addition to OPERATE."""
     found = source_of(action)
     if found is None:
         return ()
     if isinstance(found[0], ServerSource):
-        # The value of the variable is sent to the address.
+        # The runner sends the variable's value to the address.
         has_key = API_KEY_ENV in action.load_model.options.parameters
         return (ANY_SOURCE, USE_SECRETS) if has_key else (ANY_SOURCE,)
     return (ANY_SOURCE,) if reaches_anywhere(found[0]) else ()
 
 
 def load_target(load: operation_pb2.LoadModel, directory: RunnerDirectory) -> SourceTarget:
-    """Returns the name and the runner of a load by source.
+    """Returns the name and runner for a load by source.
 
-    Raises ALREADY_EXISTS for a name that something else has, INVALID_ARGUMENT naming `runner` where several could, and
-    NO_RUNNER_AVAILABLE where none can.
+    Raises ALREADY_EXISTS if another resource has the name, INVALID_ARGUMENT naming `runner` if several runners could do
+    it, and NO_RUNNER_AVAILABLE if none can.
     """
     server = server_source(load.source, "action.load_model.source")
     if server is not None:
@@ -115,10 +115,10 @@ def load_target(load: operation_pb2.LoadModel, directory: RunnerDirectory) -> So
 
 
 def _attach_target(server: ServerSource, load: operation_pb2.LoadModel, directory: RunnerDirectory) -> SourceTarget:
-    """Returns the name and the runner of a server that is attached; see `load_target`."""
+    """Returns the name and runner for a server to attach; see `load_target`."""
     field = "action.load_model.runner"
     able = directory.attaching_runners()
-    # Where several could, the one that serves models by their source: a mesh of one machine has one such runner.
+    # Prefer the runner that serves models by their source: a mesh of one machine has one such runner.
     preferred = [name for name in directory.adding_runners() if name in able]
     choices = preferred if len(preferred) == 1 else able
     if load.runner:
@@ -142,7 +142,7 @@ def _attach_target(server: ServerSource, load: operation_pb2.LoadModel, director
 def choose_runner(named: str, field: str, directory: RunnerDirectory) -> str:
     """Returns the runner that pulls or adds a model: the named one, or the only one that can.
 
-    Raises NOT_FOUND, INVALID_ARGUMENT with the runners that could, and NO_RUNNER_AVAILABLE where none can.
+    Raises NOT_FOUND, INVALID_ARGUMENT listing the runners that could do it, and NO_RUNNER_AVAILABLE if none can.
     """
     able = directory.adding_runners()
     if named:
@@ -162,7 +162,7 @@ def choose_runner(named: str, field: str, directory: RunnerDirectory) -> str:
 
 
 def _served(shown: str, load: operation_pb2.LoadModel, directory: RunnerDirectory) -> AddedModelView | None:
-    """Returns the model that is served from this source already, as far as the load would take it."""
+    """Returns the model that is already served from this source and matches the load, or None."""
     return next(
         (
             each

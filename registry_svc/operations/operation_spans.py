@@ -1,12 +1,12 @@
 """The spans of an operation, from its acceptance to its end.
 
-    POST /v1/admin/models/...        its caller's span, which has long ended
-      weft.operation                 the operation: what, of which model, on which runner, how it ended
-        weft.queue                   until it began
-        weft.operation.stage         one for each stage that its runner named, such as "waiting for memory"
+POST /v1/admin/models/...        the caller's span, which has already ended
+weft.operation                 the operation: action, model, runner, outcome
+weft.queue                   until it began
+weft.operation.stage         one for each stage reported by its runner, such as "waiting for memory"
 
-Stages are known to the process that carried them out: an operation that goes on after a restart of the registry has
-those since then, and is in a trace of its own.
+Only the executing process knows the stages: an operation that continues after a restart of the registry has a new
+trace with the stages since then.
 """
 
 from dataclasses import dataclass, field
@@ -30,12 +30,12 @@ from weft.kernel.tracing import (
 )
 
 MAX_STAGES = 32
-"""Stages of an operation that are recorded; what follows counts to the last one."""
+"""Maximum recorded stages of an operation; later ones count as part of the last."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """What an operation was at, from a moment on."""
+    """A stage of an operation, and when it began."""
 
     name: str
     began: datetime
@@ -43,28 +43,28 @@ class Stage:
 
 @dataclass(slots=True)
 class OperationTrace:
-    """The place of an operation in a trace, and its stages so far."""
+    """An operation's position in a trace, and its stages so far."""
 
     context: TraceContext
     caller: TraceContext | None
-    """The span that it was asked for in; None: its caller stated none."""
+    """The caller's span; None: unknown."""
     stages: list[Stage] = field(default_factory=list)
 
     def note(self, stage: str, now: datetime) -> None:
-        """Records that the operation is at a stage."""
+        """Records the operation's current stage."""
         is_new = not self.stages or self.stages[-1].name != stage
         if stage and is_new and len(self.stages) < MAX_STAGES:
             self.stages.append(Stage(stage, now))
 
 
 class OperationSpans:
-    """Begins the traces of operations, and records their spans."""
+    """Creates traces of operations, and records their spans."""
 
     def __init__(self, tracing: Tracing = NO_TRACING) -> None:
         self._tracing = tracing
 
     def begin(self, operation_id: str, traceparent: str = "") -> OperationTrace | None:
-        """Returns the trace of an operation; None: tracing is off. `traceparent` is valid, or empty."""
+        """Returns the trace of an operation; None if tracing is off. `traceparent` is valid or empty."""
         sampling = self._tracing.sampling
         if sampling is None:
             return None
@@ -75,7 +75,7 @@ class OperationSpans:
         return OperationTrace(TraceContext(trace_id, span_id_of(operation_id), sampling.chooses(trace_id)), None)
 
     def ended(self, operation: GovernedOperation, trace: OperationTrace | None) -> None:
-        """Records the spans of an operation that has ended, if its trace is recorded."""
+        """Records the spans of an ended operation, if its trace is recorded."""
         if trace is None:
             return
         assert operation.ended_at is not None, "it has ended"
@@ -86,7 +86,7 @@ class OperationSpans:
 
 
 def operation_spans(operation: GovernedOperation, trace: OperationTrace) -> list[Span]:
-    """Returns the spans of an operation that has ended."""
+    """Returns the spans of an ended operation."""
     created, ended = operation.created_at, operation.ended_at
     assert ended is not None, "it has ended"
     whole = Span(
@@ -138,7 +138,7 @@ def _attributes(operation: GovernedOperation) -> dict[str, AttributeValue]:
 
 
 def _model(action: operation_pb2.OperationAction, operation: GovernedOperation) -> str:
-    """Returns the model by its name in the mesh, also of one that was loaded by its source."""
+    """Returns the model's name in the mesh, also for a load by source."""
     kind = action.WhichOneof("kind") or ""
     model: str = getattr(getattr(action, kind, None), "model", "")
     if kind == "load_model" and not model and operation.state is OperationState.SUCCEEDED:

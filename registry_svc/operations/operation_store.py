@@ -1,4 +1,4 @@
-"""Stores operations, the audit log and spent nonces in the registry's database."""
+"""SQL store of operations, the audit log and used nonces."""
 
 import json
 from collections.abc import Sequence
@@ -23,18 +23,18 @@ _BY_REQUEST = "SELECT * FROM operations WHERE request_id = :key"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewOperation:
-    """Everything that one accepted operation leaves on disk."""
+    """Everything that is stored for an accepted operation."""
 
     operation: GovernedOperation
-    """Its `number` is assigned by the store."""
+    """The store assigns its `number`."""
     audit: tuple[AuditEntry, ...]
     admission: Admission
-    """Its nonce is remembered, and its mark raises the mark of issue times."""
+    """Its nonce is stored, and its mark raises the mark of issue times."""
 
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """It is on disk."""
+    """The operation was stored."""
 
     operation: GovernedOperation
     head: AuditHead
@@ -42,7 +42,7 @@ class Saved:
 
 @dataclass(frozen=True, slots=True)
 class RequestKnown:
-    """Nothing was written: an earlier operation has this request id."""
+    """Nothing was written: an earlier operation has the request id."""
 
     earlier: GovernedOperation
 
@@ -53,45 +53,45 @@ class NonceUsed:
 
 
 class Expired(NamedTuple):
-    """The rows that were deleted because they had expired."""
+    """Numbers of deleted expired rows."""
 
     operations: int
     nonces: int
     is_any_left: bool
-    """Whether there are operations or nonces that may expire later."""
+    """Whether operations or nonces remain that may expire later."""
 
 
 class OperationStore:
-    """Store of operations and their audit log, beside the tables of `Store`.
+    """Stores operations and their audit log in SQL. Writes are durable when the call returns.
 
-    Every write is one transaction that is on disk when the call returns. All methods raise SERVICE_UNAVAILABLE when the
-    database fails; then nothing was written. Audit entries are numbered and chained inside the writing transaction.
+    All methods raise SERVICE_UNAVAILABLE if the database fails; then nothing was written. Audit entries are numbered
+    and chained in the writing transaction.
     """
 
     def __init__(self, database: Store) -> None:
         self._database = database
 
     async def load_marks(self) -> GovernanceMarks:
-        """Return what a gatekeeper must know of earlier runs; the audience is created at the first call."""
+        """Returns the marks of earlier runs. The first call creates the audience."""
         return await self._database.run(_marks)
 
     async def load_unfinished(self) -> list[GovernedOperation]:
-        """Operations that have not ended, in order of acceptance."""
+        """Returns unfinished operations, in order of acceptance."""
         statement = "SELECT * FROM operations WHERE ended_at IS NULL ORDER BY number"
         return [_operation_of(row) for row in await self._database.read(lambda tx: tx.rows(statement))]
 
     async def get(self, operation_id: str) -> GovernedOperation | None:
-        """One operation."""
+        """Returns an operation, or None."""
         return await self._database.read(lambda tx: _found(tx, _BY_ID, operation_id))
 
     async def of_request(self, request_id: str) -> GovernedOperation | None:
-        """The operation that a request created."""
+        """Returns the operation that a request created, or None."""
         return await self._database.read(lambda tx: _found(tx, _BY_REQUEST, request_id))
 
     async def page(
         self, *, before_number: int | None, size: int, unfinished_only: bool = False
     ) -> list[GovernedOperation]:
-        """Return at most `size` operations, newest first; `before_number`: only those accepted before that one."""
+        """Returns at most `size` operations, newest first; with `before_number`, only those accepted before it."""
         before = "number < :before" if before_number is not None else "true"
         unfinished = "ended_at IS NULL" if unfinished_only else "true"
         statement = f"SELECT * FROM operations WHERE {before} AND {unfinished} ORDER BY number DESC LIMIT :size"  # noqa: S608
@@ -99,13 +99,13 @@ class OperationStore:
         return [_operation_of(row) for row in rows]
 
     async def save_new(self, new: NewOperation) -> Saved | RequestKnown | NonceUsed:
-        """Save an operation with its audit entries, its nonce and its mark: all of it, or nothing."""
+        """Stores an operation with its audit entries, nonce and mark atomically."""
         return await self._database.run(lambda tx: _save_new(tx, new))
 
     async def update(self, operation: GovernedOperation, audit: Sequence[AuditEntry]) -> AuditHead:
-        """Replace the stored form of `operation`; raises NOT_FOUND when it was never saved.
+        """Replaces a stored operation and writes audit entries. Raises NOT_FOUND if it was never stored.
 
-        An equal form writes nothing, so that a call whose answer was lost may be repeated.
+        Writes nothing if the operation is unchanged, so that a call without an acknowledgement can be repeated.
         """
 
         def work(tx: Tx) -> AuditHead:
@@ -120,31 +120,31 @@ class OperationStore:
         return await self._database.run(work)
 
     async def append_audit(self, audit: Sequence[AuditEntry]) -> AuditHead:
-        """Write entries that belong to no operation."""
+        """Writes entries that belong to no operation."""
         return await self._database.run(lambda tx: _append(tx, audit))
 
     async def page_audit(self, *, after_sequence: int, size: int) -> list[AuditEntry]:
-        """At most `size` entries after that one, oldest first."""
+        """Returns at most `size` entries after a sequence number, oldest first."""
         statement = "SELECT * FROM audit_entries WHERE sequence > :after ORDER BY sequence LIMIT :size"
         rows = await self._database.read(lambda tx: tx.rows(statement, after=after_sequence, size=size))
         return [_entry_of(row) for row in rows]
 
     async def audit_head(self) -> AuditHead:
-        """The end of the log."""
+        """Returns the head of the log."""
         return await self._database.read(_head)
 
     async def delete_expired(self, *, ended_before: datetime, now: datetime) -> Expired:
-        """Delete operations that ended before `ended_before`, and nonces that need not be kept at `now`.
+        """Deletes operations that ended before `ended_before`, and nonces that need not be kept at `now`.
 
-        Unfinished operations are never deleted, and nonces are kept until the time of the mark at least.
+        Nonces are kept at least until the time of the mark.
         """
 
         def work(tx: Tx) -> Expired:
-            # A comparison with NULL is not true, so unfinished operations stay.
+            # Keeps unfinished operations, since a comparison with NULL is not true.
             ended = tx.execute("DELETE FROM operations WHERE ended_at < :before", before=ended_before)
             newest = tx.value("SELECT newest_issued_at FROM governance_marks")
-            # A clock that is ahead for a moment would expire all nonces; only a token that was issued after that
-            # time, and admitted, proves the time.
+            # A clock that is briefly ahead would expire all nonces; only an admitted token that was issued later
+            # proves the time.
             before = now if newest is None else min(now, newest)
             nonces = tx.execute("DELETE FROM used_nonces WHERE kept_until < :before", before=before)
             left = tx.value("SELECT EXISTS (SELECT 1 FROM operations) OR EXISTS (SELECT 1 FROM used_nonces)")
@@ -210,7 +210,7 @@ def _append(tx: Tx, drafts: Sequence[AuditEntry]) -> AuditHead:
 
 
 def _operation_row(operation: GovernedOperation) -> dict[str, Any]:
-    """Return the columns, which have the names of the fields."""
+    """Returns the columns, which are named like the fields."""
     values = {each.name: getattr(operation, each.name) for each in fields(operation)}
     return values | {
         "state": operation.state.name.lower(),
@@ -223,7 +223,7 @@ def _operation_of(row: Row) -> GovernedOperation:
     values = row._asdict() | {
         "state": OperationState[row.state.upper()],
         "signers": tuple(json.loads(row.signers)),
-        # A newer release may have reasons that this one does not know.
+        # A newer release may have unknown reasons.
         "reason": Reason.__members__.get(row.reason.upper(), Reason.INTERNAL),
     }
     return GovernedOperation(**values)

@@ -1,4 +1,4 @@
-"""Operations as callers see them: accept, read, follow, cancel, and unload before a forced delete; housekeeping."""
+"""Operations for callers: accept, read, watch, cancel, and unload before a forced delete; housekeeping."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
@@ -55,22 +55,22 @@ from weft.kernel.tracing import NO_TRACING, Tracing
 from weft.sql.store import Store
 
 AUDIT_HEAD_INTERVAL_SECONDS = 3_600.0
-"""How often the newest entry of the audit log is written to the ordinary log, so that a truncation shows."""
+"""How often the head of the audit log is written to the process's log, so that truncation can be detected."""
 log = get_logger("weft.registry.operations")
 
 MAX_WAITING_WRITES = 256
 LEARNED_FROM = 1_000
-"""How many of the newest operations are looked at, at a start, for how long loads take."""
+"""Number of the newest operations from which load times are learned at a start."""
 RETRY_AFTER_SECONDS = 1.0
 HOUSEKEEPING_INTERVAL_SECONDS = 60.0
 MAX_UNLOAD_WAIT_SECONDS = 110.0
 """How long a forced delete waits for an unload, which lets running requests finish."""
 _NOTHING_TO_UNLOAD = frozenset({Reason.UNSUPPORTED_OPERATION, Reason.MODEL_NOT_FOUND, Reason.WORKER_RESTARTED})
-"""Answers of a runner that has nothing loaded, or that did not start the engine and so cannot stop it."""
+"""Answers of a runner that has nothing loaded, or cannot stop the engine because it did not start it."""
 
 
 class Operations:
-    """All operations of one registry, from `start` to `stop`; outside of that everything is SHUTTING_DOWN."""
+    """All operations of one registry. Calls before `start` or after `stop` fail with SHUTTING_DOWN."""
 
     def __init__(
         self,
@@ -92,10 +92,10 @@ class Operations:
         self._executor = Executor(deps, store, self.audit, self._table, self._writer, settings, self._spans)
         self._open = False
         self._may_expire = True
-        """Whether the store may hold operations or nonces that expire; housekeeping leaves an empty store alone."""
+        """Whether the store may have operations or nonces that expire; otherwise housekeeping does nothing."""
 
     async def start(self) -> None:
-        """Resume the operations of the previous process. Call it once the database is open and the mesh was loaded."""
+        """Resumes the operations of the previous process. Call it once the database is open and the mesh is loaded."""
         self._gatekeeper.recall(await self._store.load_marks())
         await self.audit.start()
         for operation in reversed(await self._store.page(before_number=None, size=LEARNED_FROM)):
@@ -108,7 +108,7 @@ class Operations:
         self._executor.pump()
 
     async def stop(self, grace_seconds: float) -> None:
-        """Leave operations where they are; the next process resumes them. Call it before the database is closed."""
+        """Leaves operations unfinished; the next process resumes them. Call it before the database is closed."""
         if not self._open:
             return
         self._open = False
@@ -124,12 +124,13 @@ class Operations:
     async def create(
         self, request: CreateOperationRequest, traceparent: str = "", *, after: frozenset[str] = frozenset()
     ) -> tuple[OperationView, bool]:
-        """Accept an operation; returns it, and whether an earlier call with the same request id created it.
+        """Accepts an operation. Returns it, and whether an earlier call with the same request id created it.
 
-        `traceparent` is the valid one of its caller; empty: it has none. `after`: ids of operations that it waits for,
-        however they end; a restart of the registry forgets them.
+        `traceparent` is the caller's valid one, or "". `after` are ids of operations that it waits for, however they
+        end; a restart of the registry forgets them. Acceptance completes even if the caller is gone.
+
         Raises ALREADY_EXISTS, OPERATION_REFUSED, TOO_MANY_RESOURCES, QUEUE_FULL and SERVICE_UNAVAILABLE, and what
-        `require_known` raises. Once begun it is completed even if the caller is gone by then.
+        `require_known` raises.
         """
         self._require_open()
         self._require_turn()
@@ -137,7 +138,7 @@ class Operations:
         return await self._writer.run(lambda: self._accept(request, traceparent, after))
 
     async def get(self, operation_id: str) -> OperationView:
-        """One operation; raises NOT_FOUND."""
+        """Returns an operation. Raises NOT_FOUND."""
         self._require_open()
         live = self._table.get(operation_id)
         if live is not None:
@@ -148,7 +149,7 @@ class Operations:
         return OperationView(operation=operation)
 
     async def page(self, *, before_number: int | None, size: int, unfinished_only: bool) -> list[OperationView]:
-        """Return at most `size` operations, newest first, accepted before `before_number`."""
+        """Returns at most `size` operations, newest first, accepted before `before_number`."""
         self._require_open()
         found = await self._store.page(before_number=before_number, size=size, unfinished_only=unfinished_only)
         return [
@@ -157,21 +158,21 @@ class Operations:
         ]
 
     async def watch(self, operation_id: str) -> OperationView | OperationWatcher:
-        """Return a watcher, or the final state of an ended operation. Raises NOT_FOUND and TOO_MANY_RESOURCES."""
+        """Returns a watcher, or the final state of an ended operation. Raises NOT_FOUND and TOO_MANY_RESOURCES."""
         view = await self.get(operation_id)
         live = self._table.get(operation_id)
         if live is not None:
             return self._table.watch(live)
-        # It may have ended while it was looked up.
+        # It may have ended during the lookup.
         return view if view.operation.ended else await self.get(operation_id)
 
     def watch_all(self) -> StateWatcher[OperationView]:
-        """Return a watcher of every change of every operation from now on. Raises TOO_MANY_RESOURCES."""
+        """Returns a watcher for changes of all operations from now on. Raises TOO_MANY_RESOURCES."""
         self._require_open()
         return self._table.watched.subscribe()
 
     async def present(self, past_count: int) -> list[OperationView]:
-        """Return the operations that have not ended and the newest `past_count` that have, oldest first."""
+        """Returns unfinished operations and the newest `past_count` ended ones, oldest first."""
         unfinished = await self.page(before_number=None, size=self._settings.max_unfinished, unfinished_only=True)
         newest = await self.page(before_number=None, size=past_count + len(unfinished), unfinished_only=False)
         ended = [view for view in newest if view.operation.ended][:past_count]
@@ -179,7 +180,7 @@ class Operations:
         return sorted(found.values(), key=lambda view: view.operation.number)
 
     async def cancel(self, operation_id: str, requested_by: str) -> OperationView:
-        """Request the cancellation of an operation, which is CANCELLED later.
+        """Requests the cancellation of an operation, which becomes CANCELLED later.
 
         Raises NOT_FOUND, QUEUE_FULL and SERVICE_UNAVAILABLE.
         """
@@ -190,15 +191,15 @@ class Operations:
         return await self._writer.run(lambda: self._cancel(operation_id, requested_by))
 
     async def record_cancellation(self, request_id: str, tenant: str, cancelled_by: str) -> None:
-        """Write into the audit log that a request was ended by its id. Raises QUEUE_FULL and SERVICE_UNAVAILABLE."""
+        """Records the cancellation of a request in the audit log. Raises QUEUE_FULL and SERVICE_UNAVAILABLE."""
         self._require_open()
         self._require_turn()
         await self._writer.run(lambda: self.audit.cancelled(request_id, tenant, cancelled_by))
 
     async def record_lease_release(self, lease: Mapping[str, object], requested_by: str) -> None:
-        """Write into the audit log that a program's lease is released for an operator.
+        """Records in the audit log that an operator releases a program's lease.
 
-        Raises TOO_MANY_RESOURCES when the log is full, QUEUE_FULL and SERVICE_UNAVAILABLE.
+        Raises TOO_MANY_RESOURCES if the log is full, QUEUE_FULL and SERVICE_UNAVAILABLE.
         """
         self._require_open()
         self._require_turn()
@@ -206,15 +207,15 @@ class Operations:
         await self._writer.run(lambda: self.audit.release_requested(lease, requested_by))
 
     async def record_log_level(self, process: str, level: str, until: str, changed_by: str) -> None:
-        """Write into the audit log that a log level was changed. Raises QUEUE_FULL and SERVICE_UNAVAILABLE."""
+        """Records a change of a log level in the audit log. Raises QUEUE_FULL and SERVICE_UNAVAILABLE."""
         self._require_open()
         self._require_turn()
         await self._writer.run(lambda: self.audit.log_level_changed(process, level, until, changed_by))
 
     async def record_profile_switch(self, detail: Mapping[str, object], requested_by: str) -> None:
-        """Write into the audit log that the mesh is switched to a profile for an operator.
+        """Records in the audit log that an operator switches the mesh to a profile.
 
-        Raises TOO_MANY_RESOURCES when the log is full, QUEUE_FULL and SERVICE_UNAVAILABLE.
+        Raises TOO_MANY_RESOURCES if the log is full, QUEUE_FULL and SERVICE_UNAVAILABLE.
         """
         self._require_open()
         self._require_turn()
@@ -222,18 +223,18 @@ class Operations:
         await self._writer.run(lambda: self.audit.switch_requested(detail, requested_by))
 
     async def audit_page(self, after_sequence: int, size: int) -> tuple[list[AuditEntry], AuditHead]:
-        """At most `size` entries after that one, oldest first, and the end of the log."""
+        """Returns at most `size` entries after a sequence number, oldest first, and the head of the log."""
         self._require_open()
-        # The head is as old as the page or older, so it never names an entry that a last page does not hold.
+        # Read the head before the page, so that the last page never lacks the head's entry.
         head = self.audit.head
         return await self._store.page_audit(after_sequence=after_sequence, size=size), head
 
     def rules(self) -> GetGovernanceResponse:
-        """Return what an operation needs to be accepted."""
+        """Returns the governance rules."""
         return self._gatekeeper.describe()
 
     async def housekeep(self) -> None:
-        """Delete expired operations and nonces, and write counted refusals. Raises SERVICE_UNAVAILABLE."""
+        """Deletes expired operations and nonces, and writes counted refusals. Raises SERVICE_UNAVAILABLE."""
         self._require_open()
         await self._writer.run(self._delete_expired)
         await self._writer.run(self.audit.close_window)
@@ -255,7 +256,7 @@ class Operations:
         if earlier is not None:
             require_same_action(earlier, action_bytes(request.action))
             return self._adopted(earlier), True
-        # Only now: a repeat is answered though its model is gone by then.
+        # Checked after repeats, which are answered even if the model is gone.
         require_known(request.action, self._deps.directory)
         admission = await self._admitted(request)
         require_place(len(self._table), self._settings.max_unfinished)
@@ -277,14 +278,14 @@ class Operations:
                 raise await self._refusal(refused, request)
 
     async def _require_options(self, load: operation_pb2.LoadModel) -> None:
-        """Raises INVALID_ARGUMENT naming a parameter that no engine for the source of a load has, if that is known."""
+        """Raises INVALID_ARGUMENT naming a parameter that no engine for the load's source is known to have."""
         if not (load.source and load.options.parameters) or server_source(load.source, "source") is not None:
             return
         try:
             runner = load_target(load, self._deps.directory).runner
             engines = await self._deps.calls.source_engines(runner, load.source)
         except WeftError as error:
-            # What is wrong besides is refused when the operation is accepted, or fails it.
+            # Other faults are found when the operation is accepted or executed.
             log.info("options not checked before the load", source=load.source, why=error.message)
             return
         require_loadable(load.options, engines, field="action.load_model.options.parameters")
@@ -296,7 +297,7 @@ class Operations:
             raise await self._refusal(refused, request) from None
 
     async def _refusal(self, refused: Refused, request: CreateOperationRequest) -> WeftError:
-        """Why is for the audit log alone."""
+        """Records the reason in the audit log only."""
         await self.audit.refused(refused, request.action, request.requested_by)
         return WeftError(Reason.OPERATION_REFUSED, "refused")
 
@@ -344,7 +345,7 @@ class Operations:
         self._executor.pump()
 
     def _adopted(self, earlier: GovernedOperation) -> OperationView:
-        """Return an earlier operation; resume it if its acceptance was reported as failed but is on disk."""
+        """Returns an earlier operation. Resumes it if its acceptance was stored but reported as failed."""
         live = self._table.get(earlier.id)
         if live is None and not earlier.ended:
             live = self._take(earlier, resumed=True)
@@ -368,7 +369,7 @@ class Operations:
         return live
 
     def _learn(self, operation: GovernedOperation) -> None:
-        """Learn the duration of a stored load. Operations must come in the order in which they were accepted."""
+        """Learns the duration of a stored load. Call it in the order of acceptance."""
         if operation.state is not OperationState.SUCCEEDED:
             return
         result = operation_pb2.OperationResult.FromString(operation.result)
@@ -397,7 +398,7 @@ class OperationUnloader:
         self._operations = operations
 
     async def unload(self, model: str, requested_by: str) -> None:
-        """Unload a model and wait for its end. Raises OPERATION_REFUSED, DEADLINE_EXCEEDED, or why it failed."""
+        """Unloads a model and waits for the end. Raises OPERATION_REFUSED, DEADLINE_EXCEEDED, or its failure."""
         if self._operations.rules().mode != GetGovernanceResponse.MODE_OFF:
             raise WeftError(
                 Reason.OPERATION_REFUSED,
@@ -409,7 +410,7 @@ class OperationUnloader:
         await self._carry_out(action, model, requested_by)
 
     async def remove(self, model: str, requested_by: str) -> None:
-        """End a model that was loaded by its source, and wait for its end. Raises as `unload`."""
+        """Removes a model that was added by its source and waits for the end. Raises as `unload`."""
         if self._operations.rules().mode != GetGovernanceResponse.MODE_OFF:
             raise WeftError(
                 Reason.OPERATION_REFUSED,
@@ -462,7 +463,7 @@ class Housekeeper:
         self._tasks: list[asyncio.Task[None]] = []
 
     def start(self) -> None:
-        """Begin; everything happens for the first time after one interval."""
+        """Starts the loops, which first run after one interval."""
         self._tasks = [
             start_critical(
                 self._every(HOUSEKEEPING_INTERVAL_SECONDS, self._operations.housekeep), name="operations-housekeeping"
@@ -471,7 +472,7 @@ class Housekeeper:
         ]
 
     async def stop(self) -> None:
-        """End the loops. Safe to call twice, or when never started."""
+        """Stops the loops. Safe to call twice, or when never started."""
         tasks, self._tasks = self._tasks, []
         await stop_tasks(tasks)
 
@@ -481,7 +482,7 @@ class Housekeeper:
     async def _every(self, interval_seconds: float, work: Callable[[], Awaitable[None]]) -> None:
         while True:
             await self._clock.sleep(interval_seconds)
-            # The next round repeats what this one could not do; if the loop ended, no round would.
+            # After a failure the next round repeats the work, so the loop must not end.
             try:
                 await work()
             except WeftError as error:
@@ -491,10 +492,7 @@ class Housekeeper:
 
 
 class OperationService:
-    """The operations of one registry, on the database of its core.
-
-    Start it after the core and stop it before: it needs the open database and the mesh.
-    """
+    """The operations of one registry, on the database of its core. Start it after the core, and stop it before."""
 
     def __init__(
         self,
@@ -515,16 +513,15 @@ class OperationService:
         )
         self.operations = Operations(OperationStore(database), deps, gatekeeper, settings, tracing)
         self.unloader = OperationUnloader(self.operations)
-        """Unloads models that are deleted."""
         self._housekeeper = Housekeeper(self.operations, core.clock, AUDIT_HEAD_INTERVAL_SECONDS)
 
     async def start(self) -> None:
-        """Resume the operations of the previous process. Raises SERVICE_UNAVAILABLE."""
+        """Resumes the operations of the previous process. Raises SERVICE_UNAVAILABLE."""
         await self.operations.start()
         self._housekeeper.start()
 
     async def stop(self, grace_seconds: float) -> None:
-        """Leave operations where they are. Safe to call twice, or when never started."""
+        """Leaves operations unfinished. Safe to call twice, or when never started."""
         await self._housekeeper.stop()
         await self.operations.stop(grace_seconds)
 

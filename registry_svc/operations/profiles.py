@@ -1,4 +1,4 @@
-"""Profiles of the mesh: saved from what is, and switched to as a whole."""
+"""Profiles of the mesh: saved from its current state, and switched as a whole."""
 
 import asyncio
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -42,7 +42,7 @@ from weft.kernel.unknown_names import MODEL, unknown_name
 log = get_logger("weft.registry.operations")
 
 MAX_DESCRIBED_AT_ONCE = 16
-"""Runners that are asked concurrently how their models are loaded."""
+"""Maximum concurrent calls that ask runners for load options."""
 _NUMBERS: Mapping[StepKind, ProfileStep.Kind.ValueType] = {
     StepKind.UNLOAD: ProfileStep.KIND_UNLOAD,
     StepKind.LOAD: ProfileStep.KIND_LOAD,
@@ -50,12 +50,12 @@ _NUMBERS: Mapping[StepKind, ProfileStep.Kind.ValueType] = {
 
 
 _REPLACED = (ResourceKind.AGENT, ResourceKind.ROUTE, ResourceKind.ALIAS)
-"""Kinds of which a switch deletes what the profile before declared."""
+"""Kinds of documents of the previous profile that a switch deletes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Switch:
-    """A switch as planned in its turn of writes."""
+    """A planned switch."""
 
     plan: Plan
     deleted: Sequence[ApplyResult]
@@ -63,13 +63,13 @@ class _Switch:
 
     @property
     def results(self) -> list[ApplyResult]:
-        """What is done with each document, the deleted ones last."""
+        """Results for all documents, the deleted ones last."""
         return [*self.plan.results, *self.deleted]
 
 
 @dataclass(slots=True)
 class _Begun:
-    """The operations of a switch that were begun, and what could not be."""
+    """The steps of a switch so far, including failed ones, and the ids of its unload operations."""
 
     steps: list[ProfileStep] = field(default_factory=list)
     unloads: set[str] = field(default_factory=set)
@@ -88,7 +88,7 @@ class Profiles:
         self._switching = asyncio.Lock()
 
     def get(self, name: str) -> Profile:
-        """The profile of this name; raises NOT_FOUND."""
+        """Returns a profile. Raises NOT_FOUND."""
         self._core.require_open()
         profile: Profile | None = self._core.mesh.documents[ResourceKind.PROFILE].declared(name)
         if profile is None:
@@ -100,13 +100,13 @@ class Profiles:
         return profile
 
     async def save(self, request: SaveProfileRequest, author: Author) -> ApplyResult:
-        """Declare a profile of what is now; see ProfileService.SaveProfile."""
+        """Declares a profile of the current state; see ProfileService.SaveProfile."""
         self._core.require_open()
         options = await self._load_options(self._runners_of(loaded_models(self._core.mesh)))
         return await self._core.write(lambda: self._save(request, author, options))
 
     async def switch(self, request: SwitchProfileRequest, requested_by: str) -> SwitchProfileResponse:
-        """Switch to a profile; see ProfileService.SwitchProfile."""
+        """Switches to a profile; see ProfileService.SwitchProfile."""
         async with self._switching:
             manifest = self.get(request.name).manifest
             steps = await self._steps(manifest)
@@ -149,7 +149,7 @@ class Profiles:
         return plan.results[0]
 
     async def _switch(self, request: SwitchProfileRequest, requested_by: str, steps: Sequence[Step]) -> _Switch:
-        # It may have been changed or deleted while runners were asked.
+        # The profile may have been changed or deleted during the calls to runners.
         manifest, active = self.get(request.name).manifest, self._core.mesh.active_profile
         previous = "" if active is None else active.manifest.name
         leaving = self._leaving(manifest)
@@ -174,7 +174,7 @@ class Profiles:
         return switch
 
     def _activate(self, plan: Plan, name: str) -> None:
-        """Have a profile be the active one with this plan."""
+        """Makes a profile the active one in this plan."""
         planned = {each.manifest.name: each for each in plan.records if isinstance(each, Profile)}
         active = self._core.mesh.active_profile
         if active is not None and active.manifest.name != name:
@@ -188,7 +188,7 @@ class Profiles:
         plan.records[:] = [*(each for each in plan.records if not isinstance(each, Profile)), *planned.values()]
 
     def _leaving(self, manifest: ProfileManifest) -> list[Key]:
-        """Return what the profile that is active declares and this one does not."""
+        """Returns the documents of the active profile that are not in this one."""
         mesh, active = self._core.mesh, self._core.mesh.active_profile
         if active is None or active.manifest.name == manifest.name:
             return []
@@ -196,12 +196,12 @@ class Profiles:
             (kind, name)
             for kind in _REPLACED
             for name in sorted(_names(active.manifest, kind) - _names(manifest, kind))
-            # What a runner publishes as well would be deleted with it.
+            # Keep agents that a runner also publishes, since deleting would remove those, too.
             if name in mesh.documents[kind] and not (kind is ResourceKind.AGENT and mesh.published_agent(name))
         ]
 
     def _require_unused(self, manifest: ProfileManifest, leaving: Collection[Key]) -> None:
-        """Raise RESOURCE_IN_USE when an alias that stays leads to what would be deleted."""
+        """Raises RESOURCE_IN_USE if a remaining document refers to one that would be deleted."""
         replaced = {*leaving, *((kind, name) for kind in _REPLACED for name in _names(manifest, kind))}
         for kind, name in leaving:
             prefix = DECLARED_KINDS[kind].prefix
@@ -224,7 +224,7 @@ class Profiles:
         ]
 
     async def _steps(self, manifest: ProfileManifest) -> list[Step]:
-        """Return what is unloaded and loaded. Raises MODEL_NOT_FOUND for a model that is not known."""
+        """Returns the unloads and loads of a switch. Raises MODEL_NOT_FOUND."""
         mesh = self._core.mesh
         arriving = {each.manifest.name for each in manifest.models}
         for index, load in enumerate(manifest.load):
@@ -250,7 +250,7 @@ class Profiles:
     async def _begin(
         self, step: Step, manifest: ProfileManifest, begun: _Begun, requested_by: str, *, dry_run: bool
     ) -> None:
-        """Begin the operation of a step; loads wait until what is unloaded is unloaded."""
+        """Creates the operation of a step; loads wait for the unloads."""
         shown = ProfileStep(kind=_NUMBERS[step.kind], model=step.model)
         settings = next((each.settings for each in manifest.load if each.model == step.model), ProfileLoadSettings())
         if step.kind is StepKind.LOAD and settings.ByteSize():
@@ -274,12 +274,11 @@ class Profiles:
             begun.unloads.add(view.operation.id)
 
     def _runners_of(self, models: Iterable[str]) -> set[str]:
-        """Return the runners of these models."""
         found = (self._core.mesh.model(name) for name in models)
         return {model.runner for model in found if model is not None and model.runner}
 
     async def _load_options(self, runners: Iterable[str]) -> dict[str, LoadOptions]:
-        """Return how the models of some runners are loaded. Raises NO_RUNNER_AVAILABLE and WORKER_LOST."""
+        """Returns the load options of the models of runners. Raises NO_RUNNER_AVAILABLE and WORKER_LOST."""
         found: dict[str, LoadOptions] = {}
         names = sorted(runners)
         for start in range(0, len(names), MAX_DESCRIBED_AT_ONCE):
@@ -290,7 +289,7 @@ class Profiles:
 
 
 def is_loaded_as(wanted: ProfileLoad, loaded: LoadOptions) -> bool:
-    """Whether a model that is loaded is loaded as a profile says. What the profile leaves open may be anything."""
+    """Whether a model is loaded with the settings of a profile. Omitted settings may have any value."""
     if not wanted.HasField("settings"):
         return not loaded.parameters and not loaded.quantization
     given, found = wanted.settings, LoadOptions()
@@ -301,7 +300,7 @@ def is_loaded_as(wanted: ProfileLoad, loaded: LoadOptions) -> bool:
 
 
 def _of_profile(manifest: ProfileManifest, error: WeftError) -> WeftError:
-    """Return a refusal of a declaration with its place in the profile."""
+    """Returns the error of a declaration with its field in the profile."""
     index = error.metadata.get("declaration")
     if index is None:
         return error
@@ -310,7 +309,6 @@ def _of_profile(manifest: ProfileManifest, error: WeftError) -> WeftError:
 
 
 def _names(manifest: ProfileManifest, kind: ResourceKind) -> set[str]:
-    """Return the names of what a profile declares of a kind."""
     return {each.name for each in getattr(manifest, kind.plural)}
 
 

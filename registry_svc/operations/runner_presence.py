@@ -1,4 +1,4 @@
-"""Runners as operations see them, and calls that end when their runner goes, whatever the connection shows."""
+"""Lookups of runners for operations, and calls that end when their runner is gone, whatever the connection shows."""
 
 import asyncio
 from collections.abc import Callable, Coroutine, Iterable, Iterator
@@ -19,7 +19,7 @@ _LOADED = frozenset({runner_pb2.InstanceState.PHASE_LOADING, runner_pb2.Instance
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunnerSnapshot:
-    """A runner right now."""
+    """The current state of a runner."""
 
     name: str
     incarnation: str
@@ -28,11 +28,11 @@ class RunnerSnapshot:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AddedModelView:
-    """A model that a runner which is there serves by its source."""
+    """A model that an active runner serves by its source."""
 
     model: str
     source: str
-    """As it is shown: a URL without its query."""
+    """For display: a URL has no query."""
     runner: str
 
 
@@ -43,56 +43,56 @@ class RunnerDirectory:
         self._core = core
 
     def runner_of(self, model: str) -> str | None:
-        """The runner that serves a model; empty: none yet. None: no model of this name is known."""
+        """Returns the runner that serves a model, "" if none does yet; None if the model is unknown."""
         found = self._core.mesh.model(model)
         return None if found is None else found.runner
 
     def holder_of(self, model: str) -> str | None:
-        """See `runner_of`; also the runner that has the model loaded and does not publish it any more."""
+        """As `runner_of`, but also returns a runner that has the model loaded but no longer publishes it."""
         found = self.runner_of(model)
         return self._core.mesh.unowned_on(model) if found is None else found
 
     def pool(self, name: str) -> tuple[PoolMember, ...]:
-        """The members of a pool by name; empty: there is none of this name."""
+        """Returns the members of a pool; empty if there is no such pool."""
         found = self._core.mesh.pool(name)
         if found is None:
             return ()
         return tuple(self._pool_member(model.manifest.name, model.runner) for model in found.members)
 
     def names_pool(self, name: str) -> bool:
-        """Whether models name a pool of this name, so that it is more than one model's own."""
+        """Whether models name this pool, so that it is not just the implicit pool of one model."""
         return self._core.mesh.pools.is_explicit(name)
 
     def runner(self, name: str) -> RunnerSnapshot | None:
-        """A runner; None: unknown."""
+        """Returns a runner; None if it is unknown."""
         member = self._core.mesh.of_runner(name)
         if member is None:
             return None
         return RunnerSnapshot(name=name, incarnation=member.profile.incarnation, active=member.pulse.active)
 
     def active_runners(self) -> list[str]:
-        """The names of all that are there, in order."""
+        """Returns the names of active runners, sorted."""
         return sorted(member.profile.name for member in self._core.mesh if member.pulse.active)
 
     def is_active(self, runner: str) -> bool:
-        """Whether a runner is there."""
+        """Whether a runner is active."""
         member = self._core.mesh.of_runner(runner)
         return member is not None and member.pulse.active
 
     def adding_runners(self) -> list[str]:
-        """The names of those that are there and serve models by their source, in order."""
+        """Returns the names of active runners that serve models by source, sorted."""
         return sorted(name for name, report in self._reports() if report.adds_models)
 
     def attaching_runners(self) -> list[str]:
-        """The names of those that are there and attach servers, in order."""
+        """Returns the names of active runners that attach servers, sorted."""
         return sorted(name for name, report in self._reports() if report.attaches_servers)
 
     def runner_of_server(self, server: str) -> str | None:
-        """The runner that is there and has attached a server; None: none has one of this name."""
+        """Returns the active runner that has attached a server, or None."""
         return next((name for name, report in self._reports() if server in report.attached_servers), None)
 
     def added_models(self) -> list[AddedModelView]:
-        """The models that runners which are there serve by their source."""
+        """Returns the models that active runners serve by source."""
         return [
             AddedModelView(model=instance.model, source=instance.added_source, runner=name)
             for name, report in self._reports()
@@ -101,21 +101,21 @@ class RunnerDirectory:
         ]
 
     def known_names(self) -> Iterable[str]:
-        """The names of all models and pools."""
+        """Returns the names of all models and pools."""
         mesh = self._core.mesh
         return {*mesh.names_of(ResourceKind.MODEL), *mesh.names_of(ResourceKind.POOL)}
 
     def runner_names(self) -> Iterable[str]:
-        """The names of all runners, also of those that are not there."""
+        """Returns the names of all runners, including inactive ones."""
         return self._core.mesh.names_of(ResourceKind.RUNNER)
 
     def is_taken(self, name: str) -> bool:
-        """Whether any resource has a name, so that a runner could not publish a model of it."""
+        """Whether a resource has a name, so that a runner cannot publish a model with it."""
         mesh = self._core.mesh
         return bool(claim_to(mesh, ResourceKind.MODEL, name).owners or mesh.pools.is_explicit(name))
 
     def _reports(self) -> Iterator[tuple[str, runner_pb2.Capability]]:
-        """Yields the name and the last report of each runner that is there."""
+        """Yields the names and last reports of active runners."""
         for member in self._core.mesh:
             if member.pulse.active:
                 yield member.profile.name, member.capability.message()
@@ -132,8 +132,8 @@ class RunnerDirectory:
         )
 
 
-# A broken connection is noticed at once, a frozen one within 40 s (see weft.kernel.rpc). This notices what a relay in
-# between hides: a runner that came back as another incarnation, or whose heartbeats stopped.
+# A broken connection is detected immediately, a frozen one within 40 s (see weft.kernel.rpc). This detects what a relay
+# hides: a runner that came back as another incarnation, or stopped its heartbeats.
 LOOK_INTERVAL_SECONDS = 5.0
 RETRY_PAUSE_SECONDS = 2.0
 RETRY_AFTER_SECONDS = 5.0
@@ -143,17 +143,17 @@ T = TypeVar("T")
 
 
 class RunnerPresence:
-    """Makes calls to runners, and watches the runners meanwhile."""
+    """Makes calls to runners, and watches the runners during the call."""
 
     def __init__(self, directory: RunnerDirectory, clock: Clock) -> None:
         self._directory = directory
         self._clock = clock
 
     async def call(self, runner: str, call: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """Return what `call` returns.
+        """Returns the result of `call`.
 
-        Raises its own error, NO_RUNNER_AVAILABLE when the runner is not active, and WORKER_LOST or WORKER_RESTARTED
-        when it goes meanwhile; then the call was cancelled.
+        Raises its error, NO_RUNNER_AVAILABLE if the runner is not active, and WORKER_LOST or WORKER_RESTARTED if it
+        leaves during the call, which is then cancelled.
         """
         sight = self._directory.runner(runner) if runner else None
         if sight is None or not sight.active:
@@ -176,9 +176,9 @@ class RunnerPresence:
     async def patient_call(
         self, runner: str, call: Callable[[], Coroutine[Any, Any, T]], until: float, *, while_there: bool = False
     ) -> T:
-        """As `call`; until that moment of the clock, calls to an unreachable runner are retried.
+        """As `call`, but retries calls to an unreachable runner until `until`, in monotonic seconds.
 
-        `while_there`: but not to one that is known to be gone.
+        With `while_there`, only while the runner is active.
         """
         while True:
             try:
@@ -206,7 +206,7 @@ class RunnerPresence:
 
 
 async def cancelled(*tasks: asyncio.Task[Any]) -> None:
-    """Cancel tasks and wait until each has ended, however it ends."""
+    """Cancels tasks and waits until each has ended. Ignores their errors."""
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)

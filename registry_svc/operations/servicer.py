@@ -1,4 +1,4 @@
-"""Governed work on the mesh, and its audit log."""
+"""gRPC servicer of operations and the audit log."""
 
 import base64
 import binascii
@@ -45,7 +45,7 @@ _NUMBER = re.compile(r"[1-9][0-9]{0,18}")
 def valid_creation(
     request: operation_service_pb2.CreateOperationRequest,
 ) -> operation_service_pb2.CreateOperationRequest:
-    """A valid request, on whatever names, with its actor; raises INVALID_ARGUMENT naming the field."""
+    """Returns a valid request with its actor, without checking that names exist. Raises INVALID_ARGUMENT."""
     require_request_id(request.request_id, "request_id")
     if len(request.authorization) > MAX_AUTHORIZATION_CHARS:
         raise invalid_field("authorization", f"must be at most {MAX_AUTHORIZATION_CHARS} characters")
@@ -55,7 +55,7 @@ def valid_creation(
 
 
 def to_operation_id(name: str) -> str:
-    """The id in "operations/<id>"; raises INVALID_ARGUMENT."""
+    """Returns the id in "operations/<id>". Raises INVALID_ARGUMENT."""
     operation_id = name.removeprefix(OPERATION_PREFIX)
     if operation_id == name or not is_name(operation_id):
         raise invalid_field("name", f"must be {OPERATION_PREFIX}<id>, at most {MAX_NAME_CHARS} characters of id")
@@ -63,7 +63,7 @@ def to_operation_id(name: str) -> str:
 
 
 def to_page(request: operation_service_pb2.ListOperationsRequest) -> tuple[int | None, int]:
-    """The number before which the page begins, and how many it holds; raises INVALID_ARGUMENT naming the field."""
+    """Returns the number before which a page begins, and its size. Raises INVALID_ARGUMENT naming the field."""
     size = page_size_of(request.page_size)
     if not request.page_token:
         return None, size
@@ -77,17 +77,17 @@ def to_page(request: operation_service_pb2.ListOperationsRequest) -> tuple[int |
 
 
 def page_token(last_number: int) -> str:
-    """The token of the page that begins after the operation of this number."""
+    """Returns the token of the page that begins after the operation with this number."""
     return base64.urlsafe_b64encode(str(last_number).encode("ascii")).decode("ascii")
 
 
 def page_size_of(page_size: int) -> int:
-    """How many a page holds; raises INVALID_ARGUMENT."""
+    """Returns the effective page size. Raises INVALID_ARGUMENT."""
     return min(require_count(page_size, "page_size") or DEFAULT_PAGE_SIZE, MAX_PAGE_SIZE)
 
 
 def operation_message(view: OperationView, now: float) -> operation_pb2.Operation:
-    """An operation as it is at `now`, seconds of the process's clock."""
+    """Returns an operation as a message; `now` is in seconds of the process's monotonic clock."""
     operation, progress = view.operation, view.progress
     message = operation_pb2.Operation(
         name=operation.name,
@@ -132,7 +132,7 @@ Context = grpc.aio.ServicerContext[Any, Any]
 
 
 def _name_models(action: operation_pb2.OperationAction, name_of: Callable[[str], str]) -> None:
-    """Replaces ids of models in an action by their names, which governance and the audit are about."""
+    """Replaces model ids in an action by names, as governance and audit need them."""
     match action.WhichOneof("kind"):
         case "load_model":
             action.load_model.model = name_of(action.load_model.model)
@@ -149,7 +149,7 @@ class OperationServicer(operation_service_pb2_grpc.OperationServiceServicer):
     """See OperationService in the contract."""
 
     def __init__(self, operations: Operations, clock: Clock, name_of: Callable[[str], str] = str) -> None:
-        """`name_of` returns the name for the id of a model, and any other text as it is."""
+        """`name_of` returns the name for a model id, and any other text unchanged."""
         self._operations = operations
         self._clock = clock
         self._name_of = name_of
@@ -190,7 +190,7 @@ class OperationServicer(operation_service_pb2_grpc.OperationServiceServicer):
                 next_page_token=page_token(views[size - 1].operation.number) if more else "",
             )
 
-    # A coroutine that writes ends its watcher the moment the call is cancelled, see RegistryServicer.Watch.
+    # A coroutine closes its watcher as soon as the call is cancelled, see RegistryServicer.Watch.
     @override
     async def WatchOperation(  # type: ignore[override]
         self, request: operation_service_pb2.WatchOperationRequest, context: Context

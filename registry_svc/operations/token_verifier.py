@@ -1,4 +1,4 @@
-"""The verifier of authorizations, built on joserfc: tokens of a shared key, and signatures by several signers."""
+"""Verification of authorizations with joserfc: tokens of a shared key, and signatures of several signers."""
 
 import hmac
 import re
@@ -39,12 +39,12 @@ _NO_CODE = "its authentication code is not that of the shared key"
 
 
 class TokenVerifier:
-    """Verifies the tokens of one mode of governance.
+    """Verifies the tokens of one governance mode.
 
     A shared key proves that the maker of a token had the key, not which of the named signers agreed.
 
-    Of signatures, one by an unknown or revoked key is not verified and does not count. One that names a known key and
-    is not by it refuses the whole token: the bytes are not those that were signed, or names are being tried.
+    A signature by an unknown or revoked key is not verified and does not count. An invalid signature for a known key
+    rejects the whole token: its bytes were changed, or someone is trying names.
     """
 
     def __init__(self, config: GovernanceConfig) -> None:
@@ -57,13 +57,13 @@ class TokenVerifier:
         self._public_keys = {} if is_shared else _public_keys(config.signers)
 
     def verify(self, action: operation_pb2.OperationAction, authorization: str, audience: str) -> Verified:
-        """Return what the authorization proves. Raises Refused, and MalformedToken for a malformed token."""
+        """Returns what the authorization proves. Raises Refused and MalformedToken."""
         if self._shared_key is not None:
             return self._verify_code(self._shared_key, action, authorization.strip())
         return self._verify_signatures(action, read_signed(authorization), audience)
 
     def _verify_code(self, key: OctKey, action: operation_pb2.OperationAction, text: str) -> Verified:
-        """These tokens name no audience: the key ties them to a registry."""
+        """Verifies a token of the shared key, which has no audience: the key binds it to a registry."""
         token = self._op_token(key, text)
         if not token.allows(action):
             raise Refused(_OTHER_ACTION)
@@ -105,7 +105,7 @@ class TokenVerifier:
         return Verified(signers=tuple(sorted(named)), nonce=claims.nonce, validity=validity)
 
     def _proven_signers(self, signed: SignedBytes) -> tuple[str, ...]:
-        """Return the valid signers that signed, each once. The bytes are not parsed before that is known."""
+        """Returns the valid signers, unique and sorted. The payload must not be parsed before."""
         found = set()
         for signature in signed.signatures:
             key = self._public_keys.get(signature.key_id)
@@ -127,12 +127,12 @@ def _shared_key(key: bytes) -> OctKey:
 
 
 def _public_keys(signers: Iterable[Signer]) -> dict[str, OKPKey]:
-    """Return the keys of signers that are not revoked. A key that two signers have is refused."""
+    """Returns the keys of signers that are not revoked. Raises INVALID_ARGUMENT for a key that two signers have."""
     keys: dict[str, OKPKey] = {}
     taken = set()
     for index, signer in enumerate(signers):
         key = read_public_key(signer.public_key or "", f"signers[{index}].public_key")
-        # Otherwise one person could agree under two names, or a revoked key stay valid under another.
+        # Otherwise one person could agree under two names, or a revoked key could stay valid under another.
         if (text := public_text(key)) in taken:
             raise invalid_field(f"signers[{index}].public_key", "must be a key that no other signer has")
         taken.add(text)

@@ -1,4 +1,4 @@
-"""Sessions of routers: who is registered, who was heard when, and the end of those that are silent."""
+"""Sessions of routers: registration, heartbeats and expiry."""
 
 import asyncio
 from collections import deque
@@ -19,15 +19,15 @@ from weft.kernel.timestamps import stamp_of
 log = get_logger("weft.registry")
 
 MAX_REPLACED = 16
-"""Earlier incarnations of a router that are remembered, of each name."""
+"""Maximum remembered earlier incarnations per router."""
 FROZEN_AFTER_INTERVALS = 3
-"""A round that comes more than this many intervals late means that the registry itself was frozen."""
+"""A round that is more than this many intervals late means that the registry was frozen."""
 
 
 class RouterSessions:
-    """Registers routers, takes their beats, and deletes those that have been silent for the lifetime of a session.
+    """Registers routers, records their heartbeats, and deletes those that are silent for the session lifetime.
 
-    Sessions outlive a restart of the registry, and begin a new lifetime with it. What is known is the core's `routers`.
+    Sessions survive a restart of the registry, which starts a new lifetime. The core's `routers` has the known routers.
     """
 
     def __init__(self, core: RegistryCore, store: SqlRouterStore) -> None:
@@ -37,35 +37,35 @@ class RouterSessions:
         self._lifetime_seconds = core.config.router_session_seconds
         self._interval_seconds = core.config.router_beat_interval_seconds
         self._heard: dict[str, float] = {}
-        """When each router was last heard, monotonic."""
+        """Time of each router's last heartbeat, in monotonic seconds."""
         self._replaced: dict[str, deque[str]] = {}
-        """Of each router the incarnations that a later one has replaced. Not stored: a restart forgets them."""
+        """Replaced incarnations of each router. Not stored, so a restart forgets them."""
         self._has_routers = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Reads the routers back. Raises SERVICE_UNAVAILABLE when the database fails."""
+        """Loads the routers. Raises SERVICE_UNAVAILABLE if the database fails."""
         self._core.routers = {router.name: router for router in await self._store.load()}
         self._hear_all()
         self._task = start_critical(self._run(), name="registry-routers")
 
     async def stop(self) -> None:
-        """Ends the sessions' loop; the routers stay known. Safe to call twice, or when never started."""
+        """Stops expiry; the routers stay stored. Safe to call twice, or when never started."""
         if self._task is not None:
             task, self._task = self._task, None
             await stop_tasks([task])
         self._core.routers = {}
 
     async def register(self, request: pb.RegisterRouterRequest) -> None:
-        """Make a router known by a valid request.
+        """Registers a router from a valid request.
 
-        Raises ALREADY_EXISTS for the name of a router at another address, and of one that has replaced this one;
+        Raises ALREADY_EXISTS if a router at another address has the name, or another process has replaced this one;
         TOO_MANY_RESOURCES and SERVICE_UNAVAILABLE.
         """
         await self._core.write(lambda: self._register(request))
 
     async def beat(self, request: pb.BeatRouterRequest) -> None:
-        """Note a sign of life; raises SESSION_UNKNOWN."""
+        """Records a heartbeat. Raises SESSION_UNKNOWN."""
         self._core.require_open()
         known = self._core.routers.get(request.name)
         if known is None or known.incarnation != request.incarnation:
@@ -78,7 +78,7 @@ class RouterSessions:
             self._keep(changed)
 
     async def unregister(self, name: str, incarnation: str) -> None:
-        """Delete a router immediately; an unknown one is ignored, and an earlier incarnation."""
+        """Deletes a router. Ignores an unknown one or an earlier incarnation."""
 
         async def leave() -> None:
             known = self._core.routers.get(name)
@@ -89,7 +89,7 @@ class RouterSessions:
         await self._core.write(leave)
 
     async def sweep(self) -> None:
-        """Delete the routers that are silent."""
+        """Deletes silent routers."""
         now = self._clock.monotonic()
         silent = [name for name, heard in self._heard.items() if now - heard >= self._lifetime_seconds]
         if silent:
@@ -106,7 +106,7 @@ class RouterSessions:
                 metadata={"field": "name"},
             )
         if request.incarnation in self._replaced.get(request.name, ()):
-            # Two processes that were both accepted would take the name from each other with every beat.
+            # If both processes were accepted, they would take the name from each other with every heartbeat.
             raise WeftError(
                 Reason.ALREADY_EXISTS,
                 f"another process at {request.address} has registered as {request.name} since; end one of both",
@@ -140,7 +140,7 @@ class RouterSessions:
     def _keep(self, router: Router) -> None:
         changes = [Change(router=router)]
         if router.leading:
-            # One leads: the database has ended the lead of the one that said so before.
+            # Only one router leads: the database has ended the lead of the former one.
             for name, other in self._core.routers.items():
                 if other.leading and name != router.name:
                     former = Router()
@@ -161,7 +161,7 @@ class RouterSessions:
         self._core.publish([Change(deleted_router=name) for name in gone])
 
     def extend_grace(self) -> None:
-        """Count every router as heard now: none could be while the registry refused their calls."""
+        """Counts every router as heard now, because the registry rejected their heartbeats until now."""
         self._hear_all()
 
     def _hear_all(self) -> None:
@@ -172,7 +172,7 @@ class RouterSessions:
 
     async def _run(self) -> None:
         while True:
-            # A mesh without routers of their own, as one of `weft up` alone, has nothing to wake up for.
+            # A mesh without separate routers, such as a single `weft up`, has nothing to wake up for.
             self._has_routers.clear()
             if not self._core.routers:
                 await self._has_routers.wait()
@@ -185,7 +185,7 @@ class RouterSessions:
             await self._safely_swept()
 
     async def _safely_swept(self) -> None:
-        # The next round repeats what this one could not do; if the loop ended, no round would.
+        # After a failure the next round repeats the sweep, so the loop must not end.
         try:
             await self._core.writer.run(self.sweep)
         except WeftError as error:

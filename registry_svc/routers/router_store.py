@@ -1,4 +1,4 @@
-"""The store of routers, on SQL."""
+"""SQL store of routers."""
 
 from collections.abc import Sequence
 
@@ -8,17 +8,17 @@ from weft.sql.store import Store
 
 
 class SqlRouterStore:
-    """Store of the routers with a session.
+    """Stores the routers with a session. Writes are durable when the call returns.
 
-    Every write is one transaction that is on disk when the call returns. All methods raise SERVICE_UNAVAILABLE when the
-    database fails; then nothing was written, unless the acknowledgement of the commit was lost.
+    All methods raise SERVICE_UNAVAILABLE if the database fails; then nothing was written, unless the acknowledgement of
+    the commit was lost.
     """
 
     def __init__(self, database: Store) -> None:
         self._database = database
 
     async def load(self) -> Sequence[Router]:
-        """Returns all routers by name. None of them leads, until it says so again."""
+        """Returns all routers, sorted by name. None of them leads until it reports so again."""
         rows = await self._database.read(lambda tx: tx.rows("SELECT * FROM routers"))
         found = (
             Router(
@@ -33,7 +33,7 @@ class SqlRouterStore:
         return sorted(found, key=lambda router: router.name)
 
     async def save(self, router: Router) -> None:
-        """Stores a router; one of the same name is replaced."""
+        """Stores or replaces a router."""
         row = {
             "name": router.name,
             "incarnation": router.incarnation,
@@ -44,5 +44,5 @@ class SqlRouterStore:
         await self._database.run(lambda tx: tx.replace("routers", "name", row))
 
     async def delete(self, names: Sequence[str]) -> None:
-        """Deletes these; unknown names are ignored."""
+        """Deletes routers. Ignores unknown names."""
         await self._database.run(lambda tx: tx.delete("routers", "name", names))

@@ -1,4 +1,4 @@
-"""gRPC servicer of the routers' sessions: requests by the rules of their fields, answers to the wire."""
+"""gRPC servicer of router sessions."""
 
 from typing import Any
 

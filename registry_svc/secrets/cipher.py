@@ -1,6 +1,6 @@
-"""Encryption of secrets with the keys of a file: AES-256-GCM, each value bound to its name and version.
+"""Encryption of secrets with the keys in a file: AES-256-GCM, with each value bound to its name and version.
 
-A row of the database decrypts only under its own name and version, so that rows cannot be exchanged.
+A database row only decrypts under its name and version, so that rows cannot be exchanged.
 """
 
 import base64
@@ -18,7 +18,7 @@ KEY_BYTES = 32
 NONCE_BYTES = 12
 KEY_ID_CHARS = 16
 MAX_KEYS = 16
-"""Keys that one file may hold: the present one, and earlier ones."""
+"""Maximum keys in a file: the current one and earlier ones."""
 MAX_FILE_BYTES = 4_096
 SETTING = "registry.secrets.key_file"
 
@@ -29,26 +29,26 @@ class Sealed:
 
     key_id: str
     data: bytes = field(repr=False)
-    """A nonce, and the value encrypted and authenticated."""
+    """A nonce, and the encrypted and authenticated value."""
 
 
 class UnreadableSecretError(Exception):
-    """A value that no key of the file decrypts."""
+    """A value that no key decrypts."""
 
 
 class SecretCipher:
-    """Encrypts with the first of its keys, and decrypts with each."""
+    """Encrypts with the first key, and decrypts with all."""
 
     def __init__(self, keys: Iterable[bytes]) -> None:
         self._keys = {key_id_of(key): key for key in keys}
 
     @property
     def key_id(self) -> str:
-        """The id of the key that encrypts; empty without keys."""
+        """Id of the key that encrypts; empty without keys."""
         return next(iter(self._keys), "")
 
     def seal(self, name: str, version: int, value: str) -> Sealed:
-        """Encrypts a value; there must be a key."""
+        """Encrypts a value. There must be a key."""
         from cryptography.hazmat.primitives.ciphers.aead import AESGCM  # noqa: PLC0415 - most meshes have no secrets
 
         nonce = secrets.token_bytes(NONCE_BYTES)
@@ -71,12 +71,12 @@ class SecretCipher:
 
 
 def key_id_of(key: bytes) -> str:
-    """Returns the id of a key, which reveals nothing about it."""
+    """Returns the id of a key, which does not reveal the key."""
     return sha256(b"weft secret key\0" + key).hexdigest()[:KEY_ID_CHARS]
 
 
 def read_keys(path: Path) -> tuple[bytes, ...]:
-    """Returns the keys of a file; none when there is no file. Raises INVALID_ARGUMENT naming the setting."""
+    """Returns the keys in a file; empty if there is no file. Raises INVALID_ARGUMENT naming the setting."""
     content = read_owner_file(path, SETTING, max_bytes=MAX_FILE_BYTES)
     if content is None:
         return ()
@@ -92,7 +92,7 @@ def read_keys(path: Path) -> tuple[bytes, ...]:
 
 
 def make_keys(path: Path) -> tuple[bytes, ...]:
-    """Makes a file with one new key, which is on disk when this returns. Raises INVALID_ARGUMENT naming the setting."""
+    """Writes a file with one new key to disk, and returns the key. Raises INVALID_ARGUMENT naming the setting."""
     key = secrets.token_bytes(KEY_BYTES)
     write_owner_file(path, base64.b64encode(key) + b"\n", SETTING)
     return (key,)

@@ -1,4 +1,4 @@
-"""Secrets as records, and their store, on SQL."""
+"""Encrypted secrets and their SQL store."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,29 +10,29 @@ from weft.sql.store import Store
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredSecret:
-    """A secret, encrypted."""
+    """An encrypted secret."""
 
     name: str
     version: int
-    """Counts its values, from 1."""
+    """Number of its value, from 1."""
     sealed: Sealed
     created_at: datetime
     updated_at: datetime
-    """When it got its present value."""
+    """When it got its current value."""
 
 
 class SqlSecretStore:
-    """Store of encrypted secrets.
+    """Stores encrypted secrets. Writes are durable when the call returns.
 
-    Every write is one transaction that is on disk when the call returns. All methods raise SERVICE_UNAVAILABLE when the
-    database fails; then nothing was written, unless the acknowledgement of the commit was lost.
+    All methods raise SERVICE_UNAVAILABLE if the database fails; then nothing was written, unless the acknowledgement of
+    the commit was lost.
     """
 
     def __init__(self, database: Store) -> None:
         self._database = database
 
     async def load(self) -> tuple[StoredSecret, ...]:
-        """Returns all secrets by name."""
+        """Returns all secrets, sorted by name."""
         rows = await self._database.read(lambda tx: tx.rows("SELECT * FROM secrets"))
         found = (
             StoredSecret(
@@ -44,11 +44,11 @@ class SqlSecretStore:
             )
             for row in rows
         )
-        # Not ORDER BY: PostgreSQL sorts by the language of the database.
+        # Not with ORDER BY: PostgreSQL sorts by the locale of the database.
         return tuple(sorted(found, key=lambda secret: secret.name))
 
     async def save(self, changed: Sequence[StoredSecret]) -> None:
-        """Stores these; one of the same name is replaced. All of them, or none."""
+        """Stores or replaces secrets, all or none."""
         if not changed:
             return
         rows = [
@@ -65,5 +65,5 @@ class SqlSecretStore:
         await self._database.run(lambda tx: tx.replace("secrets", "name", *rows))
 
     async def delete(self, names: Sequence[str]) -> None:
-        """Deletes these; unknown names are ignored."""
+        """Deletes secrets. Ignores unknown names."""
         await self._database.run(lambda tx: tx.delete("secrets", "name", names))

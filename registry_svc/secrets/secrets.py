@@ -1,6 +1,6 @@
-"""Secrets: create, list, update, delete, and their values for what uses them.
+"""Secrets: create, list, update, delete, and their values for internal use.
 
-Values are decrypted when they are used and are in no log, error or message to callers.
+Values are decrypted when they are used. Logs, errors and messages to callers never contain them.
 """
 
 from collections.abc import Sequence
@@ -27,7 +27,7 @@ MAX_SECRETS = 1_000
 
 
 def require_value(value: str) -> str:
-    """Returns the value of a secret. Raises INVALID_ARGUMENT, which does not quote it."""
+    """Returns a valid value of a secret. Raises INVALID_ARGUMENT, without quoting it."""
     is_text = value.isascii() and value.isprintable() and value == value.strip()
     if not is_text or not 1 <= len(value) <= MAX_VALUE_CHARS:
         raise invalid_field(
@@ -37,10 +37,10 @@ def require_value(value: str) -> str:
 
 
 class Secrets:
-    """The secrets of one registry. Writes pass one by one with all others of the core."""
+    """The secrets of one registry. The core serializes their writes with all others."""
 
     def __init__(self, core: RegistryCore, store: SqlSecretStore, bell: Bell) -> None:
-        """`bell` rings with every change."""
+        """`bell` is rung at every change."""
         self._core = core
         self._store = store
         self._config = core.config.secrets
@@ -49,9 +49,9 @@ class Secrets:
         self._bell = bell
 
     async def start(self) -> None:
-        """Loads the secrets, once the core has started; those under an earlier key are encrypted again.
+        """Loads the secrets, once the core has started. Encrypts those with an earlier key again.
 
-        Raises INVALID_ARGUMENT when a secret cannot be decrypted with the keys of the file.
+        Raises INVALID_ARGUMENT if the keys in the file cannot decrypt a secret.
         """
         stored = await self._store.load()
         path = self._config.key_file
@@ -71,7 +71,7 @@ class Secrets:
             log.info("secrets ready", count=len(stored), encrypted_again=len(earlier))
 
     async def require_keys_of(self, store: SqlSecretStore) -> None:
-        """Raises INVALID_ARGUMENT when a secret of a store cannot be decrypted with the keys of the file."""
+        """Raises INVALID_ARGUMENT if the keys in the file cannot decrypt a secret of a store."""
         stored, path = await store.load(), self._config.key_file
         cipher = SecretCipher(() if path is None else read_keys(path))
         try:
@@ -81,26 +81,26 @@ class Secrets:
             raise self._lost_keys(len(stored)) from None
 
     def all(self) -> list[pb.Secret]:
-        """Returns all secrets by name, without their values."""
+        """Returns all secrets, sorted by name, without their values."""
         self._core.require_open()
         return [self._shown(self._secrets[name]) for name in sorted(self._secrets)]
 
     def has(self, name: str) -> bool:
-        """Whether there is a secret of this name."""
+        """Whether a secret exists."""
         return name in self._secrets
 
     @property
     def is_empty(self) -> bool:
-        """Whether there is none."""
+        """Whether there are no secrets."""
         return not self._secrets
 
     def value(self, name: str) -> str:
-        """Returns the value of a secret; empty when there is none."""
+        """Returns the value of a secret; empty if it does not exist."""
         found = self._secrets.get(name)
         return "" if found is None else self._value_of(found)
 
     async def create(self, request: pb.CreateSecretRequest, by: Principal) -> pb.Secret:
-        """Keeps a new secret. Raises ALREADY_EXISTS, TOO_MANY_RESOURCES, INVALID_ARGUMENT."""
+        """Stores a new secret. Raises ALREADY_EXISTS, TOO_MANY_RESOURCES, INVALID_ARGUMENT."""
         value = require_value(request.value)
         return await self._core.write(lambda: self._create(request.name, value, by))
 
@@ -181,7 +181,7 @@ class Secrets:
         return found
 
     def _require_key(self) -> None:
-        """Makes the key file with the first secret. Raises UNSUPPORTED_OPERATION where none is configured."""
+        """Creates the key file for the first secret. Raises UNSUPPORTED_OPERATION if none is configured."""
         if self._cipher.key_id:
             return
         path = self._config.key_file

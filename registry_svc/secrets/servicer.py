@@ -1,4 +1,4 @@
-"""gRPC servicer of secrets: requests by the rules of their fields, answers to the wire."""
+"""gRPC servicer of secrets."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""The registry's database: its tables, and its one owner."""
+"""The registry's database: its schema and owner role."""
 
 from pathlib import Path
 
@@ -24,8 +24,8 @@ REGISTRY_OWNER = OwnerRole(
 
 
 class RegistryDatabase(Store):
-    """The registry's database. One registry owns it."""
+    """The registry's database, owned by one registry."""
 
     def __init__(self, database_url: str | Path, address: str = "") -> None:
-        """`address`: where this registry serves, for a standby that refers its callers to the owner."""
+        """`address` is where this registry serves, to which a standby refers its callers."""
         super().__init__(database_url, "registry", schema=SCHEMA, role=REGISTRY_OWNER, address=address)

@@ -1,4 +1,4 @@
-"""Moves rows of columns to tables of messages: declarations and publications; rewrites events."""
+"""Migrations that move declarations and publications from columns to messages, and rewrite events."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -34,7 +34,7 @@ T = TypeVar("T")
 
 
 def move_documents(tx: Tx) -> None:
-    """Moves all rows and drops the tables that held them."""
+    """Moves all rows and drops their tables."""
     for table, (kind, record_of) in _TABLES.items():
         for row in tx.rows(f"SELECT * FROM {table}"):  # noqa: S608 - our tables
             record = record_of(row)
@@ -55,12 +55,12 @@ def move_documents(tx: Tx) -> None:
 
 
 _EVENT_KINDS = ("mesh", "model", "agent", "runner", "pool", "route", "alias", "profile", "workflow", "tenant")
-"""The words of the numbers that were in the field 3 of an event."""
+"""Names of the numbers in field 3 of old events."""
 _EVENT_KIND_FIELD = 3
 
 
 def name_event_kinds(tx: Tx) -> None:
-    """Replaces the number of a kind in each event by its word."""
+    """Replaces the number of the kind in each event by its name."""
     rows = []
     for row in tx.rows("SELECT sequence, event FROM events"):
         event = event_pb2.Event.FromString(bytes(row.event))
@@ -195,10 +195,10 @@ def _journal(word: str | None) -> journal_pb2.JournalMode.ValueType:
 
 
 def _read(row: Row, column: str, read: Callable[[Any], T]) -> T | None:
-    """Returns what a column of JSON holds; None: nothing, or damaged JSON."""
+    """Returns the value of a JSON column; None if it is empty or damaged."""
     text = getattr(row, column)
     try:
-        # The text is not shown: it may hold credentials. Damaged rows must not keep the mesh from starting.
+        # The log omits the text, which may contain credentials. Damaged rows must not prevent a start.
         return read(json.loads(text)) if text else None
     except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError, json_format.ParseError):
         log.warning("stored value cannot be read, apply or publish its resource again", name=row.name, column=column)

@@ -1,4 +1,4 @@
-"""Small files that only their owner may read, beside the database: the pepper of API keys, the keys of secrets."""
+"""Small files that only their owner may read: the pepper of API keys, the keys of secrets."""
 
 import os
 import stat
@@ -10,9 +10,9 @@ _NOT_OWNER = stat.S_IRWXG | stat.S_IRWXO
 
 
 def read_owner_file(path: Path, setting: str, *, max_bytes: int) -> bytes | None:
-    """Returns the content, at most one byte more than `max_bytes`; None when there is no file.
+    """Returns the content, at most one byte more than `max_bytes`; None if there is no file.
 
-    Raises INVALID_ARGUMENT naming the setting when others may read the file, or it cannot be read.
+    Raises INVALID_ARGUMENT naming the setting if others may read the file, or it cannot be read.
     """
     try:
         with path.open("rb") as file:
@@ -28,7 +28,7 @@ def read_owner_file(path: Path, setting: str, *, max_bytes: int) -> bytes | None
 
 
 def write_owner_file(path: Path, content: bytes, setting: str) -> None:
-    """Writes a file that is on disk when this returns. Raises INVALID_ARGUMENT naming the setting when it cannot be."""
+    """Writes a file durably. Raises INVALID_ARGUMENT naming the setting if that fails."""
     fresh = path.with_name(f"{path.name}.{os.getpid()}.new")
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)

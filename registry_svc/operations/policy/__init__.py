@@ -1,1 +1,1 @@
-"""Decisions about operations, governance and the audit log, pure: values and `now` in, decisions out."""
+"""Pure decisions about operations, governance and the audit log, from values and `now`."""

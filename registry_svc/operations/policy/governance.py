@@ -1,4 +1,4 @@
-"""Decides whether a proven token is sufficient: signers, validity, and age. A fault is returned as text."""
+"""Decides whether an authentic token is sufficient: signers, validity, and age. Faults are returned as text."""
 
 import math
 from collections.abc import Collection
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quorum:
-    """Which signers count, and how many must agree."""
+    """The signers that count, and how many must agree."""
 
     counted: frozenset[str]
     """Key ids of the signers whose agreement counts."""
@@ -18,49 +18,49 @@ class Quorum:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Validity:
-    """When a token is valid, by the clock of its maker. Seconds since the epoch."""
+    """Validity of a token by the clock of its maker, in seconds since the epoch."""
 
     issued_at: float
     not_before: float
     expires_at: float
 
 
-class Refused(Exception):  # noqa: N818 - an outcome, which is no error of the gatekeeper
-    """An authorization is not valid. `why` is for the audit log only: callers learn only that it was refused."""
+class Refused(Exception):  # noqa: N818 - an outcome, not an error
+    """An authorization is not valid. `why` is only for the audit log; callers only learn that it was refused."""
 
     def __init__(self, why: str, *, actors: tuple[str, ...] = ()) -> None:
         super().__init__(why)
         self.why = why
-        """One short sentence without any part of the authorization that could be used again."""
+        """A short sentence without any reusable part of the authorization."""
         self.actors = actors
-        """Key ids of the signers whose agreement was proven nevertheless."""
+        """Key ids of signers that provably agreed nevertheless."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verified:
-    """An authentic authorization for the action; whether it is valid now and sufficient is decided afterwards."""
+    """An authentic authorization for the action, not yet checked for validity and sufficiency."""
 
     signers: tuple[str, ...]
-    """Key ids of the signers it names, each once; of those that count, only the proven ones."""
+    """Unique key ids of the named signers; of those that count, only the proven ones."""
     nonce: str
     validity: Validity
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimeLimits:
-    """How long tokens may live, and how far clocks may differ, in seconds."""
+    """Maximum token lifetime and clock skew, in seconds."""
 
     lifetime: float
     skew: float
 
 
 def agreed(named: Collection[str], quorum: Quorum) -> tuple[str, ...]:
-    """Return those of `named` that count, each once, in order."""
+    """Returns the signers in `named` that count, unique and sorted."""
     return tuple(sorted(set(named) & quorum.counted))
 
 
 def fault_in_agreement(named: Collection[str], quorum: Quorum) -> str | None:
-    """Return why the `named` signers are not sufficient; None: they are. Unknown and revoked ones do not count."""
+    """Returns why the `named` signers are not sufficient; None if they are. Unknown and revoked ones do not count."""
     counted = agreed(named, quorum)
     if len(counted) >= quorum.required:
         return None
@@ -75,9 +75,9 @@ def fault_in_agreement(named: Collection[str], quorum: Quorum) -> str | None:
 
 
 def fault_in_time(validity: Validity, now: float, limits: TimeLimits) -> str | None:
-    """Return why a token is not valid at `now`; None: it is.
+    """Returns why a token is not valid at `now`; None if it is.
 
-    Clocks of signers may be ahead by the skew. Nothing is added to the expiry: a clock that is behind shortens a token.
+    Signers' clocks may be ahead by the skew. The expiry gets no tolerance, so a clock that is behind shortens validity.
     """
     if validity.expires_at <= max(validity.not_before, validity.issued_at):
         return "it expires before it is good"
@@ -94,7 +94,7 @@ def fault_in_time(validity: Validity, now: float, limits: TimeLimits) -> str | N
 
 MICROSECONDS = 1_000_000
 CLOCK_SET_BACK_SECONDS = 86_400.0
-"""A clock that is set back by at most this much brings no used nonce back."""
+"""A clock that is set back by at most this does not make a used nonce valid again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,23 +102,23 @@ class Marks:
     """Marks of issue times."""
 
     newest_microseconds: int = 0
-    """The newest issue time ever admitted, since the epoch; 0: none. Each token raises it by at least one, an older one
-    too, so that it counts tokens and a copy of a database that lacks any is detected."""
+    """The newest admitted issue time since the epoch; 0: none. Every token, also an older one, raises it by at least
+    one, so that it also counts tokens, and a copy of a database that lacks any is detected."""
     floor: float = 0.0
-    """Tokens issued before this, in seconds since the epoch, are refused."""
+    """Tokens issued before this, in seconds since the epoch, are rejected."""
 
     def raised_to(self, issued_at: float) -> "Marks":
-        """With one more admitted token, issued at that many seconds since the epoch."""
+        """Returns the marks after admitting a token issued at `issued_at`, in seconds since the epoch."""
         newest = max(self.newest_microseconds + 1, round(issued_at * MICROSECONDS))
         return Marks(newest_microseconds=newest, floor=self.floor)
 
 
 def marks_at_start(stored: int | None, witnessed: Marks | None, *, started_at: float, skew: float) -> Marks:
-    """Return the marks to begin with: `stored` is the newest mark of the database, `witnessed` that kept outside of it.
+    """Returns the initial marks: `stored` is the newest mark of the database, `witnessed` those stored outside of it.
 
     Without a witness it is unknown what was admitted before. A database without a mark is then most likely new, and
-    tokens from before the start are refused; one with a mark has lost its witness, and signers' clocks may have been
-    ahead, so tokens are refused as well that a clock ahead by the skew made before the start.
+    tokens from before the start are rejected. A database with a mark has lost its witness; signers' clocks may have
+    been ahead, so tokens issued up to the skew after the start are also rejected.
     """
     known = stored or 0
     if witnessed is None:
@@ -127,13 +127,13 @@ def marks_at_start(stored: int | None, witnessed: Marks | None, *, started_at: f
     newest = witnessed.newest_microseconds
     floor = witnessed.floor
     if newest > known:
-        # The database was put back. Issue times are whole seconds: the first one after the newest.
+        # The database was restored from a backup. Issue times are whole seconds: take the first one after the newest.
         floor = max(floor, newest // MICROSECONDS + 1.0)
     return Marks(newest_microseconds=max(known, newest), floor=floor)
 
 
 def fault_in_age(issued_at: float, marks: Marks, *, lifetime: float, skew: float) -> str | None:
-    """Why a token is too old for the marks; None: it is not."""
+    """Returns why a token is too old for the marks; None if it is not."""
     if issued_at < marks.floor:
         return "it was issued before the time from which on used tokens are known"
     if issued_at < marks.newest_microseconds / MICROSECONDS - lifetime - 2 * skew:
@@ -142,5 +142,5 @@ def fault_in_age(issued_at: float, marks: Marks, *, lifetime: float, skew: float
 
 
 def nonce_kept_until(expires_at: float, skew: float) -> float:
-    """Until when the nonce of a token has to be remembered, in seconds since the epoch."""
+    """Returns until when the nonce of a token must be remembered, in seconds since the epoch."""
     return expires_at + 2 * skew + CLOCK_SET_BACK_SECONDS

@@ -1,9 +1,9 @@
-"""The life of an operation: what it is, which steps it may take, and when it is forgotten.
+"""The life cycle of operations: states, transitions and expiry.
 
     PENDING ──▶ RUNNING ──▶ SUCCEEDED | FAILED | CANCELLED
        └───────────────────▶ FAILED | CANCELLED
 
-An operation that has ended never changes again.
+An ended operation never changes again.
 """
 
 from collections.abc import Iterable
@@ -32,11 +32,11 @@ _ENDED = frozenset({OperationState.SUCCEEDED, OperationState.FAILED, OperationSt
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GovernedOperation:
-    """Governed work on the mesh, as far as it is kept on disk."""
+    """The stored part of governed work on the mesh."""
 
     id: str
     number: int = 0
-    """Its place in the order of acceptance, from 1; 0: not saved yet."""
+    """Number in order of acceptance, from 1; 0: not saved yet."""
     request_id: str
     action: bytes
     """`operations.v1.OperationAction`, serialized deterministically; these bytes were signed."""
@@ -44,14 +44,14 @@ class GovernedOperation:
     requested_by: str
     signers: tuple[str, ...] = ()
     runner: str = ""
-    """The runner that carries it out; empty until it is chosen, and for work on several."""
+    """The runner that executes it; empty until it is chosen, and for work on several runners."""
     reason: Reason = Reason.UNSPECIFIED
     """Why it failed."""
     detail: str = ""
-    """What went wrong, as text."""
+    """Text of the failure."""
     result: bytes = b""
-    """`operations.v1.OperationResult`, serialized. Until the end it names the models whose load was begun for it, so
-    that a cancellation after a restart undoes them."""
+    """`operations.v1.OperationResult`, serialized. Until the end it has the models with a load that was begun, so that
+    a cancellation after a restart undoes them."""
     cancel_requested: bool = False
     created_at: datetime
     started_at: datetime | None = None
@@ -59,12 +59,12 @@ class GovernedOperation:
 
     @property
     def name(self) -> str:
-        """As the wire calls it."""
+        """Resource name on the wire."""
         return OPERATION_PREFIX + self.id
 
     @property
     def ended(self) -> bool:
-        """Whether it will never change again."""
+        """Whether it has ended, and never changes again."""
         return self.state in _ENDED
 
 
@@ -78,13 +78,13 @@ class OperationProgress:
     share: float | None = None
     """Share done, 0 to 1; None: unknown."""
     ends_at: float | None = None
-    """When it will be done, in seconds of the process's clock; None: unknown."""
+    """Estimated end, in seconds of the process's monotonic clock; None: unknown."""
     done_bytes: int | None = None
-    """Of a pull: bytes of all files that are here; None: unknown, or it pulls nothing."""
+    """Pulled bytes of all files; None: unknown, or not a pull."""
     total_bytes: int | None = None
-    """Of a pull: bytes of all files; None: unknown, or it pulls nothing."""
+    """Total bytes of all files of a pull; None: unknown, or not a pull."""
     digest: str = ""
-    """Of a pull: "sha256:" and the digest of the file that is loaded now; empty: unknown, or it pulls nothing."""
+    """"sha256:" and the digest of the file that is being pulled; empty: unknown, or not a pull."""
 
 
 NO_PROGRESS = OperationProgress()
@@ -101,30 +101,30 @@ class Ending:
 
 
 class WrongStepError(Exception):
-    """A step that the life cycle of an operation does not have: a programming error."""
+    """An invalid transition of an operation: a programming error."""
 
 
 def started(operation: GovernedOperation, at: datetime) -> GovernedOperation:
-    """Return the operation as running. One resumed after a restart keeps its first start time."""
+    """Returns the operation as running. A resumed one keeps its first start time."""
     if operation.ended:
         raise WrongStepError(f"{operation.state.name} to RUNNING")
     return replace(operation, state=OperationState.RUNNING, started_at=operation.started_at or at)
 
 
 def assigned(operation: GovernedOperation, runner: str) -> GovernedOperation:
-    """One runner carries it out."""
+    """Returns the operation with its runner."""
     if operation.ended:
         raise WrongStepError(f"{operation.state.name} to a runner")
     return replace(operation, runner=runner)
 
 
 def cancel_requested(operation: GovernedOperation) -> GovernedOperation:
-    """Return the operation with a cancellation requested; an ended one stays as it is."""
+    """Returns the operation with a cancellation requested; an ended one is unchanged."""
     return operation if operation.ended else replace(operation, cancel_requested=True)
 
 
 def ended(operation: GovernedOperation, ending: Ending, at: datetime) -> GovernedOperation:
-    """Return the operation as ended."""
+    """Returns the operation as ended."""
     if operation.ended or ending.state not in _ENDED:
         raise WrongStepError(f"{operation.state.name} to {ending.state.name}")
     if ending.state is OperationState.SUCCEEDED and operation.state is not OperationState.RUNNING:
@@ -140,7 +140,7 @@ def ended(operation: GovernedOperation, ending: Ending, at: datetime) -> Governe
 
 
 def require_same_action(earlier: GovernedOperation, action: bytes) -> None:
-    """Raise ALREADY_EXISTS when the request id of `earlier` is used for another action."""
+    """Raises ALREADY_EXISTS if the request id of `earlier` is used for another action."""
     if earlier.action != action:
         raise WeftError(
             Reason.ALREADY_EXISTS,
@@ -150,7 +150,7 @@ def require_same_action(earlier: GovernedOperation, action: bytes) -> None:
 
 
 def require_place(unfinished: int, max_unfinished: int) -> None:
-    """Raise TOO_MANY_RESOURCES when no further operation may wait."""
+    """Raises TOO_MANY_RESOURCES if `max_unfinished` operations are unfinished."""
     if unfinished >= max_unfinished:
         raise WeftError(
             Reason.TOO_MANY_RESOURCES,
@@ -160,7 +160,7 @@ def require_place(unfinished: int, max_unfinished: int) -> None:
 
 
 def seconds_left(operation: GovernedOperation, now: datetime, timeout_seconds: float) -> float:
-    """How long a running operation may still take; a clock that was set back gives it no more than the whole."""
+    """Returns how long an operation may still take, at most `timeout_seconds` even if the clock was set back."""
     if operation.started_at is None:
         return timeout_seconds
     spent = (now - operation.started_at).total_seconds()
@@ -168,26 +168,26 @@ def seconds_left(operation: GovernedOperation, now: datetime, timeout_seconds: f
 
 
 def forgotten_before(now: datetime, keep_seconds: float) -> datetime:
-    """Operations that ended before this are forgotten."""
+    """Returns the time before which ended operations are deleted."""
     return now - timedelta(seconds=keep_seconds)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unfinished:
-    """An operation that waits or runs."""
+    """A waiting or running operation."""
 
     id: str
     subjects: frozenset[str]
-    """Names of the models it changes; empty: it conflicts with no other."""
+    """Names that it changes; empty: it conflicts with no other."""
     running: bool
     after: frozenset[str] = frozenset()
-    """Ids of the operations that it waits for; those that have ended do not count."""
+    """Ids of operations that it waits for; ended ones are ignored."""
 
 
 def startable(unfinished: Iterable[Unfinished], max_running: int) -> list[str]:
-    """Return the ids of the operations that may start now. `unfinished` is in order of acceptance.
+    """Returns the ids of operations that may start now. `unfinished` is in order of acceptance.
 
-    A waiting operation holds its subjects too: later ones must not overtake it, or it could wait without end.
+    A waiting operation also holds its subjects, so that later ones cannot overtake it and make it starve.
     """
     waiting_or_running = list(unfinished)
     room = max_running - sum(each.running for each in waiting_or_running)

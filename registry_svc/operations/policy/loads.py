@@ -1,4 +1,4 @@
-"""Plans the load of a pool: which members are loaded, and which are unloaded; and how long loads take."""
+"""Plans which members of a pool to load and unload, and estimates load times."""
 
 from collections import OrderedDict, deque
 from collections.abc import Sequence
@@ -8,15 +8,15 @@ from statistics import median
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolMember:
-    """A member of a pool, as its runner last reported it."""
+    """A member of a pool, as last reported by its runner."""
 
     model: str
     reachable: bool
-    """Whether its runner is there."""
+    """Whether its runner is active."""
     loaded: bool
-    """Whether it takes requests, or is about to."""
+    """Whether it is ready or loading."""
     slots_used: int = 0
-    """Requests it works on."""
+    """Number of running requests."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,17 +24,17 @@ class PoolPlan:
     """What to do with a pool."""
 
     keep: tuple[str, ...]
-    """Loaded members that stay so."""
+    """Members that stay loaded."""
     load: tuple[str, ...]
-    """Sleeping members in the order in which they are tried, until enough are loaded: further ones replace failures."""
+    """Sleeping members to try in this order until enough are loaded; further ones replace failures."""
     missing: int
-    """How many of `load` have to be loaded."""
+    """Number of members of `load` to load."""
     unload: tuple[str, ...]
-    """Loaded members that are too many, idle ones first."""
+    """Surplus loaded members, idle ones first."""
 
 
 def plan_pool(members: Sequence[PoolMember], replicas: int) -> PoolPlan:
-    """Plan for `replicas` loaded members. The busiest are kept, and otherwise those whose names come first."""
+    """Plans for `replicas` loaded members. Keeps the busiest, and of equally busy ones the first by name."""
     there = [member for member in members if member.reachable]
     loaded = sorted((each for each in there if each.loaded), key=lambda each: (-each.slots_used, each.model))
     sleeping = sorted(each.model for each in there if not each.loaded)
@@ -52,22 +52,22 @@ MAX_MODELS = 10_000
 
 
 class LoadTimes:
-    """The last LAST_LOADS load times of at most MAX_MODELS models; the least recently loaded is dropped first."""
+    """The last LAST_LOADS load times of the MAX_MODELS most recently loaded models."""
 
     def __init__(self) -> None:
         self._seconds: OrderedDict[str, deque[float]] = OrderedDict()
 
     def learn(self, model: str, seconds: float) -> None:
-        """A load of `model` took so long."""
+        """Records the duration of a load."""
         self._seconds.setdefault(model, deque(maxlen=LAST_LOADS)).append(seconds)
         self._seconds.move_to_end(model)
         if len(self._seconds) > MAX_MODELS:
             self._seconds.popitem(last=False)
 
     def eta_seconds(self, model: str, spent_seconds: float) -> float | None:
-        """How long a load that has taken `spent_seconds` will still take: the median of the last ones, less that.
+        """Returns the remaining time of a load: the median of the last ones minus `spent_seconds`.
 
-        None: unknown, because there was none, or because it takes longer than they did.
+        None if there were none, or the load takes longer than they did.
         """
         known = self._seconds.get(model)
         if not known:

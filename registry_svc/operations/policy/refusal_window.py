@@ -1,4 +1,4 @@
-"""Counts refusals, or cancellations of requests, in windows, so that a flood of them does not fill the audit log."""
+"""Counts refusals or cancellations in windows, so that a flood of them does not fill the audit log."""
 
 from collections import Counter
 from dataclasses import dataclass, field
@@ -8,26 +8,26 @@ WINDOW_SECONDS = 600.0
 MAX_ENTRIES_PER_WINDOW = 20
 MAX_COUNTED_REASONS = 16
 OTHER_REASONS = "other"
-# Share of the log that refusals may fill: the rest is for accepted operations.
+# Share of the log that refusals may fill; the rest is for accepted operations.
 SHARE_FOR_REFUSALS = 0.9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CountedRefusals:
-    """Refusals that were not written down one by one."""
+    """Refusals without separate entries."""
 
     since: datetime
     until: datetime
     count: int
     reasons: dict[str, int] = field(hash=False)
-    """How many by why; at most MAX_COUNTED_REASONS of them, the rest as OTHER_REASONS."""
+    """Counts by reason; at most MAX_COUNTED_REASONS, the rest as OTHER_REASONS."""
 
 
 class RefusalWindow:
     """Counts refusals in windows of WINDOW_SECONDS.
 
-    The first MAX_ENTRIES_PER_WINDOW of a window each get an entry of their own; the others share one, written at the
-    end of the window. A flood so writes at most 21 entries in 10 minutes, 3,024 a day.
+    The first MAX_ENTRIES_PER_WINDOW of a window each get a separate entry; the others share one, written at the end of
+    the window. A flood writes at most 21 entries in 10 minutes, 3,024 a day.
     """
 
     def __init__(self) -> None:
@@ -36,7 +36,7 @@ class RefusalWindow:
         self._counted: Counter[str] = Counter()
 
     def takes(self, now: datetime) -> bool:
-        """Whether a refusal at `now` gets its own entry. Call `closed` first."""
+        """Whether a refusal at `now` gets a separate entry. Call `closed` first."""
         if self._since is None:
             self._since = now
         if self._written < MAX_ENTRIES_PER_WINDOW:
@@ -45,13 +45,13 @@ class RefusalWindow:
         return False
 
     def count(self, why: str) -> None:
-        """A refusal that got none."""
+        """Counts a refusal without a separate entry."""
         known = why in self._counted or len(self._counted) < MAX_COUNTED_REASONS
         self._counted[why if known else OTHER_REASONS] += 1
 
     def closed(self, now: datetime, *, at_once: bool = False) -> CountedRefusals | None:
-        """Return the counts of a window that has ended, or `at_once`, and begin a new one. None: none, or not yet."""
-        # A clock that was set back ends the window too, or it might never end.
+        """Ends a window that is over, or any with `at_once`. Returns its counts; None if there are none."""
+        # A clock that was set back also ends the window, which otherwise might never end.
         over = self._since is not None and not timedelta(0) <= now - self._since < timedelta(seconds=WINDOW_SECONDS)
         if self._since is None or not (over or at_once):
             return None
