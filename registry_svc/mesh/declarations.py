@@ -205,7 +205,6 @@ class Declarations:
                 )
 
     def _planned_one(self, plan: Plan, given: AnyDocument, field_: str) -> ApplyResult:
-        """Plans one declaration. Returns its result."""
         kind, manifest = given.kind, given.manifest
         outcome: Outcome = Outcome.UNCHANGED
         before: Message | None = given.declared

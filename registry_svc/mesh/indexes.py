@@ -157,7 +157,6 @@ class TargetIndex:
         self._agents: dict[_Target, set[str]] = {}
 
     def __len__(self) -> int:
-        """Returns the number of agents."""
         return len(self._published)
 
     def put(self, manifest: agent_pb2.AgentManifest, status: int) -> bool:
@@ -221,11 +220,9 @@ class RouteIndex:
         """Routes by the name of a candidate model or pool."""
 
     def __len__(self) -> int:
-        """Returns the number of routes."""
         return len(self._declared)
 
     def __contains__(self, name: object) -> bool:
-        """Whether a route exists."""
         return name in self._declared
 
     def names(self) -> Iterable[str]:

@@ -43,7 +43,6 @@ class ResourceIndex:
         self._by_model: dict[str, SessionState] = {}
         self._by_agent: dict[str, SessionState] = {}
         self.documents = {kind: DeclaredDocuments(each) for kind, each in DECLARED_KINDS.items()}
-        """Declared documents by kind."""
         self.central_models: dict[str, model_pb2.ModelManifest] = {}
         """Declared models with a provider, by name. Read-only."""
         self.pools = PoolIndex()

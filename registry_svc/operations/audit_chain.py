@@ -37,7 +37,6 @@ class Damage(Enum):
     """Kind of damage to a log."""
 
     CHANGED = "changed"
-    """An entry was changed."""
     MISSING = "missing"
     """An entry was deleted or moved."""
     CUT = "cut"

@@ -55,8 +55,6 @@ _REPLACED = (ResourceKind.AGENT, ResourceKind.ROUTE, ResourceKind.ALIAS)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Switch:
-    """A planned switch."""
-
     plan: Plan
     deleted: Sequence[ApplyResult]
     previous: str
@@ -174,7 +172,6 @@ class Profiles:
         return switch
 
     def _activate(self, plan: Plan, name: str) -> None:
-        """Makes a profile the active one in this plan."""
         planned = {each.manifest.name: each for each in plan.records if isinstance(each, Profile)}
         active = self._core.mesh.active_profile
         if active is not None and active.manifest.name != name:

@@ -56,7 +56,6 @@ class Health(Enum):
     ABSENT = "absent"
     """No library or driver: this host has no NVIDIA card."""
     FAILED = "failed"
-    """The library currently fails."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -42,7 +42,6 @@ class Schema:
     owner: str
     """Name of the service, for people."""
     scripts: Path
-    """Folder of the scripts."""
     version_table: str
     """Table with the database revision, separate for each service."""
     moves: Mapping[str, Callable[[Tx], None]] = field(default_factory=dict)

@@ -39,7 +39,6 @@ log = get_logger("weft.sql")
 MAX_GROUP = 256
 """Maximum number of transactions committed together."""
 MAX_WAITING = 4096
-"""Maximum number of waiting transactions."""
 MAX_WAITING_ORDINARY = MAX_WAITING * 3 // 4
 """Limit for transactions caused by clients, so that heartbeats and lease renewals always have room."""
 CLOSE_WAIT_SECONDS = 6.0

@@ -57,7 +57,6 @@ class Grant:
     processes: tuple[ProcessId, ...] = ()
     """All processes that its holder has named, without those observed as ended when the list was last saved; sorted."""
     releasing: bool = False
-    """Whether its holder released it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
