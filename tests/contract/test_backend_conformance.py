@@ -39,8 +39,7 @@ from weft_testing.conformance.backend import (
     ProcessChecks,
     RequestChecks,
 )
-from weft_testing.conformance.backend_port import ANSWER_TOKENS, MAX_LOG_BYTES, Call
-from weft_testing.conformance.backend_steps import chat, collect, failure, run
+from weft_testing.conformance.backend_steps import ANSWER_TOKENS, MAX_LOG_BYTES, call, chat, collect, failure, run
 from weft_testing.fake_backend.process import fake_backend_command
 
 
@@ -211,7 +210,7 @@ class TestAttachedServerOverTheFake(BackendConformance):
     async def test_a_killed_engine_is_reported_by_wait_exit_and_to_the_running_stream(self) -> None:
         async with self._running(Engine.SLOW) as (backend, _):
             watch = asyncio.create_task(backend.wait_exit())
-            stream = backend.generate(chat(max_tokens=2000), Call())
+            stream = backend.generate(chat(max_tokens=2000), call())
             await anext(stream)
             assert not watch.done()
             self.servers[-1].end()
@@ -270,7 +269,7 @@ class TestOpenAiRemoteOverTheFake(TestAttachedServerOverTheFake):
     async def test_a_killed_engine_is_reported_by_wait_exit_and_to_the_running_stream(self) -> None:
         async with self._running(Engine.SLOW) as (backend, _):
             watch = asyncio.create_task(backend.wait_exit())
-            stream = backend.generate(chat(max_tokens=2000), Call())
+            stream = backend.generate(chat(max_tokens=2000), call())
             await anext(stream)
             assert not watch.done()
             self.servers[-1].end()

@@ -22,12 +22,11 @@ from runner_svc.runtimes.ctranslate2.backend import SERVER_PROGRAM, CTranslate2B
 from runner_svc.runtimes.ctranslate2.runtime import CTranslate2Model
 from runner_svc.runtimes.library_server import program_command
 from weft.api.common.v1 import chat_pb2, event_pb2, sampling_pb2, tokenize_pb2
-from weft.dispatch.frames import Frame, has_content
+from weft.dispatch.frames import Frame, GenerationPayload, has_content
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft.kernel.telemetry import new_traceparent
 from weft_testing.conformance.backend import BackendConformance, Engine
-from weft_testing.conformance.backend_port import Payload
 from weft_testing.conformance.prefix_cache import PrefixCacheConformance
 
 pytestmark = [pytest.mark.runtimes, pytest.mark.timeout(3700)]
@@ -89,24 +88,24 @@ async def _running(**settings: Any) -> AsyncGenerator[tuple[CTranslate2Backend, 
         await backend.stop()
 
 
-def _chat(text: str, max_tokens: int = 40, sampling: dict[str, Any] | None = None, **fields: Any) -> Payload:
+def _chat(text: str, max_tokens: int = 40, sampling: dict[str, Any] | None = None, **fields: Any) -> GenerationPayload:
     message = chat_pb2.ChatMessage(role=chat_pb2.ROLE_USER, content=[chat_pb2.ContentPart(text=text)])
     wanted = sampling_pb2.SamplingParams(max_tokens=max_tokens, **(GREEDY if sampling is None else sampling))
     return chat_pb2.ChatPayload(messages=[message], sampling=wanted, **fields)
 
 
-def _with_extra(payload: Payload, **numbers: float) -> Payload:
+def _with_extra(payload: GenerationPayload, **numbers: float) -> GenerationPayload:
     for name, number in numbers.items():
         payload.extra_parameters.fields.add(name=name).value.integer_value = int(number)
     return payload
 
 
-async def _frames(backend: Backend, payload: Payload, call: CallInfo = CALL) -> list[Frame]:
+async def _frames(backend: Backend, payload: GenerationPayload, call: CallInfo = CALL) -> list[Frame]:
     async with asyncio.timeout(120):
         return [frame async for frame in backend.generate(payload, call)]
 
 
-async def _answer(backend: Backend, payload: Payload) -> tuple[str, event_pb2.InferenceEvent]:
+async def _answer(backend: Backend, payload: GenerationPayload) -> tuple[str, event_pb2.InferenceEvent]:
     events = [event for frame in await _frames(backend, payload) for event in frame]
     return "".join(event.delta.text for event in events), events[-1]
 

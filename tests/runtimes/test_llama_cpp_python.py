@@ -15,11 +15,11 @@ from runner_svc.runtimes.llama_cpp_python.runtime import LlamaCppPythonModel
 from runner_svc.runtimes.llama_server.backend import LlamaServerBackend
 from runner_svc.runtimes.llama_server.runtime import LlamaServerModel
 from weft.api.common.v1 import chat_pb2, completion_pb2, event_pb2, sampling_pb2
+from weft.dispatch.frames import GenerationPayload
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft_app.compose.demo import demo_model_path
 from weft_testing.conformance.backend import BackendConformance, Engine
-from weft_testing.conformance.backend_port import Payload
 
 pytestmark = [pytest.mark.runtimes, pytest.mark.timeout(3700)]
 
@@ -66,7 +66,7 @@ def _chat(text: str, **fields: Any) -> chat_pb2.ChatPayload:
     return chat_pb2.ChatPayload(messages=[message], **fields)
 
 
-async def _text(backend: Backend, payload: Payload) -> tuple[str, event_pb2.InferenceEvent]:
+async def _text(backend: Backend, payload: GenerationPayload) -> tuple[str, event_pb2.InferenceEvent]:
     events = [event async for frame in backend.generate(payload, CALL) for event in frame]
     return "".join(event.delta.text for event in events), events[-1]
 
@@ -128,7 +128,7 @@ async def test_prompt_token_counts_match_llama_server(interpreter: Path) -> None
     chats[1].messages.insert(0, message)
     prompts = [completion_pb2.PromptInput(text=text) for text in ("Once upon a time", " <s>  two")]
     sampling = sampling_pb2.SamplingParams(max_tokens=2)
-    payloads: list[Payload] = [*chats, completion_pb2.CompletionPayload(prompts=prompts, sampling=sampling)]
+    payloads: list[GenerationPayload] = [*chats, completion_pb2.CompletionPayload(prompts=prompts, sampling=sampling)]
     server = engine_settings(
         LlamaServerModel, command=(str(built_llama_server()),), path=demo_model_path(), name="smollm2"
     )

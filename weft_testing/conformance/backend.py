@@ -25,24 +25,19 @@ import psutil
 import pytest
 import pytest_asyncio
 
+from runner_svc.backend.port import Backend, BackendFacts, LoadOrder
 from weft.api.common.v1 import completion_pb2, embedding_pb2, event_pb2, tokenize_pb2
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation
-from weft_testing.conformance.backend_port import (
+from weft_testing.conformance.backend_steps import (
     ANSWER_TOKENS,
     MAX_LOG_BYTES,
-    Backend,
-    Call,
-    Engine,
-    Facts,
-    Order,
-    Tokenizes,
-)
-from weft_testing.conformance.backend_steps import (
     POLL_SECONDS,
+    Engine,
     begun,
     beside,
+    call,
     chat,
     collect,
     completion,
@@ -72,7 +67,7 @@ class BackendRuns:
     """Time for a death, a cancellation or a first token to be noticed."""
     offered = Operation.CHAT
     """What a loaded model offers at least."""
-    shared: ClassVar[dict[Engine, tuple[Backend, Facts]] | None] = None
+    shared: ClassVar[dict[Engine, tuple[Backend, BackendFacts]] | None] = None
     """The running engines of the class, in the event loop of the class; None outside pytest."""
     pytestmark: ClassVar = [pytest.mark.asyncio(loop_scope="class")]
 
@@ -96,7 +91,7 @@ class BackendRuns:
         raise SkipTest("no other file to load")
 
     @asynccontextmanager
-    async def _running(self, engine: Engine) -> AsyncGenerator[tuple[Backend, Facts]]:
+    async def _running(self, engine: Engine) -> AsyncGenerator[tuple[Backend, BackendFacts]]:
         backend = self.make_backend(engine)
         facts = await self._start(backend)
         try:
@@ -105,7 +100,7 @@ class BackendRuns:
             await self._stop(backend)
 
     @asynccontextmanager
-    async def _serving(self, engine: Engine) -> AsyncGenerator[tuple[Backend, Facts]]:
+    async def _serving(self, engine: Engine) -> AsyncGenerator[tuple[Backend, BackendFacts]]:
         """The engine that the tests of a class share, for a check that only sends requests.
 
         A failed check ends it. A check that is called without pytest gets an engine of its own.
@@ -123,7 +118,7 @@ class BackendRuns:
             await self._stop(self.shared.pop(engine)[0])
             raise
 
-    async def _start(self, backend: Backend, order: Order | None = None) -> Facts:
+    async def _start(self, backend: Backend, order: LoadOrder | None = None) -> BackendFacts:
         async with asyncio.timeout(self.start_seconds):
             return await backend.start(order)
 
@@ -149,7 +144,7 @@ class LoadOrderChecks(BackendRuns):
 
     async def test_a_load_parameter_holds_for_one_load(self) -> None:
         backend = self.make_backend(Engine.NORMAL)
-        order = Order(parameters={"context_tokens": ORDERED_CONTEXT_TOKENS})
+        order = LoadOrder(parameters={"context_tokens": ORDERED_CONTEXT_TOKENS})
         if "context_tokens" not in {parameter.name for parameter in backend.load_parameters}:
             assert await failure(backend.start(order)) is Reason.INVALID_ARGUMENT
             return
@@ -166,7 +161,7 @@ class LoadOrderChecks(BackendRuns):
         backend = self.make_backend(Engine.NORMAL)
         async with no_process_left(self.notice_seconds) as new_processes:
             for name in ("no_such_parameter", "--port", ""):
-                assert await failure(backend.start(Order(parameters={name: 1}))) is Reason.INVALID_ARGUMENT
+                assert await failure(backend.start(LoadOrder(parameters={name: 1}))) is Reason.INVALID_ARGUMENT
                 assert not new_processes()
 
     async def test_a_parameter_beyond_its_range_starts_nothing(self) -> None:
@@ -174,14 +169,14 @@ class LoadOrderChecks(BackendRuns):
         async with no_process_left(self.notice_seconds) as new_processes:
             for parameter in backend.load_parameters:
                 if parameter.maximum is not None:
-                    order = Order(parameters={parameter.name: parameter.maximum + 1})
+                    order = LoadOrder(parameters={parameter.name: parameter.maximum + 1})
                     assert await failure(backend.start(order)) is Reason.INVALID_ARGUMENT, parameter.name
                     assert not new_processes()
 
     async def test_a_variant_is_loaded_where_the_order_names_one(self) -> None:
         variant = self.make_variant()
         backend = self.make_backend(Engine.NORMAL)
-        facts = await self._start(backend, Order(model_path=variant))
+        facts = await self._start(backend, LoadOrder(model_path=variant))
         assert self.offered in facts.operations
         assert str(variant) in _command_line(backend)
         await self._stop(backend)
@@ -243,7 +238,7 @@ class ProcessChecks(BackendRuns):
 
     async def test_a_killed_engine_is_reported_by_wait_exit_and_to_the_running_stream(self) -> None:
         async with self._running(Engine.SLOW) as (backend, _), beside(backend.wait_exit()) as watch:
-            stream = backend.generate(chat(max_tokens=2000), Call())
+            stream = backend.generate(chat(max_tokens=2000), call())
             await read_first_content(stream)
             assert not watch.done()
             assert backend.process_id is not None
@@ -336,7 +331,7 @@ class ProcessChecks(BackendRuns):
 
     async def test_stop_ends_a_running_stream(self) -> None:
         async with self._running(Engine.SLOW) as (backend, _):
-            stream = backend.generate(chat(max_tokens=2000), Call())
+            stream = backend.generate(chat(max_tokens=2000), call())
             await read_first_content(stream)
             await self._stop(backend)
             async with asyncio.timeout(self.notice_seconds):
@@ -439,7 +434,7 @@ class RequestChecks(BackendRuns):
         async with self._serving(Engine.SLOW) as (backend, _):
             for _ in range(3):
                 # One slot: the next round gets a token only if the previous generation has ended.
-                stream = backend.generate(chat(max_tokens=2000), Call())
+                stream = backend.generate(chat(max_tokens=2000), call())
                 async with asyncio.timeout(self.notice_seconds):
                     await read_first_content(stream)
                     await stream.aclose()
@@ -447,7 +442,7 @@ class RequestChecks(BackendRuns):
     async def test_a_cancelled_reader_frees_the_engine(self) -> None:
         async with self._serving(Engine.SLOW) as (backend, _):
             started = asyncio.Event()
-            async with beside(read_on(backend.generate(chat(max_tokens=2000), Call()), started)) as reader:
+            async with beside(read_on(backend.generate(chat(max_tokens=2000), call()), started)) as reader:
                 async with asyncio.timeout(self.notice_seconds):
                     await begun(reader, started)
                 reader.cancel()
@@ -455,7 +450,7 @@ class RequestChecks(BackendRuns):
                 assert reader.cancelled()
             async with (
                 asyncio.timeout(self.notice_seconds),
-                contextlib.aclosing(backend.generate(chat(), Call())) as s,
+                contextlib.aclosing(backend.generate(chat(), call())) as s,
             ):
                 await read_first_content(s)
 
@@ -464,9 +459,9 @@ class RequestChecks(BackendRuns):
         payload = embedding_pb2.EmbeddingPayload(inputs=inputs)
         async with self._serving(Engine.NORMAL) as (backend, facts):
             if Operation.EMBEDDING not in facts.operations:
-                assert await failure(backend.embed(payload, Call())) is Reason.UNSUPPORTED_OPERATION
+                assert await failure(backend.embed(payload, call())) is Reason.UNSUPPORTED_OPERATION
                 return
-            result = await backend.embed(payload, Call())
+            result = await backend.embed(payload, call())
         assert [embedding.index for embedding in result.embeddings] == [0, 1, 2]
         cat, stocks, same_cat = (list(embedding.values) for embedding in result.embeddings)
         assert len(cat) == len(stocks) > 0
@@ -477,14 +472,11 @@ class RequestChecks(BackendRuns):
         async with self._serving(Engine.NORMAL) as (backend, facts):
             asked = tokenize_pb2.TokenizePayload(chat=chat())
             if Operation.TOKENIZE not in facts.operations:
-                assert not isinstance(backend, Tokenizes) or (
-                    await failure(backend.tokenize(asked, Call())) is Reason.UNSUPPORTED_OPERATION
-                )
+                assert await failure(backend.tokenize(asked, call())) is Reason.UNSUPPORTED_OPERATION
                 return
-            assert isinstance(backend, Tokenizes)
-            found = await backend.tokenize(asked, Call())
-            answer = flat(await collect(backend.generate(chat(), Call())))
-            text = await backend.tokenize(tokenize_pb2.TokenizePayload(text="One two.", with_pieces=True), Call())
+            found = await backend.tokenize(asked, call())
+            answer = flat(await collect(backend.generate(chat(), call())))
+            text = await backend.tokenize(tokenize_pb2.TokenizePayload(text="One two.", with_pieces=True), call())
         assert found.count == len(found.ids) == answer[-1].finished.receipt.usage.prompt_tokens > 0
         assert text.count == len(text.ids) > 0
         assert b"".join(text.pieces) == b"One two."
@@ -493,7 +485,7 @@ class RequestChecks(BackendRuns):
         async with self._serving(Engine.SLOW) as (backend, _):
             tokens: list[int] = []
             frames = 0
-            stream = backend.generate(chat(max_tokens=2000), Call(on_token=lambda: tokens.append(1)))
+            stream = backend.generate(chat(max_tokens=2000), call(on_token=lambda: tokens.append(1)))
             async with asyncio.timeout(self.notice_seconds), contextlib.aclosing(stream):
                 async for frame in stream:
                     frames += any(map(has_content, frame))
@@ -506,7 +498,7 @@ class RequestChecks(BackendRuns):
         async with self._serving(Engine.NORMAL) as (backend, _):
             tokens: list[int] = []
             frames = 0
-            stream = backend.generate(chat(), Call(on_token=lambda: tokens.append(1)))
+            stream = backend.generate(chat(), call(on_token=lambda: tokens.append(1)))
             async with asyncio.timeout(self.notice_seconds), contextlib.aclosing(stream):
                 async for frame in stream:
                     frames += any(map(has_content, frame))

@@ -1,4 +1,4 @@
-"""Helpers of the backend suite: requests, running them, and processes."""
+"""Helpers of the backend suite: the engines that it asks for, requests, running them, and processes."""
 
 import asyncio
 import contextlib
@@ -6,17 +6,39 @@ import math
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterable
 from contextlib import asynccontextmanager
+from enum import Enum
 from typing import TypeVar
 
 import psutil
 
+from runner_svc.backend.port import Backend, CallInfo
 from weft.api.common.v1 import chat_pb2, completion_pb2, event_pb2, sampling_pb2
+from weft.dispatch.frames import Frame, GenerationPayload
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
-from weft_testing.conformance.backend_port import ANSWER_TOKENS, Backend, Call, Frame, Payload
 
+ANSWER_TOKENS = 8
+MAX_LOG_BYTES = 2 * 1024 * 1024
+"""Output of an engine that exceeds what any backend keeps."""
 POLL_SECONDS = 0.01
 Result = TypeVar("Result")
+
+
+class Engine(Enum):
+    """The kind of engine that a test needs behind its backend."""
+
+    NORMAL = "answers at once; two slots or more; an answer to any prompt has at least ANSWER_TOKENS tokens"
+    SLOW = "one slot; an answer lasts 20 s or more, its first token comes within 2 s"
+    NEVER_READY = "runs but never becomes ready; the engine gives up within `start_seconds`"
+    EXITS_AT_START = "writes a line about the cause and exits with code 3 before it is ready"
+    IGNORES_SIGTERM = "as NORMAL, but SIGTERM has no effect"
+    NOISY = "as NORMAL, and writes MAX_LOG_BYTES or more to its stderr before it is ready"
+    WITH_DESCENDANT = "as NORMAL, with a child process that holds its stdout and stderr open"
+
+
+def call(on_token: Callable[[], None] = lambda: None) -> CallInfo:
+    """A request as the runner describes it to its backend."""
+    return CallInfo(request_id="req-conformance", traceparent="", on_token=on_token)
 
 
 def chat(*, text: str = "Count.", max_tokens: int = ANSWER_TOKENS, choice_count: int = 1) -> chat_pb2.ChatPayload:
@@ -40,9 +62,9 @@ def has_content(event: event_pb2.InferenceEvent) -> bool:
     return event.HasField("delta") and bool(delta.text or delta.reasoning or delta.refusal or delta.tool_calls)
 
 
-async def run(backend: Backend, payload: Payload) -> list[Frame]:
+async def run(backend: Backend, payload: GenerationPayload) -> list[Frame]:
     """Returns all frames of one generation."""
-    return await collect(backend.generate(payload, Call()))
+    return await collect(backend.generate(payload, call()))
 
 
 async def collect(stream: AsyncGenerator[Frame]) -> list[Frame]:

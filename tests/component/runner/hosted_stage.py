@@ -7,7 +7,7 @@ from typing import Any
 
 from runner_svc.policy.timeouts import StopGraces
 from weft_testing.conformance.backend import Engine
-from weft_testing.conformance.backend_port import MAX_LOG_BYTES
+from weft_testing.conformance.backend_steps import MAX_LOG_BYTES
 
 LIBRARY = Path(__file__).with_name("scripted_library")
 TEMPLATE = "{{ bos_token }}{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}[assistant]"
