@@ -1,6 +1,7 @@
 """The process of an engine that weft starts: its load, its signs of life, why it ended, and the ports for engines."""
 
 import asyncio
+import math
 import random
 import socket
 from collections import deque
@@ -44,31 +45,35 @@ WORKING = "while it worked on the request"
 _Result = TypeVar("_Result")
 
 
-class EngineProcess:
-    """A supervised engine, with the parts of the Backend port that every engine implements in the same way."""
+class ProcessBackend(Backend):
+    """The common part of backends whose engine is a supervised child process of the runner."""
 
-    def __init__(self, graces: StopGraces, leftovers: Leftovers | None = None) -> None:
+    def __init__(
+        self, graces: StopGraces, leftovers: Leftovers | None = None, load_stall_seconds: float = math.inf
+    ) -> None:
+        """`load_stall_seconds`: see `while_loading`."""
         self.log = LogRing()
+        self.load_stall_seconds = load_stall_seconds
         self._process = SupervisedProcess(self.log, graces, leftovers=leftovers)
         self._cpu = TreeTime()
         self._gpu = GpuTime()
         self._last_lines: deque[str] = deque(maxlen=LAST_LINES)
         """Last output of the present process; the log continues across restarts."""
-        self._command: tuple[str, ...] = ()
+        self._argv: tuple[str, ...] = ()
         self._has_answered = False
         self._limit_bytes: int | None = None
 
     @property
-    def pid(self) -> int | None:
-        """The engine's process id while it runs."""
+    @override
+    def process_id(self) -> int | None:
         return self._process.pid
 
     @property
+    @override
     def containment(self) -> str:
-        """See Backend.containment."""
         return self._process.containment
 
-    async def start(
+    async def start_process(
         self,
         argv: Sequence[str],
         environment: Mapping[str, str],
@@ -82,7 +87,7 @@ class EngineProcess:
         output. Raises CONNECT_FAILED.
         """
         self._last_lines.clear()
-        self._command, self._has_answered = tuple(argv), False
+        self._argv, self._has_answered = tuple(argv), False
 
         def read(lines: list[str]) -> None:
             self._last_lines.extend(lines)
@@ -109,36 +114,43 @@ class EngineProcess:
         """Record a result of the process, which proves that its program runs on this processor."""
         self._has_answered = True
 
-    async def stop(self) -> None:
-        """See Backend.stop."""
-        await self._process.stop()
-
+    @override
     def signs(self) -> ProcessSigns | None:
-        """See Backend.signs."""
         pid = self._process.pid
         if pid is None:
             return None
         members = self._process.member_pids()
         return ProcessSigns(cpu_seconds=self._cpu.seconds(pid, members), gpu_seconds=self._gpu.seconds(members))
 
+    @override
     def processes(self) -> tuple[ProcessId, ...]:
-        """See Backend.processes."""
         members = (process_id_of(pid) for pid in sorted(self._process.member_pids()))
         return tuple(process for process in members if process is not None)
+
+    @override
+    def resident_bytes(self) -> int | None:
+        return resident_bytes([process.pid for process in self.processes()])
 
     async def listens_on(self, port: int) -> bool:
         """Whether the program, or a descendant of it, is what listens on a TCP port."""
         return await asyncio.to_thread(_listens_on, self._process.member_pids(), port)
 
+    @override
     async def wait_exit(self) -> ExitReport:
-        """See Backend.wait_exit."""
         how = await self._process.wait()
         if self._process.ended_by_us:
             await asyncio.Event().wait()  # stopped by us: the waiting task is cancelled
         return self._report(how)
 
-    async def while_loading(self, awaited: Awaitable[_Result], stall_seconds: float) -> _Result:
-        """Returns the result of `awaited`. Raises SERVER_DIED or LOAD_STALLED if the process dies or stalls before."""
+    async def stop(self) -> None:
+        """See Backend.stop."""
+        await self._process.stop()
+
+    async def while_loading(self, awaited: Awaitable[_Result]) -> _Result:
+        """Returns the result of `awaited`. Raises SERVER_DIED or LOAD_STALLED if the process dies or stalls before.
+
+        A load without output and CPU time for `load_stall_seconds` stalls.
+        """
         ready = asyncio.ensure_future(awaited)
         died = asyncio.create_task(self._process.wait())
         watch = LoadStallDetector(self._load_signs())
@@ -151,14 +163,16 @@ class EngineProcess:
                     raise self._death(died.result(), LOADING)
                 signs = self._load_signs()
                 watch = watch.observe(signs)
-                if watch.stalled(signs.at_seconds, stall_seconds):
-                    raise WeftError(Reason.LOAD_STALLED, f"loading made no progress for {stall_seconds:.0f} s")
+                if watch.stalled(signs.at_seconds, self.load_stall_seconds):
+                    message = f"loading made no progress for {self.load_stall_seconds:.0f} s"
+                    raise WeftError(Reason.LOAD_STALLED, message)
         finally:
             ready.cancel()
             died.cancel()
 
-    async def explain_break(self) -> WeftError | None:
+    async def explain_break(self, reason: Reason | None = None) -> WeftError | None:
         """Returns the error of a broken connection whose process has ended; None: it runs."""
+        del reason
         try:
             async with asyncio.timeout(DEATH_NOTICE_SECONDS):
                 how = await self._process.wait()
@@ -179,7 +193,7 @@ class EngineProcess:
         if why is not None:
             limit = "" if self._limit_bytes is None else f" (host_memory_mb: {self._limit_bytes // MEBIBYTE:,})"
             return ExitReport(reason=Reason.OUT_OF_MEMORY, how=f"{why}{limit}", exit=how)
-        foreign = explain_foreign_build(how, self._command, has_answered=self._has_answered)
+        foreign = explain_foreign_build(how, self._argv, has_answered=self._has_answered)
         return ExitReport(reason=Reason.SERVER_DIED, how=foreign or how, exit=how)
 
     def _death(self, how: str, when: str) -> WeftError:
@@ -188,40 +202,6 @@ class EngineProcess:
         error = WeftError(report.reason, f"the engine died {when} ({report.how}){': ' + lines if lines else ''}")
         error.engine_exit = report.exit
         return error
-
-
-class ProcessBackend(Backend):
-    """The common part of backends whose engine is a child process of the runner."""
-
-    def __init__(self, process: EngineProcess) -> None:
-        self._process = process
-        self.log = process.log
-
-    @property
-    @override
-    def process_id(self) -> int | None:
-        return self._process.pid
-
-    @property
-    @override
-    def containment(self) -> str:
-        return self._process.containment
-
-    @override
-    def signs(self) -> ProcessSigns | None:
-        return self._process.signs()
-
-    @override
-    def processes(self) -> tuple[ProcessId, ...]:
-        return self._process.processes()
-
-    @override
-    def resident_bytes(self) -> int | None:
-        return resident_bytes([process.pid for process in self._process.processes()])
-
-    @override
-    async def wait_exit(self) -> ExitReport:
-        return await self._process.wait_exit()
 
 
 FIRST_PORT, LAST_PORT = 1024, 65_535

@@ -26,7 +26,6 @@ from weft.dispatch.operations import generation_of
 from weft.kernel.abilities import UNKNOWN, Abilities
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
-from weft.kernel.request import Operation
 
 SLEEP_SECONDS = 30.0
 """Maximum time in which the engine frees its memory; then it is ended."""
@@ -59,32 +58,6 @@ def engine_command(context: ModelContext, program: str, environment: EngineEnvir
     return program_command(program, str(python))
 
 
-class _StartLog(StartLog):
-    """Also reads how much of the model is loaded, and why the load was refused."""
-
-    def __init__(self, missing_library: str) -> None:
-        super().__init__()
-        self._missing_library = missing_library
-        self.share: float | None = None
-        self._refusal: WeftError | None = None
-
-    @override
-    def read_other(self, line: str) -> None:
-        if (found := _LOADED.match(line)) is not None:
-            self.share = float(found[1])
-        elif line.startswith(NO_LIBRARY):
-            message = f"{self._missing_library}.{line.removeprefix(NO_LIBRARY)}"
-            self._refusal = WeftError(Reason.CONNECT_FAILED, message)
-        elif (found := _REFUSED.match(line)) is not None:
-            kind, message = found.groups()
-            reason = Reason.BACKEND_ERROR if kind == FAILED else Reason.INVALID_ARGUMENT
-            self._refusal = own_error(kind, message) or WeftError(reason, message)
-
-    @override
-    def refusal(self) -> WeftError | None:
-        return self._refusal
-
-
 class LibraryServer(StartedServer[Settings], Generic[Settings]):
     """A Backend over one server process."""
 
@@ -94,28 +67,12 @@ class LibraryServer(StartedServer[Settings], Generic[Settings]):
     """The error for a library that cannot be imported, with its remedy."""
     engine_environment: ClassVar[EngineEnvironment | None] = None
     """The environment of the program where the runner has no `command`; None: weft's own."""
-    always: ClassVar[frozenset[Operation]]
-    """The operations of every model."""
     key_variable = KEY_VARIABLE
-
-    def __init__(self, model: Settings, context: ModelContext) -> None:
-        super().__init__(model, context)
-        self._log: _StartLog | None = None
-        """The output of the load that is under way."""
-
-    @property
-    @override
-    def operations(self) -> frozenset[Operation]:
-        return self.always
 
     def sleeps_in_place(self, order: LoadOrder) -> bool:
         """Whether the engine can free its memory and keep its process after such a load, and is configured so."""
         # With a lease its memory is given back now, and a process keeps some of a device for as long as it runs.
         return isinstance(self.model, CTranslate2Settings) and self.model.sleeps_in_place and not order.shares
-
-    @override
-    def load_progress(self) -> float | None:
-        return None if self._log is None or self._log.is_finished else self._log.share
 
     @override
     async def prepare(self, order: LoadOrder) -> None:
@@ -140,9 +97,16 @@ class LibraryServer(StartedServer[Settings], Generic[Settings]):
         return []
 
     @override
-    def start_log(self, order: LoadOrder) -> StartLog:
-        self._log = _StartLog(self.missing_library)
-        return self._log
+    def note_line(self, line: str, log: StartLog) -> None:
+        if (found := _LOADED.match(line)) is not None:
+            log.share = float(found[1])
+        elif line.startswith(NO_LIBRARY):
+            message = f"{self.missing_library}.{line.removeprefix(NO_LIBRARY)}"
+            log.refusal = WeftError(Reason.CONNECT_FAILED, message)
+        elif (found := _REFUSED.match(line)) is not None:
+            kind, message = found.groups()
+            reason = Reason.BACKEND_ERROR if kind == FAILED else Reason.INVALID_ARGUMENT
+            log.refusal = own_error(kind, message) or WeftError(reason, message)
 
     @override
     def endpoint(self, base_url: str, api_key: str) -> Endpoint:
@@ -158,11 +122,6 @@ class LibraryServer(StartedServer[Settings], Generic[Settings]):
     @override
     async def take_memory(self, http: OpenAiHttp) -> None:
         await require_done(http, "/wake_up", WAKE_SECONDS)
-
-    @override
-    async def stop(self) -> None:
-        self._log = None
-        await super().stop()
 
     @override
     def _running(self) -> OpenAiHttp:

@@ -19,10 +19,8 @@ from weft.kernel.request import Operation
 class ServerCalls(Backend):
     """A Backend whose operations beside generations are calls of its server."""
 
-    @property
-    def operations(self) -> frozenset[Operation]:
-        """The operations that the model offers."""
-        raise NotImplementedError
+    operations: frozenset[Operation]
+    """The operations that the model offers."""
 
     def _running(self) -> OpenAiHttp:
         """Returns the server. Raises BACKEND_NOT_READY where it does not run."""

@@ -34,7 +34,7 @@ class _Props(msgspec.Struct):
 class SpeechServer(MediaServer[Settings], Generic[Settings]):
     """A Backend over one server process that speaks."""
 
-    always = OPERATIONS
+    operations = OPERATIONS
     usual_voice = ""
     """The voice of requests that name none, where the settings name none either; empty: the engine's first."""
     _catalog = VoiceCatalog(voices=())

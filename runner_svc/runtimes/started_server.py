@@ -7,15 +7,15 @@ port, and once it answers there, one of its processes must be what listens on it
 import asyncio
 import re
 import secrets
-from collections.abc import AsyncGenerator, Awaitable, Container, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import ClassVar, Generic, TypeVar
+from typing import Generic, TypeVar
 
 from typing_extensions import override
 
 from runner_svc.backend.devices import hidden_devices
-from runner_svc.backend.engine_process import LOOPBACK, EngineProcess, ProcessBackend, free_port
+from runner_svc.backend.engine_process import LOOPBACK, ProcessBackend, free_port
 from runner_svc.backend.port import (
     BackendFacts,
     CallInfo,
@@ -50,7 +50,6 @@ MAX_FOREIGN_LISTENERS = 2
 LISTENING = re.compile(r"listening on http://[^\s:]+:(\d{2,5})(?!\d)|listening, .*port: (\d{2,5})(?!\d)")
 # llama.cpp's message for it, the operating system's, and Docker's.
 _PORT_TAKEN = re.compile(r"couldn't bind .*socket|address already in use|port is already allocated", re.IGNORECASE)
-_Result = TypeVar("_Result")
 Model = TypeVar("Model", bound=StartedModelSettings)
 
 
@@ -59,49 +58,43 @@ class _ForeignListenerError(WeftError):
 
 
 class StartLog:
-    """Reads the output of a server until it listens."""
+    """The output of a server until it takes requests: where it listens, and what else its runtime reads."""
 
-    listening: ClassVar[re.Pattern[str]] = LISTENING
-    """The line that says where it listens; the first group that is found is the port."""
-
-    def __init__(self) -> None:
+    def __init__(self, order: LoadOrder, note: Callable[[str, "StartLog"], None]) -> None:
+        """`note` is called for each line."""
+        self.order = order
+        """The order of the load."""
         self.port: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self.port_is_taken = False
         self.is_finished = False
         """Whether the server takes requests."""
+        self.is_ready = asyncio.Event()
+        """Set by a line that says that it takes requests."""
+        self.share: float | None = None
+        """The loaded share of the model; None: the output does not tell."""
         self.memory = runner_pb2.EngineLoad()
         """The memory that the server says it takes, as far as it does."""
+        self.refusal: WeftError | None = None
+        """The error that the output names as the cause of a failed start; None: it names none."""
+        self._note = note
 
     def read_lines(self, lines: list[str]) -> None:
         """Read lines of output; none once the server takes requests."""
-        if not self.is_finished:
-            for line in lines:
-                self.read(line)
-
-    def read(self, line: str) -> None:
-        """Read a line of output."""
-        if self.port.done():
-            return
-        if (found := self.listening.search(line)) is not None:
-            self.port_is_taken = False
-            self.port.set_result(int(next(filter(None, found.groups()))))
-        elif _PORT_TAKEN.search(line):
-            self.port_is_taken = True
-        else:
-            self.read_other(line)
+        for line in lines if not self.is_finished else ():
+            self._note(line, self)
+            if self.port.done():
+                continue
+            if (found := LISTENING.search(line)) is not None:
+                self.port_is_taken = False
+                self.port.set_result(int(next(filter(None, found.groups()))))
+            elif _PORT_TAKEN.search(line):
+                self.port_is_taken = True
 
     def finish(self, port: int) -> None:
         """Read no further lines: the server takes requests. `port` is where, unless a line has told."""
         self.is_finished = True
         if not self.port.done():
             self.port.set_result(port)
-
-    def read_other(self, line: str) -> None:
-        """Read a line that does not concern the port."""
-
-    def refusal(self) -> WeftError | None:
-        """Returns the error that the output names as the cause of a failed start; None: it names none."""
-        return None
 
 
 class StartedServer(ServerCalls, ProcessBackend, Generic[Model]):
@@ -130,12 +123,15 @@ class StartedServer(ServerCalls, ProcessBackend, Generic[Model]):
     """The folder in which the server is started; None: the runner's."""
     metrics_page: MetricsPage | None = None
     """Its page of metrics, from which the figures of its load are sampled; None: it has none."""
+    start_timeout_seconds: float | None = None
+    """Longest start, however busy the server is; None: as long as it makes progress."""
+    operations = frozenset({Operation.CHAT, Operation.COMPLETION})
     key_variable: str
     """Environment variable from which the server takes the key that it demands. The key is another one in each start:
     it keeps other programs off the server's port. Empty: the server demands none."""
 
     def __init__(self, model: Model, context: ModelContext) -> None:
-        super().__init__(EngineProcess(context.graces, context.leftovers))
+        super().__init__(context.graces, context.leftovers, context.load_stall_seconds)
         self.model = model
         self.context = context
         self.parameters = parameter_profile(model, self.engine_parameters)
@@ -149,13 +145,10 @@ class StartedServer(ServerCalls, ProcessBackend, Generic[Model]):
         self._memory = runner_pb2.EngineLoad()
         """The memory that the server said it takes when it started."""
         self._http: OpenAiHttp | None = None
+        self._log: StartLog | None = None
+        """The output of the present load; None: it is not loading."""
         self._port = 0
         """The port that the server is told; 0: it chooses one."""
-
-    @property
-    @override
-    def operations(self) -> frozenset[Operation]:
-        return frozenset({Operation.CHAT, Operation.COMPLETION})
 
     def arguments(self, order: LoadOrder, port: int) -> Sequence[str]:
         """Returns the arguments after the command; port 0: any free one of this machine, unless `needs_port`."""
@@ -168,10 +161,8 @@ class StartedServer(ServerCalls, ProcessBackend, Generic[Model]):
     async def prepare(self, order: LoadOrder) -> None:
         """Check what must be right before the server is started. Raises the error of the load otherwise."""
 
-    def start_log(self, order: LoadOrder) -> StartLog:
-        """Returns the reader of its output until it listens."""
-        del order
-        return StartLog()
+    def note_line(self, line: str, log: StartLog) -> None:
+        """Read a line of output of a start: progress, memory, the cause of a failure, whether it is ready."""
 
     async def address(self, log: StartLog) -> str:
         """Returns the base URL of the server once it is known; it need not answer there yet."""
@@ -222,21 +213,32 @@ class StartedServer(ServerCalls, ProcessBackend, Generic[Model]):
         return self._sleeps
 
     @override
+    def load_progress(self) -> float | None:
+        return None if self._log is None else self._log.share
+
+    @override
     async def start(self, order: LoadOrder | None = None) -> BackendFacts:
         order = order or LoadOrder()
         self.check_load(order.parameters)
+        timeout = asyncio.timeout(self.start_timeout_seconds)
         try:
-            if (woken := await self._woken(order)) is not None:
-                return woken
-            if self._http is not None:
-                await self.stop()
-            await self.prepare(order)
-            http = await self._healthy(order)
-            facts = await self._while_loading(self.facts(http, order))
-        except BaseException:
+            async with timeout:
+                return await self._woken(order) or await self._started(order)
+        except BaseException as error:
             await self.stop()
+            if isinstance(error, TimeoutError) and timeout.expired():
+                limit = f"{self.start_timeout_seconds:g} s (start_timeout_seconds)"
+                raise WeftError(Reason.LOAD_STALLED, f"{self.noun} was not ready within {limit}") from error
             raise
-        self._order, self._facts = order, facts
+
+    async def _started(self, order: LoadOrder) -> BackendFacts:
+        """Returns the facts of the server, started anew."""
+        if self._http is not None:
+            await self.stop()
+        await self.prepare(order)
+        http = await self._healthy(order)
+        facts = await self.while_loading(self.facts(http, order))
+        self._order, self._facts, self._log = order, facts, None
         self.figures.begin(http, self.metrics_page)
         return facts
 
@@ -246,7 +248,7 @@ class StartedServer(ServerCalls, ProcessBackend, Generic[Model]):
         if not self._sleeps or http is None or facts is None or not order.needs_same_process(self._order):
             return None
         try:
-            await self._while_loading(self.take_memory(http))
+            await self.while_loading(self.take_memory(http))
         except WeftError as error:
             what = f"{self.noun} did not wake, and is started again"
             log.warning(what, model=self.model.name, message=error.message)
@@ -279,28 +281,28 @@ class StartedServer(ServerCalls, ProcessBackend, Generic[Model]):
     async def stop(self) -> None:
         """See Backend.stop. Connections are closed first: llama-server without requests obeys its first SIGTERM."""
         http, self._http = self._http, None
-        self._sleeps, self._facts = False, None
+        self._sleeps, self._facts, self._log = False, None, None
         try:
             await self.figures.end()
             if http is not None:
                 await http.close()
         finally:
-            await self._process.stop()
+            await super().stop()
             port, self._port = self._port, 0
             if self.context.ports is not None:
                 self.context.ports.give_back(port)
 
     @override
     def generate(self, payload: GenerationPayload, call: CallInfo) -> AsyncGenerator[Frame]:
-        return self._running().generate(payload, self._process.noting(call))
+        return self._running().generate(payload, self.noting(call))
 
     @contextmanager
     @override
     def _asking(self, operation: Operation, call: CallInfo) -> Iterator[tuple[OpenAiHttp, CallInfo]]:
-        with super()._asking(operation, self._process.noting(call)) as asked:
+        with super()._asking(operation, self.noting(call)) as asked:
             yield asked
         if operation is not Operation.TOKENIZE:
-            self._process.note_answer()
+            self.note_answer()
 
     async def _healthy(self, order: LoadOrder) -> OpenAiHttp:
         """Returns the client of the started server; further ports are tried while other programs take them."""
@@ -312,12 +314,12 @@ class StartedServer(ServerCalls, ProcessBackend, Generic[Model]):
             except WeftError as error:
                 raise (foreign or [error])[-1] from None
             tried.add(self._port)
-            log = self.start_log(order)
+            self._log = log = StartLog(order, self.note_line)
             try:
                 return await self._attempt(order, log)
             except WeftError as error:
-                if (refusal := log.refusal()) is not None:
-                    raise refusal from None
+                if log.refusal is not None:
+                    raise log.refusal from None
                 if isinstance(error, _ForeignListenerError):
                     foreign.append(error)
                 elif not (self._port and log.port_is_taken):
@@ -342,11 +344,11 @@ class StartedServer(ServerCalls, ProcessBackend, Generic[Model]):
         limit_bytes = configured_limit(self.model.host_memory_mb, order.host_limit_bytes)
         if limit_bytes is not None:
             limit_bytes += self.kept_prompt_bytes
-        await self._process.start(arguments, environment, log.read_lines, self.folder, limit_bytes)
-        endpoint = self.endpoint(await self._while_loading(self.address(log)), key)
-        self._http = http = OpenAiHttp(endpoint, self.context.timeouts, self._explain_break)
-        await self._while_loading(self.until_ready(http, log))
-        if self.needs_port and not self.external_listener and not await self._process.listens_on(self._port):
+        await self.start_process(arguments, environment, log.read_lines, self.folder, limit_bytes)
+        endpoint = self.endpoint(await self.while_loading(self.address(log)), key)
+        self._http = http = OpenAiHttp(endpoint, self.context.timeouts, self.explain_break)
+        await self.while_loading(self.until_ready(http, log))
+        if self.needs_port and not self.external_listener and not await self.listens_on(self._port):
             message = f"another program listens on port {self._port}, not the server{self.listener_remedy}"
             raise _ForeignListenerError(Reason.CONNECT_FAILED, message)
         log.finish(self._port)
@@ -358,10 +360,3 @@ class StartedServer(ServerCalls, ProcessBackend, Generic[Model]):
         if self._http is None:
             raise WeftError(Reason.BACKEND_NOT_READY, "the engine is not running")
         return self._http
-
-    async def _while_loading(self, awaited: Awaitable[_Result]) -> _Result:
-        return await self._process.while_loading(awaited, self.context.load_stall_seconds)
-
-    async def _explain_break(self, reason: Reason) -> WeftError | None:
-        del reason
-        return await self._process.explain_break()

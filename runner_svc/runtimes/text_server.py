@@ -36,7 +36,7 @@ class _Erased(msgspec.Struct):
 class TextServer(LibraryServer[Settings], Generic[Settings]):
     """A Backend over one server process."""
 
-    always = frozenset({Operation.CHAT, Operation.COMPLETION, Operation.TOKENIZE})
+    operations = frozenset({Operation.CHAT, Operation.COMPLETION, Operation.TOKENIZE})
 
     def __init__(self, model: Settings, context: ModelContext) -> None:
         super().__init__(model, context)
@@ -80,7 +80,7 @@ class TextServer(LibraryServer[Settings], Generic[Settings]):
 
     @override
     async def generate(self, payload: GenerationPayload, call: CallInfo) -> AsyncGenerator[Frame]:
-        http, call = self._running(), self._process.noting(call)
+        http, call = self._running(), self.noting(call)
         prepared = await self.prepared(payload, call)
         if prepared.warnings:
             yield prepared.warnings

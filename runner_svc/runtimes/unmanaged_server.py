@@ -76,7 +76,7 @@ class UnmanagedServer(ServerCalls, Generic[Model]):
         """`parameters`: those beyond weft's own that it is sent, and whether the model thinks by default."""
         self.model = model
         self.context = context
-        self._operations = operations
+        self.operations = operations
         self.parameters = parameters
         self._http: OpenAiHttp | None = None
         self._backoff = ServerBackoff(max_retries=max_retries)
@@ -85,11 +85,6 @@ class UnmanagedServer(ServerCalls, Generic[Model]):
         self._why_gone = ""
         """Why the last probe found the server unusable; empty: it did not answer."""
         self.log = LogRing()
-
-    @property
-    @override
-    def operations(self) -> frozenset[Operation]:
-        return self._operations
 
     @property
     def base_url(self) -> str:

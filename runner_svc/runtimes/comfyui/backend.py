@@ -12,7 +12,7 @@ from typing import Any, NoReturn, TypeVar
 from typing_extensions import override
 
 from runner_svc.backend.devices import hidden_devices
-from runner_svc.backend.engine_process import LOOPBACK, EngineProcess, ProcessBackend, free_port
+from runner_svc.backend.engine_process import LOOPBACK, ProcessBackend, free_port
 from runner_svc.backend.port import BackendFacts, CallInfo, ExitReport, LoadOrder, not_offered
 from runner_svc.memory.estimate import DeclaredForecast, manifest_bytes_of
 from runner_svc.openai_upstream.address import base_url, require_known_place
@@ -101,7 +101,7 @@ class ComfyUiBackend(ProcessBackend):
         limits: RunLimits | None = None,
     ) -> None:
         """`command` has placeholders; empty: it runs already. `workflow`: that of requests for the model itself."""
-        super().__init__(EngineProcess(context.graces, context.leftovers))
+        super().__init__(context.graces, context.leftovers, context.load_stall_seconds)
         self.model = model
         self.context = context
         self._command = tuple(command)
@@ -166,18 +166,18 @@ class ComfyUiBackend(ProcessBackend):
         argv = [filled(word, values) for word in self._command]
         limit_bytes = configured_limit(self.model.host_memory_mb, order.host_limit_bytes)
         folder_of_it = None if place is None else place.expanduser()
-        await self._process.start(argv, environment, None, folder_of_it, limit_bytes)
+        await self.start_process(argv, environment, None, folder_of_it, limit_bytes)
         self._api = api = self._client(f"http://{LOOPBACK}:{self._port}")
         timeout = asyncio.timeout(START_SECONDS)
         try:
             async with timeout:
-                await self._process.while_loading(_until_ready(api), self.context.load_stall_seconds)
+                await self.while_loading(_until_ready(api))
         except TimeoutError as error:
             if not timeout.expired():
                 raise
             message = f"ComfyUI was not ready within {START_SECONDS:g} s"
             raise WeftError(Reason.LOAD_STALLED, message) from error
-        if not await self._process.listens_on(self._port):
+        if not await self.listens_on(self._port):
             raise WeftError(Reason.CONNECT_FAILED, f"another program listens on port {self._port}, not ComfyUI")
 
     def _client(self, url: str) -> ComfyApi:
@@ -282,7 +282,7 @@ class ComfyUiBackend(ProcessBackend):
             if api is not None:
                 await api.close()
         finally:
-            await self._process.stop()
+            await super().stop()
             port, self._port = self._port, 0
             if self.context.ports is not None and port:
                 self.context.ports.give_back(port)
@@ -303,7 +303,7 @@ class ComfyUiBackend(ProcessBackend):
         values = input_values(workflow, payload)
         if warnings := _warnings(payload, values):
             yield warnings
-        call = self._process.noting(call)
+        call = self.noting(call)
         uploads: dict[InputFile, str] = {}
         try:
             for file in values.files:
@@ -367,7 +367,7 @@ class ComfyUiBackend(ProcessBackend):
                     yield frame
 
     def _run(self) -> PromptRun:
-        return PromptRun(self._running(), self._limits, self._clients, self._explain_break)
+        return PromptRun(self._running(), self._limits, self._clients, self.explain_break)
 
     async def _images(self, run: PromptRun, outputs: Sequence[str]) -> list[tuple[bytes, str]]:
         """Returns the images of a prompt that has ended, and removes its history and its files.
@@ -413,11 +413,12 @@ class ComfyUiBackend(ProcessBackend):
         try:
             return await call()
         except ComfyUnreachableError as error:
-            gone = await self._explain_break()
+            gone = await self.explain_break()
             raise gone or WeftError(Reason.SERVER_DIED, "ComfyUI does not answer any more") from error
 
-    async def _explain_break(self) -> WeftError | None:
-        return None if self.is_attached else await self._process.explain_break()
+    @override
+    async def explain_break(self, reason: Reason | None = None) -> WeftError | None:
+        return None if self.is_attached else await super().explain_break(reason)
 
     def _running(self) -> ComfyApi:
         if self._api is None:

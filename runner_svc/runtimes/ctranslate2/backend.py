@@ -83,6 +83,6 @@ def build(model: CTranslate2Model, context: ModelContext) -> ModelEngine:
         context,
         lambda: CTranslate2Backend(model, context),
         FileForecast(forecast_model(model, RUNTIME.habits, model.device_values), context.estimator),
-        operations=CTranslate2Backend.always,
+        operations=CTranslate2Backend.operations,
         abilities=text_abilities(context.templates),
     )

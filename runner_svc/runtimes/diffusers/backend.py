@@ -102,7 +102,7 @@ class DiffusersBackend(MediaServer[DiffusersModel]):
     """A Backend over one server process."""
 
     program = SERVER_PROGRAM
-    always = OPERATIONS
+    operations = OPERATIONS
     engine_parameters = PARAMETERS
     engine_environment = ENVIRONMENT
     noun = "diffusers"

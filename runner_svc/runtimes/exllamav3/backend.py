@@ -155,7 +155,7 @@ def build(model: ExllamaV3Model, context: ModelContext) -> ModelEngine:
         context,
         lambda: ExllamaV3Backend(model, context),
         ExllamaV3Forecast(described, context.estimator, model),
-        operations=ExllamaV3Backend.always,
+        operations=ExllamaV3Backend.operations,
         abilities=text_abilities(context.templates),
     )
     single = model.file / WEIGHTS_FILE

@@ -26,7 +26,7 @@ class FasterWhisperBackend(MediaServer[FasterWhisperModel]):
     """A Backend over one server process."""
 
     program = SERVER_PROGRAM
-    always = OPERATIONS
+    operations = OPERATIONS
     engine_parameters = PARAMETERS
     engine_environment = ENVIRONMENT
     noun = "faster-whisper"

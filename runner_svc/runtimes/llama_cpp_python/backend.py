@@ -115,10 +115,9 @@ class LlamaCppPythonBackend(TextServer[LlamaCppPythonModel]):
     missing_library = f"{_NEEDED}; this compiles llama.cpp: it takes minutes and a C++ compiler"
     noun = "llama-cpp-python"
 
-    @property
-    @override
-    def operations(self) -> frozenset[Operation]:
-        return operations_of(self.model)
+    def __init__(self, model: LlamaCppPythonModel, context: ModelContext) -> None:
+        super().__init__(model, context)
+        self.operations = operations_of(model)
 
     @property
     @override

@@ -59,7 +59,6 @@ from weft.dispatch.frames import Frame, GenerationPayload
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.load_parameters import LoadParameter, LoadValue
 from weft.kernel.reasons import Reason
-from weft.kernel.request import Operation
 
 _COMPUTED, _CACHED = "llamacpp:prompt_tokens_total", "llamacpp:prompt_tokens_cached_total"
 
@@ -76,6 +75,8 @@ def read_load(page: str) -> runner_pb2.EngineLoad:
 
 
 SLOTS = "/slots"
+"""The server works on a task for a busy slot when that becomes free, and on a task for a slot that it does not have in
+any other slot (measured with 0.5.0, November 2026)."""
 LOOK_SECONDS = 1.0
 """Timeout of GET /slots; the server answers in milliseconds, also while it processes a prompt."""
 ERASE_SECONDS = 30.0
@@ -124,60 +125,6 @@ class _Saved(msgspec.Struct):
     n_written: int = 0
 
 
-class LlamaSlots:
-    """The slots of a running server: what they work on, and erasure of what they have cached.
-
-    The server works on a task for a busy slot when that becomes free, and on a task for a slot that it does not have in
-    any other slot (measured with 0.5.0, November 2026).
-    """
-
-    def __init__(self, http: OpenAiHttp, count: int) -> None:
-        """`count`: number of slots that the server reports; 0: unknown."""
-        self._http = http
-        self.count = count
-
-    async def look(self) -> tuple[SlotSnapshot, ...]:
-        """See Backend.slot_snapshots."""
-        try:
-            status, body = await self._http.call_route("GET", SLOTS, LOOK_SECONDS)
-            slots = msgspec.json.decode(body, type=list[_Slot]) if status == 200 else []
-        except (WeftError, *JSON_FAULTS):
-            return ()
-        return tuple(slot.snapshot for slot in slots)
-
-    async def erase(self, numbers: Sequence[int] | None) -> ErasedCache:
-        """See Backend.erase_cache; busy slots are waited for, ERASE_SECONDS at most."""
-        chosen = range(self.count) if numbers is None else numbers
-        counts = await asyncio.gather(*(self._erase(number) for number in chosen))
-        return ErasedCache(entry_count=sum(count > 0 for count in counts), token_count=sum(counts))
-
-    async def save(self, number: int, name: str) -> int:
-        """See Backend.save_slot."""
-        return msgspec.json.decode(await self._act(number, "save", name), type=_Saved).n_written
-
-    async def restore(self, number: int, name: str) -> None:
-        """See Backend.restore_slot."""
-        await self._act(number, "restore", name)
-
-    async def _act(self, number: int, action: str, name: str) -> bytes:
-        body = msgspec.json.encode({"filename": name})
-        status, answer = await self._http.call_route("POST", f"{SLOTS}/{number}?action={action}", SAVE_SECONDS, body)
-        if status != 200:
-            raise WeftError(Reason.BACKEND_ERROR, f"the server refused to {action} slot {number} (status {status})")
-        return answer
-
-    async def _erase(self, number: int) -> int:
-        status, body = await self._http.call_route("POST", f"{SLOTS}/{number}?action=erase", ERASE_SECONDS)
-        if status in (404, 501):
-            raise WeftError(Reason.UNSUPPORTED_OPERATION, "this server cannot erase what its slots have cached")
-        try:
-            if status == 200:
-                return max(0, msgspec.json.decode(body, type=_Erased).n_erased)
-        except JSON_FAULTS:
-            pass
-        raise WeftError(Reason.BACKEND_ERROR, f"the server did not erase slot {number} (status {status})")
-
-
 def note_buffer(line: str, memory: runner_pb2.EngineLoad) -> None:
     """Add the buffer that a line of output names to the memory of the weights or of the KV cache.
 
@@ -186,33 +133,6 @@ def note_buffer(line: str, memory: runner_pb2.EngineLoad) -> None:
     if (found := _BUFFER.search(line)) is not None:
         field = "weight_bytes" if found[1] == "model" else "kv_cache_bytes"
         setattr(memory, field, min(getattr(memory, field) + round(float(found[2]) * MEBIBYTE), MAX_BUFFER_BYTES))
-
-
-class _LlamaStartLog(StartLog):
-    """Also reads the memory of its buffers, and the flags that it does not know: one may be a parameter of the load."""
-
-    def __init__(self, order: LoadOrder) -> None:
-        super().__init__()
-        self._order = order
-        self._unknown_flags = ""
-
-    @override
-    def read(self, line: str) -> None:
-        # The server listens before it loads the model.
-        if "buffer size" in line:
-            note_buffer(line, self.memory)
-        super().read(line)
-
-    @override
-    def read_other(self, line: str) -> None:
-        if (unknown := _UNKNOWN_FLAGS.search(line)) is not None:
-            self._unknown_flags = unknown[1]
-
-    @override
-    def refusal(self) -> WeftError | None:
-        refused = refused_parameter(self._unknown_flags, self._order)
-        message = "cannot be set: this llama.cpp server does not know it"
-        return None if refused is None else invalid_field(f"parameters.{refused}", message)
 
 
 class LlamaServerBackend(StartedServer[LlamaServerModel]):
@@ -224,16 +144,13 @@ class LlamaServerBackend(StartedServer[LlamaServerModel]):
 
     def __init__(self, model: LlamaServerModel, context: ModelContext) -> None:
         super().__init__(model, context)
-        self._slots: LlamaSlots | None = None
+        self.operations = operations_of(model)
+        self._slot_count: int | None = None
+        """Slots that the running server reports, 0 where it reports none; None: it does not run."""
         self._saved: SavedPrompts | None = None
         self._sandbox = TemplateSandbox()
         self._translation: ModelTemplates | None = None
         """The templates of a model that translates; None: the server renders the prompts."""
-
-    @property
-    @override
-    def operations(self) -> frozenset[Operation]:
-        return operations_of(self.model)
 
     @property
     @override
@@ -248,24 +165,42 @@ class LlamaServerBackend(StartedServer[LlamaServerModel]):
     @property
     @override
     def cache_isolation(self) -> CacheIsolation:
-        knows_no_slots = self._slots is not None and not self._slots.count
-        shares = shares_between_slots(self.model.extra_arguments) or knows_no_slots
+        shares = shares_between_slots(self.model.extra_arguments) or self._slot_count == 0
         return CacheIsolation.NONE if shares else CacheIsolation.SLOTS
 
     @property
     @override
     def slot_count(self) -> int:
-        return 0 if self._slots is None else self._slots.count
+        return self._slot_count or 0
 
     @override
     async def slot_snapshots(self) -> Sequence[SlotSnapshot]:
-        return () if self._slots is None else await self._slots.look()
+        try:
+            status, body = await self._running().call_route("GET", SLOTS, LOOK_SECONDS)
+            slots = msgspec.json.decode(body, type=list[_Slot]) if status == 200 else []
+        except (WeftError, *JSON_FAULTS):
+            return ()
+        return tuple(slot.snapshot for slot in slots)
 
     @override
     async def erase_cache(self, slots: Sequence[int] | None = None) -> ErasedCache:
-        if self._slots is None:
+        """See Backend.erase_cache; busy slots are waited for, ERASE_SECONDS at most."""
+        if self._slot_count is None:
             return ErasedCache(entry_count=0, token_count=0)
-        return await self._slots.erase(slots)
+        chosen = range(self._slot_count) if slots is None else slots
+        counts = await asyncio.gather(*(self._erase(number) for number in chosen))
+        return ErasedCache(entry_count=sum(count > 0 for count in counts), token_count=sum(counts))
+
+    async def _erase(self, number: int) -> int:
+        status, body = await self._running().call_route("POST", f"{SLOTS}/{number}?action=erase", ERASE_SECONDS)
+        if status in (404, 501):
+            raise WeftError(Reason.UNSUPPORTED_OPERATION, "this server cannot erase what its slots have cached")
+        try:
+            if status == 200:
+                return max(0, msgspec.json.decode(body, type=_Erased).n_erased)
+        except JSON_FAULTS:
+            pass
+        raise WeftError(Reason.BACKEND_ERROR, f"the server did not erase slot {number} (status {status})")
 
     @property
     @override
@@ -274,13 +209,18 @@ class LlamaServerBackend(StartedServer[LlamaServerModel]):
 
     @override
     async def save_slot(self, slot: int, name: str) -> int:
-        return 0 if self._slots is None else await self._slots.save(slot, name)
+        return msgspec.json.decode(await self._act(slot, "save", name), type=_Saved).n_written
 
     @override
     async def restore_slot(self, slot: int, name: str) -> None:
-        if self._slots is None:
-            raise WeftError(Reason.BACKEND_NOT_READY, "the engine is not running")
-        await self._slots.restore(slot, name)
+        await self._act(slot, "restore", name)
+
+    async def _act(self, number: int, action: str, name: str) -> bytes:
+        body, route = msgspec.json.encode({"filename": name}), f"{SLOTS}/{number}?action={action}"
+        status, answer = await self._running().call_route("POST", route, SAVE_SECONDS, body)
+        if status != 200:
+            raise WeftError(Reason.BACKEND_ERROR, f"the server refused to {action} slot {number} (status {status})")
+        return answer
 
     @override
     def delete_saved(self, names: Sequence[str]) -> None:
@@ -315,8 +255,12 @@ class LlamaServerBackend(StartedServer[LlamaServerModel]):
         self._translation = templates if is_translator else None
 
     @override
-    def start_log(self, order: LoadOrder) -> StartLog:
-        return _LlamaStartLog(order)
+    def note_line(self, line: str, log: StartLog) -> None:
+        note_buffer(line, log.memory)
+        if (unknown := _UNKNOWN_FLAGS.search(line)) is not None:
+            refused = refused_parameter(unknown[1], log.order)
+            message = "cannot be set: this llama.cpp server does not know it"
+            log.refusal = None if refused is None else invalid_field(f"parameters.{refused}", message)
 
     @override
     def endpoint(self, base_url: str, api_key: str) -> Endpoint:
@@ -332,7 +276,7 @@ class LlamaServerBackend(StartedServer[LlamaServerModel]):
     async def facts(self, http: OpenAiHttp, order: LoadOrder) -> BackendFacts:
         await _require_adapters(http, len(self.model.adapters))
         props = await read_props(http)
-        self._slots = LlamaSlots(http, props.slots)
+        self._slot_count = props.slots
         return BackendFacts(
             operations=self.operations,
             context_tokens=props.context_tokens or context_of(self.model, order),
@@ -364,7 +308,7 @@ class LlamaServerBackend(StartedServer[LlamaServerModel]):
 
     @override
     async def stop(self) -> None:
-        self._slots = None
+        self._slot_count = None
         try:
             await super().stop()
         finally:

@@ -61,21 +61,6 @@ def upstream_name(model: ServerModel) -> str:
     return model.upstream_model or preset_of(model).upstream_model or model.name
 
 
-class _ServerLog(StartLog):
-    """Reads the output of a program until the line that says that it takes requests."""
-
-    def __init__(self, line: str | None) -> None:
-        super().__init__()
-        self.is_ready = asyncio.Event()
-        self._line = None if line is None else re.compile(line)
-
-    @override
-    def read(self, line: str) -> None:
-        if self._line is not None and self._line.search(line):
-            self.is_ready.set()
-        super().read(line)
-
-
 class ServerBackend(StartedServer[ServerModel]):
     """A Backend over one process of a server program.
 
@@ -101,11 +86,7 @@ class ServerBackend(StartedServer[ServerModel]):
         stall_seconds = math.inf if model.external_listener else context.load_stall_seconds
         # The whole command line has placeholders, which are filled with the port of each start.
         super().__init__(model, replace(context, command=(), load_stall_seconds=stall_seconds))
-
-    @property
-    @override
-    def operations(self) -> frozenset[Operation]:
-        return operations_of(self.model)
+        self.operations, self.start_timeout_seconds = operations_of(model), model.start_timeout_seconds
 
     @property
     @override
@@ -167,7 +148,7 @@ class ServerBackend(StartedServer[ServerModel]):
 
     async def _contradicts_key(self, http: OpenAiHttp) -> str | None:
         """A request without the key must be refused, whatever it asks for."""
-        stranger = OpenAiHttp(replace(http.endpoint, api_key=""), self.context.timeouts, self._explain_break)
+        stranger = OpenAiHttp(replace(http.endpoint, api_key=""), self.context.timeouts, self.explain_break)
         try:
             status, _ = await stranger.call_route("POST", CHAT, LIST_SECONDS)
         except WeftError as error:
@@ -203,13 +184,14 @@ class ServerBackend(StartedServer[ServerModel]):
         return {**super().environment(order), **{name: filled(text, values) for name, text in templates.items()}}
 
     @override
-    def start_log(self, order: LoadOrder) -> StartLog:
-        return _ServerLog(None if self.model.ready is None else self.model.ready.line)
+    def note_line(self, line: str, log: StartLog) -> None:
+        ready = self.model.ready
+        if ready is not None and ready.line is not None and re.search(ready.line, line):
+            log.is_ready.set()
 
     @override
     async def until_ready(self, http: OpenAiHttp, log: StartLog) -> None:
         if self.model.ready is not None and self.model.ready.line is not None:
-            assert isinstance(log, _ServerLog)
             await log.is_ready.wait()
         else:
             await super().until_ready(http, log)
@@ -217,19 +199,6 @@ class ServerBackend(StartedServer[ServerModel]):
     @override
     def endpoint(self, base_url: str, api_key: str) -> Endpoint:
         return Endpoint(base_url=base_url, api_key=api_key, model=upstream_name(self.model), parameters=self.parameters)
-
-    @override
-    async def start(self, order: LoadOrder | None = None) -> BackendFacts:
-        limit = self.model.start_timeout_seconds
-        timeout = asyncio.timeout(limit)
-        try:
-            async with timeout:
-                return await super().start(order)
-        except TimeoutError as error:
-            if not timeout.expired():
-                raise
-            message = f"the server was not ready within {limit:g} s (start_timeout_seconds)"
-            raise WeftError(Reason.LOAD_STALLED, message) from error
 
     @override
     async def facts(self, http: OpenAiHttp, order: LoadOrder) -> BackendFacts:
@@ -257,7 +226,7 @@ class ServerBackend(StartedServer[ServerModel]):
         status, _ = await self._ask(http, route, SLEEP_SECONDS)
         if status != _OK:
             raise WeftError(Reason.BACKEND_ERROR, f"{route.path} is answered with status {status}")
-        await StartedServer.until_ready(self, http, self.start_log(self._order))
+        await StartedServer.until_ready(self, http, StartLog(self._order, self.note_line))
 
     async def _require_listed(self, http: OpenAiHttp) -> None:
         """Raise MODEL_NOT_FOUND with the listed names where a list lacks the model; an empty list proves nothing."""

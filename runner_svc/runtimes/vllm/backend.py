@@ -9,7 +9,6 @@ import re
 from collections.abc import AsyncGenerator, Container, Mapping, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import replace
-from enum import Enum
 from functools import partial
 
 import msgspec
@@ -41,48 +40,28 @@ from weft.dispatch.frames import Frame, GenerationPayload
 from weft.kernel.errors import WeftError
 from weft.kernel.load_parameters import LoadParameter
 from weft.kernel.reasons import Reason
-from weft.kernel.request import Operation
 from weft.kernel.service import start_task, stop_tasks
 
-
-class Stage(Enum):
-    """A stage of a load, with the share of the load that is done when it begins and when the next one begins."""
-
-    PROCESS = (0.0, 0.1)
-    WEIGHTS = (0.1, 0.6)
-    CACHE = (0.6, 0.75)
-    GRAPHS = (0.75, 0.95)
-    SERVER = (0.95, 1.0)
-
-
-_SIGNS = (
-    (Stage.WEIGHTS, re.compile(r"Starting to load model|Loading \w+ checkpoint shards")),
-    (Stage.CACHE, re.compile(r"Loading weights took|Model loading took|Available KV cache memory|KV cache size")),
-    (Stage.GRAPHS, re.compile(r"Capturing CUDA graphs|Warming up model")),
-    (Stage.SERVER, re.compile(r"init engine .* took|Starting vLLM (API )?server|Application startup complete")),
+_STAGES = (
+    (0.1, 0.6, re.compile(r"Starting to load model|Loading \w+ checkpoint shards")),
+    (0.6, 0.75, re.compile(r"Loading weights took|Model loading took|Available KV cache memory|KV cache size")),
+    (0.75, 0.95, re.compile(r"Capturing CUDA graphs|Warming up model")),
+    (0.95, 1.0, re.compile(r"init engine .* took|Starting vLLM (API )?server|Application startup complete")),
 )
+"""The stages of a load: weights, cache, graphs, server. The share of the load that is done at the begin and the end of
+each, and the lines in which it shows."""
 _PERCENT = re.compile(r"(\d{1,3})%")
-_ORDER = list(Stage)
 
 
-class LoadStages:
-    """Reads the output of one load. Its share never falls."""
-
-    def __init__(self) -> None:
-        self.stage = Stage.PROCESS
-        self.share = 0.0
-
-    def read(self, line: str) -> None:
-        """Read a line of output."""
-        found = next((stage for stage, sign in reversed(_SIGNS) if sign.search(line)), None)
-        if found is None or _ORDER.index(found) < _ORDER.index(self.stage):
-            return
-        self.stage = found
-        begin, end = found.value
-        # A progress bar rewrites its line: the last percentage counts.
-        percents = _PERCENT.findall(line)
-        done = min(100, int(percents[-1])) / 100 if percents else 0.0
-        self.share = max(self.share, begin + (end - begin) * done)
+def load_share(line: str) -> float:
+    """Returns the share of a load that is done at a line of output; 0: it does not tell."""
+    found = next(((begin, end) for begin, end, sign in reversed(_STAGES) if sign.search(line)), None)
+    if found is None:
+        return 0.0
+    begin, end = found
+    # A progress bar rewrites its line: the last percentage counts.
+    percents = _PERCENT.findall(line)
+    return begin + (end - begin) * (min(100, int(percents[-1])) / 100 if percents else 0.0)
 
 
 _LABEL = re.compile(r'([a-z_]{1,64})="([^"]{0,256})"')
@@ -155,18 +134,6 @@ class _Sleeping(msgspec.Struct):
     is_sleeping: bool
 
 
-class _VllmStartLog(StartLog):
-    """Also reads how far the load has come."""
-
-    def __init__(self, stages: LoadStages) -> None:
-        super().__init__()
-        self._stages = stages
-
-    @override
-    def read_other(self, line: str) -> None:
-        self._stages.read(line)
-
-
 class VllmBackend(StartedServer[VllmModel]):
     """A Backend over one `vllm serve`."""
 
@@ -182,18 +149,13 @@ class VllmBackend(StartedServer[VllmModel]):
     ) -> None:
         """`shape` is that of the model's files; None: unknown."""
         super().__init__(model, context)
+        self.operations, self.start_timeout_seconds = operations_of(model), model.start_timeout_seconds
         self._shape = shape
         self._folder: SocketFolder | None = None
         """The folder of its socket."""
         self._context_tokens = model.slot_context_tokens
         """The context of the present load: vLLM refuses to answer with more tokens than it has."""
-        self._stages: LoadStages | None = None
         self._aborts = set[asyncio.Task[None]]()
-
-    @property
-    @override
-    def operations(self) -> frozenset[Operation]:
-        return operations_of(self.model)
 
     @property
     @override
@@ -206,10 +168,6 @@ class VllmBackend(StartedServer[VllmModel]):
         return CacheIsolation.SALT
 
     @override
-    def load_progress(self) -> float | None:
-        return None if self._stages is None else self._stages.share
-
-    @override
     def arguments(self, order: LoadOrder, port: int) -> list[str]:
         return [*server_arguments(self.model, order, self._shape), "--uds", self._socket_path]
 
@@ -218,9 +176,8 @@ class VllmBackend(StartedServer[VllmModel]):
         return server_environment(self.model, order, self.context.environment)
 
     @override
-    def start_log(self, order: LoadOrder) -> StartLog:
-        self._stages = LoadStages()
-        return _VllmStartLog(self._stages)
+    def note_line(self, line: str, log: StartLog) -> None:
+        log.share = max(log.share or 0.0, load_share(line))
 
     @override
     async def address(self, log: StartLog) -> str:
@@ -250,22 +207,11 @@ class VllmBackend(StartedServer[VllmModel]):
     @override
     async def facts(self, http: OpenAiHttp, order: LoadOrder) -> BackendFacts:
         served = await _served_model(http)
-        self._stages = None
         return BackendFacts(
             operations=self.operations,
             context_tokens=served.max_model_len or self._context_tokens,
             slots=int(order.parameters.get("slots", self.model.slots)),
         )
-
-    @override
-    async def start(self, order: LoadOrder | None = None) -> BackendFacts:
-        limit = self.model.start_timeout_seconds
-        try:
-            async with asyncio.timeout(limit):
-                return await super().start(order)
-        except TimeoutError:
-            message = f"it did not answer within start_timeout_seconds, {limit:g} s"
-            raise WeftError(Reason.LOAD_STALLED, message) from None
 
     @override
     async def free_memory(self, http: OpenAiHttp, order: LoadOrder) -> bool:
@@ -277,7 +223,6 @@ class VllmBackend(StartedServer[VllmModel]):
 
     @override
     async def stop(self) -> None:
-        self._stages = None
         aborts, self._aborts = self._aborts, set()
         await stop_tasks(aborts)
         try:

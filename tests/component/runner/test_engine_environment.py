@@ -4,7 +4,7 @@ import asyncio
 import os
 import sys
 
-from runner_svc.backend.engine_process import EngineProcess
+from runner_svc.backend.engine_process import ProcessBackend
 from runner_svc.policy.timeouts import StopGraces
 from weft.client._home import KEY_VARIABLE
 from weft.kernel.principal import KEY_VARIABLES
@@ -23,9 +23,9 @@ async def test_engine_environment_excludes_mesh_keys() -> None:
                 heard.put_nowait(line.split())
 
     ours = {SERVICE_KEY_VARIABLE, KEY_VARIABLE, TOKEN_VARIABLE}
-    engine = EngineProcess(StopGraces(first_term_seconds=0.1))
+    engine = ProcessBackend(StopGraces(first_term_seconds=0.1))  # type: ignore[abstract]  # its process alone
     environment = {**os.environ, **dict.fromkeys(ours, "weft_secret"), "CUDA_VISIBLE_DEVICES": "0"}
-    await engine.start([sys.executable, "-c", PROGRAM], environment, hear)
+    await engine.start_process([sys.executable, "-c", PROGRAM], environment, hear)
     try:
         async with asyncio.timeout(20):
             names = set(await heard.get())

@@ -29,7 +29,7 @@ from supervisor_process import (
     until,
 )
 
-from runner_svc.backend.engine_process import EngineProcess
+from runner_svc.backend.engine_process import ProcessBackend
 from runner_svc.policy.host_memory import OOM_SCORE
 from runner_svc.policy.memory_estimate import MEBIBYTE
 from runner_svc.supervise.cgroup import CgroupLeaf, make_leaf, own_cgroup
@@ -64,9 +64,9 @@ GREEDY = "import sys\nheld = []\nwhile True: held.append(bytearray(8 << 20))"
 
 
 async def test_engine_over_its_host_memory_limit_dies_early_as_out_of_memory() -> None:
-    engine = EngineProcess(QUICK)
+    engine = ProcessBackend(QUICK)  # type: ignore[abstract]  # its process alone
     started = asyncio.get_running_loop().time()
-    await engine.start((sys.executable, "-c", GREEDY), ENVIRONMENT, limit_bytes=200 * MEBIBYTE)
+    await engine.start_process((sys.executable, "-c", GREEDY), ENVIRONMENT, limit_bytes=200 * MEBIBYTE)
     report = await engine.wait_exit()
     assert asyncio.get_running_loop().time() - started < 10.0
     assert report.reason is Reason.OUT_OF_MEMORY
@@ -81,12 +81,12 @@ def _oom_score(pid: int) -> int:
 
 async def test_kernel_kills_an_engine_before_the_mesh_when_out_of_memory() -> None:
     own = _oom_score(os.getpid())
-    engine = EngineProcess(QUICK)
-    await engine.start(("/bin/sleep", "100"), ENVIRONMENT, limit_bytes=64 * MEBIBYTE)
+    engine = ProcessBackend(QUICK)  # type: ignore[abstract]  # its process alone
+    await engine.start_process(("/bin/sleep", "100"), ENVIRONMENT, limit_bytes=64 * MEBIBYTE)
     try:
-        assert engine.pid is not None
-        process = psutil.Process(engine.pid)
-        assert _oom_score(engine.pid) == min(own + OOM_SCORE, 1000)
+        assert engine.process_id is not None
+        process = psutil.Process(engine.process_id)
+        assert _oom_score(engine.process_id) == min(own + OOM_SCORE, 1000)
         assert _oom_score(process.ppid()) == own
         assert process.rlimit(psutil.RLIMIT_DATA) == (64 * MEBIBYTE, 64 * MEBIBYTE)
     finally:

@@ -23,7 +23,7 @@ from runner_svc.runtimes.vllm.arguments import (
     server_arguments,
     server_environment,
 )
-from runner_svc.runtimes.vllm.backend import LoadStages, Stage, VllmBackend, read_load
+from runner_svc.runtimes.vllm.backend import VllmBackend, load_share, read_load
 from runner_svc.runtimes.vllm.model import VllmForecast
 from runner_svc.runtimes.vllm.runtime import RUNTIME, VllmAdapter, VllmModel
 from weft.api.registry.v1.lease_pb2 import DeviceBytes
@@ -332,30 +332,28 @@ def test_out_of_range_value_is_refused_by_name(name: str, value: Any) -> None:
 
 
 REAL_LOAD = (
-    (Stage.PROCESS, 0.0, "(APIServer pid=1) INFO 11-21 23:19:48 [api_utils.py:347]   version 0.32.0"),
-    (Stage.PROCESS, 0.0, "(EngineCore pid=2) INFO 11-21 23:26:29 [core.py:133] Initializing a V1 LLM engine (v0.32.0)"),
-    (Stage.WEIGHTS, 0.1, "(Worker pid=3) INFO 11-21 23:27:11 [cpu_model_runner.py:68] Starting to load model x..."),
+    (0.0, "(APIServer pid=1) INFO 11-21 23:19:48 [api_utils.py:347]   version 0.32.0"),
+    (0.0, "(EngineCore pid=2) INFO 11-21 23:26:29 [core.py:133] Initializing a V1 LLM engine (v0.32.0)"),
+    (0.1, "(Worker pid=3) INFO 11-21 23:27:11 [cpu_model_runner.py:68] Starting to load model x..."),
     (
-        Stage.WEIGHTS,
         0.35,
         "Loading safetensors checkpoint shards:   0% Completed\rLoading:  50% Completed | 1/2",
     ),
-    (Stage.WEIGHTS, 0.6, "Loading safetensors checkpoint shards: 100% Completed | 2/2 [00:01<00:00,  1.19s/it]"),
-    (Stage.CACHE, 0.6, "(Worker pid=3) INFO 11-21 23:27:12 [default_loader.py:501] Loading weights took 1.20 seconds"),
-    (Stage.CACHE, 0.6, "(EngineCore pid=2) INFO [kv_cache_utils.py:2327] CPU KV cache size: 46,592 tokens, Maximum"),
-    (Stage.GRAPHS, 0.85, "Capturing CUDA graphs (decode, FULL):  50%|#####     | 5/10 [00:01<00:01]"),
-    (Stage.GRAPHS, 0.85, "Loading safetensors checkpoint shards: 100% Completed"),
-    (Stage.SERVER, 0.95, "(EngineCore pid=2) INFO [core.py:402] init engine (profile, create kv cache) took 1.67 s"),
-    (Stage.SERVER, 0.95, "(APIServer pid=1) INFO 11-21 23:27:25 [entry.py:140] Starting vLLM server on unix:/tmp/x"),
+    (0.6, "Loading safetensors checkpoint shards: 100% Completed | 2/2 [00:01<00:00,  1.19s/it]"),
+    (0.6, "(Worker pid=3) INFO 11-21 23:27:12 [default_loader.py:501] Loading weights took 1.20 seconds"),
+    (0.6, "(EngineCore pid=2) INFO [kv_cache_utils.py:2327] CPU KV cache size: 46,592 tokens, Maximum"),
+    (0.85, "Capturing CUDA graphs (decode, FULL):  50%|#####     | 5/10 [00:01<00:01]"),
+    (0.85, "Loading safetensors checkpoint shards: 100% Completed"),
+    (0.95, "(EngineCore pid=2) INFO [core.py:402] init engine (profile, create kv cache) took 1.67 s"),
+    (0.95, "(APIServer pid=1) INFO 11-21 23:27:25 [entry.py:140] Starting vLLM server on unix:/tmp/x"),
 )
 
 
-def test_load_stages_follow_the_output_and_never_go_back() -> None:
-    stages = LoadStages()
-    for stage, share, line in REAL_LOAD:
-        stages.read(line)
-        assert stages.stage is stage, line
-        assert stages.share == pytest.approx(share), line
+def test_loaded_share_follows_the_output_and_never_falls() -> None:
+    done = 0.0
+    for share, line in REAL_LOAD:
+        done = max(done, load_share(line))
+        assert done == pytest.approx(share), line
 
 
 PAGE = """# HELP vllm:num_requests_running Number of requests.
