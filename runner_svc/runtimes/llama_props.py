@@ -9,21 +9,22 @@ from runner_svc.openai_upstream.client import OpenAiHttp
 from runner_svc.openai_upstream.errors import JSON_FAULTS
 from runner_svc.policy.template_abilities import abilities_of_templates
 from weft.kernel.abilities import UNKNOWN, Abilities
-from weft.kernel.errors import WeftError
 from weft.kernel.request import Skill
 
 PROPS = "/props"
 PROPS_TIMEOUT_SECONDS = 5.0
-_MAX_NUMBER = 2**31 - 1
+MAX_COUNT = 2**31 - 1
+"""Of tokens, or of requests."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerProps:
-    """The properties that a loaded server reports, which may differ from its flags. 0: unknown."""
+    """What a server tells of itself and its model, which may differ from its flags. 0: unknown."""
 
     context_tokens: int = 0
-    """Context of one slot."""
+    """Context of one slot, prompt and answer together."""
     slots: int = 0
+    """Requests that it works on concurrently, over all its clients."""
     abilities: Abilities = UNKNOWN
     """What the model takes."""
 
@@ -43,11 +44,8 @@ class _Answer(msgspec.Struct):
 
 async def read_props(http: OpenAiHttp) -> ServerProps:
     """Returns the answer to GET /props; all unknown where it cannot be read."""
-    try:
-        status, body = await http.call_route("GET", PROPS, PROPS_TIMEOUT_SECONDS)
-    except WeftError:
-        return ServerProps()
-    return parse_props(body) if status == 200 else ServerProps()
+    answer = await http.answer_of(PROPS, PROPS_TIMEOUT_SECONDS)
+    return parse_props(answer[1]) if answer is not None and answer[0] == 200 else ServerProps()
 
 
 def parse_props(body: bytes) -> ServerProps:
@@ -57,8 +55,8 @@ def parse_props(body: bytes) -> ServerProps:
     except JSON_FAULTS:
         return ServerProps()
     return ServerProps(
-        context_tokens=_sane(answer.default_generation_settings.n_ctx),
-        slots=_sane(answer.total_slots),
+        context_tokens=count_in_answer(answer.default_generation_settings.n_ctx),
+        slots=count_in_answer(answer.total_slots),
         abilities=reported_abilities(
             modalities=answer.modalities,
             template_caps=answer.chat_template_caps,
@@ -67,8 +65,9 @@ def parse_props(body: bytes) -> ServerProps:
     )
 
 
-def _sane(number: int) -> int:
-    return number if 0 < number <= _MAX_NUMBER else 0
+def count_in_answer(number: object) -> int:
+    """Returns a number of tokens or requests in a server's answer; 0: it is none."""
+    return number if type(number) is int and 0 < number <= MAX_COUNT else 0
 
 
 def reported_abilities(*, modalities: object, template_caps: object, templates: Sequence[object]) -> Abilities:

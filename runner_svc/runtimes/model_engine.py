@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
+from typing import TypeVar
 
 from runner_svc.backend.engine_process import EnginePorts
 from runner_svc.backend.port import Backend
@@ -43,6 +44,8 @@ from weft.kernel.load_parameters import LoadValue
 from weft.kernel.names import is_token
 from weft.kernel.reasons import Reason
 from weft.kernel.request import TEXT_OPERATIONS, Operation, Skill
+
+Files = TypeVar("Files", bound=PathModelSettings)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,21 +129,6 @@ class ModelEngine:
     """Whether an unload leaves the process of an engine that can sleep in it, as an idle time does."""
     requests_fail_alone: bool = False
     """Whether a request that cannot reach the server is no sign that the server is gone."""
-
-
-def file_context(model: PathModelSettings, context: ModelContext, command: tuple[str, ...] | None) -> ModelContext:
-    """Returns the context of a model in files, whose engine is started by `command`; None: as its backend does."""
-    context.require_file("chat_template_path", model.chat_template_file)
-    facts = read_model_facts(model.file)
-    templates = known_templates(model, facts)
-    return replace(
-        context,
-        command=command,
-        trained_context_tokens=facts.context_tokens,
-        shape=facts.shape,
-        templates=templates,
-        model_file=model_file_of(facts),
-    )
 
 
 def model_file_of(facts: ModelFacts) -> model_pb2.ModelFile:
@@ -243,15 +231,24 @@ def forecast_model(
 
 
 def file_engine(
-    model: PathModelSettings,
+    model: Files,
     context: ModelContext,
-    make_backend: Callable[[], Backend],
+    make_backend: Callable[[Files, ModelContext], Backend],
     forecast: FileForecast,
     *,
     operations: frozenset[Operation],
-    abilities: Abilities = UNKNOWN,
+    abilities: Callable[[Sequence[str]], Abilities] = text_abilities,
 ) -> ModelEngine:
-    """Returns the engine of a model in files."""
+    """Returns the engine of a model in files. `abilities`: by its chat templates."""
+    context.require_file("chat_template_path", model.chat_template_file)
+    facts = read_model_facts(model.file)
+    found = replace(
+        context,
+        trained_context_tokens=facts.context_tokens,
+        shape=facts.shape,
+        templates=known_templates(model, facts),
+        model_file=model_file_of(facts),
+    )
     quantizations: dict[str, Path] = {}
     if isinstance(model, FileModelSettings):
         quantizations = {name: path.expanduser() for name, path in model.quantizations.items()}
@@ -259,7 +256,7 @@ def file_engine(
         context.require_file(f"quantizations.{name}", model.weights_of(path))
     weights = model.weights_of(model.file)
     return ModelEngine(
-        make_backend=make_backend,
+        make_backend=lambda: make_backend(model, found),
         slots=model.slots,
         context_tokens=model.slot_context_tokens if isinstance(model, FileModelSettings) else 0,
         model_path=None if weights.is_dir() else weights,
@@ -268,8 +265,8 @@ def file_engine(
         remote=bool(model.remote),
         timeouts=context.timeouts,
         operations=operations,
-        abilities=abilities,
-        model_file=context.model_file,
+        abilities=abilities(found.templates),
+        model_file=found.model_file,
     )
 
 

@@ -11,9 +11,8 @@ from typing import Annotated
 from annotated_types import Ge, Gt, Le
 
 from runner_svc.policy.parameters import EngineParameters
-from runner_svc.runtimes.flags import Argument
 from runner_svc.runtimes.runtime import Requirement, Runtime, deferred
-from runner_svc.runtimes.settings import StartedModelSettings
+from runner_svc.runtimes.settings import Argument, StartedModelSettings
 from weft.kernel.settings import PathText
 
 PARAMETERS = EngineParameters(

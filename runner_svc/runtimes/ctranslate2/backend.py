@@ -20,14 +20,7 @@ from runner_svc.runtimes.ctranslate2.runtime import (
     UNUSED_BY_BEAMS,
     CTranslate2Model,
 )
-from runner_svc.runtimes.model_engine import (
-    ModelContext,
-    ModelEngine,
-    file_context,
-    file_engine,
-    forecast_model,
-    text_abilities,
-)
+from runner_svc.runtimes.model_engine import ModelContext, ModelEngine, file_engine, forecast_model
 from runner_svc.runtimes.settings import ComputeType
 from runner_svc.runtimes.text_server import TextServer
 from weft.dispatch.frames import GenerationPayload
@@ -77,12 +70,10 @@ class CTranslate2Backend(TextServer[CTranslate2Model]):
 
 def build(model: CTranslate2Model, context: ModelContext) -> ModelEngine:
     """Returns the engine of a model; see Runtime.build."""
-    context = file_context(model, context, context.command)
     return file_engine(
         model,
         context,
-        lambda: CTranslate2Backend(model, context),
+        CTranslate2Backend,
         FileForecast(forecast_model(model, RUNTIME.habits, model.device_values), context.estimator),
         operations=CTranslate2Backend.operations,
-        abilities=text_abilities(context.templates),
     )

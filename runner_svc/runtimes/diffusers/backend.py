@@ -22,7 +22,8 @@ from runner_svc.runtimes.diffusers.runtime import (
     Quantization,
 )
 from runner_svc.runtimes.library_server import MediaServer
-from runner_svc.runtimes.model_engine import ModelContext, ModelEngine, file_context, file_engine, forecast_model
+from runner_svc.runtimes.model_engine import ModelContext, ModelEngine, file_engine, forecast_model
+from weft.kernel.abilities import UNKNOWN
 from weft.kernel.load_parameters import LoadParameter, LoadValue
 from weft.kernel.request import Operation
 
@@ -130,8 +131,9 @@ def build(model: DiffusersModel, context: ModelContext) -> ModelEngine:
     _check(model, context)
     return file_engine(
         model,
-        file_context(model, context, context.command),
-        lambda: DiffusersBackend(model, context),
+        context,
+        DiffusersBackend,
         DiffusersForecast(forecast_model(model, RUNTIME.habits, model.device_values), context.estimator, model),
         operations=OPERATIONS,
+        abilities=lambda _: UNKNOWN,
     )

@@ -21,14 +21,7 @@ from runner_svc.runtimes.exllamav3.runtime import (
     cache_bits,
     cache_tokens_of,
 )
-from runner_svc.runtimes.model_engine import (
-    ModelContext,
-    ModelEngine,
-    file_context,
-    file_engine,
-    forecast_model,
-    text_abilities,
-)
+from runner_svc.runtimes.model_engine import ModelContext, ModelEngine, file_engine, forecast_model
 from runner_svc.runtimes.text_server import TextServer
 from weft.kernel.errors import invalid_field
 from weft.kernel.load_parameters import LoadParameter, LoadValue
@@ -145,18 +138,15 @@ def _check(model: ExllamaV3Model, context: ModelContext) -> None:
 def build(model: ExllamaV3Model, context: ModelContext) -> ModelEngine:
     """Returns the engine of a model; see Runtime.build."""
     _check(model, context)
-    context = file_context(model, context, context.command)
     # The heads of all files of a folder tell its shape.
-    quantizations = {name: path.expanduser() for name, path in model.quantizations.items()}
-    files = ModelFiles(path=model.file)
-    described = replace(forecast_model(model, RUNTIME.habits), files=files, quantizations=quantizations)
+    folders = {name: path.expanduser() for name, path in model.quantizations.items()}
+    described = replace(forecast_model(model, RUNTIME.habits), files=ModelFiles(path=model.file), quantizations=folders)
     engine = file_engine(
         model,
         context,
-        lambda: ExllamaV3Backend(model, context),
+        ExllamaV3Backend,
         ExllamaV3Forecast(described, context.estimator, model),
         operations=ExllamaV3Backend.operations,
-        abilities=text_abilities(context.templates),
     )
     single = model.file / WEIGHTS_FILE
     # The digest of one of several files would not tell the model.

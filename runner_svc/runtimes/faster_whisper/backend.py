@@ -13,7 +13,7 @@ from runner_svc.runtimes.faster_whisper.runtime import (
     FasterWhisperModel,
 )
 from runner_svc.runtimes.library_server import MediaServer
-from runner_svc.runtimes.model_engine import ModelContext, ModelEngine, file_context, file_engine, forecast_model
+from runner_svc.runtimes.model_engine import ModelContext, ModelEngine, file_engine, forecast_model
 from weft.kernel.abilities import Abilities
 from weft.kernel.request import Operation, Skill
 
@@ -47,9 +47,9 @@ def build(model: FasterWhisperModel, context: ModelContext) -> ModelEngine:
     """Returns the engine of a model; see Runtime.build."""
     return file_engine(
         model,
-        file_context(model, context, context.command),
-        lambda: FasterWhisperBackend(model, context),
+        context,
+        FasterWhisperBackend,
         FileForecast(forecast_model(model, RUNTIME.habits, model.device_values), context.estimator),
         operations=OPERATIONS,
-        abilities=ABILITIES,
+        abilities=lambda _: ABILITIES,
     )

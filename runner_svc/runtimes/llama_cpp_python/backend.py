@@ -16,16 +16,8 @@ from runner_svc.backend.port import CallInfo, EmbeddingResult, LoadOrder
 from runner_svc.engine_host.request import PreparedRequest
 from runner_svc.memory.estimate import FileForecast
 from runner_svc.policy.load_plan import context_parameter, whole_parameter, word_parameter
-from runner_svc.runtimes.library_server import program_command
 from runner_svc.runtimes.llama_cpp_python.runtime import PARAMETERS, RUNTIME, LlamaCppPythonModel
-from runner_svc.runtimes.model_engine import (
-    ModelContext,
-    ModelEngine,
-    file_context,
-    file_engine,
-    forecast_model,
-    text_abilities,
-)
+from runner_svc.runtimes.model_engine import ModelContext, ModelEngine, file_engine, forecast_model
 from runner_svc.runtimes.text_server import TextServer
 from weft.api.common.v1 import chat_pb2, embedding_pb2
 from weft.dispatch.frames import GenerationPayload
@@ -161,13 +153,10 @@ def build(model: LlamaCppPythonModel, context: ModelContext) -> ModelEngine:
     """Returns the engine of a model; see Runtime.build."""
     if model.slots != 1:
         raise context.refuse("slots", "must be 1: llama-cpp-python works on one request at a time")
-    command = context.command or program_command(SERVER_PROGRAM)
-    context = file_context(model, context, command)
     return file_engine(
         model,
         context,
-        lambda: LlamaCppPythonBackend(model, context),
+        LlamaCppPythonBackend,
         FileForecast(forecast_model(model, RUNTIME.habits, load_values(model)), context.estimator),
         operations=operations_of(model),
-        abilities=text_abilities(context.templates),
     )

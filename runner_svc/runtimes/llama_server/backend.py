@@ -209,6 +209,8 @@ class LlamaServerBackend(StartedServer[LlamaServerModel]):
 
     @override
     async def save_slot(self, slot: int, name: str) -> int:
+        if self._slot_count is None:
+            return 0
         return msgspec.json.decode(await self._act(slot, "save", name), type=_Saved).n_written
 
     @override

@@ -1,6 +1,7 @@
 """Checks of a model that llama.cpp's server serves: what its files let it do, and its adapters."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from runner_svc.memory.estimate import FileForecast
@@ -20,7 +21,7 @@ from runner_svc.runtimes.llama_server.arguments import (
 )
 from runner_svc.runtimes.llama_server.backend import LlamaServerBackend
 from runner_svc.runtimes.llama_server.runtime import LlamaAdapter, LlamaServerModel, llama_command
-from runner_svc.runtimes.model_engine import ModelContext, ModelEngine, file_context, file_engine, forecast_model
+from runner_svc.runtimes.model_engine import ModelContext, ModelEngine, file_engine, forecast_model
 from weft.kernel.abilities import UNKNOWN, Abilities
 from weft.kernel.errors import WeftError
 from weft.kernel.request import Skill
@@ -108,7 +109,7 @@ def _fault(adapter: LlamaAdapter, architecture: str) -> str | None:
 
 def build(model: LlamaServerModel, context: ModelContext) -> ModelEngine:
     """Returns the engine of a model; see Runtime.build."""
-    context = file_context(model, context, llama_command(context.command))
+    context = replace(context, command=llama_command(context.command))
     for setting, file, flags in (
         ("mmproj_path", model.projector_file, PROJECTOR_FLAGS),
         ("draft_model_path", model.draft_file, DRAFT_FLAGS),
@@ -117,13 +118,12 @@ def build(model: LlamaServerModel, context: ModelContext) -> ModelEngine:
             raise context.refuse(setting, f"is also given by {flags[0]} among extra_arguments; leave one of them out")
         context.require_file(setting, file)
     check_adapters(model, context)
+    values = configured_parameters(model.extra_arguments)
     return file_engine(
         model,
         context,
-        lambda: LlamaServerBackend(model, context),
-        FileForecast(
-            forecast_model(model, habits_of(model), configured_parameters(model.extra_arguments)), context.estimator
-        ),
+        LlamaServerBackend,
+        FileForecast(forecast_model(model, habits_of(model), values), context.estimator),
         operations=operations_of(model),
-        abilities=file_abilities(model, context.templates),
+        abilities=lambda templates: file_abilities(model, templates),
     )

@@ -1,14 +1,13 @@
 """The facts that a server that runs already tells about itself and a model. What it does not tell stays unknown."""
 
 from contextlib import suppress
-from dataclasses import dataclass
 
 import msgspec
 
 from runner_svc.openai_upstream.client import MODELS, OpenAiHttp
 from runner_svc.openai_upstream.errors import JSON_FAULTS
 from runner_svc.policy.model_names import listed_models
-from runner_svc.runtimes.llama_props import read_props
+from runner_svc.runtimes.llama_props import ServerProps, count_in_answer, read_props
 from weft.kernel.abilities import UNKNOWN, Abilities
 from weft.kernel.errors import WeftError
 from weft.kernel.request import Skill
@@ -21,21 +20,8 @@ OLD_SERVER_INFO = "/get_server_info"
 """The same of older versions of SGLang."""
 FACT_SECONDS = 5.0
 """Timeout of one route."""
-MAX_COUNT = 2**31 - 1
-"""Of tokens, or of requests."""
 _OLLAMA_OWNER = "library"
 """Owner of Ollama's own models in its list; those of a user have that user's name."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServerFacts:
-    """What a server tells. 0: unknown."""
-
-    context_tokens: int = 0
-    """Context of one request, prompt and answer together."""
-    slots: int = 0
-    """Requests that the server works on concurrently, over all its clients."""
-    abilities: Abilities = UNKNOWN
 
 
 class _Listed(msgspec.Struct):
@@ -74,7 +60,7 @@ class _SglangInfo(msgspec.Struct):
     dp_size: object = None
 
 
-async def read_facts(http: OpenAiHttp, name: str) -> ServerFacts:
+async def read_facts(http: OpenAiHttp, name: str) -> ServerProps:
     """Returns what the server tells about the model `name`, its own name of it. Never raises."""
     answer = await http.answer_of(MODELS, FACT_SECONDS)
     status, body = (None, b"") if answer is None else answer
@@ -82,15 +68,14 @@ async def read_facts(http: OpenAiHttp, name: str) -> ServerFacts:
     # The properties of llama.cpp's server are those of its one model.
     if len(listed) <= 1:
         props = await read_props(http)
-        facts = ServerFacts(context_tokens=props.context_tokens, slots=props.slots, abilities=props.abilities)
-        if facts != ServerFacts():
-            return facts
+        if props != ServerProps():
+            return props
     if any(entry.owned_by == _OLLAMA_OWNER for entry in listed):
-        return ServerFacts(abilities=await _shown_by_ollama(http, name))
+        return ServerProps(abilities=await _shown_by_ollama(http, name))
     # vLLM and SGLang list the context of their models, and no other server has these routes.
     is_known = any(entry.max_model_len is not None for entry in listed)
     slots = await _slots_by_configuration(http) if is_known else 0
-    return ServerFacts(context_tokens=_longest(listed, body, name), slots=slots)
+    return ServerProps(context_tokens=_longest(listed, body, name), slots=slots)
 
 
 def _entries(body: bytes) -> list[_Listed]:
@@ -104,14 +89,7 @@ def _longest(listed: list[_Listed], body: bytes, name: str) -> int:
     own = [entry for entry in listed if entry.id == name]
     if not own and len(listed) == 1 and listed_models(body).has(name):
         own = listed
-    length = own[0].max_model_len if own else None
-    return _count(length)
-
-
-def _count(number: object) -> int:
-    """Returns a number of a server's answer; 0: it is none."""
-    is_number = isinstance(number, int) and not isinstance(number, bool)
-    return number if is_number and isinstance(number, int) and 0 < number <= MAX_COUNT else 0
+    return count_in_answer(own[0].max_model_len) if own else 0
 
 
 async def _slots_by_configuration(http: OpenAiHttp) -> int:
@@ -126,11 +104,11 @@ async def _slots_by_configuration(http: OpenAiHttp) -> int:
 def slots_of_configuration(body: bytes) -> int:
     """Returns how many requests a server works on, by its answer to the request for its configuration; 0: unknown."""
     with suppress(*JSON_FAULTS):
-        return _count(msgspec.json.decode(body, type=_VllmInfo).vllm_config.scheduler_config.max_num_seqs)
+        return count_in_answer(msgspec.json.decode(body, type=_VllmInfo).vllm_config.scheduler_config.max_num_seqs)
     with suppress(*JSON_FAULTS):
         info = msgspec.json.decode(body, type=_SglangInfo)
-        counts = [_count(state.effective_max_running_requests_per_dp) for state in info.internal_states]
-        return _count(sum(counts) * (_count(info.dp_size) or 1 if len(counts) == 1 else 1))
+        counts = [count_in_answer(state.effective_max_running_requests_per_dp) for state in info.internal_states]
+        return count_in_answer(sum(counts) * (count_in_answer(info.dp_size) or 1 if len(counts) == 1 else 1))
     return 0
 
 
