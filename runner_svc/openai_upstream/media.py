@@ -85,7 +85,7 @@ async def generate_images(http: OpenAiHttp, payload: image_pb2.ImagePayload, cal
     answers = http.post_for_events(path, body, call, MAX_IMAGE_BODY_BYTES)
     async with aclosing(_frames(answers, ImageEvents(), _whole_images, call)) as frames:
         async for frame in frames:
-            pixels += (_pixels(event.image.image.data) for event in frame if event.HasField("image"))
+            pixels += (png_pixels(event.image.image.data) for event in frame if event.HasField("image"))
             if frame[-1].HasField("finished"):
                 usage = frame[-1].finished.receipt.usage
                 # What the server counted itself is kept.
@@ -112,7 +112,7 @@ async def _frames(
                     call.on_token()
                 yield frame
     events.require_end()
-    yield _end(events.usage, events.work_seconds)
+    yield finished_frame(events.usage, events.work_seconds)
 
 
 def _image_call(http: OpenAiHttp, payload: image_pb2.ImagePayload) -> tuple[str, Json | FormBody, Frame]:
@@ -150,10 +150,10 @@ def _whole_images(raw: bytes) -> list[Frame]:
         prompt_tokens=figure(reply.usage, "input_tokens"), completion_tokens=figure(reply.usage, "output_tokens")
     )
     images = [[event_pb2.InferenceEvent(image=_image(image, index))] for index, image in enumerate(reply.data)]
-    return [*images, _end(counted)]
+    return [*images, finished_frame(counted)]
 
 
-def _pixels(data: bytes) -> int:
+def png_pixels(data: bytes) -> int:
     """Returns the pixels of a PNG by its header; 0: it is another file, whose size is not known."""
     if not data.startswith(_PNG) or data[12:16] != b"IHDR":
         return 0
@@ -202,7 +202,7 @@ def _whole_transcription(raw: bytes) -> list[Frame]:
     _add_words(segments, reply.words or ())
     parts = _parts(reply.text, segments, reply.language or "", seconds)
     usage = usage_pb2.Usage(audio_milliseconds=round(seconds * 1000))
-    return [[event_pb2.InferenceEvent(transcript=part) for part in parts], _end(usage)]
+    return [[event_pb2.InferenceEvent(transcript=part) for part in parts], finished_frame(usage)]
 
 
 def _add_words(segments: list[audio_pb2.TranscriptionSegment], words: Sequence[Word]) -> None:
@@ -230,7 +230,8 @@ def _parts(
     return [first, *(audio_pb2.TranscriptPart(segment=segment) for segment in segments[1:])]
 
 
-def _end(usage: usage_pb2.Usage, work_seconds: float = 0.0) -> Frame:
+def finished_frame(usage: usage_pb2.Usage, work_seconds: float = 0.0) -> Frame:
+    """Returns the end of an answer with images, a transcription or speech; 0 s: it is not known how long it took."""
     receipt = receipt_of(usage, work_seconds)
     return [event_pb2.InferenceEvent(finished=event_pb2.Finished(receipt=receipt))]
 

@@ -16,10 +16,13 @@ from runner_svc.backend.engine_process import LOOPBACK, ProcessBackend, free_por
 from runner_svc.backend.port import BackendFacts, CallInfo, ExitReport, LoadOrder, not_offered
 from runner_svc.memory.estimate import DeclaredForecast, manifest_bytes_of
 from runner_svc.openai_upstream.address import base_url, require_known_place
+from runner_svc.openai_upstream.media import finished_frame, png_pixels
+from runner_svc.openai_upstream.request import warning_frame
 from runner_svc.policy.host_memory import configured_limit
+from runner_svc.policy.parameters import ParameterWarning
 from runner_svc.runtimes.comfyui import messages
 from runner_svc.runtimes.comfyui.api import UPLOAD_FOLDER, ComfyApi, ComfyUnreachableError
-from runner_svc.runtimes.comfyui.image_frames import StepCounter, end_event, image_event, warning_event
+from runner_svc.runtimes.comfyui.image_frames import StepCounter
 from runner_svc.runtimes.comfyui.messages import OutputFile, Preview, Progress
 from runner_svc.runtimes.comfyui.prompt_run import PromptRun, RunLimits, Waiting, foreign_count
 from runner_svc.runtimes.comfyui.runtime import FOLDERS, ComfyUiModel, check_template
@@ -27,7 +30,7 @@ from runner_svc.runtimes.engine_figures import with_sample_time
 from runner_svc.runtimes.model_engine import ModelContext, ModelEngine, engine_environment
 from runner_svc.runtimes.placeholders import PORT, filled, placeholders_of
 from runner_svc.supervise.socket_folder import SocketFolder
-from weft.api.common.v1 import image_pb2, workflow_pb2
+from weft.api.common.v1 import chat_pb2, event_pb2, image_pb2, usage_pb2, workflow_pb2
 from weft.api.registry.v1 import runner_pb2
 from weft.dispatch.frames import Frame, GenerationPayload
 from weft.dispatch.workflow_graph import (
@@ -43,6 +46,7 @@ from weft.documents.resources import WorkflowDocument
 from weft.documents.yaml_documents import read_documents
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.log import get_logger
+from weft.kernel.media_types import image_type_of
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation
 
@@ -342,10 +346,12 @@ class ComfyUiBackend(ProcessBackend):
             call.on_token()
             seed = first_seed(workflow, seeded)
             for data, media_type in images:
-                pixels += messages.pixels_of(data)
-                yield [image_event(data, media_type, made, seed)]
+                pixels += png_pixels(data)
+                part = chat_pb2.MediaPart(media_type=media_type, data=data)
+                image = image_pb2.GeneratedImage(image=part, index=made, seed=seed)
+                yield [event_pb2.InferenceEvent(image=image)]
                 made += 1
-        yield [end_event(steps=counter.steps, pixels=pixels)]
+        yield finished_frame(usage_pb2.Usage(image_steps=counter.steps, image_pixels=pixels))
 
     async def _progress(
         self, run: PromptRun, graph: dict[str, Any], counter: StepCounter, call: CallInfo
@@ -386,9 +392,9 @@ class ComfyUiBackend(ProcessBackend):
 
     async def _image(self, file: OutputFile) -> tuple[bytes, str]:
         data = await self._asked(lambda: self._running().view(file))
-        media_type = messages.media_type_of(data)
+        media_type = image_type_of(data)
         if media_type is None:
-            raise WeftError(Reason.BACKEND_PROTOCOL_ERROR, "ComfyUI's file of an image is no PNG, JPEG or WebP")
+            raise WeftError(Reason.BACKEND_PROTOCOL_ERROR, "ComfyUI's file of an image is of no known type")
         return data, media_type
 
     async def _forget(self, prompt_id: str, files: Sequence[OutputFile]) -> None:
@@ -448,7 +454,8 @@ def _warnings(payload: image_pb2.ImagePayload, values: InputValues) -> Frame:
     """Returns the warnings about what the request sets and nothing takes."""
     ignored = [name for name in values.ignored if name != "prompt"]
     ignored += [name for name in ("quality", "output_format") if getattr(payload, name)]
-    return [warning_event(name, f"the workflow has no input for {name}; it was not used") for name in ignored]
+    unused = "the workflow has no input for {}; it was not used"
+    return warning_frame([ParameterWarning(field=name, message=unused.format(name)) for name in ignored])
 
 
 def _remove(root: Path, files: Sequence[Path]) -> None:

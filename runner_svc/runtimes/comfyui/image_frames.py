@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from runner_svc.runtimes.comfyui.messages import Preview, Progress
-from weft.api.common.v1 import chat_pb2, event_pb2, image_pb2, receipt_pb2, usage_pb2, warning_pb2
+from weft.api.common.v1 import chat_pb2, event_pb2, image_pb2
 from weft.dispatch.frames import Frame
 from weft.dispatch.workflow_graph import expected_steps
 
@@ -75,23 +75,3 @@ class StepCounter:
             stage=stage,
         )
         return event_pb2.InferenceEvent(work_progress=progress)
-
-
-def image_event(data: bytes, media_type: str, index: int, seed: int | None) -> event_pb2.InferenceEvent:
-    """Returns the event of a complete image."""
-    image = image_pb2.GeneratedImage(image=chat_pb2.MediaPart(media_type=media_type, data=data), index=index)
-    if seed is not None:
-        image.seed = seed
-    return event_pb2.InferenceEvent(image=image)
-
-
-def warning_event(field_: str, message: str) -> event_pb2.InferenceEvent:
-    """Returns the warning about a parameter that is not used."""
-    code = warning_pb2.WARNING_CODE_UNSUPPORTED_PARAMETER
-    return event_pb2.InferenceEvent(warning=warning_pb2.Warning(code=code, field=field_, message=message))
-
-
-def end_event(*, steps: int, pixels: int) -> event_pb2.InferenceEvent:
-    """Returns the end of an answer."""
-    usage = usage_pb2.Usage(image_steps=steps, image_pixels=pixels)
-    return event_pb2.InferenceEvent(finished=event_pb2.Finished(receipt=receipt_pb2.Receipt(usage=usage)))

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from weft.kernel.errors import WeftError
+from weft.kernel.media_types import image_type_of
 from weft.kernel.reasons import Reason
 
 PREVIEW_IMAGE, PREVIEW_IMAGE_WITH_METADATA = 1, 4
@@ -19,11 +20,6 @@ MAX_NODE_ID_CHARS = 64
 _HEADER = struct.Struct(">I")
 _OUT_OF_MEMORY = ("outofmemory", "out of memory", "exceed allowed memory")
 _ADVICE = "ask for a smaller image or fewer images, or unload another model"
-IMAGE_TYPES: tuple[tuple[bytes, str], ...] = (
-    (b"\x89PNG\r\n\x1a\n", "image/png"),
-    (b"\xff\xd8\xff", "image/jpeg"),
-    (b"RIFF", "image/webp"),
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,21 +105,8 @@ def read_binary(data: bytes, limit_bytes: int) -> Preview | None:
     elif kind != PREVIEW_IMAGE:
         return None
     image = data[start:]
-    media_type = media_type_of(image)
+    media_type = image_type_of(image)
     return None if media_type is None else Preview(image, media_type)
-
-
-def media_type_of(data: bytes) -> str | None:
-    """Returns the media type of an encoded image; None: it is none of the known ones."""
-    return next((media_type for mark, media_type in IMAGE_TYPES if data.startswith(mark)), None)
-
-
-def pixels_of(data: bytes) -> int:
-    """Returns the number of pixels of a PNG by its head; 0: unknown, as of other formats."""
-    if not data.startswith(IMAGE_TYPES[0][0]) or len(data) < 24:
-        return 0
-    width, height = struct.unpack_from(">II", data, 16)
-    return int(width) * int(height)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
