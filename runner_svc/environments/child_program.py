@@ -1,19 +1,12 @@
-"""Programs that an installation runs: their output line by line, and their end with the installation."""
+"""Programs that an installation or a pull runs: their output line by line, and their end with its caller."""
 
-import asyncio
 import os
-import signal
-import sys
-from asyncio.subprocess import PIPE, STDOUT, Process
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 
-from runner_svc.supervise import parent_death
+from runner_svc.supervise.logs import LogRing
+from runner_svc.supervise.process import SupervisedProcess, describe_exit
 
-TERM_SECONDS = 5.0
-"""Time between SIGTERM and SIGKILL."""
-MAX_LINE_BYTES = 65_536
 _FOREIGN_VARIABLES = ("PYTHONHOME", "PYTHONPATH", "PYTHONSTARTUP", "VIRTUAL_ENV", "__PYVENV_LAUNCHER__")
 """Variables that are about another Python than that of the environment."""
 
@@ -24,49 +17,23 @@ async def run_program(
     *,
     variables: Mapping[str, str],
     folder: Path,
-) -> int:
-    """Runs a program in `folder` and returns its exit status; `read` gets each line of its output.
+) -> str:
+    """Runs a program in `folder` and returns how it failed; empty: it did not. `read` gets each line of its output.
 
-    It ends with this process, and with its children when the call is cancelled.
+    It ends with this process, and with its children when the call is cancelled. Raises CONNECT_FAILED.
     """
     environment = {name: value for name, value in os.environ.items() if name not in _FOREIGN_VARIABLES}
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-I", "-S", str(Path(parent_death.__file__)), str(os.getpid())),
-        *map(str, command),
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=PIPE,
-        stderr=STDOUT,
-        cwd=folder,
-        env={**environment, **variables},
-        limit=MAX_LINE_BYTES,
-        # Ctrl-C on the terminal is for this process, which ends the program.
-        start_new_session=True,
-    )
+
+    def read_lines(lines: Sequence[str]) -> None:
+        for line in lines:
+            read(line)
+
+    process = SupervisedProcess(LogRing())
     try:
-        await _read_lines(process, read)
-        return await process.wait()
+        await process.start(
+            list(map(str, command)), env={**environment, **variables}, on_lines=read_lines, folder=folder
+        )
+        how = await process.wait()
     finally:
-        await _end(process)
-
-
-async def _read_lines(process: Process, read: Callable[[str], object]) -> None:
-    assert process.stdout is not None
-    while True:
-        try:
-            line = await process.stdout.readline()
-        except ValueError:  # a line over the limit, which is dropped
-            continue
-        if not line:
-            return
-        read(line.decode("utf-8", "replace"))
-
-
-async def _end(process: Process) -> None:
-    """Ends the process group of a program that runs: SIGTERM, then SIGKILL."""
-    for number in (signal.SIGTERM, signal.SIGKILL):
-        if process.returncode is not None:
-            return
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, number)
-        with suppress(TimeoutError):
-            await asyncio.wait_for(process.wait(), TERM_SECONDS)
+        await process.stop()
+    return "" if how == describe_exit(0) else how

@@ -158,9 +158,8 @@ class EnvironmentInstaller:
         self._show(InstallProgress(step=InstallStep.PYTHON, detail=version))
         lines: list[str] = []
         command: list[str | Path] = [order.interpreter.path, "-I", "-m", "venv", target]
-        status = await self._run(order, command, temporary, lines.append)
-        if status:
-            said = "".join(lines).strip()[-MAX_SAID_CHARS:]
+        if await self._run(order, command, temporary, lines.append):
+            said = "\n".join(lines).strip()[-MAX_SAID_CHARS:]
             raise WeftError(
                 _FAILED,
                 f"{order.interpreter.path} cannot make an environment (on Debian and Ubuntu: sudo apt install "
@@ -206,15 +205,17 @@ class EnvironmentInstaller:
             raise WeftError(
                 _FAILED,
                 f"{order.environment.name} was not installed: its packages are there, but it does not work here:\n"
-                + "".join(f"  {line}" for line in lines).rstrip(),
+                + "\n".join(f"  {line}" for line in lines).rstrip(),
             )
         self._show(InstallProgress(step=InstallStep.CHECK, detail=detail, done=1, ended=True))
 
     async def _run(
         self, order: InstallOrder, command: Sequence[str | Path], temporary: Path, read: Callable[[str], object]
-    ) -> int:
+    ) -> str:
+        """Runs a program and returns how it failed; empty: it did not."""
+
         def keep(line: str) -> None:
-            self._log(line)
+            self._log(f"{line}\n")
             read(line)
 
         # pip's temporary files are counted for the progress, and removed with the rest.

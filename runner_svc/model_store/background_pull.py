@@ -39,12 +39,12 @@ async def pull_in_background(
     command += [] if settings.disk_limit_bytes is None else ["--limit", str(settings.disk_limit_bytes)]
     command += [] if settings.memory_bytes is None else ["--memory", str(settings.memory_bytes)]
     command += ["--allow-http"] if settings.allow_http else []
-    status = await run_program(command, output.read, variables={}, folder=store.root)
+    failure = await run_program(command, output.read, variables={}, folder=store.root)
     if output.error is not None:
         raise output.error
     found = store.find(source, form)
-    if status or found is None:
-        raise WeftError(Reason.BACKEND_ERROR, f"{source} was not pulled: {output.last or f'exit status {status}'}")
+    if failure or found is None:
+        raise WeftError(Reason.BACKEND_ERROR, f"{source} was not pulled: {output.last or failure}")
     return found
 
 
