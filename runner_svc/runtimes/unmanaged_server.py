@@ -76,6 +76,7 @@ class UnmanagedServer(ServerCalls, Generic[Model]):
         """`parameters`: those beyond weft's own that it is sent, and whether the model thinks by default."""
         self.model = model
         self.context = context
+        self.base_url = model.url.rstrip("/")
         self.operations = operations
         self.parameters = parameters
         self._http: OpenAiHttp | None = None
@@ -85,11 +86,6 @@ class UnmanagedServer(ServerCalls, Generic[Model]):
         self._why_gone = ""
         """Why the last probe found the server unusable; empty: it did not answer."""
         self.log = LogRing()
-
-    @property
-    def base_url(self) -> str:
-        """The server's URL without a slash at the end."""
-        return self.model.url.rstrip("/")
 
     @override
     async def start(self, order: LoadOrder | None = None) -> BackendFacts:

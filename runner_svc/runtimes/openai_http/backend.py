@@ -1,13 +1,9 @@
 """The backend of the runtime openai_http: a server that runs already, which weft probes but never starts or ends."""
 
 import asyncio
-import urllib.error
-import urllib.request
 from collections.abc import Mapping
 from dataclasses import replace
-from enum import Enum, auto
 from functools import partial
-from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
 from typing_extensions import override
@@ -15,10 +11,11 @@ from typing_extensions import override
 from runner_svc.backend.port import BackendFacts, CacheIsolation, CallInfo, EnginePage, LoadOrder
 from runner_svc.engine_http.answer import Answer
 from runner_svc.openai_upstream.address import base_url, require_known_place, server_root
-from runner_svc.openai_upstream.client import HEALTH, MODELS, Open, OpenAiHttp
+from runner_svc.openai_upstream.client import HEALTH, MODELS, Endpoint, Open, OpenAiHttp
 from runner_svc.openai_upstream.server_probes import LISTED, SHARED_AGE, ServerProbe, lacks_list
 from runner_svc.policy.backoff import ServerBackoff
 from runner_svc.policy.model_names import ListedModels, listed_models, not_listed_message
+from runner_svc.policy.timeouts import TimeoutProfile
 from runner_svc.runtimes.engine_figures import FigureSampler, MetricsPage
 from runner_svc.runtimes.known_metrics import METRICS, read_any_load
 from runner_svc.runtimes.model_engine import ModelContext, ModelEngine, parameter_profile, served_operations
@@ -36,15 +33,8 @@ from weft.wake.redaction import redacted
 PROBE_TIMEOUT_SECONDS = 5.0
 LOADING_PAUSE_SECONDS = 0.25
 DOCTOR_TIMEOUT_SECONDS = 3.0
-MAX_LIST_BYTES = 8 * 1024 * 1024
 _START_IT = "start the server, or correct `url`"
 log = get_logger("weft.runner")
-
-
-class _Presence(Enum):
-    READY = auto()
-    LOADING = auto()
-    ABSENT = auto()
 
 
 def operations_of(model: OpenAiHttpModel, context: ModelContext) -> frozenset[Operation]:
@@ -63,6 +53,7 @@ class AttachedServer(UnmanagedServer[OpenAiHttpModel]):
             operations=operations_of(model, context),
             parameters=parameter_profile(model, PARAMETERS),
         )
+        self.base_url = server_root(model.url)
         self._chunks_seen = 0
         self.figures = FigureSampler()
 
@@ -75,11 +66,6 @@ class AttachedServer(UnmanagedServer[OpenAiHttpModel]):
     @override
     def engine_page(self) -> EnginePage:
         return self.figures.page
-
-    @property
-    @override
-    def base_url(self) -> str:
-        return _base_url(self.model)
 
     @override
     async def responds(self, timeout_seconds: float) -> bool:
@@ -154,8 +140,8 @@ class AttachedServer(UnmanagedServer[OpenAiHttpModel]):
         """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self.context.load_stall_seconds
-        while (presence := await self._probe(http)) is not _Presence.READY:
-            if presence is _Presence.ABSENT:
+        while not (is_ready := await self._is_ready(http)):
+            if is_ready is False:
                 raise WeftError(Reason.CONNECT_FAILED, "the server does not answer")
             if loop.time() >= deadline:
                 limit = self.context.load_stall_seconds
@@ -171,13 +157,13 @@ class AttachedServer(UnmanagedServer[OpenAiHttpModel]):
     async def _answers(self, http: OpenAiHttp, max_age_seconds: float = 0.0) -> bool:
         self._why_gone = ""
         try:
-            return await self._probe(http, max_age_seconds) is _Presence.READY
+            return bool(await self._is_ready(http, max_age_seconds))
         except WeftError as error:
             self._why_gone = error.message
             return False
 
-    async def _probe(self, http: OpenAiHttp, max_age_seconds: float = 0.0) -> _Presence:
-        """Whether the server takes requests for the model, by a probe that began at most so long ago.
+    async def _is_ready(self, http: OpenAiHttp, max_age_seconds: float = 0.0) -> bool | None:
+        """Whether the server takes requests for the model, by a probe that began at most so long ago; None: it loads.
 
         Raises CONNECT_FAILED when it answers and is unusable, MODEL_NOT_FOUND when it lists only other models.
         """
@@ -186,11 +172,11 @@ class AttachedServer(UnmanagedServer[OpenAiHttpModel]):
             self._require_listed(found.listed)
         match found.presence:
             case 200 | 429:  # a server that limits its callers is there
-                return _Presence.READY
+                return True
             case None:
-                return _Presence.ABSENT
+                return False
             case 503:
-                return _Presence.LOADING
+                return None
             case 401 | 403:
                 raise WeftError(Reason.CONNECT_FAILED, f"the server refuses the key (status {found.presence})")
             case _:
@@ -214,25 +200,15 @@ class AttachedServer(UnmanagedServer[OpenAiHttpModel]):
         return WeftError(Reason.SERVER_DIED, "the server went away while it worked on the request")
 
 
-async def _look(http: OpenAiHttp) -> ServerProbe:
+async def _look(http: OpenAiHttp, seconds: float = PROBE_TIMEOUT_SECONDS) -> ServerProbe:
     """Returns what the server answers to the request for its models; without a list of them its health check."""
-    answer = await http.answer_of(MODELS, PROBE_TIMEOUT_SECONDS)
+    answer = await http.answer_of(MODELS, seconds)
     if answer is None:
         return ServerProbe(why="it does not answer")
     status, body = answer
     if lacks_list(status):
-        return ServerProbe(status=status, health=await http.status_of(HEALTH, PROBE_TIMEOUT_SECONDS))
+        return ServerProbe(status=status, health=await http.status_of(HEALTH, seconds))
     return ServerProbe(status=status, listed=listed_models(body) if status == LISTED else None)
-
-
-def _base_url(model: OpenAiHttpModel) -> str:
-    """Returns the URL of a server without the version of its interface, with which it may be configured."""
-    return server_root(model.url)
-
-
-class _NoRedirects(urllib.request.HTTPRedirectHandler):
-    def redirect_request(self, *_: Any) -> None:
-        """Refuse redirects: an API key is sent to the configured server only."""
 
 
 def find_fault(model: OpenAiHttpModel, environment: Mapping[str, str]) -> ModelFault | None:
@@ -240,41 +216,38 @@ def find_fault(model: OpenAiHttpModel, environment: Mapping[str, str]) -> ModelF
 
     Returns None where the model is listed, or where the server has no list.
     """
-    base, name = _base_url(model), model.server_model
+    name, parts = model.server_model, urlsplit(server_root(model.url))
     try:
         key = read_key(model.api_key_env, environment)
     except WeftError as error:
         return ModelFault(message=error.message, remedy=f"export {model.api_key_env}=...")
-    shown = _without_user(base)
-    headers = {"Accept": "application/json"} | ({"Authorization": f"Bearer {key}"} if key else {})
-    request = urllib.request.Request(f"{base}/v1/models", headers=headers)  # noqa: S310 - http or https, by the section
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), _NoRedirects)
+    shown = urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
+    found = asyncio.run(_asked(model, key))
+    status, listed = found.status, found.listed
+    if listed is not None and not listed.has(name):
+        return ModelFault(message=not_listed_message(name, listed), remedy="set upstream_model", is_there=True)
+    if status in (200, 429) or lacks_list(status):
+        return None
+    if status in (401, 403):
+        return ModelFault(message=f"{shown} refuses the key (status {status})", remedy="set api_key_env")
+    said = "does not answer" if status is None else f"answers the request for its models with status {status}"
+    return ModelFault(message=f"{shown} {said}", remedy=_START_IT)
+
+
+async def _asked(model: OpenAiHttpModel, key: str) -> ServerProbe:
+    endpoint = Endpoint(base_url=server_root(model.url), api_key=key, parameters=parameter_profile(model, PARAMETERS))
+
+    async def explain(_: Reason) -> None:
+        return None
+
     try:
-        with opener.open(request, timeout=DOCTOR_TIMEOUT_SECONDS) as answer:
-            body = answer.read(MAX_LIST_BYTES)
-    except urllib.error.HTTPError as error:
-        with error:
-            return _fault_of_status(error.code, shown)
-    except (OSError, ValueError) as error:
-        why = getattr(error, "reason", error)
-        return ModelFault(message=f"{shown} does not answer: {why}", remedy=_START_IT)
-    listed = listed_models(body)
-    if listed.has(name):
-        return None
-    return ModelFault(message=not_listed_message(name, listed), remedy="set upstream_model", is_there=True)
-
-
-def _without_user(url: str) -> str:
-    parts = urlsplit(url)
-    return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
-
-
-def _fault_of_status(status: int, base: str) -> ModelFault | None:
-    if lacks_list(status) or status == 429:
-        return None
-    if status in {401, 403}:
-        return ModelFault(message=f"{base} refuses the key (status {status})", remedy="set api_key_env")
-    return ModelFault(message=f"{base} answers the request for its models with status {status}", remedy=_START_IT)
+        http = OpenAiHttp(endpoint, TimeoutProfile(connect_seconds=DOCTOR_TIMEOUT_SECONDS), explain)
+    except ValueError:
+        return ServerProbe()  # it is no URL
+    try:
+        return await _look(http, DOCTOR_TIMEOUT_SECONDS)
+    finally:
+        await http.close()
 
 
 def build(model: OpenAiHttpModel, context: ModelContext) -> ModelEngine:
