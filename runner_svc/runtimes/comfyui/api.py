@@ -1,6 +1,5 @@
 """The client of ComfyUI's HTTP API and websocket: bounded answers, no redirects, no Origin header."""
 
-import asyncio
 import json
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -47,15 +46,6 @@ class ComfyApi:
     async def close(self) -> None:
         """Close the connections. Idempotent."""
         await self._session.close()
-
-    async def status(self, path: str, timeout_seconds: float) -> int | None:
-        """Returns the status of the answer to a GET; None: there is none in time. Never raises."""
-        try:
-            async with asyncio.timeout(timeout_seconds):
-                async with self._request("GET", path) as response:
-                    return response.status
-        except (TimeoutError, ComfyUnreachableError):
-            return None
 
     async def submit(self, graph: Json, client: str) -> str:
         """Queue a prompt; returns its id. Raises BACKEND_REJECTED naming the node, ComfyUnreachableError."""

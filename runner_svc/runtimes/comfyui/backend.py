@@ -5,30 +5,30 @@ import secrets
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing, suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 from typing_extensions import override
 
-from runner_svc.backend.devices import hidden_devices
-from runner_svc.backend.engine_process import LOOPBACK, ProcessBackend, free_port
 from runner_svc.backend.port import BackendFacts, CallInfo, ExitReport, LoadOrder, not_offered
 from runner_svc.memory.estimate import DeclaredForecast, manifest_bytes_of
 from runner_svc.openai_upstream.address import base_url, require_known_place
+from runner_svc.openai_upstream.client import OpenAiHttp
 from runner_svc.openai_upstream.media import finished_frame, png_pixels
 from runner_svc.openai_upstream.request import warning_frame
-from runner_svc.policy.host_memory import configured_limit
 from runner_svc.policy.parameters import ParameterWarning
 from runner_svc.runtimes.comfyui import messages
 from runner_svc.runtimes.comfyui.api import UPLOAD_FOLDER, ComfyApi, ComfyUnreachableError
 from runner_svc.runtimes.comfyui.image_frames import StepCounter
 from runner_svc.runtimes.comfyui.messages import OutputFile, Preview, Progress
 from runner_svc.runtimes.comfyui.prompt_run import PromptRun, RunLimits, Waiting, foreign_count
-from runner_svc.runtimes.comfyui.runtime import FOLDERS, ComfyUiModel, check_template
+from runner_svc.runtimes.comfyui.runtime import FOLDERS, PARAMETERS, ComfyUiModel, check_template
 from runner_svc.runtimes.engine_figures import with_sample_time
-from runner_svc.runtimes.model_engine import ModelContext, ModelEngine, engine_environment
+from runner_svc.runtimes.model_engine import ModelContext, ModelEngine
 from runner_svc.runtimes.placeholders import PORT, filled, placeholders_of
+from runner_svc.runtimes.started_server import StartedServer, StartLog
 from runner_svc.supervise.socket_folder import SocketFolder
 from weft.api.common.v1 import chat_pb2, event_pb2, image_pb2, usage_pb2, workflow_pb2
 from weft.api.registry.v1 import runner_pb2
@@ -91,10 +91,16 @@ _OK = 200
 _Result = TypeVar("_Result")
 
 
-class ComfyUiBackend(ProcessBackend):
+class ComfyUiBackend(StartedServer[ComfyUiModel]):
     """A Backend over one ComfyUI. A process is started where the model has no `url`."""
 
     takes_workflows = True
+    engine_parameters = PARAMETERS
+    operations = frozenset({Operation.IMAGE})
+    noun = "ComfyUI"
+    needs_port = True
+    health_path = STATS
+    key_variable = ""
 
     def __init__(
         self,
@@ -105,20 +111,17 @@ class ComfyUiBackend(ProcessBackend):
         limits: RunLimits | None = None,
     ) -> None:
         """`command` has placeholders; empty: it runs already. `workflow`: that of requests for the model itself."""
-        super().__init__(context.graces, context.leftovers, context.load_stall_seconds)
-        self.model = model
-        self.context = context
+        super().__init__(model, replace(context, command=()))
+        self.folder = None if model.working_folder is None else model.working_folder.expanduser()
         self._command = tuple(command)
         self._workflow = workflow
         self._limits = limits or RunLimits()
         self._api: ComfyApi | None = None
         self._clients: set[str] = set()
-        self._port = 0
         self._folder: SocketFolder | None = None
+        """The folder for its files; None: it runs already."""
         self._free_before: int | None = None
         """Free accelerator memory before the first request, in bytes; None: unknown."""
-        self._sleeps = False
-        self._load: runner_pb2.EngineLoad | None = None
         self._sampling: asyncio.Task[None] | None = None
 
     @property
@@ -127,74 +130,62 @@ class ComfyUiBackend(ProcessBackend):
         return self.model.url is not None
 
     @override
-    async def start(self, order: LoadOrder | None = None) -> BackendFacts:
-        """See Backend.start. Raises CONNECT_FAILED where no ComfyUI answers at `url`."""
-        order = order or LoadOrder()
-        self.check_load(order.parameters)
+    async def prepare(self, order: LoadOrder) -> None:
         if order.model_path is not None:
             raise invalid_field("quantization", "cannot be chosen: the workflow says what ComfyUI loads")
-        if not (self._sleeps and self._api is not None and await self.responds(PROBE_SECONDS)):
-            await self.stop()
-            try:
-                await (self._attach() if self.is_attached else self._start_process(order))
-            except BaseException:
-                await self.stop()
-                raise
-        self._sleeps = False
-        self._free_before = await self._free_bytes()
-        self._sampling = self._sampling or asyncio.create_task(self._sample())
-        return BackendFacts(operations=frozenset({Operation.IMAGE}), context_tokens=0, slots=self.model.slots)
+        if self.is_attached:
+            return
+        try:
+            self._folder = SocketFolder(FOLDER_PREFIX)
+        except OSError as error:
+            message = f"no folder for its files could be made: {error.strerror}"
+            raise WeftError(Reason.CONNECT_FAILED, message) from error
+        for name in FOLDERS:
+            (self._folder.path / name).mkdir()
 
-    async def _attach(self) -> None:
-        assert self.model.url is not None, "it is attached"
-        self._api = api = self._client(self.model.url)
-        status = await api.status(STATS, PROBE_SECONDS)
+    @override
+    def arguments(self, order: LoadOrder, port: int) -> list[str]:
+        assert self._folder is not None, "it is prepared"
+        values = {PORT: str(port), **{name: str(self._folder.path / name) for name in FOLDERS}}
+        return [filled(word, values) for word in self._command]
+
+    @override
+    async def _healthy(self, order: LoadOrder) -> OpenAiHttp:
+        """Raises CONNECT_FAILED where no ComfyUI answers at `url`."""
+        if self.model.url is None:
+            return await super()._healthy(order)
+        self._http = http = OpenAiHttp(
+            self.endpoint(self.model.url.rstrip("/"), ""), self.context.timeouts, self.explain_break
+        )
+        status = await http.status_of(STATS, PROBE_SECONDS)
         if status != _OK:
             found = "does not answer" if status is None else f"answers {STATS} with status {status}"
             raise WeftError(Reason.CONNECT_FAILED, f"the ComfyUI of this model {found}")
+        return http
 
-    async def _start_process(self, order: LoadOrder) -> None:
-        ports = self.context.ports
-        self._port = free_port() if ports is None else ports.take()
+    @override
+    async def until_ready(self, http: OpenAiHttp, log: StartLog) -> None:
         try:
-            self._folder = folder = SocketFolder(FOLDER_PREFIX)
-        except OSError as error:
-            raise WeftError(
-                Reason.CONNECT_FAILED, f"no folder for its files could be made: {error.strerror}"
-            ) from error
-        values = {PORT: str(self._port), **{name: str(folder.path / name) for name in FOLDERS}}
-        for name in FOLDERS:
-            (folder.path / name).mkdir()
-        environment = {**engine_environment(self.model, self.context), **hidden_devices(order)}
-        place = self.model.working_folder
-        argv = [filled(word, values) for word in self._command]
-        limit_bytes = configured_limit(self.model.host_memory_mb, order.host_limit_bytes)
-        folder_of_it = None if place is None else place.expanduser()
-        await self.start_process(argv, environment, None, folder_of_it, limit_bytes)
-        self._api = api = self._client(f"http://{LOOPBACK}:{self._port}")
-        timeout = asyncio.timeout(START_SECONDS)
-        try:
-            async with timeout:
-                await self.while_loading(_until_ready(api))
+            async with asyncio.timeout(START_SECONDS):
+                await super().until_ready(http, log)
         except TimeoutError as error:
-            if not timeout.expired():
-                raise
-            message = f"ComfyUI was not ready within {START_SECONDS:g} s"
-            raise WeftError(Reason.LOAD_STALLED, message) from error
-        if not await self.listens_on(self._port):
-            raise WeftError(Reason.CONNECT_FAILED, f"another program listens on port {self._port}, not ComfyUI")
+            raise WeftError(Reason.LOAD_STALLED, f"ComfyUI was not ready within {START_SECONDS:g} s") from error
 
-    def _client(self, url: str) -> ComfyApi:
-        return ComfyApi(
-            url,
+    @override
+    async def while_loading(self, awaited: Awaitable[_Result]) -> _Result:
+        return await awaited if self.is_attached else await super().while_loading(awaited)
+
+    @override
+    async def facts(self, http: OpenAiHttp, order: LoadOrder) -> BackendFacts:
+        self._api = ComfyApi(
+            http.endpoint.base_url,
             connect_seconds=self.context.timeouts.connect_seconds,
             max_message_bytes=self._limits.max_message_bytes,
             max_image_bytes=self._limits.max_image_bytes,
         )
-
-    @override
-    async def responds(self, timeout_seconds: float) -> bool:
-        return self._api is not None and await self._api.status("/prompt", timeout_seconds) is not None
+        self._free_before = await self._free_bytes()
+        self._sampling = asyncio.create_task(self._sample())
+        return BackendFacts(operations=self.operations, context_tokens=0, slots=self.model.slots)
 
     @override
     async def wait_exit(self) -> ExitReport:
@@ -208,24 +199,27 @@ class ComfyUiBackend(ProcessBackend):
         return ExitReport(reason=Reason.CONNECT_FAILED, how="ComfyUI stopped answering")
 
     @override
-    async def sleep(self) -> bool:
-        """See Backend.sleep. False without an answer, and while there are prompts of others, whose models would go."""
-        api = self._api
-        if api is None:
-            return False
+    async def free_memory(self, http: OpenAiHttp, order: LoadOrder) -> bool:
+        """See StartedServer.free_memory. False while there are prompts of others, whose models would go."""
+        api = self._comfy()
         try:
             if foreign_count(await api.queue(), self._clients):
                 log.info("the memory of ComfyUI is not freed: it has prompts of others", model=self.model.name)
                 return False
             await api.free()
-            self._sleeps = await self._until_free()
-        except (ComfyUnreachableError, WeftError) as error:
-            log.warning("the memory of ComfyUI could not be freed", model=self.model.name, message=str(error))
-            return False
-        if not self._sleeps:
+        except ComfyUnreachableError as error:
+            raise WeftError(Reason.CONNECT_FAILED, "ComfyUI does not answer") from error
+        is_free = await self._until_free()
+        if not is_free:
             seconds = self._limits.free_seconds
             log.warning("ComfyUI did not free its memory in time", model=self.model.name, seconds=seconds)
-        return self._sleeps
+        return is_free
+
+    @override
+    async def take_memory(self, http: OpenAiHttp) -> None:
+        if not await self.responds(PROBE_SECONDS):
+            raise WeftError(Reason.CONNECT_FAILED, "ComfyUI does not answer")
+        self._free_before = await self._free_bytes()
 
     async def _until_free(self) -> bool:
         """Whether the memory is back within the configured time; ComfyUI answers before it frees."""
@@ -251,27 +245,22 @@ class ComfyUiBackend(ProcessBackend):
                 return sum(each for each in free if isinstance(each, int))
         return None
 
-    @property
-    @override
-    def engine_load(self) -> runner_pb2.EngineLoad | None:
-        return self._load
-
     async def _sample(self) -> None:
         """Samples how many prompts it has, and how many are of others."""
         while True:
             api = self._api
-            self._load = None
+            self.figures.load = None
             if api is not None:
                 with suppress(ComfyUnreachableError, WeftError):
                     queue = await api.queue()
                     running = sum(each.is_running for each in queue)
-                    self._load = runner_pb2.EngineLoad(
+                    self.figures.load = runner_pb2.EngineLoad(
                         running_count=running,
                         waiting_count=len(queue) - running,
                         other_count=foreign_count(queue, self._clients),
                     )
                     if queue:
-                        self._load = with_sample_time(self._load, time.time())
+                        self.figures.load = with_sample_time(self.figures.load, time.time())
             await asyncio.sleep(LOAD_SAMPLE_SECONDS)
 
     async def stop(self) -> None:
@@ -281,15 +270,11 @@ class ComfyUiBackend(ProcessBackend):
             sampling.cancel()
             await asyncio.gather(sampling, return_exceptions=True)
         api, self._api = self._api, None
-        self._sleeps, self._load = False, None
         try:
             if api is not None:
                 await api.close()
         finally:
             await super().stop()
-            port, self._port = self._port, 0
-            if self.context.ports is not None and port:
-                self.context.ports.give_back(port)
             folder, self._folder = self._folder, None
             if folder is not None:
                 await asyncio.to_thread(folder.remove)
@@ -313,7 +298,7 @@ class ComfyUiBackend(ProcessBackend):
             for file in values.files:
                 part = payload.mask if file.index < 0 else payload.images[file.index]
                 name = f"weft-{secrets.token_hex(12)}"
-                uploads[file] = await self._asked(partial(self._running().upload, part, name))
+                uploads[file] = await self._asked(partial(self._comfy().upload, part, name))
             async with aclosing(self._made(workflow, payload, values, uploads, call)) as frames:
                 async for frame in frames:
                     yield frame
@@ -373,7 +358,7 @@ class ComfyUiBackend(ProcessBackend):
                     yield frame
 
     def _run(self) -> PromptRun:
-        return PromptRun(self._running(), self._limits, self._clients, self.explain_break)
+        return PromptRun(self._comfy(), self._limits, self._clients, self.explain_break)
 
     async def _images(self, run: PromptRun, outputs: Sequence[str]) -> list[tuple[bytes, str]]:
         """Returns the images of a prompt that has ended, and removes its history and its files.
@@ -391,7 +376,7 @@ class ComfyUiBackend(ProcessBackend):
             await self._forget(run.prompt_id, files)
 
     async def _image(self, file: OutputFile) -> tuple[bytes, str]:
-        data = await self._asked(lambda: self._running().view(file))
+        data = await self._asked(lambda: self._comfy().view(file))
         media_type = image_type_of(data)
         if media_type is None:
             raise WeftError(Reason.BACKEND_PROTOCOL_ERROR, "ComfyUI's file of an image is of no known type")
@@ -426,17 +411,10 @@ class ComfyUiBackend(ProcessBackend):
     async def explain_break(self, reason: Reason | None = None) -> WeftError | None:
         return None if self.is_attached else await super().explain_break(reason)
 
-    def _running(self) -> ComfyApi:
+    def _comfy(self) -> ComfyApi:
         if self._api is None:
             raise WeftError(Reason.BACKEND_NOT_READY, "the engine is not running")
         return self._api
-
-
-async def _until_ready(api: ComfyApi) -> None:
-    pause = FIRST_PAUSE_SECONDS
-    while await api.status(STATS, PROBE_SECONDS) != _OK:
-        await asyncio.sleep(pause)
-        pause = min(pause * 2, MAX_PAUSE_SECONDS)
 
 
 def _name_files(graph: dict[str, Any], outputs: Sequence[str]) -> None:
