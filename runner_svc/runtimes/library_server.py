@@ -18,12 +18,11 @@ from runner_svc.environments.environment import EngineEnvironment
 from runner_svc.openai_upstream.client import Endpoint, OpenAiHttp
 from runner_svc.openai_upstream.errors import own_error
 from runner_svc.runtimes.flags import flags_of
-from runner_svc.runtimes.model_engine import ModelContext
 from runner_svc.runtimes.settings import CTranslate2Settings, PathModelSettings, StartedModelSettings
 from runner_svc.runtimes.started_server import StartedServer, StartLog
 from weft.dispatch.frames import Frame, GenerationPayload
 from weft.dispatch.operations import generation_of
-from weft.kernel.abilities import UNKNOWN, Abilities
+from weft.kernel.abilities import UNKNOWN
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 
@@ -40,22 +39,6 @@ Settings = TypeVar("Settings", bound=StartedModelSettings)
 def program_command(program: str, python: str = sys.executable) -> tuple[str, ...]:
     """Returns the command of a server program, a module of weft's, under an interpreter that has its library."""
     return (python, str(BOOTSTRAP), program)
-
-
-def engine_command(context: ModelContext, program: str, environment: EngineEnvironment | None) -> tuple[str, ...]:
-    """Returns the command of a program under an environment; None: weft's own.
-
-    Raises CONNECT_FAILED where the environment is not installed.
-    """
-    if context.command:
-        return context.command
-    if environment is None:
-        return program_command(program)
-    try:
-        python = context.environments.environment_python(environment)
-    except WeftError as error:
-        raise WeftError(Reason.CONNECT_FAILED, error.message) from error
-    return program_command(program, str(python))
 
 
 class LibraryServer(StartedServer[Settings], Generic[Settings]):
@@ -76,7 +59,14 @@ class LibraryServer(StartedServer[Settings], Generic[Settings]):
 
     @override
     async def prepare(self, order: LoadOrder) -> None:
-        self.command = engine_command(self.context, self.program, self.engine_environment)
+        """Raises CONNECT_FAILED where the environment is not installed."""
+        python = sys.executable
+        if self.engine_environment is not None and not self.context.command:
+            try:
+                python = str(self.context.environments.environment_python(self.engine_environment))
+            except WeftError as error:
+                raise WeftError(Reason.CONNECT_FAILED, error.message) from error
+        self.command = program_command(self.program, python)
 
     @override
     def arguments(self, order: LoadOrder, port: int) -> list[str]:
@@ -141,10 +131,8 @@ async def require_done(http: OpenAiHttp, path: str, timeout_seconds: float) -> b
 class MediaServer(LibraryServer[Settings], Generic[Settings]):
     """A Backend over one server process that works on images or recordings."""
 
-    @property
-    def abilities(self) -> Abilities:
-        """What the loaded model takes beside its own operations."""
-        return UNKNOWN
+    abilities = UNKNOWN
+    """What the loaded model takes beside its own operations."""
 
     @override
     async def facts(self, http: OpenAiHttp, order: LoadOrder) -> BackendFacts:

@@ -39,11 +39,6 @@ class SpeechServer(MediaServer[Settings], Generic[Settings]):
     """The voice of requests that name none, where the settings name none either; empty: the engine's first."""
     _catalog = VoiceCatalog(voices=())
 
-    @property
-    @override
-    def abilities(self) -> Abilities:
-        return Abilities(voices=self._catalog.published)
-
     @override
     async def facts(self, http: OpenAiHttp, order: LoadOrder) -> BackendFacts:
         """See StartedServer.facts. Raises INVALID_ARGUMENT for a setting that names a voice that there is not."""
@@ -55,6 +50,7 @@ class SpeechServer(MediaServer[Settings], Generic[Settings]):
             default=self.model.default_voice or self.usual_voice,
             aliases=self.model.voice_aliases,
         ).checked()
+        self.abilities = Abilities(voices=self._catalog.published)
         return await super().facts(http, order)
 
     @override

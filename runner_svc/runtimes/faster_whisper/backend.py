@@ -27,6 +27,7 @@ class FasterWhisperBackend(MediaServer[FasterWhisperModel]):
 
     program = SERVER_PROGRAM
     operations = OPERATIONS
+    abilities = ABILITIES
     engine_parameters = PARAMETERS
     engine_environment = ENVIRONMENT
     noun = "faster-whisper"
@@ -36,11 +37,6 @@ class FasterWhisperBackend(MediaServer[FasterWhisperModel]):
     def environment(self, order: LoadOrder) -> Mapping[str, str]:
         # The library never looks for what a folder lacks on the internet.
         return {**super().environment(order), "HF_HUB_OFFLINE": "1"}
-
-    @property
-    @override
-    def abilities(self) -> Abilities:
-        return ABILITIES
 
 
 def build(model: FasterWhisperModel, context: ModelContext) -> ModelEngine:
