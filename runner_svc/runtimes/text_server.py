@@ -37,6 +37,7 @@ class TextServer(LibraryServer[Settings], Generic[Settings]):
     """A Backend over one server process."""
 
     operations = frozenset({Operation.CHAT, Operation.COMPLETION, Operation.TOKENIZE})
+    cache_isolation = CacheIsolation.WHOLE
 
     def __init__(self, model: Settings, context: ModelContext) -> None:
         super().__init__(model, context)
@@ -51,11 +52,6 @@ class TextServer(LibraryServer[Settings], Generic[Settings]):
     @override
     def own_arguments(self, order: LoadOrder) -> list[str]:
         return ["--context-tokens", str(order.parameters.get("context_tokens", self.model.slot_context_tokens))]
-
-    @property
-    @override
-    def cache_isolation(self) -> CacheIsolation:
-        return CacheIsolation.WHOLE
 
     @override
     async def prepare(self, order: LoadOrder) -> None:

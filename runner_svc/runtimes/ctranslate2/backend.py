@@ -29,14 +29,6 @@ from weft.kernel.load_parameters import LoadParameter
 SERVER_PROGRAM = "runner_svc.runtimes.ctranslate2.server"
 
 
-def load_parameters(model: CTranslate2Model) -> tuple[LoadParameter, ...]:
-    """Returns the load parameters of a model. Its files do not tell the context for which it was trained."""
-    return (
-        context_parameter(model.slot_context_tokens, 0),
-        word_parameter("compute_type", "Type of the weights.", get_args(ComputeType)),
-    )
-
-
 class CTranslate2Backend(TextServer[CTranslate2Model]):
     """A Backend over one server process."""
 
@@ -49,7 +41,11 @@ class CTranslate2Backend(TextServer[CTranslate2Model]):
     @property
     @override
     def load_parameters(self) -> Sequence[LoadParameter]:
-        return load_parameters(self.model)
+        # Its files do not tell the context for which it was trained.
+        return (
+            context_parameter(self.model.slot_context_tokens, 0),
+            word_parameter("compute_type", "Type of the weights.", get_args(ComputeType)),
+        )
 
     @override
     async def prepared(self, payload: GenerationPayload, call: CallInfo) -> PreparedRequest:

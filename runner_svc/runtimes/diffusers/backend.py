@@ -30,15 +30,6 @@ from weft.kernel.request import Operation
 SERVER_PROGRAM = "runner_svc.runtimes.diffusers.server"
 
 
-def load_parameters() -> Sequence[LoadParameter]:
-    """Returns the load parameters of every model."""
-    return (
-        word_parameter("dtype", "Type of the numbers.", get_args(Dtype)),
-        word_parameter("cpu_offload", "What is kept in the machine's memory.", get_args(CpuOffload)),
-        word_parameter("quantization", "Quantization of the weights as they are loaded.", get_args(Quantization)),
-    )
-
-
 def placement_of(model: DiffusersModel, parameters: Mapping[str, LoadValue]) -> dict[str, str]:
     """Returns the load parameters of one load: those given, else as configured."""
     configured = {"dtype": model.dtype, "cpu_offload": model.cpu_offload, "quantization": model.quantization}
@@ -112,7 +103,11 @@ class DiffusersBackend(MediaServer[DiffusersModel]):
     @property
     @override
     def load_parameters(self) -> Sequence[LoadParameter]:
-        return load_parameters()
+        return (
+            word_parameter("dtype", "Type of the numbers.", get_args(Dtype)),
+            word_parameter("cpu_offload", "What is kept in the machine's memory.", get_args(CpuOffload)),
+            word_parameter("quantization", "Quantization of the weights as they are loaded.", get_args(Quantization)),
+        )
 
 
 def _check(model: DiffusersModel, context: ModelContext) -> None:

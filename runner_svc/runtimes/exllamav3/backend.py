@@ -33,21 +33,6 @@ MAX_CHUNK_TOKENS = 1_048_576
 QUANT_WORDS = (*map(str, range(2, 9)), str(FULL_BITS))
 
 
-def load_parameters(model: ExllamaV3Model, trained_tokens: int) -> tuple[LoadParameter, ...]:
-    """Returns the load parameters of a model."""
-    return (
-        context_parameter(model.slot_context_tokens, trained_tokens),
-        whole_parameter(
-            "cache_tokens",
-            "Tokens of the cache, for all requests together; a multiple of 256.",
-            PAGE_TOKENS,
-            16_777_216,
-            model.cache_tokens,
-        ),
-        word_parameter("cache_quant", "Bits of keys and values in the cache.", QUANT_WORDS),
-    )
-
-
 _CACHE_TYPES = ((4, "q4_0"), (5, "q5_0"), (8, "q8_0"), (16, "f16"))
 """The estimator's names of types with at least so many bits; each has two bytes per 32 numbers more, as here."""
 
@@ -95,22 +80,23 @@ class ExllamaV3Backend(TextServer[ExllamaV3Model]):
         "weft runtime install exllamav3"
     )
     noun = "ExLlamaV3"
+    cache_isolation = CacheIsolation.SALT
 
     @property
     @override
     def load_parameters(self) -> Sequence[LoadParameter]:
-        return load_parameters(self.model, self.context.trained_context_tokens)
+        model, words = self.model, "Tokens of the cache, for all requests together; a multiple of 256."
+        return (
+            context_parameter(model.slot_context_tokens, self.context.trained_context_tokens),
+            whole_parameter("cache_tokens", words, PAGE_TOKENS, 16_777_216, model.cache_tokens),
+            word_parameter("cache_quant", "Bits of keys and values in the cache.", QUANT_WORDS),
+        )
 
     @override
     def check_load(self, parameters: Mapping[str, LoadValue], field: str = "parameters") -> None:
         super().check_load(parameters, field)
         if int(parameters.get("cache_tokens", 0)) % PAGE_TOKENS:
             raise invalid_field(f"{field}.cache_tokens", f"must be a multiple of {PAGE_TOKENS}")
-
-    @property
-    @override
-    def cache_isolation(self) -> CacheIsolation:
-        return CacheIsolation.SALT
 
     @override
     def own_arguments(self, order: LoadOrder) -> list[str]:

@@ -46,6 +46,8 @@ def operations_of(model: OpenAiHttpModel, context: ModelContext) -> frozenset[Op
 class AttachedServer(UnmanagedServer[OpenAiHttpModel]):
     """A Backend over a server that weft did not start."""
 
+    cache_isolation = CacheIsolation.NONE
+
     def __init__(self, model: OpenAiHttpModel, context: ModelContext) -> None:
         super().__init__(
             model,
@@ -54,6 +56,7 @@ class AttachedServer(UnmanagedServer[OpenAiHttpModel]):
             parameters=parameter_profile(model, PARAMETERS),
         )
         self.base_url = server_root(model.url)
+        self.cache_isolation = CacheIsolation.SALT if model.cache_salt else CacheIsolation.NONE
         self._chunks_seen = 0
         self.figures = FigureSampler()
 
@@ -71,11 +74,6 @@ class AttachedServer(UnmanagedServer[OpenAiHttpModel]):
     async def responds(self, timeout_seconds: float) -> bool:
         http = self._http
         return http is not None and await http.status_of(MODELS, timeout_seconds) is not None
-
-    @property
-    @override
-    def cache_isolation(self) -> CacheIsolation:
-        return CacheIsolation.SALT if self.model.cache_salt else CacheIsolation.NONE
 
     @override
     async def start(self, order: LoadOrder | None = None) -> BackendFacts:

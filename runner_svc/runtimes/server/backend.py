@@ -69,6 +69,7 @@ class ServerBackend(StartedServer[ServerModel]):
     """
 
     needs_port = True
+    cache_isolation = CacheIsolation.NONE
     listener_remedy = "; if the command starts it elsewhere, as docker run does, set external_listener: true"
 
     def __init__(self, model: ServerModel, context: ModelContext) -> None:
@@ -86,13 +87,9 @@ class ServerBackend(StartedServer[ServerModel]):
         stall_seconds = math.inf if model.external_listener else context.load_stall_seconds
         # The whole command line has placeholders, which are filled with the port of each start.
         super().__init__(model, replace(context, command=(), load_stall_seconds=stall_seconds))
+        salts = self.preset.cache_salt if model.cache_salt is None else model.cache_salt
+        self.cache_isolation = CacheIsolation.SALT if salts else CacheIsolation.NONE
         self.operations, self.start_timeout_seconds = operations_of(model), model.start_timeout_seconds
-
-    @property
-    @override
-    def cache_isolation(self) -> CacheIsolation:
-        salts = self.preset.cache_salt if self.model.cache_salt is None else self.model.cache_salt
-        return CacheIsolation.SALT if salts else CacheIsolation.NONE
 
     @override
     def signs(self) -> ProcessSigns | None:

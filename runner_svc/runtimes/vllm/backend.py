@@ -140,6 +140,7 @@ class VllmBackend(StartedServer[VllmModel]):
     engine_parameters = PARAMETERS
     key_variable = "VLLM_API_KEY"
     noun = "vLLM"
+    cache_isolation = CacheIsolation.SALT
 
     def __init__(
         self,
@@ -161,11 +162,6 @@ class VllmBackend(StartedServer[VllmModel]):
     @override
     def load_parameters(self) -> Sequence[LoadParameter]:
         return load_parameters(self.model, self.context.trained_context_tokens)
-
-    @property
-    @override
-    def cache_isolation(self) -> CacheIsolation:
-        return CacheIsolation.SALT
 
     @override
     def arguments(self, order: LoadOrder, port: int) -> list[str]:
