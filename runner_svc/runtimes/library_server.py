@@ -18,6 +18,7 @@ from runner_svc.environments.environment import EngineEnvironment
 from runner_svc.openai_upstream.client import Endpoint, OpenAiHttp
 from runner_svc.openai_upstream.errors import own_error
 from runner_svc.runtimes.flags import flags_of
+from runner_svc.runtimes.server_calls import require_done
 from runner_svc.runtimes.settings import CTranslate2Settings, PathModelSettings, StartedModelSettings
 from runner_svc.runtimes.started_server import StartedServer, StartLog
 from weft.dispatch.frames import Frame, GenerationPayload
@@ -118,14 +119,6 @@ class LibraryServer(StartedServer[Settings], Generic[Settings]):
         if self._sleeps:
             raise WeftError(Reason.BACKEND_NOT_READY, "the engine sleeps")
         return super()._running()
-
-
-async def require_done(http: OpenAiHttp, path: str, timeout_seconds: float) -> bytes:
-    """Returns the answer to POST `path`. Raises WeftError where it is a refusal."""
-    status, body = await http.call_route("POST", path, timeout_seconds)
-    if status != 200:
-        raise WeftError(Reason.BACKEND_ERROR, f"the engine answered {path.partition('?')[0]} with status {status}")
-    return body
 
 
 class MediaServer(LibraryServer[Settings], Generic[Settings]):

@@ -69,3 +69,11 @@ class ServerCalls(Backend):
             async with aclosing(media.speak(http, payload, asked)) as parts:
                 async for part in parts:
                     yield part
+
+
+async def require_done(http: OpenAiHttp, path: str, timeout_seconds: float, body: bytes = b"{}") -> bytes:
+    """Returns the answer to POST `path`. Raises WeftError where it is a refusal."""
+    status, answer = await http.call_route("POST", path, timeout_seconds, body)
+    if status != 200:
+        raise WeftError(Reason.BACKEND_ERROR, f"the engine answered {path.partition('?')[0]} with status {status}")
+    return answer

@@ -232,7 +232,7 @@ class StartedServer(ServerCalls, ProcessBackend, Generic[Model]):
             raise
 
     async def _started(self, order: LoadOrder) -> BackendFacts:
-        """Returns the facts of the server, started anew."""
+        """Returns the facts of the server, which is started again."""
         if self._http is not None:
             await self.stop()
         await self.prepare(order)

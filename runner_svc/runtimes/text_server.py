@@ -14,9 +14,10 @@ from runner_svc.backend.port import BackendFacts, CacheIsolation, CallInfo, Eras
 from runner_svc.engine_host.request import PreparedRequest, prepare, template_part
 from runner_svc.openai_upstream.client import Endpoint, OpenAiHttp
 from runner_svc.openai_upstream.tokens import tokenize
-from runner_svc.runtimes.library_server import LibraryServer, require_done
+from runner_svc.runtimes.library_server import LibraryServer
 from runner_svc.runtimes.llama_props import read_props
 from runner_svc.runtimes.model_engine import ModelContext, text_abilities
+from runner_svc.runtimes.server_calls import require_done
 from runner_svc.runtimes.settings import FileModelSettings
 from runner_svc.templates.sandbox import ModelTemplates, TemplateSandbox, check_templates, read_templates
 from weft.api.common.v1 import tokenize_pb2

@@ -165,7 +165,8 @@ class AttachedServer(UnmanagedServer[OpenAiHttpModel]):
 
         Raises CONNECT_FAILED when it answers and is unusable, MODEL_NOT_FOUND when it lists only other models.
         """
-        found = await self.context.probes.latest(self.base_url, self._key, max_age_seconds, partial(_look, http))
+        look = partial(_look, http, PROBE_TIMEOUT_SECONDS)
+        found = await self.context.probes.latest(self.base_url, self._key, max_age_seconds, look)
         if found.listed is not None:
             self._require_listed(found.listed)
         match found.presence:
@@ -198,7 +199,7 @@ class AttachedServer(UnmanagedServer[OpenAiHttpModel]):
         return WeftError(Reason.SERVER_DIED, "the server went away while it worked on the request")
 
 
-async def _look(http: OpenAiHttp, seconds: float = PROBE_TIMEOUT_SECONDS) -> ServerProbe:
+async def _look(http: OpenAiHttp, seconds: float) -> ServerProbe:
     """Returns what the server answers to the request for its models; without a list of them its health check."""
     answer = await http.answer_of(MODELS, seconds)
     if answer is None:

@@ -211,19 +211,20 @@ class ServerBackend(StartedServer[ServerModel]):
         route = self.preset.sleep
         if not self.model.sleeps_in_place or route is None:
             return False
-        status, _ = await self._ask(http, route, SLEEP_SECONDS)
-        if status != _OK:
-            raise WeftError(Reason.BACKEND_ERROR, f"{route.path} is answered with status {status}")
+        await self._require_done(http, route)
         return True
 
     @override
     async def take_memory(self, http: OpenAiHttp) -> None:
         route = self.preset.wake or self.preset.load
         assert route is not None, "the settings are refused otherwise"
+        await self._require_done(http, route)
+        await StartedServer.until_ready(self, http, StartLog(self._order, self.note_line))
+
+    async def _require_done(self, http: OpenAiHttp, route: Route) -> None:
         status, _ = await self._ask(http, route, SLEEP_SECONDS)
         if status != _OK:
             raise WeftError(Reason.BACKEND_ERROR, f"{route.path} is answered with status {status}")
-        await StartedServer.until_ready(self, http, StartLog(self._order, self.note_line))
 
     async def _require_listed(self, http: OpenAiHttp) -> None:
         """Raise MODEL_NOT_FOUND with the listed names where a list lacks the model; an empty list proves nothing."""

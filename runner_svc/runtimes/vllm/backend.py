@@ -20,8 +20,9 @@ from runner_svc.openai_upstream.errors import JSON_FAULTS
 from runner_svc.policy.memory_estimate import ModelShape
 from runner_svc.runtimes.engine_figures import MetricsPage
 from runner_svc.runtimes.known_metrics import VLLM
-from runner_svc.runtimes.metrics_page import MAX_COUNT, Sample, load_of, samples_of
+from runner_svc.runtimes.metrics_page import MAX_COUNT, load_of, samples_of
 from runner_svc.runtimes.model_engine import ModelContext
+from runner_svc.runtimes.server_calls import require_done
 from runner_svc.runtimes.started_server import StartedServer, StartLog
 from runner_svc.runtimes.vllm.arguments import (
     adapter_bodies,
@@ -71,32 +72,15 @@ def read_load(page: str, devices: int = 1) -> runner_pb2.EngineLoad:
     """Returns the figures on a page; what it lacks is left unset. Several engines, each on `devices`, are added up."""
     samples = samples_of(page)
     load = load_of(samples, VLLM)
-    if tokens := _cache_tokens(samples):
-        load.kv_cache_tokens = tokens
-    if (size := _cache_bytes(samples)) is not None:
-        load.kv_cache_bytes = min(size * devices, MAX_COUNT)
+    caches = [dict(_LABEL.findall(sample.labels)) for sample in samples if sample.name == "vllm:cache_config_info"]
+    tokens = sum(_whole(cache.get("block_size", "")) * _whole(cache.get("num_gpu_blocks", "")) for cache in caches)
+    if tokens:
+        load.kv_cache_tokens = min(tokens, MAX_COUNT)
+    # Known where it was set in bytes.
+    sizes = [_whole(cache.get("kv_cache_memory_bytes", "")) for cache in caches]
+    if sizes and all(sizes):
+        load.kv_cache_bytes = min(sum(sizes) * devices, MAX_COUNT)
     return load
-
-
-def _cache_tokens(samples: Sequence[Sample]) -> int:
-    """Returns the capacity of the KV cache in tokens; 0: the page does not tell."""
-    found = 0
-    for sample in samples:
-        if sample.name == "vllm:cache_config_info":
-            labels = dict(_LABEL.findall(sample.labels))
-            size, count = (_whole(labels.get(name, "")) for name in ("block_size", "num_gpu_blocks"))
-            found += size * count
-    return min(found, MAX_COUNT)
-
-
-def _cache_bytes(samples: Sequence[Sample]) -> int | None:
-    """Returns the memory of the KV cache where it was set in bytes; None: the page does not tell."""
-    found = [
-        _whole(dict(_LABEL.findall(sample.labels)).get("kv_cache_memory_bytes", ""))
-        for sample in samples
-        if sample.name == "vllm:cache_config_info"
-    ]
-    return min(sum(found), MAX_COUNT) if found and all(found) else None
 
 
 def _whole(text: str) -> int:
@@ -214,7 +198,7 @@ class VllmBackend(StartedServer[VllmModel]):
         level = self.model.sleep_level
         if level is None or not sleeps_in_place(self.model, order):
             return False
-        await _require_done(http, f"/sleep?level={level}", SLEEP_SECONDS)
+        await require_done(http, f"/sleep?level={level}", SLEEP_SECONDS)
         return await _is_sleeping(http)
 
     @override
@@ -266,11 +250,11 @@ class VllmBackend(StartedServer[VllmModel]):
     @override
     async def take_memory(self, http: OpenAiHttp) -> None:
         if self.model.sleep_level == _LEVEL_WITHOUT_WEIGHTS:
-            await _require_done(http, "/wake_up?tags=weights", SLEEP_SECONDS)
-            await _require_done(http, "/collective_rpc", SLEEP_SECONDS, {"method": "reload_weights"})
-            await _require_done(http, "/wake_up?tags=kv_cache", SLEEP_SECONDS)
+            await require_done(http, "/wake_up?tags=weights", SLEEP_SECONDS)
+            await require_done(http, "/collective_rpc", SLEEP_SECONDS, b'{"method":"reload_weights"}')
+            await require_done(http, "/wake_up?tags=kv_cache", SLEEP_SECONDS)
         else:
-            await _require_done(http, "/wake_up", SLEEP_SECONDS)
+            await require_done(http, "/wake_up", SLEEP_SECONDS)
         if await _is_sleeping(http) or await http.status_of(HEALTH, ROUTE_SECONDS) != 200:
             raise WeftError(Reason.BACKEND_ERROR, "it still sleeps")
 
@@ -295,14 +279,6 @@ async def _served_model(http: OpenAiHttp) -> _ServedModel:
                 if served.id == http.endpoint.model:
                     return served
     raise WeftError(Reason.BACKEND_PROTOCOL_ERROR, f"vLLM does not list the model that it serves (status {status})")
-
-
-async def _require_done(
-    http: OpenAiHttp, path: str, timeout_seconds: float, body: Mapping[str, object] | None = None
-) -> None:
-    status, _ = await http.call_route("POST", path, timeout_seconds, msgspec.json.encode(body or {}))
-    if status != 200:
-        raise WeftError(Reason.BACKEND_ERROR, f"vLLM answered {path.partition('?')[0]} with status {status}")
 
 
 async def _is_sleeping(http: OpenAiHttp) -> bool:

@@ -1,12 +1,12 @@
 """A model that vLLM loads: checks of its settings, those that the environment adds, and its engine."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
 from typing_extensions import override
 
-from runner_svc.backend.port import Backend
 from runner_svc.memory.estimate import (
     FileForecast,
     ForecastModel,
@@ -17,7 +17,7 @@ from runner_svc.memory.estimate import (
     read_model_facts,
 )
 from runner_svc.policy.load_plan import LoadPlan
-from runner_svc.policy.memory_estimate import CONTEXT_STEP, EngineHabits, MemorySettings, ModelShape
+from runner_svc.policy.memory_estimate import CONTEXT_STEP, MemorySettings, ModelShape
 from runner_svc.runtimes.model_engine import ModelContext, ModelEngine
 from runner_svc.runtimes.vllm.arguments import (
     LORA_RANKS,
@@ -135,8 +135,10 @@ def with_environment(model: VllmModel, context: ModelContext) -> VllmModel:
     """
     utilization = context.environment.get(UTILIZATION_VARIABLE, "").strip()
     if utilization and model.gpu_memory_utilization is None:
-        share = _number(utilization)
-        if share is None or not 0 < share <= 1:
+        share = 0.0
+        with suppress(ValueError):
+            share = float(utilization)
+        if not 0 < share <= 1:
             raise invalid_field(UTILIZATION_VARIABLE, "must be a number above 0 and at most 1")
         model = replace(model, gpu_memory_utilization=share)
     caching = context.environment.get(CACHING_VARIABLE, "").strip().lower()
@@ -145,49 +147,6 @@ def with_environment(model: VllmModel, context: ModelContext) -> VllmModel:
             raise invalid_field(CACHING_VARIABLE, "must be true or false")
         model = replace(model, prefix_caching=_FLAGS[caching])
     return model
-
-
-def _number(text: str) -> float | None:
-    try:
-        return float(text)
-    except ValueError:
-        return None
-
-
-def model_engine(
-    model: VllmModel,
-    context: ModelContext,
-    facts: ModelFacts,
-    make_backend: Callable[[], Backend],
-    *,
-    habits: EngineHabits,
-    abilities: Abilities,
-) -> ModelEngine:
-    """Returns the engine of a model, whose memory is forecast from these facts of its files."""
-    draft = Path(str(model.speculative_config["model"])).expanduser() if "model" in model.speculative_config else None
-    forecast = ForecastModel(
-        name=model.location,
-        files=ModelFiles(
-            path=model.file,
-            draft=draft if draft and draft.is_dir() else None,
-            adapters=tuple(file for each in model.served_adapters if (file := each.digested_file) is not None),
-        ),
-        context_tokens=model.slot_context_tokens,
-        slots=model.slots,
-        parameters=configured_parameters(model),
-        habits=habits,
-        manifest_bytes=manifest_bytes_of(model.memory_mb),
-    )
-    return ModelEngine(
-        make_backend=make_backend,
-        operations=operations_of(model),
-        slots=model.slots,
-        context_tokens=model.slot_context_tokens,
-        forecast=VllmForecast(forecast, context.estimator, model, facts.shape),
-        remote=bool(model.remote),
-        timeouts=context.timeouts,
-        abilities=abilities,
-    )
 
 
 def build(model: VllmModel, context: ModelContext) -> ModelEngine:
@@ -203,11 +162,27 @@ def build(model: VllmModel, context: ModelContext) -> ModelEngine:
     limits = {_SKILLS[kind]: count for kind, count in model.limit_mm_per_prompt.items() if kind in _SKILLS}
     extra = {skill for skill, count in limits.items() if count}
     tools = {Skill.TOOLS} if model.tool_call_parser is not None else set()
-    return model_engine(
-        model,
-        context,
-        facts,
-        lambda: VllmBackend(model, context, shape=facts.shape),
+    draft = Path(str(model.speculative_config["model"])).expanduser() if "model" in model.speculative_config else None
+    forecast = ForecastModel(
+        name=model.location,
+        files=ModelFiles(
+            path=model.file,
+            draft=draft if draft and draft.is_dir() else None,
+            adapters=tuple(file for each in model.served_adapters if (file := each.digested_file) is not None),
+        ),
+        context_tokens=model.slot_context_tokens,
+        slots=model.slots,
+        parameters=configured_parameters(model),
         habits=RUNTIME.habits,
+        manifest_bytes=manifest_bytes_of(model.memory_mb),
+    )
+    return ModelEngine(
+        make_backend=lambda: VllmBackend(model, context, shape=facts.shape),
+        operations=operations_of(model),
+        slots=model.slots,
+        context_tokens=model.slot_context_tokens,
+        forecast=VllmForecast(forecast, context.estimator, model, facts.shape),
+        remote=bool(model.remote),
+        timeouts=context.timeouts,
         abilities=Abilities(skills=frozenset({Skill.TEXT, *extra, *tools}), lacking=frozenset(limits.keys() - extra)),
     )
