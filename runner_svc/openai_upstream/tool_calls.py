@@ -2,6 +2,7 @@
 
 Servers number parallel calls alike or not at all, reuse ids, leave them out, or change them with every piece. What
 leaves this module has one number and one unique id per call, its name once, and `{}` where a call has no arguments.
+Arguments that are JSON text in quotes are decoded; those that each chunk repeats from their beginning are sent once.
 
 Also the names and schemas of tools as engines take them.
 """
@@ -10,6 +11,8 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+
+from pydantic_core import from_json
 
 from runner_svc.policy.parameters import ParameterWarning
 from runner_svc.policy.text_calls import JsonExtent
@@ -26,6 +29,7 @@ MAX_CALLS = 1_024
 NO_ARGUMENTS = "{}"
 _NULL = "null"
 """What some servers write for a call without arguments."""
+_OPENERS = ("{", '"')
 
 
 @dataclass(slots=True, kw_only=True)
@@ -41,6 +45,119 @@ class CallPiece:
     """Fields of the call that weft does not know; those of its function are under `function`."""
 
 
+class _Arguments:
+    """The arguments of one call. `add` takes a piece; `take` and, for the last, `end` return the text to pass on.
+
+    A piece counts as a repetition of all before it only if the pieces joined cannot be JSON.
+    """
+
+    def __init__(self) -> None:
+        self._pieces: list[str] = []
+        """The text so far, without repetitions."""
+        self._passed = 0
+        """Number of pieces that were passed on."""
+        self._latest = ""
+        self._repeats: bool | None = None
+        """Whether each piece repeats all before it; None: not known yet."""
+        self._extent = JsonExtent()
+        self.is_whole = False
+        """Whether the text is a whole JSON object, or one in quotes."""
+
+    def __str__(self) -> str:
+        return "".join(self._pieces)
+
+    def add(self, piece: str) -> None:
+        """Add a piece as the server sent it."""
+        if not self._pieces:
+            piece = piece.lstrip()
+        if not piece:
+            return
+        if self._pieces and self._repeats is None:
+            self._decide(piece)
+        if self.is_repeated_by(piece):
+            added, self._latest = piece[len(self._latest) :], piece
+        else:
+            added = self._latest = piece
+        self._append(added)
+
+    def is_repeated_by(self, piece: str) -> bool:
+        """Whether each piece repeats all before it, as this one does."""
+        return self._repeats is True and piece.startswith(self._latest)
+
+    def take(self) -> str:
+        """Returns the text that may be passed on: all but `null`, an incomplete text in quotes, and doubtful pieces."""
+        is_doubtful = self._repeats is None and len(self._pieces) > 1
+        if is_doubtful or (self._is_quoted and not self.is_whole):
+            return ""
+        text = self._rest(is_cut=False)
+        if not self._passed and _NULL.startswith(text.strip()):
+            return ""
+        self._passed = len(self._pieces)
+        return text
+
+    def end(self, *, is_cut: bool) -> str:
+        """Returns the rest of the text; `{}` for none, unless the answer was cut."""
+        if self._repeats is None and len(self._pieces) > 1 and _is_object(self._latest):
+            self._restart([self._pieces[0], self._latest[len(self._pieces[0]) :]])
+        text = self._rest(is_cut=is_cut)
+        if self._passed or not _NULL.startswith(text.strip()):
+            return text
+        return "" if is_cut else NO_ARGUMENTS
+
+    @property
+    def _is_quoted(self) -> bool:
+        return not self._passed and bool(self._pieces) and self._pieces[0].startswith('"')
+
+    def _rest(self, *, is_cut: bool) -> str:
+        text = "".join(self._pieces[self._passed :])
+        return _unquoted(text, is_cut=is_cut) if self._is_quoted else text
+
+    def _decide(self, piece: str) -> None:
+        if not (piece.startswith(self._latest) and piece.startswith(_OPENERS)):
+            self._repeats = False
+        elif not _may_begin_json(str(self) + piece):
+            self._repeats = True
+            self._restart(self._pieces[:1])
+            self._latest = self._pieces[0]
+
+    def _restart(self, pieces: list[str]) -> None:
+        self._pieces, self._extent, self.is_whole = [], JsonExtent(), False
+        for piece in pieces:
+            self._append(piece)
+
+    def _append(self, piece: str) -> None:
+        self._pieces.append(piece)
+        self.is_whole = self.is_whole or self._extent.feed(piece) is not None
+
+
+def _may_begin_json(text: str) -> bool:
+    end = JsonExtent().feed(text)
+    if end is not None and text[end:].strip():
+        return False
+    try:
+        from_json(text, allow_partial="trailing-strings")
+    except ValueError:
+        return False
+    return True
+
+
+def _is_object(text: str) -> bool:
+    try:
+        return isinstance(from_json(text), dict)
+    except ValueError:
+        return False
+
+
+def _unquoted(text: str, *, is_cut: bool) -> str:
+    """Returns the object in a JSON string, or the beginning of one in a string that was cut; other text unchanged."""
+    try:
+        inner = from_json(text, allow_partial="trailing-strings" if is_cut else False)
+    except ValueError:
+        return text
+    is_empty = inner.strip() in {"", _NULL}
+    return inner if is_empty or _is_object(inner) or (is_cut and _may_begin_json(inner)) else text
+
+
 @dataclass(slots=True, kw_only=True)
 class _Call:
     place: int
@@ -51,41 +168,14 @@ class _Call:
     sent_id: str = ""
     """The server's id."""
     name: str = ""
-    text: list[str] = field(default_factory=list)
-    """Its arguments so far."""
-    held: str = ""
-    """Arguments that were not passed on yet: white space, and the beginning of `null`."""
-    has_begun: bool = False
-    """Whether arguments were passed on."""
+    arguments: _Arguments = field(default_factory=_Arguments)
     extra: dict[str, Any] = field(default_factory=dict)
     """Unknown fields that were not passed on yet."""
-    extent: JsonExtent | None = field(default_factory=JsonExtent)
-    """Finds the end of the arguments; None: they are a whole object."""
-
-    @property
-    def is_whole(self) -> bool:
-        """Whether its arguments are a whole JSON object."""
-        return self.extent is None
 
     def is_repeated_by(self, piece: CallPiece) -> bool:
         """Whether a piece only repeats the whole call."""
-        return bool(piece.id) and piece.id == self.sent_id and piece.arguments.strip() == "".join(self.text).strip()
-
-    def add(self, text: str) -> str:
-        """Add arguments; returns those to pass on."""
-        self.text.append(text)
-        if self.extent is not None and self.extent.feed(text) is not None:
-            self.extent = None
-        if self.has_begun:
-            return text
-        self.held += text
-        return "" if _NULL.startswith(self.held.strip()) else self.take_held()
-
-    def take_held(self) -> str:
-        """Returns the arguments that were held back."""
-        held, self.held = self.held, ""
-        self.has_begun = True
-        return held
+        is_same = bool(piece.id) and piece.id == self.sent_id and piece.arguments.strip() == str(self.arguments).strip()
+        return is_same or self.arguments.is_repeated_by(piece.arguments)
 
 
 class ToolCallNormalizer:
@@ -117,34 +207,30 @@ class ToolCallNormalizer:
         found: list[event_pb2.ToolCallDelta] = []
         for call in self._calls:
             if not call.name:
-                if cut_off or not "".join(call.text).strip():
+                if cut_off or not str(call.arguments):
                     continue
                 raise WeftError(Reason.TOOL_CALL_INVALID, "the model called a function without saying which")
-            if not call.has_begun and not cut_off:
-                found.append(event_pb2.ToolCallDelta(index=call.place, arguments_text=NO_ARGUMENTS))
+            if text := call.arguments.end(is_cut=cut_off):
+                found.append(event_pb2.ToolCallDelta(index=call.place, arguments_text=text))
         return found
 
     def _take(self, piece: CallPiece) -> event_pb2.ToolCallDelta | None:
         call = self._continued(piece)
         if call is None:
             call = self._begin(piece)
-        elif piece.name and call.is_whole and call.is_repeated_by(piece):
+        elif piece.name and call.arguments.is_whole and call.is_repeated_by(piece):
             return None
         if piece.index is not None:
             call.index = piece.index
             self._by_index[piece.index] = call
         self._last = call
-        text = call.add(piece.arguments) if piece.arguments else ""
+        call.arguments.add(piece.arguments)
         call.extra |= piece.extra
         if not call.name and piece.name:
-            return self._introduce(call, piece, text)
-        if not call.name:
-            # Nothing is passed on until the name is known.
-            call.held, call.has_begun = call.held + text, False
-            return None
-        if not text and not call.extra:
-            return None
-        return _delta(call, text)
+            return self._introduce(call, piece)
+        # Nothing is passed on until the name is known.
+        text = call.arguments.take() if call.name else ""
+        return _delta(call, text) if text or (call.name and call.extra) else None
 
     def _begin(self, piece: CallPiece) -> _Call:
         if len(self._calls) >= MAX_CALLS:
@@ -154,15 +240,13 @@ class ToolCallNormalizer:
         self._calls.append(call)
         return call
 
-    def _introduce(self, call: _Call, piece: CallPiece, text: str) -> event_pb2.ToolCallDelta:
+    def _introduce(self, call: _Call, piece: CallPiece) -> event_pb2.ToolCallDelta:
         call.name, call.place = piece.name, self._named
         self._named += 1
         call.sent_id = call.sent_id or piece.id
         fresh = call.sent_id if call.sent_id and call.sent_id not in self._used_ids else new_id("call")
         self._used_ids.add(fresh)
-        if not text and not _NULL.startswith(call.held.strip()):
-            text = call.take_held()
-        delta = _delta(call, text)
+        delta = _delta(call, call.arguments.take())
         delta.id, delta.name = fresh, call.name
         return delta
 
@@ -188,14 +272,14 @@ class ToolCallNormalizer:
         has_new_id = bool(piece.id and call.sent_id) and piece.id != call.sent_id
         if not piece.name:
             # Some servers invent an id for every piece.
-            return has_new_id and call.is_whole
+            return has_new_id and call.arguments.is_whole
         if not call.name:
             return has_new_id
         if has_new_id or piece.name != call.name:
             return True
         if call.chunk == self._chunks:
-            return call.is_whole or not piece.id
-        begins_anew = call.is_whole and piece.arguments.lstrip().startswith("{")
+            return call.arguments.is_whole or not piece.id
+        begins_anew = call.arguments.is_whole and piece.arguments.lstrip().startswith(_OPENERS)
         return begins_anew and not call.is_repeated_by(piece)
 
 

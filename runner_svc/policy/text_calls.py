@@ -365,7 +365,7 @@ _STRING_MARKS = re.compile(r'["\\]')
 
 
 class JsonExtent:
-    """Finds the end of a JSON object or array in a stream by counting brackets. The JSON need not be valid."""
+    """Finds the end of a JSON object, array or string in a stream by counting brackets. The JSON need not be valid."""
 
     def __init__(self) -> None:
         self._depth = 0
@@ -375,7 +375,7 @@ class JsonExtent:
     def feed(self, text: str) -> int | None:
         """Takes the next chunk; returns the number of its characters up to the end of the value, None before the end.
 
-        The first chunk must begin with the opening bracket, and no chunk may follow the end.
+        The first chunk must begin with the opening bracket or quote, and no chunk may follow the end.
         """
         at = self._skips
         while at < len(text):
@@ -399,4 +399,4 @@ class JsonExtent:
             self._depth += 1
         elif mark in "}]":
             self._depth -= 1
-        return self._depth == 0 and mark in "}]"
+        return self._depth == 0 and not self._in_string

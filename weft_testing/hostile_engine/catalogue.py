@@ -185,6 +185,12 @@ ENDS = (
 
 
 _TOOL = {"index": 0, "id": "c", "function": {"name": "f", "arguments": "{}"}}
+_ODD_ARGUMENTS = {
+    "JSON in quotes": ['"{\\"a\\":1}"'],
+    "JSON in quotes in pieces": ['"{\\', '"a\\', '":1}"'],
+    "repeated in each piece": ["{", '{"a"', '{"a":1}', '{"a":1}'],
+    "JSON in quotes, repeated": ['"', '"{\\"a', '"{\\"a\\":1}"'],
+}
 _NO_TEXTS: tuple[object, ...] = (7, 1.5, True, {"text": "Hi"})
 _NO_OBJECTS: tuple[object, ...] = ("Hi", [], 1)
 _EMPTY_CHOICES: tuple[object, ...] = ({}, [None])
@@ -193,6 +199,10 @@ _NO_CHOICES: tuple[object, ...] = ("none", 5, [5], ["a"])
 
 def _bare(**delta: Any) -> bytes:
     return event({"choices": [{"index": 0, "delta": delta}]})
+
+
+def _arguments(text: str) -> bytes:
+    return _bare(tool_calls=[{"index": 0, "id": "c", "function": {"name": "f", "arguments": text}}])
 
 
 def _wrong(name: str, **chunk: Any) -> Row:
@@ -233,6 +243,10 @@ CONTENTS = (
         end("tool_calls"),
         DONE,
         text="",
+    ),
+    *(
+        _good(f"arguments: {name}", *(_arguments(text) for text in texts), end("tool_calls"), DONE, text="")
+        for name, texts in _ODD_ARGUMENTS.items()
     ),
     _bad("reasoning: a number", _bare(reasoning_content=1), *GOOD),
     _bad("refusal: a list", _bare(refusal=["no"]), *GOOD),

@@ -1,6 +1,8 @@
 """Tool calls as servers send them, and as every API gets them."""
 
+import itertools
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -112,7 +114,7 @@ def test_chunks_of_one_call_stay_one_call(ids: tuple[Any, ...], names: tuple[Any
     assert [call[1:] for call in calls.values()] == [("f", ONE)]
 
 
-@pytest.mark.parametrize("arguments", ["", " ", "null", None, {}, "{}"])
+@pytest.mark.parametrize("arguments", ["", " ", "null", None, {}, "{}", '""', '"{}"', '"null"'])
 def test_call_without_arguments_has_an_empty_object(arguments: object) -> None:
     calls = _calls([_call("f", arguments, id="a"), _call("g", arguments, id="b")])
     assert [(name, json.loads(text)) for _, name, text in calls.values()] == [("f", {}), ("g", {})]
@@ -120,6 +122,66 @@ def test_call_without_arguments_has_an_empty_object(arguments: object) -> None:
 
 def test_arguments_truncated_by_the_limit_are_not_filled_in() -> None:
     assert _calls([_call("f", "", id="a")], finish="length") == {0: ("a", "f", "")}
+
+
+QUOTED = json.dumps('{"q":"\\u00e9 \\"1\\""}')
+
+
+@pytest.mark.parametrize("cuts", [(), (1,), (4, 5, 6), range(1, len(QUOTED))])
+def test_arguments_as_json_text_in_quotes_are_an_object(cuts: Sequence[int]) -> None:
+    pieces = [QUOTED[start:end] for start, end in itertools.pairwise((0, *cuts, len(QUOTED)))]
+    calls = _calls(*([_call("f" if not number else None, text, index=0)] for number, text in enumerate(pieces)))
+    assert [json.loads(text) for _, _, text in calls.values()] == [{"q": 'é "1"'}]
+
+
+def test_two_calls_in_quotes_without_ids_stay_two_calls() -> None:
+    calls = _calls([_call("f", json.dumps(ONE)), _call("f", json.dumps(TWO))], [_call("f", json.dumps(ONE))])
+    assert [text for _, _, text in calls.values()] == [ONE, TWO, ONE]
+
+
+@pytest.mark.parametrize("text", ['"[1]"', '"words"', '"{"', json.dumps(json.dumps(ONE))])
+def test_other_text_in_quotes_is_passed_on_as_sent(text: str) -> None:
+    assert [arguments for _, _, arguments in _calls([_call("f", text)]).values()] == [text]
+
+
+def test_arguments_in_quotes_truncated_by_the_limit_are_decoded() -> None:
+    assert [text for _, _, text in _calls([_call("f", '"{\\"q\\": \\"1')], finish="length").values()] == ['{"q": "1']
+
+
+@pytest.mark.parametrize("name", ["f", None])
+@pytest.mark.parametrize(
+    "pieces",
+    [
+        ("{", '{"q', '{"q":"1', ONE),
+        ('{"q":', ONE),
+        ('{"q":', ONE, ONE),
+        ("", "{", '{"q":', '{"q":"1"', ONE, ""),
+        tuple(json.dumps(ONE)[:end] for end in range(1, len(json.dumps(ONE)) + 1)),
+    ],
+)
+def test_arguments_that_each_chunk_repeats_are_passed_on_once(pieces: Sequence[str], name: str | None) -> None:
+    calls = _calls(*([_call(name if number else "f", text, index=0)] for number, text in enumerate(pieces)))
+    assert [text for _, _, text in calls.values()] == [ONE]
+
+
+@pytest.mark.parametrize(
+    "pieces",
+    [
+        ('{"q":', '{"q":"1"}}'),
+        ('{"q":[', '{"q":[', "]}]}"),
+        ('{"', '{"', '":1}'),
+        ('{"q":"', "1", "1", '1"}'),
+        ("ha", "ha", "hahaha"),
+    ],
+)
+def test_chunks_that_only_look_repeated_are_joined(pieces: Sequence[str]) -> None:
+    calls = _calls(*([_call("f" if not number else None, text, index=0)] for number, text in enumerate(pieces)))
+    assert [text for _, _, text in calls.values()] == ["".join(pieces)]
+
+
+def test_repeated_arguments_are_passed_on_as_they_grow() -> None:
+    events = _events([_call("f", "{", index=0)], [_call(None, '{"q"', index=0)], [_call(None, ONE, index=0)])
+    assert [call.arguments_text for event in events for call in event.delta.tool_calls] == ["{", '"q"', ':"1"}']
 
 
 @pytest.mark.parametrize("finish", ["stop", "STOP", "tool_calls", "function_call"])
