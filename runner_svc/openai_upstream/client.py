@@ -32,9 +32,8 @@ from runner_svc.openai_upstream.answers import (
     shortage,
     unreached,
 )
-from runner_svc.openai_upstream.chunks import Place
-from runner_svc.openai_upstream.dialects import count_of, figure
-from runner_svc.openai_upstream.errors import provider_refusal, read_json, refusal, stated_answer
+from runner_svc.openai_upstream.dialects import count_of, figure, read_json
+from runner_svc.openai_upstream.errors import provider_refusal, refusal, stated_answer
 from runner_svc.openai_upstream.request import (
     Json,
     PreparedBody,
@@ -398,11 +397,14 @@ class OpenAiHttp:
             body["top_n"] = payload.top_n
         add_cache_use(body, call.cache, has_slots=False)
         raw = await self.post(RERANK, body, call, MAX_RERANK_BODY_BYTES)
+        if raw.lstrip().startswith(b"["):
+            raw = b'{"results":%s}' % raw
         reply = read_json(raw, _RerankReply, "the engine's scores are")
-        return RerankResult(
-            scores=_best_first(reply.results, payload),
-            usage=usage_pb2.Usage(prompt_tokens=figure(reply.usage, *_PROMPT_FIGURES)),
-        )
+        found = reply.results or reply.data or []
+        if not found and (stated := stated_answer(raw)) is not None:
+            raise stated
+        usage = usage_pb2.Usage(prompt_tokens=figure(reply.usage, *_PROMPT_FIGURES))
+        return RerankResult(scores=_best_first(found, payload), usage=usage)
 
     async def post(self, path: str, body: object, call: CallInfo, limit_bytes: int) -> bytes:
         """Returns the JSON answer to POST `path` (one of the constants here). Raises as `generate`."""
@@ -593,26 +595,37 @@ def _is_vector(values: list[float]) -> bool:
 
 
 class _Score(msgspec.Struct):
-    index: Place
-    relevance_score: float
+    index: object = None
+    relevance_score: float | None = None
+    score: float | None = None
+    """The same, by SGLang's name."""
 
 
 class _RerankReply(msgspec.Struct):
-    results: list[_Score]
+    """SGLang sends the list alone."""
+
+    results: list[_Score] | None = None
+    data: list[_Score] | None = None
+    """The same, by Voyage's name."""
     usage: object = None
 
 
 def _best_first(found: list[_Score], payload: rerank_pb2.RerankPayload) -> list[rerank_pb2.RerankScore]:
     count = len(payload.documents)
     wanted = min(payload.top_n, count) if payload.HasField("top_n") else count
-    places = {score.index for score in found}
-    if len(places) != len(found) or not all(place < count for place in places) or len(found) < wanted:
-        message = f"the engine sent scores of {len(places)} documents for {wanted} of {count}"
+    scores: dict[int, float] = {}
+    for entry in found:
+        place = count_of(entry.index)
+        if place is not None and place < count:
+            known = (score for score in (entry.relevance_score, entry.score) if score is not None)
+            scores[place] = next(known, math.nan)
+    if len(scores) != len(found) or len(found) < wanted:
+        message = f"the engine sent scores of {len(scores)} documents for {wanted} of {count}"
         raise WeftError(Reason.BACKEND_PROTOCOL_ERROR, message)
-    if not all(math.isfinite(score.relevance_score) for score in found):
+    if not all(map(math.isfinite, scores.values())):
         raise WeftError(Reason.BACKEND_PROTOCOL_ERROR, "the engine returned an invalid score")
-    found.sort(key=lambda score: (-score.relevance_score, score.index))
-    return [rerank_pb2.RerankScore(index=score.index, score=score.relevance_score) for score in found[:wanted]]
+    best = sorted(scores, key=lambda place: (-scores[place], place))
+    return [rerank_pb2.RerankScore(index=place, score=scores[place]) for place in best[:wanted]]
 
 
 async def _with_own_names(generated: AsyncGenerator[Frame], names: Mapping[str, str]) -> AsyncGenerator[Frame]:

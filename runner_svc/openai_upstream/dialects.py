@@ -7,7 +7,7 @@ unknown, and never fails an answer. Fields of messages and calls that weft does 
 import json
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -28,7 +28,7 @@ from runner_svc.openai_upstream.chunks import (
     PromptProgress,
     Timings,
 )
-from runner_svc.openai_upstream.errors import ErrorBody
+from runner_svc.openai_upstream.errors import JSON_FAULTS, ErrorBody, malformed, stated_answer
 
 MAX_DIGITS = 4_000
 """Maximum length of an integer that is read."""
@@ -43,6 +43,7 @@ _SKIPPED_PARTS = frozenset({"reference", "tool_reference"})
 """Parts of Mistral's answers that are not text."""
 
 JsonMap = dict[str, Any]
+_Kind = TypeVar("_Kind")
 
 
 DIALECT_FAULTS = (ValueError, RecursionError, msgspec.ValidationError)
@@ -56,6 +57,22 @@ def read_document(payload: bytes) -> JsonMap:
     """
     text = payload.decode("utf-8", "surrogateescape")
     return _object(json.loads(text, parse_int=_integer, parse_float=_finite, parse_constant=lambda _: None))
+
+
+def read_json(raw: bytes, kind: type[_Kind], what: str) -> _Kind:
+    """Decodes `raw` as `kind`. Numbers that `read_document` has as null are null here too.
+
+    Raises the error that it states in place of a `kind`, else BACKEND_PROTOCOL_ERROR that begins with `what` ("the
+    engine's scores are").
+    """
+    try:
+        return msgspec.json.decode(raw, type=kind)
+    except JSON_FAULTS as error:
+        fault = error
+    try:
+        return msgspec.json.decode(msgspec.json.encode(read_document(raw)), type=kind)
+    except DIALECT_FAULTS:
+        raise (stated_answer(raw) or malformed(f"{what} malformed:", fault)) from fault
 
 
 def read_dialect(document: JsonMap) -> Chunk:

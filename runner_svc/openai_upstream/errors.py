@@ -8,7 +8,6 @@ import re
 from collections.abc import Mapping
 from email.utils import parsedate_to_datetime
 from types import MappingProxyType
-from typing import TypeVar
 
 import msgspec
 
@@ -18,19 +17,6 @@ from weft.kernel.reasons import Reason
 
 JSON_FAULTS = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 """Exceptions of decoding: a wrong form or type, text that is not UTF-8, more levels than the interpreter allows."""
-_Kind = TypeVar("_Kind")
-
-
-def read_json(raw: bytes, kind: type[_Kind], what: str) -> _Kind:
-    """Decodes `raw` as `kind`.
-
-    Raises the error that it states in place of a `kind`, else BACKEND_PROTOCOL_ERROR that begins with `what` ("the
-    engine's scores are").
-    """
-    try:
-        return msgspec.json.decode(raw, type=kind)
-    except JSON_FAULTS as error:
-        raise (stated_answer(raw) or malformed(f"{what} malformed:", error)) from error
 
 
 def malformed(what: str, error: Exception) -> WeftError:

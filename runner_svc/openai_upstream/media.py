@@ -1,5 +1,6 @@
 """Images, transcriptions and speech from a server with OpenAI's routes for them."""
 
+import re
 import secrets
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import aclosing
@@ -8,6 +9,7 @@ from types import MappingProxyType
 import msgspec
 
 from runner_svc.backend.port import CallInfo, SpeechPart
+from runner_svc.openai_upstream.answers import shown
 from runner_svc.openai_upstream.client import (
     IMAGE_EDITS,
     IMAGES,
@@ -17,8 +19,8 @@ from runner_svc.openai_upstream.client import (
     FormBody,
     OpenAiHttp,
 )
-from runner_svc.openai_upstream.dialects import figure
-from runner_svc.openai_upstream.errors import read_json
+from runner_svc.openai_upstream.dialects import figure, read_json
+from runner_svc.openai_upstream.errors import stated_answer
 from runner_svc.openai_upstream.media_stream import (
     ImageEvents,
     Segment,
@@ -29,6 +31,8 @@ from runner_svc.openai_upstream.media_stream import (
     receipt_of,
     seconds_of,
     segment_of,
+    text_of,
+    word_of,
 )
 from runner_svc.openai_upstream.request import Json, json_object, model_field, warning_frame
 from runner_svc.policy.parameters import admit
@@ -55,12 +59,13 @@ _IMAGE_FIELDS = MappingProxyType(
 """Fields beyond OpenAI's, by the names that servers of diffusion models have for them."""
 _PNG = b"\x89PNG\r\n\x1a\n"
 _ANSWER = "the engine's answer is"
+_SOUND = re.compile(r"audio/[\w.+-]{1,64}|application/octet-stream", re.ASCII)
 _SUFFIXES = MappingProxyType({"jpeg": "jpg", "mpeg": "mp3", "x-wav": "wav", "wave": "wav", "x-m4a": "m4a"})
 
 
 class _Image(msgspec.Struct):
     b64_json: str | None = None
-    revised_prompt: str | None = None
+    revised_prompt: object = None
 
 
 class _ImageReply(msgspec.Struct):
@@ -70,8 +75,8 @@ class _ImageReply(msgspec.Struct):
 
 class _TranscriptionReply(msgspec.Struct):
     text: str
-    language: str | None = None
-    duration: float | str | None = None
+    language: object = None
+    duration: object = None
     segments: list[Segment] | None = None
     words: list[Word] | None = None
 
@@ -199,25 +204,27 @@ def _whole_transcription(raw: bytes) -> list[Frame]:
     reply = read_json(raw, _TranscriptionReply, _ANSWER)
     seconds = seconds_of(reply.duration)
     segments = [segment_of(part, ()) for part in reply.segments or ()]
-    _add_words(segments, reply.words or ())
-    parts = _parts(reply.text, segments, reply.language or "", seconds)
+    _add_words(segments, [word_of(word) for word in reply.words or ()])
+    parts = _parts(reply.text, segments, text_of(reply.language), seconds)
     usage = usage_pb2.Usage(audio_milliseconds=round(seconds * 1000))
     return [[event_pb2.InferenceEvent(transcript=part) for part in parts], finished_frame(usage)]
 
 
-def _add_words(segments: list[audio_pb2.TranscriptionSegment], words: Sequence[Word]) -> None:
+def _add_words(segments: list[audio_pb2.TranscriptionSegment], words: Sequence[audio_pb2.TranscriptionWord]) -> None:
     """Adds words, which an answer lists beside its segments, to the segments in which they begin."""
     if words and not segments:
         segments.append(
             audio_pb2.TranscriptionSegment(
-                start_seconds=words[0].start, end_seconds=words[-1].end, text=" ".join(word.word for word in words)
+                start_seconds=words[0].start_seconds,
+                end_seconds=words[-1].end_seconds,
+                text=" ".join(word.text for word in words),
             )
         )
     place = 0
     for word in words:
-        while place + 1 < len(segments) and word.start >= segments[place + 1].start_seconds:
+        while place + 1 < len(segments) and word.start_seconds >= segments[place + 1].start_seconds:
             place += 1
-        segments[place].words.add(start_seconds=word.start, end_seconds=word.end, text=word.word.strip())
+        segments[place].words.append(word)
 
 
 def _parts(
@@ -258,8 +265,9 @@ async def speak(
     is_empty = True
     async with aclosing(http.post_for_bytes(SPEECH, body, call)) as chunks:
         async for media_type, chunk in chunks:
-            if not media_type.startswith("audio/") and media_type != "application/octet-stream":
-                raise WeftError(Reason.BACKEND_PROTOCOL_ERROR, f"the engine speaks {media_type}, which is no sound")
+            if not _SOUND.fullmatch(media_type):
+                fault = f"the engine speaks {shown(media_type)}, which is no sound"
+                raise stated_answer(chunk) or WeftError(Reason.BACKEND_PROTOCOL_ERROR, fault)
             is_empty = False
             yield SpeechPart(chunk, media_type)
     if is_empty:
@@ -319,4 +327,4 @@ def _image(image: _Image, index: int) -> image_pb2.GeneratedImage:
         message = "the engine sent no image but perhaps an address of one; it must answer with b64_json"
         raise WeftError(Reason.BACKEND_PROTOCOL_ERROR, message)
     part = image_part(image.b64_json)
-    return image_pb2.GeneratedImage(image=part, revised_prompt=image.revised_prompt or "", index=index)
+    return image_pb2.GeneratedImage(image=part, revised_prompt=text_of(image.revised_prompt), index=index)

@@ -3,13 +3,13 @@
 import base64
 import binascii
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import Any
 
 import msgspec
 
 from runner_svc.openai_upstream.chunks import Place
-from runner_svc.openai_upstream.dialects import figure
-from runner_svc.openai_upstream.errors import JSON_FAULTS, malformed, stated_answer
+from runner_svc.openai_upstream.dialects import count_of, figure, read_json
+from runner_svc.openai_upstream.errors import ErrorBody, error_fields, stated_answer, stated_error
 from runner_svc.openai_upstream.sse import ErrorPayload
 from runner_svc.openai_upstream.stream import DONE
 from weft.api.common.v1 import audio_pb2, chat_pb2, event_pb2, image_pb2, receipt_pb2, usage_pb2
@@ -30,6 +30,8 @@ def image_part(text: str) -> chat_pb2.MediaPart:
 
 
 _EVENT = "the engine's event is"
+MAX_SECONDS = 10_000_000.0
+"""Maximum of a time that is read as one."""
 
 
 class _Progress(msgspec.Struct):
@@ -38,17 +40,26 @@ class _Progress(msgspec.Struct):
     stage: str = ""
 
 
-class _Timings(msgspec.Struct):
-    predicted_n: Place = 0
-    predicted_ms: float = 0.0
-
-
 class _Event(msgspec.Struct):
-    type: str = ""
+    type: str | None = None
     usage: object = None
     work_progress: _Progress | None = None
     """Of weft's own server programs, as the timings."""
-    timings: _Timings = msgspec.field(default_factory=_Timings)
+    timings: object = None
+
+    def is_of(self, kind: str) -> bool:
+        """Whether its type ends with `kind`."""
+        return (self.type or "").endswith(kind)
+
+    @property
+    def audio_milliseconds(self) -> int:
+        """Length of the recording; 0: unknown."""
+        return round(seconds_of(_member(self.usage, "seconds")) * 1000)
+
+    @property
+    def work_seconds(self) -> float:
+        """How long the engine worked; 0: unknown."""
+        return seconds_of(_member(self.timings, "predicted_ms")) / 1e3
 
 
 class _ImageEvent(_Event):
@@ -56,8 +67,8 @@ class _ImageEvent(_Event):
     partial_image_index: Place = 0
     image_index: Place | None = None
     """An extension, where there are several images."""
-    seed: int | None = None
-    revised_prompt: str | None = None
+    seed: object = None
+    revised_prompt: object = None
 
 
 class _SpeechEvent(_Event):
@@ -68,23 +79,23 @@ class _SpeechEvent(_Event):
 class Word(msgspec.Struct):
     """A word of a recording."""
 
-    word: str = ""
-    start: float = 0.0
-    end: float = 0.0
-    probability: float | None = None
+    word: str | None = None
+    start: object = None
+    end: object = None
+    probability: object = None
 
 
 class Segment(msgspec.Struct):
     """A part of a recording."""
 
-    start: float = 0.0
-    end: float = 0.0
-    text: str = ""
+    start: object = None
+    end: object = None
+    text: str | None = None
     words: list[Word] | None = None
-    avg_logprob: float | None = None
-    no_speech_prob: float | None = None
-    compression_ratio: float | None = None
-    temperature: float | None = None
+    avg_logprob: object = None
+    no_speech_prob: object = None
+    compression_ratio: object = None
+    temperature: object = None
 
 
 class _Delta(msgspec.Struct):
@@ -92,22 +103,23 @@ class _Delta(msgspec.Struct):
 
 
 class _Choice(msgspec.Struct):
-    delta: _Delta = msgspec.field(default_factory=_Delta)
-
-
-class _Duration(msgspec.Struct):
-    seconds: Annotated[float, msgspec.Meta(ge=0)] = 0.0
+    delta: _Delta | None = None
 
 
 class _TranscriptEvent(_Event):
-    delta: str = ""
-    text: str = ""
+    delta: str | None = None
+    text: str | None = None
     choices: list[_Choice] | None = None
     """vLLM streams transcriptions as chunks of chats."""
     segment: Segment | None = None
     """Of weft's own server programs, as the next two."""
-    language: str | None = None
-    duration: float | str | None = None
+    language: object = None
+    duration: object = None
+
+    @property
+    def piece(self) -> str:
+        """The text that it adds."""
+        return self.delta or "".join((choice.delta and choice.delta.content) or "" for choice in self.choices or ())
 
 
 class ImageEvents:
@@ -128,22 +140,22 @@ class ImageEvents:
         if event is None or event.b64_json is None:
             return []
         index = self._complete if event.image_index is None else event.image_index
-        if event.type.endswith(".partial_image"):
+        if event.is_of(".partial_image"):
             part = image_pb2.PartialImage(
                 index=index, partial_index=event.partial_image_index, image=image_part(event.b64_json)
             )
             return [event_pb2.InferenceEvent(partial_image=part)]
         self._complete += 1
         made = image_pb2.GeneratedImage(
-            index=index, image=image_part(event.b64_json), revised_prompt=event.revised_prompt or ""
+            index=index, image=image_part(event.b64_json), revised_prompt=text_of(event.revised_prompt)
         )
-        if event.seed is not None and 0 <= event.seed <= MAX_IMAGE_SEED:
-            made.seed = event.seed
+        if (seed := count_of(event.seed)) is not None and seed <= MAX_IMAGE_SEED:
+            made.seed = seed
         self.usage.prompt_tokens += figure(event.usage, "input_tokens")
         self.usage.completion_tokens += figure(event.usage, "output_tokens")
         self.usage.image_steps += figure(event.usage, "image_steps")
         self.usage.image_pixels += figure(event.usage, "image_pixels")
-        self.work_seconds += event.timings.predicted_ms / 1e3
+        self.work_seconds += event.work_seconds
         return [event_pb2.InferenceEvent(image=made)]
 
     def require_end(self) -> None:
@@ -172,21 +184,21 @@ class TranscriptEvents:
             return []
         if event.work_progress is not None:
             return _progress(event.work_progress, event_pb2.WORK_UNIT_AUDIO_SECONDS)
-        text = event.delta or "".join(choice.delta.content or "" for choice in event.choices or ())
-        if event.type.endswith(".done"):
+        text = event.piece
+        if event.is_of(".done"):
             self._is_done = True
-            self.usage.audio_milliseconds = round(_seconds(event.usage) * 1000)
-            self.usage.completion_tokens = event.timings.predicted_n
-            self.work_seconds = event.timings.predicted_ms / 1e3
+            self.usage.audio_milliseconds = event.audio_milliseconds
+            self.usage.completion_tokens = figure(event.timings, "predicted_n")
+            self.work_seconds = event.work_seconds
             # The whole text once more, of a server that sent no pieces the only time.
-            text = "" if self._has_text else event.text
+            text = "" if self._has_text else event.text or ""
         self._has_text = self._has_text or bool(text)
         part = audio_pb2.TranscriptPart(text=text)
         if event.segment is not None:
             part.segment.CopyFrom(segment_of(event.segment, event.segment.words or ()))
         if not self._has_language and (event.language or event.duration):
             self._has_language = True
-            part.language, part.duration_seconds = event.language or "", seconds_of(event.duration)
+            part.language, part.duration_seconds = text_of(event.language), seconds_of(event.duration)
         return [event_pb2.InferenceEvent(transcript=part)] if part.ListFields() else []
 
     def require_end(self) -> None:
@@ -208,10 +220,9 @@ class SpeechEvents:
     def read(self, data: bytes) -> bytes:
         """Returns the bytes of the recording in one event; none of progress. Raises as ImageEvents.read."""
         event = _decoded(data, _SpeechEvent)
-        if event is not None and event.type.endswith(".done"):
+        if event is not None and event.is_of(".done"):
             self._is_done = True
-            usage = usage_pb2.Usage(audio_milliseconds=round(_seconds(event.usage) * 1000))
-            self.receipt = receipt_of(usage, event.timings.predicted_ms / 1e3)
+            self.receipt = receipt_of(usage_pb2.Usage(audio_milliseconds=event.audio_milliseconds), event.work_seconds)
         if event is None or event.audio is None:
             return b""
         self.media_type = event.media_type
@@ -237,32 +248,53 @@ def receipt_of(usage: usage_pb2.Usage, work_seconds: float) -> receipt_pb2.Recei
 def segment_of(segment: Segment, words: Sequence[Word]) -> audio_pb2.TranscriptionSegment:
     """Returns a segment with these words."""
     return audio_pb2.TranscriptionSegment(
-        start_seconds=segment.start,
-        end_seconds=segment.end,
-        text=segment.text,
-        words=[
-            audio_pb2.TranscriptionWord(
-                start_seconds=word.start,
-                end_seconds=word.end,
-                text=word.word.strip(),
-                probability=word.probability,
-            )
-            for word in words
-        ],
-        mean_logprob=segment.avg_logprob,
-        no_speech_probability=segment.no_speech_prob,
-        compression_ratio=segment.compression_ratio,
-        temperature=segment.temperature,
+        start_seconds=seconds_of(segment.start),
+        end_seconds=seconds_of(segment.end),
+        text=segment.text or "",
+        words=map(word_of, words),
+        mean_logprob=_number(segment.avg_logprob),
+        no_speech_probability=_number(segment.no_speech_prob),
+        compression_ratio=_number(segment.compression_ratio),
+        temperature=_number(segment.temperature),
     )
 
 
-def seconds_of(duration: float | str | None) -> float:
-    """Reads a duration, which some servers write as text."""
+def word_of(word: Word) -> audio_pb2.TranscriptionWord:
+    """Returns a word without the space before it."""
+    return audio_pb2.TranscriptionWord(
+        start_seconds=seconds_of(word.start),
+        end_seconds=seconds_of(word.end),
+        text=(word.word or "").strip(),
+        probability=_number(word.probability),
+    )
+
+
+def text_of(value: object) -> str:
+    """Returns a text; empty for anything else."""
+    return value if isinstance(value, str) else ""
+
+
+def seconds_of(value: object) -> float:
+    """Returns a time, which some servers write as text; 0: it cannot be read, or is over MAX_SECONDS."""
     try:
-        seconds = float(duration or 0.0)
+        seconds = float(value) if isinstance(value, str) else _number(value) or 0.0
     except ValueError:
         return 0.0
-    return seconds if 0.0 <= seconds < float("inf") else 0.0
+    return seconds if 0.0 <= seconds <= MAX_SECONDS else 0.0
+
+
+def _number(value: object) -> float | None:
+    """Returns a number; None for anything else."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    try:
+        return float(value)
+    except OverflowError:
+        return None
+
+
+def _member(value: object, name: str) -> object:
+    return value.get(name) if isinstance(value, dict) else None
 
 
 def _progress(progress: _Progress, unit: event_pb2.WorkUnit.ValueType) -> Frame:
@@ -274,19 +306,10 @@ def _decoded(data: bytes, kind: type[Any]) -> Any:
     """Returns an event; None for the mark of the end. Raises the error that it states."""
     if data == DONE:
         return None
-    if isinstance(data, ErrorPayload) or b'"error"' in data:
-        stated = stated_answer(data)
-        if stated is not None:
-            raise stated
-    try:
-        return msgspec.json.decode(data, type=kind)
-    except JSON_FAULTS as error:
-        raise malformed(f"{_EVENT} malformed:", error) from error
-
-
-def _seconds(usage: object) -> float:
-    """Returns the length of a recording; 0: not known."""
-    try:
-        return msgspec.convert(usage, _Duration).seconds
-    except msgspec.ValidationError:
-        return 0.0
+    if isinstance(data, ErrorPayload):
+        message, error_type = error_fields(data)
+        body = ErrorBody(message=message or "an error without words", type=error_type)
+        raise stated_error(body, has_begun=False)
+    if b'"error"' in data and (stated := stated_answer(data)) is not None:
+        raise stated
+    return read_json(data, kind, _EVENT)

@@ -10,7 +10,7 @@ import msgspec
 
 from runner_svc.backend.port import CallInfo
 from runner_svc.openai_upstream.client import APPLY_TEMPLATE, TOKENIZE, OpenAiHttp
-from runner_svc.openai_upstream.errors import read_json
+from runner_svc.openai_upstream.dialects import read_json
 from runner_svc.openai_upstream.request import chat_body, model_field
 from runner_svc.policy.parameters import TEMPLATE_ARGUMENTS
 from weft.api.common.v1 import chat_pb2, tokenize_pb2

@@ -10,7 +10,7 @@ from typing_extensions import override
 from runner_svc.backend.port import Backend, BackendFacts, CallInfo, LoadOrder, SpeechPart
 from runner_svc.openai_upstream import media
 from runner_svc.openai_upstream.client import OpenAiHttp
-from runner_svc.openai_upstream.errors import read_json
+from runner_svc.openai_upstream.dialects import read_json
 from runner_svc.openai_upstream.request import warning_frame
 from runner_svc.policy.parameters import ParameterWarning
 from runner_svc.policy.voices import KnownVoice, VoiceCatalog

@@ -1,7 +1,7 @@
 """Catalogue of engine answers, most of them wrong: the bytes of each, and the error that a caller must get.
 
-Five families: ends and contents of chat streams, texts (UTF-8, JSON, server-sent events), connections (HTTP), and calls
-that are not chats.
+Families: ends and contents of chat streams, texts (UTF-8, JSON, server-sent events), connections (HTTP), and calls that
+are not chats.
 """
 
 import base64
@@ -619,6 +619,129 @@ def _of_every_call(ask: Ask) -> tuple[Row, ...]:
     return tuple(Row(name=f"{ask.value}: {name}", answer=data, sees=sees, ask=ask) for name, data, sees in kinds)
 
 
+def _scores(*scores: object, key: str = "relevance_score", places: tuple[object, ...] = (0, 1)) -> list[object]:
+    return [{"index": place, key: score} for place, score in zip(places, scores, strict=True)]
+
+
+def _raw_call(ask: Ask, name: str, body: bytes, sees: Reason | None = PROTOCOL, media_type: str = "") -> Row:
+    data = answer(body, media_type or "application/json")
+    return Row(name=f"{ask.value}: {name}", answer=data, sees=sees, ask=ask)
+
+
+def _transcript(name: str, *events: object, sees: Reason | None = PROTOCOL) -> Row:
+    """A stream of events about a transcription, which are documents or bytes."""
+    data = stream(*(each if isinstance(each, bytes) else event(each) for each in events))
+    return Row(name=f"transcription stream: {name}", answer=data, sees=sees, ask=Ask.TRANSCRIPTION)
+
+
+_TEA = {"error": {"message": "no tea"}}
+_PIECE = {"type": "transcript.text.delta", "delta": "a"}
+_ODD_SCORES: tuple[object, ...] = ("0.5", True, None, [0.5], {"score": 0.5})
+_ODD_PLACES: tuple[object, ...] = (None, "0", True, -1, 2**40, 0.5, 1)
+_NO_NUMBERS = (b"NaN", b"Infinity", b"-Infinity", b"1e999", b"9" * 400)
+_ODD_TIMES: tuple[object, ...] = ("1.5", "soon", -1, None, 1e300, True, [1])
+_NO_SEGMENTS: tuple[object, ...] = ({}, "a", [[]])
+_SOUND = "audio/mpeg"
+RERANKS = (
+    *(_call(Ask.RERANK, f"a score {score!r}", {"results": _scores(score, 0.5)}) for score in _ODD_SCORES),
+    *(
+        _raw_call(
+            Ask.RERANK,
+            f"a score {number[:9].decode()}",
+            b'{"results":[{"index":0,"relevance_score":%s},{"index":1,"relevance_score":1}]}' % number,
+        )
+        for number in _NO_NUMBERS
+    ),
+    *(_call(Ask.RERANK, f"document {place!r}", {"results": _scores(1, 1, places=(place, 1))}) for place in _ODD_PLACES),
+    *(
+        _call(Ask.RERANK, f"results {value!r}", {"results": value})
+        for value in (None, {"0": 0.5}, "none", [None, None])
+    ),
+    _call(Ask.RERANK, "one too many", {"results": _scores(1, 1, 1, places=(0, 1, 2))}),
+    _call(Ask.RERANK, "an error", _TEA, FAILED),
+    _call(Ask.RERANK, "an error of text", {"error": "no tea"}, FAILED),
+    _call(Ask.RERANK, "a detail", {"detail": "no tea"}, FAILED),
+    _raw_call(Ask.RERANK, "an empty body", b""),
+    _raw_call(Ask.RERANK, "plain text", msgspec.json.encode({"results": _scores(1, 1)}), media_type="text/plain"),
+    _call(Ask.RERANK, "in order", {"results": _scores(1, 1), "usage": {"total_tokens": 3}}, None),
+    _call(Ask.RERANK, "scores by SGLang", _scores(1, 1, key="score"), None),
+    _call(Ask.RERANK, "scores by Voyage", {"data": _scores(1, 1)}, None),
+    _call(Ask.RERANK, "documents as floats", {"results": _scores(1, 1, places=(0.0, 1.0))}, None),
+    _raw_call(
+        Ask.RERANK,
+        "figures that are no numbers",
+        b'{"results":[{"index":0,"relevance_score":1},{"index":1,"relevance_score":1}],"usage":{"total_tokens":NaN}}',
+        None,
+    ),
+)
+"""Scores of documents."""
+SOUNDS = (
+    *(_call(Ask.TRANSCRIPTION, f"a length {time!r}", {"text": "a", "duration": time}, None) for time in _ODD_TIMES),
+    *(
+        _raw_call(Ask.TRANSCRIPTION, f"a length {number[:9].decode()}", b'{"text":"a","duration":%s}' % number, None)
+        for number in _NO_NUMBERS
+    ),
+    *(
+        _call(Ask.TRANSCRIPTION, f"a time {time!r}", {"text": "a", "segments": [{"start": time, "text": "a"}]}, None)
+        for time in _ODD_TIMES
+    ),
+    *(_call(Ask.TRANSCRIPTION, f"a text {text!r}", {"text": text}) for text in (None, 5, {"a": 1})),
+    *(_call(Ask.TRANSCRIPTION, f"segments {value!r}", {"text": "a", "segments": value}) for value in _NO_SEGMENTS),
+    _call(Ask.TRANSCRIPTION, "a segment of a number", {"text": "a", "segments": [{"text": 5}]}),
+    _call(Ask.TRANSCRIPTION, "a word of a number", {"text": "a", "words": [{"word": 5}]}),
+    _call(Ask.TRANSCRIPTION, "a word without times", {"text": "a", "words": [{"word": "a", "start": "x"}]}, None),
+    _call(Ask.TRANSCRIPTION, "a language of a number", {"text": "a", "language": 5}, None),
+    _call(Ask.TRANSCRIPTION, "a doubt of text", {"text": "a", "segments": [{"text": "a", "avg_logprob": "x"}]}, None),
+    _call(Ask.TRANSCRIPTION, "an error", _TEA, FAILED),
+    _raw_call(Ask.TRANSCRIPTION, "an empty body", b""),
+    _raw_call(Ask.TRANSCRIPTION, "plain text", b"a", media_type="text/plain"),
+    _transcript("nothing"),
+    _transcript("no end", _PIECE),
+    _transcript("not JSON", b"data: a\n\n"),
+    _transcript("a piece of a number", {**_PIECE, "delta": 5}, DONE),
+    _transcript("an error", _PIECE, _TEA, sees=FAILED),
+    _transcript("an event 'error' of text", b"event: error\ndata: no tea\n\n", sees=FAILED),
+    _transcript(
+        "pieces of null", {**_PIECE, "delta": None}, {"type": None}, {"choices": [{"delta": None}]}, DONE, sees=None
+    ),
+    *(
+        _transcript(f"figures {value!r}", {**_PIECE, "type": "transcript.text.done", "text": None, **value}, sees=None)
+        for value in (
+            {"usage": {"seconds": 1e300}},
+            {"usage": {"seconds": 1e17}},
+            {"timings": {"predicted_ms": 1e308}},
+            {"timings": {"predicted_n": -1}},
+            {"timings": None},
+            {"language": 5, "duration": [1]},
+        )
+    ),
+    _raw_call(Ask.SPEECH, "nothing", b"", media_type=_SOUND),
+    _raw_call(Ask.SPEECH, "a page", b"<html>", media_type="text/html"),
+    _raw_call(Ask.SPEECH, "an error", b'{"error":{"message":"no tea"}}', FAILED),
+    _raw_call(
+        Ask.SPEECH, "an error about the request", b'{"error":{"message":"a","type":"invalid_request_error"}}', REJECTED
+    ),
+    _raw_call(Ask.SPEECH, "JSON", b"{}"),
+    _raw_call(Ask.SPEECH, "events", b"data: a\n\n", media_type=_EVENTS),
+    _raw_call(Ask.SPEECH, "a film", b"a", media_type="video/mp4"),
+    _raw_call(Ask.SPEECH, "no kind of sound", b"a", media_type="audio/"),
+    _raw_call(Ask.SPEECH, "a long kind of sound", b"a", media_type="audio/" + "x" * 300),
+    _raw_call(Ask.SPEECH, "a kind with parameters", b"a", None, media_type="Audio/L16; rate=24000"),
+    Row(name="speech: cut off", answer=answer(b"x" * 500, _SOUND)[:-100], sees=PROTOCOL, ask=Ask.SPEECH),
+    Row(
+        name="speech: chunks that just end",
+        answer=_head(f"Content-Type: {_SOUND}", "Transfer-Encoding: chunked", body=chunked(b"a")),
+        sees=PROTOCOL,
+        ask=Ask.SPEECH,
+    ),
+    Row(
+        name="speech: packed",
+        answer=answer(b"x", _SOUND, extra="Content-Encoding: br\r\n"),
+        sees=PROTOCOL,
+        ask=Ask.SPEECH,
+    ),
+)
+"""Transcriptions and recordings."""
 CALLS = (
     _completion("no finish reason", _completion_text("Hi"), DONE, sees=None),
     _completion("an empty finish reason", _completion_text("H", ""), _completion_text("i", ""), DONE, sees=None),
@@ -669,9 +792,6 @@ CALLS = (
         {"results": [{"index": place, "relevance_score": 0.5} for place in (0, 9)]},
     ),
     _call(Ask.RERANK, "none", {"results": []}),
-    _call(
-        Ask.RERANK, "a score of text", {"results": [{"index": place, "relevance_score": "high"} for place in (0, 1)]}
-    ),
     _call(Ask.TOKENIZE, "none", {}),
     _call(Ask.TOKENIZE, "another count", {"tokens": [1, 2], "count": 5}),
     _call(Ask.TOKENIZE, "beyond all tokens", {"tokens": [2**40]}),
@@ -688,15 +808,6 @@ CALLS = (
     _call(Ask.TRANSCRIPTION, "no text", {"language": "en"}),
     _call(Ask.TRANSCRIPTION, "a text that is none", {"text": ["a"]}),
     _call(Ask.TRANSCRIPTION, "parts of numbers", {"text": "a", "segments": [1, 2]}),
-    Row(name="speech: nothing", answer=answer(b"", "audio/mpeg"), sees=PROTOCOL, ask=Ask.SPEECH),
-    Row(name="speech: a page", answer=answer(b"<html>", "text/html"), sees=PROTOCOL, ask=Ask.SPEECH),
-    Row(name="speech: cut off", answer=answer(b"x" * 500, "audio/mpeg")[:-100], sees=PROTOCOL, ask=Ask.SPEECH),
-    Row(
-        name="speech: packed",
-        answer=answer(b"x", "audio/mpeg", extra="Content-Encoding: br\r\n"),
-        sees=PROTOCOL,
-        ask=Ask.SPEECH,
-    ),
 )
 """Wrong answers to completions, embeddings and the other calls that are not chats."""
 
@@ -706,6 +817,8 @@ FAMILIES = {
     "texts": TEXTS,
     "connections": CONNECTIONS,
     "calls": CALLS,
+    "reranks": RERANKS,
+    "sounds": SOUNDS,
 }
 ROWS: tuple[Row, ...] = tuple(row for rows in FAMILIES.values() for row in rows)
 MALFORMED: tuple[Row, ...] = tuple(row for row in ROWS if row.sees is not None)
