@@ -120,13 +120,12 @@ def events_of(
     request: registry_service_pb2.ListEventsRequest | registry_service_pb2.WatchEventsRequest,
 ) -> tuple[ResourceKind | None, str]:
     """Returns kind and name of the requested events, None and "" for all. Raises INVALID_ARGUMENT naming the field."""
-    if request.name:
-        require_name_of_model(request.name, "name")
+    name = require_name_of_model(request.name, "name") if request.name else ""
     if not request.kind:
-        if request.name:
+        if name:
             raise invalid_field("kind", "must be set where `name` is")
         return None, ""
-    return to_kind(request.kind, "kind"), request.name
+    return to_kind(request.kind, "kind"), name
 
 
 def event_limit(request: registry_service_pb2.ListEventsRequest) -> int:

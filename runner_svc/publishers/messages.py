@@ -95,9 +95,9 @@ def read_registration(raw: bytes, max_models: int) -> Registration:
         message = f"{len(found.models)} models are over the limit of {max_models}"
         raise WeftError(Reason.TOO_MANY_RESOURCES, message)
     for index, model in enumerate(found.models):
-        require_name_of_model(model.name, f"models[{index}].name")
+        model.name = require_name_of_model(model.name, f"models[{index}].name")
         if model.pool:
-            require_name_of_model(model.pool, f"models[{index}].pool")
+            model.pool = require_name_of_model(model.pool, f"models[{index}].pool")
     if len({model.name for model in found.models}) < len(found.models):
         raise invalid_field("models", "two models have one name")
     return found

@@ -23,7 +23,6 @@ from weft.kernel.names import (
     KIND_PREFIXES,
     ROUTE_PREFIX,
     WORKFLOW_PREFIX,
-    ascii_name,
     is_resource_id,
     require_name,
     require_name_of_model,
@@ -53,12 +52,12 @@ def agent_name_of(model: str) -> str | None:
 def require_model_name(text: str, field: str) -> str:
     """Returns the model of a request. Raises INVALID_ARGUMENT naming `field`.
 
-    It is a model's name in any script (`ascii_name`), or one of `KIND_PREFIXES` followed by a name.
+    It is the name of a model, or one of `KIND_PREFIXES` followed by a name.
     """
     prefix = next((each for each in KIND_PREFIXES if text.startswith(each)), "") if "/" in text else ""
     if prefix:
         return f"{prefix}{require_name(text.removeprefix(prefix), field)}"
-    return require_name_of_model(ascii_name(text), field)
+    return require_name_of_model(text, field)
 
 
 def named(view: FleetView, model: str) -> str:

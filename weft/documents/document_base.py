@@ -8,7 +8,7 @@ from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
 from weft.kernel.field_docstrings import field_docstrings
-from weft.kernel.names import MAX_NAME_CHARS, MODEL_NAME_PATTERN, MODEL_NAME_WORDS, is_model_name, is_name
+from weft.kernel.names import MAX_NAME_CHARS, MODEL_NAME_PATTERN, MODEL_NAME_WORDS, ascii_name, is_model_name, is_name
 
 
 def _name(text: str) -> str:
@@ -27,9 +27,10 @@ Name = Annotated[
 
 
 def _model_name(text: str) -> str:
-    if not is_model_name(text):
+    name = ascii_name(text)
+    if not is_model_name(name):
         raise ValueError(f"must be {MODEL_NAME_WORDS}")
-    return text
+    return name
 
 
 ModelName = Annotated[

@@ -28,6 +28,7 @@ from weft.documents.codec import (
 from weft.documents.computed import CHECKS, READ_AS
 from weft.kernel.errors import FieldError
 from weft.kernel.field_rules import DURATION, MapKey, RuleError, RuleErrors, check_rules, enum_words
+from weft.kernel.names import ascii_name
 from weft.kernel.units import keep_alive_seconds
 
 MessageT = TypeVar("MessageT", bound=Message)
@@ -326,6 +327,8 @@ def _number_key(key: Any) -> int:
 def _value_decoder(field: FieldDescriptor) -> Decode:
     """Returns the function that converts JSON types to a field's value. It raises RuleError."""
     options = field.GetOptions().Extensions[pb.document]
+    if field.GetOptions().Extensions[pb.rules].format == pb.FORMAT_MODEL_NAME:
+        return lambda value: ascii_name(_text(value))
     if field.enum_type is not None:
         return _enum_decoder(field.enum_type)
     if is_of(field, DURATION):

@@ -87,10 +87,11 @@ def require_name(text: str, field: str) -> str:
 
 
 def require_name_of_model(text: str, field: str) -> str:
-    """Returns `text`. Raises INVALID_ARGUMENT naming `field` unless it is a valid name of a model or pool."""
-    if not is_model_name(text):
+    """Returns `ascii_name` of `text`. Raises INVALID_ARGUMENT naming `field` unless it may name a model or a pool."""
+    name = ascii_name(text)
+    if not is_model_name(name):
         raise invalid_field(field, f"must be {MODEL_NAME_WORDS}")
-    return text
+    return name
 
 
 def require_token(text: str, field: str, max_chars: int) -> str:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from annotated_types import Ge, Gt, Le
 
 from weft.kernel.errors import FieldError
-from weft.kernel.names import MODEL_NAME_WORDS, is_model_name, is_name
+from weft.kernel.names import MODEL_NAME_WORDS, ascii_name, is_model_name, is_name
 from weft.kernel.units import Rate, parse_any_rate, parse_rate, parse_rates, parse_size
 
 if TYPE_CHECKING:
@@ -95,9 +95,10 @@ def _require_name(text: str) -> str:
 
 
 def _require_model_name(text: str) -> str:
-    if not is_model_name(text):
+    name = ascii_name(text)
+    if not is_model_name(name):
         raise ValueError(f"must be {MODEL_NAME_WORDS}")
-    return text
+    return name
 
 
 def _parsed(parse: Callable[[Any, str], Any], value: Any) -> Any:

@@ -248,7 +248,7 @@ def resolve(name: str, home: Path) -> tuple[str, str]:
     Where the registry cannot be reached, `name` is used as it is: the router resolves it.
     """
     if (bare := _without_prefix(name)) == name:
-        require_name_of_model(name, "NAME")
+        name = require_name_of_model(name, "NAME")
     else:
         require_name(bare, "NAME")
     try:

@@ -115,7 +115,7 @@ def named(mesh: MeshDocuments, name: str) -> Target:
 
     Raises INVALID_ARGUMENT for a name that several kinds have, and NOT_FOUND for one that none has.
     """
-    require_name_of_model(name, "NAME")
+    name = require_name_of_model(name, "NAME")
     found = [document for kind in ResourceKind if (document := _document(mesh, Target(kind, name))) is not None]
     if len(found) > 1:
         found = [document for document in found if not _is_pool_of_one(document)]

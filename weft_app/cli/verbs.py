@@ -157,7 +157,7 @@ def load(
         field = ".".join(str(step) for step in found["loc"] if step != _KEY)
         raise invalid_field(option_of(field), plain_words(found["msg"])) from None
     if evict:
-        require_name_of_model(evict, "--evict")
+        evict = require_name_of_model(evict, "--evict")
     asked = asked_to_serve(model, {"--name": name, "--runner": runner})
     if asked.source and is_hub_id(model) and not (name or runner) and existing_path(model) is None:
         # Unlike `weft run` it takes no bare id of the hub: a name with its owner may be mistyped.
@@ -166,7 +166,7 @@ def load(
         parse_source(model, "MODEL")
     served = name or asked.name
     if not asked.source:
-        require_name_of_model(served, "MODEL")
+        served = require_name_of_model(served, "MODEL")
     return load_action(served, settings, evict_model=evict, replicas=replicas, source=asked.source, runner=runner)
 
 
@@ -212,7 +212,7 @@ def flush(
 ) -> operation_pb2.OperationAction:
     """Returns the action of a flush. Raises INVALID_ARGUMENT naming the option."""
     if model:
-        require_name_of_model(model, "--model")
+        model = require_name_of_model(model, "--model")
     if runner:
         require_name(runner, "--runner")
     scope = scope or _flush_scope(everything, model, tenant, tag)

@@ -4,7 +4,7 @@ import json
 
 import pytest
 from gateway_script import FixedFleet, RawResponse, model, serving
-from registry_script import ScriptedRegistry
+from registry_script import ScriptedRegistry, model_row
 
 from gateway.config import GatewayConfig
 from weft.documents.resource_kinds import ResourceKind
@@ -56,6 +56,14 @@ async def test_get_returns_one_resource() -> None:
     assert (model["kind"], model["name"], model["poolName"], model["runner"]) == ("model", "tiny", "chat", "titan")
     assert (coder["model"], coder["systemPrompt"]) == ("tiny", "Be terse.")
     assert coder["defaultParams"] == {"temperature": 0.2, "stop": [], "logit_bias": {}}
+
+
+async def test_model_with_other_letters_in_its_name_is_found_by_either_form() -> None:
+    registry = ScriptedRegistry(documents=[model_row("xn--ber-goa/tiny")])
+    async with serving(registry=registry) as gateway:
+        for owner in ("%C3%BCber", "xn--ber-goa"):
+            found = body_of(await gateway.request("GET", f"/api/v1/models/{owner}/tiny"))
+            assert found["name"] == "xn--ber-goa/tiny"
 
 
 async def test_members_response_has_the_size_and_each_full_member() -> None:
@@ -141,7 +149,7 @@ async def test_single_reads_accept_no_query(path: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["-x", "a%20b", "..", "..%2f..%2fx", "agent/x", "%00", "a" * 129, "m%C3%B6del", "x%0d%0ax"]
+    "name", ["-x", "a%20b", "..", "..%2f..%2fx", "agent/x", "%00", "a" * 129, "m%C3%B6%20del", "x%0d%0ax"]
 )
 async def test_hostile_name_never_reaches_the_registry(name: str) -> None:
     registry = ScriptedRegistry()

@@ -226,3 +226,8 @@ def test_command_options_are_repeated_as_typed() -> None:
     words = ["-p", "0", "--home", "h", "--name", "a", "--name", "b", "--no-tls", "-d"]
     assert CliRunner().invoke(app, words, catch_exceptions=False).exit_code == EXIT_OK
     assert found == [["--port", "0", "--home", "h", "--name", "a", "--name", "b", "--no-tls"]]
+
+
+@pytest.mark.parametrize("words", [["model", "über/tiny"], ["model/über/tiny"]])
+def test_model_is_named_in_any_letters(words: list[str]) -> None:
+    assert one_target(words) == Target(ResourceKind.MODEL, "xn--ber-goa/tiny")

@@ -10,7 +10,9 @@ from hypothesis import strategies as st
 from resource_samples import some_agent, some_event, some_model, some_pool, some_route, some_runner
 
 from weft.api.registry.v1 import agent_pb2, model_pb2, runner_pb2
+from weft.api.registry.v1.alias_pb2 import AliasManifest
 from weft.documents.codec import document_of
+from weft.documents.kinds.alias import check_alias
 from weft.documents.resource_kinds import ResourceKind, parse_kind
 from weft.documents.resources import (
     AgentDocument,
@@ -117,7 +119,7 @@ def test_agent_pins_exactly_one_of_model_and_pool(target: dict[str, str], accept
     [
         ("name", "../etc/passwd"),
         ("name", "a" * 129),
-        ("name", "аpple"),  # noqa: RUF001 - the first letter is Cyrillic, which is the point
+        ("name", "über all"),
         ("name", 7),
         ("contextTokens", -1),
         ("contextTokens", 2**31),
@@ -315,3 +317,29 @@ def test_unknown_word_error_lists_the_available_ones() -> None:
         parse_document({"kind": "model", "name": "m", "operations": ["dance"]})
     with pytest.raises(FieldError, match="repetition: must be one of off, warn, kill"):
         parse_document({"kind": "agent", "name": "a", "model": "m", "repetition": "stop"})
+
+
+@pytest.mark.parametrize(
+    ("document", "same"),
+    [
+        (
+            {"kind": "model", "name": "über/模型", "poolName": "über/all"},
+            {"kind": "model", "name": "xn--ber-goa/xn--xgs754b", "poolName": "xn--ber-goa/all"},
+        ),
+        ({"kind": "agent", "name": "a", "model": "über/m"}, {"kind": "agent", "name": "a", "model": "xn--ber-goa/m"}),
+        (
+            {"kind": "route", "name": "r", "candidates": ["über/m"]},
+            {"kind": "route", "name": "r", "candidates": ["xn--ber-goa/m"]},
+        ),
+        # The first letter is Cyrillic: no two names look alike.
+        ({"kind": "model", "name": "аpple"}, {"kind": "model", "name": "xn--pple-43d"}),  # noqa: RUF001
+    ],
+)
+def test_model_names_in_any_letters_are_declared_in_ascii(document: dict[str, object], same: dict[str, object]) -> None:
+    assert to_declaration(parse_document(document)) == to_declaration(parse_document(same))
+
+
+def test_alias_may_lead_to_a_model_in_any_letters() -> None:
+    manifest = AliasManifest(name="a", target="über/m")
+    check_alias(manifest, "alias")
+    assert manifest.target == "xn--ber-goa/m"

@@ -5,12 +5,14 @@ from weft.documents.kind import DeclaredKind, PointsTo, ReferenceField
 from weft.documents.resource_kinds import ResourceKind
 from weft.kernel.alias_rules import check_alias as check_pattern
 from weft.kernel.field_rules import check_message
+from weft.kernel.names import ascii_name
 
 
 def check_alias(manifest: AliasManifest, field: str) -> None:
     """Checks an alias and sets its pattern; see `DeclaredKind.check`."""
     check_message(manifest, field)
     manifest.DiscardUnknownFields()
+    manifest.target = ascii_name(manifest.target)
     check_pattern(manifest.name, manifest.pattern, manifest.target, manifest.tenant, field)
     manifest.pattern = manifest.pattern or manifest.name
 
