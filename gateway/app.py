@@ -4,23 +4,20 @@ import asyncio
 from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
+from typing import Any
 
 from starlette.middleware import Middleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gateway.admin.endpoints import ADMIN, JOIN_TOKENS, KEYS, REQUESTS, SECRETS, USAGE
-from gateway.admin.join_tokens import JoinCommands, JoinTokenDeps, JoinTokensPort
-from gateway.admin.keys import KeysDeps, KeysPort
-from gateway.admin.operations import AdminDeps, AdminPorts
-from gateway.admin.secrets import SecretsDeps, SecretsPort
-from gateway.admin.usage import UsageDeps
+from gateway.admin.join_tokens import JoinCommands
+from gateway.admin.operations import AdminPorts
 from gateway.anthropic.endpoints import ANTHROPIC
 from gateway.auth.authentication import Gate, KeyGate, KeyRingSource, OpenGate
 from gateway.auth.rate_limits import TenantRateLimits
 from gateway.batches.endpoints import BATCHES, FILES, RESULTS
 from gateway.batches.finishing import BatchFinisher
 from gateway.batches.handlers import BatchDeps, FileDeps, batch_deps, file_deps
-from gateway.batches.results import ResultDeps
 from gateway.config import GatewayConfig, MediaConfig
 from gateway.deps import GatewayDeps, InferenceDeps
 from gateway.endpoints import DOCUMENT, GATEWAY_ROUTERS, WATCH, WORKBENCH
@@ -45,7 +42,7 @@ from gateway.ollama.deps import OllamaDeps
 from gateway.ollama.endpoints import OLLAMA
 from gateway.openai.endpoints import OPENAI
 from gateway.openapi import shown_path
-from gateway.ports import RegistryPort
+from gateway.registry_client import RegistryClient, RegistryService
 from gateway.request_facts import FACTS_KEY, RequestFacts, headers_of
 from gateway.resources.endpoints import RESOURCES, SETTINGS
 from gateway.responses.endpoints import RESPONSES
@@ -55,14 +52,11 @@ from gateway.responses.running import RunningResponses
 from gateway.result_links import ResultLinks
 from gateway.routing import ApiRouter, EdgeApp
 from gateway.tasks.endpoints import TASKS
-from gateway.tasks.handlers import TaskDeps
-from gateway.tasks.task_apis import task_apis_of
+from gateway.tasks.task_apis import TaskApis, task_apis_of
 from gateway.visible_names import with_visible_names
-from gateway.watch.handlers import WatchDeps, watch_deps
 from gateway.watch.source import WatchSource
 from gateway.watch.tasks import TasksOfTenant
 from gateway.workbench.page_files import PageFiles
-from gateway.workbench.serving import WorkbenchDeps
 from weft.dispatch.call import LayeredDispatcher, RequestDispatcher
 from weft.dispatch.end_reporter import EndReporter
 from weft.dispatch.fleet import FleetSource
@@ -91,18 +85,18 @@ class GatewayPorts:
 
     dispatcher: RequestDispatcher
     fleet: FleetSource
-    registry: RegistryPort
+    registry: RegistryClient
     admin: AdminPorts | None = None
     """None: there are no admin endpoints."""
     keys: KeyRingSource | None = None
     """The valid API keys; None: callers need none."""
-    api_keys: KeysPort | None = None
+    api_keys: RegistryService | None = None
     """Creates and revokes keys; None: no endpoints for it."""
-    join_tokens: JoinTokensPort | None = None
+    join_tokens: RegistryService | None = None
     """Keeps the tokens with which runners join; None: no endpoints for it."""
     join_command: JoinCommands = _no_command
     """Returns the command with which a runner joins."""
-    secrets: SecretsPort | None = None
+    secrets: RegistryService | None = None
     """Stores secrets; None: no endpoints for it."""
     responses: ResponseClient | None = None
     """Stores responses; None: they are not stored."""
@@ -210,12 +204,12 @@ def app_over(deps: GatewayDeps, ports: GatewayPorts, running: RunningResponses |
     for router in (RESOURCES, SETTINGS, HEALTH, PROBES, METRICS):
         app.serve(router, given)
     of_tasks = () if tasks is None else (TasksOfTenant(tasks, task_apis_of(deps)),)
-    app.serve(WATCH, {WatchDeps: watch_deps(deps, (*ports.watched, *of_tasks))})
-    _serve_management(app, deps, ports)
+    app.serve(WATCH, {"watch sources": {source.kind: source for source in (*ports.watched, *of_tasks)}})
+    _serve_management(app, ports)
     if tasks is not None:
-        app.serve(TASKS, {TaskDeps: TaskDeps(gateway=deps, tasks=tasks, task_apis=task_apis_of(deps))})
+        app.serve(TASKS, {TaskClient: tasks, TaskApis: task_apis_of(deps)})
     _serve_files_and_batches(app, deps, ports)
-    app.serve(WORKBENCH, {WorkbenchDeps: WorkbenchDeps(gateway=deps, files=PageFiles())})
+    app.serve(WORKBENCH, {PageFiles: PageFiles()})
     app.serve(DOCUMENT)
     return app
 
@@ -238,20 +232,19 @@ def gate_of(keys: KeyRingSource | None, clock: Clock) -> Gate:
     return OpenGate() if keys is None else KeyGate(keys, clock)
 
 
-def _serve_management(app: EdgeApp, deps: GatewayDeps, ports: GatewayPorts) -> None:
-    if ports.admin is not None:
-        app.serve(ADMIN, {AdminDeps: AdminDeps(gateway=deps, ports=ports.admin)})
-    if ports.api_keys is not None:
-        app.serve(KEYS, {KeysDeps: KeysDeps(gateway=deps, keys=ports.api_keys)})
-    if ports.join_tokens is not None:
-        tokens = JoinTokenDeps(gateway=deps, tokens=ports.join_tokens, join_command=ports.join_command)
-        app.serve(JOIN_TOKENS, {JoinTokenDeps: tokens})
-    if ports.secrets is not None:
-        app.serve(SECRETS, {SecretsDeps: SecretsDeps(gateway=deps, secrets=ports.secrets)})
-    if ports.requests is not None:
-        app.serve(REQUESTS, {RequestSource: ports.requests})
-    if ports.usage is not None:
-        app.serve(USAGE, {UsageDeps: UsageDeps(source=ports.usage, clock=deps.clock)})
+def _serve_management(app: EdgeApp, ports: GatewayPorts) -> None:
+    """Serves the routes whose collaborators are there."""
+    routes: tuple[tuple[ApiRouter, dict[Any, object]], ...] = (
+        (ADMIN, {AdminPorts: ports.admin}),
+        (KEYS, {"keys": ports.api_keys}),
+        (JOIN_TOKENS, {"join tokens": ports.join_tokens, "join commands": ports.join_command}),
+        (SECRETS, {"secrets": ports.secrets}),
+        (REQUESTS, {RequestSource: ports.requests}),
+        (USAGE, {UsageClient: ports.usage}),
+    )
+    for router, given in routes:
+        if None not in given.values():
+            app.serve(router, given)
 
 
 def _serve_files_and_batches(app: EdgeApp, deps: GatewayDeps, ports: GatewayPorts) -> None:
@@ -259,7 +252,7 @@ def _serve_files_and_batches(app: EdgeApp, deps: GatewayDeps, ports: GatewayPort
         return
     app.serve(FILES, {FileDeps: file_deps(deps, ports.files)})
     if deps.files is not None and deps.links is not None:
-        app.serve(RESULTS, {ResultDeps: ResultDeps(deps=deps, files=deps.files, links=deps.links)})
+        app.serve(RESULTS, {FileClient: deps.files, ResultLinks: deps.links})
     if ports.batches is not None:
         given = batch_deps(deps, ports.files, ports.batches, task_apis_of(deps))
         app.serve(BATCHES, {BatchDeps: given})

@@ -14,7 +14,7 @@ from gateway.intake.headers import journal_of, request_context, tenant_of
 from gateway.intake.request_model import HandledRequest, require_within
 from gateway.media import MediaSource, NoMediaSource, RequestMedia
 from gateway.metrics import GatewayMetrics
-from gateway.ports import RegistryPort
+from gateway.registry_client import RegistryClient
 from gateway.request_facts import RequestFacts, facts_of
 from gateway.result_links import ResultLinks
 from gateway.routing import collaborator
@@ -139,7 +139,7 @@ Inference = Annotated[InferenceDeps, collaborator(InferenceDeps)]
 class GatewayDeps(InferenceDeps):
     """Collaborators of all endpoints of one gateway."""
 
-    registry: RegistryPort
+    registry: RegistryClient
     watches: EventWatches
     router: RouterSource | None = None
     """Whether a router is reachable; None: it runs in this process."""

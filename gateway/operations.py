@@ -1,4 +1,4 @@
-"""Operations of the registry: the port and its gRPC client, and what the HTTP APIs that create operations share.
+"""Operations of the registry: their gRPC client, and what the HTTP APIs that create operations share.
 
 These are `gateway.admin` (`/v1/admin` of a mesh), `gateway.ollama` and `gateway.runner_api` (the API of one runner):
 they differ in paths and in the shapes of bodies.
@@ -9,19 +9,18 @@ from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from functools import partial
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import Any
 
 import grpc
 from starlette.requests import Request
-from typing_extensions import override
 
 from gateway.config import GatewayConfig
 from gateway.intake.body import read_json_body
 from gateway.intake.headers import stated_traceparent
 from gateway.intake.json_guard import Model, parse
 from gateway.intake.query import begin_change
+from gateway.registry_client import RegistryCalls
 from gateway.request_facts import facts_of, headers_of
-from gateway.resources.registry_client import RegistryCalls
 from weft.api.operations.v1 import operation_pb2, operation_service_pb2_grpc
 from weft.api.operations.v1 import operation_service_pb2 as pb
 from weft.api.registry.v1 import lease_pb2, lease_service_pb2, lease_service_pb2_grpc
@@ -52,46 +51,6 @@ _REASONS = frozenset(reason.value for reason in Reason)
 log = get_logger("weft.gateway")
 
 
-class OperationsPort(Protocol):
-    """Creates and follows operations; see `OperationsClient`.
-
-    Every method raises the WeftError that the registry answers, SERVICE_UNAVAILABLE when it cannot be reached, and
-    DEADLINE_EXCEEDED when it does not answer in time.
-    """
-
-    async def create(self, request: pb.CreateOperationRequest, traceparent: str = "") -> operation_pb2.Operation:
-        """Creates an operation below the span of `traceparent`, or returns the existing one of the same request id."""
-        ...
-
-    async def get(self, name: str) -> operation_pb2.Operation:
-        """Returns one operation. Raises NOT_FOUND."""
-        ...
-
-    async def list_page(self, request: pb.ListOperationsRequest) -> pb.ListOperationsResponse:
-        """Returns a page of operations, newest first."""
-        ...
-
-    def watch(self, name: str) -> AsyncGenerator[operation_pb2.Operation]:
-        """Yields the operation as it is now, then after every change until it has ended."""
-        ...
-
-    async def cancel(self, name: str, requested_by: str) -> operation_pb2.Operation:
-        """Requests cancellation; returns the operation as it is afterwards."""
-        ...
-
-    async def audit(self, request: pb.ListAuditEntriesRequest) -> pb.ListAuditEntriesResponse:
-        """Returns a part of the audit log, and its head."""
-        ...
-
-    async def host_memory(self, host: str) -> Sequence[lease_service_pb2.HostMemory]:
-        """Returns the VRAM ledger of one host, or of all for an empty name."""
-        ...
-
-    async def release_lease(self, lease_id: str, requested_by: str) -> lease_pb2.Lease:
-        """Releases the lease of a program; returns it as it is afterwards. Raises NOT_FOUND and RESOURCE_IN_USE."""
-        ...
-
-
 _PATH_FIELDS = MappingProxyType({"action.remove_model.model": "name", "lease_id": "id"})
 """Names of the parts of paths by their fields in messages."""
 
@@ -100,8 +59,12 @@ def _callers_field(field: str) -> str:
     return _PATH_FIELDS.get(field) or operation_field(field)
 
 
-class OperationsClient(OperationsPort):
-    """The registry's operations over gRPC."""
+class OperationsClient:
+    """Creates and follows operations of the registry.
+
+    Every method raises the WeftError that the registry answers, SERVICE_UNAVAILABLE when it cannot be reached, and
+    DEADLINE_EXCEEDED when it does not answer in time.
+    """
 
     def __init__(
         self,
@@ -116,24 +79,24 @@ class OperationsClient(OperationsPort):
         self._leases: Any = lease_service_pb2_grpc.LeaseServiceStub(registry)
         self._calls = RegistryCalls(callers_field, timeout_seconds=timeout_seconds)
 
-    @override
     async def create(self, request: pb.CreateOperationRequest, traceparent: str = "") -> operation_pb2.Operation:
+        """Creates an operation below the span of `traceparent`, or returns the existing one of the same request id."""
         method = self._operations.CreateOperation
         if traceparent:
             method = partial(method, metadata=((TRACEPARENT, traceparent),))
         return await self._operation(method, request)
 
-    @override
     async def get(self, name: str) -> operation_pb2.Operation:
+        """Returns one operation. Raises NOT_FOUND."""
         return await self._operation(self._operations.GetOperation, pb.GetOperationRequest(name=name))
 
-    @override
     async def list_page(self, request: pb.ListOperationsRequest) -> pb.ListOperationsResponse:
+        """Returns a page of operations, newest first."""
         page: pb.ListOperationsResponse = await self._calls.call(self._operations.ListOperations, request)
         return page
 
-    @override
     async def watch(self, name: str) -> AsyncGenerator[operation_pb2.Operation]:
+        """Yields the operation as it is now, then after every change until it has ended."""
         call = self._operations.WatchOperation(pb.WatchOperationRequest(name=name))
         last = operation_pb2.Operation()
         async with aclosing(self._calls.follow(call)) as responses:
@@ -157,26 +120,26 @@ class OperationsClient(OperationsPort):
             async for response in responses:
                 yield response
 
-    @override
     async def cancel(self, name: str, requested_by: str) -> operation_pb2.Operation:
+        """Requests cancellation; returns the operation as it is afterwards."""
         request = pb.CancelOperationRequest(name=name, requested_by=requested_by)
         return await self._operation(self._operations.CancelOperation, request)
 
-    @override
     async def audit(self, request: pb.ListAuditEntriesRequest) -> pb.ListAuditEntriesResponse:
+        """Returns a part of the audit log, and its head."""
         page: pb.ListAuditEntriesResponse = await self._calls.call(self._operations.ListAuditEntries, request)
         return page
 
-    @override
     async def host_memory(self, host: str) -> Sequence[lease_service_pb2.HostMemory]:
+        """Returns the VRAM ledger of one host, or of all for an empty name."""
         request = lease_service_pb2.ListHostMemoryRequest(host=host)
         found: Sequence[lease_service_pb2.HostMemory] = (
             await self._calls.call(self._leases.ListHostMemory, request)
         ).hosts
         return found
 
-    @override
     async def release_lease(self, lease_id: str, requested_by: str) -> lease_pb2.Lease:
+        """Releases the lease of a program; returns it as it is afterwards. Raises NOT_FOUND and RESOURCE_IN_USE."""
         request = lease_service_pb2.ReleaseProgramLeaseRequest(lease_id=lease_id, requested_by=requested_by)
         released: lease_pb2.Lease = (await self._calls.call(self._leases.ReleaseProgramLease, request)).lease
         return released
@@ -188,7 +151,7 @@ class OperationsClient(OperationsPort):
 
 async def create_operation(
     request: Request,
-    operations: OperationsPort,
+    operations: OperationsClient,
     action: operation_pb2.OperationAction,
     *,
     keyless: str,
@@ -237,7 +200,7 @@ def reason_of(operation: operation_pb2.Operation) -> Reason:
 
 
 async def ended_operation(
-    operations: OperationsPort, operation: operation_pb2.Operation, timeout_seconds: float
+    operations: OperationsClient, operation: operation_pb2.Operation, timeout_seconds: float
 ) -> operation_pb2.Operation:
     """Waits for the end of an operation; returns it as last seen at the timeout or when the registry is lost."""
     last = operation

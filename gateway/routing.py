@@ -6,7 +6,7 @@
 
 import asyncio
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, get_type_hints
@@ -64,12 +64,12 @@ class Needs:
                 principal.require(self.access)
 
 
-def collaborator(kind: type) -> Any:
-    """Returns the dependency of handlers on the collaborator of this class that the application was given."""
+def collaborator(key: Hashable) -> Any:
+    """Returns the dependency of handlers on the collaborator that the application was given by its class or name."""
 
     # A function that is not a coroutine would run in a thread.
     async def given(request: Request) -> Any:
-        return request.app.state.collaborators[kind]
+        return request.app.state.collaborators[key]
 
     return Depends(given)
 
@@ -198,8 +198,8 @@ class EdgeApp(FastAPI):
         self.state.config = config
         self.state.collaborators = {}
 
-    def serve(self, router: ApiRouter, collaborators: Mapping[type, object] | None = None) -> None:
-        """Adds the routes of a router, and collaborators of its handlers by the classes that these depend on."""
+    def serve(self, router: ApiRouter, collaborators: Mapping[Any, object] | None = None) -> None:
+        """Adds the routes of a router, and collaborators of its handlers by the keys that these depend on."""
         self.served.append(router)
         self.include_router(router)
         self.state.collaborators.update(collaborators or {})

@@ -1,14 +1,13 @@
-"""Instance descriptions of runners: the port of the admin endpoints, and its gRPC client with a cache."""
+"""What runners report of their engines: descriptions of instances, and logs."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
-from typing_extensions import override
-
+from weft.api.gateway.v1.engine_log_pb2 import EngineLog
 from weft.api.runner.v1 import runner_service_pb2, runner_service_pb2_grpc
-from weft.dispatch.fleet import FleetSource
+from weft.dispatch.fleet import FleetSource, ModelView
 from weft.kernel.address import metadata_of
 from weft.kernel.clock import Clock
 from weft.kernel.errors import WeftError
@@ -20,25 +19,12 @@ TIMEOUT_SECONDS = 2.0
 """Deadline of one runner's answer, so that one runner does not delay the others'."""
 FRESH_SECONDS = 0.25
 """Maximum age of a cached answer: process ids of engines are shown that were just started again."""
+LOG_TIMEOUT_SECONDS = 5.0
+"""Deadline of a runner's last lines; the lines that follow have none."""
 MAX_ASKED_AT_ONCE = 16
 MAX_REMEMBERED = 1024
 
 Instances = dict[str, runner_service_pb2.InstanceDescription]
-
-
-class InstanceSource(Protocol):
-    """Returns the instance descriptions of runners; see `RunnerDescriptions`."""
-
-    async def instances(self, runners: Sequence[str]) -> dict[str, Instances]:
-        """Returns descriptions by runner and model. A runner that does not answer in time is left out. Never raises."""
-        ...
-
-    async def describe(self, runner: str, line_count: int) -> runner_service_pb2.DescribeResponse:
-        """Returns what a runner says of its engines now, with the last lines of their logs.
-
-        Raises NOT_FOUND for an unknown runner, NO_RUNNER_AVAILABLE if it is away, WORKER_LOST if it does not answer.
-        """
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,8 +34,8 @@ class _Answer:
     instances: Instances
 
 
-class RunnerDescriptions(InstanceSource):
-    """Instance descriptions from the runners as `InstanceSource`, cached for FRESH_SECONDS."""
+class RunnerDescriptions:
+    """Instance descriptions from the runners."""
 
     def __init__(self, fleet: FleetSource, channels: ChannelPool, clock: Clock) -> None:
         self._fleet = fleet
@@ -58,8 +44,11 @@ class RunnerDescriptions(InstanceSource):
         self._answers: dict[str, _Answer] = {}
         self._turns = asyncio.Semaphore(MAX_ASKED_AT_ONCE)
 
-    @override
     async def instances(self, runners: Sequence[str]) -> dict[str, Instances]:
+        """Returns descriptions by runner and model, FRESH_SECONDS old at most.
+
+        A runner that does not answer in time is left out. Never raises.
+        """
         names = list(dict.fromkeys(runners))
         found = await asyncio.gather(*(self._instances(name) for name in names))
         return {name: instances for name, instances in zip(names, found, strict=True) if instances is not None}
@@ -87,8 +76,11 @@ class RunnerDescriptions(InstanceSource):
             return None
         return {instance.model: instance for instance in answer.instances}
 
-    @override
     async def describe(self, runner: str, line_count: int) -> runner_service_pb2.DescribeResponse:
+        """Returns what a runner says of its engines now, with the last lines of their logs.
+
+        Raises NOT_FOUND for an unknown runner, NO_RUNNER_AVAILABLE if it is away, WORKER_LOST if it does not answer.
+        """
         runners = self._fleet.view.runners
         found = runners.get(runner)
         if found is None:
@@ -105,3 +97,33 @@ class RunnerDescriptions(InstanceSource):
                 request, timeout=TIMEOUT_SECONDS, metadata=metadata_of(address)
             )
         return answer
+
+
+class EngineLogClient:
+    """The output of engines from their runners."""
+
+    def __init__(self, fleet: FleetSource, channels: ChannelPool) -> None:
+        self._fleet = fleet
+        self._channels = channels
+
+    async def lines(self, model: ModelView, line_count: int, *, follow: bool) -> AsyncGenerator[EngineLog]:
+        """Yields the last lines of a model's engine, and with `follow` every new one until the runner stops.
+
+        Raises NO_RUNNER_AVAILABLE where no runner serves the model now, WORKER_LOST where its runner cannot be reached,
+        and what the runner answers.
+        """
+        runner = self._fleet.view.runners.get(model.runner)
+        if runner is None or not runner.active:
+            raise WeftError(Reason.NO_RUNNER_AVAILABLE, f"no runner serves {model.name} now")
+        stub: Any = runner_service_pb2_grpc.RunnerServiceStub(await self._channels.get(runner.address))
+        request = runner_service_pb2.TailLogsRequest(model=model.name, line_count=line_count, follow=follow)
+        timeout_seconds = None if follow else LOG_TIMEOUT_SECONDS
+        call = stub.TailLogs(request, metadata=metadata_of(runner.address), timeout=timeout_seconds)
+        try:
+            with calling(Reason.WORKER_LOST):
+                async for batch in call:
+                    yield EngineLog(
+                        model=model.name, runner=runner.name, lines=batch.lines, lost_line_count=batch.lost_line_count
+                    )
+        finally:
+            call.cancel()

@@ -5,26 +5,22 @@ others on its machine may not.
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Annotated, Any, Protocol
+from typing import Annotated
 
-import grpc
 from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import Response
-from typing_extensions import override
 
 from gateway.answers.unary import json_response
 from gateway.auth.authentication import HOME_SOCKET
-from gateway.deps import GatewayDeps
+from gateway.deps import Gateway, GatewayDeps
 from gateway.intake.query import begin_change, begin_read
 from gateway.operations import read_body
+from gateway.registry_client import RegistryService
 from gateway.request_facts import facts_of
 from gateway.resources.handlers import SURFACE
-from gateway.resources.registry_client import RegistryCalls
 from gateway.routing import collaborator
 from weft.api.registry.v1 import key_service_pb2 as key_pb
-from weft.api.registry.v1 import key_service_pb2_grpc
 from weft.documents.codec import document_of
 from weft.documents.computed import key_state
 from weft.documents.document_base import DocumentPart
@@ -69,132 +65,66 @@ class RotateBody(DocumentPart):
     """How long the old secret stays valid. Absent: the registry's setting, one hour by default."""
 
 
-class KeysPort(Protocol):
-    """Stores the API keys; see `KeysClient`.
-
-    Every method raises the WeftError that the registry answers, SERVICE_UNAVAILABLE when it cannot be reached, and
-    DEADLINE_EXCEEDED when it does not answer in time.
-    """
-
-    async def list_all(self) -> key_pb.ListKeysResponse:
-        """Returns all keys, newest first, with those that ended in the last 30 days."""
-        ...
-
-    async def create(self, request: key_pb.CreateKeyRequest) -> key_pb.CreateKeyResponse:
-        """Creates a key; returns it with its secret."""
-        ...
-
-    async def revoke(self, key_id: str) -> None:
-        """Revokes a key. Raises NOT_FOUND."""
-        ...
-
-    async def rotate(self, request: key_pb.RotateKeyRequest) -> key_pb.RotateKeyResponse:
-        """Gives a key a new secret. Raises NOT_FOUND, also for a key that is expired or revoked."""
-        ...
+Keys = Annotated[RegistryService, collaborator("keys")]
 
 
-_FIELDS = {"lifetime": "lifetimeSeconds", "grace": "graceSeconds"}
-
-
-class KeysClient(KeysPort):
-    """The registry's API keys as `KeysPort`."""
-
-    def __init__(self, registry: grpc.aio.Channel, *, timeout_seconds: float) -> None:
-        # Typed as synchronous by the generated code, whatever the channel.
-        self._keys: Any = key_service_pb2_grpc.KeyServiceStub(registry)
-        self._calls = RegistryCalls(_key_field, timeout_seconds=timeout_seconds)
-
-    @override
-    async def list_all(self) -> key_pb.ListKeysResponse:
-        found: key_pb.ListKeysResponse = await self._calls.call(self._keys.ListKeys, key_pb.ListKeysRequest())
-        return found
-
-    @override
-    async def create(self, request: key_pb.CreateKeyRequest) -> key_pb.CreateKeyResponse:
-        created: key_pb.CreateKeyResponse = await self._calls.call(self._keys.CreateKey, request)
-        return created
-
-    @override
-    async def revoke(self, key_id: str) -> None:
-        await self._calls.call(self._keys.RevokeKey, key_pb.RevokeKeyRequest(id=key_id))
-
-    @override
-    async def rotate(self, request: key_pb.RotateKeyRequest) -> key_pb.RotateKeyResponse:
-        rotated: key_pb.RotateKeyResponse = await self._calls.call(self._keys.RotateKey, request)
-        return rotated
-
-
-def _key_field(field: str) -> str:
-    return _FIELDS.get(field, field)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KeysDeps:
-    """Collaborators of the endpoints of API keys."""
-
-    gateway: GatewayDeps
-    keys: KeysPort
-
-
-Keys = Annotated[KeysDeps, collaborator(KeysDeps)]
-
-
-def _require_served(deps: KeysDeps, request: Request) -> None:
+def _require_served(deps: GatewayDeps, request: Request) -> None:
     """Raises NOT_FOUND where callers need no keys, unless they are on the socket of a home."""
-    if not (deps.gateway.gate.needs_keys or request.scope.get(HOME_SOCKET)):
+    if not (deps.gate.needs_keys or request.scope.get(HOME_SOCKET)):
         raise WeftError(Reason.NOT_FOUND, "API keys are not served where callers need none; use weft keys at its home")
 
 
-async def list_keys(deps: Keys, request: Request) -> Response:
+async def list_keys(deps: Gateway, keys: Keys, request: Request) -> Response:
     """Lists all keys without their secrets, newest first."""
     _require_served(deps, request)
     begin_read(request, SURFACE)
-    found = await deps.keys.list_all()
+    found: key_pb.ListKeysResponse = await keys.ListKeys(key_pb.ListKeysRequest())
     document = document_of(found)
     for item, key in zip(document["items"], found.keys, strict=True):
-        item["state"] = key_state(key, deps.gateway.clock.utc_now())
+        item["state"] = key_state(key, deps.clock.utc_now())
     return json_response(document)
 
 
-async def revoke_key(deps: Keys, request: Request) -> Response:
+async def revoke_key(deps: Gateway, keys: Keys, request: Request) -> Response:
     """Revokes a key immediately, on every gateway and router."""
     _require_served(deps, request)
     begin_change(request, SURFACE)
     key_id = _id_of(request)
-    await deps.keys.revoke(key_id)
+    await keys.RevokeKey(key_pb.RevokeKeyRequest(id=key_id))
     _audit("key revoked", request, key_id)
     return Response(status_code=204)
 
 
-async def create_key(deps: Keys, request: Request) -> Response:
+async def create_key(deps: Gateway, keys: Keys, request: Request) -> Response:
     """Creates a key. The answer is the only time that the secret is shown."""
     _require_served(deps, request)
-    wanted = await read_body(request, deps.gateway.config, NewKeyBody, SURFACE, optional=True)
+    wanted = await read_body(request, deps.config, NewKeyBody, SURFACE, optional=True)
     _require_scopes(request, wanted.scopes or DEFAULT_SCOPES)
     creation = key_pb.CreateKeyRequest(description=wanted.description, tenant=wanted.tenant, scopes=wanted.scopes)
     if wanted.lifetime_seconds is not None:
         creation.lifetime.FromSeconds(wanted.lifetime_seconds)
-    made = await deps.keys.create(creation)
+    made: key_pb.CreateKeyResponse = await keys.CreateKey(creation)
     _audit("key made", request, made.key.id)
     return _shown_once(deps, key_pb.RotateKeyResponse(key=made.key, text=made.text), 201)
 
 
-async def rotate_key(deps: Keys, request: Request) -> Response:
+async def rotate_key(deps: Gateway, keys: Keys, request: Request) -> Response:
     """Gives a key a new secret, shown only in this answer; the old one stays valid for a grace period."""
     _require_served(deps, request)
-    wanted = await read_body(request, deps.gateway.config, RotateBody, SURFACE, optional=True)
+    wanted = await read_body(request, deps.config, RotateBody, SURFACE, optional=True)
     # The caller receives the new secret, whatever its tenant: so the caller must be allowed to create keys, and the key
     # may have no scope that the caller lacks. Scopes of a key never change.
     facts_of(request.scope).principal.require(_MAKE)
     key_id = _id_of(request)
-    present = next((key for key in (await deps.keys.list_all()).keys if key.id == key_id), None)
+    known: key_pb.ListKeysResponse = await keys.ListKeys(key_pb.ListKeysRequest())
+    present = next((key for key in known.keys if key.id == key_id), None)
     if present is None:
         raise WeftError(Reason.NOT_FOUND, "there is no key of this id that is good")
     _require_scopes(request, present.scopes)
     rotation = key_pb.RotateKeyRequest(id=key_id)
     if wanted.grace_seconds is not None:
         rotation.grace.FromSeconds(wanted.grace_seconds)
-    rotated = await deps.keys.rotate(rotation)
+    rotated: key_pb.RotateKeyResponse = await keys.RotateKey(rotation)
     _audit("key rotated", request, key_id)
     return _shown_once(deps, rotated, 200)
 
@@ -215,8 +145,8 @@ def _audit(event: str, request: Request, key_id: str) -> None:
     log.info(event, request_id=facts.request_id, id=key_id, by=facts.principal.name)
 
 
-def _shown_once(deps: KeysDeps, new: key_pb.RotateKeyResponse, status: int) -> Response:
-    document = document_of(new) | {"state": key_state(new.key, deps.gateway.clock.utc_now())}
+def _shown_once(deps: GatewayDeps, new: key_pb.RotateKeyResponse, status: int) -> Response:
+    document = document_of(new) | {"state": key_state(new.key, deps.clock.utc_now())}
     response = json_response(document, status)
     response.headers["cache-control"] = "no-store"
     return response

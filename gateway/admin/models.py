@@ -9,9 +9,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from gateway.admin.engine_logs import MAX_LINES
-from gateway.admin.operations import SURFACE, Admin, AdminDeps, AdminPorts, accept_operation
+from gateway.admin.operations import SURFACE, Admin, AdminPorts, accept_operation
 from gateway.admin.schemas import FlushBody, LoadBody, PullBody, SourceLoadBody, UnloadBody
 from gateway.answers.unary import json_response
+from gateway.deps import Gateway, GatewayDeps
 from gateway.intake.query import begin_read
 from gateway.operations import read_body, require_source
 from gateway.resources.handlers import known_name_of
@@ -40,10 +41,10 @@ from weft.kernel.request import Operation, Skill
 from weft.kernel.unknown_names import MODEL_OR_POOL, unknown_name
 
 
-async def get_discovered(deps: Admin, request: Request) -> Response:
+async def get_discovered(ports: Admin, request: Request) -> Response:
     """Returns engines that run and model files that lie on the mesh's machine, each with its source for a load."""
     begin_read(request, SURFACE)
-    return json_response(document_of(await deps.ports.discovery()))
+    return json_response(document_of(await ports.discovery()))
 
 
 INSTANCE_PARAMETERS = ("lines",)
@@ -227,75 +228,73 @@ def _constraints(descriptions: Sequence[runner_service_pb2.InstanceDescription])
     )
 
 
-async def list_admin_models(deps: Admin, request: Request) -> Response:
+async def list_admin_models(deps: Gateway, ports: Admin, request: Request) -> Response:
     """Lists every public model name: definition, state, queue, replicas, capabilities, constraints."""
     _begin(request)
-    view = deps.gateway.fleet.view
-    models, described = await _admin_models(deps, public_names(view), list(view.runners))
+    view = deps.fleet.view
+    models, described = await _admin_models(deps, ports, public_names(view), list(view.runners))
     return json_response(document_of(pb.AdminModelList(items=models, unowned=unowned_engines(view, described))))
 
 
-async def get_admin_model(deps: Admin, request: Request) -> Response:
+async def get_admin_model(deps: Gateway, ports: Admin, request: Request) -> Response:
     """Returns one model, by the name of its pool or of any member of it."""
     _begin(request)
-    name = known_name_of(request, deps.gateway)
-    view = deps.gateway.fleet.view
+    name = known_name_of(request, deps)
+    view = deps.fleet.view
     found = view.pool_members(name)
     if not found:
         raise unknown_name(MODEL_OR_POOL, name)
     names = {found[0].pool: sorted(found, key=lambda one: one.name)}
-    (model,), _ = await _admin_models(deps, names, runners_of(found))
+    (model,), _ = await _admin_models(deps, ports, names, runners_of(found))
     return json_response(document_of(model))
 
 
-async def get_gpu_memory(deps: Admin, request: Request) -> Response:
+async def get_gpu_memory(deps: Gateway, ports: Admin, request: Request) -> Response:
     """Returns the accelerator memory of every host with its leases, and what each model uses or would use of it."""
     query = begin_read(request, SURFACE, ("host",))
     host = query.text("host")
-    hosts = await deps.ports.operations.host_memory(host)
-    models = [one for one in model_memory(deps.gateway.fleet.view) if host in ("", one.host)]
+    hosts = await ports.operations.host_memory(host)
+    models = [one for one in model_memory(deps.fleet.view) if host in ("", one.host)]
     if host and not hosts and not models:
         raise FieldError("host", "is unknown; GET /v1/admin/gpu-memory without it lists all hosts", Reason.NOT_FOUND)
     return json_response(document_of(pb.GpuMemory(hosts=hosts, models=models)))
 
 
-async def get_instances(deps: Admin, request: Request) -> Response:
+async def get_instances(ports: Admin, request: Request) -> Response:
     """Returns what a runner says of its engines: processes, restarts, load options, and last lines of their logs."""
     query = begin_read(request, SURFACE, INSTANCE_PARAMETERS)
     name, lines = require_name(request.path_params["name"], "name"), query.count("lines", MAX_LINES)
-    return json_response(document_of(await deps.ports.instances.describe(name, lines)))
+    return json_response(document_of(await ports.instances.describe(name, lines)))
 
 
-async def load_model(deps: Admin, request: Request) -> Response:
+async def load_model(deps: Gateway, ports: Admin, request: Request) -> Response:
     """Loads a model, or reloads it with other settings: 202 with the operation."""
-    body = await read_body(request, deps.gateway.config, LoadBody, SURFACE, optional=True)
+    body = await read_body(request, deps.config, LoadBody, SURFACE, optional=True)
     settings = LoadSettings.model_construct(**{name: getattr(body, name) for name in LoadSettings.model_fields})
-    name = known_name_of(request, deps.gateway)
+    name = known_name_of(request, deps)
     action = load_action(name, settings, evict_model=body.evict_model or "", replicas=body.replicas or 0)
     options = action.load_model.options
     if options.parameters or options.quantization:
-        view = deps.gateway.fleet.view
+        view = deps.fleet.view
         named = view.models.get(name)
         members = view.pool_members(name) if named is None or body.replicas else [named]
-        described = await deps.ports.instances.instances(runners_of(members))
+        described = await ports.instances.instances(runners_of(members))
         found = (described.get(member.runner, {}).get(member.name) for member in members)
         own = {member.name: file_in(view, member).quantization for member in members}
         with renaming_fields(_names_in(body)):
             require_loadable(options, [one for one in found if one is not None], own)
-    return await accept_operation(request, deps.ports, action, body.authorization)
+    return await accept_operation(request, ports, action, body.authorization)
 
 
-async def unload_model(deps: Admin, request: Request) -> Response:
+async def unload_model(deps: Gateway, ports: Admin, request: Request) -> Response:
     """Unloads a model, or every member of a pool: 202 with the operation."""
-    body = await read_body(request, deps.gateway.config, UnloadBody, SURFACE, optional=True)
-    return await accept_operation(
-        request, deps.ports, unload_action(known_name_of(request, deps.gateway)), body.authorization
-    )
+    body = await read_body(request, deps.config, UnloadBody, SURFACE, optional=True)
+    return await accept_operation(request, ports, unload_action(known_name_of(request, deps)), body.authorization)
 
 
-async def load_source(deps: Admin, request: Request) -> Response:
+async def load_source(deps: Gateway, ports: Admin, request: Request) -> Response:
     """Serves and loads a model by its source: 202 with the operation."""
-    body = await read_body(request, deps.gateway.config, SourceLoadBody, SURFACE)
+    body = await read_body(request, deps.config, SourceLoadBody, SURFACE)
     require_source(request, body.source, parameters=body.parameters)
     if body.quantization is not None:
         raise invalid_field("quantization", "is part of the source, such as hf:OWNER/REPO:Q4_K_M")
@@ -304,7 +303,7 @@ async def load_source(deps: Admin, request: Request) -> Response:
         body.name or "", settings, evict_model=body.evict_model or "", source=body.source, runner=body.runner or ""
     )
     with renaming_fields(_names_in(body)):
-        return await accept_operation(request, deps.ports, action, body.authorization)
+        return await accept_operation(request, ports, action, body.authorization)
 
 
 def _names_in(body: LoadSettings) -> Callable[[str], str]:
@@ -313,36 +312,34 @@ def _names_in(body: LoadSettings) -> Callable[[str], str]:
     return lambda field: "contextTokens" if field == context_field and body.context_tokens is not None else field
 
 
-async def pull_model(deps: Admin, request: Request) -> Response:
+async def pull_model(deps: Gateway, ports: Admin, request: Request) -> Response:
     """Pulls the files of a model into the store of a runner's home: 202 with the operation."""
-    body = await read_body(request, deps.gateway.config, PullBody, SURFACE)
+    body = await read_body(request, deps.config, PullBody, SURFACE)
     require_source(request, body.source)
     action = pull_action(body.source, runner=body.runner or "", form=body.form)
-    return await accept_operation(request, deps.ports, action, body.authorization)
+    return await accept_operation(request, ports, action, body.authorization)
 
 
-async def remove_model(deps: Admin, request: Request) -> Response:
+async def remove_model(deps: Gateway, ports: Admin, request: Request) -> Response:
     """Ends a model that was loaded by its source: 202 with the operation."""
-    body = await read_body(request, deps.gateway.config, UnloadBody, SURFACE, optional=True)
-    return await accept_operation(
-        request, deps.ports, remove_action(known_name_of(request, deps.gateway)), body.authorization
-    )
+    body = await read_body(request, deps.config, UnloadBody, SURFACE, optional=True)
+    return await accept_operation(request, ports, remove_action(known_name_of(request, deps)), body.authorization)
 
 
-async def detach_server(deps: Admin, request: Request) -> Response:
+async def detach_server(deps: Gateway, ports: Admin, request: Request) -> Response:
     """Detaches a server that was attached: 202 with the operation."""
-    body = await read_body(request, deps.gateway.config, UnloadBody, SURFACE, optional=True)
+    body = await read_body(request, deps.config, UnloadBody, SURFACE, optional=True)
     name = require_name(request.path_params["name"], "name")
-    return await accept_operation(request, deps.ports, remove_action(name), body.authorization)
+    return await accept_operation(request, ports, remove_action(name), body.authorization)
 
 
-async def flush_cache(deps: Admin, request: Request) -> Response:
+async def flush_cache(deps: Gateway, ports: Admin, request: Request) -> Response:
     """Deletes cached prefixes: 202 with the operation."""
-    body = await read_body(request, deps.gateway.config, FlushBody, SURFACE, optional=True)
+    body = await read_body(request, deps.config, FlushBody, SURFACE, optional=True)
     action = flush_action(
         body.scope, model=body.model or "", tenant=body.tenant, tag=body.tag, runner=body.runner or ""
     )
-    return await accept_operation(request, deps.ports, action, body.authorization)
+    return await accept_operation(request, ports, action, body.authorization)
 
 
 def _begin(request: Request) -> None:
@@ -350,11 +347,11 @@ def _begin(request: Request) -> None:
 
 
 async def _admin_models(
-    deps: AdminDeps, names: Mapping[str, list[ModelView]], runners: Sequence[str]
+    deps: GatewayDeps, ports: AdminPorts, names: Mapping[str, list[ModelView]], runners: Sequence[str]
 ) -> tuple[list[pb.AdminModel], InstanceDescriptions]:
     """Returns models, and what these runners say of their engines."""
-    queues, described = await asyncio.gather(_queues(deps.ports), deps.ports.instances.instances(runners))
-    view = deps.gateway.fleet.view
+    queues, described = await asyncio.gather(_queues(ports), ports.instances.instances(runners))
+    view = deps.fleet.view
     return [admin_model(view, name, found, queues, described) for name, found in names.items()], described
 
 

@@ -1,22 +1,24 @@
 """Operations, the audit log and figures (/v1/admin), request records (/v1/requests, /v1/clients)."""
 
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Annotated, cast
 
 from starlette.requests import Request
 from starlette.responses import Response
 
-from gateway.admin.instances import InstanceSource
-from gateway.admin.ports import DiscoverySource, EngineLogSource, ProcessesPort, look_nowhere
+from gateway.admin.instances import EngineLogClient, RunnerDescriptions
+from gateway.admin.process_client import ProcessesClient
 from gateway.answers.sse_writer import EventStream, encoded_records
 from gateway.answers.unary import json_response
 from gateway.auth.authentication import HOME_SOCKET
-from gateway.deps import GatewayDeps
+from gateway.deps import Gateway
 from gateway.intake.headers import tenant_of
 from gateway.intake.query import Query, begin_change, begin_read
-from gateway.operations import OPERATION_PREFIX, OperationsPort, create_operation, idempotency_key, requester
+from gateway.operations import OPERATION_PREFIX, OperationsClient, create_operation, idempotency_key, requester
 from gateway.request_facts import facts_of, headers_of
 from gateway.routing import collaborator
+from weft.api.gateway.v1.discovery_pb2 import Discovery
 from weft.api.operations.v1 import operation_pb2
 from weft.api.operations.v1 import operation_service_pb2 as pb
 from weft.api.router.v1.request_service_pb2 import (
@@ -35,7 +37,7 @@ from weft.dispatch.remote_router import (
     shown_to,
 )
 from weft.documents.codec import document_of
-from weft.kernel.errors import invalid_field, renaming_fields
+from weft.kernel.errors import WeftError, invalid_field, renaming_fields
 from weft.kernel.field_rules import enum_words
 from weft.kernel.names import (
     DEFAULT_TENANT,
@@ -47,29 +49,33 @@ from weft.kernel.names import (
     require_token,
 )
 from weft.kernel.principal import LOCAL
+from weft.kernel.reasons import Reason
+
+DiscoverySource = Callable[[], Awaitable[Discovery]]
+"""Returns what is found on the mesh's machine. Raises UNSUPPORTED_OPERATION where it may not be looked for."""
+
+
+async def look_nowhere() -> Discovery:
+    """A DiscoverySource of a gateway that runs apart from runners."""
+    raise WeftError(
+        Reason.UNSUPPORTED_OPERATION,
+        "only weft up looks for engines and models on its machine; here: weft discover, then POST /v1/admin/models",
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdminPorts:
     """Ports of the endpoints under `/v1/admin`; tests script them."""
 
-    operations: OperationsPort
-    instances: InstanceSource
+    operations: OperationsClient
+    instances: RunnerDescriptions
     queues: QueueSource
-    engine_logs: EngineLogSource
-    processes: ProcessesPort
+    engine_logs: EngineLogClient
+    processes: ProcessesClient
     discovery: DiscoverySource = look_nowhere
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AdminDeps:
-    """Collaborators of the endpoints under `/v1/admin`."""
-
-    gateway: GatewayDeps
-    ports: AdminPorts
-
-
-Admin = Annotated[AdminDeps, collaborator(AdminDeps)]
+Admin = Annotated[AdminPorts, collaborator(AdminPorts)]
 Requests = Annotated[RequestSource, collaborator(RequestSource)]
 
 
@@ -114,7 +120,7 @@ PAGE_PARAMETERS = ("pageSize", "pageToken", "unfinished")
 AUDIT_PARAMETERS = ("after", "pageSize")
 
 
-async def list_operations(deps: Admin, request: Request) -> Response:
+async def list_operations(ports: Admin, request: Request) -> Response:
     """Lists operations, newest first."""
     query = begin_read(request, SURFACE, PAGE_PARAMETERS)
     wanted = pb.ListOperationsRequest(
@@ -122,37 +128,37 @@ async def list_operations(deps: Admin, request: Request) -> Response:
         page_token=query.text("pageToken"),
         unfinished_only=query.flag("unfinished"),
     )
-    return json_response(document_of(await deps.ports.operations.list_page(wanted)))
+    return json_response(document_of(await ports.operations.list_page(wanted)))
 
 
-async def get_operation(deps: Admin, request: Request) -> Response:
+async def get_operation(deps: Gateway, ports: Admin, request: Request) -> Response:
     """Returns one operation; with watch=1 a stream of server-sent events until it has ended."""
     query = begin_read(request, SURFACE, ("watch",))
     name = _name_of(request)
     if query.flag("watch"):
-        return EventStream(deps.gateway, encoded_records(deps.ports.operations.watch(name)))
-    return json_response(document_of(await deps.ports.operations.get(name)))
+        return EventStream(deps, encoded_records(ports.operations.watch(name)))
+    return json_response(document_of(await ports.operations.get(name)))
 
 
-async def cancel_operation(deps: Admin, request: Request) -> Response:
+async def cancel_operation(ports: Admin, request: Request) -> Response:
     """Requests the cancellation of an operation; a cancelled load is unloaded again."""
     begin_change(request, SURFACE)
-    cancelled = await deps.ports.operations.cancel(_name_of(request), _requester(request))
+    cancelled = await ports.operations.cancel(_name_of(request), _requester(request))
     return json_response(document_of(cancelled))
 
 
-async def release_lease(deps: Admin, request: Request) -> Response:
+async def release_lease(ports: Admin, request: Request) -> Response:
     """Releases the lease of a program, which is then told that it is lost; a runner's is refused: unload its model."""
     begin_change(request, SURFACE)
     lease_id = require_token(request.path_params["id"], "id", MAX_LEASE_ID_CHARS)
-    return json_response(document_of(await deps.ports.operations.release_lease(lease_id, _requester(request))))
+    return json_response(document_of(await ports.operations.release_lease(lease_id, _requester(request))))
 
 
-async def get_audit(deps: Admin, request: Request) -> Response:
+async def get_audit(ports: Admin, request: Request) -> Response:
     """Returns entries of the audit log, oldest first, and the hash of its newest entry."""
     query = begin_read(request, SURFACE, AUDIT_PARAMETERS)
     after, size = query.count("after", MAX_SEQUENCE, least=0), query.count("pageSize", MAX_PAGE_SIZE)
-    page = await deps.ports.operations.audit(pb.ListAuditEntriesRequest(after_sequence=after, page_size=size))
+    page = await ports.operations.audit(pb.ListAuditEntriesRequest(after_sequence=after, page_size=size))
     return json_response(document_of(page))
 
 

@@ -1,24 +1,20 @@
 """`/v1/admin/secrets`: list, create, update and delete secrets. No answer holds a value."""
 
-from dataclasses import dataclass
-from typing import Annotated, Any, Protocol
+from typing import Annotated
 
-import grpc
 from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import Response
-from typing_extensions import override
 
 from gateway.answers.unary import json_response
-from gateway.deps import GatewayDeps
+from gateway.deps import Gateway
 from gateway.intake.query import begin_change, begin_read
 from gateway.operations import read_body
+from gateway.registry_client import RegistryService
 from gateway.request_facts import facts_of
 from gateway.resources.handlers import SURFACE
-from gateway.resources.registry_client import RegistryCalls
 from gateway.routing import collaborator
 from weft.api.registry.v1 import secret_service_pb2 as pb
-from weft.api.registry.v1 import secret_service_pb2_grpc
 from weft.documents.codec import document_of
 from weft.documents.document_base import DocumentPart
 from weft.kernel.log import get_logger
@@ -44,98 +40,38 @@ class NewSecretBody(SecretValueBody):
     """Its name."""
 
 
-class SecretsPort(Protocol):
-    """Stores the secrets; see `SecretsClient`.
-
-    Every method raises the WeftError that the registry answers, SERVICE_UNAVAILABLE when it cannot be reached, and
-    DEADLINE_EXCEEDED when it does not answer in time.
-    """
-
-    async def list_all(self) -> pb.ListSecretsResponse:
-        """Returns all secrets by name, without their values."""
-        ...
-
-    async def create(self, request: pb.CreateSecretRequest) -> pb.Secret:
-        """Creates a secret. Raises ALREADY_EXISTS."""
-        ...
-
-    async def update(self, request: pb.UpdateSecretRequest) -> pb.Secret:
-        """Gives a secret a new value. Raises NOT_FOUND."""
-        ...
-
-    async def delete(self, name: str, *, force: bool) -> None:
-        """Deletes a secret. Raises NOT_FOUND, and RESOURCE_IN_USE unless forced."""
-        ...
+Secrets = Annotated[RegistryService, collaborator("secrets")]
 
 
-class SecretsClient(SecretsPort):
-    """The registry's secrets as `SecretsPort`."""
-
-    def __init__(self, registry: grpc.aio.Channel, *, timeout_seconds: float) -> None:
-        # Typed as synchronous by the generated code, whatever the channel.
-        self._secrets: Any = secret_service_pb2_grpc.SecretServiceStub(registry)
-        self._calls = RegistryCalls(lambda field: field, timeout_seconds=timeout_seconds)
-
-    @override
-    async def list_all(self) -> pb.ListSecretsResponse:
-        found: pb.ListSecretsResponse = await self._calls.call(self._secrets.ListSecrets, pb.ListSecretsRequest())
-        return found
-
-    @override
-    async def create(self, request: pb.CreateSecretRequest) -> pb.Secret:
-        created: pb.CreateSecretResponse = await self._calls.call(self._secrets.CreateSecret, request)
-        return created.secret
-
-    @override
-    async def update(self, request: pb.UpdateSecretRequest) -> pb.Secret:
-        updated: pb.UpdateSecretResponse = await self._calls.call(self._secrets.UpdateSecret, request)
-        return updated.secret
-
-    @override
-    async def delete(self, name: str, *, force: bool) -> None:
-        await self._calls.call(self._secrets.DeleteSecret, pb.DeleteSecretRequest(name=name, force=force))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SecretsDeps:
-    """Collaborators of the endpoints of secrets."""
-
-    gateway: GatewayDeps
-    secrets: SecretsPort
-
-
-Secrets = Annotated[SecretsDeps, collaborator(SecretsDeps)]
-
-
-async def list_secrets(deps: Secrets, request: Request) -> Response:
+async def list_secrets(secrets: Secrets, request: Request) -> Response:
     """Lists all secrets by name, without their values."""
     begin_read(request, SURFACE)
-    return json_response(document_of(await deps.secrets.list_all()))
+    return json_response(document_of(await secrets.ListSecrets(pb.ListSecretsRequest())))
 
 
-async def create_secret(deps: Secrets, request: Request) -> Response:
+async def create_secret(deps: Gateway, secrets: Secrets, request: Request) -> Response:
     """Creates a secret. Its value is encrypted, and no answer shows it."""
-    wanted = await read_body(request, deps.gateway.config, NewSecretBody, SURFACE)
+    wanted = await read_body(request, deps.config, NewSecretBody, SURFACE)
     name = require_name(wanted.name, "name")
-    created = await deps.secrets.create(pb.CreateSecretRequest(name=name, value=wanted.value))
+    created: pb.CreateSecretResponse = await secrets.CreateSecret(pb.CreateSecretRequest(name=name, value=wanted.value))
     _audit("secret created", request, name)
-    return json_response(document_of(created), 201)
+    return json_response(document_of(created.secret), 201)
 
 
-async def update_secret(deps: Secrets, request: Request) -> Response:
+async def update_secret(deps: Gateway, secrets: Secrets, request: Request) -> Response:
     """Gives a secret a new value, which the next request of a model that uses it takes."""
     name = require_name(request.path_params["name"], "name")
-    wanted = await read_body(request, deps.gateway.config, SecretValueBody, SURFACE)
-    updated = await deps.secrets.update(pb.UpdateSecretRequest(name=name, value=wanted.value))
+    wanted = await read_body(request, deps.config, SecretValueBody, SURFACE)
+    updated: pb.UpdateSecretResponse = await secrets.UpdateSecret(pb.UpdateSecretRequest(name=name, value=wanted.value))
     _audit("secret updated", request, name)
-    return json_response(document_of(updated))
+    return json_response(document_of(updated.secret))
 
 
-async def delete_secret(deps: Secrets, request: Request) -> Response:
+async def delete_secret(secrets: Secrets, request: Request) -> Response:
     """Deletes a secret. One that a model uses is refused with 409, unless `force` is set."""
     query = begin_change(request, SURFACE, DELETE_PARAMETERS)
     name = require_name(request.path_params["name"], "name")
-    await deps.secrets.delete(name, force=query.flag("force"))
+    await secrets.DeleteSecret(pb.DeleteSecretRequest(name=name, force=query.flag("force")))
     _audit("secret deleted", request, name)
     return Response(status_code=204)
 

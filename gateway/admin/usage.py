@@ -1,18 +1,17 @@
 """Usage over HTTP: a tenant's own (`/v1/usage`), and that of all tenants (`/v1/admin/usage`)."""
 
-from dataclasses import dataclass
 from typing import Annotated
 
 from starlette.requests import Request
 from starlette.responses import Response
 
 from gateway.answers.unary import json_response
+from gateway.deps import Gateway, GatewayDeps
 from gateway.intake.headers import tenant_of
 from gateway.intake.query import Query, begin_read
 from gateway.routing import collaborator
 from weft.documents.codec import document_of
 from weft.durable.usage import MAX_ROWS, UsageClient, groups_of, moment_of, usage_request
-from weft.kernel.clock import Clock
 from weft.kernel.names import MAX_NAME_CHARS, MAX_TENANT_CHARS, require_token
 
 SURFACE = "usage"
@@ -20,31 +19,23 @@ USAGE_PARAMETERS = ("by", "since", "until", "model", "limit")
 ALL_USAGE_PARAMETERS = (*USAGE_PARAMETERS, "tenant")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UsageDeps:
-    """Collaborators of the endpoints of usage."""
-
-    source: UsageClient
-    clock: Clock
+Usage = Annotated[UsageClient, collaborator(UsageClient)]
 
 
-Usage = Annotated[UsageDeps, collaborator(UsageDeps)]
-
-
-async def get_usage(deps: Usage, request: Request) -> Response:
+async def get_usage(deps: Gateway, usage: Usage, request: Request) -> Response:
     """Returns what the caller's tenant used: requests by outcome, tokens, accelerator time, what left the premises."""
     query = begin_read(request, SURFACE, USAGE_PARAMETERS)
-    return await _answer(deps, query, tenant_of(request.scope))
+    return await _answer(deps, usage, query, tenant_of(request.scope))
 
 
-async def get_all_usage(deps: Usage, request: Request) -> Response:
+async def get_all_usage(deps: Gateway, usage: Usage, request: Request) -> Response:
     """Returns what all tenants used, or `tenant` alone: requests by outcome, tokens, accelerator time."""
     query = begin_read(request, SURFACE, ALL_USAGE_PARAMETERS)
     tenant = query.text("tenant")
-    return await _answer(deps, query, require_token(tenant, "tenant", MAX_TENANT_CHARS) if tenant else "")
+    return await _answer(deps, usage, query, require_token(tenant, "tenant", MAX_TENANT_CHARS) if tenant else "")
 
 
-async def _answer(deps: UsageDeps, query: Query, tenant: str) -> Response:
+async def _answer(deps: GatewayDeps, usage: UsageClient, query: Query, tenant: str) -> Response:
     now, model = deps.clock.utc_now(), query.text("model")
     wanted = usage_request(
         groups_of(query.text("by"), "by"),
@@ -54,4 +45,4 @@ async def _answer(deps: UsageDeps, query: Query, tenant: str) -> Response:
         model=require_token(model, "model", MAX_NAME_CHARS) if model else "",
         limit=query.count("limit", MAX_ROWS),
     )
-    return json_response(document_of(await deps.source.usage(wanted)))
+    return json_response(document_of(await usage.usage(wanted)))

@@ -1,6 +1,5 @@
 """GET /v1/results/{id}: an image or a recording by its signed address, without a key."""
 
-from dataclasses import dataclass
 from typing import Annotated
 
 from starlette.requests import Request
@@ -8,7 +7,7 @@ from starlette.responses import Response
 
 from gateway.answers.binary import BinaryAnswer, Headers
 from gateway.batches.handlers import exactly
-from gateway.deps import InferenceDeps
+from gateway.deps import Inference
 from gateway.intake.query import Query
 from gateway.request_facts import facts_of
 from gateway.result_links import ResultLinks, SignedResult
@@ -35,19 +34,11 @@ _SHOWN = frozenset(
 """Media types that a browser may show; others are saved."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ResultDeps:
-    """Collaborators of the endpoint of results."""
-
-    deps: InferenceDeps
-    files: FileClient
-    links: ResultLinks
+Files = Annotated[FileClient, collaborator(FileClient)]
+Links = Annotated[ResultLinks, collaborator(ResultLinks)]
 
 
-Results = Annotated[ResultDeps, collaborator(ResultDeps)]
-
-
-async def get_result(results: Results, request: Request) -> Response:
+async def get_result(deps: Inference, files: Files, links: Links, request: Request) -> Response:
     """Returns an image or a recording that a model made. The signature in its address takes the place of a key.
 
     404 for a wrong signature or a result that is deleted, 410 for an address that has expired.
@@ -61,15 +52,15 @@ async def get_result(results: Results, request: Request) -> Response:
         expires=query.text("expires"),
         signature=query.text("signature"),
     )
-    results.links.require_valid(asked)
-    file = await results.files.get(asked.tenant, asked.file_id)
+    links.require_valid(asked)
+    file = await files.get(asked.tenant, asked.file_id)
     if file.purpose != RESULT:
         raise file_not_found(asked.file_id)
     return BinaryAnswer(
-        exactly(results.files.read(asked.tenant, asked.file_id), file.byte_count),
+        exactly(files.read(asked.tenant, asked.file_id), file.byte_count),
         lambda: _headers(file),
         kind="result",
-        write_timeout_seconds=results.deps.config.write_timeout_seconds,
+        write_timeout_seconds=deps.config.write_timeout_seconds,
     )
 
 

@@ -16,7 +16,7 @@ from gateway.ollama.deps import SURFACE, Ollama, OllamaDeps
 from gateway.ollama.names import mesh_name
 from gateway.ollama.payload import is_raw, prompt_to_chat, to_chat, to_completion
 from gateway.ollama.schema import GeneratingRequest, OllamaChatRequest, OllamaGenerateRequest
-from gateway.operations import ENDED, OperationsPort, create_operation, ended_operation, reason_of
+from gateway.operations import ENDED, OperationsClient, create_operation, ended_operation, reason_of
 from gateway.request_facts import facts_of
 from weft.api.operations.v1 import operation_pb2
 from weft.dispatch.agents import require_model_name
@@ -117,7 +117,7 @@ def _changed_load(deps: OllamaDeps, request: Request, params: GeneratingRequest,
 
 
 async def begin_operation(
-    request: Request, operations: OperationsPort, action: operation_pb2.OperationAction
+    request: Request, operations: OperationsClient, action: operation_pb2.OperationAction
 ) -> operation_pb2.Operation:
     """Creates an operation. Raises the registry's refusal, which names the field as Ollama's API does."""
     try:

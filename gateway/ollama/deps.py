@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from gateway.deps import GatewayDeps
-from gateway.operations import OperationsPort
+from gateway.operations import OperationsClient
 from gateway.routing import collaborator
 
 SURFACE = "ollama"
@@ -15,7 +15,7 @@ class OllamaDeps:
     """Collaborators of the endpoints of Ollama's API."""
 
     gateway: GatewayDeps
-    operations: OperationsPort | None = None
+    operations: OperationsClient | None = None
     """Loads and unloads models; None: a request for it is refused."""
 
 

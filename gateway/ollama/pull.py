@@ -22,7 +22,7 @@ from gateway.ollama.chat import KEYLESS, begin_operation, require_success
 from gateway.ollama.deps import SURFACE, Ollama
 from gateway.ollama.names import LATEST
 from gateway.ollama.schema import OllamaPullRequest
-from gateway.operations import ENDED, OperationsPort, read_body, requester
+from gateway.operations import ENDED, OperationsClient, read_body, requester
 from gateway.request_facts import facts_of
 from weft.api.operations.v1 import operation_pb2
 from weft.documents.operation_actions import pull_action
@@ -75,7 +75,7 @@ def _listed_source(name: str, sources: Mapping[str, str]) -> str | None:
 class _Pull:
     """One pull as an operation."""
 
-    def __init__(self, request: Request, operations: OperationsPort, source: str) -> None:
+    def __init__(self, request: Request, operations: OperationsClient, source: str) -> None:
         self._request = request
         self._operations = operations
         self._source = source

@@ -7,7 +7,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from pydantic.alias_generators import to_camel
 
 from gateway.intake.request_model import StopAtFirstError
-from gateway.ports import ResourcePage
+from gateway.registry_client import ResourcePage
 from weft.api.registry.v1.declaration_service_pb2 import ApplyResult
 from weft.api.registry.v1.pool_pb2 import Pool
 from weft.api.registry.v1.profile_service_pb2 import ProfileStep, SwitchProfileResponse

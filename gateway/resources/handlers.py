@@ -16,7 +16,7 @@ from gateway.intake.body import read_json_or_yaml_body, read_model
 from gateway.intake.headers import require_local_caller
 from gateway.intake.json_guard import parse, parse_json
 from gateway.intake.query import Query, begin_read
-from gateway.ports import Author
+from gateway.registry_client import Author
 from gateway.request_facts import facts_of
 from gateway.resources.documents import (
     ApplyRequest,

@@ -6,7 +6,7 @@ from typing import Annotated
 from gateway.auth.authentication import KeyRingSource
 from gateway.config import GatewayConfig
 from gateway.deps import InferenceDeps
-from gateway.operations import OperationsPort
+from gateway.operations import OperationsClient
 from gateway.routing import collaborator
 from gateway.runner_api.facts import KeptDevices, RunnerPort
 from gateway.runner_api.metrics import QueueView, RequestObserver
@@ -41,7 +41,7 @@ class RunnerApiPorts:
     dispatcher: RequestDispatcher
     fleet: FleetSource
     queue: QueueView
-    operations: OperationsPort
+    operations: OperationsClient
     keys: KeyRingSource | None = None
     """The valid API keys; None: callers need none."""
     health: HealthSource = HealthSource()  # noqa: RUF009 - it has no state
@@ -57,7 +57,7 @@ class RunnerApiDeps:
     config: RunnerApiConfig
     inference: InferenceDeps
     runner: RunnerPort
-    operations: OperationsPort
+    operations: OperationsClient
     observer: RequestObserver
     devices: KeptDevices
     started: float

@@ -5,7 +5,6 @@ import json
 import math
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Any, Literal
 
@@ -20,7 +19,7 @@ from gateway.answers.answer_builder import encode_json
 from gateway.answers.api_object import JsonObject, Shows, object_json
 from gateway.answers.sse_writer import EventStream, encoded_records
 from gateway.answers.unary import json_response
-from gateway.deps import GatewayDeps
+from gateway.deps import Gateway
 from gateway.errors import public_message
 from gateway.intake.body import read_model
 from gateway.intake.headers import idempotency_key_of, tenant_of
@@ -298,38 +297,28 @@ LIST_PARAMETERS = ("state", "model", "caller", "request_id", "limit", "page_toke
 _STATES = {state_name(state).lower(): state for state in task_pb2.TaskState.values() if state}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TaskDeps:
-    """Collaborators of the endpoints of durable tasks."""
-
-    gateway: GatewayDeps
-    tasks: TaskClient
-    task_apis: TaskApis
+Tasks = Annotated[TaskClient, collaborator(TaskClient)]
+Apis = Annotated[TaskApis, collaborator(TaskApis)]
 
 
-Tasks = Annotated[TaskDeps, collaborator(TaskDeps)]
-
-
-async def submit_task(deps: Tasks, request: Request) -> Response:
+async def submit_task(deps: Gateway, tasks: Tasks, task_apis: Apis, request: Request) -> Response:
     """Accepts a request to run without a waiting caller. The task is durable before the answer is sent.
 
     202 for a new task; with the `Idempotency-Key` of an earlier one 200 and that task as it is.
     """
     scope = request.scope
     begin_read(request, SURFACE)
-    wanted = await read_model(request, NewTaskBody, deps.gateway.config)
-    deps.gateway.note(scope, surface=SURFACE, model=model_of(wanted))
-    submission = await submission_of(
-        scope, wanted, deps.task_apis, count=partial(deps.gateway.count, scope, tenant_of(scope))
-    )
-    accepted = await submitted(deps.tasks, scope, submission)
+    wanted = await read_model(request, NewTaskBody, deps.config)
+    deps.note(scope, surface=SURFACE, model=model_of(wanted))
+    submission = await submission_of(scope, wanted, task_apis, count=partial(deps.count, scope, tenant_of(scope)))
+    accepted = await submitted(tasks, scope, submission)
     facts_of(scope).task_id = accepted.task.id
-    response = json_response(task_json(accepted.task, deps.task_apis), 200 if accepted.existed else 202)
+    response = json_response(task_json(accepted.task, task_apis), 200 if accepted.existed else 202)
     response.headers["location"] = f"{PATH}/{accepted.task.id}"
     return response
 
 
-async def list_tasks(deps: Tasks, request: Request) -> Response:
+async def list_tasks(tasks: Tasks, task_apis: Apis, request: Request) -> Response:
     """Lists tasks of the caller's tenant, newest first, in pages."""
     scope = request.scope
     query = begin_read(request, SURFACE, LIST_PARAMETERS)
@@ -343,30 +332,30 @@ async def list_tasks(deps: Tasks, request: Request) -> Response:
         page_token=query.text("page_token"),
     )
     with renaming_fields(_own_name):
-        return json_response(page_json(await deps.tasks.list_page(tenant_of(scope), wanted), deps.task_apis))
+        return json_response(page_json(await tasks.list_page(tenant_of(scope), wanted), task_apis))
 
 
-async def get_task(deps: Tasks, request: Request) -> Response:
+async def get_task(deps: Gateway, tasks: Tasks, task_apis: Apis, request: Request) -> Response:
     """Returns a task with its attempts; once it is completed with its result, the answer of its endpoint."""
     tenant, task_id = begin_owned(request, SURFACE, "id")
     Query(request.scope)
-    details = await deps.tasks.details(tenant, task_id)
-    body = task_json(details.task, deps.task_apis)
+    details = await tasks.details(tenant, task_id)
+    body = task_json(details.task, task_apis)
     body["attempts"] = [attempt_json(attempt) for attempt in details.attempts]
     if details.task.state == task_pb2.TASK_STATE_COMPLETED:
-        outputs = await _outputs(deps.tasks, details.task)
-        gateway, names = deps.gateway, has_links(details, deps.task_apis)
-        base = "" if gateway.links is None else gateway.links.base_of(request.scope)
+        outputs = await _outputs(tasks, details.task)
+        names = has_links(details, task_apis)
+        base = "" if deps.links is None else deps.links.base_of(request.scope)
         try:
-            outputs = await with_content(gateway, tenant, outputs, has_links=names)
-            answer = answer_of(details, deps.task_apis, outputs, link_of(gateway, base, tenant))
+            outputs = await with_content(deps, tenant, outputs, has_links=names)
+            answer = answer_of(details, task_apis, outputs, link_of(deps, base, tenant))
             body["result"] = msgspec.Raw(answer)
         except WeftError as error:
             body["error"] = error_json(error)
     return json_response(body)
 
 
-async def watch_task(deps: Tasks, request: Request) -> Response:
+async def watch_task(deps: Gateway, tasks: Tasks, task_apis: Apis, request: Request) -> Response:
     """Streams a task and its answer as server-sent events `task` and `output`, until its end.
 
     `after`, or the header Last-Event-ID, is the `id` of the last event that the caller has.
@@ -374,25 +363,23 @@ async def watch_task(deps: Tasks, request: Request) -> Response:
     tenant, task_id = begin_owned(request, SURFACE, "id")
     query = Query(request.scope, frozenset({"after"}))
     after = _after(request.scope, query)
-    return EventStream(
-        deps.gateway, encoded_task_events(deps.tasks.watch(tenant, task_id, after), deps.task_apis, after)
-    )
+    return EventStream(deps, encoded_task_events(tasks.watch(tenant, task_id, after), task_apis, after))
 
 
-async def cancel_task(deps: Tasks, request: Request) -> Response:
+async def cancel_task(tasks: Tasks, task_apis: Apis, request: Request) -> Response:
     """Cancels a task, also while it runs. A task that has ended stays as it is."""
     tenant, task_id = begin_owned(request, SURFACE, "id")
     Query(request.scope)
-    return json_response(task_json(await deps.tasks.cancel(tenant, task_id), deps.task_apis))
+    return json_response(task_json(await tasks.cancel(tenant, task_id), task_apis))
 
 
-async def delete_task(deps: Tasks, request: Request) -> Response:
+async def delete_task(tasks: Tasks, task_apis: Apis, request: Request) -> Response:
     """Cancels a task as `cancel` does; with forget=true deletes one that has ended, and answers 204."""
     tenant, task_id = begin_owned(request, SURFACE, "id")
     query = Query(request.scope, frozenset({"forget"}))
     if not query.flag("forget"):
-        return json_response(task_json(await deps.tasks.cancel(tenant, task_id), deps.task_apis))
-    await deps.tasks.delete(tenant, task_id)
+        return json_response(task_json(await tasks.cancel(tenant, task_id), task_apis))
+    await tasks.delete(tenant, task_id)
     return Response(status_code=204)
 
 
@@ -405,7 +392,7 @@ def _tenant_shown(request: Request) -> str:
     return "" if facts_of(request.scope).principal.names_tenants else tenant_of(request.scope)
 
 
-async def list_task_records(deps: Tasks, request: Request) -> Response:
+async def list_task_records(tasks: Tasks, request: Request) -> Response:
     """Lists tasks, newest first."""
     query = begin_read(request, SURFACE, OPERATOR_LIST_PARAMETERS)
     wanted = pb.ListTasksRequest(
@@ -414,32 +401,32 @@ async def list_task_records(deps: Tasks, request: Request) -> Response:
         caller=query.text("caller"),
         page_size=query.count("limit", MAX_LISTED),
     )
-    return json_response(document_of(await deps.tasks.list_page(_tenant_shown(request), wanted)))
+    return json_response(document_of(await tasks.list_page(_tenant_shown(request), wanted)))
 
 
-async def get_task_record(deps: Tasks, request: Request) -> Response:
+async def get_task_record(tasks: Tasks, request: Request) -> Response:
     """Returns a task with its attempts and their receipts."""
     begin_read(request, SURFACE)
-    return json_response(document_of(await deps.tasks.details(_tenant_shown(request), _id_of(request))))
+    return json_response(document_of(await tasks.details(_tenant_shown(request), _id_of(request))))
 
 
-async def watch_task_record(deps: Tasks, request: Request) -> Response:
+async def watch_task_record(deps: Gateway, tasks: Tasks, request: Request) -> Response:
     """Streams a task at each change and the chunks of its answer after the event `after`, until its end."""
     query = begin_read(request, SURFACE, ("after",))
-    news = deps.tasks.watch(_tenant_shown(request), _id_of(request), query.count("after", MAX_EVENT_NUMBER, least=0))
-    return EventStream(deps.gateway, encoded_records(news))
+    news = tasks.watch(_tenant_shown(request), _id_of(request), query.count("after", MAX_EVENT_NUMBER, least=0))
+    return EventStream(deps, encoded_records(news))
 
 
-async def cancel_task_record(deps: Tasks, request: Request) -> Response:
+async def cancel_task_record(tasks: Tasks, request: Request) -> Response:
     """Cancels a task, also while it runs. A task that has ended stays as it is."""
     begin_change(request, SURFACE)
-    return json_response(document_of(await deps.tasks.cancel(_tenant_shown(request), _id_of(request))))
+    return json_response(document_of(await tasks.cancel(_tenant_shown(request), _id_of(request))))
 
 
-async def delete_task_record(deps: Tasks, request: Request) -> Response:
+async def delete_task_record(tasks: Tasks, request: Request) -> Response:
     """Deletes a task that has ended."""
     begin_change(request, SURFACE)
-    await deps.tasks.delete(_tenant_shown(request), _id_of(request))
+    await tasks.delete(_tenant_shown(request), _id_of(request))
     return Response(status_code=204)
 
 

@@ -58,14 +58,13 @@ def image_answer(params: ImageRequest | None, task: task_pb2.Task, outputs: Outp
 
 def transcription_answer(
     params: TranscriptionTask | None,
-    task: task_pb2.Task,
+    _task: task_pb2.Task,
     outputs: Outputs,
-    link: Link,
+    _link: Link,
     *,
     translates: bool = False,
 ) -> bytes:
     """Returns a stored transcription; captions and plain text are the member `text`."""
-    del task, link
     events, receipt = _read(outputs)
     transcription = collected_transcription([events])
     if params is None:
@@ -76,9 +75,8 @@ def transcription_answer(
     return body if transcriptions.media_type_of(params) == _JSON else encode_json({"text": body.decode()})
 
 
-def speech_answer(params: SpeechTask | None, task: task_pb2.Task, outputs: Outputs, link: Link) -> bytes:
+def speech_answer(_params: SpeechTask | None, _task: task_pb2.Task, outputs: Outputs, link: Link) -> bytes:
     """Returns stored speech. Raises BACKEND_PROTOCOL_ERROR for an empty recording."""
-    del params, task
     events, _ = _read(outputs)
     spoken: list[audio_pb2.SpeechPart] = [event.speech for event in events if event.HasField("speech")]
     if not spoken:

@@ -67,9 +67,8 @@ _OF_EDITS = ("image", "images", "mask")
 _OF_TRANSCRIPTIONS = ("file",)
 
 
-def image_payload(params: ImageRequest, limits: RequestLimits, media: RequestMedia) -> image_pb2.ImagePayload:
+def image_payload(params: ImageRequest, _limits: RequestLimits, _media: RequestMedia) -> image_pb2.ImagePayload:
     """Returns the payload of a request for images. Raises INVALID_ARGUMENT naming the field."""
-    del limits, media
     payload = image_schema.to_payload(_unstreamed(params))
     for name in _OF_EDITS:
         _drop_extra(payload, name)
@@ -94,10 +93,9 @@ def edit_payload(params: ImageEditTask, limits: RequestLimits, media: RequestMed
 
 
 def transcription_payload(
-    params: TranscriptionTask, limits: RequestLimits, media: RequestMedia, *, translates: bool
+    params: TranscriptionTask, _limits: RequestLimits, _media: RequestMedia, *, translates: bool
 ) -> audio_pb2.TranscriptionPayload:
     """Returns the payload of a transcription. Raises INVALID_ARGUMENT naming the field."""
-    del limits, media
     if params.file is None:
         raise invalid_field("file", "must be a file")
     asked = params.model_copy(update={"stream": None})
@@ -109,9 +107,8 @@ def transcription_payload(
     return payload
 
 
-def speech_payload(params: SpeechTask, limits: RequestLimits, media: RequestMedia) -> audio_pb2.SpeechPayload:
+def speech_payload(params: SpeechTask, _limits: RequestLimits, _media: RequestMedia) -> audio_pb2.SpeechPayload:
     """Returns the payload of speech. Raises INVALID_ARGUMENT naming the field."""
-    del limits, media
     return speech.to_speech(params.model_copy(update={"stream_format": None}))
 
 

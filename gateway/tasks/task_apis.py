@@ -88,37 +88,23 @@ Params = TypeVar(
 Outputs = Iterable[task_pb2.TaskOutput]
 
 
+@dataclass(frozen=True, slots=True)
 class TaskApi(Generic[Params]):
     """Translation of one live endpoint to tasks and back."""
 
-    def __init__(  # noqa: PLR0913 - the columns of the table in `task_apis_of`
-        self,
-        deps: InferenceDeps,
-        endpoint: str,
-        kind: str,
-        operation: Operation,
-        schema: type[Params],
-        to_payload: Callable[[Params, RequestLimits, RequestMedia], TaskPayload],
-        to_answer: Callable[[Params, task_pb2.Task, Outputs, Link], bytes],
-        *,
-        has_links: Callable[[Params], bool] = lambda _: False,
-        to_origin: Callable[[bytes], bytes] = lambda raw: raw,
-    ) -> None:
-        """`to_payload` raises INVALID_ARGUMENT naming the field, `to_answer` as `answer`.
-
-        `has_links`: whether the answer names results by address; `to_origin` makes what is stored of a body.
-        """
-        self.endpoint = endpoint
-        """The live endpoint's path."""
-        self.kind = kind
-        """`TaskSpec.origin_kind`."""
-        self._deps = deps
-        self._operation = operation
-        self._schema = schema
-        self._to_payload = to_payload
-        self._to_answer = to_answer
-        self._has_links = has_links
-        self._to_origin = to_origin
+    deps: InferenceDeps
+    endpoint: str
+    """The live endpoint's path."""
+    kind: str
+    """`TaskSpec.origin_kind`."""
+    operation: Operation
+    schema: type[Params]
+    to_payload: Callable[[Params, RequestLimits, RequestMedia], TaskPayload]
+    """Raises INVALID_ARGUMENT naming the field."""
+    to_answer: Callable[[Params, task_pb2.Task, Outputs, Link], bytes]
+    """Raises as `answer`."""
+    has_files: bool = False
+    """Whether its bodies have files, which are not stored with a task."""
 
     def spec(self, raw: bytes, submission: SpecContext) -> task_pb2.TaskSpec:
         """Returns the task of a body, which becomes its origin.
@@ -141,14 +127,14 @@ class TaskApi(Generic[Params]):
         submission.before_fetching()
         if media.addresses:
             try:
-                await supply(spec.chat, media, self._deps.media)
+                await supply(spec.chat, media, self.deps.media)
             except FieldError as error:
                 raise _renamed(error, submission.field) from None
         return spec
 
     def has_links(self, origin: bytes) -> bool:
         """Whether the answer to a request names its images and recordings by address. Raises as `answer`."""
-        return self._has_links(self._parsed(origin))
+        return _names_links(self._parsed(origin))
 
     def answer(self, origin: bytes, task: task_pb2.Task, outputs: Outputs, link: Link = no_link) -> bytes:
         """Returns the complete answer as the live endpoint's JSON; deterministic in its outputs but for addresses.
@@ -156,29 +142,35 @@ class TaskApi(Generic[Params]):
         Raises BACKEND_PROTOCOL_ERROR for incomplete outputs, INVALID_ARGUMENT or MALFORMED_REQUEST where the origin is
         not a request of this API.
         """
-        return self._to_answer(self._parsed(origin), task, outputs, link)
+        return self.to_answer(self._parsed(origin), task, outputs, link)
 
     def _parsed(self, raw: bytes) -> Params:
-        return parse(self._schema, raw, max_depth=self._deps.config.limits.max_json_depth)
+        return parse(self.schema, raw, max_depth=self.deps.config.limits.max_json_depth)
 
     def _translated(self, raw: bytes, submission: SpecContext) -> tuple[task_pb2.TaskSpec, RequestMedia]:
-        config = self._deps.config
+        config = self.deps.config
         require_few_members(raw, config.limits.max_json_members)
         try:
             params = self._parsed(raw)
-            asked = self._deps.asked(submission.scope, params.model)
-            context = request_context(submission.scope, config, params, asked=asked, operation=self._operation)
+            asked = self.deps.asked(submission.scope, params.model)
+            context = request_context(submission.scope, config, params, asked=asked, operation=self.operation)
             require_within(params, config.limits)
-            media = self._deps.request_media(params)
-            payload = self._to_payload(params, config.limits, media)
-            if self._has_links(params) and self._deps.links is None:
+            media = self.deps.request_media(params)
+            payload = self.to_payload(params, config.limits, media)
+            if _names_links(params) and self.deps.links is None:
                 raise invalid_field("response_format", "must be 'b64_json': this gateway has no addresses of results")
         except FieldError as error:
             raise _renamed(error, submission.field) from None
-        spec = task_spec(context, payload, origin=self._to_origin(raw), origin_kind=self.kind)
+        spec = task_spec(
+            context, payload, origin=media_requests.without_files(raw) if self.has_files else raw, origin_kind=self.kind
+        )
         if submission.is_repeatable:
             spec.traceparent = ""
         return spec, media
+
+
+def _names_links(params: Params) -> bool:
+    return "url" in (getattr(params, "response_format", None), getattr(params, "result_format", None))
 
 
 AnyTaskApi = TaskApi[Any]
@@ -245,7 +237,7 @@ COMPLETION_ID_PREFIX = "cmpl"
 CHAT_ID_PREFIX = "chatcmpl"
 
 
-def _chat_answer(params: ChatRequest, task: task_pb2.Task, outputs: Outputs) -> bytes:
+def _chat_answer(params: ChatRequest, task: task_pb2.Task, outputs: Outputs, _link: Link) -> bytes:
     answer = ChatAnswer(
         answer_identity(CHAT_ID_PREFIX, task),
         choice_count=params.n or 1,
@@ -255,7 +247,7 @@ def _chat_answer(params: ChatRequest, task: task_pb2.Task, outputs: Outputs) -> 
     return built(answer, outputs, chat_payload.warnings_of(params))
 
 
-def _completion_answer(params: CompletionRequest, task: task_pb2.Task, outputs: Outputs) -> bytes:
+def _completion_answer(params: CompletionRequest, task: task_pb2.Task, outputs: Outputs, _link: Link) -> bytes:
     answer = CompletionAnswer(
         answer_identity(COMPLETION_ID_PREFIX, task),
         choice_count=prompt_count(params.prompt) * (params.n or 1),
@@ -264,7 +256,7 @@ def _completion_answer(params: CompletionRequest, task: task_pb2.Task, outputs: 
     return built(answer, outputs, unknown_extensions(params.model_extra or {}))
 
 
-def _embedding_answer(params: EmbeddingRequest, task: task_pb2.Task, outputs: Outputs) -> bytes:
+def _embedding_answer(params: EmbeddingRequest, task: task_pb2.Task, outputs: Outputs, _link: Link) -> bytes:
     return embedding_body(
         task,
         outputs,
@@ -307,92 +299,59 @@ def _response_payload(params: ResponsesRequest, limits: RequestLimits, media: Re
     return to_response_request(params, Conversation(own_items(params)), media, limits).payload
 
 
-def _response_answer(deps: InferenceDeps, params: ResponsesRequest, task: task_pb2.Task, outputs: Outputs) -> bytes:
+def _response_answer(
+    deps: InferenceDeps, params: ResponsesRequest, task: task_pb2.Task, outputs: Outputs, _link: Link
+) -> bytes:
     document = task_document(params, task, deps.clock, is_stored=False, envelope=deps.config.response_envelope)
     document.ended_at = optional_datetime(task, "end_time")
     made = to_response_request(params, Conversation(own_items(params)), deps.request_media(params), deps.config.limits)
     return built(ResponsesAnswer(document), outputs, made.warnings)
 
 
+def _completion_payload(
+    params: CompletionRequest, limits: RequestLimits, _media: RequestMedia
+) -> completion_pb2.CompletionPayload:
+    return completion_payload.to_payload(params, limits)
+
+
+def _embedding_payload(
+    params: EmbeddingRequest, limits: RequestLimits, _media: RequestMedia
+) -> embedding_pb2.EmbeddingPayload:
+    return embedding_payload.to_payload(params, limits)
+
+
 def task_apis_of(deps: InferenceDeps) -> TaskApis:
     """Returns the task APIs of one gateway."""
+    api, audio = partial(TaskApi, deps), "/v1/audio"
+    of_image, of_words = media_answers.image_answer, media_answers.transcription_answer
+    to_words, words = media_requests.transcription_payload, media_requests.TranscriptionTask
+    heard, translated = partial(to_words, translates=False), partial(to_words, translates=True)
+    edit, to_edit, to_image = media_requests.ImageEditTask, media_requests.edit_payload, media_requests.image_payload
+    speech, to_speech, of_speech = media_requests.SpeechTask, media_requests.speech_payload, media_answers.speech_answer
     chat, text, vectors = Operation.CHAT, Operation.COMPLETION, Operation.EMBEDDING
-    of_completion = _without_media(completion_payload.to_payload)
-    of_embedding = _without_media(embedding_payload.to_payload)
-    chats, completions = _without_links(_chat_answer), _without_links(_completion_answer)
-    embeddings, responses = _without_links(_embedding_answer), _without_links(partial(_response_answer, deps))
+    image, transcription = Operation.IMAGE, Operation.TRANSCRIPTION
+    of_response, of_translation = partial(_response_answer, deps), partial(of_words, translates=True)
     return TaskApis(
         [
-            TaskApi(deps, "/v1/chat/completions", "chat", chat, ChatRequest, chat_payload.to_payload, chats),
-            TaskApi(deps, "/v1/completions", "completions", text, CompletionRequest, of_completion, completions),
-            TaskApi(deps, "/v1/embeddings", "embeddings", vectors, EmbeddingRequest, of_embedding, embeddings),
-            TaskApi(deps, "/v1/responses", "responses", chat, ResponsesRequest, _response_payload, responses),
-            *_media_apis(deps),
+            api("/v1/chat/completions", "chat", chat, ChatRequest, chat_payload.to_payload, _chat_answer),
+            api("/v1/completions", "completions", text, CompletionRequest, _completion_payload, _completion_answer),
+            api("/v1/embeddings", "embeddings", vectors, EmbeddingRequest, _embedding_payload, _embedding_answer),
+            api("/v1/responses", "responses", chat, ResponsesRequest, _response_payload, of_response),
+            api("/v1/images/generations", "images", image, ImageRequest, to_image, of_image),
+            api("/v1/images/edits", "image_edits", image, edit, to_edit, of_image, has_files=True),
+            api(f"{audio}/transcriptions", "transcriptions", transcription, words, heard, of_words, has_files=True),
+            api(
+                f"{audio}/translations",
+                "translations",
+                transcription,
+                words,
+                translated,
+                of_translation,
+                has_files=True,
+            ),
+            api(f"{audio}/speech", "speech", Operation.SPEECH, speech, to_speech, of_speech),
         ]
     )
-
-
-def _media_apis(deps: InferenceDeps) -> list[AnyTaskApi]:
-    heard = partial(media_requests.transcription_payload, translates=False)
-    translated = partial(media_requests.transcription_payload, translates=True)
-    short = media_requests.without_files
-    image, transcription, speech = Operation.IMAGE, Operation.TRANSCRIPTION, Operation.SPEECH
-    of_image, of_words = media_answers.image_answer, media_answers.transcription_answer
-    of_speech = media_answers.speech_answer
-    image_links: dict[str, Any] = {"has_links": lambda params: params.response_format == "url"}
-    speech_links: dict[str, Any] = {"has_links": lambda params: params.result_format == "url"}
-    edit, words, of_edit = media_requests.ImageEditTask, media_requests.TranscriptionTask, media_requests.edit_payload
-    of_audio = "/v1/audio"
-    return [
-        TaskApi(
-            deps,
-            "/v1/images/generations",
-            "images",
-            image,
-            ImageRequest,
-            media_requests.image_payload,
-            of_image,
-            **image_links,
-        ),
-        TaskApi(
-            deps, "/v1/images/edits", "image_edits", image, edit, of_edit, of_image, to_origin=short, **image_links
-        ),
-        TaskApi(
-            deps, f"{of_audio}/transcriptions", "transcriptions", transcription, words, heard, of_words, to_origin=short
-        ),
-        TaskApi(
-            deps,
-            f"{of_audio}/translations",
-            "translations",
-            transcription,
-            words,
-            translated,
-            partial(of_words, translates=True),
-            to_origin=short,
-        ),
-        TaskApi(
-            deps,
-            f"{of_audio}/speech",
-            "speech",
-            speech,
-            media_requests.SpeechTask,
-            media_requests.speech_payload,
-            of_speech,
-            **speech_links,
-        ),
-    ]
-
-
-def _without_links(
-    to_answer: Callable[[Params, task_pb2.Task, Outputs], bytes],
-) -> Callable[[Params, task_pb2.Task, Outputs, Link], bytes]:
-    return lambda params, task, outputs, _link: to_answer(params, task, outputs)
-
-
-def _without_media(
-    to_payload: Callable[[Params, RequestLimits], TaskPayload],
-) -> Callable[[Params, RequestLimits, RequestMedia], TaskPayload]:
-    return lambda params, limits, _media: to_payload(params, limits)
 
 
 _NO_REQUEST = frozenset({Reason.INVALID_ARGUMENT, Reason.MALFORMED_REQUEST})

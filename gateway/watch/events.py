@@ -5,7 +5,7 @@ from contextlib import aclosing
 
 from typing_extensions import override
 
-from gateway.ports import RegistryPort
+from gateway.registry_client import RegistryClient
 from gateway.watch.source import Change, WatchCaller, WatchSource, put_message, synced
 from weft.kernel.principal import Access, Resource, Role
 
@@ -19,7 +19,7 @@ class EventSource(WatchSource):
     access = Access(Resource.TELEMETRY, Role.VIEW)
     by_name = False
 
-    def __init__(self, registry: RegistryPort) -> None:
+    def __init__(self, registry: RegistryClient) -> None:
         self._registry = registry
 
     @override

@@ -1,14 +1,13 @@
 """GET /api/v1/watch: changes of the wanted kinds as one stream of server-sent events."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Annotated
 
 from starlette.requests import Request
 from starlette.responses import Response
 
 from gateway.answers.sse_writer import EventStream
-from gateway.deps import GatewayDeps
+from gateway.deps import Gateway
 from gateway.intake.headers import tenant_of
 from gateway.intake.query import begin_read
 from gateway.request_facts import facts_of
@@ -23,24 +22,11 @@ SURFACE = "api"
 PARAMETERS = ("kinds", "allTenants")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WatchDeps:
-    """Collaborators of the watch."""
-
-    gateway: GatewayDeps
-    sources: Mapping[str, WatchSource]
-    """By the word of their kind."""
+Sources = Annotated[Mapping[str, WatchSource], collaborator("watch sources")]
+"""By the word of their kind."""
 
 
-Watch = Annotated[WatchDeps, collaborator(WatchDeps)]
-
-
-def watch_deps(gateway: GatewayDeps, sources: Sequence[WatchSource]) -> WatchDeps:
-    """Returns the collaborators of the watch over these sources."""
-    return WatchDeps(gateway=gateway, sources={source.kind: source for source in sources})
-
-
-async def watch(deps: Watch, request: Request) -> Response:
+async def watch(deps: Gateway, by_kind: Sources, request: Request) -> Response:
     """Streams what there is of the kinds, then every change, as server-sent events.
 
     `kinds`: words with commas between them; without it, every kind that the caller may see. `allTenants`: requests and
@@ -51,25 +37,25 @@ async def watch(deps: Watch, request: Request) -> Response:
     is_of_all = query.flag("allTenants") and principal.names_tenants
     caller = WatchCaller(principal=principal, tenant="" if is_of_all else tenant_of(request.scope))
     if "kinds" in query:
-        sources = _wanted(deps, query.text("kinds"), caller.principal)
+        sources = _wanted(by_kind, query.text("kinds"), caller.principal)
     else:
-        sources = [source for source in deps.sources.values() if _refusal(caller.principal, source) is None]
+        sources = [source for source in by_kind.values() if _refusal(caller.principal, source) is None]
     if not sources:
         raise WeftError(Reason.PERMISSION_DENIED, "the key may see none of the kinds of things")
-    config = deps.gateway.config
+    config = deps.config
     limits = WatchLimits(max_names=config.max_watch_names, interval_seconds=config.watch_interval_seconds)
-    return EventStream(deps.gateway, WatchStream(sources, caller, limits, deps.gateway.clock).writes())
+    return EventStream(deps, WatchStream(sources, caller, limits, deps.clock).writes())
 
 
-def _wanted(deps: WatchDeps, text: str, principal: Principal) -> list[WatchSource]:
+def _wanted(by_kind: Mapping[str, WatchSource], text: str, principal: Principal) -> list[WatchSource]:
     """Returns the sources of kinds. Raises INVALID_ARGUMENT, PERMISSION_DENIED naming the kind by its place."""
     words = list(dict.fromkeys(text.split(",")))
     for place, word in enumerate(words):
-        if word not in deps.sources:
-            known = ", ".join(sorted(deps.sources))
+        if word not in by_kind:
+            known = ", ".join(sorted(by_kind))
             message = f"'{word[:32]}' is no kind; there are {known}, with commas between them"
             raise invalid_field(f"kinds[{place}]", message)
-    found = [deps.sources[word] for word in words]
+    found = [by_kind[word] for word in words]
     for place, source in enumerate(found):
         refusal = _refusal(principal, source)
         if refusal is not None:

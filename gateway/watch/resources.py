@@ -12,7 +12,7 @@ from typing_extensions import override
 
 from gateway.answers.answer_builder import encode_json
 from gateway.errors import internal_error
-from gateway.ports import RegistryPort
+from gateway.registry_client import RegistryClient
 from gateway.watch.source import Change, WatchCaller, WatchSource, delete, put, synced
 from weft.documents.kinds import KINDS, Key
 from weft.documents.mesh_state import MeshState
@@ -67,7 +67,7 @@ class _Subscriber:
 class _Mirror:
     """The mesh as one watch of the registry shows it, until that watch ends."""
 
-    def __init__(self, registry: RegistryPort) -> None:
+    def __init__(self, registry: RegistryClient) -> None:
         self._registry = registry
         self.state = MeshState()
         self._encoded: dict[Key, bytes] = {}
@@ -141,7 +141,7 @@ class _Mirror:
 class ResourceFeed:
     """The resources of the mesh for all streams of one gateway."""
 
-    def __init__(self, registry: RegistryPort) -> None:
+    def __init__(self, registry: RegistryClient) -> None:
         self._registry = registry
         self._mirror: _Mirror | None = None
 
@@ -201,7 +201,7 @@ class ResourceSource(WatchSource):
                     yield synced()
 
 
-def resource_sources(registry: RegistryPort) -> list[WatchSource]:
+def resource_sources(registry: RegistryClient) -> list[WatchSource]:
     """Returns a source for each kind of resource, over one watch of the registry."""
     feed = ResourceFeed(registry)
     return [ResourceSource(kind, feed) for kind in ResourceKind]

@@ -1,7 +1,6 @@
 """`GET /ui`: the page of the workbench and its files; `GET /api/v1/caller`: what the key of the page may do."""
 
 import asyncio
-from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Annotated
 
@@ -9,7 +8,7 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
 from gateway.answers.answer_builder import encode_json
-from gateway.deps import GatewayDeps
+from gateway.deps import Gateway, GatewayDeps
 from gateway.intake.headers import require_own_machine
 from gateway.request_facts import facts_of
 from gateway.routing import collaborator
@@ -23,15 +22,7 @@ _FOR_EVER = "public, max-age=31536000, immutable"
 _ASK_AGAIN = "no-cache"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkbenchDeps:
-    """Collaborators of the workbench's endpoints."""
-
-    gateway: GatewayDeps
-    files: PageFiles
-
-
-Workbench = Annotated[WorkbenchDeps, collaborator(WorkbenchDeps)]
+Pages = Annotated[PageFiles, collaborator(PageFiles)]
 
 
 async def redirect_to_page(request: Request) -> Response:
@@ -40,14 +31,13 @@ async def redirect_to_page(request: Request) -> Response:
     return RedirectResponse(PAGE, status_code=308)
 
 
-async def get_page(deps: Workbench, request: Request) -> Response:
+async def get_page(deps: Gateway, files: Pages, request: Request) -> Response:
     """Returns the workbench's page, or one of its files below the folder of their version; needs no key.
 
     The page is there for every path that has no file: it draws what the path names.
     """
     facts_of(request.scope).surface = SURFACE
     _require_enabled(deps, request)
-    files = deps.files
     # The first request reads and compresses all files, which takes about 0.1 s.
     assets = await asyncio.to_thread(lambda: files.assets)
     folder, _, name = request.path_params["path"].partition("/")
@@ -58,13 +48,13 @@ async def get_page(deps: Workbench, request: Request) -> Response:
     return _index_response(files, request)
 
 
-async def get_caller(deps: Workbench, request: Request) -> Response:
+async def get_caller(deps: Gateway, request: Request) -> Response:
     """Returns who the caller is and what it may do: tenant and scopes of its key, and whether callers need a key.
 
     Without a key it says that one is needed; a wrong key is refused.
     """
     facts_of(request.scope).surface = SURFACE
-    gate = deps.gateway.gate
+    gate = deps.gate
     principal = gate.identify(request.scope)
     fields: dict[str, object] = {
         "kind": "Caller",
@@ -77,11 +67,11 @@ async def get_caller(deps: Workbench, request: Request) -> Response:
     return Response(encode_json(fields), media_type="application/json", headers={"cache-control": "no-store"})
 
 
-def _require_enabled(deps: WorkbenchDeps, request: Request) -> None:
+def _require_enabled(deps: GatewayDeps, request: Request) -> None:
     """Raises NOT_FOUND where the page is switched off, PERMISSION_DENIED where anyone on the network could use it."""
-    if not deps.gateway.config.workbench.enabled:
+    if not deps.config.workbench.enabled:
         raise WeftError(Reason.NOT_FOUND, "the workbench is switched off (`gateway.workbench.enabled`)")
-    if not deps.gateway.gate.needs_keys:
+    if not deps.gate.needs_keys:
         require_own_machine(request.scope, "the workbench needs keys beyond this machine (auth.required: true)")
 
 

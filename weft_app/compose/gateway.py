@@ -13,14 +13,9 @@ import grpc
 from typing_extensions import override
 
 import gateway.service
-from gateway.admin.engine_logs import EngineLogClient
-from gateway.admin.instances import RunnerDescriptions
-from gateway.admin.join_tokens import JoinTokensClient
-from gateway.admin.keys import KeysClient
-from gateway.admin.operations import AdminPorts
-from gateway.admin.ports import DiscoverySource, look_nowhere
-from gateway.admin.processes import ProcessesClient
-from gateway.admin.secrets import SecretsClient
+from gateway.admin.instances import EngineLogClient, RunnerDescriptions
+from gateway.admin.operations import AdminPorts, DiscoverySource, look_nowhere
+from gateway.admin.process_client import ProcessesClient
 from gateway.app import GatewayPorts
 from gateway.config import (
     REGISTRY_TIMEOUT_SECONDS,
@@ -41,7 +36,7 @@ from gateway.config import (
     TenantRequestRates,
 )
 from gateway.operations import OperationsClient
-from gateway.resources.registry_client import RegistryClient
+from gateway.registry_client import RegistryClient, RegistryService
 from gateway.result_links import KEY_BYTES
 from gateway.service import GatewayService
 from gateway.watch.events import EventSource
@@ -50,6 +45,9 @@ from gateway.watch.queues import QueuesByName
 from gateway.watch.requests import FiguresOfMesh, RequestsOfTenant
 from gateway.watch.resources import resource_sources
 from registry_svc.store.owner_file import read_owner_file, write_owner_file
+from weft.api.registry.v1.join_token_service_pb2_grpc import JoinTokenServiceStub
+from weft.api.registry.v1.key_service_pb2_grpc import KeyServiceStub
+from weft.api.registry.v1.secret_service_pb2_grpc import SecretServiceStub
 from weft.dispatch.dispatcher import Dispatcher
 from weft.dispatch.end_reporter import EndReporter
 from weft.dispatch.fleet import FleetSource, FleetWatcher
@@ -263,10 +261,10 @@ def build_gateway(
         files=mesh.files,
         result_key=result_key(config, home),
         batches=mesh.batches,
-        api_keys=KeysClient(mesh.registry, timeout_seconds=timeout),
-        join_tokens=JoinTokensClient(mesh.registry, timeout_seconds=timeout),
+        api_keys=RegistryService(KeyServiceStub(mesh.registry), timeout_seconds=timeout),
+        join_tokens=RegistryService(JoinTokenServiceStub(mesh.registry), timeout_seconds=timeout),
         join_command=partial(join_command, home),
-        secrets=SecretsClient(mesh.registry, timeout_seconds=timeout),
+        secrets=RegistryService(SecretServiceStub(mesh.registry), timeout_seconds=timeout),
         router=mesh.router,
         journal=JournalPolicy(mesh.names or mesh.fleet, journal_rules(config.router)),
         tracing=mesh.tracing,

@@ -4,7 +4,10 @@ from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from gateway.admin.instances import EngineLogClient, RunnerDescriptions
 from gateway.admin.operations import AdminPorts
+from gateway.admin.process_client import ProcessesClient
+from gateway.operations import OperationsClient
 from weft.api.gateway.v1.engine_log_pb2 import EngineLog
 from weft.api.operations.v1 import operation_pb2, process_service_pb2
 from weft.api.operations.v1 import operation_service_pb2 as pb
@@ -33,7 +36,7 @@ def an_operation(
 
 
 @dataclass
-class ScriptedOperations:
+class ScriptedOperations(OperationsClient):
     """Returns scripted answers, and records its requests."""
 
     failure: WeftError | None = None
@@ -99,7 +102,7 @@ class ScriptedOperations:
 
 
 @dataclass
-class ScriptedInstances:
+class ScriptedInstances(RunnerDescriptions):
     """Instance descriptions, by runner and model."""
 
     said: dict[str, dict[str, runner_service_pb2.InstanceDescription]] = field(default_factory=dict)
@@ -130,7 +133,7 @@ class ScriptedQueues:
 
 
 @dataclass
-class ScriptedEngineLogs:
+class ScriptedEngineLogs(EngineLogClient):
     """Lines of engines in batches, or the error of a request for them."""
 
     batches: tuple[tuple[str, ...], ...] = (("one", "two"), ("three",))
@@ -146,7 +149,7 @@ class ScriptedEngineLogs:
 
 
 @dataclass
-class ScriptedProcesses:
+class ScriptedProcesses(ProcessesClient):
     """The health of processes, and the levels that were asked for."""
 
     failure: WeftError | None = None

@@ -36,6 +36,7 @@ from test_gateway_requests import ScriptedRequests
 
 from gateway.app import GatewayPorts
 from gateway.config import BatchEdgeConfig, ConnectionLimits, GatewayConfig
+from gateway.registry_client import RegistryService
 from gateway.routing import routes_of
 from gateway.service import build
 from weft.api.common.v1 import (
@@ -165,7 +166,7 @@ async def serve(log: TextIO, *, with_keys: bool) -> None:
         admin=admin_ports(),
         requests=ScriptedRequests(),
         keys=Keys() if with_keys else None,
-        api_keys=ScriptedKeys(),
+        api_keys=RegistryService(ScriptedKeys(), timeout_seconds=5.0),
         responses=MemoryResponses(),
         tasks=ForgetfulTasks(),
         files=forgetful_files(),

@@ -11,15 +11,13 @@ from google.protobuf.timestamp_pb2 import Timestamp
 from openai import AsyncOpenAI, DefaultAsyncHttpxClient
 from registry_script import ScriptedRegistry
 
-from gateway.admin.join_tokens import JoinCommands, JoinTokensPort
-from gateway.admin.keys import KeysPort
+from gateway.admin.join_tokens import JoinCommands
 from gateway.admin.operations import AdminPorts
-from gateway.admin.secrets import SecretsPort
 from gateway.app import GatewayPorts, app_over, gateway_deps
 from gateway.auth.authentication import KeyRingSource
 from gateway.config import GatewayConfig
 from gateway.media import MediaSource
-from gateway.ports import RegistryPort
+from gateway.registry_client import RegistryClient, RegistryService
 from gateway.routing import EdgeApp
 from gateway.service import GatewayService, build
 from gateway.watch.source import WatchSource
@@ -291,19 +289,23 @@ def app_of(config: GatewayConfig, ports: GatewayPorts) -> EdgeApp:
     return app_over(gateway_deps(config, ports), ports)
 
 
+def _service(stub: object | None) -> RegistryService | None:
+    return None if stub is None else RegistryService(stub, timeout_seconds=5.0)
+
+
 @asynccontextmanager
 async def serving(
     dispatcher: RequestDispatcher | None = None,
     *,
     config: GatewayConfig | None = None,
     fleet: FleetSource | None = None,
-    registry: RegistryPort | None = None,
+    registry: RegistryClient | None = None,
     admin: AdminPorts | None = None,
     requests: RequestSource | None = None,
     keys: KeyRingSource | None = None,
-    api_keys: KeysPort | None = None,
-    secrets: SecretsPort | None = None,
-    join_tokens: JoinTokensPort | None = None,
+    api_keys: object | None = None,
+    secrets: object | None = None,
+    join_tokens: object | None = None,
     join_command: JoinCommands = lambda _token: None,
     media: MediaSource | None = None,
     responses: ResponseClient | None = None,
@@ -316,7 +318,7 @@ async def serving(
     health: HealthSource | None = None,
     watched: Sequence[WatchSource] = (),
 ) -> AsyncIterator[RunningGateway]:
-    """A running gateway and an SDK client that does not retry."""
+    """A running gateway and an SDK client that does not retry. Keys, secrets and join tokens are stubs of services."""
     script = dispatcher or ScriptedDispatcher()
     ports = GatewayPorts(
         dispatcher=script,
@@ -325,9 +327,9 @@ async def serving(
         admin=admin,
         requests=requests,
         keys=keys,
-        api_keys=api_keys,
-        secrets=secrets,
-        join_tokens=join_tokens,
+        api_keys=_service(api_keys),
+        secrets=_service(secrets),
+        join_tokens=_service(join_tokens),
         join_command=join_command,
         media=media,
         responses=responses,

@@ -6,7 +6,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
-from gateway.ports import NOBODY, Author, Names, ResourcePage
+from gateway.registry_client import NOBODY, Author, Names, RegistryClient, ResourcePage
 from weft.api.registry.v1 import journal_pb2
 from weft.api.registry.v1.declaration_service_pb2 import ApplyResult
 from weft.api.registry.v1.event_pb2 import Event, EventReason
@@ -68,7 +68,7 @@ def some_resources() -> list[AnyDocument]:
 
 
 @dataclass
-class ScriptedRegistry:
+class ScriptedRegistry(RegistryClient):
     """Has `documents`; every call raises `failure`, once it is set. Records the calls."""
 
     documents: list[AnyDocument] = field(default_factory=some_resources)

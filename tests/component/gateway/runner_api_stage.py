@@ -13,7 +13,7 @@ from kit.runner_facts import model_facts
 
 from gateway.auth.authentication import KeyRingSource
 from gateway.config import GatewayConfig
-from gateway.operations import ENDED
+from gateway.operations import ENDED, OperationsClient
 from gateway.runner_api.deps import RunnerApiConfig, RunnerApiPorts
 from gateway.runner_api.facts import ModelFacts, ModelStage, RunnerFacts, RunnerStage
 from gateway.runner_service import RunnerApiService, build
@@ -73,7 +73,7 @@ class ScriptedQueue:
 
 
 @dataclass
-class ScriptedOperations:
+class ScriptedOperations(OperationsClient):
     """Has operations by name; a new one ends at once as `ends` says, or never while that is None."""
 
     ends: Operation | None = None

@@ -36,24 +36,25 @@ def known(key_id: str = "abc000000000", *scopes: str) -> pb.Key:
 
 @dataclass
 class ScriptedKeys:
-    """A KeysPort; records its calls in `asked`."""
+    """The registry's KeyService; records its calls in `asked`."""
 
     keys: dict[str, pb.Key] = field(default_factory=lambda: {"abc000000000": known()})
     asked: list[Any] = field(default_factory=list)
 
-    async def list_all(self) -> pb.ListKeysResponse:
+    async def ListKeys(self, request: pb.ListKeysRequest, *, timeout: float) -> pb.ListKeysResponse:  # noqa: N802 - the name of the rpc
         return pb.ListKeysResponse(keys=self.keys.values())
 
-    async def create(self, request: pb.CreateKeyRequest) -> pb.CreateKeyResponse:
+    async def CreateKey(self, request: pb.CreateKeyRequest, *, timeout: float) -> pb.CreateKeyResponse:  # noqa: N802 - the name of the rpc
         self.asked.append(request)
         return pb.CreateKeyResponse(key=known("new000000000"), text=key_text("new000000000", NEW_SECRET))
 
-    async def revoke(self, key_id: str) -> None:
-        self.asked.append(("revoke", key_id))
-        if key_id not in self.keys:
+    async def RevokeKey(self, request: pb.RevokeKeyRequest, *, timeout: float) -> pb.RevokeKeyResponse:  # noqa: N802 - the name of the rpc
+        self.asked.append(("revoke", request.id))
+        if request.id not in self.keys:
             raise WeftError(Reason.NOT_FOUND, "there is no key of this id")
+        return pb.RevokeKeyResponse()
 
-    async def rotate(self, request: pb.RotateKeyRequest) -> pb.RotateKeyResponse:
+    async def RotateKey(self, request: pb.RotateKeyRequest, *, timeout: float) -> pb.RotateKeyResponse:  # noqa: N802 - the name of the rpc
         grace = request.grace.ToSeconds() if request.HasField("grace") else None
         self.asked.append(("rotate", request.id, grace))
         rotated = pb.RotateKeyResponse(key=self.keys[request.id], text=key_text(request.id, NEW_SECRET))

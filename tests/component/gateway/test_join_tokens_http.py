@@ -27,22 +27,27 @@ HOLDERS = {
 
 @dataclass
 class ScriptedTokens:
-    """A JoinTokensPort; records its calls in `asked`."""
+    """The registry's JoinTokenService; records its calls in `asked`."""
 
     asked: list[Any] = field(default_factory=list)
 
-    async def list_all(self) -> pb.ListJoinTokensResponse:
+    async def ListJoinTokens(self, request: pb.ListJoinTokensRequest, *, timeout: float) -> pb.ListJoinTokensResponse:  # noqa: N802 - the name of the rpc
         return pb.ListJoinTokensResponse(join_tokens=[_token()])
 
-    async def create(self, request: pb.CreateJoinTokenRequest) -> pb.CreateJoinTokenResponse:
+    async def CreateJoinToken(  # noqa: N802 - the name of the rpc
+        self, request: pb.CreateJoinTokenRequest, *, timeout: float
+    ) -> pb.CreateJoinTokenResponse:
         lifetime = request.lifetime.ToSeconds() if request.HasField("lifetime") else None
         self.asked.append(("create", request.description, lifetime))
         return pb.CreateJoinTokenResponse(join_token=_token(), token=TOKEN)
 
-    async def revoke(self, token_id: str) -> None:
-        self.asked.append(("revoke", token_id))
-        if token_id == "nobody":
+    async def RevokeJoinToken(  # noqa: N802 - the name of the rpc
+        self, request: pb.RevokeJoinTokenRequest, *, timeout: float
+    ) -> pb.RevokeJoinTokenResponse:
+        self.asked.append(("revoke", request.id))
+        if request.id == "nobody":
             raise WeftError(Reason.NOT_FOUND, "there is no join token of this id")
+        return pb.RevokeJoinTokenResponse()
 
 
 class Ring:

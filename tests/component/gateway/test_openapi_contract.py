@@ -27,6 +27,7 @@ from test_usage_http import ScriptedUsage
 
 from gateway.app import GatewayPorts
 from gateway.config import GatewayConfig
+from gateway.registry_client import RegistryService
 from gateway.routing import ApiRouter
 from weft.kernel.principal import key_text
 
@@ -63,8 +64,8 @@ def app() -> Any:
         files=forgetful_files(),
         batches=MemoryBatches(),
         keys=Ring(),
-        api_keys=ScriptedKeys(),
-        join_tokens=ScriptedTokens(),
+        api_keys=RegistryService(ScriptedKeys(), timeout_seconds=5.0),
+        join_tokens=RegistryService(ScriptedTokens(), timeout_seconds=5.0),
         join_command=joins,
     )
     return app_of(GatewayConfig(port=0, allowed_hosts=frozenset({"testserver"})), ports)

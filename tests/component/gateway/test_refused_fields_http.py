@@ -12,12 +12,10 @@ from gateway_script import FixedFleet, model, serving
 from kit.refusing_services import RefusingServices, refusing_services
 from test_api_keys_http import SECRET, Ring
 
-from gateway.admin.join_tokens import JoinTokensClient
-from gateway.admin.keys import KeysClient
 from gateway.admin.operations import AdminPorts
-from gateway.admin.secrets import SecretsClient
 from gateway.operations import OperationsClient
-from gateway.resources.registry_client import RegistryClient
+from gateway.registry_client import RegistryClient
+from weft.api.registry.v1 import join_token_service_pb2_grpc, key_service_pb2_grpc, secret_service_pb2_grpc
 from weft.dispatch.remote_router import RemoteRequests
 from weft.durable.batches import BatchClient, FileClient
 from weft.durable.responses import ResponseClient
@@ -110,9 +108,9 @@ async def test_rejected_field_has_the_name_the_caller_used(
             ),
             requests=RemoteRequests(channel),
             keys=Ring() if "/keys" in path else None,
-            api_keys=KeysClient(channel, timeout_seconds=5.0),
-            secrets=SecretsClient(channel, timeout_seconds=5.0),
-            join_tokens=JoinTokensClient(channel, timeout_seconds=5.0),
+            api_keys=key_service_pb2_grpc.KeyServiceStub(channel),
+            secrets=secret_service_pb2_grpc.SecretServiceStub(channel),
+            join_tokens=join_token_service_pb2_grpc.JoinTokenServiceStub(channel),
             responses=ResponseClient(channel),
             files=FileClient(channel),
             batches=BatchClient(channel),

@@ -11,7 +11,7 @@ import pytest
 from gateway_script import FixedFleet
 from kit.resources import carried, manifest_in, page
 
-from gateway.resources.registry_client import RegistryClient
+from gateway.registry_client import RegistryClient
 from weft.api.registry.v1 import (
     agent_pb2,
     declaration_service_pb2,

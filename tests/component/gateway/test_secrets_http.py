@@ -29,25 +29,26 @@ HOLDERS = {
 
 @dataclass
 class ScriptedSecrets:
-    """A SecretsPort; records its calls in `asked`."""
+    """The registry's SecretService; records its calls in `asked`."""
 
     asked: list[Any] = field(default_factory=list)
 
-    async def list_all(self) -> pb.ListSecretsResponse:
+    async def ListSecrets(self, request: pb.ListSecretsRequest, *, timeout: float) -> pb.ListSecretsResponse:  # noqa: N802 - the name of the rpc
         return pb.ListSecretsResponse(secrets=[self._secret("provider")])
 
-    async def create(self, request: pb.CreateSecretRequest) -> pb.Secret:
+    async def CreateSecret(self, request: pb.CreateSecretRequest, *, timeout: float) -> pb.CreateSecretResponse:  # noqa: N802 - the name of the rpc
         self.asked.append(("create", request.name, request.value))
-        return self._secret(request.name)
+        return pb.CreateSecretResponse(secret=self._secret(request.name))
 
-    async def update(self, request: pb.UpdateSecretRequest) -> pb.Secret:
+    async def UpdateSecret(self, request: pb.UpdateSecretRequest, *, timeout: float) -> pb.UpdateSecretResponse:  # noqa: N802 - the name of the rpc
         self.asked.append(("update", request.name, request.value))
-        return self._secret(request.name)
+        return pb.UpdateSecretResponse(secret=self._secret(request.name))
 
-    async def delete(self, name: str, *, force: bool) -> None:
-        self.asked.append(("delete", name, force))
-        if not force:
+    async def DeleteSecret(self, request: pb.DeleteSecretRequest, *, timeout: float) -> pb.DeleteSecretResponse:  # noqa: N802 - the name of the rpc
+        self.asked.append(("delete", request.name, request.force))
+        if not request.force:
             raise WeftError(Reason.RESOURCE_IN_USE, "the secret is in use by models: frontier")
+        return pb.DeleteSecretResponse()
 
     def _secret(self, name: str) -> pb.Secret:
         secret = pb.Secret(name=name, version=1, used_by=["frontier"])

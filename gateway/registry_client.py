@@ -1,14 +1,14 @@
-"""The registry over gRPC, as `gateway.ports.RegistryPort`: translates documents to messages and back."""
+"""The registry over gRPC: translates documents to messages and back."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import grpc
-from typing_extensions import override
 
-from gateway.ports import NOBODY, Author, Names, RegistryPort, ResourcePage
 from weft.api.registry.v1 import (
     declaration_service_pb2,
     declaration_service_pb2_grpc,
@@ -96,6 +96,20 @@ class RegistryCalls:
         return found
 
 
+_BODY_FIELDS = {"lifetime": "lifetimeSeconds", "grace": "graceSeconds"}
+
+
+class RegistryService:
+    """The registry's keys, secrets or join tokens: the methods of a stub, which raise as `RegistryCalls.call`."""
+
+    def __init__(self, stub: Any, *, timeout_seconds: float) -> None:
+        self._stub = stub
+        self._calls = RegistryCalls(lambda field: _BODY_FIELDS.get(field, field), timeout_seconds=timeout_seconds)
+
+    def __getattr__(self, method: str) -> Callable[[Any], Awaitable[Any]]:
+        return partial(self._calls.call, getattr(self._stub, method))
+
+
 APPLY_TIMEOUT_SECONDS = 60.0
 FORCED_DELETE_TIMEOUT_SECONDS = 120.0
 """Longest forced delete: the registry waits less than this for the requests of the model to end."""
@@ -104,8 +118,39 @@ PROFILE_TIMEOUT_SECONDS = 60.0
 _OUTCOMES = frozenset(ApplyResult.Outcome.values()) - {ApplyResult.OUTCOME_UNSPECIFIED}
 
 
-class RegistryClient(RegistryPort):
-    """See `gateway.ports.RegistryPort`. `fleet` adds a model's state on its runner, which the registry has not."""
+Names = tuple[str, ...] | None
+"""Names that are shown, each a name or a beginning and `*`; None: all."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResourcePage:
+    """A page of resources of a kind, sorted by name."""
+
+    documents: Sequence[AnyDocument]
+    next_page_token: str
+    """Empty on the last page."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Author:
+    """Who declares resources."""
+
+    name: str = ""
+    """The name that becomes the owner of what is created; empty: it owns nothing."""
+    own_only: bool = False
+    """Whether it may only change the owner of what it owns, and own what it creates."""
+
+
+NOBODY = Author()
+"""Author of what callers without a key declare."""
+
+
+class RegistryClient:
+    """The registry's resources. `fleet` adds a model's state on its runner, which the registry has not.
+
+    Every method raises the WeftError that the registry answers, SERVICE_UNAVAILABLE when it cannot be reached, and
+    DEADLINE_EXCEEDED when it does not answer in time.
+    """
 
     def __init__(self, registry: grpc.aio.Channel, fleet: FleetSource, *, timeout_seconds: float) -> None:
         # Typed as synchronous by the generated code, whatever the channel.
@@ -116,10 +161,10 @@ class RegistryClient(RegistryPort):
         self._fleet = fleet
         self._calls = RegistryCalls(_callers_field, timeout_seconds=timeout_seconds)
 
-    @override
     async def list_page(
         self, kind: ResourceKind, page_size: int, page_token: str, labels: str = "", names: Names = None
     ) -> ResourcePage:
+        """Returns a page of the resources of a kind; `page_size` 0 means the registry's default."""
         request = registry_service_pb2.ListResourcesRequest(
             kind=kind.value, page_size=page_size, page_token=page_token, labels=labels, names=names or ()
         )
@@ -127,37 +172,37 @@ class RegistryClient(RegistryPort):
         documents = [self._document(kind, record_in(each)) for each in found.resources]
         return ResourcePage(documents=documents, next_page_token=found.next_page_token)
 
-    @override
     async def get(self, kind: ResourceKind, name: str) -> AnyDocument:
+        """Returns one resource."""
         request = registry_service_pb2.GetResourceRequest(kind=kind.value, name=name)
         return self._document(kind, record_in((await self._calls.call(self._resources.GetResource, request)).resource))
 
     def _document(self, kind: ResourceKind, message: Any) -> AnyDocument:
         return self._model(message) if kind is ResourceKind.MODEL else observed_document(kind, message)
 
-    @override
     async def members(self, model: str) -> tuple[pool_pb2.Pool, Sequence[ModelDocument]]:
+        """Returns the pool of a model, and the documents of its members."""
         request = registry_service_pb2.GetModelMembersRequest(name=model)
         pool = (await self._calls.call(self._resources.GetModelMembers, request)).pool
         return pool, [self._model(member) for member in pool.members]
 
-    @override
     async def list_events(
         self, wanted: registry_service_pb2.ListEventsRequest
     ) -> registry_service_pb2.ListEventsResponse:
+        """Returns the newest events, oldest first."""
         found: registry_service_pb2.ListEventsResponse = await self._calls.call(self._resources.ListEvents, wanted)
         return found
 
-    @override
     async def watch(self) -> AsyncGenerator[registry_service_pb2.WatchResponse]:
+        """Yields a snapshot of all resources, then every change, until it is closed. Raises WATCH_LAGGED, too."""
         call = self._resources.Watch(registry_service_pb2.WatchRequest())
         async with aclosing(self._calls.follow(call)) as responses:
             async for response in responses:
                 yield response
         raise WeftError(Reason.SERVICE_UNAVAILABLE, "the registry ended the watch; watch again")
 
-    @override
     async def follow_events(self, past: int) -> AsyncGenerator[event_pb2.Event | None]:
+        """Yields the newest `past` events, oldest first, then None, then every new one until it is closed."""
         call = self._resources.WatchEvents(registry_service_pb2.WatchEventsRequest())
         try:
             # Its headers say that it listens: no event falls between the list and the watch.
@@ -175,15 +220,14 @@ class RegistryClient(RegistryPort):
             call.cancel()
         raise WeftError(Reason.SERVICE_UNAVAILABLE, "the registry ended the watch; watch again")
 
-    @override
     async def watch_events(self, wanted: registry_service_pb2.WatchEventsRequest) -> AsyncGenerator[event_pb2.Event]:
+        """Yields new events until it is closed."""
         call = self._resources.WatchEvents(wanted)
         async with aclosing(self._calls.follow(call)) as responses:
             async for response in responses:
                 yield response.event
         raise WeftError(Reason.SERVICE_UNAVAILABLE, "the registry ended the watch; watch again")
 
-    @override
     async def apply(
         self,
         documents: Sequence[AnyDocument],
@@ -193,6 +237,7 @@ class RegistryClient(RegistryPort):
         author: Author = NOBODY,
         expected: Sequence[AnyDocument] = (),
     ) -> Sequence[ApplyResult]:
+        """Brings all resources to their declared state, or none; `expected`: what each was read as."""
         request = declaration_service_pb2.ApplyRequest(
             declarations=[to_declaration(document) for document in documents],
             dry_run=dry_run,
@@ -204,34 +249,34 @@ class RegistryClient(RegistryPort):
         answer = await self._calls.call(self._declarations.Apply, request, APPLY_TIMEOUT_SECONDS)
         return [_known(result) for result in answer.results]
 
-    @override
     async def delete(self, kind: ResourceKind, name: str, *, force: bool) -> None:
+        """Removes a resource; `force`: unload its loaded models first."""
         request = declaration_service_pb2.DeleteRequest(kind=kind.value, name=name, force=force)
         timeout_seconds = FORCED_DELETE_TIMEOUT_SECONDS if force else None
         await self._calls.call(self._declarations.Delete, request, timeout_seconds)
 
-    @override
     async def save_profile(self, wanted: profile_service_pb2.SaveProfileRequest) -> ApplyResult:
+        """Declares a profile of what is now."""
         answer = await self._calls.call(self._profiles.SaveProfile, wanted, PROFILE_TIMEOUT_SECONDS)
         return _known(answer.result)
 
-    @override
     async def switch_profile(
         self, wanted: profile_service_pb2.SwitchProfileRequest
     ) -> profile_service_pb2.SwitchProfileResponse:
+        """Switches to a profile; its loads and unloads have begun when it returns."""
         found: profile_service_pb2.SwitchProfileResponse = await self._calls.call(
             self._profiles.SwitchProfile, wanted, PROFILE_TIMEOUT_SECONDS
         )
         return found
 
-    @override
     async def settings(self) -> MeshSettings:
+        """Returns the mesh's settings."""
         request = settings_service_pb2.GetSettingsRequest()
         found: MeshSettings = (await self._calls.call(self._settings.GetSettings, request)).settings
         return found
 
-    @override
     async def update_settings(self, settings: MeshSettings) -> MeshSettings:
+        """Updates the mesh's settings, all but an unset `journal`; returns them once they are stored."""
         request = settings_service_pb2.UpdateSettingsRequest(
             allow_cloud_fallback=settings.allow_cloud_fallback, journal=settings.journal
         )
