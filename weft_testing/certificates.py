@@ -1,4 +1,4 @@
-"""A certificate authority for tests, which also issues invalid certificates. Needs the package trustme."""
+"""A certificate authority for tests, which can also issue invalid certificates. Needs the package trustme."""
 
 import ipaddress
 from dataclasses import dataclass
@@ -21,13 +21,13 @@ from weft.kernel.tls import TlsFiles
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pair:
-    """A certificate and its key, both PEM."""
+    """A certificate and its key, both in PEM."""
 
     certificate: bytes
     key: bytes
 
     def write(self, folder: Path, ca: "Authority | None" = None, *, name: str = "own") -> TlsFiles:
-        """Writes both to files in `folder`, each replaced atomically, and the roots of `ca` beside them."""
+        """Writes both to files in `folder`, each replaced atomically, together with the root certificate of `ca`."""
         files = TlsFiles(
             certificate_file=folder / f"{name}.pem",
             key_file=folder / f"{name}.key",

@@ -29,25 +29,25 @@ class Reply:
     body: bytes | None = None
     """None: a streamed answer of WORDS for status 200, else an error without a message."""
     drops: bool = False
-    """The connection is closed without an answer."""
+    """Close the connection without an answer."""
     breaks_after_words: bool = False
-    """The connection is closed after the words, before the end of the answer."""
+    """Close the connection after the words, before the end of the answer."""
     silent: bool = False
-    """There is no answer, and the connection stays open."""
+    """Never answer, and keep the connection open."""
     meanwhile: Callable[[], object] | None = None
     """Called between the request and the reply."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProviderRequest:
-    """A request that the provider received."""
+    """A received request."""
 
     method: str
     path: str
     headers: Mapping[str, str]
-    """Headers by their names in lower case."""
+    """Headers by lower-case name."""
     body: Any
-    """The JSON body; None: there is none."""
+    """The JSON body; None: none."""
 
 
 class CountingProvider:
@@ -55,7 +55,7 @@ class CountingProvider:
 
     def __init__(self, *, over_tls: bool) -> None:
         self.byte_count = 0
-        """Bytes received, without those of TLS."""
+        """Received bytes, without those of TLS."""
         self.connection_count = 0
         self.requests: list[ProviderRequest] = []
         self.replies: deque[Reply] = deque()
@@ -81,7 +81,7 @@ class CountingProvider:
         return [request.body for request in self.requests if request.path.endswith("/chat/completions")]
 
     async def until_asked(self, count: int) -> None:
-        """Returns once `count` requests have arrived."""
+        """Waits until `count` requests have arrived."""
         while len(self.requests) < count:
             self._changed.clear()
             await self._changed.wait()

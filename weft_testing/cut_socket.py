@@ -1,4 +1,4 @@
-"""A Unix socket in front of another one, whose connections a test holds up, as a network that loses packets does."""
+"""A Unix socket in front of another one that can interrupt connections, like a network that loses packets."""
 
 import select
 import socket
@@ -12,7 +12,7 @@ POLL_SECONDS = 0.05
 
 
 class CutSocket:
-    """Forwards connections until it is cut; then nothing passes, and new connections are not answered."""
+    """Forwards connections until it is cut; then nothing passes, and new connections get no answer."""
 
     def __init__(self, listen: Path, target: Path) -> None:
         self._target = target
@@ -20,7 +20,7 @@ class CutSocket:
         self._open.set()
         self._stopped = threading.Event()
         self._forgotten = 0
-        """How often the connections of the time were forgotten."""
+        """How often the open connections were forgotten."""
         self._threads: list[threading.Thread] = []
         self._server = socket.socket(socket.AF_UNIX)
         self._server.bind(str(listen))
@@ -29,14 +29,14 @@ class CutSocket:
         self._begin(self._accept)
 
     def cut(self) -> None:
-        """Lets nothing pass from now on, in either direction."""
+        """Blocks both directions from now on."""
         self._open.clear()
 
     def heal(self, *, forgets: bool = False) -> None:
-        """Lets everything pass again.
+        """Forwards everything again.
 
-        `forgets`: the connections that were cut end on both sides, with what was held up, as behind a firewall that
-        restarts; otherwise what was held up passes as well.
+        `forgets`: the interrupted connections end on both sides and lose pending data, as behind a restarted firewall;
+        otherwise pending data is delivered.
         """
         if forgets:
             self._forgotten += 1
@@ -64,7 +64,7 @@ class CutSocket:
                 self._begin(self._forward, client, self._forgotten)
 
     def _forward(self, client: socket.socket, forgotten: int) -> None:
-        """Forwards one connection to its end. A target that is not there ends it."""
+        """Forwards a connection to its end. A missing target ends it."""
         with client, socket.socket(socket.AF_UNIX) as target, suppress(OSError):
             target.connect(str(self._target))
             other = {client: target, target: client}
@@ -82,7 +82,7 @@ class CutSocket:
 
 @contextmanager
 def cut_socket(listen: Path, target: Path) -> Iterator[CutSocket]:
-    """A socket at `listen` in front of the one at `target`."""
+    """Runs a CutSocket at `listen` in front of the socket `target`."""
     found = CutSocket(listen, target)
     try:
         yield found

@@ -10,8 +10,8 @@ from typing_extensions import override
 from weft.kernel.clock import Clock
 
 _START_UTC = datetime(2026, 1, 1, tzinfo=UTC)
-# How often control is handed to the event loop after a wake-up, at most. Enough for a task to pass through a few locks
-# and queues and to fall asleep again; a task that waits for real I/O needs `sleepers` instead.
+# Maximum number of times that control is passed to the event loop after a wake-up. Enough for a task to pass a few
+# locks and queues and to sleep again; a task that waits for real I/O needs `sleepers` instead.
 _SETTLE_ROUNDS = 50
 
 
@@ -25,7 +25,7 @@ async def let_all_run(rounds: int = _SETTLE_ROUNDS) -> None:
 
 
 def _ready_to_run() -> Sized:
-    """The event loop's live queue of callbacks; for a loop without one, a non-empty stand-in."""
+    """Returns the event loop's live queue of callbacks; for a loop without one, a non-empty stand-in."""
     ready: Sized = getattr(asyncio.get_running_loop(), "_ready", (None,))
     return ready
 
@@ -50,11 +50,11 @@ class FakeClock(Clock):
 
     @property
     def sleepers(self) -> int:
-        """Number of tasks that sleep on this clock."""
+        """Number of tasks sleeping on this clock."""
         return sum(not future.done() for _, _, future in self._asleep)
 
     async def sleep(self, seconds: float) -> None:
-        """Returns once `advance` has moved time by `seconds`; immediately for zero and less."""
+        """Waits until `advance` has moved time by `seconds`; returns immediately if they are not positive."""
         if seconds <= 0:
             await asyncio.sleep(0)
             return
@@ -65,12 +65,12 @@ class FakeClock(Clock):
         await future
 
     async def advance(self, seconds: float, *, sleepers: int = 0) -> None:
-        """Advances time by `seconds`, stopping at every due time to wake the tasks that sleep until then.
+        """Advances time by `seconds`, stopping at every due time to wake its sleepers.
 
         Sleepers with the same due time wake in the order in which they fell asleep, each settled before the next.
 
-        `sleepers`: wait for at least so many tasks to be asleep before each step and at the end. A loop that does real
-        I/O between its naps then finishes every round before time goes on, however slow the machine is.
+        `sleepers`: wait until at least this many tasks sleep before each step and at the end. A loop with real I/O
+        between its sleeps then finishes every round before time continues, even on a slow machine.
         """
         end = self._monotonic + seconds
         await self.wait_for_sleepers(sleepers)
@@ -84,11 +84,11 @@ class FakeClock(Clock):
         await self._settle()
 
     def set_wall(self, seconds: float) -> None:
-        """Changes the time of day by `seconds`, as setting a clock does."""
+        """Changes the time of day by `seconds`, like setting a clock."""
         self._utc += timedelta(seconds=seconds)
 
     async def wait_for_sleepers(self, count: int) -> None:
-        """Returns once at least `count` tasks sleep."""
+        """Waits until at least `count` tasks sleep."""
         while self.sleepers < count:
             self._fell_asleep.clear()
             await self._fell_asleep.wait()

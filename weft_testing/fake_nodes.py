@@ -1,7 +1,7 @@
 """A fake vLLM on several nodes: `python -m weft_testing.fake_nodes serve MODEL --nnodes 2 --node-rank 0 ...`.
 
-As `vllm serve` in its multi-node mode: the node of rank 0 serves once all others have joined it at its master address;
-each other one (`--headless`) serves nothing. The loss of a node ends all of them, the head with an error.
+Like `vllm serve` in its multi-node mode: the node of rank 0 serves once all others have joined it at its master
+address; the others (`--headless`) do not serve. The loss of a node ends all of them, the head with an error.
 """
 
 import argparse
@@ -38,7 +38,7 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def _await_workers(address: tuple[str, int], count: int) -> None:
-    """Returns once all workers have joined; each is watched from then on."""
+    """Waits until all workers have joined; each is watched from then on."""
     listener = socket.create_server(address)
     for _ in range(count):
         _say(f"INFO waiting for {count} worker nodes at {address[0]}:{address[1]}")
@@ -58,7 +58,7 @@ def _watch(worker: socket.socket, rank: int) -> None:
 
 
 def _work(address: tuple[str, int], rank: int) -> None:
-    """Joins the head, however late it starts, and returns when it is gone."""
+    """Joins the head, even if it starts late, and returns when it is gone."""
     while True:
         try:
             head = socket.create_connection(address)

@@ -1,22 +1,22 @@
-"""Fake graphics cards: a library in C (`fake_nvml.c`) that `pynvml` loads in place of NVIDIA's own.
+"""Fake graphics cards: a library in C (`fake_nvml.c`) that `pynvml` loads instead of NVIDIA's.
 
 cards = FakeCards(folder)
 cards.add(total_bytes=8 * 1024**3)
 program = subprocess.Popen(..., env={**os.environ, **cards.environment(fake_nvml_library())})
 
-That program, and everything it starts, sees the cards of `cards`. The library reads the folder:
+That program and its descendants see the cards of `cards`. The library reads these files in the folder:
 
-    devices           a line for each card: uuid, bytes, name; 0 bytes: a card that reports no memory
-    buses             a line for each card: its place on the PCI bus; default: in the order of `devices`
-    held/PID.CARD     bytes that a process holds of a card, and its start time in clock ticks; ignored once it is dead
+    devices           a line per card: uuid, bytes, name; 0 bytes: a card that reports no memory
+    buses             a line per card: its place on the PCI bus; default: in the order of `devices`
+    held/PID.CARD     bytes that a process holds on a card, and its start time in clock ticks; ignored once it is dead
     held/PID.CARD.N   the same for part N of a card in MIG mode
     reserved_bytes    memory of each card that the driver reserves
-    utilization       a line for each card: percent; not there: not supported
-    power             a line for each card: milliwatts; not there: not supported
-    energy            a line for each card: millijoules since the driver was loaded; not there: not supported
+    utilization       a line per card: percent; missing: not supported
+    power             a line per card: milliwatts; missing: not supported
+    energy            a line per card: millijoules since the driver was loaded; missing: not supported
     samples           lines "pid microseconds percent": the GPU time of processes
 
-and switches, each a file that exists or not: see SWITCHES.
+and switches, which are files that exist or not: see SWITCHES.
 """
 
 import atexit
@@ -53,18 +53,18 @@ SWITCHES: Mapping[str, str] = MappingProxyType(
 
 
 class OutOfCardMemoryError(Exception):
-    """A card has no free memory for a request: something was reserved twice."""
+    """A card lacks free memory for an allocation: something was reserved twice."""
 
 
 class FakeCards:
-    """The cards of a fake host. Several processes may use one folder concurrently."""
+    """The cards of a fake host. Several processes may use a folder concurrently."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         (folder / "held").mkdir(parents=True, exist_ok=True)
 
     def environment(self, library: Path) -> dict[str, str]:
-        """Environment variables of a program that shall see these cards; `library` is from `fake_nvml_library`."""
+        """Returns environment variables that show these cards to a program; `library` is from `fake_nvml_library`."""
         return {FOLDER_VARIABLE: str(self.folder), "LD_LIBRARY_PATH": str(library.parent)}
 
     def add(self, *, total_bytes: int, name: str = "Fake Card", uuid: str | None = None) -> int:
@@ -82,7 +82,7 @@ class FakeCards:
         temporary.replace(path)
 
     def switch(self, name: str, *, on: bool) -> None:
-        """Turn one of SWITCHES on or off."""
+        """Turns one of SWITCHES on or off."""
         assert name in SWITCHES
         if on:
             self.write(name)
@@ -90,16 +90,16 @@ class FakeCards:
             (self.folder / name).unlink(missing_ok=True)
 
     def total_bytes(self) -> list[int]:
-        """The size of each card."""
+        """Returns the size of each card."""
         return [int(line.split()[1]) for line in self._lines("devices")]
 
     def card_at(self, bus_index: int) -> int:
-        """Returns the number of the `bus_index`-th card on the PCI bus, the order of CUDA with PCI_BUS_ID."""
+        """Returns the number of the `bus_index`-th card on the PCI bus, which is CUDA's order with PCI_BUS_ID."""
         buses = [int(line) for line in self._lines("buses")] or list(range(len(self.total_bytes())))
         return sorted(range(len(buses)), key=buses.__getitem__)[bus_index]
 
     def hold(self, process: ProcessId, card: int, amount: int, *, part: int | None = None) -> None:
-        """Lets a process hold memory of a card, even beyond its size; 0 frees it."""
+        """Lets a process hold memory on a card, even beyond its size; 0 frees it."""
         name = f"held/{process.pid}.{card}" + (f".{part}" if part is not None else "")
         if amount:
             self.write(name, f"{amount} {process.start_ticks}")
@@ -107,14 +107,14 @@ class FakeCards:
             (self.folder / name).unlink(missing_ok=True)
 
     def held_bytes(self) -> list[int]:
-        """Memory of each card that living processes hold."""
+        """Returns each card's memory held by living processes."""
         sums = [0] * len(self.total_bytes())
         for card, amount in self._living():
             sums[card] += amount
         return sums
 
     def free_bytes(self) -> list[int]:
-        """Free memory of each card."""
+        """Returns each card's free memory."""
         reserved = sum(int(line) for line in self._lines("reserved_bytes"))
         return [total - held - reserved for total, held in zip(self.total_bytes(), self.held_bytes(), strict=True)]
 
@@ -149,22 +149,22 @@ class FakeCards:
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
-        """A lock over all processes: the real driver never allocates a byte twice."""
+        """Locks the folder across processes: like the real driver, never allocates a byte twice."""
         with (self.folder / "lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             yield
 
 
 def compiler() -> str | None:
-    """Path of the C compiler; None: this machine has none, and cannot build the library."""
+    """Returns the path of the C compiler; None: there is none, so the library cannot be built."""
     return shutil.which("cc")
 
 
 @cache
 def fake_nvml_library() -> Path:
-    """Returns the path of the library in a folder for LD_LIBRARY_PATH, built once and removed with this process.
+    """Returns the library's path in a folder for LD_LIBRARY_PATH, built once and removed with this process.
 
-    Raises what `build_fake_nvml` raises.
+    Raises as `build_fake_nvml`.
     """
     folder = Path(tempfile.mkdtemp(prefix="weft-nvml-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
@@ -174,9 +174,9 @@ def fake_nvml_library() -> Path:
 
 
 def build_fake_nvml(folder: Path) -> Path:
-    """Builds the library into `folder`, for LD_LIBRARY_PATH; returns the library's path.
+    """Builds the library in `folder`, for LD_LIBRARY_PATH; returns its path.
 
-    Raises FileNotFoundError without a compiler, RuntimeError with its output when it fails.
+    Raises FileNotFoundError without a compiler, RuntimeError with the compiler's output if it fails.
     """
     found = compiler()
     if found is None:

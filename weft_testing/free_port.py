@@ -11,8 +11,8 @@ from weft.kernel.file_lock import lock_file
 
 FIRST_PORT = 10_000
 LAST_PORT = 19_999
-"""Below the ephemeral ports (Linux begins at 32,768, macOS at 49,152), which another program may take before the server
-starts, and below those that a runner chooses for its engines (`runner_svc.backend.engine_process.FREE_PORTS`)."""
+"""Below the ephemeral ports (from 32,768 on Linux, from 49,152 on macOS), which another program may take before the
+server starts, and below those that a runner uses for its engines (`runner_svc.backend.engine_process.FREE_PORTS`)."""
 MAX_TRIES = 100
 
 
@@ -22,11 +22,11 @@ def free_port() -> int:
 
 
 def free_ports(count: int) -> int:
-    """Returns the first of `count` consecutive free ports, which no process of this user gets again before all others.
+    """Returns the first of `count` consecutive free ports, which are not reused by this user until all others were.
 
     Raises OSError as `free_port` does.
     """
-    # A port stays free until its server starts: two draws by chance give two servers the same one now and then.
+    # A port stays free until its server starts, so random choices would occasionally give two servers the same one.
     with _given_file().open("a+") as given:
         lock_file(given, waits=True)
         given.seek(0)
@@ -44,7 +44,7 @@ def free_ports(count: int) -> int:
 
 
 def _given_file() -> Path:
-    """Holds the port to try next."""
+    """Returns the file with the port to try next."""
     return Path(tempfile.gettempdir()) / f"weft-testing-ports-{os.getuid()}"
 
 

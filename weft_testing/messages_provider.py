@@ -1,6 +1,6 @@
-"""A provider with Anthropic's Messages API, for tests: it checks requests as the real one does, and streams scripts.
+"""A provider with Anthropic's Messages API, for tests: it validates requests like the real one, and streams scripts.
 
-Events, their order and their fields are those of the API's documentation (version 2023-06-01).
+Events, their order and their fields follow the API's documentation (version 2023-06-01).
 """
 
 import base64
@@ -26,7 +26,7 @@ def text_block(*words: str) -> tuple[Json, list[Json]]:
 
 
 def thinking_block(*words: str) -> tuple[Json, list[Json]]:
-    """Returns the start of a block of thinking, and its deltas with the signature at the end."""
+    """Returns the start of a thinking block, and its deltas with the signature at the end."""
     deltas: list[Json] = [{"type": "thinking_delta", "thinking": word} for word in words]
     return {"type": "thinking", "thinking": "", "signature": ""}, [
         *deltas,
@@ -35,7 +35,7 @@ def thinking_block(*words: str) -> tuple[Json, list[Json]]:
 
 
 def signature_of(thinking: str) -> str:
-    """Returns the signature of a block of thinking, which is refused where the text was changed."""
+    """Returns the signature of a thinking block, which is rejected if the text was changed."""
     return base64.b64encode(hashlib.sha256(b"signed" + thinking.encode()).digest()).decode()
 
 
@@ -62,12 +62,12 @@ class MessagesReply:
     """Empty: one block with WORDS."""
     stop_reason: str = "end_turn"
     breaks_with: str = ""
-    """Type of an error event in place of the end; empty: the message ends."""
+    """Type of an error event that replaces the end; empty: the message ends regularly."""
 
 
 @dataclass
 class MessagesProvider:
-    """The provider; `replies` are for the next requests, later ones are answered with WORDS."""
+    """The provider; `replies` are for the next requests, later ones get WORDS."""
 
     url: str = ""
     keys: set[str] = field(default_factory=set)
@@ -100,7 +100,7 @@ class MessagesProvider:
 
 
 def problem_of(body: Json) -> str:
-    """Returns what the API refuses in a request; empty: nothing."""
+    """Returns why the API rejects a request; empty: it accepts it."""
     return next(filter(None, (check(body) for check in (_of_fields, _of_turns, _of_thinking, _of_signatures))), "")
 
 
@@ -199,7 +199,7 @@ def _refusal(status: int, kind: str, message: str, headers: Mapping[str, str] | 
 
 @asynccontextmanager
 async def messages_provider(*, port: int = 0) -> AsyncIterator[MessagesProvider]:
-    """A provider that listens on loopback for the length of the block."""
+    """Runs a provider on loopback during the block."""
     provider = MessagesProvider()
     app = web.Application(client_max_size=64 * 1024 * 1024)
     app.router.add_post("/v1/messages", provider.answer)

@@ -1,8 +1,8 @@
-"""A hub of models on this machine that speaks the Hugging Face hub's protocol, and fails on demand.
+"""A local hub of models that speaks the Hugging Face hub's protocol, and fails on demand.
 
-It answers what huggingface_hub and other clients ask: the revisions of a model with sizes and digests, its tree in
-pages, HEAD and GET of `/OWNER/REPO/resolve/REVISION/FILE` with X-Repo-Commit, X-Linked-Etag and X-Linked-Size, ranges,
-redirects of large files to another origin, and 401, 403 and 404 with X-Error-Code. Also a program:
+It serves what huggingface_hub and other clients request: a model's revisions with sizes and digests, its tree in pages,
+HEAD and GET of `/OWNER/REPO/resolve/REVISION/FILE` with X-Repo-Commit, X-Linked-Etag and X-Linked-Size, ranges,
+redirects of large files to another origin, and 401, 403 and 404 with X-Error-Code. It is also a program:
 
     python -m weft_testing.model_hub FOLDER [--port N] [--bytes-per-second N]
 
@@ -26,7 +26,7 @@ from urllib.parse import parse_qs, quote, unquote, urlsplit
 from typing_extensions import override
 
 LFS_SUFFIXES = (".gguf", ".safetensors", ".bin")
-"""Files that the hub keeps outside of git: their ETag is their SHA-256, and they are served from another origin."""
+"""Files that the hub stores outside git: their ETag is their SHA-256, and another origin serves them."""
 TREE_PAGE = 50
 CHUNK_BYTES = 16_384
 CDN_PREFIX = "/cdn/"
@@ -41,13 +41,13 @@ class HubRepository:
     gated: bool = False
     """Whether only readers with a token in `tokens` get its files."""
     private: bool = False
-    """Whether others are told that there is none."""
+    """Whether other readers get "not found"."""
     lies: dict[str, bytes] = field(default_factory=dict)
-    """Content that is sent in place of a file's own."""
+    """Content that replaces a file's own."""
 
     @property
     def commit(self) -> str:
-        """Its commit: other files, another commit."""
+        """Its commit, which depends on its files."""
         digest = hashlib.sha1(usedforsecurity=False)
         for path, content in sorted(self.files.items()):
             digest.update(path.encode() + hashlib.sha256(content).digest())
@@ -56,27 +56,27 @@ class HubRepository:
 
 @dataclass(slots=True, kw_only=True)
 class HubFaults:
-    """What goes wrong; it may be changed while the hub runs."""
+    """Faults, which may be changed while the hub runs."""
 
     cut_after_bytes: list[int] = field(default_factory=list)
-    """Bytes of content after which one connection is cut, for one answer each."""
+    """Bytes of content after which the connection is closed, one entry per answer."""
     statuses: list[int] = field(default_factory=list)
-    """Status of the next answers with content, in place of the content."""
+    """Statuses that replace the next answers with content."""
     chunk_seconds: float = 0.0
     """Pause before each chunk of content."""
     ignores_ranges: bool = False
     drops_lengths: bool = False
     """Whether no Content-Length is sent."""
     redirects: int = 1
-    """How often a large file redirects before its content comes."""
+    """Number of redirects of a large file before its content."""
     redirect_to: str = ""
-    """Where large files redirect to, in place of this hub's other origin."""
+    """Target of these redirects instead of this hub's other origin."""
     sends_no_etag: bool = False
 
 
 @dataclass(slots=True, kw_only=True)
 class HubRequest:
-    """One request as the hub has seen it; names of headers in lower case."""
+    """A received request; header names in lower case."""
 
     method: str
     path: str
@@ -89,29 +89,29 @@ class ModelHub:
     def __init__(self, *, port: int = 0) -> None:
         self.repositories: dict[str, HubRepository] = {}
         self.files: dict[str, bytes] = {}
-        """Files that are no part of a repository."""
+        """Files outside repositories."""
         self.tokens: set[str] = set()
         self.faults = HubFaults()
         self.requests: list[HubRequest] = []
         self.sent_bytes = 0
-        """Bytes of content that were sent, over all answers."""
+        """Total sent bytes of content."""
         self._lock = threading.Lock()
         self._server = ThreadingHTTPServer(("127.0.0.1", port), self._handler())
         self._server.daemon_threads = True
 
     @property
     def url(self) -> str:
-        """Its address, such as HF_ENDPOINT takes."""
+        """Its address, as for HF_ENDPOINT."""
         return f"http://127.0.0.1:{self._server.server_port}"
 
     @property
     def cdn_url(self) -> str:
-        """The address of its other origin, which refuses tokens."""
+        """The address of its other origin, which rejects tokens."""
         return f"http://localhost:{self._server.server_port}{CDN_PREFIX}"
 
     @contextmanager
     def running(self) -> Iterator["ModelHub"]:
-        """Serves for the length of the block."""
+        """Serves during the block."""
         thread = threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True)
         thread.start()
         try:
@@ -122,16 +122,16 @@ class ModelHub:
             thread.join()
 
     def requested(self, method: str, part: str) -> list[HubRequest]:
-        """Returns the requests with a method whose path has a part."""
+        """Returns the requests with a method whose path contains `part`."""
         return [request for request in self.requests if request.method == method and part in request.path]
 
     def take_cut(self) -> int | None:
-        """Returns after how many bytes the present answer is cut; None: it is not."""
+        """Returns the number of bytes after which to cut the current answer; None: do not cut it."""
         with self._lock:
             return self.faults.cut_after_bytes.pop(0) if self.faults.cut_after_bytes else None
 
     def take_status(self) -> int | None:
-        """Returns the status of the present answer; None: as it should be."""
+        """Returns the status that replaces the current answer; None: none."""
         with self._lock:
             return self.faults.statuses.pop(0) if self.faults.statuses else None
 
@@ -188,13 +188,13 @@ class _Handler(BaseHTTPRequestHandler):
                 self._error(404, "", "not found")
 
     def _found(self, repo: str, revision: str) -> HubRepository | None:
-        """Returns a repository that the caller may see; otherwise it is refused as the hub does."""
+        """Returns a repository that the caller may see; otherwise rejects the request like the hub."""
         found = self.hub.repositories.get(repo)
         token = self.headers.get("authorization", "").removeprefix("Bearer ")
         if token and token not in self.hub.tokens:
             self._error(401, "", "Invalid credentials in Authorization header")
         elif found is None or (found.private and not token):
-            # The hub does not tell the two apart for callers without a token.
+            # The hub does not distinguish the two for callers without a token.
             self._error(404 if token else 401, "RepoNotFound", "Repository not found")
         elif revision not in (*found.revisions, found.commit):
             self._error(404, "RevisionNotFound", f"Invalid rev id: {revision}")
@@ -242,7 +242,7 @@ class _Handler(BaseHTTPRequestHandler):
         self._plain(302, b"", headers | {"Location": target})
 
     def _cdn(self, repo: str, hop: int, path: str) -> None:
-        """The other origin: as object stores do, it refuses what has a token besides its signed URL."""
+        """Serves the other origin: like object stores, it rejects a token in addition to the signed URL."""
         if self.headers.get("authorization"):
             self._error(400, "", "Only one auth mechanism allowed")
             return
@@ -343,7 +343,7 @@ def _tree_entry(path: str, content: bytes) -> dict[str, Any]:
 
 
 def repositories_in(folder: Path) -> dict[str, HubRepository]:
-    """Returns the repositories of a folder: FOLDER/OWNER/REPO."""
+    """Returns the repositories in a folder: FOLDER/OWNER/REPO."""
     found = {}
     for repo in sorted(path for path in folder.glob("*/*") if path.is_dir()):
         files = {file.relative_to(repo).as_posix(): file.read_bytes() for file in repo.rglob("*") if file.is_file()}

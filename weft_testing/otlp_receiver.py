@@ -1,4 +1,4 @@
-"""An OpenTelemetry collector for tests: it takes spans over HTTP, and fails on demand."""
+"""An OpenTelemetry collector for tests: it receives spans over HTTP, and fails on demand."""
 
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -16,16 +16,16 @@ WAIT_SECONDS = 10.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReceivedSpan:
-    """One span as it arrived."""
+    """A received span."""
 
     name: str
     service: str
     trace_id: str
     span_id: str
     parent_id: str
-    """Empty: the first of its trace."""
+    """Empty: the root of its trace."""
     kind: str
-    """As the protocol names it, such as SPAN_KIND_SERVER."""
+    """The protocol's name, such as SPAN_KIND_SERVER."""
     start: int
     end: int
     attributes: Mapping[str, Any]
@@ -35,12 +35,12 @@ class ReceivedSpan:
 
 
 class OtlpReceiver:
-    """What a collector got, and how it answers from now on."""
+    """The received spans, and how it answers from now on."""
 
     def __init__(self) -> None:
         self.status = 200
         self.pause_seconds = 0.0
-        """How long each answer takes; ended early by `release`."""
+        """Delay of each answer; ended early by `release`."""
         self.url = ""
         self._spans: list[ReceivedSpan] = []
         self._changed = threading.Condition()
@@ -48,26 +48,26 @@ class OtlpReceiver:
 
     @property
     def spans(self) -> list[ReceivedSpan]:
-        """All spans so far, in order of arrival."""
+        """Returns all spans so far, in order of arrival."""
         with self._changed:
             return list(self._spans)
 
     def of_trace(self, trace_id: str) -> dict[str, ReceivedSpan]:
-        """The spans of a trace by name; of one name the last."""
+        """Returns the spans of a trace by name; for equal names, the last one."""
         return {span.name: span for span in self.spans if span.trace_id == trace_id}
 
     def wait_for(self, condition: Callable[[list[ReceivedSpan]], bool], seconds: float = WAIT_SECONDS) -> None:
-        """Returns once `condition` holds for the spans. Raises TimeoutError with their names."""
+        """Waits until `condition` holds for the spans. Raises TimeoutError with their names."""
         with self._changed:
             if not self._changed.wait_for(lambda: condition(self._spans), seconds):
                 raise TimeoutError(f"got {[(span.service, span.name) for span in self._spans]}")
 
     def release(self) -> None:
-        """Ends the pauses."""
+        """Ends the delays."""
         self._released.set()
 
     def take(self, body: bytes) -> int:
-        """Keeps the spans of a request; returns the status of the answer."""
+        """Stores the spans of a request; returns the status of the answer."""
         if self.pause_seconds:
             self._released.wait(self.pause_seconds)
         if self.status != 200:
@@ -103,7 +103,7 @@ def _values(attributes: Any) -> dict[str, Any]:
 
 @contextmanager
 def running_receiver() -> Iterator[OtlpReceiver]:
-    """A collector on a free port for the length of the block."""
+    """Runs a collector on a free port during the block."""
     receiver = OtlpReceiver()
 
     class Handler(BaseHTTPRequestHandler):

@@ -1,7 +1,7 @@
 """A PostgreSQL server for tests, run from the binaries in the PyPI wheel `pgserver`.
 
-Only the binaries are used. The wheel's own Python would add a user to the machine and open folders up to the root of
-the file system when it runs as root, as in a container.
+Only the binaries are used. If it runs as root, as in a container, the wheel's Python code would add a user to the
+machine and open folders up to the root of the file system.
 """
 
 import ctypes
@@ -25,10 +25,10 @@ START_LIMIT_SECONDS = 30.0
 STOP_LIMIT_SECONDS = 10.0
 SQL_LIMIT_SECONDS = 60.0
 MEMORY = Path("/dev/shm")  # noqa: S108 - the folder in it is made by mkdtemp
-"""Where it is quickest: to remove a cluster from a disk takes up to six seconds."""
+"""Fastest place: removing a cluster from a disk takes up to six seconds."""
 ROOM_BYTES = 2 * 1024**3
 SOCKET_NAME = ".s.PGSQL.5432"
-# Quick rather than durable; `synchronous_commit` is off so that a test sees the store turn it on.
+# Fast instead of durable; `synchronous_commit` is off so that a test can see the store enable it.
 SETTINGS: Mapping[str, str] = {
     "listen_addresses": "",
     "fsync": "off",
@@ -63,7 +63,7 @@ class PostgresServer:
     """A running server and its databases."""
 
     def __init__(self, binaries: Path, folder: Path, identity: Mapping[str, Any], settings: Mapping[str, str]) -> None:
-        """`identity`: arguments for subprocess that say as which user it runs. `settings`: of the server."""
+        """`identity`: arguments for subprocess that set the user. `settings`: of the server."""
         self._binaries = binaries
         self._settings = settings
         self._identity = identity
@@ -73,7 +73,7 @@ class PostgresServer:
         self._empty: list[str] = []
 
     def start(self) -> None:
-        """Starts its process, which `await_ready` waits for. It ends with the thread that called this."""
+        """Starts its process; `await_ready` waits for it. The process ends with the thread that called this."""
         settings = [word for key, value in self._settings.items() for word in ("-c", f"{key}={value}")]
         stop_with_parent = partial(ctypes.CDLL(None).prctl, _PR_SET_PDEATHSIG, signal.SIGQUIT)
         with (self.socket_folder / "log").open("ab") as log:
@@ -88,7 +88,7 @@ class PostgresServer:
             )
 
     def await_ready(self) -> None:
-        """Returns once it takes connections. Raises PostgresStartError."""
+        """Waits until it accepts connections. Raises PostgresStartError."""
         assert self._process is not None
         deadline = time.monotonic() + START_LIMIT_SECONDS
         probe = [str(self._binaries / "pg_isready"), "-q", "-h", str(self.socket_folder)]
@@ -99,7 +99,7 @@ class PostgresServer:
             time.sleep(0.02)
 
     def stop(self, how: signal.Signals = signal.SIGQUIT) -> None:
-        """Ends its process, if it runs: SIGQUIT as a crash would, SIGINT in order, which ends all connections too."""
+        """Ends its process, if running: SIGQUIT like a crash, SIGINT regularly (which also ends all connections)."""
         process, self._process = self._process, None
         if process is None:
             return
@@ -111,7 +111,7 @@ class PostgresServer:
 
     @property
     def pid(self) -> int:
-        """The id of its process, which runs."""
+        """The id of its running process."""
         assert self._process is not None
         return self._process.pid
 
@@ -121,18 +121,18 @@ class PostgresServer:
 
     @property
     def socket(self) -> Path:
-        """Path of its socket, whose name clients know."""
+        """Path of its socket, which has a fixed name."""
         return self.socket_folder / SOCKET_NAME
 
     def url(self, database: str, socket_folder: Path | None = None) -> str:
         """Returns the URL of a database.
 
-        `socket_folder`: where another socket leads there, under the same name.
+        `socket_folder`: the folder of another socket that leads to the server, with the same name.
         """
         return f"postgresql://postgres@/{database}?host={socket_folder or self.socket_folder}"
 
     def sql(self, statement: str, database: str = "postgres") -> str:
-        """Runs one statement with psql and returns its output, unaligned and without headings."""
+        """Runs a statement with psql and returns its output, unaligned and without headings."""
         where = ["-h", str(self.socket_folder), "-U", "postgres", "-d", database]
         command = [str(self._binaries / "psql"), "-X", "-q", "-A", "-t", *where, "-c", statement]
         done = subprocess.run(  # noqa: S603 - a program of the wheel, and a test's own statement
@@ -145,7 +145,7 @@ class PostgresServer:
     def fresh_database(self) -> Iterator[str]:
         """Yields the name of an empty database, which is emptied afterwards, even while clients are connected.
 
-        To make one takes as long as most tests.
+        Databases are reused because creating one takes as long as most tests.
         """
         name = self._empty.pop() if self._empty else self._make_database()
         yield name
@@ -161,7 +161,7 @@ class PostgresServer:
 
 @contextmanager
 def running_postgres(settings: Mapping[str, str] = SETTINGS) -> Iterator[PostgresServer]:
-    """Yields a server in a new folder directly under /dev/shm or /tmp: a socket path may have 107 characters at most.
+    """Yields a server in a new folder directly under /dev/shm or /tmp: a socket path has at most 107 characters.
 
     Raises NoPostgresError, PostgresStartError.
     """
@@ -183,7 +183,7 @@ def running_postgres(settings: Mapping[str, str] = SETTINGS) -> Iterator[Postgre
 
 
 def _has_room(folder: Path) -> bool:
-    """Whether a cluster and the programs of the wheel fit there, and may be executed."""
+    """Whether a cluster and the wheel's programs fit there, and may be executed."""
     try:
         found = os.statvfs(folder)
     except OSError:
@@ -192,7 +192,7 @@ def _has_room(folder: Path) -> bool:
 
 
 def _identity(folder: Path) -> dict[str, Any]:
-    """Returns arguments of subprocess for the user of the server: `nobody` where this process is root."""
+    """Returns subprocess arguments for the server's user: `nobody` if this process is root."""
     # PostgreSQL refuses to run as root.
     if os.geteuid() != 0:
         return {}
@@ -212,7 +212,7 @@ def _binaries(folder: Path) -> Path:
     package = Path(spec.origin).parent
     if os.geteuid() != 0:
         return package / "pginstall" / "bin"
-    # Nobody may not be allowed into the folder of the checkout. The libraries are found relative to the programs.
+    # `nobody` may not be allowed to access the checkout. The libraries are found relative to the programs.
     copy = folder / "wheel"
     shutil.copytree(package / "pginstall", copy / package.name / "pginstall", ignore=shutil.ignore_patterns("include"))
     libraries = package.with_name(f"{package.name}.libs")

@@ -100,10 +100,10 @@ async def _suite(kind: type[LlamaServerBackend]) -> AsyncGenerator[_Suite]:
         (DeafBackend, "test_a_load_parameter_holds_for_one_load"),
         (DeafBackend, "test_a_parameter_that_is_not_declared_starts_nothing"),
         (DeafBackend, "test_a_parameter_beyond_its_range_starts_nothing"),
-        (DeafBackend, "test_a_variant_is_loaded_where_the_order_names_one"),
+        (DeafBackend, "test_an_order_loads_the_variant_that_it_names"),
         (BoastfulBackend, "test_a_load_parameter_holds_for_one_load"),
-        (BlindBackend, "test_the_processes_of_an_engine_are_all_that_it_runs"),
-        (ForgetfulBackend, "test_the_processes_of_an_engine_are_all_that_it_runs"),
+        (BlindBackend, "test_processes_lists_every_process_of_the_engine"),
+        (ForgetfulBackend, "test_processes_lists_every_process_of_the_engine"),
     ],
 )
 async def test_conformance_suite_detects_a_backend_with_wrong_load_behavior(

@@ -1,1 +1,1 @@
-"""Conformance suites: one per port; every implementation runs its own."""
+"""Conformance suites, one per port; every implementation of a port runs its suite."""

@@ -6,9 +6,9 @@
                 raise SkipTest("cannot be made to hang while it loads")
             return MyBackend(...)
 
-The tests of a class share the engines to which they only send requests; one that kills, stalls or stops an engine
-starts its own, and checks that no process is left. Time limits are class attributes; an implementation with slower
-grace periods raises them.
+Tests of a class that only send requests share engines. A test that kills, stalls or stops an engine starts its own, and
+checks that no process is left. Time limits are class attributes, which an implementation with slower grace periods can
+raise.
 """
 
 import asyncio
@@ -57,24 +57,24 @@ __all__ = ["Backend", "BackendConformance", "Engine"]
 
 
 class BackendRuns:
-    """The base of all checks: what an implementation provides, and its time limits."""
+    """Base of all checks: what an implementation provides, and its time limits."""
 
     start_seconds = 30.0
     """Time for an engine to become ready, or for the backend to give up on it."""
     stop_seconds = 15.0
-    """Time for `stop`, grace periods included."""
+    """Time for `stop`, including grace periods."""
     notice_seconds = 5.0
-    """Time for a death, a cancellation or a first token to be noticed."""
+    """Time to detect a death, a cancellation or a first token."""
     offered = Operation.CHAT
-    """What a loaded model offers at least."""
+    """The operation that a loaded model must offer."""
     shared: ClassVar[dict[Engine, tuple[Backend, BackendFacts]] | None] = None
-    """The running engines of the class, in the event loop of the class; None outside pytest."""
+    """The running engines of the class, in the class's event loop; None outside pytest."""
     pytestmark: ClassVar = [pytest.mark.asyncio(loop_scope="class")]
 
     @pytest_asyncio.fixture(scope="class", loop_scope="class", autouse=True)
     @classmethod
     async def _shared_engines(cls) -> AsyncGenerator[None]:
-        """Stops the engines that the tests of the class shared."""
+        """Stops the engines that the class's tests share."""
         cls.shared = {}
         yield
         running, cls.shared = cls.shared, None
@@ -83,11 +83,11 @@ class BackendRuns:
                 await backend.stop()
 
     def make_backend(self, engine: Engine) -> Backend:
-        """A new backend, not started. Raise unittest.SkipTest where there is no such engine."""
+        """Returns a new backend, not started. Raise unittest.SkipTest if there is no such engine."""
         raise NotImplementedError
 
     def make_variant(self) -> Path:
-        """Another file that the NORMAL engine can load. Raise unittest.SkipTest where there is none."""
+        """Returns another file that the NORMAL engine can load. Raise unittest.SkipTest if there is none."""
         raise SkipTest("no other file to load")
 
     @asynccontextmanager
@@ -101,9 +101,9 @@ class BackendRuns:
 
     @asynccontextmanager
     async def _serving(self, engine: Engine) -> AsyncGenerator[tuple[Backend, BackendFacts]]:
-        """The engine that the tests of a class share, for a check that only sends requests.
+        """Yields the engine shared by the class's tests, for a check that only sends requests.
 
-        A failed check ends it. A check that is called without pytest gets an engine of its own.
+        A failed check ends it. A check that is called without pytest gets a separate engine.
         """
         if self.shared is None:
             async with self._running(engine) as running:
@@ -136,7 +136,7 @@ class BackendRuns:
 
 
 ORDERED_CONTEXT_TOKENS = 512
-"""Context of one slot that llama.cpp does not round, and that differs from the configuration of every engine here."""
+"""Context of one slot that llama.cpp does not round, and that differs from every engine's configuration here."""
 
 
 class LoadOrderChecks(BackendRuns):
@@ -173,7 +173,7 @@ class LoadOrderChecks(BackendRuns):
                     assert await failure(backend.start(order)) is Reason.INVALID_ARGUMENT, parameter.name
                     assert not new_processes()
 
-    async def test_a_variant_is_loaded_where_the_order_names_one(self) -> None:
+    async def test_an_order_loads_the_variant_that_it_names(self) -> None:
         variant = self.make_variant()
         backend = self.make_backend(Engine.NORMAL)
         facts = await self._start(backend, LoadOrder(model_path=variant))
@@ -184,7 +184,7 @@ class LoadOrderChecks(BackendRuns):
         assert str(variant) not in _command_line(backend), "the next load is as configured again"
         await self._stop(backend)
 
-    async def test_the_processes_of_an_engine_are_all_that_it_runs(self) -> None:
+    async def test_processes_lists_every_process_of_the_engine(self) -> None:
         async with self._running(Engine.WITH_DESCENDANT) as (backend, _):
             assert backend.process_id is not None
             engine = psutil.Process(backend.process_id)
@@ -219,7 +219,7 @@ class ProcessChecks(BackendRuns):
         assert reason is Reason.LOAD_STALLED
         assert backend.process_id is None
 
-    async def test_an_engine_that_exits_at_start_is_reported_with_its_last_words(self) -> None:
+    async def test_an_engine_that_exits_at_start_is_reported_with_its_last_output(self) -> None:
         backend = self.make_backend(Engine.EXITS_AT_START)
         async with no_process_left(self.notice_seconds):
             reason, message = await self._start_failure(backend)
@@ -259,15 +259,15 @@ class ProcessChecks(BackendRuns):
             await self._start(backend)
             assert await run(backend, chat())
 
-    async def test_the_signs_of_an_engine_that_works_move(self) -> None:
+    async def test_the_processor_time_of_a_working_engine_increases(self) -> None:
         async with self._running(Engine.NORMAL) as (backend, _):
             before = backend.signs()
             if backend.process_id is None:
                 assert before is None, "an engine without a process has no signs"
                 return
             assert before is not None
-            # The system counts in steps of 10 ms: a quick start may have taken none. And it may still be busy with it:
-            # what moves without a request says nothing of one.
+            # The system counts in steps of 10 ms: a quick start may have used none. It may also still be starting, so
+            # activity without a request proves nothing.
             assert await run(backend, chat())
             async with asyncio.timeout(self.notice_seconds):
                 while (after := backend.signs()) is not None and after.cpu_seconds <= before.cpu_seconds:
@@ -345,7 +345,7 @@ class ProcessChecks(BackendRuns):
         async with no_process_left(self.notice_seconds), self._running(Engine.IGNORES_SIGTERM):
             pass
 
-    async def test_stop_ends_what_the_engine_has_started(self) -> None:
+    async def test_stop_ends_processes_that_the_engine_started(self) -> None:
         async with self._running(Engine.WITH_DESCENDANT) as (backend, _):
             engine = psutil.Process(backend.process_id)
             descendants = engine.children(recursive=True)
@@ -363,7 +363,7 @@ class ProcessChecks(BackendRuns):
             await self._start(backend)
             assert lines[-1] in backend.log_lines(1000), "a restart loses the lines before it"
 
-    async def test_a_noisy_engine_neither_blocks_nor_fills_the_memory(self) -> None:
+    async def test_excessive_output_neither_blocks_the_engine_nor_fills_the_memory(self) -> None:
         async with self._running(Engine.NOISY) as (backend, _):
             assert await run(backend, chat())
             kept = backend.log_lines(10**9)
@@ -399,7 +399,7 @@ class RequestChecks(BackendRuns):
             assert [bool(reason) for reason in reasons] == [False] * (len(reasons) - 1) + [True]
         assert events[-1].finished.receipt.usage.completion_tokens == 2 * ANSWER_TOKENS, "usage counts every choice"
 
-    async def test_the_token_limit_is_kept_and_named_as_the_finish_reason(self) -> None:
+    async def test_the_token_limit_is_enforced_and_is_the_finish_reason(self) -> None:
         async with self._serving(Engine.NORMAL) as (backend, _):
             events = flat(await run(backend, chat(max_tokens=3)))
         reasons = [event.delta.finish_reason for event in events if event.HasField("delta")]
@@ -417,12 +417,12 @@ class RequestChecks(BackendRuns):
         assert "".join(event.delta.text for event in events)
         assert events[-1].finished.receipt.usage.completion_tokens == 2 * ANSWER_TOKENS
 
-    async def test_generations_run_side_by_side(self) -> None:
+    async def test_generations_run_concurrently(self) -> None:
         async with self._serving(Engine.NORMAL) as (backend, _):
             both = await asyncio.gather(*(run(backend, chat()) for _ in range(2)))
         assert all(flat(frames)[-1].HasField("finished") for frames in both)
 
-    async def test_a_prompt_beyond_the_context_is_named_as_such(self) -> None:
+    async def test_a_prompt_beyond_the_context_is_reported_as_such(self) -> None:
         async with self._serving(Engine.NORMAL) as (backend, facts):
             if not facts.context_tokens:
                 return
@@ -433,7 +433,7 @@ class RequestChecks(BackendRuns):
     async def test_closing_the_generator_frees_the_engine(self) -> None:
         async with self._serving(Engine.SLOW) as (backend, _):
             for _ in range(3):
-                # One slot: the next round gets a token only if the previous generation has ended.
+                # There is one slot: the next round gets a token only if the previous generation has ended.
                 stream = backend.generate(chat(max_tokens=2000), call())
                 async with asyncio.timeout(self.notice_seconds):
                     await read_first_content(stream)
@@ -454,7 +454,7 @@ class RequestChecks(BackendRuns):
             ):
                 await read_first_content(s)
 
-    async def test_embeddings_come_in_input_order_or_are_refused(self) -> None:
+    async def test_embeddings_are_in_input_order_or_refused(self) -> None:
         inputs = [completion_pb2.PromptInput(text=text) for text in ("a cat", "the stock market", "a cat")]
         payload = embedding_pb2.EmbeddingPayload(inputs=inputs)
         async with self._serving(Engine.NORMAL) as (backend, facts):
@@ -468,7 +468,7 @@ class RequestChecks(BackendRuns):
         assert distance(cat, same_cat) < 0.01 < distance(cat, stocks)
         assert result.usage.prompt_tokens > 0
 
-    async def test_tokens_of_a_chat_are_as_many_as_the_engine_counts_when_it_answers(self) -> None:
+    async def test_tokenize_counts_as_many_tokens_of_a_chat_as_its_answer_reports(self) -> None:
         async with self._serving(Engine.NORMAL) as (backend, facts):
             asked = tokenize_pb2.TokenizePayload(chat=chat())
             if Operation.TOKENIZE not in facts.operations:
@@ -481,7 +481,7 @@ class RequestChecks(BackendRuns):
         assert text.count == len(text.ids) > 0
         assert b"".join(text.pieces) == b"One two."
 
-    async def test_tokens_are_told_before_their_frame_and_comments_are_not(self) -> None:
+    async def test_tokens_are_reported_before_their_frame_and_comments_are_not(self) -> None:
         async with self._serving(Engine.SLOW) as (backend, _):
             tokens: list[int] = []
             frames = 0
@@ -494,7 +494,7 @@ class RequestChecks(BackendRuns):
                         break
             assert len(tokens) <= frames + 1, "`on_token` was called for something other than a token"
 
-    async def test_tokens_that_come_together_are_told_of_before_each_of_their_frames(self) -> None:
+    async def test_tokens_that_arrive_together_are_reported_before_each_of_their_frames(self) -> None:
         async with self._serving(Engine.NORMAL) as (backend, _):
             tokens: list[int] = []
             frames = 0

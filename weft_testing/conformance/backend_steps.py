@@ -1,4 +1,4 @@
-"""Helpers of the backend suite: the engines that it asks for, requests, running them, and processes."""
+"""Helpers of the backend suite: the engines it needs, requests, and processes."""
 
 import asyncio
 import contextlib
@@ -42,14 +42,14 @@ def call(on_token: Callable[[], None] = lambda: None) -> CallInfo:
 
 
 def chat(*, text: str = "Count.", max_tokens: int = ANSWER_TOKENS, choice_count: int = 1) -> chat_pb2.ChatPayload:
-    """A short question."""
+    """Returns a short question."""
     message = chat_pb2.ChatMessage(role=chat_pb2.ROLE_USER, content=[chat_pb2.ContentPart(text=text)])
     sampling = sampling_pb2.SamplingParams(max_tokens=max_tokens, temperature=0)
     return chat_pb2.ChatPayload(messages=[message], sampling=sampling, choice_count=choice_count)
 
 
 def completion() -> completion_pb2.CompletionPayload:
-    """Two prompts to complete."""
+    """Returns two prompts to complete."""
     return completion_pb2.CompletionPayload(
         prompts=[completion_pb2.PromptInput(text=text) for text in ("One, two, three,", "Once upon a time")],
         sampling=sampling_pb2.SamplingParams(max_tokens=ANSWER_TOKENS, temperature=0),
@@ -78,7 +78,7 @@ def flat(frames: Iterable[Frame]) -> Frame:
 
 
 async def read_first_content(stream: AsyncGenerator[Frame]) -> None:
-    """Returns at the first content of the answer."""
+    """Reads up to the first content of the answer."""
     async for frame in stream:
         if any(map(has_content, frame)):
             return
@@ -109,7 +109,7 @@ async def read_on(stream: AsyncGenerator[Frame], started: asyncio.Event) -> None
 
 
 async def begun(reader: asyncio.Task[None], started: asyncio.Event) -> None:
-    """Returns once `started` is set. Raises the error that ended `reader` before that."""
+    """Waits until `started` is set. Raises the error that ended `reader` before that."""
     async with beside(started.wait()) as waiting:
         await asyncio.wait({waiting, reader}, return_when=asyncio.FIRST_COMPLETED)
     if not started.is_set():
@@ -152,7 +152,7 @@ async def no_process_left(seconds: float) -> AsyncGenerator[Callable[[], list[ps
 
 
 async def until(condition: Callable[[], bool], seconds: float, otherwise: str) -> None:
-    """Returns once `condition` holds; fails with `otherwise` after `seconds`."""
+    """Waits until `condition` holds; fails with `otherwise` after `seconds`."""
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, otherwise

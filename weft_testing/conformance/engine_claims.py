@@ -1,4 +1,4 @@
-"""The check of what a runtime claims of an engine, by requests through the runner and by the time of its processes."""
+"""Checks a runtime's claims about an engine, by requests through the runner and by the time of its processes."""
 
 import asyncio
 import socket
@@ -19,23 +19,23 @@ from weft_testing.conformance.runner_requests import (
 from weft_testing.conformance.runner_under_test import RunnerUnderTest
 
 STOPS = frozenset({"immediately", "at the next token"})
-"""Words of the claim `cancellation` by which a program stops the work for a caller who has left."""
+"""Values of the claim `cancellation` of programs that stop working when the caller leaves."""
 SAMPLE_SECONDS = 1.0
 MIN_WORK = 0.1
-"""Share of a processor by which a program at work exceeds an idle one, for its work to be seen."""
+"""Minimum difference between a working and an idle program, in processors, for its work to be visible."""
 CACHED_SHARE_OF_CONTEXT = 0.3
 
 
 @dataclass(frozen=True, slots=True)
 class _Seen:
-    """What was seen of a claim."""
+    """The observation of a claim."""
 
     is_kept: bool
     words: str
 
 
 async def engine_claims(runner: RunnerUnderTest) -> str:
-    """Compares what is claimed of the engine with what it does."""
+    """Compares the claims about the engine with its behavior."""
     claims = await runner.engine_claims()
     if not claims:
         return "nothing is claimed of its engine"
@@ -51,11 +51,11 @@ async def engine_claims(runner: RunnerUnderTest) -> str:
     if broken:
         raise BrokenPromiseError("; ".join(broken))
     unseen = [claim.name for claim in claims if claim.name not in kept]
-    return f"kept: {', '.join(kept) or 'none'}; not looked at: {', '.join(unseen) or 'none'}"
+    return f"kept: {', '.join(kept) or 'none'}; not checked: {', '.join(unseen) or 'none'}"
 
 
 async def _look(runner: RunnerUnderTest, claim: EngineClaim) -> _Seen | None:
-    """Returns what is seen of a claim; None: it cannot be seen."""
+    """Returns the observation of a claim; None: it cannot be observed."""
     match claim.name, claim.claim:
         case "usage_in_streams", "yes":
             return await _usage(runner)
@@ -83,7 +83,7 @@ async def _cached_tokens(runner: RunnerUnderTest) -> _Seen:
 
 
 async def _cancellation(runner: RunnerUnderTest) -> _Seen | None:
-    """Whether its processes rest after a caller has left; None: their work cannot be seen."""
+    """Observes whether its processes become idle after a caller has left; None: their work is not visible."""
     family = await _processes(runner)
     if family is None:
         return None
@@ -117,7 +117,7 @@ async def _processes(runner: RunnerUnderTest) -> list[psutil.Process] | None:
 
 
 async def _processor_share(family: list[psutil.Process]) -> float:
-    """Returns how many processors these processes keep busy, over SAMPLE_SECONDS."""
+    """Returns how many processors these processes use, over SAMPLE_SECONDS."""
     loop = asyncio.get_running_loop()
     before, began = _processor_seconds(family), loop.time()
     await asyncio.sleep(SAMPLE_SECONDS)

@@ -32,6 +32,6 @@ class Finding:
 
 
 def require(honoured: bool, otherwise: str) -> None:
-    """Raise BrokenPromiseError with `otherwise` unless `honoured`."""
+    """Raises BrokenPromiseError with `otherwise` unless `honoured`."""
     if not honoured:
         raise BrokenPromiseError(otherwise)

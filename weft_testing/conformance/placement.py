@@ -35,11 +35,11 @@ class PlacementConformance:
     """Inherit, override both methods that raise NotImplementedError, and let pytest collect the subclass."""
 
     def placement(self, slots: int) -> AbstractAsyncContextManager[RouterPort]:
-        """A port over a new scheduler with queue depth 1 per runner; each runner has `slots` slots."""
+        """Yields a port over a new scheduler with queue depth 1 per runner; each runner has `slots` slots."""
         raise NotImplementedError
 
     def sleeping_placement(self, wake_error: WeftError | None) -> AbstractAsyncContextManager[RouterPort]:
-        """A port whose pool sleeps. Every wake ends immediately: with the error, or with the whole pool ready."""
+        """Yields a port with a sleeping pool. Every wake ends immediately, with the error or with the pool ready."""
         raise NotImplementedError
 
     async def test_a_free_slot_is_granted_with_all_that_a_dispatcher_needs(self) -> None:
@@ -69,7 +69,7 @@ class PlacementConformance:
                 await one.report_finished(Reason.UNSPECIFIED)
                 assert isinstance(await _next(waiting), Grant)
 
-    async def test_the_length_of_a_queue_is_told(self) -> None:
+    async def test_the_length_of_a_queue_is_reported(self) -> None:
         async with self.placement(slots=1) as port, port.place(_request("r1")) as one:
             await _grant(one)
             async with port.place(_request("r2")) as two, port.place(_request("r3")) as three:
@@ -89,7 +89,7 @@ class PlacementConformance:
             async with port.place(_request("r3")) as three:
                 assert isinstance(await _final_decision(three), Grant)
 
-    async def test_an_end_that_is_reported_at_once_frees_the_slot_and_any_other_is_left_to_a_report(self) -> None:
+    async def test_an_end_frees_the_slot_immediately_or_with_its_report(self) -> None:
         async with self.placement(slots=1) as port, port.place(_request("r1")) as one:
             await _grant(one)
             async with port.place(_request("r2")) as two:
@@ -121,7 +121,7 @@ class PlacementConformance:
             assert refusal.reason is Reason.MODEL_NOT_FOUND
             assert "nobody" in refusal.message
 
-    async def test_a_full_queue_is_refused_with_the_time_to_come_back(self) -> None:
+    async def test_a_full_queue_is_refused_with_a_retry_delay(self) -> None:
         async with (
             self.placement(slots=0) as port,
             port.place(_request("r1")) as one,
@@ -155,7 +155,7 @@ class PlacementConformance:
         ):
             assert {(await _grant(one)).runner, (await _grant(two)).runner} == {"a", "b"}
 
-    async def test_a_sleeping_pool_says_that_it_wakes_and_then_grants(self) -> None:
+    async def test_a_sleeping_pool_reports_its_wake_and_then_grants(self) -> None:
         async with self.sleeping_placement(None) as port, port.place(_request("r1")) as place:
             decision = await _next(place)
             assert isinstance(decision, LoadingModel)
@@ -169,8 +169,8 @@ class PlacementConformance:
             assert refusal.reason is Reason.WAKE_FAILED
             assert error.message in refusal.message
 
-    async def test_a_placement_that_ended_holds_its_dispatcher_no_longer(self) -> None:
-        """The callback refers to the request, and that to its placement: a cycle would keep each one for a while."""
+    async def test_an_ended_placement_does_not_keep_its_dispatcher_in_memory(self) -> None:
+        """The callback refers to the request, and that to its placement: a cycle would delay freeing them."""
         async with self.placement(slots=1) as port:
             async with port.place(_request("r-1")) as place:
                 await _grant(place)

@@ -1,4 +1,4 @@
-"""The conformance suite of prefix caches that several tenants share, as tests to inherit.
+"""The conformance suite of prefix caches shared by several tenants, as tests to inherit.
 
     class TestMyEngine(PrefixCacheConformance):
         slots = 2
@@ -7,8 +7,8 @@
         def make_desk(self, backend: Backend) -> CacheManager: ...
         def make_call(self, use: CacheUse) -> CallInfo: ...
 
-The engine is a real one, or one that is as forgetful as real ones: what counts is how many tokens of a prompt it says
-it had already. Texts are never compared: a warm engine answers other words than a cold one.
+The engine is a real one, or one that forgets like real ones. Only the reported number of cached tokens is compared, not
+text: a warm engine answers differently from a cold one.
 """
 # ruff: noqa: D102 (test names are sentences)
 
@@ -28,7 +28,7 @@ MIN_HIT_TOKENS = 20
 """A cached prompt has more cached tokens than this; the beginning of a chat template has fewer."""
 RANDOM_STEPS = 60
 
-# Longer than a page of 256 tokens also where each character is one.
+# Longer than a page of 256 tokens even if each character is one token.
 SEA = "The sea is wide and deep and blue, and ships sail over it by day and by night. " * 4
 HILLS = "Hills are high and green in spring, and sheep graze on them until the snow comes. " * 4
 CITY = "Cities are loud and bright at night, and trains run under them from end to end. " * 4
@@ -64,7 +64,7 @@ class Tenants:
     async def cached(
         self, tenant: str, prompt: str | Payload, *, tag: str = "", mode: CacheMode = CacheMode.AUTO
     ) -> int:
-        """Returns the cached tokens of a prompt in a request of a tenant."""
+        """Returns the number of cached tokens of a prompt in a tenant's request."""
         payload = completion(prompt) if isinstance(prompt, str) else prompt
         handling = Handling(cache_mode=mode, cache_tag=tag)
         async with self.desk.of_request(MODEL, tenant, handling).generating(payload) as turn:
@@ -77,13 +77,13 @@ class Tenants:
         return receipt.usage.cached_prompt_tokens
 
     async def embed(self, tenant: str, text: str) -> None:
-        """Embed a text for a tenant."""
+        """Embeds a text for a tenant."""
         inputs = [completion_pb2.PromptInput(text=text)]
         async with self.desk.of_request(MODEL, tenant, Handling()).embedding() as turn:
             await self.backend.embed(embedding_pb2.EmbeddingPayload(inputs=inputs), self._make_call(turn.use))
 
     async def cached_without_isolation(self, prompt: str) -> int:
-        """As `cached`, without information about tenants."""
+        """Like `cached`, without information about tenants."""
         async for frame in self.backend.generate(completion(prompt), self._make_call(None)):
             if frame[-1].HasField("finished"):
                 return int(frame[-1].finished.receipt.usage.cached_prompt_tokens)
@@ -106,23 +106,23 @@ class PrefixCacheConformance:
     embeds = True
     """Whether the engine supports embeddings."""
     counts_flushed = True
-    """Whether a flush of a tenant tells what it removed. Where salts keep tenants apart nobody knows it."""
+    """Whether a tenant's flush reports what it removed, which is impossible if salts isolate tenants."""
 
     def make_backend(self) -> Any:
-        """A backend, not started."""
+        """Returns a backend, not started."""
         raise NotImplementedError
 
     def make_desk(self, backend: Any) -> Any:
-        """A CacheManager over a model named MODEL on this backend."""
+        """Returns a CacheManager over a model named MODEL on this backend."""
         raise NotImplementedError
 
     def make_call(self, use: Any) -> Any:
-        """A CallInfo with this cache use; None: without one."""
+        """Returns a CallInfo with this cache use; None: without one."""
         raise NotImplementedError
 
     @asynccontextmanager
     async def tenants(self) -> AsyncGenerator[Tenants]:
-        """Yields a started engine, which is stopped afterwards."""
+        """Yields a started engine and stops it afterwards."""
         backend = self.make_backend()
         desk = self.make_desk(backend)
         await backend.start()
@@ -138,7 +138,7 @@ class PrefixCacheConformance:
             assert await ask.cached("a", SEA) > MIN_HIT_TOKENS
 
     async def test_without_isolation_a_probe_does_see_the_prefix_of_another_tenant(self) -> None:
-        """The negative control of every test that expects 0."""
+        """Negative control of every test that expects 0."""
         async with self.tenants() as ask:
             await ask.cached_without_isolation(SEA)
             assert await ask.cached_without_isolation(SEA) > MIN_HIT_TOKENS
@@ -151,7 +151,7 @@ class PrefixCacheConformance:
             assert await ask.cached("a", HILLS) == 0
             assert await ask.cached("b", CITY) == 0
 
-    async def test_tenants_find_their_own_again_while_there_are_slots_for_all(self) -> None:
+    async def test_tenants_find_their_own_prefixes_while_there_are_slots_for_all(self) -> None:
         if self.slots < 2:
             return
         async with self.tenants() as ask:
@@ -160,13 +160,13 @@ class PrefixCacheConformance:
             assert await ask.cached("a", SEA) > MIN_HIT_TOKENS
             assert await ask.cached("b", SEA) > MIN_HIT_TOKENS
 
-    async def test_more_tenants_than_slots_still_see_nothing_of_each_other(self) -> None:
+    async def test_more_tenants_than_slots_stay_isolated(self) -> None:
         async with self.tenants() as ask:
             names = [f"tenant-{number}" for number in range(self.slots + 3)]
             assert [await ask.cached(name, SEA) for name in names] == [0] * len(names)
             assert await ask.cached(names[-1], SEA) > MIN_HIT_TOKENS
 
-    async def test_tenants_at_the_same_time_see_nothing_of_each_other(self) -> None:
+    async def test_concurrent_tenants_stay_isolated(self) -> None:
         async with self.tenants() as ask:
             await ask.cached("a", SEA)
             others = [ask.cached(f"other-{number}", SEA) for number in range(self.slots)]
@@ -187,7 +187,7 @@ class PrefixCacheConformance:
             assert await ask.cached("a", HILLS) == 0
             assert await ask.cached("b", HILLS) == 0
 
-    async def test_chats_are_kept_apart_as_well(self) -> None:
+    async def test_chats_are_isolated_too(self) -> None:
         async with self.tenants() as ask:
             await ask.cached("a", chat(SEA))
             assert await ask.cached("b", chat(SEA)) == 0
@@ -211,7 +211,7 @@ class PrefixCacheConformance:
             for number in range(self.slots):
                 assert await ask.cached(f"early-{number}", SEA) == 0
 
-    async def test_a_request_that_was_broken_off_at_once_gives_nothing_away(self) -> None:
+    async def test_a_request_that_is_aborted_immediately_reveals_nothing(self) -> None:
         async with self.tenants() as ask:
             for number in range(self.slots):
                 await ask.cached(f"early-{number}", SEA)
@@ -243,7 +243,7 @@ class PrefixCacheConformance:
                 assert await ask.cached("a", SEA, tag="two") > MIN_HIT_TOKENS
             assert await ask.cached("a", SEA, tag="one") == 0
 
-    async def test_a_flush_of_the_model_or_of_everything_makes_everybody_cold(self) -> None:
+    async def test_a_flush_of_the_model_or_of_everything_makes_all_tenants_cold(self) -> None:
         async with self.tenants() as ask:
             for scope, names in (("model", {"model": MODEL}), ("all", {})):
                 await ask.cached("a", SEA)
@@ -259,7 +259,7 @@ class PrefixCacheConformance:
             assert (flushed.entry_count, flushed.token_count) == (0, 0)
             assert await ask.cached("a", SEA) > MIN_HIT_TOKENS
 
-    async def test_what_is_under_way_during_a_flush_leaves_nothing(self) -> None:
+    async def test_a_request_that_runs_during_a_flush_leaves_nothing(self) -> None:
         async with self.tenants() as ask:
             async with beside(ask.cached("a", completion(SEA, tokens=40))) as running:
                 await asyncio.sleep(0.1)
@@ -267,8 +267,8 @@ class PrefixCacheConformance:
                 await running
             assert await ask.cached("a", SEA) == 0
 
-    async def test_whatever_happens_nobody_finds_what_he_did_not_ask_himself(self) -> None:
-        """Random steps of several tenants, checked against what each can have cached since the last flush."""
+    async def test_random_requests_never_reveal_the_prompts_of_another_tenant(self) -> None:
+        """Runs random steps of several tenants, checked against what each can have cached since the last flush."""
         dice = random.Random(20_261_120)  # noqa: S311 - a test
         known: set[tuple[str, str, str]] = set()
         hits = 0

@@ -30,19 +30,19 @@ class Check:
 
 SHORT_ANSWER_TOKENS = 8
 ENDLESS_ANSWER_TOKENS = 100_000
-"""Tokens of an answer that no check reads to its end."""
+"""Length of an answer that no check reads to its end."""
 FIRST_CONTENT_SECONDS = 120.0
 MAX_FILLED_TOKENS = 1_000_000
-"""No prompt is made for a larger context: its message would approach the size limit."""
+"""Maximum context to fill with a prompt: larger messages approach the size limit."""
 NOTICE_SECONDS = 2.0
-"""Time for a runner to notice that its caller has left."""
+"""Time for a runner to detect that its caller has left."""
 CONTEXT_GUESS_TOKENS = 2048
-"""Assumed context of a slot where the runner reports none."""
+"""Assumed context of a slot if the runner reports none."""
 ENDED_EARLY = "the model ended its answer before the check was made"
 
 
 def chat(text: str, max_tokens: int = SHORT_ANSWER_TOKENS) -> chat_pb2.ChatPayload:
-    """One question."""
+    """Returns a question."""
     payload = chat_pb2.ChatPayload()
     payload.sampling.max_tokens = max_tokens
     payload.sampling.temperature = 0.0
@@ -51,12 +51,12 @@ def chat(text: str, max_tokens: int = SHORT_ANSWER_TOKENS) -> chat_pb2.ChatPaylo
 
 
 def endless() -> chat_pb2.ChatPayload:
-    """A question with a long answer."""
+    """Returns a question with a long answer."""
     return chat("Count from one to ten thousand, one number per line, and do not stop.", ENDLESS_ANSWER_TOKENS)
 
 
 async def long_prompt(runner: RunnerUnderTest, share_of_context: float) -> chat_pb2.ChatPayload:
-    """A prompt that fills about this share of a slot's context."""
+    """Returns a prompt that fills about this share of a slot's context."""
     context = (await runner.state()).context_tokens or CONTEXT_GUESS_TOKENS
     if context > MAX_FILLED_TOKENS:
         raise NotCheckedError(f"a slot has a context of {context} tokens; at most {MAX_FILLED_TOKENS} are filled")
@@ -64,12 +64,12 @@ async def long_prompt(runner: RunnerUnderTest, share_of_context: float) -> chat_
 
 
 def kinds(frames: list[Events]) -> list[str]:
-    """The kinds of all events in order."""
+    """Returns the kinds of all events in order."""
     return [event.WhichOneof("event") or "" for frame in frames for event in frame]
 
 
 def text_of(frames: list[Events]) -> str:
-    """The text of the answer, reasoning included."""
+    """Returns the text of the answer, including reasoning."""
     deltas = [event.delta for frame in frames for event in frame if event.WhichOneof("event") == "delta"]
     return "".join(delta.reasoning + delta.text for delta in deltas)
 
@@ -81,12 +81,12 @@ async def refusal(action: Awaitable[object], expected: Reason) -> str:
     except WeftError as error:
         if error.reason is not expected:
             if error.reason is Reason.NO_SLOT_AVAILABLE:
-                # Perhaps because of others; who made the check can tell.
+                # Possibly because of other callers, which `_verdict` finds out.
                 raise
-            told = f"{error.reason.name}: {error.message}"
-            raise BrokenPromiseError(f"expected {expected.name}, was told {told}") from None
+            found = f"{error.reason.name}: {error.message}"
+            raise BrokenPromiseError(f"expected {expected.name}, got {found}") from None
         return expected.name
-    raise BrokenPromiseError(f"expected {expected.name}, but it was done")
+    raise BrokenPromiseError(f"expected {expected.name}, but it succeeded")
 
 
 async def until(condition: Callable[[], Awaitable[bool]], limit_seconds: float, otherwise: str) -> float:
@@ -114,7 +114,7 @@ class Generation:
                 self.content.set()
 
     async def first_content(self) -> None:
-        """Returns at the first content. Raises the request's error; NotCheckedError where no content arrives."""
+        """Waits for the first content. Raises the request's error; NotCheckedError if no content arrives."""
         waiting = asyncio.create_task(self.content.wait())
         await asyncio.wait({waiting, self.task}, timeout=FIRST_CONTENT_SECONDS, return_when=asyncio.FIRST_COMPLETED)
         waiting.cancel()
@@ -125,11 +125,11 @@ class Generation:
         raise NotCheckedError(f"no content came within {FIRST_CONTENT_SECONDS:g} s")
 
     def require_running(self) -> None:
-        """Raises NotCheckedError when the answer has ended, because the check needs a running one."""
+        """Raises NotCheckedError if the answer has ended, because the check needs a running one."""
         if self.task.done():
             raise NotCheckedError(ENDED_EARLY)
 
     async def leave(self) -> None:
-        """Cancels the call, as a caller that disconnects."""
+        """Cancels the call, like a caller that disconnects."""
         self.task.cancel()
-        await asyncio.gather(self.task, return_exceptions=True)  # an outcome that is never taken is logged
+        await asyncio.gather(self.task, return_exceptions=True)  # otherwise asyncio logs its exception

@@ -34,15 +34,15 @@ from weft_testing.conformance.runner_requests import (
 from weft_testing.conformance.runner_under_test import RunnerUnderTest, TicketChanges
 
 REFUSAL_SECONDS = 1.0
-"""A refusal because no slot is free must come within this time."""
+"""Maximum time for a rejection because no slot is free."""
 PREFILL_WATCH_SECONDS = 10.0
-"""Time for which a prefill is watched; then its caller leaves."""
+"""How long a prefill is observed before its caller leaves."""
 MAX_SLOTS_FILLED = 32
 FORGED = b"\0" * 32
 
 
 async def tickets(runner: RunnerUnderTest) -> str:
-    """Accepts only tickets that the router signed for this incarnation of the runner, once, in time."""
+    """Tests that the runner accepts only valid tickets of the router for its incarnation, once each."""
     question = chat("Hello")
     forged = runner.ticket("req-forged", TicketChanges(mac=FORGED))
     await refusal(runner.run(question, forged), Reason.TICKET_INVALID)
@@ -57,7 +57,7 @@ async def tickets(runner: RunnerUnderTest) -> str:
 
 
 async def typed_errors(runner: RunnerUnderTest) -> str:
-    """Every refusal has its reason."""
+    """Tests that every rejection has its reason."""
     await refusal(runner.run(None), Reason.INVALID_ARGUMENT)
     await refusal(runner.load("no-such-model-anywhere"), Reason.MODEL_NOT_FOUND)
     if not (await runner.state()).context_tokens:
@@ -67,7 +67,7 @@ async def typed_errors(runner: RunnerUnderTest) -> str:
 
 
 async def event_order(runner: RunnerUnderTest) -> str:
-    """`started` comes first, the first content alone in its frame, one `finished` last."""
+    """Tests that `started` is first, the first content alone in its frame, and a single `finished` last."""
     frames = await runner.run(chat("Say hello to the world."))
     order = kinds(frames)
     require(order[:1] == ["started"], f"the first event was {order[:1]}")
@@ -83,7 +83,7 @@ async def event_order(runner: RunnerUnderTest) -> str:
 
 
 async def usage_counts(runner: RunnerUnderTest) -> str:
-    """Token counts are plausible."""
+    """Tests that token counts are plausible."""
     short = await _receipt_usage(runner, chat("Hi"))
     longer = await _receipt_usage(runner, chat("Hi, and tell me about rivers, stones, wind and the sea." * 4))
     require(0 < short[0] < longer[0], f"prompts counted {short[0]} and {longer[0]} tokens, the second is longer")
@@ -103,7 +103,7 @@ async def _receipt_usage(runner: RunnerUnderTest, payload: chat_pb2.ChatPayload)
 
 
 async def disconnect(runner: RunnerUnderTest) -> str:
-    """A generation is cancelled when its caller leaves."""
+    """Tests that a generation is cancelled when its caller leaves."""
     running = Generation(runner, endless(), new_id("req"))
     try:
         await running.first_content()
@@ -121,7 +121,7 @@ async def disconnect(runner: RunnerUnderTest) -> str:
 
 
 async def slots(runner: RunnerUnderTest) -> str:
-    """There is no hidden queue: a request without a free slot is refused immediately."""
+    """Tests that there is no hidden queue: a request without a free slot is rejected immediately."""
     total = (await runner.state()).slots_total
     require(total > 0, "it reports no slots")
     total = min(total, runner.runner.max_requests or total)
@@ -150,7 +150,7 @@ async def slots(runner: RunnerUnderTest) -> str:
 
 
 async def _fill(runner: RunnerUnderTest, running: list[Generation]) -> None:
-    """Returns once all of them hold a slot; an engine with fewer slots than reported may let some wait."""
+    """Waits until all of them hold a slot; an engine with fewer slots than reported may let some wait."""
     ids = {one.request_id for one in running}
 
     async def filled() -> bool:
@@ -164,7 +164,7 @@ async def _fill(runner: RunnerUnderTest, running: list[Generation]) -> None:
 
 
 async def embeddings(runner: RunnerUnderTest) -> str:
-    """One vector per input, in order."""
+    """Tests that each input gets one vector, in order."""
     if model_pb2.MODEL_OPERATION_EMBEDDING not in runner.operations:
         raise NotCheckedError("the model gives no embeddings")
     response = await runner.embed(["a river", "a stone", "the sea"])
@@ -177,7 +177,7 @@ async def embeddings(runner: RunnerUnderTest) -> str:
 
 
 async def health_during_prefill(runner: RunnerUnderTest) -> str:
-    """The control plane answers during a prefill."""
+    """Tests that the control plane answers during a prefill."""
     running = Generation(runner, await long_prompt(runner, 0.7), new_id("req"))
     slowest, answers, last_look = 0.0, 0, time.monotonic() + PREFILL_WATCH_SECONDS
     try:
@@ -197,20 +197,20 @@ async def health_during_prefill(runner: RunnerUnderTest) -> str:
     finally:
         await running.leave()
     if not answers:
-        raise NotCheckedError("the prompt was done before anybody could ask")
+        raise NotCheckedError("the prefill ended before the runner could be queried")
     require(slowest < REFUSAL_SECONDS, f"the slowest answer took {slowest:.1f} s")
     return f"{answers} answers during the prefill, the slowest after {slowest * 1e3:.0f} ms"
 
 
 async def request_record(runner: RunnerUnderTest) -> str:
-    """A running request has a record."""
+    """Tests that a running request has a record."""
     request_id = new_id("req")
     running = Generation(runner, endless(), request_id)
     try:
         await running.first_content()
         found = await runner.find_request(request_id)
         if found.record.state == found.record.STATE_COMPLETED:
-            # Then the end of the stream is about to arrive.
+            # The end of the stream is then about to arrive.
             await asyncio.wait({running.task}, timeout=NOTICE_SECONDS)
         running.require_running()
     finally:
@@ -228,27 +228,25 @@ async def request_record(runner: RunnerUnderTest) -> str:
         return state == record.STATE_CANCELLED
 
     await until(cancelled, NOTICE_SECONDS, "a request whose caller left is not told as cancelled")
-    return f"{record.output_chars} characters so far were told"
+    return f"{record.output_chars} characters so far were reported"
 
 
 DATA_CHECKS = (
-    Check(
-        name="tickets", promise="takes a router's ticket once, in time, for its own life only", run=tickets, chats=True
-    ),
-    Check(name="typed-errors", promise="gives every refusal its reason", run=typed_errors, chats=True),
-    Check(name="event-order", promise="streams started, content, one end", run=event_order, chats=True),
-    Check(name="usage-counts", promise="counts tokens and keeps the limit", run=usage_counts, chats=True),
+    Check(name="tickets", promise="accepts only valid tickets of the router, once each", run=tickets, chats=True),
+    Check(name="typed-errors", promise="gives a reason for every rejection", run=typed_errors, chats=True),
+    Check(name="event-order", promise="streams a start, content and one end", run=event_order, chats=True),
+    Check(name="usage-counts", promise="counts tokens and enforces the token limit", run=usage_counts, chats=True),
     Check(name="disconnect", promise="stops a generation when its caller leaves", run=disconnect, chats=True),
-    Check(name="slots", promise="refuses at once when every slot is taken", run=slots, chats=True),
-    Check(name="embeddings", promise="gives one vector per input, in order", run=embeddings),
+    Check(name="slots", promise="rejects requests immediately when all slots are taken", run=slots, chats=True),
+    Check(name="embeddings", promise="returns one vector per input, in order", run=embeddings),
     Check(
         name="health-in-prefill",
-        promise="answers while it works on a long prompt",
+        promise="stays responsive during a long prefill",
         run=health_during_prefill,
         chats=True,
     ),
-    Check(name="request-record", promise="knows what a request is doing", run=request_record, chats=True),
-    Check(name="engine-claims", promise="says of its engine what the engine does", run=engine_claims, chats=True),
+    Check(name="request-record", promise="reports the state of a running request", run=request_record, chats=True),
+    Check(name="engine-claims", promise="describes its engine correctly", run=engine_claims, chats=True),
 )
 
 
@@ -263,7 +261,7 @@ ASLEEP = frozenset({runner_pb2.InstanceState.PHASE_HIBERNATING, runner_pb2.Insta
 
 
 async def description(runner: RunnerUnderTest) -> str:
-    """The runner describes itself and the state of its model."""
+    """Tests that the runner describes itself and the state of its model."""
     described = await runner.describe_runner()
     found = described.runner
     require(found.name == runner.runner.name, f"it calls itself {found.name}, the mesh calls it {runner.runner.name}")
@@ -275,7 +273,7 @@ async def description(runner: RunnerUnderTest) -> str:
 
 
 async def logs(runner: RunnerUnderTest) -> str:
-    """The engine's output is returned, at most as many lines as requested."""
+    """Tests that the engine's output is returned, with at most the requested number of lines."""
     lines = await runner.log_tail(LOG_LINES)
     require(len(lines) <= LOG_LINES, f"{len(lines)} lines came, {LOG_LINES} were asked for")
     if not lines:
@@ -284,7 +282,7 @@ async def logs(runner: RunnerUnderTest) -> str:
 
 
 async def permits(runner: RunnerUnderTest) -> str:
-    """Unloading needs a valid permit, each valid once, since the registry decides about operations."""
+    """Tests that unloading needs a permit of the registry, which is valid once."""
     forged = runner.permit(Action.UNLOAD, runner.model, key=FORGED_KEY)
     for_loading = runner.permit(Action.LOAD, runner.model)
     for_another = runner.permit(Action.UNLOAD, f"{runner.model}-of-another")
@@ -305,7 +303,7 @@ async def permits(runner: RunnerUnderTest) -> str:
 
 
 async def load_then_unload(runner: RunnerUnderTest) -> str:
-    """After a cancelled load and an unload the model sleeps, has no process, and can be loaded again."""
+    """Tests that after a cancelled load and an unload the model sleeps, has no process, and can be loaded again."""
     await _unload(runner)
     loading = asyncio.create_task(runner.load())
     await asyncio.wait({loading}, timeout=LOAD_HEAD_START_SECONDS)
@@ -327,9 +325,9 @@ async def load_then_unload(runner: RunnerUnderTest) -> str:
 
 
 async def group_teardown(runner: RunnerUnderTest) -> str:
-    """No process of a stopped engine is left."""
+    """Tests that no process of a stopped engine is left."""
     if runner.runner.host != socket.gethostname():
-        raise NotCheckedError(f"it runs on {runner.runner.host}; processes can be looked at on their own host only")
+        raise NotCheckedError(f"it runs on {runner.runner.host}; processes can only be inspected on their own host")
     await runner.load()
     leader = (await runner.describe()).process_id
     if not leader:
@@ -369,32 +367,32 @@ async def _unload(runner: RunnerUnderTest) -> None:
 
 
 CONTROL_CHECKS = (
-    Check(name="description", promise="says who it is and how its model does", run=description),
-    Check(name="logs", promise="shows the engine's output, bounded", run=logs),
-    Check(name="permits", promise="loads and unloads with the registry's permit alone", run=permits, unloads=True),
+    Check(name="description", promise="describes itself and the state of its model", run=description),
+    Check(name="logs", promise="returns the engine's last output lines", run=logs),
+    Check(name="permits", promise="loads and unloads only with the registry's permit", run=permits, unloads=True),
     Check(
         name="load-then-unload",
         promise="survives a cancelled load, unloads, loads again",
         run=load_then_unload,
         unloads=True,
     ),
-    Check(name="teardown", promise="leaves no process of an engine behind", run=group_teardown, unloads=True),
+    Check(name="teardown", promise="leaves no engine process behind", run=group_teardown, unloads=True),
 )
 
 
 CHECKS: tuple[Check, ...] = (CONTROL_CHECKS[0], *DATA_CHECKS, *CONTROL_CHECKS[1:])
 """All checks; those that unload the model come last."""
 CHECK_SECONDS = 600.0
-"""Time limit of one check, for runners that never answer."""
+"""Time limit of a check, for runners that never answer."""
 PUT_BACK_SECONDS = 5.0
 """Maximum wait for the model to return to its original state; the operation continues after it."""
 
 
 async def examine(runner: RunnerUnderTest, checks: tuple[Check, ...] = CHECKS) -> AsyncGenerator[Finding]:
-    """Runs the checks one after the other. A wrong answer of the runner is a finding, never an exception.
+    """Runs the checks in sequence. A wrong answer of the runner is a finding, never an exception.
 
-    The model is woken first, because a sleeping one would fail every check, and finally restored: asleep where it was
-    found asleep, else awake. Raises WeftError when it cannot be woken.
+    The model is woken first, because every check would fail for a sleeping one, and finally returned to its original
+    state, asleep or awake. Raises WeftError if it cannot be woken.
     """
     was_asleep, unloading = await _phase(runner) in ASLEEP, False
     try:
@@ -410,7 +408,7 @@ async def examine(runner: RunnerUnderTest, checks: tuple[Check, ...] = CHECKS) -
 
 
 async def _put_back(runner: RunnerUnderTest, *, asleep: bool, unloading: bool) -> None:
-    """`unloading`: a check that unloads was interrupted, and its pending unload would undo a wake."""
+    """`unloading`: a check that unloads was interrupted; its pending unload would undo a wake."""
     with contextlib.suppress(WeftError, TimeoutError):
         async with asyncio.timeout(PUT_BACK_SECONDS):
             if asleep or unloading:

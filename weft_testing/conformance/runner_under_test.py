@@ -43,7 +43,7 @@ SNAPSHOT_SECONDS = 10.0
 CALL_SECONDS = 10.0
 """Timeout of control plane calls."""
 CLAIMS_SECONDS = 120.0
-"""Timeout of a description for which the engine is looked at."""
+"""Timeout of a description that includes checks of the engine."""
 POLL_SECONDS = 0.02
 TENANT = "conformance"
 
@@ -52,7 +52,7 @@ Events = list[event_pb2.InferenceEvent]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TicketChanges:
-    """Deliberate errors of a ticket; by default none."""
+    """Deliberate errors in a ticket; none by default."""
 
     incarnation: str | None = None
     lifetime_seconds: float = TICKET_LIFETIME_SECONDS
@@ -64,7 +64,7 @@ GOOD_TICKET = TicketChanges()
 
 
 class RunnerUnderTest:
-    """One model on one runner, called as a dispatcher calls it."""
+    """A model on a runner, called like a dispatcher does."""
 
     def __init__(self, runner: RunnerView, model: str, operations: frozenset[int], channel: grpc.aio.Channel) -> None:
         self.runner = runner
@@ -72,7 +72,7 @@ class RunnerUnderTest:
         self.operations = operations
         """Numbers of registry.v1.ModelOperation."""
         self.own_requests: set[str] = set()
-        """Ids of the requests of this check; all other requests of the runner belong to other callers."""
+        """Ids of this suite's requests; all other requests of the runner belong to other callers."""
         self._metadata = metadata_of(runner.address)
         self._generation = cast(
             "GenerationServiceAsyncStub", generation_service_pb2_grpc.GenerationServiceStub(channel)
@@ -82,7 +82,7 @@ class RunnerUnderTest:
         self._health: Any = health_pb2_grpc.HealthStub(channel)
 
     def ticket(self, request_id: str, changes: TicketChanges = GOOD_TICKET) -> ticket_pb2.Ticket:
-        """A ticket as a router would sign it."""
+        """Returns a ticket like a router's."""
         self.own_requests.add(request_id)
         claims = ticket_pb2.TicketClaims(
             request_id=request_id,
@@ -99,7 +99,7 @@ class RunnerUnderTest:
         return ticket_pb2.Ticket(claims=signed, mac=changes.mac or sign(signed, self.runner.ticket_key))
 
     def permit(self, action: Action, model: str, *, key: bytes | None = None) -> permit_pb2.OperationPermit:
-        """A permit as the registry would sign it; `key`: with another key than the session's."""
+        """Returns a permit like the registry's; `key`: signed with another key than the session's."""
         target = PermitTarget(
             runner=self.runner.name, incarnation=self.runner.incarnation, key=key or self.runner.ticket_key
         )
@@ -133,7 +133,7 @@ class RunnerUnderTest:
         return [frame async for frame in self.frames(payload, ticket=ticket)]
 
     async def embed(self, texts: list[str]) -> embedding_service_pb2.EmbedResponse:
-        """Vectors. Raises WeftError."""
+        """Returns vectors. Raises WeftError."""
         request = embedding_service_pb2.EmbedRequest(ticket=self.ticket(new_id("req")))
         request.payload.CopyFrom(embedding_pb2.EmbeddingPayload())
         for text in texts:
@@ -143,7 +143,7 @@ class RunnerUnderTest:
         raise AssertionError
 
     async def describe(self, log_lines: int = 0) -> runner_service_pb2.InstanceDescription:
-        """Returns the description of the instance. Raises WeftError; LookupError where the model is not described."""
+        """Returns the description of the instance. Raises WeftError; LookupError if the model is not described."""
         response = await self.describe_runner(log_lines)
         found = [instance for instance in response.instances if instance.model == self.model]
         if not found:
@@ -158,7 +158,7 @@ class RunnerUnderTest:
         raise AssertionError
 
     async def engine_claims(self) -> list[runner_service_pb2.EngineClaim]:
-        """Returns what the runner claims of the model's engine, with what it sees of it now. Raises WeftError."""
+        """Returns the runner's claims about the model's engine, with current observations. Raises WeftError."""
         request = runner_service_pb2.DescribeRequest(checks_engine=True)
         with _errors_of_the_runner():
             response = await self._control.Describe(request, metadata=self._metadata, timeout=CLAIMS_SECONDS)
@@ -167,7 +167,7 @@ class RunnerUnderTest:
         raise AssertionError
 
     async def state(self) -> runner_pb2.InstanceState:
-        """The instance's state as the runner reports it. Raises LookupError when it reports none."""
+        """Returns the instance's state as the runner reports it. Raises LookupError if it reports none."""
         for state in (await self.describe_runner()).runner.capability.instances:
             if state.model == self.model:
                 return state
@@ -181,7 +181,7 @@ class RunnerUnderTest:
         raise AssertionError
 
     async def load(self, model: str = "") -> None:
-        """Load the model. Raises WeftError."""
+        """Loads the model. Raises WeftError."""
         await self.load_with(self.permit(Action.LOAD, model or self.model), model)
 
     async def load_with(self, permit: permit_pb2.OperationPermit | None, model: str = "") -> None:
@@ -197,19 +197,19 @@ class RunnerUnderTest:
             raise WeftError(Reason.BACKEND_PROTOCOL_ERROR, "the load ended without a result")
 
     async def wake(self) -> None:
-        """Wakes the model, which then may sleep again by its own settings, unlike after `load`. Raises WeftError."""
+        """Wakes the model, which may sleep again by its settings, unlike after `load`. Raises WeftError."""
         request = runner_service_pb2.WakeRequest(model=self.model)
         with _errors_of_the_runner():
             await self._control.Wake(request, metadata=self._metadata)
 
     async def unload(self) -> None:
-        """Unload the model. Raises WeftError."""
+        """Unloads the model. Raises WeftError."""
         request = runner_service_pb2.UnloadRequest(model=self.model, permit=self.permit(Action.UNLOAD, self.model))
         with _errors_of_the_runner():
             await self._control.Unload(request, metadata=self._metadata)
 
     async def log_tail(self, line_count: int) -> list[str]:
-        """The last lines of the engine's output. Raises WeftError."""
+        """Returns the last lines of the engine's output. Raises WeftError."""
         request = runner_service_pb2.TailLogsRequest(model=self.model, line_count=line_count)
         with _errors_of_the_runner():
             call = self._control.TailLogs(request, metadata=self._metadata, timeout=CALL_SECONDS)
@@ -217,7 +217,7 @@ class RunnerUnderTest:
         raise AssertionError
 
     async def serving(self) -> bool:
-        """Whether grpc.health.v1 says SERVING. Raises WeftError when it does not answer."""
+        """Whether grpc.health.v1 reports SERVING. Raises WeftError if it does not answer."""
         with _errors_of_the_runner():
             answer = await self._health.Check(
                 health_pb2.HealthCheckRequest(), metadata=self._metadata, timeout=CALL_SECONDS
@@ -226,7 +226,7 @@ class RunnerUnderTest:
         raise AssertionError
 
     async def slot_holders(self) -> frozenset[str]:
-        """Ids of the requests that hold a slot, of all models of the runner, since they may share one limit."""
+        """Returns the ids of requests that hold a slot, over all models of the runner, which may share one limit."""
         described = await self.describe_runner()
         return frozenset(name for instance in described.instances for name in instance.active_request_ids)
 
@@ -243,7 +243,7 @@ def _errors_of_the_runner() -> Any:
 async def attach(
     registry_target: str, runner: str, model: str | None = None, security: ChannelSecurity | None = None
 ) -> AsyncIterator[RunnerUnderTest]:
-    """Yields the runner of this name or address in the mesh of a registry, which provides the key of its tickets.
+    """Yields the runner with this name or address in a registry's mesh; the registry provides the key of its tickets.
 
     `security` is for a mesh on other machines. Raises NOT_FOUND for a runner or model that the mesh does not know.
     """

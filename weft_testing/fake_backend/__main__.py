@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import uvloop
 
-# It verifies no certificates; importing aiohttp would read the trust store all the same, a sixth of the start time.
+# It verifies no certificates, but importing aiohttp would read the trust store: a sixth of the start time.
 os.environ["SSL_CERT_FILE"] = os.environ["SSL_CERT_DIR"] = os.devnull
 
 from aiohttp import web
@@ -27,7 +27,7 @@ def main(arguments: Sequence[str]) -> None:
         die_with_parent()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(serve(settings, behaviour))
-    # Streams may still be open; like a killed server, do not wait for their clients.
+    # Like a killed server, does not wait for clients with open streams.
     os._exit(0)
 
 
@@ -43,7 +43,7 @@ async def serve(settings: ServerSettings, behaviour: Behaviour) -> None:
     if behaviour.crash_at_start:
         crash(signal.Signals[behaviour.crash_signal])
     if settings.take_device_memory:
-        # Here, not above: what cards need takes a tenth of the time of a start, and most fakes have none.
+        # Imported here, because it takes a tenth of the start time and most fakes have no cards.
         from weft_testing.fake_backend.process import take_device_memory  # noqa: PLC0415
 
         take_device_memory(settings.take_device_memory, settings.tensor_split, os.environ)

@@ -15,7 +15,7 @@ _MAX_SCHEMA_DEPTH = 16
 
 
 class PieceKind(Enum):
-    """The kind of a token; values are member names of a chat delta."""
+    """The kind of a token; the value is its field in a chat delta."""
 
     CONTENT = "content"
     REASONING = "reasoning_content"
@@ -28,13 +28,13 @@ class Piece(NamedTuple):
 
     kind: PieceKind
     text: str
-    """For CALL_START the function's name."""
+    """For CALL_START, the function's name."""
     call: int = 0
     """Number of its tool call."""
 
 
 def answer(request: GenerationRequest, behaviour: Behaviour) -> Iterator[Piece]:
-    """Yields the pieces of one choice to its natural end; may be endless."""
+    """Yields the tokens of one choice up to its natural end; may be endless."""
     said = _scripted_turn if request.is_chat and behaviour.turns else _calls_or_content
     pieces = itertools.chain(_reasoning(request, behaviour), said(request, behaviour))
     if request.ignores_end:
@@ -45,7 +45,7 @@ def answer(request: GenerationRequest, behaviour: Behaviour) -> Iterator[Piece]:
 
 
 def fragments(text: str) -> list[str]:
-    """Splits a text inside words, as a real tokenizer splits JSON."""
+    """Splits a text within words, as a real tokenizer splits JSON."""
     return [text[at : at + _JSON_FRAGMENT_CHARS] for at in range(0, len(text), _JSON_FRAGMENT_CHARS)]
 
 
@@ -78,7 +78,7 @@ def _content(texts: Iterable[str]) -> Iterator[Piece]:
 
 
 def _counted(count: int) -> Iterator[Piece]:
-    """The tokens of "tok0 tok1 tok2 ..."; endless when `count` is 0."""
+    """Yields the tokens of "tok0 tok1 tok2 ..."; endless if `count` is 0."""
     numbers: Iterable[int] = range(1, count) if count else itertools.count(1)
     yield Piece(PieceKind.CONTENT, "tok0")
     for number in numbers:
@@ -98,7 +98,7 @@ def _json_text(schema: Any) -> str:
 
 
 def _instance(schema: Any, root: Any, depth: int) -> Any:
-    """Returns a small value for the common part of JSON schema; None for the rest."""
+    """Returns a small value for common JSON schemas; None for others."""
     if not isinstance(schema, dict) or depth > _MAX_SCHEMA_DEPTH:
         return None
     if "const" in schema:

@@ -1,4 +1,4 @@
-"""The command line: the flags of llama-server and vLLM, and one per switch of Behaviour; other flags are ignored."""
+"""The command line: flags of llama-server and vLLM, and one per switch of Behaviour; other flags are ignored."""
 
 import argparse
 import os
@@ -18,13 +18,13 @@ DEFAULT_SLOTS = 4
 MAX_SLOTS = 1024
 MAX_CONTEXT_TOKENS = 16 * 1024 * 1024
 SERVE = "serve"
-"""The subcommand of vLLM, in front of the model."""
+"""vLLM's subcommand, which precedes the model."""
 VLLM_KEY_VARIABLE = "VLLM_API_KEY"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerSettings:
-    """Settings that are fixed for the life of the process."""
+    """Settings that are fixed for the process's life."""
 
     host: str = "127.0.0.1"
     port: int = 0
@@ -42,11 +42,11 @@ class ServerSettings:
     """Supported operations: `image`, `transcription`, `speech`."""
     dialect: Dialect = LLAMA_SERVER
     text_only: bool = False
-    """Whether it is a server without a projector whose template knows neither tools nor thinking."""
+    """Whether it simulates a server without a projector whose template supports neither tools nor thinking."""
     speaks_vllm: bool = False
     """Whether /tokenize has vLLM's format."""
     is_vllm: bool = False
-    """Whether it has the routes of a vLLM, and demands its key below /v1 alone: it was started as `serve MODEL`."""
+    """Whether it was started as `serve MODEL`: it has a vLLM's routes, and requires its key only below /v1."""
     request_metrics: bool = False
     """Whether a vLLM reports the times of each request."""
     uds: str = ""
@@ -58,7 +58,7 @@ class ServerSettings:
     take_device_memory: int = 0
     """Bytes of fake cards (see `fake_nvml`); 0: none."""
     tensor_split: tuple[float, ...] = ()
-    """Proportions of that memory per card; empty: equal."""
+    """Share of that memory per card; empty: equal."""
     request_log: Path | None = None
     """File to which every request is logged (see `state.RequestLog`); None: no log."""
 
@@ -69,7 +69,7 @@ class ServerSettings:
 
 
 def parse_command_line(arguments: Sequence[str]) -> tuple[ServerSettings, Behaviour]:
-    """Returns settings and behaviour; prints to stderr and exits with 2 when a value is out of range."""
+    """Returns settings and behavior; prints to stderr and exits with 2 if a value is out of range."""
     parser = _parser()
     values, unknown = parser.parse_known_args(arguments)
     if unknown and SERVE not in unknown:
@@ -89,7 +89,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--uds", default="")
     parser.add_argument("--enable-sleep-mode", action="store_true")
     parser.add_argument("--enable-per-request-metrics", action="store_true")
-    # As llama-server: arguments are visible to every user of the machine, the environment is not.
+    # Like llama-server: arguments are visible to every user of the machine, the environment is not.
     parser.add_argument("--api-key", default=None)
     parser.add_argument("--key-variable", default="LLAMA_API_KEY", help="environment variable of the key")
     parser.add_argument("--parallel", "-np", "--max-num-seqs", type=_between(1, MAX_SLOTS), default=DEFAULT_SLOTS)
@@ -173,7 +173,7 @@ def _proportions(text: str) -> tuple[float, ...]:
 
 
 def _between(low: int, high: int) -> Callable[[str], int]:
-    """An integer within limits, for argparse."""
+    """Returns a parser of an integer within limits, for argparse."""
 
     def integer(text: str) -> int:
         value = int(text)

@@ -1,4 +1,4 @@
-"""The behaviour of the fake: answers, timing, and every fault that can be switched on."""
+"""The behavior of the fake: answers, timing, and every fault that can be switched on."""
 
 from typing import Annotated, Any, Literal
 
@@ -20,7 +20,7 @@ class ScriptedCall(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     name: Text
     arguments: Text = "{}"
-    """The exact text of the arguments; may be invalid JSON on purpose."""
+    """The exact text of the arguments, which may be invalid JSON."""
 
 
 class ScriptedTurn(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -28,11 +28,11 @@ class ScriptedTurn(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     text: Text = ""
     calls: tuple[ScriptedCall, ...] = ()
-    """Emitted when the request offers tools."""
+    """Sent if the request offers tools."""
 
 
 class Behaviour(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Every switch, with the value of normal service. Token counts are per request, over all its choices."""
+    """All switches; defaults are normal service. Token counts are per request, over all its choices."""
 
     tokens_per_second: Seconds = 0.0
     """Decode speed; 0: as fast as possible, many events per write."""
@@ -45,86 +45,84 @@ class Behaviour(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     reasoning_text: Text = ""
     """Chat: send this first, as `reasoning_content`."""
     tool_call: ScriptedCall | tuple[ScriptedCall, ...] | None = None
-    """Chat: call this, instead of answering, when the request offers tools and its last message is no tool result."""
+    """Chat: call this instead of answering, if the request offers tools and its last message is not a tool result."""
     turns: tuple[ScriptedTurn, ...] = ()
-    """Chat: the answers after the last user message, one per turn of the model; the last of them also for every turn
-    after it."""
+    """Chat: the answers after the last user message, one per model turn; the last one is repeated for further turns."""
 
     load_seconds: Seconds = 0.0
     """Time from the start of the process until /health is 200."""
     never_healthy: bool = False
-    """/health and everything else stay 503."""
+    """/health and everything else return 503 forever."""
     exit_at_start: Annotated[int, msgspec.Meta(ge=0, le=255)] | None = None
-    """Exit with this code: before listening, or, when `load_seconds` is set, that long after the start and never
-    healthy before."""
+    """Exit with this code: before listening or, if `load_seconds` is set, that long after the start without becoming
+    healthy."""
     out_of_memory_at_start: bool = False
     """Print llama.cpp's messages for a model that does not fit, and exit with code 1 before listening."""
     crash_at_start: bool = False
-    """The process ends by `crash_signal` before listening."""
+    """End the process by `crash_signal` before listening."""
     ignore_sigterm: bool = False
-    """SIGTERM has no effect."""
+    """Ignore SIGTERM."""
     fork_grandchild: bool = False
-    """Start a process that holds stdout and stderr open, at start or as soon as it is switched on."""
+    """Start a process that holds stdout and stderr open, at start or when switched on."""
     grandchild_setsid: bool = False
-    """That process leaves the process group and the session."""
+    """Let that process leave the process group and the session."""
     stderr_flood_bytes: EventBytes = 0
     """Write this many bytes to stderr, blocking, at start and whenever it is set."""
 
     close_after_stream: bool = False
     """Close the connection after every stream despite keep-alive, as llama-server does."""
     slow_headers_seconds: Seconds = 0.0
-    """Silence before the response headers, idle, before a slot is taken."""
+    """Idle silence before the response headers and before taking a slot."""
     prefill_seconds: Seconds = 0.0
-    """Silence between taking a slot and the first token; burns some CPU. Headers come after it, as in llama-server."""
+    """Silence between taking a slot and the first token; burns some CPU. Headers follow it, as in llama-server."""
     hurries: bool = False
-    """Running answers do not keep to their speed any more; it holds for requests under way, too."""
+    """Ignore the speed limit, including for running requests."""
     prefill_held: bool = False
-    """Prefill, of a request that is under way too, lasts until this switch is off again."""
+    """Extend prefill until this is switched off, including for running requests."""
     prefill_idle: bool = False
-    """Prefill burns no CPU."""
+    """Burn no CPU during prefill."""
     image_steps: Count = 0
-    """Steps of denoising of a request for images, idle, each of `image_step_seconds`; 0: made at once."""
+    """Number of idle denoising steps of an image request, each of `image_step_seconds`; 0: no delay."""
     image_step_seconds: Seconds = 0.0
-    """Time of one of them."""
+    """Duration of a step."""
     prefill_progress: Count = 2
-    """How many `prompt_progress` chunks are spread over prefill when the request asks with `return_progress`."""
+    """Number of `prompt_progress` chunks during prefill if the request asks with `return_progress`."""
     keepalive_comments: bool = False
-    """Send headers at once and a ":" comment line in every silence, also while stalled."""
+    """Send headers immediately, and a ":" comment line during every silence, including stalls."""
     stall_after_tokens: Count | None = None
     """Stall, idle, after this many tokens; 0: before the headers."""
     crash_after_tokens: Count | None = None
-    """The process ends by `crash_signal` after this many tokens; 0: before the headers."""
+    """End the process by `crash_signal` after this many tokens; 0: before the headers."""
     crash_signal: CrashSignal = "SIGKILL"
-    """The signal that ends the process in a crash: SIGILL and SIGSEGV as of a program for another processor."""
+    """The signal of a crash; SIGILL and SIGSEGV simulate a build for another processor."""
     out_of_memory_after_tokens: Count | None = None
     """Print llama.cpp's messages for exhausted memory, and abort, after this many tokens; 0: before the headers."""
     close_after_tokens: Count | None = None
-    """Close the socket after this many tokens, without finish reason and end of the body."""
+    """Close the socket after this many tokens, without a finish reason and the end of the body."""
     end_without_finish_reason: bool = False
-    """A regular end of the body, but no finish reason, no usage, no [DONE]."""
+    """End the body regularly, but without a finish reason, usage and [DONE]."""
     repeat_line: Text = ""
     """Answer with this line repeatedly, until `max_tokens` or the context ends it."""
     malformed_after_tokens: Count | None = None
     """Send one event that is not JSON after this many tokens."""
     wrong_shape_after_tokens: Count | None = None
-    """Send one event of JSON with wrong types after this many tokens."""
+    """Send one JSON event with wrong types after this many tokens."""
     oversized_event_bytes: EventBytes = 0
     """Length of the first token's text."""
     html_200: bool = False
-    """Answer with status 200 and an HTML page, as a captive proxy does."""
+    """Answer with status 200 and an HTML page, like a captive portal."""
     raw_answer: Text | None = None
-    """Write these characters, each as the byte of its number (Latin-1), instead of any answer, and close the
-    connection; empty: reset it."""
+    """Write these characters as Latin-1 bytes instead of any answer, and close the connection; empty: reset it."""
     status: HttpStatus | None = None
     """Answer with this status instead of working."""
     status_body: Text | None = None
-    """Body of that answer; none: an error object as llama-server writes it."""
+    """Body of that answer; None: an error object like llama-server's."""
     text_only_status: HttpStatus | None = None
-    """Chat: refuse images and audio with this status and llama-server's message; none: they are ignored."""
+    """Chat: reject images and audio with this status and llama-server's message; None: ignore them."""
     retry_after_seconds: Count | None = None
     """`Retry-After` header of that answer."""
     fail_times: Count | None = None
-    """Number of requests to which the switches of `REQUEST_FAULTS` apply; none: all."""
+    """Number of requests affected by the switches of `REQUEST_FAULTS`; None: all."""
 
     @property
     def scripted_calls(self) -> tuple[ScriptedCall, ...]:
@@ -158,7 +156,7 @@ _DEFAULTS = {field.name: field.default for field in msgspec.structs.fields(Behav
 
 
 def updated(behaviour: Behaviour, changes: dict[str, Any], *, strict: bool = True) -> Behaviour:
-    """`behaviour` with some switches changed; `strict=False` also reads numbers written as text.
+    """Returns `behaviour` with changed switches; `strict=False` also accepts numbers as text.
 
     Raises msgspec.ValidationError for an unknown switch or a value out of range.
     """
@@ -166,7 +164,7 @@ def updated(behaviour: Behaviour, changes: dict[str, Any], *, strict: bool = Tru
 
 
 class Control:
-    """The current behaviour, and the number of requests that still fail."""
+    """The current behavior, and the number of requests that will still fail."""
 
     def __init__(self, behaviour: Behaviour) -> None:
         self._set(behaviour)

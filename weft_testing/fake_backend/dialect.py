@@ -1,31 +1,31 @@
-"""What other server programs do otherwise than llama-server: the argument `--dialect` of the fake, as JSON."""
+"""Differences of other servers from llama-server: the fake's argument `--dialect`, as JSON."""
 
 import msgspec
 
 
 class Dialect(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The differences of one server program; the default is llama-server."""
+    """The differences of one server; the defaults are llama-server's."""
 
     owned_by: str = "llamacpp"
     """`owned_by` of the models in the list."""
     other_models: tuple[str, ...] = ()
-    """Further models in the list."""
+    """Additional models in the list."""
     refuses_other_names: bool = False
-    """Whether a request for a model that is not listed is answered with 404."""
+    """Whether a request for an unlisted model returns 404."""
     lacks: tuple[str, ...] = ()
-    """Routes that it does not have: 404."""
+    """Missing routes (404)."""
     answers: tuple[str, ...] = ()
-    """Further routes, answered with 200 and an empty object; `FakeState.route_calls` lists the calls."""
+    """Additional routes, which return 200 and an empty object; `FakeState.route_calls` lists the calls."""
     metrics: tuple[str, ...] = ()
     """Names of its gauges; empty: llama-server's page."""
     thinking_field: str = "reasoning_content"
-    """Field of a delta that holds the thinking."""
+    """Delta field for thinking."""
     counts_streams: bool = True
-    """Whether streams end with usage where it is asked for."""
+    """Whether streams end with usage if the request asks for it."""
     caches_prompts: bool = True
     """Whether it reuses the prefixes of earlier prompts."""
     notices_leaving: bool = True
-    """Whether it stops the work for a caller who has left."""
+    """Whether it stops working when the caller leaves."""
 
 
 LLAMA_SERVER = Dialect()

@@ -1,4 +1,4 @@
-"""The generation of an answer: prefill, then token by token, with the faults of the behaviour."""
+"""Generates an answer: prefill, then token by token, with the faults of the behavior."""
 
 import asyncio
 import math
@@ -63,7 +63,7 @@ _HOLD_POLL_SECONDS = 0.02
 
 
 class Choice:
-    """One choice under way."""
+    """A running choice."""
 
     def __init__(self, index: int, slot: Slot, request: GenerationRequest, behaviour: Behaviour, context: int) -> None:
         prompt = request.prompts[index // request.choices_per_prompt]
@@ -79,7 +79,7 @@ class Choice:
 
 
 class Generation:
-    """One request in its slots."""
+    """A request in its slots."""
 
     def __init__(
         self,
@@ -91,7 +91,7 @@ class Generation:
         outcome: Outcome,
         newest: Callable[[], Behaviour],
     ) -> None:
-        """`newest`: the switches as they are now, for those that hold for requests under way."""
+        """`newest`: returns the current switches, for those that affect running requests."""
         self._http = http
         self._request = request
         self._behaviour = behaviour
@@ -146,7 +146,7 @@ class Generation:
         self._sink.progress({"total": total, "cache": cached, "processed": processed, "time_ms": elapsed_ms})
 
     async def _compute(self, seconds: float) -> None:
-        """Simulates computation: silent, and using a little CPU unless `prefill_idle`."""
+        """Simulates computation: no output, and a little CPU unless `prefill_idle`."""
         if self._behaviour.prefill_idle:
             await self._silence(seconds)
             return
@@ -166,7 +166,7 @@ class Generation:
             live = [choice for choice in live if await self._step(choice)]
 
     async def _step(self, choice: Choice) -> bool:
-        """Generates one token of a choice, or its end; returns whether the choice continues."""
+        """Generates a choice's next token or its end; returns whether the choice continues."""
         if self._tokens_sent == self._next_fault:
             await self._apply_faults()
         if choice.tally.completion_tokens >= choice.limit:
@@ -183,7 +183,7 @@ class Generation:
         return True
 
     def _emit(self, choice: Choice, piece: Piece) -> bool:
-        """Sends a token; returns False when a stop string ended the choice."""
+        """Sends a token; returns False if a stop string ended the choice."""
         logprobs = None
         if self._request.top_logprobs is not None and piece.kind is PieceKind.CONTENT:
             position = choice.tally.completion_tokens - 1
@@ -242,7 +242,7 @@ class Generation:
         self._next_fault = _next_fault(behaviour, place + 1)
 
     async def _stop_or_stall(self, place: int) -> Never:
-        """Crashes, closes the socket or stalls; ends only by cancellation, when the connection is closed."""
+        """Crashes, closes the socket or stalls; returns only by cancellation when the connection is closed."""
         if place == self._behaviour.crash_after_tokens:
             await self._wait_until_sent()
             crash(signal.Signals[self._behaviour.crash_signal])
@@ -257,9 +257,9 @@ class Generation:
             await self._silence(_STALL_SLICE_SECONDS)
 
     async def _wait_until_sent(self) -> None:
-        """Returns when the kernel has all bytes, or after a second: a dead process sends no buffered bytes.
+        """Waits until the kernel has all bytes, at most a second, because a dead process sends no buffered bytes.
 
-        uvloop writes only at the end of a loop cycle, and has no event for it.
+        uvloop only writes at the end of a loop cycle, and has no event for it.
         """
         transport = self._http.transport
         for _ in range(_FLUSH_POLLS):

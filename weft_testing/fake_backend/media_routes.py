@@ -1,4 +1,4 @@
-"""Routes of images, transcriptions and speech, where enabled; deterministic, whole or as OpenAI's streams."""
+"""Routes for images, transcriptions and speech, if enabled; deterministic, as whole answers or OpenAI's streams."""
 
 import asyncio
 import base64
@@ -39,7 +39,7 @@ def require_offered(settings: ServerSettings, what: str) -> None:
 
 
 def images_body(fields: Fields) -> bytes:
-    """The answer to /v1/images/*: as many images as asked for, each of one pixel. Raises RequestError."""
+    """Returns the answer to /v1/images/*: the requested number of images, each of one pixel. Raises RequestError."""
     count = _image_count(fields)
     image = {"b64_json": base64.b64encode(PNG).decode(), "revised_prompt": f"a pixel of {fields['prompt']}"}
     usage = {"input_tokens": len(words(fields["prompt"])), "output_tokens": count, "total_tokens": 0}
@@ -47,7 +47,7 @@ def images_body(fields: Fields) -> bytes:
 
 
 def image_events(fields: Fields, prefix: str) -> list[dict[str, Any]]:
-    """The events of a stream of images: the previews of each, then the image. Raises RequestError."""
+    """Returns the events of an image stream: each image after its previews. Raises RequestError."""
     count, previews = _image_count(fields), int(fields.get("partial_images") or 0)
     if not 0 <= previews <= MAX_PARTIAL_IMAGES:
         raise bad_request(f"'partial_images' must be 0 to {MAX_PARTIAL_IMAGES}")
@@ -76,7 +76,7 @@ def _image_count(fields: Fields) -> int:
 
 
 def transcription_body(fields: Fields, recording: bytes, *, translates: bool) -> bytes:
-    """The answer to /v1/audio/transcriptions and translations: the length of the recording as text."""
+    """Returns the answer to /v1/audio/transcriptions and translations: the length of the recording as text."""
     text = _heard(recording, translates=translates)
     if fields.get("response_format", "json") == "json":
         return shapes.encode({"text": text})
@@ -97,7 +97,7 @@ def transcription_body(fields: Fields, recording: bytes, *, translates: bool) ->
 
 
 def transcription_events(recording: bytes, *, translates: bool) -> list[dict[str, Any]]:
-    """The events of a stream of a transcription: one piece for each word, then the whole text."""
+    """Returns the events of a transcription stream: one delta per word, then the whole text."""
     text = _heard(recording, translates=translates)
     pieces = words(text)
     usage = {"type": "duration", "seconds": len(pieces)}
@@ -128,7 +128,7 @@ class MediaRoutes:
         self._ledger = ledger
 
     def add(self, app: web.Application, guarded: Callable[[Handler], Handler]) -> None:
-        """Adds the routes; `guarded` turns a RequestError into its answer."""
+        """Adds the routes; `guarded` converts a RequestError to its answer."""
         app.router.add_post("/v1/images/generations", guarded(self._images))
         app.router.add_post("/v1/images/edits", guarded(self._edits))
         app.router.add_post("/v1/audio/transcriptions", guarded(self._transcription))
@@ -152,7 +152,7 @@ class MediaRoutes:
         return await self._made(http, fields)
 
     async def _made(self, http: web.Request, fields: Mapping[str, Any]) -> web.StreamResponse:
-        """Answers with images after the steps that `image_steps` sets; the request is counted."""
+        """Answers with images after `image_steps` steps, and counts the request."""
         body = images_body(fields)
         behaviour = self._control.for_next_request()
         headers = {name.lower(): value for name, value in http.headers.items()}
@@ -177,7 +177,7 @@ class MediaRoutes:
         return json_response(transcription_body(fields, files["file"], translates=translates))
 
     async def _stream(self, http: web.Request, events: Sequence[Mapping[str, Any]]) -> web.StreamResponse:
-        """Sends events one by one, `tokens_per_second` of them; the switches after tokens count events."""
+        """Sends events at `tokens_per_second`; the `*_after_tokens` switches count events."""
         behaviour = self._control.for_next_request()
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         await response.prepare(http)
@@ -234,7 +234,7 @@ async def _json(http: web.Request) -> dict[str, object]:
 
 
 async def _form(http: web.Request) -> tuple[dict[str, Any], dict[str, bytes]]:
-    """Parses the fields and the files of a form; a field whose name ends with `[]` is a list, without that mark."""
+    """Parses a form's fields and files; a field whose name ends with `[]` becomes a list without that suffix."""
     if not http.content_type.startswith("multipart/"):
         raise bad_request("the body must be a form")
     fields: dict[str, Any] = {}

@@ -1,4 +1,4 @@
-"""Answers of calls other than generations and media: embeddings, tokens, scores."""
+"""Answers to calls other than generations and media: embeddings, tokens, scores."""
 
 import base64
 import hashlib
@@ -76,7 +76,7 @@ _SPECIAL = re.compile(r"(<\|\w+\|>)")
 
 
 def template_body(body: Any, alias: str) -> bytes:
-    """The answer to /apply-template: the prompt whose tokens `parse_chat` makes. Raises RequestError."""
+    """Returns the answer to /apply-template: the prompt with the tokens of `parse_chat`. Raises RequestError."""
     return shapes.encode({"prompt": "".join(map(str, parse_chat(body, alias).prompts[0]))})
 
 

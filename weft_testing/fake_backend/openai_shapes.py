@@ -1,4 +1,4 @@
-"""The JSON that llama-server writes, member for member (its server-task.cpp), with the hot parts pre-encoded."""
+"""The JSON that llama-server writes, field by field (its server-task.cpp), with hot parts pre-encoded."""
 
 import itertools
 import math
@@ -20,7 +20,7 @@ VOCABULARY_TOKENS = 49_152
 SSE_DONE = b"data: [DONE]\n\n"
 SSE_COMMENT = b":\n\n"
 SSE_NULL = b"data: null\n\n"
-"""Opens the stream of a completion with several prompts."""
+"""The first event of a completion stream with several prompts."""
 SSE_MALFORMED = b'data: {"choices":[{"index":0,"delta":{"content":"to\n\n'
 SSE_WRONG_SHAPE = b'data: {"choices":[{"index":"first","delta":{"content":42},"finish_reason":false}]}\n\n'
 JSON_MALFORMED = b'{"choices":[{"index":0,"message":{"content":"to'
@@ -78,28 +78,28 @@ class ChoiceTally:
 
 
 class Figures(Enum):
-    """The times that a server reports with the usage of an answer."""
+    """The times that a server reports with an answer's usage."""
 
     TIMINGS = "timings"
-    """Those of llama-server."""
+    """As llama-server."""
     METRICS = "metrics"
-    """Those of vLLM with --enable-per-request-metrics."""
+    """As vLLM with --enable-per-request-metrics."""
     NONE = "none"
 
 
 def error_body(error: RequestError) -> bytes:
-    """The error object of every refusal."""
+    """Returns the error object of a rejection."""
     facts: Mapping[str, Any] = error.facts
     return encode({"error": {"code": error.status, "message": error.message, "type": error.kind, **facts}})
 
 
 def token_id(token: str | int) -> int:
-    """A stable id for any token."""
+    """Returns a stable id for any token."""
     return token if isinstance(token, int) else zlib.crc32(token.encode()) % VOCABULARY_TOKENS
 
 
 def logprob_content(text: str, position: int, top_count: int) -> dict[str, Any]:
-    """One entry of `logprobs.content`: the token and its alternatives, likelier first."""
+    """Returns an entry of `logprobs.content`: the token and its alternatives, most likely first."""
     logprob = math.log(0.9) - 0.01 * (position % 10)
     alternatives = [(text if rank == 0 else f"alt{rank}", logprob - rank) for rank in range(top_count)]
     return {
@@ -113,7 +113,7 @@ def _token_logprob(text: str, logprob: float) -> dict[str, Any]:
 
 
 class Envelope:
-    """The members every object of one answer shares."""
+    """The fields shared by all objects of an answer."""
 
     def __init__(
         self,
@@ -131,7 +131,7 @@ class Envelope:
         self.is_chat = is_chat
 
     def figures(self, tally: ChoiceTally) -> dict[str, Any]:
-        """The member with the times of a choice; empty where the server reports none."""
+        """Returns the field with a choice's times; empty if the server reports none."""
         match self._figures:
             case Figures.TIMINGS:
                 return {"timings": tally.timings()}
@@ -141,7 +141,7 @@ class Envelope:
                 return {}
 
     def members(self, *, streamed: bool) -> dict[str, Any]:
-        """Those members as JSON data."""
+        """Returns these fields as JSON data."""
         chat_object = "chat.completion.chunk" if streamed else "chat.completion"
         return {
             "created": self.created,
@@ -153,7 +153,7 @@ class Envelope:
 
 
 class ChatChunks:
-    """SSE events of a streamed chat. Only the text of a token is encoded per event; the rest is precomputed."""
+    """SSE events of a streamed chat. Only a token's text is encoded per event; the rest is precomputed."""
 
     def __init__(self, envelope: Envelope, choice_count: int) -> None:
         self._envelope = envelope
@@ -165,15 +165,15 @@ class ChatChunks:
         self._content_tail = b"}" + self._tail
 
     def start(self, index: int) -> bytes:
-        """The role preamble that comes with a choice's first token."""
+        """Returns the role preamble before a choice's first token."""
         return self._heads[index] + b'{"role":"assistant","content":null}' + self._tail
 
     def progress(self, progress: Mapping[str, Any]) -> bytes:
-        """A prefill report, in a role preamble."""
+        """Returns a prefill report in a role preamble."""
         return self.start(0)[:-3] + b',"prompt_progress":' + encode(progress) + b"}\n\n"
 
     def piece(self, index: int, piece: Piece, logprobs: Mapping[str, Any] | None) -> bytes:
-        """One token."""
+        """Returns a token's event."""
         if logprobs is None and piece.kind is PieceKind.CONTENT:
             return self._content_heads[index] + encode(piece.text) + self._content_tail
         logprobs_member = b"" if logprobs is None else b',"logprobs":' + encode({"content": [logprobs]})
@@ -182,7 +182,7 @@ class ChatChunks:
         return self._heads[index] + encode(delta) + logprobs_member + self._tail
 
     def finish(self, index: int, reason: str, tally: ChoiceTally, *, include_usage: bool) -> bytes:
-        """The end of a choice, with timings in its last event."""
+        """Returns the end of a choice, with timings in its last event."""
         end: dict[str, Any] = {"choices": [{"finish_reason": reason, "index": index, "delta": {}}], **self._members}
         if not include_usage:
             return _sse({**end, **self._envelope.figures(tally)})
@@ -200,40 +200,40 @@ class CompletionChunks:
         self._tail = b',"finish_reason":null}],' + encode(self._members)[1:] + b"\n\n"
 
     def start(self, index: int) -> bytes:
-        """Empty: a completion has no preamble."""
+        """Returns nothing: a completion has no preamble."""
         del index
         return b""
 
     def progress(self, progress: Mapping[str, Any]) -> bytes:
-        """A prefill report, with an empty text."""
+        """Returns a prefill report with an empty text."""
         return self.text(0, "")[:-3] + b',"prompt_progress":' + encode(progress) + b"}\n\n"
 
     def piece(self, index: int, piece: Piece, logprobs: Mapping[str, Any] | None) -> bytes:
-        """One token."""
+        """Returns a token's event."""
         if logprobs is None:
             return self.text(index, piece.text)
         content = encode({"content": [logprobs]})
         return b'data: {"choices":[{"text":' + encode(piece.text) + self._middles[index] + content + self._tail
 
     def text(self, index: int, text: str) -> bytes:
-        """Text without log probabilities."""
+        """Returns text without log probabilities."""
         return b'data: {"choices":[{"text":' + encode(text) + self._middles[index] + b"null" + self._tail
 
     def finish(self, index: int, reason: str, tally: ChoiceTally, *, include_usage: bool) -> bytes:
-        """The end of a choice, always with usage, as in llama-server."""
+        """Returns the end of a choice, always with usage, as in llama-server."""
         del include_usage
         choice = {"text": "", "index": index, "logprobs": None, "finish_reason": reason}
         return _sse({"choices": [choice], **self._members, "usage": tally.usage(), **self._envelope.figures(tally)})
 
 
 def unary_body(envelope: Envelope, choices: list[dict[str, Any]], tally: ChoiceTally) -> bytes:
-    """The body of a non-streamed answer; usage and timings are the first choice's, as in llama-server."""
+    """Returns the body of a non-streamed answer; usage and timings are the first choice's, as in llama-server."""
     members = envelope.members(streamed=False)
     return encode({"choices": choices, **members, "usage": tally.usage(), **envelope.figures(tally)})
 
 
 def chat_message(pieces: list[Piece], content: str) -> dict[str, Any]:
-    """The `message` of a chat choice."""
+    """Returns the `message` of a chat choice."""
     message: dict[str, Any] = {"role": "assistant", "content": content}
     reasoning = "".join(piece.text for piece in pieces if piece.kind is PieceKind.REASONING)
     if reasoning:

@@ -1,4 +1,4 @@
-"""Starting the fake as a process, its /fake routes, and its fake device memory.
+"""Starts the fake as a process, and accesses its /fake routes and its fake device memory.
 
 async with run_fake_backend("--parallel", "2", crash_after_tokens=5) as backend:
     ... backend.base_url ...
@@ -30,7 +30,7 @@ _VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
 def take_device_memory(amount: int, tensor_split: Sequence[float], environment: Mapping[str, str]) -> None:
-    """Allocates `amount` bytes on the visible cards, in these proportions (none: equal), or exits like llama.cpp.
+    """Allocates `amount` bytes on the visible cards in these proportions (none: equal), or exits like llama.cpp.
 
     As with CUDA, an empty CUDA_VISIBLE_DEVICES hides every card, and nothing is allocated.
     """
@@ -121,7 +121,7 @@ class FakeControl:
 
 
 class FakeBackendProcess(FakeControl):
-    """A fake that was started here."""
+    """A fake that this process started."""
 
     def __init__(self, base_url: str, process: asyncio.subprocess.Process, output: deque[str]) -> None:
         super().__init__(base_url)
@@ -139,20 +139,20 @@ class FakeBackendProcess(FakeControl):
         return list(self._output)
 
     async def wait_exit(self, seconds: float = 5.0) -> int:
-        """The exit code, negative for a signal. Raises TimeoutError."""
+        """Returns the exit code, negative for a signal. Raises TimeoutError."""
         async with asyncio.timeout(seconds):
             return await self._process.wait()
 
     def signal(self, number: signal.Signals) -> None:
-        """Send a signal to the process alone."""
+        """Sends a signal to the process only."""
         self._process.send_signal(number)
 
 
 @asynccontextmanager
 async def run_fake_backend(*flags: str, **switches: Any) -> AsyncGenerator[FakeBackendProcess]:
-    """Starts the fake on a free port of 127.0.0.1 and ends its process group with the block.
+    """Starts the fake on a free port of 127.0.0.1, and ends its process group with the block.
 
-    `flags` are command line arguments, `switches` fields of Behaviour. Raises what `run_fake_backend_command` raises.
+    `flags` are command line arguments, `switches` fields of Behaviour. Raises as `run_fake_backend_command`.
     """
     async with run_fake_backend_command(*fake_backend_command("--die-with-parent", *flags, **switches)) as backend:
         yield backend
@@ -160,10 +160,10 @@ async def run_fake_backend(*flags: str, **switches: Any) -> AsyncGenerator[FakeB
 
 @asynccontextmanager
 async def run_fake_backend_command(*command: str) -> AsyncGenerator[FakeBackendProcess]:
-    """Run the command line of a fake until the block ends.
+    """Runs a fake's command line until the block ends.
 
-    Raises ChildProcessError with the output when the process ends before it listens, TimeoutError when it does not
-    listen within START_SECONDS.
+    Raises ChildProcessError with the output if the process ends before it listens, TimeoutError if it does not listen
+    within START_SECONDS.
     """
     output: deque[str] = deque(maxlen=MAX_OUTPUT_LINES)
     read_end, write_end = os.pipe()
@@ -171,7 +171,7 @@ async def run_fake_backend_command(*command: str) -> AsyncGenerator[FakeBackendP
         process = await asyncio.create_subprocess_exec(
             *command,
             stdin=asyncio.subprocess.DEVNULL,
-            # One pipe of our own: asyncio's would keep `wait` waiting while a grandchild holds them.
+            # A separate pipe: with asyncio's, `wait` would wait as long as a grandchild holds it.
             stdout=write_end,
             stderr=write_end,
             start_new_session=True,
@@ -192,7 +192,7 @@ async def run_fake_backend_command(*command: str) -> AsyncGenerator[FakeBackendP
 
 
 def fake_backend_command(*flags: str, **switches: Any) -> list[str]:
-    """The command line that starts the fake with this interpreter; `--port 0` unless the flags say otherwise."""
+    """Returns the command line of the fake with this interpreter; `--port 0` unless the flags set another."""
     command = [sys.executable, "-m", "weft_testing.fake_backend", "--port", "0", *flags]
     for name, value in switches.items():
         flag = "--" + name.replace("_", "-")
@@ -218,7 +218,7 @@ async def _wait_until_listening(
 
 
 async def _read_output(read_end: int, output: deque[str], listening: asyncio.Future[str]) -> None:
-    """Drain the pipe into `output` until every holder has closed it."""
+    """Drains the pipe into `output` until every holder has closed it."""
     stream = asyncio.StreamReader()
     transport, _ = await asyncio.get_running_loop().connect_read_pipe(
         lambda: asyncio.StreamReaderProtocol(stream), os.fdopen(read_end, "rb", buffering=0)
@@ -236,7 +236,7 @@ async def _read_output(read_end: int, output: deque[str], listening: asyncio.Fut
 async def _kill(process: asyncio.subprocess.Process, output: deque[str]) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
-    # A grandchild with a session of its own is not in the group.
+    # A grandchild in another session is not in the group.
     for line in output:
         if line.startswith(_GRANDCHILD):
             with contextlib.suppress(ProcessLookupError, ValueError):

@@ -11,7 +11,7 @@ import sys
 from weft_testing.fake_backend.behaviour import Behaviour, Control
 
 GRANDCHILD_SECONDS = 120
-"""Lifetime of a grandchild, so that a failing test leaves no process behind for long."""
+"""Lifetime of a grandchild, so that a failing test does not leave a process for long."""
 _PR_SET_PDEATHSIG = 1
 _OUT_OF_MEMORY_AT_START = """\
 ggml_backend_cuda_buffer_type_alloc_buffer: allocating 40960.00 MiB on device 0: cudaMalloc failed: out of memory

@@ -1,4 +1,4 @@
-"""Request bodies of llama-server's routes, validated and reduced to the fields that the fake uses."""
+"""Parses request bodies of llama-server's routes, reduced to the fields that the fake uses."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -19,7 +19,7 @@ _MEDIA_PARTS = MappingProxyType({"image_url": "image", "input_audio": "audio"})
 
 
 class RequestError(Exception):
-    """A request that is answered with an error object; `facts` are further members of it."""
+    """A request that gets an error object; `facts` are additional fields of it."""
 
     def __init__(self, status: int, kind: str, message: str, facts: Mapping[str, Any] | None = None) -> None:
         super().__init__(message)
@@ -30,7 +30,7 @@ class RequestError(Exception):
 
 
 def bad_request(message: str) -> RequestError:
-    """The usual refusal."""
+    """Returns the usual rejection."""
     return RequestError(400, "invalid_request_error", message)
 
 
@@ -42,14 +42,14 @@ class GenerationRequest:
     prompts: list[list[Token]]
     """Tokens of each prompt; a chat has one."""
     echo_text: str
-    """What an echoing model says: the last user message, or the first prompt."""
+    """Answer of an echoing model: the last user message, or the first prompt."""
     model: str
     stream: bool
     include_usage: bool
     return_progress: bool
     use_cache: bool
     slot: int | None
-    """The slot that is asked for; None: any."""
+    """The requested slot; None: any."""
     max_tokens: int | None
     ignores_end: bool
     choices_per_prompt: int
@@ -67,14 +67,14 @@ class GenerationRequest:
 
 
 def words(text: str) -> list[str]:
-    """Splits a text into the fake's tokens: words with the space before them."""
+    """Splits a text into the fake's tokens: words with their preceding space."""
     return _WORD.findall(text)
 
 
 def parse_chat(body: Any, alias: str) -> GenerationRequest:
     """Parses a /v1/chat/completions body. Raises RequestError.
 
-    The chat template: one token for the role of each message, its words, and one token before the answer.
+    Chat template: one token for each message's role, its words, and one token before the answer.
     """
     fields = _object(body)
     messages = fields.get("messages")
@@ -114,7 +114,7 @@ def parse_chat(body: Any, alias: str) -> GenerationRequest:
 
 
 def refuse_media(body: Any, status: int) -> None:
-    """Raises RequestError with `status` for a chat with images or audio, as llama-server without a projector."""
+    """Raises RequestError with `status` for a chat with images or audio, like llama-server without a projector."""
     messages = body.get("messages") if isinstance(body, dict) else None
     for message in messages if isinstance(messages, list) else ():
         content = message.get("content") if isinstance(message, dict) else None
@@ -202,7 +202,7 @@ def _max_tokens(fields: Mapping[str, Any]) -> int | None:
     for name in ("max_completion_tokens", "max_tokens", "n_predict"):
         limit = _integer(fields, name, -1, 2**31 - 1)
         if limit is not None:
-            # llama-server checks the limit after a token: 0 gives one.
+            # llama-server checks the limit after a token, so 0 yields one.
             return None if limit < 0 else min(max(limit, 1), MAX_TOKENS_PER_CHOICE)
     return None
 

@@ -40,7 +40,7 @@ from weft_testing.fake_backend.vllm_routes import GUARDED_PREFIX, VllmRoutes, vl
 
 MAX_BODY_BYTES = 64 * 1024 * 1024
 TEXT_ONLY_STATUS = 500
-"""Status with which llama-server refuses images and audio without a projector."""
+"""llama-server's status for images and audio without a projector."""
 NOT_JSON = "parse error: the body is not JSON"
 CLIENT_CLOSED_REQUEST = 499
 """Status of a request whose client disconnected, as in nginx; never sent."""
@@ -68,7 +68,7 @@ class FakeServer:
         self._faults = faults
         self._pool = SlotPool(settings.slots)
         self._unnoticed: list[asyncio.Task[None]] = []
-        """The work for callers who have left, of a program that does not notice it."""
+        """Work for callers who have left, if the server does not detect that."""
         self._ledger = Ledger(RequestLog(settings.request_log) if settings.request_log else None)
         self._started = time.monotonic()
         self._started_at = time.time()
@@ -98,7 +98,7 @@ class FakeServer:
         for path in ("/rerank", "/v1/rerank"):
             app.router.add_post(path, self._guarded(self._counted(self._rerank)))
         MediaRoutes(self._settings, self._control, self._ledger).add(app, self._guarded)
-        # Open even with an API key: a runner starts the fake with a random one that tests do not know.
+        # Available without the API key, because a runner starts the fake with a random one that tests do not know.
         app.router.add_get("/fake/behaviour", self._get_behaviour)
         app.router.add_post("/fake/behaviour", self._set_behaviour)
         app.router.add_get("/fake/state", self._get_state)
@@ -111,7 +111,7 @@ class FakeServer:
         return not never and time.monotonic() - self._started >= behaviour.load_seconds
 
     def _check_access(self, http: web.Request) -> None:
-        """Refuses a wrong key, and every request while the model loads."""
+        """Rejects a wrong key, and every request while the model loads."""
         key = self._settings.api_key
         if self._settings.is_vllm and not http.path.startswith(GUARDED_PREFIX):
             key = ""
@@ -128,13 +128,13 @@ class FakeServer:
             except RequestError as error:
                 return _refusal(error)
             except ConnectionError:
-                # The client left. Not raised: aiohttp would log a traceback, which no real server does.
+                # The client left. Not raised, because aiohttp would log a traceback, which no real server does.
                 return web.Response(status=CLIENT_CLOSED_REQUEST)
 
         return guarded
 
     def _counted(self, worker: Worker) -> Handler:
-        """Counts the request, applies the faults before the first token, then runs the handler."""
+        """Counts the request, applies faults before the first token, then runs the handler."""
 
         async def counted(http: web.Request) -> web.StreamResponse:
             raw = await http.read()
@@ -214,7 +214,7 @@ class FakeServer:
                 raise
 
     def _figures(self, request: GenerationRequest) -> shapes.Figures:
-        """Returns the kind of times that an answer has: vLLM has them for one choice alone."""
+        """Returns the kind of times in an answer; vLLM only reports them for single choices."""
         settings = self._settings
         if not settings.is_vllm:
             return shapes.Figures.TIMINGS
@@ -227,7 +227,7 @@ class FakeServer:
             message = "This server does not support embeddings. Start it with `--embeddings`"
             raise RequestError(501, "not_supported_error", message)
         answer, tokens = embeddings_body(body, self._settings.alias, self._settings.slot_context_tokens)
-        # As llama-server does: the text stays in its slot, and a completion that begins with it finds it cached.
+        # Like llama-server: the text stays in its slot, so a completion that begins with it finds it cached.
         async with self._pool.hold(1, prompt_list(body.get("input"), "input")[-1], use_cache=False):
             self._ledger.state.prompt_tokens += tokens
         return json_response(answer)
@@ -282,7 +282,7 @@ class FakeServer:
         return web.Response(body=page.encode(), headers={"Content-Type": "text/plain; version=0.0.4"})
 
     def _gauge(self, name: str) -> float:
-        """Returns the value of a dialect's gauge by the words in its name: use of the cache, running, or waiting."""
+        """Returns the value of a dialect's gauge, selected by words in its name: cache use, running, or waiting."""
         busy = float(self._pool.busy)
         if "usage" in name:
             return busy / self._settings.slots
@@ -295,7 +295,7 @@ class FakeServer:
         return await handler(http)
 
     def _require_model(self, body: Any) -> None:
-        """Refuses a model that is not listed, where the program has several."""
+        """Rejects an unlisted model if the server has several."""
         dialect = self._settings.dialect
         name = body.get("model", "") if isinstance(body, dict) else ""
         if dialect.refuses_other_names and name not in (self._settings.alias, *dialect.other_models):
@@ -364,7 +364,7 @@ def _refusal(error: RequestError) -> web.Response:
 
 
 def _decoded(raw: bytes) -> Any:
-    """Returns the body as JSON data; NOT_JSON for an invalid one, which every parser refuses."""
+    """Returns the body as JSON data; NOT_JSON if it is invalid, which every parser rejects."""
     try:
         return msgspec.json.decode(raw)
     except (msgspec.DecodeError, UnicodeDecodeError):
@@ -372,13 +372,13 @@ def _decoded(raw: bytes) -> Any:
 
 
 async def _raw(http: web.Request, text: str) -> Never:
-    """Writes `text` as bytes and closes the connection; ends only by cancellation, when the connection is closed."""
+    """Writes `text` as bytes and closes the connection; returns only by cancellation when the connection is closed."""
     transport = cast("asyncio.Transport", http.transport)  # uvloop's has another base
     if text:
         transport.write(text.encode("latin-1", "replace"))
         transport.close()
     else:
-        # A reset: without this option the kernel would end the connection in order.
+        # A reset: without this option the kernel would close the connection regularly.
         found = transport.get_extra_info("socket")
         found.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         transport.abort()
@@ -405,7 +405,7 @@ TEMPLATE = TEXT_TEMPLATE + "{% if tools %}{{ tools }}{% endif %}{% if enable_thi
 
 
 def props_page(settings: ServerSettings) -> dict[str, Any]:
-    """GET /props."""
+    """Returns GET /props."""
     return {
         "default_generation_settings": {"params": {"n_predict": -1}, "n_ctx": settings.slot_context_tokens},
         "total_slots": settings.slots,
@@ -431,7 +431,7 @@ def props_page(settings: ServerSettings) -> dict[str, Any]:
 
 
 def models_page(settings: ServerSettings, started_at: float) -> dict[str, Any]:
-    """GET /v1/models."""
+    """Returns GET /v1/models."""
     meta = {
         "vocab_type": 2,
         "n_vocab": VOCABULARY_TOKENS,
@@ -470,7 +470,7 @@ def restored(slot: Slot, file: Path) -> dict[str, int]:
 
 
 def slots_page(pool: SlotPool, settings: ServerSettings) -> list[dict[str, Any]]:
-    """GET /slots."""
+    """Returns GET /slots."""
     return [_slot(slot, settings) for slot in pool.slots]
 
 
@@ -501,7 +501,7 @@ def _slot(slot: Slot, settings: ServerSettings) -> dict[str, Any]:
 
 
 def metrics_page(pool: SlotPool, state: FakeState, started: float) -> str:
-    """GET /metrics in the Prometheus text format; `started` is the process's start on time.monotonic()."""
+    """Returns GET /metrics in Prometheus text format; `started` is the process's start on time.monotonic()."""
     seconds = max(time.monotonic() - started, 1e-3)
     evaluated = state.prompt_tokens - state.cached_prompt_tokens
     counters = {

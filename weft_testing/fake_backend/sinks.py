@@ -18,7 +18,7 @@ STREAM_HEADERS = {**SERVER_HEADER, "X-Accel-Buffering": "no", "Content-Type": "t
 
 
 class Sink(ABC):
-    """Receives the tokens of one request. `index` is the choice, `tally` its token counts and times."""
+    """Receives the tokens of a request. `index` is the choice, `tally` its token counts and times."""
 
     @abstractmethod
     def start(self, index: int) -> None:
@@ -34,7 +34,7 @@ class Sink(ABC):
 
     @abstractmethod
     def finish(self, index: int, reason: str | None, tally: shapes.ChoiceTally) -> None:
-        """Ends a choice; without a reason the client gets no event."""
+        """Ends a choice; without a reason, the client gets no event."""
 
     @abstractmethod
     def malformed(self) -> None:
@@ -46,7 +46,7 @@ class Sink(ABC):
 
     @abstractmethod
     async def keepalive(self) -> None:
-        """Sends a keep-alive comment, where the answer is a stream."""
+        """Sends a keep-alive comment if the answer is a stream."""
 
     @abstractmethod
     async def flush(self) -> None:
@@ -116,7 +116,7 @@ class StreamSink(Sink):
     async def flush_when_full(self) -> None:
         if len(self._buffer) >= MAX_WRITE_BYTES:
             await self.flush()
-            # A write into a socket with room never yields; let other requests run.
+            # A write to a socket with buffer space never yields, so let other requests run.
             await asyncio.sleep(0)
 
     @override
@@ -197,7 +197,7 @@ class UnarySink(Sink):
 
 
 def json_response(body: bytes, status: int = 200, headers: Mapping[str, str] | None = None) -> web.Response:
-    """A JSON answer with llama-server's headers."""
+    """Returns a JSON answer with llama-server's headers."""
     return web.Response(
         body=body,
         status=status,

@@ -25,7 +25,7 @@ class Slot:
 
 @dataclass(slots=True, eq=False)
 class _QueueEntry:
-    """A request that waits for `count` slots, `number` among them unless it is None."""
+    """A request that waits for `count` slots, including `number` unless it is None."""
 
     count: int
     number: int | None
@@ -33,7 +33,7 @@ class _QueueEntry:
 
 
 class SlotPool:
-    """Assigns slots in order of arrival; requests for a certain slot let others pass."""
+    """Assigns slots in order of arrival; requests for a specific slot let others pass."""
 
     def __init__(self, count: int) -> None:
         self.slots = [Slot(id=number) for number in range(count)]
@@ -71,12 +71,12 @@ class SlotPool:
         finally:
             for slot in held:
                 slot.is_processing = False
-            # The slot that was used last is taken last, so that other prompts stay cached.
+            # The most recently used slot is taken last, so that other prompts stay cached.
             self._free.extend(held)
             self._wake()
 
     async def erase(self, number: int) -> int:
-        """Erases the cache of a slot, once it is free; returns the number of erased tokens."""
+        """Erases a slot's cache once it is free; returns the number of erased tokens."""
         await self._wait_for(1, number)
         slot = self.slots[number]
         count = len(slot.prompt) + slot.tokens_decoded
@@ -124,7 +124,7 @@ class SlotPool:
         slot.is_processing = True
         slot.task_id = self._tasks_begun
         slot.prompt = prompt
-        # At least one token is always evaluated, to have something to sample from.
+        # At least one token is always evaluated, to sample from.
         slot.prompt_tokens_cached = slot.prompt_tokens_processed = min(cached, max(0, len(prompt) - 1))
         slot.tokens_decoded = 0
         return slot

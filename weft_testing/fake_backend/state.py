@@ -1,4 +1,4 @@
-"""Records of the requests that reached the fake: counters, the last request, and a log file."""
+"""Records of the requests that the fake received: counters, the last request, and a log file."""
 
 import asyncio
 import os
@@ -14,10 +14,10 @@ REQUEST_ID_HEADER = "x-request-id"
 
 
 class RequestLog:
-    """Appends one line of JSON per event, each in one write without a buffer."""
+    """Appends one line of JSON per event, each in one unbuffered write."""
 
     def __init__(self, path: Path) -> None:
-        """Raises OSError when the file cannot be opened."""
+        """Raises OSError if the file cannot be opened."""
         self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
 
     def write(self, event: str, headers: dict[str, str]) -> None:
@@ -35,7 +35,7 @@ MAX_RECORDED_BODY_BYTES = 256 * 1024
 
 
 class FakeState(msgspec.Struct, kw_only=True):
-    """Answer of GET /fake/state. A request is active until it is finished, cancelled or broken by the fake."""
+    """Response of GET /fake/state. A request is active until it is finished, cancelled or broken by the fake."""
 
     pid: int
     grandchild_pid: int | None = None
@@ -44,24 +44,24 @@ class FakeState(msgspec.Struct, kw_only=True):
     busy_slots: int = 0
     requests_started: int = 0
     requests_finished: int = 0
-    """Completely answered, with any status."""
+    """Completely answered requests, with any status."""
     requests_cancelled: int = 0
-    """The client disconnected first."""
+    """Requests whose client disconnected first."""
     tokens_sent: int = 0
     """Tokens generated so far, over all requests."""
     prompt_tokens: int = 0
-    """Prompt tokens so far, cached ones included."""
+    """Prompt tokens so far, including cached ones."""
     cached_prompt_tokens: int = 0
     route_calls: list[str] = []
-    """Calls of the further routes of a dialect, such as `POST /flush_cache`."""
+    """Calls of a dialect's additional routes, such as `POST /flush_cache`."""
     last_request_body: Any = None
-    """The parsed body; none when it was larger than MAX_RECORDED_BODY_BYTES."""
+    """The parsed body; None if it was larger than MAX_RECORDED_BODY_BYTES."""
     last_request_headers: dict[str, str] = {}
-    """Names in lower case."""
+    """Headers by lower-case name."""
     aborted_request_ids: list[str] = []
-    """Ids that POST /abort_requests of a vLLM named; "*" for all requests."""
+    """Ids in vLLM's POST /abort_requests; "*" for all requests."""
     remote_calls: list[str] = []
-    """Methods of POST /collective_rpc of a vLLM."""
+    """Methods of vLLM's POST /collective_rpc."""
 
 
 class Outcome:
@@ -72,7 +72,7 @@ class Outcome:
 
 
 class Ledger:
-    """Counts requests. One per process, used on the event loop only."""
+    """Counts requests. One per process, used only on the event loop."""
 
     def __init__(self, log: RequestLog | None = None) -> None:
         self.state = FakeState(pid=os.getpid())

@@ -1,7 +1,7 @@
-"""The routes that a vLLM has beside OpenAI's: figures, cache, sleep and aborts. `serve MODEL` starts the fake as one.
+"""vLLM's routes besides OpenAI's: figures, cache, sleep and aborts. `serve MODEL` starts the fake as a vLLM.
 
-As in vLLM all but the figures exist only with VLLM_SERVER_DEV_MODE=1, and no key protects them. Sleep needs
---enable-sleep-mode, which vLLM takes on accelerators only.
+As in vLLM, all but the figures require VLLM_SERVER_DEV_MODE=1, and no key protects them. Sleep needs
+--enable-sleep-mode, which vLLM only accepts on accelerators.
 """
 
 import asyncio
@@ -22,11 +22,11 @@ DEV_MODE = "VLLM_SERVER_DEV_MODE"
 CACHE_BLOCK_TOKENS = 128
 MAX_LEVEL = 2
 GUARDED_PREFIX = "/v1"
-"""A vLLM demands its key below this path alone."""
+"""A vLLM only requires its key below this path."""
 
 
 class VllmRoutes:
-    """A sleeping or waking vLLM, and the routes for it."""
+    """The sleep state of a vLLM, and its routes."""
 
     def __init__(
         self, settings: ServerSettings, pool: SlotPool, state: FakeState, environment: Mapping[str, str]
@@ -89,7 +89,7 @@ class VllmRoutes:
 
 
 def vllm_models_page(settings: ServerSettings) -> dict[str, Any]:
-    """GET /v1/models of a vLLM."""
+    """Returns vLLM's GET /v1/models."""
     model = {
         "id": settings.alias,
         "object": "model",
@@ -103,7 +103,7 @@ def vllm_models_page(settings: ServerSettings) -> dict[str, Any]:
 
 
 def vllm_metrics_page(pool: SlotPool, state: FakeState, settings: ServerSettings) -> str:
-    """GET /metrics of a vLLM: the names and labels of 0.32."""
+    """Returns vLLM's GET /metrics, with the names and labels of 0.32."""
     labels = f'engine="0",model_name="{settings.alias}"'
     blocks = -(-settings.context_tokens // CACHE_BLOCK_TOKENS)
     used = sum(len(slot.prompt) + slot.tokens_decoded for slot in pool.slots if slot.is_processing)
@@ -121,7 +121,7 @@ def vllm_metrics_page(pool: SlotPool, state: FakeState, settings: ServerSettings
 
 
 def print_load(settings: ServerSettings) -> None:
-    """Prints what a vLLM prints while it loads."""
+    """Prints a vLLM's output while loading."""
     for line in (
         "(APIServer pid=1) INFO 11-21 23:19:48 [api_utils.py:347]   version 0.32.0",
         "(Worker pid=3) INFO 11-21 23:27:11 [cpu_model_runner.py:68] Starting to load model",

@@ -1,6 +1,6 @@
-"""The classes of nodes that the fake has, the check of a prompt, and the order in which its nodes run.
+"""The fake's node classes, the validation of a prompt, and the order in which its nodes run.
 
-Images are small and depend on the whole graph, so that equal prompts make equal images and others do not.
+Images are small and depend on the whole graph: equal prompts produce equal images, and different ones do not.
 """
 
 import hashlib
@@ -51,7 +51,7 @@ CLASSES: Mapping[str, NodeClass] = MappingProxyType(
         "VAEDecode": NodeClass(required={"samples": "LATENT", "vae": "VAE"}, outputs=("IMAGE",)),
         "SaveImage": NodeClass(required={"images": "IMAGE", "filename_prefix": "STRING"}, is_output=True),
         "PreviewImage": NodeClass(required={"images": "IMAGE"}, is_output=True),
-        # These are of the fake alone: a node that fails as `fault` says, and passes its input on otherwise.
+        # Not a ComfyUI node: it fails according to `fault`, otherwise it passes its input on.
         "FakeFault": NodeClass(
             required={"samples": "LATENT", "fault": ["none", "error", "out_of_memory", "crash", "hang"]},
             outputs=("LATENT",),
@@ -71,12 +71,12 @@ class Verdict:
 
 
 def is_link(value: object) -> bool:
-    """Whether an input is the output of another node."""
+    """Whether an input is another node's output."""
     return isinstance(value, list)
 
 
 def validated(prompt: object, files: "frozenset[str]") -> Verdict:
-    """Checks a prompt as ComfyUI does: unknown classes and prompts without outputs first, then each node's inputs."""
+    """Validates like ComfyUI: unknown classes and prompts without outputs first, then each node's inputs."""
     if not isinstance(prompt, dict):
         return Verdict(_error("invalid_prompt", "Cannot execute: not an object", ""), {}, ())
     for name, node in prompt.items():
@@ -136,7 +136,7 @@ def _error(kind: str, message: str, details: str) -> dict[str, Any]:
 
 
 def order_of(prompt: Prompt, outputs: tuple[str, ...]) -> list[str]:
-    """Returns the nodes that the outputs need, each after those that it needs itself."""
+    """Returns the nodes that the outputs need, in dependency order."""
     ordered: dict[str, None] = {}
 
     def visit(name: str, above: tuple[str, ...]) -> None:
@@ -153,7 +153,7 @@ def order_of(prompt: Prompt, outputs: tuple[str, ...]) -> list[str]:
 
 
 def signature_of(prompt: Prompt, name: str) -> str:
-    """Returns a digest of a node and of all that it needs: nodes of equal signatures have equal results."""
+    """Returns a digest of a node and its dependencies: nodes with equal signatures have equal results."""
     parts: list[object] = [prompt[name]["class_type"]]
     for key, value in sorted(prompt[name].get("inputs", {}).items()):
         parts.append([key, [signature_of(prompt, str(value[0])), value[1]] if is_link(value) else value])
@@ -169,7 +169,7 @@ def size_of(prompt: Prompt) -> tuple[int, int]:
 
 
 def picture(width: int, height: int, seed: str) -> bytes:
-    """Returns a PNG in one colour, which the digest `seed` gives."""
+    """Returns a PNG in a single color, which is derived from the digest `seed`."""
     colour = bytes.fromhex(seed[:6])
     rows = zlib.compress((b"\0" + colour * width) * height, 1)
     head = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)

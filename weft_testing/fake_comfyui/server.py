@@ -1,4 +1,4 @@
-"""The HTTP API and the websocket of the fake, every route also under /api."""
+"""The fake's HTTP API and websocket; every route is also available under /api."""
 
 import asyncio
 import json
@@ -21,19 +21,19 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class FakeComfyUi:
-    """A server that listens; use it as a context manager."""
+    """A listening server; use it as a context manager."""
 
     def __init__(self, folder: Path, *, port: int = 0, host: str = "127.0.0.1") -> None:
-        """`folder` holds input, output and temp."""
+        """`folder` contains input, output and temp."""
         self.folder = folder
         self.host, self.port = host, port
         self.worker = Worker(folder=folder, send=self._send)
         self.requests: list[tuple[str, str, Any]] = []
-        """Method, path and JSON body of each request but those that only look."""
+        """Method, path and JSON body of each request except reads."""
         self.origins: list[str] = []
-        """Origin headers that came."""
+        """Received Origin headers."""
         self.is_stuck = False
-        """Whether requests are accepted and never answered."""
+        """Whether requests are accepted but never answered."""
         self._number = 0
         self._sockets: dict[str, web.WebSocketResponse] = {}
         self._messages: asyncio.Queue[tuple[str | int, Any, str | None]] = asyncio.Queue(MAX_QUEUED_MESSAGES)
@@ -58,7 +58,7 @@ class FakeComfyUi:
         await self.stop()
 
     async def start(self) -> None:
-        """Listen and work."""
+        """Starts listening and working."""
         for name in ("input", "output", "temp"):
             (self.folder / name).mkdir(parents=True, exist_ok=True)
         self._runner = web.AppRunner(self._application(), handle_signals=False, access_log=None, shutdown_timeout=0.0)
@@ -69,7 +69,7 @@ class FakeComfyUi:
         self._tasks = [asyncio.create_task(self.worker.work()), asyncio.create_task(self._publish())]
 
     async def stop(self) -> None:
-        """End it; what was queued and the history are lost, as with a process."""
+        """Stops it; the queue and the history are lost, as with a process."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -80,14 +80,14 @@ class FakeComfyUi:
             self._runner = None
 
     async def restart(self) -> None:
-        """End it and begin again on the same port, with nothing in its queue and history."""
+        """Restarts it on the same port, with empty queue and history."""
         await self.stop()
         self.worker = Worker(folder=self.folder, send=self._send, pace=self.worker.pace)
         self._messages = asyncio.Queue(MAX_QUEUED_MESSAGES)
         await self.start()
 
     async def drop_sockets(self) -> None:
-        """Close all websockets."""
+        """Closes all websockets."""
         for socket in list(self._sockets.values()):
             with suppress(ConnectionError, RuntimeError):
                 await socket.close()
@@ -140,7 +140,7 @@ class FakeComfyUi:
 
     @web.middleware
     async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Refuses other origins, as ComfyUI does on loopback, and records what is asked for."""
+        """Rejects other origins, like ComfyUI on loopback, and records requests."""
         origin, host = request.headers.get("Origin"), request.headers.get("Host", "")
         if origin is not None:
             self.origins.append(origin)

@@ -1,4 +1,4 @@
-"""The worker of the fake: the queue of prompts, the one that runs, its messages, and the history."""
+"""The fake's worker: the queue of prompts, the running one, its messages, and the history."""
 
 import asyncio
 import heapq
@@ -17,7 +17,7 @@ PREVIEW_IMAGE, PREVIEW_IMAGE_WITH_METADATA = 1, 4
 JPEG, PNG = 1, 2
 VRAM_TOTAL = 8 * 1024**3
 Send = Callable[[str | int, Any, str | None], None]
-"""Sends a message to the client of this id, or to all; a number and bytes are a binary message."""
+"""Sends a message to the client with this id, or to all; a number and bytes are a binary message."""
 
 
 class _InterruptedError(Exception):
@@ -38,24 +38,24 @@ class Pace:
     _steps: asyncio.Semaphore | None = None
 
     def hold(self) -> None:
-        """Wait before each step from now on."""
+        """Makes the worker wait before each step from now on."""
         self._steps = asyncio.Semaphore(0)
 
     def let(self, steps: int) -> None:
-        """Let so many steps happen."""
+        """Lets this many steps happen."""
         assert self._steps is not None, "hold comes first"
         for _ in range(steps):
             self._steps.release()
 
     def go(self) -> None:
-        """Wait no more."""
+        """Stops waiting."""
         held, self._steps = self._steps, None
         if held is not None:
             for _ in range(10_000):
                 held.release()
 
     async def step(self) -> None:
-        """Return when the next step may happen."""
+        """Waits until the next step may happen."""
         if self._steps is not None:
             await self._steps.acquire()
         await asyncio.sleep(self.step_seconds)
@@ -63,7 +63,7 @@ class Pace:
 
 @dataclass(slots=True)
 class Item:
-    """One prompt."""
+    """A prompt."""
 
     number: float
     prompt_id: str
@@ -73,12 +73,12 @@ class Item:
 
     @property
     def client_id(self) -> str | None:
-        """The client that is sent its messages."""
+        """The client that receives its messages."""
         found = self.extra_data.get("client_id")
         return found if isinstance(found, str) else None
 
     def listed(self) -> list[Any]:
-        """Returns it as /queue and /history show it."""
+        """Returns it as in /queue and /history."""
         return [self.number, self.prompt_id, self.prompt, self.extra_data, list(self.outputs)]
 
     def __lt__(self, other: "Item") -> bool:
@@ -90,23 +90,23 @@ class Worker:
     """Runs one prompt at a time."""
 
     folder: Path
-    """Holds input, output and temp."""
+    """Contains input, output and temp."""
     send: Send
     pace: Pace = field(default_factory=Pace)
     previews: bool = True
     padding_bytes: int = 0
-    """Bytes after each image that is written."""
+    """Number of bytes appended to each written image."""
     crash: Callable[[], None] = lambda: os._exit(1)
-    """What a node with the fault crash does."""
+    """The effect of a node with the fault crash."""
     frees: bool = True
-    """Whether /free is served at all."""
+    """Whether /free is available."""
     pending: list[Item] = field(default_factory=list)
     running: Item | None = None
     history: dict[str, dict[str, Any]] = field(default_factory=dict)
     executed_count: int = 0
-    """Prompts that were begun."""
+    """Number of started prompts."""
     interrupted: list[str] = field(default_factory=list)
-    """Prompts that were interrupted."""
+    """Interrupted prompts."""
     loaded: set[str] = field(default_factory=set)
     last_node: str | None = None
     _interrupt: asyncio.Event = field(default_factory=asyncio.Event)
@@ -120,40 +120,40 @@ class Worker:
         return VRAM_TOTAL - MODEL_BYTES * len(self.loaded)
 
     def put(self, item: Item) -> None:
-        """Queue a prompt."""
+        """Queues a prompt."""
         heapq.heappush(self.pending, item)
         self.note_queue()
         self._wake.set()
 
     def delete(self, prompt_id: str) -> None:
-        """Remove a pending prompt; any other id is ignored."""
+        """Removes a pending prompt; ignores any other id."""
         self.pending = [item for item in self.pending if item.prompt_id != prompt_id]
         heapq.heapify(self.pending)
         self.note_queue()
 
     def interrupt(self, prompt_id: str | None) -> None:
-        """Interrupt what runs, or only the prompt of this id."""
+        """Interrupts the running prompt, or only if it has this id."""
         if prompt_id is None or (self.running is not None and self.running.prompt_id == prompt_id):
-            # As in ComfyUI: the flag stays until the next node looks at it, whosever that is.
+            # As in ComfyUI: the flag stays until the next node checks it, even one of another prompt.
             self._interrupt.set()
 
     def free(self, flags: set[str]) -> None:
-        """Note what is to be freed; it is done when no prompt runs."""
+        """Records what to free; it is freed when no prompt is running."""
         if self.frees:
             self._flags |= flags
             self._wake.set()
 
     def note_queue(self) -> None:
-        """Tell all clients how many prompts there are."""
+        """Sends the number of prompts to all clients."""
         self.send("status", {"status": {"exec_info": {"queue_remaining": self.remaining}}}, None)
 
     @property
     def remaining(self) -> int:
-        """Prompts that are pending or run."""
+        """Number of pending and running prompts."""
         return len(self.pending) + (self.running is not None)
 
     async def work(self) -> None:
-        """Run prompts as they come, until this is cancelled."""
+        """Runs prompts as they arrive, until cancelled."""
         while True:
             self._free_memory()
             if not self.pending:
@@ -260,13 +260,13 @@ class Worker:
                 self._look()
 
     def _look(self) -> None:
-        """Raise where the running prompt was interrupted."""
+        """Raises if the running prompt was interrupted."""
         if self._interrupt.is_set():
             self._interrupt.clear()
             raise _InterruptedError
 
     def _saved(self, item: Item, node: str) -> dict[str, str]:
-        """Write the image of an output node; returns how it is shown."""
+        """Writes an output node's image; returns how it is listed."""
         kind, inputs = item.prompt[node]["class_type"], item.prompt[node]["inputs"]
         place = "output" if kind == "SaveImage" else "temp"
         prefix = inputs["filename_prefix"] if kind == "SaveImage" else f"ComfyUI_temp_{item.prompt_id[:5]}"
@@ -281,7 +281,7 @@ class Worker:
 
 
 def _unnamed(prompt: Prompt) -> Prompt:
-    """Returns a prompt without the names of files that it writes: they do not change its images."""
+    """Returns a prompt without output file names, which do not affect its images."""
     plain: Prompt = {}
     for name, node in prompt.items():
         inputs = {key: value for key, value in node["inputs"].items() if key != "filename_prefix"}

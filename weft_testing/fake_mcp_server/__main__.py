@@ -1,8 +1,8 @@
 """The program: `python -m weft_testing.fake_mcp_server [--http | --bare] [switches]`.
 
-With `--http` it listens on a free port of the loopback and prints it. With `--bare` it speaks JSON lines without the
-SDK, which starts ten times faster and can misbehave in ways that the SDK prevents. Otherwise it is the SDK over
-standard input and output.
+With `--http` it listens on a free loopback port and prints it. With `--bare` it speaks JSON lines without the SDK,
+which starts ten times faster and allows misbehavior that the SDK prevents. Otherwise it uses the SDK over standard
+input and output.
 """
 
 import argparse
@@ -15,15 +15,15 @@ import time
 from pathlib import Path
 from typing import Any
 
-# `hang` never answers, `deaf` stops reading, `crash` ends the process, `garbage` prints an invalid line before
-# its answer, `endless` prints an endless line, `asks` sends requests without reading answers, `lists` returns how often
-# the tools were listed.
+# `hang` never answers, `deaf` stops reading, `crash` ends the process, `garbage` prints an invalid line before its
+# answer, `endless` prints an endless line, `asks` sends requests without reading answers, `lists` returns how often the
+# tools were listed.
 TOOLS = ("echo", "crash", "hang", "garbage", "environment", "pid", "deaf", "endless", "asks", "lists")
 _SCHEMA = {"type": "object", "properties": {"text": {"type": "string"}}}
 
 
 def main() -> None:
-    """Serve until the input ends or a signal comes."""
+    """Serves until the input ends or a signal arrives."""
     parser = argparse.ArgumentParser(prog="fake_mcp_server")
     parser.add_argument("--http", action="store_true", help="streamable HTTP, the port printed as `port N`")
     parser.add_argument("--bare", action="store_true", help="without the SDK")
@@ -53,7 +53,7 @@ def main() -> None:
 
 
 def serve_bare(*, leave_child: bool, restless: bool) -> None:
-    """Answer line by line until the input ends."""
+    """Answers line by line until the input ends."""
     child = subprocess.Popen(["sleep", "600"], start_new_session=True) if leave_child else None  # noqa: S607
     lists = 0
     for line in sys.stdin:

@@ -97,7 +97,7 @@ class ScriptedServer:
 
 
 def serve(*, http: bool, bad_schemas: bool, many: int, modern_only: bool) -> None:
-    """Serve until the input ends or a signal comes."""
+    """Serves until the input ends or a signal arrives."""
     script = ScriptedServer(bad_schemas=bad_schemas, many=many)
     server: Server[Any] = Server(
         "scripted",

@@ -1,7 +1,7 @@
-"""Catalogue of engine answers, most of them wrong: the bytes of each, and the error that a caller must get.
+"""A catalogue of engine answers, most of them wrong: the bytes of each, and the error that a caller must get.
 
-Families: ends and contents of chat streams, texts (UTF-8, JSON, server-sent events), connections (HTTP), and calls that
-are not chats.
+Families: ends and contents of chat streams, texts (UTF-8, JSON, server-sent events), connections (HTTP), and calls
+other than chats.
 """
 
 import base64
@@ -61,17 +61,17 @@ class Row:
 
     @property
     def status(self) -> int:
-        """The HTTP status for a caller of the mesh, where no content was sent before."""
+        """The HTTP status for a caller of the mesh if no content was sent before."""
         return 200 if self.sees is None else traits(self.sees).http_status
 
 
 def stream(*events: bytes, head: bytes = STREAM_HEAD, last: bytes = LAST_CHUNK) -> bytes:
-    """Returns a stream that sends each of these events in a separate chunk."""
+    """Returns a stream that sends each event in a separate chunk."""
     return head + b"".join(map(chunked, events)) + last
 
 
 def cut(*events: bytes) -> bytes:
-    """A stream without the last chunk."""
+    """Returns a stream without the last chunk."""
     return stream(*events, last=b"")
 
 
@@ -206,12 +206,12 @@ def _arguments(text: str) -> bytes:
 
 
 def _wrong(name: str, **chunk: Any) -> Row:
-    """A chunk with these fields in an otherwise valid answer."""
+    """Returns an otherwise valid answer with these fields in a chunk."""
     return _bad(name, HI, event(chunk), *GOOD[1:])
 
 
 def _unread(name: str, **chunk: Any) -> Row:
-    """Fields beside the content that cannot be read, in an otherwise valid answer."""
+    """Returns an otherwise valid answer with unreadable fields beside the content."""
     return _good(name, HI, event(chunk), *GOOD[1:])
 
 
@@ -220,7 +220,7 @@ def _usage(name: str, usage: object) -> Row:
 
 
 def _stated(name: str, *events: bytes) -> tuple[Row, Row]:
-    """An error before the content, and after it."""
+    """Returns an error before the content, and one after it."""
     return (
         _bad(f"{name}, at once", *events, sees=FAILED),
         _bad(f"{name}, after content", HI, *events, end(), DONE, sees=FAILED),
@@ -313,7 +313,7 @@ CONTENTS = (
         text="Hi",
     ),
 )
-"""Chunks, usage figures and errors of wrong forms, types and sizes."""
+"""Chunks, usage figures and errors with wrong forms, types and sizes."""
 
 
 BOM = b"\xef\xbb\xbf"
@@ -323,22 +323,22 @@ _TIDY = b"".join(GOOD)
 
 
 def _with_event(name: str, payload: bytes) -> Row:
-    """This payload inside an otherwise valid answer."""
+    """Returns an otherwise valid answer with this payload."""
     return _bad(name, HI, b"data: " + payload + b"\n\n", *GOOD[1:])
 
 
 def _unread_event(name: str, payload: bytes) -> Row:
-    """This payload, whose only fault is beside the content, inside an otherwise valid answer."""
+    """Returns an otherwise valid answer with this payload, which is only wrong beside the content."""
     return _good(name, HI, b"data: " + payload + b"\n\n", *GOOD[1:])
 
 
 def _half(name: str, text: bytes, becomes: str) -> Row:
-    """Half a character that no chunk completes."""
+    """Returns an answer with half a character that no chunk completes."""
     return _good(name, HI, _BEGIN + text + _END, *GOOD[1:], text=f"Hi{becomes}")
 
 
 def _with_text(name: str, text: bytes) -> Row:
-    """This text, including escapes, as a chunk of an answer."""
+    """Returns an answer with this text, including escapes, as a chunk."""
     return _bad(name, HI, _BEGIN + text + _END, *GOOD[1:])
 
 

@@ -10,7 +10,7 @@ import msgspec
 
 MODELS = "/v1/models"
 FACTS = ("/props", "/metrics", "/api/show")
-"""Routes by which a runner asks an attached server for facts."""
+"""Routes with which a runner reads facts from an attached server."""
 _LENGTH = re.compile(rb"content-length: *(\d+)", re.IGNORECASE)
 
 
@@ -35,7 +35,7 @@ class Connection:
         self.writer.transport.abort()
 
     async def close(self) -> None:
-        """Closes the connection in order."""
+        """Closes the connection regularly."""
         self.writer.close()
         with suppress(ConnectionError):
             await self.writer.wait_closed()
@@ -51,7 +51,7 @@ class Request:
 
     @property
     def words(self) -> str:
-        """Text of the last message of a chat, or the prompt of a completion."""
+        """Returns the text of a chat's last message, or a completion's prompt."""
         document = msgspec.json.decode(self.body) if self.body.startswith(b"{") else {}
         if "messages" in document:
             content = document["messages"][-1]["content"]
@@ -64,7 +64,7 @@ Handler = Callable[[Connection, Request], Awaitable[None]]
 
 @dataclass
 class HostileServer:
-    """A listening server. Its list of models is always valid, so that it counts as available; it tells no facts."""
+    """A listening server. Its list of models is always valid, so that it counts as available; it reports no facts."""
 
     handler: Handler
     url: str = ""
@@ -83,7 +83,7 @@ class HostileServer:
         task = asyncio.current_task()
         assert task is not None
         self.tasks.append(task)
-        # asyncio writes a traceback about a cancelled task of a server; the test has ended by then.
+        # asyncio logs a traceback for a server's cancelled task; the test has ended by then.
         with suppress(ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):
             while not writer.is_closing():
                 request = await _read(reader)
@@ -126,7 +126,7 @@ async def hostile_server(handler: Handler) -> AsyncIterator[HostileServer]:
 
 
 def answer(body: bytes, media_type: str = "application/json", status: str = "200 OK", extra: str = "") -> bytes:
-    """A valid answer with Content-Length."""
+    """Returns a valid answer with Content-Length."""
     head = f"HTTP/1.1 {status}\r\nContent-Type: {media_type}\r\nContent-Length: {len(body)}\r\n{extra}\r\n"
     return head.encode() + body
 
@@ -136,22 +136,22 @@ LAST_CHUNK = b"0\r\n\r\n"
 
 
 def chunked(body: bytes) -> bytes:
-    """One chunk of a chunked body."""
+    """Returns a chunk of a chunked body."""
     return b"%x\r\n%s\r\n" % (len(body), body) if body else b""
 
 
 def event(document: object) -> bytes:
-    """One server-sent event with a JSON document."""
+    """Returns a server-sent event with a JSON document."""
     return b"data: " + msgspec.json.encode(document) + b"\n\n"
 
 
 def piece(text: str, **choice: object) -> bytes:
-    """One text chunk of a chat."""
+    """Returns a text chunk of a chat."""
     return event({"choices": [{"index": 0, "delta": {"content": text}, "finish_reason": None, **choice}]})
 
 
 def end(word: object = "stop") -> bytes:
-    """The end of choice 0."""
+    """Returns the end of choice 0."""
     return event({"choices": [{"index": 0, "delta": {}, "finish_reason": word}]})
 
 
@@ -160,5 +160,5 @@ DONE = b"data: [DONE]\n\n"
 
 
 def tidy(text: str) -> bytes:
-    """A complete valid stream, including its head."""
+    """Returns a complete valid stream, including its head."""
     return STREAM_HEAD + chunked(piece(text) + end() + USAGE + DONE) + LAST_CHUNK

@@ -44,7 +44,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _wrong_with(given: argparse.Namespace) -> str:
-    """Returns why arguments cannot be used together, or here; empty: they can."""
+    """Returns why arguments cannot be combined, or not used here; empty: they are valid."""
     is_shared = given.store == POSTGRES or bool(given.database_url)
     faults = given.database_restarts + given.database_cuts
     missing = namespaces_missing() if given.runners > USUAL_RUNNERS else ""
@@ -63,7 +63,7 @@ def _wrong_with(given: argparse.Namespace) -> str:
 
 @contextmanager
 def _database(store: str, url: str) -> Iterator[tuple[str, RunDatabase | None]]:
-    """Yields the URL of an empty database, empty: an SQLite file in the folder of the run; and its server, if new."""
+    """Yields the URL of a new database (empty: an SQLite file in the run's folder) and its server, if started here."""
     if store == SQLITE or url:
         yield url, None
         return

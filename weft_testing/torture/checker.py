@@ -1,7 +1,7 @@
 """The history checker: returns the promises that a run has violated.
 
 An unacknowledged outcome (its submitter was killed first) may be either way; every other one is checked. The checker
-knows nothing of how routers work: it reads the events of routers, submitters and backends, and the final state.
+only reads the events of routers, submitters and backends and the final state, and does not know how routers work.
 """
 
 from collections import Counter, defaultdict
@@ -23,14 +23,14 @@ from weft_testing.torture.history import (
 )
 
 STREAM_PREFIX = "stream-"
-"""Begins the ids of requests that are streams, and no tasks."""
+"""Prefix of request ids that are streams instead of tasks."""
 DEATH_SECONDS = 1.0
-"""How long after a kill was noted its process may still take a request."""
+"""How long a process may still accept a request after its kill was recorded."""
 UNKNOWN, INTERNAL = "UNKNOWN", "INTERNAL"
 UNHANDLED = "Unexpected <class"
-"""Begins the words of gRPC about an exception that a service did not handle; the death of a service is UNKNOWN, too."""
+"""Prefix of gRPC's message for an unhandled exception of a service; a dead service returns UNKNOWN too."""
 CLOCK_GRAIN_SECONDS = 0.002
-"""Times of two processes that are closer count as equal: logs have milliseconds."""
+"""Times of two processes within this distance count as equal, because logs have milliseconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ def rules_broken(violations: Iterable[Violation]) -> Counter[str]:
 
 
 def _lost(history: History) -> Iterator[Violation]:
-    """Every acknowledged task exists for every reader, and existed all the time."""
+    """Every acknowledged task exists for every reader, at all times."""
     acked = {event.task for event in history.of_kind(Kind.ACKED)}
     for task in sorted(acked):
         for reader, kept in (("the service", history.served), ("the database", history.stored)):
@@ -88,7 +88,7 @@ def _terminals(history: History) -> Iterator[Violation]:
 def _revived(history: History) -> Iterator[Violation]:
     """An observer that has seen a task terminal, or in an attempt, never sees an earlier state of it again.
 
-    Concurrent calls have no order: each is compared with the answers that its observer had when it was made.
+    Concurrent calls have no order: each is compared with the answers that its observer had when the call was made.
     """
     ended: dict[tuple[str, str], float] = {}
     attempts: dict[tuple[str, str], list[Event]] = defaultdict(list)
@@ -119,15 +119,15 @@ def _hidden_ends(history: History) -> Iterator[Violation]:
 
 
 def _is_after(event: Event, moment: float) -> bool:
-    """Whether the call of an event was made after a time; an event without a call counts as later."""
+    """Whether an event's call was made after a time; an event without a call counts as later."""
     return not event.asked_at or event.asked_at > moment
 
 
 def _doubles(history: History) -> Iterator[Violation]:
-    """A task is ended once, by the router that owns it then."""
+    """A task is ended once, by the router that then owns it."""
     for task, events in _by_task(history.of_kind(Kind.ENDED, Kind.CANCELLED)).items():
         ends = [event for event in events if event.kind is Kind.ENDED]
-        # Concurrent cancellations of one task may all be acknowledged.
+        # Concurrent cancellations of a task may all be acknowledged.
         count = len(ends) + any(event.kind is Kind.CANCELLED for event in events)
         if count > 1:
             ends_text = ", ".join(
@@ -208,7 +208,7 @@ def _cancels(history: History) -> Iterator[Violation]:
 
 
 def _answers(history: History) -> Iterator[Violation]:
-    """The answer of a completed task is complete and of its last attempt; every stored task can be watched."""
+    """The answer of a completed task is complete and from its last attempt; every stored task can be watched."""
     for kept in history.served.values():
         if not kept.is_watch_complete:
             yield Violation("answer", kept.id, "its watch was refused, and the task is there")
@@ -246,7 +246,7 @@ def _keys(history: History) -> Iterator[Violation]:
 
 
 def _usage(history: History) -> Iterator[Violation]:
-    """Every end of a task, and every attempt that was begun again, is counted once."""
+    """Every end of a task, and every attempt that was restarted, is counted once."""
     counts, tasks = history.usage, history.stored.values()
     if counts is None:
         return
@@ -267,7 +267,7 @@ def _usage(history: History) -> Iterator[Violation]:
 
 
 def _streams(history: History) -> Iterator[Violation]:
-    """No stream breaks but those of a gateway that was killed meanwhile."""
+    """Streams only break if their gateway was killed meanwhile."""
     kills: dict[str, list[float]] = defaultdict(list)
     for event in history.of_kind(Kind.KILLED):
         kills[event.key].append(event.at)
@@ -277,7 +277,7 @@ def _streams(history: History) -> Iterator[Violation]:
 
 
 def _refusals(history: History) -> Iterator[Violation]:
-    """A call that a router cannot answer is refused with a reason that says what to do, never as an internal error."""
+    """A call that a router cannot answer is rejected with a reason that says what to do, never as an internal error."""
     for event in history.of_kind(Kind.TURNED_AWAY):
         code, reason, words = event.note.split(" ", 2)
         is_lost = code == UNKNOWN and not words.startswith(UNHANDLED)

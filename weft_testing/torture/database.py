@@ -1,4 +1,4 @@
-"""The PostgreSQL server of a run: restarted under everything, and cut off from one process at a time."""
+"""The PostgreSQL server of a run: it is restarted during the run, and disconnected from single processes."""
 
 import asyncio
 import signal
@@ -22,10 +22,10 @@ BEGINS, ENDS = "begins", "is over"
 
 
 class RunDatabase:
-    """The server, and a socket of each process that leads there. `close` closes the sockets."""
+    """The server, and a socket to it for each process. `close` closes the sockets."""
 
     def __init__(self, server: PostgresServer, name: str) -> None:
-        """`name`: of an empty database."""
+        """`name`: an empty database."""
         self._server = server
         self._name = name
         self._sockets: dict[str, CutSocket] = {}
@@ -33,11 +33,11 @@ class RunDatabase:
 
     @property
     def url(self) -> str:
-        """The URL of the database, past all sockets."""
+        """The URL of the database, bypassing all sockets."""
         return self._server.url(self._name)
 
     def url_of(self, process: str, folder: Path) -> str:
-        """Returns the URL for a process, over a socket in a folder of its own."""
+        """Returns the URL for a process, over a socket in a separate folder."""
         folder.mkdir(parents=True, exist_ok=True)
         if process not in self._sockets:
             socket = cut_socket(folder / self._server.socket.name, self._server.socket)
@@ -46,11 +46,11 @@ class RunDatabase:
 
     @property
     def processes(self) -> Sequence[str]:
-        """Names of those that can be cut off."""
+        """Names of the processes that can be disconnected."""
         return sorted(self._sockets)
 
     async def cut(self, process: str, seconds: float, *, forgets: bool) -> None:
-        """Cuts a process off for a while; `forgets`: as CutSocket.heal."""
+        """Disconnects a process for a while; `forgets`: see CutSocket.heal."""
         socket = self._sockets[process]
         socket.cut()
         try:
@@ -59,12 +59,12 @@ class RunDatabase:
             socket.heal(forgets=forgets)
 
     async def restart(self, seconds: float, how: signal.Signals) -> None:
-        """Ends the server, and starts it again after a while. Raises PostgresStartError."""
+        """Ends the server, and restarts it after a while. Raises PostgresStartError."""
         await asyncio.to_thread(self._server.stop, how)
         try:
             await asyncio.sleep(seconds)
         finally:
-            # In this thread: the server ends with the one that has started it.
+            # In this thread, because the server ends with the thread that started it.
             self._server.start()
         await asyncio.to_thread(self._server.await_ready)
 
@@ -74,7 +74,7 @@ class RunDatabase:
 
 
 class DatabaseFaults:
-    """The planned faults, one at a time, spread over the kills of a run."""
+    """The planned faults, one at a time, spread over a run's kills."""
 
     def __init__(self, plan: Plan, database: RunDatabase | None, file: EventFile) -> None:
         self._faults = database_faults(plan)
@@ -83,12 +83,12 @@ class DatabaseFaults:
         self._begun = 0
         self._running: asyncio.Task[None] | None = None
         self.done: Counter[DatabaseFaultKind] = Counter()
-        """Faults that are over."""
+        """Finished faults."""
 
     def begin_due(self, share: float) -> None:
-        """Begins the next fault, if it is its turn after this share of the kills and no other one is under way.
+        """Starts the next fault, if it is due after this share of the kills and no other one is active.
 
-        Raises what ended the one before it.
+        Raises the error of the previous one.
         """
         if self._running is not None:
             if not self._running.done():
@@ -99,7 +99,7 @@ class DatabaseFaults:
             self._begun += 1
 
     async def finish(self) -> None:
-        """Waits for the one that is under way, and runs those that are left. Raises PostgresStartError."""
+        """Waits for the active fault, and runs the remaining ones. Raises PostgresStartError."""
         if self._running is not None:
             await self._running
         for fault in self._faults[self._begun :]:
@@ -107,7 +107,7 @@ class DatabaseFaults:
             await self._run(fault)
 
     async def stop(self) -> None:
-        """Ends the one that is under way; the server runs and everything reaches it when this returns."""
+        """Ends the active fault; then the server runs and every process can reach it."""
         if self._running is not None:
             self._running.cancel()
             await asyncio.gather(self._running, return_exceptions=True)

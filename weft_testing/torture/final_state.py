@@ -1,6 +1,6 @@
 """The final state of a run, read from the database and from TaskService.
 
-The database is read with its own driver and by names of tables and columns only, without code of the router.
+The database is read with its own driver, using only names of tables and columns and no code of the router.
 """
 
 import asyncio
@@ -39,13 +39,13 @@ async def read_usage(url: str) -> Mapping[str, int]:
 
 
 async def read_database(url: str) -> tuple[Mapping[str, KeptTask], Sequence[str]]:
-    """Returns every task by id, and the damage that the database's own checks report.
+    """Returns every task by id, and the damage reported by the database's integrity check.
 
     Raises sqlite3.Error, or psycopg.Error.
     """
     tasks, attempts = await asyncio.to_thread(_rows, url, TASKS, ATTEMPTS)
     damage: list[str] = []
-    # PostgreSQL has no integrity check that an ordinary user may run.
+    # PostgreSQL has no integrity check for ordinary users.
     if url.startswith(SQLITE_PREFIX):
         checks = await asyncio.to_thread(_rows, url, "PRAGMA integrity_check", "PRAGMA foreign_key_check")
         damage = [line for (line,) in checks[0] if line != "ok"]
@@ -67,7 +67,7 @@ def _rows(url: str, *statements: str) -> list[list[Any]]:
 
 
 def kept_tasks(tasks: Iterable[Any], attempts: Iterable[Any]) -> Mapping[str, KeptTask]:
-    """Returns the tasks by id, of the rows of `TASKS` and `ATTEMPTS`."""
+    """Returns tasks by id from rows of `TASKS` and `ATTEMPTS`."""
     rows: dict[str, list[AttemptRow]] = defaultdict(list)
     for task, attempt, owner, claimed_at, ended_at, reason in attempts:
         rows[task].append(
@@ -92,7 +92,7 @@ async def is_any_open(stub: "TaskServiceAsyncStub") -> bool:
 
 
 async def read_service(stub: "TaskServiceAsyncStub", ids: Iterable[str]) -> Mapping[str, KeptTask]:
-    """Returns these tasks and all listed ones, by id, without those that the service does not know."""
+    """Returns these and all listed tasks by id, without those that the service does not know."""
     wanted = sorted({*ids, *(await _listed(stub))})
     turns = asyncio.Semaphore(READ_AT_ONCE)
 
@@ -140,7 +140,7 @@ async def _read(stub: "TaskServiceAsyncStub", task: str) -> KeptTask | None:
 
 
 async def _pieces(stub: "TaskServiceAsyncStub", task: str) -> tuple[list[task_pb2.TaskPiece], bool]:
-    """Returns the chunks of a watch, and whether it ended regularly; it may not if the run is unfenced."""
+    """Returns the chunks of a watch, and whether it ended regularly, which it may not in an unfenced run."""
     request = task_service_pb2.WatchTaskRequest(id=task)
     pieces: list[task_pb2.TaskPiece] = []
     try:

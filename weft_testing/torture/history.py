@@ -1,4 +1,4 @@
-"""The history of a run: events that processes wrote to files and logs, and the final state of every task."""
+"""The history of a run: events from files and logs of processes, and the final state of every task."""
 
 import json
 import os
@@ -21,7 +21,7 @@ class Kind(StrEnum):
     ACKED = "acked"
     """The submission was acknowledged."""
     REFUSED = "refused"
-    """The same key with another body was refused, as it must be."""
+    """The same key with another body was rejected, as it must be."""
     CONTRADICTED = "contradicted"
     """The same key with another body was accepted."""
     CANCEL_INTENT = "cancel-intent"
@@ -33,42 +33,42 @@ class Kind(StrEnum):
     MISSED = "missed"
     """A submitter got NOT_FOUND for the task."""
     CLAIMED = "claimed"
-    """A router has claimed the task for an attempt."""
+    """A router claimed the task for an attempt."""
     ENDED = "ended"
-    """A router has ended the task with its own attempt, or in a sweep."""
+    """A router ended the task with its own attempt, or in a sweep."""
     REVERTED = "reverted"
-    """A router has reverted an attempt, its own or one with an expired lease."""
+    """A router reverted an attempt, its own or one with an expired lease."""
     LEASE_LOST = "lease-lost"
     """A router detected that it lost a claim."""
     CANCELLED = "cancelled"
-    """A router has cancelled the task on request."""
+    """A router cancelled the task on request."""
     BEGUN = "begun"
-    """A backend has started a request of the task."""
+    """A backend started a request of the task."""
     LEFT = "left"
-    """A backend has ended the request: `note` says how."""
+    """A backend ended the request; `note` says how."""
     STREAM_ENDED = "stream-ended"
-    """A stream over the gateway `key` was whole."""
+    """A stream over the gateway `key` was complete."""
     STREAM_BROKEN = "stream-broken"
-    """A stream over the gateway `key`, begun at `asked_at`, was refused or not whole: `note` says why."""
+    """A stream over the gateway `key`, started at `asked_at`, was rejected or incomplete; `note` says why."""
     KILLED = "killed"
     """The process `key` is about to be killed."""
     TURNED_AWAY = "turned-away"
-    """A router refused a call that may be repeated: `note` has the code, the reason of its ErrorInfo, and its words."""
+    """A router rejected a call that may be retried: `note` has the code, its ErrorInfo's reason, and the message."""
     DATABASE_FAULT = "database-fault"
-    """A fault of the database begins (`note`: "begins") or is over; `key` is the process that is cut off."""
+    """A database fault begins (`note`: "begins") or has ended; `key` is the disconnected process."""
 
 
 NO_REASON = "-"
-"""Stands in the note of a refusal that has no ErrorInfo."""
+"""In the note of a rejection without ErrorInfo."""
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One line of a history file. Times are UTC seconds since the epoch; all processes run on one machine."""
+    """A line of a history file. Times are UTC in Unix seconds; all processes run on one machine."""
 
     kind: Kind
     at: float
     asked_at: float = 0.0
-    """When the call was made that was answered `at`; 0: no call, or unknown."""
+    """When the call was made that was answered at `at`; 0: no call, or unknown."""
     source: str = ""
     """The process that wrote it."""
     task: str = ""
@@ -85,10 +85,10 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class EventFile:
-    """Appends events to a file, each in one unbuffered write, so that it survives a SIGKILL of its writer."""
+    """Appends events to a file, each in one unbuffered write, so that they survive a SIGKILL of the writer."""
 
     def __init__(self, path: Path, source: str) -> None:
-        """Raises OSError when the file cannot be opened."""
+        """Raises OSError if the file cannot be opened."""
         self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         self._source = source
 
@@ -103,16 +103,16 @@ class EventFile:
 
 
 def read_events(path: Path) -> Iterator[Event]:
-    """Yields the events of a file, in order; a last line that a killed writer left incomplete is skipped.
+    """Yields the events of a file in order, without an incomplete last line of a killed writer.
 
-    Raises msgspec.DecodeError for any other line that is no event.
+    Raises msgspec.DecodeError for any other line that is not an event.
     """
     for line in complete_lines(path):
         yield msgspec.json.decode(line, type=Event)
 
 
 def complete_lines(path: Path) -> list[bytes]:
-    """Returns the complete lines of a file; none if there is no file."""
+    """Returns the complete lines of a file; empty if there is no file."""
     if not path.exists():
         return []
     lines = path.read_bytes().split(b"\n")
@@ -120,12 +120,12 @@ def complete_lines(path: Path) -> list[bytes]:
 
 
 def occurrences(path: Path, text: bytes) -> int:
-    """Returns how often a file contains some bytes; 0 if there is no file."""
+    """Returns how often a file contains a byte string; 0 if there is no file."""
     return path.read_bytes().count(text) if path.exists() else 0
 
 
 COMPLETED, FAILED, CANCELLED = 3, 4, 5
-"""Numbers of the terminal states, as in `router.v1.TaskState`: the checker shares no code with routers."""
+"""Numbers of the terminal states, as in `router.v1.TaskState`; the checker shares no code with routers."""
 TERMINAL = frozenset({COMPLETED, FAILED, CANCELLED})
 
 
@@ -138,28 +138,28 @@ class AttemptRow:
     claimed_at: float
     ended_at: float | None
     reason: int
-    """Number of the reason of its failure; 0: it did not fail."""
+    """Number of its failure's reason; 0: it did not fail."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeptTask:
-    """The final state of a task, as one reader found it."""
+    """The final state of a task, as a reader found it."""
 
     id: str
     state: int
     attempt: int
     key: str = ""
-    """Its idempotency key; empty if the reader does not see it."""
+    """Its idempotency key; empty if the reader cannot see it."""
     tokens: int | None = None
-    """Expected length of the answer, by the stored request; None: not read."""
+    """Expected length of the answer, from the stored request; None: not read."""
     text: str | None = None
     """The answer; None: not read."""
     answer_attempts: frozenset[int] = frozenset()
-    """The attempts of its chunks."""
+    """The attempts that its chunks belong to."""
     finishes: int = 0
     """Number of `finished` events in the answer."""
     is_watch_complete: bool = True
-    """Whether its watch ended regularly, and not with NOT_FOUND in the middle."""
+    """Whether its watch ended regularly, instead of with NOT_FOUND."""
     attempts: Sequence[AttemptRow] = ()
 
 
@@ -172,16 +172,16 @@ class History:
     served: Mapping[str, KeptTask]
     """Tasks by id, as TaskService returns them."""
     stored: Mapping[str, KeptTask]
-    """Tasks by id, as the database has them."""
+    """Tasks by id, as stored in the database."""
     usage: Mapping[str, int] | None = None
-    """The counts of usage in the database, by column, without tokens; None: not read."""
+    """Usage counts in the database by column, without tokens; None: not read."""
     slots: int = 0
-    """Requests that one backend may have at once; 0: any number."""
+    """Maximum concurrent requests of one backend; 0: any number."""
     damage: Sequence[str] = field(default=())
-    """Damage that the database's own checks report."""
+    """Damage reported by the database's integrity check."""
 
     def of_kind(self, *kinds: Kind) -> list[Event]:
-        """Returns the events of some kinds."""
+        """Returns the events of these kinds."""
         return [event for event in self.events if event.kind in kinds]
 
 

@@ -1,4 +1,4 @@
-"""The mesh under torture: each service is a process that is ended by SIGKILL only."""
+"""The mesh under torture: each service is a process, which is only ended by SIGKILL."""
 
 import asyncio
 import json
@@ -24,9 +24,9 @@ from weft_testing.torture.streams import GatewayAddress
 from weft_testing.torture.submitter import SubmitterOptions
 
 MAX_LOG_BYTES = 1_073_741_824
-"""Log size limit; a history must not be cut."""
+"""Log size limit, so large that histories are never cut."""
 BROKEN_ROUTER = "weft_app.compose.torture_router"
-"""The program that runs a router with a faulty store: what composes services is above `weft_testing`."""
+"""The program that runs a router with a faulty store; in `weft_app`, because `weft_testing` cannot compose services."""
 SERVES = b" serves at "
 _FAKE = "weft_testing.fake_backend"
 
@@ -88,9 +88,9 @@ def database_url(plan: Plan, folder: Folder) -> str:
 
 
 def configuration(plan: Plan, folder: Folder, url: str) -> Mapping[str, Any]:
-    """Returns the content of weft.yaml: short delays, and no limit on restarts. JSON is YAML.
+    """Returns the content of weft.yaml as JSON: short delays, and no limit on restarts.
 
-    `url`: of the database, as the reader of the file reaches it.
+    `url`: the database's URL for the reader of the file.
     """
     engine = fake_backend_command(
         *("--request-log", str(folder.backend_log)), answer_tokens=0, tokens_per_second=TOKENS_PER_SECOND
@@ -110,7 +110,7 @@ def configuration(plan: Plan, folder: Folder, url: str) -> Mapping[str, Any]:
             ],
             "first_term_seconds": 0.5,
             "second_term_seconds": 0.5,
-            # Backends are killed on purpose, which must not count as a crash loop.
+            # Backends are killed deliberately, which must not count as a crash loop.
             "max_deaths": 1000,
         }
         for runner in (*plan.steady_runners, plan.rare_runner)
@@ -122,7 +122,7 @@ def configuration(plan: Plan, folder: Folder, url: str) -> Mapping[str, Any]:
         "poll_interval_seconds": 0.5,
         "piece_interval_seconds": plan.piece_interval_seconds,
     }
-    # Of two registries, the standby takes over in the database of both.
+    # With two registries, the standby takes over with the database of both.
     registry = {"database_url": url} if plan.registries > 1 else {}
     return {
         "runners": runners,
@@ -145,12 +145,12 @@ def _registry_addresses(plan: Plan, folder: Folder) -> list[str]:
 
 
 def on_host(name: str) -> Sequence[str]:
-    """Returns the command that runs another one on a host of this name: in a namespace of users and of names."""
+    """Returns the command prefix that runs a command on a host of this name: in user and UTS namespaces."""
     return ("unshare", "--user", "--map-root-user", "--uts", "sh", "-c", f'hostname {name}; exec "$@"', "sh")
 
 
 def namespaces_missing() -> str:
-    """Returns why a process cannot get its own host name here; empty: it can."""
+    """Returns why a process cannot have its own host name here; empty: it can."""
     try:
         done = subprocess.run(  # noqa: S603 - a command of this module
             [*on_host("box"), "true"], capture_output=True, text=True, check=False
@@ -161,10 +161,10 @@ def namespaces_missing() -> str:
 
 
 class Member:
-    """A process that is killed and restarted repeatedly."""
+    """A process that is repeatedly killed and restarted."""
 
     def __init__(self, name: str, command: list[str], output: Path, within: Sequence[str] = ()) -> None:
-        """`within`: a command that it is started by."""
+        """`within`: a command prefix that starts it."""
         self.name = name
         self._within = within
         self._command = command
@@ -174,13 +174,13 @@ class Member:
 
     @property
     def pid(self) -> int | None:
-        """Its pid; None: it does not run."""
+        """Its pid; None: it is not running."""
         process = self._process
         return process.pid if process is not None and process.returncode is None else None
 
     @property
     def exit_code(self) -> int | None:
-        """Exit code of its last run; None: it runs, or has never run."""
+        """Exit code of its last run; None: it is running, or was never started."""
         return None if self._process is None else self._process.returncode
 
     @property
@@ -207,7 +207,7 @@ class Member:
             )
 
     def signal(self, number: signal.Signals) -> bool:
-        """Sends a signal; returns whether it ran."""
+        """Sends a signal; returns whether it was running."""
         if self._process is None or self._process.returncode is not None:
             return False
         with suppress(ProcessLookupError):
@@ -216,13 +216,13 @@ class Member:
 
     @property
     def is_stopped(self) -> bool:
-        """Whether it runs and is stopped by a signal."""
+        """Whether it is running but stopped by a signal."""
         with suppress(psutil.NoSuchProcess):
             return self.pid is not None and psutil.Process(self.pid).status() == psutil.STATUS_STOPPED
         return False
 
     async def kill(self) -> bool:
-        """Sends SIGKILL and waits for the exit; returns whether it ran."""
+        """Sends SIGKILL and waits for the exit; returns whether it was running."""
         if self._process is None or not self.signal(signal.SIGKILL):
             return False
         await self._process.wait()
@@ -237,13 +237,13 @@ class Mesh:
     """All processes of the mesh."""
 
     def __init__(self, plan: Plan, folder: Folder, database: RunDatabase | None = None) -> None:
-        """`database`: the server of the database of the plan, if that belongs to this run."""
+        """`database`: the server of the plan's database, if it belongs to this run."""
         self._plan = plan
         self._folder = folder
         self._database = database
         self._folder.make()
         self._routers = 0
-        """Routers that were made."""
+        """Number of routers created so far."""
         self.registries = [
             self._service("registry", "--listen", address, name=f"registry-{number}")
             for number, address in enumerate(_registry_addresses(plan, folder), start=1)
@@ -273,11 +273,11 @@ class Mesh:
 
     @property
     def routers(self) -> list[Member]:
-        """All routers, without those that were replaced."""
+        """All routers, except replaced ones."""
         return [self.router, *self.further_routers]
 
     async def start(self) -> None:
-        """Starts every process; they retry connections by themselves."""
+        """Starts every process; they retry their connections."""
         shared = configuration(self._plan, self._folder, database_url(self._plan, self._folder))
         self._folder.config.write_text(json.dumps(shared), "utf-8")
         for member in self.members:
@@ -294,24 +294,24 @@ class Mesh:
                 child.kill()
 
     def replace_router(self) -> Member:
-        """Replaces the router by a new one on the same home; returns the old one, which may still run."""
+        """Replaces the router by a new one in the same home; returns the old one, which may still run."""
         old, self.router = self.router, self._service("router")
         self._replaced.append(old)
         return old
 
     @property
     def router_addresses(self) -> str:
-        """The addresses of all routers, with commas: calls go to the one that leads."""
+        """The addresses of all routers, comma-separated: calls go to the leader."""
         further = (self._folder.socket(f"router-{number}") for number in range(2, self._plan.routers + 1))
         return ",".join((self._folder.address, *further))
 
     def backends(self) -> list[psutil.Process]:
-        """Returns the fake backends of the runners, in the order of the runners."""
+        """Returns the runners' fake backends, in the order of the runners."""
         pids = [runner.pid for runner in self.runners if runner.pid]
         return [child for pid in pids for child in _children(pid) if _is_fake(child)]
 
     def _gateway(self, gateway: GatewayAddress) -> Member:
-        """A gateway with a home of its own: each has a socket and a lock there."""
+        """Returns a gateway with a separate home, which contains its socket and lock."""
         home = self._folder.root / gateway.name
         home.mkdir(parents=True, exist_ok=True)
         configuration = {
@@ -337,7 +337,7 @@ class Mesh:
         return Member(name, [*what, *where, *arguments], output, within=on_host(host) if host else ())
 
     def _config_of(self, service: str, name: str) -> Path:
-        """Returns the file of a service: those whose way to the database may be cut have one of their own."""
+        """Returns a service's configuration file; services whose database connection can be cut have separate ones."""
         uses_database = service == "router" or (service == "registry" and self._plan.registries > 1)
         if self._database is None or not self._plan.database_cuts or not uses_database:
             return self._folder.config
@@ -347,7 +347,7 @@ class Mesh:
         return path
 
     def _breakage(self) -> list[str]:
-        """Returns the faults of a router that is about to be made: only the first one stops itself."""
+        """Returns the faults of the next router: only the first router stops itself."""
         stops = bool(self._plan.stop_before_end) and not self._routers
         self._routers += 1
         unfenced = [] if self._plan.is_fenced else ["--unfenced"]

@@ -6,13 +6,13 @@ from enum import StrEnum
 from random import Random
 
 STEADY_MODEL, RARE_MODEL = "m-steady", "m-rare"
-"""The runner of the first is restarted at once, that of the second after a pause in which its tasks wait."""
+"""The first one's runner is restarted immediately, the second one's after a pause in which its tasks wait."""
 MODEL_PREFIX = "m-"
 USUAL_RUNNERS = 2
 ALL_SLOTS = 12
-"""Slots of all models together, where each has one at least."""
+"""Slots of all models together; each has at least one."""
 REPLICAS = 3
-"""Runners of one pool, at most."""
+"""Maximum number of runners per pool."""
 TOKENS_PER_SECOND = 50.0
 MAX_TOKENS = 150
 RARE_SHARE = 0.15
@@ -20,12 +20,12 @@ DUPLICATE_SHARE = 0.1
 CONFLICT_SHARE = 0.02
 CANCEL_SHARE = 0.15
 MISSES = 1.5
-"""Kills tried per kill that hits a process, about."""
+"""Approximate number of tried kills per kill that hits a process."""
 WAKE_SECONDS = 2.0
 """How long a stale router runs after its pause before it is killed."""
 MAX_CANCEL_DELAY_SECONDS = 0.6
 MAX_ATTEMPTS = 100
-"""Attempts per task: more than kills can hit any one task."""
+"""Attempts per task: more than kills can hit any task."""
 
 
 class Target(StrEnum):
@@ -38,9 +38,9 @@ class Target(StrEnum):
     REGISTRY = "registry"
     GATEWAY = "gateway"
     FROZEN = "frozen"
-    """A router, a gateway or one of two registries is stopped for a while, and then resumed."""
+    """A router, a gateway or one of two registries is paused for a while, then resumed."""
     STALE_ROUTER = "stale router"
-    """A router is paused for longer than its leases while another takes its place, then resumed, then killed."""
+    """A router is paused beyond its leases while another one replaces it, then resumed, then killed."""
 
 
 USUAL_WEIGHTS: Mapping[Target, int] = {
@@ -57,45 +57,45 @@ CLUSTER_WEIGHTS: Mapping[Target, int] = {
     Target.REGISTRY: 15,
     Target.FROZEN: 10,
 }
-"""Weights where streams must not break: no runner and no backend is killed."""
+"""Weights if streams must not break: no runner or backend is killed."""
 FREEZE_SECONDS = (1.0, 14.0)
-"""Range of the pauses of a frozen process: a leader may be silent for 5 s, the owner of a registry for 10 s."""
+"""Range of a frozen process's pauses: a leader may be silent for 5 s, the owner of a registry for 10 s."""
 DATABASE_AWAY_SECONDS = (0.0, 12.0)
-"""Range of the pauses between the end of PostgreSQL and its next start."""
+"""Range of the pauses between the end of PostgreSQL and its restart."""
 DATABASE_PAUSE_SECONDS = 2.0
-"""Pause between two faults of the database that follow the last kill."""
+"""Pause between database faults after the last kill."""
 CUT_SECONDS = (1.0, 14.0)
-"""Range of the cuts between a process and PostgreSQL, as of the pauses of a frozen process."""
+"""Range of the disconnections between a process and PostgreSQL, like a frozen process's pauses."""
 USUAL_QUEUE_DEPTH = 16
-"""Requests that may wait per runner of a pool: the default of routers."""
+"""Maximum waiting requests per runner of a pool: the default of routers."""
 STALE_ROUTERS: Mapping[Target, int] = {Target.STALE_ROUTER: 1}
-"""Weights for the negative control: only a router that lost its leases unknowingly can violate the fence."""
+"""Weights of the negative control: only a router that lost its leases unknowingly can violate the fence."""
 
 
 class DatabaseFaultKind(StrEnum):
-    """What happens to the database."""
+    """The kind of a database fault."""
 
     RESTART = "database restart"
-    """PostgreSQL ends under everything, and is started again after a while."""
+    """PostgreSQL ends during the run, and is restarted after a while."""
     CUT = "database cut"
-    """Nothing passes between one router or registry and PostgreSQL for a while."""
+    """One router or registry is disconnected from PostgreSQL for a while."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DatabaseFault:
-    """One planned fault of the database."""
+    """A planned database fault."""
 
     kind: DatabaseFaultKind
     seconds: float
     is_abrupt: bool
-    """PostgreSQL ends as in a crash; a cut ends the connections when it is over, and loses what was on its way."""
+    """Whether PostgreSQL ends as in a crash, or a cut finally drops the connections and their pending data."""
     choice: float
-    """Which process is cut, from 0 to 1."""
+    """Selects the process to disconnect, from 0 to 1."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedRunner:
-    """One runner with one model."""
+    """A runner with one model."""
 
     name: str
     model: str
@@ -122,32 +122,32 @@ class Plan:
     database_url: str = ""
     """URL of an empty database; empty: an SQLite file."""
     piece_interval_seconds: float = 0.1
-    """How often a router writes the answer of a running task."""
+    """Interval at which a router writes a running task's answer."""
     is_fenced: bool = True
     stop_before_end: int = 0
-    """The end before which the first router stops itself, counted from 1: the one moment in which only the fence keeps
-    a stale router from a second end. It is the stale router of the plan. 0: they are paused at any moment."""
+    """Which end (counted from 1) the first router stops itself before, which makes it the plan's stale router: at this
+    moment only the fence prevents it from ending the task twice. 0: routers are paused at any moment."""
     routers: int = 1
-    """More than one need a database that they share."""
+    """More than one require a shared database."""
     registries: int = 1
-    """The second one is the standby of the first; they need a PostgreSQL database."""
+    """The second one is the first one's standby; two require a PostgreSQL database."""
     runners: int = 2
-    """The last one serves the rare model, the others are replicas in pools; more than two have a host each."""
+    """The last one serves the rare model, the others are replicas in pools; if more than two, each has its own host."""
     gateways: int = 0
     streams: int = 0
-    """Streams at once, over all gateways."""
+    """Concurrent streams over all gateways."""
     database_restarts: int = 0
     database_cuts: int = 0
     weights: Mapping[Target, int] = field(default_factory=lambda: USUAL_WEIGHTS)
 
     @property
     def queue_depth(self) -> int:
-        """Requests that may wait per runner of a pool: all streams, so that none finds it full."""
+        """Maximum waiting requests per runner of a pool: all streams, so that none finds the queue full."""
         return max(USUAL_QUEUE_DEPTH, self.streams)
 
     @property
     def slots(self) -> int:
-        """Slots of each model: of all together fewer than the submissions in progress."""
+        """Slots of each model; fewer in total than the submissions in progress."""
         return max(1, ALL_SLOTS // self.runners)
 
     @property
@@ -170,12 +170,12 @@ class Plan:
 
     @property
     def steady_pools(self) -> Sequence[str]:
-        """What most submissions and all streams ask for."""
+        """The targets of all streams and of most submissions."""
         return sorted({runner.pool for runner in self.steady_runners})
 
     @property
     def has_hosts(self) -> bool:
-        """Whether each runner has its own host; with one host, all loads and evictions are one plan."""
+        """Whether each runner has its own host; with one host, a single plan covers all loads and evictions."""
         return self.runners > USUAL_RUNNERS
 
     @property
@@ -190,7 +190,7 @@ class Plan:
 
     @property
     def tasks_per_second(self) -> float:
-        """Rate of each submitter, so that there is work as long as there are kills."""
+        """Rate of each submitter, chosen so that work lasts as long as the kills."""
         stale_share = self.weights.get(Target.STALE_ROUTER, 0) / sum(self.weights.values())
         # Only one router is paused at a time; the next one waits for it.
         seconds = MISSES * self.kill_interval_seconds + stale_share * (self.sleep_seconds + WAKE_SECONDS)
@@ -206,7 +206,7 @@ class Submission:
     model: str
     tokens: int
     is_durable_work: bool
-    """Whether it has no priority of its own."""
+    """Whether it has no priority."""
     is_sent_twice: bool
     is_contradicted: bool
     """Whether the same key is sent with another body afterwards."""
@@ -215,12 +215,12 @@ class Submission:
 
 
 def submission(seed: int, submitter: str, number: int, pools: Sequence[str] = (STEADY_MODEL,)) -> Submission:
-    """Returns the n-th submission; the same for the same arguments, also after a restart of the submitter."""
+    """Returns the n-th submission: the same for the same arguments, even after a restart of the submitter."""
     random = Random(f"{seed}/{submitter}/{number}")  # noqa: S311 - the seed must decide it
     return Submission(
         key=f"{seed}-{submitter}-{number}",
         model=RARE_MODEL if random.random() < RARE_SHARE else pools[number % len(pools)],
-        # Most are short, a few take longer than a lease.
+        # Most are short; a few take longer than a lease.
         tokens=random.randint(1, 12) if random.random() < 0.8 else random.randint(12, MAX_TOKENS),
         is_durable_work=random.random() < 0.7,
         is_sent_twice=random.random() < DUPLICATE_SHARE,
@@ -238,7 +238,7 @@ def kills(plan: Plan) -> Iterator[tuple[float, Target]]:
 
 
 def database_faults(plan: Plan) -> Sequence[DatabaseFault]:
-    """Returns the faults of the database, in their order."""
+    """Returns the database faults in order."""
     random = Random(f"{plan.seed}/database")  # noqa: S311 - the seed must decide it
     kinds = [DatabaseFaultKind.RESTART] * plan.database_restarts + [DatabaseFaultKind.CUT] * plan.database_cuts
     random.shuffle(kinds)

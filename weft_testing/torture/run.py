@@ -1,4 +1,4 @@
-"""One torture run: start the mesh, kill its processes (`Killer`), wait for all tasks, check the final state."""
+"""A torture run: starts the mesh, kills its processes (`Killer`), waits for all tasks, checks the final state."""
 
 import asyncio
 import signal
@@ -45,18 +45,18 @@ if TYPE_CHECKING:
 
 
 RESTART_SECONDS = 0.5
-"""Pause before the restart of a process that ended by itself."""
+"""Pause before the restart of a process that exited unexpectedly."""
 KILL_POLL_SECONDS = 0.1
 MIN_AT_WORK = 3
-"""Requests in progress that a router must have before it is paused, so that it loses leases ..."""
+"""Minimum requests in progress of a router before it is paused, so that it loses leases ..."""
 AT_WORK_SECONDS = 5.0
 """... how long to wait for them at most ..."""
 MOMENT_SECONDS = 0.01
 """... and how often to poll."""
 TAKEOVER_SECONDS = 15.0
-"""How long a paused router waits at most, after its pause, until its successor has taken back one of its tasks."""
+"""Maximum wait of a paused router, after its pause, for its successor to take back one of its tasks."""
 HEAD_START = 2
-"""Kills that may be ahead of the tasks."""
+"""How many kills may be ahead of the tasks."""
 RARE_PAUSE_SECONDS = (1.0, 4.0)
 """Range of pauses before the rare model's runner is restarted."""
 
@@ -80,12 +80,12 @@ class Killer:
         """Unplanned exits, by process and exit code."""
 
     def restart_all(self) -> None:
-        """Starts to restart every process that ends."""
+        """Starts restarting every process that exits."""
         for member in self._mesh.members:
             self._restart_on_exit(member)
 
     async def run(self) -> None:
-        """Kills until the planned number of kills has hit a process, and the database had its faults."""
+        """Kills until the planned number of kills has hit a process, and all database faults have occurred."""
         for pause, target in kills(self._plan):
             if self.done.total() >= self._plan.kills:
                 break
@@ -100,9 +100,9 @@ class Killer:
                 await woken
 
     async def _wait_for_tasks(self) -> None:
-        """Waits until the share of acknowledged tasks reaches the share of done kills.
+        """Waits until the share of acknowledged tasks reaches the share of finished kills.
 
-        Otherwise all kills on a slow machine would hit a mesh that is still restarting.
+        Otherwise, on a slow machine, all kills would hit a mesh that is still restarting.
         """
         share = (self.done.total() - HEAD_START) / self._plan.kills
         while _acknowledgements(self._folder) < share * self._plan.tasks:  # noqa: ASYNC110 - other processes write it
@@ -113,7 +113,7 @@ class Killer:
         await asyncio.gather(*(self._restarters[member.name] for member in self._mesh.submitters))
 
     async def stop(self) -> None:
-        """Stops restarting processes, and what is done to the database."""
+        """Stops restarting processes, and ends database faults."""
         await self.database.stop()
         tasks = [*self._restarters.values(), *(each for each in (self._stale, self._frozen) if each is not None)]
         for task in tasks:
@@ -152,12 +152,12 @@ class Killer:
         gateway = self._random.choice(self._mesh.gateways)
         if not gateway.serves:
             return False
-        # Before the kill: its streams break before its exit is seen.
+        # Before the kill, because its streams break before its exit is seen.
         self._file.write(Kind.KILLED, key=gateway.name)
         return await gateway.kill()
 
     async def _freeze(self) -> bool:
-        """Stops a process for a while; one at a time."""
+        """Pauses a process for a while; one at a time."""
         mesh = self._mesh
         registries = mesh.registries if self._plan.registries > 1 else ()
         member = self._random.choice([*mesh.routers, *mesh.gateways, *registries])
@@ -177,7 +177,7 @@ class Killer:
         return False
 
     async def _make_stale(self) -> bool:
-        """Pauses the router for longer than its leases, with another one in its place; one at a time."""
+        """Pauses the router beyond its leases, with another one in its place; one at a time."""
         if self._stale is not None and not self._stale.done():
             return False
         if not await self._pause_router():
@@ -206,7 +206,7 @@ class Killer:
         """Resumes a paused router when its successor has taken back a task. `reverted`: reverts before the pause."""
         try:
             await asyncio.sleep(self._plan.sleep_seconds)
-            # On a busy machine the successor starts later than that, and until then the old one has lost nothing.
+            # On a busy machine the successor starts later, and until then the old one has lost nothing.
             with suppress(TimeoutError):
                 async with asyncio.timeout(TAKEOVER_SECONDS):
                     while _reverted(self._folder) == reverted:  # noqa: ASYNC110 - another process writes it
@@ -222,7 +222,7 @@ class Killer:
 
 
 async def _thawed(member: Member, seconds: float) -> None:
-    """Resumes a stopped process after a pause; a process that was killed meanwhile is left alone."""
+    """Resumes a paused process after a while, unless it was killed meanwhile."""
     try:
         await asyncio.sleep(seconds)
     finally:
@@ -230,7 +230,7 @@ async def _thawed(member: Member, seconds: float) -> None:
 
 
 async def _kill_serving(member: Member) -> bool:
-    """Kills a process that serves; returns whether it was hit. One that is still starting is spared."""
+    """Kills a process that serves; returns whether it was hit. Spares one that is still starting."""
     return member.serves and await member.kill()
 
 
@@ -241,7 +241,7 @@ READ_SECONDS = 600.0
 POLL_SECONDS = 0.2
 PROGRESS_SECONDS = 10.0
 MAX_SHOWN = 20
-"""Violations that are printed in full."""
+"""Maximum number of violations printed in full."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -260,7 +260,7 @@ class Outcome:
     again: int
     """Tasks with more than one attempt."""
     trouble: str
-    """What did not end in time; empty: everything did."""
+    """What did not end in time; empty: nothing."""
     violations: Sequence[Violation]
 
     @property
@@ -322,8 +322,8 @@ async def torture(
 ) -> Outcome:
     """Runs a plan; no process is left when it returns. Raises OSError for an unusable folder.
 
-    `report`: called with the progress every PROGRESS_SECONDS. `database`: the server of the plan's database, which
-    faults of the database need.
+    `report`: called with the progress every PROGRESS_SECONDS. `database`: the server of the plan's database, required
+    for database faults.
     """
     mesh = Mesh(plan, folder, database)
     killer = Killer(plan, mesh, folder, database)
@@ -353,7 +353,7 @@ async def torture(
         events=_events(folder),
         served=served,
         stored=stored,
-        # Usage counts streams, too.
+        # Usage includes streams.
         usage=None if plan.gateways else await read_usage(database_url(plan, folder)),
         slots=plan.slots,
         damage=[*damage, *_false_alarms(folder)],
@@ -380,7 +380,7 @@ async def _wait_for_end(
     streams: Streams,
     stub: "TaskServiceAsyncStub",
 ) -> str:
-    """Waits until every task is terminal; returns what did not end in time, empty: everything did."""
+    """Waits until every task is terminal; returns what did not end in time, or an empty text."""
     stage = "no task was acknowledged"
     try:
         async with asyncio.timeout(START_SECONDS):
@@ -389,7 +389,7 @@ async def _wait_for_end(
         stage = f"kills and submitters are not done after {plan.max_minutes} minutes"
         async with asyncio.timeout(60.0 * plan.max_minutes):
             await asyncio.gather(killer.run(), killer.submitters_done())
-            # Tasks come after live requests: while streams fill the slots, none of them ends.
+            # Live requests take precedence over tasks: while streams fill the slots, no task ends.
             await streams.stop()
         stage = "tasks do not reach their ends"
         async with asyncio.timeout(SETTLE_SECONDS):
@@ -407,7 +407,7 @@ async def _report_progress(plan: Plan, folder: Folder, killer: Killer, report: C
 
 
 def _false_alarms(folder: Folder) -> list[str]:
-    """Returns losses that routers reported: false alarms, because kills alone lose nothing."""
+    """Returns losses reported by routers, which are false alarms because kills lose nothing."""
     return [f"a router found a loss: {path.read_text()}" for path in folder.home.glob("*.loss.json")]
 
 
@@ -420,12 +420,12 @@ def _acked(folder: Folder) -> set[str]:
 
 
 def _acknowledgements(folder: Folder) -> int:
-    """Returns about the number of tasks (some are sent twice). Counts bytes, because parsing would be too slow."""
+    """Returns the approximate number of tasks (some are sent twice). Counts bytes, because parsing is too slow."""
     return sum(occurrences(path, b'"kind":"acked"') for path in folder.histories.glob("*.jsonl"))
 
 
 def _at_work(folder: Folder) -> int:
-    """Returns the requests that backends have begun and not ended, including those of killed backends."""
+    """Returns the number of requests that backends have not ended, including those of killed backends."""
     return 2 * occurrences(folder.backend_log, b'"event":"begun"') - occurrences(folder.backend_log, b'"event":')
 
 
@@ -435,7 +435,7 @@ def _reverted(folder: Folder) -> int:
 
 
 def _is_late(folder: Folder) -> bool:
-    """Whether an attempt that had been taken back was ended after all, or its router has found its claim lost."""
+    """Whether an attempt that had been taken back was still ended, or its router detected the lost claim."""
     events = list(read_router_log(folder.router_log))
     reverted = {(event.task, event.attempt) for event in events if event.kind is Kind.REVERTED}
     late = (Kind.ENDED, Kind.LEASE_LOST)

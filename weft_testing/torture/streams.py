@@ -1,7 +1,6 @@
-"""Streaming chats over all gateways: each is read to its end, and how it ended is written into a history file.
+"""Streaming chats over all gateways: each is read to its end, and its result is written to a history file.
 
-A gateway that is killed breaks its streams; nothing else may. The clients are in the process of the run, which is never
-killed.
+Only a killed gateway may break streams. The clients run in the process of the run, which is never killed.
 """
 
 import asyncio
@@ -22,7 +21,7 @@ from weft_testing.torture.plan import Plan
 MIN_TOKENS, MAX_STREAM_TOKENS = 5, 100
 RETRY_SECONDS = 0.2
 READ_SECONDS = 60.0
-"""Longest silence of a stream."""
+"""Maximum silence of a stream."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +33,7 @@ class GatewayAddress:
 
 
 class Streams:
-    """Clients of all gateways. `start` begins their chats, `stop` lets those under way end."""
+    """Clients of all gateways. `start` starts their chats, `stop` waits for the running ones."""
 
     def __init__(self, plan: Plan, gateways: Sequence[GatewayAddress], file: Path) -> None:
         self._plan = plan
@@ -45,21 +44,21 @@ class Streams:
         self._numbers = count()
 
     async def until_served(self) -> None:
-        """Returns once every gateway offers all pools."""
+        """Waits until every gateway offers all pools."""
         async with aiohttp.ClientSession() as http:
             for gateway in self._gateways:
                 while not await _offers(http, gateway, self._plan.steady_pools):  # noqa: ASYNC110 - another process says so
                     await asyncio.sleep(RETRY_SECONDS)
 
     def start(self) -> None:
-        """Begin the chats. Raises OSError when the history file cannot be opened."""
+        """Starts the chats. Raises OSError if the history file cannot be opened."""
         if not self._gateways:
             return
         self._file = EventFile(self._path, "streams")
         self._tasks = [asyncio.create_task(self._chat_on(number)) for number in range(self._plan.streams)]
 
     async def stop(self) -> None:
-        """End after the chats that are under way. Raises what ended a client."""
+        """Ends after the running chats. Raises the error of a client."""
         self._stopping.set()
         await asyncio.gather(*self._tasks)
 
@@ -78,7 +77,7 @@ class Streams:
     async def _stream(
         self, http: aiohttp.ClientSession, gateway: GatewayAddress, pool: str, request_id: str, tokens: int
     ) -> bool:
-        """Reads one stream and notes how it ended; returns whether it was whole."""
+        """Reads a stream and records how it ended; returns whether it was complete."""
         body = {
             "model": pool,
             "messages": [{"role": "user", "content": request_id}],
@@ -98,7 +97,7 @@ class Streams:
                     return False
                 wrong = await _wrong_with(response, tokens)
         except aiohttp.ClientConnectorError:
-            # The gateway is away, as its clients find out before they have begun.
+            # The gateway is down, which clients detect before starting.
             return False
         except (aiohttp.ClientError, TimeoutError) as error:
             note(Kind.STREAM_BROKEN, f"{type(error).__name__}: {error}")
@@ -118,7 +117,7 @@ async def _offers(http: aiohttp.ClientSession, gateway: GatewayAddress, pools: S
 
 
 async def _wrong_with(response: aiohttp.ClientResponse, tokens: int) -> str:
-    """Returns what is wrong with a stream; empty: it is the whole answer."""
+    """Returns what is wrong with a stream; empty: the answer is complete."""
     text, is_done = "", False
     async for raw in response.content:
         line = raw.decode().strip()

@@ -1,8 +1,7 @@
 """A submitter process: `python -m weft_testing.torture.submitter`. Killed at any time, it resumes on restart.
 
-Its state is its history file: it writes an intent, makes the call, and writes the answer. A submission without an
-acknowledgement is sent again with the same key, and must then be the same task. Calls use plain stubs, without
-`weft.client`.
+Its state is its history file: it writes an intent, makes the call, and writes the answer. An unacknowledged submission
+is sent again with the same key, and must return the same task. Calls use plain stubs instead of `weft.client`.
 """
 
 import argparse
@@ -43,13 +42,13 @@ _UNKNOWN = frozenset(
     {
         StatusCode.UNAVAILABLE,
         StatusCode.DEADLINE_EXCEEDED,
-        # The death of the server may end a call with these.
+        # Possible results if the server dies during a call.
         StatusCode.UNKNOWN,
         StatusCode.CANCELLED,
     }
 )
 _BARE = frozenset({StatusCode.UNAVAILABLE, StatusCode.DEADLINE_EXCEEDED, StatusCode.CANCELLED})
-"""Codes that gRPC itself gives to calls of a process that ended or does not answer."""
+"""Codes that gRPC itself returns if a process died or does not answer."""
 _KINDS_OF_THEIR_OWN = frozenset({StatusCode.ALREADY_EXISTS, StatusCode.NOT_FOUND})
 
 _Answer = TypeVar("_Answer")
@@ -61,7 +60,7 @@ def task_stub(channel: Channel) -> "TaskServiceAsyncStub":
 
 
 def request_of(planned: Submission, *, more_tokens: int = 0) -> task_service_pb2.SubmitTaskRequest:
-    """Returns the request of a submission; `more_tokens` makes it another body."""
+    """Returns the request of a submission; `more_tokens` makes its body different."""
     tokens = planned.tokens + more_tokens
     question = chat_pb2.ContentPart(text=planned.key)
     options = inference_service_pb2.RequestOptions()
@@ -69,7 +68,7 @@ def request_of(planned: Submission, *, more_tokens: int = 0) -> task_service_pb2
         options.priority = priority_pb2.PRIORITY_NORMAL
     spec = task_pb2.TaskSpec(
         model=planned.model,
-        # Submissions begin before the runners have registered.
+        # Submissions start before the runners have registered.
         wait_for_model=True,
         chat=chat_pb2.ChatPayload(
             messages=[chat_pb2.ChatMessage(role=chat_pb2.ROLE_USER, content=[question])],
@@ -84,7 +83,7 @@ def request_of(planned: Submission, *, more_tokens: int = 0) -> task_service_pb2
 
 @dataclass(frozen=True, slots=True)
 class Answered(Generic[_Answer]):
-    """An answer, and the time at which its call was made."""
+    """An answer, and when its call was made."""
 
     answer: _Answer
     asked_at: float
@@ -106,7 +105,7 @@ async def until_answered(
 ) -> Answered[_Answer]:
     """Repeats a call until its result is known, and returns the answer. `turned_away`: called with each failure.
 
-    Raises AioRpcError for a refusal.
+    Raises AioRpcError for a rejection.
     """
     while True:
         asked_at = time.time()
@@ -129,11 +128,9 @@ def reason_of(error: AioRpcError) -> str:
 
 
 CONCURRENCY = 16
-"""Submissions in progress."""
 MAX_KNOWN = 256
-"""Tasks that it polls."""
+"""Maximum number of polled tasks."""
 POLL_SECONDS = 0.05
-"""Pause between two polls."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,13 +140,13 @@ class SubmitterOptions:
     seed: int
     name: str
     address: str
-    """Of routers, with commas: calls go to the one that leads."""
+    """Addresses of routers, comma-separated: calls go to the leader."""
     file: Path
     count: int
     """Total number of submissions, over all restarts."""
     per_second: float
     pools: Sequence[str] = (STEADY_MODEL,)
-    """What most tasks ask for."""
+    """The targets of most tasks."""
 
 
 class Submitter:
@@ -184,7 +181,7 @@ class Submitter:
             await self._handle(submission(options.seed, options.name, number, options.pools))
 
     async def _handle(self, planned: Submission) -> None:
-        """Sends one submission with its duplicate and its cancellation; steps done before a restart are skipped."""
+        """Sends a submission with its duplicate and its cancellation; skips steps done before a restart."""
         task = self._acked.get(planned.key)
         if task is None:
             await asyncio.sleep(CONCURRENCY / self._options.per_second)
@@ -216,7 +213,7 @@ class Submitter:
         return task.id
 
     async def _contradict(self, planned: Submission) -> None:
-        """Sends the same key with another body, which must be refused without effect."""
+        """Sends the same key with another body, which must be rejected without effect."""
         request = request_of(planned, more_tokens=1)
         try:
             await until_known(lambda: self._stub.SubmitTask(request, timeout=CALL_SECONDS), self._turned_away)
@@ -267,7 +264,7 @@ class Submitter:
             )
 
     def _turned_away(self, error: AioRpcError) -> None:
-        """Writes a refusal; not those of other kinds, nor where the connection or the time of the call was lost."""
+        """Records a rejection, unless it has a separate event kind, or the connection or the call's time was lost."""
         reason = reason_of(error)
         if error.code() not in _KINDS_OF_THEIR_OWN and (reason or error.code() not in _BARE):
             note = f"{error.code().name} {reason or NO_REASON} {error.details()}"
@@ -281,7 +278,7 @@ class Submitter:
 
 
 async def submit(options: SubmitterOptions) -> None:
-    """Runs a submitter once. Raises AioRpcError for an unexpected refusal."""
+    """Runs a submitter once. Raises AioRpcError for an unexpected rejection."""
     file = EventFile(options.file, options.name)
     past = list(read_events(options.file))
     async with open_channel(options.address) as channel:

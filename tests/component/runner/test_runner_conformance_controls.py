@@ -112,7 +112,7 @@ async def test_embeddings_only_model_is_not_sent_chats(tmp_path: Path) -> None:
 async def test_global_request_limit_counts_as_slots(tmp_path: Path) -> None:
     async with running(tmp_path) as (runner, address), subject(runner, address, max_requests=1) as tested:
         finding = (await findings_of(tested, (BY_NAME["slots"],)))["slots"]
-    assert finding.detail == "expected NO_SLOT_AVAILABLE, but it was done", (
+    assert finding.detail == "expected NO_SLOT_AVAILABLE, but it succeeded", (
         "the runner has no such limit: one more fits"
     )
 
