@@ -14,7 +14,7 @@ from weft.kernel.errors import invalid_field
 from weft.kernel.json_schema import SchemaLimits
 from weft.kernel.model_source import asked_source, is_source
 from weft.kernel.names import is_name
-from weft.kernel.settings import PUBLIC, Checked, PathText, RequestRate, Seconds
+from weft.kernel.settings import PUBLIC, Checked, Constant, PathText, RequestRate, Seconds
 from weft.kernel.tls import TlsFiles
 from weft.kernel.units import Rate
 
@@ -132,7 +132,7 @@ class ResponseEnvelope(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MediaSettings:
+class MediaConfig:
     """Images and recordings in requests. Inline files pass the same checks as fetched ones."""
 
     allowed_hosts: Annotated[tuple[HostPattern, ...], MaxLen(1000), PUBLIC] = ()
@@ -147,49 +147,37 @@ class MediaSettings:
     """Width times height times frames of an image, by its header: 8192 x 8192."""
     max_audio_seconds: Seconds = 3600.0
     """Length of a recording, by its header."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MediaConfig(MediaSettings):
-    """Every bound of images and recordings in requests."""
-
-    max_total_bytes: int = 20 * MEBIBYTE
+    max_total_bytes: Constant[int] = 20 * MEBIBYTE
     """Size of all files that are fetched for one request."""
-    max_files: int = 16
+    max_files: Constant[int] = 16
     """Files that are fetched for one request."""
-    total_timeout_seconds: float = 20.0
+    total_timeout_seconds: Constant[float] = 20.0
     """For all files of one request, including the wait for a free fetch."""
-    max_concurrent_fetches: int = 16
+    max_concurrent_fetches: Constant[int] = 16
     """Files that are fetched concurrently; others wait, at most half of `total_timeout_seconds`."""
-    connect_timeout_seconds: float = 5.0
+    connect_timeout_seconds: Constant[float] = 5.0
     """For name resolution, the connection and TLS."""
-    max_frames: int = 300
+    max_frames: Constant[int] = 300
     """Frames of an animation."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BatchEdgeSettings:
+class BatchEdgeConfig:
     """Sizes of files and batches, and how many are handled concurrently."""
 
     max_file_bytes: Annotated[int, Ge(1024), Le(1024**5), PUBLIC] = 200 * MEBIBYTE
     """Size of an uploaded file."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BatchEdgeConfig(BatchEdgeSettings):
-    """Every bound of files and batches."""
-
-    max_lines: int = 50_000
+    max_lines: Constant[int] = 50_000
     """Requests of one batch."""
-    max_uploads: int = 32
+    max_uploads: Constant[int] = 32
     """Concurrent uploads; one more is refused. Each holds about two chunks of a file in memory."""
-    max_line_bytes: int = MEBIBYTE
+    max_line_bytes: Constant[int] = MEBIBYTE
     """One line of an input file."""
-    max_creations: int = 4
+    max_creations: Constant[int] = 4
     """Batches that are created concurrently; one more is refused. Each takes processor time."""
-    max_finishing: int = 4
+    max_finishing: Constant[int] = 4
     """Batches whose results are written concurrently; one more stays `finalizing`."""
-    finish_timeout_seconds: float = 900.0
+    finish_timeout_seconds: Constant[float] = 900.0
     """How long writing the results of one batch may take; then it is tried again."""
 
 
@@ -208,100 +196,82 @@ class ResultConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RequestSettings:
+class RequestLimits:
     """Limits of one request. docs/scheduling.md lists the errors above them."""
 
     max_audio_bytes: Annotated[Bytes, PUBLIC] = 25 * MEBIBYTE
     """Body of an upload of audio."""
     max_image_bytes: Annotated[Bytes, PUBLIC] = 64 * MEBIBYTE
     """Body of an upload of images to edit."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RequestLimits(RequestSettings):
-    """Every bound of one request."""
-
-    max_messages: int = 10_000
+    max_messages: Constant[int] = 10_000
     """Messages of one conversation."""
-    max_choices: int = 8
+    max_choices: Constant[int] = 8
     """Answers per prompt (`n`)."""
-    max_embedding_inputs: int = 2048
+    max_embedding_inputs: Constant[int] = 2048
     """Texts of one request for embeddings."""
-    max_tools: int = 1024
+    max_tools: Constant[int] = 1024
     """Tools of one request."""
-    max_json_depth: int = 64
+    max_json_depth: Constant[int] = 64
     """Nesting of arrays and objects in a body."""
-    max_json_members: int = 200_000
+    max_json_members: Constant[int] = 200_000
     """Number of names in all objects of a body."""
-    max_stop: int = 16
+    max_stop: Constant[int] = 16
     """Stop strings."""
-    max_stop_chars: int = 1024
+    max_stop_chars: Constant[int] = 1024
     """Length of one stop string."""
-    max_choice_tokens: int = 1024 * 1024
+    max_choice_tokens: Constant[int] = 1024 * 1024
     """`n` times `max_tokens`, where `n` is above 1."""
-    max_top_logprobs: int = 20
+    max_top_logprobs: Constant[int] = 20
     """Alternatives per token (`top_logprobs`; `logprobs` of a text completion)."""
-    max_logit_bias: int = 300
+    max_logit_bias: Constant[int] = 300
     """Tokens in `logit_bias`."""
-    max_metadata: int = 16
+    max_metadata: Constant[int] = 16
     """Entries of `metadata`."""
-    max_user_chars: int = 512
+    max_user_chars: Constant[int] = 512
     """Length of `user`."""
-    max_parts: int = 20
+    max_parts: Constant[int] = 20
     """Parts of a multipart body."""
-    max_part_header_bytes: int = 8 * 1024
+    max_part_header_bytes: Constant[int] = 8 * 1024
     """Headers of one part together."""
-    schemas: SchemaLimits = field(default_factory=SchemaLimits)
+    schemas: Constant[SchemaLimits] = field(default_factory=SchemaLimits)
     """JSON schemas."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ConnectionSettings:
+class ConnectionLimits:
     """What one connection may do before its request is accepted."""
 
     max_connections: Annotated[int, Ge(1), Le(1_000_000), PUBLIC] = 2048
     """Open connections; one more is answered 503 and closed. Never more than half of the files that the process may
     have open."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ConnectionLimits(ConnectionSettings):
-    """Every bound of one connection."""
-
-    max_header_bytes: int = 32 * 1024
+    max_header_bytes: Constant[int] = 32 * 1024
     """Size of the request line and headers."""
-    idle_seconds: int = 75
+    idle_seconds: Constant[int] = 75
     """How long a connection is kept between two requests."""
-    max_connections_per_address: int = 256
+    max_connections_per_address: Constant[int] = 256
     """Open connections from one address, or one /64 network of IPv6; one more is answered 429 and closed. Loopback is
     not counted: a local proxy connects for all its callers."""
-    max_body_pieces: int = 20_000
+    max_body_pieces: Constant[int] = 20_000
     """Chunks or segments that one body may arrive in: a 10 MiB body in chunks of 525 bytes."""
-    header_timeout_seconds: float = HEADER_TIMEOUT_SECONDS
+    header_timeout_seconds: Constant[float] = HEADER_TIMEOUT_SECONDS
     """As above; tests take less."""
-    body_grace_seconds: float = 10.0
+    body_grace_seconds: Constant[float] = 10.0
     """How long a body may arrive at any rate ..."""
-    min_body_bytes_per_second: int = 1024
+    min_body_bytes_per_second: Constant[int] = 1024
     """... and the minimum rate after that."""
-    linger_seconds: float = 5.0
+    linger_seconds: Constant[float] = 5.0
     """How long the rest of a body is read and dropped after its request was answered."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TenantRequestRates:
+class RateLimitConfig:
     """Requests per tenant, in any second, minute or hour."""
 
     default: Annotated[RequestRate, PUBLIC] = DEFAULT_RATE
     """For unnamed tenants, such as `100req/min`, `5req/sec` or `1000req/hour`."""
     tenants: Annotated[Mapping[str, RequestRate], MaxLen(1000), PUBLIC] = field(default_factory=dict)
     """By tenant, as in X-Tenant-ID."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RateLimitConfig(TenantRequestRates):
-    """Requests per tenant, and how many tenants are counted one by one."""
-
-    max_tenants: int = 1000
+    max_tenants: Constant[int] = 1000
     """Tenants that are counted one by one; those beyond share one window, so that inventing names gains nothing."""
 
 
@@ -367,7 +337,7 @@ class Exposure:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CorsSettings:
+class CorsConfig:
     """Web pages of other origins that may call the gateway (CORS). They never send cookies; a key is a header."""
 
     allowed_origins: Annotated[tuple[Origin, ...], MaxLen(256), PUBLIC] = LOOPBACK_ORIGINS + APP_ORIGINS
@@ -376,13 +346,7 @@ class CorsSettings:
     replaces the default. Changes of resources stay refused for pages where callers need no key."""
     allowed_headers: Annotated[tuple[HeaderName, ...], MaxLen(64)] = ()
     """Request headers that pages may send besides those that the APIs and their SDKs use."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CorsConfig(CorsSettings):
-    """Pages of other origins, and how long browsers keep an answer."""
-
-    max_age_seconds: int = 600
+    max_age_seconds: Constant[int] = 600
     """How long a browser may keep the answer to a preflight request."""
 
 
@@ -395,15 +359,13 @@ class WorkbenchConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GatewaySettings:
+class GatewayConfig:
     """The HTTP gateway."""
 
     max_body_bytes: Annotated[Bytes, PUBLIC] = 10 * MEBIBYTE
     """Largest request body, uploads of audio and images aside."""
     request_timeout_seconds: Annotated[Seconds, PUBLIC] = 600.0
     """Deadline of every request, and the maximum of X-Request-Timeout-Seconds."""
-    sse_keepalive_seconds: Seconds = 10.0
-    """Interval after which a silent stream gets a comment."""
     receipt_comments: bool = True
     """Whether a stream ends with its receipt as a comment. The header `X-Receipt-Comment: true` or `false` of a request
     replaces it."""
@@ -416,13 +378,13 @@ class GatewaySettings:
     text is an item of the type `output_text`, and `output_text` and `metrics` are always there."""
     results: ResultConfig = field(default_factory=ResultConfig)
     """Addresses of images and recordings."""
-    batches: BatchEdgeSettings = field(default_factory=BatchEdgeSettings)
+    batches: BatchEdgeConfig = field(default_factory=BatchEdgeConfig)
     """Files and batches."""
     allowed_hosts: Annotated[frozenset[HostName], MaxLen(1000), PUBLIC] = frozenset()
     """Names and addresses, without port, by which callers may reach the gateway, besides `host` and loopback: the
     allowed values of Host and Origin headers. A web page that reaches this address by DNS rebinding sends its own
     name."""
-    cors: CorsSettings = field(default_factory=CorsSettings)
+    cors: CorsConfig = field(default_factory=CorsConfig)
     """Web pages of other origins."""
     ollama_sources: Annotated[Mapping[LibraryName, SourceText], MaxLen(1000), PUBLIC] = field(default_factory=dict)
     """What `/api/pull` pulls for a name of Ollama's library, such as `"qwen3:0.6b": hf:Qwen/Qwen3-0.6B-GGUF:Q8_0`; a
@@ -435,54 +397,43 @@ class GatewaySettings:
     insecure: Annotated[bool, PUBLIC] = False
     """Whether `host` may be any address with plain HTTP and no proxy in front. Everyone on the network between can read
     keys, prompts and answers, and change them."""
-    rate_limits: Annotated[TenantRequestRates | None, PUBLIC] = None
+    rate_limits: Annotated[RateLimitConfig | None, PUBLIC] = None
     """Requests per tenant. Default: no limit."""
-    limits: RequestSettings = field(default_factory=RequestSettings)
+    limits: RequestLimits = field(default_factory=RequestLimits)
     """Limits of one request."""
-    connections: ConnectionSettings = field(default_factory=ConnectionSettings)
+    connections: ConnectionLimits = field(default_factory=ConnectionLimits)
     """Limits of one connection."""
-    media: MediaSettings = field(default_factory=MediaSettings)
+    media: MediaConfig = field(default_factory=MediaConfig)
     """Images and recordings in requests."""
     workbench: WorkbenchConfig = field(default_factory=WorkbenchConfig)
     """The web page at `/ui`."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GatewayConfig(GatewaySettings):
-    """Address, limits and timeouts of the gateway."""
-
-    batches: BatchEdgeConfig = field(default_factory=BatchEdgeConfig)
-    cors: CorsConfig = field(default_factory=CorsConfig)
-    limits: RequestLimits = field(default_factory=RequestLimits)
-    connections: ConnectionLimits = field(default_factory=ConnectionLimits)
-    media: MediaConfig = field(default_factory=MediaConfig)
-    body_timeout_seconds: float = 60.0
+    sse_keepalive_seconds: Constant[float] = 10.0
+    """Interval after which a silent stream gets a comment."""
+    body_timeout_seconds: Constant[float] = 60.0
     """From the end of a request's headers to the end of its body."""
-    headers_within_seconds: float = 1.0
+    headers_within_seconds: Constant[float] = 1.0
     """How long the status line of a stream is held back, so that a refusal is still a status."""
-    write_timeout_seconds: float = 30.0
+    write_timeout_seconds: Constant[float] = 30.0
     """How long a write may wait for a slow reader before its request is cancelled."""
-    max_event_watches: int = 64
+    max_event_watches: Constant[int] = 64
     """Concurrent streams of `/api/v1/watch` and `/api/v1/events`."""
-    max_watch_names: int = 4096
+    max_watch_names: Constant[int] = 4096
     """Changes that wait for one reader of `/api/v1/watch`, one for each name: the newest. A source of more waits."""
-    watch_interval_seconds: float = 0.1
+    watch_interval_seconds: Constant[float] = 0.1
     """Shortest time between two writes of one stream of `/api/v1/watch`; changes of a name meanwhile are one."""
-    key_check_seconds: float = 2.0
+    key_check_seconds: Constant[float] = 2.0
     """Interval in which an open stream of events checks that its key is still valid; it ends with one that is not."""
-    max_running_responses: int = 2048
+    max_running_responses: Constant[int] = 2048
     """Concurrent streams of `/v1/responses`, which can be retrieved by id meanwhile; one more is refused."""
-    host: str = "127.0.0.1"
+    host: Constant[str] = "127.0.0.1"
     """Loopback, or any address with keys and TLS."""
-    port: int = 8080
+    port: Constant[int] = 8080
     """0: any free port; `GatewayService.port` has it."""
-    auth_required: bool = False
+    auth_required: Constant[bool] = False
     """Whether callers need API keys."""
-    deadline_slack_seconds: float = 0.5
+    deadline_slack_seconds: Constant[float] = 0.5
     """How long after its deadline the gateway itself ends a request that is still running."""
-    rate_limits: RateLimitConfig | None = None
-    """Requests per tenant; None: no limit."""
-    public_scheme: str = ""
+    public_scheme: Constant[str] = ""
     """`http` or `https` of addresses for callers, behind a proxy of the same mesh; empty: that of the connection."""
 
     def exposure(self, port: int | None = None) -> Exposure:

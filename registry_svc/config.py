@@ -13,6 +13,7 @@ from weft.kernel.settings import (
     PUBLIC,
     SECRET,
     Before,
+    Constant,
     Name,
     PathText,
     Read,
@@ -133,40 +134,48 @@ class GovernanceConfig(GovernanceSettings):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OperationSettings:
+class OperationLimits:
     """Loads, unloads and flushes as durable operations. A value that makes no sense raises INVALID_ARGUMENT."""
 
     max_audit_entries: Annotated[int, Ge(1_000), Le(100_000_000)] = 1_000_000
     """Entries of the audit log, which is never truncated automatically; at the limit operations are refused."""
+    keep_seconds: Constant[float] = 604_800.0
+    """How long a finished operation is kept."""
+    timeout_seconds: Constant[float] = 3_600.0
+    """Longest time that one operation may take; then it is cancelled, and failed."""
+    max_running: Constant[int] = 32
+    """Operations that are carried out concurrently; more wait."""
+    max_unfinished: Constant[int] = 1_000
+    """Operations that may wait or run; more are refused."""
 
     def __post_init__(self) -> None:
         require_positive(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OperationLimits(OperationSettings):
-    """Every bound of operations."""
-
-    keep_seconds: float = 604_800.0
-    """How long a finished operation is kept."""
-    timeout_seconds: float = 3_600.0
-    """Longest time that one operation may take; then it is cancelled, and failed."""
-    max_running: int = 32
-    """Operations that are carried out concurrently; more wait."""
-    max_unfinished: int = 1_000
-    """Operations that may wait or run; more are refused."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LedgerSettings:
+class LedgerConfig:
     """The VRAM ledger: leases of accelerator memory."""
 
-    lease_time_to_live_seconds: Seconds = 30.0
+    lease_time_to_live_seconds: Constant[float] = 30.0
     """A lease that is not renewed for this long is orphaned; it ends when its memory is observed to be free."""
-    renew_interval_seconds: Seconds = 5.0
+    renew_interval_seconds: Constant[float] = 5.0
     """How often holders renew their leases and report what they observe."""
     device_margin_mb: Annotated[int, Ge(0), Le(1_048_576), PUBLIC] = 512
     """Memory of each device, in MiB, that is never leased: the driver needs some."""
+    max_wait_seconds: Constant[float] = 300.0
+    """Longest wait for memory."""
+    max_leases: Constant[int] = 10_000
+    """Maximum number of leases, in all of the mesh."""
+    watch_interval_seconds: Constant[float] = 0.25
+    """How often holders report while a request waits for memory on their host."""
+    reclaim_wait_seconds: Constant[float] = 2.0
+    """How long released memory may take to be observed as free before another model is evicted."""
+    max_waiting: Constant[int] = 256
+    """Requests that may wait for memory on one host."""
+    orphan_keep_seconds: Constant[float] = 14_400.0
+    """An orphaned lease on a host that no runner observes any more is deleted after this long."""
+    restart_grace_seconds: Constant[float] = 90.0
+    """For this long after a start no lease is orphaned: holders could not reach a registry that was away."""
 
     def __post_init__(self) -> None:
         require_positive(
@@ -174,26 +183,6 @@ class LedgerSettings:
         )
         if self.lease_time_to_live_seconds <= self.renew_interval_seconds:
             raise SettingError("lease_time_to_live_seconds", "must be longer than renew_interval_seconds")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LedgerConfig(LedgerSettings):
-    """The VRAM ledger. A value that makes no sense raises INVALID_ARGUMENT naming the field."""
-
-    max_wait_seconds: float = 300.0
-    """Longest wait for memory."""
-    max_leases: int = 10_000
-    """Maximum number of leases, in all of the mesh."""
-    watch_interval_seconds: float = 0.25
-    """How often holders report while a request waits for memory on their host."""
-    reclaim_wait_seconds: float = 2.0
-    """How long released memory may take to be observed as free before another model is evicted."""
-    max_waiting: int = 256
-    """Requests that may wait for memory on one host."""
-    orphan_keep_seconds: float = 14_400.0
-    """An orphaned lease on a host that no runner observes any more is deleted after this long."""
-    restart_grace_seconds: float = 90.0
-    """For this long after a start no lease is orphaned: holders could not reach a registry that was away."""
 
     @property
     def device_margin_bytes(self) -> int:
@@ -252,9 +241,9 @@ class RegistrySettings:
     Default: what the environment variable WEFT_ALLOW_CLOUD_FALLBACK says, else true."""
     aliases: Annotated[tuple[AliasSetting, ...], MaxLen(MAX_ALIASES), PUBLIC] = ()
     """Aliases of models; one that an operator declares comes before one of the same name or pattern here."""
-    ledger: LedgerSettings = field(default_factory=LedgerSettings)
+    ledger: LedgerConfig = field(default_factory=LedgerConfig)
     """The VRAM ledger: leases of accelerator memory."""
-    operations: OperationSettings = field(default_factory=OperationSettings)
+    operations: OperationLimits = field(default_factory=OperationLimits)
     """Loads, unloads and flushes."""
     governance: GovernanceSettings = field(default_factory=GovernanceSettings)
     """Who may have operations carried out."""
@@ -302,8 +291,6 @@ class RegistryConfig(RegistrySettings):
     """Where it serves: a standby refers callers to the owner's address."""
     allow_cloud_fallback: bool = True
     """The mesh's setting of this name on a new database; later only operators change it."""
-    ledger: LedgerConfig = field(default_factory=LedgerConfig)
-    operations: OperationLimits = field(default_factory=OperationLimits)
     governance: GovernanceConfig = field(default_factory=GovernanceConfig)
     sweep_interval_seconds: float = 5.0
     """How often liveness is judged and lazily kept facts are written."""

@@ -72,7 +72,7 @@ from weft.api.registry.v1 import (
 )
 from weft.kernel.clock import Clock, SystemClock
 from weft.kernel.errors import WeftError
-from weft.kernel.health import HealthCheck, HealthLimits
+from weft.kernel.health import HealthCheck
 from weft.kernel.log import get_logger
 from weft.kernel.principal import KeyRing
 from weft.kernel.rpc import ChannelPool
@@ -189,10 +189,9 @@ class RegistryService:
         """See Service.service_names."""
         return _SERVICE_NAMES
 
-    def health_checks(self, limits: HealthLimits) -> Sequence[HealthCheck]:
+    def health_checks(self) -> Sequence[HealthCheck]:
         """Returns the check of its store."""
-        failure, seconds = self._database.write_failure, limits.write_check_seconds
-        return (write_check("store", failure, self._core.clock, services=_SERVICE_NAMES, seconds=seconds),)
+        return (write_check("store", self._database.write_failure, self._core.clock, services=_SERVICE_NAMES),)
 
     @property
     def known_schema(self) -> DatabaseSchema:

@@ -3,7 +3,7 @@
 The lock, the heartbeats and the wait for them are those of registries: `weft.sql.ownership`.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
 
 import grpc
@@ -13,7 +13,7 @@ from router_svc.service import RouterService
 from router_svc.store.database import ROUTER_OWNER, RouterDatabase
 from weft.kernel.clock import Clock
 from weft.kernel.errors import WeftError
-from weft.kernel.health import HealthCheck, HealthLimits
+from weft.kernel.health import HealthCheck
 from weft.kernel.reasons import Reason
 from weft.kernel.service import Service
 from weft.sql.ownership import OwnedService, OwnerBeats
@@ -37,7 +37,7 @@ class LeadingRouter(OwnedService):
         *,
         before: Sequence[Service],
         after: Sequence[Service],
-        checks: Callable[[HealthLimits], Sequence[HealthCheck]] = lambda _: (),
+        checks: Sequence[HealthCheck] = (),
     ) -> None:
         """`before` start before requests are placed, and stop after that; `after` need placement."""
         self._database = database
@@ -65,8 +65,8 @@ class LeadingRouter(OwnedService):
             service.register(server)
 
     @override
-    def health_checks(self, limits: HealthLimits) -> Sequence[HealthCheck]:
-        return self._checks(limits)
+    def health_checks(self) -> Sequence[HealthCheck]:
+        return self._checks
 
     @override
     async def require_files(self, database: Store) -> None:

@@ -44,7 +44,7 @@ from weft.durable.journal_policy import JournalPolicy
 from weft.durable.tasks import TaskClient
 from weft.kernel.clock import Clock, MeshClock, SystemClock
 from weft.kernel.errors import WeftError
-from weft.kernel.health import HealthCheck, HealthLimits, Observation
+from weft.kernel.health import HealthCheck, Observation
 from weft.kernel.log import get_logger
 from weft.kernel.reasons import Reason
 from weft.kernel.rpc import ChannelPool, calling, open_channel
@@ -231,11 +231,11 @@ class RouterService(Service):
         """Return the numbers of waiting and of running requests."""
         return self._loop.waiting, self._loop.running
 
-    def health_checks(self, limits: HealthLimits) -> tuple[HealthCheck, ...]:
+    def health_checks(self) -> tuple[HealthCheck, ...]:
         """Returns the check of its view of the fleet, without which it can place no request."""
 
         async def look() -> Observation:
-            return look_at_fleet(self._fleet, limits)
+            return look_at_fleet(self._fleet)
 
         return (HealthCheck(name="fleet_view", look=look, services=self.service_names),)
 

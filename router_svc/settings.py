@@ -7,12 +7,12 @@ from typing import Annotated, Literal
 from annotated_types import MaxLen
 
 from router_svc.durable.limits import (
-    BatchSettings,
-    RecordSettings,
-    ResponseSettings,
-    ResultSettings,
-    TaskSettings,
-    UsageSettings,
+    BatchLimits,
+    RecordLimits,
+    ResponseLimits,
+    ResultLimits,
+    TaskLimits,
+    UsageLimits,
 )
 from router_svc.policy.limits import QueueLimits
 from router_svc.policy.settings import ClientName, ClientProfile, Settings, TenantRates
@@ -37,17 +37,17 @@ class RouterSettings(QueueLimits, Settings):
     database_url: Annotated[str | None, PUBLIC, SECRET] = field(default=None, repr=False)
     """The database of durable tasks, batches, files, kept responses, usage and records. Default: an SQLite file under
     the home. PostgreSQL: see `registry.database_url`."""
-    responses: ResponseSettings = field(default_factory=ResponseSettings)
+    responses: ResponseLimits = field(default_factory=ResponseLimits)
     """Kept responses."""
-    tasks: TaskSettings = field(default_factory=TaskSettings)
+    tasks: TaskLimits = field(default_factory=TaskLimits)
     """Durable tasks."""
-    results: ResultSettings = field(default_factory=ResultSettings)
+    results: ResultLimits = field(default_factory=ResultLimits)
     """Images and recordings of tasks."""
-    batches: BatchSettings = field(default_factory=BatchSettings)
+    batches: BatchLimits = field(default_factory=BatchLimits)
     """Files and batches."""
-    usage: UsageSettings = field(default_factory=UsageSettings)
+    usage: UsageLimits = field(default_factory=UsageLimits)
     """Usage of tenants, keys and models."""
-    records: RecordSettings = field(default_factory=RecordSettings)
+    records: RecordLimits = field(default_factory=RecordLimits)
     """Records of requests, and what else a router knows after a restart."""
     rate_limits: Annotated[TenantRates | None, PUBLIC] = None
     """How much tenants may ask for. Default: the environment's TENANT_RATE_LIMIT_<tenant> and DEFAULT_RATE_LIMIT where

@@ -181,9 +181,7 @@ class RunnerSettings:
     absolute_timeout_seconds: Seconds | None = _TIMEOUTS.absolute_seconds
     """Longest time for a whole request, tools included. Off."""
     first_term_seconds: Seconds = _GRACES.first_term_seconds
-    """Grace after the first SIGTERM."""
-    second_term_seconds: Seconds = _GRACES.second_term_seconds
-    """Grace after the second SIGTERM, before SIGKILL."""
+    """Grace after the first SIGTERM; a second one follows, and SIGKILL 2 s after that."""
     max_deaths: Annotated[int, Ge(1), Le(1000)] = _RESTART.max_deaths
     """A crash loop is this many deaths within half a minute."""
     first_pause_seconds: Seconds = _RESTART.first_pause_seconds
@@ -238,10 +236,7 @@ class RunnerSettings:
     @property
     def graces(self) -> StopGraces:
         """The grace periods for ending an engine."""
-        return StopGraces(
-            first_term_seconds=self.first_term_seconds,
-            second_term_seconds=self.second_term_seconds,
-        )
+        return StopGraces(first_term_seconds=self.first_term_seconds)
 
     @property
     def restart(self) -> RestartLimits:

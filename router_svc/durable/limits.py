@@ -6,7 +6,7 @@ from typing import Annotated
 from annotated_types import Ge, Le
 
 from weft.kernel.json_schema import SchemaLimits
-from weft.kernel.settings import PUBLIC, Seconds
+from weft.kernel.settings import PUBLIC, Constant, Seconds
 
 MEBIBYTE = 1024 * 1024
 Count = Annotated[int, Ge(1), Le(10_000_000)]
@@ -14,7 +14,7 @@ Bytes = Annotated[int, Ge(1024), Le(1024**5)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TaskSettings:
+class TaskLimits:
     """Durable tasks: requests that outlive their callers and this process. `router.tasks` in weft.yaml."""
 
     pending_limit_seconds: Annotated[Seconds, PUBLIC] = 3600.0
@@ -33,55 +33,49 @@ class TaskSettings:
     """How long a finished task is kept, unless it is released before: by its caller, or by one of these bounds."""
     max_kept_bytes: Annotated[Bytes, PUBLIC] = 64 * 1024 * MEBIBYTE
     """Size of the finished tasks of all tenants; as above."""
-    sweep_interval_seconds: Seconds = 300.0
-    """How often tasks that waited too long are failed, finished ones past `keep_seconds` or beyond a bound are deleted,
-    and all are counted for the metrics `weft_tasks` and `weft_oldest_task_age_seconds`."""
     poll_interval_seconds: Seconds = 60.0
     """How often the database is polled for tasks that no notification announced."""
     piece_interval_seconds: Seconds = 0.25
     """How often the output of a running task is written to the database ..."""
     max_open_per_tenant: Count = 200_000
     """Unfinished tasks of one tenant."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TaskLimits(TaskSettings):
-    """Every bound of durable tasks, those of live requests included."""
-
-    max_kept_per_tenant: int = 1_000_000
+    sweep_interval_seconds: Constant[float] = 300.0
+    """How often tasks that waited too long are failed, finished ones past `keep_seconds` or beyond a bound are deleted,
+    and all are counted for the metrics `weft_tasks` and `weft_oldest_task_age_seconds`."""
+    max_kept_per_tenant: Constant[int] = 1_000_000
     """Finished tasks of one tenant that are kept. Beyond it the oldest are released; see `sweep_interval_seconds`."""
-    max_kept_tenant_bytes: int = 16 * 1024 * MEBIBYTE
+    max_kept_tenant_bytes: Constant[int] = 16 * 1024 * MEBIBYTE
     """Size of the finished tasks of one tenant, requests and answers; as above."""
-    max_running: int = 256
+    max_running: Constant[int] = 256
     """Attempts that one router runs concurrently."""
-    max_result_bytes: int = 64 * MEBIBYTE
+    max_result_bytes: Constant[int] = 64 * MEBIBYTE
     """Size of one task's answer."""
-    max_spec_bytes: int = 16 * MEBIBYTE
+    max_spec_bytes: Constant[int] = 16 * MEBIBYTE
     """Size of one task's request, its attachments included."""
-    sweep_batch: int = 500
+    sweep_batch: Constant[int] = 500
     """Tasks that one statement of a sweep changes."""
-    max_lanes: int = 256
+    max_lanes: Constant[int] = 256
     """Lanes (model, tenant and priority class) of tasks that one router offers concurrently; more wait in turn."""
-    offers_per_lane: int = 4
+    offers_per_lane: Constant[int] = 4
     """Maximum number of tasks of one lane that wait for a slot."""
-    peeked_per_lane: int = 32
+    peeked_per_lane: Constant[int] = 32
     """Tasks of one lane that are read ahead."""
-    max_peeked_bytes: int = 64 * MEBIBYTE
+    max_peeked_bytes: Constant[int] = 64 * MEBIBYTE
     """Size of all tasks that are read ahead."""
-    max_piece_bytes: int = 256 * 1024
+    max_piece_bytes: Constant[int] = 256 * 1024
     """Output after which it is written without waiting for the interval."""
-    max_origin_bytes: int = 12 * MEBIBYTE
+    max_origin_bytes: Constant[int] = 12 * MEBIBYTE
     """Size of the submitter's own data that is stored with a task."""
-    max_watches: int = 1024
+    max_watches: Constant[int] = 1024
     """Concurrent watchers of tasks."""
-    watch_poll_seconds: float = 2.0
+    watch_poll_seconds: Constant[float] = 2.0
     """How often a watcher polls, in case it missed an event."""
-    schemas: SchemaLimits = field(default_factory=SchemaLimits)
+    schemas: Constant[SchemaLimits] = field(default_factory=SchemaLimits)
     """What the JSON schemas of one task may hold, as those of a live request."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ResultSettings:
+class ResultLimits:
     """Images and recordings that tasks are given and that models make. `router.results` in weft.yaml.
 
     Beyond a bound, tasks and images by address are refused; nothing that is kept gives way.
@@ -95,20 +89,14 @@ class ResultSettings:
     """Size of all images and recordings of all tenants."""
     keep_seconds: Annotated[Seconds, PUBLIC] = 7 * 86_400.0
     """How long one is kept, unless its task is deleted before. What a task was given is deleted with its end."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ResultLimits(ResultSettings):
-    """Every bound of images and recordings of tasks."""
-
-    max_input_bytes: int = 48 * MEBIBYTE
+    max_input_bytes: Constant[int] = 48 * MEBIBYTE
     """Size of all images and recordings that one task is given; they travel to a runner in one message."""
-    max_per_tenant: int = 100_000
+    max_per_tenant: Constant[int] = 100_000
     """Images and recordings of one tenant."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BatchSettings:
+class BatchLimits:
     """Files and batches: `/v1/files` and `/v1/batches`."""
 
     max_tenant_file_bytes: Bytes = 4 * 1024 * MEBIBYTE
@@ -118,49 +106,37 @@ class BatchSettings:
     keep_batch_seconds: Annotated[Seconds, PUBLIC] = 30 * 86_400.0
     """How long a finished batch is kept; its tasks for `router.tasks.keep_seconds`, and until all results are
     written."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BatchLimits(BatchSettings):
-    """Every bound of files and batches."""
-
-    max_files_per_tenant: int = 10_000
+    max_files_per_tenant: Constant[int] = 10_000
     """Files of one tenant."""
-    max_batches_per_tenant: int = 10_000
+    max_batches_per_tenant: Constant[int] = 10_000
     """Batches of one tenant."""
-    max_file_bytes: int = 200 * MEBIBYTE
+    max_file_bytes: Constant[int] = 200 * MEBIBYTE
     """Size of an uploaded file; a file of results is as long as the answers are."""
-    max_lines: int = 50_000
+    max_lines: Constant[int] = 50_000
     """Requests of one batch."""
-    sweep_interval_seconds: float = 300.0
+    sweep_interval_seconds: Constant[float] = 300.0
     """How often expired files and batches are deleted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class UsageSettings:
+class UsageLimits:
     """Usage of tenants, keys and models by hour. `router.usage` in weft.yaml."""
 
     keep_seconds: Annotated[Seconds, PUBLIC] = 90 * 86_400.0
     """How long the usage of an hour is kept."""
     tenant_metrics: Annotated[bool, PUBLIC] = False
     """Whether the metrics of usage (`weft_usage_...`) have the label `tenant`: who reads metrics then sees tenants."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UsageLimits(UsageSettings):
-    """Every bound of usage."""
-
-    max_rows_per_hour: int = 1_000
+    max_rows_per_hour: Constant[int] = 1_000
     """Rows of one hour: combinations of tenant, key, model and name asked for. Beyond it, what has no row yet counts as
     `_other`, by tenant for as many tenants."""
-    flush_interval_seconds: float = 2.0
+    flush_interval_seconds: Constant[float] = 2.0
     """How often counts are written: the most usage of live requests that a killed router loses. Tasks lose none."""
-    sweep_interval_seconds: float = 3_600.0
+    sweep_interval_seconds: Constant[float] = 3_600.0
     """How often hours past `keep_seconds` are deleted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RecordSettings:
+class RecordLimits:
     """Requests, clients, accounts of fair share and figures over a restart. `router.records` in weft.yaml."""
 
     keep_seconds: Annotated[Seconds, PUBLIC] = 7 * 86_400.0
@@ -170,41 +146,29 @@ class RecordSettings:
     ended first are deleted."""
     flush_interval_seconds: Annotated[Seconds, PUBLIC] = 2.0
     """How often records are written: what arrived or ended since the last write is what a killed router loses."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RecordLimits(RecordSettings):
-    """Every bound of what a router knows after a restart."""
-
-    state_interval_seconds: float = 5.0
+    state_interval_seconds: Constant[float] = 5.0
     """How often clients, accounts of fair share and figures are written."""
-    max_unwritten: int = 10_000
+    max_unwritten: Constant[int] = 10_000
     """Ended requests that may wait to be written. Beyond it those that ended first are dropped, and counted."""
-    sweep_interval_seconds: float = 300.0
+    sweep_interval_seconds: Constant[float] = 300.0
     """How often records past `keep_seconds` or beyond `max_records` are deleted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ResponseSettings:
+class ResponseLimits:
     """Kept responses: `/v1/responses` with `store`."""
 
     keep_seconds: Annotated[Seconds, PUBLIC] = 30 * 86_400.0
     """How long a response is kept."""
     max_total_bytes: Annotated[int, Ge(1024), Le(1024**5), PUBLIC] = 16 * 1024 * MEBIBYTE
     """Size of all responses of all tenants."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ResponseLimits(ResponseSettings):
-    """Every bound of kept responses."""
-
-    max_tenant_bytes: int = 4 * 1024 * MEBIBYTE
+    max_tenant_bytes: Constant[int] = 4 * 1024 * MEBIBYTE
     """Size of all responses of one tenant."""
-    max_bytes: int = 16 * MEBIBYTE
+    max_bytes: Constant[int] = 16 * MEBIBYTE
     """Size of one response with its input."""
-    max_chain_bytes: int = 48 * MEBIBYTE
+    max_chain_bytes: Constant[int] = 48 * MEBIBYTE
     """Size of one conversation; it travels in one message between services."""
-    max_per_tenant: int = 100_000
+    max_per_tenant: Constant[int] = 100_000
     """Responses of one tenant."""
-    sweep_interval_seconds: float = 300.0
+    sweep_interval_seconds: Constant[float] = 300.0
     """How often expired responses are deleted, and the sizes per tenant are counted again."""

@@ -140,7 +140,7 @@ class LifecycleLoop:
 
     def note_failure(self, error: WeftError, start: int) -> None:
         """Records that a request failed during start number `start` of the backend. Some failures cause a restart."""
-        counts = self._fault is None and not self._hibernation.requests_fail_alone
+        counts = self._fault is None and not self._config.requests_fail_alone
         if counts and start == self.loader.starts and needs_restart(error.reason, attached=self._rules.attached):
             self._fault = error
             self._nudged.set()

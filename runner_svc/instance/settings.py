@@ -47,8 +47,6 @@ class HibernationSettings:
 
     attached: bool = False
     """Whether the backend is a server that weft neither started nor can end."""
-    requests_fail_alone: bool = False
-    """Whether a request that cannot reach the server does not mean that the server is gone."""
     start_asleep: bool = False
     """Whether it is loaded by the first request instead of at start."""
     recipe: wake_pb2.WakeRecipe | None = field(default=None, repr=False)

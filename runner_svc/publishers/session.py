@@ -180,14 +180,13 @@ class PublisherSession:
         """Runs one check of `watch`."""
         now, limits = self.clock.monotonic(), self.limits
         if self._stream is None and now - self._stream_lost >= limits.reconnect_seconds:
-            self._lose(f"it had no event stream for {limits.reconnect_seconds:g} s (publishers.reconnect_seconds)")
+            self._lose(f"it had no event stream for {limits.reconnect_seconds:g} s")
         elif now - self._last_request >= limits.silence_timeout_seconds:
             seconds = limits.silence_timeout_seconds
-            self._lose(f"it sent no heartbeat for {seconds:g} s (publishers.silence_timeout_seconds)")
+            self._lose(f"it sent no heartbeat for {seconds:g} s")
         else:
             seconds = limits.task_silence_seconds
-            limit = f"publishers.task_silence_seconds, {seconds:g} s"
-            stalled = WeftError(Reason.STALL_TIMEOUT, f"the publisher sent no line of the result ({limit})")
+            stalled = WeftError(Reason.STALL_TIMEOUT, f"the publisher sent no line of the result for {seconds:g} s")
             for task in list(self.tasks.values()):
                 # A task with a slow caller does not count as stalled.
                 if not task.waits_for_caller and now - task.last_line >= seconds:

@@ -1,37 +1,26 @@
-"""Bounds of the publishers of one edge."""
+"""Limits of the publishers of one edge."""
 
 from dataclasses import dataclass
-from typing import Annotated
-
-from annotated_types import Ge, Le
-
-from weft.kernel.settings import Seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PublisherTerms:
-    """What publishers may do, and how often they are to call."""
-
-    max_sessions: Annotated[int, Ge(1), Le(10_000)] = 64
-    """Maximum number of registered publishers."""
-    max_chunk_bytes: Annotated[int, Ge(1024), Le(16_777_216)] = 262_144
-    """Size of one line of a result: one chunk of an answer."""
-    max_answer_bytes: Annotated[int, Ge(1024), Le(1_073_741_824)] = 67_108_864
-    """Size of everything that is posted for one task."""
-    heartbeat_interval_seconds: Seconds = 30.0
-    """How often a publisher is to send a heartbeat."""
-    silence_timeout_seconds: Seconds = 90.0
-    """Time without a request of a publisher after which its session ends."""
-    reconnect_seconds: Seconds = 5.0
-    """Time within which a publisher opens its event stream, at first and after a loss, before its session ends."""
-    task_silence_seconds: Seconds = 120.0
-    """Time without a line of a task's result after which the task ends with STALL_TIMEOUT."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PublisherLimits(PublisherTerms):
+class PublisherLimits:
     """Every bound of publishers, their tasks and their results."""
 
+    max_sessions: int = 64
+    """Maximum number of registered publishers."""
+    max_chunk_bytes: int = 262_144
+    """Size of one line of a result: one chunk of an answer."""
+    max_answer_bytes: int = 67_108_864
+    """Size of everything that is posted for one task."""
+    heartbeat_interval_seconds: float = 30.0
+    """How often a publisher is to send a heartbeat."""
+    silence_timeout_seconds: float = 90.0
+    """Time without a request of a publisher after which its session ends."""
+    reconnect_seconds: float = 5.0
+    """Time within which a publisher opens its event stream, at first and after a loss, before its session ends."""
+    task_silence_seconds: float = 120.0
+    """Time without a line of a task's result after which the task ends with STALL_TIMEOUT."""
     max_models: int = 64
     """Models of one publisher."""
     max_tasks: int = 256

@@ -139,7 +139,7 @@ def _model_file(folder: Path) -> str:
 
 
 def _runner(name: str, *models: dict[str, Any], **fields: Any) -> dict[str, Any]:
-    return {"name": name, "models": list(models), "first_term_seconds": 0.5, "second_term_seconds": 0.5, **fields}
+    return {"name": name, "models": list(models), "first_term_seconds": 0.5, **fields}
 
 
 def _model(folder: Path, name: str, *flags: str, **fields: Any) -> dict[str, Any]:

@@ -52,7 +52,6 @@ def fake_runner(name: str, *, slots: int = 4, pool: str = POOL, **switches: Any)
         "command": fake_backend_command(**switches),
         "models": [{"name": f"m-{name}", "pool": pool, "path": __file__, "slots": slots}],
         "first_term_seconds": 0.5,
-        "second_term_seconds": 0.5,
     }
 
 

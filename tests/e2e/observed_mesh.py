@@ -11,6 +11,7 @@ import aiohttp
 import pytest
 import yaml
 from boards import BOARDS
+from kit.quick_weft import within
 from mesh_process import MeshProcess, eventually, fake_runner, running_mesh, write_config
 
 from weft.api.registry.v1 import model_pb2
@@ -84,16 +85,17 @@ def running_observed(folder: Path) -> Iterator[Observed]:
     )
     telling_model = {"name": TELLING, "preset": "sglang", "model": "weights", "slots": 1, "command": telling}
     server = {"name": "server", "runtime": "server", "models": [telling_model]}
-    router = {"queue_depth_per_runner": 1, "tasks": {"sweep_interval_seconds": 0.5}}
+    router = {"queue_depth_per_runner": 1}
     metrics = {"tenants": ["default"]}
     runners = (box, dying, remote, server, *pair)
     config = write_config(folder, *runners, accelerators=BUDGET, router=router, metrics=metrics)
+    quick = within({"router_svc.durable.limits:TaskLimits": {"sweep_interval_seconds": 0.5}})
     with running_receiver() as collector, pytest.MonkeyPatch.context() as environment:
         environment.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", collector.url)
         environment.setenv("OTEL_TRACES_SAMPLER_ARG", "1")
         environment.setenv("OTEL_BSP_SCHEDULE_DELAY", "50")
         environment.setenv(KEY_VARIABLE, "sk-observed")
-        with running_mesh(folder / "home", "--config", str(config)) as mesh:
+        with running_mesh(folder / "home", "--config", str(config), within=quick) as mesh:
             yield Observed(mesh, port)
 
 

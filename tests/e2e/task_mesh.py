@@ -51,7 +51,7 @@ class TaskMesh(Apart):
         where = ["--home", str(self.home), "--config", str(self._file), "--kill-at", kill_at]
         with (self._folder / "deadly.out").open("wb") as errors:
             process = subprocess.Popen(
-                [*warm("weft_app.compose.torture_router"), *where],
+                [*warm("kit.torture_router"), *where],
                 env=user_environment(),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,

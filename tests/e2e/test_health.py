@@ -9,9 +9,10 @@ from typing import Any, cast
 
 import aiohttp
 import pytest
-from apart_mesh import Apart, running_apart
+from apart_mesh import ALL_SERVICES, Apart, running_apart
 from grpc.aio import AioRpcError
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from kit.quick_weft import within
 from mesh_process import POOL, eventually, fake_runner, write_config
 
 from weft.api.runner.v1 import runner_service_pb2, runner_service_pb2_grpc
@@ -20,14 +21,18 @@ from weft.kernel.rpc import open_channel
 from weft_testing.free_port import free_port
 
 SECONDS = 30.0
-QUICK = {
-    "worse_after_checks": 2,
-    "worse_after_seconds": 0,
-    "better_after_checks": 2,
-    "better_after_seconds": 0.5,
-    "write_check_seconds": 0.2,
-    "max_fleet_view_age_seconds": 0.5,
-}
+QUICK = within(
+    {
+        "weft.kernel.health:HealthLimits": {
+            "worse_after_checks": 2,
+            "worse_after_seconds": 0,
+            "better_after_checks": 2,
+            "better_after_seconds": 0.5,
+        },
+        "weft.sql.write_check": {"INTERVAL_SECONDS": 0.2},
+        "weft.dispatch.fleet_health": {"MAX_VIEW_AGE_SECONDS": 0.5},
+    }
+)
 REGISTRY = "weft.api.registry.v1.RegistryService"
 PLACEMENT, TASKS = "weft.api.router.v1.PlacementService", "weft.api.router.v1.TaskService"
 GENERATION = "weft.api.runner.v1.GenerationService"
@@ -116,8 +121,8 @@ def shared_mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
     folder, port = tmp_path_factory.mktemp("health"), free_port()
     # Longer than two checks, a second apart: an engine that is back between them was never seen away.
     runner = fake_runner("a", load_seconds=4.0) | {"http_port": port}
-    config = write_config(folder, runner, health=QUICK, registry={"report_interval_seconds": 0.2})
-    with running_apart(folder, config) as mesh:
+    config = write_config(folder, runner, registry={"report_interval_seconds": 0.2})
+    with running_apart(folder, config, within=dict.fromkeys(ALL_SERVICES, QUICK)) as mesh:
         yield Watched(mesh, f"http://127.0.0.1:{port}")
 
 
@@ -173,7 +178,7 @@ async def test_services_without_a_registry_are_degraded_and_ready(watched: Watch
             assert await watched.ask(service, "/readyz") == (200, {"status": "degraded"})
         assert await watched.status("router", PLACEMENT) == "SERVING"
     finally:
-        watched.mesh.start("registry")
+        watched.mesh.start("registry", within=QUICK)
     await watched.until_well()
 
 
@@ -181,16 +186,16 @@ async def test_router_that_never_reached_a_registry_is_not_serving(watched: Watc
     watched.mesh.end("registry", signal.SIGKILL)
     watched.mesh.end("router", signal.SIGKILL)
     try:
-        watched.mesh.start("router")
+        watched.mesh.start("router", within=QUICK)
         async with watched.watch("router", PLACEMENT) as following:
             assert await following() == "NOT_SERVING"
             assert await watched.status("router", "") == "SERVING"
-            watched.mesh.start("registry")
+            watched.mesh.start("registry", within=QUICK)
             assert await following() == "SERVING"
     finally:
         for service in ("registry", "router"):
             if service not in watched.mesh._processes:
-                watched.mesh.start(service)
+                watched.mesh.start(service, within=QUICK)
     await watched.until_well()
 
 
@@ -202,7 +207,7 @@ async def test_gateway_without_a_router_is_alive_and_not_ready(watched: Watched)
         assert (status, body["status"], body["error"]["code"]) == (503, "not_ready", "service_unavailable")
         assert await watched.ask("gateway", "/livez") == (200, {"status": "ok"})
     finally:
-        watched.mesh.start("router")
+        watched.mesh.start("router", within=QUICK)
     await watched.until_well()
 
 

@@ -30,7 +30,6 @@ def media_runner(url: str) -> dict[str, Any]:
         "runtime": "openai_http",
         "models": [model],
         "first_term_seconds": 0.5,
-        "second_term_seconds": 0.5,
     }
 
 

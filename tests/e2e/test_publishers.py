@@ -19,6 +19,7 @@ import pytest
 from apart_mesh import running_apart
 from join_process import make_token
 from kit.fake_backend import run_fake_backend
+from kit.quick_weft import within
 from mesh_process import MeshProcess, eventually, run_weft, running_mesh, write_config
 from python_publisher import DONE, LIMIT_SECONDS, Publisher, publisher_process, publishing, text_chunk
 
@@ -26,8 +27,6 @@ from weft.api.registry.v1 import runner_pb2
 from weft_testing.free_port import free_port
 
 LIMITS = {
-    "listen": "127.0.0.1:0",
-    "max_sessions": 6,
     "reconnect_seconds": 2.0,
     "heartbeat_interval_seconds": 1.0,
     "silence_timeout_seconds": 8.0,
@@ -35,6 +34,8 @@ LIMITS = {
     "max_chunk_bytes": 4096,
     "max_answer_bytes": 65_536,
 }
+LIMITED = within({"runner_svc.publishers.settings:PublisherLimits": LIMITS})
+LISTENS = {"listen": "127.0.0.1:0", "max_sessions": 6}
 EXAMPLE = Path(__file__).parents[2] / "examples" / "publisher" / "publisher.mjs"
 ACTIVE = runner_pb2.Runner.STATUS_ACTIVE
 
@@ -112,8 +113,8 @@ class Answer:
 @pytest.fixture(scope="module")
 def edge(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Edge]:
     folder = tmp_path_factory.mktemp("publishers")
-    config = write_config(folder, relay={"listen": "127.0.0.1:0"}, publishers=LIMITS)
-    with running_mesh(folder / "home", "--config", str(config)) as mesh:
+    config = write_config(folder, relay={"listen": "127.0.0.1:0"}, publishers=LISTENS)
+    with running_mesh(folder / "home", "--config", str(config), within=LIMITED) as mesh:
         token = asyncio.run(make_token(mesh.home))["token"]
         yield Edge(mesh, token)
 
@@ -267,7 +268,7 @@ async def test_oversized_chunk_ends_only_its_task(edge: Edge, ann: Publisher) ->
         path = f"tasks/{first['task']}/result"
         status, body = await ann.post(path, text_chunk("x" * 5000))
         assert (status, body["error"]["code"]) == (413, "request_too_large")
-        assert "publishers.max_chunk_bytes" in body["error"]["message"]
+        assert "max_chunk_bytes" in body["error"]["message"]
         await ann.say(second, "b")
         ended = [await answer.event(), await other.event()]
         (failed,) = [event["error"] for event in ended if "error" in event]
@@ -300,7 +301,7 @@ async def test_answer_over_the_size_limit_ends_its_task(edge: Edge, ann: Publish
         assert status == 413
         while "error" not in (event := await answer.event()):
             assert event
-        assert "publishers.max_answer_bytes" in event["error"]["message"]
+        assert "max_answer_bytes" in event["error"]["message"]
 
 
 async def test_non_json_result_ends_its_task(edge: Edge, ann: Publisher) -> None:
@@ -421,8 +422,8 @@ async def test_name_in_use_is_rejected_unless_its_own_publisher_takes_over(edge:
 
 
 async def test_publisher_reconnects_after_the_mesh_was_killed(tmp_path: Path) -> None:
-    config = write_config(tmp_path, relay={"listen": "127.0.0.1:0"}, publishers=LIMITS)
-    with running_mesh(tmp_path / "home", "--config", str(config)) as mesh:
+    config = write_config(tmp_path, relay={"listen": "127.0.0.1:0"}, publishers=LISTENS)
+    with running_mesh(tmp_path / "home", "--config", str(config), within=LIMITED) as mesh:
         first = Edge(mesh, (await make_token(mesh.home))["token"])
         async with aiohttp.ClientSession() as http:
             bob = Publisher(http, first.url, first.token)
@@ -431,7 +432,7 @@ async def test_publisher_reconnects_after_the_mesh_was_killed(tmp_path: Path) ->
             await first.until_ready("bob")
             mesh.stop(signal.SIGKILL)
             await bob.hang_up()
-    with running_mesh(tmp_path / "home", "--config", str(config)) as mesh:
+    with running_mesh(tmp_path / "home", "--config", str(config), within=LIMITED) as mesh:
         second = Edge(mesh, first.token)
         async with second.publishing() as eve:
             # The row of bob still stands, and only its own publisher takes it over.
@@ -448,8 +449,12 @@ async def test_publisher_reconnects_after_the_mesh_was_killed(tmp_path: Path) ->
 
 async def test_stopping_router_lets_a_publisher_answer_finish(tmp_path: Path) -> None:
     port = free_port()
-    limits = {**LIMITS, "listen": f"127.0.0.1:{port}"}
-    config = write_config(tmp_path, relay={"listen": "127.0.0.1:0"}, publishers=limits, drain_seconds=LIMIT_SECONDS)
+    config = write_config(
+        tmp_path,
+        relay={"listen": "127.0.0.1:0"},
+        publishers={"listen": f"127.0.0.1:{port}"},
+        drain_seconds=LIMIT_SECONDS,
+    )
     with running_apart(tmp_path, config, ("registry", "router", "gateway")) as mesh:
         body = {"model": "bob-model", "messages": [{"role": "user", "content": "hi"}], "stream": True}
 
@@ -478,8 +483,8 @@ async def test_stopping_router_lets_a_publisher_answer_finish(tmp_path: Path) ->
 
 
 async def test_publishers_off_loopback_register_with_the_relay_certificate(tmp_path: Path) -> None:
-    config = write_config(tmp_path, relay={"listen": "127.0.0.1:0"}, publishers={**LIMITS, "listen": "0.0.0.0:0"})
-    with running_mesh(tmp_path / "home", "--config", str(config)) as mesh:
+    config = write_config(tmp_path, relay={"listen": "127.0.0.1:0"}, publishers={"listen": "0.0.0.0:0"})
+    with running_mesh(tmp_path / "home", "--config", str(config), within=LIMITED) as mesh:
         found = Edge(mesh, (await make_token(mesh.home))["token"])
         assert found.url.startswith("https://")
         url = f"https://127.0.0.1:{found.url.rpartition(':')[2]}"

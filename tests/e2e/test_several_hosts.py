@@ -43,7 +43,6 @@ def _head(folder: Path, port: int) -> dict[str, Any]:
             }
         ],
         "first_term_seconds": 0.5,
-        "second_term_seconds": 0.5,
     }
 
 

@@ -8,12 +8,14 @@ import grpc
 import pytest
 from google.protobuf.descriptor_pb2 import FileDescriptorProto
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+from kit.quick_weft import within
 from mesh_process import POOL, MeshProcess, fake_runner, running_mesh, write_config
 
 from weft.api.common.v1 import receipt_pb2
 from weft.api.router.v1 import inference_service_pb2, inference_service_pb2_grpc
 from weft.kernel.reasons import Reason
 
+QUICK = within({"gateway.config:GatewayConfig": {"sse_keepalive_seconds": 0.2}})
 TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 MESH_SERVICES = [
     "weft.api.registry.v1.RegistryService",
@@ -35,10 +37,10 @@ def shared_mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MeshProces
         folder,
         fake_runner("a", slots=1),
         router={"queue_depth_per_runner": 1, "queue_timeout_seconds": 2.0},
-        gateway={"sse_keepalive_seconds": 0.2, "max_body_bytes": 100_000},
+        gateway={"max_body_bytes": 100_000},
         grpc_port=0,
     )
-    with running_mesh(folder / "home", "--config", str(config)) as mesh:
+    with running_mesh(folder / "home", "--config", str(config), within=QUICK) as mesh:
         yield mesh
 
 

@@ -11,6 +11,7 @@ from two_devices import (
     MODELS,
     NARROW,
     QUANTIZED,
+    QUICK,
     SECTIONS,
     SERVED,
     WIDE,
@@ -34,7 +35,7 @@ def mesh(tmp_path: Path) -> Iterator[MeshProcess]:
     served = runner_of_vllm("org/model", fake_backend_command(tokens_per_second=50.0))
     quantized = runner_of_llama(str(demo_model_path()))
     config = write_config(tmp_path, served, quantized, router={"max_cold_wait_seconds": 2.0}, **SECTIONS)
-    with running_mesh(tmp_path / "home", "--config", str(config)) as running:
+    with running_mesh(tmp_path / "home", "--config", str(config), within=QUICK) as running:
         yield running
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import aiohttp
 import pytest
 from apart_mesh import running_apart
+from kit.quick_weft import within
 from mesh_process import MeshProcess, eventually, fake_runner, running_mesh, write_config
 from sleepy_server import SleepyServer
 
@@ -36,10 +37,10 @@ class Sleepers:
 def sleepers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sleepers]:
     folder = tmp_path_factory.mktemp("sleepers")
     servers = {name: SleepyServer(folder / name) for name in MODELS}
-    gateway = {"sse_keepalive_seconds": 0.2}
-    config = write_config(folder, _box(servers), gateway=gateway)
+    config = write_config(folder, _box(servers))
+    quick = within({"gateway.config:GatewayConfig": {"sse_keepalive_seconds": 0.2}})
     try:
-        with running_mesh(folder / "home", "--config", str(config)) as mesh:
+        with running_mesh(folder / "home", "--config", str(config), within=quick) as mesh:
             yield Sleepers(mesh, servers)
     finally:
         for server in servers.values():

@@ -27,7 +27,6 @@ def mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MeshProcess]:
         "runtime": "comfyui",
         "models": [{"name": "comfy", "command": [*COMMAND, *FOLDERS]}],
         "first_term_seconds": 0.5,
-        "second_term_seconds": 0.5,
     }
     with running_mesh(folder / "home", "--config", str(write_config(folder, runner))) as mesh:
         declared = folder / "turbo.yaml"

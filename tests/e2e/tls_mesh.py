@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from apart_mesh import Apart
+from kit.quick_weft import within
 from mesh_process import WEFT, fake_runner, user_environment, write_config
 
 from weft_testing.certificates import Authority
@@ -13,6 +14,7 @@ from weft_testing.certificates import Authority
 HOST = "127.0.0.2"
 """An address of this machine that nobody else has; 0.0.0.0 is listened on, and TLS asked for."""
 EVERYWHERE = "0.0.0.0:0"
+QUICK = within({"weft.kernel.tls_channel:ChannelSecurity": {"reload_interval_seconds": 0.01}})
 
 
 class TlsMesh:
@@ -68,14 +70,15 @@ class TlsMesh:
             "tls": {
                 **files,
                 "announced_host": HOST,
-                "reload_interval_seconds": 0.01,
                 "allowed_clients": {"registry": everyone, "router": everyone, "runner": ["weft://mesh/[rg]*"]},
             },
             "gateway": {"tls": edge},
             **settings,
         }
         config = write_config(self.folder / name, fake_runner("a", answer_tokens=3), **sections)
-        self.addresses[name] = self.services.start(service, "--config", str(config), *arguments, name=name)
+        self.addresses[name] = self.services.start(
+            service, "--config", str(config), *arguments, within=QUICK, name=name
+        )
 
 
 async def weft(*arguments: str, **variables: str) -> tuple[int, str, str]:

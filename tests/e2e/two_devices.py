@@ -14,6 +14,7 @@ from typing import Any
 import aiohttp
 import psutil
 from kit.ledger_checker import LedgerChecker, Sample, SeenDevice, SeenLease
+from kit.quick_weft import within
 from mesh_process import MeshProcess, alive, eventually
 
 from weft.kernel.reasons import Reason
@@ -37,12 +38,12 @@ SETTLED_SECONDS = 5.0
 
 SECTIONS: dict[str, Any] = {
     "accelerators": {"declared": [{"name": name, "memory_mb": DEVICE_MB} for name in ("left", "right")]},
-    "registry": {
-        "restart_grace_seconds": 1.0,
-        "ledger": {"lease_time_to_live_seconds": LEASE_SECONDS, "renew_interval_seconds": 0.5},
-    },
+    "registry": {"restart_grace_seconds": 1.0},
 }
 """What weft.yaml has beside the runners."""
+QUICK = within(
+    {"registry_svc.config:LedgerConfig": {"lease_time_to_live_seconds": LEASE_SECONDS, "renew_interval_seconds": 0.5}}
+)
 
 
 def runner_of_llama(model: str, **switches: Any) -> dict[str, Any]:

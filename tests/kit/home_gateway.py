@@ -9,9 +9,10 @@ from pathlib import Path
 
 import structlog
 
+import gateway.service
 from weft.kernel.health import HealthSource
 from weft.kernel.metrics import MetricsPage
-from weft_app.compose.gateway import RemoteMesh, build_gateway
+from weft_app.compose.gateway import RemoteMesh, gateway_config
 from weft_app.compose.home import WeftHome
 from weft_app.config.config import AddressSettings, WeftConfig
 
@@ -36,8 +37,11 @@ def home_gateway(home: Path, registry: str, router: str = "", *, is_ready: bool 
 
     async def serve() -> None:
         remote = RemoteMesh(config, folder)
-        service = build_gateway(
-            config, folder, remote.clients(HealthSource(), MetricsPage()), socket_path=folder.http_socket()
+        service = gateway.service.build(
+            gateway_config(config),
+            remote.ports(HealthSource()),
+            metrics=MetricsPage(),
+            socket_path=folder.http_socket(),
         )
         await remote.start()
         await service.start()

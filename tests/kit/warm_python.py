@@ -23,11 +23,12 @@ from kit.warm_server import PADDING, SYS_CLONE, send_order, start_variables
 
 PROGRAMS = (
     "weft_app.cli.main",
-    "weft_app.compose.torture_router",
+    "kit.torture_router",
     "weft_testing.fake_backend",
     "kit.clock_off",
     "kit.patient_weft",
     "kit.quick_pings",
+    "kit.quick_weft",
     "kit.in_mounts",
     "kit.with_site",
 )

@@ -8,6 +8,7 @@ from mesh_process import MeshProcess, running_mesh, write_config
 from native_builds import built_vllm
 from two_devices import (
     MODELS,
+    QUICK,
     SECTIONS,
     SERVED,
     WIDE,
@@ -37,7 +38,7 @@ def mesh(tmp_path: Path) -> Iterator[MeshProcess]:
     quantized = runner_of_llama(str(demo_model_path()))
     router = {"max_cold_wait_seconds": 5.0, "queue_timeout_seconds": START_SECONDS}
     config = write_config(tmp_path, served, quantized, router=router, **SECTIONS)
-    with running_mesh(tmp_path / "home", "--config", str(config)) as running:
+    with running_mesh(tmp_path / "home", "--config", str(config), within=QUICK) as running:
         yield running
 
 

@@ -78,14 +78,9 @@ class HealthMonitor(HealthSource):
     Delays between its rounds show whether the event loop is stuck.
     """
 
-    def __init__(
-        self,
-        checks: Iterable[HealthCheck],
-        clock: Clock,
-        limits: HealthLimits = HealthLimits(),  # noqa: B008 - frozen
-    ) -> None:
+    def __init__(self, checks: Iterable[HealthCheck], clock: Clock) -> None:
         self._clock = clock
-        self._limits = limits
+        self._limits = HealthLimits()
         self._delay_seconds = 0.0
         self._checked: list[_Checked] = []
         self._listeners: list[HealthListener] = []

@@ -5,13 +5,13 @@ from typing import Annotated
 
 from annotated_types import Ge, Le, MaxLen, MinLen
 
-from weft.kernel.settings import PUBLIC
+from weft.kernel.settings import PUBLIC, Constant
 
 TenantName = Annotated[str, MinLen(1), MaxLen(128)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MetricSettings:
+class MetricLimits:
     """What an operator sets of `/metrics`."""
 
     tenants: Annotated[tuple[TenantName, ...], MaxLen(1000), PUBLIC] = ()
@@ -19,16 +19,10 @@ class MetricSettings:
     max_engine_series: Annotated[int, Ge(0), Le(100_000), PUBLIC] = 2000
     """Series of one engine's own metrics that its runner passes on; 0: none. Families beyond them are left out, and
     counted."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MetricLimits(MetricSettings):
-    """Every bound of what `/metrics` shows."""
-
-    max_label_sets: int = 100
+    max_label_sets: Constant[int] = 100
     """Label sets of one histogram, such as its models; counters and gauges have twenty times as many. What comes beyond
     them is counted with `_other` in place of its model. A label set that was not used for `idle_seconds` makes room."""
-    idle_seconds: float = 3600.0
+    idle_seconds: Constant[float] = 3600.0
     """How long a label set must have been unused to make room for a new one."""
 
     @property

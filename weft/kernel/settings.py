@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 from annotated_types import Ge, Gt, Le
 
@@ -36,6 +36,26 @@ class Secret:
 
 
 SECRET = Secret()
+
+
+@dataclass(frozen=True, slots=True)
+class ConstantMark:
+    """Marks what stands beside settings and is none: no file can set it."""
+
+    def __get_pydantic_core_schema__(self, _source: Any, _handler: Any) -> Any:
+        function = {"type": "no-info", "function": _refuse_constant}
+        return {"type": "function-plain", "function": function, "json_schema_input_schema": {"type": "any"}}
+
+
+def _refuse_constant(_: Any) -> Any:
+    from pydantic_core import PydanticKnownError  # noqa: PLC0415 - pydantic calls it
+
+    raise PydanticKnownError("unexpected_keyword_argument")
+
+
+T = TypeVar("T")
+Constant = Annotated[T, ConstantMark()]
+"""The type of a bound that no file can set."""
 
 
 @dataclass(frozen=True, slots=True)

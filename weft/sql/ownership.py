@@ -10,7 +10,7 @@ from typing_extensions import override
 
 from weft.kernel.clock import Clock
 from weft.kernel.errors import WeftError
-from weft.kernel.health import WELL, HealthCheck, HealthLimits, Observation, down
+from weft.kernel.health import WELL, HealthCheck, Observation, down
 from weft.kernel.log import get_logger
 from weft.kernel.reasons import Reason
 from weft.kernel.rpc_auth import Context, RpcGuard
@@ -148,7 +148,7 @@ class OwnedService(Service, Protocol):
         """Its heartbeats."""
         ...
 
-    def health_checks(self, limits: HealthLimits) -> Sequence[HealthCheck]:
+    def health_checks(self) -> Sequence[HealthCheck]:
         """Returns the checks of an owner."""
         ...
 
@@ -260,10 +260,10 @@ class Paired(Service):
                 retry_after_seconds=RETRY_AFTER_SECONDS,
             )
 
-    def health_checks(self, limits: HealthLimits) -> Sequence[HealthCheck]:
+    def health_checks(self) -> Sequence[HealthCheck]:
         """Returns the check of ownership, and the owner's checks, which in a standby report that it is one."""
         owner = HealthCheck(name="owner", look=self._look, services=tuple(self.guarded), at_answer=self._lapse)
-        return (owner, *(replace(each, look=self._owners(each.look)) for each in self._service.health_checks(limits)))
+        return (owner, *(replace(each, look=self._owners(each.look)) for each in self._service.health_checks()))
 
     def _owners(self, look: Callable[[], Awaitable[Observation]]) -> Callable[[], Awaitable[Observation]]:
         async def owners_look() -> Observation:

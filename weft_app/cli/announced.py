@@ -16,10 +16,17 @@ from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft_app.cli.options import EXIT_FAILED, EXIT_INTERRUPTED, note
 from weft_app.cli.output import safe_text
-from weft_app.compose.announcement import OTHER_WAY, Announcement, joined_mesh, listed, require_same_mesh
+from weft_app.compose.announcement import (
+    OTHER_WAY,
+    Announcement,
+    find_addresses,
+    find_meshes,
+    joined_mesh,
+    listed,
+    require_same_mesh,
+)
 from weft_app.compose.invitation import SCHEME, Invitation, parse_invitation
 from weft_app.compose.join_address import FindAddresses, Trust, parse_fingerprint
-from weft_app.compose.mesh_finder import find_addresses, find_meshes
 
 COMMAND = "weft runner join --fingerprint sha256:... --token-file FILE"
 

@@ -84,7 +84,7 @@ async def _show(
 
 
 async def _found_meshes() -> "Sequence[Announcement]":
-    from weft_app.compose.mesh_finder import find_meshes  # noqa: PLC0415 - `up` imports this
+    from weft_app.compose.announcement import find_meshes  # noqa: PLC0415 - `up` imports this
 
     try:
         return await find_meshes()

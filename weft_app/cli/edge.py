@@ -15,7 +15,7 @@ from weft_app.config.config import WeftConfig
 from weft_app.config.loader import load_config
 from weft_app.edge.edge_document import edge_document
 from weft_app.edge.fragments import Document
-from weft_app.edge.plan import CertificateFiles, EdgePlan, Endpoint, RelayPlan, endpoint_of, limits_of
+from weft_app.edge.plan import CertificateFiles, EdgePlan, Endpoint, endpoint_of
 from weft_app.edge.relay_document import relay_document
 from weft_app.edge.texts import EdgeKind, json_text, yaml_text
 
@@ -122,14 +122,14 @@ def config(
 def _document(kind: EdgeKind, given: _Given, config: WeftConfig) -> Document:
     if kind is EdgeKind.RELAY:
         listen = _endpoint(given.listen, RELAY_LISTEN, "--listen")
-        return relay_document(RelayPlan(listen=listen, relay=_endpoint(given.relay, RELAY, "--relay")))
+        return relay_document(listen, _endpoint(given.relay, RELAY, "--relay"))
     files = None
     if given.certificate is not None and given.key is not None:
         files = CertificateFiles(certificate=str(given.certificate), key=str(given.key))
     plan = EdgePlan(
         listen=_endpoint(given.listen, LISTEN, "--listen"),
         gateways=tuple(_endpoint(each, each, "--gateway") for each in given.gateways or (GATEWAY,)),
-        limits=limits_of(config),
+        limits=config.edge,
         certificate=files,
     )
     return edge_document(plan)

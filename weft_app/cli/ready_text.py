@@ -84,8 +84,12 @@ def _facts(host: "UpHost", home: WeftHome, access: FirstAccess) -> Iterator[str]
         yield _fact("network", *(f"{url}/v1" for url in host.network_urls[:MAX_NETWORK_URLS]))
     if host.has_workbench:
         yield _fact("workbench", f"{host.url}{PAGE}")
-    if host.authority is not None:
-        yield _fact("TLS", f"own certificate; clients trust {host.authority.file}", host.authority.fingerprint)
+    if host.certificate is not None:
+        yield _fact(
+            "TLS",
+            f"own certificate; clients trust {host.certificate.authority_file}",
+            host.certificate.fingerprint,
+        )
     yield _fact("config", config_words(host.config_files))
     yield _fact("gRPC", *filter(None, (host.grpc_port_address, host.grpc_address)))
     if host.asks_for_keys:
@@ -130,7 +134,7 @@ def _announcement_lines(state: "AnnouncementState") -> Iterator[str]:
 
 def _tries(host: "UpHost", access: FirstAccess) -> Iterator[str]:
     model, command = host.example_model
-    trust = f" --cacert {shlex.quote(str(host.authority.file))}" if host.authority is not None else ""
+    trust = f" --cacert {shlex.quote(str(host.certificate.authority_file))}" if host.certificate is not None else ""
     key = ' -H "Authorization: Bearer $WEFT_API_KEY"' if host.asks_for_keys else ""
     word = _key_word(access)
     given = f"    export WEFT_API_KEY={word}\n" if word else ""
@@ -154,11 +158,11 @@ def _key_word(access: FirstAccess) -> str:
 def _elsewhere(host: "UpHost", access: FirstAccess) -> Iterator[str]:
     url = host.network_urls[0]
     key = _key_word(access) or "weft_..."
-    trust = ""
-    if host.authority is not None:
+    trust, own = "", host.certificate
+    if own is not None:
         trust = f" --cacert {CA_NAME}"
         yield f"    curl -sk {url}/ca.pem -o {CA_NAME}\n"
-        yield f"    openssl x509 -in {CA_NAME} -outform der | sha256sum   # must be {host.authority.fingerprint[7:]}\n"
+        yield f"    openssl x509 -in {CA_NAME} -outform der | sha256sum   # must be {own.fingerprint[7:]}\n"
         yield f"    export SSL_CERT_FILE=$PWD/{CA_NAME}\n"
     yield f"    export OPENAI_BASE_URL={url}/v1 OPENAI_API_KEY={key}\n"
     yield f'    curl{trust} $OPENAI_BASE_URL/models -H "Authorization: Bearer $OPENAI_API_KEY"\n'

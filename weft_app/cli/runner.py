@@ -142,9 +142,7 @@ def join(
         plan = JoinPlan(
             runner=section,
             published=tuple(published),
-            addresses=mesh.addresses,
-            trust=mesh.trust,
-            token=mesh.token,
+            mesh=mesh,
             find=find,
         )
         _run(plan, loaded, home)
@@ -207,7 +205,7 @@ def _load(
     environment: "Callable[[Document], Document]",
 ) -> "WeftConfig":
     """Returns the configuration file, or the one server that the command line names."""
-    from weft_app.compose.join import ServerOptions, config_with_server  # noqa: PLC0415
+    from weft_app.compose.join import config_with_server  # noqa: PLC0415
     from weft_app.config.loader import load_config  # noqa: PLC0415 - see weft_app.cli.serve
 
     if server["url"] is None:
@@ -216,13 +214,14 @@ def _load(
                 option = f"--{name.replace('_', '-')}"
                 raise invalid_field(option, "is for --url; models of the configuration have their own names")
         return load_config(config, below=environment)
-    given = ServerOptions(
+    return config_with_server(
+        config,
         runner=server["name"] or _machine_name(),
         url=server["url"],
         model=server["model"],
+        below=environment,
         **details,
     )
-    return config_with_server(config, given, environment)
 
 
 def _run(plan: "JoinPlan", config: "WeftConfig", home: Path) -> None:

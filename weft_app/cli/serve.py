@@ -5,9 +5,10 @@ Each command imports its own service when it runs: a runner host has neither the
 
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -19,14 +20,13 @@ from weft_app.cli.inherited import leave_deleted_folder
 from weft_app.cli.options import DEFAULT_HOME, ConfigOption, HomeOption
 from weft_app.cli.output import say
 from weft_app.cli.serving import run_service, serving
-from weft_app.compose.demo import load_without_demo
-from weft_app.compose.discovery import loads_discovered
+from weft_app.compose.configuration import ConfigurationSource
+from weft_app.compose.discovery import discovered_runners
 from weft_app.compose.environment import LogFormat, RunnerEnvironment, read_environment, with_rates
 from weft_app.compose.home import RUNNER_FILE, WeftHome, keep_address
 from weft_app.compose.serving import Announce
 from weft_app.config.config import WeftConfig
 from weft_app.config.document import Document
-from weft_app.config.loader import load_config
 
 if TYPE_CHECKING:
     from weft_app.compose.runner import MakeHttpApi
@@ -145,18 +145,17 @@ def serve_runner(
         name = f"{RUNNER_FILE}{runner}" if runner else "runner"
         environment = read_environment(os.environ)
         form, below = environment.log_format, environment.applied_to
-        load = load_without_demo if no_demo else load_config
+        runners: Callable[[], Sequence[Document]] | None = tuple if no_demo else None
         if discovered:
-            load = loads_discovered(WeftHome(home.expanduser().absolute()))
-        given = _metrics_at(metrics)
-        loaded, folder = _prepare(name, home, config, {"registry": registry}, given, below=below, form=form, load=load)
+            runners = partial(discovered_runners, WeftHome(home.expanduser().absolute()))
+        given, addresses = _metrics_at(metrics), {"registry": registry}
+        loaded, folder = _prepare(name, home, config, addresses, given, below=below, form=form, runners=runners)
         _say_what_is_ignored(environment, loaded)
         with large_imports():
             from weft_app.compose.runner import serve_runner as run  # noqa: PLC0415 - see the module docstring
 
         http_api = _http_api(loaded, folder, environment, runner, http_port)
-        addresses = {} if registry is None else {"registry": registry}
-        reread = partial(load, config, {"addresses": addresses}, below)
+        reread = _source(config, addresses, below=below, runners=runners).load
         with _known(loaded, folder, name, "runner") as announce:
             run_service(run(loaded, folder, listen, announce, name=runner, make_http_api=http_api, reread=reread))
 
@@ -228,10 +227,9 @@ def _prepare(
     *,
     below: Callable[[Document], Document] | None = None,
     form: LogFormat | None = None,
-    load: Callable[..., WeftConfig] = load_config,
+    runners: Callable[[], Sequence[Document]] | None = None,
 ) -> tuple[WeftConfig, WeftHome]:
-    given = {name: address for name, address in addresses.items() if address is not None}
-    loaded = load(config, {**(overrides or {}), "addresses": given}, below)
+    loaded = _source(config, addresses, overrides, below=below, runners=runners).load()
     folder = WeftHome(home.expanduser().absolute())
     folder.create()
     leave_deleted_folder(folder.root)
@@ -239,6 +237,13 @@ def _prepare(
     log_file = None if sys.stderr.isatty() else folder.log_file(service, loaded.log.max_file_bytes)
     configure_logging(service, level=loaded.log.level, file=log_file, form=form)
     return loaded, folder
+
+
+def _source(
+    config: Path | None, addresses: dict[str, str | None], overrides: dict[str, Any] | None = None, **layers: Any
+) -> ConfigurationSource:
+    given = {name: address for name, address in addresses.items() if address is not None}
+    return ConfigurationSource(path=config, overrides={**(overrides or {}), "addresses": given}, **layers)
 
 
 @contextmanager

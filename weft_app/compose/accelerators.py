@@ -2,7 +2,6 @@
 
 from weft.gpu.nvml import Health, NvmlReading
 from weft.gpu.observer import DeclaredDevice, HostObserver, declared_snapshots
-from weft.gpu.snapshot import DeviceSnapshot
 from weft_app.config.config import AcceleratorSettings
 
 MIB = 1024**2
@@ -16,17 +15,11 @@ class AbsentNvml:
         return NvmlReading(health=Health.ABSENT)
 
 
-def declared_devices(section: AcceleratorSettings) -> tuple[DeviceSnapshot, ...]:
-    """Returns the devices that the operator declared, as snapshots."""
-    return declared_snapshots(
-        [DeclaredDevice(name=device.name, memory_bytes=device.memory_mb * MIB) for device in section.declared]
-    )
-
-
 def host_observer(section: AcceleratorSettings, host: str | None = None) -> HostObserver:
     """Returns the observer of this host, by default under its own name. One per process: it caches observations."""
+    declared = [DeclaredDevice(name=device.name, memory_bytes=device.memory_mb * MIB) for device in section.declared]
     return HostObserver(
-        declared=declared_devices(section),
+        declared=declared_snapshots(declared),
         reader=None if section.nvidia else AbsentNvml(),
         host=host,
     )

@@ -2,16 +2,16 @@
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
 from google.protobuf.timestamp_pb2 import Timestamp
 from typing_extensions import override
 
-from runner_svc.added_models import MAX_REASONS, AddRequest, ModelAdder, ReadMemory, ShowPull, added_model
+from runner_svc.added_models import MAX_REASONS, AddRequest, ModelAdder, ShowPull, added_model
 from runner_svc.environments.folder import EnvironmentFolder
 from runner_svc.instance.settings import ServedModel
 from runner_svc.model_store.found import FoundFiles
@@ -28,49 +28,18 @@ from runner_svc.runtimes.runtime import Runtime
 from runner_svc.runtimes.settings import ModelSettings
 from runner_svc.runtimes.table import find_runtime, usable_names
 from runner_svc.settings import RunnerSettings
-from weft.api.runner.v1 import added_model_pb2, load_pb2, model_store_pb2
+from weft.api.runner.v1 import added_model_pb2, model_store_pb2
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.load_parameters import LoadParameter
 from weft.kernel.model_source import ModelSource, PathSource, names_gguf, parse_source
 from weft.kernel.reasons import Reason
+from weft_app.compose.model_sizes import size_by_memory, size_settings
 from weft_app.compose.model_sources import ModelSources
 from weft_app.config.loader import parse_section
 from weft_app.config.runners import ConfiguredRunner
 
 MAX_CONFIGURATION_BYTES = 1024**2
 GGUF_BEGINNING = b"GGUF"
-GPU_LAYERS_FLAG = "--gpu-layers"
-"""Argument of the engines that load GGUF files."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SizingRequest:
-    """A model whose context, slots and place are to be chosen."""
-
-    name: str
-    """In the mesh."""
-    source: ModelSource
-    path: Path
-    """File or folder of its weights."""
-    projector: Path | None
-    runtime: Runtime[Any]
-    options: load_pb2.LoadOptions
-    """What the caller wants of the load."""
-    memory: ReadMemory
-    """Reads the memory by which it is sized."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sized:
-    """The size of a model, and why."""
-
-    sizing: added_model_pb2.ModelSizing
-    reasons: tuple[str, ...] = ()
-    """Short sentences."""
-
-
-SizeModel = Callable[[SizingRequest], Awaitable[Sized]]
-"""Chooses the size of a model. Raises INSUFFICIENT_MEMORY where it fits nowhere."""
 BuildModel = Callable[[RunnerSettings, ModelSettings], ServedModel]
 """Builds a model of a runner's section as it is served. Raises INVALID_ARGUMENT naming a setting."""
 
@@ -84,13 +53,11 @@ class SectionAdder(ModelAdder):
         sources: ModelSources,
         environments: EnvironmentFolder,
         build: BuildModel,
-        size: SizeModel,
     ) -> None:
         self._section = section
         self._sources = sources
         self._environments = environments
         self._build = build
-        self._size = size
 
     @override
     async def pull(self, source: ModelSource, form: ModelForm | None, show: ShowPull) -> model_store_pb2.StoredModel:
@@ -133,22 +100,13 @@ class SectionAdder(ModelAdder):
         choice = choose_engine(weights, self._section.runtime, candidates)
         runtime = find_runtime(choice.name)
         assert runtime is not None, "only runtimes of the table are candidates"
-        sized = await self._size(
-            SizingRequest(
-                name=request.name,
-                source=request.source,
-                path=files.path,
-                projector=files.projector,
-                runtime=runtime,
-                options=request.options,
-                memory=request.memory,
-            )
-        )
+        memory = await request.memory()
+        sizing, reasons = await size_by_memory(request.source, files, runtime, memory, request.options)
         added = added_model(request)
         added.form = FORMS[ModelForm.GGUF if weights is WeightFormat.GGUF else ModelForm.FOLDER]
         added.runtime = choice.name
-        added.sizing.CopyFrom(sized.sizing)
-        added.reasons.extend([choice.reason, *sized.reasons][:MAX_REASONS])
+        added.sizing.CopyFrom(sizing)
+        added.reasons.extend([choice.reason, *reasons][:MAX_REASONS])
         added.add_time.CopyFrom(_now())
         return await asyncio.to_thread(self._served, added, runtime, request.source, files)
 
@@ -204,18 +162,6 @@ def model_document(
     document |= size_settings(added.sizing, runtime)
     known = {each.name for each in fields(runtime.settings)}
     return {name: value for name, value in document.items() if name in known}
-
-
-def size_settings(sizing: added_model_pb2.ModelSizing, runtime: Runtime[Any]) -> dict[str, Any]:
-    """Returns a size as the settings of a model in weft.yaml."""
-    found: dict[str, Any] = {}
-    if sizing.context_tokens:
-        found["context_tokens"] = sizing.context_tokens
-    if sizing.slots:
-        found["slots"] = sizing.slots
-    if sizing.HasField("gpu_layers") and WeightFormat.GGUF in runtime.formats:
-        found["extra_arguments"] = [GPU_LAYERS_FLAG, str(sizing.gpu_layers)]
-    return found
 
 
 def _require_absolute(source: ModelSource) -> None:

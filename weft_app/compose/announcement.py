@@ -1,17 +1,22 @@
-"""Announcements of meshes on the local network: what they say, and which of those that were found is joined.
+"""Announcements of meshes on the local network (mDNS): what they say, finding them, and which one is joined.
 
-Pure: `announcer` sends them, `mesh_finder` listens. An announcement is untrusted: anyone on the network can send one.
+`announcer` sends them. An announcement is untrusted: anyone on the network can send one.
 """
 
+import asyncio
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from enum import Enum
 from ipaddress import ip_address
+from typing import TYPE_CHECKING, Any
 
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft_app.compose.join_address import JoinAddress
+
+if TYPE_CHECKING:
+    from zeroconf.asyncio import AsyncZeroconf
 
 SERVICE_TYPE = "_weft._tcp.local."
 """The DNS-SD service: `_weft`, over TCP."""
@@ -27,6 +32,10 @@ FINGERPRINT_KEY, VERSION_KEY = "fp", "version"
 OTHER_WAY = (
     "join with the line that `weft runner token create` prints on the mesh's machine: it names the mesh's addresses"
 )
+LISTEN_SECONDS = 2.0
+"""How long announcements are listened for."""
+RESOLVE_MILLISECONDS = 1000
+"""Longest wait for the addresses of the meshes that were heard of; mostly they came with their names."""
 _FINGERPRINT = re.compile(r"sha256:[0-9a-f]{64}")
 
 
@@ -113,24 +122,6 @@ def listed(found: Iterable[Announcement]) -> list[str]:
     ]
 
 
-class Step(Enum):
-    """What the announcer does next."""
-
-    NONE = "none"
-    ANNOUNCE = "announce"
-    UPDATE = "update"
-    WITHDRAW = "withdraw"
-
-
-def next_step(announced: Sequence[str], addresses: Sequence[str]) -> Step:
-    """Returns the step from the announced addresses (none: not announced) to those that the machine has now."""
-    if tuple(announced) == tuple(addresses):
-        return Step.NONE
-    if not addresses:
-        return Step.WITHDRAW
-    return Step.UPDATE if announced else Step.ANNOUNCE
-
-
 def _text(value: bytes | None) -> str:
     return "" if value is None else value.decode("utf-8", "replace")
 
@@ -142,3 +133,58 @@ def _is_reachable(address: str) -> bool:
     except ValueError:
         return False
     return not (parsed.is_unspecified or parsed.is_multicast or (parsed.version == 6 and parsed.is_link_local))
+
+
+@contextmanager
+def multicast_errors() -> Iterator[None]:
+    """Raises CONNECT_FAILED, with the other way to join, where this machine or its network has no multicast."""
+    import zeroconf  # noqa: PLC0415 - few commands need it
+
+    try:
+        yield
+    except (OSError, RuntimeError, zeroconf.Error) as error:
+        # RuntimeError: there is no interface with an address.
+        detail = (error.strerror if isinstance(error, OSError) else str(error)) or type(error).__name__
+        raise WeftError(
+            Reason.CONNECT_FAILED, f"this machine or its network has no multicast DNS: {detail}; {OTHER_WAY}"
+        ) from error
+
+
+def open_multicast(interfaces: Sequence[str] = ()) -> "AsyncZeroconf":
+    """Returns the sockets of multicast DNS, on the interfaces with these addresses, or all; see `multicast_errors`."""
+    from zeroconf import InterfaceChoice, IPVersion  # noqa: PLC0415 - few commands need it
+    from zeroconf.asyncio import AsyncZeroconf  # noqa: PLC0415
+
+    chosen = list(interfaces) or InterfaceChoice.All
+    return AsyncZeroconf(interfaces=chosen, ip_version=IPVersion.V4Only)
+
+
+async def find_meshes(seconds: float = LISTEN_SECONDS, interfaces: Sequence[str] = ()) -> tuple[Announcement, ...]:
+    """Returns the meshes that answer within this time, by name. Raises CONNECT_FAILED without multicast."""
+    with multicast_errors():
+        from zeroconf.asyncio import AsyncServiceBrowser, AsyncServiceInfo  # noqa: PLC0415 - few commands need it
+
+        names: dict[str, None] = {}
+
+        def note(*, name: str, **_: Any) -> None:
+            if len(names) < MAX_MESHES:
+                names[name] = None
+
+        async with open_multicast(interfaces) as multicast:
+            async with AsyncServiceBrowser(multicast.zeroconf, SERVICE_TYPE, handlers=[note]):
+                await asyncio.sleep(seconds)
+            services = [AsyncServiceInfo(SERVICE_TYPE, name) for name in names]
+            requests = (each.async_request(multicast.zeroconf, RESOLVE_MILLISECONDS) for each in services)
+            answered = await asyncio.gather(*requests)
+    found = [_announced(info) for info, has_answer in zip(services, answered, strict=True) if has_answer]
+    return tuple(sorted((mesh for mesh in found if mesh is not None), key=lambda mesh: (mesh.name, mesh.fingerprint)))
+
+
+async def find_addresses(fingerprint: str) -> tuple[JoinAddress, ...]:
+    """Returns where the mesh with this fingerprint is announced now. Raises NOT_FOUND, or CONNECT_FAILED."""
+    return joined_mesh(await find_meshes(), fingerprint)
+
+
+def _announced(info: Any) -> Announcement | None:
+    name = info.name.removesuffix(f".{SERVICE_TYPE}")
+    return parse_announcement(name, info.port, info.properties, info.parsed_scoped_addresses())

@@ -17,10 +17,16 @@ from weft.kernel.clock import Clock
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.log import get_logger
 from weft.kernel.service import start_task, stop_tasks
-from weft_app.compose.announcement import MAX_ADDRESSES, OTHER_WAY, SERVICE_TYPE, Announcement, Step, next_step
+from weft_app.compose.announcement import (
+    MAX_ADDRESSES,
+    OTHER_WAY,
+    SERVICE_TYPE,
+    Announcement,
+    multicast_errors,
+    open_multicast,
+)
 from weft_app.compose.grpc_host import is_loopback
 from weft_app.compose.machine import this_machine
-from weft_app.compose.mesh_finder import multicast_errors, open_multicast
 from weft_app.compose.relay import RelayEndpoint, split_address
 from weft_app.config.config import AnnounceSettings, WeftConfig
 
@@ -84,16 +90,15 @@ class Announcer:
     async def check(self) -> None:
         """Announces, updates or withdraws what is announced, by the addresses that the machine has now."""
         addresses = self._read_addresses()[:MAX_ADDRESSES]
-        step = next_step(self._announcement.addresses if self._info is not None else (), addresses)
+        is_new = addresses != self._announcement.addresses
         self._announcement = replace(self._announcement, addresses=addresses)
         try:
-            match step:
-                case Step.ANNOUNCE:
-                    await self._announce()
-                case Step.UPDATE:
-                    await self._update()
-                case Step.WITHDRAW:
-                    await self._withdraw()
+            if not addresses:
+                await self._withdraw()
+            elif self._info is None:
+                await self._announce()
+            elif is_new:
+                await self._update()
         except WeftError as error:
             await self._withdraw()
             self._note("", error.message)

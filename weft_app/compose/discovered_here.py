@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from weft.api.gateway.v1.discovery_pb2 import DiscoveredFile, DiscoveredServer, Discovery
@@ -22,16 +21,6 @@ FRESH_SECONDS = 5.0
 MAX_SERVERS = 64
 MAX_LISTED_MODELS = 256
 """Models of a server's list that are returned."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServedSources:
-    """What runners of this home serve."""
-
-    places: frozenset[str] = frozenset()
-    """Addresses of servers, in one spelling (`server_place`)."""
-    sources: frozenset[str] = frozenset()
-    """Sources and paths of models."""
 
 
 class DiscoveredHere:
@@ -58,7 +47,7 @@ class DiscoveredHere:
             self._found = self._clock.monotonic(), found
         return found
 
-    async def _served(self, config: WeftConfig) -> ServedSources:
+    async def _served(self, config: WeftConfig) -> frozenset[str]:
         # Imported here, as `discover` does: a start needs none of it.
         from runner_svc.added_models import remembered_models  # noqa: PLC0415
 
@@ -66,24 +55,22 @@ class DiscoveredHere:
         return served_sources(config, added)
 
 
-def served_sources(config: WeftConfig, added: "Collection[AddedModel]") -> ServedSources:
-    """Returns what configured runners serve, and what was added to them."""
-    places, sources = set[str](), set[str]()
+def served_sources(config: WeftConfig, added: "Collection[AddedModel]") -> frozenset[str]:
+    """Returns what configured runners serve, and what was added to them.
+
+    That are sources and paths of models, and addresses of servers in one spelling (`server_place`).
+    """
+    served = set[str]()
     for runner in config.runners or ():
         urls = [runner.url, *(getattr(model, "url", None) for model in runner.models)]
-        places |= {server_place(url) for url in urls if url}
+        served |= {server_place(url) for url in urls if url}
         for model in runner.models:
             found = [getattr(model, name, None) for name in ("source", "path")]
-            sources |= {str(each) for each in found if each}
-    for each in added:
-        if each.HasField("server"):
-            places.add(server_place(each.source))
-        else:
-            sources.add(each.source)
-    return ServedSources(places=frozenset(places), sources=frozenset(sources))
+            served |= {str(each) for each in found if each}
+    return frozenset(served | {server_place(each.source) if each.HasField("server") else each.source for each in added})
 
 
-def discovery_of(found: Discovered, served: ServedSources) -> Discovery:
+def discovery_of(found: Discovered, served: frozenset[str]) -> Discovery:
     """Returns what was found as the answer of the HTTP API."""
     return Discovery(
         servers=[
@@ -94,7 +81,7 @@ def discovery_of(found: Discovered, served: ServedSources) -> Discovery:
                 source=server.url,
                 models=server.models[:MAX_LISTED_MODELS],
                 detail=server.why_empty,
-                served=server_place(server.url) in served.places,
+                served=server_place(server.url) in served,
             )
             for server in found.servers[:MAX_SERVERS]
         ],
@@ -103,7 +90,7 @@ def discovery_of(found: Discovered, served: ServedSources) -> Discovery:
                 name=file.name,
                 source=file.model.source,
                 file=file.model,
-                served=not served.sources.isdisjoint((file.model.source, file.model.path)),
+                served=not served.isdisjoint((file.model.source, file.model.path)),
             )
             for file in found.files
         ],

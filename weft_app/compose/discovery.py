@@ -3,9 +3,8 @@
 import asyncio
 import json
 import os
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from weft.api.runner.v1 import model_store_pb2
@@ -13,9 +12,9 @@ from weft.kernel.errors import FieldError, invalid_field
 from weft.kernel.file_replacement import replace_file
 from weft.kernel.log import get_logger
 from weft.kernel.model_source import free_name, parse_source, suggested_name
-from weft_app.compose.demo import DEMO_RUNNER, load_with_runners
+from weft_app.compose.demo import DEMO_RUNNER
 from weft_app.compose.home import WeftHome
-from weft_app.config.config import AcceleratorSettings, DiscoverySettings, WeftConfig
+from weft_app.config.config import AcceleratorSettings, DiscoverySettings
 from weft_app.config.document import Document
 
 if TYPE_CHECKING:
@@ -96,7 +95,7 @@ async def discover(
     found = arranged(servers, files, settings.max_files, added)
     if accelerators is None or not found.files:
         return found
-    from weft_app.compose.found_sizes import found_size, memory_here  # noqa: PLC0415 - see above
+    from weft_app.compose.model_sizes import found_size, memory_here  # noqa: PLC0415 - see above
 
     memory, folders = await memory_here(accelerators), program_folders(environment)
     sizes = await asyncio.gather(*(found_size(file.settings(), memory, folders) for file in found.files))
@@ -138,20 +137,12 @@ def ollama_address(environment: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def keep_discovered(found: Discovered, home: WeftHome) -> None:
-    """Writes the runners of what was found where `load_discovered` reads them. Raises INVALID_ARGUMENT."""
+    """Writes the runners of what was found where `discovered_runners` reads them. Raises INVALID_ARGUMENT."""
     try:
         home.state.mkdir(parents=True, exist_ok=True)
         replace_file(home.state / _FILE, f"{json.dumps({'runners': found.runners()}, indent=2)}\n".encode())
     except OSError as error:
         raise invalid_field("--home", f"{home.state / _FILE} cannot be written: {error.strerror}") from error
-
-
-def loads_discovered(home: WeftHome) -> Callable[..., WeftConfig]:
-    """Returns a function like `load_config` with the runners that were found where none is configured.
-
-    Raises INVALID_ARGUMENT where they cannot be read.
-    """
-    return partial(load_with_runners, discovered_runners(home))
 
 
 def discovered_runners(home: WeftHome) -> list[dict[str, Any]]:

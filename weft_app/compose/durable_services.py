@@ -7,20 +7,6 @@ import router_svc.durable.records
 import router_svc.durable.tasks.service
 from router_svc.durable.batches.service import BatchService
 from router_svc.durable.files import FileServicer
-from router_svc.durable.limits import (
-    BatchLimits,
-    BatchSettings,
-    RecordLimits,
-    RecordSettings,
-    ResponseLimits,
-    ResponseSettings,
-    ResultLimits,
-    ResultSettings,
-    TaskLimits,
-    TaskSettings,
-    UsageLimits,
-    UsageSettings,
-)
 from router_svc.durable.records import RecordService
 from router_svc.durable.stored_responses import ResponseService
 from router_svc.durable.tasks.service import TaskService, TaskServiceDeps
@@ -30,8 +16,6 @@ from router_svc.service import RouterService
 from router_svc.store.database import RouterDatabase
 from weft.dispatch.agents import KnownNames
 from weft.kernel.clock import Clock, SystemClock
-from weft.kernel.health import HealthCheck, HealthLimits
-from weft.kernel.settings import values_of
 from weft.sql.write_check import write_check
 from weft_app.compose.home import WeftHome
 from weft_app.config.config import WeftConfig
@@ -53,7 +37,7 @@ def usage_service(
 
     `page` gets the metrics of usage; None: there are none.
     """
-    settings = UsageLimits(**values_of(UsageSettings, config.router.usage))
+    settings = config.router.usage
     if page is None:
         return UsageService(database, router.usage, settings)
     from router_svc.durable.usage_metrics import UsageMetrics  # noqa: PLC0415 - only where there is a page
@@ -69,7 +53,7 @@ def record_service(
 
     `page` gets the number of records that are dropped; None: there is none.
     """
-    settings = RecordLimits(**values_of(RecordSettings, config.router.records))
+    settings = config.router.records
     records, shares = router.records, router.shares
     if page is None:
         service = router_svc.durable.records.build(database, router.name, records, shares, settings)
@@ -101,13 +85,9 @@ class RouterStores:
         """Returns what the router does with them while it leads."""
         after = (self.responses, self.tasks, self.batches)
         names = tuple(name for service in after for name in service.service_names)
-
-        def checks(limits: HealthLimits) -> list[HealthCheck]:
-            seconds = limits.write_check_seconds
-            check = write_check("journal", self.database.write_failure, clock, services=names, seconds=seconds)
-            # While the database is down, these services do not serve, and placement goes on.
-            return [replace(check, is_essential=False)]
-
+        check = write_check("journal", self.database.write_failure, clock, services=names)
+        # While the database is down, these services do not serve, and placement goes on.
+        checks = (replace(check, is_essential=False),)
         return LeadingRouter(
             self.database, router, clock, before=(self.usage, self.records), after=after, checks=checks
         )
@@ -121,14 +101,10 @@ def router_stores(
     `page` gets their metrics; None: there are none.
     """
     database = router_database(config, home, address)
-    limits = task_limits(config)
+    limits = config.router.tasks
     clock = SystemClock()
-    batch_limits = BatchLimits(
-        **values_of(BatchSettings, config.router.batches),
-        max_file_bytes=config.gateway.batches.max_file_bytes,
-    )
-    results = ResultLimits(**values_of(ResultSettings, config.router.results))
-    files = FileServicer(database, batch_limits, clock, results=results)
+    batch_limits = replace(config.router.batches, max_file_bytes=config.gateway.batches.max_file_bytes)
+    files = FileServicer(database, batch_limits, clock, results=config.router.results)
     parts = TaskServiceDeps(
         placement=router.placement,
         fleet=router,
@@ -151,12 +127,7 @@ def router_stores(
         database=database,
         usage=usage_service(config, database, router, page),
         records=record_service(config, database, router, page),
-        responses=ResponseService(database, ResponseLimits(**values_of(ResponseSettings, config.router.responses))),
+        responses=ResponseService(database, config.router.responses),
         tasks=tasks,
         batches=batches,
     )
-
-
-def task_limits(config: WeftConfig) -> TaskLimits:
-    """Returns every bound of durable tasks: their own, and those of the JSON schemas of any request."""
-    return TaskLimits(**values_of(TaskSettings, config.router.tasks))

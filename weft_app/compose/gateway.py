@@ -4,9 +4,8 @@ import os
 import secrets
 from collections.abc import Mapping
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import grpc
@@ -17,28 +16,10 @@ from gateway.admin.instances import EngineLogClient, RunnerDescriptions
 from gateway.admin.operations import AdminPorts, DiscoverySource, look_nowhere
 from gateway.admin.process_client import ProcessesClient
 from gateway.app import GatewayPorts
-from gateway.config import (
-    REGISTRY_TIMEOUT_SECONDS,
-    BatchEdgeConfig,
-    BatchEdgeSettings,
-    ConnectionLimits,
-    ConnectionSettings,
-    CorsConfig,
-    CorsSettings,
-    EdgeTls,
-    GatewayConfig,
-    GatewaySettings,
-    MediaConfig,
-    MediaSettings,
-    RateLimitConfig,
-    RequestLimits,
-    RequestSettings,
-    TenantRequestRates,
-)
+from gateway.config import REGISTRY_TIMEOUT_SECONDS, EdgeTls, GatewayConfig
 from gateway.operations import OperationsClient
 from gateway.registry_client import RegistryClient, RegistryService
 from gateway.result_links import KEY_BYTES
-from gateway.service import GatewayService
 from gateway.watch.events import EventSource
 from gateway.watch.operations import MemorySource, OperationSource
 from gateway.watch.queues import QueuesByName
@@ -67,11 +48,9 @@ from weft.kernel.errors import invalid_field
 from weft.kernel.health import HealthSource
 from weft.kernel.health_monitor import HealthMonitor
 from weft.kernel.memory_tuning import settle_memory
-from weft.kernel.metrics import MetricsPage
 from weft.kernel.rpc import ChannelPool, open_channel
-from weft.kernel.settings import values_of
 from weft.kernel.tls_channel import ChannelSecurity
-from weft.kernel.tracing import NO_TRACING, ServiceName, Tracing
+from weft.kernel.tracing import ServiceName
 from weft_app.compose.edge_certificate import with_edge_certificate
 from weft_app.compose.grpc_host import GrpcHost
 from weft_app.compose.home import WeftHome
@@ -79,7 +58,7 @@ from weft_app.compose.invitation import join_command
 from weft_app.compose.journal import journal_rules
 from weft_app.compose.metrics import metrics_page, metrics_services
 from weft_app.compose.process_service import ProcessService
-from weft_app.compose.security import KeyCheck, channel_security, key_check, keys_required
+from weft_app.compose.security import channel_security, key_check, keys_required
 from weft_app.compose.serving import Announce, registry_address, router_address
 from weft_app.compose.shutdown import CriticalTasks, stop_requested
 from weft_app.compose.tracing import close_tracing, tracing_of
@@ -132,17 +111,7 @@ WATCH_QUEUE_SECONDS = 1.0
 
 def gateway_config(config: WeftConfig) -> GatewayConfig:
     """Returns the configuration of the HTTP edge."""
-    section = config.gateway
-    rates = section.rate_limits
-    values = values_of(GatewaySettings, section) | {
-        "rate_limits": None if rates is None else RateLimitConfig(**values_of(TenantRequestRates, rates)),
-        "batches": BatchEdgeConfig(**values_of(BatchEdgeSettings, section.batches)),
-        "cors": CorsConfig(**values_of(CorsSettings, section.cors)),
-        "limits": RequestLimits(**values_of(RequestSettings, section.limits)),
-        "connections": ConnectionLimits(**values_of(ConnectionSettings, section.connections)),
-        "media": MediaConfig(**values_of(MediaSettings, section.media)),
-    }
-    return GatewayConfig(**values, host=config.host, port=config.port, auth_required=keys_required(config))
+    return replace(config.gateway, host=config.host, port=config.port, auth_required=keys_required(config))
 
 
 def gateway_config_behind_edge(config: WeftConfig) -> GatewayConfig:
@@ -180,98 +149,58 @@ def result_key(config: WeftConfig, home: WeftHome) -> bytes:
     return key
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MeshClients:
-    """The clients that a gateway is built over."""
-
-    dispatcher: Dispatcher
-    fleet: FleetWatcher
-    registry: grpc.aio.Channel
-    processes: Mapping[str, grpc.aio.Channel]
-    """A channel to the process of each service, by its name; `mesh` is that of `weft up`."""
-    channels: ChannelPool
-    queues: QueueSource
-    requests: RequestSource
-    responses: ResponseClient
-    usage: UsageClient
-    tasks: TaskClient
-    files: FileClient
-    batches: BatchClient
-    keys: KeyCheck | None
-    """None: no keys are required."""
-    clock: Clock
-    router: RouterSource | None = None
-    """Watches whether a router answers; None: the router is in this very process."""
-    names: FleetSource | None = None
-    """The mesh with the models that are still expected; None: `fleet`."""
-    tracing: Tracing = NO_TRACING
-    """Where the spans of requests go."""
-    health: HealthSource = HealthSource()  # noqa: RUF009 - it has no state
-    """The health of this process."""
-    metrics: MetricsPage | None = None
-    """The page of this process; None: a separate one."""
-    discovery: DiscoverySource = look_nowhere
-    """Looks for engines and model files on the mesh's machine."""
-    ends: EndReporter | None = None
-    """Hands over the ends of requests whose router was lost; that of `dispatcher`."""
-
-
-def build_gateway(
+def gateway_ports(  # noqa: PLR0913 - what a mesh in this process and one elsewhere have differently
     config: WeftConfig,
     home: WeftHome,
-    mesh: MeshClients,
-    edge: GatewayConfig | None = None,
-    socket_path: Path | None = None,
-) -> GatewayService:
-    """Returns a gateway over a mesh; not started yet. `home`: where a relay of this machine is known from.
+    dispatcher: Dispatcher,
+    fleet: FleetWatcher,
+    registry: grpc.aio.Channel,
+    channels: ChannelPool,
+    *,
+    queues: QueueSource,
+    requests: RequestSource,
+    processes: Mapping[str, grpc.aio.Channel],
+    clock: Clock,
+    names: FleetSource | None = None,
+    discovery: DiscoverySource = look_nowhere,
+) -> GatewayPorts:
+    """Returns what a gateway has from a registry and a scheduler; the caller adds the stores, keys and health.
 
-    `edge` replaces the configuration of its HTTP edge; `socket_path`: see `gateway.service.build`.
+    `home`: where a relay of this machine is known from. `processes`: a channel to the process of each service, by its
+    name; `mesh` is that of `weft up`. `names`: the mesh with the models that are still expected; None: `fleet`.
     """
-    edge = edge or gateway_config(config)
     timeout = REGISTRY_TIMEOUT_SECONDS
-    operations = OperationsClient(mesh.registry, timeout_seconds=timeout)
-    admin = AdminPorts(
-        operations=operations,
-        instances=RunnerDescriptions(mesh.fleet, mesh.channels, mesh.clock),
-        queues=mesh.queues,
-        engine_logs=EngineLogClient(mesh.fleet, mesh.channels),
-        processes=ProcessesClient(mesh.processes, mesh.fleet, mesh.channels),
-        discovery=mesh.discovery,
-    )
-    registry = RegistryClient(mesh.registry, mesh.fleet, timeout_seconds=timeout)
-    ports = GatewayPorts(
-        dispatcher=mesh.dispatcher,
-        fleet=mesh.fleet,
-        registry=registry,
+    operations = OperationsClient(registry, timeout_seconds=timeout)
+    resources = RegistryClient(registry, fleet, timeout_seconds=timeout)
+    return GatewayPorts(
+        dispatcher=dispatcher,
+        fleet=fleet,
+        registry=resources,
         watched=(
-            *resource_sources(registry),
-            EventSource(registry),
-            RequestsOfTenant(mesh.requests),
-            FiguresOfMesh(mesh.requests),
-            QueuesByName(mesh.queues, mesh.clock, WATCH_QUEUE_SECONDS),
+            *resource_sources(resources),
+            EventSource(resources),
+            RequestsOfTenant(requests),
+            FiguresOfMesh(requests),
+            QueuesByName(queues, clock, WATCH_QUEUE_SECONDS),
             OperationSource(operations),
             MemorySource(operations),
         ),
-        admin=admin,
-        keys=mesh.keys,
-        requests=mesh.requests,
-        responses=mesh.responses,
-        usage=mesh.usage,
-        tasks=mesh.tasks,
-        files=mesh.files,
+        admin=AdminPorts(
+            operations=operations,
+            instances=RunnerDescriptions(fleet, channels, clock),
+            queues=queues,
+            engine_logs=EngineLogClient(fleet, channels),
+            processes=ProcessesClient(processes, fleet, channels),
+            discovery=discovery,
+        ),
+        requests=requests,
         result_key=result_key(config, home),
-        batches=mesh.batches,
-        api_keys=RegistryService(KeyServiceStub(mesh.registry), timeout_seconds=timeout),
-        join_tokens=RegistryService(JoinTokenServiceStub(mesh.registry), timeout_seconds=timeout),
+        api_keys=RegistryService(KeyServiceStub(registry), timeout_seconds=timeout),
+        join_tokens=RegistryService(JoinTokenServiceStub(registry), timeout_seconds=timeout),
         join_command=partial(join_command, home),
-        secrets=RegistryService(SecretServiceStub(mesh.registry), timeout_seconds=timeout),
-        router=mesh.router,
-        journal=JournalPolicy(mesh.names or mesh.fleet, journal_rules(config.router)),
-        tracing=mesh.tracing,
-        health=mesh.health,
-        ends=mesh.ends,
+        secrets=RegistryService(SecretServiceStub(registry), timeout_seconds=timeout),
+        journal=JournalPolicy(names or fleet, journal_rules(config.router)),
     )
-    return gateway.service.build(edge, ports, metrics=mesh.metrics, socket_path=socket_path)
 
 
 class RemoteMesh:
@@ -279,6 +208,7 @@ class RemoteMesh:
 
     def __init__(self, config: WeftConfig, home: WeftHome) -> None:
         self._config = config
+        self._home = home
         self.clock = SystemClock()
         self.security, self.keys = channel_security(config), key_check(config, self.clock)
         self.registry = open_channel(registry_address(config, home), self.security)
@@ -290,39 +220,11 @@ class RemoteMesh:
         self.ends = EndReporter(self.routers.placement, self.clock)
         self.tracing = tracing_of(os.environ)
 
-    def clients(self, health: HealthSource, page: MetricsPage) -> MeshClients:
-        """Returns what a gateway is built over."""
+    def ports(self, health: HealthSource) -> GatewayPorts:
+        """Returns what a gateway is built over; `health` is that of its process."""
         routers = self.routers
-        return MeshClients(
-            dispatcher=self._dispatcher(),
-            fleet=self.fleet,
-            registry=self.registry,
-            processes={
-                "mesh": self.registry,
-                "registry": self.registry,
-                "router": routers.channel,
-                "gateway": self.itself,
-            },
-            channels=self.channels,
-            queues=routers.queues,
-            requests=routers.requests,
-            responses=ResponseClient(routers.channel),
-            usage=UsageClient(routers.channel),
-            tasks=TaskClient(routers.channel),
-            files=FileClient(routers.channel),
-            batches=BatchClient(routers.channel),
-            keys=self.keys,
-            clock=self.clock,
-            router=routers,
-            tracing=self.tracing,
-            health=health,
-            metrics=page,
-            ends=self.ends,
-        )
-
-    def _dispatcher(self) -> Dispatcher:
         dispatcher = Dispatcher(
-            self.routers.placement,
+            routers.placement,
             self.channels,
             clock=self.clock,
             fleet=self.fleet,
@@ -330,7 +232,32 @@ class RemoteMesh:
             service=ServiceName.GATEWAY,
         )
         dispatcher.report_ends_to(self.ends)
-        return dispatcher
+        services = {"mesh": self.registry, "registry": self.registry, "router": routers.channel, "gateway": self.itself}
+        ports = gateway_ports(
+            self._config,
+            self._home,
+            dispatcher,
+            self.fleet,
+            self.registry,
+            self.channels,
+            queues=routers.queues,
+            requests=routers.requests,
+            processes=services,
+            clock=self.clock,
+        )
+        return replace(
+            ports,
+            responses=ResponseClient(routers.channel),
+            usage=UsageClient(routers.channel),
+            tasks=TaskClient(routers.channel),
+            files=FileClient(routers.channel),
+            batches=BatchClient(routers.channel),
+            keys=self.keys,
+            router=routers,
+            tracing=self.tracing,
+            health=health,
+            ends=self.ends,
+        )
 
     async def start(self) -> None:
         """Begin to follow routers, the fleet and keys."""
@@ -356,11 +283,11 @@ async def serve_gateway(config: WeftConfig, home: WeftHome, announce: Announce) 
     stop = stop_requested()
     remote, page = RemoteMesh(config, home), metrics_page(config)
     page.add_spans(remote.tracing)
-    checks = [router_check(remote.routers), fleet_check(remote.fleet, config.health)]
-    monitor = HealthMonitor(checks, remote.clock, config.health)
+    checks = [router_check(remote.routers), fleet_check(remote.fleet)]
+    monitor = HealthMonitor(checks, remote.clock)
     figures = metrics_services(config, page, "gateway", monitor)
-    clients = remote.clients(monitor, page)
-    service = build_gateway(with_edge_certificate(config, home), home, clients, socket_path=home.http_socket())
+    edge = gateway_config(with_edge_certificate(config, home))
+    service = gateway.service.build(edge, remote.ports(monitor), metrics=page, socket_path=home.http_socket())
     # For its health, and for commands of this machine.
     own = GrpcHost(guard=None if remote.keys is None else remote.keys.interceptor())
     own.bind(home.address("gateway"))

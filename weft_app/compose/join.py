@@ -4,14 +4,12 @@ import asyncio
 import tempfile
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
-from functools import partial
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import runner_svc.service
 from runner_svc.dial_out import DialOut, DialOutConfig, LinkEvent
-from runner_svc.runtimes.settings import ModelSettings
 from runner_svc.runtimes.table import ATTACHED_RUNTIME
 from runner_svc.settings import RunnerSettings
 from weft.kernel.clock import SystemClock
@@ -23,7 +21,8 @@ from weft.kernel.reasons import Reason
 from weft_app.compose.demo import configured_runners
 from weft_app.compose.grpc_host import GrpcHost
 from weft_app.compose.home import WeftHome, is_socket_address
-from weft_app.compose.join_address import FindAddresses, JoinAddress, JoinDialer, Trust
+from weft_app.compose.invitation import Invitation
+from weft_app.compose.join_address import FindAddresses, JoinDialer
 from weft_app.compose.process_service import ProcessService
 from weft_app.compose.runner import pick_runner, runner_config
 from weft_app.compose.shutdown import CriticalTasks, stop_requested
@@ -41,44 +40,36 @@ class JoinPlan:
     runner: RunnerSettings
     published: tuple[str, ...]
     """Its published models."""
-    addresses: tuple[JoinAddress, ...]
-    """Where the relay may be: at whichever of them shows a certificate that is trusted."""
-    trust: Trust
-    token: str = field(repr=False)
+    mesh: Invitation
     find: FindAddresses | None = None
     """Returns where the relay is announced, if it is at none of the addresses any more; None: it is not looked for."""
 
     @property
     def shown_address(self) -> str:
         """The addresses, for messages."""
-        return " or ".join(address.target for address in self.addresses)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServerOptions:
-    """An OpenAI-compatible server named on the command line instead of in a file."""
-
-    runner: str
-    url: str = field(repr=False)
-    model: str | None = None
-    """None: every model that the server lists is published, under its own name."""
-    upstream_model: str | None = None
-    api_key_env: str | None = None
-    remote: bool | None = None
-    """Whether it is remote; None: not stated."""
+        return " or ".join(address.target for address in self.mesh.addresses)
 
 
 def config_with_server(
-    path: Path | None, server: ServerOptions, below: Callable[[Document], Document] | None = None
+    path: Path | None,
+    *,
+    runner: str,
+    url: str,
+    model: str | None = None,
+    below: Callable[[Document], Document] | None = None,
+    **details: str | bool | None,
 ) -> WeftConfig:
-    """Returns the configuration with that server as its only runner. Raises INVALID_ARGUMENT naming the field."""
-    if server.model is None and server.upstream_model is not None:
+    """Returns the configuration with an OpenAI-compatible server of the command line as its only runner.
+
+    `model`: None publishes every model that the server lists, under its own name. `details`: further settings of it.
+    Raises INVALID_ARGUMENT naming the field.
+    """
+    if model is None and details.get("upstream_model") is not None:
         raise invalid_field("--upstream-model", "needs --model: the name of that model in the mesh")
-    details = {name: getattr(server, name) for name in ("upstream_model", "api_key_env", "remote")}
-    given = {"url": server.url, **{name: value for name, value in details.items() if value is not None}}
-    runner: dict[str, Any] = {"name": server.runner, "runtime": ATTACHED_RUNTIME}
-    runner |= given if server.model is None else {"models": [{"name": server.model, "publish": True, **given}]}
-    return load_config(path, {"runners": [runner]}, below)
+    given = {"url": url, **{name: value for name, value in details.items() if value is not None}}
+    section: dict[str, Any] = {"name": runner, "runtime": ATTACHED_RUNTIME}
+    section |= given if model is None else {"models": [{"name": model, "publish": True, **given}]}
+    return load_config(path, {"runners": [section]}, below)
 
 
 def pick_published(
@@ -113,18 +104,18 @@ async def join(plan: JoinPlan, config: WeftConfig, home: WeftHome, report: Calla
             home,
             address=address,
             registry_address=address,
-            published=partial(_is_published, plan.published),
+            published=plan.published,
             drain_seconds=config.drain_seconds,
             accelerators=config.accelerators,
             model_store=config.model_store,
         )
         # Its socket is private: the relay announces its own address instead.
         runner = runner_svc.service.build(replace(settings, address="", conceals_local_addresses=True))
-        dialer = JoinDialer(plan.addresses, plan.trust, plan.find)
+        dialer = JoinDialer(plan.mesh.addresses, plan.mesh.trust, plan.find)
         link = DialOutConfig(
             target=plan.shown_address,
             open_channel=dialer.open,
-            token=plan.token,
+            token=plan.mesh.token,
             local_address=address,
         )
 
@@ -135,7 +126,7 @@ async def join(plan: JoinPlan, config: WeftConfig, home: WeftHome, report: Calla
         dial_out = DialOut(link, report, note_fresh_link=note_link, note_mesh_time=runner.note_mesh_time)
         with CriticalTasks(stop):
             try:
-                monitor = HealthMonitor(runner.health_checks, SystemClock(), config.health)
+                monitor = HealthMonitor(runner.health_checks, SystemClock())
                 process = ProcessService(f"runner/{plan.runner.name}", monitor, None)
                 await host.start([dial_out, runner, process], monitor)
                 settle_memory()
@@ -160,10 +151,6 @@ def private_folder(home: WeftHome, runner: str) -> Iterator[Path]:
             return
         with tempfile.TemporaryDirectory(prefix="weft-join-") as elsewhere:
             yield Path(elsewhere)
-
-
-def _is_published(names: Collection[str], model: ModelSettings) -> bool:
-    return model.name in names
 
 
 async def _until_stopped(stop: asyncio.Event, dial_out: DialOut) -> None:

@@ -12,6 +12,7 @@ from runner_svc.settings import RunnerSettings
 from weft.api.operations.v1 import configuration_service_pb2 as pb
 from weft.api.operations.v1 import configuration_service_pb2_grpc
 from weft.kernel.clock import Clock
+from weft.kernel.errors import WeftError
 from weft.kernel.names import CENTRAL_RUNNER
 from weft.kernel.reasons import Reason
 from weft.kernel.rpc import error_from_call, open_channel
@@ -88,7 +89,10 @@ class MeshRunners:
         return "" if child is None else child.refusal
 
     async def reload(self, address: str) -> pb.ReloadConfigurationResponse:
-        """Has the runner at this address serve the models of its file. Every failure is a WeftError."""
+        """Has the runner at this address serve the models of its file. Every failure is a WeftError.
+
+        It is UNSUPPORTED_OPERATION where the runner has returned changes that it cannot carry out.
+        """
         async with open_channel(address) as channel:
             stub: Any = configuration_service_pb2_grpc.ConfigurationServiceStub(channel)
             try:
@@ -96,6 +100,9 @@ class MeshRunners:
             except grpc.aio.AioRpcError as error:
                 raise error_from_call(error, Reason.SERVICE_UNAVAILABLE) from error
         found: pb.ReloadConfigurationResponse = answer
+        for change in found.changes:
+            if change.kind == "runner":
+                raise WeftError(Reason.UNSUPPORTED_OPERATION, f"runner {change.name} needs a restart of its process")
         return found
 
     async def _start(self, name: str, arguments: Iterable[str]) -> None:

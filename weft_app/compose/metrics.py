@@ -7,9 +7,7 @@ from typing import TYPE_CHECKING
 
 from weft.kernel.clock import SystemClock
 from weft.kernel.health import HealthSource
-from weft.kernel.metric_limits import MetricLimits, MetricSettings
 from weft.kernel.service import Service
-from weft.kernel.settings import values_of
 from weft_app.config.config import WeftConfig
 
 if TYPE_CHECKING:
@@ -23,7 +21,7 @@ def metrics_page(config: WeftConfig) -> "MetricsPage":
 
     from weft.kernel.metrics import MetricsPage  # noqa: PLC0415
 
-    page = MetricsPage(MetricLimits(**values_of(MetricSettings, config.metrics)))
+    page = MetricsPage(config.metrics)
     ProcessCollector(registry=page.registry)
     return page
 

@@ -266,7 +266,7 @@ async def _read_within(request: Request, limit: int, name: str) -> bytes:
 
 
 def _too_large(what: str, limit: int, name: str) -> WeftError:
-    return WeftError(Reason.REQUEST_TOO_LARGE, f"{what} is over {limit} bytes (publishers.{name})")
+    return WeftError(Reason.REQUEST_TOO_LARGE, f"{what} is over {limit} bytes ({name})")
 
 
 async def _refuse(request: Request, error: Exception) -> Response:

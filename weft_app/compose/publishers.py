@@ -24,7 +24,7 @@ from runner_svc.policy.timeouts import TimeoutProfile
 from runner_svc.publishers.backend import NOWHERE, PublishedModel
 from runner_svc.publishers.messages import Registration
 from runner_svc.publishers.session import PublisherSession
-from runner_svc.publishers.settings import PublisherLimits, PublisherTerms
+from runner_svc.publishers.settings import PublisherLimits
 from runner_svc.runtimes.settings import UpstreamSettings
 from runner_svc.runtimes.table import ATTACHED_RUNTIME, require_runtime
 from runner_svc.settings import RunnerSettings
@@ -33,7 +33,6 @@ from weft.kernel.errors import WeftError
 from weft.kernel.log import get_logger
 from weft.kernel.reasons import Reason
 from weft.kernel.service import start_task, stop_tasks
-from weft.kernel.settings import values_of
 from weft.link.link import LINK_CHANNEL_OPTIONS
 from weft_app.compose.grpc_host import GrpcHost
 from weft_app.compose.home import WeftHome
@@ -118,7 +117,7 @@ class Publishers:
     """The publishers that are registered, each with its runner."""
 
     def __init__(self, config: WeftConfig, home: WeftHome, relay: Relay, relay_listener: RelayListener) -> None:
-        self.limits = PublisherLimits(**values_of(PublisherTerms, config.publishers))
+        self.limits = PublisherLimits(max_sessions=config.publishers.max_sessions)
         self._drain_seconds = config.drain_seconds
         self._home = home
         self._relay = relay

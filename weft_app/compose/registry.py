@@ -10,10 +10,6 @@ from registry_svc.config import (
     GovernanceConfig,
     GovernanceMode,
     GovernanceSettings,
-    LedgerConfig,
-    LedgerSettings,
-    OperationLimits,
-    OperationSettings,
     RegistryConfig,
     RegistrySettings,
 )
@@ -91,10 +87,7 @@ def registry_config(config: WeftConfig, home: WeftHome) -> RegistryConfig:
     values = values_of(RegistrySettings, section) | {
         "database_url": section.database_url or home.state / "registry.db",
         "allow_cloud_fallback": allow_cloud_fallback(section.allow_cloud_fallback, os.environ),
-        "ledger": LedgerConfig(
-            **values_of(LedgerSettings, section.ledger), restart_grace_seconds=section.restart_grace_seconds
-        ),
-        "operations": OperationLimits(**values_of(OperationSettings, section.operations)),
+        "ledger": replace(section.ledger, restart_grace_seconds=section.restart_grace_seconds),
         "governance": governance_config(section.governance, home),
         "keys": replace(section.keys, pepper_file=section.keys.pepper_file or home.state / "key-pepper"),
         "secrets": replace(section.secrets, key_file=section.secrets.key_file or home.state / "secret-keys"),
@@ -115,7 +108,7 @@ async def serve_registry(config: WeftConfig, home: WeftHome, listen: str | None,
     guard.use(paired)
     if keys is not None:
         keys.use(lambda: service.key_ring)
-    monitor = HealthMonitor(paired.health_checks(config.health), SystemClock(), config.health)
+    monitor = HealthMonitor(paired.health_checks(), SystemClock())
     paired.on_takeover(monitor.check)
     # A standby answers no call: commands of this home go on to the owner.
     paired.on_owner(lambda owner: keep_address(home.owner_file("registry"), owner or None))

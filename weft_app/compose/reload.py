@@ -17,16 +17,14 @@ from weft.kernel.clock import Clock
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.log import get_logger
 from weft_app.compose.configuration import ConfigurationSource, ReadConfiguration, write_snapshot
-from weft_app.compose.configuration_service import change_messages, require_only_models
 from weft_app.compose.edge_certificate import with_edge_certificate
-from weft_app.compose.engine_environments import require_environments
 from weft_app.compose.gateway import gateway_config_behind_edge
 from weft_app.compose.home import WeftHome
 from weft_app.compose.mesh_runners import MeshRunners
 from weft_app.compose.registry import registry_config
 from weft_app.compose.router import router_config
 from weft_app.compose.runner_processes import StartedRunners, left_behind_notes, retirement_notes
-from weft_app.compose.startable import expected_mesh, require_startable
+from weft_app.compose.startable import expected_mesh, require_environments, require_startable
 from weft_app.config.config import CONFIG_NAME
 from weft_app.config.reload_plan import ReloadPlan, plan_reload
 
@@ -37,10 +35,14 @@ START_CHECK_SECONDS = 0.1
 log = get_logger("weft_app.compose")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReloadedMesh:
-    """The parts of a running mesh that a reload changes."""
+@dataclass(slots=True, kw_only=True)
+class MeshReload:
+    """Carries out reloads of a running mesh, one at a time: the caller sees to that."""
 
+    source: ConfigurationSource
+    current: ReadConfiguration
+    changed: Callable[[ReadConfiguration], None]
+    """Gets the configuration that is in force after a reload."""
     home: WeftHome
     config_file: Path
     """What the runners read."""
@@ -57,48 +59,29 @@ class ReloadedMesh:
     """The names of models and pools for which tasks wait."""
     clock: Clock
 
-
-class MeshReload:
-    """Carries out reloads, one at a time: the caller sees to that."""
-
-    def __init__(
-        self,
-        source: ConfigurationSource,
-        current: ReadConfiguration,
-        mesh: ReloadedMesh,
-        changed: Callable[[ReadConfiguration], None],
-    ) -> None:
-        """`changed` gets the configuration that is in force after a reload."""
-        self._source = source
-        self._current = current
-        self._mesh = mesh
-        self._changed = changed
-
     async def reload(self, dry_run: bool) -> pb.ReloadConfigurationResponse:
         """Reads the configuration again and carries out what changed; `dry_run`: only returns it.
 
         Raises INVALID_ARGUMENT and MALFORMED_REQUEST naming all that is wrong, with nothing changed.
         """
-        read = await asyncio.to_thread(self._source.read)
-        current = self._current
+        read = await asyncio.to_thread(self.source.read)
+        current = self.current
         _require_file(current, read)
         plan = plan_reload(current.config, read.config, current.runners, read.runners)
         wanted = read
         if plan.waiting_settings:
-            wanted = await asyncio.to_thread(self._source.with_values_of, read, current, plan.waiting_settings)
+            wanted = await asyncio.to_thread(self.source.with_values_of, read, current, plan.waiting_settings)
         await asyncio.to_thread(self._check, wanted, plan)
-        response = pb.ReloadConfigurationResponse(files=map(str, read.files), changes=change_messages(plan.changes))
-        left_behind = await asyncio.to_thread(
-            left_behind_notes, self._mesh.home, {each.name for each in wanted.runners}
-        )
+        response = pb.ReloadConfigurationResponse(files=map(str, read.files), changes=plan.changes)
+        left_behind = await asyncio.to_thread(left_behind_notes, self.home, {each.name for each in wanted.runners})
         response.notes.extend(left_behind[runner] for runner in plan.stopped if runner in left_behind)
         if dry_run:
             response.notes.extend(await self._replacements(wanted, plan))
             return response
         # From here on it is the configuration in force: a runner that dies comes back with it.
-        await asyncio.to_thread(write_snapshot, self._mesh.config_file, wanted.document)
-        self._current = wanted
-        self._changed(wanted)
+        await asyncio.to_thread(write_snapshot, self.config_file, wanted.document)
+        self.current = wanted
+        self.changed(wanted)
         if plan.changes:
             await self._carry_out(plan, wanted, response)
             log.info("configuration reloaded", changes=len(plan.changes), waiting=list(plan.waiting_settings))
@@ -109,14 +92,14 @@ class MeshReload:
         # The runner's parts are no part of a mesh's own process before the first reload.
         from weft_app.compose.runner import runner_config  # noqa: PLC0415
 
-        require_startable(wanted.config, self._mesh.home)
+        require_startable(wanted.config, self.home)
         expected_mesh(wanted.runners)
         touched = {*plan.started, *plan.restarted, *plan.updated}
         sections = [runner for runner in wanted.runners if runner.name in touched]
-        require_environments(sections, self._mesh.home)
+        require_environments(sections, self.home)
         for section in sections:
-            runner_config(section, self._mesh.home, address="", registry_address="")
-        _require_free_names(sections, self._mesh.fleet.view, {runner.name for runner in self._current.runners})
+            runner_config(section, self.home, address="", registry_address="")
+        _require_free_names(sections, self.fleet.view, {runner.name for runner in self.current.runners})
 
     async def _replacements(self, wanted: ReadConfiguration, plan: ReloadPlan) -> list[str]:
         """Returns a sentence for each model that would be loaded again: beside the old one, or after it."""
@@ -128,12 +111,12 @@ class MeshReload:
         for runner in plan.updated:
             names = plan.reloaded_models(runner)
             config = await asyncio.to_thread(
-                runner_config, sections[runner], self._mesh.home, address="", registry_address=""
+                runner_config, sections[runner], self.home, address="", registry_address=""
             )
             for model in config.models:
                 if model.name in names:
-                    view = self._mesh.fleet.view
-                    found.append(await replacement_forecast(config, model, view, self._mesh.registry))
+                    view = self.fleet.view
+                    found.append(await replacement_forecast(config, model, view, self.registry))
         return found
 
     async def _carry_out(
@@ -143,7 +126,7 @@ class MeshReload:
         grace = wanted.config.drain_seconds
         if plan.live_settings:
             await self._take_settings(wanted)
-        await asyncio.gather(*(self._mesh.runners.stop(name, grace) for name in plan.stopped))
+        await asyncio.gather(*(self.runners.stop(name, grace) for name in plan.stopped))
         response.notes.extend(await self._retire_others(sections))
         await asyncio.gather(
             *(self._restart(sections[name], grace, response) for name in plan.restarted),
@@ -152,29 +135,28 @@ class MeshReload:
         await asyncio.gather(*(self._start(sections[name], response) for name in plan.started))
 
     async def _take_settings(self, wanted: ReadConfiguration) -> None:
-        config = await asyncio.to_thread(with_edge_certificate, wanted.config, self._mesh.home)
-        self._mesh.edge.reconfigure(gateway_config_behind_edge(config))
-        self._mesh.router.reconfigure(router_config(wanted.config, ""))
-        self._mesh.names.reconfigure(registry_config(wanted.config, self._mesh.home))
+        config = await asyncio.to_thread(with_edge_certificate, wanted.config, self.home)
+        self.edge.reconfigure(gateway_config_behind_edge(config))
+        self.router.reconfigure(router_config(wanted.config, ""))
+        self.names.reconfigure(registry_config(wanted.config, self.home))
 
     async def _retire_others(self, sections: Collection[str]) -> list[str]:
         """Takes runners out of the mesh that are not among these; returns sentences about them."""
-        retired = await StartedRunners(self._mesh.home).retire_others(sections, self._mesh.registry)
-        return retirement_notes(retired, await self._mesh.names_waited_for()) if retired else []
+        retired = await StartedRunners(self.home).retire_others(sections, self.registry)
+        return retirement_notes(retired, await self.names_waited_for()) if retired else []
 
     async def _restart(self, section: RunnerSettings, grace: float, response: pb.ReloadConfigurationResponse) -> None:
         """Ends the process of a runner after its requests, and starts it again."""
-        await self._mesh.runners.stop(section.name, grace)
+        await self.runners.stop(section.name, grace)
         await self._start(section, response)
 
     async def _update(self, section: RunnerSettings, grace: float, response: pb.ReloadConfigurationResponse) -> None:
         """Has a runner serve other models; one that cannot is started again."""
-        known = self._mesh.fleet.view.runners.get(section.name)
+        known = self.fleet.view.runners.get(section.name)
         try:
             if known is None or not known.active:
                 raise invalid_field("runner", "is not there")
-            answer = await self._mesh.runners.reload(known.address)
-            require_only_models(answer)
+            answer = await self.runners.reload(known.address)
         except WeftError as error:
             log.warning("runner is started again for its models", runner=section.name, why=error.message)
             response.notes.append(f"runner {section.name} is started again: {error.message}")
@@ -186,14 +168,14 @@ class MeshReload:
         """Starts a runner and waits until it has come; requests for its models wait meanwhile."""
         # Each reader has its own: what one has seen come, another may still wait for.
         for_router, for_gateway = expected_mesh([section]), expected_mesh([section])
-        self._mesh.router.expect(for_router)
-        self._mesh.expected.add(for_gateway)
+        self.router.expect(for_router)
+        self.expected.add(for_gateway)
         try:
-            await self._mesh.runners.start(section)
+            await self.runners.start(section)
             why = await self._why_absent(section.name)
         finally:
-            self._mesh.router.expect_not(for_router)
-            self._mesh.expected.drop(for_gateway)
+            self.router.expect_not(for_router)
+            self.expected.drop(for_gateway)
         if why:
             response.notes.append(f"runner {section.name} {why}")
             for change in response.changes:
@@ -202,14 +184,14 @@ class MeshReload:
 
     async def _why_absent(self, runner: str) -> str:
         """Returns why a runner that was started has not come; empty: it has."""
-        deadline = self._mesh.clock.monotonic() + START_SECONDS
-        while self._mesh.clock.monotonic() < deadline:
-            known = self._mesh.fleet.view.runners.get(runner)
+        deadline = self.clock.monotonic() + START_SECONDS
+        while self.clock.monotonic() < deadline:
+            known = self.fleet.view.runners.get(runner)
             if known is not None and known.active:
                 return ""
-            if refusal := self._mesh.runners.refusal(runner):
+            if refusal := self.runners.refusal(runner):
                 return f"does not start: {refusal}"
-            await self._mesh.clock.sleep(START_CHECK_SECONDS)
+            await self.clock.sleep(START_CHECK_SECONDS)
         return f"has not come within {START_SECONDS:.0f} s; it continues to start, see its log"
 
 

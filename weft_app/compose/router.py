@@ -2,8 +2,6 @@
 
 import os
 import socket
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 import grpc
 
@@ -29,11 +27,6 @@ from weft_app.compose.serving import Announce, registry_address, serve_until_sto
 from weft_app.compose.tracing import close_tracing, tracing_of
 from weft_app.config.config import WeftConfig
 
-if TYPE_CHECKING:
-    from router_svc.observer import SchedulingObserver
-    from weft.kernel.metrics import MetricsPage
-    from weft.sql.ownership import Paired
-
 
 def router_config(config: WeftConfig, registry_address: str, address: str = "") -> RouterConfig:
     """Returns the configuration of a router over a registry.
@@ -42,6 +35,7 @@ def router_config(config: WeftConfig, registry_address: str, address: str = "") 
     places everything.
     """
     section = config.router
+    rates, default_rates = section.rate_limits or TenantRates(), DEFAULT_RATES if section.multi_tenant else ()
     return RouterConfig(
         registry_address=registry_address,
         name=(section.name or default_router_name(socket.gethostname(), address)) if address else "",
@@ -49,47 +43,24 @@ def router_config(config: WeftConfig, registry_address: str, address: str = "") 
         security=channel_security(config),
         default_timeout_seconds=config.gateway.request_timeout_seconds,
         wake_recipes=section.wake_recipes,
-        wake_environment=_wake_environment(os.environ),
+        # Recipes come with models: they see no other variables.
+        wake_environment={
+            name: value for name, value in os.environ.items() if name == "PATH" or name.startswith("WEFT_WAKE_")
+        },
         limits=scheduler_limits(section),
         settings=section,
         clients=ClientsConfig(profiles=section.clients),
-        rate_limits=_rate_limits(section),
-        relay=_relay_config(config, address),
+        rate_limits=RateLimitConfig(
+            default=default_rates if rates.default is None else rates.default, tenants=rates.tenants
+        ),
+        relay=None if config.relay.listen is None else RelayConfig(address=address),
         journal=journal_rules(section),
-    )
-
-
-def _rate_limits(section: RouterSettings) -> RateLimitConfig:
-    written = section.rate_limits or TenantRates()
-    default = DEFAULT_RATES if section.multi_tenant else ()
-    return RateLimitConfig(
-        default=default if written.default is None else written.default,
-        tenants=written.tenants,
     )
 
 
 def scheduler_limits(section: RouterSettings) -> SchedulerLimits:
     """Returns every bound of the scheduler."""
     return SchedulerLimits(**values_of(QueueLimits, section))
-
-
-def _relay_config(config: WeftConfig, address: str) -> RelayConfig | None:
-    if config.relay.listen is None:
-        return None
-    return RelayConfig(address=address)
-
-
-def _wake_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """Returns the environment of wake recipes: PATH and WEFT_WAKE_*, since recipes come with models."""
-    return {name: value for name, value in environment.items() if name == "PATH" or name.startswith("WEFT_WAKE_")}
-
-
-def _observer(page: "MetricsPage | None") -> "SchedulingObserver | None":
-    if page is None:
-        return None
-    from router_svc.metrics import RouterMetrics  # noqa: PLC0415 - only where there is a page
-
-    return RouterMetrics(page)
 
 
 async def serve_router(
@@ -114,7 +85,12 @@ async def serve_router(
     tracing = tracing_of(os.environ)
     page = page_if_served(config)
     settings = router_config(config, registry, address)
-    service = router_svc.service.build(settings, tracing=tracing, observer=_observer(page))
+    observer = None
+    if page is not None:
+        from router_svc.metrics import RouterMetrics  # noqa: PLC0415 - only where there is a page
+
+        observer = RouterMetrics(page)
+    service = router_svc.service.build(settings, tracing=tracing, observer=observer)
     stores = router_stores(config, home, service, address, page)
     database, leading = stores.database, stores.leading(service, clock)
     watch = owner_watch_of(database.address, ROUTER_OWNER, clock, SILENCE_SECONDS)
@@ -133,10 +109,15 @@ async def serve_router(
         shares_database=database.is_shared,
     )
     listeners = join_listeners(config, home, service)
-    monitor = HealthMonitor(
-        [*service.health_checks(config.health), *paired.health_checks(config.health)], clock, config.health
-    )
-    _follow_leader(paired, monitor, announcement, home)
+    monitor = HealthMonitor([*service.health_checks(), *paired.health_checks()], clock)
+
+    async def note_takeover() -> None:
+        await monitor.check()
+        await announcement.tell()
+
+    # The mesh learns of a takeover, and commands of this home where the leader is.
+    paired.on_takeover(note_takeover)
+    paired.on_owner(lambda leader: keep_address(home.owner_file("router"), leader or None))
     # What drains last lets another router lead meanwhile; where none can, this one goes on placing requests.
     last = (listeners,) if database.is_shared else ()
     try:
@@ -158,14 +139,3 @@ async def serve_router(
     finally:
         keep_address(home.owner_file("router"), None)
         await close_tracing(tracing)
-
-
-def _follow_leader(paired: "Paired", monitor: HealthMonitor, announcement: RouterAnnouncement, home: WeftHome) -> None:
-    """Tells the mesh of a takeover, and commands of this home where the leader is."""
-
-    async def note_takeover() -> None:
-        await monitor.check()
-        await announcement.tell()
-
-    paired.on_takeover(note_takeover)
-    paired.on_owner(lambda leader: keep_address(home.owner_file("router"), leader or None))

@@ -1,9 +1,10 @@
 """Configuration and serving of a runner. A runner host needs no web stack and no database."""
 
+import asyncio
 import os
 import socket
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
 import runner_svc.service
@@ -17,10 +18,12 @@ from runner_svc.runtimes.settings import ModelSettings
 from runner_svc.service import RunnerService
 from runner_svc.settings import ModelStoreSettings, RunnerSettings
 from runner_svc.supervise.leftovers import Leftovers
+from weft.api.operations.v1 import configuration_service_pb2 as pb
 from weft.kernel.clock import SystemClock
 from weft.kernel.errors import invalid_field
 from weft.kernel.health import HealthSource
 from weft.kernel.health_monitor import HealthMonitor
+from weft.kernel.log import get_logger
 from weft.kernel.rpc import open_channel
 from weft.kernel.service import Service
 from weft_app.compose.accelerators import host_observer
@@ -30,22 +33,25 @@ from weft_app.compose.demo import configured_runners
 from weft_app.compose.followed_servers import SectionServers, configured_servers
 from weft_app.compose.home import WeftHome
 from weft_app.compose.metrics import metrics_services, runner_page
-from weft_app.compose.model_sizer import size_by_memory
 from weft_app.compose.model_sources import ModelSources
 from weft_app.compose.process_service import ProcessService
 from weft_app.compose.published_agents import published_agents
-from weft_app.compose.runner_reload import RunnerReload
 from weft_app.compose.security import channel_security, key_check, key_followers, new_host
 from weft_app.compose.served_models import runner_context, served_model
 from weft_app.compose.serving import Announce, registry_address, serve_until_stopped
 from weft_app.compose.tool_sources import tool_sources
 from weft_app.config.config import AcceleratorSettings, WeftConfig
+from weft_app.config.reload_plan import plan_models, plan_reload
 from weft_app.config.runners import with_replicas
 
 if TYPE_CHECKING:
     from weft.kernel.metrics import MetricsPage
 
 DEFAULT_DRAIN_SECONDS = 10.0
+PUBLISH_SECONDS = 10.0
+"""Longest wait for the registry to forget the models that are gone, whose names others may take then."""
+
+log = get_logger("weft_app.compose")
 
 
 class HttpApi(Service, Protocol):
@@ -67,30 +73,33 @@ def runner_config(  # noqa: PLR0913 - what the file says about this host, by its
     *,
     address: str,
     registry_address: str,
-    published: Callable[[ModelSettings], bool] | None = None,
+    published: Collection[str] | None = None,
     drain_seconds: float = DEFAULT_DRAIN_SECONDS,
     accelerators: AcceleratorSettings | None = None,
     model_store: ModelStoreSettings | None = None,
 ) -> RunnerConfig:
     """Returns the configuration of a runner that others reach at `address`, a gRPC target.
 
-    `published` selects the models that are served at all; None: those without `publish: false`.
+    `published`: the models that are served at all; None: those without `publish: false`.
     `drain_seconds` is how long an unload waits for running requests. `accelerators` are the devices of this host whose
     memory is leased; None: memory is not leased. `model_store`: how models with a `source` are pulled.
     """
     models = section.published_models
     if published is not None:
-        models = tuple(model for model in section.models if published(model))
+        models = tuple(model for model in section.models if model.name in published)
     if not models and section.models:
         raise invalid_field(f"runners.{section.name}.models", "none is published; set `publish: true` for one of them")
     state = home.state / "runners"
     has_children = section.engine.starts_engines or any(tool.type == "mcp_command" for tool in section.tools)
     leftovers = Leftovers(state / f"{section.name}.children") if has_children else None
+    ports = None
+    if section.port_range is not None:
+        ports = EnginePorts(parse_port_range(section.port_range, f"runners.{section.name}.port_range"))
     context = replace(
         runner_context(section),
         environments=home.environments,
         leftovers=leftovers,
-        ports=None if section.port_range is None else _ports(section),
+        ports=ports,
         estimator=MemoryEstimator(LearnedMemory(learned_file(state, section.name))),
     )
     stores = model_store or ModelStoreSettings()
@@ -104,7 +113,7 @@ def runner_config(  # noqa: PLR0913 - what the file says about this host, by its
 
     adder = None
     if section.engine.formats:
-        adder = SectionAdder(section, sources, home.environments, build_added, size_by_memory)
+        adder = SectionAdder(section, sources, home.environments, build_added)
     return RunnerConfig(
         name=section.name,
         runtime=section.runtime,
@@ -125,6 +134,55 @@ def runner_config(  # noqa: PLR0913 - what the file says about this host, by its
         max_requests=section.max_requests,
         worker_hosts=section.worker_hosts,
     )
+
+
+@dataclass(slots=True)
+class RunnerReload:
+    """Carries out the reloads of one runner, one after the other."""
+
+    service: RunnerService
+    section: RunnerSettings
+    build: Callable[[RunnerSettings], RunnerConfig]
+    """Returns the configuration of a section."""
+    reread: Callable[[], RunnerSettings]
+    """Returns the section of the file, read again."""
+
+    async def reload(self, dry_run: bool) -> pb.ReloadConfigurationResponse:
+        """Serves the models and agents of the file. Raises INVALID_ARGUMENT, with nothing changed.
+
+        Other settings of the runner need a restart of its process, which the caller does: they are only returned.
+        """
+        section = await asyncio.to_thread(self.reread)
+        plan = plan_reload(WeftConfig(), WeftConfig(), [self.section], [section])
+        response = pb.ReloadConfigurationResponse(changes=plan.changes)
+        if dry_run or not plan.updated:
+            return response
+        built = await asyncio.to_thread(self.build, section)
+        await self._carry_out(section, built, response)
+        self.section = section
+        return response
+
+    async def _carry_out(
+        self, section: RunnerSettings, built: RunnerConfig, response: pb.ReloadConfigurationResponse
+    ) -> None:
+        before = with_replicas(self.section, self.section.published_models)
+        gone, served = plan_models(before, with_replicas(section, section.published_models))
+        models = {model.name: model for model in built.models}
+        for name in gone:
+            if holders := self.service.holders_of(name):
+                requests = "1 request that runs" if holders == 1 else f"{holders} requests that run"
+                response.notes.append(f"{name} is gone, and ends with {requests}")
+            self.service.withdraw(name)
+            log.info("model is not in the configuration any more", model=name)
+        self.service.publish_agents(built.agents)
+        if gone and not await self.service.until_published(PUBLISH_SECONDS):
+            response.notes.append(f"runner {section.name}: the registry does not answer; it learns of the change later")
+        for name in served:
+            if words := await self.service.replace(models[name]):
+                response.notes.append(words)
+            log.info("model is served as the configuration has it now", model=name)
+        # Whoever asks for a new model after the reload finds it.
+        await self.service.until_published(PUBLISH_SECONDS)
 
 
 async def serve_runner(
@@ -164,7 +222,7 @@ async def serve_runner(
     if reread is not None:
         reloads = RunnerReload(service, section, build, lambda: pick_runner(configured_runners(reread()), section.name))
         companions.append(ConfigurationService(reloads.reload))
-    monitor = HealthMonitor(service.health_checks, SystemClock(), config.health)
+    monitor = HealthMonitor(service.health_checks, SystemClock())
     process = f"runner/{section.name}"
     companions.append(ProcessService(process, monitor, lambda: open_channel(registry, built.security)))
     page = None
@@ -184,10 +242,6 @@ async def serve_runner(
 
         # The HTTP API starts first and stops last, so that it can report that the runner starts or stops.
         await serve_until_stopped(host, made, config, started, companions=[service, *companions], monitor=monitor)
-
-
-def _ports(section: RunnerSettings) -> EnginePorts:
-    return EnginePorts(parse_port_range(section.port_range or "", f"runners.{section.name}.port_range"))
 
 
 def pick_runner(runners: tuple[RunnerSettings, ...], name: str | None) -> RunnerSettings:

@@ -128,13 +128,9 @@ SERVICE_KEY_VARIABLE = "WEFT_SERVICE_KEY"
 
 def channel_security(config: WeftConfig) -> ChannelSecurity:
     """Returns credentials and trust of this process as a client. Raises INVALID_ARGUMENT naming an invalid file."""
-    section, files = config.tls, config.tls.files
+    files = config.tls.files
     read_material(files)
-    return ChannelSecurity(
-        files=files,
-        api_key=os.environ.get(SERVICE_KEY_VARIABLE, "").strip(),
-        reload_interval_seconds=section.reload_interval_seconds,
-    )
+    return ChannelSecurity(files=files, api_key=os.environ.get(SERVICE_KEY_VARIABLE, "").strip())
 
 
 def server_tls(config: WeftConfig, service: Literal["registry", "router", "runner"]) -> ServerTls | None:

@@ -3,16 +3,14 @@
 import asyncio
 from dataclasses import replace
 from datetime import tzinfo
-from ipaddress import IPv4Address
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from runner_svc.chat.settings import ChatSettings
 from runner_svc.instance.settings import HibernationSettings, NoteFetch, ServedAdapter, ServedModel, SleepSettings
-from runner_svc.openai_upstream.address import is_http_url
 from runner_svc.policy.keep_alive import category_of
 from runner_svc.policy.signals import SignalDescription, reason_only, signal_catalogue
 from runner_svc.runtimes import settings
-from runner_svc.runtimes.model_engine import ModelContext, engine_environment
+from runner_svc.runtimes.model_engine import ModelContext, ModelEngine, engine_environment
 from runner_svc.runtimes.settings import (
     AdapterSettings,
     FileModelSettings,
@@ -29,15 +27,10 @@ from weft.kernel.abilities import ThinkingMode, complete_list
 from weft.kernel.errors import invalid_field
 from weft.kernel.field_rules import check_message
 from weft.kernel.request import Operation, Skill, journal_mode_of
+from weft.kernel.settings import values_of
 from weft.kernel.units import keep_alive_seconds
-from weft.wake.recipes import (
-    DEFAULT_MAX_WAIT_SECONDS,
-    MAX_WAIT_SECONDS,
-    is_mac_address,
-)
+from weft.wake.recipes import DEFAULT_MAX_WAIT_SECONDS, MAX_WAIT_SECONDS
 from weft_app.compose.published_agents import sampling_of, tags_of
-
-MAX_ARGUMENT_CHARS = 4096
 
 
 def runner_context(section: RunnerSettings) -> ModelContext:
@@ -81,29 +74,18 @@ def served_model(
         return again
 
     return ServedModel(
+        **values_of(ModelEngine, engine),
         name=model.name,
         lack=context.lacks[0] if context.lacks else None,
         fetch=build_again if context.lacks else None,
         pool=model.pool or "",
         tags=tags_of(model, where),
         upstream_name=model.upstream_name,
-        make_backend=engine.make_backend,
-        operations=engine.operations,
-        slots=engine.slots,
-        context_tokens=engine.context_tokens,
-        model_path=engine.model_path,
-        quantizations=engine.quantizations,
-        forecast=engine.forecast,
-        remote=engine.remote,
-        timeouts=engine.timeouts,
-        unload_keeps_process=engine.unload_keeps_process,
-        hibernation=replace(hibernation, requests_fail_alone=engine.requests_fail_alone),
+        hibernation=hibernation,
         wake_by_mesh=_recipe(wake, f"{where}.wake") if wake is not None and wake.by == "mesh" else None,
         restart=section.restart,
         chat=chat_settings(section, model),
         target_inflight=model.target_inflight,
-        abilities=engine.abilities,
-        model_file=engine.model_file,
         adapters=tuple(
             ServedAdapter(
                 name=adapter.name,
@@ -161,38 +143,22 @@ def _sleep(section: settings.SleepSettings, where: str) -> SleepSettings:
 
 
 def _recipe(section: WakeSettings | settings.SleepSettings, where: str) -> wake_pb2.WakeRecipe:
+    """Returns the recipe of a section. Raises INVALID_ARGUMENT naming the setting."""
     if isinstance(section, WakeSettings) and section.type == "wake_on_lan":
-        return wake_pb2.WakeRecipe(wake_on_lan=_packet_action(section, where))
+        packet = wake_pb2.WakeOnLanAction(
+            mac_address=section.mac_address or "", broadcast_address=section.broadcast_address, port=section.port
+        )
+        check_message(packet, where)
+        return wake_pb2.WakeRecipe(wake_on_lan=packet)
     if section.type == "http":
-        return wake_pb2.WakeRecipe(http=_http_action(section, where))
-    return wake_pb2.WakeRecipe(command=_command_action(section, where))
-
-
-def _packet_action(section: WakeSettings, where: str) -> wake_pb2.WakeOnLanAction:
-    mac_address = section.mac_address or ""
-    if not is_mac_address(mac_address):
-        raise invalid_field(f"{where}.mac_address", "must be six pairs of hex digits joined by ':' or '-'")
-    try:
-        IPv4Address(section.broadcast_address)
-    except ValueError:
-        raise invalid_field(f"{where}.broadcast_address", "must be an IPv4 address") from None
-    return wake_pb2.WakeOnLanAction(
-        mac_address=mac_address, broadcast_address=section.broadcast_address, port=section.port
-    )
-
-
-def _http_action(section: WakeSettings | settings.SleepSettings, where: str) -> wake_pb2.HttpAction:
-    if section.url is None or not is_http_url(section.url):
-        raise invalid_field(f"{where}.url", "must be an http or https URL with a host")
-    return wake_pb2.HttpAction(url=section.url, method=section.method, headers=dict(section.headers))
-
-
-def _command_action(section: WakeSettings | settings.SleepSettings, where: str) -> wake_pb2.CommandAction:
+        request = wake_pb2.HttpAction(url=section.url or "", method=section.method, headers=section.headers)
+        check_message(request, where)
+        return wake_pb2.WakeRecipe(http=request)
     if not section.argv or not section.argv[0]:
         raise invalid_field(f"{where}.argv", "must begin with a program")
-    if any(len(argument) > MAX_ARGUMENT_CHARS or "\0" in argument for argument in section.argv):
-        raise invalid_field(f"{where}.argv", f"each must be at most {MAX_ARGUMENT_CHARS} characters, without NUL")
-    return wake_pb2.CommandAction(argv=section.argv)
+    command = wake_pb2.CommandAction(argv=section.argv)
+    check_message(command, where)
+    return wake_pb2.WakeRecipe(command=command)
 
 
 def chat_settings(section: RunnerSettings, model: ModelSettings) -> ChatSettings:

@@ -7,6 +7,7 @@ from gateway.http.tls import server_context
 from runner_svc.settings import RunnerSettings
 from weft.api.registry.v1 import agent_pb2
 from weft.dispatch.fleet import ExpectedMesh, ModelView, expected_model
+from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.request import journal_mode_of
 from weft_app.compose.announcer import require_announceable
 from weft_app.compose.edge_certificate import checked_edge_certificate
@@ -52,3 +53,18 @@ def require_startable(config: WeftConfig, home: WeftHome) -> None:
     require_announceable(config)
     router_config(config, home.address("weft"))
     registry_config(config, home)
+
+
+def require_environments(runners: Iterable[RunnerSettings], home: WeftHome) -> None:
+    """Checks that the environments of the runners' engines are installed.
+
+    Raises INVALID_ARGUMENT naming the runner, with the command that installs what is missing.
+    """
+    for section in runners:
+        environment = section.engine.environment
+        if environment is None or section.command or not section.engine.needs_environment:
+            continue
+        try:
+            home.environments.environment_python(environment)
+        except WeftError as error:
+            raise invalid_field(f"runners.{section.name}", error.message) from error

@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 import grpc
 
+import gateway.service
 import registry_svc.service
 import router_svc.service
+from gateway.http.server import free_address
 from gateway.service import GatewayService
 from registry_svc.metrics import add_registry_metrics
 from registry_svc.service import RegistryService
@@ -50,8 +52,7 @@ from weft_app.compose.edge_certificate import (
     prepare_edge_certificate,
     with_edge_certificate,
 )
-from weft_app.compose.engine_environments import require_environments
-from weft_app.compose.gateway import MeshClients, build_gateway, gateway_config_behind_edge
+from weft_app.compose.gateway import gateway_config, gateway_config_behind_edge, gateway_ports
 from weft_app.compose.grpc_host import GrpcHost
 from weft_app.compose.home import RUNNING, STARTING, WeftHome
 from weft_app.compose.join_listeners import join_listeners
@@ -60,16 +61,18 @@ from weft_app.compose.mesh_runners import MeshRunners
 from weft_app.compose.metrics import metrics_page, metrics_services
 from weft_app.compose.process_service import ProcessService
 from weft_app.compose.registry import registry_config
-from weft_app.compose.reload import MeshReload, ReloadedMesh
+from weft_app.compose.reload import MeshReload
 from weft_app.compose.router import router_config
 from weft_app.compose.runner_pages import RunnerPages
 from weft_app.compose.runner_processes import StartedRunners, left_behind_notes, retirement_notes
 from weft_app.compose.security import KeyCheck, channel_security, is_on_loopback, key_check, keys_required
-from weft_app.compose.startable import expected_mesh, require_startable
+from weft_app.compose.startable import expected_mesh, require_environments, require_startable
 from weft_app.compose.tracing import close_tracing, tracing_of
 from weft_app.config.config import WeftConfig
+from weft_app.edge.binary import envoy_binary
 
 if TYPE_CHECKING:
+    from weft_app.compose.authority import EdgeCertificate
     from weft_app.compose.relay import RelayEndpoint
     from weft_app.edge.process import EdgeProxy
 
@@ -108,15 +111,6 @@ class Stage:
 ShowProgress = Callable[[Stage], None]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Authority:
-    """The authority that issued the certificate of the HTTP edge, for clients to trust."""
-
-    file: Path
-    fingerprint: str
-    """Of its certificate, as `sha256:<hex>`."""
-
-
 class UpHost:
     """A whole mesh on one home. Life cycle: start, stop; a start that fails or is cancelled leaves nothing behind."""
 
@@ -135,7 +129,7 @@ class UpHost:
         `is_discovered`: whether the runners are those that `keep_discovered` has written.
         """
         self._clock = SystemClock()
-        self._monitor = HealthMonitor((), self._clock, read.config.health)
+        self._monitor = HealthMonitor((), self._clock)
         self._source = source
         self._read = read
         self._config = read.config
@@ -164,8 +158,8 @@ class UpHost:
         """Base URL of the HTTP edge for this machine, once it is started."""
         self.network_urls: tuple[str, ...] = ()
         """Its base URLs for other machines, the likeliest one first; empty on loopback."""
-        self.authority: Authority | None = None
-        """The authority of the edge's own certificate, once it is started; None: it has no such certificate."""
+        self.certificate: EdgeCertificate | None = None
+        """The certificate that the edge has made itself, once it is started; None: it has no such certificate."""
         self.notices = list[str]()
         """Notices for operators about stored data, once started."""
         self.grpc_address = ""
@@ -296,11 +290,10 @@ class UpHost:
         database, leading = stores.database, stores.leading(router, self._clock)
         listeners = join_listeners(self._config, self._home, router)
         # The other services go on from what they know while the registry cannot write.
-        limits = self._config.health
         for check in (
-            *(replace(check, is_essential=False) for check in registry.health_checks(limits)),
-            *router.health_checks(limits),
-            *leading.health_checks(limits),
+            *(replace(check, is_essential=False) for check in registry.health_checks()),
+            *router.health_checks(),
+            *leading.health_checks(),
         ):
             self._monitor.add(check)
         process = ProcessService(
@@ -346,48 +339,52 @@ class UpHost:
             service=ServiceName.GATEWAY,
         )
         dispatcher.report_ends_to(ends)
-        mesh = MeshClients(
-            dispatcher=dispatcher,
-            fleet=fleet,
-            registry=channel,
-            processes=dict.fromkeys(PROCESSES, channel),
-            channels=channels,
+        ports = gateway_ports(
+            self._config,
+            self._home,
+            dispatcher,
+            fleet,
+            channel,
+            channels,
             queues=router.placement,
             requests=router.requests,
+            processes=dict.fromkeys(PROCESSES, channel),
+            clock=self._clock,
+            names=router,
+            discovery=DiscoveredHere(lambda: self._config, self._home, self._clock),
+        )
+        ports = replace(
+            ports,
             responses=stores.responses.store,
             usage=stores.usage.store,
             tasks=stores.tasks.tasks,
             files=stores.batches.files,
             batches=stores.batches.batches,
             keys=keys,
-            clock=self._clock,
-            names=router,
             tracing=self._tracing,
             health=self._monitor,
-            metrics=self._page,
-            discovery=DiscoveredHere(lambda: self._config, self._home, self._clock),
             ends=ends,
         )
         config = with_edge_certificate(self._config, self._home)
-        edge = build_gateway(config, self._home, mesh, gateway_config_behind_edge(config), self._home.http_socket())
+        edge = gateway.service.build(
+            gateway_config_behind_edge(config), ports, metrics=self._page, socket_path=self._home.http_socket()
+        )
         assert self._registry is not None, "the services have started"
         self._reloads = MeshReload(
-            self._source,
-            self._read,
-            ReloadedMesh(
-                home=self._home,
-                config_file=self._home.run / SNAPSHOT_NAME,
-                runners=self._children,
-                registry=channel,
-                names=self._registry,
-                fleet=fleet,
-                router=router,
-                edge=edge,
-                expected=expected,
-                names_waited_for=stores.tasks.names_waited_for,
-                clock=self._clock,
-            ),
-            self._note_reload,
+            source=self._source,
+            current=self._read,
+            changed=self._note_reload,
+            home=self._home,
+            config_file=self._home.run / SNAPSHOT_NAME,
+            runners=self._children,
+            registry=channel,
+            names=self._registry,
+            fleet=fleet,
+            router=router,
+            edge=edge,
+            expected=expected,
+            names_waited_for=stores.tasks.names_waited_for,
+            clock=self._clock,
         )
         for figures in metrics_services(self._config, self._page, "mesh", self._monitor):
             self._stack.push_async_callback(figures.stop, 0.0)
@@ -400,15 +397,28 @@ class UpHost:
         return fleet
 
     async def _start_proxy(self, config: WeftConfig, edge: GatewayService) -> str:
-        """Starts the proxy in front of the gateway, where there is to be one; returns the public URL."""
+        """Starts the proxy in front of the gateway, where there is to be one; returns the public URL.
+
+        `config` has the certificate of the edge. Raises as a gateway does where the public address is not available.
+        """
         if config.edge.proxy == "none":
             return edge.url
         # A mesh without a proxy does not pay for its imports.
-        from weft_app.compose.edge_proxy import edge_proxy  # noqa: PLC0415
-        from weft_app.edge.process import ProxyWatch  # noqa: PLC0415
+        from weft_app.edge.plan import EdgePlan, Endpoint  # noqa: PLC0415
+        from weft_app.edge.process import EdgeProxy  # noqa: PLC0415
 
-        watch = ProxyWatch(ended=self._notify, restarted=self._note_restart)
-        proxy = self._proxy = await edge_proxy(config, self._home, edge.port, self._clock, watch)
+        binary, exposure = envoy_binary(config.edge), gateway_config(config).exposure()
+        host, port = await free_address(exposure, "--port")
+        gateways = (Endpoint(host="127.0.0.1", port=edge.port),)
+        proxy = self._proxy = EdgeProxy(
+            EdgePlan(listen=Endpoint(host=host, port=port), gateways=gateways, limits=config.edge),
+            binary,
+            self._home.run,
+            self._clock,
+            tls=None if exposure.tls is None else exposure.tls.files,
+            ended=self._notify,
+            restarted=self._note_restart,
+        )
         await proxy.start()
         self._monitor.add(proxy.health_check())
         # The mesh is announced only with a known state of its edge; the next round of checks may come later.
@@ -424,9 +434,8 @@ class UpHost:
         config = self._config
         self.url = local_url(url)
         self.network_urls = () if is_on_loopback(config.host) else network_urls(url)
-        own = own_edge_certificate(config, self._home)
+        own = self.certificate = own_edge_certificate(config, self._home)
         if own is not None:
-            self.authority = Authority(file=own.authority_file, fingerprint=own.fingerprint)
             renew = partial(prepare_edge_certificate, config, own)
             renewal = EdgeRenewal(renew, self._clock, RENEWAL_CHECK_SECONDS)
             self._stack.push_async_callback(renewal.stop)
@@ -569,21 +578,19 @@ class UpHost:
         self._read, self._config, self._runners = read, read.config, read.runners
         self._home.announce(self._facts())
 
-    def _proxy_pids(self) -> dict[str, int | None]:
-        return {} if self._proxy is None else {"edge": self._proxy.pid}
-
     def _facts(self) -> dict[str, Any]:
         return {
             "state": RUNNING if self._is_up else STARTING,
             "url": self.url,
             "networkUrls": self.network_urls,
             "asksForKeys": self.asks_for_keys,
-            "caFile": "" if self.authority is None else str(self.authority.file),
+            "caFile": "" if self.certificate is None else str(self.certificate.authority_file),
             "grpc": self.grpc_address,
             "grpcPort": self.grpc_port_address,
             "config": [str(file) for file in self.config_files],
             "models": self.models,
-            "pids": {"host": os.getpid(), "runners": self._children.pids, **self._proxy_pids()},
+            "pids": {"host": os.getpid(), "runners": self._children.pids}
+            | ({} if self._proxy is None else {"edge": self._proxy.pid}),
             "version": __version__,
             "startTime": self._started_at,
         }

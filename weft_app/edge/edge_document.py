@@ -1,5 +1,7 @@
 """Envoy in front of gateways, as its configuration: the listener with its limits, the routes, the ways behind it."""
 
+from pathlib import Path
+
 from gateway.config import HANDSHAKE_TIMEOUT_SECONDS, HEADER_TIMEOUT_SECONDS, MAX_HEADER_COUNT, ConnectionLimits
 from weft_app.edge.fragments import (
     Document,
@@ -11,7 +13,7 @@ from weft_app.edge.fragments import (
     static_cluster,
 )
 from weft_app.edge.local_replies import local_replies
-from weft_app.edge.plan import CertificateFiles, EdgePlan, ServerCertificate
+from weft_app.edge.plan import CertificateFiles, EdgePlan
 
 _CONNECTIONS = ConnectionLimits()
 BUFFER_BYTES = 1_048_576
@@ -48,9 +50,9 @@ def edge_document(plan: EdgePlan) -> Document:
         "static_resources": {"listeners": [_listener(plan)], "clusters": [_gateways(plan)]},
         "overload_manager": _connection_limit(plan),
     }
-    if plan.admin is not None:
+    if plan.admin_socket is not None:
         document = {
-            "admin": {"address": {"pipe": {"path": str(plan.admin.socket), "mode": 0o600}}},
+            "admin": {"address": {"pipe": {"path": str(plan.admin_socket), "mode": 0o600}}},
             # File-based sources of configuration need names.
             "node": {"id": "weft-edge", "cluster": "weft"},
             **document,
@@ -73,7 +75,7 @@ def _listener(plan: EdgePlan) -> Document:
     }
 
 
-def _tls(certificate: ServerCertificate) -> Document:
+def _tls(certificate: CertificateFiles | Path) -> Document:
     if isinstance(certificate, CertificateFiles):
         files = {
             "certificate_chain": {"filename": certificate.certificate},
@@ -81,7 +83,7 @@ def _tls(certificate: ServerCertificate) -> Document:
         }
         source: Document = {"tls_certificates": [files]}
     else:
-        secret = {"name": CERTIFICATE, "sds_config": file_source(str(certificate.file))}
+        secret = {"name": CERTIFICATE, "sds_config": file_source(str(certificate))}
         source = {"tls_certificate_sds_secret_configs": [secret]}
     return extension(
         "envoy.transport_sockets.tls",

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from weft.kernel.address import MAX_PORT
 from weft.kernel.errors import invalid_field
-from weft_app.config.config import WeftConfig
+from weft_app.config.config import EdgeSettings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,58 +37,14 @@ class CertificateFiles:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FollowedCertificate:
-    """The certificate of the listener: a file of secrets that Envoy reads again when it is replaced."""
-
-    file: Path
-
-
-ServerCertificate = CertificateFiles | FollowedCertificate
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Admin:
-    """Where Envoy's administration listens: a Unix socket that only this user reaches."""
-
-    socket: Path
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EdgeLimits:
-    """Limits of the listener and of the ways behind it; defaults and meanings are those of the settings."""
-
-    max_connections: int
-    max_requests_per_second: int
-    max_requests: int
-
-
-def limits_of(config: WeftConfig) -> EdgeLimits:
-    """Returns the limits that a configuration sets."""
-    edge = config.edge
-    return EdgeLimits(
-        max_connections=edge.max_connections,
-        max_requests_per_second=edge.max_requests_per_second,
-        max_requests=edge.max_requests,
-    )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class EdgePlan:
     """An Envoy in front of gateways."""
 
     listen: Endpoint
     """Port 0: any free one."""
     gateways: tuple[Endpoint, ...]
-    limits: EdgeLimits
-    certificate: ServerCertificate | None = None
-    """None: plain HTTP."""
-    admin: Admin | None = None
-    """None: no administration."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RelayPlan:
-    """An Envoy in front of a router's relay."""
-
-    listen: Endpoint
-    relay: Endpoint
+    limits: EdgeSettings
+    certificate: CertificateFiles | Path | None = None
+    """A path: a file of secrets that Envoy reads again when it is replaced. None: plain HTTP."""
+    admin_socket: Path | None = None
+    """Unix socket of Envoy's administration, which only this user reaches; None: no administration."""

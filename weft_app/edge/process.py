@@ -5,7 +5,7 @@ import json
 import os
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -25,10 +25,9 @@ from weft.kernel.log import get_logger
 from weft.kernel.reasons import Reason
 from weft.kernel.service import start_critical, start_task, stop_tasks
 from weft.kernel.tls import TlsFiles, TlsSource
-from weft_app.config.edge import EdgeSettings
 from weft_app.edge.edge_document import CERTIFICATE, LISTENER, edge_document
 from weft_app.edge.fragments import Document, message
-from weft_app.edge.plan import Admin, EdgePlan, Endpoint, FollowedCertificate
+from weft_app.edge.plan import EdgePlan, Endpoint
 
 MAX_ANSWER_BYTES = 1_048_576
 _ACTIVE = f"http.{LISTENER}.downstream_rq_active"
@@ -111,57 +110,34 @@ _ENVIRONMENT = ("PATH", "HOME", "TMPDIR", "TZ", "LD_LIBRARY_PATH")
 """What Envoy gets of the environment: keys of providers are none of its business."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EdgeFiles:
-    """Where the files of one Envoy are."""
-
-    folder: Path
-
-    @property
-    def configuration(self) -> Path:
-        """The whole configuration."""
-        return self.folder / "envoy.json"
-
-    @property
-    def certificate(self) -> Path:
-        """The certificate with its key; Envoy reads it again when it is replaced."""
-        return self.folder / "envoy-certificate.json"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProxyWatch:
-    """Callbacks for an Envoy that ends unexpectedly and for its restart."""
-
-    ended: Callable[[str], None] = lambda _: None
-    """Called with a sentence that says how it ended."""
-    restarted: Callable[[], None] = lambda: None
-
-
 class EdgeProxy:
     """A supervised Envoy. Life cycle: start, drain, stop; it ends with this process, even when that is killed."""
 
     def __init__(
         self,
         plan: EdgePlan,
-        settings: EdgeSettings,
         binary: Path,
-        files: EdgeFiles,
+        folder: Path,
         clock: Clock,
         *,
-        tls: TlsFiles | None = None,
-        watch: "ProxyWatch | None" = None,
+        tls: TlsFiles | None,
+        ended: Callable[[str], None],
+        restarted: Callable[[], None],
     ) -> None:
-        """`plan` has neither certificate nor administration: they are added here. `watch` hears of deaths and restarts.
+        """`plan` has neither certificate nor administration: they are added here. Its files are in `folder`.
 
-        `tls`: the files of the certificate, which are followed; None: plain HTTP.
+        `tls`: the files of the certificate, which are followed; None: plain HTTP. `ended` gets a sentence when Envoy
+        ended unexpectedly, and `restarted` is called when it serves again.
         """
         self._plan = plan
-        self._settings = settings
         self._binary = binary
-        self._files = files
+        self._configuration = folder / "envoy.json"
+        self._certificate = folder / "envoy-certificate.json"
+        """The certificate with its key; Envoy reads it again when it is replaced."""
         self._clock = clock
         self._tls = None if tls is None else TlsSource(tls)
-        self._watch = watch or ProxyWatch()
+        self._ended = ended
+        self._restarted = restarted
         self._ring = LogRing()
         self._process = SupervisedProcess(self._ring, GRACES)
         self._folder: SocketFolder | None = None
@@ -253,7 +229,7 @@ class EdgeProxy:
         """Starts the process and waits until it serves. Raises SERVICE_UNAVAILABLE."""
         self._fault = "it is starting"
         self._socket.unlink(missing_ok=True)
-        replace_file(self._files.configuration, json.dumps(self._document()).encode())
+        replace_file(self._configuration, json.dumps(self._document()).encode())
         environment = {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ}
         await self._process.start(self._command(), env=environment, on_lines=_log_lines)
         ended = asyncio.ensure_future(self._process.wait())
@@ -280,13 +256,13 @@ class EdgeProxy:
         log.info("envoy serves", url=self.url, pid=self.pid)
 
     def _document(self) -> Document:
-        certificate = None if self._tls is None else FollowedCertificate(file=self._files.certificate)
-        return edge_document(replace(self._plan, certificate=certificate, admin=Admin(socket=self._socket)))
+        certificate = None if self._tls is None else self._certificate
+        return edge_document(replace(self._plan, certificate=certificate, admin_socket=self._socket))
 
     def _command(self) -> list[str]:
-        threads = self._settings.threads
+        threads = self._plan.limits.threads
         return [
-            *(str(self._binary), "-c", str(self._files.configuration), "--disable-hot-restart"),
+            *(str(self._binary), "-c", str(self._configuration), "--disable-hot-restart"),
             # Notices of filters that are young come with each start.
             *("-l", "warning", "--component-log-level", "misc:error", "--log-format", "[%l] %v"),
             *("--drain-time-s", str(DRAIN_NOTICE_SECONDS), "--drain-strategy", "immediate"),
@@ -303,9 +279,9 @@ class EdgeProxy:
             how = self._said(await self._process.wait())
             self._fault = how
             log.error("envoy ended", why=how)
-            self._watch.ended(f"Envoy ended ({how}); it is started again")
+            self._ended(f"Envoy ended ({how}); it is started again")
             await self._start_again()
-            self._watch.restarted()
+            self._restarted()
 
     async def _start_again(self) -> None:
         while self._fault:
@@ -325,7 +301,7 @@ class EdgeProxy:
         }
         secret = message("extensions.transport_sockets.tls.v3.Secret", name=CERTIFICATE, tls_certificate=pair)
         # One file for both, so that they belong together at every moment; only this user can read it.
-        replace_file(self._files.certificate, json.dumps({"resources": [secret]}).encode())
+        replace_file(self._certificate, json.dumps({"resources": [secret]}).encode())
 
     async def _follow_certificate(self, source: TlsSource) -> None:
         while True:

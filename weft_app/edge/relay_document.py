@@ -1,7 +1,7 @@
 """Envoy in front of a router's relay, as its configuration: HTTP/2 on both sides, and nothing that ends a link."""
 
 from weft_app.edge.fragments import Document, extension, http_options, socket_address, static_cluster
-from weft_app.edge.plan import RelayPlan
+from weft_app.edge.plan import Endpoint
 
 RELAY = "relay"
 """Name of the cluster."""
@@ -11,8 +11,8 @@ _KEEPALIVE = {"interval": "10s", "timeout": "10s"}
 3.3 s (too_many_pings)."""
 
 
-def relay_document(plan: RelayPlan) -> Document:
-    """Returns the whole configuration."""
+def relay_document(listen: Endpoint, relay: Endpoint) -> Document:
+    """Returns the whole configuration of an Envoy at `listen`."""
     manager = extension(
         "envoy.filters.network.http_connection_manager",
         "extensions.filters.network.http_connection_manager.v3.HttpConnectionManager",
@@ -26,20 +26,20 @@ def relay_document(plan: RelayPlan) -> Document:
     )
     listener = {
         "name": RELAY,
-        "address": socket_address(plan.listen),
+        "address": socket_address(listen),
         "filter_chains": [{"filters": [manager]}],
     }
-    return {"static_resources": {"listeners": [listener], "clusters": [_cluster(plan)]}}
+    return {"static_resources": {"listeners": [listener], "clusters": [_cluster(relay)]}}
 
 
 def _route() -> Document:
     return {"match": {"path": f"/{SERVICE}/Attach"}, "route": {"cluster": RELAY, "timeout": "0s"}}
 
 
-def _cluster(plan: RelayPlan) -> Document:
+def _cluster(relay: Endpoint) -> Document:
     return {
         "name": RELAY,
-        **static_cluster(RELAY, (plan.relay,)),
+        **static_cluster(RELAY, (relay,)),
         "connect_timeout": "5s",
         # Whether the relay takes runners. Links that exist stay while it says no.
         "health_checks": [

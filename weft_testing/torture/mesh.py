@@ -25,8 +25,8 @@ from weft_testing.torture.submitter import SubmitterOptions
 
 MAX_LOG_BYTES = 1_073_741_824
 """Log size limit, so large that histories are never cut."""
-BROKEN_ROUTER = "weft_app.compose.torture_router"
-"""The program that runs a router with a faulty store; in `weft_app`, because `weft_testing` cannot compose services."""
+BROKEN_ROUTER = "kit.torture_router"
+"""The program that runs a router with a faulty store, in the `tests` of a checkout."""
 SERVES = b" serves at "
 _FAKE = "weft_testing.fake_backend"
 
@@ -109,7 +109,6 @@ def configuration(plan: Plan, folder: Folder, url: str) -> Mapping[str, Any]:
                 }
             ],
             "first_term_seconds": 0.5,
-            "second_term_seconds": 0.5,
             # Backends are killed deliberately, which must not count as a crash loop.
             "max_deaths": 1000,
         }
@@ -203,7 +202,7 @@ class Member:
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
-                env={**os.environ, "PYTHONDONTWRITEBYTECODE": ""},
+                env={**os.environ, "PYTHONDONTWRITEBYTECODE": "", "PYTHONPATH": os.pathsep.join(sys.path)},
             )
 
     def signal(self, number: signal.Signals) -> bool:

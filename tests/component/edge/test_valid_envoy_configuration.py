@@ -9,13 +9,13 @@ import trustme
 import yaml
 from kit.envoy import faults
 
-from weft_app.config.config import WeftConfig
+from weft_app.config.config import EdgeSettings
 from weft_app.edge.edge_document import edge_document
-from weft_app.edge.plan import Admin, CertificateFiles, EdgePlan, Endpoint, FollowedCertificate, limits_of
+from weft_app.edge.plan import CertificateFiles, EdgePlan, Endpoint
 
 DEPLOYED = Path(__file__).parents[3] / "deploy" / "envoy"
 HERE = Endpoint(host="127.0.0.1", port=8080)
-PLAN = EdgePlan(listen=HERE, gateways=(HERE,), limits=limits_of(WeftConfig()))
+PLAN = EdgePlan(listen=HERE, gateways=(HERE,), limits=EdgeSettings())
 OTHER = Endpoint(host="127.0.0.1", port=9002)
 
 
@@ -45,8 +45,8 @@ def _plans(certificate: Path, folder: Path) -> dict[str, EdgePlan]:
         "IPv6": replace(PLAN, listen=Endpoint(host="::1", port=8080)),
         "supervised": replace(
             PLAN,
-            certificate=FollowedCertificate(file=folder / "certificate.json"),
-            admin=Admin(socket=folder / "admin.sock"),
+            certificate=folder / "certificate.json",
+            admin_socket=folder / "admin.sock",
         ),
     }
 

@@ -13,7 +13,7 @@ from typing_extensions import override
 
 from registry_svc.store.database import REGISTRY_OWNER
 from weft.kernel.errors import WeftError
-from weft.kernel.health import HealthLimits, HealthState
+from weft.kernel.health import HealthState
 from weft.kernel.health_monitor import HealthMonitor
 from weft.kernel.reasons import Reason
 from weft.kernel.rpc import open_channel
@@ -61,8 +61,7 @@ class BareRegistry:
         self.unfit: WeftError | None = None
         self.starts = 0
 
-    def health_checks(self, limits: HealthLimits) -> tuple[()]:
-        del limits
+    def health_checks(self) -> tuple[()]:
         return ()
 
     async def require_files(self, database: object) -> None:
@@ -212,7 +211,7 @@ async def test_standby_rejects_calls_with_the_owner_address_until_takeover() -> 
 
     paired.on_takeover(note)
     await paired.start()
-    (check,) = paired.health_checks(HealthLimits())
+    (check,) = paired.health_checks()
     with refused(Reason.REGISTRY_STANDBY) as errors:
         paired.require_owner()
     assert errors[0].metadata == {"address": "127.0.0.1:7070"}
@@ -263,7 +262,7 @@ async def test_standby_reports_a_first_key_created_with_another_pepper() -> None
     paired = Paired(cast("Any", registry), REGISTRY_OWNER, cast("OwnerWatch", Turn()), stage.clock)
     await paired.start()
     await let_all_run()
-    (check,) = paired.health_checks(HealthLimits())
+    (check,) = paired.health_checks()
     reasons = [(await check.look()).reason]
     for unfit in (WeftError(Reason.INVALID_ARGUMENT, "another pepper"), None):
         registry.unfit = unfit
@@ -313,7 +312,7 @@ async def served(tmp_path: "Path") -> AsyncIterator[ServedOwner]:
     stage = Stage()
     stage.database.has_standby = True
     paired = Paired(cast("Any", BareRegistry(stage.beats)), REGISTRY_OWNER, cast("OwnerWatch", Turn()), stage.clock)
-    host, monitor = GrpcHost(clock=stage.clock), HealthMonitor(paired.health_checks(HealthLimits()), stage.clock)
+    host, monitor = GrpcHost(clock=stage.clock), HealthMonitor(paired.health_checks(), stage.clock)
     address = host.bind(f"unix:{tmp_path}/registry.sock")
     await host.start([paired], monitor)
     await stage.pass_seconds(2)
@@ -375,7 +374,7 @@ async def test_owner_frozen_for_less_than_its_lease_continues_serving(served: Se
 async def test_owner_without_a_standby_serves_after_any_freeze(served: ServedOwner) -> None:
     alone = Stage()
     paired = Paired(cast("Any", BareRegistry(alone.beats)), REGISTRY_OWNER, None, alone.clock)
-    monitor = HealthMonitor(paired.health_checks(HealthLimits()), alone.clock)
+    monitor = HealthMonitor(paired.health_checks(), alone.clock)
     await paired.start()
     await monitor.start()
     alone.clock.frozen_seconds = 100 * LEASE

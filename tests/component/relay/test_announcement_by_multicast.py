@@ -10,9 +10,8 @@ from zeroconf.asyncio import AsyncServiceInfo, AsyncZeroconf
 
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
-from weft_app.compose.announcement import SERVICE_TYPE, Announcement
+from weft_app.compose.announcement import SERVICE_TYPE, Announcement, find_meshes, open_multicast
 from weft_app.compose.announcer import NO_ADDRESS, Announcer
-from weft_app.compose.mesh_finder import find_meshes, open_multicast
 from weft_app.config.config import AnnounceSettings
 from weft_testing.fake_clock import FakeClock
 
@@ -107,7 +106,7 @@ async def test_machine_without_multicast_is_reported_with_the_alternative(monkey
     def refuse(_: object = ()) -> AsyncZeroconf:
         raise OSError(19, "No such device")
 
-    monkeypatch.setattr("weft_app.compose.mesh_finder.open_multicast", refuse)
+    monkeypatch.setattr("weft_app.compose.announcement.open_multicast", refuse)
     monkeypatch.setattr("weft_app.compose.announcer.open_multicast", refuse)
     with pytest.raises(WeftError, match="no multicast DNS: No such device; join with the line that") as caught:
         await find_meshes(LISTEN_SECONDS)

@@ -233,7 +233,6 @@ class LeasedWorld:
             "memory_wait_seconds": 10.0,
             "first_pause_seconds": 1.0,
             "first_term_seconds": 0.3,
-            "second_term_seconds": 0.3,
             **self.changes.get(name, {}),
         }
         return {"runners": [runner], "drain_seconds": 0.1}

@@ -19,7 +19,7 @@ from weft.api.runner.v1 import added_model_pb2, model_store_pb2
 from weft.kernel.errors import WeftError
 from weft.kernel.model_source import asked_source
 from weft.kernel.reasons import Reason
-from weft_app.compose.added_models import SectionAdder, Sized, SizingRequest
+from weft_app.compose.added_models import SectionAdder
 from weft_app.compose.model_sources import ModelSources
 from weft_app.config.loader import parse_section
 from weft_app.config.runners import ConfiguredRunner
@@ -46,7 +46,7 @@ class Workshop:
 
     folder: Path
     built: list[tuple[RunnerSettings, ModelSettings]] = field(default_factory=list)
-    sized: list[SizingRequest] = field(default_factory=list)
+    sized: int = 0
 
     def __post_init__(self) -> None:
         section = parse_section(
@@ -55,15 +55,16 @@ class Workshop:
         )
         sources = ModelSources(ModelStore(self.folder / "models"), ModelStoreSettings())
         environments = EnvironmentFolder(self.folder / "runtimes")
-        self.adder = SectionAdder(section, sources, environments, self._build, self._size)
+        self.adder = SectionAdder(section, sources, environments, self._build)
 
     def _build(self, section: RunnerSettings, model: ModelSettings) -> ServedModel:
         self.built.append((section, model))
         return ServedModel(name=model.name, make_backend=lambda: UNLOADED)
 
-    async def _size(self, request: SizingRequest) -> Sized:
-        self.sized.append(request)
-        return Sized(sizing=SIZING, reasons=("it fits",))
+    async def size(self, *_: object) -> tuple[added_model_pb2.ModelSizing, tuple[str, ...]]:
+        """In place of `size_by_memory`."""
+        self.sized += 1
+        return SIZING, ("it fits",)
 
     async def prepare(self, source: str) -> added_model_pb2.AddedModel:
         served = await self.adder.prepare(AddRequest(source=asked_source(source, "source"), name="tiny"), _hide)
@@ -77,8 +78,10 @@ class Workshop:
 
 
 @pytest.fixture
-def workshop(tmp_path: Path) -> Workshop:
-    return Workshop(tmp_path)
+def workshop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Workshop:
+    made = Workshop(tmp_path)
+    monkeypatch.setattr("weft_app.compose.added_models.size_by_memory", made.size)
+    return made
 
 
 def _gguf(folder: Path, name: str = "tiny-Q4_0.gguf") -> Path:
@@ -136,7 +139,7 @@ async def test_restored_model_has_the_same_settings(workshop: Workshop, tmp_path
     restored = workshop.adder.restored(added)
     assert workshop.settings == before
     assert restored.added == added
-    assert len(workshop.sized) == 1
+    assert workshop.sized == 1
 
 
 async def test_folder_with_one_gguf_file_resolves_to_it_even_after_a_restart(

@@ -8,7 +8,7 @@ import pytest
 from runner_svc.runtimes.openai_http import backend
 from runner_svc.runtimes.runtime import ModelFault
 from weft_app.cli.runner import _warn_of_missing_models
-from weft_app.compose.join import ServerOptions, config_with_server
+from weft_app.compose.join import config_with_server
 from weft_testing.free_port import free_port
 
 OTHER = "the server has no model llama; it has llama3.2:3b (set upstream_model)"
@@ -16,7 +16,7 @@ OTHER = "the server has no model llama; it has llama3.2:3b (set upstream_model)"
 
 def joined(model: str | None) -> Any:
     """The plan of a join with a server that does not answer."""
-    config = config_with_server(None, ServerOptions(runner="ann", url=f"http://127.0.0.1:{free_port()}", model=model))
+    config = config_with_server(None, runner="ann", url=f"http://127.0.0.1:{free_port()}", model=model)
     assert config.runners is not None
     return SimpleNamespace(runner=config.runners[0], published=(model,))
 

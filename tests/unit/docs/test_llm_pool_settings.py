@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from weft_app.config.loader import files_by
+from weft_app.config.loader import config_files
 from weft_app.config.schema import schema
 
 SETTINGS = frozenset(
@@ -89,7 +89,7 @@ def test_each_llm_pool_environment_variable_names_a_file_here(tmp_path: Path) ->
     for name in (name for name, _, _ in _rows() if name.startswith("LLM_POOL_")):
         files[name] = tmp_path / f"{name}.yaml"
         files[name].write_text("{}")
-        assert files[name] in files_by(None, {name: str(files[name])})
+        assert files[name] in config_files(None, {name: str(files[name])})
     assert set(files) == {name for name in SETTINGS if name.startswith("LLM_POOL_")}
 
 

@@ -11,17 +11,16 @@ from typer.testing import CliRunner
 
 from weft.kernel.errors import WeftError
 from weft_app.cli.main import app
-from weft_app.config.config import WeftConfig
-from weft_app.config.edge import EdgeSettings
+from weft_app.config.config import EdgeSettings
 from weft_app.edge.binary import envoy_binary
 from weft_app.edge.edge_document import edge_document
-from weft_app.edge.plan import EdgePlan, Endpoint, endpoint_of, limits_of
+from weft_app.edge.plan import EdgePlan, Endpoint, endpoint_of
 
 FILES = sorted((Path(__file__).parents[3] / "deploy" / "envoy").glob("*.yaml"))
 PLAN = EdgePlan(
     listen=Endpoint(host="127.0.0.1", port=8443),
     gateways=(Endpoint(host="127.0.0.1", port=8080),),
-    limits=limits_of(WeftConfig()),
+    limits=EdgeSettings(),
 )
 
 
@@ -62,8 +61,7 @@ def test_json_and_yaml_are_equivalent() -> None:
 
 
 def test_limits_match_the_configuration() -> None:
-    config = WeftConfig(edge=EdgeSettings(max_connections=7, max_requests_per_second=11))
-    document = edge_document(replace(PLAN, limits=limits_of(config)))
+    document = edge_document(replace(PLAN, limits=EdgeSettings(max_connections=7, max_requests_per_second=11)))
     assert _found(document, "tokens_per_fill") == [11]
     assert _found(document, "idle_timeout") == ["75s", "37.5s"]
     assert _found(document, "max_active_downstream_connections") == [7]

@@ -15,7 +15,6 @@ from weft_app.compose.discovered_here import (
     FRESH_SECONDS,
     MAX_LISTED_MODELS,
     DiscoveredHere,
-    ServedSources,
     discovery_of,
     served_sources,
 )
@@ -29,7 +28,7 @@ LOCKED = FoundServer(program="server", url="http://127.0.0.1:8000", why_empty="i
 FILE = FoundFile(name="smol", model=model_store_pb2.FoundModel(source="hfcache:acme/smol", path="/cache/smol.gguf"))
 
 
-def found_here(served: ServedSources) -> tuple[list[bool], list[bool]]:
+def found_here(served: frozenset[str]) -> tuple[list[bool], list[bool]]:
     listed = discovery_of(Discovered(servers=(OLLAMA, LOCKED), files=(FILE,), left_out=3), served)
     assert [each.source for each in listed.servers] == [OLLAMA.url, LOCKED.url]
     assert (listed.servers[0].title, listed.servers[1].detail) == ("Ollama 0.9", "it asks for a key")
@@ -38,7 +37,7 @@ def found_here(served: ServedSources) -> tuple[list[bool], list[bool]]:
 
 
 def test_source_without_a_runner_is_not_served() -> None:
-    assert found_here(ServedSources()) == ([False, False], [False])
+    assert found_here(frozenset()) == ([False, False], [False])
 
 
 def test_server_followed_by_a_configured_runner_is_served_for_any_spelling() -> None:
@@ -61,7 +60,7 @@ def test_source_added_at_runtime_is_served() -> None:
 
 def test_server_list_is_truncated() -> None:
     server = FoundServer(program="vllm", url="http://127.0.0.1:8000", models=tuple(f"m{n}" for n in range(1000)))
-    assert len(discovery_of(Discovered(servers=(server,)), ServedSources()).servers[0].models) == MAX_LISTED_MODELS
+    assert len(discovery_of(Discovered(servers=(server,)), frozenset()).servers[0].models) == MAX_LISTED_MODELS
 
 
 async def test_concurrent_discovery_requests_share_one_scan_until_it_expires(

@@ -1,12 +1,10 @@
 """The section `publishers` of weft.yaml."""
 
-from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
 from router_svc.service import RouterService, build
-from runner_svc.publishers.settings import PublisherTerms
 from weft.kernel.errors import WeftError
 from weft_app.compose.home import WeftHome
 from weft_app.compose.join_listeners import join_listeners
@@ -29,10 +27,3 @@ def test_listener_is_absent_without_an_address(tmp_path: Path) -> None:
     config = parse_config({})
     listeners = join_listeners(config, WeftHome(tmp_path), _router(config))
     assert (listeners.relay, listeners.publishers) == (None, None)
-
-
-def test_every_limit_can_be_set_and_defaults_to_that_of_the_service() -> None:
-    given = {name: value - 1 for name, value in asdict(PublisherTerms()).items()}
-    section = parse_config({"publishers": given}).publishers
-    assert isinstance(section, PublisherTerms)
-    assert {name: value for name, value in asdict(section).items() if name != "listen"} == given

@@ -6,15 +6,12 @@ from typing import Any
 
 import pytest
 
+from weft.api.operations.v1.configuration_service_pb2 import ConfigurationChange as Change
 from weft_app.config.config import WeftConfig
 from weft_app.config.loader import parse_config
 from weft_app.config.reload_plan import (
     LIVE_SETTINGS,
-    Action,
-    Change,
-    Effect,
     ReloadPlan,
-    Subject,
     is_live,
     plan_models,
     plan_reload,
@@ -68,8 +65,8 @@ def test_same_configuration_changes_nothing() -> None:
 def test_changed_model_is_reloaded_and_lists_its_settings() -> None:
     found = with_box(model("a", slots=3), model("b"))
     change = _one(found)
-    assert (change.subject, change.name, change.runner) == (Subject.MODEL, "a", "box")
-    assert (change.action, change.effect) == (Action.CHANGED, Effect.MODEL_RELOAD)
+    assert (change.kind, change.name, change.runner) == ("model", "a", "box")
+    assert (change.action, change.effect) == (Change.ACTION_CHANGED, Change.EFFECT_MODEL_RELOAD)
     assert [(each.name, each.before, each.after) for each in change.settings] == [("slots", "2", "3")]
     assert found.updated == ("box",)
     assert found.restarted == ()
@@ -77,36 +74,39 @@ def test_changed_model_is_reloaded_and_lists_its_settings() -> None:
 
 def test_models_are_added_and_removed_without_a_runner_restart() -> None:
     found = with_box(model("a", slots=2), model("d"))
-    assert {(each.name, each.action) for each in found.changes} == {("b", Action.REMOVED), ("d", Action.ADDED)}
+    assert {(each.name, each.action) for each in found.changes} == {
+        ("b", Change.ACTION_REMOVED),
+        ("d", Change.ACTION_ADDED),
+    }
     assert (found.updated, found.restarted, found.stopped, found.started) == (("box",), (), (), ())
 
 
 def test_agent_changes_without_a_model_reload() -> None:
     agent = {"name": "helper", "model": "a", "system_prompt": "Be short."}
     found = with_box(model("a", slots=2), model("b"), agents=[agent])
-    assert _one(found).effect is Effect.LIVE
+    assert _one(found).effect == Change.EFFECT_LIVE
     assert found.updated == ("box",)
 
 
 def test_runner_setting_restarts_only_that_runner() -> None:
     found = with_box(model("a", slots=3), model("b"), max_requests=7)
-    assert {each.effect for each in found.changes} == {Effect.RUNNER_RESTART}
+    assert {each.effect for each in found.changes} == {Change.EFFECT_RUNNER_RESTART}
     assert (found.restarted, found.updated) == (("box",), ())
 
 
 def test_renamed_runner_is_removed_and_added() -> None:
     found = changed(runners=[BASE["runners"][0], runner("new", model("c"))])
     assert (found.stopped, found.started, found.updated) == (("other",), ("new",), ())
-    assert {(each.name, each.action) for each in found.changes if each.subject is Subject.MODEL} == {
-        ("c", Action.REMOVED),
-        ("c", Action.ADDED),
+    assert {(each.name, each.action) for each in found.changes if each.kind == "model"} == {
+        ("c", Change.ACTION_REMOVED),
+        ("c", Change.ACTION_ADDED),
     }
 
 
 def test_rate_limit_change_is_live() -> None:
     found = changed(router={"rate_limits": {"default": ["60req/min"]}})
     change = _one(found)
-    assert (change.name, change.effect) == ("router.rate_limits.default", Effect.LIVE)
+    assert (change.name, change.effect) == ("router.rate_limits.default", Change.EFFECT_LIVE)
     assert (change.settings[0].before, change.settings[0].after) == ('["50req/min"]', '["60req/min"]')
     assert found.live_settings == ("router.rate_limits.default",)
 
@@ -157,16 +157,16 @@ def test_setting_missing_from_the_table_needs_a_restart() -> None:
 def test_changed_replica_count_keeps_the_first_replicas() -> None:
     old, new = (parse_config({"runners": [runner("box", model("a", replicas=n))]}).runners or () for n in (2, 3))
     steps = plan_models(with_replicas(old[0], old[0].models), with_replicas(new[0], new[0].models))
-    assert (steps.gone, steps.served) == ((), ("a-3",))
+    assert steps == ((), ("a-3",))
     back = plan_models(with_replicas(new[0], new[0].models), with_replicas(old[0], old[0].models))
-    assert (back.gone, back.served) == (("a-3",), ())
+    assert back == (("a-3",), ())
 
 
 def test_model_with_the_same_name_and_other_settings_is_detected() -> None:
     """The negative control of the plan's own tests: the comparison is by value, not by name."""
     (old,), (new,) = (parse_config({"runners": [runner("x", model("a", slots=n))]}).runners or () for n in (1, 2))
-    assert plan_models(old.models, new.models).served == ("a",)
-    assert plan_models(old.models, old.models).served == ()
+    assert plan_models(old.models, new.models) == ((), ("a",))
+    assert plan_models(old.models, old.models) == ((), ())
 
 
 def test_runner_following_its_server_is_restarted_if_models_are_configured() -> None:

@@ -16,7 +16,7 @@ from runner_svc.settings import RunnerSettings
 from weft.kernel.errors import FieldError
 from weft.kernel.request import Operation
 from weft_app.compose.home import WeftHome
-from weft_app.compose.join import ServerOptions, config_with_server
+from weft_app.compose.join import config_with_server
 from weft_app.compose.runner import runner_config
 from weft_app.compose.served_models import runner_context, served_model
 from weft_app.config.loader import load_config, parse_section
@@ -83,7 +83,7 @@ def test_provider_model_is_remote_and_its_failures_are_per_request() -> None:
     served = _served()
     assert served.remote
     assert served.hibernation.attached
-    assert served.hibernation.requests_fail_alone
+    assert served.requests_fail_alone
     assert not served.hibernation.can_unload
     assert _served(remote=True).remote
 
@@ -203,8 +203,8 @@ def test_private_network_server_needs_no_remote_setting(host: str) -> None:
 
 @pytest.mark.parametrize("said", [True, False])
 def test_command_line_server_declares_if_it_is_remote(said: bool) -> None:
-    server = ServerOptions(runner="r", url="https://api.example.com/v1", model="m", remote=said)
-    (runner,) = config_with_server(None, server).runners or ()
+    config = config_with_server(None, runner="r", url="https://api.example.com/v1", model="m", remote=said)
+    (runner,) = config.runners or ()
     assert served_model(runner, runner.models[0], 5.0).remote is said
 
 

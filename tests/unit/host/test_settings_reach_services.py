@@ -8,33 +8,17 @@ from typing import Any
 
 import pytest
 
-from gateway.config import (
-    BatchEdgeSettings,
-    ConnectionSettings,
-    GatewayConfig,
-    GatewaySettings,
-    MediaSettings,
-    RequestSettings,
-    ResultConfig,
-)
-from registry_svc.config import LedgerConfig, LedgerSettings, RegistryConfig, RegistrySettings
-from router_svc.durable.limits import BatchSettings, ResultSettings, TaskLimits, TaskSettings
+from gateway.config import GatewayConfig
+from registry_svc.config import LedgerConfig, RegistryConfig, RegistrySettings
 from router_svc.policy.limits import QueueLimits, SchedulerLimits
-from weft_app.compose.durable_services import task_limits
+from weft.kernel.errors import FieldError
 from weft_app.compose.gateway import gateway_config
 from weft_app.compose.home import WeftHome
 from weft_app.compose.registry import registry_config
 from weft_app.compose.router import scheduler_limits
 from weft_app.config.config import WeftConfig
 from weft_app.config.loader import parse_config
-
-IN_THE_GATEWAY: dict[tuple[str, ...], Any] = {
-    ("limits",): RequestSettings,
-    ("connections",): ConnectionSettings,
-    ("batches",): BatchEdgeSettings,
-    ("results",): ResultConfig,
-    ("media",): MediaSettings,
-}
+from weft_app.config.schema import schema
 
 
 def _names(kind: Any, default: Any) -> list[str]:
@@ -68,25 +52,10 @@ def test_empty_file_uses_the_services_defaults() -> None:
     edge = gateway_config(config)
     assert edge == GatewayConfig()
     assert scheduler_limits(config.router) == SchedulerLimits()
-    assert task_limits(config) == TaskLimits()
 
 
 def test_receipts_at_stream_end_can_be_disabled() -> None:
     assert not gateway_config(parse_config({"gateway": {"receipt_comments": False}})).receipt_comments
-
-
-@pytest.mark.parametrize(
-    ("path", "name"),
-    [
-        *((path, name) for path, kind in IN_THE_GATEWAY.items() for name in _names(kind, kind())),
-        *(((), name) for name in _names(GatewaySettings, GatewaySettings())),
-    ],
-)
-def test_gateway_settings_reach_the_gateway(path: tuple[str, ...], name: str) -> None:
-    default = getattr(_at(GatewayConfig(), path), name)
-    other = True if default is False else _other(default)
-    config = parse_config({"gateway": _within(path, {name: other})})
-    assert getattr(_at(gateway_config(config), path), name) == other
 
 
 @pytest.mark.parametrize("name", [field.name for field in fields(QueueLimits)])
@@ -96,29 +65,17 @@ def test_scheduler_settings_reach_the_scheduler(name: str) -> None:
     assert getattr(scheduler_limits(config.router), name) == other
 
 
-@pytest.mark.parametrize("name", [field.name for field in fields(TaskSettings)])
-def test_task_settings_reach_the_task_service(name: str) -> None:
-    other = getattr(TaskLimits(), name) + 1
-    assert getattr(task_limits(parse_config({"router": {"tasks": {name: other}}})), name) == other
-
-
-@pytest.mark.parametrize("name", [field.name for field in fields(BatchSettings)])
-def test_batch_settings_reach_the_batch_service(name: str) -> None:
-    other = getattr(BatchSettings(), name) + 1
-    assert getattr(parse_config({"router": {"batches": {name: other}}}).router.batches, name) == other
-
-
-@pytest.mark.parametrize("name", [field.name for field in fields(ResultSettings)])
-def test_result_settings_reach_the_result_store(name: str) -> None:
-    other = getattr(ResultSettings(), name) + 1
-    assert getattr(parse_config({"router": {"results": {name: other}}}).router.results, name) == other
+def test_constant_of_a_section_is_no_setting() -> None:
+    with pytest.raises(FieldError, match=r"router\.tasks\.sweep_batch: is not a setting"):
+        parse_config({"router": {"tasks": {"sweep_batch": 1}}})
+    assert "sweep_batch" not in schema()["$defs"]["TaskLimits"]["properties"]
 
 
 @pytest.mark.parametrize(
     ("path", "name"),
     [
         *(((), name) for name in _names(RegistrySettings, RegistrySettings())),
-        *((("ledger",), name) for name in _names(LedgerSettings, LedgerSettings())),
+        *((("ledger",), name) for name in ("device_margin_mb",)),
     ],
 )
 def test_registry_settings_reach_the_registry(path: tuple[str, ...], name: str, tmp_path: Any) -> None:

@@ -1,6 +1,7 @@
 """What is found on a machine, as the runners of weft.yaml that serve it."""
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,16 @@ from runner_svc.policy.memory_estimate import GIBIBYTE
 from runner_svc.runtimes.settings import StartedModelSettings
 from weft.api.runner.v1 import model_store_pb2 as pb
 from weft.kernel.errors import FieldError
+from weft_app.compose.configuration import ConfigurationSource
 from weft_app.compose.demo import DEMO_RUNNER, demo_model_path
-from weft_app.compose.discovery import Discovered, arranged, discover, keep_discovered, loads_discovered, ollama_address
+from weft_app.compose.discovery import (
+    Discovered,
+    arranged,
+    discover,
+    discovered_runners,
+    keep_discovered,
+    ollama_address,
+)
 from weft_app.compose.home import WeftHome
 from weft_app.config.config import AcceleratorSettings, DeclaredDevice, DiscoverySettings
 from weft_app.config.loader import parse_config, parse_section
@@ -83,7 +92,7 @@ def test_ollama_is_searched_at_its_variables_address(said: str, address: tuple[s
 def test_runners_load_the_saved_discovery(tmp_path: Path) -> None:
     home = WeftHome(tmp_path)
     keep_discovered(arranged([OLLAMA], [], 16, ()), home)
-    config = loads_discovered(home)(tmp_path / "weft.yaml" if (tmp_path / "weft.yaml").exists() else None)
+    config = ConfigurationSource(runners=partial(discovered_runners, home)).load()
     names = [(runner.name, runner.url, runner.models) for runner in config.runners or ()]
     assert names == [("ollama", OLLAMA.url, ()), (DEMO_RUNNER, None, ())]
 
@@ -95,7 +104,7 @@ def test_unreadable_discovery_file_is_refused(tmp_path: Path, text: str | None) 
         home.state.mkdir()
         (home.state / "discovered.json").write_text(text)
     with pytest.raises(FieldError, match="weft up --discover=yes"):
-        loads_discovered(home)
+        discovered_runners(home)
 
 
 @pytest.mark.parametrize(("written", "mode"), [(True, "yes"), (False, "no"), ("ask", "ask")])
@@ -125,7 +134,7 @@ def llama_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, st
     """The environment of an account with one model file, in llama.cpp's cache, on a machine of 16 GiB."""
     (tmp_path / "cache").mkdir()
     (tmp_path / "cache" / "acme_smol-Q4_K_M.gguf").symlink_to(demo_model_path())
-    monkeypatch.setattr("weft_app.compose.found_sizes.host_memory_bytes", lambda: 16 * GIBIBYTE)
+    monkeypatch.setattr("weft_app.compose.model_sizes.host_memory_bytes", lambda: 16 * GIBIBYTE)
     return {"HOME": str(tmp_path), "LLAMA_CACHE": str(tmp_path / "cache"), "OLLAMA_MODELS": str(tmp_path / "none")}
 
 
@@ -141,7 +150,7 @@ async def test_discovered_files_have_the_size_of_a_load_from_their_source(
     """They had the context and slots of weft.yaml, whatever the model and the machine were."""
     found = await discovered(tmp_path, llama_cache)
     (file,) = found.files
-    # As `weft run`: tests/unit/host/test_model_sizer.py.
+    # As `weft run`: tests/unit/host/test_model_sizes.py.
     assert file.size == {"context_tokens": 8192, "slots": 2}
     (model,) = (parse_config({"runners": found.runners()}).runners or ())[0].models
     assert isinstance(model, StartedModelSettings)
@@ -161,7 +170,7 @@ async def test_layers_of_a_discovered_file_are_placed_where_they_fit(
 async def test_file_too_large_for_the_machine_is_skipped(
     tmp_path: Path, llama_cache: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("weft_app.compose.found_sizes.host_memory_bytes", lambda: 1024**2)
+    monkeypatch.setattr("weft_app.compose.model_sizes.host_memory_bytes", lambda: 1024**2)
     found = await discovered(tmp_path, llama_cache)
     assert (found.files, found.left_out, found.is_something) == ((), 1, False)
 

@@ -12,10 +12,8 @@ from weft_app.compose.announcement import (
     MAX_ADDRESSES,
     MAX_VERSION_CHARS,
     Announcement,
-    Step,
     joined_mesh,
     listed,
-    next_step,
     parse_announcement,
 )
 from weft_app.compose.announcer import require_announceable
@@ -81,21 +79,6 @@ def test_announcement_with_another_fingerprint_is_refused_for_any_name() -> None
         joined_mesh([mesh("atlas", OTHER_PIN)], PIN)
     assert caught.value.reason is Reason.NOT_FOUND
     assert "weft runner token create" in caught.value.message
-
-
-@pytest.mark.parametrize(
-    ("announced", "addresses", "step"),
-    [
-        ((), (), Step.NONE),
-        ((), ("10.0.0.1",), Step.ANNOUNCE),
-        (("10.0.0.1",), ("10.0.0.1",), Step.NONE),
-        (("10.0.0.1",), ("10.0.0.2",), Step.UPDATE),
-        (("10.0.0.1",), ("10.0.0.1", "10.0.0.2"), Step.UPDATE),
-        (("10.0.0.1",), (), Step.WITHDRAW),
-    ],
-)
-def test_announcement_follows_address_changes(announced: Sequence[str], addresses: Sequence[str], step: Step) -> None:
-    assert next_step(announced, addresses) is step
 
 
 class Answers:

@@ -18,9 +18,9 @@ from weft.kernel.reasons import Reason
 from weft_app.cli.doctor import examine
 from weft_app.cli.findings import Verdict
 from weft_app.cli.network_options import NetworkOptions
-from weft_app.compose.engine_environments import require_environments
 from weft_app.compose.home import WeftHome
 from weft_app.compose.runner import runner_config
+from weft_app.compose.startable import require_environments
 from weft_app.config.loader import load_config
 
 

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from runner_svc.model_store.found import FoundFiles
 from runner_svc.policy.memory_estimate import GIBIBYTE
 from runner_svc.policy.model_sizing import AskedSize, DeviceMemory, EnginePlaces, MachineMemory
 from runner_svc.runtimes.table import require_runtime, usable_names
@@ -11,37 +12,27 @@ from weft.api.runner.v1 import added_model_pb2, load_pb2
 from weft.kernel.errors import WeftError
 from weft.kernel.model_source import parse_source
 from weft.kernel.reasons import Reason
-from weft_app.compose.added_models import Sized, SizingRequest
 from weft_app.compose.demo import demo_model_path
-from weft_app.compose.model_sizer import asked_size, size_by_memory
+from weft_app.compose.model_sizes import asked_size, size_by_memory
 
 HOST = MachineMemory(host_bytes=16 * GIBIBYTE)
+
+
+Sized = tuple[added_model_pb2.ModelSizing, tuple[str, ...]]
 
 
 async def sized(memory: MachineMemory, path: Path | None = None, **parameters: int) -> Sized:
     options = load_pb2.LoadOptions()
     for name, value in parameters.items():
         options.parameters[name].integer = value
-
-    async def read() -> MachineMemory:
-        return memory
-
-    request = SizingRequest(
-        name="smol",
-        source=parse_source("hf:acme/smol", "source"),
-        path=path or demo_model_path(),
-        projector=None,
-        runtime=require_runtime("llama_server"),
-        options=options,
-        memory=read,
-    )
-    return await size_by_memory(request)
+    source, files = parse_source("hf:acme/smol", "source"), FoundFiles(path=path or demo_model_path())
+    return await size_by_memory(source, files, require_runtime("llama_server"), memory, options)
 
 
 async def test_demo_model_gets_its_full_context_and_the_cpu_slot_count() -> None:
-    found = await sized(HOST)
-    assert found.sizing == added_model_pb2.ModelSizing(context_tokens=8192, slots=2)
-    assert found.reasons[:2] == (
+    sizing, reasons = await sized(HOST)
+    assert sizing == added_model_pb2.ModelSizing(context_tokens=8192, slots=2)
+    assert reasons[:2] == (
         "context 8192: all that the model was trained for; 360 MiB of KV cache",
         "2 slots: the usual number on processors",
     )
@@ -53,15 +44,15 @@ async def test_gpu_layers_are_set_only_if_they_differ_from_the_engine_default() 
             devices=(DeviceMemory(name="card", total_bytes=mebibytes * 1024**2),), host_bytes=16 * GIBIBYTE
         )
 
-    assert not (await sized(card(8192))).sizing.HasField("gpu_layers"), "as many as there are"
-    assert (await sized(card(220))).sizing.gpu_layers > 0, "some of them"
-    host = (await sized(card(16))).sizing
+    assert not (await sized(card(8192)))[0].HasField("gpu_layers"), "as many as there are"
+    assert (await sized(card(220)))[0].gpu_layers > 0, "some of them"
+    host = (await sized(card(16)))[0]
     assert (host.HasField("gpu_layers"), host.gpu_layers) == (True, 0)
 
 
 async def test_requested_load_size_is_used() -> None:
-    found = await sized(HOST, context_tokens=1024, slots=3)
-    assert (found.sizing.context_tokens, found.sizing.slots) == (1024, 3)
+    sizing, _ = await sized(HOST, context_tokens=1024, slots=3)
+    assert (sizing.context_tokens, sizing.slots) == (1024, 3)
     assert asked_size(load_pb2.LoadOptions()) == AskedSize()
 
 
@@ -75,7 +66,7 @@ async def test_file_that_fits_nowhere_is_refused() -> None:
 async def test_file_without_a_header_gets_a_short_context(tmp_path: Path) -> None:
     broken = tmp_path / "broken.gguf"
     broken.write_bytes(b"GGUF" + bytes(5000))
-    assert (await sized(HOST, broken)).sizing == added_model_pb2.ModelSizing(context_tokens=4096, slots=1)
+    assert (await sized(HOST, broken))[0] == added_model_pb2.ModelSizing(context_tokens=4096, slots=1)
 
 
 def test_gguf_only_engines_compute_in_layers_and_exllamav3_on_accelerators_only() -> None:

@@ -1,4 +1,4 @@
-"""A faulty router for tests: `python -m weft_app.compose.torture_router`. Nothing else starts it.
+"""A faulty router for tests: `python -m kit.torture_router`.
 
 `--kill-at claimed:2` has it kill itself the second time that it reaches a failpoint. `--stop-before-end 3` has it stop
 itself (SIGSTOP) when it is about to store its third end, as a machine that goes to sleep in that moment. `--unfenced`
@@ -26,7 +26,7 @@ from router_svc.service import RouterService
 from router_svc.store.database import RouterDatabase
 from weft.api.router.v1 import task_pb2
 from weft.kernel.telemetry import BoundedLogFile, configure_logging
-from weft_app.compose.durable_services import record_service, router_database, task_limits, usage_service
+from weft_app.compose.durable_services import record_service, router_database, usage_service
 from weft_app.compose.home import WeftHome
 from weft_app.compose.router import router_config
 from weft_app.compose.security import new_host
@@ -125,7 +125,6 @@ def broken_tasks(
     config: WeftConfig, database: RouterDatabase, router: RouterService, breakage: Breakage
 ) -> TaskService:
     """Returns the task service of a router, with its faults."""
-    limits = task_limits(config)
     parts = TaskServiceDeps(
         placement=router.placement,
         fleet=router,
@@ -136,7 +135,9 @@ def broken_tasks(
     failpoints: Failpoints = Failpoints() if breakage.kill_at is None else DeadlyFailpoint(*breakage.kill_at)
     kind = SleepyTaskStore if breakage.is_fenced else UnfencedTaskStore
     store = kind(database, stop_before_end=breakage.stop_before_end)
-    return router_svc.durable.tasks.service.build(database, limits, parts, failpoints=failpoints, store=store)
+    return router_svc.durable.tasks.service.build(
+        database, config.router.tasks, parts, failpoints=failpoints, store=store
+    )
 
 
 async def serve(config: WeftConfig, home: WeftHome, breakage: Breakage) -> None:
@@ -157,7 +158,7 @@ async def serve(config: WeftConfig, home: WeftHome, breakage: Breakage) -> None:
 
 def main(arguments: Sequence[str]) -> None:
     """Runs the program."""
-    parser = argparse.ArgumentParser(prog="weft_app.compose.torture_router", allow_abbrev=False)
+    parser = argparse.ArgumentParser(prog="kit.torture_router", allow_abbrev=False)
     parser.add_argument("--home", type=Path, required=True)
     parser.add_argument("--config", type=Path, required=True)
     parser.add_argument("--kill-at", type=_place, help="failpoint and number, such as claimed:2")
