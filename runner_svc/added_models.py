@@ -378,7 +378,7 @@ class AddedModelsFile:
         self._path = path
 
     def read(self) -> list[added_model_pb2.AddedModel]:
-        """Returns the models. Logs an error, keeps a copy and returns none if the file is unreadable."""
+        """Returns the models. Logs an error, sets the file aside and returns none if it is unreadable."""
         try:
             found = _parsed(self._path)
         except FileNotFoundError:

@@ -71,7 +71,7 @@ class AttachedServers:
             log.error("an attached server is not followed", server=added.name, why=error.message)  # noqa: TRY400
 
     async def detach(self, name: str) -> None:
-        """Stops following a server and serving its models, after their requests have ended."""
+        """Stops following a server; its models are served until their requests have ended."""
         await self._followed.forget(name)
 
 

@@ -111,7 +111,7 @@ class FollowedServers:
         ]
 
     async def forget(self, server: str) -> None:
-        """Stops following a server and serving its models, after their requests have ended."""
+        """Stops following a server; its models are served until their requests have ended."""
         task, models = self._tasks.pop(server, None), self._lists.pop(server, None)
         self._said.pop(server, None)
         self._places.pop(server, None)

@@ -66,7 +66,6 @@ class HubFaults:
     """Pause before each chunk of content."""
     ignores_ranges: bool = False
     drops_lengths: bool = False
-    """Whether no Content-Length is sent."""
     redirects: int = 1
     """Number of redirects of a large file before its content."""
     redirect_to: str = ""
@@ -150,8 +149,6 @@ class ModelHub:
 
 
 class _Handler(BaseHTTPRequestHandler):
-    """One connection."""
-
     hub: ModelHub
     protocol_version = "HTTP/1.1"
 

@@ -78,7 +78,7 @@ class ModelCache:
         self._is_closed = False
 
     def note(self, usage: usage_pb2.Usage) -> None:
-        """Count one answered request."""
+        """Counts one answered request."""
         if usage.cached_prompt_tokens:
             self.figures.hit_count += 1
         else:

@@ -23,9 +23,7 @@ class CallKind(Enum):
     """Who handles a call."""
 
     CALLER = "caller"
-    """The caller runs the tool."""
     MESH = "mesh"
-    """The mesh runs the tool."""
     SIGNAL = "signal"
     """The call is a message; nothing is run."""
 
@@ -38,7 +36,6 @@ class Offer:
     """Mesh tools by wire name."""
     signals: Mapping[str, SignalDescription]
     caller: frozenset[str]
-    """Names of the caller's functions."""
     iterations: int
     """Maximum number of tool rounds."""
 

@@ -61,7 +61,7 @@ class AnswerReceipt:
         return error
 
     def add_tool_runs(self, count: int) -> None:
-        """Add executed tool calls."""
+        """Adds executed tool calls."""
         self._tool_runs += count
 
     def note_signal(self, signal: signal_pb2.Signal) -> event_pb2.InferenceEvent:

@@ -28,7 +28,6 @@ class ChatSettings:
     max_tool_iterations: int = 8
     """Maximum number of further turns with tool results."""
     max_tool_calls_per_turn: int = 16
-    """Maximum number of calls per turn."""
     zone: tzinfo | None = None
     """Time zone of the platform prompt; None: the machine's."""
     platform_prompt: bool = False

@@ -56,7 +56,6 @@ class FunctionCall:
     extent: JsonExtent | None = None
     """Finds the end of a signal's arguments, where the signal is raised."""
     caller_index: int = 0
-    """Index among the caller's calls."""
     extra: json_value_pb2.JsonObject = field(default_factory=json_value_pb2.JsonObject)
     """Unknown fields of the call."""
 
@@ -77,7 +76,6 @@ class CallCollector:
         self._by_index: dict[int, FunctionCall] = {}
         self._raised = 0
         self.calls: list[FunctionCall] = []
-        """All calls, in order."""
         self.caller_calls = 0
 
     def of_kind(self, kind: CallKind) -> list[FunctionCall]:

@@ -108,7 +108,6 @@ class LifecycleLoop:
         self.restart_log = RestartLog(clock)
         self.idle_timer = IdleTimer(config.hibernation, memory, records, clock)
         self.stopping = False
-        """Whether the runner is stopping."""
         self.keeps_process = False
         """Whether the model sleeps in a process that still runs."""
         self.wake_requested = asyncio.Event()

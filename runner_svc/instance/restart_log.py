@@ -11,7 +11,6 @@ if TYPE_CHECKING:
     from datetime import datetime
 
 MAX_RESTARTS = 20
-"""Number of restarts that are kept."""
 
 
 class RestartLog:

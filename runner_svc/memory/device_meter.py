@@ -31,7 +31,6 @@ IDLE_SAMPLE_SECONDS = 5.0
 MEAN_SECONDS = 60.0
 """Period of a device's mean utilization."""
 MAX_SAMPLES = 240
-"""Number of samples kept per device."""
 
 
 @dataclass(slots=True, eq=False)
@@ -165,7 +164,7 @@ class DeviceSampler:
         self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Start sampling."""
+        """Starts sampling."""
         self._task = start_critical(self._loop(), name="device-samples")
 
     async def stop(self) -> None:

@@ -54,12 +54,10 @@ class ModelFacts:
     architecture: str = ""
     parameter_count: int = 0
     templates: tuple[str, ...] = ()
-    """The chat templates in its files."""
     identity: FileIdentity | None = None
     projector_bytes: int = 0
     """Size of the projector's file; 0: there is none."""
     adapter_bytes: int = 0
-    """Total size of all adapter files."""
     draft: "ModelFacts | None" = None
     """Facts of the draft model; None: there is none."""
 
@@ -91,7 +89,6 @@ class ModelFiles:
     projector: Path | None = None
     """The image and audio encoder."""
     draft: Path | None = None
-    """The draft model."""
     adapters: tuple[Path, ...] = ()
 
 

@@ -98,8 +98,6 @@ class _Held:
 
 @dataclass(slots=True, eq=False)
 class _LeaseRequest:
-    """A load's request for a lease."""
-
     request: pb.AcquireLeaseRequest
     grant: lease_pb2.Lease | None = None
 

@@ -103,7 +103,6 @@ class GgufHeader(ModelHeader):
     kind: str = ""
     """Content of the file: "model", "adapter", "mmproj"; empty: not stated."""
     adapter_kind: str = ""
-    """Kind of an adapter, such as "lora"."""
     encodes_images: bool | None = None
     """Whether a projector encodes images; None: not stated."""
     encodes_audio: bool | None = None

@@ -15,7 +15,6 @@ from typing import Any
 INDEX_NAME = "model_index.json"
 MAX_INDEX_BYTES = 1024 * 1024
 MAX_FILES = 20_000
-"""Maximum number of files in a folder."""
 MAX_COMPONENTS = 64
 SAFETENSORS = ".safetensors"
 PICKLES = (".bin", ".ckpt", ".pkl", ".pt", ".pth")
@@ -42,7 +41,6 @@ class PipelineFolder:
     """The facts in a pipeline folder."""
 
     class_name: str
-    """The pipeline class named in the folder."""
     components: frozenset[str]
     absent: frozenset[str]
     """Optional components of such a pipeline that this one lacks."""

@@ -54,7 +54,6 @@ FINISH_REASONS: Mapping[str, Finish] = MappingProxyType(
 )
 """By the word in lower case."""
 CUTTING = frozenset({Finish.LENGTH, Finish.CONTENT_FILTER})
-"""Finish reasons of a cut answer."""
 FAILURES = frozenset(
     {
         *("error", "abort", "aborted", "cancelled", "failed"),

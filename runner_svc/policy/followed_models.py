@@ -47,7 +47,6 @@ class FollowedList:
     most: int
     """Maximum number of served models."""
     listed_count: int = 0
-    """Number of models in the latest list."""
     _served: dict[str, str] = field(default_factory=dict)
     """Names in the mesh by name at the server."""
     _missed: dict[str, int] = field(default_factory=dict)

@@ -43,7 +43,6 @@ class LoadPlan:
     """
 
     parameters: Mapping[str, LoadValue] = field(default_factory=dict)
-    """Validated load parameters."""
     quantization: str = ""
     """A configured quantization; empty: the configured file."""
 

@@ -146,9 +146,7 @@ class ChosenSize:
     gpu_layers: int
     """Layers on accelerators; -1: all."""
     device_bytes: int = 0
-    """Estimated memory on accelerators."""
     host_bytes: int = 0
-    """Estimated memory of the host."""
     reasons: tuple[str, ...] = ()
     """One sentence each for context, slots and place."""
 

@@ -49,11 +49,9 @@ class PromptFacts:
     tools: Sequence[FunctionFacts] = ()
     """Tools that the mesh runs for the model, by wire name."""
     signals: Sequence[FunctionFacts] = ()
-    """Control signals."""
     text_calls: bool = False
     """Whether calls written as text are executed."""
     iterations_left: int = 0
-    """Remaining tool rounds."""
 
 
 def platform_prompt(facts: PromptFacts) -> str:

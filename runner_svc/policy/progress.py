@@ -151,7 +151,6 @@ class Verdict:
     working: bool = False
     """Whether the processes were active, which counts as progress of every request in prefill."""
     probe: bool = False
-    """Whether to probe the engine."""
 
 
 @dataclass(frozen=True, slots=True)

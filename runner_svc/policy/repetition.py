@@ -37,7 +37,6 @@ class Texture(IntEnum):
     """The kind of a repeated unit's text, ordered by how often good answers repeat it."""
 
     PROSE = 0
-    """Sentences."""
     STRUCTURED = 1
     """Code, markup, JSON, CSV, text in a fenced block; also units of one or two words."""
     MARKS = 2

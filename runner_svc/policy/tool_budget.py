@@ -30,9 +30,7 @@ class NextStep(Enum):
     END_WITH_CALLS = "end_with_calls"
     """The caller runs its tools; the mesh runs none."""
     END_WITH_SIGNALS = "end_with_signals"
-    """The model has answered and raised signals."""
     RUN_TOOLS = "run_tools"
-    """Tools are run, and another turn follows."""
     GO_ON = "go_on"
     """The model only raised signals: they are acknowledged, and another turn follows."""
 

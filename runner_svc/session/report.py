@@ -61,9 +61,7 @@ class RunnerReport:
         self._incarnation = incarnation
         self._instances = instances
         self.models = list(config.models)
-        """The published models."""
         self.published_agents: Sequence[agent_pb2.AgentManifest] = config.agents
-        """The published agents."""
         self.clock_offset = clock_offset
         """Clock offset, kept current by the session; None: not reported."""
         self.draining = False

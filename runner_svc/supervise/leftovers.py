@@ -29,8 +29,6 @@ MAX_STATE_BYTES = 1024 * 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Entry:
-    """A started process."""
-
     tag: str
     leaf: str = ""
     pid: int = 0

@@ -237,7 +237,7 @@ class _Output(asyncio.Protocol):
         self.ended.set()
 
     async def close(self) -> None:
-        """Stop reading. Idempotent."""
+        """Stops reading. Idempotent."""
         if self._transport is not None:
             self._transport.close()
             await self.ended.wait()

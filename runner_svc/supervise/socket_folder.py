@@ -38,7 +38,7 @@ class SocketFolder:
         draft.rename(self.path / LOCK)
 
     def remove(self) -> None:
-        """Remove the folder. Idempotent."""
+        """Removes the folder. Idempotent."""
         shutil.rmtree(self.path, ignore_errors=True)
         descriptor, self._descriptor = self._descriptor, -1
         if descriptor >= 0:

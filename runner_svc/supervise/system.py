@@ -74,7 +74,7 @@ class LinuxSystem(System):
         self._cgroups = cgroups
 
     def make_leaf(self, name: str) -> CgroupLeaf | None:
-        """Makes a leaf where cgroups are enabled and writable."""
+        """Makes a leaf if cgroups are enabled and writable."""
         return make_leaf(name) if self._cgroups else None
 
     @override

@@ -352,7 +352,7 @@ class _RequestRun(Generic[T]):
         await placement.report_attempt_failed(grant.attempt, error.reason, self.trace.attempts[-1].message)
 
     def seconds_left(self, grant: Grant) -> float | None:
-        """Returns the time limit of an attempt that starts now: the caller's deadline or the route's limit."""
+        """Returns the time limit of an attempt that starts now, by the caller's deadline and the route; None: none."""
         own = self._seconds_to_deadline()
         left = [seconds for seconds in (grant.seconds_left, own) if seconds is not None]
         return max(0.0, min(left)) if left else None

@@ -42,9 +42,7 @@ class Attempt(Protocol):
     """An attempt of a request, as `fold` sees it."""
 
     has_content: bool
-    """Whether content has arrived."""
     trace: RequestTrace
-    """The trace of the request."""
 
     def note_content(self) -> None:
         """Records the first content, which rules out failover."""

@@ -28,7 +28,6 @@ MAX_GUIDANCE = 100.0
 MAX_IMAGE_SEED = 2**53 - 1
 """The largest integer that JSON readers represent exactly."""
 MAX_PARTIAL_IMAGES = 8
-"""Previews per image."""
 MAX_SPEECH_CHARS = 4096
 """Characters of the text to speak, and of its instructions."""
 MAX_TRANSCRIPTION_PROMPT_CHARS = 4096

@@ -34,7 +34,6 @@ class Document(Generic[DeclaredT, ObservedT]):
 
     kind: ResourceKind
     declared: DeclaredT = field(repr=False)
-    """The declaration."""
     observed: ObservedT | None = field(default=None, repr=False)
     """The observed state; None: unknown, as in a document that was read from a file."""
 

@@ -23,7 +23,6 @@ class Check:
     run: Callable[[RunnerUnderTest], Awaitable[str]]
     """Runs the check and returns its observation. Raises BrokenPromiseError or NotCheckedError."""
     unloads: bool = False
-    """Whether it unloads the model."""
     chats: bool = False
     """Whether the model must support chat."""
 

@@ -61,7 +61,6 @@ class Behaviour(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     crash_at_start: bool = False
     """End the process by `crash_signal` before listening."""
     ignore_sigterm: bool = False
-    """Ignore SIGTERM."""
     fork_grandchild: bool = False
     """Start a process that holds stdout and stderr open, at start or when switched on."""
     grandchild_setsid: bool = False
@@ -80,7 +79,6 @@ class Behaviour(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     prefill_held: bool = False
     """Extend prefill until this is switched off, including for running requests."""
     prefill_idle: bool = False
-    """Burn no CPU during prefill."""
     image_steps: Count = 0
     """Number of idle denoising steps of an image request, each of `image_step_seconds`; 0: no delay."""
     image_step_seconds: Seconds = 0.0

@@ -7,7 +7,6 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """The differences of one server; the defaults are llama-server's."""
 
     owned_by: str = "llamacpp"
-    """`owned_by` of the models in the list."""
     other_models: tuple[str, ...] = ()
     """Additional models in the list."""
     refuses_other_names: bool = False

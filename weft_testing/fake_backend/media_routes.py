@@ -215,7 +215,6 @@ def _abort(http: web.Request) -> None:
 
 
 async def _left(http: web.Request) -> None:
-    """Waits until the client has left."""
     while True:
         if http.transport is None or http.transport.is_closing():
             return

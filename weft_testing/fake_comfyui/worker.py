@@ -106,7 +106,6 @@ class Worker:
     executed_count: int = 0
     """Number of started prompts."""
     interrupted: list[str] = field(default_factory=list)
-    """Interrupted prompts."""
     loaded: set[str] = field(default_factory=set)
     last_node: str | None = None
     _interrupt: asyncio.Event = field(default_factory=asyncio.Event)

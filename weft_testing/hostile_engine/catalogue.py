@@ -822,4 +822,3 @@ FAMILIES = {
 }
 ROWS: tuple[Row, ...] = tuple(row for rows in FAMILIES.values() for row in rows)
 MALFORMED: tuple[Row, ...] = tuple(row for row in ROWS if row.sees is not None)
-OF_CHATS: tuple[Row, ...] = tuple(row for row in ROWS if row.ask is Ask.CHAT)
