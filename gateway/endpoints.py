@@ -10,10 +10,7 @@ from gateway.batches.endpoints import BATCHES, FILES, RESULTS
 from gateway.health import HEALTH, METRICS, PROBES
 from gateway.ollama.endpoints import OLLAMA
 from gateway.openai.endpoints import OPENAI
-from gateway.openapi import (
-    answers_events,
-    shown_path,
-)
+from gateway.openapi import answers_events, shown_path
 from gateway.resources.endpoints import RESOURCES, SETTINGS
 from gateway.responses.endpoints import RESPONSES
 from gateway.routing import OPENAPI, ApiRouter, get_docs, get_openapi, needs_of, routes_of

@@ -8,10 +8,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from google.protobuf.message import Message
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
-from weft.documents.json_schema import DocumentSchema, SchemaSet
+from weft.documents.json_schema import DocumentSchema, SchemaSet, record_schema
 
 _REF_TEMPLATE = "#/components/schemas/{model}"
 _ERROR_SCHEMA: dict[str, Any] = {
@@ -84,6 +85,8 @@ EVENTS: dict[str, Any] = {
 
 Schema = type[BaseModel] | DocumentSchema
 """The schema of a body."""
+AnySchema = Schema | type[Message]
+"""The same, or the message whose document it is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,9 +96,11 @@ class OperationDoc:
     extra: dict[str, Any] = field(default_factory=dict)
     """The `openapi_extra` of the endpoint's route."""
     models: tuple["Schema", ...] = ()
+    status: int | None = None
+    """The status of a success; None: 200."""
 
     def __or__(self, other: "OperationDoc") -> "OperationDoc":
-        return OperationDoc(self.extra | other.extra, self.models + other.models)
+        return OperationDoc(self.extra | other.extra, self.models + other.models, other.status or self.status)
 
 
 def json_body(model: type[BaseModel], *, error: str = "Error", stream: str = EVENT_STREAM) -> OperationDoc:
@@ -149,30 +154,31 @@ def json_or_yaml_body(model: Schema) -> OperationDoc:
 
 
 def answers(
-    model: Schema | None,
+    shown: AnySchema | None,
     *,
-    path: str = "",
     query: tuple[str, ...] = (),
-    status: int = 200,
+    status: int | None = None,
     also: int = 0,
     events: bool = False,
     or_nothing: str = "",
 ) -> OperationDoc:
-    """Returns the doc of an endpoint that answers `model` with `status`; None for no body.
+    """Returns the doc of an endpoint that answers `shown` with `status`; None: 204 without a body.
 
-    `also` is another status with the same body, if there is one, `path` the name of its path parameter, if it has one,
-    `query` those of its query parameters. `events`: it may answer server-sent events instead. `or_nothing` describes
-    its answer without a body (204), if it has one besides.
+    `also` is another status with the same body, if there is one, `query` has the names of its query parameters.
+    `events`: it may answer server-sent events instead. `or_nothing` describes its answer without a body (204), if it
+    has one besides.
     """
-    success = {"description": "Success", "content": _json(_name(model))} if model is not None else None
-    answer: dict[str, Any] = {"204": {"description": "Done"}} if success is None else {str(status): success}
-    if also and success is not None:
+    if shown is None:
+        return _with_query({"204": {"description": "Done"}, "default": _failure()}, query, (), 204)
+    model = record_schema(shown) if isinstance(shown, type) and issubclass(shown, Message) else shown
+    content = _json(_name(model)) | (EVENTS["content"] if events else {})
+    success = {"description": "Success", "content": content}
+    answer: dict[str, Any] = {str(status or 200): success}
+    if also:
         answer[str(also)] = success
-    if events and success is not None:
-        answer[str(status)] = success | {"content": _json("" if model is None else _name(model)) | EVENTS["content"]}
     if or_nothing:
         answer["204"] = {"description": or_nothing}
-    return _with_parameters({**answer, "default": _failure()}, path, query, () if model is None else (model,))
+    return _with_query({**answer, "default": _failure()}, query, (model,), status)
 
 
 def fails_as(error: str) -> OperationDoc:
@@ -180,26 +186,30 @@ def fails_as(error: str) -> OperationDoc:
     return OperationDoc({"responses": {"default": _failure(error)}})
 
 
-def answers_events(*, path: str = "", query: tuple[str, ...] = ()) -> OperationDoc:
+def answers_events(*, query: tuple[str, ...] = ()) -> OperationDoc:
     """Returns the doc of an endpoint that answers with server-sent events."""
-    return _with_parameters({"200": EVENTS, "default": _failure()}, path, query)
+    return _with_query({"200": EVENTS, "default": _failure()}, query)
 
 
-def binary_content(description: str, *media_types: str, path: str = "", query: tuple[str, ...] = ()) -> OperationDoc:
-    """Returns the doc of an endpoint that answers bytes of one of the media types; `path` is its path parameter."""
+def binary_content(description: str, *media_types: str, query: tuple[str, ...] = ()) -> OperationDoc:
+    """Returns the doc of an endpoint that answers bytes of one of the media types."""
     binary = {"schema": {"type": "string", "format": "binary"}}
     content: dict[str, Any] = {kind: {} if kind == EVENT_STREAM else binary for kind in media_types}
     success = {"description": description, "content": content}
-    return _with_parameters({"200": success, "default": _failure()}, path, query)
+    return _with_query({"200": success, "default": _failure()}, query)
 
 
-def _with_parameters(
-    responses: dict[str, Any], path: str, query: tuple[str, ...] = (), models: tuple[Schema, ...] = ()
+def _with_query(
+    responses: dict[str, Any], query: tuple[str, ...], models: tuple[Schema, ...] = (), status: int | None = None
 ) -> OperationDoc:
-    parameters = [_parameter(name, "query") for name in query]
-    if path:
-        parameters.insert(0, _parameter(path, "path"))
-    return OperationDoc({"responses": responses} | ({"parameters": parameters} if parameters else {}), models)
+    parameters = {"parameters": [_parameter(name, "query") for name in query]} if query else {}
+    return OperationDoc({"responses": responses} | parameters, models, status)
+
+
+def with_path(extra: dict[str, Any], path: str) -> dict[str, Any]:
+    """Returns the `openapi_extra` of a route with the parameters in its path."""
+    in_path = [_parameter(name, "path") for name in _PATH_PARAMETER.findall(path)]
+    return extra | {"parameters": in_path + extra.get("parameters", [])} if in_path else extra
 
 
 def _parameter(name: str, place: str) -> dict[str, Any]:
@@ -238,6 +248,7 @@ def add_schemas(document: dict[str, Any], models: Sequence[Schema]) -> None:
 
 
 _PARAMETER_TYPE = re.compile(r":[a-z]+\}")
+_PATH_PARAMETER = re.compile(r"\{(\w+)")
 
 
 def shown_path(path: str) -> str:

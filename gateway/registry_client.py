@@ -29,13 +29,7 @@ from weft.dispatch.fleet import FleetSource
 from weft.documents.field_names import declared_field, document_field
 from weft.documents.kinds import record_in
 from weft.documents.resource_kinds import ResourceKind
-from weft.documents.resources import (
-    AnyDocument,
-    ModelDocument,
-    model_document,
-    observed_document,
-    to_declaration,
-)
+from weft.documents.resources import AnyDocument, ModelDocument, model_document, observed_document, to_declaration
 from weft.kernel.errors import FieldError, WeftError, with_field
 from weft.kernel.reasons import REGISTRY_AWAY, Reason
 from weft.kernel.rpc import error_from_call

@@ -26,7 +26,7 @@ from gateway.auth.authentication import Gate
 from gateway.config import GatewayConfig
 from gateway.errors import EdgeError
 from gateway.intake.body import JsonBody
-from gateway.openapi import EVENT_STREAM, OperationDoc, Schema, add_schemas, json_body, shown_path
+from gateway.openapi import EVENT_STREAM, OperationDoc, Schema, add_schemas, json_body, shown_path, with_path
 from gateway.request_facts import facts_of
 from weft.kernel.errors import WeftError
 from weft.kernel.principal import USE_MODELS, Access
@@ -121,7 +121,6 @@ class ApiRouter(APIRouter):
         needs_key: bool = False,
         with_head: bool = False,
         in_schema: bool = True,
-        status: int | None = None,
         response_class: type[Response] = JSONResponse,
         **documented: Any,
     ) -> None:
@@ -142,9 +141,9 @@ class ApiRouter(APIRouter):
         self.schemas += doc.models
         add(
             methods=[method],
-            status_code=status,
+            status_code=doc.status,
             description=inspect.cleandoc(function.__doc__ or ""),
-            openapi_extra=doc.extra or None,
+            openapi_extra=with_path(doc.extra, path) or None,
             include_in_schema=in_schema,
             **documented,
         )

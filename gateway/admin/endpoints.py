@@ -1,36 +1,30 @@
 """The endpoints for operators: models, operations, keys, secrets, requests and usage."""
 
-from gateway.admin import join_tokens, keys, operations, secrets
-from gateway.admin import models as admin_models
-from gateway.admin.engine_logs import LOG_PARAMETERS, get_engine_logs
+from gateway.admin import engine_logs, join_tokens, keys, models, operations, processes, secrets, usage
 from gateway.admin.join_tokens import NewJoinTokenBody
 from gateway.admin.keys import NewKeyBody, RotateBody
-from gateway.admin.models import get_discovered
-from gateway.admin.operations import (
-    LIMIT_PARAMETERS,
-    REQUEST_LIST_PARAMETERS,
-    REQUEST_PARAMETERS,
-    cancel_request,
-    get_figures,
-    get_request,
-    list_clients,
-    list_limit_uses,
-    list_requests,
-)
-from gateway.admin.processes import PROCESS_PARAMETERS, LogLevelBody, get_process_health, put_log_level
+from gateway.admin.processes import LogLevelBody
 from gateway.admin.schemas import FlushBody, LoadBody, PullBody, SourceLoadBody, UnloadBody
 from gateway.admin.secrets import NewSecretBody, SecretValueBody
-from gateway.admin.usage import ALL_USAGE_PARAMETERS, USAGE_PARAMETERS, get_all_usage, get_usage
 from gateway.health import VIEW_TELEMETRY
 from gateway.openapi import answers, json_body
 from gateway.routing import ApiRouter
-from weft.api.gateway.v1 import admin_model_pb2, discovery_pb2, engine_log_pb2, new_join_token_pb2, process_pb2
-from weft.api.operations.v1 import operation_pb2, operation_service_pb2
-from weft.api.registry.v1 import join_token_service_pb2, key_service_pb2, lease_pb2, secret_service_pb2
-from weft.api.router.v1 import figures_pb2, request_service_pb2, usage_service_pb2
+from weft.api.gateway.v1.admin_model_pb2 import AdminModel, AdminModelList, GpuMemory
+from weft.api.gateway.v1.discovery_pb2 import Discovery
+from weft.api.gateway.v1.engine_log_pb2 import EngineLog
+from weft.api.gateway.v1.new_join_token_pb2 import NewJoinToken
+from weft.api.gateway.v1.process_pb2 import ProcessHealth, ProcessLogLevel
+from weft.api.operations.v1.operation_pb2 import Operation
+from weft.api.operations.v1.operation_service_pb2 import ListAuditEntriesResponse, ListOperationsResponse
+from weft.api.registry.v1.join_token_service_pb2 import ListJoinTokensResponse
+from weft.api.registry.v1.key_service_pb2 import ListKeysResponse, RotateKeyResponse
+from weft.api.registry.v1.lease_pb2 import Lease
+from weft.api.registry.v1.secret_service_pb2 import ListSecretsResponse, Secret
+from weft.api.router.v1.figures_pb2 import Figures
 from weft.api.router.v1.request_pb2 import RequestRecord
-from weft.api.runner.v1 import runner_service_pb2
-from weft.documents.json_schema import record_schema
+from weft.api.router.v1.request_service_pb2 import ListClientsResponse, ListLimitUsesResponse, ListRequestsResponse
+from weft.api.router.v1.usage_service_pb2 import ListUsageResponse
+from weft.api.runner.v1.runner_service_pb2 import DescribeResponse
 from weft.kernel.principal import (
     EDIT_REQUESTS,
     EDIT_SETTINGS,
@@ -42,247 +36,86 @@ from weft.kernel.principal import (
     Role,
 )
 
-_EDIT_RUNNERS = Access(Resource.RUNNERS, Role.EDIT)
-_VIEW_OPERATIONS = Access(Resource.OPERATIONS, Role.VIEW)
-_EDIT_OPERATIONS = Access(Resource.OPERATIONS, Role.EDIT)
-
-_OPERATION_SCHEMA = record_schema(operation_pb2.Operation)
-_REQUEST_SCHEMA, _REQUEST_LIST = record_schema(RequestRecord), record_schema(request_service_pb2.ListRequestsResponse)
-_FIGURES = record_schema(figures_pb2.Figures)
-_CLIENT_LIST = record_schema(request_service_pb2.ListClientsResponse)
+_CREATE_RUNNERS, _EDIT_RUNNERS = Access(Resource.RUNNERS, Role.CREATE), Access(Resource.RUNNERS, Role.EDIT)
+_VIEW_OPERATIONS, _EDIT_OPERATIONS = (Access(Resource.OPERATIONS, role) for role in (Role.VIEW, Role.EDIT))
+_VIEW_KEYS, _CREATE_KEYS, _EDIT_KEYS = (Access(Resource.KEYS, role) for role in (Role.VIEW, Role.CREATE, Role.EDIT))
+_VIEW_SECRETS, _CREATE_SECRETS, _EDIT_SECRETS = (
+    Access(Resource.SECRETS, role) for role in (Role.VIEW, Role.CREATE, Role.EDIT)
+)
+_BEGUN = answers(Operation, status=202)
+_DELETED = answers(None)
 
 _ADMIN = "/v1/admin"
-_ADMIN_MODEL = f"{_ADMIN}/models/{{name:name}}"
-_OPERATION = f"{_ADMIN}/operations/{{name}}"
+_MODEL = f"{_ADMIN}/models/{{name:name}}"
+_INSTANCES = f"{_ADMIN}/runners/{{name}}/instances"
+_HEALTH, _LEVEL = f"{_ADMIN}/process-health", f"{_ADMIN}/log-level"
+_OPERATIONS, _OPERATION = f"{_ADMIN}/operations", f"{_ADMIN}/operations/{{name}}"
+_LOGS = answers(EngineLog, query=engine_logs.LOG_PARAMETERS, events=True)
+_DESCRIBED = answers(DescribeResponse, query=models.INSTANCE_PARAMETERS)
+_OPERATION_PAGE = answers(ListOperationsResponse, query=operations.PAGE_PARAMETERS)
+_AUDIT_PAGE = answers(ListAuditEntriesResponse, query=operations.AUDIT_PARAMETERS)
 ADMIN = ApiRouter("admin")
+ADMIN.add_get(f"{_ADMIN}/models", _VIEW_OPERATIONS, models.list_admin_models, answers(AdminModelList))
+ADMIN.add_get(f"{_MODEL}/logs", VIEW_RUNNERS, engine_logs.get_engine_logs, _LOGS)
+ADMIN.add_get(_MODEL, _VIEW_OPERATIONS, models.get_admin_model, answers(AdminModel))
+ADMIN.add_get(_INSTANCES, VIEW_RUNNERS, models.get_instances, _DESCRIBED)
+ADMIN.add_get(f"{_ADMIN}/gpu-memory", _VIEW_OPERATIONS, models.get_gpu_memory, answers(GpuMemory, query=("host",)))
+ADMIN.add_get(f"{_ADMIN}/discovered", _VIEW_OPERATIONS, models.get_discovered, answers(Discovery))
 ADMIN.add_get(
-    f"{_ADMIN}/models",
-    _VIEW_OPERATIONS,
-    admin_models.list_admin_models,
-    answers(record_schema(admin_model_pb2.AdminModelList)),
+    _HEALTH, VIEW_TELEMETRY, processes.get_process_health, answers(ProcessHealth, query=processes.PROCESS_PARAMETERS)
 )
-ADMIN.add_get(
-    f"{_ADMIN_MODEL}/logs",
-    VIEW_RUNNERS,
-    get_engine_logs,
-    answers(record_schema(engine_log_pb2.EngineLog), path="name", query=LOG_PARAMETERS, events=True),
-)
-ADMIN.add_get(
-    _ADMIN_MODEL,
-    _VIEW_OPERATIONS,
-    admin_models.get_admin_model,
-    answers(record_schema(admin_model_pb2.AdminModel), path="name"),
-)
-ADMIN.add_get(
-    f"{_ADMIN}/runners/{{name}}/instances",
-    VIEW_RUNNERS,
-    admin_models.get_instances,
-    answers(record_schema(runner_service_pb2.DescribeResponse), path="name", query=admin_models.INSTANCE_PARAMETERS),
-)
-ADMIN.add_get(
-    f"{_ADMIN}/gpu-memory",
-    _VIEW_OPERATIONS,
-    admin_models.get_gpu_memory,
-    answers(record_schema(admin_model_pb2.GpuMemory), query=("host",)),
-)
-ADMIN.add_get(
-    f"{_ADMIN}/discovered",
-    _VIEW_OPERATIONS,
-    get_discovered,
-    answers(record_schema(discovery_pb2.Discovery)),
-)
-ADMIN.add_get(
-    f"{_ADMIN}/process-health",
-    VIEW_TELEMETRY,
-    get_process_health,
-    answers(record_schema(process_pb2.ProcessHealth), query=PROCESS_PARAMETERS),
-)
-ADMIN.add_put(
-    f"{_ADMIN}/log-level",
-    EDIT_SETTINGS,
-    put_log_level,
-    json_body(LogLevelBody) | answers(record_schema(process_pb2.ProcessLogLevel)),
-)
-ADMIN.add_post(
-    f"{_ADMIN_MODEL}/load",
-    OPERATE,
-    admin_models.load_model,
-    json_body(LoadBody) | answers(_OPERATION_SCHEMA, path="name", status=202),
-    status=202,
-    by_name=True,
-)
-ADMIN.add_post(
-    f"{_ADMIN}/models",
-    OPERATE,
-    admin_models.load_source,
-    json_body(SourceLoadBody) | answers(_OPERATION_SCHEMA, status=202),
-    status=202,
-)
-ADMIN.add_post(
-    f"{_ADMIN}/pulls",
-    OPERATE,
-    admin_models.pull_model,
-    json_body(PullBody) | answers(_OPERATION_SCHEMA, status=202),
-    status=202,
-)
-ADMIN.add_post(
-    f"{_ADMIN_MODEL}/remove",
-    OPERATE,
-    admin_models.remove_model,
-    json_body(UnloadBody) | answers(_OPERATION_SCHEMA, path="name", status=202),
-    status=202,
-)
-ADMIN.add_post(
-    f"{_ADMIN}/servers/{{name}}/detach",
-    OPERATE,
-    admin_models.detach_server,
-    json_body(UnloadBody) | answers(_OPERATION_SCHEMA, path="name", status=202),
-    status=202,
-)
-ADMIN.add_post(
-    f"{_ADMIN_MODEL}/unload",
-    OPERATE,
-    admin_models.unload_model,
-    json_body(UnloadBody) | answers(_OPERATION_SCHEMA, path="name", status=202),
-    status=202,
-    by_name=True,
-)
-ADMIN.add_post(
-    f"{_ADMIN}/cache/flush",
-    OPERATE,
-    admin_models.flush_cache,
-    json_body(FlushBody) | answers(_OPERATION_SCHEMA, status=202),
-    status=202,
-    by_name=True,
-)
-ADMIN.add_get(
-    f"{_ADMIN}/operations",
-    _VIEW_OPERATIONS,
-    operations.list_operations,
-    answers(record_schema(operation_service_pb2.ListOperationsResponse), query=operations.PAGE_PARAMETERS),
-)
-ADMIN.add_get(
-    _OPERATION,
-    _VIEW_OPERATIONS,
-    operations.get_operation,
-    answers(_OPERATION_SCHEMA, path="name", query=("watch",)),
-)
-ADMIN.add_delete(_OPERATION, _EDIT_OPERATIONS, operations.cancel_operation, answers(_OPERATION_SCHEMA, path="name"))
-ADMIN.add_delete(
-    f"{_ADMIN}/leases/{{id}}",
-    _EDIT_RUNNERS,
-    operations.release_lease,
-    answers(record_schema(lease_pb2.Lease), path="id"),
-)
-ADMIN.add_get(
-    f"{_ADMIN}/audit",
-    _VIEW_OPERATIONS,
-    operations.get_audit,
-    answers(record_schema(operation_service_pb2.ListAuditEntriesResponse), query=operations.AUDIT_PARAMETERS),
-)
+ADMIN.add_put(_LEVEL, EDIT_SETTINGS, processes.put_log_level, json_body(LogLevelBody) | answers(ProcessLogLevel))
+ADMIN.add_post(f"{_MODEL}/load", OPERATE, models.load_model, json_body(LoadBody) | _BEGUN, by_name=True)
+ADMIN.add_post(f"{_ADMIN}/models", OPERATE, models.load_source, json_body(SourceLoadBody) | _BEGUN)
+ADMIN.add_post(f"{_ADMIN}/pulls", OPERATE, models.pull_model, json_body(PullBody) | _BEGUN)
+ADMIN.add_post(f"{_MODEL}/remove", OPERATE, models.remove_model, json_body(UnloadBody) | _BEGUN)
+ADMIN.add_post(f"{_ADMIN}/servers/{{name}}/detach", OPERATE, models.detach_server, json_body(UnloadBody) | _BEGUN)
+ADMIN.add_post(f"{_MODEL}/unload", OPERATE, models.unload_model, json_body(UnloadBody) | _BEGUN, by_name=True)
+ADMIN.add_post(f"{_ADMIN}/cache/flush", OPERATE, models.flush_cache, json_body(FlushBody) | _BEGUN, by_name=True)
+ADMIN.add_get(_OPERATIONS, _VIEW_OPERATIONS, operations.list_operations, _OPERATION_PAGE)
+ADMIN.add_get(_OPERATION, _VIEW_OPERATIONS, operations.get_operation, answers(Operation, query=("watch",)))
+ADMIN.add_delete(_OPERATION, _EDIT_OPERATIONS, operations.cancel_operation, answers(Operation))
+ADMIN.add_delete(f"{_ADMIN}/leases/{{id}}", _EDIT_RUNNERS, operations.release_lease, answers(Lease))
+ADMIN.add_get(f"{_ADMIN}/audit", _VIEW_OPERATIONS, operations.get_audit, _AUDIT_PAGE)
+
+_TOKENS = f"{_ADMIN}/join-tokens"
+_NEW_TOKEN = json_body(NewJoinTokenBody) | answers(NewJoinToken, status=201)
 JOIN_TOKENS = ApiRouter("admin")
-JOIN_TOKENS.add_get(
-    f"{_ADMIN}/join-tokens",
-    VIEW_RUNNERS,
-    join_tokens.list_join_tokens,
-    answers(record_schema(join_token_service_pb2.ListJoinTokensResponse)),
-)
-JOIN_TOKENS.add_post(
-    f"{_ADMIN}/join-tokens",
-    Access(Resource.RUNNERS, Role.CREATE),
-    join_tokens.create_join_token,
-    json_body(NewJoinTokenBody) | answers(record_schema(new_join_token_pb2.NewJoinToken), status=201),
-    status=201,
-)
-JOIN_TOKENS.add_delete(
-    f"{_ADMIN}/join-tokens/{{id}}",
-    _EDIT_RUNNERS,
-    join_tokens.revoke_join_token,
-    answers(None, path="id"),
-    status=204,
-)
-_KEYS_SCHEMA = record_schema(key_service_pb2.ListKeysResponse)
-_NEW_KEY_SCHEMA = record_schema(key_service_pb2.RotateKeyResponse)
+JOIN_TOKENS.add_get(_TOKENS, VIEW_RUNNERS, join_tokens.list_join_tokens, answers(ListJoinTokensResponse))
+JOIN_TOKENS.add_post(_TOKENS, _CREATE_RUNNERS, join_tokens.create_join_token, _NEW_TOKEN)
+JOIN_TOKENS.add_delete(f"{_TOKENS}/{{id}}", _EDIT_RUNNERS, join_tokens.revoke_join_token, _DELETED)
+
+_KEYS, _KEY = "/api/v1/keys", "/api/v1/keys/{id}"
+_NEW_KEY = json_body(NewKeyBody) | answers(RotateKeyResponse, status=201)
 KEYS = ApiRouter("keys")
-KEYS.add_get(
-    "/api/v1/keys",
-    Access(Resource.KEYS, Role.VIEW),
-    keys.list_keys,
-    answers(_KEYS_SCHEMA),
-)
-KEYS.add_delete(
-    "/api/v1/keys/{id}",
-    Access(Resource.KEYS, Role.EDIT),
-    keys.revoke_key,
-    answers(None, path="id"),
-    status=204,
-)
-KEYS.add_post(
-    "/api/v1/keys",
-    Access(Resource.KEYS, Role.CREATE),
-    keys.create_key,
-    json_body(NewKeyBody) | answers(_NEW_KEY_SCHEMA, status=201),
-    status=201,
-)
-KEYS.add_post(
-    "/api/v1/keys/{id}/rotate",
-    Access(Resource.KEYS, Role.EDIT),
-    keys.rotate_key,
-    json_body(RotateBody) | answers(_NEW_KEY_SCHEMA, path="id"),
-)
-_SECRET_SCHEMA = record_schema(secret_service_pb2.Secret)
+KEYS.add_get(_KEYS, _VIEW_KEYS, keys.list_keys, answers(ListKeysResponse))
+KEYS.add_delete(_KEY, _EDIT_KEYS, keys.revoke_key, _DELETED)
+KEYS.add_post(_KEYS, _CREATE_KEYS, keys.create_key, _NEW_KEY)
+KEYS.add_post(f"{_KEY}/rotate", _EDIT_KEYS, keys.rotate_key, json_body(RotateBody) | answers(RotateKeyResponse))
+
+_SECRETS, _SECRET = f"{_ADMIN}/secrets", f"{_ADMIN}/secrets/{{name}}"
+_NEW_SECRET = json_body(NewSecretBody) | answers(Secret, status=201)
 SECRETS = ApiRouter("secrets")
-SECRETS.add_get(
-    f"{_ADMIN}/secrets",
-    Access(Resource.SECRETS, Role.VIEW),
-    secrets.list_secrets,
-    answers(record_schema(secret_service_pb2.ListSecretsResponse)),
-)
-SECRETS.add_post(
-    f"{_ADMIN}/secrets",
-    Access(Resource.SECRETS, Role.CREATE),
-    secrets.create_secret,
-    json_body(NewSecretBody) | answers(_SECRET_SCHEMA, status=201),
-    status=201,
-)
-SECRETS.add_put(
-    f"{_ADMIN}/secrets/{{name}}",
-    Access(Resource.SECRETS, Role.EDIT),
-    secrets.update_secret,
-    json_body(SecretValueBody) | answers(_SECRET_SCHEMA, path="name"),
-)
-SECRETS.add_delete(
-    f"{_ADMIN}/secrets/{{name}}",
-    Access(Resource.SECRETS, Role.EDIT),
-    secrets.delete_secret,
-    answers(None, path="name", query=secrets.DELETE_PARAMETERS),
-    status=204,
-)
+SECRETS.add_get(_SECRETS, _VIEW_SECRETS, secrets.list_secrets, answers(ListSecretsResponse))
+SECRETS.add_post(_SECRETS, _CREATE_SECRETS, secrets.create_secret, _NEW_SECRET)
+SECRETS.add_put(_SECRET, _EDIT_SECRETS, secrets.update_secret, json_body(SecretValueBody) | answers(Secret))
+SECRETS.add_delete(_SECRET, _EDIT_SECRETS, secrets.delete_secret, answers(None, query=secrets.DELETE_PARAMETERS))
+
+_REQUESTS = "/v1/requests"
+_REQUEST = f"{_REQUESTS}/{{id:path}}"  # an id may contain slashes
+_REQUEST_LIST = answers(ListRequestsResponse, query=operations.REQUEST_LIST_PARAMETERS)
+_ONE_REQUEST = answers(RequestRecord, query=operations.REQUEST_PARAMETERS)
+_LIMIT_USES = answers(ListLimitUsesResponse, query=operations.LIMIT_PARAMETERS)
 REQUESTS = ApiRouter("requests")
-REQUESTS.add_get(
-    "/v1/requests",
-    VIEW_REQUESTS,
-    list_requests,
-    answers(_REQUEST_LIST, query=REQUEST_LIST_PARAMETERS),
-)
-# An id may contain slashes.
-_ONE_REQUEST = answers(_REQUEST_SCHEMA, path="id", query=REQUEST_PARAMETERS)
-REQUESTS.add_get("/v1/requests/{id:path}", VIEW_REQUESTS, get_request, _ONE_REQUEST)
-REQUESTS.add_post("/v1/requests/{id:path}/cancel", EDIT_REQUESTS, cancel_request, _ONE_REQUEST)
-REQUESTS.add_get(
-    "/v1/clients",
-    VIEW_TELEMETRY,
-    list_clients,
-    answers(_CLIENT_LIST),
-)
-REQUESTS.add_get(
-    f"{_ADMIN}/limit-uses",
-    VIEW_TELEMETRY,
-    list_limit_uses,
-    answers(record_schema(request_service_pb2.ListLimitUsesResponse), query=LIMIT_PARAMETERS),
-)
-REQUESTS.add_get(f"{_ADMIN}/figures", VIEW_TELEMETRY, get_figures, answers(_FIGURES))
-_USAGE = record_schema(usage_service_pb2.ListUsageResponse)
+REQUESTS.add_get(_REQUESTS, VIEW_REQUESTS, operations.list_requests, _REQUEST_LIST)
+REQUESTS.add_get(_REQUEST, VIEW_REQUESTS, operations.get_request, _ONE_REQUEST)
+REQUESTS.add_post(f"{_REQUEST}/cancel", EDIT_REQUESTS, operations.cancel_request, _ONE_REQUEST)
+REQUESTS.add_get("/v1/clients", VIEW_TELEMETRY, operations.list_clients, answers(ListClientsResponse))
+REQUESTS.add_get(f"{_ADMIN}/limit-uses", VIEW_TELEMETRY, operations.list_limit_uses, _LIMIT_USES)
+REQUESTS.add_get(f"{_ADMIN}/figures", VIEW_TELEMETRY, operations.get_figures, answers(Figures))
+
+_USAGE = answers(ListUsageResponse, query=usage.USAGE_PARAMETERS)
+_ALL_USAGE = answers(ListUsageResponse, query=usage.ALL_USAGE_PARAMETERS)
 USAGE = ApiRouter("usage")
-USAGE.add_get("/v1/usage", VIEW_REQUESTS, get_usage, answers(_USAGE, query=USAGE_PARAMETERS))
-USAGE.add_get(f"{_ADMIN}/usage", VIEW_TELEMETRY, get_all_usage, answers(_USAGE, query=ALL_USAGE_PARAMETERS))
+USAGE.add_get("/v1/usage", VIEW_REQUESTS, usage.get_usage, _USAGE)
+USAGE.add_get(f"{_ADMIN}/usage", VIEW_TELEMETRY, usage.get_all_usage, _ALL_USAGE)

@@ -28,14 +28,7 @@ from weft.api.router.v1.request_service_pb2 import (
     RequestSelection,
 )
 from weft.dispatch.placement import QueueSource
-from weft.dispatch.remote_router import (
-    DEFAULT_LISTED,
-    MAX_LISTED,
-    UNDER_WAY,
-    RequestSource,
-    Selection,
-    shown_to,
-)
+from weft.dispatch.remote_router import DEFAULT_LISTED, MAX_LISTED, UNDER_WAY, RequestSource, Selection, shown_to
 from weft.documents.codec import document_of
 from weft.kernel.errors import WeftError, invalid_field, renaming_fields
 from weft.kernel.field_rules import enum_words

@@ -8,13 +8,7 @@ from typing import ClassVar
 
 from google.protobuf import duration_pb2
 
-from gateway.answers.answer_builder import (
-    MAX_NOTICES,
-    NOTICES,
-    AnswerIdentity,
-    AnswerState,
-    notice_text,
-)
+from gateway.answers.answer_builder import MAX_NOTICES, NOTICES, AnswerIdentity, AnswerState, notice_text
 from gateway.errors import envelope
 from weft.api.common.v1 import event_pb2, receipt_pb2
 from weft.dispatch.frames import has_content

@@ -23,13 +23,7 @@ from gateway.request_facts import facts_of
 from gateway.tasks.task_apis import AnyTaskApi, SpecContext, TaskApis
 from weft.api.router.v1 import batch_service_pb2 as batch_pb
 from weft.api.router.v1 import task_pb2
-from weft.durable.batches import (
-    BATCH_INPUT,
-    MAX_CUSTOM_ID_CHARS,
-    MAX_LINE_ERRORS,
-    BatchClient,
-    FileClient,
-)
+from weft.durable.batches import BATCH_INPUT, MAX_CUSTOM_ID_CHARS, MAX_LINE_ERRORS, BatchClient, FileClient
 from weft.kernel.errors import FieldError, WeftError, invalid_field
 from weft.kernel.reasons import Reason
 from weft.kernel.timestamps import stamp_of

@@ -26,14 +26,7 @@ from gateway.request_facts import facts_of
 from gateway.routing import collaborator
 from gateway.tasks.task_apis import TaskApis
 from weft.api.router.v1 import file_service_pb2 as file_pb
-from weft.durable.batches import (
-    BATCH_INPUT,
-    BATCH_OUTPUT,
-    MAX_FILE_NAME_CHARS,
-    MEDIA_INPUTS,
-    BatchClient,
-    FileClient,
-)
+from weft.durable.batches import BATCH_INPUT, BATCH_OUTPUT, MAX_FILE_NAME_CHARS, MEDIA_INPUTS, BatchClient, FileClient
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.names import require_token
 from weft.kernel.reasons import Reason

@@ -22,13 +22,7 @@ from uvicorn.server import ServerState
 from gateway.config import MAX_HEADER_COUNT, ConnectionLimits
 from gateway.errors import EdgeError, envelope, error_headers, http_status
 from gateway.http.disconnect import ABORT_KEY, DISCONNECT_KEY, DisconnectNotifier
-from gateway.http.framing import (
-    DECLARED_BODY_KEY,
-    MAX_CHUNK_LINE_BYTES,
-    framing_fault,
-    open_chunk_bytes,
-    without_offer,
-)
+from gateway.http.framing import DECLARED_BODY_KEY, MAX_CHUNK_LINE_BYTES, framing_fault, open_chunk_bytes, without_offer
 from weft.kernel.errors import WeftError
 from weft.kernel.log import get_logger
 from weft.kernel.names import new_id

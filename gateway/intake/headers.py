@@ -23,14 +23,7 @@ from weft.dispatch.parameter_checks import cache_tag, require_session
 from weft.dispatch.request_trace import Journal, RequestContext, WhenLeft
 from weft.durable.tasks import MAX_IDEMPOTENCY_KEY_CHARS
 from weft.kernel.errors import FieldError, WeftError, invalid_field
-from weft.kernel.names import (
-    MAX_CLIENT_CHARS,
-    MAX_REQUEST_ID_CHARS,
-    MAX_TENANT_CHARS,
-    is_token,
-    new_id,
-    require_token,
-)
+from weft.kernel.names import MAX_CLIENT_CHARS, MAX_REQUEST_ID_CHARS, MAX_TENANT_CHARS, is_token, new_id, require_token
 from weft.kernel.principal import LOCAL, MAY_LEAVE, USE_MODELS
 from weft.kernel.reasons import Reason
 from weft.kernel.request import TASK_OPERATIONS, CacheMode, Handling, Operation, Priority

@@ -6,9 +6,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Discriminator, FailFast, Field, Tag, WithJsonSchema
 
 from gateway.config import RequestLimits
-from weft.dispatch.parameter_checks import (
-    MAX_WORD_CHARS,
-)
+from weft.dispatch.parameter_checks import MAX_WORD_CHARS
 from weft.durable.batches import MAX_METADATA, MAX_METADATA_NAME_CHARS, MAX_METADATA_VALUE_CHARS
 from weft.kernel.errors import invalid_field
 from weft.kernel.names import MAX_CLIENT_CHARS

@@ -6,15 +6,8 @@ from gateway.ollama import chat as ollama
 from gateway.ollama import embed as ollama_embed
 from gateway.ollama import models as ollama_models
 from gateway.ollama.pull import pull_model
-from gateway.ollama.schema import (
-    OllamaPullRequest,
-    OllamaShowRequest,
-)
-from gateway.openapi import (
-    JSON_LINES,
-    fails_as,
-    json_body,
-)
+from gateway.ollama.schema import OllamaPullRequest, OllamaShowRequest
+from gateway.openapi import JSON_LINES, fails_as, json_body
 from gateway.routing import ApiRouter
 from weft.kernel.principal import EDIT_MODELS, OPERATE, USE_MODELS, VIEW_MODELS
 

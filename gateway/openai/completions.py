@@ -10,12 +10,7 @@ from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import Response
 
-from gateway.answers.answer_builder import (
-    encode_json,
-    finite_logprob,
-    new_identity,
-    text_finish_reason,
-)
+from gateway.answers.answer_builder import encode_json, finite_logprob, new_identity, text_finish_reason
 from gateway.answers.generation import Work, streamed, unary
 from gateway.config import RequestLimits
 from gateway.deps import Inference

@@ -10,11 +10,7 @@ from gateway.openai.image_schema import ImageEditRequest, ImageRequest
 from gateway.openai.rerank import rerank_documents
 from gateway.openai.tokenize import tokenize
 from gateway.openai.transcriptions import TranscriptionRequest
-from gateway.openapi import (
-    EVENT_STREAM,
-    binary_content,
-    form_body,
-)
+from gateway.openapi import EVENT_STREAM, binary_content, form_body
 from gateway.routing import ApiRouter
 from weft.kernel.principal import USE_MODELS, VIEW_MODELS
 

@@ -17,14 +17,7 @@ from gateway.intake.multipart import Form
 from gateway.media import RequestMedia
 from gateway.openai.extension_fields import unknown_extensions
 from gateway.openai.image_answer import ImagesAnswer, ImageStream, facts_of_request
-from gateway.openai.image_schema import (
-    FILES,
-    ImageEditRequest,
-    ImageRequest,
-    add_files,
-    add_references,
-    to_payload,
-)
+from gateway.openai.image_schema import FILES, ImageEditRequest, ImageRequest, add_files, add_references, to_payload
 from gateway.request_facts import facts_of
 from weft.api.common.v1 import event_pb2, image_pb2
 from weft.api.router.v1 import file_service_pb2 as file_pb

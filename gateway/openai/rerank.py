@@ -16,9 +16,7 @@ from gateway.intake.body import body_of
 from gateway.intake.request_model import MAX_INT32, HandledRequest, ModelName, StopAtFirstError, StrictModel
 from weft.api.common.v1 import receipt_pb2, rerank_pb2, usage_pb2
 from weft.dispatch.operations import RERANK
-from weft.dispatch.parameter_checks import (
-    MAX_DOCUMENTS,
-)
+from weft.dispatch.parameter_checks import MAX_DOCUMENTS
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation

@@ -6,21 +6,13 @@ from gateway.health import VIEW_TELEMETRY
 from gateway.openapi import answers, json_body, json_or_yaml_body
 from gateway.resources import handlers as resources
 from gateway.resources import profiles
-from gateway.resources.documents import (
-    APPLY_ANSWER,
-    POOL_MEMBERS,
-    SWITCH_ANSWER,
-    ApplyRequest,
-    MeshConfig,
-    page_schema,
-)
+from gateway.resources.documents import APPLY_ANSWER, POOL_MEMBERS, SWITCH_ANSWER, ApplyRequest, MeshConfig, page_schema
 from gateway.resources.handlers import APPLY_PARAMETERS, apply_resources, put_resource
 from gateway.resources.profiles import SaveProfileBody
 from gateway.resources.routers import list_routers
 from gateway.routing import ApiRouter
-from weft.api.gateway.v1 import mesh_router_pb2
+from weft.api.gateway.v1.mesh_router_pb2 import MeshRouterList
 from weft.api.registry.v1.registry_service_pb2 import ListEventsResponse
-from weft.documents.json_schema import record_schema
 from weft.documents.kinds import DECLARED_KINDS, KINDS
 from weft.documents.resource_kinds import ResourceKind
 from weft.documents.schemas import resource_schema
@@ -45,7 +37,7 @@ RESOURCES.add_get(
     f"{_API}/models/{{name:name}}/members",
     VIEW_MODELS,
     resources.get_members,
-    answers(POOL_MEMBERS, path="name"),
+    answers(POOL_MEMBERS),
     summary="Get models by name members",
     operation_id="get_models_by_name_members",
     by_name=True,
@@ -64,7 +56,7 @@ for each in ResourceKind:
         _path_of(each),
         _of_kind(each, Role.VIEW),
         partial(resources.get_resource, each),
-        answers(resource_schema(each), path="name"),
+        answers(resource_schema(each)),
         summary=f"Get {each.plural} by name",
         operation_id=f"get_{each.plural}_by_name",
         by_name=KINDS[each].by_name,
@@ -74,8 +66,7 @@ for each in _DELETABLE:
         _path_of(each),
         _of_kind(each, Role.EDIT),
         partial(resources.delete_resource, each),
-        answers(None, path="name", query=resources.DELETE_PARAMETERS),
-        status=204,
+        answers(None, query=resources.DELETE_PARAMETERS),
         summary=f"Delete {each.value}",
         operation_id=f"delete_{each.value}",
         by_name=KINDS[each].by_name,
@@ -93,40 +84,19 @@ for each in DECLARED_KINDS:
         _path_of(each),
         _of_kind(each, Role.EDIT),
         partial(put_resource, each),
-        json_or_yaml_body(resource_schema(each)) | answers(APPLY_ANSWER, path="name", query=APPLY_PARAMETERS, also=201),
+        json_or_yaml_body(resource_schema(each)) | answers(APPLY_ANSWER, query=APPLY_PARAMETERS, also=201),
         summary=f"Put {each.value}",
         operation_id=f"put_{each.value}",
         by_name=KINDS[each].by_name,
     )
-RESOURCES.add_post(
-    f"{_API}/profiles/{{name}}/save",
-    EDIT_MODELS,
-    profiles.save_profile,
-    json_body(SaveProfileBody) | answers(APPLY_ANSWER, path="name", query=profiles.PARAMETERS, also=201),
-)
-RESOURCES.add_post(
-    f"{_API}/profiles/{{name}}/switch",
-    EDIT_MODELS,
-    profiles.switch_profile,
-    answers(SWITCH_ANSWER, path="name", query=profiles.PARAMETERS),
-)
-RESOURCES.add_get(
-    f"{_API}/events",
-    VIEW_TELEMETRY,
-    resources.get_events,
-    answers(record_schema(ListEventsResponse), query=resources.EVENT_PARAMETERS),
-)
-RESOURCES.add_get(
-    f"{_API}/routers",
-    VIEW_RUNNERS,
-    list_routers,
-    answers(record_schema(mesh_router_pb2.MeshRouterList)),
-)
+_PROFILE = f"{_API}/profiles/{{name}}"
+_SAVED = json_body(SaveProfileBody) | answers(APPLY_ANSWER, query=profiles.PARAMETERS, also=201)
+_SWITCHED = answers(SWITCH_ANSWER, query=profiles.PARAMETERS)
+_EVENTS = answers(ListEventsResponse, query=resources.EVENT_PARAMETERS)
+RESOURCES.add_post(f"{_PROFILE}/save", EDIT_MODELS, profiles.save_profile, _SAVED)
+RESOURCES.add_post(f"{_PROFILE}/switch", EDIT_MODELS, profiles.switch_profile, _SWITCHED)
+RESOURCES.add_get(f"{_API}/events", VIEW_TELEMETRY, resources.get_events, _EVENTS)
+RESOURCES.add_get(f"{_API}/routers", VIEW_RUNNERS, list_routers, answers(MeshRouterList))
 SETTINGS = ApiRouter("settings")
 SETTINGS.add_get(f"{_API}/config", Access(Resource.SETTINGS, Role.VIEW), resources.get_config, answers(MeshConfig))
-SETTINGS.add_put(
-    f"{_API}/config",
-    EDIT_SETTINGS,
-    resources.put_config,
-    json_body(MeshConfig) | answers(MeshConfig),
-)
+SETTINGS.add_put(f"{_API}/config", EDIT_SETTINGS, resources.put_config, json_body(MeshConfig) | answers(MeshConfig))

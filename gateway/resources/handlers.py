@@ -18,13 +18,7 @@ from gateway.intake.json_guard import parse, parse_json
 from gateway.intake.query import Query, begin_read
 from gateway.registry_client import Author
 from gateway.request_facts import facts_of
-from gateway.resources.documents import (
-    ApplyRequest,
-    MeshConfig,
-    applied_body,
-    members_body,
-    page_body,
-)
+from gateway.resources.documents import ApplyRequest, MeshConfig, applied_body, members_body, page_body
 from weft.api.registry.v1.declaration_service_pb2 import ApplyResult
 from weft.api.registry.v1.registry_service_pb2 import ListEventsRequest, WatchEventsRequest
 from weft.api.registry.v1.settings_pb2 import MeshSettings
@@ -32,14 +26,7 @@ from weft.dispatch.agents import name_asked_for, named
 from weft.documents.codec import document_of, word_of
 from weft.documents.kinds import DECLARED_KINDS, KINDS
 from weft.documents.resource_kinds import ResourceKind, parse_kind
-from weft.documents.resources import (
-    AnyDocument,
-    PoolDocument,
-    declared_document,
-    plain,
-    pool_document,
-    to_declaration,
-)
+from weft.documents.resources import AnyDocument, PoolDocument, declared_document, plain, pool_document, to_declaration
 from weft.documents.rights import names_secret, require_declarable, visible_pool
 from weft.documents.selectors import parse_selector
 from weft.documents.yaml_documents import SourcedDocument, parse_document, read_documents, refuse_repeats

@@ -1,9 +1,6 @@
 """The endpoints of the Responses API."""
 
-from gateway.openapi import (
-    answers,
-    json_body,
-)
+from gateway.openapi import answers, json_body
 from gateway.responses.handlers import (
     LIST_PARAMETERS,
     STREAM_PARAMETERS,
@@ -24,13 +21,13 @@ RESPONSES.add_get(
     _RESPONSE,
     VIEW_REQUESTS,
     get_response,
-    answers(ResponseObject, path="response_id", query=STREAM_PARAMETERS, events=True),
+    answers(ResponseObject, query=STREAM_PARAMETERS, events=True),
 )
-RESPONSES.add_delete(_RESPONSE, EDIT_REQUESTS, delete_response, answers(DeletedResponse, path="response_id"))
-RESPONSES.add_post(f"{_RESPONSE}/cancel", EDIT_REQUESTS, cancel_response, answers(ResponseObject, path="response_id"))
+RESPONSES.add_delete(_RESPONSE, EDIT_REQUESTS, delete_response, answers(DeletedResponse))
+RESPONSES.add_post(f"{_RESPONSE}/cancel", EDIT_REQUESTS, cancel_response, answers(ResponseObject))
 RESPONSES.add_get(
     f"{_RESPONSE}/input_items",
     VIEW_REQUESTS,
     list_input_items,
-    answers(ResponseItemList, path="response_id", query=LIST_PARAMETERS),
+    answers(ResponseItemList, query=LIST_PARAMETERS),
 )

@@ -21,15 +21,7 @@ from gateway.answers.answer_builder import (
 from gateway.answers.sse import StreamEncoder
 from gateway.errors import envelope
 from gateway.responses.document import CANCELLED, FAILED, IN_PROGRESS, ResponseDocument
-from gateway.responses.output import (
-    OUTPUT_TEXT,
-    REASONING_TEXT,
-    REFUSAL,
-    Item,
-    Logprobs,
-    OutputSink,
-    Part,
-)
+from gateway.responses.output import OUTPUT_TEXT, REASONING_TEXT, REFUSAL, Item, Logprobs, OutputSink, Part
 from weft.api.common.v1 import event_pb2, receipt_pb2
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason

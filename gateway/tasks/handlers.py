@@ -34,12 +34,7 @@ from weft.api.common.v1 import event_pb2
 from weft.api.router.v1 import task_pb2
 from weft.api.router.v1 import task_service_pb2 as pb
 from weft.documents.codec import document_of
-from weft.durable.tasks import (
-    MAX_LISTED,
-    TaskClient,
-    failure_of,
-    state_name,
-)
+from weft.durable.tasks import MAX_LISTED, TaskClient, failure_of, state_name
 from weft.kernel.errors import WeftError, invalid_field, renaming_fields
 from weft.kernel.names import MAX_REQUEST_ID_CHARS, require_token
 from weft.kernel.reasons import Reason, reason_of
