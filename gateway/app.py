@@ -55,7 +55,7 @@ from gateway.tasks.endpoints import TASKS
 from gateway.tasks.task_apis import TaskApis, task_apis_of
 from gateway.visible_names import with_visible_names
 from gateway.watch.source import WatchSource
-from gateway.watch.tasks import TasksOfTenant
+from gateway.watch.sources import TasksOfTenant
 from gateway.workbench.page_files import PageFiles
 from weft.dispatch.call import LayeredDispatcher, RequestDispatcher
 from weft.dispatch.end_reporter import EndReporter

@@ -20,7 +20,6 @@ class QueuesByName(WatchSource):
 
     kind = "queue"
     access = Access(Resource.OPERATIONS, Role.VIEW)
-    by_name = False
 
     def __init__(self, queues: QueueSource, clock: Clock, interval_seconds: float) -> None:
         self._queues = queues

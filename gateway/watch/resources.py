@@ -21,7 +21,7 @@ from weft.documents.resources import PoolDocument, plain, pool_document
 from weft.documents.rights import view_of, visible_pool
 from weft.kernel.errors import WeftError
 from weft.kernel.log import get_logger
-from weft.kernel.principal import VIEW_MODELS, Access, Principal
+from weft.kernel.principal import VIEW_MODELS, Principal
 from weft.kernel.reasons import Reason
 from weft.kernel.service import start_task, stop_tasks
 
@@ -165,23 +165,9 @@ class ResourceSource(WatchSource):
     """The resources of one kind."""
 
     def __init__(self, kind: ResourceKind, feed: ResourceFeed) -> None:
+        self.kind, self.access, self.by_name = kind.value, view_of(kind), KINDS[kind].by_name
         self._kind = kind
         self._feed = feed
-
-    @property
-    @override
-    def kind(self) -> str:
-        return self._kind.value
-
-    @property
-    @override
-    def access(self) -> Access:
-        return view_of(self._kind)
-
-    @property
-    @override
-    def by_name(self) -> bool:
-        return KINDS[self._kind].by_name
 
     @override
     async def changes(self, caller: WatchCaller) -> AsyncGenerator[Change]:

@@ -1,9 +1,9 @@
-"""The port of a watch: a source yields the things of one kind, then every change of them."""
+"""What a watch streams: a source yields the things of one kind, then every change of them."""
 
+from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Protocol
 
 from google.protobuf.message import Message
 
@@ -74,24 +74,17 @@ class WatchCaller:
     """The tenant of its requests and tasks."""
 
 
-class WatchSource(Protocol):
+class WatchSource(ABC):
     """A source of the things of one kind."""
 
-    @property
-    def kind(self) -> str:
-        """The word of the kind, such as "model"."""
-        ...
+    kind: str
+    """The word of the kind, such as "model"."""
+    access: Access
+    """The scope that a caller needs, that of the kind's list."""
+    by_name: bool = False
+    """Whether a scope that is limited to names suffices: then `changes` leaves out what the caller may not see."""
 
-    @property
-    def access(self) -> Access:
-        """The scope that a caller needs, that of the kind's list."""
-        ...
-
-    @property
-    def by_name(self) -> bool:
-        """Whether a scope that is limited to names suffices: then `changes` leaves out what the caller may not see."""
-        ...
-
+    @abstractmethod
     def changes(self, caller: WatchCaller) -> AsyncGenerator[Change]:
         """Yields a put for each thing that there is, `synced`, then every change for as long as it is read.
 
@@ -99,4 +92,3 @@ class WatchSource(Protocol):
         WeftError when the source is lost, and WATCH_LAGGED where it is read too slowly; it is then called again, and
         what it yields then replaces everything before.
         """
-        ...

@@ -20,11 +20,9 @@ from gateway.config import REGISTRY_TIMEOUT_SECONDS, EdgeTls, GatewayConfig
 from gateway.operations import OperationsClient
 from gateway.registry_client import RegistryClient, RegistryService
 from gateway.result_links import KEY_BYTES
-from gateway.watch.events import EventSource
-from gateway.watch.operations import MemorySource, OperationSource
 from gateway.watch.queues import QueuesByName
-from gateway.watch.requests import FiguresOfMesh, RequestsOfTenant
 from gateway.watch.resources import resource_sources
+from gateway.watch.sources import EventSource, FiguresOfMesh, MemorySource, OperationSource, RequestsOfTenant
 from registry_svc.store.owner_file import read_owner_file, write_owner_file
 from weft.api.registry.v1.join_token_service_pb2_grpc import JoinTokenServiceStub
 from weft.api.registry.v1.key_service_pb2_grpc import KeyServiceStub

@@ -8,8 +8,8 @@ from gateway_script import serving
 from test_gateway_requests import ScriptedRequests, ended, figures_of, waiting
 from watch_script import QUICK, WATCH, brief, watching
 
-from gateway.watch.requests import FiguresOfMesh, RequestsOfTenant
 from gateway.watch.source import Change, ChangeType, WatchCaller
+from gateway.watch.sources import FiguresOfMesh, RequestsOfTenant
 from weft.api.router.v1 import request_pb2 as pb
 from weft.api.router.v1.figures_pb2 import Figures
 from weft.kernel.principal import (

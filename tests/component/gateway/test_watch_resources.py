@@ -9,8 +9,8 @@ from registry_script import ScriptedRegistry, event
 from test_watch_http import Ring, bearer
 from watch_script import QUICK, brief, watching
 
-from gateway.watch.events import EventSource
 from gateway.watch.resources import resource_sources
+from gateway.watch.sources import EventSource
 from weft.api.registry.v1.model_pb2 import Model, ModelManifest
 from weft.api.registry.v1.registry_service_pb2 import WatchResponse
 from weft.kernel.errors import WeftError

@@ -10,7 +10,7 @@ from typing import Any
 from gateway_script import RunningGateway, head
 
 from gateway.config import GatewayConfig
-from gateway.watch.source import Change, WatchCaller, put
+from gateway.watch.source import Change, WatchCaller, WatchSource, put
 from weft.kernel.principal import VIEW_MODELS, Access
 
 WATCH = "/api/v1/watch"
@@ -23,7 +23,7 @@ def thing(name: str, **fields: object) -> Change:
 
 
 @dataclass
-class ScriptedSource:
+class ScriptedSource(WatchSource):
     """Its n-th reading does the n-th script, and then waits; one that is read more often than that does the last."""
 
     kind: str
