@@ -15,9 +15,10 @@ from gateway.admin.operations import AdminPorts
 from gateway.anthropic.endpoints import ANTHROPIC
 from gateway.auth.authentication import Gate, KeyGate, KeyRingSource, OpenGate
 from gateway.auth.rate_limits import TenantRateLimits
+from gateway.batches.creation import BatchCreator
 from gateway.batches.endpoints import BATCHES, FILES, RESULTS
 from gateway.batches.finishing import BatchFinisher
-from gateway.batches.handlers import BatchDeps, FileDeps, batch_deps, file_deps
+from gateway.batches.handlers import ConcurrencyLimit
 from gateway.config import GatewayConfig, MediaConfig
 from gateway.deps import GatewayDeps, InferenceDeps
 from gateway.endpoints import DOCUMENT, GATEWAY_ROUTERS, WATCH, WORKBENCH
@@ -250,12 +251,15 @@ def _serve_management(app: EdgeApp, ports: GatewayPorts) -> None:
 def _serve_files_and_batches(app: EdgeApp, deps: GatewayDeps, ports: GatewayPorts) -> None:
     if ports.files is None:
         return
-    app.serve(FILES, {FileDeps: file_deps(deps, ports.files)})
-    if deps.files is not None and deps.links is not None:
-        app.serve(RESULTS, {FileClient: deps.files, ResultLinks: deps.links})
+    bounds = deps.config.batches
+    uploads = ConcurrencyLimit(bounds.max_uploads, "files are being uploaded already (max_uploads)")
+    app.serve(FILES, {FileClient: ports.files, "uploads": uploads})
+    if deps.links is not None:
+        app.serve(RESULTS, {ResultLinks: deps.links})
     if ports.batches is not None:
-        given = batch_deps(deps, ports.files, ports.batches, task_apis_of(deps))
-        app.serve(BATCHES, {BatchDeps: given})
+        creator = BatchCreator(ports.files, ports.batches, task_apis_of(deps), deps=deps)
+        creations = ConcurrencyLimit(bounds.max_creations, "batches are being created already (max_creations)")
+        app.serve(BATCHES, {BatchClient: ports.batches, BatchCreator: creator, "creations": creations})
 
 
 def media_source(config: MediaConfig, clock: Clock) -> MediaSource:

@@ -2,7 +2,6 @@
 
 from collections.abc import AsyncGenerator, Generator
 from contextlib import aclosing, contextmanager
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Annotated
 from urllib.parse import quote
@@ -16,7 +15,7 @@ from gateway.answers.unary import JsonAnswer, UnaryAnswer, json_response, list_a
 from gateway.batches.chunks import in_chunks
 from gateway.batches.creation import BatchCreator
 from gateway.batches.documents import BatchRequest, batch_json, batch_status, file_json
-from gateway.deps import InferenceDeps
+from gateway.deps import Inference, InferenceDeps
 from gateway.intake.body import body_chunks, multipart_boundary, read_model
 from gateway.intake.headers import tenant_of
 from gateway.intake.multipart import MultipartStream, Part
@@ -24,7 +23,6 @@ from gateway.intake.query import Query, begin_owned, begin_read
 from gateway.intake.request_model import MAX_ID_CHARS
 from gateway.request_facts import facts_of
 from gateway.routing import collaborator
-from gateway.tasks.task_apis import TaskApis
 from weft.api.router.v1 import file_service_pb2 as file_pb
 from weft.durable.batches import BATCH_INPUT, BATCH_OUTPUT, MAX_FILE_NAME_CHARS, MEDIA_INPUTS, BatchClient, FileClient
 from weft.kernel.errors import WeftError, invalid_field
@@ -57,47 +55,11 @@ class ConcurrencyLimit:
             self._taken -= 1
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FileDeps:
-    """The file store, and the limit of concurrent uploads."""
-
-    deps: InferenceDeps
-    port: FileClient
-    uploads: ConcurrencyLimit
-
-
-Files = Annotated[FileDeps, collaborator(FileDeps)]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BatchDeps:
-    """The batch store, creation of batches, and the limit of concurrent creations."""
-
-    deps: InferenceDeps
-    port: BatchClient
-    maker: BatchCreator
-    creations: ConcurrencyLimit
-
-
-Batches = Annotated[BatchDeps, collaborator(BatchDeps)]
-
-
-def file_deps(deps: InferenceDeps, files: FileClient) -> FileDeps:
-    """Returns the collaborators of the file endpoints of one gateway."""
-    most = deps.config.batches.max_uploads
-    uploads = ConcurrencyLimit(most, "files are being uploaded already (max_uploads)")
-    return FileDeps(deps=deps, port=files, uploads=uploads)
-
-
-def batch_deps(deps: InferenceDeps, files: FileClient, batches: BatchClient, task_apis: TaskApis) -> BatchDeps:
-    """Returns the collaborators of the batch endpoints of one gateway."""
-    bounds = deps.config.batches
-    return BatchDeps(
-        deps=deps,
-        port=batches,
-        maker=BatchCreator(files, batches, task_apis, deps=deps),
-        creations=ConcurrencyLimit(bounds.max_creations, "batches are being created already (max_creations)"),
-    )
+Files = Annotated[FileClient, collaborator(FileClient)]
+Uploads = Annotated[ConcurrencyLimit, collaborator("uploads")]
+Batches = Annotated[BatchClient, collaborator(BatchClient)]
+Creator = Annotated[BatchCreator, collaborator(BatchCreator)]
+Creations = Annotated[ConcurrencyLimit, collaborator("creations")]
 
 
 MAX_LISTED = 100
@@ -107,19 +69,19 @@ BATCH_LIST_PARAMETERS = ("limit", "after")
 _AT_THEIR_END = frozenset({"failed", "completed", "expired"})
 
 
-async def create_batch(batches: Batches, request: Request) -> Response:
+async def create_batch(deps: Inference, creator: Creator, creations: Creations, request: Request) -> Response:
     """Creates a batch of the requests in a file, to run within a window."""
     facts_of(request.scope).surface = _BATCHES
-    config, scope = batches.deps.config, request.scope
+    config, scope = deps.config, request.scope
     params = await read_model(request, BatchRequest, config)
     require_token(params.input_file_id, "input_file_id", MAX_ID_CHARS)
     tenant = tenant_of(scope)
-    if batches.deps.rate_limits is not None:
-        batches.deps.rate_limits.take(tenant)
+    if deps.rate_limits is not None:
+        deps.rate_limits.take(tenant)
 
     async def produce() -> JsonAnswer:
-        with batches.creations.slot():
-            batch = await batches.maker.make(scope, tenant, params)
+        with creations.slot():
+            batch = await creator.make(scope, tenant, params)
         return JsonAnswer(encode_json(batch_json(batch)), [])
 
     return UnaryAnswer(produce, cut_off_seconds=config.request_timeout_seconds + config.deadline_slack_seconds)
@@ -129,20 +91,20 @@ async def list_batches(batches: Batches, request: Request) -> Response:
     """Lists batches, newest first."""
     query = begin_read(request, _BATCHES, BATCH_LIST_PARAMETERS)
     limit = query.count("limit", MAX_LISTED) or DEFAULT_LISTED
-    page = await batches.port.list_page(tenant_of(request.scope), after=query.token("after"), limit=limit)
+    page = await batches.list_page(tenant_of(request.scope), after=query.token("after"), limit=limit)
     return json_response(list_json([batch_json(batch) for batch in page.batches], has_more=page.has_more))
 
 
 async def get_batch(batches: Batches, request: Request) -> Response:
     """Returns a batch with its current counts."""
     tenant, batch_id = begin_owned(request, _BATCHES, "batch_id")
-    return json_response(batch_json(await batches.port.get(tenant, batch_id)))
+    return json_response(batch_json(await batches.get(tenant, batch_id)))
 
 
 async def cancel_batch(batches: Batches, request: Request) -> Response:
     """Cancels every unfinished request of a batch; finished answers are kept."""
     tenant, batch_id = begin_owned(request, _BATCHES, "batch_id")
-    batch = await batches.port.cancel(tenant, batch_id)
+    batch = await batches.cancel(tenant, batch_id)
     status = batch_status(batch)
     if status in _AT_THEIR_END:
         raise invalid_field("batch_id", f"batch {batch_id} is {status} and cannot be cancelled")
@@ -258,12 +220,12 @@ FILE_LIST_PARAMETERS = ("purpose", "limit", "order", "after")
 _PURPOSES = (BATCH_INPUT, BATCH_OUTPUT, *MEDIA_INPUTS)
 
 
-async def create_file(files: Files, request: Request) -> Response:
+async def create_file(deps: Inference, files: Files, uploads: Uploads, request: Request) -> Response:
     """Uploads a file: requests for a batch, one per line, or an image or a recording for a task."""
     facts_of(request.scope).surface = _FILES
     tenant = tenant_of(request.scope)
-    with files.uploads.slot():
-        return json_response(file_json(await _received(request, files, tenant)))
+    with uploads.slot():
+        return json_response(file_json(await _received(request, deps, files, tenant)))
 
 
 async def list_files(files: Files, request: Request) -> Response:
@@ -275,18 +237,18 @@ async def list_files(files: Files, request: Request) -> Response:
 async def get_file(files: Files, request: Request) -> Response:
     """Returns the properties of a file."""
     tenant, file_id = begin_owned(request, _FILES, "file_id")
-    return json_response(file_json(await files.port.get(tenant, file_id)))
+    return json_response(file_json(await files.get(tenant, file_id)))
 
 
-async def get_content(files: Files, request: Request) -> Response:
+async def get_content(deps: Inference, files: Files, request: Request) -> Response:
     """Returns the content of a file."""
     tenant, file_id = begin_owned(request, _FILES, "file_id")
-    file = await files.port.get(tenant, file_id)
+    file = await files.get(tenant, file_id)
     return BinaryAnswer(
-        exactly(files.port.read(tenant, file_id), file.byte_count),
+        exactly(files.read(tenant, file_id), file.byte_count),
         lambda: _file_headers(file),
         kind="file",
-        write_timeout_seconds=files.deps.config.write_timeout_seconds,
+        write_timeout_seconds=deps.config.write_timeout_seconds,
     )
 
 
@@ -321,12 +283,12 @@ def _file_headers(file: file_pb.File) -> Headers:
 async def delete_file(files: Files, request: Request) -> Response:
     """Deletes a file."""
     tenant, file_id = begin_owned(request, _FILES, "file_id")
-    await files.port.delete(tenant, file_id)
+    await files.delete(tenant, file_id)
     return json_response({"id": file_id, "object": "file", "deleted": True})
 
 
-async def _received(request: Request, files: FileDeps, tenant: str) -> file_pb.File:
-    config, bounds = files.deps.config, files.deps.config.batches
+async def _received(request: Request, deps: InferenceDeps, files: FileClient, tenant: str) -> file_pb.File:
+    config, bounds = deps.config, deps.config.batches
     boundary = multipart_boundary(request.scope)
     body = body_chunks(
         request.scope,
@@ -340,7 +302,7 @@ async def _received(request: Request, files: FileDeps, tenant: str) -> file_pb.F
         name = await upload.name()
         new = file_pb.File(tenant=tenant, name=name, purpose=upload.purpose, media_type=upload.media_type)
         try:
-            return await files.port.save(new, in_chunks(upload.content()))
+            return await files.save(new, in_chunks(upload.content()))
         except WeftError:
             # The store's own error follows from the invalid upload, which is the cause.
             if upload.failure is not None:
@@ -348,7 +310,7 @@ async def _received(request: Request, files: FileDeps, tenant: str) -> file_pb.F
             raise
 
 
-async def _listed(files: FileDeps, tenant: str, query: Query) -> dict[str, object]:
+async def _listed(files: FileClient, tenant: str, query: Query) -> dict[str, object]:
     """Returns a page of files. Raises INVALID_ARGUMENT, NOT_FOUND for `after`."""
     purpose = query.text("purpose")
     if "purpose" in query and purpose not in _PURPOSES:
@@ -365,13 +327,13 @@ async def _listed(files: FileDeps, tenant: str, query: Query) -> dict[str, objec
 
 
 async def _newest(
-    files: FileDeps, tenant: str, purpose: str, after: str, limit: int
+    files: FileClient, tenant: str, purpose: str, after: str, limit: int
 ) -> tuple[list[file_pb.File], bool]:
     found: list[file_pb.File] = []
     has_more = True
     while has_more and len(found) < limit:
         size = min(_STORE_PAGE, limit - len(found))
-        page = await files.port.list_page(tenant, purpose=purpose, after=after, limit=size)
+        page = await files.list_page(tenant, purpose=purpose, after=after, limit=size)
         found += page.files
         # An empty page is the last one.
         has_more = page.has_more and bool(page.files)

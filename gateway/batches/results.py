@@ -6,14 +6,14 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from gateway.answers.binary import BinaryAnswer, Headers
-from gateway.batches.handlers import exactly
+from gateway.batches.handlers import Files, exactly
 from gateway.deps import Inference
 from gateway.intake.query import Query
 from gateway.request_facts import facts_of
 from gateway.result_links import ResultLinks, SignedResult
 from gateway.routing import collaborator
 from weft.api.router.v1 import file_service_pb2 as file_pb
-from weft.durable.batches import RESULT, FileClient, file_not_found
+from weft.durable.batches import RESULT, file_not_found
 
 SURFACE = "results"
 PARAMETERS = ("tenant", "expires", "signature")
@@ -34,7 +34,6 @@ _SHOWN = frozenset(
 """Media types that a browser may show; others are saved."""
 
 
-Files = Annotated[FileClient, collaborator(FileClient)]
 Links = Annotated[ResultLinks, collaborator(ResultLinks)]
 
 
