@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from router_svc.client_registry import ClientsConfig
+from router_svc.figures import FigureLimits
 from router_svc.policy.change_buffer import WatchLimits
-from router_svc.policy.figures import FigureLimits
 from router_svc.policy.limits import SchedulerLimits
 from router_svc.policy.settings import RateLimitConfig, Settings
 from router_svc.request_log import RequestLogLimits

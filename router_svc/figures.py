@@ -1,34 +1,22 @@
-"""The recorder of a router's figures of the last hour: from receipts and samples into the ring, and out as messages.
+"""The figures of a router's last hour: a ring of steps that counts requests as they end, and the messages about it.
 
 It lives where requests end. A step is read once it has ended; without a reader nothing runs but the counting itself.
 """
 
 import asyncio
 import math
+from collections import Counter, deque
 from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from itertools import islice
 
 from google.protobuf.duration_pb2 import Duration
 
 from router_svc.observer import RequestEnded
-from router_svc.policy.figures import (
-    DeviceSample,
-    FigureLimits,
-    FigureRing,
-    Outcome,
-    RequestCounts,
-    RequestEnd,
-    Step,
-    Times,
-    busiest,
-    devices_of,
-    merged,
-)
 from router_svc.usage import MAX_COUNTED_TOKENS
 from weft.api.common.v1 import receipt_pb2
-from weft.api.registry.v1 import lease_service_pb2
+from weft.api.registry.v1 import lease_pb2, lease_service_pb2
 from weft.api.router.v1 import figures_pb2 as pb
 from weft.api.router.v1.figure_step_pb2 import FigureStep, StepCounts
 from weft.dispatch.fleet import FleetView
@@ -36,27 +24,244 @@ from weft.kernel.clock import Clock
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 
+SHORTEST_SECONDS = 1e-4
+"""Times up to this are one class ..."""
+CLASS_GROWTH = 1.1
+"""... and each further class ends at this many times the end of the one before: a percentile is up to a tenth high."""
+MAX_CLASS = 200
+"""The last class, which has no end: times of more than 5 hours."""
+_LOG_GROWTH = math.log(CLASS_GROWTH)
 NANOSECONDS = 1e9
 UNKNOWN = math.nan
 MEDIAN, TAIL = 0.5, 0.95
-_OUTCOMES: Mapping[int, Outcome] = {
-    receipt_pb2.OUTCOME_COMPLETED: Outcome.COMPLETED,
-    receipt_pb2.OUTCOME_REJECTED: Outcome.REJECTED,
-    receipt_pb2.OUTCOME_CANCELLED: Outcome.CANCELLED,
+_OUTCOMES: Mapping[int, str] = {
+    receipt_pb2.OUTCOME_COMPLETED: "completed",
+    receipt_pb2.OUTCOME_REJECTED: "rejected",
+    receipt_pb2.OUTCOME_CANCELLED: "cancelled",
 }
+_COUNTS = ("completed", "failed", "rejected", "cancelled", "prompt_tokens", "cached_prompt_tokens", "completion_tokens")
+_TIMES = ("time_to_first_token", "time_per_output_token")
+RequestEnd = Mapping[str, int]
+"""What one request adds to fields of StepCounts; to those of times the number of its class."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FigureLimits:
+    """How much is remembered."""
+
+    step_seconds: float = 10.0
+    """Length of a step."""
+    max_steps: int = 360
+    """Steps that are remembered; at 10 s they are an hour."""
+    max_models: int = 8
+    """Models that are shown: those with the most requests. The others are in the sums."""
+    max_models_per_step: int = 64
+    """Models that are counted in one step; further ones are in the sums alone."""
+    max_devices: int = 64
+    """Accelerators that are sampled, the first ones by host and number."""
+
+
+@dataclass(slots=True)
+class DeviceStep:
+    """One accelerator in one step."""
+
+    last: lease_pb2.Device = field(default_factory=lease_pb2.Device)
+    utilizations: list[float] = field(default_factory=list)
+    """Those of the samples in which it is known."""
+
+
+@dataclass(slots=True)
+class Step:
+    """What happened in one step. What accelerators did is not kept over a restart."""
+
+    index: int
+    """Its number: it begins at `index * step_seconds`."""
+    counted: FigureStep = field(default_factory=FigureStep)
+    devices: dict[tuple[str, int], DeviceStep] = field(default_factory=dict)
+    """By host and number."""
+    speed: float | None = None
+    """The highest number of tokens per second of running answers; None: unknown."""
+    speeds: dict[str, float] = field(default_factory=dict)
+    """The same of each model that had any."""
+
+    def note_load(self, waiting: int, running: int) -> None:
+        """Note how many requests wait and run."""
+        self.counted.waiting = max(self.counted.waiting, waiting)
+        self.counted.running = max(self.counted.running, running)
+
+    def note_speeds(self, speeds: Mapping[str, float]) -> None:
+        """Note the tokens per second of the running answers of each model."""
+        self.speed = max(self.speed or 0.0, sum(speeds.values()))
+        for model, speed in speeds.items():
+            self.speeds[model] = max(self.speeds.get(model, 0.0), speed)
+
+
+class FigureRing:
+    """The last steps. Times are seconds on one monotonic clock, and do not go back."""
+
+    def __init__(self, limits: FigureLimits, now: float) -> None:
+        self._limits = limits
+        self._waiting = self._running = 0
+        self._speeds: Mapping[str, float] = {}
+        self._ended: deque[Step] = deque(maxlen=limits.max_steps)
+        self._current = self._step(int(now // limits.step_seconds))
+
+    def note_load(self, waiting: int, running: int, now: float) -> None:
+        """Note how many requests wait and run from now on."""
+        current = self.present(now)
+        self._waiting, self._running = waiting, running
+        current.note_load(waiting, running)
+
+    def note_end(self, model: str, end: RequestEnd, now: float) -> None:
+        """Count a request that has ended."""
+        counted = self.present(now).counted
+        _add_end(counted.all, end)
+        if model in counted.models or len(counted.models) < self._limits.max_models_per_step:
+            _add_end(counted.models[model], end)
+
+    def note_devices(self, hosts: Iterable[lease_service_pb2.HostMemory], now: float) -> None:
+        """Count a sample of the accelerators of all hosts."""
+        devices = self.present(now).devices
+        for host in hosts:
+            for device in (each.device for each in host.devices):
+                place = (host.host, device.index)
+                if place not in devices and len(devices) >= self._limits.max_devices:
+                    continue
+                known = devices.setdefault(place, DeviceStep())
+                # A copy: part of a response keeps all of it in memory.
+                known.last.CopyFrom(device)
+                if device.HasField("utilization"):
+                    known.utilizations.append(device.utilization)
+
+    def note_speeds(self, speeds: Mapping[str, float], now: float) -> None:
+        """Note the tokens per second of running answers from now on, by model."""
+        current, self._speeds = self.present(now), speeds
+        current.note_speeds(speeds)
+
+    def steps(self, now: float, after: float = -math.inf) -> Sequence[Step]:
+        """Return the remembered steps that have ended, the oldest first; only those after this number."""
+        self.present(now)
+        return [step for step in self._ended if step.index > after]
+
+    def restore(self, steps: Iterable[tuple[int, FigureStep]], now: float) -> None:
+        """Take steps of before a restart, by their numbers, in any order. Called once, before a request is counted.
+
+        Between them, and up to the present step, nothing was counted. Two with one number are one step: two runs of the
+        router began theirs at different moments.
+        """
+        current = self.present(now)
+        known = {current.index: current}
+        for index, counted in steps:
+            if current.index - self._limits.max_steps <= index <= current.index:
+                step = known.setdefault(index, Step(index))
+                step.note_load(counted.waiting, counted.running)
+                _add_counts(step.counted.all, counted.all)
+                for model, counts in counted.models.items():
+                    _add_counts(step.counted.models[model], counts)
+        if len(known) > 1:
+            # Of a router that stood by.
+            self._ended.clear()
+            self._ended.extend(known.get(index) or Step(index) for index in range(min(known), current.index))
+
+    def present(self, now: float) -> Step:
+        """Return the step that continues, and end the ones before."""
+        current, index = self._current, int(now // self._limits.step_seconds)
+        if index > current.index:
+            self._ended.append(current)
+            # Steps without any event: no more of them than are remembered.
+            first = max(current.index + 1, index - self._limits.max_steps)
+            self._ended.extend(map(self._step, range(first, index)))
+            current = self._current = self._step(index)
+        return current
+
+    def _step(self, index: int) -> Step:
+        """Return a step in which nothing has happened yet."""
+        step = Step(index, FigureStep(waiting=self._waiting, running=self._running))
+        step.note_speeds(self._speeds)
+        return step
+
+
+def _add_end(total: StepCounts, end: RequestEnd) -> None:
+    for name, value in end.items():
+        if name in _TIMES:
+            getattr(total, name)[value] += 1
+        else:
+            setattr(total, name, getattr(total, name) + value)
+
+
+def _add_counts(total: StepCounts, more: StepCounts) -> None:
+    for name in _COUNTS:
+        if value := getattr(more, name):
+            setattr(total, name, getattr(total, name) + value)
+    for name in _TIMES:
+        classes = getattr(total, name)
+        for place, count in getattr(more, name).items():
+            classes[place] += count
+
+
+def class_of(seconds: float) -> int:
+    """Return the class of a time."""
+    if seconds <= SHORTEST_SECONDS:
+        return 0
+    return min(MAX_CLASS, math.ceil(math.log(seconds / SHORTEST_SECONDS) / _LOG_GROWTH))
+
+
+def percentile(classes: Mapping[int, int], share: float) -> float:
+    """Return the end of the class up to which `share` of the times lie; UNKNOWN: there are none."""
+    left = math.ceil(share * sum(classes.values()))
+    for place in sorted(classes):
+        left -= classes[place]
+        if left <= 0:
+            # Rounded up: what more digits say is not known, and documents have thousands of these.
+            return ceil_to_digits(SHORTEST_SECONDS * CLASS_GROWTH**place)
+    return UNKNOWN
+
+
+def ceil_to_digits(seconds: float) -> float:
+    """Return a time rounded up to three digits."""
+    scale: float = 10.0 ** (2 - math.floor(math.log10(seconds)))
+    return math.ceil(seconds * scale - 1e-6) / scale
+
+
+def busiest(steps: Iterable[Step], most: int) -> list[str]:
+    """Return the models with the most requests in these steps, the busiest first."""
+    totals: Counter[str] = Counter()
+    for step in steps:
+        for model, counts in step.counted.models.items():
+            totals[model] += counts.completed + counts.failed + counts.rejected + counts.cancelled
+    return sorted(totals, key=lambda model: (-totals[model], model))[:most]
+
+
+def end_of(receipt: receipt_pb2.Receipt) -> RequestEnd:
+    """Return what a request counts by its receipt. Times are those of requests that completed."""
+    usage = receipt.usage
+    end = {
+        _OUTCOMES.get(receipt.outcome, "failed"): 1,
+        "prompt_tokens": _bounded(usage.prompt_tokens),
+        "cached_prompt_tokens": _bounded(usage.cached_prompt_tokens),
+        "completion_tokens": _bounded(usage.completion_tokens),
+    }
+    if receipt.outcome == receipt_pb2.OUTCOME_COMPLETED and receipt.HasField("time_to_first_token"):
+        first, total = _seconds_of(receipt.time_to_first_token), _seconds_of(receipt.total_time)
+        end["time_to_first_token"] = class_of(first)
+        later = end["completion_tokens"] - 1
+        if later > 0 and total >= first:
+            end["time_per_output_token"] = class_of((total - first) / later)
+    return end
 
 
 class FiguresRecorder:
-    """Called from the router's event loop alone. What accelerators did is not kept over a restart."""
+    """Called from the router's event loop alone."""
 
     def __init__(self, clock: Clock, limits: FigureLimits | None = None) -> None:
         self._clock = clock
-        self._limits = limits or FigureLimits()
-        self._ring = FigureRing(self._limits, clock.monotonic())
+        self.limits = limits or FigureLimits()
+        """How much is remembered."""
+        self._ring = FigureRing(self.limits, clock.monotonic())
         self._closed = asyncio.Event()
         self._to_utc = clock.utc_now().timestamp() - clock.monotonic()
         """UTC less the monotonic clock at the start: a step has one time in UTC, whatever becomes of the clock."""
-        self._first_unwritten = self._last_index() + 1
+        self._first_unwritten = self._ring.present(clock.monotonic()).index
 
     def note_load(self, waiting: int, running: int, now: float) -> None:
         """Note how many requests wait and run from now on."""
@@ -67,28 +272,25 @@ class FiguresRecorder:
         asked, receipt = ended.request.spec.model, ended.receipt
         if receipt is not None:
             model = ended.view.label(receipt.model if receipt.attempts else asked)
-            self._ring.note_end(end_of(model, receipt), ended.at)
+            self._ring.note_end(model, end_of(receipt), ended.at)
             return
-        outcome = Outcome.CANCELLED if ended.reason is Reason.CANCELLED else Outcome.FAILED
+        outcome = "cancelled" if ended.reason is Reason.CANCELLED else "failed"
         if ended.refusal is not None:
-            outcome = Outcome.REJECTED
-        self._ring.note_end(RequestEnd(model=ended.view.label(asked), outcome=outcome), ended.at)
+            outcome = "rejected"
+        self._ring.note_end(ended.view.label(asked), {outcome: 1}, ended.at)
 
     def note_devices(self, hosts: Iterable[lease_service_pb2.HostMemory]) -> None:
         """Count a sample of the accelerators of all hosts."""
-        samples = (_sample_of(host.host, device) for host in hosts for device in host.devices)
-        self._ring.note_devices(islice(samples, self._limits.max_devices), self._clock.monotonic())
+        self._ring.note_devices(hosts, self._clock.monotonic())
 
     def note_speeds(self, view: FleetView) -> None:
         """Note how many tokens per second the answers that run have, as runners reported it last."""
-        speeds: dict[str, float] = {}
+        speeds: Counter[str] = Counter()
         for runner in view.runners.values():
             for state in runner.instances.values() if runner.active else ():
                 if state.tokens_per_second > 0 and not state.base_model:
-                    model = view.label(state.model)
-                    speeds[model] = speeds.get(model, 0.0) + state.tokens_per_second
-        busiest = sorted(speeds, key=lambda model: -speeds[model])[: self._limits.max_models_per_step]
-        self._ring.note_speeds({model: speeds[model] for model in busiest}, self._clock.monotonic())
+                    speeds[view.label(state.model)] += state.tokens_per_second  # type: ignore[assignment]  # any number
+        self._ring.note_speeds(dict(speeds.most_common(self.limits.max_models_per_step)), self._clock.monotonic())
 
     def figures(self) -> pb.Figures:
         """Return the figures of the remembered steps that have ended."""
@@ -96,12 +298,11 @@ class FiguresRecorder:
 
     async def watch(self) -> AsyncGenerator[pb.Figures]:
         """Yield the figures of the remembered steps, then those of each step that ends. Raises SHUTTING_DOWN."""
-        last = self._last_index()
+        last = self._ring.present(self._clock.monotonic()).index - 1
         yield self.figures()
         while not self._closed.is_set():
-            seconds = self._limits.step_seconds
             with suppress(TimeoutError):
-                async with asyncio.timeout((last + 2) * seconds - self._clock.monotonic()):
+                async with asyncio.timeout((last + 2) * self.limits.step_seconds - self._clock.monotonic()):
                     await self._closed.wait()
             steps = self._ring.steps(self._clock.monotonic(), after=last)
             if steps:
@@ -113,11 +314,6 @@ class FiguresRecorder:
         """End all watches with SHUTTING_DOWN."""
         self._closed.set()
 
-    @property
-    def limits(self) -> FigureLimits:
-        """How much is remembered."""
-        return self._limits
-
     def unwritten(self) -> tuple[Mapping[float, FigureStep], int]:
         """Return the steps that may have changed since they were written, by the time of their begin, and `written`'s.
 
@@ -126,7 +322,8 @@ class FiguresRecorder:
         now = self._clock.monotonic()
         present = self._ring.present(now)
         steps = [*self._ring.steps(now, after=self._first_unwritten - 1), present]
-        begins = {self._begin_of(step): _to_message(step) for step in steps if not _is_empty(step)}
+        seconds = self.limits.step_seconds
+        begins = {step.index * seconds + self._to_utc: step.counted for step in steps if step.counted.ByteSize()}
         return begins, present.index
 
     def note_written(self, upto: int) -> None:
@@ -135,116 +332,59 @@ class FiguresRecorder:
 
     def restore(self, steps: Mapping[float, FigureStep]) -> None:
         """Take the steps of before a restart, by the time of their begin. Called once, before anything is counted."""
-        known = [_from_message(step, self._index_at(begin)) for begin, step in steps.items()]
+        seconds = self.limits.step_seconds
+        known = ((round((begin - self._to_utc) / seconds), step) for begin, step in steps.items())
         self._ring.restore(known, self._clock.monotonic())
-
-    def _begin_of(self, step: Step) -> float:
-        return step.index * self._limits.step_seconds + self._to_utc
-
-    def _index_at(self, utc: float) -> int:
-        return round((utc - self._to_utc) / self._limits.step_seconds)
-
-    def _last_index(self) -> int:
-        """Return the number of the last step that has ended."""
-        return int(self._clock.monotonic() // self._limits.step_seconds) - 1
 
     def _message(self, steps: Sequence[Step]) -> pb.Figures:
         message = pb.Figures(
             step_count=len(steps),
-            waiting=[step.waiting for step in steps],
-            running=[step.running for step in steps],
+            waiting=[step.counted.waiting for step in steps],
+            running=[step.counted.running for step in steps],
         )
-        message.step.FromNanoseconds(int(self._limits.step_seconds * NANOSECONDS))
+        message.step.FromNanoseconds(int(self.limits.step_seconds * NANOSECONDS))
         message.start_time.FromDatetime(self._start_of(steps))
-        none = RequestCounts()
-        _fill_requests(message.all, [step.requests or none for step in steps])
-        message.all.tokens_per_second.extend(_or_unknown(step.speed) for step in steps)
-        for model in busiest(steps, self._limits.max_models):
-            counts = [step.models.get(model, none) for step in steps]
+        none = StepCounts()
+        _fill_requests(message.all, [step.counted.all for step in steps])
+        message.all.tokens_per_second.extend(UNKNOWN if step.speed is None else step.speed for step in steps)
+        for model in busiest(steps, self.limits.max_models):
             requests = message.models.add(model=model).requests
-            _fill_requests(requests, counts)
-            speeds = (None if step.speed is None else step.speeds.get(model, 0.0) for step in steps)
-            requests.tokens_per_second.extend(map(_or_unknown, speeds))
-        for sample in devices_of(steps):
-            _fill_device(message.devices.add(), sample, steps)
+            _fill_requests(requests, [step.counted.models.get(model, none) for step in steps])
+            requests.tokens_per_second.extend(
+                UNKNOWN if step.speed is None else step.speeds.get(model, 0.0) for step in steps
+            )
+        for host, index in sorted({place for step in steps for place in step.devices}):
+            _fill_device(message.devices.add(host=host, index=index), steps)
         return message
 
     def _start_of(self, steps: Sequence[Step]) -> datetime:
         """Return the time of day at which the first step began; of no steps, the one that continues."""
-        now, seconds = self._clock.monotonic(), self._limits.step_seconds
-        index = steps[0].index if steps else int(now // seconds)
-        return self._clock.utc_now() - timedelta(seconds=now - index * seconds)
+        now = self._clock.monotonic()
+        index = steps[0].index if steps else self._ring.present(now).index
+        return self._clock.utc_now() - timedelta(seconds=now - index * self.limits.step_seconds)
 
 
-_OUTCOME_FIELDS = (
-    (Outcome.COMPLETED, "completed"),
-    (Outcome.FAILED, "failed"),
-    (Outcome.REJECTED, "rejected"),
-    (Outcome.CANCELLED, "cancelled"),
-)
-_TOKEN_FIELDS = ("prompt_tokens", "cached_prompt_tokens", "completion_tokens")
+def _fill_requests(message: pb.RequestFigures, steps: Sequence[StepCounts]) -> None:
+    for name in _COUNTS:
+        getattr(message, name).extend(getattr(step, name) for step in steps)
+    for name in _TIMES:
+        times, total = getattr(message, name), Counter[int]()
+        for step in steps:
+            classes = getattr(step, name)
+            times.p50.append(percentile(classes, MEDIAN))
+            times.p95.append(percentile(classes, TAIL))
+            total.update(classes)
+        if total:
+            times.total_p50, times.total_p95 = percentile(total, MEDIAN), percentile(total, TAIL)
 
 
-def _is_empty(step: Step) -> bool:
-    return not (step.waiting or step.running or step.requests)
-
-
-def _to_message(step: Step) -> FigureStep:
-    message = FigureStep(waiting=step.waiting, running=step.running)
-    if step.requests is not None:
-        _fill_counts(message.all, step.requests)
-    for model, counts in step.models.items():
-        _fill_counts(message.models[model], counts)
-    return message
-
-
-def _fill_counts(message: StepCounts, counts: RequestCounts) -> None:
-    for outcome, name in _OUTCOME_FIELDS:
-        setattr(message, name, counts.outcomes[outcome])
-    for name in _TOKEN_FIELDS:
-        setattr(message, name, getattr(counts, name))
-    message.time_to_first_token.update(counts.first_token.counts)
-    message.time_per_output_token.update(counts.output_token.counts)
-
-
-def _from_message(message: FigureStep, index: int) -> Step:
-    step = Step(index, message.waiting, message.running)
-    if message.HasField("all"):
-        step.requests = _counts_from(message.all)
-    step.models = {model: _counts_from(counts) for model, counts in message.models.items()}
-    return step
-
-
-def _counts_from(message: StepCounts) -> RequestCounts:
-    counts = RequestCounts()
-    for outcome, name in _OUTCOME_FIELDS:
-        counts.outcomes[outcome] = getattr(message, name)
-    for name in _TOKEN_FIELDS:
-        setattr(counts, name, getattr(message, name))
-    counts.first_token.counts = dict(message.time_to_first_token)
-    counts.output_token.counts = dict(message.time_per_output_token)
-    return counts
-
-
-def end_of(model: str, receipt: receipt_pb2.Receipt) -> RequestEnd:
-    """Return the end of a request by its receipt. Times are those of requests that completed."""
-    usage, outcome = receipt.usage, _OUTCOMES.get(receipt.outcome, Outcome.FAILED)
-    completion_tokens = _bounded(usage.completion_tokens)
-    first = per_token = None
-    if outcome is Outcome.COMPLETED and receipt.HasField("time_to_first_token"):
-        first = _seconds_of(receipt.time_to_first_token)
-        later, total = completion_tokens - 1, _seconds_of(receipt.total_time)
-        if later > 0 and total >= first:
-            per_token = (total - first) / later
-    return RequestEnd(
-        model=model,
-        outcome=outcome,
-        prompt_tokens=_bounded(usage.prompt_tokens),
-        cached_prompt_tokens=_bounded(usage.cached_prompt_tokens),
-        completion_tokens=completion_tokens,
-        first_token_seconds=first,
-        output_token_seconds=per_token,
-    )
+def _fill_device(message: pb.DeviceFigures, steps: Sequence[Step]) -> None:
+    for step in steps:
+        found = step.devices.get((message.host, message.index), DeviceStep())
+        last, known = found.last, found.utilizations
+        message.name, message.total_bytes = last.name or message.name, last.total_bytes or message.total_bytes
+        message.used_bytes.append(last.used_bytes if last.HasField("used_bytes") else UNKNOWN)
+        message.utilization.append(sum(known) / len(known) if known else UNKNOWN)
 
 
 def _seconds_of(duration: Duration) -> float:
@@ -253,52 +393,3 @@ def _seconds_of(duration: Duration) -> float:
 
 def _bounded(tokens: int) -> int:
     return min(max(0, tokens), MAX_COUNTED_TOKENS)
-
-
-def _sample_of(host: str, memory: lease_service_pb2.DeviceMemory) -> DeviceSample:
-    device = memory.device
-    return DeviceSample(
-        host=host,
-        index=device.index,
-        name=device.name,
-        total_bytes=device.total_bytes,
-        used_bytes=device.used_bytes if device.HasField("used_bytes") else None,
-        utilization=device.utilization if device.HasField("utilization") else None,
-    )
-
-
-def _fill_requests(message: pb.RequestFigures, steps: Sequence[RequestCounts]) -> None:
-    for outcome, column in (
-        (Outcome.COMPLETED, message.completed),
-        (Outcome.FAILED, message.failed),
-        (Outcome.REJECTED, message.rejected),
-        (Outcome.CANCELLED, message.cancelled),
-    ):
-        column.extend(step.outcomes[outcome] for step in steps)
-    message.prompt_tokens.extend(step.prompt_tokens for step in steps)
-    message.cached_prompt_tokens.extend(step.cached_prompt_tokens for step in steps)
-    message.completion_tokens.extend(step.completion_tokens for step in steps)
-    _fill_times(message.time_to_first_token, [step.first_token for step in steps])
-    _fill_times(message.time_per_output_token, [step.output_token for step in steps])
-
-
-def _fill_times(message: pb.Percentiles, steps: Sequence[Times]) -> None:
-    message.p50.extend(_or_unknown(step.percentile(MEDIAN)) for step in steps)
-    message.p95.extend(_or_unknown(step.percentile(TAIL)) for step in steps)
-    total = merged(steps)
-    median, tail = total.percentile(MEDIAN), total.percentile(TAIL)
-    if median is not None and tail is not None:
-        message.total_p50, message.total_p95 = median, tail
-
-
-def _fill_device(message: pb.DeviceFigures, sample: DeviceSample, steps: Sequence[Step]) -> None:
-    message.host, message.index, message.name = sample.host, sample.index, sample.name
-    message.total_bytes = sample.total_bytes
-    for step in steps:
-        device = step.devices.get((sample.host, sample.index))
-        message.used_bytes.append(_or_unknown(None if device is None else device.last.used_bytes))
-        message.utilization.append(_or_unknown(None if device is None else device.utilization))
-
-
-def _or_unknown(figure: float | None) -> float:
-    return UNKNOWN if figure is None else figure

@@ -12,7 +12,7 @@ from typing import Protocol
 
 from router_svc.client_registry import ClientRegistry, ClientsConfig
 from router_svc.declared_tenants import declared_in, limits_of, settings_of
-from router_svc.figures import FiguresRecorder
+from router_svc.figures import FigureLimits, FiguresRecorder
 from router_svc.fleet_view import MeshDiff
 from router_svc.observer import RequestEnded, SchedulingObserver, Subscriber
 from router_svc.policy.decisions import (
@@ -32,7 +32,6 @@ from router_svc.policy.decisions import (
 from router_svc.policy.endpoints.candidates import HostMemory
 from router_svc.policy.endpoints.cluster_view import MeshChange
 from router_svc.policy.estimates import estimate_error
-from router_svc.policy.figures import FigureLimits
 from router_svc.policy.limits import SchedulerLimits
 from router_svc.policy.queue.fair_share import FairShare
 from router_svc.policy.request import MEDIA_UNITS, Request

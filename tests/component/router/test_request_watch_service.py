@@ -10,10 +10,9 @@ import pytest
 from kit.request_endings import ending
 
 from router_svc.client_registry import ClientRegistry, ClientsConfig
-from router_svc.figures import FiguresRecorder
+from router_svc.figures import FigureLimits, FiguresRecorder
 from router_svc.policy.change_buffer import WatchLimits
 from router_svc.policy.decisions import Waits
-from router_svc.policy.figures import FigureLimits
 from router_svc.policy.request import Request
 from router_svc.policy.settings import RateLimitConfig
 from router_svc.request_log import RequestLog

@@ -1,27 +1,27 @@
 """The figures of the last hour: the ring that counts, and the messages made of it."""
 
+import math
+from collections import Counter
 from datetime import UTC, datetime, timedelta
 
 import pytest
 from kit.request_endings import ending
 
-from router_svc.figures import FiguresRecorder, end_of
-from router_svc.policy.figures import (
+from router_svc.figures import (
     MAX_CLASS,
-    DeviceSample,
     FigureLimits,
     FigureRing,
-    Outcome,
-    RequestEnd,
-    Step,
-    Times,
+    FiguresRecorder,
     busiest,
-    devices_of,
+    class_of,
+    end_of,
+    percentile,
 )
 from weft.api.common.v1 import receipt_pb2
 from weft.api.registry.v1 import lease_pb2, lease_service_pb2
 from weft.api.registry.v1.runner_pb2 import InstanceState
 from weft.api.router.v1 import figures_pb2 as pb
+from weft.api.router.v1.figure_step_pb2 import FigureStep, StepCounts
 from weft.dispatch.fleet import FleetView, RunnerView
 from weft.documents.codec import document_of
 from weft.kernel.errors import WeftError
@@ -34,12 +34,22 @@ LIMITS = FigureLimits(step_seconds=10.0, max_steps=6, max_models=2, max_models_p
 ASKED = PlacementRequest(request_id="r-1", tenant="a", model="qwen", operation=Operation.CHAT)
 
 
-def end(model: str = "qwen", outcome: Outcome = Outcome.COMPLETED, **figures: float) -> RequestEnd:
-    return RequestEnd(model=model, outcome=outcome, **figures)  # type: ignore[arg-type]
+COMPLETED = {"completed": 1}
 
 
-def sample(index: int = 0, used: int | None = 5, utilization: float | None = 0.5) -> DeviceSample:
-    return DeviceSample(host="titan", index=index, name="GPU", total_bytes=10, used_bytes=used, utilization=utilization)
+def titan(*devices: lease_pb2.Device) -> list[lease_service_pb2.HostMemory]:
+    host = lease_service_pb2.HostMemory(host="titan")
+    for device in devices:
+        host.devices.add(device=device)
+    return [host]
+
+
+def sample(index: int = 0, used: int = 5, utilization: float = 0.5) -> lease_pb2.Device:
+    return lease_pb2.Device(index=index, name="GPU", total_bytes=10, used_bytes=used, utilization=utilization)
+
+
+def outcomes(counts: StepCounts) -> list[int]:
+    return [counts.completed, counts.failed, counts.rejected, counts.cancelled]
 
 
 def receipt(outcome: int = receipt_pb2.OUTCOME_COMPLETED, tokens: int = 11) -> receipt_pb2.Receipt:
@@ -53,23 +63,22 @@ def receipt(outcome: int = receipt_pb2.OUTCOME_COMPLETED, tokens: int = 11) -> r
 
 def test_requests_are_counted_in_the_step_in_which_they_ended() -> None:
     ring = FigureRing(LIMITS, 100.0)
-    ring.note_end(end(prompt_tokens=3, cached_prompt_tokens=1, completion_tokens=5), 101.0)
-    ring.note_end(end(outcome=Outcome.FAILED, prompt_tokens=2), 109.9)
-    ring.note_end(end("phi", Outcome.REJECTED), 110.0)
+    whole = {"completed": 1, "prompt_tokens": 3, "cached_prompt_tokens": 1, "completion_tokens": 5}
+    ring.note_end("qwen", whole, 101.0)
+    ring.note_end("qwen", {"failed": 1, "prompt_tokens": 2}, 109.9)
+    ring.note_end("phi", {"rejected": 1}, 110.0)
     first, second = ring.steps(120.0)
-    assert first.requests is not None
-    assert second.requests is not None
-    assert (first.index, first.requests.outcomes, second.requests.outcomes) == (10, [1, 1, 0, 0], [0, 0, 1, 0])
-    counted = first.requests
+    counted = first.counted.all
+    assert (first.index, outcomes(counted), outcomes(second.counted.all)) == (10, [1, 1, 0, 0], [0, 0, 1, 0])
     assert (counted.prompt_tokens, counted.cached_prompt_tokens, counted.completion_tokens) == (5, 1, 5)
-    assert list(first.models) == ["qwen"]
-    assert list(second.models) == ["phi"]
+    assert list(first.counted.models) == ["qwen"]
+    assert list(second.counted.models) == ["phi"]
 
 
 def test_current_step_is_not_shown() -> None:
     ring = FigureRing(LIMITS, 100.0)
-    ring.note_end(end(), 105.0)
-    assert ring.steps(109.0) == ()
+    ring.note_end("qwen", COMPLETED, 105.0)
+    assert ring.steps(109.0) == []
     assert [step.index for step in ring.steps(110.0)] == [10]
 
 
@@ -78,7 +87,12 @@ def test_step_has_peak_waiting_and_running_and_the_next_starts_with_the_current_
     ring.note_load(3, 2, 1.0)
     ring.note_load(1, 4, 2.0)
     ring.note_load(0, 1, 25.0)
-    assert [(step.waiting, step.running) for step in ring.steps(40.0)] == [(3, 4), (1, 4), (1, 4), (0, 1)]
+    assert [(step.counted.waiting, step.counted.running) for step in ring.steps(40.0)] == [
+        (3, 4),
+        (1, 4),
+        (1, 4),
+        (0, 1),
+    ]
 
 
 def streaming(**speeds: float) -> FleetView:
@@ -112,90 +126,79 @@ async def test_tokens_per_second_are_nonzero_while_answers_stream() -> None:
 
 def test_tokens_per_second_from_before_a_restart_are_unknown() -> None:
     ring = FigureRing(LIMITS, 100.0)
-    ring.restore([Step(9, 0, 1)], 100.0)
+    ring.restore([(9, FigureStep(running=1))], 100.0)
     assert [step.speed for step in ring.steps(110.0)] == [None, 0.0]
 
 
 def test_number_of_steps_is_bounded_after_any_idle_time() -> None:
     ring = FigureRing(LIMITS, 0.0)
-    ring.note_end(end(), 5.0)
+    ring.note_end("qwen", COMPLETED, 5.0)
     ring.note_load(0, 1, 1e9)
     steps = ring.steps(1e9 + 10)
     assert [step.index for step in steps] == list(range(10**8 - 5, 10**8 + 1))
-    assert all(step.requests is None for step in steps)
+    assert not any(step.counted.HasField("all") for step in steps)
 
 
 def test_reader_gets_the_steps_after_its_last_one() -> None:
     ring = FigureRing(LIMITS, 0.0)
     assert [step.index for step in ring.steps(45.0, after=1)] == [2, 3]
-    assert ring.steps(45.0, after=3) == ()
+    assert ring.steps(45.0, after=3) == []
 
 
 def test_models_beyond_the_step_bound_are_only_in_the_totals() -> None:
     ring = FigureRing(LIMITS, 0.0)
     for model in ("a", "b", "c", "d", "d"):
-        ring.note_end(end(model), 1.0)
+        ring.note_end(model, COMPLETED, 1.0)
     (step,) = ring.steps(10.0)
-    assert step.requests is not None
-    assert step.requests.outcomes == [5, 0, 0, 0]
-    assert list(step.models) == ["a", "b", "c"]
+    assert outcomes(step.counted.all) == [5, 0, 0, 0]
+    assert sorted(step.counted.models) == ["a", "b", "c"]
 
 
 def test_busiest_models_have_the_most_requests_over_all_steps() -> None:
     ring = FigureRing(LIMITS, 0.0)
     for at, model in ((1.0, "a"), (2.0, "b"), (11.0, "b"), (12.0, "c"), (13.0, "c"), (14.0, "c")):
-        ring.note_end(end(model), at)
+        ring.note_end(model, COMPLETED, at)
     assert busiest(ring.steps(20.0), 2) == ["c", "b"]
 
 
 @pytest.mark.parametrize("seconds", [1e-4, 0.0007, 0.02, 1.0, 37.5, 600.0])
 def test_percentile_is_at_most_a_tenth_too_high(seconds: float) -> None:
-    times = Times()
-    times.add(seconds)
-    shown = times.percentile(0.5)
-    assert shown is not None
+    shown = percentile({class_of(seconds): 1}, 0.5)
     assert seconds <= shown * (1 + 1e-9)
     assert shown <= seconds * 1.1 * 1.01
 
 
 def test_half_of_the_times_are_below_the_median_and_19_of_20_below_p95() -> None:
-    times = Times()
-    for count in range(1, 101):
-        times.add(count / 10)
-    median, tail = times.percentile(0.5), times.percentile(0.95)
-    assert median is not None
-    assert 5.0 <= median <= 5.5
-    assert tail is not None
-    assert 9.5 <= tail <= 10.45
-    assert Times().percentile(0.5) is None
+    times = Counter(class_of(count / 10) for count in range(1, 101))
+    assert 5.0 <= percentile(times, 0.5) <= 5.5
+    assert 9.5 <= percentile(times, 0.95) <= 10.45
+    assert math.isnan(percentile({}, 0.5))
 
 
 def test_absurd_time_is_in_the_last_bucket() -> None:
-    times = Times()
-    for seconds in (-1.0, 0.0, 1e300):
-        times.add(seconds)
-    assert times.percentile(1.0) == pytest.approx(1e-4 * 1.1**MAX_CLASS, rel=0.01)
+    times = Counter(map(class_of, (-1.0, 0.0, 1e300)))
+    assert percentile(times, 1.0) == pytest.approx(1e-4 * 1.1**MAX_CLASS, rel=0.01)
 
 
 def test_device_shows_its_last_memory_and_its_mean_utilization() -> None:
     ring = FigureRing(LIMITS, 0.0)
-    ring.note_devices([sample(used=4, utilization=0.2)], 1.0)
-    ring.note_devices([sample(used=8, utilization=0.6), sample(1), sample(2)], 6.0)
+    ring.note_devices(titan(sample(used=4, utilization=0.2)), 1.0)
+    ring.note_devices(titan(sample(used=8, utilization=0.6), sample(1), sample(2)), 6.0)
     (step,) = ring.steps(10.0)
     device = step.devices["titan", 0]
     assert device.last.used_bytes == 8
-    assert device.utilization == pytest.approx(0.4)
-    assert [one.index for one in devices_of([step])] == [0, 1], "the third is beyond the bound"
+    assert device.utilizations == [0.2, 0.6]
+    assert list(step.devices) == [("titan", 0), ("titan", 1)], "the third is beyond the bound"
 
 
 def test_receipt_counts_tokens_and_times_and_for_a_failed_request_tokens_only() -> None:
-    counted = end_of("qwen-1", receipt())
-    assert (counted.prompt_tokens, counted.cached_prompt_tokens, counted.completion_tokens) == (7, 3, 11)
-    assert counted.first_token_seconds == 0.5
-    assert counted.output_token_seconds == pytest.approx(0.1)
-    failed = end_of("qwen-1", receipt(receipt_pb2.OUTCOME_FAILED))
-    assert (failed.outcome, failed.completion_tokens, failed.first_token_seconds) == (Outcome.FAILED, 11, None)
-    assert end_of("qwen-1", receipt(tokens=1)).output_token_seconds is None, "there is no token after the first"
+    whole = {"completed": 1, "prompt_tokens": 7, "cached_prompt_tokens": 3, "completion_tokens": 11}
+    times = {"time_to_first_token": class_of(0.5), "time_per_output_token": class_of(0.1)}
+    assert end_of(receipt()) == whole | times
+    failed = end_of(receipt(receipt_pb2.OUTCOME_FAILED))
+    assert (failed["failed"], failed["completion_tokens"]) == (1, 11)
+    assert not times.keys() & failed.keys()
+    assert "time_per_output_token" not in end_of(receipt(tokens=1)), "there is no token after the first"
 
 
 async def test_document_has_one_entry_per_step_and_null_for_unknown_values() -> None:
