@@ -1,7 +1,7 @@
 """The simulation engine: runs the events of a scenario against a scheduler, and carries out its decisions."""
 
 from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 
 from router_svc.policy.decisions import (
@@ -19,12 +19,12 @@ from router_svc.policy.endpoints.candidates import Candidate, Readiness
 from router_svc.policy.endpoints.choice import Considered
 from router_svc.policy.endpoints.cluster_view import MeshChange
 from router_svc.policy.port import SchedulerPort
-from router_svc.simulation.event_queue import EventQueue, FailureHandlers, plan_failures
+from router_svc.simulation.event_queue import EventQueue
 from router_svc.simulation.hosts import Host, Instance, Phase, Targets, World
 from router_svc.simulation.invariants import InvariantChecker
 from router_svc.simulation.metrics import ColdWaitTracker, RunMetrics
 from router_svc.simulation.runners import Attempt, AttemptListener, Loader, Runners
-from router_svc.simulation.scenario import Scenario
+from router_svc.simulation.scenario import Failure, FailureMode, Scenario
 from router_svc.simulation.traffic import SimulatedRequest, requests_of
 from weft.kernel.reasons import Reason
 
@@ -119,27 +119,25 @@ class OpenRequest:
     """Time and seconds of the first estimate of its start; None: it got none."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunOptions:
-    """Options of a run."""
-
-    checker: InvariantChecker | None = None
-    explained: Collection[int] = field(default=())
-    """Numbers of the requests whose decisions are logged."""
-
-
 class Simulation:
     """One run of one scenario with one scheduler."""
 
-    def __init__(self, scenario: Scenario, scheduler: SchedulerPort, extras: RunOptions | None = None) -> None:
-        extras = extras or RunOptions()
+    def __init__(
+        self,
+        scenario: Scenario,
+        scheduler: SchedulerPort,
+        *,
+        checker: InvariantChecker | None = None,
+        explained: Collection[int] = (),
+    ) -> None:
+        """`explained`: numbers of the requests whose decisions are logged."""
         self.scenario = scenario
         self.events = EventQueue()
         self.world = World(scenario)
         self.metrics = RunMetrics(scenario)
-        self.decision_log = DecisionLog(extras.explained)
+        self.decision_log = DecisionLog(explained)
         self._scheduler = scheduler
-        self._checker = extras.checker
+        self._checker = checker
         self.loader = Loader(self.events, scenario.delays, scenario.seed, self._changed)
         listener = AttemptListener(content=self._content, failed=self._failed, ended=self._ended)
         self._runners = Runners(self.events, scenario.delays, scenario.seed, listener, self.loader.unload)
@@ -194,7 +192,11 @@ class Simulation:
         self._apply(change)
         if any(host.engine_requests for host in self.world.hosts.values()):
             self.events.after(scenario.delays.engine_figures_seconds, self._sample_engines)
-        plan_failures(scenario, self.world, self.events, FailureHandlers(died=self._died, returned=self._returned))
+        for failure in scenario.failures:
+            for host in self.world.named(failure.hosts):
+                self.events.at(failure.at_seconds, partial(self._fail_host, failure, host))
+                end = failure.at_seconds + failure.for_seconds
+                self.events.at(end, partial(self._fail_host, failure, host, is_over=True))
         self._await_arrival()
 
     # Requests.
@@ -347,6 +349,17 @@ class Simulation:
             self._carry_out_decisions(
                 self._scheduler.wake_finished(wakes.model, failure, self.events.now, self_reported=self_reported)
             )
+
+    def _fail_host(self, failure: Failure, host: Host, *, is_over: bool = False) -> None:
+        """Begins or ends a failure of a host."""
+        match failure.mode:
+            case FailureMode.DIES:
+                if host.is_up is not is_over:
+                    (self._returned if is_over else self._died)(host)
+            case FailureMode.BREAKS:
+                host.break_share = 0.0 if is_over else failure.share
+            case FailureMode.SLOW:
+                host.slowness = 1.0 if is_over else failure.factor
 
     def _died(self, host: Host) -> None:
         host.note(self.events.now)

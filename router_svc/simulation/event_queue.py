@@ -1,13 +1,8 @@
-"""The event queue of virtual time, and the failures of a scenario as events on it."""
+"""The event queue of virtual time."""
 
 import heapq
 from collections.abc import Callable
-from dataclasses import dataclass
-from functools import partial
 from typing import TypeAlias
-
-from router_svc.simulation.hosts import Host, World
-from router_svc.simulation.scenario import Failure, FailureMode, Scenario
 
 Action: TypeAlias = Callable[[], None]
 
@@ -40,41 +35,3 @@ class EventQueue:
         time, _, action = heapq.heappop(self._queue)
         self.now = time
         action()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FailureHandlers:
-    """Callbacks for the death and the return of a host."""
-
-    died: Callable[[Host], None]
-    returned: Callable[[Host], None]
-
-
-def plan_failures(scenario: Scenario, world: World, events: EventQueue, effects: FailureHandlers) -> None:
-    """Plans the begin and the end of every failure."""
-    for failure in scenario.failures:
-        for host in world.named(failure.hosts):
-            events.at(failure.at_seconds, partial(_begin, failure, host, effects))
-            events.at(failure.at_seconds + failure.for_seconds, partial(_end, failure, host, effects))
-
-
-def _begin(failure: Failure, host: Host, effects: FailureHandlers) -> None:
-    match failure.mode:
-        case FailureMode.DIES:
-            if host.is_up:
-                effects.died(host)
-        case FailureMode.BREAKS:
-            host.break_share = failure.share
-        case FailureMode.SLOW:
-            host.slowness = failure.factor
-
-
-def _end(failure: Failure, host: Host, effects: FailureHandlers) -> None:
-    match failure.mode:
-        case FailureMode.DIES:
-            if not host.is_up:
-                effects.returned(host)
-        case FailureMode.BREAKS:
-            host.break_share = 0.0
-        case FailureMode.SLOW:
-            host.slowness = 1.0

@@ -89,7 +89,7 @@ class InvariantChecker:
         self._of_tenant: Counter[str] = Counter()
         self._in_pool: Counter[str] = Counter()
         self._targets = Targets(World(scenario), scenario.routes, cloud_fallback=scenario.cloud_fallback)
-        self._starvation = StarvationDetector(scenario, self._targets)
+        self._starvation = StarvationDetector(scenario, self._targets, self._reported)
         self.checked = 0
         """Number of checked decisions."""
 
@@ -174,8 +174,8 @@ class InvariantChecker:
             if arrival.spec.priority is not Priority.DURABLE:
                 self._require_wait_bound(tracked, target, now)
         free = [candidate for candidate in self._reported.values() if self._has_room(candidate)]
-        patient = [tracked for tracked in waiting if self._may_run(tracked)]
-        found = self._starvation.starved(patient, free, world, now)
+        fresh = [tracked.arrival for tracked in waiting if self._may_run_anywhere(tracked)]
+        found = self._starvation.starved(fresh, free, world, now)
         _require(found is None, found or "")
 
     def ended(self, scheduler: SchedulerPort, world: World, left: Collection[int]) -> None:

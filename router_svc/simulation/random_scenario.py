@@ -9,7 +9,7 @@ from router_svc.policy.limits import SchedulerLimits
 from router_svc.policy.port import SchedulerPort
 from router_svc.policy.scheduler import Scheduler
 from router_svc.policy.settings import ChoicePolicy, PoolSettings, RemotePermission, Settings, TenantSettings
-from router_svc.simulation.engine import RunOptions, Simulation
+from router_svc.simulation.engine import Simulation
 from router_svc.simulation.invariants import InvariantChecker, InvariantError
 from router_svc.simulation.scenario import (
     GIBIBYTE,
@@ -254,7 +254,7 @@ def real_scheduler(scenario: Scenario) -> SchedulerPort:
 
 def check_scenario(scenario: Scenario, make: MakeScheduler = real_scheduler) -> Simulation:
     """Runs a scenario with every check; returns the finished simulation. Raises InvariantError."""
-    simulation = Simulation(scenario, make(scenario), RunOptions(checker=InvariantChecker(scenario)))
+    simulation = Simulation(scenario, make(scenario), checker=InvariantChecker(scenario))
     simulation.run()
     return simulation
 

@@ -3,11 +3,10 @@
 The bounds are computed from the scenario with a margin: a run that exceeds one starves a request.
 """
 
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
 from itertools import groupby
 from math import ceil, inf
-from typing import Protocol
+from typing import NamedTuple
 
 from router_svc.policy.endpoints.candidates import Candidate, Needs, Readiness
 from router_svc.policy.endpoints.cluster_view import MeshChange
@@ -23,19 +22,7 @@ SLACK_SECONDS = 3.0
 SLACK_GRANTS = 2
 
 
-class Waiter(Protocol):
-    """A waiting request."""
-
-    attempts: int
-
-    @property
-    def arrival(self) -> Request:
-        """The request as the scheduler knows it."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class Kind:
+class Kind(NamedTuple):
     """Interchangeable requests: the same queue and needs."""
 
     queue: str
@@ -45,10 +32,11 @@ class Kind:
 class StarvationDetector:
     """Tracks since when requests are passed over."""
 
-    def __init__(self, scenario: Scenario, targets: Targets) -> None:
+    def __init__(self, scenario: Scenario, targets: Targets, reported: Mapping[str, Candidate]) -> None:
+        """`reported`: the models as the scheduler knows them."""
         self._scenario = scenario
         self._targets = targets
-        self._reported: dict[str, Candidate] = {}
+        self._reported = reported
         self._pool_of = {instance.name: instance.kind.name for instance in World(scenario)}
         self._queue_count = len(set(self._pool_of.values())) + len(scenario.routes)
         self._turn_seconds = longest_turn(scenario)
@@ -64,7 +52,6 @@ class StarvationDetector:
     def mesh_changed(self, change: MeshChange, now: float) -> None:
         """Notes a mesh change that the scheduler gets."""
         for candidate in change.candidates:
-            self._reported[candidate.model] = candidate
             self._reported_at[candidate.host] = now
         if change.hosts is not None:
             self._ledger_read_at = now
@@ -125,9 +112,11 @@ class StarvationDetector:
         counts[key] = (patient, count)
         return count
 
-    def starved(self, waiters: Sequence[Waiter], free: Sequence[Candidate], world: World, now: float) -> str | None:
-        """Returns a message if a request has waited too long for a load or beside a free slot; None: none has."""
-        fresh = [waiter.arrival for waiter in waiters if not waiter.attempts]
+    def starved(self, fresh: Sequence[Request], free: Sequence[Candidate], world: World, now: float) -> str | None:
+        """Returns a message if a request has waited too long for a load or beside a free slot; None: none has.
+
+        `fresh`: the waiting requests without an attempt that may run.
+        """
         kinds = {Kind(self._queue(arrival), arrival.needs) for arrival in fresh}
         # Nothing is evicted for durable requests at any time.
         bound = {Kind(self._queue(each), each.needs) for each in fresh if each.spec.priority is not Priority.DURABLE}
@@ -211,7 +200,7 @@ def _all_waited(waiting: Sequence[Request], now: float, long_seconds: float) -> 
 
 
 def _deadline_order(arrival: Request) -> tuple[float, float, int]:
-    deadline_at = float("inf") if arrival.own_deadline_at is None else arrival.own_deadline_at
+    deadline_at = inf if arrival.own_deadline_at is None else arrival.own_deadline_at
     return (deadline_at, arrival.arrived_at, arrival.key)
 
 

@@ -15,7 +15,7 @@ from normal_form import NormalForm
 from recordings import BENCH, FOLDER, RECORDED, check
 from typer.core import TyperGroup
 
-from router_svc.simulation.engine import RunOptions, Simulation
+from router_svc.simulation.engine import Simulation
 from router_svc.simulation.figures import figures_of
 from router_svc.simulation.random_scenario import random_scenario, real_scheduler
 from weft.documents.schemas import schemas
@@ -136,7 +136,7 @@ def test_scheduler_decisions_match_their_recording() -> None:
 def _decisions(seed: int) -> str:
     """Returns a hash of every decision of a simulated mesh, and its figures, which say how much changed."""
     scenario = random_scenario(seed)
-    simulation = Simulation(scenario, real_scheduler(scenario), RunOptions(explained=range(1, 200)))
+    simulation = Simulation(scenario, real_scheduler(scenario), explained=range(1, 200))
     simulation.run()
     digest = hashlib.sha256(repr(simulation.decision_log.lines).encode()).hexdigest()
     total = figures_of(simulation)

@@ -13,7 +13,7 @@ import typer
 
 from router_svc.policy.port import SchedulerPort
 from router_svc.policy.scheduler import Scheduler
-from router_svc.simulation.engine import RunOptions, Simulation
+from router_svc.simulation.engine import Simulation
 from router_svc.simulation.fifo_baseline import FifoScheduler
 from router_svc.simulation.figures import Figures, GroupFigures, figures_of
 from router_svc.simulation.invariants import InvariantChecker
@@ -30,7 +30,7 @@ MAX_REASONS = 3
 _SCHEDULERS: Mapping[str, Callable[[Scenario], SchedulerPort]] = MappingProxyType(
     {
         OURS: lambda scenario: Scheduler(scenario.limits, scenario.settings),
-        "fifo": lambda scenario: FifoScheduler(scenario.limits),
+        "fifo": FifoScheduler,
     }
 )
 
@@ -93,7 +93,7 @@ def simulate(  # noqa: PLR0917 - options are parameters in typer
 def _run(scenario: Scenario, name: str, explained: tuple[int, ...], *, check: bool) -> _Run:
     begun_at = time.monotonic()
     checker = InvariantChecker(scenario) if check else None
-    simulation = Simulation(scenario, _SCHEDULERS[name](scenario), RunOptions(checker=checker, explained=explained))
+    simulation = Simulation(scenario, _SCHEDULERS[name](scenario), checker=checker, explained=explained)
     was_interrupted = False
     progress = _Progress(simulation, name)
     try:

@@ -24,7 +24,7 @@ MODELS = ("qwen", "llama", "mistral")
 
 
 def fifo(scenario: Scenario) -> SchedulerPort:
-    return FifoScheduler(scenario.limits)
+    return FifoScheduler(scenario)
 
 
 def run(scenario: Scenario, make: Callable[[Scenario], SchedulerPort] = real_scheduler) -> Figures:

@@ -9,7 +9,7 @@ import pytest
 
 from router_svc.policy.port import SchedulerPort
 from router_svc.policy.scheduler import Scheduler
-from router_svc.simulation.engine import RunOptions, Simulation
+from router_svc.simulation.engine import Simulation
 from router_svc.simulation.fifo_baseline import FifoScheduler
 from router_svc.simulation.figures import Figures, figures_of
 from router_svc.simulation.invariants import InvariantChecker
@@ -34,8 +34,7 @@ def run(
     seconds: float, make: Callable[[Scenario], SchedulerPort] = real_scheduler, *, is_checked: bool = False
 ) -> Figures:
     given = scenario(seconds)
-    extras = RunOptions(checker=InvariantChecker(given)) if is_checked else RunOptions()
-    simulation = Simulation(given, make(given), extras)
+    simulation = Simulation(given, make(given), checker=InvariantChecker(given) if is_checked else None)
     simulation.run()
     return figures_of(simulation)
 
@@ -45,7 +44,7 @@ def shares(figures: Figures) -> dict[str, float]:
 
 
 def fifo(given: Scenario) -> SchedulerPort:
-    return FifoScheduler(given.limits)
+    return FifoScheduler(given)
 
 
 def images_are_free(given: Scenario) -> SchedulerPort:

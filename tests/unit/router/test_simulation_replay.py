@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from router_svc.simulation.engine import RunOptions, Simulation
+from router_svc.simulation.engine import Simulation
 from router_svc.simulation.figures import figures_of
 from router_svc.simulation.random_scenario import random_scenario, real_scheduler
 from router_svc.simulation.traffic import requests_of
@@ -16,13 +16,13 @@ from router_svc.simulation.traffic import requests_of
 ROOT = Path(__file__).parents[3]
 DIGEST_OF_RUNS = """
 from hashlib import sha256
-from router_svc.simulation.engine import RunOptions, Simulation
+from router_svc.simulation.engine import Simulation
 from router_svc.simulation.random_scenario import random_scenario
 from router_svc.simulation.random_scenario import real_scheduler
 digest = sha256()
 for seed in range(12):
     scenario = random_scenario(seed)
-    simulation = Simulation(scenario, real_scheduler(scenario), RunOptions(explained=range(1, 200)))
+    simulation = Simulation(scenario, real_scheduler(scenario), explained=range(1, 200))
     simulation.run()
     digest.update(repr(simulation.decision_log.lines).encode())
 print(digest.hexdigest())
@@ -31,7 +31,7 @@ print(digest.hexdigest())
 
 def decision_log(seed: int, scenario_seed: int) -> object:
     scenario = replace(random_scenario(scenario_seed), seed=seed)
-    simulation = Simulation(scenario, real_scheduler(scenario), RunOptions(explained=range(1, 200)))
+    simulation = Simulation(scenario, real_scheduler(scenario), explained=range(1, 200))
     simulation.run()
     return simulation.decision_log.lines, figures_of(simulation)
 
