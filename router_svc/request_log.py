@@ -8,14 +8,14 @@ the router's database, and fills a new log from there.
 import heapq
 import itertools
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Generator, Iterable
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from itertools import islice
 
-from typing_extensions import override
-
 from router_svc.observer import RequestEnded
+from router_svc.policy.change_buffer import WatchLimits
 from router_svc.policy.decisions import (
     Decision,
     FailedAttempt,
@@ -30,10 +30,11 @@ from router_svc.policy.decisions import (
 )
 from router_svc.policy.request import Request
 from router_svc.request_record import EndedRequest, add_decisions
-from router_svc.request_watch import RequestWatch, WatchedLog
+from router_svc.request_watch import RequestWatch
 from router_svc.unwritten_records import UnwrittenRecords
 from weft.api.common.v1 import receipt_pb2
 from weft.api.router.v1 import request_pb2 as pb
+from weft.kernel.clock import Clock
 from weft.kernel.errors import WeftError
 from weft.kernel.placement_request import PlacementRequest
 from weft.kernel.principal import actor_words
@@ -63,7 +64,7 @@ class RequestLogLimits:
     outcome is stored."""
 
 
-class RequestLog(WatchedLog):
+class RequestLog:
     """Called from the router's event loop alone. Unknown keys are ignored; it never raises."""
 
     def __init__(self, limits: RequestLogLimits | None = None) -> None:
@@ -251,13 +252,6 @@ class RequestLog(WatchedLog):
         found = [each for each in reversed(self._ended.values()) if tenant in ("", each.tenant) and is_wanted(each)]
         return found[:limit], len(found)
 
-    @override
-    def keys(self, tenant: str, ended_limit: int, now: float) -> list[int]:
-        under_way, _ = self.under_way(len(self._under_way), tenant)
-        self._forget_old(now)
-        ended = (each.key for each in reversed(self._ended.values()) if tenant in ("", each.tenant))
-        return [*(entry.key for entry in under_way), *islice(ended, ended_limit)]
-
     def newest(self, key: int) -> Request | EndedRequest | None:
         """Return a request by its key; None: it is not remembered, or its tenant used its id for a later one."""
         entry = self._under_way.get(key) or self._ended.get(key)
@@ -266,13 +260,18 @@ class RequestLog(WatchedLog):
         known = entry.spec if isinstance(entry, Request) else entry
         return entry if self._newest_of_tenant.get((known.tenant, known.request_id)) == key else None
 
-    @override
-    def attach(self, watch: RequestWatch) -> None:
+    @contextmanager
+    def watching(self, tenant: str, ended_limit: int, limits: WatchLimits, clock: Clock) -> Generator[RequestWatch]:
+        """Context of a watch of one tenant's requests, or of all: those under way, the last ended ones, and changes."""
+        under_way, _ = self.under_way(len(self._under_way), tenant)
+        self._forget_old(clock.monotonic())
+        ended = (each.key for each in reversed(self._ended.values()) if tenant in ("", each.tenant))
+        first = [*(entry.key for entry in under_way), *islice(ended, ended_limit)]
+        watch = RequestWatch(tenant, first, limits, clock)
         self._watches.append(watch)
-
-    @override
-    def detach(self, watch: RequestWatch) -> None:
-        if watch in self._watches:
+        try:
+            yield watch
+        finally:
             self._watches.remove(watch)
 
     @property

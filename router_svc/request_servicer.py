@@ -10,13 +10,12 @@ from typing_extensions import override
 
 from router_svc.client_registry import ClientRegistry
 from router_svc.figures import FiguresRecorder
-from router_svc.loop import MAX_NAMED_TENANTS
+from router_svc.loop import MAX_NAMED_TENANTS, SchedulingLoop
 from router_svc.policy.change_buffer import WatchLimits
 from router_svc.policy.decisions import Loads, Placed, Waits
 from router_svc.policy.request import Request
 from router_svc.request_log import RequestLog
 from router_svc.request_record import EndedRequest, RequestHistory, add_decisions
-from router_svc.request_watch import RequestWatch
 from weft.api.router.v1 import figures_pb2, request_pb2, request_service_pb2_grpc, task_pb2
 from weft.api.router.v1 import request_service_pb2 as pb
 from weft.dispatch.placement import MAX_CANCELLER_CHARS
@@ -123,18 +122,6 @@ async def _not_audited(_: request_pb2.RequestRecord) -> None:
     """Does nothing."""
 
 
-class RequestCanceller(Protocol):
-    """Port: cancels requests under way; see `router_svc.loop.SchedulingLoop`."""
-
-    def cancel(self, request_id: str, tenant: str, cancelled_by: str) -> Mapping[int, asyncio.Future[None]]:
-        """Cancel the requests under way with this id; returns futures of their ends, by key."""
-        ...
-
-    def finish(self, key: int, reason: Reason) -> None:
-        """End a request; idempotent."""
-        ...
-
-
 class JournaledTasks(Protocol):
     """Port: the tasks of journaled requests; see `router_svc.durable.tasks.task_servicer`."""
 
@@ -155,7 +142,7 @@ class LocalRequests(RequestSource):
         log: RequestLog,
         clients: ClientRegistry,
         clock: Clock,
-        loop: RequestCanceller,
+        loop: SchedulingLoop,
         audit: CancellationAudit = _not_audited,
         *,
         figures: FiguresRecorder | None = None,
@@ -228,7 +215,7 @@ class LocalRequests(RequestSource):
     async def watch(self, tenant: str = "", ended_limit: int = 0) -> AsyncGenerator[pb.WatchRequestsResponse]:
         self._require_room()
         ended = min(ended_limit, MAX_ENDED_WATCHED)
-        with RequestWatch(self._log, tenant, ended, self._watches, self._clock) as watch:
+        with self._log.watching(tenant, ended, self._watches, self._clock) as watch:
             was_synced = False
             while True:
                 keys, is_synced = await watch.take()

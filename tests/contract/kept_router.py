@@ -53,13 +53,10 @@ def a_receipt(request_id: str, *, tokens: int = 5, reason: Reason = Reason.UNSPE
 
 
 class NothingRuns:
-    """A RequestCanceller without requests."""
+    """A scheduling loop without requests."""
 
     def cancel(self, request_id: str, tenant: str, cancelled_by: str) -> dict[int, Any]:
         return {}
-
-    def is_carried(self, key: int) -> bool:
-        return False
 
     def finish(self, key: int, reason: Reason) -> None:
         raise AssertionError(key)
@@ -97,7 +94,8 @@ class KeptRouter:
             self.clock,
             self.dropped.append,
         )
-        self.requests = LocalRequests(self.records.requests, self.records.clients, self.clock, NothingRuns())
+        loop: Any = NothingRuns()
+        self.requests = LocalRequests(self.records.requests, self.records.clients, self.clock, loop)
         self.requests.look_back_in(self.service.store)
         self._keys = iter(range(1, 10**6))
 

@@ -55,7 +55,7 @@ def as_key(key_id: str) -> tuple[tuple[str, str], ...]:
 
 
 class NothingRuns:
-    """A RequestCanceller without requests."""
+    """A scheduling loop without requests."""
 
     def cancel(self, request_id: str, tenant: str, cancelled_by: str) -> dict[int, object]:
         raise AssertionError(request_id, tenant, cancelled_by)

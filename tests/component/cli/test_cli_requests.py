@@ -58,7 +58,7 @@ class Mesh:
         self.clients = ClientRegistry(ClientsConfig(profiles=PROFILES), limits, self.clock)
 
     def cancel(self, request_id: str, tenant: str, cancelled_by: str) -> dict[int, asyncio.Future[None]]:
-        """Ends the requests under way with this id; see RequestCanceller."""
+        """Ends the requests under way with this id."""
         found, ends = self.log.under_way(100, tenant)[0], {}
         for entry in found:
             if entry.spec.request_id == request_id:
@@ -67,9 +67,6 @@ class Mesh:
                 ends[entry.key] = asyncio.get_running_loop().create_future()
                 ends[entry.key].set_result(None)
         return ends
-
-    def is_carried(self, key: int) -> bool:
-        return False
 
     def finish(self, key: int, reason: Reason) -> None:
         raise AssertionError(key, reason)
@@ -105,7 +102,8 @@ class Mesh:
 
         async def serve() -> None:
             server = new_server()
-            servicer = RequestServicer(LocalRequests(self.log, self.clients, self.clock, self, figures=self.figures))
+            loop: Any = self
+            servicer = RequestServicer(LocalRequests(self.log, self.clients, self.clock, loop, figures=self.figures))
             request_service_pb2_grpc.add_RequestServiceServicer_to_server(servicer, server)
             port = server.add_insecure_port("127.0.0.1:0")
             (self.home / "run").mkdir(parents=True)

@@ -32,14 +32,11 @@ from weft_testing.fake_clock import FakeClock
 
 
 class NothingRuns:
-    """A RequestCanceller without requests."""
+    """A scheduling loop without requests."""
 
     def cancel(self, request_id: str, tenant: str, cancelled_by: str) -> dict[int, asyncio.Future[None]]:
         del request_id, tenant, cancelled_by
         return {}
-
-    def is_carried(self, key: int) -> bool:
-        return False
 
     def finish(self, key: int, reason: Reason) -> None:
         raise AssertionError(key, reason)
@@ -52,7 +49,8 @@ class Router:
         self.log = RequestLog()
         self.clock = FakeClock()
         self.clients = ClientRegistry(ClientsConfig(), RateLimitConfig(), self.clock)
-        self.local = LocalRequests(self.log, self.clients, self.clock, NothingRuns())
+        loop: Any = NothingRuns()
+        self.local = LocalRequests(self.log, self.clients, self.clock, loop)
 
     def arrive(self, key: int, request_id: str, tenant: str = "a") -> None:
         request = PlacementRequest(

@@ -5,6 +5,7 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing, asynccontextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 from kit.request_endings import ending
@@ -31,14 +32,11 @@ QUICK = WatchLimits(interval_seconds=0.001, figures_interval_seconds=0.001, max_
 
 
 class NothingRuns:
-    """A RequestCanceller without requests."""
+    """A scheduling loop without requests."""
 
     def cancel(self, request_id: str, tenant: str, cancelled_by: str) -> dict[int, asyncio.Future[None]]:
         del request_id, tenant, cancelled_by
         return {}
-
-    def is_carried(self, key: int) -> bool:
-        return False
 
     def finish(self, key: int, reason: Reason) -> None:
         raise AssertionError(key, reason)
@@ -53,7 +51,8 @@ class Router:
         self.log = RequestLog()
         self.figures = FiguresRecorder(clock, FigureLimits(step_seconds=1.0, max_steps=3))
         clients = ClientRegistry(ClientsConfig(), RateLimitConfig(), clock)
-        self.local = LocalRequests(self.log, clients, clock, NothingRuns(), figures=self.figures, watches=watches)
+        loop: Any = NothingRuns()
+        self.local = LocalRequests(self.log, clients, clock, loop, figures=self.figures, watches=watches)
 
     def arrive(self, key: int, tenant: str = "a") -> None:
         request = PlacementRequest(request_id=f"r-{key}", tenant=tenant, model="qwen", operation=Operation.CHAT)

@@ -10,7 +10,6 @@ from router_svc.policy.change_buffer import ChangeBuffer, WatchLimits
 from router_svc.policy.decisions import FailedAttempt, Loads, Waits
 from router_svc.policy.request import Request
 from router_svc.request_log import RequestLog, RequestLogLimits
-from router_svc.request_watch import RequestWatch
 from weft.api.common.v1 import receipt_pb2
 from weft.kernel.errors import WeftError
 from weft.kernel.placement_request import PlacementRequest
@@ -104,7 +103,7 @@ def test_pending_changes_beyond_the_bound_are_refused() -> None:
 
 async def test_slow_watch_ends_with_an_error() -> None:
     log = RequestLog()
-    with RequestWatch(log, "", 0, LIMITS, FakeClock()) as watch:
+    with log.watching("", 0, LIMITS, FakeClock()) as watch:
         assert await watch.take() == ([], True)
         for key in range(5):
             arrive(log, key)
@@ -116,7 +115,7 @@ async def test_slow_watch_ends_with_an_error() -> None:
 
 async def test_watch_sees_a_request_from_arrival_to_receipt_in_the_newest_state_of_each_step() -> None:
     log, clock = RequestLog(), FakeClock()
-    with RequestWatch(log, "", 0, LIMITS, clock) as watch:
+    with log.watching("", 0, LIMITS, clock) as watch:
         assert await watch.take() == ([], True)
         waiting = asyncio.ensure_future(watch.take())
         await asyncio.sleep(0)
@@ -138,7 +137,7 @@ async def test_watch_of_a_tenant_is_not_woken_by_requests_of_another() -> None:
     log, clock = RequestLog(), FakeClock()
     arrive(log, 1, tenant="a")
     arrive(log, 2, tenant="b")
-    with RequestWatch(log, "a", 10, LIMITS, clock) as watch:
+    with log.watching("a", 10, LIMITS, clock) as watch:
         assert await watch.take() == ([1], True)
         log.note_end(ending(2, 3.0))
         arrive(log, 3, tenant="b")
@@ -155,7 +154,7 @@ async def test_watch_starts_with_running_requests_and_the_requested_number_of_en
     for key in (2, 4, 5):
         log.note_end(ending(key, 10.0 + key))
     wide = WatchLimits()
-    with RequestWatch(log, "", 2, wide, FakeClock()) as watch:
+    with log.watching("", 2, wide, FakeClock()) as watch:
         assert await watch.take() == ([1, 3, 6, 5, 4], True)
 
 
@@ -163,7 +162,7 @@ async def test_position_change_waits_for_its_second_and_a_new_reason_does_not() 
     log, clock = RequestLog(), FakeClock()
     arrive(log, 1)
     log.note_decisions([waits(1, 3)], 1.0)
-    with RequestWatch(log, "", 0, LIMITS, clock) as watch:
+    with log.watching("", 0, LIMITS, clock) as watch:
         assert await watch.take() == ([1], True)
         log.note_decisions([waits(1, 2)], 2.0)
         assert (await watch.take())[0] == [1]
@@ -194,7 +193,7 @@ def test_request_forgotten_before_it_was_sent_is_omitted() -> None:
 
 async def test_stopping_router_ends_its_watches() -> None:
     log = RequestLog()
-    with RequestWatch(log, "", 0, LIMITS, FakeClock()) as watch:
+    with log.watching("", 0, LIMITS, FakeClock()) as watch:
         await watch.take()
         waiting = asyncio.ensure_future(watch.take())
         await asyncio.sleep(0)
