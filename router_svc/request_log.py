@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from itertools import islice
 
+from msgspec.structs import replace
+
 from router_svc.observer import RequestEnded
 from router_svc.policy.change_buffer import WatchLimits
 from router_svc.policy.decisions import (
@@ -68,7 +70,7 @@ class RequestLog:
     """Called from the router's event loop alone. Unknown keys are ignored; it never raises."""
 
     def __init__(self, limits: RequestLogLimits | None = None) -> None:
-        self._limits = limits or RequestLogLimits()
+        self.limits = limits or RequestLogLimits()
         self._under_way: dict[int, Request] = {}
         self._wakes: OrderedDict[str, LoadStart] = OrderedDict()
         """The last load of each model, the newest last."""
@@ -96,24 +98,9 @@ class RequestLog:
         self._next_number = next_number
         self.oldest_number = next((known.number for known in self._ended.values()), next_number)
 
-    @property
-    def limits(self) -> RequestLogLimits:
-        """Its bounds."""
-        return self._limits
-
     def is_under_way(self, key: int) -> bool:
         """Whether a request has not ended."""
         return key in self._under_way
-
-    @property
-    def under_way_count(self) -> int:
-        """Number of remembered requests under way."""
-        return len(self._under_way)
-
-    @property
-    def ended_count(self) -> int:
-        """Number of remembered finished requests."""
-        return len(self._ended)
 
     def note_arrival(self, request: Request, wall: datetime) -> None:
         """Record an arrived request; `wall`: the time in UTC."""
@@ -121,7 +108,7 @@ class RequestLog:
         request.arrived_wall = wall - timedelta(seconds=spec.age_seconds) if spec.age_seconds else wall
         if spec.age_seconds > 0.0:
             self._forget_lost(spec)
-        if len(self._under_way) < self._limits.max_under_way:
+        if len(self._under_way) < self.limits.max_under_way:
             key = request.key
             self._under_way[key] = request
             self.unwritten.note_arrival(request)
@@ -203,23 +190,28 @@ class RequestLog:
         key = self._newest_of_tenant.get((lost.tenant, lost.request_id))
         before = None if key is None else self._ended.pop(key)
         took = receipt.total_time.ToNanoseconds() / 1e9
-        arrived_at = now - lost.age_seconds if before is None else before.arrived_at
-        ended = EndedRequest(
-            key=next(self._recovered_keys) if before is None else before.key,
+        known = before or EndedRequest(
+            key=next(self._recovered_keys),
             request_id=lost.request_id,
-            tenant=lost.tenant if before is None else before.tenant,
-            client_id=lost.client_id if before is None else before.client_id,
-            model=lost.model if before is None else before.model,
-            priority=lost.priority if before is None else before.priority,
-            arrived_at=arrived_at,
-            arrived_wall=wall - timedelta(seconds=lost.age_seconds) if before is None else before.arrived_wall,
-            ended_at=min(now, arrived_at + took) if took else now,
+            tenant=lost.tenant,
+            client_id=lost.client_id,
+            model=lost.model,
+            priority=lost.priority,
+            arrived_at=now - lost.age_seconds,
+            arrived_wall=wall - timedelta(seconds=lost.age_seconds),
+            ended_at=now,
+            reason=Reason.UNSPECIFIED,
+            message="",
+            decisions=b"",
+            asked_model=lost.asked_model,
+        )
+        ended = replace(
+            known,
+            ended_at=min(now, known.arrived_at + took) if took else now,
             reason=reason_of(receipt.reason),
             message=receipt.attempts[-1].message if receipt.attempts else "",
-            decisions=b"" if before is None else before.decisions,
             receipt=self._bounded(receipt).SerializeToString(),
             cancelled_by=receipt.cancelled_by,
-            asked_model=lost.asked_model if before is None else before.asked_model,
             number=self._next_number,
             quotes_content=_quotes_content(receipt),
         )
@@ -229,7 +221,7 @@ class RequestLog:
         self.unwritten.note_recovered(ended)
         if self._watches:
             self._mark(ended.key, ended.tenant)
-        if len(self._ended) > self._limits.max_ended:
+        if len(self._ended) > self.limits.max_ended:
             self._forget_oldest()
         return before
 
@@ -308,7 +300,7 @@ class RequestLog:
     def _note_wakes(self, wakes: Wakes, now: float) -> None:
         self._wakes[wakes.model] = LoadStart(wakes, now)
         self._wakes.move_to_end(wakes.model)
-        if len(self._wakes) > self._limits.max_wakes:
+        if len(self._wakes) > self.limits.max_wakes:
             self._wakes.popitem(last=False)
 
     def _note_loading(self, status: Loads, now: float) -> None:
@@ -319,13 +311,15 @@ class RequestLog:
             # The status of a load names its model.
             for name in status.stage.split():
                 begun = self._wakes.get(name)
-                if begun is not None and begun.at >= entry.arrived_at and not _knows(entry, begun):
+                if begun is None or begun.at < entry.arrived_at:
+                    continue
+                if all(known is not begun for _, known in entry.decisions):
                     self._add(entry, begun, begun.at)
         self._note(status, now)
 
     def _add(self, entry: Request, noted: Noted, now: float) -> None:
         entry.decisions.append((now, noted))
-        if len(entry.decisions) > self._limits.max_decisions:
+        if len(entry.decisions) > self.limits.max_decisions:
             del entry.decisions[0]
 
     def _end(self, entry: Request, reason: Reason, message: str, now: float) -> None:
@@ -353,7 +347,7 @@ class RequestLog:
         self.unwritten.note_end(ended)
         if self._watches:
             self._mark(entry.key, spec.tenant)
-        if len(self._ended) > self._limits.max_ended:
+        if len(self._ended) > self.limits.max_ended:
             self._forget_oldest()
         self._forget_old(now)
 
@@ -366,7 +360,7 @@ class RequestLog:
     def _forget_old(self, now: float) -> None:
         while self._ended:
             oldest = next(iter(self._ended.values()))
-            if now - oldest.ended_at <= self._limits.keep_seconds:
+            if now - oldest.ended_at <= self.limits.keep_seconds:
                 return
             self._forget_oldest()
 
@@ -379,12 +373,12 @@ class RequestLog:
             del self._newest_of_tenant[ended.tenant, ended.request_id]
 
     def _bounded(self, receipt: receipt_pb2.Receipt) -> receipt_pb2.Receipt:
-        if receipt.ByteSize() <= self._limits.max_receipt_bytes:
+        if receipt.ByteSize() <= self.limits.max_receipt_bytes:
             return receipt
         kept = receipt_pb2.Receipt()
         kept.CopyFrom(receipt)
         clear_quotes(kept)
-        if kept.ByteSize() <= self._limits.max_receipt_bytes:
+        if kept.ByteSize() <= self.limits.max_receipt_bytes:
             return kept
         return receipt_pb2.Receipt(outcome=receipt.outcome, reason=receipt.reason, left_premises=receipt.left_premises)
 
@@ -397,10 +391,6 @@ def _failed_in_answer(receipt: receipt_pb2.Receipt) -> FailedAttempt | None:
     if not last.reason:
         return None
     return FailedAttempt(len(receipt.attempts), reason_of(last.reason), last.message, has_content=True)
-
-
-def _knows(entry: Request, noted: Noted) -> bool:
-    return any(known is noted for _, known in entry.decisions)
 
 
 def _error_words(entry: Request, reason: Reason) -> str:

@@ -50,14 +50,6 @@ class CandidateIndex:
 
     # -- what a queue has
 
-    def up(self, queue: str) -> int:
-        """Number of members that are not down, those that the mesh's settings exclude from a mixed pool included."""
-        return sum(step.up() for step in self.table.steps(queue))
-
-    def ready_slots(self, queue: str) -> int:
-        """Slots of the members that are ready, counted as in `up`."""
-        return sum(step.ready_slots() for step in self.table.steps(queue))
-
     def in_flight_of_queue(self, queue: str) -> int:
         """Requests on the members of a queue, whichever queue they came from; for a pool also on earlier members."""
         return sum(step.in_flight() for step in self.table.steps(queue))
@@ -264,21 +256,11 @@ class PauseEnds:
     def over(self, now: float) -> Iterator[Endpoint]:
         """Yield the endpoints with an end by `now`, each with its health advanced to `now`."""
         while self._ends and self._ends[0][0] <= now:
-            endpoint = self._pop()
+            endpoint = heappop(self._ends)[2]
+            self.first = self._ends[0][0] if self._ends else inf
             endpoint.health.advance(now)
             self.await_end(endpoint)
             yield endpoint
-
-    def next_end(self) -> float | None:
-        """Return the earliest end; None: there is none."""
-        while self._ends and self._ends[0][0] != self._ends[0][2].health.next_end:
-            self._pop()
-        return self._ends[0][0] if self._ends else None
-
-    def _pop(self) -> Endpoint:
-        endpoint = heappop(self._ends)[2]
-        self.first = self._ends[0][0] if self._ends else inf
-        return endpoint
 
 
 class HealthMonitor:
@@ -294,11 +276,6 @@ class HealthMonitor:
         if now >= self._ends.first:
             for endpoint in self._ends.over(now):
                 self._table.settle(endpoint)
-
-    def wakes_at(self, now: float) -> float | None:
-        """Return when the next pause or ejection ends, after which a selection may succeed; None: there is none."""
-        self.advance(now)
-        return self._ends.next_end()
 
     def note_content(self, candidate: Candidate, now: float) -> None:
         """Record that an answer of the candidate has begun: it is not full, and it works."""

@@ -1,7 +1,5 @@
 """The mesh as the scheduler sees it: models on runners, grouped into pools, hosts' memory, and what requests need."""
 
-import itertools
-from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -136,38 +134,6 @@ class Candidate:
     def engine_key(self) -> EngineKey:
         """Key of its engine, which an adapter shares with its model and with the other adapters."""
         return (self.base_model or self.model, self.runner, self.incarnation)
-
-
-@dataclass(frozen=True, slots=True)
-class Fleet:
-    """All candidates by pool, and the pool of every model."""
-
-    pools: Mapping[str, tuple[Candidate, ...]] = field(default_factory=dict)
-    pool_of_model: Mapping[str, str] = field(default_factory=dict)
-
-    @staticmethod
-    def of(candidates: Iterable[Candidate]) -> "Fleet":
-        """Group candidates by their effective pools."""
-        pools: dict[str, list[Candidate]] = {}
-        pool_of_model: dict[str, str] = {}
-        for candidate in candidates:
-            pools.setdefault(candidate.pool, []).append(candidate)
-            pool_of_model[candidate.model] = candidate.pool
-        return Fleet({name: tuple(members) for name, members in pools.items()}, pool_of_model)
-
-    def pool_of(self, name: str) -> str:
-        """Return the pool that a name stands for: the pool of that name, or the pool of the model of that name.
-
-        An unknown name is returned unchanged.
-        """
-        return name if name in self.pools else self.pool_of_model.get(name, name)
-
-    def members(self, name: str) -> tuple[Candidate, ...]:
-        """Return the members of the pool that a name stands for; empty if there is none."""
-        return self.pools.get(self.pool_of(name), ())
-
-    def __iter__(self) -> Iterator[Candidate]:
-        return itertools.chain.from_iterable(self.pools.values())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -298,9 +298,6 @@ class Pool:
         """Members, and earlier ones, with prompts without a first token."""
         self.breaks_in_a_row = 0
         """Requests that broke on its members since one succeeded."""
-        self.up = 0
-        """Number of members that are not down."""
-        self.ready_slots = 0
         self._rank = rank
         self._groups: dict[Profile, EndpointGroup] = {}
         self._fitting: dict[Needs, tuple[EndpointGroup, ...]] = {}
@@ -336,21 +333,17 @@ class Pool:
     def add(self, endpoint: Endpoint) -> None:
         """Add a member."""
         self.endpoints[endpoint.key] = endpoint
-        self._count(endpoint, 1)
         self._group_for(endpoint).add(endpoint)
 
     def remove(self, endpoint: Endpoint) -> None:
         """Remove a member; requests that still run on it count here until they end."""
-        self._count(endpoint, -1)
         self._remove_from_group(endpoint)
         del self.endpoints[endpoint.key]
 
     def change(self, endpoint: Endpoint, candidate: Candidate) -> None:
         """Replace the candidate of a member."""
         was = endpoint.candidate
-        self._count(endpoint, -1)
         endpoint.candidate = candidate
-        self._count(endpoint, 1)
         assert endpoint.group is not None, "every endpoint of a pool is in a group"
         if _same_profile(was, candidate):
             endpoint.group.put(endpoint)
@@ -435,14 +428,6 @@ class Pool:
         if not group.endpoints:
             del self._groups[group.profile]
             self._fitting.clear()
-
-    def _count(self, endpoint: Endpoint, sign: int) -> None:
-        """Add a member's candidate to the totals (sign 1), or subtract it (sign -1)."""
-        candidate = endpoint.candidate
-        if candidate.readiness is not Readiness.DOWN:
-            self.up += sign
-        if candidate.readiness is Readiness.READY:
-            self.ready_slots += sign * candidate.slots
 
 
 def _same_profile(one: Candidate, other: Candidate) -> bool:

@@ -126,18 +126,6 @@ class RouteStep:
         """Number of endpoints, excluded remote ones included."""
         return len(self.pool.endpoints) if self._only is None else 1
 
-    def up(self) -> int:
-        """Number of endpoints that are not down."""
-        if self._only is None:
-            return self.pool.up
-        return int(self._only.candidate.readiness is not Readiness.DOWN)
-
-    def ready_slots(self) -> int:
-        """Slots of the endpoints that are ready."""
-        if self._only is None:
-            return self.pool.ready_slots
-        return self._only.candidate.slots if self._only.candidate.readiness is Readiness.READY else 0
-
     def in_flight(self) -> int:
         """Requests that run on the endpoints."""
         return self.pool.in_flight if self._only is None else self._only.in_flight

@@ -282,10 +282,6 @@ class LoadPlanner:
         self._planned.pop(model, None)
         _remember(self._no_memory_until, model, now + self._limits.memory_retry_seconds)
 
-    def turn_seconds(self, candidate: Candidate) -> float:
-        """Return how long a loaded model serves at least while it is wanted."""
-        return self._costs.turn_seconds(candidate)
-
     def _due_at(self, demand: Demand) -> float:
         """Return when models are evicted at any cost; infinite for a demand that is durable or not cold."""
         if demand.ready_slots > 0 or demand.is_durable:

@@ -251,10 +251,6 @@ class WaitEstimator:
         """Return how long its load takes; None: unknown."""
         return self._estimates.load_seconds(candidate)
 
-    def service(self, candidate: Candidate, request: Request) -> float | None:
-        """Return how long the request takes there; None: unknown."""
-        return self._estimates.service_seconds(candidate, request)
-
     def parts(
         self, request: Request, queue: Queue, capacity: Capacity, position: int, gate: LoadGate | None, now: float
     ) -> WaitParts:

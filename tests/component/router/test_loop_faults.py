@@ -102,6 +102,6 @@ async def test_request_that_cannot_be_admitted_leaves_nothing_behind(
                 with pytest.raises(RuntimeError, match=FAULT):
                     await place.next_decision()
         assert (mesh.loop.waiting, mesh.loop.running, mesh.loop._mailboxes) == (0, 0, {})
-        assert mesh.loop._deps.records.requests.under_way_count == 0
+        assert len(mesh.loop._deps.records.requests._under_way) == 0
         async with mesh.place("r1") as place:
             assert (await grant_of(place)).model == MODEL

@@ -219,4 +219,4 @@ async def test_request_running_at_router_stop_is_not_recorded_as_cancelled() -> 
         # A caller that left before is one that left.
         assert [(each.request_id, each.reason) for each in taken.ended] == [("r-2", Reason.CANCELLED)]
         assert [each.spec.request_id for each in taken.begun] == ["r-0", "r-1"]
-        assert mesh.books.requests.under_way_count == 0
+        assert len(mesh.books.requests._under_way) == 0

@@ -213,8 +213,6 @@ def test_permitted_candidates_are_neither_excluded_nor_down() -> None:
     )
     permitted = mesh.permitted("p", CHAT, frozenset({member("d").key}))
     assert [candidate.model for candidate in permitted] == ["a", "c"]
-    assert mesh.up("p") == 3
-    assert mesh.ready_slots("p") == 8
 
 
 def test_excluded_candidates_are_not_chosen_and_stay_available_for_others() -> None:
@@ -230,7 +228,7 @@ def test_externally_busy_candidate_is_backed_off_for_longer_each_time() -> None:
         began = doubling * 10.0
         mesh.health.note_failure(member("a"), FailureKind.BUSY, began)
         pause = min(0.25 * 2**doubling, 2.0)
-        assert mesh.health.wakes_at(began) == began + pause
+        assert mesh.table.by_key[member("a").key].health.next_end == began + pause
         assert place(mesh, now=began + pause - 0.01) is None
         mesh.table.take_freed()
         mesh.health.advance(began + pause)
@@ -238,7 +236,7 @@ def test_externally_busy_candidate_is_backed_off_for_longer_each_time() -> None:
         assert mesh.has_free("p")
     mesh.health.note_content(member("a"), 60.0)
     mesh.health.note_failure(member("a"), FailureKind.BUSY, 61.0)
-    assert mesh.health.wakes_at(61.0) == 61.25
+    assert mesh.table.by_key[member("a").key].health.next_end == 61.25
 
 
 @pytest.mark.parametrize(("kind", "seconds"), [(FailureKind.BOUNCED, 0.25), (FailureKind.BROKE, 1.0)])
@@ -247,7 +245,7 @@ def test_failed_candidate_is_backed_off_briefly(kind: FailureKind, seconds: floa
     mesh.health.note_failure(member("a"), kind, 5.0)
     assert mesh.choose("p", only_a, 5.0 + seconds - 0.01) is None
     assert mesh.choose("p", only_a, 5.0 + seconds) is not None
-    assert mesh.health.wakes_at(5.0 + seconds) is None
+    assert mesh.table.by_key[member("a").key].health.next_end is None
 
 
 def test_prompt_failing_on_the_last_endpoint_does_not_delay_other_callers() -> None:

@@ -106,7 +106,10 @@ class ColdWatch:
         slack = 4 * STEP_SECONDS
         others = [each.spec for each in world.models.values() if each.spec.host == spec.host and each.spec != spec]
         turns = sum(
-            other.service_seconds + other.load_seconds + world.planner.turn_seconds(world.candidate_of(other)) + slack
+            other.service_seconds
+            + other.load_seconds
+            + world.planner._costs.turn_seconds(world.candidate_of(other))
+            + slack
             for other in others
         )
         return limits.max_cold_wait_seconds + turns + slack

@@ -7,7 +7,7 @@ from load_harness import candidate
 from scheduler_harness import arrival
 
 from router_svc.policy.decisions import Placed, Served, Waits
-from router_svc.policy.endpoints.candidates import Candidate, Fleet, Readiness
+from router_svc.policy.endpoints.candidates import Candidate, Readiness
 from router_svc.policy.endpoints.cluster_view import MeshChange
 from router_svc.policy.estimates import DEFAULT_TOKENS_PER_SECOND, DEFAULT_UNIT_SECONDS, Estimates
 from router_svc.policy.request import UNITS, Request, WorkUnit
@@ -31,8 +31,7 @@ def chat(key: int, tenant: str = "writer", at: float = 0.0) -> Request:
 
 def scheduler_with(*candidates: Candidate) -> Scheduler:
     scheduler = Scheduler()
-    fleet = Fleet.of(candidates)
-    scheduler.apply(MeshChange(candidates=tuple(fleet), gone=()), 0.0)
+    scheduler.apply(MeshChange(candidates=candidates, gone=()), 0.0)
     return scheduler
 
 

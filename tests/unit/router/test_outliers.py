@@ -123,7 +123,8 @@ def test_ejection_has_a_maximum_duration() -> None:
     now = 0.0
     break_down(mesh, A, 5, now)
     for seconds in (10.0, 20.0, 25.0, 25.0):
-        assert mesh.health.wakes_at(now + 1.0) == now + seconds
+        mesh.health.advance(now + 1.0)
+        assert mesh.table.by_key[A.key].health.next_end == now + seconds
         now += seconds
         mesh.health.advance(now)
         break_down(mesh, A, 1, now)
@@ -137,11 +138,15 @@ def test_ejection_time_resets_after_working_as_long_as_it_was_ejected() -> None:
     mesh.health.advance(30.0)
     mesh.health.note_content(A, 30.0)
     break_down(mesh, A, 5, 49.0)
-    assert mesh.health.wakes_at(51.0) == 49.0 + 30.0, "it had not worked for the 20 s of its last ejection"
+    mesh.health.advance(51.0)
+    assert mesh.table.by_key[A.key].health.next_end == 49.0 + 30.0, (
+        "it had not worked for the 20 s of its last ejection"
+    )
     mesh.health.advance(79.0)
     mesh.health.note_content(A, 79.0)
     break_down(mesh, A, 5, 109.0)
-    assert mesh.health.wakes_at(111.0) == 109.0 + 10.0
+    mesh.health.advance(111.0)
+    assert mesh.table.by_key[A.key].health.next_end == 109.0 + 10.0
 
 
 def test_requests_in_flight_do_not_affect_an_ejection() -> None:
@@ -150,7 +155,7 @@ def test_requests_in_flight_do_not_affect_an_ejection() -> None:
     break_down(mesh, A, 7, 2.0)
     mesh.health.note_content(A, 3.0)
     assert goes_to(mesh, 9.9) == {"b"}
-    assert mesh.health.wakes_at(5.0) == 10.0
+    assert mesh.table.by_key[A.key].health.next_end == 10.0
 
 
 def test_last_working_endpoint_is_never_ejected() -> None:

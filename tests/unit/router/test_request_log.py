@@ -58,7 +58,7 @@ def test_ended_requests_add_no_objects_to_the_garbage_collector() -> None:
         log.note_decisions([Placed(key=key, candidate=CANDIDATE, attempt=1, choice=choice)], 0.0)
         log.note_end(ending(key, 1.0, Reason.UNSPECIFIED, receipt_pb2.Receipt(request_id=f"r-{key}")))
     gc.collect()
-    assert log.ended_count == count
+    assert len(log._ended) == count
     assert len(gc.get_objects()) - before < count / 10
     assert kinds(record_of(log, "r-7", 1.0)) == ["placed"]
 
@@ -193,7 +193,7 @@ def test_refusal_before_the_queue_is_recorded() -> None:
     log.note_end(ending(1, 0.0, refusal=WeftError(Reason.RATE_LIMIT_EXCEEDED, "Tenant a exceeded 1 req/min")))
     record = record_of(log)
     assert (record.reason, kinds(record)) == (Reason.RATE_LIMIT_EXCEEDED.value, ["rejected"])
-    assert log.under_way_count == 0
+    assert len(log._under_way) == 0
 
 
 def test_request_of_a_departed_caller_is_cancelled() -> None:
@@ -238,7 +238,7 @@ def test_forgotten_requests_leave_no_state() -> None:
     for key in range(50):
         log.note_arrival(Request.of(key, asked(f"r-{key}", tenant=f"t-{key % 3}"), 0.0), WALL)
         log.note_end(ending(key, 0.0))
-    assert len(log._newest) == len(log._newest_of_tenant) == log.ended_count == 2
+    assert len(log._newest) == len(log._newest_of_tenant) == len(log._ended) == 2
 
 
 def test_later_of_two_requests_with_one_id_is_found_after_the_earlier_is_forgotten() -> None:
@@ -249,7 +249,7 @@ def test_later_of_two_requests_with_one_id_is_found_after_the_earlier_is_forgott
     assert record_of(log).target == "second"
     log.note_arrival(Request.of(3, asked("r-3"), 2.0), WALL)
     log.note_end(ending(3, 2.0))
-    assert log.ended_count == 1, "the first one is forgotten"
+    assert len(log._ended) == 1, "the first one is forgotten"
     assert record_of(log, now=2.0).target == "second"
 
 
@@ -261,7 +261,7 @@ def test_requests_are_forgotten_an_hour_after_their_end_and_not_before() -> None
     assert log.find("r-1", 3_610.0) is not None
     assert log.find("r-1", 3_610.1) is None
     assert log.find("r-2", 10_000.0) is not None, "it still goes on"
-    assert log.ended_count == 0
+    assert len(log._ended) == 0
 
 
 def test_request_log_stays_within_its_bound() -> None:
@@ -273,8 +273,8 @@ def test_request_log_stays_within_its_bound() -> None:
             log.note_decisions([Waits(key=key, position=1, reason=f"reason {turn}")], float(turn))
         if key % 2:
             log.note_end(ending(key, 10.0, Reason.UNSPECIFIED))
-        assert log.under_way_count <= 3
-        assert log.ended_count <= 5
+        assert len(log._under_way) <= 3
+        assert len(log._ended) <= 5
     assert log.find("r-19", 10.0) is None, "beyond what may be under way nothing is noted, and nothing fails"
     details = [one.detail for one in record_of(log, "r-0").decisions]
     assert details == [f"reason {turn} (position 1)" for turn in (6, 7, 8, 9)]
@@ -387,4 +387,4 @@ def test_event_for_an_unknown_key_is_ignored(call: str) -> None:
             log.note_end(ending(9, 0.0, refusal=WeftError(Reason.QUEUE_FULL, "x")))
         case _:
             log.note_end(ending(9, 0.0))
-    assert (log.under_way_count, log.ended_count) == (0, 0)
+    assert (len(log._under_way), len(log._ended)) == (0, 0)

@@ -73,7 +73,7 @@ def test_detached_request_has_no_end_record() -> None:
     log.note_end(ending(1, is_closing=True))
     taken = log.unwritten.take(MANY)
     assert ([each.key for each in taken.begun], taken.ended) == ([1, 2], [])
-    assert log.under_way_count == 1
+    assert len(log._under_way) == 1
 
 
 def test_returned_records_are_taken_again_and_superseded_by_newer_ones() -> None:
