@@ -1,12 +1,12 @@
 """Clients of a router: their profiles, usage, rate limits and cooldowns."""
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
 from router_svc.observer import RequestEnded
-from router_svc.policy.client_usage import MAX_TARGETS_TOLD, ClientPattern, Cooldown
+from router_svc.policy.cooldown import Cooldown
 from router_svc.policy.settings import ClientProfile, RateLimitConfig
 from router_svc.policy.tenant_limits import TenantLimit
 from router_svc.rate_limits import NOTHING_COUNTED, Counted, RateLimits
@@ -60,12 +60,56 @@ class KeptClient:
     """Length of its last cooldown; 0: there was none."""
 
 
+MAX_TARGETS_COUNTED = 32
+"""Targets that are counted per client; a new one replaces the least requested."""
+MAX_TARGETS_TOLD = 8
+INTERVAL_WEIGHT = 0.2
+"""Weight of the newest interval in the usual interval: about ten requests determine it."""
+MAX_COUNTED_DEVICE_SECONDS = 10**6
+"""Most device time of one request that is counted: what runners report is not believed without a bound."""
+MAX_COUNTED_MILLIJOULES = 10**11
+"""Most energy of one request that is counted."""
+
+
 @dataclass(slots=True)
 class _Client:
+    """Times are seconds on the router's monotonic clock."""
+
     tenant: str
-    client_id: str
-    pattern: ClientPattern
+    record: pb.ClientRecord
+    """Its id, counts, usual interval and energy; the rest is filled in when it is shown."""
+    first_seen_at: float
+    last_seen_at: float
     cooldown: Cooldown = field(default_factory=Cooldown)
+    targets: dict[str, int] = field(default_factory=dict)
+    """How often each target was requested."""
+
+    def note_arrival(self, target: str, now: float) -> None:
+        record, targets = self.record, self.targets
+        if record.request_count:
+            interval = max(0.0, now - self.last_seen_at)
+            usual = seconds_of(record.usual_interval) if record.HasField("usual_interval") else interval
+            record.usual_interval.FromNanoseconds(int((usual + INTERVAL_WEIGHT * (interval - usual)) * 1e9))
+        record.request_count += 1
+        record.running_count += 1
+        self.last_seen_at = now
+        if target not in targets and len(targets) >= MAX_TARGETS_COUNTED:
+            del targets[min(targets, key=targets.__getitem__)]
+        targets[target] = targets.get(target, 0) + 1
+
+    def note_end(self, usage: receipt_pb2.DeviceUsage | None, *, refused: bool, tokens: int) -> None:
+        """`usage`: its share in the work of accelerators, if it was measured; `tokens`: what it used."""
+        record = self.record
+        record.running_count -= 1
+        record.refused_count += refused
+        record.token_count += tokens
+        if usage is None or not usage.HasField("device_time"):
+            return
+        took = min(max(0, usage.device_time.ToNanoseconds()), MAX_COUNTED_DEVICE_SECONDS * 10**9)
+        record.measured_count += 1
+        record.device_time.FromNanoseconds(record.device_time.ToNanoseconds() + took)
+        if usage.HasField("energy_millijoules"):
+            record.energy_millijoules += min(max(0, usage.energy_millijoules), MAX_COUNTED_MILLIJOULES)
 
 
 @dataclass(slots=True)
@@ -112,19 +156,22 @@ class ClientRegistry:
         now, wall = self._clock.monotonic(), self._clock.utc_now()
         for each in kept:
             record = each.record
-            cooldown = Cooldown()
+            seen = (record.first_seen_time, record.last_seen_time)
+            first, last = (now - max(0.0, (wall - datetime_of(at)).total_seconds()) for at in seen)
+            client = _Client(each.tenant, record, first, last)
             if record.HasField("cooldown_end_time"):
                 ends_at = now + (datetime_of(record.cooldown_end_time) - wall).total_seconds()
                 # A clock that was set back makes no pause longer.
-                cooldown = Cooldown.restored(min(ends_at, now + each.cooldown_seconds), each.cooldown_seconds)
-            client = _Client(each.tenant, record.client_id, _pattern_of(record, now, wall), cooldown)
+                ends_at = min(ends_at, now + each.cooldown_seconds)
+                client.cooldown = Cooldown(ends_at=ends_at, length_seconds=each.cooldown_seconds)
+            client.targets = {target.target: target.request_count for target in record.targets}
             self._clients[each.tenant, record.client_id] = client
 
     def _kept(self, client: _Client, now: float, wall: datetime) -> KeptClient:
-        record = self._record(client.client_id, [client], now, wall)
+        record = self._record([client], now, wall)
         record.running_count = 0
         del record.targets[:]
-        for target, count in client.pattern.target_counts.items():
+        for target, count in client.targets.items():
             record.targets.add(target=target, request_count=count)
         seconds = client.cooldown.length_seconds
         if seconds:
@@ -167,13 +214,13 @@ class ClientRegistry:
         is_durable = request.priority is Priority.DURABLE
         client = self._client(request, now) if request.client_id and not is_durable else None
         if client is not None:
-            client.pattern.note_arrival(request.model, now)
+            client.note_arrival(request.model, now)
         counts = _is_counted(request)
         try:
             counted = self._counted(request, client, now) if counts else NOTHING_COUNTED
         except WeftError:
             if client is not None:
-                client.pattern.note_end(refused=True, tokens=0)
+                client.note_end(None, refused=True, tokens=0)
             raise
         self._under_way[key] = _UnderWay(client, counted, is_durable=is_durable)
         return counted.status
@@ -201,22 +248,18 @@ class ClientRegistry:
         else:
             self._limits.correct(found.counted, tokens)
         if found.client is not None:
-            found.client.pattern.note_end(refused=refused, tokens=tokens)
-            who = (found.client.tenant, found.client.client_id)
+            found.client.note_end(None if receipt is None else receipt.device_usage, refused=refused, tokens=tokens)
+            who = (found.client.tenant, found.client.record.client_id)
             if who in self._clients:
                 self._changed.add(who)
-            if receipt is not None and receipt.device_usage.HasField("device_time"):
-                usage = receipt.device_usage
-                energy = usage.energy_millijoules if usage.HasField("energy_millijoules") else None
-                found.client.pattern.note_device(usage.device_time.ToNanoseconds() / 1e9, energy)
 
     def records(self) -> list[pb.ClientRecord]:
         """Return the records of all clients by id; the sum for an id that several tenants use."""
         by_id: dict[str, list[_Client]] = {}
         for client in self._clients.values():
-            by_id.setdefault(client.client_id, []).append(client)
+            by_id.setdefault(client.record.client_id, []).append(client)
         now, wall = self._clock.monotonic(), self._clock.utc_now()
-        return [self._record(client_id, by_id[client_id], now, wall) for client_id in sorted(by_id)]
+        return [self._record(by_id[client_id], now, wall) for client_id in sorted(by_id)]
 
     def _counted(self, request: PlacementRequest, client: _Client | None, now: float) -> Counted:
         if client is None:
@@ -251,71 +294,44 @@ class ClientRegistry:
             if len(self._clients) >= self._config.max_clients:
                 forgotten, _ = self._clients.popitem(last=False)
                 self._changed.discard(forgotten)
-            pattern = ClientPattern(first_seen_at=now, last_seen_at=now)
-            client = self._clients[key] = _Client(request.tenant, request.client_id, pattern)
+            record = pb.ClientRecord(client_id=request.client_id)
+            client = self._clients[key] = _Client(request.tenant, record, now, now)
         else:
             self._clients.move_to_end(key)
         self._changed.add(key)
         return client
 
-    def _record(self, client_id: str, clients: list[_Client], now: float, wall: datetime) -> pb.ClientRecord:
-        patterns = [client.pattern for client in clients]
+    def _record(self, clients: list[_Client], now: float, wall: datetime) -> pb.ClientRecord:
+        records = [client.record for client in clients]
+        newest = max(clients, key=lambda client: client.last_seen_at)
+        client_id = newest.record.client_id
         profile = self._profile(client_id)
         record = pb.ClientRecord(
             client_id=client_id,
             has_profile=client_id in self._config.profiles,
-            request_count=sum(pattern.request_count for pattern in patterns),
-            refused_count=sum(pattern.refused_count for pattern in patterns),
-            running_count=sum(pattern.running_count for pattern in patterns),
-            token_count=sum(pattern.token_count for pattern in patterns),
+            request_count=sum(each.request_count for each in records),
+            refused_count=sum(each.refused_count for each in records),
+            running_count=sum(each.running_count for each in records),
+            token_count=sum(each.token_count for each in records),
+            measured_count=sum(each.measured_count for each in records),
             route=profile.route or "",
             default_priority=profile.priority.wire,  # type: ignore[arg-type]  # same numbers
         )
-        _fill_targets(record, patterns)
-        _fill_device_usage(record, patterns)
-        newest = max(patterns, key=lambda pattern: pattern.last_seen_at)
-        if newest.usual_interval_seconds is not None:
-            record.usual_interval.FromNanoseconds(int(newest.usual_interval_seconds * 1e9))
-        first_seen = min(pattern.first_seen_at for pattern in patterns)
+        counts = Counter[str]()
+        for client in clients:
+            counts.update(client.targets)
+        for target, count in sorted(counts.items(), key=lambda item: (-item[1], item[0]))[:MAX_TARGETS_TOLD]:
+            record.targets.add(target=target, request_count=count)
+        if record.measured_count:
+            record.device_time.FromNanoseconds(sum(each.device_time.ToNanoseconds() for each in records))
+        if any(each.HasField("energy_millijoules") for each in records):
+            record.energy_millijoules = sum(each.energy_millijoules for each in records)
+        if newest.record.HasField("usual_interval"):
+            record.usual_interval.CopyFrom(newest.record.usual_interval)
+        first_seen = min(client.first_seen_at for client in clients)
         record.first_seen_time.FromDatetime(wall - timedelta(seconds=now - first_seen))
         record.last_seen_time.FromDatetime(wall - timedelta(seconds=now - newest.last_seen_at))
         pause = max(client.cooldown.seconds_left(now) for client in clients)
         if pause:
             record.cooldown_end_time.FromDatetime(wall + timedelta(seconds=pause))
         return record
-
-
-def _pattern_of(record: pb.ClientRecord, now: float, wall: datetime) -> ClientPattern:
-    """Return the pattern of a client that was kept. None of its requests is under way: they ended with their router."""
-    pattern = ClientPattern(
-        first_seen_at=now - max(0.0, (wall - datetime_of(record.first_seen_time)).total_seconds()),
-        last_seen_at=now - max(0.0, (wall - datetime_of(record.last_seen_time)).total_seconds()),
-        request_count=record.request_count,
-        refused_count=record.refused_count,
-        token_count=record.token_count,
-        measured_count=record.measured_count,
-        device_seconds=record.device_time.ToNanoseconds() / 1e9,
-        energy_millijoules=record.energy_millijoules if record.HasField("energy_millijoules") else None,
-        usual_interval_seconds=seconds_of(record.usual_interval) if record.HasField("usual_interval") else None,
-    )
-    pattern.restore_targets({target.target: target.request_count for target in record.targets})
-    return pattern
-
-
-def _fill_device_usage(record: pb.ClientRecord, patterns: list[ClientPattern]) -> None:
-    record.measured_count = sum(pattern.measured_count for pattern in patterns)
-    if record.measured_count:
-        record.device_time.FromNanoseconds(int(sum(pattern.device_seconds for pattern in patterns) * 1e9))
-    known = [pattern.energy_millijoules for pattern in patterns if pattern.energy_millijoules is not None]
-    if known:
-        record.energy_millijoules = sum(known)
-
-
-def _fill_targets(record: pb.ClientRecord, patterns: list[ClientPattern]) -> None:
-    counts: dict[str, int] = {}
-    for pattern in patterns:
-        for target, count in pattern.targets:
-            counts[target] = counts.get(target, 0) + count
-    most = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
-    for target, count in most[:MAX_TARGETS_TOLD]:
-        record.targets.add(target=target, request_count=count)

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from annotated_types import Ge, Gt, Le, MaxLen
 
-from router_svc.policy.client_usage import CooldownRule
+from router_svc.policy.cooldown import CooldownRule
 from weft.kernel.names import MAX_CLIENT_CHARS, MAX_TENANT_CHARS, is_token
 from weft.kernel.request import JournalWord, Priority
 from weft.kernel.settings import PUBLIC, Checked, ModelName, Name, Rates, Read, Seconds

@@ -6,16 +6,15 @@ from typing import Any
 import pytest
 from kit.request_endings import ending
 
-from router_svc.client_registry import ClientRegistry, ClientsConfig
-from router_svc.policy.client_usage import (
+from router_svc.client_registry import (
     MAX_COUNTED_DEVICE_SECONDS,
     MAX_COUNTED_MILLIJOULES,
     MAX_TARGETS_COUNTED,
     MAX_TARGETS_TOLD,
-    ClientPattern,
-    Cooldown,
-    CooldownRule,
+    ClientRegistry,
+    ClientsConfig,
 )
+from router_svc.policy.cooldown import Cooldown, CooldownRule
 from router_svc.policy.settings import ClientProfile, RateLimitConfig
 from weft.api.common.v1 import receipt_pb2
 from weft.api.router.v1 import request_pb2 as pb
@@ -271,12 +270,15 @@ async def test_most_recently_seen_client_is_evicted_last() -> None:
 
 
 def test_client_targets_are_bounded() -> None:
-    pattern = ClientPattern(first_seen_at=0.0, last_seen_at=0.0)
+    clients = registry(FakeClock())
     for turn in range(1_000):
-        pattern.note_arrival("often", 0.0)
-        pattern.note_arrival(f"once-{turn}", 0.0)
-    assert len(pattern.targets) == MAX_TARGETS_TOLD
-    assert pattern.targets[0] == ("often", 1_000)
+        clients.admit(2 * turn, asked(client_id="app", model="often"))
+        clients.admit(2 * turn + 1, asked(client_id="app", model=f"once-{turn}"))
+    targets = record_of(clients, "app").targets
+    assert len(targets) == MAX_TARGETS_TOLD
+    assert (targets[0].target, targets[0].request_count) == ("often", 1_000)
+    [kept] = clients.take_changed()
+    assert len(kept.record.targets) == MAX_TARGETS_COUNTED
     assert MAX_TARGETS_TOLD < MAX_TARGETS_COUNTED
 
 
