@@ -1,12 +1,11 @@
 """Refusals of requests: messages and figures."""
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from router_svc.policy.decisions import Rejects
 from router_svc.policy.endpoints.candidates import Candidate, HostMemory
 from router_svc.policy.endpoints.capability import GateSummary
-from router_svc.policy.limits import SchedulerLimits
 from router_svc.policy.request import Request
 from weft.kernel import unknown_names
 from weft.kernel.failures import FailureKind, classify
@@ -36,63 +35,22 @@ def no_candidate_can(request: Request, summary: GateSummary) -> Rejects:
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class QueueFigures:
-    """Figures of a queue that its refusals name."""
-
-    waiting: int
-    """Waiting requests of callers."""
-    depth: int
-    """Maximum number of waiting requests."""
-    average_wait_seconds: float | None
-    """None: no request was placed lately."""
-    retry_after_seconds: float
-
-    def refuse(self, request: Request, reason: Reason, message: str) -> Rejects:
-        """Return a refusal with these figures."""
-        metadata = {"queueDepth": str(self.waiting), "maxDepth": str(self.depth)}
-        if self.average_wait_seconds is not None:
-            metadata["avgWaitMs"] = str(round(self.average_wait_seconds * 1000))
-        return Rejects(
-            key=request.key,
-            reason=reason,
-            message=message,
-            retry_after_seconds=self.retry_after_seconds,
-            metadata=metadata,
-        )
-
-
-def queue_full(request: Request, figures: QueueFigures) -> Rejects:
-    """Return the refusal for a full queue."""
-    message = f"the queue for {request.spec.model} is full ({figures.waiting} requests wait)"
-    return figures.refuse(request, Reason.QUEUE_FULL, message)
-
-
-def too_slow(request: Request, expected_seconds: float, figures: QueueFigures) -> Rejects:
-    """Return the refusal for a queue with free places whose expected wait exceeds the queue timeout."""
-    message = f"the queue for {request.spec.model} is too long: its turn would come in about {expected_seconds:.0f} s"
-    return figures.refuse(request, Reason.QUEUE_FULL, message)
-
-
-def was_evicted(request: Request, figures: QueueFigures) -> Rejects:
-    """Return the refusal of a waiting request that was evicted for one of a higher class or of a less served tenant."""
-    message = (
-        f"the queue for {request.spec.model} is full; this request was evicted for one of a higher priority class, or "
-        "of a tenant that was served less"
-    )
-    return figures.refuse(request, Reason.QUEUE_FULL, message)
-
-
-def too_many_durable(request: Request, waiting: int, limits: SchedulerLimits) -> Rejects:
-    """Return the refusal for too many waiting durable requests over all queues."""
-    message = f"{waiting} durable requests wait, which is the limit"
-    figures = QueueFigures(
-        waiting=waiting,
-        depth=limits.max_durable_waiting,
-        average_wait_seconds=None,
-        retry_after_seconds=FULL_RETRY_SECONDS,
-    )
-    return figures.refuse(request, Reason.QUEUE_FULL, message)
+def of_queue(
+    request: Request,
+    message: str,
+    *,
+    waiting: int,
+    depth: int,
+    average_wait_seconds: float | None = None,
+    retry_seconds: float = FULL_RETRY_SECONDS,
+    reason: Reason = Reason.QUEUE_FULL,
+) -> Rejects:
+    """Return a refusal with the figures of a queue: its waiting requests of callers, and how many may wait."""
+    metadata = {"queueDepth": str(waiting), "maxDepth": str(depth)}
+    if average_wait_seconds is not None:
+        metadata["avgWaitMs"] = str(round(average_wait_seconds * 1000))
+    seconds = retry_after(retry_seconds)
+    return Rejects(key=request.key, reason=reason, message=message, retry_after_seconds=seconds, metadata=metadata)
 
 
 def deadline_passed(request: Request) -> Rejects:
@@ -115,12 +73,6 @@ def deadline_unreachable(request: Request, parts: tuple[tuple[str, float], ...],
         retry_after_seconds=retry_after(total - left_seconds),
         metadata={"estimate_seconds": f"{total:.1f}"},
     )
-
-
-def waited_too_long(request: Request, waited_seconds: float, figures: QueueFigures) -> Rejects:
-    """Return the refusal of a request that waited for the queue timeout."""
-    message = f"no slot for {request.spec.model} came free in {round(waited_seconds, 1):g} s"
-    return figures.refuse(request, Reason.QUEUE_TIMEOUT, message)
 
 
 def not_loaded(refusal: Rejects, request: Request, waited_seconds: float, awaited: str) -> Rejects:

@@ -290,7 +290,9 @@ class Scheduler:
             return [self._reconciler.no_candidate(request)]
         if request.kind.durable and self._queues.durable_waiting >= self._limits.max_durable_waiting:
             self._requests.leave(request)
-            return [refusals.too_many_durable(request, self._queues.durable_waiting, self._limits)]
+            waiting, most = self._queues.durable_waiting, self._limits.max_durable_waiting
+            message = f"{waiting} durable requests wait, which is the limit"
+            return [refusals.of_queue(request, message, waiting=waiting, depth=most)]
         # Only with a deadline does it matter whether a postponed load ends in time.
         request_class = None if request.deadline_at is None else queue.classes.get(request.kind)
         gate = None if request_class is None else self._loads.gate_of(request_class)

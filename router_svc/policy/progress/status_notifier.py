@@ -21,11 +21,6 @@ MAX_UNWELL_NAMED = 3
 """Unhealthy replicas that a message names."""
 
 
-def slots_are_busy(target: str, slots: int) -> str:
-    """Return the message for candidates that are ready and full."""
-    return f"the slot of {target} is busy" if slots == 1 else f"all {slots} slots of {target} are busy"
-
-
 def none_is_free(target: str, busy: int, unhealthy: Sequence[tuple[str, str]]) -> str:
     """Return the message for candidates with free slots that take no request.
 
@@ -36,26 +31,6 @@ def none_is_free(target: str, busy: int, unhealthy: Sequence[tuple[str, str]]) -
         named.append(f"and {len(unhealthy) - MAX_UNWELL_NAMED} more")
     full = [f"{busy} of {busy + len(unhealthy)} replicas have no free slot"] if busy else []
     return f"{target} takes no request now: {', '.join([*full, *named])}"
-
-
-def tenant_is_full(tenant: str, running: int, most: int) -> str:
-    """Return the message for a tenant at its concurrency cap."""
-    return f"tenant {tenant} has {running} of {most} requests running"
-
-
-def pool_is_full(pool: str, most: int) -> str:
-    """Return the message for a pool at its concurrency cap."""
-    return f"pool {pool} has {most} of {most} requests running"
-
-
-def being_evicted(model: str) -> str:
-    """Return the message for a model that is evicted for another one."""
-    return f"{model} is evicted for another model for a turn"
-
-
-def nothing_is_loaded(target: str) -> str:
-    """Return the message for a target without a loaded model about which nothing is decided yet."""
-    return f"no model of {target} is loaded"
 
 
 def waits_for_load(request: Request, loading: Sequence[Candidate]) -> Loads:
@@ -122,10 +97,6 @@ class StatusSchedule:
         return due
 
 
-_Why = tuple[WaitKind, str]
-"""What a request waits for, and in words."""
-
-
 class StatusNotifier:
     """Composes the status of waiting requests."""
 
@@ -140,9 +111,10 @@ class StatusNotifier:
 
     def status(self, request: Request, queue: Queue, capacity: Capacity, now: float) -> Waits | Loads:
         """Return what the request waits for now."""
-        tenant_most = self._caps.most(request.spec.tenant)
-        if tenant_most and self._caps.running(request.spec.tenant) >= tenant_most:
-            reason = tenant_is_full(request.spec.tenant, self._caps.running(request.spec.tenant), tenant_most)
+        tenant = request.spec.tenant
+        most, running = self._caps.most(tenant), self._caps.running(tenant)
+        if 0 < most <= running:
+            reason = f"tenant {tenant} has {running} of {most} requests running"
             return self._waits(request, queue, queue.position_of(request), (WaitKind.TENANT, reason), None, now)
         if capacity.ready is not None:
             return self._slot_status(request, queue, capacity, now)
@@ -157,7 +129,7 @@ class StatusNotifier:
         if loading:
             return waits_for_load(request, loading)
         gate = self._loads.gate_of(request_class) if request_class is not None else None
-        reason = nothing_is_loaded(request.spec.model) if gate is None else gate.reason
+        reason = f"no model of {request.spec.model} is loaded" if gate is None else gate.reason
         eta = None if gate is None else gate.eta_seconds
         return self._waits(request, queue, queue.position_of(request), (WaitKind.MEMORY, reason), eta, now)
 
@@ -168,15 +140,17 @@ class StatusNotifier:
         eta = self._estimator.shown_slot_wait(request, queue, capacity, position, now)
         most = self._settings.pool(ready.pool).max_in_flight
         if most and self._index.in_flight_of_queue(ready.pool) >= most:
-            kind, reason = WaitKind.POOL, pool_is_full(ready.pool, most)
+            kind, reason = WaitKind.POOL, f"pool {ready.pool} has {most} of {most} requests running"
         elif capacity.taker_count == 1 and self._loads.is_held(ready):
-            kind, reason, eta = WaitKind.EVICTION, being_evicted(ready.model), None
+            kind, reason, eta = WaitKind.EVICTION, f"{ready.model} is evicted for another model for a turn", None
         elif unhealthy := self._estimator.unhealthy(queue, request, now):
             busy = max(0, capacity.taker_count - len(unhealthy))
             kind, reason = WaitKind.UNHEALTHY, none_is_free(request.spec.model, busy, unhealthy)
             eta = eta if busy else None
         else:
-            kind, reason = WaitKind.SLOT, slots_are_busy(request.spec.model, capacity.slots)
+            target, slots = request.spec.model, capacity.slots
+            words = f"the slot of {target} is busy" if slots == 1 else f"all {slots} slots of {target} are busy"
+            kind, reason = WaitKind.SLOT, words
         return self._waits(request, queue, position, (kind, reason), eta, now)
 
     def _waits(

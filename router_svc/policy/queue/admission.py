@@ -2,13 +2,13 @@
 
 from collections.abc import Callable
 
-from router_svc.policy import refusals
 from router_svc.policy.decisions import Rejects
 from router_svc.policy.endpoints.capacity import Capacity
 from router_svc.policy.limits import SchedulerLimits
 from router_svc.policy.queue.queue import Queue
-from router_svc.policy.refusals import FULL_RETRY_SECONDS
+from router_svc.policy.refusals import FULL_RETRY_SECONDS, of_queue
 from router_svc.policy.request import Request
+from weft.kernel.reasons import Reason
 from weft.kernel.request import CALLER_BANDS, Priority
 from weft.kernel.value import value_class
 
@@ -54,40 +54,51 @@ class Admission:
 
         The cost does not depend on the number of waiting requests, unless one of them is evicted.
         """
-        if request.kind.durable or queue.callers_waiting < self.depth(capacity):
+        depth = self._limits.queue_depth_per_runner * capacity.count
+        if request.kind.durable or queue.callers_waiting < depth:
             return _A_PLACE
-        victim = self._victim(request, queue, self.depth(capacity))
+        victim = self._victim(request, queue, depth)
         if victim is None:
-            return self.full(request, queue, capacity, now)
+            message = f"the queue for {request.spec.model} is full ({queue.callers_waiting} requests wait)"
+            return self._refuse(request, queue, capacity, message, now)
         return Admitted(instead_of=victim)
-
-    def depth(self, capacity: Capacity) -> int:
-        """Return the maximum number of waiting requests."""
-        return self._limits.queue_depth_per_runner * capacity.count
-
-    def full(self, request: Request, queue: Queue, capacity: Capacity, now: float) -> Rejects:
-        """Return the refusal of a request that finds no place."""
-        return refusals.queue_full(request, self._figures(request, queue, capacity, now))
 
     def was_evicted(self, request: Request, queue: Queue, capacity: Capacity, now: float) -> Rejects:
         """Return the refusal of a request that was evicted for another one."""
-        return refusals.was_evicted(request, self._figures(request, queue, capacity, now))
+        message = (
+            f"the queue for {request.spec.model} is full; this request was evicted for one of a higher priority class, "
+            "or of a tenant that was served less"
+        )
+        return self._refuse(request, queue, capacity, message, now)
 
     def timed_out(self, request: Request, queue: Queue, capacity: Capacity, waited: float, now: float) -> Rejects:
         """Return the refusal of a request that waited for the queue timeout."""
-        return refusals.waited_too_long(request, waited, self._figures(request, queue, capacity, now))
+        message = f"no slot for {request.spec.model} came free in {round(waited, 1):g} s"
+        return self._refuse(request, queue, capacity, message, now, Reason.QUEUE_TIMEOUT)
 
-    def retry_after(self, request: Request, queue: Queue, now: float) -> float:
-        """Return when its tenant's next grant is expected in seconds; a fixed time where that is unknown."""
-        rate = self._own_rate(request, queue, now)
-        return refusals.retry_after(FULL_RETRY_SECONDS if rate is None else 1.0 / rate)
+    def _refuse(
+        self,
+        request: Request,
+        queue: Queue,
+        capacity: Capacity,
+        message: str,
+        now: float,
+        reason: Reason = Reason.QUEUE_FULL,
+    ) -> Rejects:
+        """Return a refusal with the figures of the queue, until its tenant's next grant is expected.
 
-    def _figures(self, request: Request, queue: Queue, capacity: Capacity, now: float) -> refusals.QueueFigures:
-        return refusals.QueueFigures(
+        That is while all other waiting tenants take theirs.
+        """
+        rate = queue.grant_rate.grants_per_second(now)
+        seconds = FULL_RETRY_SECONDS if rate is None else 1.0 / (rate * queue.share_of(request.spec.tenant))
+        return of_queue(
+            request,
+            message,
             waiting=queue.callers_waiting,
-            depth=self.depth(capacity),
+            depth=self._limits.queue_depth_per_runner * capacity.count,
             average_wait_seconds=queue.grant_rate.average_wait_seconds,
-            retry_after_seconds=self.retry_after(request, queue, now),
+            retry_seconds=seconds,
+            reason=reason,
         )
 
     def _too_slow(self, request: Request, queue: Queue, capacity: Capacity, now: float) -> Rejects | None:
@@ -97,7 +108,8 @@ class Admission:
         expected = max(self._behind_all(request, queue, capacity, now), self._behind_own(request, queue, now))
         if expected <= OVERLOAD_FILL * self._limits.queue_timeout_seconds:
             return None
-        return refusals.too_slow(request, expected, self._figures(request, queue, capacity, now))
+        words = f"the queue for {request.spec.model} is too long: its turn would come in about {expected:.0f} s"
+        return self._refuse(request, queue, capacity, words, now)
 
     def _behind_all(self, request: Request, queue: Queue, capacity: Capacity, now: float) -> float:
         """Return the expected wait behind all requests that go first, in seconds; 0: unknown.
@@ -120,11 +132,6 @@ class Admission:
             return 0.0
         rate = grant_rate.grants_per_second(now)
         return 0.0 if rate is None else (queue.waiting_of(tenant, priority) + 1) / rate
-
-    def _own_rate(self, request: Request, queue: Queue, now: float) -> float | None:
-        """Return the grants per second of its tenant while all other waiting tenants take theirs; None: unknown."""
-        rate = queue.grant_rate.grants_per_second(now)
-        return None if rate is None else rate * queue.share_of(request.spec.tenant)
 
     def _victim(self, request: Request, queue: Queue, depth: int) -> int | None:
         """Return which request is evicted from a full queue; None: none.
