@@ -52,6 +52,7 @@ from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.log import get_logger
 from weft.kernel.names import new_id
 from weft.kernel.placement_request import PlacementRequest
+from weft.kernel.pool_queue import PoolQueue
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation
 from weft.kernel.telemetry import trace_id_of
@@ -310,18 +311,9 @@ class SchedulingLoop:
         """Return a tenant's account of fair share, in tokens by its weight; None: it has none."""
         return self._scheduler.fair_share(tenant)
 
-    def queues(self) -> list[placement.PoolQueue]:
+    def queues(self) -> list[PoolQueue]:
         """Return the queue lengths of all pools and routes, in order of their names."""
-        return [
-            placement.PoolQueue(
-                pool=length.pool,
-                waiting=length.waiting,
-                max_waiting=length.max_waiting,
-                running=length.running,
-                average_wait_seconds=length.average_wait_seconds,
-            )
-            for length in self._scheduler.queues()
-        ]
+        return self._scheduler.queues()
 
     def update_view(self, view: FleetView) -> None:
         """Apply a new view of the registry."""

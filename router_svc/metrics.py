@@ -20,10 +20,10 @@ from router_svc.observer import RequestEnded, RouterState, SchedulingObserver
 from router_svc.policy.decisions import Placed, Rejects, RequestDecision, WaitKind
 from weft.api.common.v1 import receipt_pb2
 from weft.dispatch.fleet import FleetView
-from weft.dispatch.placement import PoolQueue
 from weft.dispatch.request_spans import OPERATION_NAMES, PROVIDER
 from weft.kernel.metrics import MetricsPage, exemplar_of
 from weft.kernel.placement_request import PlacementRequest
+from weft.kernel.pool_queue import PoolQueue
 from weft.kernel.reasons import Reason
 from weft.kernel.tracing import TraceContext, error_type
 

@@ -22,7 +22,6 @@ from weft.dispatch.placement import (
     LoadingModel,
     OnCancelled,
     Placement,
-    PoolQueue,
     RouterPort,
     WaitingInQueue,
     canceller_of,
@@ -41,6 +40,7 @@ from weft.kernel.names import (
     require_token,
 )
 from weft.kernel.placement_request import PlacementRequest, PrefixHolder
+from weft.kernel.pool_queue import PoolQueue
 from weft.kernel.reasons import Reason, reason_of
 from weft.kernel.request import CALLER_BANDS, PREFIX_ENDS, Operation, Priority, Skill
 from weft.kernel.rpc import answering

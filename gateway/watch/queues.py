@@ -7,8 +7,9 @@ from typing_extensions import override
 
 from gateway.watch.source import Change, WatchCaller, WatchSource, delete, put_message, synced
 from weft.api.gateway.v1 import admin_model_pb2
-from weft.dispatch.placement import PoolQueue, QueueSource
+from weft.dispatch.placement import QueueSource
 from weft.kernel.clock import Clock
+from weft.kernel.pool_queue import PoolQueue
 from weft.kernel.principal import Access, Resource, Role
 
 

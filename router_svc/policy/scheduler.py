@@ -28,12 +28,13 @@ from router_svc.policy.progress.wait_estimator import RunningRequests, WaitEstim
 from router_svc.policy.queue.admission import Admitted
 from router_svc.policy.queue.fair_share import MIN_COST, FairShare
 from router_svc.policy.queue.queue import Queue, QueueEntry
-from router_svc.policy.queue.queues import QueueLength, Queues, queue_lengths
+from router_svc.policy.queue.queues import Queues, queue_lengths
 from router_svc.policy.reconciler import Reconciler
 from router_svc.policy.request import MEDIA_UNITS, UNITS, Request, WorkUnit
 from router_svc.policy.request_table import RequestTable
 from router_svc.policy.settings import Settings, TenantSettings
 from weft.kernel.failures import FailureKind, classify, may_be_the_requests, may_follow_prompt
+from weft.kernel.pool_queue import PoolQueue
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation, Priority
 
@@ -109,7 +110,7 @@ class Scheduler:
         """The accounts of fair share, for what keeps them over a restart."""
         return self._queues.shares
 
-    def queues(self) -> list[QueueLength]:
+    def queues(self) -> list[PoolQueue]:
         """Return the lengths of the queues of all pools and routes, in order of their names."""
         return queue_lengths(self._index, self._queues, self._limits)
 

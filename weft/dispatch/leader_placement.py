@@ -10,11 +10,12 @@ from typing_extensions import override
 
 from weft.api.common.v1 import receipt_pb2
 from weft.dispatch.fleet import FleetSource
-from weft.dispatch.placement import Decision, OnCancelled, Placement, PoolQueue, RouterPort
+from weft.dispatch.placement import Decision, OnCancelled, Placement, RouterPort
 from weft.dispatch.router_links import RouterLink, RouterLinks
 from weft.kernel.clock import within
 from weft.kernel.errors import WeftError
 from weft.kernel.placement_request import PlacementRequest
+from weft.kernel.pool_queue import PoolQueue
 from weft.kernel.reasons import Reason
 
 LEADER_WAIT_SECONDS = 1.0

@@ -5,7 +5,6 @@ Implementations: the router's own (`router_svc.placement.LocalPlacement`) and th
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from types import TracebackType
 from typing import Protocol, Self
 
@@ -13,6 +12,7 @@ from weft.api.common.v1 import event_pb2, receipt_pb2
 from weft.api.common.v1.rate_limit_pb2 import RateLimitStatus
 from weft.kernel.errors import WeftError
 from weft.kernel.placement_request import PlacementRequest
+from weft.kernel.pool_queue import PoolQueue
 from weft.kernel.principal import actor_words
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Priority
@@ -167,21 +167,6 @@ class Placement(Protocol):
         `content_of`: the attempt whose first content must be reported before; None: none.
         """
         return False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PoolQueue:
-    """The load of a pool or a route."""
-
-    pool: str
-    """The pool's name, or `route/` and the route's name."""
-    waiting: int
-    max_waiting: int
-    """Maximum number of waiting requests."""
-    running: int
-    """Requests running on its models under any name."""
-    average_wait_seconds: float | None = None
-    """Average over recently placed requests; None: there were none."""
 
 
 class PlacementPort(Protocol):

@@ -30,7 +30,6 @@ from weft.dispatch.placement import (
     LoadingModel,
     OnCancelled,
     Placement,
-    PoolQueue,
     RouterPort,
     WaitingInQueue,
     request_cancelled,
@@ -40,6 +39,7 @@ from weft.kernel.errors import WeftError
 from weft.kernel.interrupt import task_is_cancelled
 from weft.kernel.log import get_logger
 from weft.kernel.placement_request import PlacementRequest
+from weft.kernel.pool_queue import PoolQueue
 from weft.kernel.principal import VIEW_RUNNERS, Principal
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Priority

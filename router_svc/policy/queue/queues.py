@@ -1,7 +1,6 @@
 """All queues, the requests that wait in them, and the concurrency caps of tenants."""
 
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
 
 from router_svc.policy.endpoints.candidate_index import CandidateIndex
 from router_svc.policy.limits import SchedulerLimits
@@ -10,6 +9,7 @@ from router_svc.policy.queue.queue import Queue
 from router_svc.policy.queue.request_class import RequestClass
 from router_svc.policy.request import Request
 from router_svc.policy.settings import Settings, TenantSettings
+from weft.kernel.pool_queue import PoolQueue
 
 MAX_REMEMBERED_TENANTS = 10_000
 """Tenants without any request whose accounts are kept; the one that left first is dropped first."""
@@ -182,32 +182,21 @@ def _reactivate(request_class: RequestClass, tenant: str) -> None:
         fair_queue.reactivate(tenant)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class QueueLength:
-    """Length of one queue at one moment."""
+def queue_lengths(index: CandidateIndex, queues: Queues, limits: SchedulerLimits) -> list[PoolQueue]:
+    """Return the length of every pool with a member and of every route, in order of their names.
 
-    pool: str
-    """Name of the pool, or ROUTE_PREFIX and the name of a route."""
-    waiting: int
-    """Waiting requests of callers; durable ones occupy none of their places."""
-    max_waiting: int
-    running: int
-    """Requests in flight on its models that this router granted."""
-    average_wait_seconds: float | None = None
-    """Average wait of recently placed requests; None: there were none."""
-
-
-def queue_lengths(index: CandidateIndex, queues: Queues, limits: SchedulerLimits) -> list[QueueLength]:
-    """Return the length of every pool with a member and of every route, in order of their names."""
-    return [_length(name, index, queues, limits) for name in sorted(index.table.queues())]
-
-
-def _length(name: str, index: CandidateIndex, queues: Queues, limits: SchedulerLimits) -> QueueLength:
-    queue = queues.get(name)
-    return QueueLength(
-        pool=name,
-        waiting=queue.callers_waiting if queue is not None else 0,
-        max_waiting=limits.queue_depth_per_runner * len(index.table.members(name)),
-        running=index.in_flight_of_queue(name),
-        average_wait_seconds=queue.grant_rate.average_wait_seconds if queue is not None else None,
-    )
+    Durable requests occupy no place of callers and are not counted as waiting.
+    """
+    lengths: list[PoolQueue] = []
+    for name in sorted(index.table.queues()):
+        queue = queues.get(name)
+        lengths.append(
+            PoolQueue(
+                pool=name,
+                waiting=queue.callers_waiting if queue is not None else 0,
+                max_waiting=limits.queue_depth_per_runner * len(index.table.members(name)),
+                running=index.in_flight_of_queue(name),
+                average_wait_seconds=queue.grant_rate.average_wait_seconds if queue is not None else None,
+            )
+        )
+    return lengths

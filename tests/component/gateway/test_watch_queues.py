@@ -8,9 +8,9 @@ from watch_script import QUICK, brief, watching
 
 from gateway.watch.queues import QueuesByName
 from gateway.watch.source import WatchCaller
-from weft.dispatch.placement import PoolQueue
 from weft.kernel.clock import SystemClock
 from weft.kernel.errors import WeftError
+from weft.kernel.pool_queue import PoolQueue
 from weft.kernel.principal import LOCAL
 from weft.kernel.reasons import Reason
 from weft_testing.fake_clock import FakeClock

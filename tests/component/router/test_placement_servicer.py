@@ -11,10 +11,10 @@ from weft.api.common.v1 import priority_pb2
 from weft.api.registry.v1 import model_pb2
 from weft.api.router.v1 import placement_service_pb2 as pb
 from weft.api.router.v1 import placement_service_pb2_grpc
-from weft.dispatch.placement import PoolQueue
 from weft.kernel.abilities import ThinkingMode
 from weft.kernel.errors import WeftError
 from weft.kernel.placement_request import PlacementRequest
+from weft.kernel.pool_queue import PoolQueue
 from weft.kernel.reasons import Reason
 from weft.kernel.rpc import error_from_call, new_server, open_channel
 

@@ -12,11 +12,11 @@ from router_svc.policy.decisions import Rejects, Waits
 from router_svc.policy.endpoints.candidates import HostMemory, MemoryHolder
 from weft.api.common.v1 import receipt_pb2
 from weft.dispatch.fleet import FleetView, ModelView
-from weft.dispatch.placement import PoolQueue
 from weft.kernel.errors import WeftError
 from weft.kernel.metric_limits import MetricLimits
 from weft.kernel.metrics import MetricsPage
 from weft.kernel.placement_request import PlacementRequest
+from weft.kernel.pool_queue import PoolQueue
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation
 from weft.kernel.tracing import NO_TRACING
