@@ -6,7 +6,7 @@ from binascii import Error as Base64Error
 from collections.abc import Sequence
 from typing import Any
 
-from router_svc.durable.tasks.task_records import LOST_LEASE, Claim, Lane, NewChunk, NewTask, PendingTask
+from router_svc.durable.tasks.task_records import LOST_LEASE, Claim, Lane, NewTask
 from weft.api.common.v1 import error_reason_pb2, receipt_pb2
 from weft.api.router.v1 import task_pb2
 from weft.api.router.v1 import task_service_pb2 as pb
@@ -114,36 +114,6 @@ def task_of(row: Row) -> task_pb2.Task:
     )
 
 
-def attempt_values(claim: Claim, now: float) -> dict[str, object]:
-    """Returns the columns of an attempt that begins."""
-    return {
-        "task_id": claim.task_id,
-        "attempt": claim.attempt,
-        "owner": claim.owner,
-        "claimed_at": now,
-        "ended_at": None,
-        "reason": Reason.UNSPECIFIED.value,
-        "message": "",
-        "receipt": b"",
-    }
-
-
-def piece_values(claim: Claim, chunk: NewChunk) -> dict[str, object]:
-    """Returns the columns of a new piece of an answer."""
-    return {
-        "task_id": claim.task_id,
-        "attempt": claim.attempt,
-        "first_index": chunk.first_index,
-        "event_count": chunk.event_count,
-        "output": chunk.output,
-    }
-
-
-def kept_text(text: str) -> str:
-    """Returns an error text as it is stored: cut, without characters that a database refuses."""
-    return text[:MAX_ERROR_CHARS].replace("\x00", "").encode("utf-8", "replace").decode()
-
-
 def lane_of(row: Row) -> Lane:
     """Returns the lane of a row."""
     return Lane(row.model, row.tenant, Priority(row.band))
@@ -173,20 +143,6 @@ def piece_of(row: Any, attempt: int, after_index: int) -> task_pb2.TaskPiece | N
     return piece
 
 
-def pending_of(row: Row, lane: Lane, spec: bytes) -> PendingTask:
-    """Returns the pending task of a row."""
-    return PendingTask(
-        id=row.id,
-        lane=lane,
-        spec=spec,
-        caller=row.caller,
-        attempt=row.attempt,
-        failures=row.failures,
-        max_attempts=row.max_attempts,
-        batch=row.batch_id,
-    )
-
-
 def why_never(row: Any) -> task_pb2.TaskError:
     """Returns why an expired pending task failed."""
     begun = "begun again" if row.attempt else "begun"
@@ -194,12 +150,6 @@ def why_never(row: Any) -> task_pb2.TaskError:
         return task_error(Reason.DEADLINE_EXCEEDED, f"its window ended before it was {begun}")
     waited = f"it waited {row.pending_limit_seconds:g} s and was not {begun}: no runner had a slot for it"
     return task_error(Reason.QUEUE_TIMEOUT, waited)
-
-
-def state_of_lost(row: Row) -> "task_pb2.TaskState.ValueType":
-    """Returns the state of a task whose lease expired: PENDING again, or FAILED if it was the last attempt."""
-    is_last = row.failures + 1 >= row.max_attempts
-    return task_pb2.TASK_STATE_FAILED if is_last else task_pb2.TASK_STATE_PENDING
 
 
 def given_up(row: Row) -> task_pb2.TaskError:
@@ -230,14 +180,10 @@ def claim_parameters(claim: Claim) -> dict[str, object]:
     return {"id": claim.task_id, "owner": claim.owner, "attempt": claim.attempt}
 
 
-def attempt_parameters(claim: Claim) -> dict[str, object]:
-    """Returns the parameters of the attempt of a claim."""
-    return {"id": claim.task_id, "attempt": claim.attempt}
-
-
 def failure_parameters(failure: task_pb2.TaskError) -> dict[str, object]:
-    """Returns the parameters of an error."""
-    return {"reason": failure.reason, "message": kept_text(failure.message)}
+    """Returns the parameters of an error: its text is cut, without characters that a database refuses."""
+    message = failure.message[:MAX_ERROR_CHARS].replace("\x00", "").encode("utf-8", "replace").decode()
+    return {"reason": failure.reason, "message": message}
 
 
 def end_parameters(row: Any, failure: task_pb2.TaskError, now: float) -> dict[str, object]:

@@ -8,6 +8,7 @@ Each statement that runs all the time uses an index: `tests/contract/test_task_s
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Any, ClassVar
 
 from router_svc.durable.tasks import sql_rows
@@ -32,7 +33,7 @@ from weft.durable.tasks import DEFAULT_LISTED, MAX_LISTED, task_error
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft.kernel.timestamps import stamp_of
-from weft.sql.connections import Row, Tx
+from weft.sql.connections import Tx
 from weft.sql.moments import BoundedMoment, bring_back, is_any_ahead
 from weft.sql.statements import insert
 
@@ -226,7 +227,19 @@ class SqlTaskStore:
             if not chosen:
                 return ()
             specs = {row.task_id: row.spec for row in tx.rows(SPECS, ids=[row.id for row in chosen])}
-            return [sql_rows.pending_of(row, lane, specs[row.id]) for row in chosen]
+            return [
+                PendingTask(
+                    id=row.id,
+                    lane=lane,
+                    spec=specs[row.id],
+                    caller=row.caller,
+                    attempt=row.attempt,
+                    failures=row.failures,
+                    max_attempts=row.max_attempts,
+                    batch=row.batch_id,
+                )
+                for row in chosen
+            ]
 
         return await self._database.read(read)
 
@@ -326,9 +339,9 @@ class SqlTaskStore:
             # A router that slept since it read the clock begins after the attempt that ended meanwhile.
             ended = tx.value("SELECT max(ended_at) FROM task_attempts WHERE task_id = :id", id=task_id)
             began = now if ended is None else max(now, ended)
-            claim = Claim(task_id, owner, taken.attempt)
-            tx.insert("task_attempts", sql_rows.attempt_values(claim, began))
-            return claim
+            attempt = {"task_id": task_id, "attempt": taken.attempt, "owner": owner, "claimed_at": began}
+            tx.insert("task_attempts", {**attempt, "reason": 0, "message": "", "receipt": b""})
+            return Claim(task_id, owner, taken.attempt)
 
         return await self._database.run(take, vital=True)
 
@@ -358,7 +371,8 @@ class SqlTaskStore:
         size = kept + sum(len(chunk.output) for chunk in chunks)
         longer = f"UPDATE tasks SET last_index = :last, result_size = :size WHERE {self.fence}"
         tx.execute(longer, last=last, size=size, **values)
-        tx.insert("task_pieces", *(sql_rows.piece_values(claim, chunk) for chunk in chunks))
+        of_attempt = {"task_id": claim.task_id, "attempt": claim.attempt}
+        tx.insert("task_pieces", *({**of_attempt, **asdict(chunk)} for chunk in chunks))
         return True
 
     async def end(self, claim: Claim, outcome: TaskOutcome, now: float) -> bool:
@@ -465,11 +479,13 @@ class SqlTaskStore:
             )
             if not rows:
                 return ()
+            again = [row for row in rows if row.failures + 1 < row.max_attempts]
+            failed = [row for row in rows if row.failures + 1 >= row.max_attempts]
             lost = [
                 ExpiredLease(claim=Claim(row.id, row.owner, row.attempt), lane=lane_of(row), state=state)
-                for row, state in zip(rows, map(sql_rows.state_of_lost, rows), strict=True)
+                for some, state in ((again, task_pb2.TASK_STATE_PENDING), (failed, task_pb2.TASK_STATE_FAILED))
+                for row in some
             ]
-            again, failed = _split(rows, lost)
             tx.many(
                 f"UPDATE tasks SET failures = failures + 1, ready_at = {sql_rows.READY_NOW}, {_AGAIN} WHERE seq = :seq",
                 [{"seq": row.seq, "now": now} for row in again],
@@ -572,12 +588,6 @@ def _moments_of(longest_pause_seconds: float) -> Sequence[BoundedMoment]:
     )
 
 
-def _split(rows: Sequence[Row], lost: Sequence[ExpiredLease]) -> tuple[list[Row], list[Row]]:
-    """Returns the rows of tasks that are pending again, and of those that failed."""
-    again = [row for row, each in zip(rows, lost, strict=True) if each.state == task_pb2.TASK_STATE_PENDING]
-    return again, [row for row, each in zip(rows, lost, strict=True) if each.state == task_pb2.TASK_STATE_FAILED]
-
-
 def _as_many_as_fit(rows: Sequence[Any], max_bytes: int) -> Sequence[Any]:
     """Returns the first rows that fit, at least one if there is one."""
     total = 0
@@ -590,7 +600,7 @@ def _as_many_as_fit(rows: Sequence[Any], max_bytes: int) -> Sequence[Any]:
 
 def _cut(tx: Tx, claim: Claim, first: int) -> int:
     """Deletes the chunks from an index on; returns the bytes of the rest."""
-    this = sql_rows.attempt_parameters(claim)
+    this: dict[str, Any] = {"id": claim.task_id, "attempt": claim.attempt}
     tx.execute(f"DELETE FROM task_pieces WHERE {_OF_ATTEMPT} AND first_index >= :first", **this, first=first)
     rest = tx.row(
         f"""SELECT max(first_index + event_count) AS next_index, sum(length(output)) AS size FROM task_pieces
@@ -604,7 +614,7 @@ def _cut(tx: Tx, claim: Claim, first: int) -> int:
 
 
 def _delete_pieces(tx: Tx, claims: Sequence[Claim]) -> None:
-    tx.many(f"DELETE FROM task_pieces WHERE {_OF_ATTEMPT}", map(sql_rows.attempt_parameters, claims))
+    tx.many(f"DELETE FROM task_pieces WHERE {_OF_ATTEMPT}", map(sql_rows.claim_parameters, claims))
 
 
 def _end_attempts(
@@ -614,5 +624,5 @@ def _end_attempts(
     tx.many(
         f"""UPDATE task_attempts SET ended_at = :now, reason = :reason, message = :message, receipt = :receipt
         WHERE {_OF_ATTEMPT} AND ended_at IS NULL""",
-        [{**sql_rows.attempt_parameters(each), **over} for each in claims],
+        [{**sql_rows.claim_parameters(each), **over} for each in claims],
     )
