@@ -5,7 +5,7 @@ The intake validates the items of a new batch as they arrive, and makes a task o
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
@@ -16,7 +16,7 @@ import grpc
 from typing_extensions import override
 
 from router_svc.call_metadata import id_in, tenant_in
-from router_svc.durable.batches.batch_sql import CHANGED_AT_ONCE, BatchStore, Item, ItemTally, batch_of
+from router_svc.durable.batches.batch_sql import CHANGED_AT_ONCE, BatchStore, ItemTally, batch_of
 from router_svc.durable.limits import BatchLimits, TaskLimits
 from router_svc.durable.tasks.spec_validation import checked_task
 from router_svc.durable.tasks.task_events import TaskEventBus, wait_for_event
@@ -396,18 +396,11 @@ class BatchServicer(batch_service_pb2_grpc.BatchServiceServicer):
 
     async def _results(self, batch_id: str) -> AsyncGenerator[batch_pb.ReadBatchResultsResponse]:
         """Yields the results of a batch, without items whose tasks were deleted or purged."""
-        after = -1
-        while page := await self._store.page(batch_id, after, READ_AT_ONCE):
-            for some in _read_groups(page):
-                contents = await self._store.contents(some)
-                for line in some:
-                    content = contents.get(line.task.id)
-                    if content is not None:
-                        origin = task_pb2.TaskSpec.FromString(content.spec).origin
-                        yield batch_pb.ReadBatchResultsResponse(task=line.task, custom_id=line.custom_id, origin=origin)
-                        for output in content.outputs:
-                            yield batch_pb.ReadBatchResultsResponse(output=task_pb2.TaskOutput.FromString(output))
-            after = page[-1].task.line
+        after: int | None = -1
+        while after is not None:
+            some, after = await self._store.results(batch_id, after, READ_AT_ONCE, MAX_READ_BYTES)
+            for each in some:
+                yield each
 
     @override
     async def WatchEndedBatches(
@@ -604,20 +597,6 @@ class BatchServicer(batch_service_pb2_grpc.BatchServiceServicer):
 
     def _now(self) -> float:
         return self._clock.utc_now().timestamp()
-
-
-def _read_groups(lines: Sequence[Item]) -> Iterator[Sequence[Item]]:
-    """Splits items into groups that are read together."""
-    some: list[Item] = []
-    size = 0
-    for line in lines:
-        if some and size + line.size > MAX_READ_BYTES:
-            yield some
-            some, size = [], 0
-        some.append(line)
-        size += line.size
-    if some:
-        yield some
 
 
 def _new(tenant: str, batch: batch_pb.Batch) -> batch_pb.Batch:

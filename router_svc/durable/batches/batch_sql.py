@@ -11,7 +11,7 @@ from typing import Any, Literal
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from router_svc.durable.files import is_kept
-from router_svc.durable.tasks.sql_rows import NO_SEQ, READY_NOW, SPECS, STAGED, insert_rows, task_of
+from router_svc.durable.tasks.sql_rows import NO_SEQ, READY_NOW, SPECS, STAGED, as_many_as_fit, insert_rows, task_of
 from router_svc.durable.tasks.task_records import NewTask
 from router_svc.durable.usage_entries import add_entries, ended_without_receipt
 from router_svc.store.database import RouterDatabase
@@ -67,25 +67,6 @@ class ItemTally:
         """Sets the counts of ended items of a batch."""
         batch.completed_count, batch.failed_count = self.completed, self.failed
         batch.cancelled_count, batch.expired_count = self.cancelled, self.expired
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Item:
-    """An item without its spec and its answer."""
-
-    task: task_pb2.Task
-    custom_id: str
-    size: int
-    """Bytes of its spec and its answer."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ItemContent:
-    """The spec and the answer of an item."""
-
-    spec: bytes
-    outputs: Sequence[bytes]
-    """Chunks of the answer, if completed."""
 
 
 class BatchStore:
@@ -306,27 +287,36 @@ class BatchStore:
 
         return await self._database.run(cancel)
 
-    async def page(self, batch_id: str, after_line: int, limit: int) -> Sequence[Item]:
-        """Returns items after a line number, in order."""
-        found = await self._database.rows(
-            f"""SELECT tasks.*, length(spec) AS spec_size FROM tasks JOIN task_specs ON task_id = id
-            WHERE batch_id = :batch AND line > :after AND state <> {STAGED} ORDER BY line LIMIT :limit""",
-            batch=batch_id,
-            after=after_line,
-            limit=limit,
-        )
-        return [Item(task=task_of(row), custom_id=row.custom_id, size=row.spec_size + row.result_size) for row in found]
+    async def results(
+        self, batch_id: str, after_line: int, limit: int, max_bytes: int
+    ) -> tuple[Sequence[batch_pb.ReadBatchResultsResponse], int | None]:
+        """Returns items after a line number with their answers, in order, and the last line; None: there are none.
 
-    async def contents(self, items: Sequence[Item]) -> Mapping[str, ItemContent]:
-        """Returns specs and answers of items, by task id, without those that were purged meanwhile."""
-        completed = [item.task.id for item in items if item.task.state == task_pb2.TASK_STATE_COMPLETED]
-        outputs: dict[str, list[bytes]] = {task_id: [] for task_id in completed}
+        As many as fit are read, at least one. An item that is purged meanwhile is left out.
+        """
 
-        def read(tx: Tx) -> Mapping[str, ItemContent]:
-            for row in tx.rows(_OUTPUTS, ids=completed):
-                outputs[row.task_id].append(row.output)
-            specs = tx.rows(SPECS, ids=[item.task.id for item in items])
-            return {row.task_id: ItemContent(spec=row.spec, outputs=outputs.get(row.task_id, ())) for row in specs}
+        def read(tx: Tx) -> tuple[Sequence[batch_pb.ReadBatchResultsResponse], int | None]:
+            found = tx.rows(
+                f"""SELECT tasks.*, length(spec) + result_size AS size FROM tasks JOIN task_specs ON task_id = id
+                WHERE batch_id = :batch AND line > :after AND state <> {STAGED} ORDER BY line LIMIT :limit""",
+                batch=batch_id,
+                after=after_line,
+                limit=limit,
+            )
+            items = as_many_as_fit(found, max_bytes)
+            outputs: dict[str, list[bytes]] = {}
+            for row in tx.rows(_OUTPUTS, ids=[row.id for row in items if row.state == task_pb2.TASK_STATE_COMPLETED]):
+                outputs.setdefault(row.task_id, []).append(row.output)
+            specs = {row.task_id: row.spec for row in tx.rows(SPECS, ids=[row.id for row in items])}
+            results: list[batch_pb.ReadBatchResultsResponse] = []
+            for row in items:
+                if row.id not in specs:
+                    continue
+                origin, custom_id = task_pb2.TaskSpec.FromString(specs[row.id]).origin, row.custom_id
+                results.append(batch_pb.ReadBatchResultsResponse(task=task_of(row), custom_id=custom_id, origin=origin))
+                pieces = map(task_pb2.TaskOutput.FromString, outputs.get(row.id, ()))
+                results += (batch_pb.ReadBatchResultsResponse(output=piece) for piece in pieces)
+            return results, items[-1].line if items else None
 
         return await self._database.read(read)
 

@@ -167,6 +167,16 @@ def submission_of(new: NewTask, found: Row) -> pb.SubmitTaskResponse:
     return pb.SubmitTaskResponse(task=task_of(found), existed=True)
 
 
+def as_many_as_fit(rows: Sequence[Any], max_bytes: int) -> Sequence[Any]:
+    """Returns the first rows that fit, at least one if there is one."""
+    total = 0
+    for count, row in enumerate(rows):
+        total += row.size
+        if count and total > max_bytes:
+            return rows[:count]
+    return rows
+
+
 # -- parameters of statements
 
 

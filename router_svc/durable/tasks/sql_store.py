@@ -12,7 +12,7 @@ from dataclasses import asdict
 from typing import Any, ClassVar
 
 from router_svc.durable.tasks import sql_rows
-from router_svc.durable.tasks.sql_rows import NO_SEQ, SPECS, STAGED, lane_of, task_of
+from router_svc.durable.tasks.sql_rows import NO_SEQ, SPECS, STAGED, as_many_as_fit, lane_of, task_of
 from router_svc.durable.tasks.task_records import (
     Claim,
     ExpiredLease,
@@ -181,7 +181,7 @@ class SqlTaskStore:
                 next=after_index + 1,
                 limit=MAX_CHUNKS_READ,
             )
-            chosen = _as_many_as_fit(found, max_bytes)
+            chosen = as_many_as_fit(found, max_bytes)
             if not chosen:
                 return ()
             rows = tx.rows(
@@ -223,7 +223,7 @@ class SqlTaskStore:
                 limit=limit,
                 **sql_rows.lane_parameters(lane),
             )
-            chosen = _as_many_as_fit(found, max_bytes)
+            chosen = as_many_as_fit(found, max_bytes)
             if not chosen:
                 return ()
             specs = {row.task_id: row.spec for row in tx.rows(SPECS, ids=[row.id for row in chosen])}
@@ -586,16 +586,6 @@ def _moments_of(longest_pause_seconds: float) -> Sequence[BoundedMoment]:
         moment("tasks", "seq", "created_at", where=has_window, along=("window_ends_at", "expires_at")),
         moment("tasks", "seq", "ended_at", where="state > 2"),
     )
-
-
-def _as_many_as_fit(rows: Sequence[Any], max_bytes: int) -> Sequence[Any]:
-    """Returns the first rows that fit, at least one if there is one."""
-    total = 0
-    for count, row in enumerate(rows):
-        total += row.size
-        if count and total > max_bytes:
-            return rows[:count]
-    return rows
 
 
 def _cut(tx: Tx, claim: Claim, first: int) -> int:
