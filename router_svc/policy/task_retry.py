@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 
 FIRST_OFFER_PAUSE_SECONDS = 1.0
@@ -12,20 +13,6 @@ MAX_OFFER_PAUSE_SECONDS = 30.0
 
 MAX_FRUITLESS_ATTEMPTS = 100
 """Free attempts of a task that fail without its fault; after that such attempts count like all others."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AttemptHistory:
-    """A task's attempts so far."""
-
-    attempt: int
-    """Number of the attempt that failed now, counted from 1."""
-    failures: int
-    """Number of earlier attempts that count."""
-    max_attempts: int
-    """Maximum number of attempts that count."""
-    was_taken: bool = True
-    """Whether a runner has reported anything in this attempt."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,35 +98,43 @@ _OF_THE_TASK = frozenset(
 
 
 def after_failed_attempt(
-    reason: Reason, message: str, history: AttemptHistory, *, first_pause_seconds: float, max_seconds: float
+    error: WeftError,
+    attempt: int,
+    failures: int,
+    max_attempts: int,
+    *,
+    was_taken: bool,
+    first_pause_seconds: float,
+    max_seconds: float,
 ) -> TryAgain | GivesUp:
-    """Return what follows a failed attempt.
+    """Return what follows a failed attempt; `failures`: how many earlier ones count, of at most `max_attempts`.
+
+    `was_taken`: whether a runner has reported anything in this attempt.
 
     A runner that is full, stopped on purpose, or dead and not yet known to be, costs no attempt: until the mesh has
     noticed, a task may be granted to it repeatedly.
     """
+    reason, message = error.reason, error.message
     if reason in _FINAL:
         return GivesUp(reason, message)
-    is_free = reason in _NOT_ITS_FAULT or (reason in _LOST and not history.was_taken)
-    if is_free and history.attempt <= MAX_FRUITLESS_ATTEMPTS:
-        fruitless = max(1, history.attempt - history.failures)
+    is_free = reason in _NOT_ITS_FAULT or (reason in _LOST and not was_taken)
+    if is_free and attempt <= MAX_FRUITLESS_ATTEMPTS:
+        fruitless = max(1, attempt - failures)
         return TryAgain(doubled(first_pause_seconds, fruitless, max_seconds), counts=False)
-    failures = history.failures + 1
-    if failures >= history.max_attempts:
+    failures += 1
+    if failures >= max_attempts:
         noun = "attempt" if failures == 1 else "attempts"
         return GivesUp(reason, f"after {failures} {noun}: {message}")
     return TryAgain(doubled(first_pause_seconds, failures, max_seconds))
 
 
-def after_refused_offer(
-    reason: Reason, message: str, *, refusals: int, retry_after_seconds: float | None = None
-) -> OfferAgain | GivesUp:
+def after_refused_offer(error: WeftError, refusals: int) -> OfferAgain | GivesUp:
     """Return what follows a refusal before the claim; `refusals`: their number since the last claim, with this one."""
-    if reason in _HOPELESS:
-        return GivesUp(reason, message)
+    if error.reason in _HOPELESS:
+        return GivesUp(error.reason, error.message)
     pause = doubled(FIRST_OFFER_PAUSE_SECONDS, refusals, MAX_OFFER_PAUSE_SECONDS)
-    requested = min(retry_after_seconds or 0.0, MAX_OFFER_PAUSE_SECONDS)
-    return OfferAgain(max(pause, requested), whole_lane=reason not in _OF_THE_TASK)
+    requested = min(error.retry_after_seconds or 0.0, MAX_OFFER_PAUSE_SECONDS)
+    return OfferAgain(max(pause, requested), whole_lane=error.reason not in _OF_THE_TASK)
 
 
 def doubled(first_seconds: float, times: int, most_seconds: float) -> float:

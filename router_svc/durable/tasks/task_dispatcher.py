@@ -5,9 +5,8 @@ turns, so that no lane keeps the others from being offered.
 """
 
 from collections import deque
-from collections.abc import Container, Hashable, Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Generic, TypeVar
 
 from router_svc.durable.limits import TaskLimits
 from router_svc.durable.tasks.task_records import Lane, PendingTask
@@ -17,42 +16,22 @@ from weft.kernel.errors import WeftError
 GIVE_WAY_SHARE = 4
 """When every lane waits for slots, one lane in this many is evicted at each look to make room for others."""
 
-LaneT = TypeVar("LaneT", bound=Hashable)
 
-
-@dataclass(frozen=True, slots=True)
-class LaneTurn(Generic[LaneT]):
-    """A lane that may offer tasks."""
-
-    lane: LaneT
-    ready: int
-    """Tasks that may be offered now."""
-    offered: int
-    """Tasks that are offered already."""
-
-
-def next_turns(lanes: Sequence[LaneTurn[LaneT]], *, after: LaneT | None, per_lane: int, free: int) -> Sequence[LaneT]:
-    """Return the lanes to offer a task of, in order, each as often as it may offer one more.
+def next_turns(left: dict[Lane, int], *, after: Lane | None, free: int) -> list[Lane]:
+    """Return the lanes to offer a task of, in order, each as often as it may offer one more (`left`).
 
     Rounds start with the lane behind `after`, which was last served: with `free` places for all of them, the lane with
     most waiting tasks gets no more than the rest.
     """
-    order = _beginning_behind(lanes, after)
-    left = [min(turn.ready, per_lane - turn.offered) for turn in order]
-    turns: list[LaneT] = []
-    while len(turns) < free and any(count > 0 for count in left):
-        for place, turn in enumerate(order):
-            if left[place] > 0 and len(turns) < free:
-                left[place] -= 1
-                turns.append(turn.lane)
+    order = list(left)
+    begin = order.index(after) + 1 if after in left else 0
+    turns: list[Lane] = []
+    while len(turns) < free and any(count > 0 for count in left.values()):
+        for lane in (*order[begin:], *order[:begin]):
+            if left[lane] > 0 and len(turns) < free:
+                left[lane] -= 1
+                turns.append(lane)
     return turns
-
-
-def _beginning_behind(lanes: Sequence[LaneTurn[LaneT]], after: LaneT | None) -> list[LaneTurn[LaneT]]:
-    for place, turn in enumerate(lanes):
-        if turn.lane == after:
-            return [*lanes[place + 1 :], *lanes[: place + 1]]
-    return list(lanes)
 
 
 @dataclass(slots=True)
@@ -176,10 +155,10 @@ class TaskDispatcher:
             if state.refused and state.refused_until <= now:
                 state.fresh.extendleft(reversed(state.refused))
                 state.refused.clear()
-        turns = [LaneTurn(lane, state.ready(now), len(state.offered)) for lane, state in self._lanes.items()]
-        lanes = next_turns(turns, after=self._last, per_lane=self._limits.offers_per_lane, free=free)
+        most = self._limits.offers_per_lane
+        left = {lane: min(state.ready(now), most - len(state.offered)) for lane, state in self._lanes.items()}
         taken = []
-        for lane in lanes:
+        for lane in next_turns(left, after=self._last, free=free):
             state = self._lanes[lane]
             task = state.fresh.popleft()
             state.offered[task.id] = task
@@ -216,10 +195,7 @@ class TaskDispatcher:
         is_another_round = max(state.paused_until, state.refused_until) <= now
         # Tasks that were offered together are refused together, which counts once.
         state.refusals += is_another_round and not is_unwritten
-        refusals = 1 if is_unwritten else state.refusals
-        verdict = after_refused_offer(
-            error.reason, error.message, refusals=refusals, retry_after_seconds=error.retry_after_seconds
-        )
+        verdict = after_refused_offer(error, 1 if is_unwritten else state.refusals)
         if not isinstance(verdict, OfferAgain):
             return
         if verdict.whole_lane:

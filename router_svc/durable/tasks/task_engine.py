@@ -5,8 +5,7 @@ the leases of this router's claims, detects lost ones, and takes back expired le
 """
 
 import asyncio
-from collections.abc import Callable, Collection, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Collection, Sequence
 
 from typing_extensions import override
 
@@ -17,6 +16,7 @@ from router_svc.durable.tasks.task_records import (
     Claim,
     ExpiredLease,
     ItemEnded,
+    Lane,
     LaneFilled,
     ManyChanged,
     PendingTask,
@@ -32,10 +32,6 @@ from weft.kernel.errors import WeftError
 from weft.kernel.log import get_logger
 from weft.kernel.reasons import Reason
 from weft.kernel.service import start_critical, start_task, stop_tasks
-
-if TYPE_CHECKING:
-    from router_svc.durable.tasks.task_records import Lane
-
 
 log = get_logger("weft.tasks")
 
@@ -75,7 +71,8 @@ class TaskEngine(RunHost):
         """Whether the dispatcher had no room for a lane at the last look."""
         self._looked_at = float("-inf")
         self._ready_at: float | None = None
-        self._mesh = _MeshShape()
+        self._shape: tuple[object, ...] = ()
+        """The part of the mesh view that can turn a refusal into a grant; load is not part of it."""
         self._mesh_is_new = False
         self._mesh_change_at = float("-inf")
         self._loops: list[asyncio.Task[None]] = []
@@ -114,7 +111,13 @@ class TaskEngine(RunHost):
 
     def mesh_changed(self, view: FleetView) -> None:
         """Notes a new view of the mesh."""
-        if self._mesh.has_changed(view):
+        runners = frozenset(
+            (runner.name, runner.incarnation, runner.active, runner.draining) for runner in view.runners.values()
+        )
+        shape = (view.models, view.agents, view.routes, view.settings, view.routers, runners)
+        before, self._shape = self._shape, shape
+        # Equal objects are mostly identical, which a comparison of tuples sees first.
+        if before != shape:
             self._mesh_is_new = True
             self._work_signal.set()
 
@@ -261,7 +264,7 @@ class TaskEngine(RunHost):
     def _offer(self, task: PendingTask) -> None:
         run = self._runs[task.id] = TaskRun(self._deps, self, task)
         work = self._under_way[task.id] = start_task(run.go(), name=f"task-{task.id}")
-        work.add_done_callback(_calling(self._note_end, run))
+        work.add_done_callback(lambda _ended: self._note_end(run))
 
     @override
     def admit(self, run: TaskRun) -> bool:
@@ -328,28 +331,6 @@ class TaskEngine(RunHost):
 async def _wait_for(tasks: Collection[asyncio.Task[None]], seconds: float) -> None:
     if tasks:
         await asyncio.wait(list(tasks), timeout=seconds)
-
-
-class _MeshShape:
-    """The part of the mesh view that can turn a refusal into a grant; load is not part of it."""
-
-    def __init__(self) -> None:
-        self._shape: Collection[object] = ()
-
-    def has_changed(self, view: FleetView) -> bool:
-        """Stores the view; returns whether that part has changed."""
-        runners = frozenset(
-            (runner.name, runner.incarnation, runner.active, runner.draining) for runner in view.runners.values()
-        )
-        before, self._shape = self._shape, (view.models, view.agents, view.routes, view.settings, view.routers, runners)
-        *parts, known = before or (None, None)
-        return known != runners or any(
-            old is not new and old != new for old, new in zip(parts, self._shape[:-1], strict=False)
-        )
-
-
-def _calling(callback: Callable[[TaskRun], None], run: TaskRun) -> Callable[[object], None]:
-    return lambda _ended: callback(run)
 
 
 class LeaseRenewer:

@@ -33,7 +33,6 @@ from router_svc.durable.tasks.task_records import (
 )
 from router_svc.durable.tasks.task_spans import TaskSpans
 from router_svc.policy.task_retry import (
-    AttemptHistory,
     GivesUp,
     TryAgain,
     after_failed_attempt,
@@ -56,22 +55,21 @@ WATCHED_PIECE_INTERVAL_SECONDS = 0.05
 """How often the output of a running task is written to the database while a caller watches it, in seconds."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RecorderDeps:
-    """What `OutputRecorder` works with."""
-
-    limits: TaskLimits
-    clock: Clock
-    is_watched: Callable[[], bool]
-    write: Callable[[Sequence[NewChunk]], Awaitable[None]]
-    """Returns once the chunks are on disk; raises if they never will be."""
-
-
 class OutputRecorder:
     """Collects the output of one attempt and writes it in chunks; the runner waits during a write."""
 
-    def __init__(self, deps: RecorderDeps) -> None:
-        self._deps = deps
+    def __init__(
+        self,
+        limits: TaskLimits,
+        clock: Clock,
+        is_watched: Callable[[], bool],
+        write: Callable[[Sequence[NewChunk]], Awaitable[None]],
+    ) -> None:
+        """`write` returns once the chunks are on disk; it raises if they never will be."""
+        self._limits = limits
+        self._clock = clock
+        self._is_watched = is_watched
+        self._write_chunks = write
         self._lock = asyncio.Lock()
         self._unwritten: list[event_pb2.InferenceEvent] = []
         self._embeddings: task_pb2.TaskOutput | None = None
@@ -101,18 +99,17 @@ class OutputRecorder:
             if kept[-1].WhichOneof("event") == "finished":
                 self._is_finished = True
                 return
-            if self._unwritten_bytes >= self._deps.limits.max_piece_bytes or (is_first and self._deps.is_watched()):
+            if self._unwritten_bytes >= self._limits.max_piece_bytes or (is_first and self._is_watched()):
                 await self._write()
             else:
                 self._has_more.set()
 
     async def keep_writing(self) -> None:
         """Writes collected output by time, until cancelled, so that a pausing runner delays nothing."""
-        limits = self._deps.limits
         while True:
             await self._has_more.wait()
-            watched = self._deps.is_watched()
-            await self._deps.clock.sleep(WATCHED_PIECE_INTERVAL_SECONDS if watched else limits.piece_interval_seconds)
+            watched, usual = self._is_watched(), self._limits.piece_interval_seconds
+            await self._clock.sleep(WATCHED_PIECE_INTERVAL_SECONDS if watched else usual)
             async with self._lock:
                 self._has_more.clear()
                 if not self._is_finished:
@@ -127,7 +124,7 @@ class OutputRecorder:
     def _take(self, events: list[event_pb2.InferenceEvent], output: task_pb2.TaskOutput) -> None:
         size = output.ByteSize()
         self._bytes += size
-        limit = self._deps.limits.max_result_bytes
+        limit = self._limits.max_result_bytes
         if self._bytes > limit:
             raise WeftError(
                 Reason.REQUEST_TOO_LARGE,
@@ -142,7 +139,7 @@ class OutputRecorder:
         chunks = self._chunks()
         if not chunks:
             return
-        await self._deps.write(chunks)
+        await self._write_chunks(chunks)
         self._written += len(self._unwritten)
         self._unwritten.clear()
         self._unwritten_bytes = 0
@@ -156,7 +153,7 @@ class OutputRecorder:
         size = 0
         for place, event in enumerate(self._unwritten):
             length = event.ByteSize()
-            if place > first and size + length > self._deps.limits.max_piece_bytes:
+            if place > first and size + length > self._limits.max_piece_bytes:
                 chunks.append(self._chunk(first, place))
                 first, size = place, 0
             size += length
@@ -253,12 +250,7 @@ class TaskRun:
         self._reading: asyncio.Task[None] | None = None
         self._helpers: list[asyncio.Task[None]] = []
         self._recording = OutputRecorder(
-            RecorderDeps(
-                limits=deps.limits,
-                clock=deps.database_clock.clock,
-                is_watched=lambda: deps.events.is_watched(task.id),
-                write=self._append,
-            )
+            deps.limits, deps.database_clock.clock, lambda: deps.events.is_watched(task.id), self._append
         )
 
     @property
@@ -351,7 +343,7 @@ class TaskRun:
         if isinstance(error, ClaimMissedError) or self._stop is not None:
             return
         is_cancelled = bool(canceller_of(error))
-        if is_cancelled or isinstance(after_refused_offer(error.reason, error.message, refusals=1), GivesUp):
+        if is_cancelled or isinstance(after_refused_offer(error, 1), GivesUp):
             # Only the owner of a claim may end a task.
             with suppress(ClaimMissedError):
                 await self._claim()
@@ -380,14 +372,11 @@ class TaskRun:
             await self._settle_attempt(claim, error)
         finally:
             self.progress = None
-        await self._release_files(claim)
-
-    async def _release_files(self, claim: Claim) -> None:
-        """Deletes the results of an attempt that nothing refers to, and the inputs of a task that has ended."""
+        # The results of an attempt that nothing refers to, and the inputs of a task that has ended.
+        tenant = self.task.lane.tenant
         if self._ended != task_pb2.TASK_STATE_COMPLETED and self._media.has_files:
-            await self._deps.media.release(self.task.lane.tenant, claim.task_id, (claim.attempt,))
-        tenant, has_ended = self.task.lane.tenant, self._ended is not None
-        await self._deps.media.release_inputs(tenant, claim.task_id, has_ended=has_ended)
+            await self._deps.media.release(tenant, claim.task_id, (claim.attempt,))
+        await self._deps.media.release_inputs(tenant, claim.task_id, has_ended=self._ended is not None)
 
     async def _settle_attempt(self, claim: Claim, error: WeftError | None) -> None:
         match self._stop:
@@ -420,14 +409,11 @@ class TaskRun:
             return
         limits = self._deps.limits
         verdict = after_failed_attempt(
-            error.reason,
-            error.message,
-            AttemptHistory(
-                attempt=claim.attempt,
-                failures=self.task.failures,
-                max_attempts=self.task.max_attempts,
-                was_taken=self._was_taken,
-            ),
+            error,
+            claim.attempt,
+            self.task.failures,
+            self.task.max_attempts,
+            was_taken=self._was_taken,
             first_pause_seconds=limits.retry_delay_seconds,
             max_seconds=limits.max_retry_delay_seconds,
         )

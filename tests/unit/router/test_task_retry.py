@@ -2,11 +2,11 @@
 
 import pytest
 
-from router_svc.durable.tasks.task_dispatcher import LaneTurn, next_turns
+from router_svc.durable.tasks.task_dispatcher import next_turns
+from router_svc.durable.tasks.task_records import Lane
 from router_svc.policy.task_retry import (
     MAX_FRUITLESS_ATTEMPTS,
     MAX_OFFER_PAUSE_SECONDS,
-    AttemptHistory,
     GivesUp,
     OfferAgain,
     TryAgain,
@@ -14,7 +14,9 @@ from router_svc.policy.task_retry import (
     after_refused_offer,
     doubled,
 )
+from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason, traits
+from weft.kernel.request import Priority
 
 FINAL = {
     Reason.INVALID_ARGUMENT,
@@ -41,13 +43,21 @@ WAITS = {Reason.MODEL_NOT_FOUND, Reason.NO_RUNNER_AVAILABLE, Reason.UNSUPPORTED_
 
 
 def failed(reason: Reason, failures: int = 1, max_attempts: int = 5) -> TryAgain | GivesUp:
-    history = AttemptHistory(attempt=failures, failures=failures - 1, max_attempts=max_attempts)
-    return after_failed_attempt(reason, "why", history, first_pause_seconds=1.0, max_seconds=60.0)
+    return after_failed_attempt(
+        WeftError(reason, "why"),
+        failures,
+        failures - 1,
+        max_attempts,
+        was_taken=True,
+        first_pause_seconds=1.0,
+        max_seconds=60.0,
+    )
 
 
 def not_taken(reason: Reason, attempt: int, failures: int = 0) -> TryAgain | GivesUp:
-    history = AttemptHistory(attempt=attempt, failures=failures, max_attempts=2, was_taken=False)
-    return after_failed_attempt(reason, "why", history, first_pause_seconds=1.0, max_seconds=60.0)
+    return after_failed_attempt(
+        WeftError(reason, "why"), attempt, failures, 2, was_taken=False, first_pause_seconds=1.0, max_seconds=60.0
+    )
 
 
 @pytest.mark.parametrize("reason", list(Reason), ids=lambda reason: reason.name)
@@ -97,7 +107,7 @@ def test_stall_counts_as_an_attempt_even_without_runner_output() -> None:
 
 @pytest.mark.parametrize("reason", list(Reason), ids=lambda reason: reason.name)
 def test_refusal_before_the_claim_means_waiting_unless_it_is_final(reason: Reason) -> None:
-    verdict = after_refused_offer(reason, "why", refusals=1)
+    verdict = after_refused_offer(WeftError(reason, "why"), 1)
     if reason in WAITS:
         assert isinstance(verdict, OfferAgain)
     if isinstance(verdict, GivesUp):
@@ -107,7 +117,7 @@ def test_refusal_before_the_claim_means_waiting_unless_it_is_final(reason: Reaso
 
 def test_offers_are_repeated_after_a_doubling_or_requested_backoff() -> None:
     def pause(refusals: int, asked: float | None = None) -> float:
-        verdict = after_refused_offer(Reason.QUEUE_FULL, "full", refusals=refusals, retry_after_seconds=asked)
+        verdict = after_refused_offer(WeftError(Reason.QUEUE_FULL, "full", retry_after_seconds=asked), refusals)
         assert isinstance(verdict, OfferAgain)
         return verdict.pause_seconds
 
@@ -118,16 +128,21 @@ def test_offers_are_repeated_after_a_doubling_or_requested_backoff() -> None:
 
 
 def test_missing_capability_of_one_task_does_not_block_its_lane() -> None:
-    skills = after_refused_offer(Reason.MODALITY_UNSUPPORTED, "no images", refusals=1)
-    nobody = after_refused_offer(Reason.MODEL_NOT_FOUND, "no model", refusals=1)
+    skills = after_refused_offer(WeftError(Reason.MODALITY_UNSUPPORTED, "no images"), 1)
+    nobody = after_refused_offer(WeftError(Reason.MODEL_NOT_FOUND, "no model"), 1)
     assert isinstance(skills, OfferAgain)
     assert isinstance(nobody, OfferAgain)
     assert (skills.whole_lane, nobody.whole_lane) == (False, True)
 
 
+def lane(model: str) -> Lane:
+    return Lane(model, "ann", Priority.NORMAL)
+
+
 def turns(counts: dict[str, tuple[int, int]], *, after: str | None = None, per_lane: int = 4, free: int = 100) -> str:
-    lanes = [LaneTurn(name, ready, offered) for name, (ready, offered) in counts.items()]
-    return "".join(next_turns(lanes, after=after, per_lane=per_lane, free=free))
+    left = {lane(name): min(ready, per_lane - offered) for name, (ready, offered) in counts.items()}
+    last = None if after is None else lane(after)
+    return "".join(each.model for each in next_turns(left, after=last, free=free))
 
 
 def test_lanes_take_turns_with_one_task_each() -> None:
