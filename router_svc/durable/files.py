@@ -7,7 +7,7 @@ uploaded, its upload failed, or it is being deleted.
 from collections.abc import AsyncGenerator, AsyncIterator, Container
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import grpc
 from typing_extensions import override
@@ -64,33 +64,10 @@ _IS_OF_ATTEMPT = """EXISTS (SELECT 1 FROM tasks WHERE tasks.id = files.task_id A
     AND files.attempt = tasks.attempt AND tasks.state IN (2, 3))"""
 
 
-@dataclass(frozen=True, slots=True)
-class Usage:
-    """Files of a tenant, or of all, including those being uploaded."""
-
-    count: int
-    size: int
-    """Bytes."""
-
-
-class FileChunk(NamedTuple):
-    """Consecutive bytes of a file."""
-
-    place: int
-    """Its number, counted from 0."""
-    data: bytes
-
-
 def is_kept(tx: Tx, tenant: str, file_id: str, purpose: str) -> bool:
     """Whether a tenant has a file of this id and purpose."""
     found = tx.row(_FILE, id=file_id, tenant=tenant)
     return found is not None and found.purpose == purpose
-
-
-def _usage_of(row: Row | None, *, further: int = 0) -> Usage:
-    """Returns the usage of a tenant and `further` bytes."""
-    assert row is not None, "a count without groups is one row"
-    return Usage(row.number, int(row.bytes) + further)
 
 
 def _file_of(row: Row) -> file_pb.File:
@@ -139,26 +116,18 @@ class Shelf:
     """None: only tenants have a bound."""
     keep_seconds: float
 
-    def require_room(self, usage: Usage) -> None:
-        """Raises TOO_MANY_RESOURCES where the usage exceeds the tenant's quota."""
-        if usage.count > self.max_count:
+    def require_room(self, usage: Row | None, *, files: int = 0, size: int = 0) -> None:
+        """Raises TOO_MANY_RESOURCES where the usage of a tenant, with more files and bytes, exceeds its quota."""
+        assert usage is not None, "a count without groups is one row"
+        if usage.number + files > self.max_count:
             raise WeftError(
                 Reason.TOO_MANY_RESOURCES,
                 f"the tenant has {self.max_count} {self.what}, its limit; delete some",
             )
-        if usage.size > self.max_tenant_bytes:
+        if usage.bytes + size > self.max_tenant_bytes:
             raise WeftError(
                 Reason.TOO_MANY_RESOURCES,
                 f"the tenant has {self.max_tenant_bytes} bytes of {self.what}, its limit ({self.section}); delete some",
-            )
-
-    def require_total_room(self, usage: Usage) -> None:
-        """Raises TOO_MANY_RESOURCES where the files of all tenants exceed their bound."""
-        if self.max_total_bytes is not None and usage.size > self.max_total_bytes:
-            raise WeftError(
-                Reason.TOO_MANY_RESOURCES,
-                f"the mesh has {self.max_total_bytes} bytes of {self.what}, its limit ({self.section}); "
-                "delete tasks, or wait until some expire",
             )
 
 
@@ -257,15 +226,24 @@ class FileServicer(file_service_pb2_grpc.FileServiceServicer):
         _check(new)
         file_id, now = new_id(FILE_PREFIX), self._now()
         async with self._uploads.slot(lambda: self._remove(file_id)):
-            self._shelves[new.purpose].require_room(await self._begin(file_id, new, now))
+            await self._begin(file_id, new, now)
             return await self._receive(new, file_id, content)
 
-    async def require_room(self, tenant: str, purpose: str, size: int) -> None:
-        """Raises TOO_MANY_RESOURCES where one more file of so many bytes would not fit."""
+    async def require_room(self, tenant: str, purpose: str, size: int, *, files: int = 1) -> None:
+        """Raises TOO_MANY_RESOURCES where one more file of so many bytes would not fit, or (0) more of a known one."""
         shelf = self._shelves[purpose]
-        usage = await self._usage(tenant, shelf)
-        shelf.require_room(Usage(usage.count + 1, usage.size + size))
-        await self._require_total_room(shelf, size)
+        usage = await self._database.row(_TENANT_USAGE, tenant=tenant, purposes=shelf.purposes)
+        shelf.require_room(usage, files=files, size=size)
+        if shelf.max_total_bytes is None:
+            return
+        total = await self._database.row(_USAGE, purposes=shelf.purposes)
+        assert total is not None, "a count without groups is one row"
+        if total.bytes + size > shelf.max_total_bytes:
+            raise WeftError(
+                Reason.TOO_MANY_RESOURCES,
+                f"the mesh has {shelf.max_total_bytes} bytes of {shelf.what}, its limit ({shelf.section}); "
+                "delete tasks, or wait until some expire",
+            )
 
     async def get(self, tenant: str, file_id: str) -> file_pb.File:
         """Returns a file's metadata. Raises NOT_FOUND."""
@@ -303,41 +281,30 @@ class FileServicer(file_service_pb2_grpc.FileServiceServicer):
         await self._database.change(
             f"UPDATE files SET is_whole = FALSE WHERE expires_at <= :now AND is_whole AND NOT {_TASK_IS_OPEN}", now=now
         )
-        await self._sweep_abandoned(now)
-        before = max(self._began_at, now - UPLOAD_LIMIT_SECONDS)
-        more = True
-        while more:
-            found = await self._database.rows(
-                """SELECT id FROM files WHERE NOT is_whole AND (created_at < :before OR expires_at <= :now)
-                ORDER BY seq LIMIT :limit""",
-                before=before,
-                now=now,
-                limit=SWEPT_AT_ONCE,
-            )
+        # The inputs of tasks that have ended, results of lost attempts, and what deleted tasks have left. A task may be
+        # stored later than its inputs, hence the slack.
+        late = now - UPLOAD_LIMIT_SECONDS
+        while found := await self._database.rows(
+            f"""SELECT id, tenant FROM files WHERE task_id <> '' AND is_whole AND created_at < :before
+            AND NOT (attempt = 0 AND {_TASK_IS_OPEN}) AND NOT {_IS_OF_ATTEMPT} ORDER BY seq LIMIT :limit""",
+            before=late,
+            limit=SWEPT_AT_ONCE,
+        ):
+            for row in found:
+                await self._delete(row.tenant, row.id)
+        while found := await self._database.rows(
+            """SELECT id FROM files WHERE NOT is_whole AND (created_at < :before OR expires_at <= :now)
+            ORDER BY seq LIMIT :limit""",
+            before=max(self._began_at, late),
+            now=now,
+            limit=SWEPT_AT_ONCE,
+        ):
             for row in found:
                 await self._remove(row.id)
-            more = len(found) == SWEPT_AT_ONCE
 
     async def stop(self, grace_seconds: float) -> None:
         """Waits for the removal of failed uploads."""
         await self._uploads.stop(grace_seconds)
-
-    async def _sweep_abandoned(self, now: float) -> None:
-        """Deletes the inputs of tasks that have ended, results of lost attempts, and what deleted tasks have left.
-
-        A task may be stored later than its inputs, hence the slack.
-        """
-        more = True
-        while more:
-            found = await self._database.rows(
-                f"""SELECT id, tenant FROM files WHERE task_id <> '' AND is_whole AND created_at < :before
-                AND NOT (attempt = 0 AND {_TASK_IS_OPEN}) AND NOT {_IS_OF_ATTEMPT} ORDER BY seq LIMIT :limit""",
-                before=now - UPLOAD_LIMIT_SECONDS,
-                limit=SWEPT_AT_ONCE,
-            )
-            for row in found:
-                await self._delete(row.tenant, row.id)
-            more = len(found) == SWEPT_AT_ONCE
 
     async def _delete(self, tenant: str, file_id: str) -> bool:
         """Deletes a file; returns whether there was one."""
@@ -348,15 +315,13 @@ class FileServicer(file_service_pb2_grpc.FileServiceServicer):
         return True
 
     async def _receive(self, new: file_pb.File, file_id: str, content: AsyncIterator[bytes]) -> file_pb.File:
-        file, size, shelf = None, 0, self._shelves[new.purpose]
+        file, size = None, 0
         async with aclosing(_chunks(content)) as chunks:
-            async for chunk, is_last in chunks:
-                size += len(chunk.data)
+            async for place, data, is_last in chunks:
+                size += len(data)
                 self._require_size(new.purpose, size)
-                usage = await self._usage(new.tenant, shelf)
-                shelf.require_room(Usage(usage.count, usage.size + len(chunk.data)))
-                await self._require_total_room(shelf, len(chunk.data))
-                file = await self._append(file_id, chunk, is_last=is_last)
+                await self.require_room(new.tenant, new.purpose, len(data), files=0)
+                file = await self._append(file_id, place, data, is_last=is_last)
         assert file is not None, "there is always a last chunk"
         return file
 
@@ -369,17 +334,9 @@ class FileServicer(file_service_pb2_grpc.FileServiceServicer):
             raise file_not_found(file_id)
         return found
 
-    async def _usage(self, tenant: str, shelf: Shelf) -> Usage:
-        return _usage_of(await self._database.row(_TENANT_USAGE, tenant=tenant, purposes=shelf.purposes))
-
-    async def _require_total_room(self, shelf: Shelf, further: int) -> None:
-        if shelf.max_total_bytes is None:
-            return
-        found = await self._database.row(_USAGE, purposes=shelf.purposes)
-        shelf.require_total_room(_usage_of(found, further=further))
-
-    async def _begin(self, file_id: str, new: file_pb.File, now: float) -> Usage:
-        """Inserts an incomplete file; returns the usage of its tenant, this file included."""
+    async def _begin(self, file_id: str, new: file_pb.File, now: float) -> None:
+        """Inserts an incomplete file, if its tenant has room."""
+        shelf = self._shelves[new.purpose]
         values: dict[str, Any] = {
             "id": file_id,
             "tenant": new.tenant,
@@ -387,31 +344,30 @@ class FileServicer(file_service_pb2_grpc.FileServiceServicer):
             "purpose": new.purpose,
             "size": 0,
             "created_at": now,
-            "expires_at": now + self._shelves[new.purpose].keep_seconds,
+            "expires_at": now + shelf.keep_seconds,
             "is_whole": False,
             "media_type": new.media_type,
             "task_id": new.task,
             "attempt": new.attempt,
         }
-        purposes = self._shelves[new.purpose].purposes
 
-        def add(tx: Tx) -> Usage:
+        def add(tx: Tx) -> None:
             tx.insert("files", values)
-            return _usage_of(tx.row(_TENANT_USAGE, tenant=new.tenant, purposes=purposes))
+            shelf.require_room(tx.row(_TENANT_USAGE, tenant=new.tenant, purposes=shelf.purposes))
 
-        return await self._database.run(add)
+        await self._database.run(add)
 
-    async def _append(self, file_id: str, chunk: FileChunk, *, is_last: bool) -> file_pb.File:
+    async def _append(self, file_id: str, place: int, data: bytes, *, is_last: bool) -> file_pb.File:
         """Appends a chunk to an incomplete file; the last one completes it. Raises DEADLINE_EXCEEDED if it is gone."""
         extend = """UPDATE files SET size = size + :length, is_whole = :is_last WHERE id = :id AND NOT is_whole
             RETURNING *"""
 
         def add(tx: Tx) -> file_pb.File:
-            found = tx.row(extend, id=file_id, length=len(chunk.data), is_last=is_last)
+            found = tx.row(extend, id=file_id, length=len(data), is_last=is_last)
             if found is None:
                 raise upload_timed_out("file")
-            if chunk.data:
-                tx.insert("file_pieces", {"file_id": file_id, "place": chunk.place, "data": chunk.data})
+            if data:
+                tx.insert("file_pieces", {"file_id": file_id, "place": place, "data": data})
             return _file_of(found)
 
         return await self._database.run(add)
@@ -505,13 +461,13 @@ def _data(message: file_pb.UploadFileRequest) -> bytes:
     return message.data
 
 
-async def _chunks(content: AsyncIterator[bytes]) -> AsyncGenerator[tuple[FileChunk, bool]]:
-    """Yields the content in chunks of MAX_PIECE_BYTES, each with whether it is the last one."""
+async def _chunks(content: AsyncIterator[bytes]) -> AsyncGenerator[tuple[int, bytes, bool]]:
+    """Yields the content in chunks of MAX_PIECE_BYTES, each with its number from 0 and whether it is the last one."""
     buffer, place = bytearray(), 0
     async for data in content:
         buffer += data
         while len(buffer) > MAX_PIECE_BYTES:
-            yield FileChunk(place, bytes(buffer[:MAX_PIECE_BYTES])), False
+            yield place, bytes(buffer[:MAX_PIECE_BYTES]), False
             del buffer[:MAX_PIECE_BYTES]
             place += 1
-    yield FileChunk(place, bytes(buffer)), True
+    yield place, bytes(buffer), True

@@ -477,7 +477,10 @@ class BatchServicer(batch_service_pb2_grpc.BatchServiceServicer):
         now = self._now()
         while await self._store.bring_back(now, SWEPT_AT_ONCE):
             pass
-        await self._drop_incomplete(max(self._began_at, now - UPLOAD_LIMIT_SECONDS))
+        before = max(self._began_at, now - UPLOAD_LIMIT_SECONDS)
+        while found := await self._store.incomplete(before, SWEPT_AT_ONCE):
+            for batch_id in found:
+                await self._store.drop(batch_id)
         await self._count_open_batches()
         over = now - self._limits.keep_batch_seconds
         while await self._store.purge_ended(over, SWEPT_AT_ONCE) == SWEPT_AT_ONCE:
@@ -574,14 +577,6 @@ class BatchServicer(batch_service_pb2_grpc.BatchServiceServicer):
             # The engines of items that run now stop their calls.
             self._events.publish(ManyChanged())
             self._events.publish(ItemEnded(batch_id))
-
-    async def _drop_incomplete(self, before: float) -> None:
-        more = True
-        while more:
-            found = await self._store.incomplete(before, SWEPT_AT_ONCE)
-            for batch_id in found:
-                await self._store.drop(batch_id)
-            more = len(found) == SWEPT_AT_ONCE
 
     async def _count_open_batches(self) -> None:
         """Stores the final counts of batches without readers, before their items are purged."""

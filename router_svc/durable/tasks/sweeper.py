@@ -4,8 +4,8 @@ Times that lie too far in the future, because a clock was set back, are correcte
 """
 
 import asyncio
-from collections.abc import Mapping
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from router_svc.durable.limits import TaskLimits
 from router_svc.durable.tasks.sql_store import SqlTaskStore
@@ -18,6 +18,9 @@ from weft.kernel.clock import Clock
 from weft.kernel.errors import WeftError
 from weft.kernel.log import get_logger
 from weft.kernel.reasons import Reason
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 RECOUNT_SECONDS = 5.0
 """A tenant at its limit is counted again, but not more often than this."""
@@ -81,7 +84,8 @@ class TaskSweeps:
         self._counts = counts
         self._database_clock = deps.database_clock
         self._limits = deps.limits
-        self._released = dict.fromkeys(ReleaseBound, 0)
+        self.released = dict.fromkeys(ReleaseBound, 0)
+        """How many finished tasks were released before their time since the start, by bound."""
         self.states: Mapping[task_pb2.TaskState.ValueType, StateCount] = {}
         """The tasks by state, as of the last sweep."""
 
@@ -89,15 +93,12 @@ class TaskSweeps:
         """Sweeps once. Raises SERVICE_UNAVAILABLE."""
         await self._bring_back()
         await self._fail_expired()
-        await self._purge_ended()
+        before, some = self._database_clock.now() - self._limits.keep_seconds, self._limits.sweep_batch
+        while await self._store.purge_ended(before, some) == some:
+            pass
         await self._release()
         await self._counts.count()
         self.states = await self._store.state_counts()
-
-    @property
-    def released(self) -> Mapping[ReleaseBound, int]:
-        """How many finished tasks were released before their time since the start, by bound."""
-        return self._released
 
     async def _release(self) -> None:
         """Releases the oldest finished tasks beyond the bounds of what is kept."""
@@ -109,7 +110,7 @@ class TaskSweeps:
         )
         for wanted in releases(await self._store.kept_counts(), bounds):
             count, size = await self._release_until(wanted)
-            self._released[wanted.bound] += count
+            self.released[wanted.bound] += count
             if count:
                 log.warning(
                     "finished tasks released before their time",
@@ -131,13 +132,8 @@ class TaskSweeps:
         return count, size
 
     async def _bring_back(self) -> None:
-        limits = self._limits
-        while True:
-            moved = await self._store.bring_back(
-                self._database_clock.now(), limits.max_retry_delay_seconds, limits.sweep_batch
-            )
-            if not moved:
-                return
+        clock, pause, some = self._database_clock, self._limits.max_retry_delay_seconds, self._limits.sweep_batch
+        while moved := await self._store.bring_back(clock.now(), pause, some):
             log.warning("times of tasks were too far in the future: the clock was set back", moments=moved)
             self._events.publish(ManyChanged())
             await asyncio.sleep(0)
@@ -152,13 +148,5 @@ class TaskSweeps:
             if failed:
                 self._events.publish(ItemEnded(""))
             if len(failed) < self._limits.sweep_batch:
-                return
-            await asyncio.sleep(0)
-
-    async def _purge_ended(self) -> None:
-        before = self._database_clock.now() - self._limits.keep_seconds
-        while True:
-            purged = await self._store.purge_ended(before, self._limits.sweep_batch)
-            if purged < self._limits.sweep_batch:
                 return
             await asyncio.sleep(0)
