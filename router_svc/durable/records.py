@@ -13,7 +13,7 @@ from router_svc.loop import RouterRecords
 from router_svc.policy.queue.fair_share import FairShare
 from router_svc.request_log import RequestLog
 from router_svc.store.database import RouterDatabase
-from weft.kernel.clock import Clock, SystemClock
+from weft.kernel.clock import Clock
 from weft.kernel.errors import WeftError
 from weft.kernel.log import get_logger
 from weft.kernel.service import Service
@@ -30,20 +30,6 @@ ObserveDropped = Callable[[int], None]
 
 def ignore_dropped(_count: int) -> None:
     """An ObserveDropped of a router without a page of metrics."""
-
-
-def build(
-    database: RouterDatabase,
-    router: str,
-    records: RouterRecords,
-    shares: FairShare,
-    settings: RecordLimits,
-    *,
-    clock: Clock | None = None,
-    observe: ObserveDropped = ignore_dropped,
-) -> "RecordService":
-    """Returns the service on a database, not started. `router`: the router's name, the same after a restart."""
-    return RecordService(database, Writer.of(router), records, shares, settings, clock or SystemClock(), observe)
 
 
 class RecordService(Service):

@@ -29,7 +29,6 @@ SWEPT_AT_ONCE = 100
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
-_SIZE = "SELECT tenant, size FROM responses WHERE id = :id"
 _CREATED = BoundedMoment("responses", "id", "created_at")
 
 
@@ -61,8 +60,6 @@ class StoredResponseServicer(stored_response_service_pb2_grpc.StoredResponseServ
         size = len(response.body) + len(response.items)
         if size > self._limits.max_bytes:
             raise WeftError(Reason.REQUEST_TOO_LARGE, f"a stored response has at most {self._limits.max_bytes} bytes")
-        if self._refusal(response.tenant, Usage(1, size)):
-            await self._require_replacement(response, size)
         self._add(response.tenant, await self._write(response, size))
         return pb.SaveResponseResponse()
 
@@ -127,7 +124,7 @@ class StoredResponseServicer(stored_response_service_pb2_grpc.StoredResponseServ
     async def _write(self, response: pb.StoredResponse, size: int) -> Usage:
         """Inserts or replaces a response; returns the change of the tenant's usage.
 
-        Raises ALREADY_EXISTS if the id belongs to another tenant.
+        Raises ALREADY_EXISTS if the id belongs to another tenant, TOO_MANY_RESOURCES where the quota is used up.
         """
         values: dict[str, Any] = {
             "id": response.id,
@@ -140,14 +137,17 @@ class StoredResponseServicer(stored_response_service_pb2_grpc.StoredResponseServ
         }
 
         def put(tx: Tx) -> Usage:
-            found = tx.row(_SIZE, id=response.id)
+            found = tx.row("SELECT tenant, size FROM responses WHERE id = :id", id=response.id)
+            if found is not None and found.tenant != response.tenant:
+                raise WeftError(Reason.ALREADY_EXISTS, "a response with this id exists")
+            more = Usage(1, size) if found is None else Usage(0, size - found.size)
+            if refusal := self._refusal(response.tenant, more):
+                raise WeftError(Reason.TOO_MANY_RESOURCES, refusal)
             if found is None:
                 tx.insert("responses", values)
-                return Usage(1, size)
-            if found.tenant != response.tenant:
-                raise WeftError(Reason.ALREADY_EXISTS, "a response with this id exists")
-            tx.update("responses", "id", values)
-            return Usage(0, size - found.size)
+            else:
+                tx.update("responses", "id", values)
+            return more
 
         return await self._database.run(put)
 
@@ -170,15 +170,6 @@ class StoredResponseServicer(stored_response_service_pb2_grpc.StoredResponseServ
             return found
 
         return await self._database.read(follow)
-
-    async def _require_replacement(self, response: pb.StoredResponse, size: int) -> None:
-        """Raises TOO_MANY_RESOURCES, unless the response replaces one and the quota still holds."""
-        known = await self._database.row(_SIZE, id=response.id)
-        is_new = known is None or known.tenant != response.tenant
-        more = Usage(1, size) if known is None or is_new else Usage(0, size - known.size)
-        refusal = self._refusal(response.tenant, more)
-        if refusal:
-            raise WeftError(Reason.TOO_MANY_RESOURCES, refusal)
 
     def _refusal(self, tenant: str, more: Usage) -> str:
         """Returns why a tenant may not store that much more; empty: it may."""

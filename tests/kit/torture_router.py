@@ -19,12 +19,15 @@ from typing_extensions import override
 import router_svc.durable.tasks.service
 import router_svc.service
 from router_svc.durable.tasks.failpoints import Failpoint, Failpoints
-from router_svc.durable.tasks.service import TaskService, TaskServiceDeps
+from router_svc.durable.tasks.service import TaskService
 from router_svc.durable.tasks.sql_store import SqlTaskStore
+from router_svc.durable.tasks.task_call import CallMaker
 from router_svc.durable.tasks.task_records import Claim, TaskOutcome
 from router_svc.service import RouterService
 from router_svc.store.database import RouterDatabase
 from weft.api.router.v1 import task_pb2
+from weft.dispatch.agents import KnownNames
+from weft.kernel.clock import SystemClock
 from weft.kernel.telemetry import BoundedLogFile, configure_logging
 from weft_app.compose.durable_services import record_service, router_database, usage_service
 from weft_app.compose.home import WeftHome
@@ -125,19 +128,21 @@ def broken_tasks(
     config: WeftConfig, database: RouterDatabase, router: RouterService, breakage: Breakage
 ) -> TaskService:
     """Returns the task service of a router, with its faults."""
-    parts = TaskServiceDeps(
+    calls = CallMaker(
         placement=router.placement,
-        fleet=router,
         channels=router.channels,
-        subscribe=router.subscribe,
-        router_name=router.name,
+        fleet=router,
+        clock=SystemClock(),
+        names=KnownNames(router),
     )
     failpoints: Failpoints = Failpoints() if breakage.kill_at is None else DeadlyFailpoint(*breakage.kill_at)
     kind = SleepyTaskStore if breakage.is_fenced else UnfencedTaskStore
     store = kind(database, stop_before_end=breakage.stop_before_end)
-    return router_svc.durable.tasks.service.build(
-        database, config.router.tasks, parts, failpoints=failpoints, store=store
+    tasks = router_svc.durable.tasks.service.build(
+        database, config.router.tasks, calls, router_name=router.name, failpoints=failpoints, store=store
     )
+    router.subscribe(tasks.engine.mesh_changed)
+    return tasks
 
 
 async def serve(config: WeftConfig, home: WeftHome, breakage: Breakage) -> None:

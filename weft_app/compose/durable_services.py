@@ -7,9 +7,12 @@ import router_svc.durable.records
 import router_svc.durable.tasks.service
 from router_svc.durable.batches.service import BatchService
 from router_svc.durable.files import FileServicer
-from router_svc.durable.records import RecordService
+from router_svc.durable.records import RecordService, ignore_dropped
+from router_svc.durable.request_records import Writer
 from router_svc.durable.stored_responses import ResponseService
-from router_svc.durable.tasks.service import TaskService, TaskServiceDeps
+from router_svc.durable.tasks.service import TaskService
+from router_svc.durable.tasks.task_call import CallMaker
+from router_svc.durable.tasks.task_media import TaskMedia
 from router_svc.durable.usage import UsageService
 from router_svc.leader import LeadingRouter
 from router_svc.service import RouterService
@@ -54,18 +57,14 @@ def record_service(
     `page` gets the number of records that are dropped; None: there is none.
     """
     settings = config.router.records
-    records, shares = router.records, router.shares
-    if page is None:
-        service = router_svc.durable.records.build(database, router.name, records, shares, settings)
-    else:
-        dropped = page.counter(
-            "weft_router_records_dropped",
-            "Records of ended requests that were not written: too many waited to be.",
-            ("kind",),
-        )
-        service = router_svc.durable.records.build(
-            database, router.name, records, shares, settings, observe=lambda count: dropped.of("request").inc(count)
-        )
+    name, words = (
+        "weft_router_records_dropped",
+        "Records of ended requests that were not written: too many waited to be.",
+    )
+    dropped = None if page is None else page.counter(name, words, ("kind",))
+    observe = ignore_dropped if dropped is None else lambda count: dropped.of("request").inc(count)
+    writer = Writer.of(router.name)
+    service = RecordService(database, writer, router.records, router.shares, settings, SystemClock(), observe)
     router.look_back_in(service.store)
     return service
 
@@ -105,19 +104,18 @@ def router_stores(
     clock = SystemClock()
     batch_limits = replace(config.router.batches, max_file_bytes=config.gateway.batches.max_file_bytes)
     files = FileServicer(database, batch_limits, clock, results=config.router.results)
-    parts = TaskServiceDeps(
+    calls = CallMaker(
         placement=router.placement,
-        fleet=router,
         channels=router.channels,
-        subscribe=router.subscribe,
-        router_name=router.name,
+        fleet=router,
+        clock=clock,
+        names=KnownNames(router),
         tracing=router.tracing,
-        files=files,
+        media=TaskMedia(files),
     )
-    tasks = router_svc.durable.tasks.service.build(database, limits, parts)
-    batches = BatchService(
-        database, batch_limits, limits, tasks.events, clock=clock, names=KnownNames(router), files=files
-    )
+    tasks = router_svc.durable.tasks.service.build(database, limits, calls, router_name=router.name)
+    router.subscribe(tasks.engine.mesh_changed)
+    batches = BatchService(database, batch_limits, limits, tasks.events, clock=clock, names=calls.names, files=files)
     router.journal_to(tasks.tasks, batches.files, tasks.servicer)
     if page is not None:
         from router_svc.durable.metrics import add_task_metrics  # noqa: PLC0415 - only where there is a page

@@ -1,13 +1,11 @@
 """The task service of a router: composition of engine, sweeps and servicer, and their life cycle."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
 
 import grpc
 from typing_extensions import override
 
-from router_svc.durable.files import FileServicer
 from router_svc.durable.limits import TaskLimits
 from router_svc.durable.sweeper import Sweeper
 from router_svc.durable.tasks.failpoints import Failpoints
@@ -24,72 +22,40 @@ from router_svc.durable.tasks.task_spans import TaskSpans
 from router_svc.store.database import RouterDatabase
 from weft.api.router.v1 import task_service_pb2, task_service_pb2_grpc
 from weft.dispatch.agents import KnownNames
-from weft.dispatch.fleet import FleetSource, FleetView
-from weft.dispatch.placement import PlacementPort
 from weft.durable.tasks import TaskClient, state_name
-from weft.kernel.clock import Clock, SystemClock
+from weft.kernel.clock import Clock
 from weft.kernel.names import new_process_id
-from weft.kernel.rpc import ChannelPool
 from weft.kernel.service import Service
-from weft.kernel.tracing import NO_TRACING, Tracing
 
 UNNAMED_ROUTER = "router"
 """What claims of a router say that has no name among others."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TaskServiceDeps:
-    """What a router provides to the task service."""
-
-    placement: PlacementPort
-    fleet: FleetSource
-    channels: ChannelPool
-    """Channels to the runners; their creator closes them after this service has stopped."""
-    subscribe: Callable[[Callable[[FleetView], None]], None]
-    """Registers a listener for every new view of the mesh."""
-    tracing: Tracing = NO_TRACING
-    """Where the spans of tasks go."""
-    files: FileServicer | None = None
-    """Keeps the images and recordings of tasks; None: tasks with such are refused."""
-    router_name: str = ""
-    """The name of the router, for the owner of claims; empty: it has none."""
-
-
 def build(
     database: RouterDatabase,
     limits: TaskLimits,
-    deps: TaskServiceDeps,
+    calls: CallMaker,
     *,
-    clock: Clock | None = None,
+    router_name: str = "",
     failpoints: Failpoints | None = None,
     store: SqlTaskStore | None = None,
 ) -> "TaskService":
-    """Returns a task service on a database, not started. `store` replaces the SQL store."""
-    clock = clock or SystemClock()
-    media, names = TaskMedia(deps.files), KnownNames(deps.fleet)
-    calls = CallMaker(
-        placement=deps.placement,
-        channels=deps.channels,
-        fleet=deps.fleet,
-        clock=clock,
-        names=names,
-        tracing=deps.tracing,
-        media=media,
-    )
+    """Returns a task service on a database, not started. `store` replaces the SQL store.
+
+    Every new view of the mesh is to be told to its engine. `router_name`: for the owner of claims; empty: none.
+    """
     kept = store or SqlTaskStore(database)
-    service = TaskService(
+    return TaskService(
         kept,
         limits,
         calls,
-        clock,
+        calls.clock,
         failpoints or Failpoints(),
-        names=names,
-        spans=TaskSpans(kept, deps.tracing),
-        media=media,
-        router_name=deps.router_name,
+        names=calls.names,
+        spans=TaskSpans(kept, calls.tracing),
+        media=calls.media,
+        router_name=router_name,
     )
-    deps.subscribe(service.engine.mesh_changed)
-    return service
 
 
 class TaskService(Service):

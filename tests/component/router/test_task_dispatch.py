@@ -12,7 +12,7 @@ from task_harness import FINISHED, NOTICE_SECONDS, chat_spec, embedding_spec, te
 
 import router_svc.durable.tasks.service
 from router_svc.durable.limits import TaskLimits
-from router_svc.durable.tasks.service import TaskServiceDeps
+from router_svc.durable.tasks.task_call import CallMaker
 from router_svc.loop import LoopDeps, RouterRecords, SchedulingLoop, TicketIssuer
 from router_svc.placement import LocalPlacement
 from router_svc.policy.limits import SchedulerLimits
@@ -28,6 +28,7 @@ from weft.api.runner.v1 import (
     generation_service_pb2_grpc,
     ticket_pb2,
 )
+from weft.dispatch.agents import KnownNames
 from weft.dispatch.fleet import FleetView, ModelView, RunnerView
 from weft.dispatch.placement import Grant
 from weft.durable.tasks import TaskClient, is_terminal
@@ -161,15 +162,16 @@ async def mesh_of(tmp_path: Path, limits: TaskLimits = FAST) -> AsyncIterator[tu
     server.add_insecure_port(runner.address)
     await server.start()
     mesh = Mesh(runner)
-    parts = TaskServiceDeps(
+    calls = CallMaker(
         placement=LocalPlacement(mesh.loop),
-        fleet=mesh,
         channels=mesh.channels,
-        subscribe=mesh.tell.append,
-        router_name="router-box-5f1c02",
+        fleet=mesh,
+        clock=SystemClock(),
+        names=KnownNames(mesh),
     )
     database = RouterDatabase(f"sqlite:///{tmp_path / 'router.db'}")
-    service = router_svc.durable.tasks.service.build(database, limits, parts)
+    service = router_svc.durable.tasks.service.build(database, limits, calls, router_name="router-box-5f1c02")
+    mesh.tell.append(service.engine.mesh_changed)
     await service.start()
     try:
         yield mesh, service.tasks
