@@ -14,7 +14,7 @@ import grpc
 
 from router_svc.policy.endpoints.candidates import HostMemory, MemoryHolder
 from weft.api.registry.v1 import lease_pb2, lease_service_pb2, lease_service_pb2_grpc
-from weft.kernel.clock import Clock
+from weft.kernel.clock import Clock, wait_for_event
 from weft.kernel.errors import WeftError
 from weft.kernel.log import get_logger
 from weft.kernel.reasons import Reason
@@ -146,14 +146,7 @@ class MemoryWatch:
             left = began + interval - self._clock.monotonic()
             if left <= 0:
                 return
-            timer = asyncio.create_task(self._clock.sleep(left))
-            hurried = asyncio.create_task(self._hurried.wait())
-            try:
-                await asyncio.wait({timer, hurried}, return_when=asyncio.FIRST_COMPLETED)
-            finally:
-                timer.cancel()
-                hurried.cancel()
-                await asyncio.gather(timer, hurried, return_exceptions=True)
+            await wait_for_event(self._hurried, self._clock, left)
 
 
 def host_memory_of(memory: lease_service_pb2.HostMemory) -> HostMemory:

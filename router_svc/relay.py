@@ -4,28 +4,30 @@ import asyncio
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import suppress
+from datetime import timedelta
 from functools import partial
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any, cast
 
 import grpc
+from google.protobuf.message import DecodeError
 
 from router_svc.config import RelayConfig
-from router_svc.log_level_audit import SET_LOG_LEVEL, LogLevelAudit, as_the_caller, only
 from router_svc.policy.token_refusals import TokenRefusals
 from router_svc.relay_sessions import LinkSession, SessionCalls
-from weft.api.operations.v1 import process_service_pb2
+from weft.api.operations.v1 import operation_service_pb2, operation_service_pb2_grpc, process_service_pb2
 from weft.api.registry.v1 import join_token_service_pb2, join_token_service_pb2_grpc
 from weft.api.router.v1 import relay_service_pb2
 from weft.api.runner.v1 import runner_service_pb2
 from weft.dispatch.operations import OPERATIONS
 from weft.kernel.address import RUNNER_KEY
-from weft.kernel.clock import Clock
+from weft.kernel.clock import Clock, wait_for_event
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.log import get_logger
+from weft.kernel.log_level import DEFAULT_LOG_LEVEL_SECONDS
 from weft.kernel.reasons import Reason
 from weft.kernel.rpc import answering, calling
-from weft.kernel.rpc_auth import API_KEY, AUTHORIZATION
+from weft.kernel.rpc_auth import API_KEY, AUTHORIZATION, caller
 from weft.kernel.service import stop_tasks
 from weft.link.forward import Context, RawServices, finish, forward_to_link
 from weft.link.frames import Side, forwardable, grpc_code
@@ -133,11 +135,56 @@ RELAYED_SERVICES = (
 )
 PROCESS_SERVICE = process_service_pb2.DESCRIPTOR.services_by_name["ProcessService"].full_name
 """Also a service of the router itself: a call that names a runner is for that runner."""
+SET_LOG_LEVEL = "/weft.api.operations.v1.ProcessService/SetLogLevel"
+AUDIT_SECONDS = 2.0
+"""How long a change of the log level waits for its entry."""
+CONFIGURED = "configured"
+"""The level in an entry where the configured one holds again."""
 _MODEL_METHODS = frozenset(spec.runner_rpc.path for spec in OPERATIONS.values())
 _WORK_METHODS = frozenset(spec.runner_rpc.path for spec in OPERATIONS.values() if spec.takes_slot)
 
 AttachRequests = AsyncIterator[relay_service_pb2.AttachRequest]
 AttachContext = grpc.aio.ServicerContext[relay_service_pb2.AttachRequest, relay_service_pb2.AttachResponse]
+
+
+class LogLevelAudit:
+    """Writes changes of the log level of runners into the audit log: behind the relay they cannot themselves."""
+
+    def __init__(self, registry: grpc.aio.Channel, clock: Clock) -> None:
+        # Typed as synchronous by the generated code, whatever the channel.
+        self._operations: Any = operation_service_pb2_grpc.OperationServiceStub(registry)
+        self._clock = clock
+
+    async def write(self, runner: str, request: process_service_pb2.SetLogLevelRequest) -> None:
+        """Writes a change that a runner has made. An entry that cannot be written is in the log."""
+        entry = operation_service_pb2.RecordLogLevelRequest(
+            process=f"runner/{runner}", level=request.level or CONFIGURED, changed_by=request.requested_by
+        )
+        if request.level:
+            stated = request.HasField("duration")
+            seconds = request.duration.ToNanoseconds() / 1e9 if stated else DEFAULT_LOG_LEVEL_SECONDS
+            entry.end_time.FromDatetime(self._clock.utc_now() + timedelta(seconds=seconds))
+        try:
+            with calling(Reason.SERVICE_UNAVAILABLE):
+                await self._operations.RecordLogLevel(entry, timeout=AUDIT_SECONDS)
+        except WeftError as error:
+            by, why = request.requested_by, error.message
+            log.warning("log level not in the audit log", log_level=entry.level, by=by, why=why)
+
+
+def _as_the_caller(message: bytes) -> process_service_pb2.SetLogLevelRequest:
+    """Returns a request in the name of its caller: its own, or the one that it says where it may act for others.
+
+    Raises MALFORMED_REQUEST.
+    """
+    try:
+        request = process_service_pb2.SetLogLevelRequest.FromString(message)
+    except DecodeError:
+        raise WeftError(Reason.MALFORMED_REQUEST, "the request cannot be read") from None
+    known = caller()
+    if not known.names_tenants or not request.requested_by:
+        request.requested_by = known.name
+    return request
 
 
 class RelayLink:
@@ -174,35 +221,31 @@ class RelayLink:
             return
         if self.session.is_draining:
             raise _shutting_down()
-        self._running += 1
-        self._idle.clear()
-        try:
-            await self._serve_model(method, requests, context)
-        finally:
-            self._running -= 1
-            if not self._running:
-                self._idle.set()
-
-    async def _serve_model(self, method: str, requests: AsyncIterator[bytes], context: Context) -> None:
-        if method not in _WORK_METHODS:
-            await self._forward(method, requests, context)
-            return
-        limit = self.session.max_requests
-        if 0 < limit <= self._working:
+        limit, is_work = self.session.max_requests, method in _WORK_METHODS
+        if is_work and 0 < limit <= self._working:
             raise WeftError(
                 Reason.NO_SLOT_AVAILABLE, f"{self.session.runner} works on {limit} requests, which is its limit"
             )
-        self._working += 1
+        self._running += 1
+        self._working += is_work
+        self._idle.clear()
         try:
             await self._forward(method, requests, context)
         finally:
-            self._working -= 1
+            self._running -= 1
+            self._working -= is_work
+            if not self._running:
+                self._idle.set()
 
     async def set_log_level(self, audit: LogLevelAudit, requests: AsyncIterator[bytes], context: Context) -> None:
         """Forwards a change of the log level, in the caller's name; the audit log has it before the caller's answer."""
-        request = as_the_caller(await anext(requests, b""))
+        request = _as_the_caller(await anext(requests, b""))
         note = partial(audit.write, self.session.runner, request)
-        await self._forward(SET_LOG_LEVEL, only(request.SerializeToString()), context, after=note)
+
+        async def changed() -> AsyncIterator[bytes]:
+            yield request.SerializeToString()
+
+        await self._forward(SET_LOG_LEVEL, changed(), context, after=note)
 
     async def _forward(
         self,
@@ -331,16 +374,10 @@ class Relay:
 
     async def _require_session(self, standing: RelayLink) -> None:
         """End a link whose runner does not open its session in time."""
-        opened = asyncio.create_task(standing.session.opened.wait())
-        late = asyncio.create_task(self._clock.sleep(self._config.open_timeout_seconds))
-        try:
-            await asyncio.wait({opened, late}, return_when=asyncio.FIRST_COMPLETED)
-            if not standing.session.opened.is_set():
-                seconds = self._config.open_timeout_seconds
-                message = f"the runner opened no session within {seconds:g} s"
-                standing.link.stop(standing.session.refusal or WeftError(Reason.DEADLINE_EXCEEDED, message))
-        finally:
-            await stop_tasks(cast("Any", [opened, late]))
+        seconds = self._config.open_timeout_seconds
+        if not await wait_for_event(standing.session.opened, self._clock, seconds):
+            message = f"the runner opened no session within {seconds:g} s"
+            standing.link.stop(standing.session.refusal or WeftError(Reason.DEADLINE_EXCEEDED, message))
 
     def _bind(self, session: LinkSession) -> None:
         standing = self._standing.get(session)

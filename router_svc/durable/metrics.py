@@ -1,10 +1,14 @@
-"""Prometheus metrics of durable tasks: how many there are by state, and how old the oldest open ones are."""
+"""Prometheus metrics of durable tasks, and of the usage that a router wrote into its database."""
 
 from collections.abc import Callable, Iterator, Mapping
+from typing import NamedTuple
 
 from prometheus_client.core import Metric
 
 from router_svc.durable.tasks.task_records import StateCount
+from router_svc.policy.usage_rows import UsageKey
+from router_svc.usage import UsageSums
+from weft.dispatch.fleet import FleetSource
 from weft.kernel.metrics import MetricsPage
 
 
@@ -38,3 +42,79 @@ def add_task_metrics(
         )
 
     page.add(collect)
+
+
+_OUTCOMES = ("completed", "failed", "cancelled", "rejected", "unknown", "retried")
+_TOKENS = {"input": "prompt_tokens", "cached": "cached_prompt_tokens", "output": "completion_tokens"}
+_UNKNOWN = {"tokens": "unknown_tokens_count", "accelerator_time": "unknown_gpu_count"}
+
+
+class _Sum(NamedTuple):
+    """A counter of one column."""
+
+    metric: str
+    help: str
+    column: str
+    per_unit: float = 1.0
+    """What the column counts in one unit of the metric."""
+
+
+_SUMS = (
+    _Sum(
+        "weft_usage_accelerator_seconds",
+        "Time that accelerators computed, as far as it is known.",
+        "gpu_nanoseconds",
+        1e9,
+    ),
+    _Sum(
+        "weft_usage_energy_joules",
+        "Energy that accelerators used, as far as it was measured.",
+        "energy_millijoules",
+        1e3,
+    ),
+    _Sum("weft_usage_image_steps", "Steps of denoising, over all images.", "image_steps"),
+    _Sum("weft_usage_image_pixels", "Pixels of the images that were made.", "image_pixels"),
+    _Sum("weft_usage_audio_seconds", "Length of recordings that were heard or spoken.", "audio_milliseconds", 1e3),
+    _Sum("weft_usage_remote_requests", "Requests of which bytes left the premises, or may have.", "remote_count"),
+)
+
+
+class UsageMetrics:
+    """Counts usage on a page, as an ObserveUsage."""
+
+    def __init__(self, page: MetricsPage, fleet: FleetSource, *, by_tenant: bool) -> None:
+        """`fleet` has the names that may be labels; `by_tenant`: whether tenants are labels, too."""
+        self._fleet = fleet
+        self._by_tenant = by_tenant
+        who = ("tenant", "model") if by_tenant else ("model",)
+        self._requests = page.counter(
+            "weft_usage_requests", "Requests that ended, and attempts that were begun again.", (*who, "outcome")
+        )
+        self._tokens = page.counter("weft_usage_tokens", "Tokens; cached ones are part of the input.", (*who, "type"))
+        self._sums = tuple((page.counter(each.metric, each.help, who), each.column, each.per_unit) for each in _SUMS)
+        self._unknown = page.counter(
+            "weft_usage_unknown",
+            "Requests and attempts whose tokens or accelerator time are not known.",
+            (*who, "what"),
+        )
+
+    def __call__(self, added: Mapping[UsageKey, UsageSums]) -> None:
+        """Counts what was added to the database."""
+        view = self._fleet.view
+        for key, sums in added.items():
+            model = view.label(key.model)
+            self._count((key.tenant, model) if self._by_tenant else (model,), sums)
+
+    def _count(self, who: tuple[str, ...], sums: UsageSums) -> None:
+        for outcome in _OUTCOMES:
+            if number := sums.get(f"{outcome}_count"):
+                self._requests.of(*who, outcome).inc(number)
+        for kind, column in _TOKENS.items():
+            if number := sums.get(column):
+                self._tokens.of(*who, kind).inc(number)
+        for what, column in _UNKNOWN.items():
+            if number := sums.get(column):
+                self._unknown.of(*who, what).inc(number)
+        for metric, column, per_unit in self._sums:
+            if number := sums.get(column):
+                metric.of(*who).inc(number / per_unit)

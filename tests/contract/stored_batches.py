@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from router_svc.durable.batches.service import BatchService
+from router_svc.durable.batches.batch_servicer import BatchService
 from router_svc.durable.limits import BatchLimits, TaskLimits
 from router_svc.durable.tasks.task_events import TaskEventBus
 from router_svc.store.database import RouterDatabase

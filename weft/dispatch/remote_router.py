@@ -34,7 +34,7 @@ from weft.dispatch.placement import (
     WaitingInQueue,
     request_cancelled,
 )
-from weft.kernel.clock import Clock
+from weft.kernel.clock import Clock, wait_for_event
 from weft.kernel.errors import WeftError
 from weft.kernel.interrupt import task_is_cancelled
 from weft.kernel.log import get_logger
@@ -351,13 +351,7 @@ class RouterWatch(RouterSource):
                 log.info("a router answers")
             self._on_answer(self._is_there)
             self._hurried.clear()
-            pause = asyncio.ensure_future(self._clock.sleep(self._interval()))
-            hurried = asyncio.ensure_future(self._hurried.wait())
-            try:
-                await asyncio.wait({pause, hurried}, return_when=asyncio.FIRST_COMPLETED)
-            finally:
-                pause.cancel()
-                hurried.cancel()
+            await wait_for_event(self._hurried, self._clock, self._interval())
 
     def hurry(self) -> None:
         """Checks the router's health immediately."""

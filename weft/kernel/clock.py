@@ -118,3 +118,17 @@ async def within(seconds: float | None, coroutine: Coroutine[Any, Any, T]) -> T:
     """Returns the result of a coroutine. Raises TimeoutError after `seconds`; None: no limit."""
     async with asyncio.timeout(seconds):
         return await coroutine
+
+
+async def wait_for_event(event: asyncio.Event, clock: Clock, seconds: float) -> bool:
+    """Waits at most `seconds`; returns whether the event was set."""
+    if event.is_set():
+        return True
+    waiting = asyncio.ensure_future(event.wait())
+    sleeping = asyncio.ensure_future(clock.sleep(max(0.0, seconds)))
+    try:
+        await asyncio.wait((waiting, sleeping), return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        waiting.cancel()
+        sleeping.cancel()
+    return event.is_set()

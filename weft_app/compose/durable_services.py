@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import router_svc.durable.records
 import router_svc.durable.tasks.service
-from router_svc.durable.batches.service import BatchService
+from router_svc.durable.batches.batch_servicer import BatchService
 from router_svc.durable.files import FileServicer
 from router_svc.durable.records import RecordService, ignore_dropped
 from router_svc.durable.request_records import Writer
@@ -43,7 +43,7 @@ def usage_service(
     settings = config.router.usage
     if page is None:
         return UsageService(database, router.usage, settings)
-    from router_svc.durable.usage_metrics import UsageMetrics  # noqa: PLC0415 - only where there is a page
+    from router_svc.durable.metrics import UsageMetrics  # noqa: PLC0415 - only where there is a page
 
     observe = UsageMetrics(page, router, by_tenant=settings.tenant_metrics)
     return UsageService(database, router.usage, settings, observe=observe)

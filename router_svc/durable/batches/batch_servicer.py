@@ -17,9 +17,12 @@ from typing_extensions import override
 
 from router_svc.call_metadata import id_in, tenant_in
 from router_svc.durable.batches.batch_sql import CHANGED_AT_ONCE, BatchStore, ItemTally, batch_of
+from router_svc.durable.files import FileServicer
 from router_svc.durable.limits import BatchLimits, TaskLimits
+from router_svc.durable.store_service import Rpcs, StoreService
+from router_svc.durable.sweeper import Sweeper
 from router_svc.durable.tasks.spec_validation import checked_task
-from router_svc.durable.tasks.task_events import TaskEventBus, wait_for_event
+from router_svc.durable.tasks.task_events import TaskEventBus
 from router_svc.durable.tasks.task_media import TaskMedia
 from router_svc.durable.tasks.task_records import ItemEnded, Lane, LaneFilled, ManyChanged, NewTask, StoreEvent
 from router_svc.durable.tasks.task_servicer import asking_caller
@@ -31,8 +34,9 @@ from router_svc.durable.uploads import (
     received,
     upload_timed_out,
 )
+from router_svc.store.database import RouterDatabase
 from weft.api.router.v1 import batch_service_pb2 as batch_pb
-from weft.api.router.v1 import batch_service_pb2_grpc, task_pb2
+from weft.api.router.v1 import batch_service_pb2_grpc, file_service_pb2, file_service_pb2_grpc, task_pb2
 from weft.dispatch.agents import KnownNames, name_asked_for
 from weft.dispatch.aliases import name_asked_model
 from weft.durable.batches import (
@@ -43,10 +47,12 @@ from weft.durable.batches import (
     MAX_METADATA,
     MAX_METADATA_NAME_CHARS,
     MAX_METADATA_VALUE_CHARS,
+    BatchClient,
+    FileClient,
     batch_not_found,
 )
 from weft.durable.tasks import payload_of
-from weft.kernel.clock import Clock
+from weft.kernel.clock import Clock, SystemClock, wait_for_event
 from weft.kernel.errors import FieldError, WeftError, invalid_field
 from weft.kernel.log import get_logger
 from weft.kernel.names import MAX_REQUEST_ID_CHARS, new_id, require_token
@@ -625,3 +631,54 @@ async def _lines(
         raise incomplete_stream()
     if last.batch.total_count != count:
         raise invalid_field("batch.total_count", f"must be how many lines were sent, which is {count}")
+
+
+class BatchService(StoreService):
+    """Serves files and batches beside a router."""
+
+    def __init__(
+        self,
+        database: RouterDatabase,
+        limits: BatchLimits,
+        task_limits: TaskLimits,
+        events: TaskEventBus,
+        *,
+        clock: Clock | None = None,
+        names: KnownNames | None = None,
+        files: FileServicer | None = None,
+    ) -> None:
+        """`events`: the bus of the task service in this process.
+
+        `names`: models, routes and agents that items may name; None: any name is accepted. `files`: the files that
+        tasks share; None: its own.
+        """
+        clock = clock or SystemClock()
+        self._files = files or FileServicer(database, limits, clock)
+        store, media = BatchStore(database), TaskMedia(self._files)
+        self._batches = BatchServicer(store, limits, task_limits, events, clock, names=names, media=media)
+        self.files, self.batches = FileClient(self._files), BatchClient(self._batches)
+        """The clients of the services in this process."""
+        sweeps = {"files": self._files.sweep, "batches": self._batches.sweep}
+        super().__init__(
+            database,
+            Sweeper("batch-sweeper", sweeps, limits.sweep_interval_seconds, clock),
+            Rpcs(
+                file_service_pb2.DESCRIPTOR.services_by_name["FileService"].full_name,
+                file_service_pb2_grpc.add_FileServiceServicer_to_server,
+                self._files,
+            ),
+            Rpcs(
+                batch_pb.DESCRIPTOR.services_by_name["BatchService"].full_name,
+                batch_service_pb2_grpc.add_BatchServiceServicer_to_server,
+                self._batches,
+            ),
+        )
+
+    @override
+    async def begin(self) -> None:
+        self._batches.start()
+
+    @override
+    async def end(self, grace_seconds: float) -> None:
+        await self._files.stop(grace_seconds)
+        await self._batches.stop(grace_seconds)

@@ -10,7 +10,6 @@ from collections.abc import Collection, Sequence
 from typing_extensions import override
 
 from router_svc.durable.tasks.task_dispatcher import LaneState, TaskDispatcher
-from router_svc.durable.tasks.task_events import wait_for_event
 from router_svc.durable.tasks.task_records import (
     LOST_LEASE,
     Claim,
@@ -28,6 +27,7 @@ from weft.api.common.v1 import event_pb2
 from weft.api.router.v1 import task_pb2
 from weft.dispatch.fleet import FleetView
 from weft.durable.tasks import state_name, task_error
+from weft.kernel.clock import wait_for_event
 from weft.kernel.errors import WeftError
 from weft.kernel.log import get_logger
 from weft.kernel.reasons import Reason

@@ -5,7 +5,6 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
 
 from router_svc.durable.tasks.task_records import ManyChanged, StoreEvent, TaskChanged
-from weft.kernel.clock import Clock
 
 Listener = Callable[[StoreEvent], None]
 
@@ -62,17 +61,3 @@ class TaskEventBus:
 def _set(events: "list[asyncio.Event] | tuple[()]") -> None:
     for event in events:
         event.set()
-
-
-async def wait_for_event(event: asyncio.Event, clock: Clock, seconds: float) -> bool:
-    """Waits at most `seconds`; returns whether the event was set."""
-    if event.is_set():
-        return True
-    waiting = asyncio.ensure_future(event.wait())
-    sleeping = asyncio.ensure_future(clock.sleep(max(0.0, seconds)))
-    try:
-        await asyncio.wait((waiting, sleeping), return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        waiting.cancel()
-        sleeping.cancel()
-    return event.is_set()

@@ -20,7 +20,6 @@ from router_svc.durable.tasks.failpoints import Failpoint
 from router_svc.durable.tasks.spec_validation import MAX_CALLER_CHARS, checked_task
 from router_svc.durable.tasks.sweeper import OpenTaskCounts
 from router_svc.durable.tasks.task_engine import TaskEngine
-from router_svc.durable.tasks.task_events import wait_for_event
 from router_svc.durable.tasks.task_media import INPUTS, is_of_media
 from router_svc.durable.tasks.task_records import ItemEnded, LaneFilled, NewTask, TaskChanged
 from router_svc.durable.tasks.task_run import TaskDeps
@@ -42,6 +41,7 @@ from weft.durable.tasks import (
     task_being_deleted,
     task_not_found,
 )
+from weft.kernel.clock import wait_for_event
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.log import get_logger
 from weft.kernel.names import MAX_REQUEST_ID_CHARS, require_token

@@ -9,12 +9,12 @@ from collections import OrderedDict
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 
-from router_svc.durable.tasks.task_events import TaskEventBus, wait_for_event
+from router_svc.durable.tasks.task_events import TaskEventBus
 from router_svc.durable.tasks.task_records import ItemEnded, StoreEvent, TaskChanged
 from weft.api.router.v1 import task_pb2
 from weft.api.router.v1 import task_service_pb2 as pb
 from weft.durable.tasks import DEFAULT_LISTED, MAX_LISTED, is_terminal
-from weft.kernel.clock import Clock
+from weft.kernel.clock import Clock, wait_for_event
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 

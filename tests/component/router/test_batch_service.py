@@ -14,7 +14,7 @@ import pytest
 from kit.messages import LineCounts, counts_of
 from structlog.testing import capture_logs
 
-from router_svc.durable.batches.service import BatchService
+from router_svc.durable.batches.batch_servicer import BatchService
 from router_svc.durable.files import FileServicer
 from router_svc.durable.limits import BatchLimits, TaskLimits
 from router_svc.durable.tasks.task_events import TaskEventBus

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 import pytest
 from prometheus_client import generate_latest
 
-from router_svc.durable.usage_metrics import UsageMetrics
+from router_svc.durable.metrics import UsageMetrics
 from router_svc.policy.usage_rows import UsageKey
 from router_svc.usage import UsageSums
 from weft.dispatch.fleet import FleetView, ModelView
