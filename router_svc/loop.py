@@ -33,7 +33,6 @@ from router_svc.policy.endpoints.candidates import HostMemory
 from router_svc.policy.endpoints.cluster_view import MeshChange
 from router_svc.policy.estimates import estimate_error
 from router_svc.policy.limits import SchedulerLimits
-from router_svc.policy.queue.fair_share import FairShare
 from router_svc.policy.request import MEDIA_UNITS, Request
 from router_svc.policy.scheduler import Scheduler
 from router_svc.policy.settings import RateLimitConfig, Settings
@@ -52,7 +51,6 @@ from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.log import get_logger
 from weft.kernel.names import new_id
 from weft.kernel.placement_request import PlacementRequest
-from weft.kernel.pool_queue import PoolQueue
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation
 from weft.kernel.telemetry import trace_id_of
@@ -266,7 +264,7 @@ class SchedulingLoop:
     """Runs one Scheduler on one event loop. All methods are called from that loop, so there are no locks."""
 
     def __init__(self, limits: SchedulerLimits, settings: Settings, clock: Clock, deps: LoopDeps) -> None:
-        self._scheduler = Scheduler(limits, settings)
+        self.scheduler = Scheduler(limits, settings)
         self._clock = clock
         self._deps = deps
         self._wake_spans = WakeSpans(deps.tracing, clock)
@@ -286,34 +284,6 @@ class SchedulingLoop:
         self._timer: asyncio.TimerHandle | None = None
         self._view_timer: asyncio.TimerHandle | None = None
         self._closed = False
-
-    @property
-    def waiting(self) -> int:
-        """Number of waiting requests."""
-        return self._scheduler.waiting
-
-    @property
-    def running(self) -> int:
-        """Number of requests that hold a slot."""
-        return self._scheduler.running
-
-    @property
-    def active_tenants(self) -> int:
-        """Number of tenants with requests that wait or run."""
-        return self._scheduler.active_tenants
-
-    @property
-    def shares(self) -> FairShare:
-        """The accounts of fair share, for what keeps them over a restart."""
-        return self._scheduler.shares
-
-    def fair_share(self, tenant: str) -> float | None:
-        """Return a tenant's account of fair share, in tokens by its weight; None: it has none."""
-        return self._scheduler.fair_share(tenant)
-
-    def queues(self) -> list[PoolQueue]:
-        """Return the queue lengths of all pools and routes, in order of their names."""
-        return self._scheduler.queues()
 
     def update_view(self, view: FleetView) -> None:
         """Apply a new view of the registry."""
@@ -342,11 +312,11 @@ class SchedulingLoop:
             raise WeftError(Reason.SERVICE_UNAVAILABLE, "the router does not know the mesh yet")
         key, now = next(self._keys), self._clock.monotonic()
         spec = self._deps.records.clients.resolve(spec)
-        allow_remote = self._scheduler.tenant(spec.tenant).permits_remote(requested=spec.allow_remote)
+        allow_remote = self.scheduler.tenant(spec.tenant).permits_remote(requested=spec.allow_remote)
         request = Request.of(key, spec, now, allow_remote=allow_remote)
         mailbox = self._mailboxes[key] = Mailbox(request, self._admit(request, now))
         try:
-            self._deliver(self._scheduler.submit(request, now))
+            self._deliver(self.scheduler.submit(request, now))
         except Exception:
             # The caller has no key to end it by.
             self.finish(key, Reason.INTERNAL)
@@ -355,7 +325,7 @@ class SchedulingLoop:
 
     def report_first_content(self, key: int) -> None:
         """See Placement.report_first_content."""
-        self._scheduler.report_first_content(key, self._clock.monotonic())
+        self.scheduler.report_first_content(key, self._clock.monotonic())
 
     def report_failed(self, key: int, attempt: int, reason: Reason, message: str = "") -> None:
         """See Placement.report_attempt_failed. A cancelled request is not placed again: its dispatcher ends it."""
@@ -365,7 +335,7 @@ class SchedulingLoop:
         now = self._clock.monotonic()
         self._deps.records.requests.note_failed(key, FailedAttempt(attempt, reason, message), now)
         self._deps.observer.note_failed_attempt(reason)
-        self._deliver(self._scheduler.report_failed(key, attempt, reason, now))
+        self._deliver(self.scheduler.report_failed(key, attempt, reason, now))
 
     def finish(self, key: int, reason: Reason, receipt: receipt_pb2.Receipt | None = None) -> None:
         """End a request; idempotent."""
@@ -397,7 +367,7 @@ class SchedulingLoop:
         if ended.refusal is None:
             failure = None if ended.reason is Reason.UNSPECIFIED else ended.reason
             served = _served(ended.receipt, ended.request.spec.operation)
-            self._deliver(self._scheduler.finish(ended.request.key, ended.at, served, failure))
+            self._deliver(self.scheduler.finish(ended.request.key, ended.at, served, failure))
 
     def lacks_end(self, request: PlacementRequest) -> bool:
         """Whether nothing is known here of the end of a request.
@@ -467,7 +437,7 @@ class SchedulingLoop:
             if error is not None:
                 self._deps.observer.note_failed_wake(model, error.reason)
             failure = None if error is None else WakeFailure(reason=error.reason, message=error.message)
-            self._deliver(self._scheduler.wake_finished(model, failure, now, self_reported=end.self_reported))
+            self._deliver(self.scheduler.wake_finished(model, failure, now, self_reported=end.self_reported))
 
     def close(self) -> None:
         """Refuse all waiting and all future requests."""
@@ -496,7 +466,7 @@ class SchedulingLoop:
         declared = declared_in(tenants)
         self._deps.records.clients.declare({name: limits_of(each) for name, each in declared.items()})
         settings = {name: settings_of(each) for name, each in declared.items()}
-        self._deliver(self._scheduler.declare_tenants(settings, self._clock.monotonic()))
+        self._deliver(self.scheduler.declare_tenants(settings, self._clock.monotonic()))
 
     def _take_view(self) -> None:
         assert self._newest is not None, "a view has arrived"
@@ -510,12 +480,12 @@ class SchedulingLoop:
 
     def _apply(self, change: MeshChange) -> None:
         if change != MeshChange():
-            self._deliver(self._scheduler.apply(change, self._clock.monotonic()))
+            self._deliver(self.scheduler.apply(change, self._clock.monotonic()))
 
     def _deliver(self, decisions: Sequence[Decision]) -> None:
         records, now = self._deps.records, self._clock.monotonic()
         records.requests.note_decisions(decisions, now)
-        records.figures.note_load(self._scheduler.waiting, self._scheduler.running, now)
+        records.figures.note_load(self.scheduler.waiting, self.scheduler.running, now)
         for decision in decisions:
             try:
                 self._carry_out(decision)
@@ -576,15 +546,15 @@ class SchedulingLoop:
             mailbox.put(error)
 
     def _set_timer(self) -> None:
-        if self._timer is None and self._scheduler.needs_ticks and not self._closed:
+        if self._timer is None and self.scheduler.needs_ticks and not self._closed:
             self._timer = asyncio.get_running_loop().call_later(TICK_SECONDS, self._tick)
-            if self._scheduler.is_hurried:
+            if self.scheduler.is_hurried:
                 self._deps.on_waiting()
 
     def _tick(self) -> None:
         self._timer = None
         try:
-            self._deliver(self._scheduler.tick(self._clock.monotonic()))
+            self._deliver(self.scheduler.tick(self._clock.monotonic()))
         except Exception:
             # Without the next tick no waiting request would be refused or get a status.
             log.exception("the tick of the scheduler failed")

@@ -68,7 +68,7 @@ class LocalPlacement(RouterPort):
 
     @override
     async def queues(self) -> Sequence[PoolQueue]:
-        return self._loop.queues()
+        return self._loop.scheduler.queues()
 
     @override
     async def report_end(self, request: PlacementRequest, receipt: receipt_pb2.Receipt) -> bool:

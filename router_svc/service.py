@@ -14,12 +14,10 @@ from router_svc.loop import LoopDeps, RouterRecords, SchedulingLoop, TicketIssue
 from router_svc.memory_watch import MemoryWatch
 from router_svc.observer import RouterState, SchedulingObserver
 from router_svc.placement import LocalPlacement, PlacementServicer
-from router_svc.policy.queue.fair_share import FairShare
 from router_svc.relay import Relay
 from router_svc.request_record import RequestHistory
 from router_svc.request_servicer import JournaledTasks, LocalRequests, RequestServicer
 from router_svc.spans import CallSpans
-from router_svc.usage import UsageRecorder
 from router_svc.waker import Waker
 from weft.api.operations.v1 import operation_service_pb2, operation_service_pb2_grpc
 from weft.api.registry.v1 import lease_service_pb2
@@ -36,8 +34,6 @@ from weft.dispatch.call import LayeredDispatcher
 from weft.dispatch.dispatcher import Dispatcher
 from weft.dispatch.fleet import ExpectedMesh, FleetListener, FleetView, FleetWatcher
 from weft.dispatch.fleet_health import look_at_fleet
-from weft.dispatch.placement import RouterPort
-from weft.dispatch.remote_router import RequestSource
 from weft.durable.batches import FileClient
 from weft.durable.durable_call import durable_calls
 from weft.durable.journal_policy import JournalPolicy
@@ -80,16 +76,19 @@ class RouterService(Service):
         observer: SchedulingObserver | None = None,
     ) -> None:
         self._config = config
+        self.name = config.name
+        """Its name among the routers; empty: it has none."""
         self.tracing = tracing
         """Where the spans of requests and tasks go."""
         observer = observer or SchedulingObserver()
         self._clock = clock
         # The registry's time, which runners use too: this machine's own clock may be off, or be set.
         self._mesh_clock = MeshClock(clock)
-        self._channels = ChannelPool(security=config.security)
+        self.channels = ChannelPool(security=config.security)
+        """Channels to runners, for dispatchers in this process; closed when the router stops."""
         run_wake_recipe = partial(run_recipe, environment=config.wake_environment)
-        self._waker = Waker(run_wake_recipe, self._channels, clock, config.wake_recipes)
-        records = self._records = RouterRecords.empty(
+        self._waker = Waker(run_wake_recipe, self.channels, clock, config.wake_recipes)
+        records = self.records = RouterRecords.empty(
             clock,
             clients=config.clients,
             rate_limits=config.rate_limits,
@@ -109,20 +108,24 @@ class RouterService(Service):
                 on_waiting=self._hurry_memory,
             ),
         )
-        self._local = LocalPlacement(self._loop)
+        self.placement = LocalPlacement(self._loop)
+        """For dispatchers in this process."""
+        scheduler = self._loop.scheduler
+        self.shares = scheduler.shares
+        """For what keeps them over a restart, as `records`."""
         observer.show(
             RouterState(
-                queues=self._loop.queues,
+                queues=scheduler.queues,
                 hosts=lambda: {} if self._memory is None else self._memory.hosts,
                 memory_age_seconds=lambda: None if self._memory is None else self._memory.age_seconds,
                 tracing=tracing,
                 view_revision=lambda: self._view.revision,
                 watch_lag_seconds=lambda: None if self._fleet is None else self._fleet.lost_seconds,
-                fair_share=self._loop.fair_share,
-                active_tenants=lambda: self._loop.active_tenants,
+                fair_share=scheduler.fair_share,
+                active_tenants=lambda: scheduler.active_tenants,
             )
         )
-        self._requests = LocalRequests(
+        self.requests = LocalRequests(
             records.requests,
             records.clients,
             clock,
@@ -132,7 +135,7 @@ class RouterService(Service):
             watches=config.watches,
         )
         self._memory: MemoryWatch | None = None
-        self._relay = None if config.relay is None else Relay(config.relay, self._mesh_clock)
+        self.relay = None if config.relay is None else Relay(config.relay, self._mesh_clock)
         self._registry: grpc.aio.Channel | None = None
         self._fleet: FleetWatcher | None = None
         self._view = self._registry_view = FleetView()
@@ -147,11 +150,11 @@ class RouterService(Service):
         `files` keeps their images and recordings; `journaled` finds the tasks by the ids of their requests.
         """
         self._tasks, self._task_files = tasks, files
-        self._requests.look_into(journaled)
+        self.requests.look_into(journaled)
 
     def reconfigure(self, config: RouterConfig) -> None:
         """Use other profiles of clients and rate limits from now on; every other setting stays as it is."""
-        self._records.clients.reconfigure(config.clients, config.rate_limits)
+        self.records.clients.reconfigure(config.clients, config.rate_limits)
 
     def expect(self, expected: ExpectedMesh) -> None:
         """Treat these models and agents as known, too, until their runners have come."""
@@ -176,45 +179,10 @@ class RouterService(Service):
         """Call `listener` with every new view, from the event loop, after the scheduler has it."""
         self._listeners.append(listener)
 
-    @property
-    def channels(self) -> ChannelPool:
-        """Return the channels to runners, for dispatchers in this process; closed when the router stops."""
-        return self._channels
-
-    @property
-    def placement(self) -> RouterPort:
-        """Return the placement port for dispatchers in this process."""
-        return self._local
-
-    @property
-    def name(self) -> str:
-        """Return its name among the routers; empty: it has none."""
-        return self._config.name
-
-    @property
-    def requests(self) -> RequestSource:
-        """Return the records of requests and clients, for readers in this process."""
-        return self._requests
-
-    @property
-    def usage(self) -> UsageRecorder:
-        """Return the counts of its live requests, for the service that writes them down."""
-        return self._records.usage
-
-    @property
-    def records(self) -> RouterRecords:
-        """Return what it remembers, for the service that keeps it over a restart."""
-        return self._records
-
-    @property
-    def shares(self) -> FairShare:
-        """Return its accounts of fair share, for the same."""
-        return self._loop.shares
-
     def look_back_in(self, history: RequestHistory) -> None:
         """Find requests there, too, that it does not remember itself. Must be called before the start."""
-        self._requests.look_back_in(history)
-        self._local.look_back_in(history)
+        self.requests.look_back_in(history)
+        self.placement.look_back_in(history)
 
     @property
     def view(self) -> FleetView:
@@ -222,14 +190,9 @@ class RouterService(Service):
         return self._view
 
     @property
-    def relay(self) -> Relay | None:
-        """Return the relay of dial-out runners; None: they cannot dial in here."""
-        return self._relay
-
-    @property
     def load(self) -> tuple[int, int]:
         """Return the numbers of waiting and of running requests."""
-        return self._loop.waiting, self._loop.running
+        return self._loop.scheduler.waiting, self._loop.scheduler.running
 
     def health_checks(self) -> tuple[HealthCheck, ...]:
         """Returns the check of its view of the fleet, without which it can place no request."""
@@ -254,7 +217,7 @@ class RouterService(Service):
         journal = JournalPolicy(self, config.journal, is_possible=tasks is not None)
         layers = () if tasks is None else (durable_calls(tasks, self._clock, files=self._task_files),)
         dispatcher = LayeredDispatcher(
-            Dispatcher(self._local, self._channels, clock=self._clock, fleet=self, tracing=self.tracing), *layers
+            Dispatcher(self.placement, self.channels, clock=self._clock, fleet=self, tracing=self.tracing), *layers
         )
         InferenceServicer(
             dispatcher,
@@ -264,17 +227,17 @@ class RouterService(Service):
             asked=lambda model, tenant: asked_name(self._view, model, tenant),
             spans=CallSpans(self._clock, self.tracing),
         ).add_to_server(server)
-        placement = PlacementServicer(self._local, journal)
+        placement = PlacementServicer(self.placement, journal)
         placement_service_pb2_grpc.add_PlacementServiceServicer_to_server(placement, server)
-        request_service_pb2_grpc.add_RequestServiceServicer_to_server(RequestServicer(self._requests), server)
-        if self._relay is not None:
-            server.add_generic_rpc_handlers((self._relay.services(),))
+        request_service_pb2_grpc.add_RequestServiceServicer_to_server(RequestServicer(self.requests), server)
+        if self.relay is not None:
+            server.add_generic_rpc_handlers((self.relay.services(),))
 
     async def start(self) -> None:
         """Starts the router. Requests are placed from the registry's first snapshot on."""
         self._registry = open_channel(self._config.registry_address, self._config.security)
-        if self._relay is not None:
-            self._relay.start(self._registry)
+        if self.relay is not None:
+            self.relay.start(self._registry)
         self._fleet = FleetWatcher(self._registry, self._clock, include_ticket_keys=True, service="router")
         self._fleet.subscribe(self._update_view)
         await self._fleet.start()
@@ -290,7 +253,7 @@ class RouterService(Service):
     def close(self) -> None:
         """Refuse waiting requests, which their dispatchers place elsewhere, and end watches. Safe to call twice."""
         self._loop.close()
-        self._requests.close()
+        self.requests.close()
 
     async def stop(self, grace_seconds: float) -> None:
         """Stops the router. Waiting requests are refused, and placed elsewhere by their dispatchers.
@@ -305,12 +268,12 @@ class RouterService(Service):
         if self._fleet is not None:
             await self._fleet.stop()
             self._fleet = None
-        if self._relay is not None:
-            await self._relay.stop(grace_seconds)
+        if self.relay is not None:
+            await self.relay.stop(grace_seconds)
         if self._registry is not None:
             await self._registry.close(grace=None)
             self._registry = None
-        await self._channels.close()
+        await self.channels.close()
 
     async def _audit_cancellation(self, record: request_pb2.RequestRecord) -> None:
         """Write a cancellation into the registry's audit log; one that cannot be written is in the log alone."""
@@ -331,8 +294,8 @@ class RouterService(Service):
             self._memory.hurry()
 
     def _note_figures(self, hosts: Iterable[lease_service_pb2.HostMemory]) -> None:
-        self._records.figures.note_devices(hosts)
-        self._records.figures.note_speeds(self._view)
+        self.records.figures.note_devices(hosts)
+        self.records.figures.note_speeds(self._view)
 
     def _update_view(self, view: FleetView) -> None:
         self._registry_view, only = view, self._config.only_runner

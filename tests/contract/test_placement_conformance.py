@@ -93,10 +93,10 @@ def scheduling_loop(view: FleetView, wake_error: WeftError | None = None) -> Sch
 async def until_nothing_is_held(loop: SchedulingLoop) -> None:
     """A cancelled call reaches the router a moment later; by then every slot must be free again."""
     for _ in range(200):
-        if (loop.waiting, loop.running) == (0, 0):
+        if (loop.scheduler.waiting, loop.scheduler.running) == (0, 0):
             return
         await asyncio.sleep(0.005)
-    raise AssertionError(f"after 1 s {loop.waiting} wait and {loop.running} run")
+    raise AssertionError(f"after 1 s {loop.scheduler.waiting} wait and {loop.scheduler.running} run")
 
 
 class RouterPlacement(PlacementConformance):

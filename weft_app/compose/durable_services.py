@@ -42,11 +42,11 @@ def usage_service(
     """
     settings = config.router.usage
     if page is None:
-        return UsageService(database, router.usage, settings)
+        return UsageService(database, router.records.usage, settings)
     from router_svc.durable.metrics import UsageMetrics  # noqa: PLC0415 - only where there is a page
 
     observe = UsageMetrics(page, router, by_tenant=settings.tenant_metrics)
-    return UsageService(database, router.usage, settings, observe=observe)
+    return UsageService(database, router.records.usage, settings, observe=observe)
 
 
 def record_service(

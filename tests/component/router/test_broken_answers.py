@@ -22,7 +22,7 @@ async def test_only_answers_broken_off_by_the_runner_count_against_it(
             granted = await grant_of(place)
             await place.report_first_content(granted.attempt)
             await place.report_finished(reason)
-        index = mesh.loop._scheduler._index
+        index = mesh.loop.scheduler._index
         candidate = index.table.candidate(MODEL)
         assert candidate is not None
         assert index.health.is_clean(candidate, mesh.clock.monotonic()) is not counts

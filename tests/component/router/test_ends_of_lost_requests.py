@@ -83,7 +83,7 @@ async def test_stream_end_after_a_router_death_is_recorded_by_the_next_leader(
         assert receipt_pb2.Receipt.FromString(found.receipt or b"").usage.completion_tokens == TOKENS
         assert found.ended_at - found.arrived_at == pytest.approx(0.002)
         assert counted(heir) == (1, TOKENS)
-        assert heir.loop.running == heir.loop.waiting == 0
+        assert heir.loop.scheduler.running == heir.loop.scheduler.waiting == 0
 
 
 async def test_duplicate_end_report_changes_nothing_including_fair_share(
@@ -94,14 +94,14 @@ async def test_duplicate_end_report_changes_nothing_including_fair_share(
         owner.records.usage.keep(100)
         async with open_channel(owner.address) as channel:
             port = RemotePlacement(channel)
-            before = owner.loop.fair_share("t")
+            before = owner.loop.scheduler.fair_share("t")
             assert await port.report_end(request, a_receipt(request))
             first = known(owner, request)
             assert counted(owner) == (1, TOKENS)
             assert not await port.report_end(request, a_receipt(request, reason=Reason.WORKER_LOST))
             assert known(owner, request) is first
             assert counted(owner) == (0, 0)
-            assert owner.loop.fair_share("t") == before
+            assert owner.loop.scheduler.fair_share("t") == before
             assert owner.records.clients.records() == []
 
 

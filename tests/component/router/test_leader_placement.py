@@ -20,7 +20,7 @@ from weft.kernel.reasons import Reason
 async def test_leading_router_places_the_request(tmp_path: Path) -> None:
     async with running(tmp_path) as there, there.place(a_request()) as place:
         assert (await granted(place)).runner == "a"
-        assert {name for name, router in there.routers.items() if router.loop.running} == {"r1"}
+        assert {name for name, router in there.routers.items() if router.loop.scheduler.running} == {"r1"}
 
 
 async def test_request_waiting_at_a_dying_leader_is_placed_by_the_next(tmp_path: Path) -> None:
@@ -32,7 +32,7 @@ async def test_request_waiting_at_a_dying_leader_is_placed_by_the_next(tmp_path:
         heir = await there.lead("r2")
         # The heir does not know of the slot that the dead one granted: the runner would refuse, as it counts itself.
         assert (await waiting).runner == "a"
-        assert heir.loop.running == 1
+        assert heir.loop.scheduler.running == 1
         # The stream that runs is not disturbed.
         await first.report_finished(Reason.UNSPECIFIED)
 
@@ -48,7 +48,7 @@ async def test_request_waiting_at_a_resigning_leader_is_placed_by_the_next_with_
         await there.routers["r1"].lead(False)
         heir = await there.lead("r2")
         assert (await waiting).attempt == 1
-        await until(lambda: there.routers["r1"].loop.waiting == 0)
+        await until(lambda: there.routers["r1"].loop.scheduler.waiting == 0)
         entries, _ = heir.records.requests.under_way(1)
         assert entries[0].spec.age_seconds > 0.0
 
@@ -65,7 +65,7 @@ async def test_request_arriving_without_a_leader_waits_for_the_next(tmp_path: Pa
             assert not done, "nobody could grant it"
             heir = await there.lead("r3")
             await waiting
-            assert heir.loop.running == 1
+            assert heir.loop.scheduler.running == 1
 
 
 async def test_later_of_two_claimed_leaders_is_used(tmp_path: Path) -> None:
@@ -75,7 +75,7 @@ async def test_later_of_two_claimed_leaders_is_used(tmp_path: Path) -> None:
         await until(lambda: there.links.leader is not None and there.links.leader.router.name == "r2")
         async with there.place(a_request()) as place:
             await granted(place)
-            assert there.routers["r2"].loop.running == 1
+            assert there.routers["r2"].loop.scheduler.running == 1
 
 
 @pytest.mark.slow("runs whole services")
@@ -95,7 +95,7 @@ async def test_configured_router_places_requests_before_any_router_is_announced(
         there.show()
         async with there.place(a_request()) as place:
             await granted(place)
-            assert there.routers["r1"].loop.running == 1
+            assert there.routers["r1"].loop.scheduler.running == 1
 
 
 class CancelledWhileItEnds:

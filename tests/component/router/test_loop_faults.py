@@ -47,15 +47,15 @@ async def test_grant_that_cannot_be_signed_loses_neither_other_decisions_nor_its
         refused = await refusal_of(unlucky)
         assert refused.reason is Reason.INTERNAL
         assert FAULT not in refused.message
-        assert mesh.loop.running == 2
+        assert mesh.loop.scheduler.running == 2
         await unlucky.__aexit__(None, None, None)
-        assert mesh.loop.running == 1
+        assert mesh.loop.scheduler.running == 1
 
 
 async def test_failed_tick_does_not_stop_later_ticks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with waking_mesh(tmp_path) as mesh, mesh.place() as place:
         await next_word(place)
-        scheduler = mesh.loop._scheduler
+        scheduler = mesh.loop.scheduler
         tick, ticks = scheduler.tick, asyncio.Event()
         faults = iter([RuntimeError(FAULT)])
 
@@ -97,11 +97,11 @@ async def test_request_that_cannot_be_admitted_leaves_nothing_behind(
             def _place_directly(*_: object) -> None:
                 raise RuntimeError(FAULT)
 
-            faulty.setattr(mesh.loop._scheduler, "_place_directly", _place_directly)
+            faulty.setattr(mesh.loop.scheduler, "_place_directly", _place_directly)
             async with mesh.place("r0") as place:
                 with pytest.raises(RuntimeError, match=FAULT):
                     await place.next_decision()
-        assert (mesh.loop.waiting, mesh.loop.running, mesh.loop._mailboxes) == (0, 0, {})
+        assert (mesh.loop.scheduler.waiting, mesh.loop.scheduler.running, mesh.loop._mailboxes) == (0, 0, {})
         assert len(mesh.loop._deps.records.requests._under_way) == 0
         async with mesh.place("r1") as place:
             assert (await grant_of(place)).model == MODEL

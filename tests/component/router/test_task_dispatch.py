@@ -332,11 +332,11 @@ async def test_task_cancelled_while_queued_for_a_slot_leaves_the_queue(tmp_path:
             assert isinstance(await place.next_decision(), Grant)
             task_id = await submit(tasks)
             async with asyncio.timeout(NOTICE_SECONDS):
-                while not mesh.loop.waiting:
+                while not mesh.loop.scheduler.waiting:
                     await let_all_run()
             await tasks.cancel(TENANT, task_id)
             async with asyncio.timeout(NOTICE_SECONDS):
-                while mesh.loop.waiting:
+                while mesh.loop.scheduler.waiting:
                     await let_all_run()
         assert not mesh.runner.calls
 
@@ -349,7 +349,7 @@ async def test_slot_granted_to_a_deleted_task_is_freed_immediately(tmp_path: Pat
             assert isinstance(await place.next_decision(), Grant)
             gone, next_one = await submit(tasks), await submit(tasks)
             async with asyncio.timeout(NOTICE_SECONDS):
-                while mesh.loop.waiting < 2:
+                while mesh.loop.scheduler.waiting < 2:
                     await let_all_run()
             # As another router would do it: nobody tells this one.
             store = tasks._calls._servicer._deps.store  # type: ignore[attr-defined]
@@ -359,7 +359,7 @@ async def test_slot_granted_to_a_deleted_task_is_freed_immediately(tmp_path: Pat
         assert task.state == task_pb2.TASK_STATE_COMPLETED
         assert len(mesh.runner.calls) == 1
         async with asyncio.timeout(NOTICE_SECONDS):
-            while mesh.loop.running:
+            while mesh.loop.scheduler.running:
                 await let_all_run()
 
 
