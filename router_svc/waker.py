@@ -1,7 +1,6 @@
 """Executes wakes: runs a recipe or calls a runner, and watches the view until the model is ready."""
 
 import asyncio
-from collections.abc import Coroutine
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Protocol, cast
@@ -16,11 +15,10 @@ from weft.api.registry.v1 import wake_pb2
 from weft.api.runner.v1 import runner_service_pb2, runner_service_pb2_grpc
 from weft.dispatch.fleet import FleetView
 from weft.kernel.address import metadata_of
-from weft.kernel.clock import Clock
+from weft.kernel.clock import Clock, wait_for_event
 from weft.kernel.errors import WeftError
 from weft.kernel.log import get_logger
 from weft.kernel.reasons import Reason
-from weft.kernel.request import Priority
 from weft.kernel.rpc import ChannelPool, calling
 from weft.kernel.service import start_task, stop_tasks
 from weft.wake.recipes import mesh_recipe
@@ -62,8 +60,7 @@ class _Step(Enum):
 class _Attempt:
     """Progress of one wake."""
 
-    model: str
-    max_wait_seconds: float
+    wakes: Wakes
     ends_at: float
     """On the router's monotonic clock."""
     recipe_ran: bool = False
@@ -71,10 +68,6 @@ class _Attempt:
     woken_at: dict[str, float] = field(default_factory=dict)
     """When which incarnation of its runner reported that it is awake; the view shows it with the runner's next
     report."""
-    doubted: bool = False
-    """See Wakes."""
-    priority: Priority = Priority.NORMAL
-    """See Wakes."""
     runner_insists: bool = False
     """Whether the runner insists that it is awake while the view keeps showing something else."""
 
@@ -139,35 +132,25 @@ class Waker(WakeStarter):
 
     async def _within_bound(self, wakes: Wakes) -> bool:
         """Return whether only the runner reports that the model is awake."""
-        ends_at = self._clock.monotonic() + wakes.max_wait_seconds
-        attempt = _Attempt(
-            model=wakes.model,
-            max_wait_seconds=wakes.max_wait_seconds,
-            ends_at=ends_at,
-            doubted=wakes.doubted,
-            priority=wakes.priority,
-        )
-        given_up = self._given_up[wakes.model]
-        if not await self._ends_within(wakes.max_wait_seconds, self._bring_up(attempt), given_up):
-            raise _no_memory() if given_up.is_set() else _not_in_time(wakes.max_wait_seconds)
-        return attempt.runner_insists
-
-    async def _ends_within(
-        self, seconds: float, work: Coroutine[Any, Any, None], given_up: asyncio.Event | None = None
-    ) -> bool:
-        """Return whether `work` ended in time and was not given up; its error is raised. Otherwise it is cancelled."""
-        working = asyncio.create_task(work)
-        others = [asyncio.create_task(self._clock.sleep(seconds))]
-        if given_up is not None:
-            others.append(asyncio.create_task(given_up.wait()))  # type: ignore[arg-type]  # its result is not used
+        seconds, given_up = wakes.max_wait_seconds, self._given_up[wakes.model]
+        attempt = _Attempt(wakes=wakes, ends_at=self._clock.monotonic() + seconds)
+        working: asyncio.Task[Any] = asyncio.create_task(self._bring_up(attempt))
+        ending: asyncio.Task[Any] = asyncio.create_task(wait_for_event(given_up, self._clock, seconds))
         try:
-            await asyncio.wait({working, *others}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({working, ending}, return_when=asyncio.FIRST_COMPLETED)
             if working.done():
                 working.result()
-                return True
-            return False
+                return attempt.runner_insists
         finally:
-            await stop_tasks(task for task in (working, *others) if not task.done())
+            await stop_tasks(task for task in (working, ending) if not task.done())
+        if given_up.is_set():
+            message = "its memory is held by models and programs that are never evicted"
+            raise WeftError(Reason.INSUFFICIENT_MEMORY, message)
+        raise WeftError(
+            Reason.WAKE_FAILED,
+            f"it did not take requests within {seconds:.0f} s; a larger max_wait_seconds in its wake recipe waits "
+            "longer",
+        )
 
     async def _bring_up(self, attempt: _Attempt) -> None:
         while (step := _next_step(self._view, attempt, self._clock.monotonic())) is not _Step.DONE:
@@ -177,15 +160,12 @@ class Waker(WakeStarter):
                 case _Step.CALL_RUNNER:
                     await self._call_runner(attempt)
                 case _Step.WAIT:
-                    await self._next_view()
+                    await self._view_changed.wait()
                 case _Step.CONFIRM:
-                    await self._ends_within(CONFIRM_SECONDS, self._next_view())
-
-    async def _next_view(self) -> None:
-        await self._view_changed.wait()
+                    await wait_for_event(self._view_changed, self._clock, CONFIRM_SECONDS)
 
     async def _carry_out_recipe(self, attempt: _Attempt) -> None:
-        recipe = mesh_recipe(wake_plan(self._view.models[attempt.model]))
+        recipe = mesh_recipe(wake_plan(self._view.models[attempt.wakes.model]))
         assert recipe is not None, "only a model with a recipe gets this step"
         kind = recipe.WhichOneof("action")
         if kind not in self._allowed_recipes:
@@ -198,7 +178,7 @@ class Waker(WakeStarter):
         attempt.recipe_ran = True
 
     async def _call_runner(self, attempt: _Attempt) -> None:
-        model = self._view.models[attempt.model]
+        model = self._view.models[attempt.wakes.model]
         runner = self._view.runners[model.runner]
         channel = await self._channels.get(runner.address)
         stub = cast("RunnerServiceAsyncStub", runner_service_pb2_grpc.RunnerServiceStub(channel))
@@ -206,8 +186,8 @@ class Waker(WakeStarter):
             with calling(Reason.WORKER_LOST):
                 await stub.Wake(
                     runner_service_pb2.WakeRequest(
-                        model=attempt.model,
-                        priority=attempt.priority.wire,  # type: ignore[arg-type]  # same numbers
+                        model=attempt.wakes.model,
+                        priority=attempt.wakes.priority.wire,  # type: ignore[arg-type]  # same numbers
                     ),
                     timeout=self._seconds_left(attempt) + CALL_MARGIN_SECONDS,
                     metadata=metadata_of(runner.address),
@@ -220,7 +200,7 @@ class Waker(WakeStarter):
             if attempt.recipe_ran:
                 await self._clock.sleep(LOST_RUNNER_RETRY_SECONDS)
             return
-        attempt.runner_insists = attempt.doubted or runner.incarnation in attempt.woken_at
+        attempt.runner_insists = attempt.wakes.doubted or runner.incarnation in attempt.woken_at
         attempt.woken_at[runner.incarnation] = self._clock.monotonic()
 
     def _seconds_left(self, attempt: _Attempt) -> float:
@@ -229,11 +209,11 @@ class Waker(WakeStarter):
 
 def _next_step(view: FleetView, attempt: _Attempt, now: float) -> _Step:
     """Return the next action for the current view. Raises WAKE_FAILED when the model cannot come up any more."""
-    model = view.models.get(attempt.model)
+    model = view.models.get(attempt.wakes.model)
     if model is None:
         raise WeftError(Reason.WAKE_FAILED, "it is not in the mesh any more")
     candidate = candidate_of(view, model)
-    if attempt.runner_insists or (candidate.readiness is Readiness.READY and not attempt.doubted):
+    if attempt.runner_insists or (candidate.readiness is Readiness.READY and not attempt.wakes.doubted):
         return _Step.DONE
     if candidate.readiness is Readiness.LOADING:
         return _Step.WAIT
@@ -253,17 +233,6 @@ def _next_step(view: FleetView, attempt: _Attempt, now: float) -> _Step:
     if not has_recipe:
         raise WeftError(Reason.WAKE_FAILED, "its runner is gone")
     return _Step.WAIT
-
-
-def _not_in_time(seconds: float) -> WeftError:
-    return WeftError(
-        Reason.WAKE_FAILED,
-        f"it did not take requests within {seconds:.0f} s; a larger max_wait_seconds in its wake recipe waits longer",
-    )
-
-
-def _no_memory() -> WeftError:
-    return WeftError(Reason.INSUFFICIENT_MEMORY, "its memory is held by models and programs that are never evicted")
 
 
 def _as_wake_failure(error: WeftError) -> WeftError:

@@ -64,25 +64,31 @@ def estimate_error(estimated_seconds: float, waited_seconds: float) -> float:
 ModelHost = tuple[str, str]
 """A model on a host: the same model is not equally fast on all hosts."""
 _Key = TypeVar("_Key", bound=Hashable)
+_Value = TypeVar("_Value")
 
 
-class Averages(OrderedDict[_Key, float]):
-    """Bounded table of exponential averages; the least recently updated one is forgotten first."""
+class Recent(OrderedDict[_Key, _Value]):
+    """Bounded table; the least recently updated entry is forgotten first."""
 
     def __init__(self, max_entries: int) -> None:
         super().__init__()
         self._max_entries = max_entries
 
+    def put(self, key: _Key, value: _Value) -> None:
+        """Update an entry."""
+        self[key] = value
+        self.move_to_end(key)
+        if len(self) > self._max_entries:
+            self.popitem(last=False)
+
+
+class Averages(Recent[_Key, float]):
+    """Exponential averages."""
+
     def note(self, key: _Key, measured: float) -> None:
         """Add a measurement."""
         known = self.get(key)
-        if known is not None:
-            self[key] = known + NEWEST_SHARE * (measured - known)
-            self.move_to_end(key)
-            return
-        self[key] = measured
-        if len(self) > self._max_entries:
-            self.popitem(last=False)
+        self.put(key, measured if known is None else known + NEWEST_SHARE * (measured - known))
 
 
 @dataclass(slots=True)
@@ -184,18 +190,17 @@ class Estimates:
     def __init__(self) -> None:
         self._load_seconds: Averages[ModelHost] = Averages(MAX_MEASURED_MODELS)
         self._service_seconds: Averages[ModelHost] = Averages(MAX_MEASURED_MODELS)
-        self._speeds: OrderedDict[tuple[ModelHost, WorkUnit], _Speed] = OrderedDict()
-        """The least recently updated one is forgotten first."""
+        self._speeds: Recent[tuple[ModelHost, WorkUnit], _Speed] = Recent(MAX_MEASURED_MODELS)
         self._unit_device_seconds: Averages[tuple[str, WorkUnit]] = Averages(MAX_MEASURED_MODELS)
         """Device time of a unit of media, by pool."""
-        self._exchanges: OrderedDict[str, _Exchange] = OrderedDict()
-        """By host; the least recently updated one is forgotten first."""
+        self._exchanges: Recent[str, _Exchange] = Recent(MAX_MEASURED_MODELS)
+        """By host."""
         self._exchange = _Exchange()
         """Of all hosts together."""
         self._output_tokens: Averages[tuple[str, str]] = Averages(MAX_MEASURED_KINDS)
         self._pool_output_tokens: Averages[str] = Averages(MAX_MEASURED_MODELS)
-        self._lengths: OrderedDict[str, _Lengths] = OrderedDict()
-        """By pool; the least recently updated one is forgotten first."""
+        self._lengths: Recent[str, _Lengths] = Recent(MAX_MEASURED_MODELS)
+        """By pool."""
 
     def note_load(self, candidate: Candidate, seconds: float) -> None:
         """Record the duration of a load from nothing, from its order until the model was ready.
@@ -233,7 +238,9 @@ class Estimates:
         self._note_speed(_model_host(candidate), WorkUnit.TOKENS, seconds, first_content_seconds, tokens)
         self._output_tokens.note((candidate.pool, tenant), tokens)
         self._pool_output_tokens.note(candidate.pool, tokens)
-        self._note_length(candidate.pool, tokens, was_cut=limit is not None and tokens >= limit)
+        lengths = self._lengths.get(candidate.pool) or _Lengths()
+        lengths.note(tokens, was_cut=limit is not None and tokens >= limit)
+        self._lengths.put(candidate.pool, lengths)
 
     def note_media(
         self, candidate: Candidate, unit: WorkUnit, work: float, seconds: float, device_seconds: float
@@ -250,10 +257,9 @@ class Estimates:
             return
         self._exchange.note(tokens, device_seconds)
         host = _host(candidate)
-        self._exchanges.setdefault(host, _Exchange()).note(tokens, device_seconds)
-        self._exchanges.move_to_end(host)
-        if len(self._exchanges) > MAX_MEASURED_MODELS:
-            self._exchanges.popitem(last=False)
+        exchange = self._exchanges.get(host) or _Exchange()
+        exchange.note(tokens, device_seconds)
+        self._exchanges.put(host, exchange)
 
     def tokens_per_device_second(self, candidate: Candidate) -> float:
         """Return the tokens that a second of its device's time is charged as.
@@ -363,13 +369,6 @@ class Estimates:
         if lengths is not None:
             lengths.note_deviation(abs(tokens - expected) / expected)
 
-    def _note_length(self, pool: str, tokens: float, *, was_cut: bool) -> None:
-        lengths = self._lengths.setdefault(pool, _Lengths())
-        self._lengths.move_to_end(pool)
-        lengths.note(tokens, was_cut=was_cut)
-        if len(self._lengths) > MAX_MEASURED_MODELS:
-            self._lengths.popitem(last=False)
-
     def _note_speed(
         self, model_host: ModelHost, unit: WorkUnit, seconds: float, first: float | None, work: float
     ) -> None:
@@ -380,13 +379,11 @@ class Estimates:
         between = None if first is None or work < 2 else (seconds - first) / (work - 1)
         self._service_seconds.note(model_host, seconds)
         speed = self._speeds.get((model_host, unit))
-        if speed is not None:
+        if speed is None:
+            speed = _Speed(unit_seconds, first, between, work)
+        else:
             speed.note(unit_seconds, first, between, work)
-            self._speeds.move_to_end((model_host, unit))
-            return
-        self._speeds[model_host, unit] = _Speed(unit_seconds, first, between, work)
-        if len(self._speeds) > MAX_MEASURED_MODELS:
-            self._speeds.popitem(last=False)
+        self._speeds.put((model_host, unit), speed)
 
 
 def wait_seconds(ahead: int, slots: int, mean_service_seconds: float | None) -> float | None:

@@ -136,7 +136,7 @@ class Reconciler:
         for candidate, seconds in settled.ready:
             # The runner's current value: before its first load it had none.
             usual = self._cluster.usual_load_of(candidate.model) or candidate.usual_load_seconds
-            self._estimator.note_load(replace(candidate, usual_load_seconds=usual), seconds)
+            self._estimator.estimates.note_load(replace(candidate, usual_load_seconds=usual), seconds)
         decisions: list[Decision] = []
         for model in settled.loading:
             decisions += self._refresh(model, now)

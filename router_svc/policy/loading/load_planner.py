@@ -22,13 +22,12 @@ decision is kept while there is demand for it and it is possible.
 """
 
 import math
-from collections import OrderedDict
 from collections.abc import Container, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 
 from router_svc.policy.endpoints.candidates import Candidate, CandidateKey, HostMemory, Readiness
-from router_svc.policy.estimates import Estimates
+from router_svc.policy.estimates import Estimates, Recent
 from router_svc.policy.limits import SchedulerLimits
 from router_svc.policy.loading.load_plan import Demand, LoadGate, LoadPlan, LoadStart, Resident
 from router_svc.policy.loading.memory_gate import (
@@ -238,9 +237,9 @@ class LoadPlanner:
         self._costs = SwapCosts(limits, estimates)
         self._planned: dict[str, PlannedLoad] = {}
         """By model."""
-        self._last_resident: OrderedDict[str, float] = OrderedDict()
-        self._no_memory_until: OrderedDict[str, float] = OrderedDict()
-        self._doubted_until: OrderedDict[str, float] = OrderedDict()
+        self._last_resident: Recent[str, float] = Recent(MAX_REMEMBERED_MODELS)
+        self._no_memory_until: Recent[str, float] = Recent(MAX_REMEMBERED_MODELS)
+        self._doubted_until: Recent[str, float] = Recent(MAX_REMEMBERED_MODELS)
 
     def review(
         self,
@@ -261,7 +260,7 @@ class LoadPlanner:
         doubted = {model for model, until in self._doubted_until.items() if until > now}
         review = Review(residents, hosts, waking, now, doubted=doubted, loading=loading | waking.keys())
         for resident in (each for on_host in residents.values() for each in on_host):
-            _remember(self._last_resident, resident.candidate.model, now)
+            self._last_resident.put(resident.candidate.model, now)
         for demand in demands:
             review.note(demand)
         self._keep_planned({demand.queue: demand for demand in demands}, review)
@@ -280,7 +279,7 @@ class LoadPlanner:
     def note_no_memory(self, model: str, now: float) -> None:
         """Record that a load that was begun found no memory; it is tried again after a pause."""
         self._planned.pop(model, None)
-        _remember(self._no_memory_until, model, now + self._limits.memory_retry_seconds)
+        self._no_memory_until.put(model, now + self._limits.memory_retry_seconds)
 
     def _due_at(self, demand: Demand) -> float:
         """Return when models are evicted at any cost; infinite for a demand that is durable or not cold."""
@@ -315,7 +314,7 @@ class LoadPlanner:
             if space is not None:
                 self._make_room_for_stuck(planned, space, review)
                 if review.give_up_starved(planned, space, _loads(model, demands.get(planned.queue)), self._limits):
-                    _remember(self._doubted_until, model, review.now + self._limits.book_doubt_seconds)
+                    self._doubted_until.put(model, review.now + self._limits.book_doubt_seconds)
                 is_booked = space.has_booked(planned.candidate)
                 planned.was_booked &= is_booked
                 if is_booked and not planned.was_booked and model in review.doubted:
@@ -594,10 +593,3 @@ def _loads(model: str, demand: Demand | None) -> bool:
     """Whether the model's runner reports that it is loading."""
     asleep = () if demand is None else demand.asleep
     return any(each.model == model and each.readiness is Readiness.LOADING for each in asleep)
-
-
-def _remember(table: OrderedDict[str, float], model: str, moment: float) -> None:
-    table[model] = moment
-    table.move_to_end(model)
-    if len(table) > MAX_REMEMBERED_MODELS:
-        table.popitem(last=False)

@@ -122,7 +122,7 @@ class StatusNotifier:
         if request_class is not None and request_class.awaited_wake is not None:
             candidate = self._index.table.candidate(request_class.awaited_wake)
             if candidate is not None:
-                usual = self._estimator.usual_load(candidate)
+                usual = self._estimator.estimates.load_seconds(candidate)
                 status = self._loads.wakes.status(request_class.awaited_wake, now, usual)
                 return waits_for_wake(request, candidate, status)
         loading = [known for model in capacity.loading if (known := self._index.table.candidate(model)) is not None]

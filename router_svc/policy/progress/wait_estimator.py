@@ -1,7 +1,8 @@
 """Estimates how long requests wait: for a slot, for a load, for their answer."""
 
 import heapq
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from typing import TypeVar
 
 from router_svc.policy import refusals
 from router_svc.policy.decisions import Rejects
@@ -17,6 +18,8 @@ from router_svc.policy.loading.wake_tracker import WakeTracker
 from router_svc.policy.queue.queue import MAX_REMEMBERED_KINDS, Queue
 from router_svc.policy.request import UNITS, Request, RequestKind, WorkUnit
 from weft.kernel.names import ROUTE_PREFIX
+
+T = TypeVar("T")
 
 MAX_SLOTS_LOOKED_AT = 64
 """Running requests whose end is estimated one by one; the others are assumed to end like these."""
@@ -134,7 +137,7 @@ class WaitEstimator:
         self._cluster = cluster
         self._index = cluster.index
         self._wakes = wakes
-        self._estimates = estimates
+        self.estimates = estimates
         self.running = RunningRequests(estimates)
 
     def capacity(self, queue: Queue, kind: RequestKind) -> Capacity:
@@ -166,25 +169,29 @@ class WaitEstimator:
 
     def considered(self, queue: Queue, request: Request, now: float) -> tuple[Considered, ...]:
         """Return the considered candidates for a request, at most as old as the interval of status messages."""
-        known = queue.considered.get(request.kind)
-        if known is not None and now < known[0] + TELL_INTERVAL_SECONDS:
-            return known[1]
-        seen = self._index.considered(queue.name, self.pick(request), now)
-        if len(queue.considered) >= MAX_REMEMBERED_KINDS:
-            queue.considered.clear()
-        queue.considered[request.kind] = (now, seen)
-        return seen
+        look = self._index.considered
+        return self._recently(queue.considered, TELL_INTERVAL_SECONDS, look, queue, request, now)
 
     def unhealthy(self, queue: Queue, request: Request, now: float) -> Sequence[tuple[str, str]]:
         """Return the ready models with a free slot that get no request, each with the reason as text."""
-        known = queue.unhealthy.get(request.kind)
-        if known is not None and now < known[0] + SAMPLE_SECONDS:
-            return known[1]
-        seen = self._index.unhealthy(queue.name, self.pick(request), now)
-        if len(queue.unhealthy) >= MAX_REMEMBERED_KINDS:
-            queue.unhealthy.clear()
-        queue.unhealthy[request.kind] = (now, seen)
-        return seen
+        return self._recently(queue.unhealthy, SAMPLE_SECONDS, self._index.unhealthy, queue, request, now)
+
+    def _recently(
+        self,
+        known: dict[RequestKind, tuple[float, T]],
+        seconds: float,
+        look: Callable[[str, PickRequest, float], T],
+        queue: Queue,
+        request: Request,
+        now: float,
+    ) -> T:
+        """Return what `look` returned for such a request, at most so many seconds ago."""
+        found = known.get(request.kind)
+        if found is None or now >= found[0] + seconds:
+            if len(known) >= MAX_REMEMBERED_KINDS:
+                known.clear()
+            found = known[request.kind] = (now, look(queue.name, self.pick(request), now))
+        return found[1]
 
     def slot_wait(self, queue: Queue, capacity: Capacity, position: int, now: float) -> float | None:
         """Return the expected wait for a slot at this position in seconds; None: unknown.
@@ -197,7 +204,7 @@ class WaitEstimator:
             return position / rate
         if capacity.ready is None:
             return None
-        return wait_seconds(position - 1, capacity.slots, self._estimates.mean_service_seconds(capacity.ready))
+        return wait_seconds(position - 1, capacity.slots, self.estimates.mean_service_seconds(capacity.ready))
 
     def shown_slot_wait(
         self, request: Request, queue: Queue, capacity: Capacity, position: int, now: float
@@ -229,7 +236,9 @@ class WaitEstimator:
         """Return how long a cold queue waits until one of its members is ready; None: unknown."""
         known: list[float] = []
         for model in capacity.waking:
-            status = self._wakes.status(model, now, self._usual(model))
+            candidate = self._index.table.candidate(model)
+            usual = None if candidate is None else self.estimates.load_seconds(candidate)
+            status = self._wakes.status(model, now, usual)
             if status.eta_seconds is not None:
                 known.append(status.eta_seconds)
         for model in capacity.loading:
@@ -240,16 +249,8 @@ class WaitEstimator:
             return min(known, default=None)
         if gate is not None:
             return gate.eta_seconds
-        loads = (self._estimates.load_seconds(candidate) for candidate in capacity.asleep)
+        loads = (self.estimates.load_seconds(candidate) for candidate in capacity.asleep)
         return min((seconds for seconds in loads if seconds is not None), default=None)
-
-    def note_load(self, candidate: Candidate, seconds: float) -> None:
-        """Record how long a load took."""
-        self._estimates.note_load(candidate, seconds)
-
-    def usual_load(self, candidate: Candidate) -> float | None:
-        """Return how long its load takes; None: unknown."""
-        return self._estimates.load_seconds(candidate)
 
     def parts(
         self, request: Request, queue: Queue, capacity: Capacity, position: int, gate: LoadGate | None, now: float
@@ -263,7 +264,7 @@ class WaitEstimator:
             waits = ("in the queue", self.slot_wait(queue, capacity, position, now))
         else:
             waits = ("until a model is loaded", self.load_wait(capacity, gate, now))
-        answer = None if served_by is None else self._estimates.certain_service_seconds(served_by, request)
+        answer = None if served_by is None else self.estimates.certain_service_seconds(served_by, request)
         return tuple((what, seconds) for what, seconds in (waits, ("to answer", answer)) if seconds is not None)
 
     def unreachable(
@@ -287,7 +288,7 @@ class WaitEstimator:
             return None
         if now >= request.deadline_at:
             return refusals.deadline_passed(request)
-        answer = self._estimates.certain_service_seconds(candidate, request)
+        answer = self.estimates.certain_service_seconds(candidate, request)
         if answer is None or now + answer <= request.deadline_at:
             return None
         return refusals.deadline_unreachable(request, (("to answer", answer),), request.deadline_at - now)
@@ -315,10 +316,6 @@ class WaitEstimator:
         keys, primary = list(members), route.candidates[0]
         pinned = [member for member in keys if primary in (member.model, member.pool)]
         return iter(pinned or keys)
-
-    def _usual(self, model: str) -> float | None:
-        candidate = self._index.table.candidate(model)
-        return None if candidate is None else self._estimates.load_seconds(candidate)
 
     def _works(self, candidate: Candidate) -> tuple[object, ...]:
         return (self._wakes.failed_last(candidate.model),)

@@ -121,7 +121,7 @@ class Queue:
         """Waiting requests of callers: status messages and refusals count these."""
         self.capacities: dict[RequestKind, Capacity] = {}
         """Capacity for requests of a kind; cleared whenever it changes."""
-        self.unhealthy: dict[RequestKind, tuple[float, Sequence[tuple[str, str]]]] = {}
+        self.unhealthy: dict[RequestKind, tuple[float, tuple[tuple[str, str], ...]]] = {}
         """Endpoints that get no request for another reason than their slots, with the time; cleared with
         `capacities`."""
         self.considered: dict[RequestKind, tuple[float, tuple[Considered, ...]]] = {}
