@@ -10,8 +10,9 @@ from gateway.deps import Gateway, GatewayDeps
 from gateway.intake.headers import tenant_of
 from gateway.intake.query import Query, begin_read
 from gateway.routing import collaborator
+from weft.api.router.v1 import usage_service_pb2 as pb
 from weft.documents.codec import document_of
-from weft.durable.usage import MAX_ROWS, UsageClient, groups_of, moment_of, usage_request
+from weft.durable.usage import MAX_ROWS, UsageClient, groups_of, moment_of
 from weft.kernel.names import MAX_NAME_CHARS, MAX_TENANT_CHARS, require_token
 
 SURFACE = "usage"
@@ -37,8 +38,8 @@ async def get_all_usage(deps: Gateway, usage: Usage, request: Request) -> Respon
 
 async def _answer(deps: GatewayDeps, usage: UsageClient, query: Query, tenant: str) -> Response:
     now, model = deps.clock.utc_now(), query.text("model")
-    wanted = usage_request(
-        groups_of(query.text("by"), "by"),
+    wanted = pb.ListUsageRequest(
+        by=groups_of(query.text("by"), "by"),
         since=moment_of(query.text("since"), "since", now) if "since" in query else None,
         until=moment_of(query.text("until"), "until", now) if "until" in query else None,
         tenant=tenant,

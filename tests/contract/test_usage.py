@@ -22,7 +22,7 @@ from weft.api.router.v1 import task_pb2, usage_pb2
 from weft.api.router.v1 import usage_service_pb2 as pb
 from weft.dispatch.fleet import FleetView
 from weft.durable.tasks import task_error
-from weft.durable.usage import GROUPS, usage_request
+from weft.durable.usage import GROUPS
 from weft.kernel.placement_request import PlacementRequest
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation, Priority
@@ -76,7 +76,7 @@ class Router:
         self.recorder.note_end(ending(request, receipt=receipt, view=FleetView()))
 
     async def listed(self, *by: str, **bounds: Any) -> pb.ListUsageResponse:
-        return await self.usage.store.usage(usage_request([GROUPS[word] for word in by], **bounds))
+        return await self.usage.store.usage(pb.ListUsageRequest(by=[GROUPS[word] for word in by], **bounds))
 
 
 def a_receipt(chance: random.Random, outcome: "receipt_pb2.Outcome.ValueType") -> receipt_pb2.Receipt:

@@ -11,7 +11,7 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
 
-from weft.api.common.v1 import audio_pb2, chat_pb2, completion_pb2, embedding_pb2, event_pb2, image_pb2
+from weft.api.common.v1 import embedding_pb2, event_pb2
 from weft.api.router.v1 import inference_service_pb2, task_pb2, task_service_pb2
 from weft.dispatch.call import Call, Layer, Proceed
 from weft.dispatch.frames import Frame, has_content
@@ -33,6 +33,7 @@ MIN_PENDING_SECONDS = 1.0
 _NANOSECONDS = 1e9
 _SPEC = "spec"
 """Field name that the task store uses for a request."""
+_PAYLOADS = task_pb2.TaskSpec.DESCRIPTOR.oneofs_by_name["payload"].fields
 _WATCH_AGAIN = frozenset({Reason.SERVICE_UNAVAILABLE, Reason.SHUTTING_DOWN, Reason.WATCH_LAGGED})
 """With these a watch has ended, and the task has not."""
 
@@ -80,19 +81,8 @@ def task_spec(
         metadata=context.metadata,
         asked_model=context.asked_model,
     )
-    match payload:
-        case chat_pb2.ChatPayload():
-            spec.chat.CopyFrom(payload)
-        case completion_pb2.CompletionPayload():
-            spec.completion.CopyFrom(payload)
-        case embedding_pb2.EmbeddingPayload():
-            spec.embedding.CopyFrom(payload)
-        case image_pb2.ImagePayload():
-            spec.image.CopyFrom(payload)
-        case audio_pb2.TranscriptionPayload():
-            spec.transcription.CopyFrom(payload)
-        case audio_pb2.SpeechPayload():
-            spec.speech.CopyFrom(payload)
+    [kind] = (each for each in _PAYLOADS if each.message_type == payload.DESCRIPTOR)
+    getattr(spec, kind.name).CopyFrom(payload)
     return spec
 
 
@@ -368,39 +358,32 @@ class _Generation:
             self._attempt, self._held, self._end = attempt, [], None
 
 
-async def _embeddings(
-    deps: DurableCallDeps, journal: Journal, call: Call[list[embedding_pb2.Embedding]]
-) -> AsyncGenerator[list[embedding_pb2.Embedding]]:
-    """Yields the vectors of a durable task. Raises the WeftError that it failed with, CANCELLED for a cancelled one."""
-    vectors: list[embedding_pb2.Embedding] = []
-    attempt = 0
+async def _output_of(deps: DurableCallDeps, journal: Journal, call: Call[Any]) -> task_pb2.TaskOutput:
+    """Returns the output of a durable task. Raises the error that it failed with, CANCELLED for a cancelled one."""
+    output, attempt = task_pb2.TaskOutput(), 0
     async with aclosing(WatchedTask(deps, call.context, journal, call.payload).events()) as events:
         async for item in events:
             of_attempt = item.piece.attempt if item.HasField("piece") else item.task.attempt
             if of_attempt != attempt:
-                attempt, call.receipt = of_attempt, None
-                vectors.clear()
-            vectors.extend(item.piece.output.embeddings)
-            for event in item.piece.output.events:
-                if event.HasField("finished"):
-                    call.receipt = event.finished.receipt
+                attempt, output = of_attempt, task_pb2.TaskOutput()
+            output.MergeFrom(item.piece.output)
             if _is_end(item):
                 require_completed(item.task)
-    yield vectors
+    for event in output.events:
+        if event.HasField("finished"):
+            call.receipt = event.finished.receipt
+    return output
+
+
+async def _embeddings(
+    deps: DurableCallDeps, journal: Journal, call: Call[list[embedding_pb2.Embedding]]
+) -> AsyncGenerator[list[embedding_pb2.Embedding]]:
+    yield list((await _output_of(deps, journal, call)).embeddings)
 
 
 async def _speech(deps: DurableCallDeps, journal: Journal, call: Call[SpeechPiece]) -> AsyncGenerator[SpeechPiece]:
-    """Yields the recording of a durable task. Raises the error that it failed with, CANCELLED for a cancelled one."""
-    spoken: audio_pb2.SpeechPart | None = None
-    async with aclosing(WatchedTask(deps, call.context, journal, call.payload).events()) as events:
-        async for item in events:
-            if _is_end(item):
-                require_completed(item.task)
-            for event in item.piece.output.events:
-                if event.HasField("speech"):
-                    spoken = event.speech
-                elif event.HasField("finished"):
-                    call.receipt = event.finished.receipt
+    events = (await _output_of(deps, journal, call)).events
+    spoken = next((event.speech for event in events if event.HasField("speech")), None)
     if spoken is None or deps.files is None:
         raise WeftError(Reason.BACKEND_PROTOCOL_ERROR, "the model sent an empty recording")
     media_type = spoken.media_type

@@ -150,13 +150,6 @@ def task_not_found(task_id: str) -> WeftError:
     return WeftError(Reason.NOT_FOUND, f"no task {task_id} exists; finished tasks are deleted after a retention time")
 
 
-def task_being_deleted() -> WeftError:
-    """SERVICE_UNAVAILABLE for a submission whose idempotency key belongs to a task that is being deleted."""
-    return WeftError(
-        Reason.SERVICE_UNAVAILABLE, "the task of this idempotency key is just being deleted", retry_after_seconds=1
-    )
-
-
 def event_number(attempt: int, index: int) -> int:
     """Returns the number of an attempt's event, counted from 1. Numbers only increase, also over attempts."""
     return (attempt << _INDEX_BITS) | index

@@ -68,16 +68,3 @@ def moment_of(text: str, field: str, now: datetime) -> Timestamp:
         return stamp_of((found if found.tzinfo is not None else found.replace(tzinfo=UTC)).astimezone(UTC))
     except (ValueError, OverflowError):
         raise invalid_field(field, "must be a length of time such as 90m, 12h, 30d or 4w, or a date and time") from None
-
-
-def usage_request(
-    by: list[Group],
-    *,
-    since: Timestamp | None = None,
-    until: Timestamp | None = None,
-    tenant: str = "",
-    model: str = "",
-    limit: int = 0,
-) -> pb.ListUsageRequest:
-    """Returns the request; None: no bound."""
-    return pb.ListUsageRequest(since=since, until=until, by=by, tenant=tenant, model=model, limit=limit)

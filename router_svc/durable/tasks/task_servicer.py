@@ -38,7 +38,6 @@ from weft.durable.tasks import (
     index_of,
     is_terminal,
     payload_of,
-    task_being_deleted,
     task_not_found,
 )
 from weft.kernel.clock import wait_for_event
@@ -408,7 +407,8 @@ class TaskServicer(task_service_pb2_grpc.TaskServiceServicer):
                 return None
             task = self._shown.show(submitted.task)
             if task is None:
-                raise task_being_deleted()
+                words = "the task of this idempotency key is just being deleted"
+                raise WeftError(Reason.SERVICE_UNAVAILABLE, words, retry_after_seconds=1)
             return pb.SubmitTaskResponse(task=self._described(task), existed=submitted.existed)
 
     def _found(self, tenant: str, task_id: str, task: task_pb2.Task | None) -> task_pb2.Task:
