@@ -11,13 +11,13 @@ import pytest
 import yaml
 from baseline_mesh import BaselineMesh, key_of, running_baseline, running_keyed
 from exchanges import HttpSession, load_exchanges
+from kit.random_scenario import random_scenario, real_scheduler
 from normal_form import NormalForm
 from recordings import BENCH, FOLDER, RECORDED, check
 from typer.core import TyperGroup
 
 from router_svc.simulation.engine import Simulation
 from router_svc.simulation.figures import figures_of
-from router_svc.simulation.random_scenario import random_scenario, real_scheduler
 from weft.documents.schemas import schemas
 from weft_app.cli.main import COMMANDS, load
 from weft_app.config.schema import schema

@@ -1,11 +1,11 @@
 """Durable requests in the background, in virtual time: what callers notice of them, and what they get."""
 
 import pytest
+from kit.random_scenario import real_scheduler
 
 from router_svc.policy.limits import SchedulerLimits
 from router_svc.simulation.engine import Simulation
 from router_svc.simulation.metrics import GroupMetrics, Waits
-from router_svc.simulation.random_scenario import real_scheduler
 from router_svc.simulation.scenario import Amount, HostGroup, ModelKind, Rate, Scenario, Tenant, Traffic
 from weft.kernel.request import Priority
 

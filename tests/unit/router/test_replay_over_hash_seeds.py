@@ -3,14 +3,16 @@
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
+TESTS = Path(__file__).parents[2]
 SCENARIOS = 25
 SAME_DECISIONS = f"""
 import hashlib
 from router_svc.policy.scheduler import Scheduler
-from router_svc.simulation.random_scenario import check_seed
+from kit.random_scenario import check_seed
 
 digest = hashlib.sha256()
 
@@ -33,7 +35,7 @@ print(digest.hexdigest())
 
 
 def _decided(hash_seed: int) -> str:
-    environment = {**os.environ, "PYTHONHASHSEED": str(hash_seed)}
+    environment = {**os.environ, "PYTHONHASHSEED": str(hash_seed), "PYTHONPATH": str(TESTS)}
     run = subprocess.run(
         [sys.executable, "-c", SAME_DECISIONS],
         env=environment,

@@ -3,6 +3,7 @@
 import re
 
 import pytest
+from kit.random_scenario import check_scenario, check_seed, random_scenario
 from simulation_controls import (
     CountsLineByLine,
     CountsOnUnownedMemory,
@@ -33,7 +34,6 @@ from router_svc.policy.endpoints.routes import Route
 from router_svc.policy.limits import SchedulerLimits
 from router_svc.simulation.hosts import Phase, World
 from router_svc.simulation.invariants import InvariantChecker, InvariantError
-from router_svc.simulation.random_scenario import check_scenario, check_seed, random_scenario
 from router_svc.simulation.scenario import GIBIBYTE, Amount, HostGroup, ModelKind, Rate, Scenario, Tenant, Traffic
 from weft.kernel.request import Priority
 

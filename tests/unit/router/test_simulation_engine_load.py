@@ -4,11 +4,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from kit.random_scenario import real_scheduler
 
 from router_svc.simulation.engine import Simulation
 from router_svc.simulation.figures import Figures, figures_of
 from router_svc.simulation.metrics import Waits
-from router_svc.simulation.random_scenario import real_scheduler
 from router_svc.simulation.scenario import HostGroup, Scenario
 from weft_app.config.scenario import load_scenario
 

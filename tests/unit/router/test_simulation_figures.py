@@ -5,13 +5,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from kit.random_scenario import real_scheduler
 
 from router_svc.policy.endpoints.retry import RETRY_SHARE
 from router_svc.policy.port import SchedulerPort
 from router_svc.simulation.engine import Simulation
 from router_svc.simulation.fifo_baseline import FifoScheduler
 from router_svc.simulation.figures import Figures, figures_of
-from router_svc.simulation.random_scenario import real_scheduler
 from router_svc.simulation.scenario import Failure, FailureMode, Scenario, Traffic
 from weft_app.config.scenario import load_scenario
 

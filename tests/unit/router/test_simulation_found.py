@@ -1,8 +1,8 @@
 """What random scenarios found: each as a small scenario of its own."""
 
 import pytest
+from kit.random_scenario import check_scenario, check_seed
 
-from router_svc.simulation.random_scenario import check_scenario, check_seed
 from router_svc.simulation.scenario import (
     Amount,
     Delays,

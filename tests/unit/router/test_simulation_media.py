@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from kit.random_scenario import real_scheduler
 
 from router_svc.policy.port import SchedulerPort
 from router_svc.policy.scheduler import Scheduler
@@ -13,7 +14,6 @@ from router_svc.simulation.engine import Simulation
 from router_svc.simulation.fifo_baseline import FifoScheduler
 from router_svc.simulation.figures import Figures, figures_of
 from router_svc.simulation.invariants import InvariantChecker
-from router_svc.simulation.random_scenario import real_scheduler
 from router_svc.simulation.scenario import Scenario
 from router_svc.simulation.traffic import requests_of
 from weft.kernel.errors import FieldError

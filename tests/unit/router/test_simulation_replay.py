@@ -7,18 +7,18 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from kit.random_scenario import random_scenario, real_scheduler
 
 from router_svc.simulation.engine import Simulation
 from router_svc.simulation.figures import figures_of
-from router_svc.simulation.random_scenario import random_scenario, real_scheduler
 from router_svc.simulation.traffic import requests_of
 
 ROOT = Path(__file__).parents[3]
 DIGEST_OF_RUNS = """
 from hashlib import sha256
 from router_svc.simulation.engine import Simulation
-from router_svc.simulation.random_scenario import random_scenario
-from router_svc.simulation.random_scenario import real_scheduler
+from kit.random_scenario import random_scenario
+from kit.random_scenario import real_scheduler
 digest = sha256()
 for seed in range(12):
     scenario = random_scenario(seed)
@@ -50,7 +50,7 @@ def test_run_does_not_depend_on_string_hashing() -> None:
     digests = {
         subprocess.run(
             [sys.executable, "-c", DIGEST_OF_RUNS],
-            env={**os.environ, "PYTHONHASHSEED": str(hash_seed)},
+            env={**os.environ, "PYTHONHASHSEED": str(hash_seed), "PYTHONPATH": str(ROOT / "tests")},
             cwd=ROOT,
             check=True,
             capture_output=True,

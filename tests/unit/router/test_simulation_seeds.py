@@ -1,8 +1,7 @@
 """Random scenarios with every rule checked: three seeds, and a thousand by night."""
 
 import pytest
-
-from router_svc.simulation.random_scenario import FEWEST_REQUESTS, check_seed
+from kit.random_scenario import FEWEST_REQUESTS, check_seed
 
 SEEDS, SEEDS_AT_A_TIME = 1000, 100
 _STATISTICS = pytest.mark.nightly("statistics of the simulator")

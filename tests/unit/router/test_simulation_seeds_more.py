@@ -4,8 +4,7 @@
 """
 
 import pytest
-
-from router_svc.simulation.random_scenario import FEWEST_REQUESTS, check_seed
+from kit.random_scenario import FEWEST_REQUESTS, check_seed
 
 FIRST_SEED, SEEDS, SEEDS_AT_A_TIME = 1000, 1000, 100
 _FIRSTS = range(FIRST_SEED, FIRST_SEED + SEEDS, SEEDS_AT_A_TIME)

@@ -7,13 +7,13 @@ from statistics import fmean, pstdev
 from typing import Any
 
 import pytest
+from kit.random_scenario import check_scenario
 
 from router_svc.policy.decisions import WakeFailure
 from router_svc.policy.settings import RemotePermission, Settings, TenantSettings
 from router_svc.simulation.event_queue import EventQueue
 from router_svc.simulation.figures import jain_index, max_min_shares
 from router_svc.simulation.hosts import Instance, Phase, World
-from router_svc.simulation.random_scenario import check_scenario
 from router_svc.simulation.runners import Loader
 from router_svc.simulation.scenario import (
     Amount,

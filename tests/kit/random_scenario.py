@@ -264,5 +264,5 @@ def check_seed(seed: int, make: MakeScheduler = real_scheduler) -> Simulation:
     try:
         return check_scenario(random_scenario(seed), make)
     except Exception as error:
-        again = f'python -c "from router_svc.simulation.random_scenario import check_seed; check_seed({seed})"'
+        again = f'PYTHONPATH=tests python -c "from kit.random_scenario import check_seed; check_seed({seed})"'
         raise InvariantError(f"seed {seed}: {error!r}; to repeat it: {again}") from error
