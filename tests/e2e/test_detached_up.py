@@ -10,8 +10,8 @@ from pathlib import Path
 
 from mesh_process import START_SECONDS, WEFT, fake_runner, run_weft, user_environment, write_config
 
-from weft_app.cli.first_access import JOIN_FILE, KEY_FILE
 from weft_app.cli.options import EXIT_OK, EXIT_USAGE
+from weft_app.cli.ready_text import JOIN_FILE, KEY_FILE
 from weft_app.compose.home import WeftHome
 
 

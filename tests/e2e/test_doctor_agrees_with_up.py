@@ -9,7 +9,7 @@ import yaml
 from mesh_process import fake_runner, run_weft, running_mesh, write_config
 
 from weft_app.cli.doctor import examine
-from weft_app.cli.findings import Finding, Verdict
+from weft_app.cli.doctor_checks import Finding, Verdict
 from weft_app.cli.network_options import NetworkOptions
 from weft_app.compose.home import WeftHome
 

@@ -3,12 +3,11 @@
 import os
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from types import TracebackType
-from typing import Any, ClassVar, Self
+from typing import Any, Self
 
 import grpc
 
-from weft.client._home import CA_FILE_VARIABLE, KEY_VARIABLE, Service, mesh_address
+from weft.client._home import CA_FILE_VARIABLE, KEY_VARIABLE
 from weft.kernel.errors import FieldError, WeftError, invalid_field
 from weft.kernel.reasons import Reason
 from weft.kernel.rpc import CONNECTION_LOST, error_from_call, open_blocking_channel
@@ -74,9 +73,7 @@ class ServiceClient:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -103,24 +100,6 @@ class ServiceClient:
         if found.message == CONNECTION_LOST:
             found.message = f"the mesh at {self._target} does not answer: {CONNECTION_LOST}"
         return found
-
-
-class MeshServiceClient(ServiceClient):
-    """Base of the clients of one service, which is found by target or home."""
-
-    service: ClassVar[Service] = "router"
-    call_timeout_seconds: ClassVar[float] = 10.0
-
-    def __init__(self, target: str, timeout_seconds: float | None = None) -> None:
-        """`timeout_seconds` applies to each call; None: `call_timeout_seconds`."""
-        super().__init__(target, self.call_timeout_seconds if timeout_seconds is None else timeout_seconds)
-
-    @classmethod
-    def connect(
-        cls, target: str | None = None, *, home: Path | str | None = None, timeout_seconds: float | None = None
-    ) -> Self:
-        """Connects to a gRPC target or the service of the mesh on `home`. Raises SERVICE_UNAVAILABLE if none runs."""
-        return cls(target or mesh_address(home, cls.service), timeout_seconds)
 
 
 def registry_failure(error: grpc.RpcError, target: str) -> WeftError:

@@ -3,7 +3,6 @@
 from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
 from contextlib import aclosing
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, Unpack, cast
 
 from weft.api.common.v1 import audio_pb2, event_pb2, image_pb2
@@ -51,9 +50,7 @@ class AsyncMesh:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
 
     async def close(self) -> None:

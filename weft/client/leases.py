@@ -183,7 +183,7 @@ def acquired_lease(amount: int, tree: ProcessTree, target: str, options: LeaseOp
     calls = LeaseClient(target, holder)
     try:
         observer = options.get("observer") or observer_of_this_host(calls)
-        keeper = LeaseManager(calls, observer, tree.living, options.get("on_lost") or _nothing)
+        keeper = LeaseManager(calls, observer, tree.living, options.get("on_lost") or (lambda: None))
         keeper.start()
         try:
             granted = _LeaseWait(calls, observer, keeper, options).wait(request)
@@ -223,7 +223,7 @@ class _LeaseWait:
         self._calls = calls
         self._observer = observer
         self._keeper = keeper
-        self._on_waiting = options.get("on_waiting") or _ignore
+        self._on_waiting = options.get("on_waiting") or (lambda _: None)
         self._deadline = time.monotonic() + options.get("wait_seconds", DEFAULT_WAIT_SECONDS)
         self._last_status = ""
         self._has_waited = False
@@ -305,11 +305,3 @@ def _wait_for_children(tree: ProcessTree, before: frozenset[ProcessId]) -> None:
     deadline = time.monotonic() + CHILD_WAIT_SECONDS
     while set(tree.living()) - before and time.monotonic() < deadline:
         time.sleep(CHILD_POLL_SECONDS)
-
-
-def _nothing() -> None:
-    """Does nothing."""
-
-
-def _ignore(status: str) -> None:
-    """Does nothing."""

@@ -9,25 +9,29 @@ with connect_tasks() as tasks:
 """
 
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import Unpack
 
 from weft.api.common.v1 import event_pb2
 from weft.api.router.v1 import file_service_pb2, file_service_pb2_grpc, task_pb2, task_service_pb2_grpc
 from weft.api.router.v1 import task_service_pb2 as pb
-from weft.client._channel import MeshServiceClient
+from weft.client._channel import ServiceClient
+from weft.client._home import mesh_address
 from weft.client._messages import ChatOptions, Message, chat_request
 from weft.kernel.errors import invalid_field
 
+CALL_TIMEOUT_SECONDS = 10.0
 MAX_PAGE = 1_000
 _ENDED = frozenset({task_pb2.TASK_STATE_COMPLETED, task_pb2.TASK_STATE_FAILED, task_pb2.TASK_STATE_CANCELLED})
 _STATES = {name.removeprefix("TASK_STATE_").lower(): value for name, value in task_pb2.TaskState.items() if value}
 
 
-class Tasks(MeshServiceClient):
+class Tasks(ServiceClient):
     """Calls on one router. Every failure is a WeftError with a reason."""
 
     def __init__(self, target: str, timeout_seconds: float | None = None) -> None:
-        super().__init__(target, timeout_seconds)
+        """`timeout_seconds` of a call; None: CALL_TIMEOUT_SECONDS."""
+        super().__init__(target, CALL_TIMEOUT_SECONDS if timeout_seconds is None else timeout_seconds)
         self._stub = task_service_pb2_grpc.TaskServiceStub(self._channel)
         self._files = file_service_pb2_grpc.FileServiceStub(self._channel)
 
@@ -63,9 +67,7 @@ class Tasks(MeshServiceClient):
         """
         chat = chat_request(model, messages, options)
         spec = task_pb2.TaskSpec(model=model, chat=chat.payload, options=chat.options, wait_for_model=wait_for_model)
-        request = pb.SubmitTaskRequest(spec=spec, idempotency_key=idempotency_key)
-        task: task_pb2.Task = self._call(self._stub.SubmitTask, request).task
-        return task
+        return self.submit(spec, idempotency_key=idempotency_key)
 
     def get(self, task_id: str) -> pb.GetTaskResponse:
         """Returns a task with its attempts and its request. Raises NOT_FOUND."""
@@ -112,7 +114,14 @@ class Tasks(MeshServiceClient):
             yield response.task if response.HasField("task") else response.piece
 
 
-connect_tasks = Tasks.connect
+def connect_tasks(
+    target: str | None = None, *, home: Path | str | None = None, timeout_seconds: float | None = None
+) -> Tasks:
+    """Connects to the router at a gRPC target, or of the mesh that runs on `home`.
+
+    Raises SERVICE_UNAVAILABLE when none runs.
+    """
+    return Tasks(target or mesh_address(home), timeout_seconds)
 
 
 def has_ended(task: task_pb2.Task) -> bool:

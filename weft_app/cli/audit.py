@@ -6,15 +6,15 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from google.protobuf.json_format import ParseDict
 
 from registry_svc.operations.audit_chain import AuditCheck, Damage, Fault
 from weft.api.operations.v1 import operation_service_pb2 as pb
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.reasons import Reason
-from weft_app.cli.mesh_api import MeshApi, connect
-from weft_app.cli.mesh_documents import Document
+from weft_app.cli.mesh_api import Document, MeshApi, connect
 from weft_app.cli.options import DEFAULT_HOME, HomeOption, OutputFormat, OutputOption, note
-from weft_app.cli.output import Column, Listing, say
+from weft_app.cli.output import Listing, custom_columns, say
 
 AUDIT = "/v1/admin/audit"
 PAGE_SIZE = 1000
@@ -29,21 +29,17 @@ app = typer.Typer(
 
 _ENTRIES = Listing(
     empty="the audit log has no such entries; it records loads, unloads and flushes",
-    columns=(
-        Column("SEQ", "sequence"),
-        Column("TIME", "time", "local"),
-        Column("EVENT", "event"),
-        Column("ACTOR", "actor", "actor"),
-        Column("OPERATION", lambda entry: entry.get("operation", "").removeprefix("operations/")),
-        Column("DETAIL", "detail"),
+    columns=custom_columns(
+        "SEQ:sequence TIME:time:local EVENT:event ACTOR:actor:actor OPERATION DETAIL:detail",
+        OPERATION=lambda entry: entry.get("operation", "").removeprefix("operations/"),
     ),
 )
 
 
 @app.command("list")
 def list_entries(
-    after: Annotated[int, typer.Option("--after", min=0, help="Only entries after this number.")] = 0,
-    limit: Annotated[int, typer.Option("--limit", min=1, max=MAX_SHOWN, help="Maximum number of results.")] = 1000,
+    after: Annotated[int, typer.Option(min=0, help="Only entries after this number.")] = 0,
+    limit: Annotated[int, typer.Option(min=1, max=MAX_SHOWN, help="Maximum number of results.")] = 1000,
     home: HomeOption = DEFAULT_HOME,
     output: OutputOption = OutputFormat.TABLE,
 ) -> None:
@@ -74,10 +70,9 @@ def show_head(home: HomeOption = DEFAULT_HOME) -> None:
 @app.command("verify")
 def verify(
     head: Annotated[
-        str | None,
-        typer.Option("--head", metavar="SEQUENCE:HASH", help="Expected hash of the last entry, stored elsewhere."),
+        str | None, typer.Option(metavar="SEQUENCE:HASH", help="Expected hash of the last entry, stored elsewhere.")
     ] = None,
-    head_file: Annotated[Path | None, typer.Option("--head-file", help="File with the head.")] = None,
+    head_file: Annotated[Path | None, typer.Option(help="File with the head.")] = None,
     home: HomeOption = DEFAULT_HOME,
 ) -> None:
     """Verify that no entry was changed, removed or moved and, with --head, none cut off. Exit code 1 otherwise.
@@ -86,7 +81,9 @@ def verify(
     """
     known = _head(_kept(head, head_file))
     with connect(home) as api:
-        count, fault = check_log(map(_entry_of, _entries(api)), known)
+        count, fault = check_log(
+            (ParseDict(each, pb.AuditEntry(), ignore_unknown_fields=True) for each in _entries(api)), known
+        )
     if fault is not None:
         raise WeftError(Reason.INTERNAL, f"the audit log is not intact: {fault}")
     say(f"{count} entries, intact{'' if known is None else f', and reaching entry {known[0]}'}\n")
@@ -100,21 +97,6 @@ def _entries(api: MeshApi, after: int = 0) -> Iterator[Document]:
             raise WeftError(Reason.SERVICE_UNAVAILABLE, message)
         yield from found
         after = found[-1]["sequence"]
-
-
-def _entry_of(document: Document) -> pb.AuditEntry:
-    """Returns an entry as it was hashed."""
-    entry = pb.AuditEntry(
-        sequence=document["sequence"],
-        event=document["event"],
-        actor=document["actor"],
-        operation=document.get("operation", ""),
-        detail=document["detail"],
-        previous_hash=document["previousHash"],
-        hash=document["hash"],
-    )
-    entry.time.FromJsonString(document["time"])
-    return entry
 
 
 def _kept(head: str | None, head_file: Path | None) -> str | None:

@@ -1,4 +1,4 @@
-"""`weft up -d`: a mesh in the background, and the stages of its start on this terminal."""
+"""`weft up` as a child process: in the background (`weft up -d`), or for the length of one command (`weft run`)."""
 
 import os
 import signal
@@ -6,30 +6,36 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import typer
 
+from runner_svc.supervise import parent_death
+from weft.client._home import mesh_address
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft_app.cli.options import EXIT_FAILED, note
 from weft_app.cli.output import say
-from weft_app.compose.home import WeftHome
+from weft_app.compose.home import WeftHome, has_started
+from weft_app.config.config import CONFIG_NAME
 
 START_SECONDS = 3_600.0
 """Longest wait for the start: all models of a weft.yaml are loaded, and pulled, before it is up."""
 STOP_SECONDS = 60.0
-"""Longest wait for the end of a start that Ctrl-C has broken off."""
+"""Longest stop, after which the process is killed: a drain and the end of all engines."""
 POLL_SECONDS = 0.05
 MAX_READ_BYTES = 65_536
 """Bytes of the output that are read at a time."""
-OUTPUT_NAME = "up.out"
+BACKGROUND_NAME, SESSION_NAME = "up.out", "session.out"
 STOP_LINE = "  stop with Ctrl-C"
 """Last line that `weft up` prints of its start."""
-ShowLine = Callable[[str], str]
-"""Returns a line of the output as this terminal shows it."""
+_STAGES = ("... ", "ok  ", "warn ", "fail ")
+"""How the lines of the stages of a start begin, see `weft_app.cli.stages`."""
 _COLOURS = ("FORCE_COLOR", "TTY_COMPATIBLE")
 """Variables that ask for a live display, which a file has no use for."""
+_UP = (sys.executable, "-m", "weft_app.cli.main", "up")
 
 
 def arguments_of(context: typer.Context, *, without: frozenset[str]) -> list[str]:
@@ -49,18 +55,20 @@ def arguments_of(context: typer.Context, *, without: frozenset[str]) -> list[str
     return given
 
 
-def up_in_background(home: WeftHome, arguments: Sequence[str], show_line: ShowLine = str) -> None:
+def up_in_background(home: WeftHome, arguments: Sequence[str], show_line: Callable[[str], str] = str) -> None:
     """Starts `weft up` with these arguments in its own session, and returns when it serves.
 
     Its output is shown until then, each line by `show_line`, and kept in a file. Ends the command with the exit code of
     a start that failed; Ctrl-C ends the start. Raises DEADLINE_EXCEEDED after START_SECONDS; the start goes on.
     """
     home.create()
-    output = home.logs / OUTPUT_NAME
-    process = _start(arguments, output)
+    output = home.logs / BACKGROUND_NAME
+    environment = {name: value for name, value in os.environ.items() if name not in _COLOURS}
+    process = _start([*_UP, *arguments], output, environment)
     try:
         _await_start(process, output, show_line)
     except KeyboardInterrupt:
+        note("ending the start")
         _end(process)
         raise
     say(
@@ -70,23 +78,21 @@ def up_in_background(home: WeftHome, arguments: Sequence[str], show_line: ShowLi
     )
 
 
-def _start(arguments: Sequence[str], output: Path) -> "subprocess.Popen[bytes]":
-    environment = {name: value for name, value in os.environ.items() if name not in _COLOURS}
+def _start(arguments: Sequence[str], output: Path, environment: dict[str, str] | None) -> "subprocess.Popen[bytes]":
+    """Starts a process that neither Ctrl-C nor the end of this terminal reaches."""
     with output.open("wb") as file:
         return subprocess.Popen(  # noqa: S603 - an argument list, never a shell
-            [sys.executable, "-m", "weft_app.cli.main", "up", *arguments],
+            arguments,
             stdin=subprocess.DEVNULL,
             stdout=file,
             stderr=subprocess.STDOUT,
             env=environment,
-            # Neither Ctrl-C nor the end of this terminal reaches it.
             start_new_session=True,
         )
 
 
-def _await_start(process: "subprocess.Popen[bytes]", output: Path, show_line: ShowLine) -> None:
-    deadline = time.monotonic() + START_SECONDS
-    for line in _lines(process, output, deadline):
+def _await_start(process: "subprocess.Popen[bytes]", output: Path, show_line: Callable[[str], str]) -> None:
+    for line in _lines(process, output, time.monotonic() + START_SECONDS):
         if line == STOP_LINE:
             return
         if line.startswith("weft: "):
@@ -94,9 +100,8 @@ def _await_start(process: "subprocess.Popen[bytes]", output: Path, show_line: Sh
         else:
             say(f"{show_line(line)}\n")
     if process.poll() is None:
-        raise WeftError(
-            Reason.DEADLINE_EXCEEDED, f"the mesh still starts after {START_SECONDS:.0f} s; its output is in {output}"
-        )
+        message = f"the mesh still starts after {START_SECONDS:.0f} s; its output is in {output}"
+        raise WeftError(Reason.DEADLINE_EXCEEDED, message)
     raise typer.Exit(process.returncode or EXIT_FAILED)
 
 
@@ -115,10 +120,82 @@ def _lines(process: "subprocess.Popen[bytes]", output: Path, deadline: float) ->
 
 
 def _end(process: "subprocess.Popen[bytes]") -> None:
-    note("ending the start")
-    process.send_signal(signal.SIGTERM)
+    """Drains and ends a mesh; a second Ctrl-C, or a drain that is too long, kills it."""
+    if process.poll() is None:
+        process.send_signal(signal.SIGTERM)
     try:
         process.wait(STOP_SECONDS)
     except (KeyboardInterrupt, subprocess.TimeoutExpired):
         process.kill()
         process.wait()
+
+
+def is_mesh_running(home: WeftHome) -> bool:
+    """Whether a mesh is found for a home: one that runs on it, or one elsewhere that the environment names.
+
+    One that only begins is waited for, until its models are ready. Raises SERVICE_UNAVAILABLE where that takes longer
+    than START_SECONDS.
+    """
+    deadline, is_told = time.monotonic() + START_SECONDS, False
+    while not has_started(home.running()) and home.is_claimed():
+        if time.monotonic() >= deadline:
+            raise _too_slow(home, home.logs)
+        if not is_told:
+            is_told = True
+            note(f"a mesh is starting on {home.root}; waiting until its models are ready")
+        time.sleep(POLL_SECONDS)
+    try:
+        mesh_address(home.root, "registry")
+    except WeftError:
+        return False
+    # A host that was killed leaves its file, and not its lock.
+    return home.running() is None or home.is_claimed()
+
+
+@contextmanager
+def session_mesh(home: WeftHome, config: Path | None) -> Iterator[dict[str, Any]]:
+    """Starts a mesh on a home, yields what it announced, and stops it. It dies with this process, even when killed.
+
+    Without a configuration it has no model, so that models are loaded by their sources alone. Raises
+    SERVICE_UNAVAILABLE with the last line of its output where it does not start.
+    """
+    home.create()
+    output = home.logs / SESSION_NAME
+    guard = (sys.executable, "-I", "-S", str(Path(parent_death.__file__)), str(os.getpid()))
+    arguments = [*guard, *_UP, "--home", str(home.root), "--no-demo"]
+    if config is not None:
+        arguments += ["--config", str(config)]
+    elif not Path(CONFIG_NAME).is_file():
+        # Nothing says where others expect it.
+        arguments += ["--port", "0"]
+    process = _start(arguments, output, None)
+    try:
+        yield _announced(home, process, output)
+    finally:
+        _end(process)
+
+
+def _announced(home: WeftHome, process: "subprocess.Popen[bytes]", output: Path) -> dict[str, Any]:
+    """Waits until the mesh is up, showing the stages of its start, and returns what it announced."""
+    deadline, shown = time.monotonic() + START_SECONDS, 0
+    while time.monotonic() < deadline:
+        lines: list[str] = []
+        with suppress(OSError), output.open("rb") as file:
+            lines = file.read(MAX_READ_BYTES).decode("utf-8", "replace").splitlines()
+        for line in lines[shown:]:
+            if line.startswith(_STAGES) and "services: " not in line:
+                note(line)
+        shown = len(lines)
+        facts = home.running()
+        if facts is not None and has_started(facts) and facts.get("pids", {}).get("host") == process.pid:
+            return facts
+        if process.poll() is not None:
+            why = lines[-1].removeprefix("weft: ") if lines else f"exit status {process.returncode}"
+            raise WeftError(Reason.SERVICE_UNAVAILABLE, f"no mesh could be started on {home.root}: {why}")
+        time.sleep(POLL_SECONDS)
+    raise _too_slow(home, output)
+
+
+def _too_slow(home: WeftHome, output: Path) -> WeftError:
+    message = f"the mesh on {home.root} did not start within {START_SECONDS:.0f} s; see {output}"
+    return WeftError(Reason.SERVICE_UNAVAILABLE, message)

@@ -16,14 +16,19 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsed
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.names import MAX_REQUEST_ID_CHARS, require_request_id, require_token
 from weft.kernel.reasons import Reason
-from weft.kernel.units import size_words
 from weft.kernel.unknown_names import FOR_TASKS
-from weft_app.cli.formats import age
-from weft_app.cli.mesh_api import MeshApi, connect
-from weft_app.cli.mesh_documents import Document
+from weft_app.cli.mesh_api import Document, MeshApi, connect
 from weft_app.cli.options import DEFAULT_HOME, EXIT_FAILED, HomeOption, NamedFormat, OutputFormat, act_on_each, note
-from weft_app.cli.output import Column, Listing, print_page, safe_text, say
-from weft_app.cli.progress import ProgressStyle, shown_progress
+from weft_app.cli.output import (
+    Listing,
+    ProgressStyle,
+    age,
+    custom_columns,
+    print_page,
+    safe_text,
+    say,
+    shown_progress,
+)
 from weft_app.cli.wait import parse_duration
 
 BATCHES, FILES = "/v1/batches", "/v1/files"
@@ -62,17 +67,17 @@ def _done_words(batch: Document) -> str:
     return f"{counts['completed']}/{counts['total']}"
 
 
+def _age(record: Document) -> str:
+    return age(datetime.fromtimestamp(record["created_at"], UTC))
+
+
 _BATCHES = Listing(
     empty="there are no batches; weft batch submit FILE submits one",
-    columns=(
-        Column("BATCH", lambda batch: batch["id"]),
-        Column("STATUS", lambda batch: batch["status"]),
-        Column("DONE", _done_words),
-        Column("FAILED", lambda batch: str(batch["request_counts"]["failed"])),
-        Column("ENDPOINT", lambda batch: batch["endpoint"]),
-        Column("AGE", lambda batch: age(datetime.fromtimestamp(batch["created_at"], UTC)), ticks=True),
-        Column("OUTPUT", lambda batch: batch.get("output_file_id") or "-"),
-        Column("ERRORS", lambda batch: batch.get("error_file_id") or "-"),
+    columns=custom_columns(
+        "BATCH:id STATUS:status DONE FAILED:request_counts.failed ENDPOINT:endpoint AGE~ OUTPUT:output_file_id "
+        "ERRORS:error_file_id",
+        DONE=_done_words,
+        AGE=_age,
     ),
     name=lambda batch: batch["id"],
     kind="BatchList",
@@ -80,13 +85,7 @@ _BATCHES = Listing(
 
 _FILES = Listing(
     empty="there are no files; weft batch submit FILE uploads one",
-    columns=(
-        Column("FILE", lambda file: file["id"]),
-        Column("PURPOSE", lambda file: file["purpose"]),
-        Column("SIZE", lambda file: size_words(file["bytes"])),
-        Column("AGE", lambda file: age(datetime.fromtimestamp(file["created_at"], UTC)), ticks=True),
-        Column("NAME", lambda file: safe_text(file["filename"])),
-    ),
+    columns=custom_columns("FILE:id PURPOSE:purpose SIZE:bytes:size AGE~ NAME:filename", AGE=_age),
     name=lambda file: file["id"],
     kind="FileList",
 )
@@ -97,15 +96,13 @@ def submit(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="JSON lines with custom_id, method, url and body.")],
     *,
     endpoint: Annotated[
-        Endpoint | None,
-        typer.Option("--endpoint", help="Endpoint of the lines. Default: the one in the first line."),
+        Endpoint | None, typer.Option(help="Endpoint of the lines. Default: the one in the first line.")
     ] = None,
     window: Annotated[
-        str | None, typer.Option("--window", metavar="TIME", help="Completion window, such as 2h. Default: 24h.")
+        str | None, typer.Option(metavar="TIME", help="Completion window, such as 2h. Default: 24h.")
     ] = None,
     metadata: Annotated[
-        list[str] | None,
-        typer.Option("--metadata", metavar="NAME=VALUE", help="Metadata to store with the batch (repeatable)."),
+        list[str] | None, typer.Option(metavar="NAME=VALUE", help="Metadata to store with the batch (repeatable).")
     ] = None,
     wait_for_model: Annotated[
         bool, typer.Option("--wait-for-model", help="Accept models that do not exist yet, and wait for them.")
@@ -120,7 +117,9 @@ def submit(
 
     Example: weft batch submit requests.jsonl --watch
     """
-    _require_lasting(file)
+    if file.exists() and not file.is_file():
+        # The file is read twice, and the second read of a pipe is empty.
+        raise invalid_field("FILE", f"{file} is not a regular file; save the output of a pipe to a file first")
     body: Document = {"endpoint": (endpoint or Endpoint(_endpoint_of(file))).value, "completion_window": "24h"}
     if metadata:
         body["metadata"] = _pairs(metadata)
@@ -134,7 +133,7 @@ def submit(
             say(f"{batch['id']}\n")
         batch = _followed(api, batch) if watch else batch
     if output is not NamedFormat.NAME:
-        _print(batch, output)
+        _BATCHES.print([batch], output, lambda: batch)
     _end(batch, watched=watch)
 
 
@@ -167,7 +166,7 @@ def get(
     with connect(home) as api:
         batch = api.get(f"{BATCHES}/{_id(batch_id)}")
         batch = _followed(api, batch) if watch else batch
-    _print(batch, output)
+    _BATCHES.print([batch], output, lambda: batch)
     _end(batch, watched=watch)
 
 
@@ -197,7 +196,7 @@ def results(
     batch_id: IdArgument,
     *,
     errors: Annotated[bool, typer.Option("--errors", help="The failed lines instead of the answers.")] = (False),
-    to: Annotated[Path | None, typer.Option("--to", metavar="FILE", help="Output file. Default: stdout.")] = None,
+    to: Annotated[Path | None, typer.Option(metavar="FILE", help="Output file. Default: stdout.")] = None,
     home: HomeOption = DEFAULT_HOME,
 ) -> None:
     """Fetch the answers of a finished batch as JSON lines.
@@ -206,16 +205,13 @@ def results(
     """
     with connect(home, SILENCE_SECONDS) as api:
         batch = api.get(f"{BATCHES}/{_id(batch_id)}")
+        show = f"`weft batch get {batch_id}"
         if batch["status"] not in _OVER:
-            raise WeftError(
-                Reason.RESOURCE_IN_USE,
-                f"batch {batch_id} is {batch['status']}; `weft batch get {batch_id} --watch` waits",
-            )
+            message = f"batch {batch_id} is {batch['status']}; {show} --watch` waits"
+            raise WeftError(Reason.RESOURCE_IN_USE, message)
         if batch["status"] == "failed":
-            raise WeftError(
-                Reason.INVALID_ARGUMENT,
-                f"batch {batch_id} failed before any line was started; `weft batch get {batch_id}` shows why",
-            )
+            message = f"batch {batch_id} failed before any line was started; {show}` shows why"
+            raise WeftError(Reason.INVALID_ARGUMENT, message)
         file_id = batch.get("error_file_id" if errors else "output_file_id")
         if file_id is None:
             note("no line failed" if errors else "no line was answered; --errors shows why")
@@ -294,9 +290,9 @@ def _write(content: Iterator[bytes], to: Path | None) -> None:
 
 def _followed(api: MeshApi, batch: Document) -> Document:
     """Polls the batch until it has ended; progress goes to stderr. A short outage of the gateway is retried."""
-    away_since: float | None = None
     if batch["status"] in _OVER:
         return batch
+    answered = time.monotonic()
     with shown_progress(_PROGRESS) as show:
         show(batch)
         while batch["status"] not in _OVER:
@@ -304,11 +300,10 @@ def _followed(api: MeshApi, batch: Document) -> Document:
             try:
                 batch = api.get(f"{BATCHES}/{batch['id']}")
             except WeftError as error:
-                away_since = time.monotonic() if away_since is None else away_since
-                if error.reason is not Reason.SERVICE_UNAVAILABLE or time.monotonic() - away_since > MAX_OUTAGE_SECONDS:
+                if error.reason is not Reason.SERVICE_UNAVAILABLE or time.monotonic() - answered > MAX_OUTAGE_SECONDS:
                     raise
                 continue
-            away_since = None
+            answered = time.monotonic()
             show(batch)
     return batch
 
@@ -347,10 +342,6 @@ def _trouble(batch: Document) -> str:
     return safe_text(f" ({_said(errors[0])})") if errors and batch["status"] not in _OVER else ""
 
 
-def _print(batch: Document, output: NamedFormat) -> None:
-    _BATCHES.print([batch], output, lambda: batch)
-
-
 def _end(batch: Document, *, watched: bool) -> None:
     """Prints what failed in a batch, if anything did, and exits with the matching code."""
     errors = _errors_of(batch)
@@ -375,12 +366,6 @@ def _errors_of(batch: Document) -> list[Document]:
 def _said(error: Document) -> str:
     """Returns the message of an error, with the option of this command in place of the field of the API."""
     return str(error["message"]).replace(FOR_TASKS, _FOR_LINES)
-
-
-def _require_lasting(file: Path) -> None:
-    """Raises INVALID_ARGUMENT for a pipe: the file is read twice, and the second read of a pipe is empty."""
-    if file.exists() and not file.is_file():
-        raise invalid_field("FILE", f"{file} is not a regular file; save the output of a pipe to a file first")
 
 
 def _endpoint_of(file: Path) -> str:

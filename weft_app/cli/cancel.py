@@ -1,25 +1,25 @@
 """`weft cancel`: requests, tasks, batches and operations, by their ids."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from types import MappingProxyType
 from typing import Annotated
 
 import typer
 
-from weft.kernel.errors import WeftError, invalid_field
+from weft.kernel.errors import invalid_field
 from weft.kernel.names import MAX_REQUEST_ID_CHARS, require_token
 from weft.kernel.reasons import Reason
 from weft_app.cli.completion import complete_cancelled_kind
-from weft_app.cli.formats import FORMATS
-from weft_app.cli.mesh_api import connect
-from weft_app.cli.mesh_documents import Document
+from weft_app.cli.mesh_api import Document, connect
 from weft_app.cli.options import DEFAULT_HOME, HomeOption, OutputFormat, PageOutputOption, act_on_each, words_of
-from weft_app.cli.output import print_page, safe_text
-from weft_app.cli.targets import BATCH_WORDS, OPERATION_WORDS, REQUEST_WORDS, TASK_WORDS
+from weft_app.cli.output import FORMATS, print_page, safe_text
+from weft_app.cli.targets import record_kind
 
 CANCEL_TIMEOUT_SECONDS = 20.0
 """Timeout of a call: a cancelled request is waited for until it has ended."""
+
+
+_ADVICE = "; `weft get requests` lists those that run, with `--state ended` those that ended"
 
 
 def cancel(
@@ -43,15 +43,15 @@ def cancel(
     Example: weft cancel req-5f0c1a, or weft cancel op-3f2a, or weft cancel request my-own-id
     """
     kind, ids = _cancelled_kind(words)
-    if kind != REQUEST and tenant:
+    if kind != "request" and tenant:
         raise invalid_field("--tenant", "goes with requests")
-    if kind == REQUEST:
+    if kind == "request":
         cancel_requests(ids, tenant, output, home)
-    elif kind == TASK:
+    elif kind == "task":
         from weft_app.cli.tasks import cancel_tasks  # noqa: PLC0415 - each kind imports its own
 
-        cancel_tasks([TASK, *ids], home, output)
-    elif kind == BATCH:
+        cancel_tasks(["task", *ids], home, output)
+    elif kind == "batch":
         from weft_app.cli.batch import cancel_batches  # noqa: PLC0415 - as above
 
         cancel_batches(ids, output, home)
@@ -61,25 +61,17 @@ def cancel(
         cancel_operations(ids, output, home)
 
 
-REQUEST, TASK, BATCH, OPERATION = "request", "task", "batch", "operation"
-_KINDS: Mapping[str, str] = MappingProxyType(
-    {
-        **dict.fromkeys(REQUEST_WORDS, REQUEST),
-        **dict.fromkeys(TASK_WORDS, TASK),
-        **dict.fromkeys(BATCH_WORDS, BATCH),
-        **dict.fromkeys(OPERATION_WORDS, OPERATION),
-    }
-)
-_KIND_OF_PREFIX: Mapping[str, str] = MappingProxyType({"req": REQUEST, "task": TASK, "batch": BATCH, "op": OPERATION})
+_KINDS = ("request", "task", "batch", "operation")
+_KIND_OF_PREFIX = dict(zip(("req", "task", "batch", "op"), _KINDS, strict=True))
 """The kind of ids that begin so, as the mesh makes them."""
 
 
 def _cancelled_kind(words: Sequence[str]) -> tuple[str, list[str]]:
     """Returns the kind and the ids that `KIND ID...`, `KIND/ID...` or `ID...` name. Raises INVALID_ARGUMENT."""
     first, slash, _ = words[0].partition("/")
-    if kind := _KINDS.get(first.lower()):
+    if (kind := record_kind(first)) in _KINDS:
         ids = [word.partition("/")[2] for word in words] if slash else list(words[1:])
-        if slash and any(_KINDS.get(word.partition("/")[0].lower()) != kind for word in words):
+        if slash and any(record_kind(word) != kind for word in words):
             raise invalid_field("ID", f"write {kind}/ID for each, or {kind} once before the ids")
     else:
         found = {_KIND_OF_PREFIX.get(word.partition("-")[0], "") for word in words}
@@ -105,15 +97,12 @@ def cancel_requests(ids: Sequence[str], tenant: str, output: OutputFormat, home:
             print_page(output, lambda: f"request/{request} {_ended_words(ended)}\n", lambda: ended)
 
         act_on_each(
-            ids, cancel_one, lambda each, error: f"request {safe_text(each)}: {words_of(error)}{_advice(error)}"
+            ids,
+            cancel_one,
+            lambda each, error: (
+                f"request {safe_text(each)}: {words_of(error)}{_ADVICE if error.reason is Reason.NOT_FOUND else ''}"
+            ),
         )
-
-
-def _advice(error: WeftError) -> str:
-    """Returns what to do about a request that is not known; empty for other errors."""
-    if error.reason is not Reason.NOT_FOUND:
-        return ""
-    return "; `weft get requests` lists those that run, with `--state ended` those that ended"
 
 
 def _ended_words(request: Document) -> str:

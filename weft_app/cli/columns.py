@@ -7,8 +7,7 @@ from functools import cache
 from typing import Any
 
 from weft.documents.resource_kinds import ResourceKind
-from weft_app.cli.formats import value_at
-from weft_app.cli.output import Column, Listing
+from weft_app.cli.output import Column, Listing, custom_columns, value_at
 
 Document = dict[str, Any]
 SKILLS = ("text", "image", "audio", "tools")
@@ -68,7 +67,7 @@ def limits_text(tenant: Document) -> str:
 
 
 def _used(tenant: Document) -> str:
-    from weft_app.cli.limit_uses import used_text  # noqa: PLC0415 - of tenants alone
+    from weft_app.cli.records import used_text  # noqa: PLC0415 - of tenants alone
 
     return used_text(tenant.get(USES, ()))
 
@@ -98,152 +97,76 @@ def event_label(event: Document) -> str:
 
 USES = "uses"
 """Key of what routers count of a tenant's limits, in documents that are shown as a table."""
-_STATUS, _AGE = Column("STATUS", "status.state"), Column("AGE", "status.createdAt", "age", ticks=True)
-_HEARTBEAT = Column("HEARTBEAT", "status.lastHeartbeatAt", "ago", ticks=True)
-_NAME, _SHORT = Column("NAME", "name"), Column("DESCRIPTION", "description", "short")
-_SOURCE, _ID, _DESCRIPTION = (
-    Column("SOURCE", "status.kind", "source"),
-    Column("ID", "status.id"),
-    Column("DESCRIPTION", "description"),
+_AGE = "AGE:status.createdAt:age~"
+_SHORT, _WHOLE = "DESCRIPTION:description:short", "DESCRIPTION:description"
+_MODEL = custom_columns(
+    "NAME:name POOL:poolName SOURCE:status.kind:source STATUS RUNTIME:status.type TIER:tier RUNNER:status.runner "
+    "OPERATIONS:operations:commas CONTEXT:contextTokens|status.instance.contextTokens",
+    STATUS=shown_state,
 )
-_TIER, _OWNER, _LABELS = Column("TIER", "tier"), Column("OWNER", "owner"), Column("LABELS", "labels", "labels")
-_MODEL = (
-    _NAME,
-    Column("POOL", "poolName"),
-    _SOURCE,
-    Column("STATUS", shown_state),
-    Column("RUNTIME", "status.type"),
-    _TIER,
-    Column("RUNNER", "status.runner"),
-    Column("OPERATIONS", "operations", "commas"),
-    Column("CONTEXT", "contextTokens|status.instance.contextTokens"),
+_MODEL_WIDE = _MODEL + custom_columns(
+    "MODEL KEY:provider.apiKeyRef OWNER:owner LABELS:labels:labels ID:status.id ADAPTS:status.instance.baseModel SLOTS "
+    f"REMOTE:remote SKILLS WAKE HEARTBEAT:status.lastHeartbeatAt:ago~ {_AGE} DIGEST:digest",
+    MODEL=upstream_of,
+    SLOTS=lambda model: slots([model["status"].get("instance")]),
+    SKILLS=lambda model: ",".join(skills_of(model)),
+    WAKE=lambda model: ",".join(who_wakes(model)),
 )
-_MODEL_WIDE = (
-    *_MODEL,
-    Column("MODEL", upstream_of),
-    Column("KEY", "provider.apiKeyRef"),
-    _OWNER,
-    _LABELS,
-    _ID,
-    Column("ADAPTS", "status.instance.baseModel"),
-    Column("SLOTS", lambda model: slots([model["status"].get("instance")])),
-    Column("REMOTE", "remote"),
-    Column("SKILLS", lambda model: ",".join(skills_of(model))),
-    Column("WAKE", lambda model: ",".join(who_wakes(model))),
-    _HEARTBEAT,
-    _AGE,
-    Column("DIGEST", "digest"),
+_AGENT = custom_columns(
+    f"NAME:name SOURCE:status.kind:source STATUS:status.state MODEL {_SHORT}",
+    MODEL=lambda agent: f"pool/{agent['pool']}" if agent.get("pool") else agent.get("model"),
 )
-_AGENT = (
-    _NAME,
-    _SOURCE,
-    _STATUS,
-    Column("MODEL", lambda agent: f"pool/{agent['pool']}" if agent.get("pool") else agent.get("model")),
-    _SHORT,
+_AGENT_WIDE = _AGENT[:-1] + custom_columns(
+    "TIER:tier OWNER:owner LABELS:labels:labels ID:status.id RUNNER:status.runner TOOLS:tools:commas "
+    f"SIGNALS:signals:commas {_AGE} {_WHOLE}"
 )
-_AGENT_WIDE = (
-    *_AGENT[:-1],
-    _TIER,
-    _OWNER,
-    _LABELS,
-    _ID,
-    Column("RUNNER", "status.runner"),
-    Column("TOOLS", "tools", "commas"),
-    Column("SIGNALS", "signals", "commas"),
-    _AGE,
-    _DESCRIPTION,
+_RUNNER = custom_columns(
+    "NAME:name STATUS:status.state LINK:status.link HOST:status.host RUNTIME:status.runtime MODELS SLOTS "
+    "HEARTBEAT:status.lastHeartbeatAt:ago~",
+    MODELS=lambda runner: ",".join(each["model"] for each in runner["status"]["instances"]),
+    SLOTS=lambda runner: slots(runner["status"]["instances"]),
 )
-_RUNNER = (
-    _NAME,
-    _STATUS,
-    Column("LINK", "status.link"),
-    Column("HOST", "status.host"),
-    Column("RUNTIME", "status.runtime"),
-    Column("MODELS", lambda runner: ",".join(each["model"] for each in runner["status"]["instances"])),
-    Column("SLOTS", lambda runner: slots(runner["status"]["instances"])),
-    _HEARTBEAT,
+_RUNNER_WIDE = _RUNNER + custom_columns("VERSION:status.version DRAINING:status.draining ADDRESS:status.address")
+_POOL = custom_columns("NAME:name MEMBERS:status.size ACTIVE:status.activeCount NAMED:status.explicit")
+_POOL_WIDE = _POOL + custom_columns("MODELS:members:commas")
+_ROUTE = custom_columns(
+    f"NAME:name STATUS:status.state CANDIDATES:candidates:short BUDGET:budgetSeconds:{{:g}}s {_SHORT}"
 )
-_RUNNER_WIDE = (
-    *_RUNNER,
-    Column("VERSION", "status.version"),
-    Column("DRAINING", "status.draining"),
-    Column("ADDRESS", "status.address"),
+_ROUTE_WIDE = custom_columns(
+    "NAME:name STATUS:status.state CANDIDATES:candidates:commas BUDGET:budgetSeconds:{:g}s KEEP:keepAlive:keep "
+    f"PINNED:pinPrimary ID:status.id {_AGE} {_WHOLE}"
 )
-_POOL = (
-    _NAME,
-    Column("MEMBERS", "status.size"),
-    Column("ACTIVE", "status.activeCount"),
-    Column("NAMED", "status.explicit"),
+_ALIAS = custom_columns("NAME:name PATTERN:pattern TARGET:target TENANT:tenant SOURCE:status.source")
+_ALIAS_WIDE = _ALIAS + custom_columns(f"{_AGE} {_WHOLE}")
+_PROFILE = custom_columns(
+    f"NAME:name STATUS LOADS DOCUMENTS {_SHORT}",
+    STATUS=profile_state,
+    LOADS=lambda profile: ",".join(each["model"] for each in profile["load"]),
+    DOCUMENTS=lambda profile: str(sum(len(profile.get(kind, ())) for kind in _DECLARED_BY_PROFILES)),
 )
-_ROUTE = (
-    _NAME,
-    _STATUS,
-    Column("CANDIDATES", "candidates", "short"),
-    Column("BUDGET", "budgetSeconds", "{:g}s"),
-    _SHORT,
+_PROFILE_WIDE = _PROFILE[:-1] + custom_columns(
+    f"UNLOADS ACTIVE:status.activeSince:age~ {_AGE} {_WHOLE}",
+    UNLOADS=lambda profile: "others" if profile["unloadOthers"] else ",".join(profile["unload"]),
 )
-_ROUTE_WIDE = (
-    *_ROUTE[:2],
-    Column("CANDIDATES", "candidates", "commas"),
-    _ROUTE[3],
-    Column("KEEP", "keepAlive", "keep"),
-    Column("PINNED", "pinPrimary"),
-    _ID,
-    _AGE,
-    _DESCRIPTION,
+_WORKFLOW = custom_columns(
+    f"NAME:name STATUS:status.state MODEL:model INPUTS {_SHORT}",
+    INPUTS=lambda workflow: ",".join(each["name"] for each in workflow.get("inputs", ())),
 )
-_ALIAS = (
-    _NAME,
-    Column("PATTERN", "pattern"),
-    Column("TARGET", "target"),
-    Column("TENANT", "tenant"),
-    Column("SOURCE", "status.source"),
+_WORKFLOW_WIDE = _WORKFLOW[:-1] + custom_columns(
+    f"OUTPUTS:outputs:commas BYTES {_AGE} {_WHOLE}", BYTES=lambda workflow: str(graph_bytes(workflow))
 )
-_PROFILE = (
-    _NAME,
-    Column("STATUS", profile_state),
-    Column("LOADS", lambda profile: ",".join(each["model"] for each in profile["load"])),
-    Column("DOCUMENTS", lambda profile: str(sum(len(profile.get(kind, ())) for kind in _DECLARED_BY_PROFILES))),
-    _SHORT,
-)
-_PROFILE_WIDE = (
-    *_PROFILE[:-1],
-    Column("UNLOADS", lambda profile: "others" if profile["unloadOthers"] else ",".join(profile["unload"])),
-    Column("ACTIVE", "status.activeSince", "age", ticks=True),
-    _AGE,
-    _DESCRIPTION,
-)
-_WORKFLOW = (
-    _NAME,
-    _STATUS,
-    Column("MODEL", "model"),
-    Column("INPUTS", lambda workflow: ",".join(each["name"] for each in workflow.get("inputs", ()))),
-    _SHORT,
-)
-_WORKFLOW_WIDE = (
-    *_WORKFLOW[:-1],
-    Column("OUTPUTS", "outputs", "commas"),
-    Column("BYTES", lambda workflow: str(graph_bytes(workflow))),
-    _AGE,
-    _DESCRIPTION,
-)
-_TENANT = (
-    _NAME,
-    Column("WEIGHT", lambda tenant: f"{tenant.get('weight', 1.0):g}"),
-    Column("LIMITS", limits_text),
-    Column("USED", _used),
-    Column("SOURCE", "status.source"),
+_TENANT = custom_columns(
+    "NAME:name WEIGHT LIMITS USED SOURCE:status.source",
+    WEIGHT=lambda tenant: f"{tenant.get('weight', 1.0):g}",
+    LIMITS=limits_text,
+    USED=_used,
 )
 _TENANT_WIDE = (
     *_TENANT[:2],
-    Column("MAX RUNNING", "maxInFlight"),
-    Column("REMOTE", lambda tenant: tenant.get("allowRemote", "on_request")),
+    *custom_columns("MAX_RUNNING:maxInFlight REMOTE", REMOTE=lambda tenant: tenant.get("allowRemote", "on_request")),
     *_TENANT[2:],
-    _AGE,
-    _DESCRIPTION,
+    *custom_columns(f"{_AGE} {_WHOLE}"),
 )
-
-
 _EVENT = (
     Column("TIME", "time", "local", min_chars=19),
     Column("RESOURCE", event_label, min_chars=20),
@@ -313,10 +236,10 @@ _LISTINGS: Mapping[ResourceKind, Listing] = {
             ResourceKind.POOL,
             "there are no pools; they follow from models, and there are none yet",
             _POOL,
-            (*_POOL, Column("MODELS", "members", "commas")),
+            _POOL_WIDE,
         ),
         (ResourceKind.ROUTE, f"there are no routes{_APPLY}", _ROUTE, _ROUTE_WIDE),
-        (ResourceKind.ALIAS, f"there are no aliases{_APPLY}", _ALIAS, (*_ALIAS, _AGE, _DESCRIPTION)),
+        (ResourceKind.ALIAS, f"there are no aliases{_APPLY}", _ALIAS, _ALIAS_WIDE),
         (
             ResourceKind.PROFILE,
             "there are no profiles; weft profile save NAME makes one of what is now",
@@ -339,9 +262,9 @@ def listing_of(kind: ResourceKind) -> Listing:
     declared: Any = KINDS[kind].declared.DESCRIPTOR
     texts = [each for each in declared.fields if each.cpp_type != each.CPPTYPE_MESSAGE and not each.is_repeated]
     columns = (
-        _NAME,
+        Column("NAME", "name"),
         *(Column(each.name.replace("_", " ").upper(), each.camelcase_name) for each in texts if each.name != "name"),
-        _AGE,
+        *custom_columns(_AGE),
     )
     return _listing(kind, f"there are no {kind.plural}{_APPLY}", columns, columns)
 

@@ -1,17 +1,19 @@
 """Shell completion: kinds, and names of the running mesh. Waits are short, and errors are ignored."""
 
 from itertools import islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from weft.documents.resource_kinds import ResourceKind, kind_words
 from weft.kernel.errors import WeftError
 from weft_app.cli.options import DEFAULT_HOME
-from weft_app.cli.targets import ALL, CLIENT_WORDS, LEASE_WORDS, REQUEST_WORDS, ROUTER_WORDS, TASK_WORDS
+from weft_app.cli.targets import ALL, record_kind
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Collection, Iterable, Mapping
+
+    from weft_app.cli.mesh_api import MeshApi
 
 CALL_TIMEOUT_SECONDS = 0.25
 """Of each call; a completion makes at most five and must be there within a second even on a slow host."""
@@ -27,9 +29,8 @@ REMEMBERED = ("clients", REQUESTS, TASKS)
 """Plurals of what a router stores; their names are not completed, since they change constantly."""
 SHOWN = (*REMEMBERED, LEASES, ROUTERS, ALL)
 """What `weft get` takes beside kinds of resources."""
-AGENT_PREFIX = "agent/"
-ROUTE_PREFIX = "route/"
-WORKFLOW_PREFIX = "workflow/"
+_PREFIXES = {"agent/": ResourceKind.AGENT, "route/": ResourceKind.ROUTE, "workflow/": ResourceKind.WORKFLOW}
+KEYS, SECRETS = "/api/v1/keys", "/v1/admin/secrets"
 
 
 def complete_kind(incomplete: str) -> list[str]:
@@ -55,7 +56,7 @@ def _words_of(ctx: typer.Context) -> list[str]:
     words = list(ctx.params.get("resources") or ())
     if not any(word.startswith("-") for word in words):
         return words
-    known = (place for place, word in enumerate(words) if word.lower() in kind_words() or word.lower() in TASK_WORDS)
+    known = (place for place, word in enumerate(words) if word.lower() in kind_words() or record_kind(word) == "task")
     return words[next(known, len(words)) :]
 
 
@@ -67,31 +68,24 @@ def complete_named(ctx: typer.Context, incomplete: str) -> list[str]:
     return _offer(sorted(set(_names(ctx, *ResourceKind))), incomplete)
 
 
-def complete_shown(ctx: typer.Context, incomplete: str) -> list[str]:
-    """As `complete_resource`, with requests, clients and tasks."""
-    words = _words_of(ctx)
-    if words and words[0].lower() in REQUEST_WORDS | CLIENT_WORDS | TASK_WORDS | LEASE_WORDS | ROUTER_WORDS:
-        return []
-    return [
-        *complete_named(ctx, incomplete),
-        *([] if words else _offer(SHOWN, incomplete)),
-    ]
+def _beside(
+    own: "Callable[[typer.Context, str], list[str]]", kinds: "Collection[str]", offered: "Collection[str]"
+) -> "Callable[[typer.Context, str], list[str]]":
+    """Returns `own` with `offered` as further first words; what follows a word of `kinds` is not completed."""
+
+    def complete(ctx: typer.Context, incomplete: str) -> list[str]:
+        given = _words_of(ctx)
+        if given and record_kind(given[0]) in kinds:
+            return []
+        return [*own(ctx, incomplete), *([] if given else _offer(offered, incomplete))]
+
+    return complete
 
 
-def complete_described(ctx: typer.Context, incomplete: str) -> list[str]:
-    """As `complete_named`, with tasks."""
-    words = _words_of(ctx)
-    if words and words[0].lower() in TASK_WORDS:
-        return []
-    return [*complete_named(ctx, incomplete), *([] if words else _offer([TASKS], incomplete))]
-
-
-def complete_with_tasks(ctx: typer.Context, incomplete: str) -> list[str]:
-    """As `complete_resource`, with tasks."""
-    words = _words_of(ctx)
-    if words and words[0].lower() in TASK_WORDS:
-        return []
-    return [*complete_resource(ctx, incomplete), *([] if words else _offer([TASKS], incomplete))]
+complete_shown = _beside(complete_named, ("request", "client", "task", "lease", "router"), SHOWN)
+"""As `complete_named`, with requests, clients and tasks."""
+complete_described = _beside(complete_named, ("task",), [TASKS])
+complete_with_tasks = _beside(complete_resource, ("task",), [TASKS])
 
 
 def complete_cancelled_kind(ctx: typer.Context, incomplete: str) -> list[str]:
@@ -114,6 +108,17 @@ def complete_profile(ctx: typer.Context, incomplete: str) -> list[str]:
     return _offer(_names(ctx, ResourceKind.PROFILE), incomplete)
 
 
+def complete_key_id(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Completes the ids of existing keys."""
+    keys = _asked(ctx, lambda mesh: mesh.get(KEYS)["items"])
+    return _offer((key["id"] for key in keys if "revokeTime" not in key), incomplete)
+
+
+def complete_secret(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Completes the names of existing secrets."""
+    return _offer((each["name"] for each in _asked(ctx, lambda mesh: mesh.get(SECRETS)["items"])), incomplete)
+
+
 def complete_logged(ctx: typer.Context, incomplete: str) -> list[str]:
     """Completes what has logs: the mesh, its services, runners with files in the home, and models."""
     from weft_app.cli.mesh_logs import RUNNER_PREFIX, LogFolder  # noqa: PLC0415 - other completions read no files
@@ -133,11 +138,7 @@ def complete_logged(ctx: typer.Context, incomplete: str) -> list[str]:
 
 def complete_chat_target(ctx: typer.Context, incomplete: str) -> list[str]:
     """Completes names of models, pools, agents, routes, workflows and aliases."""
-    for prefix, kind in (
-        (AGENT_PREFIX, ResourceKind.AGENT),
-        (ROUTE_PREFIX, ResourceKind.ROUTE),
-        (WORKFLOW_PREFIX, ResourceKind.WORKFLOW),
-    ):
+    for prefix, kind in _PREFIXES.items():
         if incomplete.startswith(prefix):
             return _offer((f"{prefix}{name}" for name in _names(ctx, kind)), incomplete)
     kinds = (ResourceKind.MODEL, ResourceKind.POOL, ResourceKind.AGENT, ResourceKind.ALIAS)
@@ -157,12 +158,15 @@ NAMES = {"delete": complete_with_tasks, "edit": complete_named, "wait": complete
 
 
 def _names(ctx: typer.Context, *kinds: ResourceKind) -> list[str]:
-    try:
-        from weft_app.cli.mesh_documents import connect_documents  # noqa: PLC0415 - most completions need no mesh
+    return _asked(ctx, lambda mesh: [name for kind in kinds for name in islice(mesh.names(kind), MAX_OFFERED)])
 
-        home = ctx.params.get("home") or DEFAULT_HOME
-        with connect_documents(home, CALL_TIMEOUT_SECONDS) as mesh:
-            return [name for kind in kinds for name in islice(mesh.names(kind), MAX_OFFERED)]
+
+def _asked(ctx: typer.Context, ask: "Callable[[MeshApi], list[Any]]") -> list[Any]:
+    try:
+        from weft_app.cli.mesh_api import connect  # noqa: PLC0415 - most completions need no mesh
+
+        with connect(ctx.params.get("home") or DEFAULT_HOME, CALL_TIMEOUT_SECONDS) as mesh:
+            return ask(mesh)
     except (WeftError, OSError, ValueError):
         # Completion prints nothing about faults of the mesh: the command line is half typed.
         return []

@@ -22,23 +22,20 @@ from weft_testing.conformance.runner_under_test import attach
 
 _FINDINGS = Listing(
     columns=(
-        Column("CHECK", lambda finding: finding.check, min_chars=18),
-        Column("VERDICT", lambda finding: str(finding.verdict), min_chars=11),
+        Column("CHECK", "check", min_chars=18),
+        Column("VERDICT", "verdict", min_chars=11),
         Column("SECONDS", lambda finding: f"{finding.seconds:.2f}", min_chars=7),
-        Column("DETAIL", lambda finding: finding.detail),
+        Column("DETAIL", "detail"),
     ),
     kind="FindingList",
     document=asdict,
 )
 
 
-OnlyOption = Annotated[list[str] | None, typer.Option(help="Run only this check (repeatable).")]
-
-
 def conformance(
     runner: Annotated[str, typer.Argument(metavar="RUNNER", help="A runner's name, or its address.")],
     model: Annotated[str | None, typer.Option(help="Model of the runner. Default: the first.")] = None,
-    only: OnlyOption = None,
+    only: Annotated[list[str] | None, typer.Option(help="Run only this check (repeatable).")] = None,
     keep_loaded: Annotated[bool, typer.Option(help="Skip the checks that unload the model.")] = False,
     output: OutputOption = OutputFormat.TABLE,
     home: HomeOption = DEFAULT_HOME,

@@ -12,7 +12,7 @@ from weft.kernel.reasons import Reason
 from weft_app.cli.declare import post_apply
 from weft_app.cli.mesh_api import connect
 from weft_app.cli.options import DEFAULT_HOME, HomeOption, NamedFormat, naming_fields
-from weft_app.cli.output import print_document, say
+from weft_app.cli.output import print_outcome
 from weft_app.cli.secrets import create_secret, rotate_secret
 
 app = typer.Typer(help="Create a model of a provider, or a secret.", no_args_is_help=True)
@@ -52,31 +52,28 @@ _OPTIONS = {
 def create_model(
     name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the model in the mesh.")],
     *,
-    url: Annotated[str, typer.Option("--url", help="Base URL of the provider, such as https://api.example.com/v1.")],
+    url: Annotated[str, typer.Option(help="Base URL of the provider, such as https://api.example.com/v1.")],
     api_key_ref: Annotated[
-        str, typer.Option("--api-key-ref", metavar="secret/NAME", help="Secret with its key; none: it needs no key.")
+        str, typer.Option(metavar="secret/NAME", help="Secret with its key; none: it needs no key.")
     ] = "",
-    api: Annotated[ProviderApi, typer.Option("--api", help="Interface of the provider.")] = ProviderApi.OPENAI,
-    upstream_model: Annotated[
-        str, typer.Option("--upstream-model", help="The provider's name of the model. Default: NAME.")
-    ] = "",
-    pool: Annotated[str, typer.Option("--pool", help="Pool that it is a member of.")] = "",
+    api: Annotated[ProviderApi, typer.Option(help="Interface of the provider.")] = ProviderApi.OPENAI,
+    upstream_model: Annotated[str, typer.Option(help="The provider's name of the model. Default: NAME.")] = "",
+    pool: Annotated[str, typer.Option(help="Pool that it is a member of.")] = "",
     embeddings: Annotated[bool, typer.Option("--embeddings", help="The model also serves embeddings.")] = False,
     skills: Annotated[
-        list[str] | None,
-        typer.Option("--skill", help="text, image, audio or tools; repeatable. Default: unknown."),
+        list[str] | None, typer.Option("--skill", help="text, image, audio or tools; repeatable. Default: unknown.")
     ] = None,
-    tier: Annotated[str, typer.Option("--tier", help="How it ranks, such as fast or heavy.")] = "",
+    tier: Annotated[str, typer.Option(help="How it ranks, such as fast or heavy.")] = "",
     labels: Annotated[
         list[str] | None, typer.Option("--label", metavar="KEY=VALUE", help="Label to select it by; repeatable.")
     ] = None,
-    owner: Annotated[str, typer.Option("--owner", help="Owner. Default: the caller's key.")] = "",
-    context_tokens: Annotated[int, typer.Option("--context-tokens", min=0, help="Context; 0: unknown.")] = 0,
-    slots: Annotated[int, typer.Option("--slots", min=0, help="Requests that are sent concurrently; 0: 4.")] = 0,
+    owner: Annotated[str, typer.Option(help="Owner. Default: the caller's key.")] = "",
+    context_tokens: Annotated[int, typer.Option(min=0, help="Context; 0: unknown.")] = 0,
+    slots: Annotated[int, typer.Option(min=0, help="Requests that are sent concurrently; 0: 4.")] = 0,
     timeout_seconds: Annotated[
         float, typer.Option("--timeout", min=0, help="Seconds until an answer must begin; 0: 120.")
     ] = 0,
-    max_retries: Annotated[int, typer.Option("--max-retries", min=0, help="Retries of a busy provider.")] = 0,
+    max_retries: Annotated[int, typer.Option(min=0, help="Retries of a busy provider.")] = 0,
     home: HomeOption = DEFAULT_HOME,
     output: Annotated[NamedFormat, typer.Option("--output", "-o", help="Output format.")] = NamedFormat.TABLE,
 ) -> None:
@@ -87,26 +84,28 @@ def create_model(
     Example: weft create model frontier --url https://api.example.com/v1 --api-key-ref secret/example-key
     """
     require_name(name, "NAME")
-    provider: dict[str, Any] = {"url": url, "api": api.value}
-    options = {
+    provider = {
+        "url": url,
+        "api": api.value,
         "upstreamModel": upstream_model,
         "apiKeyRef": api_key_ref,
         "slots": slots,
         "timeoutSeconds": timeout_seconds,
         "maxRetries": max_retries,
     }
-    provider |= {field: value for field, value in options.items() if value}
-    document: dict[str, Any] = {"kind": "model", "name": name, "provider": provider}
-    document["operations"] = ["chat", "embedding"] if embeddings else ["chat"]
     given: dict[str, Any] = {
+        "kind": "model",
+        "name": name,
+        "provider": {field: value for field, value in provider.items() if value},
+        "operations": ["chat", "embedding"] if embeddings else ["chat"],
         "poolName": pool,
         "skills": skills,
         "contextTokens": context_tokens,
         "tier": tier,
         "owner": owner,
+        "labels": labels_of(labels or (), "--label"),
     }
-    given["labels"] = labels_of(labels or (), "--label")
-    document |= {field: value for field, value in given.items() if value}
+    document = {field: value for field, value in given.items() if value}
     with naming_fields(_option_of), connect(home) as mesh:
         (planned,) = post_apply(mesh, [document], dry_run=True)
         if planned["outcome"] != "created":
@@ -116,12 +115,7 @@ def create_model(
                 metadata={"model": name},
             )
         (result,) = post_apply(mesh, [document])
-    if output is NamedFormat.TABLE:
-        say(f"model/{name} created\n")
-    elif output is NamedFormat.NAME:
-        say(f"model/{name}\n")
-    else:
-        print_document(result, output)
+    print_outcome(output, f"model/{name} created", f"model/{name}", result)
 
 
 def _option_of(field: str) -> str:

@@ -23,26 +23,23 @@ from weft.kernel.errors import FieldError, WeftError, invalid_field
 from weft.kernel.reasons import Reason
 from weft_app.cli.columns import label_of
 from weft_app.cli.completion import complete_with_tasks
-from weft_app.cli.mesh_api import MeshApi, connect
-from weft_app.cli.mesh_documents import Document, connect_documents
+from weft_app.cli.mesh_api import Document, MeshApi, connect
 from weft_app.cli.options import DEFAULT_HOME, EXIT_USAGE, HomeOption, act_on_each, note, reporting
 from weft_app.cli.output import json_text, say
-from weft_app.cli.secrets import delete_secrets, is_about_secrets
+from weft_app.cli.secrets import delete_secrets
 from weft_app.cli.targets import (
     SelectorOption,
     Target,
     is_missing,
     parse_targets,
-    selected,
-    selector_of,
+    record_kind,
+    selected_names,
 )
-from weft_app.cli.tasks import delete_tasks, is_about_tasks
+from weft_app.cli.tasks import delete_tasks
 
 APPLY_TIMEOUT_SECONDS = 60.0
 FORCED_DELETE_TIMEOUT_SECONDS = 120.0
 """Longest forced delete: the registry waits less than this for the model's requests to end."""
-MAX_SELECTED = 100
-"""Most resources that one selector deletes."""
 UNCHANGED = "unchanged"
 """The outcome of a document that changes nothing."""
 STDIN = "-"
@@ -59,16 +56,15 @@ FilesOption = Annotated[
 AdoptOption = Annotated[
     bool, typer.Option("--adopt", help="Declare what runners published: it may differ then, and stays when they go.")
 ]
-ApplyOutputOption = Annotated[
-    str, typer.Option("--output", "-o", help="table, json or name.", metavar="[table|json|name]")
-]
 
 
 def apply(
     files: FilesOption,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be done, and change nothing.")] = False,
     adopt: AdoptOption = False,
-    output: ApplyOutputOption = "table",
+    output: Annotated[
+        str, typer.Option("--output", "-o", help="table, json or name.", metavar="[table|json|name]")
+    ] = "table",
     home: HomeOption = DEFAULT_HOME,
 ) -> None:
     """Declare resources. All documents are applied, or none when one is wrong or refused.
@@ -226,8 +222,7 @@ def delete(
         bool, typer.Option("--ignore-not-found", help="A resource that does not exist counts as deleted.")
     ] = False,
     force: Annotated[
-        bool,
-        typer.Option("--force", help="Unload it from live runners, then delete it; a secret even while in use."),
+        bool, typer.Option("--force", help="Unload it from live runners, then delete it; a secret even while in use.")
     ] = False,
     home: HomeOption = DEFAULT_HOME,
 ) -> None:
@@ -237,12 +232,13 @@ def delete(
 
     Example: weft delete agent reviewer; weft delete models -l team=a
     """
-    if selector and (files or not resources or is_about_tasks(resources) or is_about_secrets(resources)):
+    record = record_kind(resources[0]) if resources else ""
+    if selector and (files or not resources or record in ("task", "secret")):
         raise invalid_field("--selector", "goes with a kind alone: models or agents")
-    if resources and not files and is_about_tasks(resources):
+    if resources and not files and record == "task":
         delete_tasks(resources, home, ignore_not_found=ignore_not_found)
         return
-    if resources and not files and is_about_secrets(resources):
+    if resources and not files and record == "secret":
         delete_secrets(resources, home, ignore_not_found=ignore_not_found, force=force)
         return
     targets = [] if selector else _targets(resources or [], files or [])
@@ -253,20 +249,11 @@ def delete(
 
 
 def _selected(home: Path, words: list[str], selector: str) -> list[Target]:
-    """Returns the resources of a kind that a selector selects. Raises INVALID_ARGUMENT for names, and for too many."""
+    """Returns the resources of a kind that a selector selects. Raises INVALID_ARGUMENT for names."""
     kind, named = parse_targets(words)
     if named:
         raise invalid_field("--selector", "goes with a kind alone; leave the names out")
-    wanted = selector_of(selector, kind)
-    with connect_documents(home) as mesh:
-        found = selected(mesh.documents(kind), wanted)
-    if len(found) > MAX_SELECTED:
-        raise invalid_field(
-            "--selector", f"selects {len(found)} {kind.plural}; at most {MAX_SELECTED} are deleted at a time"
-        )
-    if not found:
-        note(f"no {kind.plural} have such labels")
-    return [Target(kind, document["name"]) for document in found]
+    return [Target(kind, name) for name in selected_names(home, kind, selector, "deleted")]
 
 
 def _targets(words: list[str], files: list[Path]) -> list[Target]:

@@ -15,11 +15,24 @@ from weft.kernel.names import AGENT_PREFIX, ROUTE_PREFIX, WORKFLOW_PREFIX
 from weft.kernel.reasons import NO_REGISTRY
 from weft_app.cli.columns import graph_bytes, listing_of, shown_state, who_wakes
 from weft_app.cli.completion import complete_described
-from weft_app.cli.formats import ago, formatted, moment_in, seconds_ago
-from weft_app.cli.mesh_documents import Document, MeshDocuments, connect_documents
+from weft_app.cli.mesh_api import Document, MeshApi, connect
 from weft_app.cli.options import DEFAULT_HOME, HomeOption, OutputFormat, PageOutputOption
-from weft_app.cli.output import Column, block, page, print_page, safe_text, say, table_block
-from weft_app.cli.targets import REQUEST_WORDS, TASK_WORDS, one_named, tenants_named
+from weft_app.cli.output import (
+    Column,
+    ago,
+    block,
+    custom_columns,
+    formatted,
+    moment_in,
+    page,
+    print_document,
+    safe_text,
+    say,
+    seconds_ago,
+    table_block,
+)
+from weft_app.cli.records import LIMIT_USES, known_uses, limit_uses
+from weft_app.cli.targets import one_named, record_kind, tenants_named
 
 _REQUESTED_AS: Mapping[str, str] = {
     ResourceKind.MODEL: "",
@@ -54,11 +67,11 @@ def describe(
     Example: weft describe model qwen
     """
     kind, _, name = resources[0].partition("/")
-    if kind.lower() in TASK_WORDS:
+    if record_kind(kind) == "task":
         from weft_app.cli.tasks import describe_task  # noqa: PLC0415 - tasks are read over gRPC
 
         describe_task(resources, output, home)
-    elif kind.lower() in REQUEST_WORDS:
+    elif record_kind(kind) == "request":
         from weft_app.cli.explain import show_request  # noqa: PLC0415 - as tasks
 
         names = [*filter(None, [name]), *resources[1:]]
@@ -70,34 +83,35 @@ def describe(
 
 
 def _describe_resource(words: list[str], output: OutputFormat, home: Path) -> None:
+    is_page = output is OutputFormat.TABLE
     try:
-        with connect_documents(home) as mesh:
+        with connect(home) as mesh:
             target = one_named(mesh, words)
             document = mesh.document(target.kind, target.name)
             events = mesh.events(target.kind, document["name"], EVENTS)
             instances = _instances(mesh, document)
-            users = _users(mesh, document) if output is OutputFormat.TABLE else []
+            users = _users(mesh, document) if is_page else []
     except WeftError as error:
         tenants = tenants_named(words)
-        if error.reason not in NO_REGISTRY or output is not OutputFormat.TABLE or tenants is None or len(tenants) != 1:
+        if error.reason not in NO_REGISTRY or not is_page or tenants is None or len(tenants) != 1:
             raise
-        from weft_app.cli.limit_uses import KnownUses  # noqa: PLC0415 - of tenants alone
-
-        say(KnownUses(home, error, tenants).page())
+        if not (known := known_uses(home, error, tenants)):
+            raise
+        lines = (*page((Column("Name", "tenant"),), known[0]), *table_block("Used", LIMIT_USES, known))
+        say("".join(f"{line}\n" for line in lines))
         return
-    uses = None
-    if target.kind is ResourceKind.TENANT:
-        from weft_app.cli.limit_uses import limit_uses  # noqa: PLC0415 - as above
+    is_tenant = target.kind is ResourceKind.TENANT
+    uses = limit_uses(home, {document["name"]}) if is_tenant else []
+    if is_page:
+        used = "".join(f"{line}\n" for line in table_block("Used", LIMIT_USES, uses))
+        say(description(document, events, instances, users) + used)
+        return
+    runner = None if instances is None else {"instances": instances}
+    whole = {"resource": document, "events": events, "runner": runner}
+    print_document(whole | ({"uses": uses} if is_tenant else {}), output)
 
-        uses = limit_uses(home, document["name"])
-    print_page(
-        output,
-        lambda: _page(document, events, instances, uses, users),
-        lambda: _whole(document, events, instances, uses),
-    )
 
-
-def _users(mesh: MeshDocuments, document: Document) -> list[Document]:
+def _users(mesh: MeshApi, document: Document) -> list[Document]:
     """Returns the agents, routes and aliases that lead to a resource; kinds that cannot be read are left out."""
     found: list[Document] = []
     if document["kind"] in _REQUESTED_AS:
@@ -119,38 +133,23 @@ def _leads_to(user: Document, document: Document) -> bool:
     return user.get("pool") in names or user.get("model") in {name, *document.get("members", ())}
 
 
-def _page(
-    document: Document, events: list[Document], instances: list[Document] | None, uses: Any, users: list[Document]
-) -> str:
-    text = description(document, events, instances, users)
-    if uses:
-        from weft_app.cli.limit_uses import USES  # noqa: PLC0415 - of tenants alone
-
-        text += "\n".join((*table_block("Used", USES, uses), ""))
-    return text
-
-
-def _whole(document: Document, events: list[Document], instances: list[Document] | None, uses: Any) -> dict[str, Any]:
-    """Returns all of it as JSON types: the resource, its events, and its runner's own description."""
-    runner = None if instances is None else {"instances": instances}
-    whole = {"resource": document, "events": events, "runner": runner}
-    return whole if uses is None else whole | {"uses": uses}
-
-
-def _instances(mesh: MeshDocuments, document: Document) -> list[Document] | None:
+def _instances(mesh: MeshApi, document: Document) -> list[Document] | None:
     """Returns what the runner that a document is about says of its engines; None: there is none that answers."""
     kind = document["kind"]
     runner = document["name"] if kind == ResourceKind.RUNNER else document["status"].get("runner")
     if not runner or kind not in (ResourceKind.RUNNER, ResourceKind.MODEL):
         return None
     with suppress(WeftError):
-        return mesh.instances(runner, LOG_LINES)
+        return list(mesh.get(f"/v1/admin/runners/{runner}/instances", lines=LOG_LINES)["instances"])
     return None
 
 
 _EVENTS = (Column("AGE", "time", "ago"), Column("REASON", "reason"), Column("MESSAGE", "message"))
 _CONDITIONS = (Column("TYPE", "type"), Column("STATUS", "status"), *_EVENTS[1:])
-_TITLE = (Column("Name", "name"), Column("Kind", "kind"), Column("Status", lambda found: _state(found) or None))
+_TITLE = (
+    *custom_columns("Name:name Kind:kind"),
+    Column("Status", lambda found: (shown_state(found) if "state" in found["status"] else "") or None),
+)
 MAX_TITLE_CHARS = 24
 _SHORTER: Mapping[str, Callable[[Document], Any]] = {
     # Recipes may hold secrets.
@@ -193,10 +192,6 @@ def description(
         lines += table_block(kind.plural.capitalize(), listing_of(kind).columns, rows)
     lines += table_block("Events", _EVENTS, events) if events else ["Events:       none"]
     return "\n".join(lines) + "\n"
-
-
-def _state(document: Document) -> str:
-    return shown_state(document) if "state" in document["status"] else ""
 
 
 def _rest(document: Document) -> Document:

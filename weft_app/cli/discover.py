@@ -12,10 +12,9 @@ import yaml
 
 from weft.documents.codec import document_of
 from weft.kernel.errors import WeftError
-from weft.kernel.units import size_words
 from weft_app.cli.options import DEFAULT_HOME, ConfigOption, HomeOption, OutputFormat, OutputOption, note
-from weft_app.cli.output import Column, TextTable, document_text, safe_text, say
-from weft_app.compose.discovery import Discovered, FoundFile
+from weft_app.cli.output import TextTable, custom_columns, document_text, safe_text, say
+from weft_app.compose.discovery import Discovered
 from weft_app.compose.discovery import discover as look
 from weft_app.compose.home import WeftHome
 from weft_app.config.config import AcceleratorSettings, DiscoverySettings, WeftConfig
@@ -108,24 +107,16 @@ def _page(found: Discovered, settings: DiscoverySettings) -> Iterator[str]:
         yield "weft run hf:OWNER/REPO pulls a model of the hub and serves it"
 
 
-_SERVERS = (
-    Column("ENGINE", lambda server: server.title),
-    Column("ADDRESS", lambda server: server.url),
-    Column("MODELS", lambda server: server.why_empty or _models(server) or "none yet"),
+_SERVERS = custom_columns(
+    "ENGINE:title ADDRESS:url MODELS", MODELS=lambda server: server.why_empty or _models(server) or "none yet"
 )
-_FILES = (
-    Column("SERVED AS", lambda file: file.name),
-    Column("SOURCE", lambda file: file.model.source),
-    Column("SIZE", lambda file: size_words(file.model.size_bytes)),
-    Column("CONTEXT", lambda file: str(file.size.get("context_tokens", ""))),
-    Column("SLOTS", lambda file: str(file.size.get("slots", ""))),
+_FILES = custom_columns(
+    "SERVED_AS:name SOURCE:model.source SIZE:model.size_bytes:size CONTEXT:size.context_tokens SLOTS:size.slots"
 )
 
-_MESHES = (
-    Column("MESH", lambda mesh: mesh.name),
-    Column("RUNNERS JOIN AT", lambda mesh: mesh.shown_addresses),
-    Column("VERSION", lambda mesh: mesh.version),
-    Column("FINGERPRINT", lambda mesh: mesh.fingerprint or "(certificate of a public authority)"),
+_MESHES = custom_columns(
+    "MESH:name RUNNERS_JOIN_AT:shown_addresses VERSION:version FINGERPRINT",
+    FINGERPRINT=lambda mesh: mesh.fingerprint or "(certificate of a public authority)",
 )
 _JOIN_LINE = "weft runner join joins one; an announcement proves nothing, compare the fingerprint"
 
@@ -137,19 +128,19 @@ def _models(server: "FoundServer") -> str:
 
 
 def _document(found: Discovered) -> dict[str, Any]:
+    servers = [
+        {
+            **{name: getattr(server, name) for name in ("program", "version", "url")},
+            "models": list(server.models),
+            "detail": server.why_empty,
+        }
+        for server in found.servers
+    ]
+    files = [{"name": file.name, **document_of(file.model)} for file in found.files]
     return {
         "kind": "Discovery",
-        "servers": [
-            {
-                "program": server.program,
-                "version": server.version,
-                "url": server.url,
-                "models": list(server.models),
-                "detail": server.why_empty,
-            }
-            for server in found.servers
-        ],
-        "files": [{"name": file.name, **document_of(file.model)} for file in found.files],
+        "servers": servers,
+        "files": files,
         "filesLeftOut": found.left_out,
         "runners": found.runners(),
     }
@@ -191,11 +182,7 @@ def shown_server(server: "FoundServer") -> str:
 def _found_lines(found: Discovered) -> Iterator[str]:
     for server in found.servers:
         yield f"  {shown_server(server)}"
-    if found.files:
-        yield safe_text(f"  {_files_words(found.files)}")
-
-
-def _files_words(files: Sequence[FoundFile]) -> str:
-    names = ", ".join(file.name for file in files[:SHOWN_FILES])
-    more = f" and {len(files) - SHOWN_FILES} more" if len(files) > SHOWN_FILES else ""
-    return f"{len(files)} model file{'' if len(files) == 1 else 's'} of other programs: {names}{more}"
+    if count := len(found.files):
+        names = ", ".join(file.name for file in found.files[:SHOWN_FILES])
+        more = f" and {count - SHOWN_FILES} more" if count > SHOWN_FILES else ""
+        yield safe_text(f"  {count} model file{'' if count == 1 else 's'} of other programs: {names}{more}")

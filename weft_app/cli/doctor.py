@@ -28,29 +28,26 @@ from weft.gpu.nvml import read_within
 from weft.kernel.clock import offset_words
 from weft.kernel.errors import WeftError
 from weft.kernel.units import size_words
-from weft_app.cli.explain import prompt_change
-from weft_app.cli.findings import Finding, Verdict, attempt, failed
-from weft_app.cli.machine_checks import (
+from weft_app.cli.doctor_checks import (
     DRIVER_SECONDS,
+    MAX_ASKED_AT_ONCE,
+    Finding,
+    Verdict,
     accelerator_findings,
+    attempt,
+    central_model_findings,
+    examine_mesh,
+    failed,
     memory_finding,
+    ok,
     platform_finding,
     port_findings,
+    registry_findings,
+    warning,
 )
-from weft_app.cli.mesh_api import connect
-from weft_app.cli.mesh_documents import Document, MeshDocuments, connect_documents
-from weft_app.cli.mesh_processes import examine_mesh
-from weft_app.cli.network_options import (
-    AnnounceOption,
-    EdgeOption,
-    GrpcPortOption,
-    HostOption,
-    InsecureOption,
-    JoinPortOption,
-    NetworkOptions,
-    PortOption,
-    TlsOption,
-)
+from weft_app.cli.explain import prompt_change
+from weft_app.cli.mesh_api import Document, connect
+from weft_app.cli.network_options import NetworkOptions, with_network_options
 from weft_app.cli.options import (
     DEFAULT_HOME,
     EXIT_FAILED,
@@ -59,10 +56,8 @@ from weft_app.cli.options import (
     OutputFormat,
     OutputOption,
 )
-from weft_app.cli.output import Column, Listing, say
-from weft_app.cli.provider_checks import check_central_models
+from weft_app.cli.output import Listing, custom_columns, say
 from weft_app.cli.records import hosts_of, lease_rows, leased_bytes
-from weft_app.cli.registry_checks import registry_findings
 from weft_app.cli.secrets import names_of_secrets
 from weft_app.compose.demo import configured_runners
 from weft_app.compose.environment import environment_of_mesh
@@ -72,8 +67,6 @@ from weft_app.config.loader import config_files, load_config
 from weft_app.edge.binary import INSTALL, envoy_binary
 
 MIN_FREE_BYTES = 1024**3
-MAX_ASKED_AT_ONCE = 8
-"""Servers that are asked for their models at the same time."""
 MAX_NAMED_LEASES = 4
 MAX_EXAMINED_REQUESTS = 200
 MIN_PROMPT_CHANGES = 3
@@ -81,33 +74,21 @@ MIN_PROMPT_CHANGES = 3
 
 
 _FINDINGS = Listing(
-    columns=(
-        Column("CHECK", lambda finding: finding.check),
-        Column("", lambda finding: finding.verdict),
-        Column("DETAIL", lambda finding: finding.detail),
-        Column("FIX", lambda finding: finding.remedy),
-    ),
+    columns=custom_columns("CHECK:check :verdict DETAIL:detail FIX:remedy"),
     kind="FindingList",
     document=asdict,
 )
 
 
+@with_network_options
 def doctor(
     home: HomeOption = DEFAULT_HOME,
     config: ConfigOption = None,
-    host: HostOption = None,
-    port: PortOption = None,
-    output: OutputOption = OutputFormat.TABLE,
     *,
-    tls: TlsOption = None,
-    insecure: InsecureOption = False,
-    join_port: JoinPortOption = None,
-    announce: AnnounceOption = None,
-    edge: EdgeOption = None,
-    grpc_port: GrpcPortOption = None,
+    network: NetworkOptions,
+    output: OutputOption = OutputFormat.TABLE,
     mesh: Annotated[
-        bool,
-        typer.Option("--mesh", help="Check the running mesh alone: the versions of all its processes."),
+        bool, typer.Option("--mesh", help="Check the running mesh alone: the versions of all its processes.")
     ] = False,
 ) -> None:
     """Check what a mesh on this machine needs. Exit code 1 when something is missing.
@@ -121,16 +102,6 @@ def doctor(
     """
     # A plain path: what runs on this home is checked, wherever variables say that a mesh is.
     folder = WeftHome(Path(home.expanduser().absolute()))
-    network = NetworkOptions(
-        host=host,
-        port=port,
-        grpc_port=grpc_port,
-        tls=tls,
-        insecure=insecure,
-        join_port=join_port,
-        announce=announce,
-        edge=edge,
-    )
     findings = _printed(examine_mesh(home) if mesh else examine(folder, config, network), output)
     if any(finding.verdict is Verdict.FAILED for finding in findings):
         raise typer.Exit(EXIT_FAILED)
@@ -172,14 +143,14 @@ def examine(home: WeftHome, config_path: Path | None, network: NetworkOptions) -
         lambda: [_startable(config, home, config_path)],
         lambda: _memory(home),
         lambda: [_kept_tasks(home, config)],
-        lambda: [Finding(check="models", verdict=Verdict.OK, detail=_models(config))],
+        lambda: [ok("models", _models(config))],
         lambda: registry_findings(config.addresses.registry or os.environ.get(ADDRESS_VARIABLES["registry"])),
         lambda: _keys(config),
         _runtimes,
         lambda: _runners(config, home),
         lambda: _servers(config),
         lambda: _followed(config),
-        _accelerators,
+        lambda: accelerator_findings(sys.platform, platform.machine(), read_within(DRIVER_SECONDS), Path("/sys")),
         lambda: _requirements(config, home.environments),
         lambda: _edge(config),
         lambda: _programs(config),
@@ -194,10 +165,6 @@ def examine(home: WeftHome, config_path: Path | None, network: NetworkOptions) -
             yield from found
 
 
-def _accelerators() -> Iterator[Finding]:
-    return accelerator_findings(sys.platform, platform.machine(), read_within(DRIVER_SECONDS), Path("/sys"))
-
-
 def _edge(config: WeftConfig) -> Iterator[Finding]:
     if config.edge.proxy == "envoy":
         yield attempt("edge", lambda: str(envoy_binary(config.edge)), INSTALL)
@@ -208,69 +175,65 @@ def _packages() -> Finding:
     if missing:
         detail = f"missing: {', '.join(missing)}; gateway cannot run here"
         return failed("packages", detail, "install weft again (docs/start.md), or: pip install " + " ".join(missing))
-    return Finding(check="packages", verdict=Verdict.OK, detail="gateway and registry can run here")
+    return ok("packages", "gateway and registry can run here")
 
 
 def _home(home: WeftHome) -> Finding:
     running = home.running()
     if running is not None:
-        pid = running["pids"]["host"]
         state = "runs" if has_started(running) else "is starting"
-        detail = f"{home.root}: a mesh {state} here (pid {pid}, {running['url']})"
-        return Finding(check="home", verdict=Verdict.OK, detail=detail)
+        return ok("home", f"{home.root}: a mesh {state} here (pid {running['pids']['host']}, {running['url']})")
     try:
         home.create()
     except WeftError as error:
         return failed("home", error.message, "choose another with --home")
     free = shutil.disk_usage(home.root).free
     if free < MIN_FREE_BYTES:
-        return Finding(
-            check="home",
-            verdict=Verdict.WARNING,
-            detail=f"{home.root}: {free // 1024**2} MiB free",
-            remedy="make room, or choose another disk with --home",
-        )
-    return Finding(check="home", verdict=Verdict.OK, detail=f"{home.root}: {free // 1024**3} GiB free")
+        detail = f"{home.root}: {free // 1024**2} MiB free"
+        return warning("home", detail, "make room, or choose another disk with --home")
+    return ok("home", f"{home.root}: {free // 1024**3} GiB free")
 
 
 def _memory(home: WeftHome) -> Iterator[Finding]:
-    unowned = unowned_leases(home)
+    """Yields the leases without an owner; nothing where no mesh runs here, or it is unreachable."""
+    unowned = ""
+    if home.running() is not None:
+        with suppress(WeftError):
+            unowned = unowned_text(lease_rows(hosts_of(home.root)))
     if unowned:
-        yield Finding(
-            check="memory",
-            verdict=Verdict.WARNING,
-            detail=f"held without an owner: {unowned}",
-            remedy="weft unload MODEL, or restart that runner",
-        )
+        yield warning("memory", f"held without an owner: {unowned}", "weft unload MODEL, or restart that runner")
+
+
+def unowned_text(leases: Iterable[Document]) -> str:
+    """Returns the leases without an owner, as text; empty: every lease has one."""
+    found = [lease for lease in leases if lease.get("unowned")]
+    words = [
+        f"{size_words(leased_bytes(lease))} on {lease['host']} for {lease['purpose']} of {lease['holder']}"
+        for lease in found[:MAX_NAMED_LEASES]
+    ]
+    return ", ".join(words) + (f" and {len(found) - MAX_NAMED_LEASES} more" if len(found) > MAX_NAMED_LEASES else "")
 
 
 def _kept_tasks(home: WeftHome, config: WeftConfig) -> Finding:
     """Whether the router's database has what was acknowledged with it, as far as its last start saw."""
     kept = PromiseFile(home.promises)
-    notice = kept.notice()
-    if notice:
-        return Finding(check="tasks", verdict=Verdict.WARNING, detail=notice, remedy=kept.remedy)
+    if notice := kept.notice():
+        return warning("tasks", notice, kept.remedy)
     database = home.state / "router.db"
     is_here = not config.router.database_url and home.promises.exists()
     if is_here and home.running() is not None and not database.exists():
-        return failed(
-            "tasks", f"{database} is gone, so the running mesh accepts no tasks", "put it back, or restart the mesh"
-        )
-    return Finding(check="tasks", verdict=Verdict.OK, detail="nothing acknowledged is known to be missing")
+        detail = f"{database} is gone, so the running mesh accepts no tasks"
+        return failed("tasks", detail, "put it back, or restart the mesh")
+    return ok("tasks", "nothing acknowledged is known to be missing")
 
 
 def _socket_path(home: WeftHome) -> Finding:
     path = home.run / "runner-local.sock"
-    if not is_socket_address(path):
-        length = len(os.fsencode(path))
-        why = f"the path is {length} bytes long" if length > MAX_SOCKET_PATH_BYTES else "the path has %, ? or #"
-        return Finding(
-            check="sockets",
-            verdict=Verdict.WARNING,
-            detail=f"{why}, loopback ports are used instead",
-            remedy="another --home",
-        )
-    return Finding(check="sockets", verdict=Verdict.OK, detail=str(home.run))
+    if is_socket_address(path):
+        return ok("sockets", str(home.run))
+    length = len(os.fsencode(path))
+    why = f"the path is {length} bytes long" if length > MAX_SOCKET_PATH_BYTES else "the path has %, ? or #"
+    return warning("sockets", f"{why}, loopback ports are used instead", "another --home")
 
 
 def _models(config: WeftConfig) -> str:
@@ -283,15 +246,14 @@ def _startable(config: WeftConfig, home: WeftHome, config_path: Path | None) -> 
     files = ", ".join(str(file) for file in config_files(config_path)) or f"defaults (there is no ./{CONFIG_NAME})"
     # The services of a mesh are imported here alone: without their packages there is nothing to check, and `packages`
     # reports them.
-    if _packages().verdict is Verdict.FAILED:
-        return Finding(check="configuration", verdict=Verdict.OK, detail=files)
-    from weft_app.compose.startable import require_startable  # noqa: PLC0415
+    if _packages().verdict is not Verdict.FAILED:
+        from weft_app.compose.startable import require_startable  # noqa: PLC0415
 
-    try:
-        require_startable(config, home)
-    except WeftError as error:
-        return failed("configuration", f"{files}: {error.message}", "correct the file; `weft up` refuses it")
-    return Finding(check="configuration", verdict=Verdict.OK, detail=files)
+        try:
+            require_startable(config, home)
+        except WeftError as error:
+            return failed("configuration", f"{files}: {error.message}", "correct the file; `weft up` refuses it")
+    return ok("configuration", files)
 
 
 def _runners(config: WeftConfig, home: WeftHome) -> Iterator[Finding]:
@@ -317,7 +279,7 @@ def _runtimes() -> Iterator[Finding]:
     """Yields the runtimes that a configuration may name, and those of other packages that cannot be used."""
     others = installed()
     usable = [f"{each.name} ({each.package})" for each in others if each.runtime is not None]
-    yield Finding(check="runtimes", verdict=Verdict.OK, detail=", ".join([*built_in_names(), *usable]))
+    yield ok("runtimes", ", ".join([*built_in_names(), *usable]))
     for each in others:
         if each.runtime is None:
             yield failed("runtimes", f"{each.name} of {each.package}: {each.fault}", "update or uninstall that package")
@@ -336,30 +298,27 @@ def _servers(config: WeftConfig) -> Iterator[Finding]:
         yield from (_server(model, fault) for (model, _), fault in zip(asked, faults, strict=True))
 
 
+def _server(model: ModelSettings, fault: ModelFault | None) -> Finding:
+    if fault is None:
+        return ok("server", f"{model.name}: its server answers and has it")
+    detail = f"{model.name}: {fault.message}"
+    if fault.is_there:
+        return warning("server", detail, fault.remedy)
+    if isinstance(model, SleepingModelSettings) and model.wake is not None:
+        return ok("server", f"{detail}; the first request wakes it")
+    return failed("server", detail, fault.remedy)
+
+
 def _followed(config: WeftConfig) -> Iterator[Finding]:
     """Yields the models of each server whose list a runner follows."""
     from weft_app.compose.followed_servers import list_of_followed  # noqa: PLC0415 - few configurations need it
 
     for runner in config.runners or ():
         found = asyncio.run(list_of_followed(runner)) if runner.follows_server else None
-        if found is None:
-            continue
-        if found.models is None:
-            detail = f"{runner.name}: {found.why}"
-            yield Finding(check="server", verdict=Verdict.WARNING, detail=detail, remedy=found.remedy)
-        else:
-            names = ", ".join(found.models.names) or "no models"
-            yield Finding(check="server", verdict=Verdict.OK, detail=f"{runner.name}: its server has {names}")
-
-
-def _server(model: ModelSettings, fault: ModelFault | None) -> Finding:
-    if fault is None:
-        return Finding(check="server", verdict=Verdict.OK, detail=f"{model.name}: its server answers and has it")
-    detail = f"{model.name}: {fault.message}"
-    if not fault.is_there and isinstance(model, SleepingModelSettings) and model.wake is not None:
-        return Finding(check="server", verdict=Verdict.OK, detail=f"{detail}; the first request wakes it")
-    verdict = Verdict.WARNING if fault.is_there else Verdict.FAILED
-    return Finding(check="server", verdict=verdict, detail=detail, remedy=fault.remedy)
+        if found is not None and found.models is None:
+            yield warning("server", f"{runner.name}: {found.why}", found.remedy)
+        elif found is not None and found.models is not None:
+            yield ok("server", f"{runner.name}: its server has {', '.join(found.models.names) or 'no models'}")
 
 
 def _requirements(config: WeftConfig, environments: EnvironmentFolder) -> Iterator[Finding]:
@@ -387,16 +346,15 @@ def _programs(config: WeftConfig) -> Iterator[Finding]:
         for model in runner.models:
             fault = find_fault(model, runner.command, os.environ)
             if fault is None:
-                yield Finding(check="program", verdict=Verdict.OK, detail=f"{model.name}: its program is installed")
+                yield ok("program", f"{model.name}: its program is installed")
             else:
                 yield failed("program", f"{model.name}: {fault.message}", fault.remedy)
 
 
 def _keys(config: WeftConfig) -> Iterator[Finding]:
     """Whether the variables hold keys that models need; what they hold is not shown."""
-    models = [model for runner in config.runners or () for model in runner.models]
     waiting: dict[str, list[str]] = {}
-    for model in models:
+    for model in (model for runner in config.runners or () for model in runner.models):
         if isinstance(model, UpstreamSettings) and model.api_key_env is not None:
             waiting.setdefault(model.api_key_env, []).append(model.name)
     for variable, names in sorted(waiting.items()):
@@ -405,119 +363,71 @@ def _keys(config: WeftConfig) -> Iterator[Finding]:
         except WeftError as error:
             yield failed("keys", f"{', '.join(names)}: {error.message}", f"export {variable}=... before you start weft")
         else:
-            yield Finding(check="keys", verdict=Verdict.OK, detail=f"{variable} is set, for {', '.join(names)}")
+            yield ok("keys", f"{variable} is set, for {', '.join(names)}")
 
 
 def _has_registry(home: WeftHome) -> bool:
-    return home.running() is not None or any(
-        file.exists() for file in (home.run / "registry.sock", home.address_file("registry"))
-    )
+    files = home.run / "registry.sock", home.address_file("registry")
+    return home.running() is not None or any(file.exists() for file in files)
 
 
 def _central_models(home: WeftHome) -> Iterator[Finding]:
     """Yields one finding per central model, where a registry runs on this home. No key is sent to anybody."""
     if not _has_registry(home):
         return
-    check = "central models"
     try:
         with connect(home.root) as api:
-            central = [each for each in MeshDocuments(api).documents(ResourceKind.MODEL) if "provider" in each]
-            if not central:
-                return
-            secrets = set(names_of_secrets(api))
+            central = [each for each in api.documents(ResourceKind.MODEL) if "provider" in each]
+            secrets = set(names_of_secrets(api)) if central else set()
     except WeftError as error:
-        yield Finding(check=check, verdict=Verdict.WARNING, detail=error.message, remedy="weft get models")
+        yield warning("central models", error.message, "weft get models")
         return
-    for found in check_central_models(central, secrets):
-        if found.problem:
-            yield failed(check, f"{found.model}: {found.problem}", found.remedy)
-        else:
-            detail = f"{found.model}: its provider can be reached, and its secret exists"
-            yield Finding(check=check, verdict=Verdict.OK, detail=detail)
+    yield from central_model_findings(central, secrets)
 
 
 def _clocks(home: WeftHome) -> Iterator[Finding]:
     """Yields one finding per runner whose clock is notably off, where a registry runs on this home."""
-    if not _has_registry(home):
-        return
-    try:
-        with connect_documents(home.root) as mesh:
+    runners: list[Document] = []
+    if _has_registry(home):
+        with suppress(WeftError), connect(home.root) as mesh:
             runners = mesh.documents(ResourceKind.RUNNER)
-    except WeftError:
-        return
     for runner in runners:
         status = runner["status"]
         offset, is_refused = status.get("clockOffsetSeconds"), status.get("clockRefused", False)
         if offset and status["state"] == "active":
-            refused = "; it takes no requests" if is_refused else ""
-            yield Finding(
-                check="clock",
-                verdict=Verdict.FAILED if is_refused else Verdict.WARNING,
-                detail=f"runner {runner['name']}: {offset_words(offset)}{refused}",
-                remedy=f"set the clock of {status['host']} right (NTP)",
-            )
+            detail = f"runner {runner['name']}: {offset_words(offset)}{'; it takes no requests' if is_refused else ''}"
+            yield (failed if is_refused else warning)("clock", detail, f"set the clock of {status['host']} right (NTP)")
 
 
 def _engines(home: WeftHome) -> Iterator[Finding]:
     """Yields one finding per model of the mesh on this home whose engine ended because of a fault."""
     try:
-        with connect_documents(home.root) as mesh:
+        with connect(home.root) as mesh:
             models = mesh.documents(ResourceKind.MODEL)
     except WeftError as error:
-        yield Finding(check="engines", verdict=Verdict.WARNING, detail=error.message, remedy="weft events")
+        yield warning("engines", error.message, "weft events")
         return
     faulty = [each for each in (model["status"].get("instance", {}) for model in models) if each.get("faultCount")]
     for instance in faulty:
         count, model = instance["faultCount"], instance["model"]
-        yield Finding(
-            check="engines",
-            verdict=Verdict.WARNING,
-            detail=f"{model}: ended {count} {'time' if count == 1 else 'times'} because of a fault, "
-            f"the last time: {instance.get('lastFault') or 'unknown'}",
-            remedy=f"weft describe model/{model}",
-        )
+        times = f"{count} {'time' if count == 1 else 'times'} because of a fault"
+        last = instance.get("lastFault") or "unknown"
+        yield warning("engines", f"{model}: ended {times}, the last time: {last}", f"weft describe model/{model}")
     if not faulty:
-        yield Finding(check="engines", verdict=Verdict.OK, detail="none ended because of a fault")
+        yield ok("engines", "none ended because of a fault")
 
 
 def _prompts(home: WeftHome) -> Iterator[Finding]:
     """Yields one finding per session of the latest requests with a prompt that keeps changing near its beginning."""
-    try:
-        with connect(home.root) as api:
-            requests = api.get("/v1/requests", limit=MAX_EXAMINED_REQUESTS, state="ended", allTenants=True)["items"]
-    except WeftError:
-        return
+    requests: list[Document] = []
+    with suppress(WeftError), connect(home.root) as api:
+        requests = api.get("/v1/requests", limit=MAX_EXAMINED_REQUESTS, state="ended", allTenants=True)["items"]
     sessions: dict[tuple[str, str], Document] = {}
     for request in requests:
-        receipt = request.get("receipt", {})
-        if "promptChange" in receipt:
-            sessions.setdefault((request["tenant"], receipt["promptChange"]["session"]), request)
+        if change := request.get("receipt", {}).get("promptChange"):
+            sessions.setdefault((request["tenant"], change["session"]), request)
     for request in sessions.values():
         change = request["receipt"]["promptChange"]
         if change["changeCount"] >= MIN_PROMPT_CHANGES and 2 * change["changeCount"] > change["requestCount"]:
-            yield Finding(
-                check="prompts",
-                verdict=Verdict.WARNING,
-                detail=f"{prompt_change(request['receipt'])}; nothing after that is cached",
-                remedy=f"put what changes at the end: weft explain {request['requestId']}",
-            )
-
-
-def unowned_leases(home: WeftHome) -> str:
-    """Returns the leases without an owner, as text; empty: none, no mesh runs here, or it is unreachable."""
-    if home.running() is None:
-        return ""
-    with suppress(WeftError):
-        return unowned_text(lease_rows(hosts_of(home.root)))
-    return ""
-
-
-def unowned_text(leases: Iterable[Document]) -> str:
-    """Returns the leases without an owner, as text; empty: every lease has one."""
-    found = [lease for lease in leases if lease.get("unowned")]
-    words = [
-        f"{size_words(leased_bytes(lease))} on {lease['host']} for {lease['purpose']} of {lease['holder']}"
-        for lease in found[:MAX_NAMED_LEASES]
-    ]
-    more = f" and {len(found) - MAX_NAMED_LEASES} more" if len(found) > MAX_NAMED_LEASES else ""
-    return ", ".join(words) + more
+            detail = f"{prompt_change(request['receipt'])}; nothing after that is cached"
+            yield warning("prompts", detail, f"put what changes at the end: weft explain {request['requestId']}")

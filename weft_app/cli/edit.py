@@ -5,10 +5,11 @@ import shlex
 import subprocess
 import tempfile
 from collections.abc import Mapping
+from itertools import dropwhile
 from pathlib import Path
 from shutil import which
 from types import MappingProxyType
-from typing import Annotated, NamedTuple, NoReturn
+from typing import Annotated
 
 import typer
 
@@ -20,7 +21,7 @@ from weft.kernel.reasons import Reason
 from weft_app.cli.columns import label_of
 from weft_app.cli.completion import complete_named
 from weft_app.cli.declare import UNCHANGED, AdoptOption, submit
-from weft_app.cli.mesh_documents import Document, connect_documents
+from weft_app.cli.mesh_api import Document, connect
 from weft_app.cli.options import DEFAULT_HOME, HomeOption, note
 from weft_app.cli.output import safe_text, say
 from weft_app.cli.targets import one_named
@@ -52,13 +53,6 @@ _RETRIED = frozenset(
 """Refusals that another text may avoid."""
 
 
-class _Edited(NamedTuple):
-    """A text as it left the editor, without the comments on top of it."""
-
-    text: str
-    is_empty: bool
-
-
 def edit(
     resource: Annotated[
         list[str],
@@ -77,13 +71,13 @@ def edit(
 
     Example: EDITOR=nano weft edit agent/reviewer
     """
-    with connect_documents(home) as mesh:
+    with connect(home) as mesh:
         target = one_named(mesh, resource)
         if target.kind in _NOT_DECLARED:
             raise invalid_field("KIND", _NOT_DECLARED[target.kind])
         original = mesh.document(target.kind, target.name)
     _require_editable(original, adopt=adopt)
-    _Session(original, home, _editor(), adopt=adopt).run()
+    _edit(original, home, _editor(), adopt=adopt)
 
 
 def _require_editable(document: Document, *, adopt: bool) -> None:
@@ -113,94 +107,74 @@ def _editor() -> list[str]:
     raise invalid_field("EDITOR", "names no editor, and none was found; set it, such as EDITOR=nano")
 
 
-class _Session:
-    """One resource in an editor, until it is applied or given up. Its file stays where an edit would be lost."""
+def _edit(original: Document, home: Path, editor: list[str], *, adopt: bool) -> None:
+    """Opens the editor until its text is applied, unchanged, or refused for a reason that no text avoids.
 
-    def __init__(self, original: Document, home: Path, editor: list[str], *, adopt: bool) -> None:
-        self._original = original
-        self._label = label_of(original)
-        self._home = home
-        self._editor = editor
-        self._adopt = adopt
-        name = f"weft-{self._label}-".replace("/", "-").replace(":", "-")
-        number, file = tempfile.mkstemp(prefix=name, suffix=".yaml")
-        os.close(number)
-        self._file = Path(file)
-
-    def run(self) -> None:
-        """Opens the editor until its text is applied, unchanged, or refused for a reason that no text avoids."""
-        original = yaml_text(declared_of(self._original))
-        text, wrong = original, ""
-        for _ in range(MAX_TRIES):
-            edited = self._edited(text, wrong)
-            if edited.is_empty:
-                self._discard("the text is empty; nothing was changed")
-                return
-            if edited.text == original:
-                self._discard("nothing was changed")
-                return
-            if wrong and edited.text == text:
-                self._keep(f"the text is still wrong, and was not applied: {wrong}")
-            text = edited.text
-            try:
-                results = self._applied(text)
-            except WeftError as error:
-                if error.reason not in _RETRIED:
-                    self._keep(error.message, error.reason)
-                wrong = error.message
-                continue
-            self._say(results)
+    The file of the text stays where an edit would be lost, and the error says where it is.
+    """
+    label, begin = label_of(original), yaml_text(declared_of(original))
+    number, path = tempfile.mkstemp(prefix=f"weft-{label}-".replace("/", "-").replace(":", "-"), suffix=".yaml")
+    os.close(number)
+    file, text, wrong = Path(path), begin, ""
+    for _ in range(MAX_TRIES):
+        edited = _edited(file, editor, label, text, wrong)
+        if edited == begin or not edited.strip():
+            file.unlink(missing_ok=True)
+            note("nothing was changed" if edited.strip() else "the text is empty; nothing was changed")
             return
-        self._keep(f"the text is still wrong, and was not applied: {wrong}")
-
-    def _edited(self, text: str, wrong: str) -> _Edited:
-        """Returns what the user made of a text."""
-        header = [
-            f"Edit {self._label}. It is applied when the editor ends; without a change, or empty, nothing is.",
-            *([safe_text(line) for line in f"Not applied: {wrong}".splitlines()] if wrong else []),
-        ]
-        self._file.write_text("".join(f"{_COMMENT} {line}\n" for line in header) + text, encoding="utf-8")
+        if wrong and edited == text:
+            break
+        text = edited
         try:
-            ended = subprocess.run([*self._editor, str(self._file)], check=False)  # noqa: S603 - the user's editor
-        except OSError as error:
-            self._discard("")
-            raise invalid_field("EDITOR", f"{self._editor[0]} cannot be started: {error.strerror}") from error
-        if ended.returncode:
-            self._keep(f"{self._editor[0]} ended with {ended.returncode}; nothing was applied")
-        try:
-            lines = self._file.read_text("utf-8").splitlines(keepends=True)
-        except ValueError:
-            self._keep("the text is not UTF-8; nothing was applied")
-        start = next((at for at, line in enumerate(lines) if not line.startswith(_COMMENT)), len(lines))
-        found = "".join(lines[start:])
-        return _Edited(found, not found.strip())
-
-    def _applied(self, text: str) -> list[Document]:
-        """Applies the text as `weft apply` does, where the resource still is as it was read."""
-        found = read_documents(text, EDITED)
-        if [one.label for one in found] != [self._label]:
-            raise invalid_field(EDITED, f"must be {self._label} alone; delete and apply rename a resource")
-        try:
-            return submit(found, self._home, dry_run=False, adopt=self._adopt, expected=(declared_of(self._original),))
+            results = _applied(text, original, home, adopt=adopt)
         except WeftError as error:
-            if error.reason is Reason.RESOURCE_CHANGED:
-                message = f"{self._label} was changed or deleted since it was opened; nothing was applied"
-                raise WeftError(error.reason, message) from error
-            raise
-
-    def _say(self, results: list[Document]) -> None:
-        self._file.unlink(missing_ok=True)
+            if error.reason not in _RETRIED:
+                raise _kept(file, error.message, error.reason) from error
+            wrong = error.message
+            continue
+        file.unlink(missing_ok=True)
         is_changed = any(result["outcome"] != UNCHANGED for result in results)
-        say(f"{self._label} {'configured' if is_changed else 'unchanged'}\n")
+        say(f"{label} {'configured' if is_changed else 'unchanged'}\n")
+        return
+    raise _kept(file, f"the text is still wrong, and was not applied: {wrong}")
 
-    def _discard(self, text: str) -> None:
-        self._file.unlink(missing_ok=True)
-        if text:
-            note(text)
 
-    def _keep(self, why: str, reason: Reason = Reason.INVALID_ARGUMENT) -> NoReturn:
-        """Raises an error that says where the edited text is."""
-        file = shlex.quote(str(self._file))
-        raise WeftError(
-            reason, f"{why}; the edited text is in {file}: compare it with weft diff -f, apply it with weft apply -f"
-        )
+def _edited(file: Path, editor: list[str], label: str, text: str, wrong: str) -> str:
+    """Returns what the user made of a text, without the comments on top of it."""
+    header = [
+        f"Edit {label}. It is applied when the editor ends; without a change, or empty, nothing is.",
+        *([safe_text(line) for line in f"Not applied: {wrong}".splitlines()] if wrong else []),
+    ]
+    file.write_text("".join(f"{_COMMENT} {line}\n" for line in header) + text, encoding="utf-8")
+    try:
+        ended = subprocess.run([*editor, str(file)], check=False)  # noqa: S603 - the user's editor
+    except OSError as error:
+        file.unlink(missing_ok=True)
+        raise invalid_field("EDITOR", f"{editor[0]} cannot be started: {error.strerror}") from error
+    if ended.returncode:
+        raise _kept(file, f"{editor[0]} ended with {ended.returncode}; nothing was applied")
+    try:
+        lines = file.read_text("utf-8").splitlines(keepends=True)
+    except ValueError:
+        raise _kept(file, "the text is not UTF-8; nothing was applied") from None
+    return "".join(dropwhile(lambda line: line.startswith(_COMMENT), lines))
+
+
+def _applied(text: str, original: Document, home: Path, *, adopt: bool) -> list[Document]:
+    """Applies the text as `weft apply` does, where the resource still is as it was read."""
+    label, found = label_of(original), read_documents(text, EDITED)
+    if [one.label for one in found] != [label]:
+        raise invalid_field(EDITED, f"must be {label} alone; delete and apply rename a resource")
+    try:
+        return submit(found, home, dry_run=False, adopt=adopt, expected=(declared_of(original),))
+    except WeftError as error:
+        if error.reason is Reason.RESOURCE_CHANGED:
+            message = f"{label} was changed or deleted since it was opened; nothing was applied"
+            raise WeftError(error.reason, message) from error
+        raise
+
+
+def _kept(file: Path, why: str, reason: Reason = Reason.INVALID_ARGUMENT) -> WeftError:
+    """Returns the error that says where the edited text is."""
+    place = f"the edited text is in {shlex.quote(str(file))}"
+    return WeftError(reason, f"{why}; {place}: compare it with weft diff -f, apply it with weft apply -f")

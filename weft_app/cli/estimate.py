@@ -1,9 +1,7 @@
 """`weft estimate`: the accelerator memory that a model will take, before it is loaded."""
 
-from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import MappingProxyType
 from typing import Annotated, Any
 
 import typer
@@ -24,7 +22,6 @@ from runner_svc.runtimes.settings import DEFAULT_CONTEXT_TOKENS, ModelSettings, 
 from runner_svc.settings import RunnerSettings
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.reasons import Reason
-from weft.kernel.units import size_words
 from weft.kernel.unknown_names import unknown_name
 from weft_app.cli.options import DEFAULT_HOME, ConfigOption, HomeOption, OutputFormat, OutputOption
 from weft_app.cli.output import Column, print_document, print_table
@@ -35,16 +32,14 @@ from weft_app.config.loader import load_config
 
 DEFAULT_SLOTS = 4
 """The default of a model in a configuration file."""
-_COLUMNS = (Column("PART", lambda row: row["name"]), Column("SIZE", lambda row: size_words(row["bytes"])))
-_WORDS: Mapping[str, str] = MappingProxyType(
-    {
-        "learned": "earlier loads",
-        "manifest": "configuration",
-        "header": "file's header",
-        "file_size": "file's size",
-        "name": "name",
-    }
-)
+_COLUMNS = (Column("PART", "name"), Column("SIZE", "bytes", "size"))
+_WORDS = {
+    "learned": "earlier loads",
+    "manifest": "configuration",
+    "header": "file's header",
+    "file_size": "file's size",
+    "name": "name",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,11 +57,9 @@ class _Subject:
 
 def estimate(
     target: Annotated[str, typer.Argument(metavar="PATH|NAME", help="File, folder, configured model, or just a name.")],
-    ctx: Annotated[int | None, typer.Option("--ctx", min=1, max=16_777_216, help="Context of one slot.")] = None,
-    slots: Annotated[int | None, typer.Option("--slots", min=1, max=1024, help="Concurrent requests.")] = None,
-    cache_type: Annotated[
-        str, typer.Option("--cache-type", help="Type of the cache: " + ", ".join(CACHE_TYPE_BYTES))
-    ] = "",
+    ctx: Annotated[int | None, typer.Option(min=1, max=16_777_216, help="Context of one slot.")] = None,
+    slots: Annotated[int | None, typer.Option(min=1, max=1024, help="Concurrent requests.")] = None,
+    cache_type: Annotated[str, typer.Option(help="Type of the cache: " + ", ".join(CACHE_TYPE_BYTES))] = "",
     config: ConfigOption = None,
     home: HomeOption = DEFAULT_HOME,
     output: OutputOption = OutputFormat.TABLE,
@@ -92,7 +85,9 @@ def estimate(
 
 def _unknown(target: str, subject: _Subject, config: Path | None) -> WeftError:
     if subject.model is None:
-        error = unknown_name("file or configured model", target, _configured_names(config))
+        runners = load_config(config).runners or (demo_runner(),)
+        names = [name for runner in runners for model in runner.models for name in model.served_names]
+        error = unknown_name("file or configured model", target, names)
         error.message += " (a name that says how large the model is, such as qwen-7b, is estimated as well)"
         return error
     where = subject.model.location or "its server"
@@ -100,12 +95,6 @@ def _unknown(target: str, subject: _Subject, config: Path | None) -> WeftError:
         Reason.NOT_FOUND,
         f"{target} cannot be estimated: {where} is not on this machine, and its name does not say how large it is",
     )
-
-
-def _configured_names(config: Path | None) -> Iterator[str]:
-    for runner in load_config(config).runners or (demo_runner(),):
-        for model in runner.models:
-            yield from model.served_names
 
 
 def _subject(target: str, config: Path | None, ctx: int | None, slots: int | None) -> _Subject:

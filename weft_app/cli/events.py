@@ -11,7 +11,7 @@ from weft.kernel.unknown_names import unknown_name
 from weft_app.cli.columns import EVENTS
 from weft_app.cli.completion import complete_resource
 from weft_app.cli.follow import follow_events
-from weft_app.cli.mesh_documents import connect_documents
+from weft_app.cli.mesh_api import connect
 from weft_app.cli.options import (
     DEFAULT_HOME,
     EXIT_OK,
@@ -52,7 +52,7 @@ def events(
             say(feed.first(()))
             for event in follow_events(home, kind.value if kind else "", name, limit):
                 say(feed.row(event))
-        with connect_documents(home) as mesh:
+        with connect(home) as mesh:
             found = mesh.events(kind, name, limit)
             if kind is not None and name and not found and name not in (names := set(mesh.names(kind))):
                 # What was deleted has events, but no name any more.
@@ -73,7 +73,7 @@ def _known_name(kind: ResourceKind | None, name: str, home: Path) -> str:
     """Returns the name for a name or an id; says on standard error that nothing has it yet: it may come."""
     if kind is None or not name:
         return name
-    with connect_documents(home) as mesh:
+    with connect(home) as mesh:
         try:
             return str(mesh.document(kind, name)["name"])
         except WeftError as error:

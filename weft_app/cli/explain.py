@@ -1,20 +1,28 @@
 """`weft explain`: the scheduling decisions of one request."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft.kernel.units import wait_words
-from weft_app.cli.formats import FORMATS, moment_in, span
-from weft_app.cli.mesh_api import MeshApi, connect
-from weft_app.cli.mesh_documents import Document
+from weft_app.cli.mesh_api import Document, MeshApi, connect
 from weft_app.cli.options import DEFAULT_HOME, HomeOption, OutputFormat, PageOutputOption
-from weft_app.cli.output import INDENT, Column, TextTable, page, print_page, safe_text
-from weft_app.cli.usage_text import has_tokens, work_parts
+from weft_app.cli.output import (
+    FORMATS,
+    INDENT,
+    Column,
+    TextTable,
+    custom_columns,
+    moment_in,
+    page,
+    print_page,
+    safe_text,
+    span,
+)
 
 _CANDIDATES = (
     Column("", lambda candidate: "*" if candidate["chosen"] else " "),
@@ -49,23 +57,21 @@ def _waits(request: Document) -> str:
     return words if eta is None else f"{words}, about {wait_words(eta)} s"
 
 
+def _alias(request: Document) -> str:
+    return f"{request['askedModel']}, an alias of " if request.get("askedModel") else ""
+
+
 def _after(words: str, value: object) -> str:
     """Returns a value after words; empty: there is none."""
     return f"{words}{value}" if value else ""
 
 
-_REQUEST = (
-    Column("Request", "requestId"),
-    Column("Asked for", lambda request: _alias(request) + request["target"]),
-    Column("Tenant", lambda request: request["tenant"] + _after(", client ", request.get("clientId"))),
-    Column("Priority", "priority"),
-    Column("Arrived", "arrivedAt", "local"),
-    Column("State", _state),
+_REQUEST = custom_columns(
+    "Request:requestId Asked_for Tenant Priority:priority Arrived:arrivedAt:local State",
+    Asked_for=lambda request: _alias(request) + request["target"],
+    Tenant=lambda request: request["tenant"] + _after(", client ", request.get("clientId")),
+    State=_state,
 )
-
-
-def _alias(request: Document) -> str:
-    return f"{request['askedModel']}, an alias of " if request.get("askedModel") else ""
 
 
 _ENGINE = (
@@ -131,17 +137,17 @@ def prompt_change(receipt: Document) -> str | None:
 
 
 _OUTCOME = Column("Outcome", "outcome")
-_COSTS = (
-    Column("Waited", _waited),
-    Column("First token", _first_token),
-    Column("Engine", _engine),
-    Column("GPU", _device_usage),
-    Column("Tokens", _tokens),
-    Column("Not cached", prompt_change),
-    Column("Work", lambda receipt: ", ".join(work_parts(receipt)) or None),
-    Column("Remote", "leftPremises"),
-    Column("Cancelled", _cancelled),
-    Column("Router", lambda receipt: "none answered when it ended" if receipt.get("lackedRouter") else None),
+_COSTS = custom_columns(
+    "Waited First_token Engine GPU Tokens Not_cached Work Remote:leftPremises Cancelled Router",
+    Waited=_waited,
+    First_token=_first_token,
+    Engine=_engine,
+    GPU=_device_usage,
+    Tokens=_tokens,
+    Not_cached=prompt_change,
+    Work=lambda receipt: ", ".join(work_parts(receipt)) or None,
+    Cancelled=_cancelled,
+    Router=lambda receipt: "none answered when it ended" if receipt.get("lackedRouter") else None,
 )
 
 
@@ -195,16 +201,24 @@ def receipt_lines(receipt: Document) -> list[str]:
     attempts = receipt.get("attempts", ())
     lines = [*page([_OUTCOME], receipt)]
     for number, attempt in enumerate(attempts, 1):
-        lines += page([Column(f"Attempt {number}", _attempt), Column("Engine ended", "engineExit")], attempt)
+        lines += page(
+            [
+                Column(
+                    f"Attempt {number}",
+                    lambda attempt: (
+                        (f"{attempt['model']} on " if attempt.get("model") else "")
+                        + f"{attempt['runner']}: {attempt.get('reason', 'answered')}"
+                        + _after(": ", attempt.get("message"))
+                    ),
+                ),
+                Column("Engine ended", "engineExit"),
+            ],
+            attempt,
+        )
     lines = _section("Receipt", [*lines, *page(_COSTS, receipt)])
     for number, attempt in enumerate(attempts, 1):
         lines += _section(f"Engine log before attempt {number} failed", map(safe_text, attempt.get("engineLog", ())))
     return lines
-
-
-def _attempt(attempt: Document) -> str:
-    model = f"{attempt['model']} on " if attempt.get("model") else ""
-    return f"{model}{attempt['runner']}: {attempt.get('reason', 'answered')}" + _after(": ", attempt.get("message"))
 
 
 def _section(title: str, lines: Iterable[str]) -> list[str]:
@@ -223,3 +237,23 @@ def _decisions(decisions: Sequence[Document]) -> Iterator[str]:
             more = decision.get("candidateCount", 0) - len(candidates)
             if more > 0:
                 yield f"{INDENT * 2}and {more} more"
+
+
+_PIXELS, _MILLISECONDS = 1e6, 1e3
+
+
+def work_parts(usage: Mapping[str, Any]) -> list[str]:
+    """Returns the work on images and recordings: "40 steps", "2.1 megapixels", "12.4 s of audio"; empty: none."""
+    parts = []
+    if steps := usage.get("imageSteps"):
+        parts.append(f"{steps} {'step' if steps == 1 else 'steps'}")
+    if pixels := usage.get("imagePixels"):
+        parts.append(f"{pixels / _PIXELS:.3g} megapixels")
+    if milliseconds := usage.get("audioMilliseconds"):
+        parts.append(f"{milliseconds / _MILLISECONDS:.4g} s of audio")
+    return parts
+
+
+def has_tokens(usage: Mapping[str, Any]) -> bool:
+    """Whether tokens are worth a word: there are some, or there is nothing else."""
+    return bool(usage.get("promptTokens") or usage.get("completionTokens")) or not work_parts(usage)

@@ -3,10 +3,9 @@
 from collections.abc import Callable, Iterator
 
 from weft.kernel.units import size_words
-from weft_app.cli.mesh_api import connect
-from weft_app.cli.mesh_documents import Document
-from weft_app.cli.options import DEFAULT_HOME, HomeOption, OutputFormat, OutputOption, reporting
-from weft_app.cli.output import Column, TextTable, print_document, say
+from weft_app.cli.mesh_api import Document, connect
+from weft_app.cli.options import DEFAULT_HOME, HomeOption, OutputFormat, OutputOption
+from weft_app.cli.output import TextTable, custom_columns, print_document, say
 
 
 def _summed(key: str) -> Callable[[Document], str]:
@@ -21,17 +20,17 @@ def _seconds(key: str) -> Callable[[Document], str]:
     return words
 
 
-_COLUMNS = (
-    Column("MODEL", "model"),
-    Column("COMPLETED", _summed("completed")),
-    Column("FAILED", _summed("failed")),
-    Column("REJECTED", _summed("rejected")),
-    Column("CANCELLED", _summed("cancelled")),
-    Column("TOKENS IN", _summed("promptTokens")),
-    Column("CACHED", _summed("cachedPromptTokens")),
-    Column("OUT", _summed("completionTokens")),
-    Column("FIRST TOKEN P50 P95", _seconds("timeToFirstToken")),
-    Column("PER TOKEN P50 P95", _seconds("timePerOutputToken")),
+_COLUMNS = custom_columns(
+    "MODEL:model COMPLETED FAILED REJECTED CANCELLED TOKENS_IN CACHED OUT FIRST_TOKEN_P50_P95 PER_TOKEN_P50_P95",
+    COMPLETED=_summed("completed"),
+    FAILED=_summed("failed"),
+    REJECTED=_summed("rejected"),
+    CANCELLED=_summed("cancelled"),
+    TOKENS_IN=_summed("promptTokens"),
+    CACHED=_summed("cachedPromptTokens"),
+    OUT=_summed("completionTokens"),
+    FIRST_TOKEN_P50_P95=_seconds("timeToFirstToken"),
+    PER_TOKEN_P50_P95=_seconds("timePerOutputToken"),
 )
 
 
@@ -42,13 +41,12 @@ def figures(home: HomeOption = DEFAULT_HOME, output: OutputOption = OutputFormat
 
     Example: weft figures -o json
     """
-    with reporting():
-        with connect(home) as api:
-            found = api.get("/v1/admin/figures")
-        if output is not OutputFormat.TABLE:
-            print_document(found, output)
-            return
-        say("".join(f"{line}\n" for line in _lines(found)))
+    with connect(home) as api:
+        found = api.get("/v1/admin/figures")
+    if output is not OutputFormat.TABLE:
+        print_document(found, output)
+        return
+    say("".join(f"{line}\n" for line in _lines(found)))
 
 
 def _lines(found: Document) -> Iterator[str]:

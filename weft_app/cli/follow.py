@@ -10,8 +10,7 @@ from typing import Any
 
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import REGISTRY_AWAY, Reason
-from weft_app.cli.mesh_api import connect
-from weft_app.cli.mesh_documents import Document
+from weft_app.cli.mesh_api import Document, connect
 from weft_app.cli.options import note
 from weft_app.cli.output import TEXTS, Feed, Listing, json_line, say
 
@@ -104,7 +103,7 @@ def watch(home: Path, kinds: Sequence[str], deadline: float | None = None, **que
         try:
             with connect(home, RETRY_LIMIT_SECONDS) as api:
                 yield from ({"kind": kind, "change": "reset"} for kind in kinds)
-                for change in api.events(WATCH, deadline, kinds=",".join(kinds), **query):
+                for change in api.stream(WATCH, deadline, kinds=",".join(kinds), **query):
                     if change is None or change["change"] == "unavailable":
                         away = away if change is None else WeftError(Reason.SERVICE_UNAVAILABLE, change["message"])
                         if away is not None:

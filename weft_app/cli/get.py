@@ -1,7 +1,7 @@
 """`weft get`: tables and documents of resources, requests, clients and tasks."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -14,8 +14,8 @@ from weft.kernel.reasons import NO_REGISTRY
 from weft.kernel.unknown_names import unknown_name
 from weft_app.cli.columns import MIXED, NOTHING, USES, labelled_listing, listing_of
 from weft_app.cli.completion import complete_shown, complete_with_tasks
-from weft_app.cli.follow import DELETED, RecordChanges, State, follow
-from weft_app.cli.mesh_documents import Document, MeshDocuments, connect_documents
+from weft_app.cli.follow import DELETED, RecordChanges, State, follow, poll_records
+from weft_app.cli.mesh_api import Document, MeshApi, connect
 from weft_app.cli.options import (
     DEFAULT_HOME,
     EXIT_OK,
@@ -28,14 +28,13 @@ from weft_app.cli.options import (
     reporting,
 )
 from weft_app.cli.output import TEXTS, say
+from weft_app.cli.records import LIMIT_WINDOWS, RECORDS, known_uses, limit_uses, read_uses, show_requests
 from weft_app.cli.targets import (
-    RECORD_WORDS,
-    REQUEST_WORDS,
-    TASK_WORDS,
     Scope,
     SelectorOption,
     Target,
     labelled,
+    record_kind,
     scope_of,
     selected,
     tenants_named,
@@ -50,19 +49,18 @@ ResourcesArgument = Annotated[
         autocompletion=complete_with_tasks,
     ),
 ]
-ShownArgument = Annotated[
-    list[str],
-    typer.Argument(
-        metavar="KIND [NAME...]",
-        help=f"{listed_kinds(plural=True)} or all, and names; or KIND/NAME..., or NAME; requests, clients, tasks, "
-        "secrets, leases, routers",
-        autocompletion=complete_shown,
-    ),
-]
 
 
 def get(
-    resources: ShownArgument,
+    resources: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="KIND [NAME...]",
+            help=f"{listed_kinds(plural=True)} or all, and names; or KIND/NAME..., or NAME; requests, clients, tasks, "
+            "secrets, leases, routers",
+            autocompletion=complete_shown,
+        ),
+    ],
     output: ResourceOutputOption = ResourceFormat.TABLE,
     watch: WatchOption = False,
     selector: SelectorOption = "",
@@ -75,7 +73,7 @@ def get(
         ),
     ] = None,
     caller: Annotated[
-        str, typer.Option("--caller", help="Tasks of this caller, such as key:<id> or local; see CALLER in -o wide.")
+        str, typer.Option(help="Tasks of this caller, such as key:<id> or local; see CALLER in -o wide.")
     ] = "",
     home: HomeOption = DEFAULT_HOME,
 ) -> None:
@@ -90,27 +88,22 @@ def get(
     Examples: weft get models -o wide; weft get requests -w; weft get all; weft get model/qwen runner/box
     """
     with reporting(interrupted=EXIT_OK if watch else 130):
-        word = resources[0].partition("/")[0].lower()
-        is_about_requests = resources[0].lower() in REQUEST_WORDS
-        if selector and (is_about_requests or word in TASK_WORDS | RECORD_WORDS):
+        record = record_kind(resources[0])
+        is_about_requests = record == "request" and "/" not in resources[0]
+        if selector and (is_about_requests or record == "task" or record in RECORDS):
             raise invalid_field("--selector", "goes with models and agents")
-        if caller and word not in TASK_WORDS:
+        if caller and record != "task":
             raise invalid_field("--caller", "goes with tasks")
-        if states and not is_about_requests and word not in TASK_WORDS:
+        if states and not is_about_requests and record != "task":
             raise invalid_field("--state", "goes with tasks and requests")
-        # Each kind imports what it needs when it is shown.
-        if word in TASK_WORDS:
-            from weft_app.cli.tasks import show_tasks  # noqa: PLC0415
+        if record == "task":
+            from weft_app.cli.tasks import show_tasks  # noqa: PLC0415 - of tasks alone
 
             show_tasks(resources, output, states or (), home, caller=caller, watch=watch)
         elif is_about_requests:
-            from weft_app.cli.request_table import show_requests  # noqa: PLC0415
-
             show_requests(resources, output, states or (), home, watch=watch)
-        elif word in RECORD_WORDS:
-            from weft_app.cli.records import RECORDS  # noqa: PLC0415
-
-            RECORDS[word].show(resources, output, home, watch=watch)
+        elif record in RECORDS:
+            RECORDS[record].show(resources, output, home, watch=watch)
         else:
             _show_resources(resources, selector, output, home, watch=watch)
 
@@ -118,11 +111,16 @@ def get(
 def _show_resources(words: list[str], selector: str, output: ResourceFormat, home: Path, *, watch: bool) -> None:
     """Prints the resources that `words` name, or those of their kinds that the selector selects."""
     wanted = parse_selector(selector, "--selector")
+    found: dict[ResourceKind, list[Document]] = {}
+    failures: dict[ResourceKind, WeftError] = {}
+    left_out: list[str] = []
     try:
-        with connect_documents(home) as mesh:
+        with connect(home) as mesh:
             scope = labelled(scope_of(mesh, words), selector)
-            found = None if watch else _found(mesh, scope, wanted, output)
-        if found is None:
+            if not watch:
+                found, failures = _found(mesh, scope, wanted, output)
+                left_out = _left_out(mesh, scope, output)
+        if watch:
             _watch(home, scope, output, wanted)
             return
     except WeftError as error:
@@ -130,25 +128,27 @@ def _show_resources(words: list[str], selector: str, output: ResourceFormat, hom
             raise
         _show_what_a_router_knows(words, output, home, error, watch=watch)
         return
-    if output in TEXTS and (tenants := found.documents.get(ResourceKind.TENANT)):
-        from weft_app.cli.limit_uses import limit_uses  # noqa: PLC0415 - of tenants alone
-
-        uses = limit_uses(home)
-        for tenant in tenants:
-            tenant[USES] = [use for use in uses if use["tenant"] == tenant["name"]]
+    if output in TEXTS and found.get(ResourceKind.TENANT):
+        _add_uses(found[ResourceKind.TENANT], home)
     if len(scope.kinds) > 1:
-        if any(found.documents.values()) or not found.failures:
-            _print_kinds(found.documents, output, is_selected=bool(wanted))
-        _end_with(found.failures)
+        if any(found.values()) or not failures:
+            _print_kinds(found, output, is_selected=bool(wanted))
+        _end_with(failures)
         return
-    ((kind, documents),) = found.documents.items()
+    ((kind, documents),) = found.items()
     listing = listing_of(kind)
     if wanted:
         listing = replace(listing, empty=f"no {kind.plural} have the labels {selector}")
     # One that was named is printed without a list around it.
     listing.print(documents, output, (lambda: documents[0]) if len(scope.targets) == 1 else None)
-    for line in found.left_out:
+    for line in left_out:
         note(line)
+
+
+def _add_uses(tenants: list[Document], home: Path) -> None:
+    uses = limit_uses(home)
+    for tenant in tenants:
+        tenant[USES] = [use for use in uses if use["tenant"] == tenant["name"]]
 
 
 def _watch(home: Path, scope: Scope, output: ResourceFormat, selector: Selector) -> None:
@@ -179,41 +179,39 @@ def _known_name(state: State, target: Target) -> str:
     raise unknown_name(target.kind.value, target.name, there)
 
 
-@dataclass(frozen=True, slots=True)
-class _Found:
-    """The resources of several kinds, as far as the registry answers."""
+def _found(
+    mesh: MeshApi, scope: Scope, wanted: Selector, output: ResourceFormat
+) -> tuple[dict[ResourceKind, list[Document]], dict[ResourceKind, WeftError]]:
+    """Returns the resources of a scope, and why there is nothing of a kind.
 
-    documents: dict[ResourceKind, list[Document]]
-    failures: dict[ResourceKind, WeftError]
-    """Why there is nothing of a kind."""
-    left_out: list[str] = field(default_factory=list)
-    """What is served of servers whose models are not all served, in words."""
-
-
-def _found(mesh: MeshDocuments, scope: Scope, wanted: Selector, output: ResourceFormat) -> _Found:
-    """Returns the resources of a scope; of several whole kinds those that can be had, where people read them.
-
-    Raises the first error where nothing can be had.
+    Of several whole kinds those that can be had, where people read them. Raises the first error where nothing can.
     """
-    found = _Found({}, {})
-    is_partial = len(scope.kinds) > 1 and not scope.targets and output in TEXTS
+    found: dict[ResourceKind, list[Document]] = {}
+    failures: dict[ResourceKind, WeftError] = {}
     for place, kind in enumerate(scope.kinds):
+        named = [target.name for target in scope.targets if target.kind is kind]
         try:
-            found.documents[kind] = selected(_documents(mesh, scope, kind), wanted)
+            documents = [mesh.document(kind, name) for name in named] if scope.targets else mesh.documents(kind)
         except WeftError as error:
-            if not is_partial:
+            if len(scope.kinds) == 1 or scope.targets or output not in TEXTS:
                 raise
+            # A registry that is away would not answer for the others either.
+            failures.update(dict.fromkeys(scope.kinds[place:] if error.reason in NO_REGISTRY else (kind,), error))
             if error.reason in NO_REGISTRY:
-                # It would not answer for the others either.
-                found.failures.update(dict.fromkeys(scope.kinds[place:], error))
                 break
-            found.failures[kind] = error
-    if not found.documents:
-        raise next(iter(found.failures.values()))
-    if ResourceKind.MODEL in scope.kinds and not scope.targets and output in TEXTS:
-        conditions = [each for runner in mesh.documents(ResourceKind.RUNNER) for each in runner["status"]["conditions"]]
-        found.left_out.extend(each["message"] for each in conditions if each["type"] == "Served")
-    return found
+        else:
+            found[kind] = selected(documents, wanted)
+    if not found:
+        raise next(iter(failures.values()))
+    return found, failures
+
+
+def _left_out(mesh: MeshApi, scope: Scope, output: ResourceFormat) -> list[str]:
+    """Returns what is served of servers whose models are not all served, in words, where models are listed."""
+    if scope.kinds != (ResourceKind.MODEL,) or scope.targets or output not in TEXTS:
+        return []
+    conditions = [each for runner in mesh.documents(ResourceKind.RUNNER) for each in runner["status"]["conditions"]]
+    return [each["message"] for each in conditions if each["type"] == "Served"]
 
 
 def _show_what_a_router_knows(
@@ -223,13 +221,10 @@ def _show_what_a_router_knows(
     kinds, tenants = whole_kinds(words), tenants_named(words)
     if tenants is None and (watch or ResourceKind.TENANT not in kinds):
         raise error
-    from weft_app.cli.limit_uses import KnownUses  # noqa: PLC0415 - as above
-
-    known = KnownUses(home, error, tenants or ())
+    first = known_uses(home, error, tenants or (), "; the registry is not waited for" if watch else "")
     if watch:
-        known.follow(output)
-        return
-    known.show(output)
+        poll_records(LIMIT_WINDOWS, output, lambda: read_uses(home, tenants or ()))
+    LIMIT_WINDOWS.print(first, output)
     if others := [kind.plural for kind in kinds if kind is not ResourceKind.TENANT]:
         note(f"not shown: {', '.join(others)}")
         raise typer.Exit(exit_code(error)) from None
@@ -244,12 +239,6 @@ def _end_with(failures: Mapping[ResourceKind, WeftError]) -> None:
         note(f"not shown: {', '.join(names)} ({message})")
     if failures:
         raise typer.Exit(exit_code(next(iter(failures.values()))))
-
-
-def _documents(mesh: MeshDocuments, scope: Scope, kind: ResourceKind) -> list[Document]:
-    if not scope.targets:
-        return mesh.documents(kind)
-    return [mesh.document(kind, target.name) for target in scope.targets if target.kind is kind]
 
 
 def _print_kinds(found: Mapping[ResourceKind, list[Document]], output: ResourceFormat, *, is_selected: bool) -> None:

@@ -1,7 +1,6 @@
 """`weft health`: a probe of the processes of a home, for containers and supervisors."""
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
 from typing import Annotated
 
 import grpc
@@ -10,9 +9,9 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from weft.client._channel import open_mesh_channel
 from weft.kernel.address import metadata_of
+from weft_app.cli.grpc_calls import MESH
 from weft_app.cli.options import DEFAULT_HOME, EXIT_FAILED, EXIT_NOT_FOUND, HomeOption, OutputFormat, OutputOption, note
 from weft_app.cli.output import Column, Listing
-from weft_app.cli.process_calls import MESH
 from weft_app.compose.home import WeftHome
 
 CALL_SECONDS = 3.0
@@ -22,23 +21,9 @@ _WORDS = {"readiness": (READY, NOT_READY), "liveness": (LIVE, STUCK)}
 """What is said of a process that serves a service name of its health, and of one that does not."""
 
 
-@dataclass(frozen=True, slots=True)
-class ProcessHealth:
-    """What one process answered."""
-
-    process: str
-    health: str
-
-    @property
-    def is_well(self) -> bool:
-        """Whether it answered yes."""
-        return self.health in (READY, LIVE)
-
-
 _PROCESSES = Listing(
     columns=(Column("PROCESS", "process"), Column("HEALTH", "health")),
     kind="ProcessHealthList",
-    document=asdict,
 )
 
 
@@ -55,12 +40,12 @@ def health(
     """
     folder = WeftHome(home.expanduser().absolute())
     question = "liveness" if live else "readiness"
-    found = [ProcessHealth(process, _answer(address, question)) for process, address in _processes(folder)]
+    found = [{"process": name, "health": _answer(address, question)} for name, address in _processes(folder)]
     if not found:
         note(f"no process of weft runs on this home ({folder.root})")
         raise typer.Exit(EXIT_NOT_FOUND)
     _PROCESSES.print(found, output)
-    if not all(each.is_well for each in found):
+    if not all(each["health"] in (READY, LIVE) for each in found):
         raise typer.Exit(EXIT_FAILED)
 
 

@@ -6,35 +6,39 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from weft.api.common.v1 import event_pb2, image_pb2, receipt_pb2
-from weft.api.router.v1.task_pb2 import TaskSpec
 from weft.client import ImageOptions, connect
 from weft.client._media_messages import image_request
 from weft.documents.codec import document_of
 from weft.kernel.errors import invalid_field
 from weft.kernel.media_types import suffix_of
-from weft_app.cli.completion import complete_model
-from weft_app.cli.media_models import IMAGES, chosen_model
-from weft_app.cli.media_output import (
-    MAX_TIMEOUT_SECONDS,
+from weft_app.cli.media import (
+    IMAGES,
     OUTPUT_OPTION,
     STANDARD,
+    AllowRemoteOption,
     DetachOption,
     FetchOption,
+    ModelOption,
+    TimeoutOption,
+    chosen_model,
+    fetched,
     free_paths,
+    given_options,
     numbered,
     read_media,
     require_writable,
+    shown_work,
     slug,
     stopped,
+    submit,
+    work_facts,
     written,
 )
-from weft_app.cli.media_progress import shown_work, work_facts
-from weft_app.cli.media_tasks import fetched, submit
 from weft_app.cli.options import DEFAULT_HOME, HomeOption, OutputFormat, naming_fields, note
 from weft_app.cli.output import document_text, say
 
@@ -66,29 +70,25 @@ def image(
         ),
     ] = "",
     *,
-    model: Annotated[str, typer.Option("--model", help="Default: the only model.", autocompletion=complete_model)] = "",
+    model: ModelOption = "",
     count: Annotated[int, typer.Option("--count", "-n", min=1, max=MAX_COUNT, help="How many images.")] = 1,
-    size: Annotated[str, typer.Option("--size", help="WIDTHxHEIGHT in pixels. Default: the model's own.")] = "",
-    steps: Annotated[int | None, typer.Option("--steps", min=1, max=1000, help="Steps of each image.")] = None,
-    seed: Annotated[int | None, typer.Option("--seed", min=0, help="The same seed makes the same image.")] = None,
-    guidance: Annotated[float | None, typer.Option("--guidance", min=0, max=100, help="Guidance scale.")] = None,
-    negative: Annotated[str, typer.Option("--negative", help="What the image must not show.")] = "",
-    quality: Annotated[str, typer.Option("--quality", help="How much effort, in the model's words.")] = "",
+    size: Annotated[str, typer.Option(help="WIDTHxHEIGHT in pixels. Default: the model's own.")] = "",
+    steps: Annotated[int | None, typer.Option(min=1, max=1000, help="Steps of each image.")] = None,
+    seed: Annotated[int | None, typer.Option(min=0, help="The same seed makes the same image.")] = None,
+    guidance: Annotated[float | None, typer.Option(min=0, max=100, help="Guidance scale.")] = None,
+    negative: Annotated[str, typer.Option(help="What the image must not show.")] = "",
+    quality: Annotated[str, typer.Option(help="How much effort, in the model's words.")] = "",
     source: Annotated[list[Path] | None, typer.Option("--from", help="Image to work from; several times.")] = None,
-    mask: Annotated[Path | None, typer.Option("--mask", help="Image of where --from may be changed.")] = None,
-    strength: Annotated[
-        float | None, typer.Option("--strength", min=0, max=1, help="How much of --from is changed.")
-    ] = None,
+    mask: Annotated[Path | None, typer.Option(help="Image of where --from may be changed.")] = None,
+    strength: Annotated[float | None, typer.Option(min=0, max=1, help="How much of --from is changed.")] = None,
     preview: Annotated[
-        Path | None, typer.Option("--preview", help="File that always has the newest preview of the first image.")
+        Path | None, typer.Option(help="File that always has the newest preview of the first image.")
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Overwrite files.")] = False,
     detach: DetachOption = False,
     fetch: FetchOption = "",
-    allow_remote: Annotated[bool, typer.Option("--allow-remote", help="Allow models outside your machines.")] = False,
-    timeout: Annotated[
-        float, typer.Option("--timeout", min=0.001, max=MAX_TIMEOUT_SECONDS, help="Deadline in seconds.")
-    ] = 3600.0,
+    allow_remote: AllowRemoteOption = False,
+    timeout: TimeoutOption = 3600.0,
     home: HomeOption = DEFAULT_HOME,
 ) -> None:
     """Make images from a description, or from images, as files. Progress goes to stderr; Ctrl-C cancels.
@@ -104,7 +104,7 @@ def image(
     if not prompt.strip():
         raise invalid_field("PROMPT", "say what to show, or --fetch TASK")
     target.require_writable()
-    options = _options_of(
+    options: ImageOptions = given_options(
         {
             "count": count,
             "size": size,
@@ -126,13 +126,12 @@ def image(
     if mask is not None:
         options["mask"] = read_media(mask, "--mask")
     name = chosen_model(model, IMAGES, home)
-    if detach:
-        asked = image_request(name, prompt, options)
-        with naming_fields(option_of):
-            submit(TaskSpec(model=name, image=asked.payload, options=asked.options), "image", home)
-        return
-    with connect(home=home) as mesh, naming_fields(option_of):
-        _make(mesh.stream_images(name, prompt, timeout=timeout, **options), target, preview)
+    with naming_fields(_option_of):
+        if detach:
+            submit(image_request(name, prompt, options), "image", "image", home)
+            return
+        with connect(home=home) as mesh:
+            _make(mesh.stream_images(name, prompt, timeout=timeout, **options), target, preview)
     target.finish(name)
 
 
@@ -146,16 +145,10 @@ def _fetch(task_id: str, target: "ImageTarget", home: Path) -> None:
     target.finish(spec.model)
 
 
-def option_of(field_path: str) -> str:
+def _option_of(field_path: str) -> str:
     """Returns the option of a field of the request."""
     name = field_path.removeprefix("payload.").partition("[")[0]
     return _OPTIONS.get(name, f"--{name}" if name.isidentifier() else field_path)
-
-
-def _options_of(given: dict[str, Any]) -> ImageOptions:
-    options: Any = {name: value for name, value in given.items() if value not in (None, "", False)}
-    found: ImageOptions = options
-    return found
 
 
 def _make(events: Iterable[event_pb2.InferenceEvent], target: "ImageTarget", preview: Path | None) -> None:
@@ -201,7 +194,7 @@ class ImageTarget:
         return self.output in _DOCUMENTS
 
     def require_writable(self) -> None:
-        """Raises before anything is made: see `weft_app.cli.media_output.require_writable`."""
+        """Raises before anything is made: see `weft_app.cli.media.require_writable`."""
         if self.output == STANDARD and self.count > 1:
             raise invalid_field("--count", "standard output takes one image; name a file")
         if self.format:

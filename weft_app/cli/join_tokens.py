@@ -10,7 +10,7 @@ import typer
 from weft.kernel.errors import invalid_field
 from weft_app.cli.mesh_api import connect
 from weft_app.cli.options import DEFAULT_HOME, HomeOption, OutputFormat, OutputOption
-from weft_app.cli.output import Column, Listing, print_document, safe_text, say
+from weft_app.cli.output import Listing, custom_columns, print_document, safe_text, say
 
 _LIFETIME = re.compile(r"([1-9][0-9]{0,7})([smhd])")
 _NO_RELAY = (
@@ -24,11 +24,9 @@ app = typer.Typer(help="Manage the tokens with which runners join.", no_args_is_
 
 _TOKENS = Listing(
     empty="there are no join tokens; weft runner token create makes one",
-    columns=(
-        Column("ID", "id"),
-        Column("DESCRIPTION", "description"),
-        Column("CREATED", "createTime"),
-        Column("EXPIRES", lambda token: token.get("expireTime", "never")),
+    columns=custom_columns(
+        "ID:id DESCRIPTION:description CREATED:createTime EXPIRES",
+        EXPIRES=lambda token: token.get("expireTime", "never"),
     ),
     kind="JoinTokenList",
 )
@@ -37,9 +35,7 @@ _TOKENS = Listing(
 @app.command("create")
 def create(
     description: Annotated[str, typer.Option("--description", "-d", help="Purpose, for people.")] = "",
-    expires: Annotated[
-        str | None, typer.Option("--expires", help="Lifetime, such as 12h or 30d. Default: unlimited.")
-    ] = None,
+    expires: Annotated[str | None, typer.Option(help="Lifetime, such as 12h or 30d. Default: unlimited.")] = None,
     addresses: Annotated[
         list[str] | None,
         typer.Option(
@@ -51,9 +47,8 @@ def create(
     fingerprint: Annotated[
         str | None,
         typer.Option(
-            "--fingerprint",
             help="With --address: of the relays' certificate. Default: that of this home's relay, "
-            "or none, for a certificate of a public authority.",
+            "or none, for a certificate of a public authority."
         ),
     ] = None,
     home: HomeOption = DEFAULT_HOME,

@@ -3,29 +3,16 @@
 from collections.abc import Mapping
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from weft.kernel.errors import WeftError
 from weft.kernel.principal import DEFAULT_SCOPES, Resource
+from weft_app.cli.completion import KEYS, complete_key_id
 from weft_app.cli.join_tokens import lifetime_seconds
-from weft_app.cli.mesh_api import connect
-from weft_app.cli.mesh_documents import Document
-from weft_app.cli.options import DEFAULT_HOME, HomeOption, NamedFormat, naming_fields
-from weft_app.cli.output import Column, Listing, print_document, say
-
-KEYS = "/api/v1/keys"
-COMPLETION_TIMEOUT_SECONDS = 0.25
-_OPTIONS = {
-    "description": "--description",
-    "tenant": "--tenant",
-    "lifetime": "--expires",
-    "lifetimeSeconds": "--expires",
-    "graceSeconds": "--grace",
-    "grace": "--grace",
-    "id": "ID",
-}
+from weft_app.cli.mesh_api import Document, connect
+from weft_app.cli.options import DEFAULT_HOME, HomeOption, NamedFormat
+from weft_app.cli.output import Listing, custom_columns, print_outcome
 
 app = typer.Typer(help="Manage API keys: their scopes and tenants.", no_args_is_help=True)
 
@@ -40,48 +27,31 @@ class KeyRole(StrEnum):
     SERVICE = "service"
 
 
+_WITHHELD = (Resource.KEYS, Resource.SECRETS, Resource.MESH)
+_SCOPES: Mapping[KeyRole, tuple[str, ...]] = {
+    KeyRole.USER: DEFAULT_SCOPES,
+    KeyRole.VIEWER: ("*:view",),
+    KeyRole.OPERATOR: tuple(f"{each.value}:*" for each in Resource if each not in _WITHHELD),
+    KeyRole.ADMIN: ("*:*",),
+    # A gateway calls the registry on behalf of its callers, with every scope that they may use.
+    KeyRole.SERVICE: ("*:*", f"{Resource.MESH.value}:*"),
+}
+
+
 def scopes_of(role: KeyRole) -> tuple[str, ...]:
     """Returns the scopes of a role; docs/security.md shows the same table."""
-    match role:
-        case KeyRole.USER:
-            return DEFAULT_SCOPES
-        case KeyRole.VIEWER:
-            return ("*:view",)
-        case KeyRole.OPERATOR:
-            withheld = (Resource.KEYS, Resource.SECRETS, Resource.MESH)
-            return tuple(f"{each.value}:*" for each in Resource if each not in withheld)
-        case KeyRole.ADMIN:
-            return ("*:*",)
-        case KeyRole.SERVICE:
-            # A gateway calls the registry on behalf of its callers, with every scope that they may use.
-            return ("*:*", f"{Resource.MESH.value}:*")
+    return _SCOPES[role]
 
 
 _KEYS = Listing(
     empty="there are no API keys; weft keys create makes the first, and callers need one from then on",
-    columns=(
-        Column("ID", "id"),
-        Column("STATE", "state"),
-        Column("TENANT", "tenant"),
-        Column("SCOPES", "scopes", "commas"),
-        Column("CREATED", "createTime"),
-        Column("EXPIRES", lambda key: key.get("expireTime", "never")),
-        Column("DESCRIPTION", "description"),
+    columns=custom_columns(
+        "ID:id STATE:state TENANT:tenant SCOPES:scopes:commas CREATED:createTime EXPIRES DESCRIPTION:description",
+        EXPIRES=lambda key: key.get("expireTime", "never"),
     ),
     name=lambda key: key.get("id", ""),
     kind="ApiKeyList",
 )
-
-
-def complete_key_id(ctx: typer.Context, incomplete: str) -> list[str]:
-    """Completes the ids of existing keys."""
-    try:
-        with connect(ctx.params.get("home") or DEFAULT_HOME, COMPLETION_TIMEOUT_SECONDS) as api:
-            found = api.get(KEYS)["items"]
-    except (WeftError, OSError, ValueError):
-        # Completion prints nothing about faults of the mesh: the command line is half typed.
-        return []
-    return [key["id"] for key in found if key["id"].startswith(incomplete) and "revokeTime" not in key]
 
 
 FormatOption = Annotated[
@@ -95,17 +65,13 @@ IdArgument = Annotated[
 @app.command("create")
 def create(
     *,
-    tenant: Annotated[str, typer.Option("--tenant", help="Tenant of its requests. Default: `default`.")] = "",
+    tenant: Annotated[str, typer.Option(help="Tenant of its requests. Default: `default`.")] = "",
     scopes: Annotated[
         list[str] | None,
         typer.Option("--scope", help="Scope, such as `models:view`, or `models/team-a-*:edit` for names (repeatable)."),
     ] = None,
-    role: Annotated[
-        KeyRole | None, typer.Option("--role", help="Named set of scopes. Default without --scope: user.")
-    ] = None,
-    expires: Annotated[
-        str | None, typer.Option("--expires", help="Lifetime, such as 12h or 90d. Default: unlimited.")
-    ] = None,
+    role: Annotated[KeyRole | None, typer.Option(help="Named set of scopes. Default without --scope: user.")] = None,
+    expires: Annotated[str | None, typer.Option(help="Lifetime, such as 12h or 90d. Default: unlimited.")] = None,
     description: Annotated[str, typer.Option("--description", "-d", help="Purpose, for people.")] = "",
     home: HomeOption = DEFAULT_HOME,
     output: FormatOption = NamedFormat.TABLE,
@@ -116,12 +82,11 @@ def create(
 
     Example: weft keys create --tenant team-a --scope 'inference/team-a-*:create' --scope 'models/team-a-*:view'
     """
-    with naming_fields(_option_of):
-        wanted = dict.fromkeys((*(scopes_of(role) if role else ()), *(scopes or ())))
-        lifetime = {} if expires is None else {"lifetimeSeconds": lifetime_seconds(expires, "--expires")}
-        body = {"description": description, "tenant": tenant, "scopes": list(wanted), **lifetime}
-        with connect(home) as api:
-            _show_new(home, api.post(KEYS, body), output)
+    wanted = dict.fromkeys((*(scopes_of(role) if role else ()), *(scopes or ())))
+    lifetime = {} if expires is None else {"lifetimeSeconds": lifetime_seconds(expires, "--expires")}
+    with connect(home) as api:
+        made = api.post(KEYS, {"description": description, "tenant": tenant, "scopes": list(wanted), **lifetime})
+    _show_new(home, made, output)
 
 
 @app.command("list")
@@ -140,18 +105,16 @@ def revoke(key_id: IdArgument, home: HomeOption = DEFAULT_HOME, output: FormatOp
 
     Example: weft keys revoke 3k9x0a7bq2mz
     """
-    with naming_fields(_option_of), connect(home) as api:
+    with connect(home) as api:
         api.delete(f"{KEYS}/{key_id}")
-        document = {"kind": "ApiKey", "id": key_id, "state": "revoked"}
-        _show(output, f"key {key_id} revoked\n", f"{key_id}\n", document)
+    document = {"kind": "ApiKey", "id": key_id, "state": "revoked"}
+    print_outcome(output, f"key {key_id} revoked", key_id, document)
 
 
 @app.command("rotate")
 def rotate(
     key_id: IdArgument,
-    grace: Annotated[
-        str | None, typer.Option("--grace", help="Grace period of the old secret, 0 to 30d. Default: 1h.")
-    ] = None,
+    grace: Annotated[str | None, typer.Option(help="Grace period of the old secret, 0 to 30d. Default: 1h.")] = None,
     home: HomeOption = DEFAULT_HOME,
     output: FormatOption = NamedFormat.TABLE,
 ) -> None:
@@ -159,31 +122,18 @@ def rotate(
 
     Example: weft keys rotate 3k9x0a7bq2mz --grace 1d
     """
-    with naming_fields(_option_of):
-        seconds = None if grace is None else 0 if grace == "0" else lifetime_seconds(grace, "--grace")
-        with connect(home) as api:
-            rotated = api.post(f"{KEYS}/{key_id}/rotate", {} if seconds is None else {"graceSeconds": seconds})
-        _show_new(home, rotated, output)
+    seconds = None if grace is None else 0 if grace == "0" else lifetime_seconds(grace, "--grace")
+    with connect(home) as api:
+        rotated = api.post(f"{KEYS}/{key_id}/rotate", {} if seconds is None else {"graceSeconds": seconds})
+    _show_new(home, rotated, output)
 
 
 def _show_new(home: Path, key: Document, output: NamedFormat) -> None:
     """Prints a new secret; it is shown only this once."""
-    text, document = str(key["key"]), key | {"kind": "ApiKey"}
     old = f"the old secret is valid until {key['oldExpireTime']}\n" if "oldExpireTime" in key else ""
-    example = _curl_line(home, text) if output is NamedFormat.TABLE else ""
-    table = f"key  {text}\n\ntry it:\n\n  {example}\n\n{old}It is not shown again.\n"
-    _show(output, table, f"{text}\n", document)
-
-
-def _show(output: NamedFormat, table: str, name: str, document: Mapping[str, Any]) -> None:
-    """Prints one of three forms of the same outcome."""
-    match output:
-        case NamedFormat.TABLE:
-            say(table)
-        case NamedFormat.NAME:
-            say(name)
-        case _:
-            print_document(dict(document), output)
+    example = _curl_line(home, key["key"]) if output is NamedFormat.TABLE else ""
+    table = f"key  {key['key']}\n\ntry it:\n\n  {example}\n\n{old}It is not shown again."
+    print_outcome(output, table, key["key"], key | {"kind": "ApiKey"})
 
 
 def _curl_line(home: Path, text: str) -> str:
@@ -192,8 +142,3 @@ def _curl_line(home: Path, text: str) -> str:
     running = WeftHome(home.expanduser().absolute()).running()
     url = running["url"] if running and "url" in running else "http://HOST:PORT"
     return f"curl {url}/v1/models -H 'Authorization: Bearer {text}'"
-
-
-def _option_of(field: str) -> str:
-    """Returns the option or argument that a request field comes from."""
-    return "--scope" if field.startswith("scopes") else _OPTIONS.get(field, field)

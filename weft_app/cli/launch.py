@@ -5,26 +5,26 @@ import shlex
 import shutil
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from weft.client._home import URL_VARIABLE, mesh_ca_file
 from weft.documents.resource_kinds import ResourceKind
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.file_replacement import replace_file
+from weft.kernel.names import AGENT_PREFIX, ROUTE_PREFIX, WORKFLOW_PREFIX
 from weft.kernel.principal import KEY_PREFIX
 from weft.kernel.reasons import Reason
-from weft_app.cli.completion import complete_chat_target
-from weft_app.cli.formats import moment_in
-from weft_app.cli.http_mesh import HttpMesh, http_mesh
-from weft_app.cli.keys import KEYS, KeyRole, scopes_of
+from weft_app.cli.completion import KEYS, complete_chat_target
+from weft_app.cli.keys import KeyRole, scopes_of
 from weft_app.cli.launch_tools import TOOLS, Access, Tool
-from weft_app.cli.mesh_api import connect
-from weft_app.cli.mesh_documents import Document, connect_documents
+from weft_app.cli.mesh_api import Document, MeshApi, connect, connection_to, gateway_url, own_url
 from weft_app.cli.options import DEFAULT_HOME, HomeOption, NamedFormat, note
-from weft_app.cli.output import Column, Listing, say
+from weft_app.cli.output import Listing, custom_columns, moment_in, say
 from weft_app.compose.home import WeftHome
 
 KEY_VARIABLE = "WEFT_API_KEY"
@@ -39,16 +39,55 @@ MIN_VALID = timedelta(days=1)
 MAX_NAMES = 10
 
 _TABLE = Listing(
-    columns=(
-        Column("TOOL", lambda row: row["tool"]),
-        Column("NAME", lambda row: row["title"]),
-        Column("INSTALLED", lambda row: "yes" if row["installed"] else "no"),
-        Column("INSTALL", lambda row: row["install"]),
-    ),
+    columns=custom_columns("TOOL:tool NAME:title INSTALLED:installed INSTALL:install"),
     name=lambda row: str(row["tool"]),
     kind="ToolList",
     plural="tools",
 )
+
+CALL_TIMEOUT_SECONDS = 5.0
+_REFUSED = frozenset({Reason.UNAUTHENTICATED, Reason.PERMISSION_DENIED})
+_OTHERS = (AGENT_PREFIX, ROUTE_PREFIX, WORKFLOW_PREFIX)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HttpMesh:
+    """The gateway of the mesh that commands of a home call."""
+
+    url: str
+    """Without `/v1`."""
+    ca_file: Path | None
+    """The roots that its certificate is checked with; None: the system's."""
+    is_own: bool
+    """Whether it is the mesh of the home."""
+
+    def asks_for_keys(self) -> bool:
+        """Whether callers need a key. Raises SERVICE_UNAVAILABLE where it does not answer."""
+        return self._listed("") is None
+
+    def models(self, key: str) -> list[str]:
+        """Returns the names of models and pools that a key may ask for. Raises as `asks_for_keys`."""
+        listed = self._listed(key)
+        if listed is None:
+            raise WeftError(Reason.UNAUTHENTICATED, f"the mesh at {self.url} takes no such key")
+        try:
+            return [name for each in listed["data"] if not (name := str(each["id"])).startswith(_OTHERS)]
+        except (KeyError, TypeError) as error:
+            raise WeftError(Reason.SERVICE_UNAVAILABLE, f"{self.url} is no mesh: it lists no models") from error
+
+    def _listed(self, key: str) -> Any:
+        """Returns the list of models; None: the key is refused."""
+        try:
+            with MeshApi(connection_to(self.url, self.ca_file, CALL_TIMEOUT_SECONDS), self.url, key) as api:
+                return api.get("/v1/models")
+        except WeftError as error:
+            if error.reason in _REFUSED:
+                return None
+            if error.reason is Reason.SERVICE_UNAVAILABLE:
+                error.message += (
+                    f"; weft status says whether it runs on this home, and {URL_VARIABLE} names one elsewhere"
+                )
+            raise
 
 
 def launch(
@@ -68,13 +107,12 @@ def launch(
     model: Annotated[
         str,
         typer.Option(
-            "--model",
             help="A model, pool, agent/NAME, route/NAME or alias. Default: the only one of the mesh.",
             autocompletion=complete_chat_target,
         ),
     ] = "",
     key: Annotated[
-        str, typer.Option("--key", envvar=KEY_VARIABLE, help="API key. Default: that of the last launch, or a new one.")
+        str, typer.Option(envvar=KEY_VARIABLE, help="API key. Default: that of the last launch, or a new one.")
     ] = "",
     only_print: Annotated[
         bool, typer.Option("--print", help="Print the environment as export lines and the command; start nothing.")
@@ -102,7 +140,8 @@ def launch(
     program = shutil.which(chosen.program)
     if program is None and not only_print:
         raise WeftError(Reason.NOT_FOUND, f"{chosen.title} is not installed; install it: {chosen.install}")
-    mesh = http_mesh(home)
+    url = gateway_url(home)
+    mesh = HttpMesh(url=url, ca_file=mesh_ca_file(url, home), is_own=url == own_url(home))
     key = key or _key(home, mesh, tool)
     access = Access(url=mesh.url, key=key, model=model or _only_model(home, mesh, key))
     environment = {**chosen.environment(access), **_trust(mesh)}
@@ -158,18 +197,19 @@ def _kept_key(home: Path, file: Path) -> str:
     except (OSError, ValueError):
         return ""
     with connect(home) as api:
-        good = [key for key in api.get(KEYS)["items"] if key["state"] == "good" and _lasts(key)]
+        good = [
+            key
+            for key in api.get(KEYS)["items"]
+            if key["state"] == "good"
+            and ("expireTime" not in key or moment_in(key["expireTime"]) > datetime.now(UTC) + MIN_VALID)
+        ]
     return text if any(text.startswith(f"{KEY_PREFIX}_{key['id']}_") for key in good) else ""
-
-
-def _lasts(key: Document) -> bool:
-    return "expireTime" not in key or moment_in(key["expireTime"]) > datetime.now(UTC) + MIN_VALID
 
 
 def _only_model(home: Path, mesh: HttpMesh, key: str) -> str:
     """Returns the model that can only be meant. Raises INVALID_ARGUMENT naming those that there are."""
     if mesh.is_own:
-        with connect_documents(home) as registry:
+        with connect(home) as registry:
             names = list(registry.names(ResourceKind.POOL))
     else:
         names = mesh.models("" if key == ANY_KEY else key)
@@ -182,7 +222,7 @@ def _only_model(home: Path, mesh: HttpMesh, key: str) -> str:
 def _require_tools(home: Path, tool: Tool, model: str) -> None:
     """Raises INVALID_ARGUMENT if all models that may answer are known not to call tools."""
     models: list[Document] = []
-    with suppress(WeftError), connect_documents(home) as registry:
+    with suppress(WeftError), connect(home) as registry:
         models = registry.documents(ResourceKind.MODEL)
     members = [each for each in models if model in {each["name"], each.get("status", {}).get("pool")}]
     if not members or not all("tools" in _abilities(each).get("lacking", ()) for each in members):

@@ -18,18 +18,18 @@ from weft.client._home import mesh_address
 from weft.client._lease_renewal import ProcessTree
 from weft.client.leases import LeaseOptions, MemoryLease, acquired_lease, program_name
 from weft.gpu.process import is_alive
-from weft.gpu.snapshot import ProcessId
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.names import MAX_NAME_CHARS, require_token
 from weft.kernel.reasons import Reason
 from weft.kernel.units import parse_size, size_words
-from weft_app.cli.mesh_api import connect
-from weft_app.cli.mesh_documents import Document
+from weft_app.cli.mesh_api import Document, connect
 from weft_app.cli.options import (
     DEFAULT_HOME,
+    SIGNAL_STATUS,
     HomeOption,
     OutputFormat,
     OutputOption,
+    ended_by_signals,
     naming_fields,
     note,
 )
@@ -64,8 +64,6 @@ except OSError as error:
 moment would take memory that the ledger counts as free."""
 _FROM_A_TERMINAL = frozenset({signal.SIGINT, signal.SIGQUIT})
 _PASSED_ON = (*_FROM_A_TERMINAL, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
-_SIGNAL_STATUS = 128
-"""Base of the exit status of a command that a signal ended, as shells report it: this plus the signal's number."""
 
 
 def require_command(command: Sequence[str]) -> None:
@@ -77,64 +75,37 @@ def require_command(command: Sequence[str]) -> None:
 
 
 def run_under(lease: MemoryLease, command: Sequence[str], environment: Mapping[str, str]) -> int:
-    """Runs a command, forwards signals, returns its exit status. Ends it and raises LEASE_LOST for a lost lease."""
-    with closing(_PassedOn()) as signals, closing(_Gate()) as gate:
-        process = gate.start(command, {**environment, **lease.environment(), LEASE_VARIABLE: lease.id})
+    """Runs a command, forwards signals, returns its exit status. Ends it and raises LEASE_LOST for a lost lease.
+
+    The command is held back until the ledger knows its process id; it never starts when weft dies before that.
+    """
+    with closing(_PassedOn()) as signals, ExitStack() as gate:
+        read_end, write_end = os.pipe()
+        gate.callback(os.close, write_end)
+        try:
+            process = subprocess.Popen(  # noqa: S603 - asked for
+                [sys.executable, "-I", "-S", "-c", _GATE, str(read_end), *command],
+                env={**environment, **lease.environment(), LEASE_VARIABLE: lease.id},
+                pass_fds=(read_end,),
+            )
+        finally:
+            os.close(read_end)
         try:
             signals.begin(process)
             lease.held_by(process.pid)
-            gate.open()
+            with suppress(BrokenPipeError):
+                os.write(write_end, b"1")
+            gate.close()
             _wait(process, lease)
         finally:
             if process.poll() is None:
                 gate.close()
-                _end(lease.processes())
-                with suppress(subprocess.TimeoutExpired):
-                    process.wait(KILL_SECONDS)
+                _end(process, lease)
     left = lease.processes()
     if left:
         note(f"{len(left)} processes that {command[0]} started still run; their memory stays reserved until they end")
     status = process.returncode
-    return status if status >= 0 else _SIGNAL_STATUS - status
-
-
-class _Gate:
-    """Holds a command back until the ledger knows its process id; it never starts when weft dies before that."""
-
-    def __init__(self) -> None:
-        self._read_end, self._write_end = os.pipe()
-
-    def start(self, command: Sequence[str], environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
-        """Starts the process that becomes the command."""
-        arguments = [sys.executable, "-I", "-S", "-c", _GATE, str(self._read_end), *command]
-        process = subprocess.Popen(arguments, env=environment, pass_fds=(self._read_end,))  # noqa: S603 - asked for
-        os.close(self._read_end)
-        self._read_end = -1
-        return process
-
-    def open(self) -> None:
-        """Starts the command."""
-        with suppress(BrokenPipeError):
-            os.write(self._write_end, b"1")
-        self.close()
-
-    def close(self) -> None:
-        """Ends the process unless the command has started. Idempotent."""
-        for end in (self._read_end, self._write_end):
-            if end >= 0:
-                os.close(end)
-        self._read_end = self._write_end = -1
-
-
-@contextmanager
-def ending_on_signals() -> Iterator[None]:
-    """Makes SIGTERM and SIGHUP unwind the block as Ctrl-C does, so that no queue entry or reservation stays behind."""
-
-    def end(number: int, _frame: FrameType | None) -> None:
-        raise SystemExit(_SIGNAL_STATUS + number)
-
-    with _handled((signal.SIGTERM, signal.SIGHUP), end):
-        yield
+    return status if status >= 0 else SIGNAL_STATUS - status
 
 
 def _wait(process: subprocess.Popen[bytes], lease: MemoryLease) -> None:
@@ -144,35 +115,22 @@ def _wait(process: subprocess.Popen[bytes], lease: MemoryLease) -> None:
             return
         if lease.is_lost:
             note(f"the lease {lease.id} is lost: its memory may be given to others; ending the command")
-            _end(lease.processes())
-            with suppress(subprocess.TimeoutExpired):
-                process.wait(KILL_SECONDS)
+            _end(process, lease)
             raise WeftError(Reason.LEASE_LOST, "the command was ended because its lease was lost")
 
 
-def _end(processes: Sequence[ProcessId]) -> None:
-    """Ends processes: SIGTERM, then SIGKILL for those that remain."""
-    _send(processes, signal.SIGTERM)
-    if not _gone(processes, TERM_SECONDS):
-        _send(processes, signal.SIGKILL)
-        _gone(processes, KILL_SECONDS)
-
-
-def _send(processes: Sequence[ProcessId], number: signal.Signals) -> None:
-    for process in processes:
-        if is_alive(process):
+def _end(process: subprocess.Popen[bytes], lease: MemoryLease) -> None:
+    """Ends the processes of a lease: SIGTERM, then SIGKILL for those that remain."""
+    processes = lease.processes()
+    for number, seconds in ((signal.SIGTERM, TERM_SECONDS), (signal.SIGKILL, KILL_SECONDS)):
+        for each in filter(is_alive, processes):
             with suppress(ProcessLookupError, PermissionError):
-                os.kill(process.pid, number)
-
-
-def _gone(processes: Sequence[ProcessId], seconds: float) -> bool:
-    """Whether the processes end within the given time."""
-    deadline = time.monotonic() + seconds
-    while any(map(is_alive, processes)):
-        if time.monotonic() >= deadline:
-            return False
-        time.sleep(LOOK_SECONDS / 4)
-    return True
+                os.kill(each.pid, number)
+        deadline = time.monotonic() + seconds
+        while any(map(is_alive, processes)) and time.monotonic() < deadline:
+            time.sleep(LOOK_SECONDS / 4)
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(KILL_SECONDS)
 
 
 class _PassedOn:
@@ -206,16 +164,13 @@ class _PassedOn:
 
 def _has_the_terminal() -> bool:
     """Whether this process is in the foreground of its terminal, wherever its input comes from."""
-    try:
+    with suppress(OSError):
         terminal = os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY)
-    except OSError:
-        return False
-    try:
-        return os.tcgetpgrp(terminal) == os.getpgrp()
-    except OSError:
-        return False
-    finally:
-        os.close(terminal)
+        try:
+            return os.tcgetpgrp(terminal) == os.getpgrp()
+        finally:
+            os.close(terminal)
+    return False
 
 
 @contextmanager
@@ -247,40 +202,33 @@ _OPTIONS: Mapping[str, str] = MappingProxyType(
 )
 _CLEAR_LINE = "\r\x1b[K"
 
-MemoryOption = Annotated[
-    str, typer.Option("--memory", "-m", help="Amount over all devices: 8GiB, 8GB or 8192MiB.", metavar="SIZE")
-]
-CommandArgument = Annotated[list[str], typer.Argument(metavar="COMMAND", help="The program and its arguments.")]
-DevicesOption = Annotated[
-    str, typer.Option("--devices", help="Only on these devices, by number, such as 0,1.", metavar="LIST")
-]
-MaxDevicesOption = Annotated[
-    int, typer.Option("--max-devices", help="Maximum number of devices to split over; 0: no limit.", metavar="N")
-]
-PriorityOption = Annotated[
-    str,
-    typer.Option(
-        "--priority", help="low, normal or high: idle models of a higher priority are not evicted.", metavar="CLASS"
-    ),
-]
-WaitOption = Annotated[
-    str, typer.Option("--wait", help="Longest wait for the memory, such as 30s, 10m or 2h; 0: none.", metavar="TIME")
-]
-PurposeOption = Annotated[
-    str, typer.Option("--purpose", help="Purpose, shown to those who wait. Default: the program.", metavar="TEXT")
-]
-
 
 @app.command("acquire", context_settings={"allow_interspersed_args": False})
 def acquire(
-    command: CommandArgument,
+    command: Annotated[list[str], typer.Argument(metavar="COMMAND", help="The program and its arguments.")],
     *,
-    memory: MemoryOption,
-    devices: DevicesOption = "",
-    max_devices: MaxDevicesOption = 0,
-    priority: PriorityOption = "normal",
-    wait: WaitOption = "5m",
-    purpose: PurposeOption = "",
+    memory: Annotated[
+        str, typer.Option("--memory", "-m", help="Amount over all devices: 8GiB, 8GB or 8192MiB.", metavar="SIZE")
+    ],
+    devices: Annotated[
+        str, typer.Option("--devices", help="Only on these devices, by number, such as 0,1.", metavar="LIST")
+    ] = "",
+    max_devices: Annotated[
+        int, typer.Option("--max-devices", help="Maximum number of devices to split over; 0: no limit.", metavar="N")
+    ] = 0,
+    priority: Annotated[
+        str,
+        typer.Option(
+            "--priority", help="low, normal or high: idle models of a higher priority are not evicted.", metavar="CLASS"
+        ),
+    ] = "normal",
+    wait: Annotated[
+        str,
+        typer.Option("--wait", help="Longest wait for the memory, such as 30s, 10m or 2h; 0: none.", metavar="TIME"),
+    ] = "5m",
+    purpose: Annotated[
+        str, typer.Option("--purpose", help="Purpose, shown to those who wait. Default: the program.", metavar="TEXT")
+    ] = "",
     home: HomeOption = DEFAULT_HOME,
 ) -> None:
     """Wait for accelerator memory of this host, and run a command with it. Exits with the command's status.
@@ -304,7 +252,7 @@ def acquire(
         )
         amount = parse_size(memory, "--memory")
         with (
-            ending_on_signals(),
+            ended_by_signals(),
             closing(waiting),
             acquired_lease(amount, ProcessTree(), mesh_address(home, "registry"), options) as lease,
         ):

@@ -8,12 +8,10 @@ import typer
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.log_threshold import LEVELS
 from weft.kernel.reasons import Reason
-from weft_app.cli.formats import moment_in
-from weft_app.cli.mesh_api import connect
-from weft_app.cli.mesh_documents import Document
+from weft_app.cli.mesh_api import Document, connect
 from weft_app.cli.mesh_logs import MESH, RUNNER_PREFIX
-from weft_app.cli.options import DEFAULT_HOME, HomeOption, naming_fields, reporting
-from weft_app.cli.output import say
+from weft_app.cli.options import DEFAULT_HOME, HomeOption, naming_fields
+from weft_app.cli.output import moment_in, say
 from weft_app.cli.wait import parse_duration
 from weft_app.compose.home import WeftHome
 
@@ -43,24 +41,23 @@ def log_level(
 
     Example: weft log-level runner/local debug --for 10m
     """
-    with reporting():
-        process, level = _parsed(words or [])
-        shown = MESH if process in SERVICES and WeftHome(home.expanduser().absolute()).running() else process
-        body: Document = {"process": process, "level": level}
-        if level and level != RESET:
-            body["seconds"] = int(parse_duration(duration, "--for"))
-        try:
-            with connect(home) as api, naming_fields(lambda field: "--for" if field == "seconds" else field):
-                if not level:
-                    health = api.get("/v1/admin/process-health", process=process)
-                    say(f"{shown}: {health['logLevel']}{_until(health, 'logLevelEndTime')}\n")
-                    return
-                answer = api.put("/v1/admin/log-level", body)
-        except WeftError as error:
-            if error.reason is Reason.UNSUPPORTED_OPERATION:
-                raise WeftError(error.reason, f"{shown} is of a release whose log level cannot be changed") from error
-            raise
-        say(f"{shown}: {answer['previousLevel']} -> {answer['level']}{_until(answer, 'endTime')}\n")
+    process, level = _parsed(words or [])
+    shown = MESH if process in SERVICES and WeftHome(home.expanduser().absolute()).running() else process
+    body: Document = {"process": process, "level": level}
+    if level and level != RESET:
+        body["seconds"] = int(parse_duration(duration, "--for"))
+    try:
+        with connect(home) as api, naming_fields(lambda field: "--for" if field == "seconds" else field):
+            if not level:
+                health = api.get("/v1/admin/process-health", process=process)
+                say(f"{shown}: {health['logLevel']}{_until(health, 'logLevelEndTime')}\n")
+                return
+            answer = api.put("/v1/admin/log-level", body)
+    except WeftError as error:
+        if error.reason is Reason.UNSUPPORTED_OPERATION:
+            raise WeftError(error.reason, f"{shown} is of a release whose log level cannot be changed") from error
+        raise
+    say(f"{shown}: {answer['previousLevel']} -> {answer['level']}{_until(answer, 'endTime')}\n")
 
 
 def _parsed(words: list[str]) -> tuple[str, str]:

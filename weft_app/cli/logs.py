@@ -16,8 +16,7 @@ from weft.kernel.names import MAX_REQUEST_ID_CHARS, is_name, require_name_of_mod
 from weft.kernel.reasons import Reason
 from weft_app.cli.completion import complete_logged
 from weft_app.cli.follow import RETRY_LIMIT_SECONDS
-from weft_app.cli.mesh_api import connect
-from weft_app.cli.mesh_documents import Document, MeshDocuments, connect_documents
+from weft_app.cli.mesh_api import Document, connect
 from weft_app.cli.mesh_logs import (
     COMPONENTS,
     DEFAULT_LINES,
@@ -32,7 +31,8 @@ from weft_app.cli.mesh_logs import (
 )
 from weft_app.cli.options import DEFAULT_HOME, HomeOption, note, reporting
 from weft_app.cli.output import json_line, safe_text, say
-from weft_app.cli.tasks import is_about_tasks, print_answer
+from weft_app.cli.targets import record_kind
+from weft_app.cli.tasks import print_answer
 from weft_app.cli.wait import parse_duration
 from weft_app.compose.home import WeftHome
 
@@ -64,10 +64,9 @@ def logs(
         ),
     ] = None,
     since: Annotated[
-        str | None,
-        typer.Option("--since", metavar="TIME", help="Only lines since 10m ago, or since 2026-05-04T10:00:00Z."),
+        str | None, typer.Option(metavar="TIME", help="Only lines since 10m ago, or since 2026-05-04T10:00:00Z.")
     ] = None,
-    request: Annotated[str, typer.Option("--request", metavar="ID", help="Only lines of this request or trace.")] = "",
+    request: Annotated[str, typer.Option(metavar="ID", help="Only lines of this request or trace.")] = "",
     output: Annotated[
         LinesFormat, typer.Option("--output", "-o", help="text: for people; json: lines as they were written.")
     ] = LinesFormat.TEXT,
@@ -84,8 +83,12 @@ def logs(
         named = words or [MESH]
         wanted = _filter_of(since, request, time.time())
         is_plain = since is None and not request and output is LinesFormat.TEXT
-        if is_about_tasks(named):
-            _require_plain(is_plain)
+        only_files = invalid_field(
+            "--since, --request, --output", "go with the logs of the mesh, a service or a runner"
+        )
+        if record_kind(named[0]) == "task":
+            if not is_plain:
+                raise only_files
             print_answer(named, home, follow=follow_on)
             return
         if len(named) != 1:
@@ -106,7 +109,8 @@ def logs(
         if isinstance(found, Logs):
             print_logs(found, wanted, output, lines=lines, follow=follow_on)
             return
-        _require_plain(is_plain)
+        if not is_plain:
+            raise only_files
         _print_output(home, found, DEFAULT_LINES if lines is None else lines, follow=follow_on)
 
 
@@ -127,12 +131,6 @@ def _time_of(text: str, now: float) -> float:
     return now - parse_duration(text, "--since")
 
 
-def _require_plain(is_plain: bool) -> None:
-    """Raises INVALID_ARGUMENT for options that what a model or a task prints does not have."""
-    if not is_plain:
-        raise invalid_field("--since, --request, --output", "go with the logs of the mesh, a service or a runner")
-
-
 def _resolved(name: str, home: Path) -> Logs | Document:
     """Returns the log files that a name stands for, or the model.
 
@@ -145,7 +143,7 @@ def _resolved(name: str, home: Path) -> Logs | Document:
     model = require_name_of_model(name.removeprefix(MODEL_PREFIX), "NAME")
     own = folder.find(name) if is_name(name) else None
     try:
-        with connect_documents(home) as mesh:
+        with connect(home) as mesh:
             try:
                 return mesh.document(ResourceKind.MODEL, model)
             except WeftError as error:
@@ -165,12 +163,15 @@ def _print_engine_lines(request: str, home: Path, output: LinesFormat) -> int:
     """Prints the last lines of engines that have the id of a request in them; returns how many. None without a mesh."""
     count = 0
     with suppress(WeftError), connect(home) as api:
-        for model in MeshDocuments(api).names(ResourceKind.MODEL):
+        for model in api.names(ResourceKind.MODEL):
             with suppress(WeftError):
                 for line in api.get(_path_of(model), lines=MAX_LINES)["lines"]:
                     if request in line:
                         count += 1
-                        say(_engine_line(model, line, output))
+                        # Engines print no time.
+                        record = {"event": line, "model": model, "component": "engine"}
+                        text = f"engine of {model}: {safe_text(line)}\n"
+                        say(json_line(record) if output is LinesFormat.JSON else text)
     return count
 
 
@@ -178,25 +179,18 @@ def _path_of(model: str) -> str:
     return f"/v1/admin/models/{model}/logs"
 
 
-def _engine_line(model: str, line: str, output: LinesFormat) -> str:
-    """Returns a line that an engine printed, as text or JSON; engines print no time."""
-    if output is LinesFormat.JSON:
-        return json_line({"event": line, "model": model, "component": "engine"})
-    return f"engine of {model}: {safe_text(line)}\n"
-
-
 def _print_output(home: Path, model: Document, lines: int, *, follow: bool) -> None:
     """Prints what the engine of a model has printed."""
     name, runner = model["name"], model["status"].get("runner")
     with connect(home, RETRY_LIMIT_SECONDS) as api:
-        served_by = MeshDocuments(api).document(ResourceKind.RUNNER, runner) if runner else {"status": {}}
+        served_by = api.document(ResourceKind.RUNNER, runner) if runner else {"status": {}}
         runtime = find_runtime(served_by["status"].get("runtime", ""))
         if runtime is not None and runtime.no_output:
             note(f"{name}: {runtime.no_output}")
             return
         # Zero lines are wanted, too.
         path, count = _path_of(name), str(lines)
-        batches = api.events(path, follow=True, lines=count) if follow else [api.get(path, lines=count)]
+        batches = api.stream(path, follow=True, lines=count) if follow else [api.get(path, lines=count)]
         for batch in filter(None, batches):
             if batch.get("lostLineCount"):
                 note(f"{batch['lostLineCount']} lines were lost: this reader is too slow")

@@ -4,267 +4,105 @@ Each command is imported when it runs: `weft get` needs no service, `weft --help
 """
 
 import os
+import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from difflib import get_close_matches
+from enum import Enum
 from importlib import import_module
+from pathlib import Path
 from typing import Annotated, Any, cast
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command, get_group
+from typer.models import ParameterInfo
 from typing_extensions import override
 
 from weft import __version__
 from weft.kernel.memory_tuning import collect_rarely
 from weft_app.cli.inherited import failures_of_system_in_one_line, make_usable
-from weft_app.cli.plain_values import without_conversion
 
 # gRPC reads it when it is loaded. Its own lines beside the errors of a command, in its own words, help no user.
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
 
-@dataclass(frozen=True, slots=True)
-class CommandPlace:
-    """The module of a command, and its line in `weft --help`."""
-
-    place: str
-    """"module:attribute" of a function, or of an app with its own commands."""
-    summary: str
-    """The first paragraph of its help."""
-
-
-PANELS: Mapping[str, Mapping[str, CommandPlace]] = {
+PANELS: Mapping[str, Mapping[str, str]] = {
     "Start here": {
-        "up": CommandPlace(
-            "weft_app.cli.up:up", "Start a mesh on this machine and serve until Ctrl-C, or in the background."
-        ),
-        "run": CommandPlace(
-            "weft_app.cli.run:run",
-            "Pull, load and chat with a model, by its name or source. Starts weft for this command if "
-            "it is not running.",
-        ),
-        "stop": CommandPlace(
-            "weft_app.cli.stop:stop", "Stop the mesh of a home: running requests are finished first, as with Ctrl-C."
-        ),
-        "restart": CommandPlace(
-            "weft_app.cli.restart:restart",
-            "Stop the mesh of a home, finishing running requests first, and start it again as it was started.",
-        ),
-        "reload": CommandPlace(
-            "weft_app.cli.reload:reload",
-            "Have a running mesh read its weft.yaml again: what changed drains, all else continues.",
-        ),
-        "status": CommandPlace(
-            "weft_app.cli.status:status",
-            "Show whether a mesh runs on a home, since when, where, how its processes are, and which models it serves.",
-        ),
-        "demo": CommandPlace(
-            "weft_app.cli.demo:demo",
-            "Start a mesh in a temporary home, stream one chat through its HTTP API, stop it.",
-        ),
-        "ui": CommandPlace(
-            "weft_app.cli.ui:ui", "Open the workbench, the web page of the mesh, and print its address."
-        ),
-        "chat": CommandPlace(
-            "weft_app.cli.chat:chat",
-            "Chat with a model, pool, agent or route. The answer goes to stdout, everything else to stderr.",
-        ),
-        "image": CommandPlace(
-            "weft_app.cli.image:image",
-            "Make images from a description, or from images, as files. Progress goes to stderr; Ctrl-C cancels.",
-        ),
-        "transcribe": CommandPlace(
-            "weft_app.cli.transcribe:transcribe",
-            "Transcribe a recording. Text and captions are streamed, progress goes to stderr; Ctrl-C cancels.",
-        ),
-        "speak": CommandPlace(
-            "weft_app.cli.speak:speak",
-            "Speak a text: the recording goes to a file, or to stdout in a pipe. Nothing is played; Ctrl-C cancels.",
-        ),
-        "launch": CommandPlace(
-            "weft_app.cli.launch:launch",
-            "Start a program such as Claude Code with the environment that leads it to the mesh; no file is changed.",
-        ),
-        "doctor": CommandPlace(
-            "weft_app.cli.doctor:doctor",
-            "Check what a mesh on this machine needs. Exit code 1 when something is missing.",
-        ),
-        "version": CommandPlace(
-            "weft_app.cli.version:show_version",
-            "Show the versions of the client, of the running mesh and its runners, of the API, Python and gRPC.",
-        ),
+        "up": "up:up",
+        "run": "run:run",
+        "stop": "stop:stop",
+        "restart": "stop:restart",
+        "reload": "reload:reload",
+        "status": "status:status",
+        "demo": "demo:demo",
+        "ui": "ui:ui",
+        "chat": "chat:chat",
+        "image": "image:image",
+        "transcribe": "transcribe:transcribe",
+        "speak": "speak:speak",
+        "launch": "launch:launch",
+        "doctor": "doctor:doctor",
+        "version": "version:show_version",
     },
     "Models": {
-        "discover": CommandPlace(
-            "weft_app.cli.discover:discover",
-            "Show engines and models of other programs here, the weft.yaml that serves them, and announced meshes.",
-        ),
-        "attach": CommandPlace(
-            "weft_app.cli.attach:attach",
-            "Serve every model that a running server lists, without a restart of the mesh; its list is followed.",
-        ),
-        "detach": CommandPlace(
-            "weft_app.cli.attach:detach",
-            "Serve the models of an attached server no longer; running requests end first, and the server runs on.",
-        ),
-        "pull": CommandPlace(
-            "weft_app.cli.models:pull",
-            "Pull a model: from the Hugging Face hub, by its short name, a URL, or a folder. No mesh needs to run.",
-        ),
-        "models": CommandPlace("weft_app.cli.models:app", "List and remove the models that were pulled."),
-        "ps": CommandPlace(
-            "weft_app.cli.ps:ps",
-            "Show each model on each runner: memory, how long it stays loaded, process, slots.",
-        ),
-        "top": CommandPlace(
-            "weft_app.cli.top:top",
-            "Show devices, models, queue and last ends on one page that continues until q or Ctrl-C.",
-        ),
-        "figures": CommandPlace(
-            "weft_app.cli.figures:figures",
-            "Show what was counted in the last hour: requests, tokens, percentiles of times, waits and devices.",
-        ),
-        "load": CommandPlace(
-            "weft_app.cli.operations:load",
-            "Load a model, and keep it loaded until it is unloaded. Other settings than the current ones reload it.",
-        ),
-        "unload": CommandPlace(
-            "weft_app.cli.operations:unload",
-            "Drain the requests of a model, then unload it; the next request loads it again.",
-        ),
-        "flush": CommandPlace(
-            "weft_app.cli.operations:flush",
-            "Drop cached prefixes. Running requests keep theirs until they end.",
-        ),
-        "estimate": CommandPlace(
-            "weft_app.cli.estimate:estimate",
-            "Show what memory a model will take, and what the estimate comes from.",
-        ),
-        "logs": CommandPlace(
-            "weft_app.cli.logs:logs",
-            "Show the log of the mesh, a service, a runner or one request, a model's engine's output, "
-            "or a task's answer.",
-        ),
+        "discover": "discover:discover",
+        "attach": "attach:attach",
+        "detach": "attach:detach",
+        "pull": "models:pull",
+        "models": "models:app",
+        "ps": "ps:ps",
+        "top": "top:top",
+        "figures": "figures:figures",
+        "load": "operations:load",
+        "unload": "operations:unload",
+        "flush": "operations:flush",
+        "estimate": "estimate:estimate",
+        "logs": "logs:logs",
     },
     "Resources": {
-        "get": CommandPlace(
-            "weft_app.cli.get:get",
-            "List resources, requests, clients, tasks, secrets, leases or routers. Resources in YAML "
-            "can be applied again.",
-        ),
-        "describe": CommandPlace(
-            "weft_app.cli.describe:describe",
-            "Show the details of one resource: its document, conditions with reasons, engines and recent events.",
-        ),
-        "edit": CommandPlace(
-            "weft_app.cli.edit:edit",
-            "Edit a resource in $VISUAL or $EDITOR as YAML, and apply it when the editor ends.",
-        ),
-        "create": CommandPlace("weft_app.cli.create:app", "Create a model of a provider, or a secret."),
-        "rotate": CommandPlace("weft_app.cli.create:rotate_app", "Give a secret a new value."),
-        "apply": CommandPlace(
-            "weft_app.cli.declare:apply",
-            "Declare resources. All documents are applied, or none when one is wrong or refused.",
-        ),
-        "diff": CommandPlace(
-            "weft_app.cli.declare:diff",
-            "Show what apply would change. Exit code 0: nothing, 1: differences, higher: the comparison failed.",
-        ),
-        "delete": CommandPlace(
-            "weft_app.cli.declare:delete",
-            "Delete resources, agents and routes first, finished tasks or secrets. A failure does not stop the others.",
-        ),
-        "profile": CommandPlace(
-            "weft_app.cli.profile:app",
-            "Save what is declared and loaded as a profile, and switch to profiles. List them: weft get profiles.",
-        ),
-        "wait": CommandPlace(
-            "weft_app.cli.wait:wait",
-            "Wait for a condition of a resource, or for the end of a task. Exit code 5 on timeout.",
-        ),
-        "events": CommandPlace("weft_app.cli.events:events", "Show recent events, oldest first."),
+        "get": "get:get",
+        "describe": "describe:describe",
+        "edit": "edit:edit",
+        "create": "create:app",
+        "rotate": "create:rotate_app",
+        "apply": "declare:apply",
+        "diff": "declare:diff",
+        "delete": "declare:delete",
+        "profile": "profile:app",
+        "wait": "wait:wait",
+        "events": "events:events",
     },
     "Requests": {
-        "explain": CommandPlace(
-            "weft_app.cli.explain:explain",
-            "Explain the scheduling of a request: what it waited for, which runners could serve it, which one did.",
-        ),
-        "cancel": CommandPlace(
-            "weft_app.cli.cancel:cancel",
-            "Cancel requests, tasks, batches or operations: what waits never starts, what runs is "
-            "stopped with its engine.",
-        ),
-        "batch": CommandPlace("weft_app.cli.batch:app", "Submit batches of requests, and fetch their answers."),
-        "simulate": CommandPlace(
-            "weft_app.cli.simulate:simulate",
-            "Simulate a mesh: waits, throughput, refusals and the cost of model swaps.",
-        ),
+        "explain": "explain:explain",
+        "cancel": "cancel:cancel",
+        "batch": "batch:app",
+        "simulate": "simulate:simulate",
     },
     "Administration": {
-        "config": CommandPlace(
-            "weft_app.cli.mesh_config:app", "Show the effective weft.yaml; show and change settings of the mesh."
-        ),
-        "keys": CommandPlace("weft_app.cli.keys:app", "Manage API keys: their scopes and tenants."),
-        "runner": CommandPlace(
-            "weft_app.cli.runner:app",
-            "Join a mesh with the models of this machine, and manage join tokens.",
-        ),
-        "runtime": CommandPlace(
-            "weft_app.cli.runtime:app", "Install, list and remove the environments that engines such as vLLM run in."
-        ),
-        "lease": CommandPlace(
-            "weft_app.cli.lease:app",
-            "Lease accelerator memory for a program; list and release the leases of all hosts.",
-        ),
-        "serve": CommandPlace(
-            "weft_app.cli.serve:app",
-            "Run one service of a mesh in this process, for meshes that span processes or machines.",
-        ),
-        "edge": CommandPlace(
-            "weft_app.cli.edge:app", "Print the configuration of an Envoy in front of gateways or a relay."
-        ),
-        "service": CommandPlace(
-            "weft_app.cli.service:app",
-            "Install, show and remove services of systemd: a mesh, one of its services, a runner.",
-        ),
-        "health": CommandPlace(
-            "weft_app.cli.health:health",
-            "Ask the processes of a home whether they can do their work: a probe for containers and supervisors.",
-        ),
-        "operation": CommandPlace(
-            "weft_app.cli.operations:app",
-            "List, follow and cancel loads, unloads and flushes.",
-        ),
-        "audit": CommandPlace(
-            "weft_app.cli.audit:app",
-            "Show the audit log of loads, unloads and flushes, refusals included, and verify that it is complete.",
-        ),
-        "usage": CommandPlace(
-            "weft_app.cli.usage:usage",
-            "Show what tenants, keys and models used: requests, tokens, media, accelerator time, remote requests.",
-        ),
-        "sign": CommandPlace("weft_app.cli.sign:app", "Sign tokens that permit an operation, and create signing keys."),
-        "approve": CommandPlace(
-            "weft_app.cli.sign:approve",
-            "Show what a token permits, from the signed action itself, and add your signature.",
-        ),
-        "log-level": CommandPlace(
-            "weft_app.cli.log_level:log_level",
-            "Change the lowest level that a process of the mesh logs, for a time; then the configured one holds again.",
-        ),
+        "config": "mesh_config:app",
+        "keys": "keys:app",
+        "runner": "runner:app",
+        "runtime": "runtime:app",
+        "lease": "lease:app",
+        "serve": "serve:app",
+        "edge": "edge:app",
+        "service": "service:app",
+        "health": "health:health",
+        "operation": "operations:app",
+        "audit": "audit:app",
+        "usage": "usage:usage",
+        "sign": "sign:app",
+        "approve": "sign:approve",
+        "log-level": "log_level:log_level",
     },
     "Development": {
-        "conformance": CommandPlace(
-            "weft_app.cli.conformance:conformance",
-            "Check a runner of the mesh against its contract, promise by promise.",
-        ),
+        "conformance": "conformance:conformance",
     },
 }
-"""All commands by their panel of `weft --help`, in its order."""
-COMMANDS: Mapping[str, CommandPlace] = {name: place for panel in PANELS.values() for name, place in panel.items()}
+"""All commands by their panel of `weft --help`, in its order: "module:attribute" of a function, or of an app."""
+COMMANDS: Mapping[str, str] = {name: place for panel in PANELS.values() for name, place in panel.items()}
 
 ALIASES: Mapping[str, str] = {"down": "stop", "show": "describe"}
 """Words that are commands under another name; the help does not list them."""
@@ -289,7 +127,7 @@ OTHER_WORDS: Mapping[str, str] = {
 
 
 class LazyGroup(TyperGroup):
-    """The commands of COMMANDS: listed by their summaries, imported when one runs."""
+    """The commands of COMMANDS: imported when one runs."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -308,10 +146,10 @@ class LazyGroup(TyperGroup):
     @override
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """Returns the command as help and completion list it: its name and summary. `resolve_command` loads it."""
-        command = COMMANDS.get(cmd_name)
-        if command is None:
+        if cmd_name not in COMMANDS:
             return super().get_command(ctx, cmd_name)
-        return TyperCommand(cmd_name, help=command.summary, rich_help_panel=_panel_of(cmd_name))
+        panel = next(panel for panel, names in PANELS.items() if cmd_name in names)
+        return TyperCommand(cmd_name, help=summary_of(cmd_name), rich_help_panel=panel)
 
     @override
     def make_context(self, *args: Any, **extra: Any) -> Any:
@@ -338,8 +176,15 @@ class LazyGroup(TyperGroup):
         return name, listed, rest
 
 
-def _panel_of(name: str) -> str | None:
-    return next((panel for panel, names in PANELS.items() if name in names), None)
+def summary_of(name: str) -> str:
+    """Returns the first paragraph of the help of a command, as the text of its module has it: none is imported."""
+    module, _, attribute = COMMANDS[name].partition(":")
+    with open(os.path.join(os.path.dirname(__file__), f"{module}.py"), encoding="utf-8") as file:  # noqa: PTH118, PTH120, PTH123 - few imports
+        text = file.read()
+    begin = rf'^def {attribute}\(.*?"""|^{attribute} = [^"]*"+'
+    found = re.search(rf'(?:{begin})(.*?)(?:\n\n|")', text, re.DOTALL | re.MULTILINE)
+    assert found is not None, name
+    return " ".join(found[1].split())
 
 
 def _no_command(word: str) -> str:
@@ -400,9 +245,9 @@ def _no_option(option: str, command: str, context: Any) -> str:
 
 def load(name: str) -> Any:
     """Imports a command of COMMANDS and returns it, ready to run."""
-    module, _, attribute = COMMANDS[name].place.partition(":")
+    module, _, attribute = COMMANDS[name].partition(":")
     collect_rarely()
-    found = getattr(import_module(module), attribute)
+    found = getattr(import_module(f"weft_app.cli.{module}"), attribute)
     if isinstance(found, typer.Typer):
         group = get_group(found)
         group.name = name
@@ -482,6 +327,74 @@ def main(
     ] = False,
 ) -> None:
     """One endpoint over every model you can reach or wake."""
+
+
+_UNKNOWN = object()
+_SCALARS = (str, bool, int, float)
+
+
+def without_conversion(command: Any) -> None:
+    """Makes a command take plain values as they are; all others, and all that is refused, go typer's own way."""
+    typers_own = command.get_params
+
+    def get_params(context: Any) -> Any:
+        found = typers_own(context)
+        for parameter in found:
+            # Releases of typer without pydantic have no such method, and need none of this.
+            known = getattr(parameter, "get_runtime_param", None)
+            if known is not None and not isinstance(known, _PlainParameter):
+                parameter.get_runtime_param = _PlainParameter(known)
+        return found
+
+    # Not in `params` alone: the option --help is made when it is asked for.
+    command.get_params = get_params
+
+
+class _PlainParameter:
+    """What typer asks to convert the value of one parameter."""
+
+    def __init__(self, typers_own: Any) -> None:
+        self._typers_own = typers_own
+
+    def __call__(self) -> "_PlainParameter":
+        return self
+
+    def coerce(self, value: Any, param: Any, ctx: Any) -> Any:
+        """Returns the value in its type. Raises what typer raises for a wrong one."""
+        plain = _plain(value, param)
+        return self._typers_own().coerce(value, param=param, ctx=ctx) if plain is _UNKNOWN else plain
+
+
+def _plain(value: Any, param: Any) -> Any:
+    kind, info = param.type_descriptor.annotation, param.type_descriptor.parameter_info
+    is_many = param.multiple or param.nargs == -1
+    if value is None:
+        return () if is_many else None
+    if info.parser is not None or getattr(info, "click_type", None) is not None:
+        return _UNKNOWN
+    if kind == list[str] and is_many and isinstance(value, list | tuple):
+        return list(value) if all(type(each) is str for each in value) else _UNKNOWN
+    return _UNKNOWN if is_many or not isinstance(kind, type) else _plain_one(value, kind, info)
+
+
+def _plain_one(value: Any, kind: type, info: ParameterInfo) -> Any:
+    if issubclass(kind, Enum):
+        return next((each for each in kind if value in (each, each.value)), _UNKNOWN)
+    if kind is Path:
+        return Path(value) if _is_usual_path(value, info) else _UNKNOWN
+    return value if kind in _SCALARS and type(value) is kind and _is_within(value, info) else _UNKNOWN
+
+
+def _is_within(value: Any, info: ParameterInfo) -> bool:
+    """Whether a number, such as a default, is within the bounds of its option."""
+    return (info.min is None or value >= info.min) and (info.max is None or value <= info.max)
+
+
+def _is_usual_path(value: Any, info: ParameterInfo) -> bool:
+    """Whether typer would check nothing of a path that is not met."""
+    is_checked = info.exists or info.writable or info.resolve_path or info.allow_dash or info.path_type is not None
+    is_any = info.file_okay and info.dir_okay
+    return not is_checked and is_any and (not os.path.lexists(value) or os.access(value, os.R_OK))
 
 
 if __name__ == "__main__":

@@ -29,11 +29,14 @@ from weft.client._home import (
     mesh_ca_file,
     mesh_url,
 )
+from weft.documents.resource_kinds import ResourceKind
 from weft.kernel.address import addresses_of
 from weft.kernel.errors import FieldError, WeftError, invalid_field
 from weft.kernel.reasons import Reason
 
+Document = dict[str, Any]
 CALL_TIMEOUT_SECONDS = 10.0
+PAGE_SIZE = 1000
 SOCKET_NAME = "http.sock"
 _HOST = "localhost"
 _REASON_OF_STATUS = {
@@ -91,22 +94,15 @@ class MeshApi:
         Raises INVALID_ARGUMENT naming FILE where it cannot be read.
         """
         boundary = os.urandom(16).hex()
-        parts = [
-            f'--{boundary}\r\nContent-Disposition: form-data; name="{k}"\r\n\r\n{v}\r\n' for k, v in fields.items()
-        ]
-        parts.append(
-            f'--{boundary}\r\nContent-Disposition: form-data; name="file"; filename="{quote(file.name)}"\r\n'
-            f"Content-Type: {content_type}\r\n\r\n"
-        )
-        head, tail = "".join(parts).encode(), f"\r\n--{boundary}--\r\n".encode()
+        form = "form-data; name="
+        parts = [f'--{boundary}\r\nContent-Disposition: {form}"{k}"\r\n\r\n{v}\r\n' for k, v in fields.items()]
+        head = f'{"".join(parts)}--{boundary}\r\nContent-Disposition: {form}"file"; filename="{quote(file.name)}"\r\n'
+        before, after = f"{head}Content-Type: {content_type}\r\n\r\n".encode(), f"\r\n--{boundary}--\r\n".encode()
         try:
             with file.open("rb") as content:
-                size = os.fstat(content.fileno()).st_size
-                pieces = chain([head], iter(partial(content.read, _CHUNK_BYTES), b""), [tail])
-                headers = {
-                    "Content-Type": f"multipart/form-data; boundary={boundary}",
-                    "Content-Length": str(len(head) + size + len(tail)),
-                }
+                length = len(before) + os.fstat(content.fileno()).st_size + len(after)
+                pieces = chain([before], iter(partial(content.read, _CHUNK_BYTES), b""), [after])
+                headers = {"Content-Type": f"multipart/form-data; boundary={boundary}", "Content-Length": str(length)}
                 with self._open("POST", path, {}, pieces, headers) as answer:
                     return json.loads(answer.read())
         except OSError as error:
@@ -129,7 +125,24 @@ class MeshApi:
                 return
             query["pageToken"] = page["nextPageToken"]
 
-    def events(self, path: str, deadline: float | None = None, **query: Any) -> Iterator[Any]:
+    def documents(self, kind: ResourceKind) -> list[Document]:
+        """Returns the resources of one kind, by name."""
+        return list(self.pages(f"/api/v1/{kind.plural}", pageSize=PAGE_SIZE))
+
+    def document(self, kind: ResourceKind, name: str) -> Document:
+        """Returns one resource. Raises NOT_FOUND or MODEL_NOT_FOUND."""
+        found: Document = self.get(f"/api/v1/{kind.plural}/{name}")
+        return found
+
+    def names(self, kind: ResourceKind) -> Iterator[str]:
+        """Yields the names of the resources of one kind."""
+        return (each["name"] for each in self.pages(f"/api/v1/{kind.plural}", pageSize=PAGE_SIZE))
+
+    def events(self, kind: ResourceKind | None, name: str, limit: int) -> list[Document]:
+        """Returns recent events of one resource, one kind, or all, oldest first."""
+        return list(self.get("/api/v1/events", kind=kind and kind.value, name=name, limit=limit)["items"])
+
+    def stream(self, path: str, deadline: float | None = None, **query: Any) -> Iterator[Any]:
         """Yields the documents of a stream of server-sent events; None: a keepalive.
 
         Raises the error of a failed stream, SERVICE_UNAVAILABLE where it breaks off, or lasts until the `deadline`.

@@ -9,8 +9,7 @@ from typing import Annotated
 import typer
 
 from weft.kernel.errors import invalid_field
-from weft_app.cli.mesh_api import connect
-from weft_app.cli.mesh_documents import Document
+from weft_app.cli.mesh_api import Document, connect
 from weft_app.cli.options import DEFAULT_HOME, ConfigOption, HomeOption, OutputFormat, OutputOption
 from weft_app.cli.output import Column, Listing, say
 
@@ -39,9 +38,9 @@ _JOURNAL_WORDS = ("none", "wait", "keep")
 _WORDS = {"true": True, "on": True, "yes": True, "false": False, "off": False, "no": False}
 _VALUES = Listing(
     columns=(
-        Column("NAME", lambda value: value.name),
+        Column("NAME", "name"),
         Column("VALUE", lambda value: value.value if isinstance(value.value, str) else json.dumps(value.value)),
-        Column("SOURCE", lambda value: value.source),
+        Column("SOURCE", "source"),
     ),
     kind="Configuration",
     document=asdict,
@@ -60,14 +59,12 @@ def show(
     config: ConfigOption = None,
     effective: Annotated[bool, typer.Option("--effective", help="Show every value, defaults included.")] = False,
     service: Annotated[
-        ConfiguredService, typer.Option("--service", help="Which command reads it: `weft up`, or `weft serve SERVICE`.")
+        ConfiguredService, typer.Option(help="Which command reads it: `weft up`, or `weft serve SERVICE`.")
     ] = ConfiguredService.UP,
     port: Annotated[
         int | None, typer.Option("--port", "-p", help="Same as this option of `weft up` or `weft serve`.")
     ] = None,
-    grpc_port: Annotated[
-        int | None, typer.Option("--grpc-port", help="Same as this option of `weft up` or `weft serve`.")
-    ] = None,
+    grpc_port: Annotated[int | None, typer.Option(help="Same as this option of `weft up` or `weft serve`.")] = None,
     output: OutputOption = OutputFormat.TABLE,
 ) -> None:
     """Show the configuration and where each value comes from: file and line, environment, command line or default.

@@ -5,6 +5,7 @@ a runner `runner-NAME.log` and `runner-NAME.out`, and `weft up -d` its output to
 """
 
 import json
+import os
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -15,13 +16,12 @@ from enum import StrEnum
 from operator import attrgetter
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import IO, Any, NamedTuple, Self
 
 from weft.kernel.errors import WeftError
 from weft.kernel.names import closest_names, require_name
 from weft.kernel.reasons import Reason
 from weft.kernel.unknown_names import LOGGED, unknown_name
-from weft_app.cli.log_files import LogFile, Piece
 from weft_app.cli.options import note
 from weft_app.cli.output import json_line, safe_text, say
 from weft_app.compose.home import WeftHome
@@ -35,6 +35,10 @@ MAX_VALUE_CHARS = 500
 MAX_FRAMES = 20
 """Innermost frames of a traceback that are shown to people."""
 
+MAX_READ_BYTES = 256 * 1024 * 1024
+"""Bytes that are read of the end of a file; what is before is left out."""
+MAX_LINE_BYTES = 1024 * 1024
+"""Length at which a line is divided."""
 MESH = "mesh"
 COMPONENTS: Mapping[str, frozenset[str]] = MappingProxyType(
     {
@@ -57,6 +61,129 @@ class LinesFormat(StrEnum):
 
     TEXT = "text"
     JSON = "json"
+
+
+class Piece(NamedTuple):
+    """One line of a file, or a part of one longer than MAX_LINE_BYTES."""
+
+    data: bytes
+    written: float
+    """When the file was last written to, in seconds since the epoch."""
+
+
+class LogFile:
+    """A log file with what was moved to `<name>.1`; the file may be absent at first."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._file: IO[bytes] | None = None
+        self._rest = b""
+        self._lost = False
+        self._time = 0.0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._close()
+
+    def past(self) -> Iterator[Piece]:
+        """Yields the lines of the older part and of the file up to now. A last one that is not complete is in it."""
+        self._open()
+        older = _opened(self.path.with_name(f"{self.path.name}.1"))
+        if older is not None:
+            with older:
+                # Between the two openings the file may have become its older part.
+                if self._file is None or not os.path.sameopenfile(older.fileno(), self._file.fileno()):
+                    _skip_to_end_part(older)
+                    yield from _lines(older)
+        if self._file is not None:
+            _skip_to_end_part(self._file)
+            yield from _lines(self._file)
+
+    def new(self) -> Iterator[Piece]:
+        """Yields the complete lines since the last call, over a rotation of the file as well."""
+        if self._file is None and not self._open():
+            return
+        assert self._file is not None
+        if os.fstat(self._file.fileno()).st_size < self._file.tell():
+            # `weft up -d` begins its file anew.
+            self._file.seek(0)
+            self._rest = b""
+        yield from self._complete()
+        if self._is_replaced():
+            # The writer may have added lines until it moved the file.
+            yield from self._complete()
+            self._note_loss()
+            self._close()
+            if self._open():
+                yield from self._complete()
+
+    def entry(self, piece: Piece) -> "Entry":
+        """Returns a line of the file as an entry of its log."""
+        text = piece.data.decode("utf-8", "replace").rstrip("\r\n")
+        fields = _fields_of(text)
+        found = None if fields is None else _timestamp(fields.get("timestamp"))
+        self._time = found if found is not None else self._time or piece.written
+        return Entry(self._time, text, fields, self.path.name)
+
+    def take_lost(self) -> bool:
+        """Whether lines were missed since the last call: the file was replaced twice between two looks."""
+        lost, self._lost = self._lost, False
+        return lost
+
+    def _complete(self) -> Iterator[Piece]:
+        assert self._file is not None
+        for piece in _lines(self._file):
+            self._rest += piece.data
+            if self._rest.endswith(b"\n") or len(self._rest) >= MAX_LINE_BYTES:
+                yield Piece(self._rest, piece.written)
+                self._rest = b""
+
+    def _is_replaced(self) -> bool:
+        assert self._file is not None
+        try:
+            return not os.path.samestat(self.path.stat(), os.fstat(self._file.fileno()))
+        except FileNotFoundError:
+            return False
+
+    def _note_loss(self) -> None:
+        assert self._file is not None
+        try:
+            older = self.path.with_name(f"{self.path.name}.1").stat()
+        except FileNotFoundError:
+            return
+        self._lost = not os.path.samestat(older, os.fstat(self._file.fileno()))
+
+    def _open(self) -> bool:
+        self._file = _opened(self.path)
+        return self._file is not None
+
+    def _close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+
+def _opened(path: Path) -> IO[bytes] | None:
+    try:
+        return path.open("rb")
+    except FileNotFoundError:
+        return None
+
+
+def _skip_to_end_part(file: IO[bytes]) -> None:
+    size = os.fstat(file.fileno()).st_size
+    if size > MAX_READ_BYTES:
+        file.seek(size - MAX_READ_BYTES)
+        file.readline(MAX_LINE_BYTES)
+
+
+def _lines(file: IO[bytes]) -> Iterator[Piece]:
+    """Yields the lines up to the end that the file has now."""
+    status = os.fstat(file.fileno())
+    while file.tell() < status.st_size and (line := file.readline(MAX_LINE_BYTES)):
+        yield Piece(line, status.st_mtime)
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +288,7 @@ class LogFolder:
     def require(self, name: str) -> Logs:
         """As `find`. Raises NOT_FOUND with the close names, or with the next step where there are no logs at all."""
         found = self.find(name)
-        if found is not None and (any(map(_is_there, found.files)) or self._names()):
+        if found is not None and (any(path.is_file() for path in found.files) or self._names()):
             return found
         if not self._names():
             folder = self.home
@@ -216,8 +343,8 @@ def print_logs(
     most = lines if lines is not None else MAX_LINES if is_filtered else DEFAULT_LINES
     with ExitStack() as opened:
         try:
-            readers = [_Reader(opened.enter_context(LogFile(path))) for path in logs.files]
-            last, total = _last([reader.past() for reader in readers], wanted, most)
+            files = [opened.enter_context(LogFile(path)) for path in logs.files]
+            last, total = _last([map(file.entry, file.past()) for file in files], wanted, most)
             if is_filtered and lines is None and total > most:
                 note(f"{total - most} earlier lines are left out; narrow it with --since, or read {logs.files[0]}")
             say("".join(entry.shown(output) for entry in last))
@@ -225,7 +352,7 @@ def print_logs(
                 note("there are no such lines" if is_filtered or logs.service else "there are no lines yet")
             while follow:
                 time.sleep(POLL_SECONDS)
-                _print_new(readers, wanted, output)
+                _print_new(files, wanted, output)
         except OSError as error:
             if isinstance(error, BrokenPipeError):
                 raise
@@ -233,34 +360,13 @@ def print_logs(
     return total
 
 
-def _print_new(readers: Sequence["_Reader"], wanted: Filter, output: LinesFormat) -> None:
-    new = sorted((entry for reader in readers for entry in reader.new() if wanted.takes(entry)), key=_time)
-    if new:
+def _print_new(files: Sequence[LogFile], wanted: Filter, output: LinesFormat) -> None:
+    entries = (entry for file in files for entry in map(file.entry, file.new()) if wanted.takes(entry))
+    if new := sorted(entries, key=_time):
         say("".join(entry.shown(output) for entry in new))
-    for reader in readers:
-        if reader.file.take_lost():
-            note(f"lines of {reader.file.path.name} were lost: it was replaced twice")
-
-
-class _Reader:
-    """Entries of one file."""
-
-    def __init__(self, file: LogFile) -> None:
-        self.file = file
-        self._time = 0.0
-
-    def past(self) -> Iterator[Entry]:
-        return map(self._entry, self.file.past())
-
-    def new(self) -> Iterator[Entry]:
-        return map(self._entry, self.file.new())
-
-    def _entry(self, piece: Piece) -> Entry:
-        text = piece.data.decode("utf-8", "replace").rstrip("\r\n")
-        fields = _fields_of(text)
-        found = None if fields is None else _timestamp(fields.get("timestamp"))
-        self._time = found if found is not None else self._time or piece.written
-        return Entry(self._time, text, fields, self.file.path.name)
+    for file in files:
+        if file.take_lost():
+            note(f"lines of {file.path.name} were lost: it was replaced twice")
 
 
 _time = attrgetter("time")
@@ -327,10 +433,6 @@ def _traceback(exception: object) -> Iterator[str]:
         for frame in frames[-MAX_FRAMES:] if isinstance(frames, list) else ():
             if isinstance(frame, dict):
                 yield f"      {frame.get('filename')}:{frame.get('lineno')} in {frame.get('name')}"
-
-
-def _is_there(path: Path) -> bool:
-    return path.is_file()
 
 
 def _unreadable(path: Path, error: OSError) -> WeftError:

@@ -1,12 +1,8 @@
 """`weft pull` and `weft models`: models by name, kept under the home. No mesh needs to run."""
 
-import signal
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
-from typing import Annotated, NoReturn
+from typing import Annotated
 
 import typer
 from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingColumn, TransferSpeedColumn
@@ -26,23 +22,29 @@ from weft.kernel.units import size_words
 from weft_app.cli.asked_model import SOURCE, pulled_source
 from weft_app.cli.options import (
     DEFAULT_HOME,
-    EXIT_INTERRUPTED,
     ConfigOption,
     HomeOption,
     OutputFormat,
     OutputOption,
     WideFormat,
     WideOutputOption,
+    ended_by_signals,
     note,
 )
-from weft_app.cli.output import Column, Listing, json_line, print_document, safe_text, say
-from weft_app.cli.progress import ProgressStyle, Show, shown_progress
+from weft_app.cli.output import (
+    Listing,
+    ProgressStyle,
+    custom_columns,
+    json_line,
+    print_document,
+    safe_text,
+    say,
+    shown_progress,
+)
 from weft_app.compose.home import WeftHome
 from weft_app.config.config import WeftConfig
 from weft_app.config.loader import load_config
 
-_TERMINATED = 128
-"""Base of the exit code after a signal, as shells have it."""
 _TENTHS = 10
 """Number of lines about the loaded share where there is no terminal."""
 
@@ -59,30 +61,22 @@ SourceArgument = Annotated[
     ),
 ]
 
-_COLUMNS = (
-    Column("SOURCE", "source"),
-    Column("QUANT", "quantization|form"),
-    Column("SIZE", "sizeBytes", "size"),
-    Column("PULLED", "pullTime", "ago"),
-    Column("USED BY", lambda model: ", ".join(model.get("usedBy", ()))),
+_COLUMNS = custom_columns(
+    "SOURCE:source QUANT:quantization|form SIZE:sizeBytes:size PULLED:pullTime:ago USED_BY:usedBy"
 )
 _MODELS = Listing(
     columns=_COLUMNS,
     empty="no model was pulled yet; pull one: weft pull hf:Qwen/Qwen3-0.6B-GGUF, or see weft models ls --found",
-    wide=(*_COLUMNS, Column("DIGEST", "digest"), Column("REVISION", "revision"), Column("PATH", "path")),
+    wide=_COLUMNS + custom_columns("DIGEST:digest REVISION:revision PATH:path"),
     kind="StoredModelList",
 )
 
 
-_FOUND_COLUMNS = (
-    Column("SOURCE", "source"),
-    Column("QUANT", "quantization|form"),
-    Column("SIZE", "sizeBytes", "size"),
-)
+_FOUND_COLUMNS = custom_columns("SOURCE:source QUANT:quantization|form SIZE:sizeBytes:size")
 _FOUND = Listing(
     columns=_FOUND_COLUMNS,
     empty="no models of Ollama, LM Studio or the hub's cache were found",
-    wide=(*_FOUND_COLUMNS, Column("PROJECTOR", "projectorPath"), Column("PATH", "path")),
+    wide=_FOUND_COLUMNS + custom_columns("PROJECTOR:projectorPath PATH:path"),
     kind="FoundModelList",
 )
 
@@ -117,11 +111,10 @@ def pull(
     source: SourceArgument,
     form: Annotated[
         ModelForm | None,
-        typer.Option("--form", help="gguf, or folder for engines such as vLLM. Default: GGUF where there is one."),
+        typer.Option(help="gguf, or folder for engines such as vLLM. Default: GGUF where there is one."),
     ] = None,
     runner: Annotated[
-        str,
-        typer.Option("--runner", metavar="NAME", help="Pull to the home of this runner of the mesh, wherever it runs."),
+        str, typer.Option(metavar="NAME", help="Pull to the home of this runner of the mesh, wherever it runs.")
     ] = "",
     home: HomeOption = DEFAULT_HOME,
     config: ConfigOption = None,
@@ -143,13 +136,21 @@ def pull(
     store = _store(home)
     limits = PullSettings(disk_limit_bytes=settings.disk_limit_bytes, allow_http=settings.allow_http)
     last = pb.PullProgress()
-    with shown_progress(_PROGRESS, is_shown=output is OutputFormat.TABLE) as show, _explained_stop(last):
+    with ended_by_signals(), shown_progress(_PROGRESS, is_shown=output is OutputFormat.TABLE) as show:
 
         def report(progress: pb.PullProgress) -> None:
             last.CopyFrom(progress)
-            _report(progress, show, output)
+            if output is OutputFormat.JSON:
+                say(json_line(document_of(progress)))
+            else:
+                show(progress)
 
-        model = Puller(store, limits, report).pull(wanted, form)
+        try:
+            model = Puller(store, limits, report).pull(wanted, form)
+        except KeyboardInterrupt:
+            kept = f"{size_words(last.done_bytes)} are kept; " if last.done_bytes else ""
+            note(f"stopped; {kept}the same command continues there")
+            raise
     if output is OutputFormat.TABLE:
         say(f"{model.source}: {size_words(model.size_bytes)}, {model.digest}\n{model.path}\n")
     elif output is OutputFormat.YAML:
@@ -175,8 +176,7 @@ def _pull_there(source: str, runner: str, form: ModelForm | None, home: Path, ou
 @app.command("ls")
 def list_models(
     found: Annotated[
-        bool,
-        typer.Option("--found", help="List models of Ollama, LM Studio and the hub's cache instead."),
+        bool, typer.Option("--found", help="List models of Ollama, LM Studio and the hub's cache instead.")
     ] = False,
     home: HomeOption = DEFAULT_HOME,
     config: ConfigOption = None,
@@ -296,29 +296,3 @@ def _added_users(model: pb.StoredModel, store: ModelStore, home: Path) -> list[s
         for added in remembered_models(state / "runners")
         if store.is_of(model, parse_source(added.stored_source, SOURCE)) and added.form == model.form
     ]
-
-
-def _report(progress: pb.PullProgress, show: Show, output: OutputFormat) -> None:
-    if output is OutputFormat.JSON:
-        say(json_line(document_of(progress)))
-    else:
-        show(progress)
-
-
-@contextmanager
-def _explained_stop(last: pb.PullProgress) -> Iterator[None]:
-    """Ends the command with what was kept when Ctrl-C, SIGTERM or SIGHUP ends the pull."""
-    received: list[int] = []
-
-    def end(number: int, _frame: FrameType | None) -> NoReturn:
-        received.append(number)
-        raise KeyboardInterrupt
-
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, end)
-    try:
-        yield
-    except KeyboardInterrupt:
-        kept = f"{size_words(last.done_bytes)} are kept; " if last.done_bytes else ""
-        note(f"stopped; {kept}the same command continues there")
-        raise typer.Exit(_TERMINATED + received[0] if received else EXIT_INTERRUPTED) from None

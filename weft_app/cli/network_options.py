@@ -1,14 +1,16 @@
 """The options of `weft up` that say how the mesh is reached, as values of the configuration."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from enum import StrEnum
+from inspect import Parameter, signature
 from typing import Annotated, Any
 
 import typer
 
 from weft.kernel.address import MAX_PORT, is_loopback
 from weft.kernel.errors import invalid_field
+from weft_app.cli.options import as_command
 from weft_app.config.document import Document, given_by, value_of
 from weft_app.config.loader import COMMAND_LINE
 
@@ -31,47 +33,6 @@ class EdgeChoice(StrEnum):
     """An Envoy in front of it."""
 
 
-HostOption = Annotated[
-    str | None,
-    typer.Option(help="Address of the HTTP API. 0.0.0.0: all networks of this machine, with HTTPS, keys and a relay."),
-]
-PortOption = Annotated[
-    int | None,
-    typer.Option("--port", "-p", min=0, max=MAX_PORT, help="HTTP port; 0 takes a free one. Default 8080."),
-]
-TlsOption = Annotated[
-    TlsChoice | None,
-    typer.Option("--tls", help="auto: its own certificate, on loopback too. Default beyond loopback."),
-]
-InsecureOption = Annotated[
-    bool,
-    typer.Option("--insecure", help="Beyond loopback plain HTTP: the network can read keys, prompts and answers."),
-]
-JoinPortOption = Annotated[
-    int | None,
-    typer.Option(
-        "--join-port",
-        min=0,
-        max=MAX_PORT,
-        help=f"Port where runners of other machines join. Default with --host: {JOIN_PORT}.",
-    ),
-]
-AnnounceOption = Annotated[
-    bool | None,
-    typer.Option(
-        "--announce/--no-announce",
-        help="Announce the mesh on the local network, for weft runner join and weft discover. Default: off.",
-        show_default=False,
-    ),
-]
-EdgeOption = Annotated[
-    EdgeChoice | None,
-    typer.Option("--edge", help="envoy: Envoy takes the connections, the gateway is behind it. Default: none."),
-]
-GrpcPortOption = Annotated[
-    int | None, typer.Option("--grpc-port", min=0, max=MAX_PORT, help="Also offer gRPC on this loopback port.")
-]
-
 _OPTIONS = {
     "host": "--host",
     "port": "--port",
@@ -88,14 +49,48 @@ _OPTIONS = {
 class NetworkOptions:
     """The options as they were given; None: not given."""
 
-    host: str | None = None
-    port: int | None = None
-    grpc_port: int | None = None
-    tls: TlsChoice | None = None
-    insecure: bool = False
-    join_port: int | None = None
-    announce: bool | None = None
-    edge: EdgeChoice | None = None
+    host: Annotated[
+        str | None,
+        typer.Option(
+            help="Address of the HTTP API. 0.0.0.0: all networks of this machine, with HTTPS, keys and a relay."
+        ),
+    ] = None
+    port: Annotated[
+        int | None,
+        typer.Option("--port", "-p", min=0, max=MAX_PORT, help="HTTP port; 0 takes a free one. Default 8080."),
+    ] = None
+    tls: Annotated[
+        TlsChoice | None,
+        typer.Option("--tls", help="auto: its own certificate, on loopback too. Default beyond loopback."),
+    ] = None
+    insecure: Annotated[
+        bool,
+        typer.Option("--insecure", help="Beyond loopback plain HTTP: the network can read keys, prompts and answers."),
+    ] = False
+    join_port: Annotated[
+        int | None,
+        typer.Option(
+            "--join-port",
+            min=0,
+            max=MAX_PORT,
+            help=f"Port where runners of other machines join. Default with --host: {JOIN_PORT}.",
+        ),
+    ] = None
+    announce: Annotated[
+        bool | None,
+        typer.Option(
+            "--announce/--no-announce",
+            help="Announce the mesh on the local network, for weft runner join and weft discover. Default: off.",
+            show_default=False,
+        ),
+    ] = None
+    edge: Annotated[
+        EdgeChoice | None,
+        typer.Option("--edge", help="envoy: Envoy takes the connections, the gateway is behind it. Default: none."),
+    ] = None
+    grpc_port: Annotated[
+        int | None, typer.Option("--grpc-port", min=0, max=MAX_PORT, help="Also offer gRPC on this loopback port.")
+    ] = None
 
     def overrides(self) -> Document:
         """Returns the values that go before those of the files. Raises INVALID_ARGUMENT naming two that conflict."""
@@ -141,3 +136,19 @@ class NetworkOptions:
     @staticmethod
     def _listen(host: str, port: int) -> str:
         return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def with_network_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Returns a command with the options of the network in place of its parameter `network`."""
+    options = [
+        Parameter(each.name, Parameter.KEYWORD_ONLY, default=each.default, annotation=each.type)
+        for each in fields(NetworkOptions)
+    ]
+    own = signature(command).parameters.values()
+    parameters = [each for own_one in own for each in (options if own_one.name == "network" else [own_one])]
+
+    def run(**arguments: Any) -> None:
+        given = {each.name: arguments.pop(each.name) for each in options}
+        command(**arguments, network=NetworkOptions(**given))
+
+    return as_command(run, parameters, command.__doc__)

@@ -1,19 +1,17 @@
 """`weft load`, `weft unload` and `weft flush`, and `weft operation` for what they have started."""
 
-import inspect
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_args
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from weft.api.operations.v1.operation_pb2 import OperationAction
 from weft.documents.codec import document_of
-from weft.documents.resource_kinds import ResourceKind
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.model_source import is_hub_id
 from weft.kernel.names import require_request_id
@@ -23,8 +21,7 @@ from weft.kernel.units import size_words
 from weft_app.cli import verbs
 from weft_app.cli.follow import RecordChanges
 from weft_app.cli.follow import follow as follow_mesh
-from weft_app.cli.mesh_api import MeshApi, connect
-from weft_app.cli.mesh_documents import Document, connect_documents
+from weft_app.cli.mesh_api import Document, MeshApi, connect
 from weft_app.cli.options import (
     DEFAULT_HOME,
     EXIT_OK,
@@ -35,9 +32,16 @@ from weft_app.cli.options import (
     note,
     reporting,
 )
-from weft_app.cli.output import Column, Listing, document_text, print_page, safe_text, say
-from weft_app.cli.progress import ProgressStyle, shown_progress
-from weft_app.cli.targets import selected, selector_of
+from weft_app.cli.output import (
+    Listing,
+    ProgressStyle,
+    custom_columns,
+    document_text,
+    print_page,
+    safe_text,
+    say,
+    shown_progress,
+)
 
 if TYPE_CHECKING:
     from rich.progress import ProgressColumn
@@ -62,24 +66,11 @@ app = typer.Typer(
 NameArgument = Annotated[str, typer.Argument(metavar="ID", help='An operation: its id, or "operations/<id>".')]
 WatchOption = Annotated[bool, typer.Option("--watch", "-w", help="Show progress, even without a terminal.")]
 
-NoWaitOption = Annotated[
-    bool, typer.Option("--no-wait", help="Print the operation's name without waiting for its end.")
-]
 
 TokenOption = Annotated[
     str | None,
     typer.Option("--token", metavar="FILE", help="Token from `weft sign` and `weft approve`; - for standard input."),
 ]
-
-RequestIdOption = Annotated[
-    str, typer.Option("--request-id", help="Idempotency id: the same id is never carried out twice.")
-]
-
-
-SelectedModelsOption = Annotated[
-    str, typer.Option("--selector", "-l", metavar="SELECTOR", help="Models with such labels: tier=fast,team=a.")
-]
-_KEYWORD = inspect.Parameter.KEYWORD_ONLY
 
 
 def carry_out(
@@ -87,8 +78,12 @@ def carry_out(
     *,
     token: TokenOption = None,
     watch: WatchOption = False,
-    no_wait: NoWaitOption = False,
-    request_id: RequestIdOption = "",
+    no_wait: Annotated[
+        bool, typer.Option("--no-wait", help="Print the operation's name without waiting for its end.")
+    ] = False,
+    request_id: Annotated[
+        str, typer.Option("--request-id", help="Idempotency id: the same id is never carried out twice.")
+    ] = "",
     home: HomeOption = DEFAULT_HOME,
 ) -> None:
     """Carries out an action as an operation, and prints its outcome."""
@@ -157,89 +152,27 @@ load = verbs.command(
     Example: weft load qwen --ctx 8192 --watch
     """,
 )
-MAX_SELECTED = 100
-"""Most models that one selector unloads or flushes."""
-
-
-_OF_ONE_MODEL = (("MODEL", "model"), ("--token", "token"), ("--request-id", "request_id"), ("--all", "everything"))
-"""Options that say what one operation is about, and their parameters."""
-
-
-def _selecting(command: Callable[..., None]) -> Callable[..., None]:
-    """Returns a command about one model, its parameter `model`, that also takes the models of a selector, in turn."""
-    own = inspect.signature(command).parameters
-
-    def run(*, selector: str, **arguments: Any) -> None:
-        with reporting():
-            if not selector:
-                if arguments["model"] is None:
-                    raise invalid_field("MODEL", "name a model, or select some by their labels with -l")
-                command(**arguments)
-                return
-            for option, name in _OF_ONE_MODEL:
-                if arguments.get(name):
-                    raise invalid_field("--selector", f"goes without {option}")
-            _each_of(_selected_models(selector, arguments["home"]), lambda name: command(**arguments | {"model": name}))
-
-    model = own["model"]
-    if model.default is inspect.Parameter.empty:
-        kind, argument = get_args(model.annotation)
-        model = model.replace(annotation=Annotated[kind | None, argument], default=None, kind=_KEYWORD)
-    parameters = [model if name == "model" else each.replace(kind=_KEYWORD) for name, each in own.items()]
-    parameters.append(inspect.Parameter("selector", _KEYWORD, default="", annotation=SelectedModelsOption))
-    run.__signature__ = inspect.Signature(parameters, return_annotation=None)  # type: ignore[attr-defined]
-    run.__annotations__ = {each.name: each.annotation for each in parameters}
-    run.__doc__ = command.__doc__
-    return run
-
-
-def _selected_models(selector: str, home: Path) -> list[str]:
-    """Returns the models with such labels. Raises INVALID_ARGUMENT for too many."""
-    wanted = selector_of(selector, ResourceKind.MODEL)
-    with connect_documents(home) as mesh:
-        found = [document["name"] for document in selected(mesh.documents(ResourceKind.MODEL), wanted)]
-    if len(found) > MAX_SELECTED:
-        raise invalid_field("--selector", f"selects {len(found)} models; at most {MAX_SELECTED} are changed at a time")
-    if not found:
-        note("no models have such labels")
-    return found
-
-
-def _each_of(names: Sequence[str], act: Callable[[str], None]) -> None:
-    """Does something for each model; a failure of one, whose command has printed it, does not stop the others."""
-    codes = []
-    for name in names:
-        try:
-            act(name)
-        except typer.Exit as ended:
-            codes.append(ended.exit_code)
-    if any(codes):
-        raise typer.Exit(next(code for code in codes if code))
-
-
-unload = _selecting(
-    verbs.command(
-        verbs.unload,
-        carry_out,
-        """Drain the requests of a model, then unload it; the next request loads it again.
+unload = verbs.command(
+    verbs.unload,
+    carry_out,
+    """Drain the requests of a model, then unload it; the next request loads it again.
 
     With -l the models that have such labels, one after the other.
 
     Example: weft unload qwen, or weft unload -l team=a
     """,
-    )
+    selects=True,
 )
-flush = _selecting(
-    verbs.command(
-        verbs.flush,
-        carry_out,
-        """Drop cached prefixes. Running requests keep theirs until they end.
+flush = verbs.command(
+    verbs.flush,
+    carry_out,
+    """Drop cached prefixes. Running requests keep theirs until they end.
 
     With -l those of the models that have such labels, one after the other.
 
     Example: weft flush --tenant acme, or weft flush -l team=a
     """,
-    )
+    selects=True,
 )
 
 
@@ -301,7 +234,7 @@ def follow(
 def _news(api: MeshApi, operation: Document) -> Iterator[Document]:
     """Yields an operation at each change until it has ended."""
     if not has_ended(operation):
-        yield from filter(None, api.events(f"{ADMIN}/{operation['name']}", watch=True))
+        yield from filter(None, api.stream(f"{ADMIN}/{operation['name']}", watch=True))
 
 
 def has_ended(operation: Document) -> bool:
@@ -394,12 +327,7 @@ def _words(operation: Document) -> str:
 
 
 def _columns() -> "Sequence[ProgressColumn]":
-    from rich.progress import (  # noqa: PLC0415 - completion of options draws no bar
-        BarColumn,
-        SpinnerColumn,
-        TextColumn,
-        TimeElapsedColumn,
-    )
+    from rich.progress import BarColumn, SpinnerColumn, TextColumn, TimeElapsedColumn  # noqa: PLC0415 - see `output`
 
     return SpinnerColumn(), BarColumn(bar_width=30), TimeElapsedColumn(), TextColumn("{task.description}")
 
@@ -418,16 +346,12 @@ def _action_text(operation: Document) -> str:
 _UNFINISHED = ("pending", "running")
 
 
-_COLUMNS = (
-    Column("ID", lambda one: one["name"].partition("/")[2]),
-    Column("ACTION", _action_text),
-    Column("STATE", "state"),
-    Column("STAGE", lambda one: one.get("stage") if one["state"] in _UNFINISHED else None),
-    Column("PROGRESS", "progress", "{:.0%}"),
-    Column("RUNNER", "runner"),
-    Column("BY", "requestedBy"),
-    Column("AGE", "createdAt", "age", ticks=True),
-    Column("DETAIL", "detail"),
+_COLUMNS = custom_columns(
+    "ID ACTION STATE:state STAGE PROGRESS:progress:{:.0%} RUNNER:runner BY:requestedBy AGE:createdAt:age~ "
+    "DETAIL:detail",
+    ID=lambda one: one["name"].partition("/")[2],
+    ACTION=_action_text,
+    STAGE=lambda one: one.get("stage") if one["state"] in _UNFINISHED else None,
 )
 _OPERATIONS = Listing(
     columns=_COLUMNS,
@@ -441,7 +365,7 @@ _OPERATIONS = Listing(
 def list_operations(
     unfinished: Annotated[bool, typer.Option("--unfinished", help="Only unfinished ones.")] = False,
     limit: Annotated[
-        int, typer.Option("--limit", min=1, max=MAX_LIMIT, help="Maximum number of results, newest first.")
+        int, typer.Option(min=1, max=MAX_LIMIT, help="Maximum number of results, newest first.")
     ] = DEFAULT_LIMIT,
     home: HomeOption = DEFAULT_HOME,
     output: OutputOption = OutputFormat.TABLE,

@@ -1,14 +1,16 @@
 """Options that several commands share, and the exit of a command on an error."""
 
 import re
+import signal
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from enum import StrEnum
 from importlib import import_module
+from inspect import Parameter, Signature
 from pathlib import Path
-from types import MappingProxyType
-from typing import Annotated, Any, TypeVar
+from types import FrameType, MappingProxyType
+from typing import Annotated, Any, NoReturn, TypeVar
 
 import typer
 
@@ -23,6 +25,8 @@ EXIT_NOT_FOUND = 3
 EXIT_CONFLICT = 4
 EXIT_TIMEOUT = 5
 EXIT_INTERRUPTED = 130
+SIGNAL_STATUS = 128
+"""Base of the exit code after a signal, as shells have it: this plus the signal's number."""
 
 EXIT_CODES: Mapping[Reason, int] = {
     Reason.INVALID_ARGUMENT: EXIT_USAGE,
@@ -40,40 +44,12 @@ EXIT_CODES: Mapping[Reason, int] = {
 """Exit code by reason; EXIT_FAILED for all others. docs/start.md shows the same table."""
 
 
-class OutputFormat(StrEnum):
-    """Output format of commands with their own rows."""
-
-    TABLE = "table"
-    JSON = "json"
-    YAML = "yaml"
-
-
-class WideFormat(StrEnum):
-    """Output format of commands with their own rows and further columns."""
-
-    TABLE = "table"
-    WIDE = "wide"
-    JSON = "json"
-    YAML = "yaml"
-
-
-class NamedFormat(StrEnum):
-    """Output format of commands with rows that have names."""
-
-    TABLE = "table"
-    JSON = "json"
-    YAML = "yaml"
-    NAME = "name"
-
-
-class ResourceFormat(StrEnum):
-    """Output format of commands that show resources."""
-
-    TABLE = "table"
-    WIDE = "wide"
-    JSON = "json"
-    YAML = "yaml"
-    NAME = "name"
+OutputFormat = StrEnum("OutputFormat", [("TABLE", "table"), ("JSON", "json"), ("YAML", "yaml")])
+WideFormat = StrEnum("WideFormat", [("TABLE", "table"), ("WIDE", "wide"), ("JSON", "json"), ("YAML", "yaml")])
+NamedFormat = StrEnum("NamedFormat", [("TABLE", "table"), ("JSON", "json"), ("YAML", "yaml"), ("NAME", "name")])
+ResourceFormat = StrEnum(
+    "ResourceFormat", [("TABLE", "table"), ("WIDE", "wide"), ("JSON", "json"), ("YAML", "yaml"), ("NAME", "name")]
+)
 
 
 def _home(context: typer.Context, home: Path) -> Path:
@@ -110,6 +86,15 @@ WatchOption = Annotated[bool, typer.Option("--watch", "-w", help="Watch for chan
 __all__ = ["DEFAULT_HOME", "ConfigOption", "HomeOption", "OutputFormat", "OutputOption", "reporting"]
 
 
+def as_command(run: Callable[..., None], parameters: Iterable[Parameter], text: str | None) -> Callable[..., None]:
+    """Returns a function of keywords as the command with these options and arguments; `text` is its help."""
+    given = [each.replace(kind=Parameter.KEYWORD_ONLY) for each in parameters]
+    run.__signature__ = Signature(given, return_annotation=None)  # type: ignore[attr-defined]
+    run.__annotations__ = {each.name: each.annotation for each in given}
+    run.__doc__ = text
+    return run
+
+
 def exit_code(error: WeftError) -> int:
     """Returns the exit code for an error."""
     return EXIT_CODES.get(error.reason, EXIT_FAILED)
@@ -135,7 +120,15 @@ def naming_fields(option_of: Callable[[str], str]) -> Iterator[None]:
 
 
 _OTHER_OPTIONS: Mapping[str, str] = MappingProxyType(
-    {"page_size": "limit", "after_sequence": "after", "lifetime": "expires"}
+    {
+        "page_size": "limit",
+        "after_sequence": "after",
+        "lifetime": "expires",
+        "lifetime_seconds": "expires",
+        "grace_seconds": "grace",
+        "authorization": "token",
+        "pool_name": "pool",
+    }
 )
 """Parameters of commands whose fields in messages have other names."""
 _OF_SUBJECTS = frozenset({"name", "id", "request_id", "operation", "lease_id", "model", "runner", "source"})
@@ -185,6 +178,31 @@ def _running_parameters() -> list[Any]:
     package = typer.Context.__mro__[1].__module__.rpartition(".")[0]
     context = import_module(f"{package}.globals").get_current_context(silent=True)
     return [] if context is None else context.command.params
+
+
+@contextmanager
+def ended_by_signals() -> Iterator[None]:
+    """Ends the block on SIGTERM and SIGHUP as on Ctrl-C, and the command with the exit code of shells for the signal.
+
+    Ignored signals stay ignored: `nohup weft ...` survives the end of its terminal.
+    """
+    received: list[int] = []
+
+    def end(number: int, _frame: FrameType | None) -> NoReturn:
+        received.append(number)
+        raise KeyboardInterrupt
+
+    numbers = [each for each in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(each) is not signal.SIG_IGN]
+    before = {number: signal.signal(number, end) for number in numbers}
+    try:
+        yield
+    except KeyboardInterrupt:
+        if not received:
+            raise
+        raise typer.Exit(SIGNAL_STATUS + received[0]) from None
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 Item = TypeVar("Item")

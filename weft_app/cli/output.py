@@ -3,14 +3,21 @@
 import json
 import shutil
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from enum import StrEnum
-from typing import Any
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
 from unicodedata import category
 
-from weft_app.cli.formats import text_at
+from weft.kernel.units import size_words, wait_words
 from weft_app.cli.options import note
+
+if TYPE_CHECKING:
+    from rich.progress import ProgressColumn
+
 
 COLUMN_GAP = "  "
 INDENT = "  "
@@ -26,7 +33,7 @@ class Column:
 
     title: str
     source: str | Callable[[Any], str | None]
-    """A path in the record (see `weft_app.cli.formats`), or a function."""
+    """A path in the record (see `weft_app.cli.output`), or a function."""
     form: str = ""
     """The format of the value at the path."""
     ticks: bool = False
@@ -39,6 +46,19 @@ class Column:
         if not isinstance(self.source, str):
             return self.source(record)
         return text_at(record, self.source, self.form)
+
+
+def custom_columns(text: str, **functions: Callable[[Any], str | None]) -> tuple[Column, ...]:
+    """Returns columns from words as kubectl has them: TITLE:PATH or TITLE:PATH:FORMAT; of a TITLE alone by `functions`.
+
+    An underscore in a title is a space, and a tilde at the end says that the column `ticks`.
+    """
+    found = []
+    for word in text.split():
+        title, *path = word.removesuffix("~").split(":", 2)
+        source, form = (*path, "")[:2] if path else (functions[title], "")
+        found.append(Column(title.replace("_", " "), source, form, ticks=word.endswith("~")))
+    return tuple(found)
 
 
 def say(text: str) -> None:
@@ -60,8 +80,10 @@ def shown(text: str) -> str:
 class TextTable:
     """A table in kubectl's style: no frames, columns as wide as the rows seen so far."""
 
-    def __init__(self, columns: Sequence[Column]) -> None:
+    def __init__(self, columns: Sequence[Column], *, is_cut: bool = True) -> None:
+        """`is_cut`: on a terminal lines end at its width."""
         self._columns = columns
+        self._is_cut = is_cut
         self.titles = [column.title for column in columns]
         self._widths = [max(column.min_chars, len(column.title)) for column in columns]
 
@@ -103,7 +125,7 @@ class TextTable:
         padded = (cell.ljust(width) for cell, width in zip(cells, self._widths, strict=True))
         line = COLUMN_GAP.join(padded).rstrip()
         # Cut to the width of a terminal, never in a pipe.
-        return line[: shutil.get_terminal_size().columns] if sys.stdout.isatty() else line
+        return line[: shutil.get_terminal_size().columns] if self._is_cut and sys.stdout.isatty() else line
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -182,6 +204,11 @@ def print_document(document: Any, output: StrEnum) -> None:
     say(document_text(document, output))
 
 
+def print_outcome(output: StrEnum, text: str, name: str, document: Any) -> None:
+    """Prints what became of one record: as a line for people, as its name, or as one document."""
+    say(f"{text}\n" if output == "table" else f"{name}\n" if output == "name" else document_text(document, output))
+
+
 def print_page(output: StrEnum, text: Callable[[], str], document: Callable[[], Any]) -> None:
     """Prints what is known of one record: as text for people, or as one document."""
     say(text() if output == "table" else document_text(document(), output))
@@ -231,3 +258,168 @@ def block(title: str, lines: Iterable[str], indent: str = INDENT) -> Iterator[st
 def table_block(title: str, columns: Sequence[Column], rows: Sequence[Any]) -> Iterator[str]:
     """Yields a title and a table below it; nothing where there are no rows."""
     return block(title, TextTable(columns).plain_text(rows).splitlines() if rows else ())
+
+
+Show = Callable[[Any], None]
+"""Shows the current state of a record."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProgressStyle:
+    """How the progress of records of one kind is shown."""
+
+    line: Callable[[Any], str]
+    """Returns the line of a state, where there is no terminal."""
+    columns: Callable[[], "Sequence[ProgressColumn]"]
+    """Returns the columns of the bar, which are of one bar only."""
+    bar: Callable[[Any], Mapping[str, Any]]
+    """Returns what the bar shows of a state: description, total (None: it pulses), completed, and its own fields."""
+
+
+@contextmanager
+def shown_progress(style: ProgressStyle, *, is_shown: bool = True) -> Iterator[Show]:
+    """Yields the function that shows a state; it shows nothing unless `is_shown`."""
+    if not is_shown:
+        yield lambda _: None
+    elif not sys.stderr.isatty():
+        yield _line_per_change(style)
+    else:
+        from rich.console import Console  # noqa: PLC0415 - completion of options draws no bar
+        from rich.progress import Progress  # noqa: PLC0415
+
+        with Progress(*style.columns(), console=Console(stderr=True, highlight=False)) as progress:
+            task = progress.add_task("", total=None, failed="")
+            yield lambda record: progress.update(task, **style.bar(record))
+
+
+def _line_per_change(style: ProgressStyle) -> Show:
+    last = ""
+
+    def show(record: Any) -> None:
+        nonlocal last
+        line = style.line(record)
+        if line != last:
+            last = line
+            note(line)
+
+    return show
+
+
+MAX_SHORT_CHARS = 60
+LEAST_SHOWN_SECONDS = 0.001
+_SOURCES: Mapping[str, str] = MappingProxyType({"virtual": "runner", "public": "declared"})
+"""Where a model or an agent comes from: a runner publishes it, or an operator declared it."""
+
+
+def seconds_ago(seconds: float) -> str:
+    """Returns an age as text: 5s, 3m, 2h, 4d."""
+    for unit, length in (("d", 86_400), ("h", 3_600), ("m", 60)):
+        if seconds >= length:
+            return f"{int(seconds // length)}{unit}"
+    return f"{max(0, int(seconds))}s"
+
+
+def keep_alive_text(seconds: float | None) -> str:
+    """Returns how long a model stays loaded after a request, such as "300s"; "-": not configured."""
+    if seconds is None:
+        return "-"
+    return "never" if seconds < 0 else f"{seconds:g}s"
+
+
+def moment_in(value: datetime | str) -> datetime:
+    """Returns a time of a record, which is a text in documents."""
+    return datetime.fromisoformat(value) if isinstance(value, str) else value
+
+
+def age(moment: datetime | str | None) -> str:
+    """Returns how long ago, such as "3h"."""
+    return "-" if moment is None else seconds_ago((datetime.now(UTC) - moment_in(moment)).total_seconds())
+
+
+def ago(moment: datetime | str | None) -> str:
+    """Returns an age as text, such as "3h ago"."""
+    return "-" if moment is None else f"{age(moment)} ago"
+
+
+def local(moment: datetime | str) -> str:
+    """Returns a time of day on this machine."""
+    return f"{moment_in(moment).astimezone():%Y-%m-%d %H:%M:%S}"
+
+
+def source_word(kind: str) -> str:
+    """Returns where a model or an agent of a kind comes from."""
+    return _SOURCES.get(kind, kind)
+
+
+def labels_text(labels: Mapping[str, str]) -> str:
+    """Returns labels as selectors have them: `team=a,zone=b`."""
+    return ",".join(f"{key}={value}" for key, value in sorted(labels.items()))
+
+
+def _actor(name: str) -> str:
+    from weft.kernel.principal import actor_words  # noqa: PLC0415 - it imports what verifies keys
+
+    return actor_words(name)
+
+
+def shortened(text: str) -> str:
+    """Returns a text cut to a number of characters."""
+    return text if len(text) <= MAX_SHORT_CHARS else f"{text[: MAX_SHORT_CHARS - 1]}…"
+
+
+def span(seconds: float) -> str:
+    """Returns a measured time with three digits, such as "0.313 s"; below a millisecond only that it is."""
+    return f"{seconds:.3g} s" if seconds >= LEAST_SHOWN_SECONDS or seconds == 0 else "under 0.001 s"
+
+
+FORMATS: Mapping[str, Callable[[Any], str]] = MappingProxyType(
+    {
+        "actor": _actor,
+        "age": age,
+        "ago": ago,
+        "commas": ",".join,
+        "keep": keep_alive_text,
+        "labels": labels_text,
+        "local": local,
+        "short": lambda found: shortened(found if isinstance(found, str) else ",".join(found)),
+        "source": source_word,
+        "size": size_words,
+        "span": span,
+        "spaced": lambda word: str(word).replace("_", " "),
+        "yes": lambda flag: "yes" if flag else "no",
+        "wait": wait_words,
+    }
+)
+"""Formats by their names."""
+
+
+def formatted(value: Any, form: str) -> str:
+    """Returns a value in one of FORMATS, or one of Python's, such as "{:g}s"."""
+    return form.format(value) if "{" in form else FORMATS[form](value)
+
+
+def value_at(record: Any, path: str) -> Any:
+    """Returns what is at a path of a record, such as "status.instance.phase"; None: nothing."""
+    for step in path.split("."):
+        record = record.get(step) if isinstance(record, Mapping) else getattr(record, step, None)
+        if record is None:
+            return None
+    return record
+
+
+def text_at(record: Any, paths: str, form: str = "") -> str | None:
+    """Returns the text of what is at a path, or at the first of several ("a|b") with a value; None: nothing.
+
+    `form`: see `formatted`.
+    """
+    path, *others = paths.split("|")
+    value = value_at(record, path)
+    if others:
+        value = value or next(filter(None, (value_at(record, other) for other in others)), None)
+    if value is None or value in ("", [], {}, ()):
+        return None
+    if form:
+        return formatted(value, form)
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)

@@ -13,8 +13,7 @@ from weft.kernel.names import require_name
 from weft_app.cli.columns import label_of
 from weft_app.cli.completion import complete_profile
 from weft_app.cli.declare import UNCHANGED, difference
-from weft_app.cli.mesh_api import connect
-from weft_app.cli.mesh_documents import Document
+from weft_app.cli.mesh_api import Document, connect
 from weft_app.cli.operations import ADMIN, follow, outcome_text
 from weft_app.cli.options import DEFAULT_HOME, HomeOption, OutputFormat, OutputOption, note
 from weft_app.cli.output import print_document, say
@@ -85,7 +84,10 @@ def switch(
         say(_text(switched, name, dry_run=dry_run))
     if dry_run:
         return
-    failed = _failed_to_begin(switched)
+    problems = [step for step in switched["steps"] if step.get("problem")]
+    for step in problems:
+        note(f"cannot {step['step']} {step['model']}: {step['problem']}")
+    failed = len(problems)
     if not no_wait:
         failed += _followed(switched, home, quiet=output is not OutputFormat.TABLE)
     if failed:
@@ -110,14 +112,6 @@ def _settings(step: Document) -> str:
     descriptor: Any = ProfileLoadSettings.DESCRIPTOR
     found = leave_out_defaults(descriptor, step.get("settings", {}))
     return f" ({', '.join(f'{key}={value}' for key, value in found.items())})" if found else ""
-
-
-def _failed_to_begin(switched: Document) -> int:
-    """Prints which models have no operation, and returns how many."""
-    failed = [step for step in switched["steps"] if step.get("problem")]
-    for step in failed:
-        note(f"cannot {step['step']} {step['model']}: {step['problem']}")
-    return len(failed)
 
 
 def _followed(switched: Document, home: Path, *, quiet: bool) -> int:

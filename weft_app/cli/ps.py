@@ -1,17 +1,18 @@
 """`weft ps`: the loaded models of every runner."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from weft.documents.resource_kinds import ResourceKind
+from weft.kernel.errors import WeftError
 from weft.kernel.units import size_words
 from weft_app.cli.columns import without_heartbeat
 from weft_app.cli.follow import RecordChanges, follow
-from weft_app.cli.formats import moment_in, seconds_ago
-from weft_app.cli.mesh_documents import Document, Processes, connect_documents
+from weft_app.cli.mesh_api import Document, MeshApi, connect
 from weft_app.cli.options import (
     DEFAULT_HOME,
     EXIT_INTERRUPTED,
@@ -22,22 +23,19 @@ from weft_app.cli.options import (
     WideOutputOption,
     reporting,
 )
-from weft_app.cli.output import Column, Listing, document_text
+from weft_app.cli.output import Listing, custom_columns, document_text, moment_in, seconds_ago
 
-_COLUMNS = (
-    Column("MODEL", "model"),
-    Column("RUNNER", "runner"),
-    Column("HOST", "host"),
-    Column("RUNTIME", "runtime"),
-    Column("STATE", "state"),
-    Column("SLOTS", lambda row: f"{row['slotsUsed']}/{row['slotsTotal']}"),
-    Column("MEMORY", lambda row: size_words(row["memoryBytes"]) if row["memoryBytes"] else None),
-    Column("EXPIRES", "until", ticks=True),
-    Column("CONTEXT", lambda row: str(row["contextTokens"] or "-")),
-    Column("PID", lambda row: str(row["pid"] or "-")),
-    Column("RESTARTS", "restarts"),
+Processes = Mapping[tuple[str, str], Document]
+"""What is known of the process of an engine (`processId`, `restartCount`), by runner and model."""
+_COLUMNS = custom_columns(
+    "MODEL:model RUNNER:runner HOST:host RUNTIME:runtime STATE:state SLOTS MEMORY EXPIRES:until~ CONTEXT PID "
+    "RESTARTS:restarts",
+    SLOTS=lambda row: f"{row['slotsUsed']}/{row['slotsTotal']}",
+    MEMORY=lambda row: size_words(row["memoryBytes"]) if row["memoryBytes"] else None,
+    CONTEXT=lambda row: str(row["contextTokens"] or "-"),
+    PID=lambda row: str(row["pid"] or "-"),
 )
-_WIDE = (*_COLUMNS, Column("SKILLS", "skills", "commas"), Column("THINKING", "thinkingModes", "commas"))
+_WIDE = _COLUMNS + custom_columns("SKILLS:skills:commas THINKING:thinkingModes:commas")
 _GONE: Mapping[str, Any] = {"state": "gone", "slotsUsed": 0, "memoryBytes": 0, "until": "-", "pid": 0}
 """What is printed of a model that is no longer on its runner."""
 _UNOWNED: Document = {
@@ -71,9 +69,9 @@ def ps(
         if watch:
             _watch(home, output)
             return
-        with connect_documents(home) as mesh:
+        with connect(home) as mesh:
             runners = mesh.documents(ResourceKind.RUNNER)
-            processes = mesh.processes()
+            processes = _processes(mesh)
         _PROCESSES.print(_rows_of(runners, processes), output)
 
 
@@ -90,8 +88,17 @@ def _watch(home: Path, output: WideFormat) -> None:
         now = [without_heartbeat(runner) for runner in runners]
         if now != known:
             known = now
-            with connect_documents(home) as mesh:
-                changes.all(_rows_of(runners, mesh.processes()))
+            with connect(home) as mesh:
+                changes.all(_rows_of(runners, _processes(mesh)))
+
+
+def _processes(mesh: MeshApi) -> Processes:
+    """Returns what runners say of the processes of their engines; those that say nothing are left out."""
+    with suppress(WeftError):
+        found = mesh.get("/v1/admin/models")
+        replicas = [each for model in found["items"] for each in model["replicas"]["members"]]
+        return {(each.get("runner", ""), each["model"]): each for each in (*replicas, *found.get("unowned", ()))}
+    return {}
 
 
 def _rows_of(runners: Sequence[Document], processes: Processes) -> list[dict[str, Any]]:
@@ -144,12 +151,8 @@ def until_text(state: Document) -> str | None:
     if "unloadAt" not in state:
         # It is not counted down while it works on a request.
         kept = state.get("keepAliveSeconds")
-        return "never" if kept is None else f"{_short(kept)} when idle"
+        return "never" if kept is None else f"{(f'{kept:.1f}s' if kept < 60 else seconds_ago(kept))} when idle"
     return seconds_ago(max(0.0, (moment_in(state["unloadAt"]) - datetime.now(UTC)).total_seconds()))
-
-
-def _short(seconds: float) -> str:
-    return f"{seconds:.1f}s" if seconds < 60 else seconds_ago(seconds)
 
 
 def memory_bytes(memory: Document) -> int:

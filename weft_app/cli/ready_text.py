@@ -1,14 +1,27 @@
-"""The text that `weft up` prints once its mesh is up: addresses, access, and lines to copy."""
+"""What `weft up` prints once its mesh is up: addresses, lines to copy, and what the first start made for its operator.
 
+A first start beyond loopback makes an admin key, and an invitation of runners.
+"""
+
+import asyncio
 import shlex
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from weft.kernel.errors import WeftError
+from weft.kernel.file_replacement import replace_file
+from weft.kernel.reasons import Reason
 from weft_app.cli.background import STOP_LINE
-from weft_app.cli.first_access import INVITATION_DAYS, JOIN_FILE, KEY_FILE, FirstAccess
+from weft_app.cli.completion import KEYS
+from weft_app.cli.join_tokens import JOIN_TOKENS, join_command
+from weft_app.cli.keys import KeyRole, scopes_of
+from weft_app.cli.mesh_api import MeshApi, SocketConnection, api_socket
+from weft_app.cli.options import note
+from weft_app.cli.output import moment_in
 from weft_app.cli.ui import PAGE
 from weft_app.compose.home import WeftHome
 from weft_app.config.config import CONFIG_NAME
@@ -17,9 +30,80 @@ if TYPE_CHECKING:
     from weft_app.compose.announcer import AnnouncementState
     from weft_app.compose.up import UpHost
 
+
+TIMEOUT_SECONDS = 5.0
+SECONDS_OF_DAY = 86_400
+INVITATION_DAYS = 30
+"""Lifetime of the first invitation. A runner that joined with it needs a new one to dial again after that."""
+KEY_FILE = "first-admin-key"
+JOIN_FILE = "first-invitation"
+DESCRIPTION = "made by the first start of weft up"
 MAX_NETWORK_URLS = 3
 CA_NAME = "weft-ca.pem"
 _INDENT = " " * 12
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FirstAccess:
+    """What was made; empty where it was there already, or not needed."""
+
+    key: str = ""
+    """The text of the admin key, where it is shown on a terminal."""
+    key_file: Path | None = None
+    """The file that holds it instead: what is not a terminal may be a log that others read."""
+    join_command: str = ""
+    join_file: Path | None = None
+
+
+async def first_access(host: "UpHost", home: WeftHome, *, is_terminal: bool) -> FirstAccess:
+    """Makes an admin key where callers need keys and there is none, and an invitation where runners may join.
+
+    A registry that refuses leaves both empty: the banner then names the commands.
+    """
+    key = invitation = ""
+    socket = api_socket(Path(home.root))
+    if not host.network_urls or socket is None:
+        return FirstAccess()
+    # No key of the environment: it is of another mesh.
+    with MeshApi(SocketConnection(socket, TIMEOUT_SECONDS), str(socket), key="") as api:
+        try:
+            if host.asks_for_keys:
+                key = await asyncio.to_thread(_first_key, api)
+            if host.relay is not None and host.relay.url.startswith("https://"):
+                token = await asyncio.to_thread(_first_token, api)
+                invitation = join_command(home.root, token)[0] if token else ""
+        except WeftError as error:
+            note(f"no first key was made: {error.message}")
+    if is_terminal:
+        return FirstAccess(key=key, join_command=invitation)
+    return FirstAccess(key_file=_kept(home.root / KEY_FILE, key), join_file=_kept(home.root / JOIN_FILE, invitation))
+
+
+def _first_key(api: MeshApi) -> str:
+    """Returns the text of a new admin key; empty where a key is valid already."""
+    if any(key["state"] == "good" for key in api.get(KEYS)["items"]):
+        return ""
+    return str(api.post(KEYS, {"description": DESCRIPTION, "scopes": list(scopes_of(KeyRole.ADMIN))})["key"])
+
+
+def _first_token(api: MeshApi) -> str:
+    """Returns the text of a new join token; empty where one is valid already."""
+    ends = [token.get("expireTime") for token in api.get(JOIN_TOKENS)["items"]]
+    if not all(end and moment_in(end) <= datetime.now(UTC) for end in ends):
+        return ""
+    wanted = {"description": DESCRIPTION, "lifetimeSeconds": INVITATION_DAYS * SECONDS_OF_DAY}
+    return str(api.post(JOIN_TOKENS, wanted)["token"])
+
+
+def _kept(file: Path, text: str) -> Path | None:
+    """Writes a secret to a file that its owner alone can read; returns it. None for no text."""
+    if not text:
+        return None
+    try:
+        replace_file(file, f"{text}\n".encode())
+    except OSError as error:
+        raise WeftError(Reason.INVALID_ARGUMENT, f"{file} cannot be written: {error.strerror}") from error
+    return file
 
 
 def ready_text(host: "UpHost", home: WeftHome, access: FirstAccess) -> str:

@@ -1,6 +1,6 @@
-"""Records that are listed by reading them: leases of accelerator memory, routers, secrets and clients, as data."""
+"""Records that are no resources, as data: leases, routers, secrets, clients, requests, and uses of limits."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -8,16 +8,13 @@ from typing import Any
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.names import MAX_NAME_CHARS
 from weft.kernel.reasons import Reason
-from weft.kernel.units import size_words
+from weft.kernel.units import Rate, RateUnit, size_words, wait_words
 from weft.kernel.unknown_names import SECRET, unknown_name
-from weft_app.cli.follow import poll_records
-from weft_app.cli.mesh_api import connect
-from weft_app.cli.mesh_documents import Document
-from weft_app.cli.options import ResourceFormat
-from weft_app.cli.output import Column, Listing, print_table, say
-from weft_app.cli.targets import CLIENT_WORDS, LEASE_WORDS, ROUTER_WORDS, SECRET_WORDS
-
-SECRETS = "/v1/admin/secrets"
+from weft_app.cli.completion import SECRETS
+from weft_app.cli.follow import RecordChanges, follow, poll_records
+from weft_app.cli.mesh_api import Document, connect
+from weft_app.cli.options import ResourceFormat, note
+from weft_app.cli.output import FORMATS, TEXTS, Listing, custom_columns, moment_in, print_table, say, text_at
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,64 +83,40 @@ def _known(key: str, text: Callable[[Any], str]) -> Callable[[Document], str]:
     return lambda record: text(record[key]) if key in record else "?"
 
 
-def _gpu_time(client: Document) -> str:
-    return f"{client['deviceSeconds']:.3g}s of {client['measuredCount']}" if "deviceSeconds" in client else "?"
-
-
-_LEASE = (
-    Column("LEASE", "leaseId"),
-    Column("HOST", "host"),
-    Column("HOLDER", "holder"),
-    Column("PURPOSE", "purpose"),
-    Column("STATE", lambda lease: lease["state"] + (", unowned" if lease.get("unowned") else "")),
-    Column("MEMORY", lambda lease: size_words(leased_bytes(lease))),
-    Column("DEVICES", lambda lease: ",".join(lease["bytesByDevice"])),
-    Column("AGE", "createdAt", "age", ticks=True),
-    Column("ENDS", _end_words),
+_LEASE = custom_columns(
+    "LEASE:leaseId HOST:host HOLDER:holder PURPOSE:purpose STATE MEMORY DEVICES AGE:createdAt:age~ ENDS",
+    STATE=lambda lease: lease["state"] + (", unowned" if lease.get("unowned") else ""),
+    MEMORY=lambda lease: size_words(leased_bytes(lease)),
+    DEVICES=lambda lease: ",".join(lease["bytesByDevice"]),
+    ENDS=_end_words,
 )
-_DEVICE = (
-    Column("HOST", "host"),
-    Column("DEVICE", lambda device: f"{device['index']} {device['name']}"),
-    Column("TOTAL", "totalBytes", "size"),
-    Column("BOOKED", "bookedBytes", "size"),
-    Column("FOREIGN", _known("foreignBytes", size_words)),
-    Column("FREE", "freeBytes", "size"),
-    Column("USE", _known("utilization", "{:.0%}".format)),
-    Column("POWER", _known("powerMilliwatts", lambda milliwatts: f"{milliwatts / 1e3:.0f}W")),
+_LEASE_WIDE = _LEASE + custom_columns(
+    "USED PRIORITY:priority REQUESTS:activeRequests", USED=_known("seenBytes", size_words)
 )
-_ROUTER = (
-    Column("ROUTER", "name"),
-    Column("STATE", lambda router: "leader" if router["leading"] else "standby"),
-    Column("ADDRESS", "address"),
-    Column("AGE", "registeredAt", "age", ticks=True),
+_DEVICE = custom_columns(
+    "HOST:host DEVICE TOTAL:totalBytes:size BOOKED:bookedBytes:size FOREIGN FREE:freeBytes:size USE POWER",
+    DEVICE=lambda device: f"{device['index']} {device['name']}",
+    FOREIGN=_known("foreignBytes", size_words),
+    USE=_known("utilization", "{:.0%}".format),
+    POWER=_known("powerMilliwatts", lambda milliwatts: f"{milliwatts / 1e3:.0f}W"),
 )
-_SECRET = (
-    Column("SECRET", "name"),
-    Column("VERSION", "version"),
-    Column("AGE", "updateTime", "age", ticks=True),
-    Column("USED BY", "usedBy", "commas"),
+_ROUTER = custom_columns(
+    "ROUTER:name STATE ADDRESS:address AGE:registeredAt:age~",
+    STATE=lambda router: "leader" if router["leading"] else "standby",
 )
-_CLIENT = (
-    Column("CLIENT", "clientId"),
-    Column("PROFILE", "hasProfile"),
-    Column("PRIORITY", "defaultPriority"),
-    Column("REQUESTS", "requestCount"),
-    Column("REFUSED", "refusedCount"),
-    Column("RUNNING", "runningCount"),
-    Column("TOKENS", "tokenCount"),
-    Column("INTERVAL", "usualIntervalSeconds", "{:.3g}s"),
-    Column("LAST SEEN", "lastSeenAt", "ago", ticks=True),
-    Column("COOLDOWN", lambda client: "yes" if "cooldownEndsAt" in client else None),
+_SECRET = custom_columns("SECRET:name VERSION:version AGE:updateTime:age~ USED_BY:usedBy:commas")
+_CLIENT = custom_columns(
+    "CLIENT:clientId PROFILE:hasProfile PRIORITY:defaultPriority REQUESTS:requestCount REFUSED:refusedCount "
+    "RUNNING:runningCount TOKENS:tokenCount INTERVAL:usualIntervalSeconds:{:.3g}s LAST_SEEN:lastSeenAt:ago~ COOLDOWN",
+    COOLDOWN=lambda client: "yes" if "cooldownEndsAt" in client else None,
 )
-_CLIENT_WIDE = (
-    *_CLIENT,
-    Column("ROUTE", "route"),
-    Column(
-        "ASKS FOR",
-        lambda client: ",".join(f"{one['target']}={one['requestCount']}" for one in client.get("targets", ())),
+_CLIENT_WIDE = _CLIENT + custom_columns(
+    "ROUTE:route ASKS_FOR GPU_TIME ENERGY",
+    ASKS_FOR=lambda client: ",".join(f"{one['target']}={one['requestCount']}" for one in client.get("targets", ())),
+    GPU_TIME=lambda client: (
+        f"{client['deviceSeconds']:.3g}s of {client['measuredCount']}" if "deviceSeconds" in client else "?"
     ),
-    Column("GPU TIME", _gpu_time),
-    Column("ENERGY", _known("energyMillijoules", lambda millijoules: f"{millijoules / 1e3:.3g}J")),
+    ENERGY=_known("energyMillijoules", lambda millijoules: f"{millijoules / 1e3:.3g}J"),
 )
 
 LEASES = RecordKind(
@@ -153,12 +126,7 @@ LEASES = RecordKind(
     unknown=_missing("there is no lease {name}: it has ended, or never was"),
     listing=Listing(
         columns=_LEASE,
-        wide=(
-            *_LEASE,
-            Column("USED", _known("seenBytes", size_words)),
-            Column("PRIORITY", "priority"),
-            Column("REQUESTS", "activeRequests"),
-        ),
+        wide=_LEASE_WIDE,
         name=lambda lease: f"lease/{lease['leaseId']}",
         kind="LeaseList",
         plural="leases",
@@ -170,7 +138,7 @@ ROUTERS = RecordKind(
     unknown=_missing("there is no router {name}; `weft get routers` lists them"),
     listing=Listing(
         columns=_ROUTER,
-        wide=(*_ROUTER, Column("VERSION", "version")),
+        wide=_ROUTER + custom_columns("VERSION:version"),
         name=lambda router: f"router/{router['name']}",
         kind="RouterList",
         plural="routers",
@@ -182,7 +150,7 @@ SECRET_RECORDS = RecordKind(
     unknown=lambda name, others: unknown_name(SECRET, name, others),
     listing=Listing(
         columns=_SECRET,
-        wide=(*_SECRET, Column("CREATED", "createTime", "age", ticks=True)),
+        wide=_SECRET + custom_columns("CREATED:createTime:age~"),
         name=lambda secret: f"secret/{secret['name']}",
         kind="SecretList",
         plural="secrets",
@@ -202,13 +170,7 @@ CLIENTS = RecordKind(
         empty="no client was seen lately: only callers that send the header X-Client-Id are counted",
     ),
 )
-RECORDS: Mapping[str, RecordKind] = {
-    **dict.fromkeys(LEASE_WORDS, LEASES),
-    **dict.fromkeys(ROUTER_WORDS, ROUTERS),
-    **dict.fromkeys(SECRET_WORDS, SECRET_RECORDS),
-    **dict.fromkeys(CLIENT_WORDS, CLIENTS),
-}
-"""The kinds of records by the words that name them."""
+RECORDS: Mapping[str, RecordKind] = {"lease": LEASES, "router": ROUTERS, "secret": SECRET_RECORDS, "client": CLIENTS}
 
 
 def hosts_of(home: Path) -> list[Document]:
@@ -223,3 +185,205 @@ def print_hosts(hosts: Sequence[Document]) -> None:
     if leases := lease_rows(hosts):
         say("\n")
         print_table(leases, _LEASE)
+
+
+MAX_SHOWN_USES = 3
+"""Windows of one tenant in a table; `weft describe` has all of them."""
+
+
+def limit_uses(home: Path, tenants: Collection[str] = ()) -> list[Document]:
+    """Returns what is used of the limits of tenants (empty: of all); nothing, and a note, where no router answers."""
+    try:
+        return read_uses(home, tenants)
+    except WeftError as error:
+        note(f"no router answers: what is used of limits is not known ({error.message})")
+        return []
+
+
+def read_uses(home: Path, tenants: Collection[str] = ()) -> list[Document]:
+    """Returns what is used of the limits of tenants (empty: of all)."""
+    with connect(home) as api:
+        return [use for use in api.get("/v1/admin/limit-uses")["items"] if not tenants or use["tenant"] in tenants]
+
+
+def known_uses(home: Path, error: WeftError, tenants: Collection[str], more: str = "") -> list[Document]:
+    """Returns what a router knows of the limits of tenants while no registry answers, and notes what is missing.
+
+    Raises `error`, the registry's, where no router answers either.
+    """
+    try:
+        found = read_uses(home, tenants)
+    except WeftError:
+        raise error from None
+    note(
+        "no registry answers: declarations of tenants (weight, source, tenants without a limit) are not known, "
+        f"these are the limits that a router counts{more} ({error.message})"
+    )
+    return found
+
+
+def used_text(uses: Sequence[Document]) -> str:
+    """The fullest windows of a tenant that count something, as one text such as "12 of 100 req/min"."""
+    found = sorted((use for use in uses if use["used"]), key=lambda use: use["used"] / use["limit"], reverse=True)
+    shown = [f"{use['used']} of {rate_of(use)}{_subject(use)}" for use in found[:MAX_SHOWN_USES]]
+    return ", ".join(shown) + (f" and {len(found) - MAX_SHOWN_USES} more" if len(found) > MAX_SHOWN_USES else "")
+
+
+def rate_of(use: Document) -> Rate:
+    """The rate of a window."""
+    unit = RateUnit.TOKENS if use["unit"] == "tokens" else RateUnit.REQUESTS
+    return Rate(use["limit"], int(use["windowSeconds"]), unit)
+
+
+def _subject(use: Document) -> str:
+    parts = [
+        f" by {FORMATS['actor'](use['key'])}" if "key" in use else "",
+        f" for {use['model']}" if "model" in use else "",
+    ]
+    return "".join([*parts, f" of client {use['client']}" if "client" in use else ""])
+
+
+LIMIT_USES = custom_columns(
+    "LIMIT OF USED:used LEFT EMPTY_IN~",
+    LIMIT=lambda use: str(rate_of(use)),
+    OF=lambda use: _subject(use).strip() or "the tenant",
+    LEFT=lambda use: str(max(0, use["limit"] - use["used"])),
+    EMPTY_IN=lambda use: f"{wait_words(use['resetSeconds'])} s" if use["used"] else "-",
+)
+"""The columns of windows on a page."""
+_COLUMNS = custom_columns("TENANT:tenant") + LIMIT_USES
+LIMIT_WINDOWS = Listing(
+    columns=_COLUMNS,
+    wide=_COLUMNS,
+    name=lambda use: f"{use['tenant']} {rate_of(use)}{_subject(use)}",
+    empty="the router counts no limit of such a tenant",
+)
+
+
+MAX_SHOWN = 1_000
+STATES = ("ended", "completed", "failed", "cancelled")
+
+
+def _eta_of(request: Document) -> str | None:
+    eta = text_at(request, "queued.etaSeconds|loading.etaSeconds", "wait")
+    return None if eta is None else f"{eta}s"
+
+
+def _token_counts(request: Document) -> str | None:
+    receipt = request.get("receipt", {})
+    counts = [receipt.get(name, 0) for name in ("promptTokens", "completionTokens")]
+    return "+".join(map(str, counts)) if all(counts) else None
+
+
+def _seconds_of(request: Document) -> float:
+    return (moment_in(request["endedAt"]) - moment_in(request["arrivedAt"])).total_seconds()
+
+
+_WAITS = "WAITS_FOR:queued.reason|loading.stage"
+_REQUEST = custom_columns(
+    "REQUEST:requestId TARGET:target STATE:state TENANT:tenant PRIORITY:priority POSITION:queued.position ETA~ "
+    "AGE:arrivedAt:age~",
+    ETA=_eta_of,
+)
+_REQUESTS = Listing(
+    empty="no request is waiting or running; those that have ended: weft get requests --state ended",
+    columns=_REQUEST + custom_columns(f"{_WAITS}:short"),
+    wide=_REQUEST + custom_columns(f"CLIENT:clientId {_WAITS}"),
+    name=lambda request: request["requestId"],
+)
+_END = custom_columns(
+    "REQUEST:requestId TARGET:target OUTCOME TENANT:tenant PRIORITY:priority TOKENS TOOK ENDED:endedAt:ago~",
+    OUTCOME=lambda request: request.get("reason", "completed"),
+    TOKENS=_token_counts,
+    TOOK=lambda request: f"{_seconds_of(request):.3g}s",
+)
+_ENDED = Listing(
+    empty="no such request has ended in the last hour",
+    columns=_END + custom_columns("ERROR:message:short"),
+    wide=_END + custom_columns("CLIENT:clientId ERROR:message"),
+    name=lambda request: request["requestId"],
+)
+
+
+def show_requests(
+    words: Sequence[str], output: ResourceFormat, states: Sequence[str], home: Path, *, watch: bool = False
+) -> None:
+    """Prints the requests that `words` name; without names, those of the state.
+
+    `watch`: until Ctrl-C, with each that changes.
+    """
+    names = words[1:]
+    if states and (names or len(states) > 1):
+        raise invalid_field("--state", "of requests is one, and goes without names")
+    if states and states[0] not in STATES:
+        raise invalid_field("--state", f"must be one of {', '.join(STATES)}")
+    if output is ResourceFormat.YAML:
+        raise invalid_field("--output", "must be table, wide, json or name: requests are not declared")
+    state = states[0] if states else ""
+    listing = _ENDED if state else _REQUESTS
+
+    def read() -> Document:
+        return _read_requests(home, names, state)
+
+    if watch:
+        _watch_requests(home, output, listing, read, state, is_named=bool(names))
+        return
+    found = read()
+    listing.print(found["items"], output, lambda: found)
+    if output not in TEXTS:
+        return
+    left = found["total"] - len(found["items"])
+    if left > 0:
+        say(f"and {left} more\n")
+    if found["historyMissing"]:
+        note("a router's database cannot be read: older requests are missing")
+    if unwritten := found.get("unwrittenCount"):
+        note(f"{unwritten} ended requests could not be written down, and are not found after a restart")
+
+
+def _read_requests(home: Path, names: Sequence[str], state: str) -> Document:
+    with connect(home) as api:
+        if not names:
+            return dict(api.get("/v1/requests", limit=MAX_SHOWN, state=state, allTenants=True))
+        found = [api.get(f"/v1/requests/{name}", allTenants=True) for name in names]
+        return {"kind": "RequestList", "items": found, "total": len(found), "historyMissing": False}
+
+
+def _watch_requests(
+    home: Path,
+    output: ResourceFormat,
+    listing: Listing,
+    read: Callable[[], Document],
+    state: str,
+    *,
+    is_named: bool,
+) -> None:
+    changes, is_first = RecordChanges(listing, output), True
+    first = read()["items"] if state or is_named else []
+    named = {record["requestId"] for record in first} if is_named else set()
+    for watched, changed in follow(home, ("request",), allTenants=True):
+        records = [watched["request"][name] for _, name in changed if name in watched["request"]]
+        if is_first:
+            # What ends between the reading and the snapshot of the watch is in the snapshot.
+            changes.all(first or [record for record in records if record["state"] != "ended" and not state])
+            is_first = False
+        if not is_named:
+            _print_news(changes, records, state)
+        elif not named.isdisjoint(record["requestId"] for record in records):
+            changes.all(read()["items"])
+
+
+def _print_news(changes: RecordChanges, records: list[Document], state: str) -> None:
+    """Prints requests under way that changed, once more when they end; with a state those that ended so."""
+    for record in sorted(records, key=lambda record: str(record.get("endedAt", ""))):
+        has_ended = record["state"] == "ended"
+        if has_ended and not state:
+            changes.last(record)
+        elif has_ended is bool(state) and (not state or _has_outcome(state, record)):
+            changes.one(record)
+
+
+def _has_outcome(state: str, request: Document) -> bool:
+    """Whether an ended request is one of a state of `weft get requests --state`."""
+    reason = request.get("reason", "completed")
+    return state in ("ended", reason if reason in ("completed", "cancelled") else "failed")

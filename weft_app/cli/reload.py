@@ -4,16 +4,15 @@ import json
 from collections.abc import Iterator
 from typing import Annotated, Any
 
-import grpc
 import typer
 
 from weft.api.operations.v1 import configuration_service_pb2 as pb
-from weft.api.operations.v1 import configuration_service_pb2_grpc
+from weft.api.operations.v1.configuration_service_pb2_grpc import ConfigurationServiceStub
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
+from weft_app.cli.grpc_calls import call_registry
 from weft_app.cli.options import DEFAULT_HOME, HomeOption, OutputFormat, PageOutputOption
 from weft_app.cli.output import print_page
-from weft_app.cli.registry_calls import call_registry
 from weft_app.compose.home import WeftHome
 
 TIMEOUT_SECONDS = 3_900.0
@@ -43,7 +42,7 @@ def reload(
     request = pb.ReloadConfigurationRequest(dry_run=dry_run)
     try:
         answer: pb.ReloadConfigurationResponse = call_registry(
-            folder.root, _stub, "ReloadConfiguration", request, TIMEOUT_SECONDS
+            folder.root, ConfigurationServiceStub, "ReloadConfiguration", request, TIMEOUT_SECONDS
         )
     except WeftError as error:
         if error.reason is Reason.UNSUPPORTED_OPERATION:
@@ -54,11 +53,6 @@ def reload(
     print_page(
         output, lambda: "\n".join((*reload_lines(answer, dry_run=dry_run), "")), lambda: _document(answer, dry_run)
     )
-
-
-def _stub(channel: grpc.Channel) -> Any:
-    stub: Any = configuration_service_pb2_grpc.ConfigurationServiceStub
-    return stub(channel)
 
 
 def reload_lines(answer: pb.ReloadConfigurationResponse, *, dry_run: bool = False) -> Iterator[str]:
@@ -94,12 +88,8 @@ def _setting_words(setting: pb.SettingChange) -> str:
 
 
 def _document(answer: pb.ReloadConfigurationResponse, dry_run: bool) -> dict[str, Any]:
-    return {
-        "dryRun": dry_run,
-        "files": list(answer.files),
-        "changes": [_change_document(change) for change in answer.changes],
-        "notes": list(answer.notes),
-    }
+    changes = [_change_document(change) for change in answer.changes]
+    return {"dryRun": dry_run, "files": list(answer.files), "changes": changes, "notes": list(answer.notes)}
 
 
 def _change_document(change: pb.ConfigurationChange) -> dict[str, Any]:

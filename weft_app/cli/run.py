@@ -1,14 +1,11 @@
 """`weft run`: a model by its name or source, from its files to a conversation. It starts a mesh where none runs."""
 
-import signal
 import sys
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from types import FrameType
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any
 
 import typer
 
@@ -19,20 +16,25 @@ from weft.kernel.names import is_model_name
 from weft.kernel.reasons import Reason
 from weft.kernel.short_names import short_names_hint, short_source
 from weft_app.cli.asked_model import MODEL, asked_to_serve
+from weft_app.cli.background import is_mesh_running, session_mesh
 from weft_app.cli.chat import (
-    MAX_TIMEOUT_SECONDS,
+    AudioOption,
     Conversation,
+    ImageOption,
+    MaxTokensOption,
+    SystemOption,
+    TemperatureOption,
+    ThinkingOption,
+    TimeoutOption,
     VerboseOption,
-    converse,
+    chat_options,
     only_message,
-    prompt_history,
+    read_media,
     resolve,
 )
-from weft_app.cli.chat_media import AudioOption, ImageOption, read_media
 from weft_app.cli.completion import complete_chat_target
-from weft_app.cli.mesh_api import MeshApi
+from weft_app.cli.mesh_api import Document, MeshApi
 from weft_app.cli.mesh_api import connect as connect_api
-from weft_app.cli.mesh_documents import Document
 from weft_app.cli.operations import (
     WATCH_TIMEOUT_SECONDS,
     TokenOption,
@@ -42,14 +44,11 @@ from weft_app.cli.operations import (
     has_ended,
     read_token,
 )
-from weft_app.cli.options import DEFAULT_HOME, EXIT_INTERRUPTED, ConfigOption, HomeOption, OutputFormat, note
-from weft_app.cli.output import document_text, safe_text, say
-from weft_app.cli.session_mesh import is_mesh_running, session_mesh
+from weft_app.cli.options import DEFAULT_HOME, ConfigOption, HomeOption, OutputFormat, ended_by_signals, note
+from weft_app.cli.output import print_document, safe_text
 from weft_app.compose.home import WeftHome
 
 SLOTS = "slots"
-_SIGNALLED = 128
-"""Base of the exit code after a signal, as shells have it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,19 +81,14 @@ def run(
     context: Annotated[
         int | None, typer.Option("--context", "--ctx", min=16, max=16_777_216, help="Context of one slot in tokens.")
     ] = None,
-    slots: Annotated[int | None, typer.Option("--slots", min=1, max=1024, help="Concurrent requests.")] = None,
-    name: Annotated[str, typer.Option("--name", help="Name of the model in the mesh. Default: by its source.")] = "",
-    runner: Annotated[str, typer.Option("--runner", help="Of a source: the runner that is to serve it.")] = "",
-    system: Annotated[str | None, typer.Option("--system", "-s", help="System prompt.")] = None,
-    max_tokens: Annotated[int | None, typer.Option(min=1, help="Maximum tokens per answer.")] = None,
-    temperature: Annotated[float | None, typer.Option(min=0, max=2, help="0 is greedy.")] = None,
-    thinking: Annotated[
-        bool | None,
-        typer.Option("--thinking/--no-thinking", help="Whether the model reasons first. Default: the model's own."),
-    ] = None,
-    timeout: Annotated[
-        float, typer.Option(min=0.001, max=MAX_TIMEOUT_SECONDS, help="Deadline of one answer in seconds.")
-    ] = 600.0,
+    slots: Annotated[int | None, typer.Option(min=1, max=1024, help="Concurrent requests.")] = None,
+    name: Annotated[str, typer.Option(help="Name of the model in the mesh. Default: by its source.")] = "",
+    runner: Annotated[str, typer.Option(help="Of a source: the runner that is to serve it.")] = "",
+    system: SystemOption = None,
+    max_tokens: MaxTokensOption = None,
+    temperature: TemperatureOption = None,
+    thinking: ThinkingOption = None,
+    timeout: TimeoutOption = 600.0,
     verbose: VerboseOption = False,
     token: TokenOption = None,
     home: HomeOption = DEFAULT_HOME,
@@ -117,10 +111,10 @@ def run(
     settings |= {} if slots is None else {"parameters": {SLOTS: slots}}
     media = read_media(image, audio)
     history: list[Message] = [{"role": "system", "content": system}] if system else []
-    options = _chat_options(max_tokens, temperature, thinking)
+    options = chat_options(max_tokens, temperature, thinking)
     authorization = "" if token is None else read_token(token)
     folder = WeftHome(home.expanduser().absolute())
-    with _ended_by_signals(), ExitStack() as stack:
+    with ended_by_signals(), ExitStack() as stack:
         if not is_mesh_running(folder):
             _start_session(stack, folder, config)
         load: Document = {"type": "load", "model": name or asked.name, "source": asked.source, "runner": runner}
@@ -130,30 +124,11 @@ def run(
         running = _running(load, authorization, home)
         mesh = stack.enter_context(connect(home=home))
         if output is not OutputFormat.TABLE and text is not None:
-            say(
-                document_text(
-                    _answer_document(mesh, running, [*history, media.message(text)], options, timeout), output
-                )
-            )
+            turns = [*history, media.message(text)]
+            print_document(_answer_document(mesh, running, turns, options, timeout), output)
             return
         sys.stderr.write(running.header if verbose else "")
-        conversation = Conversation(mesh, running.name, history, options, timeout, media=media, is_verbose=verbose)
-        if text is not None:
-            conversation.say(text)
-            return
-        with prompt_history(home):
-            converse(conversation)
-
-
-def _chat_options(max_tokens: int | None, temperature: float | None, thinking: bool | None) -> ChatOptions:
-    options: ChatOptions = {}
-    if max_tokens is not None:
-        options["max_tokens"] = max_tokens
-    if temperature is not None:
-        options["temperature"] = temperature
-    if thinking is not None:
-        options["thinking"] = thinking
-    return options
+        Conversation(mesh, running.name, history, options, timeout, media=media, is_verbose=verbose).run(text, home)
 
 
 def _start_session(stack: ExitStack, home: WeftHome, config: Path | None) -> None:
@@ -237,23 +212,3 @@ def _answer_document(
             case "finished":
                 document["receipt"] = document_of(event.finished.receipt)
     return {**document, "text": "".join(pieces)}
-
-
-@contextmanager
-def _ended_by_signals() -> Iterator[None]:
-    """Ends the command in order on SIGTERM and SIGHUP too: the load is cancelled, and the mesh stopped."""
-    received: list[int] = []
-
-    def end(number: int, _frame: FrameType | None) -> NoReturn:
-        received.append(number)
-        raise KeyboardInterrupt
-
-    before = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGHUP)}
-    try:
-        yield
-    except KeyboardInterrupt:
-        sys.stderr.write("\n")
-        raise typer.Exit(_SIGNALLED + received[0] if received else EXIT_INTERRUPTED) from None
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

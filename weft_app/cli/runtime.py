@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 from rich.progress import BarColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from runner_svc.environments.environment import EngineEnvironment, Variant, VariantChoice, choose_variant
+from runner_svc.environments.environment import EngineEnvironment, VariantChoice, choose_variant
 from runner_svc.environments.installer import DEFAULT_SECONDS, EnvironmentInstaller, InstallOrder, InstallProgress
 from runner_svc.environments.interpreter import find_interpreter
 from runner_svc.environments.receipts import status_of, variant_of
@@ -24,8 +24,15 @@ from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft.kernel.units import size_words
 from weft_app.cli.options import DEFAULT_HOME, HomeOption, OutputFormat, OutputOption
-from weft_app.cli.output import Column, Listing, print_document, safe_text, say
-from weft_app.cli.progress import ProgressStyle, shown_progress
+from weft_app.cli.output import (
+    Listing,
+    ProgressStyle,
+    custom_columns,
+    print_document,
+    safe_text,
+    say,
+    shown_progress,
+)
 from weft_app.compose.home import WeftHome
 
 DRIVER_SECONDS = 5.0
@@ -44,14 +51,9 @@ app = typer.Typer(
 NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="The environment; `weft runtime list` shows all.")]
 
 _ENVIRONMENTS = Listing(
-    columns=(
-        Column("NAME", "name"),
-        Column("STATE", "state", "spaced"),
-        Column("VARIANT", "installed.variant"),
-        Column("PYTHON", "installed.pythonVersion"),
-        Column("SIZE", "installed.installedBytes", "size"),
-        Column("RUNTIMES", lambda environment: ", ".join(environment["runtimes"])),
-        Column("DETAIL", "detail|summary"),
+    columns=custom_columns(
+        "NAME:name STATE:state:spaced VARIANT:installed.variant PYTHON:installed.pythonVersion "
+        "SIZE:installed.installedBytes:size RUNTIMES:runtimes DETAIL:detail|summary"
     ),
     kind="EngineEnvironmentList",
 )
@@ -86,15 +88,13 @@ _PROGRESS = ProgressStyle(
 def install(
     name: NameArgument,
     variant: Annotated[
-        VariantChoice, typer.Option("--variant", help="For processors or NVIDIA cards; auto looks for a card.")
+        VariantChoice, typer.Option(help="For processors or NVIDIA cards; auto looks for a card.")
     ] = VariantChoice.AUTO,
     python: Annotated[
-        Path | None, typer.Option("--python", help="Python to make it with. Default: weft's own, or one on PATH.")
+        Path | None, typer.Option(help="Python to make it with. Default: weft's own, or one on PATH.")
     ] = None,
     reinstall: Annotated[bool, typer.Option("--reinstall", help="Reinstall even if it is up to date.")] = False,
-    timeout: Annotated[float, typer.Option("--timeout", min=1, help="Longest installation, in seconds.")] = (
-        DEFAULT_SECONDS
-    ),
+    timeout: Annotated[float, typer.Option(min=1, help="Longest installation, in seconds.")] = (DEFAULT_SECONDS),
     home: HomeOption = DEFAULT_HOME,
     output: OutputOption = OutputFormat.TABLE,
 ) -> None:
@@ -106,7 +106,7 @@ def install(
     folder = _home(home)
     chosen = choose_variant(environment, variant, has_cards=_has_cards)
     before = _status(environment, folder)
-    if not reinstall and _is_as_ordered(before, chosen):
+    if not reinstall and (before.state == pb.ENVIRONMENT_STATE_INSTALLED and variant_of(before.installed) is chosen):
         _report(before, output, f"{name} ({chosen}) is installed\n")
         return
     order = InstallOrder(
@@ -159,14 +159,14 @@ def _require_unused(environment: EngineEnvironment, home: WeftHome) -> None:
     """
     # Imported here: no other command of this module asks a mesh.
     from weft.documents.resource_kinds import ResourceKind  # noqa: PLC0415
-    from weft_app.cli.mesh_documents import connect_documents  # noqa: PLC0415
+    from weft_app.cli.mesh_api import connect  # noqa: PLC0415
 
     if home.running() is None:
         return
     runtimes, host = {runtime.name for runtime in users_of(environment)}, socket.gethostname()
     # A mesh that does not answer cannot say; its engines are found by their processes.
     found = []
-    with suppress(WeftError), connect_documents(home.root) as mesh:
+    with suppress(WeftError), connect(home.root) as mesh:
         found = mesh.documents(ResourceKind.RUNNER)
     users = [
         each["name"]
@@ -195,10 +195,6 @@ def _status(environment: EngineEnvironment, home: WeftHome) -> pb.EnvironmentSta
     status = status_of(environment, home.environments)
     status.runtimes.extend(runtime.name for runtime in users_of(environment))
     return status
-
-
-def _is_as_ordered(status: pb.EnvironmentStatus, variant: Variant) -> bool:
-    return status.state == pb.ENVIRONMENT_STATE_INSTALLED and variant_of(status.installed) is variant
 
 
 def _report(status: pb.EnvironmentStatus, output: OutputFormat, text: str) -> None:

@@ -16,30 +16,16 @@ from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.names import require_name
 from weft.kernel.reasons import Reason
 from weft.kernel.unknown_names import SECRET, unknown_name
-from weft_app.cli.mesh_api import MeshApi, connect
-from weft_app.cli.mesh_documents import Document
+from weft_app.cli.completion import SECRETS, complete_secret
+from weft_app.cli.mesh_api import Document, MeshApi, connect
 from weft_app.cli.options import DEFAULT_HOME, HomeOption, NamedFormat, act_on_each
-from weft_app.cli.output import print_document, say
-from weft_app.cli.records import SECRETS
-from weft_app.cli.targets import SECRET_WORDS
+from weft_app.cli.output import print_outcome, say
+from weft_app.cli.targets import record_kind
 
 MAX_VALUE_CHARS = 8_192
 STDIN = "-"
-COMPLETION_TIMEOUT_SECONDS = 0.25
 
 
-def complete_secret(ctx: typer.Context, incomplete: str) -> list[str]:
-    """Completes the names of existing secrets."""
-    try:
-        with connect(ctx.params.get("home") or DEFAULT_HOME, COMPLETION_TIMEOUT_SECONDS) as api:
-            names = names_of_secrets(api)
-    except (WeftError, OSError, ValueError):
-        # Completion prints nothing about faults of the mesh: the command line is half typed.
-        return []
-    return [name for name in names if name.startswith(incomplete)]
-
-
-NewNameArgument = Annotated[str, typer.Argument(metavar="NAME", help="Name of the secret.")]
 NameArgument = Annotated[
     str, typer.Argument(metavar="NAME", help="Name of the secret.", autocompletion=complete_secret)
 ]
@@ -54,7 +40,7 @@ FormatOption = Annotated[NamedFormat, typer.Option("--output", "-o", help="Outpu
 
 
 def create_secret(
-    name: NewNameArgument,
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the secret.")],
     source: SourceArgument = None,
     *,
     from_file: FileOption = None,
@@ -97,11 +83,6 @@ def rotate_secret(
     _show(updated, f"rotated, version {updated['version']}", output)
 
 
-def is_about_secrets(words: Sequence[str]) -> bool:
-    """Whether the arguments of `weft get` or `weft delete` name secrets."""
-    return words[0].lower().partition("/")[0] in SECRET_WORDS
-
-
 def delete_secrets(words: Sequence[str], home: Path, *, ignore_not_found: bool, force: bool) -> None:
     """Deletes the secrets that `words` name; a failure of one does not stop the others."""
     names = _names(words)
@@ -125,7 +106,7 @@ def _names(words: Sequence[str]) -> tuple[str, ...]:
     if "/" not in words[0]:
         return tuple(require_name(name, "NAME") for name in words[1:])
     pairs = [word.partition("/") for word in words]
-    if any(kind.lower() not in SECRET_WORDS for kind, _, _ in pairs):
+    if any(record_kind(kind) != "secret" for kind, _, _ in pairs):
         raise invalid_field("KIND", "secrets and other things cannot be named in one command")
     return tuple(require_name(name, "NAME") for _, _, name in pairs)
 
@@ -174,12 +155,8 @@ def _bounded(text: str, option: str) -> str:
 
 
 def _show(secret: Document, done: str, output: NamedFormat) -> None:
-    if output is NamedFormat.TABLE:
-        say(f"secret/{secret['name']} {done}\n")
-    elif output is NamedFormat.NAME:
-        say(f"secret/{secret['name']}\n")
-    else:
-        print_document(secret, output)
+    name = f"secret/{secret['name']}"
+    print_outcome(output, f"{name} {done}", name, secret)
 
 
 def names_of_secrets(api: MeshApi) -> list[str]:

@@ -5,8 +5,8 @@ Each command imports its own service when it runs: a runner host has neither the
 
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -26,7 +26,6 @@ from weft_app.compose.environment import LogFormat, RunnerEnvironment, read_envi
 from weft_app.compose.home import RUNNER_FILE, WeftHome, keep_address
 from weft_app.compose.serving import Announce
 from weft_app.config.config import WeftConfig
-from weft_app.config.document import Document
 
 if TYPE_CHECKING:
     from weft_app.compose.runner import MakeHttpApi
@@ -49,7 +48,6 @@ MetricsOption = Annotated[
     str | None,
     typer.Option("--metrics", help="Also serve /metrics here, without keys: such as 127.0.0.1:9464, or unix:/path."),
 ]
-RouterOption = Annotated[str | None, typer.Option("--router", help="gRPC target of the router.")]
 
 
 @app.command("registry")
@@ -63,13 +61,11 @@ def serve_registry(
 
     Example: weft serve registry --listen 127.0.0.1:7070 --metrics 127.0.0.1:9464
     """
-    with serving():
-        loaded, folder = _prepare("registry", home, config, {}, _metrics_at(metrics))
+    with _service("registry", home, config, {}, _metrics_at(metrics)) as (loaded, folder, announce):
         with large_imports():
             from weft_app.compose.registry import serve_registry as run  # noqa: PLC0415 - see the module docstring
 
-        with _known(loaded, folder, "registry") as announce:
-            run_service(run(loaded, folder, listen, announce))
+        run_service(run(loaded, folder, listen, announce))
 
 
 @app.command("router")
@@ -84,15 +80,12 @@ def serve_router(
 
     Example: weft serve router --registry 127.0.0.1:7070 --listen 127.0.0.1:7071
     """
-    with serving():
-        rates = partial(with_rates, environment=os.environ)
-        given = _metrics_at(metrics)
-        loaded, folder = _prepare("router", home, config, {"registry": registry}, given, below=rates)
+    below, given = partial(with_rates, environment=os.environ), {"registry": registry}
+    with _service("router", home, config, given, _metrics_at(metrics), below=below) as (loaded, folder, announce):
         with large_imports():
             from weft_app.compose.router import serve_router as run  # noqa: PLC0415 - see the module docstring
 
-        with _known(loaded, folder, "router") as announce:
-            run_service(run(loaded, folder, listen, announce))
+        run_service(run(loaded, folder, listen, announce))
 
 
 @app.command("gateway")
@@ -101,21 +94,20 @@ def serve_gateway(
     config: ConfigOption = None,
     port: Annotated[int | None, typer.Option("--port", "-p", help="HTTP port; 0 takes a free one.")] = None,
     registry: RegistryOption = None,
-    router: RouterOption = None,
+    router: Annotated[str | None, typer.Option("--router", help="gRPC target of the router.")] = None,
     metrics: MetricsOption = None,
 ) -> None:
     """Run a gateway: the OpenAI-compatible HTTP API.
 
     Example: weft serve gateway --registry 127.0.0.1:7070 --router 127.0.0.1:7071 --port 8080
     """
-    with serving():
-        overrides = _metrics_at(metrics) if port is None else {"port": port, **_metrics_at(metrics)}
-        loaded, folder = _prepare("gateway", home, config, {"registry": registry, "router": router}, overrides)
+    overrides = _metrics_at(metrics) if port is None else {"port": port, **_metrics_at(metrics)}
+    given = {"registry": registry, "router": router}
+    with _service("gateway", home, config, given, overrides) as (loaded, folder, announce):
         with large_imports():
             from weft_app.compose.gateway import serve_gateway as run  # noqa: PLC0415 - see the module docstring
 
-        with _known(loaded, folder, "gateway") as announce:
-            run_service(run(loaded, folder, announce))
+        run_service(run(loaded, folder, announce))
 
 
 @app.command("runner")
@@ -126,9 +118,9 @@ def serve_runner(
     registry: RegistryOption = None,
     metrics: MetricsOption = None,
     *,
-    runner: Annotated[str | None, typer.Option("--runner", help="Which runner of the configuration.")] = None,
+    runner: Annotated[str | None, typer.Option(help="Which runner of the configuration.")] = None,
     http_port: Annotated[
-        int | None, typer.Option("--http-port", min=0, max=65_535, help="Also serve its HTTP API here; 0: a free port.")
+        int | None, typer.Option(min=0, max=65_535, help="Also serve its HTTP API here; 0: a free port.")
     ] = None,
     no_demo: Annotated[
         bool, typer.Option("--no-demo", help="Without a configuration serve no demo model, but those that were added.")
@@ -141,23 +133,21 @@ def serve_runner(
 
     Example: weft serve runner --config weft.yaml --runner gpu-0 --registry 127.0.0.1:7070
     """
-    with serving():
-        name = f"{RUNNER_FILE}{runner}" if runner else "runner"
-        environment = read_environment(os.environ)
-        form, below = environment.log_format, environment.applied_to
-        runners: Callable[[], Sequence[Document]] | None = tuple if no_demo else None
-        if discovered:
-            runners = partial(discovered_runners, WeftHome(home.expanduser().absolute()))
-        given, addresses = _metrics_at(metrics), {"registry": registry}
-        loaded, folder = _prepare(name, home, config, addresses, given, below=below, form=form, runners=runners)
-        _say_what_is_ignored(environment, loaded)
+    name = f"{RUNNER_FILE}{runner}" if runner else "runner"
+    environment, given = read_environment(os.environ), {"registry": registry}
+    layers: dict[str, Any] = {"below": environment.applied_to, "runners": tuple if no_demo else None}
+    if discovered:
+        layers["runners"] = partial(discovered_runners, WeftHome(home.expanduser().absolute()))
+    asked = {"service": "runner", "form": environment.log_format, **layers}
+    with _service(name, home, config, given, _metrics_at(metrics), **asked) as (loaded, folder, announce):
+        for variable, why in environment.ignored_by(loaded):
+            log.warning("environment variable changes nothing", variable=variable, why=why)
         with large_imports():
             from weft_app.compose.runner import serve_runner as run  # noqa: PLC0415 - see the module docstring
 
         http_api = _http_api(loaded, folder, environment, runner, http_port)
-        reread = _source(config, addresses, below=below, runners=runners).load
-        with _known(loaded, folder, name, "runner") as announce:
-            run_service(run(loaded, folder, listen, announce, name=runner, make_http_api=http_api, reread=reread))
+        reread = _source(config, given, **layers).load
+        run_service(run(loaded, folder, listen, announce, name=runner, make_http_api=http_api, reread=reread))
 
 
 @app.command("central")
@@ -174,13 +164,12 @@ def serve_central(
 
     Example: weft serve central --registry 127.0.0.1:7070
     """
-    with serving():
-        loaded, folder = _prepare("runner-central-models", home, config, {"registry": registry}, _metrics_at(metrics))
+    given, name = {"registry": registry}, "runner-central-models"
+    with _service(name, home, config, given, _metrics_at(metrics), service="central") as (loaded, folder, announce):
         with large_imports():
             from weft_app.compose.central import serve_central as run  # noqa: PLC0415 - see the module docstring
 
-        with _known(loaded, folder, "runner-central-models", "central") as announce:
-            run_service(run(loaded, folder, listen, announce))
+        run_service(run(loaded, folder, listen, announce))
 
 
 def _http_api(
@@ -213,68 +202,49 @@ def _metrics_at(listen: str | None) -> dict[str, Any]:
     return {} if listen is None else {"metrics": {"listen": listen or None}}
 
 
-def _say_what_is_ignored(environment: RunnerEnvironment, config: WeftConfig) -> None:
-    for variable, why in environment.ignored_by(config):
-        log.warning("environment variable changes nothing", variable=variable, why=why)
-
-
-def _prepare(
-    service: str,
-    home: Any,
-    config: Any,
-    addresses: dict[str, str | None],
-    overrides: dict[str, Any] | None = None,
+@contextmanager
+def _service(
+    name: str,
+    home: Path,
+    config: Path | None,
+    addresses: Mapping[str, str | None],
+    overrides: Mapping[str, Any],
     *,
-    below: Callable[[Document], Document] | None = None,
+    service: str = "",
     form: LogFormat | None = None,
-    runners: Callable[[], Sequence[Document]] | None = None,
-) -> tuple[WeftConfig, WeftHome]:
-    loaded = _source(config, addresses, overrides, below=below, runners=runners).load()
-    folder = WeftHome(home.expanduser().absolute())
-    folder.create()
-    leave_deleted_folder(folder.root)
-    # On a terminal the log goes there; everywhere else to the file under the home, where people look for it.
-    log_file = None if sys.stderr.isatty() else folder.log_file(service, loaded.log.max_file_bytes)
-    configure_logging(service, level=loaded.log.level, file=log_file, form=form)
-    return loaded, folder
+    **layers: Any,
+) -> Iterator[tuple[WeftConfig, WeftHome, Announce]]:
+    """Yields configuration, home, and what announces the addresses of a service, which runs in the block.
+
+    Until the block ends, files of the home have the first address of `name`, and the configured ones of registry and
+    router. `service`: what the terminal calls it; default: its name.
+    """
+    with serving(), ExitStack() as stack:
+        loaded = _source(config, addresses, overrides, **layers).load()
+        folder = WeftHome(home.expanduser().absolute())
+        folder.create()
+        leave_deleted_folder(folder.root)
+        # On a terminal the log goes there; everywhere else to the file under the home, where people look for it.
+        log_file = None if sys.stderr.isatty() else folder.log_file(name, loaded.log.max_file_bytes)
+        configure_logging(name, level=loaded.log.level, file=log_file, form=form)
+        file, announced = folder.address_file(name), list[str]()
+
+        def announce(address: str) -> None:
+            if not announced:
+                keep_address(file, address)
+            announced.append(address)
+            say(f"{service or name} serves at {address}\n")
+
+        stack.callback(keep_address, file, None)
+        # Before the service begins: it may wait for its database, and commands must find the registry meanwhile.
+        for target, address in (("registry", loaded.addresses.registry), ("router", loaded.addresses.router)):
+            stack.callback(keep_address, folder.target_file(name, target), None)
+            keep_address(folder.target_file(name, target), address)
+        yield loaded, folder, announce
 
 
 def _source(
-    config: Path | None, addresses: dict[str, str | None], overrides: dict[str, Any] | None = None, **layers: Any
+    config: Path | None, addresses: Mapping[str, str | None], overrides: Mapping[str, Any] | None = None, **layers: Any
 ) -> ConfigurationSource:
     given = {name: address for name, address in addresses.items() if address is not None}
     return ConfigurationSource(path=config, overrides={**(overrides or {}), "addresses": given}, **layers)
-
-
-@contextmanager
-def _known(config: WeftConfig, home: WeftHome, file_name: str, service: str | None = None) -> Iterator[Announce]:
-    """Yields what announces the addresses of a service; the first is in a file of the home until the block ends.
-
-    So are the configured addresses of registry and router.
-    """
-    file = home.address_file(file_name)
-    configured = {"registry": config.addresses.registry, "router": config.addresses.router}
-    targets = {home.target_file(file_name, name): address for name, address in configured.items()}
-    announced: list[str] = []
-
-    def announce(address: str) -> None:
-        if not announced:
-            keep_address(file, address)
-        announced.append(address)
-        _announce(service or file_name)(address)
-
-    try:
-        # Before the service begins: it may wait for its database, and commands must find the registry meanwhile.
-        for target, address in targets.items():
-            keep_address(target, address)
-        yield announce
-    finally:
-        for each in (file, *targets):
-            keep_address(each, None)
-
-
-def _announce(service: str) -> Announce:
-    def announce(address: str) -> None:
-        say(f"{service} serves at {address}\n")
-
-    return announce

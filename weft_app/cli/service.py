@@ -10,8 +10,8 @@ import typer
 
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.reasons import Reason
-from weft_app.cli.options import EXIT_FAILED, EXIT_NOT_FOUND, OutputFormat, OutputOption, note, reporting
-from weft_app.cli.output import Column, Listing, say
+from weft_app.cli.options import EXIT_FAILED, EXIT_NOT_FOUND, OutputFormat, OutputOption, note
+from weft_app.cli.output import Listing, custom_columns, say
 from weft_app.cli.runner import URL_VARIABLE
 from weft_app.compose.service_units import UnitKind, UnitPlan
 from weft_app.compose.systemd import Systemd, UnitState, user_ends_with_session
@@ -34,13 +34,9 @@ ScopeOption = Annotated[
 ]
 
 _UNITS = Listing(
-    columns=(
-        Column("UNIT", "unit"),
-        Column("STATE", "state"),
-        Column("DETAIL", "detail"),
-        Column("PID", lambda state: str(state.process) if state.process else None),
-        Column("RESTARTS", lambda state: str(state.restarts)),
-        Column("SINCE", "since"),
+    columns=custom_columns(
+        "UNIT:unit STATE:state DETAIL:detail PID RESTARTS:restarts SINCE:since",
+        PID=lambda state: str(state.process or "-"),
     ),
     kind="ServiceList",
     document=asdict,
@@ -68,17 +64,16 @@ def install(
 
     Example: weft service install mesh -- --host 0.0.0.0, or: weft service install join weft://...
     """
-    with reporting():
-        manager = Systemd(is_system=_is_system(system))
-        plan, environment = _plan(kind, list(arguments or ()), is_system=manager.is_system)
-        file = manager.install(plan, environment)
-        if not start:
-            say(f"wrote {file}; start it with: systemctl {_scope(manager)}enable --now {plan.unit}\n")
-            return
-        manager.start(plan)
-        say(f"{plan.unit} is started\n\n  weft service status   journalctl {_scope(manager)}-u {plan.unit} -f\n")
-        if not manager.is_system and user_ends_with_session():
-            note("it ends with your last session, and starts with the next; loginctl enable-linger keeps it running")
+    manager = Systemd(is_system=_is_system(system))
+    plan, environment = _plan(kind, list(arguments or ()), is_system=manager.is_system)
+    file = manager.install(plan, environment)
+    if not start:
+        say(f"wrote {file}; start it with: systemctl {_scope(manager)}enable --now {plan.unit}\n")
+        return
+    manager.start(plan)
+    say(f"{plan.unit} is started\n\n  weft service status   journalctl {_scope(manager)}-u {plan.unit} -f\n")
+    if not manager.is_system and user_ends_with_session():
+        note("it ends with your last session, and starts with the next; loginctl enable-linger keeps it running")
 
 
 @app.command("status")
@@ -89,15 +84,14 @@ def status(system: ScopeOption = None, output: OutputOption = OutputFormat.TABLE
 
     Example: weft service status -o json
     """
-    with reporting():
-        manager = Systemd(is_system=_is_system(system))
-        found: list[UnitState] = list(manager.states())
-        _UNITS.print(found, output)
-        if not found:
-            note(f"no service of weft is installed {'for the machine' if manager.is_system else 'for this user'}")
-            raise typer.Exit(EXIT_NOT_FOUND)
-        if any(each.state != "active" for each in found):
-            raise typer.Exit(EXIT_FAILED)
+    manager = Systemd(is_system=_is_system(system))
+    found: list[UnitState] = list(manager.states())
+    _UNITS.print(found, output)
+    if not found:
+        note(f"no service of weft is installed {'for the machine' if manager.is_system else 'for this user'}")
+        raise typer.Exit(EXIT_NOT_FOUND)
+    if any(each.state != "active" for each in found):
+        raise typer.Exit(EXIT_FAILED)
 
 
 @app.command("remove")
@@ -110,14 +104,13 @@ def remove(
 
     Example: weft service remove runner gpu-0
     """
-    with reporting():
-        manager = Systemd(is_system=_is_system(system))
-        _require_name(kind, name)
-        plan = UnitPlan(kind=kind, is_system=manager.is_system, instance=name)
-        if not manager.remove(plan):
-            raise WeftError(Reason.NOT_FOUND, f"{plan.unit} is not installed in {manager.folder}")
-        home = "/var/lib/weft" if manager.is_system else "~/.weft"
-        say(f"removed {plan.unit}; its settings in {manager.settings} and its home {home} stay\n")
+    manager = Systemd(is_system=_is_system(system))
+    _require_name(kind, name)
+    plan = UnitPlan(kind=kind, is_system=manager.is_system, instance=name)
+    if not manager.remove(plan):
+        raise WeftError(Reason.NOT_FOUND, f"{plan.unit} is not installed in {manager.folder}")
+    home = "/var/lib/weft" if manager.is_system else "~/.weft"
+    say(f"removed {plan.unit}; its settings in {manager.settings} and its home {home} stay\n")
 
 
 def _plan(kind: UnitKind, arguments: list[str], *, is_system: bool) -> tuple[UnitPlan, dict[str, str]]:

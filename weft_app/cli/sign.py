@@ -4,9 +4,7 @@
 """
 
 import json
-import os
 import time
-from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -17,6 +15,7 @@ from weft.api.operations.v1 import operation_pb2
 from weft.api.operations.v1 import operation_service_pb2 as pb
 from weft.api.operations.v1.operation_service_pb2_grpc import OperationServiceStub
 from weft.kernel.errors import WeftError, invalid_field, missing_package
+from weft.kernel.file_replacement import replace_file
 from weft.kernel.names import require_name
 from weft.kernel.reasons import Reason
 from weft.signing.strict_json import MAX_TOKEN_BYTES, MalformedToken
@@ -31,9 +30,9 @@ from weft.signing.tokens import (
     read_shared_key,
 )
 from weft_app.cli import verbs
+from weft_app.cli.grpc_calls import call_registry
 from weft_app.cli.options import DEFAULT_HOME, HomeOption, note
 from weft_app.cli.output import safe_text, say
-from weft_app.cli.registry_calls import call_registry
 
 if TYPE_CHECKING:
     from weft.signing.signatures import SignedBytes
@@ -58,14 +57,11 @@ def write_token_text(path: Path, text: str, field: str) -> None:
     """Replaces the file atomically by `text`. Raises INVALID_ARGUMENT naming `field`."""
     if len(text) > MAX_TOKEN_BYTES:
         raise invalid_field(field, f"the token would be larger than {MAX_TOKEN_BYTES // 1024} KiB")
-    fresh = path.with_name(f"{path.name}.new")
+    if not path.parent.is_dir():
+        raise invalid_field(field, f"{path} cannot be written: there is no folder {path.parent}")
     try:
-        with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
-            file.write(text)
-        fresh.replace(path)
+        replace_file(path, text.encode())
     except OSError as error:
-        with suppress(OSError):
-            fresh.unlink()
         raise invalid_field(field, f"{path} cannot be written: {error.strerror}") from error
 
 
@@ -74,12 +70,6 @@ AudienceOption = Annotated[
 ]
 PolicyOption = Annotated[
     str, typer.Option("--policy", metavar="VERSION", help="Without a mesh: the version of the registry's policy.")
-]
-LifetimeOption = Annotated[
-    int,
-    typer.Option(
-        "--lifetime", min=1, max=MAX_LIFETIME_SECONDS, help="Without a mesh: lifetime of the token in seconds."
-    ),
 ]
 
 
@@ -120,22 +110,10 @@ app = typer.Typer(
     no_args_is_help=True,
 )
 
-KeyOption = Annotated[Path | None, typer.Option("--key", metavar="FILE", help="Your private key.")]
-AsOption = Annotated[str, typer.Option("--as", metavar="ID", help="Your key id in the registry's configuration.")]
-SharedKeyOption = Annotated[
-    Path | None, typer.Option("--shared-key", metavar="FILE", help="The key that is shared with the registry, instead.")
-]
-SignerOption = Annotated[
-    list[str] | None, typer.Option("--signer", metavar="ID", help="With --shared-key: name of a signer (repeatable).")
-]
-OutOption = Annotated[
-    Path | None, typer.Option("--out", metavar="FILE", help="Output file of the token. Default: standard output.")
-]
-
 
 @app.command("new-key")
 def new_key(
-    out: Annotated[Path, typer.Option("--out", metavar="FILE", help="Output file of the private key.")],
+    out: Annotated[Path, typer.Option(metavar="FILE", help="Output file of the private key.")],
 ) -> None:
     """Create a signing key: the private half goes into a file that is never overwritten, the public half is printed.
 
@@ -158,14 +136,29 @@ def no_library() -> WeftError:
 def _make_token(
     action: operation_pb2.OperationAction,
     *,
-    key: KeyOption = None,
-    key_id: AsOption = "",
-    shared_key: SharedKeyOption = None,
-    signers: SignerOption = None,
-    out: OutOption = None,
+    key: Annotated[Path | None, typer.Option("--key", metavar="FILE", help="Your private key.")] = None,
+    key_id: Annotated[
+        str, typer.Option("--as", metavar="ID", help="Your key id in the registry's configuration.")
+    ] = "",
+    shared_key: Annotated[
+        Path | None,
+        typer.Option("--shared-key", metavar="FILE", help="The key that is shared with the registry, instead."),
+    ] = None,
+    signers: Annotated[
+        list[str] | None,
+        typer.Option("--signer", metavar="ID", help="With --shared-key: name of a signer (repeatable)."),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="FILE", help="Output file of the token. Default: standard output.")
+    ] = None,
     audience: AudienceOption = "",
     policy: PolicyOption = "",
-    lifetime: LifetimeOption = MAX_LIFETIME_SECONDS,
+    lifetime: Annotated[
+        int,
+        typer.Option(
+            "--lifetime", min=1, max=MAX_LIFETIME_SECONDS, help="Without a mesh: lifetime of the token in seconds."
+        ),
+    ] = MAX_LIFETIME_SECONDS,
     home: HomeOption = DEFAULT_HOME,
 ) -> None:
     if (key is None) == (shared_key is None):
@@ -203,56 +196,20 @@ def _shared_key_token(action: operation_pb2.OperationAction, file: Path, signers
     return json.dumps(token, indent=2, ensure_ascii=True) + "\n"
 
 
-app.command("load")(
-    verbs.command(
+_PERMITS = (
+    (
         verbs.load,
-        _make_token,
-        """Permit a load with exactly these options. `weft load` is then given the same options and the token.
-
-    Example: weft sign load qwen --ctx 8192 --key alice.pem --as alice --out op.json
-    """,
-    )
+        "Permit a load with exactly these options. `weft load` is then given the same options and the token.",
+        "load qwen --ctx 8192",
+    ),
+    (verbs.unload, "Permit an unload.", "unload qwen"),
+    (verbs.pull, "Permit a pull to the home of a runner.", "pull hf:Qwen/Qwen3-8B-GGUF:Q4_K_M --runner gpu-0"),
+    (verbs.remove, "Permit the end of a model that was loaded by its source.", "remove qwen3-8b-q4_k_m"),
+    (verbs.flush, "Permit dropping cached prefixes.", "flush --tenant acme"),
 )
-app.command("unload")(
-    verbs.command(
-        verbs.unload,
-        _make_token,
-        """Permit an unload.
-
-    Example: weft sign unload qwen --key alice.pem --as alice --out op.json
-    """,
-    )
-)
-app.command("pull")(
-    verbs.command(
-        verbs.pull,
-        _make_token,
-        """Permit a pull to the home of a runner.
-
-    Example: weft sign pull hf:Qwen/Qwen3-8B-GGUF:Q4_K_M --runner gpu-0 --key alice.pem --as alice --out op.json
-    """,
-    )
-)
-app.command("remove")(
-    verbs.command(
-        verbs.remove,
-        _make_token,
-        """Permit the end of a model that was loaded by its source.
-
-    Example: weft sign remove qwen3-8b-q4_k_m --key alice.pem --as alice --out op.json
-    """,
-    )
-)
-app.command("flush")(
-    verbs.command(
-        verbs.flush,
-        _make_token,
-        """Permit dropping cached prefixes.
-
-    Example: weft sign flush --tenant acme --key alice.pem --as alice --out op.json
-    """,
-    )
-)
+for _verb, _text, _example in _PERMITS:
+    _help = f"{_text}\n\nExample: weft sign {_example} --key alice.pem --as alice --out op.json"
+    app.command(_verb.__name__)(verbs.command(_verb, _make_token, _help))
 
 
 def _hand_over(text: str, out: Path | None) -> None:
@@ -276,11 +233,11 @@ def _say_what_is_missing(rules: pb.GetGovernanceResponse, out: Path | None) -> N
 def approve(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="Token from `weft sign`.")],
     *,
-    key: Annotated[Path, typer.Option("--key", metavar="FILE", help="Your private key.")],
+    key: Annotated[Path, typer.Option(metavar="FILE", help="Your private key.")],
     key_id: Annotated[str, typer.Option("--as", metavar="ID", help="Your key id in the registry's configuration.")],
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
     out: Annotated[
-        Path | None, typer.Option("--out", metavar="FILE", help="Output file of the token. Default: the same file.")
+        Path | None, typer.Option(metavar="FILE", help="Output file of the token. Default: the same file.")
     ] = None,
     audience: AudienceOption = "",
     policy: PolicyOption = "",
@@ -308,7 +265,8 @@ def approve(
         typer.confirm(f"Sign as {key_id}?", abort=True, err=True)
     agreed = sign(signed.payload_bytes, private, key_id, beside=signed.signatures)
     write_token_text(out or file, agreed.as_text(), "--out")
-    _say_missing_signatures(len(set(signers)) + 1, rules)
+    missing = rules.required_signers - len(set(signers)) - 1
+    say(f"signed; signatures that are still needed: {missing}\n" if missing > 0 else "signed\n")
 
 
 def _read(file: Path) -> "tuple[SignedBytes, Claims]":
@@ -343,10 +301,3 @@ def _show(claims: Claims, signers: list[str], rules: pb.GetGovernanceResponse, n
         f"signatures, by the token's own account: {', '.join(signers)} ({len(set(signers))}{needed})",
     ]
     say("".join(f"{safe_text(line)}\n" for line in lines))
-
-
-def _say_missing_signatures(agreed: int, rules: pb.GetGovernanceResponse) -> None:
-    if rules.required_signers > agreed:
-        say(f"signed; signatures that are still needed: {rules.required_signers - agreed}\n")
-    else:
-        say("signed\n")

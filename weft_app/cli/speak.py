@@ -4,35 +4,38 @@ import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import MappingProxyType
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from weft.api.common.v1 import event_pb2, receipt_pb2
 from weft.api.router.v1 import inference_service_pb2
-from weft.api.router.v1.task_pb2 import TaskSpec
 from weft.client import SpeechOptions, connect
 from weft.client._media_messages import speech_request
 from weft.dispatch.parameter_checks import MAX_SPEECH_CHARS, MAX_SPEED, MIN_SPEED
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.media_types import suffix_of
 from weft.kernel.reasons import Reason
-from weft_app.cli.completion import complete_model
-from weft_app.cli.media_models import SPEECH, chosen_model
-from weft_app.cli.media_output import (
-    MAX_TIMEOUT_SECONDS,
+from weft_app.cli.media import (
     OUTPUT_OPTION,
+    SPEECH,
     STANDARD,
+    AllowRemoteOption,
     DetachOption,
     FetchOption,
+    ModelOption,
+    TimeoutOption,
+    chosen_model,
+    fetched,
     free_paths,
+    given_options,
     read_media,
     require_writable,
     stopped,
+    submit,
+    work_facts,
     written,
 )
-from weft_app.cli.media_progress import work_facts
-from weft_app.cli.media_tasks import fetched, submit
 from weft_app.cli.options import DEFAULT_HOME, HomeOption, naming_fields, note
 from weft_app.cli.output import say
 
@@ -52,20 +55,18 @@ def speak(
     ] = None,
     *,
     file: Annotated[Path | None, typer.Option("--file", "-f", help="File with what to say; - is stdin.")] = None,
-    model: Annotated[str, typer.Option("--model", help="Default: the only model.", autocompletion=complete_model)] = "",
-    voice: Annotated[str, typer.Option("--voice", help="Name of the voice.")] = "",
+    model: ModelOption = "",
+    voice: Annotated[str, typer.Option(help="Name of the voice.")] = "",
     audio_format: Annotated[
         str, typer.Option("--format", help=f"{', '.join(FORMATS)}. Default: by the file's name, else mp3.")
     ] = "",
-    speed: Annotated[float | None, typer.Option("--speed", min=MIN_SPEED, max=MAX_SPEED, help="How fast.")] = None,
-    instructions: Annotated[str, typer.Option("--instructions", help="Instructions for the speaker.")] = "",
+    speed: Annotated[float | None, typer.Option(min=MIN_SPEED, max=MAX_SPEED, help="How fast.")] = None,
+    instructions: Annotated[str, typer.Option(help="Instructions for the speaker.")] = "",
     force: Annotated[bool, typer.Option("--force", help="Overwrite the file.")] = False,
     detach: DetachOption = False,
     fetch: FetchOption = "",
-    allow_remote: Annotated[bool, typer.Option("--allow-remote", help="Allow models outside your machines.")] = False,
-    timeout: Annotated[
-        float, typer.Option("--timeout", min=0.001, max=MAX_TIMEOUT_SECONDS, help="Deadline in seconds.")
-    ] = 600.0,
+    allow_remote: AllowRemoteOption = False,
+    timeout: TimeoutOption = 600.0,
     home: HomeOption = DEFAULT_HOME,
 ) -> None:
     """Speak a text: the recording goes to a file, or to stdout in a pipe. Nothing is played; Ctrl-C cancels.
@@ -81,26 +82,25 @@ def speak(
         note(work_facts(_to_stdout(parts) if to_stdout else _to_file(parts, output, force=force)))
         return
     said = _text(text, file)
-    given: Any = {
+    given = {
         "voice": voice,
         "format": _format(audio_format, None if to_stdout else output),
         "speed": speed,
         "instructions": instructions,
         "allow_remote": allow_remote,
     }
-    options: SpeechOptions = {name: value for name, value in given.items() if value not in (None, "", False)}  # type: ignore[assignment]  # names of the options
+    options: SpeechOptions = given_options(given)
     name = chosen_model(model, SPEECH, home)
-    if detach:
-        asked = speech_request(name, said, options)
-        with naming_fields(_option_of):
-            submit(TaskSpec(model=name, speech=asked.payload, options=asked.options), "speak", home)
-        return
-    with connect(home=home) as mesh, naming_fields(_option_of):
-        parts = mesh.speak(name, said, timeout=timeout, **options)
-        try:
-            receipt = _to_stdout(parts) if to_stdout else _to_file(parts, output, force=force)
-        except KeyboardInterrupt:
-            stopped("the recording is incomplete" if to_stdout else "no file was written")
+    with naming_fields(_option_of):
+        if detach:
+            submit(speech_request(name, said, options), "speech", "speak", home)
+            return
+        with connect(home=home) as mesh:
+            parts = mesh.speak(name, said, timeout=timeout, **options)
+            try:
+                receipt = _to_stdout(parts) if to_stdout else _to_file(parts, output, force=force)
+            except KeyboardInterrupt:
+                stopped("the recording is incomplete" if to_stdout else "no file was written")
     note(work_facts(receipt))
 
 

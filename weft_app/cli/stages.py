@@ -2,16 +2,19 @@
 
 import os
 import sys
+import time
 from typing import TYPE_CHECKING, Self
 
 from weft_app.cli.output import say
 
 if TYPE_CHECKING:
-    from weft_app.cli.live_stages import LiveStages
+    from rich.console import RenderableType
+    from rich.live import Live
+
     from weft_app.compose.up import Stage
 
-
 _TENTHS = 10
+BAR_CHARS = 40
 
 
 class StageDisplay:
@@ -19,15 +22,13 @@ class StageDisplay:
 
     def __init__(self, total: int) -> None:
         """`total` is the number of stages."""
+        self._total = total
         self._stages: dict[str, Stage] = {}
-        self._live: LiveStages | None = None
         self._tenths: dict[str, int] = {}
         """The share that was printed last of each stage, where there is no terminal."""
-        # rich is imported for terminals alone; it heeds these variables as well.
-        if sys.stdout.isatty() or os.environ.get("FORCE_COLOR") or os.environ.get("TTY_COMPATIBLE"):
-            from weft_app.cli.live_stages import live_stages  # noqa: PLC0415
-
-            self._live = live_stages(total, self._stages)
+        self._began = time.monotonic()
+        self._failed = False
+        self._live = self._found_terminal()
 
     def __enter__(self) -> Self:
         if self._live is not None:
@@ -35,9 +36,10 @@ class StageDisplay:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._failed = kind is not None
         if self._live is not None:
-            self._live.stop(failed=kind is not None)
-        elif kind is not None:
+            self._live.stop()
+        elif self._failed:
             for stage in self._stages.values():
                 if not stage.done:
                     say(f"fail {stage.name}: {stage.detail}\n")
@@ -46,7 +48,7 @@ class StageDisplay:
         """Shows that a stage began, progressed, or finished."""
         self._stages[stage.name] = stage
         if self._live is None and self._is_news(stage):
-            say(f"{_word(stage)} {stage.text}\n")
+            say(f"{'warn' if stage.is_warning else 'ok  ' if stage.done else '... '} {stage.text}\n")
 
     def _is_news(self, stage: "Stage") -> bool:
         """Whether a stage gets a line: of shares one in ten percent."""
@@ -57,8 +59,31 @@ class StageDisplay:
         self._tenths[stage.name] = tenth
         return is_news
 
+    def _found_terminal(self) -> "Live | None":
+        """Returns what renders the stages at intervals, so that spinner and seconds move; None without a terminal."""
+        # rich is imported for terminals alone; it heeds these variables as well.
+        if not (sys.stdout.isatty() or os.environ.get("FORCE_COLOR") or os.environ.get("TTY_COMPATIBLE")):
+            return None
+        from rich.console import Console, Group  # noqa: PLC0415
+        from rich.live import Live  # noqa: PLC0415
+        from rich.progress_bar import ProgressBar  # noqa: PLC0415
+        from rich.spinner import Spinner  # noqa: PLC0415
+        from rich.table import Table  # noqa: PLC0415
+        from rich.text import Text  # noqa: PLC0415
 
-def _word(stage: "Stage") -> str:
-    if stage.is_warning:
-        return "warn"
-    return "ok  " if stage.done else "... "
+        spinner = Spinner("dots")
+
+        def render() -> "RenderableType":
+            rows, foot = Table.grid(padding=(0, 1)), Table.grid(padding=(0, 1))
+            for stage in self._stages.values():
+                mark: RenderableType = Text("✗", style="red") if self._failed else spinner
+                if stage.done:
+                    mark = Text("!", style="yellow") if stage.is_warning else Text("✓", style="green")
+                rows.add_row(mark, stage.text)
+            done = sum(stage.done for stage in self._stages.values())
+            bar = ProgressBar(total=self._total, completed=done, width=BAR_CHARS)
+            foot.add_row(bar, f"{done}/{self._total}", f"{time.monotonic() - self._began:.1f} s")
+            return Group(rows, foot)
+
+        console = Console(highlight=False)
+        return Live(get_renderable=render, console=console, refresh_per_second=10) if console.is_terminal else None

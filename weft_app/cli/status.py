@@ -1,8 +1,9 @@
 """`weft status`: whether a mesh runs on this machine, and what it serves."""
 
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -11,43 +12,25 @@ import typer
 
 from weft.documents.resource_kinds import ResourceKind
 from weft.kernel.errors import WeftError
-from weft_app.cli.formats import age
-from weft_app.cli.mesh_api import MeshApi, api_socket, connect
-from weft_app.cli.mesh_documents import Document, connect_documents
+from weft_app.cli.mesh_api import Document, api_socket, connect
 from weft_app.cli.options import DEFAULT_HOME, EXIT_NOT_FOUND, HomeOption, OutputFormat, PageOutputOption
-from weft_app.cli.output import Column, page, print_page, table_block
+from weft_app.cli.output import custom_columns, page, print_page, table_block
 from weft_app.compose.home import WeftHome, state_of
 
 PROBE_SECONDS = 1.0
 """Longest wait for a service of `weft serve` to accept a connection."""
 _UNIX = "unix:"
 
-_FACTS = (
-    Column("Home", lambda facts: facts["home"]),
-    Column("State", lambda facts: facts["state"]),
-    Column("Process", lambda facts: str(facts["pid"]) if "pid" in facts else None),
-    Column("Up for", lambda facts: age(datetime.fromisoformat(facts["startTime"])) if "startTime" in facts else None),
-    Column("Base URL", lambda facts: f"{facts['url']}/v1" if "url" in facts else None),
-    Column("gRPC", lambda facts: facts.get("grpc")),
-    Column("Services", lambda facts: _service_words(facts["services"]) if "services" in facts else None),
-    Column("Config", lambda facts: ", ".join(facts["config"]) or "none" if "config" in facts else None),
-    Column("Logs", lambda facts: facts["logs"]),
-    Column("Health", lambda facts: _health_words(facts["health"]) if "health" in facts else None),
-    Column("Problem", lambda facts: facts.get("problem")),
+_FACTS = custom_columns(
+    "Home:home State:state Process:pid Up_for:startTime:age Base_URL:url:{}/v1 gRPC:grpc Services Config Logs:logs "
+    "Health Problem:problem",
+    Services=lambda facts: _service_words(facts["services"]) if "services" in facts else None,
+    Config=lambda facts: ", ".join(facts["config"]) or "none" if "config" in facts else None,
+    Health=lambda facts: _health_words(facts["health"]) if "health" in facts else None,
 )
-_HEALTH = (
-    Column("PROCESS", lambda row: row["process"]),
-    Column("COMPONENT", lambda row: row["component"] or "-"),
-    Column("STATE", lambda row: row["state"]),
-    Column("SINCE", lambda row: age(datetime.fromisoformat(row["since"])) if row["since"] else "-"),
-    Column("REASON", lambda row: row["message"] or row["reason"] or "-"),
-)
+_HEALTH = custom_columns("PROCESS:process COMPONENT:component STATE:state SINCE:since:age REASON:message|reason")
 """What is not well."""
-_MODELS = (
-    Column("NAME", lambda model: model["name"]),
-    Column("STATUS", lambda model: model["status"]),
-    Column("RUNNER", lambda model: model["runner"] or "-"),
-)
+_MODELS = custom_columns("NAME:name STATUS:status RUNNER:runner")
 
 
 def status(output: PageOutputOption = OutputFormat.TABLE, home: HomeOption = DEFAULT_HOME) -> None:
@@ -86,7 +69,7 @@ def _of_services(home: WeftHome) -> dict[str, Any]:
         return {}
     # A gateway is served at a URL, and has its gRPC on a socket of the home.
     places = {name: home.address(name) if name == "gateway" else address for name, address in served.items()}
-    health = [_health(name, address) for name, address in places.items()]
+    health = [_health(name, partial(_asked_itself, address)) for name, address in places.items()]
     facts: dict[str, Any] = {"state": "running", "services": served, "health": health}
     if "gateway" in served:
         facts["url"] = served["gateway"]
@@ -110,14 +93,19 @@ def is_reachable(address: str) -> bool:
         return False
 
 
-def _service_words(services: dict[str, str]) -> str:
-    return ", ".join(f"{name} at {address}" for name, address in services.items()) + " (weft serve)"
-
-
 def _models(home: Path) -> dict[str, Any]:
     try:
-        with connect_documents(home) as mesh:
-            return {"models": [_model(each) for each in mesh.documents(ResourceKind.MODEL)]}
+        with connect(home) as mesh:
+            return {
+                "models": [
+                    {
+                        "name": each["name"],
+                        "status": each["status"]["state"],
+                        "runner": each["status"].get("runner", ""),
+                    }
+                    for each in mesh.documents(ResourceKind.MODEL)
+                ]
+            }
     except WeftError as error:
         return {"problem": error.message}
 
@@ -127,15 +115,17 @@ def _healths(home: WeftHome, mesh: str) -> list[dict[str, Any]]:
     runners = [each.stem.removeprefix("runner-") for each in sorted(home.run.glob("runner-*.sock"))]
     if api_socket(Path(home.root)) is None:
         places = [(f"runner/{name}", f"unix:{home.run / f'runner-{name}.sock'}") for name in runners]
-        return [_health(name, address) for name, address in (("mesh", mesh), *places)]
+        return [_health(name, partial(_asked_itself, address)) for name, address in (("mesh", mesh), *places)]
     with connect(Path(home.root)) as api:
-        return [_told_health(api, name) for name in ("mesh", *(f"runner/{name}" for name in runners))]
+        ask = partial(api.get, "/v1/admin/process-health")
+        names = ("mesh", *(f"runner/{name}" for name in runners))
+        return [_health(name, partial(ask, process=name)) for name in names]
 
 
-def _told_health(api: MeshApi, process: str) -> dict[str, Any]:
-    """Returns the health of a process as the gateway says it; one that does not answer is not well."""
+def _health(process: str, ask: Callable[[], Document]) -> dict[str, Any]:
+    """Returns the health of a process as `ask` tells it; one that does not answer is not well."""
     try:
-        answer = api.get("/v1/admin/process-health", process=process)
+        answer = ask()
     except WeftError as error:
         return {"process": process, "status": "no_answer", "message": error.message, "components": []}
     components = [
@@ -151,26 +141,15 @@ def _told_health(api: MeshApi, process: str) -> dict[str, Any]:
     return {"process": process, "status": answer["status"], "message": "", "components": components}
 
 
-def _health(process: str, address: str) -> dict[str, Any]:
-    """Returns the health of a process; one that does not answer is not well."""
-    from weft.kernel.timestamps import datetime_of  # noqa: PLC0415 - it needs protobuf
-    from weft_app.cli.process_calls import health_of  # noqa: PLC0415 - a mesh of `weft up` is asked over HTTP
+def _asked_itself(address: str) -> Document:
+    from weft.documents.codec import document_of  # noqa: PLC0415 - it needs protobuf
+    from weft_app.cli.grpc_calls import health_of  # noqa: PLC0415 - a mesh of `weft up` is asked over HTTP
 
-    try:
-        answer = health_of(address)
-    except WeftError as error:
-        return {"process": process, "status": "no_answer", "message": error.message, "components": []}
-    components = [
-        {
-            "name": each.name,
-            "state": each.state,
-            "reason": each.reason,
-            "message": each.message,
-            "since": datetime_of(each.since_time).isoformat(),
-        }
-        for each in answer.components
-    ]
-    return {"process": process, "status": answer.status, "message": "", "components": components}
+    return document_of(health_of(address))
+
+
+def _service_words(services: dict[str, str]) -> str:
+    return ", ".join(f"{name} at {address}" for name, address in services.items()) + " (weft serve)"
 
 
 def _health_words(processes: list[dict[str, Any]]) -> str:
@@ -189,11 +168,6 @@ def _unwell(processes: list[dict[str, Any]]) -> Iterator[dict[str, str]]:
             if each["state"] != "ok":
                 values = {key: each[key] for key in ("state", "reason", "message", "since")}
                 yield {"process": name, "component": each["name"], **values}
-
-
-def _model(model: Document) -> dict[str, str]:
-    status = model["status"]
-    return {"name": model["name"], "status": status["state"], "runner": status.get("runner", "")}
 
 
 def _lines(facts: dict[str, Any]) -> Iterator[str]:

@@ -1,20 +1,24 @@
-"""`weft stop`: the end of a mesh that runs on this machine."""
+"""`weft stop` and `weft restart`: the end of a mesh on this machine, and its new start as it was started before."""
 
 import os
 import signal
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
+import psutil
 import typer
 
-from weft.kernel.errors import WeftError
+from weft.kernel.errors import WeftError, invalid_field
+from weft.kernel.names import require_name_of_model
 from weft.kernel.reasons import Reason
+from weft_app.cli.completion import complete_restarted
 from weft_app.cli.options import DEFAULT_HOME, HomeOption, note
 from weft_app.cli.output import say
 from weft_app.cli.wait import parse_duration
-from weft_app.compose.home import WeftHome
+from weft_app.compose.home import WeftHome, has_started
 
 POLL_SECONDS = 0.1
 
@@ -22,7 +26,7 @@ POLL_SECONDS = 0.1
 def stop(
     home: HomeOption = DEFAULT_HOME,
     timeout: Annotated[
-        str, typer.Option("--timeout", help="How long to wait for its end, such as 90s or 5m.", metavar="TIME")
+        str, typer.Option(help="How long to wait for its end, such as 90s or 5m.", metavar="TIME")
     ] = "2m",
     *,
     now: Annotated[bool, typer.Option("--now", help="End running requests, too.")] = False,
@@ -41,9 +45,9 @@ def stop(
     process = folder.owner()
     if process is None:
         raise WeftError(Reason.RESOURCE_IN_USE, f"the mesh on {folder.root} only begins, or just ends; try again")
-    _signal(process, folder.root)
+    send(process, signal.SIGTERM, folder.root)
     if now:
-        _signal(process, folder.root)
+        send(process, signal.SIGTERM, folder.root)
     deadline = time.monotonic() + seconds
     while folder.is_claimed():
         if time.monotonic() >= deadline:
@@ -56,11 +60,82 @@ def stop(
     say(f"stopped the mesh on {folder.root}\n")
 
 
-def _signal(process: int, root: Path) -> None:
+def send(process: int, number: signal.Signals, root: Path) -> None:
+    """Sends a signal to the host of a mesh. Raises PERMISSION_DENIED."""
     try:
         with suppress(ProcessLookupError):
-            os.kill(process, signal.SIGTERM)
+            os.kill(process, number)
     except PermissionError as error:
-        raise WeftError(
-            Reason.PERMISSION_DENIED, f"the mesh on {root} (pid {process}) was started by another user"
-        ) from error
+        message = f"the mesh on {root} (pid {process}) was started by another user"
+        raise WeftError(Reason.PERMISSION_DENIED, message) from error
+
+
+def restart(
+    model: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[model NAME]",
+            help="A model instead of the mesh, as model NAME or model/NAME.",
+            show_default=False,
+            autocompletion=complete_restarted,
+        ),
+    ] = None,
+    *,
+    home: HomeOption = DEFAULT_HOME,
+    timeout: Annotated[
+        str, typer.Option(help="How long to wait until it serves again, such as 90s.", metavar="TIME")
+    ] = "10m",
+) -> None:
+    """Stop the mesh of a home, finishing running requests first, and start it again as it was started.
+
+    It keeps its command line, environment, terminal and process id. Exit code 5 where it does not serve in time.
+
+    A model is unloaded when its running requests have ended, and loaded again with the options of its last load;
+    requests that arrive meanwhile wait in the queue. As after weft load it stays loaded then, unless that had a
+    --keep-alive.
+
+    Example: weft restart --timeout 5m, or weft restart model qwen
+    """
+    if model:
+        from weft_app.cli.operations import restart_model  # noqa: PLC0415 - it brings rich with it
+
+        restart_model(_model_in(model), home)
+        return
+    seconds = parse_duration(timeout)
+    folder = WeftHome(home.expanduser().absolute())
+    process, running = folder.owner(), folder.running()
+    if process is None or running is None:
+        raise WeftError(Reason.SERVICE_UNAVAILABLE, f"no mesh serves on {folder.root}; start one with weft up")
+    before = running.get("startTime"), folder.up_file.stat().st_mtime_ns
+    send(process, signal.SIGUSR2, folder.root)
+    note(f"the mesh on {folder.root} finishes its requests, and starts again")
+    url = _await_start(folder, process, before, seconds, timeout)
+    say(f"the mesh on {folder.root} serves again at {url}\n")
+
+
+def _model_in(words: Sequence[str]) -> str:
+    """Returns the model that `model NAME` or `model/NAME` names. Raises INVALID_ARGUMENT."""
+    kind, slash, name = words[0].partition("/")
+    names = [name, *words[1:]] if slash else list(words[1:])
+    if kind.lower() not in ("model", "models") or len(names) != 1:
+        name = words[-1][:64]
+        raise invalid_field("MODEL", f"weft restart is for a mesh; one model alone: weft restart model {name}")
+    return require_name_of_model(names[0], "NAME")
+
+
+def _await_start(home: WeftHome, process: int, before: tuple[object, int], seconds: float, timeout: str) -> str:
+    """Waits until the mesh has started again, its models ready; returns its URL."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        with suppress(OSError):
+            running, announced = home.running(), home.up_file.stat().st_mtime_ns
+            is_another = running is not None and running.get("startTime") != before[0] and announced != before[1]
+            if running is not None and is_another and has_started(running):
+                return str(running.get("url", ""))
+        if not psutil.pid_exists(process):
+            raise WeftError(
+                Reason.SERVICE_UNAVAILABLE,
+                f"the mesh on {home.root} has ended and does not start; its output, and weft up, say why",
+            )
+        time.sleep(POLL_SECONDS)
+    raise WeftError(Reason.DEADLINE_EXCEEDED, f"the mesh on {home.root} does not serve again after {timeout}")

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -12,23 +13,15 @@ from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.names import require_name_of_model
 from weft.kernel.reasons import Reason
 from weft.kernel.unknown_names import RESOURCE, unknown_name
-from weft_app.cli.mesh_documents import Document, MeshDocuments
+from weft_app.cli.mesh_api import Document, MeshApi, connect
+from weft_app.cli.options import note
 
-REQUEST_WORDS = frozenset({"request", "requests"})
-CLIENT_WORDS = frozenset({"client", "clients"})
-TASK_WORDS = frozenset({"task", "tasks", "inference-task", "inference-tasks"})
-"""Names of what a router stores, which are no kinds of resources."""
-SECRET_WORDS = frozenset({"secret", "secrets"})
-"""Names of what the registry keeps, and which is never declared."""
-BATCH_WORDS = frozenset({"batch", "batches"})
-OPERATION_WORDS = frozenset({"operation", "operations"})
-"""Names of what is cancelled, and not listed by `weft get`."""
-LEASE_WORDS = frozenset({"lease", "leases"})
-"""Names of the leases of accelerator memory."""
-ROUTER_WORDS = frozenset({"router", "routers"})
-"""Names of the routers, which register themselves."""
-RECORD_WORDS = CLIENT_WORDS | LEASE_WORDS | ROUTER_WORDS | SECRET_WORDS
-"""Names of what is listed by reading it; see `weft_app.cli.records`."""
+_RECORDS = {
+    **{word: word for word in ("request", "client", "task", "secret", "lease", "router", "batch", "operation")},
+    "inference-task": "task",
+}
+_RECORDS |= {"batches" if word == "batch" else f"{word}s": kind for word, kind in _RECORDS.items()}
+"""Kinds of what is no resource and never declared, by the words that name them."""
 TENANTS = (ResourceKind.TENANT,)
 LABELLED = frozenset({ResourceKind.MODEL, ResourceKind.AGENT})
 """Kinds of resources that have labels."""
@@ -36,11 +29,18 @@ SelectorOption = Annotated[
     str,
     typer.Option("--selector", "-l", metavar="SELECTOR", help="Models or agents with such labels: tier=fast,team=a."),
 ]
+MAX_SELECTED = 100
+"""Most resources that one selector changes or deletes."""
 ALL = "all"
 """What stands for every kind in `weft get all`."""
 OTHER_KINDS = ("requests", "clients", "tasks", "secrets", "leases", "routers")
 """What `weft get` lists besides resources."""
 _NOT_FOUND = frozenset({Reason.NOT_FOUND, Reason.MODEL_NOT_FOUND})
+
+
+def record_kind(word: str) -> str:
+    """Returns the kind of record that a word, or the part of it before a slash, names, such as "task"; empty: none."""
+    return _RECORDS.get(word.partition("/")[0].lower(), "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ class Scope:
     """Resources of these kinds; none: all of them."""
 
 
-def scope_of(mesh: MeshDocuments, words: list[str]) -> Scope:
+def scope_of(mesh: MeshApi, words: list[str]) -> Scope:
     """Returns what `words` name: `all`, `KIND[,KIND...]`, `KIND NAME...`, `KIND/NAME...`, or names of any kind.
 
     Raises INVALID_ARGUMENT for a name that several kinds have, and NOT_FOUND for one that none has.
@@ -98,7 +98,7 @@ def tenants_named(words: list[str]) -> frozenset[str] | None:
     return frozenset(each.name for each in targets) if _each_once(each.kind for each in targets) == TENANTS else None
 
 
-def one_named(mesh: MeshDocuments, words: list[str]) -> Target:
+def one_named(mesh: MeshApi, words: list[str]) -> Target:
     """Returns the one resource that `words` name, see `scope_of`. Raises INVALID_ARGUMENT for none or several."""
     targets = scope_of(mesh, words).targets
     if len(targets) != 1:
@@ -110,7 +110,7 @@ def _each_once(kinds: Iterable[ResourceKind]) -> tuple[ResourceKind, ...]:
     return tuple(dict.fromkeys(kinds))
 
 
-def named(mesh: MeshDocuments, name: str) -> Target:
+def named(mesh: MeshApi, name: str) -> Target:
     """Returns the one resource of a name, whatever its kind. A pool of one model alone is that model.
 
     Raises INVALID_ARGUMENT for a name that several kinds have, and NOT_FOUND for one that none has.
@@ -118,7 +118,11 @@ def named(mesh: MeshDocuments, name: str) -> Target:
     name = require_name_of_model(name, "NAME")
     found = [document for kind in ResourceKind if (document := _document(mesh, Target(kind, name))) is not None]
     if len(found) > 1:
-        found = [document for document in found if not _is_pool_of_one(document)]
+        found = [
+            document
+            for document in found
+            if not (document["kind"] == ResourceKind.POOL and not document["status"]["explicit"])
+        ]
     match found:
         case [one]:
             return Target(ResourceKind(one["kind"]), name)
@@ -137,17 +141,13 @@ def named(mesh: MeshDocuments, name: str) -> Target:
             )
 
 
-def _document(mesh: MeshDocuments, target: Target) -> Document | None:
+def _document(mesh: MeshApi, target: Target) -> Document | None:
     try:
         return mesh.document(target.kind, target.name)
     except WeftError as error:
         if error.reason not in _NOT_FOUND:
             raise
         return None
-
-
-def _is_pool_of_one(document: Document) -> bool:
-    return bool(document["kind"] == ResourceKind.POOL and not document["status"]["explicit"])
 
 
 def _with_article(noun: str) -> str:
@@ -202,11 +202,30 @@ def selector_of(text: str, kind: ResourceKind) -> Selector:
 
 def selected(documents: list[Document], selector: Selector) -> list[Document]:
     """Returns the documents of a kind with labels that a selector selects."""
-    return [document for document in documents if all(each.accepts(_tag(document, each.key)) for each in selector)]
+    return [
+        document
+        for document in documents
+        if all(
+            each.accepts(str((document if each.key in TAG_FIELDS else document.get("labels", {})).get(each.key, "")))
+            for each in selector
+        )
+    ]
 
 
-def _tag(document: Document, key: str) -> str:
-    return str((document if key in TAG_FIELDS else document.get("labels", {})).get(key, ""))
+def selected_names(home: Path, kind: ResourceKind, selector: str, done: str) -> list[str]:
+    """Returns the names of the resources of a kind that `-l` selects; `done`: what becomes of them.
+
+    Raises INVALID_ARGUMENT for more than MAX_SELECTED, and says on stderr that there are none.
+    """
+    wanted = selector_of(selector, kind)
+    with connect(home) as mesh:
+        found = [document["name"] for document in selected(mesh.documents(kind), wanted)]
+    if len(found) > MAX_SELECTED:
+        why = f"selects {len(found)} {kind.plural}; at most {MAX_SELECTED} are {done} at a time"
+        raise invalid_field("--selector", why)
+    if not found:
+        note(f"no {kind.plural} have such labels")
+    return found
 
 
 def is_missing(error: WeftError) -> bool:

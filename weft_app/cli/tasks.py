@@ -12,9 +12,7 @@ from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.names import MAX_REQUEST_ID_CHARS, process_name, require_token
 from weft.kernel.reasons import Reason
 from weft_app.cli.follow import RETRY_LIMIT_SECONDS, poll_records
-from weft_app.cli.formats import local, shortened
-from weft_app.cli.mesh_api import MeshApi, connect
-from weft_app.cli.mesh_documents import Document
+from weft_app.cli.mesh_api import Document, MeshApi, connect
 from weft_app.cli.options import (
     EXIT_FAILED,
     OutputFormat,
@@ -22,8 +20,18 @@ from weft_app.cli.options import (
     act_on_each,
     note,
 )
-from weft_app.cli.output import Column, Listing, page, print_page, safe_text, say, shown
-from weft_app.cli.targets import TASK_WORDS
+from weft_app.cli.output import (
+    Listing,
+    custom_columns,
+    local,
+    page,
+    print_page,
+    safe_text,
+    say,
+    shortened,
+    shown,
+)
+from weft_app.cli.targets import record_kind
 
 TASKS = "/v1/admin/tasks"
 CANCEL_TIMEOUT_SECONDS = 20.0
@@ -59,60 +67,34 @@ def _why(task: Document) -> str:
     return progress_of(task) or _error(task) or str(task.get("waitingFor", ""))
 
 
-_TASK = (
-    Column("TASK", "id"),
-    Column("STATE", "state"),
-    Column("MODEL", "model"),
-    Column("ATTEMPT", lambda task: f"{task['attempt']}/{task['maxAttempts']}"),
-    Column("AGE", "createdAt", "age", ticks=True),
-    Column("WORKER", lambda task: process_name(task.get("owner", ""))),
+_TASK = custom_columns(
+    "TASK:id STATE:state MODEL:model ATTEMPT AGE:createdAt:age~ WORKER",
+    ATTEMPT=lambda task: f"{task['attempt']}/{task['maxAttempts']}",
+    WORKER=lambda task: process_name(task.get("owner", "")),
 )
-_WIDE = (
-    *_TASK,
-    Column("TENANT", "tenant"),
-    Column("BATCH", lambda task: f"{task['batch']}[{task['line']}]" if task.get("batch") else None),
-    Column("API", "originKind"),
-    Column("CALLER", "caller"),
-    Column("USER", "user"),
-    Column("WHY", _why),
+_WIDE = _TASK + custom_columns(
+    "TENANT:tenant BATCH API:originKind CALLER:caller USER:user WHY",
+    BATCH=lambda task: f"{task['batch']}[{task['line']}]" if task.get("batch") else None,
+    WHY=_why,
 )
-
-
-def _fails_at(task: Document) -> str | None:
-    return f"{local(task['expiresAt'])} unless started by then" if "expiresAt" in task else None
-
-
-_PAGE = (
-    Column("Task", "id"),
-    Column("State", "state"),
-    Column("Model", "model"),
-    Column("Tenant", "tenant"),
-    Column("Batch", lambda task: f"{task['batch']}, line {task['line']}" if task.get("batch") else None),
-    Column("Caller", "caller"),
-    Column("User", "user"),
-    Column("Metadata", lambda task: ", ".join(f"{name}={value}" for name, value in task["metadata"].items()) or None),
-    Column("Request", "requestId"),
-    Column("Submitted", "createdAt", "local"),
-    Column("Started", "startedAt", "local"),
-    Column("Ended", "endedAt", "local"),
-    Column("Fails at", _fails_at),
-    Column("Progress", lambda task: progress_of(task) or None),
-    Column("Waits for", "waitingFor"),
-    Column("Error", lambda task: _error(task) or None),
-    Column("Attempts", lambda task: f"{task['attempt']} (at most {task['maxAttempts']} may fail)"),
+_PAGE = custom_columns(
+    "Task:id State:state Model:model Tenant:tenant Batch Caller:caller User:user Metadata Request:requestId "
+    "Submitted:createdAt:local Started:startedAt:local Ended:endedAt:local Fails_at Progress Waits_for:waitingFor "
+    "Error Attempts",
+    Batch=lambda task: f"{task['batch']}, line {task['line']}" if task.get("batch") else None,
+    Metadata=lambda task: ", ".join(f"{name}={value}" for name, value in task["metadata"].items()) or None,
+    Fails_at=lambda task: f"{local(task['expiresAt'])} unless started by then" if "expiresAt" in task else None,
+    Progress=lambda task: progress_of(task) or None,
+    Error=lambda task: _error(task) or None,
+    Attempts=lambda task: f"{task['attempt']} (at most {task['maxAttempts']} may fail)",
 )
 _TITLE_CHARS = 10
 _TASKS = Listing(
-    columns=(*_TASK, Column("WHY", lambda task: shortened(_why(task)))),
+    columns=_TASK + custom_columns("WHY", WHY=lambda task: shortened(_why(task))),
     wide=_WIDE,
     name=lambda task: f"task/{task['id']}",
     empty="there are no such tasks; weft chat MODEL TEXT --async submits one",
 )
-
-
-def is_about_tasks(words: Sequence[str]) -> bool:
-    """Whether the arguments of a command name tasks."""
-    return words[0].partition("/")[0].lower() in TASK_WORDS
 
 
 def task_ids(words: Sequence[str]) -> list[str]:
@@ -121,7 +103,7 @@ def task_ids(words: Sequence[str]) -> list[str]:
         found = []
         for word in words:
             kind, _, task_id = word.partition("/")
-            if kind.lower() not in TASK_WORDS:
+            if record_kind(kind) != "task":
                 raise invalid_field("NAME", f"{word[:64]!r} is not a task; write task/ID for each")
             found.append(task_id)
     else:
@@ -170,12 +152,8 @@ def describe_task(words: Sequence[str], output: OutputFormat, home: Path) -> Non
     """Prints all about one task."""
     with connect(home) as api:
         found = api.get(f"{TASKS}/{one_task(words)}")
-    print_page(output, lambda: "\n".join(_lines(found)) + "\n", lambda: found)
-
-
-def _lines(task: Document) -> Iterator[str]:
-    yield from page(_PAGE, task, _TITLE_CHARS)
-    yield from (f"  {attempt['attempt']}. {_attempt_words(attempt)}" for attempt in task["attempts"])
+    attempts = [f"  {attempt['attempt']}. {_attempt_words(attempt)}" for attempt in found["attempts"]]
+    print_page(output, lambda: "\n".join((*page(_PAGE, found, _TITLE_CHARS), *attempts, "")), lambda: found)
 
 
 def _attempt_words(attempt: Document) -> str:
@@ -293,7 +271,7 @@ def _followed(task_id: str, home: Path, deadline: float | None = None) -> Iterat
 
 def _news(task_id: str, home: Path, after: int = 0, deadline: float | None = None) -> Iterator[Document]:
     with connect(home, RETRY_LIMIT_SECONDS) as api:
-        yield from filter(None, api.events(f"{TASKS}/{task_id}/events", deadline, after=after))
+        yield from filter(None, api.stream(f"{TASKS}/{task_id}/events", deadline, after=after))
 
 
 def print_answer(words: Sequence[str], home: Path, *, follow: bool) -> None:
@@ -329,14 +307,10 @@ def _print_pieces(watched: Iterator[Document], *, follow: bool) -> Document:
             sys.stdout.write("\n")
             note(f"attempt {attempt} was lost, the answer starts again")
         attempt, seen = piece["attempt"], piece["lastEvent"]
-        text = _text_of(piece)
-        say(shown(text) if sys.stdout.isatty() else text)
+        for event in piece.get("output", {}).get("events", ()):
+            # The text of the first choice, or of a transcription.
+            part = event.get("transcript") or event.get("delta") or {}
+            text = "" if part.get("index", 0) else part.get("text", "")
+            say(shown(text) if sys.stdout.isatty() else text)
     say("\n" if attempt else "")
     return task
-
-
-def _text_of(piece: Document) -> str:
-    """Returns the text of a chunk: of the first choice, or of a transcription."""
-    events = piece.get("output", {}).get("events", ())
-    parts = [event.get("transcript") or event.get("delta") or {} for event in events]
-    return "".join(part.get("text", "") for part in parts if part.get("index", 0) == 0)

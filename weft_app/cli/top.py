@@ -4,9 +4,11 @@ import os
 import select
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from datetime import UTC, datetime
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,14 +16,22 @@ import typer
 
 from weft.documents.resource_kinds import ResourceKind
 from weft.kernel.errors import WeftError
-from weft_app.cli.formats import moment_in
-from weft_app.cli.mesh_api import connect
-from weft_app.cli.mesh_documents import Document, connect_documents
+from weft.kernel.units import size_words, wait_words
+from weft_app.cli.mesh_api import Document, connect
 from weft_app.cli.options import DEFAULT_HOME, EXIT_OK, HomeOption, OutputFormat, OutputOption, reporting
-from weft_app.cli.output import document_text, json_line, print_document, say
+from weft_app.cli.output import (
+    Column,
+    TextTable,
+    custom_columns,
+    document_text,
+    json_line,
+    moment_in,
+    print_document,
+    safe_text,
+    say,
+)
 from weft_app.cli.ps import memory_bytes
 from weft_app.cli.records import hosts_of
-from weft_app.cli.top_view import SORTS, Sort, Style, View, page
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -31,22 +41,55 @@ MAX_SHOWN = 100
 INTERVAL_SECONDS = 1.0
 MAX_OUTAGE_SECONDS = 60.0
 """Longest outage of the registry that the page shows instead of its end."""
-_STYLES: Mapping[Style, str] = {
-    Style.TITLE: "bold",
-    Style.HEADER: "dim",
-    Style.PLAIN: "",
-    Style.WARNING: "yellow",
-}
+BAR_CHARS = 10
+MIN_COLUMNS, MIN_ROWS = 20, 6
 _WAITS = ("queued", "loading")
+
+
+class Sort(StrEnum):
+    """The order of models."""
+
+    NAME = "name"
+    LOAD = "load"
+    MEMORY = "memory"
+
+
+SORTS: Mapping[str, Sort] = {"n": Sort.NAME, "l": Sort.LOAD, "m": Sort.MEMORY}
+"""Keys that sort the models."""
+
+
+class Style(StrEnum):
+    """What a line is, as rich shows it."""
+
+    TITLE = "bold"
+    HEADER = "dim"
+    PLAIN = ""
+    WARNING = "yellow"
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One line of the page."""
+
+    text: str
+    style: Style = Style.PLAIN
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class View:
+    """How the page is shown."""
+
+    columns: int
+    rows: int
+    sort: Sort = Sort.NAME
+    is_paused: bool = False
 
 
 def top(
     home: HomeOption = DEFAULT_HOME,
     output: OutputOption = OutputFormat.TABLE,
     once: Annotated[bool, typer.Option("--once", help="Print once and exit.")] = False,
-    interval: Annotated[
-        float, typer.Option("--interval", min=0.2, max=60.0, help="Seconds between two reads.")
-    ] = INTERVAL_SECONDS,
+    interval: Annotated[float, typer.Option(min=0.2, max=60.0, help="Seconds between two reads.")] = INTERVAL_SECONDS,
 ) -> None:
     """Show devices, models, queue and last ends on one page that continues until q or Ctrl-C.
 
@@ -100,7 +143,7 @@ class TopSource:
         """Returns what is known now. Raises SERVICE_UNAVAILABLE where no registry answers, or none for a minute."""
         notice, running, total = "", 0, 0
         try:
-            with connect_documents(self._home) as mesh:
+            with connect(self._home) as mesh:
                 self._runners, self._read_at = mesh.documents(ResourceKind.RUNNER), time.monotonic()
         except WeftError as error:
             if self._read_at is None or time.monotonic() - self._read_at > MAX_OUTAGE_SECONDS:
@@ -198,6 +241,98 @@ def _end(request: Document) -> dict[str, Any]:
     }
 
 
+def _percent(key: str) -> Callable[[Document], str | None]:
+    return lambda row: None if row[key] is None else f"{row[key] * 100:.0f}%"
+
+
+def _used(device: Document) -> int:
+    return max(0, int(device["totalBytes"] - device["freeBytes"]))
+
+
+def _bar(device: Document) -> str:
+    share = _used(device) / device["totalBytes"] if device["totalBytes"] else 0.0
+    return f"[{'#' * round(share * BAR_CHARS):<{BAR_CHARS}}]"
+
+
+_DEVICE = custom_columns(
+    "DEVICE:name HOST:host MEMORY USED FREE:freeBytes:size BUSY",
+    MEMORY=_bar,
+    USED=lambda device: size_words(_used(device)),
+    BUSY=_percent("utilization"),
+)
+_MODEL = custom_columns(
+    "MODEL:model RUNNER:runner STATE SLOTS MEMORY DETAIL:detail",
+    STATE=lambda model: " ".join(filter(None, (model["state"], _percent("loadProgress")(model)))),
+    SLOTS=lambda model: f"{model['slotsUsed']}/{model['slotsTotal']}",
+    MEMORY=lambda model: size_words(model["memoryBytes"]) if model["memoryBytes"] else None,
+)
+_QUEUED = custom_columns(
+    "WAITING:id TARGET:target STATE:state POS:position ETA WAITS_FOR:waitsFor",
+    ETA=lambda request: None if request["etaSeconds"] is None else f"{wait_words(request['etaSeconds'])}s",
+)
+_ENDED = custom_columns(
+    "ENDED:id TARGET:target OUTCOME:outcome TOKENS TOOK TOK/S:tokensPerSecond:{:.1f}",
+    TOKENS=lambda request: "+".join(map(str, request["tokens"] or ())),
+    TOOK=lambda request: f"{round(request['seconds'], 3):.3g}s",
+)
+_BAD = frozenset({"crash-loop", "failed"})
+"""States of models that have a colour."""
+
+
+def page(document: Mapping[str, Any], view: View) -> list[Line]:
+    """Returns the lines of a document of `weft top`: at most `view.rows`, none longer than `view.columns`."""
+    columns, rows = max(MIN_COLUMNS, view.columns), max(MIN_ROWS, view.rows)
+    counts, speed = document["requests"], document["tokensPerSecond"]
+    told = (
+        f"running {counts['running']}  waiting {counts['waiting']}  tokens/s {'-' if speed is None else f'{speed:.1f}'}"
+    )
+    lines = [Line(f"weft top  {told}  {document['time']}", Style.TITLE)]
+    if document["notice"]:
+        lines.append(Line(document["notice"], Style.WARNING))
+    sections = [
+        _section(_DEVICE, document["devices"]),
+        _section(_MODEL, sorted(document["models"], key=_ORDERS[view.sort])),
+        _section(_QUEUED, document["queue"]),
+        _section(_ENDED, document["ended"]),
+    ]
+    for section, most in zip(sections, _shares(sections, rows - len(lines) - 1), strict=True):
+        lines += _fitted(section, most)
+    pause = "p go on" if view.is_paused else "p pause"
+    lines.append(Line(f"q quit  {pause}  sort: n name, l load, m memory (now {view.sort})", Style.HEADER))
+    return [Line(safe_text(line.text)[:columns], line.style) for line in lines]
+
+
+_ORDERS: Mapping[Sort, Callable[[Document], tuple[Any, ...]]] = {
+    Sort.NAME: lambda model: (model["model"], model["runner"]),
+    Sort.LOAD: lambda model: (-model["slotsUsed"], model["model"], model["runner"]),
+    Sort.MEMORY: lambda model: (-model["memoryBytes"], model["model"], model["runner"]),
+}
+
+
+def _section(columns: Sequence[Column], rows: Sequence[Document]) -> list[Line]:
+    """Returns a header and rows, as wide as their widest cells."""
+    header, *texts = TextTable(columns, is_cut=False).plain_text(rows).splitlines()
+    styles = (Style.WARNING if row.get("state") in _BAD else Style.PLAIN for row in rows)
+    return [Line(header, Style.HEADER), *(Line(text, style) for text, style in zip(texts, styles, strict=True))]
+
+
+def _shares(sections: Sequence[Sequence[Line]], rows: int) -> list[int]:
+    """Returns how many lines each section gets: all where they fit, else the shorter ones first."""
+    shares = [0] * len(sections)
+    left = rows
+    for done, place in enumerate(sorted(range(len(sections)), key=lambda place: len(sections[place]))):
+        shares[place] = min(len(sections[place]), left // (len(sections) - done))
+        left -= shares[place]
+    return shares
+
+
+def _fitted(lines: Sequence[Line], most: int) -> Sequence[Line]:
+    """Returns the lines; the last one that fits says how many do not."""
+    if len(lines) <= most or most < 2:
+        return lines[:most]
+    return [*lines[: most - 1], Line(f"... and {len(lines) - most + 1} more", Style.HEADER)]
+
+
 KEY_SECONDS = 0.1
 """How often keys and the size of the terminal are looked at."""
 QUIT_KEYS = ("q", "Q", "\x04")
@@ -264,7 +399,7 @@ class TopScreen:
         size = self._console.size
         view = View(columns=size.width, rows=size.height, sort=self._sort, is_paused=self._is_paused)
         lines = page(self._document, view)
-        return Text("\n").join(Text(line.text, style=_STYLES[line.style], no_wrap=True) for line in lines)
+        return Text("\n").join(Text(line.text, style=line.style, no_wrap=True) for line in lines)
 
 
 @contextmanager

@@ -2,36 +2,41 @@
 
 import sys
 from collections.abc import Callable, Iterable
-from contextlib import ExitStack
+from contextlib import nullcontext
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from weft.api.common.v1 import audio_pb2, event_pb2, receipt_pb2
-from weft.api.router.v1.task_pb2 import TaskSpec
 from weft.client import TranscriptionOptions, connect
 from weft.client._media_messages import transcription_request
 from weft.dispatch.frames import collected_transcription
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.media_types import audio_type_of_name
 from weft.kernel.reasons import Reason
-from weft_app.cli.completion import complete_model
-from weft_app.cli.media_models import TRANSCRIPTIONS, chosen_model
-from weft_app.cli.media_output import (
+from weft_app.cli.media import (
     MAX_TIMEOUT_SECONDS,
+    TRANSCRIPTIONS,
+    AllowRemoteOption,
     DetachOption,
     FetchOption,
+    ModelOption,
+    TimeoutOption,
+    chosen_model,
+    fetched,
+    given_options,
     read_media,
     require_writable,
+    shown_work,
     stopped,
+    submit,
+    work_facts,
     written,
 )
-from weft_app.cli.media_progress import shown_work, work_facts
-from weft_app.cli.media_tasks import fetched, submit
 from weft_app.cli.options import DEFAULT_HOME, HomeOption, naming_fields, note
-from weft_app.cli.output import json_text, shown
+from weft_app.cli.output import json_text, say, shown
 
 Write = Callable[[str], None]
 _ADVICE = "; as speech it needs less: ffmpeg -i FILE -ac 1 -ar 16000 talk.opus"
@@ -54,25 +59,21 @@ def transcribe(
         Path | None, typer.Argument(metavar="FILE", help="A recording; - is standard input.", show_default=False)
     ] = None,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="File to write. Default: stdout.")] = None,
-    model: Annotated[str, typer.Option("--model", help="Default: the only model.", autocompletion=complete_model)] = "",
+    model: ModelOption = "",
     *,
     srt: Annotated[bool, typer.Option("--srt", help="Captions as SubRip.")] = False,
     vtt: Annotated[bool, typer.Option("--vtt", help="Captions as WebVTT.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="A document with segments and their times.")] = False,
     words: Annotated[bool, typer.Option("--words", help="As --json, with the times of single words.")] = False,
-    language: Annotated[
-        str, typer.Option("--language", help="Language of the recording, such as de. Default: detected.")
-    ] = "",
+    language: Annotated[str, typer.Option(help="Language of the recording, such as de. Default: detected.")] = "",
     translate: Annotated[bool, typer.Option("--translate", help="Translate to English.")] = False,
-    prompt: Annotated[str, typer.Option("--prompt", help="Words that guide the style, such as names.")] = "",
-    temperature: Annotated[float | None, typer.Option("--temperature", min=0, max=1, help="0 is greedy.")] = None,
+    prompt: Annotated[str, typer.Option(help="Words that guide the style, such as names.")] = "",
+    temperature: Annotated[float | None, typer.Option(min=0, max=1, help="0 is greedy.")] = None,
     force: Annotated[bool, typer.Option("--force", help="Overwrite the file.")] = False,
     detach: DetachOption = False,
     fetch: FetchOption = "",
-    allow_remote: Annotated[bool, typer.Option("--allow-remote", help="Allow models outside your machines.")] = False,
-    timeout: Annotated[
-        float, typer.Option("--timeout", min=0.001, max=MAX_TIMEOUT_SECONDS, help="Deadline in seconds.")
-    ] = MAX_TIMEOUT_SECONDS,
+    allow_remote: AllowRemoteOption = False,
+    timeout: TimeoutOption = MAX_TIMEOUT_SECONDS,
     home: HomeOption = DEFAULT_HOME,
 ) -> None:
     """Transcribe a recording. Text and captions are streamed, progress goes to stderr; Ctrl-C cancels.
@@ -88,7 +89,7 @@ def transcribe(
         return
     if recording is None:
         raise invalid_field("FILE", "name a recording, or --fetch TASK")
-    given: Any = {
+    given = {
         "media_type": audio_type_of_name(recording.name),
         "language": language,
         "prompt": prompt,
@@ -99,17 +100,16 @@ def transcribe(
         "with_words": chosen is TranscriptFormat.WORDS,
         "allow_remote": allow_remote,
     }
-    options: TranscriptionOptions = {name: value for name, value in given.items() if value not in (None, "", False)}  # type: ignore[assignment]  # names of the options
+    options: TranscriptionOptions = given_options(given)
     data = read_media(recording, "FILE", _ADVICE)
     name = chosen_model(model, TRANSCRIPTIONS, home)
-    if detach:
-        asked = transcription_request(name, data, options)
-        with naming_fields(_option_of):
-            submit(TaskSpec(model=name, transcription=asked.payload, options=asked.options), "transcribe", home)
-        return
-    with connect(home=home) as mesh, naming_fields(_option_of):
-        streamed = mesh.stream_transcription(name, data, timeout=timeout, **options)
-        _write(streamed, chosen, output, force=force, is_translated=translate)
+    with naming_fields(_option_of):
+        if detach:
+            submit(transcription_request(name, data, options), "transcription", "transcribe", home)
+            return
+        with connect(home=home) as mesh:
+            streamed = mesh.stream_transcription(name, data, timeout=timeout, **options)
+            _write(streamed, chosen, output, force=force, is_translated=translate)
 
 
 def _write(
@@ -121,16 +121,26 @@ def _write(
     is_translated: bool,
 ) -> None:
     """Writes a transcription as it comes, to a file or to stdout."""
-    with ExitStack() as stack:
-        write: Write = _to_terminal_or_pipe
-        if output is not None:
-            file = stack.enter_context(written(output, force=force))
-            write = lambda text: _discard(file.write(text.encode()))  # noqa: E731 - one of two writers
+    with nullcontext() if output is None else written(output, force=force) as file:
+
+        def write(text: str) -> None:
+            if file is None:
+                say(shown(text) if sys.stdout.isatty() else text)
+            else:
+                file.write(text.encode())
+
         transcript = Transcript(chosen, write, is_translated=is_translated)
         # On a terminal the text itself shows how far it is.
         is_bar_shown = output is not None or chosen in (TranscriptFormat.JSON, TranscriptFormat.WORDS)
         is_bar_shown = is_bar_shown or not (sys.stdout.isatty() and sys.stderr.isatty())
-        _follow(events, transcript, is_bar_shown=is_bar_shown)
+        try:
+            with shown_work(is_shown=is_bar_shown) as show:
+                for event in events:
+                    show(event)
+                    transcript.add(event)
+            transcript.finish()
+        except KeyboardInterrupt:
+            stopped("the transcription is incomplete")
     note(work_facts(transcript.receipt))
 
 
@@ -146,26 +156,6 @@ def _chosen_format(flags: dict[str, bool]) -> TranscriptFormat:
 def _option_of(field_path: str) -> str:
     name = field_path.removeprefix("payload.")
     return "FILE" if name.startswith("audio") or name == "file" else f"--{name}"
-
-
-def _follow(events: Iterable[event_pb2.InferenceEvent], transcript: "Transcript", *, is_bar_shown: bool) -> None:
-    try:
-        with shown_work(is_shown=is_bar_shown) as show:
-            for event in events:
-                show(event)
-                transcript.add(event)
-        transcript.finish()
-    except KeyboardInterrupt:
-        stopped("the transcription is incomplete")
-
-
-def _to_terminal_or_pipe(text: str) -> None:
-    sys.stdout.write(shown(text) if sys.stdout.isatty() else text)
-    sys.stdout.flush()
-
-
-def _discard(_: int) -> None:
-    """Ignores the number of bytes written."""
 
 
 class Transcript:
@@ -230,10 +220,17 @@ class Transcript:
             "language": whole.language,
             "duration": whole.duration_seconds,
             "text": whole.text,
-            "segments": [_segment(index, segment) for index, segment in enumerate(whole.segments)],
+            "segments": [
+                {"id": index, "start": each.start_seconds, "end": each.end_seconds, "text": each.text}
+                for index, each in enumerate(whole.segments)
+            ],
         }
         if self._chosen is TranscriptFormat.WORDS:
-            document["words"] = [_word(word) for segment in whole.segments for word in segment.words]
+            document["words"] = [
+                {"word": word.text, "start": word.start_seconds, "end": word.end_seconds}
+                for segment in whole.segments
+                for word in segment.words
+            ]
         return document
 
 
@@ -251,11 +248,3 @@ def _clock(seconds: float, mark: str) -> str:
     minutes, rest = divmod(milliseconds, 60_000)
     hours, minutes = divmod(minutes, 60)
     return f"{hours:02}:{minutes:02}:{rest // 1000:02}{mark}{rest % 1000:03}"
-
-
-def _segment(index: int, segment: audio_pb2.TranscriptionSegment) -> dict[str, object]:
-    return {"id": index, "start": segment.start_seconds, "end": segment.end_seconds, "text": segment.text}
-
-
-def _word(word: audio_pb2.TranscriptionWord) -> dict[str, object]:
-    return {"word": word.text, "start": word.start_seconds, "end": word.end_seconds}

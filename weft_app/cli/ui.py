@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from weft_app.cli.http_mesh import http_mesh
+from weft_app.cli.mesh_api import gateway_url
 from weft_app.cli.options import DEFAULT_HOME, HomeOption
 from weft_app.cli.output import say
 
@@ -25,7 +25,7 @@ def ui(
 
     Example: weft ui --print
     """
-    address = f"{http_mesh(home).url}{PAGE}"
+    address = f"{gateway_url(home)}{PAGE}"
     say(f"{address}\n")
     if not only_print and not webbrowser.open(address):
         sys.stderr.write("weft: no browser could be opened here; open the address in one\n")

@@ -21,22 +21,11 @@ from weft.kernel.service import start_critical, stop_tasks
 from weft.kernel.telemetry import configure_logging
 from weft_app.cli.background import arguments_of, up_in_background
 from weft_app.cli.discover import Discover, offered
-from weft_app.cli.first_access import first_access
 from weft_app.cli.inherited import leave_deleted_folder
-from weft_app.cli.network_options import (
-    AnnounceOption,
-    EdgeOption,
-    GrpcPortOption,
-    HostOption,
-    InsecureOption,
-    JoinPortOption,
-    NetworkOptions,
-    PortOption,
-    TlsOption,
-)
+from weft_app.cli.network_options import NetworkOptions, with_network_options
 from weft_app.cli.options import DEFAULT_HOME, ConfigOption, HomeOption, naming_fields, note
 from weft_app.cli.output import say
-from weft_app.cli.ready_text import KeptAccess, ready_text
+from weft_app.cli.ready_text import KeptAccess, first_access, ready_text
 from weft_app.cli.reload import reload_lines
 from weft_app.cli.serving import lasting_streams, run_service, serving
 from weft_app.cli.stages import StageDisplay
@@ -61,29 +50,17 @@ if TYPE_CHECKING:
     from weft_app.compose.up import UpHost
 
 
+@with_network_options
 def up(
     context: typer.Context,
     home: HomeOption = DEFAULT_HOME,
     config: ConfigOption = None,
     *,
-    host: HostOption = None,
-    port: PortOption = None,
-    tls: TlsOption = None,
-    insecure: InsecureOption = False,
-    join_port: JoinPortOption = None,
-    announce: AnnounceOption = None,
-    edge: EdgeOption = None,
-    grpc_port: GrpcPortOption = None,
+    network: NetworkOptions,
     runner_http_port: Annotated[
-        int | None,
-        typer.Option(
-            "--runner-http-port",
-            min=0,
-            max=MAX_PORT,
-            help="Port of the HTTP API of the only runner, see docs/api.md.",
-        ),
+        int | None, typer.Option(min=0, max=MAX_PORT, help="Port of the HTTP API of the only runner, see docs/api.md.")
     ] = None,
-    http_port: Annotated[int | None, typer.Option("--http-port", min=0, max=MAX_PORT, hidden=True)] = None,
+    http_port: Annotated[int | None, typer.Option(min=0, max=MAX_PORT, hidden=True)] = None,
     no_demo: Annotated[
         bool,
         typer.Option(
@@ -93,7 +70,6 @@ def up(
     discover: Annotated[
         Discover | None,
         typer.Option(
-            "--discover",
             help="Without runners in weft.yaml: serve the engines and model files that are found on this machine. "
             "Default: ask on a terminal.",
             show_default=False,
@@ -104,8 +80,7 @@ def up(
         bool, typer.Option("--watch", "-w", help="Reload weft.yaml when it changes, as weft reload does.")
     ] = False,
     detach: Annotated[
-        bool,
-        typer.Option("--detach", "-d", help="Serve in the background: return when it serves. weft stop ends it."),
+        bool, typer.Option("--detach", "-d", help="Serve in the background: return when it serves. weft stop ends it.")
     ] = False,
 ) -> None:
     """Start a mesh on this machine and serve until Ctrl-C, or in the background.
@@ -123,16 +98,6 @@ def up(
             _detached(context, folder, load_config(config), discover, no_demo=no_demo)
         return
     with serving():
-        network = NetworkOptions(
-            host=host,
-            port=port,
-            grpc_port=grpc_port,
-            tls=tls,
-            insecure=insecure,
-            join_port=join_port,
-            announce=announce,
-            edge=edge,
-        )
         folder = WeftHome(home.expanduser().absolute())
         source = ConfigurationSource(
             path=config,

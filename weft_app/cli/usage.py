@@ -13,11 +13,9 @@ import typer
 
 from weft.documents.resource_kinds import ResourceKind
 from weft.kernel.unknown_names import MODEL_OR_POOL, unknown_name
-from weft_app.cli.formats import moment_in
-from weft_app.cli.mesh_api import connect
-from weft_app.cli.mesh_documents import Document, connect_documents
-from weft_app.cli.options import DEFAULT_HOME, HomeOption, naming_fields, note, reporting
-from weft_app.cli.output import Column, TextTable, print_document, say
+from weft_app.cli.mesh_api import Document, connect
+from weft_app.cli.options import DEFAULT_HOME, HomeOption, naming_fields, note
+from weft_app.cli.output import Column, TextTable, custom_columns, moment_in, print_document, say
 
 MAX_ROWS = 10_000
 """Rows of one answer."""
@@ -46,15 +44,14 @@ _CSV_COUNTS = (
 
 def usage(
     by: Annotated[
-        str,
-        typer.Option("--by", help="Group rows by tenant, key, model, asked, hour or day, with commas."),
+        str, typer.Option(help="Group rows by tenant, key, model, asked, hour or day, with commas.")
     ] = "tenant",
     since: Annotated[
-        str, typer.Option("--since", help="Requests that ended in this time, such as 12h or 30d, or since a date.")
+        str, typer.Option(help="Requests that ended in this time, such as 12h or 30d, or since a date.")
     ] = "30d",
-    until: Annotated[str, typer.Option("--until", help="Requests that ended before; a time ago, or a date.")] = "",
-    tenant: Annotated[str, typer.Option("--tenant", help="Only this tenant.")] = "",
-    model: Annotated[str, typer.Option("--model", help="Only this model.")] = "",
+    until: Annotated[str, typer.Option(help="Requests that ended before; a time ago, or a date.")] = "",
+    tenant: Annotated[str, typer.Option(help="Only this tenant.")] = "",
+    model: Annotated[str, typer.Option(help="Only this model.")] = "",
     output: Annotated[UsageFormat, typer.Option("--output", "-o", help="Output format.")] = UsageFormat.TABLE,
     home: HomeOption = DEFAULT_HOME,
 ) -> None:
@@ -64,33 +61,32 @@ def usage(
 
     Example: weft usage --by tenant,day --since 7d -o csv
     """
-    with reporting():
-        groups = [word.strip() for word in by.split(",") if word.strip()]
-        with naming_fields("--{}".format), connect(home) as api:
-            found = api.get(
-                "/v1/admin/usage",
-                by=",".join(groups),
-                since=since,
-                until=until,
-                tenant=tenant,
-                model=model,
-                limit=MAX_ROWS,
-            )
-        if model and not found["items"]:
-            _note_unknown(model, home)
-        if output is UsageFormat.CSV:
-            say(csv_text(found, groups))
-        elif output in (UsageFormat.JSON, UsageFormat.YAML):
-            print_document(found, output)
-        else:
-            say(table_text(found, groups, is_wide=output is UsageFormat.WIDE))
-        if found["hasMore"]:
-            note(f"there are more than {MAX_ROWS} rows; name a shorter time, a tenant or a model")
+    groups = [word.strip() for word in by.split(",") if word.strip()]
+    with naming_fields("--{}".format), connect(home) as api:
+        found = api.get(
+            "/v1/admin/usage",
+            by=",".join(groups),
+            since=since,
+            until=until,
+            tenant=tenant,
+            model=model,
+            limit=MAX_ROWS,
+        )
+    if model and not found["items"]:
+        _note_unknown(model, home)
+    if output is UsageFormat.CSV:
+        say(csv_text(found, groups))
+    elif output in (UsageFormat.JSON, UsageFormat.YAML):
+        print_document(found, output)
+    else:
+        say(table_text(found, groups, is_wide=output is UsageFormat.WIDE))
+    if found["hasMore"]:
+        note(f"there are more than {MAX_ROWS} rows; name a shorter time, a tenant or a model")
 
 
 def _note_unknown(model: str, home: Path) -> None:
     """Says on standard error that no model has this name; one that was used and deleted has rows."""
-    with connect_documents(home) as mesh:
+    with connect(home) as mesh:
         names = set(chain(mesh.names(ResourceKind.MODEL), mesh.names(ResourceKind.POOL)))
     if model not in names:
         note(unknown_name(MODEL_OR_POOL, model, names).message)
@@ -150,27 +146,16 @@ def _gpu(row: Document) -> str:
 
 
 _OUTCOMES = ("completed", "failed", "cancelled", "rejected", "unknown")
-_COUNTS = (
-    Column("REQUESTS", lambda row: str(sum(row[name] for name in _OUTCOMES))),
-    Column("COMPLETED", "completed"),
-    Column("FAILED", "failed"),
-    Column("CANCELLED", "cancelled"),
-    Column("REJECTED", "rejected"),
-    Column("IN", "promptTokens"),
-    Column("CACHED", "cachedPromptTokens"),
-    Column("OUT", "completionTokens"),
-    Column("GPU SECONDS", _gpu),
-    Column("REMOTE", "remote"),
+_COUNTS = custom_columns(
+    "REQUESTS COMPLETED:completed FAILED:failed CANCELLED:cancelled REJECTED:rejected IN:promptTokens "
+    "CACHED:cachedPromptTokens OUT:completionTokens GPU_SECONDS REMOTE:remote",
+    REQUESTS=lambda row: str(sum(row[name] for name in _OUTCOMES)),
+    GPU_SECONDS=_gpu,
 )
-_WIDE = (
-    *_COUNTS,
-    Column("WATT HOURS", lambda row: f"{row['energyMillijoules'] / 3.6e6:.2f}" if "energyMillijoules" in row else "-"),
-    Column("IMAGE STEPS", "imageSteps"),
-    Column("MEGAPIXELS", lambda row: f"{row['imagePixels'] / 1e6:.2f}"),
-    Column("AUDIO SECONDS", lambda row: f"{row['audioMilliseconds'] / 1e3:.1f}"),
-    Column("REMOTE IN", "remotePromptTokens"),
-    Column("REMOTE OUT", "remoteCompletionTokens"),
-    Column("UNKNOWN", "unknown"),
-    Column("RETRIED", "retried"),
-    Column("TOKENS UNKNOWN", "unknownTokens"),
+_WIDE = _COUNTS + custom_columns(
+    "WATT_HOURS IMAGE_STEPS:imageSteps MEGAPIXELS AUDIO_SECONDS REMOTE_IN:remotePromptTokens "
+    "REMOTE_OUT:remoteCompletionTokens UNKNOWN:unknown RETRIED:retried TOKENS_UNKNOWN:unknownTokens",
+    WATT_HOURS=lambda row: f"{row['energyMillijoules'] / 3.6e6:.2f}" if "energyMillijoules" in row else "-",
+    MEGAPIXELS=lambda row: f"{row['imagePixels'] / 1e6:.2f}",
+    AUDIO_SECONDS=lambda row: f"{row['audioMilliseconds'] / 1e3:.1f}",
 )

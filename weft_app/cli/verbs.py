@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import MappingProxyType
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args
 
 import typer
 from pydantic import ValidationError
@@ -26,6 +26,7 @@ from weft.documents.operation_actions import (
     remove_action,
     unload_action,
 )
+from weft.documents.resource_kinds import ResourceKind
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.load_parameters import LoadValue
 from weft.kernel.model_source import is_hub_id, parse_source
@@ -35,51 +36,24 @@ from weft.kernel.units import keep_alive_seconds, parse_size
 from weft.kernel.validation_words import plain_words
 from weft_app.cli.asked_model import AskedModel, asked_to_serve, existing_path
 from weft_app.cli.completion import complete_model
-from weft_app.cli.options import naming_fields, reporting
+from weft_app.cli.options import act_on_each, as_command, naming_fields
+from weft_app.cli.targets import selected_names
 
 MembersArgument = Annotated[
     str, typer.Argument(metavar="MODEL", help="A model or a pool.", autocompletion=complete_model)
 ]
 
-LoadedArgument = Annotated[
-    str,
-    typer.Argument(
-        metavar="MODEL",
-        help="A model or a pool; or a source such as hf:OWNER/REPO or a short name, which is pulled and served.",
-        autocompletion=complete_model,
-    ),
-]
-NewNameOption = Annotated[str, typer.Option("--name", help="Of a source: the model's name. Default: made from it.")]
 RunnerOption = Annotated[
     str, typer.Option("--runner", help="Of a source: the runner that serves it. Default: the only one that can.")
 ]
 
-ContextOption = Annotated[
-    int | None, typer.Option("--ctx", "--context-tokens", min=16, max=16_777_216, help="Context of one slot in tokens.")
-]
-QuantizationOption = Annotated[
-    str | None, typer.Option("--quantization", "-q", help="A declared variant of the model, such as q8_0.")
-]
-BudgetOption = Annotated[
-    str | None, typer.Option("--budget", metavar="SIZE", help="Limit of accelerator memory, such as 8GiB.")
-]
-EvictOption = Annotated[str, typer.Option("--evict", metavar="MODEL", help="Unload this model first.")]
-ReplicasOption = Annotated[
-    int, typer.Option("--replicas", min=0, max=64, help="Number of pool members to keep loaded.")
-]
-PinOption = Annotated[bool, typer.Option("--pin", help="Never evict it for another model.")]
-KeepAliveOption = Annotated[
-    str | None,
-    typer.Option(
-        "--keep-alive", metavar="TIME", help="Time it stays loaded after a request: 5m, 0, or -1 for no limit."
-    ),
-]
-SetOption = Annotated[
-    list[str] | None,
-    typer.Option("--set", metavar="NAME=VALUE", help="Another setting of its engine; `weft describe` lists them."),
-]
 
-
+SelectedModelsOption = Annotated[
+    str, typer.Option("--selector", "-l", metavar="SELECTOR", help="Models with such labels: tier=fast,team=a.")
+]
+_OF_ONE_MODEL = (("MODEL", "model"), ("--token", "token"), ("--request-id", "request_id"), ("--all", "everything"))
+"""Options that say what one operation is about, and their parameters."""
+_KEYWORD = inspect.Parameter.KEYWORD_ONLY
 _KEY = "[key]"
 _SHOWN_CHARS = 64
 _OPTIONS: Mapping[str, str] = MappingProxyType(
@@ -107,40 +81,82 @@ _OPTION_OF_PARAMETER: Mapping[str, str] = MappingProxyType({"context_tokens": "-
 
 
 def command(
-    verb: Callable[..., operation_pb2.OperationAction], finish: Callable[..., None], text: str
+    verb: Callable[..., operation_pb2.OperationAction], finish: Callable[..., None], text: str, *, selects: bool = False
 ) -> Callable[..., None]:
     """Returns a command with the options of `verb`, then those of `finish`, which gets the action first.
 
-    `text` is the help of the command. Errors name options.
+    `text` is the help of the command. `selects`: it takes the models of a selector, too. Errors name options.
     """
     own = inspect.signature(verb).parameters
     shared = dict(list(inspect.signature(finish).parameters.items())[1:])
+    parameters = {**own, **shared}
+    if selects:
+        parameters["selector"] = inspect.Parameter("selector", _KEYWORD, default="", annotation=SelectedModelsOption)
+        kind, argument = get_args(own["model"].annotation)
+        if own["model"].default is inspect.Parameter.empty:
+            parameters["model"] = own["model"].replace(annotation=Annotated[kind | None, argument], default=None)
 
-    def run(**arguments: Any) -> None:
-        with reporting(), naming_options(arguments.get("parameters") or ()):
+    def act(arguments: Mapping[str, Any]) -> None:
+        with naming_options(arguments.get("parameters") or ()):
             action = verb(**{name: arguments[name] for name in own})
             finish(action, **{name: arguments[name] for name in shared})
 
-    parameters = [*own.values(), *shared.values()]
-    run.__signature__ = inspect.Signature(parameters, return_annotation=None)  # type: ignore[attr-defined]
-    run.__annotations__ = {each.name: each.annotation for each in parameters}
-    run.__doc__ = text
-    return run
+    def run(*, selector: str = "", **arguments: Any) -> None:
+        if selector:
+            act_on_each(_selected_models(selector, arguments), lambda name: act(arguments | {"model": name}))
+        elif selects and arguments["model"] is None:
+            raise invalid_field("MODEL", "name a model, or select some by their labels with -l")
+        else:
+            act(arguments)
+
+    return as_command(run, parameters.values(), text)
+
+
+def _selected_models(selector: str, arguments: Mapping[str, Any]) -> list[str]:
+    """Returns the models with such labels. Raises INVALID_ARGUMENT for options about one model."""
+    for option, name in _OF_ONE_MODEL:
+        if arguments.get(name):
+            raise invalid_field("--selector", f"goes without {option}")
+    return selected_names(arguments["home"], ResourceKind.MODEL, selector, "changed")
 
 
 def load(
-    model: LoadedArgument,
+    model: Annotated[
+        str,
+        typer.Argument(
+            metavar="MODEL",
+            help="A model or a pool; or a source such as hf:OWNER/REPO or a short name, which is pulled and served.",
+            autocompletion=complete_model,
+        ),
+    ],
     *,
-    name: NewNameOption = "",
+    name: Annotated[str, typer.Option("--name", help="Of a source: the model's name. Default: made from it.")] = "",
     runner: RunnerOption = "",
-    context_tokens: ContextOption = None,
-    quantization: QuantizationOption = None,
-    budget: BudgetOption = None,
-    evict: EvictOption = "",
-    replicas: ReplicasOption = 0,
-    pin: PinOption = False,
-    keep_alive: KeepAliveOption = None,
-    parameters: SetOption = None,
+    context_tokens: Annotated[
+        int | None,
+        typer.Option("--ctx", "--context-tokens", min=16, max=16_777_216, help="Context of one slot in tokens."),
+    ] = None,
+    quantization: Annotated[
+        str | None, typer.Option("--quantization", "-q", help="A declared variant of the model, such as q8_0.")
+    ] = None,
+    budget: Annotated[
+        str | None, typer.Option("--budget", metavar="SIZE", help="Limit of accelerator memory, such as 8GiB.")
+    ] = None,
+    evict: Annotated[str, typer.Option("--evict", metavar="MODEL", help="Unload this model first.")] = "",
+    replicas: Annotated[
+        int, typer.Option("--replicas", min=0, max=64, help="Number of pool members to keep loaded.")
+    ] = 0,
+    pin: Annotated[bool, typer.Option("--pin", help="Never evict it for another model.")] = False,
+    keep_alive: Annotated[
+        str | None,
+        typer.Option(
+            "--keep-alive", metavar="TIME", help="Time it stays loaded after a request: 5m, 0, or -1 for no limit."
+        ),
+    ] = None,
+    parameters: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="NAME=VALUE", help="Another setting of its engine; `weft describe` lists them."),
+    ] = None,
 ) -> operation_pb2.OperationAction:
     """Returns the action of a load. Raises INVALID_ARGUMENT naming the option."""
     try:
@@ -173,8 +189,8 @@ def load(
 def pull(
     source: Annotated[str, typer.Argument(metavar="SOURCE", help="A source such as hf:OWNER/REPO.")],
     *,
-    runner: Annotated[str, typer.Option("--runner", help="The runner that pulls it.")] = "",
-    form: Annotated[str, typer.Option("--form", help="gguf, or folder.")] = "",
+    runner: Annotated[str, typer.Option(help="The runner that pulls it.")] = "",
+    form: Annotated[str, typer.Option(help="gguf, or folder.")] = "",
 ) -> operation_pb2.OperationAction:
     """Returns the action of a pull. Raises INVALID_ARGUMENT naming the option."""
     parse_source(source, "SOURCE")
@@ -199,16 +215,13 @@ def unload(model: MembersArgument) -> operation_pb2.OperationAction:
 def flush(
     *,
     scope: Annotated[
-        FlushScope | None,
-        typer.Option("--scope", help="Prefixes that are dropped; default: by the other options."),
+        FlushScope | None, typer.Option(help="Prefixes that are dropped; default: by the other options.")
     ] = None,
     everything: Annotated[bool, typer.Option("--all", help="All cached prefixes.")] = False,
-    model: Annotated[
-        str, typer.Option("--model", help="Only prefixes of this model.", autocompletion=complete_model)
-    ] = "",
-    tenant: Annotated[str, typer.Option("--tenant", help="Only prefixes of this tenant.")] = "",
-    tag: Annotated[str, typer.Option("--tag", help="Only prefixes with this cache tag.")] = "",
-    runner: Annotated[str, typer.Option("--runner", help="Only on this runner.")] = "",
+    model: Annotated[str, typer.Option(help="Only prefixes of this model.", autocompletion=complete_model)] = "",
+    tenant: Annotated[str, typer.Option(help="Only prefixes of this tenant.")] = "",
+    tag: Annotated[str, typer.Option(help="Only prefixes with this cache tag.")] = "",
+    runner: Annotated[str, typer.Option(help="Only on this runner.")] = "",
 ) -> operation_pb2.OperationAction:
     """Returns the action of a flush. Raises INVALID_ARGUMENT naming the option."""
     if model:

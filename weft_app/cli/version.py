@@ -8,10 +8,9 @@ from typing import Any
 from weft import __version__
 from weft.documents.resource_kinds import ResourceKind
 from weft.kernel.errors import WeftError
-from weft_app.cli.mesh_api import gateway_url, own_url
-from weft_app.cli.mesh_documents import connect_documents
+from weft_app.cli.mesh_api import connect, gateway_url, own_url
 from weft_app.cli.options import DEFAULT_HOME, HomeOption, OutputFormat, PageOutputOption
-from weft_app.cli.output import Column, page, print_page
+from weft_app.cli.output import custom_columns, page, print_page
 from weft_app.compose.home import WeftHome
 
 API_VERSION = "v1"
@@ -19,16 +18,10 @@ API_VERSION = "v1"
 UNKNOWN = "unknown"
 _LIBRARIES = {"grpc": "grpcio", "protobuf": "protobuf"}
 """Distribution of each library whose version is shown."""
-_FACTS = (
-    Column("Client", lambda facts: facts["client"]),
-    Column("Mesh", lambda facts: facts.get("mesh") or f"none ({facts['problem']})"),
-    Column(
-        "Runners", lambda facts: ", ".join(f"{name} {text}" for name, text in facts.get("runners", {}).items()) or None
-    ),
-    Column("API", lambda facts: facts["api"]),
-    Column("Python", lambda facts: facts["python"]),
-    Column("gRPC", lambda facts: facts["grpc"]),
-    Column("protobuf", lambda facts: facts["protobuf"]),
+_FACTS = custom_columns(
+    "Client:client Mesh Runners API:api Python:python gRPC:grpc protobuf:protobuf",
+    Mesh=lambda facts: facts.get("mesh") or f"none ({facts['problem']})",
+    Runners=lambda facts: ", ".join(f"{name} {text}" for name, text in facts.get("runners", {}).items()) or None,
 )
 
 
@@ -53,7 +46,7 @@ def _mesh(home: Path) -> dict[str, Any]:
     """Returns the versions of the mesh that is found for a home, and of its runners; else what the problem is."""
     try:
         url = gateway_url(home)
-        with connect_documents(home) as documents:
+        with connect(home) as documents:
             runners = documents.documents(ResourceKind.RUNNER)
     except WeftError as error:
         return {"problem": error.message}

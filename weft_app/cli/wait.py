@@ -2,9 +2,7 @@
 
 import re
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass
-from enum import Enum
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated
@@ -17,11 +15,11 @@ from weft.kernel.reasons import Reason
 from weft.kernel.unknown_names import unknown_name
 from weft_app.cli.follow import follow
 from weft_app.cli.get import ResourcesArgument
-from weft_app.cli.mesh_documents import Document, connect_documents
+from weft_app.cli.mesh_api import Document, connect
 from weft_app.cli.options import DEFAULT_HOME, HomeOption
 from weft_app.cli.output import say
-from weft_app.cli.targets import Target, one_target
-from weft_app.cli.tasks import is_about_tasks, wait_for_task
+from weft_app.cli.targets import Target, one_target, record_kind
+from weft_app.cli.tasks import wait_for_task
 
 MAX_TIMEOUT_SECONDS = 7 * 86_400.0
 
@@ -33,33 +31,8 @@ _WITH_STATUS = frozenset(
 _STATES = ("active", "inactive", "hibernating", "failed")
 
 
-class What(Enum):
-    """Properties that can be waited for."""
-
-    STATUS = "status"
-    CONDITION = "condition"
-    EXISTS = "exists"
-    DELETE = "delete"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Expectation:
-    """The awaited condition."""
-
-    what: What
-    name: str = ""
-    """The condition's type."""
-    value: str = ""
-    """The expected status, in lower case."""
-
-    def holds(self, document: Document | None) -> bool:
-        """Whether the resource fulfils it now; None: it does not exist."""
-        if document is None or self.what in (What.EXISTS, What.DELETE):
-            return (document is None) == (self.what is What.DELETE)
-        if self.what is What.STATUS:
-            return _state_of(document) == self.value
-        conditions = document["status"]["conditions"]
-        return any(one["type"].lower() == self.name and one["status"].lower() == self.value for one in conditions)
+Expectation = Callable[[Document | None], bool]
+"""Whether a resource is as it is awaited; None: it does not exist."""
 
 
 def wait(
@@ -74,7 +47,7 @@ def wait(
         ),
     ] = None,
     timeout: Annotated[
-        str, typer.Option("--timeout", help="Timeout, such as 90s, 5m or 1h; 0 checks once.", metavar="TIME")
+        str, typer.Option(help="Timeout, such as 90s, 5m or 1h; 0 checks once.", metavar="TIME")
     ] = "60s",
     home: HomeOption = DEFAULT_HOME,
 ) -> None:
@@ -85,7 +58,7 @@ def wait(
     Example: weft wait model qwen --for status=active --timeout 5m
     """
     seconds = parse_duration(timeout)
-    if is_about_tasks(resources):
+    if record_kind(resources[0]) == "task":
         wait_for_task(resources, expected, seconds, home)
         return
     target, wanted = one_target(resources), expected or "condition=Ready"
@@ -110,30 +83,32 @@ _UNKNOWN: Mapping[tuple[str, ResourceKind], str] = MappingProxyType(
 
 def parse_expectation(text: str, kind: ResourceKind) -> Expectation:
     """Parses `--for`. Raises INVALID_ARGUMENT."""
-    what, _, rest = text.partition("=")
-    match what.lower():
+    what, _, rest = text.lower().partition("=")
+    match what:
         case "exists" | "create" if not rest:
-            return Expectation(what=What.EXISTS)
+            return lambda document: document is not None
         case "delete" if not rest:
-            return Expectation(what=What.DELETE)
-        case "status" if rest.lower() in _STATES and kind in _WITH_STATUS:
-            return Expectation(what=What.STATUS, value=rest.lower())
-        case "status" | "condition" if (what.lower(), kind) in _UNKNOWN:
-            raise invalid_field("--for", _UNKNOWN[what.lower(), kind])
+            return lambda document: document is None
+        case "status" if rest in _STATES and kind in _WITH_STATUS:
+            return _status(rest)
+        case "status" | "condition" if (what, kind) in _UNKNOWN:
+            raise invalid_field("--for", _UNKNOWN[what, kind])
         case "status" | "condition" if not _condition_types(kind):
             raise invalid_field("--for", f"a {kind.value} has no status; wait for exists or delete")
         case "condition" if rest:
             name, _, value = rest.partition("=")
-            return _condition(name.lower(), (value or "true").lower(), kind)
+            return _condition(name, value or "true", kind)
         case word if not rest and word in _STATES and kind in _WITH_STATUS:
-            return Expectation(what=What.STATUS, value=word)
+            return _status(word)
         case word if not rest and word in _condition_names(kind):
-            return Expectation(what=What.CONDITION, name=word, value="true")
+            return _condition(word, "true", kind)
         case _:
-            raise invalid_field(
-                "--for",
-                f"must be ready, {', '.join(f'status={state}' for state in _STATES)}, condition=NAME, exists or delete",
-            )
+            states = ", ".join(f"status={state}" for state in _STATES)
+            raise invalid_field("--for", f"must be ready, {states}, condition=NAME, exists or delete")
+
+
+def _status(state: str) -> Expectation:
+    return lambda document: document is not None and _state_of(document) == state
 
 
 def _condition(name: str, value: str, kind: ResourceKind) -> Expectation:
@@ -141,7 +116,10 @@ def _condition(name: str, value: str, kind: ResourceKind) -> Expectation:
         raise invalid_field("--for", f"the conditions of a {kind.value} are {', '.join(_condition_types(kind))}")
     if value not in ("true", "false", "unknown"):
         raise invalid_field("--for", "a condition is true, false or unknown")
-    return Expectation(what=What.CONDITION, name=name, value=value)
+    return lambda document: any(
+        one["type"].lower() == name and one["status"].lower() == value
+        for one in (document or {"status": {"conditions": ()}})["status"]["conditions"]
+    )
 
 
 def _condition_names(kind: ResourceKind) -> frozenset[str]:
@@ -174,12 +152,12 @@ def _wait(target: Target, expectation: Expectation, timeout_seconds: float, home
     if timeout_seconds:
         for state, _ in follow(home, (kind,), deadline=deadline):
             there = state[kind]
-            if expectation.holds(_found(there, name)):
+            if expectation(_found(there, name)):
                 return
     else:
-        with connect_documents(home) as mesh:
+        with connect(home) as mesh:
             there = {document["name"]: document for document in mesh.documents(target.kind)}
-        if expectation.holds(_found(there, name)):
+        if expectation(_found(there, name)):
             return
     raise _timed_out(target, there, timeout_seconds)
 

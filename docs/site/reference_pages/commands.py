@@ -4,7 +4,7 @@ import inspect
 from collections.abc import Iterator
 from typing import Any
 
-from weft_app.cli.main import COMMANDS, PANELS, load
+from weft_app.cli.main import PANELS, load
 
 _HEAD = """# Commands
 
@@ -18,13 +18,13 @@ def page() -> str:
     for panel, names in PANELS.items():
         lines.append(f"## {panel}\n")
         for name in names:
-            lines += _command(f"weft {name}", load(name), COMMANDS[name].summary)
+            lines += _command(f"weft {name}", load(name))
     return "\n".join(lines)
 
 
-def _command(path: str, command: Any, summary: str = "") -> Iterator[str]:
+def _command(path: str, command: Any) -> Iterator[str]:
     yield f"### {path}\n"
-    yield f"{_text(command.help) or summary}\n"
+    yield f"{_text(command.help)}\n"
     parameters = [each for each in command.params if each.name not in ("help", "install_completion", "show_completion")]
     rows = [row for each in parameters if not getattr(each, "hidden", False) for row in _row(each)]
     if rows:

@@ -126,16 +126,16 @@ class ScriptedMesh:
     def run(self, *arguments: str, stdin: str | bytes | None = None) -> Result:
         """A `weft` command to its end; one that watches gets Ctrl-C at the end of the script."""
         self.serve()
-        events = MeshApi.events
+        stream = MeshApi.stream
 
         def told(api: MeshApi, path: str, deadline: float | None = None, **query: Any) -> Iterator[Any]:
             if path == WATCH and query["kinds"] == "event":
                 return self._stream_of_events()
             if path != WATCH:
-                return events(api, path, deadline, **query)
+                return stream(api, path, deadline, **query)
             return self._stream(query["kinds"].split(","), deadline)
 
-        with patch.object(MeshApi, "events", told):
+        with patch.object(MeshApi, "stream", told):
             return CliRunner().invoke(app, arguments, input=stdin, env={"WEFT_HOME": str(self.home), "COLUMNS": "200"})
 
     def _stream(self, kinds: list[str], deadline: float | None) -> Iterator[Any]:

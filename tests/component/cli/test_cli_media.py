@@ -16,8 +16,8 @@ from weft.api.registry.v1 import model_pb2
 from weft.api.router.v1 import inference_service_pb2
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.reasons import Reason
-from weft_app.cli import image, media_output, transcribe
-from weft_app.cli.media_output import free_paths, numbered, slug
+from weft_app.cli import image, media, transcribe
+from weft_app.cli.media import free_paths, numbered, slug
 from weft_testing.media_files import png, wav
 
 pytest_plugins = ("cli_mesh",)
@@ -304,7 +304,7 @@ def test_invalid_recording_or_format_is_rejected_immediately(
 
 
 def test_oversized_recording_is_rejected_with_advice(talk: ScriptedMesh, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(media_output, "MAX_MEDIA_BYTES", 10)
+    monkeypatch.setattr(media, "MAX_MEDIA_BYTES", 10)
     result = talk.run("transcribe", "talk.wav")
     assert result.exit_code == 2
     assert transcribe._ADVICE in result.stderr

@@ -240,7 +240,7 @@ def _watched(monkeypatch: pytest.MonkeyPatch, *changes: operation_pb2.Operation 
             yield {"kind": "operation", "change": change} if isinstance(change, str) else _put(change)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(MeshApi, "events", events)
+    monkeypatch.setattr(MeshApi, "stream", events)
 
 
 def test_operations_watch_prints_new_and_changed_ones_across_an_outage(

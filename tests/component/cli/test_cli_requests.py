@@ -478,7 +478,7 @@ def _watched(mesh: Mesh, *arguments: str, events: Sequence[Callable[[], None]] =
             yield next(following)
         raise KeyboardInterrupt
 
-    with patch("weft_app.cli.request_table.follow", until_interrupted):
+    with patch("weft_app.cli.records.follow", until_interrupted):
         result = mesh.run("get", *arguments, "-w")
     assert result.exit_code == 0, result.output
     return result.stdout.splitlines()

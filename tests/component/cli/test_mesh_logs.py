@@ -15,9 +15,9 @@ from kit.warm_python import warm
 from typer.testing import CliRunner, Result
 
 from weft.kernel.telemetry import BoundedLogFile
-from weft_app.cli import log_files, mesh_logs
-from weft_app.cli.log_files import LogFile
+from weft_app.cli import mesh_logs
 from weft_app.cli.main import app
+from weft_app.cli.mesh_logs import LogFile
 from weft_app.compose.home import WeftHome
 
 pytest_plugins = ("cli_mesh",)
@@ -216,8 +216,8 @@ def test_truncated_or_late_file_is_followed(tmp_path: Path) -> None:
 
 
 def test_reads_and_lines_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(log_files, "MAX_READ_BYTES", 8)
-    monkeypatch.setattr(log_files, "MAX_LINE_BYTES", 4)
+    monkeypatch.setattr(mesh_logs, "MAX_READ_BYTES", 8)
+    monkeypatch.setattr(mesh_logs, "MAX_LINE_BYTES", 4)
     path = tmp_path / "x.log"
     path.write_bytes(b"one\ntwo\n12345\n")
     with LogFile(path) as file:

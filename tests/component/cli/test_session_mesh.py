@@ -8,7 +8,7 @@ import pytest
 from weft.client._home import DEFAULT_HOME
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
-from weft_app.cli.session_mesh import is_mesh_running, session_mesh
+from weft_app.cli.background import is_mesh_running, session_mesh
 from weft_app.compose.home import RUNNING, STARTING, WeftHome
 
 FACTS = {"url": "http://127.0.0.1:9", "grpc": "127.0.0.1:9"}

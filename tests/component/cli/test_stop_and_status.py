@@ -148,7 +148,7 @@ def test_standalone_runner_counts_as_running(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as runner:
         address = f"127.0.0.1:{runner.getsockname()[1]}"
         (home.run / "runner-gpu-0.address").write_text(address)
-        with patch("weft_app.cli.process_calls.health_of", return_value=GetHealthResponse(status="ok")):
+        with patch("weft_app.cli.grpc_calls.health_of", return_value=GetHealthResponse(status="ok")):
             done = _weft("status", "-o", "json", "--home", tmp_path)
     facts = json.loads(done.stdout)
     assert (done.exit_code, facts["state"], facts["services"]) == (EXIT_OK, "running", {"runner/gpu-0": address})

@@ -7,8 +7,8 @@ import pytest
 from weft.client._messages import chat_request
 from weft.kernel.errors import FieldError
 from weft.kernel.media_types import audio_type_of, image_type_of
-from weft_app.cli import chat_media
-from weft_app.cli.chat_media import MessageMedia, read_media
+from weft_app.cli import chat
+from weft_app.cli.chat import MessageMedia, read_media
 from weft_testing.media_files import bmp, gif, jpeg, mp3, png, wav, webp
 
 
@@ -57,14 +57,14 @@ def test_invalid_file_error_names_option_and_file(tmp_path: Path, option: str) -
 
 
 def test_file_above_the_limit_is_refused_without_a_full_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chat_media, "MAX_FILE_BYTES", 64)
+    monkeypatch.setattr(chat, "MAX_FILE_BYTES", 64)
     (tmp_path / "photo.png").write_bytes(png(64, 64))
     with pytest.raises(FieldError, match="is larger than"):
         read_media([tmp_path / "photo.png"], None)
 
 
 def test_total_file_size_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chat_media, "MAX_TOTAL_BYTES", 100)
+    monkeypatch.setattr(chat, "MAX_TOTAL_BYTES", 100)
     (tmp_path / "photo.png").write_bytes(png(2, 2))
     with pytest.raises(FieldError, match="together"):
         read_media([tmp_path / "photo.png"] * 3, None)

@@ -16,9 +16,9 @@ from weft.documents.resources import model_document, plain
 from weft.kernel.errors import FieldError
 from weft_app.cli.background import arguments_of
 from weft_app.cli.columns import listing_of
-from weft_app.cli.main import ALIASES, COMMANDS, OTHER_WORDS, app, load
+from weft_app.cli.main import ALIASES, COMMANDS, OTHER_WORDS, app, load, summary_of
 from weft_app.cli.options import EXIT_OK, EXIT_USAGE
-from weft_app.cli.output import Column, TextTable, page, safe_text
+from weft_app.cli.output import Column, TextTable, custom_columns, page, safe_text
 from weft_app.cli.targets import Target, one_target, parse_targets
 from weft_app.cli.wait import parse_duration, parse_expectation
 
@@ -84,22 +84,24 @@ def _model(state: str) -> dict[str, Any]:
 
 def test_expectations_are_evaluated() -> None:
     active = parse_expectation("status=active", ResourceKind.MODEL)
-    assert active.holds(_model("active"))
-    assert not active.holds(_model("hibernating"))
-    assert not active.holds(None)
+    assert active(_model("active"))
+    assert not active(_model("hibernating"))
+    assert not active(None)
     gone = parse_expectation("delete", ResourceKind.MODEL)
-    assert gone.holds(None)
-    assert not gone.holds(_model("inactive"))
+    assert gone(None)
+    assert not gone(_model("inactive"))
     exists = parse_expectation("exists", ResourceKind.POOL)
-    assert exists.holds({"kind": "pool", "name": "p"})
-    assert not exists.holds(None)
+    assert exists({"kind": "pool", "name": "p"})
+    assert not exists(None)
 
 
 @pytest.mark.parametrize("word", ["ready", "Ready", "active", "awake"])
 def test_expectation_may_be_a_bare_word(word: str) -> None:
-    assert parse_expectation(word, ResourceKind.MODEL).holds(None) is False
-    whole = "status=active" if word == "active" else f"condition={word}"
-    assert parse_expectation(word, ResourceKind.MODEL) == parse_expectation(whole, ResourceKind.MODEL)
+    bare = parse_expectation(word, ResourceKind.MODEL)
+    whole = parse_expectation("status=active" if word == "active" else f"condition={word}", ResourceKind.MODEL)
+    models = None, _model("active"), _model("inactive"), _model("hibernating")
+    assert bare(None) is False
+    assert list(map(bare, models)) == list(map(whole, models))
 
 
 @pytest.mark.parametrize(
@@ -135,7 +137,7 @@ def test_every_command_loads_and_has_help(name: str) -> None:
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_table_summary_is_the_first_paragraph_of_command_help(name: str) -> None:
-    assert COMMANDS[name].summary == " ".join(load(name).help.split("\n\n")[0].split())
+    assert summary_of(name) == " ".join(load(name).help.split("\n\n")[0].split())
 
 
 def test_group_lists_every_command_once() -> None:
@@ -231,3 +233,13 @@ def test_command_options_are_repeated_as_typed() -> None:
 @pytest.mark.parametrize("words", [["model", "über/tiny"], ["model/über/tiny"]])
 def test_model_is_named_in_any_letters(words: list[str]) -> None:
     assert one_target(words) == Target(ResourceKind.MODEL, "xn--ber-goa/tiny")
+
+
+def test_columns_are_written_as_titles_paths_and_formats() -> None:
+    columns = custom_columns("LAST_SEEN:status.at:ago~ RATE:rate:{:.1f}/s SLOTS", SLOTS=lambda record: record["slots"])
+    assert columns == (
+        Column("LAST SEEN", "status.at", "ago", ticks=True),
+        Column("RATE", "rate", "{:.1f}/s"),
+        Column("SLOTS", columns[2].source),
+    )
+    assert [each.text({"rate": 2, "slots": "1/4"}) for each in columns] == [None, "2.0/s", "1/4"]

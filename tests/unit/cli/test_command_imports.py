@@ -25,7 +25,7 @@ CALL = "from weft_app.cli.main import app\napp(prog_name='weft')"
 SHARED = "import weft_app.cli.main"
 HELP_IMPORTS = {
     *("weft", "weft.kernel", "weft.kernel.memory_tuning"),
-    *("weft_app", "weft_app.cli", "weft_app.cli.inherited", "weft_app.cli.main", "weft_app.cli.plain_values"),
+    *("weft_app", "weft_app.cli", "weft_app.cli.inherited", "weft_app.cli.main", "weft_app.cli.main"),
 }
 """Modules of weft that the help of all commands may import."""
 OWN = {"weft", "weft_app", "gateway", "registry_svc", "router_svc", "runner_svc"}
@@ -122,7 +122,7 @@ def test_completion_imports_no_large_library(line: str, ended: Mapping[str, Ende
 
 @pytest.mark.parametrize(("command", "complete"), [*FIRST_WORDS.items(), *NAMES.items()])
 def test_completion_table_matches_the_commands(command: str, complete: object) -> None:
-    module, _, function = main.COMMANDS[command].place.partition(":")
+    module, _, function = f"weft_app.cli.{main.COMMANDS[command]}".partition(":")
     parameters = signature(getattr(import_module(module), function), eval_str=True).parameters.values()
     found = [each for own in parameters for each in get_args(own.annotation) if isinstance(each, ArgumentInfo)]
     assert found[0].autocompletion is complete

@@ -14,7 +14,7 @@ import pytest
 
 from weft.kernel.errors import WeftError
 from weft_app.cli.doctor import doctor, examine
-from weft_app.cli.findings import Finding, Verdict
+from weft_app.cli.doctor_checks import Finding, Verdict
 from weft_app.cli.network_options import NetworkOptions, TlsChoice
 from weft_app.cli.up import up
 from weft_app.compose.home import WeftHome

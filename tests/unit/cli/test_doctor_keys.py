@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from weft_app.cli.doctor import examine
-from weft_app.cli.findings import Finding, Verdict
+from weft_app.cli.doctor_checks import Finding, Verdict
 from weft_app.cli.network_options import NetworkOptions
 from weft_app.compose.home import WeftHome
 

@@ -8,8 +8,7 @@ import pytest
 
 from weft.gpu.nvml import Health, NvmlReading
 from weft.kernel.errors import WeftError
-from weft_app.cli.findings import Finding, Verdict
-from weft_app.cli.machine_checks import accelerator_findings, platform_finding, port_findings
+from weft_app.cli.doctor_checks import Finding, Verdict, accelerator_findings, platform_finding, port_findings
 from weft_app.cli.serving import require_serving_platform
 from weft_app.config.loader import parse_config
 

@@ -7,7 +7,7 @@ import pytest
 
 from runner_svc.runtimes.openai_http import backend
 from runner_svc.runtimes.runtime import ModelFault
-from weft_app.cli.runner import _warn_of_missing_models
+from weft_app.cli.join import warn_of_missing_models
 from weft_app.compose.join import config_with_server
 from weft_testing.free_port import free_port
 
@@ -25,14 +25,14 @@ def test_join_warns_of_a_server_that_lists_other_models(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(backend, "find_fault", lambda *_: ModelFault(message=OTHER, remedy="", is_there=True))
-    _warn_of_missing_models(joined("llama"))
+    warn_of_missing_models(joined("llama"))
     assert capsys.readouterr().out == f"warn llama: {OTHER}\n"
 
 
 def test_join_warns_of_a_server_that_does_not_answer_when_one_model_is_named(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    _warn_of_missing_models(joined("llama"))
+    warn_of_missing_models(joined("llama"))
     assert "does not answer" in (said := capsys.readouterr().out)
     assert said.startswith("warn llama: http://127.0.0.1:")
     assert said.endswith("; start the server, or correct `url`\n")
@@ -41,6 +41,6 @@ def test_join_warns_of_a_server_that_does_not_answer_when_one_model_is_named(
 def test_join_warns_of_a_server_that_does_not_answer_when_all_models_are_published(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    _warn_of_missing_models(joined(None))
+    warn_of_missing_models(joined(None))
     said = capsys.readouterr().out
     assert said == "warn ann: serves no model of its server: it does not answer; start it, or correct url\n"

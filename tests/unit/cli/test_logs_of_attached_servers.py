@@ -26,7 +26,7 @@ class Mesh(MeshApi):
         return log if path.endswith("/logs") else {"name": "llama", "status": {"runner": "r1", "runtime": self.runtime}}
 
     @override
-    def events(self, path: str, deadline: float | None = None, **query: Any) -> Iterator[Any]:
+    def stream(self, path: str, deadline: float | None = None, **query: Any) -> Iterator[Any]:
         yield self.get(path)
 
 
@@ -36,8 +36,7 @@ def test_logs_command_for_an_attached_server_explains_where_its_output_is(
 ) -> None:
     """It printed nothing, and the exit status was 0."""
     mesh = Mesh()
-    for module in ("logs", "mesh_documents"):
-        monkeypatch.setattr(f"weft_app.cli.{module}.connect", lambda *_: mesh)
+    monkeypatch.setattr("weft_app.cli.logs.connect", lambda *_: mesh)
     done = CliRunner().invoke(app, ["logs", "llama", *follow])
     assert done.exit_code == 0
     assert "llama: weft did not start this server; its output is where it was started" in done.stderr

@@ -2,25 +2,27 @@
 
 import pytest
 
-from weft_app.cli.findings import Finding, Verdict
-from weft_app.cli.mesh_processes import KnownSchema, MeshProcess, are_neighbours, examine_versions, release_of
+from weft.api.operations.v1 import process_service_pb2 as pb
+from weft_app.cli.doctor_checks import Finding, Verdict, are_neighbours, examine_versions, release_of
+
+Process = tuple[str, pb.GetHealthResponse]
 
 
-def _process(name: str, version: str, *schemas: KnownSchema) -> MeshProcess:
-    return MeshProcess(name=name, version=version, schemas=schemas)
+def _process(name: str, version: str, *schemas: pb.DatabaseSchema) -> Process:
+    return name, pb.GetHealthResponse(version=version, schemas=schemas)
 
 
-def _schema(known: str, found: str = "", service: str = "registry") -> KnownSchema:
-    return KnownSchema(service=service, known=known, found=found)
+def _schema(known: str, found: str = "", service: str = "registry") -> pb.DatabaseSchema:
+    return pb.DatabaseSchema(service=service, known_revision=known, database_revision=found)
 
 
-def _mix(*processes: MeshProcess) -> Finding:
-    (finding,) = [finding for finding in examine_versions(processes) if finding.check == "mesh"]
+def _mix(*processes: Process) -> Finding:
+    (finding,) = [finding for finding in examine_versions(dict(processes)) if finding.check == "mesh"]
     return finding
 
 
-def _schemas(*processes: MeshProcess) -> list[Finding]:
-    return [finding for finding in examine_versions(processes) if finding.check == "schema"]
+def _schemas(*processes: Process) -> list[Finding]:
+    return [finding for finding in examine_versions(dict(processes)) if finding.check == "schema"]
 
 
 @pytest.mark.parametrize(
@@ -42,7 +44,9 @@ def test_neighboring_releases_differ_by_one_minor_version(one: str, other: str, 
 
 
 def test_each_process_is_listed_with_its_version_and_supported_schemas() -> None:
-    found = examine_versions([_process("registry", "0.4.0", _schema("0015", "0015")), _process("runner/a", "0.4.0")])
+    found = examine_versions(
+        dict([_process("registry", "0.4.0", _schema("0015", "0015")), _process("runner/a", "0.4.0")])
+    )
     assert [(each.detail, each.verdict) for each in found] == [
         ("registry: weft 0.4.0, registry schema 0015", Verdict.OK),
         ("runner/a: weft 0.4.0", Verdict.OK),
@@ -51,7 +55,7 @@ def test_each_process_is_listed_with_its_version_and_supported_schemas() -> None
 
 
 def test_process_without_a_version_is_reported() -> None:
-    silent, _ = examine_versions([_process("registry", "")])
+    silent, _ = examine_versions(dict([_process("registry", "")]))
     assert silent.verdict is Verdict.WARNING
     assert silent.detail == "registry: of a release that does not say its version"
 

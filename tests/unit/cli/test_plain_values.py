@@ -8,7 +8,7 @@ import pytest
 import typer
 from typer.main import get_command
 
-from weft_app.cli.plain_values import _is_within, without_conversion
+from weft_app.cli.main import _is_within, without_conversion
 
 
 class Colour(StrEnum):

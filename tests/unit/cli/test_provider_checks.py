@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from weft_app.cli import provider_checks
-from weft_app.cli.mesh_documents import Document
-from weft_app.cli.provider_checks import CentralModelCheck, check_central_models, unreached_words
+from weft_app.cli import doctor_checks
+from weft_app.cli.doctor_checks import Verdict, central_model_findings, unreached_words
+from weft_app.cli.mesh_api import Document
 from weft_testing.certificates import Authority
 from weft_testing.free_port import free_port
 
@@ -54,20 +54,20 @@ def _model(url: str, ref: str = "", name: str = "m") -> Document:
 def test_provider_check_connects_and_sends_nothing() -> None:
     with _provider() as (port, got):
         models = [_model(f"http://{HOST}:{port}/v1", "secret/k")]
-        assert list(check_central_models(models, {"k"})) == [CentralModelCheck(model="m")]
+        assert [each.verdict for each in central_model_findings(models, {"k"})] == [Verdict.OK]
     assert b"".join(got) == b""
 
 
 def test_missing_secret_error_shows_the_command_that_creates_it() -> None:
     with _provider() as (port, _):
-        (found,) = check_central_models([_model(f"http://{HOST}:{port}/v1", "secret/gone")], {"k"})
-    assert (found.problem, found.remedy) == ("there is no secret/gone", "weft create secret gone -")
+        (found,) = central_model_findings([_model(f"http://{HOST}:{port}/v1", "secret/gone")], {"k"})
+    assert (found.detail, found.remedy) == ("m: there is no secret/gone", "weft create secret gone -")
 
 
 def test_unreachable_provider_error_names_the_field() -> None:
     port = free_port()
-    (found,) = check_central_models([_model(f"http://{HOST}:{port}/v1")], set())
-    assert f"{HOST}:{port} cannot be reached: Connection refused" in found.problem
+    (found,) = central_model_findings([_model(f"http://{HOST}:{port}/v1")], set())
+    assert f"{HOST}:{port} cannot be reached: Connection refused" in found.detail
     assert found.remedy == "look at `provider.url`: weft get model m -o yaml"
 
 
@@ -83,7 +83,7 @@ def test_untrusted_certificate_and_port_without_tls_give_different_errors(tmp_pa
 
 
 def test_silent_provider_check_times_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(provider_checks, "CONNECT_SECONDS", 0.05)
+    monkeypatch.setattr(doctor_checks, "CONNECT_SECONDS", 0.05)
     with socket.create_server((HOST, 0)) as listening:
         words = unreached_words((HOST, listening.getsockname()[1], True))
     assert "does not answer within 0.05 s" in words

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from weft_app.cli.top_view import MIN_COLUMNS, MIN_ROWS, Sort, Style, View, page
+from weft_app.cli.top import MIN_COLUMNS, MIN_ROWS, Sort, Style, View, page
 
 GIB = 1024**3
 

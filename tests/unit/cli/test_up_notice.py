@@ -4,8 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from weft_app.cli.first_access import KEY_FILE, FirstAccess
-from weft_app.cli.ready_text import KeptAccess, ready_text
+from weft_app.cli.ready_text import KEY_FILE, FirstAccess, KeptAccess, ready_text
 from weft_app.compose.configuration import ConfigurationSource
 from weft_app.compose.home import WeftHome
 from weft_app.compose.up import UpHost

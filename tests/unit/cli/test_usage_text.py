@@ -6,9 +6,8 @@ from weft.api.router.v1.usage_pb2 import UsageCounts, UsageRow
 from weft.api.router.v1.usage_service_pb2 import ListUsageResponse
 from weft.documents.codec import document_of
 from weft_app.cli.chat import timings
-from weft_app.cli.explain import receipt_lines
+from weft_app.cli.explain import receipt_lines, work_parts
 from weft_app.cli.usage import csv_text, table_text
-from weft_app.cli.usage_text import work_parts
 
 
 def _receipt(usage: Usage) -> Receipt:

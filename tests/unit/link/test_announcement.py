@@ -7,7 +7,7 @@ import typer
 
 from weft.kernel.errors import FieldError, WeftError
 from weft.kernel.reasons import Reason
-from weft_app.cli.announced import JoinDialog, announced_mesh, ask_mesh, require_some
+from weft_app.cli.join import JoinDialog, announced_mesh, ask_mesh, require_some
 from weft_app.compose.announcement import (
     MAX_ADDRESSES,
     MAX_VERSION_CHARS,
@@ -137,7 +137,7 @@ def found_on_the_network(monkeypatch: pytest.MonkeyPatch) -> list[Announcement]:
     async def find() -> tuple[Announcement, ...]:
         return tuple(found)
 
-    monkeypatch.setattr("weft_app.cli.announced.find_meshes", find)
+    monkeypatch.setattr("weft_app.cli.join.find_meshes", find)
     return found
 
 

@@ -16,7 +16,7 @@ from runner_svc.runtimes.model_engine import ModelContext
 from weft.kernel.errors import FieldError, WeftError
 from weft.kernel.reasons import Reason
 from weft_app.cli.doctor import examine
-from weft_app.cli.findings import Verdict
+from weft_app.cli.doctor_checks import Verdict
 from weft_app.cli.network_options import NetworkOptions
 from weft_app.compose.home import WeftHome
 from weft_app.compose.runner import runner_config

@@ -1,0 +1,441 @@
+"""Checks of `weft doctor`: of the machine, a registry and its standby, providers, and the versions in a mesh.
+
+Neighbouring releases run together: decision 0001. A process whose database has a newer schema than it knows goes on
+until it is restarted, and is refused then.
+"""
+
+import re
+import socket
+import ssl
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import grpc
+import psutil
+from grpc_health.v1 import health_pb2_grpc
+
+from weft import __version__
+from weft.api.operations.v1 import process_service_pb2 as pb
+from weft.client._channel import open_mesh_channel
+from weft.client._home import mesh_address
+from weft.documents.kinds.model import SECRET_PREFIX
+from weft.documents.resource_kinds import ResourceKind
+from weft.gpu.nvml import Health, NvmlReading
+from weft.kernel.address import addresses_of
+from weft.kernel.errors import WeftError
+from weft.kernel.failover_channel import CHECK_TIMEOUT_SECONDS, READINESS, Reach, reach_of
+from weft.kernel.units import size_words
+from weft_app.cli.grpc_calls import MESH, RUNNER_PREFIX, health_of
+from weft_app.cli.mesh_api import Document, connect
+from weft_app.cli.records import ROUTERS
+from weft_app.compose.home import WeftHome
+from weft_app.config.config import DEFAULT_PORT, WeftConfig
+
+DRIVER_SECONDS = 5.0
+"""Timeout of NVIDIA's library, which hangs where a card does."""
+MIN_AVAILABLE_BYTES = 1024**3
+MAX_CARDS = 64
+CONNECT_SECONDS = 3.0
+"""Longest wait for the connection to one provider, and for its handshake."""
+MAX_PROVIDERS = 64
+"""Providers that are connected to; of more, the first by their addresses."""
+MAX_ASKED_AT_ONCE = 8
+_AMD = "0x1002"
+_DECLARE = "declare its memory: accelerators.declared"
+_PORTS = {"https": 443, "http": 80}
+_ACCELERATORS, _REGISTRIES, _CENTRAL = "accelerators", "registries", "central models"
+
+
+class Verdict(StrEnum):
+    """The result of a check."""
+
+    OK = "ok"
+    WARNING = "warning"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One check and what to do about it."""
+
+    check: str
+    verdict: Verdict
+    detail: str
+    remedy: str = ""
+
+
+def ok(check: str, detail: str, remedy: str = "") -> Finding:
+    """Returns the finding of a check that passed."""
+    return Finding(check, Verdict.OK, detail, remedy)
+
+
+def warning(check: str, detail: str, remedy: str) -> Finding:
+    """Returns the finding of a check that passed with a fault."""
+    return Finding(check, Verdict.WARNING, detail, remedy)
+
+
+def failed(check: str, detail: str, remedy: str) -> Finding:
+    """Returns the finding of a check that failed."""
+    return Finding(check, Verdict.FAILED, detail, remedy)
+
+
+def attempt(check: str, look: Callable[[], str], remedy: str) -> Finding:
+    """Returns what a check found: its text, or the error that it raised."""
+    try:
+        return ok(check, look())
+    except WeftError as error:
+        return failed(check, error.message, remedy)
+
+
+def platform_finding(platform: str, described: str, python: str) -> Finding:
+    """Returns what works on a platform, as `sys.platform` names it."""
+    detail = f"weft {__version__}, Python {python}, {described}"
+    match platform:
+        case "linux":
+            return ok("platform", detail)
+        case "darwin":
+            detail += ": commands, meshes and joined runners run here; tests run on Linux only"
+            return warning("platform", detail, "report what does not work")
+        case "win32":
+            detail += ": commands on a mesh elsewhere work here (chat, get, apply, keys); up, serve, run and runner "
+            detail += "join do not"
+            remedy = "run the mesh in WSL (wsl --install), and name it in WEFT_REGISTRY and WEFT_ROUTER"
+            return failed("platform", detail, remedy)
+        case _:
+            return warning("platform", f"{detail}: unknown to weft", "use Linux")
+
+
+def memory_finding() -> Finding:
+    """Returns how much memory there is."""
+    memory = psutil.virtual_memory()
+    detail = f"{size_words(memory.available)} of {size_words(memory.total)} available"
+    if memory.available < MIN_AVAILABLE_BYTES:
+        return warning("memory", detail, "end programs, or serve a smaller model")
+    return ok("memory", detail)
+
+
+def accelerator_findings(
+    platform: str, machine: str, nvidia: NvmlReading | None, system_folder: Path
+) -> Iterator[Finding]:
+    """Yields the accelerators by maker; one line that says so where there is none.
+
+    `nvidia` is a reading of NVIDIA's library, None: it hung. `system_folder` is /sys.
+    """
+    found = list(_accelerators(platform, machine, nvidia, system_folder))
+    none = "no driver of an NVIDIA or AMD card, and no Apple GPU"
+    yield from found or [ok(_ACCELERATORS, f"{none}: models run on the CPU unless their engine brings another")]
+
+
+def _accelerators(platform: str, machine: str, nvidia: NvmlReading | None, system_folder: Path) -> Iterator[Finding]:
+    if nvidia is None:
+        why = f"NVIDIA's driver did not answer within {DRIVER_SECONDS:g} s"
+        yield warning(_ACCELERATORS, why, "nvidia-smi")
+    elif nvidia.health is Health.FAILED:
+        yield warning(_ACCELERATORS, "NVIDIA's library fails", "nvidia-smi")
+    elif nvidia.devices:
+        cards = ", ".join(f"{device.name} ({size_words(device.total_bytes)})" for device in nvidia.devices)
+        yield ok(_ACCELERATORS, f"NVIDIA: {cards}")
+    if sizes := ", ".join(_amd_cards(system_folder)):
+        yield ok(_ACCELERATORS, f"AMD: {sizes}; engines use it, weft does not lease its memory", _DECLARE)
+    if platform == "darwin" and machine == "arm64":
+        detail = "Apple GPU, which shares the memory of the machine: llama.cpp uses it (Metal)"
+        yield ok(_ACCELERATORS, f"{detail}, weft does not lease its memory", _DECLARE)
+
+
+def _amd_cards(system_folder: Path) -> Iterator[str]:
+    """Yields each AMD card that the kernel's driver knows, with its memory."""
+    with suppress(OSError):
+        for card in sorted((system_folder / "class" / "drm").glob("card[0-9]*"))[:MAX_CARDS]:
+            # Connectors such as card0-HDMI-A-1 have no such files.
+            with suppress(OSError, ValueError):
+                if (card / "device" / "vendor").read_text("ascii").strip() == _AMD:
+                    size = int((card / "device" / "mem_info_vram_total").read_text("ascii"))
+                    yield f"{card.name} ({size_words(size)})"
+
+
+def port_findings(config: WeftConfig, running: Mapping[str, Any] | None) -> Iterator[Finding]:
+    """Yields whether each port that a start takes is free; `running`: what a mesh on this home has announced."""
+    other = DEFAULT_PORT + 1 if config.port == DEFAULT_PORT else DEFAULT_PORT
+    yield _port("", config.host, config.port, f"weft up --port {other}", running)
+    if config.grpc_port is not None:
+        remedy = f"weft up --grpc-port {config.grpc_port + 1}"
+        yield _port(" (grpc_port)", "127.0.0.1", config.grpc_port, remedy, running)
+    for name, listen, remedy in (
+        ("relay.listen", config.relay.listen, "weft up --join-port PORT, or another port in relay.listen"),
+        ("publishers.listen", config.publishers.listen, "another port in publishers.listen"),
+    ):
+        host, _, port = (listen or "").rpartition(":")
+        if port.isdecimal():
+            yield _port(f" ({name})", host.strip("[]"), int(port), remedy, running)
+
+
+def _port(setting: str, host: str, port: int, remedy: str, running: Mapping[str, Any] | None) -> Finding:
+    if running is not None and (setting or str(running.get("url", "")).endswith(f":{port}")):
+        return ok("port", f"{port}{setting}: used by the mesh on this home")
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, socket.SOCK_STREAM) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(address)
+    except (OSError, OverflowError) as error:
+        why = getattr(error, "strerror", None) or str(error)
+        return failed("port", f"{port}{setting} on {host}: {why}", remedy)
+    return ok("port", f"{port}{setting} is free")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RegistryState:
+    """What a registry at one address says of itself."""
+
+    address: str
+    reach: Reach
+    reason: str = ""
+    """Why it does not serve, as its health has it; empty where it does not tell this caller."""
+    message: str = ""
+
+    def words(self) -> str:
+        """Returns it as text."""
+        if self.reach is Reach.SERVING:
+            return f"{self.address} owns the database"
+        if self.reach is Reach.AWAY:
+            return f"{self.address} does not answer"
+        if self.reason == "standby":
+            return f"{self.address} is its standby"
+        return f"{self.address} does not serve{f' ({self.message})' if self.message else ''}"
+
+
+def registry_findings(addresses: str | None) -> Iterator[Finding]:
+    """Yields one finding about the registries at these addresses; none where there are fewer than two."""
+    several = addresses_of(addresses or "")
+    if len(several) > 1:
+        yield finding_of([_asked(address) for address in several])
+
+
+def finding_of(states: Sequence[RegistryState]) -> Finding:
+    """Returns what the states of the registries of one mesh mean together."""
+    owners = [each.address for each in states if each.reach is Reach.SERVING]
+    words = "; ".join(each.words() for each in states)
+    if not owners:
+        remedy = "start one, or look at the log of the one that fails"
+        return failed(_REGISTRIES, f"no registry serves: {words}", remedy)
+    if len(owners) > 1:
+        detail = f"{' and '.join(owners)} each own a database"
+        return failed(_REGISTRIES, detail, "give both the same registry.database_url")
+    if any(each.reason == "standby_unfit" for each in states):
+        return warning(_REGISTRIES, words, "copy the file, and restart it")
+    if not any(each.reach is Reach.NOT_SERVING for each in states):
+        return warning(_REGISTRIES, f"no standby: {words}", "start the other one")
+    return ok(_REGISTRIES, words)
+
+
+def _asked(address: str) -> RegistryState:
+    """Returns the state of the registry at one address."""
+    with open_mesh_channel(address) as channel:
+        stub: Any = health_pb2_grpc.HealthStub(channel)
+        try:
+            reach = reach_of(stub.Check(READINESS, timeout=CHECK_TIMEOUT_SECONDS).status)
+        except grpc.RpcError:
+            return RegistryState(address=address, reach=Reach.AWAY)
+    # A standby does not know the keys of callers.
+    with suppress(WeftError):
+        for each in health_of(address).components:
+            if each.name == "owner":
+                return RegistryState(address=address, reach=reach, reason=each.reason, message=each.message)
+    return RegistryState(address=address, reach=reach)
+
+
+def central_model_findings(models: Sequence[Document], secrets: Collection[str]) -> Iterator[Finding]:
+    """Yields a finding per model, each with a provider: whether that can be reached, and its secret is in `secrets`.
+
+    A provider gets a connection and, for https, the handshake of TLS: no request, and never a key.
+    """
+    places = sorted({_place(model) for model in models})[:MAX_PROVIDERS]
+    with ThreadPoolExecutor(MAX_ASKED_AT_ONCE, thread_name_prefix="providers") as pool:
+        problems = dict(zip(places, pool.map(unreached_words, places), strict=True))
+    for model in models:
+        name, secret = model["name"], model["provider"].get("apiKeyRef", "").removeprefix(SECRET_PREFIX)
+        if secret and secret not in secrets:
+            yield failed(_CENTRAL, f"{name}: there is no secret/{secret}", f"weft create secret {secret} -")
+        elif problem := problems.get(_place(model)):
+            yield failed(_CENTRAL, f"{name}: {problem}", f"look at `provider.url`: weft get model {name} -o yaml")
+        else:
+            yield ok(_CENTRAL, f"{name}: its provider can be reached, and its secret exists")
+
+
+def _place(model: Document) -> tuple[str, int, bool]:
+    """Returns the host and port of the provider of a model, and whether it uses TLS."""
+    parts = urlsplit(model["provider"]["url"])
+    return parts.hostname or "", parts.port or _PORTS.get(parts.scheme, 443), parts.scheme != "http"
+
+
+def unreached_words(place: tuple[str, int, bool]) -> str:
+    """Returns why a provider cannot be reached, as text; empty: it can."""
+    host, port, over_tls = place
+    try:
+        with socket.create_connection((host, port), CONNECT_SECONDS) as connection:
+            if over_tls:
+                with ssl.create_default_context().wrap_socket(connection, server_hostname=host):
+                    pass
+    except TimeoutError:
+        return f"{host}:{port} does not answer within {CONNECT_SECONDS:g} s"
+    except ssl.SSLCertVerificationError as error:
+        return f"the certificate of {host}:{port} is refused: {error.verify_message}"
+    except ssl.SSLError as error:
+        return f"{host}:{port} does not speak TLS: {error.reason}"
+    except OSError as error:
+        return f"{host}:{port} cannot be reached: {error.strerror or error}"
+    return ""
+
+
+CHECK = "mesh"
+PROCESS_CHECK = "process"
+MAX_NAMED = 4
+_VERSION = re.compile(r"(\d+)\.(\d+)")
+ROUTER_PREFIX = "router/"
+Healths = Mapping[str, pb.GetHealthResponse]
+"""What processes say of themselves, by names such as `registry`, `gateway@edge-1` or `runner/gpu-0`."""
+
+
+def release_of(version: str) -> tuple[int, int] | None:
+    """Returns the major and minor number of a version; None where it has none."""
+    found = _VERSION.match(version)
+    return None if found is None else (int(found[1]), int(found[2]))
+
+
+def are_neighbours(one: tuple[int, int], other: tuple[int, int]) -> bool:
+    """Whether two releases run together: the same one, or the one before or after it."""
+    return one[0] == other[0] and abs(one[1] - other[1]) <= 1
+
+
+def examine_versions(processes: Healths) -> Iterator[Finding]:
+    """Yields a finding for each process, then what the mesh mixes, and the schemas that are too new for a process."""
+    for name, health in processes.items():
+        schemas = "".join(f", {each.service} schema {each.known_revision}" for each in health.schemas)
+        if health.version:
+            yield ok(PROCESS_CHECK, f"{name}: weft {health.version}{schemas}")
+        else:
+            yield warning(PROCESS_CHECK, f"{name}: of a release that does not say its version{schemas}", "upgrade it")
+    yield _mix(processes)
+    yield from _schemas(processes)
+
+
+def _mix(processes: Healths) -> Finding:
+    releases = {name: release_of(health.version) for name, health in processes.items()}
+    known = sorted({release for release in releases.values() if release is not None})
+    if len(known) <= 1:
+        versions = sorted({health.version for health in processes.values() if health.version})
+        return ok(CHECK, f"one release: {', '.join(versions) or 'unknown'}")
+    oldest, newest = known[0], known[-1]
+    behind = _named(name for name, release in releases.items() if release == oldest)
+    if are_neighbours(oldest, newest):
+        detail = f"two neighbouring releases, {_words(oldest)} and {_words(newest)}, which run together"
+        return ok(CHECK, detail, f"to end the upgrade: {behind}")
+    detail = f"releases {_words(oldest)} to {_words(newest)}: only neighbouring ones run together"
+    return failed(CHECK, detail, f"upgrade first: {behind}")
+
+
+def _schemas(processes: Healths) -> Iterator[Finding]:
+    found: dict[str, str] = {}
+    for schema in (schema for health in processes.values() for schema in health.schemas):
+        # Revisions are numbers of the same width; one is empty where the process has not opened the database.
+        found[schema.service] = max(found.get(schema.service, ""), schema.database_revision)
+    for name, health in processes.items():
+        for schema in health.schemas:
+            newest = found[schema.service]
+            if schema.known_revision < newest:
+                detail = (
+                    f"{name}: the {schema.service} database has the schema {newest}, and weft {health.version} knows "
+                    f"{schema.known_revision}; it does not open that database again"
+                )
+                yield failed("schema", detail, f"upgrade {name}")
+
+
+def _words(release: tuple[int, int]) -> str:
+    return f"{release[0]}.{release[1]}"
+
+
+def _named(names: Iterable[str]) -> str:
+    found = sorted(names)
+    more = f" and {len(found) - MAX_NAMED} more" if len(found) > MAX_NAMED else ""
+    return ", ".join(found[:MAX_NAMED]) + more
+
+
+def examine_mesh(home: Path) -> Iterator[Finding]:
+    """Yields the findings of `weft doctor --mesh`."""
+    try:
+        runners, routers = _runners(home), ROUTERS.read(home)
+    except WeftError as error:
+        yield failed(CHECK, f"the registry does not answer: {error.message}", "weft status")
+        return
+    asked = _registries(home)
+    known = {f"{ROUTER_PREFIX}{each['name']}": each.get("version", "") for each in routers}
+    # In the process of `weft up` the router is asked with the registry.
+    reached = {
+        f"{ROUTER_PREFIX}{each['name']}": each["address"] for each in routers if each["address"] not in asked.values()
+    }
+    if not routers:
+        reached |= _unregistered_router(home, asked)
+    processes = {name: pb.GetHealthResponse(version=version) for name, version in known.items()}
+    watching: list[pb.WatchingProcess] = []
+    with ThreadPoolExecutor(max_workers=MAX_ASKED_AT_ONCE) as pool:
+        for name, health in pool.map(_health_at, (asked | reached).items()):
+            if isinstance(health, WeftError):
+                yield warning(PROCESS_CHECK, f"{name} does not answer: {health.message}", "weft status")
+                continue
+            watching += health.watching_processes
+            health.version = health.version or known.get(name, "")
+            processes[name] = health
+    ordered = {name: processes[name] for name in (*asked, *reached, *known) if name in processes}
+    of_watch = _watching([each for each in watching if not (each.service == "router" and routers)])
+    yield from examine_versions({**ordered, **of_watch, **runners})
+
+
+def _registries(home: Path) -> dict[str, str]:
+    """Returns the addresses of the registry, and of its standby where one is named."""
+    addresses = addresses_of(mesh_address(home, "registry"))
+    running = WeftHome(home.expanduser().absolute()).running()
+    if running is not None and addresses == (running.get("grpc"),):
+        return {MESH: addresses[0]}
+    return {"registry" if len(addresses) == 1 else f"registry {address}": address for address in addresses}
+
+
+def _unregistered_router(home: Path, others: Mapping[str, str]) -> dict[str, str]:
+    """Returns the address of the router that commands use, where it does not register: it is of an older release."""
+    try:
+        address = mesh_address(home, "router")
+    except WeftError:
+        return {}
+    return {} if address in others.values() else {"router": address}
+
+
+def _health_at(process: tuple[str, str]) -> tuple[str, pb.GetHealthResponse | WeftError]:
+    name, address = process
+    try:
+        return name, health_of(address)
+    except WeftError as error:
+        return name, error
+
+
+def _watching(processes: Sequence[pb.WatchingProcess]) -> dict[str, pb.GetHealthResponse]:
+    """Returns routers and gateways; those of one service, host and version are one entry."""
+    counts = Counter((each.service, each.host, each.version) for each in processes)
+    return {
+        f"{service}@{host}{f' ({count} times)' if count > 1 else ''}": pb.GetHealthResponse(version=version)
+        for (service, host, version), count in counts.items()
+    }
+
+
+def _runners(home: Path) -> dict[str, pb.GetHealthResponse]:
+    with connect(home) as mesh:
+        return {
+            f"{RUNNER_PREFIX}{each['name']}": pb.GetHealthResponse(version=each["status"].get("version", ""))
+            for each in mesh.documents(ResourceKind.RUNNER)
+            if each["status"]["state"] == "active"
+        }
