@@ -39,6 +39,16 @@ class ChunkToolCall(msgspec.Struct, forbid_unknown_fields=True):
     extra: dict[str, Any] = msgspec.field(default_factory=dict, name=EXTRA)
     """Fields that weft does not know; those of the function are under `function`."""
 
+    @property
+    def name(self) -> str:
+        """Name of the function; empty: not in this part."""
+        return (self.function and self.function.name) or ""
+
+    @property
+    def arguments(self) -> str:
+        """Text of the arguments in this part."""
+        return (self.function and self.function.arguments) or ""
+
 
 class ChunkTop(msgspec.Struct):
     """An alternative of a token."""

@@ -168,7 +168,6 @@ class OpenAiHttp:
         self.endpoint = endpoint
         self._model = endpoint.model
         self._parameters = endpoint.parameters
-        self._base_url = endpoint.base_url
         self._is_llama_server = endpoint.is_llama_server
         self._is_provider = endpoint.is_provider
         self._adapters = endpoint.adapters
@@ -198,17 +197,16 @@ class OpenAiHttp:
 
     async def status_of(self, path: str, timeout_seconds: float) -> int | None:
         """Returns the status of the answer to GET `path`; None: no answer."""
-        answer = await self._get(path, timeout_seconds, max_bytes=0)
+        answer = await self.answer_of(path, timeout_seconds, max_bytes=0)
         return None if answer is None else answer[0]
 
-    async def answer_of(self, path: str, timeout_seconds: float) -> tuple[int, bytes] | None:
+    async def answer_of(
+        self, path: str, timeout_seconds: float, *, max_bytes: int = MAX_ANSWER_BYTES
+    ) -> tuple[int, bytes] | None:
         """Returns status and body of the answer to GET `path`; None: no answer.
 
         The body is empty where it is too long or breaks off.
         """
-        return await self._get(path, timeout_seconds, max_bytes=MAX_ANSWER_BYTES)
-
-    async def _get(self, path: str, timeout_seconds: float, *, max_bytes: int) -> tuple[int, bytes] | None:
         headers, status = self._present_authorization(), None
         try:
             async with asyncio.timeout(timeout_seconds):
@@ -259,9 +257,7 @@ class OpenAiHttp:
     async def _generate(
         self, payload: GenerationPayload, call: CallInfo, rendered: Json | None
     ) -> AsyncGenerator[Frame]:
-        path, prepared = (
-            self._prepared(payload, call) if rendered is None else self._as_rendered(rendered, payload, call)
-        )
+        path, prepared = self._prepared(payload, call, rendered)
         if prepared.warnings:
             yield prepared.warnings
         reader = self._reader(payload, call, prepared)
@@ -352,27 +348,21 @@ class OpenAiHttp:
             require_content_type(response, "text/event-stream")
         return b"".join((b"data: ", *body.splitlines(), b"\n\ndata: ", DONE, b"\n\n"))
 
-    def _prepared(self, payload: GenerationPayload, call: CallInfo) -> tuple[str, PreparedBody]:
+    def _prepared(self, payload: GenerationPayload, call: CallInfo, rendered: Json | None) -> tuple[str, PreparedBody]:
         """Returns the route of a generation, and its body."""
-        if isinstance(payload, chat_pb2.ChatPayload):
+        if rendered is not None:
+            path, prepared = COMPLETIONS, PreparedBody(rendered, [])
+        elif isinstance(payload, chat_pb2.ChatPayload):
             path, prepared = CHAT, chat_body(payload, self._model, self._parameters)
         else:
             path, prepared = COMPLETIONS, completion_body(payload, self._model, self._parameters)
-        self._add_use(prepared.body, payload, call)
-        return path, prepared
-
-    def _as_rendered(self, body: Json, payload: GenerationPayload, call: CallInfo) -> tuple[str, PreparedBody]:
-        """Returns the same of a payload that is rendered."""
-        self._add_use(body, payload, call)
-        return COMPLETIONS, PreparedBody(body, [])
-
-    def _add_use(self, body: Json, payload: GenerationPayload, call: CallInfo) -> None:
-        """Add the use of the cache, the adapter, and whether the prefill is reported."""
+        body = prepared.body
         add_cache_use(body, call.cache, has_slots=self._is_llama_server)
         if self._adapters:
             body.update(self._adapters[call.adapter])
         if self._is_llama_server and payload.ByteSize() >= MIN_REPORTED_BYTES:
             body["return_progress"] = True
+        return path, prepared
 
     async def embed(self, payload: embedding_pb2.EmbeddingPayload, call: CallInfo) -> EmbeddingResult:
         """See Backend.embed."""

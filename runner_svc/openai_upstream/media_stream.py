@@ -1,7 +1,6 @@
 """Readers of OpenAI's streams of images and transcriptions: events of a server to events of the mesh."""
 
 import base64
-import binascii
 from collections.abc import Sequence
 from typing import Any
 
@@ -22,11 +21,15 @@ from weft.kernel.reasons import Reason
 
 def image_part(text: str) -> chat_pb2.MediaPart:
     """Returns an image with the type that its first bytes say. Raises BACKEND_PROTOCOL_ERROR for no base64."""
-    try:
-        data = base64.b64decode(text, validate=True)
-    except (binascii.Error, ValueError):
-        raise WeftError(Reason.BACKEND_PROTOCOL_ERROR, "the engine sent an image that is no base64") from None
+    data = _bytes(text, "an image")
     return chat_pb2.MediaPart(media_type=image_type_of(data) or UNKNOWN_TYPE, data=data)
+
+
+def _bytes(text: str, what: str) -> bytes:
+    try:
+        return base64.b64decode(text, validate=True)
+    except ValueError:
+        raise WeftError(Reason.BACKEND_PROTOCOL_ERROR, f"the engine sent {what} that is no base64") from None
 
 
 _EVENT = "the engine's event is"
@@ -164,7 +167,16 @@ class ImageEvents:
             raise WeftError(Reason.BACKEND_PROTOCOL_ERROR, "the engine's stream ended without an image")
 
 
-class TranscriptEvents:
+class _UntilDone:
+    _is_done = False
+
+    def require_end(self) -> None:
+        """Raises BACKEND_PROTOCOL_ERROR where the stream was cut off."""
+        if not self._is_done:
+            raise WeftError(Reason.BACKEND_PROTOCOL_ERROR, "the engine's stream ended in the middle")
+
+
+class TranscriptEvents(_UntilDone):
     """Translates the events of one stream of a transcription."""
 
     def __init__(self) -> None:
@@ -174,7 +186,6 @@ class TranscriptEvents:
         """How long it worked; 0: unknown."""
         self._has_text = False
         self._has_language = False
-        self._is_done = False
 
     def read(self, data: bytes) -> Frame:
         """Returns the events of one event; none for its end. Raises BACKEND_PROTOCOL_ERROR, or the stated error."""
@@ -201,13 +212,8 @@ class TranscriptEvents:
             part.language, part.duration_seconds = text_of(event.language), seconds_of(event.duration)
         return [event_pb2.InferenceEvent(transcript=part)] if part.ListFields() else []
 
-    def require_end(self) -> None:
-        """Raises BACKEND_PROTOCOL_ERROR where the stream was cut off."""
-        if not self._is_done:
-            raise WeftError(Reason.BACKEND_PROTOCOL_ERROR, "the engine's stream ended in the middle")
 
-
-class SpeechEvents:
+class SpeechEvents(_UntilDone):
     """Translates the events of one stream of speech."""
 
     def __init__(self) -> None:
@@ -215,7 +221,6 @@ class SpeechEvents:
         """Of the recording."""
         self.receipt = receipt_pb2.Receipt()
         """The engine's part of the receipt, at the end."""
-        self._is_done = False
 
     def read(self, data: bytes) -> bytes:
         """Returns the bytes of the recording in one event; none of progress. Raises as ImageEvents.read."""
@@ -226,15 +231,7 @@ class SpeechEvents:
         if event is None or event.audio is None:
             return b""
         self.media_type = event.media_type
-        try:
-            return base64.b64decode(event.audio, validate=True)
-        except (binascii.Error, ValueError):
-            raise WeftError(Reason.BACKEND_PROTOCOL_ERROR, "the engine sent sound that is no base64") from None
-
-    def require_end(self) -> None:
-        """Raises BACKEND_PROTOCOL_ERROR where the stream was cut off."""
-        if not self._is_done:
-            raise WeftError(Reason.BACKEND_PROTOCOL_ERROR, "the engine's stream ended in the middle")
+        return _bytes(event.audio, "sound")
 
 
 def receipt_of(usage: usage_pb2.Usage, work_seconds: float) -> receipt_pb2.Receipt:

@@ -14,7 +14,6 @@ from runner_svc.openai_upstream.chunks import (
     Chunk,
     ChunkChoice,
     ChunkDelta,
-    ChunkFunction,
     ChunkToken,
     ChunkToolCall,
     HalfCharacters,
@@ -23,7 +22,7 @@ from runner_svc.openai_upstream.chunks import (
 from runner_svc.openai_upstream.dialects import DIALECT_FAULTS, read_delta, read_dialect, read_document
 from runner_svc.openai_upstream.errors import JSON_FAULTS, ErrorBody, error_fields, malformed, stated_error
 from runner_svc.openai_upstream.sse import ErrorPayload
-from runner_svc.openai_upstream.tool_calls import CallPiece, ToolCallNormalizer, as_message
+from runner_svc.openai_upstream.tool_calls import ToolCallNormalizer, as_message
 from runner_svc.openai_upstream.usage_sum import NOTHING, UsageSum
 from runner_svc.policy.answer_state import CUTTING, AnswerState, Finish, quoted, require_assistant
 from runner_svc.policy.model_names import is_another_model, plain_name
@@ -377,7 +376,9 @@ class StreamReader:
             _copy_rare_content(choice.delta, delta)
             if choice.delta.tool_calls:
                 delta.tool_calls.extend(self._normalized(choice.index, choice.delta.tool_calls))
-        has_call = choice.delta is not None and any(map(_is_of_call, choice.delta.tool_calls or ()))
+        has_call = choice.delta is not None and any(
+            call.name or call.arguments for call in choice.delta.tool_calls or ()
+        )
         has_content = has_call or is_content(delta)
         self._state.take(choice.index, choice.finish_reason, has_content=has_content, has_call=has_call)
         if stop_sequence := choice.stop_sequence:
@@ -404,7 +405,7 @@ class StreamReader:
         normalizer = self._calls.get(choice)
         if normalizer is None:
             normalizer = self._calls[choice] = ToolCallNormalizer(self._used_ids)
-        return normalizer.take([_piece(call) for call in calls])
+        return normalizer.take(calls)
 
 
 def _plain_text(chunk: Chunk) -> str:
@@ -472,21 +473,6 @@ def _copy_rare_content(source: ChunkDelta, delta: event_pb2.Delta) -> None:
         delta.refusal = source.refusal
     if source.extra and (extra := as_message(source.extra)) is not None:
         delta.extra_fields.CopyFrom(extra)
-
-
-def _piece(call: ChunkToolCall) -> CallPiece:
-    function = call.function or ChunkFunction()
-    return CallPiece(
-        index=call.index,
-        id=call.id or "",
-        name=function.name or "",
-        arguments=function.arguments or "",
-        extra=call.extra,
-    )
-
-
-def _is_of_call(call: ChunkToolCall) -> bool:
-    return call.function is not None and bool(call.function.name or call.function.arguments)
 
 
 def _token_logprob(token: ChunkToken) -> event_pb2.TokenLogprob:

@@ -14,6 +14,7 @@ from typing import Any
 
 from pydantic_core import from_json
 
+from runner_svc.openai_upstream.chunks import ChunkToolCall
 from runner_svc.policy.parameters import ParameterWarning
 from runner_svc.policy.text_calls import JsonExtent
 from weft.api.common.v1 import chat_pb2, event_pb2, json_value_pb2
@@ -30,19 +31,6 @@ NO_ARGUMENTS = "{}"
 _NULL = "null"
 """What some servers write for a call without arguments."""
 _OPENERS = ("{", '"')
-
-
-@dataclass(slots=True, kw_only=True)
-class CallPiece:
-    """A piece of a call as a server sent it."""
-
-    index: int | None = None
-    """None: the server sent none."""
-    id: str = ""
-    name: str = ""
-    arguments: str = ""
-    extra: dict[str, Any] = field(default_factory=dict)
-    """Fields of the call that weft does not know; those of its function are under `function`."""
 
 
 class _Arguments:
@@ -172,7 +160,7 @@ class _Call:
     extra: dict[str, Any] = field(default_factory=dict)
     """Unknown fields that were not passed on yet."""
 
-    def is_repeated_by(self, piece: CallPiece) -> bool:
+    def is_repeated_by(self, piece: ChunkToolCall) -> bool:
         """Whether a piece only repeats the whole call."""
         is_same = bool(piece.id) and piece.id == self.sent_id and piece.arguments.strip() == str(self.arguments).strip()
         return is_same or self.arguments.is_repeated_by(piece.arguments)
@@ -194,7 +182,7 @@ class ToolCallNormalizer:
         self._chunks = 0
         self._named = 0
 
-    def take(self, pieces: Sequence[CallPiece]) -> list[event_pb2.ToolCallDelta]:
+    def take(self, pieces: Sequence[ChunkToolCall]) -> list[event_pb2.ToolCallDelta]:
         """Take the pieces of one chunk; returns what to pass on. Raises BACKEND_PROTOCOL_ERROR for too many calls."""
         self._chunks += 1
         return [delta for piece in pieces if (delta := self._take(piece)) is not None]
@@ -214,7 +202,7 @@ class ToolCallNormalizer:
                 found.append(event_pb2.ToolCallDelta(index=call.place, arguments_text=text))
         return found
 
-    def _take(self, piece: CallPiece) -> event_pb2.ToolCallDelta | None:
+    def _take(self, piece: ChunkToolCall) -> event_pb2.ToolCallDelta | None:
         call = self._continued(piece)
         if call is None:
             call = self._begin(piece)
@@ -232,32 +220,32 @@ class ToolCallNormalizer:
         text = call.arguments.take() if call.name else ""
         return _delta(call, text) if text or (call.name and call.extra) else None
 
-    def _begin(self, piece: CallPiece) -> _Call:
+    def _begin(self, piece: ChunkToolCall) -> _Call:
         if len(self._calls) >= MAX_CALLS:
             message = f"the engine sent over {MAX_CALLS:,} tool calls in one answer"
             raise WeftError(Reason.BACKEND_PROTOCOL_ERROR, message)
-        call = _Call(place=-1, index=piece.index, chunk=self._chunks, sent_id=piece.id)
+        call = _Call(place=-1, index=piece.index, chunk=self._chunks, sent_id=piece.id or "")
         self._calls.append(call)
         return call
 
-    def _introduce(self, call: _Call, piece: CallPiece) -> event_pb2.ToolCallDelta:
+    def _introduce(self, call: _Call, piece: ChunkToolCall) -> event_pb2.ToolCallDelta:
         call.name, call.place = piece.name, self._named
         self._named += 1
-        call.sent_id = call.sent_id or piece.id
+        call.sent_id = call.sent_id or piece.id or ""
         fresh = call.sent_id if call.sent_id and call.sent_id not in self._used_ids else new_id("call")
         self._used_ids.add(fresh)
         delta = _delta(call, call.arguments.take())
         delta.id, delta.name = fresh, call.name
         return delta
 
-    def _continued(self, piece: CallPiece) -> _Call | None:
+    def _continued(self, piece: ChunkToolCall) -> _Call | None:
         """Returns the call that a piece continues; None: it begins one."""
         call = self._current(piece)
         if call is None or self._begins_another(call, piece):
             return None
         return call
 
-    def _current(self, piece: CallPiece) -> _Call | None:
+    def _current(self, piece: ChunkToolCall) -> _Call | None:
         """Returns the latest call to which a piece may belong, by its index and its id."""
         call = self._last if piece.index is None else self._by_index.get(piece.index)
         if piece.id and (call is None or call.sent_id != piece.id) and not piece.name:
@@ -268,7 +256,7 @@ class ToolCallNormalizer:
             call = self._last
         return call
 
-    def _begins_another(self, call: _Call, piece: CallPiece) -> bool:
+    def _begins_another(self, call: _Call, piece: ChunkToolCall) -> bool:
         has_new_id = bool(piece.id and call.sent_id) and piece.id != call.sent_id
         if not piece.name:
             # Some servers invent an id for every piece.

@@ -19,7 +19,7 @@ from runner_svc.engine_http.answer import Answer
 from runner_svc.openai_upstream.address import base_url, is_loopback
 from runner_svc.openai_upstream.client import MESSAGES, MODELS, Endpoint, Open, OpenAiHttp
 from runner_svc.openai_upstream.errors import BUSY
-from runner_svc.openai_upstream.request import PreparedBody, call_ids
+from runner_svc.openai_upstream.request import Json, PreparedBody, call_ids
 from runner_svc.openai_upstream.stream import StreamReader
 from runner_svc.runtimes.model_engine import ModelContext, ModelEngine, parameter_profile, served_operations
 from runner_svc.runtimes.openai_remote.runtime import (
@@ -44,7 +44,7 @@ class AnthropicHttp(OpenAiHttp):
     """One provider with Anthropic's API."""
 
     @override
-    def _prepared(self, payload: GenerationPayload, call: CallInfo) -> tuple[str, PreparedBody]:
+    def _prepared(self, payload: GenerationPayload, call: CallInfo, rendered: Json | None) -> tuple[str, PreparedBody]:
         if not isinstance(payload, chat_pb2.ChatPayload):
             raise WeftError(Reason.UNSUPPORTED_OPERATION, "this model takes chats, and no text completions")
         return MESSAGES, messages_body(payload, self.endpoint.model, self.endpoint.parameters)
