@@ -185,16 +185,16 @@ def _http_api(
     port = section.http_port if http_port is None else http_port
     if port is None:
         return None
-    from weft_app.compose.runner_http import RunnerHttp, RunnerHttpPlan  # noqa: PLC0415
+    from weft_app.compose.runner_http import RunnerHttp  # noqa: PLC0415
 
-    plan = RunnerHttpPlan(
+    return partial(
+        RunnerHttp,
         config=with_edge_certificate(config, home),
         environment=environment,
         section=section,
         registry_address=registry_address(config, home),
         port=port,
     )
-    return partial(RunnerHttp, plan)
 
 
 def _metrics_at(listen: str | None) -> dict[str, Any]:

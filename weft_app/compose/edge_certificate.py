@@ -5,7 +5,6 @@ machine has got another name or address.
 """
 
 import asyncio
-from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
@@ -14,7 +13,6 @@ from weft.kernel.address import is_any_host
 from weft.kernel.clock import Clock
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.log import get_logger
-from weft.kernel.service import start_task, stop_tasks
 from weft_app.compose.home import WeftHome
 from weft_app.compose.machine import certifiable, this_machine
 from weft_app.compose.security import is_on_loopback
@@ -22,6 +20,10 @@ from weft_app.config.config import WeftConfig
 
 if TYPE_CHECKING:
     from weft_app.compose.authority import EdgeCertificate
+
+RENEWAL_CHECK_SECONDS = 600
+"""How often a running mesh checks whether its own certificate is due: before it expires, and when the machine has got
+another name or address."""
 
 log = get_logger("weft.tls")
 
@@ -82,30 +84,12 @@ def prepare_edge_certificate(config: WeftConfig, own: "EdgeCertificate") -> None
         log.info("certificate of the HTTP edge issued", why=why)
 
 
-class EdgeRenewal:
-    """Renews the certificate of the HTTP edge while a mesh runs. Life cycle: start, stop."""
-
-    def __init__(self, prepare: Callable[[], None], clock: Clock, interval_seconds: float) -> None:
-        self._prepare = prepare
-        self._clock = clock
-        self._interval_seconds = interval_seconds
-        self._task: asyncio.Task[None] | None = None
-
-    def start(self) -> None:
-        """Begins; the first check comes after one interval."""
-        self._task = start_task(self._run(), name="edge-renewal")
-
-    async def stop(self) -> None:
-        """Ends the checks. Idempotent."""
-        if self._task is not None:
-            task, self._task = self._task, None
-            await stop_tasks([task])
-
-    async def _run(self) -> None:
-        while True:
-            await self._clock.sleep(self._interval_seconds)
-            try:
-                await asyncio.to_thread(self._prepare)
-            except WeftError as error:
-                # The certificate in use stays; the next check tries again.
-                log.error("the certificate of the HTTP edge cannot be issued", why=error.message)  # noqa: TRY400 - words enough
+async def renew_edge_certificate(config: WeftConfig, own: "EdgeCertificate", clock: Clock) -> None:
+    """Renews the certificate of the HTTP edge while a mesh runs, until it is cancelled."""
+    while True:
+        await clock.sleep(RENEWAL_CHECK_SECONDS)
+        try:
+            await asyncio.to_thread(prepare_edge_certificate, config, own)
+        except WeftError as error:
+            # The certificate in use stays; the next check tries again.
+            log.error("the certificate of the HTTP edge cannot be issued", why=error.message)  # noqa: TRY400 - words enough

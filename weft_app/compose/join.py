@@ -1,6 +1,5 @@
 """`weft runner join`: an ordinary runner on a private socket, and the one outbound link that the mesh reaches it by."""
 
-import asyncio
 import tempfile
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
@@ -25,7 +24,7 @@ from weft_app.compose.invitation import Invitation
 from weft_app.compose.join_address import FindAddresses, JoinDialer
 from weft_app.compose.process_service import ProcessService
 from weft_app.compose.runner import pick_runner, runner_config
-from weft_app.compose.shutdown import CriticalTasks, stop_requested
+from weft_app.compose.shutdown import CriticalTasks, stop_requested, until
 from weft_app.config.config import CONFIG_NAME, WeftConfig
 from weft_app.config.document import Document
 from weft_app.config.loader import load_config
@@ -124,13 +123,17 @@ async def join(plan: JoinPlan, config: WeftConfig, home: WeftHome, report: Calla
             runner.reopen_session()
 
         dial_out = DialOut(link, report, note_fresh_link=note_link, note_mesh_time=runner.note_mesh_time)
+
+        async def refused() -> None:
+            raise await dial_out.given_up()
+
         with CriticalTasks(stop):
             try:
                 monitor = HealthMonitor(runner.health_checks, SystemClock())
                 process = ProcessService(f"runner/{plan.runner.name}", monitor, None)
                 await host.start([dial_out, runner, process], monitor)
                 settle_memory()
-                await _until_stopped(stop, dial_out)
+                await until(stop, refused())
             finally:
                 await host.stop(config.drain_seconds)
 
@@ -151,14 +154,3 @@ def private_folder(home: WeftHome, runner: str) -> Iterator[Path]:
             return
         with tempfile.TemporaryDirectory(prefix="weft-join-") as elsewhere:
             yield Path(elsewhere)
-
-
-async def _until_stopped(stop: asyncio.Event, dial_out: DialOut) -> None:
-    stopping, giving_up = asyncio.create_task(stop.wait()), asyncio.create_task(dial_out.given_up())
-    try:
-        await asyncio.wait({stopping, giving_up}, return_when=asyncio.FIRST_COMPLETED)
-        if giving_up.done():
-            raise giving_up.result()
-    finally:
-        stopping.cancel()
-        giving_up.cancel()

@@ -16,14 +16,14 @@ from weft.api.operations.v1 import (
 )
 from weft.api.operations.v1 import process_service_pb2 as pb
 from weft.api.operations.v1.process_service_pb2 import DatabaseSchema
-from weft.kernel.clock import Clock, SystemClock
+from weft.kernel.clock import SystemClock
 from weft.kernel.health import HealthSource
 from weft.kernel.log import get_logger
 from weft.kernel.log_level import CurrentLevel, LogLevel
 from weft.kernel.log_threshold import threshold_in_use
 from weft.kernel.rpc import answers
 from weft.kernel.rpc_auth import caller
-from weft.kernel.service import Service, stop_tasks
+from weft.kernel.service import Service
 
 
 class SchemaSource(Protocol):
@@ -50,23 +50,15 @@ class SchemaLooks:
     which a registry owns its database, and a statement that is cancelled breaks its connection.
     """
 
-    def __init__(self, sources: Sequence[SchemaSource], clock: Clock) -> None:
+    def __init__(self, sources: Sequence[SchemaSource]) -> None:
         self._sources = sources
-        self._clock = clock
         self._looks: dict[SchemaSource, asyncio.Task[DatabaseSchema]] = {}
 
     async def known(self) -> list[DatabaseSchema]:
         """Returns the schemas; of a database that has not answered within SCHEMA_SECONDS what is known here."""
         looks = [self._look(source) for source in self._sources]
-        if not looks:
-            return []
-        all_known = asyncio.ensure_future(asyncio.wait(looks))
-        late = asyncio.create_task(self._clock.sleep(SCHEMA_SECONDS))
-        try:
-            await asyncio.wait({all_known, late}, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            all_known.cancel()
-            await stop_tasks([late])
+        if looks:
+            await asyncio.wait(looks, timeout=SCHEMA_SECONDS)
         return [
             look.result() if look.done() else source.known_schema
             for source, look in zip(self._sources, looks, strict=True)
@@ -74,10 +66,9 @@ class SchemaLooks:
 
     async def stop(self) -> None:
         """Cancels the schema checks that still run."""
-        looks = list(self._looks.values())
-        for look in looks:
+        for look in self._looks.values():
             look.cancel()
-        await asyncio.gather(*looks, return_exceptions=True)
+        await asyncio.gather(*self._looks.values(), return_exceptions=True)
 
     def _look(self, source: SchemaSource) -> asyncio.Task[DatabaseSchema]:
         look = self._looks.get(source)
@@ -128,7 +119,7 @@ class ProcessService(Service, process_service_pb2_grpc.ProcessServiceServicer):
         None: a runner that has joined; the relay that forwards the call writes the entry. `schemas`: of the databases
         that it uses. `watching`: the processes that follow its watch; None: it has none.
         """
-        self._schemas = SchemaLooks(schemas, SystemClock())
+        self._schemas = SchemaLooks(schemas)
         self._watching = watching or tuple
         self._process = process
         self._health = health

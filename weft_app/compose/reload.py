@@ -23,7 +23,7 @@ from weft_app.compose.home import WeftHome
 from weft_app.compose.mesh_runners import MeshRunners
 from weft_app.compose.registry import registry_config
 from weft_app.compose.router import router_config
-from weft_app.compose.runner_processes import StartedRunners, left_behind_notes, retirement_notes
+from weft_app.compose.runner_processes import left_behind_notes, retire_others
 from weft_app.compose.startable import expected_mesh, require_environments, require_startable
 from weft_app.config.config import CONFIG_NAME
 from weft_app.config.reload_plan import ReloadPlan, plan_reload
@@ -127,7 +127,7 @@ class MeshReload:
         if plan.live_settings:
             await self._take_settings(wanted)
         await asyncio.gather(*(self.runners.stop(name, grace) for name in plan.stopped))
-        response.notes.extend(await self._retire_others(sections))
+        response.notes.extend(await retire_others(self.home, sections, self.registry, self.names_waited_for))
         await asyncio.gather(
             *(self._restart(sections[name], grace, response) for name in plan.restarted),
             *(self._update(sections[name], grace, response) for name in plan.updated),
@@ -139,11 +139,6 @@ class MeshReload:
         self.edge.reconfigure(gateway_config_behind_edge(config))
         self.router.reconfigure(router_config(wanted.config, ""))
         self.names.reconfigure(registry_config(wanted.config, self.home))
-
-    async def _retire_others(self, sections: Collection[str]) -> list[str]:
-        """Takes runners out of the mesh that are not among these; returns sentences about them."""
-        retired = await StartedRunners(self.home).retire_others(sections, self.registry)
-        return retirement_notes(retired, await self.names_waited_for()) if retired else []
 
     async def _restart(self, section: RunnerSettings, grace: float, response: pb.ReloadConfigurationResponse) -> None:
         """Ends the process of a runner after its requests, and starts it again."""

@@ -5,7 +5,7 @@ Only the `weft serve runner` command imports it, and only for a runner with an H
 
 import os
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from types import MappingProxyType
 
 import grpc
@@ -96,18 +96,6 @@ HELD_SECONDS = 0.5
 """Maximum age of the cached description, which health checks read."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunnerHttpPlan:
-    """The parts of one runner's HTTP API."""
-
-    config: WeftConfig
-    environment: RunnerEnvironment
-    section: RunnerSettings
-    registry_address: str
-    port: int
-    """0: any free one."""
-
-
 class LocalRunner:
     """The runner of this process, as `gateway.runner_api.facts.RunnerPort`."""
 
@@ -116,17 +104,14 @@ class LocalRunner:
         runner: RunnerService,
         router: RouterService,
         observer: Observer,
-        *,
-        devices: Sequence[int],
+        section: RunnerSettings,
         clock: Clock,
-        called: Mapping[str, frozenset[str]] = MappingProxyType({}),
     ) -> None:
-        """`devices` are the numbers of the usable devices; empty: all of the host's. `called`: see `other_names`."""
-        self._called = called
+        self._called = other_names(section.models)
         self._runner = runner
         self._router = router
         self._observer = observer
-        self._devices = frozenset(devices)
+        self._devices = frozenset(section.devices)
         self._clock = clock
         self._stage = RunnerStage.STARTING
         self._held: tuple[float, RunnerFacts] | None = None
@@ -158,39 +143,36 @@ class RunnerHttp(Service):
 
     service_names: Sequence[str] = ()
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - the command line gives some, the runner's process the others
         self,
-        plan: RunnerHttpPlan,
         runner: RunnerService,
         settings: RunnerConfig,
         health: HealthSource,
-        page: MetricsPage | None = None,
+        page: MetricsPage,
+        *,
+        config: WeftConfig,
+        environment: RunnerEnvironment,
+        section: RunnerSettings,
+        registry_address: str,
+        port: int,
     ) -> None:
-        """`settings` are those that the runner was built with, `health` is that of its process.
+        """`port`: 0 takes a free one. `settings` are those that the runner was built with, `health` is its process's.
 
-        `page` has its metrics, and gets those of the API.
+        `page` has the runner's metrics, and gets those of the API.
         """
         clock = SystemClock()
-        api = runner_api_config(plan)
-        security = channel_security(plan.config)
+        security = channel_security(config)
         self._channels = ChannelPool(security=security)
-        self._registry = open_channel(plan.registry_address, security)
-        router = replace(router_config(plan.config, plan.registry_address), only_runner=plan.section.name, relay=None)
+        self._registry = open_channel(registry_address, security)
+        router = replace(router_config(config, registry_address), only_runner=section.name, relay=None)
         self._tracing = tracing_of(os.environ)
         self._router = router_svc.service.build(router, tracing=self._tracing)
-        if page is not None:
-            page.add_spans(self._tracing)
-        self._keys = key_check(plan.config, clock)
-        local = LocalRunner(
-            runner,
-            self._router,
-            settings.observer or host_observer(plan.config.accelerators),
-            devices=plan.section.devices,
-            called=other_names(plan.section.models),
-            clock=clock,
-        )
+        page.add_spans(self._tracing)
+        self._keys = key_check(config, clock)
+        observer = settings.observer or host_observer(config.accelerators)
+        local = LocalRunner(runner, self._router, observer, section, clock)
         self._api = gateway.runner_service.build(
-            api,
+            runner_api_config(config, environment, port),
             RunnerApiPorts(
                 runner=local,
                 dispatcher=Dispatcher(
@@ -241,12 +223,12 @@ class RunnerHttp(Service):
         await close_tracing(self._tracing)
 
 
-def runner_api_config(plan: RunnerHttpPlan) -> RunnerApiConfig:
+def runner_api_config(config: WeftConfig, environment: RunnerEnvironment, port: int) -> RunnerApiConfig:
     """Returns the configuration of the HTTP API, from file and environment."""
     return RunnerApiConfig(
-        edge=replace(gateway_config(plan.config), port=plan.port),
-        max_queue_depth=plan.config.router.queue_depth_per_runner,
-        metrics=plan.environment.metrics,
-        metrics_port=plan.environment.metrics_port,
-        journal_rules=journal_rules(plan.config.router),
+        edge=replace(gateway_config(config), port=port),
+        max_queue_depth=config.router.queue_depth_per_runner,
+        metrics=environment.metrics,
+        metrics_port=environment.metrics_port,
+        journal_rules=journal_rules(config.router),
     )

@@ -8,7 +8,7 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -261,6 +261,17 @@ class StartedRunners:
             replace_file(self._file, f"{json.dumps(sorted(names))}\n".encode())
         except OSError as error:
             log.warning("the list of runners cannot be written", file=str(self._file), why=error.strerror)
+
+
+async def retire_others(
+    home: WeftHome,
+    names: Collection[str],
+    registry: grpc.aio.Channel,
+    names_waited_for: Callable[[], Awaitable[Collection[str]]],
+) -> list[str]:
+    """Takes runners out of the mesh that are not in `names`; returns sentences about them."""
+    retired = await StartedRunners(home).retire_others(names, registry)
+    return retirement_notes(retired, await names_waited_for()) if retired else []
 
 
 def retirement_notes(retired: Iterable[RetiredRunner], waited_for: Collection[str]) -> list[str]:

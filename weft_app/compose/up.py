@@ -6,11 +6,8 @@ from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-import grpc
 
 import gateway.service
 import registry_svc.service
@@ -46,12 +43,7 @@ from weft_app.compose.configuration_service import ConfigurationService
 from weft_app.compose.demo import DEMO_NOT_PULLED, is_demo_source
 from weft_app.compose.discovered_here import DiscoveredHere
 from weft_app.compose.durable_services import RouterStores, router_stores
-from weft_app.compose.edge_certificate import (
-    EdgeRenewal,
-    own_edge_certificate,
-    prepare_edge_certificate,
-    with_edge_certificate,
-)
+from weft_app.compose.edge_certificate import own_edge_certificate, renew_edge_certificate, with_edge_certificate
 from weft_app.compose.gateway import gateway_config, gateway_config_behind_edge, gateway_ports
 from weft_app.compose.grpc_host import GrpcHost
 from weft_app.compose.home import RUNNING, STARTING, WeftHome
@@ -64,7 +56,7 @@ from weft_app.compose.registry import registry_config
 from weft_app.compose.reload import MeshReload
 from weft_app.compose.router import router_config
 from weft_app.compose.runner_pages import RunnerPages
-from weft_app.compose.runner_processes import StartedRunners, left_behind_notes, retirement_notes
+from weft_app.compose.runner_processes import left_behind_notes, retire_others
 from weft_app.compose.security import KeyCheck, channel_security, is_on_loopback, key_check, keys_required
 from weft_app.compose.startable import expected_mesh, require_environments, require_startable
 from weft_app.compose.tracing import close_tracing, tracing_of
@@ -76,9 +68,6 @@ if TYPE_CHECKING:
     from weft_app.compose.relay import RelayEndpoint
     from weft_app.edge.process import EdgeProxy
 
-RENEWAL_CHECK_SECONDS = 600
-"""How often a running mesh checks whether its own certificate is due: before it expires, and when the machine has got
-another name or address."""
 MODEL_CHECK_SECONDS = 0.05
 PROCESSES = ("mesh", "registry", "router", "gateway")
 """Names of the one process of `weft up`."""
@@ -324,7 +313,10 @@ class UpHost:
         self._stack.push_async_callback(fleet.stop)
         await fleet.start()
         await fleet.wait_ready()
-        await self._retire_runners(channel, stores)
+        # Those of an earlier start on this home that the configuration no longer names.
+        names = [runner.name for runner in self._runners]
+        for sentence in await retire_others(self._home, names, channel, stores.tasks.names_waited_for):
+            self._notify(sentence)
 
         expected = expected_mesh(self._runners)
         self._on_ready.append(expected.clear)
@@ -436,19 +428,8 @@ class UpHost:
         self.network_urls = () if is_on_loopback(config.host) else network_urls(url)
         own = self.certificate = own_edge_certificate(config, self._home)
         if own is not None:
-            renew = partial(prepare_edge_certificate, config, own)
-            renewal = EdgeRenewal(renew, self._clock, RENEWAL_CHECK_SECONDS)
-            self._stack.push_async_callback(renewal.stop)
-            renewal.start()
-
-    async def _retire_runners(self, registry: grpc.aio.Channel, stores: RouterStores) -> None:
-        """Retires the runners of an earlier start on this home that the configuration no longer names."""
-        names = [runner.name for runner in self._runners]
-        retired = await StartedRunners(self._home).retire_others(names, registry)
-        if retired:
-            waited_for = await stores.tasks.names_waited_for()
-            for sentence in retirement_notes(retired, waited_for):
-                self._notify(sentence)
+            renewal = start_task(renew_edge_certificate(config, own, self._clock), name="edge-renewal")
+            self._stack.push_async_callback(stop_tasks, [renewal])
 
     async def _stop_work(self, edge: Service, engine: Service) -> None:
         """Drains callers and tasks at the same time, before the runners stop.

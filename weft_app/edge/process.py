@@ -7,8 +7,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 import aiohttp
 
@@ -36,19 +34,8 @@ _ACTIVE = f"http.{LISTENER}.downstream_rq_active"
 class EnvoyAdmin:
     """Calls to the administration of one Envoy; every failure is a WeftError."""
 
-    def __init__(self, socket: Path, timeout_seconds: float) -> None:
-        self._session = aiohttp.ClientSession(
-            connector=aiohttp.UnixConnector(path=str(socket)),
-            timeout=aiohttp.ClientTimeout(total=timeout_seconds),
-        )
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self._session.close()
+    def __init__(self, socket: Path) -> None:
+        self._socket = socket
 
     async def is_ready(self) -> bool:
         """Whether it serves."""
@@ -78,8 +65,12 @@ class EnvoyAdmin:
         return int(count) if count.isdecimal() else 0
 
     async def _call(self, method: str, path: str) -> tuple[int, str]:
+        connector, timeout = aiohttp.UnixConnector(path=str(self._socket)), aiohttp.ClientTimeout(ADMIN_TIMEOUT_SECONDS)
         try:
-            async with self._session.request(method, f"http://envoy{path}") as answer:
+            async with (
+                aiohttp.ClientSession(connector=connector, timeout=timeout) as session,
+                session.request(method, f"http://envoy{path}") as answer,
+            ):
                 return answer.status, (await answer.content.read(MAX_ANSWER_BYTES)).decode("utf-8", "replace")
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
             raise WeftError(Reason.SERVICE_UNAVAILABLE, f"Envoy's administration does not answer: {error}") from error
@@ -188,8 +179,7 @@ class EdgeProxy:
         if self._fault:
             return
         try:
-            async with self._admin() as admin:
-                await admin.drain()
+            await self._admin.drain()
         except WeftError as error:
             log.warning("envoy cannot be drained", why=error.message)
             return
@@ -211,8 +201,9 @@ class EdgeProxy:
             if self._folder is not None:
                 self._folder.remove()
 
+    @property
     def _admin(self) -> EnvoyAdmin:
-        return EnvoyAdmin(self._socket, ADMIN_TIMEOUT_SECONDS)
+        return EnvoyAdmin(self._socket)
 
     @property
     def _socket(self) -> Path:
@@ -221,8 +212,8 @@ class EdgeProxy:
 
     async def _until_idle(self, seconds: float) -> None:
         with suppress(TimeoutError, WeftError):
-            async with asyncio.timeout(seconds), self._admin() as admin:
-                while await admin.active_requests() > 0:
+            async with asyncio.timeout(seconds):
+                while await self._admin.active_requests() > 0:
                     await self._clock.sleep(DRAIN_CHECK_SECONDS)
 
     async def _start_once(self) -> None:
@@ -234,14 +225,14 @@ class EdgeProxy:
         await self._process.start(self._command(), env=environment, on_lines=_log_lines)
         ended = asyncio.ensure_future(self._process.wait())
         try:
-            async with asyncio.timeout(START_TIMEOUT_SECONDS), self._admin() as admin:
-                while not await admin.is_ready():
+            async with asyncio.timeout(START_TIMEOUT_SECONDS):
+                while not await self._admin.is_ready():
                     if ended.done():
                         raise WeftError(
                             Reason.SERVICE_UNAVAILABLE, f"Envoy does not start: {self._said(ended.result())}"
                         )
                     await self._clock.sleep(READY_CHECK_SECONDS)
-                got = await admin.listener()
+                got = await self._admin.listener()
         except TimeoutError:
             raise WeftError(
                 Reason.SERVICE_UNAVAILABLE,

@@ -11,7 +11,7 @@ from weft.kernel.errors import FieldError
 from weft.kernel.units import Rate
 from weft_app.compose.environment import read_environment
 from weft_app.compose.gateway import gateway_config
-from weft_app.compose.runner_http import RunnerHttpPlan, runner_api_config
+from weft_app.compose.runner_http import runner_api_config
 from weft_app.config.config import WeftConfig
 from weft_app.config.loader import load_config, parse_config
 
@@ -27,15 +27,7 @@ def config(**gateway: Any) -> WeftConfig:
 def limits_of_runner(environment: dict[str, str], **gateway: Any) -> RateLimitConfig | None:
     read = read_environment(environment)
     found = parse_config(read.applied_to({"runners": RUNNERS, "gateway": gateway}))
-    assert found.runners is not None
-    plan = RunnerHttpPlan(
-        config=found,
-        environment=read,
-        section=found.runners[0],
-        registry_address="unix:x",
-        port=0,
-    )
-    return runner_api_config(plan).edge.rate_limits
+    return runner_api_config(found, read, 0).edge.rate_limits
 
 
 def test_gateway_has_no_rate_limits_by_default() -> None:

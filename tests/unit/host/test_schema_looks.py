@@ -2,9 +2,11 @@
 
 import asyncio
 
+import pytest
+
 from weft.api.operations.v1.process_service_pb2 import DatabaseSchema
-from weft_app.compose.process_service import SCHEMA_SECONDS, SchemaLooks
-from weft_testing.fake_clock import FakeClock, let_all_run
+from weft_app.compose.process_service import SchemaLooks
+from weft_testing.fake_clock import let_all_run
 
 KNOWN = DatabaseSchema(service="router", known_revision="0008", database_revision="0008")
 
@@ -33,23 +35,20 @@ class _Database:
         return KNOWN
 
 
-async def test_version_reply_does_not_wait_for_a_frozen_database() -> None:
-    clock, frozen = FakeClock(), _FrozenDatabase()
-    looks = SchemaLooks([frozen, _Database()], clock)
-    asking = asyncio.create_task(looks.known())
-    await clock.wait_for_sleepers(1)
-    await clock.advance(SCHEMA_SECONDS)
-    assert await asking == [frozen.known_schema, KNOWN]
+async def test_version_reply_does_not_wait_for_a_frozen_database(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("weft_app.compose.process_service.SCHEMA_SECONDS", 0.01)
+    frozen = _FrozenDatabase()
+    looks = SchemaLooks([frozen, _Database()])
+    assert await looks.known() == [frozen.known_schema, KNOWN]
     await looks.stop()
 
 
-async def test_pending_schema_read_of_a_frozen_database_is_reused() -> None:
-    clock, frozen = FakeClock(), _FrozenDatabase()
-    looks = SchemaLooks([frozen], clock)
-    first = asyncio.create_task(looks.known())
-    await clock.wait_for_sleepers(1)
-    await clock.advance(SCHEMA_SECONDS)
-    assert await first == [frozen.known_schema]
+async def test_pending_schema_read_of_a_frozen_database_is_reused(monkeypatch: pytest.MonkeyPatch) -> None:
+    frozen = _FrozenDatabase()
+    looks = SchemaLooks([frozen])
+    with monkeypatch.context() as impatient:
+        impatient.setattr("weft_app.compose.process_service.SCHEMA_SECONDS", 0.01)
+        assert await looks.known() == [frozen.known_schema]
     again = asyncio.create_task(looks.known())
     await let_all_run()
     frozen.thawed.set()
@@ -58,4 +57,4 @@ async def test_pending_schema_read_of_a_frozen_database_is_reused() -> None:
 
 
 async def test_process_without_databases_does_not_wait() -> None:
-    assert await SchemaLooks([], FakeClock()).known() == []
+    assert await SchemaLooks([]).known() == []
