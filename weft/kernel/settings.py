@@ -40,7 +40,7 @@ SECRET = Secret()
 
 @dataclass(frozen=True, slots=True)
 class ConstantMark:
-    """Marks what stands beside settings and is none: no file can set it."""
+    """Marks a field of a section that no file can set."""
 
     def __get_pydantic_core_schema__(self, _source: Any, _handler: Any) -> Any:
         function = {"type": "no-info", "function": _refuse_constant}
@@ -55,7 +55,7 @@ def _refuse_constant(_: Any) -> Any:
 
 T = TypeVar("T")
 Constant = Annotated[T, ConstantMark()]
-"""The type of a bound that no file can set."""
+"""The type of such a field: `Constant[float]`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -58,7 +58,7 @@ class DiscoveredHere:
 def served_sources(config: WeftConfig, added: "Collection[AddedModel]") -> frozenset[str]:
     """Returns what configured runners serve, and what was added to them.
 
-    That are sources and paths of models, and addresses of servers in one spelling (`server_place`).
+    These are sources and paths of models, and addresses of servers in one spelling (`server_place`).
     """
     served = set[str]()
     for runner in config.runners or ():

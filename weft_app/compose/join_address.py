@@ -56,10 +56,6 @@ class Trust:
     """Fingerprint of the relay's own certificate, as `sha256:<hex>`."""
 
 
-OpenChannel = Callable[[JoinAddress, Trust], Awaitable[grpc.aio.Channel]]
-"""Opens a channel to one address. Raises as `open_join_channel`."""
-
-
 def parse_join_address(url: str) -> JoinAddress:
     """Returns the relay at a URL such as https://mesh.example:7443. Raises INVALID_ARGUMENT."""
     try:
@@ -134,13 +130,11 @@ class JoinDialer:
         addresses: Sequence[JoinAddress],
         trust: Trust,
         find: FindAddresses | None = None,
-        open_channel: OpenChannel = open_join_channel,
     ) -> None:
         """`find` returns where a relay may be if there is none at the addresses."""
         self._addresses = tuple(addresses)
         self._trust = trust
         self._find = find
-        self._open_channel = open_channel
         self._first = 0
 
     async def open(self) -> grpc.aio.Channel:
@@ -167,7 +161,7 @@ class JoinDialer:
         failures: list[WeftError] = []
         for address in addresses:
             try:
-                channel = await self._open_channel(address, self._trust)
+                channel = await open_join_channel(address, self._trust)
             except WeftError as failure:
                 failures.append(failure)
             else:

@@ -107,12 +107,11 @@ async def test_failure_of_each_address_is_reported(tmp_path: Path) -> None:
 class _Dials:
     """The relays that a runner dials, one after the other."""
 
-    def __init__(self, *hosts: str) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *hosts: str) -> None:
         self.dead: set[str] = set()
         self._dialed = ""
-        self._dialer = JoinDialer(
-            [JoinAddress(host=host, port=7443, is_tls=True) for host in hosts], Trust(), None, self._open
-        )
+        monkeypatch.setattr("weft_app.compose.join_address.open_join_channel", self._open)
+        self._dialer = JoinDialer([JoinAddress(host=host, port=7443, is_tls=True) for host in hosts], Trust())
 
     async def _open(self, address: JoinAddress, _: Trust) -> grpc.aio.Channel:
         if address.host in self.dead:
@@ -127,21 +126,21 @@ class _Dials:
         return self._dialed
 
 
-async def test_next_relay_is_dialed_after_a_refused_link() -> None:
+async def test_next_relay_is_dialed_after_a_refused_link(monkeypatch: pytest.MonkeyPatch) -> None:
     """Such as one of a router that stops, or one that has its greatest number of links."""
-    dials = _Dials("one", "two", "three")
+    dials = _Dials(monkeypatch, "one", "two", "three")
     assert [await dials.dial(is_linked=False) for _ in range(4)] == ["one", "two", "three", "one"]
 
 
-async def test_previously_linked_runner_dials_the_first_address_first() -> None:
-    dials = _Dials("one", "two")
+async def test_previously_linked_runner_dials_the_first_address_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    dials = _Dials(monkeypatch, "one", "two")
     assert await dials.dial(is_linked=False) == "one"
     assert await dials.dial(is_linked=True) == "two"
     assert await dials.dial(is_linked=True) == "one"
 
 
-async def test_unreachable_address_is_skipped_in_the_same_dial() -> None:
-    dials = _Dials("one", "two", "three")
+async def test_unreachable_address_is_skipped_in_the_same_dial(monkeypatch: pytest.MonkeyPatch) -> None:
+    dials = _Dials(monkeypatch, "one", "two", "three")
     dials.dead = {"one", "three"}
     assert [await dials.dial(is_linked=False) for _ in range(2)] == ["two", "two"]
 
