@@ -39,7 +39,6 @@ from gateway.http.event_watches import EventWatches
 from gateway.intake.headers import request_id_of, validate_head
 from gateway.media import MediaSource, NoMediaSource
 from gateway.metrics import GatewayMetrics
-from gateway.ollama.deps import OllamaDeps
 from gateway.ollama.endpoints import OLLAMA
 from gateway.openai.endpoints import OPENAI
 from gateway.openapi import shown_path
@@ -200,7 +199,7 @@ def app_over(deps: GatewayDeps, ports: GatewayPorts, running: RunningResponses |
     for router in (OPENAI, ANTHROPIC):
         app.serve(router, given)
     operations = None if ports.admin is None else ports.admin.operations
-    app.serve(OLLAMA, {OllamaDeps: OllamaDeps(gateway=deps, operations=operations)})
+    app.serve(OLLAMA, {"operations": operations})
     app.serve(RESPONSES, {Responses: responses_of(deps, ports.responses, tasks, running)})
     for router in (RESOURCES, SETTINGS, HEALTH, PROBES, METRICS):
         app.serve(router, given)

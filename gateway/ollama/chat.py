@@ -8,16 +8,17 @@ from starlette.responses import Response
 from gateway.answers.answer_builder import encode_json, new_identity
 from gateway.answers.generation import Work, streamed, unary
 from gateway.answers.unary import JsonAnswer, UnaryAnswer
+from gateway.deps import Gateway, GatewayDeps
 from gateway.errors import OLLAMA_JSON
 from gateway.intake.body import body_of
 from gateway.intake.headers import require_local_caller
 from gateway.ollama.answers import JSON_LINES, OllamaAnswer, OllamaStream, Shape, text_json, timestamp
-from gateway.ollama.deps import SURFACE, Ollama, OllamaDeps
-from gateway.ollama.names import mesh_name
+from gateway.ollama.names import SURFACE, mesh_name
 from gateway.ollama.payload import is_raw, prompt_to_chat, to_chat, to_completion
 from gateway.ollama.schema import GeneratingRequest, OllamaChatRequest, OllamaGenerateRequest
 from gateway.operations import ENDED, OperationsClient, create_operation, ended_operation, reason_of
 from gateway.request_facts import facts_of
+from gateway.routing import collaborator
 from weft.api.operations.v1 import operation_pb2
 from weft.dispatch.agents import require_model_name
 from weft.dispatch.fleet import FleetView
@@ -28,6 +29,8 @@ from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation
 from weft.kernel.units import keep_alive_seconds
 
+Operations = Annotated[OperationsClient | None, collaborator("operations")]
+"""Loads and unloads models; None: a request for it is refused."""
 KEYLESS = "http:ollama"
 """The name of callers without a key in the audit log."""
 _NAMES_OF_MODEL = frozenset({"name", "source"})
@@ -35,37 +38,41 @@ _SUCCEEDED = operation_pb2.Operation.STATE_SUCCEEDED
 
 
 async def chat(
-    deps: Ollama, request: Request, params: Annotated[OllamaChatRequest, body_of(OllamaChatRequest)]
+    deps: Gateway,
+    operations: Operations,
+    request: Request,
+    params: Annotated[OllamaChatRequest, body_of(OllamaChatRequest)],
 ) -> Response:
     """Continues a conversation, as JSON lines unless `stream` is false; without messages the model is loaded."""
-    gateway = deps.gateway
     if not params.messages:
-        return _changed_load(deps, request, params, Shape.MESSAGE)
-    name = mesh_name(gateway.fleet.view, params.model)
-    context = gateway.context(request.scope, surface=SURFACE, params=params, model=name, operation=Operation.CHAT)
-    media = gateway.request_media(params)
-    wanted = to_chat(params, gateway.config.limits, media, context_tokens(gateway.fleet.view, context.model))
-    work = Work(gateway, request.scope, context, wanted.payload, wanted.warnings, media)
+        return _changed_load(deps, operations, request, params, Shape.MESSAGE)
+    name = mesh_name(deps.fleet.view, params.model)
+    context = deps.context(request.scope, surface=SURFACE, params=params, model=name, operation=Operation.CHAT)
+    media = deps.request_media(params)
+    wanted = to_chat(params, deps.config.limits, media, context_tokens(deps.fleet.view, context.model))
+    work = Work(deps, request.scope, context, wanted.payload, wanted.warnings, media)
     return _answered(work, params, Shape.MESSAGE)
 
 
 async def generate(
-    deps: Ollama, request: Request, params: Annotated[OllamaGenerateRequest, body_of(OllamaGenerateRequest)]
+    deps: Gateway,
+    operations: Operations,
+    request: Request,
+    params: Annotated[OllamaGenerateRequest, body_of(OllamaGenerateRequest)],
 ) -> Response:
     """Answers one prompt, or continues it as it is with `raw`; without a prompt the model is loaded."""
-    gateway = deps.gateway
     if not (params.prompt or params.images or params.suffix):
-        return _changed_load(deps, request, params, Shape.RESPONSE)
-    name = mesh_name(gateway.fleet.view, params.model)
+        return _changed_load(deps, operations, request, params, Shape.RESPONSE)
+    name = mesh_name(deps.fleet.view, params.model)
     operation = Operation.COMPLETION if is_raw(params) else Operation.CHAT
-    context = gateway.context(request.scope, surface=SURFACE, params=params, model=name, operation=operation)
-    media = gateway.request_media(params)
-    tokens = context_tokens(gateway.fleet.view, context.model)
+    context = deps.context(request.scope, surface=SURFACE, params=params, model=name, operation=operation)
+    media = deps.request_media(params)
+    tokens = context_tokens(deps.fleet.view, context.model)
     if is_raw(params):
-        payload, warnings = to_completion(params, gateway.config.limits, tokens)
-        return _answered(Work(gateway, request.scope, context, payload, warnings), params, Shape.RESPONSE)
-    wanted = prompt_to_chat(params, gateway.config.limits, media, tokens)
-    work = Work(gateway, request.scope, context, wanted.payload, wanted.warnings, media)
+        payload, warnings = to_completion(params, deps.config.limits, tokens)
+        return _answered(Work(deps, request.scope, context, payload, warnings), params, Shape.RESPONSE)
+    wanted = prompt_to_chat(params, deps.config.limits, media, tokens)
+    work = Work(deps, request.scope, context, wanted.payload, wanted.warnings, media)
     return _answered(work, params, Shape.RESPONSE)
 
 
@@ -82,14 +89,14 @@ def _answered(work: Work, params: GeneratingRequest, shape: Shape) -> Response:
     return unary(work, OllamaAnswer(identity, shape))
 
 
-def _changed_load(deps: OllamaDeps, request: Request, params: GeneratingRequest, shape: Shape) -> Response:
+def _changed_load(
+    deps: GatewayDeps, operations: OperationsClient | None, request: Request, params: GeneratingRequest, shape: Shape
+) -> Response:
     """Loads the model, or unloads it where it is not to be kept, as an operation; answers at its end."""
-    gateway = deps.gateway
-    gateway.note(request.scope, surface=SURFACE, model=params.model)
-    asked = gateway.asked(request.scope, mesh_name(gateway.fleet.view, params.model))
+    deps.note(request.scope, surface=SURFACE, model=params.model)
+    asked = deps.asked(request.scope, mesh_name(deps.fleet.view, params.model))
     name = require_model_name(asked.model, "model")
     kept = None if params.keep_alive is None else keep_alive_seconds(params.keep_alive, "keep_alive")
-    operations = deps.operations
     if operations is None:
         raise WeftError(Reason.UNSUPPORTED_OPERATION, "this gateway has no operations: send messages or a prompt")
     require_local_caller(request.scope)
@@ -97,7 +104,7 @@ def _changed_load(deps: OllamaDeps, request: Request, params: GeneratingRequest,
     action = unload_action(name) if kept == 0 else load_action(name, LoadSettings(keep_alive=params.keep_alive))
     answer = {
         "model": params.model,
-        "created_at": timestamp(int(gateway.clock.utc_now().timestamp())),
+        "created_at": timestamp(int(deps.clock.utc_now().timestamp())),
         **text_json(shape, ""),
         "done": True,
         "done_reason": "unload" if kept == 0 else "load",
@@ -108,12 +115,12 @@ def _changed_load(deps: OllamaDeps, request: Request, params: GeneratingRequest,
 
     async def produce() -> JsonAnswer:
         begun = await begin_operation(request, operations, action)
-        ended = await ended_operation(operations, begun, gateway.config.request_timeout_seconds)
+        ended = await ended_operation(operations, begun, deps.config.request_timeout_seconds)
         require_success(ended)
         return JsonAnswer(body, [], media_type)
 
-    slack = gateway.config.deadline_slack_seconds
-    return UnaryAnswer(produce, cut_off_seconds=gateway.config.request_timeout_seconds + slack)
+    slack = deps.config.deadline_slack_seconds
+    return UnaryAnswer(produce, cut_off_seconds=deps.config.request_timeout_seconds + slack)
 
 
 async def begin_operation(

@@ -9,11 +9,11 @@ from starlette.responses import Response
 
 from gateway.answers.answer_builder import encode_json, warning_json
 from gateway.answers.unary import unary_answer
+from gateway.deps import Gateway, GatewayDeps
 from gateway.errors import OLLAMA_JSON
 from gateway.intake.body import body_of
 from gateway.ollama.answers import measures
-from gateway.ollama.deps import SURFACE, Ollama, OllamaDeps
-from gateway.ollama.names import mesh_name
+from gateway.ollama.names import SURFACE, mesh_name
 from gateway.ollama.payload import request_warnings
 from gateway.ollama.schema import OllamaEmbeddingsRequest, OllamaEmbedRequest, OllamaRequest
 from gateway.openai.completions import fill_prompts
@@ -29,11 +29,11 @@ _MEASURES = ("total_duration", "load_duration", "prompt_eval_count")
 
 
 async def embed(
-    deps: Ollama, request: Request, params: Annotated[OllamaEmbedRequest, body_of(OllamaEmbedRequest)]
+    deps: Gateway, request: Request, params: Annotated[OllamaEmbedRequest, body_of(OllamaEmbedRequest)]
 ) -> Response:
     """Returns embeddings of texts, as vectors of length 1."""
     payload = embedding_pb2.EmbeddingPayload()
-    most = deps.gateway.config.limits.max_embedding_inputs
+    most = deps.config.limits.max_embedding_inputs
     fill_prompts(payload.inputs, params.input, "input", max_prompts=most, allow_empty=False)
     if params.dimensions is not None:
         payload.dimensions = params.dimensions
@@ -53,7 +53,7 @@ async def embed(
 
 
 async def embed_one(
-    deps: Ollama, request: Request, params: Annotated[OllamaEmbeddingsRequest, body_of(OllamaEmbeddingsRequest)]
+    deps: Gateway, request: Request, params: Annotated[OllamaEmbeddingsRequest, body_of(OllamaEmbeddingsRequest)]
 ) -> Response:
     """Returns the embedding of one text, as the engine gives it: the older form."""
     payload = embedding_pb2.EmbeddingPayload()
@@ -66,16 +66,15 @@ async def embed_one(
 
 
 def _embedded(
-    deps: OllamaDeps,
+    deps: GatewayDeps,
     request: Request,
     params: OllamaRequest,
     payload: embedding_pb2.EmbeddingPayload,
     warnings: Sequence[warning_pb2.Warning],
     body_of: Callable[[list[list[float]], receipt_pb2.Receipt], dict[str, object]],
 ) -> Response:
-    gateway = deps.gateway
-    name = mesh_name(gateway.fleet.view, params.model)
-    context = gateway.context(request.scope, surface=SURFACE, params=params, model=name, operation=Operation.EMBEDDING)
+    name = mesh_name(deps.fleet.view, params.model)
+    context = deps.context(request.scope, surface=SURFACE, params=params, model=name, operation=Operation.EMBEDDING)
     dimensions = payload.dimensions if payload.HasField("dimensions") else None
 
     def to_body(vectors: list[embedding_pb2.Embedding], receipt: receipt_pb2.Receipt) -> bytes:
@@ -84,7 +83,7 @@ def _embedded(
             document["warnings"] = [warning_json(warning) for warning in warnings]
         return encode_json(document)
 
-    return unary_answer(gateway, request.scope, EMBEDDING, context, payload, to_body, OLLAMA_JSON)
+    return unary_answer(deps, request.scope, EMBEDDING, context, payload, to_body, OLLAMA_JSON)
 
 
 def _warnings_of(params: OllamaRequest) -> list[warning_pb2.Warning]:

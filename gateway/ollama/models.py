@@ -17,12 +17,12 @@ from starlette.responses import PlainTextResponse, RedirectResponse, Response
 
 from gateway.answers.answer_builder import encode_json
 from gateway.answers.unary import json_response
+from gateway.deps import Gateway
 from gateway.errors import OLLAMA_JSON
 from gateway.intake.body import read_model
 from gateway.intake.headers import tenant_of
 from gateway.ollama.answers import timestamp
-from gateway.ollama.deps import SURFACE, Ollama
-from gateway.ollama.names import mesh_name
+from gateway.ollama.names import SURFACE, mesh_name
 from gateway.ollama.schema import OllamaShowRequest
 from gateway.openai.models import asked_entry, model_list, not_available, visible_entry, visible_list
 from gateway.request_facts import facts_of
@@ -76,25 +76,25 @@ _IN_MEMORY = frozenset({InstanceState.PHASE_READY, InstanceState.PHASE_DRAINING}
 _RUNNING = "weft is running. It speaks the APIs of OpenAI (/v1), Anthropic (/v1/messages) and Ollama (/api).\n"
 
 
-async def list_tags(deps: Ollama, request: Request) -> Response:
+async def list_tags(deps: Gateway, request: Request) -> Response:
     """Lists every model, pool, agent and route that accepts requests, in Ollama's format."""
     facts = facts_of(request.scope)
     facts.surface = SURFACE
-    view = deps.gateway.fleet.view
+    view = deps.fleet.view
     listed = visible_list(model_list(view, tenant_of(request.scope)), facts.principal)
     return _json({"models": [_tag(view, entry) for entry in listed["data"]]})
 
 
-async def show_model(deps: Ollama, request: Request) -> Response:
+async def show_model(deps: Gateway, request: Request) -> Response:
     """Returns what is known of one model, in Ollama's format."""
     facts = facts_of(request.scope)
     facts.surface = SURFACE
-    params = await read_model(request, OllamaShowRequest, deps.gateway.config)
+    params = await read_model(request, OllamaShowRequest, deps.config)
     given = params.model or params.name
     if not given:
         raise invalid_field("model", "is required")
-    view = deps.gateway.fleet.view
-    asked = deps.gateway.asked(request.scope, mesh_name(view, given))
+    view = deps.fleet.view
+    asked = deps.asked(request.scope, mesh_name(view, given))
     facts.principal.require_name(VIEW_MODELS, name_asked_for(asked.model))
     entry = asked_entry(view, asked)
     if entry is None:
@@ -120,11 +120,11 @@ async def show_model(deps: Ollama, request: Request) -> Response:
     )
 
 
-async def list_running(deps: Ollama, request: Request) -> Response:
+async def list_running(deps: Gateway, request: Request) -> Response:
     """Lists the models that are in memory, in Ollama's format."""
     facts = facts_of(request.scope)
     facts.surface = SURFACE
-    view = deps.gateway.fleet.view
+    view = deps.fleet.view
     listed = visible_list(model_list(view), facts.principal)
     entries = (entry for entry in listed["data"] if not {"agent", "route", "workflow"} & set(entry["meta"]))
     running = ((entry, _loaded(view, _members(view, entry))) for entry in entries)

@@ -15,12 +15,11 @@ from typing_extensions import override
 from gateway.answers.answer_builder import encode_json
 from gateway.answers.sse_writer import EventStream, SseWriter
 from gateway.answers.unary import JsonAnswer, UnaryAnswer
-from gateway.deps import GatewayDeps
+from gateway.deps import Gateway, GatewayDeps
 from gateway.errors import OLLAMA_JSON, ClientGoneError, Dialect, envelope
 from gateway.ollama.answers import JSON_LINES
-from gateway.ollama.chat import KEYLESS, begin_operation, require_success
-from gateway.ollama.deps import SURFACE, Ollama
-from gateway.ollama.names import LATEST
+from gateway.ollama.chat import KEYLESS, Operations, begin_operation, require_success
+from gateway.ollama.names import LATEST, SURFACE
 from gateway.ollama.schema import OllamaPullRequest
 from gateway.operations import ENDED, OperationsClient, read_body, requester
 from gateway.request_facts import facts_of
@@ -43,17 +42,16 @@ _NOT_A_SOURCE = (
 log = get_logger("weft.gateway")
 
 
-async def pull_model(deps: Ollama, request: Request) -> Response:
+async def pull_model(deps: Gateway, operations: Operations, request: Request) -> Response:
     """Pulls the files of a model into the store of a runner, as JSON lines unless `stream` is false."""
-    params = await read_body(request, deps.gateway.config, OllamaPullRequest, SURFACE)
-    operations = deps.operations
+    params = await read_body(request, deps.config, OllamaPullRequest, SURFACE)
     if operations is None:
         raise WeftError(Reason.UNSUPPORTED_OPERATION, "this gateway has no operations: use `weft pull`")
     if params.insecure:
         raise invalid_field("insecure", "is a setting of the mesh: model_store.allow_http")
     given = (params.model or params.name or "").removesuffix(LATEST)
     # What the mesh's configuration names needs no further right of the caller.
-    source = _listed_source(given, deps.gateway.config.ollama_sources) or short_source(given)
+    source = _listed_source(given, deps.config.ollama_sources) or short_source(given)
     if source is None:
         source = given
         if not is_source(source):
@@ -62,8 +60,8 @@ async def pull_model(deps: Ollama, request: Request) -> Response:
             facts_of(request.scope).principal.require(ANY_SOURCE)
     pull = _Pull(request, operations, source)
     if params.stream is False:
-        return _WholePull(pull, deps.gateway)
-    return _PullStream(pull, deps.gateway)
+        return _WholePull(pull, deps)
+    return _PullStream(pull, deps)
 
 
 def _listed_source(name: str, sources: Mapping[str, str]) -> str | None:
@@ -110,7 +108,9 @@ class _PullStream(EventStream):
     _content_type = JSON_LINES
 
     def __init__(self, pull: _Pull, deps: GatewayDeps) -> None:
-        super().__init__(deps, _lines(pull), failure=_failure_line)
+        super().__init__(
+            deps, _lines(pull), failure=lambda error, request_id: envelope(error, request_id, Dialect.OLLAMA) + b"\n"
+        )
         self._pull = pull
 
     @override
@@ -172,7 +172,3 @@ def _progress(operation: operation_pb2.Operation) -> dict[str, Any]:
         found |= {"digest": pulled.digest, "total": pulled.size_bytes, "completed": pulled.size_bytes}
         found["status"] = f"pulled {pulled.source}"
     return {**found, "operation": operation.name}
-
-
-def _failure_line(error: WeftError, request_id: str) -> bytes:
-    return envelope(error, request_id, Dialect.OLLAMA) + b"\n"

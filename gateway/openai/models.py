@@ -102,13 +102,9 @@ def model_list(view: FleetView, tenant: str = "") -> dict[str, Any]:
     agents = [_agent_entry(view, agent) for _, agent in sorted(view.agents.items())]
     routes = [_route_entry(view, route) for _, route in sorted(view.routes.items())]
     workflows = [_workflow_entry(view, workflow) for _, workflow in sorted(view.workflows.items())]
-    others = (*agents, *routes, *workflows, *_alias_entries(view, tenant))
+    aliases = [asked_entry(view, each) for each in exact_aliases(view, tenant)]
+    others = (*agents, *routes, *workflows, *aliases)
     return {"object": "list", "data": [*models, *(entry for entry in others if entry is not None)]}
-
-
-def _alias_entries(view: FleetView, tenant: str) -> list[dict[str, Any] | None]:
-    """Returns the names that are exact aliases for a tenant, each as what it stands for."""
-    return [asked_entry(view, each) for each in exact_aliases(view, tenant)]
 
 
 def visible_list(listed: dict[str, Any], principal: Principal) -> dict[str, Any]:

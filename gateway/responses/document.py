@@ -1,6 +1,5 @@
 """The response object. Constant fields are encoded once: tools and their schemas can be large."""
 
-from collections.abc import Mapping
 from datetime import datetime
 
 import msgspec
@@ -179,6 +178,7 @@ def _echo(request: ResponsesRequest) -> dict[str, object]:
     reasoning, text = request.reasoning, request.text
     shown: dict[str, object] = {name: getattr(request, name) for name in _ECHOED}
     key = request.prompt_cache_key
+    text_format = text.format.model_dump(exclude_none=True, by_alias=True) if text and text.format else {}
     return shown | {
         "background": bool(request.background),
         "conversation": None,
@@ -189,16 +189,12 @@ def _echo(request: ResponsesRequest) -> dict[str, object]:
         "reasoning": {"effort": None if reasoning is None else reasoning.effort, "summary": None},
         "safety_identifier": request.safety_identifier,
         "service_tier": "default",
-        "text": _text_options(text.format.model_dump(exclude_none=True, by_alias=True) if text and text.format else {}),
+        "text": {"format": {"type": "text"} | text_format},
         "tool_choice": _tool_choice(request.tool_choice),
         "tools": _tools(request),
         "top_logprobs": request.top_logprobs or 0,
         "truncation": "disabled",
     }
-
-
-def _text_options(given: Mapping[str, object]) -> dict[str, object]:
-    return {"format": {"type": "text"} | dict(given)}
 
 
 def _tool_choice(choice: str | ResponsesToolChoiceObject | None) -> object:
