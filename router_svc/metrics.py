@@ -56,43 +56,26 @@ class ReceiptFault(StrEnum):
 
 def receipt_faults(receipt: receipt_pb2.Receipt) -> list[ReceiptFault]:
     """Returns what does not add up in the receipt of a request that has ended; nothing where all of it does."""
-    found: list[ReceiptFault] = []
-    _add_faults_of_times(receipt, found)
-    usage = receipt.usage
-    if usage.cached_prompt_tokens > usage.prompt_tokens:
-        found.append(ReceiptFault.CACHED_EXCEEDS_PROMPT)
-    if usage.reasoning_tokens > usage.completion_tokens:
-        found.append(ReceiptFault.REASONING_EXCEEDS_COMPLETION)
-    _add_faults_of_end(receipt, found)
-    return found
-
-
-def _add_faults_of_times(receipt: receipt_pb2.Receipt, found: list[ReceiptFault]) -> None:
+    usage, attempts = receipt.usage, receipt.attempts
     waits = seconds_of(receipt.queue_wait) + seconds_of(receipt.load_wait)
-    first = seconds_of(receipt.time_to_first_token) if receipt.HasField("time_to_first_token") else None
-    if receipt.HasField("total_time"):
-        latest = seconds_of(receipt.total_time) + TOLERANCE_SECONDS
-        if waits > latest:
-            found.append(ReceiptFault.WAITS_EXCEED_TOTAL)
-        if first is not None and first > latest:
-            found.append(ReceiptFault.FIRST_TOKEN_AFTER_END)
-    if first is not None and first < waits - TOLERANCE_SECONDS:
-        found.append(ReceiptFault.FIRST_TOKEN_BEFORE_GRANT)
-
-
-def _add_faults_of_end(receipt: receipt_pb2.Receipt, found: list[ReceiptFault]) -> None:
-    attempts = receipt.attempts
-    match receipt.outcome:
-        case receipt_pb2.OUTCOME_COMPLETED:
-            if not attempts:
-                found.append(ReceiptFault.COMPLETED_WITHOUT_ATTEMPT)
-            if receipt.reason or (attempts and attempts[-1].reason):
-                found.append(ReceiptFault.COMPLETED_WITH_REASON)
-        case receipt_pb2.OUTCOME_REJECTED | receipt_pb2.OUTCOME_FAILED | receipt_pb2.OUTCOME_CANCELLED:
-            if not receipt.reason:
-                found.append(ReceiptFault.FAILED_WITHOUT_REASON)
-            if receipt.outcome == receipt_pb2.OUTCOME_REJECTED and attempts:
-                found.append(ReceiptFault.REJECTED_AFTER_ATTEMPT)
+    has_first, first = receipt.HasField("time_to_first_token"), seconds_of(receipt.time_to_first_token)
+    has_total, latest = receipt.HasField("total_time"), seconds_of(receipt.total_time) + TOLERANCE_SECONDS
+    is_complete = receipt.outcome == receipt_pb2.OUTCOME_COMPLETED
+    is_rejected = receipt.outcome == receipt_pb2.OUTCOME_REJECTED
+    was_left = is_rejected or receipt.outcome in (_FAILED, receipt_pb2.OUTCOME_CANCELLED)
+    has_reason = bool(receipt.reason or (attempts and attempts[-1].reason))
+    faults = {
+        ReceiptFault.WAITS_EXCEED_TOTAL: has_total and waits > latest,
+        ReceiptFault.FIRST_TOKEN_AFTER_END: has_total and has_first and first > latest,
+        ReceiptFault.FIRST_TOKEN_BEFORE_GRANT: has_first and first < waits - TOLERANCE_SECONDS,
+        ReceiptFault.CACHED_EXCEEDS_PROMPT: usage.cached_prompt_tokens > usage.prompt_tokens,
+        ReceiptFault.REASONING_EXCEEDS_COMPLETION: usage.reasoning_tokens > usage.completion_tokens,
+        ReceiptFault.COMPLETED_WITHOUT_ATTEMPT: is_complete and not attempts,
+        ReceiptFault.COMPLETED_WITH_REASON: is_complete and has_reason,
+        ReceiptFault.FAILED_WITHOUT_REASON: was_left and not receipt.reason,
+        ReceiptFault.REJECTED_AFTER_ATTEMPT: is_rejected and bool(attempts),
+    }
+    return [fault for fault, is_found in faults.items() if is_found]
 
 
 LONG_SECONDS = (120.0, 300.0, 600.0)

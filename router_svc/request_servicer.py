@@ -57,8 +57,7 @@ def request_record(entry: Request | EndedRequest, *, with_decisions: bool) -> re
     if isinstance(entry, EndedRequest):
         _fill_end(record, entry, with_decisions=with_decisions)
         return record
-    record.state = _state(entry)
-    _fill_wait(record, entry.status)
+    _fill_status(record, entry.status)
     if with_decisions:
         add_decisions(record, entry.decisions, entry.arrived_at)
     return record
@@ -78,29 +77,24 @@ def _fill_end(record: request_pb2.RequestRecord, ended: EndedRequest, *, with_de
         record.MergeFromString(ended.decisions)
 
 
-def _state(entry: Request) -> "request_pb2.RequestRecord.State.ValueType":
-    match entry.status:
-        case Placed():
-            return request_pb2.RequestRecord.STATE_RUNNING
-        case Loads():
-            return request_pb2.RequestRecord.STATE_LOADING
-        case _:
-            return request_pb2.RequestRecord.STATE_QUEUED
-
-
-def _fill_wait(record: request_pb2.RequestRecord, status: object) -> None:
+def _fill_status(record: request_pb2.RequestRecord, status: object) -> None:
     match status:
-        case Waits():
-            record.queued.position = status.position
-            record.queued.reason = status.reason
-            if status.eta_seconds is not None:
-                set_seconds(record.queued.eta, status.eta_seconds)
+        case Placed():
+            record.state = request_pb2.RequestRecord.STATE_RUNNING
         case Loads():
+            record.state = request_pb2.RequestRecord.STATE_LOADING
             record.loading.stage = status.stage
             if status.progress is not None:
                 record.loading.progress = status.progress
             if status.eta_seconds is not None:
                 set_seconds(record.loading.eta, status.eta_seconds)
+        case _:
+            record.state = request_pb2.RequestRecord.STATE_QUEUED
+            if isinstance(status, Waits):
+                record.queued.position = status.position
+                record.queued.reason = status.reason
+                if status.eta_seconds is not None:
+                    set_seconds(record.queued.eta, status.eta_seconds)
 
 
 def _records_of(entries: Sequence[Request] | Sequence[EndedRequest]) -> list[request_pb2.RequestRecord]:

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from router_svc.policy import refusals
-from router_svc.policy.decisions import Decision, Rejects, WakeFailure
+from router_svc.policy.decisions import Decision, Rejects, WakeFailure, Wakes
 from router_svc.policy.endpoints.candidates import Candidate, Readiness
 from router_svc.policy.endpoints.cluster_view import ClusterView, ViewDelta
 from router_svc.policy.endpoints.retry import RetryBudget
@@ -108,11 +108,16 @@ class Reconciler:
         """Begin a wake. One with evictions has priority over all other loads of its host."""
         candidate = start.candidate
         first, request = self._loads.first_for(candidate)
-        priority = Priority.SYSTEM if start.evicts else first
-        doubted = self._cluster.is_doubted(candidate)
-        wakes = self._loads.wakes.begin(
-            candidate, now, doubted=doubted, priority=priority, why=start.why, request=request
+        wakes = Wakes(
+            model=candidate.model,
+            runner=candidate.runner,
+            max_wait_seconds=candidate.max_wake_seconds,
+            doubted=self._cluster.is_doubted(candidate),
+            priority=Priority.SYSTEM if start.evicts else first,
+            why=start.why,
+            request=request,
         )
+        self._loads.wakes.begin(candidate, now)
         return [wakes, *self._refresh(candidate.model, now)]
 
     def succeed(self, model: str, now: float, *, self_reported: bool) -> list[Decision]:

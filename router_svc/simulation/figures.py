@@ -7,7 +7,6 @@ from router_svc.simulation.engine import Simulation
 from router_svc.simulation.hosts import Host
 from router_svc.simulation.metrics import GroupMetrics, RequestGroup, Waits
 from router_svc.simulation.starvation import cold_wait_bound
-from weft.kernel.reasons import Reason
 from weft.kernel.request import Priority
 
 
@@ -138,16 +137,12 @@ def _group(name: str, tally: GroupMetrics, seconds: float, served_share: float |
         name=name,
         requests=tally.requests,
         served=tally.served,
-        refused={_reason_name(reason): count for reason, count in tally.refusals.most_common()},
+        refused={reason.name.lower(): count for reason, count in tally.refusals.most_common()},
         waits=Waits.of(tally.waits),
         refusal_waits=Waits.of(tally.refusal_waits),
         good_tokens_per_second=tally.good_tokens / seconds,
         served_share=served_share,
     )
-
-
-def _reason_name(reason: Reason) -> str:
-    return reason.name.lower()
 
 
 def _hosts(hosts: Iterable[Host], now: float) -> HostFigures:

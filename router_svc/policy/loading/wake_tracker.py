@@ -7,9 +7,7 @@ incarnation, or is known for the first time. So wakes are identified by model, w
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from router_svc.policy.decisions import Wakes
 from router_svc.policy.endpoints.candidates import Candidate, Readiness
-from weft.kernel.request import Priority
 
 MAX_ESTIMATED_PROGRESS = 0.95
 """An estimate never reports completion."""
@@ -85,28 +83,10 @@ class WakeTracker:
         """Whether the model's last wake failed, in which case another one is preferred."""
         return model in self._failed_last
 
-    def begin(
-        self,
-        candidate: Candidate,
-        now: float,
-        *,
-        doubted: bool = False,
-        priority: Priority = Priority.NORMAL,
-        why: str = "",
-        request: int | None = None,
-    ) -> Wakes:
-        """Begin a wake; none of the model may be under way. `doubted`, `priority`, `why`, `request`: see `Wakes`."""
+    def begin(self, candidate: Candidate, now: float) -> None:
+        """Begin a wake; none of the model may be under way."""
         assert candidate.model not in self._under_way, "a model is woken once at a time"
         self._under_way[candidate.model] = _Wake(candidate=candidate, started_at=now)
-        return Wakes(
-            model=candidate.model,
-            runner=candidate.runner,
-            max_wait_seconds=candidate.max_wake_seconds,
-            doubted=doubted,
-            priority=priority,
-            why=why,
-            request=request,
-        )
 
     def note_woken(self, model: str, now: float) -> None:
         """Record the reported success of a wake.

@@ -125,10 +125,6 @@ def _in_order(ends: list[float], slots: int, ahead: int, service: float) -> floa
     return ends[0] + rest * service / slots
 
 
-WaitParts = tuple[tuple[str, float], ...]
-"""Parts of a request's duration: descriptions and seconds."""
-
-
 class WaitEstimator:
     """Estimates waits. It caches capacities per queue and changes nothing else."""
 
@@ -252,21 +248,6 @@ class WaitEstimator:
         loads = (self.estimates.load_seconds(candidate) for candidate in capacity.asleep)
         return min((seconds for seconds in loads if seconds is not None), default=None)
 
-    def parts(
-        self, request: Request, queue: Queue, capacity: Capacity, position: int, gate: LoadGate | None, now: float
-    ) -> WaitParts:
-        """Return the known parts of the time from now until a waiting request is answered, at the least.
-
-        Unknown parts are omitted.
-        """
-        served_by = capacity.ready or (capacity.asleep[0] if capacity.asleep else None)
-        if capacity.ready is not None:
-            waits = ("in the queue", self.slot_wait(queue, capacity, position, now))
-        else:
-            waits = ("until a model is loaded", self.load_wait(capacity, gate, now))
-        answer = None if served_by is None else self.estimates.certain_service_seconds(served_by, request)
-        return tuple((what, seconds) for what, seconds in (waits, ("to answer", answer)) if seconds is not None)
-
     def unreachable(
         self, request: Request, queue: Queue, capacity: Capacity, gate: LoadGate | None, now: float
     ) -> Rejects | None:
@@ -275,8 +256,14 @@ class WaitEstimator:
             return None
         if now >= request.deadline_at:
             return refusals.deadline_passed(request)
-        position = queue.position_of(request)
-        parts = self.parts(request, queue, capacity, position, gate, now)
+        served_by = capacity.ready or (capacity.asleep[0] if capacity.asleep else None)
+        if capacity.ready is not None:
+            waits = ("in the queue", self.slot_wait(queue, capacity, queue.position_of(request), now))
+        else:
+            waits = ("until a model is loaded", self.load_wait(capacity, gate, now))
+        answer = None if served_by is None else self.estimates.certain_service_seconds(served_by, request)
+        # What is unknown counts as nothing.
+        parts = tuple((what, seconds) for what, seconds in (waits, ("to answer", answer)) if seconds is not None)
         left = request.deadline_at - now
         if sum(seconds for _, seconds in parts) <= left:
             return None
