@@ -395,9 +395,9 @@ class SchedulingLoop:
         if not requests.lacks_end(lost.request_id, lost.tenant):
             return False
         before = requests.recover(lost, receipt, now, self._clock.utc_now())
-        tenant, target = (lost.tenant, lost.model) if before is None else (before.tenant, before.model)
+        known = lost if before is None else replace(lost, tenant=before.tenant, model=before.model)
         was_counted = before is not None and (before.receipt is not None or before.was_left)
-        records.usage.note_recovered(lost, tenant, target, receipt, self._mesh.view, was_counted=was_counted)
+        records.usage.note_recovered(known, receipt, self._mesh.view, was_counted=was_counted)
         log.info(
             "the end of a lost request is known",
             request_id=lost.request_id,

@@ -152,27 +152,12 @@ class UsageRecorder:
             self._add(self._key_of(request, "", view), sums)
 
     def note_recovered(
-        self,
-        lost: PlacementRequest,
-        tenant: str,
-        target: str,
-        receipt: receipt_pb2.Receipt,
-        view: FleetView,
-        *,
-        was_counted: bool,
+        self, lost: PlacementRequest, receipt: receipt_pb2.Receipt, view: FleetView, *, was_counted: bool
     ) -> None:
-        """Counts a request whose router was lost and whose end has become known; `was_counted`: its outcome was.
-
-        `target`: see `PlacementRequest.model`.
-        """
-        if self._max_rows is None:
-            return
-        hour = hour_of(self._clock.utc_now().timestamp())
-        # A name that the mesh does not know is a caller's text.
-        model = (receipt.model if receipt.attempts else "") or view.label(target)
-        asked = "" if model == UNKNOWN_TARGET else asked_of(lost.asked_model, target, model)
-        key = UsageKey(hour, tenant, lost.caller or UNKNOWN_CALLER, model, asked)
-        self._add(key, spent_of(receipt) if was_counted else usage_of(receipt))
+        """Counts a request whose router was lost and whose end has become known; `was_counted`: its outcome was."""
+        if self._max_rows is not None:
+            key = self._key_of(lost, receipt.model if receipt.attempts else "", view)
+            self._add(key, spent_of(receipt) if was_counted else usage_of(receipt))
 
     @property
     def is_empty(self) -> bool:
