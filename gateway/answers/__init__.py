@@ -1,1 +1,1 @@
-"""Responses: unary, streamed as server-sent events, files and recordings; warnings and chunks of answers."""
+"""Responses: complete, streamed as server-sent events, and binary."""

@@ -29,30 +29,30 @@ FINISH_REASONS: dict[int, str] = {
     event_pb2.FINISH_REASON_CONTENT_FILTER: "content_filter",
 }
 FUNCTION_CALL = "function_call"
-"""The finish reason `tool_calls` in answers of the older form (`functions`)."""
+"""The finish reason for a tool call in answers to the older `functions`."""
 ONE_CALL_ONLY = "the model made more than one call, which 'functions' cannot hold; use 'tools'"
-# What OpenAI sends for "next to impossible"; JSON has no minus infinity.
+# OpenAI's value for minus infinity, which JSON lacks.
 _LOWEST_LOGPROB = -9999.0
 
 
 @value_class(kw_only=True)
 class AnswerIdentity:
-    """Fields that are the same on an answer and on each of its chunks."""
+    """Fields that an answer shares with each of its chunks."""
 
     answer_id: str
     created: int
     """Unix time, seconds."""
     model: str
-    """The requested name; replaced by the answering model's as soon as that is known."""
+    """The requested name; replaced by the name of the answering model once that is known."""
 
 
 def new_identity(clock: Clock, prefix: str, model: str) -> AnswerIdentity:
-    """The identity of a new answer, whose id begins with `prefix`."""
+    """Returns the identity of a new answer, with an id that begins with `prefix`."""
     return AnswerIdentity(answer_id=new_id(prefix), created=int(clock.utc_now().timestamp()), model=model)
 
 
 def finish_reason(value: int) -> str:
-    """Returns OpenAI's finish reason; `stop` for one that is newer than this code."""
+    """Returns OpenAI's finish reason; `stop` for a value that is newer than this code."""
     return FINISH_REASONS.get(value, "stop")
 
 
@@ -62,7 +62,7 @@ def text_finish_reason(value: int) -> str:
 
 
 def called_function(call_id: str, function: dict[str, object], extra: dict[str, Any]) -> dict[str, object]:
-    """Returns a call as chats have it, with the fields that weft does not know."""
+    """Returns a call in the format of chats, with the fields that weft does not know."""
     more = {name: value for name, value in extra.items() if name != "function"}
     of_function = extra.get("function")
     return {
@@ -79,7 +79,7 @@ def has_counts(usage: usage_pb2.Usage) -> bool:
 
 
 def usage_json(usage: usage_pb2.Usage) -> dict[str, object]:
-    """Returns token counts as JSON values; the details are always present, also with 0 cached tokens."""
+    """Returns token counts as JSON values; the details are always present."""
     return {
         "prompt_tokens": usage.prompt_tokens,
         "completion_tokens": usage.completion_tokens,
@@ -92,7 +92,7 @@ def usage_json(usage: usage_pb2.Usage) -> dict[str, object]:
 def logprobs_json(
     logprobs: Iterable[event_pb2.TokenLogprob], unknown_bytes: list[int] | None = None
 ) -> list[dict[str, object]]:
-    """Returns log probabilities of tokens; `top_logprobs` may be empty, but is always present."""
+    """Returns log probabilities of tokens; `top_logprobs` is always present, but may be empty."""
 
     def token(entry: event_pb2.TokenLogprob | event_pb2.TopLogprob) -> dict[str, object]:
         raw = list(entry.raw_bytes) if entry.HasField("raw_bytes") else unknown_bytes
@@ -102,12 +102,12 @@ def logprobs_json(
 
 
 def finite_logprob(logprob: float) -> float:
-    """Returns a log probability that JSON can represent: minus infinity becomes -9999."""
+    """Returns a log probability that JSON can represent: -9999 for minus infinity."""
     return logprob if math.isfinite(logprob) else _LOWEST_LOGPROB
 
 
 def unfinished_answer() -> WeftError:
-    """The error of an answer that ended while a choice had no finish reason."""
+    """The error of an answer that ended before a choice had a finish reason."""
     return WeftError(Reason.BACKEND_PROTOCOL_ERROR, "the answer ended without a finish reason")
 
 
@@ -120,7 +120,7 @@ _CODE_PREFIX = "WARNING_CODE_"
 
 
 def notice_json(event: event_pb2.InferenceEvent, kind: str) -> dict[str, object]:
-    """A notice as JSON values."""
+    """Returns a notice as JSON values."""
     if kind == "signal":
         return signal_json(event.signal)
     if kind == "warning":
@@ -133,7 +133,7 @@ def notice_json(event: event_pb2.InferenceEvent, kind: str) -> dict[str, object]
 
 
 def notice_text(event: event_pb2.InferenceEvent, kind: str) -> str:
-    """Returns a one-line text of a notice: what happened, and its name."""
+    """Returns a notice in one line: its kind and its name."""
     if kind == "signal":
         return f"signal {event.signal.name}"
     if kind == "warning":
@@ -146,12 +146,12 @@ def notice_text(event: event_pb2.InferenceEvent, kind: str) -> str:
 
 
 def signal_json(signal: signal_pb2.Signal) -> dict[str, object]:
-    """A signal of the model."""
+    """Returns a signal as JSON values."""
     return {"name": signal.name, "arguments": plain_object(signal.arguments)}
 
 
 def warning_json(warning: warning_pb2.Warning) -> dict[str, object]:
-    """Returns a warning as JSON values; `field` is null where it concerns none."""
+    """Returns a warning as JSON values; `field` is null if it concerns no field."""
     return {"code": _code(warning), "field": warning.field or None, "message": warning.message}
 
 
@@ -179,7 +179,7 @@ class CalledTool:
 
 
 def add_call(calls: dict[int, CalledTool], delta: event_pb2.ToolCallDelta, id_prefix: str) -> CalledTool | None:
-    """Add a delta to its call in `calls`, which are in order of arrival. Returns the call where it is new."""
+    """Adds a delta to its call in `calls`, which are in order of arrival. Returns the call if it is new."""
     call = calls.get(delta.index)
     is_new = call is None
     if call is None:
@@ -191,7 +191,7 @@ def add_call(calls: dict[int, CalledTool], delta: event_pb2.ToolCallDelta, id_pr
 
 
 class AnswerState:
-    """The state of one answer, unary or streamed: the model that answers, choices without an end, token counts."""
+    """The state of an answer, unary or streamed: the answering model, open choices, token counts."""
 
     def __init__(self, identity: AnswerIdentity, *, choice_count: int) -> None:
         self._identity = identity
@@ -205,9 +205,9 @@ class AnswerState:
         self._open_choices.discard(index)
 
     def _end(self, receipt: receipt_pb2.Receipt) -> None:
-        """Ends the answer; token counts that the engine did not report are the receipt's.
+        """Ends the answer, and takes token counts that the engine did not report from the receipt.
 
-        Raises BACKEND_PROTOCOL_ERROR where a choice has no end.
+        Raises BACKEND_PROTOCOL_ERROR if a choice has not ended.
         """
         if self._open_choices:
             raise unfinished_answer()
@@ -216,7 +216,7 @@ class AnswerState:
 
 
 class AnswerBuilder(AnswerState, ABC):
-    """Builds one unary answer: call `add` with each frame in order, then `body`."""
+    """Builds a unary answer: call `add` with each frame in order, then `body`."""
 
     media_type: ClassVar[bytes] = JSON
 
@@ -229,7 +229,7 @@ class AnswerBuilder(AnswerState, ABC):
         """Warnings for the caller, as JSON values."""
 
     def add(self, frame: list[event_pb2.InferenceEvent]) -> None:
-        """Adds one frame; events of waiting, progress and mesh tools are not part of an answer."""
+        """Adds a frame; ignores events of waiting, progress and mesh tools."""
         for event in frame:
             kind = event.WhichOneof("event")
             if kind == "delta":
@@ -247,7 +247,7 @@ class AnswerBuilder(AnswerState, ABC):
 
     @abstractmethod
     def body(self) -> bytes:
-        """Returns the answer as JSON. Raises BACKEND_PROTOCOL_ERROR where it or a choice of it has no end."""
+        """Returns the answer as JSON. Raises BACKEND_PROTOCOL_ERROR if it or one of its choices has not ended."""
 
     def _begin_again(self, model: str) -> None:
         self._model = model
@@ -257,7 +257,7 @@ class AnswerBuilder(AnswerState, ABC):
         self._forget()
 
     def _ended(self) -> receipt_pb2.Receipt:
-        """Ends the answer; returns its receipt. Raises BACKEND_PROTOCOL_ERROR where it or a choice has no end."""
+        """Ends the answer; returns its receipt. Raises BACKEND_PROTOCOL_ERROR if it or a choice has not ended."""
         if self._receipt is None:
             raise unfinished_answer()
         self._end(self._receipt)
@@ -269,11 +269,11 @@ class AnswerBuilder(AnswerState, ABC):
 
     @abstractmethod
     def _forget(self) -> None:
-        """Resets the builder for another attempt; an earlier attempt had no content yet."""
+        """Resets the builder for another attempt. Earlier attempts had no content."""
 
 
 class DocumentAnswer(AnswerBuilder):
-    """A builder of one JSON document, with signals and warnings beside the answer."""
+    """Builds a JSON document with signals and warnings."""
 
     @override
     def body(self) -> bytes:

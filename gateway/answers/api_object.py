@@ -1,4 +1,4 @@
-"""Objects of the HTTP API that show a message: the published schema of an object says which field each member shows."""
+"""Objects of the HTTP API made from messages: the published schema says which field each member shows."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -19,18 +19,18 @@ _TIME = timestamp_pb2.Timestamp.DESCRIPTOR.full_name
 
 @dataclass(frozen=True, slots=True)
 class Shows:
-    """The field of the message that a member shows, where it has another name than the member."""
+    """The message field that a member shows, if its name differs from the member's."""
 
     field: str
 
 
 class _Plan(NamedTuple):
-    """How an object is made of a message."""
+    """How an object is made from a message."""
 
     template: JsonObject
-    """All members that are always there, in order; constants have their values."""
+    """All required members, in order; constants have their values."""
     fields: tuple[tuple[str, Callable[[Any], object]], ...]
-    """Members that show a field, with a function that returns their value."""
+    """Members that show a field, with the function that reads it."""
     computed: frozenset[str]
     """Members that the caller computes."""
 
@@ -38,9 +38,9 @@ class _Plan(NamedTuple):
 def object_json(schema: type[BaseModel], message: Message, **computed: object) -> JsonObject:
     """Returns the object of a message, as JSON values.
 
-    A member that may be null is null where its field is empty. Times are seconds since 1970 in a number, and RFC 3339
-    in a string. `computed`: members that show no field, and others in their place; a member with a default is left out
-    unless it is computed.
+    A member that may be null is null if its field is empty. Times are Unix seconds in a number, RFC 3339 in a string.
+    `computed`: members that show no field, and replacements of others. A member with a default is left out unless it is
+    computed.
     """
     plan = _plan(schema, message.DESCRIPTOR)
     assert computed.keys() >= plan.computed, f"{schema.__name__} lacks {plan.computed - computed.keys()}"
@@ -73,7 +73,7 @@ def _constant(info: FieldInfo) -> object:
 
 
 def _value(name: str, info: FieldInfo, fields: Mapping[str, Any]) -> Callable[[Any], object] | None:
-    """Returns a function that reads a member from the message; None where the message has no field for it."""
+    """Returns a function that reads a member from the message; None: the message has no field for it."""
     shown = next((each.field for each in info.metadata if isinstance(each, Shows)), name)
     field = fields.get(shown)
     if field is None:

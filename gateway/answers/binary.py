@@ -1,4 +1,4 @@
-"""The response that sends bytes as they come: a file, or generated speech."""
+"""A response of bytes: a file, or generated speech."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable
@@ -20,14 +20,14 @@ log = get_logger("weft.gateway")
 
 
 class SlowBytesReaderError(ClientGoneError):
-    """The caller is connected and does not read."""
+    """The caller is connected but does not read."""
 
 
 class BinaryAnswer(Response):
-    """Sends the chunks of one file or recording.
+    """Sends the chunks of a file or a recording.
 
-    A failure before the first byte is raised and becomes a status. After it, the connection is aborted: the bytes
-    cannot hold an error, and a normal end would make them look complete. A caller that does not read is cut off, too.
+    A failure before the first byte becomes an HTTP status. A later one aborts the connection, because the bytes cannot
+    hold an error and a normal end would make them look complete. A caller that does not read is disconnected.
     """
 
     def __init__(
@@ -39,9 +39,9 @@ class BinaryAnswer(Response):
         write_timeout_seconds: float,
         cut_off_seconds: float | None = None,
     ) -> None:
-        """`headers` is called with the first chunk, or at the end of no chunks; `kind`, such as "file", is logged.
+        """`headers` is called with the first chunk, or at the end if there is none; `kind`, such as "file", is logged.
 
-        `cut_off_seconds`: the longest life of the answer; None: as long as chunks come and are read.
+        `cut_off_seconds`: maximum duration of the response; None: unlimited.
         """
         self.status_code = 200
         self.background: Any = None
@@ -53,7 +53,7 @@ class BinaryAnswer(Response):
         self._has_begun = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the chunks until the answer is complete, fails, or the caller disconnects."""
+        """Sends the chunks until the answer is complete or fails, or the caller disconnects."""
         facts = facts_of(scope)
         try:
             await self._run(scope, receive, send)

@@ -1,4 +1,4 @@
-"""The arguments of tool calls as JSON objects, for APIs whose calls hold objects instead of text."""
+"""Arguments of tool calls as JSON objects, for APIs with objects instead of text in calls."""
 
 import msgspec
 from pydantic_core import from_json
@@ -8,17 +8,17 @@ from weft.api.common.v1 import event_pb2
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 
-# Finish reasons after which a tool call may be incomplete although the model made no error.
+# Finish reasons after which a tool call may be incomplete without an error of the model.
 CUTTING = frozenset({event_pb2.FINISH_REASON_LENGTH, event_pb2.FINISH_REASON_CONTENT_FILTER})
 CALL_CUT = "tool_call_cut"
-"""Code of the warning about a tool call that the end of the answer truncated."""
+"""Code of the warning about a call that the end of the answer truncated."""
 
 
 def arguments_object(call: CalledTool, *, is_cut: bool) -> msgspec.Raw | None:
-    """Returns the arguments of a whole call; None for one that the end of the answer truncated (`is_cut`).
+    """Returns the arguments of a call; None: the end of the answer truncated them (`is_cut`).
 
-    They are the model's own text: a number may have more digits than the encoder supports. Raises TOOL_CALL_INVALID for
-    any other text that is no JSON object.
+    They remain the model's text, because numbers may have more digits than the encoder supports. Raises
+    TOOL_CALL_INVALID if they are not a JSON object.
     """
     # A call without arguments has no text.
     arguments = call.arguments if call.arguments.strip() else "{}"
@@ -36,12 +36,12 @@ def cut_call(call: CalledTool) -> dict[str, object]:
 
 
 def is_whole_object(text: str) -> bool:
-    """Whether `text` is a JSON object from its first to its last character."""
+    """Whether all of `text` is one JSON object."""
     return _is_object_so_far(text) and _parses(text, partial=False)
 
 
 def is_object_so_far(text: str) -> bool:
-    """Whether `text` can be the beginning of a JSON object, as the clients' parsers accept it."""
+    """Whether `text` can be the beginning of a JSON object for the parsers of clients."""
     return not text.strip() or (_is_object_so_far(text) and _parses(text, partial=True))
 
 

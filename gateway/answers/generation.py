@@ -32,14 +32,14 @@ class Work:
     context: RequestContext
     payload: GenerationPayload | image_pb2.ImagePayload
     warnings: Sequence[warning_pb2.Warning] = ()
-    """Warnings of the gateway for the caller."""
+    """The gateway's warnings for the caller."""
     media: RequestMedia | None = None
-    """Media of the payload that are still to be fetched."""
+    """Media of the payload that have to be fetched."""
     layers: tuple[Layer[Frame], ...] = ()
-    """Layers around the call and the gateway's own."""
+    """Layers around the call, outside of the gateway's own."""
 
     def begin(self, *, whole: bool = False) -> Call[Frame]:
-        """Returns the generation. Nothing happens until its chunks are read."""
+        """Returns the call. Nothing runs until its chunks are read."""
         call = self.deps.dispatcher.call(operation_of(self.payload), self.context, self.payload, whole=whole)
         if self.warnings:
             call.through(warned(self.warnings))
@@ -52,10 +52,7 @@ class Work:
 
 
 def supplied(media: RequestMedia, source: MediaSource, facts: RequestFacts) -> Layer[Frame]:
-    """Returns a layer that fetches the media of a chat first, and raises as `gateway.media.supply`.
-
-    The caller's disconnect cancels the fetch, too.
-    """
+    """Returns a layer that fetches the media of a chat first. A disconnect cancels the fetch. Raises as `supply`."""
 
     async def layer(call: Call[Frame], /, proceed: Proceed[Frame]) -> AsyncGenerator[Frame]:
         warnings = await supply(call.payload, media, source)

@@ -1,7 +1,4 @@
-"""The stream encoder of every generating API: a frame of events in, the bytes of one write out.
-
-Most APIs stream server-sent events (SSE); an encoder of another format overrides what differs.
-"""
+"""The stream encoder of all generating APIs: server-sent events (SSE), unless a subclass overrides the format."""
 
 from abc import ABC, abstractmethod
 from typing import ClassVar
@@ -28,36 +25,35 @@ _MAX_RAW_COMMENT_CHARS = 2_000
 
 
 class StreamEncoder(AnswerState, ABC):
-    """Encodes one answer's events as server-sent events; takes each frame in order.
+    """Encodes the events of an answer, frame by frame in order.
 
-    Waiting, loading and prefill become comments, which clients skip. So do signals, warnings and tools that the mesh
-    runs, unless the request wants them as chunks. Until the answer begins, the mesh may retry on another runner:
-    earlier chunks are held back, and discarded when another attempt starts.
+    Waiting, loading and prefill become comments, which clients ignore. So do signals, warnings and calls of the mesh's
+    tools, unless the request wants them as events. Until the answer begins, the mesh may retry on another runner:
+    events are held back, and discarded when another attempt starts.
     """
 
     content_kinds: ClassVar[frozenset[str]] = frozenset()
-    """Kinds of events that are the answer, of an API whose answers are no deltas."""
+    """Kinds of events with content, for an API whose answers have no deltas."""
     reads_joined_texts: ClassVar[bool] = False
-    """Whether it encodes a delta that joins texts as these texts."""
+    """Whether it encodes the texts of a joined delta separately."""
     keepalive = KEEPALIVE
-    """Comment that is sent while there are no events."""
+    """Sent while there are no events."""
     content_type = EVENT_STREAM
-    """The Content-Type of the stream."""
 
     def __init__(self, identity: AnswerIdentity, *, choice_count: int, include_events: bool = False) -> None:
-        """`include_events`: whether notices are separate events instead of comments."""
+        """`include_events`: whether notices are events instead of comments."""
         super().__init__(identity, choice_count=choice_count)
         self._include_events = include_events
         self._held: list[event_pb2.InferenceEvent] = []
         self.has_content = False
-        """Whether content has been encoded: from here on the request cannot be retried."""
+        """Whether content has been encoded, after which the request cannot be retried."""
         self.is_done = False
         """Whether the last bytes of a complete answer have been encoded."""
         self.shows_receipt = True
-        """Whether the end has the receipt as a comment."""
+        """Whether the stream ends with the receipt as a comment."""
 
     def encode(self, frame: list[event_pb2.InferenceEvent]) -> bytes:
-        """Returns the bytes of one write, possibly none. Raises BACKEND_PROTOCOL_ERROR where a choice has no end."""
+        """Returns the bytes of one write, possibly none. Raises BACKEND_PROTOCOL_ERROR if a choice has not ended."""
         out: list[bytes] = []
         for event in frame:
             kind = event.WhichOneof("event")
@@ -77,7 +73,7 @@ class StreamEncoder(AnswerState, ABC):
         return b"".join(out)
 
     def failure(self, error: WeftError, request_id: str = "") -> bytes:
-        """Returns the last event of an answer that could not be completed. No [DONE] follows it."""
+        """Returns the last event of a failed answer. No [DONE] follows."""
         return b"data: " + envelope(error, request_id) + b"\n\n"
 
     def _take(self, event: event_pb2.InferenceEvent, out: list[bytes]) -> None:
@@ -89,7 +85,7 @@ class StreamEncoder(AnswerState, ABC):
         self._encode(event, out)
 
     def _hold(self, event: event_pb2.InferenceEvent) -> None:
-        # A delta may be the end of its choice and must stay; the number of warnings is limited.
+        # Deltas are kept, because one may end its choice; warnings are limited in number.
         is_warning = event.HasField("warning")
         if not is_warning or sum(held.HasField("warning") for held in self._held) < MAX_NOTICES:
             self._held.append(event)
@@ -112,32 +108,32 @@ class StreamEncoder(AnswerState, ABC):
             out.append(self._aside(event, kind))
 
     def _aside(self, event: event_pb2.InferenceEvent, kind: str | None) -> bytes:
-        """Returns an event that is not part of the answer: a comment, which clients skip."""
+        """Encodes an event that is not content as a comment, which clients ignore."""
         return comment_of(event, kind)
 
     def _notice(self, event: event_pb2.InferenceEvent, kind: str, out: list[bytes]) -> None:
-        """Append a notice as a separate event; as a comment in an API without such events."""
+        """Appends a notice as an event, or as a comment in an API without such events."""
         out.append(self._aside(event, kind))
 
     def _encode_content(self, event: event_pb2.InferenceEvent, out: list[bytes]) -> None:
-        """Append the bytes of an event of `content_kinds`."""
+        """Appends the bytes of an event of `content_kinds`."""
 
     def _receipt_comment(self, receipt: receipt_pb2.Receipt) -> bytes:
         return receipt_comment(receipt) if self.shows_receipt else b""
 
     def _complete(self, receipt: receipt_pb2.Receipt, out: list[bytes]) -> None:
-        """Encode what is held back, and take the usage. Raises BACKEND_PROTOCOL_ERROR where a choice has no end."""
+        """Encodes the events held back, and ends the answer. Raises as `_end`."""
         if not self.has_content:
             self._begin(out)
         self._end(receipt)
 
     @abstractmethod
     def _encode_delta(self, delta: event_pb2.Delta, out: list[bytes]) -> None:
-        """Append the chunks of one delta."""
+        """Appends the chunks of a delta."""
 
     @abstractmethod
     def _encode_end(self, receipt: receipt_pb2.Receipt, out: list[bytes]) -> None:
-        """Append the end of a complete answer, and set `is_done`. Raises as `_complete`."""
+        """Appends the end of a complete answer, and sets `is_done`. Raises as `_complete`."""
 
 
 def comment_of(event: event_pb2.InferenceEvent, kind: str | None) -> bytes:
@@ -156,7 +152,7 @@ def comment_of(event: event_pb2.InferenceEvent, kind: str | None) -> bytes:
         facts = f": {notice_text(event, kind)}"
     else:
         return b""
-    # A line break inside a reason would end the comment and begin a field; and people read comments on terminals.
+    # A line break in a reason would end the comment; and people read comments in terminals.
     safe = "".join(character if character.isprintable() else " " for character in facts[:_MAX_RAW_COMMENT_CHARS])
     return " ".join(safe.split())[:_MAX_COMMENT_CHARS].encode() + b"\n\n"
 
@@ -168,7 +164,7 @@ def receipt_comment(receipt: receipt_pb2.Receipt) -> bytes:
 
 
 def receipt_facts(receipt: receipt_pb2.Receipt) -> list[tuple[bytes, bytes]]:
-    """Returns a receipt as response headers; times in whole milliseconds, unknown ones left out."""
+    """Returns a receipt as response headers; times in whole milliseconds, unknown values left out."""
     cached = receipt.usage.cached_prompt_tokens
     return [
         (b"x-queue-wait-ms", b"%d" % _millis(receipt.queue_wait)),
@@ -182,7 +178,7 @@ def receipt_facts(receipt: receipt_pb2.Receipt) -> list[tuple[bytes, bytes]]:
 
 
 def _media_facts(receipt: receipt_pb2.Receipt) -> list[tuple[bytes, bytes]]:
-    """Returns the work on images and recordings, where there was any."""
+    """Returns the work on images and recordings, if any."""
     usage = receipt.usage
     figures = (
         (b"x-image-steps", usage.image_steps),
@@ -193,7 +189,7 @@ def _media_facts(receipt: receipt_pb2.Receipt) -> list[tuple[bytes, bytes]]:
 
 
 def _gpu_facts(receipt: receipt_pb2.Receipt) -> list[tuple[bytes, bytes]]:
-    """Returns the time on accelerators and its source: what the devices measured, else what the engine reports."""
+    """Returns the accelerator time and its source: measured by the devices, or reported by the engine."""
     usage = receipt.device_usage
     facts: list[tuple[bytes, bytes]] = []
     if (found := accelerator_time(receipt)) is not None:

@@ -1,4 +1,4 @@
-"""Streamed answers, as server-sent events by default, with keepalives, slow-reader timeout and error events.
+"""Streamed responses with keepalives, a timeout for slow readers, and error events.
 
 `StreamedAnswer` sends a generation, `EventStream` a watch of resources, operations or tasks.
 """
@@ -33,21 +33,21 @@ from weft.kernel.log import get_logger
 from weft.kernel.reasons import Reason
 
 _HEADERS = (
-    # no-transform and no buffering: each event must pass a proxy at once.
+    # no-transform and no buffering: proxies must forward each event immediately.
     (b"cache-control", b"no-cache, no-transform"),
     (b"x-accel-buffering", b"no"),
 )
 
 
 class SlowReaderError(ClientGoneError):
-    """The caller is connected and does not read."""
+    """The caller is connected but does not read."""
 
     def __init__(self) -> None:
         super().__init__("the client did not read its stream")
 
 
 class SseWriter:
-    """Writes one stream. Two tasks use it: the one that produces events, and `keep_up`, which sends keepalives."""
+    """Writes a stream for two tasks: the one that produces events, and `keep_up`, which sends keepalives."""
 
     def __init__(
         self,
@@ -59,7 +59,7 @@ class SseWriter:
         content_type: bytes = EVENT_STREAM,
         headers: Callable[[], Sequence[tuple[bytes, bytes]]] = tuple,
     ) -> None:
-        """`headers`: what is added to those of the answer, as known when they are sent."""
+        """`headers` returns additional headers when the status line is sent."""
         self._headers = headers
         self._keepalive = keepalive
         self._content_type = content_type
@@ -72,14 +72,14 @@ class SseWriter:
         self._last_write = clock.monotonic()
         self._writing_since: float | None = None
         self.is_committed = False
-        """Whether the status line is sent: from here on a failure is an event."""
+        """Whether the status line has been sent, after which a failure is an event."""
 
     def hold(self, data: bytes) -> None:
-        """Keep `data` until the status line goes out."""
+        """Keeps `data` until the status line is sent."""
         self._held.append(data)
 
     async def write(self, data: bytes, *, last: bool = False) -> None:
-        """Send `data` now, after the status line if that is not sent yet; `last` ends the body with it."""
+        """Sends `data`, after the status line if that has not been sent; `last` ends the body."""
         self._writing_since = self._clock.monotonic()
         async with self._lock:
             if not self.is_committed:
@@ -89,7 +89,7 @@ class SseWriter:
         self._last_write = self._clock.monotonic()
 
     async def finish(self, data: bytes) -> None:
-        """Send the last bytes. Raises SlowReaderError if they do not go out in time."""
+        """Sends the last bytes. Raises SlowReaderError if that takes too long."""
         try:
             async with asyncio.timeout(self._config.write_timeout_seconds):
                 await self.write(data, last=True)
@@ -97,7 +97,7 @@ class SseWriter:
             raise SlowReaderError from None
 
     async def keep_up(self, block: Interruptible) -> None:
-        """Send the status line in time, then keepalives; interrupt `block` when a write takes too long."""
+        """Sends the status line in time, then keepalives; interrupts `block` if a write takes too long."""
         try:
             await self._clock.sleep(self._config.headers_within_seconds)
             if not self.is_committed:
@@ -108,7 +108,7 @@ class SseWriter:
             block.interrupt(SlowReaderError())
 
     async def _check(self, block: Interruptible) -> float:
-        """Check the stream once; returns the seconds until the next check."""
+        """Checks the stream once; returns the seconds until the next check."""
         now, limit = self._clock.monotonic(), self._config.write_timeout_seconds
         if self._writing_since is not None:
             left = self._writing_since + limit - now
@@ -140,8 +140,8 @@ log = get_logger("weft.gateway")
 class SseResponse(Response, ABC):
     """Sends server-sent events.
 
-    A failure before the status line is raised and becomes a status. After it, it becomes an error event, the last of
-    the stream. A caller that does not read is cut off.
+    A failure before the status line becomes an HTTP status. A later one becomes an error event, the last of the
+    stream. A caller that does not read is disconnected.
     """
 
     _keepalive = KEEPALIVE
@@ -153,7 +153,7 @@ class SseResponse(Response, ABC):
         self._deps = deps
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Stream until the events end or fail, the caller disconnects, or the gateway stops."""
+        """Streams until the events end or fail, the caller disconnects, or the gateway stops."""
         writer = SseWriter(
             send,
             self._deps.config,
@@ -172,7 +172,7 @@ class SseResponse(Response, ABC):
                 raise
 
     async def _end(self, error: BaseException, writer: SseWriter, facts: RequestFacts) -> None:
-        """Ends the stream with an error event; raises the error where it cannot be one."""
+        """Ends the stream with an error event, or raises the error if that is not possible."""
         match error:
             case ClientGoneError():
                 raise error
@@ -187,7 +187,7 @@ class SseResponse(Response, ABC):
                 await self._fail(internal_error(), writer, facts)
 
     def _added_headers(self) -> Sequence[tuple[bytes, bytes]]:
-        """Returns the headers of this answer besides those of every stream, as known when they are sent."""
+        """Returns additional headers when the status line is sent."""
         return ()
 
     @abstractmethod
@@ -206,10 +206,7 @@ class SseResponse(Response, ABC):
 
 
 class StreamedAnswer(SseResponse):
-    """Sends one generation as server-sent events.
-
-    A stream without `[DONE]` and without an error event was cut, and its connection is aborted.
-    """
+    """Sends a generation. A stream that ends without `[DONE]` or an error event was cut; its connection is aborted."""
 
     def __init__(
         self, deps: InferenceDeps, generation: Call[Frame], encoder: StreamEncoder, *, cut_off_seconds: float
@@ -237,7 +234,7 @@ class StreamedAnswer(SseResponse):
                         began = encoder.has_content
                         data = encoder.encode(frame)
                         if encoder.is_done:
-                            # A disconnect loses nothing now: a finished answer must not be counted as cancelled.
+                            # A disconnect loses nothing now, and a finished answer must not count as cancelled.
                             block.dismiss_guards()
                             await writer.finish(data)
                         elif not (encoder.has_content or writer.is_committed):
@@ -255,7 +252,7 @@ class StreamedAnswer(SseResponse):
     @override
     async def _fail(self, error: WeftError, writer: SseWriter, facts: RequestFacts) -> None:
         if self._encoder.is_done:
-            # The caller has the complete answer; a later failure is not the answer's.
+            # The caller has the complete answer, which did not fail.
             log.warning("failure after a complete answer", request_id=facts.request_id, reason=error.reason.name)
             return
         if writer.is_committed and not facts.was_dispatched:
@@ -276,9 +273,9 @@ def failure_event(error: WeftError, request_id: str) -> bytes:
 
 
 class EventStream(SseResponse):
-    """Sends each event as it happens.
+    """Sends events as they happen.
 
-    Nothing is buffered for a slow reader: the registry ends a watch that falls behind, and a write that takes too long
+    Nothing is buffered for slow readers: the registry ends a watch that falls behind, and a write that takes too long
     closes the connection.
     """
 
@@ -290,9 +287,9 @@ class EventStream(SseResponse):
         watches: EventWatches | None = None,
         failure: Callable[[WeftError, str], bytes] = failure_event,
     ) -> None:
-        """`events` are encoded as complete server-sent events; `watches`: None: the limit of resource watches.
+        """`events` yields complete server-sent events; `watches`: None: the limit of resource watches.
 
-        `failure`: returns the last event of a failed stream, from the error and the request's id.
+        `failure` returns the last event of a failed stream.
         """
         super().__init__(deps)
         self._events = events
@@ -310,7 +307,7 @@ class EventStream(SseResponse):
             await writer.finish(b"")
 
     async def _check_key(self, scope: Scope, block: Interruptible) -> None:
-        """Interrupt `block` once the key is revoked or has expired: a stream may never end."""
+        """Interrupts `block` when the key is revoked or expires, since a stream may never end."""
         deps = self._deps
         while deps.gate.needs_keys:
             await deps.clock.sleep(deps.config.key_check_seconds)

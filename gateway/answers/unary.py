@@ -1,4 +1,4 @@
-"""Unary (non-streaming) responses; a disconnect or the deadline cancels the request behind them."""
+"""Unary (non-streaming) responses; a disconnect or the deadline cancels the request."""
 
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
@@ -21,7 +21,7 @@ from weft.kernel.value import value_class
 
 @value_class()
 class JsonAnswer:
-    """A complete body and the headers that go with it."""
+    """A complete body with its headers."""
 
     body: bytes
     headers: list[tuple[bytes, bytes]]
@@ -31,7 +31,7 @@ class JsonAnswer:
 class UnaryAnswer(Response):
     """Produces its answer when it is sent; cancels the producer on disconnect and at the deadline.
 
-    Errors of the producer are raised before anything is sent, so that they become a status.
+    Errors of the producer are raised before anything is sent, and become an HTTP status.
     """
 
     def __init__(self, produce: Callable[[], Awaitable[JsonAnswer]], *, cut_off_seconds: float) -> None:
@@ -41,7 +41,7 @@ class UnaryAnswer(Response):
         self._cut_off_seconds = cut_off_seconds
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Produce and send."""
+        """Produces and sends the answer."""
         with WhileConnected(scope, receive, cut_off_seconds=self._cut_off_seconds):
             answer = await self._produce()
         headers = [
@@ -54,9 +54,9 @@ class UnaryAnswer(Response):
 
 
 def cut_off_seconds(deps: InferenceDeps, context: RequestContext) -> float:
-    """Returns after how many seconds the gateway itself cancels a request that outlives its deadline."""
+    """Returns the seconds after which the gateway cancels a request that outlives its deadline."""
     timeout = deps.config.request_timeout_seconds if context.timeout_seconds is None else context.timeout_seconds
-    # The dispatcher enforces no deadline for a durable task: the caller's is enforced here, without slack.
+    # The dispatcher enforces no deadline for a durable task, so the caller's is enforced here, without slack.
     return timeout if context.journal is not None else timeout + deps.config.deadline_slack_seconds
 
 
@@ -69,7 +69,7 @@ def unary_answer(
     to_body: Callable[[Any, receipt_pb2.Receipt], bytes | Awaitable[bytes]],
     media_type: bytes = JSON,
 ) -> Response:
-    """Returns the response of an operation whose result `to_body` encodes; of a streamed one its whole answer."""
+    """Returns the response of an operation. `to_body` encodes its result, or the whole answer of a streamed one."""
     facts = facts_of(scope)
 
     async def produce() -> JsonAnswer:
@@ -102,9 +102,9 @@ def list_json(entries: Sequence[dict[str, object]], *, has_more: bool) -> dict[s
 
 
 def list_after(entries: Sequence[dict[str, object]], after: str | None, limit: int, unknown: str) -> dict[str, object]:
-    """Returns the page of a complete list behind the entry of the id `after`; None: the first page.
+    """Returns the page of a complete list after the entry with the id `after`; None: the first page.
 
-    Raises INVALID_ARGUMENT naming `after`, with the message `unknown`, where the list has no such entry.
+    Raises INVALID_ARGUMENT naming `after`, with the message `unknown`, if the list has no such entry.
     """
     ids = [entry["id"] for entry in entries]
     if after is not None and after not in ids:

@@ -1,7 +1,4 @@
-"""POST /v1/messages and /v1/messages/count_tokens: Anthropic's Messages API.
-
-Tool results become messages of their own.
-"""
+"""POST /v1/messages and /v1/messages/count_tokens. Each tool result becomes a separate message."""
 
 import json
 from typing import Annotated
@@ -95,11 +92,11 @@ async def count_tokens(
 
 _COPIED = ("max_tokens", "temperature", "top_p", "top_k")
 _SCHEMA_NAME = "output"
-# The engines' name of the limit on thinking; those without one warn about it.
+# The engine parameter that limits thinking. Engines without it report a warning.
 _BUDGET = "thinking_budget_tokens"
-# Fields that ask for a service: a caller that sends one gets a warning that the service is not available.
+# Requests for these services get a warning that they are not available.
 _NOT_OFFERED = ("compaction", "container", "fallbacks", "inference_geo", "mcp_servers")
-# The details by which clients recognize a refused thread; they then send the complete conversation.
+# Clients recognize a refused thread by these details, and then send the complete conversation.
 _NO_THREADS = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
 
 
@@ -143,7 +140,7 @@ def to_countable(request: CountTokensRequest, limits: RequestLimits, media: Requ
 
 
 def _add_tool(chat: ChatBuilder, tool: ToolParam, field: str) -> None:
-    """Offer a function; another tool is not offered to the model, and a warning says so."""
+    """Offers a function to the model; adds a warning for a tool of another type."""
     if isinstance(tool, FunctionTool):
         chat.add_function(tool.name, tool, tool.input_schema, f"{field}.input_schema")
         _mark(chat.payload.tools[-1].function, tool.cache_control)
@@ -192,29 +189,29 @@ def _no_threads() -> WeftError:
 
 
 CACHE_TTLS = frozenset({"5m", "1h"})
-"""Lengths of time for which a prompt is cached."""
+"""Cache lifetimes of Anthropic's API."""
 TOOL_FAILED = "The tool failed: "
-"""Prefix of a tool result with `is_error`: engines have no such field."""
+"""Prefix of a tool result with `is_error`, for which engines have no field."""
 
-# Not the encoder of answers, which refuses whole numbers beyond 64 bits.
+# Not `encode_json`, which rejects integers beyond 64 bits.
 _encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
 
 class Turns:
-    """Adds messages to one chat. Successive turns of one role are joined, as in Anthropic's API."""
+    """Adds messages to a chat; joins successive turns of the same role, as Anthropic's API does."""
 
     def __init__(self, chat: ChatBuilder) -> None:
         self._chat = chat
 
     def add_system(self, system: str | list[TextBlock]) -> None:
-        """Add the system prompt; an empty one is ignored."""
+        """Adds the system prompt, without empty blocks."""
         blocks = [TextBlock(type="text", text=system)] if isinstance(system, str) else system
         for block in blocks:
             if block.text:
                 _mark(self._turn("system").content.add(text=block.text), block.cache_control)
 
     def add(self, message: MessageParam, field: str) -> None:
-        """Add one message. Raises INVALID_ARGUMENT naming a misplaced block."""
+        """Adds a message. Raises INVALID_ARGUMENT naming a misplaced block."""
         content = message.content
         if isinstance(content, str):
             self._turn(message.role).content.add(text=content)
@@ -263,7 +260,7 @@ class Turns:
             turn.signed_reasoning.add(redacted=block.data)
 
     def _add_other(self, turn: chat_pb2.ChatMessage, block: OtherBlock, field: str, problem: str) -> None:
-        """Add the readable text of a block that engines do not take, or a note; refuse it with `problem`."""
+        """Adds a block that engines do not support as text or as a note; otherwise rejects it with `problem`."""
         what, given = block.type[:64], block.model_extra or {}
         if block.type == "document":
             text, what = document_text(given), str(given.get("title") or "document")[:64]
@@ -316,7 +313,7 @@ Marked = chat_pb2.ContentPart | chat_pb2.ChatMessage | chat_pb2.ToolCallRecord |
 
 
 def _mark(target: Marked, control: object) -> None:
-    """Keep a cache mark of the form that Anthropic's API has; anything else is not used."""
+    """Sets the cache mark that `control` requests; ignores anything that Anthropic's API does not define."""
     if isinstance(control, dict) and control.get("type") == "ephemeral":
         target.cache_mark.SetInParent()
         ttl = control.get("ttl")
@@ -342,12 +339,12 @@ def _misplaced(role: str, kind: str) -> str:
 
 
 def _arguments(given: object) -> str:
-    """Returns the arguments of an earlier call as text."""
+    """Returns the arguments of an earlier call as JSON text."""
     return given if isinstance(given, str) else _encode({} if given is None else given)
 
 
 def _role_of(message: MessageParam) -> chat_pb2.Role.ValueType:
-    """Returns the role of a message; that of a tool for one with the result of a tool."""
+    """Returns the role of a message, which is `tool` for a user message with a tool result."""
     has_result = isinstance(message.content, list) and any(
         isinstance(each, ToolResultBlock) for each in message.content
     )

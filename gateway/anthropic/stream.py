@@ -1,8 +1,8 @@
-"""Answers of the Messages API: unary messages and the events of streamed ones.
+"""Answers of the Messages API: complete messages and streamed events.
 
-message_start, then for each block content_block_start, its deltas and content_block_stop, then message_delta and
-message_stop. Events are assembled by hand: this runs once per token. One block is open at a time. The input of a tool
-is sent only as far as it can begin a JSON object, because clients parse it as it arrives and fail on anything else.
+A stream is message_start; for each block content_block_start, deltas and content_block_stop; then message_delta and
+message_stop. One block is open at a time. Events are assembled by hand, because this runs once per token. A call's
+input is sent only as far as it can begin a JSON object: clients parse it as it arrives, and fail on anything else.
 """
 
 from dataclasses import dataclass, field
@@ -34,10 +34,7 @@ _STOP_REASONS: dict[int, str] = {
 
 
 def stop_reason(finish: int, *, has_calls: bool, has_refusal: bool, stop_sequence: str = "") -> str:
-    """Returns Anthropic's stop reason.
-
-    An engine that does not report the stop string which ended the message has `end_turn` for it.
-    """
+    """Returns Anthropic's stop reason: `end_turn` if the engine does not report which stop string ended the message."""
     cut = _STOP_REASONS.get(finish)
     if cut is not None:
         return cut
@@ -49,7 +46,7 @@ def stop_reason(finish: int, *, has_calls: bool, has_refusal: bool, stop_sequenc
 
 
 def message_usage(usage: usage_pb2.Usage) -> dict[str, object]:
-    """Returns token counts; Anthropic counts prompt tokens that are read from a cache or written to it separately."""
+    """Returns token counts. Anthropic counts prompt tokens that are read from or written to a cache separately."""
     cached, written = usage.cached_prompt_tokens, usage.cache_write_prompt_tokens
     counts: dict[str, object] = {
         "input_tokens": max(usage.prompt_tokens - cached - written, 0),
@@ -69,11 +66,11 @@ class _Block:
     kind: str
     pieces: list[str] = field(default_factory=list)
     signature: str = ""
-    """A provider's signature of thinking, after which nothing is added; models of the mesh have none."""
+    """A provider's signature, which closes a block of thinking; models of the mesh have none."""
 
 
 class MessagesAnswer(DocumentAnswer):
-    """Builds one message."""
+    """Builds a complete message."""
 
     def __init__(self, identity: AnswerIdentity) -> None:
         super().__init__(identity, choice_count=1)
@@ -113,7 +110,7 @@ class MessagesAnswer(DocumentAnswer):
         if delta.reasoning_signature:
             last = self._blocks[-1] if self._blocks else None
             if not isinstance(last, _Block) or last.kind != "thinking" or last.signature:
-                # The provider shows the signature of its thinking alone.
+                # The provider sends the signature without the thinking.
                 last = _Block("thinking")
                 self._blocks.append(last)
             last.signature = delta.reasoning_signature
@@ -154,7 +151,7 @@ class MessagesAnswer(DocumentAnswer):
         return {"type": "thinking", "thinking": text, "signature": block.signature}
 
     def _call_block(self, call: CalledTool) -> dict[str, object] | None:
-        """Returns the call as a block; None, and a warning, for a truncated one."""
+        """Returns the call as a block; for a truncated call, adds a warning and returns None."""
         arguments = arguments_object(call, is_cut=self._finish in CUTTING)
         if arguments is not None:
             return {**call.extra, "type": "tool_use", "id": call.id, "name": call.name, "input": arguments}
@@ -162,8 +159,8 @@ class MessagesAnswer(DocumentAnswer):
         return None
 
 
-# New text is checked together with all before it. Waiting until it is this share of the whole keeps the work of a long
-# call in proportion to its length; a short one is sent delta by delta.
+# New text is checked together with all earlier text. Waiting until it is 1/64 of that keeps the work proportional to
+# the length of the arguments. Short arguments are sent delta by delta.
 _SHARE_TO_CHECK = 64
 
 
@@ -176,30 +173,30 @@ class CallInput:
         self.name = name
         self.extra = extra
         self.is_sent = False
-        """Whether its block has been sent."""
+        """Whether its block has been opened."""
         self._checked = ""
         self._new: list[str] = []
         self._new_chars = 0
 
     def add(self, text: str) -> None:
-        """Add a delta."""
+        """Adds a delta."""
         self._new.append(text)
         self._new_chars += len(text)
 
     @property
     def may_end(self) -> bool:
-        """Whether the arguments are complete: a whole object, or none."""
+        """Whether the arguments are empty or a complete object."""
         text = self._checked + "".join(self._new)
         return not text.strip() or is_whole_object(text)
 
     def sendable(self) -> str:
-        """Returns new text that can be sent. Raises TOOL_CALL_INVALID for text that cannot begin an object."""
+        """Returns new text that can be sent. Raises TOOL_CALL_INVALID if the arguments cannot become a JSON object."""
         if self._new_chars * _SHARE_TO_CHECK < len(self._checked):
             return ""
         return self._take()
 
     def rest(self, *, is_cut: bool) -> str:
-        """Returns the unsent rest at the end. Raises TOOL_CALL_INVALID unless the whole is an object, or `is_cut`."""
+        """Returns the unsent rest. Raises TOOL_CALL_INVALID if the arguments are not an object, unless `is_cut`."""
         if not (is_cut or self.may_end):
             raise bad_arguments()
         return self._take()
@@ -207,7 +204,7 @@ class CallInput:
     def _take(self) -> str:
         new = "".join(self._new)
         if not self._checked:
-            # Clients parse from the first byte, and fail on leading white space.
+            # Clients parse from the first byte and fail on leading white space.
             new = new.lstrip()
         text = self._checked + new
         if not is_object_so_far(text):
@@ -232,26 +229,23 @@ class OpenCalls:
 
     @property
     def is_within(self) -> bool:
-        """Whether the open call is incomplete: nothing else can be sent."""
+        """Whether the open call is incomplete, so that nothing else can be sent."""
         return self.open is not None and not self.open.may_end
 
     @property
     def waiting(self) -> list[CallInput]:
-        """The calls that have not been sent yet, in order."""
+        """The calls that have not been sent, in order."""
         return [call for _, call in sorted(self._calls.items()) if not call.is_sent]
 
     def take(self, piece: event_pb2.ToolCallDelta) -> CallInput | None:
-        """Adds a delta to its call and returns it; None for a call that has ended.
-
-        Raises TOOL_CALL_INVALID for an ended call that continues.
-        """
+        """Adds a delta to its call; None: the call has ended. Raises TOOL_CALL_INVALID if an ended call continues."""
         call = self._calls.get(piece.index)
         if call is None:
             call = self._calls[piece.index] = CallInput(
                 piece.id or new_id("toolu"), piece.name, plain_object(piece.extra_fields)
             )
         elif call.is_sent and call is not self.open:
-            # A block without arguments stands for an empty object already.
+            # A closed block without arguments already means an empty object.
             if piece.arguments_text.strip() not in ("", "{}"):
                 raise bad_arguments()
             return None
@@ -259,12 +253,12 @@ class OpenCalls:
         return call
 
     def begin(self, call: CallInput) -> None:
-        """Make a call the open one."""
+        """Makes a call the open one."""
         call.is_sent = True
         self.open = call
 
     def end(self, *, is_cut: bool) -> str:
-        """Close the open call; returns its unsent rest. Raises TOOL_CALL_INVALID."""
+        """Closes the open call; returns its unsent rest. Raises as `CallInput.rest`."""
         call, self.open = self.open, None
         return "" if call is None else call.rest(is_cut=is_cut)
 
@@ -291,11 +285,11 @@ class MessagesStream(StreamEncoder):
     keepalive = b'event: ping\ndata: {"type":"ping"}\n\n'
 
     def __init__(self, identity: AnswerIdentity, estimated_prompt_tokens: int = 0) -> None:
-        """`estimated_prompt_tokens`: used in the first event where the engine has not counted the prompt yet."""
+        """`estimated_prompt_tokens`: sent in the first event if the engine has not counted the prompt yet."""
         super().__init__(identity, choice_count=1)
         self._estimated_prompt_tokens = estimated_prompt_tokens
         self._block = -1
-        """The index of the newest block; -1 before the first."""
+        """Index of the newest block; -1: none."""
         self._kind = ""
         """Kind of the open block: text, thinking, tool_use, or empty."""
         self._head = b""
@@ -311,11 +305,11 @@ class MessagesStream(StreamEncoder):
 
     @override
     def encode(self, frame: list[event_pb2.InferenceEvent]) -> bytes:
-        """Raises TOOL_CALL_INVALID for a call whose arguments are no JSON object."""
+        """Raises TOOL_CALL_INVALID if a call's arguments are not a JSON object."""
         if not self.has_content:
             for event in frame:
                 if event.HasField("progress"):
-                    # message_start reports these counts, and only the progress events have them by then.
+                    # message_start reports these counts, which only progress events have at that time.
                     self._prompt.prompt_tokens = event.progress.prompt_tokens
                     self._prompt.cached_prompt_tokens = event.progress.cached_tokens
                 elif event.HasField("started"):
@@ -323,11 +317,11 @@ class MessagesStream(StreamEncoder):
         return super().encode(frame)
 
     def failure(self, error: WeftError, request_id: str = "") -> bytes:
-        """Returns the last event of a message that could not be completed. No message_stop follows it."""
+        """Returns the last event of a failed message. No message_stop follows."""
         return b"event: error\ndata: " + envelope(error, request_id, Dialect.ANTHROPIC) + b"\n\n"
 
     def _begin(self, out: list[bytes]) -> None:
-        # Content does not wait for the engine's count: the last event has it.
+        # Content does not wait for the engine's count, which the last event reports.
         counted = self._prompt.prompt_tokens or self.usage.prompt_tokens
         known = self._prompt if self._prompt.prompt_tokens else self.usage
         prompt = known if counted else usage_pb2.Usage(prompt_tokens=self._estimated_prompt_tokens)
@@ -371,7 +365,7 @@ class MessagesStream(StreamEncoder):
         if self._kind == kind:
             out += (self._head, encode_json(text), b"}", _END)
         elif self._calls.is_within:
-            # Within a call's arguments: sent after them.
+            # Sent after the open call's arguments.
             self._late.append((kind, text))
         else:
             self._close(out)
@@ -382,7 +376,7 @@ class MessagesStream(StreamEncoder):
             out += (self._head, encode_json(text), b"}", _END)
 
     def _add_seal(self, kind: str, seal: str, out: list[bytes]) -> None:
-        """Ends the block of thinking with its signature, or sends what is encrypted as a separate block."""
+        """Ends the thinking block with its signature, or sends encrypted thinking as a separate block."""
         if self._calls.is_within:
             self._late.append((kind, seal))
             return
@@ -393,7 +387,7 @@ class MessagesStream(StreamEncoder):
             self._close(out)
             self._open(kind, {"type": kind, "data": seal}, out)
         elif self._kind != "thinking":
-            # The provider shows the signature of its thinking alone.
+            # The provider sends the signature without the thinking.
             self._close(out)
             self._open("thinking", _EMPTY["thinking"], out)
         self._signature = seal if kind == "signature" else ""
@@ -413,7 +407,7 @@ class MessagesStream(StreamEncoder):
             return
         if call is not self._calls.open:
             if self._calls.is_within:
-                # Two calls at once: this one is sent after the open one.
+                # The open call is incomplete; this one is sent after it.
                 return
             self._close(out)
             self._open_call(call, out)

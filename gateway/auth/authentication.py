@@ -1,7 +1,4 @@
-"""Authentication of HTTP requests by their API key, which `weft.kernel.principal` verifies.
-
-What each route needs of a key: `gateway.routing.Needs`.
-"""
+"""Authentication of HTTP requests by API key. `gateway.routing.Needs` declares what each route requires."""
 
 from typing import Protocol
 from urllib.parse import parse_qsl
@@ -19,9 +16,9 @@ _BEARER = "bearer "
 _KEY_BEGINNING = f"{KEY_PREFIX}_".encode()
 _KEY_HEADERS = frozenset({b"authorization", b"x-api-key"})
 _NO_KEY = "-"
-"""Stands for credentials of another kind; it is no valid key."""
+"""Placeholder for an Authorization header of another scheme; never a valid key."""
 HOME_SOCKET = "weft.home_socket"
-"""Key in the scope of requests that came over the socket of a home, which only its user can reach."""
+"""Scope key that marks requests over the home's Unix socket, which only its user can reach."""
 
 
 class KeyRingSource(Protocol):
@@ -39,7 +36,7 @@ class KeyRingSource(Protocol):
 
 
 class Gate(Protocol):
-    """Admits requests."""
+    """Authenticates callers."""
 
     @property
     def needs_keys(self) -> bool:
@@ -47,24 +44,23 @@ class Gate(Protocol):
         ...
 
     def admit(self, scope: Scope) -> Principal:
-        """Returns the caller.
+        """Returns the caller. Raises UNAUTHENTICATED, and MALFORMED_REQUEST for a repeated header.
 
-        Raises UNAUTHENTICATED, MALFORMED_REQUEST for a repeated header, and SERVICE_UNAVAILABLE
-        before the keys are known.
+        Raises SERVICE_UNAVAILABLE before the keys are loaded.
         """
         ...
 
     def allows(self, scope: Scope, access: Access) -> bool:
-        """Whether a caller of an open path has this access, too."""
+        """Whether the caller of an open path has this access."""
         ...
 
     def identify(self, scope: Scope) -> Principal | None:
-        """Returns the caller of an open path; None: it has no key. Raises as `admit` for a key that is not valid."""
+        """Returns the caller of an open path; None: it sent no key. Raises as `admit` for an invalid key."""
         ...
 
 
 class OpenGate(Gate):
-    """Admits every request as local: for loopback without keys."""
+    """Admits every request as local, for a gateway on loopback without keys."""
 
     needs_keys = False
 
@@ -82,7 +78,7 @@ class OpenGate(Gate):
 
 
 class KeyGate(Gate):
-    """Admits requests that have a valid key."""
+    """Admits requests that have a valid key or came over the home's socket."""
 
     needs_keys = True
 
@@ -120,7 +116,7 @@ class KeyGate(Gate):
 
 
 def require_once(scope: Scope, names: frozenset[bytes]) -> None:
-    """Raises MALFORMED_REQUEST where a header of these names is repeated: a proxy may have used the other one."""
+    """Raises MALFORMED_REQUEST if one of these headers is repeated, since a proxy may have used the other value."""
     if len(headers_of(scope)) == len(scope["headers"]):
         return
     found = [name for name, _ in scope["headers"] if name in names]
@@ -130,9 +126,9 @@ def require_once(scope: Scope, names: frozenset[bytes]) -> None:
 
 
 def _presented(scope: Scope) -> str | None:
-    """Returns the key of either header; None: there is none. Authorization takes precedence.
+    """Returns the key of either header; None: neither is sent. Authorization takes precedence.
 
-    Raises MALFORMED_REQUEST where one of the headers is repeated, UNAUTHENTICATED for two different keys.
+    Raises MALFORMED_REQUEST for a repeated header, UNAUTHENTICATED for two different keys.
     """
     require_once(scope, _KEY_HEADERS)
     headers = headers_of(scope)
@@ -153,6 +149,6 @@ def _presented(scope: Scope) -> str | None:
 
 
 def _keys_in_query(scope: Scope) -> list[str]:
-    """Returns keys in the query, which are never used as credentials; beside one they must be the same key."""
+    """Returns the keys in the query, which are not credentials, but must equal the key in the header."""
     query: bytes = scope["query_string"]
     return [value for _, value in parse_qsl(query.decode("latin-1"))] if _KEY_BEGINNING in query else []

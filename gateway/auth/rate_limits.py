@@ -1,7 +1,4 @@
-"""Rate limits per tenant: a moving window for each, counted before a request is queued.
-
-For the API of one runner. In a mesh the router counts, where callers over gRPC are counted as well.
-"""
+"""Rate limits per tenant for the API of one runner. In a mesh the router counts instead, including gRPC callers."""
 
 from gateway.config import RateLimitConfig
 from gateway.errors import DetailedError, figures_of
@@ -13,7 +10,7 @@ _PREFIX = "tenant/"
 
 
 class TenantRateLimits:
-    """Counts requests per tenant in this process."""
+    """Counts requests per tenant in moving windows."""
 
     def __init__(self, config: RateLimitConfig, clock: Clock) -> None:
         self._config = config
@@ -22,11 +19,11 @@ class TenantRateLimits:
 
     @property
     def tracked(self) -> int:
-        """Number of unnamed tenants that have their own window."""
+        """Number of tenants with their own window that the configuration does not name."""
         return len(self._tracked)
 
     def take(self, tenant: str) -> None:
-        """Count one request. Raises RATE_LIMIT_EXCEEDED with limit, remaining and resetAt above the rate limit."""
+        """Counts a request. Raises RATE_LIMIT_EXCEEDED with limit, remaining and resetAt above the rate limit."""
         named = self._config.tenants.get(tenant)
         key = _PREFIX + tenant if named is not None else self._tracked.key_of(tenant)
         claim = Claim(key=key, who=f"Tenant {tenant}", rate=named or self._config.default)

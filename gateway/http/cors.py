@@ -1,7 +1,7 @@
-"""Cross-origin requests of web pages (CORS): which origins may read answers, the gateway's own names, and preflights.
+"""Cross-origin requests of web pages (CORS): allowed origins, the gateway's own names, and preflights.
 
-Starlette's middleware makes the headers. It is not wrapped around the application: errors are answered outside of it,
-and an origin that is not allowed gets no header at all. No answer allows credentials: a page sends its key as a header.
+Starlette's middleware makes the headers. It does not wrap the application, because errors are answered outside of it
+and a disallowed origin gets no header at all. Credentials are never allowed: pages send their key as a header.
 """
 
 import re
@@ -31,17 +31,17 @@ def host_name(url: str) -> str | None:
 
 
 def is_own_host(name: str | None, config: GatewayConfig) -> bool:
-    """Whether callers may reach this gateway by a host name."""
+    """Whether a host name is one of this gateway's."""
     if name is None:
         return False
     if name in LOOPBACK_NAMES or name == config.host or name in config.allowed_hosts:
         return True
-    # DNS rebinding needs a name: a page that sends an address comes from there, and asks for it openly.
+    # DNS rebinding needs a host name, so addresses are safe on a gateway that listens on all of them.
     return is_any_host(config.host) and is_address(name)
 
 
 METHODS = ("GET", "HEAD", "POST", "PUT", "DELETE")
-"""Methods that pages may use: those of the table of endpoints."""
+"""HTTP methods that pages may use: all in the table of endpoints."""
 REQUEST_HEADERS = (
     "anthropic-beta", "anthropic-client-name", "anthropic-client-version", "anthropic-dangerous-direct-browser-access",
     "anthropic-version", "api-key", "authorization", "baggage", "cache-control", "content-encoding",
@@ -56,8 +56,8 @@ REQUEST_HEADERS = (
     "x-stainless-poll-helper", "x-stainless-retry-count", "x-stainless-runtime", "x-stainless-runtime-version",
     "x-stainless-timeout", "x-tenant-id", "x-title", "x-use-cache", "x-user-agent",
 )  # fmt: skip
-"""Headers that pages may send besides Accept and Content-Type: those that the APIs read, and those that their SDKs
-and clients of editors and applications add."""
+"""Headers that pages may send besides Accept and Content-Type: those of the APIs, and those that SDKs, editors and
+applications add."""
 EXPOSED_HEADERS = (
     "location", "request-id", "retry-after", "x-audio-ms", "x-cache-hit", "x-cache-tokens-reused", "x-gpu-energy-mj",
     "x-gpu-time-ms", "x-gpu-time-source", "x-image-pixels", "x-image-steps", "x-left-premises", "x-load-wait-ms",
@@ -65,7 +65,7 @@ EXPOSED_HEADERS = (
     "x-ratelimit-remaining-tokens", "x-ratelimit-reset-requests", "x-ratelimit-reset-tokens", "x-request-id",
     "x-should-retry", "x-weft-task-id", "x-weft-warnings",
 )  # fmt: skip
-"""Headers of answers that pages may read."""
+"""Response headers that pages may read."""
 _ORIGIN = b"origin"
 _WANTED_METHOD = b"access-control-request-method"
 
@@ -76,11 +76,11 @@ def _pattern(origins: tuple[str, ...]) -> re.Pattern[str]:
 
 
 def _expression(origin: str) -> str:
-    """Returns the regular expression of one origin: `*.` is one or more labels, a port `*` any port or none."""
+    """Returns the regular expression of an origin: `*.` matches one or more labels, a port `*` any port or none."""
     scheme, _, rest = origin.partition("://")
     host, port = (rest.removesuffix(":*"), r"(?::[0-9]{1,5})?") if rest.endswith(":*") else (rest, "")
     if host == "*":
-        # `app://` may have no host at all.
+        # `app://` may have no host.
         name = r"[A-Za-z0-9_.-]*"
     elif host.startswith("*."):
         name = r"(?:[A-Za-z0-9_-]+\.)+" + re.escape(host.removeprefix("*."))
@@ -90,10 +90,10 @@ def _expression(origin: str) -> str:
 
 
 def is_allowed_origin(origin: bytes, host: bytes, config: GatewayConfig) -> bool:
-    """Whether pages of an origin may call, and read the answers: those of the list, and of the gateway's own names.
+    """Whether pages of an origin may call and read answers: allowed origins, and the gateway's own names.
 
     `origin` and `host` are the request's headers. A loopback name with another port than the gateway's is another
-    program, which the list decides about.
+    program, which has to be in the list.
     """
     text = origin.decode("latin-1")
     if _pattern(config.cors.allowed_origins).fullmatch(text) is not None:
@@ -112,27 +112,27 @@ class CrossOrigin:
         cors = config.cors
         self._headers = CORSMiddleware(
             _no_app,
-            # Only allowed origins get here.
+            # Used for allowed origins only.
             allow_origin_regex=".*",
             allow_methods=METHODS,
             allow_headers=(*REQUEST_HEADERS, *cors.allowed_headers),
-            # A page of the internet that an operator allows reaches a gateway on the caller's own network.
+            # Allowed pages on the internet may call a gateway in the caller's own network.
             allow_private_network=True,
             expose_headers=EXPOSED_HEADERS,
             max_age=cors.max_age_seconds,
         )
 
     def sender(self, headers: Mapping[bytes, bytes], send: Send) -> Send:
-        """Returns a `send` that adds the headers for the caller's page; `send` itself for any other caller."""
+        """Returns a `send` that adds the CORS headers; `send` itself if the caller is not an allowed page."""
         origin = headers.get(_ORIGIN)
         if origin is None or not is_allowed_origin(origin, headers.get(b"host", b""), self._config):
             return send
         return partial(self._headers.send, send=send, request_headers=Headers(raw=[(_ORIGIN, origin)]))
 
     def preflight(self, scope: Scope) -> Response | None:
-        """Returns the answer to a preflight request, which has no key; None: the request is not one.
+        """Returns the answer to a preflight request, which has no key; None: it is not a preflight.
 
-        Raises PERMISSION_DENIED for a method or a header that pages may not use.
+        Raises PERMISSION_DENIED for a method or header that pages may not use.
         """
         if scope["method"] != "OPTIONS":
             return None
@@ -147,11 +147,11 @@ class CrossOrigin:
                 f"pages may use {', '.join(METHODS)} and known headers only: allow others with "
                 "`gateway.cors.allowed_headers`",
             )
-        # The sender adds the origin.
+        # `sender` adds the origin.
         answer.headers["vary"] = "Access-Control-Request-Method, Access-Control-Request-Headers"
         return answer
 
 
 async def _no_app(_scope: Scope, _receive: Receive, _send: Send) -> None:
-    """Is never called: the middleware makes headers only."""
+    """Is never called: the middleware only makes headers."""
     raise NotImplementedError

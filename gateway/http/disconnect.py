@@ -16,25 +16,25 @@ from weft.kernel.interrupt import Interruptible
 from weft.kernel.reasons import Reason
 
 ABORT_KEY = "abort_connection"
-"""Where a request's state has the function that drops its connection, if its server has one."""
+"""Key in a request's state for the function that drops its connection, if the server provides one."""
 _ABORT_WAIT_SECONDS = 1.0
 DISCONNECT_KEY = "hang_up"
-"""Where a request's state has its DisconnectNotifier, if its server has one."""
+"""Key in a request's state for its DisconnectNotifier, if the server provides one."""
 
 
 class DisconnectNotifier:
-    """Notifies one listener when the caller of one request disconnects."""
+    """Notifies one listener when the caller of a request disconnects."""
 
     __slots__ = ("_has_happened", "_notify", "_on_listen")
 
     def __init__(self, on_listen: Callable[[], None]) -> None:
-        """`on_listen` is called with every `listen`: it resumes reading, without which no disconnect is seen."""
+        """`on_listen` is called by each `listen` to resume reading, without which no disconnect is detected."""
         self._on_listen = on_listen
         self._notify: Callable[[], None] | None = None
         self._has_happened = False
 
     def listen(self, notify: Callable[[], None]) -> None:
-        """Call `notify` at the disconnect; immediately, if that has already happened."""
+        """Calls `notify` at the disconnect, or immediately if it has happened."""
         self._notify = notify
         if self._has_happened:
             notify()
@@ -42,20 +42,20 @@ class DisconnectNotifier:
             self._on_listen()
 
     def ignore(self) -> None:
-        """Remove the listener."""
+        """Removes the listener."""
         self._notify = None
 
     def happen(self) -> None:
-        """Record the disconnect and notify the listener."""
+        """Records the disconnect and notifies the listener."""
         self._has_happened = True
         if self._notify is not None:
             self._notify()
 
 
 def watch_for_disconnect(scope: Scope, receive: Receive, block: Interruptible) -> Callable[[], object]:
-    """Interrupt `block` with ClientGoneError at a disconnect. Returns a function that stops watching.
+    """Interrupts `block` with ClientGoneError at a disconnect. Returns a function that stops watching.
 
-    A task that waits for the disconnect message costs about 20 us; it is only used where the server does not notify.
+    If the server does not notify, a task waits for the disconnect message, which costs about 20 us.
     """
     notifier = scope.get("state", {}).get(DISCONNECT_KEY)
     if notifier is None:
@@ -70,7 +70,7 @@ def _interrupt_gone(block: Interruptible) -> None:
 
 
 async def interrupt_on_disconnect(receive: Receive, block: Interruptible) -> None:
-    """Wait for the disconnect, then interrupt `block` with ClientGoneError. Run it as a task beside the block."""
+    """Interrupts `block` with ClientGoneError at the disconnect. Run it as a task beside the block."""
     while (await receive())["type"] != "http.disconnect":
         pass
     _interrupt_gone(block)
@@ -81,10 +81,10 @@ def _deadline_passed(block: Interruptible) -> None:
 
 
 class WhileConnected(Interruptible):
-    """A block that ends with ClientGoneError at the caller's disconnect, and with DEADLINE_EXCEEDED at its deadline."""
+    """A block that ends with ClientGoneError at a disconnect, and with DEADLINE_EXCEEDED at its deadline."""
 
     def __init__(self, scope: Scope, receive: Receive, *, cut_off_seconds: float | None = None) -> None:
-        """`cut_off_seconds`: None: there is no deadline."""
+        """`cut_off_seconds`: time until the deadline; None: no deadline."""
         super().__init__()
         self._scope = scope
         self._receive = receive
@@ -101,11 +101,11 @@ class WhileConnected(Interruptible):
         return self
 
     def run_beside(self, work: Coroutine[None, None, None]) -> None:
-        """Run `work` until it ends or the guards are dismissed."""
+        """Runs `work` until it ends or the guards are dismissed."""
         self._guards.append(asyncio.create_task(work).cancel)
 
     def dismiss_guards(self) -> None:
-        """Ignore a disconnect from now on, and end the work beside the block; the deadline stays."""
+        """Ignores a later disconnect, and cancels the work beside the block; the deadline stays."""
         for dismiss in self._guards:
             dismiss()
         self._guards.clear()
@@ -121,7 +121,7 @@ class WhileConnected(Interruptible):
 
 
 async def abort_connection(scope: Scope, receive: Receive) -> None:
-    """Drop the connection with its unread data: closing it would wait for a reader that does not read."""
+    """Drops the connection with its unread data, because closing it would wait for the reader."""
     abort = scope.get("state", {}).get(ABORT_KEY)
     if abort is None:
         return

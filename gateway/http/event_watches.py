@@ -1,4 +1,4 @@
-"""The limit of open event streams, and their end when the gateway stops: they have no deadline."""
+"""The limit of open event streams, and their end at shutdown, since they have no deadline."""
 
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -10,7 +10,7 @@ from weft.kernel.reasons import Reason
 
 
 class EventWatches:
-    """The open event streams of one gateway, up to a maximum number."""
+    """The open event streams of a gateway, up to a maximum number."""
 
     def __init__(self, max_watches: int) -> None:
         self._max_watches = max_watches
@@ -19,14 +19,14 @@ class EventWatches:
         self._is_closed = False
 
     def beside(self, max_watches: int) -> "EventWatches":
-        """Returns a separate limit for streams of another kind; they end with the gateway, too."""
+        """Returns a separate limit for streams of another kind, which `close` also ends."""
         made = EventWatches(max_watches)
         self._beside.append(made)
         return made
 
     @contextmanager
     def joined(self, block: Interruptible) -> Generator[None]:
-        """Count `block` as an open stream; interrupt it at shutdown. Raises RATE_LIMIT_EXCEEDED above the maximum."""
+        """Counts `block` as a stream and interrupts it at shutdown. Raises RATE_LIMIT_EXCEEDED above the maximum."""
         if self._is_closed:
             raise shutting_down()
         if len(self._open) >= self._max_watches:
@@ -40,7 +40,7 @@ class EventWatches:
             self._open.discard(block)
 
     def close(self) -> None:
-        """Interrupt every stream, and refuse new ones."""
+        """Interrupts every stream, and refuses new ones."""
         self._is_closed = True
         for block in list(self._open):
             block.interrupt(shutting_down())

@@ -7,20 +7,20 @@ from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 
 DECLARED_BODY_KEY = "weft.declared_body_bytes"
-"""Key in a scope's state: the minimum length of its body, by the chunk being received."""
+"""Key in a scope's state: the minimum length of its body, as declared by the current chunk."""
 MAX_CHUNK_LINE_BYTES = 256
-"""Maximum length of a chunk's size line that is parsed; more counts as overhead of the body."""
+"""Maximum length of a chunk's size line that is parsed; the rest counts as overhead of the body."""
 _NAMES = frozenset({b"connection", b"content-length", b"expect", b"transfer-encoding", b"upgrade"})
 _CONTINUE = b"100-continue"
 _UPGRADE = b"upgrade"
 _OFFER = frozenset({_UPGRADE, b"http2-settings"})
-"""Headers of an offer of another protocol, and their names in Connection."""
+"""Headers that offer another protocol, and their names in Connection."""
 
 
 def framing_fault(http_version: str, headers: Sequence[tuple[bytes, bytes]]) -> WeftError | None:
     """Returns the error of framing that would hang or cannot be decoded; None: valid.
 
-    The parser has already refused contradictory, repeated and malformed lengths, and a length beside chunks.
+    The parser already rejects contradictory, repeated and malformed lengths, and a length with chunks.
     """
     found = {name: value.strip().lower() for name, value in headers if name in _NAMES}
     coding = found.get(b"transfer-encoding")
@@ -37,9 +37,9 @@ def framing_fault(http_version: str, headers: Sequence[tuple[bytes, bytes]]) -> 
 
 
 def without_offer(headers: Sequence[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
-    """Returns the headers of a request without its offer of another protocol, such as `Upgrade: h2c`.
+    """Returns a request's headers without its offer of another protocol, such as `Upgrade: h2c`.
 
-    A server may ignore an offer (RFC 9110, 7.8). Java's HttpClient and `curl --http2` make one with each request.
+    A server may ignore an offer (RFC 9110, 7.8). Java's HttpClient and `curl --http2` send one with each request.
     """
     kept: list[tuple[bytes, bytes]] = []
     for name, value in headers:
@@ -57,7 +57,7 @@ def _tokens(value: bytes) -> list[bytes]:
 
 
 def open_chunk_bytes(received: bytes, body_bytes: int) -> int:
-    """Returns the declared length of the chunk that is under way; 0: its line is not in `received`.
+    """Returns the declared length of the current chunk; 0: its size line is not in `received`.
 
     `received` ends with the first `body_bytes` bytes of the chunk.
     """

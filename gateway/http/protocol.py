@@ -1,9 +1,9 @@
-"""The HTTP/1.1 protocol of one connection: uvicorn's httptools protocol with the limits that it lacks.
+"""The HTTP/1.1 protocol of a connection: uvicorn's httptools protocol with additional limits.
 
-Measured on uvicorn 0.54: a 60 MB header is parsed for 16 s, half a header is held without limit, a parse error is
-answered in plain text, and with pipelined requests a disconnect is reported to the newest instead of the running one.
-Trailers are added to the headers of a running request, so that a proxy and this server could see different callers.
-After an offer of another protocol the body is read as the next request, and HTTP/1.0 is answered in chunks.
+Measured: uvicorn 0.54 parses a 60 MB header for 16 s, holds half a header without limit, answers a parse error in plain
+text, reports a disconnect to the newest of pipelined requests instead of the running one, adds trailers to the headers
+of a running request (a proxy and this server could see different callers), reads the body after an offer of another
+protocol as the next request, and answers HTTP/1.0 in chunks.
 """
 
 import asyncio
@@ -29,16 +29,16 @@ from weft.kernel.names import new_id
 from weft.kernel.reasons import Reason
 
 _NETWORK_BITS = 64
-"""Prefix length that counts as one IPv6 address: networks of this size are assigned to one household or host."""
+"""Prefix length that counts as one IPv6 address: a network of this size belongs to one household or host."""
 
 _WITHOUT_CHUNKS = frozenset({"0.9", "1.0"})
-"""Versions of HTTP whose callers read no chunks."""
+"""Versions of HTTP without chunks."""
 
 log = get_logger("weft.gateway")
 
 
 class ConnectionCounts:
-    """Open connections of one server. Each `admit` is followed by one `release`."""
+    """Counts the open connections of a server. Each `admit` is followed by one `release`."""
 
     def __init__(self, limits: ConnectionLimits) -> None:
         self._limits = limits
@@ -46,7 +46,7 @@ class ConnectionCounts:
         self._total = 0
 
     def admit(self, address: str) -> WeftError | None:
-        """Count a connection; returns why it is refused, or None. `address`: the peer's, empty for a Unix socket."""
+        """Counts a connection; returns why it is refused, or None. `address`: the peer's; empty for a Unix socket."""
         self._total += 1
         origin = _origin(address)
         if origin:
@@ -58,7 +58,7 @@ class ConnectionCounts:
         return None
 
     def release(self, address: str) -> None:
-        """Count a connection as closed."""
+        """Counts a connection as closed."""
         self._total -= 1
         origin = _origin(address)
         if origin:
@@ -68,7 +68,7 @@ class ConnectionCounts:
 
 
 def _origin(address: str) -> str:
-    """Returns the key that an address is counted under; empty for addresses without their own limit."""
+    """Returns the key under which an address is counted; empty: no limit per address (loopback, Unix sockets)."""
     try:
         found = ipaddress.ip_address(address.partition("%")[0])
     except ValueError:
@@ -83,7 +83,7 @@ def _origin(address: str) -> str:
 def within_open_files(limits: ConnectionLimits) -> ConnectionLimits:
     """Returns the limits, with at most half of the process's open-file limit as connections.
 
-    The other half is for channels, logs and databases. Without files, accepting fails for every caller.
+    The other half is for channels, logs and databases. When files run out, accepting fails for every caller.
     """
     import resource  # noqa: PLC0415 - Windows lacks it, where the configuration can still be checked
 
@@ -96,16 +96,16 @@ def within_open_files(limits: ConnectionLimits) -> ConnectionLimits:
 
 
 _FRAMING_BYTES = 32
-"""Allowed overhead of one chunk: its length, and two line ends."""
+"""Allowed overhead of a chunk: its size line and two line ends."""
 
 _ORDINARY_BODY_BYTES = 10 * 1024 * 1024
-"""Larger bodies are file uploads, which may arrive in many segments of a slow network: ..."""
+"""Larger bodies, such as uploads, may arrive in more segments on a slow network."""
 _LARGE_PIECE_BYTES = 1024
-"""... one more segment is allowed for so many bytes beyond that."""
+"""One more segment is allowed per this many bytes beyond _ORDINARY_BODY_BYTES."""
 
 
 class EdgeServerConfig(Config):
-    """uvicorn's configuration, with limits and callbacks of `EdgeProtocol`."""
+    """uvicorn's configuration, with the limits and callbacks of `EdgeProtocol`."""
 
     def __init__(
         self, app: ASGIApp, *, limits: ConnectionLimits, on_refused: Callable[[int], None], **options: Any
@@ -115,11 +115,11 @@ class EdgeServerConfig(Config):
         self.counts = ConnectionCounts(limits)
         self.on_refused = on_refused
         self.is_stopping = False
-        """Set when the listeners close: each connection answers what it has begun, and at most one request more."""
+        """Set when the listeners close: each connection then finishes its requests, and answers at most one more."""
 
 
 class EdgeProtocol(HttpToolsProtocol):
-    """One connection."""
+    """The protocol of one connection."""
 
     def __init__(
         self,
@@ -148,18 +148,18 @@ class EdgeProtocol(HttpToolsProtocol):
         self._linger_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as in uvicorn
-        """Accept the connection within the connection limits."""
+        """Accepts the connection within the connection limits."""
         super().connection_made(transport)
         refusal = self._server_config.counts.admit(self._peer)
         if refusal is not None:
             self._refuse(refusal)
             transport.close()
         else:
-            # Also while the server stops: the connection waited in the listener's backlog, perhaps with its request.
+            # Even while the server stops: the connection waited in the listener's backlog, perhaps with its request.
             self._expect_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Notify the running request of the disconnect, also when it is not the newest of a pipeline."""
+        """Notifies the running request of the disconnect, even if it is not the newest of a pipeline."""
         running = self._running
         if running is not None and not running.response_complete:
             _notify_disconnect(running)
@@ -168,7 +168,7 @@ class EdgeProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Parse received bytes; counts those of a head."""
+        """Parses received bytes, and limits those of heads and trailers."""
         if self._is_refused or self.transport.is_closing():
             return
         if self._is_reading_head:
@@ -187,7 +187,7 @@ class EdgeProtocol(HttpToolsProtocol):
                 self._look_at_chunk(data)
 
     def _parse(self, data: bytes) -> None:
-        """Parse received bytes. The head of an offer of another protocol is parsed again without the offer."""
+        """Parses received bytes. A head that offers another protocol is parsed again without the offer."""
         rest = memoryview(data)
         while rest:
             try:
@@ -203,10 +203,10 @@ class EdgeProtocol(HttpToolsProtocol):
                 return
 
     def _parse_without_offer(self) -> bool:
-        """Parse the head that the parser stopped after, without its offer; returns whether more can be parsed."""
+        """Parses the head again at which the parser stopped, without its offer; returns whether that succeeded."""
         method, version = self.parser.get_method(), self.parser.get_http_version().encode()
         lines = b"".join(b"%b: %b\r\n" % header for header in without_offer(self.headers))
-        # A parser that has read `Connection: close` skips what follows.
+        # By default, a parser skips everything after a head with `Connection: close`.
         self.parser = httptools.HttpRequestParser(self)
         self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
         try:
@@ -226,7 +226,7 @@ class EdgeProtocol(HttpToolsProtocol):
         state[DISCONNECT_KEY] = DisconnectNotifier(self.flow.resume_reading)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Handle a header; trailers are counted and dropped."""
+        """Handles a header; trailers are counted and dropped."""
         self._header_count += 1
         if self._header_count > MAX_HEADER_COUNT:
             what = "headers" if self._is_reading_head else "trailers"
@@ -241,7 +241,7 @@ class EdgeProtocol(HttpToolsProtocol):
         if fault is not None:
             self._stop_parsing(fault)
         if self.parser.should_upgrade():
-            # The parser stops here, whatever the request's framing: see `_parse`.
+            # The parser stops here, regardless of the request's framing: see `_parse`.
             return
         self._is_reading_head = False
         self._header_count = 0
@@ -260,16 +260,16 @@ class EdgeProtocol(HttpToolsProtocol):
 
     @property
     def is_idle(self) -> bool:
-        """Whether it has no request that is being read or answered."""
+        """Whether no request is being read or answered."""
         return self._is_reading_head and (self.cycle is None or self.cycle.response_complete)
 
     def shutdown(self) -> None:
-        """Close the connection once its request is answered. An idle one is left to the server: see `EdgeServer`."""
+        """Closes the connection after the current answer. `EdgeServer` closes idle connections."""
         if not self.is_idle:
             self.cycle.keep_alive = False
 
     def on_body(self, body: bytes) -> None:
-        """Handle a part of a body: only the number of parts and their overhead are limited here."""
+        """Handles a part of a body; limits only the number of parts and their overhead."""
         self._body_pieces += 1
         self._body_bytes += len(body)
         self._overhead_bytes -= len(body)
@@ -304,23 +304,23 @@ class EdgeProtocol(HttpToolsProtocol):
         super().on_response_complete()
 
     def timeout_keep_alive_handler(self) -> None:
-        """Close an idle connection; abort one whose peer has not read its answer."""
+        """Closes an idle connection; aborts it if its peer has not read the answer."""
         if self.transport.get_write_buffer_size():
             self.transport.abort()
         else:
             super().timeout_keep_alive_handler()
 
     def send_400_response(self, msg: str) -> None:  # noqa: ARG002 - the parser's message is for its log
-        """Answer a parse error with the error envelope."""
+        """Answers a parse error with the error envelope."""
         self._refuse(self._refusal or WeftError(Reason.MALFORMED_REQUEST, "this is not a valid HTTP request"))
 
     def _stop_parsing(self, refusal: WeftError) -> NoReturn:
-        """End the parser from one of its callbacks: `send_400_response` answers with the refusal."""
+        """Ends parsing from within a callback; `send_400_response` then sends the refusal."""
         self._refusal = refusal
         raise refusal
 
     def _look_at_chunk(self, data: bytes) -> None:
-        """Publish the body's minimum length to its reader: the rest of a chunk that is too large may never arrive."""
+        """Publishes the body's minimum length to its reader: the rest of a chunk that is too large may never arrive."""
         received = self._tail + data
         self._tail = received[-MAX_CHUNK_LINE_BYTES:]
         if self._is_in_chunk and self._running is self.cycle:
@@ -355,7 +355,7 @@ class EdgeProtocol(HttpToolsProtocol):
         self._refuse(EdgeError(408, Reason.DEADLINE_EXCEEDED, f"no complete head within {limit:g} seconds"))
 
     def _refuse(self, error: WeftError) -> None:
-        """Answer without the application, then drop further input. A response in progress is aborted instead."""
+        """Answers without the application and drops further input; aborts the connection if a response has started."""
         running = self._running
         if self._is_refused or self.transport.is_closing():
             return
@@ -376,20 +376,20 @@ class EdgeProtocol(HttpToolsProtocol):
         ]
         head = b"".join(b"%b: %b\r\n" % header for header in headers)
         self.transport.write(b"HTTP/1.1 %d \r\n%b\r\n%b" % (http_status(error), head, body))
-        # Closing with unread bytes in the socket would reset the connection, and the peer might never see why.
+        # Closing with unread input would reset the connection, and the peer might not see the reason.
         if self.transport.can_write_eof():
             self.transport.write_eof()
         self._linger()
 
 
 def _without_chunks(app: ASGIApp, cycle: RequestResponseCycle) -> ASGIApp:
-    """Returns an application whose answer is sent without chunks: the connection's end is its end."""
+    """Returns an application that answers without chunks: the end of the connection ends the answer."""
     cycle.chunked_encoding = False
     cycle.waiting_for_100_continue = False
 
     async def serve(scope: Scope, receive: Receive, send: Send) -> None:
         async def send_plain(message: Message) -> None:
-            # uvicorn counts the bytes that are left of a declared length.
+            # uvicorn tracks the remaining bytes of a declared length.
             cycle.expected_content_length = len(message.get("body", b""))
             await send(message)
 
@@ -399,7 +399,6 @@ def _without_chunks(app: ASGIApp, cycle: RequestResponseCycle) -> ASGIApp:
 
 
 def _notify_disconnect(running: RequestResponseCycle) -> None:
-    """Notify a request of its caller's disconnect."""
     running.disconnected = True
     running.message_event.set()
     running.scope["state"][DISCONNECT_KEY].happen()

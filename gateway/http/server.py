@@ -1,4 +1,4 @@
-"""The HTTP server and its life cycle: uvicorn in the host's event loop, without signal handlers, a bounded stop."""
+"""The HTTP server: uvicorn in the host's event loop, without signal handlers, with a bounded stop."""
 
 import asyncio
 import contextlib
@@ -23,21 +23,21 @@ from weft.kernel.reasons import Reason
 from weft.kernel.service import start_critical
 
 _DATE_INTERVAL_SECONDS = 1.0
-# How long idle connections stay open after the listeners: their callers may just have sent a request. nginx does the
-# same (keepalive_min_timeout).
+# How long idle connections stay open after the listeners, since their callers may just have sent a request. nginx does
+# the same (keepalive_min_timeout).
 _LAST_REQUEST_SECONDS = 0.25
-# How long answers and connections may take to end after their cancellation.
+# Time for answers and connections to end after their cancellation.
 _FINAL_WRITES_SECONDS = 2.0
 _POLL_SECONDS = 0.005
 _ACCEPTING_TURNS = 3
-"""Turns of the event loop between which it has looked at its listeners at least once, whichever loop it is."""
+"""Turns within which any event loop polls its listeners at least once."""
 
 
 class EdgeServer(Server):
     """Serves until `request_stop`."""
 
     def __init__(self, config: EdgeServerConfig, tls: ssl.SSLContext | None = None) -> None:
-        """Without `tls` it speaks plain HTTP."""
+        """`tls`: None: plain HTTP."""
         super().__init__(config)
         self._edge_config = config
         self._tls = tls
@@ -46,18 +46,18 @@ class EdgeServer(Server):
         self._grace_seconds = 0.0
 
     def request_stop(self, grace_seconds: float) -> None:
-        """Stop accepting now; running requests have `grace_seconds`. `serve` returns when all have ended."""
+        """Stops accepting now; running requests have `grace_seconds`. `serve` returns when all have ended."""
         self._grace_seconds = grace_seconds
         self.should_exit = True
         self._stopping.set()
 
     async def wait_started(self) -> None:
-        """Return once connections are accepted."""
+        """Returns once connections are accepted."""
         await self._started.wait()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None]:
-        """Signals belong to the host process."""
+        """Does nothing: signals belong to the host process."""
         yield
 
     @override
@@ -94,7 +94,7 @@ class EdgeServer(Server):
         return EdgeProtocol(config, self.server_state, self.lifespan.state)
 
     async def main_loop(self) -> None:
-        """Update the Date header until stop is requested; uvicorn's own loop polls ten times a second."""
+        """Updates the Date header until stop is requested; uvicorn's own loop polls ten times a second."""
         while not self._stopping.is_set():
             await self.on_tick(0)
             with contextlib.suppress(TimeoutError):
@@ -102,12 +102,12 @@ class EdgeServer(Server):
                     await self._stopping.wait()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Close the listeners, let requests finish, cancel those that do not, close all connections.
+        """Closes the listeners, lets requests finish, cancels the rest, closes all connections.
 
-        No request is left unread: connections that wait in a backlog are accepted first, and idle ones get a moment.
+        No request is lost: connections in the backlog are accepted first, and idle ones get time for a last request.
         """
         self._edge_config.is_stopping = True
-        # One turn of the event loop accepts what waits. What connects later is refused, and finds another gateway.
+        # Accepts the backlog. Later connections are refused, and can go to another gateway.
         for _ in range(_ACCEPTING_TURNS):
             await asyncio.sleep(0)
         for server in self.servers:
@@ -124,7 +124,7 @@ class EdgeServer(Server):
         await self._connections_end()
 
     async def _idle_end(self) -> None:
-        """Close the connections that stay idle, after a moment for their last request."""
+        """Closes idle connections, after a moment for their last request."""
         deadline = time.monotonic() + _LAST_REQUEST_SECONDS
         while self._idle() and time.monotonic() < deadline:  # noqa: ASYNC110 - as in `_connections_end`
             await asyncio.sleep(_POLL_SECONDS)
@@ -144,11 +144,11 @@ class EdgeServer(Server):
         return not self.server_state.tasks
 
     async def _connections_end(self) -> None:
-        """Close every connection; abort one whose peer does not read its last bytes."""
+        """Closes every connection; aborts those whose peer does not read the last bytes."""
         for connection in list(self.server_state.connections):
             connection.transport.close()
         deadline = time.monotonic() + _FINAL_WRITES_SECONDS
-        # uvicorn keeps a bare set of its connections, so there is nothing to wait on.
+        # uvicorn's set of connections has no event to wait for.
         while self.server_state.connections and time.monotonic() < deadline:  # noqa: ASYNC110
             await asyncio.sleep(_POLL_SECONDS)
         for connection in list(self.server_state.connections):
@@ -161,7 +161,7 @@ log = get_logger("weft.gateway")
 
 
 class AppServer:
-    """Serves an ASGI application on a port. Life cycle: start, stop; both may be repeated."""
+    """Serves an ASGI application. Life cycle: start, request_stop, wait_stopped; each may be repeated."""
 
     def __init__(
         self,
@@ -174,11 +174,10 @@ class AppServer:
         port_option: str = "--port",
         socket_path: Path | None = None,
     ) -> None:
-        """`port_option` is the option that sets the port, for error messages.
+        """`port_option`: the option that sets the port, for error messages.
 
-        `socket_path`: serves plain HTTP on a Unix socket there, instead of a port.
-
-        `on_refused` is called with the status of each request that is refused before the application.
+        `socket_path`: serves plain HTTP on this Unix socket instead of a port. `on_refused` is called with the status
+        of each request that is refused before the application.
         """
         self._app = app
         self._exposure = exposure
@@ -193,7 +192,7 @@ class AppServer:
 
     @property
     def port(self) -> int:
-        """The port that it listens on; the configured one before the start."""
+        """The listening port; the configured one before the start."""
         return self._exposure.port if self._address is None else self._address[1]
 
     @property
@@ -204,7 +203,7 @@ class AppServer:
         return f"{scheme}://[{host}]:{self.port}" if ":" in host else f"{scheme}://{host}:{self.port}"
 
     async def start(self) -> None:
-        """Bind and accept. Raises a WeftError if the address is unavailable, or lacks the required protection."""
+        """Binds and accepts. Raises a WeftError if the address is unavailable, or lacks the required protection."""
         if self._socket_path is None:
             context = server_context(self._exposure)
             listener = await _listen(self._exposure, self._port_option)
@@ -238,12 +237,12 @@ class AppServer:
             log.info("listens", surface=self._name, url=self.url)
 
     def request_stop(self, grace_seconds: float) -> None:
-        """Stop accepting requests; running ones have `grace_seconds`."""
+        """Stops accepting requests; running ones have `grace_seconds`."""
         if self._server is not None:
             self._server.request_stop(grace_seconds)
 
     async def wait_stopped(self) -> None:
-        """Return when the server has stopped; immediately when it does not run."""
+        """Returns when the server has stopped; immediately if it does not run."""
         if self._serving is not None:
             await self._serving
         if self._socket_path is not None:
@@ -252,9 +251,9 @@ class AppServer:
 
 
 async def free_address(exposure: Exposure, port_option: str) -> tuple[str, int]:
-    """Returns the resolved address of a listener that another program is to open; port 0 stays.
+    """Returns the resolved address of a listener that another program will open; port 0 stays 0.
 
-    Raises as `AppServer.start` does where it is unavailable, or lacks the required protection.
+    Raises as `AppServer.start` if it is unavailable, or lacks the required protection.
     """
     listener = await _listen(exposure, port_option)
     host = str(listener.getsockname()[0])
@@ -265,14 +264,14 @@ async def free_address(exposure: Exposure, port_option: str) -> tuple[str, int]:
 async def _listen(exposure: Exposure, port_option: str) -> socket.socket:
     host, port = exposure.host, exposure.port
     family, address = await _protected_address(exposure)
-    # With an explicit protocol: asyncio disables Nagle's algorithm for sockets that name TCP, and with it an answer in
-    # two writes takes 40 ms.
+    # With an explicit protocol, because asyncio disables Nagle's algorithm only for sockets that name TCP. With it, an
+    # answer in two writes takes 40 ms.
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     listener.setblocking(False)
     try:
         listener.bind(address)
-        # Listen now rather than when the server starts: a port in use shows here at the latest.
+        # Listen now rather than when the server starts, to report a port in use here.
         listener.listen(_BACKLOG)
     except OSError as error:
         listener.close()
@@ -290,7 +289,7 @@ def _listen_at(path: Path) -> socket.socket:
 
 
 async def _protected_address(exposure: Exposure) -> tuple[socket.AddressFamily, tuple[str, int]]:
-    """Checks the resolved address: spellings differ (127.1 and 0x7f000001 are loopback), and names resolve anywhere."""
+    """Checks the resolved address, since spellings differ (127.1 and 0x7f000001 are loopback)."""
     host, port = exposure.host, exposure.port
     try:
         found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)

@@ -29,7 +29,7 @@ def following_context(source: TlsSource) -> ssl.SSLContext:
             try:
                 newest = _context(source)
             except (OSError, ValueError):
-                # The files changed again after their check; the next handshake tries again.
+                # The files changed again after the check; the next handshake retries.
                 pass
             else:
                 version = current
@@ -44,7 +44,7 @@ def _context(source: TlsSource) -> ssl.SSLContext:
     assert files.certificate_file is not None, "checked by its reader"
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
-    # A client that offers HTTP/2 alone is refused in the handshake rather than by a parser.
+    # Clients that offer only HTTP/2 are refused in the handshake, not by a parser.
     context.set_alpn_protocols(["http/1.1"])
     context.load_cert_chain(files.certificate_file, files.key_file)
     return context

@@ -26,7 +26,7 @@ _ACCEPTED = b"gzip, zstd"
 
 
 def decoder_of(headers: Iterable[tuple[bytes, bytes]]) -> BodyDecoder | None:
-    """Returns the decoder of a body; None: it is not compressed. Raises an EdgeError 415 for any other coding."""
+    """Returns the decoder of a body; None: not compressed. Raises an EdgeError 415 for any other coding."""
     named = b",".join(value for name, value in headers if name == b"content-encoding")
     codings = [coding for coding in named.decode("latin-1").lower().replace(" ", "").split(",") if coding]
     codings = [coding for coding in codings if coding != "identity"]
@@ -43,7 +43,7 @@ def decoder_of(headers: Iterable[tuple[bytes, bytes]]) -> BodyDecoder | None:
 
 
 def decoded(coded: bytes, decoder: BodyDecoder, max_bytes: int) -> bytes:
-    """Returns up to `max_bytes` + 1 bytes of a complete body: more than `max_bytes` is too large."""
+    """Decodes a complete body, at most `max_bytes` + 1 bytes: a result longer than `max_bytes` is too large."""
     parts = [decoder.decode(coded, max_bytes + 1)]
     size = len(parts[0])
     while decoder.has_more and size <= max_bytes:
@@ -61,26 +61,26 @@ _JSON_TYPE = b"application/json"
 _FORM_TYPE = b"multipart/form-data"
 _MAX_LENGTH_DIGITS = 20
 _DECODED_STEP_BYTES = 1024 * 1024
-"""What is decoded of a compressed body before other requests get their turn."""
+"""Maximum decoded bytes of a body before other requests run."""
 _OF_PAGES = frozenset({b"origin", b"referer", b"sec-fetch-site"})
-"""Headers of requests that a browser sends for a page, and no script of the page can leave all of them out."""
+"""Headers that browsers send for a page. Its scripts cannot leave all of them out."""
 
 
 async def read_json_body(scope: Scope, receive: Receive, config: GatewayConfig) -> bytes:
     """Returns the complete body, which must be declared as JSON; see `_require_json_type`.
 
     Raises MALFORMED_REQUEST for another content type, REQUEST_TOO_LARGE above `max_body_bytes` or `max_json_members`,
-    and as `read_body` besides.
+    and otherwise as `read_body`.
     """
     _require_json_type(scope)
     return await _read_json(scope, receive, config)
 
 
 def _require_json_type(scope: Scope) -> None:
-    """Refuses a body that is not declared as JSON.
+    """Rejects a body that is not declared as JSON.
 
-    Ollama takes any, and the curl lines of its documentation declare a form. So do Ollama's paths here, unless a
-    browser sent the request for a page.
+    Ollama accepts any content type, and the curl commands of its documentation declare a form. Ollama's paths here do
+    the same, unless a browser sent the request for a page.
     """
     headers = headers_of(scope)
     if _is_json(_media_type(headers)):
@@ -100,12 +100,12 @@ async def read_model(request: Request, schema: type[ModelT], config: GatewayConf
 
 @dataclass(frozen=True, slots=True)
 class JsonBody:
-    """The dependency of a handler on the JSON body of its request; its route documents the schema."""
+    """A handler's dependency on the JSON body of its request; the route documents the schema."""
 
     schema: type[BaseModel]
 
     async def __call__(self, request: Request) -> BaseModel:
-        """Reads the body within the limits of the application. Raises as `read_model`."""
+        """Reads the body. Raises as `read_model`."""
         return await read_model(request, self.schema, request.app.state.config)
 
 
@@ -115,7 +115,7 @@ def body_of(schema: type[BaseModel]) -> Any:
 
 
 async def read_json_or_yaml_body(scope: Scope, receive: Receive, config: GatewayConfig) -> tuple[bytes, bool]:
-    """Returns the complete body and whether it is YAML; it must be declared as either. Raises as `read_json_body`."""
+    """Returns the complete body, declared as JSON or YAML, and whether it is YAML. Raises as `read_json_body`."""
     media_type = _media_type(headers_of(scope))
     if media_type in _YAML_TYPES:
         return await read_body(scope, receive, config, max_bytes=config.max_body_bytes), True
@@ -125,10 +125,10 @@ async def read_json_or_yaml_body(scope: Scope, receive: Receive, config: Gateway
 
 
 async def read_multipart_body(scope: Scope, receive: Receive, config: GatewayConfig, *, max_bytes: int) -> list[Part]:
-    """Returns the parts of a multipart form, in order.
+    """Returns the parts of a multipart form, in order. Raises as `body_chunks`.
 
-    Raises MALFORMED_REQUEST for another content type or a body that is no such form, REQUEST_TOO_LARGE for too many
-    parts or too long headers, and as `body_chunks` besides.
+    Raises MALFORMED_REQUEST for another content type or an invalid form, REQUEST_TOO_LARGE for too many parts or too
+    long headers.
     """
     boundary = multipart_boundary(scope)
     timeout_seconds = config.body_timeout_seconds
@@ -153,11 +153,10 @@ def multipart_boundary(scope: Scope) -> bytes:
 async def body_chunks(
     scope: Scope, receive: Receive, config: GatewayConfig, *, max_bytes: int, timeout_seconds: float
 ) -> AsyncGenerator[bytes]:
-    """Yields the body, of any content type, as it arrives. Time that its reader takes is not counted as the caller's.
+    """Yields the decoded body as it arrives. Only the time spent waiting for the caller counts.
 
-    A compressed one is decoded. Raises an EdgeError 415 for an unknown coding, MALFORMED_REQUEST where it cannot be
-    decoded, REQUEST_TOO_LARGE above `max_bytes`, an EdgeError 408 if it does not arrive in time or arrives too slowly,
-    ClientGoneError if the caller disconnects first.
+    Raises an EdgeError 415 for an unknown coding, MALFORMED_REQUEST if decoding fails, REQUEST_TOO_LARGE above
+    `max_bytes`, an EdgeError 408 if the body is late or too slow, ClientGoneError if the caller disconnects first.
     """
     arriving = _ArrivingBody(scope, receive, config, max_bytes=max_bytes, timeout_seconds=timeout_seconds)
     while not arriving.is_complete:
@@ -175,7 +174,7 @@ async def read_body(scope: Scope, receive: Receive, config: GatewayConfig, *, ma
 
 
 class _ArrivingBody:
-    """A body that arrives within a size, a time and a pace. The size is that before and after decoding."""
+    """A body with limits for its size (before and after decoding), time and pace."""
 
     __slots__ = (
         *("_config", "_decoded_bytes", "_decoder", "_has_arrived", "_max_bytes", "_receive", "_scope", "_size"),
@@ -185,7 +184,7 @@ class _ArrivingBody:
     def __init__(
         self, scope: Scope, receive: Receive, config: GatewayConfig, *, max_bytes: int, timeout_seconds: float
     ) -> None:
-        """Raises an EdgeError 415 for an unknown coding, REQUEST_TOO_LARGE for a body declared as too large."""
+        """Raises an EdgeError 415 for an unknown coding, REQUEST_TOO_LARGE if the declared length is too large."""
         declared = headers_of(scope).get(b"content-length")
         if declared is not None and declared.isdigit() and int(declared[:_MAX_LENGTH_DIGITS]) > max_bytes:
             raise too_large(max_bytes)
@@ -198,19 +197,19 @@ class _ArrivingBody:
         self._config = config
         self._timeout_seconds = timeout_seconds
         self._waited = 0.0
-        """Seconds that were spent on waiting for the caller."""
+        """Seconds spent waiting for the caller."""
         self._size = 0
         self.is_complete = False
 
     async def next(self) -> bytes:
-        """Returns the next chunk, until it is complete. Raises as `body_chunks`."""
+        """Returns the next chunk, until the body is complete. Raises as `body_chunks`."""
         if self._decoder is None:
             chunk = await self._arriving()
             self.is_complete = self._has_arrived
             return chunk
         chunk = b""
         if self._decoder.has_more:
-            # Decoding a body that expands much takes a while.
+            # Let other requests run: a body that expands a lot takes long.
             await asyncio.sleep(0)
         elif not self._has_arrived:
             chunk = await self._arriving()
@@ -224,7 +223,7 @@ class _ArrivingBody:
         return chunk
 
     async def _arriving(self) -> bytes:
-        """Returns the next chunk as it was sent. The more of the body has come, the longer the next part may take."""
+        """Returns the next chunk as sent. The allowed time grows with the bytes received."""
         pace, loop = self._config.connections, asyncio.get_running_loop()
         allowed = min(self._timeout_seconds, pace.body_grace_seconds + self._size / pace.min_body_bytes_per_second)
         began = loop.time()
@@ -238,7 +237,7 @@ class _ArrivingBody:
             raise ClientGoneError
         chunk: bytes = message.get("body", b"")
         self._size += len(chunk)
-        # A chunk that is being received has declared its length.
+        # The current chunk has declared its length.
         declared: int = self._scope.get("state", {}).get(DECLARED_BODY_KEY, 0)
         if max(self._size, declared) > self._max_bytes:
             raise too_large(self._max_bytes)

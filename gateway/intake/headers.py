@@ -1,7 +1,4 @@
-"""Request headers: caller, tenant, priority, session, deadline and cache options; Host and Origin checks.
-
-Where callers need no key, the tenant they report is used.
-"""
+"""Request headers: caller, tenant, priority, session, deadline and cache options; Host and Origin checks."""
 
 import math
 import re
@@ -39,10 +36,10 @@ _SESSION_HEADERS = {
     b"session-id": "Session-Id",
     b"session_id": "session_id",
 }
-"""In order of precedence. Codex sends the last two, by version."""
+"""In order of precedence. Codex sends the last two, depending on its version."""
 _AGENT_HEADERS = {b"x-claude-code-agent-id": "X-Claude-Code-Agent-Id", b"thread-id": "Thread-Id"}
-"""Sub-agents of Claude Code and Codex have the session of their parent, but prompts that differ from the first
-character on. OpenCode's have another session."""
+"""Sub-agents of Claude Code and Codex share their parent's session, but their prompts differ from the first character
+on. Those of OpenCode have their own session."""
 _AS_CONFIGURED = Handling()
 _RECEIPT_COMMENT = "X-Receipt-Comment"
 _SWITCHES = {b"true": True, b"false": False}
@@ -61,7 +58,7 @@ def request_id_of(headers: Headers) -> str:
 
 
 def validate_head(scope: Scope, config: GatewayConfig) -> None:
-    """Raises for heads that the HTTP parser accepts: too many, large or repeated headers, a foreign Host or Origin."""
+    """Rejects heads that the HTTP parser accepts: too many, large or repeated headers, a foreign Host or Origin."""
     require_bounded_head(scope, config)
     headers = headers_of(scope)
     host = headers.get(b"host")
@@ -76,7 +73,7 @@ def validate_head(scope: Scope, config: GatewayConfig) -> None:
 
 
 def require_bounded_head(scope: Scope, config: GatewayConfig) -> None:
-    """Raises for heads that the HTTP parser accepts: too many, large or repeated headers."""
+    """Rejects heads that the HTTP parser accepts: too many, large or repeated headers."""
     raw = scope["headers"]
     limits = config.connections
     if len(raw) > MAX_HEADER_COUNT:
@@ -96,7 +93,7 @@ def require_bounded_head(scope: Scope, config: GatewayConfig) -> None:
 
 
 def shows_receipt(scope: Scope, config: GatewayConfig) -> bool:
-    """Whether the stream of a request ends with its receipt as a comment. Raises INVALID_ARGUMENT."""
+    """Whether a stream ends with its receipt as a comment. Raises INVALID_ARGUMENT."""
     given = headers_of(scope).get(_RECEIPT_COMMENT.lower().encode())
     if given is None:
         return config.receipt_comments
@@ -104,10 +101,10 @@ def shows_receipt(scope: Scope, config: GatewayConfig) -> bool:
 
 
 def require_local_caller(scope: Scope) -> None:
-    """Refuses a change that a page of another origin could have sent, where callers need no key.
+    """Rejects a change that a page of another origin could have sent, if callers need no key (a page has none).
 
-    A page has no key. Beyond `validate_head`: the Host is a loopback name even if `allowed_hosts` has others, and an
-    Origin is this gateway, including the port. Raises PERMISSION_DENIED.
+    Beyond `validate_head`, the Host must be a loopback name even if `allowed_hosts` has others, and an Origin must be
+    this gateway, including the port. Raises PERMISSION_DENIED.
     """
     if facts_of(scope).principal is not LOCAL:
         return
@@ -138,7 +135,7 @@ def _require_own_host(host: bytes, config: GatewayConfig) -> None:
 
 @lru_cache(maxsize=256)
 def _name_in(host: bytes) -> str | None:
-    """Returns the name in a Host header; None: it is not one. Callers send the same few, and parsing takes 10 us."""
+    """Returns the name in a Host header; None: invalid. Cached: parsing takes 10 us, and callers send few names."""
     text = host.decode("latin-1")
     return None if _HOST.fullmatch(text) is None else host_name(f"//{text}")
 
@@ -175,9 +172,9 @@ def request_context(
 
 
 def tenant_of(scope: Scope) -> str:
-    """Returns the request's tenant: that of the key, or the self-reported one where callers need no key.
+    """Returns the request's tenant: that of the key, or the reported one if callers need no key.
 
-    Raises INVALID_ARGUMENT naming the header, PERMISSION_DENIED where the key is of another tenant.
+    Raises INVALID_ARGUMENT naming the header, PERMISSION_DENIED if the key belongs to another tenant.
     """
     given = headers_of(scope).get(b"x-tenant-id")
     claimed = "" if given is None else require_token(given.decode("latin-1"), "X-Tenant-ID", MAX_TENANT_CHARS)
@@ -185,14 +182,14 @@ def tenant_of(scope: Scope) -> str:
 
 
 def _priority(headers: Headers, params: HandledRequest) -> Priority | None:
-    """Returns the priority class of the header or the field; None: neither is given."""
+    """Returns the priority class in the header or field; None: not given."""
     if b"x-priority" not in headers and params.x_priority is not None:
         return _PRIORITIES[params.x_priority.encode()]
     return _choice(headers.get(b"x-priority"), "X-Priority", _PRIORITIES, "must be 'high', 'normal' or 'low'")
 
 
 def _choice(given: bytes | None, name: str, choices: Mapping[bytes, Choice], message: str) -> Choice | None:
-    """Returns the choice that a header names; None: it is not given. Raises INVALID_ARGUMENT naming the header."""
+    """Returns the choice that a header names; None: not given. Raises INVALID_ARGUMENT naming the header."""
     if given is not None and given not in choices:
         raise invalid_field(name, message)
     return None if given is None else choices[given]
@@ -224,7 +221,7 @@ def _session(headers: Headers, params: HandledRequest) -> str:
             session = require_session(given.decode("latin-1"), name)
             for agent_header, agent_name in _AGENT_HEADERS.items():
                 agent = headers.get(agent_header, b"").decode("latin-1").strip()
-                # Codex names its main thread like the session.
+                # Codex gives its main thread the name of the session.
                 if agent and agent != session:
                     return require_session(f"{session}/{agent}", agent_name)
             return session
@@ -260,7 +257,7 @@ def timeout_seconds(headers: Headers, config: GatewayConfig) -> float:
 
 
 def stated_traceparent(scope: Scope) -> str:
-    """Returns the span that what a request causes belongs to: its own, else its caller's; empty: there is none."""
+    """Returns the traceparent for work that a request causes: its own span or its caller's; empty: none."""
     trace = facts_of(scope).trace
     if trace is not None:
         return trace.traceparent
@@ -273,11 +270,11 @@ def journal_of(
 ) -> Journal | None:
     """Returns the options of a journaled request; None: it is not journaled.
 
-    It is by `durable: "wait"`, or by setting: `required` is what then becomes of it when its caller leaves, unless
-    the caller says otherwise; None: no setting demands it.
+    A request is journaled by `durable: "wait"` or by a setting. `required`: what happens by setting when the caller
+    leaves, unless the request says otherwise; None: no setting requires a journal.
 
-    Raises INVALID_ARGUMENT naming the field where `durable` is not available: on this gateway (`is_possible`), or for
-    this operation.
+    Raises INVALID_ARGUMENT naming the field if `durable` is not available on this gateway (`is_possible`) or for this
+    operation.
     """
     if params.durable is None and required is None:
         if params.on_disconnect is not None:

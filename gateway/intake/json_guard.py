@@ -1,9 +1,9 @@
-"""Strict JSON: parses bodies into request models, and refuses ambiguous ones with errors that name the field.
+"""Strict JSON: parses bodies into request models, and rejects ambiguous ones with errors that name the field.
 
 Checked besides JSON syntax: nesting, duplicate names in one object, numbers beyond doubles (NaN, Infinity, 1e999), text
 that is not UTF-8 or cannot be encoded again (half a surrogate pair), and the number of names. In inference requests,
-which repeat what others have cut, half a pair becomes U+FFFD. Measured: 6 us for 1 KiB, 0.1 ms for 100 KiB of messages,
-7 ms for a string of 10 MB, 75 ms for 200,000 names.
+which quote text that others truncated, half a pair becomes U+FFFD. Measured: 6 us for 1 KiB, 0.1 ms for 100 KiB of
+messages, 7 ms for a string of 10 MB, 75 ms for 200,000 names.
 """
 
 import json
@@ -23,7 +23,7 @@ from weft.kernel.validation_words import plain_words
 Model = TypeVar("Model", bound=BaseModel)
 
 _STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
-# Surrogate escapes, of which the second group has those in pairs; an odd number of backslashes begins an escape.
+# Surrogate escapes; the second group has complete pairs. An odd number of backslashes begins an escape.
 _SURROGATES = re.compile(
     rb"(?<!\\)((?:\\\\)*)"
     rb"(?:((?:\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2})+)|\\u[dD][89a-fA-F][0-9a-fA-F]{2})"
@@ -49,7 +49,7 @@ def parse(model: type[Model], raw: bytes, *, max_depth: int) -> Model:
 
 
 def without_halves(raw: bytes) -> bytes:
-    """Returns JSON with U+FFFD in place of each escaped half of a surrogate pair, such as half an emoji."""
+    """Replaces each escaped half of a surrogate pair in JSON, such as half an emoji, by U+FFFD."""
     return _SURROGATES.sub(_whole, raw) if b"\\ud" in raw or b"\\uD" in raw else raw
 
 
@@ -58,7 +58,7 @@ def _whole(found: re.Match[bytes]) -> bytes:
 
 
 def parse_json(raw: bytes, *, max_depth: int) -> Any:
-    """Returns the value in `raw`, not validated by a schema. Raises MALFORMED_REQUEST for what is not JSON."""
+    """Returns the value in `raw`, without a schema. Raises MALFORMED_REQUEST for invalid JSON."""
     doubt = require_strict_json(raw, max_depth)
     try:
         found = from_json(raw, allow_inf_nan=False)
@@ -69,9 +69,9 @@ def parse_json(raw: bytes, *, max_depth: int) -> Any:
 
 
 def require_strict_json(raw: bytes, max_depth: int) -> str:
-    """Refuse input that the parser would accept. Raises MALFORMED_REQUEST, INVALID_ARGUMENT for an infinite number.
+    """Rejects input that the parser would accept. Raises MALFORMED_REQUEST, INVALID_ARGUMENT for an infinite number.
 
-    Returns the syntax error, or an empty string: the parser's own message is better, and the two must agree.
+    Returns the syntax error; empty: none. The parser's own message is better, and the two must agree.
     """
     try:
         text = raw.decode()
@@ -90,18 +90,18 @@ def require_strict_json(raw: bytes, max_depth: int) -> str:
 
 
 def require_few_members(raw: bytes, most: int) -> None:
-    """Refuse a body with more names in its objects than `most`. Raises REQUEST_TOO_LARGE."""
+    """Raises REQUEST_TOO_LARGE for a body with more than `most` names in its objects."""
     if raw.count(b":") > most and member_count(raw) > most:
         raise WeftError(Reason.REQUEST_TOO_LARGE, f"the body has more than {most} names in its objects")
 
 
 def member_count(raw: bytes) -> int:
-    """Returns the number of names in all objects: the number of colons outside strings."""
+    """Returns the number of names in all objects, which is the number of colons outside strings."""
     return _STRING.sub(b"", raw).count(b":")
 
 
 def _containers_of(members: list[tuple[str, Any]]) -> list[Any]:
-    """Reduces an object to the arrays and objects in it, for the outline."""
+    """Reduces an object to the arrays and objects in it, for the outline. Rejects duplicate names."""
     if len({name for name, _ in members}) < len(members):
         ((name, _),) = Counter(name for name, _ in members).most_common(1)
         shown = json.dumps(name[:_MAX_SEGMENT_CHARS])
@@ -117,7 +117,7 @@ def _finite(literal: str) -> float:
 
 
 def _place_of_infinity(text: str) -> str:
-    """Returns the path of a number beyond the range of a double; slow, and only used for an error message."""
+    """Returns the path of a number beyond the range of a double. Slow: used only for an error message."""
     try:
         left: list[tuple[tuple[int | str, ...], Any]] = [((), json.loads(text))]
     except (RecursionError, ValueError):
@@ -137,7 +137,7 @@ def _refuse_constant(literal: str) -> NoReturn:
 
 
 _outline = json.JSONDecoder(object_pairs_hook=_containers_of, parse_float=_finite, parse_constant=_refuse_constant)
-"""Reads JSON into nested arrays alone, objects as arrays too: enough to check nesting and duplicates."""
+"""Reads JSON into nested lists of its arrays and objects: enough to check nesting and duplicates."""
 
 
 def _require_shallow(outline: object, max_depth: int) -> None:
@@ -151,13 +151,13 @@ def _require_shallow(outline: object, max_depth: int) -> None:
 
 
 def _require_no(doubt: str) -> None:
-    """Refuse a body on which the two parsers disagree."""
+    """Rejects a body on which the two parsers disagree."""
     if doubt:
         raise _not_json(doubt)
 
 
 _ENDS_SOON = re.compile(r"EOF while parsing \w+ \w+")
-"""What the parser says of a text that ends within a value."""
+"""The parser's message for a text that ends within a value."""
 
 
 def _too_deep(max_depth: int) -> WeftError:
@@ -188,6 +188,6 @@ def field_path(location: tuple[int | str, ...]) -> str:
         if isinstance(segment, int):
             path += f"[{segment}]"
         elif not segment.startswith(TAG_MARK):
-            # A segment may be a key the caller chose.
+            # A segment may be a key that the caller chose.
             path += f".{segment[:_MAX_SEGMENT_CHARS]}" if path else segment[:_MAX_SEGMENT_CHARS]
     return path

@@ -14,7 +14,7 @@ from weft.kernel.reasons import Reason
 from weft.kernel.validation_words import plain_words
 
 MAX_BOUNDARY_CHARS = 70
-"""Length of a multipart body's boundary."""
+"""Maximum of RFC 2046."""
 _SHOWN_CHARS = 64
 _MAX_NAME_CHARS = 256
 HEADERS_END = b"\r\n\r\n"
@@ -27,7 +27,7 @@ class Part:
     name: str
     data: bytes
     filename: str | None = None
-    """The last segment of the file's name, for messages and its suffix only; None: not a file."""
+    """The last segment of the file's path, only for messages and its suffix; None: not a file."""
     media_type: str = "text/plain"
 
     def text(self) -> str:
@@ -41,7 +41,7 @@ class Part:
 
 
 def boundary_of(content_type: bytes) -> bytes:
-    """Returns the boundary of a Content-Type. Raises MALFORMED_REQUEST, REQUEST_TOO_LARGE for one too long."""
+    """Returns the boundary of a Content-Type. Raises MALFORMED_REQUEST, REQUEST_TOO_LARGE if it is too long."""
     _, options = parse_options_header(content_type)
     boundary = bytes(options.get(b"boundary", b""))
     if len(boundary) > MAX_BOUNDARY_CHARS:
@@ -102,22 +102,21 @@ _CRLF = b"\r\n"
 
 
 class MultipartStream:
-    """The parts of one body, as a stream. Holds one chunk of it and a boundary's length in memory."""
+    """Streams the parts of a body. Holds one chunk and the length of a boundary in memory."""
 
     def __init__(self, pieces: AsyncIterator[bytes], boundary: bytes, limits: RequestLimits) -> None:
         self._pieces = pieces
         self._delimiter = b"\r\n--" + boundary
         self._limits = limits
-        # The first boundary has no line end before it, unlike all others.
+        # The first boundary has no line end before it, unlike the others.
         self._held = bytearray(_CRLF)
         self._count = 0
         self._has_begun = False
 
     async def next_part(self) -> Part | None:
-        """Returns the head of the next part, without data; None: there is none. Drops unread data of the last one.
+        """Returns the head of the next part, without data; None: no more parts. Drops unread data of the previous part.
 
-        Raises MALFORMED_REQUEST for an incomplete form, REQUEST_TOO_LARGE for too many parts or too long headers of
-        one.
+        Raises MALFORMED_REQUEST for an incomplete form, REQUEST_TOO_LARGE for too many parts or too long headers.
         """
         if not self._has_begun:
             await self._begin()
@@ -151,7 +150,7 @@ class MultipartStream:
         return bytes(found)
 
     async def data(self) -> AsyncGenerator[bytes]:
-        """Yields the remaining data of this part. Raises MALFORMED_REQUEST for a body that ends within it."""
+        """Yields the remaining data of this part. Raises MALFORMED_REQUEST if the body ends within it."""
         delimiter, held = self._delimiter, self._held
         while (end := held.find(delimiter)) < 0:
             # All but a possible beginning of a boundary.
@@ -183,7 +182,7 @@ class MultipartStream:
     async def _head(self) -> bytes:
         """Returns the headers of a part and removes them from the buffer."""
         limits, begin = self._limits, len(self._delimiter)
-        # From the line's end: a part without headers has nothing before the empty line.
+        # From the line end: in a part without headers, nothing precedes the empty line.
         most = begin + limits.max_part_header_bytes + len(HEADERS_END)
         while (end := self._held.find(HEADERS_END, begin, most)) < 0:
             if len(self._held) < most and await self._read():
@@ -197,7 +196,7 @@ class MultipartStream:
         return head
 
     async def _meet_empty_part(self) -> None:
-        """The line end before the data may be that of the boundary, where there is no data."""
+        """Handles a part without data, of which the head and the boundary share one line end."""
         bare = self._delimiter[len(_CRLF) :]
         while len(self._held) < len(bare) and bare.startswith(self._held) and await self._read():
             pass
@@ -205,12 +204,12 @@ class MultipartStream:
             self._held[:0] = _CRLF
 
     async def _drain(self) -> None:
-        """Drop everything after the last boundary."""
+        """Drops everything after the last boundary."""
         while await self._read():
             self._held.clear()
 
     async def _read(self) -> bool:
-        """Read one more chunk into the buffer; returns whether there was one."""
+        """Reads one chunk into the buffer; returns whether there was one."""
         piece = await anext(self._pieces, None)
         self._held += piece or b""
         return piece is not None
@@ -220,7 +219,7 @@ Model = TypeVar("Model", bound=BaseModel)
 
 _MAX_MESSAGE_CHARS = 500
 LIST_MARK = "[]"
-"""Suffix of a field's name that may be given several times."""
+"""Suffix of a field's name that may be repeated."""
 
 
 class Form:
@@ -237,7 +236,7 @@ class Form:
         return found
 
     def file(self, name: str) -> Part:
-        """Returns the only file of this name. Raises INVALID_ARGUMENT for none, for several and for an empty one."""
+        """Returns the file of this name. Raises INVALID_ARGUMENT unless there is exactly one, and it is not empty."""
         found = self.files(name)
         if len(found) != 1:
             raise invalid_field(name, "must be one file")
@@ -246,7 +245,7 @@ class Form:
         return found[0]
 
     def values(self, name: str, known: frozenset[str]) -> list[str]:
-        """Returns the values of a field that may be given several times. Raises INVALID_ARGUMENT for an unknown one."""
+        """Returns the values of a field that may be repeated. Raises INVALID_ARGUMENT for an unknown value."""
         found = [part.text() for part in self._parts if part.name == name + LIST_MARK]
         if not known.issuperset(found):
             raise invalid_field(name, f"must be one of {', '.join(sorted(known))}")

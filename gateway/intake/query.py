@@ -17,7 +17,7 @@ MAX_PARAMETERS = 16
 MAX_VALUE_CHARS = 1024
 _SHOWN_CHARS = 64
 _MAX_DIGITS = 9
-"""Longest number with leading zeros that is read, unless the maximum has more digits."""
+"""Maximum digits of a number with leading zeros, unless the maximum value has more."""
 _FLAGS = {"1": True, "true": True, "0": False, "false": False}
 
 
@@ -25,7 +25,7 @@ class Query:
     """The query parameters of one request; `known` are those of the endpoint."""
 
     def __init__(self, scope: Scope, known: frozenset[str] | None = frozenset()) -> None:
-        """`known`: None: unknown parameters are ignored, and the last of repeated ones counts.
+        """`known`: None: unknown parameters are ignored, and the last of repeated ones is used.
 
         Raises MALFORMED_REQUEST or INVALID_ARGUMENT naming the invalid parameter.
         """
@@ -38,28 +38,28 @@ class Query:
         return name in self._values
 
     def text(self, name: str) -> str:
-        """Returns the value; empty where it is not given."""
+        """Returns the value; empty: not given."""
         return self._values.get(name, "")
 
     def token(self, name: str) -> str:
-        """Returns the value, an id; empty where it is not given. Raises INVALID_ARGUMENT naming the parameter."""
+        """Returns the value as an id; empty: not given. Raises INVALID_ARGUMENT naming the parameter."""
         return require_token(self._values[name], name, MAX_ID_CHARS) if name in self._values else ""
 
     def is_ascending(self) -> bool:
-        """Returns whether `order` is `asc`; by default a list begins with the newest."""
+        """Whether `order` is `asc`; by default a list begins with the newest."""
         order = self._values.get("order", "desc")
         if order not in {"asc", "desc"}:
             raise invalid_field("order", "must be 'asc' or 'desc'")
         return order == "asc"
 
     def count(self, name: str, most: int, *, least: int = 1, padded: bool = True) -> int:
-        """Returns a whole number as `whole_number` does; 0 where it is not given."""
+        """Returns a whole number as `whole_number` does; 0: not given."""
         if name not in self._values:
             return 0
         return whole_number(self._values[name], name, most, least=least, padded=padded)
 
     def flag(self, name: str) -> bool:
-        """Returns a boolean; False where it is not given."""
+        """Returns a boolean; False: not given."""
         if name not in self._values:
             return False
         flag = _FLAGS.get(self._values[name])
@@ -71,7 +71,7 @@ class Query:
 def whole_number(text: str, field: str, most: int, *, least: int = 0, padded: bool = True) -> int:
     """Returns a whole number from `least` to `most`. Raises INVALID_ARGUMENT naming `field` for anything else.
 
-    `padded`: whether leading zeros may make it longer than `most`.
+    `padded`: whether leading zeros may make it longer than the maximum.
     """
     max_digits = max(_MAX_DIGITS if padded else 0, len(str(most)))
     is_number = text.isascii() and text.isdigit() and len(text) <= max_digits
@@ -94,7 +94,7 @@ def begin_change(request: Request, api: str, known: Iterable[str] = ()) -> Query
 
 
 def begin_owned(request: Request, api: str, name: str) -> tuple[str, str]:
-    """Records the API in the request's facts; returns the caller's tenant and the id in the path, parameter `name`."""
+    """Records the API in the request's facts; returns the caller's tenant and the id in the path parameter `name`."""
     facts_of(request.scope).surface = api
     found = require_token(request.path_params[name], name, MAX_ID_CHARS)
     return tenant_of(request.scope), found

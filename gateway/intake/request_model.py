@@ -13,16 +13,16 @@ from weft.kernel.names import MAX_CLIENT_CHARS
 from weft.kernel.units import MAX_DURATION_CHARS
 
 MAX_ID_CHARS = 128
-"""Maximum length of an id that this API gives out."""
+"""Maximum length of this API's ids."""
 MAX_INT32 = 2**31 - 1
 MAX_INT64 = 2**63 - 1
 
-# Tags of union members have this mark; it is not part of field paths in errors.
+# Mark of union members' tags, which is not part of field paths in errors.
 TAG_MARK = "~"
 
 
 class StopAtFirstError(FailFast):
-    """FailFast that works inside a union; a list of a million wrong entries costs one error."""
+    """A FailFast that works inside a union: a list of a million invalid entries causes one error."""
 
     __hash__ = object.__hash__
 
@@ -51,7 +51,7 @@ def _shape(value: object) -> str | None:
 
 
 def by_shape(expected: str) -> Discriminator:
-    """Chooses between `~text`, `~object`, `~texts`, `~tokens` and `~token_lists`; else the error says `expected`."""
+    """Chooses between `~text`, `~object`, `~texts`, `~tokens` and `~token_lists`; otherwise the error is `expected`."""
     return Discriminator(_shape, custom_error_type="wrong_shape", custom_error_message=expected)
 
 
@@ -62,12 +62,12 @@ def _text_or_list(value: object) -> str | None:
 
 
 def text_or_list(expected: str) -> Discriminator:
-    """Chooses between `~text` and `~list`; else the error says `expected`."""
+    """Chooses between `~text` and `~list`; otherwise the error is `expected`."""
     return Discriminator(_text_or_list, custom_error_type="wrong_shape", custom_error_message=expected)
 
 
 def by_type(*types: str) -> Discriminator:
-    """Chooses by the member `type`: between the tags of these types and `~other`."""
+    """Chooses between the tags of these types and `~other` by the member `type`."""
 
     def kind(value: object) -> str:
         found = value.get("type") if isinstance(value, dict) else None
@@ -131,7 +131,7 @@ class HandledRequest(StrictModel):
 
 
 def require_within(params: HandledRequest, limits: RequestLimits) -> None:
-    """Raises INVALID_ARGUMENT naming the field above its configured limit; fields that the schema lacks are ignored."""
+    """Raises INVALID_ARGUMENT naming a field above its configured limit; ignores fields that the schema lacks."""
     given = params.model_fields_set
     if "user" in given:
         require_few(params.user, "user", limits.max_user_chars, "characters")
@@ -155,7 +155,7 @@ def _value(params: HandledRequest, name: str) -> Any:
 
 
 def require_few(value: object, field: str, most: int, what: str) -> None:
-    """Raises INVALID_ARGUMENT naming `field` where `value` has a size above `most`; `what` is counted."""
+    """Raises INVALID_ARGUMENT naming `field` if `value` has more than `most` entries; `what` names them."""
     if isinstance(value, Sized) and len(value) > most:
         raise invalid_field(field, f"must have at most {most} {what}")
 
@@ -168,7 +168,7 @@ def _require_short_stops(stop: object, field: str, most: int) -> None:
 
 
 def _require_few_tokens(params: HandledRequest, limits: RequestLimits) -> None:
-    """Limits `n` times `max_tokens`: all answers of a prompt are generated concurrently."""
+    """Limits `n` times `max_tokens`, because all answers to a prompt are generated concurrently."""
     count = _value(params, "n") or 1
     newer = _value(params, "max_completion_tokens")
     name = "max_tokens" if newer is None else "max_completion_tokens"

@@ -1,8 +1,7 @@
-"""Media in requests. Only the gateway fetches addresses; the services behind it get bytes.
+"""Media in requests. Only the gateway fetches URLs; the services behind it receive bytes.
 
-A handler creates one `RequestMedia` for a request (`deps.request_media(params)`), translates with it (`image(url,
-field)`, `encoded_image(...)`, `encoded_audio(...)`) and passes it to `Work`, which awaits `supply` before the request
-is dispatched. A handler that dispatches by itself awaits `supply(payload, media, deps.media)`.
+A handler creates a `RequestMedia` (`deps.request_media(params)`), translates the request with it and passes it to
+`Work`, which awaits `supply` before the dispatch. A handler that dispatches without `Work` awaits `supply` itself.
 """
 
 from gateway.config import MediaConfig

@@ -1,8 +1,8 @@
-"""Policy of media addresses: which may be fetched. Pure.
+"""Policy of media URLs: which may be fetched. Pure.
 
-One parser serves the check and the connection: `require_allowed` returns the parts of a URL, and
-`gateway.media.fetcher` connects only to those. Text that two parsers could read differently (a backslash, white space,
-a user name, a number in place of a name) is refused before it is parsed.
+One parser serves both the check and the connection: `gateway.media.fetcher` connects only to the parts that
+`require_allowed` returns. Text that two parsers could read differently (a backslash, white space, a user name, a number
+as the host) is rejected before parsing.
 """
 
 import re
@@ -17,7 +17,7 @@ MAX_URL_CHARS = 2048
 HTTPS_PORT = 443
 HTTP_PORT = 80
 
-# RFC 3986 without user information: scheme, host, port, path, query. A fragment is never sent, so it has no place.
+# RFC 3986 without user information and fragment (which is never sent): scheme, host, port, path, query.
 _URL = re.compile(
     r"(?P<scheme>https?)://(?P<host>[A-Za-z0-9.-]+)(?::(?P<port>[1-9][0-9]{0,4}))?"
     r"(?P<target>(?:/[A-Za-z0-9._~!$&'()*+,;=:@%/-]*)?(?:\?[A-Za-z0-9._~!$&'()*+,;=:@%/?-]*)?)",
@@ -26,7 +26,7 @@ _URL = re.compile(
 
 Address = IPv4Address | IPv6Address
 
-# Beyond `is_global`, which differs between Python versions and admits some of these by the IANA registry.
+# Rejected in addition to `is_global`, which differs between Python versions and admits some of these.
 _REFUSED_4 = tuple(
     IPv4Network(text)
     for text in (
@@ -47,7 +47,7 @@ _REFUSED_4 = tuple(
         "198.51.100.0/24",
         "203.0.113.0/24",
         "224.0.0.0/3",
-        # Metadata services of clouds that are not link-local.
+        # Azure's metadata service, which is not link-local.
         "168.63.129.16/32",
     )
 )
@@ -77,7 +77,7 @@ _LOW_32_BITS = 0xFFFFFFFF
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MediaUrl:
-    """The parts of an address that may be fetched."""
+    """The parts of a URL that may be fetched."""
 
     scheme: str
     """`https` or `http`."""
@@ -85,11 +85,11 @@ class MediaUrl:
     """A name in lower case; never a number."""
     port: int
     target: str
-    """Path and query as they are sent; begins with `/`."""
+    """Path and query; begins with `/`."""
 
 
 def require_allowed(url: str, field: str, config: MediaConfig) -> MediaUrl:
-    """Returns the parts of `url`. Raises INVALID_ARGUMENT naming `field` where the operator does not allow it."""
+    """Returns the parts of `url`. Raises INVALID_ARGUMENT naming `field` if the operator does not allow it."""
     if not config.allowed_hosts:
         raise invalid_field(
             field,
@@ -127,10 +127,7 @@ def parse_url(url: str) -> MediaUrl | None:
 
 
 def address_refusal(text: str) -> str | None:
-    """Returns why a resolved address is refused; None where it is a public one.
-
-    An IPv6 address that embeds an IPv4 one is checked as that one, too.
-    """
+    """Returns why a resolved address is refused; None: it is public. An embedded IPv4 address alone decides."""
     try:
         address = ip_address(text)
     except ValueError:

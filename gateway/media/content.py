@@ -1,8 +1,9 @@
-"""Validation of media files: known type by their first bytes, size and duration within limits.
+"""Validation of media files: type by the first bytes, limits of size and duration.
 
-Nothing is decoded: hostile files target decoders. SVG, playlists and other types that name further files do not begin
-with any of the known bytes. Functions over headers read a bounded number of steps, and return None for a file that is
-not what its first bytes say. Formats: PNG and APNG (W3C), JPEG (ITU T.81), GIF89a, WebP (RFC 9649), BMP, WAV and MP3.
+Files are not decoded, because decoders are a target of attacks. SVG, playlists and other types that reference further
+files have none of the accepted signatures. Functions over headers read a bounded number of steps, and return None for a
+file that does not match its signature. Formats: PNG and APNG (W3C), JPEG (ITU T.81), GIF89a, WebP (RFC 9649), BMP, WAV
+and MP3.
 """
 
 import struct
@@ -15,12 +16,12 @@ from weft.kernel.errors import invalid_field
 from weft.kernel.media_types import image_type_of
 
 MAX_IMAGE_STEPS = 60_000
-"""Chunks, segments or blocks looked at in one file, some 30 ms; a GIF of 10 MiB has 42,000 full blocks."""
+"""Maximum chunks, segments or blocks read of one image, about 30 ms. A GIF of 10 MiB has 42,000 full blocks."""
 
 
 @dataclass(frozen=True, slots=True)
 class ImageSize:
-    """An image's size by its header; `frames` may stop at the given maximum."""
+    """The size in an image's header; counting `frames` stops above the given maximum."""
 
     width: int
     height: int
@@ -28,14 +29,14 @@ class ImageSize:
 
 
 _BMP_INFO_SIZES = frozenset({12, 40, 52, 56, 64, 108, 124})
-# Start of frame, without the tables (C4, CC) and the reserved one (C8).
+# Start of frame, without the markers of tables (C4, CC) and the reserved marker (C8).
 _JPEG_FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 _JPEG_STANDALONE = frozenset({0x01, *range(0xD0, 0xD8)})
 _JPEG_SCAN = 0xDA
 
 
 def size_of(data: bytes, media_type: str, max_frames: int) -> ImageSize | None:
-    """Returns the size of an image of this type; None for an invalid header. Counts up to `max_frames` + 1 frames."""
+    """Returns the size of an image of this type; None: invalid header. Stops counting frames above `max_frames`."""
     try:
         return _READERS[media_type](data, max_frames)
     except (struct.error, IndexError):
@@ -98,7 +99,7 @@ def _gif(data: bytes, max_frames: int) -> ImageSize | None:
         elif first == 0x2C:
             frames += 1
             left, top, across, down, local = struct.unpack_from("<HHHHB", data, position + 1)
-            # A frame may be larger than the canvas; readers then grow it.
+            # A frame may exceed the canvas; decoders then enlarge it.
             width, height = max(width, left + across), max(height, top + down)
             in_blocks, position = True, position + 11 + _colours(local)
         else:
@@ -109,7 +110,7 @@ def _gif(data: bytes, max_frames: int) -> ImageSize | None:
 
 
 def _colours(flags: int) -> int:
-    """Returns the size in bytes of the colour table that these flags announce."""
+    """Returns the size of a color table in bytes, from its flags."""
     return 3 * 2 ** ((flags & 7) + 1) if flags & 0x80 else 0
 
 
@@ -126,7 +127,7 @@ def _webp(data: bytes, max_frames: int) -> ImageSize | None:
             found = _WEBP_SIZES[kind](data, position + 8)
             if found is None:
                 return None
-            # The canvas comes first where there is one; the size of a picture beside it may differ.
+            # A canvas comes first; the size of a frame may differ from it.
             size = found if size is None else ImageSize(max(size.width, found.width), max(size.height, found.height))
         position += 8 + length + (length & 1)
     else:
@@ -163,7 +164,7 @@ def _bmp(data: bytes, max_frames: int) -> ImageSize | None:  # noqa: ARG001 - th
         width, height = struct.unpack_from("<HH", data, 18)
     else:
         width, height = struct.unpack_from("<ii", data, 18)
-    # Rows from the top down have a negative height.
+    # Top-down bitmaps have a negative height.
     return ImageSize(width, abs(height))
 
 
@@ -178,19 +179,19 @@ _READERS: Mapping[str, Callable[[bytes, int], ImageSize | None]] = {
 
 
 MAX_STEPS = 10_000
-"""Maximum number of chunks read of one file."""
+"""Maximum number of RIFF chunks read of one recording."""
 
 _UNKNOWN_LENGTHS = frozenset({0, 0xFFFFFFFF})
-# kbit/s by the four bits of the header; 0 and 15 are no rates.
+# kbit/s by the header's four bits, for MPEG 1 and for MPEG 2 and 2.5; 0 and 15 are invalid.
 _RATES_1 = (0, 32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320)
 _RATES_2 = (0, 8, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 144, 160)
-# Hz by version (3: MPEG 1, 2: MPEG 2, 0: MPEG 2.5) and the two bits of the header.
+# Hz by version (3: MPEG 1, 2: MPEG 2, 0: MPEG 2.5) and the header's two bits.
 _SAMPLE_RATES = {3: (44_100, 48_000, 32_000), 2: (22_050, 24_000, 16_000), 0: (11_025, 12_000, 8_000)}
 _LAYER_III = 1
 
 
 def wav_seconds(data: bytes) -> float | None:
-    """Returns the duration of a WAV; None for another file, or one without sound."""
+    """Returns the duration of a WAV; None: another file, or no sound."""
     if data[:4] != b"RIFF" or data[8:12] != b"WAVE":
         return None
     position, bytes_per_second = 12, 0
@@ -214,12 +215,12 @@ def _wav_rate(data: bytes, position: int) -> int:
     if position + 16 > len(data):
         return 0
     channels, sample_rate, rate, block = struct.unpack_from("<HIIH", data, position + 2)
-    # A decoder may count samples or bytes: both must give the same length.
+    # A decoder may count samples or bytes: both must give the same duration.
     return rate if channels and block and rate == sample_rate * block else 0
 
 
 def mp3_seconds(data: bytes) -> float | None:
-    """Returns the duration of an MP3 at the rate of its first frame; None for another file."""
+    """Returns the duration of an MP3, assuming the bit rate of its first frame; None: another file."""
     start = _after_tag(data)
     frame = _mp3_frame(data, start)
     if frame is None:
@@ -241,7 +242,7 @@ def _after_tag(data: bytes) -> int:
 
 
 def _mp3_frame(data: bytes, position: int) -> tuple[int, int] | None:
-    """Returns length in bytes and rate in bit/s of the frame at `position`."""
+    """Returns the length in bytes and the rate in bit/s of the frame at `position`; None: no valid frame."""
     if position + 4 > len(data):
         return None
     word = int.from_bytes(data[position : position + 4])
@@ -258,9 +259,9 @@ def _mp3_frame(data: bytes, position: int) -> tuple[int, int] | None:
 
 IMAGE_TYPES = frozenset({"image/png", "image/jpeg", "image/webp", "image/gif", "image/bmp"})
 AUDIO_TYPES = {"wav": "audio/wav", "mp3": "audio/mpeg"}
-# Other names under which the types above are sent.
+# Aliases of the types above.
 _SPELLINGS = {"image/jpg": "image/jpeg", "image/pjpeg": "image/jpeg", "image/x-ms-bmp": "image/bmp"}
-# Content types of servers that do not know the file's type: its first bytes decide.
+# Servers send these types if they do not know the file's type; its first bytes decide.
 _UNKNOWN_TYPES = frozenset({"", "application/octet-stream", "binary/octet-stream"})
 
 

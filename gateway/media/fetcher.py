@@ -1,8 +1,8 @@
-"""The media fetcher: downloads addresses in requests, only from hosts that the operator allows.
+"""The media fetcher: downloads URLs in requests, only from hosts that the operator allows.
 
-The name is resolved once, every address it has must be a public one, and the connection is made to those: the socket is
-opened here, after another check of the address that it connects to. No redirects, no proxies, no cookies, no
-credentials, no compression; the certificate must be that of the name.
+A name is resolved once, and all its addresses must be public. The socket is opened here, after another check of the
+address that it connects to. Redirects, proxies, cookies, credentials and compression are not used; the certificate must
+match the name.
 """
 
 import asyncio
@@ -33,9 +33,9 @@ if TYPE_CHECKING:
     from aiohttp.typedefs import LooseHeaders
 
 SLOW_START_SECONDS = 5.0
-"""... after this long."""
+"""Time after which MIN_BYTES_PER_SECOND is enforced."""
 AddressInfo = tuple[int | socket.AddressFamily, int | socket.SocketKind, int, str, tuple[Any, ...]]
-"""As `socket.getaddrinfo` has them; the last entry begins with the address."""
+"""An entry of `socket.getaddrinfo`; the last element begins with the address."""
 
 MAX_RESOLVED = 16
 """Maximum number of addresses of one name."""
@@ -46,11 +46,11 @@ _HEADERS: "LooseHeaders" = {"Accept": "image/*", "Accept-Encoding": "identity", 
 
 
 class ForbiddenAddressError(Exception):
-    """A resolved address is not public. Not an OSError, which the HTTP client reports as a network error."""
+    """A resolved address is not public. Not an OSError, because the HTTP client reports those as network errors."""
 
 
 async def look_up(host: str, port: int) -> list[AddressInfo]:
-    """Returns the addresses of a name, from the system's resolver. Raises OSError."""
+    """Returns the addresses of a name from the system's resolver. Raises OSError."""
     return list(await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM))
 
 
@@ -61,7 +61,7 @@ def open_socket(info: AddressInfo) -> socket.socket:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Network:
-    """Name resolution and sockets; tests replace it. All checks happen before it."""
+    """Name resolution and sockets, which tests replace. The checks are outside of it."""
 
     look_up: Callable[[str, int], Awaitable[list[AddressInfo]]] = look_up
     open_socket: Callable[[AddressInfo], socket.socket] = open_socket
@@ -69,7 +69,7 @@ class Network:
 
 
 class MediaFetcher(MediaSource):
-    """Satisfies `gateway.media.request_media.MediaSource`. Holds no connection between two requests."""
+    """Fetches media over HTTP, with a new connection for each file."""
 
     def __init__(self, config: MediaConfig, *, clock: Clock | None = None, network: Network | None = None) -> None:
         self._config = config
@@ -79,7 +79,7 @@ class MediaFetcher(MediaSource):
 
     @override
     async def fetch(self, addresses: Sequence[MediaAddress]) -> Mapping[str, chat_pb2.MediaPart]:
-        # Sequentially: the sum of their bytes is bounded, and no request takes all slots. Those it needs come first.
+        # Sequential, to bound the total size and to leave slots to other requests. Required files come first.
         files: dict[str, chat_pb2.MediaPart] = {}
         left = self._config.max_total_bytes
         under_way = addresses[0] if addresses else None
@@ -195,7 +195,7 @@ class MediaFetcher(MediaSource):
 
 
 class _CheckingResolver(AbstractResolver):
-    """Resolves a name once; refuses it unless all its addresses are public."""
+    """Resolves a name once; refuses it unless all addresses are public."""
 
     def __init__(self, network: Network) -> None:
         self._network = network
@@ -229,7 +229,7 @@ def _require_public(address: str) -> None:
 
 
 def _built(url: MediaUrl) -> URL:
-    """Returns the URL for the client from its checked parts, so that it is not parsed again."""
+    """Builds the client's URL from checked parts, without parsing it again."""
     return URL(f"{url.scheme}://{url.host}:{url.port}{url.target}", encoded=True)
 
 

@@ -1,8 +1,8 @@
-"""The media of one request: inline bytes are checked immediately, addresses are collected and fetched before dispatch.
+"""The media of one request: inline bytes are validated immediately, URLs are collected and fetched before dispatch.
 
-Translation is synchronous: `RequestMedia.image` returns a placeholder for the address, and `supply` replaces it by the
-bytes. It is awaited where the answer is produced (`gateway.answers.generation.Work`), so that a disconnect cancels the
-fetch, and a stream has its status line and its keepalive comments meanwhile.
+Translation is synchronous: `RequestMedia.image` returns a placeholder for a URL, which `supply` replaces by the bytes
+when the answer is produced (`gateway.answers.generation.Work`). So a disconnect cancels the fetch, and a stream sends
+its status line and keepalives meanwhile.
 """
 
 import base64
@@ -25,61 +25,60 @@ from weft.kernel.reasons import Reason
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MediaAddress:
-    """An image that a request names by its address; the address has passed `gateway.media.addresses`."""
+    """An image that a request references by URL; the URL has passed `gateway.media.addresses`."""
 
     url: str
     field: str
-    """The path of its first occurrence in the request, such as `messages[3].content[1].image_url.url`."""
+    """Path of the first occurrence in the request, such as `messages[3].content[1].image_url.url`."""
     optional: bool = False
-    """Whether it is of earlier turns alone: the request continues without a file that cannot be fetched."""
+    """Whether only earlier turns use it: the request then continues if it cannot be fetched."""
 
 
 class MediaSource(Protocol):
     """Fetches media by address; see `gateway.media.fetcher.MediaFetcher`."""
 
     async def fetch(self, addresses: Sequence[MediaAddress]) -> Mapping[str, chat_pb2.MediaPart]:
-        """Returns the file of each address, by its URL.
+        """Returns the files by URL, without optional ones that cannot be fetched.
 
-        Raises INVALID_ARGUMENT or REQUEST_TOO_LARGE naming the field of one that cannot be fetched, TOO_MANY_RESOURCES
-        when too many others are being fetched. Optional ones that cannot be fetched are left out.
+        Raises INVALID_ARGUMENT or REQUEST_TOO_LARGE naming the field of a required file that cannot be fetched, and
+        TOO_MANY_RESOURCES if too many files are being fetched.
         """
         ...
 
 
 class NoMediaSource(MediaSource):
-    """Refuses all addresses: for a gateway that fetches none."""
+    """Rejects URLs unless they are optional, for a gateway that fetches none."""
 
     @override
     async def fetch(self, addresses: Sequence[MediaAddress]) -> Mapping[str, chat_pb2.MediaPart]:
-        """Raises INVALID_ARGUMENT for any address."""
         for address in (each for each in addresses if not each.optional):
             raise invalid_field(address.field, "must be a data: URL: addresses are not fetched")
         return {}
 
 
 _DATA_URL = re.compile(r"data:(image/[a-z0-9.+-]{1,40});base64,", re.IGNORECASE)
-# Media type of a placeholder, whose bytes are the address. Engines know no such type.
+# Media type of a placeholder, which contains the URL. No engine knows this type.
 _ADDRESS_TYPE = "x-weft/address"
 
 
 class RequestMedia:
-    """Collects the addresses of one request."""
+    """Collects the media URLs of one request."""
 
     def __init__(self, config: MediaConfig, *, allow_remote: bool | None = None) -> None:
-        """`allow_remote`: the request's own option; False refuses addresses, since a fetch contacts another host."""
+        """`allow_remote`: the request's option; False rejects URLs, since a fetch contacts another host."""
         self._config = config
         self._allow_remote = allow_remote
         self._addresses: dict[str, MediaAddress] = {}
 
     @property
     def addresses(self) -> tuple[MediaAddress, ...]:
-        """The addresses to fetch, each once."""
+        """The URLs to fetch, without duplicates."""
         return tuple(self._addresses.values())
 
     def image(self, url: str, field: str, *, detail: str = "", optional: bool = False) -> chat_pb2.MediaPart:
         """Returns the image of a data: URL, or a placeholder for `supply`. Raises INVALID_ARGUMENT naming `field`.
 
-        The detail `original`, which engines do not have, counts as `high`.
+        The detail `original`, which engines do not support, becomes `high`.
         """
         detail = "high" if detail == "original" else detail
         prefix = _DATA_URL.match(url)
@@ -135,9 +134,9 @@ def too_large(field: str, max_bytes: int) -> FieldError:
 async def supply(
     payload: chat_pb2.ChatPayload | image_pb2.ImagePayload, media: RequestMedia, source: MediaSource
 ) -> list[warning_pb2.Warning]:
-    """Fetch every address in `media` and replace the placeholders in `payload`; returns warnings.
+    """Fetches every URL in `media` and replaces its placeholders in `payload`; returns warnings.
 
-    Raises as `MediaSource.fetch`; `payload` is then unchanged. An optional file that is not there becomes a note.
+    Raises as `MediaSource.fetch`; `payload` is then unchanged. An optional file that is missing becomes a note.
     """
     if not media.addresses:
         return []

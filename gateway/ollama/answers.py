@@ -1,8 +1,7 @@
 """Answers of /api/chat and /api/generate: one JSON object, or a stream of JSON lines.
 
-A stream has no comments: what other APIs tell in comments (warnings, signals, the receipt) is in its last object, and
-what keeps a silent connection alive is a piece without text. Lines are assembled by hand: this runs once per token. The
-calls of an answer are sent whole, before its end.
+JSON lines have no comments, so warnings, signals and the receipt are in the last object, and a keepalive is a delta
+without text. Calls are sent whole, before the end. Lines are assembled by hand, because this runs once per token.
 """
 
 from collections.abc import Sequence
@@ -37,26 +36,26 @@ CALL_PREFIX = "call"
 
 
 class Shape(Enum):
-    """Where an answer has its text."""
+    """Which field of an answer has its text."""
 
     MESSAGE = "message"
-    """In a message, as in a chat."""
+    """`message.content`, for /api/chat."""
     RESPONSE = "response"
-    """In a separate field."""
+    """`response`, for /api/generate."""
 
 
 def done_reason(finish: int) -> str:
-    """Returns Ollama's word for the end of an answer; calls are a `stop` there."""
+    """Returns Ollama's `done_reason`, which is `stop` for tool calls."""
     return "stop" if finish == event_pb2.FINISH_REASON_TOOL_CALLS else FINISH_REASONS.get(finish, "stop")
 
 
 def timestamp(seconds: int) -> str:
-    """Returns a Unix time as text."""
+    """Returns a Unix time as RFC 3339 in UTC."""
     return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def measures(receipt: receipt_pb2.Receipt, usage: usage_pb2.Usage) -> dict[str, object]:
-    """Returns durations in nanoseconds and token counts; those that are not known are left out."""
+    """Returns the durations in nanoseconds and the token counts that are known."""
     timings = receipt.engine_timings
     found: dict[str, object] = {}
     if receipt.HasField("total_time"):
@@ -73,7 +72,7 @@ def measures(receipt: receipt_pb2.Receipt, usage: usage_pb2.Usage) -> dict[str, 
 
 
 def receipt_json(receipt: receipt_pb2.Receipt) -> dict[str, object]:
-    """Returns the receipt as other APIs have it in headers and comments, by the same names."""
+    """Returns the receipt with the names that headers of other APIs have after `X-`, in snake case."""
     values = {name.decode().removeprefix("x-").replace("-", "_"): value for name, value in receipt_facts(receipt)}
     words: dict[bytes, object] = {b"true": True, b"false": False}
     return {
@@ -93,9 +92,9 @@ def text_json(shape: Shape, text: str, thinking: str = "", calls: Sequence[objec
 
 
 def calls_json(calls: Sequence[CalledTool], finish: int, warnings: list[dict[str, object]]) -> list[dict[str, object]]:
-    """Returns the calls as JSON values, their arguments as objects; a truncated one becomes a warning.
+    """Returns the calls as JSON values, with objects as arguments; a truncated call becomes a warning.
 
-    Raises TOOL_CALL_INVALID for arguments that are no JSON object.
+    Raises TOOL_CALL_INVALID if the arguments are not a JSON object.
     """
     found: list[dict[str, object]] = []
     for call in calls:
@@ -110,7 +109,7 @@ def calls_json(calls: Sequence[CalledTool], finish: int, warnings: list[dict[str
 
 
 class OllamaAnswer(DocumentAnswer):
-    """Builds one answer."""
+    """Builds a complete answer."""
 
     media_type = OLLAMA_JSON
 
@@ -169,7 +168,7 @@ class OllamaStream(StreamEncoder):
         super().__init__(identity, choice_count=1)
         self._shape = shape
         self._wants_logprobs = logprobs
-        # Closes the object that has the text.
+        # Closes the object that contains the text.
         self._close = b"}" if shape is Shape.MESSAGE else b""
         self._head = self._head_of(identity.model)
         self.keepalive = b'%b""%b%b' % (self._head, self._close, _GOES_ON)
@@ -179,7 +178,7 @@ class OllamaStream(StreamEncoder):
         self._signals: list[dict[str, object]] = []
 
     def _head_of(self, model: str) -> bytes:
-        """Returns the first bytes of every line, up to its text."""
+        """Returns the bytes of every line before its text."""
         start = b'{"model":%b,"created_at":"%b",' % (encode_json(model), timestamp(self._identity.created).encode())
         if self._shape is Shape.RESPONSE:
             return start + b'"response":'
@@ -187,7 +186,6 @@ class OllamaStream(StreamEncoder):
 
     @override
     def failure(self, error: WeftError, request_id: str = "") -> bytes:
-        """Returns the last line of an answer that could not be completed."""
         return envelope(error, request_id, Dialect.OLLAMA) + b"\n"
 
     @override

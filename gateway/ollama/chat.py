@@ -1,4 +1,4 @@
-"""POST /api/chat and /api/generate, streamed unless a request says otherwise; both load and unload models, too."""
+"""POST /api/chat and /api/generate, which load or unload the model if they have no messages or prompt."""
 
 from typing import Annotated
 
@@ -32,7 +32,7 @@ from weft.kernel.units import keep_alive_seconds
 Operations = Annotated[OperationsClient | None, collaborator("operations")]
 """Loads and unloads models; None: a request for it is refused."""
 KEYLESS = "http:ollama"
-"""The name of callers without a key in the audit log."""
+"""Audit log name of callers without a key."""
 _NAMES_OF_MODEL = frozenset({"name", "source"})
 _SUCCEEDED = operation_pb2.Operation.STATE_SUCCEEDED
 
@@ -126,7 +126,7 @@ def _changed_load(
 async def begin_operation(
     request: Request, operations: OperationsClient, action: operation_pb2.OperationAction
 ) -> operation_pb2.Operation:
-    """Creates an operation. Raises the registry's refusal, which names the field as Ollama's API does."""
+    """Creates an operation. Raises the registry's refusal, with the field name of Ollama's API."""
     try:
         return await create_operation(request, operations, action, keyless=KEYLESS)
     except WeftError as error:
@@ -136,7 +136,7 @@ async def begin_operation(
 
 
 def require_success(operation: operation_pb2.Operation) -> None:
-    """Raises the reason of an operation that failed, DEADLINE_EXCEEDED for one that continues."""
+    """Raises the reason of a failed operation, DEADLINE_EXCEEDED for one that is still running."""
     if operation.state not in ENDED:
         raise WeftError(Reason.DEADLINE_EXCEEDED, f"it continues as {operation.name}; see /v1/admin/{operation.name}")
     if operation.state != _SUCCEEDED:

@@ -23,7 +23,7 @@ from weft.api.common.v1 import embedding_pb2, receipt_pb2, warning_pb2
 from weft.dispatch.operations import EMBEDDING
 from weft.kernel.request import Operation
 
-# The length of a unit vector in float32 differs from 1 by less.
+# Above the rounding error of a unit vector's length in float32.
 _UNIT_TOLERANCE = 1e-5
 _MEASURES = ("total_duration", "load_duration", "prompt_eval_count")
 
@@ -87,7 +87,7 @@ def _embedded(
 
 
 def _warnings_of(params: OllamaRequest) -> list[warning_pb2.Warning]:
-    """Returns the warnings about fields that embeddings do not have."""
+    """Returns warnings about fields that do not apply to embeddings."""
     found = request_warnings(params)
     options = params.options
     if options is not None:
@@ -97,7 +97,7 @@ def _warnings_of(params: OllamaRequest) -> list[warning_pb2.Warning]:
 
 
 def _unit(vector: list[float]) -> list[float]:
-    """Returns the vector with length 1, as Ollama promises; one of that length, and zero, unchanged."""
+    """Scales a vector to length 1, as Ollama does; returns unit and zero vectors unchanged."""
     length = math.sqrt(math.fsum(value * value for value in vector))
     if not length or abs(length - 1.0) < _UNIT_TOLERANCE:
         return vector

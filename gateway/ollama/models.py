@@ -1,7 +1,7 @@
-"""GET /api/tags, /api/ps, /api/version and /, POST /api/show: models and the server in Ollama's words.
+"""GET /api/tags, /api/ps, /api/version and /, POST /api/show: models and the server in Ollama's format.
 
-What the mesh does not know of a model is left out. The texts in `details`, which clients read without looking, are then
-empty, as Ollama's own are for models that are not on its disk. Members of a pool that differ in a fact have none.
+Unknown facts are left out, and those in which the members of a pool differ. The texts in `details`, which clients
+expect to be present, are then empty, as Ollama's are for models that are not on its disk.
 """
 
 import hashlib
@@ -45,7 +45,7 @@ INSTEAD = {
     "delete": "models are removed by `weft delete model NAME`, their files by `weft models rm`",
     "blob": "files are not uploaded: `weft pull` takes a folder, a URL or a name on the hub",
 }
-"""By what an endpoint is asked for."""
+"""What to use instead, by unsupported action."""
 
 
 async def refuse(what: str, request: Request) -> Response:
@@ -67,9 +67,9 @@ refuse_create, refuse_copy, refuse_push, refuse_delete = (
 
 
 API_VERSION = "0.12.11"
-"""The newest version of Ollama whose requests for inference are understood here: clients switch features on by it."""
+"""The newest version of Ollama whose inference requests are supported. Clients enable features by it."""
 ARCHITECTURE = "weft"
-"""Prefix of the keys in `model_info`: clients look for the context length below the name of the architecture."""
+"""Prefix of keys in `model_info`: clients look up the context length under the name of the architecture."""
 _CAPABILITIES = {"chat": "completion", "completion": "completion", "embedding": "embedding"}
 _SKILLS = {Skill.IMAGE: "vision", Skill.AUDIO: "audio", Skill.TOOLS: "tools"}
 _IN_MEMORY = frozenset({InstanceState.PHASE_READY, InstanceState.PHASE_DRAINING})
@@ -169,7 +169,7 @@ def _tag(view: FleetView, entry: dict[str, Any]) -> dict[str, object]:
 
 
 def _running(view: FleetView, entry: dict[str, Any], loaded: Sequence[InstanceState]) -> dict[str, object]:
-    """Returns a model in memory; `loaded`: its instances that are."""
+    """Returns the entry of a model with these loaded instances."""
     members = _members(view, entry)
     memory = [instance.memory for instance in loaded if instance.HasField("memory")]
     held = sum(one.measured_bytes if one.HasField("measured_bytes") else one.leased_bytes for one in memory)
@@ -183,14 +183,14 @@ def _running(view: FleetView, entry: dict[str, Any], loaded: Sequence[InstanceSt
         "details": _details(entry, _file(view, members)),
         **({"size": held + sum(resident)} if len(resident) == len(loaded) else {}),
         **({"size_vram": held} if len(memory) == len(loaded) else {}),
-        # Of one that is not unloaded by itself there is no such time.
+        # A model that is never unloaded automatically has no expiry.
         **({"expires_at": _moment(max(ends))} if len(ends) == len(loaded) else {}),
         **({"context_length": min(contexts)} if contexts else {}),
     }
 
 
 def _end(instance: InstanceState) -> datetime:
-    """Returns when a model is unloaded; of one that works on requests, when it would be if they ended now."""
+    """Returns when an instance is unloaded; for a busy one, assumes that its requests end now."""
     if instance.HasField("unload_time"):
         return instance.unload_time.ToDatetime(UTC)
     return datetime.now(UTC) + instance.keep_alive.ToTimedelta()
@@ -211,14 +211,14 @@ def _loaded(view: FleetView, members: Iterable[ModelView]) -> list[InstanceState
 
 
 def _digest(entry: dict[str, Any], members: Sequence[ModelView]) -> str:
-    """Returns the digest of the file that all members have; else one of what the mesh says of the model.
+    """Returns the digest of the file that all members have, otherwise a digest of the names and file digests.
 
-    Clients print its first characters, and compare it to see whether a model has changed.
+    Clients print its first characters, and detect changes of the model by it.
     """
     files = {model.digest for model in members}
     if len(files) == 1 and "" not in files:
         return files.pop().removeprefix("sha256:")
-    # Not the time of its creation, which may be that of a start.
+    # The creation time is left out: it may be the time of a start.
     facts = [entry["id"], *entry["meta"]["members"], *sorted(files)]
     return hashlib.sha256(encode_json(facts)).hexdigest()
 
@@ -236,7 +236,7 @@ def _details(entry: dict[str, Any], file: model_pb2.ModelFile) -> dict[str, obje
 
 
 def _file(view: FleetView, members: Sequence[ModelView]) -> model_pb2.ModelFile:
-    """Returns what the files of all members say of themselves; a fact in which they differ is left out."""
+    """Returns the facts about their files in which all members agree."""
     files = [file_in(view, model) for model in members]
     common = model_pb2.ModelFile()
     for field in model_pb2.ModelFile.DESCRIPTOR.fields:
@@ -247,7 +247,7 @@ def _file(view: FleetView, members: Sequence[ModelView]) -> model_pb2.ModelFile:
 
 
 def _parameters(count: int) -> str:
-    """Returns a number of parameters as Ollama writes it, such as "134.52M" or "8B"; empty: not known."""
+    """Returns a parameter count in Ollama's format, such as "134.52M" or "8B"; empty: unknown."""
     for unit, word, digits in ((1_000_000_000, "B", 1), (1_000_000, "M", 2)):
         if count >= unit:
             return f"{count / unit:.{0 if count % unit == 0 else digits}f}{word}"
@@ -255,7 +255,6 @@ def _parameters(count: int) -> str:
 
 
 def _capabilities(view: FleetView, entry: dict[str, Any], members: Sequence[ModelView]) -> list[str]:
-    """Returns what the model is known to do."""
     found = [_CAPABILITIES[name] for name in entry["meta"]["operations"] if name in _CAPABILITIES]
     known = [abilities_in(view, model) for model in members]
     found += [word for skill, word in _SKILLS.items() if any(skill in one.skills for one in known)]

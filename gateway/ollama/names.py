@@ -1,4 +1,4 @@
-"""Names of models as Ollama's clients write them: with or without the tag `:latest`."""
+"""Model names as Ollama's clients write them: with or without the tag `:latest`."""
 
 from weft.dispatch.agents import agent_name_of
 from weft.dispatch.fleet import FleetView
@@ -11,7 +11,7 @@ LATEST = ":latest"
 
 
 def mesh_name(view: FleetView, given: str) -> str:
-    """Returns the name in the mesh: as given where it is known, else with or without LATEST."""
+    """Returns the name in the mesh: `given` if it is known, otherwise with or without LATEST."""
     if _is_known(view, given):
         return given
     if given.endswith(LATEST):

@@ -1,6 +1,6 @@
 """Translation of Ollama's requests to the mesh's messages: pure functions.
 
-What cannot be honoured is refused where the answer would be another one, and warned of elsewhere.
+Fields that cannot be honored are rejected if they would change the answer, and cause a warning otherwise.
 """
 
 import base64
@@ -33,7 +33,7 @@ from weft.kernel.reasons import Reason
 
 _ROLES = frozenset({"system", "developer", "user", "assistant", "tool"})
 _WITH_IMAGES = frozenset({"user", "tool"})
-# Options of an engine's start: a request cannot change them.
+# Options that apply when an engine starts; requests cannot change them.
 _LOAD_OPTIONS = frozenset({
     "draft_num_predict", "embedding_only", "f16_kv", "logits_all", "low_vram", "main_gpu", "num_batch", "num_gpu",
     "num_gqa", "num_thread", "numa", "rope_frequency_base", "rope_frequency_scale", "use_mlock", "use_mmap",
@@ -41,20 +41,17 @@ _LOAD_OPTIONS = frozenset({
 })  # fmt: skip
 _SCHEMA_NAME = "answer"
 _MAX_SHOWN_CHARS = 64
-# Enough to know the type of an image.
+# Characters of base64 that are enough to detect an image's type.
 _HEAD_CHARS = 64
 _NEVER_TRUNCATED = "what is too long is refused, never truncated"
 _NEVER_SHIFTED = "the answer ends where the context is full"
 
-# Not the encoder of answers, which refuses whole numbers beyond 64 bits.
+# Not `encode_json`, which rejects integers beyond 64 bits.
 _encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
 
 def to_chat(request: OllamaChatRequest, limits: RequestLimits, media: RequestMedia, context: int) -> ChatTranslation:
-    """Returns the chat payload. Raises INVALID_ARGUMENT naming the wrong field.
-
-    `context`: the model's context in tokens; 0: unknown.
-    """
+    """Returns the chat payload. Raises INVALID_ARGUMENT naming the wrong field. `context`: in tokens; 0: unknown."""
     chat = ChatBuilder(limits, media)
     turns = _Turns(chat)
     chat.expect([ROLES.get(message.role, ROLES["user"]) for message in request.messages or ()])
@@ -69,7 +66,7 @@ def to_chat(request: OllamaChatRequest, limits: RequestLimits, media: RequestMed
 def prompt_to_chat(
     request: OllamaGenerateRequest, limits: RequestLimits, media: RequestMedia, context: int
 ) -> ChatTranslation:
-    """Returns the chat payload of one prompt, which the model's own template wraps. Raises as `to_chat`."""
+    """Returns the chat payload of a prompt, to which the model's template is applied. Raises as `to_chat`."""
     _require_own_template(request)
     chat = ChatBuilder(limits, media)
     if request.system:
@@ -82,7 +79,7 @@ def prompt_to_chat(
 
 
 def is_raw(request: OllamaGenerateRequest) -> bool:
-    """Whether a prompt is continued as it is."""
+    """Whether a prompt is completed without the model's template."""
     return bool(request.raw) or bool(request.suffix)
 
 
@@ -109,7 +106,7 @@ def to_completion(
 
 
 def request_warnings(request: OllamaRequest) -> list[warning_pb2.Warning]:
-    """Returns the warnings about fields that are not known, those of `options` for an engine's start included."""
+    """Returns warnings about unknown fields, and about `options` that apply only when an engine starts."""
     unknown = [
         unsupported(name[:_MAX_SHOWN_CHARS], "is unknown; it was not used")
         for name, value in (request.model_extra or {}).items()
@@ -125,7 +122,7 @@ def request_warnings(request: OllamaRequest) -> list[warning_pb2.Warning]:
 
 
 def _completed(chat: ChatBuilder, request: GeneratingRequest, limits: RequestLimits, context: int) -> ChatTranslation:
-    """Adds what both kinds of requests have, and returns the translation."""
+    """Adds the fields of both kinds of requests, and returns the translation."""
     payload = chat.payload
     _fill_sampling(payload.sampling, request.options, limits)
     given = request.model_extra or {}
@@ -183,7 +180,7 @@ def _fill_sampling(target: sampling_pb2.SamplingParams, options: Options | None,
 
 
 def _engine_options(options: Options | None) -> Mapping[str, object]:
-    """Returns the options that the engine may know by their names."""
+    """Returns the options that are passed to the engine by name."""
     given = (options and options.model_extra) or {}
     return {name: value for name, value in given.items() if name not in _LOAD_OPTIONS}
 
@@ -212,7 +209,7 @@ def _set_thinking(chat: ChatBuilder, wanted: object) -> None:
 
 
 def _add_tool(chat: ChatBuilder, tool: ToolDefinition, field: str) -> None:
-    """Offers a function; another tool is not offered to the model, and a warning says so."""
+    """Offers a function to the model; adds a warning for a tool of another type."""
     if (tool.type or FUNCTION) != FUNCTION:
         chat.warnings.append(unsupported(field, "is a tool of a type that models here cannot call; it was left out"))
         return
@@ -222,7 +219,7 @@ def _add_tool(chat: ChatBuilder, tool: ToolDefinition, field: str) -> None:
 
 
 def _arguments(given: Mapping[str, object] | str | None) -> str:
-    """Returns the arguments of an earlier call as text."""
+    """Returns the arguments of an earlier call as JSON text."""
     return given if isinstance(given, str) else _encode(given or {})
 
 
@@ -243,7 +240,7 @@ def _add_images(chat: ChatBuilder, turn: chat_pb2.ChatMessage, images: Sequence[
 
 
 def _image_type(data: str, field: str) -> str:
-    """Returns the type of an image by its first bytes: callers do not name it."""
+    """Detects an image's type by its first bytes, since requests do not name it."""
     try:
         head = base64.b64decode(data[:_HEAD_CHARS], validate=True)
     except (binascii.Error, ValueError):
@@ -260,11 +257,10 @@ class _Turns:
     def __init__(self, chat: ChatBuilder) -> None:
         self._chat = chat
         self._call_count = 0
-        # Clients drop the ids of calls: a result answers the oldest open call, of its function if it names one.
+        # Clients drop the ids of calls: a result answers the oldest open call, of the function that it names if any.
         self._open_calls: list[tuple[str, str]] = []
 
     def add(self, message: ChatMessage, field: str) -> None:
-        """Add a turn."""
         self._require_fit(message, field)
         turn = self._result(message, field) if message.role == "tool" else self._chat.add_message(message.role)
         if message.thinking:
@@ -295,7 +291,6 @@ class _Turns:
             raise invalid_field(f"{field}.content", "is required")
 
     def _result(self, message: ChatMessage, field: str) -> chat_pb2.ChatMessage:
-        """Adds a message for the result of a call."""
         named, name = message.tool_call_id, message.tool_name
         found = next(
             (call for call in self._open_calls if (call[0] == named if named else not name or call[1] == name)), None

@@ -1,6 +1,6 @@
-"""POST /api/pull: pulls the files of a model, as an operation of the mesh, and tells how far it is in JSON lines.
+"""POST /api/pull: pulls a model's files as an operation of the mesh, and reports progress in JSON lines.
 
-A caller that disconnects cancels the pull, as at Ollama; the next pull of the same goes on where it ended.
+A disconnect cancels the pull, as in Ollama. The next pull of the same files resumes it.
 """
 
 from collections.abc import AsyncGenerator, Mapping
@@ -65,14 +65,12 @@ async def pull_model(deps: Gateway, operations: Operations, request: Request) ->
 
 
 def _listed_source(name: str, sources: Mapping[str, str]) -> str | None:
-    """Returns the source that the configuration has for a name of Ollama's library; None: it has none."""
+    """Returns the configured source of a name in Ollama's library; None: not configured."""
     name = name.lower()
     return sources.get(name) or sources.get(name + LATEST)
 
 
 class _Pull:
-    """One pull as an operation."""
-
     def __init__(self, request: Request, operations: OperationsClient, source: str) -> None:
         self._request = request
         self._operations = operations
@@ -81,7 +79,7 @@ class _Pull:
         """Empty until the operation is created."""
 
     async def states(self) -> AsyncGenerator[operation_pb2.Operation]:
-        """Yields the operation after every change until it has succeeded. Raises the reason of one that has not."""
+        """Yields the operation after every change until it succeeds. Raises the reason of a failure."""
         begun = await begin_operation(self._request, self._operations, pull_action(self._source))
         self._name = begun.name
         last = begun
@@ -91,19 +89,17 @@ class _Pull:
         require_success(last)
 
     async def cancel(self) -> None:
-        """Ask for its end, if it has begun."""
+        """Cancels the operation, if it has been created."""
         if not self._name:
             return
         try:
             await self._operations.cancel(self._name, requester(self._request, KEYLESS))
         except WeftError as error:
-            # It has ended meanwhile, or goes on and can be cancelled by its name.
+            # It has ended meanwhile, or continues and can be cancelled by its name.
             log.info("pull not cancelled", operation=self._name, reason=error.reason.name.lower())
 
 
 class _PullStream(EventStream):
-    """Streams the states of a pull."""
-
     _keepalive = _WAITING
     _content_type = JSON_LINES
 
@@ -123,7 +119,7 @@ class _PullStream(EventStream):
 
 
 class _WholePull(UnaryAnswer):
-    """Answers at the end of a pull."""
+    """Answers when the pull has ended."""
 
     def __init__(self, pull: _Pull, deps: GatewayDeps) -> None:
         super().__init__(self._ended, cut_off_seconds=deps.config.request_timeout_seconds)
@@ -131,7 +127,6 @@ class _WholePull(UnaryAnswer):
 
     @override
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pull and send; a caller that disconnects cancels the pull."""
         try:
             await super().__call__(scope, receive, send)
         except ClientGoneError:
@@ -146,7 +141,7 @@ class _WholePull(UnaryAnswer):
 
 
 async def _lines(pull: _Pull) -> AsyncGenerator[bytes]:
-    """Yields the progress as JSON lines, the last of them its success; the same progress is not told twice."""
+    """Yields the progress as JSON lines without repetitions; the last line reports success."""
     told = b""
     async with aclosing(pull.states()) as states:
         async for operation in states:
@@ -159,13 +154,13 @@ async def _lines(pull: _Pull) -> AsyncGenerator[bytes]:
 
 
 def _progress(operation: operation_pb2.Operation) -> dict[str, Any]:
-    """Returns how far a pull is; sizes once they are known."""
+    """Returns the progress of a pull, with sizes once they are known."""
     found: dict[str, Any] = {"status": operation.detail or operation.stage or "waiting"}
     if operation.HasField("progress"):
         found["progress"] = operation.progress
     if operation.HasField("total_bytes") and operation.HasField("done_bytes"):
         found |= {"total": operation.total_bytes, "completed": operation.done_bytes}
-        # Clients draw a bar for each digest, and none without.
+        # Clients draw a progress bar only for lines with a digest.
         found |= {"digest": operation.digest} if operation.digest else {}
     if operation.result.HasField("pulled"):
         pulled = operation.result.pulled

@@ -1,4 +1,4 @@
-"""GET /v1/capabilities and /health: the state of a runner as the documents of its API. Unknown values are null."""
+"""GET /v1/capabilities and /health: a runner's state in the format of its API. Unknown values are null."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -64,7 +64,6 @@ class Verdict:
     reason: str = ""
     """Why it is unhealthy, as a word for probes."""
     error: WeftError | None = None
-    """The same as an error."""
 
 
 def verdict_of(facts: RunnerFacts, queue: QueueFacts) -> Verdict:
@@ -93,7 +92,7 @@ def capabilities_body(
         "models": {
             "loaded": [_loaded(model) for model in facts.models if model.stage is ModelStage.LOADED],
             "loading": [_loading(model) for model in facts.models if model.stage is ModelStage.LOADING],
-            # A failed model can be requested again, and the answer gives the reason.
+            # A failed model can be requested again; the answer then has the reason.
             "available": [
                 model.name for model in facts.models if model.stage in (ModelStage.AVAILABLE, ModelStage.FAILED)
             ],
@@ -140,16 +139,13 @@ _EngineFigure = Literal["weight_bytes", "kv_cache_bytes", "kv_cache_tokens", "kv
 
 
 def _reported(model: ModelFacts, name: _EngineFigure) -> Any:
-    """Returns a figure that an engine reports of itself; None: it does not."""
+    """Returns a figure that the engine reports; None: it does not."""
     load = model.state.engine_load
     return getattr(load, name) if load.HasField(name) else None
 
 
 def _cache_figures(models: Sequence[ModelFacts]) -> dict[str, object]:
-    """Returns the size and use of all KV caches; null unless each engine reports its own.
-
-    Adapters use the cache of their model.
-    """
+    """Returns size and use of all KV caches; null unless every engine reports its own. Adapters use their model's."""
     loaded = [model for model in models if model.stage is ModelStage.LOADED and not model.state.base_model]
     sizes = [_reported(model, "kv_cache_bytes") for model in loaded]
     shares = [_reported(model, "kv_cache_share") for model in loaded]
@@ -188,7 +184,6 @@ def _resources(devices: Sequence[DeviceSnapshot] | None) -> dict[str, object]:
 
 
 def _devices(devices: Sequence[DeviceSnapshot] | None, facts: RunnerFacts) -> list[dict[str, object]] | None:
-    """Returns what is known of each device; null stands for what is not."""
     return None if devices is None else [_device(device, facts.device_use.get(device.index)) for device in devices]
 
 
@@ -218,7 +213,7 @@ def _sum_or_unknown(amounts: Sequence[int | None]) -> int | None:
 
 
 def _prefix_caching(models: Sequence[ModelFacts]) -> bool | None:
-    """Returns True where a cache isolates tenants or had hits; None (unknown) for a foreign server."""
+    """Returns True if a cache isolates tenants or had hits; None: unknown."""
     if any(model.tenants_apart or model.description.cache.hit_count for model in models):
         return True
     return None if models else False

@@ -35,7 +35,7 @@ class RunnerApiConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunnerApiPorts:
-    """Services that the API of one runner calls. Dispatcher, fleet and queue know this runner alone."""
+    """Services that the API of one runner calls. Dispatcher, fleet and queue know only this runner."""
 
     runner: RunnerPort
     dispatcher: RequestDispatcher
@@ -47,7 +47,7 @@ class RunnerApiPorts:
     health: HealthSource = HealthSource()  # noqa: RUF009 - it has no state
     """The health of the process."""
     tracing: Tracing = NO_TRACING
-    """Where the spans of requests go."""
+    """Receives the spans of requests."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""The runner behind an HTTP API: its facts, the port that returns them, and its devices, kept fresh."""
+"""The runner behind an HTTP API: its facts, the port that returns them, and its devices."""
 
 import asyncio
 from collections.abc import Mapping
@@ -36,7 +36,7 @@ class ModelStage(Enum):
 
 _STAGES = {
     InstanceState.PHASE_READY: ModelStage.LOADED,
-    # The runner finishes running requests.
+    # The runner finishes its running requests.
     InstanceState.PHASE_DRAINING: ModelStage.LOADED,
     InstanceState.PHASE_LOADING: ModelStage.LOADING,
     InstanceState.PHASE_CRASH_LOOP: ModelStage.FAILED,
@@ -67,7 +67,7 @@ class ModelFacts:
 
     @property
     def calls_tools(self) -> bool:
-        """Whether it takes chats, and is not known to lack tools."""
+        """Whether it supports chats, and is not known to lack tools."""
         return self.takes_chats and MODEL_SKILL_TOOLS not in self.state.abilities.lacking
 
     @property
@@ -77,14 +77,14 @@ class ModelFacts:
 
     @property
     def loaded_at(self) -> int | None:
-        """Unix time of the last load, while it is loaded; None: unknown."""
+        """Unix time of the last load; None: not loaded, or unknown."""
         if self.stage is not ModelStage.LOADED or not self.description.HasField("last_ready_time"):
             return None
         return self.description.last_ready_time.seconds
 
     @property
     def memory_bytes(self) -> int | None:
-        """Accelerator memory: measured, or that of its lease; None: unknown."""
+        """Accelerator memory, measured or else leased; None: unknown."""
         memory = self.state.memory
         return memory.measured_bytes if memory.HasField("measured_bytes") else memory.leased_bytes or None
 
@@ -95,7 +95,7 @@ class ModelFacts:
 
     @property
     def out_of_memory(self) -> bool:
-        """Whether the last fault was a lack of memory and the engine has not started again since."""
+        """Whether the last fault was a lack of memory, from which the engine has not recovered."""
         if self.stage is ModelStage.LOADED or not self.description.restarts:
             return False
         last = self.description.restarts[-1]
@@ -112,15 +112,12 @@ class RunnerFacts:
     stage: RunnerStage
     models: tuple[ModelFacts, ...] = ()
     adds_models: bool = False
-    """Whether it serves models by their source that its configuration does not name."""
+    """Whether it serves models by source that its configuration does not name."""
     device_use: Mapping[int, DeviceUse] = field(default_factory=dict)
-    """The use of devices by their index, as far as they are sampled."""
+    """Use of the sampled devices, by index."""
 
     def find(self, model_id: str) -> str | None:
-        """Returns the mesh name of a model that has this name, source or path; None: there is none.
-
-        If several have one source, they are replicas: it returns the first.
-        """
+        """Returns the name of the first model with this name, source or path; None: no such model."""
         if any(model.name == model_id for model in self.models):
             return model_id
         return next((model.name for model in self.models if model_id in model.called), None)
@@ -139,16 +136,16 @@ class RunnerPort(Protocol):
 
 
 TTL_SECONDS = 5.0
-"""Interval of looks at the devices; also the `max-age` of the capabilities for clients."""
+"""Interval at which devices are read; also the `max-age` of the capabilities."""
 STALE_SECONDS = 3 * TTL_SECONDS
-"""Age of the last look beyond which the state of the runner counts as unknown."""
+"""Age of the last reading beyond which the runner's state is unknown."""
 DEVICES_TIMEOUT_SECONDS = 2.0
 
 log = get_logger("weft.gateway")
 
 
 class KeptDevices:
-    """The devices of the runner, looked at in the background. Life cycle: start, stop."""
+    """The runner's devices, read in the background. Life cycle: start, stop."""
 
     def __init__(self, runner: RunnerPort, clock: Clock) -> None:
         self._runner = runner
@@ -156,20 +153,20 @@ class KeptDevices:
         self._seen_at = 0.0
         self._task: asyncio.Task[None] | None = None
         self.found: tuple[DeviceSnapshot, ...] | None = None
-        """The devices at the last look; None: unknown."""
+        """The devices at the last reading; None: unknown."""
 
     @property
     def is_stale(self) -> bool:
-        """Whether the last look was too long ago."""
+        """Whether the last reading is too old."""
         return self._clock.monotonic() - self._seen_at > STALE_SECONDS
 
     async def start(self) -> None:
-        """Look once, and keep looking."""
+        """Reads the devices once, then periodically."""
         await self._look()
         self._task = start_critical(self._keep_looking(), name="runner-devices")
 
     async def stop(self) -> None:
-        """Stop. Idempotent."""
+        """Stops reading. Idempotent."""
         task, self._task = self._task, None
         if task is not None:
             await stop_tasks([task])

@@ -1,7 +1,4 @@
-"""The queue of a runner's HTTP API: its limit, the waits and counts of its requests, and the metrics of its state.
-
-Labels are bounded: tenants beyond the limit share the label `other`.
-"""
+"""The queue limit of a runner's HTTP API, and its metrics. Tenants beyond the limit share the label `other`."""
 
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
@@ -42,7 +39,7 @@ class QueueView(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueFacts:
-    """The queue in front of the runner, and the waits of its last requests; None: there were none."""
+    """The queue in front of the runner, and the waits of its last requests; None: no requests."""
 
     depth: int
     max_depth: int
@@ -51,10 +48,7 @@ class QueueFacts:
 
 
 class RequestObserver:
-    """Admits requests while the queue has room; records their waits and outcomes.
-
-    It keeps the waits of at most MAX_WAITS requests, at most WINDOW_SECONDS old.
-    """
+    """Admits requests while the queue has room; records their outcomes and their latest waits."""
 
     def __init__(
         self,
@@ -66,7 +60,7 @@ class RequestObserver:
         clock: Clock,
         named_tenants: Iterable[str] = (),
     ) -> None:
-        """`named_tenants` always have their own labels, up to the limit."""
+        """`named_tenants` always get their own labels, up to the limit."""
         self._queue = queue
         self._max_queue_depth = max_queue_depth
         self._model_label = model_label
@@ -103,15 +97,15 @@ class RequestObserver:
         )
 
     def around(self, call: Call[T], /, proceed: Proceed[T]) -> AsyncGenerator[T]:
-        """The layer that admits and records calls. One that takes no slot is neither queued nor counted in waits."""
+        """The layer that admits and records calls. Calls that take no slot pass unchanged."""
         return self._observed(call, proceed) if call.spec.takes_slot else proceed(call)
 
     def note_wait(self, seconds: float) -> None:
-        """Record how long a request waited."""
+        """Records how long a request waited."""
         self._waits.append((self._clock.monotonic(), seconds))
 
     def limited(self, model: str, tenant: str) -> None:
-        """Count a request that exceeded its tenant's rate limit."""
+        """Counts a request that exceeded its tenant's rate limit."""
         self._ended(model, tenant, Reason.RATE_LIMIT_EXCEEDED)
 
     async def _observed(self, call: Call[T], proceed: Proceed[T]) -> AsyncGenerator[T]:
@@ -129,12 +123,12 @@ class RequestObserver:
             self._record(call, failure, began)
 
     def _admit(self) -> None:
-        """Raises QUEUE_FULL. The scheduler enforces a limit of 0: only it knows the slots."""
+        """Raises QUEUE_FULL. A limit of 0 is enforced by the scheduler, which knows the slots."""
         if 0 < self._max_queue_depth <= self._queue.load[0]:
             raise WeftError(Reason.QUEUE_FULL, "the queue is full", retry_after_seconds=FULL_RETRY_SECONDS)
 
     def _with_queue(self, error: WeftError) -> WeftError:
-        """Returns the error of a full queue with the figures of the queue."""
+        """Adds the queue's figures to the error of a full queue."""
         queue, seconds = self.queue_facts(), error.retry_after_seconds or FULL_RETRY_SECONDS
         return DetailedError(
             Reason.QUEUE_FULL,
@@ -159,7 +153,7 @@ class RequestObserver:
             self._duration.of(model).observe(max(0.0, self._clock.monotonic() - began - waited - loading))
 
     def _ended(self, model: str, tenant: str, reason: Reason) -> None:
-        """Count a finished request. `model` is a name that the runner knows, or `unknown`."""
+        """Counts a finished request. `model` is a name that the runner knows, or `unknown`."""
         if tenant not in self._tenants and len(self._tenants) < MAX_TENANT_LABELS:
             self._tenants.add(tenant)
         label = tenant if tenant in self._tenants else OTHER_TENANTS
@@ -202,7 +196,7 @@ _DEVICE_FIGURES: tuple[tuple[str, str, str, Callable[[DeviceSnapshot], float | N
 def add_state_metrics(
     page: MetricsPage, queue: QueueView, devices: Callable[[], tuple[DeviceSnapshot, ...] | None]
 ) -> None:
-    """Adds the queue and the devices at their last refresh; the figures of models are the runner's own metrics."""
+    """Adds metrics of the queue and of the devices at their last reading. The runner itself exports those of models."""
 
     def collect() -> Iterator[Metric]:
         yield page.figure("weft_runner_queue_depth", "Requests that wait for a slot.", queue.load[0])

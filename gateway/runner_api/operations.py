@@ -1,7 +1,4 @@
-"""POST /v1/models/load, /v1/models/unload and /v1/cache/flush, and the status of these operations.
-
-Bodies are translated to operations of the registry and back.
-"""
+"""POST /v1/models/load, /v1/models/unload and /v1/cache/flush, and their status, as operations of the registry."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -63,7 +60,7 @@ ModelId = Annotated[str, Field(min_length=1, max_length=MAX_MODEL_ID_CHARS)]
 
 
 def _token(value: object) -> object:
-    """An operation token in either form: one string, or the envelope as an object."""
+    """Validates an operation token: one string, or the envelope as an object."""
     if not isinstance(value, str | dict):
         raise ValueError("must be a string or an object")  # noqa: TRY004 - pydantic turns only this into an error
     if isinstance(value, str) and len(value) > MAX_AUTHORIZATION_CHARS:
@@ -142,13 +139,13 @@ _FIELDS: Mapping[str, str] = MappingProxyType(
 
 
 def callers_field(field: str) -> str:
-    """Returns the name of a registry field in the bodies of this API."""
+    """Returns the name of a registry field in this API."""
     name = operation_field(field)
     return _FIELDS.get(name, name)
 
 
 def load_action(body: LoadBody, facts: RunnerFacts) -> operation_pb2.OperationAction:
-    """Returns the action that loads a model of this runner, or a source that it is to serve.
+    """Returns the action that loads a model of this runner, or a source for it to serve.
 
     Raises MODEL_NOT_FOUND, and INVALID_ARGUMENT naming the field.
     """
@@ -169,7 +166,7 @@ def load_action(body: LoadBody, facts: RunnerFacts) -> operation_pb2.OperationAc
 
 
 def _source(model_id: str, quantization: str | None) -> str:
-    """Returns a source as a text, with the variant of its repository that is asked for."""
+    """Returns a source as text, with the requested variant of its repository."""
     source = asked_source(model_id, "modelId")
     if quantization is None:
         return model_id
@@ -179,10 +176,7 @@ def _source(model_id: str, quantization: str | None) -> str:
 
 
 def flush_action(body: FlushBody, facts: RunnerFacts) -> operation_pb2.OperationAction:
-    """Returns the action of a flush of this runner's caches.
-
-    Raises MODEL_NOT_FOUND, and INVALID_ARGUMENT naming a field.
-    """
+    """Returns the action that flushes this runner's caches. Raises MODEL_NOT_FOUND, INVALID_ARGUMENT naming a field."""
     needed = {"model": ("modelId", body.model_id), "tenant": ("tenantId", body.tenant_id), "tag": ("tag", body.tag)}
     field, value = needed.get(body.scope, ("", ""))
     if value is None:
@@ -210,7 +204,7 @@ def concerns(operation: operation_pb2.Operation, facts: RunnerFacts) -> bool:
     action = operation.action
     match action.WhichOneof("kind"):
         case "load_model" if action.load_model.source:
-            # Until its runner is chosen, a load by source belongs to none.
+            # A load by source belongs to no runner until one is chosen.
             return facts.name in (operation.runner, action.load_model.runner)
         case "load_model" | "unload_model" as kind:
             return any(model.name == getattr(action, kind).model for model in facts.models)
@@ -275,7 +269,7 @@ def result_body(operation: operation_pb2.Operation) -> dict[str, object]:
                 **({"reasons": list(result.added.reasons)} if result.HasField("added") else {}),
             }
         case _:
-            # The freed memory can be used by other prefixes, not by the device.
+            # The freed memory is reused for other prefixes, and not returned to the device.
             freed = result.reusable_bytes if result.HasField("reusable_bytes") else None
             return {"flushed": True, "entriesRemoved": result.entry_count, "memoryFreedMB": megabytes(freed)}
 
@@ -293,7 +287,7 @@ def _task_id(operation: operation_pb2.Operation) -> str:
 
 
 def _model_of(operation: operation_pb2.Operation) -> str:
-    """Returns the name of the model that an operation is about; of a source that is not served yet, the source."""
+    """Returns the name of an operation's model; the source if it is not served yet."""
     work = getattr(operation.action, operation.action.WhichOneof("kind") or "load_model")
     return str(operation.result.added.name or getattr(work, "source", "") or work.model)
 
@@ -358,13 +352,13 @@ async def _create(
         )
     except WeftError as error:
         if error.reason is Reason.OPERATION_REFUSED:
-            # Only the audit log has the reason.
+            # The reason is only in the audit log.
             raise DetailedError(Reason.OPERATION_REFUSED, "refused", code="refused") from error
         raise
 
 
 async def _run(request: Request, deps: RunnerApiDeps, body: _Body, action: operation_pb2.OperationAction) -> Response:
-    """Create an operation; answer its result, or 202 when it is still running at the request's deadline."""
+    """Creates an operation; returns its result, or 202 if it is still running at the request's deadline."""
     longest = timeout_seconds(headers_of(request.scope), deps.config.edge)
     operation = await _create(request, deps, body, action)
     # The operation continues when the caller disconnects.
@@ -415,5 +409,5 @@ def _authorization(body: _Body) -> str:
 
 
 def _keyless(deps: RunnerApiDeps) -> str:
-    """Returns the name of callers without a key in the audit log."""
+    """Returns the audit log name of callers without a key."""
     return f"HTTP API of runner {deps.runner.facts().name}"

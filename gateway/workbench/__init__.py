@@ -1,1 +1,1 @@
-"""The workbench: the web page of a gateway at `/ui`, its files and what serves them."""
+"""The workbench: the gateway's web page at `/ui`."""

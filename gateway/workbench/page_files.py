@@ -1,7 +1,7 @@
-"""The files of the workbench's page, as they are sent: hashed, compressed, with their content security policy.
+"""The workbench's files as they are sent: hashed, compressed, with a content security policy.
 
-The files in `page/` are what runs: nothing is built. Every file but `index.html` is under `/ui/<version>/`, where the
-version is the digest of all files, so that browsers may keep it for ever; `index.html` names that folder.
+The files in `page/` are served without a build step. All but `index.html` are under `/ui/<version>/`, where the version
+is the digest of all files, so that browsers may cache them indefinitely.
 """
 
 import base64
@@ -15,10 +15,10 @@ from pathlib import Path, PurePosixPath
 FOLDER = Path(__file__).parent / "page"
 INDEX = "index.html"
 ASSETS = "/ui/assets/"
-"""How `index.html` names the folder of the other files."""
+"""Placeholder in `index.html` for the folder of the other files."""
 VERSION_CHARS = 16
 MIN_COMPRESSED_BYTES = 512
-"""Files below it are not smaller in one network packet."""
+"""Smaller files fit into one network packet without compression."""
 TYPES = {
     ".css": "text/css; charset=utf-8",
     ".html": "text/html; charset=utf-8",
@@ -28,7 +28,7 @@ TYPES = {
     ".svg": "image/svg+xml",
     ".LICENSE": "text/plain; charset=utf-8",
 }
-"""Content types by suffix; other files are not part of the page."""
+"""Content types by suffix; files with another suffix are not served."""
 _INLINE_SCRIPT = re.compile(r"<script type=\"importmap\">(.*?)</script>", re.DOTALL)
 _POLICY = (
     "default-src 'none'; script-src 'self' {hashes}; style-src 'self'; connect-src 'self'; img-src 'self' data: blob:; "
@@ -39,16 +39,16 @@ _POLICY = (
 
 @dataclass(frozen=True, slots=True)
 class PageFile:
-    """One file as it is sent."""
+    """A file to send."""
 
     body: bytes
     compressed: bytes | None
-    """By gzip; None: it is too small to be worth it."""
+    """With gzip; None: too small to benefit."""
     content_type: str
 
 
 class PageFiles:
-    """All files of the page, read once, at the first request for one of them."""
+    """The files of the page, read at the first request."""
 
     def __init__(self, folder: Path = FOLDER) -> None:
         self._folder = folder
@@ -69,17 +69,17 @@ class PageFiles:
 
     @cached_property
     def assets(self) -> dict[str, PageFile]:
-        """All files but `index.html`, by their path below the folder of the version."""
+        """All files but `index.html`, by path."""
         return {name: _page_file(name, body) for name, body in self._sources.items() if name != INDEX}
 
     @cached_property
     def index(self) -> PageFile:
-        """The page itself, which names the other files by their version."""
+        """The page, with the versioned paths of its files."""
         return _page_file(INDEX, self._index_text.encode())
 
     @cached_property
     def policy(self) -> str:
-        """The Content-Security-Policy: the own files, and by its digest the one inline script, the import map."""
+        """The Content-Security-Policy: allows the own files and, by digest, the inline import map."""
         digests = (hashlib.sha256(text.encode()).digest() for text in _INLINE_SCRIPT.findall(self._index_text))
         hashes = " ".join(f"'sha256-{base64.b64encode(digest).decode()}'" for digest in digests)
         return _POLICY.format(hashes=hashes)
@@ -90,6 +90,6 @@ class PageFiles:
 
 
 def _page_file(name: str, body: bytes) -> PageFile:
-    # Without the time of the compression, which would change the bytes.
+    # Without a timestamp, which would change the bytes.
     compressed = gzip.compress(body, mtime=0) if len(body) >= MIN_COMPRESSED_BYTES else None
     return PageFile(body, compressed, TYPES[PurePosixPath(name).suffix])

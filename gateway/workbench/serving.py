@@ -1,4 +1,4 @@
-"""`GET /ui`: the page of the workbench and its files; `GET /api/v1/caller`: what the key of the page may do."""
+"""`GET /ui`: the workbench's page and files; `GET /api/v1/caller`: what the page's key may do."""
 
 import asyncio
 from importlib.metadata import version
@@ -68,7 +68,7 @@ async def get_caller(deps: Gateway, request: Request) -> Response:
 
 
 def _require_enabled(deps: GatewayDeps, request: Request) -> None:
-    """Raises NOT_FOUND where the page is switched off, PERMISSION_DENIED where anyone on the network could use it."""
+    """Raises NOT_FOUND if the page is disabled, PERMISSION_DENIED if anyone on the network could use it."""
     if not deps.config.workbench.enabled:
         raise WeftError(Reason.NOT_FOUND, "the workbench is switched off (`gateway.workbench.enabled`)")
     if not deps.gate.needs_keys:
