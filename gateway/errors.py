@@ -1,8 +1,8 @@
-"""Errors as HTTP: one envelope for every answer that is not 2xx, and the headers that tell a client whether to retry.
+"""Errors as HTTP: one envelope for every answer that is not 2xx, and the headers that control clients' retries.
 
     {"error": {"message": ..., "type": ..., "param": ..., "code": ...}, "request_id": ...}
 
-Clients of Anthropic's API get theirs; `param` is present only where a field is wrong:
+Clients of Anthropic's API get its format; `param` is present only if a field is wrong:
 
     {"type": "error", "error": {"type": ..., "message": ..., "code": ..., "param": ...}, "request_id": ...}
 
@@ -13,8 +13,8 @@ Clients of Ollama's API get the message as text; `param` as above:
 Refusals for lack of capacity also contain figures; see FIGURES.
 
     WeftError
-    ├── EdgeError        HTTP has a finer status than the reason (408, 431), or asks for a header (405)
-    ├── DetailedError    the envelope holds figures besides, or another code
+    ├── EdgeError        has a more specific HTTP status than its reason (408, 431), or a required header (405)
+    ├── DetailedError    has additional figures, or another code
     └── ClientGoneError  the caller disconnected; no answer is sent
 """
 
@@ -47,7 +47,7 @@ class Dialect(Enum):
 
 
 def dialect_of(path: str, headers: Mapping[bytes, bytes]) -> Dialect:
-    """Returns the dialect of a path; for a path that both have, the header `anthropic-version` decides."""
+    """Returns the dialect of a path; if both APIs have the path, the header `anthropic-version` decides."""
     if is_under(path, _MESSAGES) or (is_under(path, _MODELS) and _VERSION in headers):
         return Dialect.ANTHROPIC
     if is_under(path, _OLLAMA) and not is_under(path, _RESOURCES):
@@ -61,7 +61,7 @@ def is_under(path: str, root: str) -> bool:
 
 
 MIN_RETRY_AFTER_SECONDS = 1
-# openai-js ignores a longer Retry-After, openai-py does not retry at all above 120 s.
+# openai-js ignores a longer Retry-After; openai-py does not retry above 120 s.
 MAX_RETRY_AFTER_SECONDS = 60
 
 _BUSY_STATUSES = frozenset({429, 503})
@@ -69,10 +69,10 @@ _BUSY_STATUSES = frozenset({429, 503})
 _RETRIED_BY_CLIENTS = frozenset({408, 409, 429})
 _TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 _CODES: Mapping[Reason, str] = MappingProxyType({Reason.UNAUTHENTICATED: "invalid_api_key"})
-"""OpenAI's codes, which clients switch on, where the reason has another name.
+"""OpenAI's codes, which clients check, for reasons with another name.
 
-`model_not_found`, `context_length_exceeded` and `rate_limit_exceeded` are OpenAI's names and the reasons' own.
-`insufficient_quota` is not used: it stops a client for good, and every limit here ends by itself.
+`model_not_found`, `context_length_exceeded` and `rate_limit_exceeded` are also the names of their reasons.
+`insufficient_quota` is not used: it stops a client permanently, but every limit here is temporary.
 """
 # Anthropic's error types; its status 529 ("overloaded") is not used here.
 _ANTHROPIC_TYPES = {
@@ -87,7 +87,7 @@ _ANTHROPIC_TYPES = {
 }
 # RFC 9110: a 401 names an authentication scheme.
 _CHALLENGES = {401: ((b"www-authenticate", b"Bearer"),)}
-# Their messages may contain files, addresses or code: they go to the log only.
+# Their messages may contain files, addresses or code, and are only logged.
 _NOT_FOR_CALLERS = frozenset({Reason.INTERNAL, Reason.UNSPECIFIED})
 _INTERNAL_MESSAGE = "an internal error; the gateway's log has the details under this request id"
 
@@ -106,13 +106,13 @@ _WITH_FIGURES = frozenset(
 )
 
 _TOO_LONG = "prompt is too long: "
-"""Anthropic's prefix: clients look for it, and shorten the conversation when they find it."""
+"""Anthropic's prefix, by which clients detect that they have to shorten the conversation."""
 
 _encode = msgspec.json.Encoder().encode
 
 
 class EdgeError(WeftError):
-    """A refusal for which HTTP has a finer status than the reason, or needs a header."""
+    """A refusal with a more specific HTTP status than its reason, or with required headers."""
 
     def __init__(
         self, http_status: int, reason: Reason, message: str, *, headers: tuple[tuple[bytes, bytes], ...] = ()
@@ -123,7 +123,7 @@ class EdgeError(WeftError):
 
 
 class DetailedError(WeftError):
-    """A refusal with machine-readable details; `code` replaces the reason's name where it is set."""
+    """A refusal with machine-readable details; `code`, if set, replaces the reason's name."""
 
     def __init__(
         self,
@@ -157,7 +157,7 @@ def shutting_down() -> WeftError:
 
 
 def connection_lost() -> WeftError:
-    """Returns the error of a request whose connection to another service of the mesh was closed under its call."""
+    """Returns the error of a request that lost its connection to another service of the mesh."""
     return WeftError(Reason.SERVICE_UNAVAILABLE, CONNECTION_LOST, retry_after_seconds=1)
 
 
@@ -167,7 +167,7 @@ def http_status(error: WeftError) -> int:
 
 
 def figures_of(error: WeftError) -> dict[str, float]:
-    """Returns the figures of a refusal for lack of capacity; values that are not numbers are left out."""
+    """Returns the figures of a refusal for lack of capacity, without values that are not numbers."""
     if error.reason not in _WITH_FIGURES:
         return {}
     found: dict[str, float] = {}
@@ -187,7 +187,7 @@ def _number(text: str) -> float | None:
 
 
 _CALLERS_NAMES = MappingProxyType({"choice_count": "n"})
-"""Names over HTTP of the fields of messages that runners refuse by another name."""
+"""HTTP names of message fields that runners refuse by another name."""
 
 
 def envelope(error: WeftError, request_id: str = "", dialect: Dialect = Dialect.OPENAI) -> bytes:
@@ -247,13 +247,13 @@ def _machine_fields(error: WeftError) -> dict[str, object]:
 
 
 def code_of(error: WeftError) -> str:
-    """Returns the machine-readable code of an error: OpenAI's where it has one, else the name of the reason."""
+    """Returns an error's machine-readable code: OpenAI's if there is one, otherwise the reason's name."""
     own = error.code if isinstance(error, DetailedError) else ""
     return own or _CODES.get(error.reason) or error.reason.name.lower()
 
 
 def retry_headers(error: WeftError) -> list[tuple[bytes, bytes]]:
-    """Returns `retry-after` where waiting helps or the status requires it, and `x-should-retry` for clients."""
+    """Returns `retry-after` if waiting helps or the status requires it, and `x-should-retry` for clients."""
     status = http_status(error)
     retryable = error.traits.retryable and not _is_long_limit(error)
     headers: list[tuple[bytes, bytes]] = []
@@ -266,12 +266,12 @@ def retry_headers(error: WeftError) -> list[tuple[bytes, bytes]]:
 
 
 def _is_long_limit(error: WeftError) -> bool:
-    """Whether a limit has no room for longer than clients wait: they must not retry automatically."""
+    """Whether a rate limit lasts longer than clients wait, so that they must not retry automatically."""
     return error.reason is Reason.RATE_LIMIT_EXCEEDED and (error.retry_after_seconds or 0.0) > MAX_RETRY_AFTER_SECONDS
 
 
 def retry_after_seconds(error: WeftError) -> int:
-    """Returns whole seconds, 1 to 60; more for a limit that has no room for longer, where no client should retry."""
+    """Returns whole seconds, 1 to 60; more for a limit that lasts longer, at which no client should retry."""
     if _is_long_limit(error):
         return math.ceil(error.retry_after_seconds or 0.0)
     wanted = min(MAX_RETRY_AFTER_SECONDS, error.retry_after_seconds or 0.0)
@@ -280,7 +280,7 @@ def retry_after_seconds(error: WeftError) -> int:
 
 JSON = b"application/json"
 OLLAMA_JSON = b"application/json; charset=utf-8"
-"""Type of every answer of Ollama's API that is no stream, as Ollama sends it."""
+"""Content type of Ollama's answers except streams, as Ollama sends it."""
 
 
 def error_headers(error: WeftError, body: bytes, dialect: Dialect = Dialect.OPENAI) -> list[tuple[bytes, bytes]]:
@@ -301,7 +301,7 @@ RATE_LIMIT_HEADERS = tuple(
 
 
 def rate_limit_headers(status: RateLimitStatus | None) -> list[tuple[bytes, bytes]]:
-    """Returns the headers; none where nothing limits the caller."""
+    """Returns the rate limit headers; empty: no limit applies."""
     return [] if status is None else [header for unit, window in _windows(status) for header in _headers(unit, window)]
 
 
@@ -319,7 +319,7 @@ def _headers(unit: str, window: RateLimitWindow) -> Iterator[tuple[bytes, bytes]
 
 
 def reset_words(seconds: float) -> str:
-    """Returns a length of time as OpenAI writes it: "0s", "120ms", "8.64s", "6m0s", "26h3m0s"."""
+    """Returns a duration in OpenAI's format: "0s", "120ms", "8.64s", "6m0s", "26h3m0s"."""
     millis = max(0, round(seconds * 1e3))
     if 0 < millis < 1_000:
         return f"{millis}ms"

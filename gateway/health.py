@@ -19,7 +19,7 @@ from weft.kernel.principal import Access, Resource, Role
 from weft.kernel.reasons import Reason
 
 VIEW_TELEMETRY = Access(Resource.TELEMETRY, Role.VIEW)
-"""What callers need to see components, and not the status alone."""
+"""Access that callers need to see components besides the status."""
 MAX_AUTHORITY_BYTES = 65_536
 
 
@@ -37,7 +37,7 @@ async def get_health(deps: Gateway, request: Request) -> Response:
 
 
 def component_fields(deps: InferenceDeps, request: Request) -> dict[str, object]:
-    """Returns the components of this process for callers that may see its telemetry, none for others."""
+    """Returns the components of this process if the caller may see its telemetry, otherwise nothing."""
     components = deps.health.component_documents()
     if not components or not deps.gate.allows(request.scope, VIEW_TELEMETRY):
         return {}
@@ -113,7 +113,7 @@ def unhealthy(status: str) -> WeftError:
 
 
 def unhealthy_response(fields: Mapping[str, object], error: WeftError, request_id: str) -> Response:
-    """Returns the answer of a failed health check: `fields` come first, for probes, then the error envelope."""
+    """Returns the answer of a failed health check: `fields` for probes, then the error envelope."""
     body = encode_json(fields)[:-1] + b"," + envelope(error, request_id)[1:]
     response = Response(body, status_code=error.traits.http_status)
     response.raw_headers = error_headers(error, body)
@@ -122,7 +122,7 @@ def unhealthy_response(fields: Mapping[str, object], error: WeftError, request_i
 
 HEALTH = ApiRouter("operations")
 HEALTH.add_get("/health", None, get_health, name="health", with_head=True)
-# As probes of other services name it.
+# The path that many probes use by default.
 HEALTH.add_get("/healthz", None, get_livez, name="healthz", with_head=True)
 HEALTH.add_get("/ca.pem", None, get_authority, name="authority", with_head=True)
 PROBES = ApiRouter("operations")

@@ -1,4 +1,4 @@
-"""Prometheus metrics of the gateway. No label comes from a caller: models are names the fleet knows, or `unknown`."""
+"""Prometheus metrics of the gateway. No label comes from a caller: models are names of the fleet, or `unknown`."""
 
 from prometheus_client import Gauge
 
@@ -46,25 +46,25 @@ class GatewayMetrics:
         self.active_streams = Gauge("weft_gateway_active_streams", "Streams being answered.", registry=page.registry)
 
     def request_ended(self, facts: RequestFacts, seconds: float) -> None:
-        """Count a request and its duration."""
+        """Counts a request and its duration."""
         reason = _COMPLETED if facts.error is None else facts.error.reason.name.lower()
         self._requests.of(facts.model, facts.surface, str(facts.status), reason).inc()
         self._duration.of(facts.model, facts.surface).observe(seconds, exemplar_of(facts.trace))
 
     def end_reported(self, fate: EndFate) -> None:
-        """Count what became of the end of a request whose router was lost."""
+        """Counts the report of the end of a request that lost its router, by its outcome."""
         self._ends.of(fate.value).inc()
 
     def refused(self, status: int) -> None:
-        """Count a request refused before routing: its head was not HTTP, too large or too slow."""
+        """Counts a request refused before routing, because its head was not HTTP, too large or too slow."""
         self._requests.of(UNKNOWN_MODEL, "none", str(status), "refused").inc()
 
     def first_token(self, facts: RequestFacts, seconds: float) -> None:
-        """Record when a stream's first content was sent."""
+        """Records when a stream's first content was sent."""
         self._first_token.of(facts.model, facts.surface).observe(seconds, exemplar_of(facts.trace))
 
     def tokens_used(self, facts: RequestFacts, usage: usage_pb2.Usage) -> None:
-        """Count the tokens of an answer."""
+        """Counts the tokens of an answer."""
         for kind, count in (
             ("prompt", usage.prompt_tokens),
             ("cached", usage.cached_prompt_tokens),

@@ -26,27 +26,27 @@ class RequestFacts:
     surface: str = "none"
     """The API: chat, completions, embeddings, messages, responses, tasks, models, api, health, metrics, or none."""
     model: str = UNKNOWN_MODEL
-    """A name the fleet knows, or `unknown`: callers do not add names to the metrics."""
+    """A name of the fleet, or `unknown`, so that callers cannot add metric labels."""
     was_dispatched: bool = False
-    """Whether the request was dispatched; the dispatcher then logs it."""
+    """Whether the request was dispatched, after which the dispatcher logs it."""
     status: int = 0
-    """The HTTP status sent; 0 before that."""
+    """The HTTP status sent; 0: none yet."""
     error: WeftError | None = None
-    """Why the request failed, also after the status was sent."""
+    """Why the request failed, even after the status was sent."""
     principal: Principal = LOCAL
     """The caller, once authenticated."""
     dialect: Dialect = Dialect.OPENAI
     """The error format and headers of the answer."""
     trace: TraceContext | None = None
-    """Its span, and that of what it causes in the mesh; None: tracing is off."""
+    """The request's span, the parent of what it causes in the mesh; None: tracing is off."""
     caller_span: TraceContext | None = None
-    """The span of its caller, as its `traceparent` says; None: it has none."""
+    """The caller's span, from `traceparent`; None: not given."""
     task_id: str = ""
-    """The request's durable task, once there is one; every answer then has its id."""
+    """The request's durable task, which response headers then name."""
 
 
 def headers_of(scope: Scope) -> Headers:
-    """Returns the headers by lower-case name; of a repeated one the last. They are looked up some ten times."""
+    """Returns the headers by lower-case name; of a repeated one the last. Cached: a request reads them ten times."""
     found: Headers | None = scope.get(_HEADERS_KEY)
     if found is None:
         found = scope[_HEADERS_KEY] = dict(scope["headers"])

@@ -1,7 +1,6 @@
-"""Signed addresses of results: an address reads one result without a key until it expires.
+"""Signed URLs of results: a URL gives access to one result without a key until it expires.
 
-HMAC-SHA256 over the tenant, the id and the end, with a key that the gateways of a mesh share. An address names nothing
-but its result: another id, tenant or end needs another signature.
+HMAC-SHA256 of the tenant, the id and the expiry, with a key that the gateways of a mesh share.
 """
 
 import base64
@@ -28,25 +27,22 @@ _PURPOSE = b"weft result v1"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SignedResult:
-    """The parameters of an address."""
+    """The parameters of a signed URL."""
 
     tenant: str
     file_id: str
     expires: str
-    """Seconds since 1970."""
+    """Unix time in seconds."""
     signature: str
 
 
 class ResultLinks:
-    """Makes and checks the addresses of one gateway's results."""
+    """Creates and checks the URLs of one gateway's results."""
 
     def __init__(
         self, key: bytes, clock: Clock, *, link_seconds: float, public_url: str = "", public_scheme: str = ""
     ) -> None:
-        """`public_url`: how callers reach the gateway; empty: as the request that asks says.
-
-        `public_scheme`: theirs; empty: that of the connection.
-        """
+        """`public_url`: the gateway's URL for callers; empty: from the request, with `public_scheme` if given."""
         if len(key) != KEY_BYTES:
             raise ValueError(f"the key must have {KEY_BYTES} bytes")
         self._key = key
@@ -56,24 +52,24 @@ class ResultLinks:
         self._public_scheme = public_scheme
 
     def base_of(self, scope: Scope) -> str:
-        """Returns how the caller of a request reaches the gateway."""
+        """Returns the URL by which the caller of a request reaches the gateway; empty: unknown."""
         if self._public_url:
             return self._public_url
         host = headers_of(scope).get(b"host", b"").decode("latin-1")
         return f"{self._public_scheme or scope['scheme']}://{host}" if host else ""
 
     def link(self, base: str, tenant: str, file_id: str) -> str:
-        """Returns the address of a result."""
+        """Returns the signed URL of a result."""
         expires = str(int(self._clock.utc_now().timestamp() + self._link_seconds))
         query = {"tenant": tenant, "expires": expires, "signature": self._signature(tenant, file_id, expires)}
         return f"{base}{RESULTS_PATH}/{quote(file_id, safe='')}?{urlencode(query)}"
 
     def require_valid(self, asked: SignedResult) -> None:
-        """Raises NOT_FOUND for a wrong signature, and the same as HTTP status 410 for an address that has expired."""
+        """Raises NOT_FOUND for a wrong signature; for an expired URL, with HTTP status 410."""
         names = ((asked.tenant, MAX_TENANT_CHARS), (asked.file_id, MAX_REQUEST_ID_CHARS))
         is_form = all(is_token(text, most) for text, most in names) and len(asked.expires) <= MAX_EXPIRY_CHARS
         own = self._signature(asked.tenant, asked.file_id, asked.expires)
-        # Compared as bytes: text beyond ASCII is refused by compare_digest.
+        # Compared as bytes, because compare_digest rejects text beyond ASCII.
         is_signed = hmac.compare_digest(own.encode(), asked.signature.encode("utf-8", "replace"))
         if not (is_form and is_signed):
             raise file_not_found(asked.file_id)

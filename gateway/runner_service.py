@@ -1,4 +1,4 @@
-"""The runner API as a service that `weft_app.compose` composes beside a runner, and its ASGI application."""
+"""The runner API as a service that `weft_app.compose` starts beside a runner, and its ASGI application."""
 
 from collections.abc import Sequence
 
@@ -27,7 +27,7 @@ from weft.kernel.tracing import ServiceName
 def build(
     config: RunnerApiConfig, ports: RunnerApiPorts, *, metrics: MetricsPage | None = None, clock: Clock | None = None
 ) -> "RunnerApiService":
-    """Returns the HTTP API of a runner, not started. `metrics` receives its metrics; by default it has its own page."""
+    """Returns the HTTP API of a runner, not started. `metrics` receives its metrics; None: a separate page."""
     ticking = clock or SystemClock()
     fleet, limits = ports.fleet, config.edge.rate_limits
     edge_metrics = GatewayMetrics(metrics)
@@ -70,7 +70,7 @@ def build(
 def create_app(deps: RunnerApiDeps) -> EdgeApp:
     """Returns the application of one runner."""
     app = bare_app("weft runner", deps.inference, RUNNER_ROUTERS)
-    # Before the models, whose names may have slashes.
+    # Before the endpoints of models, whose names may have slashes.
     app.serve(RUNNER_OPERATIONS, {RunnerApiDeps: deps})
     app.serve(OPENAI, {InferenceDeps: deps.inference})
     app.serve(RUNNER_STATE)
@@ -82,7 +82,7 @@ def create_app(deps: RunnerApiDeps) -> EdgeApp:
 
 
 class RunnerApiService:
-    """Satisfies `weft.kernel.service.Service`; it serves HTTP, so it registers nothing on a gRPC server."""
+    """Satisfies `weft.kernel.service.Service`, over HTTP only."""
 
     service_names: Sequence[str] = ()
 
@@ -117,14 +117,14 @@ class RunnerApiService:
 
     @property
     def metrics_url(self) -> str:
-        """The URL of the additional /metrics port; empty: there is none."""
+        """The URL of the additional /metrics port; empty: none."""
         return "" if self._metrics_server is None else self._metrics_server.url
 
     def register(self, server: grpc.aio.Server) -> None:
         """Does nothing: it has no gRPC services."""
 
     async def start(self) -> None:
-        """Bind and accept; while the runner starts, answers are 503. Raises a WeftError if an address is unusable."""
+        """Binds and accepts; answers 503 while the runner starts. Raises a WeftError if an address is unusable."""
         await self._devices.start()
         for server in self._servers():
             await server.start()

@@ -1,4 +1,4 @@
-"""The gateway as a service of `weft_app.compose`: it binds, serves and drains inside the host's event loop."""
+"""The gateway as a service of `weft_app.compose`: binds, serves and drains in the host's event loop."""
 
 from collections.abc import Awaitable, Sequence
 from pathlib import Path
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import asyncio
 
 LAST_REPORTS_SECONDS = 1.0
-"""How long a gateway that stops waits, after its drain, for routers to answer the ends that it holds."""
+"""How long a stopping gateway waits, after its drain, for routers to accept the ends that it has to report."""
 
 
 def build(
@@ -33,16 +33,16 @@ def build(
     clock: Clock | None = None,
     socket_path: Path | None = None,
 ) -> "GatewayService":
-    """Returns a gateway that is not started. `metrics` receives its metrics; by default it has its own page.
+    """Returns a gateway that is not started. `metrics` receives its metrics; None: a separate page.
 
-    `socket_path`: a Unix socket that it serves too; callers without a key are local there.
+    `socket_path`: an additional Unix socket, on which callers without a key are local.
     """
     metrics_of = GatewayMetrics(metrics)
     return GatewayService(config, ports, metrics=metrics_of, clock=clock or SystemClock(), socket_path=socket_path)
 
 
 class GatewayService:
-    """Satisfies `weft.kernel.service.Service`; it serves HTTP, so it registers nothing on a gRPC server."""
+    """Satisfies `weft.kernel.service.Service`, over HTTP only."""
 
     service_names: Sequence[str] = ()
 
@@ -78,10 +78,9 @@ class GatewayService:
             )
 
     def reconfigure(self, config: GatewayConfig) -> None:
-        """Serve requests that come from now on by other settings; those that run keep the settings they began with.
+        """Applies other settings to new requests; running ones keep theirs.
 
-        Address, TLS, limits of connections, and the bounds of event watches, running responses and finishing batches
-        stay as they are.
+        Address, TLS, limits of connections, and bounds of event watches, running responses and finishing batches stay.
         """
         deps = self._deps
         self._deps = gateway_deps(
@@ -98,7 +97,7 @@ class GatewayService:
 
     @property
     def port(self) -> int:
-        """The port that it listens on; the configured one before the start."""
+        """The listening port; the configured one before the start."""
         return self._server.port
 
     @property
@@ -110,7 +109,7 @@ class GatewayService:
         """Does nothing: it has no gRPC services."""
 
     async def start(self) -> None:
-        """Bind and accept. Raises a WeftError if the address is not loopback or not available."""
+        """Binds and accepts. Raises a WeftError if the address is unavailable, or lacks the required protection."""
         await self._server.start()
         if self._home_server is not None:
             await self._home_server.start()

@@ -1,4 +1,4 @@
-"""The names that a caller may see, by the kind of an unknown one: its error names those of them that are close."""
+"""The names that a caller may see, for the close names in errors about unknown ones."""
 
 from collections.abc import Iterable
 
@@ -22,13 +22,13 @@ from weft.kernel.unknown_names import (
 )
 
 _REQUESTABLE = frozenset({"", MODEL, POOL, MODEL_OR_POOL, AGENT, ROUTE, WORKFLOW, TARGET})
-"""Kinds whose names are those that requests can ask for."""
+"""Kinds whose names requests can ask for."""
 
 
 def with_visible_names(error: WeftError, view: FleetView, principal: Principal) -> WeftError:
-    """Returns the error for an unknown name with the close ones that the caller may see; any other error as it is.
+    """Returns an error for an unknown name with the close names that the caller may see; other errors unchanged.
 
-    Services behind the gateway do not know its caller, and may have named others.
+    Services behind the gateway do not know its caller, and may have listed other names.
     """
     return among(error, _visible(error, view, principal)) if UNKNOWN_NAME in error.metadata else error
 
@@ -45,7 +45,7 @@ def _visible(error: WeftError, view: FleetView, principal: Principal) -> Iterabl
     if kind == TARGET:
         return seen
     if kind in (AGENT, ROUTE, WORKFLOW):
-        # As the model of a request it is named with its prefix, as a resource without.
+        # A request's model has the prefix, the name of a resource does not.
         prefix, keep = f"{kind}/", error.reason is Reason.MODEL_NOT_FOUND
         return (each if keep else each.removeprefix(prefix) for each in seen if each.startswith(prefix))
     return (each for each in seen if "/" not in each)

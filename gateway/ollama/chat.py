@@ -92,7 +92,7 @@ def _answered(work: Work, params: GeneratingRequest, shape: Shape) -> Response:
 def _changed_load(
     deps: GatewayDeps, operations: OperationsClient | None, request: Request, params: GeneratingRequest, shape: Shape
 ) -> Response:
-    """Loads the model, or unloads it where it is not to be kept, as an operation; answers at its end."""
+    """Loads the model, or unloads it if `keep_alive` is 0, as an operation; answers when that has ended."""
     deps.note(request.scope, surface=SURFACE, model=params.model)
     asked = deps.asked(request.scope, mesh_name(deps.fleet.view, params.model))
     name = require_model_name(asked.model, "model")

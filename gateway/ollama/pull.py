@@ -50,7 +50,7 @@ async def pull_model(deps: Gateway, operations: Operations, request: Request) ->
     if params.insecure:
         raise invalid_field("insecure", "is a setting of the mesh: model_store.allow_http")
     given = (params.model or params.name or "").removesuffix(LATEST)
-    # What the mesh's configuration names needs no further right of the caller.
+    # Configured sources and known short names need no further permission.
     source = _listed_source(given, deps.config.ollama_sources) or short_source(given)
     if source is None:
         source = given
