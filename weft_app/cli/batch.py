@@ -5,9 +5,8 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal, get_args
 
 import typer
 from rich.markup import escape
@@ -48,15 +47,8 @@ _OVER = frozenset({"completed", "failed", "expired", "cancelled"})
 app = typer.Typer(help="Submit batches of requests, and fetch their answers.", no_args_is_help=True)
 
 
-class Endpoint(StrEnum):
-    """Endpoint that the lines of a file are sent to."""
-
-    CHAT = "/v1/chat/completions"
-    COMPLETIONS = "/v1/completions"
-    EMBEDDINGS = "/v1/embeddings"
-    RESPONSES = "/v1/responses"
-
-
+Endpoint = Literal["/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses"]
+"""Endpoint that the lines of a file are sent to."""
 FormatOption = Annotated[NamedFormat, typer.Option("--output", "-o", help="Output format; `name` prints only the id.")]
 IdArgument = Annotated[str, typer.Argument(metavar="ID", help="Id of the batch, from `weft batch list`.")]
 WatchOption = Annotated[bool, typer.Option("--watch", "-w", help="Show progress, and wait for its end.")]
@@ -120,7 +112,7 @@ def submit(
     if file.exists() and not file.is_file():
         # The file is read twice, and the second read of a pipe is empty.
         raise invalid_field("FILE", f"{file} is not a regular file; save the output of a pipe to a file first")
-    body: Document = {"endpoint": (endpoint or Endpoint(_endpoint_of(file))).value, "completion_window": "24h"}
+    body: Document = {"endpoint": endpoint or _endpoint_of(file), "completion_window": "24h"}
     if metadata:
         body["metadata"] = _pairs(metadata)
     if window is not None:
@@ -379,9 +371,9 @@ def _endpoint_of(file: Path) -> str:
         raise invalid_field("FILE", f"{file} cannot be read: {error.strerror}") from error
     except (ValueError, AttributeError):
         url = None
-    if url not in {each.value for each in Endpoint}:
+    if url not in get_args(Endpoint):
         raise invalid_field(
-            "--endpoint", f"the first line of {file} names none; say which, such as {Endpoint.CHAT.value}"
+            "--endpoint", f"the first line of {file} names none; say which, such as {get_args(Endpoint)[0]}"
         )
     return str(url)
 

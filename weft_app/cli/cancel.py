@@ -13,7 +13,7 @@ from weft_app.cli.completion import complete_cancelled_kind
 from weft_app.cli.mesh_api import Document, connect
 from weft_app.cli.options import DEFAULT_HOME, HomeOption, OutputFormat, PageOutputOption, act_on_each, words_of
 from weft_app.cli.output import FORMATS, print_page, safe_text
-from weft_app.cli.targets import record_kind
+from weft_app.cli.targets import record_ids, record_kind
 
 CANCEL_TIMEOUT_SECONDS = 20.0
 """Timeout of a call: a cancelled request is waited for until it has ended."""
@@ -68,11 +68,9 @@ _KIND_OF_PREFIX = dict(zip(("req", "task", "batch", "op"), _KINDS, strict=True))
 
 def _cancelled_kind(words: Sequence[str]) -> tuple[str, list[str]]:
     """Returns the kind and the ids that `KIND ID...`, `KIND/ID...` or `ID...` name. Raises INVALID_ARGUMENT."""
-    first, slash, _ = words[0].partition("/")
-    if (kind := record_kind(first)) in _KINDS:
-        ids = [word.partition("/")[2] for word in words] if slash else list(words[1:])
-        if slash and any(record_kind(word) != kind for word in words):
-            raise invalid_field("ID", f"write {kind}/ID for each, or {kind} once before the ids")
+    if (kind := record_kind(words[0])) in _KINDS:
+        mixed = invalid_field("ID", f"write {kind}/ID for each, or {kind} once before the ids")
+        ids = record_ids(words, kind, lambda _: mixed)
     else:
         found = {_KIND_OF_PREFIX.get(word.partition("-")[0], "") for word in words}
         kind, ids = "".join(found) if len(found) == 1 else "", list(words)

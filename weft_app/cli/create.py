@@ -1,8 +1,7 @@
 """`weft create` and `weft rotate`: resources that are made by options instead of a document."""
 
 from collections.abc import Iterable
-from enum import StrEnum
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -20,13 +19,6 @@ app.command("secret")(create_secret)
 
 rotate_app = typer.Typer(help="Give a secret a new value.", no_args_is_help=True)
 rotate_app.command("secret")(rotate_secret)
-
-
-class ProviderApi(StrEnum):
-    """The interface of a provider."""
-
-    OPENAI = "openai"
-    ANTHROPIC = "anthropic"
 
 
 _OPTIONS = {
@@ -56,7 +48,7 @@ def create_model(
     api_key_ref: Annotated[
         str, typer.Option(metavar="secret/NAME", help="Secret with its key; none: it needs no key.")
     ] = "",
-    api: Annotated[ProviderApi, typer.Option(help="Interface of the provider.")] = ProviderApi.OPENAI,
+    api: Annotated[Literal["openai", "anthropic"], typer.Option(help="Interface of the provider.")] = "openai",
     upstream_model: Annotated[str, typer.Option(help="The provider's name of the model. Default: NAME.")] = "",
     pool: Annotated[str, typer.Option(help="Pool that it is a member of.")] = "",
     embeddings: Annotated[bool, typer.Option("--embeddings", help="The model also serves embeddings.")] = False,
@@ -86,7 +78,7 @@ def create_model(
     require_name(name, "NAME")
     provider = {
         "url": url,
-        "api": api.value,
+        "api": api,
         "upstreamModel": upstream_model,
         "apiKeyRef": api_key_ref,
         "slots": slots,

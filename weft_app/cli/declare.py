@@ -28,9 +28,9 @@ from weft_app.cli.options import DEFAULT_HOME, EXIT_USAGE, HomeOption, act_on_ea
 from weft_app.cli.output import json_text, say
 from weft_app.cli.secrets import delete_secrets
 from weft_app.cli.targets import (
+    MISSING,
     SelectorOption,
     Target,
-    is_missing,
     parse_targets,
     record_kind,
     selected_names,
@@ -245,7 +245,9 @@ def delete(
     if selector:
         targets = _selected(home, resources or [], selector)
     with connect(home, FORCED_DELETE_TIMEOUT_SECONDS) as api:
-        act_on_each(targets, lambda target: _delete(api, target, ignore_not_found, force=force))
+        act_on_each(
+            targets, lambda target: _delete(api, target, force=force), ignored=MISSING if ignore_not_found else ()
+        )
 
 
 def _selected(home: Path, words: list[str], selector: str) -> list[Target]:
@@ -276,16 +278,10 @@ _DELETED_FIRST: Mapping[ResourceKind, int] = MappingProxyType(
 """The order in which kinds are deleted; others come last."""
 
 
-def _delete(api: MeshApi, target: Target, ignore_not_found: bool, *, force: bool) -> None:
-    """Deletes one resource."""
+def _delete(api: MeshApi, target: Target, *, force: bool) -> None:
     path = f"/api/v1/{target.kind.plural}/{target.name}"
-    try:
-        runner = _returns_with(api.get(path)) if force else ""
-        api.delete(path, force=force)
-    except WeftError as error:
-        if is_missing(error) and ignore_not_found:
-            return
-        raise
+    runner = _returns_with(api.get(path)) if force else ""
+    api.delete(path, force=force)
     say(f"{target} deleted\n")
     if runner:
         note(f"{target} comes back when {runner} is started again (weft restart), unless its weft.yaml is without it")

@@ -1,9 +1,8 @@
 """`weft edge`: configurations of an Envoy that others run, from weft's own."""
 
 import shlex
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -32,13 +31,6 @@ def edge() -> None:
     """Print the configuration of an Envoy in front of gateways or a relay."""
 
 
-class EdgeFormat(StrEnum):
-    """Formats that Envoy reads."""
-
-    YAML = "yaml"
-    JSON = "json"
-
-
 @app.command("config")
 def config(
     context: typer.Context,
@@ -54,7 +46,7 @@ def config(
     relay: Annotated[str | None, typer.Option(help=f"Address of the relay. Default {RELAY}.")] = None,
     certificate: Annotated[Path | None, typer.Option(help="PEM chain, as Envoy finds it. Default: plain HTTP.")] = None,
     key: Annotated[Path | None, typer.Option(help="PEM key of the certificate, as Envoy finds it.")] = None,
-    output: Annotated[EdgeFormat, typer.Option("--output", "-o", help="Output format.")] = EdgeFormat.YAML,
+    output: Annotated[Literal["yaml", "json"], typer.Option("--output", "-o", help="Output format.")] = "yaml",
 ) -> None:
     """Print an Envoy configuration: its limits are those of weft.yaml (`edge`, `gateway.connections`).
 
@@ -84,7 +76,7 @@ def config(
                 certificate=CertificateFiles(certificate=str(certificate), key=str(key)) if certificate else None,
             )
         )
-    if output is EdgeFormat.JSON:
+    if output == "json":
         say(json_text(document))
     else:
         words = arguments_of(context, without=frozenset({"kind", "config", "output"}))

@@ -4,7 +4,6 @@ import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
@@ -172,7 +171,7 @@ class RecordChanges:
     def __init__(
         self,
         listing: Listing,
-        output: StrEnum,
+        output: str,
         *,
         gone: str = "gone",
         last_row: Callable[[Any], Any] | None = None,
@@ -240,7 +239,7 @@ class RecordChanges:
 
     def _farewell(self, name: str) -> str:
         kind, _, own_name = name.rpartition("/")
-        match self._output.value:
+        match self._output:
             case "json":
                 named = {"kind": kind, "name": own_name} if self._gone == DELETED else {"name": name}
                 return json_line(named | {self._gone: True})
@@ -254,7 +253,7 @@ class RecordChanges:
         return table.line([own_name if self._has_header else name, *cells])
 
 
-def poll_records(listing: Listing, output: StrEnum, read: Callable[[], Iterable[Any]]) -> None:
+def poll_records(listing: Listing, output: str, read: Callable[[], Iterable[Any]]) -> None:
     """Prints records until Ctrl-C, then each that is new, has changed or is gone, as successive readings show it.
 
     Raises the error of a reading, that of a mesh which is away only after a minute.

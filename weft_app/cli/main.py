@@ -12,7 +12,7 @@ from difflib import get_close_matches
 from enum import Enum
 from importlib import import_module
 from pathlib import Path
-from typing import Annotated, Any, cast
+from typing import Annotated, Any, Literal, cast, get_args, get_origin
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -374,6 +374,8 @@ def _plain(value: Any, param: Any) -> Any:
         return _UNKNOWN
     if kind == list[str] and is_many and isinstance(value, list | tuple):
         return list(value) if all(type(each) is str for each in value) else _UNKNOWN
+    if get_origin(kind) is Literal:
+        return value if value in get_args(kind) else _UNKNOWN
     return _UNKNOWN if is_many or not isinstance(kind, type) else _plain_one(value, kind, info)
 
 

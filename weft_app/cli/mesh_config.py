@@ -3,8 +3,7 @@
 import json
 import os
 from dataclasses import asdict
-from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -20,16 +19,8 @@ ALLOW_CLOUD_FALLBACK = "allowCloudFallback"
 JOURNAL = "journal"
 
 
-class ConfiguredService(StrEnum):
-    """The command that reads a configuration; each reads other environment variables."""
-
-    UP = "up"
-    REGISTRY = "registry"
-    ROUTER = "router"
-    GATEWAY = "gateway"
-    RUNNER = "runner"
-
-
+ConfiguredService = Literal["up", "registry", "router", "gateway", "runner"]
+"""The command that reads a configuration; each reads other environment variables."""
 _MEANINGS = {
     ALLOW_CLOUD_FALLBACK: "routes may fall back to remote models",
     JOURNAL: "whether requests are durable tasks: none, wait, or keep (also when the caller leaves)",
@@ -60,7 +51,7 @@ def show(
     effective: Annotated[bool, typer.Option("--effective", help="Show every value, defaults included.")] = False,
     service: Annotated[
         ConfiguredService, typer.Option(help="Which command reads it: `weft up`, or `weft serve SERVICE`.")
-    ] = ConfiguredService.UP,
+    ] = "up",
     port: Annotated[
         int | None, typer.Option("--port", "-p", help="Same as this option of `weft up` or `weft serve`.")
     ] = None,
@@ -81,7 +72,7 @@ def show(
     given = {
         name: Given(value, f"command line flag {flag}") for name, (flag, value) in flags.items() if value is not None
     }
-    loaded = load_with_sources(config, given, environment_of(service.value, os.environ))
+    loaded = load_with_sources(config, given, environment_of(service, os.environ))
     _VALUES.print((value for value in effective_values(loaded) if effective or value.source != DEFAULT), output)
 
 

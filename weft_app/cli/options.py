@@ -3,7 +3,7 @@
 import re
 import signal
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from enum import StrEnum
 from importlib import import_module
@@ -212,16 +212,20 @@ def act_on_each(
     items: Iterable[Item],
     act: Callable[[Item], None],
     words: Callable[[Item, WeftError], str] = lambda _, error: words_of(error),
+    *,
+    ignored: Collection[Reason] = (),
 ) -> None:
     """Does something with each item. A failure is printed as `words`, and does not stop the others.
 
-    Ends the command with the exit code of the first failure.
+    Ends the command with the exit code of the first failure. `ignored`: reasons of failures that are none.
     """
     codes = []
     for item in items:
         try:
             act(item)
         except WeftError as error:
+            if error.reason in ignored:
+                continue
             note(words(item, error))
             codes.append(exit_code(error))
     if codes:

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from enum import StrEnum
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 from unicodedata import category
@@ -150,11 +149,11 @@ class Listing:
     empty: str = ""
     """What is said on stderr of a table without rows."""
 
-    def table(self, output: StrEnum) -> TextTable:
+    def table(self, output: str) -> TextTable:
         """Returns an empty table with the columns of an output format."""
         return TextTable(self.wide if output == "wide" else self.columns)
 
-    def text(self, rows: Iterable[Any], output: StrEnum, whole: Callable[[], Any] | None = None) -> str:
+    def text(self, rows: Iterable[Any], output: str, whole: Callable[[], Any] | None = None) -> str:
         """Returns records as text; `whole` makes their one document where it is not `{kind, items}`."""
         if output in TEXTS:
             return self.table(output).text(rows)
@@ -165,7 +164,7 @@ class Listing:
         document = {"kind": self.kind, "items": [self.document(row) for row in rows]} if whole is None else whole()
         return document_text(document, output)
 
-    def print(self, rows: Iterable[Any], output: StrEnum, whole: Callable[[], Any] | None = None) -> None:
+    def print(self, rows: Iterable[Any], output: str, whole: Callable[[], Any] | None = None) -> None:
         """Prints records; see `text`. A table without rows has its sentence on stderr below it."""
         shown = list(rows)
         say(self.text(shown, output, whole))
@@ -176,7 +175,7 @@ class Listing:
 class Feed:
     """Texts of records of a listing that is printed one by one."""
 
-    def __init__(self, listing: Listing, output: StrEnum) -> None:
+    def __init__(self, listing: Listing, output: str) -> None:
         self._listing = listing
         self._output = output
         self.table = listing.table(output)
@@ -188,7 +187,7 @@ class Feed:
     def row(self, row: Any) -> str:
         """Returns one record."""
         listing = self._listing
-        match self._output.value:
+        match self._output:
             case "json":
                 return json_line(listing.document(row))
             case "yaml" if listing.yaml is not None:
@@ -199,22 +198,22 @@ class Feed:
                 return self.table.row(row)
 
 
-def print_document(document: Any, output: StrEnum) -> None:
+def print_document(document: Any, output: str) -> None:
     """Prints one document as JSON or YAML."""
     say(document_text(document, output))
 
 
-def print_outcome(output: StrEnum, text: str, name: str, document: Any) -> None:
+def print_outcome(output: str, text: str, name: str, document: Any) -> None:
     """Prints what became of one record: as a line for people, as its name, or as one document."""
     say(f"{text}\n" if output == "table" else f"{name}\n" if output == "name" else document_text(document, output))
 
 
-def print_page(output: StrEnum, text: Callable[[], str], document: Callable[[], Any]) -> None:
+def print_page(output: str, text: Callable[[], str], document: Callable[[], Any]) -> None:
     """Prints what is known of one record: as text for people, or as one document."""
     say(text() if output == "table" else document_text(document(), output))
 
 
-def document_text(document: Any, output: StrEnum) -> str:
+def document_text(document: Any, output: str) -> str:
     """Returns one document as JSON or YAML."""
     if output != "yaml":
         return json_text(document)

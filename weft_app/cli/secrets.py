@@ -20,7 +20,7 @@ from weft_app.cli.completion import SECRETS, complete_secret
 from weft_app.cli.mesh_api import Document, MeshApi, connect
 from weft_app.cli.options import DEFAULT_HOME, HomeOption, NamedFormat, act_on_each
 from weft_app.cli.output import print_outcome, say
-from weft_app.cli.targets import record_kind
+from weft_app.cli.targets import record_ids
 
 MAX_VALUE_CHARS = 8_192
 STDIN = "-"
@@ -85,7 +85,8 @@ def rotate_secret(
 
 def delete_secrets(words: Sequence[str], home: Path, *, ignore_not_found: bool, force: bool) -> None:
     """Deletes the secrets that `words` name; a failure of one does not stop the others."""
-    names = _names(words)
+    mixed = invalid_field("KIND", "secrets and other things cannot be named in one command")
+    names = [require_name(name, "NAME") for name in record_ids(words, "secret", lambda _: mixed)]
     if not names:
         raise invalid_field("NAME", "name what is to be deleted")
     with connect(home) as api:
@@ -94,21 +95,10 @@ def delete_secrets(words: Sequence[str], home: Path, *, ignore_not_found: bool, 
             try:
                 api.delete(f"{SECRETS}/{name}", force=force)
             except WeftError as error:
-                if error.reason is Reason.NOT_FOUND and ignore_not_found:
-                    return
                 raise _with_suggestion(api, name, error) from error.__cause__
             say(f"secret/{name} deleted\n")
 
-        act_on_each(names, delete)
-
-
-def _names(words: Sequence[str]) -> tuple[str, ...]:
-    if "/" not in words[0]:
-        return tuple(require_name(name, "NAME") for name in words[1:])
-    pairs = [word.partition("/") for word in words]
-    if any(record_kind(kind) != "secret" for kind, _, _ in pairs):
-        raise invalid_field("KIND", "secrets and other things cannot be named in one command")
-    return tuple(require_name(name, "NAME") for _, _, name in pairs)
+        act_on_each(names, delete, ignored=(Reason.NOT_FOUND,) if ignore_not_found else ())
 
 
 def _value(name: str, source: str | None, from_file: Path | None, from_env: str | None) -> str:

@@ -4,11 +4,10 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
-from enum import StrEnum
 from operator import itemgetter
 from pathlib import Path
 from types import MappingProxyType
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -38,12 +37,6 @@ _SCHEDULERS: Mapping[str, Callable[[Scenario], SchedulerPort]] = MappingProxyTyp
 )
 
 
-class Against(StrEnum):
-    """A scheduler to compare with."""
-
-    FIFO = "fifo"
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Run:
     """The result of one scheduler."""
@@ -61,7 +54,7 @@ def simulate(  # noqa: PLR0917 - options are parameters in typer
         int | None, typer.Option(min=1, max=MAX_REQUESTS, help="Maximum number of requests, instead of the file's.")
     ] = None,
     load: Annotated[float, typer.Option(min=0.001, max=1000.0, help="Factor of the request rates.")] = 1.0,
-    against: Annotated[Against | None, typer.Option(help="Also run this scheduler and compare.")] = None,
+    against: Annotated[Literal["fifo"] | None, typer.Option(help="Also run this scheduler and compare.")] = None,
     explain: Annotated[
         list[int] | None,
         typer.Option(min=1, metavar="REQUEST", help="Print every decision about the n-th request (repeatable)."),
@@ -80,7 +73,7 @@ def simulate(  # noqa: PLR0917 - options are parameters in typer
         max_requests=scenario.max_requests if requests is None else requests,
     )
     runs: dict[str, _Run] = {}
-    for name in [OURS, *([against.value] if against is not None else [])]:
+    for name in [OURS, *([against] if against is not None else [])]:
         runs[name] = _run(scenario, name, tuple(explain or ()), check=check and name == OURS)
         if runs[name].was_interrupted:
             note("interrupted; these are the figures until then")

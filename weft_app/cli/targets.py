@@ -1,6 +1,6 @@
 """Targets of a command: `KIND [NAME...]`, `KIND/NAME...`, or names alone."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -35,12 +35,22 @@ ALL = "all"
 """What stands for every kind in `weft get all`."""
 OTHER_KINDS = ("requests", "clients", "tasks", "secrets", "leases", "routers")
 """What `weft get` lists besides resources."""
-_NOT_FOUND = frozenset({Reason.NOT_FOUND, Reason.MODEL_NOT_FOUND})
+MISSING = frozenset({Reason.NOT_FOUND, Reason.MODEL_NOT_FOUND})
+"""Reasons of errors about what does not exist."""
 
 
 def record_kind(word: str) -> str:
     """Returns the kind of record that a word, or the part of it before a slash, names, such as "task"; empty: none."""
     return _RECORDS.get(word.partition("/")[0].lower(), "")
+
+
+def record_ids(words: Sequence[str], kind: str, mixed: Callable[[str], WeftError]) -> list[str]:
+    """Returns the ids that `KIND ID...` or `KIND/ID...` name. Raises `mixed` of a word that names another kind."""
+    if "/" not in words[0]:
+        return list(words[1:])
+    if others := [word for word in words if record_kind(word) != kind]:
+        raise mixed(others[0])
+    return [word.partition("/")[2] for word in words]
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +155,7 @@ def _document(mesh: MeshApi, target: Target) -> Document | None:
     try:
         return mesh.document(target.kind, target.name)
     except WeftError as error:
-        if error.reason not in _NOT_FOUND:
+        if error.reason not in MISSING:
             raise
         return None
 
@@ -230,7 +240,7 @@ def selected_names(home: Path, kind: ResourceKind, selector: str, done: str) -> 
 
 def is_missing(error: WeftError) -> bool:
     """Whether the error says that something does not exist."""
-    return error.reason in _NOT_FOUND
+    return error.reason in MISSING
 
 
 def _pair(word: str) -> Target:

@@ -2,7 +2,7 @@
 
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from itertools import chain
 from pathlib import Path
 
@@ -31,7 +31,7 @@ from weft_app.cli.output import (
     shortened,
     shown,
 )
-from weft_app.cli.targets import record_kind
+from weft_app.cli.targets import record_ids
 
 TASKS = "/v1/admin/tasks"
 CANCEL_TIMEOUT_SECONDS = 20.0
@@ -99,15 +99,9 @@ _TASKS = Listing(
 
 def task_ids(words: Sequence[str]) -> list[str]:
     """Returns the ids that `task ID...` or `task/ID...` name. Raises INVALID_ARGUMENT."""
-    if "/" in words[0]:
-        found = []
-        for word in words:
-            kind, _, task_id = word.partition("/")
-            if record_kind(kind) != "task":
-                raise invalid_field("NAME", f"{word[:64]!r} is not a task; write task/ID for each")
-            found.append(task_id)
-    else:
-        found = list(words[1:])
+    found = record_ids(
+        words, "task", lambda word: invalid_field("NAME", f"{word[:64]!r} is not a task; write task/ID for each")
+    )
     return [require_token(each, "ID", MAX_REQUEST_ID_CHARS) for each in found]
 
 
@@ -185,23 +179,20 @@ def delete_tasks(words: Sequence[str], home: Path, *, ignore_not_found: bool) ->
     """Deletes finished tasks."""
 
     def delete(api: MeshApi, task_id: str) -> None:
-        try:
-            api.delete(f"{TASKS}/{task_id}")
-        except WeftError as error:
-            if error.reason is not Reason.NOT_FOUND or not ignore_not_found:
-                raise
-            return
+        api.delete(f"{TASKS}/{task_id}")
         say(f"task/{task_id} deleted\n")
 
-    _for_each(words, home, delete)
+    _for_each(words, home, delete, ignored=(Reason.NOT_FOUND,) if ignore_not_found else ())
 
 
-def _for_each(words: Sequence[str], home: Path, act: Callable[[MeshApi, str], None]) -> None:
+def _for_each(
+    words: Sequence[str], home: Path, act: Callable[[MeshApi, str], None], *, ignored: Collection[Reason] = ()
+) -> None:
     ids = task_ids(words)
     if not ids:
         raise invalid_field("ID", "name the tasks, as task ID... or task/ID...")
     with connect(home, CANCEL_TIMEOUT_SECONDS) as api:
-        act_on_each(ids, lambda each: act(api, each))
+        act_on_each(ids, lambda each: act(api, each), ignored=ignored)
 
 
 def wait_for_task(words: Sequence[str], expected: str | None, timeout_seconds: float, home: Path) -> None:

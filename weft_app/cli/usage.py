@@ -4,10 +4,9 @@ import csv
 import io
 from collections.abc import Sequence
 from datetime import UTC
-from enum import StrEnum
 from itertools import chain
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -22,16 +21,7 @@ MAX_ROWS = 10_000
 CALL_TIMEOUT_SECONDS = 30.0
 
 
-class UsageFormat(StrEnum):
-    """Output format of usage."""
-
-    TABLE = "table"
-    WIDE = "wide"
-    CSV = "csv"
-    JSON = "json"
-    YAML = "yaml"
-
-
+UsageFormat = Literal["table", "wide", "csv", "json", "yaml"]
 _GROUPS = {"tenant": "TENANT", "key": "KEY", "model": "MODEL", "asked": "ASKED FOR"}
 _TIMES = {"hour": ("HOUR (UTC)", "%Y-%m-%d %H:00"), "day": ("DAY (UTC)", "%Y-%m-%d")}
 _CSV_COUNTS = (
@@ -52,7 +42,7 @@ def usage(
     until: Annotated[str, typer.Option(help="Requests that ended before; a time ago, or a date.")] = "",
     tenant: Annotated[str, typer.Option(help="Only this tenant.")] = "",
     model: Annotated[str, typer.Option(help="Only this model.")] = "",
-    output: Annotated[UsageFormat, typer.Option("--output", "-o", help="Output format.")] = UsageFormat.TABLE,
+    output: Annotated[UsageFormat, typer.Option("--output", "-o", help="Output format.")] = "table",
     home: HomeOption = DEFAULT_HOME,
 ) -> None:
     """Show what tenants, keys and models used: requests, tokens, media, accelerator time, remote requests.
@@ -74,12 +64,12 @@ def usage(
         )
     if model and not found["items"]:
         _note_unknown(model, home)
-    if output is UsageFormat.CSV:
+    if output == "csv":
         say(csv_text(found, groups))
-    elif output in (UsageFormat.JSON, UsageFormat.YAML):
+    elif output in ("json", "yaml"):
         print_document(found, output)
     else:
-        say(table_text(found, groups, is_wide=output is UsageFormat.WIDE))
+        say(table_text(found, groups, is_wide=output == "wide"))
     if found["hasMore"]:
         note(f"there are more than {MAX_ROWS} rows; name a shorter time, a tenant or a model")
 
