@@ -93,7 +93,7 @@ class GatewayPorts:
     api_keys: RegistryService | None = None
     """Creates and revokes keys; None: no endpoints for it."""
     join_tokens: RegistryService | None = None
-    """Keeps the tokens with which runners join; None: no endpoints for it."""
+    """Stores the tokens with which runners join; None: no endpoints for it."""
     join_command: JoinCommands = _no_command
     """Returns the command with which a runner joins."""
     secrets: RegistryService | None = None
@@ -105,9 +105,9 @@ class GatewayPorts:
     tasks: TaskClient | None = None
     """Runs durable tasks; None: there are none."""
     files: FileClient | None = None
-    """Stores files; None: there are neither files nor batches."""
+    """Stores files; None: there are no files or batches."""
     result_key: bytes | None = None
-    """Signs the addresses of results; None: there are none."""
+    """Signs the URLs of results; None: there are none."""
     batches: BatchClient | None = None
     """Stores batches; None: there are none."""
     requests: RequestSource | None = None
@@ -115,17 +115,17 @@ class GatewayPorts:
     router: RouterSource | None = None
     """Whether a router is reachable; None: it runs in this process."""
     journal: JournalPolicy | None = None
-    """Which requests are durable tasks by setting; None: those that the mesh's settings and models name."""
+    """Which requests a setting makes durable tasks; None: those that the mesh's settings and models name."""
     media: MediaSource | None = None
-    """Fetches media by address; None: as the configuration allows."""
+    """Fetches media by URL; None: as the configuration allows."""
     watched: Sequence[WatchSource] = ()
     """The kinds that `/api/v1/watch` can stream."""
     tracing: Tracing = NO_TRACING
-    """Where the spans of requests go."""
+    """Receives the spans of requests."""
     health: HealthSource = HealthSource()  # noqa: RUF009 - it has no state
     """The health of this process."""
     ends: EndReporter | None = None
-    """Hands over the ends of requests whose router was lost, and is counted by the gateway; None: nothing does."""
+    """Reports the ends of requests whose router was lost, which the gateway counts; None: they are not reported."""
 
 
 def gateway_deps(
@@ -139,7 +139,7 @@ def gateway_deps(
 ) -> GatewayDeps:
     """Returns the collaborators of one gateway; `earlier`: those of its former configuration.
 
-    What has the same settings as before is used on: counts of tenants, connections to hosts of media.
+    Counts of tenants and connections to media hosts are kept if their settings are unchanged.
     """
     ticking = clock or SystemClock()
     tasks = ports.tasks
@@ -185,14 +185,14 @@ def _links(config: GatewayConfig, ports: GatewayPorts, clock: Clock) -> ResultLi
 
 
 def finisher_over(deps: GatewayDeps, ports: GatewayPorts) -> BatchFinisher | None:
-    """Returns what writes the results of batches; None: there is no batch store."""
+    """Returns the writer of batch results; None: there is no batch store."""
     if ports.files is None or ports.batches is None:
         return None
     return BatchFinisher(ports.files, ports.batches, task_apis_of(deps), deps)
 
 
 def app_over(deps: GatewayDeps, ports: GatewayPorts, running: RunningResponses | None = None) -> EdgeApp:
-    """Returns the application over these collaborators; `running`: the responses that stream."""
+    """Returns the application over these collaborators; `running`: the responses being streamed."""
     tasks = ports.tasks
     app = bare_app("weft gateway", deps, GATEWAY_ROUTERS)
     given: dict[type, object] = {InferenceDeps: deps, GatewayDeps: deps}
@@ -215,7 +215,7 @@ def app_over(deps: GatewayDeps, ports: GatewayPorts, running: RunningResponses |
 
 
 def bare_app(title: str, deps: InferenceDeps, routers: Sequence[ApiRouter] = ()) -> EdgeApp:
-    """Returns an application without endpoints, inside the middleware; `routers` are those of its OpenAPI document."""
+    """Returns an application with middleware and without endpoints; `routers` are those of its OpenAPI document."""
     middleware = Middleware(
         EdgeMiddleware,
         config=deps.config,
@@ -228,12 +228,12 @@ def bare_app(title: str, deps: InferenceDeps, routers: Sequence[ApiRouter] = ())
 
 
 def gate_of(keys: KeyRingSource | None, clock: Clock) -> Gate:
-    """Returns a gate that admits requests with a valid key; every request where `keys` is None."""
+    """Returns a gate that admits requests with a valid key; if `keys` is None, every request."""
     return OpenGate() if keys is None else KeyGate(keys, clock)
 
 
 def _serve_management(app: EdgeApp, ports: GatewayPorts) -> None:
-    """Serves the routes whose collaborators are there."""
+    """Serves the routes whose collaborators exist."""
     routes: tuple[tuple[ApiRouter, dict[Any, object]], ...] = (
         (ADMIN, {AdminPorts: ports.admin}),
         (KEYS, {"keys": ports.api_keys}),
@@ -262,10 +262,10 @@ def _serve_files_and_batches(app: EdgeApp, deps: GatewayDeps, ports: GatewayPort
 
 
 def media_source(config: MediaConfig, clock: Clock) -> MediaSource:
-    """Returns a fetcher where the operator allows any host; else one that refuses."""
+    """Returns a fetcher if the operator allows any host, otherwise a source that refuses."""
     if not config.allowed_hosts:
         return NoMediaSource()
-    # Its HTTP client takes time and memory at every start.
+    # Importing its HTTP client takes time and memory.
     from gateway.media.fetcher import MediaFetcher  # noqa: PLC0415
 
     return MediaFetcher(config, clock=clock)
@@ -285,13 +285,13 @@ class ServerSpans:
     """Begins the trace of each HTTP request, and records its span if the trace is recorded."""
 
     def __init__(self, tracing: Tracing, clock: Clock, service: ServiceName = ServiceName.GATEWAY) -> None:
-        """`service` is the one that answers."""
+        """`service`: the service that answers."""
         self._service = service
         self._tracing = tracing
         self._clock = clock
 
     def begin(self, scope: Scope, facts: RequestFacts) -> None:
-        """Gives a request its place in a trace: below its caller's span, where the caller states one."""
+        """Gives a request its place in a trace: below the caller's span, if the caller sends one."""
         sampling = self._tracing.sampling
         if sampling is not None:
             header = headers_of(scope).get(TRACEPARENT)
@@ -331,14 +331,14 @@ class ServerSpans:
 
 
 def _has_failed(facts: RequestFacts) -> bool:
-    """Whether a request is recorded for its failure: not those that its caller left, refused strangers, or probes."""
+    """Whether a request is recorded for its failure: not after a disconnect, for a refused stranger, or for a probe."""
     if facts.error is None or facts.surface in _PROBES or isinstance(facts.error, ClientGoneError):
         return False
     return facts.was_dispatched or facts.status >= _FIRST_SERVER_ERROR
 
 
 class EdgeMiddleware:
-    """Wraps the application. Answers its errors, unless the status is already sent."""
+    """Wraps the application. Answers its errors, unless the status has been sent."""
 
     def __init__(
         self,
@@ -359,7 +359,7 @@ class EdgeMiddleware:
         self._clock = clock
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request."""
+        """Serves one request."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -389,7 +389,7 @@ class EdgeMiddleware:
                 await self._answer(error, sender, facts)
             case asyncio.CancelledError():
                 # Only the end of the grace period at shutdown cancels the task, and this is its last step. gRPC raises
-                # the same for a call whose channel was closed, as that to a router that was lost.
+                # the same for a call on a closed channel, such as that to a lost router.
                 await self._answer(shutting_down() if task_is_cancelled() else connection_lost(), sender, facts)
             case _:
                 log.error("request failed unexpectedly", exc_info=error, request_id=facts.request_id)
@@ -401,7 +401,7 @@ class EdgeMiddleware:
         if not facts.was_dispatched:
             log.info("refused", request_id=facts.request_id, reason=error.reason.name.lower(), message=error.message)
         if facts.status:
-            # The response has begun and cannot be replaced: raising aborts the connection, instead of a normal end.
+            # The response has begun and cannot be replaced: raising aborts the connection.
             raise error
         body = envelope(error, facts.request_id, facts.dialect)
         headers = error_headers(error, body, facts.dialect)
@@ -410,9 +410,9 @@ class EdgeMiddleware:
 
 
 def _drop_traceback(error: WeftError | None) -> None:
-    """Drop the traceback of an error: its frames hold the body, and the request's facts hold the error.
+    """Drops an error's traceback: its frames hold the body, and the request's facts hold the error.
 
-    Measured: the 10 MB of a refused body stay until the next full collection, which may be hours away.
+    Measured: the 10 MB of a refused body otherwise stay until the next full collection, which may be hours away.
     """
     if error is not None:
         error.__traceback__ = error.__cause__ = error.__context__ = None

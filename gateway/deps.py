@@ -47,23 +47,23 @@ class InferenceDeps:
     metrics: GatewayMetrics
     clock: Clock
     gate: Gate = field(default_factory=OpenGate)
-    """Admits requests; the default is for loopback without keys."""
+    """Authenticates callers; the default is for loopback without keys."""
     media: MediaSource = field(default_factory=NoMediaSource)
-    """Fetches media by address."""
+    """Fetches media by URL."""
     rate_limits: TenantRateLimits | None = None
     """None: no limit."""
     files: FileClient | None = None
-    """Keeps images and recordings of tasks; None: there are no such tasks."""
+    """Stores images and recordings of tasks; None: there are no such tasks."""
     links: ResultLinks | None = None
-    """Names images and recordings by signed addresses; None: they are part of answers alone."""
+    """Signs URLs of images and recordings; None: answers contain them."""
     can_be_durable: bool = False
     """Whether the dispatcher can run requests as durable tasks."""
     journal_policy: JournalPolicy | None = None
-    """Which requests are durable tasks by setting; None: none is."""
+    """Which requests a setting makes durable tasks; None: none."""
     tracing: Tracing = NO_TRACING
-    """Where the spans of requests go."""
+    """Receives the spans of requests."""
     service: ServiceName = ServiceName.GATEWAY
-    """The service of these spans."""
+    """The service in these spans."""
     health: HealthSource = HealthSource()  # noqa: RUF009 - it has no state
     """The health of this process."""
     on_limited: Callable[[str, str], None] = _ignore_limited
@@ -81,10 +81,9 @@ class InferenceDeps:
     ) -> RequestContext:
         """Returns the request's context for the dispatcher; records it in its facts and counts it for its tenant.
 
-        `asked`: what `model` means, where that is known already.
-
-        Raises INVALID_ARGUMENT for a wrong header or name, UNSUPPORTED_OPERATION for a request that must be journaled
-        and cannot be, RATE_LIMIT_EXCEEDED above the tenant's rate limit.
+        `asked`: the resolved `model`, if it is known already. Raises INVALID_ARGUMENT for a wrong header or name,
+        UNSUPPORTED_OPERATION for a request that must be journaled but cannot be, RATE_LIMIT_EXCEEDED above the tenant's
+        rate limit.
         """
         asked = asked or self.asked(scope, model)
         model = asked.model
@@ -103,17 +102,17 @@ class InferenceDeps:
         return context if journal is None else replace(context, journal=journal)
 
     def asked(self, scope: Scope, model: str) -> AskedName:
-        """Returns what a request means by its model: its name for an id, the target for an alias of its tenant."""
+        """Resolves a request's model: an id to its name, an alias of the tenant to its target."""
         return asked_name(self.fleet.view, model, tenant_of(scope))
 
     def note(self, scope: Scope, *, surface: str, model: str) -> None:
-        """Record API and model of a request in its facts."""
+        """Records the API and model of a request in its facts."""
         facts = facts_of(scope)
         facts.surface = surface
         facts.model = self.fleet.view.label(model)
 
     def count(self, scope: Scope, tenant: str) -> None:
-        """Count a request for its tenant. Raises RATE_LIMIT_EXCEEDED above its rate limit."""
+        """Counts a request for its tenant. Raises RATE_LIMIT_EXCEEDED above its rate limit."""
         if self.rate_limits is None:
             return
         try:

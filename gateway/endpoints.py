@@ -1,8 +1,4 @@
-"""All HTTP endpoints of a gateway and of a runner.
-
-Those of an API are in its folder, such as `gateway.openai.endpoints`. A new endpoint is a line there, its handler and
-its schema; the OpenAPI document and the table of endpoints in the docs follow from it.
-"""
+"""All HTTP endpoints of a gateway and of a runner. Each API declares its own, such as `gateway.openai.endpoints`."""
 
 from gateway.admin.endpoints import ADMIN, JOIN_TOKENS, KEYS, REQUESTS, SECRETS, USAGE
 from gateway.anthropic.endpoints import ANTHROPIC
@@ -21,7 +17,7 @@ from gateway.workbench.serving import get_caller, get_page, redirect_to_page
 from weft.kernel.principal import VIEW_MODELS
 
 WATCH = ApiRouter("resources")
-# What a key needs follows from the kinds of the request.
+# The kinds in the request determine the access that a key needs.
 WATCH.add_get(
     "/api/v1/watch",
     None,
@@ -63,9 +59,9 @@ GATEWAY_ROUTERS: tuple[ApiRouter, ...] = (
     WORKBENCH,
     DOCUMENT,
 )
-"""Every endpoint of a gateway; a gateway without the collaborators of a router leaves it out."""
+"""Every endpoint of a gateway. Those without their collaborators are not served."""
 RUNNER_ROUTERS: tuple[ApiRouter, ...] = (RUNNER_OPERATIONS, OPENAI, RUNNER_STATE, PROBES, METRICS, DOCUMENT)
-"""Every endpoint of one runner's API: its own, and those of the gateway that are about one runner as well."""
+"""Every endpoint of a runner's API: its own, and those of the gateway that also apply to one runner."""
 
 
 def docs_table() -> str:

@@ -1,6 +1,6 @@
-"""What the OpenAPI document says of endpoints and of errors.
+"""Documentation of endpoints and errors in the OpenAPI document.
 
-`gateway.intake` parses the bodies, so that FastAPI, which builds the document, does not know their schemas.
+`gateway.intake` parses the bodies, so FastAPI, which builds the document, does not know their schemas.
 """
 
 import re
@@ -86,12 +86,12 @@ EVENTS: dict[str, Any] = {
 Schema = type[BaseModel] | DocumentSchema
 """The schema of a body."""
 AnySchema = Schema | type[Message]
-"""The same, or the message whose document it is."""
+"""A schema, or the message that a document shows."""
 
 
 @dataclass(frozen=True, slots=True)
 class OperationDoc:
-    """The documentation of one endpoint besides its path, and the schemas that it refers to."""
+    """Documentation of an endpoint besides its path, and the schemas that it references."""
 
     extra: dict[str, Any] = field(default_factory=dict)
     """The `openapi_extra` of the endpoint's route."""
@@ -104,9 +104,9 @@ class OperationDoc:
 
 
 def json_body(model: type[BaseModel], *, error: str = "Error", stream: str = EVENT_STREAM) -> OperationDoc:
-    """Returns the doc of an endpoint that takes `model` as JSON.
+    """Returns the doc of an endpoint that accepts `model` as JSON.
 
-    `error` is the schema of its failures, `stream` the media type of its streams, if it has any.
+    `error`: the schema of its failures; `stream`: the media type of its streams, if it has any.
     """
     responses: dict[str, Any] = {"default": _failure(error)}
     if "stream" in model.model_fields:
@@ -122,10 +122,9 @@ def form_body(
     choices: Mapping[str, Sequence[str]] | None = None,
     or_json: type[BaseModel] | None = None,
 ) -> OperationDoc:
-    """Returns the doc of an endpoint that takes a form with these files, and the fields of `model` beside them.
+    """Returns the doc of an endpoint that accepts a form with these files and the fields of `model`.
 
-    `choices`: further required fields, with the values that each may have. `or_json`: the schema of the same request as
-    JSON, where it is taken too.
+    `choices`: further required fields, with their possible values. `or_json`: the schema of the same request as JSON.
     """
     choices = choices or {}
     own: dict[str, Any] = {
@@ -148,7 +147,7 @@ def form_body(
 
 
 def json_or_yaml_body(model: Schema) -> OperationDoc:
-    """Returns the doc of an endpoint that takes `model` as JSON, or its documents as YAML."""
+    """Returns the doc of an endpoint that accepts `model` as JSON, or its documents as YAML."""
     content = _json(_name(model)) | {"application/yaml": {"schema": {"type": "string"}}}
     return OperationDoc({"requestBody": {"required": True, "content": content}}, (model,))
 
@@ -164,9 +163,8 @@ def answers(
 ) -> OperationDoc:
     """Returns the doc of an endpoint that answers `shown` with `status`; None: 204 without a body.
 
-    `also` is another status with the same body, if there is one, `query` has the names of its query parameters.
-    `events`: it may answer server-sent events instead. `or_nothing` describes its answer without a body (204), if it
-    has one besides.
+    `also`: another status with the same body; `query`: the names of its query parameters. `events`: it may answer
+    server-sent events instead. `or_nothing`: the description of an additional answer without a body (204).
     """
     if shown is None:
         return _with_query({"204": {"description": "Done"}, "default": _failure()}, query, (), 204)
@@ -182,7 +180,7 @@ def answers(
 
 
 def fails_as(error: str) -> OperationDoc:
-    """Returns the doc of an endpoint without a body whose failures have another schema than `Error`."""
+    """Returns the doc of an endpoint without a body that fails with another schema than `Error`."""
     return OperationDoc({"responses": {"default": _failure(error)}})
 
 
@@ -229,7 +227,7 @@ def _json(schema: str) -> dict[str, Any]:
 
 
 def add_schemas(document: dict[str, Any], models: Sequence[Schema]) -> None:
-    """Add to a document the schemas of `models` and of errors, and to each operation the answer of any failure."""
+    """Adds the schemas of `models` and of errors to a document, and the answer of any failure to each operation."""
     of_messages = SchemaSet(_REF_TEMPLATE)
     for model in models:
         if isinstance(model, DocumentSchema):

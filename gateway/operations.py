@@ -1,7 +1,7 @@
-"""Operations of the registry: their gRPC client, and what the HTTP APIs that create operations share.
+"""Operations of the registry: their gRPC client, and code shared by the HTTP APIs that create operations.
 
-These are `gateway.admin` (`/v1/admin` of a mesh), `gateway.ollama` and `gateway.runner_api` (the API of one runner):
-they differ in paths and in the shapes of bodies.
+These are `gateway.admin` (a mesh), `gateway.ollama` and `gateway.runner_api` (one runner), with their own paths and
+bodies.
 """
 
 import asyncio
@@ -44,7 +44,7 @@ ENDED = frozenset(
     }
 )
 KEY_PARAMETER = "api_key_env"
-"""Parameter of a load that attaches a server: the variable whose value the server is sent."""
+"""Parameter of a load that attaches a server: the environment variable with the server's key."""
 _IDEMPOTENCY_KEY = b"idempotency-key"
 _REASONS = frozenset(reason.value for reason in Reason)
 
@@ -52,7 +52,7 @@ log = get_logger("weft.gateway")
 
 
 _PATH_FIELDS = MappingProxyType({"action.remove_model.model": "name", "lease_id": "id"})
-"""Names of the parts of paths by their fields in messages."""
+"""Path parameters by the fields of messages."""
 
 
 def _callers_field(field: str) -> str:
@@ -62,8 +62,8 @@ def _callers_field(field: str) -> str:
 class OperationsClient:
     """Creates and follows operations of the registry.
 
-    Every method raises the WeftError that the registry answers, SERVICE_UNAVAILABLE when it cannot be reached, and
-    DEADLINE_EXCEEDED when it does not answer in time.
+    Every method raises the registry's WeftError, SERVICE_UNAVAILABLE if the registry cannot be reached, and
+    DEADLINE_EXCEEDED if it does not answer in time.
     """
 
     def __init__(
@@ -74,13 +74,13 @@ class OperationsClient:
         callers_field: Callable[[str], str] = _callers_field,
     ) -> None:
         """`callers_field` names a field of a message as bodies do; `timeout_seconds` bounds each call but a watch."""
-        # Typed as synchronous by the generated code, whatever the channel.
+        # The generated code types stubs as synchronous.
         self._operations: Any = operation_service_pb2_grpc.OperationServiceStub(registry)
         self._leases: Any = lease_service_pb2_grpc.LeaseServiceStub(registry)
         self._calls = RegistryCalls(callers_field, timeout_seconds=timeout_seconds)
 
     async def create(self, request: pb.CreateOperationRequest, traceparent: str = "") -> operation_pb2.Operation:
-        """Creates an operation below the span of `traceparent`, or returns the existing one of the same request id."""
+        """Creates an operation below the span of `traceparent`; returns the existing one of the same request id."""
         method = self._operations.CreateOperation
         if traceparent:
             method = partial(method, metadata=((TRACEPARENT, traceparent),))
@@ -96,7 +96,7 @@ class OperationsClient:
         return page
 
     async def watch(self, name: str) -> AsyncGenerator[operation_pb2.Operation]:
-        """Yields the operation as it is now, then after every change until it has ended."""
+        """Yields the operation, then its state after every change until it has ended."""
         call = self._operations.WatchOperation(pb.WatchOperationRequest(name=name))
         last = operation_pb2.Operation()
         async with aclosing(self._calls.follow(call)) as responses:
@@ -107,21 +107,21 @@ class OperationsClient:
             raise WeftError(Reason.SERVICE_UNAVAILABLE, "the registry ended the watch; the operation continues")
 
     async def watch_all(self, past_count: int) -> AsyncGenerator[pb.WatchOperationsResponse]:
-        """Yields operations and at most `past_count` that have ended, `synced`, then each that changes."""
+        """Yields operations, of which at most `past_count` have ended, then `synced`, then every change."""
         call = self._operations.WatchOperations(pb.WatchOperationsRequest(past_count=past_count))
         async with aclosing(self._calls.follow(call)) as responses:
             async for response in responses:
                 yield response
 
     async def watch_memory(self) -> AsyncGenerator[lease_service_pb2.WatchHostMemoryResponse]:
-        """Yields the VRAM ledger of each host, `synced`, then each that changes."""
+        """Yields the VRAM ledger of each host, `synced`, then every change."""
         call = self._leases.WatchHostMemory(lease_service_pb2.WatchHostMemoryRequest())
         async with aclosing(self._calls.follow(call)) as responses:
             async for response in responses:
                 yield response
 
     async def cancel(self, name: str, requested_by: str) -> operation_pb2.Operation:
-        """Requests cancellation; returns the operation as it is afterwards."""
+        """Requests cancellation; returns the operation afterwards."""
         request = pb.CancelOperationRequest(name=name, requested_by=requested_by)
         return await self._operation(self._operations.CancelOperation, request)
 
@@ -139,7 +139,7 @@ class OperationsClient:
         return found
 
     async def release_lease(self, lease_id: str, requested_by: str) -> lease_pb2.Lease:
-        """Releases the lease of a program; returns it as it is afterwards. Raises NOT_FOUND and RESOURCE_IN_USE."""
+        """Releases the lease of a program; returns it afterwards. Raises NOT_FOUND and RESOURCE_IN_USE."""
         request = lease_service_pb2.ReleaseProgramLeaseRequest(lease_id=lease_id, requested_by=requested_by)
         released: lease_pb2.Lease = (await self._calls.call(self._leases.ReleaseProgramLease, request)).lease
         return released
@@ -181,7 +181,7 @@ def require_source(
     field: str = "source",
     parameters: Mapping[str, object] = MappingProxyType({}),
 ) -> None:
-    """Raises INVALID_ARGUMENT for what is no source, and PERMISSION_DENIED for one that the caller may not name."""
+    """Raises INVALID_ARGUMENT for an invalid source, PERMISSION_DENIED for one that the caller may not use."""
     principal = facts_of(request.scope).principal
     if server_source(source, field) is not None:
         principal.require(ANY_SOURCE)
@@ -202,7 +202,7 @@ def reason_of(operation: operation_pb2.Operation) -> Reason:
 async def ended_operation(
     operations: OperationsClient, operation: operation_pb2.Operation, timeout_seconds: float
 ) -> operation_pb2.Operation:
-    """Waits for the end of an operation; returns it as last seen at the timeout or when the registry is lost."""
+    """Waits for the end of an operation; returns its last known state at the timeout or if the registry is lost."""
     last = operation
     if last.state in ENDED:
         return last
@@ -240,6 +240,6 @@ def idempotency_key(request: Request) -> str | None:
 
 
 def requester(request: Request, keyless: str) -> str:
-    """Returns the caller's name for the audit log: that of its key, or `keyless` where callers need none."""
+    """Returns the caller's name for the audit log: that of its key, or `keyless` if callers need none."""
     principal = facts_of(request.scope).principal
     return keyless if principal is LOCAL else principal.name

@@ -36,10 +36,10 @@ from weft.kernel.rpc import error_from_call
 
 
 class RegistryCalls:
-    """Calls of one client. Every failure is a WeftError, with field names of the HTTP request."""
+    """Calls of one client. Every failure is a WeftError, with field names of the HTTP API."""
 
     def __init__(self, callers_field: Callable[[str], str], *, timeout_seconds: float) -> None:
-        """`callers_field` translates a field of a message to the registry; `timeout_seconds` bounds each call."""
+        """`callers_field` translates the field names of messages; `timeout_seconds` bounds each call."""
         self._callers_field = callers_field
         self._timeout_seconds = timeout_seconds
 
@@ -55,7 +55,7 @@ class RegistryCalls:
             raise self._error(error, timeout_seconds) from error
 
     async def opened(self, call: Any) -> None:
-        """Returns once the other side has accepted a stream. Raises as `call`."""
+        """Returns once the registry has accepted a stream. Raises as `call`."""
         try:
             async with asyncio.timeout(self._timeout_seconds):
                 await call.initial_metadata()
@@ -106,14 +106,14 @@ class RegistryService:
 
 APPLY_TIMEOUT_SECONDS = 60.0
 FORCED_DELETE_TIMEOUT_SECONDS = 120.0
-"""Longest forced delete: the registry waits less than this for the requests of the model to end."""
+"""Longest forced delete: the registry waits less for the model's requests to end."""
 PROFILE_TIMEOUT_SECONDS = 60.0
-"""Longest switch: runners with loaded models are asked how they were loaded."""
+"""Longest switch, which asks runners how their models were loaded."""
 _OUTCOMES = frozenset(ApplyResult.Outcome.values()) - {ApplyResult.OUTCOME_UNSPECIFIED}
 
 
 Names = tuple[str, ...] | None
-"""Names that are shown, each a name or a beginning and `*`; None: all."""
+"""Names to show, each exact or a prefix and `*`; None: all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,24 +130,24 @@ class Author:
     """Who declares resources."""
 
     name: str = ""
-    """The name that becomes the owner of what is created; empty: it owns nothing."""
+    """The owner of what is created; empty: it has none."""
     own_only: bool = False
     """Whether it may only change the owner of what it owns, and own what it creates."""
 
 
 NOBODY = Author()
-"""Author of what callers without a key declare."""
+"""Author of declarations by callers without a key."""
 
 
 class RegistryClient:
     """The registry's resources. `fleet` adds a model's state on its runner, which the registry has not.
 
-    Every method raises the WeftError that the registry answers, SERVICE_UNAVAILABLE when it cannot be reached, and
-    DEADLINE_EXCEEDED when it does not answer in time.
+    Every method raises the registry's WeftError, SERVICE_UNAVAILABLE if the registry cannot be reached, and
+    DEADLINE_EXCEEDED if it does not answer in time.
     """
 
     def __init__(self, registry: grpc.aio.Channel, fleet: FleetSource, *, timeout_seconds: float) -> None:
-        # Typed as synchronous by the generated code, whatever the channel.
+        # The generated code types stubs as synchronous.
         self._resources: Any = registry_service_pb2_grpc.RegistryServiceStub(registry)
         self._declarations: Any = declaration_service_pb2_grpc.DeclarationServiceStub(registry)
         self._settings: Any = settings_service_pb2_grpc.SettingsServiceStub(registry)
@@ -188,7 +188,7 @@ class RegistryClient:
         return found
 
     async def watch(self) -> AsyncGenerator[registry_service_pb2.WatchResponse]:
-        """Yields a snapshot of all resources, then every change, until it is closed. Raises WATCH_LAGGED, too."""
+        """Yields a snapshot of all resources, then every change, until closed. Also raises WATCH_LAGGED."""
         call = self._resources.Watch(registry_service_pb2.WatchRequest())
         async with aclosing(self._calls.follow(call)) as responses:
             async for response in responses:
@@ -196,10 +196,10 @@ class RegistryClient:
         raise WeftError(Reason.SERVICE_UNAVAILABLE, "the registry ended the watch; watch again")
 
     async def follow_events(self, past: int) -> AsyncGenerator[event_pb2.Event | None]:
-        """Yields the newest `past` events, oldest first, then None, then every new one until it is closed."""
+        """Yields the newest `past` events, oldest first, then None, then every new one, until closed."""
         call = self._resources.WatchEvents(registry_service_pb2.WatchEventsRequest())
         try:
-            # Its headers say that it listens: no event falls between the list and the watch.
+            # Its headers mean that it listens, so that no event is lost between the list and the watch.
             await self._calls.opened(call)
             last = 0
             for event in (await self.list_events(registry_service_pb2.ListEventsRequest(limit=past))).events:
@@ -215,7 +215,7 @@ class RegistryClient:
         raise WeftError(Reason.SERVICE_UNAVAILABLE, "the registry ended the watch; watch again")
 
     async def watch_events(self, wanted: registry_service_pb2.WatchEventsRequest) -> AsyncGenerator[event_pb2.Event]:
-        """Yields new events until it is closed."""
+        """Yields new events until closed."""
         call = self._resources.WatchEvents(wanted)
         async with aclosing(self._calls.follow(call)) as responses:
             async for response in responses:
@@ -250,7 +250,7 @@ class RegistryClient:
         await self._calls.call(self._declarations.Delete, request, timeout_seconds)
 
     async def save_profile(self, wanted: profile_service_pb2.SaveProfileRequest) -> ApplyResult:
-        """Declares a profile of what is now."""
+        """Declares a profile of the current state."""
         answer = await self._calls.call(self._profiles.SaveProfile, wanted, PROFILE_TIMEOUT_SECONDS)
         return _known(answer.result)
 
@@ -281,7 +281,7 @@ class RegistryClient:
         return model_document(model, self._instance_of(model))
 
     def _instance_of(self, model: model_pb2.Model) -> runner_pb2.InstanceState | None:
-        """Returns the model's state on its runner; None: not known."""
+        """Returns the model's state on its runner; None: unknown."""
         runner = self._fleet.view.runners.get(model.runner)
         instance = None if runner is None else runner.instances.get(model.manifest.name)
         if runner is None or instance is None or not runner.active:

@@ -1,7 +1,6 @@
-"""The application of an API, by FastAPI, and routers whose routes state the access that they need.
+"""FastAPI applications of weft's APIs, and routers whose routes declare the access that they need.
 
-`gateway.intake` reads and parses bodies, so that their size, pace and depth are bounded: see
-`gateway/DESIGN.md`.
+`gateway.intake` reads and parses bodies to bound their size, pace and depth: see `gateway/DESIGN.md`.
 """
 
 import asyncio
@@ -38,15 +37,15 @@ _NOTHING_MORE = OperationDoc()
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """What a route needs of its callers' keys: the dependency that admits a request."""
+    """The access that a route requires, and the dependency that admits its requests."""
 
     access: Access | None
     """None: no key."""
     by_name: bool = False
-    """Whether a scope that is limited to names suffices: then the handler checks the names that a request is about, or
-    leaves out of the answer what the caller may not see."""
+    """Whether a scope limited to names suffices. The handler then checks the requested names, or omits from the answer
+    what the caller may not see."""
     key: bool = False
-    """Whether any valid key suffices, with `access` None: the handler requires the scopes that its request needs."""
+    """Whether any valid key suffices, with `access` None: the handler requires the scopes of its request."""
 
     @property
     def is_open(self) -> bool:
@@ -65,9 +64,9 @@ class Needs:
 
 
 def collaborator(key: Hashable) -> Any:
-    """Returns the dependency of handlers on the collaborator that the application was given by its class or name."""
+    """Returns a dependency on the collaborator that the application has under a class or a name."""
 
-    # A function that is not a coroutine would run in a thread.
+    # FastAPI would run a function that is not a coroutine in a thread.
     async def given(request: Request) -> Any:
         return request.app.state.collaborators[key]
 
@@ -83,7 +82,7 @@ class ApiRouter(APIRouter):
         self._error = error
         self._stream = stream
         self.schemas: list[Schema] = []
-        """Those that the documentation of its operations refers to."""
+        """Schemas that the documentation of its operations references."""
 
     def add_get(
         self, path: str, access: Access | None, handler: Handler, doc: OperationDoc = _NOTHING_MORE, **fields: Any
@@ -95,7 +94,7 @@ class ApiRouter(APIRouter):
         self, path: str, access: Access, handler: Handler, doc: OperationDoc = _NOTHING_MORE, **fields: Any
     ) -> None:
         """Adds a POST."""
-        # `gateway.intake.headers.request_context` checks the name of each request to a model; an upload is about none.
+        # `gateway.intake.headers.request_context` checks the name of each request to a model; an upload names none.
         fields.setdefault("by_name", access == USE_MODELS)
         self._add("POST", path, access, handler, doc, **fields)
 
@@ -124,7 +123,7 @@ class ApiRouter(APIRouter):
         response_class: type[Response] = JSONResponse,
         **documented: Any,
     ) -> None:
-        """`by_name`, `needs_key`: see `Needs`. `with_head`: HEAD is answered like this GET; no document has it."""
+        """`by_name`, `needs_key`: see `Needs`. `with_head`: HEAD is answered like this GET, undocumented."""
         function = handler.func if isinstance(handler, partial) else handler
         add = partial(
             self.add_api_route,
@@ -152,12 +151,12 @@ class ApiRouter(APIRouter):
 
 
 def needs_of(route: APIRoute) -> Needs:
-    """Returns what a route needs of its callers' keys."""
+    """Returns the access that a route requires."""
     return next(each.dependency for each in route.dependencies if isinstance(each.dependency, Needs))
 
 
 def routes_of(routers: Iterable[APIRouter]) -> Iterator[APIRoute]:
-    """Yields the routes of some routers: one for each path and method."""
+    """Yields the routes of routers, one for each path and method."""
     for router in routers:
         for route in router.routes:
             if isinstance(route, APIRoute):
@@ -185,20 +184,20 @@ class EdgeApp(FastAPI):
             redirect_slashes=False,
             middleware=[middleware],
             exception_handlers={HTTPException: self._refuse_unrouted},
-            # It would send URLs to the address in an environment variable.
+            # FastAPI's telemetry would send URLs to the address in an environment variable.
             telemetry={"auto_configure": False, "tracing": False, "metrics": False, "logs": False},
         )
         self._gate = gate
         self._routers = routers
         self.served: list[ApiRouter] = []
-        """Its routers, in the order in which paths are looked up."""
+        """Its routers, in lookup order."""
         self._document_lock = asyncio.Lock()
         self.state.gate = gate
         self.state.config = config
         self.state.collaborators = {}
 
     def serve(self, router: ApiRouter, collaborators: Mapping[Any, object] | None = None) -> None:
-        """Adds the routes of a router, and collaborators of its handlers by the keys that these depend on."""
+        """Adds the routes of a router, and the collaborators of its handlers by key."""
         self.served.append(router)
         self.include_router(router)
         self.state.collaborators.update(collaborators or {})
@@ -216,7 +215,7 @@ class EdgeApp(FastAPI):
         raise EdgeError(405, Reason.METHOD_NOT_ALLOWED, message, headers=((b"allow", ", ".join(allowed).encode()),))
 
     def _unknown_path_words(self, scope: Scope) -> str:
-        """Returns the message for an unknown path; it names the endpoint that a wrong base URL has missed."""
+        """Returns the message for an unknown path, with the endpoint that a wrong base URL missed."""
         for path in possible_paths(scope["path"]):
             named = {**scope, "path": path, "root_path": ""}
             found = {route.path: route.matches(named)[0] for route in routes_of(self.served)}
@@ -245,13 +244,13 @@ def published_schemas(routers: Iterable[ApiRouter]) -> tuple[Schema, ...]:
 
 
 _MAX_SEGMENTS = 12
-"""Paths of more segments than any endpoint and base URL have together are not searched."""
+"""Longer paths are not searched: no endpoint and base URL together have more segments."""
 _PREFIXES = ("", "/v1", "/api")
-"""What clients append to a base URL, or expect in it."""
+"""Prefixes that clients append to a base URL, or expect in it."""
 
 
 class _NameConvertor(Convertor[str]):
-    """The type `name` of a parameter in a path: the name of a model, which may have slashes."""
+    """The type `name` of a path parameter: a model's name, which may have slashes."""
 
     regex = "[^/]+(?:/[^/]+)*"
 
@@ -270,7 +269,7 @@ register_url_convertor("name", _NameConvertor())
 def possible_paths(path: str) -> list[str]:
     """Returns the paths that a client may have meant, the likeliest first.
 
-    A base URL may have a prefix too many (`/v1/v1/models`) or too few (`/models`), and slashes too many.
+    A base URL may have a prefix too many (`/v1/v1/models`) or too few (`/models`), and too many slashes.
     """
     segments = [segment for segment in path.split("/") if segment]
     if len(segments) > _MAX_SEGMENTS:
@@ -290,5 +289,5 @@ async def get_openapi(request: Request) -> Response:
 
 
 async def get_docs() -> Response:
-    """Leads to the OpenAPI document, which has no page: its scripts would come from elsewhere."""
+    """Redirects to the OpenAPI document. It has no page, because the scripts would come from another host."""
     return PlainTextResponse(_DOCS, status_code=307, headers={"location": OPENAPI})

@@ -82,10 +82,10 @@ def to_payload(request: ChatRequest, limits: RequestLimits, media: RequestMedia 
 def to_chat(
     request: ChatRequest, limits: RequestLimits, media: RequestMedia | None = None
 ) -> tuple[chat_pb2.ChatPayload, list[warning_pb2.Warning]]:
-    """Returns the chat payload, and warnings about what was converted in it.
+    """Returns the chat payload, and warnings about conversions in it.
 
-    Raises INVALID_ARGUMENT naming the wrong field, UNSUPPORTED_OPERATION for audio output. `media` collects the
-    addresses to fetch; without it addresses are refused.
+    Raises INVALID_ARGUMENT naming the wrong field, UNSUPPORTED_OPERATION for audio output. `media` collects the URLs to
+    fetch; None: URLs are refused.
     """
     require_stream_options_fit(request)
     _require_text_is_enough(request)
@@ -115,7 +115,7 @@ def to_chat(
 
 
 def warnings_of(request: ChatRequest) -> list[warning_pb2.Warning]:
-    """Returns warnings for known fields that are not supported; at most MAX_NOTICES_TOLD."""
+    """Returns at most MAX_NOTICES warnings about known fields that are not supported."""
     found = [
         unsupported(f"tools[{index}]", "is a tool of a type that models here cannot call; it was left out")
         for index, tool in enumerate(request.tools or ())
@@ -168,13 +168,13 @@ def _set_format(chat: ChatBuilder, wanted: ResponseFormatChoice) -> None:
 
 
 def uses_functions(request: ChatRequest) -> bool:
-    """Whether the answer must use the older form of calls, `function_call`."""
+    """Whether calls in the answer have to use the older form, `function_call`."""
     return bool(request.functions)
 
 
 def _add_tools(chat: ChatBuilder, request: ChatRequest, limits: RequestLimits) -> None:
     for field, tool in entries(request.tools, "tools", limits.max_tools):
-        # Tools of a vendor's platform are left out, so that the model cannot call them.
+        # Tools of vendors' platforms are left out, so that the model cannot call them.
         if tool.type != FUNCTION:
             continue
         if tool.function is None:
@@ -187,7 +187,7 @@ def _add_tools(chat: ChatBuilder, request: ChatRequest, limits: RequestLimits) -
 
 
 def _add_functions(chat: ChatBuilder, request: ChatRequest, limits: RequestLimits) -> None:
-    """Add the older form of tools and of their choice."""
+    """Adds tools and their choice in the older form."""
     choice = request.function_call
     if request.tools or request.tool_choice is not None:
         raise invalid_field("functions", "is the older form of 'tools': a request has one of the two")
@@ -239,10 +239,9 @@ class _Conversation:
         # The older form has no ids: a result answers the last call of its function.
         self._last_calls: dict[str, str] = {}
         self._without_id: deque[str] = deque()
-        """Ids given to calls that came without one, until their results come in the same order."""
+        """Ids generated for calls without one, until their results arrive in the same order."""
 
     def add(self, message: Message, field: str) -> None:
-        """Add a turn; `field` is its path in the request."""
         role = self._role(message, field)
         self._require_fit(message, field)
         answered = message.tool_call_id or ""
@@ -264,7 +263,7 @@ class _Conversation:
             self._add_assistant(target, message, field)
 
     def _role(self, message: Message, field: str) -> str:
-        """Returns the role of a message; the user's for an unknown one of an earlier turn."""
+        """Returns the role of a message; `user` for an unknown role in an earlier turn."""
         if message.role in MESSAGE_ROLES:
             return message.role
         if not self._chat.is_answered:
@@ -287,7 +286,7 @@ class _Conversation:
             raise invalid_field(f"{field}.content", "must have at least one part")
 
     def _orphan(self, message: Message, answered: str, field: str) -> chat_pb2.ChatMessage | None:
-        """See `ChatBuilder.add_orphan`; `answered` is the call of a tool's result."""
+        """As `ChatBuilder.add_orphan`. `answered`: the call id of a tool's result."""
         if message.role == "tool":
             problem = "answers no tool call of an earlier assistant message"
             return self._chat.add_orphan(answered, f"{field}.tool_call_id", problem)
@@ -323,7 +322,7 @@ class _Conversation:
 
 _ROLES_ALLOWED = "must be 'system', 'developer', 'user', 'assistant', 'tool' or 'function'"
 _UNNAMED = "unknown"
-"""Stands for the name of an earlier call that has none: chat templates need one."""
+"""Placeholder for the missing name of an earlier call, which chat templates require."""
 _OF_RESULTS = frozenset({"tool", "function"})
 _MAY_SAY_NOTHING = _OF_RESULTS | {"assistant"}
 
@@ -343,11 +342,10 @@ def _may_lack_content(message: Message) -> bool:
 
 
 def _called(call: ToolCallMade, field: str) -> tuple[str, str]:
-    """Returns the name and the arguments of a call."""
     if call.type == "custom":
         if call.custom is None:
             raise invalid_field(f"{field}.custom", "is required for a call of type 'custom'")
-        # Templates of models read arguments as JSON.
+        # Chat templates read arguments as JSON.
         return call.custom.name, encode_json({"input": call.custom.input}).decode()
     return ("", "{}") if call.function is None else (call.function.name or "", call.function.arguments_text)
 

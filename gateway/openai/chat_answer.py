@@ -1,4 +1,4 @@
-"""Chat answers: events to one `chat.completion`, or to streamed chunks."""
+"""Chat answers: one `chat.completion`, or streamed chunks."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -38,13 +38,13 @@ class _Choice:
 
 
 class ChatAnswer(ChoicesAnswer[_Choice]):
-    """Builds one chat completion."""
+    """Builds a chat completion."""
 
     _object = "chat.completion"
     _constant: ClassVar[dict[str, object]] = {"system_fingerprint": None, "service_tier": None}
 
     def __init__(self, identity: AnswerIdentity, *, choice_count: int, logprobs: bool, functions: bool = False) -> None:
-        """`functions`: calls are written in the older form, `function_call`."""
+        """`functions`: whether calls are written in the older form, `function_call`."""
         super().__init__(identity, choice_count=choice_count, logprobs=logprobs)
         self._functions = functions
 
@@ -134,7 +134,7 @@ class ChatStream(ChunkStream):
         include_events: bool = False,
         functions: bool = False,
     ) -> None:
-        """`functions`: calls are written in the older form, `function_call`."""
+        """`functions`: whether calls are written in the older form, `function_call`."""
         super().__init__(
             identity,
             choice_count=choice_count,
@@ -144,10 +144,10 @@ class ChatStream(ChunkStream):
         )
         self._functions = functions
         self._text_heads: dict[int, bytes] = {}
-        """By choice, once it has begun: the first bytes of a chunk of text; none where log probabilities are wanted."""
+        """First bytes of a chunk of text, by choice that has begun; empty if log probabilities are wanted."""
         self._places: dict[int, dict[int, int]] = {}
-        """By choice: the place of each of its calls. Clients use the index as a place in a list that they append to, so
-        calls are numbered in order of arrival, not by the model server's indexes."""
+        """Position of each call, by choice. Clients use the index as a position in a list that they append to, so calls
+        are numbered in order of arrival, not by the model server's indexes."""
 
     def _encode_delta(self, delta: event_pb2.Delta, out: list[bytes]) -> None:
         index, text = delta.index, delta.text
@@ -155,7 +155,7 @@ class ChatStream(ChunkStream):
         if delta.piece_lengths:
             self._encode_texts(head, delta, out)
             return
-        # Nearly every delta is one more piece of text, and nothing else.
+        # Nearly every delta has only text.
         is_more = delta.finish_reason or delta.reasoning or delta.refusal or delta.tool_calls
         if head and text and not (is_more or delta.HasField("extra_fields")):
             out += (head, encode_json(text), _TEXT_GOES_ON)
@@ -178,7 +178,7 @@ class ChatStream(ChunkStream):
             out += (head, b'{},"logprobs":null,"finish_reason":"', reason.encode(), b'"', stop_member(delta), _END)
 
     def _encode_texts(self, head: bytes | None, delta: event_pb2.Delta, out: list[bytes]) -> None:
-        """Append the chunks of a delta that joins texts."""
+        """Appends the chunks of a delta that joins texts."""
         texts = texts_of(delta)
         if head:
             out += (head, (_TEXT_GOES_ON + head).join(map(encode_json, texts)), _TEXT_GOES_ON)
@@ -187,7 +187,7 @@ class ChatStream(ChunkStream):
             self._encode_delta(event_pb2.Delta(index=delta.index, text=text), out)
 
     def _introduce(self, index: int, out: list[bytes]) -> bytes:
-        """Returns the first chunk of a choice and of those before it: clients keep choices in order of arrival."""
+        """Begins a choice and those before it, as clients keep choices in order of arrival; returns its first bytes."""
         for known in range(len(self._heads), index + 1):
             head = self._new_head(known)
             out += (head, _PREAMBLE)
@@ -214,12 +214,12 @@ class ChatStream(ChunkStream):
         elif calls:
             fields.append(b'"tool_calls":' + encode_json([self._call(call, index) for call in calls]))
         if not fields and self._wants_logprobs and delta.logprobs:
-            # A token that is part of a character has a log probability and no text yet.
+            # A token that is part of a character has a log probability, but no text.
             return b'"content":""'
         return b",".join(fields)
 
     def _call(self, call: event_pb2.ToolCallDelta, choice: int) -> dict[str, object]:
-        """Returns a delta of a tool call. Clients concatenate deltas, so id, type and name are sent once."""
+        """Returns a delta of a tool call. Clients concatenate deltas, so id, type and name are sent only once."""
         function: dict[str, object] = {"arguments": call.arguments_text}
         place, is_new = self._place(call, choice)
         extra = plain_object(call.extra_fields) if call.HasField("extra_fields") else {}
@@ -235,7 +235,7 @@ class ChatStream(ChunkStream):
         return places.setdefault(call.index, len(places)), is_new
 
     def _function_call(self, calls: Iterable[event_pb2.ToolCallDelta], choice: int) -> list[bytes]:
-        """Returns the deltas of the single call of the older form, as one member."""
+        """Returns the deltas of the only call of the older form, as one member."""
         function: dict[str, str] = {}
         for call in calls:
             place, is_new = self._place(call, choice)

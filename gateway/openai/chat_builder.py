@@ -1,4 +1,4 @@
-"""The builder of chat payloads: messages, tools, tool choice, output schema and thinking, for every API of chats."""
+"""The builder of chat payloads for all chat APIs: messages, tools, tool choice, output schema and thinking."""
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -45,11 +45,11 @@ class ChatTranslation:
 
 
 class Described(Protocol):
-    """What the schemas of functions and of output formats have in common."""
+    """Common fields of the schemas of functions and of output formats."""
 
     @property
     def description(self) -> str | None:
-        """What it is for, for the model to read."""
+        """Its purpose, for the model."""
         ...
 
     @property
@@ -73,12 +73,12 @@ class TypedPart(Protocol):
 
     @property
     def model_extra(self) -> dict[str, Any] | None:
-        """Its members that the schema does not know."""
+        """Members that the schema does not know."""
         ...
 
 
 class TemplateOptions(Protocol):
-    """Fields of a request about the model's chat template."""
+    """Request fields about the model's chat template."""
 
     @property
     def enable_thinking(self) -> bool | None:
@@ -115,7 +115,7 @@ class ChatBuilder:
     """
 
     def __init__(self, limits: RequestLimits, media: RequestMedia | None = None) -> None:
-        """`media` collects the addresses to fetch; None: addresses are refused."""
+        """`media` collects the URLs to fetch; None: URLs are refused."""
         self.payload = chat_pb2.ChatPayload()
         self.messages = self.payload.messages
         """The messages so far."""
@@ -124,25 +124,25 @@ class ChatBuilder:
         self._media = media or RequestMedia(MediaConfig())
         self._limits = limits
         self._guard: SchemaGuard | None = None
-        """One for all schemas of a request; None: it has had none."""
+        """Shared by all schemas of a request; None: no schema yet."""
         self._calls: set[str] = set()
         self._earlier: list[bool] = []
         self._answered: list[bool] = []
         self.is_earlier = False
-        """Whether what is added is history, see `earlier_turns`: it is converted where it cannot be handed on."""
+        """Whether added content is history (see `earlier_turns`), which is converted if engines do not support it."""
         self.is_answered = False
-        """Whether it is of an earlier turn by its place alone, see `answered_turns`."""
+        """Whether it belongs to an earlier turn by its position alone, see `answered_turns`."""
 
     def expect(self, roles: Sequence[chat_pb2.Role.ValueType]) -> None:
-        """Set the roles of the conversation, before its messages are added with `turn_to`."""
+        """Sets the roles of the conversation, before its messages are added with `turn_to`."""
         self._earlier, self._answered = earlier_turns(roles), answered_turns(roles)
 
     def turn_to(self, index: int) -> None:
-        """Say that what follows is of this message of the conversation."""
+        """Begins the message at this position of the conversation."""
         self.is_earlier, self.is_answered = self._earlier[index], self._answered[index]
 
     def add_message(self, role: str) -> chat_pb2.ChatMessage:
-        """Add a message without content."""
+        """Adds a message without content."""
         return self.messages.add(role=ROLES[role])
 
     def add_call(
@@ -153,7 +153,7 @@ class ChatBuilder:
         arguments: str,
         extra: Mapping[str, object] | None = None,
     ) -> None:
-        """Add a tool call to an assistant's message. `extra`: its fields that weft does not know."""
+        """Adds a tool call to an assistant's message. `extra`: fields of the call that weft does not know."""
         self._calls.add(call_id)
         call = message.tool_calls.add(id=call_id, name=name, arguments_text=arguments)
         if (fields := handed_back(extra)).fields:
@@ -164,16 +164,16 @@ class ChatBuilder:
         return call_id in self._calls
 
     def add_result(self, call_id: str) -> chat_pb2.ChatMessage:
-        """Add a message with the result of a tool call."""
+        """Adds a message with the result of a tool call."""
         return self.messages.add(role=chat_pb2.ROLE_TOOL, tool_call_id=call_id)
 
     def add_orphan(
         self, call_id: str, field: str, problem: str, *, may_be_lost: bool = False
     ) -> chat_pb2.ChatMessage | None:
-        """Returns a user's message for the result of a call that the conversation lacks; None: it has the call.
+        """Adds a user message for the result of a call that the conversation lacks; returns None if it has the call.
 
-        Raises INVALID_ARGUMENT with `problem` unless it is of an earlier turn, as clients shorten their history, or
-        its call may be lost.
+        Raises INVALID_ARGUMENT with `problem` unless an earlier turn has the result, since clients shorten their
+        history, or the call `may_be_lost`.
         """
         if call_id in self._calls:
             return None
@@ -185,9 +185,9 @@ class ChatBuilder:
         return message
 
     def add_readable(self, message: chat_pb2.ChatMessage, text: str, what: str, field: str, problem: str) -> None:
-        """Add the text of content whose kind engines do not take, or a note if it has none; `what` names it.
+        """Adds the text of content that engines do not support, or a note if it has none; `what` names it.
 
-        Without text it is refused with `problem`, unless it is history.
+        Without text it is rejected with `problem`, unless it is history.
         """
         if not text and not self.is_earlier:
             raise invalid_field(field, problem)
@@ -205,7 +205,7 @@ class ChatBuilder:
         field: str,
         add_part: Callable[[chat_pb2.ChatMessage, PartT, str], None],
     ) -> None:
-        """Add text, or parts by `add_part`, which takes the message, a part and its path."""
+        """Adds text, or parts by `add_part`, which gets the message, a part and its path."""
         if isinstance(content, str):
             message.content.add(text=content)
             return
@@ -215,7 +215,7 @@ class ChatBuilder:
     def add_part(
         self, message: chat_pb2.ChatMessage, part: TypedPart, field: str, members: Mapping[str, str], types: str
     ) -> None:
-        """Add a content part. `members`: by type, the member that has the content; `types`: them in words."""
+        """Adds a content part. `members`: the member with the content, by type; `types`: the types in words."""
         member = members.get(part.type)
         if member is None:
             given = part.model_extra or {}
@@ -243,7 +243,7 @@ class ChatBuilder:
             self.add_image(message, content, f"{field}.{member}", getattr(part, "detail", None))
 
     def add_image(self, message: chat_pb2.ChatMessage, url: str, field: str, detail: str | None = None) -> None:
-        """Add an image by its URL."""
+        """Adds an image by its URL."""
         optional = self.is_earlier
         self._add_media(
             message,
@@ -252,13 +252,13 @@ class ChatBuilder:
         )
 
     def add_encoded_image(self, message: chat_pb2.ChatMessage, data: str, media_type: str, field: str) -> None:
-        """Add an image in base64."""
+        """Adds an image in base64."""
         self._add_media(message, "image", lambda: {"image": self._media.encoded_image(data, media_type, field)})
 
     def _add_media(
         self, message: chat_pb2.ChatMessage, what: str, read: Callable[[], Mapping[str, chat_pb2.MediaPart]]
     ) -> None:
-        """Add an image or a recording; a note in place of an invalid one that is history."""
+        """Adds an image or a recording; in history, a note in place of an invalid one."""
         try:
             part = chat_pb2.ContentPart(**read())  # type: ignore[arg-type]  # one member of its own name
         except FieldError as error:
@@ -270,10 +270,9 @@ class ChatBuilder:
             message.content.append(part)
 
     def add_function(self, name: str, tool: Described, schema: Mapping[str, Any] | None, field: str) -> None:
-        """Offer a function to the model. `schema`: of its arguments, at `field`; None: it has no arguments.
+        """Offers a function to the model. `schema`: of its arguments, at `field`; None: it has no arguments.
 
-        Parts of it that no engine should see are left out, with a warning: tools come from servers of others, and a
-        wrong one must not refuse a request.
+        Parts that no engine should see are left out with a warning: a tool server's bad schema must not fail a request.
         """
         target = self.payload.tools.add().function
         target.name = name
@@ -284,13 +283,13 @@ class ChatBuilder:
             target.parameters.CopyFrom(to_json_object(fitted, field))
 
     def choose_mode(self, mode: str, field: str, problem: str | None = None) -> None:
-        """Set whether a tool must be called; refused where none can be, with `problem` if given."""
+        """Sets whether a tool must be called; rejected, with `problem` if given, if there is no tool."""
         if mode in {"required", "any"} and not self.payload.tools:
             raise invalid_field(field, problem or f"cannot be '{mode}' without a tool of type 'function'")
         self.payload.tool_choice.mode = _TOOL_MODES[mode]
 
     def choose_function(self, name: str, field: str, problem: str = "names none of the tools") -> None:
-        """Set the function that must be called; refused with `problem` unless it is offered."""
+        """Sets the function that must be called; rejected with `problem` unless it is offered."""
         self.require_offered((name,), field, problem)
         self.payload.tool_choice.function_name = name
 
@@ -302,7 +301,7 @@ class ChatBuilder:
             raise invalid_field(field, problem)
 
     def keep_functions(self, names: Collection[str | None], field: str) -> None:
-        """Offer only these functions: engines have no choice of several. Refused for none."""
+        """Removes all other functions, since engines cannot choose among several. Rejects an empty set."""
         if not names:
             raise invalid_field(field, "must have a tool of type 'function'")
         tools = self.payload.tools
@@ -311,7 +310,7 @@ class ChatBuilder:
         tools.extend(kept)
 
     def set_plain_format(self, kind: str, schema: Mapping[str, Any] | None) -> bool:
-        """Set a format of the answer without a schema. Returns False for one with a schema."""
+        """Sets an answer format without a schema. Returns False if the format has a schema."""
         target = self.payload.response_format
         if kind == "text":
             target.text = True
@@ -322,7 +321,7 @@ class ChatBuilder:
         return True
 
     def set_schema(self, name: str, output: Described | None, schema: Mapping[str, Any], field: str) -> None:
-        """Set the schema that the answer must follow."""
+        """Sets the schema that the answer must follow."""
         target = self.payload.response_format.json_schema
         target.name = name
         if output is not None:
@@ -335,7 +334,7 @@ class ChatBuilder:
         return self._guard
 
     def set_thinking(self, options: TemplateOptions, thinking: bool | None = None) -> None:
-        """Set whether the model thinks. `thinking`: a further field; refused where two of them differ."""
+        """Sets whether the model thinks. `thinking`: an additional field. Rejects fields that differ."""
         arguments = options.chat_template_kwargs
         if arguments is None and thinking is None and options.enable_thinking is None:
             return
@@ -352,14 +351,14 @@ class ChatBuilder:
             self.payload.thinking = next(iter(given.values()))
 
     def set_effort(self, effort: str | None) -> None:
-        """Set how much the model thinks, if the request says so."""
+        """Sets how much the model thinks, if the request says so."""
         if effort is not None:
             self.payload.reasoning_effort = chat_pb2.ReasoningEffort.Value(f"REASONING_EFFORT_{effort.upper()}")
 
     def set_extra(
         self, given: Mapping[str, object], options: TemplateOptions, template: Mapping[str, object] | None = None
     ) -> None:
-        """Set the fields to pass to the engine, those of the chat template included; `template`: further ones."""
+        """Sets the fields to pass to the engine, including those of the chat template; `template`: additional ones."""
         arguments = options.chat_template_kwargs
         passed = dict((arguments and arguments.model_extra) or {}) | dict(template or {})
         if passed:

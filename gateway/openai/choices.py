@@ -1,4 +1,4 @@
-"""Answers and streams of choices: what chat completions and text completions have in common."""
+"""Answers and streams of choices, common to chat completions and text completions."""
 
 from abc import abstractmethod
 from typing import ClassVar, Generic, TypeVar
@@ -15,21 +15,21 @@ ChoiceT = TypeVar("ChoiceT")
 
 
 def stop_reason(stop_sequence: str) -> dict[str, object]:
-    """Returns the member of a choice that has the stop string which ended it, as vLLM writes it; empty: none."""
+    """Returns the member of a choice with the stop string that ended it, as vLLM writes it; empty: none."""
     return {"stop_reason": stop_sequence} if stop_sequence else {}
 
 
 def stop_member(delta: event_pb2.Delta) -> bytes:
-    """Returns the same as JSON behind other members."""
+    """Returns the same member as JSON, to append to other members."""
     return b',"stop_reason":' + encode_json(delta.stop_sequence) if delta.stop_sequence else b""
 
 
 class ChoicesAnswer(DocumentAnswer, Generic[ChoiceT]):
-    """Builds one document of choices; an API says what a choice is and how it is written."""
+    """Builds a document of choices. Subclasses define a choice and its JSON."""
 
     _object: str
     _constant: ClassVar[dict[str, object]]
-    """Further members of each document of the API."""
+    """Additional members of each document."""
 
     def __init__(self, identity: AnswerIdentity, *, choice_count: int, logprobs: bool) -> None:
         super().__init__(identity, choice_count=choice_count)
@@ -56,11 +56,11 @@ class ChoicesAnswer(DocumentAnswer, Generic[ChoiceT]):
 
 
 class ChunkStream(StreamEncoder):
-    """Encodes one answer as chunks of choices, with `[DONE]` after the last."""
+    """Encodes an answer as chunks of choices, followed by `[DONE]`."""
 
     _object: bytes
     _constant: bytes
-    """Further members of each chunk of the API, with a comma after each."""
+    """Additional members of each chunk, with a comma after each."""
     _content: bytes
     """The member of a choice that has its content."""
 
@@ -73,12 +73,12 @@ class ChunkStream(StreamEncoder):
         include_usage: bool = False,
         include_events: bool = False,
     ) -> None:
-        """`include_usage`: whether the last chunk has the usage; see `StreamEncoder` for the others."""
+        """`include_usage`: whether the last chunk has the usage; others as in `StreamEncoder`."""
         super().__init__(identity, choice_count=choice_count, include_events=include_events)
         self._wants_logprobs = logprobs
         self._include_usage = include_usage
         self._heads: dict[int, bytes] = {}
-        """By choice: the first bytes of its chunks, up to the content."""
+        """First bytes of the chunks up to the content, by choice."""
 
     def _notice(self, event: event_pb2.InferenceEvent, kind: str, out: list[bytes]) -> None:
         notice = encode_json({kind: notice_json(event, kind)})
@@ -94,7 +94,7 @@ class ChunkStream(StreamEncoder):
         self.is_done = True
 
     def _opening(self) -> bytes:
-        """Returns the first bytes of every chunk, up to its choices."""
+        """Returns the first bytes of every chunk, before its choices."""
         identity = self._identity
         return b'data: {"id":%b,"object":"%b","created":%d,"model":%b,%b' % (
             encode_json(identity.answer_id),

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from google.protobuf.internal.containers import RepeatedCompositeFieldContainer
 
 MAX_PROMPTS = 128
-"""Prompts of one text completion."""
+"""Maximum prompts of one text completion."""
 
 
 class CompletionRequest(GenerationRequest):
@@ -136,7 +136,7 @@ class CompletionAnswer(ChoicesAnswer[_Choice]):
         choice = self._choices.get(delta.index)
         if choice is None:
             choice = self._choices[delta.index] = _Choice()
-        # See CompletionStream: reasoning is text here.
+        # Reasoning is text here: see CompletionStream.
         choice.text += (delta.reasoning, delta.text)
         choice.logprobs += delta.logprobs
         if delta.finish_reason:
@@ -203,7 +203,7 @@ def fill_prompts(
     max_prompts: int,
     allow_empty: bool,
 ) -> None:
-    """Add each prompt to `target`. Raises INVALID_ARGUMENT naming `field` for too many, or an empty one."""
+    """Adds each prompt to `target`. Raises INVALID_ARGUMENT naming `field` for too many prompts, or an empty one."""
     if isinstance(prompts, str):
         _require_some(prompts, field, allow_empty=allow_empty)
         target.add(text=prompts)

@@ -79,8 +79,8 @@ def to_body(
 ) -> bytes:
     """Returns the answer as JSON. `dimensions`: the requested number; None: any.
 
-    Raises BACKEND_PROTOCOL_ERROR unless there is one finite vector per input, INVALID_ARGUMENT where their length
-    differs from the requested one: an engine without the parameter ignores it.
+    Raises BACKEND_PROTOCOL_ERROR unless there is one finite vector per input, INVALID_ARGUMENT if their length is not
+    the requested one, since engines without the parameter ignore it.
     """
     ordered = _in_order(embeddings, expected, dimensions)
     render = _as_base64 if as_base64 else _as_floats

@@ -9,23 +9,23 @@ from weft.dispatch.parameter_checks import MAX_EXTRA_BYTES, MAX_EXTRA_FIELDS, MA
 from weft.kernel.errors import invalid_field
 from weft.kernel.json_objects import add_member
 
-# Fields about OpenAI's own service: its accounts, prices, stores and caches. Accepted and not used, without a warning,
-# because clients send them by default.
+# Fields about OpenAI's own service: accounts, prices, stores and caches. They are not used, without a warning because
+# clients send them by default.
 NOT_USED = frozenset({
     "metadata", "moderation", "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention",
     "safety_identifier", "service_tier", "store", "user",
 })  # fmt: skip
-# An alias of a field that the request has under its usual name.
+# Alias of a field that the request has under its usual name.
 _SPELLINGS = frozenset({"repetition_penalty"})
 LANGUAGES = ("source_lang_code", "target_lang_code")
-"""Fields of a request to a model that translates, which all chat APIs pass on."""
+"""Fields for translation models, which all chat APIs pass on."""
 _MAX_SHOWN_CHARS = 64
 EXTENSION_PREFIX = "x_"
 """Prefix of fields that concern the mesh. They are never passed to an engine."""
 
 
 def fill_extra(target: json_value_pb2.JsonObject, given: Mapping[str, object]) -> None:
-    """Add the fields to pass on; null counts as absent. Raises INVALID_ARGUMENT naming a field beyond the limit."""
+    """Adds the fields to pass on; null counts as absent. Raises INVALID_ARGUMENT naming a field above the limit."""
     left = MAX_EXTRA_BYTES
     for name, value in given.items():
         if value is None or name in NOT_USED or name in _SPELLINGS or name.startswith(EXTENSION_PREFIX):

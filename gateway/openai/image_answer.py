@@ -1,4 +1,4 @@
-"""Answers with images: events to one document, or to the events of OpenAI's streams of images."""
+"""Answers with images: one document, or the events of OpenAI's image streams."""
 
 import base64
 from collections.abc import Callable, Sequence
@@ -16,26 +16,26 @@ from weft.kernel.media_types import image_type_of
 from weft.kernel.reasons import Reason
 
 Link = Callable[[str], str]
-"""Returns the address of an image by the id of its file."""
+"""Returns the URL of an image by the id of its file."""
 _DONE = b"data: [DONE]\n\n"
 _NO_TOKENS = usage_pb2.Usage()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageFacts:
-    """What an answer repeats of its request."""
+    """The fields of a request that the answer repeats."""
 
     count: int
-    """Number of images that were asked for."""
+    """Number of requested images."""
     size: str
     quality: str
     background: str
     output_format: str
-    """All four: `auto` where the request does not say."""
+    """All four: `auto` if the request does not say."""
 
 
 def facts_of_request(request: ImageRequest) -> ImageFacts:
-    """Returns what the answer to a request repeats of it."""
+    """Returns the fields of a request that the answer repeats."""
     return ImageFacts(
         count=request.n or 1,
         size=request.size or AUTO,
@@ -49,7 +49,7 @@ class ImagesAnswer(AnswerBuilder):
     """Builds one document with all images."""
 
     def __init__(self, identity: AnswerIdentity, facts: ImageFacts, link: Link | None = None) -> None:
-        """`link` returns the address of an image that is kept in a file; None: there are no such."""
+        """`link` returns the URL of an image that is stored in a file; None: no image is."""
         super().__init__(identity, choice_count=0)
         self._facts = facts
         self._link = link
@@ -62,7 +62,7 @@ class ImagesAnswer(AnswerBuilder):
 
     @override
     def body(self) -> bytes:
-        """Returns the answer as JSON. Raises BACKEND_PROTOCOL_ERROR where there are no images, or there is no end."""
+        """Returns the answer as JSON. Raises BACKEND_PROTOCOL_ERROR if it has no images or no end."""
         self._ended()
         images = sorted(self._images, key=lambda image: image.index)
         document = images_document(images, self._identity.created, self.usage, self._facts, self._link)
@@ -86,7 +86,7 @@ def images_document(
     facts: ImageFacts,
     link: Link | None = None,
 ) -> dict[str, object]:
-    """Returns images as one document. Raises BACKEND_PROTOCOL_ERROR where there are none."""
+    """Returns images as one document. Raises BACKEND_PROTOCOL_ERROR if there are none."""
     if not images or not all(image.image.data or image.image.file_id for image in images):
         raise WeftError(Reason.BACKEND_PROTOCOL_ERROR, "the model returned no image")
     document: dict[str, object] = {"created": created, "data": [_entry(image, link) for image in images]}
@@ -101,15 +101,15 @@ def images_document(
 
 
 class ImageStream(StreamEncoder):
-    """Encodes images and their previews as OpenAI's events, with `[DONE]` after the last.
+    """Encodes images and their previews as OpenAI's events, followed by `[DONE]`.
 
-    The usage of the request is known at its end: the last image waits for it, and those before it have zeros.
+    The usage is only known at the end: the last image waits for it, and earlier ones have zeros.
     """
 
     content_kinds = frozenset({"partial_image", "image"})
 
     def __init__(self, identity: AnswerIdentity, facts: ImageFacts, prefix: str) -> None:
-        """`prefix`: of the types of its events, such as "image_generation"."""
+        """`prefix`: of the event types, such as "image_generation"."""
         super().__init__(identity, choice_count=0)
         self._facts = facts
         self._prefix = prefix
@@ -183,7 +183,7 @@ def _entry(image: image_pb2.GeneratedImage, link: Link | None) -> dict[str, obje
 
 
 def _usage(usage: usage_pb2.Usage) -> dict[str, object]:
-    """Returns the usage as JSON values; empty where nothing is known."""
+    """Returns the usage as JSON values; empty: unknown."""
     known = usage.prompt_tokens or usage.completion_tokens or usage.image_steps or usage.image_pixels
     return _counts(usage) if known else {}
 
@@ -203,7 +203,7 @@ def _counts(usage: usage_pb2.Usage) -> dict[str, object]:
 
 
 def _size(part: chat_pb2.MediaPart) -> str:
-    """Returns the size of an image by its header; empty: unknown."""
+    """Returns the size in an image's header; empty: unknown."""
     media_type = image_type_of(part.data)
     size = None if media_type is None else size_of(part.data, media_type, 1)
     return "" if size is None else f"{size.width}x{size.height}"

@@ -31,9 +31,9 @@ from weft.kernel.request import Operation
 
 
 def kept_images(files: FileClient, tenant: str) -> Layer[Frame]:
-    """Returns a layer that keeps images as results of tasks are, and passes on the ids of their files.
+    """Returns a layer that stores images as task results, and passes on the ids of their files.
 
-    The layer raises REQUEST_TOO_LARGE and TOO_MANY_RESOURCES as the bounds of `router.results` say.
+    The layer raises REQUEST_TOO_LARGE and TOO_MANY_RESOURCES at the limits of `router.results`.
     """
 
     async def kept(event: event_pb2.InferenceEvent) -> event_pb2.InferenceEvent:
@@ -120,7 +120,7 @@ def _answered(
 
 
 def _require_kept(deps: InferenceDeps, params: ImageRequest) -> None:
-    """Raises UNSUPPORTED_OPERATION or INVALID_ARGUMENT where images cannot be named by addresses."""
+    """Raises UNSUPPORTED_OPERATION or INVALID_ARGUMENT if images cannot have URLs."""
     if deps.files is None or deps.links is None:
         message = "'url' is not available here: nothing keeps images; use b64_json"
         raise FieldError("response_format", message, Reason.UNSUPPORTED_OPERATION)

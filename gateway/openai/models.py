@@ -28,7 +28,7 @@ from weft.kernel.request import Skill
 from weft.kernel.unknown_names import unknown_target
 
 MAX_LISTED = 1000
-"""Maximum number of models on one page, for Anthropic's clients."""
+"""Maximum page size, for Anthropic's clients."""
 DEFAULT_LISTED = 20
 
 
@@ -73,7 +73,7 @@ def _answer(deps: InferenceDeps, request: Request, name: str) -> Response:
 
 
 def not_available(view: FleetView, name: str) -> WeftError:
-    """Returns the error for a name that reaches no model: MODEL_NOT_FOUND."""
+    """Returns the MODEL_NOT_FOUND error of a name that reaches no model."""
     if name not in view.targets:
         return unknown_target(name, field="")
     return WeftError(Reason.MODEL_NOT_FOUND, f"{name} is not available now: no runner serves it")
@@ -95,7 +95,7 @@ OWNER = "weft"
 def model_list(view: FleetView, tenant: str = "") -> dict[str, Any]:
     """Returns the body of GET /v1/models: pools, models without a pool, agents, routes, workflows and exact aliases.
 
-    The name of a pool's member reaches the whole pool; it is only in the lists of resources.
+    Members of a pool are left out, since their names reach the whole pool.
     """
     pools = {model.pool for model in view.models.values()}
     models = [_entry(view, name, members) for name, members in _by_name(view).items() if name in pools]
@@ -108,7 +108,7 @@ def model_list(view: FleetView, tenant: str = "") -> dict[str, Any]:
 
 
 def visible_list(listed: dict[str, Any], principal: Principal) -> dict[str, Any]:
-    """Returns the list without what the caller may not see."""
+    """Returns the list without entries that the caller may not see."""
     if principal.may(VIEW_MODELS):
         return listed
     shown = (each for each in listed["data"] if principal.may_name(VIEW_MODELS, name_asked_for(_meant(each))))
@@ -116,7 +116,7 @@ def visible_list(listed: dict[str, Any], principal: Principal) -> dict[str, Any]
 
 
 def _meant(entry: dict[str, Any]) -> str:
-    """Returns the name by which rights to an entry are checked: that of what an alias stands for."""
+    """Returns the name by which access to an entry is checked: for an alias, that of its target."""
     return str(entry["meta"].get("alias_of") or entry["id"])
 
 
@@ -127,7 +127,7 @@ def visible_entry(entry: dict[str, Any], principal: Principal) -> dict[str, Any]
 
 
 def asked_entry(view: FleetView, asked: AskedName) -> dict[str, Any] | None:
-    """Returns the entry of what was asked for, an alias under its own name; None if it reaches no model."""
+    """Returns the entry of a resolved name, with an alias under its own name; None: it reaches no model."""
     entry = model_entry(view, asked.model)
     if entry is None or not asked.alias:
         return entry
@@ -135,7 +135,7 @@ def asked_entry(view: FleetView, asked: AskedName) -> dict[str, Any] | None:
 
 
 def model_entry(view: FleetView, name: str) -> dict[str, Any] | None:
-    """Returns the body of GET /v1/models/{name}; None if the name reaches no model."""
+    """Returns the body of GET /v1/models/{name}; None: the name reaches no model."""
     agent_name = agent_name_of(name)
     if agent_name is not None:
         agent = view.agents.get(agent_name)
@@ -190,9 +190,9 @@ def _place(entries: list[dict[str, Any]], name: str, field: str) -> int:
 
 
 def _by_name(view: FleetView) -> dict[str, list[ModelView]]:
-    """Returns the reachable models by each name that reaches them, sorted.
+    """Returns the reachable models by every name that reaches them, sorted.
 
-    A model's name reaches its whole pool, and a pool wins over a model of the same name.
+    A model's name reaches its whole pool, and a pool takes precedence over a model of the same name.
     """
     names: dict[str, list[ModelView]] = {}
     reachable = [model for model in view.models.values() if model.reachable]
@@ -206,7 +206,7 @@ def _by_name(view: FleetView) -> dict[str, list[ModelView]]:
 def _entry(
     view: FleetView, name: str, members: list[ModelView], created: int | None = None, **about: object
 ) -> dict[str, Any]:
-    """Returns one entry of the list. `created`: None: when its oldest member was created; `about` precedes its meta."""
+    """Returns an entry of the list. `created`: None: that of the oldest member; `about` precedes its meta."""
     return {
         "id": name,
         "object": "model",
@@ -217,7 +217,7 @@ def _entry(
 
 
 def _agent_entry(view: FleetView, agent: agent_pb2.Agent) -> dict[str, Any] | None:
-    """Returns an agent as a model; None while no model can serve it."""
+    """Returns an agent as a model; None: no model can serve it now."""
     members = [model for model in members_of(view, agent) if model.reachable]
     if agent.HasField("inactive_time") or not members:
         return None
@@ -229,7 +229,7 @@ def _agent_entry(view: FleetView, agent: agent_pb2.Agent) -> dict[str, Any] | No
 
 
 def _route_entry(view: FleetView, route: route_pb2.Route) -> dict[str, Any] | None:
-    """Returns a route as a model; None while none of its candidates is reachable."""
+    """Returns a route as a model; None: none of its candidates is reachable."""
     members = _rungs(view, route)
     if not members:
         return None
@@ -239,7 +239,7 @@ def _route_entry(view: FleetView, route: route_pb2.Route) -> dict[str, Any] | No
 
 
 def _workflow_entry(view: FleetView, workflow: workflow_pb2.RegisteredWorkflow) -> dict[str, Any] | None:
-    """Returns a workflow as a model; None while no model can run it."""
+    """Returns a workflow as a model; None: no model can run it now."""
     manifest = workflow.manifest
     members = [model for model in view.pool_members(manifest.model) if model.reachable]
     if not members:
@@ -252,9 +252,9 @@ def _workflow_entry(view: FleetView, workflow: workflow_pb2.RegisteredWorkflow) 
 
 
 def _rungs(view: FleetView, route: route_pb2.Route) -> list[ModelView]:
-    """Returns the reachable models of a route: for each candidate the members of the pool, else the model alone.
+    """Returns the reachable models of a route: for each candidate the members of the pool, otherwise the model.
 
-    A fallback off the premises is left out unless the mesh's settings allow it.
+    A remote fallback is left out unless the mesh's settings allow it.
     """
     found: dict[str, ModelView] = {}
     for position, name in enumerate(route.manifest.candidates):
@@ -285,13 +285,13 @@ def _status(members: Iterable[ModelView]) -> str:
 
 
 def _base(view: FleetView, members: Iterable[ModelView]) -> dict[str, object]:
-    """Returns the models that these are adapters of; nothing where none is an adapter."""
+    """Returns the base models of these adapters; empty: none is an adapter."""
     bases = {base for model in members if (base := base_in(view, model))}
     return {"base_models": sorted(bases)} if bases else {}
 
 
 def _skills(view: FleetView, members: Iterable[ModelView]) -> dict[str, object]:
-    """Returns the skills that members have; nothing where those of a member are unknown."""
+    """Returns the skills of members; empty: those of a member are unknown."""
     known = [abilities_in(view, model).skills for model in members]
     if not all(known):
         return {}

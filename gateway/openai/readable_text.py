@@ -1,4 +1,4 @@
-"""The readable text in content that engines do not take, such as documents and the results of searches. Pure."""
+"""The readable text in content that engines do not support, such as documents and search results. Pure."""
 
 import base64
 import binascii
@@ -8,13 +8,13 @@ from typing import Any
 
 READABLE = ("title", "filename", "url", "source", "context", "text", "summary", "content", "data", "stdout", "stderr")
 READABLE_RESULTS = (*READABLE, "output", "results", "error", "error_code", "return_code")
-"""Members with text for people, in the order of reading; others are ids, encrypted, or say how to show it."""
+"""Members with text for people, in reading order; others are ids, encrypted, or about presentation."""
 _DATA_URL = re.compile(r"data:([a-z0-9.+/-]{1,80})(?:;charset=[a-z0-9-]{1,40})?;base64,", re.IGNORECASE)
 _TEXT_TYPES = ("text/", "application/json", "application/xml", "application/yaml", "application/x-yaml")
 
 
 def text_in(value: object) -> str:
-    """Returns the readable text in a JSON value, a line for each piece; empty: it has none."""
+    """Returns the readable text in a JSON value, one line per piece; empty: none."""
     return "\n".join(_pieces(value))
 
 
@@ -36,7 +36,7 @@ def _is_encoded(value: Mapping[str, Any]) -> bool:
 
 
 def document_text(block: Mapping[str, Any]) -> str:
-    """Returns the text of a document of Anthropic's API, with its title; empty: it has no text, such as a PDF."""
+    """Returns the text of a document block of Anthropic's API, with its title; empty: no text, such as a PDF."""
     source = block.get("source")
     if not isinstance(source, Mapping):
         return ""
@@ -50,7 +50,7 @@ def document_text(block: Mapping[str, Any]) -> str:
 
 
 def file_text(file: Mapping[str, Any]) -> str:
-    """Returns the text of a file of OpenAI's APIs, with its name; empty: it is no text, or uploaded."""
+    """Returns the text of a file of OpenAI's APIs, with its name; empty: not text, or uploaded."""
     data = file.get("file_data")
     if not isinstance(data, str) or (head := _DATA_URL.match(data)) is None or not _is_text(head[1]):
         return ""

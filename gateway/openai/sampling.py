@@ -1,4 +1,4 @@
-"""Sampling parameters and stream options that chat and text completions share: schema, validation, translation."""
+"""Sampling parameters and stream options of chat and text completions: schema, validation, translation."""
 
 from typing import Annotated
 
@@ -25,7 +25,7 @@ StopSequences = Annotated[
     Annotated[StopText, Tag("~text")] | Annotated[list[StopText], StopAtFirstError(), Tag("~list")],
     text_or_list("must be a string or a list of strings"),
 ]
-"""One text or several at which an answer ends."""
+"""One or more texts at which an answer ends."""
 Penalty = Annotated[float, Field(ge=-2, le=2)]
 Share = Annotated[float, Field(ge=0, le=1)]
 Bias = Annotated[float, Field(ge=-100, le=100)]
@@ -37,7 +37,7 @@ def _token_limit(value: object) -> object:
 
 
 TokenLimit = Annotated[Annotated[int, Field(ge=1, le=MAX_INT32)] | None, BeforeValidator(_token_limit)]
-"""The maximum number of tokens of an answer; -1 is no limit, as in llama.cpp's server and in LangChain. 8.0 is 8."""
+"""Maximum tokens of an answer. -1 is no limit, as in llama.cpp's server and LangChain; 8.0 is accepted as 8."""
 
 
 class StreamOptions(StrictModel):
@@ -85,14 +85,14 @@ SAMPLING_FIELDS = (
     "frequency_penalty",
     "repeat_penalty",
 )
-"""Fields of a request that have the same name in `SamplingParams`."""
+"""Fields with the same name in `SamplingParams`."""
 _MAX_TOKEN_ID_DIGITS = 10
 
 
 def fill_sampling(
     target: sampling_pb2.SamplingParams, request: GenerationRequest, max_tokens: int | None, limits: RequestLimits
 ) -> None:
-    """Copy the parameters that the request sets; an absent one means the backend's default."""
+    """Copies the parameters that the request sets; for absent ones the backend's defaults apply."""
     given = request.model_fields_set
     for name in SAMPLING_FIELDS:
         if name in given:
@@ -127,7 +127,7 @@ def wants_usage(request: GenerationRequest) -> bool:
 
 
 def wants_events(request: GenerationRequest) -> bool:
-    """Whether the stream has signals, warnings and mesh tools as separate chunks."""
+    """Whether signals, warnings and mesh tools are separate chunks of the stream."""
     return request.stream_options is not None and bool(request.stream_options.include_weft_events)
 
 

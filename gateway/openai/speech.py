@@ -35,7 +35,7 @@ from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation
 
 MAX_VOICES = 4096
-"""Maximum number of voices in one list, over all models."""
+"""Maximum voices in one list, over all models."""
 
 
 class SpeechRequest(HandledRequest):
@@ -117,12 +117,12 @@ class _SpokenBytes:
         self._media_type = ""
 
     def headers(self) -> Headers:
-        """Returns the headers of the answer; call it after the first chunk."""
+        """Returns the response headers, which are known after the first chunk."""
         media_type = self._media_type.encode("latin-1", "replace") or b"application/octet-stream"
         return [(b"content-type", media_type)]
 
     async def chunks(self) -> AsyncGenerator[bytes]:
-        """Yields the recording. Raises BACKEND_PROTOCOL_ERROR for an empty one."""
+        """Yields the recording. Raises BACKEND_PROTOCOL_ERROR if it is empty."""
         is_empty = True
         async with aclosing(self._speech.chunks()) as pieces:
             async for piece in pieces:
@@ -137,7 +137,7 @@ class _SpokenBytes:
 
 
 class SpokenEvents(SseResponse):
-    """Sends generated speech as server-sent events, in OpenAI's form: pieces in base64, then the end with the usage."""
+    """Sends generated speech as OpenAI's server-sent events: pieces in base64, then the end with the usage."""
 
     def __init__(self, deps: InferenceDeps, speech: Call[SpeechPiece], *, cut_off_seconds: float) -> None:
         super().__init__(deps)
@@ -156,7 +156,7 @@ class SpokenEvents(SseResponse):
                     await writer.write(delta_event(piece.data))
             if is_empty:
                 raise _empty_recording()
-            # A disconnect loses nothing from here on: a finished answer must not be counted as cancelled.
+            # A disconnect loses nothing now, and a finished answer must not count as cancelled.
             block.dismiss_guards()
             receipt = self._speech.receipt or receipt_pb2.Receipt()
             self._deps.metrics.tokens_used(facts_of(scope), receipt.usage)
@@ -196,7 +196,7 @@ def _empty_recording() -> WeftError:
 
 
 def to_speech(request: SpeechRequest) -> audio_pb2.SpeechPayload:
-    """Returns the payload of speech."""
+    """Returns the speech payload."""
     payload = audio_pb2.SpeechPayload(
         input=request.input,
         voice=request.voice or "",

@@ -108,7 +108,7 @@ def token_body(result: tokenize_pb2.TokenizeResult, request: TokenizeRequest, mo
 
 
 def _piece(piece: bytes) -> str | list[int]:
-    """Returns a token's text; its bytes where it is part of a character, as llama.cpp's server does."""
+    """Returns a token's text; its bytes if it is part of a character, as in llama.cpp's server."""
     try:
         return piece.decode()
     except UnicodeDecodeError:

@@ -1,4 +1,4 @@
-"""The stream of a transcription: text as it is found, in OpenAI's events."""
+"""The stream of a transcription: OpenAI's events, with text as it is recognized."""
 
 from collections.abc import Sequence
 
@@ -13,10 +13,10 @@ _DONE = b"data: [DONE]\n\n"
 
 
 class TranscriptStream(StreamEncoder):
-    """Encodes one transcription: a `transcript.text.delta` for each piece, and `transcript.text.done` with all words.
+    """Encodes a transcription: a `transcript.text.delta` for each piece, then `transcript.text.done` with all words.
 
-    With segments each piece is preceded by a `transcript.text.segment` with its times, and its words where they were
-    asked for. Progress in a silent part is a comment.
+    With segments, a `transcript.text.segment` with times, and words if requested, precedes each piece. Progress in a
+    silent part is a comment.
     """
 
     def __init__(self, identity: AnswerIdentity, *, with_segments: bool) -> None:
@@ -39,7 +39,7 @@ class TranscriptStream(StreamEncoder):
         if not self.has_content:
             self._begin(out)
         part = event.transcript
-        # Without its times, which the collected answer has no use for: a long recording has many words.
+        # Without times, which the collected answer does not use: a long recording has many words.
         self._parts.append(
             audio_pb2.TranscriptPart(text=part.text, language=part.language, duration_seconds=part.duration_seconds)
         )
@@ -72,7 +72,7 @@ class TranscriptStream(StreamEncoder):
 
     @override
     def _encode_delta(self, delta: event_pb2.Delta, out: list[bytes]) -> None:
-        """Append nothing: a transcription has no choices."""
+        """Does nothing: a transcription has no choices."""
 
     @override
     def _encode_end(self, receipt: receipt_pb2.Receipt, out: list[bytes]) -> None:
@@ -87,7 +87,7 @@ class TranscriptStream(StreamEncoder):
 
 
 def duration_usage(usage: usage_pb2.Usage, stated_seconds: float) -> dict[str, object]:
-    """Returns the member `usage` of an answer, the seconds that were heard; empty: they are not known."""
+    """Returns the member `usage` of an answer, with the seconds that were transcribed; empty: unknown."""
     seconds = usage.audio_milliseconds / 1000 or stated_seconds
     return {"usage": {"type": "duration", "seconds": seconds}} if seconds else {}
 

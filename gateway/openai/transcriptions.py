@@ -106,7 +106,7 @@ _BY_SUFFIX = MappingProxyType(
 def to_transcription(
     request: TranscriptionRequest, recording: Part, granularities: Sequence[str] = (), *, translates: bool
 ) -> audio_pb2.TranscriptionPayload:
-    """Returns the payload of a transcription. Raises INVALID_ARGUMENT for fields that contradict each other."""
+    """Returns the payload of a transcription. Raises INVALID_ARGUMENT for contradictory fields."""
     if request.stream and request.response_format in _CAPTIONS:
         raise invalid_field("stream", f"cannot go with {request.response_format}; use json or verbose_json")
     if WORD in granularities and request.response_format != "verbose_json":
@@ -142,7 +142,7 @@ def transcription_body(
     *,
     translates: bool = False,
 ) -> bytes:
-    """Returns the answer in the requested format. Raises UNSUPPORTED_OPERATION where the engine gave no timestamps."""
+    """Returns the answer in the requested format. Raises UNSUPPORTED_OPERATION if the engine gave no timestamps."""
     usage = duration_usage(receipt.usage, transcription.duration_seconds)
     match request.response_format:
         case "text":
@@ -177,7 +177,7 @@ def _verbose(
 
 
 def _segment_json(index: int, part: audio_pb2.TranscriptionSegment) -> dict[str, object]:
-    """Returns a segment with the members that OpenAI has; unknown ones are null, and there are no tokens."""
+    """Returns a segment with OpenAI's members; unknown ones are null, and `tokens` is empty."""
 
     def known(name: str) -> float | None:
         return getattr(part, name) if part.HasField(name) else None  # type: ignore[arg-type]
@@ -217,7 +217,7 @@ def _clock(seconds: float, mark: str) -> str:
 
 
 def _type_of(recording: Part) -> str:
-    """Returns the media type of the form, else that of the file's suffix."""
+    """Returns the media type in the form, or else that of the file's suffix."""
     if recording.media_type not in _UNTYPED:
         return recording.media_type
     suffix = (recording.filename or "").rpartition(".")[2].lower()

@@ -1,1 +1,1 @@
-"""`/api/v1/watch`: changes of several kinds of things in one stream of server-sent events."""
+"""`/api/v1/watch`: changes of several kinds in one stream of server-sent events."""

@@ -1,4 +1,4 @@
-"""GET /api/v1/watch: changes of the wanted kinds as one stream of server-sent events."""
+"""GET /api/v1/watch: changes of the requested kinds as one stream of server-sent events."""
 
 from collections.abc import Mapping
 from typing import Annotated
@@ -23,7 +23,7 @@ PARAMETERS = ("kinds", "allTenants")
 
 
 Sources = Annotated[Mapping[str, WatchSource], collaborator("watch sources")]
-"""By the word of their kind."""
+"""Watch sources by kind."""
 
 
 async def watch(deps: Gateway, by_kind: Sources, request: Request) -> Response:
@@ -48,7 +48,7 @@ async def watch(deps: Gateway, by_kind: Sources, request: Request) -> Response:
 
 
 def _wanted(by_kind: Mapping[str, WatchSource], text: str, principal: Principal) -> list[WatchSource]:
-    """Returns the sources of kinds. Raises INVALID_ARGUMENT, PERMISSION_DENIED naming the kind by its place."""
+    """Returns the sources of kinds. Raises INVALID_ARGUMENT, PERMISSION_DENIED naming the kind by its position."""
     words = list(dict.fromkeys(text.split(",")))
     for place, word in enumerate(words):
         if word not in by_kind:
@@ -64,7 +64,7 @@ def _wanted(by_kind: Mapping[str, WatchSource], text: str, principal: Principal)
 
 
 def _refusal(principal: Principal, source: WatchSource) -> WeftError | None:
-    """Returns why a caller may not see a kind; None: it may see it, or some of it."""
+    """Returns why a caller may not see a kind; None: it may see at least a part."""
     try:
         if source.by_name:
             principal.require_some(source.access)

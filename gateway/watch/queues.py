@@ -14,9 +14,9 @@ from weft.kernel.principal import Access, Resource, Role
 
 
 class QueuesByName(WatchSource):
-    """The queue of each public name and of each route; the name of one is that name, or `route/` and the route's.
+    """The queue of each public name and each route, by that name, or by `route/` and the route's name.
 
-    The router is asked at intervals, once for all streams of the gateway that read them.
+    The router is read at intervals, once for all streams of the gateway.
     """
 
     kind = "queue"
@@ -28,7 +28,7 @@ class QueuesByName(WatchSource):
         self._interval_seconds = interval_seconds
         self._latest: Mapping[str, PoolQueue] = {}
         self._read_at: float | None = None
-        """When `_latest` was read, by the clock; None: never."""
+        """When `_latest` was read; None: never."""
         self._lock = asyncio.Lock()
 
     @override
@@ -47,7 +47,7 @@ class QueuesByName(WatchSource):
             await self._clock.sleep(self._interval_seconds)
 
     async def _read(self) -> Mapping[str, PoolQueue]:
-        """Returns the queues as they are, or were half an interval ago at most. Raises SERVICE_UNAVAILABLE."""
+        """Returns the queues, at most half an interval old. Raises SERVICE_UNAVAILABLE."""
         async with self._lock:
             now = self._clock.monotonic()
             if self._read_at is None or now - self._read_at > self._interval_seconds / 2:
@@ -57,7 +57,7 @@ class QueuesByName(WatchSource):
 
 
 def _shown(queue: PoolQueue | None) -> tuple[int, int, int] | None:
-    """What a reader sees of a queue."""
+    """Returns the figures of a queue that readers see."""
     return None if queue is None else (queue.waiting, queue.max_waiting, queue.running)
 
 

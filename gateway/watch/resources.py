@@ -1,6 +1,6 @@
-"""All kinds of resources as sources of a watch, over one watch of the registry.
+"""Resources of all kinds as sources of a watch, over one watch of the registry.
 
-All streams of a gateway share that watch, and the JSON of each resource: it is open while one of them reads.
+All streams of a gateway share that watch, and the JSON of each resource. It is open while one of them reads.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ from weft.kernel.reasons import Reason
 from weft.kernel.service import start_task, stop_tasks
 
 MAX_CHANGED_NAMES = 65_536
-"""Names that may have changed since a stream last read them; with more it begins again."""
+"""Maximum names that changed since a stream last read them; with more it begins again."""
 
 log = get_logger("weft.gateway")
 
@@ -41,7 +41,6 @@ class _Subscriber:
         self._error: WeftError | None = None
 
     def note(self, names: Iterable[str]) -> None:
-        """Notes that names may have changed."""
         self._changed.update(dict.fromkeys(names))
         if len(self._changed) > MAX_CHANGED_NAMES:
             self._changed.clear()
@@ -54,7 +53,7 @@ class _Subscriber:
         self._is_ready.set()
 
     async def taken(self) -> list[str]:
-        """Returns the changed names once there are any, or once the snapshot is there. Raises what ended it."""
+        """Returns the changed names once there are any, or the snapshot has arrived. Raises the error that ended it."""
         await self._is_ready.wait()
         if self._error is not None:
             raise self._error
@@ -78,7 +77,7 @@ class _Mirror:
         self._task = start_task(self._follow(), name="watch-mirror")
 
     def join(self, subscriber: _Subscriber) -> None:
-        """Notes every name to a new subscriber now, or with the snapshot; then those that change."""
+        """Notes every name to a new subscriber, now or with the snapshot, then those that change."""
         self._subscribers[subscriber] = None
         if self._is_known:
             subscriber.note(self.state.names(subscriber.kind))
@@ -94,7 +93,7 @@ class _Mirror:
         await stop_tasks([self._task])
 
     def encoded(self, key: Key) -> bytes | None:
-        """Returns the JSON of a resource as its list has it; None: it does not exist."""
+        """Returns the JSON of a resource as in its list; None: it does not exist."""
         found = self._encoded.get(key)
         if found is None:
             document = self.state.document(key)
@@ -104,7 +103,7 @@ class _Mirror:
         return found
 
     def encoded_for(self, principal: Principal, key: Key) -> bytes | None:
-        """Returns the JSON of a resource for a caller; a pool without the members that it may not see."""
+        """Returns the JSON of a resource for a caller; of a pool, without the members that it may not see."""
         if key[0] is not ResourceKind.POOL or principal.may(VIEW_MODELS):
             return self.encoded(key)
         document = self.state.document(key)
@@ -147,7 +146,7 @@ class ResourceFeed:
 
     @asynccontextmanager
     async def joined(self, subscriber: _Subscriber) -> AsyncGenerator[_Mirror]:
-        """Keeps the registry's watch open, and notes its changes to the subscriber."""
+        """Keeps the registry's watch open, and notifies the subscriber of changes."""
         mirror = self._mirror
         if mirror is None or mirror.ended:
             mirror = self._mirror = _Mirror(self._registry)

@@ -1,4 +1,4 @@
-"""What a watch streams: a source yields the things of one kind, then every change of them."""
+"""Sources of a watch: each yields the objects of one kind, then every change."""
 
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Callable
@@ -16,15 +16,15 @@ class ChangeType(StrEnum):
     """What a change does to the reader's copy of one kind."""
 
     PUT = "put"
-    """A thing is new or changed: `object` replaces it."""
+    """An object is new or changed: `object` replaces it."""
     DELETE = "delete"
-    """A thing is gone; the reader may never have had it."""
+    """An object is gone; the reader may never have had it."""
     SYNCED = "synced"
-    """Everything that there is has been sent; changes follow."""
+    """All existing objects have been sent; changes follow."""
     RESET = "reset"
-    """The reader drops everything of this kind: all of it is sent again."""
+    """The reader drops all objects of this kind, which are then sent again."""
     UNAVAILABLE = "unavailable"
-    """The source cannot be reached; what the reader has is as last known, until the next `reset`."""
+    """The source cannot be reached. The reader's copy is as last known until the next `reset`."""
 
 
 def _no_object() -> None:
@@ -37,31 +37,31 @@ class Change:
 
     type: ChangeType
     name: str = ""
-    """The thing's name, unique in its kind; empty where the change is about the whole kind."""
+    """The object's name, unique in its kind; empty: the change is about the whole kind."""
     encode: Callable[[], bytes | None] = _no_object
-    """Returns the JSON of the thing, of a `PUT` alone. It is called when the change is sent; None: by now the thing is
-    gone, and its deletion follows."""
+    """Returns the JSON of the object of a `PUT`, called when the change is sent; None: the object is gone, and its
+    deletion follows."""
     message: str = ""
     """Why the source is unavailable."""
 
 
 def put(name: str, encode: Callable[[], bytes | None]) -> Change:
-    """Returns the change to a new or changed thing; `encode` returns its JSON once it is sent."""
+    """Returns the change to a new or changed object; `encode` returns its JSON when it is sent."""
     return Change(type=ChangeType.PUT, name=name, encode=encode)
 
 
 def put_message(name: str, message: Message) -> Change:
-    """Returns the change to a new or changed thing whose JSON is the document of a message."""
+    """Returns the change to a new or changed object, whose JSON is the document of a message."""
     return put(name, lambda: encode_json(document_of(message)))
 
 
 def delete(name: str) -> Change:
-    """Returns the change to a thing that is gone."""
+    """Returns the change that deletes an object."""
     return Change(type=ChangeType.DELETE, name=name)
 
 
 def synced() -> Change:
-    """Returns the mark after everything that there is."""
+    """Returns the mark after all existing objects."""
     return Change(type=ChangeType.SYNCED)
 
 
@@ -75,20 +75,20 @@ class WatchCaller:
 
 
 class WatchSource(ABC):
-    """A source of the things of one kind."""
+    """A source of the objects of one kind."""
 
     kind: str
-    """The word of the kind, such as "model"."""
+    """The kind, such as "model"."""
     access: Access
-    """The scope that a caller needs, that of the kind's list."""
+    """The access that a caller needs: that of the kind's list."""
     by_name: bool = False
-    """Whether a scope that is limited to names suffices: then `changes` leaves out what the caller may not see."""
+    """Whether a scope limited to names suffices. `changes` then leaves out what the caller may not see."""
 
     @abstractmethod
     def changes(self, caller: WatchCaller) -> AsyncGenerator[Change]:
-        """Yields a put for each thing that there is, `synced`, then every change for as long as it is read.
+        """Yields a put for each existing object, `synced`, then every change while it is read.
 
-        A name that changes often may be yielded often: the stream merges what its reader has not read yet. Raises a
-        WeftError when the source is lost, and WATCH_LAGGED where it is read too slowly; it is then called again, and
-        what it yields then replaces everything before.
+        A name that changes often may be yielded often: the stream merges unread changes. Raises a WeftError if the
+        source is lost, WATCH_LAGGED if it is read too slowly. It is then called again, and its output replaces
+        everything before.
         """

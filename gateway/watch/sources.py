@@ -25,7 +25,7 @@ PAST_EVENTS = 100
 
 
 class EventSource(WatchSource):
-    """The newest events, then every new one; the name of one is its sequence, and none is ever deleted."""
+    """The newest events, then every new one, named by sequence; none is ever deleted."""
 
     kind = "event"
     access = _VIEW_TELEMETRY
@@ -45,7 +45,7 @@ _VIEW_OPERATIONS = Access(Resource.OPERATIONS, Role.VIEW)
 
 
 class OperationSource(WatchSource):
-    """Operations that have not ended and the newest that have, then each that changes; its name is `operations/<id>`.
+    """Operations that have not ended and the newest ended ones, then each that changes, named `operations/<id>`.
 
     None is ever deleted: the registry keeps them for days.
     """
@@ -67,7 +67,7 @@ class OperationSource(WatchSource):
 
 
 class MemorySource(WatchSource):
-    """Hosts with their devices, their leases and who waits; its name is the host's."""
+    """Hosts with their devices, leases and waiters, by host name."""
 
     kind = "memory"
     access = _VIEW_OPERATIONS
@@ -89,11 +89,11 @@ class MemorySource(WatchSource):
 
 
 MAX_ENDED = 1_000
-"""Ended requests that a reader has; the one that ended first is deleted first."""
+"""Maximum ended requests in a reader's copy; the one that ended first is deleted first."""
 
 
 class RequestsOfTenant(WatchSource):
-    """The requests under way of the caller's tenant and its last ended ones; the name of one is its id."""
+    """The running requests of the caller's tenant and its latest ended ones, by id."""
 
     kind = "request"
     access = VIEW_REQUESTS
@@ -112,7 +112,7 @@ class RequestsOfTenant(WatchSource):
 
 
 class _EndedIds:
-    """The ids of the ended requests that a reader has, so that it never has more than a maximum."""
+    """The ids of the ended requests in a reader's copy, to limit their number."""
 
     def __init__(self, max_ended: int) -> None:
         self._max_ended = max_ended
@@ -121,14 +121,13 @@ class _EndedIds:
         self._is_synced = False
 
     def changes(self, response: WatchRequestsResponse) -> Iterator[Change]:
-        """Yields the changes of a response."""
         for record in response.requests:
             yield put_message(record.request_id, record)
             self._ids.pop(record.request_id, None)
             if record.state == RequestRecord.STATE_ENDED:
                 self._ids[record.request_id] = None
         if response.synced:
-            # Until then the last one came first.
+            # Until then, the latest came first.
             self._ids = dict.fromkeys(reversed(self._ids))
             self._is_synced = True
             yield synced()
@@ -139,16 +138,16 @@ class _EndedIds:
 
 
 class FiguresOfMesh(WatchSource):
-    """The figures of the last hour, then those of each step; the name of one is the start of its first step.
+    """The figures of the last hour, then those of each step, named by the start of their first step.
 
-    When a reader has been sent as many steps as an hour has, it gets the hour anew, so that it never has many more.
+    After as many steps as an hour has, the whole hour is sent again, to bound the reader's copy.
     """
 
     kind = "figures"
     access = _VIEW_TELEMETRY
 
     def __init__(self, requests: RequestSource, renewed_after: int = 360) -> None:
-        """`renewed_after`: number of steps after which the whole hour is sent again, as a `reset`."""
+        """`renewed_after`: number of steps after which the hour is sent again, as a `reset`."""
         self._requests = requests
         self._renewed_after = renewed_after
 
@@ -180,7 +179,7 @@ PAST_TASKS = 100
 
 
 class TasksOfTenant(WatchSource):
-    """The newest tasks of the caller's tenant, then each that is new or changes; the name of one is its id."""
+    """The newest tasks of the caller's tenant, then each that is new or changes, by id."""
 
     kind = "task"
     access = VIEW_REQUESTS

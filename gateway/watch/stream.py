@@ -1,4 +1,4 @@
-"""One stream of changes of several kinds: it reads every source, survives their outages, and writes what is new."""
+"""A stream of changes of several kinds: reads every source, survives outages, and writes what is new."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
@@ -19,29 +19,28 @@ _MARKS = frozenset({ChangeType.SYNCED, ChangeType.RESET, ChangeType.UNAVAILABLE}
 
 
 class CoalescingBuffer:
-    """A queue of changes by kind and name. A change replaces the one that waits for the same name, in its place."""
+    """A queue of changes by kind and name. A change replaces a waiting one of the same name in place."""
 
     def __init__(self, max_names: int) -> None:
-        """`max_names`: how many names may wait concurrently, those of all kinds together."""
+        """`max_names`: maximum waiting names, over all kinds."""
         self._max_names = max_names
         self._waiting: dict[_Key, Change] = {}
         self._names = 0
 
     def __len__(self) -> int:
-        """How many changes wait."""
         return len(self._waiting)
 
     def offer(self, kind: str, change: Change) -> bool:
-        """Queues a change; returns False where there is no room for another name.
+        """Queues a change; returns False if there is no room for another name.
 
-        A `reset` drops what waits of its kind: all of it is sent again. Changes of a whole kind always have room, since
-        at most one of each type waits.
+        A `reset` drops the waiting changes of its kind. Changes of a whole kind always have room, since at most one of
+        each type waits.
         """
         if change.type in _MARKS:
             if change.type is ChangeType.RESET:
                 self._drop(kind)
             key = (kind, "", change.type.value)
-            # The mark stands after everything that was offered before it.
+            # The mark follows everything that was offered before it.
             self._waiting.pop(key, None)
             self._waiting[key] = change
             return True
@@ -54,7 +53,7 @@ class CoalescingBuffer:
         return True
 
     def take(self) -> tuple[str, Change] | None:
-        """Removes the oldest change; returns it with its kind. None: nothing waits."""
+        """Removes the oldest change and returns it with its kind; None: none waits."""
         key = next(iter(self._waiting), None)
         if key is None:
             return None
@@ -72,7 +71,7 @@ class CoalescingBuffer:
 FIRST_RETRY_SECONDS = 0.25
 MAX_RETRY_SECONDS = 5.0
 _WRITE_BYTES = 64 * 1024
-"""About the most that one write has; the rest waits for the next, and is merged meanwhile."""
+"""Approximate maximum of one write; the rest waits for the next, and is merged meanwhile."""
 
 log = get_logger("weft.gateway")
 
@@ -82,9 +81,9 @@ class WatchLimits:
     """Bounds of one stream."""
 
     max_names: int
-    """Names that wait for the reader; a source waits while there are more."""
+    """Maximum names waiting for the reader; a source waits while there are more."""
     interval_seconds: float
-    """Shortest time between two writes, in which changes of one name become one."""
+    """Minimum time between two writes, in which changes of one name are merged."""
 
 
 class WatchStream:
@@ -99,7 +98,7 @@ class WatchStream:
         self._filled, self._has_room = asyncio.Event(), asyncio.Event()
 
     async def writes(self) -> AsyncGenerator[bytes]:
-        """Yields complete server-sent events, several concurrently where several wait; it ends with its reader."""
+        """Yields complete server-sent events, several together if several wait; ends with its reader."""
         pumps = [start_task(self._pump(source), name=f"watch-{source.kind}") for source in self._sources]
         try:
             while True:
@@ -108,7 +107,7 @@ class WatchStream:
                 if data:
                     yield data
                 if self._buffer:
-                    # A long snapshot leaves turns to others.
+                    # Let others run during a long snapshot.
                     await asyncio.sleep(0)
                     continue
                 if data:
@@ -130,7 +129,7 @@ class WatchStream:
         return b"".join(events)
 
     async def _pump(self, source: WatchSource) -> None:
-        """Passes on what a source yields; reads it again for as long as the stream lasts."""
+        """Passes on what a source yields; reads it again as long as the stream lasts."""
         pause, is_away, is_stale = FIRST_RETRY_SECONDS, False, False
         while True:
             try:
@@ -148,7 +147,7 @@ class WatchStream:
             except Exception:
                 log.exception("source of a watch failed unexpectedly, read again", kind=source.kind)
                 failure = internal_error()
-            # One that was read too slowly is there, and is read again from the beginning.
+            # A source that was read too slowly is available, and is read again from the beginning.
             if not is_away and failure.reason is not Reason.WATCH_LAGGED:
                 is_away = True
                 await self._offer(source.kind, Change(type=ChangeType.UNAVAILABLE, message=failure.message))
@@ -164,7 +163,7 @@ class WatchStream:
 
 
 def _event(kind: str, change: Change) -> bytes:
-    """Returns a change as a server-sent event; empty where its thing is gone by now."""
+    """Returns a change as a server-sent event; empty if its object is gone."""
     facts: dict[str, object] = {"kind": kind, "change": change.type.value}
     if change.name:
         facts["name"] = change.name
