@@ -1,4 +1,4 @@
-"""Chunks of files between the caller and the file store: of fixed size."""
+"""Chunks of fixed size for files between the caller and the file store."""
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterable, Callable
@@ -7,9 +7,9 @@ from time import monotonic
 from weft.durable.batches import MAX_PIECE_BYTES
 
 SLICE_SECONDS = 0.005
-"""How long CPU-bound work runs before it yields to the event loop."""
+"""Maximum run time of CPU-bound work before it yields to the event loop."""
 HOLD_SECONDS = 5.0
-"""How long received bytes are held to fill a chunk: the store treats a silent stream as broken."""
+"""Maximum time that received bytes are held to fill a chunk: the store treats a silent stream as broken."""
 
 
 class EventLoopYielder:
@@ -20,7 +20,7 @@ class EventLoopYielder:
         self._began = self._loop.time()
 
     async def yield_if_due(self) -> None:
-        """Yield if SLICE_SECONDS have passed. Call it after each small unit of work."""
+        """Yields if SLICE_SECONDS have passed. Call it after each small unit of work."""
         if self._loop.time() - self._began >= SLICE_SECONDS:
             await asyncio.sleep(0)
             self._began = self._loop.time()
@@ -29,7 +29,7 @@ class EventLoopYielder:
 async def in_chunks(
     content: AsyncIterable[bytes], size: int = MAX_PIECE_BYTES, *, now: Callable[[], float] = monotonic
 ) -> AsyncGenerator[bytes]:
-    """Regroups bytes into chunks of `size`: stores pay per chunk. Only the last chunk and slow ones are smaller."""
+    """Regroups bytes into chunks of `size`, as stores pay per chunk. Only the last and slow ones are smaller."""
     gathered = bytearray()
     handed_on = now()
     async for piece in content:

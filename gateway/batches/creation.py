@@ -1,7 +1,4 @@
-"""Creation of a batch from its input file: all lines become tasks, or the batch fails with the errors of its lines.
-
-Lines are split, parsed and validated up to MAX_LINE_ERRORS errors.
-"""
+"""Creation of a batch from its input file: all lines become tasks, or the batch fails with the errors of its lines."""
 
 import re
 from array import array
@@ -29,7 +26,7 @@ from weft.kernel.reasons import Reason
 from weft.kernel.timestamps import stamp_of
 
 _MARK = b"\xef\xbb\xbf"
-"""The UTF-8 byte order mark, with which some editors begin a file."""
+"""UTF-8 byte order mark, with which some editors begin a file."""
 _DIGEST_BYTES = 16
 _SLICE_BYTES = 64 * 1024
 """Bytes of a file that are scanned before the event loop runs other coroutines."""
@@ -48,7 +45,7 @@ _FAULTS_OF_CALLERS = frozenset(
 
 Members = dict[str, msgspec.Raw]
 SpecTranslator = Callable[[bytes], task_pb2.TaskSpec]
-"""Translates a body to a task. Raises the WeftError that the live endpoint would raise."""
+"""Translates a body to a task. Raises as the live endpoint."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +59,7 @@ class RawLine:
 
 
 class InvalidLinesError(WeftError):
-    """Lines are invalid, `BatchLines.errors` has them: nothing of the batch is stored."""
+    """Lines are invalid (see `BatchLines.errors`), so nothing of the batch is stored."""
 
     def __init__(self) -> None:
         super().__init__(Reason.INVALID_ARGUMENT, "lines of the input file are invalid")
@@ -75,7 +72,7 @@ async def raw_lines(content: AsyncIterable[bytes], max_line_bytes: int) -> Async
         async for piece in slices:
             *ends, rest = piece.split(b"\n")
             for end in ends:
-                # Empty lines are dropped here: the store need not handle them.
+                # Dropped here, so that the store need not handle empty lines.
                 if end or begun or is_too_long:
                     line = _line(number, begun + end, max_line_bytes, is_too_long=is_too_long)
                     if line is not None:
@@ -93,10 +90,7 @@ async def raw_lines(content: AsyncIterable[bytes], max_line_bytes: int) -> Async
 
 
 class BatchLines:
-    """The lines of one batch as tasks.
-
-    Once a line is invalid, the others are only validated.
-    """
+    """Turns the lines of a batch into tasks. After the first invalid line, it only validates the others."""
 
     def __init__(self, endpoint: str, to_spec: SpecTranslator, config: BatchEdgeConfig, *, max_depth: int) -> None:
         self.errors: list[batch_pb.BatchLineError] = []
@@ -104,14 +98,14 @@ class BatchLines:
         self._endpoint = endpoint
         self._to_spec = to_spec
         self._config = config
-        # The line itself is one level of nesting around the body.
+        # The line itself adds one level of nesting.
         self._max_depth = max_depth + 1
         self._ids: set[bytes] = set()
         self._numbers = array("L")
         self._is_full = False
 
     def number_of(self, place: int) -> int:
-        """Returns the line number of the `place`-th task, counted from 0; 0 where there was none."""
+        """Returns the line number of the task at a position counted from 0; 0: there is none."""
         return self._numbers[place] if 0 <= place < len(self._numbers) else 0
 
     def take(self, line: RawLine) -> batch_pb.BatchLine | None:
@@ -129,7 +123,7 @@ class BatchLines:
         return None if members is None else self._task(members, line.number)
 
     def fail(self, code: str, message: str, number: int = 0, field: str = "") -> None:
-        """Record an error of a line; line 0 is the file."""
+        """Records an error of a line; line 0 is the file."""
         if len(self.errors) < MAX_LINE_ERRORS:
             error = batch_pb.BatchLineError(code=code, message=message[:_MAX_MESSAGE_CHARS], line=number, field=field)
             self.errors.append(error)
@@ -140,7 +134,7 @@ class BatchLines:
         return self._is_full or len(self.errors) >= MAX_LINE_ERRORS
 
     def require_some(self) -> None:
-        """Record an error where the file has no lines."""
+        """Records an error if the file has no lines."""
         if not self._numbers and not self.errors:
             self.fail("empty_file", "the input file has no requests")
 
@@ -200,7 +194,7 @@ class BatchLines:
             self.fail(code, f"{name}: must be {wanted!r}, as the batch says", number, name)
 
     def _text(self, members: Members, name: str, number: int) -> str | None:
-        """Returns the value of a member; None: it is invalid, and its error recorded."""
+        """Returns the value of a member; None: it is invalid, and its error is recorded."""
         if name not in members:
             self.fail("missing_required_parameter", f"{name}: is required", number, name)
             return None
@@ -241,7 +235,7 @@ class BatchCreator:
         self._links = deps.links
 
     async def make(self, scope: Scope, tenant: str, params: BatchRequest) -> batch_pb.Batch:
-        """Creates the batch, durable with all its items; or a failed one, where lines are invalid.
+        """Creates the batch, durable with all its items, or a failed batch if lines are invalid.
 
         Raises INVALID_ARGUMENT naming the field, NOT_FOUND, and as `BatchClient.create`.
         """
@@ -264,7 +258,7 @@ class BatchCreator:
             _note(error, lines)
             if not lines.errors:
                 raise
-        # A line failed while items were created: none of them is stored, only the failed batch.
+        # A line failed while items were created, so only the failed batch is stored.
         new.errors.extend(lines.errors)
         return await self._batches.create(new, _nothing(), caller=caller)
 
@@ -285,7 +279,7 @@ class BatchCreator:
         return BatchLines(surface.endpoint, to_spec, self._config.batches, max_depth=max_depth)
 
     async def _tasks(self, new: batch_pb.Batch, lines: BatchLines) -> AsyncGenerator[batch_pb.BatchLine]:
-        """Yields every line as a task, up to the first invalid one. Raises InvalidLinesError once all are validated."""
+        """Yields each line as a task, up to the first invalid one. Raises InvalidLinesError once all are validated."""
         bounds, breather = self._config.batches, EventLoopYielder()
         content = self._files.read(new.tenant, new.input_file)
         async with aclosing(content), aclosing(raw_lines(content, bounds.max_line_bytes)) as found:

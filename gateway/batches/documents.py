@@ -131,7 +131,7 @@ def file_json(file: file_pb.File) -> JsonObject:
 
 
 def batch_json(batch: batch_pb.Batch) -> JsonObject:
-    """Returns a batch object; its errors include why its results could not be written yet."""
+    """Returns a batch object; its errors include why its results could not be written."""
     status = batch_status(batch)
     errors = [object_json(BatchErrorObject, each) for each in batch.errors]
     if batch.HasField("problem"):

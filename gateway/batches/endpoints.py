@@ -28,7 +28,7 @@ FILES.add_get(
 )
 FILES.add_delete(_FILE, EDIT_REQUESTS, delete_file, answers(DeletedFile))
 RESULTS = ApiRouter("openai")
-# The signature in the address takes the place of a key.
+# The signature in the URL replaces a key.
 RESULTS.add_get(
     "/v1/results/{id}",
     None,

@@ -1,6 +1,6 @@
-"""Finishing of batches: when the last item of a batch has ended, a gateway writes the files of its results.
+"""Finishing of batches: after the last item of a batch has ended, a gateway writes its result files.
 
-The router hands each batch to one gateway. If that gateway ends first, another one writes the files.
+The router assigns each batch to one gateway. If that gateway ends first, another one writes the files.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ EXPIRED = {
 CANCELLED = {"code": "batch_cancelled", "message": "This request was cancelled with its batch before it was done."}
 
 MAX_HELD_BYTES = 1024 * 1024
-"""Maximum size of error lines held in memory; beyond it the results are read a second time."""
+"""Maximum size of error lines held in memory; above it the results are read a second time."""
 
 _encode = msgspec.json.Encoder().encode
 
@@ -60,7 +60,7 @@ class BatchResults:
         self._has_all_errors = False
 
     async def outputs(self) -> AsyncGenerator[bytes]:
-        """Yields a JSON line for each completed item. Errors found on the way are held up to MAX_HELD_BYTES."""
+        """Yields a JSON line for each completed item. Errors found meanwhile are held up to MAX_HELD_BYTES."""
         if not self._batch.completed_count:
             return
         self._has_all_errors = True
@@ -75,7 +75,7 @@ class BatchResults:
                 self._hold(line)
 
     async def errors(self) -> AsyncGenerator[bytes]:
-        """Yields a JSON line for each failed item, and for each with invalid outputs. Call it after `outputs`."""
+        """Yields a JSON line for each failed item and each with invalid outputs. Call it after `outputs`."""
         if self._has_all_errors:
             if self._held:
                 yield bytes(self._held)
@@ -114,15 +114,15 @@ class BatchResults:
             except WeftError as error:
                 return _line(result, _refusal(result, error), None), False
             except Exception:
-                # A fault in weft itself becomes the line's error: one line must not withhold all others.
+                # A fault in weft becomes the line's error, so that it does not withhold the other lines.
                 log.exception("the answer of a line could not be built", batch=self._batch.id, task=task.id)
                 return _line(result, _refusal(result, internal_error()), None), False
             return _line(result, _response(result, 200, body), None), True
         if task.state == task_pb2.TASK_STATE_CANCELLED:
-            # One with a failure was cancelled by its request id, and not with its batch.
+            # A task with a failure was cancelled by its request id, not with its batch.
             by_id = None if failure is None else {"code": "request_cancelled", "message": failure.message}
             return _line(result, None, by_id or CANCELLED), False
-        # As the store counts them: expired at the end of the window.
+        # As the store counts: expired at the end of the window.
         ended_at = optional_datetime(task, "end_time")
         is_late = ended_at is not None and ended_at >= datetime_of(self._batch.window_end_time)
         if is_late and failure is not None and failure.reason is Reason.DEADLINE_EXCEEDED:
@@ -148,11 +148,11 @@ log = get_logger("weft.gateway")
 _BELONGS_TO_OTHERS = frozenset({Reason.RESOURCE_IN_USE, Reason.NOT_FOUND})
 
 RETRY_SECONDS = 1.0
-"""Pause before the router is asked again for ended batches, after it was lost."""
+"""Pause before ended batches are read again after the router was lost."""
 
 
 class BatchFinisher:
-    """Writes the result files of batches that have ended, as the router hands them out."""
+    """Writes the result files of ended batches that the router assigns."""
 
     def __init__(self, files: FileClient, batches: BatchClient, task_apis: TaskApis, deps: InferenceDeps) -> None:
         self._files = files
@@ -162,7 +162,7 @@ class BatchFinisher:
         self._config = deps.config.batches
 
     async def run(self) -> None:
-        """Writes results until cancelled, those of at most `max_finishing` batches concurrently."""
+        """Writes results until cancelled, for at most `max_finishing` batches concurrently."""
         writing: dict[str, asyncio.Task[None]] = {}
         try:
             while True:
@@ -189,12 +189,12 @@ class BatchFinisher:
             return
         log.warning("results of a batch are not written", batch=batch.id, reason=problem.reason.name.lower())
         told = batch_pb.BatchLineError(code=problem.reason.name.lower(), message=problem.message)
-        # Without an answer the router hands the batch out again when this gateway leaves.
+        # If this fails, the router assigns the batch again when this gateway leaves.
         with suppress(WeftError):
             await self._batches.finish(batch.tenant, batch.id, problem=told)
 
     async def _failure_of_writing(self, batch: batch_pb.Batch) -> WeftError | None:
-        """Writes the results; returns why they are not written, None: they are."""
+        """Writes the results; returns why they could not be written, or None."""
         try:
             async with asyncio.timeout(self._config.finish_timeout_seconds):
                 await self._write(batch)
@@ -215,7 +215,7 @@ class BatchFinisher:
         try:
             error_file = await self._save(batch, "error", results.errors())
         except BaseException:
-            # Also at shutdown and at the timeout: each try would leave a file behind.
+            # Also at shutdown and at the timeout, since each try would leave a file behind.
             await self._delete(batch.tenant, output_file)
             raise
         finished = await self._hand_in(batch, output_file, error_file)
@@ -223,7 +223,7 @@ class BatchFinisher:
             await self._delete(batch.tenant, mine)
 
     async def _hand_in(self, batch: batch_pb.Batch, output_file: str, error_file: str) -> batch_pb.Batch:
-        """Returns the batch with its result files, these or an earlier writer's. Other failures delete nothing."""
+        """Returns the batch with its result files: these, or an earlier writer's. Other failures delete nothing."""
         tenant = batch.tenant
         try:
             return await self._batches.finish(tenant, batch.id, output_file=output_file, error_file=error_file)
@@ -239,7 +239,7 @@ class BatchFinisher:
             raise
 
     async def _save(self, batch: batch_pb.Batch, what: str, lines: AsyncGenerator[bytes]) -> str:
-        """Stores the lines; returns the file's id, empty where there are no lines."""
+        """Stores the lines; returns the file's id; empty: there are no lines."""
         async with aclosing(lines), aclosing(in_chunks(lines)) as pieces:
             first = await anext(pieces, b"")
             if not first:
@@ -248,7 +248,7 @@ class BatchFinisher:
             return (await self._files.save(new, _after(first, pieces))).id
 
     async def _delete(self, tenant: str, file_id: str) -> None:
-        """Delete an unused file; one that remains expires."""
+        """Deletes an unused file; if that fails, it expires."""
         if file_id:
             with suppress(WeftError):
                 await self._files.delete(tenant, file_id)

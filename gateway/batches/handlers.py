@@ -30,7 +30,7 @@ from weft.kernel.names import require_token
 from weft.kernel.reasons import Reason
 
 UPLOAD_TIMEOUT_SECONDS = 3600.0
-"""Longest upload of a file; the minimum rate of `connections` applies as well."""
+"""Maximum duration of an upload; the minimum rate of `connections` applies as well."""
 
 
 class ConcurrencyLimit:
@@ -44,7 +44,7 @@ class ConcurrencyLimit:
 
     @contextmanager
     def slot(self) -> Generator[None]:
-        """Hold one of the slots. Raises RATE_LIMIT_EXCEEDED where all are taken."""
+        """Holds one of the slots. Raises RATE_LIMIT_EXCEEDED if all are taken."""
         if self._taken >= self._size:
             message = f"{self._taken} {self._what}; try again"
             raise WeftError(Reason.RATE_LIMIT_EXCEEDED, message, retry_after_seconds=1)
@@ -133,7 +133,7 @@ FORM_BYTES = 64 * 1024
 
 
 class FileUpload:
-    """The one file of a form, with its purpose. Other fields are accepted and not used."""
+    """The only file of a form, with its purpose. Other fields are accepted and not used."""
 
     def __init__(self, form: MultipartStream, *, max_bytes: int) -> None:
         self._form = form
@@ -141,11 +141,11 @@ class FileUpload:
         self._purposes = 0
         self._has_begun = False
         self.purpose = BATCH_INPUT
-        """That of the field before the file; a field behind it must say the same."""
+        """From the field before the file; a field after it must be the same."""
         self.media_type = ""
-        """That of the file, as the form says; empty: unknown."""
+        """The file's type, by the form or its name; empty: unknown."""
         self.failure: WeftError | None = None
-        """The error in the form, once there is one."""
+        """The error in the form; None: none so far."""
 
     async def name(self) -> str:
         """Returns the file's name. Raises INVALID_ARGUMENT naming the invalid part of the form before the file."""
@@ -183,7 +183,6 @@ class FileUpload:
             raise invalid_field("file", "must not be empty")
 
     async def _take(self, part: Part) -> None:
-        """Reads a field beside the file."""
         value = Part(name=part.name, data=await self._form.value(), filename=part.filename)
         if part.name != "purpose":
             return
@@ -253,7 +252,7 @@ async def get_content(deps: Inference, files: Files, request: Request) -> Respon
 
 
 async def exactly(content: AsyncGenerator[bytes], size: int) -> AsyncGenerator[bytes]:
-    """Yields the content of a file. Raises SERVICE_UNAVAILABLE where its size is not `size` bytes."""
+    """Yields the content of a file. Raises SERVICE_UNAVAILABLE if its size is not `size` bytes."""
     sent = 0
     async with aclosing(content):
         async for piece in content:
@@ -270,7 +269,7 @@ def _other_size() -> WeftError:
 
 
 def _file_headers(file: file_pb.File) -> Headers:
-    # A browser must save the file and not display it, whatever its content and name.
+    # Browsers must save the file instead of displaying it, whatever its content and name.
     name = quote(file.name, safe="")
     return [
         (b"content-type", b"application/octet-stream"),
@@ -304,7 +303,7 @@ async def _received(request: Request, deps: InferenceDeps, files: FileClient, te
         try:
             return await files.save(new, in_chunks(upload.content()))
         except WeftError:
-            # The store's own error follows from the invalid upload, which is the cause.
+            # The store's own error follows from the invalid upload.
             if upload.failure is not None:
                 raise upload.failure from None
             raise
@@ -320,7 +319,7 @@ async def _listed(files: FileClient, tenant: str, query: Query) -> dict[str, obj
     if not is_ascending:
         found, has_more = await _newest(files, tenant, purpose, after, limit)
         return list_json([file_json(file) for file in found], has_more=has_more)
-    # Stores list the newest first; the other order needs the whole list.
+    # Stores list the newest first, so the other order needs the whole list.
     everything, _ = await _newest(files, tenant, purpose, "", MAX_LISTED_FILES)
     ordered = [file_json(file) for file in reversed(everything)]
     return list_after(ordered, after or None, limit, "names no file of this list")

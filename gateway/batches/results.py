@@ -1,4 +1,4 @@
-"""GET /v1/results/{id}: an image or a recording by its signed address, without a key."""
+"""GET /v1/results/{id}: an image or a recording by its signed URL, without a key."""
 
 from typing import Annotated
 
@@ -31,7 +31,7 @@ _SHOWN = frozenset(
         "image/webp",
     }
 )
-"""Media types that a browser may show; others are saved."""
+"""Media types that a browser may display; others are saved."""
 
 
 Links = Annotated[ResultLinks, collaborator(ResultLinks)]
@@ -72,7 +72,7 @@ def _headers(file: file_pb.File) -> Headers:
         (b"content-disposition", b"inline" if is_shown else b"attachment"),
         (b"x-content-type-options", b"nosniff"),
         (b"content-security-policy", b"default-src 'none'; sandbox"),
-        # The address is the permission: it must not be kept by shared caches, nor be told to other sites.
+        # The URL is the permission, so it must not reach shared caches or other sites.
         (b"cache-control", b"private, max-age=3600"),
         (b"referrer-policy", b"no-referrer"),
     ]

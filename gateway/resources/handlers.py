@@ -53,7 +53,7 @@ def name_of(request: Request) -> str:
 
 
 def known_name_of(request: Request, deps: GatewayDeps) -> str:
-    """Returns the name in the path, or the name for the id there. Raises INVALID_ARGUMENT for an invalid one."""
+    """Returns the name in the path, with an id resolved. Raises INVALID_ARGUMENT for an invalid one."""
     return name_asked_for(named(deps.fleet.view, name_of(request)))
 
 
@@ -72,7 +72,7 @@ async def list_resources(kind: ResourceKind, deps: Gateway, request: Request) ->
 
 
 def _visible(principal: Principal, document: AnyDocument) -> AnyDocument:
-    """Returns a document without the members of a pool that the caller may not see."""
+    """Returns a document; of a pool, without the members that the caller may not see."""
     if not isinstance(document, PoolDocument) or document.observed is None:
         return document
     return pool_document(visible_pool(principal, document.observed))
@@ -185,7 +185,7 @@ async def apply_resources(deps: Gateway, request: Request) -> Response:
     if is_yaml:
         query = Query(request.scope, frozenset(APPLY_PARAMETERS))
         dry_run, adopt, expected = query.flag("dryRun"), query.flag("adopt"), list[AnyDocument]()
-        # In a thread: a large file takes seconds.
+        # In a thread, since a large file takes seconds.
         documents = await asyncio.to_thread(documents_of_yaml, raw)
     else:
         Query(request.scope)
@@ -245,7 +245,7 @@ async def _apply(
 
 
 def _with_named_targets(deps: GatewayDeps, document: AnyDocument) -> AnyDocument:
-    """Returns a copy of a document that points to names where the given one points to ids."""
+    """Returns a copy of a document that refers to names instead of ids."""
     found = declared_document(to_declaration(document))
     if found.kind in DECLARED_KINDS:
         DECLARED_KINDS[found.kind].rename_references(found.manifest, partial(named, deps.fleet.view))
@@ -253,7 +253,7 @@ def _with_named_targets(deps: GatewayDeps, document: AnyDocument) -> AnyDocument
 
 
 def author_of(request: Request) -> Author:
-    """Returns who declares: the key of the request; callers without one own nothing."""
+    """Returns the author of declarations: the key of the request; callers without one own nothing."""
     principal = facts_of(request.scope).principal
     name = "" if principal.names_tenants else principal.name
     return Author(name=name, own_only=not principal.may(EDIT_MODELS))
@@ -279,7 +279,7 @@ def documents_of_json(values: Sequence[Any], name: str = "documents") -> list[An
 
 
 def documents_of_yaml(raw: bytes) -> list[AnyDocument]:
-    """Returns the documents of a YAML stream. Raises as `read_documents`, and MALFORMED_REQUEST when there is none."""
+    """Returns the documents of a YAML stream. Raises as `read_documents`, and MALFORMED_REQUEST if there is none."""
     try:
         text = raw.decode()
     except UnicodeDecodeError:

@@ -1,4 +1,4 @@
-"""/api/v1/profiles/{name}: save what is as a profile, and switch to one. The rest is as of other resources."""
+"""/api/v1/profiles/{name}: saves the current state as a profile, and switches to one."""
 
 from typing import Annotated
 

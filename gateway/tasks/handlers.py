@@ -188,7 +188,7 @@ def _own_name(field: str) -> str:
 
 
 def model_of(wanted: NewTaskBody) -> str:
-    """Returns the requested model name, for metrics; empty where there is none."""
+    """Returns the requested model name, for metrics; empty: none."""
     named = wanted.body.get("model", wanted.model)
     return named if isinstance(named, str) else ""
 
@@ -215,7 +215,7 @@ def task_json(task: task_pb2.Task, task_apis: TaskApis) -> JsonObject:
 
 
 def _submitter(task: task_pb2.Task) -> dict[str, object]:
-    """Returns the members about who submitted a task, and how far it is, that are known."""
+    """Returns the known members about a task's submitter and progress."""
     known: dict[str, object] = {
         "caller": task.caller,
         "user": task.user,
@@ -263,7 +263,7 @@ def chunk_json(piece: task_pb2.TaskPiece) -> JsonObject:
 async def encoded_task_events(
     news: AsyncGenerator[pb.WatchTaskResponse], task_apis: TaskApis, after: int
 ) -> AsyncGenerator[bytes]:
-    """Yields server-sent events `task` and `output`; resuming at the id of the last one misses nothing."""
+    """Yields server-sent events `task` and `output`. Resuming after the id of the last one misses nothing."""
     number = after
     with renaming_fields(_own_name):
         async with aclosing(news):
@@ -287,7 +287,7 @@ SURFACE = "tasks"
 PATH = f"{API}/inference-tasks"
 MAX_EVENT_NUMBER = 2**63 - 1
 ANSWER_SECONDS = 30.0
-"""How long reading the whole answer of a task may take."""
+"""Maximum time to read the whole answer of a task."""
 LIST_PARAMETERS = ("state", "model", "caller", "request_id", "limit", "page_token")
 _STATES = {state_name(state).lower(): state for state in task_pb2.TaskState.values() if state}
 
@@ -378,12 +378,12 @@ async def delete_task(tasks: Tasks, task_apis: Apis, request: Request) -> Respon
     return Response(status_code=204)
 
 
-# For operators: the same of all tenants, as documents.
+# For operators: tasks of all tenants, as documents.
 OPERATOR_LIST_PARAMETERS = ("state", "model", "caller", "limit")
 
 
 def _tenant_shown(request: Request) -> str:
-    """Returns the tenant whose tasks are shown; empty: all, where the caller may name tenants."""
+    """Returns the tenant whose tasks are shown; empty: all, if the caller may name tenants."""
     return "" if facts_of(request.scope).principal.names_tenants else tenant_of(request.scope)
 
 
@@ -432,7 +432,7 @@ def _id_of(request: Request) -> str:
 async def _outputs(tasks: TaskClient, task: task_pb2.Task) -> Sequence[task_pb2.TaskOutput]:
     """Returns the stored output of a completed task.
 
-    Raises SERVICE_UNAVAILABLE where it is late or incomplete: the task was deleted meanwhile.
+    Raises SERVICE_UNAVAILABLE if it is late, or incomplete because the task was deleted meanwhile.
     """
     try:
         async with asyncio.timeout(ANSWER_SECONDS), aclosing(tasks.watch(task.tenant, task.id)) as news:

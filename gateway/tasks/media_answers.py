@@ -1,4 +1,4 @@
-"""Stored images, transcriptions and speech as the JSON of their APIs: with their content, or with signed addresses."""
+"""Stored images, transcriptions and speech as the JSON of their APIs: with their content, or with signed URLs."""
 
 import base64
 from collections.abc import Callable, Iterable, Sequence
@@ -19,22 +19,22 @@ from weft.kernel.rpc import MAX_MESSAGE_BYTES
 
 Outputs = Iterable[task_pb2.TaskOutput]
 Link = Callable[[str], str]
-"""Returns the signed address of a result by the id of its file."""
+"""Returns the signed URL of a result by the id of its file."""
 _JSON = b"application/json"
 _NO_FACTS = ImageFacts(count=1, size=AUTO, quality=AUTO, background=AUTO, output_format=AUTO)
 
 
 def no_link(_file_id: str) -> str:
-    """Raises UNSUPPORTED_OPERATION: there are no signed addresses here."""
+    """Raises UNSUPPORTED_OPERATION: this gateway signs no URLs."""
     raise WeftError(Reason.UNSUPPORTED_OPERATION, "this gateway has no addresses of results")
 
 
 async def with_content(
     deps: InferenceDeps, tenant: str, outputs: Sequence[task_pb2.TaskOutput], *, has_links: bool
 ) -> Sequence[task_pb2.TaskOutput]:
-    """Returns stored outputs with the content of their images and recordings; as they are where addresses name them.
+    """Returns stored outputs with the content of their images and recordings; unchanged if the answer has URLs.
 
-    Raises NOT_FOUND where a result has expired.
+    Raises NOT_FOUND if a result has expired.
     """
     refers = any(referring_part(event) is not None for output in outputs for event in output.events)
     if not refers or deps.files is None or (has_links and deps.links is not None):
@@ -43,13 +43,13 @@ async def with_content(
 
 
 def link_of(deps: InferenceDeps, base: str, tenant: str) -> Link:
-    """Returns how results of a tenant are named; `base`: how the caller reaches the gateway."""
+    """Returns the function that signs URLs of a tenant's results; `base`: the gateway's URL for the caller."""
     links = deps.links
     return no_link if links is None else lambda file_id: links.link(base, tenant, file_id)
 
 
 def image_answer(params: ImageRequest | None, task: task_pb2.Task, outputs: Outputs, link: Link) -> bytes:
-    """Returns stored images. Raises BACKEND_PROTOCOL_ERROR where there are none."""
+    """Returns stored images. Raises BACKEND_PROTOCOL_ERROR if there are none."""
     events, receipt = _read(outputs)
     created = task.end_time.seconds or task.create_time.seconds
     facts = _NO_FACTS if params is None else facts_of_request(params)
@@ -64,7 +64,7 @@ def transcription_answer(
     *,
     translates: bool = False,
 ) -> bytes:
-    """Returns a stored transcription; captions and plain text are the member `text`."""
+    """Returns a stored transcription; captions and plain text are in the member `text`."""
     events, receipt = _read(outputs)
     transcription = collected_transcription([events])
     if params is None:
@@ -89,7 +89,7 @@ def _content(data: bytes, file_id: str, link: Link) -> dict[str, object]:
 
 
 def _read(outputs: Outputs) -> tuple[list[event_pb2.InferenceEvent], receipt_pb2.Receipt]:
-    """Returns all events and the receipt. Raises BACKEND_PROTOCOL_ERROR where the end is missing."""
+    """Returns all events and the receipt. Raises BACKEND_PROTOCOL_ERROR if the end is missing."""
     events = [event for output in outputs for event in output.events]
     for event in events:
         if event.HasField("finished"):

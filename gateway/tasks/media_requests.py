@@ -1,4 +1,4 @@
-"""Requests for images, transcriptions and speech as tasks: JSON in which files are named by id or given inline."""
+"""Requests for images, transcriptions and speech as tasks: JSON with files by id or inline."""
 
 import base64
 import binascii
@@ -23,7 +23,7 @@ from weft.kernel.errors import invalid_field
 from weft.kernel.names import is_token
 
 MAX_INLINE_CHARS = 64 * 1024 * 1024
-"""Characters of an inline file; the body of the request has a bound below it."""
+"""Maximum characters of an inline file; the request's body has a lower limit."""
 InlineOrId = Annotated[str, Field(min_length=1, max_length=MAX_INLINE_CHARS)]
 """The id of a file from POST /v1/files, a data: URL, or base64."""
 
@@ -113,7 +113,7 @@ def speech_payload(params: SpeechTask, _limits: RequestLimits, _media: RequestMe
 
 
 def without_files(raw: bytes) -> bytes:
-    """Returns a body without its files, of which only ids are short enough to be stored with a task."""
+    """Returns a body without inline files, which are too long to be stored with a task. File ids are kept."""
     body = json.loads(raw)
     for name in (*_OF_EDITS, *_OF_TRANSCRIPTIONS):
         if name in body:
@@ -122,7 +122,7 @@ def without_files(raw: bytes) -> bytes:
 
 
 def _shortened(value: Any) -> Any:
-    """Returns a value of a body with every inline file replaced by an empty data: URL."""
+    """Replaces every inline file in a value of a body by an empty data: URL."""
     if isinstance(value, list):
         return [_shortened(item) for item in value]
     if isinstance(value, dict):

@@ -1,6 +1,6 @@
 """Task APIs: translate the JSON of a live endpoint to a task, and a task's stored output to that endpoint's answer.
 
-Submitted tasks and items of batches use both directions. A task of unknown origin is answered in OpenAI's format.
+Tasks and batches use both directions. A task of unknown origin is answered in OpenAI's format.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -68,9 +68,9 @@ class SpecContext:
     scope: Scope
     """Scope of the submitting request."""
     field: str = ""
-    """Where in that request the body is, such as `body`; errors name it. Empty: the body itself."""
+    """Path of the body in that request, such as `body`, for errors; empty: the request's body itself."""
     is_repeatable: bool = False
-    """Whether the submission has an idempotency key: then the spec holds nothing that differs each time."""
+    """Whether the submission has an idempotency key, so that its spec must be the same on every retry."""
     before_fetching: Callable[[], None] = _nothing
     """Called by `supplied_spec` once the body is valid, before media are fetched; it may raise."""
 
@@ -104,13 +104,13 @@ class TaskApi(Generic[Params]):
     to_answer: Callable[[Params, task_pb2.Task, Outputs, Link], bytes]
     """Raises as `answer`."""
     has_files: bool = False
-    """Whether its bodies have files, which are not stored with a task."""
+    """Whether its bodies contain files, which are not stored with a task."""
 
     def spec(self, raw: bytes, submission: SpecContext) -> task_pb2.TaskSpec:
         """Returns the task of a body, which becomes its origin.
 
-        `stream`, `durable` and `on_disconnect` are ignored. Raises as the live endpoint does; INVALID_ARGUMENT naming
-        the field also for an image that would have to be fetched.
+        `stream`, `durable` and `on_disconnect` are ignored. Raises as the live endpoint, and INVALID_ARGUMENT naming
+        the field of an image that would have to be fetched.
         """
         spec, media = self._translated(raw, submission)
         if media.addresses:
@@ -119,10 +119,7 @@ class TaskApi(Generic[Params]):
         return spec
 
     async def supplied_spec(self, raw: bytes, submission: SpecContext) -> task_pb2.TaskSpec:
-        """Returns the task with its media fetched.
-
-        Raises as `spec`, as `SpecContext.before_fetching` and as `MediaSource.fetch`.
-        """
+        """Returns the task with its media fetched. Raises as `spec`, `before_fetching` and `MediaSource.fetch`."""
         spec, media = self._translated(raw, submission)
         submission.before_fetching()
         if media.addresses:
@@ -133,14 +130,14 @@ class TaskApi(Generic[Params]):
         return spec
 
     def has_links(self, origin: bytes) -> bool:
-        """Whether the answer to a request names its images and recordings by address. Raises as `answer`."""
+        """Whether the answer to a request has URLs of its images and recordings. Raises as `answer`."""
         return _names_links(self._parsed(origin))
 
     def answer(self, origin: bytes, task: task_pb2.Task, outputs: Outputs, link: Link = no_link) -> bytes:
-        """Returns the complete answer as the live endpoint's JSON; deterministic in its outputs but for addresses.
+        """Returns the complete answer as the live endpoint's JSON. Apart from URLs, it depends only on the outputs.
 
-        Raises BACKEND_PROTOCOL_ERROR for incomplete outputs, INVALID_ARGUMENT or MALFORMED_REQUEST where the origin is
-        not a request of this API.
+        Raises BACKEND_PROTOCOL_ERROR for incomplete outputs, INVALID_ARGUMENT or MALFORMED_REQUEST if the origin is not
+        a request of this API.
         """
         return self.to_answer(self._parsed(origin), task, outputs, link)
 
@@ -201,7 +198,7 @@ class TaskApis:
 
 
 def answer_identity(prefix: str, task: task_pb2.Task) -> AnswerIdentity:
-    """Returns the id and creation time of a task's answer: the same at every retrieval."""
+    """Returns the id and creation time of a task's answer, which are the same at every retrieval."""
     own = task.id.removeprefix(f"{TASK_PREFIX}-")
     return AnswerIdentity(answer_id=f"{prefix}-{own}", created=task.create_time.seconds, model=task.model)
 
@@ -211,7 +208,7 @@ def built(
     outputs: Outputs,
     warnings: Sequence[warning_pb2.Warning] = (),
 ) -> bytes:
-    """Builds an answer from stored outputs, with the gateway's warnings beside the runner's."""
+    """Builds an answer from stored outputs, with the gateway's warnings in addition to the runner's."""
     own = [event_pb2.InferenceEvent(warning=warning) for warning in warnings]
     for output in outputs:
         for event in output.events:
@@ -222,7 +219,7 @@ def built(
 
 
 def _renamed(error: FieldError, outer: str) -> FieldError:
-    """Prefixes a body field of an error with the body's path; names of headers stay."""
+    """Prefixes the field of an error with the body's path, unless it is a header."""
     if not outer or error.field.startswith("X-"):
         return error
     words = error.message.removeprefix(f"{error.field}: ")
@@ -269,7 +266,7 @@ def _embedding_answer(params: EmbeddingRequest, task: task_pb2.Task, outputs: Ou
 def embedding_body(
     task: task_pb2.Task, outputs: Outputs, *, expected: int, as_base64: bool = False, dimensions: int | None = None
 ) -> bytes:
-    """Returns the stored vectors as JSON. Raises BACKEND_PROTOCOL_ERROR where the end is missing."""
+    """Returns the stored vectors as JSON. Raises BACKEND_PROTOCOL_ERROR if the end is missing."""
     vectors: list[embedding_pb2.Embedding] = []
     receipt: receipt_pb2.Receipt | None = None
     for output in outputs:
@@ -358,7 +355,7 @@ _NO_REQUEST = frozenset({Reason.INVALID_ARGUMENT, Reason.MALFORMED_REQUEST})
 
 
 def has_links(details: task_service_pb2.GetTaskResponse, task_apis: TaskApis) -> bool:
-    """Whether the answer of a task names its images and recordings by address."""
+    """Whether a task's answer has URLs of its images and recordings."""
     surface = task_apis.of_kind(details.spec.origin_kind)
     try:
         return surface is not None and surface.has_links(details.spec.origin)
