@@ -1,4 +1,4 @@
-"""`GET /v1/admin/models/{name}/logs`: the output of a model's engine, from its runner, behind a relay or not."""
+"""`GET /v1/admin/models/{name}/logs`: the engine log of a model, from its runner, also behind a relay."""
 
 from contextlib import aclosing
 
@@ -21,7 +21,7 @@ from weft.kernel.unknown_names import MODEL_OR_POOL, unknown_name
 LOG_PARAMETERS = ("lines", "follow", "member")
 DEFAULT_LINES = 200
 MAX_LINES = 1_000
-"""Most lines that a runner keeps of an engine."""
+"""Maximum lines that a runner keeps of an engine."""
 
 
 async def get_engine_logs(deps: Gateway, ports: Admin, request: Request) -> Response:
@@ -41,9 +41,9 @@ async def get_engine_logs(deps: Gateway, ports: Admin, request: Request) -> Resp
 
 
 def _member(view: FleetView, name: str, member: str) -> ModelView:
-    """Returns the model of a name; of a pool with several members the one that is named.
+    """Returns the model of a name; of a pool with several members, the requested one.
 
-    Raises MODEL_NOT_FOUND, and INVALID_ARGUMENT where the member must be named.
+    Raises MODEL_NOT_FOUND, and INVALID_ARGUMENT if the member must be named.
     """
     members = {model.name: model for model in view.pool_members(name)}
     if not members:

@@ -1,4 +1,4 @@
-"""What runners report of their engines: descriptions of instances, and logs."""
+"""Reports of runners about their engines: descriptions of instances, and logs."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
@@ -18,9 +18,9 @@ from weft.kernel.unknown_names import RUNNER, unknown_name
 TIMEOUT_SECONDS = 2.0
 """Deadline of one runner's answer, so that one runner does not delay the others'."""
 FRESH_SECONDS = 0.25
-"""Maximum age of a cached answer: process ids of engines are shown that were just started again."""
+"""Maximum age of a cached answer, low because it shows process ids of engines that may have restarted."""
 LOG_TIMEOUT_SECONDS = 5.0
-"""Deadline of a runner's last lines; the lines that follow have none."""
+"""Deadline for a runner's last lines; lines that are followed have none."""
 MAX_ASKED_AT_ONCE = 16
 MAX_REMEMBERED = 1024
 
@@ -45,9 +45,9 @@ class RunnerDescriptions:
         self._turns = asyncio.Semaphore(MAX_ASKED_AT_ONCE)
 
     async def instances(self, runners: Sequence[str]) -> dict[str, Instances]:
-        """Returns descriptions by runner and model, FRESH_SECONDS old at most.
+        """Returns descriptions by runner and model, at most FRESH_SECONDS old, without runners that do not answer.
 
-        A runner that does not answer in time is left out. Never raises.
+        Never raises.
         """
         names = list(dict.fromkeys(runners))
         found = await asyncio.gather(*(self._instances(name) for name in names))
@@ -77,7 +77,7 @@ class RunnerDescriptions:
         return {instance.model: instance for instance in answer.instances}
 
     async def describe(self, runner: str, line_count: int) -> runner_service_pb2.DescribeResponse:
-        """Returns what a runner says of its engines now, with the last lines of their logs.
+        """Returns a runner's current description of its engines, with the last lines of their logs.
 
         Raises NOT_FOUND for an unknown runner, NO_RUNNER_AVAILABLE if it is away, WORKER_LOST if it does not answer.
         """
@@ -100,17 +100,17 @@ class RunnerDescriptions:
 
 
 class EngineLogClient:
-    """The output of engines from their runners."""
+    """Engine logs from the runners."""
 
     def __init__(self, fleet: FleetSource, channels: ChannelPool) -> None:
         self._fleet = fleet
         self._channels = channels
 
     async def lines(self, model: ModelView, line_count: int, *, follow: bool) -> AsyncGenerator[EngineLog]:
-        """Yields the last lines of a model's engine, and with `follow` every new one until the runner stops.
+        """Yields the last lines of a model's engine log, and with `follow` every new one until the runner stops.
 
-        Raises NO_RUNNER_AVAILABLE where no runner serves the model now, WORKER_LOST where its runner cannot be reached,
-        and what the runner answers.
+        Raises NO_RUNNER_AVAILABLE if no runner serves the model, WORKER_LOST if its runner cannot be reached, and the
+        runner's own errors.
         """
         runner = self._fleet.view.runners.get(model.runner)
         if runner is None or not runner.active:

@@ -1,4 +1,4 @@
-"""`/v1/admin/join-tokens`: list, make and revoke the tokens with which runners join."""
+"""`/v1/admin/join-tokens`: list, create and revoke the tokens with which runners join."""
 
 from collections.abc import Callable
 from typing import Annotated, Protocol
@@ -46,12 +46,12 @@ class JoinCommand(Protocol):
 
     @property
     def text(self) -> str:
-        """What is typed on the other machine."""
+        """The text to type on the other machine."""
         ...
 
     @property
     def this_machine_only(self) -> bool:
-        """Whether it works on the mesh's own machine alone."""
+        """Whether it works only on the mesh's own machine."""
         ...
 
 
@@ -72,7 +72,7 @@ async def list_join_tokens(tokens: JoinTokens, request: Request) -> Response:
 async def create_join_token(deps: Gateway, tokens: JoinTokens, join_command: Commands, request: Request) -> Response:
     """Makes a join token, with the command to type on the other machine; the only time that it is shown."""
     wanted = await read_body(request, deps.config, NewJoinTokenBody, SURFACE, optional=True)
-    # On the socket of its home the caller names relays elsewhere.
+    # On the home's socket, the caller names relays itself.
     if join_command("") is None and not request.scope.get(HOME_SOCKET):
         raise WeftError(
             Reason.UNSUPPORTED_OPERATION,

@@ -1,7 +1,6 @@
 """`/api/v1/keys`: list, create, rotate and revoke API keys.
 
-Where callers need no keys, they are served on the socket of a home alone: the user of a home may prepare keys, and
-others on its machine may not.
+If callers need no keys, these are served only on the home's socket, so that only the home's user can prepare keys.
 """
 
 from collections.abc import Iterable
@@ -69,7 +68,7 @@ Keys = Annotated[RegistryService, collaborator("keys")]
 
 
 def _require_served(deps: GatewayDeps, request: Request) -> None:
-    """Raises NOT_FOUND where callers need no keys, unless they are on the socket of a home."""
+    """Raises NOT_FOUND if callers need no keys, except on the home's socket."""
     if not (deps.gate.needs_keys or request.scope.get(HOME_SOCKET)):
         raise WeftError(Reason.NOT_FOUND, "API keys are not served where callers need none; use weft keys at its home")
 
@@ -112,8 +111,8 @@ async def rotate_key(deps: Gateway, keys: Keys, request: Request) -> Response:
     """Gives a key a new secret, shown only in this answer; the old one stays valid for a grace period."""
     _require_served(deps, request)
     wanted = await read_body(request, deps.config, RotateBody, SURFACE, optional=True)
-    # The caller receives the new secret, whatever its tenant: so the caller must be allowed to create keys, and the key
-    # may have no scope that the caller lacks. Scopes of a key never change.
+    # The caller receives the new secret, so it must be allowed to create keys, and the key may have no scope that the
+    # caller lacks. Scopes of a key never change.
     facts_of(request.scope).principal.require(_MAKE)
     key_id = _id_of(request)
     known: key_pb.ListKeysResponse = await keys.ListKeys(key_pb.ListKeysRequest())
@@ -130,7 +129,7 @@ async def rotate_key(deps: Gateway, keys: Keys, request: Request) -> Response:
 
 
 def _require_scopes(request: Request, scopes: Iterable[str]) -> None:
-    """Raises PERMISSION_DENIED for a scope that the caller lacks. The registry sees only the gateway's own key."""
+    """Raises PERMISSION_DENIED for a scope that the caller lacks. The registry only sees the gateway's own key."""
     principal = facts_of(request.scope).principal
     for access in sorted(parse_scopes(scopes, "scopes") - principal.access, key=str):
         principal.require(access)

@@ -49,7 +49,7 @@ async def get_discovered(ports: Admin, request: Request) -> Response:
 
 INSTANCE_PARAMETERS = ("lines",)
 InstanceDescriptions = Mapping[str, Mapping[str, runner_service_pb2.InstanceDescription]]
-"""Instance descriptions as the runners report them, by runner and model."""
+"""Instance descriptions from the runners, by runner and model."""
 
 GONE, UNOWNED = "gone", "unowned"
 _BEST_FIRST = ("ready", "loading", "stopping", "hibernating", "draining", "idle", "crash-loop", "failed", GONE)
@@ -77,7 +77,7 @@ def admin_model(
     queues: Sequence[PoolQueue] | None,
     described: InstanceDescriptions,
 ) -> pb.AdminModel:
-    """Returns one public name with its replicas. `queues` is None while the router is unreachable."""
+    """Returns one public name with its replicas. `queues`: None: the router is unreachable."""
     reported = [described.get(member.runner, {}).get(member.name) for member in members]
     replicas = list(map(partial(_replica, view), members, reported))
     descriptions = [one for one in reported if one is not None]
@@ -96,7 +96,7 @@ def admin_model(
 
 
 def unowned_engines(view: FleetView, described: InstanceDescriptions) -> list[pb.Replica]:
-    """Returns the engines that runners have started for models that they no longer publish."""
+    """Returns engines that runners have started for models that they no longer publish."""
     return [
         pb.Replica(
             model=name,
@@ -220,7 +220,7 @@ def _calls_tools(known: Sequence[Abilities]) -> bool | None:
 
 
 def _constraints(descriptions: Sequence[runner_service_pb2.InstanceDescription]) -> pb.Constraints:
-    """Merges the load parameters of the members; where several have one, the first member's range counts."""
+    """Merges the load parameters of the members; if several have one, the first member's range applies."""
     parameters = {one.name: one for description in reversed(descriptions) for one in description.load_parameters}
     return pb.Constraints(
         parameters=[one for _, one in sorted(parameters.items())],
@@ -349,14 +349,14 @@ def _begin(request: Request) -> None:
 async def _admin_models(
     deps: GatewayDeps, ports: AdminPorts, names: Mapping[str, list[ModelView]], runners: Sequence[str]
 ) -> tuple[list[pb.AdminModel], InstanceDescriptions]:
-    """Returns models, and what these runners say of their engines."""
+    """Returns models, and the runners' descriptions of their engines."""
     queues, described = await asyncio.gather(_queues(ports), ports.instances.instances(runners))
     view = deps.fleet.view
     return [admin_model(view, name, found, queues, described) for name, found in names.items()], described
 
 
 async def _queues(ports: AdminPorts) -> Sequence[PoolQueue] | None:
-    """Returns the queues; None while the router is unreachable: the models are listed without them."""
+    """Returns the queues; None: the router is unreachable, and models are listed without queues."""
     try:
         return await ports.queues.queues()
     except WeftError:

@@ -45,11 +45,11 @@ from weft.kernel.principal import LOCAL
 from weft.kernel.reasons import Reason
 
 DiscoverySource = Callable[[], Awaitable[Discovery]]
-"""Returns what is found on the mesh's machine. Raises UNSUPPORTED_OPERATION where it may not be looked for."""
+"""Returns engines and models found on the mesh's machine. Raises UNSUPPORTED_OPERATION if it may not be searched."""
 
 
 async def look_nowhere() -> Discovery:
-    """A DiscoverySource of a gateway that runs apart from runners."""
+    """The DiscoverySource of a gateway that runs apart from runners."""
     raise WeftError(
         Reason.UNSUPPORTED_OPERATION,
         "only weft up looks for engines and models on its machine; here: weft discover, then POST /v1/admin/models",
@@ -91,9 +91,9 @@ async def accept_operation(
 
 
 def _keyless(request: Request) -> str:
-    """Returns the name of a caller without a key in the audit log: that of the machine's user on the home's socket.
+    """Returns the audit log name of a caller without a key: the machine's user on the home's socket.
 
-    Over a port it is its self-reported tenant.
+    Over a port it is the self-reported tenant.
     """
     if request.scope.get(HOME_SOCKET):
         return LOCAL.name
@@ -203,7 +203,7 @@ async def list_requests(requests: Requests, request: Request) -> Response:
 
 
 def _tenant_of(request: Request, query: Query) -> str:
-    """Returns the tenant of the caller; empty, any tenant, where it asks for all and may name other tenants."""
+    """Returns the caller's tenant; empty: any, if the caller asks for all and may name other tenants."""
     is_of_all = query.flag("allTenants") and facts_of(request.scope).principal.names_tenants
     return "" if is_of_all else tenant_of(request.scope)
 

@@ -20,10 +20,10 @@ CALL_TIMEOUT_SECONDS = 5.0
 
 
 class ProcessesClient:
-    """The ProcessService of services, and of runners behind a relay or not.
+    """The ProcessService of services and of runners, also behind a relay.
 
-    Every method raises NO_RUNNER_AVAILABLE where a runner is not there, SERVICE_UNAVAILABLE where the process cannot be
-    reached, and UNSUPPORTED_OPERATION where it is of a release that has no such call.
+    Every method raises NO_RUNNER_AVAILABLE if a runner is away, SERVICE_UNAVAILABLE if the process cannot be reached,
+    and UNSUPPORTED_OPERATION if its release lacks the call.
     """
 
     def __init__(self, services: Mapping[str, grpc.aio.Channel], fleet: FleetSource, channels: ChannelPool) -> None:

@@ -1,4 +1,4 @@
-"""`/v1/admin/process-health` and `/v1/admin/log-level`: the health of one process, and the level of its log."""
+"""`/v1/admin/process-health` and `/v1/admin/log-level`: health and log level of one process."""
 
 from typing import Annotated, Literal
 
@@ -82,7 +82,7 @@ async def put_log_level(deps: Gateway, ports: Admin, request: Request) -> Respon
 
 
 def _process_of(name: str) -> str:
-    """Returns the name of a process. Raises INVALID_ARGUMENT for another one."""
+    """Returns the name of a process. Raises INVALID_ARGUMENT for an unknown one."""
     if name.startswith(RUNNER_PREFIX):
         require_name(name.removeprefix(RUNNER_PREFIX), "process")
     elif name not in SERVICES:

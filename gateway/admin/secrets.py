@@ -1,4 +1,4 @@
-"""`/v1/admin/secrets`: list, create, update and delete secrets. No answer holds a value."""
+"""`/v1/admin/secrets`: list, create, update and delete secrets. No answer contains a value."""
 
 from typing import Annotated
 

@@ -1,4 +1,4 @@
-"""Usage over HTTP: a tenant's own (`/v1/usage`), and that of all tenants (`/v1/admin/usage`)."""
+"""Usage over HTTP: of one's own tenant (`/v1/usage`), and of all tenants (`/v1/admin/usage`)."""
 
 from typing import Annotated
 

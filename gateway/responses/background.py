@@ -1,8 +1,8 @@
 """Background responses: durable tasks as responses of the Responses API.
 
 The response's id encodes its task (see `gateway.responses.output`), and any gateway renders the rest from the stored
-task. The first gateway that observes its end stores the response like others, so that it outlives its task; it can be
-continued before that, too.
+task. The first gateway that observes its end stores the response like others, so that it outlives its task. It can also
+be continued before that.
 """
 
 import asyncio
@@ -41,14 +41,14 @@ from weft.kernel.log import get_logger
 from weft.kernel.reasons import Reason
 
 ORIGIN_KIND = "responses.background"
-"""`TaskSpec.origin_kind` of a response in the background."""
+"""`TaskSpec.origin_kind` of a background response."""
 _REFERENCE = "item_reference"
 
 _items = TypeAdapter(Items)
 
 
 _NONE = msgspec.Raw(b"")
-"""Stands for items that equal those of the body."""
+"""Placeholder for items that equal those of the body."""
 
 
 class _Origin(msgspec.Struct, omit_defaults=True):
@@ -56,7 +56,7 @@ class _Origin(msgspec.Struct, omit_defaults=True):
     items: msgspec.Raw = _NONE
     warnings: list[bytes] = []
     envelope: str = ResponseEnvelope.OPENAI.value
-    """The gateway's setting when it was submitted."""
+    """The gateway's setting at submission."""
 
 
 def read_origin(raw: bytes, task_id: str) -> BackgroundRequest:
@@ -80,9 +80,9 @@ def origin_of(
     warnings: Sequence[warning_pb2.Warning],
     envelope: ResponseEnvelope = ResponseEnvelope.OPENAI,
 ) -> bytes:
-    """Returns the origin of a request. `own`: its input; `resolved`: the same with resolved references.
+    """Returns the origin of a request. `own`: its input; `resolved`: its input with resolved references.
 
-    `envelope`: the form of the response where the request names none.
+    `envelope`: the form of the response if the request names none.
     """
     items = _NONE
     if any(item.kind == _REFERENCE for item in own):
@@ -93,9 +93,9 @@ def origin_of(
 
 _FIELD = "previous_response_id"
 READ_SECONDS = 5.0
-"""How long reading one complete response may take."""
+"""Maximum time to read one complete response."""
 _STORED_STATES = frozenset({task_pb2.TASK_STATE_COMPLETED, task_pb2.TASK_STATE_CANCELLED})
-"""States whose responses are stored; as elsewhere, failed ones are not stored beyond their task."""
+"""States with stored responses; failed ones are not stored beyond their task, as elsewhere."""
 
 log = get_logger("weft.gateway")
 
@@ -122,7 +122,7 @@ class StreamPosition:
     """The sequence number of its last event."""
 
     def broken_off(self, error: WeftError, request_id: str) -> bytes:
-        """The last event of a broken stream whose response continues; it is not one of the response's events."""
+        """Returns the last event of a broken stream whose response continues; it is not an event of the response."""
         return error_event(error, request_id, self.number)
 
 
@@ -131,13 +131,13 @@ class BackgroundResponses:
 
     def __init__(self, tasks: TaskClient, store: ResponseClient, clock: Clock, watches: EventWatches) -> None:
         self.watches = watches
-        """The limit of their open streams."""
+        """Limits their open streams."""
         self._tasks = tasks
         self._store = store
         self._clock = clock
 
     async def submit(self, work: Work, origin: bytes) -> BackgroundResponse:
-        """Submit a translated request; it is then durable. Raises as `gateway.media.supply` and `TaskClient.submit`."""
+        """Submits a translated request, which is then durable. Raises as `supply` and `TaskClient.submit`."""
         context, payload = work.context, work.payload
         assert isinstance(payload, chat_pb2.ChatPayload)
         if work.media is not None:
@@ -145,7 +145,7 @@ class BackgroundResponses:
         key = idempotency_key_of(headers_of(work.scope))
         spec = task_spec(context, payload, origin=origin, origin_kind=ORIGIN_KIND)
         if key:
-            # The trace context differs each time that the request is sent.
+            # The trace context differs on every retry of the request.
             spec.traceparent = ""
         request = task_service_pb2.SubmitTaskRequest(spec=spec, idempotency_key=key)
         try:
@@ -167,13 +167,13 @@ class BackgroundResponses:
         return _response_of(details.task, details.spec.origin)
 
     async def body(self, found: BackgroundResponse) -> bytes:
-        """Returns the current response as JSON; stores it where it has ended."""
+        """Returns the current response as JSON; stores it if it has ended."""
         task, body = await self._rendered(found)
         await self._store_if_ended(found, task, body)
         return body
 
     async def cancel(self, found: BackgroundResponse) -> bytes:
-        """Cancel it, idempotently. Raises INVALID_ARGUMENT for one that ended otherwise."""
+        """Cancels it, idempotently. Raises INVALID_ARGUMENT if it ended otherwise."""
         task = found.task
         if not is_terminal(task):
             task = await self._tasks.cancel(task.tenant, task.id)
@@ -182,13 +182,13 @@ class BackgroundResponses:
         return await self.body(replace(found, task=task))
 
     async def delete(self, found: BackgroundResponse) -> None:
-        """Delete its task. Raises RESOURCE_IN_USE for one that is running."""
+        """Deletes its task. Raises RESOURCE_IN_USE if it is running."""
         if not is_terminal(found.task):
             raise WeftError(Reason.RESOURCE_IN_USE, f"response {found.id} is running; cancel it first")
         await self._tasks.delete(found.task.tenant, found.task.id)
 
     async def get(self, tenant: str, response_id: str) -> StoredResponse:
-        """Returns a response of any kind to be continued. Raises NOT_FOUND, also where it cannot be continued."""
+        """Returns a response of any kind, to continue it. Raises NOT_FOUND, also if it cannot be continued."""
         stored = await found_or_none(self._store.get(tenant, response_id))
         if stored is not None:
             return stored
@@ -202,19 +202,19 @@ class BackgroundResponses:
     async def chain(self, tenant: str, response_id: str) -> Sequence[StoredResponse]:
         """Returns the chain of a response of any kind; see `ResponseClient.chain`.
 
-        Raises INVALID_ARGUMENT for one in the background that cannot be continued.
+        Raises INVALID_ARGUMENT for a background response that cannot be continued.
         """
         stored = await found_or_none(self._store.chain(tenant, response_id))
         if stored is not None:
             return stored
-        # Earlier responses were stored when this one was submitted: only the last can be missing.
+        # Earlier responses were stored when this one was submitted, so only the last can be missing.
         await self._ended(tenant, response_id)
         return await self._store.chain(tenant, response_id)
 
     async def _ended(self, tenant: str, response_id: str) -> StoredResponse:
-        """Returns an ended response to be continued; stores it first.
+        """Returns an ended response to continue; stores it first.
 
-        Raises NOT_FOUND, INVALID_ARGUMENT for one that is running or failed, and as `ResponseClient.save`.
+        Raises NOT_FOUND, INVALID_ARGUMENT if it is running or has failed, and as `ResponseClient.save`.
         """
         found = await self.find(tenant, response_id)
         task, body = await self._rendered(found)
@@ -236,9 +236,9 @@ class BackgroundResponses:
     ) -> AsyncGenerator[bytes]:
         """Yields its events after a sequence number; the response is stored before its last event.
 
-        `position` is updated. `is_new`: whether the caller learns its id from the first event, which is then always
-        sent. Raises INVALID_ARGUMENT naming `starting_after`, WORKER_LOST where the answer starts again, and as
-        `TaskClient.watch`; the response continues then.
+        `position` is updated. `is_new`: the caller learns the id from the first event, which is then always sent.
+        Raises INVALID_ARGUMENT naming `starting_after`, WORKER_LOST if the answer restarts, and as `TaskClient.watch`;
+        the response continues in each case.
         """
         if starting_after != FROM_THE_START:
             require_resumable(found.task, starting_after)
@@ -254,7 +254,7 @@ class BackgroundResponses:
                 if held or data:
                     yield held + data
                     held = b""
-                # Only after it is written: an event may be sent twice, but never lost.
+                # Only after the write: an event may be sent twice, but is never lost.
                 position.number = number
 
     async def _events(self, found: BackgroundResponse, replay: Replay) -> AsyncGenerator[bytes]:
@@ -315,7 +315,7 @@ class BackgroundResponses:
             log.warning("response not kept yet", response_id=found.id, reason=error.reason.name.lower())
 
     async def _save(self, stored: StoredResponse, task: task_pb2.Task) -> None:
-        """Store it, unless it is stored already. Raises as `ResponseClient.save`, NOT_FOUND for a deleted one."""
+        """Stores it unless it is stored. Raises as `ResponseClient.save`, and NOT_FOUND if it was deleted."""
         if await found_or_none(self._store.get(stored.tenant, stored.id)) is not None:
             return
         await self._store.save(stored)
@@ -346,7 +346,7 @@ def _stored(found: BackgroundResponse, task: task_pb2.Task, body: bytes) -> Stor
 
 
 def answered(background: BackgroundResponses, work: Work, origin: bytes) -> Response:
-    """Returns a response in the background once its task is durable."""
+    """Returns a background response once its task is durable."""
 
     async def produce() -> JsonAnswer:
         return JsonAnswer(await background.body(await background.submit(work, origin)), [])
@@ -355,7 +355,7 @@ def answered(background: BackgroundResponses, work: Work, origin: bytes) -> Resp
 
 
 def followed(background: BackgroundResponses, deps: GatewayDeps, work: Work, origin: bytes) -> Response:
-    """Returns the event stream of a new response in the background. A disconnect does not cancel it."""
+    """Returns the event stream of a new background response. A disconnect does not cancel it."""
     position = StreamPosition()
 
     async def events() -> AsyncGenerator[bytes]:
@@ -368,7 +368,7 @@ def followed(background: BackgroundResponses, deps: GatewayDeps, work: Work, ori
 
 
 def require_possible(params: ResponsesRequest) -> None:
-    """Raises INVALID_ARGUMENT naming the field where a request cannot run in the background."""
+    """Raises INVALID_ARGUMENT naming the field if a request cannot run in the background."""
     if params.store is False:
         raise invalid_field("store", "must not be false with 'background': background responses are stored")
     if params.durable is not None:

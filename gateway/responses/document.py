@@ -29,7 +29,7 @@ _ECHOED = ("instructions", "max_output_tokens", "previous_response_id", "tempera
 class ResponseDocument:
     """One response: collects the output of its answer, and renders it as JSON at any time.
 
-    Live streams, unary answers and replays of stored tasks fill the same document.
+    Used for live streams, unary answers and replays of stored tasks.
     """
 
     def __init__(
@@ -43,9 +43,9 @@ class ResponseDocument:
         created_at: datetime | None = None,
         envelope: ResponseEnvelope = ResponseEnvelope.OPENAI,
     ) -> None:
-        """`created_at`: None: now. `arrived`: the request's arrival on the monotonic clock; None: `ended_at` counts.
+        """`created_at`: None: now. `arrived`: the request's arrival on the monotonic clock; None: `ended_at` is used.
 
-        `envelope`: the form of the response where its request names none.
+        `envelope`: the form of the response if its request names none.
         """
         self.response_id = response_id
         self.created_at = created_at or clock.utc_now()
@@ -55,7 +55,7 @@ class ResponseDocument:
         members = members_by_flat_name(request.tools)
         self.items = OutputItems(response_id, logprobs=wants_logprobs(request), members=members)
         self.model = request.model
-        """The requested model, then the one that answers."""
+        """The requested model, later the answering one."""
         self.is_stored = is_stored
         """Whether the response is or will be stored."""
         self.usage = usage_pb2.Usage()
@@ -78,11 +78,11 @@ class ResponseDocument:
 
     @property
     def is_of_task(self) -> bool:
-        """Whether a task keeps the answer and its times."""
+        """Whether a task stores the answer and its times."""
         return self._arrived is None
 
     def render(self, status: str) -> bytes:
-        """Returns the object as JSON: with its final status once it is concluded, else with this one."""
+        """Returns the object as JSON, with its final status once it is concluded, before that with `status`."""
         status, items = self.final_status or status, self.items
         changing: dict[str, object] = {
             "status": status,
@@ -104,7 +104,7 @@ class ResponseDocument:
         return self._head + encode_json(changing)[1:-1] + b"," + self._echo
 
     def conclude(self, receipt: receipt_pb2.Receipt) -> None:
-        """Complete the output; the final status is then known."""
+        """Completes the output, and determines the final status."""
         self.items.close()
         self._receipt = receipt
         if self._arrived is None:
@@ -117,13 +117,13 @@ class ResponseDocument:
             self._completed_at = int(ended_at.timestamp())
 
     def note_not_stored(self, why: WeftError) -> None:
-        """Record that storing the response failed."""
+        """Records that storing the response failed."""
         self.is_stored = False
         message = f"the response could not be stored: {error_json(why)['message']}"
         self.warnings.append({"code": "not_stored", "field": "store", "message": message})
 
     def metrics(self) -> dict[str, object]:
-        """Returns times in milliseconds and counts; those that are not known are left out."""
+        """Returns known times in milliseconds, and counts."""
         receipt = self._receipt or receipt_pb2.Receipt()
         times, usage = receipt.engine_timings, self.usage
         wall, total = _millis(times, "wall_time"), _millis(receipt, "total_time")
@@ -134,7 +134,7 @@ class ResponseDocument:
         found = {
             "backend_inference_wall_ms": wall,
             "engine_total_wall_ms": total,
-            # Of the rounded figures, so that the two parts add up to the total.
+            # From the rounded figures, so that the two parts add up to the total.
             "engine_outside_backend_wall_ms": round((total or 0.0) - (wall or 0.0), 1) if is_consistent else None,
             "pool_total_wall_ms": None if self._total_seconds is None else round(self._total_seconds * 1e3, 1),
             "engine_queue_wait_ms": _millis(receipt, "queue_wait"),
@@ -224,7 +224,7 @@ def _tool(tool: ResponseTool) -> dict[str, object]:
 def _millis(
     record: receipt_pb2.Receipt | receipt_pb2.DeviceUsage | timing_pb2.EngineTimings, name: str
 ) -> float | None:
-    """Returns a time of a record in milliseconds; None where it has none."""
+    """Returns a time of a record in milliseconds; None: not set."""
     if not record.HasField(name):  # type: ignore[arg-type]  # a name of its own fields
         return None
     nanoseconds: int = getattr(record, name).ToNanoseconds()

@@ -46,7 +46,7 @@ def responses_of(
 ) -> Responses:
     """Returns the collaborators of one gateway over the response store and the task port.
 
-    `running`: the responses that stream; None: none does yet.
+    `running`: the responses being streamed; None: none.
     """
     config, background = deps.config, None
     if store is not None and tasks is not None:
@@ -89,7 +89,7 @@ async def _live(
     keeps: ResponseClient | None,
     conversation: Conversation,
 ) -> Response:
-    """Returns the response of a request in the foreground."""
+    """Returns a response in the foreground."""
     deps, context = work.deps, work.context
     document = ResponseDocument(
         params,
@@ -105,7 +105,7 @@ async def _live(
     )
     if not params.stream:
         answer = ResponsesAnswer(document)
-        # Only a streamed response publishes its id before its end.
+        # Only streamed responses publish their id before their end.
         return unary(replace(work, layers=(make(answer, running=None),)), answer)
     responses.running.require_room()
     encoder = ResponsesStream(document, include_events=wants_events(params))
@@ -116,7 +116,7 @@ async def _live(
 
 
 def _background(params: ResponsesRequest, responses: Responses) -> BackgroundResponses:
-    """Raises INVALID_ARGUMENT naming the field where the response cannot run in the background."""
+    """Raises INVALID_ARGUMENT naming the field if the response cannot run in the background."""
     if responses.keeps is KeepResponses.NEVER:
         raise invalid_field("background", "must be false: this gateway stores no responses")
     if responses.background is None:
@@ -126,7 +126,7 @@ def _background(params: ResponsesRequest, responses: Responses) -> BackgroundRes
 
 
 def _keeps(params: ResponsesRequest, responses: Responses) -> ResponseClient | None:
-    """Returns the store for the response; None: it is not stored. Raises INVALID_ARGUMENT for an impossible `store`."""
+    """Returns the store for the response; None: not stored. Raises INVALID_ARGUMENT for an impossible `store`."""
     if params.store and (responses.store is None or responses.keeps is KeepResponses.NEVER):
         raise invalid_field("store", "must be false: this gateway stores no responses")
     is_wanted = responses.keeps is KeepResponses.BY_DEFAULT if params.store is None else params.store
@@ -134,7 +134,7 @@ def _keeps(params: ResponsesRequest, responses: Responses) -> ResponseClient | N
 
 
 async def _require_store(store: ResponseClient, live: LiveResponse) -> None:
-    """Raises SERVICE_UNAVAILABLE where the store is down, before the stream begins: later it could not be a status."""
+    """Raises SERVICE_UNAVAILABLE if the store is down, while that can still be an HTTP status."""
     await found_or_none(store.get(live.tenant, live.response_id))
 
 
@@ -153,13 +153,13 @@ LIST_PARAMETERS = ("limit", "order", "after")
 STREAM_PARAMETERS = ("stream", "starting_after")
 _FLAGS = {"true": True, "1": True, "false": False, "0": False}
 MAX_SEQUENCE_NUMBER = 2**53
-"""Above it, clients that only have doubles lose precision."""
+"""Maximum that clients with only doubles represent exactly."""
 
 
 async def get_response(responses: Stored, request: Request) -> Response:
     """Returns a stored or running response; one in the background also as its stream, from any event on."""
     tenant, response_id = begin_owned(request, SURFACE, "response_id")
-    # Clients send parameters that are not known here, and some twice, as lists.
+    # Clients send unknown parameters, and some twice, as lists.
     query = Query(request.scope, known=None)
     is_resumed = "starting_after" in query
     starting_after = query.count("starting_after", MAX_SEQUENCE_NUMBER, least=0) if is_resumed else FROM_THE_START

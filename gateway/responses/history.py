@@ -1,4 +1,4 @@
-"""Conversation history of a response: the chain it continues, and items referenced by id."""
+"""The history of a response: the chain that it continues, and items referenced by id."""
 
 import asyncio
 from collections.abc import Sequence
@@ -53,9 +53,9 @@ async def conversation_of(
 ) -> Conversation:
     """Returns the complete conversation that a request continues.
 
-    `max_members`: maximum number of names in all JSON that is read for it: a short request must not occupy the gateway
-    longer than a long one. Raises NOT_FOUND naming `previous_response_id`, INVALID_ARGUMENT naming a reference to an
-    item that is not stored or has too many names, and SERVICE_UNAVAILABLE.
+    `max_members`: maximum names in all JSON that is read, so that a short request does not occupy the gateway longer
+    than a long one. Raises NOT_FOUND naming `previous_response_id`, INVALID_ARGUMENT naming a reference to an item
+    that is not stored or has too many names, and SERVICE_UNAVAILABLE.
     """
     reader = _Reader(max_members)
     chain = await _chain(store, tenant, previous_id) if previous_id else []
@@ -75,7 +75,7 @@ class _Reader:
         self._members = 0
 
     async def read(self, response: StoredResponse, field: str) -> list[InputItem]:
-        """Returns its items. Raises INVALID_ARGUMENT naming `field` above the limits."""
+        """Returns the response's items. Raises INVALID_ARGUMENT naming `field` above the limits."""
         self._members += sum(map(member_count, _raw_items(response)))
         if self._members > self._max_members:
             raise invalid_field(
@@ -90,7 +90,7 @@ async def _chain(store: StoredResponses | None, tenant: str, response_id: str) -
     if store is None:
         raise _not_found("this gateway stores no responses")
     if not is_token(response_id, MAX_ID_CHARS):
-        # Not an id of this API; databases and services refuse such names in different ways.
+        # Not an id of this API. Databases and services reject such names in different ways.
         raise _not_found("no response with this id is stored")
     try:
         return await store.chain(tenant, response_id)
@@ -113,7 +113,7 @@ async def _resolved(
     known: dict[str, dict[str, InputItem]],
     reader: _Reader,
 ) -> list[InputItem]:
-    """Returns the items with resolved references; those to items that are not stored stay."""
+    """Returns the items with resolved references; references to items that are not stored remain."""
     left = MAX_REFERENCED_BYTES
     named_already: set[str] = set()
     resolved = []
@@ -141,7 +141,7 @@ async def _resolved(
             resolved.append(item)
             continue
         if item.id in named_already:
-            # Repeated references of a few bytes each could expand one long item without limit.
+            # Repeated references of a few bytes could expand one long item without limit.
             raise invalid_field(field, "names an item twice")
         named_already.add(item.id or "")
         resolved.append(named)
@@ -153,13 +153,13 @@ def _by_id(exchange: Sequence[InputItem]) -> dict[str, InputItem]:
 
 
 def exchange_of(response: StoredResponse) -> list[InputItem]:
-    """Returns input and output of a stored response that can be sent to a model again."""
+    """Returns the input and output of a stored response that can be sent to a model again."""
     items = [_as_message(item) for raw in _raw_items(response) for item in _read(raw, response.id)]
     return [item for item in items if item.kind != _REFERENCE and not _is_cut_call(item)]
 
 
 def _as_message(item: InputItem) -> InputItem:
-    """Returns the item; a text of a response in the form for pools as the message that it is."""
+    """Returns the item; converts a text item of a pool response to a message."""
     if item.kind != OUTPUT_TEXT:
         return item
     parts = [InputPart(type=OUTPUT_TEXT, text=item.text or "")]
@@ -173,7 +173,7 @@ class _Body(msgspec.Struct):
 
 
 def _raw_items(response: StoredResponse) -> tuple[bytes, bytes]:
-    """Returns its input and its output as JSON lists."""
+    """Returns the input and the output as JSON lists."""
     return response.items, bytes(msgspec.json.decode(response.body, type=_Body).output)
 
 

@@ -1,7 +1,7 @@
 """Translates input items of a response to messages of a conversation.
 
 An assistant's turn is several items: reasoning, text, function calls. They become one message, as templates and engines
-expect it, and each function's output becomes a message of the role `tool`.
+expect, and the output of each function becomes a message of the role `tool`.
 """
 
 import json
@@ -29,20 +29,20 @@ _PART_MEMBERS = {
     "image_url": "image_url",
     "input_audio": "input_audio",
 }
-"""By type of a content part: the member that has its content."""
+"""The member with the content, by type of content part."""
 _ASSISTANT_PART_MEMBERS = _PART_MEMBERS | {"refusal": "refusal"}
 MAX_CALL_NAME_CHARS = 256
 """Maximum length of a called function's name."""
 PART_TYPES = frozenset({"text", "image_url"})
-"""The types of content parts that are allowed in place of items."""
+"""Types of content parts that may replace items."""
 
 _CALL = "_call"
 _BY_MODEL = frozenset({
     "reasoning", "compaction", "compaction_summary", "context_compaction", "mcp_list_tools", "mcp_approval_request",
 })  # fmt: skip
-"""Kinds of items that models and services write, besides calls."""
+"""Kinds of items, besides calls, that models and services write."""
 _NOT_SAID = frozenset({"mcp_list_tools", "mcp_approval_request", "mcp_approval_response"})
-"""Kinds of items that mean nothing to a model without the service that wrote them."""
+"""Kinds of items that a model cannot use without the service that wrote them."""
 _RESULTS = ("output", "outputs", "results", "error")
 _NOT_ARGUMENTS = frozenset({*_RESULTS, "call_id", "name", "namespace", "result", "execution", "server_label"})
 _IMAGE_PARTS = frozenset({"input_image", "image_url"})
@@ -50,7 +50,7 @@ _MAX_SHOWN_CHARS = 64
 _REFERENCE = "item_reference"
 _LOST = "[an earlier item is missing: it is not stored]"
 _AS_TEXT = "the model got it as text or as a function call"
-# Not the encoder of answers, which refuses whole numbers beyond 64 bits.
+# Not `encode_json`, which rejects integers beyond 64 bits.
 _encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
 _ITEM_TYPES = "'message', 'function_call', 'function_call_output', 'reasoning' or 'item_reference'"
@@ -63,21 +63,21 @@ class ItemReader:
     def __init__(
         self, chat: ChatBuilder, items: Sequence[InputItem], members: Mapping[str, Member] = MappingProxyType({})
     ) -> None:
-        """`items`: all that will be added, in order; `members`: the functions of namespaces, by their flat names."""
+        """`items`: all that will be added, in order; `members`: the functions of namespaces by flat name."""
         chat.expect([_role_of(item, is_last=index == len(items) - 1) for index, item in enumerate(items)])
         self._chat = chat
         self._added = 0
         self._flat_names = {member: flat for flat, member in members.items()}
         self._answered = {item.call_id for item in items if _is_output(item.kind) and isinstance(item.call_id, str)}
-        """The calls that have a result."""
+        """Calls that have a result."""
         self._has_lost = any(item.kind == _REFERENCE for item in items)
-        """Whether items are missing that the input refers to: a result may answer one of them."""
+        """Whether the input refers to missing items, one of which a result may answer."""
         self._turn: chat_pb2.ChatMessage | None = None
         self.reasoning_unread = 0
         """Number of encrypted reasoning items, which are left out."""
 
     def add(self, item: InputItem, field: str) -> None:
-        """Add the next item. Raises INVALID_ARGUMENT naming `field` or a part of it."""
+        """Adds the next item. Raises INVALID_ARGUMENT naming `field` or a part of it."""
         self._chat.turn_to(self._added)
         self._added += 1
         if isinstance(item, OtherItem):
@@ -98,7 +98,7 @@ class ItemReader:
                 raise invalid_field(f"{field}.type", f"must be {_ITEM_TYPES}")
 
     def add_parts(self, item: InputItem, field: str) -> None:
-        """Add a user message whose content parts were given in place of items."""
+        """Adds a user message with content parts that were given in place of items."""
         self._chat.turn_to(self._added)
         self._chat.add_content(self._message("user"), item.content or (), field, self._add_part)
 
@@ -151,7 +151,7 @@ class ItemReader:
         turn.reasoning += text
 
     def _add_lost(self, field: str) -> None:
-        """Add a note for a reference to an item that is not stored."""
+        """Adds a note for a reference to an item that is not stored."""
         problem = "names no stored item"
         if not self._chat.is_earlier:
             raise invalid_field(f"{field}.id", problem)
@@ -159,7 +159,7 @@ class ItemReader:
         self._chat.warnings.append(converted(f"{field}.id", problem))
 
     def _add_other(self, item: OtherItem, field: str) -> None:
-        """Add an item of a kind that engines do not have, as another service's history has it."""
+        """Adds an item of a kind that engines do not support, from the history of another service."""
         kind, call_id = item.kind, item.call_id if isinstance(item.call_id, str) else ""
         if not self._chat.is_earlier:
             raise invalid_field(f"{field}.type", f"must be {_ITEM_TYPES}")
@@ -176,7 +176,7 @@ class ItemReader:
             self._message("user").content.add(text=text_in(_members_of(item)) or left_out_note(kind[:_MAX_SHOWN_CHARS]))
 
     def _add_other_call(self, item: OtherItem, call_id: str) -> None:
-        """Add a call of another kind of tool: as a function call if its result follows, else as text."""
+        """Adds a call of another kind of tool: a function call if its result follows, otherwise text."""
         name = item.name if isinstance(item.name, str) and item.name else item.kind.removesuffix(_CALL)
         given = item.arguments
         if given is None:
@@ -235,12 +235,12 @@ class ItemReader:
 
 
 def _members_of(item: InputItem) -> dict[str, Any]:
-    """Returns what an item holds, without what names it."""
+    """Returns the content of an item, without its id, type and status."""
     return item.model_dump(mode="json", exclude_none=True, exclude={"id", "type", "status"})
 
 
 def _arguments(given: object) -> str:
-    """Returns the arguments of an earlier call as text."""
+    """Returns the arguments of an earlier call as JSON text."""
     return given if isinstance(given, str) else _encode(given or {})
 
 
@@ -249,7 +249,7 @@ def _is_output(kind: str) -> bool:
 
 
 def _role_of(item: InputItem, *, is_last: bool) -> chat_pb2.Role.ValueType:
-    """Returns the role of an item in the conversation; that of the user for an unknown kind at the end of the input."""
+    """Returns the role of an item in the conversation; `user` for an unknown kind at the end of the input."""
     kind = item.kind
     if kind == "message":
         return ROLES.get(item.role or "", chat_pb2.ROLE_USER)

@@ -1,6 +1,6 @@
-"""Names of functions in `namespace` tools, by which clients group the tools of one MCP server. Pure.
+"""Names of functions in `namespace` tools, which clients use to group the tools of one MCP server. Pure.
 
-Engines have no namespaces: a function is offered under one flat name, and its calls get namespace and name back.
+Engines have no namespaces: a function is offered under a flat name, and its calls get namespace and name back.
 """
 
 import hashlib
@@ -27,7 +27,7 @@ class Member(NamedTuple):
 
 
 def flat_name(member: Member) -> str:
-    """Returns the name under which engines know a function: `mcp__files__read`; long names end with a digest."""
+    """Returns the name of a function for engines, such as `mcp__files__read`; long names end with a digest."""
     separator = "" if member.namespace.endswith(_SEPARATOR) else _SEPARATOR
     plain = f"{member.namespace}{separator}{member.name}"
     flat = _UNUSABLE.sub("_", plain)
@@ -40,7 +40,7 @@ def _digested(flat: str, plain: str) -> str:
 
 
 def members_by_flat_name(tools: Sequence[ResponseTool] | None) -> Mapping[str, Member]:
-    """Returns the functions of all namespaces by the names under which they are offered; no two have the same."""
+    """Returns the functions of all namespaces by the unique names under which they are offered."""
     taken = {tool.name for tool in tools or () if tool.type == FUNCTION}
     found: dict[str, Member] = {}
     for tool in tools or ():

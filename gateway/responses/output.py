@@ -28,12 +28,12 @@ def new_response_id() -> str:
 
 
 def background_response_id(task_id: str) -> str:
-    """Returns the response id of a task."""
+    """Returns the id of a task's response."""
     return _RESPONSE + task_id.removeprefix(f"{TASK_PREFIX}-")
 
 
 def task_of(response_id: str) -> str | None:
-    """Returns the task of a background response; None: not such an id."""
+    """Returns the task of a background response; None: the id is of another form."""
     found = _BACKGROUND.fullmatch(response_id)
     return None if found is None else f"{TASK_PREFIX}-{found.group(1)}"
 
@@ -54,7 +54,7 @@ def input_item_id(response_id: str, kind: str, index: int) -> str:
 
 
 def response_of(item_id: str) -> str | None:
-    """Returns the response id of an item; None for a foreign item."""
+    """Returns the response id of an item; None: a foreign item."""
     found = _ITEM.fullmatch(item_id)
     return None if found is None else _RESPONSE + found.group(1)
 
@@ -80,7 +80,7 @@ class Part:
     pieces: list[str] = field(default_factory=list)
     logprobs: Logprobs = field(default_factory=list)
     head: bytes = b""
-    """The first bytes of each of its events, for the sink."""
+    """First bytes of each of its events, for the sink."""
 
     @property
     def text(self) -> str:
@@ -88,7 +88,7 @@ class Part:
         return "".join(self.pieces)
 
     def json(self, *, empty: bool = False) -> dict[str, object]:
-        """Returns JSON values; `empty`: without content, as it began."""
+        """Returns JSON values; `empty`: without content, as at its beginning."""
         text = "" if empty else self.text
         if self.kind == OUTPUT_TEXT:
             logprobs = [] if empty else self.logprobs
@@ -118,17 +118,17 @@ class Item:
 
     @property
     def is_text(self) -> bool:
-        """Whether it is a message of one text, and of no refusal."""
+        """Whether it is a message with one text and no refusal."""
         return self.kind == "message" and [part.kind for part in self.parts] == [OUTPUT_TEXT]
 
     def text_json(self, status: str) -> dict[str, object]:
-        """Returns JSON values of its only text, without the message around it."""
+        """Returns its only text as JSON values, without the message around it."""
         (part,) = self.parts
         logprobs = {"logprobs": part.logprobs} if part.logprobs else {}
         return {"type": OUTPUT_TEXT, "id": self.id, "status": status, "text": part.text, **logprobs}
 
     def json(self, *, empty: bool = False, status: str = "") -> dict[str, object]:
-        """Returns JSON values; `empty`: without content, as it began; `status` replaces its own."""
+        """Returns JSON values; `empty`: without content, as at its beginning; `status` replaces its own."""
         shown_status = status or self.status
         if self.kind == "function_call":
             return {
@@ -179,34 +179,33 @@ class OutputSink:
 class OutputItems:
     """The items of one response.
 
-    Consecutive deltas of one kind are one item. Function calls may be interleaved, so they stay open until the end.
+    Consecutive deltas of the same kind form one item. Function calls may interleave, so they stay open until the end.
     """
 
     def __init__(
         self, response_id: str, *, logprobs: bool, members: Mapping[str, Member] = MappingProxyType({})
     ) -> None:
-        """`members`: the functions of namespaces, by the names under which the model knows them."""
+        """`members`: the functions of namespaces by the names that the model knows."""
         self._members = members
         self.sink = OutputSink()
-        """Receives each step."""
         self._response_id = response_id
         self._wants_logprobs = logprobs
         self.begin_again()
 
     def begin_again(self) -> None:
-        """Discard all output: another attempt begins."""
+        """Discards all output for another attempt."""
         self.items: list[Item] = []
         self._open: Item | None = None
         self._latest: Item | None = None
         self._calls: dict[int, Item] = {}
         self._call_ids: set[str] = set()
         self._loose: Logprobs = []
-        """Log probabilities of tokens without text yet: parts of a character."""
+        """Log probabilities of tokens that are only part of a character."""
         self.finish_reason = 0
-        """A FinishReason; 0 until there is one."""
+        """A FinishReason; 0: none yet."""
 
     def add(self, delta: event_pb2.Delta) -> None:
-        """Add a delta."""
+        """Adds a delta."""
         logprobs = logprobs_json(delta.logprobs, unknown_bytes=[]) if self._wants_logprobs and delta.logprobs else None
         if delta.reasoning:
             self._add_text(REASONING_TEXT, delta.reasoning, [])
@@ -225,15 +224,15 @@ class OutputItems:
             self.finish_reason = delta.finish_reason
 
     def incomplete_reason(self) -> str | None:
-        """Returns why the finished answer is incomplete; None: it is complete."""
+        """Returns why the finished answer is incomplete; None: complete."""
         return _INCOMPLETE.get(self.finish_reason)
 
     def close(self) -> None:
-        """Complete all open items; an answer without any gets an empty message."""
+        """Completes all open items; an answer without items gets an empty message."""
         is_text = self._open is not None and self._open.parts[-1].kind == OUTPUT_TEXT
         if not self.items or (is_text and self._loose):
             self._add_text(OUTPUT_TEXT, "", self._loose)
-        # The item that grew last is the one that was cut off.
+        # If the answer was cut off, the item that grew last is incomplete.
         cut = self._latest if self.incomplete_reason() else None
         if self._open is not None:
             self._end_open("incomplete" if self._open is cut else "completed")
@@ -304,7 +303,7 @@ class OutputItems:
             self.sink.arguments_added(item, call.arguments_text)
 
     def _fresh_call_id(self, given: str) -> str:
-        """Returns a unique call id: an engine may number calls per answer, and clients identify calls by it."""
+        """Returns a unique call id. Engines may number calls per answer, but clients identify calls by id."""
         is_usable = 0 < len(given) <= MAX_TOOL_CALL_ID_CHARS and given not in self._call_ids
         # Not random: repeated rendering must give the same answer.
         fresh = given if is_usable else call_id(self._response_id, len(self.items))

@@ -34,9 +34,9 @@ _INCLUDES = frozenset({
     "web_search_call.action.sources", "message.input_image.image_url", "computer_call_output.output.image_url",
     "code_interpreter_call.outputs",
 })  # fmt: skip
-# Fields about OpenAI's own service that clients send by default: not used, without a warning.
+# Fields about OpenAI's own service that clients send by default. They are not used, without a warning.
 _NOT_USED = frozenset({"client_metadata", "access_programs", "image"})
-# Fields that are not supported and would have changed the answer: each gives a warning.
+# Unsupported fields that would have changed the answer. Each causes a warning.
 _NOT_OFFERED = ("max_tool_calls", "context_management", "moderation")
 
 
@@ -47,16 +47,13 @@ class Conversation:
     items: Sequence[InputItem]
     """The request's own items."""
     earlier: Sequence[InputItem] = ()
-    """Input and output of the responses that it continues, the oldest first."""
+    """Input and output of the responses that it continues, oldest first."""
 
 
 def to_response_request(
     request: ResponsesRequest, conversation: Conversation, media: RequestMedia, limits: RequestLimits
 ) -> ChatTranslation:
-    """Returns the payload.
-
-    Raises INVALID_ARGUMENT naming the wrong field.
-    """
+    """Returns the payload. Raises INVALID_ARGUMENT naming the wrong field."""
     require_stream_options_fit(request)
     _require_offered(request, limits)
     chat = ChatBuilder(limits, media)
@@ -78,17 +75,17 @@ def to_response_request(
 
 
 def wants_logprobs(request: ResponsesRequest) -> bool:
-    """Whether log probabilities come with the text."""
+    """Whether the text has log probabilities."""
     return bool(request.top_logprobs) or LOGPROBS in (request.include or ())
 
 
 def envelope_of(request: ResponsesRequest, default: ResponseEnvelope) -> ResponseEnvelope:
-    """Returns the form of the response: the request's, else the gateway's."""
+    """Returns the form of the response: the request's, otherwise the gateway's."""
     return default if request.envelope is None else ResponseEnvelope(request.envelope)
 
 
 def asks_for_metrics(request: ResponsesRequest) -> bool:
-    """Whether the answer has `output_text` and `metrics` in either form: where the request has an extension's field."""
+    """Whether the answer has `output_text` and `metrics` in either form: if the request uses an extension's field."""
     params = request.messages, request.decoding, request.thinking, request.source_lang_code, request.target_lang_code
     return (
         any(value is not None for value in params)
@@ -98,12 +95,12 @@ def asks_for_metrics(request: ResponsesRequest) -> bool:
 
 
 def is_parts(items: Sequence[InputItem]) -> bool:
-    """Whether content parts of one message stand in place of items."""
+    """Whether content parts of one message replace the items."""
     return bool(items) and items[0].type in PART_TYPES
 
 
 def own_items(request: ResponsesRequest) -> list[InputItem]:
-    """Returns the request's input as items, in any of its forms. Raises INVALID_ARGUMENT for none or two inputs."""
+    """Returns the request's input as items, from any of its forms. Raises INVALID_ARGUMENT for none or two inputs."""
     if (request.input is None) == (request.messages is None):
         raise invalid_field("input", "is required" if request.input is None else "must not stand beside 'messages'")
     if request.messages is not None:
@@ -202,7 +199,7 @@ def _unused(request: ResponsesRequest) -> list[warning_pb2.Warning]:
 
 
 _UNKNOWN_SOURCES = frozenset({None, "auto", "mixed"})
-# A translation template needs one source language; the text added below says that it may be another.
+# Translation templates need one source language; the text added below says that it may be another.
 _FALLBACK_SOURCE = "en"
 _FALLBACK_FOR_ENGLISH = "fr"
 _DETECT = (
@@ -224,7 +221,7 @@ def require_pool_messages(messages: list[PoolMessage]) -> None:
 
 
 def fill_decoding(target: sampling_pb2.SamplingParams, decoding: Decoding, limits: RequestLimits) -> None:
-    """Add the options of `decoding`. Raises INVALID_ARGUMENT where they contradict other fields of the request."""
+    """Adds the options of `decoding`. Raises INVALID_ARGUMENT if they contradict other fields of the request."""
     for name, known_as in _NAMES.items():
         value = getattr(decoding, name)
         if value is None:
@@ -239,7 +236,7 @@ def fill_decoding(target: sampling_pb2.SamplingParams, decoding: Decoding, limit
 
 
 def languages_of(request: ResponsesRequest) -> dict[str, object]:
-    """Returns the template's arguments for a translation; none where none is requested."""
+    """Returns the template arguments of a translation; empty: none is requested."""
     target = request.target_lang_code
     if target is None:
         if request.source_lang_code is not None:
@@ -253,7 +250,7 @@ def languages_of(request: ResponsesRequest) -> dict[str, object]:
 
 
 def fill_languages(payload: chat_pb2.ChatPayload, request: ResponsesRequest) -> None:
-    """Add to the last message that its language is to be detected, where the request does not state it."""
+    """Asks in the last message to detect its language, if the request does not state it."""
     if request.target_lang_code is None or request.source_lang_code not in _UNKNOWN_SOURCES:
         return
     for part in payload.messages[-1].content:
@@ -272,7 +269,7 @@ _MAX_SHOWN_CHARS = 64
 
 
 def _add_tools(chat: ChatBuilder, tools: Sequence[ResponseTool] | None, limits: RequestLimits) -> None:
-    """Add the functions, those of namespaces too, and a warning for each other tool: it is not offered to the model."""
+    """Adds the functions, including those of namespaces; adds a warning for each other tool, which is not offered."""
     flat_names = {member: flat for flat, member in members_by_flat_name(tools).items()}
     count = 0
     for field, tool in entries(tools, "tools", limits.max_tools):
@@ -324,7 +321,7 @@ def _choose_allowed(chat: ChatBuilder, choice: ResponsesToolChoiceObject, tools:
 def _offered_name(
     chosen: ToolReference | ResponsesToolChoiceObject, tools: Sequence[ResponseTool] | None
 ) -> str | None:
-    """Returns the name under which a tool is offered that a choice names."""
+    """Returns the offered name of the tool that a choice names."""
     if chosen.namespace is None or chosen.name is None:
         return chosen.name
     wanted = Member(chosen.namespace, chosen.name)

@@ -1,4 +1,4 @@
-"""Replay of a background response: from a task's events to the response's events and current state. Pure."""
+"""Replay of a background response: converts a task's events to the response's events and state. Pure."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,8 +19,8 @@ from weft.kernel.reasons import Reason
 from weft.kernel.timestamps import datetime_of, optional_datetime
 
 ATTEMPT_STEP = 1_000_000
-"""Distance between the first sequence numbers of two attempts. An answer with more events can be resumed only until an
-attempt is lost."""
+"""Distance between the first sequence numbers of two attempts. A longer answer can be resumed only until an attempt is
+lost."""
 _OPENING_EVENTS = 2
 _ASK_AGAIN = "repeat the request without starting_after"
 
@@ -41,7 +41,7 @@ def has_content_until(number: int) -> bool:
 
 
 def require_resumable(task: task_pb2.Task, starting_after: int) -> None:
-    """Raises INVALID_ARGUMENT for events of a lost attempt, or that were never sent."""
+    """Raises INVALID_ARGUMENT for events of a lost attempt, and for events that were never sent."""
     current = task.attempt + 1 if task.state == task_pb2.TASK_STATE_PENDING else task.attempt
     params = attempt_of_number(starting_after)
     if params > max(1, current):
@@ -65,13 +65,13 @@ class BackgroundRequest:
     warnings: Sequence[warning_pb2.Warning] = ()
     """The gateway's warnings."""
     envelope: ResponseEnvelope = ResponseEnvelope.OPENAI
-    """The form of the response where the request names none."""
+    """The form of the response if the request names none."""
 
 
 def task_document(
     params: ResponsesRequest, task: task_pb2.Task, clock: Clock, *, is_stored: bool, envelope: ResponseEnvelope
 ) -> ResponseDocument:
-    """Returns the response of a task, whose times are the task's; `envelope`: its form where `params` name none."""
+    """Returns the response of a task, with the task's times; `envelope`: its form if `params` name none."""
     response_id = background_response_id(task.id)
     created_at = datetime_of(task.create_time)
     return ResponseDocument(
@@ -107,19 +107,19 @@ class BackgroundStream(ResponsesStream):
         return self._event(b"response.created", response) + self._event(b"response.queued", response)
 
     def begin(self) -> bytes:
-        """Encode the beginning of the attempt."""
+        """Encodes the beginning of the attempt."""
         self._sequence = self._first_number
         return self._event(b"response.in_progress", self.snapshot())
 
     def add(self, event: event_pb2.InferenceEvent) -> bytes:
-        """Encode an event of the answer, except its last."""
+        """Encodes an event of the answer, except its last."""
         data = self.encode([event])
         if self._warnings and event.HasField("started"):
             data += self.encode(self._warnings)
         return data
 
     def complete(self, last: event_pb2.InferenceEvent | None, ended_at: datetime | None) -> bytes:
-        """Encode the end of a completed task; `last`: its last event. An invalid answer ends as a failure."""
+        """Encodes the end of a completed task; `last`: its last event. An invalid answer ends as a failure."""
         self.document.ended_at = ended_at
         try:
             data = b"" if last is None else self.encode([last])
@@ -128,7 +128,7 @@ class BackgroundStream(ResponsesStream):
         return data if self.is_done else self.failure(WeftError(Reason.INTERNAL, "the stored answer has no end"))
 
     def fail(self, error: WeftError, number: int) -> bytes:
-        """Encode the failure or cancellation of the task. `number`: sequence number of its first event."""
+        """Encodes the failure or cancellation of the task. `number`: sequence number of its first event."""
         self._sequence = number
         return self.failure(error)
 
@@ -140,11 +140,11 @@ _STATUSES = {
     task_pb2.TASK_STATE_FAILED: FAILED,
     task_pb2.TASK_STATE_CANCELLED: CANCELLED,
 }
-"""Statuses of responses that are not concluded: a completed task without a valid answer counts as failed."""
+"""Statuses of responses that are not concluded. A completed task without a valid answer counts as failed."""
 
 
 def events_after(data: bytes, first: int, starting_after: int) -> bytes:
-    """Returns the encoded events after a sequence number; `first` is the number of the first one."""
+    """Returns the encoded events after a sequence number; `first`: the number of the first one."""
     if first > starting_after:
         return data
     number, kept = first, []
@@ -160,7 +160,7 @@ FROM_THE_START = -1
 
 
 class Replay:
-    """Consumes a task's watch from its first event; produces the response's events after a sequence number."""
+    """Consumes a task's watch from its first event; returns the response's events after a sequence number."""
 
     def __init__(
         self, request: BackgroundRequest, task: task_pb2.Task, clock: Clock, *, starting_after: int = FROM_THE_START
@@ -191,7 +191,7 @@ class Replay:
         return self._given(0, self._stream.opening())
 
     def take(self, event: task_service_pb2.WatchTaskResponse) -> bytes:
-        """Returns the new events. Raises WORKER_LOST where an attempt was lost whose content was sent."""
+        """Returns the new events. Raises WORKER_LOST if an attempt was lost after its content was sent."""
         if event.HasField("piece"):
             return self._reach(event.piece.attempt) + self._take_piece(event.piece)
         task = self.task = event.task
@@ -205,9 +205,9 @@ class Replay:
         return data
 
     def end(self) -> bytes:
-        """Returns the last events, once all stored output has been consumed; empty where they were already produced.
+        """Returns the last events once all stored output has been consumed; empty if they have been returned.
 
-        Empty as well where a part of a complete answer is missing: it was deleted while it was read.
+        Also empty if a part of a complete answer is missing because it was deleted while being read.
         """
         if self.is_done or not is_terminal(self.task):
             return b""
@@ -219,7 +219,7 @@ class Replay:
         if task.state == task_pb2.TASK_STATE_COMPLETED:
             return self._given(first, stream.complete(self._last, optional_datetime(task, "end_time")))
         if self._after > first + 1:
-            # The store has fewer events than the caller: send the end.
+            # The store has fewer events than the caller, so send the end.
             first = self._after + 1
         return self._given(first, stream.fail(_failure(task), first))
 
@@ -236,7 +236,7 @@ class Replay:
         return self._given(first_number(attempt), self._stream.begin())
 
     def _require_not_anew(self, attempt: int) -> None:
-        """Raises WORKER_LOST where another attempt begins after content was sent."""
+        """Raises WORKER_LOST if another attempt begins after content was sent."""
         is_of_another = attempt_of_number(max(0, self._after)) < attempt
         if (self._is_begun and self._stream.has_sent) or (is_of_another and has_content_until(self._after)):
             raise restarted_answer()
@@ -247,7 +247,7 @@ class Replay:
         data = []
         for event in piece.output.events:
             if event.HasField("finished"):
-                # Only once the task has ended: until then the attempt may be lost, and its times are unknown.
+                # Kept until the task has ended: before that the attempt may be lost, and its times are unknown.
                 self._last = event
             else:
                 first = self._stream.next_number

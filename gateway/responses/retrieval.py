@@ -59,7 +59,7 @@ class Responses:
         return self._require_background(response_id).follow(found, position, starting_after=starting_after)
 
     async def delete(self, tenant: str, response_id: str) -> None:
-        """Delete it. Raises RESOURCE_IN_USE for one that is running."""
+        """Deletes it. Raises RESOURCE_IN_USE if it is running."""
         if self.running.find(tenant, response_id) is not None:
             raise WeftError(Reason.RESOURCE_IN_USE, f"response {response_id} is being streamed; cancel it first")
         had_task = await found_or_none(self._delete_task(tenant, response_id))
@@ -73,7 +73,7 @@ class Responses:
                 raise
 
     async def cancel(self, tenant: str, response_id: str) -> bytes:
-        """Cancel it; returns it as JSON. Raises INVALID_ARGUMENT for one that has ended."""
+        """Cancels it; returns it as JSON. Raises INVALID_ARGUMENT if it has ended."""
         match await self._find(tenant, response_id):
             case BackgroundResponse() as found:
                 return await self._require_background(response_id).cancel(found)

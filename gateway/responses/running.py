@@ -1,4 +1,4 @@
-"""Live responses: snapshots of streamed ones, their cancellation, and storing them at their end."""
+"""Live responses: snapshots and cancellation of streamed ones, and storage at their end."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Generator
@@ -21,9 +21,9 @@ log = get_logger("weft.gateway")
 
 
 class LiveResponse:
-    """A response that is being generated: other requests may retrieve and cancel it, and it is stored at its end.
+    """A response being generated, as a layer around its generation.
 
-    It is a layer around its generation.
+    Other requests may retrieve and cancel it, and it is stored at its end.
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class LiveResponse:
     ) -> None:
         """`store`: None: it is not stored. `running`: None: it cannot be retrieved before its end.
 
-        `items`: its own input, a JSON list of items; `previous_id`: the response it continues, empty: none.
+        `items`: its input as a JSON list; `previous_id`: the response that it continues; empty: none.
         """
         self.tenant = tenant
         self.response_id = partial.document.response_id
@@ -64,11 +64,11 @@ class LiveResponse:
 
     @property
     def items(self) -> bytes | None:
-        """Its input, a JSON list of items; None where it is not stored."""
+        """Its input as a JSON list; None: it is not stored."""
         return None if self._store is None else self._items
 
     async def cancel(self) -> bytes:
-        """Cancel the response, also while its runner is awaited; returns it as JSON, as stored."""
+        """Cancels the response, even while it waits for a runner; returns it as JSON, as stored."""
         self._ended_by = WeftError(Reason.CANCELLED, "the response was cancelled")
         self._block.interrupt(self._ended_by)
         try:
@@ -78,7 +78,7 @@ class LiveResponse:
             self._settled.set()
 
     async def __call__(self, call: Call[Frame], /, proceed: Proceed[Frame]) -> AsyncGenerator[Frame]:
-        """Yields the frames; the response is stored before the last. Raises CANCELLED where it was cancelled."""
+        """Yields the frames; the response is stored before the last. Raises CANCELLED if it was cancelled."""
         with ExitStack() as stack:
             if self._running is not None:
                 stack.enter_context(self._running.joined(self))
@@ -91,7 +91,7 @@ class LiveResponse:
                         if len(frame) > 1:
                             yield frame[:-1]
                         await self._conclude(frame[-1].finished.receipt)
-                        # A slow reader of the last events must not block deletion of the stored response.
+                        # A slow reader of the last events must not prevent deletion of the stored response.
                         stack.close()
                         yield frame[-1:]
             except WeftError as error:
@@ -118,7 +118,7 @@ class LiveResponse:
             raise self._ended_by
 
     async def _save(self, body: bytes) -> None:
-        """Store the response, if it is to be stored; a failure is recorded in it."""
+        """Stores the response, if it has a store; records a failure in it."""
         if self._store is None:
             return
         document = self._partial.document
@@ -150,14 +150,14 @@ class RunningResponses:
         return found if found is not None and found.tenant == tenant else None
 
     def require_room(self) -> None:
-        """Raises RATE_LIMIT_EXCEEDED where the maximum number is running."""
+        """Raises RATE_LIMIT_EXCEEDED if the maximum number is running."""
         if len(self._running) >= self._max_running:
             message = f"more than {self._max_running} responses are being streamed (max_running_responses)"
             raise WeftError(Reason.RATE_LIMIT_EXCEEDED, message)
 
     @contextmanager
     def joined(self, running: LiveResponse) -> Generator[None]:
-        """Register `running` while the block runs. Raises RATE_LIMIT_EXCEEDED above the maximum."""
+        """Registers `running` while the block runs. Raises RATE_LIMIT_EXCEEDED above the maximum."""
         self.require_room()
         self._running[running.response_id] = running
         try:

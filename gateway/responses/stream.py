@@ -1,10 +1,9 @@
-"""Streamed and unary responses. Events are assembled by hand: this runs once per token of every stream.
+"""Streamed and unary responses. Events are assembled by hand, because this runs once per token.
 
-response.created, response.in_progress, then per item: output_item.added, its parts and deltas, output_item.done; in the
-end response.completed or response.incomplete, or response.failed and an `error` event after it. Every event has its
-name twice (as the SSE event and as `type`) and the next sequence number.
-
-`response.created` may be sent before the answer begins: the response is still empty when another runner takes over.
+A stream is response.created, response.in_progress; per item output_item.added, parts and deltas, output_item.done; then
+response.completed or response.incomplete, or else response.failed and an `error` event. Every event has its name twice
+(as the SSE event and as `type`) and the next sequence number. `response.created` may be sent before the answer begins,
+because the response is still empty when another runner takes over.
 """
 
 import msgspec
@@ -41,20 +40,20 @@ class PartialResponse(AnswerState):
     """The response so far."""
 
     def snapshot(self, status: str = IN_PROGRESS) -> bytes:
-        """Returns the current response as JSON; the final one once it is concluded."""
+        """Returns the current response as JSON, the final one once it is concluded."""
         document = self.document
         document.model, document.usage = self._model, self.usage
         return document.render(status)
 
     def conclude(self, receipt: receipt_pb2.Receipt) -> bytes:
-        """Conclude the response; returns it as JSON. Raises BACKEND_PROTOCOL_ERROR for an invalid end."""
+        """Concludes the response; returns it as JSON. Raises BACKEND_PROTOCOL_ERROR for an invalid end."""
         self._end(receipt)
         self.document.conclude(receipt)
         return self.snapshot()
 
 
 class ResponsesStream(PartialResponse, StreamEncoder, OutputSink):
-    """Encodes one streamed response; the sink of its own output items."""
+    """Encodes one streamed response. It is the sink of its own output items."""
 
     def __init__(self, document: ResponseDocument, *, include_events: bool = False) -> None:
         super().__init__(_identity(document), choice_count=1, include_events=include_events)
@@ -66,7 +65,7 @@ class ResponsesStream(PartialResponse, StreamEncoder, OutputSink):
 
     @override
     def encode(self, frame: list[event_pb2.InferenceEvent]) -> bytes:
-        """The first bytes are the opening events of every response."""
+        """Begins with the opening events of every response."""
         if self._is_opened:
             return super().encode(frame)
         for event in frame:
@@ -82,12 +81,12 @@ class ResponsesStream(PartialResponse, StreamEncoder, OutputSink):
 
     @override
     def failure(self, error: WeftError, request_id: str = "") -> bytes:
-        """The `error` event comes last: clients that stop at it have the complete response."""
+        """Sends the `error` event last, so that clients that stop at it have the complete response."""
         opening = b"" if self._is_opened else self._first_events()
         is_cancelled = error.reason is Reason.CANCELLED
         if not is_cancelled:
             self.document.error = error
-            # A task stores its response, also where it failed.
+            # A task stores its response even if it failed.
             self.document.is_stored = self.document.is_of_task and self.document.is_stored
         failed = self._event(b"response.failed", self.snapshot(CANCELLED if is_cancelled else FAILED))
         return opening + failed + error_event(error, request_id, self._next())
@@ -206,11 +205,11 @@ class ResponsesStream(PartialResponse, StreamEncoder, OutputSink):
 
 
 def error_event(error: WeftError, request_id: str, number: int) -> bytes:
-    """Returns the `error` event, for which clients raise."""
+    """Returns the `error` event, which clients raise."""
     fields: dict[str, object] = msgspec.json.decode(envelope(error, request_id))
     told = fields["error"]
     assert isinstance(told, dict)
-    # The Python client raises for a member `error`, and ignores the others.
+    # The Python client raises for a member `error`, and ignores other members.
     own = {"code": told["code"], "message": told["message"], "param": told["param"]}
     members = encode_json({"type": "error", "sequence_number": number} | own | fields)
     return b"event: error\ndata: " + members + b"\n\n"
@@ -228,7 +227,7 @@ def _delta_head(name: bytes, item: Item, place: bytes) -> bytes:
 
 
 class ResponsesAnswer(PartialResponse, AnswerBuilder):
-    """Builds one unary response."""
+    """Builds a unary response."""
 
     def __init__(self, document: ResponseDocument) -> None:
         super().__init__(_identity(document), choice_count=1)
