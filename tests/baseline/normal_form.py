@@ -22,7 +22,8 @@ TEXT_RULES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
         (r"\b(127\.0\.0\.1|localhost|\[::1\]):\d{4,5}\b", r"\1:<port>"),
         (r"\b(pid|PID|Process:|Process id:)([ =]+)\d+", r"\1\2<pid>"),
         (r"\b(Prefix \w+ tokens: +)\d+", r"\1<number>"),
-        (r"(?<=expires=)\d+|(?<=signature=)[\w-]+", "<signature>"),
+        # A short host name may occur in a signature.
+        (r"(?<=expires=)\d+|(?<=signature=)(?:[\w-]|<host>)+", "<signature>"),
         (r"\bcgroup /\S+", "cgroup <path>"),
         (r"\b\d+(?:\.\d+)? tokens/s\b", "<speed> tokens/s"),
         (r"(router-<host>-)[0-9a-f]{6}\b", r"\1<start>"),

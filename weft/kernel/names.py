@@ -3,6 +3,7 @@
 import os
 import re
 import secrets
+import unicodedata
 from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 from hashlib import sha256
@@ -63,9 +64,12 @@ def is_model_name(text: str) -> bool:
 def ascii_name(text: str) -> str:
     """Returns a model name with non-ASCII parts in Punycode, as in host names; other texts unchanged.
 
-    Servers and callers may use any letters, and different names stay different.
+    Servers and callers may use any letters, and different names stay different. A text with control characters,
+    invisible ones or changes of direction is no name in any script, and stays unchanged.
     """
     if text.isascii() or len(text) > MAX_NAME_CHARS:
+        return text
+    if not all(char.isascii() or unicodedata.category(char)[0] in "LMN" for char in text):
         return text
     parts = text.split("/")
     return "/".join(part if part.isascii() else f"xn--{part.encode('punycode').decode()}" for part in parts)

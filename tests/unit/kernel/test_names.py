@@ -3,7 +3,7 @@
 import pytest
 
 from weft.kernel.errors import FieldError
-from weft.kernel.names import MAX_NAME_CHARS, is_token, new_process_id, process_name, require_name
+from weft.kernel.names import MAX_NAME_CHARS, ascii_name, is_token, new_process_id, process_name, require_name
 
 
 @pytest.mark.parametrize("name", ["qwen3", "Qwen2.5-7B", "smollm2-135m:q4_1", "a", "a" * MAX_NAME_CHARS])
@@ -45,3 +45,14 @@ def test_start_id_contains_as_much_of_its_process_name_as_fits(name: str) -> Non
     assert first != second
     assert len(first) <= MAX_NAME_CHARS
     assert process_name(first) == process_name(second) == name[: MAX_NAME_CHARS - 25]
+
+
+def test_letters_of_other_scripts_become_distinct_ascii_names() -> None:
+    names = [ascii_name(text) for text in ("über/模型", "uber/模型", "ｍ1", "m1", "m٠1")]  # noqa: RUF001
+    assert all(name.isascii() for name in names)
+    assert len(set(names)) == len(names)
+
+
+@pytest.mark.parametrize("text", ["m1\x9b2J", "m\u200b1", "m\u202e1", "m\u20031", "m\ue0001"])
+def test_invisible_characters_are_not_encoded_as_letters(text: str) -> None:
+    assert ascii_name(text) == text
